@@ -1,0 +1,36 @@
+//! What local and remote parties may do with registered memory and with a queue pair.
+
+bitflags::bitflags! {
+    /// Access rights of a memory region, a memory window or a queue pair. The bits are those of `ibv_access_flags`.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+    pub struct AccessFlags: u32 {
+        /// This host's own receives and READ responses may be written there.
+        const LOCAL_WRITE = 1;
+        /// A peer's WRITE requests may change it. Needs [`AccessFlags::LOCAL_WRITE`] on a region.
+        const REMOTE_WRITE = 1 << 1;
+        /// A peer's READ requests may fetch it.
+        const REMOTE_READ = 1 << 2;
+        /// A peer's atomics may change it. Needs [`AccessFlags::LOCAL_WRITE`] on a region.
+        const REMOTE_ATOMIC = 1 << 3;
+        /// Memory windows may be bound to it.
+        const MEMORY_WINDOW_BIND = 1 << 4;
+        /// Addresses in requests count from the region's start instead of being virtual addresses.
+        const ZERO_BASED = 1 << 5;
+        /// Pages are looked up when they are accessed, not when the region is registered.
+        const ON_DEMAND = 1 << 6;
+        /// The memory is backed by huge pages.
+        const HUGETLB = 1 << 7;
+        /// A peer may flush it to global visibility.
+        const FLUSH_GLOBAL = 1 << 8;
+        /// A peer may flush it to persistence.
+        const FLUSH_PERSISTENT = 1 << 9;
+        /// A hint that the order of writes does not matter; ignored by the software transport.
+        const RELAXED_ORDERING = 1 << 20;
+    }
+}
+
+impl AccessFlags {
+    /// The rights that let a peer in.
+    pub const REMOTE: AccessFlags =
+        AccessFlags::REMOTE_WRITE.union(AccessFlags::REMOTE_READ).union(AccessFlags::REMOTE_ATOMIC);
+}

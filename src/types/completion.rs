@@ -1,0 +1,168 @@
+//! Work completions as plain records.
+
+use super::Qpn;
+
+/// How a work request ended. The numbers are those of `ibv_wc_status`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[repr(u32)]
+#[non_exhaustive]
+pub enum CompletionStatus {
+    /// Done.
+    #[default]
+    Success = 0,
+    /// A receive was too small for the message, or a request longer than allowed.
+    LocalLengthError = 1,
+    /// The local queue pair could not execute the request.
+    LocalQueuePairOperationError = 2,
+    /// A scatter-gather entry's key, bounds or rights were wrong when the memory was accessed.
+    LocalProtectionError = 4,
+    /// The queue pair was in or went to the error state before the request was executed.
+    WorkRequestFlushedError = 5,
+    /// Binding a memory window failed.
+    MemoryWindowBindError = 6,
+    /// The peer answered with something that the protocol does not allow.
+    BadResponseError = 7,
+    /// A protection error while writing an arriving immediate message's memory.
+    LocalAccessError = 8,
+    /// The peer refused the request as invalid.
+    RemoteInvalidRequestError = 9,
+    /// The peer refused the key, the bounds or the right.
+    RemoteAccessError = 10,
+    /// The peer could not execute the request.
+    RemoteOperationError = 11,
+    /// No answer after all tries that `timeout` and `retry_cnt` allow.
+    RetryExceededError = 12,
+    /// The peer had no receive posted after all tries that `rnr_retry` allows.
+    ReceiverNotReadyRetryExceededError = 13,
+    /// The peer closed the connection.
+    RemoteAbortedError = 16,
+    /// The device failed.
+    FatalError = 19,
+    /// Anything else.
+    GeneralError = 21,
+}
+
+impl CompletionStatus {
+    /// Whether it is [`CompletionStatus::Success`].
+    pub const fn is_success(self) -> bool {
+        matches!(self, Self::Success)
+    }
+}
+
+/// What was completed. The numbers are those of `ibv_wc_opcode`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[repr(u32)]
+#[non_exhaustive]
+pub enum CompletionOpcode {
+    /// A SEND of any kind.
+    #[default]
+    Send = 0,
+    /// A WRITE, with or without immediate data.
+    RdmaWrite = 1,
+    /// A READ.
+    RdmaRead = 2,
+    /// A compare-and-swap.
+    CompareAndSwap = 3,
+    /// A fetch-and-add.
+    FetchAndAdd = 4,
+    /// A bind of a memory window.
+    BindMemoryWindow = 5,
+    /// An invalidation of a local key.
+    LocalInvalidate = 6,
+    /// A message received.
+    Receive = 128,
+    /// A WRITE with immediate data received.
+    ReceiveRdmaWithImmediate = 129,
+}
+
+bitflags::bitflags! {
+    /// What else a completion carries. The bits are those of `ibv_wc_flags`.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+    pub struct CompletionFlags: u32 {
+        /// The first 40 bytes of the receive are the global route header.
+        const GLOBAL_ROUTE_HEADER = 1;
+        /// `immediate_or_key` is immediate data.
+        const WITH_IMMEDIATE = 2;
+        /// `immediate_or_key` is the key that the sender invalidated.
+        const WITH_INVALIDATE = 8;
+    }
+}
+
+/// Why a request failed, in more detail than the standard's status has.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[repr(u8)]
+#[non_exhaustive]
+pub enum Cause {
+    /// It did not fail.
+    #[default]
+    None,
+    /// The queue pair was already in the error state.
+    QueuePairInError,
+    /// An earlier request failed and took this one with it.
+    EarlierFailure,
+    /// No answer came in time.
+    NoAnswer,
+    /// The peer kept saying that packets before this one are missing.
+    SequenceErrorsExceeded,
+    /// The peer kept saying that it has no receive posted.
+    ReceiverNotReady,
+    /// The peer said: invalid request.
+    RefusedInvalid,
+    /// The peer said: access error.
+    RefusedAccess,
+    /// The peer said: operational error.
+    RefusedOperational,
+    /// The local key names no region.
+    LocalKeyUnknown,
+    /// The local key belongs to another protection domain.
+    LocalKeyWrongDomain,
+    /// A scatter-gather entry reaches beyond its region.
+    LocalOutOfBounds,
+    /// The region may not be written.
+    LocalNotWritable,
+    /// The memory behind the region is gone (unmapped, or the file shrank).
+    LocalMemoryFault,
+    /// The message was longer than the posted receive.
+    ReceiveTooSmall,
+    /// The peer's request broke the protocol; see the queue pair's counters.
+    PeerViolation,
+    /// The peer's answer broke the protocol.
+    BadResponse,
+    /// The key that the peer wanted to invalidate cannot be.
+    InvalidateRefused,
+    /// The peer asked for what the queue pair or the region does not allow.
+    PeerAccessRefused,
+    /// The completion queue overflowed.
+    CompletionQueueOverflow,
+    /// The queue pair was destroyed or reset.
+    Destroyed,
+}
+
+/// A completion as the provider tier hands it out.
+///
+/// After a failure only `wr_id`, `status`, `cause`, `qpn` and `retired` mean something.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct RawCompletion {
+    /// The number that the request was posted with.
+    pub wr_id: u64,
+    /// How it ended.
+    pub status: CompletionStatus,
+    /// What ended.
+    pub opcode: CompletionOpcode,
+    /// What else is carried.
+    pub flags: CompletionFlags,
+    /// Why it failed.
+    pub cause: Cause,
+    /// Bytes received or read. For a received WRITE with immediate data, bytes written.
+    pub byte_len: u32,
+    /// Immediate data, or the invalidated key; see `flags`.
+    pub immediate_or_key: u32,
+    /// The local queue pair.
+    pub qpn: Qpn,
+    /// The sender's queue pair (datagrams only; otherwise the connected peer's).
+    pub source_qpn: Qpn,
+    /// For a send: all requests of the send queue with an index below this one are finished (modulo 2^32). For a
+    /// receive: the same for the receive queue.
+    pub retired: u32,
+}

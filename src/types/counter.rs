@@ -1,0 +1,179 @@
+//! Counters: what a device and each queue pair count, by the names that rxe and mlx5 use where they exist.
+
+macro_rules! counters {
+    ($(#[$doc:meta])* $name:ident { $($(#[$item_doc:meta])* $variant:ident = $label:literal,)* }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+        #[repr(u8)]
+        #[non_exhaustive]
+        pub enum $name { $($(#[$item_doc])* $variant,)* }
+
+        impl $name {
+            /// All of them, in the order of their numbers.
+            pub const ALL: &'static [$name] = &[$($name::$variant,)*];
+
+            /// The name under which it is reported.
+            pub const fn name(self) -> &'static str {
+                match self { $($name::$variant => $label,)* }
+            }
+        }
+    };
+}
+
+counters! {
+    /// What is counted.
+    Counter {
+        /// Packets sent.
+        SentPackets = "sent_pkts",
+        /// Bytes sent, from the base transport header to the ICRC.
+        SentBytes = "sent_bytes",
+        /// Packets received and accepted for a queue pair.
+        ReceivedPackets = "rcvd_pkts",
+        /// Bytes of those packets, from the base transport header to the ICRC.
+        ReceivedBytes = "rcvd_bytes",
+        /// Request packets that had been executed before.
+        DuplicateRequest = "duplicate_request",
+        /// Request packets that came before their turn.
+        OutOfSequenceRequest = "out_of_seq_request",
+        /// Request packets kept until their turn.
+        ReorderedRequest = "reordered_request",
+        /// RNR NAKs received.
+        ReceivedRnr = "rcvd_rnr_err",
+        /// RNR NAKs sent.
+        SentRnr = "send_rnr_err",
+        /// Sequence NAKs received.
+        ReceivedSequenceNak = "rcvd_seq_err",
+        /// Sequence NAKs sent.
+        SentSequenceNak = "send_seq_err",
+        /// Other NAKs received.
+        ReceivedNak = "rcvd_nak",
+        /// Other NAKs sent.
+        SentNak = "send_nak",
+        /// Acknowledgements sent.
+        SentAcknowledge = "sent_acks",
+        /// Expiries of the transport timer.
+        LocalAckTimeout = "local_ack_timeout_err",
+        /// Probes for a lost tail.
+        TailProbe = "tail_probe",
+        /// Packets sent again.
+        RetransmittedPackets = "retransmitted_pkts",
+        /// READs requested again from the first missing byte.
+        ReadRepair = "read_repair",
+        /// Answers for packets that are not outstanding.
+        DuplicateResponse = "duplicate_response",
+        /// Requests that failed because no answer came.
+        RetryExceeded = "retry_exceeded_err",
+        /// Requests that failed because the peer had no receive posted.
+        RnrRetryExceeded = "retry_rnr_exceeded_err",
+        /// Completions lost because a completion queue was full.
+        CompletionQueueOverflow = "cq_overflow",
+        /// Flushed requests.
+        Flushed = "flushed_wr",
+        /// System calls that sent packets.
+        SendCalls = "send_calls",
+        /// System calls that received packets.
+        ReceiveCalls = "receive_calls",
+        /// Sends that the kernel refused.
+        SendErrors = "send_err",
+        /// Datagrams that the kernel dropped because the socket's buffer was full.
+        SocketOverflow = "socket_overflow",
+    }
+}
+
+counters! {
+    /// Why a packet was dropped without an answer.
+    DropReason {
+        /// Shorter than its headers.
+        Truncated = "drop_truncated",
+        /// Length not a multiple of four, or more padding than payload.
+        BadLength = "drop_bad_length",
+        /// An operation code that nobody knows.
+        UnknownOpcode = "drop_unknown_opcode",
+        /// Transport header version other than 0.
+        BadVersion = "drop_bad_version",
+        /// The invariant CRC does not fit.
+        BadIcrc = "drop_bad_icrc",
+        /// A partition key other than the default.
+        BadPkey = "drop_bad_pkey",
+        /// No queue pair has this number.
+        UnknownQueuePair = "drop_unknown_qpn",
+        /// The queue pair is of another transport service.
+        WrongService = "drop_wrong_service",
+        /// The queue pair is not in a state to take it.
+        WrongState = "drop_wrong_state",
+        /// The addresses are not those of the connection.
+        WrongAddress = "drop_wrong_address",
+        /// The UDP source port of one of our own peers is not the connection's.
+        WrongSourcePort = "drop_wrong_source_port",
+        /// The Q_Key does not fit.
+        BadQkey = "drop_bad_qkey",
+        /// The sequence number is in no window.
+        BadPsn = "drop_bad_psn",
+        /// A duplicate READ or atomic whose resources are gone.
+        StaleDuplicate = "drop_stale_duplicate",
+        /// Came before its turn, and the store for such packets is full or not in use.
+        OutOfOrder = "drop_out_of_order",
+        /// A READ or atomic answer that came before its turn.
+        OutOfOrderResponse = "drop_out_of_order_response",
+        /// A congestion notification; counted, no reaction yet.
+        CongestionNotification = "drop_cnp",
+        /// Something arrived that this kind of queue pair never expects.
+        Unexpected = "drop_unexpected",
+    }
+}
+
+/// A set of counters: a number for each [`Counter`] and each [`DropReason`].
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Counters {
+    counts: [u64; Counter::ALL.len()],
+    drops: [u64; DropReason::ALL.len()],
+}
+
+impl Default for Counters {
+    fn default() -> Self {
+        Self { counts: [0; Counter::ALL.len()], drops: [0; DropReason::ALL.len()] }
+    }
+}
+
+impl Counters {
+    /// Adds to a counter.
+    pub fn add(&mut self, counter: Counter, amount: u64) {
+        self.counts[counter as usize] = self.counts[counter as usize].wrapping_add(amount);
+    }
+
+    /// Counts a dropped packet.
+    pub fn add_drop(&mut self, reason: DropReason) {
+        self.drops[reason as usize] = self.drops[reason as usize].wrapping_add(1);
+    }
+
+    /// Adds all of another set.
+    pub fn merge(&mut self, other: &Counters) {
+        for (mine, theirs) in self.counts.iter_mut().zip(&other.counts) {
+            *mine = mine.wrapping_add(*theirs);
+        }
+        for (mine, theirs) in self.drops.iter_mut().zip(&other.drops) {
+            *mine = mine.wrapping_add(*theirs);
+        }
+    }
+
+    /// A counter's value.
+    pub fn get(&self, counter: Counter) -> u64 {
+        self.counts[counter as usize]
+    }
+
+    /// How many packets were dropped for this reason.
+    pub fn get_drop(&self, reason: DropReason) -> u64 {
+        self.drops[reason as usize]
+    }
+
+    /// Packets dropped for any reason.
+    pub fn total_drops(&self) -> u64 {
+        self.drops.iter().sum()
+    }
+
+    /// All names and values, drops included, zeros too.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
+        let counts = Counter::ALL.iter().map(|counter| (counter.name(), self.get(*counter)));
+        counts.chain(DropReason::ALL.iter().map(|reason| (reason.name(), self.get_drop(*reason))))
+    }
+}

@@ -1,0 +1,159 @@
+//! What a device and its port can do.
+
+use super::{AccessFlags, Gid, Mtu};
+
+/// Identity that a device reports; settable on software devices, because some programs choose their ways by it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct VendorIdentity {
+    /// IEEE organisation number.
+    pub vendor_id: u32,
+    /// The vendor's part number.
+    pub vendor_part_id: u32,
+    /// The vendor's hardware revision.
+    pub hw_ver: u32,
+}
+
+impl Default for VendorIdentity {
+    fn default() -> Self {
+        Self { vendor_id: 0x00ff_ffff, vendor_part_id: 1, hw_ver: 1 }
+    }
+}
+
+/// How atomics of peers relate to other accesses. The numbers are those of `ibv_atomic_cap`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub enum AtomicCapability {
+    /// No atomics.
+    None = 0,
+    /// Atomic among the atomics of this device.
+    Device = 1,
+    /// Atomic against every access, the processor's included.
+    Global = 2,
+}
+
+/// Limits and capabilities of a device; names are those of `ibv_device_attr`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DeviceAttributes {
+    /// Version of the device's software.
+    pub fw_ver: String,
+    /// Identifier of this device among all.
+    pub node_guid: u64,
+    /// Identifier of the system that the device is part of.
+    pub sys_image_guid: u64,
+    /// Who made it.
+    pub vendor: VendorIdentity,
+    /// Largest memory region, in bytes.
+    pub max_mr_size: u64,
+    /// Supported page sizes, a bit each.
+    pub page_size_cap: u64,
+    /// Queue pairs.
+    pub max_qp: u32,
+    /// Requests in a send or receive queue.
+    pub max_qp_wr: u32,
+    /// Scatter-gather entries of a request.
+    pub max_sge: u32,
+    /// Scatter-gather entries of a READ.
+    pub max_sge_rd: u32,
+    /// Bytes of a request that may be inline.
+    pub max_inline_data: u32,
+    /// Completion queues.
+    pub max_cq: u32,
+    /// Entries of a completion queue.
+    pub max_cqe: u32,
+    /// Memory regions.
+    pub max_mr: u32,
+    /// Memory windows; 0: none.
+    pub max_mw: u32,
+    /// Protection domains.
+    pub max_pd: u32,
+    /// Shared receive queues; 0: none.
+    pub max_srq: u32,
+    /// READs and atomics that peers may have outstanding at a queue pair.
+    pub max_qp_rd_atom: u8,
+    /// READs and atomics that a queue pair may have outstanding.
+    pub max_qp_init_rd_atom: u8,
+    /// Kind of the atomics.
+    pub atomic_cap: AtomicCapability,
+    /// P_Key table length.
+    pub max_pkeys: u16,
+    /// How long the device may hold an acknowledgement: 4.096 µs × 2^code.
+    pub local_ca_ack_delay: u8,
+    /// Ports; numbered from 1.
+    pub phys_port_cnt: u8,
+    /// Access flags that regions may have.
+    pub supported_access: AccessFlags,
+    /// Completion vectors.
+    pub num_comp_vectors: u32,
+}
+
+impl DeviceAttributes {
+    /// All limits at zero, to be filled in by a provider.
+    pub fn empty() -> Self {
+        Self {
+            fw_ver: String::new(),
+            node_guid: 0,
+            sys_image_guid: 0,
+            vendor: VendorIdentity::default(),
+            max_mr_size: 0,
+            page_size_cap: 0,
+            max_qp: 0,
+            max_qp_wr: 0,
+            max_sge: 0,
+            max_sge_rd: 0,
+            max_inline_data: 0,
+            max_cq: 0,
+            max_cqe: 0,
+            max_mr: 0,
+            max_mw: 0,
+            max_pd: 0,
+            max_srq: 0,
+            max_qp_rd_atom: 0,
+            max_qp_init_rd_atom: 0,
+            atomic_cap: AtomicCapability::None,
+            max_pkeys: 0,
+            local_ca_ack_delay: 0,
+            phys_port_cnt: 0,
+            supported_access: AccessFlags::empty(),
+            num_comp_vectors: 0,
+        }
+    }
+}
+
+/// State of a port. The numbers are those of `ibv_port_state`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub enum PortState {
+    /// The interface is down.
+    Down = 1,
+    /// The interface is up.
+    Active = 4,
+}
+
+/// Attributes of a port; names are those of `ibv_port_attr`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PortAttributes {
+    /// Whether it works now.
+    pub state: PortState,
+    /// Largest path MTU that the device knows.
+    pub max_mtu: Mtu,
+    /// Largest path MTU that the link carries.
+    pub active_mtu: Mtu,
+    /// Entries of the GID table.
+    pub gid_tbl_len: u32,
+    /// Longest message in bytes.
+    pub max_msg_sz: u32,
+    /// Entries of the P_Key table.
+    pub pkey_tbl_len: u16,
+}
+
+/// An entry of a port's GID table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GidEntry {
+    /// The GID.
+    pub gid: Gid,
+    /// Its place in the table.
+    pub gid_index: u8,
+    /// Number of the network interface; 0: unknown.
+    pub ndev_ifindex: u32,
+}

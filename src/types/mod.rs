@@ -1,0 +1,36 @@
+//! The vocabulary: plain data that every layer shares. No I/O, no locks, no protocol.
+#![forbid(unsafe_code)]
+
+mod access;
+mod completion;
+mod counter;
+mod device;
+mod event;
+mod id;
+mod mtu;
+mod peer;
+mod queue_pair;
+mod request;
+mod time;
+
+pub use access::AccessFlags;
+pub use completion::{Cause, CompletionFlags, CompletionOpcode, CompletionStatus, RawCompletion};
+pub use counter::{Counter, Counters, DropReason};
+pub use device::{AtomicCapability, DeviceAttributes, GidEntry, PortAttributes, PortState, VendorIdentity};
+pub use event::AsyncEvent;
+pub use id::{DomainId, Gid, Lkey, Psn, Qkey, Qpn, Rkey};
+pub use mtu::Mtu;
+pub use peer::PeerCapabilities;
+pub use queue_pair::{
+    AddressVector, QueuePairAttributes, QueuePairCapabilities, QueuePairState, QueuePairStatus, QueuePairType,
+    RNR_TIMER_MICROSECONDS,
+};
+pub use request::{BatchEnd, Data, Operation, ReceiveRequest, SendFlags, SendRequest, Sge};
+pub use time::Time;
+
+/// UDP port of RoCEv2.
+pub const ROCE_PORT: u16 = 4791;
+/// The only P_Key: the default partition, full member.
+pub const DEFAULT_PKEY: u16 = 0xffff;
+/// Longest message: 2^31 bytes.
+pub const MAX_MESSAGE_BYTES: u32 = 1 << 31;

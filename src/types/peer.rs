@@ -1,0 +1,27 @@
+//! What is known of a peer beyond the standard.
+
+/// Capabilities of a peer. The default is a stranger: exactly the standard, nothing more.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct PeerCapabilities {
+    /// Version of this crate's extensions that the peer speaks; 0: a stranger.
+    pub version: u8,
+    /// The peer's sockets take segmented sends (UDP GSO, checksums on) and merge them again (UDP GRO).
+    pub segmentation_offload: bool,
+    /// Bytes that the peer's receive socket holds, as its kernel counts; 0: unknown.
+    pub receive_buffer_bytes: u32,
+    /// Agreed extensions, a bit each; none is defined yet.
+    pub extensions: u32,
+}
+
+impl PeerCapabilities {
+    /// Version that this crate speaks.
+    pub const VERSION: u8 = 1;
+    /// A peer of which nothing is known.
+    pub const STRANGER: PeerCapabilities =
+        PeerCapabilities { version: 0, segmentation_offload: false, receive_buffer_bytes: 0, extensions: 0 };
+
+    /// Whether the peer runs this crate.
+    pub const fn is_ours(&self) -> bool {
+        self.version > 0
+    }
+}

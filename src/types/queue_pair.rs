@@ -1,0 +1,172 @@
+//! Attributes of a queue pair, with the standard's field names.
+
+use super::{AccessFlags, Gid, Mtu, PeerCapabilities, Psn, Qkey, Qpn};
+
+/// Transport service of a queue pair. The numbers are those of `ibv_qp_type`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(u32)]
+#[non_exhaustive]
+pub enum QueuePairType {
+    /// Reliable connection.
+    ReliableConnection = 2,
+    /// Unreliable connection.
+    UnreliableConnection = 3,
+    /// Unreliable datagram.
+    UnreliableDatagram = 4,
+}
+
+/// State of a queue pair. The numbers are those of `ibv_qp_state`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[repr(u32)]
+pub enum QueuePairState {
+    /// As created: nothing posted, nothing sent, nothing accepted.
+    #[default]
+    Reset = 0,
+    /// Receives may be posted.
+    Init = 1,
+    /// Ready to receive: requests of the peer are executed.
+    ReadyToReceive = 2,
+    /// Ready to send: own requests are sent too.
+    ReadyToSend = 3,
+    /// Send queue drained: the requests that were begun are finished, no new ones are begun.
+    SendQueueDrained = 4,
+    /// Send queue error: a send failed, receives go on (unreliable services only).
+    SendQueueError = 5,
+    /// Everything outstanding is flushed, new requests are flushed at once.
+    Error = 6,
+}
+
+impl QueuePairState {
+    /// All states.
+    pub const ALL: [QueuePairState; 7] = [
+        Self::Reset,
+        Self::Init,
+        Self::ReadyToReceive,
+        Self::ReadyToSend,
+        Self::SendQueueDrained,
+        Self::SendQueueError,
+        Self::Error,
+    ];
+
+    /// The name that the standard uses.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Reset => "RESET",
+            Self::Init => "INIT",
+            Self::ReadyToReceive => "RTR",
+            Self::ReadyToSend => "RTS",
+            Self::SendQueueDrained => "SQD",
+            Self::SendQueueError => "SQE",
+            Self::Error => "ERR",
+        }
+    }
+}
+
+/// Sizes of a queue pair's queues.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct QueuePairCapabilities {
+    /// Requests that the send queue holds.
+    pub max_send_wr: u32,
+    /// Requests that the receive queue holds.
+    pub max_recv_wr: u32,
+    /// Scatter-gather entries of a send request.
+    pub max_send_sge: u32,
+    /// Scatter-gather entries of a receive request.
+    pub max_recv_sge: u32,
+    /// Bytes of a send request that may be given inline.
+    pub max_inline_data: u32,
+}
+
+impl Default for QueuePairCapabilities {
+    fn default() -> Self {
+        Self { max_send_wr: 128, max_recv_wr: 128, max_send_sge: 4, max_recv_sge: 4, max_inline_data: 64 }
+    }
+}
+
+/// The way to a peer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct AddressVector {
+    /// The peer's GID.
+    pub dgid: Gid,
+    /// Index of the own GID in the port's table.
+    pub sgid_index: u8,
+    /// IPv6 flow label (20 bits) and entropy for the UDP source port; 0: derived from the queue pair numbers.
+    pub flow_label: u32,
+    /// Time to live of the packets; 0 means the default of 64.
+    pub hop_limit: u8,
+    /// Type of service byte (DSCP and ECN) of the packets.
+    pub traffic_class: u8,
+    /// Service level (0 to 15); has no meaning on Ethernet without priorities.
+    pub sl: u8,
+    /// Port of the device, from 1.
+    pub port_num: u8,
+}
+
+impl AddressVector {
+    /// The way from the own GID at `sgid_index` to `dgid`, on port 1, with default settings.
+    pub const fn new(dgid: Gid, sgid_index: u8) -> Self {
+        Self { dgid, sgid_index, flow_label: 0, hop_limit: 64, traffic_class: 0, sl: 0, port_num: 1 }
+    }
+}
+
+/// Attributes for a state change: what is `None` is not given. Names and units are those of `ibv_qp_attr`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct QueuePairAttributes {
+    /// The state to go to.
+    pub qp_state: Option<QueuePairState>,
+    /// The state that the caller believes it to be in; refused if wrong.
+    pub cur_qp_state: Option<QueuePairState>,
+    /// Index into the P_Key table; only 0 exists.
+    pub pkey_index: Option<u16>,
+    /// Port, from 1.
+    pub port_num: Option<u8>,
+    /// What the peer may do through this queue pair.
+    pub qp_access_flags: Option<AccessFlags>,
+    /// Q_Key (datagrams).
+    pub qkey: Option<Qkey>,
+    /// The way to the peer.
+    pub ah_attr: Option<AddressVector>,
+    /// Payload of a full packet; both ends must use the same.
+    pub path_mtu: Option<Mtu>,
+    /// The peer's queue pair.
+    pub dest_qp_num: Option<Qpn>,
+    /// Sequence number of the first packet to be received.
+    pub rq_psn: Option<Psn>,
+    /// Sequence number of the first packet to be sent.
+    pub sq_psn: Option<Psn>,
+    /// READs and atomics that the peer may have outstanding here.
+    pub max_dest_rd_atomic: Option<u8>,
+    /// READs and atomics that this side may have outstanding there.
+    pub max_rd_atomic: Option<u8>,
+    /// Code (0 to 31) of the time that a peer waits when no receive is posted here.
+    pub min_rnr_timer: Option<u8>,
+    /// Code (0 to 31) of the time to wait for an answer: 4.096 µs × 2^timeout; 0: for ever.
+    pub timeout: Option<u8>,
+    /// How often a request is repeated without an answer, 0 to 7. 7 means seven.
+    pub retry_cnt: Option<u8>,
+    /// How often a request is repeated when the peer has no receive posted, 0 to 6; 7: without end.
+    pub rnr_retry: Option<u8>,
+    /// Raise an event when the send queue has drained.
+    pub en_sqd_async_notify: Option<bool>,
+    /// What is known of the peer beyond the standard. Nothing by default: a stranger.
+    pub peer: Option<PeerCapabilities>,
+}
+
+/// The state and all attributes of a queue pair, as set or as they are by default.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct QueuePairStatus {
+    /// The state now, asynchronous changes included.
+    pub qp_state: QueuePairState,
+    /// Whether requests that were begun before SQD are still unfinished.
+    pub sq_draining: bool,
+    /// All attributes, each `Some` once it was set.
+    pub attributes: QueuePairAttributes,
+    /// Actual sizes of the queues.
+    pub cap: QueuePairCapabilities,
+}
+
+/// The standard's wait after an RNR NAK, by its 5-bit code, in microseconds.
+pub const RNR_TIMER_MICROSECONDS: [u32; 32] = [
+    655_360, 10, 20, 30, 40, 60, 80, 120, 160, 240, 320, 480, 640, 960, 1_280, 1_920, 2_560, 3_840, 5_120, 7_680,
+    10_240, 15_360, 20_480, 30_720, 40_960, 61_440, 81_920, 122_880, 163_840, 245_760, 327_680, 491_520,
+];
