@@ -1,0 +1,256 @@
+//! Headers as values: the base transport header and the extended ones.
+
+use crate::types::{Psn, Qkey, Qpn, Rkey};
+
+use super::opcode::Opcode;
+
+/// Bytes of the base transport header.
+pub const BTH_BYTES: usize = 12;
+
+/// Base transport header.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Bth {
+    /// What packet this is.
+    pub opcode: Opcode,
+    /// The receiver's completion counts as solicited.
+    pub solicited: bool,
+    /// Migration state "migrated", the usual one.
+    pub migrated: bool,
+    /// Padding bytes after the payload, 0 to 3.
+    pub pad_count: u8,
+    /// Partition key.
+    pub pkey: u16,
+    /// Forward congestion mark.
+    pub fecn: bool,
+    /// Backward congestion mark; set in congestion notifications.
+    pub becn: bool,
+    /// Queue pair that it goes to.
+    pub destination: Qpn,
+    /// The sender wants an acknowledgement.
+    pub ack_request: bool,
+    /// Sequence number.
+    pub psn: Psn,
+}
+
+impl Default for Bth {
+    fn default() -> Self {
+        Self {
+            opcode: Opcode::RC_ACKNOWLEDGE,
+            solicited: false,
+            migrated: true,
+            pad_count: 0,
+            pkey: crate::types::DEFAULT_PKEY,
+            fecn: false,
+            becn: false,
+            destination: Qpn::default(),
+            ack_request: false,
+            psn: Psn::default(),
+        }
+    }
+}
+
+impl Bth {
+    pub(super) fn parse(bytes: &[u8; BTH_BYTES]) -> Self {
+        Self {
+            opcode: Opcode(bytes[0]),
+            solicited: bytes[1] & 0x80 != 0,
+            migrated: bytes[1] & 0x40 != 0,
+            pad_count: bytes[1] >> 4 & 3,
+            pkey: u16::from_be_bytes([bytes[2], bytes[3]]),
+            fecn: bytes[4] & 0x80 != 0,
+            becn: bytes[4] & 0x40 != 0,
+            destination: Qpn::new(u32::from_be_bytes([0, bytes[5], bytes[6], bytes[7]])),
+            ack_request: bytes[8] & 0x80 != 0,
+            psn: Psn::new(u32::from_be_bytes([0, bytes[9], bytes[10], bytes[11]])),
+        }
+    }
+
+    pub(super) fn emit(&self) -> [u8; BTH_BYTES] {
+        let mut bytes = [0; BTH_BYTES];
+        bytes[0] = self.opcode.0;
+        bytes[1] = u8::from(self.solicited) << 7 | u8::from(self.migrated) << 6 | (self.pad_count & 3) << 4;
+        bytes[2..4].copy_from_slice(&self.pkey.to_be_bytes());
+        bytes[4..8].copy_from_slice(&self.destination.value().to_be_bytes());
+        bytes[4] = u8::from(self.fecn) << 7 | u8::from(self.becn) << 6;
+        bytes[8..12].copy_from_slice(&self.psn.value().to_be_bytes());
+        bytes[8] = u8::from(self.ack_request) << 7;
+        bytes
+    }
+}
+
+/// RDMA extended transport header: where a WRITE or READ goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Reth {
+    /// First address.
+    pub va: u64,
+    /// Key.
+    pub rkey: Rkey,
+    /// Length of the whole access in bytes.
+    pub length: u32,
+}
+
+impl Reth {
+    pub(super) fn parse(bytes: &[u8; 16]) -> Self {
+        let [va, rest] = [u64_at(bytes, 0), u64_at(bytes, 8)];
+        Self { va, rkey: Rkey((rest >> 32) as u32), length: rest as u32 }
+    }
+
+    pub(super) fn emit(&self) -> [u8; 16] {
+        let rest = u64::from(self.rkey.0) << 32 | u64::from(self.length);
+        (u128::from(self.va) << 64 | u128::from(rest)).to_be_bytes()
+    }
+}
+
+/// Extended transport header of atomics.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct AtomicEth {
+    /// Address, a multiple of eight.
+    pub va: u64,
+    /// Key.
+    pub rkey: Rkey,
+    /// New value of a compare-and-swap, summand of a fetch-and-add.
+    pub swap_or_add: u64,
+    /// Expected value of a compare-and-swap; without meaning otherwise.
+    pub compare: u64,
+}
+
+impl AtomicEth {
+    pub(super) fn parse(bytes: &[u8; 28]) -> Self {
+        Self {
+            va: u64_at(bytes, 0),
+            rkey: Rkey(u32::from_be_bytes([bytes[8], bytes[9], bytes[10], bytes[11]])),
+            swap_or_add: u64_at(bytes, 12),
+            compare: u64_at(bytes, 20),
+        }
+    }
+
+    pub(super) fn emit(&self) -> [u8; 28] {
+        let mut bytes = [0; 28];
+        bytes[0..8].copy_from_slice(&self.va.to_be_bytes());
+        bytes[8..12].copy_from_slice(&self.rkey.0.to_be_bytes());
+        bytes[12..20].copy_from_slice(&self.swap_or_add.to_be_bytes());
+        bytes[20..28].copy_from_slice(&self.compare.to_be_bytes());
+        bytes
+    }
+}
+
+/// What an acknowledgement says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Syndrome {
+    /// Acknowledged, with a code for the receives that are posted (31: not told).
+    Ack {
+        /// Credit code, 0 to 31.
+        credit: u8,
+    },
+    /// No receive is posted; try again after the time with this code.
+    ReceiverNotReady {
+        /// Timer code, 0 to 31.
+        timer: u8,
+    },
+    /// Refused.
+    Nak(NakCode),
+    /// A value that the standard reserves.
+    Reserved(u8),
+}
+
+/// Why a request was refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NakCode {
+    /// A packet before this one is missing.
+    SequenceError,
+    /// The request is not valid.
+    InvalidRequest,
+    /// Key, bounds or rights do not allow it.
+    RemoteAccess,
+    /// It could not be executed.
+    RemoteOperational,
+    /// Not valid for a reliable datagram.
+    InvalidRdRequest,
+    /// A code that the standard reserves.
+    Other(u8),
+}
+
+impl Syndrome {
+    pub(super) fn parse(byte: u8) -> Self {
+        let value = byte & 0x1f;
+        match byte >> 5 {
+            0 => Self::Ack { credit: value },
+            1 => Self::ReceiverNotReady { timer: value },
+            3 => Self::Nak(match value {
+                0 => NakCode::SequenceError,
+                1 => NakCode::InvalidRequest,
+                2 => NakCode::RemoteAccess,
+                3 => NakCode::RemoteOperational,
+                4 => NakCode::InvalidRdRequest,
+                other => NakCode::Other(other),
+            }),
+            _ => Self::Reserved(byte),
+        }
+    }
+
+    pub(super) fn emit(self) -> u8 {
+        match self {
+            Self::Ack { credit } => credit & 0x1f,
+            Self::ReceiverNotReady { timer } => 0x20 | timer & 0x1f,
+            Self::Nak(code) => {
+                let value = match code {
+                    NakCode::SequenceError => 0,
+                    NakCode::InvalidRequest => 1,
+                    NakCode::RemoteAccess => 2,
+                    NakCode::RemoteOperational => 3,
+                    NakCode::InvalidRdRequest => 4,
+                    NakCode::Other(value) => value & 0x1f,
+                };
+                0x60 | value
+            }
+            Self::Reserved(byte) => byte,
+        }
+    }
+}
+
+/// Acknowledgement extended transport header.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Aeth {
+    /// What it says.
+    pub syndrome: Syndrome,
+    /// Messages that the responder completed, modulo 2^24.
+    pub msn: u32,
+}
+
+impl Aeth {
+    pub(super) fn parse(bytes: &[u8; 4]) -> Self {
+        Self { syndrome: Syndrome::parse(bytes[0]), msn: u32::from_be_bytes([0, bytes[1], bytes[2], bytes[3]]) }
+    }
+
+    pub(super) fn emit(&self) -> [u8; 4] {
+        let mut bytes = self.msn.to_be_bytes();
+        bytes[0] = self.syndrome.emit();
+        bytes
+    }
+}
+
+/// Datagram extended transport header.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Deth {
+    /// Queue key of the receiving queue pair.
+    pub qkey: Qkey,
+    /// Queue pair that it comes from.
+    pub source: Qpn,
+}
+
+impl Deth {
+    pub(super) fn parse(bytes: &[u8; 8]) -> Self {
+        let whole = u64_at(bytes, 0);
+        Self { qkey: Qkey((whole >> 32) as u32), source: Qpn::new(whole as u32) }
+    }
+
+    pub(super) fn emit(&self) -> [u8; 8] {
+        (u64::from(self.qkey.0) << 32 | u64::from(self.source.value())).to_be_bytes()
+    }
+}
+
+fn u64_at(bytes: &[u8], place: usize) -> u64 {
+    let mut value = [0; 8];
+    value.copy_from_slice(&bytes[place..place + 8]);
+    u64::from_be_bytes(value)
+}

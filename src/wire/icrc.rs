@@ -1,0 +1,207 @@
+//! The invariant CRC: CRC-32 over the packet with the fields masked that routers may change.
+//!
+//! It covers the IPv4 identification, which a UDP socket does not show. Because a CRC is linear, the identification can
+//! be solved for: the difference between the CRC received and the one for identification 0 must be what 16 bits at that
+//! place can cause, which 1 in 65,536 wrong packets fulfils as well.
+
+use std::net::IpAddr;
+use std::sync::OnceLock;
+
+use super::packet::ICRC_BYTES;
+use crate::types::ROCE_PORT;
+
+/// Addresses of a datagram that the ICRC covers. The destination port is always 4791.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Flow {
+    /// Sender.
+    pub source: IpAddr,
+    /// Receiver.
+    pub destination: IpAddr,
+    /// Sender's UDP port.
+    pub source_port: u16,
+}
+
+/// How to verify.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Verify {
+    /// The identification that is compared exactly.
+    pub first_identification: u16,
+    /// Whether to solve for the identification if that does not fit (IPv4 only).
+    pub solve: bool,
+    /// Whether the sender is believed to set "don't fragment"; the other value is tried second.
+    pub expected_df: bool,
+}
+
+/// What the ICRC showed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Match {
+    /// It fits exactly.
+    Exact {
+        /// The identification.
+        identification: u16,
+    },
+    /// It fits with an identification that was solved for.
+    Solved {
+        /// The identification.
+        identification: u16,
+        /// Whether "don't fragment" is set.
+        dont_fragment: bool,
+    },
+    /// It does not fit.
+    Wrong,
+}
+
+const BTH_BYTES: usize = 12;
+/// 8 bytes in place of the link header, an IPv6 and a UDP header, and the base transport header.
+const LARGEST_PREFIX: usize = 8 + 40 + 8 + BTH_BYTES;
+
+/// The masked headers, up to and including the base transport header.
+fn prefix(
+    flow: &Flow,
+    identification: u16,
+    dont_fragment: bool,
+    packet_bytes: usize,
+    bth: &[u8],
+) -> ([u8; LARGEST_PREFIX], usize) {
+    let mut bytes = [0xff; LARGEST_PREFIX];
+    let udp_bytes = 8 + packet_bytes as u16 + ICRC_BYTES as u16;
+    let mut length = 8;
+    match (flow.source, flow.destination) {
+        (IpAddr::V4(source), IpAddr::V4(destination)) => {
+            let ip = &mut bytes[8..28];
+            ip[0] = 0x45;
+            ip[2..4].copy_from_slice(&(20 + udp_bytes).to_be_bytes());
+            ip[4..6].copy_from_slice(&identification.to_be_bytes());
+            ip[6..8].copy_from_slice(&(u16::from(dont_fragment) << 14).to_be_bytes());
+            ip[9] = 17;
+            ip[12..16].copy_from_slice(&source.octets());
+            ip[16..20].copy_from_slice(&destination.octets());
+            length += 20;
+        }
+        (source, destination) => {
+            let ip = &mut bytes[8..48];
+            ip[0] = 0x6f;
+            ip[4..6].copy_from_slice(&udp_bytes.to_be_bytes());
+            ip[6] = 17;
+            ip[8..24].copy_from_slice(&to_v6(source));
+            ip[24..40].copy_from_slice(&to_v6(destination));
+            length += 40;
+        }
+    }
+    let udp = &mut bytes[length..length + 8];
+    udp[0..2].copy_from_slice(&flow.source_port.to_be_bytes());
+    udp[2..4].copy_from_slice(&ROCE_PORT.to_be_bytes());
+    udp[4..6].copy_from_slice(&udp_bytes.to_be_bytes());
+    length += 8;
+    bytes[length..length + BTH_BYTES].copy_from_slice(bth);
+    bytes[length + 4] = 0xff;
+    (bytes, length + BTH_BYTES)
+}
+
+fn to_v6(address: IpAddr) -> [u8; 16] {
+    match address {
+        IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
+        IpAddr::V6(address) => address.octets(),
+    }
+}
+
+/// The ICRC of a packet, given from its base transport header to the end of its padding. On the wire it stands with
+/// its least significant byte first.
+///
+/// # Panics
+/// If the packet is shorter than a base transport header.
+pub fn compute(flow: &Flow, identification: u16, dont_fragment: bool, packet: &[u8]) -> u32 {
+    let (bth, rest) = packet.split_at(BTH_BYTES);
+    let (bytes, length) = prefix(flow, identification, dont_fragment, packet.len(), bth);
+    let mut hasher = crc32fast::Hasher::new();
+    hasher.update(&bytes[..length]);
+    hasher.update(rest);
+    hasher.finalize()
+}
+
+/// Writes the ICRC into the last four bytes of a packet whose IPv4 identification will be `identification`.
+///
+/// # Panics
+/// If the packet is shorter than a base transport header and an ICRC.
+pub fn append(flow: &Flow, identification: u16, packet: &mut [u8]) {
+    let covered = packet.len() - ICRC_BYTES;
+    let value = compute(flow, identification, true, &packet[..covered]);
+    packet[covered..].copy_from_slice(&value.to_le_bytes());
+}
+
+/// Checks the ICRC at the end of a datagram's payload.
+pub fn verify(flow: &Flow, options: &Verify, udp_payload: &[u8]) -> Match {
+    if udp_payload.len() < BTH_BYTES + ICRC_BYTES {
+        return Match::Wrong;
+    }
+    let Some((packet, received)) = udp_payload.split_last_chunk::<ICRC_BYTES>() else { return Match::Wrong };
+    let received = u32::from_le_bytes(*received);
+    let is_v4 = flow.source.is_ipv4() && flow.destination.is_ipv4();
+    let first = if is_v4 { options.first_identification } else { 0 };
+    let exact = compute(flow, first, true, packet);
+    if exact == received {
+        return Match::Exact { identification: first };
+    }
+    if !is_v4 || !options.solve {
+        return Match::Wrong;
+    }
+    // The bytes from the identification to the end: everything behind the first four of the IP header.
+    let covered = udp_payload.len() + 20;
+    for dont_fragment in [options.expected_df, !options.expected_df] {
+        let zero = compute(flow, 0, dont_fragment, packet);
+        if let Some(identification) = solve(received ^ zero, covered) {
+            return Match::Solved { identification, dont_fragment };
+        }
+    }
+    Match::Wrong
+}
+
+/// The identification that explains the difference between two ICRCs, `covered` bytes before the end.
+fn solve(difference: u32, covered: usize) -> Option<u16> {
+    let register = multiply(difference, backward(covered));
+    (register >> 16 == 0).then(|| (register as u16).swap_bytes())
+}
+
+/// The reflected polynomial of CRC-32 (IEEE 802.3).
+const POLYNOMIAL: u32 = 0xedb8_8320;
+/// x^-8 modulo the polynomial: takes a register one zero byte back.
+const BACK_ONE_BYTE: u32 = 0x6567_cb95;
+/// Payload 4096, headers, ICRC, and the 20 bytes before: nothing longer is a RoCE packet.
+const LARGEST_COVERED: usize = 4_096 + 12 + 32 + 4 + 20;
+
+/// Product of two registers modulo the polynomial, in reflected notation (bit 31 is x^0).
+const fn multiply(mut one: u32, mut other: u32) -> u32 {
+    let mut product = 0;
+    while other != 0 {
+        if other & 0x8000_0000 != 0 {
+            product ^= one;
+        }
+        other <<= 1;
+        one = if one & 1 != 0 { one >> 1 ^ POLYNOMIAL } else { one >> 1 };
+    }
+    product
+}
+
+/// x^(-8 × bytes) modulo the polynomial.
+fn backward(bytes: usize) -> u32 {
+    static TABLE: OnceLock<Box<[u32]>> = OnceLock::new();
+    let step = || multiply(multiply(BACK_ONE_BYTE, BACK_ONE_BYTE), multiply(BACK_ONE_BYTE, BACK_ONE_BYTE));
+    let table = TABLE.get_or_init(|| {
+        let step = step();
+        let mut power = 0x8000_0000;
+        let next = |_| {
+            let now = power;
+            power = multiply(power, step);
+            now
+        };
+        (0..=LARGEST_COVERED / 4).map(next).collect()
+    });
+    // A packet's length is a multiple of four, and so is the rest.
+    match table.get(bytes / 4) {
+        Some(power) => *power,
+        None => (0..bytes / 4).fold(0x8000_0000, |power, _| multiply(power, step())),
+    }
+}
+
+#[cfg(test)]
+mod tests;

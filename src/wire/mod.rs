@@ -1,0 +1,17 @@
+//! The wire format of RoCEv2: bytes to values and back, and the invariant CRC.
+//!
+//! Source: InfiniBand specification volume 1, chapter 9 and annex 17. All fields are in network order.
+#![forbid(unsafe_code)]
+
+mod header;
+pub mod icrc;
+mod opcode;
+mod packet;
+
+#[cfg(test)]
+mod tests;
+
+pub use header::{Aeth, AtomicEth, BTH_BYTES, Bth, Deth, NakCode, Reth, Syndrome};
+pub use icrc::Flow;
+pub use opcode::{Opcode, Service};
+pub use packet::{Headers, ICRC_BYTES, Packet, header_bytes, packet_bytes};

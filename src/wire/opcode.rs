@@ -1,0 +1,299 @@
+//! Operation codes: one row per code, which says what packet it is and which headers it carries.
+
+use std::fmt;
+
+/// Operation code of a packet: three bits of transport service, five of operation.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(transparent)]
+pub struct Opcode(pub u8);
+
+/// Transport service of an operation code.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Service {
+    /// Reliable connection.
+    ReliableConnection,
+    /// Unreliable connection.
+    UnreliableConnection,
+    /// Unreliable datagram.
+    UnreliableDatagram,
+    /// Congestion notification, which belongs to none.
+    CongestionNotification,
+}
+
+bitflags::bitflags! {
+    /// What a packet of some operation code is and carries.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub(super) struct Traits: u16 {
+        const FIRST = 1;
+        const MIDDLE = 1 << 1;
+        const LAST = 1 << 2;
+        const ONLY = 1 << 3;
+        const SEND = 1 << 4;
+        const WRITE = 1 << 5;
+        const RESPONSE = 1 << 6;
+        const PAYLOAD = 1 << 7;
+        const DETH = 1 << 8;
+        const RETH = 1 << 9;
+        const ATOMIC = 1 << 10;
+        const AETH = 1 << 11;
+        const ATOMIC_ACK = 1 << 12;
+        const IMMEDIATE = 1 << 13;
+        const INVALIDATE = 1 << 14;
+    }
+}
+
+struct Row {
+    opcode: Opcode,
+    name: &'static str,
+    traits: Traits,
+}
+
+macro_rules! opcodes {
+    ($($(#[$doc:meta])* $name:ident = $code:literal, $label:literal, [$($flag:ident)|*];)*) => {
+        impl Opcode {
+            $($(#[$doc])* pub const $name: Opcode = Opcode($code);)*
+
+            /// All operation codes that are understood.
+            pub const ALL: &'static [Opcode] = &[$(Opcode::$name,)*];
+        }
+
+        const ROWS: &[Row] = &[$(
+            Row { opcode: Opcode::$name, name: $label, traits: Traits::empty()$(.union(Traits::$flag))* },
+        )*];
+    };
+}
+
+opcodes! {
+    /// First packet of a SEND.
+    RC_SEND_FIRST = 0x00, "RC SEND_FIRST", [FIRST | SEND | PAYLOAD];
+    /// Packet inside a SEND.
+    RC_SEND_MIDDLE = 0x01, "RC SEND_MIDDLE", [MIDDLE | SEND | PAYLOAD];
+    /// Last packet of a SEND.
+    RC_SEND_LAST = 0x02, "RC SEND_LAST", [LAST | SEND | PAYLOAD];
+    /// Last packet of a SEND with immediate data.
+    RC_SEND_LAST_IMMEDIATE = 0x03, "RC SEND_LAST_IMM", [LAST | SEND | PAYLOAD | IMMEDIATE];
+    /// A SEND of one packet.
+    RC_SEND_ONLY = 0x04, "RC SEND_ONLY", [ONLY | SEND | PAYLOAD];
+    /// A SEND of one packet with immediate data.
+    RC_SEND_ONLY_IMMEDIATE = 0x05, "RC SEND_ONLY_IMM", [ONLY | SEND | PAYLOAD | IMMEDIATE];
+    /// First packet of a WRITE.
+    RC_WRITE_FIRST = 0x06, "RC WRITE_FIRST", [FIRST | WRITE | PAYLOAD | RETH];
+    /// Packet inside a WRITE.
+    RC_WRITE_MIDDLE = 0x07, "RC WRITE_MIDDLE", [MIDDLE | WRITE | PAYLOAD];
+    /// Last packet of a WRITE.
+    RC_WRITE_LAST = 0x08, "RC WRITE_LAST", [LAST | WRITE | PAYLOAD];
+    /// Last packet of a WRITE with immediate data.
+    RC_WRITE_LAST_IMMEDIATE = 0x09, "RC WRITE_LAST_IMM", [LAST | WRITE | PAYLOAD | IMMEDIATE];
+    /// A WRITE of one packet.
+    RC_WRITE_ONLY = 0x0a, "RC WRITE_ONLY", [ONLY | WRITE | PAYLOAD | RETH];
+    /// A WRITE of one packet with immediate data.
+    RC_WRITE_ONLY_IMMEDIATE = 0x0b, "RC WRITE_ONLY_IMM", [ONLY | WRITE | PAYLOAD | RETH | IMMEDIATE];
+    /// Request to READ.
+    RC_READ_REQUEST = 0x0c, "RC READ_REQUEST", [ONLY | RETH];
+    /// First packet of a READ's answer.
+    RC_READ_RESPONSE_FIRST = 0x0d, "RC READ_RESPONSE_FIRST", [FIRST | RESPONSE | PAYLOAD | AETH];
+    /// Packet inside a READ's answer.
+    RC_READ_RESPONSE_MIDDLE = 0x0e, "RC READ_RESPONSE_MIDDLE", [MIDDLE | RESPONSE | PAYLOAD];
+    /// Last packet of a READ's answer.
+    RC_READ_RESPONSE_LAST = 0x0f, "RC READ_RESPONSE_LAST", [LAST | RESPONSE | PAYLOAD | AETH];
+    /// A READ's answer of one packet.
+    RC_READ_RESPONSE_ONLY = 0x10, "RC READ_RESPONSE_ONLY", [ONLY | RESPONSE | PAYLOAD | AETH];
+    /// Acknowledgement or NAK.
+    RC_ACKNOWLEDGE = 0x11, "RC ACKNOWLEDGE", [ONLY | RESPONSE | AETH];
+    /// Answer to an atomic.
+    RC_ATOMIC_ACKNOWLEDGE = 0x12, "RC ATOMIC_ACKNOWLEDGE", [ONLY | RESPONSE | AETH | ATOMIC_ACK];
+    /// Compare-and-swap.
+    RC_COMPARE_SWAP = 0x13, "RC COMPARE_SWAP", [ONLY | ATOMIC];
+    /// Fetch-and-add.
+    RC_FETCH_ADD = 0x14, "RC FETCH_ADD", [ONLY | ATOMIC];
+    /// Last packet of a SEND that invalidates a key.
+    RC_SEND_LAST_INVALIDATE = 0x16, "RC SEND_LAST_INV", [LAST | SEND | PAYLOAD | INVALIDATE];
+    /// A SEND of one packet that invalidates a key.
+    RC_SEND_ONLY_INVALIDATE = 0x17, "RC SEND_ONLY_INV", [ONLY | SEND | PAYLOAD | INVALIDATE];
+    /// First packet of an unreliable SEND.
+    UC_SEND_FIRST = 0x20, "UC SEND_FIRST", [FIRST | SEND | PAYLOAD];
+    /// Packet inside an unreliable SEND.
+    UC_SEND_MIDDLE = 0x21, "UC SEND_MIDDLE", [MIDDLE | SEND | PAYLOAD];
+    /// Last packet of an unreliable SEND.
+    UC_SEND_LAST = 0x22, "UC SEND_LAST", [LAST | SEND | PAYLOAD];
+    /// Last packet of an unreliable SEND with immediate data.
+    UC_SEND_LAST_IMMEDIATE = 0x23, "UC SEND_LAST_IMM", [LAST | SEND | PAYLOAD | IMMEDIATE];
+    /// An unreliable SEND of one packet.
+    UC_SEND_ONLY = 0x24, "UC SEND_ONLY", [ONLY | SEND | PAYLOAD];
+    /// An unreliable SEND of one packet with immediate data.
+    UC_SEND_ONLY_IMMEDIATE = 0x25, "UC SEND_ONLY_IMM", [ONLY | SEND | PAYLOAD | IMMEDIATE];
+    /// First packet of an unreliable WRITE.
+    UC_WRITE_FIRST = 0x26, "UC WRITE_FIRST", [FIRST | WRITE | PAYLOAD | RETH];
+    /// Packet inside an unreliable WRITE.
+    UC_WRITE_MIDDLE = 0x27, "UC WRITE_MIDDLE", [MIDDLE | WRITE | PAYLOAD];
+    /// Last packet of an unreliable WRITE.
+    UC_WRITE_LAST = 0x28, "UC WRITE_LAST", [LAST | WRITE | PAYLOAD];
+    /// Last packet of an unreliable WRITE with immediate data.
+    UC_WRITE_LAST_IMMEDIATE = 0x29, "UC WRITE_LAST_IMM", [LAST | WRITE | PAYLOAD | IMMEDIATE];
+    /// An unreliable WRITE of one packet.
+    UC_WRITE_ONLY = 0x2a, "UC WRITE_ONLY", [ONLY | WRITE | PAYLOAD | RETH];
+    /// An unreliable WRITE of one packet with immediate data.
+    UC_WRITE_ONLY_IMMEDIATE = 0x2b, "UC WRITE_ONLY_IMM", [ONLY | WRITE | PAYLOAD | RETH | IMMEDIATE];
+    /// A datagram.
+    UD_SEND_ONLY = 0x64, "UD SEND_ONLY", [ONLY | SEND | PAYLOAD | DETH];
+    /// A datagram with immediate data.
+    UD_SEND_ONLY_IMMEDIATE = 0x65, "UD SEND_ONLY_IMM", [ONLY | SEND | PAYLOAD | DETH | IMMEDIATE];
+    /// Congestion notification; its 16 reserved bytes count as payload.
+    CNP = 0x81, "CNP", [ONLY | PAYLOAD];
+}
+
+/// By code: 1 + the place of its row; 0 if unknown.
+const PLACES: [u8; 256] = {
+    let mut places = [0; 256];
+    let mut place = 0;
+    while place < ROWS.len() {
+        places[ROWS[place].opcode.0 as usize] = place as u8 + 1;
+        place += 1;
+    }
+    places
+};
+
+impl Opcode {
+    fn row(self) -> Option<&'static Row> {
+        match PLACES[usize::from(self.0)] {
+            0 => None,
+            place => Some(&ROWS[usize::from(place) - 1]),
+        }
+    }
+
+    pub(super) fn traits(self) -> Traits {
+        self.row().map_or(Traits::empty(), |row| row.traits)
+    }
+
+    /// Whether the code is understood.
+    pub fn is_known(self) -> bool {
+        self.row().is_some()
+    }
+
+    /// Its name, service first.
+    pub fn name(self) -> &'static str {
+        self.row().map_or("unknown", |row| row.name)
+    }
+
+    /// The transport service that it belongs to.
+    pub fn service(self) -> Option<Service> {
+        match self.0 >> 5 {
+            0 => Some(Service::ReliableConnection),
+            1 => Some(Service::UnreliableConnection),
+            3 => Some(Service::UnreliableDatagram),
+            4 => Some(Service::CongestionNotification),
+            _ => None,
+        }
+    }
+
+    /// Whether it belongs to the reliable connection service.
+    pub fn is_reliable_connection(self) -> bool {
+        self.service() == Some(Service::ReliableConnection)
+    }
+
+    /// Whether it goes from a requester to a responder.
+    pub fn is_request(self) -> bool {
+        self.is_known() && !self.is_response() && self != Self::CNP
+    }
+
+    /// Whether it goes from a responder to a requester.
+    pub fn is_response(self) -> bool {
+        self.traits().contains(Traits::RESPONSE)
+    }
+
+    /// Whether it begins a message of several packets.
+    pub fn is_first(self) -> bool {
+        self.traits().contains(Traits::FIRST)
+    }
+
+    /// Whether it is neither the first nor the last packet of its message.
+    pub fn is_middle(self) -> bool {
+        self.traits().contains(Traits::MIDDLE)
+    }
+
+    /// Whether it ends a message of several packets.
+    pub fn is_last(self) -> bool {
+        self.traits().contains(Traits::LAST)
+    }
+
+    /// Whether it is the only packet of its message.
+    pub fn is_only(self) -> bool {
+        self.traits().contains(Traits::ONLY)
+    }
+
+    /// Whether it is part of a SEND of any kind.
+    pub fn is_send(self) -> bool {
+        self.traits().contains(Traits::SEND)
+    }
+
+    /// Whether it is part of a WRITE.
+    pub fn is_write(self) -> bool {
+        self.traits().contains(Traits::WRITE)
+    }
+
+    /// Whether it carries immediate data.
+    pub fn has_immediate(self) -> bool {
+        self.traits().contains(Traits::IMMEDIATE)
+    }
+
+    /// Bytes of the extended headers between base transport header and payload.
+    pub fn extended_bytes(self) -> usize {
+        let traits = self.traits();
+        let sizes = [
+            (Traits::DETH, 8),
+            (Traits::RETH, 16),
+            (Traits::ATOMIC, 28),
+            (Traits::AETH, 4),
+            (Traits::ATOMIC_ACK, 8),
+            (Traits::IMMEDIATE, 4),
+            (Traits::INVALIDATE, 4),
+        ];
+        sizes.into_iter().filter(|(flag, _)| traits.contains(*flag)).map(|(_, size)| size).sum()
+    }
+}
+
+impl fmt::Debug for Opcode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Opcode({:#04x} {})", self.0, self.name())
+    }
+}
+
+impl fmt::Display for Opcode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn header_lengths_are_those_of_the_standard() {
+        let lengths = [
+            (Opcode::RC_SEND_ONLY, 12),
+            (Opcode::RC_SEND_ONLY_IMMEDIATE, 16),
+            (Opcode::RC_SEND_ONLY_INVALIDATE, 16),
+            (Opcode::RC_ACKNOWLEDGE, 16),
+            (Opcode::RC_ATOMIC_ACKNOWLEDGE, 24),
+            (Opcode::RC_WRITE_FIRST, 28),
+            (Opcode::RC_READ_REQUEST, 28),
+            (Opcode::RC_WRITE_ONLY_IMMEDIATE, 32),
+            (Opcode::RC_COMPARE_SWAP, 40),
+            (Opcode::UD_SEND_ONLY, 20),
+            (Opcode::UD_SEND_ONLY_IMMEDIATE, 24),
+        ];
+        for (opcode, length) in lengths {
+            assert_eq!(12 + opcode.extended_bytes(), length, "{opcode}");
+        }
+    }
+
+    #[test]
+    fn each_code_is_first_middle_last_or_only() {
+        for opcode in Opcode::ALL {
+            let places = [opcode.is_first(), opcode.is_middle(), opcode.is_last(), opcode.is_only()];
+            assert_eq!(places.into_iter().filter(|place| *place).count(), 1, "{opcode}");
+        }
+        assert!(!Opcode(0x15).is_known() && !Opcode(0xa0).is_known() && !Opcode(0x40).is_known());
+    }
+}
