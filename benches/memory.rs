@@ -1,0 +1,82 @@
+//! Cost of reaching registered memory: copies in and out beside a plain copy, and finding a region by its key.
+
+use std::hint::black_box;
+use std::sync::Arc;
+
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use rdma_verbs::memory::{Backing, Region, RegionTable};
+use rdma_verbs::types::{AccessFlags, DomainId};
+
+const DOMAIN: DomainId = DomainId(1);
+const ACCESS: AccessFlags = AccessFlags::REMOTE.union(AccessFlags::LOCAL_WRITE);
+const SIZES: [usize; 6] = [8, 64, 256, 1024, 4096, 65_536];
+
+fn copies(c: &mut Criterion) {
+    let table = RegionTable::new(2);
+    let own = table.register(DOMAIN, Backing::anonymous(1 << 16).unwrap(), 0u64, ACCESS).unwrap();
+    let mut bytes = vec![0u8; 1 << 16];
+    // SAFETY: `bytes` outlives the region and is used by nobody else.
+    let raw = unsafe { Backing::raw(bytes.as_mut_ptr(), bytes.len()) };
+    let raw = table.register(DOMAIN, raw, 0u64, ACCESS).unwrap();
+    for size in SIZES {
+        let mut group = c.benchmark_group(format!("copy/{size}"));
+        group.throughput(Throughput::Bytes(size as u64));
+        let (source, mut target) = (vec![1u8; size], vec![0u8; size]);
+        group.bench_function("plain", |b| b.iter(|| black_box(&mut target[..]).copy_from_slice(black_box(&source))));
+        for (name, region) in [("own", &own), ("raw", &raw)] {
+            group.bench_function(format!("{name} in"), |b| b.iter(|| region.write_at(0, black_box(&source)).unwrap()));
+            group.bench_function(format!("{name} in, odd place"), |b| {
+                let source = &source[..size - 1];
+                b.iter(|| region.write_at(3, black_box(source)).unwrap())
+            });
+            group.bench_function(format!("{name} out"), |b| {
+                b.iter(|| region.read_at(0, black_box(&mut target)).unwrap())
+            });
+        }
+        group.finish();
+    }
+    let mut group = c.benchmark_group("word");
+    for (name, region) in [("own", &own), ("raw", &raw)] {
+        group.bench_function(format!("{name} load"), |b| b.iter(|| region.load_acquire_u64(8).unwrap()));
+        group.bench_function(format!("{name} fetch and add"), |b| b.iter(|| region.fetch_add_u64(8, 1).unwrap()));
+    }
+}
+
+fn lookup(c: &mut Criterion) {
+    let mut group = c.benchmark_group("lookup");
+    for count in [1, 100_000] {
+        let table = RegionTable::new(count + 1);
+        let regions: Vec<Arc<Region>> =
+            (0..count).map(|_| table.register(DOMAIN, Backing::from_vec(vec![0; 64]), 0u64, ACCESS).unwrap()).collect();
+        let view = table.read();
+        let mut next = 0;
+        group.bench_function(format!("check among {count}"), |b| {
+            b.iter(|| {
+                next = (next + 7919) % count;
+                view.check(black_box(regions[next].rkey().0), DOMAIN, 8, 8, AccessFlags::REMOTE_WRITE).unwrap();
+            })
+        });
+        let keys: Vec<u32> = regions.iter().map(|region| region.rkey().0).collect();
+        group.bench_function(format!("check among {count}, keys at hand"), |b| {
+            b.iter(|| {
+                next = (next + 7919) % count;
+                view.check(black_box(keys[next]), DOMAIN, 8, 8, AccessFlags::REMOTE_WRITE).unwrap();
+            })
+        });
+        drop(view);
+        group.bench_function(format!("register and deregister among {count}"), |b| {
+            let mut bytes = vec![0; 64];
+            b.iter(|| {
+                let backing = Backing::from_vec(std::mem::take(&mut bytes));
+                let region = table.register(DOMAIN, backing, 0u64, ACCESS).unwrap();
+                assert!(table.deregister(&region));
+                bytes = Region::into_backing(region).unwrap().into_vec().unwrap();
+            })
+        });
+    }
+    let table = RegionTable::new(1);
+    group.bench_function("take and drop a view", |b| b.iter(|| black_box(table.read())));
+}
+
+criterion_group!(benches, copies, lookup);
+criterion_main!(benches);

@@ -1,0 +1,155 @@
+//! Where the bytes of a region come from, and who frees them.
+
+use std::fs::File;
+use std::io;
+
+use memmap2::{MmapOptions, MmapRaw};
+
+use super::{OwnedBytes, RawRange};
+
+/// Memory that can be registered. It owns its bytes, except for a raw range, and frees them when it is dropped.
+#[derive(Debug)]
+pub enum Backing {
+    /// Zeroed pages of this process alone.
+    Anonymous(Mapping),
+    /// Part of a file, shared with whoever else maps or writes it.
+    File(Mapping),
+    /// A vector or boxed slice, which comes back as it went in.
+    Owned(OwnedBytes),
+    /// Memory that the caller answers for.
+    Raw(RawRange),
+}
+
+impl Backing {
+    /// `len` zeroed bytes, starting at a page boundary.
+    ///
+    /// # Errors
+    /// `InvalidInput` if `len` is 0; otherwise what `mmap` answers, for want of memory or address space.
+    pub fn anonymous(len: usize) -> io::Result<Self> {
+        let map = MmapOptions::new().len(positive(len)?).map_anon()?;
+        Ok(Backing::Anonymous(Mapping { map: map.into(), writable: true }))
+    }
+
+    /// `len` bytes of `file` from `offset`, which need not be a multiple of the page size.
+    ///
+    /// What is written there reaches the file. Bytes past the file's end are refused at registration; if the file is
+    /// truncated later, accesses there end in [`super::AccessError::Fault`].
+    ///
+    /// # Errors
+    /// `InvalidInput` if `len` is 0; otherwise what `mmap` answers, such as `PermissionDenied` for `writable` on a file
+    /// that is not open for writing.
+    pub fn file(file: &File, offset: u64, len: usize, writable: bool) -> io::Result<Self> {
+        let mut options = MmapOptions::new();
+        options.offset(offset).len(positive(len)?);
+        let map = if writable { options.map_raw(file)? } else { options.map_raw_read_only(file)? };
+        Ok(Backing::File(Mapping { map, writable }))
+    }
+
+    /// The bytes of `bytes`; its spare capacity is kept but not registered.
+    pub fn from_vec(bytes: Vec<u8>) -> Self {
+        Backing::Owned(OwnedBytes::from(bytes))
+    }
+
+    /// The bytes of `bytes`.
+    pub fn from_boxed_slice(bytes: Box<[u8]>) -> Self {
+        Self::from_vec(bytes.into_vec())
+    }
+
+    /// The vector of [`Backing::from_vec`] or [`Backing::from_boxed_slice`], with its present content and without a
+    /// copy.
+    ///
+    /// # Errors
+    /// Gives back a backing of another kind.
+    pub fn into_vec(self) -> Result<Vec<u8>, Self> {
+        match self {
+            Backing::Owned(bytes) => Ok(bytes.into()),
+            other => Err(other),
+        }
+    }
+
+    /// The boxed slice of [`Backing::from_boxed_slice`]. A vector's spare capacity is released.
+    ///
+    /// # Errors
+    /// Gives back a backing of another kind.
+    pub fn into_boxed_slice(self) -> Result<Box<[u8]>, Self> {
+        self.into_vec().map(Vec::into_boxed_slice)
+    }
+
+    /// Number of bytes.
+    pub fn len(&self) -> usize {
+        match self {
+            Backing::Anonymous(mapping) | Backing::File(mapping) => mapping.map.len(),
+            Backing::Owned(bytes) => bytes.len(),
+            Backing::Raw(range) => range.len(),
+        }
+    }
+
+    /// Whether there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The first byte. Whoever dereferences it takes part in the rules of the module's documentation.
+    pub fn as_mut_ptr(&self) -> *mut u8 {
+        match self {
+            Backing::Anonymous(mapping) | Backing::File(mapping) => mapping.map.as_mut_ptr(),
+            Backing::Owned(bytes) => bytes.as_mut_ptr(),
+            Backing::Raw(range) => range.as_mut_ptr(),
+        }
+    }
+
+    /// Whether the bytes may be written at all. For a raw range this is found out when it is tried.
+    pub(super) fn is_writable(&self) -> bool {
+        match self {
+            Backing::Anonymous(mapping) | Backing::File(mapping) => mapping.writable,
+            Backing::Owned(_) | Backing::Raw(_) => true,
+        }
+    }
+
+    /// Whether others can take the pages away, so that an access must not touch them directly.
+    pub(super) fn can_fault(&self) -> bool {
+        matches!(self, Backing::File(_) | Backing::Raw(_))
+    }
+}
+
+/// Pages mapped by this library.
+#[derive(Debug)]
+pub struct Mapping {
+    map: MmapRaw,
+    writable: bool,
+}
+
+fn positive(len: usize) -> io::Result<usize> {
+    if len == 0 {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "len: 0 given; at least 1 byte is needed"));
+    }
+    Ok(len)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn empty_mappings_are_refused() {
+        assert_eq!(Backing::anonymous(0).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+        let file = File::open("/dev/zero").unwrap();
+        assert_eq!(Backing::file(&file, 0, 0, false).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+    }
+
+    #[test]
+    fn a_vector_comes_back_as_it_went_in() {
+        let mut bytes = Vec::with_capacity(100);
+        bytes.extend_from_slice(b"abc");
+        let (pointer, capacity) = (bytes.as_ptr(), bytes.capacity());
+        let backing = Backing::from_vec(bytes);
+        assert_eq!((backing.len(), backing.as_mut_ptr().cast_const()), (3, pointer));
+        let bytes = backing.into_vec().unwrap();
+        assert_eq!((bytes.as_ptr(), bytes.capacity(), &bytes[..]), (pointer, capacity, &b"abc"[..]));
+
+        let boxed = Backing::from_boxed_slice(Box::new([1, 2])).into_boxed_slice().unwrap();
+        assert_eq!(*boxed, [1, 2]);
+        assert!(Backing::from_vec(Vec::new()).is_empty());
+        assert!(Backing::anonymous(8).unwrap().into_vec().is_err());
+    }
+}

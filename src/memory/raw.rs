@@ -1,0 +1,299 @@
+//! The unsafe part of registered memory: who owns the bytes, and every access to them.
+//!
+//! [`Memory`] is the gate: it holds a backing and its address together, checks bounds, and picks one of two ways.
+//!
+//! *Direct*, for memory of our own. On x86-64 every access, copies and atomics alike, is a machine instruction in an
+//! `asm!` block. Such an access is opaque to the compiler, which must assume that it reads and writes any memory it
+//! can reach; so it can meet the access of another thread, of whatever size, with no more consequence than the machine
+//! gives it. Elsewhere, and where a checker must see the accesses (loom, Miri, sanitizers with
+//! `--cfg rdma_verbs_sanitize`), they are relaxed atomics of bytes and words.
+//!
+//! *Guarded*, for raw ranges and file mappings, whose pages others can take away. The kernel makes the copy
+//! (`process_vm_readv` and `process_vm_writev` on this process), and reports a missing page as an error instead of a
+//! signal. That costs about 0.4 µs a copy. Loads and stores of words go the same way.
+//!
+//! Read-modify-write atomics have no such call. Reading a word and writing it back through the kernel would not be
+//! atomic towards the processor or another process: it would lose updates silently, and a peer's atomics are promised
+//! to be host atomics. So a guarded atomic first has the kernel make the page present and writable, which reports
+//! [`AccessError::Fault`] if it cannot, and then executes the instruction. Only when the page is taken away between
+//! these two steps, within some tens of nanoseconds, does the process get the signal. That is the smaller evil: it
+//! needs a program that unmaps or truncates memory in the very moment in which a peer changes it, and it is loud.
+
+use std::mem::ManuallyDrop;
+use std::ptr::NonNull;
+
+use super::{AccessError, Backing};
+
+#[cfg(all(target_arch = "x86_64", target_pointer_width = "64", not(any(loom, miri, rdma_verbs_sanitize))))]
+#[path = "raw/instructions.rs"]
+mod direct;
+#[cfg(not(all(target_arch = "x86_64", target_pointer_width = "64", not(any(loom, miri, rdma_verbs_sanitize)))))]
+#[path = "raw/atomics.rs"]
+mod direct;
+mod guarded;
+#[cfg(all(test, not(loom)))]
+mod tests;
+
+pub(super) use guarded::{Unusable, probe};
+
+impl Backing {
+    /// `len` bytes from `addr`, which somebody else owns.
+    ///
+    /// Accesses never raise a signal, even if the range is unmapped after all: they end in [`AccessError::Fault`]. (A
+    /// peer's atomic that meets the unmapping within nanoseconds is the exception.) Registration refuses a range that
+    /// is not all mapped.
+    ///
+    /// # Safety
+    /// From registration until the region was deregistered and dropped, or the backing was dropped unregistered:
+    /// * the range belongs to the caller, who lets this library, and whoever the region's access rights let in, read
+    ///   it and, with `LOCAL_WRITE`, write it at any time;
+    /// * no `&mut` to any of these bytes is used, and with `LOCAL_WRITE` no `&` either, except to bytes in
+    ///   `UnsafeCell`s or atomics; plain accesses through pointers must not race with this library's;
+    /// * nothing else is put at these addresses: if the memory is freed or unmapped, whatever comes to lie there would
+    ///   be read and overwritten in its stead.
+    pub unsafe fn raw(addr: *mut u8, len: usize) -> Self {
+        Backing::Raw(RawRange { address: addr, length: len })
+    }
+}
+
+/// Memory that the caller of [`Backing::raw`] answers for.
+#[derive(Debug)]
+pub struct RawRange {
+    address: *mut u8,
+    length: usize,
+}
+
+// SAFETY: a `RawRange` only names memory. Whoever made it promised in `Backing::raw` that the library may access that
+// memory at any time; nothing in the promise depends on the thread.
+unsafe impl Send for RawRange {}
+// SAFETY: as for `Send`; and `&RawRange` allows nothing but reading the two numbers.
+unsafe impl Sync for RawRange {}
+
+impl RawRange {
+    pub(super) fn len(&self) -> usize {
+        self.length
+    }
+
+    pub(super) fn as_mut_ptr(&self) -> *mut u8 {
+        self.address
+    }
+}
+
+/// A vector taken apart. A `Vec` or `Box` asserts whenever it is moved that nobody else accesses its bytes, which is
+/// not so while they are registered; the parts assert nothing.
+#[derive(Debug)]
+pub struct OwnedBytes {
+    address: NonNull<u8>,
+    length: usize,
+    capacity: usize,
+}
+
+// SAFETY: an `OwnedBytes` is the only owner of its bytes, as the `Vec<u8>` it came from, which is `Send`.
+unsafe impl Send for OwnedBytes {}
+// SAFETY: `&OwnedBytes` allows nothing but reading the numbers; the bytes are accessed through `Memory` alone.
+unsafe impl Sync for OwnedBytes {}
+
+impl OwnedBytes {
+    pub(super) fn len(&self) -> usize {
+        self.length
+    }
+
+    pub(super) fn as_mut_ptr(&self) -> *mut u8 {
+        self.address.as_ptr()
+    }
+}
+
+impl From<Vec<u8>> for OwnedBytes {
+    fn from(bytes: Vec<u8>) -> Self {
+        let mut bytes = ManuallyDrop::new(bytes);
+        let address = NonNull::new(bytes.as_mut_ptr()).expect("the pointer of a vector is never null");
+        Self { address, length: bytes.len(), capacity: bytes.capacity() }
+    }
+}
+
+impl From<OwnedBytes> for Vec<u8> {
+    fn from(bytes: OwnedBytes) -> Self {
+        let bytes = ManuallyDrop::new(bytes);
+        // SAFETY: the parts are those of a `Vec<u8>` that was forgotten in `From<Vec<u8>>`, the only constructor, and
+        // never change. `bytes` is consumed without running its destructor, so the vector is rebuilt only once.
+        unsafe { Vec::from_raw_parts(bytes.address.as_ptr(), bytes.length, bytes.capacity) }
+    }
+}
+
+impl Drop for OwnedBytes {
+    fn drop(&mut self) {
+        // SAFETY: as in `From<OwnedBytes>`; the destructor runs at most once, and not after that conversion.
+        drop(unsafe { Vec::from_raw_parts(self.address.as_ptr(), self.length, self.capacity) });
+    }
+}
+
+/// A backing together with the address of its bytes. All accesses of this library go through here.
+///
+/// What every access relies on, the *invariant*: `base` and `length` name the bytes of `owner`, which stay allocated as
+/// long as `owner` lives (a mapping is unmapped and a vector freed in its destructor, both types are private to this
+/// layer, and neither shrinks), except that the pages of a backing that `can_fault` may vanish. No reference to these
+/// bytes exists: `owner` holds pointers, and for a raw range the caller of [`Backing::raw`] promised it.
+#[derive(Debug)]
+pub(super) struct Memory {
+    base: *mut u8,
+    length: usize,
+    guarded: bool,
+    writable: bool,
+    owner: Backing,
+}
+
+// SAFETY: `owner` is `Send`, and `base` names what it owns.
+unsafe impl Send for Memory {}
+// SAFETY: the methods that take `&self` access the bytes only by the copies and atomics of this module, which may run
+// at the same time in any number of threads; nothing else is changed through `&self`.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    pub(super) fn new(owner: Backing) -> Self {
+        Self {
+            base: owner.as_mut_ptr(),
+            length: owner.len(),
+            guarded: owner.can_fault(),
+            writable: owner.is_writable(),
+            owner,
+        }
+    }
+
+    pub(super) fn into_owner(self) -> Backing {
+        self.owner
+    }
+
+    pub(super) fn base(&self) -> *mut u8 {
+        self.base
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.length
+    }
+
+    /// Copies out, in any order.
+    #[inline]
+    pub(super) fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), AccessError> {
+        let source = self.at(offset, out.len())?;
+        if self.guarded {
+            return guarded::read(source, out);
+        }
+        // SAFETY: `at` found the range in bounds, so by the invariant it is mapped; `out` cannot overlap it, because
+        // no reference to registered bytes exists.
+        unsafe { direct::copy_out(source, out) };
+        Ok(())
+    }
+
+    /// Copies in: body first, then the tail in naturally aligned pieces, the last byte in the last store.
+    #[inline]
+    pub(super) fn write(&self, offset: usize, data: &[u8]) -> Result<(), AccessError> {
+        let target = self.at(offset, data.len())?;
+        self.check_writable()?;
+        if self.guarded {
+            // SAFETY: `at` found the range in bounds of a raw range or file mapping. The caller of `Backing::raw`
+            // promised that it may be written if it can be, and that nothing else lies there; a file mapping of ours
+            // is only ever unmapped by `owner`'s destructor. If pages are missing, the kernel says so.
+            return unsafe { guarded::write(target, data) };
+        }
+        // SAFETY: as in `read`, and the pages of a backing that is not guarded are writable.
+        unsafe { direct::copy_in(target, data) };
+        Ok(())
+    }
+
+    /// Atomically replaces the word by `new` if it equals `current`; gives the value found.
+    pub(super) fn compare_exchange_u64(&self, offset: usize, current: u64, new: u64) -> Result<u64, AccessError> {
+        let word = self.word_for_update(offset)?;
+        // SAFETY: `word_for_update` found the word in bounds, aligned and writable.
+        Ok(unsafe { direct::compare_exchange_u64(word, current, new) })
+    }
+
+    /// Atomically adds to the word, modulo 2^64; gives the value found.
+    pub(super) fn fetch_add_u64(&self, offset: usize, add: u64) -> Result<u64, AccessError> {
+        let word = self.word_for_update(offset)?;
+        // SAFETY: as in `compare_exchange_u64`.
+        Ok(unsafe { direct::fetch_add_u64(word, add) })
+    }
+
+    fn word_for_update(&self, offset: usize) -> Result<*mut u64, AccessError> {
+        let word = self.aligned_at(offset, size_of::<u64>())?;
+        self.check_writable()?;
+        if self.guarded {
+            guarded::make_writable(word, size_of::<u64>())?;
+        }
+        Ok(word.cast())
+    }
+
+    fn aligned_at(&self, offset: usize, size: usize) -> Result<*mut u8, AccessError> {
+        let word = self.at(offset, size)?;
+        if !word.addr().is_multiple_of(size) {
+            return Err(AccessError::Misaligned);
+        }
+        Ok(word)
+    }
+
+    fn check_writable(&self) -> Result<(), AccessError> {
+        if self.writable { Ok(()) } else { Err(AccessError::NoPermission) }
+    }
+
+    /// The address of the range, if it is in bounds.
+    #[inline]
+    fn at(&self, offset: usize, length: usize) -> Result<*mut u8, AccessError> {
+        if offset > self.length || length > self.length - offset {
+            return Err(AccessError::OutOfBounds);
+        }
+        Ok(self.base.wrapping_add(offset))
+    }
+}
+
+macro_rules! word_access {
+    ($($word:ty, $load:ident, $store:ident;)*) => {
+        impl Memory {
+            $(
+                pub(super) fn $load(&self, offset: usize) -> Result<$word, AccessError> {
+                    let word = self.aligned_at(offset, size_of::<$word>())?;
+                    if self.guarded {
+                        let mut bytes = [0; size_of::<$word>()];
+                        guarded::read(word, &mut bytes)?;
+                        return Ok(<$word>::from_ne_bytes(bytes));
+                    }
+                    // SAFETY: the word is in bounds and aligned, and by the invariant it is mapped.
+                    Ok(unsafe { direct::$load(word.cast()) })
+                }
+
+                pub(super) fn $store(&self, offset: usize, value: $word) -> Result<(), AccessError> {
+                    let word = self.aligned_at(offset, size_of::<$word>())?;
+                    self.check_writable()?;
+                    if self.guarded {
+                        // SAFETY: as in `write`.
+                        return unsafe { guarded::write(word, &value.to_ne_bytes()) };
+                    }
+                    // SAFETY: as for the load, and the pages of a backing that is not guarded are writable.
+                    unsafe { direct::$store(word.cast(), value) };
+                    Ok(())
+                }
+            )*
+        }
+    };
+}
+
+word_access! {
+    u8, load_acquire_u8, store_release_u8;
+    u16, load_acquire_u16, store_release_u16;
+    u32, load_acquire_u32, store_release_u32;
+    u64, load_acquire_u64, store_release_u64;
+}
+
+/// How many bytes of a write to `address` come before its tail. The tail is what the write covers of the last aligned
+/// word of 8 bytes; `length` is not 0.
+const fn body_length(address: usize, length: usize) -> usize {
+    let last_word = (address + (length - 1)) & !7;
+    last_word.saturating_sub(address)
+}
+
+/// Size of the naturally aligned piece of a tail that starts at `address` with `remaining` bytes to go, at least 1.
+const fn piece_size(address: usize, remaining: usize) -> usize {
+    let aligned = address.trailing_zeros();
+    let fitting = remaining.ilog2();
+    let bits = if aligned < fitting { aligned } else { fitting };
+    if bits < 3 { 1 << bits } else { 8 }
+}

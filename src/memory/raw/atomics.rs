@@ -1,0 +1,130 @@
+//! Direct accesses as atomics: for processors other than x86-64, and where a checker must see them.
+//!
+//! Copies use relaxed atomics of bytes up to the first aligned word and after the last, and of words between. Two
+//! accesses of different size may meet; the language's model leaves that open, and every compiler for the machines
+//! that Rust supports translates each into one load or store.
+
+use std::ptr;
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
+
+use super::{body_length, piece_size};
+
+const WORD: usize = size_of::<u64>();
+
+/// Copies `out.len()` bytes out of registered memory, in any order.
+///
+/// # Safety
+/// The bytes from `source` on are mapped and readable, and do not overlap `out`.
+pub(super) unsafe fn copy_out(source: *const u8, out: &mut [u8]) {
+    let head = source.align_offset(WORD).min(out.len());
+    let (head, rest) = out.split_at_mut(head);
+    let (words, tail) = rest.as_chunks_mut::<WORD>();
+    let mut source = source.cast_mut();
+    // SAFETY: the three parts are `out` cut in order, and `source` moves along by the size of each piece, so every
+    // access is within the range the caller answers for. After the head it is aligned to words, if any follow.
+    unsafe {
+        for byte in head {
+            *byte = AtomicU8::from_ptr(source).load(Ordering::Relaxed);
+            source = source.add(1);
+        }
+        for word in words {
+            *word = AtomicU64::from_ptr(source.cast()).load(Ordering::Relaxed).to_ne_bytes();
+            source = source.add(WORD);
+        }
+        for byte in tail {
+            *byte = AtomicU8::from_ptr(source).load(Ordering::Relaxed);
+            source = source.add(1);
+        }
+    }
+}
+
+/// Copies `data` into registered memory: the body in any order, then the tail in naturally aligned pieces.
+///
+/// # Safety
+/// `data.len()` bytes from `target` on are mapped and writable, and do not overlap `data`.
+pub(super) unsafe fn copy_in(target: *mut u8, data: &[u8]) {
+    if data.is_empty() {
+        return;
+    }
+    let (body, mut tail) = data.split_at(body_length(target.addr(), data.len()));
+    let (head, words) = body.split_at(target.align_offset(WORD).min(body.len()));
+    let mut target = target;
+    // SAFETY: head, words and tail are `data` cut in order, and `target` moves along by the size of each piece, so
+    // every access is within the range the caller answers for. After the head it is aligned to words; the words come
+    // out even, because the body ends at an aligned word unless it is empty. `piece_size` aligns the tail's pieces.
+    unsafe {
+        for byte in head {
+            AtomicU8::from_ptr(target).store(*byte, Ordering::Relaxed);
+            target = target.add(1);
+        }
+        for word in words.as_chunks::<WORD>().0 {
+            AtomicU64::from_ptr(target.cast()).store(u64::from_ne_bytes(*word), Ordering::Relaxed);
+            target = target.add(WORD);
+        }
+        fence(Ordering::Release);
+        while !tail.is_empty() {
+            let size = piece_size(target.addr(), tail.len());
+            store_piece(target, tail.as_ptr(), size);
+            target = target.add(size);
+            tail = &tail[size..];
+        }
+    }
+}
+
+/// # Safety
+/// `size`, a power of two up to 8, bytes are readable at `source` and writable at `target`, which is aligned to `size`.
+unsafe fn store_piece(target: *mut u8, source: *const u8, size: usize) {
+    // SAFETY: the caller answers for both ranges and for the alignment of `target`; `source` may be unaligned.
+    unsafe {
+        match size {
+            1 => store_release_u8(target, *source),
+            2 => store_release_u16(target.cast(), ptr::read_unaligned(source.cast())),
+            4 => store_release_u32(target.cast(), ptr::read_unaligned(source.cast())),
+            _ => store_release_u64(target.cast(), ptr::read_unaligned(source.cast())),
+        }
+    }
+}
+
+macro_rules! word_access {
+    ($($word:ty, $atomic:ident, $load:ident, $store:ident;)*) => {
+        $(
+            /// # Safety
+            /// The word is mapped, readable and aligned.
+            pub(super) unsafe fn $load(word: *const $word) -> $word {
+                // SAFETY: the caller answers for the word; it is accessed by atomics only.
+                unsafe { $atomic::from_ptr(word.cast_mut()) }.load(Ordering::Acquire)
+            }
+
+            /// # Safety
+            /// The word is mapped, writable and aligned.
+            pub(super) unsafe fn $store(word: *mut $word, value: $word) {
+                // SAFETY: as for the load.
+                unsafe { $atomic::from_ptr(word) }.store(value, Ordering::Release);
+            }
+        )*
+    };
+}
+
+word_access! {
+    u8, AtomicU8, load_acquire_u8, store_release_u8;
+    u16, AtomicU16, load_acquire_u16, store_release_u16;
+    u32, AtomicU32, load_acquire_u32, store_release_u32;
+    u64, AtomicU64, load_acquire_u64, store_release_u64;
+}
+
+/// # Safety
+/// The word is mapped, writable and aligned.
+pub(super) unsafe fn compare_exchange_u64(word: *mut u64, current: u64, new: u64) -> u64 {
+    // SAFETY: the caller answers for the word; it is accessed by atomics only.
+    let word = unsafe { AtomicU64::from_ptr(word) };
+    match word.compare_exchange(current, new, Ordering::SeqCst, Ordering::SeqCst) {
+        Ok(found) | Err(found) => found,
+    }
+}
+
+/// # Safety
+/// The word is mapped, writable and aligned.
+pub(super) unsafe fn fetch_add_u64(word: *mut u64, add: u64) -> u64 {
+    // SAFETY: as in `compare_exchange_u64`.
+    unsafe { AtomicU64::from_ptr(word) }.fetch_add(add, Ordering::SeqCst)
+}

@@ -1,0 +1,395 @@
+//! One registration: a backing, the addresses and rights under which it is known, and its keys.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::types::{AccessFlags, DomainId, Lkey, Rkey};
+
+use super::raw::{self, Memory, Unusable};
+use super::sync::AtomicBool;
+use super::{AccessError, Backing, RegisterError};
+
+/// Flags that a registration may ask for. Huge pages need nothing special here, so that flag is accepted and ignored.
+pub(super) const SUPPORTED: AccessFlags = AccessFlags::REMOTE
+    .union(AccessFlags::LOCAL_WRITE)
+    .union(AccessFlags::MEMORY_WINDOW_BIND)
+    .union(AccessFlags::ZERO_BASED)
+    .union(AccessFlags::HUGETLB)
+    .union(AccessFlags::RELAXED_ORDERING);
+
+/// Bits 20 to 29 are hints by the standard: a device that does not know one ignores it.
+const OPTIONAL_BITS: u32 = 0x3ff0_0000;
+
+/// How a region is registered. Start from the default and set what differs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct RegisterOptions {
+    /// What local and remote parties may do with it. The default, no flag, lets local requests read it.
+    pub access: AccessFlags,
+    /// First address by which requests name it; `None`: its address in this process. With
+    /// [`AccessFlags::ZERO_BASED`] it is 0, whatever is given here.
+    pub iova: Option<u64>,
+    /// Whether a peer's SEND with invalidate may revoke its key.
+    pub invalidatable: bool,
+}
+
+/// Registered memory: the bytes, the addresses and rights under which requests reach them, and the keys.
+///
+/// Offsets of the methods count from the first byte, whatever the addresses in requests are. They work for whoever
+/// holds the region, deregistered or not; the module's documentation says how they meet accesses of others.
+pub struct Region {
+    memory: Memory,
+    iova: u64,
+    access: AccessFlags,
+    key: u32,
+    domain: DomainId,
+    invalidatable: bool,
+    valid: AtomicBool,
+}
+
+impl Region {
+    /// A region that passed [`check`].
+    pub(super) fn new(domain: DomainId, backing: Backing, checked: Checked, key: u32) -> Self {
+        Self {
+            memory: Memory::new(backing),
+            iova: checked.iova,
+            access: checked.access,
+            key,
+            domain,
+            invalidatable: checked.invalidatable,
+            valid: AtomicBool::new(true),
+        }
+    }
+
+    /// Number of bytes.
+    pub fn len(&self) -> u64 {
+        self.memory.len() as u64
+    }
+
+    /// Always false: a region has at least one byte.
+    pub fn is_empty(&self) -> bool {
+        self.memory.len() == 0
+    }
+
+    /// First address by which requests name it.
+    pub fn iova(&self) -> u64 {
+        self.iova
+    }
+
+    /// The first byte in this process. Whoever dereferences it takes part in the rules of the module's documentation.
+    pub fn as_mut_ptr(&self) -> *mut u8 {
+        self.memory.base()
+    }
+
+    /// Access rights, without the hints that were ignored.
+    pub fn access(&self) -> AccessFlags {
+        self.access
+    }
+
+    /// The key by which local requests name it.
+    pub fn lkey(&self) -> Lkey {
+        Lkey(self.key)
+    }
+
+    /// The key by which peers name it: the same number.
+    pub fn rkey(&self) -> Rkey {
+        Rkey(self.key)
+    }
+
+    /// The protection domain.
+    pub fn domain(&self) -> DomainId {
+        self.domain
+    }
+
+    /// Whether a peer's SEND with invalidate may revoke its key.
+    pub fn is_invalidatable(&self) -> bool {
+        self.invalidatable
+    }
+
+    /// Whether its key was not invalidated. Says nothing about deregistration.
+    pub fn is_valid(&self) -> bool {
+        self.valid.load(Ordering::Acquire)
+    }
+
+    /// Copies `out.len()` bytes from `offset` on out of the region, in no promised order.
+    ///
+    /// # Errors
+    /// [`AccessError::OutOfBounds`], and [`AccessError::Fault`] for memory that others took away.
+    #[inline]
+    pub fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), AccessError> {
+        self.memory.read(index(offset)?, out)
+    }
+
+    /// Copies `data` into the region from `offset` on: the body first, in no promised order, the last byte last.
+    ///
+    /// # Errors
+    /// As [`Region::read_at`]; [`AccessError::NoPermission`] for a file mapped read-only.
+    #[inline]
+    pub fn write_at(&self, offset: u64, data: &[u8]) -> Result<(), AccessError> {
+        self.memory.write(index(offset)?, data)
+    }
+
+    /// Replaces the word at `offset` by `new` if it equals `current`, atomically towards every other atomic access,
+    /// those of peers included. Gives the value found: it was replaced if that is `current`.
+    ///
+    /// # Errors
+    /// As [`Region::write_at`]; [`AccessError::Misaligned`] if the word's address in this process is not a multiple
+    /// of 8.
+    pub fn compare_exchange_u64(&self, offset: u64, current: u64, new: u64) -> Result<u64, AccessError> {
+        self.memory.compare_exchange_u64(index(offset)?, current, new)
+    }
+
+    /// Adds to the word at `offset`, modulo 2^64, atomically as [`Region::compare_exchange_u64`]. Gives the value
+    /// found.
+    ///
+    /// # Errors
+    /// As [`Region::compare_exchange_u64`].
+    pub fn fetch_add_u64(&self, offset: u64, add: u64) -> Result<u64, AccessError> {
+        self.memory.fetch_add_u64(index(offset)?, add)
+    }
+
+    /// The memory of a region that was deregistered, with its present content.
+    ///
+    /// # Errors
+    /// Gives the region back while it is registered or somebody else holds it.
+    pub fn into_backing(region: Arc<Region>) -> Result<Backing, Arc<Region>> {
+        Arc::try_unwrap(region).map(|region| region.memory.into_owner())
+    }
+
+    pub(super) fn key(&self) -> u32 {
+        self.key
+    }
+
+    pub(super) fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    /// Revokes the key. False if it was revoked already.
+    pub(super) fn invalidate(&self) -> bool {
+        self.valid.swap(false, Ordering::AcqRel)
+    }
+
+    /// The offset of `length` bytes that requests name by `addr`, if all of them lie in the region.
+    #[inline]
+    pub(super) fn offset_of(&self, addr: u64, length: u64) -> Result<usize, AccessError> {
+        offset_within(self.iova, self.len(), addr, length).ok_or(AccessError::OutOfBounds)
+    }
+}
+
+macro_rules! word_access {
+    ($($word:ty, $load:ident, $store:ident;)*) => {
+        impl Region {
+            $(
+                /// Loads the aligned word at `offset`. Whoever sees a value this way also sees everything that its
+                /// writer stored before, so a program may wait for a message's last bytes by it.
+                ///
+                /// # Errors
+                /// As [`Region::read_at`]; [`AccessError::Misaligned`] if the word's address in this process is not a
+                /// multiple of its size.
+                pub fn $load(&self, offset: u64) -> Result<$word, AccessError> {
+                    self.memory.$load(index(offset)?)
+                }
+
+                /// Stores the aligned word at `offset`, after everything that this thread stored before.
+                ///
+                /// # Errors
+                /// As [`Region::write_at`]; [`AccessError::Misaligned`] if the word's address in this process is not a
+                /// multiple of its size.
+                pub fn $store(&self, offset: u64, value: $word) -> Result<(), AccessError> {
+                    self.memory.$store(index(offset)?, value)
+                }
+            )*
+        }
+    };
+}
+
+word_access! {
+    u8, load_acquire_u8, store_release_u8;
+    u16, load_acquire_u16, store_release_u16;
+    u32, load_acquire_u32, store_release_u32;
+    u64, load_acquire_u64, store_release_u64;
+}
+
+impl fmt::Debug for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Region")
+            .field("key", &Rkey(self.key))
+            .field("domain", &self.domain.0)
+            .field("iova", &format_args!("{:#x}", self.iova))
+            .field("len", &self.len())
+            .field("access", &self.access)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What a registration asks for, after [`check`].
+#[derive(Clone, Copy)]
+pub(super) struct Checked {
+    iova: u64,
+    access: AccessFlags,
+    invalidatable: bool,
+}
+
+/// Whether `backing` may be registered as `options` say.
+pub(super) fn check(backing: &Backing, options: &RegisterOptions) -> Result<Checked, RegisterError> {
+    let access = check_access(options.access)?;
+    let (address, length) = (backing.as_mut_ptr(), backing.len());
+    if length == 0 {
+        return Err(RegisterError::Empty);
+    }
+    let iova = match options.iova {
+        _ if access.contains(AccessFlags::ZERO_BASED) => 0,
+        Some(iova) => iova,
+        None => address.addr() as u64,
+    };
+    if iova.checked_add(length as u64).is_none() {
+        return Err(RegisterError::AddressOverflow { iova, length: length as u64 });
+    }
+    check_memory(backing, access.contains(AccessFlags::LOCAL_WRITE))?;
+    Ok(Checked { iova, access, invalidatable: options.invalidatable })
+}
+
+fn check_access(given: AccessFlags) -> Result<AccessFlags, RegisterError> {
+    let hints = AccessFlags::from_bits_retain(OPTIONAL_BITS).difference(SUPPORTED);
+    let access = given.difference(hints);
+    let unsupported = access.difference(SUPPORTED);
+    if !unsupported.is_empty() {
+        return Err(RegisterError::UnsupportedAccess { given, unsupported, allowed: SUPPORTED });
+    }
+    let changes = AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;
+    if access.intersects(changes) && !access.contains(AccessFlags::LOCAL_WRITE) {
+        return Err(RegisterError::MissingLocalWrite { given });
+    }
+    Ok(access)
+}
+
+fn check_memory(backing: &Backing, write: bool) -> Result<(), RegisterError> {
+    let (address, length) = (backing.as_mut_ptr().addr() as u64, backing.len() as u64);
+    if write && !backing.is_writable() {
+        return Err(RegisterError::NotWritable { address, length });
+    }
+    if !backing.can_fault() {
+        return Ok(());
+    }
+    raw::probe(backing.as_mut_ptr(), backing.len(), write).map_err(|unusable| match unusable {
+        Unusable::NoCopy { errno } => RegisterError::NoFaultSafeCopy { errno },
+        Unusable::NotMapped => RegisterError::NotMapped { address, length },
+        Unusable::NotWritable => RegisterError::NotWritable { address, length },
+    })
+}
+
+/// An offset as an index; what does not fit is out of bounds of any region.
+fn index(offset: u64) -> Result<usize, AccessError> {
+    usize::try_from(offset).map_err(|_| AccessError::OutOfBounds)
+}
+
+/// Where `addr .. addr + length` lies in the region `iova .. iova + region_length`, if it does. No sum is formed that
+/// could pass the end of the number space.
+#[inline]
+fn offset_within(iova: u64, region_length: u64, addr: u64, length: u64) -> Option<usize> {
+    let offset = addr.checked_sub(iova)?;
+    let room = region_length.checked_sub(offset)?;
+    if length > room {
+        return None;
+    }
+    usize::try_from(offset).ok()
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn refusal(backing: &Backing, access: AccessFlags) -> Option<RegisterError> {
+        check(backing, &RegisterOptions { access, ..Default::default() }).err()
+    }
+
+    #[test]
+    fn flags_are_checked() {
+        let backing = Backing::from_vec(vec![0; 8]);
+        for access in [AccessFlags::REMOTE_WRITE, AccessFlags::REMOTE_ATOMIC, AccessFlags::REMOTE] {
+            assert_eq!(refusal(&backing, access), Some(RegisterError::MissingLocalWrite { given: access }));
+            assert_eq!(refusal(&backing, access | AccessFlags::LOCAL_WRITE), None);
+        }
+        assert_eq!(refusal(&backing, AccessFlags::REMOTE_READ), None);
+        assert_eq!(refusal(&backing, AccessFlags::MEMORY_WINDOW_BIND | AccessFlags::RELAXED_ORDERING), None);
+        for unsupported in [
+            AccessFlags::ON_DEMAND,
+            AccessFlags::FLUSH_GLOBAL,
+            AccessFlags::FLUSH_PERSISTENT,
+            AccessFlags::from_bits_retain(1 << 19),
+            AccessFlags::from_bits_retain(1 << 31),
+        ] {
+            let given = unsupported | AccessFlags::LOCAL_WRITE;
+            let error = refusal(&backing, given).unwrap();
+            assert_eq!(error, RegisterError::UnsupportedAccess { given, unsupported, allowed: SUPPORTED });
+        }
+    }
+
+    #[test]
+    fn unknown_hints_are_ignored() {
+        let access = AccessFlags::from_bits_retain(OPTIONAL_BITS) | AccessFlags::REMOTE_READ;
+        let kept = check_access(access).unwrap();
+        assert_eq!(kept, AccessFlags::RELAXED_ORDERING | AccessFlags::REMOTE_READ);
+    }
+
+    #[test]
+    fn texts_name_attribute_given_and_allowed() {
+        let backing = Backing::from_vec(vec![0; 8]);
+        let text = refusal(&backing, AccessFlags::ON_DEMAND | AccessFlags::LOCAL_WRITE).unwrap().to_string();
+        assert!(text.starts_with("access: unsupported flags AccessFlags(ON_DEMAND)"), "{text}");
+        assert!(text.contains("LOCAL_WRITE | ON_DEMAND") && text.contains("allowed:"), "{text}");
+        let options = RegisterOptions { iova: Some(u64::MAX - 7), ..Default::default() };
+        let error = check(&backing, &options).err().unwrap();
+        assert_eq!(
+            error.to_string(),
+            "iova: 0xfffffffffffffff8 with length 8 given; their sum must not exceed 2^64 - 1"
+        );
+        assert_eq!(error.errno(), libc::EINVAL);
+    }
+
+    #[test]
+    fn addresses_follow_the_options() {
+        let backing = Backing::from_vec(vec![0; 8]);
+        let iova =
+            |iova, access| check(&backing, &RegisterOptions { iova, access, ..Default::default() }).unwrap().iova;
+        assert_eq!(iova(None, AccessFlags::empty()), backing.as_mut_ptr().addr() as u64);
+        assert_eq!(iova(Some(7), AccessFlags::empty()), 7);
+        assert_eq!(iova(Some(u64::MAX - 8), AccessFlags::empty()), u64::MAX - 8);
+        assert_eq!(iova(Some(7), AccessFlags::ZERO_BASED), 0);
+        assert_eq!(refusal(&Backing::from_vec(Vec::new()), AccessFlags::empty()), Some(RegisterError::Empty));
+    }
+
+    /// Numbers near the places where sums overflow.
+    fn edge() -> impl Strategy<Value = u64> {
+        prop_oneof![
+            any::<u64>(),
+            0..64u64,
+            (0..64u64).prop_map(|distance| u64::MAX - distance),
+            (0..64u64).prop_map(|distance| (1 << 63) - 32 + distance),
+            (0..64u64).prop_map(|distance| (1 << 32) - 32 + distance),
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(4096))]
+        #[test]
+        fn bounds_agree_with_wide_arithmetic(iova in edge(), size in edge(), addr in edge(), length in edge()) {
+            let size = size.min(u64::MAX - iova);
+            let (start, end) = (u128::from(iova), u128::from(iova) + u128::from(size));
+            let (first, past) = (u128::from(addr), u128::from(addr) + u128::from(length));
+            let expected = (start <= first && past <= end).then(|| (first - start) as usize);
+            prop_assert_eq!(offset_within(iova, size, addr, length), expected);
+        }
+
+        #[test]
+        fn ranges_around_a_small_region_agree(iova in edge(), size in 1..32u64, before in 0..40u64, length in 0..40u64) {
+            let iova = iova.min(u64::MAX - size);
+            let addr = iova.wrapping_add(before).wrapping_sub(4);
+            let (first, past) = (u128::from(addr), u128::from(addr) + u128::from(length));
+            let inside = u128::from(iova) <= first && past <= u128::from(iova) + u128::from(size);
+            prop_assert_eq!(offset_within(iova, size, addr, length).is_some(), inside);
+        }
+    }
+}
