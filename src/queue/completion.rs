@@ -1,0 +1,515 @@
+//! The completion queue: results on their way from endpoints to polling threads.
+#![forbid(unsafe_code)]
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Acquire, Release};
+
+use thiserror::Error;
+
+use super::source::{SourceToken, Sources};
+use super::sync::{AtomicBool, AtomicU32, CachePadded, Mutex, lock};
+use super::{Notify, SendQueue};
+use crate::types::{CompletionOpcode, RawCompletion};
+
+/// The completion queue had no room: completions were lost, and the queue is of no more use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+#[error("the completion queue overflowed: more completions than its entries were waiting to be polled")]
+pub struct Overflow;
+
+/// A completion queue cannot shrink below what waits in it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+#[error("{asked} entries are too few: {waiting} completions wait")]
+pub struct TooSmall {
+    /// Entries asked for.
+    pub asked: u32,
+    /// Completions in the queue.
+    pub waiting: u32,
+}
+
+/// Which completion makes the next notification.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Arm {
+    Disarmed,
+    Any,
+    /// One for a message that the peer marked solicited, or a failed one.
+    Solicited,
+}
+
+#[derive(Clone, Copy)]
+struct Entry {
+    completion: RawCompletion,
+    source: SourceToken,
+}
+
+struct State {
+    entries: VecDeque<Entry>,
+    capacity: usize,
+    sources: Sources,
+    arm: Arm,
+}
+
+/// A completion queue: bounded, for any number of pushing and polling threads.
+///
+/// Each queue pair's side that completes here is attached as a *source*; its token goes with its completions, so they
+/// can be purged when it is reset or destroyed.
+pub struct CompletionQueue {
+    id: u32,
+    notify: Option<Arc<dyn Notify>>,
+    state: Mutex<State>,
+    /// Number of entries; changed under the lock, read without it to find an empty queue cheaply.
+    length: CachePadded<AtomicU32>,
+    overflowed: AtomicBool,
+}
+
+impl CompletionQueue {
+    /// A queue of `capacity` entries. `notify` hears `id` when the queue was armed and got a completion.
+    pub fn new(id: u32, capacity: u32, notify: Option<Arc<dyn Notify>>) -> Arc<Self> {
+        let state = State {
+            entries: VecDeque::with_capacity(capacity as usize),
+            capacity: capacity as usize,
+            sources: Sources::default(),
+            arm: Arm::Disarmed,
+        };
+        Arc::new(Self {
+            id,
+            notify,
+            state: Mutex::new(state),
+            length: CachePadded(AtomicU32::new(0)),
+            overflowed: AtomicBool::new(false),
+        })
+    }
+
+    /// The number it was created with.
+    pub fn id(&self) -> u32 {
+        self.id
+    }
+
+    /// Adds a source. With a send queue, polling the source's send completions releases its slots.
+    pub fn attach(&self, send_queue: Option<Arc<SendQueue>>) -> SourceToken {
+        lock(&self.state).sources.attach(send_queue)
+    }
+
+    /// Removes a source, its entries and the reference to its send queue. Detaching again does nothing.
+    pub fn detach(&self, token: SourceToken) {
+        let mut state = lock(&self.state);
+        self.purge_locked(&mut state, token);
+        let send_queue = state.sources.detach(token);
+        drop(state);
+        // Here, because it may be the last reference: freeing a queue need not keep the others waiting.
+        drop(send_queue);
+    }
+
+    /// Removes all entries of a source, for a reset: they will never be polled, so the slots of all its send requests
+    /// that are finished are released.
+    pub fn purge(&self, token: SourceToken) {
+        self.purge_locked(&mut lock(&self.state), token);
+    }
+
+    /// Adds a completion and notifies if the queue is armed for it. Of a source that was detached it is dropped: nobody
+    /// waits for it.
+    ///
+    /// # Errors
+    ///
+    /// [`Overflow`] if there is no room, and ever after. The first one notifies an armed queue of any kind, so that
+    /// whoever sleeps comes to see it.
+    pub fn push(&self, token: SourceToken, completion: RawCompletion, solicited: bool) -> Result<(), Overflow> {
+        let (result, is_due) = self.push_locked(token, completion, solicited);
+        if is_due && let Some(notify) = &self.notify {
+            notify.notify(self.id);
+        }
+        result
+    }
+
+    /// Takes up to `out.len()` completions, oldest first; returns how many. Releases the send slots that they finish.
+    pub fn poll(&self, out: &mut [RawCompletion]) -> usize {
+        if out.is_empty() || self.is_empty() {
+            return 0;
+        }
+        let mut state = lock(&self.state);
+        let State { entries, sources, .. } = &mut *state;
+        let count = out.len().min(entries.len());
+        // A source's later completion finishes all that its earlier ones do: of a run only the last one counts.
+        let mut finished: Option<(SourceToken, u32)> = None;
+        for (place, entry) in out.iter_mut().zip(entries.drain(..count)) {
+            *place = entry.completion;
+            if !is_of_send_queue(&entry.completion) {
+                continue;
+            }
+            if let Some((source, retired)) = finished.replace((entry.source, entry.completion.retired))
+                && source != entry.source
+            {
+                release(sources, source, retired);
+            }
+        }
+        if let Some((source, retired)) = finished {
+            release(sources, source, retired);
+        }
+        self.store_length(&state);
+        count
+    }
+
+    /// Arms the queue: the next completion that is added makes one notification, after which it is not armed. What was
+    /// added before counts not: poll again after arming. With `solicited_only` only solicited and failed completions
+    /// count, unless the queue is already armed for all.
+    pub fn req_notify(&self, solicited_only: bool) {
+        let mut state = lock(&self.state);
+        if !solicited_only {
+            state.arm = Arm::Any;
+        } else if state.arm == Arm::Disarmed {
+            state.arm = Arm::Solicited;
+        }
+    }
+
+    /// Whether nothing waits. Takes no lock. After [`req_notify`](Self::req_notify), `true` means that the next
+    /// completion will notify.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Completions that wait. Takes no lock.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.length.0.load(Acquire) as usize
+    }
+
+    /// Entries that fit.
+    pub fn capacity(&self) -> u32 {
+        lock(&self.state).capacity as u32
+    }
+
+    /// Whether completions were lost.
+    #[inline]
+    pub fn overflowed(&self) -> bool {
+        self.overflowed.load(Acquire)
+    }
+
+    /// Changes the number of entries; what waits is kept. A queue that has overflowed remains so.
+    ///
+    /// # Errors
+    ///
+    /// [`TooSmall`] if more completions wait; nothing is changed.
+    pub fn resize(&self, capacity: u32) -> Result<(), TooSmall> {
+        // Allocated before and freed after the lock is held, so that no endpoint waits for the allocator.
+        let mut fresh = VecDeque::with_capacity(capacity as usize);
+        let mut state = lock(&self.state);
+        let waiting = state.entries.len();
+        if waiting > capacity as usize {
+            return Err(TooSmall { asked: capacity, waiting: waiting as u32 });
+        }
+        fresh.extend(state.entries.drain(..));
+        state.capacity = capacity as usize;
+        let old = std::mem::replace(&mut state.entries, fresh);
+        drop(state);
+        drop(old);
+        Ok(())
+    }
+
+    /// The part of a push under the lock. Also says whether a notification is due: `true` once an arming.
+    fn push_locked(
+        &self,
+        token: SourceToken,
+        completion: RawCompletion,
+        solicited: bool,
+    ) -> (Result<(), Overflow>, bool) {
+        let mut state = lock(&self.state);
+        if self.overflowed() {
+            return (Err(Overflow), false);
+        }
+        if !state.sources.contains(token) {
+            return (Ok(()), false);
+        }
+        let is_lost = state.entries.len() == state.capacity;
+        if is_lost {
+            self.overflowed.store(true, Release);
+        } else {
+            state.entries.push_back(Entry { completion, source: token });
+            self.store_length(&state);
+        }
+        let is_due = match state.arm {
+            Arm::Disarmed => false,
+            Arm::Any => true,
+            Arm::Solicited => solicited || is_lost || !completion.status.is_success(),
+        };
+        if is_due {
+            state.arm = Arm::Disarmed;
+        }
+        (if is_lost { Err(Overflow) } else { Ok(()) }, is_due)
+    }
+
+    fn purge_locked(&self, state: &mut State, token: SourceToken) {
+        state.entries.retain(|entry| entry.source != token);
+        self.store_length(state);
+        if let Some(send_queue) = state.sources.send_queue(token) {
+            send_queue.release_retired();
+        }
+    }
+
+    /// Shows the number of entries to those who do not take the lock.
+    #[inline]
+    fn store_length(&self, state: &State) {
+        self.length.0.store(state.entries.len() as u32, Release);
+    }
+}
+
+/// Whether the completion ends a send request. The opcode tells, also after a failure.
+#[inline]
+fn is_of_send_queue(completion: &RawCompletion) -> bool {
+    (completion.opcode as u32) < CompletionOpcode::Receive as u32
+}
+
+#[inline]
+fn release(sources: &Sources, source: SourceToken, retired: u32) {
+    if let Some(send_queue) = sources.send_queue(source) {
+        send_queue.release(retired);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::sync::OnceLock;
+    use std::sync::atomic::AtomicU32 as Counter;
+    use std::sync::atomic::Ordering::Relaxed;
+
+    use super::*;
+    use crate::queue::SendConsumer;
+    use crate::types::{BatchEnd, CompletionStatus, Data, Operation, SendFlags, SendRequest};
+
+    #[derive(Default)]
+    struct Bell {
+        rung: Counter,
+        /// A queue to look into when rung, which would hang if its lock were held.
+        queue: OnceLock<Arc<CompletionQueue>>,
+    }
+
+    impl Bell {
+        fn rung(&self) -> u32 {
+            self.rung.swap(0, Relaxed)
+        }
+    }
+
+    impl Notify for Bell {
+        fn notify(&self, completion_queue: u32) {
+            assert_eq!(completion_queue, 5);
+            self.rung.fetch_add(1, Relaxed);
+            if let Some(queue) = self.queue.get() {
+                assert!(queue.capacity() > 0);
+            }
+        }
+    }
+
+    fn belled(capacity: u32) -> (Arc<Bell>, Arc<CompletionQueue>, SourceToken) {
+        let bell = Arc::new(Bell::default());
+        let queue = CompletionQueue::new(5, capacity, Some(bell.clone()));
+        assert!(bell.queue.set(Arc::clone(&queue)).is_ok());
+        let token = queue.attach(None);
+        (bell, queue, token)
+    }
+
+    fn received(wr_id: u64) -> RawCompletion {
+        RawCompletion { wr_id, opcode: CompletionOpcode::Receive, ..RawCompletion::default() }
+    }
+
+    fn sent(wr_id: u64, retired: u32) -> RawCompletion {
+        RawCompletion { wr_id, retired, ..RawCompletion::default() }
+    }
+
+    fn poll(queue: &CompletionQueue, max: usize) -> Vec<u64> {
+        let mut out = vec![RawCompletion::default(); max];
+        let count = queue.poll(&mut out);
+        out[..count].iter().map(|completion| completion.wr_id).collect()
+    }
+
+    /// A send queue with `count` requests published.
+    fn posted(count: u64) -> (Arc<SendQueue>, SendConsumer) {
+        let queue = SendQueue::new(count as u32, 1, 0);
+        queue.begin();
+        for wr_id in 0..count {
+            let data = Data::Sges(&[]);
+            let flags = SendFlags::empty();
+            queue.push(&SendRequest { wr_id, operation: Operation::Send, flags, data }).unwrap();
+        }
+        queue.end(BatchEnd::Publish).unwrap();
+        let consumer = queue.consumer().unwrap();
+        (queue, consumer)
+    }
+
+    #[test]
+    fn completions_come_out_in_order() {
+        let queue = CompletionQueue::new(1, 4, None);
+        let token = queue.attach(None);
+        assert!(queue.is_empty() && poll(&queue, 4).is_empty());
+        for wr_id in 0..4 {
+            queue.push(token, received(wr_id), false).unwrap();
+        }
+        assert_eq!((queue.len(), queue.capacity(), queue.id()), (4, 4, 1));
+        assert_eq!(poll(&queue, 0), []);
+        assert_eq!(poll(&queue, 3), [0, 1, 2]);
+        queue.push(token, received(4), false).unwrap();
+        assert_eq!(poll(&queue, 9), [3, 4]);
+        assert!(queue.is_empty());
+    }
+
+    #[test]
+    fn polling_a_send_completion_releases_slots() {
+        let (send_queue, mut consumer) = posted(6);
+        let queue = CompletionQueue::new(1, 8, None);
+        let token = queue.attach(Some(Arc::clone(&send_queue)));
+        let other = queue.attach(None);
+        consumer.retire(5);
+        queue.push(token, sent(0, 1), false).unwrap();
+        queue.push(other, sent(100, 6), false).unwrap();
+        queue.push(token, RawCompletion { retired: 5, ..received(50) }, false).unwrap();
+        queue.push(token, sent(2, 3), false).unwrap();
+        let flushed = CompletionStatus::WorkRequestFlushedError;
+        queue.push(token, RawCompletion { status: flushed, ..sent(3, 4) }, false).unwrap();
+        assert_eq!(send_queue.pending(), 6);
+        assert_eq!(poll(&queue, 1), [0]);
+        assert_eq!(send_queue.pending(), 5);
+        assert_eq!(poll(&queue, 2), [100, 50]);
+        assert_eq!(send_queue.pending(), 5, "neither another source nor a receive releases");
+        assert_eq!(poll(&queue, 1), [2]);
+        assert_eq!(send_queue.pending(), 3, "the unsignaled request before is released with it");
+        assert_eq!(poll(&queue, 1), [3]);
+        assert_eq!(send_queue.pending(), 2, "a failed one releases too");
+    }
+
+    #[test]
+    fn one_poll_releases_for_every_source() {
+        let (first, mut first_consumer) = posted(2);
+        let (second, mut second_consumer) = posted(3);
+        let queue = CompletionQueue::new(1, 8, None);
+        let tokens = [queue.attach(Some(first.clone())), queue.attach(Some(second.clone()))];
+        first_consumer.retire(2);
+        second_consumer.retire(2);
+        for (source, retired) in [(0, 1), (1, 1), (0, 2), (1, 2)] {
+            queue.push(tokens[source], sent(0, retired), false).unwrap();
+        }
+        assert_eq!(poll(&queue, 8).len(), 4);
+        assert_eq!((first.pending(), second.pending()), (0, 1));
+    }
+
+    #[test]
+    fn purge_removes_one_source_and_releases_it() {
+        let (send_queue, mut consumer) = posted(4);
+        let queue = CompletionQueue::new(1, 8, None);
+        let token = queue.attach(Some(Arc::clone(&send_queue)));
+        let other = queue.attach(None);
+        consumer.retire(3);
+        queue.push(token, sent(0, 1), false).unwrap();
+        queue.push(other, received(10), false).unwrap();
+        queue.push(token, sent(1, 2), false).unwrap();
+        queue.purge(token);
+        assert_eq!((send_queue.pending(), queue.len()), (1, 1));
+        queue.push(token, sent(2, 3), false).unwrap();
+        assert_eq!(poll(&queue, 8), [10, 2], "the source is still attached");
+    }
+
+    #[test]
+    fn detach_purges_and_drops() {
+        let (send_queue, _consumer) = posted(1);
+        let queue = CompletionQueue::new(1, 8, None);
+        let token = queue.attach(Some(Arc::clone(&send_queue)));
+        assert_eq!(Arc::strong_count(&send_queue), 2);
+        queue.push(token, sent(0, 1), false).unwrap();
+        queue.detach(token);
+        assert_eq!(Arc::strong_count(&send_queue), 1);
+        assert!(queue.is_empty());
+        assert_eq!(queue.push(token, sent(1, 1), false), Ok(()));
+        assert!(queue.is_empty(), "a detached source's completion is dropped");
+        let next = queue.attach(None);
+        queue.push(next, received(2), false).unwrap();
+        queue.detach(token);
+        queue.purge(token);
+        assert_eq!(poll(&queue, 8), [2], "an old token does not reach the new source in its place");
+    }
+
+    #[test]
+    fn overflow_is_final() {
+        let (bell, queue, token) = belled(2);
+        queue.push(token, received(0), false).unwrap();
+        queue.push(token, received(1), false).unwrap();
+        queue.req_notify(true);
+        assert!(!queue.overflowed());
+        assert_eq!(queue.push(token, received(2), false), Err(Overflow));
+        assert!(queue.overflowed());
+        assert_eq!(bell.rung(), 1);
+        assert_eq!(poll(&queue, 8), [0, 1]);
+        queue.req_notify(false);
+        assert_eq!(queue.push(token, received(3), false), Err(Overflow));
+        queue.resize(8).unwrap();
+        assert_eq!(queue.push(token, received(3), false), Err(Overflow));
+        assert!(queue.overflowed() && queue.is_empty());
+        assert_eq!(bell.rung(), 0);
+    }
+
+    #[test]
+    fn queue_without_entries_overflows_at_once() {
+        let queue = CompletionQueue::new(1, 0, None);
+        let token = queue.attach(None);
+        assert_eq!(queue.push(token, received(0), false), Err(Overflow));
+    }
+
+    #[test]
+    fn armed_queue_notifies_once() {
+        let (bell, queue, token) = belled(16);
+        let push = |wr_id| queue.push(token, received(wr_id), false).unwrap();
+        push(0);
+        assert_eq!(bell.rung(), 0, "not armed");
+        queue.req_notify(false);
+        assert_eq!(bell.rung(), 0, "what waits already counts not");
+        push(1);
+        push(2);
+        assert_eq!(bell.rung(), 1);
+        queue.req_notify(false);
+        queue.req_notify(false);
+        push(3);
+        push(4);
+        assert_eq!(bell.rung(), 1, "arming twice is arming once");
+    }
+
+    #[test]
+    fn solicited_only_waits_for_solicited_or_failed() {
+        let (bell, queue, token) = belled(16);
+        let failed = RawCompletion { status: CompletionStatus::RetryExceededError, ..sent(0, 0) };
+        let flushed = RawCompletion { status: CompletionStatus::WorkRequestFlushedError, ..received(0) };
+        for (completion, solicited) in [(received(0), true), (failed, false), (flushed, false)] {
+            queue.req_notify(true);
+            queue.push(token, received(0), false).unwrap();
+            queue.push(token, sent(0, 0), false).unwrap();
+            assert_eq!(bell.rung(), 0);
+            queue.push(token, completion, solicited).unwrap();
+            queue.push(token, completion, solicited).unwrap();
+            assert_eq!(bell.rung(), 1);
+        }
+        queue.req_notify(false);
+        queue.req_notify(true);
+        queue.push(token, received(0), false).unwrap();
+        assert_eq!(bell.rung(), 1, "arming for solicited does not weaken arming for all");
+        queue.req_notify(true);
+        queue.req_notify(false);
+        queue.push(token, received(0), false).unwrap();
+        assert_eq!(bell.rung(), 1, "arming for all widens arming for solicited");
+    }
+
+    #[test]
+    fn resize_keeps_what_waits() {
+        let queue = CompletionQueue::new(1, 4, None);
+        let token = queue.attach(None);
+        for wr_id in 0..3 {
+            queue.push(token, received(wr_id), false).unwrap();
+        }
+        assert_eq!(queue.resize(2), Err(TooSmall { asked: 2, waiting: 3 }));
+        assert_eq!((queue.capacity(), queue.len()), (4, 3));
+        queue.resize(3).unwrap();
+        assert_eq!(queue.capacity(), 3);
+        assert_eq!(poll(&queue, 1), [0]);
+        queue.resize(5).unwrap();
+        for wr_id in 3..6 {
+            queue.push(token, received(wr_id), false).unwrap();
+        }
+        assert_eq!(queue.push(token, received(6), false), Err(Overflow));
+        assert_eq!(poll(&queue, 8), [1, 2, 3, 4, 5]);
+    }
+}

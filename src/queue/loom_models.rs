@@ -1,0 +1,271 @@
+//! Models of the queues for loom, which runs them under every interleaving and every allowed reordering:
+//! `RUSTFLAGS="--cfg loom" cargo test --release --lib queue::`.
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{AcqRel, Acquire};
+
+use loom::sync::atomic::AtomicU32;
+use loom::thread;
+
+use super::{CompletionQueue, Notify, QueueError, SendConsumer, SendQueue};
+use crate::types::{BatchEnd, Data, Operation, RawCompletion, SendFlags, SendRequest, Sge};
+
+/// Counts its calls.
+struct Bell(AtomicU32);
+
+impl Bell {
+    fn new() -> Arc<Self> {
+        Arc::new(Self(AtomicU32::new(0)))
+    }
+
+    fn rung(&self) -> u32 {
+        self.0.load(Acquire)
+    }
+}
+
+impl Notify for Bell {
+    fn notify(&self, _completion_queue: u32) {
+        self.0.fetch_add(1, AcqRel);
+    }
+}
+
+/// Posts one request that carries its number twice.
+fn post(queue: &SendQueue, wr_id: u64) -> Result<(), QueueError> {
+    queue.begin();
+    let result = push(queue, wr_id);
+    queue.end(BatchEnd::Publish).unwrap();
+    result
+}
+
+fn push(queue: &SendQueue, wr_id: u64) -> Result<(), QueueError> {
+    let sge = Sge { addr: wr_id, length: 1, ..Sge::default() };
+    let data = Data::Sges(&[sge]);
+    queue.push(&SendRequest { wr_id, operation: Operation::Send, flags: SendFlags::empty(), data })
+}
+
+/// Reads request `index` and checks that its parts belong together.
+fn read(consumer: &SendConsumer, index: u32) -> u64 {
+    let wr_id = consumer.header(index).wr_id;
+    assert_eq!(consumer.sges(index)[0].addr, wr_id);
+    wr_id
+}
+
+fn completion(wr_id: u64, retired: u32) -> RawCompletion {
+    RawCompletion { wr_id, retired, ..RawCompletion::default() }
+}
+
+fn poll_one(queue: &CompletionQueue) -> Option<u64> {
+    let mut out = [RawCompletion::default()];
+    (queue.poll(&mut out) == 1).then_some(out[0].wr_id)
+}
+
+/// The consumer reads, retires and releases while the producer goes round the ring, the numbers wrapping on the way.
+#[test]
+fn ring_wraps() {
+    loom::model(|| {
+        let start = u32::MAX;
+        let queue = SendQueue::starting_at(u64::from(start), 2, 1, 0);
+        let mut consumer = queue.consumer().unwrap();
+        post(&queue, 0).unwrap();
+        let shared = Arc::clone(&queue);
+        let reader = thread::spawn(move || {
+            let mut next = start;
+            for wr_id in 0..3 {
+                if consumer.published() == next {
+                    break;
+                }
+                assert_eq!(read(&consumer, next), wr_id);
+                next = next.wrapping_add(1);
+                consumer.retire(next);
+                shared.release(next);
+            }
+            (consumer, next)
+        });
+        let mut posted = 1;
+        for _ in 0..3 {
+            match post(&queue, posted) {
+                Ok(()) => posted += 1,
+                Err(error) => assert_eq!(error, QueueError::Full { limit: 2 }),
+            }
+        }
+        let (consumer, mut next) = reader.join().unwrap();
+        assert_eq!(consumer.published(), start.wrapping_add(posted as u32));
+        while next != consumer.published() {
+            assert_eq!(read(&consumer, next), u64::from(next.wrapping_sub(start)));
+            next = next.wrapping_add(1);
+        }
+    });
+}
+
+/// Two other threads ask for release, one of them for more than was retired: the slot is written again only after the
+/// consumer's reads.
+#[test]
+fn third_threads_release() {
+    loom::model(|| {
+        let queue = SendQueue::new(1, 1, 0);
+        let mut consumer = queue.consumer().unwrap();
+        post(&queue, 0).unwrap();
+        let reader = thread::spawn(move || {
+            assert_eq!(read(&consumer, 0), 0);
+            consumer.retire(1);
+            consumer
+        });
+        let shared = Arc::clone(&queue);
+        let releaser = thread::spawn(move || shared.release(1));
+        queue.release(7);
+        let is_posted = post(&queue, 1).is_ok();
+        let consumer = reader.join().unwrap();
+        releaser.join().unwrap();
+        if is_posted {
+            assert_eq!(read(&consumer, 1), 1);
+        }
+        assert_eq!(queue.outstanding(), u32::from(is_posted));
+    });
+}
+
+/// Batches of two threads do not mix, and a batch of neither gets lost.
+#[test]
+fn producer_lock_excludes() {
+    loom::model(|| {
+        let queue = SendQueue::new(4, 1, 0);
+        let consumer = queue.consumer().unwrap();
+        let batch = |queue: &SendQueue, first: u64| {
+            assert_eq!(push(queue, first), Err(QueueError::NotBegun));
+            queue.begin();
+            push(queue, first).unwrap();
+            push(queue, first + 1).unwrap();
+            assert_eq!(queue.end(BatchEnd::Publish), Ok(2));
+            assert_eq!(queue.end(BatchEnd::Publish), Err(QueueError::NotBegun));
+        };
+        let shared = Arc::clone(&queue);
+        let other = thread::spawn(move || batch(&shared, 10));
+        batch(&queue, 20);
+        other.join().unwrap();
+        let ids: Vec<_> = (0..4).map(|index| read(&consumer, index)).collect();
+        assert!(ids == [10, 11, 20, 21] || ids == [20, 21, 10, 11], "{ids:?}");
+    });
+}
+
+/// Who arms and then finds nothing is notified; nobody is notified twice for one arming.
+#[test]
+fn arming_loses_no_wake_up() {
+    loom::model(|| {
+        let bell = Bell::new();
+        let queue = CompletionQueue::new(1, 4, Some(bell.clone()));
+        let token = queue.attach(None);
+        let shared = Arc::clone(&queue);
+        let pusher = thread::spawn(move || {
+            shared.push(token, completion(0, 0), false).unwrap();
+            shared.push(token, completion(1, 0), false).unwrap();
+        });
+        queue.req_notify(false);
+        let mut polled = 0;
+        while let Some(wr_id) = poll_one(&queue) {
+            assert_eq!(wr_id, polled);
+            polled += 1;
+        }
+        pusher.join().unwrap();
+        assert!(bell.rung() <= 1);
+        assert!(polled == 2 || bell.rung() == 1, "a completion came after the queue was found empty");
+        assert_eq!(queue.len() as u64, 2 - polled);
+    });
+}
+
+/// Armed for solicited completions, with two threads pushing: the solicited one notifies if it comes after arming, and
+/// only once.
+#[test]
+fn solicited_arming_loses_no_wake_up() {
+    loom::model(|| {
+        let bell = Bell::new();
+        let queue = CompletionQueue::new(1, 4, Some(bell.clone()));
+        let token = queue.attach(None);
+        let (pusher, armer) = (Arc::clone(&queue), Arc::clone(&queue));
+        let pusher = thread::spawn(move || pusher.push(token, completion(0, 0), true).unwrap());
+        let armer = thread::spawn(move || {
+            armer.req_notify(true);
+            armer.is_empty()
+        });
+        queue.push(token, completion(1, 0), false).unwrap();
+        pusher.join().unwrap();
+        let was_empty = armer.join().unwrap();
+        assert!(bell.rung() <= 1);
+        if was_empty {
+            assert_eq!(bell.rung(), 1, "the solicited completion came after arming");
+        }
+    });
+}
+
+/// Two threads arm and two push: never more notifications than armings, and one if the queue was empty after any.
+#[test]
+fn each_arming_notifies_at_most_once() {
+    loom::model(|| {
+        let bell = Bell::new();
+        let queue = CompletionQueue::new(1, 4, Some(bell.clone()));
+        let token = queue.attach(None);
+        let (pusher, armer) = (Arc::clone(&queue), Arc::clone(&queue));
+        let pusher = thread::spawn(move || pusher.push(token, completion(0, 0), false).unwrap());
+        let armer = thread::spawn(move || {
+            armer.req_notify(false);
+            armer.is_empty()
+        });
+        queue.req_notify(true);
+        queue.push(token, completion(1, 0), false).unwrap();
+        pusher.join().unwrap();
+        let was_empty = armer.join().unwrap();
+        assert!(bell.rung() <= 2);
+        assert!(!was_empty || bell.rung() >= 1);
+    });
+}
+
+/// A source is detached while another thread polls and the endpoint pushes once more: its completions are polled at most
+/// once, never afterwards, and the number of entries stays right.
+#[test]
+fn detaching_meets_polling_and_pushing() {
+    loom::model(|| {
+        let queue = CompletionQueue::new(1, 4, None);
+        let (token, other) = (queue.attach(None), queue.attach(None));
+        queue.push(token, completion(0, 0), false).unwrap();
+        queue.push(other, completion(9, 0), false).unwrap();
+        let (pusher, poller) = (Arc::clone(&queue), Arc::clone(&queue));
+        let pusher = thread::spawn(move || pusher.push(token, completion(1, 0), false).unwrap());
+        let poller = thread::spawn(move || poll_one(&poller));
+        queue.detach(token);
+        assert!(queue.len() <= 1);
+        pusher.join().unwrap();
+        match poller.join().unwrap() {
+            Some(0) => assert_eq!((poll_one(&queue), queue.len()), (Some(9), 0)),
+            Some(9) => assert_eq!(queue.len(), 0),
+            other => panic!("polled {other:?}"),
+        }
+    });
+}
+
+/// Two threads poll: each completion goes to one of them, and the slots that it frees are reused only after the
+/// endpoint's reads.
+#[test]
+fn polling_releases_slots() {
+    loom::model(|| {
+        let send_queue = SendQueue::new(1, 1, 0);
+        let mut consumer = send_queue.consumer().unwrap();
+        let queue = CompletionQueue::new(1, 2, None);
+        let token = queue.attach(Some(Arc::clone(&send_queue)));
+        post(&send_queue, 0).unwrap();
+        let pusher = Arc::clone(&queue);
+        let endpoint = thread::spawn(move || {
+            let wr_id = read(&consumer, 0);
+            consumer.retire(1);
+            pusher.push(token, completion(wr_id, 1), false).unwrap();
+        });
+        let shared = Arc::clone(&queue);
+        let poller = thread::spawn(move || poll_one(&shared).is_some());
+        let polled_here = poll_one(&queue).is_some();
+        if polled_here {
+            post(&send_queue, 1).unwrap();
+        }
+        let polled_there = poller.join().unwrap();
+        endpoint.join().unwrap();
+        assert!(!(polled_here && polled_there));
+        assert_eq!(queue.len(), usize::from(!polled_here && !polled_there));
+    });
+}

@@ -1,0 +1,109 @@
+//! Queues: the place where the application and the engine meet.
+//!
+//! Posting threads put requests into a [`SendQueue`] or [`ReceiveQueue`]; the queue pair's endpoint holds the other end
+//! ([`SendConsumer`], [`ReceiveConsumer`]) and puts its results into a [`CompletionQueue`], which polling threads read.
+//! Everything is allocated at creation: posting, taking, completing and polling never allocate.
+//!
+//! # The life of a slot
+//!
+//! Requests are numbered from the creation of their queue. Four numbers, each of which only grows, cut the ring:
+//!
+//! ```text
+//!  free | finished, completion not polled | at the endpoint | batch being posted | free
+//!       released                          retired           published            tail
+//! ```
+//!
+//! The producer writes a slot only before publishing and after release; the endpoint reads it only between publishing
+//! and retiring. A send slot is free again when its completion, or that of a later request, was *polled*: then
+//! [`CompletionQueue::poll`] releases the slots up to [`RawCompletion::retired`](crate::types::RawCompletion::retired).
+//! A receive slot is free when the endpoint takes the request.
+//!
+//! # Locks
+//!
+//! The producer lock of a queue is held by the posting thread between `begin` and `end`, across calls. Beneath it no
+//! other lock is taken. A completion queue's mutex is a leaf: releasing slots takes no lock, and [`Notify::notify`] is
+//! called after the mutex was given back.
+//!
+//! Only `ring.rs` contains `unsafe`; whatever callers do with numbers and calls of this module, no slot is written
+//! while it can be read.
+#![deny(unsafe_code)]
+
+mod completion;
+mod event;
+mod producer_lock;
+mod receive;
+#[allow(unsafe_code)]
+mod ring;
+mod send;
+mod source;
+mod sync;
+
+#[cfg(all(test, loom))]
+mod loom_models;
+#[cfg(all(test, not(loom)))]
+mod model_test;
+
+use thiserror::Error;
+
+pub use completion::{CompletionQueue, Overflow, TooSmall};
+pub use event::AsyncEventQueue;
+pub use receive::{ReceiveConsumer, ReceiveQueue};
+pub use send::{SendConsumer, SendHeader, SendQueue};
+pub use source::SourceToken;
+
+/// Most requests that a send or receive queue may be created for.
+pub const MAX_DEPTH: u32 = 1 << 24;
+/// Most scatter-gather entries that the requests of a queue may be created for.
+pub const MAX_SGES: u32 = u8::MAX as u32;
+
+/// Whoever wants to hear that a completion queue or the event queue has something new.
+pub trait Notify: Send + Sync {
+    /// The queue with this number has something new. Called once per arming, by the thread that added it, with no lock
+    /// of this module held.
+    fn notify(&self, completion_queue: u32);
+}
+
+/// Why a request was not queued.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+#[non_exhaustive]
+pub enum QueueError {
+    /// The calling thread has no batch open on this queue.
+    #[error("no batch was begun by this thread")]
+    NotBegun,
+    /// All slots are in use, those included whose completions were not polled yet.
+    #[error("the queue is full: all {limit} requests are outstanding; poll completions first")]
+    Full {
+        /// Requests that fit.
+        limit: u32,
+    },
+    /// The scatter-gather list is too long.
+    #[error("{given} scatter-gather entries; at most {limit} are allowed")]
+    TooManySges {
+        /// Entries given.
+        given: usize,
+        /// Entries allowed.
+        limit: u32,
+    },
+    /// The inline data is too long.
+    #[error("{given} bytes of inline data; at most {limit} are allowed")]
+    InlineTooLong {
+        /// Bytes given.
+        given: u64,
+        /// Bytes allowed.
+        limit: u32,
+    },
+    /// The message is longer than the protocol can say.
+    #[error("a message of {given} bytes; at most {limit} are allowed")]
+    MessageTooLong {
+        /// Bytes given.
+        given: u64,
+        /// Bytes allowed.
+        limit: u32,
+    },
+    /// READ and atomics bring data home and need registered memory for it.
+    #[error("READ and atomic requests cannot be inline")]
+    InlineNotAllowed,
+    /// An atomic's scatter-gather list must hold exactly eight bytes.
+    #[error("an atomic request needs room for exactly 8 bytes")]
+    BadAtomicLength,
+}

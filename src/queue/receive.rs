@@ -1,0 +1,177 @@
+//! The receive queue: memory waiting for messages.
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+
+use super::QueueError;
+use super::ring::{Layout, Ring, RingConsumer};
+use crate::types::{BatchEnd, ReceiveRequest, Sge};
+
+/// The receive queue of a queue pair, as posting threads see it.
+///
+/// Requests are posted in batches as in the [`SendQueue`](super::SendQueue). A slot is free again when the endpoint
+/// took the request.
+pub struct ReceiveQueue {
+    ring: Arc<Ring<u64>>,
+}
+
+impl ReceiveQueue {
+    /// A queue for `max_wr` requests of up to `max_sge` entries.
+    ///
+    /// # Panics
+    ///
+    /// If `max_wr` exceeds [`MAX_DEPTH`](super::MAX_DEPTH) or `max_sge` exceeds [`MAX_SGES`](super::MAX_SGES).
+    pub fn new(max_wr: u32, max_sge: u32) -> Arc<Self> {
+        Self::starting_at(0, max_wr, max_sge)
+    }
+
+    /// A queue whose first request has the number `start`.
+    fn starting_at(start: u64, max_wr: u32, max_sge: u32) -> Arc<Self> {
+        Arc::new(Self { ring: Ring::new(Layout { limit: max_wr, max_sge, max_inline: 0, start }) })
+    }
+
+    /// Begins a batch. Waits while another thread has one open: spins briefly, then yields the processor.
+    ///
+    /// A thread that begins again before it ended goes on with its open batch; a single end ends it.
+    pub fn begin(&self) {
+        self.ring.begin();
+    }
+
+    /// Copies a request into the batch. Memory longer than the longest message is allowed: it is never filled.
+    ///
+    /// # Errors
+    ///
+    /// [`QueueError::NotBegun`], [`QueueError::TooManySges`] or [`QueueError::Full`], in this order.
+    #[inline]
+    pub fn push(&self, request: &ReceiveRequest<'_>) -> Result<(), QueueError> {
+        self.ring.check_begun()?;
+        let limit = self.ring.layout().max_sge;
+        if request.sges.len() > limit as usize {
+            return Err(QueueError::TooManySges { given: request.sges.len(), limit });
+        }
+        self.ring.push(request.wr_id, request.sges, &[])
+    }
+
+    /// Ends the batch: hands it to the endpoint or forgets it. Returns how many requests were handed over.
+    ///
+    /// # Errors
+    ///
+    /// [`QueueError::NotBegun`].
+    #[inline]
+    pub fn end(&self, end: BatchEnd) -> Result<u32, QueueError> {
+        self.ring.end(end)
+    }
+
+    /// The endpoint's end of the queue; `None` if it was given out already.
+    pub fn consumer(self: &Arc<Self>) -> Option<ReceiveConsumer> {
+        self.ring.consumer().map(|ring| ReceiveConsumer { ring })
+    }
+
+    /// Requests published that the endpoint has not taken.
+    pub fn pending(&self) -> u32 {
+        self.ring.outstanding()
+    }
+
+    /// Requests that fit.
+    pub fn max_wr(&self) -> u32 {
+        self.ring.layout().limit
+    }
+}
+
+/// The endpoint's end of a receive queue.
+pub struct ReceiveConsumer {
+    ring: RingConsumer<u64>,
+}
+
+impl ReceiveConsumer {
+    /// Takes the oldest request and frees its slot: its entries replace the contents of `sges`, its `wr_id` and number
+    /// are returned. Allocates nothing if `sges` has room for the queue's longest list.
+    #[inline]
+    pub fn take(&mut self, sges: &mut Vec<Sge>) -> Option<(u64, u32)> {
+        if self.ring.available() == 0 {
+            return None;
+        }
+        let index = self.ring.retired();
+        let wr_id = *self.ring.header(index);
+        sges.clear();
+        sges.extend_from_slice(self.ring.sges(index));
+        self.ring.retire(index.wrapping_add(1));
+        self.ring.release_retired();
+        Some((wr_id, index))
+    }
+
+    /// Requests that can be taken.
+    #[inline]
+    pub fn available(&self) -> u32 {
+        self.ring.available()
+    }
+
+    /// Number of the next request to be taken.
+    #[inline]
+    pub fn taken(&self) -> u32 {
+        self.ring.retired()
+    }
+
+    /// Forgets everything published, freeing its slots; returns the number of the next request.
+    pub fn reset(&mut self) -> u32 {
+        self.ring.reset()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn post(queue: &ReceiveQueue, wr_id: u64, sges: &[Sge]) -> Result<(), QueueError> {
+        queue.begin();
+        let result = queue.push(&ReceiveRequest { wr_id, sges });
+        queue.end(BatchEnd::Publish).unwrap();
+        result
+    }
+
+    #[test]
+    fn requests_are_taken_in_order_and_free_their_slots() {
+        let queue = ReceiveQueue::starting_at(u64::from(u32::MAX), 3, 2);
+        let mut consumer = queue.consumer().unwrap();
+        assert!(queue.consumer().is_none());
+        let mut sges = Vec::with_capacity(2);
+        assert_eq!(consumer.take(&mut sges), None);
+        let entry = Sge { addr: 1, length: u32::MAX, ..Sge::default() };
+        post(&queue, 1, &[entry, entry]).unwrap();
+        post(&queue, 2, &[]).unwrap();
+        post(&queue, 3, &[entry]).unwrap();
+        assert_eq!(post(&queue, 4, &[]), Err(QueueError::Full { limit: 3 }));
+        assert_eq!((consumer.available(), queue.pending(), queue.max_wr()), (3, 3, 3));
+        assert_eq!(consumer.take(&mut sges), Some((1, u32::MAX)));
+        assert_eq!(sges, [entry, entry]);
+        post(&queue, 4, &[]).unwrap();
+        assert_eq!(consumer.take(&mut sges), Some((2, 0)));
+        assert!(sges.is_empty());
+        assert_eq!(consumer.taken(), 1);
+        assert_eq!(consumer.reset(), 3);
+        assert_eq!((consumer.take(&mut sges), queue.pending()), (None, 0));
+    }
+
+    #[test]
+    fn errors_in_order() {
+        let queue = ReceiveQueue::new(1, 1);
+        let two = [Sge::default(); 2];
+        assert_eq!(queue.push(&ReceiveRequest { wr_id: 1, sges: &two }), Err(QueueError::NotBegun));
+        assert_eq!(queue.end(BatchEnd::Rollback), Err(QueueError::NotBegun));
+        post(&queue, 1, &[]).unwrap();
+        assert_eq!(post(&queue, 2, &two), Err(QueueError::TooManySges { given: 2, limit: 1 }));
+        assert_eq!(post(&queue, 2, &[]), Err(QueueError::Full { limit: 1 }));
+    }
+
+    #[test]
+    fn rollback_forgets_the_batch() {
+        let queue = ReceiveQueue::new(1, 1);
+        let consumer = queue.consumer().unwrap();
+        queue.begin();
+        queue.push(&ReceiveRequest { wr_id: 1, sges: &[] }).unwrap();
+        assert_eq!(queue.end(BatchEnd::Rollback), Ok(0));
+        assert_eq!(consumer.available(), 0);
+        post(&queue, 2, &[]).unwrap();
+        assert_eq!(consumer.available(), 1);
+    }
+}

@@ -1,0 +1,463 @@
+//! The slot ring: fixed slots of a header, scatter-gather entries and inline bytes, one producer at a time, one
+//! consumer. All the `unsafe` code of the queues is here.
+//!
+//! # Why it is sound
+//!
+//! Four counters say who may touch a slot (see [`super`]): `released <= retired <= published <= tail` and
+//! `tail - released <= capacity`. They are 64 bits wide inside, so none ever comes round to an old value; callers see
+//! the low 32 bits.
+//!
+//! * Slots in `[published, tail]` belong to the producer, that is the thread that holds the producer lock. `tail` and
+//!   `published` are changed by it alone. It writes a slot only after it saw, by an acquiring load, that
+//!   `tail - released < capacity`.
+//! * Slots in `[retired, published)` are read by the consumer, of which there is one ([`Ring::consumer`]). It learns of
+//!   them by an acquiring load of `published`, and it alone changes `retired`, by releasing stores through `&mut self`:
+//!   references that it handed out borrow it and have ended by then.
+//! * Anybody may ask for slots to be released. [`Ring::release`] moves `released` forward only, and never beyond a
+//!   value of `retired` that it read by an acquiring load; its own change is releasing. So a producer that sees a slot
+//!   released sees also that the consumer's reads are over.
+
+use std::cell::UnsafeCell;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+
+use super::producer_lock::ProducerLock;
+use super::sync::{AtomicBool, AtomicU64, CachePadded, Witness};
+use super::{MAX_DEPTH, MAX_SGES, QueueError};
+use crate::types::{BatchEnd, Sge};
+
+/// Sizes of a ring, and the number of its first request.
+#[derive(Clone, Copy)]
+pub(super) struct Layout {
+    /// Requests that fit. The slots are rounded up to a power of two, the limit is not.
+    pub(super) limit: u32,
+    pub(super) max_sge: u32,
+    pub(super) max_inline: u32,
+    /// Number of the first request; not 0 only to test what happens when the numbers wrap.
+    pub(super) start: u64,
+}
+
+/// The fixed part of a slot.
+#[derive(Clone, Copy, Default)]
+struct Slot<H> {
+    header: H,
+    sge_count: u32,
+    inline_length: u32,
+}
+
+/// What the thread that holds the producer lock knows. Atomics only so that the lock can be shared; all accesses but
+/// the lock's are by its holder and need no order.
+struct Producer {
+    lock: ProducerLock,
+    tail: AtomicU64,
+    /// A value that `released` had; saves reading the pollers' cache line on most pushes.
+    released_seen: AtomicU64,
+}
+
+/// The shared part of a ring.
+pub(super) struct Ring<H> {
+    slots: Box<[UnsafeCell<Slot<H>>]>,
+    sges: Box<[UnsafeCell<Sge>]>,
+    inline: Box<[UnsafeCell<u8>]>,
+    witnesses: Box<[Witness]>,
+    layout: Layout,
+    has_consumer: AtomicBool,
+    producer: CachePadded<Producer>,
+    published: CachePadded<AtomicU64>,
+    retired: CachePadded<AtomicU64>,
+    released: CachePadded<AtomicU64>,
+}
+
+// SAFETY: all that is not `Sync` by itself are the cells (and the witnesses, which stand for them). The module's
+// documentation says why accesses to one slot by several threads exclude each other and are ordered; values are copied
+// in by one thread and read in another, hence `H: Send`, and may be read through a shared consumer, hence `H: Sync`.
+unsafe impl<H: Send + Sync> Sync for Ring<H> {}
+
+impl<H: Copy + Default> Ring<H> {
+    /// A ring with these sizes, empty.
+    ///
+    /// # Panics
+    ///
+    /// If the layout exceeds [`MAX_DEPTH`] or [`MAX_SGES`].
+    pub(super) fn new(layout: Layout) -> Arc<Self> {
+        assert!(layout.limit <= MAX_DEPTH, "a queue of {} requests; at most {MAX_DEPTH} are possible", layout.limit);
+        assert!(layout.max_sge <= MAX_SGES, "{} entries a request; at most {MAX_SGES} are possible", layout.max_sge);
+        let slots = layout.limit.max(1).next_power_of_two() as usize;
+        let start = layout.start;
+        Arc::new(Self {
+            slots: cells(slots),
+            sges: cells(slots * layout.max_sge as usize),
+            inline: cells(slots * layout.max_inline as usize),
+            witnesses: (0..slots).map(|_| Witness::new()).collect(),
+            layout,
+            has_consumer: AtomicBool::new(false),
+            producer: CachePadded(Producer {
+                lock: ProducerLock::new(),
+                tail: AtomicU64::new(start),
+                released_seen: AtomicU64::new(start),
+            }),
+            published: CachePadded(AtomicU64::new(start)),
+            retired: CachePadded(AtomicU64::new(start)),
+            released: CachePadded(AtomicU64::new(start)),
+        })
+    }
+
+    /// The consuming end; `None` if it was given out already.
+    pub(super) fn consumer(self: &Arc<Self>) -> Option<RingConsumer<H>> {
+        if self.has_consumer.swap(true, Relaxed) {
+            return None;
+        }
+        Some(RingConsumer { retired: self.layout.start, ring: Arc::clone(self) })
+    }
+
+    /// The sizes it was made with.
+    pub(super) fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Begins a batch, waiting for other threads' batches to end. A batch that this thread has open stays open.
+    pub(super) fn begin(&self) {
+        self.producer.0.lock.acquire();
+    }
+
+    /// Fails unless this thread has a batch open.
+    #[inline]
+    pub(super) fn check_begun(&self) -> Result<(), QueueError> {
+        if self.producer.0.lock.is_held() { Ok(()) } else { Err(QueueError::NotBegun) }
+    }
+
+    /// Copies a request into the batch; `inline` is joined.
+    ///
+    /// # Panics
+    ///
+    /// If there are more entries or inline bytes than the layout has room for.
+    #[inline]
+    pub(super) fn push(&self, header: H, sges: &[Sge], inline: &[&[u8]]) -> Result<(), QueueError> {
+        self.check_begun()?;
+        let producer = &self.producer.0;
+        let tail = producer.tail.load(Relaxed);
+        let limit = u64::from(self.layout.limit);
+        if tail - producer.released_seen.load(Relaxed) >= limit {
+            // Acquire: what the consumer read of the slots that are free now happened before they are written.
+            let released = self.released.0.load(Acquire);
+            producer.released_seen.store(released, Relaxed);
+            if tail - released >= limit {
+                return Err(QueueError::Full { limit: self.layout.limit });
+            }
+        }
+        self.write(self.slot_of(tail), header, sges, inline);
+        producer.tail.store(tail + 1, Relaxed);
+        Ok(())
+    }
+
+    /// Ends the batch; returns how many requests were published.
+    #[inline]
+    pub(super) fn end(&self, end: BatchEnd) -> Result<u32, QueueError> {
+        self.check_begun()?;
+        let producer = &self.producer.0;
+        let tail = producer.tail.load(Relaxed);
+        let published = self.published.0.load(Relaxed);
+        let count = match end {
+            BatchEnd::Publish => {
+                // Release: the slots' contents go with it.
+                self.published.0.store(tail, Release);
+                (tail - published) as u32
+            }
+            BatchEnd::Rollback => {
+                producer.tail.store(published, Relaxed);
+                0
+            }
+        };
+        producer.lock.release();
+        Ok(count)
+    }
+
+    /// Frees the slots of requests before number `up_to`, as far as the consumer has retired them. Numbers that were
+    /// released before do nothing.
+    pub(super) fn release(&self, up_to: u32) {
+        let mut released = self.released.0.load(Acquire);
+        loop {
+            // Read after `released`, so it is not smaller: whoever moved that had seen this.
+            let retired = self.retired.0.load(Acquire);
+            let wanted = up_to.wrapping_sub(released as u32) as i32;
+            let step = u64::try_from(wanted).unwrap_or(0).min(retired - released);
+            if step == 0 {
+                return;
+            }
+            match self.released.0.compare_exchange(released, released + step, AcqRel, Acquire) {
+                Ok(_) => return,
+                Err(current) => released = current,
+            }
+        }
+    }
+
+    /// Frees the slots of all requests that the consumer has retired.
+    pub(super) fn release_retired(&self) {
+        self.release(self.retired.0.load(Relaxed) as u32);
+    }
+
+    /// Requests published whose slots are not free yet.
+    pub(super) fn occupied(&self) -> u32 {
+        // In this order the difference is never negative.
+        let released = self.released.0.load(Acquire);
+        (self.published.0.load(Acquire) - released) as u32
+    }
+
+    /// Requests published that the consumer has not retired.
+    pub(super) fn outstanding(&self) -> u32 {
+        let retired = self.retired.0.load(Acquire);
+        (self.published.0.load(Acquire) - retired) as u32
+    }
+
+    #[inline]
+    fn slot_of(&self, number: u64) -> usize {
+        number as usize & (self.slots.len() - 1)
+    }
+
+    /// Writes a slot. To be called only with a free slot and by the holder of the producer lock.
+    #[inline]
+    fn write(&self, slot: usize, header: H, sges: &[Sge], inline: &[&[u8]]) {
+        self.witnesses[slot].write();
+        let mut inline_length = 0;
+        for piece in inline {
+            let room = &part(&self.inline, slot, self.layout.max_inline)[inline_length..][..piece.len()];
+            // SAFETY: `room` has exactly as many bytes as `piece`; its cells may be written through a shared reference.
+            // The slot is in [published, tail] and free, so nobody else accesses it. `piece` does not overlap it: no
+            // reference to a slot outside [retired, published) exists.
+            unsafe { std::ptr::copy_nonoverlapping(piece.as_ptr(), room.as_ptr() as *mut u8, piece.len()) };
+            inline_length += piece.len();
+        }
+        let room = &part(&self.sges, slot, self.layout.max_sge)[..sges.len()];
+        // SAFETY: as above; the room is as long as `sges`, and `UnsafeCell<Sge>` is laid out like `Sge`.
+        unsafe { std::ptr::copy_nonoverlapping(sges.as_ptr(), room.as_ptr() as *mut Sge, sges.len()) };
+        let fixed = Slot { header, sge_count: sges.len() as u32, inline_length: inline_length as u32 };
+        // SAFETY: the pointer is the cell's own, and nobody else accesses the slot, as above.
+        unsafe { self.slots[slot].get().write(fixed) };
+    }
+}
+
+/// The consuming end of a ring; there is one.
+pub(super) struct RingConsumer<H> {
+    ring: Arc<Ring<H>>,
+    /// The ring's `retired`, which only this end changes.
+    retired: u64,
+}
+
+impl<H: Copy + Default> RingConsumer<H> {
+    /// Number after the last published request.
+    #[inline]
+    pub(super) fn published(&self) -> u32 {
+        self.ring.published.0.load(Acquire) as u32
+    }
+
+    /// Number of the first request that is not retired.
+    #[inline]
+    pub(super) fn retired(&self) -> u32 {
+        self.retired as u32
+    }
+
+    /// Requests published and not retired.
+    #[inline]
+    pub(super) fn available(&self) -> u32 {
+        (self.ring.published.0.load(Acquire) - self.retired) as u32
+    }
+
+    /// The header of request `index`.
+    #[inline]
+    pub(super) fn header(&self, index: u32) -> &H {
+        &self.fixed(self.locate(index)).header
+    }
+
+    /// The scatter-gather entries of request `index`.
+    #[inline]
+    pub(super) fn sges(&self, index: u32) -> &[Sge] {
+        let slot = self.locate(index);
+        let count = self.fixed(slot).sge_count as usize;
+        let used = &part(&self.ring.sges, slot, self.ring.layout.max_sge)[..count];
+        // SAFETY: `locate` checked that the slot is in [retired, published): the producer does not write it before it
+        // is retired, which needs `&mut self`, and the reference borrows `self`. The entries were initialised at
+        // creation, and `UnsafeCell<Sge>` is laid out like `Sge`.
+        unsafe { std::slice::from_raw_parts(used.as_ptr() as *const Sge, used.len()) }
+    }
+
+    /// The inline bytes of request `index`.
+    #[inline]
+    pub(super) fn inline_data(&self, index: u32) -> &[u8] {
+        let slot = self.locate(index);
+        let length = self.fixed(slot).inline_length as usize;
+        let used = &part(&self.ring.inline, slot, self.ring.layout.max_inline)[..length];
+        // SAFETY: as for the scatter-gather entries.
+        unsafe { std::slice::from_raw_parts(used.as_ptr() as *const u8, used.len()) }
+    }
+
+    /// Finishes the requests before number `up_to`: they can no longer be read, and their slots may be released.
+    ///
+    /// # Panics
+    ///
+    /// If `up_to` is not in `[retired, published]`.
+    #[inline]
+    pub(super) fn retire(&mut self, up_to: u32) {
+        let count = up_to.wrapping_sub(self.retired as u32);
+        let available = self.available();
+        assert!(count <= available, "retire({up_to}): {available} requests from {} are there", self.retired as u32);
+        self.retired += u64::from(count);
+        // Release: what was read of the slots happened before.
+        self.ring.retired.0.store(self.retired, Release);
+    }
+
+    /// Frees the slots of all requests retired.
+    #[inline]
+    pub(super) fn release_retired(&self) {
+        self.ring.release(self.retired as u32);
+    }
+
+    /// Retires and releases everything published; returns the number of the next request.
+    pub(super) fn reset(&mut self) -> u32 {
+        self.retire(self.published());
+        self.release_retired();
+        self.retired as u32
+    }
+
+    /// The slot of request `index`.
+    #[inline]
+    fn locate(&self, index: u32) -> usize {
+        let offset = index.wrapping_sub(self.retired as u32);
+        let available = self.available();
+        assert!(offset < available, "request {index}: {available} requests from {} are there", self.retired as u32);
+        self.ring.slot_of(self.retired + u64::from(offset))
+    }
+
+    /// The fixed part of a slot that [`Self::locate`] found.
+    #[inline]
+    fn fixed(&self, slot: usize) -> &Slot<H> {
+        self.ring.witnesses[slot].read();
+        // SAFETY: `locate` found the slot in [retired, published): it was written before it was published, which was
+        // seen by an acquiring load, and is not written before it is retired, which needs `&mut self`, while the
+        // reference borrows `self`.
+        unsafe { &*self.ring.slots[slot].get() }
+    }
+}
+
+/// As many default values in cells.
+fn cells<T: Copy + Default>(count: usize) -> Box<[UnsafeCell<T>]> {
+    (0..count).map(|_| UnsafeCell::new(T::default())).collect()
+}
+
+/// The part of an array with `each` elements a slot that belongs to `slot`.
+#[inline]
+fn part<T>(array: &[UnsafeCell<T>], slot: usize, each: u32) -> &[UnsafeCell<T>] {
+    let each = each as usize;
+    &array[slot * each..][..each]
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn ring(limit: u32, start: u64) -> (Arc<Ring<u64>>, RingConsumer<u64>) {
+        let ring = Ring::new(Layout { limit, max_sge: 2, max_inline: 8, start });
+        let consumer = ring.consumer().unwrap();
+        (ring, consumer)
+    }
+
+    fn post(ring: &Ring<u64>, value: u64) -> Result<(), QueueError> {
+        ring.begin();
+        let result = ring.push(value, &[], &[]);
+        ring.end(BatchEnd::Publish).unwrap();
+        result
+    }
+
+    #[test]
+    fn release_is_clamped_to_what_is_retired() {
+        let (ring, mut consumer) = ring(2, 0);
+        post(&ring, 1).unwrap();
+        post(&ring, 2).unwrap();
+        for up_to in [1, 2, 77, i32::MAX as u32] {
+            ring.release(up_to);
+            assert_eq!(post(&ring, 3), Err(QueueError::Full { limit: 2 }));
+        }
+        assert_eq!((*consumer.header(0), *consumer.header(1)), (1, 2));
+        consumer.retire(1);
+        ring.release(2);
+        assert_eq!(ring.occupied(), 1);
+        post(&ring, 3).unwrap();
+        assert_eq!(post(&ring, 4), Err(QueueError::Full { limit: 2 }));
+        assert_eq!((*consumer.header(1), *consumer.header(2)), (2, 3));
+    }
+
+    #[test]
+    fn stale_release_does_nothing() {
+        let (ring, mut consumer) = ring(4, u64::from(u32::MAX) - 1);
+        (0..4).for_each(|value| post(&ring, value).unwrap());
+        consumer.retire(0);
+        ring.release(1);
+        assert_eq!((ring.occupied(), ring.outstanding()), (2, 2));
+        consumer.retire(1);
+        for up_to in [u32::MAX, 0, 1 << 31] {
+            ring.release(up_to);
+            assert_eq!(ring.occupied(), 2);
+        }
+        ring.release_retired();
+        assert_eq!((ring.occupied(), ring.outstanding()), (1, 1));
+    }
+
+    #[test]
+    fn slots_do_not_run_into_each_other() {
+        let (ring, consumer) = ring(2, 0);
+        let sge = |addr| Sge { addr, length: 1, ..Sge::default() };
+        ring.begin();
+        ring.push(1, &[sge(1), sge(2)], &[b"abc", b"", b"defgh"]).unwrap();
+        ring.push(2, &[sge(3)], &[b"xyz"]).unwrap();
+        ring.end(BatchEnd::Publish).unwrap();
+        assert_eq!(consumer.sges(0), [sge(1), sge(2)]);
+        assert_eq!(consumer.sges(1), [sge(3)]);
+        assert_eq!(consumer.inline_data(0), b"abcdefgh");
+        assert_eq!(consumer.inline_data(1), b"xyz");
+    }
+
+    #[test]
+    #[should_panic(expected = "request 1: 1 requests from 0 are there")]
+    fn reading_what_is_not_published_panics() {
+        let (ring, consumer) = ring(2, 0);
+        post(&ring, 1).unwrap();
+        consumer.header(1);
+    }
+
+    #[test]
+    #[should_panic(expected = "request 0: 0 requests from 1 are there")]
+    fn reading_what_is_retired_panics() {
+        let (ring, mut consumer) = ring(2, 0);
+        post(&ring, 1).unwrap();
+        consumer.retire(1);
+        consumer.header(0);
+    }
+
+    #[test]
+    #[should_panic(expected = "retire(2)")]
+    fn retiring_what_is_not_published_panics() {
+        let (ring, mut consumer) = ring(2, 0);
+        post(&ring, 1).unwrap();
+        consumer.retire(2);
+    }
+
+    #[test]
+    #[should_panic(expected = "range end index 3")]
+    fn more_entries_than_room_panic() {
+        let (ring, _consumer) = ring(2, 0);
+        ring.begin();
+        let _ = ring.push(0, &[Sge::default(); 3], &[]);
+    }
+
+    #[test]
+    #[should_panic(expected = "at most 255 are possible")]
+    fn too_many_entries_a_request_panic_at_creation() {
+        Ring::<u64>::new(Layout { limit: 1, max_sge: 256, max_inline: 0, start: 0 });
+    }
+
+    #[test]
+    fn consumer_is_given_out_once() {
+        let (ring, consumer) = ring(1, 0);
+        drop(consumer);
+        assert!(ring.consumer().is_none());
+    }
+}
