@@ -1,0 +1,239 @@
+//! What answers do to the sending half: acknowledgements retire requests in order, READ answers and atomics bring
+//! their data home, NAKs lead to [`super::retransmit`] or to the end of the connection.
+
+use super::endpoint::Pass;
+use super::queue_pair::QueuePair;
+use super::requester::for_each_piece;
+use super::violation::local_cause;
+use crate::memory::AccessError;
+use crate::types::{AccessFlags, Cause, CompletionStatus, Counter, DropReason, Psn};
+use crate::wire::{NakCode, Opcode, Packet, Syndrome};
+
+/// Where an answer's number stands among the requests in progress.
+enum Place {
+    /// It answers request `index`, and nothing before it is missing but what it acknowledges itself.
+    Expected(u32),
+    /// An earlier READ or atomic, or an earlier part of this READ, is still unanswered.
+    BeforeItsTurn,
+    /// It was answered before.
+    Duplicate,
+    /// It was never sent.
+    Unknown,
+}
+
+impl QueuePair {
+    /// A packet of the peer's receiving half.
+    pub(super) fn handle_response(&mut self, pass: &Pass<'_>, packet: &Packet<'_>) -> Result<(), DropReason> {
+        if !self.takes_responses() {
+            return Err(DropReason::WrongState);
+        }
+        let psn = packet.headers.bth.psn;
+        let sent = self.requester.limit.distance_from(self.requester.unacknowledged).max(0) as u32;
+        if !psn.is_within(self.requester.unacknowledged, sent) {
+            return Err(self.stale_or_unknown(psn));
+        }
+        match packet.headers.bth.opcode {
+            Opcode::RC_ACKNOWLEDGE => self.handle_acknowledge(pass, packet),
+            Opcode::RC_ATOMIC_ACKNOWLEDGE => self.handle_atomic_answer(pass, packet),
+            _ => self.handle_read_answer(pass, packet),
+        }
+    }
+
+    fn stale_or_unknown(&mut self, psn: Psn) -> DropReason {
+        if psn.is_before(self.requester.unacknowledged) {
+            self.count(Counter::DuplicateResponse);
+        }
+        DropReason::BadPsn
+    }
+
+    fn handle_acknowledge(&mut self, pass: &Pass<'_>, packet: &Packet<'_>) -> Result<(), DropReason> {
+        let psn = packet.headers.bth.psn;
+        let Some(aeth) = packet.headers.aeth else { return Err(DropReason::Truncated) };
+        match aeth.syndrome {
+            Syndrome::Ack { .. } => {
+                self.acknowledge_before(pass, psn.plus(1));
+            }
+            Syndrome::ReceiverNotReady { timer } => {
+                if self.acknowledge_before(pass, psn) {
+                    self.receiver_not_ready(pass.now, timer);
+                }
+            }
+            Syndrome::Nak(NakCode::SequenceError) => {
+                if self.acknowledge_before(pass, psn) {
+                    self.sequence_nak(pass.now);
+                }
+            }
+            Syndrome::Nak(code) => {
+                self.count(Counter::ReceivedNak);
+                if self.acknowledge_before(pass, psn) && self.requester.unacknowledged == psn {
+                    let (status, cause) = refusal(code);
+                    self.fail_oldest(status, cause);
+                }
+            }
+            Syndrome::Reserved(_) => return Err(DropReason::Unexpected),
+        }
+        Ok(())
+    }
+
+    /// Everything before `psn` is acknowledged, except that READs and atomics need their answers. Returns whether
+    /// nothing held it up and the connection lives.
+    fn acknowledge_before(&mut self, pass: &Pass<'_>, psn: Psn) -> bool {
+        let mut barrier = None;
+        let mut index = self.requester.oldest();
+        while index != self.requester.next() {
+            let request = self.requester.request(index);
+            if !request.first.is_before(psn) {
+                break;
+            }
+            if request.brings_data_home() {
+                barrier = Some(request.first);
+                break;
+            }
+            index = index.wrapping_add(1);
+        }
+        let start = self.requester.unacknowledged;
+        let reached = match barrier {
+            Some(first) if first.is_before(start) => start,
+            Some(first) => first,
+            None => psn,
+        };
+        self.advance(pass, reached);
+        if reached.is_before(psn) {
+            self.note_gap(pass.now);
+            return false;
+        }
+        self.takes_responses()
+    }
+
+    /// Moves the oldest unacknowledged number and completes what lies before it.
+    fn advance(&mut self, pass: &Pass<'_>, psn: Psn) {
+        if !self.requester.unacknowledged.is_before(psn) {
+            return;
+        }
+        self.requester.move_unacknowledged(psn);
+        while !self.requester.is_idle() {
+            let oldest = *self.requester.request(self.requester.oldest());
+            if psn.is_before(oldest.end()) {
+                break;
+            }
+            let index = self.requester.oldest();
+            self.requester.pop_oldest();
+            self.complete_send(index, CompletionStatus::Success, Cause::None);
+        }
+        self.note_in_flight();
+        self.note_progress(pass.now);
+        if let Some((index, status, cause)) = self.requester.failed
+            && index == self.requester.oldest()
+        {
+            self.fail_oldest(status, cause);
+        }
+    }
+
+    fn place_of(&self, psn: Psn) -> Place {
+        let mut index = self.requester.oldest();
+        while index != self.requester.next() {
+            let request = self.requester.request(index);
+            if psn.is_within(request.first, request.packets) {
+                let unacknowledged = self.requester.unacknowledged;
+                let expected =
+                    if request.first.is_before(unacknowledged) { unacknowledged } else { request.first };
+                return match psn.distance_from(expected) {
+                    0 => Place::Expected(index),
+                    1.. => Place::BeforeItsTurn,
+                    _ => Place::Duplicate,
+                };
+            }
+            if request.brings_data_home() {
+                return Place::BeforeItsTurn;
+            }
+            index = index.wrapping_add(1);
+        }
+        Place::Unknown
+    }
+
+    /// The request that this answer is for, if it is its turn.
+    fn answered_request(&mut self, pass: &Pass<'_>, psn: Psn) -> Result<u32, DropReason> {
+        match self.place_of(psn) {
+            Place::Expected(index) => Ok(index),
+            Place::BeforeItsTurn => {
+                self.note_gap(pass.now);
+                Err(DropReason::OutOfOrderResponse)
+            }
+            Place::Duplicate => {
+                self.count(Counter::DuplicateResponse);
+                Err(DropReason::BadPsn)
+            }
+            Place::Unknown => Err(DropReason::BadPsn),
+        }
+    }
+
+    fn handle_read_answer(&mut self, pass: &Pass<'_>, packet: &Packet<'_>) -> Result<(), DropReason> {
+        let psn = packet.headers.bth.psn;
+        let index = self.answered_request(pass, psn)?;
+        let request = *self.requester.request(index);
+        // After a repetition the peer may begin with a first, middle, last or only packet; what must fit is the length.
+        let mtu = self.mtu_bytes();
+        let place = psn.distance_from(request.first).max(0) as u32;
+        let total = self.send.header(index).length;
+        let is_last = place + 1 == request.packets;
+        let expected = if is_last { total - place * mtu } else { mtu };
+        let acknowledges = packet.headers.aeth.is_none_or(|aeth| matches!(aeth.syndrome, Syndrome::Ack { .. }));
+        if !request.is_read || !acknowledges || packet.payload.len() != expected as usize {
+            return self.bad_response(pass, psn);
+        }
+        let offset = u64::from(place) * u64::from(mtu);
+        match self.scatter(pass, index, offset, packet.payload) {
+            Ok(()) => self.advance(pass, psn.plus(1)),
+            Err(error) => self.fail_answered(pass, psn, CompletionStatus::LocalProtectionError, local_cause(error)),
+        }
+        Ok(())
+    }
+
+    fn handle_atomic_answer(&mut self, pass: &Pass<'_>, packet: &Packet<'_>) -> Result<(), DropReason> {
+        let psn = packet.headers.bth.psn;
+        let index = self.answered_request(pass, psn)?;
+        let request = *self.requester.request(index);
+        let Some(original) = packet.headers.atomic_ack else { return Err(DropReason::Truncated) };
+        if !request.is_atomic {
+            return self.bad_response(pass, psn);
+        }
+        match self.scatter(pass, index, 0, &original.to_ne_bytes()) {
+            Ok(()) => self.advance(pass, psn.plus(1)),
+            Err(error) => self.fail_answered(pass, psn, CompletionStatus::LocalProtectionError, local_cause(error)),
+        }
+        Ok(())
+    }
+
+    /// Copies arrived bytes to where the request wants them.
+    fn scatter(&self, pass: &Pass<'_>, index: u32, offset: u64, data: &[u8]) -> Result<(), AccessError> {
+        if data.is_empty() {
+            return Ok(());
+        }
+        for_each_piece(self.send.sges(index), offset, data.len(), |sge, addr, range| {
+            pass.memory.write(sge.lkey.0, self.domain, addr, AccessFlags::LOCAL_WRITE, &data[range])
+        })
+    }
+
+    /// The answer breaks the protocol: the connection ends.
+    fn bad_response(&mut self, pass: &Pass<'_>, psn: Psn) -> Result<(), DropReason> {
+        self.fail_answered(pass, psn, CompletionStatus::BadResponseError, Cause::BadResponse);
+        Err(DropReason::Unexpected)
+    }
+
+    /// The answered request fails; those before it are acknowledged by the answer.
+    fn fail_answered(&mut self, pass: &Pass<'_>, psn: Psn, status: CompletionStatus, cause: Cause) {
+        self.advance(pass, psn);
+        if self.takes_responses() {
+            self.fail_oldest(status, cause);
+        }
+    }
+}
+
+/// How the request ends that the peer refused.
+fn refusal(code: NakCode) -> (CompletionStatus, Cause) {
+    match code {
+        NakCode::InvalidRequest => (CompletionStatus::RemoteInvalidRequestError, Cause::RefusedInvalid),
+        NakCode::RemoteAccess => (CompletionStatus::RemoteAccessError, Cause::RefusedAccess),
+        _ => (CompletionStatus::RemoteOperationError, Cause::RefusedOperational),
+    }
+}

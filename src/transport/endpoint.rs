@@ -1,0 +1,495 @@
+//! The endpoint: all queue pairs of one shard, and the way of packets to and from them.
+
+use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasherDefault, Hasher};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+use std::time::Duration;
+
+use super::datagram::{AckRelease, Datagram, ModifyLimits, SourceAddress, Transmit};
+use super::modify::ModifyError;
+use super::queue_pair::{QueuePair, QueuePairInit};
+use super::timer::Timers;
+use crate::memory::MemoryView;
+use crate::types::{
+    Cause, Counter, Counters, DropReason, QueuePairAttributes, QueuePairState, QueuePairStatus, QueuePairType, Qpn, Time,
+};
+use crate::wire::{Flow, Opcode, Packet, icrc};
+
+/// What an endpoint is told when it is made.
+pub struct EndpointConfig {
+    /// Blocks of queue pair numbers (their top 12 bits) that it may use.
+    pub qpn_blocks: Vec<u32>,
+    /// Source of random numbers; the engine's is cryptographic, the simulator's is seeded.
+    pub random: Box<dyn FnMut() -> u32 + Send>,
+    /// Most queue pairs.
+    pub max_queue_pairs: u32,
+    /// How long an acknowledgement may wait for the application's answer.
+    pub ack_hold: Duration,
+    /// Request packets that a queue pair keeps while an earlier one is missing.
+    pub reorder_packets: usize,
+    /// Most datagrams in one segmented send (Linux: 64 before 6.3, then 128).
+    pub max_segments: usize,
+}
+
+impl Default for EndpointConfig {
+    fn default() -> Self {
+        Self {
+            qpn_blocks: vec![1],
+            random: Box::new(|| 0),
+            max_queue_pairs: 16_384,
+            ack_hold: Duration::from_micros(50),
+            reorder_packets: 64,
+            max_segments: 64,
+        }
+    }
+}
+
+/// One call into the endpoint: the time, and the registered memory as it is now.
+pub(super) struct Pass<'a> {
+    pub(super) now: Time,
+    pub(super) memory: &'a MemoryView<'a>,
+    pub(super) ack_hold: Duration,
+}
+
+/// Why a queue pair could not be created.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CreateError {
+    /// All numbers are in use.
+    #[error("all {limit} queue pairs of the device are in use")]
+    TooMany {
+        /// How many there may be.
+        limit: u32,
+    },
+    /// This transport service is not supported.
+    #[error("the transport service {0:?} is not supported by this device")]
+    Unsupported(QueuePairType),
+}
+
+/// Queue pair numbers are random, so their low bits make a good hash.
+#[derive(Default)]
+struct QpnHasher(u64);
+
+impl Hasher for QpnHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
+        }
+    }
+
+    fn write_u32(&mut self, value: u32) {
+        self.0 = u64::from(value).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+}
+
+/// All queue pairs of one shard.
+///
+/// Its methods are of four kinds: commands (`create_queue_pair`, `modify_queue_pair`, …), inputs (`handle_*`), outputs
+/// (`poll_transmit`, `next_timeout`) and getters. After inputs and commands, call `poll_transmit` until it returns
+/// `None`. Time only moves forward. Nothing here does I/O, reads a clock or blocks.
+pub struct Endpoint {
+    config: EndpointConfig,
+    queue_pairs: Vec<Option<Box<QueuePair>>>,
+    free: Vec<u32>,
+    by_number: HashMap<Qpn, u32, BuildHasherDefault<QpnHasher>>,
+    /// Queue pairs that may have something to send.
+    ready: VecDeque<u32>,
+    /// Queue pairs whose only packet to send is an acknowledgement that waits for the application's answer.
+    held: Vec<u32>,
+    timers: Timers,
+    in_flight: HashMap<IpAddr, Arc<AtomicU32>>,
+    /// Of packets without a queue pair, and of queue pairs that are gone.
+    counters: Counters,
+}
+
+impl Endpoint {
+    /// An endpoint without queue pairs.
+    pub fn new(config: EndpointConfig) -> Self {
+        Self {
+            config,
+            queue_pairs: Vec::new(),
+            free: Vec::new(),
+            by_number: HashMap::default(),
+            ready: VecDeque::new(),
+            held: Vec::new(),
+            timers: Timers::default(),
+            in_flight: HashMap::new(),
+            counters: Counters::default(),
+        }
+    }
+
+    // ---- commands ----
+
+    /// Creates a queue pair in RESET, under a random number from the endpoint's blocks.
+    pub fn create_queue_pair(&mut self, init: QueuePairInit) -> Result<Qpn, CreateError> {
+        if !QueuePair::is_supported(init.service) {
+            return Err(CreateError::Unsupported(init.service));
+        }
+        let limit = self.config.max_queue_pairs.min(self.config.qpn_blocks.len() as u32 * 4_000);
+        if self.by_number.len() as u32 >= limit {
+            return Err(CreateError::TooMany { limit });
+        }
+        let qpn = self.free_number();
+        let queue_pair = Box::new(QueuePair::new(qpn, init, self.config.reorder_packets));
+        let place = self.free.pop().unwrap_or_else(|| {
+            self.queue_pairs.push(None);
+            self.queue_pairs.len() as u32 - 1
+        });
+        self.queue_pairs[place as usize] = Some(queue_pair);
+        self.by_number.insert(qpn, place);
+        Ok(qpn)
+    }
+
+    /// At most 4,000 of a block's 4,096 numbers are used, so a free one is found soon.
+    fn free_number(&mut self) -> Qpn {
+        loop {
+            let random = (self.config.random)();
+            let block = self.config.qpn_blocks[(random >> 12) as usize % self.config.qpn_blocks.len()];
+            let qpn = Qpn::new(block << 12 | random & 0xfff);
+            let reserved = qpn.value() <= 1 || qpn == Qpn::MULTICAST;
+            if !reserved && !self.by_number.contains_key(&qpn) {
+                return qpn;
+            }
+        }
+    }
+
+    /// Changes state and attributes, all or nothing. `source` is the own end of the path that `ah_attr` names.
+    pub fn modify_queue_pair(
+        &mut self,
+        now: Time,
+        qpn: Qpn,
+        attributes: &QueuePairAttributes,
+        source: Option<SourceAddress>,
+        limits: &ModifyLimits,
+    ) -> Result<(), ModifyError> {
+        let place = *self.by_number.get(&qpn).ok_or(ModifyError::UnknownQueuePair)?;
+        let in_flight = &mut self.in_flight;
+        let queue_pair = self.queue_pairs[place as usize].as_mut().ok_or(ModifyError::UnknownQueuePair)?;
+        let to = queue_pair.check_modify(attributes, limits)?;
+        queue_pair.apply_modify(to, attributes, source, |peer| in_flight.entry(peer).or_default().clone());
+        self.settle(now, place);
+        Ok(())
+    }
+
+    /// State and attributes now.
+    pub fn query_queue_pair(&self, qpn: Qpn) -> Option<QueuePairStatus> {
+        self.find(qpn).map(QueuePair::status)
+    }
+
+    /// The state now.
+    pub fn queue_pair_state(&self, qpn: Qpn) -> Option<QueuePairState> {
+        self.find(qpn).map(|queue_pair| queue_pair.state)
+    }
+
+    /// Removes a queue pair without completions for what is outstanding. False if there is none of that number.
+    pub fn destroy_queue_pair(&mut self, qpn: Qpn) -> bool {
+        let Some(place) = self.by_number.remove(&qpn) else { return false };
+        let Some(mut queue_pair) = self.queue_pairs[place as usize].take() else { return false };
+        queue_pair.requester.stop();
+        queue_pair.note_in_flight();
+        self.counters.merge(&queue_pair.counters);
+        self.timers.set(place, None);
+        self.ready.retain(|ready| *ready != place);
+        self.held.retain(|held| *held != place);
+        self.free.push(place);
+        if self.in_flight.len() > 2 * self.by_number.len() + 16 {
+            self.in_flight.retain(|_, shared| Arc::strong_count(shared) > 1);
+        }
+        true
+    }
+
+    // ---- getters ----
+
+    /// Counters of the whole endpoint, queue pairs included.
+    pub fn counters(&self) -> Counters {
+        let mut sum = self.counters.clone();
+        self.queue_pairs.iter().flatten().for_each(|queue_pair| sum.merge(&queue_pair.counters));
+        sum
+    }
+
+    /// Counters that belong to no queue pair, for the engine to add to.
+    pub fn counters_mut(&mut self) -> &mut Counters {
+        &mut self.counters
+    }
+
+    /// Counters of a queue pair.
+    pub fn queue_pair_counters(&self, qpn: Qpn) -> Option<&Counters> {
+        self.find(qpn).map(|queue_pair| &queue_pair.counters)
+    }
+
+    /// Queue pairs that exist.
+    pub fn queue_pair_count(&self) -> usize {
+        self.by_number.len()
+    }
+
+    fn find(&self, qpn: Qpn) -> Option<&QueuePair> {
+        let place = *self.by_number.get(&qpn)?;
+        self.queue_pairs[place as usize].as_deref()
+    }
+
+    fn at(&mut self, place: u32) -> Option<&mut QueuePair> {
+        self.queue_pairs[place as usize].as_deref_mut()
+    }
+
+    fn pass<'a>(&self, now: Time, memory: &'a MemoryView<'a>) -> Pass<'a> {
+        Pass { now, memory, ack_hold: self.config.ack_hold }
+    }
+
+    // ---- inputs ----
+
+    /// The queue pair's send queue (or, in the error state, its receive queue) has new entries.
+    pub fn handle_doorbell(&mut self, now: Time, qpn: Qpn) {
+        let Some(place) = self.by_number.get(&qpn).copied() else { return };
+        let Some(queue_pair) = self.at(place) else { return };
+        if queue_pair.state == QueuePairState::Error {
+            queue_pair.flush(Cause::QueuePairInError);
+        }
+        self.settle(now, place);
+    }
+
+    /// A datagram arrived on port 4791.
+    pub fn handle_datagram(&mut self, now: Time, memory: &MemoryView<'_>, datagram: &Datagram<'_>) {
+        let packet = match Packet::parse(datagram.payload) {
+            Ok(packet) => packet,
+            Err(reason) => return self.counters.add_drop(reason),
+        };
+        let bth = &packet.headers.bth;
+        if bth.opcode == Opcode::CNP {
+            return self.counters.add_drop(DropReason::CongestionNotification);
+        }
+        let Some(place) = self.by_number.get(&bth.destination).copied() else {
+            return self.counters.add_drop(DropReason::UnknownQueuePair);
+        };
+        let pass = self.pass(now, memory);
+        let Some(queue_pair) = self.at(place) else { return };
+        if let Err(reason) = queue_pair.handle_packet(&pass, datagram, &packet) {
+            queue_pair.counters.add_drop(reason);
+        }
+        self.settle(now, place);
+    }
+
+    /// Some deadline has come.
+    pub fn handle_timeout(&mut self, now: Time, memory: &MemoryView<'_>) {
+        let _ = memory;
+        // Each queue pair at most once: a deadline that lies in the past again waits for the next call.
+        for _ in 0..self.queue_pairs.len() {
+            let Some(place) = self.timers.pop_expired(now) else { break };
+            if let Some(queue_pair) = self.at(place) {
+                queue_pair.requester_timeout(now);
+                queue_pair.responder_timeout(now);
+            }
+            self.settle(now, place);
+        }
+    }
+
+    // ---- outputs ----
+
+    /// When [`Endpoint::handle_timeout`] must be called.
+    pub fn next_timeout(&self) -> Option<Time> {
+        self.timers.next()
+    }
+
+    /// Whether acknowledgements wait for the application's answer.
+    pub fn has_held_acknowledgements(&self) -> bool {
+        !self.held.is_empty()
+    }
+
+    /// Writes the next datagram, or a run of datagrams to one destination, into `buffer` (at least 4,200 bytes).
+    pub fn poll_transmit(
+        &mut self,
+        now: Time,
+        memory: &MemoryView<'_>,
+        buffer: &mut [u8],
+        release: AckRelease,
+    ) -> Option<Transmit> {
+        if release == AckRelease::Now {
+            self.release_held();
+        }
+        let pass = self.pass(now, memory);
+        let max_segments = self.config.max_segments;
+        while let Some(place) = self.ready.pop_front() {
+            let Some(queue_pair) = self.at(place) else { continue };
+            queue_pair.listed = false;
+            let transmit = queue_pair.fill(&pass, buffer, max_segments);
+            self.settle(now, place);
+            if transmit.is_some() {
+                return transmit;
+            }
+        }
+        None
+    }
+
+    fn release_held(&mut self) {
+        while let Some(place) = self.held.pop() {
+            if let Some(queue_pair) = self.at(place) {
+                queue_pair.held = false;
+                queue_pair.responder.replies.release();
+                if !std::mem::replace(&mut queue_pair.listed, true) {
+                    self.ready.push_back(place);
+                }
+            }
+        }
+    }
+
+    /// After each change: deadlines, and the list of those that have something to send.
+    fn settle(&mut self, now: Time, place: u32) {
+        let Some(queue_pair) = self.queue_pairs[place as usize].as_deref_mut() else { return };
+        queue_pair.settle();
+        if !queue_pair.listed && queue_pair.wants_to_send(now) {
+            queue_pair.listed = true;
+            self.ready.push_back(place);
+        }
+        if !queue_pair.held && queue_pair.responder.replies.is_held(now) {
+            queue_pair.held = true;
+            self.held.push(place);
+        }
+        let deadline = queue_pair.next_deadline();
+        self.timers.set(place, deadline);
+    }
+}
+
+impl QueuePair {
+    /// The checks that every packet passes before it may change anything.
+    fn handle_packet(&mut self, pass: &Pass<'_>, datagram: &Datagram<'_>, packet: &Packet<'_>) -> Result<(), DropReason> {
+        let bth = &packet.headers.bth;
+        if !bth.opcode.is_reliable_connection() {
+            return Err(DropReason::WrongService);
+        }
+        if self.path.is_none() {
+            return Err(DropReason::WrongState);
+        }
+        if bth.pkey & 0x7fff != 0x7fff {
+            return Err(DropReason::BadPkey);
+        }
+        if !self.is_from_peer(datagram.source, datagram.destination) {
+            return Err(DropReason::WrongAddress);
+        }
+        self.check_icrc(datagram)?;
+        self.check_source_port(datagram.source_port)?;
+        self.counters.add(Counter::ReceivedPackets, 1);
+        self.counters.add(Counter::ReceivedBytes, datagram.payload.len() as u64);
+        if bth.opcode.is_request() {
+            self.handle_request(pass, packet, datagram.payload)
+        } else {
+            self.handle_response(pass, packet)
+        }
+    }
+
+    /// The invariant CRC covers the IPv4 identification, which the socket does not show: our own peers send small
+    /// ones, strangers' are solved for.
+    fn check_icrc(&mut self, datagram: &Datagram<'_>) -> Result<(), DropReason> {
+        let Some(path) = &mut self.path else { return Err(DropReason::WrongState) };
+        let flow = Flow {
+            source: datagram.source,
+            destination: datagram.destination,
+            source_port: datagram.source_port,
+        };
+        let options = icrc::Verify {
+            first_identification: datagram.segment_index,
+            solve: true,
+            expected_df: path.peer_dont_fragment,
+        };
+        match icrc::verify(&flow, &options, datagram.payload) {
+            icrc::Match::Exact { .. } => Ok(()),
+            icrc::Match::Solved { identification, dont_fragment } => {
+                let small = dont_fragment && identification < LARGEST_SEGMENT_INDEX;
+                if path.peer.is_ours() && !small {
+                    return Err(DropReason::BadIcrc);
+                }
+                if !path.peer.is_ours() {
+                    path.peer_dont_fragment = dont_fragment;
+                }
+                Ok(())
+            }
+            icrc::Match::Wrong => Err(DropReason::BadIcrc),
+        }
+    }
+
+    /// A peer of our own keeps its port; a stranger may use many.
+    fn check_source_port(&mut self, port: u16) -> Result<(), DropReason> {
+        let Some(path) = &mut self.path else { return Err(DropReason::WrongState) };
+        if path.peer.is_ours() && *path.peer_port.get_or_insert(port) != port {
+            return Err(DropReason::WrongSourcePort);
+        }
+        Ok(())
+    }
+
+    fn wants_to_send(&mut self, now: Time) -> bool {
+        self.path.is_some() && (self.plan_reply(now).is_some() || self.may_send_request())
+    }
+
+    /// Fills the buffer with as many packets as may leave together.
+    fn fill(&mut self, pass: &Pass<'_>, buffer: &mut [u8], max_segments: usize) -> Option<Transmit> {
+        let flow = self.path.as_ref()?.flow();
+        let merges = self.path.as_ref().is_some_and(|path| path.peer.segmentation_offload);
+        let limit = if merges { max_segments } else { 1 };
+        let room = buffer.len().min(LARGEST_SEND_BYTES);
+        let (mut length, mut segment, mut count) = (0, 0, 0);
+        while count < limit {
+            let Some((plan, size)) = self.next_plan(pass.now) else { break };
+            if length + size > room || (count > 0 && size > segment) {
+                break;
+            }
+            let packet = &mut buffer[length..length + size];
+            let written = match plan {
+                Plan::Reply(reply) => self.emit_reply(pass, reply, packet),
+                Plan::Request(request) => self.emit_request(pass, request, packet),
+            };
+            if !written {
+                continue;
+            }
+            icrc::append(&flow, count as u16, packet);
+            self.counters.add(Counter::SentPackets, 1);
+            self.counters.add(Counter::SentBytes, size as u64);
+            if count == 0 {
+                segment = size;
+            }
+            length += size;
+            count += 1;
+            if size < segment {
+                break; // only the last datagram of a run may be shorter
+            }
+        }
+        self.replies_first = !self.replies_first;
+        let path = self.path.as_ref()?;
+        (count > 0).then(|| Transmit {
+            source: path.source.address,
+            source_port: path.source.source_port,
+            destination: path.peer_address,
+            length,
+            segment_size: merges.then_some(segment),
+            traffic_class: path.traffic_class,
+            hop_limit: path.hop_limit,
+        })
+    }
+
+    /// What leaves next. Acknowledgements leave after requests, other answers take turns with them.
+    fn next_plan(&mut self, now: Time) -> Option<(Plan, usize)> {
+        let reply = self.plan_reply(now);
+        let reply_first = self.replies_first && reply.is_some_and(|reply| reply.is_data());
+        if reply_first {
+            return reply.map(|reply| (Plan::Reply(reply), reply.size));
+        }
+        match self.plan_request() {
+            Some(request) => Some((Plan::Request(request), request.size)),
+            None => reply.map(|reply| (Plan::Reply(reply), reply.size)),
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Plan {
+    Reply(super::reply::ReplyPlan),
+    Request(super::requester::RequestPlan),
+}
+
+/// A send of segments carries at most this (an IPv6 datagram's 65,535 less headers).
+const LARGEST_SEND_BYTES: usize = 65_000;
+/// More segments than this never leave together.
+const LARGEST_SEGMENT_INDEX: u16 = 128;

@@ -1,0 +1,24 @@
+//! The RoCE transport without I/O: time and datagrams are arguments, output is polled.
+#![forbid(unsafe_code)]
+
+mod completer;
+mod datagram;
+mod endpoint;
+mod modify;
+mod queue_pair;
+mod reorder;
+mod reply;
+mod requester;
+mod responder;
+mod retransmit;
+mod state_machine;
+mod timer;
+mod violation;
+
+#[cfg(all(test, not(loom)))]
+mod tests;
+
+pub use datagram::{AckRelease, Datagram, ModifyLimits, SourceAddress, Transmit};
+pub use endpoint::{CreateError, Endpoint, EndpointConfig};
+pub use modify::ModifyError;
+pub use queue_pair::QueuePairInit;

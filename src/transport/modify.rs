@@ -1,0 +1,171 @@
+//! State changes on the application's word: checked as a whole first, then carried out.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+
+use super::datagram::{ModifyLimits, SourceAddress};
+use super::queue_pair::{Path, QueuePair, address_of};
+use super::state_machine::{self, Mask, Refused};
+use crate::types::{Cause, PeerCapabilities, QueuePairAttributes, QueuePairState, QueuePairType};
+
+/// Why a state change was refused; nothing was changed.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ModifyError {
+    /// No such queue pair.
+    #[error("the queue pair does not exist any more")]
+    UnknownQueuePair,
+    /// The table has no such transition.
+    #[error("there is no transition from {from} to {to}", from = from.name(), to = to.name())]
+    NoTransition {
+        /// State now.
+        from: QueuePairState,
+        /// State asked for.
+        to: QueuePairState,
+    },
+    /// Attributes that the transition needs are missing.
+    #[error("{from} to {to} needs {names} as well", from = from.name(), to = to.name())]
+    Missing {
+        /// State now.
+        from: QueuePairState,
+        /// State asked for.
+        to: QueuePairState,
+        /// Their names.
+        names: String,
+    },
+    /// Attributes were given that the transition does not take.
+    #[error("{from} to {to} does not take {names}", from = from.name(), to = to.name())]
+    NotAllowed {
+        /// State now.
+        from: QueuePairState,
+        /// State asked for.
+        to: QueuePairState,
+        /// Their names.
+        names: String,
+    },
+    /// `cur_qp_state` is not the state.
+    #[error("cur_qp_state says {said}, but the queue pair is in {actual}", said = said.name(), actual = actual.name())]
+    WrongCurrentState {
+        /// What the caller said.
+        said: QueuePairState,
+        /// What it is.
+        actual: QueuePairState,
+    },
+    /// A value is outside its range.
+    #[error("{name} is {given}; allowed are {allowed}")]
+    OutOfRange {
+        /// Name of the attribute.
+        name: &'static str,
+        /// What was given.
+        given: u64,
+        /// What is allowed.
+        allowed: String,
+    },
+}
+
+/// The counter of packets in flight to an address, shared by the queue pairs that send there.
+pub(super) type InFlight = Arc<AtomicU32>;
+
+impl QueuePair {
+    /// Checks everything; changes nothing.
+    pub(super) fn check_modify(&self, given: &QueuePairAttributes, limits: &ModifyLimits) -> Result<QueuePairState, ModifyError> {
+        let from = self.state;
+        if let Some(said) = given.cur_qp_state
+            && said != from
+        {
+            return Err(ModifyError::WrongCurrentState { said, actual: from });
+        }
+        let to = given.qp_state.unwrap_or(from);
+        state_machine::check(from, to, self.service, Mask::of(given)).map_err(|refused| match refused {
+            Refused::NoTransition => ModifyError::NoTransition { from, to },
+            Refused::Missing(mask) => ModifyError::Missing { from, to, names: mask.names() },
+            Refused::NotAllowed(mask) => ModifyError::NotAllowed { from, to, names: mask.names() },
+        })?;
+        check_ranges(given, limits)?;
+        Ok(to)
+    }
+
+    /// Carries out what [`QueuePair::check_modify`] allowed.
+    pub(super) fn apply_modify(
+        &mut self,
+        to: QueuePairState,
+        given: &QueuePairAttributes,
+        source: Option<SourceAddress>,
+        in_flight: impl FnOnce(std::net::IpAddr) -> InFlight,
+    ) {
+        match to {
+            QueuePairState::Reset => return self.reset(),
+            QueuePairState::Error => return self.enter_error(Cause::QueuePairInError),
+            _ => {}
+        }
+        let from = self.state;
+        merge(&mut self.attributes, given);
+        if to == QueuePairState::ReadyToReceive && from == QueuePairState::Init {
+            self.set_path(source, in_flight);
+            let expected = self.attributes.rq_psn.unwrap_or_default();
+            self.responder.start(expected, self.attributes.max_dest_rd_atomic.unwrap_or(0));
+        }
+        if to == QueuePairState::ReadyToSend && from == QueuePairState::ReadyToReceive {
+            let first = self.attributes.sq_psn.unwrap_or_default();
+            self.requester.start(first, self.attributes.max_rd_atomic.unwrap_or(0));
+        }
+        if let (Some(peer), Some(path)) = (given.peer, &mut self.path) {
+            path.peer = peer;
+        }
+        self.state = to;
+    }
+
+    fn set_path(&mut self, source: Option<SourceAddress>, in_flight: impl FnOnce(std::net::IpAddr) -> InFlight) {
+        let (Some(source), Some(vector)) = (source, self.attributes.ah_attr) else { return };
+        let peer_address = address_of(vector.dgid);
+        self.path = Some(Path {
+            source,
+            peer_address,
+            destination: self.attributes.dest_qp_num.unwrap_or_default(),
+            mtu: self.attributes.path_mtu.unwrap_or_default(),
+            peer: self.attributes.peer.unwrap_or(PeerCapabilities::STRANGER),
+            traffic_class: vector.traffic_class,
+            hop_limit: if vector.hop_limit == 0 { 64 } else { vector.hop_limit },
+            peer_port: None,
+            peer_dont_fragment: true,
+            in_flight_to_peer: in_flight(peer_address),
+        });
+    }
+
+    pub(super) fn is_supported(service: QueuePairType) -> bool {
+        service == QueuePairType::ReliableConnection
+    }
+}
+
+fn check_ranges(given: &QueuePairAttributes, limits: &ModifyLimits) -> Result<(), ModifyError> {
+    let at_most = |name, value: Option<u64>, limit: u64| match value {
+        Some(value) if value > limit => {
+            Err(ModifyError::OutOfRange { name, given: value, allowed: format!("0 to {limit}") })
+        }
+        _ => Ok(()),
+    };
+    at_most("pkey_index", given.pkey_index.map(u64::from), 0)?;
+    at_most("min_rnr_timer", given.min_rnr_timer.map(u64::from), 31)?;
+    at_most("timeout", given.timeout.map(u64::from), 31)?;
+    at_most("retry_cnt", given.retry_cnt.map(u64::from), 7)?;
+    at_most("rnr_retry", given.rnr_retry.map(u64::from), 7)?;
+    at_most("max_rd_atomic", given.max_rd_atomic.map(u64::from), u64::from(limits.max_rd_atomic))?;
+    at_most("max_dest_rd_atomic", given.max_dest_rd_atomic.map(u64::from), u64::from(limits.max_dest_rd_atomic))?;
+    if let Some(port) = given.port_num.filter(|port| *port != 1) {
+        return Err(ModifyError::OutOfRange { name: "port_num", given: port.into(), allowed: "1".into() });
+    }
+    if let Some(mtu) = given.path_mtu.filter(|mtu| *mtu > limits.active_mtu) {
+        let allowed = format!("256 to {} (the link's active MTU)", limits.active_mtu);
+        return Err(ModifyError::OutOfRange { name: "path_mtu", given: mtu.bytes().into(), allowed });
+    }
+    Ok(())
+}
+
+/// Takes over what is given.
+fn merge(attributes: &mut QueuePairAttributes, given: &QueuePairAttributes) {
+    macro_rules! take {
+        ($($field:ident)*) => { $(if given.$field.is_some() { attributes.$field = given.$field; })* };
+    }
+    take!(pkey_index port_num qp_access_flags qkey ah_attr path_mtu dest_qp_num rq_psn sq_psn max_dest_rd_atomic
+        max_rd_atomic min_rnr_timer timeout retry_cnt rnr_retry en_sqd_async_notify peer);
+}

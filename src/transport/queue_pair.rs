@@ -1,0 +1,360 @@
+//! A queue pair as the endpoint holds it: its state, its path, its two halves, and the way into the error state.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::datagram::SourceAddress;
+use super::requester::Requester;
+use super::responder::Responder;
+use super::violation::Violation;
+use crate::queue::{AsyncEventQueue, CompletionQueue, ReceiveConsumer, SendConsumer, SourceToken};
+use crate::types::{
+    AsyncEvent, Cause, CompletionOpcode, CompletionStatus, Counter, Counters, DomainId, Gid, Mtu, Operation,
+    PeerCapabilities, QueuePairAttributes, QueuePairCapabilities, QueuePairState, QueuePairStatus, QueuePairType, Qpn,
+    RawCompletion, Time,
+};
+use crate::wire::Flow;
+
+/// What a new queue pair is made of.
+pub struct QueuePairInit {
+    /// Transport service.
+    pub service: QueuePairType,
+    /// Protection domain of its memory.
+    pub domain: DomainId,
+    /// Consuming end of the send queue.
+    pub send: SendConsumer,
+    /// Consuming end of the receive queue.
+    pub receive: ReceiveConsumer,
+    /// Where sends complete.
+    pub send_completions: (Arc<CompletionQueue>, SourceToken),
+    /// Where receives complete.
+    pub receive_completions: (Arc<CompletionQueue>, SourceToken),
+    /// Every send makes a completion.
+    pub signal_all: bool,
+    /// Actual sizes of the queues.
+    pub cap: QueuePairCapabilities,
+    /// Where events go.
+    pub events: Arc<AsyncEventQueue>,
+}
+
+/// The connection's path.
+pub(super) struct Path {
+    pub(super) source: SourceAddress,
+    pub(super) peer_address: IpAddr,
+    pub(super) destination: Qpn,
+    pub(super) mtu: Mtu,
+    pub(super) peer: PeerCapabilities,
+    pub(super) traffic_class: u8,
+    pub(super) hop_limit: u8,
+    /// The peer's UDP port; learned from the first valid packet of a peer of our own.
+    pub(super) peer_port: Option<u16>,
+    /// Whether the peer's IPv4 packets have "don't fragment" set; learned from the first solved ICRC.
+    pub(super) peer_dont_fragment: bool,
+    /// Packets that all queue pairs together have in flight to the peer's address.
+    pub(super) in_flight_to_peer: Arc<AtomicU32>,
+}
+
+impl Path {
+    /// The addresses of outgoing packets.
+    pub(super) fn flow(&self) -> Flow {
+        Flow {
+            source: self.source.address,
+            destination: self.peer_address,
+            source_port: self.source.source_port,
+        }
+    }
+
+    /// Packets that may be in flight to the peer, for all queue pairs together: what its receive socket holds.
+    pub(super) fn window_packets(&self) -> u32 {
+        let mtu = self.mtu.bytes();
+        if !self.peer.is_ours() || self.peer.receive_buffer_bytes == 0 {
+            // A default receive buffer holds 25 packets of 4 KiB, 92 of 1 KiB.
+            return (STRANGER_WINDOW_BYTES / mtu).clamp(16, 64);
+        }
+        // The kernel charges a packet its payload and about 0.8 KiB; half of the buffer stays free for others.
+        (self.peer.receive_buffer_bytes / 2 / (mtu + 832)).clamp(16, (OWN_WINDOW_BYTES / mtu).max(16))
+    }
+}
+
+const STRANGER_WINDOW_BYTES: u32 = 64 << 10;
+/// More than this in flight leaves the cache and gains nothing.
+const OWN_WINDOW_BYTES: u32 = 1 << 20;
+
+/// A queue pair.
+pub(super) struct QueuePair {
+    pub(super) qpn: Qpn,
+    pub(super) service: QueuePairType,
+    pub(super) domain: DomainId,
+    pub(super) state: QueuePairState,
+    pub(super) attributes: QueuePairAttributes,
+    pub(super) cap: QueuePairCapabilities,
+    pub(super) signal_all: bool,
+    pub(super) send: SendConsumer,
+    pub(super) receive: ReceiveConsumer,
+    pub(super) send_completions: (Arc<CompletionQueue>, SourceToken),
+    pub(super) receive_completions: (Arc<CompletionQueue>, SourceToken),
+    pub(super) events: Arc<AsyncEventQueue>,
+    pub(super) path: Option<Path>,
+    pub(super) requester: Requester,
+    pub(super) responder: Responder,
+    pub(super) counters: Counters,
+    /// Whether the endpoint's list of queue pairs with something to send has it.
+    pub(super) listed: bool,
+    /// Whether the endpoint's list of held acknowledgements has it.
+    pub(super) held: bool,
+    /// Alternates between answers and requests when both wait.
+    pub(super) replies_first: bool,
+}
+
+impl QueuePair {
+    pub(super) fn new(qpn: Qpn, init: QueuePairInit, reorder_packets: usize) -> Self {
+        let requester = Requester::new(init.cap.max_send_wr);
+        let responder = Responder::new(reorder_packets, init.cap.max_recv_sge);
+        Self {
+            qpn,
+            service: init.service,
+            domain: init.domain,
+            state: QueuePairState::Reset,
+            attributes: QueuePairAttributes::default(),
+            cap: init.cap,
+            signal_all: init.signal_all,
+            send: init.send,
+            receive: init.receive,
+            send_completions: init.send_completions,
+            receive_completions: init.receive_completions,
+            events: init.events,
+            path: None,
+            requester,
+            responder,
+            counters: Counters::default(),
+            listed: false,
+            held: false,
+            replies_first: false,
+        }
+    }
+
+    pub(super) fn count(&mut self, counter: Counter) {
+        self.counters.add(counter, 1);
+    }
+
+    pub(super) fn mtu_bytes(&self) -> u32 {
+        self.path.as_ref().map_or(Mtu::default().bytes(), |path| path.mtu.bytes())
+    }
+
+    pub(super) fn is_peer_ours(&self) -> bool {
+        self.path.as_ref().is_some_and(|path| path.peer.is_ours())
+    }
+
+    /// Whether packets of this peer belong to the connection.
+    pub(super) fn is_from_peer(&self, source: IpAddr, destination: IpAddr) -> bool {
+        self.path.as_ref().is_some_and(|path| path.peer_address == source && path.source.address == destination)
+    }
+
+    pub(super) fn status(&self) -> QueuePairStatus {
+        QueuePairStatus {
+            qp_state: self.state,
+            sq_draining: self.state == QueuePairState::SendQueueDrained && !self.requester.is_idle(),
+            attributes: QueuePairAttributes { qp_state: Some(self.state), ..self.attributes },
+            cap: self.cap,
+        }
+    }
+
+    /// Whether requests of the peer are executed in this state.
+    pub(super) fn takes_requests(&self) -> bool {
+        use QueuePairState::{ReadyToReceive, ReadyToSend, SendQueueDrained, SendQueueError};
+        matches!(self.state, ReadyToReceive | ReadyToSend | SendQueueDrained | SendQueueError)
+    }
+
+    /// Whether answers of the peer are expected in this state.
+    pub(super) fn takes_responses(&self) -> bool {
+        matches!(self.state, QueuePairState::ReadyToSend | QueuePairState::SendQueueDrained)
+    }
+
+    /// Changes how many packets this queue pair has in flight.
+    pub(super) fn note_in_flight(&mut self) {
+        let now = self.requester.packets_in_flight();
+        let before = std::mem::replace(&mut self.requester.counted_in_flight, now);
+        if let Some(path) = &self.path {
+            // All changes are made under the shard's lock; no read-modify-write is needed.
+            let all = path.in_flight_to_peer.load(Ordering::Relaxed);
+            path.in_flight_to_peer.store(all.wrapping_add(now).wrapping_sub(before), Ordering::Relaxed);
+        }
+    }
+
+    /// Back to RESET: everything posted is forgotten without a completion, completions not yet polled are removed.
+    pub(super) fn reset(&mut self) {
+        self.requester.forget_all();
+        self.note_in_flight();
+        let start = self.send.reset();
+        self.receive.reset();
+        self.send_completions.0.purge(self.send_completions.1);
+        self.receive_completions.0.purge(self.receive_completions.1);
+        self.requester.reset(start);
+        self.responder.reset();
+        self.path = None;
+        self.attributes = QueuePairAttributes::default();
+        self.state = QueuePairState::Reset;
+    }
+
+    /// To the error state, on the application's word or after a failure: flushes all that is outstanding, in order.
+    pub(super) fn enter_error(&mut self, cause: Cause) {
+        if self.state == QueuePairState::Reset {
+            return;
+        }
+        self.state = QueuePairState::Error;
+        self.requester.stop();
+        self.responder.stop();
+        self.note_in_flight();
+        self.flush(cause);
+    }
+
+    /// Completes everything posted as flushed.
+    pub(super) fn flush(&mut self, cause: Cause) {
+        if let Some(receive) = self.responder.take_receive() {
+            self.complete_receive(RawCompletion {
+                wr_id: receive.wr_id,
+                retired: receive.index.wrapping_add(1),
+                status: CompletionStatus::WorkRequestFlushedError,
+                cause,
+                ..RawCompletion::default()
+            });
+        }
+        while self.send.retired() != self.send.published() {
+            let index = self.send.retired();
+            self.count(Counter::Flushed);
+            self.complete_send(index, CompletionStatus::WorkRequestFlushedError, cause);
+        }
+        self.requester.restart_at(self.send.retired());
+        loop {
+            let mut entries = std::mem::take(&mut self.responder.receive_entries);
+            let taken = self.receive.take(&mut entries);
+            self.responder.receive_entries = entries;
+            let Some((wr_id, index)) = taken else { break };
+            self.count(Counter::Flushed);
+            self.complete_receive(RawCompletion {
+                wr_id,
+                retired: index.wrapping_add(1),
+                status: CompletionStatus::WorkRequestFlushedError,
+                cause,
+                ..RawCompletion::default()
+            });
+        }
+    }
+
+    /// Retires the send request `index` and, if it is signaled or failed, completes it.
+    pub(super) fn complete_send(&mut self, index: u32, status: CompletionStatus, cause: Cause) {
+        let header = self.send.header(index);
+        let signaled = self.signal_all || header.flags.contains(crate::types::SendFlags::SIGNALED);
+        let retired = index.wrapping_add(1);
+        let (opcode, byte_len) = match header.operation {
+            Operation::Write { .. } | Operation::WriteWithImmediate { .. } => (CompletionOpcode::RdmaWrite, 0),
+            Operation::Read { .. } => (CompletionOpcode::RdmaRead, header.length),
+            Operation::CompareAndSwap { .. } => (CompletionOpcode::CompareAndSwap, 8),
+            Operation::FetchAndAdd { .. } => (CompletionOpcode::FetchAndAdd, 8),
+            _ => (CompletionOpcode::Send, 0),
+        };
+        let wr_id = header.wr_id;
+        self.send.retire(retired);
+        if status.is_success() && !signaled {
+            return;
+        }
+        let completion = RawCompletion {
+            wr_id,
+            status,
+            opcode,
+            cause,
+            byte_len,
+            qpn: self.qpn,
+            source_qpn: self.attributes.dest_qp_num.unwrap_or_default(),
+            retired,
+            ..RawCompletion::default()
+        };
+        let (queue, token) = (&self.send_completions.0, self.send_completions.1);
+        if queue.push(token, completion, false).is_err() {
+            self.completion_queue_overflowed();
+        }
+    }
+
+    /// Completes a receive; `completion` says all but whose it is.
+    pub(super) fn complete_receive(&mut self, completion: RawCompletion) {
+        self.complete_receive_as(completion, false);
+    }
+
+    pub(super) fn complete_receive_as(&mut self, completion: RawCompletion, solicited: bool) {
+        let opcode = match completion.opcode {
+            CompletionOpcode::ReceiveRdmaWithImmediate => CompletionOpcode::ReceiveRdmaWithImmediate,
+            _ => CompletionOpcode::Receive,
+        };
+        let source_qpn = self.attributes.dest_qp_num.unwrap_or_default();
+        let completion = RawCompletion { opcode, qpn: self.qpn, source_qpn, ..completion };
+        let (queue, token) = (&self.receive_completions.0, self.receive_completions.1);
+        if queue.push(token, completion, solicited).is_err() {
+            self.completion_queue_overflowed();
+        }
+    }
+
+    /// A completion was lost: the queue pair cannot go on, the application is told once by an event of the queue.
+    fn completion_queue_overflowed(&mut self) {
+        self.count(Counter::CompletionQueueOverflow);
+        if self.state == QueuePairState::Error {
+            return;
+        }
+        self.events.push(AsyncEvent::QueuePairFatal(self.qpn));
+        self.requester.overflowed = true;
+    }
+
+    /// Fails the oldest request and takes the queue pair to the error state.
+    pub(super) fn fail_oldest(&mut self, status: CompletionStatus, cause: Cause) {
+        let index = self.requester.oldest();
+        if index != self.send.published() {
+            self.complete_send(index, status, cause);
+        }
+        self.enter_error(Cause::EarlierFailure);
+    }
+
+    /// Ends the connection because a request of the peer was wrong; the NAK is already on its way.
+    pub(super) fn refuse(&mut self, violation: Violation) {
+        let (status, cause) = violation.receive_status();
+        if let Some(receive) = self.responder.take_receive() {
+            let retired = receive.index.wrapping_add(1);
+            let failed = RawCompletion { wr_id: receive.wr_id, retired, status, cause, ..RawCompletion::default() };
+            self.complete_receive(failed);
+        }
+        self.events.push(violation.event(self.qpn));
+        self.enter_error(Cause::EarlierFailure);
+    }
+
+    /// The earliest time at which something must happen by itself.
+    pub(super) fn next_deadline(&self) -> Option<Time> {
+        let requester = self.requester_deadline();
+        let responder = self.responder.deadline();
+        match (requester, responder) {
+            (Some(one), Some(other)) => Some(one.min(other)),
+            (one, other) => one.or(other),
+        }
+    }
+
+    /// After each input: the consequences that no single step carries out.
+    pub(super) fn settle(&mut self) {
+        if std::mem::take(&mut self.requester.overflowed) {
+            self.enter_error(Cause::CompletionQueueOverflow);
+        }
+        if self.state == QueuePairState::SendQueueDrained && self.requester.is_idle() {
+            self.announce_drained();
+        }
+        self.note_in_flight();
+    }
+
+    fn announce_drained(&mut self) {
+        if self.attributes.en_sqd_async_notify == Some(true) && !self.requester.drained_announced {
+            self.events.push(AsyncEvent::SendQueueDrained(self.qpn));
+        }
+        self.requester.drained_announced = true;
+    }
+}
+
+/// The address that a GID stands for, for the checks of arriving packets.
+pub(super) fn address_of(gid: Gid) -> IpAddr {
+    gid.to_ip()
+}

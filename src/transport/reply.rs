@@ -1,0 +1,389 @@
+//! What the receiving half owes the peer, in order: acknowledgements, READ answers, results of atomics, NAKs.
+//!
+//! No acknowledgement passes an unanswered READ or atomic, because the peer would take it for their answer being lost.
+//! READs and atomics live in a ring of *resources* as long as a repetition may come.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use super::endpoint::Pass;
+use super::queue_pair::QueuePair;
+use crate::types::{AccessFlags, Counter, DEFAULT_PKEY, Psn, Time};
+use crate::wire::{Aeth, Bth, Headers, NakCode, Opcode, Reth, Syndrome, packet_bytes};
+
+/// Acknowledgements carry no credits: "unlimited".
+const NO_CREDIT: Syndrome = Syndrome::Ack { credit: 0x1f };
+/// Longest burst of READ answers to a stranger, whose receive buffer is unknown, and the pause after it.
+const STRANGER_BURST_PACKETS: u32 = 32;
+const STRANGER_PAUSE: Duration = Duration::from_micros(200);
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Reply {
+    Acknowledge { psn: Psn, message_count: u32 },
+    Nak { psn: Psn, syndrome: Syndrome, message_count: u32 },
+    /// The resource in this place.
+    Resource(usize),
+}
+
+/// A READ or atomic, kept as long as a repetition may come.
+#[derive(Clone, Copy)]
+struct Resource {
+    first: Psn,
+    packets: u32,
+    message_count: u32,
+    kind: ResourceKind,
+    /// Whether its answer waits in the queue.
+    queued: bool,
+    /// Whether it was answered in full before, so that what waits is a repetition.
+    answered: bool,
+}
+
+#[derive(Clone, Copy)]
+enum ResourceKind {
+    Read {
+        reth: Reth,
+        /// Next packet of the answer, and the one after its last, counted from the first.
+        next: u32,
+        end: u32,
+    },
+    Atomic {
+        original: u64,
+    },
+}
+
+/// The answers due to the peer.
+#[derive(Default)]
+pub(super) struct Replies {
+    queue: VecDeque<Reply>,
+    resources: Vec<Option<Resource>>,
+    next_resource: usize,
+    /// Number of the last SEND or WRITE packet executed.
+    last_executed: Psn,
+    /// Since when an acknowledgement waits for the application's answer, and until when it may.
+    held_until: Option<Time>,
+    established: bool,
+    stopped: bool,
+    burst: u32,
+    pause_until: Option<Time>,
+}
+
+/// An answer packet that may leave now.
+#[derive(Clone, Copy)]
+pub(super) struct ReplyPlan {
+    /// Bytes from the base transport header to the ICRC.
+    pub(super) size: usize,
+    payload: u32,
+    opcode: Opcode,
+    reply: Reply,
+}
+
+impl ReplyPlan {
+    /// Whether it brings data home to the peer, unlike acknowledgements and NAKs.
+    pub(super) fn is_data(&self) -> bool {
+        matches!(self.reply, Reply::Resource(_))
+    }
+}
+
+impl Replies {
+    pub(super) fn start(&mut self, last_executed: Psn, max_dest_rd_atomic: u8) {
+        self.clear();
+        // Linux rounds the number up to a power of two and may have as many outstanding.
+        let places = usize::from(max_dest_rd_atomic);
+        let places = if places == 0 { 0 } else { places.next_power_of_two() };
+        self.resources.resize(places, None);
+        self.queue.reserve(2 * places + 4);
+        self.last_executed = last_executed;
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.queue.clear();
+        self.resources.clear();
+        *self = Self {
+            queue: std::mem::take(&mut self.queue),
+            resources: std::mem::take(&mut self.resources),
+            ..Self::default()
+        };
+    }
+
+    /// What is due still leaves, nothing is held.
+    pub(super) fn stop(&mut self) {
+        self.held_until = None;
+        self.stopped = true;
+    }
+
+    /// True for the first packet of the connection.
+    pub(super) fn first_packet(&mut self) -> bool {
+        !std::mem::replace(&mut self.established, true)
+    }
+
+    /// Whether another READ or atomic may be begun.
+    pub(super) fn has_room(&self) -> bool {
+        match self.resources.get(self.next_resource) {
+            None => false,
+            Some(resource) => resource.is_none_or(|resource| !resource.queued || resource.answered),
+        }
+    }
+
+    fn push_resource(&mut self, resource: Resource) {
+        let place = self.next_resource;
+        self.next_resource = (place + 1) % self.resources.len().max(1);
+        if self.resources[place].is_some_and(|old| old.queued) {
+            // A repetition that nobody waits for: the peer would not go on without the answer.
+            self.queue.retain(|reply| *reply != Reply::Resource(place));
+        }
+        self.resources[place] = Some(resource);
+        self.queue.push_back(Reply::Resource(place));
+    }
+
+    pub(super) fn push_read(&mut self, first: Psn, packets: u32, reth: Reth, message_count: u32) {
+        let kind = ResourceKind::Read { reth, next: 0, end: packets };
+        self.push_resource(Resource { first, packets, message_count, kind, queued: true, answered: false });
+    }
+
+    pub(super) fn push_atomic(&mut self, psn: Psn, original: u64, message_count: u32) {
+        let kind = ResourceKind::Atomic { original };
+        self.push_resource(Resource { first: psn, packets: 1, message_count, kind, queued: true, answered: false });
+    }
+
+    /// Acknowledges up to `psn`, holding it for the application's answer.
+    pub(super) fn acknowledge(&mut self, psn: Psn, message_count: u32, now: Time, hold: Duration) {
+        self.last_executed = psn;
+        self.push_acknowledge(psn, message_count);
+        self.held_until.get_or_insert(now + hold);
+    }
+
+    /// Acknowledges the last executed packet again, at once.
+    pub(super) fn acknowledge_again(&mut self, message_count: u32, now: Time) {
+        self.push_acknowledge(self.last_executed, message_count);
+        self.held_until = Some(now);
+    }
+
+    fn push_acknowledge(&mut self, psn: Psn, message_count: u32) {
+        if let Some(Reply::Acknowledge { .. }) = self.queue.back() {
+            self.queue.pop_back();
+        }
+        self.queue.push_back(Reply::Acknowledge { psn, message_count });
+    }
+
+    pub(super) fn push_nak(&mut self, psn: Psn, syndrome: Syndrome, message_count: u32) {
+        let nak = Reply::Nak { psn, syndrome, message_count };
+        if self.queue.back() != Some(&nak) {
+            self.queue.push_back(nak);
+        }
+    }
+
+    /// A READ request came again: answers from its first packet on. False if the READ is not known (any more).
+    pub(super) fn repeat_read(&mut self, psn: Psn, reth: Reth, mtu: u32) -> bool {
+        let found = self.find(psn);
+        let Some((place, Some(resource))) = found.map(|place| (place, self.resources[place].as_mut())) else {
+            return false;
+        };
+        let ResourceKind::Read { reth: original, next, end } = &mut resource.kind else { return false };
+        let from = psn.distance_from(resource.first).max(0) as u32;
+        let skipped = u64::from(from) * u64::from(mtu);
+        let fits = reth.rkey == original.rkey
+            && reth.va == original.va.wrapping_add(skipped)
+            && skipped + u64::from(reth.length) <= u64::from(original.length);
+        if !fits {
+            return false;
+        }
+        let to = from + reth.length.div_ceil(mtu).max(1);
+        if resource.queued {
+            // Its answer is still on the way; it must not end sooner, nor begin later, than was asked for.
+            *next = (*next).min(from);
+            *end = (*end).max(to);
+            return true;
+        }
+        (*next, *end) = (from, to);
+        resource.queued = true;
+        self.queue.push_back(Reply::Resource(place));
+        true
+    }
+
+    /// An atomic came again: answers with the stored result. False if it is not known (any more).
+    pub(super) fn repeat_atomic(&mut self, psn: Psn) -> bool {
+        let found = self.find(psn);
+        let Some((place, Some(resource))) = found.map(|place| (place, self.resources[place].as_mut())) else {
+            return false;
+        };
+        if !matches!(resource.kind, ResourceKind::Atomic { .. }) {
+            return false;
+        }
+        if !std::mem::replace(&mut resource.queued, true) {
+            self.queue.push_back(Reply::Resource(place));
+        }
+        true
+    }
+
+    fn find(&self, psn: Psn) -> Option<usize> {
+        let matches = |resource: &Option<Resource>| {
+            resource.is_some_and(|resource| psn.is_within(resource.first, resource.packets))
+        };
+        self.resources.iter().position(matches)
+    }
+
+    /// Whether the only thing due is an acknowledgement that is still held.
+    pub(super) fn is_held(&self, now: Time) -> bool {
+        let alone = self.queue.len() == 1 && matches!(self.queue.front(), Some(Reply::Acknowledge { .. }));
+        alone && self.held_until.is_some_and(|time| now < time)
+    }
+
+    /// Lets held acknowledgements go.
+    pub(super) fn release(&mut self) {
+        self.held_until = None;
+    }
+
+    /// When something must happen by itself.
+    pub(super) fn deadline(&self) -> Option<Time> {
+        let held = if self.queue.is_empty() { None } else { self.held_until };
+        [held, self.pause_until].into_iter().flatten().min()
+    }
+
+    pub(super) fn handle_timeout(&mut self, now: Time) {
+        if self.held_until.is_some_and(|time| time <= now) {
+            self.held_until = None;
+        }
+        if self.pause_until.is_some_and(|time| time <= now) {
+            self.pause_until = None;
+            self.burst = 0;
+        }
+    }
+
+    fn pop(&mut self) {
+        if let Some(Reply::Resource(place)) = self.queue.pop_front()
+            && let Some(resource) = &mut self.resources[place]
+        {
+            resource.queued = false;
+            resource.answered = true;
+        }
+        if self.queue.is_empty() {
+            self.held_until = None;
+        }
+    }
+}
+
+impl QueuePair {
+    /// The next answer packet that may leave now.
+    pub(super) fn plan_reply(&self, now: Time) -> Option<ReplyPlan> {
+        let replies = &self.responder.replies;
+        let reply = *replies.queue.front()?;
+        let plan = |opcode, payload| ReplyPlan { size: packet_bytes(opcode, payload), payload, opcode, reply };
+        let Reply::Resource(place) = reply else {
+            return (!replies.is_held(now)).then(|| plan(Opcode::RC_ACKNOWLEDGE, 0));
+        };
+        let resource = replies.resources[place]?;
+        let ResourceKind::Read { reth, next, end } = resource.kind else {
+            return Some(plan(Opcode::RC_ATOMIC_ACKNOWLEDGE, 0));
+        };
+        if replies.pause_until.is_some() {
+            return None;
+        }
+        let mtu = self.mtu_bytes();
+        // Only the READ's own first packet is a FIRST: Linux takes nothing but MIDDLE and LAST later.
+        let opcode = match (next == 0, next + 1 == end) {
+            (true, true) => Opcode::RC_READ_RESPONSE_ONLY,
+            (true, false) => Opcode::RC_READ_RESPONSE_FIRST,
+            (false, false) => Opcode::RC_READ_RESPONSE_MIDDLE,
+            (false, true) => Opcode::RC_READ_RESPONSE_LAST,
+        };
+        let payload = (reth.length - next * mtu).min(mtu);
+        Some(plan(opcode, payload))
+    }
+
+    /// Writes the planned packet, without its ICRC, and moves on. False: the READ's memory is gone, nothing was
+    /// written.
+    pub(super) fn emit_reply(&mut self, pass: &Pass<'_>, plan: ReplyPlan, out: &mut [u8]) -> bool {
+        let mut headers = Headers { bth: self.reply_header(&plan), ..Headers::default() };
+        match plan.reply {
+            Reply::Acknowledge { psn, message_count } => {
+                self.count(Counter::SentAcknowledge);
+                headers.bth.psn = psn;
+                headers.aeth = Some(Aeth { syndrome: NO_CREDIT, msn: message_count });
+            }
+            Reply::Nak { psn, syndrome, message_count } => {
+                headers.bth.psn = psn;
+                headers.aeth = Some(Aeth { syndrome, msn: message_count });
+            }
+            Reply::Resource(place) => return self.emit_resource(pass, plan, place, headers, out),
+        }
+        headers.emit(out);
+        self.responder.replies.pop();
+        true
+    }
+
+    fn reply_header(&self, plan: &ReplyPlan) -> Bth {
+        Bth {
+            opcode: plan.opcode,
+            solicited: false,
+            migrated: true,
+            pad_count: (plan.payload.next_multiple_of(4) - plan.payload) as u8,
+            pkey: DEFAULT_PKEY,
+            becn: false,
+            fecn: false,
+            destination: self.path.as_ref().map_or(Default::default(), |path| path.destination),
+            ack_request: false,
+            psn: Psn::default(),
+        }
+    }
+
+    fn emit_resource(&mut self, pass: &Pass<'_>, plan: ReplyPlan, place: usize, mut headers: Headers, out: &mut [u8]) -> bool {
+        let Some(resource) = self.responder.replies.resources[place] else { return false };
+        headers.aeth = Some(Aeth { syndrome: NO_CREDIT, msn: resource.message_count });
+        headers.bth.psn = resource.first;
+        let (reth, next, end) = match resource.kind {
+            ResourceKind::Atomic { original } => {
+                headers.atomic_ack = Some(original);
+                headers.emit(out);
+                self.responder.replies.pop();
+                return true;
+            }
+            ResourceKind::Read { reth, next, end } => (reth, next, end),
+        };
+        headers.bth.psn = resource.first.plus(next);
+        if plan.opcode == Opcode::RC_READ_RESPONSE_MIDDLE {
+            headers.aeth = None;
+        }
+        let header_bytes = headers.emit(out);
+        let payload = plan.payload as usize;
+        let room = &mut out[header_bytes..];
+        if payload > 0 {
+            let va = reth.va.wrapping_add(u64::from(next) * u64::from(self.mtu_bytes()));
+            let bytes = &mut room[..payload];
+            if pass.memory.read(reth.rkey.0, self.domain, va, AccessFlags::REMOTE_READ, bytes).is_err() {
+                self.refuse_read_answer(headers.bth.psn, resource.message_count);
+                return false;
+            }
+        }
+        room[payload..payload.next_multiple_of(4)].fill(0);
+        self.note_read_answer(pass.now, place, next + 1, end);
+        true
+    }
+
+    fn note_read_answer(&mut self, now: Time, place: usize, next: u32, end: u32) {
+        let paced = !self.is_peer_ours();
+        let replies = &mut self.responder.replies;
+        if next == end {
+            replies.pop();
+        }
+        if let Some(Resource { kind: ResourceKind::Read { next: stored, .. }, .. }) = &mut replies.resources[place] {
+            *stored = next;
+        }
+        if paced {
+            replies.burst += 1;
+            if replies.burst >= STRANGER_BURST_PACKETS {
+                replies.pause_until = Some(now + STRANGER_PAUSE);
+            }
+        }
+    }
+
+    /// The region went away between the READ's request and its answer.
+    fn refuse_read_answer(&mut self, psn: Psn, message_count: u32) {
+        self.count(Counter::SentNak);
+        self.responder.replies.queue.clear();
+        for resource in self.responder.replies.resources.iter_mut().flatten() {
+            resource.queued = false;
+        }
+        self.responder.replies.push_nak(psn, Syndrome::Nak(NakCode::RemoteAccess), message_count);
+        self.refuse(super::violation::Violation::RemoteKey(crate::memory::AccessError::UnknownKey));
+    }
+}

@@ -1,0 +1,559 @@
+//! The sending half: cuts requests into packets, numbers them, and knows what is in flight.
+//!
+//! Requests have indices (the send queue's count), packets have sequence numbers. The numbers of the requests in
+//! progress follow each other without gaps: `oldest.first ..= limit - 1`. `cursor` is the next number to transmit; it
+//! equals `limit` except while something is sent again. Going back is setting the cursor back.
+
+use std::collections::VecDeque;
+
+use super::endpoint::Pass;
+use super::queue_pair::QueuePair;
+use super::retransmit::{Recovery, RoundTrip};
+use super::violation::local_cause;
+use crate::memory::{AccessError, MemoryView};
+use crate::queue::SendHeader;
+use crate::types::{
+    AccessFlags, Cause, CompletionStatus, Counter, DEFAULT_PKEY, Operation, Psn, QueuePairState, SendFlags, Sge, Time,
+};
+use crate::wire::{AtomicEth, Bth, Headers, Opcode, Reth, packet_bytes};
+
+/// A request that has its sequence numbers.
+#[derive(Clone, Copy, Default)]
+pub(super) struct InProgress {
+    /// Number of its first packet.
+    pub(super) first: Psn,
+    /// Numbers that it takes.
+    pub(super) packets: u32,
+    /// For a READ: packets that one READ request packet asks for. Fixed for the request's life, because a repeated
+    /// request packet must lie within the original one.
+    pub(super) chunk: u32,
+    pub(super) is_read: bool,
+    pub(super) is_atomic: bool,
+}
+
+impl InProgress {
+    /// The number after its last.
+    pub(super) fn end(&self) -> Psn {
+        self.first.plus(self.packets)
+    }
+
+    pub(super) fn brings_data_home(&self) -> bool {
+        self.is_read || self.is_atomic
+    }
+}
+
+/// State of the sending half.
+pub(super) struct Requester {
+    /// By index modulo its length: the requests `oldest..next`.
+    requests: Box<[InProgress]>,
+    oldest: u32,
+    next: u32,
+    /// The request in which the cursor lies; `next` if it is at the limit.
+    cursor_request: u32,
+    pub(super) unacknowledged: Psn,
+    pub(super) cursor: Psn,
+    pub(super) limit: Psn,
+    /// Last numbers of the READ request packets and atomics that are unanswered.
+    unanswered: VecDeque<Psn>,
+    /// READs and atomics among `oldest..next`.
+    reads_in_progress: u32,
+    /// Last number sent with a request for acknowledgement.
+    last_ack_request: Psn,
+    /// A request that cannot go on; it fails when it has become the oldest.
+    pub(super) failed: Option<(u32, CompletionStatus, Cause)>,
+    pub(super) recovery: Recovery,
+    pub(super) round_trip: RoundTrip,
+    pub(super) counted_in_flight: u32,
+    pub(super) overflowed: bool,
+    pub(super) drained_announced: bool,
+    stopped: bool,
+}
+
+/// A packet that may be sent now.
+#[derive(Clone, Copy)]
+pub(super) struct RequestPlan {
+    index: u32,
+    psn: Psn,
+    /// Place in the request, in packets.
+    offset: u32,
+    /// Numbers that it takes.
+    covers: u32,
+    /// Bytes from the base transport header to the ICRC.
+    pub(super) size: usize,
+    payload: u32,
+    opcode: Opcode,
+    ack_request: bool,
+}
+
+impl Requester {
+    pub(super) fn new(max_send_wr: u32) -> Self {
+        let places = max_send_wr.max(1).next_power_of_two() as usize;
+        Self {
+            requests: vec![InProgress::default(); places].into_boxed_slice(),
+            oldest: 0,
+            next: 0,
+            cursor_request: 0,
+            unacknowledged: Psn::default(),
+            cursor: Psn::default(),
+            limit: Psn::default(),
+            unanswered: VecDeque::new(),
+            reads_in_progress: 0,
+            last_ack_request: Psn::default(),
+            failed: None,
+            recovery: Recovery::default(),
+            round_trip: RoundTrip::default(),
+            counted_in_flight: 0,
+            overflowed: false,
+            drained_announced: false,
+            stopped: false,
+        }
+    }
+
+    /// Ready to send from `psn` on.
+    pub(super) fn start(&mut self, psn: Psn, max_rd_atomic: u8) {
+        self.unacknowledged = psn;
+        self.cursor = psn;
+        self.limit = psn;
+        self.last_ack_request = psn.minus(1);
+        self.unanswered.reserve(usize::from(max_rd_atomic));
+        self.stopped = false;
+    }
+
+    /// As new, counting requests from `index` on.
+    pub(super) fn reset(&mut self, index: u32) {
+        let places = self.requests.len() as u32;
+        *self = Self { unanswered: std::mem::take(&mut self.unanswered), ..Self::new(places) };
+        self.unanswered.clear();
+        self.restart_at(index);
+    }
+
+    /// Nothing is in flight any more.
+    pub(super) fn forget_all(&mut self) {
+        self.cursor = self.unacknowledged;
+        self.limit = self.unacknowledged;
+        self.unanswered.clear();
+        self.reads_in_progress = 0;
+        self.failed = None;
+        self.recovery = Recovery::default();
+    }
+
+    /// No more packets: the queue pair is in error.
+    pub(super) fn stop(&mut self) {
+        self.forget_all();
+        self.stopped = true;
+    }
+
+    /// Continues with request `index` after a flush.
+    pub(super) fn restart_at(&mut self, index: u32) {
+        self.oldest = index;
+        self.next = index;
+        self.cursor_request = index;
+    }
+
+    pub(super) fn oldest(&self) -> u32 {
+        self.oldest
+    }
+
+    pub(super) fn next(&self) -> u32 {
+        self.next
+    }
+
+    /// Whether no request is in progress.
+    pub(super) fn is_idle(&self) -> bool {
+        self.oldest == self.next
+    }
+
+    /// Numbers sent and not acknowledged.
+    pub(super) fn packets_in_flight(&self) -> u32 {
+        self.limit.distance_from(self.unacknowledged).max(0) as u32
+    }
+
+    pub(super) fn request(&self, index: u32) -> &InProgress {
+        &self.requests[index as usize & (self.requests.len() - 1)]
+    }
+
+    fn begin(&mut self, request: InProgress) {
+        let place = self.next as usize & (self.requests.len() - 1);
+        self.requests[place] = request;
+        self.next = self.next.wrapping_add(1);
+        self.drained_announced = false;
+        if request.brings_data_home() {
+            self.reads_in_progress += 1;
+        }
+    }
+
+    /// The oldest request is finished.
+    pub(super) fn pop_oldest(&mut self) {
+        if self.request(self.oldest).brings_data_home() {
+            self.reads_in_progress -= 1;
+        }
+        self.oldest = self.oldest.wrapping_add(1);
+        if self.oldest.wrapping_sub(self.cursor_request) as i32 > 0 {
+            self.cursor_request = self.oldest;
+        }
+    }
+
+    /// Everything before `psn` is acknowledged.
+    pub(super) fn move_unacknowledged(&mut self, psn: Psn) {
+        self.unacknowledged = psn;
+        if self.cursor.is_before(psn) {
+            self.cursor = psn;
+        }
+        while self.unanswered.front().is_some_and(|last| last.is_before(psn)) {
+            self.unanswered.pop_front();
+        }
+        self.find_cursor_request();
+    }
+
+    /// Sends again from the oldest number that is not acknowledged.
+    pub(super) fn go_back(&mut self) {
+        self.cursor = self.unacknowledged;
+        self.cursor_request = self.oldest;
+        self.unanswered.clear();
+        self.find_cursor_request();
+        self.round_trip.forget_sample();
+    }
+
+    fn find_cursor_request(&mut self) {
+        while self.cursor_request != self.next && !self.cursor.is_before(self.request(self.cursor_request).end()) {
+            self.cursor_request = self.cursor_request.wrapping_add(1);
+        }
+    }
+}
+
+/// Opcode of a SEND or WRITE packet by its place in the message.
+fn data_opcode(operation: &Operation, is_first: bool, is_last: bool) -> Opcode {
+    use Operation::{SendWithImmediate, SendWithInvalidate, Write, WriteWithImmediate};
+    match (operation, is_first, is_last) {
+        (Write { .. } | WriteWithImmediate { .. }, true, false) => Opcode::RC_WRITE_FIRST,
+        (Write { .. } | WriteWithImmediate { .. }, false, false) => Opcode::RC_WRITE_MIDDLE,
+        (Write { .. }, false, true) => Opcode::RC_WRITE_LAST,
+        (Write { .. }, true, true) => Opcode::RC_WRITE_ONLY,
+        (WriteWithImmediate { .. }, false, true) => Opcode::RC_WRITE_LAST_IMMEDIATE,
+        (WriteWithImmediate { .. }, true, true) => Opcode::RC_WRITE_ONLY_IMMEDIATE,
+        (_, true, false) => Opcode::RC_SEND_FIRST,
+        (_, false, false) => Opcode::RC_SEND_MIDDLE,
+        (SendWithImmediate(_), false, true) => Opcode::RC_SEND_LAST_IMMEDIATE,
+        (SendWithImmediate(_), true, true) => Opcode::RC_SEND_ONLY_IMMEDIATE,
+        (SendWithInvalidate(_), false, true) => Opcode::RC_SEND_LAST_INVALIDATE,
+        (SendWithInvalidate(_), true, true) => Opcode::RC_SEND_ONLY_INVALIDATE,
+        (_, false, true) => Opcode::RC_SEND_LAST,
+        (_, true, true) => Opcode::RC_SEND_ONLY,
+    }
+}
+
+impl QueuePair {
+    /// The next request packet that may leave now.
+    pub(super) fn plan_request(&mut self) -> Option<RequestPlan> {
+        if !self.may_transmit() {
+            return None;
+        }
+        if let Some(probe) = self.requester.recovery.take_probe() {
+            let plan = self.plan_probe(probe);
+            if plan.is_some() {
+                return plan;
+            }
+        }
+        if !self.prepare_request() {
+            return None;
+        }
+        self.plan_at(self.requester.cursor_request, self.requester.cursor)
+    }
+
+    /// Whether [`QueuePair::plan_request`] would find something.
+    pub(super) fn may_send_request(&mut self) -> bool {
+        if !self.may_transmit() {
+            return false;
+        }
+        let (psn, probe) = (self.requester.cursor, self.requester.recovery.probe_pending());
+        probe || (self.prepare_request() && self.plan_at(self.requester.cursor_request, psn).is_some())
+    }
+
+    fn may_transmit(&self) -> bool {
+        let state = matches!(self.state, QueuePairState::ReadyToSend | QueuePairState::SendQueueDrained);
+        state && !self.requester.stopped && !self.requester.recovery.waits_for_receiver()
+    }
+
+    /// Makes sure that the cursor lies in a request that can be sent; begins the next one if need be.
+    fn prepare_request(&mut self) -> bool {
+        if self.requester.cursor_request == self.requester.next && !self.begin_next_request() {
+            return false;
+        }
+        self.requester.failed.is_none_or(|failed| failed.0 != self.requester.cursor_request)
+    }
+
+    /// Gives the next posted request its numbers, if it may begin.
+    fn begin_next_request(&mut self) -> bool {
+        let index = self.requester.next;
+        if index == self.send.published() || self.state != QueuePairState::ReadyToSend {
+            return false;
+        }
+        let header = self.send.header(index);
+        if header.flags.contains(SendFlags::FENCE) && self.requester.reads_in_progress > 0 {
+            return false;
+        }
+        let is_read = matches!(header.operation, Operation::Read { .. });
+        let is_atomic = header.operation.is_atomic();
+        let packets = if is_atomic { 1 } else { header.length.div_ceil(self.mtu_bytes()).max(1) };
+        // Numbers in use must stay within half the number space for their order to be known.
+        let in_use = self.requester.packets_in_flight();
+        if in_use > 0 && in_use.saturating_add(packets) >= 1 << 23 {
+            return false;
+        }
+        let chunk = self.path.as_ref().map_or(1, |path| path.window_packets());
+        let first = self.requester.cursor;
+        self.requester.begin(InProgress { first, packets, chunk, is_read, is_atomic });
+        true
+    }
+
+    fn plan_at(&self, index: u32, psn: Psn) -> Option<RequestPlan> {
+        if index == self.requester.next {
+            return None;
+        }
+        let request = self.requester.request(index);
+        let offset = psn.distance_from(request.first).max(0) as u32;
+        let header = self.send.header(index);
+        if request.is_read {
+            return self.plan_read(index, psn, offset);
+        }
+        if request.is_atomic {
+            return self.plan_atomic(index, psn, &header);
+        }
+        if !self.window_allows(psn, 1) {
+            return None;
+        }
+        let mtu = self.mtu_bytes();
+        let is_last = offset + 1 == request.packets;
+        let payload = if is_last { header.length - offset * mtu } else { mtu };
+        let opcode = data_opcode(&header.operation, offset == 0, is_last);
+        let size = packet_bytes(opcode, payload);
+        let ack_request = self.wants_acknowledgement(index, psn, is_last, &header);
+        Some(RequestPlan { index, psn, offset, covers: 1, size, payload, opcode, ack_request })
+    }
+
+    fn plan_read(&self, index: u32, psn: Psn, offset: u32) -> Option<RequestPlan> {
+        let request = self.requester.request(index);
+        // A repeated request ends where the original one did.
+        let chunk_end = (offset / request.chunk + 1).saturating_mul(request.chunk).min(request.packets);
+        let covers = chunk_end - offset;
+        if !self.read_credit_left() || !self.window_allows(psn, covers) {
+            return None;
+        }
+        let opcode = Opcode::RC_READ_REQUEST;
+        let size = packet_bytes(opcode, 0);
+        Some(RequestPlan { index, psn, offset, covers, size, payload: 0, opcode, ack_request: true })
+    }
+
+    fn plan_atomic(&self, index: u32, psn: Psn, header: &SendHeader) -> Option<RequestPlan> {
+        if !self.read_credit_left() || !self.window_allows(psn, 1) {
+            return None;
+        }
+        let opcode = match header.operation {
+            Operation::CompareAndSwap { .. } => Opcode::RC_COMPARE_SWAP,
+            _ => Opcode::RC_FETCH_ADD,
+        };
+        let size = packet_bytes(opcode, 0);
+        Some(RequestPlan { index, psn, offset: 0, covers: 1, size, payload: 0, opcode, ack_request: true })
+    }
+
+    fn read_credit_left(&self) -> bool {
+        let credits = usize::from(self.attributes.max_rd_atomic.unwrap_or(0));
+        self.requester.unanswered.len() < credits
+    }
+
+    /// Whether `covers` packets from `psn` on fit what the peer's socket (or, for READs, the own) takes.
+    fn window_allows(&self, psn: Psn, covers: u32) -> bool {
+        let Some(path) = &self.path else { return false };
+        let end = psn.plus(covers).distance_from(self.requester.unacknowledged).max(0) as u32;
+        if end <= covers {
+            return true; // nothing else in flight: one step is always allowed, so that no one starves
+        }
+        let window = path.window_packets();
+        if end > window {
+            return false;
+        }
+        let own = self.requester.counted_in_flight;
+        let others = path.in_flight_to_peer.load(std::sync::atomic::Ordering::Relaxed).saturating_sub(own);
+        others.saturating_add(end) <= window.max(2)
+    }
+
+    fn wants_acknowledgement(&self, index: u32, psn: Psn, is_last: bool, header: &SendHeader) -> bool {
+        let window = self.path.as_ref().map_or(1, |path| path.window_packets());
+        let since = psn.distance_from(self.requester.last_ack_request).max(0) as u32;
+        if since >= (window / 4).max(1) {
+            return true;
+        }
+        let nothing_follows = index.wrapping_add(1) == self.send.published();
+        is_last && (nothing_follows || self.signal_all || header.flags.contains(SendFlags::SIGNALED))
+    }
+
+    /// A probe for a lost tail: the last packet sent, once more.
+    fn plan_probe(&mut self, psn: Psn) -> Option<RequestPlan> {
+        let index = self.request_with(psn)?;
+        let plan = self.plan_at(index, psn)?;
+        (plan.covers == 1).then_some(RequestPlan { ack_request: true, ..plan })
+    }
+
+    /// The request in progress that the number belongs to.
+    pub(super) fn request_with(&self, psn: Psn) -> Option<u32> {
+        let mut index = self.requester.oldest;
+        while index != self.requester.next {
+            let request = self.requester.request(index);
+            if psn.is_within(request.first, request.packets) {
+                return Some(index);
+            }
+            index = index.wrapping_add(1);
+        }
+        None
+    }
+
+    /// Writes the planned packet, without its ICRC, and moves on. False: the request's own memory failed, nothing
+    /// was written.
+    pub(super) fn emit_request(&mut self, pass: &Pass<'_>, plan: RequestPlan, out: &mut [u8]) -> bool {
+        let headers = self.request_headers(&plan);
+        let header_bytes = headers.emit(out);
+        let payload = plan.payload as usize;
+        let room = &mut out[header_bytes..];
+        let offset = u64::from(plan.offset) * u64::from(self.mtu_bytes());
+        if let Err(error) = self.gather(pass.memory, plan.index, offset, &mut room[..payload]) {
+            self.fail_request(plan.index, error);
+            return false;
+        }
+        let padded = payload.next_multiple_of(4);
+        room[payload..padded].fill(0);
+        self.note_sent(pass.now, &plan);
+        true
+    }
+
+    fn request_headers(&self, plan: &RequestPlan) -> Headers {
+        let header = self.send.header(plan.index);
+        let is_last = plan.offset + plan.covers == self.requester.request(plan.index).packets;
+        let may_solicit = !matches!(header.operation, Operation::Write { .. }) && !header.operation.is_read_or_atomic();
+        let bth = Bth {
+            opcode: plan.opcode,
+            solicited: is_last && may_solicit && header.flags.contains(SendFlags::SOLICITED),
+            migrated: true,
+            pad_count: (plan.payload.next_multiple_of(4) - plan.payload) as u8,
+            pkey: DEFAULT_PKEY,
+            becn: false,
+            fecn: false,
+            destination: self.path.as_ref().map_or(Default::default(), |path| path.destination),
+            ack_request: plan.ack_request,
+            psn: plan.psn,
+        };
+        let mut headers = Headers { bth, ..Headers::default() };
+        let skipped = u64::from(plan.offset) * u64::from(self.mtu_bytes());
+        match header.operation {
+            Operation::Read { remote_addr, rkey } => {
+                let whole = u64::from(plan.covers) * u64::from(self.mtu_bytes());
+                let length = whole.min(u64::from(header.length) - skipped) as u32;
+                headers.reth = Some(Reth { va: remote_addr.wrapping_add(skipped), rkey, length });
+            }
+            Operation::Write { remote_addr, rkey } | Operation::WriteWithImmediate { remote_addr, rkey, .. }
+                if plan.offset == 0 =>
+            {
+                headers.reth = Some(Reth { va: remote_addr, rkey, length: header.length });
+            }
+            Operation::CompareAndSwap { remote_addr, rkey, compare, swap } => {
+                headers.atomic = Some(AtomicEth { va: remote_addr, rkey, swap_or_add: swap, compare });
+            }
+            Operation::FetchAndAdd { remote_addr, rkey, add } => {
+                headers.atomic = Some(AtomicEth { va: remote_addr, rkey, swap_or_add: add, compare: 0 });
+            }
+            _ => {}
+        }
+        if is_last {
+            match header.operation {
+                Operation::SendWithImmediate(immediate) | Operation::WriteWithImmediate { immediate, .. } => {
+                    headers.immediate = Some(immediate);
+                }
+                Operation::SendWithInvalidate(rkey) => headers.invalidate = Some(rkey),
+                _ => {}
+            }
+        }
+        headers
+    }
+
+    /// Copies the request's bytes from `offset` on into the packet.
+    fn gather(&self, memory: &MemoryView<'_>, index: u32, offset: u64, out: &mut [u8]) -> Result<(), AccessError> {
+        if out.is_empty() {
+            return Ok(());
+        }
+        if self.send.header(index).inline {
+            let data = self.send.inline_data(index);
+            let start = offset as usize;
+            out.copy_from_slice(&data[start..start + out.len()]);
+            return Ok(());
+        }
+        for_each_piece(self.send.sges(index), offset, out.len(), |sge, addr, range| {
+            memory.read(sge.lkey.0, self.domain, addr, AccessFlags::empty(), &mut out[range])
+        })
+    }
+
+    /// The request's own memory failed: it ends when all before it have ended.
+    pub(super) fn fail_request(&mut self, index: u32, error: AccessError) {
+        let failure = (index, CompletionStatus::LocalProtectionError, local_cause(error));
+        self.requester.failed = Some(failure);
+        if index == self.requester.oldest {
+            self.fail_oldest(failure.1, failure.2);
+        }
+    }
+
+    fn note_sent(&mut self, now: Time, plan: &RequestPlan) {
+        let is_probe = plan.psn != self.requester.cursor;
+        let is_repeat = plan.psn.is_before(self.requester.limit);
+        if is_repeat {
+            self.count(Counter::RetransmittedPackets);
+        }
+        if is_probe {
+            return;
+        }
+        let end = plan.psn.plus(plan.covers);
+        self.requester.cursor = end;
+        if self.requester.limit.is_before(end) {
+            self.requester.limit = end;
+        }
+        self.requester.find_cursor_request();
+        if plan.ack_request {
+            self.requester.last_ack_request = plan.psn;
+            if !is_repeat {
+                self.requester.round_trip.begin_sample(end.minus(1), now);
+            }
+        }
+        let request = *self.requester.request(plan.index);
+        if request.brings_data_home() {
+            self.requester.unanswered.push_back(end.minus(1));
+        }
+        self.note_in_flight();
+        self.arm_timers(now);
+    }
+}
+
+/// Walks over the pieces of a scatter-gather list that hold bytes `offset .. offset + length` of the message: the
+/// entry, the address in it, and the range of the packet's payload.
+pub(super) fn for_each_piece(
+    sges: &[Sge],
+    mut offset: u64,
+    length: usize,
+    mut access: impl FnMut(&Sge, u64, std::ops::Range<usize>) -> Result<(), AccessError>,
+) -> Result<(), AccessError> {
+    let mut done = 0;
+    for sge in sges {
+        let entry = u64::from(sge.length);
+        if offset >= entry {
+            offset -= entry;
+            continue;
+        }
+        let piece = (entry - offset).min((length - done) as u64) as usize;
+        if piece > 0 {
+            let address = sge.addr.checked_add(offset).ok_or(AccessError::OutOfBounds)?;
+            access(sge, address, done..done + piece)?;
+        }
+        done += piece;
+        offset = 0;
+        if done == length {
+            return Ok(());
+        }
+    }
+    if done == length { Ok(()) } else { Err(AccessError::OutOfBounds) }
+}

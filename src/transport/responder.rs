@@ -1,0 +1,534 @@
+//! The receiving half: executes the peer's requests, exactly once and in order.
+//!
+//! A request packet whose turn it is passes a visible chain of checks (opcode sequence, operation, resources, length,
+//! key), is executed, completed and acknowledged. A packet before its turn is kept, a packet after its turn is a
+//! duplicate: SENDs and WRITEs are acknowledged again, READs are read again, atomics answered from the stored result.
+
+use std::time::Duration;
+
+use super::endpoint::Pass;
+use super::queue_pair::QueuePair;
+use super::reorder::ReorderStore;
+use super::reply::Replies;
+use super::requester::for_each_piece;
+use super::violation::Violation;
+use crate::memory::AccessError;
+use crate::types::{
+    AccessFlags, AsyncEvent, CompletionFlags, CompletionOpcode, Counter, DropReason, MAX_MESSAGE_BYTES, Psn,
+    QueuePairState, RawCompletion, Rkey, Sge, Time,
+};
+use crate::wire::{NakCode, Opcode, Packet, Reth, Syndrome};
+
+/// Later packets than this show that an earlier one is lost and not just late.
+const GAP_EVIDENCE: u32 = 3;
+/// How long a gap may stay before the peer is told, when few packets follow.
+const REORDER_WAIT: Duration = Duration::from_micros(100);
+
+/// A receive that a message is being written into.
+#[derive(Clone, Copy)]
+pub(super) struct ReceiveInProgress {
+    pub(super) wr_id: u64,
+    pub(super) index: u32,
+    filled: u32,
+}
+
+/// The message whose packets are arriving.
+#[derive(Clone, Copy, Default)]
+enum Message {
+    #[default]
+    None,
+    Send,
+    Write {
+        va: u64,
+        rkey: Rkey,
+        remaining: u32,
+        total: u32,
+    },
+}
+
+/// State of the receiving half.
+pub(super) struct Responder {
+    expected: Psn,
+    /// Messages completed, modulo 2^24; peers see it in acknowledgements.
+    pub(super) message_count: u32,
+    message: Message,
+    receive: Option<ReceiveInProgress>,
+    /// Scatter list of the receive in progress.
+    pub(super) receive_entries: Vec<Sge>,
+    pub(super) replies: Replies,
+    store: ReorderStore,
+    /// Packets that came while the expected one was missing.
+    gap_evidence: u32,
+    gap_reported: bool,
+    report_gap_at: Option<Time>,
+    /// An RNR NAK was sent for the expected packet: nothing is kept until it comes again.
+    waits_for_retry: bool,
+    /// The refusal that ended the connection; repeated when the refused packet comes again.
+    refused: Option<(Psn, NakCode)>,
+}
+
+impl Responder {
+    pub(super) fn new(reorder_packets: usize, max_recv_sge: u32) -> Self {
+        Self {
+            expected: Psn::default(),
+            message_count: 0,
+            message: Message::None,
+            receive: None,
+            receive_entries: Vec::with_capacity(max_recv_sge as usize),
+            replies: Replies::default(),
+            store: ReorderStore::new(reorder_packets),
+            gap_evidence: 0,
+            gap_reported: false,
+            report_gap_at: None,
+            waits_for_retry: false,
+            refused: None,
+        }
+    }
+
+    /// Ready to receive from `psn` on.
+    pub(super) fn start(&mut self, psn: Psn, max_dest_rd_atomic: u8) {
+        self.expected = psn;
+        self.replies.start(psn.minus(1), max_dest_rd_atomic);
+    }
+
+    pub(super) fn reset(&mut self) {
+        self.stop();
+        self.refused = None;
+        self.message_count = 0;
+        self.receive = None;
+        self.replies.clear();
+    }
+
+    /// Nothing more is accepted. Answers that are already due still leave.
+    pub(super) fn stop(&mut self) {
+        self.message = Message::None;
+        self.store.clear();
+        self.close_gap();
+        self.waits_for_retry = false;
+        self.replies.stop();
+    }
+
+    pub(super) fn take_receive(&mut self) -> Option<ReceiveInProgress> {
+        self.receive.take()
+    }
+
+    fn close_gap(&mut self) {
+        self.gap_evidence = 0;
+        self.gap_reported = false;
+        self.report_gap_at = None;
+    }
+
+    /// When the receiving half must be looked at again.
+    pub(super) fn deadline(&self) -> Option<Time> {
+        [self.report_gap_at, self.replies.deadline()].into_iter().flatten().min()
+    }
+}
+
+impl QueuePair {
+    /// A packet of the peer's sending half. `bytes` is the whole packet, kept if it came before its turn.
+    pub(super) fn handle_request(&mut self, pass: &Pass<'_>, packet: &Packet<'_>, bytes: &[u8]) -> Result<(), DropReason> {
+        let psn = packet.headers.bth.psn;
+        if !self.takes_requests() {
+            return self.repeat_refusal(psn);
+        }
+        self.note_established();
+        match psn.distance_from(self.responder.expected) {
+            0 => {
+                self.responder.waits_for_retry = false;
+                self.execute_in_turn(pass, packet);
+                self.execute_stored(pass);
+                Ok(())
+            }
+            1.. => self.keep_for_later(pass, psn, bytes),
+            _ => self.handle_duplicate(pass, packet),
+        }
+    }
+
+    /// In the error state only the packet that was refused gets an answer: the same one.
+    fn repeat_refusal(&mut self, psn: Psn) -> Result<(), DropReason> {
+        match self.responder.refused {
+            Some((refused, code)) if refused == psn && self.state == QueuePairState::Error => {
+                let count = self.responder.message_count;
+                self.responder.replies.push_nak(psn, Syndrome::Nak(code), count);
+                Ok(())
+            }
+            _ => Err(DropReason::WrongState),
+        }
+    }
+
+    fn note_established(&mut self) {
+        if self.state == QueuePairState::ReadyToReceive && self.responder.replies.first_packet() {
+            self.events.push(AsyncEvent::CommunicationEstablished(self.qpn));
+        }
+    }
+
+    fn keep_for_later(&mut self, pass: &Pass<'_>, psn: Psn, bytes: &[u8]) -> Result<(), DropReason> {
+        self.count(Counter::OutOfSequenceRequest);
+        if self.responder.waits_for_retry {
+            return Err(DropReason::OutOfOrder);
+        }
+        let repeated = self.responder.store.contains(psn);
+        let kept = self.responder.store.insert(psn, bytes);
+        if kept && !repeated {
+            self.count(Counter::ReorderedRequest);
+        }
+        self.responder.gap_evidence += u32::from(!repeated);
+        self.judge_gap(pass);
+        if kept { Ok(()) } else { Err(DropReason::OutOfOrder) }
+    }
+
+    /// Tells the peer of a gap, once, when the missing packet is more likely lost than late.
+    fn judge_gap(&mut self, pass: &Pass<'_>) {
+        if self.responder.gap_reported || self.responder.gap_evidence == 0 {
+            return;
+        }
+        if self.responder.gap_evidence >= GAP_EVIDENCE {
+            self.report_gap();
+        } else if self.responder.report_gap_at.is_none() {
+            self.responder.report_gap_at = Some(pass.now + REORDER_WAIT);
+        }
+    }
+
+    fn report_gap(&mut self) {
+        self.responder.gap_reported = true;
+        self.responder.report_gap_at = None;
+        self.count(Counter::SentSequenceNak);
+        let (expected, count) = (self.responder.expected, self.responder.message_count);
+        self.responder.replies.push_nak(expected, Syndrome::Nak(NakCode::SequenceError), count);
+    }
+
+    /// The clocks of the receiving half, as far as they have run out.
+    pub(super) fn responder_timeout(&mut self, now: Time) {
+        if self.responder.report_gap_at.is_some_and(|time| time <= now) {
+            self.report_gap();
+        }
+        self.responder.replies.handle_timeout(now);
+    }
+
+    /// The gap is filled: executes what was kept, up to the next gap.
+    fn execute_stored(&mut self, pass: &Pass<'_>) {
+        let before = self.responder.store.len();
+        if before == 0 {
+            self.responder.close_gap();
+            return;
+        }
+        while self.takes_requests() && !self.responder.waits_for_retry {
+            let expected = self.responder.expected;
+            let Some(bytes) = self.responder.store.take(expected) else { break };
+            if let Ok(packet) = Packet::parse(&bytes) {
+                self.execute_in_turn(pass, &packet);
+            }
+            self.responder.store.recycle(bytes);
+        }
+        let expected = self.responder.expected;
+        self.responder.store.forget_before(expected);
+        if self.responder.waits_for_retry {
+            self.responder.store.clear();
+        }
+        self.responder.close_gap();
+        self.responder.gap_evidence = self.responder.store.len() as u32;
+        self.judge_gap(pass);
+    }
+
+    /// The chain: each step refuses by a violation, which ends the connection, or lets the packet pass.
+    fn execute_in_turn(&mut self, pass: &Pass<'_>, packet: &Packet<'_>) {
+        let psn = packet.headers.bth.psn;
+        if let Err(violation) = self.check_sequence(packet).and_then(|()| self.check_operation(packet)) {
+            return self.refuse_packet(psn, violation);
+        }
+        if !self.check_resources(packet) {
+            return self.send_receiver_not_ready(psn);
+        }
+        let checked = self.check_length(packet).and_then(|()| self.check_key(pass, packet));
+        if let Err(violation) = checked.and_then(|()| self.execute(pass, packet)) {
+            return self.refuse_packet(psn, violation);
+        }
+        if packet.headers.bth.ack_request && !is_answered_itself(packet.headers.bth.opcode) && self.takes_requests() {
+            let count = self.responder.message_count;
+            self.responder.replies.acknowledge(psn, count, pass.now, pass.ack_hold);
+        }
+    }
+
+    fn refuse_packet(&mut self, psn: Psn, violation: Violation) {
+        self.count(Counter::SentNak);
+        tracing::debug!(qpn = %self.qpn, %psn, ?violation, "request refused");
+        let code = violation.nak();
+        let count = self.responder.message_count;
+        self.responder.refused = Some((psn, code));
+        self.responder.replies.push_nak(psn, Syndrome::Nak(code), count);
+        self.refuse(violation);
+    }
+
+    fn send_receiver_not_ready(&mut self, psn: Psn) {
+        self.count(Counter::SentRnr);
+        self.responder.waits_for_retry = true;
+        self.responder.store.clear();
+        self.responder.close_gap();
+        let timer = self.attributes.min_rnr_timer.unwrap_or(0);
+        let count = self.responder.message_count;
+        self.responder.replies.push_nak(psn, Syndrome::ReceiverNotReady { timer }, count);
+    }
+
+    /// Does the opcode continue the message in progress, or begin one when there is none?
+    fn check_sequence(&self, packet: &Packet<'_>) -> Result<(), Violation> {
+        let opcode = packet.headers.bth.opcode;
+        let continues = opcode.is_middle() || opcode.is_last();
+        let fits = match self.responder.message {
+            Message::None => !continues,
+            Message::Send => continues && opcode.is_send(),
+            Message::Write { .. } => continues && opcode.is_write(),
+        };
+        if fits { Ok(()) } else { Err(Violation::OpcodeSequence) }
+    }
+
+    /// Does the queue pair grant such requests at all?
+    fn check_operation(&self, packet: &Packet<'_>) -> Result<(), Violation> {
+        let opcode = packet.headers.bth.opcode;
+        let granted = self.attributes.qp_access_flags.unwrap_or_default();
+        let needed = match opcode {
+            Opcode::RC_READ_REQUEST => AccessFlags::REMOTE_READ,
+            Opcode::RC_COMPARE_SWAP | Opcode::RC_FETCH_ADD => AccessFlags::REMOTE_ATOMIC,
+            _ if opcode.is_write() => AccessFlags::REMOTE_WRITE,
+            _ => AccessFlags::empty(),
+        };
+        if !granted.contains(needed) {
+            return Err(Violation::AccessNotGranted);
+        }
+        if is_answered_itself(opcode) && !self.responder.replies.has_room() {
+            return Err(Violation::TooManyReads);
+        }
+        Ok(())
+    }
+
+    /// Is a receive posted, if the packet needs one?
+    fn check_resources(&self, packet: &Packet<'_>) -> bool {
+        let opcode = packet.headers.bth.opcode;
+        let begins_send = opcode.is_send() && (opcode.is_first() || opcode.is_only());
+        let needs = begins_send || (opcode.is_write() && opcode.has_immediate());
+        !needs || self.receive.available() > 0
+    }
+
+    /// Does the payload have the length that its place in the message demands?
+    fn check_length(&self, packet: &Packet<'_>) -> Result<(), Violation> {
+        let opcode = packet.headers.bth.opcode;
+        let mtu = self.mtu_bytes() as usize;
+        let length = packet.payload.len();
+        let fits = match opcode {
+            _ if opcode.is_first() || opcode.is_middle() => length == mtu,
+            _ if opcode.is_last() => (1..=mtu).contains(&length),
+            _ => length <= mtu,
+        };
+        if !fits {
+            return Err(Violation::PacketLength);
+        }
+        if let Some(reth) = packet.headers.reth {
+            let whole = opcode.is_only() && reth.length as usize != length;
+            let too_short = opcode.is_first() && reth.length as usize <= mtu;
+            if reth.length > MAX_MESSAGE_BYTES || (opcode.is_write() && (whole || too_short)) {
+                return Err(Violation::MessageLength);
+            }
+        }
+        if let Message::Write { remaining, .. } = self.responder.message {
+            let ends = opcode.is_last();
+            if (ends && length as u32 != remaining) || (!ends && length as u32 >= remaining) {
+                return Err(Violation::MessageLength);
+            }
+        }
+        Ok(())
+    }
+
+    /// Do key, bounds and rights allow the access? For a WRITE of several packets, all of it at once.
+    fn check_key(&self, pass: &Pass<'_>, packet: &Packet<'_>) -> Result<(), Violation> {
+        if let Some(atomic) = packet.headers.atomic {
+            if !atomic.va.is_multiple_of(8) {
+                return Err(Violation::Misaligned);
+            }
+            return self.check_range(pass, atomic.rkey, atomic.va, 8, AccessFlags::REMOTE_ATOMIC);
+        }
+        let Some(reth) = packet.headers.reth else { return Ok(()) };
+        let is_read = packet.headers.bth.opcode == Opcode::RC_READ_REQUEST;
+        let need = if is_read { AccessFlags::REMOTE_READ } else { AccessFlags::REMOTE_WRITE };
+        self.check_range(pass, reth.rkey, reth.va, u64::from(reth.length), need)
+    }
+
+    fn check_range(&self, pass: &Pass<'_>, rkey: Rkey, va: u64, length: u64, need: AccessFlags) -> Result<(), Violation> {
+        if length == 0 {
+            return Ok(()); // an access to nothing needs no key
+        }
+        pass.memory.check(rkey.0, self.domain, va, length, need).map_err(Violation::RemoteKey)
+    }
+
+    fn execute(&mut self, pass: &Pass<'_>, packet: &Packet<'_>) -> Result<(), Violation> {
+        let opcode = packet.headers.bth.opcode;
+        if opcode == Opcode::RC_READ_REQUEST {
+            return self.execute_read(packet);
+        }
+        if let Some(atomic) = packet.headers.atomic {
+            return self.execute_atomic(pass, packet.headers.bth.psn, opcode, atomic);
+        }
+        if opcode.is_write() {
+            self.execute_write(pass, packet)?;
+        } else {
+            self.execute_send(pass, packet)?;
+        }
+        self.responder.expected = self.responder.expected.plus(1);
+        Ok(())
+    }
+
+    fn execute_read(&mut self, packet: &Packet<'_>) -> Result<(), Violation> {
+        let reth = packet.headers.reth.ok_or(Violation::OpcodeSequence)?;
+        let psn = packet.headers.bth.psn;
+        let packets = reth.length.div_ceil(self.mtu_bytes()).max(1);
+        self.responder.expected = psn.plus(packets);
+        self.bump_message_count();
+        self.responder.replies.push_read(psn, packets, reth, self.responder.message_count);
+        Ok(())
+    }
+
+    fn execute_atomic(
+        &mut self,
+        pass: &Pass<'_>,
+        psn: Psn,
+        opcode: Opcode,
+        atomic: crate::wire::AtomicEth,
+    ) -> Result<(), Violation> {
+        let (key, domain) = (atomic.rkey.0, self.domain);
+        let result = if opcode == Opcode::RC_COMPARE_SWAP {
+            pass.memory.compare_and_swap(key, domain, atomic.va, atomic.compare, atomic.swap_or_add)
+        } else {
+            pass.memory.fetch_and_add(key, domain, atomic.va, atomic.swap_or_add)
+        };
+        let original = result.map_err(|error| match error {
+            AccessError::Misaligned => Violation::Misaligned,
+            other => Violation::RemoteKey(other),
+        })?;
+        self.responder.expected = psn.plus(1);
+        self.bump_message_count();
+        self.responder.replies.push_atomic(psn, original, self.responder.message_count);
+        Ok(())
+    }
+
+    fn bump_message_count(&mut self) {
+        self.responder.message_count = (self.responder.message_count + 1) & 0x00ff_ffff;
+    }
+
+    fn execute_write(&mut self, pass: &Pass<'_>, packet: &Packet<'_>) -> Result<(), Violation> {
+        let opcode = packet.headers.bth.opcode;
+        let (va, rkey, remaining, total) = match (packet.headers.reth, self.responder.message) {
+            (Some(Reth { va, rkey, length }), _) => (va, rkey, length, length),
+            (None, Message::Write { va, rkey, remaining, total }) => (va, rkey, remaining, total),
+            _ => return Err(Violation::OpcodeSequence),
+        };
+        let length = packet.payload.len() as u32;
+        if length > 0 {
+            pass.memory
+                .write(rkey.0, self.domain, va, AccessFlags::REMOTE_WRITE, packet.payload)
+                .map_err(Violation::RemoteKey)?;
+        }
+        if opcode.is_first() || opcode.is_middle() {
+            let va = va.wrapping_add(u64::from(length));
+            self.responder.message = Message::Write { va, rkey, remaining: remaining - length, total };
+            return Ok(());
+        }
+        self.responder.message = Message::None;
+        self.bump_message_count();
+        if let Some(immediate) = packet.headers.immediate {
+            self.begin_receive();
+            self.finish_receive(RawCompletion {
+                opcode: CompletionOpcode::ReceiveRdmaWithImmediate,
+                flags: CompletionFlags::WITH_IMMEDIATE,
+                immediate_or_key: immediate,
+                byte_len: total,
+                ..RawCompletion::default()
+            }, packet.headers.bth.solicited);
+        }
+        Ok(())
+    }
+
+    fn execute_send(&mut self, pass: &Pass<'_>, packet: &Packet<'_>) -> Result<(), Violation> {
+        let opcode = packet.headers.bth.opcode;
+        if opcode.is_first() || opcode.is_only() {
+            self.begin_receive();
+        }
+        self.fill_receive(pass, packet.payload)?;
+        if opcode.is_first() || opcode.is_middle() {
+            self.responder.message = Message::Send;
+            return Ok(());
+        }
+        if let Some(rkey) = packet.headers.invalidate {
+            pass.memory.invalidate(rkey.0, self.domain).map_err(|_| Violation::Invalidate)?;
+        }
+        self.responder.message = Message::None;
+        self.bump_message_count();
+        let filled = self.responder.receive.map_or(0, |receive| receive.filled);
+        let mut completion = RawCompletion { byte_len: filled, ..RawCompletion::default() };
+        if let Some(immediate) = packet.headers.immediate {
+            completion.flags = CompletionFlags::WITH_IMMEDIATE;
+            completion.immediate_or_key = immediate;
+        } else if let Some(rkey) = packet.headers.invalidate {
+            completion.flags = CompletionFlags::WITH_INVALIDATE;
+            completion.immediate_or_key = rkey.0;
+        }
+        self.finish_receive(completion, packet.headers.bth.solicited);
+        Ok(())
+    }
+
+    /// Takes the next posted receive; that there is one was checked.
+    fn begin_receive(&mut self) {
+        let taken = self.receive.take(&mut self.responder.receive_entries);
+        self.responder.receive = taken.map(|(wr_id, index)| ReceiveInProgress { wr_id, index, filled: 0 });
+    }
+
+    fn fill_receive(&mut self, pass: &Pass<'_>, payload: &[u8]) -> Result<(), Violation> {
+        if payload.is_empty() {
+            return Ok(());
+        }
+        let Some(receive) = self.responder.receive else { return Err(Violation::OpcodeSequence) };
+        let entries = &self.responder.receive_entries;
+        let room: u64 = entries.iter().map(|entry| u64::from(entry.length)).sum();
+        let filled = u64::from(receive.filled) + payload.len() as u64;
+        if filled > room {
+            return Err(Violation::ReceiveTooSmall);
+        }
+        if filled > u64::from(MAX_MESSAGE_BYTES) {
+            return Err(Violation::MessageLength);
+        }
+        for_each_piece(entries, u64::from(receive.filled), payload.len(), |sge, addr, range| {
+            pass.memory.write(sge.lkey.0, self.domain, addr, AccessFlags::LOCAL_WRITE, &payload[range])
+        })
+        .map_err(Violation::ReceiveMemory)?;
+        self.responder.receive = Some(ReceiveInProgress { filled: filled as u32, ..receive });
+        Ok(())
+    }
+
+    fn finish_receive(&mut self, completion: RawCompletion, solicited: bool) {
+        let Some(receive) = self.responder.receive.take() else { return };
+        let retired = receive.index.wrapping_add(1);
+        self.complete_receive_as(RawCompletion { wr_id: receive.wr_id, retired, ..completion }, solicited);
+    }
+
+    /// A packet that was executed before.
+    fn handle_duplicate(&mut self, pass: &Pass<'_>, packet: &Packet<'_>) -> Result<(), DropReason> {
+        self.count(Counter::DuplicateRequest);
+        let psn = packet.headers.bth.psn;
+        let opcode = packet.headers.bth.opcode;
+        let found = match (opcode, packet.headers.reth) {
+            (Opcode::RC_READ_REQUEST, Some(reth)) => {
+                let mtu = self.mtu_bytes();
+                self.responder.replies.repeat_read(psn, reth, mtu)
+            }
+            (Opcode::RC_COMPARE_SWAP | Opcode::RC_FETCH_ADD, _) => self.responder.replies.repeat_atomic(psn),
+            _ => {
+                let count = self.responder.message_count;
+                self.responder.replies.acknowledge_again(count, pass.now);
+                true
+            }
+        };
+        if found { Ok(()) } else { Err(DropReason::StaleDuplicate) }
+    }
+}
+
+/// Whether the request has an answer of its own instead of an acknowledgement.
+fn is_answered_itself(opcode: Opcode) -> bool {
+    matches!(opcode, Opcode::RC_READ_REQUEST | Opcode::RC_COMPARE_SWAP | Opcode::RC_FETCH_ADD)
+}

@@ -1,0 +1,288 @@
+//! What happens when answers do not come: timers, probes, NAKs, and going back.
+//!
+//! Three clocks run for the sending half. The *transport timer* has the standard's meaning: each expiry without
+//! progress spends one of `retry_cnt`. The *probe timer* is shorter, follows the measured round trip and spends
+//! nothing: it repeats the last packet, and if that is not answered either, goes back to the oldest unacknowledged
+//! one. The *receiver-not-ready timer* is the wait that the peer asked for.
+
+use std::time::Duration;
+
+use super::queue_pair::QueuePair;
+use crate::types::{Cause, CompletionStatus, Counter, Psn, RNR_TIMER_MICROSECONDS, Time};
+
+/// 7 in `rnr_retry` means without end.
+const RNR_RETRY_FOREVER: u8 = 7;
+/// Later answers than this show that an earlier one is lost and not just late.
+const GAP_EVIDENCE: u32 = 3;
+/// First guess of the probe's wait, before any round trip was measured.
+const INITIAL_PROBE: Duration = Duration::from_millis(10);
+/// Shortest wait for late answers before a READ is repaired.
+const SHORTEST_REORDER_WAIT: Duration = Duration::from_micros(100);
+/// A strange peer may hold its acknowledgements for this long.
+const PEER_ACK_DELAY: Duration = Duration::from_millis(1);
+const LARGEST_BACKOFF: u32 = 10;
+
+/// Where the sending half stands in recovering from a loss.
+#[derive(Clone, Default)]
+pub(super) struct Recovery {
+    retries_spent: u8,
+    rnr_retries_spent: u8,
+    /// When the transport timer runs out.
+    timeout_at: Option<Time>,
+    probe_at: Option<Time>,
+    /// Probes since the last progress; each doubles the wait.
+    probes: u32,
+    probe: Option<Psn>,
+    receiver_ready_at: Option<Time>,
+    /// The oldest unacknowledged number when the requester last went back on a NAK or a gap: once is enough.
+    went_back_at: Option<Psn>,
+    /// Answers that came before their turn since the last progress.
+    gap_evidence: u32,
+    repair_at: Option<Time>,
+}
+
+impl Recovery {
+    pub(super) fn waits_for_receiver(&self) -> bool {
+        self.receiver_ready_at.is_some()
+    }
+
+    pub(super) fn probe_pending(&self) -> bool {
+        self.probe.is_some()
+    }
+
+    pub(super) fn take_probe(&mut self) -> Option<Psn> {
+        self.probe.take()
+    }
+}
+
+/// The measured round trip (RFC 6298's smoothing).
+#[derive(Clone, Default)]
+pub(super) struct RoundTrip {
+    smoothed: Option<Duration>,
+    sample: Option<(Psn, Time)>,
+}
+
+impl RoundTrip {
+    /// A packet left that will be answered; only one at a time is measured.
+    pub(super) fn begin_sample(&mut self, psn: Psn, now: Time) {
+        if self.sample.is_none() {
+            self.sample = Some((psn, now));
+        }
+    }
+
+    /// Something is sent again, so the next answer may belong to either.
+    pub(super) fn forget_sample(&mut self) {
+        self.sample = None;
+    }
+
+    fn end_sample(&mut self, unacknowledged: Psn, now: Time) {
+        let Some((psn, sent)) = self.sample else { return };
+        if !psn.is_before(unacknowledged) {
+            return;
+        }
+        self.sample = None;
+        let measured = now.saturating_since(sent);
+        self.smoothed = Some(match self.smoothed {
+            None => measured,
+            Some(smoothed) => (smoothed * 7 + measured) / 8,
+        });
+    }
+
+    fn probe_wait(&self) -> Duration {
+        match self.smoothed {
+            None => INITIAL_PROBE,
+            Some(smoothed) => (smoothed * 2).max(PEER_ACK_DELAY + Duration::from_millis(1)),
+        }
+    }
+
+    fn reorder_wait(&self) -> Duration {
+        self.smoothed.map_or(SHORTEST_REORDER_WAIT, |smoothed| (smoothed / 4).max(SHORTEST_REORDER_WAIT))
+    }
+}
+
+/// The standard's transport timeout: 4.096 µs × 2^code; code 0 is none.
+fn timeout_duration(code: u8) -> Option<Duration> {
+    (code > 0).then(|| Duration::from_nanos(4_096 << code.min(31)))
+}
+
+impl QueuePair {
+    /// When the sending half must be looked at again.
+    pub(super) fn requester_deadline(&self) -> Option<Time> {
+        let recovery = &self.requester.recovery;
+        if let Some(ready_at) = recovery.receiver_ready_at {
+            return Some(ready_at);
+        }
+        [recovery.timeout_at, recovery.probe_at, recovery.repair_at].into_iter().flatten().min()
+    }
+
+    /// Something is in flight: the clocks run.
+    pub(super) fn arm_timers(&mut self, now: Time) {
+        let timeout = timeout_duration(self.attributes.timeout.unwrap_or(0));
+        let recovery = &mut self.requester.recovery;
+        if recovery.timeout_at.is_none() {
+            recovery.timeout_at = timeout.map(|wait| now + wait);
+        }
+        let backoff = recovery.probes.min(LARGEST_BACKOFF);
+        let wait = self.requester.round_trip.probe_wait() * (1 << backoff);
+        self.requester.recovery.probe_at = Some(now + wait);
+    }
+
+    /// Answers came: all clocks start anew, all tries are given back.
+    pub(super) fn note_progress(&mut self, now: Time) {
+        self.requester.round_trip.end_sample(self.requester.unacknowledged, now);
+        self.requester.recovery = Recovery { probe: None, ..Recovery::default() };
+        if self.requester.packets_in_flight() > 0 {
+            self.arm_timers(now);
+        }
+    }
+
+    /// The clocks of the sending half, as far as they have run out.
+    pub(super) fn requester_timeout(&mut self, now: Time) {
+        let due = |time: Option<Time>| time.is_some_and(|time| time <= now);
+        if self.requester.recovery.receiver_ready_at.is_some() {
+            if due(self.requester.recovery.receiver_ready_at) {
+                self.requester.recovery.receiver_ready_at = None;
+                self.requester.go_back();
+                self.restart_timeout(now);
+            }
+            return;
+        }
+        if due(self.requester.recovery.repair_at) {
+            self.requester.recovery.repair_at = None;
+            self.repair(now);
+        }
+        if due(self.requester.recovery.timeout_at) {
+            self.count(Counter::LocalAckTimeout);
+            self.spend_retry(now, Cause::NoAnswer);
+        } else if due(self.requester.recovery.probe_at) {
+            self.probe(now);
+        }
+    }
+
+    fn restart_timeout(&mut self, now: Time) {
+        self.requester.recovery.timeout_at = None;
+        self.arm_timers(now);
+    }
+
+    /// Tries once more from the oldest unacknowledged number, if a try is left.
+    fn spend_retry(&mut self, now: Time, cause: Cause) {
+        let allowed = self.attributes.retry_cnt.unwrap_or(0);
+        if self.requester.recovery.retries_spent >= allowed {
+            self.count(Counter::RetryExceeded);
+            self.fail_oldest(CompletionStatus::RetryExceededError, cause);
+            return;
+        }
+        self.requester.recovery.retries_spent += 1;
+        self.requester.recovery.went_back_at = None;
+        self.requester.go_back();
+        self.restart_timeout(now);
+    }
+
+    /// The answers are late: asks for them, without spending a try.
+    fn probe(&mut self, now: Time) {
+        self.count(Counter::TailProbe);
+        self.requester.recovery.probes += 1;
+        let first_probe = self.requester.recovery.probes == 1;
+        let last_sent = self.requester.limit.minus(1);
+        let tail = self.request_with(last_sent).map(|index| *self.requester.request(index));
+        // A READ is repeated from its first missing packet to the end of its request packet: a shorter one would
+        // change what the peer remembers of it, and a later repetition would not be found.
+        match tail {
+            Some(request) if first_probe && !request.brings_data_home() => {
+                self.requester.recovery.probe = Some(last_sent);
+            }
+            _ => self.requester.go_back(),
+        }
+        self.arm_timers(now);
+    }
+
+    /// An answer came before its turn, or an acknowledgement passed an unfinished READ or atomic: an answer is
+    /// missing, or late.
+    pub(super) fn note_gap(&mut self, now: Time) {
+        let recovery = &mut self.requester.recovery;
+        if recovery.went_back_at == Some(self.requester.unacknowledged) || recovery.receiver_ready_at.is_some() {
+            return;
+        }
+        recovery.gap_evidence += 1;
+        if recovery.gap_evidence >= GAP_EVIDENCE {
+            self.repair(now);
+        } else if recovery.repair_at.is_none() {
+            recovery.repair_at = Some(now + self.requester.round_trip.reorder_wait());
+        }
+    }
+
+    /// Asks again for what is missing, once for each oldest missing number.
+    fn repair(&mut self, now: Time) {
+        if self.requester.packets_in_flight() == 0 {
+            return;
+        }
+        self.count(Counter::ReadRepair);
+        let recovery = &mut self.requester.recovery;
+        recovery.went_back_at = Some(self.requester.unacknowledged);
+        recovery.gap_evidence = 0;
+        recovery.repair_at = None;
+        self.requester.go_back();
+        self.arm_timers(now);
+    }
+
+    /// The peer misses the packet that is now the oldest unacknowledged.
+    pub(super) fn sequence_nak(&mut self, now: Time) {
+        self.count(Counter::ReceivedSequenceNak);
+        let unacknowledged = self.requester.unacknowledged;
+        let recovery = &self.requester.recovery;
+        if recovery.went_back_at == Some(unacknowledged) || recovery.receiver_ready_at.is_some() {
+            return;
+        }
+        self.spend_retry(now, Cause::SequenceErrorsExceeded);
+        self.requester.recovery.went_back_at = Some(unacknowledged);
+    }
+
+    /// The peer has no receive posted for the oldest unacknowledged packet.
+    pub(super) fn receiver_not_ready(&mut self, now: Time, timer_code: u8) {
+        self.count(Counter::ReceivedRnr);
+        if self.requester.recovery.receiver_ready_at.is_some() {
+            return;
+        }
+        let allowed = self.attributes.rnr_retry.unwrap_or(0);
+        if allowed != RNR_RETRY_FOREVER && self.requester.recovery.rnr_retries_spent >= allowed {
+            self.count(Counter::RnrRetryExceeded);
+            self.fail_oldest(CompletionStatus::ReceiverNotReadyRetryExceededError, Cause::ReceiverNotReady);
+            return;
+        }
+        let wait = Duration::from_micros(u64::from(RNR_TIMER_MICROSECONDS[usize::from(timer_code & 31)]));
+        let recovery = &mut self.requester.recovery;
+        recovery.rnr_retries_spent = recovery.rnr_retries_spent.saturating_add(1);
+        // The peer lives: its silence before this does not count.
+        recovery.retries_spent = 0;
+        recovery.receiver_ready_at = Some(now + wait);
+        recovery.timeout_at = None;
+        recovery.probe_at = None;
+        recovery.repair_at = None;
+        recovery.went_back_at = None;
+        recovery.probe = None;
+        self.requester.round_trip.forget_sample();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timeout_codes_have_the_meaning_of_the_standard() {
+        assert_eq!(timeout_duration(0), None);
+        assert_eq!(timeout_duration(1), Some(Duration::from_nanos(8_192)));
+        assert_eq!(timeout_duration(14), Some(Duration::from_nanos(67_108_864)));
+        assert_eq!(timeout_duration(31), Some(Duration::from_nanos(4_096 << 31)));
+    }
+
+    #[test]
+    fn only_answers_to_the_measured_packet_end_a_sample() {
+        let mut round_trip = RoundTrip::default();
+        round_trip.begin_sample(Psn::new(0xff_ffff), Time::from_nanos(1_000));
+        round_trip.end_sample(Psn::new(0xff_ffff), Time::from_nanos(2_000));
+        assert_eq!(round_trip.smoothed, None);
+        round_trip.end_sample(Psn::new(0), Time::from_nanos(5_000));
+        assert_eq!(round_trip.smoothed, Some(Duration::from_nanos(4_000)));
+    }
+}

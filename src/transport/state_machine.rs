@@ -1,0 +1,226 @@
+//! The queue pair's states: one table of transitions, each with the attributes that it needs and those that it takes.
+//!
+//! ```text
+//!            +--------------------- any state ---------------------+
+//!            v                                                     v
+//!   RESET -> INIT -> RTR -> RTS <-> SQD                           ERR
+//!            (again)        (again)  SQE -> RTS (unreliable services)
+//! ```
+//!
+//! Source: InfiniBand specification volume 1, 11.2.5.3 and table 99 as the Linux kernel reads it. RESET to ERR is no
+//! transition.
+
+use crate::types::{QueuePairAttributes, QueuePairState, QueuePairType};
+
+use QueuePairState::{Error, Init, ReadyToReceive, ReadyToSend, Reset, SendQueueDrained, SendQueueError};
+
+bitflags::bitflags! {
+    /// Which attributes of [`QueuePairAttributes`] are given.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub(super) struct Mask: u32 {
+        const CUR_QP_STATE = 1;
+        const PKEY_INDEX = 1 << 1;
+        const PORT_NUM = 1 << 2;
+        const ACCESS_FLAGS = 1 << 3;
+        const QKEY = 1 << 4;
+        const AH_ATTR = 1 << 5;
+        const PATH_MTU = 1 << 6;
+        const DEST_QP_NUM = 1 << 7;
+        const RQ_PSN = 1 << 8;
+        const SQ_PSN = 1 << 9;
+        const MAX_DEST_RD_ATOMIC = 1 << 10;
+        const MAX_RD_ATOMIC = 1 << 11;
+        const MIN_RNR_TIMER = 1 << 12;
+        const TIMEOUT = 1 << 13;
+        const RETRY_CNT = 1 << 14;
+        const RNR_RETRY = 1 << 15;
+        const SQD_NOTIFY = 1 << 16;
+        const PEER = 1 << 17;
+    }
+}
+
+impl Mask {
+    /// The attributes that are given.
+    pub(super) fn of(attributes: &QueuePairAttributes) -> Self {
+        let given = [
+            (Self::CUR_QP_STATE, attributes.cur_qp_state.is_some()),
+            (Self::PKEY_INDEX, attributes.pkey_index.is_some()),
+            (Self::PORT_NUM, attributes.port_num.is_some()),
+            (Self::ACCESS_FLAGS, attributes.qp_access_flags.is_some()),
+            (Self::QKEY, attributes.qkey.is_some()),
+            (Self::AH_ATTR, attributes.ah_attr.is_some()),
+            (Self::PATH_MTU, attributes.path_mtu.is_some()),
+            (Self::DEST_QP_NUM, attributes.dest_qp_num.is_some()),
+            (Self::RQ_PSN, attributes.rq_psn.is_some()),
+            (Self::SQ_PSN, attributes.sq_psn.is_some()),
+            (Self::MAX_DEST_RD_ATOMIC, attributes.max_dest_rd_atomic.is_some()),
+            (Self::MAX_RD_ATOMIC, attributes.max_rd_atomic.is_some()),
+            (Self::MIN_RNR_TIMER, attributes.min_rnr_timer.is_some()),
+            (Self::TIMEOUT, attributes.timeout.is_some()),
+            (Self::RETRY_CNT, attributes.retry_cnt.is_some()),
+            (Self::RNR_RETRY, attributes.rnr_retry.is_some()),
+            (Self::SQD_NOTIFY, attributes.en_sqd_async_notify.is_some()),
+            (Self::PEER, attributes.peer.is_some()),
+        ];
+        given.into_iter().filter(|entry| entry.1).fold(Self::empty(), |mask, entry| mask | entry.0)
+    }
+
+    /// The names of the attributes, as `ibv_qp_attr` has them.
+    pub(super) fn names(self) -> String {
+        let name = |flag: &str| match flag {
+            "ACCESS_FLAGS" => "qp_access_flags".to_owned(),
+            "SQD_NOTIFY" => "en_sqd_async_notify".to_owned(),
+            other => other.to_lowercase(),
+        };
+        self.iter_names().map(|(flag, _)| name(flag)).collect::<Vec<_>>().join(", ")
+    }
+}
+
+/// A row of the table.
+struct Transition {
+    from: QueuePairState,
+    to: QueuePairState,
+    service: QueuePairType,
+    required: Mask,
+    optional: Mask,
+}
+
+const RC: QueuePairType = QueuePairType::ReliableConnection;
+const UC: QueuePairType = QueuePairType::UnreliableConnection;
+const UD: QueuePairType = QueuePairType::UnreliableDatagram;
+
+const fn row(from: QueuePairState, to: QueuePairState, service: QueuePairType, required: u32, optional: u32) -> Transition {
+    Transition {
+        from,
+        to,
+        service,
+        required: Mask::from_bits_truncate(required),
+        optional: Mask::from_bits_truncate(optional),
+    }
+}
+
+const STATE: u32 = Mask::CUR_QP_STATE.bits();
+const PKEY: u32 = Mask::PKEY_INDEX.bits();
+const PORT: u32 = Mask::PORT_NUM.bits();
+const ACCESS: u32 = Mask::ACCESS_FLAGS.bits();
+const QKEY: u32 = Mask::QKEY.bits();
+const PATH: u32 = Mask::AH_ATTR.bits();
+const MTU: u32 = Mask::PATH_MTU.bits();
+const DEST: u32 = Mask::DEST_QP_NUM.bits();
+const RQ_PSN: u32 = Mask::RQ_PSN.bits();
+const SQ_PSN: u32 = Mask::SQ_PSN.bits();
+const DEST_RD: u32 = Mask::MAX_DEST_RD_ATOMIC.bits();
+const RD: u32 = Mask::MAX_RD_ATOMIC.bits();
+const RNR_TIMER: u32 = Mask::MIN_RNR_TIMER.bits();
+const TIMEOUT: u32 = Mask::TIMEOUT.bits();
+const RETRY: u32 = Mask::RETRY_CNT.bits();
+const RNR_RETRY: u32 = Mask::RNR_RETRY.bits();
+const NOTIFY: u32 = Mask::SQD_NOTIFY.bits();
+const PEER: u32 = Mask::PEER.bits();
+
+/// All transitions but those to RESET and ERR, which every state has (RESET to ERR excepted) without attributes.
+const TRANSITIONS: &[Transition] = &[
+    row(Reset, Init, RC, PKEY | PORT | ACCESS, 0),
+    row(Reset, Init, UC, PKEY | PORT | ACCESS, 0),
+    row(Reset, Init, UD, PKEY | PORT | QKEY, 0),
+    row(Init, Init, RC, 0, PKEY | PORT | ACCESS),
+    row(Init, Init, UC, 0, PKEY | PORT | ACCESS),
+    row(Init, Init, UD, 0, PKEY | PORT | QKEY),
+    row(Init, ReadyToReceive, RC, PATH | MTU | DEST | RQ_PSN | DEST_RD | RNR_TIMER, ACCESS | PKEY | PEER),
+    row(Init, ReadyToReceive, UC, PATH | MTU | DEST | RQ_PSN, ACCESS | PKEY | PEER),
+    row(Init, ReadyToReceive, UD, 0, PKEY | QKEY),
+    row(ReadyToReceive, ReadyToSend, RC, TIMEOUT | RETRY | RNR_RETRY | SQ_PSN | RD, STATE | ACCESS | RNR_TIMER | PEER),
+    row(ReadyToReceive, ReadyToSend, UC, SQ_PSN, STATE | ACCESS | PEER),
+    row(ReadyToReceive, ReadyToSend, UD, SQ_PSN, STATE | QKEY),
+    row(ReadyToSend, ReadyToSend, RC, 0, STATE | ACCESS | RNR_TIMER),
+    row(ReadyToSend, ReadyToSend, UC, 0, STATE | ACCESS),
+    row(ReadyToSend, ReadyToSend, UD, 0, STATE | QKEY),
+    row(SendQueueError, ReadyToSend, UC, 0, STATE | ACCESS),
+    row(SendQueueError, ReadyToSend, UD, 0, STATE | QKEY),
+    row(ReadyToSend, SendQueueDrained, RC, 0, NOTIFY),
+    row(ReadyToSend, SendQueueDrained, UC, 0, NOTIFY),
+    row(ReadyToSend, SendQueueDrained, UD, 0, NOTIFY),
+    row(SendQueueDrained, ReadyToSend, RC, 0, STATE | ACCESS | RNR_TIMER),
+    row(SendQueueDrained, ReadyToSend, UC, 0, STATE | ACCESS),
+    row(SendQueueDrained, ReadyToSend, UD, 0, STATE | QKEY),
+    row(SendQueueDrained, SendQueueDrained, RC, 0, TIMEOUT | RETRY | RNR_RETRY | ACCESS | RNR_TIMER | PKEY),
+    row(SendQueueDrained, SendQueueDrained, UC, 0, ACCESS | PKEY),
+    row(SendQueueDrained, SendQueueDrained, UD, 0, PKEY | QKEY),
+];
+
+/// Why a transition is refused; the text names the attributes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Refused {
+    NoTransition,
+    Missing(Mask),
+    NotAllowed(Mask),
+}
+
+/// Whether a queue pair of this service may go from one state to another with these attributes.
+pub(super) fn check(from: QueuePairState, to: QueuePairState, service: QueuePairType, given: Mask) -> Result<(), Refused> {
+    let (required, optional) = match to {
+        Reset => (Mask::empty(), Mask::CUR_QP_STATE),
+        Error if from != Reset => (Mask::empty(), Mask::CUR_QP_STATE),
+        _ => {
+            let found = TRANSITIONS.iter().find(|row| row.from == from && row.to == to && row.service == service);
+            let row = found.ok_or(Refused::NoTransition)?;
+            (row.required, row.optional | Mask::CUR_QP_STATE)
+        }
+    };
+    let missing = required - given;
+    if !missing.is_empty() {
+        return Err(Refused::Missing(missing));
+    }
+    let extra = given - required - optional;
+    if !extra.is_empty() {
+        return Err(Refused::NotAllowed(extra));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The whole grid as text; a changed transition shows as a changed line.
+    fn picture() -> String {
+        let mut text = String::new();
+        for service in [RC, UC, UD] {
+            for from in QueuePairState::ALL {
+                for to in QueuePairState::ALL {
+                    let required = match check(from, to, service, Mask::empty()) {
+                        Ok(()) => Mask::empty(),
+                        Err(Refused::Missing(mask)) => mask,
+                        Err(_) => continue,
+                    };
+                    let all = Mask::all();
+                    let optional = match check(from, to, service, all) {
+                        Err(Refused::NotAllowed(extra)) => all - extra - required,
+                        _ => all - required,
+                    };
+                    let (from, to) = (from.name(), to.name());
+                    let row = format!("{service:?} {from} -> {to}: needs [{}] takes [{}]\n", required.names(), optional.names());
+                    text.push_str(&row);
+                }
+            }
+        }
+        text
+    }
+
+    #[test]
+    fn transitions_are_those_of_the_snapshot() {
+        let snapshot = include_str!("state_machine.snapshot");
+        let picture = picture();
+        assert!(picture == snapshot, "the table changed; if that is meant, the new snapshot is:\n{picture}");
+    }
+
+    #[test]
+    fn missing_and_extra_attributes_are_named() {
+        let refused = check(Reset, Init, RC, Mask::PKEY_INDEX | Mask::PORT_NUM).unwrap_err();
+        assert_eq!(refused, Refused::Missing(Mask::ACCESS_FLAGS));
+        assert_eq!(Mask::ACCESS_FLAGS.names(), "qp_access_flags");
+        let given = Mask::PKEY_INDEX | Mask::PORT_NUM | Mask::ACCESS_FLAGS | Mask::SQ_PSN;
+        assert_eq!(check(Reset, Init, RC, given).unwrap_err(), Refused::NotAllowed(Mask::SQ_PSN));
+        assert_eq!(check(Reset, Error, RC, Mask::empty()), Err(Refused::NoTransition));
+    }
+}

@@ -1,0 +1,300 @@
+//! Two endpoints on a perfect wire: every operation, and the rules that need no faults. Faults are the simulator's.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::*;
+use crate::memory::{Backing, Region, RegionTable};
+use crate::queue::{AsyncEventQueue, CompletionQueue, ReceiveQueue, SendQueue};
+use crate::types::*;
+
+const LIMITS: ModifyLimits = ModifyLimits { max_rd_atomic: 16, max_dest_rd_atomic: 16, active_mtu: Mtu::Mtu4096 };
+
+/// One end: an endpoint with one queue pair, one region and one completion queue.
+struct End {
+    endpoint: Endpoint,
+    address: IpAddr,
+    table: RegionTable,
+    region: Arc<Region>,
+    send: Arc<SendQueue>,
+    receive: Arc<ReceiveQueue>,
+    completions: Arc<CompletionQueue>,
+    events: Arc<AsyncEventQueue>,
+    qpn: Qpn,
+}
+
+impl End {
+    fn new(address: &str, seed: u32) -> Self {
+        let mut state = seed;
+        let random = Box::new(move || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            state
+        });
+        let mut endpoint = Endpoint::new(EndpointConfig { random, ..EndpointConfig::default() });
+        let table = RegionTable::new(16);
+        let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE;
+        let backing = Backing::from_vec(vec![0; 1 << 20]);
+        let region = table.register(DomainId(1), backing, Some(0x10_0000), access).unwrap();
+        let send = SendQueue::new(64, 4, 128);
+        let receive = ReceiveQueue::new(64, 4);
+        let completions = CompletionQueue::new(1, 256, None);
+        let events = AsyncEventQueue::new(16, None);
+        let init = QueuePairInit {
+            service: QueuePairType::ReliableConnection,
+            domain: DomainId(1),
+            send: send.consumer().unwrap(),
+            receive: receive.consumer().unwrap(),
+            send_completions: (completions.clone(), completions.attach(Some(send.clone()))),
+            receive_completions: (completions.clone(), completions.attach(None)),
+            signal_all: false,
+            cap: QueuePairCapabilities { max_send_wr: 64, max_recv_wr: 64, ..QueuePairCapabilities::default() },
+            events: events.clone(),
+        };
+        let qpn = endpoint.create_queue_pair(init).unwrap();
+        let address = address.parse().unwrap();
+        Self { endpoint, address, table, region, send, receive, completions, events, qpn }
+    }
+
+    fn connect(&mut self, peer: &Peer) {
+        let source = SourceAddress { address: self.address, source_port: 50_000 };
+        let access = AccessFlags::REMOTE;
+        let init = QueuePairAttributes {
+            qp_state: Some(QueuePairState::Init),
+            pkey_index: Some(0),
+            port_num: Some(1),
+            qp_access_flags: Some(access),
+            ..QueuePairAttributes::default()
+        };
+        let ready_to_receive = QueuePairAttributes {
+            qp_state: Some(QueuePairState::ReadyToReceive),
+            ah_attr: Some(AddressVector::new(peer.address.into(), 0)),
+            path_mtu: Some(Mtu::Mtu1024),
+            dest_qp_num: Some(peer.qpn),
+            rq_psn: Some(Psn::new(0xff_fff0)),
+            max_dest_rd_atomic: Some(4),
+            min_rnr_timer: Some(12),
+            peer: Some(peer.capabilities),
+            ..QueuePairAttributes::default()
+        };
+        let ready_to_send = QueuePairAttributes {
+            qp_state: Some(QueuePairState::ReadyToSend),
+            timeout: Some(14),
+            retry_cnt: Some(7),
+            rnr_retry: Some(7),
+            sq_psn: Some(Psn::new(0xff_fff0)),
+            max_rd_atomic: Some(4),
+            ..QueuePairAttributes::default()
+        };
+        for attributes in [init, ready_to_receive, ready_to_send] {
+            self.endpoint.modify_queue_pair(Time::ZERO, self.qpn, &attributes, Some(source), &LIMITS).unwrap();
+        }
+    }
+
+    fn post(&mut self, now: Time, operation: Operation, sges: &[Sge]) {
+        self.send.begin();
+        let flags = SendFlags::SIGNALED;
+        self.send.push(&SendRequest { wr_id: 7, operation, flags, data: Data::Sges(sges) }).unwrap();
+        self.send.end(BatchEnd::Publish).unwrap();
+        self.endpoint.handle_doorbell(now, self.qpn);
+    }
+
+    fn post_receive(&mut self, sges: &[Sge]) {
+        self.receive.begin();
+        self.receive.push(&ReceiveRequest { wr_id: 9, sges }).unwrap();
+        self.receive.end(BatchEnd::Publish).unwrap();
+    }
+
+    fn sge(&self, offset: u64, length: u32) -> Sge {
+        Sge { addr: 0x10_0000 + offset, length, lkey: self.region.lkey() }
+    }
+
+    fn poll(&self) -> Vec<RawCompletion> {
+        let mut out = [RawCompletion::default(); 64];
+        let count = self.completions.poll(&mut out);
+        out[..count].to_vec()
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Peer {
+    address: IpAddr,
+    qpn: Qpn,
+    capabilities: PeerCapabilities,
+}
+
+struct Pair {
+    ends: [End; 2],
+    now: Time,
+    packets: u64,
+}
+
+const OURS: PeerCapabilities =
+    PeerCapabilities { version: 1, segmentation_offload: true, receive_buffer_bytes: 8 << 20, extensions: 0 };
+
+impl Pair {
+    fn new(capabilities: PeerCapabilities) -> Self {
+        let mut ends = [End::new("192.0.2.1", 1), End::new("192.0.2.2", 2)];
+        let peers = [1, 0].map(|at| Peer { address: ends[at].address, qpn: ends[at].qpn, capabilities });
+        ends.iter_mut().zip(&peers).for_each(|(end, peer)| end.connect(peer));
+        Self { ends, now: Time::from_nanos(1), packets: 0 }
+    }
+
+    /// Carries everything that one end has to say to the other. False if it was silent.
+    fn carry(&mut self, from: usize) -> bool {
+        let mut buffer = vec![0; 65_536];
+        let mut carried = false;
+        let [first, second] = &mut self.ends;
+        let (sender, receiver) = if from == 0 { (first, second) } else { (second, first) };
+        loop {
+            let view = sender.table.read();
+            let transmit = sender.endpoint.poll_transmit(self.now, &view, &mut buffer, AckRelease::Now);
+            drop(view);
+            let Some(transmit) = transmit else { return carried };
+            carried = true;
+            let size = transmit.segment_size.unwrap_or(transmit.length);
+            for (index, payload) in buffer[..transmit.length].chunks(size).enumerate() {
+                self.packets += 1;
+                let datagram = Datagram {
+                    source: transmit.source,
+                    destination: transmit.destination,
+                    source_port: transmit.source_port,
+                    segment_index: index as u16,
+                    payload,
+                };
+                receiver.endpoint.handle_datagram(self.now, &receiver.table.read(), &datagram);
+            }
+        }
+    }
+
+    /// Runs until both are silent, letting the clock jump over pauses of up to `patience`.
+    fn drive(&mut self, patience: Duration) {
+        for _ in 0..100_000 {
+            if self.carry(0) | self.carry(1) {
+                continue;
+            }
+            let next = self.ends.iter().filter_map(|end| end.endpoint.next_timeout()).min();
+            let Some(next) = next.filter(|next| *next <= self.now + patience) else { return };
+            self.now = self.now.max(next);
+            for end in &mut self.ends {
+                end.endpoint.handle_timeout(self.now, &end.table.read());
+            }
+        }
+        panic!("the endpoints never fell silent");
+    }
+}
+
+fn pattern(length: usize) -> Vec<u8> {
+    (0..length).map(|place| (place * 31 + place / 251) as u8).collect()
+}
+
+fn contents(region: &Region, offset: u64, length: usize) -> Vec<u8> {
+    let mut bytes = vec![0; length];
+    region.read_at(offset, &mut bytes).unwrap();
+    bytes
+}
+
+#[test]
+fn every_operation_arrives_whole() {
+    for capabilities in [OURS, PeerCapabilities::STRANGER] {
+        for length in [0_usize, 1, 3, 1_024, 1_025, 5_000, 300_000] {
+            let mut pair = Pair::new(capabilities);
+            let data = pattern(length);
+            pair.ends[0].region.write_at(0, &data).unwrap();
+            let rkey = pair.ends[1].region.rkey();
+            let local = pair.ends[0].sge(0, length as u32);
+            let back = pair.ends[0].sge(400_000, length as u32);
+            let into = pair.ends[1].sge(700_000, length as u32);
+            pair.ends[1].post_receive(&[into]);
+            pair.ends[1].post_receive(&[]);
+            let now = pair.now;
+            let remote_addr = 0x10_0000 + 10;
+            pair.ends[0].post(now, Operation::Write { remote_addr, rkey }, &[local]);
+            pair.ends[0].post(now, Operation::Read { remote_addr, rkey }, &[back]);
+            pair.ends[0].post(now, Operation::SendWithImmediate(0xabcd), &[local]);
+            pair.ends[0].post(now, Operation::WriteWithImmediate { remote_addr, rkey, immediate: 5 }, &[local]);
+            pair.drive(Duration::from_millis(1));
+            let completions = pair.ends[0].poll();
+            assert_eq!(completions.len(), 4, "{length} {completions:?}");
+            assert!(completions.iter().all(|completion| completion.status.is_success()), "{completions:?}");
+            assert_eq!(contents(&pair.ends[1].region, 10, length), data);
+            assert_eq!(contents(&pair.ends[0].region, 400_000, length), data);
+            assert_eq!(contents(&pair.ends[1].region, 700_000, length), data);
+            let received = pair.ends[1].poll();
+            assert_eq!(received.len(), 2);
+            assert_eq!((received[0].immediate_or_key, received[0].byte_len), (0xabcd, length as u32));
+            assert_eq!(received[1].opcode, CompletionOpcode::ReceiveRdmaWithImmediate);
+            let counters = pair.ends[0].endpoint.counters();
+            assert_eq!(counters.get(Counter::RetransmittedPackets), 0);
+            assert_eq!(counters.total_drops(), 0);
+        }
+    }
+}
+
+#[test]
+fn atomics_return_the_value_before() {
+    let mut pair = Pair::new(OURS);
+    let rkey = pair.ends[1].region.rkey();
+    let remote_addr = 0x10_0000 + 64;
+    pair.ends[1].region.write_at(64, &5_u64.to_ne_bytes()).unwrap();
+    let (first, second) = (pair.ends[0].sge(0, 8), pair.ends[0].sge(8, 8));
+    let now = pair.now;
+    pair.ends[0].post(now, Operation::FetchAndAdd { remote_addr, rkey, add: 3 }, &[first]);
+    pair.ends[0].post(now, Operation::CompareAndSwap { remote_addr, rkey, compare: 8, swap: 100 }, &[second]);
+    pair.drive(Duration::from_millis(1));
+    assert_eq!(pair.ends[0].poll().len(), 2);
+    assert_eq!(contents(&pair.ends[0].region, 0, 8), 5_u64.to_ne_bytes());
+    assert_eq!(contents(&pair.ends[0].region, 8, 8), 8_u64.to_ne_bytes());
+    assert_eq!(contents(&pair.ends[1].region, 64, 8), 100_u64.to_ne_bytes());
+}
+
+#[test]
+fn a_late_receive_is_waited_for() {
+    let mut pair = Pair::new(OURS);
+    let local = pair.ends[0].sge(0, 2_000);
+    let now = pair.now;
+    pair.ends[0].post(now, Operation::Send, &[local]);
+    pair.drive(Duration::from_micros(100));
+    assert!(pair.ends[0].poll().is_empty());
+    let into = pair.ends[1].sge(0, 4_000);
+    pair.ends[1].post_receive(&[into]);
+    pair.drive(Duration::from_secs(2));
+    assert_eq!(pair.ends[0].poll()[0].status, CompletionStatus::Success);
+    assert_eq!(pair.ends[1].poll()[0].byte_len, 2_000);
+    assert!(pair.ends[1].endpoint.counters().get(Counter::SentRnr) > 0);
+}
+
+#[test]
+fn refusals_reach_both_sides() {
+    let mut pair = Pair::new(OURS);
+    let local = pair.ends[0].sge(0, 8);
+    let now = pair.now;
+    pair.ends[0].post(now, Operation::Write { remote_addr: 0x10_0000, rkey: Rkey(1) }, &[local]);
+    pair.ends[0].post(now, Operation::Send, &[local]);
+    let receive = pair.ends[1].sge(0, 8);
+    pair.ends[1].post_receive(&[receive]);
+    pair.drive(Duration::from_millis(1));
+    let completions = pair.ends[0].poll();
+    let statuses: Vec<_> = completions.iter().map(|completion| completion.status).collect();
+    assert_eq!(statuses, [CompletionStatus::RemoteAccessError, CompletionStatus::WorkRequestFlushedError]);
+    assert_eq!(pair.ends[1].poll()[0].status, CompletionStatus::WorkRequestFlushedError);
+    assert_eq!(pair.ends[1].events.poll(), Some(AsyncEvent::QueuePairAccessError(pair.ends[1].qpn)));
+    assert_eq!(pair.ends[0].endpoint.queue_pair_state(pair.ends[0].qpn), Some(QueuePairState::Error));
+}
+
+#[test]
+fn a_silent_peer_ends_in_retry_exceeded_after_exactly_seven_repetitions() {
+    let mut pair = Pair::new(OURS);
+    let (qpn, local) = (pair.ends[1].qpn, pair.ends[0].sge(0, 8));
+    assert!(pair.ends[1].endpoint.destroy_queue_pair(qpn));
+    let start = pair.now;
+    pair.ends[0].post(start, Operation::Send, &[local]);
+    pair.drive(Duration::from_secs(1));
+    let completions = pair.ends[0].poll();
+    assert_eq!(completions[0].status, CompletionStatus::RetryExceededError);
+    assert_eq!(completions[0].cause, Cause::NoAnswer);
+    let waited = pair.now.saturating_since(start);
+    let one = Duration::from_nanos(4_096 << 14);
+    assert!(waited >= one * 8 && waited < one * 9, "{waited:?}");
+    assert_eq!(pair.ends[0].endpoint.counters().get(Counter::LocalAckTimeout), 8);
+}

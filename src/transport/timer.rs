@@ -1,0 +1,137 @@
+//! Deadlines of many queue pairs: a binary heap that knows where each one's entry stands.
+//!
+//! A queue pair has at most one entry, so the heap never outgrows the queue pairs, and changing a deadline costs no
+//! allocation once the tables have grown.
+
+use crate::types::Time;
+
+const ABSENT: u32 = u32::MAX;
+
+/// The earliest deadline of each owner (a small dense number), and the earliest of all.
+#[derive(Default)]
+pub(super) struct Timers {
+    heap: Vec<(Time, u32)>,
+    /// Where an owner's entry stands in the heap.
+    places: Vec<u32>,
+}
+
+impl Timers {
+    /// Sets or clears an owner's deadline.
+    pub(super) fn set(&mut self, owner: u32, deadline: Option<Time>) {
+        if self.places.len() <= owner as usize {
+            self.places.resize(owner as usize + 1, ABSENT);
+        }
+        let place = self.places[owner as usize];
+        match (place, deadline) {
+            (ABSENT, None) => {}
+            (ABSENT, Some(time)) => {
+                self.heap.push((time, owner));
+                self.rise(self.heap.len() - 1);
+            }
+            (place, None) => self.remove(place as usize),
+            (place, Some(time)) => {
+                let place = place as usize;
+                if self.heap[place].0 != time {
+                    self.heap[place].0 = time;
+                    self.settle(place);
+                }
+            }
+        }
+    }
+
+    /// The earliest deadline.
+    pub(super) fn next(&self) -> Option<Time> {
+        self.heap.first().map(|entry| entry.0)
+    }
+
+    /// Takes an owner whose deadline is not after `now`.
+    pub(super) fn pop_expired(&mut self, now: Time) -> Option<u32> {
+        let (time, owner) = *self.heap.first()?;
+        if time > now {
+            return None;
+        }
+        self.remove(0);
+        Some(owner)
+    }
+
+    fn remove(&mut self, place: usize) {
+        self.places[self.heap[place].1 as usize] = ABSENT;
+        self.heap.swap_remove(place);
+        if place < self.heap.len() {
+            self.settle(place);
+        }
+    }
+
+    fn settle(&mut self, place: usize) {
+        let place = self.rise(place);
+        self.sink(place);
+    }
+
+    fn rise(&mut self, mut place: usize) -> usize {
+        let entry = self.heap[place];
+        while place > 0 {
+            let parent = (place - 1) / 2;
+            if self.heap[parent].0 <= entry.0 {
+                break;
+            }
+            self.put(place, self.heap[parent]);
+            place = parent;
+        }
+        self.put(place, entry);
+        place
+    }
+
+    fn sink(&mut self, mut place: usize) {
+        let entry = self.heap[place];
+        loop {
+            let mut child = 2 * place + 1;
+            if child >= self.heap.len() {
+                break;
+            }
+            if child + 1 < self.heap.len() && self.heap[child + 1].0 < self.heap[child].0 {
+                child += 1;
+            }
+            if entry.0 <= self.heap[child].0 {
+                break;
+            }
+            self.put(place, self.heap[child]);
+            place = child;
+        }
+        self.put(place, entry);
+    }
+
+    fn put(&mut self, place: usize, entry: (Time, u32)) {
+        self.heap[place] = entry;
+        self.places[entry.1 as usize] = place as u32;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn agrees_with_a_sorted_map(steps in proptest::collection::vec((0_u32..20, proptest::option::of(0_u64..50)), 1..300)) {
+            let mut timers = Timers::default();
+            let mut model: BTreeMap<u32, u64> = BTreeMap::new();
+            for (owner, deadline) in steps {
+                timers.set(owner, deadline.map(Time::from_nanos));
+                match deadline {
+                    Some(time) => model.insert(owner, time),
+                    None => model.remove(&owner),
+                };
+                let earliest = model.values().min().copied();
+                prop_assert_eq!(timers.next().map(Time::as_nanos), earliest);
+            }
+            while let Some(owner) = timers.pop_expired(Time::NEVER) {
+                let time = model.remove(&owner).expect("an owner that the model knows");
+                prop_assert!(model.values().all(|later| *later >= time));
+            }
+            prop_assert!(model.is_empty());
+        }
+    }
+}
