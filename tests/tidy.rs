@@ -1,0 +1,220 @@
+//! Holds the source tree to its own rules: direction of imports, where `unsafe` may stand, sizes of files and
+//! functions, words that have no place in a finished line.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+const FILE_LINES_LIMIT: usize = 800;
+const FUNCTION_LINES_LIMIT: usize = 70;
+const LINE_WIDTH_LIMIT: usize = 120;
+
+/// Layers from the ground up, and what each may import.
+const LAYERS: &[(&str, &[&str])] = &[
+    ("types", &[]),
+    ("wire", &["types"]),
+    ("memory", &["types"]),
+    ("queue", &["types"]),
+    ("transport", &["types", "wire", "memory", "queue"]),
+    ("engine", &["types", "wire", "memory", "queue", "transport"]),
+    ("provider", &["types", "wire", "memory", "queue", "transport", "engine"]),
+    ("verbs", &["types", "memory", "provider"]),
+    ("sim", &["types", "wire", "memory", "queue", "transport"]),
+];
+
+/// The only places in which `unsafe` blocks may stand.
+const UNSAFE_ISLANDS: &[&str] = &["src/memory/raw", "src/queue/ring", "src/engine/sys/"];
+
+/// Escape hatches that are `unsafe fn` by name, because they let raw memory in.
+const UNSAFE_DECLARATIONS: &[&str] =
+    &["src/memory/backing.rs", "src/verbs/memory_region.rs", "src/verbs/protection_domain.rs"];
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn rust_files(folder: &str) -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    let mut folders = vec![root().join(folder)];
+    while let Some(folder) = folders.pop() {
+        let Ok(entries) = fs::read_dir(&folder) else { continue };
+        for entry in entries.map(|entry| entry.expect("a readable entry").path()) {
+            if entry.is_dir() {
+                folders.push(entry);
+            } else if entry.extension().is_some_and(|extension| extension == "rs") {
+                found.push((relative(&entry), fs::read_to_string(&entry).expect("a readable file")));
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+fn relative(path: &Path) -> String {
+    path.strip_prefix(root()).expect("a path below the root").to_string_lossy().into_owned()
+}
+
+fn all_files() -> Vec<(String, String)> {
+    ["src", "tests", "examples", "benches"].into_iter().flat_map(rust_files).collect()
+}
+
+/// The line without its comment and without the text of string literals.
+fn code_of(line: &str) -> String {
+    let mut code = String::new();
+    let mut in_string = false;
+    let mut characters = line.chars().peekable();
+    while let Some(character) = characters.next() {
+        match character {
+            '\\' if in_string => {
+                characters.next();
+            }
+            '"' => in_string = !in_string,
+            '\'' if !in_string && characters.clone().nth(1) == Some('\'') => {
+                characters.next();
+                characters.next();
+            }
+            '/' if !in_string && characters.peek() == Some(&'/') => break,
+            _ if !in_string => code.push(character),
+            _ => {}
+        }
+    }
+    code
+}
+
+fn report(problems: Vec<String>) {
+    assert!(problems.is_empty(), "{} problems:\n{}", problems.len(), problems.join("\n"));
+}
+
+#[test]
+fn imports_never_point_upward() {
+    let mut problems = Vec::new();
+    for (layer, allowed) in LAYERS {
+        for (file, text) in rust_files(&format!("src/{layer}")) {
+            for (number, line) in text.lines().enumerate() {
+                let code = code_of(line);
+                for imported in code.split("crate::").skip(1) {
+                    let module: String = imported.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+                    let known = LAYERS.iter().any(|(name, _)| *name == module);
+                    if known && module != *layer && !allowed.contains(&module.as_str()) {
+                        problems.push(format!("{file}:{}: {layer} imports {module}", number + 1));
+                    }
+                }
+            }
+        }
+    }
+    report(problems);
+}
+
+#[test]
+fn unsafe_stands_only_in_its_islands() {
+    let mut problems = Vec::new();
+    for (file, text) in rust_files("src") {
+        if UNSAFE_ISLANDS.iter().any(|island| file.starts_with(island)) {
+            continue;
+        }
+        for (number, line) in text.lines().enumerate() {
+            let code = code_of(line);
+            let words = code.replace("unsafe_", "").replace("_unsafe", "");
+            if !words.contains("unsafe") {
+                continue;
+            }
+            let declares = words.contains("unsafe fn") && UNSAFE_DECLARATIONS.contains(&file.as_str());
+            let calls = words.contains("unsafe {") && UNSAFE_DECLARATIONS.contains(&file.as_str());
+            if !declares && !calls {
+                problems.push(format!("{file}:{}: {}", number + 1, line.trim()));
+            }
+        }
+    }
+    report(problems);
+}
+
+#[test]
+fn files_and_lines_are_short() {
+    let mut problems = Vec::new();
+    for (file, text) in all_files() {
+        let lines = text.lines().count();
+        if lines > FILE_LINES_LIMIT {
+            problems.push(format!("{file}: {lines} lines; at most {FILE_LINES_LIMIT}"));
+        }
+        for (number, line) in text.lines().enumerate() {
+            if line.chars().count() > LINE_WIDTH_LIMIT {
+                problems.push(format!("{file}:{}: wider than {LINE_WIDTH_LIMIT}", number + 1));
+            }
+        }
+    }
+    report(problems);
+}
+
+/// The name of the function that a line begins, if it begins one.
+fn function_begun(code: &str) -> Option<String> {
+    let start = code.find("fn ")?;
+    let before = code[..start].trim();
+    let qualifiers = ["", "pub", "const", "async", "unsafe", "extern", "pub(super)", "pub(crate)"];
+    if !before.split_whitespace().all(|word| qualifiers.contains(&word)) {
+        return None;
+    }
+    let name: String = code[start + 3..].chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+    (!name.is_empty()).then_some(name)
+}
+
+#[test]
+fn functions_are_short() {
+    let mut problems = Vec::new();
+    for (file, text) in all_files() {
+        let lines: Vec<&str> = text.lines().collect();
+        for (start, line) in lines.iter().enumerate() {
+            let Some(name) = function_begun(&code_of(line)) else { continue };
+            let indent = line.len() - line.trim_start().len();
+            let closing = format!("{}}}", " ".repeat(indent));
+            let end = lines[start..].iter().position(|line| **line == closing || line.trim_end().ends_with(");"));
+            let closed = lines[start..].iter().position(|line| **line == closing);
+            let length = closed.or(end).map_or(1, |end| end + 1);
+            let declared_only = lines[start..].iter().take(8).any(|line| line.trim_end().ends_with(';'))
+                && !lines[start..].iter().take(8).any(|line| line.trim_end().ends_with('{'));
+            if length > FUNCTION_LINES_LIMIT && !declared_only {
+                problems
+                    .push(format!("{file}:{}: {name} has {length} lines; at most {FUNCTION_LINES_LIMIT}", start + 1));
+            }
+        }
+    }
+    report(problems);
+}
+
+#[test]
+fn nothing_is_left_unfinished() {
+    let words = ["todo!", "unimplemented!", "dbg!"];
+    let marks = ["FIXME", "XXX", "HACK"];
+    let mut problems = Vec::new();
+    for (file, text) in all_files().into_iter().filter(|(file, _)| file != "tests/tidy.rs") {
+        for (number, line) in text.lines().enumerate() {
+            let code = code_of(line);
+            let banned = words.iter().any(|word| code.contains(word)) || marks.iter().any(|mark| line.contains(mark));
+            let printed = file.starts_with("src/") && (code.contains("println!") || code.contains("print!("));
+            if banned || printed {
+                problems.push(format!("{file}:{}: {}", number + 1, line.trim()));
+            }
+        }
+    }
+    report(problems);
+}
+
+#[test]
+fn only_the_engine_reads_clocks_and_starts_threads() {
+    let banned = ["Instant::now", "SystemTime::now", "thread::spawn", "thread::sleep", "UdpSocket", "TcpStream"];
+    let pure = ["types", "wire", "memory", "queue", "transport", "sim"];
+    let mut problems = Vec::new();
+    for (file, text) in pure.iter().flat_map(|layer| rust_files(&format!("src/{layer}"))) {
+        // Tests stand at the end of a file and may start threads.
+        let code_lines =
+            text.lines().take_while(|line| !line.contains("#[cfg(test)]") && !line.contains("#[cfg(all(test"));
+        for (number, line) in code_lines.enumerate() {
+            if banned.iter().any(|word| code_of(line).contains(word)) && !is_test_file(&file) {
+                problems.push(format!("{file}:{}: {}", number + 1, line.trim()));
+            }
+        }
+    }
+    report(problems);
+}
+
+fn is_test_file(file: &str) -> bool {
+    file.ends_with("tests.rs") || file.ends_with("_test.rs") || file.contains("loom") || file.contains("/tests/")
+}
