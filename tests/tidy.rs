@@ -108,7 +108,7 @@ fn imports_never_point_upward() {
 fn unsafe_stands_only_in_its_islands() {
     let mut problems = Vec::new();
     for (file, text) in rust_files("src") {
-        if UNSAFE_ISLANDS.iter().any(|island| file.starts_with(island)) {
+        if UNSAFE_ISLANDS.iter().any(|island| file.starts_with(island)) || is_test_file(&file) {
             continue;
         }
         for (number, line) in text.lines().enumerate() {
@@ -163,14 +163,14 @@ fn functions_are_short() {
         let lines: Vec<&str> = text.lines().collect();
         for (start, line) in lines.iter().enumerate() {
             let Some(name) = function_begun(&code_of(line)) else { continue };
+            let opened = lines[start..].iter().find(|line| line.ends_with('{') || line.ends_with(';'));
+            if opened.is_none_or(|line| line.ends_with(';')) {
+                continue; // declared only, or on one line
+            }
             let indent = line.len() - line.trim_start().len();
             let closing = format!("{}}}", " ".repeat(indent));
-            let end = lines[start..].iter().position(|line| **line == closing || line.trim_end().ends_with(");"));
-            let closed = lines[start..].iter().position(|line| **line == closing);
-            let length = closed.or(end).map_or(1, |end| end + 1);
-            let declared_only = lines[start..].iter().take(8).any(|line| line.trim_end().ends_with(';'))
-                && !lines[start..].iter().take(8).any(|line| line.trim_end().ends_with('{'));
-            if length > FUNCTION_LINES_LIMIT && !declared_only {
+            let length = lines[start..].iter().position(|line| **line == closing).map_or(1, |end| end + 1);
+            if length > FUNCTION_LINES_LIMIT {
                 problems
                     .push(format!("{file}:{}: {name} has {length} lines; at most {FUNCTION_LINES_LIMIT}", start + 1));
             }

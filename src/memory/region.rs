@@ -384,9 +384,9 @@ mod tests {
         }
 
         #[test]
-        fn ranges_around_a_small_region_agree(iova in edge(), size in 1..32u64, before in 0..40u64, length in 0..40u64) {
+        fn ranges_around_a_small_region_agree(iova in edge(), size in 1..32u64, shift in 0..40u64, length in 0..40u64) {
             let iova = iova.min(u64::MAX - size);
-            let addr = iova.wrapping_add(before).wrapping_sub(4);
+            let addr = iova.wrapping_add(shift).wrapping_sub(4);
             let (first, past) = (u128::from(addr), u128::from(addr) + u128::from(length));
             let inside = u128::from(iova) <= first && past <= u128::from(iova) + u128::from(size);
             prop_assert_eq!(offset_within(iova, size, addr, length).is_some(), inside);

@@ -218,8 +218,8 @@ fn each_arming_notifies_at_most_once() {
     });
 }
 
-/// A source is detached while another thread polls and the endpoint pushes once more: its completions are polled at most
-/// once, never afterwards, and the number of entries stays right.
+/// A source is detached while another thread polls and the endpoint pushes once more: its completions are polled at
+/// most once, never afterwards, and the number of entries stays right.
 #[test]
 fn detaching_meets_polling_and_pushing() {
     loom::model(|| {

@@ -135,8 +135,7 @@ impl QueuePair {
             let request = self.requester.request(index);
             if psn.is_within(request.first, request.packets) {
                 let unacknowledged = self.requester.unacknowledged;
-                let expected =
-                    if request.first.is_before(unacknowledged) { unacknowledged } else { request.first };
+                let expected = if request.first.is_before(unacknowledged) { unacknowledged } else { request.first };
                 return match psn.distance_from(expected) {
                     0 => Place::Expected(index),
                     1.. => Place::BeforeItsTurn,

@@ -13,7 +13,8 @@ use super::queue_pair::{QueuePair, QueuePairInit};
 use super::timer::Timers;
 use crate::memory::MemoryView;
 use crate::types::{
-    Cause, Counter, Counters, DropReason, QueuePairAttributes, QueuePairState, QueuePairStatus, QueuePairType, Qpn, Time,
+    Cause, Counter, Counters, DropReason, Qpn, QueuePairAttributes, QueuePairState, QueuePairStatus, QueuePairType,
+    Time,
 };
 use crate::wire::{Flow, Opcode, Packet, icrc};
 
@@ -356,7 +357,12 @@ impl Endpoint {
 
 impl QueuePair {
     /// The checks that every packet passes before it may change anything.
-    fn handle_packet(&mut self, pass: &Pass<'_>, datagram: &Datagram<'_>, packet: &Packet<'_>) -> Result<(), DropReason> {
+    fn handle_packet(
+        &mut self,
+        pass: &Pass<'_>,
+        datagram: &Datagram<'_>,
+        packet: &Packet<'_>,
+    ) -> Result<(), DropReason> {
         let bth = &packet.headers.bth;
         if !bth.opcode.is_reliable_connection() {
             return Err(DropReason::WrongService);
@@ -385,11 +391,8 @@ impl QueuePair {
     /// ones, strangers' are solved for.
     fn check_icrc(&mut self, datagram: &Datagram<'_>) -> Result<(), DropReason> {
         let Some(path) = &mut self.path else { return Err(DropReason::WrongState) };
-        let flow = Flow {
-            source: datagram.source,
-            destination: datagram.destination,
-            source_port: datagram.source_port,
-        };
+        let flow =
+            Flow { source: datagram.source, destination: datagram.destination, source_port: datagram.source_port };
         let options = icrc::Verify {
             first_identification: datagram.segment_index,
             solve: true,

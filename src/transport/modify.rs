@@ -68,7 +68,11 @@ pub(super) type InFlight = Arc<AtomicU32>;
 
 impl QueuePair {
     /// Checks everything; changes nothing.
-    pub(super) fn check_modify(&self, given: &QueuePairAttributes, limits: &ModifyLimits) -> Result<QueuePairState, ModifyError> {
+    pub(super) fn check_modify(
+        &self,
+        given: &QueuePairAttributes,
+        limits: &ModifyLimits,
+    ) -> Result<QueuePairState, ModifyError> {
         let from = self.state;
         if let Some(said) = given.cur_qp_state
             && said != from

@@ -11,7 +11,7 @@ use super::violation::Violation;
 use crate::queue::{AsyncEventQueue, CompletionQueue, ReceiveConsumer, SendConsumer, SourceToken};
 use crate::types::{
     AsyncEvent, Cause, CompletionOpcode, CompletionStatus, Counter, Counters, DomainId, Gid, Mtu, Operation,
-    PeerCapabilities, QueuePairAttributes, QueuePairCapabilities, QueuePairState, QueuePairStatus, QueuePairType, Qpn,
+    PeerCapabilities, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairState, QueuePairStatus, QueuePairType,
     RawCompletion, Time,
 };
 use crate::wire::Flow;
@@ -58,11 +58,7 @@ pub(super) struct Path {
 impl Path {
     /// The addresses of outgoing packets.
     pub(super) fn flow(&self) -> Flow {
-        Flow {
-            source: self.source.address,
-            destination: self.peer_address,
-            source_port: self.source.source_port,
-        }
+        Flow { source: self.source.address, destination: self.peer_address, source_port: self.source.source_port }
     }
 
     /// Packets that may be in flight to the peer, for all queue pairs together: what its receive socket holds.

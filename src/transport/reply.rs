@@ -19,8 +19,15 @@ const STRANGER_PAUSE: Duration = Duration::from_micros(200);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Reply {
-    Acknowledge { psn: Psn, message_count: u32 },
-    Nak { psn: Psn, syndrome: Syndrome, message_count: u32 },
+    Acknowledge {
+        psn: Psn,
+        message_count: u32,
+    },
+    Nak {
+        psn: Psn,
+        syndrome: Syndrome,
+        message_count: u32,
+    },
     /// The resource in this place.
     Resource(usize),
 }
@@ -326,7 +333,14 @@ impl QueuePair {
         }
     }
 
-    fn emit_resource(&mut self, pass: &Pass<'_>, plan: ReplyPlan, place: usize, mut headers: Headers, out: &mut [u8]) -> bool {
+    fn emit_resource(
+        &mut self,
+        pass: &Pass<'_>,
+        plan: ReplyPlan,
+        place: usize,
+        mut headers: Headers,
+        out: &mut [u8],
+    ) -> bool {
         let Some(resource) = self.responder.replies.resources[place] else { return false };
         headers.aeth = Some(Aeth { syndrome: NO_CREDIT, msn: resource.message_count });
         headers.bth.psn = resource.first;

@@ -126,7 +126,12 @@ impl Responder {
 
 impl QueuePair {
     /// A packet of the peer's sending half. `bytes` is the whole packet, kept if it came before its turn.
-    pub(super) fn handle_request(&mut self, pass: &Pass<'_>, packet: &Packet<'_>, bytes: &[u8]) -> Result<(), DropReason> {
+    pub(super) fn handle_request(
+        &mut self,
+        pass: &Pass<'_>,
+        packet: &Packet<'_>,
+        bytes: &[u8],
+    ) -> Result<(), DropReason> {
         let psn = packet.headers.bth.psn;
         if !self.takes_requests() {
             return self.repeat_refusal(psn);
@@ -351,7 +356,14 @@ impl QueuePair {
         self.check_range(pass, reth.rkey, reth.va, u64::from(reth.length), need)
     }
 
-    fn check_range(&self, pass: &Pass<'_>, rkey: Rkey, va: u64, length: u64, need: AccessFlags) -> Result<(), Violation> {
+    fn check_range(
+        &self,
+        pass: &Pass<'_>,
+        rkey: Rkey,
+        va: u64,
+        length: u64,
+        need: AccessFlags,
+    ) -> Result<(), Violation> {
         if length == 0 {
             return Ok(()); // an access to nothing needs no key
         }
@@ -434,13 +446,16 @@ impl QueuePair {
         self.bump_message_count();
         if let Some(immediate) = packet.headers.immediate {
             self.begin_receive();
-            self.finish_receive(RawCompletion {
-                opcode: CompletionOpcode::ReceiveRdmaWithImmediate,
-                flags: CompletionFlags::WITH_IMMEDIATE,
-                immediate_or_key: immediate,
-                byte_len: total,
-                ..RawCompletion::default()
-            }, packet.headers.bth.solicited);
+            self.finish_receive(
+                RawCompletion {
+                    opcode: CompletionOpcode::ReceiveRdmaWithImmediate,
+                    flags: CompletionFlags::WITH_IMMEDIATE,
+                    immediate_or_key: immediate,
+                    byte_len: total,
+                    ..RawCompletion::default()
+                },
+                packet.headers.bth.solicited,
+            );
         }
         Ok(())
     }

@@ -89,7 +89,13 @@ const RC: QueuePairType = QueuePairType::ReliableConnection;
 const UC: QueuePairType = QueuePairType::UnreliableConnection;
 const UD: QueuePairType = QueuePairType::UnreliableDatagram;
 
-const fn row(from: QueuePairState, to: QueuePairState, service: QueuePairType, required: u32, optional: u32) -> Transition {
+const fn row(
+    from: QueuePairState,
+    to: QueuePairState,
+    service: QueuePairType,
+    required: u32,
+    optional: u32,
+) -> Transition {
     Transition {
         from,
         to,
@@ -157,7 +163,12 @@ pub(super) enum Refused {
 }
 
 /// Whether a queue pair of this service may go from one state to another with these attributes.
-pub(super) fn check(from: QueuePairState, to: QueuePairState, service: QueuePairType, given: Mask) -> Result<(), Refused> {
+pub(super) fn check(
+    from: QueuePairState,
+    to: QueuePairState,
+    service: QueuePairType,
+    given: Mask,
+) -> Result<(), Refused> {
     let (required, optional) = match to {
         Reset => (Mask::empty(), Mask::CUR_QP_STATE),
         Error if from != Reset => (Mask::empty(), Mask::CUR_QP_STATE),
@@ -199,8 +210,8 @@ mod tests {
                         _ => all - required,
                     };
                     let (from, to) = (from.name(), to.name());
-                    let row = format!("{service:?} {from} -> {to}: needs [{}] takes [{}]\n", required.names(), optional.names());
-                    text.push_str(&row);
+                    let (required, optional) = (required.names(), optional.names());
+                    text.push_str(&format!("{service:?} {from} -> {to}: needs [{required}] takes [{optional}]\n"));
                 }
             }
         }

@@ -113,9 +113,13 @@ mod tests {
 
     use proptest::prelude::*;
 
+    fn steps() -> impl Strategy<Value = Vec<(u32, Option<u64>)>> {
+        proptest::collection::vec((0_u32..20, proptest::option::of(0_u64..50)), 1..300)
+    }
+
     proptest! {
         #[test]
-        fn agrees_with_a_sorted_map(steps in proptest::collection::vec((0_u32..20, proptest::option::of(0_u64..50)), 1..300)) {
+        fn agrees_with_a_sorted_map(steps in steps()) {
             let mut timers = Timers::default();
             let mut model: BTreeMap<u32, u64> = BTreeMap::new();
             for (owner, deadline) in steps {

@@ -1,0 +1,203 @@
+//! Provider tier: the traits a device must fulfil.
+//!
+//! This is the contract between devices and everything that uses them: the safe verbs of [`crate::verbs`], and C
+//! programs. It hands raw numbers through untouched and promises little; safety is added above. Memory enters here as
+//! plain data ([`Sge`](crate::types::Sge)): a provider resolves keys when it *uses* them, so a wrong or stale key is
+//! an error completion and never an access to memory that is not registered.
+//!
+//! All verbs may be called from several threads at once. Objects are reference counted: a queue pair keeps its
+//! completion queues and its protection domain alive.
+
+mod error;
+
+use std::any::Any;
+use std::os::fd::{BorrowedFd, RawFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use error::{Error, ErrorKind, Result};
+
+use crate::memory::{Backing, Region};
+use crate::types::{
+    AccessFlags, AsyncEvent, BatchEnd, Counters, DeviceAttributes, DomainId, GidEntry, Lkey, PeerCapabilities,
+    PortAttributes, QueuePairAttributes, QueuePairCapabilities, QueuePairStatus, QueuePairType, Qpn, RawCompletion,
+    ReceiveRequest, Rkey, SendRequest,
+};
+
+/// A kind of device: finds and opens devices by name.
+pub trait Provider: Send + Sync {
+    /// Name of the provider, the part before the colon of a device name such as `soft:192.0.2.1`.
+    fn name(&self) -> &'static str;
+
+    /// Names of the devices that exist now.
+    fn device_names(&self) -> Result<Vec<String>>;
+
+    /// Opens a device by name. [`ErrorKind::NotFound`] if this provider has none of that name.
+    fn open(&self, name: &str) -> Result<Arc<dyn Context>>;
+}
+
+/// An open device.
+pub trait Context: Send + Sync {
+    /// The device's name.
+    fn name(&self) -> &str;
+
+    /// Limits and capabilities.
+    fn query_device(&self) -> DeviceAttributes;
+
+    /// State and sizes of a port (from 1).
+    fn query_port(&self, port_num: u8) -> Result<PortAttributes>;
+
+    /// An entry of the port's GID table.
+    fn query_gid(&self, port_num: u8, gid_index: u8) -> Result<GidEntry>;
+
+    /// All used entries of the port's GID table.
+    fn gid_table(&self, port_num: u8) -> Result<Vec<GidEntry>>;
+
+    /// What peers should know of this device beyond the standard; part of the out-of-band exchange.
+    fn peer_capabilities(&self) -> PeerCapabilities;
+
+    /// Creates a protection domain.
+    fn alloc_pd(&self) -> Result<Arc<dyn ProtectionDomain>>;
+
+    /// Creates a completion channel.
+    fn create_comp_channel(&self) -> Result<Arc<dyn CompletionChannel>>;
+
+    /// Creates a completion queue of at least `cqe` entries. `cq_context` comes back from the channel.
+    fn create_cq(&self, cqe: u32, cq_context: u64, channel: Option<&Arc<dyn CompletionChannel>>)
+    -> Result<Arc<dyn CompletionQueue>>;
+
+    /// Creates a queue pair in the RESET state.
+    fn create_qp(&self, init: &QueuePairInit<'_>) -> Result<Arc<dyn QueuePair>>;
+
+    /// The next asynchronous event, if there is one.
+    fn poll_async_event(&self) -> Option<AsyncEvent>;
+
+    /// Readable while an asynchronous event waits.
+    fn async_fd(&self) -> BorrowedFd<'_>;
+
+    /// Counters of the whole device.
+    fn counters(&self) -> Counters;
+}
+
+/// What a new queue pair shall be.
+pub struct QueuePairInit<'a> {
+    /// Its protection domain.
+    pub pd: &'a Arc<dyn ProtectionDomain>,
+    /// Where sends complete.
+    pub send_cq: &'a Arc<dyn CompletionQueue>,
+    /// Where receives complete.
+    pub recv_cq: &'a Arc<dyn CompletionQueue>,
+    /// Its transport service.
+    pub qp_type: QueuePairType,
+    /// Sizes at least; the actual ones are reported by [`QueuePair::query`].
+    pub cap: QueuePairCapabilities,
+    /// Every send request makes a completion, signaled or not.
+    pub sq_sig_all: bool,
+}
+
+/// A protection domain.
+pub trait ProtectionDomain: Send + Sync {
+    /// Its number.
+    fn id(&self) -> DomainId;
+
+    /// Registers memory. Requests name its first byte by `iova`, or by its host address if that is `None`.
+    fn reg_mr(&self, backing: Backing, iova: Option<u64>, access: AccessFlags) -> Result<Arc<dyn MemoryRegion>>;
+
+    /// For the provider that made it.
+    fn as_any(&self) -> &dyn Any;
+}
+
+/// A memory region.
+pub trait MemoryRegion: Send + Sync {
+    /// The registered memory and its rights.
+    fn region(&self) -> &Arc<Region>;
+
+    /// Key for this host's scatter-gather entries.
+    fn lkey(&self) -> Lkey;
+
+    /// Key for peers.
+    fn rkey(&self) -> Rkey;
+
+    /// Revokes the keys; when it returns, nothing accesses the memory any more through this region. Requests that
+    /// still name it end in a protection error. Revoking again does nothing.
+    fn dereg(&self) -> Result<()>;
+}
+
+/// Where completion queues announce completions.
+pub trait CompletionChannel: Send + Sync {
+    /// Readable when an event may wait, edge or level triggered; it may be readable for nothing.
+    fn fd(&self) -> RawFd;
+
+    /// The next event: the `cq_context` of a queue that was armed and got a completion. Drives the device; `None`
+    /// if there is no event yet. Never blocks.
+    fn poll_event(&self) -> Option<u64>;
+
+    /// As [`CompletionChannel::poll_event`], waiting up to `timeout` (`None`: for ever).
+    fn wait_event(&self, timeout: Option<Duration>) -> Result<Option<u64>>;
+
+    /// For the provider that made it.
+    fn as_any(&self) -> &dyn Any;
+}
+
+/// A completion queue.
+pub trait CompletionQueue: Send + Sync {
+    /// Takes up to `out.len()` completions, oldest first, and drives the device. Returns how many.
+    ///
+    /// A failure means that the queue overflowed: completions were lost and its queue pairs are in error.
+    fn poll(&self, out: &mut [RawCompletion]) -> Result<usize>;
+
+    /// Arms the queue: the next completion that is added makes one event on the channel. Completions added before
+    /// count not: poll again after arming.
+    fn req_notify(&self, solicited_only: bool) -> Result<()>;
+
+    /// Entries that fit.
+    fn cqe(&self) -> u32;
+
+    /// Changes the number of entries; refused if fewer than are waiting.
+    fn resize(&self, cqe: u32) -> Result<()>;
+
+    /// For the provider that made it.
+    fn as_any(&self) -> &dyn Any;
+}
+
+/// A queue pair.
+///
+/// Requests are posted in batches: `send_begin`, any number of `send_push`, `send_end`. The thread that began a batch
+/// holds the queue until it ends it; other posting threads wait. After a failed push the batch is still open: ending
+/// it with [`BatchEnd::Publish`] posts what was pushed before (as C programs expect), [`BatchEnd::Rollback`] posts
+/// nothing. No step allocates.
+pub trait QueuePair: Send + Sync {
+    /// Its number.
+    fn qpn(&self) -> Qpn;
+
+    /// Changes state and attributes, all or nothing.
+    fn modify(&self, attributes: &QueuePairAttributes) -> Result<()>;
+
+    /// State and attributes as they are now.
+    fn query(&self) -> Result<QueuePairStatus>;
+
+    /// Begins a batch of send requests.
+    fn send_begin(&self);
+
+    /// Copies a request into the batch.
+    fn send_push(&self, request: &SendRequest<'_>) -> Result<()>;
+
+    /// Ends the batch.
+    fn send_end(&self, end: BatchEnd) -> Result<()>;
+
+    /// Begins a batch of receive requests.
+    fn recv_begin(&self);
+
+    /// Copies a request into the batch.
+    fn recv_push(&self, request: &ReceiveRequest<'_>) -> Result<()>;
+
+    /// Ends the batch.
+    fn recv_end(&self, end: BatchEnd) -> Result<()>;
+
+    /// Takes the queue pair out of the device: nothing is sent or received for it any more, its completions are
+    /// removed from its queues. Later verbs on it fail. Destroying again does nothing.
+    fn destroy(&self) -> Result<()>;
+
+    /// Its counters.
+    fn counters(&self) -> Counters;
+}
