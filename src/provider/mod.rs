@@ -9,6 +9,7 @@
 //! completion queues and its protection domain alive.
 
 mod error;
+pub mod soft;
 
 use std::any::Any;
 use std::os::fd::{BorrowedFd, RawFd};
@@ -20,7 +21,7 @@ pub use error::{Error, ErrorKind, Result};
 use crate::memory::{Backing, Region};
 use crate::types::{
     AccessFlags, AsyncEvent, BatchEnd, Counters, DeviceAttributes, DomainId, GidEntry, Lkey, PeerCapabilities,
-    PortAttributes, QueuePairAttributes, QueuePairCapabilities, QueuePairStatus, QueuePairType, Qpn, RawCompletion,
+    PortAttributes, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairStatus, QueuePairType, RawCompletion,
     ReceiveRequest, Rkey, SendRequest,
 };
 
@@ -34,6 +35,13 @@ pub trait Provider: Send + Sync {
 
     /// Opens a device by name. [`ErrorKind::NotFound`] if this provider has none of that name.
     fn open(&self, name: &str) -> Result<Arc<dyn Context>>;
+}
+
+/// The providers of this build.
+pub fn providers() -> &'static [&'static dyn Provider] {
+    static SOFT: soft::SoftProvider = soft::SoftProvider::new();
+    static ALL: [&dyn Provider; 1] = [&SOFT];
+    &ALL
 }
 
 /// An open device.
@@ -63,8 +71,12 @@ pub trait Context: Send + Sync {
     fn create_comp_channel(&self) -> Result<Arc<dyn CompletionChannel>>;
 
     /// Creates a completion queue of at least `cqe` entries. `cq_context` comes back from the channel.
-    fn create_cq(&self, cqe: u32, cq_context: u64, channel: Option<&Arc<dyn CompletionChannel>>)
-    -> Result<Arc<dyn CompletionQueue>>;
+    fn create_cq(
+        &self,
+        cqe: u32,
+        cq_context: u64,
+        channel: Option<&Arc<dyn CompletionChannel>>,
+    ) -> Result<Arc<dyn CompletionQueue>>;
 
     /// Creates a queue pair in the RESET state.
     fn create_qp(&self, init: &QueuePairInit<'_>) -> Result<Arc<dyn QueuePair>>;

@@ -1,0 +1,239 @@
+//! How close the driving scheme comes to the sockets it stands on: an 8-byte polling SEND ping-pong against a raw
+//! non-blocking UDP ping-pong of the same payload, on loopback.
+//!
+//! Both run between the same two processes, each pinned to a core of its own, in turns, so that whatever else the
+//! machine does hits both alike. Printed are the medians of the repetitions' means and their ratio.
+//!
+//! `cargo bench --bench loopback`; with `-- --check`, the exit code tells whether the ratio is at most 1.5.
+
+use std::error::Error;
+use std::io;
+use std::net::{TcpListener, UdpSocket};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use rdma_verbs::verbs::{
+    self, AccessFlags, Completion, CompletionOpcode, CompletionQueue, MemoryRegion, Payload, QueuePair, ReceiveRequest,
+    SendRequest,
+};
+
+type Outcome<T = ()> = Result<T, Box<dyn Error>>;
+
+/// Exchanges of a repetition, and those before it that are not measured.
+const EXCHANGES: u32 = 20_000;
+const WARM_UP: u32 = 2_000;
+const REPETITIONS: usize = 9;
+const MESSAGE_BYTES: usize = 8;
+const RECEIVES: usize = 64;
+/// Every so many sends one is signaled, to free their slots.
+const SIGNAL_EVERY: u32 = 32;
+const PATIENCE: Duration = Duration::from_secs(30);
+const RATIO_LIMIT: f64 = 1.5;
+/// Tells the process that it is the second one, and where the first one listens.
+const PARTNER: &str = "RDMA_VERBS_BENCH_PARTNER";
+
+fn main() -> ExitCode {
+    let outcome = match std::env::var(PARTNER) {
+        Ok(address) => answer(&address).map(|()| true),
+        Err(_) => ask(),
+    };
+    match outcome {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("loopback: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The first process: starts the second one, measures, prints.
+fn ask() -> Outcome<bool> {
+    let check = std::env::args().any(|argument| argument == "--check");
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let address = listener.local_addr()?.to_string();
+    let mut partner = Command::new(std::env::current_exe()?).env(PARTNER, address).stdin(Stdio::null()).spawn()?;
+    let cores = pin(0)?;
+
+    let udp = Udp::bind("127.0.0.1")?;
+    let verbs = Verbs::open("soft:127.0.0.1")?;
+    let (remote, mut stream) = verbs.qp.connection_info()?.accept_tcp(&listener, PATIENCE)?;
+    verbs.qp.connect(&remote)?;
+    udp.meet(&mut stream)?;
+
+    let (mut udp_means, mut verbs_means) = (Vec::new(), Vec::new());
+    for _ in 0..REPETITIONS {
+        udp_means.push(measure(|| udp.ask())?);
+        verbs_means.push(measure(|| verbs.ask())?);
+    }
+    if !partner.wait()?.success() {
+        return Err("the second process failed".into());
+    }
+
+    let (udp, verbs) = (median(&mut udp_means), median(&mut verbs_means));
+    let ratio = verbs / udp;
+    println!("half round trip of {MESSAGE_BYTES} bytes, two processes on {cores} core(s), median of {REPETITIONS}");
+    println!("  raw UDP, non-blocking   {udp:>8.3} µs   {}", spread(&udp_means));
+    println!("  SEND, polling           {verbs:>8.3} µs   {}", spread(&verbs_means));
+    println!("  ratio                   {ratio:>8.3}      (limit {RATIO_LIMIT})");
+    Ok(!check || ratio <= RATIO_LIMIT)
+}
+
+/// The second process: answers in the same order.
+fn answer(address: &str) -> Outcome {
+    pin(1)?;
+    let udp = Udp::bind("127.0.0.1")?;
+    let verbs = Verbs::open("soft:127.0.0.2")?;
+    let (remote, mut stream) = verbs.qp.connection_info()?.connect_tcp(address, PATIENCE)?;
+    verbs.qp.connect(&remote)?;
+    udp.meet(&mut stream)?;
+    for _ in 0..REPETITIONS {
+        for _ in 0..WARM_UP + EXCHANGES {
+            udp.answer()?;
+        }
+        for _ in 0..WARM_UP + EXCHANGES {
+            verbs.answer()?;
+        }
+    }
+    Ok(())
+}
+
+/// Mean of half a round trip in microseconds.
+fn measure(mut exchange: impl FnMut() -> Outcome) -> Outcome<f64> {
+    for _ in 0..WARM_UP {
+        exchange()?;
+    }
+    let start = Instant::now();
+    for _ in 0..EXCHANGES {
+        exchange()?;
+    }
+    Ok(start.elapsed().as_secs_f64() * 1e6 / f64::from(EXCHANGES) / 2.0)
+}
+
+/// The ends of raw UDP.
+struct Udp {
+    socket: UdpSocket,
+}
+
+impl Udp {
+    fn bind(address: &str) -> Outcome<Self> {
+        let socket = UdpSocket::bind((address, 0))?;
+        socket.set_nonblocking(true)?;
+        Ok(Self { socket })
+    }
+
+    /// Tells the other end its port.
+    fn meet<S: io::Read + io::Write>(&self, stream: &mut S) -> Outcome {
+        let own = self.socket.local_addr()?;
+        stream.write_all(&own.port().to_be_bytes())?;
+        let mut port = [0; 2];
+        stream.read_exact(&mut port)?;
+        Ok(self.socket.connect((own.ip(), u16::from_be_bytes(port)))?)
+    }
+
+    fn ask(&self) -> Outcome {
+        self.socket.send(&[7; MESSAGE_BYTES])?;
+        self.receive()
+    }
+
+    fn answer(&self) -> Outcome {
+        self.receive()?;
+        self.socket.send(&[7; MESSAGE_BYTES])?;
+        Ok(())
+    }
+
+    fn receive(&self) -> Outcome {
+        let mut message = [0; MESSAGE_BYTES];
+        loop {
+            match self.socket.recv(&mut message) {
+                Ok(MESSAGE_BYTES) => return Ok(()),
+                Ok(length) => return Err(format!("{length} bytes came").into()),
+                // With a core for each, this returns at once; on a single core, nothing would go on without it.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => std::thread::yield_now(),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+/// The ends of a reliable connection.
+struct Verbs {
+    cq: CompletionQueue,
+    qp: QueuePair,
+    inbox: MemoryRegion,
+    sent: std::cell::Cell<u32>,
+}
+
+impl Verbs {
+    fn open(device: &str) -> Outcome<Self> {
+        let context = verbs::open(device)?;
+        let (pd, cq) = (context.alloc_pd()?, context.create_cq(256)?);
+        let qp = pd.create_qp(&cq, &cq).max_inline_data(MESSAGE_BYTES as u32).build()?;
+        qp.init()?;
+        let inbox = pd.alloc_mr(MESSAGE_BYTES, AccessFlags::LOCAL_WRITE)?;
+        for _ in 0..RECEIVES {
+            qp.post_recv(&[ReceiveRequest::new(&inbox)])?;
+        }
+        Ok(Self { cq, qp, inbox, sent: std::cell::Cell::new(0) })
+    }
+
+    fn ask(&self) -> Outcome {
+        self.send()?;
+        self.receive()
+    }
+
+    fn answer(&self) -> Outcome {
+        self.receive()?;
+        self.send()
+    }
+
+    fn send(&self) -> Outcome {
+        let sent = self.sent.get().wrapping_add(1);
+        self.sent.set(sent);
+        let request = SendRequest::send(Payload::inline(&[7; MESSAGE_BYTES]));
+        let request = if sent.is_multiple_of(SIGNAL_EVERY) { request.signaled() } else { request };
+        Ok(self.qp.post_send(&[request])?)
+    }
+
+    fn receive(&self) -> Outcome {
+        let mut completions = [Completion::default()];
+        loop {
+            if self.cq.poll(&mut completions)? == 1 && completions[0].result()?.opcode == CompletionOpcode::Receive {
+                return Ok(self.qp.post_recv(&[ReceiveRequest::new(&self.inbox)])?);
+            }
+        }
+    }
+}
+
+fn median(means: &mut [f64]) -> f64 {
+    means.sort_by(f64::total_cmp);
+    means[means.len() / 2]
+}
+
+fn spread(sorted: &[f64]) -> String {
+    format!("({:.3} to {:.3})", sorted[0], sorted[sorted.len() - 1])
+}
+
+/// Pins this process to the first or the last core that it may use; returns how many there are, at most 2.
+fn pin(which: usize) -> Outcome<usize> {
+    // SAFETY: an all-zero `cpu_set_t` is a valid, empty set; it is a plain array of bits.
+    let mut allowed: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    // SAFETY: the pointer is to a whole `cpu_set_t` and the size is its size; 0 means this thread.
+    if unsafe { libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut allowed) } != 0 {
+        return Err(io::Error::last_os_error().into());
+    }
+    // SAFETY: every index is below the size of the set.
+    let cores: Vec<usize> =
+        (0..libc::CPU_SETSIZE as usize).filter(|core| unsafe { libc::CPU_ISSET(*core, &allowed) }).collect();
+    let core = if which == 0 { cores.first() } else { cores.last() };
+    let core = *core.ok_or("no core may be used")?;
+    // SAFETY: as above.
+    let mut chosen: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    // SAFETY: the index came from the set of the same size.
+    unsafe { libc::CPU_SET(core, &mut chosen) };
+    // SAFETY: as for `sched_getaffinity`; the set is only read.
+    if unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &chosen) } != 0 {
+        return Err(io::Error::last_os_error().into());
+    }
+    Ok(cores.len().min(2))
+}

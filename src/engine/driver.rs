@@ -1,0 +1,127 @@
+//! The drivers: who drives a shard, and what each may do.
+//!
+//! | driver | takes the lock | receives | sends | deadlines | acknowledgements |
+//! |---|---|---|---|---|---|
+//! | posting thread | if free, rings otherwise | no | a few | no | wait while somebody polls |
+//! | polling thread | if free | yes | yes | yes | wait if it has something to answer and comes back soon |
+//! | event waiter | waits | yes | yes | yes | the same |
+//! | control verb | waits | no | a few | no | wait while somebody polls |
+//! | shard's thread | waits | yes | yes | yes | leave at once |
+//!
+//! Nothing on the way of a message wakes a thread while an application thread polls. Whoever leaves the shard with work
+//! or a deadline that the shard's thread would miss calls it, and only then.
+
+use std::sync::Arc;
+
+use super::doorbell::Doorbell;
+use super::shard::{Core, Plan, Progress, Shard};
+use super::shard_lock::{Look, Outcome};
+use crate::types::Time;
+
+/// Looks that a driver takes on others' account before it hands over.
+const LOOKS: usize = 16;
+/// A posting thread sends what it posted, and goes on.
+const POSTING: Plan = Plan { receive_calls: 0, send_calls: 16, deadlines: false };
+/// A receive call brings up to 64 KiB, so a batch is at most 2 MiB.
+const SERVING: Plan = Plan { receive_calls: 32, send_calls: 32, deadlines: true };
+
+impl Shard {
+    /// After requests were published: sends them on the caller's own stack, or leaves that to whoever drives.
+    pub(crate) fn post(&self, doorbell: &Arc<Doorbell>) {
+        self.ring_doorbell(doorbell);
+        let outcome = self.lock.ring(LOOKS, |core, _| {
+            let progress = self.pass(core, POSTING, |now| self.lease.is_alive(now));
+            self.leave(&progress);
+        });
+        self.finish(outcome);
+    }
+
+    /// After receives were published. They matter at once only to a queue pair in the error state, so a poller's next
+    /// visit is early enough.
+    pub(crate) fn post_receive(&self, doorbell: &Arc<Doorbell>) {
+        if self.lease.is_alive(self.clock.now()) {
+            self.ring_doorbell(doorbell);
+        } else {
+            self.post(doorbell);
+        }
+    }
+
+    /// A visit of a thread that found its completion queue empty.
+    pub(crate) fn poll(&self, has_completions: impl Fn() -> bool) {
+        let comes_back = self.lease.visit(self.clock.now());
+        let outcome = self.lock.try_drive(LOOKS, |core, _| {
+            let progress = self.pass(core, SERVING, |_| comes_back && has_completions());
+            self.leave(&progress);
+        });
+        self.finish(outcome);
+    }
+
+    /// A visit of a thread that a channel's descriptor woke. It waits for the lock, because it will sleep again on what
+    /// it leaves behind. Whether there is more to do.
+    pub(crate) fn serve_channel(&self, has_events: impl Fn() -> bool) -> bool {
+        let comes_back = self.lease.visit(self.clock.now());
+        let mut has_more = false;
+        let outcome = self.lock.drive(LOOKS, |core, _| {
+            let progress = self.pass(core, SERVING, |_| comes_back && has_events());
+            has_more = progress.has_more;
+            self.leave(&progress);
+        });
+        self.finish(outcome);
+        has_more
+    }
+
+    /// Changes the endpoint, and sends what that led to. False if the shard is out of use; then nothing was changed.
+    pub(crate) fn command(&self, change: impl FnOnce(&mut Core, Time)) -> bool {
+        let (mut change, mut done) = (Some(change), false);
+        let outcome = self.lock.drive(LOOKS, |core, look| {
+            if look == Look::First
+                && let Some(change) = change.take()
+            {
+                done = self.change(core, change);
+            }
+            let progress = self.pass(core, POSTING, |now| self.lease.is_alive(now));
+            self.leave(&progress);
+        });
+        self.finish(outcome);
+        done
+    }
+
+    /// Sends the acknowledgements that wait for the application's answer: there will be none. Before a queue pair goes
+    /// away, so that its peer does not ask in vain for what arrived long ago.
+    pub(crate) fn send_acknowledgements(&self) {
+        let outcome = self.lock.drive(LOOKS, |core, _| {
+            let progress = self.pass(core, POSTING, |_| false);
+            self.leave(&progress);
+        });
+        self.finish(outcome);
+    }
+
+    /// A look by the shard's thread. Unless it found something to do, or `stays_awake` at this time, it is about to
+    /// sleep until the deadline, and says so while it holds the shard.
+    pub(super) fn serve(&self, stays_awake: impl Fn(Time) -> bool) -> Progress {
+        let mut progress = Progress::default();
+        let outcome = self.lock.drive(LOOKS, |core, _| {
+            progress = self.pass(core, SERVING, |_| false);
+            let awake = progress.worked || progress.has_more || stays_awake(self.clock.now());
+            let sleeps_until = if awake { Time::ZERO } else { progress.next_deadline.unwrap_or(Time::NEVER) };
+            self.wake.sleeps_until(sleeps_until);
+        });
+        self.finish(outcome);
+        progress
+    }
+
+    /// Before letting go of the lock: calls the shard's thread if it would be late for what is left. While a lease is
+    /// alive, its end is early enough: before, the poller comes back.
+    fn leave(&self, progress: &Progress) {
+        let due = if progress.has_more { Some(Time::ZERO) } else { progress.next_deadline };
+        if let Some(due) = due {
+            self.wake.needed_by(due.max(self.lease.end()));
+        }
+    }
+
+    fn finish(&self, outcome: Outcome) {
+        if outcome == Outcome::HandOver {
+            self.wake.call();
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! The link: the one place that every packet passes on its way in and out, with its counters.
+//!
+//! A capture of packets belongs here: [`Link::receive`] sees each datagram that arrives, [`Link::send`] each run of
+//! datagrams that leaves.
+
+use std::io;
+use std::net::IpAddr;
+
+use super::sys::{self, SendOptions};
+use super::udp::{Checksums, DEFAULT_HOP_LIMIT, ReceiveSocket, SendSocket};
+use crate::transport::{Datagram, Transmit};
+use crate::types::{Counter, Counters};
+
+/// Longest UDP payload over IPv4; as long as any that the kernel merges or segments.
+pub(super) const MAX_SEND_BYTES: usize = 65_507;
+const RECEIVE_BUFFER_BYTES: usize = 65_536;
+
+/// What a bounded batch of receiving brought.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Batch {
+    /// Datagrams, merged ones counted singly.
+    pub(super) datagrams: usize,
+    /// The bound was reached: there may be more.
+    pub(super) is_full: bool,
+}
+
+/// What became of a send.
+#[derive(Debug)]
+pub(super) enum Sent {
+    /// The kernel has it.
+    Accepted,
+    /// The kernel's buffer is full: try again soon.
+    Full,
+    /// The kernel refuses it. The transport repeats what matters.
+    Refused,
+}
+
+/// A shard's sockets.
+#[derive(Default)]
+pub(super) struct Link {
+    receivers: Vec<ReceiveSocket>,
+    senders: Vec<SendSocket>,
+    /// Where the next batch begins, so that no socket starves the others.
+    next_receiver: usize,
+    last_sender: usize,
+    buffer: Box<[u8]>,
+    counters: Counters,
+}
+
+impl Link {
+    pub(super) fn new() -> Self {
+        Self { buffer: vec![0; RECEIVE_BUFFER_BYTES].into(), ..Self::default() }
+    }
+
+    pub(super) fn add_receiver(&mut self, socket: ReceiveSocket) {
+        self.receivers.push(socket);
+    }
+
+    pub(super) fn add_sender(&mut self, socket: SendSocket) {
+        self.senders.push(socket);
+    }
+
+    pub(super) fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// Hands the datagrams that wait to `deliver`, until there are no more or `max_calls` system calls were made.
+    ///
+    /// No waiting and no question whether there is something: the call itself says so, at the same price.
+    pub(super) fn receive(&mut self, max_calls: usize, mut deliver: impl FnMut(&Datagram<'_>)) -> Batch {
+        let mut batch = Batch::default();
+        let mut calls = 0;
+        for turn in 0..self.receivers.len() {
+            let index = (self.next_receiver + turn) % self.receivers.len();
+            let socket = &mut self.receivers[index];
+            loop {
+                if calls == max_calls {
+                    self.next_receiver = index;
+                    batch.is_full = true;
+                    return batch;
+                }
+                calls += 1;
+                match sys::receive(socket.membership.descriptor(), &mut self.buffer) {
+                    Ok(received) => {
+                        self.counters.add(Counter::ReceiveCalls, 1);
+                        batch.datagrams += split(socket, &self.buffer, &received, &mut self.counters, &mut deliver);
+                    }
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                    // A signal, or an error that was stored in the socket and is gone by now.
+                    Err(_) => {}
+                }
+            }
+        }
+        self.next_receiver = self.next_receiver.wrapping_add(1);
+        batch
+    }
+
+    /// Sends what the endpoint wrote.
+    pub(super) fn send(&mut self, transmit: &Transmit, bytes: &[u8]) -> Sent {
+        let Some(socket) = self.find_sender(transmit.source, transmit.source_port) else {
+            return self.refused(transmit, &io::ErrorKind::AddrNotAvailable.into());
+        };
+        debug_assert!(transmit.segment_size.is_none() || socket.checksums == Checksums::On);
+        let options = SendOptions {
+            segment_size: transmit.segment_size.map(|size| size as u16),
+            traffic_class: Some(transmit.traffic_class).filter(|class| *class != 0),
+            hop_limit: Some(transmit.hop_limit).filter(|limit| !matches!(*limit, 0 | DEFAULT_HOP_LIMIT)),
+        };
+        // Bounded: a signal interrupts a call that does not wait at most a few times.
+        for _ in 0..8 {
+            match socket.send(transmit.destination, bytes, options) {
+                Ok(()) => {
+                    self.counters.add(Counter::SendCalls, 1);
+                    return Sent::Accepted;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if is_full(&error) => return Sent::Full,
+                Err(error) => return self.refused(transmit, &error),
+            }
+        }
+        Sent::Full
+    }
+
+    fn refused(&mut self, transmit: &Transmit, error: &io::Error) -> Sent {
+        self.counters.add(Counter::SendErrors, 1);
+        tracing::debug!(source = %transmit.source, destination = %transmit.destination, %error, "send refused");
+        Sent::Refused
+    }
+
+    fn find_sender(&mut self, address: IpAddr, port: u16) -> Option<&SendSocket> {
+        let fits = |socket: &SendSocket| socket.port == port && socket.address.ip == address;
+        if !self.senders.get(self.last_sender).is_some_and(fits) {
+            self.last_sender = self.senders.iter().position(fits)?;
+        }
+        self.senders.get(self.last_sender)
+    }
+}
+
+fn is_full(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::WouldBlock || error.raw_os_error() == Some(libc::ENOBUFS)
+}
+
+/// Hands over what one call brought, datagram by datagram; returns how many.
+#[inline]
+fn split(
+    socket: &mut ReceiveSocket,
+    buffer: &[u8],
+    received: &sys::Received,
+    counters: &mut Counters,
+    deliver: &mut impl FnMut(&Datagram<'_>),
+) -> usize {
+    if let Some(dropped) = received.dropped {
+        counters.add(Counter::SocketOverflow, dropped.wrapping_sub(socket.dropped).into());
+        socket.dropped = dropped;
+    }
+    if received.truncated {
+        return 0;
+    }
+    let bytes = &buffer[..received.length];
+    let mut datagram = Datagram {
+        source: received.source.ip(),
+        destination: socket.address.ip,
+        source_port: received.source.port(),
+        segment_index: 0,
+        payload: bytes,
+    };
+    let Some(segment_size) = received.segment_size.filter(|size| *size < bytes.len()) else {
+        deliver(&datagram);
+        return 1;
+    };
+    let mut count = 0;
+    for payload in bytes.chunks(segment_size) {
+        datagram.payload = payload;
+        datagram.segment_index = count as u16;
+        deliver(&datagram);
+        count += 1;
+    }
+    count
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::super::udp::{LocalAddress, SocketSizes};
+    use super::*;
+
+    const SIZES: SocketSizes = SocketSizes { receive_bytes: 1 << 20, send_bytes: 1 << 20 };
+
+    /// A link on an address, with a sender of each kind, and their ports.
+    fn link(address: &str) -> (Link, LocalAddress, u16, u16) {
+        let address = LocalAddress { ip: address.parse().unwrap(), scope: 0 };
+        let mut link = Link::new();
+        link.add_receiver(ReceiveSocket::open(address, &[7], &SIZES).unwrap());
+        let plain = SendSocket::open(address, Checksums::Off, &SIZES).unwrap();
+        let segmenting = SendSocket::open(address, Checksums::On, &SIZES).unwrap();
+        let ports = (plain.port, segmenting.port);
+        link.add_sender(plain);
+        link.add_sender(segmenting);
+        (link, address, ports.0, ports.1)
+    }
+
+    fn transmit(address: LocalAddress, port: u16, length: usize, segment_size: Option<usize>) -> Transmit {
+        Transmit {
+            source: address.ip,
+            source_port: port,
+            destination: address.ip,
+            length,
+            segment_size,
+            traffic_class: 0,
+            hop_limit: 64,
+        }
+    }
+
+    #[test]
+    fn packets_pass_and_are_counted() {
+        let (mut link, address, plain, segmenting) = link("127.77.3.1");
+        let bytes: Vec<u8> = (0..250).collect();
+        let accepted = link.send(&transmit(address, segmenting, 250, Some(100)), &bytes);
+        assert!(matches!(accepted, Sent::Accepted));
+        assert!(matches!(link.send(&transmit(address, plain, 250, None), &bytes), Sent::Accepted));
+        let mut seen = Vec::new();
+        let batch = link.receive(16, |datagram| {
+            assert_eq!((datagram.source, datagram.destination), (address.ip, address.ip));
+            seen.push((datagram.source_port, datagram.segment_index, datagram.payload.to_vec()));
+        });
+        assert_eq!(batch, Batch { datagrams: 4, is_full: false });
+        let expected = [
+            (segmenting, 0, bytes[..100].to_vec()),
+            (segmenting, 1, bytes[100..200].to_vec()),
+            (segmenting, 2, bytes[200..].to_vec()),
+            (plain, 0, bytes.clone()),
+        ];
+        assert_eq!(seen, expected);
+        assert_eq!((link.counters.get(Counter::SendCalls), link.counters.get(Counter::ReceiveCalls)), (2, 2));
+    }
+
+    #[test]
+    fn batch_is_bounded() {
+        let (mut link, address, plain, _) = link("127.77.3.2");
+        for _ in 0..5 {
+            link.send(&transmit(address, plain, 4, None), b"abcd");
+        }
+        assert_eq!(link.receive(3, |_| ()), Batch { datagrams: 3, is_full: true });
+        assert_eq!(link.receive(3, |_| ()), Batch { datagrams: 2, is_full: false });
+    }
+
+    #[test]
+    fn refused_sends_are_counted() {
+        let (mut link, address, plain, _) = link("127.77.3.3");
+        assert!(matches!(link.send(&transmit(address, plain ^ 1, 4, None), b"abcd"), Sent::Refused));
+        let mut unreachable = transmit(address, plain, 4, None);
+        unreachable.destination = "255.255.255.255".parse().unwrap();
+        assert!(matches!(link.send(&unreachable, b"abcd"), Sent::Refused));
+        assert_eq!(link.counters.get(Counter::SendErrors), 2);
+    }
+
+    #[test]
+    fn overflow_of_the_socket_is_counted() {
+        let (mut link, address, plain, _) = link("127.77.3.4");
+        let bytes = [0; 4_000];
+        for _ in 0..4_000 {
+            link.send(&transmit(address, plain, bytes.len(), None), &bytes);
+        }
+        let received = link.receive(10_000, |_| ()).datagrams as u64;
+        // The count of drops comes with the next datagram that is taken in.
+        link.send(&transmit(address, plain, 4, None), b"abcd");
+        link.receive(1, |_| ());
+        assert_eq!(received + link.counters.get(Counter::SocketOverflow), 4_000);
+    }
+}

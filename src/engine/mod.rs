@@ -1,0 +1,109 @@
+//! The engine: the only place that does I/O, reads the clock and runs threads.
+//!
+//! # Who drives
+//!
+//! A [`Shard`] is a lock around one endpoint, its sockets and its deadlines. **Whoever holds the shard drives it**: a
+//! thread that posts, a thread that polls, a thread that a completion channel woke, a control verb, or the shard's own
+//! thread when nobody else comes. See `driver` for what each may do, `shard_lock` for the lock, `lease` and `thread`
+//! for how the shard's thread keeps out of the way.
+//!
+//! # Locks
+//!
+//! In this order, each optional: the list of opened sockets, the shard, the registry of port groups or the region
+//! table's read side, a completion queue, a channel's state. No two shards are ever held by one thread. Nothing calls
+//! back into the application.
+
+mod channel;
+mod clock;
+mod doorbell;
+mod driver;
+mod lease;
+mod link;
+mod port_group;
+mod port_holder;
+mod qpn_block;
+mod shard;
+mod shard_lock;
+mod steering;
+mod sys;
+mod thread;
+mod udp;
+mod wake;
+
+use std::io;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+pub(crate) use channel::Channel;
+pub(crate) use doorbell::Doorbell;
+pub(crate) use qpn_block::QpnBlocks;
+pub(crate) use shard::{Shard, ShardConfig};
+pub(crate) use sys::{EventFd, LinkState, link_state};
+pub(crate) use udp::{Capabilities, LocalAddress, OpenError, SocketSizes, probe};
+
+/// All shards of a device, and their threads.
+pub(crate) struct Engine {
+    shards: Vec<Arc<Shard>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    name: String,
+}
+
+impl Engine {
+    /// An engine at rest; `name` is for its threads.
+    pub(crate) fn new(name: &str, shards: Vec<Shard>) -> Self {
+        let shards = shards.into_iter().map(Arc::new).collect();
+        Self { shards, threads: Mutex::default(), name: name.to_owned() }
+    }
+
+    /// The shards.
+    pub(crate) fn shards(&self) -> &[Arc<Shard>] {
+        &self.shards
+    }
+
+    /// Starts the shards' threads, unless they run.
+    pub(crate) fn start(&self) -> io::Result<()> {
+        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        for (index, shard) in self.shards.iter().enumerate().skip(threads.len()) {
+            // The kernel shows the first 15 bytes.
+            let name = format!("rdma{index}-{}", self.name);
+            threads.push(thread::start(Arc::clone(shard), name)?);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Engine {
+    /// Ends the threads. Each is at most one bounded pass away from seeing that it shall end.
+    fn drop(&mut self) {
+        for shard in &self.shards {
+            shard.stop.store(true, Ordering::Release);
+            shard.wake.call();
+        }
+        let threads = std::mem::take(self.threads.get_mut().unwrap_or_else(PoisonError::into_inner));
+        for thread in threads {
+            // A thread that panicked has said so; there is nothing to add.
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+pub(crate) mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::memory::RegionTable;
+
+    /// A shard without queue pairs.
+    pub(super) fn shard() -> Shard {
+        let config = ShardConfig {
+            blocks: QpnBlocks::lease(1).unwrap(),
+            sizes: SocketSizes { receive_bytes: 1 << 20, send_bytes: 1 << 20 },
+            max_queue_pairs: 16,
+            max_segments: 64,
+            ack_hold: Duration::from_micros(50),
+        };
+        Shard::new(config, Arc::new(RegionTable::new(16))).unwrap()
+    }
+}

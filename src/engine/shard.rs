@@ -1,0 +1,286 @@
+//! A shard: one endpoint with its sockets, and what the threads that drive it need to know of each other.
+//!
+//! One look at it is a *pass*: take the view of registered memory, answer the doorbells, receive a bounded batch, see
+//! to deadlines, send a bounded batch. The drivers in [`super::driver`] differ in what their passes may do.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use super::clock::Clock;
+use super::doorbell::{Doorbell, DoorbellQueue};
+use super::lease::Lease;
+use super::link::{Link, MAX_SEND_BYTES, Sent};
+use super::qpn_block::QpnBlocks;
+use super::shard_lock::ShardLock;
+use super::sys::{Epoll, Interest};
+use super::udp::{Checksums, LocalAddress, OpenError, ReceiveSocket, SendSocket, SocketSizes};
+use super::wake::Wake;
+use crate::memory::{MemoryView, RegionTable};
+use crate::transport::{AckRelease, Endpoint, EndpointConfig, Transmit};
+use crate::types::{Counters, Time};
+
+/// Sending sockets without checksums that an address has at most: the more, the better networks spread the flows.
+const PLAIN_SENDERS: u32 = 4;
+/// The same for segmenting sockets: few, so that packets to one peer can leave together.
+const SEGMENTING_SENDERS: u32 = 2;
+/// How long to wait after the kernel's send buffer was full.
+const SEND_RETRY: Duration = Duration::from_micros(100);
+
+/// How a shard is set up.
+pub(crate) struct ShardConfig {
+    pub(crate) blocks: QpnBlocks,
+    pub(crate) sizes: SocketSizes,
+    pub(crate) max_queue_pairs: u32,
+    /// Most datagrams in one segmented send.
+    pub(crate) max_segments: usize,
+    /// How long an acknowledgement may wait for the application's answer.
+    pub(crate) ack_hold: Duration,
+}
+
+/// What a pass may do.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Plan {
+    /// Most receive calls.
+    pub(super) receive_calls: usize,
+    /// Most send calls.
+    pub(super) send_calls: usize,
+    /// Whether deadlines are looked at.
+    pub(super) deadlines: bool,
+}
+
+/// What a pass did and left.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Progress {
+    /// Something arrived, was sent, or was due.
+    pub(super) worked: bool,
+    /// A bound was reached: there is more to do at once.
+    pub(super) has_more: bool,
+    /// When somebody must look again, for deadlines alone.
+    pub(super) next_deadline: Option<Time>,
+}
+
+/// What the lock guards.
+pub(crate) struct Core {
+    pub(crate) endpoint: Endpoint,
+    link: Link,
+    buffer: Box<[u8]>,
+    /// Written into the buffer, but the kernel's was full.
+    unsent: Option<(Transmit, Time)>,
+    /// Set during a pass: found set at the start of one, a pass before has panicked.
+    in_pass: bool,
+}
+
+/// A shard.
+pub(crate) struct Shard {
+    pub(super) lock: ShardLock<Core>,
+    pub(super) doorbells: DoorbellQueue,
+    pub(super) lease: Lease,
+    pub(super) wake: Wake,
+    pub(super) clock: Clock,
+    /// Readable while a packet waits.
+    pub(super) sockets: Epoll,
+    /// Completion queues that are armed on a channel.
+    pub(super) armed: AtomicU32,
+    /// The shard's thread shall end.
+    pub(super) stop: AtomicBool,
+    /// A pass has panicked: nobody may use the endpoint any more.
+    failed: AtomicBool,
+    memory: Arc<RegionTable>,
+    blocks: QpnBlocks,
+    sizes: SocketSizes,
+    opened: Mutex<Opened>,
+}
+
+/// Which sockets there are, for those who open them.
+#[derive(Default)]
+struct Opened {
+    receivers: Vec<IpAddr>,
+    /// Source ports by address, kind and place in the pool.
+    senders: HashMap<(IpAddr, Checksums, u32), u16>,
+}
+
+impl Shard {
+    pub(crate) fn new(config: ShardConfig, memory: Arc<RegionTable>) -> io::Result<Self> {
+        let endpoint = Endpoint::new(EndpointConfig {
+            qpn_blocks: config.blocks.blocks().to_vec(),
+            random: Box::new(random),
+            max_queue_pairs: config.max_queue_pairs,
+            ack_hold: config.ack_hold,
+            max_segments: config.max_segments,
+            ..EndpointConfig::default()
+        });
+        let buffer = vec![0; MAX_SEND_BYTES].into();
+        let core = Core { endpoint, link: Link::new(), buffer, unsent: None, in_pass: false };
+        Ok(Self {
+            lock: ShardLock::new(core),
+            doorbells: DoorbellQueue::new(config.max_queue_pairs as usize),
+            lease: Lease::default(),
+            wake: Wake::new()?,
+            clock: Clock::new(),
+            sockets: Epoll::new()?,
+            armed: AtomicU32::new(0),
+            stop: AtomicBool::new(false),
+            failed: AtomicBool::new(false),
+            memory,
+            blocks: config.blocks,
+            sizes: config.sizes,
+            opened: Mutex::default(),
+        })
+    }
+
+    /// Whether a pass has panicked. Then the shard does nothing any more.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Acquire)
+    }
+
+    /// Counters of the endpoint and the link.
+    pub(crate) fn counters(&self) -> Counters {
+        let mut counters = Counters::default();
+        self.command(|core, _| {
+            counters = core.endpoint.counters();
+            counters.merge(core.link.counters());
+        });
+        counters
+    }
+
+    /// Sees to it that packets to `address` are received, and names the source port that a queue pair's packets shall
+    /// have. Equal `entropy` gives equal ports. `segmenting`: the peer takes segmented sends.
+    pub(crate) fn open_path(&self, address: LocalAddress, segmenting: bool, entropy: u32) -> Result<u16, OpenError> {
+        let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
+        if !opened.receivers.contains(&address.ip) {
+            let socket = ReceiveSocket::open(address, self.blocks.blocks(), &self.sizes)?;
+            let watched = self.sockets.add(socket.membership.descriptor(), Interest::Readable);
+            watched.map_err(|source| OpenError { message: "cannot watch the receive socket".to_owned(), source })?;
+            self.command(|core, _| core.link.add_receiver(socket));
+            opened.receivers.push(address.ip);
+        }
+        let (kind, pool) =
+            if segmenting { (Checksums::On, SEGMENTING_SENDERS) } else { (Checksums::Off, PLAIN_SENDERS) };
+        let place = (address.ip, kind, entropy % pool);
+        if let Some(port) = opened.senders.get(&place) {
+            return Ok(*port);
+        }
+        let socket = SendSocket::open(address, kind, &self.sizes)?;
+        let port = socket.port;
+        self.command(|core, _| core.link.add_sender(socket));
+        opened.senders.insert(place, port);
+        Ok(port)
+    }
+
+    /// A completion queue was armed on a channel: whoever sleeps there shall have packets first.
+    pub(crate) fn channel_armed(&self) {
+        self.armed.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// It is not armed any more.
+    pub(crate) fn channel_disarmed(&self) {
+        self.armed.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Queues a doorbell; if there is no room, answers all and this one at once.
+    pub(super) fn ring_doorbell(&self, doorbell: &Arc<Doorbell>) {
+        if !self.doorbells.ring(doorbell) {
+            self.command(|core, now| core.endpoint.handle_doorbell(now, doorbell.qpn()));
+        }
+    }
+
+    /// One look at the shard, by whoever holds it. `hold_acknowledgements` is asked after what arrived was handled:
+    /// whether the application has something to answer and will come back soon. Otherwise acknowledgements leave,
+    /// after everything else.
+    pub(super) fn pass(
+        &self,
+        core: &mut Core,
+        plan: Plan,
+        hold_acknowledgements: impl FnOnce(Time) -> bool,
+    ) -> Progress {
+        if self.has_failed() {
+            return Progress::default();
+        }
+        if std::mem::replace(&mut core.in_pass, true) {
+            self.failed.store(true, Ordering::Release);
+            tracing::error!("a pass over the shard has panicked; its queue pairs are out of use");
+            return Progress::default();
+        }
+        let memory = self.memory.read();
+        let now = self.clock.now();
+        while let Some(qpn) = self.doorbells.answer() {
+            core.endpoint.handle_doorbell(now, qpn);
+        }
+        let mut progress = Progress::default();
+        if plan.receive_calls > 0 {
+            let Core { endpoint, link, .. } = core;
+            let batch = link.receive(plan.receive_calls, |datagram| endpoint.handle_datagram(now, &memory, datagram));
+            progress.worked |= batch.datagrams > 0;
+            progress.has_more |= batch.is_full;
+        }
+        if plan.deadlines && core.endpoint.next_timeout().is_some_and(|deadline| deadline <= now) {
+            core.endpoint.handle_timeout(now, &memory);
+        }
+        core.transmit(now, &memory, plan.send_calls, AckRelease::Hold, &mut progress);
+        if core.endpoint.has_held_acknowledgements() && !hold_acknowledgements(now) {
+            core.transmit(now, &memory, plan.send_calls, AckRelease::Now, &mut progress);
+        }
+        progress.next_deadline = core.next_deadline();
+        core.in_pass = false;
+        progress
+    }
+
+    /// A change to the endpoint by a control verb: not a pass, but as careful. Returns whether it was carried out.
+    pub(super) fn change(&self, core: &mut Core, change: impl FnOnce(&mut Core, Time)) -> bool {
+        if self.has_failed() || std::mem::replace(&mut core.in_pass, true) {
+            self.failed.store(true, Ordering::Release);
+            return false;
+        }
+        change(core, self.clock.now());
+        core.in_pass = false;
+        true
+    }
+}
+
+impl Core {
+    /// Sends until nothing is left, the bound is reached, or the kernel takes no more.
+    fn transmit(
+        &mut self,
+        now: Time,
+        memory: &MemoryView<'_>,
+        max_calls: usize,
+        release: AckRelease,
+        progress: &mut Progress,
+    ) {
+        for _ in 0..max_calls {
+            let transmit = match self.unsent {
+                Some((_, retry_at)) if retry_at > now => return,
+                Some((transmit, _)) => transmit,
+                None => match self.endpoint.poll_transmit(now, memory, &mut self.buffer, release) {
+                    Some(transmit) => transmit,
+                    None => return,
+                },
+            };
+            self.unsent = None;
+            match self.link.send(&transmit, &self.buffer[..transmit.length]) {
+                Sent::Full => {
+                    self.unsent = Some((transmit, now + SEND_RETRY));
+                    return;
+                }
+                Sent::Accepted | Sent::Refused => progress.worked = true,
+            }
+        }
+        progress.has_more = true;
+    }
+
+    fn next_deadline(&self) -> Option<Time> {
+        let retry = self.unsent.as_ref().map(|(_, retry_at)| *retry_at);
+        self.endpoint.next_timeout().into_iter().chain(retry).min()
+    }
+}
+
+/// A random number for queue pair numbers. Without the system's randomness, which practically never fails once it
+/// worked, the process's own hash keys serve.
+fn random() -> u32 {
+    use std::hash::{BuildHasher, RandomState};
+    getrandom::u32().unwrap_or_else(|_| RandomState::new().hash_one(0) as u32)
+}

@@ -1,0 +1,132 @@
+//! Descriptors that announce something: event counters, epoll sets, waiting with a time limit.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::time::Duration;
+
+/// A counter that is readable while it is not zero.
+pub(crate) struct EventFd(OwnedFd);
+
+impl EventFd {
+    pub(crate) fn new() -> io::Result<Self> {
+        // SAFETY: takes no pointers.
+        let descriptor = check(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })?;
+        // SAFETY: the kernel just made this descriptor for us; nobody else owns it.
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(descriptor) }))
+    }
+
+    /// Makes it readable. Cannot fail in a way that matters: a full counter is readable already.
+    pub(crate) fn signal(&self) {
+        let one = 1u64;
+        // SAFETY: the kernel reads eight bytes from a live local variable.
+        unsafe { libc::write(self.0.as_raw_fd(), (&raw const one).cast(), size_of::<u64>()) };
+    }
+
+    /// Makes it unreadable.
+    pub(crate) fn clear(&self) {
+        let mut count = 0u64;
+        // SAFETY: the kernel writes at most eight bytes into a live local variable.
+        unsafe { libc::read(self.0.as_raw_fd(), (&raw mut count).cast(), size_of::<u64>()) };
+    }
+}
+
+impl AsFd for EventFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// What an epoll set watches a descriptor for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Interest {
+    /// Readable now.
+    Readable,
+}
+
+/// A set of descriptors that is itself readable while one of them is. Descriptors leave it when they are closed.
+pub(crate) struct Epoll(OwnedFd);
+
+impl Epoll {
+    pub(crate) fn new() -> io::Result<Self> {
+        // SAFETY: takes no pointers.
+        let descriptor = check(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
+        // SAFETY: the kernel just made this descriptor for us; nobody else owns it.
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(descriptor) }))
+    }
+
+    /// Adds a descriptor to the set.
+    pub(crate) fn add(&self, descriptor: BorrowedFd<'_>, interest: Interest) -> io::Result<()> {
+        let Interest::Readable = interest;
+        let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
+        let (set, member) = (self.0.as_raw_fd(), descriptor.as_raw_fd());
+        // SAFETY: the kernel reads one event structure, which lives until the call returns.
+        check(unsafe { libc::epoll_ctl(set, libc::EPOLL_CTL_ADD, member, &raw mut event) }).map(drop)
+    }
+}
+
+impl AsFd for Epoll {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl AsRawFd for Epoll {
+    fn as_raw_fd(&self) -> std::os::fd::RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+/// Waits until one of the descriptors is readable or the time is over (`None`: for ever); says which are readable.
+/// A signal ends the waiting early, with nothing readable.
+pub(crate) fn wait_readable<const N: usize>(
+    descriptors: [BorrowedFd<'_>; N],
+    timeout: Option<Duration>,
+) -> io::Result<[bool; N]> {
+    let mut entries =
+        descriptors.map(|descriptor| libc::pollfd { fd: descriptor.as_raw_fd(), events: libc::POLLIN, revents: 0 });
+    let limit = timeout.map(|timeout| libc::timespec {
+        tv_sec: timeout.as_secs().min(i32::MAX as u64) as libc::time_t,
+        tv_nsec: timeout.subsec_nanos().into(),
+    });
+    let limit_pointer = limit.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+    // SAFETY: the entries and the time limit are live local variables, and the count is that of the entries. No
+    // signal mask is given.
+    let ready = unsafe { libc::ppoll(entries.as_mut_ptr(), N as libc::nfds_t, limit_pointer, std::ptr::null()) };
+    match check(ready) {
+        Ok(_) => Ok(entries.map(|entry| entry.revents != 0)),
+        Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok([false; N]),
+        Err(error) => Err(error),
+    }
+}
+
+fn check(result: libc::c_int) -> io::Result<libc::c_int> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn event_is_readable_until_cleared() {
+        let event = EventFd::new().unwrap();
+        assert_eq!(wait_readable([event.as_fd()], Some(Duration::ZERO)).unwrap(), [false]);
+        event.signal();
+        event.signal();
+        assert_eq!(wait_readable([event.as_fd()], None).unwrap(), [true]);
+        event.clear();
+        assert_eq!(wait_readable([event.as_fd()], Some(Duration::from_micros(10))).unwrap(), [false]);
+    }
+
+    #[test]
+    fn nested_sets_are_readable_with_their_members() {
+        let (event, inner, outer) = (EventFd::new().unwrap(), Epoll::new().unwrap(), Epoll::new().unwrap());
+        inner.add(event.as_fd(), Interest::Readable).unwrap();
+        outer.add(inner.as_fd(), Interest::Readable).unwrap();
+        assert_eq!(wait_readable([outer.as_fd()], Some(Duration::ZERO)).unwrap(), [false]);
+        event.signal();
+        assert_eq!(wait_readable([outer.as_fd()], Some(Duration::ZERO)).unwrap(), [true]);
+        event.clear();
+        assert_eq!(wait_readable([outer.as_fd()], Some(Duration::ZERO)).unwrap(), [false]);
+    }
+}

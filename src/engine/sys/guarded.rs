@@ -1,0 +1,128 @@
+//! A value behind one atomic word: {free, held, held and rung}.
+//!
+//! The word is the whole lock. Who finds it held may *ring* it instead of waiting: the holder's release is a
+//! compare-and-swap that fails when it was rung, and then the holder still has the value and looks again. So whoever
+//! announces work and then rings knows that somebody looks after the announcement: itself, if the word was free; the
+//! holder otherwise.
+//!
+//! Every operation on the word reads and writes it. That matters when the word is already rung: a second ringer that
+//! merely *saw* so would not be ordered before the holder's next look, and its announcement could be missed.
+
+#[cfg(loom)]
+use loom::{
+    cell::UnsafeCell,
+    sync::atomic::{AtomicU32, Ordering},
+};
+#[cfg(not(loom))]
+use std::sync::atomic::{AtomicU32, Ordering};
+
+const FREE: u32 = 0;
+const HELD: u32 = 1;
+const RUNG: u32 = 2;
+
+/// Stand-in for the model checker's cell, with the same call.
+#[cfg(not(loom))]
+struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
+
+#[cfg(not(loom))]
+impl<T> UnsafeCell<T> {
+    fn new(value: T) -> Self {
+        Self(std::cell::UnsafeCell::new(value))
+    }
+
+    #[inline]
+    fn with_mut<R>(&self, work: impl FnOnce(*mut T) -> R) -> R {
+        work(self.0.get())
+    }
+}
+
+/// A value that one thread at a time may use.
+pub(crate) struct Guarded<T> {
+    word: AtomicU32,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: a `Guard` is the only way to the value, and at most one exists at a time (see `Guard`). So sharing a
+// `Guarded` moves exclusive access to the value from thread to thread, never shares it: `T: Send` suffices, as for a
+// mutex.
+unsafe impl<T: Send> Sync for Guarded<T> {}
+// SAFETY: the value moves along with its owner.
+unsafe impl<T: Send> Send for Guarded<T> {}
+
+/// Exclusive access to the value. Exists only while the word is held or rung, and only once: it is made by the one
+/// thread whose compare-and-swap took the word from free, and the word becomes free again only by consuming it.
+pub(crate) struct Guard<'a, T> {
+    guarded: &'a Guarded<T>,
+}
+
+impl<T> Guarded<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self { word: AtomicU32::new(FREE), value: UnsafeCell::new(value) }
+    }
+
+    /// Takes the word if it is free.
+    #[inline]
+    pub(crate) fn try_acquire(&self) -> Option<Guard<'_, T>> {
+        let taken = self.word.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed);
+        // Made only if the word was taken: dropping a guard frees it.
+        taken.is_ok().then(|| Guard { guarded: self })
+    }
+
+    /// Takes the word if it is free, rings it otherwise. After `None`, the holder looks once more, and sees all that
+    /// this thread did before.
+    #[inline]
+    pub(crate) fn acquire_or_ring(&self) -> Option<Guard<'_, T>> {
+        let mut expected = FREE;
+        loop {
+            let wanted = if expected == FREE { HELD } else { RUNG };
+            // A release on success too: the holder's acquiring release sees what was announced before the ring.
+            match self.word.compare_exchange_weak(expected, wanted, Ordering::AcqRel, Ordering::Relaxed) {
+                Ok(FREE) => return Some(Guard { guarded: self }),
+                Ok(_) => return None,
+                Err(found) => expected = found,
+            }
+        }
+    }
+}
+
+impl<'a, T> Guard<'a, T> {
+    /// Uses the value.
+    #[inline]
+    pub(crate) fn with<R>(&mut self, work: impl FnOnce(&mut T) -> R) -> R {
+        // SAFETY: this is the only guard of the value (see the type's description), and it is borrowed exclusively
+        // for as long as the reference lives. The acquiring operation that made the guard orders this access after
+        // the release of the guard before.
+        self.guarded.value.with_mut(|value| work(unsafe { &mut *value }))
+    }
+
+    /// Frees the word, unless it was rung: then the guard comes back, unrung, and its holder must look again.
+    #[inline]
+    pub(crate) fn release(self) -> Result<(), Guard<'a, T>> {
+        let word = &self.guarded.word;
+        match word.compare_exchange(HELD, FREE, Ordering::Release, Ordering::Relaxed) {
+            Ok(_) => {
+                std::mem::forget(self);
+                Ok(())
+            }
+            Err(_) => {
+                // Ordered after every ring so far: each is a read-modify-write with release semantics.
+                word.swap(HELD, Ordering::AcqRel);
+                Err(self)
+            }
+        }
+    }
+
+    /// Frees the word in any case. `true`: it was rung, and the caller must see to it that somebody looks again.
+    pub(crate) fn abandon(self) -> bool {
+        let rung = self.guarded.word.swap(FREE, Ordering::AcqRel) == RUNG;
+        std::mem::forget(self);
+        rung
+    }
+}
+
+/// Only a panic ends a guard this way: the word becomes free, so that nobody waits for ever.
+impl<T> Drop for Guard<'_, T> {
+    fn drop(&mut self) {
+        self.guarded.word.swap(FREE, Ordering::AcqRel);
+    }
+}

@@ -1,0 +1,220 @@
+//! Sending and receiving datagrams with what plain socket calls leave out: segmentation, merging, traffic class, hop
+//! limit, and the count of dropped datagrams.
+
+use std::io;
+use std::mem::{MaybeUninit, zeroed};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+/// Room for the control messages of one call; aligned as their headers need.
+#[repr(C, align(8))]
+struct Control([u8; 128]);
+
+/// What a receive call brought.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Received {
+    /// Bytes in the buffer.
+    pub(crate) length: usize,
+    /// Who sent them.
+    pub(crate) source: SocketAddr,
+    /// The buffer holds several datagrams, each of this length but the last, which may be shorter.
+    pub(crate) segment_size: Option<usize>,
+    /// Datagrams that the socket dropped since it was opened, when the kernel says so (modulo 2^32).
+    pub(crate) dropped: Option<u32>,
+    /// The datagram was longer than the buffer: its end is lost.
+    pub(crate) truncated: bool,
+}
+
+/// Receives a datagram, or several merged ones, without waiting.
+pub(crate) fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Received> {
+    let mut name = MaybeUninit::<libc::sockaddr_storage>::uninit();
+    let mut control = MaybeUninit::<Control>::uninit();
+    let mut piece = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
+    // SAFETY: null pointers and zero lengths are values of all fields.
+    let mut message: libc::msghdr = unsafe { zeroed() };
+    message.msg_name = name.as_mut_ptr().cast();
+    message.msg_namelen = size_of::<libc::sockaddr_storage>() as libc::socklen_t;
+    message.msg_iov = &raw mut piece;
+    message.msg_iovlen = 1;
+    message.msg_control = control.as_mut_ptr().cast();
+    message.msg_controllen = size_of::<Control>() as _;
+    // SAFETY: name, control, piece and buffer live until the call returns, and the lengths are theirs.
+    let length = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) };
+    let length = usize::try_from(length).map_err(|_| io::Error::last_os_error())?;
+    // SAFETY: the kernel wrote `msg_namelen` bytes of an address into `name`.
+    let source = unsafe { read_address(name.as_ptr(), message.msg_namelen) }?;
+    let truncated = message.msg_flags & libc::MSG_TRUNC != 0;
+    let mut received = Received { length, source, segment_size: None, dropped: None, truncated };
+    // SAFETY: the kernel wrote the control messages that `message` describes, into `control`.
+    unsafe { read_control(&message, &mut received) };
+    Ok(received)
+}
+
+/// # Safety
+///
+/// `name` points to `length` initialised bytes, aligned as `sockaddr_storage`.
+unsafe fn read_address(name: *const libc::sockaddr_storage, length: libc::socklen_t) -> io::Result<SocketAddr> {
+    let length = length as usize;
+    if length >= size_of::<libc::sockaddr_in>() {
+        // SAFETY: at least an IPv4 address was written, and the family is the first field of both kinds.
+        let address = unsafe { name.cast::<libc::sockaddr_in>().read() };
+        if libc::c_int::from(address.sin_family) == libc::AF_INET {
+            let ip = Ipv4Addr::from(address.sin_addr.s_addr.to_ne_bytes());
+            return Ok(SocketAddrV4::new(ip, u16::from_be(address.sin_port)).into());
+        }
+        if libc::c_int::from(address.sin_family) == libc::AF_INET6 && length >= size_of::<libc::sockaddr_in6>() {
+            // SAFETY: a whole IPv6 address was written.
+            let address = unsafe { name.cast::<libc::sockaddr_in6>().read() };
+            let (ip, port) = (Ipv6Addr::from(address.sin6_addr.s6_addr), u16::from_be(address.sin6_port));
+            return Ok(SocketAddrV6::new(ip, port, 0, address.sin6_scope_id).into());
+        }
+    }
+    Err(io::ErrorKind::InvalidData.into())
+}
+
+/// # Safety
+///
+/// `message` is as a successful `recvmsg` left it, and its control buffer is alive.
+unsafe fn read_control(message: &libc::msghdr, received: &mut Received) {
+    // SAFETY: `message` describes the control messages that the kernel wrote; the macros walk them within
+    // `msg_controllen`.
+    let mut header = unsafe { libc::CMSG_FIRSTHDR(message) };
+    while !header.is_null() {
+        // SAFETY: not null, so it points to a control message inside the buffer. Both kinds that are read carry four
+        // bytes of data; unaligned reads, because the data's place promises nothing.
+        unsafe {
+            let data = libc::CMSG_DATA(header);
+            match ((*header).cmsg_level, (*header).cmsg_type) {
+                (libc::SOL_UDP, libc::UDP_GRO) => {
+                    let size = data.cast::<libc::c_int>().read_unaligned();
+                    received.segment_size = usize::try_from(size).ok().filter(|size| *size > 0);
+                }
+                (libc::SOL_SOCKET, libc::SO_RXQ_OVFL) => {
+                    received.dropped = Some(data.cast::<u32>().read_unaligned());
+                }
+                _ => {}
+            }
+            header = libc::CMSG_NXTHDR(message, header);
+        }
+    }
+}
+
+/// How to send.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct SendOptions {
+    /// The bytes are several datagrams, each of this length but the last, which may be shorter.
+    pub(crate) segment_size: Option<u16>,
+    /// Type of service or traffic class, unless it is the socket's.
+    pub(crate) traffic_class: Option<u8>,
+    /// Time to live or hop limit, unless it is the socket's.
+    pub(crate) hop_limit: Option<u8>,
+}
+
+/// Sends bytes as one datagram, or as several of equal length, without waiting.
+pub(crate) fn send(
+    socket: BorrowedFd<'_>,
+    destination: &SocketAddr,
+    bytes: &[u8],
+    options: SendOptions,
+) -> io::Result<()> {
+    let destination = socket2::SockAddr::from(*destination);
+    let mut piece = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+    let mut control = Control([0; 128]);
+    // SAFETY: null pointers and zero lengths are values of all fields.
+    let mut message: libc::msghdr = unsafe { zeroed() };
+    message.msg_name = destination.as_ptr().cast_mut().cast();
+    message.msg_namelen = destination.len();
+    message.msg_iov = &raw mut piece;
+    message.msg_iovlen = 1;
+    write_control(&mut message, &mut control, destination.is_ipv6(), options);
+    // SAFETY: address, piece, bytes and control live until the call returns, and the lengths are theirs. The kernel
+    // only reads them: the casts to mutable pointers are the structure's fault.
+    let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, libc::MSG_DONTWAIT) };
+    if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+fn write_control(message: &mut libc::msghdr, control: &mut Control, ipv6: bool, options: SendOptions) {
+    let mut used = 0;
+    if let Some(size) = options.segment_size {
+        used = push_control(control, used, libc::SOL_UDP, libc::UDP_SEGMENT, &size.to_ne_bytes());
+    }
+    if let Some(class) = options.traffic_class {
+        let (level, name) =
+            if ipv6 { (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) } else { (libc::IPPROTO_IP, libc::IP_TOS) };
+        used = push_control(control, used, level, name, &libc::c_int::from(class).to_ne_bytes());
+    }
+    if let Some(limit) = options.hop_limit {
+        let (level, name) =
+            if ipv6 { (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT) } else { (libc::IPPROTO_IP, libc::IP_TTL) };
+        used = push_control(control, used, level, name, &libc::c_int::from(limit).to_ne_bytes());
+    }
+    if used > 0 {
+        message.msg_control = control.0.as_mut_ptr().cast();
+        message.msg_controllen = used as _;
+    }
+}
+
+/// Appends a control message by plain bytes: its header is a length, a level and a type, and its data follows at the
+/// next aligned place. Returns the number of bytes in use.
+fn push_control(control: &mut Control, used: usize, level: libc::c_int, name: libc::c_int, data: &[u8]) -> usize {
+    // SAFETY: plain arithmetic.
+    let (space, length) =
+        unsafe { (libc::CMSG_SPACE(data.len() as u32) as usize, libc::CMSG_LEN(data.len() as u32) as usize) };
+    // Three messages of at most four bytes: 3 * 24 bytes.
+    let place = &mut control.0[used..used + space];
+    // SAFETY: null and zero are values of all fields.
+    let mut header: libc::cmsghdr = unsafe { zeroed() };
+    header.cmsg_len = length as _;
+    header.cmsg_level = level;
+    header.cmsg_type = name;
+    // SAFETY: `place` holds `CMSG_SPACE` bytes, thus a header and the data after it; the unaligned write needs no
+    // more.
+    unsafe { place.as_mut_ptr().cast::<libc::cmsghdr>().write_unaligned(header) };
+    place[length - data.len()..length].copy_from_slice(data);
+    used + space
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::net::UdpSocket;
+    use std::os::fd::AsFd;
+
+    use super::super::{SocketOption, set_option};
+    use super::*;
+
+    fn exchange(address: &str) {
+        let receiver = UdpSocket::bind((address, 0)).unwrap();
+        let sender = UdpSocket::bind((address, 0)).unwrap();
+        set_option(receiver.as_fd(), SocketOption::MergeReceived, true).unwrap();
+        set_option(receiver.as_fd(), SocketOption::ReportOverflow, true).unwrap();
+        let destination = receiver.local_addr().unwrap();
+        let bytes: Vec<u8> = (0..250).collect();
+        let options = SendOptions { segment_size: Some(100), traffic_class: Some(0x28), hop_limit: Some(9) };
+        send(sender.as_fd(), &destination, &bytes, options).unwrap();
+        let mut buffer = vec![0; 65_536];
+        let received = receive(receiver.as_fd(), &mut buffer).unwrap();
+        assert_eq!((received.length, received.segment_size), (250, Some(100)));
+        assert_eq!(&buffer[..250], &bytes[..]);
+        assert_eq!(received.source, sender.local_addr().unwrap());
+
+        send(sender.as_fd(), &destination, &bytes, SendOptions::default()).unwrap();
+        let received = receive(receiver.as_fd(), &mut buffer[..100]).unwrap();
+        assert_eq!((received.length, received.segment_size, received.truncated), (100, None, true));
+        let empty = receive(receiver.as_fd(), &mut buffer).unwrap_err();
+        assert_eq!(empty.kind(), io::ErrorKind::WouldBlock);
+    }
+
+    #[test]
+    fn segments_are_sent_and_merged_over_ipv4() {
+        exchange("127.0.0.1");
+    }
+
+    #[test]
+    fn segments_are_sent_and_merged_over_ipv6() {
+        if UdpSocket::bind("[::1]:0").is_err() {
+            eprintln!("skipped: no IPv6 loopback address");
+            return;
+        }
+        exchange("::1");
+    }
+}

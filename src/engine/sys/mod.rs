@@ -1,0 +1,20 @@
+//! The engine's unsafe island: system calls that no crate wraps, and the cell behind the shard's lock.
+//!
+//! Everything that leaves this module is safe to call in any order and from any thread. What is specific to Linux
+//! lives here, so that another platform can be added beside it.
+
+mod event;
+mod guarded;
+mod interface;
+mod message;
+mod option;
+mod signal;
+mod steer;
+
+pub(crate) use event::{Epoll, EventFd, Interest, wait_readable};
+pub(crate) use guarded::{Guard, Guarded};
+pub(crate) use interface::{LinkState, link_state};
+pub(crate) use message::{Received, SendOptions, receive, send};
+pub(crate) use option::{SocketOption, set_option};
+pub(crate) use signal::with_signals_blocked;
+pub(crate) use steer::{Instruction, attach_steering};

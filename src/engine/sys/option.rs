@@ -1,0 +1,59 @@
+//! Socket options that no crate names.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+/// An option that takes a number.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum SocketOption {
+    /// Merge datagrams of one flow and say how long each was (UDP GRO).
+    MergeReceived,
+    /// Leave the UDP checksum of sent datagrams 0 (IPv4).
+    NoChecksum4,
+    /// Leave the UDP checksum of sent datagrams 0 (IPv6).
+    NoChecksum6,
+    /// Take datagrams with UDP checksum 0 (IPv6).
+    AcceptNoChecksum6,
+    /// Report how many datagrams were dropped because the buffer was full.
+    ReportOverflow,
+    /// Never fragment, ignore what routers say of the path MTU, identification 0 (IPv4).
+    ProbePathMtu4,
+    /// Never fragment, ignore what routers say of the path MTU (IPv6).
+    ProbePathMtu6,
+    /// Choose flow labels by hashing (IPv6).
+    AutoFlowLabel,
+}
+
+impl SocketOption {
+    const fn level_and_name(self) -> (libc::c_int, libc::c_int) {
+        match self {
+            Self::MergeReceived => (libc::SOL_UDP, libc::UDP_GRO),
+            Self::NoChecksum4 => (libc::SOL_SOCKET, libc::SO_NO_CHECK),
+            Self::NoChecksum6 => (libc::SOL_UDP, libc::UDP_NO_CHECK6_TX),
+            Self::AcceptNoChecksum6 => (libc::SOL_UDP, libc::UDP_NO_CHECK6_RX),
+            Self::ReportOverflow => (libc::SOL_SOCKET, libc::SO_RXQ_OVFL),
+            Self::ProbePathMtu4 => (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER),
+            Self::ProbePathMtu6 => (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER),
+            Self::AutoFlowLabel => (libc::IPPROTO_IPV6, libc::IPV6_AUTOFLOWLABEL),
+        }
+    }
+
+    const fn value(self, on: bool) -> libc::c_int {
+        match (self, on) {
+            (_, false) => 0,
+            (Self::ProbePathMtu4, true) => libc::IP_PMTUDISC_PROBE,
+            (Self::ProbePathMtu6, true) => libc::IPV6_PMTUDISC_PROBE,
+            (_, true) => 1,
+        }
+    }
+}
+
+/// Switches a socket option on or off.
+pub(crate) fn set_option(socket: BorrowedFd<'_>, option: SocketOption, on: bool) -> io::Result<()> {
+    let (level, name) = option.level_and_name();
+    let value = option.value(on);
+    let size = size_of::<libc::c_int>() as libc::socklen_t;
+    // SAFETY: the kernel reads a number of the given size from a live local variable.
+    let result = unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const value).cast(), size) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}

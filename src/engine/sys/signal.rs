@@ -1,0 +1,42 @@
+//! Keeping signals away from the engine's threads: they belong to the application's.
+
+use std::mem::MaybeUninit;
+
+/// Runs `work` with all signals blocked for this thread; threads that it starts inherit that and keep it.
+pub(crate) fn with_signals_blocked<R>(work: impl FnOnce() -> R) -> R {
+    let mut all = MaybeUninit::<libc::sigset_t>::uninit();
+    let mut before = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: `sigfillset` initialises the set it is given. `pthread_sigmask` reads that set and writes the previous
+    // mask; both are live local variables.
+    let blocked = unsafe {
+        libc::sigfillset(all.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr()) == 0
+    };
+    let result = work();
+    if blocked {
+        // SAFETY: the call above succeeded, so it wrote `before`.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut()) };
+    }
+    result
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn blocks_terminate() -> bool {
+        let mut mask = MaybeUninit::<libc::sigset_t>::uninit();
+        // SAFETY: no new mask is given; the current one is written into a live local variable and then read.
+        unsafe {
+            libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), mask.as_mut_ptr());
+            libc::sigismember(mask.as_ptr(), libc::SIGTERM) == 1
+        }
+    }
+
+    #[test]
+    fn threads_started_inside_block_signals_and_the_caller_does_not() {
+        let inside = with_signals_blocked(|| std::thread::spawn(blocks_terminate));
+        assert!(inside.join().unwrap());
+        assert!(!blocks_terminate());
+    }
+}

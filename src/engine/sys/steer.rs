@@ -1,0 +1,31 @@
+//! Attaching a classic BPF program that picks the socket of a `SO_REUSEPORT` group.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+/// An instruction of a classic BPF program.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Instruction {
+    pub(crate) code: u16,
+    pub(crate) jump_true: u8,
+    pub(crate) jump_false: u8,
+    pub(crate) value: u32,
+}
+
+/// Makes `program` pick the sockets of the group that `socket` belongs to: its result is a socket's index, in the
+/// order in which the sockets joined. It replaces the program before.
+pub(crate) fn attach_steering(socket: BorrowedFd<'_>, program: &[Instruction]) -> io::Result<()> {
+    let mut filter: Vec<libc::sock_filter> = program
+        .iter()
+        .map(|i| libc::sock_filter { code: i.code, jt: i.jump_true, jf: i.jump_false, k: i.value })
+        .collect();
+    let length = libc::c_ushort::try_from(filter.len()).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+    let description = libc::sock_fprog { len: length, filter: filter.as_mut_ptr() };
+    let size = size_of::<libc::sock_fprog>() as libc::socklen_t;
+    let option = libc::SO_ATTACH_REUSEPORT_CBPF;
+    let place = (&raw const description).cast();
+    // SAFETY: the kernel reads the description and, through it, `length` instructions; both live until the call
+    // returns. It checks the program itself.
+    let result = unsafe { libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, option, place, size) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}

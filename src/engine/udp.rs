@@ -1,0 +1,318 @@
+//! The shard's UDP sockets: how they are made.
+//!
+//! Packets arrive on one socket per address, bound to port 4791. They leave from a small pool of others, because a
+//! sending socket must be of a special make:
+//!
+//! - *Not connected, and probing the path MTU*: then the kernel sets the IPv4 identification to 0 (to 0, 1, 2, … within
+//!   a segmented send) and "don't fragment", which the ICRC covers. On a connected socket nobody could know them.
+//! - *With or without UDP checksums*: single packets leave with checksum 0, as adapters and the kernel's transport send
+//!   them. Segmentation needs checksums: the kernel refuses it on a socket without. So there are two kinds of sockets.
+//! - *One source port per queue pair*: the ICRC covers the port, and networks spread flows by it, so a queue pair that
+//!   changed it would overtake itself. A queue pair therefore uses sockets of one kind only: with checksums towards a
+//!   peer that is known to take segmented sends, without towards everybody else.
+
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+use std::os::fd::{AsFd, BorrowedFd};
+
+use socket2::{Domain, Socket, Type};
+
+use super::port_group::Membership;
+use super::port_holder::{Holder, holders, inode, is_kernel_transport_loaded};
+use super::sys::{SendOptions, SocketOption, receive, send, set_option};
+use crate::types::ROCE_PORT;
+
+/// Hop limit of a socket; packets with another one say so themselves.
+pub(super) const DEFAULT_HOP_LIMIT: u8 = 64;
+/// Ports for sending: those that the standard's convention uses.
+const SOURCE_PORTS: std::ops::RangeInclusive<u16> = 49_152..=65_535;
+/// Random ports that are tried before giving up.
+const PORT_TRIES: u32 = 64;
+
+/// An own address with what the kernel needs besides.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct LocalAddress {
+    /// The address.
+    pub(crate) ip: IpAddr,
+    /// Number of the interface, if the address is only valid there (IPv6 link-local); otherwise 0.
+    pub(crate) scope: u32,
+}
+
+impl LocalAddress {
+    /// A socket address of the same scope.
+    pub(super) fn socket_address(&self, ip: IpAddr, port: u16) -> SocketAddr {
+        match ip {
+            IpAddr::V6(ip) => SocketAddrV6::new(ip, port, 0, self.scope).into(),
+            IpAddr::V4(_) => SocketAddr::new(ip, port),
+        }
+    }
+}
+
+/// Sizes asked for; the kernel gives at most what its own limits allow.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct SocketSizes {
+    /// Receive buffer in bytes, as `SO_RCVBUF` takes it.
+    pub(crate) receive_bytes: usize,
+    /// Send buffer in bytes, as `SO_SNDBUF` takes it.
+    pub(crate) send_bytes: usize,
+}
+
+/// Why a socket could not be opened: a text for people, and what the system said.
+#[derive(Debug)]
+pub(crate) struct OpenError {
+    pub(crate) message: String,
+    pub(crate) source: io::Error,
+}
+
+impl OpenError {
+    fn new(message: impl fmt::Display, source: io::Error) -> Self {
+        Self { message: message.to_string(), source }
+    }
+}
+
+/// A socket on port 4791 of an address.
+pub(super) struct ReceiveSocket {
+    pub(super) address: LocalAddress,
+    pub(super) membership: Membership,
+    /// Value of the kernel's count of dropped datagrams when it was last seen.
+    pub(super) dropped: u32,
+}
+
+impl ReceiveSocket {
+    /// Opens the socket; packets for queue pairs of `blocks` come to it.
+    pub(super) fn open(address: LocalAddress, blocks: &[u32], sizes: &SocketSizes) -> Result<Self, OpenError> {
+        let membership = Membership::join(address.ip, blocks, |present| {
+            let socket = bind_receiver(address, sizes).map_err(|error| explain_bind_error(address.ip, error))?;
+            refuse_foreign_members(address.ip, &socket, present)?;
+            Ok::<_, OpenError>(socket)
+        })?;
+        Ok(Self { address, membership, dropped: 0 })
+    }
+}
+
+fn bind_receiver(address: LocalAddress, sizes: &SocketSizes) -> io::Result<Socket> {
+    let socket = udp_socket(address.ip)?;
+    // Larger than the kernel's limit is cut to it, silently.
+    socket.set_recv_buffer_size(sizes.receive_bytes)?;
+    set_option(socket.as_fd(), SocketOption::ReportOverflow, true)?;
+    if address.ip.is_ipv6() {
+        set_option(socket.as_fd(), SocketOption::AcceptNoChecksum6, true)?;
+    }
+    // An old kernel may not merge: then datagrams arrive one by one.
+    let _ = set_option(socket.as_fd(), SocketOption::MergeReceived, true);
+    socket.set_reuse_port(true)?;
+    socket.bind(&address.socket_address(address.ip, ROCE_PORT).into())?;
+    Ok(socket)
+}
+
+/// Sharing the port with another process would lose packets of both.
+fn refuse_foreign_members(address: IpAddr, own: &Socket, present: &[BorrowedFd<'_>]) -> Result<(), OpenError> {
+    let known: Vec<u64> = present.iter().copied().chain([own.as_fd()]).filter_map(inode).collect();
+    let others = holders(address, ROCE_PORT);
+    let foreign: Vec<Holder> =
+        others.into_iter().filter(|holder| holder.address == address && !known.contains(&holder.inode)).collect();
+    if known.len() <= present.len() || foreign.is_empty() {
+        return Ok(());
+    }
+    Err(taken(address, &foreign, io::ErrorKind::AddrInUse.into()))
+}
+
+fn explain_bind_error(address: IpAddr, error: io::Error) -> OpenError {
+    match error.kind() {
+        io::ErrorKind::AddrInUse => taken(address, &holders(address, ROCE_PORT), error),
+        io::ErrorKind::AddrNotAvailable => {
+            OpenError::new(format_args!("{address} is not an address of this machine (any more)"), error)
+        }
+        _ => OpenError::new(format_args!("cannot open the receive socket on {address}, port {ROCE_PORT}"), error),
+    }
+}
+
+/// The port is taken: by whom, probably, and what to do.
+fn taken(address: IpAddr, holders: &[Holder], source: io::Error) -> OpenError {
+    let names: Vec<String> = holders.iter().map(Holder::to_string).collect();
+    let held = if names.is_empty() { "another socket".to_owned() } else { names.join(" and ") };
+    let advice = if is_kernel_transport_loaded() {
+        "the kernel's own transport is loaded and takes the port on all addresses: unload it (modprobe -r rdma_rxe), \
+         or work in another network namespace"
+    } else {
+        "one process at a time can use an address: stop the other one, or use another address of this machine (on the \
+         loopback interface any of 127.0.0.0/8, as in soft:127.0.0.2), or work in another network namespace"
+    };
+    OpenError::new(format_args!("UDP port {ROCE_PORT} of {address} is held by {held}; {advice}"), source)
+}
+
+/// Whether a sending socket's packets carry UDP checksums.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) enum Checksums {
+    /// No checksum: single packets only.
+    Off,
+    /// With checksums: segmented sends, too.
+    On,
+}
+
+/// A socket that packets leave from.
+pub(super) struct SendSocket {
+    socket: Socket,
+    pub(super) address: LocalAddress,
+    pub(super) port: u16,
+    pub(super) checksums: Checksums,
+}
+
+impl SendSocket {
+    /// Opens a socket on a random port.
+    pub(super) fn open(address: LocalAddress, checksums: Checksums, sizes: &SocketSizes) -> Result<Self, OpenError> {
+        let fail = |error| OpenError::new(format_args!("cannot open a send socket on {}", address.ip), error);
+        let socket = sender(address.ip, checksums, sizes).map_err(fail)?;
+        let width = u32::from(SOURCE_PORTS.end() - SOURCE_PORTS.start()) + 1;
+        let mut last = io::Error::from(io::ErrorKind::AddrInUse);
+        for _ in 0..PORT_TRIES {
+            let random = getrandom::u32().map_err(|error| fail(io::Error::other(error)))?;
+            let port = SOURCE_PORTS.start() + (random % width) as u16;
+            match socket.bind(&address.socket_address(address.ip, port).into()) {
+                Ok(()) => return Ok(Self { socket, address, port, checksums }),
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse => last = error,
+                Err(error) => return Err(fail(error)),
+            }
+        }
+        let message = format!("none of {PORT_TRIES} random ports from 49152 on was free on {}", address.ip);
+        Err(OpenError::new(message, last))
+    }
+
+    /// Sends packets to port 4791 of `destination`.
+    #[inline]
+    pub(super) fn send(&self, destination: IpAddr, bytes: &[u8], options: SendOptions) -> io::Result<()> {
+        let destination = self.address.socket_address(destination, ROCE_PORT);
+        send(self.socket.as_fd(), &destination, bytes, options)
+    }
+}
+
+fn sender(address: IpAddr, checksums: Checksums, sizes: &SocketSizes) -> io::Result<Socket> {
+    let socket = udp_socket(address)?;
+    socket.set_send_buffer_size(sizes.send_bytes)?;
+    let (probe, no_checksum) = match address {
+        IpAddr::V4(_) => (SocketOption::ProbePathMtu4, SocketOption::NoChecksum4),
+        IpAddr::V6(_) => (SocketOption::ProbePathMtu6, SocketOption::NoChecksum6),
+    };
+    set_option(socket.as_fd(), probe, true)?;
+    set_option(socket.as_fd(), no_checksum, checksums == Checksums::Off)?;
+    match address {
+        IpAddr::V4(_) => socket.set_ttl_v4(DEFAULT_HOP_LIMIT.into())?,
+        IpAddr::V6(_) => {
+            socket.set_unicast_hops_v6(DEFAULT_HOP_LIMIT.into())?;
+            set_option(socket.as_fd(), SocketOption::AutoFlowLabel, false)?;
+        }
+    }
+    Ok(socket)
+}
+
+fn udp_socket(address: IpAddr) -> io::Result<Socket> {
+    let domain = if address.is_ipv4() { Domain::IPV4 } else { Domain::IPV6 };
+    let socket = Socket::new(domain, Type::DGRAM.nonblocking(), None)?;
+    if address.is_ipv6() {
+        socket.set_only_v6(true)?;
+    }
+    Ok(socket)
+}
+
+/// What the kernel gives sockets on an address.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Capabilities {
+    /// Most datagrams in one segmented send; `None`: segmenting or merging does not work.
+    pub(crate) max_segments: Option<usize>,
+    /// Bytes that a receive socket holds, as the kernel counts.
+    pub(crate) receive_buffer_bytes: u32,
+}
+
+/// Finds out by trying. Fails if the address is not one of this machine.
+pub(crate) fn probe(address: LocalAddress, sizes: &SocketSizes) -> io::Result<Capabilities> {
+    let receiver = udp_socket(address.ip)?;
+    receiver.set_recv_buffer_size(sizes.receive_bytes)?;
+    receiver.bind(&address.socket_address(address.ip, 0).into())?;
+    let receive_buffer_bytes = u32::try_from(receiver.recv_buffer_size()?).unwrap_or(u32::MAX);
+    let merges = set_option(receiver.as_fd(), SocketOption::MergeReceived, true).is_ok();
+    // Newer kernels take 128 datagrams a send, older ones 64.
+    let max_segments = [128, 64].into_iter().find(|count| merges && segments_work(address, &receiver, *count));
+    Ok(Capabilities { max_segments, receive_buffer_bytes })
+}
+
+/// Whether `count` datagrams sent as one arrive as one.
+fn segments_work(address: LocalAddress, receiver: &Socket, count: usize) -> bool {
+    const SEGMENT: u16 = 8;
+    let attempt = || -> io::Result<bool> {
+        let sender = udp_socket(address.ip)?;
+        sender.bind(&address.socket_address(address.ip, 0).into())?;
+        let port = receiver.local_addr()?.as_socket().map_or(0, |address| address.port());
+        let bytes = vec![0; count * usize::from(SEGMENT)];
+        let options = SendOptions { segment_size: Some(SEGMENT), ..Default::default() };
+        send(sender.as_fd(), &address.socket_address(address.ip, port), &bytes, options)?;
+        let mut buffer = vec![0; 65_536];
+        // Within one machine a send delivers before it returns.
+        let received = receive(receiver.as_fd(), &mut buffer)?;
+        Ok(received.length == bytes.len() && received.segment_size == Some(SEGMENT.into()))
+    };
+    attempt().unwrap_or(false)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::net::UdpSocket;
+
+    use super::*;
+
+    const SIZES: SocketSizes = SocketSizes { receive_bytes: 1 << 20, send_bytes: 1 << 20 };
+
+    fn local(address: &str) -> LocalAddress {
+        LocalAddress { ip: address.parse().unwrap(), scope: 0 }
+    }
+
+    #[test]
+    fn kernel_segments_and_merges_here() {
+        let found = probe(local("127.77.2.1"), &SIZES).unwrap();
+        assert!(found.max_segments.is_some_and(|count| count >= 64), "{found:?}");
+        assert!(found.receive_buffer_bytes >= 200 << 10);
+        assert!(probe(local("192.0.2.77"), &SIZES).is_err());
+    }
+
+    #[test]
+    fn taken_port_is_explained() {
+        let address = local("127.77.2.2");
+        let _other = UdpSocket::bind((address.ip, ROCE_PORT)).unwrap();
+        let error = ReceiveSocket::open(address, &[1], &SIZES).err().unwrap();
+        assert_eq!(error.source.kind(), io::ErrorKind::AddrInUse);
+        assert!(error.message.contains("4791") && error.message.contains("127.77.2.2"), "{}", error.message);
+        assert!(error.message.contains("a process of user"), "{}", error.message);
+    }
+
+    #[test]
+    fn foreign_member_of_the_group_is_refused() {
+        let address = local("127.77.2.3");
+        let foreign = udp_socket(address.ip).unwrap();
+        foreign.set_reuse_port(true).unwrap();
+        foreign.bind(&address.socket_address(address.ip, ROCE_PORT).into()).unwrap();
+        let error = ReceiveSocket::open(address, &[1], &SIZES).err().unwrap();
+        assert!(error.message.contains("one process at a time"), "{}", error.message);
+        drop(foreign);
+        let first = ReceiveSocket::open(address, &[1], &SIZES).unwrap();
+        let second = ReceiveSocket::open(address, &[2], &SIZES).unwrap();
+        assert_eq!(first.address, second.address);
+    }
+
+    #[test]
+    fn kinds_of_send_sockets_differ_in_what_they_take() {
+        let (address, options) = (local("127.77.2.4"), SendOptions { segment_size: Some(4), ..Default::default() });
+        let plain = SendSocket::open(address, Checksums::Off, &SIZES).unwrap();
+        let segmenting = SendSocket::open(address, Checksums::On, &SIZES).unwrap();
+        assert!(SOURCE_PORTS.contains(&plain.port) && plain.port != segmenting.port);
+        plain.send(address.ip, b"abcd", SendOptions::default()).unwrap();
+        assert!(plain.send(address.ip, b"abcdefgh", options).is_err());
+        segmenting.send(address.ip, b"abcdefgh", options).unwrap();
+    }
+
+    #[test]
+    fn address_of_another_machine_is_named() {
+        let error = ReceiveSocket::open(local("192.0.2.78"), &[1], &SIZES).err().unwrap();
+        assert!(error.message.contains("192.0.2.78 is not an address of this machine"), "{}", error.message);
+        assert!(SendSocket::open(local("192.0.2.78"), Checksums::Off, &SIZES).is_err());
+    }
+}

@@ -1,0 +1,51 @@
+//! Completion channels.
+
+use std::any::Any;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::device::Device;
+use crate::engine::Channel;
+use crate::provider::{CompletionChannel, Error, Result};
+
+/// A completion channel of a software device.
+pub(super) struct SoftChannel {
+    channel: Arc<Channel>,
+    device: Arc<Device>,
+}
+
+impl SoftChannel {
+    pub(super) fn new(device: Arc<Device>) -> Result<Self> {
+        let channel = Channel::new(device.engine.shards().to_vec()).map_err(|error| {
+            Error::from_io("create_comp_channel", "the system has no descriptors left for the channel", error)
+        })?;
+        Ok(Self { channel: Arc::new(channel), device })
+    }
+
+    pub(super) fn is_of(&self, device: &Arc<Device>) -> bool {
+        Arc::ptr_eq(&self.device, device)
+    }
+
+    pub(super) fn engine_side(&self) -> &Arc<Channel> {
+        &self.channel
+    }
+}
+
+impl CompletionChannel for SoftChannel {
+    fn fd(&self) -> RawFd {
+        self.channel.descriptor()
+    }
+
+    fn poll_event(&self) -> Option<u64> {
+        self.channel.poll()
+    }
+
+    fn wait_event(&self, timeout: Option<Duration>) -> Result<Option<u64>> {
+        self.channel.wait(timeout).map_err(|error| Error::from_io("get_cq_event", "waiting failed", error))
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}

@@ -1,0 +1,162 @@
+//! Completion queues.
+
+use std::any::Any;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use super::channel::SoftChannel;
+use super::device::Device;
+use super::limit::{Share, check_range};
+use crate::engine::{Channel, Shard};
+use crate::provider::{CompletionQueue, Error, ErrorKind, Result};
+use crate::queue::{self, Notify};
+use crate::types::RawCompletion;
+
+/// A completion queue of a software device.
+pub(super) struct SoftCompletionQueue {
+    queue: Arc<queue::CompletionQueue>,
+    /// Queue pair sides of each shard that complete here; polling drives those shards.
+    feeding: Vec<AtomicU32>,
+    announcer: Option<Arc<Announcer>>,
+    device: Arc<Device>,
+    _share: Share,
+}
+
+/// Carries announcements of one completion queue to its channel.
+struct Announcer {
+    channel: Arc<Channel>,
+    context: u64,
+    armed: AtomicBool,
+    /// Their threads stand back while the queue is armed.
+    shards: Vec<Arc<Shard>>,
+}
+
+impl Announcer {
+    fn arm(&self) {
+        if !self.armed.swap(true, Ordering::Relaxed) {
+            self.shards.iter().for_each(|shard| shard.channel_armed());
+        }
+    }
+
+    fn disarm(&self) {
+        if self.armed.swap(false, Ordering::Relaxed) {
+            self.shards.iter().for_each(|shard| shard.channel_disarmed());
+        }
+    }
+}
+
+impl Notify for Announcer {
+    fn notify(&self, _: u32) {
+        self.disarm();
+        self.channel.announce(self.context);
+    }
+}
+
+impl SoftCompletionQueue {
+    pub(super) fn new(device: &Arc<Device>, cqe: u32, context: u64, channel: Option<&SoftChannel>) -> Result<Self> {
+        check_range("create_cq", "cqe", cqe, 1..=device.attributes.max_cqe)?;
+        let share = device.completion_queues.take("create_cq")?;
+        let shards = device.engine.shards();
+        let announcer = channel.map(|channel| {
+            Arc::new(Announcer {
+                channel: Arc::clone(channel.engine_side()),
+                context,
+                armed: AtomicBool::new(false),
+                shards: shards.to_vec(),
+            })
+        });
+        let notify = announcer.clone().map(|announcer| announcer as Arc<dyn Notify>);
+        Ok(Self {
+            queue: queue::CompletionQueue::new(device.next_completion_queue(), cqe, notify),
+            feeding: shards.iter().map(|_| AtomicU32::new(0)).collect(),
+            announcer,
+            device: Arc::clone(device),
+            _share: share,
+        })
+    }
+
+    pub(super) fn is_of(&self, device: &Arc<Device>) -> bool {
+        Arc::ptr_eq(&self.device, device)
+    }
+
+    pub(super) fn engine_side(&self) -> &Arc<queue::CompletionQueue> {
+        &self.queue
+    }
+
+    /// A side of a queue pair on this shard completes here from now on.
+    pub(super) fn add_feeding(&self, shard: usize) {
+        self.feeding[shard].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// And no longer.
+    pub(super) fn remove_feeding(&self, shard: usize) {
+        self.feeding[shard].fetch_sub(1, Ordering::Relaxed);
+    }
+
+    fn drive(&self) {
+        for (shard, feeding) in self.device.engine.shards().iter().zip(&self.feeding) {
+            if feeding.load(Ordering::Relaxed) > 0 {
+                shard.poll(|| !self.queue.is_empty());
+            }
+        }
+    }
+}
+
+impl CompletionQueue for SoftCompletionQueue {
+    /// What waits is handed out without driving: the shards get their turn when the queue is empty. An empty poll
+    /// ends with the processor offered to other threads, which costs next to nothing if there are none, and lets a
+    /// peer on the same core go on.
+    fn poll(&self, out: &mut [RawCompletion]) -> Result<usize> {
+        if out.is_empty() {
+            return Ok(0);
+        }
+        let mut count = self.queue.poll(out);
+        if count == 0 {
+            self.drive();
+            count = self.queue.poll(out);
+        }
+        if count == 0 {
+            if self.queue.overflowed() {
+                let message = format!(
+                    "the queue of {} entries was full when a completion came: completions are lost, and its queue \
+                     pairs are in error; create it larger, or poll more often",
+                    self.queue.capacity()
+                );
+                return Err(Error::new("poll_cq", ErrorKind::ResourceLimit, message));
+            }
+            std::thread::yield_now();
+        }
+        Ok(count)
+    }
+
+    fn req_notify(&self, solicited_only: bool) -> Result<()> {
+        let Some(announcer) = &self.announcer else {
+            let message = "the queue was created without a channel";
+            return Err(Error::new("req_notify_cq", ErrorKind::InvalidState, message));
+        };
+        announcer.arm();
+        self.queue.req_notify(solicited_only);
+        Ok(())
+    }
+
+    fn cqe(&self) -> u32 {
+        self.queue.capacity()
+    }
+
+    fn resize(&self, cqe: u32) -> Result<()> {
+        check_range("resize_cq", "cqe", cqe, 1..=self.device.attributes.max_cqe)?;
+        self.queue.resize(cqe).map_err(|error| Error::new("resize_cq", ErrorKind::InvalidArgument, error.to_string()))
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl Drop for SoftCompletionQueue {
+    fn drop(&mut self) {
+        if let Some(announcer) = &self.announcer {
+            announcer.disarm();
+        }
+    }
+}

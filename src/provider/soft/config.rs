@@ -1,0 +1,107 @@
+//! How a software device is set up.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use super::SoftProvider;
+use crate::provider::{Context, Provider, Result};
+use crate::types::{Mtu, VendorIdentity};
+
+/// Most shards of a device.
+pub(super) const MAX_SHARDS: u32 = 16;
+
+/// Settings of a software device; the defaults suit almost everybody.
+///
+/// ```
+/// use rdma_verbs::provider::soft::SoftConfig;
+/// use rdma_verbs::types::Mtu;
+///
+/// let context = SoftConfig::new().max_mtu(Mtu::Mtu1024).open("soft:127.0.1.90")?;
+/// assert_eq!(context.query_port(1)?.active_mtu, Mtu::Mtu1024);
+/// # Ok::<(), rdma_verbs::provider::Error>(())
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[must_use]
+pub struct SoftConfig {
+    pub(super) shards: u32,
+    pub(super) receive_buffer_bytes: u32,
+    pub(super) send_buffer_bytes: u32,
+    pub(super) max_mtu: Mtu,
+    pub(super) vendor: VendorIdentity,
+}
+
+impl SoftConfig {
+    /// The default settings.
+    pub const fn new() -> Self {
+        Self {
+            shards: 1,
+            receive_buffer_bytes: 64 << 20,
+            send_buffer_bytes: 16 << 20,
+            max_mtu: Mtu::Mtu4096,
+            vendor: VendorIdentity { vendor_id: 0x00ff_ffff, vendor_part_id: 1, hw_ver: 1 },
+        }
+    }
+
+    /// Parts of the device that are driven independently, each with a thread and a socket of its own: 1 to 16; 1 by
+    /// default. Queue pairs are spread over them in turn; each stays where it was created.
+    pub const fn shards(mut self, shards: u32) -> Self {
+        self.shards = if shards == 0 {
+            1
+        } else if shards > MAX_SHARDS {
+            MAX_SHARDS
+        } else {
+            shards
+        };
+        self
+    }
+
+    /// Size that is asked for the receive socket's buffer, in bytes; 64 MiB by default. The kernel gives at most its
+    /// limit (`net.core.rmem_max`); what it gave is told to peers, which keep no more in flight.
+    pub const fn receive_buffer_bytes(mut self, bytes: u32) -> Self {
+        self.receive_buffer_bytes = bytes;
+        self
+    }
+
+    /// Size that is asked for the send sockets' buffers, in bytes; 16 MiB by default. The kernel gives at most its
+    /// limit (`net.core.wmem_max`).
+    pub const fn send_buffer_bytes(mut self, bytes: u32) -> Self {
+        self.send_buffer_bytes = bytes;
+        self
+    }
+
+    /// Largest path MTU that the port reports and accepts, if the interface carries it; 4096 by default.
+    pub const fn max_mtu(mut self, mtu: Mtu) -> Self {
+        self.max_mtu = mtu;
+        self
+    }
+
+    /// The identity that the device reports.
+    pub const fn vendor(mut self, vendor: VendorIdentity) -> Self {
+        self.vendor = vendor;
+        self
+    }
+
+    /// Opens a device by name with these settings.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::NotFound`](crate::provider::ErrorKind::NotFound) if there is no such device or address.
+    pub fn open(self, name: &str) -> Result<Arc<dyn Context>> {
+        SoftProvider::with_config(self).open(name)
+    }
+
+    /// Opens a device with just this address, as `soft:ADDRESS`.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::NotFound`](crate::provider::ErrorKind::NotFound) if it is no address of this machine.
+    pub fn open_address(self, address: IpAddr) -> Result<Arc<dyn Context>> {
+        self.open(&format!("soft:{address}"))
+    }
+}
+
+impl Default for SoftConfig {
+    fn default() -> Self {
+        Self::new()
+    }
+}

@@ -1,0 +1,198 @@
+//! An open device: what all its objects share.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use super::config::SoftConfig;
+use super::interface::Interface;
+use super::limit::Limit;
+use crate::engine::{Capabilities, Engine, EventFd, QpnBlocks, Shard, ShardConfig, SocketSizes, probe};
+use crate::memory::RegionTable;
+use crate::provider::{Error, ErrorKind, Result};
+use crate::queue::{AsyncEventQueue, Notify};
+use crate::types::{AccessFlags, AtomicCapability, DeviceAttributes, Mtu, PeerCapabilities, PortAttributes, PortState};
+
+/// Queue pairs of a shard.
+const MAX_QP_PER_SHARD: u32 = 16_384;
+/// Blocks of numbers for them: five times 4,000.
+const BLOCKS_PER_SHARD: usize = 5;
+const MAX_QP_WR: u32 = 32_768;
+const MAX_SGE: u32 = 32;
+const MAX_INLINE: u32 = 1_024;
+const MAX_CQ: u32 = 65_536;
+const MAX_CQE: u32 = 1 << 20;
+const MAX_MR: u32 = 1 << 20;
+const MAX_PD: u32 = 65_536;
+const MAX_RD_ATOMIC: u8 = 128;
+/// Asynchronous events that wait to be read.
+const MAX_EVENTS: u32 = 4_096;
+
+/// How long an acknowledgement waits for the application's answer while somebody polls.
+const ACK_HOLD: Duration = Duration::from_micros(50);
+/// What peers are told: 4.096 µs × 2^8, 1.05 ms. A poller that turns to other work leaves its acknowledgements to the
+/// engine's thread, which takes over within 0.4 ms, and then must get a processor.
+const LOCAL_CA_ACK_DELAY: u8 = 8;
+
+/// Bytes of a packet besides its payload, at most: IP, UDP, transport headers, ICRC.
+const OVERHEAD_V4_BYTES: u32 = 64;
+const OVERHEAD_V6_BYTES: u32 = 84;
+
+/// An open device.
+pub(super) struct Device {
+    pub(super) interface: Interface,
+    pub(super) engine: Engine,
+    pub(super) memory: Arc<RegionTable>,
+    pub(super) events: Arc<AsyncEventQueue>,
+    pub(super) async_event: Arc<EventFd>,
+    pub(super) attributes: DeviceAttributes,
+    pub(super) domains: Limit,
+    pub(super) completion_queues: Limit,
+    capabilities: Capabilities,
+    max_mtu: Mtu,
+    next_domain: AtomicU32,
+    next_completion_queue: AtomicU32,
+    next_shard: AtomicUsize,
+}
+
+/// Makes the device's descriptor readable.
+struct AsyncEventSignal(Arc<EventFd>);
+
+impl Notify for AsyncEventSignal {
+    fn notify(&self, _: u32) {
+        self.0.signal();
+    }
+}
+
+impl Device {
+    /// Opens the device of an interface. No port is taken and no thread started yet.
+    pub(super) fn open(interface: Interface, config: &SoftConfig) -> Result<Arc<Self>> {
+        let fail = |message: &str, error| Error::from_io("open_device", message, error);
+        let sizes = SocketSizes {
+            receive_bytes: config.receive_buffer_bytes as usize,
+            send_bytes: config.send_buffer_bytes as usize,
+        };
+        let first = *interface.addresses.first().ok_or_else(|| {
+            let message = format!("{} has no address", interface.device_name);
+            Error::new("open_device", ErrorKind::NotFound, message)
+        })?;
+        let capabilities = probe(first, &sizes)
+            .map_err(|error| fail(&format!("{} cannot be used: is it an address of this machine?", first.ip), error))?;
+        let memory = Arc::new(RegionTable::new(MAX_MR as usize));
+        let mut shards = Vec::new();
+        for _ in 0..config.shards {
+            let blocks = QpnBlocks::lease(BLOCKS_PER_SHARD)
+                .map_err(|error| fail("no queue pair numbers can be had for the device", error))?;
+            let shard = ShardConfig {
+                blocks,
+                sizes,
+                max_queue_pairs: MAX_QP_PER_SHARD,
+                max_segments: capabilities.max_segments.unwrap_or(1),
+                ack_hold: ACK_HOLD,
+            };
+            let shard = Shard::new(shard, Arc::clone(&memory));
+            shards.push(shard.map_err(|error| fail("the system has no descriptors left for the device", error))?);
+        }
+        let async_event = EventFd::new().map_err(|error| fail("the system has no descriptors left", error))?;
+        let async_event = Arc::new(async_event);
+        let signal = Arc::new(AsyncEventSignal(Arc::clone(&async_event)));
+        Ok(Arc::new(Self {
+            engine: Engine::new(interface.name.as_deref().unwrap_or("soft"), shards),
+            attributes: attributes(&interface, config),
+            interface,
+            memory,
+            events: AsyncEventQueue::new(MAX_EVENTS, Some(signal)),
+            async_event,
+            domains: Limit::new("max_pd", MAX_PD),
+            completion_queues: Limit::new("max_cq", MAX_CQ),
+            capabilities,
+            max_mtu: config.max_mtu,
+            next_domain: AtomicU32::new(1),
+            next_completion_queue: AtomicU32::new(1),
+            next_shard: AtomicUsize::new(0),
+        }))
+    }
+
+    /// What peers should know of this device.
+    pub(super) fn peer_capabilities(&self) -> PeerCapabilities {
+        PeerCapabilities {
+            version: PeerCapabilities::VERSION,
+            segmentation_offload: self.capabilities.max_segments.is_some(),
+            receive_buffer_bytes: self.capabilities.receive_buffer_bytes,
+            extensions: 0,
+        }
+    }
+
+    /// The port as it is now.
+    pub(super) fn port(&self) -> PortAttributes {
+        let state = self.interface.state();
+        let has_v6 = self.interface.addresses.iter().any(|address| address.ip.is_ipv6());
+        let overhead = if has_v6 { OVERHEAD_V6_BYTES } else { OVERHEAD_V4_BYTES };
+        PortAttributes {
+            state: if state.running { PortState::Active } else { PortState::Down },
+            max_mtu: Mtu::Mtu4096,
+            active_mtu: Mtu::largest_within(state.mtu_bytes, overhead).min(self.max_mtu),
+            gid_tbl_len: self.interface.addresses.len() as u32,
+            max_msg_sz: crate::types::MAX_MESSAGE_BYTES,
+            pkey_tbl_len: 1,
+        }
+    }
+
+    pub(super) fn next_domain(&self) -> u32 {
+        self.next_domain.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub(super) fn next_completion_queue(&self) -> u32 {
+        self.next_completion_queue.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// The shard for the next queue pair: its place and itself.
+    pub(super) fn next_shard(&self) -> (usize, Arc<Shard>) {
+        let shards = self.engine.shards();
+        let index = self.next_shard.fetch_add(1, Ordering::Relaxed) % shards.len();
+        (index, Arc::clone(&shards[index]))
+    }
+}
+
+fn attributes(interface: &Interface, config: &SoftConfig) -> DeviceAttributes {
+    let guid = guid(&interface.device_name);
+    DeviceAttributes {
+        fw_ver: env!("CARGO_PKG_VERSION").to_owned(),
+        node_guid: guid,
+        sys_image_guid: guid,
+        vendor: config.vendor,
+        max_mr_size: u64::MAX,
+        page_size_cap: 0xffff_ffff_ffff_f000,
+        max_qp: MAX_QP_PER_SHARD * config.shards,
+        max_qp_wr: MAX_QP_WR,
+        max_sge: MAX_SGE,
+        max_sge_rd: MAX_SGE,
+        max_inline_data: MAX_INLINE,
+        max_cq: MAX_CQ,
+        max_cqe: MAX_CQE,
+        max_mr: MAX_MR,
+        max_pd: MAX_PD,
+        max_qp_rd_atom: MAX_RD_ATOMIC,
+        max_qp_init_rd_atom: MAX_RD_ATOMIC,
+        atomic_cap: AtomicCapability::Global,
+        max_pkeys: 1,
+        local_ca_ack_delay: LOCAL_CA_ACK_DELAY,
+        phys_port_cnt: 1,
+        supported_access: AccessFlags::LOCAL_WRITE
+            | AccessFlags::REMOTE
+            | AccessFlags::ZERO_BASED
+            | AccessFlags::RELAXED_ORDERING,
+        num_comp_vectors: 1,
+        ..DeviceAttributes::empty()
+    }
+}
+
+/// Differs between processes, even on one machine, because peers tell devices apart by it; the same for a device as
+/// long as the process lives. Marked as administered locally.
+fn guid(device_name: &str) -> u64 {
+    static PROCESS: OnceLock<RandomState> = OnceLock::new();
+    let group_bit = 1 << 56;
+    let local_bit = 1 << 57;
+    (PROCESS.get_or_init(RandomState::new).hash_one(device_name) & !group_bit) | local_bit
+}

@@ -1,0 +1,59 @@
+//! Errors of the layers below, as verbs report them.
+
+use crate::engine::OpenError;
+use crate::memory::RegisterError;
+use crate::provider::{Error, ErrorKind};
+use crate::queue::QueueError;
+use crate::transport::{CreateError, ModifyError};
+
+pub(super) fn from_register(error: &RegisterError) -> Error {
+    let kind = match error {
+        RegisterError::UnsupportedAccess { .. } => ErrorKind::Unsupported,
+        RegisterError::NoFaultSafeCopy { .. } => ErrorKind::PermissionDenied,
+        RegisterError::TooManyRegions { .. } => ErrorKind::ResourceLimit,
+        RegisterError::NoRandomness => ErrorKind::System,
+        _ => ErrorKind::InvalidArgument,
+    };
+    Error::new("reg_mr", kind, error.to_string())
+}
+
+pub(super) fn from_queue(verb: &'static str, error: &QueueError) -> Error {
+    let kind = match error {
+        QueueError::Full { .. } => ErrorKind::QueueFull,
+        QueueError::NotBegun => ErrorKind::InvalidState,
+        _ => ErrorKind::InvalidArgument,
+    };
+    Error::new(verb, kind, error.to_string())
+}
+
+pub(super) fn from_create(error: &CreateError) -> Error {
+    let kind = match error {
+        CreateError::TooMany { .. } => ErrorKind::ResourceLimit,
+        CreateError::Unsupported(_) => ErrorKind::Unsupported,
+    };
+    Error::new("create_qp", kind, error.to_string())
+}
+
+pub(super) fn from_modify(error: &ModifyError) -> Error {
+    let kind = match error {
+        ModifyError::UnknownQueuePair | ModifyError::NoTransition { .. } | ModifyError::WrongCurrentState { .. } => {
+            ErrorKind::InvalidState
+        }
+        _ => ErrorKind::InvalidArgument,
+    };
+    Error::new("modify_qp", kind, error.to_string())
+}
+
+pub(super) fn from_open(verb: &'static str, error: OpenError) -> Error {
+    Error::from_io(verb, error.message, error.source)
+}
+
+/// The shard is out of use because the engine panicked.
+pub(super) fn engine_failed(verb: &'static str) -> Error {
+    Error::new(verb, ErrorKind::System, "the engine has failed by a panic; close the device and open it again")
+}
+
+/// An object of another device was given.
+pub(super) fn foreign(verb: &'static str, object: &str) -> Error {
+    Error::new(verb, ErrorKind::InvalidArgument, format!("{object} belongs to another device"))
+}

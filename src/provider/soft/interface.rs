@@ -1,0 +1,140 @@
+//! Which software devices there are: network interfaces and addresses of this machine.
+
+use std::io;
+use std::net::{IpAddr, Ipv6Addr, UdpSocket};
+use std::os::fd::AsFd;
+
+use if_addrs::Interface as SystemAddress;
+
+use crate::engine::{LinkState, LocalAddress, link_state};
+use crate::provider::{Error, ErrorKind, Result};
+
+/// Interface MTU assumed if the system does not tell.
+const USUAL_MTU_BYTES: u32 = 1_500;
+
+/// A network interface, or the part of one, that a device stands for.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Interface {
+    pub(super) device_name: String,
+    /// Name of the system's interface, if known.
+    pub(super) name: Option<String>,
+    /// Number of the system's interface; 0: unknown.
+    pub(super) index: u32,
+    /// Its addresses in the order of the GID table.
+    pub(super) addresses: Vec<LocalAddress>,
+}
+
+impl Interface {
+    /// The state of the interface now.
+    pub(super) fn state(&self) -> LinkState {
+        let unknown = LinkState { mtu_bytes: USUAL_MTU_BYTES, running: true };
+        let Some(name) = &self.name else { return unknown };
+        let ask = || {
+            // Any socket will do for the question.
+            let socket = UdpSocket::bind((Ipv6Addr::LOCALHOST, 0)).or_else(|_| UdpSocket::bind("127.0.0.1:0"))?;
+            link_state(socket.as_fd(), name)
+        };
+        // An interface that is gone is down.
+        ask().unwrap_or(LinkState { running: false, ..unknown })
+    }
+}
+
+/// All interfaces that are up and have an address.
+pub(super) fn all() -> io::Result<Vec<Interface>> {
+    let addresses = if_addrs::get_if_addrs()?;
+    let mut names: Vec<&str> = Vec::new();
+    for address in addresses.iter().filter(|address| is_up(address)) {
+        if !names.contains(&address.name.as_str()) {
+            names.push(&address.name);
+        }
+    }
+    Ok(names.into_iter().map(|name| of_name(name, &addresses)).collect())
+}
+
+/// The interface behind a device name; `None` if the name is of no kind that exists here.
+pub(super) fn find(device_name: &str) -> Result<Option<Interface>> {
+    let fail = |error| Error::from_io("open_device", "the network interfaces cannot be listed", error);
+    if let Some(address) = device_name.strip_prefix("soft:") {
+        let address: IpAddr = address.parse().map_err(|_| {
+            let message = format!("\"{address}\" is no IP address; expected is soft:ADDRESS as in soft:127.0.0.1");
+            Error::new("open_device", ErrorKind::InvalidArgument, message)
+        })?;
+        let known = if_addrs::get_if_addrs().map_err(fail)?;
+        return Ok(Some(of_address(device_name, address, &known)));
+    }
+    Ok(all().map_err(fail)?.into_iter().find(|interface| interface.device_name == device_name))
+}
+
+fn is_up(address: &SystemAddress) -> bool {
+    // The loopback interface's state is "unknown" while it works.
+    address.is_oper_up() || address.is_loopback() || address.oper_status == if_addrs::IfOperStatus::Unknown
+}
+
+fn of_name(name: &str, all: &[SystemAddress]) -> Interface {
+    let mine: Vec<&SystemAddress> = all.iter().filter(|address| address.name == name).collect();
+    let mut addresses: Vec<LocalAddress> = mine.iter().map(|address| local(address)).collect();
+    // Link-local addresses need the interface's name at both ends: only if there is nothing else.
+    if addresses.iter().any(|address| !is_link_local_v6(address.ip)) {
+        addresses.retain(|address| !is_link_local_v6(address.ip));
+    }
+    addresses.sort_by_key(|address| address.ip.is_ipv6());
+    addresses.dedup();
+    addresses.truncate(usize::from(u8::MAX));
+    let index = mine.first().and_then(|address| address.index).unwrap_or(0);
+    Interface { device_name: format!("soft_{name}"), name: Some(name.to_owned()), index, addresses }
+}
+
+fn of_address(device_name: &str, address: IpAddr, all: &[SystemAddress]) -> Interface {
+    let exact = all.iter().find(|known| known.ip() == address);
+    // All of 127.0.0.0/8 belongs to the loopback interface, though only one address is listed.
+    let found = exact.or_else(|| all.iter().find(|known| known.is_loopback() && address.is_loopback()));
+    let addresses = vec![exact.map_or(LocalAddress { ip: address, scope: 0 }, local)];
+    Interface {
+        device_name: device_name.to_owned(),
+        name: found.map(|known| known.name.clone()),
+        index: found.and_then(|known| known.index).unwrap_or(0),
+        addresses,
+    }
+}
+
+fn local(address: &SystemAddress) -> LocalAddress {
+    let ip = address.ip();
+    let scope = if is_link_local_v6(ip) { address.index.unwrap_or(0) } else { 0 };
+    LocalAddress { ip, scope }
+}
+
+fn is_link_local_v6(ip: IpAddr) -> bool {
+    matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local())
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loopback_is_a_device_with_its_ipv4_address_first() {
+        let all = all().unwrap();
+        let loopback = all.iter().find(|interface| interface.device_name == "soft_lo").unwrap();
+        assert_eq!(loopback.addresses[0].ip, IpAddr::from([127, 0, 0, 1]));
+        assert!(loopback.index > 0);
+        let state = loopback.state();
+        assert!(state.running && state.mtu_bytes >= 1_500, "{state:?}");
+    }
+
+    #[test]
+    fn address_names_a_device_on_its_interface() {
+        let interface = find("soft:127.3.2.1").unwrap().unwrap();
+        assert_eq!(interface.name.as_deref(), Some("lo"));
+        assert_eq!(interface.addresses, [LocalAddress { ip: "127.3.2.1".parse().unwrap(), scope: 0 }]);
+        assert_eq!(find("soft:nonsense").unwrap_err().kind(), ErrorKind::InvalidArgument);
+        assert_eq!(find("soft_nonsense0").unwrap(), None);
+        assert_eq!(find("mlx5_0").unwrap(), None);
+    }
+
+    #[test]
+    fn interface_that_is_gone_is_down() {
+        let mut interface = find("soft_lo").unwrap().unwrap();
+        interface.name = Some("gone0".into());
+        assert!(!interface.state().running);
+    }
+}

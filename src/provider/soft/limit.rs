@@ -1,0 +1,80 @@
+//! Counting objects against the device's limits.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::provider::{Error, ErrorKind, Result};
+
+/// How many objects of a kind there are, and may be.
+pub(super) struct Limit {
+    used: Arc<AtomicU32>,
+    max: u32,
+    attribute: &'static str,
+}
+
+/// An object's share; given back when dropped.
+pub(super) struct Share {
+    used: Arc<AtomicU32>,
+}
+
+impl Limit {
+    /// `attribute` is the name of the device attribute that says the limit.
+    pub(super) fn new(attribute: &'static str, max: u32) -> Self {
+        Self { used: Arc::default(), max, attribute }
+    }
+
+    /// A share for one more object, which `verb` creates.
+    pub(super) fn take(&self, verb: &'static str) -> Result<Share> {
+        let more = |used: u32| (used < self.max).then_some(used + 1);
+        match self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more) {
+            Ok(_) => Ok(Share { used: Arc::clone(&self.used) }),
+            Err(used) => {
+                let message = format!("{} is {}, and {used} are in use", self.attribute, self.max);
+                Err(Error::new(verb, ErrorKind::ResourceLimit, message))
+            }
+        }
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.used.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Refuses a value outside of what is allowed, naming the attribute.
+pub(super) fn check_range(
+    verb: &'static str,
+    attribute: &str,
+    given: u32,
+    allowed: std::ops::RangeInclusive<u32>,
+) -> Result<()> {
+    if allowed.contains(&given) {
+        return Ok(());
+    }
+    let message = format!("{attribute} is {given}; allowed are {} to {}", allowed.start(), allowed.end());
+    Err(Error::new(verb, ErrorKind::InvalidArgument, message))
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_are_limited_and_come_back() {
+        let limit = Limit::new("max_cq", 2);
+        let (first, _second) = (limit.take("create_cq").unwrap(), limit.take("create_cq").unwrap());
+        let error = limit.take("create_cq").err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::ResourceLimit);
+        assert_eq!(error.to_string(), "create_cq: max_cq is 2, and 2 are in use");
+        drop(first);
+        assert!(limit.take("create_cq").is_ok());
+    }
+
+    #[test]
+    fn ranges_are_named() {
+        assert!(check_range("create_cq", "cqe", 7, 1..=7).is_ok());
+        let error = check_range("create_cq", "cqe", 0, 1..=7).unwrap_err();
+        assert_eq!(error.to_string(), "create_cq: cqe is 0; allowed are 1 to 7");
+    }
+}

@@ -1,0 +1,46 @@
+//! Memory regions.
+
+use std::sync::Arc;
+
+use super::protection_domain::Domain;
+use crate::memory::Region;
+use crate::provider::{MemoryRegion, Result};
+use crate::types::{Lkey, Rkey};
+
+/// A memory region of a software device.
+pub(super) struct SoftMemoryRegion {
+    domain: Arc<Domain>,
+    region: Arc<Region>,
+}
+
+impl SoftMemoryRegion {
+    pub(super) fn new(domain: Arc<Domain>, region: Arc<Region>) -> Self {
+        Self { domain, region }
+    }
+}
+
+impl MemoryRegion for SoftMemoryRegion {
+    fn region(&self) -> &Arc<Region> {
+        &self.region
+    }
+
+    fn lkey(&self) -> Lkey {
+        self.region.lkey()
+    }
+
+    fn rkey(&self) -> Rkey {
+        self.region.rkey()
+    }
+
+    /// Waits for the passes in progress, because each holds the view of the table that it began with.
+    fn dereg(&self) -> Result<()> {
+        self.domain.device.memory.deregister(&self.region);
+        Ok(())
+    }
+}
+
+impl Drop for SoftMemoryRegion {
+    fn drop(&mut self) {
+        self.domain.device.memory.deregister(&self.region);
+    }
+}

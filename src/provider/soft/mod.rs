@@ -1,0 +1,84 @@
+//! The software device: a complete RoCEv2 transport in user space, on ordinary UDP sockets.
+//!
+//! No kernel module, no privileges. There is a device for each network interface that is up, named after it (`soft_lo`,
+//! `soft_eth0`); its GIDs are the interface's addresses, those of IPv4 first. `soft:ADDRESS` names a device with just
+//! one address of this machine, for example `soft:127.0.0.2`; such devices are always there and never listed.
+//!
+//! # The port
+//!
+//! RoCEv2 lives on UDP port 4791, and the check sum of its packets covers that number. It cannot be configured. A device
+//! takes the port of an address when the first queue pair is connected from it, and keeps it until the device and all
+//! its objects are closed. Any number of devices in one process may use one address; two processes may not, and the
+//! second one's error says so. On one machine, give each process an address of its own: all of 127.0.0.0/8 is there.
+//!
+//! # Threads
+//!
+//! Opening a device starts nothing. The first queue pair starts one thread for each shard, which serves the peers'
+//! requests while no thread of the application polls. It sleeps while there is nothing to do, takes no signals, and
+//! ends when the device and all its objects are closed.
+//!
+//! # Devices and `fork`
+//!
+//! A child process must not use devices that its parent opened: the thread does not exist there, and packets would go
+//! to either.
+
+mod channel;
+mod completion_queue;
+mod config;
+mod context;
+mod device;
+mod errors;
+mod interface;
+mod limit;
+mod memory_region;
+mod modify;
+mod protection_domain;
+mod queue_pair;
+
+#[cfg(all(test, not(loom)))]
+mod tests;
+
+use std::sync::Arc;
+
+use super::{Context, Error, ErrorKind, Provider, Result};
+
+pub use config::SoftConfig;
+
+/// Finds and opens software devices.
+#[derive(Clone, Debug, Default)]
+pub struct SoftProvider {
+    config: SoftConfig,
+}
+
+impl SoftProvider {
+    /// A provider whose devices have the default configuration.
+    pub const fn new() -> Self {
+        Self { config: SoftConfig::new() }
+    }
+
+    /// A provider whose devices have this configuration.
+    pub const fn with_config(config: SoftConfig) -> Self {
+        Self { config }
+    }
+}
+
+impl Provider for SoftProvider {
+    fn name(&self) -> &'static str {
+        "soft"
+    }
+
+    fn device_names(&self) -> Result<Vec<String>> {
+        let interfaces = interface::all()
+            .map_err(|error| Error::from_io("get_device_list", "the network interfaces cannot be listed", error))?;
+        Ok(interfaces.into_iter().map(|interface| interface.device_name).collect())
+    }
+
+    fn open(&self, name: &str) -> Result<Arc<dyn Context>> {
+        let interface = interface::find(name)?.ok_or_else(|| {
+            let message = format!("there is no device \"{name}\"");
+            Error::new("open_device", ErrorKind::NotFound, message)
+        })?;
+        let device = device::Device::open(interface, &self.config)?;
+        Ok(Arc::new(context::SoftContext::new(device)))
+    }
+}

@@ -1,0 +1,136 @@
+//! State changes of a queue pair: what the endpoint cannot do because it opens sockets.
+
+use std::net::IpAddr;
+use std::sync::PoisonError;
+
+use super::errors;
+use super::limit::check_range;
+use super::queue_pair::SoftQueuePair;
+use crate::engine::LocalAddress;
+use crate::provider::{Error, ErrorKind, Result};
+use crate::transport::{ModifyLimits, SourceAddress};
+use crate::types::{AddressVector, PeerCapabilities, QueuePairAttributes, QueuePairState, QueuePairStatus};
+
+/// What sockets the queue pair's packets leave from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) enum PathKind {
+    /// It has no path yet.
+    #[default]
+    None,
+    /// Those that send packets one by one.
+    Plain,
+    /// Those that send segmented runs.
+    Segmenting,
+}
+
+impl SoftQueuePair {
+    pub(super) fn modify_state(&self, attributes: &QueuePairAttributes) -> Result<()> {
+        let mut path = self.path.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.is_destroyed() {
+            return Err(Error::new(
+                "modify_qp",
+                ErrorKind::InvalidState,
+                format!("queue pair {} is destroyed", self.qpn),
+            ));
+        }
+        let mut given = *attributes;
+        let can_segment = self.device.peer_capabilities().segmentation_offload;
+        if let Some(peer) = &mut given.peer {
+            // Later news of the peer change nothing about the sockets.
+            peer.segmentation_offload &= can_segment && *path != PathKind::Plain;
+        }
+        let mut kind = *path;
+        let source = match &given.ah_attr {
+            None => None,
+            Some(vector) => {
+                let status = self.with_endpoint("modify_qp", |endpoint| endpoint.query_queue_pair(self.qpn))?;
+                let peer = given.peer.or(status.attributes.peer).unwrap_or(PeerCapabilities::STRANGER);
+                kind = if peer.segmentation_offload { PathKind::Segmenting } else { PathKind::Plain };
+                Some(self.open_source(vector, kind, &given, &status)?)
+            }
+        };
+        if given.qp_state == Some(QueuePairState::Reset) {
+            self.shard.send_acknowledgements();
+        }
+        self.modify_endpoint(&given, source)?;
+        *path = if given.qp_state == Some(QueuePairState::Reset) { PathKind::None } else { kind };
+        Ok(())
+    }
+
+    fn modify_endpoint(&self, given: &QueuePairAttributes, source: Option<SourceAddress>) -> Result<()> {
+        let limits = ModifyLimits {
+            max_rd_atomic: self.device.attributes.max_qp_init_rd_atom,
+            max_dest_rd_atomic: self.device.attributes.max_qp_rd_atom,
+            active_mtu: self.device.port().active_mtu,
+        };
+        let mut outcome = Err(errors::engine_failed("modify_qp"));
+        self.shard.command(|core, now| {
+            let modified = core.endpoint.modify_queue_pair(now, self.qpn, given, source, &limits);
+            if let Some(state) = core.endpoint.queue_pair_state(self.qpn) {
+                self.note_state(state);
+            }
+            outcome = modified.map_err(|error| errors::from_modify(&error));
+        });
+        outcome
+    }
+
+    /// The own end of the path: opens the sockets of the address at its first use.
+    fn open_source(
+        &self,
+        vector: &AddressVector,
+        kind: PathKind,
+        given: &QueuePairAttributes,
+        status: &QueuePairStatus,
+    ) -> Result<SourceAddress> {
+        let local = self.local_address(vector)?;
+        let peer = vector.dgid.to_ip();
+        let segmenting = kind == PathKind::Segmenting;
+        let entropy = if vector.flow_label != 0 {
+            fold(u64::from(vector.flow_label))
+        } else if segmenting {
+            // Queue pairs to one peer share a socket, so that their packets can leave together.
+            fold_address(peer)
+        } else {
+            let destination = given.dest_qp_num.or(status.attributes.dest_qp_num).unwrap_or_default();
+            fold(u64::from(self.qpn.value()) * u64::from(destination.value()))
+        };
+        let opened = self.shard.open_path(local, segmenting, entropy);
+        let source_port = opened.map_err(|error| errors::from_open("modify_qp", error))?;
+        Ok(SourceAddress { address: local.ip, source_port })
+    }
+
+    fn local_address(&self, vector: &AddressVector) -> Result<LocalAddress> {
+        check_range("modify_qp", "ah_attr.port_num", vector.port_num.into(), 1..=1)?;
+        let addresses = &self.device.interface.addresses;
+        check_range("modify_qp", "ah_attr.sgid_index", vector.sgid_index.into(), 0..=addresses.len() as u32 - 1)?;
+        let local = addresses[usize::from(vector.sgid_index)];
+        let peer = vector.dgid.to_ip();
+        let problem = if peer.is_unspecified() || peer.is_multicast() {
+            "which is no address of a single peer"
+        } else if peer.is_ipv4() != local.ip.is_ipv4() {
+            "which is of the other kind of address"
+        } else {
+            return Ok(local);
+        };
+        let message = format!("ah_attr.dgid is {peer}, {problem}; the own GID {} is {}", vector.sgid_index, local.ip);
+        Err(Error::new("modify_qp", ErrorKind::InvalidArgument, message))
+    }
+}
+
+/// The standard's way to fold numbers into a flow label of 20 bits.
+fn fold(mut value: u64) -> u32 {
+    value ^= value >> 20;
+    value ^= value >> 40;
+    (value & 0xf_ffff) as u32
+}
+
+fn fold_address(address: IpAddr) -> u32 {
+    let number = match address {
+        IpAddr::V4(address) => u64::from(u32::from(address)),
+        IpAddr::V6(address) => {
+            let number = u128::from(address);
+            (number >> 64) as u64 ^ number as u64
+        }
+    };
+    fold(number)
+}

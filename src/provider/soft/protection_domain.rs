@@ -1,0 +1,52 @@
+//! Protection domains.
+
+use std::any::Any;
+use std::sync::Arc;
+
+use super::device::Device;
+use super::errors;
+use super::limit::Share;
+use super::memory_region::SoftMemoryRegion;
+use crate::memory::Backing;
+use crate::provider::{MemoryRegion, ProtectionDomain, Result};
+use crate::types::{AccessFlags, DomainId};
+
+/// A protection domain of a software device.
+pub(super) struct SoftProtectionDomain {
+    shared: Arc<Domain>,
+}
+
+/// What the domain's regions keep alive.
+pub(super) struct Domain {
+    pub(super) device: Arc<Device>,
+    pub(super) id: DomainId,
+    _share: Share,
+}
+
+impl SoftProtectionDomain {
+    pub(super) fn new(device: Arc<Device>) -> Result<Self> {
+        let share = device.domains.take("alloc_pd")?;
+        let id = DomainId(device.next_domain());
+        Ok(Self { shared: Arc::new(Domain { device, id, _share: share }) })
+    }
+
+    pub(super) fn shared(&self) -> &Arc<Domain> {
+        &self.shared
+    }
+}
+
+impl ProtectionDomain for SoftProtectionDomain {
+    fn id(&self) -> DomainId {
+        self.shared.id
+    }
+
+    fn reg_mr(&self, backing: Backing, iova: Option<u64>, access: AccessFlags) -> Result<Arc<dyn MemoryRegion>> {
+        let registered = self.shared.device.memory.register(self.shared.id, backing, iova, access);
+        let region = registered.map_err(|error| errors::from_register(&error))?;
+        Ok(Arc::new(SoftMemoryRegion::new(Arc::clone(&self.shared), region)))
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}

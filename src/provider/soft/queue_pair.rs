@@ -1,0 +1,285 @@
+//! Queue pairs: their life, and posting to them.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex};
+
+use super::completion_queue::SoftCompletionQueue;
+use super::device::Device;
+use super::errors;
+use super::limit::check_range;
+use super::modify::PathKind;
+use super::protection_domain::{Domain, SoftProtectionDomain};
+use crate::engine::{Doorbell, Shard};
+use crate::provider::{CompletionQueue, Error, ErrorKind, QueuePair, QueuePairInit, Result};
+use crate::queue::{ReceiveQueue, SendQueue, SourceToken};
+use crate::transport;
+use crate::types::{
+    AsyncEvent, BatchEnd, Counters, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairState, QueuePairStatus,
+    ReceiveRequest, SendRequest,
+};
+
+/// A state that no queue pair of the standard has.
+const DESTROYED: u8 = u8::MAX;
+
+/// A queue pair of a software device.
+pub(super) struct SoftQueuePair {
+    pub(super) qpn: Qpn,
+    pub(super) shard: Arc<Shard>,
+    pub(super) device: Arc<Device>,
+    /// One state change at a time; what kind of path it has.
+    pub(super) path: Mutex<PathKind>,
+    /// The state as the application last set it, for posting threads to look at: the engine's own changes, which lead
+    /// to the error states only, make no difference to them.
+    state: AtomicU8,
+    doorbell: Arc<Doorbell>,
+    send: Arc<SendQueue>,
+    receive: Arc<ReceiveQueue>,
+    send_side: Side,
+    receive_side: Side,
+    _domain: Arc<Domain>,
+}
+
+/// Where a side of the queue pair completes. Keeps the completion queue alive.
+struct Side {
+    queue: Arc<dyn CompletionQueue>,
+    token: SourceToken,
+    shard: usize,
+}
+
+impl Side {
+    fn attach(queue: &Arc<dyn CompletionQueue>, shard: usize, send: Option<Arc<SendQueue>>) -> Self {
+        let side = Self { token: soft(queue).engine_side().attach(send), queue: Arc::clone(queue), shard };
+        soft(queue).add_feeding(shard);
+        side
+    }
+
+    fn for_endpoint(&self) -> (Arc<crate::queue::CompletionQueue>, SourceToken) {
+        (Arc::clone(soft(&self.queue).engine_side()), self.token)
+    }
+}
+
+impl Drop for Side {
+    fn drop(&mut self) {
+        soft(&self.queue).engine_side().detach(self.token);
+        soft(&self.queue).remove_feeding(self.shard);
+    }
+}
+
+/// The queue behind the trait; checked at creation.
+fn soft(queue: &Arc<dyn CompletionQueue>) -> &SoftCompletionQueue {
+    queue.as_any().downcast_ref().expect("checked when the queue pair was created")
+}
+
+fn check_queue(device: &Arc<Device>, queue: &Arc<dyn CompletionQueue>, name: &str) -> Result<()> {
+    match queue.as_any().downcast_ref::<SoftCompletionQueue>() {
+        Some(queue) if queue.is_of(device) => Ok(()),
+        _ => Err(errors::foreign("create_qp", name)),
+    }
+}
+
+/// Checks the sizes; those that are zero become the smallest that a queue has.
+fn check_sizes(device: &Device, asked: &QueuePairCapabilities) -> Result<QueuePairCapabilities> {
+    let limits = &device.attributes;
+    check_range("create_qp", "max_send_wr", asked.max_send_wr, 0..=limits.max_qp_wr)?;
+    check_range("create_qp", "max_recv_wr", asked.max_recv_wr, 0..=limits.max_qp_wr)?;
+    check_range("create_qp", "max_send_sge", asked.max_send_sge, 0..=limits.max_sge)?;
+    check_range("create_qp", "max_recv_sge", asked.max_recv_sge, 0..=limits.max_sge)?;
+    check_range("create_qp", "max_inline_data", asked.max_inline_data, 0..=limits.max_inline_data)?;
+    Ok(QueuePairCapabilities {
+        max_send_wr: asked.max_send_wr.max(1),
+        max_recv_wr: asked.max_recv_wr.max(1),
+        max_send_sge: asked.max_send_sge.max(1),
+        max_recv_sge: asked.max_recv_sge.max(1),
+        max_inline_data: asked.max_inline_data,
+    })
+}
+
+impl SoftQueuePair {
+    pub(super) fn new(device: &Arc<Device>, init: &QueuePairInit<'_>) -> Result<Self> {
+        let domain = match init.pd.as_any().downcast_ref::<SoftProtectionDomain>() {
+            Some(domain) if Arc::ptr_eq(&domain.shared().device, device) => Arc::clone(domain.shared()),
+            _ => return Err(errors::foreign("create_qp", "pd")),
+        };
+        check_queue(device, init.send_cq, "send_cq")?;
+        check_queue(device, init.recv_cq, "recv_cq")?;
+        let cap = check_sizes(device, &init.cap)?;
+        let started = device.engine.start();
+        started.map_err(|error| Error::from_io("create_qp", "the engine's thread cannot be started", error))?;
+
+        let send = SendQueue::new(cap.max_send_wr, cap.max_send_sge, cap.max_inline_data);
+        let receive = ReceiveQueue::new(cap.max_recv_wr, cap.max_recv_sge);
+        let (place, shard) = device.next_shard();
+        let send_side = Side::attach(init.send_cq, place, Some(Arc::clone(&send)));
+        let receive_side = Side::attach(init.recv_cq, place, None);
+        let (Some(send_end), Some(receive_end)) = (send.consumer(), receive.consumer()) else {
+            unreachable!("a new queue's consuming end is given out once");
+        };
+        let endpoint_init = transport::QueuePairInit {
+            service: init.qp_type,
+            domain: domain.id,
+            send: send_end,
+            receive: receive_end,
+            send_completions: send_side.for_endpoint(),
+            receive_completions: receive_side.for_endpoint(),
+            signal_all: init.sq_sig_all,
+            cap,
+            events: Arc::clone(&device.events),
+        };
+        let mut created = Err(errors::engine_failed("create_qp"));
+        shard.command(|core, _| {
+            created = core.endpoint.create_queue_pair(endpoint_init).map_err(|error| errors::from_create(&error));
+        });
+        let qpn = created?;
+        Ok(Self {
+            qpn,
+            shard,
+            device: Arc::clone(device),
+            path: Mutex::default(),
+            state: AtomicU8::new(QueuePairState::Reset as u8),
+            doorbell: Doorbell::new(qpn),
+            send,
+            receive,
+            send_side,
+            receive_side,
+            _domain: domain,
+        })
+    }
+
+    /// Notes the state after a change; a destroyed queue pair remains so.
+    pub(super) fn note_state(&self, state: QueuePairState) {
+        let keep_destroyed = |old: u8| (old != DESTROYED).then_some(state as u8);
+        let _ = self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, keep_destroyed);
+    }
+
+    pub(super) fn is_destroyed(&self) -> bool {
+        self.state.load(Ordering::Acquire) == DESTROYED
+    }
+
+    /// Posting is refused in states below `first`.
+    #[inline]
+    fn check_state(&self, verb: &'static str, first: QueuePairState) -> Result<()> {
+        let state = self.state.load(Ordering::Relaxed);
+        if state >= first as u8 && state != DESTROYED { Ok(()) } else { Err(self.wrong_state(verb, state, first)) }
+    }
+
+    #[cold]
+    fn wrong_state(&self, verb: &'static str, state: u8, first: QueuePairState) -> Error {
+        let message = match QueuePairState::ALL.get(usize::from(state)) {
+            Some(state) => {
+                format!("queue pair {} is in {}; posting is allowed from {} on", self.qpn, state.name(), first.name())
+            }
+            None => destroyed(self.qpn),
+        };
+        Error::new(verb, ErrorKind::InvalidState, message)
+    }
+
+    /// Runs `read` on the endpoint's queue pair.
+    pub(super) fn with_endpoint<R>(
+        &self,
+        verb: &'static str,
+        read: impl FnOnce(&transport::Endpoint) -> Option<R>,
+    ) -> Result<R> {
+        let mut answer = None;
+        if !self.shard.command(|core, _| answer = read(&core.endpoint)) {
+            return Err(errors::engine_failed(verb));
+        }
+        answer.ok_or_else(|| Error::new(verb, ErrorKind::InvalidState, destroyed(self.qpn)))
+    }
+}
+
+fn destroyed(qpn: Qpn) -> String {
+    format!("queue pair {qpn} is destroyed")
+}
+
+fn concerns(event: &AsyncEvent, qpn: Qpn) -> bool {
+    match event {
+        AsyncEvent::QueuePairFatal(of)
+        | AsyncEvent::QueuePairRequestError(of)
+        | AsyncEvent::QueuePairAccessError(of)
+        | AsyncEvent::CommunicationEstablished(of)
+        | AsyncEvent::SendQueueDrained(of) => *of == qpn,
+        _ => false,
+    }
+}
+
+impl QueuePair for SoftQueuePair {
+    fn qpn(&self) -> Qpn {
+        self.qpn
+    }
+
+    fn modify(&self, attributes: &QueuePairAttributes) -> Result<()> {
+        self.modify_state(attributes)
+    }
+
+    fn query(&self) -> Result<QueuePairStatus> {
+        self.with_endpoint("query_qp", |endpoint| endpoint.query_queue_pair(self.qpn))
+    }
+
+    #[inline]
+    fn send_begin(&self) {
+        self.send.begin();
+    }
+
+    #[inline]
+    fn send_push(&self, request: &SendRequest<'_>) -> Result<()> {
+        self.check_state("post_send", QueuePairState::ReadyToSend)?;
+        self.send.push(request).map_err(|error| errors::from_queue("post_send", &error))
+    }
+
+    #[inline]
+    fn send_end(&self, end: BatchEnd) -> Result<()> {
+        let published = self.send.end(end).map_err(|error| errors::from_queue("post_send", &error))?;
+        if published > 0 {
+            self.shard.post(&self.doorbell);
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn recv_begin(&self) {
+        self.receive.begin();
+    }
+
+    #[inline]
+    fn recv_push(&self, request: &ReceiveRequest<'_>) -> Result<()> {
+        self.check_state("post_recv", QueuePairState::Init)?;
+        self.receive.push(request).map_err(|error| errors::from_queue("post_recv", &error))
+    }
+
+    #[inline]
+    fn recv_end(&self, end: BatchEnd) -> Result<()> {
+        let published = self.receive.end(end).map_err(|error| errors::from_queue("post_recv", &error))?;
+        if published > 0 {
+            self.shard.post_receive(&self.doorbell);
+        }
+        Ok(())
+    }
+
+    /// Waits for the pass in progress and nothing else: what is outstanding is forgotten, not flushed.
+    fn destroy(&self) -> Result<()> {
+        if self.state.swap(DESTROYED, Ordering::AcqRel) == DESTROYED {
+            return Ok(());
+        }
+        self.shard.send_acknowledgements();
+        self.shard.command(|core, _| {
+            core.endpoint.destroy_queue_pair(self.qpn);
+        });
+        for side in [&self.send_side, &self.receive_side] {
+            soft(&side.queue).engine_side().detach(side.token);
+        }
+        self.device.events.discard(|event| concerns(event, self.qpn));
+        Ok(())
+    }
+
+    fn counters(&self) -> Counters {
+        let read = |endpoint: &transport::Endpoint| endpoint.queue_pair_counters(self.qpn).cloned();
+        self.with_endpoint("query_qp", read).unwrap_or_default()
+    }
+}
+
+impl Drop for SoftQueuePair {
+    fn drop(&mut self) {
+        // Never fails.
+        let _ = self.destroy();
+    }
+}

@@ -1,0 +1,333 @@
+//! Posting: batches of requests, and their translation to the provider's.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::request::{Bytes, Regions};
+use super::{
+    AccessFlags, Error, ErrorKind, ProtectionDomain, QueuePair, ReceiveRequest, RegionList, RegionRange, Result,
+    SendRequest,
+};
+use crate::types::{self, BatchEnd, Data, Sge};
+
+/// Most scatter-gather entries that are translated, on the stack. No device known takes more.
+const MAX_SGES: usize = 64;
+/// Entries up to this number take a shorter way.
+const FEW_SGES: usize = 4;
+
+/// Which thread has an open batch of a queue. The provider makes other threads wait; the same thread would wait for
+/// itself, so it is refused.
+#[derive(Default)]
+pub(super) struct Poster {
+    owner: AtomicUsize,
+}
+
+impl Poster {
+    /// Begins a batch with `begin`, unless this thread has one open.
+    ///
+    /// Relaxed is enough: only this thread stores its own token, and it removes it before others can see anything.
+    fn enter(&self, verb: &'static str, begin: impl FnOnce()) -> Result<()> {
+        let token = thread_token();
+        if self.owner.load(Ordering::Relaxed) == token {
+            let message = "this thread has an open batch of this queue; post or drop it first";
+            return Err(Error::new(verb, ErrorKind::InvalidState, message));
+        }
+        begin();
+        self.owner.store(token, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn leave(&self) {
+        self.owner.store(0, Ordering::Relaxed);
+    }
+}
+
+/// A number that no other living thread has, and never 0.
+fn thread_token() -> usize {
+    thread_local!(static TOKEN: u8 = const { 0 });
+    TOKEN.with(|token| std::ptr::from_ref(token).addr())
+}
+
+/// An open batch of send requests.
+///
+/// [`SendBatch::push`] adds requests, [`SendBatch::post`] hands them over together; equal small ones then share system
+/// calls. A batch that is dropped posts nothing. Requests are copied while they are pushed.
+///
+/// The thread that opened it holds the send queue, so it cannot be sent to another thread. A batch that is forgotten
+/// (`std::mem::forget`) holds it for ever.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use rdma_verbs::verbs::{self, AccessFlags, SendRequest};
+/// # let context = verbs::open("soft:127.0.1.90")?;
+/// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+/// # let qp = pd.create_qp(&cq, &cq).build()?;
+/// # qp.connect(&qp.connection_info()?)?; // to itself
+/// # let mr = pd.alloc_mr(4096, AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE)?;
+/// # let remote = mr.remote();
+/// let mut batch = qp.send_batch()?;
+/// for record in 0..8 {
+///     let from = record * 16;
+///     batch.push(&SendRequest::write(mr.slice(from..from + 16)?, remote.slice(2048 + from..)?))?;
+/// }
+/// batch.push(&SendRequest::write(mr.slice(..8)?, remote.slice(4088..)?).wr_id(9).signaled())?;
+/// batch.post()?;
+///
+/// let completion = cq.wait(Duration::from_secs(10))?;
+/// assert_eq!(completion.wr_id(), 9);
+/// completion.result()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[must_use = "a batch that is dropped posts nothing"]
+pub struct SendBatch<'a> {
+    queue_pair: &'a QueuePair,
+    len: usize,
+    open: bool,
+    /// The queue is held by a thread, not by a value.
+    thread_bound: PhantomData<*const ()>,
+}
+
+impl<'a> SendBatch<'a> {
+    pub(super) fn open(queue_pair: &'a QueuePair) -> Result<Self> {
+        queue_pair.sends().enter("post_send", || queue_pair.inner().send_begin())?;
+        Ok(Self { queue_pair, len: 0, open: true, thread_bound: PhantomData })
+    }
+
+    /// Adds a request.
+    ///
+    /// # Errors
+    /// As [`QueuePair::post_send`]. The batch stays open with what it had: it may be posted without the request.
+    pub fn push(&mut self, request: &SendRequest<'_>) -> Result<&mut Self> {
+        check_remote(request)?;
+        let push = |data: Data<'_>| {
+            let SendRequest { wr_id, operation, flags, .. } = *request;
+            self.queue_pair.inner().send_push(&types::SendRequest { wr_id, operation, flags, data })
+        };
+        match &request.data.0 {
+            Bytes::Inline(bytes) => push(Data::Inline(&[bytes]))?,
+            Bytes::Regions(list) => {
+                let need = match request.operation.is_read_or_atomic() {
+                    true => AccessFlags::LOCAL_WRITE,
+                    false => AccessFlags::empty(),
+                };
+                let check = RangeCheck { verb: "post_send", domain: self.queue_pair.protection_domain(), need };
+                check.with_sges(list, |sges| push(Data::Sges(sges)))?;
+            }
+        }
+        self.len += 1;
+        Ok(self)
+    }
+
+    /// Requests in the batch.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Hands all requests over, in order.
+    ///
+    /// # Errors
+    /// As [`QueuePair::post_send`]; nothing was posted then.
+    pub fn post(mut self) -> Result<()> {
+        self.end(BatchEnd::Publish)
+    }
+
+    fn end(&mut self, end: BatchEnd) -> Result<()> {
+        self.open = false;
+        self.queue_pair.sends().leave();
+        self.queue_pair.inner().send_end(end)
+    }
+}
+
+impl Drop for SendBatch<'_> {
+    fn drop(&mut self) {
+        if self.open {
+            // Forgetting what was not posted cannot fail in a way that matters to the caller.
+            let _ = self.end(BatchEnd::Rollback);
+        }
+    }
+}
+
+impl fmt::Debug for SendBatch<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SendBatch").field("qpn", &self.queue_pair.qpn()).field("len", &self.len).finish()
+    }
+}
+
+/// An open batch of receives; as [`SendBatch`] for the receive queue.
+///
+/// ```
+/// # use rdma_verbs::verbs::{self, AccessFlags, ReceiveRequest};
+/// # let context = verbs::open("soft:127.0.1.91")?;
+/// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+/// # let qp = pd.create_qp(&cq, &cq).build()?;
+/// # qp.init()?;
+/// # let mr = pd.alloc_mr(4096, AccessFlags::LOCAL_WRITE)?;
+/// let mut batch = qp.recv_batch()?;
+/// for slot in 0..16 {
+///     batch.push(&ReceiveRequest::new(mr.slice(slot * 256..(slot + 1) * 256)?).wr_id(slot as u64))?;
+/// }
+/// batch.post()?;
+/// # Ok::<(), verbs::Error>(())
+/// ```
+#[must_use = "a batch that is dropped posts nothing"]
+pub struct ReceiveBatch<'a> {
+    queue_pair: &'a QueuePair,
+    len: usize,
+    open: bool,
+    /// The queue is held by a thread, not by a value.
+    thread_bound: PhantomData<*const ()>,
+}
+
+impl<'a> ReceiveBatch<'a> {
+    pub(super) fn open(queue_pair: &'a QueuePair) -> Result<Self> {
+        queue_pair.receives().enter("post_recv", || queue_pair.inner().recv_begin())?;
+        Ok(Self { queue_pair, len: 0, open: true, thread_bound: PhantomData })
+    }
+
+    /// Adds a receive.
+    ///
+    /// # Errors
+    /// As [`QueuePair::post_recv`]. The batch stays open with what it had: it may be posted without the receive.
+    pub fn push(&mut self, request: &ReceiveRequest<'_>) -> Result<&mut Self> {
+        let domain = self.queue_pair.protection_domain();
+        let check = RangeCheck { verb: "post_recv", domain, need: AccessFlags::LOCAL_WRITE };
+        let wr_id = request.wr_id;
+        check.with_sges(&request.data, |sges| {
+            self.queue_pair.inner().recv_push(&types::ReceiveRequest { wr_id, sges })
+        })?;
+        self.len += 1;
+        Ok(self)
+    }
+
+    /// Receives in the batch.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Hands all receives over, in order.
+    ///
+    /// # Errors
+    /// As [`QueuePair::post_recv`]; nothing was posted then.
+    pub fn post(mut self) -> Result<()> {
+        self.end(BatchEnd::Publish)
+    }
+
+    fn end(&mut self, end: BatchEnd) -> Result<()> {
+        self.open = false;
+        self.queue_pair.receives().leave();
+        self.queue_pair.inner().recv_end(end)
+    }
+}
+
+impl Drop for ReceiveBatch<'_> {
+    fn drop(&mut self) {
+        if self.open {
+            // Forgetting what was not posted cannot fail in a way that matters to the caller.
+            let _ = self.end(BatchEnd::Rollback);
+        }
+    }
+}
+
+impl fmt::Debug for ReceiveBatch<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReceiveBatch").field("qpn", &self.queue_pair.qpn()).field("len", &self.len).finish()
+    }
+}
+
+/// Whether the peer's memory has room for the request, as far as it is known here.
+fn check_remote(request: &SendRequest<'_>) -> Result<()> {
+    let invalid = |message| Err(Error::new("post_send", ErrorKind::InvalidArgument, message));
+    let (len, room) = (request.data.len(), request.room);
+    if len > room {
+        return invalid(format!("length is {len} bytes; the peer's memory has {room}"));
+    }
+    match request.operation {
+        types::Operation::CompareAndSwap { remote_addr, .. } | types::Operation::FetchAndAdd { remote_addr, .. }
+            if remote_addr % 8 != 0 =>
+        {
+            invalid(format!("remote_addr is {remote_addr:#x}; an atomic needs a multiple of 8"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What every range in a request must fulfil.
+struct RangeCheck<'a> {
+    verb: &'static str,
+    domain: &'a ProtectionDomain,
+    need: AccessFlags,
+}
+
+impl RangeCheck<'_> {
+    /// Checks the ranges and hands them to `push` as scatter-gather entries.
+    fn with_sges(&self, list: &RegionList<'_>, push: impl FnOnce(&[Sge]) -> Result<()>) -> Result<()> {
+        match &list.0 {
+            Regions::One(range) => push(&[self.entry(range)?]),
+            Regions::Many(ranges) if ranges.len() <= FEW_SGES => self.with_array::<FEW_SGES>(ranges, push),
+            Regions::Many(ranges) => self.with_array::<MAX_SGES>(ranges, push),
+        }
+    }
+
+    fn with_array<const N: usize>(
+        &self,
+        ranges: &[RegionRange<'_>],
+        push: impl FnOnce(&[Sge]) -> Result<()>,
+    ) -> Result<()> {
+        let mut sges = [Sge::default(); N];
+        let Some(used) = sges.get_mut(..ranges.len()) else {
+            return Err(self.error(format!("{} ranges were given; at most {N} are possible", ranges.len())));
+        };
+        for (sge, range) in used.iter_mut().zip(ranges) {
+            *sge = self.entry(range)?;
+        }
+        push(used)
+    }
+
+    /// The range as a scatter-gather entry, if this queue pair may use it.
+    fn entry(&self, range: &RegionRange<'_>) -> Result<Sge> {
+        let region = range.region();
+        if !region.protection_domain().is_same(self.domain) {
+            return Err(self.wrong_domain(range));
+        }
+        if !region.access().contains(self.need) {
+            let (lkey, access) = (region.lkey(), region.access());
+            return Err(self.error(format!("the region {lkey} has access {access:?}; {:?} is needed", self.need)));
+        }
+        if region.is_revoked() {
+            let message = format!("the region {} was deregistered", region.lkey());
+            return Err(Error::new(self.verb, ErrorKind::InvalidState, message));
+        }
+        range.to_sge().ok_or_else(|| {
+            let limit = types::MAX_MESSAGE_BYTES;
+            self.error(format!("length is {} bytes; a message has at most {limit}", range.len()))
+        })
+    }
+
+    #[cold]
+    fn wrong_domain(&self, range: &RegionRange<'_>) -> Error {
+        let theirs = range.region().protection_domain();
+        let describe = |domain: &ProtectionDomain| format!("{} of {}", domain.id().0, domain.context());
+        self.error(format!(
+            "the region {} belongs to protection domain {}, the queue pair to {}",
+            range.region().lkey(),
+            describe(theirs),
+            describe(self.domain),
+        ))
+    }
+
+    #[cold]
+    fn error(&self, message: String) -> Error {
+        Error::new(self.verb, ErrorKind::InvalidArgument, message)
+    }
+}

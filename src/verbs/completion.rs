@@ -1,0 +1,174 @@
+//! Work completions.
+
+use std::fmt;
+
+use super::{Cause, CompletionOpcode, CompletionStatus, Qpn, Rkey};
+use crate::types::{CompletionFlags, RawCompletion};
+
+/// A completed request (`ibv_wc`).
+///
+/// [`Completion::result`] says whether it succeeded, and gives what only a success or only a failure has.
+///
+/// ```
+/// # use rdma_verbs::verbs;
+/// # let context = verbs::open("soft:127.0.1.60")?;
+/// # let cq = context.create_cq(16)?;
+/// use rdma_verbs::verbs::Completion;
+///
+/// let mut completions = [Completion::default(); 16];
+/// let count = cq.poll(&mut completions)?;
+/// for completion in &completions[..count] {
+///     match completion.result() {
+///         Ok(done) => println!("request {}: {} bytes", completion.wr_id(), done.byte_len),
+///         Err(failure) => eprintln!("{failure}"),
+///     }
+/// }
+/// # Ok::<(), verbs::Error>(())
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+pub struct Completion {
+    raw: RawCompletion,
+}
+
+impl Completion {
+    /// The number that the request was posted with.
+    pub const fn wr_id(&self) -> u64 {
+        self.raw.wr_id
+    }
+
+    /// The queue pair of this host.
+    pub const fn qpn(&self) -> Qpn {
+        self.raw.qpn
+    }
+
+    /// How it ended, as the standard has it.
+    pub const fn status(&self) -> CompletionStatus {
+        self.raw.status
+    }
+
+    /// Why it failed, in more detail; [`Cause::None`] if it succeeded.
+    pub const fn cause(&self) -> Cause {
+        self.raw.cause
+    }
+
+    /// Whether it succeeded.
+    pub const fn is_success(&self) -> bool {
+        self.raw.status.is_success()
+    }
+
+    /// What came of it.
+    ///
+    /// # Errors
+    /// The request failed. The queue pair is then in the error state (or SQE), and later requests are flushed.
+    pub fn result(&self) -> Result<Success, CompletionError> {
+        let raw = &self.raw;
+        if !raw.status.is_success() {
+            return Err(CompletionError { wr_id: raw.wr_id, qpn: raw.qpn, status: raw.status, cause: raw.cause });
+        }
+        let carried = |flag| raw.flags.contains(flag).then_some(raw.immediate_or_key);
+        Ok(Success {
+            opcode: raw.opcode,
+            byte_len: raw.byte_len,
+            immediate: carried(CompletionFlags::WITH_IMMEDIATE),
+            invalidated: carried(CompletionFlags::WITH_INVALIDATE).map(Rkey),
+            source_qpn: raw.source_qpn,
+        })
+    }
+}
+
+impl From<RawCompletion> for Completion {
+    fn from(raw: RawCompletion) -> Self {
+        Self { raw }
+    }
+}
+
+impl fmt::Debug for Completion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut debug = f.debug_struct("Completion");
+        debug.field("wr_id", &self.raw.wr_id).field("qpn", &self.raw.qpn).field("result", &self.result()).finish()
+    }
+}
+
+/// What a successful completion carries.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Success {
+    /// What was done.
+    pub opcode: CompletionOpcode,
+    /// Bytes received or read; for a received WRITE with immediate, bytes that were written. Undefined for SEND and
+    /// WRITE on the sending side.
+    pub byte_len: u32,
+    /// Immediate data that came with the message.
+    pub immediate: Option<u32>,
+    /// The key that the sender invalidated.
+    pub invalidated: Option<Rkey>,
+    /// The queue pair that sent it.
+    pub source_qpn: Qpn,
+}
+
+/// A failed completion, as an error.
+///
+/// ```
+/// use rdma_verbs::types::{Cause, CompletionStatus, Qpn, RawCompletion};
+/// use rdma_verbs::verbs::Completion;
+///
+/// let mut raw = RawCompletion::default();
+/// raw.wr_id = 7;
+/// raw.qpn = Qpn::new(0x11);
+/// raw.status = CompletionStatus::RetryExceededError;
+/// raw.cause = Cause::NoAnswer;
+/// let error = Completion::from(raw).result().unwrap_err();
+/// assert_eq!(
+///     error.to_string(),
+///     "request 7 on queue pair 0x000011: no answer after all tries that timeout and retry_cnt allow (NoAnswer)",
+/// );
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct CompletionError {
+    /// The number that the request was posted with.
+    pub wr_id: u64,
+    /// The queue pair of this host.
+    pub qpn: Qpn,
+    /// How it ended, as the standard has it.
+    pub status: CompletionStatus,
+    /// Why, in more detail.
+    pub cause: Cause,
+}
+
+impl fmt::Display for CompletionError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { wr_id, qpn, status, cause } = self;
+        write!(f, "request {wr_id} on queue pair {qpn}: {}", describe(*status))?;
+        match cause {
+            Cause::None => Ok(()),
+            cause => write!(f, " ({cause:?})"),
+        }
+    }
+}
+
+impl std::error::Error for CompletionError {}
+
+/// A status in words.
+const fn describe(status: CompletionStatus) -> &'static str {
+    match status {
+        CompletionStatus::Success => "done",
+        CompletionStatus::LocalLengthError => "the message does not fit the posted receive, or is longer than allowed",
+        CompletionStatus::LocalQueuePairOperationError => "the queue pair could not execute the request",
+        CompletionStatus::LocalProtectionError => "the request's own memory could not be accessed",
+        CompletionStatus::WorkRequestFlushedError => "flushed, because the queue pair is in the error state",
+        CompletionStatus::MemoryWindowBindError => "binding the memory window failed",
+        CompletionStatus::BadResponseError => "the peer's answer broke the protocol",
+        CompletionStatus::LocalAccessError => "the memory for an arriving message could not be accessed",
+        CompletionStatus::RemoteInvalidRequestError => "the peer refused the request as invalid",
+        CompletionStatus::RemoteAccessError => "the peer refused the key, the bounds or the right",
+        CompletionStatus::RemoteOperationError => "the peer could not execute the request",
+        CompletionStatus::RetryExceededError => "no answer after all tries that timeout and retry_cnt allow",
+        CompletionStatus::ReceiverNotReadyRetryExceededError => {
+            "the peer had no receive posted after all tries that rnr_retry allows"
+        }
+        CompletionStatus::RemoteAbortedError => "the peer closed the connection",
+        CompletionStatus::FatalError => "the device failed",
+        CompletionStatus::GeneralError => "failed",
+    }
+}

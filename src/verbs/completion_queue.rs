@@ -1,0 +1,181 @@
+//! Completion queues.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::{Completion, CompletionChannel, Context, Error, ErrorKind, Result};
+use crate::provider;
+use crate::types::RawCompletion;
+
+/// Completions that are taken from the provider at once, into memory on the stack.
+const POLL_BATCH: usize = 8;
+/// How long [`CompletionQueue::wait`] polls without a pause.
+const SPIN: Duration = Duration::from_millis(1);
+/// How long it pauses between polls afterwards.
+const PAUSE: Duration = Duration::from_micros(100);
+
+/// Which completions make an armed queue announce itself.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Notify {
+    /// Every completion.
+    Any,
+    /// Failures, and receives of messages that were sent [`solicited`](super::SendRequest::solicited).
+    SolicitedOnly,
+}
+
+/// A completion queue (`ibv_cq`): where finished requests of any number of queue pairs are picked up.
+///
+/// A handle: clones name the same queue. Several threads may poll it; each completion goes to one of them.
+#[derive(Clone)]
+pub struct CompletionQueue {
+    context: Context,
+    inner: Arc<dyn provider::CompletionQueue>,
+    channel: Option<CompletionChannel>,
+}
+
+impl CompletionQueue {
+    pub(super) fn new(
+        context: Context,
+        inner: Arc<dyn provider::CompletionQueue>,
+        channel: Option<CompletionChannel>,
+    ) -> Self {
+        Self { context, inner, channel }
+    }
+
+    /// The device it belongs to.
+    pub fn context(&self) -> &Context {
+        &self.context
+    }
+
+    /// Takes up to `out.len()` completions, oldest first, and returns how many (`ibv_poll_cq`). Never blocks, allocates
+    /// nothing.
+    ///
+    /// Polling drives the device: what has arrived is processed on the caller's thread, which is the fastest way there
+    /// is. What a peer wrote before a completion is visible to whoever polled it.
+    ///
+    /// # Errors
+    /// The queue overflowed: completions were lost, and its queue pairs are in error.
+    ///
+    /// ```
+    /// use rdma_verbs::verbs::{self, Completion};
+    ///
+    /// let cq = verbs::open("soft:127.0.1.70")?.create_cq(16)?;
+    /// let mut completions = [Completion::default(); 16];
+    /// assert_eq!(cq.poll(&mut completions)?, 0);
+    /// # Ok::<(), verbs::Error>(())
+    /// ```
+    pub fn poll(&self, out: &mut [Completion]) -> Result<usize> {
+        if let [one] = out {
+            let mut raw = [RawCompletion::default()];
+            let count = self.inner.poll(&mut raw)?;
+            *one = raw[0].into();
+            return Ok(count);
+        }
+        let mut total = 0;
+        for chunk in out.chunks_mut(POLL_BATCH) {
+            let mut raw = [RawCompletion::default(); POLL_BATCH];
+            let raw = &mut raw[..chunk.len()];
+            // After an overflow, completions that are in `out` already are handed over first.
+            let count = match self.inner.poll(raw) {
+                Err(_) if total > 0 => 0,
+                result => result?,
+            };
+            for (completion, raw) in chunk.iter_mut().zip(&raw[..count]) {
+                *completion = (*raw).into();
+            }
+            total += count;
+            if count < raw.len() {
+                break;
+            }
+        }
+        Ok(total)
+    }
+
+    /// Takes one completion, waiting up to `timeout` for it.
+    ///
+    /// It polls for a millisecond and then ten thousand times a second, so it neither misses anything nor eats a
+    /// processor. Programs that live on latency poll themselves; programs that sleep much use a [`CompletionChannel`].
+    ///
+    /// # Errors
+    /// [`ErrorKind::TimedOut`] if nothing completed; otherwise as [`CompletionQueue::poll`]. A request that failed is
+    /// not an error here but in [`Completion::result`].
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use rdma_verbs::verbs::{self, ErrorKind};
+    ///
+    /// let cq = verbs::open("soft:127.0.1.71")?.create_cq(16)?;
+    /// let error = cq.wait(Duration::from_millis(5)).unwrap_err();
+    /// assert_eq!(error.kind(), ErrorKind::TimedOut);
+    /// # Ok::<(), verbs::Error>(())
+    /// ```
+    pub fn wait(&self, timeout: Duration) -> Result<Completion> {
+        let start = Instant::now();
+        loop {
+            let mut completion = [Completion::default()];
+            if self.poll(&mut completion)? == 1 {
+                return Ok(completion[0]);
+            }
+            let waited = start.elapsed();
+            if waited >= timeout {
+                let message = format!("nothing completed within {timeout:?}");
+                return Err(Error::new("wait", ErrorKind::TimedOut, message));
+            }
+            if waited > SPIN {
+                std::thread::sleep(PAUSE);
+            }
+        }
+    }
+
+    /// Arms the queue (`ibv_req_notify_cq`): the next completion of that sort makes one event on the queue's channel.
+    ///
+    /// Completions that are in the queue already make none, so poll once more after arming, before going to sleep.
+    ///
+    /// # Errors
+    /// The queue was created without a channel.
+    ///
+    /// [`CompletionChannel`] has an example.
+    pub fn req_notify(&self, notify: Notify) -> Result<()> {
+        if self.channel.is_none() {
+            let message = "the queue has no channel; create it with create_cq_on";
+            return Err(Error::new("req_notify", ErrorKind::InvalidState, message));
+        }
+        self.inner.req_notify(notify == Notify::SolicitedOnly)
+    }
+
+    /// The channel it announces completions on.
+    pub fn channel(&self) -> Option<&CompletionChannel> {
+        self.channel.as_ref()
+    }
+
+    /// Completions that fit (at least what was asked for).
+    pub fn cqe(&self) -> u32 {
+        self.inner.cqe()
+    }
+
+    /// Changes how many completions fit (`ibv_resize_cq`). Waiting ones stay.
+    ///
+    /// # Errors
+    /// `cqe` is 0, above the device's `max_cqe`, or below the number that waits.
+    ///
+    /// ```
+    /// let cq = rdma_verbs::verbs::open("soft:127.0.1.72")?.create_cq(16)?;
+    /// cq.resize(1000)?;
+    /// assert!(cq.cqe() >= 1000);
+    /// # Ok::<(), rdma_verbs::verbs::Error>(())
+    /// ```
+    pub fn resize(&self, cqe: u32) -> Result<()> {
+        self.inner.resize(cqe)
+    }
+
+    pub(super) fn inner(&self) -> &Arc<dyn provider::CompletionQueue> {
+        &self.inner
+    }
+}
+
+impl fmt::Debug for CompletionQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CompletionQueue").field("cqe", &self.cqe()).field("channel", &self.channel).finish()
+    }
+}

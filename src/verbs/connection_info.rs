@@ -1,0 +1,374 @@
+//! What two ends tell each other before they connect, and its form as bytes.
+
+use std::io::{self, Read, Write};
+
+use super::{Error, ErrorKind, Gid, Mtu, PeerCapabilities, Psn, Qpn, QueuePairType, Result};
+
+const MAGIC: [u8; 4] = *b"RDMV";
+const VERSION: u8 = 1;
+/// Magic number, version, a reserved byte, length of what follows.
+const HEADER_BYTES: usize = 8;
+/// What version 1 says.
+const BODY_BYTES: usize = 40;
+/// Longest body that is read from later versions.
+const MAX_BODY_BYTES: usize = 1024;
+/// Bit in the flags byte: the peer's sockets take and make segmented datagrams.
+const FLAG_SEGMENTATION: u8 = 1;
+
+/// What a peer must know to connect to a queue pair, as exchanged over any stream.
+///
+/// It holds nothing secret but the sequence number, which protects against injection by those who cannot see the
+/// traffic; and no memory: a [`RemoteMemory`](super::RemoteMemory) is sent separately, by those who grant access.
+///
+/// # Form
+///
+/// 48 bytes, numbers in network byte order:
+///
+/// | offset | size | field |
+/// |---|---|---|
+/// | 0 | 4 | `RDMV` |
+/// | 4 | 1 | version, 1 |
+/// | 5 | 1 | reserved: 0, ignored |
+/// | 6 | 2 | length of the rest, 40 |
+/// | 8 | 4 | `qpn` |
+/// | 12 | 4 | `psn` |
+/// | 16 | 16 | `gid` |
+/// | 32 | 1 | `path_mtu`, the standard's code 1 to 5 |
+/// | 33 | 1 | `max_dest_rd_atomic` |
+/// | 34 | 1 | `qp_type`: 2 RC, 3 UC, 4 UD |
+/// | 35 | 1 | `peer.version` |
+/// | 36 | 1 | `peer`: bit 0 segmentation offload; others 0, ignored |
+/// | 37 | 3 | reserved: 0, ignored |
+/// | 40 | 4 | `peer.receive_buffer_bytes` |
+/// | 44 | 4 | `peer.extensions` |
+///
+/// Later versions may add at the end and raise the version; an older reader takes what it knows and skips the rest. A
+/// change that is not an addition would have another magic number.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct ConnectionInfo {
+    /// Transport service.
+    pub qp_type: QueuePairType,
+    /// Number of the queue pair.
+    pub qpn: Qpn,
+    /// Sequence number of the first packet that it sends.
+    pub psn: Psn,
+    /// Where it is.
+    pub gid: Gid,
+    /// Largest path MTU that it takes.
+    pub path_mtu: Mtu,
+    /// READs and atomics that the other end may have outstanding there.
+    pub max_dest_rd_atomic: u8,
+    /// What its device can do beyond the standard.
+    pub peer: PeerCapabilities,
+}
+
+impl ConnectionInfo {
+    /// Size of [`ConnectionInfo::to_bytes`].
+    pub const ENCODED_BYTES: usize = HEADER_BYTES + BODY_BYTES;
+
+    /// A queue pair of which some other way of exchange told the necessary: a reliable connection of a peer that knows
+    /// nothing but the standard, with one READ or atomic at a time.
+    ///
+    /// ```
+    /// use std::net::Ipv4Addr;
+    /// use rdma_verbs::verbs::{ConnectionInfo, Mtu, Psn, Qpn};
+    ///
+    /// let gid = Ipv4Addr::new(192, 0, 2, 7).into();
+    /// let adapter = ConnectionInfo::stranger(Qpn::new(0x11), Psn::new(0x123456), gid, Mtu::Mtu1024);
+    /// assert!(!adapter.peer.is_ours());
+    /// ```
+    pub const fn stranger(qpn: Qpn, psn: Psn, gid: Gid, path_mtu: Mtu) -> Self {
+        let qp_type = QueuePairType::ReliableConnection;
+        Self { qp_type, qpn, psn, gid, path_mtu, max_dest_rd_atomic: 1, peer: PeerCapabilities::STRANGER }
+    }
+
+    /// The 48 bytes that the other end takes.
+    ///
+    /// ```
+    /// # use std::net::Ipv4Addr;
+    /// use rdma_verbs::verbs::{ConnectionInfo, Mtu, Psn, Qpn};
+    ///
+    /// # let gid = Ipv4Addr::new(192, 0, 2, 7).into();
+    /// let info = ConnectionInfo::stranger(Qpn::new(0x11), Psn::new(0x123456), gid, Mtu::Mtu1024);
+    /// assert_eq!(ConnectionInfo::from_bytes(&info.to_bytes())?, info);
+    /// # Ok::<(), rdma_verbs::verbs::Error>(())
+    /// ```
+    pub fn to_bytes(&self) -> [u8; Self::ENCODED_BYTES] {
+        let mut bytes = [0; Self::ENCODED_BYTES];
+        bytes[..4].copy_from_slice(&MAGIC);
+        bytes[4] = VERSION;
+        bytes[6..8].copy_from_slice(&(BODY_BYTES as u16).to_be_bytes());
+        bytes[8..12].copy_from_slice(&self.qpn.value().to_be_bytes());
+        bytes[12..16].copy_from_slice(&self.psn.value().to_be_bytes());
+        bytes[16..32].copy_from_slice(&self.gid.to_bytes());
+        bytes[32] = self.path_mtu as u8;
+        bytes[33] = self.max_dest_rd_atomic;
+        bytes[34] = self.qp_type as u8;
+        bytes[35] = self.peer.version;
+        bytes[36] = if self.peer.segmentation_offload { FLAG_SEGMENTATION } else { 0 };
+        bytes[40..44].copy_from_slice(&self.peer.receive_buffer_bytes.to_be_bytes());
+        bytes[44..48].copy_from_slice(&self.peer.extensions.to_be_bytes());
+        bytes
+    }
+
+    /// What [`ConnectionInfo::to_bytes`] of this version, or of a later one, encoded.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Protocol`]: `bytes` is not exactly one such message, or holds a value that does not exist. The text
+    /// names it.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        let Some((header, rest)) = bytes.split_first_chunk::<HEADER_BYTES>() else {
+            return Err(protocol(format!("{} bytes came; the header alone has {HEADER_BYTES}", bytes.len())));
+        };
+        let length = body_length(header)?;
+        if rest.len() != length {
+            return Err(protocol(format!("{} bytes follow the header, which says {length}", rest.len())));
+        }
+        match rest.first_chunk::<BODY_BYTES>() {
+            Some(body) => parse_body(body),
+            None => Err(protocol(format!("length is {length}; it is {BODY_BYTES} at least"))),
+        }
+    }
+
+    /// Tells the other end about this queue pair and hears about its own, over any connected stream. Both ends call it.
+    /// Each writes first and then reads, exactly one message, so the stream can be used for more afterwards.
+    ///
+    /// Set timeouts on the stream if the other end cannot be trusted to answer.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Protocol`] if something else came than such a message, or the stream ended; [`ErrorKind::TimedOut`]
+    /// if the stream's timeout passed; otherwise what the stream met.
+    ///
+    /// ```
+    /// # use std::net::Ipv4Addr;
+    /// use std::os::unix::net::UnixStream;
+    /// use rdma_verbs::verbs::{ConnectionInfo, Mtu, Psn, Qpn};
+    ///
+    /// # let gid = Ipv4Addr::new(192, 0, 2, 7).into();
+    /// # let info = |qpn| ConnectionInfo::stranger(Qpn::new(qpn), Psn::new(5), gid, Mtu::Mtu1024);
+    /// let (left_info, right_info) = (info(0x11), info(0x22));
+    /// let (mut left, mut right) = UnixStream::pair()?;
+    /// let other = std::thread::spawn(move || right_info.exchange(&mut right));
+    /// assert_eq!(left_info.exchange(&mut left)?, right_info);
+    /// assert_eq!(other.join().unwrap()?, left_info);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn exchange<S: Read + Write>(&self, stream: &mut S) -> Result<Self> {
+        self.write_to(stream)?;
+        Self::read_from(stream)
+    }
+
+    /// Writes one message.
+    ///
+    /// # Errors
+    /// As [`ConnectionInfo::exchange`].
+    pub fn write_to<S: Write>(&self, stream: &mut S) -> Result<()> {
+        let written = stream.write_all(&self.to_bytes()).and_then(|()| stream.flush());
+        written.map_err(|error| stream_error("cannot tell the peer about the queue pair", error))
+    }
+
+    /// Reads exactly one message.
+    ///
+    /// # Errors
+    /// As [`ConnectionInfo::exchange`].
+    pub fn read_from<S: Read>(stream: &mut S) -> Result<Self> {
+        let mut message = [0; HEADER_BYTES + MAX_BODY_BYTES];
+        let (header, rest) = message.split_at_mut(HEADER_BYTES);
+        read_exactly(stream, header)?;
+        let length = body_length(header.first_chunk().expect("a header was read"))?;
+        read_exactly(stream, &mut rest[..length])?;
+        Self::from_bytes(&message[..HEADER_BYTES + length])
+    }
+}
+
+/// Checks the header and returns how many bytes follow it, at most [`MAX_BODY_BYTES`].
+fn body_length(header: &[u8; HEADER_BYTES]) -> Result<usize> {
+    let [magic @ .., version, _reserved, high, low] = header;
+    if magic != &MAGIC {
+        let text = magic.escape_ascii();
+        return Err(protocol(format!("it begins with \"{text}\" instead of \"RDMV\": not this exchange")));
+    }
+    let length = usize::from(u16::from_be_bytes([*high, *low]));
+    match (*version, length) {
+        (0, _) => Err(protocol("version is 0; versions count from 1".into())),
+        (VERSION, BODY_BYTES) => Ok(length),
+        (VERSION, _) => Err(protocol(format!("length is {length}; version {VERSION} has {BODY_BYTES}"))),
+        (_, BODY_BYTES..=MAX_BODY_BYTES) => Ok(length),
+        (later, _) => {
+            let message =
+                format!("length is {length} in version {later}; {BODY_BYTES} to {MAX_BODY_BYTES} are possible");
+            Err(protocol(message))
+        }
+    }
+}
+
+/// The fields that version 1 knows.
+fn parse_body(body: &[u8; BODY_BYTES]) -> Result<ConnectionInfo> {
+    let number = |from: usize| u32::from_be_bytes(std::array::from_fn(|index| body[from + index]));
+    let number_24_bits = |name: &str, from| match number(from) {
+        value @ 0..=0x00ff_ffff => Ok(value),
+        value => Err(protocol(format!("{name} is {value:#x}; it has 24 bits"))),
+    };
+    let qpn = number_24_bits("qpn", 0)?;
+    let psn = number_24_bits("psn", 4)?;
+    let path_mtu = Mtu::from_code(body[24])
+        .ok_or_else(|| protocol(format!("path_mtu is {}; the codes are 1 (256) to 5 (4096)", body[24])))?;
+    Ok(ConnectionInfo {
+        qp_type: parse_type(body[26])?,
+        qpn: Qpn::new(qpn),
+        psn: Psn::new(psn),
+        gid: Gid::from_bytes(std::array::from_fn(|index| body[8 + index])),
+        path_mtu,
+        max_dest_rd_atomic: body[25],
+        peer: PeerCapabilities {
+            version: body[27],
+            segmentation_offload: body[28] & FLAG_SEGMENTATION != 0,
+            receive_buffer_bytes: number(32),
+            extensions: number(36),
+        },
+    })
+}
+
+fn parse_type(code: u8) -> Result<QueuePairType> {
+    use QueuePairType::{ReliableConnection, UnreliableConnection, UnreliableDatagram};
+    [ReliableConnection, UnreliableConnection, UnreliableDatagram]
+        .into_iter()
+        .find(|known| *known as u32 == u32::from(code))
+        .ok_or_else(|| protocol(format!("qp_type is {code}; 2 (RC), 3 (UC) and 4 (UD) exist")))
+}
+
+fn read_exactly<S: Read>(stream: &mut S, buffer: &mut [u8]) -> Result<()> {
+    stream.read_exact(buffer).map_err(|error| stream_error("cannot hear about the peer's queue pair", error))
+}
+
+pub(super) fn stream_error(what: &str, error: io::Error) -> Error {
+    match error.kind() {
+        // What a socket with a timeout says on Linux.
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+            Error::new("exchange", ErrorKind::TimedOut, format!("{what}: the stream's timeout passed"))
+        }
+        io::ErrorKind::UnexpectedEof => protocol(format!("{what}: the peer closed the stream")),
+        _ => Error::from_io("exchange", what, error),
+    }
+}
+
+fn protocol(message: String) -> Error {
+    Error::new("exchange", ErrorKind::Protocol, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn any_info() -> impl Strategy<Value = ConnectionInfo> {
+        let types =
+            [QueuePairType::ReliableConnection, QueuePairType::UnreliableConnection, QueuePairType::UnreliableDatagram];
+        let identity = (any::<u32>(), any::<u32>(), any::<[u8; 16]>());
+        let limits = (prop::sample::select(types.to_vec()), prop::sample::select(Mtu::ALL.to_vec()), any::<u8>());
+        let peer = (any::<u8>(), any::<bool>(), any::<u32>(), any::<u32>());
+        (identity, limits, peer).prop_map(|((qpn, psn, gid), (qp_type, path_mtu, max_dest_rd_atomic), peer)| {
+            let (version, segmentation_offload, receive_buffer_bytes, extensions) = peer;
+            ConnectionInfo {
+                qp_type,
+                qpn: Qpn::new(qpn),
+                psn: Psn::new(psn),
+                gid: Gid::from_bytes(gid),
+                path_mtu,
+                max_dest_rd_atomic,
+                peer: PeerCapabilities { version, segmentation_offload, receive_buffer_bytes, extensions },
+            }
+        })
+    }
+
+    fn example() -> ConnectionInfo {
+        let gid = std::net::Ipv4Addr::new(10, 0, 0, 1).into();
+        let peer = PeerCapabilities {
+            version: 1,
+            segmentation_offload: true,
+            receive_buffer_bytes: 0x0003_4000,
+            extensions: 0x8000_0001,
+        };
+        let stranger = ConnectionInfo::stranger(Qpn::new(0x01_0203), Psn::new(0xfe_dcba), gid, Mtu::Mtu4096);
+        ConnectionInfo { peer, max_dest_rd_atomic: 16, ..stranger }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(info in any_info()) {
+            let bytes = info.to_bytes();
+            prop_assert_eq!(ConnectionInfo::from_bytes(&bytes).unwrap(), info);
+            prop_assert_eq!(ConnectionInfo::read_from(&mut &bytes[..]).unwrap(), info);
+        }
+
+        #[test]
+        fn garbage_is_an_error_and_what_is_accepted_says_the_same_again(
+            mut bytes in prop::collection::vec(any::<u8>(), 0..100),
+            with_header in any::<bool>(),
+        ) {
+            if with_header && bytes.len() >= HEADER_BYTES {
+                bytes[..HEADER_BYTES].copy_from_slice(&example().to_bytes()[..HEADER_BYTES]);
+            }
+            match ConnectionInfo::from_bytes(&bytes) {
+                Ok(info) => prop_assert_eq!(ConnectionInfo::from_bytes(&info.to_bytes()).unwrap(), info),
+                Err(error) => prop_assert_eq!(error.kind(), ErrorKind::Protocol),
+            }
+        }
+
+        #[test]
+        fn truncation_is_an_error(info in any_info(), length in 0..ConnectionInfo::ENCODED_BYTES) {
+            let bytes = &info.to_bytes()[..length];
+            prop_assert_eq!(ConnectionInfo::from_bytes(bytes).unwrap_err().kind(), ErrorKind::Protocol);
+            prop_assert_eq!(ConnectionInfo::read_from(&mut &bytes[..]).unwrap_err().kind(), ErrorKind::Protocol);
+        }
+    }
+
+    /// The form is a promise to other versions: these bytes never change.
+    #[test]
+    fn form_of_version_1() {
+        let expected = "52444d56 01 00 0028 00010203 00fedcba 00000000000000000000ffff0a000001 05 10 02 01 01 000000 \
+                        00034000 80000001";
+        let expected: String = expected.split_whitespace().collect();
+        let actual: String = example().to_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(actual, expected);
+    }
+
+    #[test]
+    fn later_versions_are_read_as_far_as_known() {
+        let mut later = example().to_bytes().to_vec();
+        later[4] = 9;
+        later[5] = 0xff; // reserved
+        later[6..8].copy_from_slice(&50u16.to_be_bytes());
+        later.extend([0xee; 10]);
+        later.extend(b"next message");
+        let mut stream = &later[..];
+        assert_eq!(ConnectionInfo::read_from(&mut stream).unwrap(), example());
+        assert_eq!(stream, b"next message");
+    }
+
+    #[test]
+    fn every_wrong_value_is_named() {
+        let bytes = example().to_bytes();
+        for (offset, value, part) in [
+            (0, b'X', "begins with \"XDMV\""),
+            (4, 0, "version is 0"),
+            (7, 41, "length is 41; version 1 has 40"),
+            (8, 1, "qpn is 0x1010203"),
+            (12, 1, "psn is 0x1fedcba"),
+            (32, 0, "path_mtu is 0"),
+            (32, 6, "path_mtu is 6"),
+            (34, 9, "qp_type is 9"),
+        ] {
+            let mut wrong = bytes;
+            wrong[offset] = value;
+            let error = ConnectionInfo::from_bytes(&wrong).unwrap_err().to_string();
+            assert!(error.starts_with("exchange: ") && error.contains(part), "{error}");
+        }
+        let mut huge = bytes;
+        huge[4] = 2;
+        huge[6..8].copy_from_slice(&u16::MAX.to_be_bytes());
+        let error = ConnectionInfo::read_from(&mut &huge[..]).unwrap_err();
+        assert!(error.to_string().contains("length is 65535 in version 2"), "{error}");
+    }
+}

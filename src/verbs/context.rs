@@ -1,0 +1,235 @@
+//! An open device.
+
+use std::fmt;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::{
+    AsyncEvent, CompletionChannel, CompletionQueue, Counters, DeviceAttributes, Error, ErrorKind, Gid, GidEntry,
+    PeerCapabilities, PortAttributes, ProtectionDomain, Result,
+};
+use crate::provider;
+
+/// An open device (`ibv_context`): everything else is made from it.
+///
+/// A handle: clones name the same opening. The device is closed when the last handle and the last object made from it
+/// are gone.
+///
+/// ```
+/// use rdma_verbs::verbs;
+///
+/// let context = verbs::open("soft:127.0.1.2")?;
+/// let limits = context.query_device();
+/// println!("{}: up to {} queue pairs, {} byte messages", context.name(), limits.max_qp, 1u64 << 31);
+/// # Ok::<(), verbs::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Context {
+    inner: Arc<dyn provider::Context>,
+}
+
+impl Context {
+    /// The device's name.
+    pub fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    /// Limits and capabilities of the device (`ibv_query_device`).
+    pub fn query_device(&self) -> DeviceAttributes {
+        self.inner.query_device()
+    }
+
+    /// State and sizes of a port (`ibv_query_port`); ports count from 1.
+    ///
+    /// # Errors
+    /// The port does not exist.
+    ///
+    /// ```
+    /// use rdma_verbs::verbs::{self, PortState};
+    ///
+    /// let port = verbs::open("soft:127.0.1.3")?.query_port(1)?;
+    /// assert_eq!(port.state, PortState::Active);
+    /// assert!(port.active_mtu <= port.max_mtu);
+    /// # Ok::<(), verbs::Error>(())
+    /// ```
+    pub fn query_port(&self, port_num: u8) -> Result<PortAttributes> {
+        self.inner.query_port(port_num)
+    }
+
+    /// One entry of a port's GID table (`ibv_query_gid`); entries count from 0.
+    ///
+    /// # Errors
+    /// The port or the entry does not exist.
+    pub fn query_gid(&self, port_num: u8, gid_index: u8) -> Result<GidEntry> {
+        self.inner.query_gid(port_num, gid_index)
+    }
+
+    /// All used entries of a port's GID table.
+    ///
+    /// # Errors
+    /// The port does not exist.
+    pub fn gid_table(&self, port_num: u8) -> Result<Vec<GidEntry>> {
+        self.inner.gid_table(port_num)
+    }
+
+    /// The place of `gid` in a port's GID table, for [`gid_index`](super::QueuePairBuilder::gid_index).
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`] if the port has no such GID.
+    ///
+    /// ```
+    /// use std::net::Ipv4Addr;
+    /// use rdma_verbs::verbs;
+    ///
+    /// let context = verbs::open("soft_lo")?;
+    /// let index = context.find_gid(1, Ipv4Addr::LOCALHOST.into())?;
+    /// assert_eq!(context.query_gid(1, index)?.gid, Ipv4Addr::LOCALHOST.into());
+    /// # Ok::<(), verbs::Error>(())
+    /// ```
+    pub fn find_gid(&self, port_num: u8, gid: Gid) -> Result<u8> {
+        let table = self.inner.gid_table(port_num)?;
+        table.iter().find(|entry| entry.gid == gid).map(|entry| entry.gid_index).ok_or_else(|| {
+            let message = format!("port {port_num} of {} has no GID {gid}", self.name());
+            Error::new("find_gid", ErrorKind::NotFound, message)
+        })
+    }
+
+    /// What peers should know of this device beyond the standard; part of a [`ConnectionInfo`](super::ConnectionInfo).
+    pub fn peer_capabilities(&self) -> PeerCapabilities {
+        self.inner.peer_capabilities()
+    }
+
+    /// Creates a protection domain (`ibv_alloc_pd`): regions and queue pairs work together only within one.
+    ///
+    /// # Errors
+    /// [`ErrorKind::ResourceLimit`] at the device's `max_pd`.
+    pub fn alloc_pd(&self) -> Result<ProtectionDomain> {
+        Ok(ProtectionDomain::new(self.clone(), self.inner.alloc_pd()?))
+    }
+
+    /// Creates a completion channel (`ibv_create_comp_channel`), for threads that sleep until something completes.
+    ///
+    /// # Errors
+    /// [`ErrorKind::System`] if the system gives no more descriptors.
+    pub fn create_comp_channel(&self) -> Result<CompletionChannel> {
+        Ok(CompletionChannel::new(self.clone(), self.inner.create_comp_channel()?))
+    }
+
+    /// Creates a completion queue for at least `cqe` completions (`ibv_create_cq`).
+    ///
+    /// Give it room for every request that can be outstanding on the queue pairs that use it, sends and receives: a
+    /// completion that finds the queue full is lost, and the queue pairs go to error.
+    ///
+    /// # Errors
+    /// `cqe` is 0 or above the device's `max_cqe`.
+    ///
+    /// ```
+    /// let context = rdma_verbs::verbs::open("soft:127.0.1.4")?;
+    /// let cq = context.create_cq(100)?;
+    /// assert!(cq.cqe() >= 100);
+    /// # Ok::<(), rdma_verbs::verbs::Error>(())
+    /// ```
+    pub fn create_cq(&self, cqe: u32) -> Result<CompletionQueue> {
+        Ok(CompletionQueue::new(self.clone(), self.inner.create_cq(cqe, 0, None)?, None))
+    }
+
+    /// Creates a completion queue that announces completions on a channel. `cq_context` is any number of the caller's;
+    /// [`CompletionChannel::poll_event`] hands it out when the queue has something.
+    ///
+    /// # Errors
+    /// As [`Context::create_cq`]; also if the channel belongs to another opening of a device.
+    pub fn create_cq_on(&self, channel: &CompletionChannel, cqe: u32, cq_context: u64) -> Result<CompletionQueue> {
+        if !channel.context().is_same(self) {
+            let message = format!("the channel belongs to {}, not to this opening of {}", channel.context(), self);
+            return Err(Error::new("create_cq", ErrorKind::InvalidArgument, message));
+        }
+        let queue = self.inner.create_cq(cqe, cq_context, Some(channel.inner()))?;
+        Ok(CompletionQueue::new(self.clone(), queue, Some(channel.clone())))
+    }
+
+    /// The next asynchronous event, if there is one: something that happened to a queue pair, a completion queue or
+    /// a port without a request of its own. Never blocks. [`AsFd`] gives a descriptor that is readable while one waits.
+    ///
+    /// ```
+    /// let context = rdma_verbs::verbs::open("soft:127.0.1.5")?;
+    /// assert_eq!(context.poll_async_event(), None);
+    /// # Ok::<(), rdma_verbs::verbs::Error>(())
+    /// ```
+    pub fn poll_async_event(&self) -> Option<AsyncEvent> {
+        self.inner.poll_async_event()
+    }
+
+    /// Waits up to `timeout` for the next asynchronous event (`ibv_get_async_event`); `None` if none came.
+    ///
+    /// It looks once a millisecond. To await events among others, use the descriptor instead.
+    pub fn get_async_event(&self, timeout: Duration) -> Option<AsyncEvent> {
+        let start = Instant::now();
+        loop {
+            let event = self.poll_async_event();
+            let waited = start.elapsed();
+            if event.is_some() || waited >= timeout {
+                return event;
+            }
+            std::thread::sleep(Duration::from_millis(1).min(timeout - waited));
+        }
+    }
+
+    /// Counters of the whole device: packets, bytes, retries, and every dropped packet by its reason.
+    ///
+    /// ```
+    /// use rdma_verbs::verbs::{self, Counter};
+    ///
+    /// let counters = verbs::open("soft:127.0.1.6")?.counters();
+    /// assert_eq!(counters.get(Counter::RetransmittedPackets), 0);
+    /// for (name, value) in counters.iter().filter(|(_, value)| *value > 0) {
+    ///     println!("{name} {value}");
+    /// }
+    /// # Ok::<(), verbs::Error>(())
+    /// ```
+    pub fn counters(&self) -> Counters {
+        self.inner.counters()
+    }
+
+    pub(super) fn inner(&self) -> &Arc<dyn provider::Context> {
+        &self.inner
+    }
+
+    /// Whether both are handles of one opening.
+    pub(super) fn is_same(&self, other: &Context) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+}
+
+/// From a device that was opened at the provider tier, for example with a configuration of its own.
+impl From<Arc<dyn provider::Context>> for Context {
+    fn from(inner: Arc<dyn provider::Context>) -> Self {
+        Self { inner }
+    }
+}
+
+/// The descriptor that is readable while an asynchronous event waits.
+impl AsFd for Context {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.inner.async_fd()
+    }
+}
+
+impl AsRawFd for Context {
+    fn as_raw_fd(&self) -> RawFd {
+        self.inner.async_fd().as_raw_fd()
+    }
+}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Context").field(&self.name()).finish()
+    }
+}
+
+/// The device's name.
+impl fmt::Display for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}

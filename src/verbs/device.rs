@@ -1,0 +1,111 @@
+//! Finding and opening devices.
+
+use std::fmt;
+
+use super::{Context, Error, ErrorKind, Result};
+use crate::provider::{self, Provider};
+
+/// A device that can be opened, of any provider.
+///
+/// A software device exists for each network interface that is up: `soft_lo`, `soft_eth0`. Its GIDs are the
+/// interface's addresses. `soft:ADDRESS` names a device on one address of this machine, is always there and is never
+/// listed.
+#[derive(Clone)]
+pub struct Device {
+    name: String,
+    provider: &'static dyn Provider,
+}
+
+impl Device {
+    /// The name that [`open`] takes.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The kind of device, for example `soft`.
+    pub fn provider_name(&self) -> &'static str {
+        self.provider.name()
+    }
+
+    /// Opens the device (`ibv_open_device`). A device may be open many times, each opening stands for itself.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`] if it is gone in the meantime; otherwise what the provider meets.
+    ///
+    /// ```
+    /// for device in rdma_verbs::verbs::devices()? {
+    ///     let context = device.open()?;
+    ///     println!("{}: {} GIDs", device.name(), context.gid_table(1)?.len());
+    /// }
+    /// # Ok::<(), rdma_verbs::verbs::Error>(())
+    /// ```
+    pub fn open(&self) -> Result<Context> {
+        self.provider.open(&self.name).map(Context::from)
+    }
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Device").field("name", &self.name).field("provider", &self.provider.name()).finish()
+    }
+}
+
+/// All devices of all providers that exist now (`ibv_get_device_list`).
+///
+/// # Errors
+/// Fails only if no provider could look for devices.
+///
+/// ```
+/// let devices = rdma_verbs::verbs::devices()?;
+/// assert!(devices.iter().any(|device| device.name() == "soft_lo"));
+/// # Ok::<(), rdma_verbs::verbs::Error>(())
+/// ```
+pub fn devices() -> Result<Vec<Device>> {
+    let mut devices = Vec::new();
+    let mut failure = None;
+    for &provider in provider::providers() {
+        match provider.device_names() {
+            Ok(names) => devices.extend(names.into_iter().map(|name| Device { name, provider })),
+            Err(error) => failure = Some(error),
+        }
+    }
+    match failure {
+        Some(error) if devices.is_empty() => Err(error),
+        _ => Ok(devices),
+    }
+}
+
+/// Opens a device by name: one of [`devices`], or `soft:ADDRESS` for the software transport on one address.
+///
+/// Nothing is bound and no thread is started for an address before it is used.
+///
+/// # Errors
+/// [`ErrorKind::NotFound`] if no provider has a device of that name. The text lists the names that exist.
+///
+/// ```
+/// use rdma_verbs::verbs;
+///
+/// let context = verbs::open("soft:127.0.1.1")?;
+/// assert_eq!(context.query_gid(1, 0)?.gid.to_string(), "::ffff:127.0.1.1");
+///
+/// let error = verbs::open("soft_nonsense0").unwrap_err();
+/// assert_eq!(error.kind(), verbs::ErrorKind::NotFound);
+/// # Ok::<(), verbs::Error>(())
+/// ```
+pub fn open(name: &str) -> Result<Context> {
+    for provider in provider::providers() {
+        match provider.open(name) {
+            Ok(context) => return Ok(Context::from(context)),
+            Err(error) if error.kind() == ErrorKind::NotFound && !is_for(name, provider.name()) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let names: Vec<String> = devices()?.into_iter().map(|device| device.name).collect();
+    let message = format!("there is no device \"{name}\"; there are: {}, and soft:ADDRESS", names.join(", "));
+    Err(Error::new("open_device", ErrorKind::NotFound, message))
+}
+
+/// Whether the name says which provider is meant, as `soft:192.0.2.1` does; that provider's error is then the answer.
+fn is_for(name: &str, provider: &str) -> bool {
+    name.split_once(':').is_some_and(|(before, _)| before == provider)
+}

@@ -1,0 +1,111 @@
+//! Memory that can be registered.
+
+use std::fmt;
+use std::fs::File;
+
+use super::{Error, Result};
+use crate::memory::Backing;
+
+/// Memory that can be registered: allocated here, mapped from a file, or moved in.
+///
+/// [`ProtectionDomain::reg_mr`](super::ProtectionDomain::reg_mr) takes it, and
+/// [`MemoryRegion::dereg`](super::MemoryRegion::dereg) gives it back, to be registered again, or unpacked if it was
+/// moved in.
+pub struct Memory {
+    backing: Backing,
+}
+
+impl Memory {
+    /// `len` zeroed bytes of the library's own, page-aligned, not shared with other processes.
+    ///
+    /// # Errors
+    /// `len` is 0, or the system has not that much memory.
+    pub fn anonymous(len: usize) -> Result<Self> {
+        let backing = Backing::anonymous(len)
+            .map_err(|error| Error::from_io("reg_mr", format!("cannot allocate {len} bytes"), error))?;
+        Ok(Self { backing })
+    }
+
+    /// `len` bytes of a file from `offset`, mapped shared: what is written to the region is written to the file.
+    ///
+    /// The file may change or shrink under the mapping. An access beyond its end then fails the request, not the
+    /// process. With `writable` false, the region cannot have any right to write.
+    ///
+    /// # Errors
+    /// The range does not lie within the file, or the system refuses to map it.
+    ///
+    /// ```
+    /// use std::io::Write;
+    /// use rdma_verbs::verbs::{self, AccessFlags, Memory};
+    ///
+    /// let path = std::env::temp_dir().join(format!("rdma-verbs-doc-{}", std::process::id()));
+    /// let mut file = std::fs::File::options().read(true).write(true).create_new(true).open(&path)?;
+    /// file.write_all(&[5u8; 8192])?;
+    ///
+    /// let pd = verbs::open("soft:127.0.1.20")?.alloc_pd()?;
+    /// let mr = pd.reg_mr(Memory::file(&file, 0, 8192, false)?, AccessFlags::REMOTE_READ)?;
+    /// let mut last = [0u8; 1];
+    /// mr.read_at(8191, &mut last)?;
+    /// assert_eq!(last, [5]);
+    /// # std::fs::remove_file(path)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn file(file: &File, offset: u64, len: usize, writable: bool) -> Result<Self> {
+        let backing = Backing::file(file, offset, len, writable).map_err(|error| {
+            Error::from_io("reg_mr", format!("cannot map {len} bytes of the file from offset {offset}"), error)
+        })?;
+        Ok(Self { backing })
+    }
+
+    /// The `Vec` that was moved in, with whatever was written to it since.
+    ///
+    /// # Errors
+    /// Gives the memory back if it is of another kind.
+    pub fn into_vec(self) -> Result<Vec<u8>, Self> {
+        self.backing.into_vec().map_err(|backing| Self { backing })
+    }
+
+    /// The box that was moved in, with whatever was written to it since.
+    ///
+    /// # Errors
+    /// Gives the memory back if it is of another kind.
+    pub fn into_boxed_slice(self) -> Result<Box<[u8]>, Self> {
+        self.backing.into_boxed_slice().map_err(|backing| Self { backing })
+    }
+
+    /// Size in bytes.
+    pub fn len(&self) -> usize {
+        self.backing.len()
+    }
+
+    /// Whether there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    pub(super) fn from_backing(backing: Backing) -> Self {
+        Self { backing }
+    }
+
+    pub(super) fn into_backing(self) -> Backing {
+        self.backing
+    }
+}
+
+impl From<Vec<u8>> for Memory {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self { backing: Backing::from_vec(bytes) }
+    }
+}
+
+impl From<Box<[u8]>> for Memory {
+    fn from(bytes: Box<[u8]>) -> Self {
+        Self { backing: Backing::from_boxed_slice(bytes) }
+    }
+}
+
+impl fmt::Debug for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Memory").field("len", &self.len()).finish()
+    }
+}

@@ -1,0 +1,409 @@
+//! Registered memory, and ranges of it.
+
+use std::fmt;
+use std::ops::{Bound, RangeBounds};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::{AccessFlags, Error, ErrorKind, Lkey, Memory, ProtectionDomain, RemoteMemory, Result, Rkey};
+use crate::memory::{AccessError, Region};
+use crate::provider;
+use crate::types::Sge;
+
+/// Registered memory (`ibv_mr`): the device may access it, and peers too, as far as its access rights say.
+///
+/// Since others may change the bytes at any time, they are never handed out as a slice. Copies
+/// ([`MemoryRegion::read_at`], [`MemoryRegion::write_at`]) see or make changes byte by byte in no promised order.
+/// Whoever needs an order uses the atomics: what was written before a `store_release` is seen by whoever saw it through
+/// a `load_acquire`. A message of a peer is placed in ascending order, its last bytes last, so a program may also wait
+/// for the last aligned word of a WRITE with `load_acquire`.
+///
+/// Dropping a region deregisters it and frees the memory. When that returns, nothing accesses the memory any more;
+/// requests that still name it end in a local protection error.
+///
+/// ```
+/// use rdma_verbs::verbs::{self, AccessFlags};
+///
+/// let pd = verbs::open("soft:127.0.1.30")?.alloc_pd()?;
+/// let mr = pd.alloc_mr(4096, AccessFlags::LOCAL_WRITE)?;
+/// mr.write_at(100, b"hello")?;
+/// let mut bytes = [0u8; 5];
+/// mr.read_at(100, &mut bytes)?;
+/// assert_eq!(&bytes, b"hello");
+/// # Ok::<(), verbs::Error>(())
+/// ```
+pub struct MemoryRegion {
+    registration: Registration,
+    region: Arc<Region>,
+    domain: ProtectionDomain,
+    iova: u64,
+    len: usize,
+    lkey: Lkey,
+    access: AccessFlags,
+    revoked: AtomicBool,
+}
+
+/// The provider's object; deregisters when it is dropped, whatever happens to the parts of [`MemoryRegion`].
+struct Registration(Arc<dyn provider::MemoryRegion>);
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        if let Err(error) = self.0.dereg() {
+            tracing::warn!(%error, "a dropped memory region could not be deregistered");
+        }
+    }
+}
+
+impl MemoryRegion {
+    pub(super) fn new(domain: ProtectionDomain, inner: Arc<dyn provider::MemoryRegion>) -> Self {
+        let region = Arc::clone(inner.region());
+        Self {
+            iova: region.iova(),
+            len: region.len() as usize,
+            lkey: inner.lkey(),
+            access: region.access(),
+            revoked: AtomicBool::new(false),
+            registration: Registration(inner),
+            region,
+            domain,
+        }
+    }
+
+    /// Size in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Access rights.
+    pub fn access(&self) -> AccessFlags {
+        self.access
+    }
+
+    /// The protection domain it belongs to.
+    pub fn protection_domain(&self) -> &ProtectionDomain {
+        &self.domain
+    }
+
+    /// The address by which requests name the first byte.
+    pub fn iova(&self) -> u64 {
+        self.iova
+    }
+
+    /// The key by which this host's requests name the region. [`RegionRange`] carries it; it is of interest only when
+    /// reading a capture.
+    pub fn lkey(&self) -> Lkey {
+        self.lkey
+    }
+
+    /// The key by which peers name the region.
+    pub fn rkey(&self) -> Rkey {
+        self.registration.0.rkey()
+    }
+
+    /// What a peer needs to reach the whole region: address, key and length. To be sent to it by any way.
+    ///
+    /// ```
+    /// use rdma_verbs::verbs::{self, AccessFlags};
+    ///
+    /// let pd = verbs::open("soft:127.0.1.31")?.alloc_pd()?;
+    /// let mr = pd.alloc_mr(4096, AccessFlags::REMOTE_READ)?;
+    /// let last_page_half = mr.remote().slice(2048..4096)?;
+    /// assert_eq!(last_page_half.addr(), mr.iova() + 2048);
+    /// # Ok::<(), verbs::Error>(())
+    /// ```
+    pub fn remote(&self) -> RemoteMemory {
+        RemoteMemory::new(self.iova, self.rkey(), self.len as u64)
+    }
+
+    /// A part of the region for a request. The range counts bytes from the region's start; `..` is all.
+    ///
+    /// # Errors
+    /// The range does not lie within the region.
+    ///
+    /// ```
+    /// use rdma_verbs::verbs::{self, AccessFlags};
+    ///
+    /// let mr = verbs::open("soft:127.0.1.32")?.alloc_pd()?.alloc_mr(4096, AccessFlags::LOCAL_WRITE)?;
+    /// assert_eq!(mr.slice(4000..)?.len(), 96);
+    /// let error = mr.slice(4000..5000).unwrap_err();
+    /// assert_eq!(error.to_string(), "slice: range is 4000..5000; the region has 4096 bytes");
+    /// # Ok::<(), verbs::Error>(())
+    /// ```
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<RegionRange<'_>> {
+        let (offset, len) = resolve("slice", &range, self.len)?;
+        Ok(RegionRange { region: self, offset, len })
+    }
+
+    /// Copies bytes out of the region, from `offset` on.
+    ///
+    /// Bytes that somebody changes at the same moment may be old or new, each for itself.
+    ///
+    /// # Errors
+    /// The range does not lie within the region; or the memory behind the region is gone (raw and file memory only).
+    pub fn read_at(&self, offset: usize, out: &mut [u8]) -> Result<()> {
+        let result = self.region.read_at(offset as u64, out);
+        result.map_err(|error| self.access_error("read_at", offset, out.len(), error))
+    }
+
+    /// Copies bytes into the region, from `offset` on. The region's access rights bind the device and peers, not this.
+    ///
+    /// # Errors
+    /// The range does not lie within the region; or the memory behind the region is gone (raw and file memory only).
+    pub fn write_at(&self, offset: usize, data: &[u8]) -> Result<()> {
+        let result = self.region.write_at(offset as u64, data);
+        result.map_err(|error| self.access_error("write_at", offset, data.len(), error))
+    }
+
+    /// Copies a range of the region into a new `Vec`.
+    ///
+    /// # Errors
+    /// As [`MemoryRegion::read_at`].
+    ///
+    /// ```
+    /// use rdma_verbs::verbs::{self, AccessFlags};
+    ///
+    /// let mr = verbs::open("soft:127.0.1.33")?.alloc_pd()?.reg_mr(vec![1, 2, 3, 4], AccessFlags::LOCAL_WRITE)?;
+    /// assert_eq!(mr.to_vec(1..3)?, [2, 3]);
+    /// # Ok::<(), verbs::Error>(())
+    /// ```
+    pub fn to_vec(&self, range: impl RangeBounds<usize>) -> Result<Vec<u8>> {
+        let (offset, len) = resolve("to_vec", &range, self.len)?;
+        let mut bytes = vec![0; len];
+        self.read_at(offset, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Adds to the aligned 8-byte word at `offset` (host byte order, modulo 2^64) and returns the value before. Atomic
+    /// against peers' atomics too, on devices whose `atomic_cap` is global.
+    ///
+    /// # Errors
+    /// As [`MemoryRegion::load_acquire_u64`].
+    pub fn fetch_add_u64(&self, offset: usize, add: u64) -> Result<u64> {
+        let result = self.region.fetch_add_u64(offset as u64, add);
+        result.map_err(|error| self.access_error("fetch_add_u64", offset, 8, error))
+    }
+
+    /// Replaces the aligned 8-byte word at `offset` (host byte order) by `new` if it is `current`. Returns the value
+    /// before: it was replaced if that is `current`. Atomic as [`MemoryRegion::fetch_add_u64`].
+    ///
+    /// # Errors
+    /// As [`MemoryRegion::load_acquire_u64`].
+    pub fn compare_exchange_u64(&self, offset: usize, current: u64, new: u64) -> Result<u64> {
+        let result = self.region.compare_exchange_u64(offset as u64, current, new);
+        result.map_err(|error| self.access_error("compare_exchange_u64", offset, 8, error))
+    }
+
+    /// Deregisters the region and keeps the object: the keys are revoked now, this host can still copy.
+    ///
+    /// When it returns, neither the device nor a peer accesses the memory any more. Requests that still name it end in
+    /// a local protection error, later ones are refused. For regions that several threads share; otherwise use
+    /// [`MemoryRegion::dereg`]. Revoking again does nothing.
+    ///
+    /// # Errors
+    /// What the provider meets; the software transport cannot fail here.
+    ///
+    /// ```
+    /// use rdma_verbs::verbs::{self, AccessFlags, ReceiveRequest};
+    ///
+    /// let context = verbs::open("soft:127.0.1.34")?;
+    /// let (pd, cq) = (context.alloc_pd()?, context.create_cq(4)?);
+    /// let qp = pd.create_qp(&cq, &cq).build()?;
+    /// qp.init()?;
+    /// let mr = pd.alloc_mr(64, AccessFlags::LOCAL_WRITE)?;
+    /// mr.revoke()?;
+    /// let error = qp.post_recv(&[ReceiveRequest::new(&mr)]).unwrap_err();
+    /// assert!(error.to_string().contains("deregistered"));
+    /// # Ok::<(), verbs::Error>(())
+    /// ```
+    pub fn revoke(&self) -> Result<()> {
+        self.registration.0.dereg()?;
+        self.revoked.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Deregisters the region (`ibv_dereg_mr`) and gives the memory back.
+    ///
+    /// It waits only until the device's pass in progress has ended, never for requests: those that still name the
+    /// region end in a local protection error.
+    ///
+    /// # Errors
+    /// What the provider meets; the memory is then freed as soon as that is safe. The software transport cannot fail
+    /// here.
+    pub fn dereg(self) -> Result<Memory> {
+        let region = Arc::clone(&self.region);
+        self.registration.0.dereg()?;
+        drop(self);
+        Region::into_backing(region).map(Memory::from_backing).map_err(|_| {
+            Error::new("dereg_mr", ErrorKind::Busy, "the region is deregistered, but its memory is still shared")
+        })
+    }
+
+    /// Whether its keys are gone: deregistered here, or invalidated by a peer.
+    pub(super) fn is_revoked(&self) -> bool {
+        self.revoked.load(Ordering::Acquire) || !self.region.is_valid()
+    }
+
+    fn access_error(&self, verb: &'static str, offset: usize, len: usize, error: AccessError) -> Error {
+        let message = match error {
+            AccessError::OutOfBounds => {
+                format!("{len} bytes at offset {offset} were asked for; the region has {} bytes", self.len)
+            }
+            AccessError::Misaligned => {
+                format!("offset {offset} is not aligned in memory for a word of {len} bytes")
+            }
+            AccessError::Fault => format!("the memory behind the region is gone ({len} bytes at offset {offset})"),
+            other => format!("{other} ({len} bytes at offset {offset})"),
+        };
+        let kind = if error == AccessError::Fault { ErrorKind::System } else { ErrorKind::InvalidArgument };
+        Error::new(verb, kind, message)
+    }
+}
+
+macro_rules! ordered_access {
+    ($($load:ident $store:ident $word:ty, $bytes:literal, $address:literal;)*) => {
+        impl MemoryRegion {
+            $(
+                #[doc = concat!("Reads the aligned ", $bytes, "-byte word at `offset`, in host byte order.")]
+                ///
+                /// What its writer wrote before it is visible afterwards, whether the writer was a peer's WRITE or a
+                /// `store_release` of this host.
+                ///
+                /// # Errors
+                /// The word does not lie within the region or is not aligned in memory; or the memory behind the
+                /// region is gone (raw and file memory only).
+                ///
+                /// ```
+                /// use rdma_verbs::verbs::{self, AccessFlags};
+                ///
+                #[doc = concat!("let pd = verbs::open(\"soft:127.0.1.", $address, "\")?.alloc_pd()?;")]
+                /// let mr = pd.alloc_mr(64, AccessFlags::LOCAL_WRITE)?;
+                #[doc = concat!("mr.", stringify!($store), "(8, 7)?;")]
+                #[doc = concat!("assert_eq!(mr.", stringify!($load), "(8)?, 7);")]
+                /// # Ok::<(), verbs::Error>(())
+                /// ```
+                pub fn $load(&self, offset: usize) -> Result<$word> {
+                    let result = self.region.$load(offset as u64);
+                    result.map_err(|error| self.access_error(stringify!($load), offset, size_of::<$word>(), error))
+                }
+
+                #[doc = concat!("Writes the aligned ", $bytes, "-byte word at `offset`, in host byte order.")]
+                ///
+                /// Whoever sees it, through a READ or a `load_acquire`, also sees what was written before it.
+                ///
+                /// # Errors
+                #[doc = concat!("As [`MemoryRegion::", stringify!($load), "`].")]
+                pub fn $store(&self, offset: usize, value: $word) -> Result<()> {
+                    let result = self.region.$store(offset as u64, value);
+                    result.map_err(|error| self.access_error(stringify!($store), offset, size_of::<$word>(), error))
+                }
+            )*
+        }
+    };
+}
+
+ordered_access! {
+    load_acquire_u64 store_release_u64 u64, "8", "35";
+    load_acquire_u32 store_release_u32 u32, "4", "36";
+    load_acquire_u8 store_release_u8 u8, "1", "37";
+}
+
+impl fmt::Debug for MemoryRegion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryRegion")
+            .field("iova", &format_args!("{:#x}", self.iova))
+            .field("len", &self.len)
+            .field("lkey", &self.lkey)
+            .field("rkey", &self.rkey())
+            .field("access", &self.access)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A part of a region, to be named in requests. Only [`MemoryRegion::slice`] makes one, so its bounds are right and
+/// the region exists.
+///
+/// ```
+/// use rdma_verbs::verbs::{self, AccessFlags};
+///
+/// let mr = verbs::open("soft:127.0.1.38")?.alloc_pd()?.alloc_mr(4096, AccessFlags::LOCAL_WRITE)?;
+/// let header = mr.slice(0..64)?;
+/// assert_eq!((header.offset(), header.len()), (0, 64));
+/// # Ok::<(), verbs::Error>(())
+/// ```
+#[derive(Clone, Copy)]
+pub struct RegionRange<'a> {
+    region: &'a MemoryRegion,
+    offset: usize,
+    len: usize,
+}
+
+impl<'a> RegionRange<'a> {
+    /// The region.
+    pub fn region(&self) -> &'a MemoryRegion {
+        self.region
+    }
+
+    /// Where in the region it starts, in bytes.
+    pub fn offset(&self) -> usize {
+        self.offset
+    }
+
+    /// Size in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The scatter-gather entry, if `length` bytes can be counted in one.
+    pub(super) fn to_sge(self) -> Option<Sge> {
+        let length = u32::try_from(self.len).ok()?;
+        // The region ends below 2^64, so this is exact; the wrap is for an empty range at the very end.
+        let addr = self.region.iova.wrapping_add(self.offset as u64);
+        Some(Sge { addr, length, lkey: self.region.lkey })
+    }
+}
+
+/// The whole region.
+impl<'a> From<&'a MemoryRegion> for RegionRange<'a> {
+    fn from(region: &'a MemoryRegion) -> Self {
+        Self { region, offset: 0, len: region.len }
+    }
+}
+
+impl fmt::Debug for RegionRange<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let end = self.offset + self.len;
+        f.debug_struct("RegionRange").field("lkey", &self.region.lkey).field("range", &(self.offset..end)).finish()
+    }
+}
+
+/// Start and length of a range within `len` bytes.
+pub(super) fn resolve(verb: &'static str, range: &impl RangeBounds<usize>, len: usize) -> Result<(usize, usize)> {
+    let start = match range.start_bound() {
+        Bound::Included(&start) => Some(start),
+        Bound::Excluded(&before) => before.checked_add(1),
+        Bound::Unbounded => Some(0),
+    };
+    let end = match range.end_bound() {
+        Bound::Included(&last) => last.checked_add(1),
+        Bound::Excluded(&end) => Some(end),
+        Bound::Unbounded => Some(len),
+    };
+    match (start, end) {
+        (Some(start), Some(end)) if start <= end && end <= len => Ok((start, end - start)),
+        (start, end) => {
+            let [start, end] = [start, end].map(|bound| bound.map_or("2^64".into(), |bound| bound.to_string()));
+            let message = format!("range is {start}..{end}; the region has {len} bytes");
+            Err(Error::new(verb, ErrorKind::InvalidArgument, message))
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! Verbs tier: RDMA verbs as safe objects.
+//!
+//! The names are the standard's. The objects are those of the C API with their words spelled out, the verbs are called
+//! as there:
+//!
+//! | here | C API | made by |
+//! |---|---|---|
+//! | [`Device`] | `ibv_device` | [`devices`] |
+//! | [`Context`] | `ibv_context` | [`open`], [`Device::open`] |
+//! | [`ProtectionDomain`] | `ibv_pd` | [`Context::alloc_pd`] |
+//! | [`MemoryRegion`] | `ibv_mr` | [`ProtectionDomain::reg_mr`], [`ProtectionDomain::alloc_mr`] |
+//! | [`CompletionChannel`] | `ibv_comp_channel` | [`Context::create_comp_channel`] |
+//! | [`CompletionQueue`] | `ibv_cq` | [`Context::create_cq`] |
+//! | [`QueuePair`] | `ibv_qp` | [`ProtectionDomain::create_qp`] |
+//! | [`SendRequest`], [`ReceiveRequest`] | `ibv_send_wr`, `ibv_recv_wr` | their constructors |
+//! | [`Completion`] | `ibv_wc` | [`CompletionQueue::poll`] |
+//! | [`ConnectionInfo`] | every program's own struct | [`QueuePair::connection_info`] |
+//!
+//! # What is safe here, and how
+//!
+//! **Registered memory is never a slice.** A peer or this host's own device may change it at any time, so there is no
+//! way from a [`MemoryRegion`] to a `&[u8]`. [`MemoryRegion::read_at`] and [`MemoryRegion::write_at`] copy,
+//! [`MemoryRegion::load_acquire_u64`] and its like are atomics.
+//!
+//! **Requests name memory by ranges of regions**, [`RegionRange`], whose bounds were checked when they were made, or
+//! by inline bytes that are copied while posting. Local keys never appear.
+//!
+//! **Memory outlives every use of it.** The device looks keys up when it uses them. A region that is dropped or
+//! deregistered while requests still name it makes those requests end in
+//! [`CompletionStatus::LocalProtectionError`]; it never makes the device touch freed memory.
+//!
+//! **A request is whole from its first moment.** Each constructor of [`SendRequest`] takes everything its operation
+//! needs; what can be added is optional.
+//!
+//! # Threads
+//!
+//! Every object is `Send + Sync` (this is checked when the crate is compiled), every verb may be called from several
+//! threads at once. Whoever posts or polls also drives the transport a little. The one exception is an open batch
+//! ([`SendBatch`], [`ReceiveBatch`]), which belongs to the thread that opened it.
+//!
+//! # Life times
+//!
+//! [`Context`], [`ProtectionDomain`], [`CompletionQueue`] and [`CompletionChannel`] are handles: cloning one is cheap
+//! and names the same object, which lives as long as anything needs it, queue pairs and regions included. They may be
+//! dropped in any order. [`QueuePair`] and [`MemoryRegion`] are owned: dropping one destroys it.
+//!
+//! # Errors
+//!
+//! A verb that fails returns [`Error`]: which verb, what kind, and a sentence with what was asked and what is allowed.
+//! It has done nothing. A request that fails later is a [`Completion`] whose [`Completion::result`] is an error.
+#![deny(unsafe_code)]
+
+mod batch;
+mod completion;
+mod completion_channel;
+mod completion_queue;
+mod connect;
+mod connection_info;
+mod connection_tcp;
+mod context;
+mod device;
+mod explain;
+#[cfg(test)]
+mod fake;
+mod memory;
+mod memory_region;
+mod protection_domain;
+mod queue_pair;
+mod queue_pair_builder;
+mod remote;
+mod request;
+#[cfg(test)]
+mod tests;
+
+pub use batch::{ReceiveBatch, SendBatch};
+pub use completion::{Completion, CompletionError, Success};
+pub use completion_channel::CompletionChannel;
+pub use completion_queue::{CompletionQueue, Notify};
+pub use connect::ConnectOptions;
+pub use connection_info::ConnectionInfo;
+pub use context::Context;
+pub use device::{Device, devices, open};
+pub use memory::Memory;
+pub use memory_region::{MemoryRegion, RegionRange};
+pub use protection_domain::ProtectionDomain;
+pub use queue_pair::QueuePair;
+pub use queue_pair_builder::QueuePairBuilder;
+pub use remote::RemoteMemory;
+pub use request::{Payload, ReceiveRequest, RegionList, SendRequest};
+
+pub use crate::provider::{Error, ErrorKind, Result};
+pub use crate::types::{
+    AccessFlags, AddressVector, AsyncEvent, Cause, CompletionOpcode, CompletionStatus, Counter, Counters,
+    DeviceAttributes, DropReason, Gid, GidEntry, Lkey, Mtu, PeerCapabilities, PortAttributes, PortState, Psn, Qpn,
+    QueuePairAttributes, QueuePairCapabilities, QueuePairState, QueuePairStatus, QueuePairType, Rkey,
+};
+
+/// The promise of the module's documentation, held by the compiler: these types may be shared between threads.
+const _: () = {
+    const fn send_and_sync<T: Send + Sync>() {}
+    send_and_sync::<Device>();
+    send_and_sync::<Context>();
+    send_and_sync::<ProtectionDomain>();
+    send_and_sync::<Memory>();
+    send_and_sync::<MemoryRegion>();
+    send_and_sync::<RegionRange<'_>>();
+    send_and_sync::<RegionList<'_>>();
+    send_and_sync::<RemoteMemory>();
+    send_and_sync::<CompletionQueue>();
+    send_and_sync::<CompletionChannel>();
+    send_and_sync::<QueuePair>();
+    send_and_sync::<QueuePairBuilder<'_>>();
+    send_and_sync::<SendRequest<'_>>();
+    send_and_sync::<ReceiveRequest<'_>>();
+    send_and_sync::<Payload<'_>>();
+    send_and_sync::<Completion>();
+    send_and_sync::<CompletionError>();
+    send_and_sync::<Success>();
+    send_and_sync::<ConnectionInfo>();
+    send_and_sync::<ConnectOptions>();
+    send_and_sync::<Notify>();
+    send_and_sync::<Error>();
+};

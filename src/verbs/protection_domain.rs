@@ -1,0 +1,182 @@
+//! Protection domains, and the registration of memory with them.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::{AccessFlags, CompletionQueue, Context, Error, ErrorKind, Memory, MemoryRegion, QueuePairBuilder, Result};
+use crate::memory::Backing;
+use crate::provider;
+use crate::types::DomainId;
+
+/// A protection domain (`ibv_pd`). A queue pair reaches only regions of its own domain, for requests of this host and
+/// of the peer alike.
+///
+/// A handle: clones name the same domain. It goes when the last handle and everything made from it are gone.
+#[derive(Clone)]
+pub struct ProtectionDomain {
+    context: Context,
+    inner: Arc<dyn provider::ProtectionDomain>,
+}
+
+impl ProtectionDomain {
+    pub(super) fn new(context: Context, inner: Arc<dyn provider::ProtectionDomain>) -> Self {
+        Self { context, inner }
+    }
+
+    /// The device it belongs to.
+    pub fn context(&self) -> &Context {
+        &self.context
+    }
+
+    /// Registers memory (`ibv_reg_mr`): a moved-in `Vec<u8>` or `Box<[u8]>`, or any [`Memory`].
+    ///
+    /// The memory's contents stay. It comes back from [`MemoryRegion::dereg`]; when the region is dropped instead, it
+    /// is deregistered and freed. Requests name its bytes by their host addresses; [`ProtectionDomain::reg_mr_iova`]
+    /// changes that.
+    ///
+    /// `access` says who may do what; reading by this host's own requests is always allowed. `REMOTE_WRITE` and
+    /// `REMOTE_ATOMIC` need `LOCAL_WRITE`.
+    ///
+    /// # Errors
+    /// `memory` is empty or longer than the device's `max_mr_size`; `access` is contradictory or not supported by the
+    /// device; [`ErrorKind::ResourceLimit`] at the device's `max_mr`.
+    ///
+    /// ```
+    /// use rdma_verbs::verbs::{self, AccessFlags};
+    ///
+    /// let pd = verbs::open("soft:127.0.1.10")?.alloc_pd()?;
+    /// let mr = pd.reg_mr(vec![7u8; 100], AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_READ)?;
+    /// assert_eq!(mr.len(), 100);
+    /// let bytes = mr.dereg()?.into_vec().expect("a Vec went in");
+    /// assert_eq!(bytes, [7; 100]);
+    /// # Ok::<(), verbs::Error>(())
+    /// ```
+    pub fn reg_mr(&self, memory: impl Into<Memory>, access: AccessFlags) -> Result<MemoryRegion> {
+        self.register(memory.into().into_backing(), None, access)
+    }
+
+    /// As [`ProtectionDomain::reg_mr`], but requests name the region's first byte by `iova` instead of by its host
+    /// address: 0 makes remote addresses offsets.
+    ///
+    /// # Errors
+    /// As [`ProtectionDomain::reg_mr`]; also if `iova` plus the length exceeds 2^64.
+    ///
+    /// ```
+    /// use rdma_verbs::verbs::{self, AccessFlags};
+    ///
+    /// let pd = verbs::open("soft:127.0.1.11")?.alloc_pd()?;
+    /// let mr = pd.reg_mr_iova(vec![0u8; 4096], 0, AccessFlags::REMOTE_READ)?;
+    /// assert_eq!(mr.remote().addr(), 0);
+    /// # Ok::<(), verbs::Error>(())
+    /// ```
+    pub fn reg_mr_iova(&self, memory: impl Into<Memory>, iova: u64, access: AccessFlags) -> Result<MemoryRegion> {
+        self.register(memory.into().into_backing(), Some(iova), access)
+    }
+
+    /// Allocates `len` zeroed bytes of the library's own, page-aligned, and registers them.
+    ///
+    /// # Errors
+    /// As [`ProtectionDomain::reg_mr`]; also if the system has not that much memory.
+    ///
+    /// ```
+    /// use rdma_verbs::verbs::{self, AccessFlags};
+    ///
+    /// let pd = verbs::open("soft:127.0.1.12")?.alloc_pd()?;
+    /// let mr = pd.alloc_mr(1 << 20, AccessFlags::LOCAL_WRITE)?;
+    /// let mut first = [1u8; 8];
+    /// mr.read_at(0, &mut first)?;
+    /// assert_eq!(first, [0; 8]);
+    /// # Ok::<(), verbs::Error>(())
+    /// ```
+    pub fn alloc_mr(&self, len: usize, access: AccessFlags) -> Result<MemoryRegion> {
+        self.reg_mr(Memory::anonymous(len)?, access)
+    }
+
+    /// Registers memory that somebody else owns, by address. Requests name its first byte by `iova`, or by `addr` if
+    /// that is `None`.
+    ///
+    /// All copies between packets and such a region survive that the memory vanishes: the request then ends in
+    /// [`CompletionStatus::LocalProtectionError`](super::CompletionStatus::LocalProtectionError) with
+    /// [`Cause::LocalMemoryFault`](super::Cause::LocalMemoryFault), the peer's in a remote error.
+    ///
+    /// # Safety
+    /// As long as the region exists, that is until [`MemoryRegion::dereg`] returned or the region was dropped, the
+    /// bytes `addr .. addr + len` must be memory of this process that Rust's rules allow others to change and to read
+    /// at any time: while the device, a peer or the region's own methods may write there, nobody may hold a `&[u8]` or
+    /// `&mut [u8]` of them, while these may read there, nobody may hold a `&mut [u8]`. If they are unmapped, nothing
+    /// else may be mapped there.
+    ///
+    /// # Errors
+    /// As [`ProtectionDomain::reg_mr`].
+    ///
+    /// ```
+    /// use rdma_verbs::verbs::{self, AccessFlags};
+    ///
+    /// let mut storage = [0u64; 64];
+    /// let pd = verbs::open("soft:127.0.1.13")?.alloc_pd()?;
+    /// // SAFETY: `storage` outlives the region and is not touched while the region exists.
+    /// let mr = unsafe { pd.reg_mr_raw(storage.as_mut_ptr().cast(), 512, Some(0x1000), AccessFlags::LOCAL_WRITE)? };
+    /// mr.write_at(0, &[1])?;
+    /// drop(mr);
+    /// assert_eq!(storage[0].to_ne_bytes()[0], 1);
+    /// # Ok::<(), verbs::Error>(())
+    /// ```
+    #[allow(unsafe_code)]
+    pub unsafe fn reg_mr_raw(
+        &self,
+        addr: *mut u8,
+        len: usize,
+        iova: Option<u64>,
+        access: AccessFlags,
+    ) -> Result<MemoryRegion> {
+        // SAFETY: the caller promises what `Backing::raw` asks for: the range stays this process's to change until
+        // the region, which owns the backing, is gone.
+        let backing = unsafe { Backing::raw(addr, len) };
+        self.register(backing, iova, access)
+    }
+
+    fn register(&self, backing: Backing, iova: Option<u64>, access: AccessFlags) -> Result<MemoryRegion> {
+        let needs_local_write = AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;
+        if access.intersects(needs_local_write) && !access.contains(AccessFlags::LOCAL_WRITE) {
+            let message = format!("access is {access:?}; REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE");
+            return Err(Error::new("reg_mr", ErrorKind::InvalidArgument, message));
+        }
+        Ok(MemoryRegion::new(self.clone(), self.inner.reg_mr(backing, iova, access)?))
+    }
+
+    /// Describes a queue pair whose sends complete on `send_cq` and whose receives complete on `recv_cq`, which may be
+    /// the same (`ibv_create_qp`). [`QueuePairBuilder::build`] creates it.
+    ///
+    /// ```
+    /// use rdma_verbs::verbs;
+    ///
+    /// let context = verbs::open("soft:127.0.1.14")?;
+    /// let (pd, cq) = (context.alloc_pd()?, context.create_cq(64)?);
+    /// let qp = pd.create_qp(&cq, &cq).max_send_wr(32).max_recv_wr(32).max_inline_data(128).build()?;
+    /// assert_eq!(qp.state()?, verbs::QueuePairState::Reset);
+    /// # Ok::<(), verbs::Error>(())
+    /// ```
+    pub fn create_qp<'a>(&'a self, send_cq: &'a CompletionQueue, recv_cq: &'a CompletionQueue) -> QueuePairBuilder<'a> {
+        QueuePairBuilder::new(self, send_cq, recv_cq)
+    }
+
+    pub(super) fn id(&self) -> DomainId {
+        self.inner.id()
+    }
+
+    pub(super) fn inner(&self) -> &Arc<dyn provider::ProtectionDomain> {
+        &self.inner
+    }
+
+    /// Whether both are handles of one domain.
+    pub(super) fn is_same(&self, other: &ProtectionDomain) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+}
+
+impl fmt::Debug for ProtectionDomain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut debug = f.debug_struct("ProtectionDomain");
+        debug.field("id", &self.inner.id().0).field("context", &self.context.name()).finish()
+    }
+}

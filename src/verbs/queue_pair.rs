@@ -1,0 +1,354 @@
+//! Queue pairs.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::batch::Poster;
+use super::{
+    AccessFlags, CompletionError, CompletionQueue, Context, Counters, Error, ErrorKind, ProtectionDomain, Psn, Qpn,
+    QueuePairAttributes, QueuePairCapabilities, QueuePairState, QueuePairStatus, QueuePairType, ReceiveBatch,
+    ReceiveRequest, Result, SendBatch, SendRequest, explain,
+};
+use crate::provider;
+
+/// What [`QueuePair::init`], [`QueuePair::connection_info`] and [`QueuePair::connect`] go by.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Settings {
+    pub(super) qp_type: QueuePairType,
+    pub(super) port_num: u8,
+    pub(super) gid_index: u8,
+    pub(super) access: AccessFlags,
+    pub(super) max_dest_rd_atomic: Option<u8>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            qp_type: QueuePairType::ReliableConnection,
+            port_num: 1,
+            gid_index: 0,
+            access: AccessFlags::REMOTE,
+            max_dest_rd_atomic: None,
+        }
+    }
+}
+
+/// A queue pair (`ibv_qp`): one end of a connection, with a send queue and a receive queue.
+///
+/// It is created in RESET; [`QueuePair::connect`] takes it through INIT and RTR to RTS, [`QueuePair::modify`] does any
+/// single step with all attributes.
+///
+/// Dropping it destroys it: nothing is sent or received for it any more, and its completions vanish from its queues. To
+/// have them, go to [`QueuePairState::Error`] first and poll until all is flushed.
+///
+/// ```
+/// use std::time::Duration;
+/// use rdma_verbs::verbs::{self, AccessFlags, Payload, ReceiveRequest, SendRequest};
+///
+/// // Two devices on two loopback addresses; they could be two machines.
+/// let mut ends = Vec::new();
+/// for name in ["soft:127.0.1.81", "soft:127.0.1.82"] {
+///     let context = verbs::open(name)?;
+///     let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+///     let qp = pd.create_qp(&cq, &cq).build()?;
+///     ends.push((pd, cq, qp));
+/// }
+/// let [(_, left_cq, left), (right_pd, right_cq, right)] = &ends[..] else { unreachable!() };
+///
+/// let inbox = right_pd.alloc_mr(64, AccessFlags::LOCAL_WRITE)?;
+/// right.init()?;
+/// right.post_recv(&[ReceiveRequest::new(&inbox)])?;
+/// left.connect(&right.connection_info()?)?;
+/// right.connect(&left.connection_info()?)?;
+///
+/// left.post_send(&[SendRequest::send(Payload::inline(b"hello")).signaled()])?;
+/// let received = right_cq.wait(Duration::from_secs(10))?.result()?;
+/// assert_eq!(inbox.to_vec(..received.byte_len as usize)?, b"hello");
+/// left_cq.wait(Duration::from_secs(10))?.result()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct QueuePair {
+    inner: Arc<dyn provider::QueuePair>,
+    domain: ProtectionDomain,
+    send_cq: CompletionQueue,
+    recv_cq: CompletionQueue,
+    settings: Settings,
+    cap: QueuePairCapabilities,
+    psn: AtomicU32,
+    sends: Poster,
+    receives: Poster,
+}
+
+impl QueuePair {
+    pub(super) fn new(
+        inner: Arc<dyn provider::QueuePair>,
+        domain: ProtectionDomain,
+        [send_cq, recv_cq]: [CompletionQueue; 2],
+        settings: Settings,
+    ) -> Result<Self> {
+        let cap = inner.query()?.cap;
+        let psn = AtomicU32::new(random_psn("create_qp")?);
+        let (sends, receives) = (Poster::default(), Poster::default());
+        Ok(Self { inner, domain, send_cq, recv_cq, settings, cap, psn, sends, receives })
+    }
+
+    /// Its number, by which peers address it.
+    pub fn qpn(&self) -> Qpn {
+        self.inner.qpn()
+    }
+
+    /// Transport service.
+    pub fn qp_type(&self) -> QueuePairType {
+        self.settings.qp_type
+    }
+
+    /// Actual sizes of its queues, at least what was asked for.
+    pub fn cap(&self) -> QueuePairCapabilities {
+        self.cap
+    }
+
+    /// The protection domain it belongs to.
+    pub fn protection_domain(&self) -> &ProtectionDomain {
+        &self.domain
+    }
+
+    /// The device it belongs to.
+    pub fn context(&self) -> &Context {
+        self.domain.context()
+    }
+
+    /// Where its send requests complete.
+    pub fn send_cq(&self) -> &CompletionQueue {
+        &self.send_cq
+    }
+
+    /// Where its receives complete.
+    pub fn recv_cq(&self) -> &CompletionQueue {
+        &self.recv_cq
+    }
+
+    /// Changes state and attributes, all or nothing (`ibv_modify_qp`).
+    ///
+    /// Which attributes a transition requires and allows is the standard's table (IBTA 11.2.5.2). For a reliable
+    /// connection:
+    ///
+    /// * RESET to INIT requires `pkey_index`, `port_num`, `qp_access_flags`.
+    /// * INIT to RTR requires `ah_attr`, `path_mtu`, `dest_qp_num`, `rq_psn`, `max_dest_rd_atomic`, `min_rnr_timer`,
+    ///   and allows `pkey_index`, `qp_access_flags`.
+    /// * RTR to RTS requires `timeout`, `retry_cnt`, `rnr_retry`, `sq_psn`, `max_rd_atomic`, and allows `cur_qp_state`,
+    ///   `qp_access_flags`, `min_rnr_timer`.
+    /// * Any state to RESET or ERR requires nothing more.
+    ///
+    /// `peer` says what is known of the peer beyond the standard, at INIT to RTR; without it the peer is a stranger.
+    ///
+    /// # Errors
+    /// The transition does not exist, an attribute is missing, not allowed here or out of range: the text names it.
+    ///
+    /// ```
+    /// use rdma_verbs::verbs::{self, AccessFlags, QueuePairAttributes, QueuePairState};
+    ///
+    /// let context = verbs::open("soft:127.0.1.83")?;
+    /// let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+    /// let qp = pd.create_qp(&cq, &cq).build()?;
+    /// qp.modify(&QueuePairAttributes {
+    ///     qp_state: Some(QueuePairState::Init),
+    ///     pkey_index: Some(0),
+    ///     port_num: Some(1),
+    ///     qp_access_flags: Some(AccessFlags::REMOTE_READ),
+    ///     ..QueuePairAttributes::default()
+    /// })?;
+    /// assert_eq!(qp.state()?, QueuePairState::Init);
+    ///
+    /// let rts = QueuePairAttributes { qp_state: Some(QueuePairState::ReadyToSend), ..Default::default() };
+    /// assert!(qp.modify(&rts).is_err());
+    /// # Ok::<(), verbs::Error>(())
+    /// ```
+    pub fn modify(&self, attributes: &QueuePairAttributes) -> Result<()> {
+        self.inner.modify(attributes)
+    }
+
+    /// State and attributes as they are now (`ibv_query_qp`), changes by failures included.
+    ///
+    /// # Errors
+    /// What the provider meets.
+    pub fn query(&self) -> Result<QueuePairStatus> {
+        self.inner.query()
+    }
+
+    /// The state as it is now.
+    ///
+    /// # Errors
+    /// What the provider meets.
+    pub fn state(&self) -> Result<QueuePairState> {
+        Ok(self.query()?.qp_state)
+    }
+
+    /// RESET to INIT, with the port and the rights that the builder was given. Receives can be posted from then on.
+    ///
+    /// [`QueuePair::connect`] does this too; it is for programs that post receives before the peer can send.
+    ///
+    /// # Errors
+    /// The queue pair is not in RESET.
+    pub fn init(&self) -> Result<()> {
+        self.modify(&QueuePairAttributes {
+            qp_state: Some(QueuePairState::Init),
+            pkey_index: Some(0),
+            port_num: Some(self.settings.port_num),
+            qp_access_flags: Some(self.settings.access),
+            ..QueuePairAttributes::default()
+        })
+    }
+
+    /// Back to RESET: all requests and their completions vanish, the connection is forgotten, and the next one starts
+    /// from a new random sequence number. Tell the peer the new [`QueuePair::connection_info`].
+    ///
+    /// # Errors
+    /// What the provider meets.
+    pub fn reset(&self) -> Result<()> {
+        let psn = random_psn("modify_qp")?;
+        let reset = QueuePairAttributes { qp_state: Some(QueuePairState::Reset), ..QueuePairAttributes::default() };
+        self.modify(&reset)?;
+        self.psn.store(psn, Ordering::Release);
+        Ok(())
+    }
+
+    /// Posts send requests, all or none (`ibv_post_send`). Allocates nothing; as many packets as the transport wants to
+    /// send at once leave on the caller's thread.
+    ///
+    /// In the error state requests are accepted and flushed: each makes a completion that says so.
+    ///
+    /// # Errors
+    /// Nothing was posted if it fails:
+    /// * [`ErrorKind::QueueFull`]: poll completions first;
+    /// * [`ErrorKind::InvalidState`]: not in RTS (or a state beyond), a region was revoked, or this thread has an open
+    ///   batch of this queue;
+    /// * [`ErrorKind::InvalidArgument`]: too many ranges, too long inline or in all, a region of another protection
+    ///   domain or without the right to be written for a READ, memory of the peer that is too small or misaligned.
+    ///
+    /// ```
+    /// # use rdma_verbs::verbs::{self, AccessFlags};
+    /// use rdma_verbs::verbs::{ErrorKind, SendRequest};
+    ///
+    /// # let context = verbs::open("soft:127.0.1.84")?;
+    /// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+    /// # let qp = pd.create_qp(&cq, &cq).build()?;
+    /// # qp.connect(&qp.connection_info()?)?; // to itself
+    /// let other_pd = context.alloc_pd()?;
+    /// let mr = other_pd.alloc_mr(64, AccessFlags::LOCAL_WRITE)?;
+    /// let error = qp.post_send(&[SendRequest::send(&mr)]).unwrap_err();
+    /// assert_eq!((error.verb(), error.kind()), ("post_send", ErrorKind::InvalidArgument));
+    /// assert!(error.to_string().contains("protection domain"));
+    /// # Ok::<(), verbs::Error>(())
+    /// ```
+    pub fn post_send(&self, requests: &[SendRequest<'_>]) -> Result<()> {
+        let mut batch = self.send_batch()?;
+        for request in requests {
+            batch.push(request)?;
+        }
+        batch.post()
+    }
+
+    /// Posts receives, all or none (`ibv_post_recv`). Possible from INIT on. Allocates nothing.
+    ///
+    /// # Errors
+    /// As [`QueuePair::post_send`]; the regions need [`AccessFlags::LOCAL_WRITE`].
+    pub fn post_recv(&self, requests: &[ReceiveRequest<'_>]) -> Result<()> {
+        let mut batch = self.recv_batch()?;
+        for request in requests {
+            batch.push(request)?;
+        }
+        batch.post()
+    }
+
+    /// Opens a batch of send requests, which leave together when it is posted. Until then this thread holds the send
+    /// queue; other threads that post to it wait.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidState`] if this thread has an open batch of this queue already.
+    ///
+    /// [`SendBatch`] has an example.
+    pub fn send_batch(&self) -> Result<SendBatch<'_>> {
+        SendBatch::open(self)
+    }
+
+    /// Opens a batch of receives; as [`QueuePair::send_batch`] for the receive queue.
+    ///
+    /// # Errors
+    /// As [`QueuePair::send_batch`].
+    pub fn recv_batch(&self) -> Result<ReceiveBatch<'_>> {
+        ReceiveBatch::open(self)
+    }
+
+    /// Counters of this queue pair: packets, bytes, retries, and every dropped packet by its reason.
+    pub fn counters(&self) -> Counters {
+        self.inner.counters()
+    }
+
+    /// Why a request of this queue pair failed, in a sentence for people: the peer, the timers and tries that were
+    /// spent, what the counters saw. Ask soon: it is made from the queue pair as it is now.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use rdma_verbs::verbs::{self, ConnectOptions, Payload, SendRequest};
+    ///
+    /// let context = verbs::open("soft:127.0.1.85")?;
+    /// let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+    /// let (qp, vanished) = (pd.create_qp(&cq, &cq).build()?, pd.create_qp(&cq, &cq).build()?);
+    /// let peer = vanished.connection_info()?;
+    /// drop(vanished);
+    /// qp.connect_with(&peer, &ConnectOptions::default().timeout(8).retry_cnt(1))?;
+    /// qp.post_send(&[SendRequest::send(Payload::EMPTY)])?;
+    ///
+    /// let failure = cq.wait(Duration::from_secs(10))?.result().unwrap_err();
+    /// println!("{}", qp.explain(&failure));
+    /// # assert!(qp.explain(&failure).contains("127.0.1.85"), "{}", qp.explain(&failure));
+    /// # Ok::<(), verbs::Error>(())
+    /// ```
+    pub fn explain(&self, error: &CompletionError) -> String {
+        explain::explain(error, self.query().ok().map(|status| status.attributes).as_ref(), &self.counters())
+    }
+
+    pub(super) fn inner(&self) -> &dyn provider::QueuePair {
+        &*self.inner
+    }
+
+    pub(super) fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// Sequence number of the first packet that this side sends.
+    pub(super) fn first_psn(&self) -> Psn {
+        Psn::new(self.psn.load(Ordering::Acquire))
+    }
+
+    pub(super) fn sends(&self) -> &Poster {
+        &self.sends
+    }
+
+    pub(super) fn receives(&self) -> &Poster {
+        &self.receives
+    }
+}
+
+impl Drop for QueuePair {
+    fn drop(&mut self) {
+        if let Err(error) = self.inner.destroy() {
+            tracing::warn!(qpn = %self.qpn(), %error, "a dropped queue pair could not be destroyed");
+        }
+    }
+}
+
+impl fmt::Debug for QueuePair {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = self.state().map_or("unknown", QueuePairState::name);
+        f.debug_struct("QueuePair").field("qpn", &self.qpn()).field("state", &state).finish_non_exhaustive()
+    }
+}
+
+/// A sequence number that nobody can guess, so that nobody outside the path can inject packets.
+fn random_psn(verb: &'static str) -> Result<u32> {
+    let number = getrandom::u32()
+        .map_err(|error| Error::new(verb, ErrorKind::System, format!("the system gives no random numbers: {error}")))?;
+    Ok(Psn::new(number).value())
+}

@@ -1,0 +1,142 @@
+//! What a new queue pair shall be.
+
+use super::queue_pair::Settings;
+use super::{
+    AccessFlags, CompletionQueue, Error, ErrorKind, ProtectionDomain, QueuePair, QueuePairCapabilities, QueuePairType,
+    Result,
+};
+use crate::provider;
+
+/// Describes a queue pair; [`QueuePairBuilder::build`] creates it. Made by
+/// [`ProtectionDomain::create_qp`].
+///
+/// Everything has a default: a reliable connection, 128 requests in each queue, 4 scatter-gather entries a request,
+/// 64 bytes inline, the first port and GID of the device, all rights for the peer (each region still decides what it
+/// lets a peer do).
+#[derive(Clone, Debug)]
+#[must_use = "build() creates the queue pair"]
+pub struct QueuePairBuilder<'a> {
+    domain: &'a ProtectionDomain,
+    send_cq: &'a CompletionQueue,
+    recv_cq: &'a CompletionQueue,
+    cap: QueuePairCapabilities,
+    sq_sig_all: bool,
+    settings: Settings,
+}
+
+impl<'a> QueuePairBuilder<'a> {
+    pub(super) fn new(
+        domain: &'a ProtectionDomain,
+        send_cq: &'a CompletionQueue,
+        recv_cq: &'a CompletionQueue,
+    ) -> Self {
+        let cap = QueuePairCapabilities::default();
+        Self { domain, send_cq, recv_cq, cap, sq_sig_all: false, settings: Settings::default() }
+    }
+
+    /// Transport service; a reliable connection by default.
+    pub fn qp_type(mut self, qp_type: QueuePairType) -> Self {
+        self.settings.qp_type = qp_type;
+        self
+    }
+
+    /// Send requests that can be outstanding: posted, and no completion of theirs or of a later one polled.
+    pub fn max_send_wr(mut self, max_send_wr: u32) -> Self {
+        self.cap.max_send_wr = max_send_wr;
+        self
+    }
+
+    /// Receives that can be posted at a time.
+    pub fn max_recv_wr(mut self, max_recv_wr: u32) -> Self {
+        self.cap.max_recv_wr = max_recv_wr;
+        self
+    }
+
+    /// Memory ranges of a send request.
+    pub fn max_send_sge(mut self, max_send_sge: u32) -> Self {
+        self.cap.max_send_sge = max_send_sge;
+        self
+    }
+
+    /// Memory ranges of a receive.
+    pub fn max_recv_sge(mut self, max_recv_sge: u32) -> Self {
+        self.cap.max_recv_sge = max_recv_sge;
+        self
+    }
+
+    /// Bytes of a [`Payload::inline`](super::Payload::inline).
+    pub fn max_inline_data(mut self, max_inline_data: u32) -> Self {
+        self.cap.max_inline_data = max_inline_data;
+        self
+    }
+
+    /// Every send request makes a completion, as if it were signaled.
+    pub fn sq_sig_all(mut self) -> Self {
+        self.sq_sig_all = true;
+        self
+    }
+
+    /// The port that [`QueuePair::init`] sets, from 1.
+    pub fn port_num(mut self, port_num: u8) -> Self {
+        self.settings.port_num = port_num;
+        self
+    }
+
+    /// The own address that [`QueuePair::connection_info`] tells and [`QueuePair::connect`] uses: an index into the
+    /// port's GID table. [`Context::find_gid`](super::Context::find_gid) finds it.
+    pub fn gid_index(mut self, gid_index: u8) -> Self {
+        self.settings.gid_index = gid_index;
+        self
+    }
+
+    /// What the peer may do through this queue pair at most; [`QueuePair::init`] sets it.
+    pub fn access(mut self, access: AccessFlags) -> Self {
+        self.settings.access = access;
+        self
+    }
+
+    /// READs and atomics that the peer may have outstanding here; by default what the device can, at most 16.
+    pub fn max_dest_rd_atomic(mut self, max_dest_rd_atomic: u8) -> Self {
+        self.settings.max_dest_rd_atomic = Some(max_dest_rd_atomic);
+        self
+    }
+
+    /// Creates the queue pair, in the RESET state.
+    ///
+    /// # Errors
+    /// A size is above the device's limit; a completion queue belongs to another device; the device does not know this
+    /// transport service; [`ErrorKind::ResourceLimit`] at the device's `max_qp`.
+    ///
+    /// ```
+    /// use rdma_verbs::verbs::{self, ErrorKind};
+    ///
+    /// let context = verbs::open("soft:127.0.1.80")?;
+    /// let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+    /// let qp = pd.create_qp(&cq, &cq).max_send_wr(16).max_recv_wr(1).build()?;
+    /// assert!(qp.cap().max_send_wr >= 16);
+    ///
+    /// let too_much = context.query_device().max_qp_wr + 1;
+    /// let error = pd.create_qp(&cq, &cq).max_send_wr(too_much).build().unwrap_err();
+    /// assert_eq!((error.verb(), error.kind()), ("create_qp", ErrorKind::InvalidArgument));
+    /// # Ok::<(), verbs::Error>(())
+    /// ```
+    pub fn build(&self) -> Result<QueuePair> {
+        let context = self.domain.context();
+        for (name, queue) in [("send_cq", self.send_cq), ("recv_cq", self.recv_cq)] {
+            if !queue.context().is_same(context) {
+                let other = queue.context();
+                let message = format!("{name} belongs to {other}, not to this opening of {context}");
+                return Err(Error::new("create_qp", ErrorKind::InvalidArgument, message));
+            }
+        }
+        let inner = context.inner().create_qp(&provider::QueuePairInit {
+            pd: self.domain.inner(),
+            send_cq: self.send_cq.inner(),
+            recv_cq: self.recv_cq.inner(),
+            qp_type: self.settings.qp_type,
+            cap: self.cap,
+            sq_sig_all: self.sq_sig_all,
+        })?;
+        QueuePair::new(inner, self.domain.clone(), [self.send_cq.clone(), self.recv_cq.clone()], self.settings)
+    }
+}

@@ -1,0 +1,89 @@
+//! Memory of a peer.
+
+use std::ops::RangeBounds;
+
+use super::memory_region::resolve;
+use super::{Error, ErrorKind, Result, Rkey};
+
+/// Memory of a peer, as the peer described it: address, key and length.
+///
+/// [`MemoryRegion::remote`](super::MemoryRegion::remote) makes it on the peer; [`RemoteMemory::to_bytes`] carries it
+/// over. Requests that reach beyond it are refused when they are posted. What the peer's region really allows is
+/// decided there, when the request arrives.
+///
+/// ```
+/// use rdma_verbs::verbs::{RemoteMemory, Rkey};
+///
+/// let told = RemoteMemory::new(0x7f00_0000_0000, Rkey(0x1234), 4096);
+/// let heard = RemoteMemory::from_bytes(told.to_bytes());
+/// assert_eq!(heard, told);
+/// assert_eq!(heard.slice(8..16)?.addr(), 0x7f00_0000_0008);
+/// assert!(heard.slice(4000..5000).is_err());
+/// # Ok::<(), rdma_verbs::verbs::Error>(())
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct RemoteMemory {
+    addr: u64,
+    rkey: Rkey,
+    len: u64,
+}
+
+impl RemoteMemory {
+    /// Size of [`RemoteMemory::to_bytes`].
+    pub const ENCODED_BYTES: usize = 20;
+
+    /// `len` bytes from `addr` on, in the region (or window) that `rkey` names. Programs that know only address and
+    /// key can give `u64::MAX - addr` as the length and leave the check to the peer.
+    pub const fn new(addr: u64, rkey: Rkey, len: u64) -> Self {
+        Self { addr, rkey, len }
+    }
+
+    /// The address by which the peer's region knows the first byte.
+    pub const fn addr(&self) -> u64 {
+        self.addr
+    }
+
+    /// The key of the peer's region or window.
+    pub const fn rkey(&self) -> Rkey {
+        self.rkey
+    }
+
+    /// Size in bytes.
+    pub const fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether there are no bytes.
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// A part of it. The range counts bytes from its start.
+    ///
+    /// # Errors
+    /// The range does not lie within it.
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Self> {
+        let (offset, len) = resolve("slice", &range, usize::try_from(self.len).unwrap_or(usize::MAX))?;
+        let addr = self.addr.checked_add(offset as u64).ok_or_else(|| {
+            let message = format!("offset {offset} from address {:#x} exceeds 2^64", self.addr);
+            Error::new("slice", ErrorKind::InvalidArgument, message)
+        })?;
+        Ok(Self { addr, rkey: self.rkey, len: len as u64 })
+    }
+
+    /// Address, key and length in network byte order, for any channel to the peer.
+    pub fn to_bytes(&self) -> [u8; Self::ENCODED_BYTES] {
+        let mut bytes = [0; Self::ENCODED_BYTES];
+        bytes[..8].copy_from_slice(&self.addr.to_be_bytes());
+        bytes[8..12].copy_from_slice(&self.rkey.0.to_be_bytes());
+        bytes[12..].copy_from_slice(&self.len.to_be_bytes());
+        bytes
+    }
+
+    /// What [`RemoteMemory::to_bytes`] encoded. Every value is accepted: whether it means something, the peer decides.
+    pub fn from_bytes(bytes: [u8; Self::ENCODED_BYTES]) -> Self {
+        let word = |from: usize| u64::from_be_bytes(std::array::from_fn(|index| bytes[from + index]));
+        let rkey = u32::from_be_bytes(std::array::from_fn(|index| bytes[8 + index]));
+        Self { addr: word(0), rkey: Rkey(rkey), len: word(12) }
+    }
+}

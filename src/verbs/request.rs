@@ -1,0 +1,301 @@
+//! Work requests.
+
+use std::fmt;
+
+use super::{MemoryRegion, RegionRange, RemoteMemory, Rkey};
+use crate::types::{Operation, SendFlags};
+
+/// Pieces of registered memory that a message is gathered from or scattered to, in order.
+///
+/// Made from a region (all of it), a [`RegionRange`], or a slice or array of ranges.
+#[derive(Clone, Copy, Debug)]
+pub struct RegionList<'a>(pub(super) Regions<'a>);
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Regions<'a> {
+    One(RegionRange<'a>),
+    Many(&'a [RegionRange<'a>]),
+}
+
+impl RegionList<'_> {
+    /// No memory at all: for messages without a payload.
+    pub const EMPTY: RegionList<'static> = RegionList(Regions::Many(&[]));
+
+    /// Total size in bytes.
+    pub fn len(&self) -> u64 {
+        match &self.0 {
+            Regions::One(range) => range.len() as u64,
+            Regions::Many(ranges) => ranges.iter().map(|range| range.len() as u64).sum(),
+        }
+    }
+
+    /// Whether there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl<'a> From<RegionRange<'a>> for RegionList<'a> {
+    fn from(range: RegionRange<'a>) -> Self {
+        Self(Regions::One(range))
+    }
+}
+
+impl<'a> From<&'a MemoryRegion> for RegionList<'a> {
+    fn from(region: &'a MemoryRegion) -> Self {
+        Self(Regions::One(region.into()))
+    }
+}
+
+impl<'a> From<&'a [RegionRange<'a>]> for RegionList<'a> {
+    fn from(ranges: &'a [RegionRange<'a>]) -> Self {
+        Self(Regions::Many(ranges))
+    }
+}
+
+impl<'a, const N: usize> From<&'a [RegionRange<'a>; N]> for RegionList<'a> {
+    fn from(ranges: &'a [RegionRange<'a>; N]) -> Self {
+        Self(Regions::Many(ranges))
+    }
+}
+
+/// What a SEND or WRITE carries: registered memory, or bytes that are copied while posting.
+#[derive(Clone, Copy, Debug)]
+pub struct Payload<'a>(pub(super) Bytes<'a>);
+
+#[derive(Clone, Copy)]
+pub(super) enum Bytes<'a> {
+    Regions(RegionList<'a>),
+    Inline(&'a [u8]),
+}
+
+impl<'a> Payload<'a> {
+    /// Nothing: a message without a payload.
+    pub const EMPTY: Payload<'static> = Payload(Bytes::Regions(RegionList::EMPTY));
+
+    /// Bytes that are copied into the send queue while posting, at most `max_inline_data` of the queue pair. They need
+    /// not be registered and may be changed as soon as the post returned.
+    pub const fn inline(bytes: &'a [u8]) -> Self {
+        Self(Bytes::Inline(bytes))
+    }
+
+    /// Total size in bytes.
+    pub fn len(&self) -> u64 {
+        match &self.0 {
+            Bytes::Regions(list) => list.len(),
+            Bytes::Inline(bytes) => bytes.len() as u64,
+        }
+    }
+
+    /// Whether there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl<'a> From<RegionList<'a>> for Payload<'a> {
+    fn from(list: RegionList<'a>) -> Self {
+        Self(Bytes::Regions(list))
+    }
+}
+
+impl<'a> From<RegionRange<'a>> for Payload<'a> {
+    fn from(range: RegionRange<'a>) -> Self {
+        Self(Bytes::Regions(range.into()))
+    }
+}
+
+impl<'a> From<&'a MemoryRegion> for Payload<'a> {
+    fn from(region: &'a MemoryRegion) -> Self {
+        Self(Bytes::Regions(region.into()))
+    }
+}
+
+impl<'a> From<&'a [RegionRange<'a>]> for Payload<'a> {
+    fn from(ranges: &'a [RegionRange<'a>]) -> Self {
+        Self(Bytes::Regions(ranges.into()))
+    }
+}
+
+impl<'a, const N: usize> From<&'a [RegionRange<'a>; N]> for Payload<'a> {
+    fn from(ranges: &'a [RegionRange<'a>; N]) -> Self {
+        Self(Bytes::Regions(ranges.into()))
+    }
+}
+
+impl fmt::Debug for Bytes<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Bytes::Regions(list) => list.fmt(f),
+            Bytes::Inline(bytes) => write!(f, "Inline({} bytes)", bytes.len()),
+        }
+    }
+}
+
+/// A request for the send queue (`ibv_send_wr`).
+///
+/// Each constructor takes all that its operation needs. What else can be said has defaults: `wr_id` 0, not signaled,
+/// no fence, not solicited. Requests of one queue pair are executed at the peer in the order in which they were posted.
+///
+/// ```
+/// # use rdma_verbs::verbs::{self, AccessFlags};
+/// use rdma_verbs::verbs::{Payload, ReceiveRequest, SendRequest};
+/// # let context = verbs::open("soft:127.0.1.50")?;
+/// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+/// # let qp = pd.create_qp(&cq, &cq).build()?;
+/// # qp.connect(&qp.connection_info()?)?; // to itself
+/// # let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ;
+/// # let mr = pd.alloc_mr(4096, access)?;
+/// # let remote = mr.remote();
+///
+/// qp.post_recv(&[ReceiveRequest::new(mr.slice(0..64)?)])?;
+/// qp.post_send(&[
+///     SendRequest::write(mr.slice(64..128)?, remote.slice(1024..)?).wr_id(1),
+///     SendRequest::read(mr.slice(128..192)?, remote.slice(1024..)?).wr_id(2).fence(),
+///     SendRequest::send(Payload::inline(b"done")).wr_id(3).signaled(),
+/// ])?;
+/// # let timeout = std::time::Duration::from_secs(10);
+/// # for _ in 0..2 { cq.wait(timeout)?.result()?; }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Copy, Debug)]
+#[must_use = "a request does nothing before it is posted"]
+pub struct SendRequest<'a> {
+    pub(super) wr_id: u64,
+    pub(super) operation: Operation,
+    pub(super) flags: SendFlags,
+    pub(super) data: Payload<'a>,
+    /// Bytes that the peer's memory has for it.
+    pub(super) room: u64,
+}
+
+impl<'a> SendRequest<'a> {
+    /// SEND: fills the peer's next posted receive with `data`.
+    pub fn send(data: impl Into<Payload<'a>>) -> Self {
+        Self::new(Operation::Send, data.into(), u64::MAX)
+    }
+
+    /// SEND with immediate: also hands `immediate` to the receive's completion.
+    pub fn send_with_immediate(data: impl Into<Payload<'a>>, immediate: u32) -> Self {
+        Self::new(Operation::SendWithImmediate(immediate), data.into(), u64::MAX)
+    }
+
+    /// SEND with invalidate: also revokes the peer's key `rkey`, as far as the peer allows.
+    pub fn send_with_invalidate(data: impl Into<Payload<'a>>, rkey: Rkey) -> Self {
+        Self::new(Operation::SendWithInvalidate(rkey), data.into(), u64::MAX)
+    }
+
+    /// WRITE: copies `data` to the start of the peer's memory `remote`. The peer's program does not notice.
+    ///
+    /// Bytes are placed in ascending order, the last ones last. When the completion is polled, the peer's memory holds
+    /// them.
+    pub fn write(data: impl Into<Payload<'a>>, remote: RemoteMemory) -> Self {
+        let operation = Operation::Write { remote_addr: remote.addr(), rkey: remote.rkey() };
+        Self::new(operation, data.into(), remote.len())
+    }
+
+    /// WRITE with immediate: copies as [`SendRequest::write`], then completes the peer's next posted receive with
+    /// `immediate`, without writing to that receive's memory.
+    pub fn write_with_immediate(data: impl Into<Payload<'a>>, remote: RemoteMemory, immediate: u32) -> Self {
+        let (remote_addr, rkey) = (remote.addr(), remote.rkey());
+        let operation = Operation::WriteWithImmediate { remote_addr, rkey, immediate };
+        Self::new(operation, data.into(), remote.len())
+    }
+
+    /// READ: copies from the start of the peer's memory `remote` until `into` is full. The bytes are there when the
+    /// completion is polled, not before.
+    pub fn read(into: impl Into<RegionList<'a>>, remote: RemoteMemory) -> Self {
+        let operation = Operation::Read { remote_addr: remote.addr(), rkey: remote.rkey() };
+        Self::new(operation, Payload(Bytes::Regions(into.into())), remote.len())
+    }
+
+    /// Compare-and-swap: replaces the first eight bytes of `remote` by `swap` if they are `compare`. The value before
+    /// goes to `result`, 8 bytes, in this host's byte order; it was replaced if that is `compare`. `remote` must be
+    /// aligned to 8. `compare` and `swap` are numbers: how the peer stores them is the peer's matter.
+    pub fn compare_and_swap(result: impl Into<RegionRange<'a>>, remote: RemoteMemory, compare: u64, swap: u64) -> Self {
+        let (remote_addr, rkey) = (remote.addr(), remote.rkey());
+        let operation = Operation::CompareAndSwap { remote_addr, rkey, compare, swap };
+        Self::new(operation, result.into().into(), remote.len())
+    }
+
+    /// Fetch-and-add: adds `add` to the first eight bytes of `remote`, modulo 2^64. The value before goes to `result`
+    /// as for [`SendRequest::compare_and_swap`].
+    pub fn fetch_and_add(result: impl Into<RegionRange<'a>>, remote: RemoteMemory, add: u64) -> Self {
+        let operation = Operation::FetchAndAdd { remote_addr: remote.addr(), rkey: remote.rkey(), add };
+        Self::new(operation, result.into().into(), remote.len())
+    }
+
+    fn new(operation: Operation, data: Payload<'a>, room: u64) -> Self {
+        Self { wr_id: 0, operation, flags: SendFlags::empty(), data, room }
+    }
+
+    /// A number of the caller's own; comes back in the completion.
+    pub fn wr_id(mut self, wr_id: u64) -> Self {
+        self.wr_id = wr_id;
+        self
+    }
+
+    /// Make a completion on success too. Failures always make one.
+    ///
+    /// A slot of the send queue is free again when the completion of its request or of a later signaled one was
+    /// polled: whoever never signals fills the queue.
+    pub fn signaled(mut self) -> Self {
+        self.flags |= SendFlags::SIGNALED;
+        self
+    }
+
+    /// Begin only when all earlier READs and atomics of this queue pair are complete.
+    pub fn fence(mut self) -> Self {
+        self.flags |= SendFlags::FENCE;
+        self
+    }
+
+    /// Wake the peer if its completion queue is armed for solicited events only.
+    pub fn solicited(mut self) -> Self {
+        self.flags |= SendFlags::SOLICITED;
+        self
+    }
+
+    /// Payload size in bytes.
+    pub fn byte_len(&self) -> u64 {
+        self.data.len()
+    }
+}
+
+/// A request for the receive queue (`ibv_recv_wr`): memory for one arriving message.
+///
+/// Each SEND of the peer, with or without immediate, and each WRITE with immediate takes the oldest posted receive. A
+/// message that is longer than the memory fails on both sides.
+///
+/// ```
+/// # use rdma_verbs::verbs::{self, AccessFlags};
+/// use rdma_verbs::verbs::ReceiveRequest;
+/// # let context = verbs::open("soft:127.0.1.51")?;
+/// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+/// # let qp = pd.create_qp(&cq, &cq).build()?;
+/// # qp.init()?;
+/// # let mr = pd.alloc_mr(4096, AccessFlags::LOCAL_WRITE)?;
+///
+/// let (header, body) = (mr.slice(0..64)?, mr.slice(1024..2048)?);
+/// qp.post_recv(&[ReceiveRequest::new(&[header, body]).wr_id(1)])?;
+/// # Ok::<(), verbs::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug)]
+#[must_use = "a request does nothing before it is posted"]
+pub struct ReceiveRequest<'a> {
+    pub(super) wr_id: u64,
+    pub(super) data: RegionList<'a>,
+}
+
+impl<'a> ReceiveRequest<'a> {
+    /// A receive into `data`, filled in order.
+    pub fn new(data: impl Into<RegionList<'a>>) -> Self {
+        Self { wr_id: 0, data: data.into() }
+    }
+
+    /// A number of the caller's own; comes back in the completion.
+    pub fn wr_id(mut self, wr_id: u64) -> Self {
+        self.wr_id = wr_id;
+        self
+    }
+}

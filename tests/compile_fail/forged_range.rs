@@ -1,0 +1,9 @@
+//! Ranges are made by their region only, which checks the bounds.
+
+use rdma_verbs::verbs::{MemoryRegion, RegionRange};
+
+fn beyond_the_end(region: &MemoryRegion) -> RegionRange<'_> {
+    RegionRange { region, offset: 0, len: usize::MAX }
+}
+
+fn main() {}

@@ -1,0 +1,17 @@
+//! A request has all that its operation needs, or it does not exist.
+
+use rdma_verbs::verbs::{MemoryRegion, SendRequest};
+
+fn write_to_nowhere(region: &MemoryRegion) {
+    let _ = SendRequest::write(region);
+}
+
+fn no_operation() {
+    let _ = SendRequest::default();
+}
+
+fn no_fields<'a>() -> SendRequest<'a> {
+    SendRequest { wr_id: 1 }
+}
+
+fn main() {}

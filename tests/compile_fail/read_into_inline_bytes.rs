@@ -1,0 +1,13 @@
+//! Only registered memory can take what a READ or an atomic brings.
+
+use rdma_verbs::verbs::{Payload, RemoteMemory, SendRequest};
+
+fn read(remote: RemoteMemory, bytes: &mut [u8]) {
+    let _ = SendRequest::read(Payload::inline(bytes), remote);
+}
+
+fn fetch(remote: RemoteMemory, bytes: &mut [u8]) {
+    let _ = SendRequest::fetch_and_add(bytes, remote, 1);
+}
+
+fn main() {}
