@@ -35,9 +35,6 @@ mod modify;
 mod protection_domain;
 mod queue_pair;
 
-#[cfg(all(test, not(loom)))]
-mod tests;
-
 use std::sync::Arc;
 
 use super::{Context, Error, ErrorKind, Provider, Result};
