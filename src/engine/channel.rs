@@ -99,6 +99,9 @@ impl Channel {
             if let Some(context) = self.poll() {
                 return Ok(Some(context));
             }
+            if self.shards.iter().any(|shard| shard.has_failed()) {
+                return Err(io::Error::other("the engine has failed by a panic"));
+            }
             let left = timeout.map(|timeout| timeout.saturating_sub(start.elapsed()));
             if left == Some(Duration::ZERO) {
                 return Ok(None);

@@ -25,12 +25,21 @@ const POSTING: Plan = Plan { receive_calls: 0, send_calls: 16, deadlines: false 
 /// A receive call brings up to 64 KiB, so a batch is at most 2 MiB.
 const SERVING: Plan = Plan { receive_calls: 32, send_calls: 32, deadlines: true };
 
+/// What a look by the shard's thread came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Served {
+    /// Something arrived or was sent.
+    pub(super) worked: bool,
+    /// When the thread must look again at the latest; `None`: at once.
+    pub(super) sleeps_until: Option<Time>,
+}
+
 impl Shard {
     /// After requests were published: sends them on the caller's own stack, or leaves that to whoever drives.
     pub(crate) fn post(&self, doorbell: &Arc<Doorbell>) {
         self.ring_doorbell(doorbell);
         let outcome = self.lock.ring(LOOKS, |core, _| {
-            let progress = self.pass(core, POSTING, |now| self.lease.is_alive(now));
+            let progress = self.pass(core, POSTING, self.clock.now(), |now| self.lease.is_alive(now));
             self.leave(&progress);
         });
         self.finish(outcome);
@@ -41,6 +50,8 @@ impl Shard {
     pub(crate) fn post_receive(&self, doorbell: &Arc<Doorbell>) {
         if self.lease.is_alive(self.clock.now()) {
             self.ring_doorbell(doorbell);
+            // In case the poller does not come back.
+            self.wake.needed_by(self.lease.end());
         } else {
             self.post(doorbell);
         }
@@ -48,9 +59,11 @@ impl Shard {
 
     /// A visit of a thread that found its completion queue empty.
     pub(crate) fn poll(&self, has_completions: impl Fn() -> bool) {
-        let comes_back = self.lease.visit(self.clock.now());
-        let outcome = self.lock.try_drive(LOOKS, |core, _| {
-            let progress = self.pass(core, SERVING, |_| comes_back && has_completions());
+        let arrival = self.clock.now();
+        let comes_back = self.lease.visit(arrival);
+        let outcome = self.lock.try_drive(LOOKS, |core, look| {
+            let now = if look == Look::First { arrival } else { self.clock.now() };
+            let progress = self.pass(core, SERVING, now, |_| comes_back && has_completions());
             self.leave(&progress);
         });
         self.finish(outcome);
@@ -62,7 +75,7 @@ impl Shard {
         let comes_back = self.lease.visit(self.clock.now());
         let mut has_more = false;
         let outcome = self.lock.drive(LOOKS, |core, _| {
-            let progress = self.pass(core, SERVING, |_| comes_back && has_events());
+            let progress = self.pass(core, SERVING, self.clock.now(), |_| comes_back && has_events());
             has_more = progress.has_more;
             self.leave(&progress);
         });
@@ -79,7 +92,7 @@ impl Shard {
             {
                 done = self.change(core, change);
             }
-            let progress = self.pass(core, POSTING, |now| self.lease.is_alive(now));
+            let progress = self.pass(core, POSTING, self.clock.now(), |now| self.lease.is_alive(now));
             self.leave(&progress);
         });
         self.finish(outcome);
@@ -90,24 +103,27 @@ impl Shard {
     /// away, so that its peer does not ask in vain for what arrived long ago.
     pub(crate) fn send_acknowledgements(&self) {
         let outcome = self.lock.drive(LOOKS, |core, _| {
-            let progress = self.pass(core, POSTING, |_| false);
+            let progress = self.pass(core, POSTING, self.clock.now(), |_| false);
             self.leave(&progress);
         });
         self.finish(outcome);
     }
 
-    /// A look by the shard's thread. Unless it found something to do, or `stays_awake` at this time, it is about to
-    /// sleep until the deadline, and says so while it holds the shard.
-    pub(super) fn serve(&self, stays_awake: impl Fn(Time) -> bool) -> Progress {
-        let mut progress = Progress::default();
+    /// A look by the shard's thread. If there was nothing to do, and unless it `stays_awake` at this time, it is about
+    /// to sleep until the time that is returned; it says so while it holds the shard, so that nobody relies on it to
+    /// be awake.
+    pub(super) fn serve(&self, stays_awake: impl Fn(Time) -> bool) -> Served {
+        let mut served = Served { worked: false, sleeps_until: None };
         let outcome = self.lock.drive(LOOKS, |core, _| {
-            progress = self.pass(core, SERVING, |_| false);
-            let awake = progress.worked || progress.has_more || stays_awake(self.clock.now());
-            let sleeps_until = if awake { Time::ZERO } else { progress.next_deadline.unwrap_or(Time::NEVER) };
-            self.wake.sleeps_until(sleeps_until);
+            let now = self.clock.now();
+            let progress = self.pass(core, SERVING, now, |_| false);
+            let awake = progress.worked || progress.has_more || stays_awake(now);
+            served.worked |= progress.worked;
+            served.sleeps_until = (!awake).then(|| progress.next_deadline.unwrap_or(Time::NEVER));
+            self.wake.sleeps_until(served.sleeps_until.unwrap_or(Time::ZERO));
         });
         self.finish(outcome);
-        progress
+        served
     }
 
     /// Before letting go of the lock: calls the shard's thread if it would be late for what is left. While a lease is

@@ -30,6 +30,9 @@ const SEGMENTING_SENDERS: u32 = 2;
 /// How long to wait after the kernel's send buffer was full.
 const SEND_RETRY: Duration = Duration::from_micros(100);
 
+/// Doorbells answered in one pass.
+const MAX_DOORBELLS: usize = 256;
+
 /// How a shard is set up.
 pub(crate) struct ShardConfig {
     pub(crate) blocks: QpnBlocks,
@@ -195,6 +198,7 @@ impl Shard {
         &self,
         core: &mut Core,
         plan: Plan,
+        now: Time,
         hold_acknowledgements: impl FnOnce(Time) -> bool,
     ) -> Progress {
         if self.has_failed() {
@@ -206,11 +210,8 @@ impl Shard {
             return Progress::default();
         }
         let memory = self.memory.read();
-        let now = self.clock.now();
-        while let Some(qpn) = self.doorbells.answer() {
-            core.endpoint.handle_doorbell(now, qpn);
-        }
         let mut progress = Progress::default();
+        progress.has_more |= self.answer_doorbells(core, now);
         if plan.receive_calls > 0 {
             let Core { endpoint, link, .. } = core;
             let batch = link.receive(plan.receive_calls, |datagram| endpoint.handle_datagram(now, &memory, datagram));
@@ -227,6 +228,16 @@ impl Shard {
         progress.next_deadline = core.next_deadline();
         core.in_pass = false;
         progress
+    }
+
+    /// Tells the endpoint which queue pairs have new work. Whether there may be more of them than one pass takes.
+    #[inline]
+    fn answer_doorbells(&self, core: &mut Core, now: Time) -> bool {
+        for _ in 0..MAX_DOORBELLS {
+            let Some(qpn) = self.doorbells.answer() else { return false };
+            core.endpoint.handle_doorbell(now, qpn);
+        }
+        true
     }
 
     /// A change to the endpoint by a control verb: not a pass, but as careful. Returns whether it was carried out.

@@ -37,20 +37,18 @@ fn run(shard: &Shard) {
             sleep(shard, shard.lease.end(), Watch::Event);
             continue;
         }
-        let progress = shard.serve(|now| now < awake_until);
-        if progress.worked {
+        let served = shard.serve(|now| now < awake_until);
+        if served.worked {
             awake_until = shard.clock.now() + LINGER;
         }
-        if progress.worked || progress.has_more {
-            continue;
-        }
-        if shard.clock.now() < awake_until {
-            yield_now();
-            continue;
-        }
-        let until = progress.next_deadline.unwrap_or(Time::NEVER);
-        if sleep(shard, until, Watch::Sockets) && shard.armed.load(Ordering::Relaxed) > 0 {
-            sleep(shard, until.min(shard.clock.now() + LEASE), Watch::Event);
+        match served.sleeps_until {
+            None if served.worked => {}
+            None => yield_now(),
+            Some(until) => {
+                if sleep(shard, until, Watch::Sockets) && shard.armed.load(Ordering::Relaxed) > 0 {
+                    sleep(shard, until.min(shard.clock.now() + LEASE), Watch::Event);
+                }
+            }
         }
     }
 }

@@ -211,10 +211,9 @@ mod tests {
 
     #[test]
     fn segments_are_sent_and_merged_over_ipv6() {
-        if UdpSocket::bind("[::1]:0").is_err() {
-            eprintln!("skipped: no IPv6 loopback address");
-            return;
+        // Some machines have no IPv6.
+        if UdpSocket::bind("[::1]:0").is_ok() {
+            exchange("::1");
         }
-        exchange("::1");
     }
 }

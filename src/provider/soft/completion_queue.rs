@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use super::channel::SoftChannel;
 use super::device::Device;
+use super::errors;
 use super::limit::{Share, check_range};
 use crate::engine::{Channel, Shard};
 use crate::provider::{CompletionQueue, Error, ErrorKind, Result};
@@ -123,6 +124,9 @@ impl CompletionQueue for SoftCompletionQueue {
                     self.queue.capacity()
                 );
                 return Err(Error::new("poll_cq", ErrorKind::ResourceLimit, message));
+            }
+            if self.device.engine.shards().iter().any(|shard| shard.has_failed()) {
+                return Err(errors::engine_failed("poll_cq"));
             }
             std::thread::yield_now();
         }

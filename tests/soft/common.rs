@@ -1,0 +1,188 @@
+//! A queue pair with everything it needs, and the steps that all tests take.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rdma_verbs::memory::{Backing, Region};
+use rdma_verbs::provider::soft::SoftConfig;
+use rdma_verbs::provider::{
+    CompletionChannel, CompletionQueue, Context, MemoryRegion, ProtectionDomain, QueuePair, QueuePairInit, Result,
+};
+use rdma_verbs::types::*;
+
+/// Longer than anything here takes.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
+/// First address of every node's region.
+pub(crate) const BASE: u64 = 0x10_0000;
+
+/// A device with one queue pair, one completion queue and one region.
+pub(crate) struct Node {
+    pub(crate) qp: Arc<dyn QueuePair>,
+    pub(crate) cq: Arc<dyn CompletionQueue>,
+    pub(crate) mr: Arc<dyn MemoryRegion>,
+    pub(crate) pd: Arc<dyn ProtectionDomain>,
+    pub(crate) channel: Arc<dyn CompletionChannel>,
+    pub(crate) context: Arc<dyn Context>,
+}
+
+/// How the two ends know each other.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Acquaintance {
+    /// Each knows what the other can.
+    Ours,
+    /// Neither knows anything.
+    Strangers,
+}
+
+impl Node {
+    pub(crate) fn new(address: &str, region_bytes: usize) -> Self {
+        Self::on(SoftConfig::new().open(&format!("soft:{address}")).unwrap(), region_bytes)
+    }
+
+    pub(crate) fn on(context: Arc<dyn Context>, region_bytes: usize) -> Self {
+        let channel = context.create_comp_channel().unwrap();
+        let cq = context.create_cq(256, 77, Some(&channel)).unwrap();
+        let pd = context.alloc_pd().unwrap();
+        let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE;
+        let mr = pd.reg_mr(Backing::from_vec(vec![0; region_bytes]), Some(BASE), access).unwrap();
+        let cap = QueuePairCapabilities { max_inline_data: 256, ..Default::default() };
+        let qp_type = QueuePairType::ReliableConnection;
+        let init = QueuePairInit { pd: &pd, send_cq: &cq, recv_cq: &cq, qp_type, cap, sq_sig_all: false };
+        let qp = context.create_qp(&init).unwrap();
+        Self { qp, cq, mr, pd, channel, context }
+    }
+
+    pub(crate) fn region(&self) -> &Arc<Region> {
+        self.mr.region()
+    }
+
+    /// Brings the queue pair to RTS towards the one of `peer`.
+    pub(crate) fn try_connect(&self, peer: &Node, acquaintance: Acquaintance) -> Result<()> {
+        self.qp.modify(&init_attributes())?;
+        self.qp.modify(&self.ready_to_receive(peer, acquaintance))?;
+        self.qp.modify(&ready_to_send())
+    }
+
+    pub(crate) fn ready_to_receive(&self, peer: &Node, acquaintance: Acquaintance) -> QueuePairAttributes {
+        let (own_port, peer_port) = (self.context.query_port(1).unwrap(), peer.context.query_port(1).unwrap());
+        let known = (acquaintance == Acquaintance::Ours).then(|| peer.context.peer_capabilities());
+        QueuePairAttributes {
+            qp_state: Some(QueuePairState::ReadyToReceive),
+            ah_attr: Some(AddressVector::new(peer.context.query_gid(1, 0).unwrap().gid, 0)),
+            path_mtu: Some(own_port.active_mtu.min(peer_port.active_mtu)),
+            dest_qp_num: Some(peer.qp.qpn()),
+            rq_psn: Some(Psn::new(0xff_ff00)),
+            max_dest_rd_atomic: Some(16),
+            min_rnr_timer: Some(12),
+            peer: known,
+            ..Default::default()
+        }
+    }
+
+    pub(crate) fn post_send(&self, wr_id: u64, operation: Operation, data: Data<'_>) -> Result<()> {
+        self.qp.send_begin();
+        let flags = SendFlags::SIGNALED;
+        let pushed = self.qp.send_push(&SendRequest { wr_id, operation, flags, data });
+        self.qp.send_end(BatchEnd::Publish)?;
+        pushed
+    }
+
+    pub(crate) fn post_recv(&self, wr_id: u64, sges: &[Sge]) -> Result<()> {
+        self.qp.recv_begin();
+        let pushed = self.qp.recv_push(&ReceiveRequest { wr_id, sges });
+        self.qp.recv_end(BatchEnd::Publish)?;
+        pushed
+    }
+
+    /// A piece of the own region.
+    pub(crate) fn sge(&self, offset: u64, length: u32) -> Sge {
+        Sge { addr: BASE + offset, length, lkey: self.mr.lkey() }
+    }
+
+    /// Polls for one completion.
+    #[track_caller]
+    pub(crate) fn completion(&self) -> RawCompletion {
+        let end = Instant::now() + DEADLINE;
+        let mut out = [RawCompletion::default()];
+        while self.cq.poll(&mut out).unwrap() == 0 {
+            assert!(Instant::now() < end, "no completion: {:?}, {:?}", self.qp.query(), self.counters());
+        }
+        out[0]
+    }
+
+    /// Polls for one completion, which must be a success.
+    #[track_caller]
+    pub(crate) fn success(&self, wr_id: u64) -> RawCompletion {
+        let completion = self.completion();
+        assert_eq!((completion.wr_id, completion.status), (wr_id, CompletionStatus::Success), "{completion:?}");
+        completion
+    }
+
+    /// Sleeps on the channel for one completion.
+    #[track_caller]
+    pub(crate) fn completion_by_event(&self) -> RawCompletion {
+        let mut out = [RawCompletion::default()];
+        loop {
+            self.cq.req_notify(false).unwrap();
+            if self.cq.poll(&mut out).unwrap() > 0 {
+                return out[0];
+            }
+            let event = self.channel.wait_event(Some(DEADLINE)).unwrap();
+            assert_eq!(event, Some(77), "no event: {:?}, {:?}", self.qp.query(), self.counters());
+        }
+    }
+
+    pub(crate) fn counters(&self) -> Vec<(&'static str, u64)> {
+        self.context.counters().iter().filter(|(_, count)| *count > 0).collect()
+    }
+}
+
+pub(crate) fn init_attributes() -> QueuePairAttributes {
+    QueuePairAttributes {
+        qp_state: Some(QueuePairState::Init),
+        pkey_index: Some(0),
+        port_num: Some(1),
+        qp_access_flags: Some(AccessFlags::REMOTE | AccessFlags::LOCAL_WRITE),
+        ..Default::default()
+    }
+}
+
+pub(crate) fn ready_to_send() -> QueuePairAttributes {
+    QueuePairAttributes {
+        qp_state: Some(QueuePairState::ReadyToSend),
+        sq_psn: Some(Psn::new(0xff_ff00)),
+        timeout: Some(14),
+        retry_cnt: Some(7),
+        rnr_retry: Some(7),
+        max_rd_atomic: Some(16),
+        ..Default::default()
+    }
+}
+
+pub(crate) fn connect(first: &Node, second: &Node, acquaintance: Acquaintance) {
+    first.try_connect(second, acquaintance).unwrap();
+    second.try_connect(first, acquaintance).unwrap();
+}
+
+/// Two connected nodes on these addresses.
+pub(crate) fn pair(first: &str, second: &str, region_bytes: usize, acquaintance: Acquaintance) -> (Node, Node) {
+    let nodes = (Node::new(first, region_bytes), Node::new(second, region_bytes));
+    connect(&nodes.0, &nodes.1, acquaintance);
+    nodes
+}
+
+/// Bytes that differ along the way.
+pub(crate) fn pattern(length: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed | 1;
+    let next = |_| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 56) as u8
+    };
+    (0..length).map(next).collect()
+}
+
+pub(crate) fn read(region: &Region, offset: u64, length: usize) -> Vec<u8> {
+    let mut bytes = vec![0; length];
+    region.read_at(offset, &mut bytes).unwrap();
+    bytes
+}

@@ -1,0 +1,155 @@
+//! Completion channels: blocking, by descriptor, in an asynchronous runtime; asynchronous events.
+
+use std::os::fd::{AsFd, BorrowedFd, RawFd};
+use std::time::Duration;
+
+use rdma_verbs::types::*;
+use tokio::io::unix::AsyncFd;
+
+use crate::common::*;
+
+#[test]
+fn ping_pong_by_sleeping() {
+    let (a, b) = pair("127.78.4.1", "127.78.4.2", 4_096, Acquaintance::Ours);
+    b.post_recv(0, &[b.sge(0, 64)]).unwrap();
+    let server = std::thread::spawn(move || {
+        let (mut turn, mut answered) = (0u64, 0);
+        while answered < 500 {
+            let done = b.completion_by_event();
+            assert!(done.status.is_success(), "{done:?}");
+            if done.opcode == CompletionOpcode::Send {
+                answered += 1;
+                continue;
+            }
+            b.post_recv(0, &[b.sge(0, 64)]).unwrap();
+            b.post_send(1, Operation::Send, Data::Inline(&[&turn.to_le_bytes()])).unwrap();
+            turn += 1;
+        }
+        b
+    });
+    for turn in 0..500u64 {
+        a.post_recv(1, &[a.sge(0, 64)]).unwrap();
+        a.post_send(2, Operation::Send, Data::Inline(&[b"ping"])).unwrap();
+        let seen = [a.completion_by_event(), a.completion_by_event()];
+        assert!(seen.iter().all(|done| done.status.is_success()), "{seen:?}");
+        assert_eq!(a.region().load_acquire_u64(0).unwrap(), turn);
+    }
+    drop(server.join().unwrap());
+}
+
+#[test]
+fn channel_is_quiet_when_nothing_happens() {
+    let (a, _b) = pair("127.78.4.3", "127.78.4.4", 64, Acquaintance::Ours);
+    a.cq.req_notify(false).unwrap();
+    assert_eq!(a.channel.poll_event(), None);
+    assert_eq!(a.channel.wait_event(Some(Duration::from_millis(30))).unwrap(), None);
+}
+
+#[test]
+fn solicited_only_sleeps_through_the_others() {
+    let (a, b) = pair("127.78.4.5", "127.78.4.6", 64, Acquaintance::Ours);
+    (0..2).for_each(|_| b.post_recv(1, &[]).unwrap());
+    b.cq.req_notify(true).unwrap();
+    let send = |flags| {
+        a.qp.send_begin();
+        let data = Data::Inline(&[]);
+        a.qp.send_push(&SendRequest { wr_id: 2, operation: Operation::Send, flags, data }).unwrap();
+        a.qp.send_end(BatchEnd::Publish).unwrap();
+    };
+    send(SendFlags::SIGNALED);
+    a.success(2);
+    assert_eq!(b.channel.wait_event(Some(Duration::from_millis(30))).unwrap(), None);
+    send(SendFlags::SIGNALED | SendFlags::SOLICITED);
+    assert_eq!(b.channel.wait_event(Some(DEADLINE)).unwrap(), Some(77));
+}
+
+/// The channel's descriptor, borrowed by the runtime.
+struct Descriptor(RawFd);
+
+impl std::os::fd::AsRawFd for Descriptor {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0
+    }
+}
+
+/// The runtime's newest versions want a promise that the descriptor stays open; these tests keep it so.
+#[allow(deprecated)]
+fn watch<T: std::os::fd::AsRawFd>(descriptor: T) -> AsyncFd<T> {
+    AsyncFd::new(descriptor).unwrap()
+}
+
+async fn completion(node: &Node, descriptor: &AsyncFd<Descriptor>) -> RawCompletion {
+    let mut out = [RawCompletion::default()];
+    loop {
+        node.cq.req_notify(false).unwrap();
+        if node.cq.poll(&mut out).unwrap() > 0 {
+            return out[0];
+        }
+        while node.channel.poll_event().is_none() {
+            let mut ready = descriptor.readable().await.unwrap();
+            if node.channel.poll_event().is_some() {
+                break;
+            }
+            ready.clear_ready();
+        }
+    }
+}
+
+async fn ping(node: &Node, turns: u64) {
+    let descriptor = watch(Descriptor(node.channel.fd()));
+    for turn in 0..turns {
+        node.post_recv(1, &[node.sge(0, 64)]).unwrap();
+        node.post_send(2, Operation::Send, Data::Inline(&[&turn.to_le_bytes()])).unwrap();
+        for _ in 0..2 {
+            let done = completion(node, &descriptor).await;
+            assert!(done.status.is_success(), "{done:?}");
+        }
+    }
+}
+
+#[test]
+fn ping_pong_in_an_asynchronous_runtime() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (a, b) = pair("127.78.4.7", "127.78.4.8", 4_096, Acquaintance::Ours);
+    // Both post a receive and a send at once, and both wait for the other's.
+    let both = async {
+        tokio::join!(ping(&a, 500), ping(&b, 500));
+    };
+    runtime.block_on(async { tokio::time::timeout(DEADLINE, both).await }).unwrap();
+}
+
+#[test]
+fn descriptor_wakes_for_what_the_engine_does_alone() {
+    // The peer is silent: nothing but the engine's own deadline leads to the completion.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (a, b) = (Node::new("127.78.4.9", 64), Node::new("127.78.4.10", 64));
+    a.try_connect(&b, Acquaintance::Strangers).unwrap();
+    a.post_send(1, Operation::Send, Data::Inline(&[])).unwrap();
+    let waiting = async {
+        let descriptor = watch(Descriptor(a.channel.fd()));
+        completion(&a, &descriptor).await
+    };
+    let done = runtime.block_on(async { tokio::time::timeout(DEADLINE, waiting).await }).unwrap();
+    assert_eq!(done.status, CompletionStatus::RetryExceededError);
+}
+
+#[test]
+fn asynchronous_events_are_readable_until_taken() {
+    let (a, b) = pair("127.78.4.11", "127.78.4.12", 64, Acquaintance::Ours);
+    let is_readable = || {
+        let descriptor: BorrowedFd<'_> = b.context.async_fd();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let descriptor = watch(descriptor.as_fd());
+            tokio::time::timeout(Duration::from_millis(20), descriptor.readable()).await.is_ok()
+        })
+    };
+    assert!(!is_readable());
+    let write = Operation::Write { remote_addr: BASE, rkey: Rkey(b.mr.rkey().0 ^ 1) };
+    a.post_send(1, write, Data::Inline(&[b"x"])).unwrap();
+    assert_eq!(a.completion().status, CompletionStatus::RemoteAccessError);
+    assert!(is_readable());
+    assert_eq!(b.context.poll_async_event(), Some(AsyncEvent::QueuePairAccessError(b.qp.qpn())));
+    assert_eq!(b.context.poll_async_event(), None);
+    assert!(!is_readable());
+}

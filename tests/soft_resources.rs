@@ -1,0 +1,71 @@
+//! What a process has and does: threads, descriptors, idle work. One test, because they are the process's.
+
+#[path = "soft/common.rs"]
+#[allow(dead_code)]
+mod common;
+
+use std::time::Duration;
+
+use common::*;
+use rdma_verbs::provider::soft::SoftConfig;
+use rdma_verbs::types::*;
+
+fn entries(directory: &str) -> usize {
+    std::fs::read_dir(directory).unwrap().count()
+}
+
+fn threads() -> usize {
+    entries("/proc/self/task")
+}
+
+fn descriptors() -> usize {
+    entries("/proc/self/fd")
+}
+
+/// Times that threads of this process gave up their processors.
+fn switches() -> u64 {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+    tasks
+        .map(|task| {
+            let status = std::fs::read_to_string(task.path().join("status")).unwrap_or_default();
+            let lines = status.lines().filter(|line| line.contains("ctxt_switches"));
+            lines.map(|line| line.split_whitespace().last().unwrap().parse::<u64>().unwrap()).sum::<u64>()
+        })
+        .sum()
+}
+
+fn exchange() {
+    let (a, b) = pair("127.78.7.1", "127.78.7.2", 1 << 16, Acquaintance::Ours);
+    b.post_recv(1, &[b.sge(0, 1 << 16)]).unwrap();
+    a.post_send(2, Operation::Send, Data::Sges(&[a.sge(0, 1 << 16)])).unwrap();
+    b.success(1);
+    a.success(2);
+}
+
+#[test]
+fn process_has_and_does_no_more_than_it_needs() {
+    let before = (threads(), descriptors());
+    let context = SoftConfig::new().open("soft:127.78.7.9").unwrap();
+    assert_eq!(threads(), before.0, "opening a device starts nothing");
+    drop(context);
+
+    // The standard library and the runtime may keep a descriptor after their first use.
+    exchange();
+    let after_first = descriptors();
+    for _ in 0..20 {
+        exchange();
+    }
+    assert_eq!((threads(), descriptors()), (before.0, after_first), "threads or descriptors leak");
+    assert!(after_first <= before.1 + 1, "{after_first} descriptors after {}", before.1);
+
+    let (a, b) = pair("127.78.7.3", "127.78.7.4", 64, Acquaintance::Ours);
+    assert_eq!(threads(), before.0 + 2);
+    a.post_send(1, Operation::Write { remote_addr: BASE, rkey: b.mr.rkey() }, Data::Inline(&[b"x"])).unwrap();
+    a.success(1);
+    std::thread::sleep(Duration::from_millis(100));
+    let idle = switches();
+    std::thread::sleep(Duration::from_millis(500));
+    let woken = switches() - idle;
+    // This thread's own sleep is one.
+    assert!(woken <= 3, "idle threads woke up {woken} times");
+}
