@@ -12,12 +12,15 @@
 //! or a deadline that the shard's thread would miss calls it, and only then.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::doorbell::Doorbell;
 use super::shard::{Core, Plan, Progress, Shard};
 use super::shard_lock::{Look, Outcome};
-use crate::types::Time;
+use crate::types::{Qpn, Time};
 
+/// Longest that a queue pair's end waits for its last acknowledgement to leave.
+const LONGEST_FAREWELL: Duration = Duration::from_millis(10);
 /// Looks that a driver takes on others' account before it hands over.
 const LOOKS: usize = 16;
 /// A posting thread sends what it posted, and goes on.
@@ -45,16 +48,9 @@ impl Shard {
         self.finish(outcome);
     }
 
-    /// After receives were published. They matter at once only to a queue pair in the error state, so a poller's next
-    /// visit is early enough.
+    /// After receives were published. They matter only to a queue pair in the error state, which flushes them.
     pub(crate) fn post_receive(&self, doorbell: &Arc<Doorbell>) {
-        if self.lease.is_alive(self.clock.now()) {
-            self.ring_doorbell(doorbell);
-            // In case the poller does not come back.
-            self.wake.needed_by(self.lease.end());
-        } else {
-            self.post(doorbell);
-        }
+        self.post(doorbell);
     }
 
     /// A visit of a thread that found its completion queue empty.
@@ -99,14 +95,23 @@ impl Shard {
         done
     }
 
-    /// Sends the acknowledgements that wait for the application's answer: there will be none. Before a queue pair goes
-    /// away, so that its peer does not ask in vain for what arrived long ago.
-    pub(crate) fn send_acknowledgements(&self) {
-        let outcome = self.lock.drive(LOOKS, |core, _| {
-            let progress = self.pass(core, POSTING, self.clock.now(), |_| false);
-            self.leave(&progress);
-        });
-        self.finish(outcome);
+    /// Sends the acknowledgements of a queue pair that wait for the application's answer: there will be none. Before it
+    /// goes away, so that its peer does not ask in vain for what arrived long ago. Waits a little if sockets are full.
+    pub(crate) fn send_acknowledgements(&self, qpn: Qpn) {
+        let end = self.clock.now() + LONGEST_FAREWELL;
+        loop {
+            let mut owes = false;
+            let outcome = self.lock.drive(LOOKS, |core, _| {
+                let progress = self.pass(core, POSTING, self.clock.now(), |_| false);
+                owes = core.endpoint.owes_acknowledgement(qpn) || core.has_unsent();
+                self.leave(&progress);
+            });
+            self.finish(outcome);
+            if !owes || self.has_failed() || self.clock.now() >= end {
+                return;
+            }
+            std::thread::yield_now();
+        }
     }
 
     /// A look by the shard's thread. If there was nothing to do, and unless it `stays_awake` at this time, it is about

@@ -283,6 +283,11 @@ impl Core {
         progress.has_more = true;
     }
 
+    /// Whether something was written that the kernel has not taken yet.
+    pub(super) fn has_unsent(&self) -> bool {
+        self.unsent.is_some()
+    }
+
     fn next_deadline(&self) -> Option<Time> {
         let retry = self.unsent.as_ref().map(|(_, retry_at)| *retry_at);
         self.endpoint.next_timeout().into_iter().chain(retry).min()

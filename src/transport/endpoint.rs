@@ -224,6 +224,11 @@ impl Endpoint {
         self.find(qpn).map(|queue_pair| &queue_pair.counters)
     }
 
+    /// Whether an acknowledgement or a NAK of the queue pair has not left yet.
+    pub fn owes_acknowledgement(&self, qpn: Qpn) -> bool {
+        self.find(qpn).is_some_and(|queue_pair| queue_pair.responder.replies.owes_acknowledgement())
+    }
+
     /// Queue pairs that exist.
     pub fn queue_pair_count(&self) -> usize {
         self.by_number.len()

@@ -269,7 +269,8 @@ impl QueuePair {
         };
         let (queue, token) = (&self.send_completions.0, self.send_completions.1);
         if queue.push(token, completion, false).is_err() {
-            self.completion_queue_overflowed();
+            let queue = queue.id();
+            self.completion_queue_overflowed(queue);
         }
     }
 
@@ -287,16 +288,18 @@ impl QueuePair {
         let completion = RawCompletion { opcode, qpn: self.qpn, source_qpn, ..completion };
         let (queue, token) = (&self.receive_completions.0, self.receive_completions.1);
         if queue.push(token, completion, solicited).is_err() {
-            self.completion_queue_overflowed();
+            let queue = queue.id();
+            self.completion_queue_overflowed(queue);
         }
     }
 
-    /// A completion was lost: the queue pair cannot go on, the application is told once by an event of the queue.
-    fn completion_queue_overflowed(&mut self) {
+    /// A completion was lost: the queue pair cannot go on, the application is told once.
+    fn completion_queue_overflowed(&mut self, queue: u32) {
         self.count(Counter::CompletionQueueOverflow);
-        if self.state == QueuePairState::Error {
+        if self.state == QueuePairState::Error || self.requester.overflowed {
             return;
         }
+        self.events.push(AsyncEvent::CompletionQueueError(queue));
         self.events.push(AsyncEvent::QueuePairFatal(self.qpn));
         self.requester.overflowed = true;
     }

@@ -165,6 +165,9 @@ impl Replies {
 
     /// Acknowledges the last executed packet again, at once.
     pub(super) fn acknowledge_again(&mut self, message_count: u32, now: Time) {
+        if self.is_crowded() {
+            return;
+        }
         self.push_acknowledge(self.last_executed, message_count);
         self.held_until = Some(now);
     }
@@ -172,11 +175,22 @@ impl Replies {
     fn push_acknowledge(&mut self, psn: Psn, message_count: u32) {
         if let Some(Reply::Acknowledge { .. }) = self.queue.back() {
             self.queue.pop_back();
+        } else if self.is_crowded() {
+            return;
         }
         self.queue.push_back(Reply::Acknowledge { psn, message_count });
     }
 
+    /// Whether so much is due that what the peer will ask for again need not be queued.
+    fn is_crowded(&self) -> bool {
+        self.queue.len() >= 2 * self.resources.len() + 8
+    }
+
     pub(super) fn push_nak(&mut self, psn: Psn, syndrome: Syndrome, message_count: u32) {
+        let is_final = matches!(syndrome, Syndrome::Nak(code) if code != NakCode::SequenceError);
+        if !is_final && self.is_crowded() {
+            return;
+        }
         let nak = Reply::Nak { psn, syndrome, message_count };
         if self.queue.back() != Some(&nak) {
             self.queue.push_back(nak);
@@ -230,13 +244,21 @@ impl Replies {
         let matches = |resource: &Option<Resource>| {
             resource.is_some_and(|resource| psn.is_within(resource.first, resource.packets))
         };
-        self.resources.iter().position(matches)
+        // The newest first: after 2^24 packets an old one may bear the same number.
+        let count = self.resources.len();
+        let newest_first = (1..=count).map(|back| (self.next_resource + count - back) % count);
+        newest_first.into_iter().find(|place| matches(&self.resources[*place]))
     }
 
     /// Whether the only thing due is an acknowledgement that is still held.
     pub(super) fn is_held(&self, now: Time) -> bool {
         let alone = self.queue.len() == 1 && matches!(self.queue.front(), Some(Reply::Acknowledge { .. }));
         alone && self.held_until.is_some_and(|time| now < time)
+    }
+
+    /// Whether an acknowledgement or a NAK has not left yet.
+    pub(super) fn owes_acknowledgement(&self) -> bool {
+        self.queue.iter().any(|reply| !matches!(reply, Reply::Resource(_)))
     }
 
     /// Lets held acknowledgements go.
@@ -401,6 +423,7 @@ impl QueuePair {
         for resource in self.responder.replies.resources.iter_mut().flatten() {
             resource.queued = false;
         }
+        self.responder.note_refused(psn, NakCode::RemoteAccess);
         self.responder.replies.push_nak(psn, Syndrome::Nak(NakCode::RemoteAccess), message_count);
         self.refuse(super::violation::Violation::RemoteKey(crate::memory::AccessError::UnknownKey));
     }

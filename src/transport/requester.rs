@@ -83,6 +83,8 @@ pub(super) struct RequestPlan {
     payload: u32,
     opcode: Opcode,
     ack_request: bool,
+    /// Sent for its acknowledgement alone; the cursor stays where it is.
+    is_probe: bool,
 }
 
 impl Requester {
@@ -248,11 +250,12 @@ impl QueuePair {
         if !self.may_transmit() {
             return None;
         }
-        if let Some(probe) = self.requester.recovery.take_probe() {
+        if let Some(probe) = self.requester.recovery.probe() {
             let plan = self.plan_probe(probe);
             if plan.is_some() {
                 return plan;
             }
+            self.requester.recovery.end_probe();
         }
         if !self.prepare_request() {
             return None;
@@ -328,7 +331,7 @@ impl QueuePair {
         let opcode = data_opcode(&header.operation, offset == 0, is_last);
         let size = packet_bytes(opcode, payload);
         let ack_request = self.wants_acknowledgement(index, psn, is_last, &header);
-        Some(RequestPlan { index, psn, offset, covers: 1, size, payload, opcode, ack_request })
+        Some(RequestPlan { index, psn, offset, covers: 1, size, payload, opcode, ack_request, is_probe: false })
     }
 
     fn plan_read(&self, index: u32, psn: Psn, offset: u32) -> Option<RequestPlan> {
@@ -341,7 +344,7 @@ impl QueuePair {
         }
         let opcode = Opcode::RC_READ_REQUEST;
         let size = packet_bytes(opcode, 0);
-        Some(RequestPlan { index, psn, offset, covers, size, payload: 0, opcode, ack_request: true })
+        Some(RequestPlan { index, psn, offset, covers, size, payload: 0, opcode, ack_request: true, is_probe: false })
     }
 
     fn plan_atomic(&self, index: u32, psn: Psn, header: &SendHeader) -> Option<RequestPlan> {
@@ -353,7 +356,17 @@ impl QueuePair {
             _ => Opcode::RC_FETCH_ADD,
         };
         let size = packet_bytes(opcode, 0);
-        Some(RequestPlan { index, psn, offset: 0, covers: 1, size, payload: 0, opcode, ack_request: true })
+        Some(RequestPlan {
+            index,
+            psn,
+            offset: 0,
+            covers: 1,
+            size,
+            payload: 0,
+            opcode,
+            ack_request: true,
+            is_probe: false,
+        })
     }
 
     fn read_credit_left(&self) -> bool {
@@ -400,7 +413,7 @@ impl QueuePair {
     fn plan_probe(&mut self, psn: Psn) -> Option<RequestPlan> {
         let index = self.request_with(psn)?;
         let plan = self.plan_at(index, psn)?;
-        (plan.covers == 1).then_some(RequestPlan { ack_request: true, ..plan })
+        (plan.covers == 1).then_some(RequestPlan { ack_request: true, is_probe: true, ..plan })
     }
 
     /// The request in progress that the number belongs to.
@@ -509,12 +522,12 @@ impl QueuePair {
     }
 
     fn note_sent(&mut self, now: Time, plan: &RequestPlan) {
-        let is_probe = plan.psn != self.requester.cursor;
         let is_repeat = plan.psn.is_before(self.requester.limit);
         if is_repeat {
             self.count(Counter::RetransmittedPackets);
         }
-        if is_probe {
+        if plan.is_probe {
+            self.requester.recovery.end_probe();
             return;
         }
         let end = plan.psn.plus(plan.covers);

@@ -112,6 +112,11 @@ impl Responder {
         self.receive.take()
     }
 
+    /// The connection ended with this refusal.
+    pub(super) fn note_refused(&mut self, psn: Psn, code: NakCode) {
+        self.refused = Some((psn, code));
+    }
+
     fn close_gap(&mut self) {
         self.gap_evidence = 0;
         self.gap_reported = false;
@@ -149,12 +154,13 @@ impl QueuePair {
         }
     }
 
-    /// In the error state only the packet that was refused gets an answer: the same one.
+    /// In the error state only the packet that was refused gets an answer: the same one. A READ of several packets may
+    /// be asked for again from an earlier one.
     fn repeat_refusal(&mut self, psn: Psn) -> Result<(), DropReason> {
         match self.responder.refused {
-            Some((refused, code)) if refused == psn && self.state == QueuePairState::Error => {
+            Some((refused, code)) if !refused.is_before(psn) && self.state == QueuePairState::Error => {
                 let count = self.responder.message_count;
-                self.responder.replies.push_nak(psn, Syndrome::Nak(code), count);
+                self.responder.replies.push_nak(refused, Syndrome::Nak(code), count);
                 Ok(())
             }
             _ => Err(DropReason::WrongState),
@@ -263,7 +269,7 @@ impl QueuePair {
         tracing::debug!(qpn = %self.qpn, %psn, ?violation, "request refused");
         let code = violation.nak();
         let count = self.responder.message_count;
-        self.responder.refused = Some((psn, code));
+        self.responder.note_refused(psn, code);
         self.responder.replies.push_nak(psn, Syndrome::Nak(code), count);
         self.refuse(violation);
     }

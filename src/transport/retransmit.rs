@@ -50,8 +50,13 @@ impl Recovery {
         self.probe.is_some()
     }
 
-    pub(super) fn take_probe(&mut self) -> Option<Psn> {
-        self.probe.take()
+    pub(super) fn probe(&self) -> Option<Psn> {
+        self.probe
+    }
+
+    /// The probe was sent, or cannot be.
+    pub(super) fn end_probe(&mut self) {
+        self.probe = None;
     }
 }
 

@@ -50,7 +50,7 @@ impl SoftQueuePair {
             }
         };
         if given.qp_state == Some(QueuePairState::Reset) {
-            self.shard.send_acknowledgements();
+            self.shard.send_acknowledgements(self.qpn);
         }
         self.modify_endpoint(&given, source)?;
         *path = if given.qp_state == Some(QueuePairState::Reset) { PathKind::None } else { kind };

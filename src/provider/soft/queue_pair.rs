@@ -260,7 +260,7 @@ impl QueuePair for SoftQueuePair {
         if self.state.swap(DESTROYED, Ordering::AcqRel) == DESTROYED {
             return Ok(());
         }
-        self.shard.send_acknowledgements();
+        self.shard.send_acknowledgements(self.qpn);
         self.shard.command(|core, _| {
             core.endpoint.destroy_queue_pair(self.qpn);
         });
