@@ -52,8 +52,8 @@ pub struct Network {
     pub packets: u64,
     /// Packets of each host that were lost or damaged.
     pub harmed: Vec<u64>,
-    /// Prints each packet.
-    pub verbose: bool,
+    /// Is told of each packet in a line of text.
+    pub observer: Option<fn(&str)>,
     random: Random,
     flights: BinaryHeap<Reverse<(Time, u64)>>,
     /// What is in flight, by its order number.
@@ -76,7 +76,7 @@ impl Network {
             now: Time::from_nanos(1_000),
             packets: 0,
             harmed: vec![0; count],
-            verbose: false,
+            observer: None,
             random: Random::new(seed),
             flights: BinaryHeap::new(),
             cargo: HashMap::new(),
@@ -146,9 +146,9 @@ impl Network {
         }
         let record = Record { at: self.now, from, opcode, psn, length: bytes.len(), harmed };
         record.hash(&mut self.trace);
-        if self.verbose {
+        if let Some(observer) = self.observer {
             let mark = if harmed { " HARMED" } else { "" };
-            eprintln!("{:>12} host {from}: {packet}{mark}", self.now.as_nanos());
+            observer(&format!("{:>12} host {from}: {packet}{mark}", self.now.as_nanos()));
         }
     }
 

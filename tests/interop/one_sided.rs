@@ -15,6 +15,7 @@ use rdma_verbs::verbs::{
 };
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
+type Scenario = fn(&mut Home) -> Outcome;
 
 const AREA_BYTES: usize = 1 << 18;
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -334,7 +335,7 @@ fn errors_that_we_report(home: &mut Home) -> Outcome {
 
 fn run(arguments: &Arguments) -> Outcome {
     let mut home = Home::new(arguments)?;
-    let scenarios: [(&str, fn(&mut Home) -> Outcome); 9] = [
+    let scenarios: [(&str, Scenario); 9] = [
         ("our WRITEs and READs", our_writes_and_reads),
         ("our atomics", our_atomics),
         ("our messages", our_messages),

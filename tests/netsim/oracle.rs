@@ -1,7 +1,8 @@
 //! The oracle: what each request must do, at both ends.
 //!
-//! Every request works on a slot of memory of its own, with a pattern of its own, so that a byte in the wrong place, an
-//! execution too many or too few shows. A slot is used again only after the completion of the request before was polled.
+//! Every request works on a slot of memory of its own, with a pattern of its own, so that a byte in the wrong place,
+//! an execution too many or too few shows. A slot is used again only after the completion of the request before was
+//! polled.
 
 use std::collections::VecDeque;
 use std::fmt;

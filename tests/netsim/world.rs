@@ -157,7 +157,7 @@ pub(crate) fn run(seed: u64, verbose: bool) -> Outcome {
     let terms = random_terms(&mut random);
     let hosts = [0, 1].map(|at| Host::new(terms.addresses[at], random.number()));
     let mut network = Network::new(hosts.into(), terms.faults.to_vec(), random.number());
-    network.verbose = verbose;
+    network.observer = verbose.then_some(|line: &str| eprintln!("{line}"));
     let mut outcome = Outcome::default();
     let mut sides = create_sides(&mut network, &terms, &mut random);
     let rounds = if random.chance(300) { 2 } else { 1 };
