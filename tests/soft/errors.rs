@@ -153,5 +153,6 @@ fn overflow_of_a_completion_queue_is_reported() {
     };
     assert_eq!((error.verb(), error.kind()), ("poll_cq", ErrorKind::ResourceLimit));
     assert_eq!(a.qp.query().unwrap().qp_state, QueuePairState::Error);
+    assert!(matches!(a.context.poll_async_event(), Some(AsyncEvent::CompletionQueueError(_))));
     assert_eq!(a.context.poll_async_event(), Some(AsyncEvent::QueuePairFatal(a.qp.qpn())));
 }
