@@ -13,8 +13,8 @@ const SIZES: [usize; 6] = [8, 64, 256, 1024, 4096, 65_536];
 
 fn copies(c: &mut Criterion) {
     let table = RegionTable::new(2);
-    let own = table.register(DOMAIN, Backing::anonymous(1 << 16).unwrap(), 0u64, ACCESS).unwrap();
-    let mut bytes = vec![0u8; 1 << 16];
+    let own = table.register(DOMAIN, Backing::anonymous(1 << 17).unwrap(), 0u64, ACCESS).unwrap();
+    let mut bytes = vec![0u8; 1 << 17];
     // SAFETY: `bytes` outlives the region and is used by nobody else.
     let raw = unsafe { Backing::raw(bytes.as_mut_ptr(), bytes.len()) };
     let raw = table.register(DOMAIN, raw, 0u64, ACCESS).unwrap();

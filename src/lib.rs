@@ -27,6 +27,9 @@ pub mod memory;
 pub mod provider;
 #[doc(hidden)]
 pub mod queue;
+#[cfg(feature = "sim")]
+#[doc(hidden)]
+pub mod sim;
 #[doc(hidden)]
 pub mod transport;
 pub mod types;

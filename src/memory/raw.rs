@@ -10,14 +10,16 @@
 //!
 //! *Guarded*, for raw ranges and file mappings, whose pages others can take away. The kernel makes the copy
 //! (`process_vm_readv` and `process_vm_writev` on this process), and reports a missing page as an error instead of a
-//! signal. That costs about 0.4 µs a copy. Loads and stores of words go the same way.
+//! signal. That costs 0.4 to 0.9 µs a copy out, and about 0.4 µs more a copy in, whose tail is a piece of its own.
+//! Loads and stores of words go the same way.
 //!
 //! Read-modify-write atomics have no such call. Reading a word and writing it back through the kernel would not be
 //! atomic towards the processor or another process: it would lose updates silently, and a peer's atomics are promised
 //! to be host atomics. So a guarded atomic first has the kernel make the page present and writable, which reports
 //! [`AccessError::Fault`] if it cannot, and then executes the instruction. Only when the page is taken away between
-//! these two steps, within some tens of nanoseconds, does the process get the signal. That is the smaller evil: it
-//! needs a program that unmaps or truncates memory in the very moment in which a peer changes it, and it is loud.
+//! these two steps, nanoseconds apart unless the thread is interrupted just there, does the process get the signal.
+//! That is the smaller evil: it needs a program that unmaps or truncates memory in the very moment in which a peer
+//! changes it, and it is loud.
 
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;

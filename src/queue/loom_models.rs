@@ -3,13 +3,13 @@
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{AcqRel, Acquire};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 
 use loom::sync::atomic::AtomicU32;
 use loom::thread;
 
-use super::{CompletionQueue, Notify, QueueError, SendConsumer, SendQueue};
-use crate::types::{BatchEnd, Data, Operation, RawCompletion, SendFlags, SendRequest, Sge};
+use super::{CompletionQueue, Notify, QueueError, ReceiveQueue, SendConsumer, SendQueue};
+use crate::types::{BatchEnd, Data, Operation, RawCompletion, ReceiveRequest, SendFlags, SendRequest, Sge};
 
 /// Counts its calls.
 struct Bell(AtomicU32);
@@ -121,6 +121,62 @@ fn third_threads_release() {
             assert_eq!(read(&consumer, 1), 1);
         }
         assert_eq!(queue.outstanding(), u32::from(is_posted));
+        assert!(queue.pending() <= 1, "nothing is released beyond what is retired");
+    });
+}
+
+/// Who knows that a request is retired frees it, though another thread releases an earlier one at the same time.
+#[test]
+fn no_release_is_lost() {
+    loom::model(|| {
+        let queue = SendQueue::new(2, 1, 0);
+        let mut consumer = queue.consumer().unwrap();
+        post(&queue, 0).unwrap();
+        post(&queue, 1).unwrap();
+        consumer.retire(1);
+        let known = Arc::new(AtomicU32::new(1));
+        let (shared, store) = (Arc::clone(&queue), Arc::clone(&known));
+        let endpoint = thread::spawn(move || {
+            consumer.retire(2);
+            store.store(2, Release);
+            shared.release(1);
+        });
+        let up_to = known.load(Acquire);
+        queue.release(up_to);
+        assert!(queue.pending() <= 2 - up_to);
+        endpoint.join().unwrap();
+        queue.release(2);
+        assert_eq!(queue.pending(), 0);
+    });
+}
+
+/// Receives are taken while others are posted, their slots being used again.
+#[test]
+fn receives_are_taken_while_posted() {
+    loom::model(|| {
+        let queue = ReceiveQueue::new(1, 1);
+        let mut consumer = queue.consumer().unwrap();
+        let taker = thread::spawn(move || {
+            let mut sges = Vec::with_capacity(1);
+            let mut taken = 0;
+            for _ in 0..3 {
+                if let Some((wr_id, index)) = consumer.take(&mut sges) {
+                    assert_eq!((wr_id, u64::from(index), sges[0].addr), (taken, taken, taken));
+                    taken += 1;
+                }
+            }
+            taken + u64::from(consumer.available())
+        });
+        let mut posted = 0;
+        for _ in 0..3 {
+            queue.begin();
+            let sges = [Sge { addr: posted, length: 1, ..Sge::default() }];
+            let result = queue.push(&ReceiveRequest { wr_id: posted, sges: &sges });
+            queue.end(BatchEnd::Publish).unwrap();
+            posted += u64::from(result.is_ok());
+        }
+        let seen = taker.join().unwrap();
+        assert!((1..=3).contains(&posted) && seen <= posted);
     });
 }
 

@@ -212,7 +212,7 @@ fn execute(mut consumer: SendConsumer, completions: &CompletionQueue, token: sup
 fn queues_hold_under_load() {
     let queue = SendQueue::starting_at((1 << 32) - 1000, 13, MAX_SGE, MAX_INLINE);
     let consumer = queue.consumer().unwrap();
-    let completions = CompletionQueue::new(1, 16, None);
+    let completions = CompletionQueue::new(1, 32, None);
     let token = completions.attach(Some(Arc::clone(&queue)));
     let is_over = AtomicBool::new(false);
     let poll = || {

@@ -19,7 +19,7 @@
 
 use std::cell::UnsafeCell;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use super::producer_lock::ProducerLock;
 use super::sync::{AtomicBool, AtomicU64, CachePadded, Witness};
@@ -175,16 +175,19 @@ impl<H: Copy + Default> Ring<H> {
     /// Frees the slots of requests before number `up_to`, as far as the consumer has retired them. Numbers that were
     /// released before do nothing.
     pub(super) fn release(&self, up_to: u32) {
-        let mut released = self.released.0.load(Acquire);
+        // Relaxed: the exchange checks it, and nothing is concluded from it alone.
+        let mut released = self.released.0.load(Relaxed);
         loop {
-            // Read after `released`, so it is not smaller: whoever moved that had seen this.
+            // Acquire: the consumer's reads of what it retired happened before the release below. A caller that knows
+            // of a retirement (from a completion) sees at least that one here; an older value, even one behind
+            // `released`, only releases less.
             let retired = self.retired.0.load(Acquire);
             let wanted = up_to.wrapping_sub(released as u32) as i32;
-            let step = u64::try_from(wanted).unwrap_or(0).min(retired - released);
+            let step = u64::try_from(wanted).unwrap_or(0).min(retired.saturating_sub(released));
             if step == 0 {
                 return;
             }
-            match self.released.0.compare_exchange(released, released + step, AcqRel, Acquire) {
+            match self.released.0.compare_exchange(released, released + step, Release, Relaxed) {
                 Ok(_) => return,
                 Err(current) => released = current,
             }
@@ -198,7 +201,7 @@ impl<H: Copy + Default> Ring<H> {
 
     /// Requests published whose slots are not free yet.
     pub(super) fn occupied(&self) -> u32 {
-        // In this order the difference is never negative.
+        // Published is read last and seen at least as far as what was released, so the difference is not negative.
         let released = self.released.0.load(Acquire);
         (self.published.0.load(Acquire) - released) as u32
     }

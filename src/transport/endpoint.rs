@@ -396,19 +396,17 @@ impl QueuePair {
         let options = icrc::Verify {
             first_identification: datagram.segment_index,
             solve: true,
-            expected_df: path.peer_dont_fragment,
+            expected_df: path.peer_dont_fragment.unwrap_or(true),
         };
         match icrc::verify(&flow, &options, datagram.payload) {
             icrc::Match::Exact { .. } => Ok(()),
             icrc::Match::Solved { identification, dont_fragment } => {
-                let small = dont_fragment && identification < LARGEST_SEGMENT_INDEX;
-                if path.peer.is_ours() && !small {
-                    return Err(DropReason::BadIcrc);
-                }
-                if !path.peer.is_ours() {
-                    path.peer_dont_fragment = dont_fragment;
-                }
-                Ok(())
+                let accepted = if path.peer.is_ours() {
+                    dont_fragment && identification < LARGEST_SEGMENT_INDEX
+                } else {
+                    *path.peer_dont_fragment.get_or_insert(dont_fragment) == dont_fragment
+                };
+                if accepted { Ok(()) } else { Err(DropReason::BadIcrc) }
             }
             icrc::Match::Wrong => Err(DropReason::BadIcrc),
         }

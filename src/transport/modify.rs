@@ -113,6 +113,9 @@ impl QueuePair {
             let first = self.attributes.sq_psn.unwrap_or_default();
             self.requester.start(first, self.attributes.max_rd_atomic.unwrap_or(0));
         }
+        if to == QueuePairState::SendQueueDrained && from != to {
+            self.requester.drained_announced = false;
+        }
         if let (Some(peer), Some(path)) = (given.peer, &mut self.path) {
             path.peer = peer;
         }
@@ -131,7 +134,7 @@ impl QueuePair {
             traffic_class: vector.traffic_class,
             hop_limit: if vector.hop_limit == 0 { 64 } else { vector.hop_limit },
             peer_port: None,
-            peer_dont_fragment: true,
+            peer_dont_fragment: None,
             in_flight_to_peer: in_flight(peer_address),
         });
     }

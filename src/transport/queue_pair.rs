@@ -49,8 +49,9 @@ pub(super) struct Path {
     pub(super) hop_limit: u8,
     /// The peer's UDP port; learned from the first valid packet of a peer of our own.
     pub(super) peer_port: Option<u16>,
-    /// Whether the peer's IPv4 packets have "don't fragment" set; learned from the first solved ICRC.
-    pub(super) peer_dont_fragment: bool,
+    /// Whether a stranger's IPv4 packets have "don't fragment" set; learned from the first solved ICRC, and fixed then:
+    /// with both values allowed, some flipped bits would look like the other one.
+    pub(super) peer_dont_fragment: Option<bool>,
     /// Packets that all queue pairs together have in flight to the peer's address.
     pub(super) in_flight_to_peer: Arc<AtomicU32>,
 }

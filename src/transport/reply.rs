@@ -152,10 +152,14 @@ impl Replies {
         self.push_resource(Resource { first: psn, packets: 1, message_count, kind, queued: true, answered: false });
     }
 
-    /// Acknowledges up to `psn`, holding it for the application's answer.
-    pub(super) fn acknowledge(&mut self, psn: Psn, message_count: u32, now: Time, hold: Duration) {
+    /// A SEND or WRITE packet was executed: acknowledgements reach up to it from now on.
+    pub(super) fn note_executed(&mut self, psn: Psn) {
         self.last_executed = psn;
-        self.push_acknowledge(psn, message_count);
+    }
+
+    /// Acknowledges what was executed, holding it for the application's answer.
+    pub(super) fn acknowledge(&mut self, message_count: u32, now: Time, hold: Duration) {
+        self.push_acknowledge(self.last_executed, message_count);
         self.held_until.get_or_insert(now + hold);
     }
 

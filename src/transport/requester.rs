@@ -383,8 +383,17 @@ impl QueuePair {
         if since >= (window / 4).max(1) {
             return true;
         }
-        let nothing_follows = index.wrapping_add(1) == self.send.published();
-        is_last && (nothing_follows || self.signal_all || header.flags.contains(SendFlags::SIGNALED))
+        is_last && (self.signal_all || header.flags.contains(SendFlags::SIGNALED) || self.may_pause_after(index, psn))
+    }
+
+    /// Whether nothing may leave for a while after this request: then its acknowledgement must be asked for now.
+    fn may_pause_after(&self, index: u32, psn: Psn) -> bool {
+        let following = index.wrapping_add(1);
+        if following == self.send.published() || psn.is_before(self.requester.limit) {
+            return true;
+        }
+        let header = self.send.header(following);
+        header.flags.contains(SendFlags::FENCE) || header.operation.is_read_or_atomic()
     }
 
     /// A probe for a lost tail: the last packet sent, once more.

@@ -248,9 +248,13 @@ impl QueuePair {
         if let Err(violation) = checked.and_then(|()| self.execute(pass, packet)) {
             return self.refuse_packet(psn, violation);
         }
-        if packet.headers.bth.ack_request && !is_answered_itself(packet.headers.bth.opcode) && self.takes_requests() {
+        if is_answered_itself(packet.headers.bth.opcode) {
+            return;
+        }
+        self.responder.replies.note_executed(psn);
+        if packet.headers.bth.ack_request && self.takes_requests() {
             let count = self.responder.message_count;
-            self.responder.replies.acknowledge(psn, count, pass.now, pass.ack_hold);
+            self.responder.replies.acknowledge(count, pass.now, pass.ack_hold);
         }
     }
 

@@ -312,7 +312,6 @@ fn errors_that_we_report(home: &mut Home) -> Outcome {
         (format!("write {addr} {} 64 1", rkey ^ 0x5500), "rem_access_err"),
         (format!("read {} {rkey} 64 1", addr + AREA_BYTES as u64 - 8), "rem_access_err"),
         (format!("write {} {} 64 1", home.readable.iova(), home.readable.rkey().0), "rem_access_err"),
-        (format!("faa {} {rkey} 1", addr + 4), "rem_inv_req_err"),
         ("send 64 1".to_owned(), "rnr_retry_exc_err"),
     ];
     for (command, expected) in cases {

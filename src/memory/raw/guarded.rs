@@ -2,7 +2,7 @@
 //!
 //! `process_vm_readv` and `process_vm_writev` on this process copy between two of its ranges and answer with an error
 //! where a plain access would raise a signal. They take the pages as the process may access them, so what is mapped
-//! read-only is not written. A call costs 0.3 to 0.4 µs up to a page.
+//! read-only is not written. A call costs 0.4 to 0.9 µs up to a page, and every further piece of the target 0.4 µs.
 
 use std::io;
 use std::sync::OnceLock;

@@ -1,0 +1,192 @@
+//! A host: an address, an endpoint, registered memory.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use super::Random;
+use crate::memory::RegionTable;
+use crate::queue::{AsyncEventQueue, CompletionQueue, ReceiveQueue, SendQueue};
+use crate::transport::{Endpoint, EndpointConfig, ModifyLimits, QueuePairInit, SourceAddress};
+use crate::types::{
+    AccessFlags, AddressVector, AsyncEvent, BatchEnd, DomainId, Mtu, PeerCapabilities, Psn, Qpn, QueuePairAttributes,
+    QueuePairCapabilities, QueuePairState, QueuePairType, RawCompletion, ReceiveRequest, SendRequest, Time,
+};
+
+/// A host of the simulated network.
+pub struct Host {
+    /// Its address.
+    pub address: IpAddr,
+    /// Its transport.
+    pub endpoint: Endpoint,
+    /// Its registered memory.
+    pub memory: RegionTable,
+}
+
+/// A queue pair of a host, as an application holds it.
+pub struct Port {
+    /// Its number.
+    pub qpn: Qpn,
+    /// Where sends are posted.
+    pub send: Arc<SendQueue>,
+    /// Where receives are posted.
+    pub receive: Arc<ReceiveQueue>,
+    /// Where both complete.
+    pub completions: Arc<CompletionQueue>,
+    /// What happens besides.
+    pub events: Arc<AsyncEventQueue>,
+}
+
+/// The terms of a connection, as one end sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct Connection {
+    /// The other end's address.
+    pub peer_address: IpAddr,
+    /// The other end's queue pair.
+    pub peer_qpn: Qpn,
+    /// What is known of the other end.
+    pub peer: PeerCapabilities,
+    /// Payload of a full packet.
+    pub path_mtu: Mtu,
+    /// First number sent.
+    pub sq_psn: Psn,
+    /// First number received.
+    pub rq_psn: Psn,
+    /// What the other end may do.
+    pub access: AccessFlags,
+    /// READs and atomics outstanding, in both directions.
+    pub rd_atomic: u8,
+    /// Code of the transport timeout.
+    pub timeout: u8,
+    /// Tries without an answer.
+    pub retry_cnt: u8,
+    /// Tries without a receive.
+    pub rnr_retry: u8,
+    /// Code of the wait asked of the other end.
+    pub min_rnr_timer: u8,
+}
+
+const LIMITS: ModifyLimits = ModifyLimits { max_rd_atomic: 128, max_dest_rd_atomic: 128, active_mtu: Mtu::Mtu4096 };
+const SOURCE_PORT: u16 = 50_000;
+
+impl Host {
+    /// A host with nothing on it.
+    pub fn new(address: IpAddr, seed: u64) -> Self {
+        let mut random = Random::new(seed);
+        let numbers = Box::new(move || random.number() as u32);
+        let config = EndpointConfig { random: numbers, qpn_blocks: vec![0x123], ..EndpointConfig::default() };
+        Self { address, endpoint: Endpoint::new(config), memory: RegionTable::new(1_024) }
+    }
+
+    /// A new queue pair in protection domain 1.
+    pub fn create_queue_pair(&mut self, cap: QueuePairCapabilities) -> Port {
+        let send = SendQueue::new(cap.max_send_wr, cap.max_send_sge, cap.max_inline_data);
+        let receive = ReceiveQueue::new(cap.max_recv_wr, cap.max_recv_sge);
+        let completions = CompletionQueue::new(1, cap.max_send_wr + cap.max_recv_wr, None);
+        let events = AsyncEventQueue::new(64, None);
+        let init = QueuePairInit {
+            service: QueuePairType::ReliableConnection,
+            domain: DomainId(1),
+            send: send.consumer().expect("a new queue has its consumer"),
+            receive: receive.consumer().expect("a new queue has its consumer"),
+            send_completions: (completions.clone(), completions.attach(Some(send.clone()))),
+            receive_completions: (completions.clone(), completions.attach(None)),
+            signal_all: false,
+            cap,
+            events: events.clone(),
+        };
+        let qpn = self.endpoint.create_queue_pair(init).expect("room for a queue pair");
+        Port { qpn, send, receive, completions, events }
+    }
+
+    /// Changes the state of a queue pair.
+    pub fn modify(&mut self, now: Time, qpn: Qpn, attributes: &QueuePairAttributes) {
+        let source = SourceAddress { address: self.address, source_port: SOURCE_PORT };
+        let modified = self.endpoint.modify_queue_pair(now, qpn, attributes, Some(source), &LIMITS);
+        modified.expect("a transition that the standard has");
+    }
+
+    /// Changes the state and nothing else.
+    pub fn go_to(&mut self, now: Time, qpn: Qpn, state: QueuePairState) {
+        self.modify(now, qpn, &QueuePairAttributes { qp_state: Some(state), ..QueuePairAttributes::default() });
+    }
+
+    /// RESET to RTS.
+    pub fn connect(&mut self, now: Time, qpn: Qpn, terms: &Connection) {
+        self.modify(
+            now,
+            qpn,
+            &QueuePairAttributes {
+                qp_state: Some(QueuePairState::Init),
+                pkey_index: Some(0),
+                port_num: Some(1),
+                qp_access_flags: Some(terms.access),
+                ..QueuePairAttributes::default()
+            },
+        );
+        self.modify(
+            now,
+            qpn,
+            &QueuePairAttributes {
+                qp_state: Some(QueuePairState::ReadyToReceive),
+                ah_attr: Some(AddressVector::new(terms.peer_address.into(), 0)),
+                path_mtu: Some(terms.path_mtu),
+                dest_qp_num: Some(terms.peer_qpn),
+                rq_psn: Some(terms.rq_psn),
+                max_dest_rd_atomic: Some(terms.rd_atomic),
+                min_rnr_timer: Some(terms.min_rnr_timer),
+                peer: Some(terms.peer),
+                ..QueuePairAttributes::default()
+            },
+        );
+        self.modify(
+            now,
+            qpn,
+            &QueuePairAttributes {
+                qp_state: Some(QueuePairState::ReadyToSend),
+                timeout: Some(terms.timeout),
+                retry_cnt: Some(terms.retry_cnt),
+                rnr_retry: Some(terms.rnr_retry),
+                sq_psn: Some(terms.sq_psn),
+                max_rd_atomic: Some(terms.rd_atomic),
+                ..QueuePairAttributes::default()
+            },
+        );
+    }
+
+    /// Posts a send request. False if the queue is full.
+    pub fn post_send(&mut self, now: Time, port: &Port, request: &SendRequest<'_>) -> bool {
+        port.send.begin();
+        let pushed = port.send.push(request).is_ok();
+        port.send.end(BatchEnd::Publish).expect("a batch was begun");
+        self.endpoint.handle_doorbell(now, port.qpn);
+        pushed
+    }
+
+    /// Posts a receive. False if the queue is full.
+    pub fn post_receive(&mut self, now: Time, port: &Port, request: &ReceiveRequest<'_>) -> bool {
+        port.receive.begin();
+        let pushed = port.receive.push(request).is_ok();
+        port.receive.end(BatchEnd::Publish).expect("a batch was begun");
+        self.endpoint.handle_doorbell(now, port.qpn);
+        pushed
+    }
+}
+
+impl Port {
+    /// Takes all completions.
+    pub fn poll(&self, out: &mut Vec<RawCompletion>) {
+        let mut some = [RawCompletion::default(); 32];
+        loop {
+            let count = self.completions.poll(&mut some);
+            out.extend_from_slice(&some[..count]);
+            if count < some.len() {
+                return;
+            }
+        }
+    }
+
+    /// The next event.
+    pub fn poll_event(&self) -> Option<AsyncEvent> {
+        self.events.poll()
+    }
+}

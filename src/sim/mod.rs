@@ -1,0 +1,15 @@
+//! Endpoints on a virtual clock, joined by links that lose, repeat, reorder, delay and corrupt packets.
+//!
+//! Everything follows from one seed: no clock is read, no thread is started, and random numbers come from [`Random`]
+//! alone (but for the keys of memory regions, on which no decision depends).
+#![forbid(unsafe_code)]
+
+mod host;
+mod link;
+mod network;
+mod random;
+
+pub use host::{Connection, Host, Port};
+pub use link::Faults;
+pub use network::{Network, Record};
+pub use random::Random;
