@@ -24,9 +24,11 @@ const LONGEST_FAREWELL: Duration = Duration::from_millis(10);
 /// Looks that a driver takes on others' account before it hands over.
 const LOOKS: usize = 16;
 /// A posting thread sends what it posted, and goes on.
-const POSTING: Plan = Plan { receive_calls: 0, send_calls: 16, deadlines: false };
+const POSTING: Plan = Plan { receive_calls: 0, send_calls: 16, deadlines: false, stops_for_answer: false };
 /// A receive call brings up to 64 KiB, so a batch is at most 2 MiB.
-const SERVING: Plan = Plan { receive_calls: 32, send_calls: 32, deadlines: true };
+const SERVING: Plan = Plan { receive_calls: 32, send_calls: 32, deadlines: true, stops_for_answer: false };
+/// The same for a thread that comes back soon, which gets what it waits for without delay.
+const POLLING: Plan = Plan { stops_for_answer: true, ..SERVING };
 
 /// What a look by the shard's thread came to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -59,7 +61,7 @@ impl Shard {
         let comes_back = self.lease.visit(arrival);
         let outcome = self.lock.try_drive(LOOKS, |core, look| {
             let now = if look == Look::First { arrival } else { self.clock.now() };
-            let progress = self.pass(core, SERVING, now, |_| comes_back && has_completions());
+            let progress = self.pass(core, POLLING, now, |_| comes_back && has_completions());
             self.leave(&progress);
         });
         self.finish(outcome);

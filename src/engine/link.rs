@@ -66,12 +66,18 @@ impl Link {
 
     /// Hands the datagrams that wait to `deliver`, until there are no more or `max_calls` system calls were made.
     ///
-    /// No waiting and no question whether there is something: the call itself says so, at the same price.
-    pub(super) fn receive(&mut self, max_calls: usize, mut deliver: impl FnMut(&Datagram<'_>)) -> Batch {
+    /// After each call `is_enough` is asked whether to leave the rest to another batch. No waiting and no question
+    /// whether there is something: the call itself says so, at the same price.
+    pub(super) fn receive(
+        &mut self,
+        max_calls: usize,
+        mut deliver: impl FnMut(&Datagram<'_>),
+        is_enough: impl Fn() -> bool,
+    ) -> Batch {
         let mut batch = Batch::default();
         let mut calls = 0;
         for turn in 0..self.receivers.len() {
-            let index = (self.next_receiver + turn) % self.receivers.len();
+            let index = self.next_receiver.wrapping_add(turn) % self.receivers.len();
             let socket = &mut self.receivers[index];
             loop {
                 if calls == max_calls {
@@ -84,6 +90,10 @@ impl Link {
                     Ok(received) => {
                         self.counters.add(Counter::ReceiveCalls, 1);
                         batch.datagrams += split(socket, &self.buffer, &received, &mut self.counters, &mut deliver);
+                        if is_enough() {
+                            self.next_receiver = index + 1;
+                            return batch;
+                        }
                     }
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                     // A signal, or an error that was stored in the socket and is gone by now.
@@ -234,10 +244,14 @@ mod tests {
         assert!(matches!(accepted, Sent::Accepted));
         assert!(matches!(link.send(&transmit(address, plain, 250, None), &bytes), Sent::Accepted));
         let mut seen = Vec::new();
-        let batch = link.receive(16, |datagram| {
-            assert_eq!((datagram.source, datagram.destination), (address.ip, address.ip));
-            seen.push((datagram.source_port, datagram.segment_index, datagram.payload.to_vec()));
-        });
+        let batch = link.receive(
+            16,
+            |datagram| {
+                assert_eq!((datagram.source, datagram.destination), (address.ip, address.ip));
+                seen.push((datagram.source_port, datagram.segment_index, datagram.payload.to_vec()));
+            },
+            || false,
+        );
         assert_eq!(batch, Batch { datagrams: 4, is_full: false });
         let expected = [
             (segmenting, 0, bytes[..100].to_vec()),
@@ -255,8 +269,9 @@ mod tests {
         for _ in 0..5 {
             link.send(&transmit(address, plain, 4, None), b"abcd");
         }
-        assert_eq!(link.receive(3, |_| ()), Batch { datagrams: 3, is_full: true });
-        assert_eq!(link.receive(3, |_| ()), Batch { datagrams: 2, is_full: false });
+        assert_eq!(link.receive(3, |_| (), || false), Batch { datagrams: 3, is_full: true });
+        assert_eq!(link.receive(3, |_| (), || true), Batch { datagrams: 1, is_full: false });
+        assert_eq!(link.receive(3, |_| (), || false), Batch { datagrams: 1, is_full: false });
     }
 
     #[test]
@@ -276,10 +291,10 @@ mod tests {
         for _ in 0..4_000 {
             link.send(&transmit(address, plain, bytes.len(), None), &bytes);
         }
-        let received = link.receive(10_000, |_| ()).datagrams as u64;
+        let received = link.receive(10_000, |_| (), || false).datagrams as u64;
         // The count of drops comes with the next datagram that is taken in.
         link.send(&transmit(address, plain, 4, None), b"abcd");
-        link.receive(1, |_| ());
+        link.receive(1, |_| (), || false);
         assert_eq!(received + link.counters.get(Counter::SocketOverflow), 4_000);
     }
 }

@@ -53,6 +53,9 @@ pub(super) struct Plan {
     pub(super) send_calls: usize,
     /// Whether deadlines are looked at.
     pub(super) deadlines: bool,
+    /// Stop receiving as soon as the application has something to answer: a call that finds nothing more would only
+    /// delay the answer.
+    pub(super) stops_for_answer: bool,
 }
 
 /// What a pass did and left.
@@ -199,7 +202,7 @@ impl Shard {
         core: &mut Core,
         plan: Plan,
         now: Time,
-        hold_acknowledgements: impl FnOnce(Time) -> bool,
+        hold_acknowledgements: impl Fn(Time) -> bool,
     ) -> Progress {
         if self.has_failed() {
             return Progress::default();
@@ -214,7 +217,11 @@ impl Shard {
         progress.has_more |= self.answer_doorbells(core, now);
         if plan.receive_calls > 0 {
             let Core { endpoint, link, .. } = core;
-            let batch = link.receive(plan.receive_calls, |datagram| endpoint.handle_datagram(now, &memory, datagram));
+            let batch = link.receive(
+                plan.receive_calls,
+                |datagram| endpoint.handle_datagram(now, &memory, datagram),
+                || plan.stops_for_answer && hold_acknowledgements(now),
+            );
             progress.worked |= batch.datagrams > 0;
             progress.has_more |= batch.is_full;
         }

@@ -8,8 +8,9 @@
 //!
 //! RoCEv2 lives on UDP port 4791, and the check sum of its packets covers that number. It cannot be configured. A
 //! device takes the port of an address when the first queue pair is connected from it, and keeps it until the device
-//! and all its objects are closed. Any number of devices in one process may use one address; two processes may not, and
-//! the second one's error says so. On one machine, give each process an address of its own: all of 127.0.0.0/8 is free.
+//! and all its objects are closed. Any number of devices in one process may use one address; two processes may not,
+//! and the second one's error says so. On one machine, give each process an address of its own: all of 127.0.0.0/8 is
+//! there.
 //!
 //! # Threads
 //!
