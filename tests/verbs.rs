@@ -200,7 +200,8 @@ fn limits_are_named() {
 
 #[test]
 fn the_peer_refuses_what_it_did_not_grant() {
-    let cases: [(u8, fn(&End) -> (MemoryRegion, RemoteMemory)); 3] = [
+    type Grant = fn(&End) -> (MemoryRegion, RemoteMemory);
+    let cases: [(u8, Grant); 3] = [
         (10, |right| {
             let region = right.pd.alloc_mr(64, AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_READ).unwrap();
             let remote = region.remote();
@@ -379,11 +380,12 @@ fn everything_can_be_dropped_in_any_order() {
     drop((context, pd));
     qp.post_send(&[SendRequest::write(&near, far.remote()).wr_id(1).signaled()]).unwrap();
     cq.wait(PATIENCE).unwrap().result().unwrap();
-    // Memory, on both sides, while requests are under way.
-    qp.post_send(&[SendRequest::read(&near, far.remote()), SendRequest::write(&near, far.remote())]).unwrap();
+    // Memory, on both sides, while requests are under way. Whether they are faster is open; they end in any case.
+    let read = SendRequest::read(&near, far.remote());
+    qp.post_send(&[read, SendRequest::write(&near, far.remote()).signaled()]).unwrap();
     drop(near);
     drop(far);
-    assert!(cq.wait(PATIENCE).unwrap().result().is_err());
+    let _ = cq.wait(PATIENCE).unwrap().result();
     // A forgotten batch holds the queue, but not the queue pair.
     std::mem::forget(qp.recv_batch().unwrap());
     drop(qp);
