@@ -1,10 +1,10 @@
 //! How close the driving scheme comes to the sockets it stands on: an 8-byte polling SEND ping-pong against a raw
 //! non-blocking UDP ping-pong of the same payload, on loopback.
 //!
-//! All run between the same two processes, each pinned to a core of its own, in turns, so that whatever else the machine
-//! does hits all alike. Raw UDP is played twice: between empty receives it spins, which is best on idle cores, or yields,
-//! as the engine does, which is best on busy ones. Printed are the medians of the repetitions' means, and the ratio of
-//! ours to the faster of the two.
+//! All run between the same two processes, each pinned to a core of its own, in turns, so that whatever else the
+//! machine does hits all alike. Raw UDP is played twice: between empty receives it spins, which is best on idle cores,
+//! or yields, as the engine does, which is best on busy ones. Printed are the medians of the repetitions' means, and
+//! the ratio of ours to the faster of the two.
 //!
 //! `cargo bench --bench loopback`; with `-- --check`, the exit code tells whether the ratio is at most 1.5.
 
