@@ -5,7 +5,7 @@
 //! A [`Shard`] is a lock around one endpoint, its sockets and its deadlines. **Whoever holds the shard drives it**: a
 //! thread that posts, a thread that polls, a thread that a completion channel woke, a control verb, or the shard's own
 //! thread when nobody else comes. See `driver` for what each may do, `shard_lock` for the lock, `lease` and `thread`
-//! for how the shard's thread keeps out of the way.
+//! for how the shard's thread keeps out of the way, `idle` for what a poller does when there is nothing.
 //!
 //! # Locks
 //!
@@ -17,6 +17,7 @@ mod channel;
 mod clock;
 mod doorbell;
 mod driver;
+mod idle;
 mod lease;
 mod link;
 mod port_group;

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use super::clock::Clock;
 use super::doorbell::{Doorbell, DoorbellQueue};
+use super::idle::Crowd;
 use super::lease::Lease;
 use super::link::{Link, MAX_SEND_BYTES, Sent};
 use super::qpn_block::QpnBlocks;
@@ -85,6 +86,7 @@ pub(crate) struct Shard {
     pub(super) lock: ShardLock<Core>,
     pub(super) doorbells: DoorbellQueue,
     pub(super) lease: Lease,
+    pub(super) crowd: Crowd,
     pub(super) wake: Wake,
     pub(super) clock: Clock,
     /// Readable while a packet waits.
@@ -125,6 +127,7 @@ impl Shard {
             lock: ShardLock::new(core),
             doorbells: DoorbellQueue::new(config.max_queue_pairs as usize),
             lease: Lease::default(),
+            crowd: Crowd::default(),
             wake: Wake::new()?,
             clock: Clock::new(),
             sockets: Epoll::new()?,

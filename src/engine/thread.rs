@@ -8,7 +8,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::thread::{Builder, JoinHandle, yield_now};
+use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 use super::lease::LEASE;
@@ -37,15 +37,16 @@ fn run(shard: &Shard) {
             sleep(shard, shard.lease.end(), Watch::Event);
             continue;
         }
-        let served = shard.serve(|now| now < awake_until);
+        let served = shard.serve(|now| now < awake_until && !shard.crowd.is_present(now));
         if served.worked {
             awake_until = shard.clock.now() + LINGER;
         }
         match served.sleeps_until {
             None if served.worked => {}
-            None => yield_now(),
+            None => shard.yield_processor(),
             Some(until) => {
-                if sleep(shard, until, Watch::Sockets) && shard.armed.load(Ordering::Relaxed) > 0 {
+                let by_packet = sleep(shard, until, Watch::Sockets);
+                if by_packet && shard.armed.load(Ordering::Relaxed) > 0 {
                     sleep(shard, until.min(shard.clock.now() + LEASE), Watch::Event);
                 }
             }

@@ -94,11 +94,21 @@ impl SoftCompletionQueue {
         self.feeding[shard].fetch_sub(1, Ordering::Relaxed);
     }
 
+    /// The shards whose queue pairs complete here.
+    fn fed_by(&self) -> impl Iterator<Item = &Arc<Shard>> {
+        let shards = self.device.engine.shards().iter().zip(&self.feeding);
+        shards.filter(|(_, feeding)| feeding.load(Ordering::Relaxed) > 0).map(|(shard, _)| shard)
+    }
+
     fn drive(&self) {
-        for (shard, feeding) in self.device.engine.shards().iter().zip(&self.feeding) {
-            if feeding.load(Ordering::Relaxed) > 0 {
-                shard.poll(|| !self.queue.is_empty());
-            }
+        self.fed_by().for_each(|shard| shard.poll(|| !self.queue.is_empty()));
+    }
+
+    /// After an empty poll. With several shards the first one's packets count.
+    fn idle(&self) {
+        match self.fed_by().next() {
+            Some(shard) => shard.idle(),
+            None => std::thread::yield_now(),
         }
     }
 }
@@ -128,7 +138,7 @@ impl CompletionQueue for SoftCompletionQueue {
             if self.device.engine.shards().iter().any(|shard| shard.has_failed()) {
                 return Err(errors::engine_failed("poll_cq"));
             }
-            std::thread::yield_now();
+            self.idle();
         }
         Ok(count)
     }
