@@ -58,7 +58,7 @@ fn ask() -> Outcome<bool> {
     let cores = pin(0)?;
 
     let udp = Udp::bind("127.0.0.1")?;
-    let verbs = Verbs::open("soft:127.0.0.1")?;
+    let verbs = Verbs::open("soft:127.0.0.21")?;
     let (remote, mut stream) = verbs.qp.connection_info()?.accept_tcp(&listener, PATIENCE)?;
     verbs.qp.connect(&remote)?;
     udp.meet(&mut stream)?;
@@ -90,7 +90,7 @@ fn ask() -> Outcome<bool> {
 fn answer(address: &str) -> Outcome {
     let cores = pin(1)?;
     let udp = Udp::bind("127.0.0.1")?;
-    let verbs = Verbs::open("soft:127.0.0.2")?;
+    let verbs = Verbs::open("soft:127.0.0.22")?;
     let (remote, mut stream) = verbs.qp.connection_info()?.connect_tcp(address, PATIENCE)?;
     verbs.qp.connect(&remote)?;
     udp.meet(&mut stream)?;
@@ -220,7 +220,11 @@ impl Verbs {
     fn receive(&self) -> Outcome {
         let mut completions = [Completion::default()];
         loop {
-            if self.cq.poll(&mut completions)? == 1 && completions[0].result()?.opcode == CompletionOpcode::Receive {
+            if self.cq.poll(&mut completions)? == 0 {
+                continue;
+            }
+            let done = completions[0].result().map_err(|failure| self.qp.explain(&failure))?;
+            if done.opcode == CompletionOpcode::Receive {
                 return Ok(self.qp.post_recv(&[ReceiveRequest::new(&self.inbox)])?);
             }
         }

@@ -298,3 +298,74 @@ fn a_silent_peer_ends_in_retry_exceeded_after_exactly_seven_repetitions() {
     assert!(waited >= one * 8 && waited < one * 9, "{waited:?}");
     assert_eq!(pair.ends[0].endpoint.counters().get(Counter::LocalAckTimeout), 8);
 }
+
+#[test]
+fn an_unsignaled_request_is_acknowledged_before_the_one_that_fails() {
+    let mut pair = Pair::new(OURS);
+    let (good, rkey) = (pair.ends[0].sge(0, 8), pair.ends[1].region.rkey());
+    let bad = Sge { lkey: Lkey(1), ..good };
+    let write = Operation::Write { remote_addr: 0x10_0000, rkey };
+    let now = pair.now;
+    let end = &mut pair.ends[0];
+    end.send.begin();
+    let unsignaled = SendFlags::empty();
+    end.send.push(&SendRequest { wr_id: 1, operation: write, flags: unsignaled, data: Data::Sges(&[good]) }).unwrap();
+    end.send.push(&SendRequest { wr_id: 2, operation: write, flags: unsignaled, data: Data::Sges(&[bad]) }).unwrap();
+    end.send.end(BatchEnd::Publish).unwrap();
+    end.endpoint.handle_doorbell(now, end.qpn);
+    pair.drive(Duration::from_secs(1));
+    let completions = pair.ends[0].poll();
+    assert_eq!(completions.len(), 1, "{completions:?}");
+    assert_eq!((completions[0].wr_id, completions[0].status), (2, CompletionStatus::LocalProtectionError));
+    assert_eq!(pair.ends[0].endpoint.counters().get(Counter::LocalAckTimeout), 0);
+}
+
+#[test]
+fn every_drain_is_announced() {
+    let mut pair = Pair::new(OURS);
+    for _ in 0..2 {
+        let end = &mut pair.ends[0];
+        for state in [QueuePairState::SendQueueDrained, QueuePairState::ReadyToSend] {
+            let notify = (state == QueuePairState::SendQueueDrained).then_some(true);
+            let attributes = QueuePairAttributes {
+                qp_state: Some(state),
+                en_sqd_async_notify: notify,
+                ..QueuePairAttributes::default()
+            };
+            end.endpoint.modify_queue_pair(pair.now, end.qpn, &attributes, None, &LIMITS).unwrap();
+        }
+        assert_eq!(end.events.poll(), Some(AsyncEvent::SendQueueDrained(end.qpn)));
+        assert_eq!(end.events.poll(), None);
+    }
+}
+
+#[test]
+fn a_crowd_of_duplicates_fills_no_queue() {
+    let mut pair = Pair::new(PeerCapabilities::STRANGER);
+    let (sender, receiver) = (pair.ends[0].address, pair.ends[1].address);
+    let flow = crate::wire::Flow { source: sender, destination: receiver, source_port: 50_000 };
+    let end = &mut pair.ends[1];
+    // A duplicate wants an acknowledgement, a SEND without a receive an RNR NAK: neither merges with the other.
+    for turn in 0..10_000_u32 {
+        let psn = Psn::new(0xff_fff0).minus(turn % 2);
+        let bth = crate::wire::Bth {
+            opcode: crate::wire::Opcode::RC_SEND_ONLY,
+            destination: end.qpn,
+            psn,
+            ..crate::wire::Bth::default()
+        };
+        let mut packet = [0; 16];
+        crate::wire::Headers { bth, ..crate::wire::Headers::default() }.emit(&mut packet);
+        crate::wire::icrc::append(&flow, 0, &mut packet);
+        let datagram =
+            Datagram { source: sender, destination: receiver, source_port: 50_000, segment_index: 0, payload: &packet };
+        end.endpoint.handle_datagram(pair.now, &end.table.read(), &datagram);
+    }
+    let mut buffer = vec![0; 65_536];
+    let view = end.table.read();
+    let mut sent = 0;
+    while end.endpoint.poll_transmit(pair.now, &view, &mut buffer, AckRelease::Now).is_some() {
+        sent += 1;
+    }
+    assert!((1..100).contains(&sent), "{sent} answers");
+}
