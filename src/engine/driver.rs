@@ -50,11 +50,6 @@ impl Shard {
         self.finish(outcome);
     }
 
-    /// After receives were published. They matter only to a queue pair in the error state, which flushes them.
-    pub(crate) fn post_receive(&self, doorbell: &Arc<Doorbell>) {
-        self.post(doorbell);
-    }
-
     /// A visit of a thread that found its completion queue empty.
     pub(crate) fn poll(&self, has_completions: impl Fn() -> bool) {
         let arrival = self.clock.now();

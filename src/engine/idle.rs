@@ -1,12 +1,14 @@
-//! What a polling thread does after an empty look: lets others have the processor.
+//! What a polling thread does after an empty look: looks again, or lets others have the processor.
 //!
-//! Alone on its core, a thread that yields goes on at once (0.2 µs), and a peer that shares the core gets its turn. But
-//! among threads that compute, each yield gives away a whole round of time slices, many milliseconds: then connections
-//! time out although both ends are well. A thread that *sleeps* for a packet is put first when it comes. So a thread
-//! that had to wait long after a yield naps on the sockets for a while instead of yielding.
+//! Alone on its core, a thread that yields goes on at once (0.3 µs), and a peer that shares the core gets its turn. So
+//! it yields often if somebody takes the turn, and now and then otherwise.
+//!
+//! But among threads that compute, each yield gives away a whole round of time slices, many milliseconds: then
+//! connections time out although both ends are well. A thread that *sleeps* for a packet is put first when it comes. So
+//! a thread that had to wait long after its yields naps on the sockets for a while instead.
 
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::thread::yield_now;
 use std::time::Duration;
 
@@ -14,28 +16,50 @@ use super::shard::Shard;
 use super::sys::wait_readable;
 use crate::types::Time;
 
+/// Empty looks between two yields that nobody made use of.
+const LOOKS: u32 = 8;
+/// A yield that took longer was made use of.
+const USEFUL_YIELD: Duration = Duration::from_nanos(1_500);
 /// A yield that took longer went through others' time slices.
 const LONG_YIELD: Duration = Duration::from_micros(200);
-/// How long after such a yield a core counts as crowded.
+/// How long after such yields a core counts as crowded. One alone proves nothing: the machine itself may have been
+/// away.
 const CROWDED: Duration = Duration::from_millis(20);
 /// Longest nap: what comes other than by packet waits so long. Less than a lease, which a napping poller keeps.
 const NAP: Duration = Duration::from_micros(50);
 
-/// Whether the core of a shard's pollers is crowded.
+/// Who else wants the core of a shard's pollers.
 #[derive(Default)]
 pub(super) struct Crowd {
+    /// Empty looks left before the next yield.
+    looks: AtomicU32,
+    last_long_yield: AtomicU64,
     until: AtomicU64,
 }
 
 impl Crowd {
-    /// Whether a thread had to wait long after a yield lately.
+    /// Whether threads had to wait long after their yields lately.
     #[inline]
     pub(super) fn is_present(&self, now: Time) -> bool {
         now.as_nanos() < self.until.load(Ordering::Relaxed)
     }
 
-    fn note(&self, now: Time) {
-        self.until.store((now + CROWDED).as_nanos(), Ordering::Relaxed);
+    /// Whether this empty look is one after which to yield.
+    #[inline]
+    fn takes_turn(&self) -> bool {
+        let left = self.looks.load(Ordering::Relaxed);
+        self.looks.store(left.saturating_sub(1), Ordering::Relaxed);
+        left == 0
+    }
+
+    fn note_yield(&self, now: Time, took: Duration) {
+        self.looks.store(if took < USEFUL_YIELD { LOOKS } else { 0 }, Ordering::Relaxed);
+        if took >= LONG_YIELD {
+            let last = self.last_long_yield.swap(now.as_nanos(), Ordering::Relaxed);
+            if last != 0 && now.saturating_since(Time::from_nanos(last)) < 2 * CROWDED {
+                self.until.store((now + CROWDED).as_nanos(), Ordering::Relaxed);
+            }
+        }
     }
 }
 
@@ -43,23 +67,20 @@ impl Shard {
     /// After an empty look by a thread that polls.
     #[inline]
     pub(crate) fn idle(&self) {
-        if self.crowd.is_present(self.clock.now()) {
+        if self.crowd.is_present(self.lease.last_visit()) {
             // A failed nap is none; the next empty look tries again.
             let _ = wait_readable([self.sockets.as_fd()], Some(NAP));
-        } else {
+        } else if self.crowd.takes_turn() {
             self.yield_processor();
         }
     }
 
-    /// Lets others have the processor, and notes whether they kept it.
-    #[inline]
+    /// Lets others have the processor, and notes whether they took it.
     pub(super) fn yield_processor(&self) {
         let before = self.clock.now();
         yield_now();
         let after = self.clock.now();
-        if after - before >= LONG_YIELD {
-            self.crowd.note(after);
-        }
+        self.crowd.note_yield(after, after - before);
     }
 }
 
@@ -72,10 +93,25 @@ mod tests {
     fn poller_naps_while_the_core_is_crowded() {
         let shard = shard();
         let start = shard.clock.now();
-        shard.crowd.note(start);
+        shard.crowd.note_yield(start, LONG_YIELD);
+        assert!(!shard.crowd.is_present(start), "once proves nothing");
+        shard.crowd.note_yield(start, LONG_YIELD);
         assert!(shard.crowd.is_present(start));
+        shard.lease.visit(start);
         shard.idle();
         assert!(shard.clock.now() - start >= NAP);
         assert!(!shard.crowd.is_present(start + CROWDED));
+    }
+
+    #[test]
+    fn yields_that_nobody_uses_become_rare() {
+        let crowd = Crowd::default();
+        let turns = |looks: u32| (0..looks).filter(|_| crowd.takes_turn()).count();
+        assert_eq!(turns(5), 5);
+        crowd.note_yield(Time::from_nanos(1), Duration::ZERO);
+        assert_eq!(turns(LOOKS), 0);
+        assert_eq!(turns(1), 1);
+        crowd.note_yield(Time::from_nanos(2), USEFUL_YIELD);
+        assert_eq!(turns(1), 1);
     }
 }

@@ -11,12 +11,19 @@ use crate::types::Time;
 
 /// How long a lease lasts, and how soon a poller must come back to get one.
 pub(super) const LEASE: Duration = Duration::from_micros(400);
+/// How long it lasts once somebody has polled for a while: fewer wake-ups of the shard's thread, which only looks
+/// whether the lease goes on.
+const LONG_LEASE: Duration = Duration::from_millis(1);
+/// How long somebody must have polled for that.
+const LONG_POLL: Duration = Duration::from_millis(10);
 
 /// A shard's lease.
 #[derive(Default)]
 pub(super) struct Lease {
     end: AtomicU64,
     last_visit: AtomicU64,
+    /// When the first of the visits began that follow each other closely.
+    first_visit: AtomicU64,
 }
 
 impl Lease {
@@ -29,9 +36,19 @@ impl Lease {
         self.last_visit.store(now.as_nanos(), Ordering::Relaxed);
         let comes_back = last != 0 && now.saturating_since(Time::from_nanos(last)) < LEASE;
         if comes_back {
-            self.end.store((now + LEASE).as_nanos(), Ordering::Relaxed);
+            let first = Time::from_nanos(self.first_visit.load(Ordering::Relaxed));
+            let length = if now.saturating_since(first) < LONG_POLL { LEASE } else { LONG_LEASE };
+            self.end.store((now + length).as_nanos(), Ordering::Relaxed);
+        } else {
+            self.first_visit.store(now.as_nanos(), Ordering::Relaxed);
         }
         comes_back
+    }
+
+    /// When the last poller was here.
+    #[inline]
+    pub(super) fn last_visit(&self) -> Time {
+        Time::from_nanos(self.last_visit.load(Ordering::Relaxed))
     }
 
     /// When the lease ends or ended.
@@ -61,5 +78,19 @@ mod tests {
         assert!(!lease.is_alive(soon + LEASE));
         let late = soon + LEASE * 3;
         assert!(!lease.visit(late) && !lease.is_alive(late));
+    }
+
+    #[test]
+    fn who_polled_for_long_gets_a_longer_lease() {
+        let (lease, mut now) = (Lease::default(), Time::from_nanos(1_000));
+        while now < Time::from_nanos(1_000) + LONG_POLL {
+            lease.visit(now);
+            now = now + LEASE / 2;
+        }
+        lease.visit(now);
+        assert_eq!(lease.end(), now + LONG_LEASE);
+        let late = now + LONG_LEASE * 2;
+        assert!(!lease.visit(late) && lease.visit(late + LEASE / 2));
+        assert_eq!(lease.end(), late + LEASE / 2 + LEASE);
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::QueueError;
 use super::ring::{Layout, Ring, RingConsumer};
+use super::sync::{AtomicBool, Ordering, fence};
 use crate::types::{BatchEnd, ReceiveRequest, Sge};
 
 /// The receive queue of a queue pair, as posting threads see it.
@@ -13,6 +14,7 @@ use crate::types::{BatchEnd, ReceiveRequest, Sge};
 /// took the request.
 pub struct ReceiveQueue {
     ring: Arc<Ring<u64>>,
+    flushes: Arc<AtomicBool>,
 }
 
 impl ReceiveQueue {
@@ -27,7 +29,8 @@ impl ReceiveQueue {
 
     /// A queue whose first request has the number `start`.
     fn starting_at(start: u64, max_wr: u32, max_sge: u32) -> Arc<Self> {
-        Arc::new(Self { ring: Ring::new(Layout { limit: max_wr, max_sge, max_inline: 0, start }) })
+        let ring = Ring::new(Layout { limit: max_wr, max_sge, max_inline: 0, start });
+        Arc::new(Self { ring, flushes: Arc::default() })
     }
 
     /// Begins a batch. Waits while another thread has one open: spins briefly, then yields the processor.
@@ -64,7 +67,17 @@ impl ReceiveQueue {
 
     /// The endpoint's end of the queue; `None` if it was given out already.
     pub fn consumer(self: &Arc<Self>) -> Option<ReceiveConsumer> {
-        self.ring.consumer().map(|ring| ReceiveConsumer { ring })
+        self.ring.consumer().map(|ring| ReceiveConsumer { ring, flushes: Arc::clone(&self.flushes) })
+    }
+
+    /// Whether the endpoint must be told of what was just published, because it completes every request as flushed.
+    ///
+    /// Asked after publishing: then either this says so, or [`ReceiveConsumer::set_flushes`] was not called yet, and
+    /// whoever calls it sees the requests.
+    #[inline]
+    pub fn flushes(&self) -> bool {
+        fence(Ordering::SeqCst);
+        self.flushes.load(Ordering::Relaxed)
     }
 
     /// Requests published that the endpoint has not taken.
@@ -81,6 +94,7 @@ impl ReceiveQueue {
 /// The endpoint's end of a receive queue.
 pub struct ReceiveConsumer {
     ring: RingConsumer<u64>,
+    flushes: Arc<AtomicBool>,
 }
 
 impl ReceiveConsumer {
@@ -98,6 +112,13 @@ impl ReceiveConsumer {
         self.ring.retire(index.wrapping_add(1));
         self.ring.release_retired();
         Some((wr_id, index))
+    }
+
+    /// Says whether requests are completed as flushed from now on, so that posting threads tell of new ones. After
+    /// this, those that were published without telling can be taken.
+    pub fn set_flushes(&mut self, flushes: bool) {
+        self.flushes.store(flushes, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
     }
 
     /// Requests that can be taken.

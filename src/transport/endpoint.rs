@@ -16,7 +16,7 @@ use crate::types::{
     Cause, Counter, Counters, DropReason, Qpn, QueuePairAttributes, QueuePairState, QueuePairStatus, QueuePairType,
     Time,
 };
-use crate::wire::{Flow, Opcode, Packet, icrc};
+use crate::wire::{Flow, Opcode, Packet, icrc, packet_bytes};
 
 /// What an endpoint is told when it is made.
 pub struct EndpointConfig {
@@ -438,7 +438,8 @@ impl QueuePair {
         let room = buffer.len().min(LARGEST_SEND_BYTES);
         let (mut length, mut segment, mut count) = (0, 0, 0);
         while count < limit {
-            let Some((plan, size)) = self.next_plan(pass.now) else { break };
+            let next = self.next_plan(pass.now).or_else(|| self.riding_acknowledgement(pass.now, segment));
+            let Some((plan, size)) = next else { break };
             if length + size > room || (count > 0 && size > segment) {
                 break;
             }
@@ -469,10 +470,21 @@ impl QueuePair {
             source_port: path.source.source_port,
             destination: path.peer_address,
             length,
-            segment_size: merges.then_some(segment),
+            segment_size: (count > 1).then_some(segment),
             traffic_class: path.traffic_class,
             hop_limit: path.hop_limit,
         })
+    }
+
+    /// An acknowledgement that waits for the application's answer leaves behind it, as the last and shorter datagram
+    /// of its run: a send call less for us, a receive call less for the peer.
+    fn riding_acknowledgement(&mut self, now: Time, segment: usize) -> Option<(Plan, usize)> {
+        let fits = segment >= packet_bytes(Opcode::RC_ACKNOWLEDGE, 0);
+        if !fits || !self.responder.replies.is_held(now) {
+            return None;
+        }
+        self.responder.replies.release();
+        self.plan_reply(now).map(|reply| (Plan::Reply(reply), reply.size))
     }
 
     /// What leaves next. Acknowledgements leave after requests, other answers take turns with them.

@@ -185,6 +185,7 @@ impl QueuePair {
         self.note_in_flight();
         let start = self.send.reset();
         self.receive.reset();
+        self.receive.set_flushes(false);
         self.send_completions.0.purge(self.send_completions.1);
         self.receive_completions.0.purge(self.receive_completions.1);
         self.requester.reset(start);
@@ -203,6 +204,7 @@ impl QueuePair {
         self.requester.stop();
         self.responder.stop();
         self.note_in_flight();
+        self.receive.set_flushes(true);
         self.flush(cause);
     }
 

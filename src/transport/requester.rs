@@ -5,6 +5,7 @@
 //! equals `limit` except while something is sent again. Going back is setting the cursor back.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use super::endpoint::Pass;
 use super::queue_pair::QueuePair;
@@ -16,6 +17,13 @@ use crate::types::{
     AccessFlags, Cause, CompletionStatus, Counter, DEFAULT_PKEY, Operation, Psn, QueuePairState, SendFlags, Sge, Time,
 };
 use crate::wire::{AtomicEth, Bth, Headers, Opcode, Reth, packet_bytes};
+
+/// Most packets without a request for acknowledgement.
+const MOST_UNASKED_PACKETS: u32 = 64;
+/// How often a busy application's unsignaled requests ask for acknowledgement at least.
+const ASK_EVERY: Duration = Duration::from_micros(100);
+/// A `timeout` code below this (16.8 ms) may expire before a late probe was answered.
+const SHORTEST_PATIENT_TIMEOUT: u8 = 12;
 
 /// A request that has its sequence numbers.
 #[derive(Clone, Copy, Default)]
@@ -59,6 +67,8 @@ pub(super) struct Requester {
     reads_in_progress: u32,
     /// Last number sent with a request for acknowledgement.
     last_ack_request: Psn,
+    /// When that was.
+    last_ack_request_at: Option<Time>,
     /// A request that cannot go on; it fails when it has become the oldest.
     pub(super) failed: Option<(u32, CompletionStatus, Cause)>,
     pub(super) recovery: Recovery,
@@ -82,7 +92,6 @@ pub(super) struct RequestPlan {
     pub(super) size: usize,
     payload: u32,
     opcode: Opcode,
-    ack_request: bool,
     /// Sent for its acknowledgement alone; the cursor stays where it is.
     is_probe: bool,
 }
@@ -101,6 +110,7 @@ impl Requester {
             unanswered: VecDeque::new(),
             reads_in_progress: 0,
             last_ack_request: Psn::default(),
+            last_ack_request_at: None,
             failed: None,
             recovery: Recovery::default(),
             round_trip: RoundTrip::default(),
@@ -330,8 +340,7 @@ impl QueuePair {
         let payload = if is_last { header.length - offset * mtu } else { mtu };
         let opcode = data_opcode(&header.operation, offset == 0, is_last);
         let size = packet_bytes(opcode, payload);
-        let ack_request = self.wants_acknowledgement(index, psn, is_last, &header);
-        Some(RequestPlan { index, psn, offset, covers: 1, size, payload, opcode, ack_request, is_probe: false })
+        Some(RequestPlan { index, psn, offset, covers: 1, size, payload, opcode, is_probe: false })
     }
 
     fn plan_read(&self, index: u32, psn: Psn, offset: u32) -> Option<RequestPlan> {
@@ -344,7 +353,7 @@ impl QueuePair {
         }
         let opcode = Opcode::RC_READ_REQUEST;
         let size = packet_bytes(opcode, 0);
-        Some(RequestPlan { index, psn, offset, covers, size, payload: 0, opcode, ack_request: true, is_probe: false })
+        Some(RequestPlan { index, psn, offset, covers, size, payload: 0, opcode, is_probe: false })
     }
 
     fn plan_atomic(&self, index: u32, psn: Psn, header: &SendHeader) -> Option<RequestPlan> {
@@ -356,17 +365,7 @@ impl QueuePair {
             _ => Opcode::RC_FETCH_ADD,
         };
         let size = packet_bytes(opcode, 0);
-        Some(RequestPlan {
-            index,
-            psn,
-            offset: 0,
-            covers: 1,
-            size,
-            payload: 0,
-            opcode,
-            ack_request: true,
-            is_probe: false,
-        })
+        Some(RequestPlan { index, psn, offset: 0, covers: 1, size, payload: 0, opcode, is_probe: false })
     }
 
     fn read_credit_left(&self) -> bool {
@@ -390,30 +389,48 @@ impl QueuePair {
         others.saturating_add(end) <= window.max(2)
     }
 
-    fn wants_acknowledgement(&self, index: u32, psn: Psn, is_last: bool, header: &SendHeader) -> bool {
+    /// Whether the packet asks for an acknowledgement: because somebody waits for the completion, because much is
+    /// unacknowledged, or because nothing that asks may follow. Of unsignaled requests that follow each other closely
+    /// only some ask; if the last one did not, the probe does so later.
+    fn wants_acknowledgement(&self, now: Time, plan: &RequestPlan) -> bool {
+        let header = self.send.header(plan.index);
         let window = self.path.as_ref().map_or(1, |path| path.window_packets());
-        let since = psn.distance_from(self.requester.last_ack_request).max(0) as u32;
-        if since >= (window / 4).max(1) {
+        let since = plan.psn.distance_from(self.requester.last_ack_request).max(0) as u32;
+        let many = since >= (window / 4).clamp(1, MOST_UNASKED_PACKETS);
+        if many || plan.is_probe || header.operation.is_read_or_atomic() {
             return true;
         }
-        is_last && (self.signal_all || header.flags.contains(SendFlags::SIGNALED) || self.may_pause_after(index, psn))
+        if plan.offset + 1 < self.requester.request(plan.index).packets {
+            return false;
+        }
+        self.signal_all
+            || header.flags.contains(SendFlags::SIGNALED)
+            || plan.psn.is_before(self.requester.limit)
+            || (self.may_pause_after(plan.index) && !self.asked_lately(now))
     }
 
-    /// Whether nothing may leave for a while after this request: then its acknowledgement must be asked for now.
-    fn may_pause_after(&self, index: u32, psn: Psn) -> bool {
+    /// Whether nothing may leave for a while after this request.
+    fn may_pause_after(&self, index: u32) -> bool {
         let following = index.wrapping_add(1);
-        if following == self.send.published() || psn.is_before(self.requester.limit) {
+        if following == self.send.published() {
             return true;
         }
         let header = self.send.header(following);
         header.flags.contains(SendFlags::FENCE) || header.operation.is_read_or_atomic()
     }
 
+    /// Whether an acknowledgement was asked for so lately that the next request of a busy application will be early
+    /// enough to ask again. Never if the transport timer might not wait for the probe.
+    fn asked_lately(&self, now: Time) -> bool {
+        let lately = self.requester.last_ack_request_at.is_some_and(|at| now.saturating_since(at) < ASK_EVERY);
+        lately && self.attributes.timeout.is_none_or(|code| code == 0 || code >= SHORTEST_PATIENT_TIMEOUT)
+    }
+
     /// A probe for a lost tail: the last packet sent, once more.
     fn plan_probe(&mut self, psn: Psn) -> Option<RequestPlan> {
         let index = self.request_with(psn)?;
         let plan = self.plan_at(index, psn)?;
-        (plan.covers == 1).then_some(RequestPlan { ack_request: true, is_probe: true, ..plan })
+        (plan.covers == 1).then_some(RequestPlan { is_probe: true, ..plan })
     }
 
     /// The request in progress that the number belongs to.
@@ -432,7 +449,8 @@ impl QueuePair {
     /// Writes the planned packet, without its ICRC, and moves on. False: the request's own memory failed, nothing
     /// was written.
     pub(super) fn emit_request(&mut self, pass: &Pass<'_>, plan: RequestPlan, out: &mut [u8]) -> bool {
-        let headers = self.request_headers(&plan);
+        let ack_request = self.wants_acknowledgement(pass.now, &plan);
+        let headers = self.request_headers(&plan, ack_request);
         let header_bytes = headers.emit(out);
         let payload = plan.payload as usize;
         let room = &mut out[header_bytes..];
@@ -443,11 +461,11 @@ impl QueuePair {
         }
         let padded = payload.next_multiple_of(4);
         room[payload..padded].fill(0);
-        self.note_sent(pass.now, &plan);
+        self.note_sent(pass.now, &plan, ack_request);
         true
     }
 
-    fn request_headers(&self, plan: &RequestPlan) -> Headers {
+    fn request_headers(&self, plan: &RequestPlan, ack_request: bool) -> Headers {
         let header = self.send.header(plan.index);
         let is_last = plan.offset + plan.covers == self.requester.request(plan.index).packets;
         let may_solicit = !matches!(header.operation, Operation::Write { .. }) && !header.operation.is_read_or_atomic();
@@ -460,7 +478,7 @@ impl QueuePair {
             becn: false,
             fecn: false,
             destination: self.path.as_ref().map_or(Default::default(), |path| path.destination),
-            ack_request: plan.ack_request,
+            ack_request,
             psn: plan.psn,
         };
         let mut headers = Headers { bth, ..Headers::default() };
@@ -521,7 +539,7 @@ impl QueuePair {
         }
     }
 
-    fn note_sent(&mut self, now: Time, plan: &RequestPlan) {
+    fn note_sent(&mut self, now: Time, plan: &RequestPlan, ack_request: bool) {
         let is_repeat = plan.psn.is_before(self.requester.limit);
         if is_repeat {
             self.count(Counter::RetransmittedPackets);
@@ -536,8 +554,9 @@ impl QueuePair {
             self.requester.limit = end;
         }
         self.requester.find_cursor_request();
-        if plan.ack_request {
+        if ack_request {
             self.requester.last_ack_request = plan.psn;
+            self.requester.last_ack_request_at = Some(now);
             if !is_repeat {
                 self.requester.round_trip.begin_sample(end.minus(1), now);
             }

@@ -249,8 +249,8 @@ impl QueuePair for SoftQueuePair {
     #[inline]
     fn recv_end(&self, end: BatchEnd) -> Result<()> {
         let published = self.receive.end(end).map_err(|error| errors::from_queue("post_recv", &error))?;
-        if published > 0 {
-            self.shard.post_receive(&self.doorbell);
+        if published > 0 && self.receive.flushes() {
+            self.shard.post(&self.doorbell);
         }
         Ok(())
     }
