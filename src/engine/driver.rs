@@ -42,12 +42,24 @@ pub(super) struct Served {
 impl Shard {
     /// After requests were published: sends them on the caller's own stack, or leaves that to whoever drives.
     pub(crate) fn post(&self, doorbell: &Arc<Doorbell>) {
-        self.ring_doorbell(doorbell);
-        let outcome = self.lock.ring(LOOKS, |core, _| {
-            let progress = self.pass(core, POSTING, self.clock.now(), |now| self.lease.is_alive(now));
-            self.leave(&progress);
+        let alone = self.lock.try_drive(LOOKS, |core, look| {
+            let now = self.clock.now();
+            if look == Look::First {
+                core.endpoint.handle_doorbell(now, doorbell.qpn());
+            }
+            self.send_posted(core, now);
         });
+        if alone != Outcome::Held {
+            return self.finish(alone);
+        }
+        self.ring_doorbell(doorbell);
+        let outcome = self.lock.ring(LOOKS, |core, _| self.send_posted(core, self.clock.now()));
         self.finish(outcome);
+    }
+
+    fn send_posted(&self, core: &mut Core, now: Time) {
+        let progress = self.pass(core, POSTING, now, |now| self.lease.is_alive(now));
+        self.leave(&progress);
     }
 
     /// A visit of a thread that found its completion queue empty.
@@ -85,8 +97,7 @@ impl Shard {
             {
                 done = self.change(core, change);
             }
-            let progress = self.pass(core, POSTING, self.clock.now(), |now| self.lease.is_alive(now));
-            self.leave(&progress);
+            self.send_posted(core, self.clock.now());
         });
         self.finish(outcome);
         done

@@ -39,7 +39,7 @@ pub(crate) fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<R
     message.msg_control = control.as_mut_ptr().cast();
     message.msg_controllen = size_of::<Control>() as _;
     // SAFETY: name, control, piece and buffer live until the call returns, and the lengths are theirs.
-    let length = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) };
+    let length = unsafe { libc::syscall(libc::SYS_recvmsg, socket.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) };
     let length = usize::try_from(length).map_err(|_| io::Error::last_os_error())?;
     // SAFETY: the kernel wrote `msg_namelen` bytes of an address into `name`.
     let source = unsafe { read_address(name.as_ptr(), message.msg_namelen) }?;
@@ -132,16 +132,24 @@ pub(crate) fn send(
     write_control(&mut message, &mut control, destination.is_ipv6(), options);
     // SAFETY: address, piece, bytes and control live until the call returns, and the lengths are theirs. The kernel
     // only reads them: the casts to mutable pointers are the structure's fault.
-    let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, libc::MSG_DONTWAIT) };
+    let sent = unsafe { libc::syscall(libc::SYS_sendmsg, socket.as_raw_fd(), &raw const message, libc::MSG_DONTWAIT) };
     if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 /// The same without control messages, by the system call that has less to read.
 fn send_plain(socket: BorrowedFd<'_>, destination: &socket2::SockAddr, bytes: &[u8]) -> io::Result<()> {
-    let (address, length) = (destination.as_ptr().cast(), destination.len());
+    let (address, length) = (destination.as_ptr(), destination.len());
     // SAFETY: bytes and address live until the call returns, and the lengths are theirs.
     let sent = unsafe {
-        libc::sendto(socket.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), libc::MSG_DONTWAIT, address, length)
+        libc::syscall(
+            libc::SYS_sendto,
+            socket.as_raw_fd(),
+            bytes.as_ptr(),
+            bytes.len(),
+            libc::MSG_DONTWAIT,
+            address,
+            length,
+        )
     };
     if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
