@@ -19,6 +19,7 @@ impl Clock {
     #[inline]
     pub(crate) fn now(&self) -> Time {
         // Within 584 years.
-        Time::from_nanos(self.start.elapsed().as_nanos() as u64)
+        let elapsed = self.start.elapsed();
+        Time::from_nanos(elapsed.as_secs() * 1_000_000_000 + u64::from(elapsed.subsec_nanos()))
     }
 }

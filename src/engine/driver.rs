@@ -24,9 +24,11 @@ const LONGEST_FAREWELL: Duration = Duration::from_millis(10);
 /// Looks that a driver takes on others' account before it hands over.
 const LOOKS: usize = 16;
 /// A posting thread sends what it posted, and goes on.
-const POSTING: Plan = Plan { receive_calls: 0, send_calls: 16, deadlines: false, stops_for_answer: false };
+const POSTING: Plan =
+    Plan { posted: None, receive_calls: 0, send_calls: 16, deadlines: false, stops_for_answer: false };
 /// A receive call brings up to 64 KiB, so a batch is at most 2 MiB.
-const SERVING: Plan = Plan { receive_calls: 32, send_calls: 32, deadlines: true, stops_for_answer: false };
+const SERVING: Plan =
+    Plan { posted: None, receive_calls: 32, send_calls: 32, deadlines: true, stops_for_answer: false };
 /// The same for a thread that comes back soon, which gets what it waits for without delay.
 const POLLING: Plan = Plan { stops_for_answer: true, ..SERVING };
 
@@ -42,36 +44,45 @@ pub(super) struct Served {
 impl Shard {
     /// After requests were published: sends them on the caller's own stack, or leaves that to whoever drives.
     pub(crate) fn post(&self, doorbell: &Arc<Doorbell>) {
-        let alone = self.lock.try_drive(LOOKS, |core, look| {
-            let now = self.clock.now();
-            if look == Look::First {
-                core.endpoint.handle_doorbell(now, doorbell.qpn());
-            }
-            self.send_posted(core, now);
+        let outcome = self.lock.try_drive(LOOKS, |core, look| {
+            let posted = (look == Look::First).then_some(doorbell.qpn());
+            self.send_posted(core, Plan { posted, ..POSTING });
         });
-        if alone != Outcome::Held {
-            return self.finish(alone);
+        if outcome != Outcome::Held {
+            return self.finish(outcome);
         }
         self.ring_doorbell(doorbell);
-        let outcome = self.lock.ring(LOOKS, |core, _| self.send_posted(core, self.clock.now()));
+        let outcome = self.lock.ring(LOOKS, |core, _| self.send_posted(core, POSTING));
         self.finish(outcome);
     }
 
-    fn send_posted(&self, core: &mut Core, now: Time) {
-        let progress = self.pass(core, POSTING, now, |now| self.lease.is_alive(now));
+    fn send_posted(&self, core: &mut Core, plan: Plan) {
+        let progress = self.pass(core, plan, self.clock.now(), |now| self.lease.is_alive(now));
         self.leave(&progress);
     }
 
     /// A visit of a thread that found its completion queue empty.
     pub(crate) fn poll(&self, has_completions: impl Fn() -> bool) {
-        let arrival = self.clock.now();
-        let comes_back = self.lease.visit(arrival);
         let outcome = self.lock.try_drive(LOOKS, |core, look| {
-            let now = if look == Look::First { arrival } else { self.clock.now() };
+            if look == Look::First && self.crowd.glances() && core.is_quiet() {
+                return;
+            }
+            let now = self.clock.now();
+            let comes_back = self.visit(now);
             let progress = self.pass(core, POLLING, now, |_| comes_back && has_completions());
             self.leave(&progress);
         });
+        if outcome == Outcome::Held {
+            self.visit(self.clock.now());
+        }
         self.finish(outcome);
+    }
+
+    /// Notes that a thread polls. Whether it comes back soon.
+    #[inline]
+    fn visit(&self, now: Time) -> bool {
+        self.crowd.note_visit(now.saturating_since(self.lease.last_visit()));
+        self.lease.visit(now)
     }
 
     /// A visit of a thread that a channel's descriptor woke. It waits for the lock, because it will sleep again on what
@@ -97,7 +108,7 @@ impl Shard {
             {
                 done = self.change(core, change);
             }
-            self.send_posted(core, self.clock.now());
+            self.send_posted(core, POSTING);
         });
         self.finish(outcome);
         done

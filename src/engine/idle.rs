@@ -17,7 +17,7 @@ use super::sys::wait_readable;
 use crate::types::Time;
 
 /// Empty looks between two yields that nobody made use of.
-const LOOKS: u32 = 8;
+const LOOKS: u32 = 32;
 /// A yield that took longer was made use of.
 const USEFUL_YIELD: Duration = Duration::from_nanos(1_500);
 /// A yield that took longer went through others' time slices.
@@ -28,9 +28,17 @@ const CROWDED: Duration = Duration::from_millis(20);
 /// Longest nap: what comes other than by packet waits so long. Less than a lease, which a napping poller keeps.
 const NAP: Duration = Duration::from_micros(50);
 
-/// Who else wants the core of a shard's pollers.
+/// Glances between two whole looks of a thread that polls without a pause.
+const GLANCES: u32 = 7;
+/// Looks that follow each other sooner than this are without a pause. Even with all glances in between, the next whole
+/// look comes before a lease ends.
+const WITHOUT_PAUSE: Duration = Duration::from_micros(30);
+
+/// Who else wants the core of a shard's pollers, and what these may leave out.
 #[derive(Default)]
 pub(super) struct Crowd {
+    /// Glances left before the next whole look.
+    glances: AtomicU32,
     /// Empty looks left before the next yield.
     looks: AtomicU32,
     last_long_yield: AtomicU64,
@@ -42,6 +50,20 @@ impl Crowd {
     #[inline]
     pub(super) fn is_present(&self, now: Time) -> bool {
         now.as_nanos() < self.until.load(Ordering::Relaxed)
+    }
+
+    /// Whether a glance will do for this look.
+    #[inline]
+    pub(super) fn glances(&self) -> bool {
+        let left = self.glances.load(Ordering::Relaxed);
+        self.glances.store(left.saturating_sub(1), Ordering::Relaxed);
+        left > 0
+    }
+
+    /// A whole look, so long after the one before.
+    #[inline]
+    pub(super) fn note_visit(&self, since_last: Duration) {
+        self.glances.store(if since_last < WITHOUT_PAUSE { GLANCES } else { 0 }, Ordering::Relaxed);
     }
 
     /// Whether this empty look is one after which to yield.

@@ -9,13 +9,13 @@ use std::time::Duration;
 
 use crate::types::Time;
 
-/// How long a lease lasts, and how soon a poller must come back to get one.
+/// How long a lease lasts at first, and how soon a poller must come back to get one.
 pub(super) const LEASE: Duration = Duration::from_micros(400);
-/// How long it lasts once somebody has polled for a while: fewer wake-ups of the shard's thread, which only looks
-/// whether the lease goes on.
-const LONG_LEASE: Duration = Duration::from_millis(1);
-/// How long somebody must have polled for that.
-const LONG_POLL: Duration = Duration::from_millis(10);
+/// How long a lease lasts at most. At each end the shard's thread wakes up to see whether the lease goes on, which
+/// takes the poller's core for some ten microseconds.
+const LONGEST_LEASE: Duration = Duration::from_millis(4);
+/// Who has polled for some time gets a lease of this part of it.
+const PART_OF_POLLING: u64 = 4;
 
 /// A shard's lease.
 #[derive(Default)]
@@ -36,9 +36,9 @@ impl Lease {
         self.last_visit.store(now.as_nanos(), Ordering::Relaxed);
         let comes_back = last != 0 && now.saturating_since(Time::from_nanos(last)) < LEASE;
         if comes_back {
-            let first = Time::from_nanos(self.first_visit.load(Ordering::Relaxed));
-            let length = if now.saturating_since(first) < LONG_POLL { LEASE } else { LONG_LEASE };
-            self.end.store((now + length).as_nanos(), Ordering::Relaxed);
+            let polled = now.as_nanos().saturating_sub(self.first_visit.load(Ordering::Relaxed));
+            let length = (polled / PART_OF_POLLING).clamp(LEASE.as_nanos() as u64, LONGEST_LEASE.as_nanos() as u64);
+            self.end.store(now.as_nanos() + length, Ordering::Relaxed);
         } else {
             self.first_visit.store(now.as_nanos(), Ordering::Relaxed);
         }
@@ -83,13 +83,13 @@ mod tests {
     #[test]
     fn who_polled_for_long_gets_a_longer_lease() {
         let (lease, mut now) = (Lease::default(), Time::from_nanos(1_000));
-        while now < Time::from_nanos(1_000) + LONG_POLL {
+        while now < Time::from_nanos(1_000) + LONGEST_LEASE * PART_OF_POLLING as u32 {
             lease.visit(now);
             now = now + LEASE / 2;
         }
         lease.visit(now);
-        assert_eq!(lease.end(), now + LONG_LEASE);
-        let late = now + LONG_LEASE * 2;
+        assert_eq!(lease.end(), now + LONGEST_LEASE);
+        let late = now + LONGEST_LEASE * 2;
         assert!(!lease.visit(late) && lease.visit(late + LEASE / 2));
         assert_eq!(lease.end(), late + LEASE / 2 + LEASE);
     }

@@ -44,6 +44,8 @@ pub(super) struct Link {
     next_receiver: usize,
     last_sender: usize,
     buffer: Box<[u8]>,
+    /// What [`Link::is_quiet`] found: from which socket, and what is in the buffer.
+    found: Option<(usize, sys::Received)>,
     counters: Counters,
 }
 
@@ -75,6 +77,13 @@ impl Link {
         is_enough: impl Fn() -> bool,
     ) -> Batch {
         let mut batch = Batch::default();
+        if let Some((index, received)) = self.found.take() {
+            let socket = &mut self.receivers[index];
+            batch.datagrams += split(socket, &self.buffer, &received, &mut self.counters, &mut deliver);
+            if is_enough() {
+                return batch;
+            }
+        }
         let mut calls = 0;
         for turn in 0..self.receivers.len() {
             let index = self.next_receiver.wrapping_add(turn) % self.receivers.len();
@@ -103,6 +112,27 @@ impl Link {
         }
         self.next_receiver = self.next_receiver.wrapping_add(1);
         batch
+    }
+
+    /// Whether no datagram waits. One that does is kept for the next batch.
+    #[inline]
+    pub(super) fn is_quiet(&mut self) -> bool {
+        if self.found.is_some() {
+            return false;
+        }
+        for (index, socket) in self.receivers.iter().enumerate() {
+            match sys::receive(socket.membership.descriptor(), &mut self.buffer) {
+                Ok(received) => {
+                    self.counters.add(Counter::ReceiveCalls, 1);
+                    self.found = Some((index, received));
+                    return false;
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                // The next batch tries again.
+                Err(_) => return false,
+            }
+        }
+        true
     }
 
     /// Sends what the endpoint wrote.

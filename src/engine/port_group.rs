@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use socket2::Socket;
 
 use super::steering;
-use super::sys::attach_steering;
+use super::sys::{attach_steering, detach_steering};
 
 /// The groups of this process, by address.
 static GROUPS: Mutex<BTreeMap<IpAddr, Vec<Member>>> = Mutex::new(BTreeMap::new());
@@ -91,8 +91,13 @@ impl Drop for Membership {
 fn steer(address: IpAddr, group: &[Member]) {
     let blocks: Vec<&[u32]> = group.iter().map(|member| member.blocks.as_slice()).collect();
     let Some(first) = group.first() else { return };
+    if group.len() == 1 {
+        // All packets are its own; without a program they arrive a little sooner. If an older kernel keeps the last
+        // one, that does no harm: sockets that it names and that are gone stand for any.
+        let _ = detach_steering(first.socket.as_fd());
+        return;
+    }
     if let Err(error) = attach_steering(first.socket.as_fd(), &steering::program(&blocks)) {
-        // A group of one needs no program.
         tracing::warn!(%address, %error, members = group.len(), "the kernel refused the steering program");
     }
 }

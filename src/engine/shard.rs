@@ -22,7 +22,7 @@ use super::udp::{Checksums, LocalAddress, OpenError, ReceiveSocket, SendSocket, 
 use super::wake::Wake;
 use crate::memory::{MemoryView, RegionTable};
 use crate::transport::{AckRelease, Endpoint, EndpointConfig, Transmit};
-use crate::types::{Counters, Time};
+use crate::types::{Counters, Qpn, Time};
 
 /// Sending sockets without checksums that an address has at most: the more, the better networks spread the flows.
 const PLAIN_SENDERS: u32 = 4;
@@ -48,6 +48,8 @@ pub(crate) struct ShardConfig {
 /// What a pass may do.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Plan {
+    /// A queue pair with new work, whose doorbell need not ring.
+    pub(super) posted: Option<Qpn>,
     /// Most receive calls.
     pub(super) receive_calls: usize,
     /// Most send calls.
@@ -217,6 +219,9 @@ impl Shard {
         }
         let memory = self.memory.read();
         let mut progress = Progress::default();
+        if let Some(qpn) = plan.posted {
+            core.endpoint.handle_doorbell(now, qpn);
+        }
         progress.has_more |= self.answer_doorbells(core, now);
         if plan.receive_calls > 0 {
             let Core { endpoint, link, .. } = core;
@@ -291,6 +296,13 @@ impl Core {
             }
         }
         progress.has_more = true;
+    }
+
+    /// A glance instead of a pass: whether there is nothing to send and nothing has arrived. Deadlines wait for the next
+    /// pass.
+    #[inline]
+    pub(super) fn is_quiet(&mut self) -> bool {
+        self.unsent.is_none() && self.endpoint.has_nothing_to_send() && self.link.is_quiet()
     }
 
     /// Whether something was written that the kernel has not taken yet.

@@ -1,7 +1,7 @@
 //! Steering: which socket of an address a packet goes to.
 //!
 //! All sockets that this process binds to one address and port 4791 form a `SO_REUSEPORT` group. A classic BPF program
-//! picks the socket by the block of the packet's destination queue pair. A group of one takes the same path.
+//! picks the socket by the block of the packet's destination queue pair. A group of one needs none.
 
 use super::sys::Instruction;
 

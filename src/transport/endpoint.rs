@@ -255,8 +255,12 @@ impl Endpoint {
         let Some(queue_pair) = self.at(place) else { return };
         if queue_pair.state == QueuePairState::Error {
             queue_pair.flush(Cause::QueuePairInError);
+            return self.settle(now, place);
         }
-        self.settle(now, place);
+        // What can be sent of it is found out when it is its turn.
+        if !std::mem::replace(&mut queue_pair.listed, true) {
+            self.ready.push_back(place);
+        }
     }
 
     /// A datagram arrived on port 4791.
@@ -306,6 +310,12 @@ impl Endpoint {
         !self.held.is_empty()
     }
 
+    /// Whether nothing waits to be sent, not even for its time. Only a datagram, a command, a doorbell or a deadline
+    /// changes that.
+    pub fn has_nothing_to_send(&self) -> bool {
+        self.ready.is_empty() && self.held.is_empty()
+    }
+
     /// Writes the next datagram, or a run of datagrams to one destination, into `buffer` (at least 4,200 bytes).
     pub fn poll_transmit(
         &mut self,
@@ -322,8 +332,11 @@ impl Endpoint {
         while let Some(place) = self.ready.pop_front() {
             let Some(queue_pair) = self.at(place) else { continue };
             queue_pair.listed = false;
-            let transmit = queue_pair.fill(&pass, buffer, max_segments);
-            self.settle(now, place);
+            let (transmit, is_exhausted) = queue_pair.fill(&pass, buffer, max_segments);
+            self.settle_deadlines(now, place);
+            if !is_exhausted {
+                self.list_sender(now, place);
+            }
             if transmit.is_some() {
                 return transmit;
             }
@@ -345,12 +358,21 @@ impl Endpoint {
 
     /// After each change: deadlines, and the list of those that have something to send.
     fn settle(&mut self, now: Time, place: u32) {
+        self.settle_deadlines(now, place);
+        self.list_sender(now, place);
+    }
+
+    fn list_sender(&mut self, now: Time, place: u32) {
         let Some(queue_pair) = self.queue_pairs[place as usize].as_deref_mut() else { return };
-        queue_pair.settle();
         if !queue_pair.listed && queue_pair.wants_to_send(now) {
             queue_pair.listed = true;
             self.ready.push_back(place);
         }
+    }
+
+    fn settle_deadlines(&mut self, now: Time, place: u32) {
+        let Some(queue_pair) = self.queue_pairs[place as usize].as_deref_mut() else { return };
+        queue_pair.settle();
         if !queue_pair.held && queue_pair.responder.replies.is_held(now) {
             queue_pair.held = true;
             self.held.push(place);
@@ -430,16 +452,19 @@ impl QueuePair {
         self.path.is_some() && (self.plan_reply(now).is_some() || self.may_send_request())
     }
 
-    /// Fills the buffer with as many packets as may leave together.
-    fn fill(&mut self, pass: &Pass<'_>, buffer: &mut [u8], max_segments: usize) -> Option<Transmit> {
-        let flow = self.path.as_ref()?.flow();
-        let merges = self.path.as_ref().is_some_and(|path| path.peer.segmentation_offload);
+    /// Fills the buffer with as many packets as may leave together. Also says whether there is nothing more to send.
+    fn fill(&mut self, pass: &Pass<'_>, buffer: &mut [u8], max_segments: usize) -> (Option<Transmit>, bool) {
+        let Some(path) = &self.path else { return (None, true) };
+        let (flow, merges) = (path.flow(), path.peer.segmentation_offload);
         let limit = if merges { max_segments } else { 1 };
         let room = buffer.len().min(LARGEST_SEND_BYTES);
-        let (mut length, mut segment, mut count) = (0, 0, 0);
+        let (mut length, mut segment, mut count, mut is_exhausted) = (0, 0, 0, false);
         while count < limit {
             let next = self.next_plan(pass.now).or_else(|| self.riding_acknowledgement(pass.now, segment));
-            let Some((plan, size)) = next else { break };
+            let Some((plan, size)) = next else {
+                is_exhausted = true;
+                break;
+            };
             if length + size > room || (count > 0 && size > segment) {
                 break;
             }
@@ -464,8 +489,8 @@ impl QueuePair {
             }
         }
         self.replies_first = !self.replies_first;
-        let path = self.path.as_ref()?;
-        (count > 0).then(|| Transmit {
+        let Some(path) = self.path.as_ref().filter(|_| count > 0) else { return (None, is_exhausted) };
+        let transmit = Transmit {
             source: path.source.address,
             source_port: path.source.source_port,
             destination: path.peer_address,
@@ -473,7 +498,8 @@ impl QueuePair {
             segment_size: (count > 1).then_some(segment),
             traffic_class: path.traffic_class,
             hop_limit: path.hop_limit,
-        })
+        };
+        (Some(transmit), is_exhausted)
     }
 
     /// An acknowledgement that waits for the application's answer leaves behind it, as the last and shorter datagram

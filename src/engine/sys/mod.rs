@@ -17,4 +17,4 @@ pub(crate) use interface::{LinkState, link_state};
 pub(crate) use message::{Received, SendOptions, receive, send};
 pub(crate) use option::{SocketOption, set_option};
 pub(crate) use signal::with_signals_blocked;
-pub(crate) use steer::{Instruction, attach_steering};
+pub(crate) use steer::{Instruction, attach_steering, detach_steering};

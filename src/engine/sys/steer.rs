@@ -29,3 +29,13 @@ pub(crate) fn attach_steering(socket: BorrowedFd<'_>, program: &[Instruction]) -
     let result = unsafe { libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, option, place, size) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
+
+/// Removes the program of the group that `socket` belongs to (Linux 5.3): the kernel picks by the packet's addresses.
+pub(crate) fn detach_steering(socket: BorrowedFd<'_>) -> io::Result<()> {
+    let value: libc::c_int = 0;
+    let (place, size) = ((&raw const value).cast(), size_of::<libc::c_int>() as libc::socklen_t);
+    // SAFETY: the kernel reads an integer, which lives until the call returns, and ignores it.
+    let result =
+        unsafe { libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_DETACH_REUSEPORT_BPF, place, size) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
