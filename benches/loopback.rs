@@ -8,6 +8,7 @@
 //!
 //! `cargo bench --bench loopback`; with `-- --check`, the exit code tells whether the ratio is at most 1.5.
 
+use std::cell::Cell;
 use std::error::Error;
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, UdpSocket};
@@ -183,7 +184,9 @@ struct Verbs {
     cq: CompletionQueue,
     qp: QueuePair,
     inbox: MemoryRegion,
-    sent: std::cell::Cell<u32>,
+    sent: Cell<u32>,
+    /// Receives that are posted.
+    receives: Cell<usize>,
 }
 
 impl Verbs {
@@ -193,10 +196,9 @@ impl Verbs {
         let qp = pd.create_qp(&cq, &cq).max_inline_data(MESSAGE_BYTES as u32).build()?;
         qp.init()?;
         let inbox = pd.alloc_mr(MESSAGE_BYTES, AccessFlags::LOCAL_WRITE)?;
-        for _ in 0..RECEIVES {
-            qp.post_recv(&[ReceiveRequest::new(&inbox)])?;
-        }
-        Ok(Self { cq, qp, inbox, sent: std::cell::Cell::new(0) })
+        let verbs = Self { cq, qp, inbox, sent: Cell::new(0), receives: Cell::new(0) };
+        verbs.fill()?;
+        Ok(verbs)
     }
 
     fn ask(&self) -> Outcome {
@@ -225,9 +227,26 @@ impl Verbs {
             }
             let done = completions[0].result().map_err(|failure| self.qp.explain(&failure))?;
             if done.opcode == CompletionOpcode::Receive {
-                return Ok(self.qp.post_recv(&[ReceiveRequest::new(&self.inbox)])?);
+                return self.note_received();
             }
         }
+    }
+
+    /// Posts receives anew when half of them are used, as `ibv_rc_pingpong` does.
+    fn note_received(&self) -> Outcome {
+        let left = self.receives.get() - 1;
+        self.receives.set(left);
+        if left == RECEIVES / 2 { self.fill() } else { Ok(()) }
+    }
+
+    fn fill(&self) -> Outcome {
+        let mut batch = self.qp.recv_batch()?;
+        for _ in self.receives.get()..RECEIVES {
+            batch.push(&ReceiveRequest::new(&self.inbox))?;
+        }
+        batch.post()?;
+        self.receives.set(RECEIVES);
+        Ok(())
     }
 }
 

@@ -1,25 +1,22 @@
 //! The engine's clock: the only place that reads the time.
 
-use std::time::Instant;
-
+use super::sys::monotonic_nanos;
 use crate::types::Time;
 
-/// A monotonic clock. Its times begin when it is made.
+/// A monotonic clock. Its times begin when it is made, at 1: zero may stand for "never".
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Clock {
-    start: Instant,
+    start: u64,
 }
 
 impl Clock {
     pub(crate) fn new() -> Self {
-        Self { start: Instant::now() }
+        Self { start: monotonic_nanos() - 1 }
     }
 
     /// The time now.
     #[inline]
     pub(crate) fn now(&self) -> Time {
-        // Within 584 years.
-        let elapsed = self.start.elapsed();
-        Time::from_nanos(elapsed.as_secs() * 1_000_000_000 + u64::from(elapsed.subsec_nanos()))
+        Time::from_nanos(monotonic_nanos() - self.start)
     }
 }

@@ -96,7 +96,7 @@ impl Link {
                 }
                 calls += 1;
                 match sys::receive(socket.membership.descriptor(), &mut self.buffer) {
-                    Ok(received) => {
+                    Ok(Some(received)) => {
                         self.counters.add(Counter::ReceiveCalls, 1);
                         batch.datagrams += split(socket, &self.buffer, &received, &mut self.counters, &mut deliver);
                         if is_enough() {
@@ -104,7 +104,7 @@ impl Link {
                             return batch;
                         }
                     }
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                    Ok(None) => break,
                     // A signal, or an error that was stored in the socket and is gone by now.
                     Err(_) => {}
                 }
@@ -122,12 +122,12 @@ impl Link {
         }
         for (index, socket) in self.receivers.iter().enumerate() {
             match sys::receive(socket.membership.descriptor(), &mut self.buffer) {
-                Ok(received) => {
+                Ok(Some(received)) => {
                     self.counters.add(Counter::ReceiveCalls, 1);
                     self.found = Some((index, received));
                     return false;
                 }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Ok(None) => {}
                 // The next batch tries again.
                 Err(_) => return false,
             }

@@ -131,7 +131,7 @@ mod tests {
     fn received(member: &Membership) -> usize {
         let mut buffer = [0; 64];
         let _ = wait_readable([member.descriptor()], Some(Duration::from_millis(1)));
-        std::iter::from_fn(|| receive(member.descriptor(), &mut buffer).ok()).count()
+        std::iter::from_fn(|| receive(member.descriptor(), &mut buffer).unwrap()).count()
     }
 
     #[test]

@@ -249,7 +249,8 @@ fn segments_work(address: LocalAddress, receiver: &Socket, count: usize) -> bool
         let mut buffer = vec![0; 65_536];
         // Within one machine a send delivers before it returns.
         let received = receive(receiver.as_fd(), &mut buffer)?;
-        Ok(received.length == bytes.len() && received.segment_size == Some(SEGMENT.into()))
+        Ok(received
+            .is_some_and(|received| received.length == bytes.len() && received.segment_size == Some(SEGMENT.into())))
     };
     attempt().unwrap_or(false)
 }

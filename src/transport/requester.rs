@@ -21,7 +21,7 @@ use crate::wire::{AtomicEth, Bth, Headers, Opcode, Reth, packet_bytes};
 /// Most packets without a request for acknowledgement.
 const MOST_UNASKED_PACKETS: u32 = 64;
 /// How often a busy application's unsignaled requests ask for acknowledgement at least.
-const ASK_EVERY: Duration = Duration::from_micros(100);
+const ASK_EVERY: Duration = Duration::from_micros(400);
 /// A `timeout` code below this (16.8 ms) may expire before a late probe was answered.
 const SHORTEST_PATIENT_TIMEOUT: u8 = 12;
 

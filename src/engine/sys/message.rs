@@ -25,8 +25,9 @@ pub(crate) struct Received {
     pub(crate) truncated: bool,
 }
 
-/// Receives a datagram, or several merged ones, without waiting.
-pub(crate) fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Received> {
+/// Receives a datagram, or several merged ones, without waiting; `None` if there is none.
+#[inline]
+pub(crate) fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Option<Received>> {
     let mut name = MaybeUninit::<libc::sockaddr_storage>::uninit();
     let mut control = MaybeUninit::<Control>::uninit();
     let mut piece = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
@@ -40,14 +41,17 @@ pub(crate) fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<R
     message.msg_controllen = size_of::<Control>() as _;
     // SAFETY: name, control, piece and buffer live until the call returns, and the lengths are theirs.
     let length = unsafe { libc::syscall(libc::SYS_recvmsg, socket.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) };
-    let length = usize::try_from(length).map_err(|_| io::Error::last_os_error())?;
+    let Ok(length) = usize::try_from(length) else {
+        let error = io::Error::last_os_error();
+        return if error.raw_os_error() == Some(libc::EAGAIN) { Ok(None) } else { Err(error) };
+    };
     // SAFETY: the kernel wrote `msg_namelen` bytes of an address into `name`.
     let source = unsafe { read_address(name.as_ptr(), message.msg_namelen) }?;
     let truncated = message.msg_flags & libc::MSG_TRUNC != 0;
     let mut received = Received { length, source, segment_size: None, dropped: None, truncated };
     // SAFETY: the kernel wrote the control messages that `message` describes, into `control`.
     unsafe { read_control(&message, &mut received) };
-    Ok(received)
+    Ok(Some(received))
 }
 
 /// # Safety
@@ -213,16 +217,15 @@ mod tests {
         let options = SendOptions { segment_size: Some(100), traffic_class: Some(0x28), hop_limit: Some(9) };
         send(sender.as_fd(), &destination, &bytes, options).unwrap();
         let mut buffer = vec![0; 65_536];
-        let received = receive(receiver.as_fd(), &mut buffer).unwrap();
+        let received = receive(receiver.as_fd(), &mut buffer).unwrap().unwrap();
         assert_eq!((received.length, received.segment_size), (250, Some(100)));
         assert_eq!(&buffer[..250], &bytes[..]);
         assert_eq!(received.source, sender.local_addr().unwrap());
 
         send(sender.as_fd(), &destination, &bytes, SendOptions::default()).unwrap();
-        let received = receive(receiver.as_fd(), &mut buffer[..100]).unwrap();
+        let received = receive(receiver.as_fd(), &mut buffer[..100]).unwrap().unwrap();
         assert_eq!((received.length, received.segment_size, received.truncated), (100, None, true));
-        let empty = receive(receiver.as_fd(), &mut buffer).unwrap_err();
-        assert_eq!(empty.kind(), io::ErrorKind::WouldBlock);
+        assert!(receive(receiver.as_fd(), &mut buffer).unwrap().is_none());
     }
 
     #[test]

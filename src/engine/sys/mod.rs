@@ -10,6 +10,7 @@ mod message;
 mod option;
 mod signal;
 mod steer;
+mod time;
 
 pub(crate) use event::{Epoll, EventFd, Interest, wait_readable};
 pub(crate) use guarded::{Guard, Guarded};
@@ -18,3 +19,4 @@ pub(crate) use message::{Received, SendOptions, receive, send};
 pub(crate) use option::{SocketOption, set_option};
 pub(crate) use signal::with_signals_blocked;
 pub(crate) use steer::{Instruction, attach_steering, detach_steering};
+pub(crate) use time::monotonic_nanos;

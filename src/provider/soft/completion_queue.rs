@@ -100,16 +100,20 @@ impl SoftCompletionQueue {
         shards.filter(|(_, feeding)| feeding.load(Ordering::Relaxed) > 0).map(|(shard, _)| shard)
     }
 
-    fn drive(&self) {
-        self.fed_by().for_each(|shard| shard.poll(|| !self.queue.is_empty()));
-    }
-
-    /// After an empty poll. With several shards the first one's packets count.
-    fn idle(&self) {
-        match self.fed_by().next() {
-            Some(shard) => shard.idle(),
-            None => std::thread::yield_now(),
+    /// What an empty queue means, when the shards had their turn: nothing yet, or nothing ever.
+    fn check_alive(&self) -> Result<()> {
+        if self.queue.overflowed() {
+            let message = format!(
+                "the queue of {} entries was full when a completion came: completions are lost, and its queue pairs \
+                 are in error; create it larger, or poll more often",
+                self.queue.capacity()
+            );
+            return Err(Error::new("poll_cq", ErrorKind::ResourceLimit, message));
         }
+        if self.device.engine.shards().iter().any(|shard| shard.has_failed()) {
+            return Err(errors::engine_failed("poll_cq"));
+        }
+        Ok(())
     }
 }
 
@@ -121,24 +125,23 @@ impl CompletionQueue for SoftCompletionQueue {
         if out.is_empty() {
             return Ok(0);
         }
-        let mut count = self.queue.poll(out);
-        if count == 0 {
-            self.drive();
-            count = self.queue.poll(out);
+        let count = self.queue.poll(out);
+        if count > 0 {
+            return Ok(count);
         }
+        let mut first = None;
+        for shard in self.fed_by() {
+            shard.poll(|| !self.queue.is_empty());
+            first.get_or_insert(shard);
+        }
+        let count = self.queue.poll(out);
         if count == 0 {
-            if self.queue.overflowed() {
-                let message = format!(
-                    "the queue of {} entries was full when a completion came: completions are lost, and its queue \
-                     pairs are in error; create it larger, or poll more often",
-                    self.queue.capacity()
-                );
-                return Err(Error::new("poll_cq", ErrorKind::ResourceLimit, message));
+            self.check_alive()?;
+            // With several shards the first one's packets count.
+            match first {
+                Some(shard) => shard.idle(),
+                None => std::thread::yield_now(),
             }
-            if self.device.engine.shards().iter().any(|shard| shard.has_failed()) {
-                return Err(errors::engine_failed("poll_cq"));
-            }
-            self.idle();
         }
         Ok(count)
     }
