@@ -298,8 +298,8 @@ impl Core {
         progress.has_more = true;
     }
 
-    /// A glance instead of a pass: whether there is nothing to send and nothing has arrived. Deadlines wait for the next
-    /// pass.
+    /// A glance instead of a pass: whether there is nothing to send and nothing has arrived. Deadlines wait for the
+    /// next pass.
     #[inline]
     pub(super) fn is_quiet(&mut self) -> bool {
         self.unsent.is_none() && self.endpoint.has_nothing_to_send() && self.link.is_quiet()
