@@ -325,3 +325,23 @@ fn polling_releases_slots() {
         assert_eq!(queue.len(), usize::from(!polled_here && !polled_there));
     });
 }
+
+/// A receive is posted while the queue pair goes to the error state: either the endpoint takes it then, or whoever
+/// posted is told that the endpoint must be called.
+#[test]
+fn a_receive_is_not_forgotten_when_flushing_begins() {
+    loom::model(|| {
+        let queue = ReceiveQueue::new(1, 1);
+        let mut consumer = queue.consumer().unwrap();
+        let endpoint = thread::spawn(move || {
+            consumer.set_flushes(true);
+            consumer.take(&mut Vec::new()).is_some()
+        });
+        queue.begin();
+        queue.push(&ReceiveRequest { wr_id: 1, sges: &[] }).unwrap();
+        assert_eq!(queue.end(BatchEnd::Publish), Ok(1));
+        let told = queue.flushes();
+        let taken = endpoint.join().unwrap();
+        assert!(told || taken);
+    });
+}

@@ -92,8 +92,11 @@ impl End {
     }
 
     fn post(&mut self, now: Time, operation: Operation, sges: &[Sge]) {
+        self.post_flagged(now, operation, sges, SendFlags::SIGNALED);
+    }
+
+    fn post_flagged(&mut self, now: Time, operation: Operation, sges: &[Sge], flags: SendFlags) {
         self.send.begin();
-        let flags = SendFlags::SIGNALED;
         self.send.push(&SendRequest { wr_id: 7, operation, flags, data: Data::Sges(sges) }).unwrap();
         self.send.end(BatchEnd::Publish).unwrap();
         self.endpoint.handle_doorbell(now, self.qpn);
@@ -107,6 +110,26 @@ impl End {
 
     fn sge(&self, offset: u64, length: u32) -> Sge {
         Sge { addr: 0x10_0000 + offset, length, lkey: self.region.lkey() }
+    }
+
+    /// The next run of datagrams, while acknowledgements wait for an answer.
+    fn transmit(&mut self, now: Time) -> Vec<Vec<u8>> {
+        let mut buffer = vec![0; 65_536];
+        let view = self.table.read();
+        let Some(transmit) = self.endpoint.poll_transmit(now, &view, &mut buffer, AckRelease::Hold) else {
+            return Vec::new();
+        };
+        let size = transmit.segment_size.unwrap_or(transmit.length);
+        buffer[..transmit.length].chunks(size).map(<[u8]>::to_vec).collect()
+    }
+
+    fn handle(&mut self, now: Time, source: IpAddr, datagrams: &[Vec<u8>]) {
+        for (index, payload) in datagrams.iter().enumerate() {
+            let segment_index = index as u16;
+            let destination = self.address;
+            let datagram = Datagram { source, destination, source_port: 50_000, segment_index, payload };
+            self.endpoint.handle_datagram(now, &self.table.read(), &datagram);
+        }
     }
 
     fn poll(&self) -> Vec<RawCompletion> {
@@ -368,4 +391,61 @@ fn a_crowd_of_duplicates_fills_no_queue() {
         sent += 1;
     }
     assert!((1..100).contains(&sent), "{sent} answers");
+}
+
+fn base_header(datagram: &[u8]) -> crate::wire::Bth {
+    crate::wire::Packet::parse(datagram).unwrap().headers.bth
+}
+
+#[test]
+fn a_held_acknowledgement_rides_behind_the_answer() {
+    use crate::wire::Opcode;
+
+    for (capabilities, runs) in [
+        (OURS, vec![vec![Opcode::RC_SEND_ONLY, Opcode::RC_ACKNOWLEDGE]]),
+        (PeerCapabilities::STRANGER, vec![vec![Opcode::RC_SEND_ONLY]]),
+    ] {
+        let mut pair = Pair::new(capabilities);
+        let (now, asker) = (pair.now, pair.ends[0].address);
+        let (local, into) = (pair.ends[0].sge(0, 8), pair.ends[1].sge(0, 8));
+        pair.ends[1].post_receive(&[into]);
+        pair.ends[0].post(now, Operation::Send, &[local]);
+        let question = pair.ends[0].transmit(now);
+        pair.ends[1].handle(now, asker, &question);
+        assert!(pair.ends[1].transmit(now).is_empty(), "the acknowledgement waits");
+        pair.ends[1].post(now, Operation::Send, &[into]);
+        let mut sent = Vec::new();
+        loop {
+            let run = pair.ends[1].transmit(now);
+            if run.is_empty() {
+                break;
+            }
+            sent.push(run.iter().map(|datagram| base_header(datagram).opcode).collect::<Vec<_>>());
+        }
+        assert_eq!(sent, runs);
+    }
+}
+
+#[test]
+fn unsignaled_requests_that_follow_closely_ask_seldom_and_the_probe_asks_for_the_last() {
+    let mut pair = Pair::new(OURS);
+    let (local, asker) = (pair.ends[0].sge(0, 8), pair.ends[0].address);
+    let rkey = pair.ends[1].region.rkey();
+    let write = Operation::Write { remote_addr: 0x10_0000, rkey };
+    let mut asked = Vec::new();
+    for turn in 0..50 {
+        pair.now = pair.now + Duration::from_micros(10);
+        pair.ends[0].post_flagged(pair.now, write, &[local], SendFlags::empty());
+        let run = pair.ends[0].transmit(pair.now);
+        if base_header(&run[0]).ack_request {
+            asked.push(turn);
+        }
+        pair.ends[1].handle(pair.now, asker, &run);
+        pair.carry(1);
+    }
+    assert_eq!(asked, [0, 40], "once in 400 µs");
+    pair.drive(Duration::from_millis(60));
+    assert_eq!(pair.ends[0].endpoint.counters().get(Counter::TailProbe), 1);
+    assert_eq!(pair.ends[0].endpoint.next_timeout(), None, "all is acknowledged");
+    assert_eq!(pair.ends[0].endpoint.counters().get(Counter::LocalAckTimeout), 0);
 }
