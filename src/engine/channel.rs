@@ -9,7 +9,7 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -46,11 +46,6 @@ impl Channel {
             set.add(shard.sockets.as_fd(), Interest::Readable)?;
         }
         Ok(Self { set, event, state: Mutex::default(), shards })
-    }
-
-    /// The descriptor to sleep on.
-    pub(crate) fn descriptor(&self) -> RawFd {
-        self.set.as_raw_fd()
     }
 
     /// A completion queue has something. May be called with a shard held.
@@ -144,6 +139,13 @@ impl Drop for Leaving<'_> {
         if !state.waiting.is_empty() && state.inside == 0 {
             self.0.signal(&mut state);
         }
+    }
+}
+
+/// The descriptor to sleep on.
+impl AsFd for Channel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.set.as_fd()
     }
 }
 

@@ -12,7 +12,7 @@ mod error;
 pub mod soft;
 
 use std::any::Any;
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -138,7 +138,7 @@ pub trait MemoryRegion: Send + Sync {
 /// Where completion queues announce completions.
 pub trait CompletionChannel: Send + Sync {
     /// Readable when an event may wait, edge or level triggered; it may be readable for nothing.
-    fn fd(&self) -> RawFd;
+    fn fd(&self) -> BorrowedFd<'_>;
 
     /// The next event: the `cq_context` of a queue that was armed and got a completion. Drives the device; `None`
     /// if there is no event yet. Never blocks.

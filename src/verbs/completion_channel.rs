@@ -1,7 +1,7 @@
 //! Completion channels.
 
 use std::fmt;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::provider;
 
 /// A completion channel (`ibv_comp_channel`): where a thread sleeps until an armed completion queue has something.
 ///
-/// Its descriptor ([`AsRawFd`]) suits `poll`, `epoll` and asynchronous runtimes. It is readable when an event may wait,
+/// Its descriptor ([`AsFd`]) suits `poll`, `epoll` and asynchronous runtimes. It is readable when an event may wait,
 /// and may be readable for nothing: when it is, call [`CompletionChannel::poll_event`], which does the work that the
 /// wake-up was for, and sleep again if that has no event.
 ///
@@ -73,9 +73,16 @@ impl CompletionChannel {
 }
 
 /// Readable when an event may wait. It stays open as long as any handle of the channel.
+impl AsFd for CompletionChannel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.inner.fd()
+    }
+}
+
+/// The same descriptor, for interfaces that take numbers.
 impl AsRawFd for CompletionChannel {
     fn as_raw_fd(&self) -> RawFd {
-        self.inner.fd()
+        self.inner.fd().as_raw_fd()
     }
 }
 

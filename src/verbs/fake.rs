@@ -2,7 +2,7 @@
 
 use std::any::Any;
 use std::collections::VecDeque;
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -175,8 +175,8 @@ impl provider::MemoryRegion for FakeRegion {
 struct FakeChannel;
 
 impl provider::CompletionChannel for FakeChannel {
-    fn fd(&self) -> RawFd {
-        -1
+    fn fd(&self) -> BorrowedFd<'_> {
+        panic!("no test needs it")
     }
 
     fn poll_event(&self) -> Option<u64> {

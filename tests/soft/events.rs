@@ -1,6 +1,6 @@
 //! Completion channels: blocking, by descriptor, in an asynchronous runtime; asynchronous events.
 
-use std::os::fd::{AsFd, BorrowedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use rdma_verbs::types::*;
@@ -63,22 +63,13 @@ fn solicited_only_sleeps_through_the_others() {
     assert_eq!(b.channel.wait_event(Some(DEADLINE)).unwrap(), Some(77));
 }
 
-/// The channel's descriptor, borrowed by the runtime.
-struct Descriptor(RawFd);
-
-impl std::os::fd::AsRawFd for Descriptor {
-    fn as_raw_fd(&self) -> RawFd {
-        self.0
-    }
-}
-
 /// The runtime's newest versions want a promise that the descriptor stays open; these tests keep it so.
 #[allow(deprecated)]
 fn watch<T: std::os::fd::AsRawFd>(descriptor: T) -> AsyncFd<T> {
     AsyncFd::new(descriptor).unwrap()
 }
 
-async fn completion(node: &Node, descriptor: &AsyncFd<Descriptor>) -> RawCompletion {
+async fn completion(node: &Node, descriptor: &AsyncFd<BorrowedFd<'_>>) -> RawCompletion {
     let mut out = [RawCompletion::default()];
     loop {
         node.cq.req_notify(false).unwrap();
@@ -96,7 +87,7 @@ async fn completion(node: &Node, descriptor: &AsyncFd<Descriptor>) -> RawComplet
 }
 
 async fn ping(node: &Node, turns: u64) {
-    let descriptor = watch(Descriptor(node.channel.fd()));
+    let descriptor = watch(node.channel.fd());
     for turn in 0..turns {
         node.post_recv(1, &[node.sge(0, 64)]).unwrap();
         node.post_send(2, Operation::Send, Data::Inline(&[&turn.to_le_bytes()])).unwrap();
@@ -126,7 +117,7 @@ fn descriptor_wakes_for_what_the_engine_does_alone() {
     a.try_connect(&b, Acquaintance::Strangers).unwrap();
     a.post_send(1, Operation::Send, Data::Inline(&[])).unwrap();
     let waiting = async {
-        let descriptor = watch(Descriptor(a.channel.fd()));
+        let descriptor = watch(a.channel.fd());
         completion(&a, &descriptor).await
     };
     let done = runtime.block_on(async { tokio::time::timeout(DEADLINE, waiting).await }).unwrap();

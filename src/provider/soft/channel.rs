@@ -1,7 +1,7 @@
 //! Completion channels.
 
 use std::any::Any;
-use std::os::fd::RawFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,8 +33,8 @@ impl SoftChannel {
 }
 
 impl CompletionChannel for SoftChannel {
-    fn fd(&self) -> RawFd {
-        self.channel.descriptor()
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.channel.as_fd()
     }
 
     fn poll_event(&self) -> Option<u64> {
