@@ -17,6 +17,7 @@ use std::time::Duration;
 use super::doorbell::Doorbell;
 use super::shard::{Core, Plan, Progress, Shard};
 use super::shard_lock::{Look, Outcome};
+use crate::transport::Datagram;
 use crate::types::{Qpn, Time};
 
 /// Longest that a queue pair's end waits for its last acknowledgement to leave.
@@ -97,6 +98,18 @@ impl Shard {
         });
         self.finish(outcome);
         has_more
+    }
+
+    /// A packet for this shard that another process received and passed on.
+    pub(super) fn deliver(&self, datagram: &Datagram<'_>) {
+        let outcome = self.lock.drive(LOOKS, |core, look| {
+            if look == Look::First {
+                self.change(core, |core, now| core.deliver(now, &self.memory.read(), datagram));
+            }
+            let progress = self.pass(core, SERVING, self.clock.now(), |_| false);
+            self.leave(&progress);
+        });
+        self.finish(outcome);
     }
 
     /// Changes the endpoint, and sends what that led to. False if the shard is out of use; then nothing was changed.

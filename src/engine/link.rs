@@ -6,6 +6,7 @@
 use std::io;
 use std::net::IpAddr;
 
+use super::port_group::Route;
 use super::sys::{self, SendOptions};
 use super::udp::{Checksums, DEFAULT_HOP_LIMIT, ReceiveSocket, SendSocket};
 use crate::transport::{Datagram, Transmit};
@@ -220,15 +221,20 @@ fn split(
         segment_index: 0,
         payload: bytes,
     };
+    let mut take = |datagram: &Datagram<'_>| match socket.membership.route(datagram) {
+        Route::Here => deliver(datagram),
+        Route::Forwarded => counters.add(Counter::ForwardedPackets, 1),
+        Route::Probe => {}
+    };
     let Some(segment_size) = received.segment_size.filter(|size| *size < bytes.len()) else {
-        deliver(&datagram);
+        take(&datagram);
         return 1;
     };
     let mut count = 0;
     for payload in bytes.chunks(segment_size) {
         datagram.payload = payload;
         datagram.segment_index = count as u16;
-        deliver(&datagram);
+        take(&datagram);
         count += 1;
     }
     count
@@ -236,8 +242,10 @@ fn split(
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use super::super::port_group::Newcomer;
     use super::super::udp::{LocalAddress, SocketSizes};
     use super::*;
+    use crate::types::PeerCapabilities;
 
     const SIZES: SocketSizes = SocketSizes { receive_bytes: 1 << 20, send_bytes: 1 << 20 };
 
@@ -245,7 +253,8 @@ mod tests {
     fn link(address: &str) -> (Link, LocalAddress, u16, u16) {
         let address = LocalAddress { ip: address.parse().unwrap(), scope: 0 };
         let mut link = Link::new();
-        link.add_receiver(ReceiveSocket::open(address, &[7], &SIZES).unwrap());
+        let newcomer = Newcomer { address, blocks: &[0, 7], capabilities: PeerCapabilities::STRANGER };
+        link.add_receiver(ReceiveSocket::open(newcomer, &SIZES).unwrap());
         let plain = SendSocket::open(address, Checksums::Off, &SIZES).unwrap();
         let segmenting = SendSocket::open(address, Checksums::On, &SIZES).unwrap();
         let ports = (plain.port, segmenting.port);

@@ -20,9 +20,12 @@ mod driver;
 mod idle;
 mod lease;
 mod link;
+mod mailbox;
 mod port_group;
 mod port_holder;
+mod process;
 mod qpn_block;
+mod registry;
 mod shard;
 mod shard_lock;
 mod steering;
@@ -38,9 +41,10 @@ use std::thread::JoinHandle;
 
 pub(crate) use channel::Channel;
 pub(crate) use doorbell::Doorbell;
+pub(crate) use port_group::registered_capabilities;
 pub(crate) use qpn_block::QpnBlocks;
 pub(crate) use shard::{Shard, ShardConfig};
-pub(crate) use sys::{EventFd, LinkState, link_state};
+pub(crate) use sys::{EventFd, LinkState, generation, link_state};
 pub(crate) use udp::{Capabilities, LocalAddress, OpenError, SocketSizes, probe};
 
 /// All shards of a device, and their threads.
@@ -95,11 +99,13 @@ pub(crate) mod tests {
 
     use super::*;
     use crate::memory::RegionTable;
+    use crate::types::PeerCapabilities;
 
     /// A shard without queue pairs.
     pub(super) fn shard() -> Shard {
         let config = ShardConfig {
             blocks: QpnBlocks::lease(1).unwrap(),
+            capabilities: PeerCapabilities::STRANGER,
             sizes: SocketSizes { receive_bytes: 1 << 20, send_bytes: 1 << 20 },
             max_queue_pairs: 16,
             max_segments: 64,

@@ -1,23 +1,23 @@
 //! Leasing blocks of queue pair numbers.
 //!
-//! A block is 4,096 numbers with the same top 12 bits. Each is owned by one shard of this process; numbers inside are
-//! random. Blocks are random too, so that two processes, or two lives of one, rarely meet.
+//! A block is 4,096 numbers with the same top 12 bits. Each is owned by one shard of one process (the registry holds
+//! this for all processes of a user); numbers inside are random. Blocks are random too, so that two lives of a process
+//! rarely meet.
 
-use std::collections::BTreeSet;
 use std::io;
-use std::sync::{Mutex, PoisonError};
+
+use super::process;
+use super::sys::generation;
 
 /// Blocks that nobody may lease: the first has the reserved numbers 0 and 1, the last the multicast number.
 const RESERVED: [u32; 2] = [0, 0xfff];
 const BLOCKS: usize = 4_096;
 
-/// Blocks in use by this process.
-static LEASED: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
-
 /// Blocks of queue pair numbers, given back when dropped.
 #[derive(Debug)]
 pub(crate) struct QpnBlocks {
     blocks: Vec<u32>,
+    generation: usize,
 }
 
 impl QpnBlocks {
@@ -27,19 +27,25 @@ impl QpnBlocks {
     ///
     /// If so many are not left, or there is no randomness.
     pub(crate) fn lease(count: usize) -> io::Result<Self> {
-        let mut leased = LEASED.lock().unwrap_or_else(PoisonError::into_inner);
-        if leased.len() + count > BLOCKS - RESERVED.len() {
-            let message = format!("all {BLOCKS} blocks of queue pair numbers are in use by this process");
-            return Err(io::Error::new(io::ErrorKind::QuotaExceeded, message));
-        }
+        let state = process::state().ok_or_else(|| io::Error::other("too many forks of forks"))?;
+        let mut leased = state.leased();
         let start = (getrandom::u32().map_err(io::Error::other)? % BLOCKS as u32) as usize;
         let step = getrandom::u32().map_err(io::Error::other)? as usize | 1;
         // An odd step visits all 4,096 before it repeats, so enough free ones are found.
         let candidates = (0..BLOCKS).map(|turn| (start.wrapping_add(turn.wrapping_mul(step)) % BLOCKS) as u32);
+        // Without a registry, or if it cannot be asked, chance alone keeps processes apart.
+        let is_free_elsewhere =
+            |block: &u32| state.registry().is_none_or(|registry| registry.lease_block(*block).unwrap_or(true));
         let free = candidates.filter(|block| !RESERVED.contains(block) && !leased.contains(block));
-        let blocks: Vec<u32> = free.take(count).collect();
-        leased.extend(&blocks);
-        Ok(Self { blocks })
+        let blocks: Vec<u32> = free.filter(is_free_elsewhere).take(count).collect();
+        let lease = Self { blocks, generation: generation() };
+        if lease.blocks.len() < count {
+            drop(leased);
+            let message = format!("all {BLOCKS} blocks of queue pair numbers are in use by this user's processes");
+            return Err(io::Error::new(io::ErrorKind::QuotaExceeded, message));
+        }
+        leased.extend(&lease.blocks);
+        Ok(lease)
     }
 
     /// The blocks.
@@ -50,9 +56,13 @@ impl QpnBlocks {
 
 impl Drop for QpnBlocks {
     fn drop(&mut self) {
-        let mut leased = LEASED.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(state) = process::state().filter(|_| self.generation == generation()) else { return };
+        let mut leased = state.leased();
         for block in &self.blocks {
             leased.remove(block);
+            if let Some(registry) = state.registry() {
+                registry.release_block(*block);
+            }
         }
     }
 }

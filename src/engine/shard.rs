@@ -15,14 +15,15 @@ use super::doorbell::{Doorbell, DoorbellQueue};
 use super::idle::Crowd;
 use super::lease::Lease;
 use super::link::{Link, MAX_SEND_BYTES, Sent};
+use super::port_group::Newcomer;
 use super::qpn_block::QpnBlocks;
 use super::shard_lock::ShardLock;
 use super::sys::{Epoll, Interest};
 use super::udp::{Checksums, LocalAddress, OpenError, ReceiveSocket, SendSocket, SocketSizes};
 use super::wake::Wake;
 use crate::memory::{MemoryView, RegionTable};
-use crate::transport::{AckRelease, Endpoint, EndpointConfig, Transmit};
-use crate::types::{Counters, Qpn, Time};
+use crate::transport::{AckRelease, Datagram, Endpoint, EndpointConfig, Transmit};
+use crate::types::{Counters, PeerCapabilities, Qpn, Time};
 
 /// Sending sockets without checksums that an address has at most: the more, the better networks spread the flows.
 const PLAIN_SENDERS: u32 = 4;
@@ -37,6 +38,8 @@ const MAX_DOORBELLS: usize = 256;
 /// How a shard is set up.
 pub(crate) struct ShardConfig {
     pub(crate) blocks: QpnBlocks,
+    /// What peers on this machine are told.
+    pub(crate) capabilities: PeerCapabilities,
     pub(crate) sizes: SocketSizes,
     pub(crate) max_queue_pairs: u32,
     /// Most datagrams in one segmented send.
@@ -99,8 +102,9 @@ pub(crate) struct Shard {
     pub(super) stop: AtomicBool,
     /// A pass has panicked: nobody may use the endpoint any more.
     failed: AtomicBool,
-    memory: Arc<RegionTable>,
+    pub(super) memory: Arc<RegionTable>,
     blocks: QpnBlocks,
+    capabilities: PeerCapabilities,
     sizes: SocketSizes,
     opened: Mutex<Opened>,
 }
@@ -138,6 +142,7 @@ impl Shard {
             failed: AtomicBool::new(false),
             memory,
             blocks: config.blocks,
+            capabilities: config.capabilities,
             sizes: config.sizes,
             opened: Mutex::default(),
         })
@@ -160,10 +165,20 @@ impl Shard {
 
     /// Sees to it that packets to `address` are received, and names the source port that a queue pair's packets shall
     /// have. Equal `entropy` gives equal ports. `segmenting`: the peer takes segmented sends.
-    pub(crate) fn open_path(&self, address: LocalAddress, segmenting: bool, entropy: u32) -> Result<u16, OpenError> {
+    pub(crate) fn open_path(
+        self: &Arc<Self>,
+        address: LocalAddress,
+        segmenting: bool,
+        entropy: u32,
+    ) -> Result<u16, OpenError> {
         let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
         if !opened.receivers.contains(&address.ip) {
-            let socket = ReceiveSocket::open(address, self.blocks.blocks(), &self.sizes)?;
+            let blocks = self.blocks.blocks();
+            let newcomer = Newcomer { address, blocks, capabilities: self.capabilities };
+            let socket = ReceiveSocket::open(newcomer, &self.sizes)?;
+            if let Some(mailbox) = socket.membership.mailbox() {
+                mailbox.add_shard(blocks, self);
+            }
             let watched = self.sockets.add(socket.membership.descriptor(), Interest::Readable);
             watched.map_err(|source| OpenError { message: "cannot watch the receive socket".to_owned(), source })?;
             self.command(|core, _| core.link.add_receiver(socket));
@@ -268,6 +283,11 @@ impl Shard {
 }
 
 impl Core {
+    /// A packet that came another way than through the own sockets.
+    pub(super) fn deliver(&mut self, now: Time, memory: &MemoryView<'_>, datagram: &Datagram<'_>) {
+        self.endpoint.handle_datagram(now, memory, datagram);
+    }
+
     /// Sends until nothing is left, the bound is reached, or the kernel takes no more.
     fn transmit(
         &mut self,

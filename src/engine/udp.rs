@@ -14,13 +14,14 @@
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::AsFd;
+use std::time::Duration;
 
 use socket2::{Domain, Socket, Type};
 
-use super::port_group::Membership;
+use super::port_group::{Membership, Newcomer};
 use super::port_holder::{Holder, holders, inode, is_kernel_transport_loaded};
-use super::sys::{SendOptions, SocketOption, receive, send, set_option};
+use super::sys::{NotInherited, SendOptions, SocketOption, receive, send, set_option};
 use crate::types::ROCE_PORT;
 
 /// Hop limit of a socket; packets with another one say so themselves.
@@ -29,6 +30,9 @@ pub(super) const DEFAULT_HOP_LIMIT: u8 = 64;
 const SOURCE_PORTS: std::ops::RangeInclusive<u16> = 49_152..=65_535;
 /// Random ports that are tried before giving up.
 const PORT_TRIES: u32 = 64;
+/// How often and with which pauses a socket of nobody known is looked for again.
+const FOREIGN_LOOKS: u32 = 20;
+const FOREIGN_PAUSE: Duration = Duration::from_millis(5);
 
 /// An own address with what the kernel needs besides.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -65,6 +69,12 @@ pub(crate) struct OpenError {
     pub(crate) source: io::Error,
 }
 
+impl From<io::Error> for OpenError {
+    fn from(source: io::Error) -> Self {
+        Self { message: "the address cannot be shared with this user's other processes".to_owned(), source }
+    }
+}
+
 impl OpenError {
     fn new(message: impl fmt::Display, source: io::Error) -> Self {
         Self { message: message.to_string(), source }
@@ -81,10 +91,11 @@ pub(super) struct ReceiveSocket {
 
 impl ReceiveSocket {
     /// Opens the socket; packets for queue pairs of `blocks` come to it.
-    pub(super) fn open(address: LocalAddress, blocks: &[u32], sizes: &SocketSizes) -> Result<Self, OpenError> {
-        let membership = Membership::join(address.ip, blocks, |present| {
+    pub(super) fn open(newcomer: Newcomer<'_>, sizes: &SocketSizes) -> Result<Self, OpenError> {
+        let address = newcomer.address;
+        let membership = Membership::join(newcomer, |known| {
             let socket = bind_receiver(address, sizes).map_err(|error| explain_bind_error(address.ip, error))?;
-            refuse_foreign_members(address.ip, &socket, present)?;
+            refuse_foreign_members(address.ip, &socket, known)?;
             Ok::<_, OpenError>(socket)
         })?;
         Ok(Self { address, membership, dropped: 0 })
@@ -106,14 +117,19 @@ fn bind_receiver(address: LocalAddress, sizes: &SocketSizes) -> io::Result<Socke
     Ok(socket)
 }
 
-/// Sharing the port with another process would lose packets of both.
-fn refuse_foreign_members(address: IpAddr, own: &Socket, present: &[BorrowedFd<'_>]) -> Result<(), OpenError> {
-    let known: Vec<u64> = present.iter().copied().chain([own.as_fd()]).filter_map(inode).collect();
-    let others = holders(address, ROCE_PORT);
-    let foreign: Vec<Holder> =
-        others.into_iter().filter(|holder| holder.address == address && !known.contains(&holder.inode)).collect();
-    if known.len() <= present.len() || foreign.is_empty() {
-        return Ok(());
+/// Sharing the port with a process that the registry does not know would lose packets of both. One that was just killed
+/// may still have its socket for a moment.
+fn refuse_foreign_members(address: IpAddr, own: &Socket, known: &[u64]) -> Result<(), OpenError> {
+    let Some(own) = inode(own.as_fd()) else { return Ok(()) };
+    let is_foreign =
+        |holder: &Holder| holder.address == address && holder.inode != own && !known.contains(&holder.inode);
+    let mut foreign = Vec::new();
+    for _ in 0..FOREIGN_LOOKS {
+        foreign = holders(address, ROCE_PORT).into_iter().filter(is_foreign).collect();
+        if foreign.is_empty() {
+            return Ok(());
+        }
+        std::thread::sleep(FOREIGN_PAUSE);
     }
     Err(taken(address, &foreign, io::ErrorKind::AddrInUse.into()))
 }
@@ -136,8 +152,9 @@ fn taken(address: IpAddr, holders: &[Holder], source: io::Error) -> OpenError {
         "the kernel's own transport is loaded and takes the port on all addresses: unload it (modprobe -r rdma_rxe), \
          or work in another network namespace"
     } else {
-        "one process at a time can use an address: stop the other one, or use another address of this machine (on the \
-         loopback interface any of 127.0.0.0/8, as in soft:127.0.0.2), or work in another network namespace"
+        "processes share an address only if they are of one user, use this library and see the same /dev/shm: stop the \
+         other one, or use another address of this machine (on the loopback interface any of 127.0.0.0/8, as in \
+         soft:127.0.0.2), or work in another network namespace"
     };
     OpenError::new(format_args!("UDP port {ROCE_PORT} of {address} is held by {held}; {advice}"), source)
 }
@@ -153,6 +170,7 @@ pub(super) enum Checksums {
 
 /// A socket that packets leave from.
 pub(super) struct SendSocket {
+    _not_inherited: NotInherited,
     socket: Socket,
     pub(super) address: LocalAddress,
     pub(super) port: u16,
@@ -170,7 +188,15 @@ impl SendSocket {
             let random = getrandom::u32().map_err(|error| fail(io::Error::other(error)))?;
             let port = SOURCE_PORTS.start() + (random % width) as u16;
             match socket.bind(&address.socket_address(address.ip, port).into()) {
-                Ok(()) => return Ok(Self { socket, address, port, checksums }),
+                Ok(()) => {
+                    return Ok(Self {
+                        _not_inherited: NotInherited::new(socket.as_fd()),
+                        socket,
+                        address,
+                        port,
+                        checksums,
+                    });
+                }
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse => last = error,
                 Err(error) => return Err(fail(error)),
             }
@@ -260,11 +286,16 @@ mod tests {
     use std::net::UdpSocket;
 
     use super::*;
+    use crate::types::PeerCapabilities;
 
     const SIZES: SocketSizes = SocketSizes { receive_bytes: 1 << 20, send_bytes: 1 << 20 };
 
     fn local(address: &str) -> LocalAddress {
         LocalAddress { ip: address.parse().unwrap(), scope: 0 }
+    }
+
+    fn newcomer(address: LocalAddress, blocks: &[u32]) -> Newcomer<'_> {
+        Newcomer { address, blocks, capabilities: PeerCapabilities::STRANGER }
     }
 
     #[test]
@@ -279,7 +310,7 @@ mod tests {
     fn taken_port_is_explained() {
         let address = local("127.77.2.2");
         let _other = UdpSocket::bind((address.ip, ROCE_PORT)).unwrap();
-        let error = ReceiveSocket::open(address, &[1], &SIZES).err().unwrap();
+        let error = ReceiveSocket::open(newcomer(address, &[1]), &SIZES).err().unwrap();
         assert_eq!(error.source.kind(), io::ErrorKind::AddrInUse);
         assert!(error.message.contains("4791") && error.message.contains("127.77.2.2"), "{}", error.message);
         assert!(error.message.contains("a process of user"), "{}", error.message);
@@ -291,11 +322,11 @@ mod tests {
         let foreign = udp_socket(address.ip).unwrap();
         foreign.set_reuse_port(true).unwrap();
         foreign.bind(&address.socket_address(address.ip, ROCE_PORT).into()).unwrap();
-        let error = ReceiveSocket::open(address, &[1], &SIZES).err().unwrap();
-        assert!(error.message.contains("one process at a time"), "{}", error.message);
+        let error = ReceiveSocket::open(newcomer(address, &[1]), &SIZES).err().unwrap();
+        assert!(error.message.contains("processes share an address only if"), "{}", error.message);
         drop(foreign);
-        let first = ReceiveSocket::open(address, &[1], &SIZES).unwrap();
-        let second = ReceiveSocket::open(address, &[2], &SIZES).unwrap();
+        let first = ReceiveSocket::open(newcomer(address, &[1]), &SIZES).unwrap();
+        let second = ReceiveSocket::open(newcomer(address, &[2]), &SIZES).unwrap();
         assert_eq!(first.address, second.address);
     }
 
@@ -312,7 +343,7 @@ mod tests {
 
     #[test]
     fn address_of_another_machine_is_named() {
-        let error = ReceiveSocket::open(local("192.0.2.78"), &[1], &SIZES).err().unwrap();
+        let error = ReceiveSocket::open(newcomer(local("192.0.2.78"), &[1]), &SIZES).err().unwrap();
         assert!(error.message.contains("192.0.2.78 is not an address of this machine"), "{}", error.message);
         assert!(SendSocket::open(local("192.0.2.78"), Checksums::Off, &SIZES).is_err());
     }

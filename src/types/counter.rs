@@ -71,6 +71,8 @@ counters! {
         Flushed = "flushed_wr",
         /// System calls that sent packets.
         SendCalls = "send_calls",
+        /// Packets that arrived here, but were for another process of this user, and were passed on.
+        ForwardedPackets = "forwarded_pkts",
         /// System calls that received packets.
         ReceiveCalls = "receive_calls",
         /// Sends that the kernel refused.

@@ -4,35 +4,41 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
+use super::NotInherited;
+
 /// A counter that is readable while it is not zero.
-pub(crate) struct EventFd(OwnedFd);
+pub(crate) struct EventFd {
+    _not_inherited: NotInherited,
+    descriptor: OwnedFd,
+}
 
 impl EventFd {
     pub(crate) fn new() -> io::Result<Self> {
         // SAFETY: takes no pointers.
         let descriptor = check(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })?;
         // SAFETY: the kernel just made this descriptor for us; nobody else owns it.
-        Ok(Self(unsafe { OwnedFd::from_raw_fd(descriptor) }))
+        let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
+        Ok(Self { _not_inherited: NotInherited::new(descriptor.as_fd()), descriptor })
     }
 
     /// Makes it readable. Cannot fail in a way that matters: a full counter is readable already.
     pub(crate) fn signal(&self) {
         let one = 1u64;
         // SAFETY: the kernel reads eight bytes from a live local variable.
-        unsafe { libc::write(self.0.as_raw_fd(), (&raw const one).cast(), size_of::<u64>()) };
+        unsafe { libc::write(self.descriptor.as_raw_fd(), (&raw const one).cast(), size_of::<u64>()) };
     }
 
     /// Makes it unreadable.
     pub(crate) fn clear(&self) {
         let mut count = 0u64;
         // SAFETY: the kernel writes at most eight bytes into a live local variable.
-        unsafe { libc::read(self.0.as_raw_fd(), (&raw mut count).cast(), size_of::<u64>()) };
+        unsafe { libc::read(self.descriptor.as_raw_fd(), (&raw mut count).cast(), size_of::<u64>()) };
     }
 }
 
 impl AsFd for EventFd {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.descriptor.as_fd()
     }
 }
 
@@ -44,21 +50,25 @@ pub(crate) enum Interest {
 }
 
 /// A set of descriptors that is itself readable while one of them is. Descriptors leave it when they are closed.
-pub(crate) struct Epoll(OwnedFd);
+pub(crate) struct Epoll {
+    _not_inherited: NotInherited,
+    descriptor: OwnedFd,
+}
 
 impl Epoll {
     pub(crate) fn new() -> io::Result<Self> {
         // SAFETY: takes no pointers.
         let descriptor = check(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
         // SAFETY: the kernel just made this descriptor for us; nobody else owns it.
-        Ok(Self(unsafe { OwnedFd::from_raw_fd(descriptor) }))
+        let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
+        Ok(Self { _not_inherited: NotInherited::new(descriptor.as_fd()), descriptor })
     }
 
     /// Adds a descriptor to the set.
     pub(crate) fn add(&self, descriptor: BorrowedFd<'_>, interest: Interest) -> io::Result<()> {
         let Interest::Readable = interest;
         let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
-        let (set, member) = (self.0.as_raw_fd(), descriptor.as_raw_fd());
+        let (set, member) = (self.descriptor.as_raw_fd(), descriptor.as_raw_fd());
         // SAFETY: the kernel reads one event structure, which lives until the call returns.
         check(unsafe { libc::epoll_ctl(set, libc::EPOLL_CTL_ADD, member, &raw mut event) }).map(drop)
     }
@@ -66,13 +76,13 @@ impl Epoll {
 
 impl AsFd for Epoll {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.descriptor.as_fd()
     }
 }
 
 impl AsRawFd for Epoll {
     fn as_raw_fd(&self) -> std::os::fd::RawFd {
-        self.0.as_raw_fd()
+        self.descriptor.as_raw_fd()
     }
 }
 

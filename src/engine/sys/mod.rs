@@ -3,7 +3,10 @@
 //! Everything that leaves this module is safe to call in any order and from any thread. What is specific to Linux
 //! lives here, so that another platform can be added beside it.
 
+mod credentials;
 mod event;
+mod file_lock;
+mod fork;
 mod guarded;
 mod interface;
 mod message;
@@ -12,7 +15,10 @@ mod signal;
 mod steer;
 mod time;
 
+pub(crate) use credentials::{own_user, peer_user, receive_with_user};
 pub(crate) use event::{Epoll, EventFd, Interest, wait_readable};
+pub(crate) use file_lock::{is_byte_locked_by_others, try_lock_byte, unlock_byte};
+pub(crate) use fork::{NotInherited, generation};
 pub(crate) use guarded::{Guard, Guarded};
 pub(crate) use interface::{LinkState, link_state};
 pub(crate) use message::{Received, SendOptions, receive, send};

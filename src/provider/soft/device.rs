@@ -86,6 +86,7 @@ impl Device {
                 .map_err(|error| fail("no queue pair numbers can be had for the device", error))?;
             let shard = ShardConfig {
                 blocks,
+                capabilities: peer_capabilities(&capabilities),
                 sizes,
                 max_queue_pairs: MAX_QP_PER_SHARD,
                 max_segments: capabilities.max_segments.unwrap_or(1),
@@ -116,12 +117,7 @@ impl Device {
 
     /// What peers should know of this device.
     pub(super) fn peer_capabilities(&self) -> PeerCapabilities {
-        PeerCapabilities {
-            version: PeerCapabilities::VERSION,
-            segmentation_offload: self.capabilities.max_segments.is_some(),
-            receive_buffer_bytes: self.capabilities.receive_buffer_bytes,
-            extensions: 0,
-        }
+        peer_capabilities(&self.capabilities)
     }
 
     /// The port as it is now.
@@ -152,6 +148,15 @@ impl Device {
         let shards = self.engine.shards();
         let index = self.next_shard.fetch_add(1, Ordering::Relaxed) % shards.len();
         (index, Arc::clone(&shards[index]))
+    }
+}
+
+fn peer_capabilities(capabilities: &Capabilities) -> PeerCapabilities {
+    PeerCapabilities {
+        version: PeerCapabilities::VERSION,
+        segmentation_offload: capabilities.max_segments.is_some(),
+        receive_buffer_bytes: capabilities.receive_buffer_bytes,
+        extensions: 0,
     }
 }
 

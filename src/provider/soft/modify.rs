@@ -6,7 +6,7 @@ use std::sync::PoisonError;
 use super::errors;
 use super::limit::check_range;
 use super::queue_pair::SoftQueuePair;
-use crate::engine::LocalAddress;
+use crate::engine::{LocalAddress, registered_capabilities};
 use crate::provider::{Error, ErrorKind, Result};
 use crate::transport::{ModifyLimits, SourceAddress};
 use crate::types::{AddressVector, PeerCapabilities, QueuePairAttributes, QueuePairState, QueuePairStatus};
@@ -44,6 +44,9 @@ impl SoftQueuePair {
             None => None,
             Some(vector) => {
                 let status = self.with_endpoint("modify_qp", |endpoint| endpoint.query_queue_pair(self.qpn))?;
+                if given.peer.is_none() && status.attributes.peer.is_none() {
+                    given.peer = self.registered_peer(vector, &given, can_segment);
+                }
                 let peer = given.peer.or(status.attributes.peer).unwrap_or(PeerCapabilities::STRANGER);
                 kind = if peer.segmentation_offload { PathKind::Segmenting } else { PathKind::Plain };
                 Some(self.open_source(vector, kind, &given, &status)?)
@@ -55,6 +58,18 @@ impl SoftQueuePair {
         self.modify_endpoint(&given, source)?;
         *path = if given.qp_state == Some(QueuePairState::Reset) { PathKind::None } else { kind };
         Ok(())
+    }
+
+    /// What another process of this user, on an address of this machine, said of itself.
+    fn registered_peer(
+        &self,
+        vector: &AddressVector,
+        given: &QueuePairAttributes,
+        can_segment: bool,
+    ) -> Option<PeerCapabilities> {
+        let mut peer = registered_capabilities(vector.dgid.to_ip(), given.dest_qp_num?.value())?;
+        peer.segmentation_offload &= can_segment;
+        Some(peer)
     }
 
     fn modify_endpoint(&self, given: &QueuePairAttributes, source: Option<SourceAddress>) -> Result<()> {

@@ -1,0 +1,67 @@
+//! What this process is to others: the state that all its devices share, begun anew after a fork.
+//!
+//! A child inherits copies of the parent's objects, also of locks that some thread of the parent held at the time and
+//! that nobody will ever release. So each generation has its own state, and what belongs to another one is not touched.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+
+use super::mailbox::Mailbox;
+use super::port_group::Group;
+use super::registry::Registry;
+use super::sys::generation;
+
+/// Generations that can use the engine: forks of forks.
+const MAX_GENERATIONS: usize = 64;
+
+static STATES: [OnceLock<State>; MAX_GENERATIONS] = [const { OnceLock::new() }; MAX_GENERATIONS];
+
+/// The state of one generation.
+#[derive(Default)]
+pub(super) struct State {
+    groups: Mutex<BTreeMap<IpAddr, Group>>,
+    leased: Mutex<BTreeSet<u32>>,
+    mailbox: Mutex<Weak<Mailbox>>,
+    registry: OnceLock<Option<Arc<Registry>>>,
+}
+
+/// This generation's state; `None` after more forks than are counted.
+pub(super) fn state() -> Option<&'static State> {
+    STATES.get(generation()).map(|state| state.get_or_init(State::default))
+}
+
+impl State {
+    /// The groups of sockets that this process receives with, by address. Taken before a mailbox's locks.
+    pub(super) fn groups(&self) -> MutexGuard<'_, BTreeMap<IpAddr, Group>> {
+        self.groups.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Blocks of queue pair numbers in use by this process.
+    pub(super) fn leased(&self) -> MutexGuard<'_, BTreeSet<u32>> {
+        self.leased.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Where other processes of this user are found; `None` if there is no place for it.
+    pub(super) fn registry(&self) -> Option<&Arc<Registry>> {
+        self.registry.get_or_init(|| Registry::open().map(Arc::new)).as_ref()
+    }
+
+    /// The mailbox, which lives as long as somebody has it.
+    pub(super) fn mailbox(&self) -> Option<Arc<Mailbox>> {
+        let mut place = self.mailbox.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(mailbox) = place.upgrade() {
+            return Some(mailbox);
+        }
+        match Mailbox::open() {
+            Ok(mailbox) => {
+                *place = Arc::downgrade(&mailbox);
+                Some(mailbox)
+            }
+            Err(error) => {
+                tracing::warn!(%error, "no mailbox for other processes of this user: addresses are not shared");
+                None
+            }
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! The file of one address: a header, and a place for each member of its group.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use super::super::sys::{NotInherited, is_byte_locked_by_others, try_lock_byte, unlock_byte};
+use super::open_file;
+use super::table::{ANSWER_BYTES, Answer, HEADER_BYTES, Header, MEMBER_BYTES, Member, Nonce, SLOTS};
+
+/// Where the bytes stand whose locks say who is there, and that somebody changes the group. Nothing is written there.
+const PRESENCE_OFFSET: u64 = 1 << 40;
+const CHANGE_OFFSET: u64 = 1 << 41;
+/// Whoever waits longer for a change to end goes on without: its maker was stopped in the middle, and what it does
+/// later is found out and put right like a crash.
+const LONGEST_CHANGE: Duration = Duration::from_secs(2);
+const RETRY: Duration = Duration::from_micros(200);
+
+/// An open file of an address.
+pub(crate) struct AddressFile {
+    _not_inherited: NotInherited,
+    file: File,
+    path: PathBuf,
+}
+
+/// Nobody else changes the group while this lives.
+pub(crate) struct Change<'a> {
+    file: &'a AddressFile,
+    locked: bool,
+}
+
+impl Drop for Change<'_> {
+    fn drop(&mut self) {
+        if self.locked {
+            let _ = unlock_byte(self.file.file.as_fd(), CHANGE_OFFSET);
+        }
+    }
+}
+
+impl AddressFile {
+    pub(super) fn open(path: PathBuf) -> io::Result<Self> {
+        let file = open_file(&path)?;
+        Ok(Self { _not_inherited: NotInherited::new(file.as_fd()), file, path })
+    }
+
+    /// Begins a change of the group.
+    ///
+    /// # Errors
+    ///
+    /// [`io::ErrorKind::NotFound`] if the file was removed meanwhile, because everybody had gone: open it again.
+    pub(crate) fn change(&self) -> io::Result<Change<'_>> {
+        let end = Instant::now() + LONGEST_CHANGE;
+        let mut locked = try_lock_byte(self.file.as_fd(), CHANGE_OFFSET)?;
+        while !locked && Instant::now() < end {
+            std::thread::sleep(RETRY);
+            locked = try_lock_byte(self.file.as_fd(), CHANGE_OFFSET)?;
+        }
+        if !locked {
+            tracing::warn!(path = %self.path.display(), "a process was stopped while it changed the group: going on");
+        }
+        let change = Change { file: self, locked };
+        if !self.is_in_place() {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        Ok(change)
+    }
+
+    fn is_in_place(&self) -> bool {
+        let inodes =
+            (self.file.metadata().map(|own| own.ino()), std::fs::metadata(&self.path).map(|found| found.ino()));
+        matches!(inodes, (Ok(own), Ok(found)) if own == found)
+    }
+
+    /// Removes the file: nobody is there any more.
+    pub(crate) fn remove(&self, _change: &Change<'_>) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+
+    /// Takes a free slot; `None` if there is none. `own` are slots that this process has.
+    pub(crate) fn claim(&self, own: &[u8]) -> io::Result<Option<u8>> {
+        for slot in (0..SLOTS as u8).filter(|slot| !own.contains(slot)) {
+            if try_lock_byte(self.file.as_fd(), PRESENCE_OFFSET + u64::from(slot))? {
+                self.write(member_offset(slot), &[0; MEMBER_BYTES + ANSWER_BYTES])?;
+                return Ok(Some(slot));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Gives a slot back.
+    pub(crate) fn release(&self, slot: u8) {
+        let _ = self.write(member_offset(slot), &[0; MEMBER_BYTES + ANSWER_BYTES]);
+        let _ = unlock_byte(self.file.as_fd(), PRESENCE_OFFSET + u64::from(slot));
+    }
+
+    /// Whether the slot belongs to a living process.
+    pub(crate) fn is_present(&self, slot: u8, own: &[u8]) -> bool {
+        let by_others = || is_byte_locked_by_others(self.file.as_fd(), PRESENCE_OFFSET + u64::from(slot));
+        // A member that cannot be asked about is rather kept than lost.
+        own.contains(&slot) || by_others().unwrap_or(true)
+    }
+
+    /// All living members.
+    pub(crate) fn members(&self, own: &[u8]) -> Vec<(u8, Member)> {
+        let present = (0..SLOTS as u8).filter(|slot| self.is_present(*slot, own));
+        present.filter_map(|slot| self.member(slot).map(|member| (slot, member))).collect()
+    }
+
+    fn member(&self, slot: u8) -> Option<Member> {
+        Member::parse(&self.read(member_offset(slot))?)
+    }
+
+    pub(crate) fn write_member(&self, slot: u8, member: &Member) -> io::Result<()> {
+        self.write(member_offset(slot), &member.to_bytes())
+    }
+
+    /// What all agree on; nothing if there is nothing that can be read.
+    pub(crate) fn header(&self) -> Header {
+        self.read(0).and_then(|bytes| Header::parse(&bytes)).unwrap_or_default()
+    }
+
+    pub(crate) fn write_header(&self, header: &Header) -> io::Result<()> {
+        self.write(0, &header.to_bytes())
+    }
+
+    pub(crate) fn write_answer(&self, slot: u8, answer: Answer) -> io::Result<()> {
+        self.write(member_offset(slot) + MEMBER_BYTES as u64, &answer.to_bytes())
+    }
+
+    /// The index that a member's socket answered with, if it answered to these probes.
+    pub(crate) fn answer(&self, slot: u8, nonce: &Nonce) -> Option<u16> {
+        let answer = Answer::parse(&self.read(member_offset(slot) + MEMBER_BYTES as u64)?)?;
+        (answer.nonce == *nonce).then_some(answer.index)
+    }
+
+    fn read<const N: usize>(&self, offset: u64) -> Option<[u8; N]> {
+        let mut bytes = [0; N];
+        self.file.read_exact_at(&mut bytes, offset).ok().map(|()| bytes)
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.file.write_all_at(bytes, offset)
+    }
+}
+
+fn member_offset(slot: u8) -> u64 {
+    HEADER_BYTES as u64 + u64::from(slot) * (MEMBER_BYTES + ANSWER_BYTES) as u64
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::super::NAME_BYTES;
+    use super::*;
+    use crate::types::PeerCapabilities;
+
+    fn path(name: &str) -> PathBuf {
+        std::env::temp_dir().join(format!("rdma-verbs-registry-{}-{name}", std::process::id()))
+    }
+
+    fn member(block: u16) -> Member {
+        let capabilities = PeerCapabilities::STRANGER;
+        Member { process: 1, inode: 2, name: [3; NAME_BYTES], capabilities, blocks: vec![block] }
+    }
+
+    #[test]
+    fn members_come_and_go_and_are_seen_by_others() {
+        let path = path("members");
+        let (one, other) = (AddressFile::open(path.clone()).unwrap(), AddressFile::open(path.clone()).unwrap());
+        let first = one.claim(&[]).unwrap().unwrap();
+        one.write_member(first, &member(7)).unwrap();
+        let second = other.claim(&[]).unwrap().unwrap();
+        assert_ne!(first, second);
+        other.write_member(second, &member(8)).unwrap();
+        let both = vec![(first, member(7)), (second, member(8))];
+        assert_eq!(one.members(&[first]), both);
+        assert_eq!(other.members(&[second]), both);
+        // Without a word, as a process that is killed.
+        drop(one);
+        assert_eq!(other.members(&[second]), both[1..]);
+        other.remove(&other.change().unwrap());
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_removed_file_is_noticed() {
+        let path = path("removed");
+        let file = AddressFile::open(path.clone()).unwrap();
+        std::fs::remove_file(path).unwrap();
+        assert_eq!(file.change().map(drop).unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn nonsense_in_the_file_is_nobody() {
+        let path = path("nonsense");
+        std::fs::write(&path, [0xa5; 60_000]).unwrap();
+        let file = AddressFile::open(path.clone()).unwrap();
+        assert_eq!(file.header(), Header::default());
+        let slot = file.claim(&[]).unwrap().unwrap();
+        assert!(file.members(&[slot]).is_empty());
+        assert_eq!(file.answer(slot, &[0xa5; 16]), None);
+        std::fs::remove_file(path).unwrap();
+    }
+}

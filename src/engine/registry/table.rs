@@ -1,0 +1,216 @@
+//! What stands in a registry file, as bytes. Everything read may be nonsense: another process of the same user can
+//! write there what it likes, and a crash can leave half of it.
+
+use crate::types::PeerCapabilities;
+
+/// Most sockets that share an address.
+pub(crate) const SLOTS: usize = 128;
+pub(crate) const HEADER_BYTES: usize = 256;
+pub(crate) const MEMBER_BYTES: usize = 128;
+pub(crate) const ANSWER_BYTES: usize = 32;
+/// Blocks that a member can have.
+pub(crate) const MAX_BLOCKS: usize = 16;
+pub(crate) const NAME_BYTES: usize = 16;
+pub(crate) const NONCE_BYTES: usize = 16;
+
+const HEADER_MAGIC: [u8; 8] = *b"RDMVREG1";
+const MEMBER_MAGIC: [u8; 4] = *b"RDMV";
+const VERSION: u8 = 1;
+
+/// A random number that a probe bears, so that nobody else can answer or ask.
+pub(crate) type Nonce = [u8; NONCE_BYTES];
+/// Where a process takes messages of others: part of the names of its sockets.
+pub(crate) type Name = [u8; NAME_BYTES];
+
+/// What all members of a group agree on.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Header {
+    /// Members' slots, in the order in which the kernel numbers their sockets.
+    pub(crate) order: Vec<u8>,
+    /// The order was found out; otherwise somebody began to change it and did not end.
+    pub(crate) is_settled: bool,
+    /// Of the probes that are under way.
+    pub(crate) nonce: Nonce,
+}
+
+/// A member of a group: one socket.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Member {
+    /// For people only: it means nothing in another container.
+    pub(crate) process: u32,
+    /// The socket's.
+    pub(crate) inode: u64,
+    pub(crate) name: Name,
+    pub(crate) capabilities: PeerCapabilities,
+    /// Blocks of queue pair numbers, at most [`MAX_BLOCKS`].
+    pub(crate) blocks: Vec<u16>,
+}
+
+/// What a member says when a probe arrived at its socket.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Answer {
+    pub(crate) nonce: Nonce,
+    /// The number that the probe was steered to.
+    pub(crate) index: u16,
+}
+
+impl Header {
+    pub(crate) fn to_bytes(&self) -> [u8; HEADER_BYTES] {
+        let mut bytes = [0; HEADER_BYTES];
+        bytes[..8].copy_from_slice(&HEADER_MAGIC);
+        bytes[8] = self.order.len().min(SLOTS) as u8;
+        bytes[9] = u8::from(self.is_settled);
+        bytes[16..32].copy_from_slice(&self.nonce);
+        for (place, slot) in bytes[32..32 + SLOTS].iter_mut().zip(&self.order) {
+            *place = *slot;
+        }
+        seal(&mut bytes);
+        bytes
+    }
+
+    /// `None` if it is none: then nothing is known of the group.
+    pub(crate) fn parse(bytes: &[u8; HEADER_BYTES]) -> Option<Self> {
+        if !is_sealed(bytes) || bytes[..8] != HEADER_MAGIC {
+            return None;
+        }
+        let order = bytes[32..].get(..usize::from(bytes[8]))?.to_vec();
+        let mut seen = [false; SLOTS];
+        for slot in &order {
+            if std::mem::replace(seen.get_mut(usize::from(*slot))?, true) {
+                return None;
+            }
+        }
+        let nonce = bytes[16..32].try_into().ok()?;
+        Some(Self { order, is_settled: bytes[9] == 1, nonce })
+    }
+}
+
+impl Member {
+    pub(crate) fn to_bytes(&self) -> [u8; MEMBER_BYTES] {
+        let mut bytes = [0; MEMBER_BYTES];
+        bytes[..4].copy_from_slice(&MEMBER_MAGIC);
+        bytes[4] = VERSION;
+        bytes[5] = self.blocks.len().min(MAX_BLOCKS) as u8;
+        bytes[6] = self.capabilities.version;
+        bytes[7] = u8::from(self.capabilities.segmentation_offload);
+        bytes[8..12].copy_from_slice(&self.capabilities.receive_buffer_bytes.to_le_bytes());
+        bytes[12..16].copy_from_slice(&self.capabilities.extensions.to_le_bytes());
+        bytes[16..20].copy_from_slice(&self.process.to_le_bytes());
+        bytes[24..32].copy_from_slice(&self.inode.to_le_bytes());
+        bytes[32..48].copy_from_slice(&self.name);
+        for (place, block) in bytes[48..48 + 2 * MAX_BLOCKS].chunks_exact_mut(2).zip(&self.blocks) {
+            place.copy_from_slice(&block.to_le_bytes());
+        }
+        seal(&mut bytes);
+        bytes
+    }
+
+    /// `None` if it is none.
+    pub(crate) fn parse(bytes: &[u8; MEMBER_BYTES]) -> Option<Self> {
+        if !is_sealed(bytes) || bytes[..4] != MEMBER_MAGIC || bytes[4] != VERSION {
+            return None;
+        }
+        let count = usize::from(bytes[5]);
+        let words = bytes[48..48 + 2 * MAX_BLOCKS].chunks_exact(2).map(|word| u16::from_le_bytes([word[0], word[1]]));
+        if count > MAX_BLOCKS {
+            return None;
+        }
+        Some(Self {
+            process: u32::from_le_bytes(bytes[16..20].try_into().ok()?),
+            inode: u64::from_le_bytes(bytes[24..32].try_into().ok()?),
+            name: bytes[32..48].try_into().ok()?,
+            capabilities: PeerCapabilities {
+                version: bytes[6],
+                segmentation_offload: bytes[7] == 1,
+                receive_buffer_bytes: u32::from_le_bytes(bytes[8..12].try_into().ok()?),
+                extensions: u32::from_le_bytes(bytes[12..16].try_into().ok()?),
+            },
+            blocks: words.take(count).filter(|block| *block < 4_096).collect(),
+        })
+    }
+}
+
+impl Answer {
+    pub(crate) fn to_bytes(self) -> [u8; ANSWER_BYTES] {
+        let mut bytes = [0; ANSWER_BYTES];
+        bytes[..16].copy_from_slice(&self.nonce);
+        bytes[16..18].copy_from_slice(&self.index.to_le_bytes());
+        seal(&mut bytes);
+        bytes
+    }
+
+    pub(crate) fn parse(bytes: &[u8; ANSWER_BYTES]) -> Option<Self> {
+        let nonce = bytes[..16].try_into().ok()?;
+        is_sealed(bytes).then_some(Self { nonce, index: u16::from_le_bytes([bytes[16], bytes[17]]) })
+    }
+}
+
+/// The last four bytes are a checksum: it shows what a crash left half written.
+fn seal(bytes: &mut [u8]) {
+    let Some((content, checksum)) = bytes.split_last_chunk_mut::<4>() else { return };
+    *checksum = crc32fast::hash(content).to_le_bytes();
+}
+
+fn is_sealed(bytes: &[u8]) -> bool {
+    bytes.split_last_chunk::<4>().is_some_and(|(content, checksum)| crc32fast::hash(content).to_le_bytes() == *checksum)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn member() -> Member {
+        let capabilities =
+            PeerCapabilities { version: 1, segmentation_offload: true, receive_buffer_bytes: 8 << 20, extensions: 5 };
+        Member { process: 77, inode: 1 << 40, name: [9; NAME_BYTES], capabilities, blocks: vec![1, 0xffe, 7] }
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let header = Header { order: vec![3, 0, 127], is_settled: true, nonce: [7; NONCE_BYTES] };
+        assert_eq!(Header::parse(&header.to_bytes()), Some(header));
+        let full = Header { order: (0..SLOTS as u8).collect(), ..Header::default() };
+        assert_eq!(Header::parse(&full.to_bytes()), Some(full));
+        assert_eq!(Member::parse(&member().to_bytes()), Some(member()));
+        let answer = Answer { nonce: [3; NONCE_BYTES], index: 127 };
+        assert_eq!(Answer::parse(&answer.to_bytes()), Some(answer));
+    }
+
+    #[test]
+    fn a_slot_stands_once_in_an_order() {
+        let twice = Header { order: vec![1, 2, 1], ..Header::default() };
+        assert_eq!(Header::parse(&twice.to_bytes()), None);
+        let beyond = Header { order: vec![SLOTS as u8], ..Header::default() };
+        assert_eq!(Header::parse(&beyond.to_bytes()), None);
+    }
+
+    #[test]
+    fn half_written_is_nothing() {
+        let mut bytes = member().to_bytes();
+        bytes[60..].fill(0);
+        assert_eq!(Member::parse(&bytes), None);
+        assert_eq!(Header::parse(&[0; HEADER_BYTES]), None);
+        assert_eq!(Answer::parse(&[0; ANSWER_BYTES]), None);
+    }
+
+    proptest! {
+        #[test]
+        fn nonsense_with_a_checksum_does_no_harm(bytes in proptest::collection::vec(any::<u8>(), HEADER_BYTES)) {
+            let mut header: [u8; HEADER_BYTES] = bytes.clone().try_into().unwrap();
+            header[..8].copy_from_slice(&HEADER_MAGIC);
+            seal(&mut header);
+            if let Some(header) = Header::parse(&header) {
+                prop_assert!(header.order.len() <= SLOTS);
+            }
+            let mut member: [u8; MEMBER_BYTES] = bytes[..MEMBER_BYTES].try_into().unwrap();
+            member[..4].copy_from_slice(&MEMBER_MAGIC);
+            member[4] = VERSION;
+            seal(&mut member);
+            if let Some(member) = Member::parse(&member) {
+                prop_assert!(member.blocks.len() <= MAX_BLOCKS && member.blocks.iter().all(|block| *block < 4_096));
+            }
+        }
+    }
+}

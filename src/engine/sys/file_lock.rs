@@ -1,0 +1,62 @@
+//! Locks on bytes of a file, owned by the open file and not by the process: they end with its last descriptor, however
+//! the process ends, and they work between containers that do not see each other's processes.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+/// Tries to lock the byte at `offset`, which need not exist. False if another open file has it.
+pub(crate) fn try_lock_byte(file: BorrowedFd<'_>, offset: u64) -> io::Result<bool> {
+    match control(file, libc::F_OFD_SETLK, libc::F_WRLCK, offset) {
+        Ok(_) => Ok(true),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Unlocks a byte.
+pub(crate) fn unlock_byte(file: BorrowedFd<'_>, offset: u64) -> io::Result<()> {
+    control(file, libc::F_OFD_SETLK, libc::F_UNLCK, offset).map(drop)
+}
+
+/// Whether another open file has a lock on the byte.
+pub(crate) fn is_byte_locked_by_others(file: BorrowedFd<'_>, offset: u64) -> io::Result<bool> {
+    control(file, libc::F_OFD_GETLK, libc::F_WRLCK, offset).map(|kind| kind != libc::F_UNLCK)
+}
+
+/// Returns the kind of lock that the kernel left in the description.
+fn control(file: BorrowedFd<'_>, command: libc::c_int, kind: libc::c_int, offset: u64) -> io::Result<libc::c_int> {
+    let start = libc::off_t::try_from(offset).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+    let mut lock = libc::flock {
+        l_type: kind as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: start,
+        l_len: 1,
+        l_pid: 0,
+    };
+    // SAFETY: the kernel reads and writes one lock description, which lives until the call returns.
+    let result = unsafe { libc::fcntl(file.as_raw_fd(), command, &raw mut lock) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(lock.l_type.into()) }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::fs::File;
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    #[test]
+    fn a_byte_is_locked_by_one_open_file() {
+        let path = std::env::temp_dir().join(format!("rdma-verbs-lock-test-{}", std::process::id()));
+        let (one, other) = (File::create(&path).unwrap(), File::create(&path).unwrap());
+        assert!(try_lock_byte(one.as_fd(), 1 << 40).unwrap());
+        assert!(!try_lock_byte(other.as_fd(), 1 << 40).unwrap());
+        assert!(try_lock_byte(other.as_fd(), 5).unwrap());
+        assert!(is_byte_locked_by_others(other.as_fd(), 1 << 40).unwrap());
+        assert!(!is_byte_locked_by_others(one.as_fd(), 1 << 40).unwrap());
+        drop(one);
+        assert!(!is_byte_locked_by_others(other.as_fd(), 1 << 40).unwrap());
+        unlock_byte(other.as_fd(), 5).unwrap();
+        std::fs::remove_file(path).unwrap();
+    }
+}

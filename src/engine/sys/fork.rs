@@ -1,0 +1,87 @@
+//! What happens when the process forks: the child gets copies of all descriptors, but none of the engine's threads. Its
+//! copies must not keep sockets and locks of the parent alive, so each that the engine owns is replaced, in the child,
+//! by one that leads nowhere. The number stays taken: whoever closes it later closes nothing else.
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::Once;
+use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
+
+/// Descriptors that can be replaced; of more, the child keeps its copies.
+const PLACES: usize = 8_192;
+const FREE: i32 = -1;
+
+/// Forks since the first process of this program that used the engine.
+static GENERATION: AtomicUsize = AtomicUsize::new(0);
+static DESCRIPTORS: [AtomicI32; PLACES] = [const { AtomicI32::new(FREE) }; PLACES];
+/// Places from here on were never used.
+static USED: AtomicUsize = AtomicUsize::new(0);
+
+/// How often the processes before this one forked: what was made in another generation belongs to the parent.
+#[inline]
+pub(crate) fn generation() -> usize {
+    GENERATION.load(Ordering::Relaxed)
+}
+
+/// Keeps a descriptor from living on in children, until dropped. It is dropped before the descriptor is closed.
+pub(crate) struct NotInherited {
+    place: Option<usize>,
+    generation: usize,
+}
+
+impl NotInherited {
+    /// For a descriptor that its owner closes after this was dropped.
+    pub(crate) fn new(descriptor: BorrowedFd<'_>) -> Self {
+        static HANDLER: Once = Once::new();
+        // SAFETY: the handler only makes calls that are allowed between fork and exec, and is never unloaded before
+        // the program ends.
+        HANDLER.call_once(|| unsafe {
+            libc::pthread_atfork(None, None, Some(in_child));
+        });
+        let number = descriptor.as_raw_fd();
+        let claim = |place: &usize| {
+            DESCRIPTORS[*place].compare_exchange(FREE, number, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        };
+        let place = (0..PLACES).find(claim);
+        if let Some(place) = place {
+            USED.fetch_max(place + 1, Ordering::AcqRel);
+        }
+        Self { place, generation: generation() }
+    }
+}
+
+impl Drop for NotInherited {
+    fn drop(&mut self) {
+        // In a child the place may be another descriptor's by now.
+        if let Some(place) = self.place
+            && self.generation == generation()
+        {
+            DESCRIPTORS[place].store(FREE, Ordering::Release);
+        }
+    }
+}
+
+/// Runs in the child, before fork returns there. Nothing but system calls and atomics.
+extern "C" fn in_child() {
+    GENERATION.fetch_add(1, Ordering::Relaxed);
+    // SAFETY: a constant string with its zero; the call is allowed here.
+    let nowhere = unsafe { libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC) };
+    for place in &DESCRIPTORS[..USED.load(Ordering::Acquire)] {
+        let descriptor = place.swap(FREE, Ordering::Relaxed);
+        if descriptor == FREE {
+            continue;
+        }
+        // SAFETY: the descriptor is one of the engine's; nothing in the child uses it as what it was, because its
+        // owner belongs to another generation.
+        unsafe {
+            match nowhere {
+                0.. => libc::dup3(nowhere, descriptor, libc::O_CLOEXEC),
+                // Without a descriptor to spare the number becomes free; that is the lesser evil.
+                _ => libc::close(descriptor),
+            };
+        }
+    }
+    if nowhere >= 0 {
+        // SAFETY: just opened here, and known to nobody else.
+        unsafe { libc::close(nowhere) };
+    }
+}
