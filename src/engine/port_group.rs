@@ -264,8 +264,30 @@ impl Group {
             let message = "128 sockets of this user receive on the address, and no more can";
             return Err(io::Error::new(io::ErrorKind::QuotaExceeded, message).into());
         };
-        let known: Vec<u64> = file.members(&own).iter().map(|(_, member)| member.inode).collect();
-        let socket = bind(&known).inspect_err(|_| file.release(slot))?;
+        let bound = self.bind_member(newcomer, file, slot, bind);
+        let socket = bound.inspect_err(|_| {
+            file.release(slot);
+            if file.members(&own).is_empty() {
+                file.remove(&change);
+            }
+        })?;
+        let membership = self.add(slot, socket, newcomer, Some(Arc::clone(file)));
+        self.arrange(file, &change, Some(&membership));
+        drop(change);
+        self.call_others(file);
+        Ok(membership)
+    }
+
+    /// A bound socket, and its entry in the file.
+    fn bind_member<E: From<io::Error>>(
+        &self,
+        newcomer: Newcomer<'_>,
+        file: &AddressFile,
+        slot: u8,
+        bind: impl FnOnce(&[u64]) -> Result<Socket, E>,
+    ) -> Result<Socket, E> {
+        let known: Vec<u64> = file.members(&self.slots()).iter().map(|(_, member)| member.inode).collect();
+        let socket = bind(&known)?;
         let member = Member {
             process: std::process::id(),
             inode: inode(socket.as_fd()).unwrap_or_default(),
@@ -273,12 +295,8 @@ impl Group {
             capabilities: newcomer.capabilities,
             blocks: newcomer.blocks(),
         };
-        file.write_member(slot, &member).inspect_err(|_| file.release(slot))?;
-        let membership = self.add(slot, socket, newcomer, Some(Arc::clone(file)));
-        self.arrange(file, &change, Some(&membership));
-        drop(change);
-        self.call_others(file);
-        Ok(membership)
+        file.write_member(slot, &member)?;
+        Ok(socket)
     }
 
     fn join_alone<E: From<io::Error>>(
