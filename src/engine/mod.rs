@@ -52,13 +52,14 @@ pub(crate) struct Engine {
     shards: Vec<Arc<Shard>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     name: String,
+    generation: usize,
 }
 
 impl Engine {
     /// An engine at rest; `name` is for its threads.
     pub(crate) fn new(name: &str, shards: Vec<Shard>) -> Self {
         let shards = shards.into_iter().map(Arc::new).collect();
-        Self { shards, threads: Mutex::default(), name: name.to_owned() }
+        Self { shards, threads: Mutex::default(), name: name.to_owned(), generation: generation() }
     }
 
     /// The shards.
@@ -81,6 +82,10 @@ impl Engine {
 impl Drop for Engine {
     /// Ends the threads. Each is at most one bounded pass away from seeing that it shall end.
     fn drop(&mut self) {
+        if self.generation != generation() {
+            // The threads are the parent's.
+            return std::mem::forget(std::mem::take(&mut self.threads));
+        }
         for shard in &self.shards {
             shard.stop.store(true, Ordering::Release);
             shard.wake.call();

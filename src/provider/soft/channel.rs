@@ -38,10 +38,11 @@ impl CompletionChannel for SoftChannel {
     }
 
     fn poll_event(&self) -> Option<u64> {
-        self.channel.poll()
+        if self.device.is_inherited() { None } else { self.channel.poll() }
     }
 
     fn wait_event(&self, timeout: Option<Duration>) -> Result<Option<u64>> {
+        self.device.check_process("get_cq_event")?;
         self.channel.wait(timeout).map_err(|error| Error::from_io("get_cq_event", "waiting failed", error))
     }
 

@@ -80,6 +80,10 @@ impl SoftCompletionQueue {
         Arc::ptr_eq(&self.device, device)
     }
 
+    pub(super) fn is_inherited(&self) -> bool {
+        self.device.is_inherited()
+    }
+
     pub(super) fn engine_side(&self) -> &Arc<queue::CompletionQueue> {
         &self.queue
     }
@@ -122,6 +126,7 @@ impl CompletionQueue for SoftCompletionQueue {
     /// ends with the processor offered to other threads, which costs next to nothing if there are none, and lets a
     /// peer on the same core go on.
     fn poll(&self, out: &mut [RawCompletion]) -> Result<usize> {
+        self.device.check_process("poll_cq")?;
         if out.is_empty() {
             return Ok(0);
         }
@@ -147,6 +152,7 @@ impl CompletionQueue for SoftCompletionQueue {
     }
 
     fn req_notify(&self, solicited_only: bool) -> Result<()> {
+        self.device.check_process("req_notify_cq")?;
         let Some(announcer) = &self.announcer else {
             let message = "the queue was created without a channel";
             return Err(Error::new("req_notify_cq", ErrorKind::InvalidState, message));
@@ -157,10 +163,11 @@ impl CompletionQueue for SoftCompletionQueue {
     }
 
     fn cqe(&self) -> u32 {
-        self.queue.capacity()
+        if self.device.is_inherited() { 0 } else { self.queue.capacity() }
     }
 
     fn resize(&self, cqe: u32) -> Result<()> {
+        self.device.check_process("resize_cq")?;
         check_range("resize_cq", "cqe", cqe, 1..=self.device.attributes.max_cqe)?;
         self.queue.resize(cqe).map_err(|error| Error::new("resize_cq", ErrorKind::InvalidArgument, error.to_string()))
     }

@@ -46,6 +46,7 @@ impl Context for SoftContext {
     }
 
     fn query_port(&self, port_num: u8) -> Result<PortAttributes> {
+        self.device.check_process("query_port")?;
         check_port("query_port", port_num)?;
         Ok(self.device.port())
     }
@@ -69,10 +70,12 @@ impl Context for SoftContext {
     }
 
     fn alloc_pd(&self) -> Result<Arc<dyn ProtectionDomain>> {
+        self.device.check_process("alloc_pd")?;
         Ok(Arc::new(SoftProtectionDomain::new(Arc::clone(&self.device))?))
     }
 
     fn create_comp_channel(&self) -> Result<Arc<dyn CompletionChannel>> {
+        self.device.check_process("create_comp_channel")?;
         Ok(Arc::new(SoftChannel::new(Arc::clone(&self.device))?))
     }
 
@@ -82,6 +85,7 @@ impl Context for SoftContext {
         cq_context: u64,
         channel: Option<&Arc<dyn CompletionChannel>>,
     ) -> Result<Arc<dyn CompletionQueue>> {
+        self.device.check_process("create_cq")?;
         let channel = match channel.map(|channel| channel.as_any().downcast_ref::<SoftChannel>()) {
             None => None,
             Some(Some(channel)) if channel.is_of(&self.device) => Some(channel),
@@ -91,10 +95,14 @@ impl Context for SoftContext {
     }
 
     fn create_qp(&self, init: &QueuePairInit<'_>) -> Result<Arc<dyn QueuePair>> {
+        self.device.check_process("create_qp")?;
         Ok(Arc::new(SoftQueuePair::new(&self.device, init)?))
     }
 
     fn poll_async_event(&self) -> Option<AsyncEvent> {
+        if self.device.is_inherited() {
+            return None;
+        }
         // Cleared first: an event that is added meanwhile makes it readable again.
         self.device.async_event.clear();
         let event = self.device.events.poll();
@@ -110,6 +118,9 @@ impl Context for SoftContext {
 
     fn counters(&self) -> Counters {
         let mut sum = Counters::default();
+        if self.device.is_inherited() {
+            return sum;
+        }
         self.device.engine.shards().iter().for_each(|shard| sum.merge(&shard.counters()));
         sum
     }

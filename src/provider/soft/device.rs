@@ -6,9 +6,10 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use super::config::SoftConfig;
+use super::errors;
 use super::interface::Interface;
 use super::limit::Limit;
-use crate::engine::{Capabilities, Engine, EventFd, QpnBlocks, Shard, ShardConfig, SocketSizes, probe};
+use crate::engine::{Capabilities, Engine, EventFd, QpnBlocks, Shard, ShardConfig, SocketSizes, generation, probe};
 use crate::memory::RegionTable;
 use crate::provider::{Error, ErrorKind, Result};
 use crate::queue::{AsyncEventQueue, Notify};
@@ -43,6 +44,8 @@ const OVERHEAD_V6_BYTES: u32 = 84;
 pub(super) struct Device {
     pub(super) interface: Interface,
     pub(super) engine: Engine,
+    /// Forks before it was opened.
+    generation: usize,
     pub(super) memory: Arc<RegionTable>,
     pub(super) events: Arc<AsyncEventQueue>,
     pub(super) async_event: Arc<EventFd>,
@@ -99,6 +102,7 @@ impl Device {
         let async_event = Arc::new(async_event);
         let signal = Arc::new(AsyncEventSignal(Arc::clone(&async_event)));
         Ok(Arc::new(Self {
+            generation: generation(),
             engine: Engine::new(interface.name.as_deref().unwrap_or("soft"), shards),
             attributes: attributes(&interface, config),
             interface,
@@ -113,6 +117,19 @@ impl Device {
             next_completion_queue: AtomicU32::new(1),
             next_shard: AtomicUsize::new(0),
         }))
+    }
+
+    /// Whether this process only inherited the device: then nothing of it may be touched but plain data. Locks may be
+    /// held by threads that exist in the parent only.
+    #[inline]
+    pub(super) fn is_inherited(&self) -> bool {
+        self.generation != generation()
+    }
+
+    /// Every verb begins with this.
+    #[inline]
+    pub(super) fn check_process(&self, verb: &'static str) -> Result<()> {
+        if self.is_inherited() { Err(errors::inherited(verb)) } else { Ok(()) }
     }
 
     /// What peers should know of this device.
@@ -199,5 +216,5 @@ fn guid(device_name: &str) -> u64 {
     static PROCESS: OnceLock<RandomState> = OnceLock::new();
     let group_bit = 1 << 56;
     let local_bit = 1 << 57;
-    (PROCESS.get_or_init(RandomState::new).hash_one(device_name) & !group_bit) | local_bit
+    (PROCESS.get_or_init(RandomState::new).hash_one((device_name, std::process::id())) & !group_bit) | local_bit
 }

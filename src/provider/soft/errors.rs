@@ -53,6 +53,12 @@ pub(super) fn engine_failed(verb: &'static str) -> Error {
     Error::new(verb, ErrorKind::System, "the engine has failed by a panic; close the device and open it again")
 }
 
+/// The device was opened before the process forked: what it consists of lives on in the parent only.
+pub(super) fn inherited(verb: &'static str) -> Error {
+    let message = "the device belongs to the process that this one was forked from; open it anew in this process";
+    Error::new(verb, ErrorKind::InvalidState, message)
+}
+
 /// An object of another device was given.
 pub(super) fn foreign(verb: &'static str, object: &str) -> Error {
     Error::new(verb, ErrorKind::InvalidArgument, format!("{object} belongs to another device"))

@@ -34,6 +34,7 @@ impl MemoryRegion for SoftMemoryRegion {
 
     /// Waits for the passes in progress, because each holds the view of the table that it began with.
     fn dereg(&self) -> Result<()> {
+        self.domain.device.check_process("dereg_mr")?;
         self.domain.device.memory.deregister(&self.region);
         Ok(())
     }
@@ -41,6 +42,7 @@ impl MemoryRegion for SoftMemoryRegion {
 
 impl Drop for SoftMemoryRegion {
     fn drop(&mut self) {
-        self.domain.device.memory.deregister(&self.region);
+        // In a forked process there is nothing to be done: no engine reaches this copy.
+        let _ = self.dereg();
     }
 }

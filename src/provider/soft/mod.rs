@@ -8,20 +8,21 @@
 //!
 //! RoCEv2 lives on UDP port 4791, and the check sum of its packets covers that number. It cannot be configured. A
 //! device takes the port of an address when the first queue pair is connected from it, and keeps it until the device
-//! and all its objects are closed. Any number of devices in one process may use one address; two processes may not,
-//! and the second one's error says so. On one machine, give each process an address of its own: all of 127.0.0.0/8 is
-//! there.
+//! and all its objects are closed. Any number of devices, in up to 128 processes of one user, may use one address: they
+//! find each other through files in `/dev/shm` (or `/tmp`), and each gets its own packets. Processes of other users, and
+//! those that do not see the same files, get an error that says so.
 //!
 //! # Threads
 //!
 //! Opening a device starts nothing. The first queue pair starts one thread for each shard, which serves the peers'
-//! requests while no thread of the application polls. It sleeps while there is nothing to do, takes no signals, and
-//! ends when the device and all its objects are closed.
+//! requests while no thread of the application polls; the first connection of the process starts one that hears of the
+//! other processes on its addresses. They sleep while there is nothing to do, take no signals, and end when the device
+//! and all its objects are closed.
 //!
 //! # Devices and `fork`
 //!
-//! A child process must not use devices that its parent opened: the thread does not exist there, and packets would go
-//! to either.
+//! What a child inherits answers every verb with an error, and can be dropped; the parent notices nothing of it. The
+//! child may open devices anew, also on the same addresses.
 
 mod channel;
 mod completion_queue;

@@ -41,6 +41,7 @@ impl ProtectionDomain for SoftProtectionDomain {
     }
 
     fn reg_mr(&self, backing: Backing, iova: Option<u64>, access: AccessFlags) -> Result<Arc<dyn MemoryRegion>> {
+        self.shared.device.check_process("reg_mr")?;
         let registered = self.shared.device.memory.register(self.shared.id, backing, iova, access);
         let region = registered.map_err(|error| errors::from_register(&error))?;
         Ok(Arc::new(SoftMemoryRegion::new(Arc::clone(&self.shared), region)))

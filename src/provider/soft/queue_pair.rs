@@ -60,6 +60,9 @@ impl Side {
 
 impl Drop for Side {
     fn drop(&mut self) {
+        if soft(&self.queue).is_inherited() {
+            return;
+        }
         soft(&self.queue).engine_side().detach(self.token);
         soft(&self.queue).remove_feeding(self.shard);
     }
@@ -208,26 +211,32 @@ impl QueuePair for SoftQueuePair {
     }
 
     fn modify(&self, attributes: &QueuePairAttributes) -> Result<()> {
+        self.device.check_process("modify_qp")?;
         self.modify_state(attributes)
     }
 
     fn query(&self) -> Result<QueuePairStatus> {
+        self.device.check_process("query_qp")?;
         self.with_endpoint("query_qp", |endpoint| endpoint.query_queue_pair(self.qpn))
     }
 
     #[inline]
     fn send_begin(&self) {
-        self.send.begin();
+        if !self.device.is_inherited() {
+            self.send.begin();
+        }
     }
 
     #[inline]
     fn send_push(&self, request: &SendRequest<'_>) -> Result<()> {
+        self.device.check_process("post_send")?;
         self.check_state("post_send", QueuePairState::ReadyToSend)?;
         self.send.push(request).map_err(|error| errors::from_queue("post_send", &error))
     }
 
     #[inline]
     fn send_end(&self, end: BatchEnd) -> Result<()> {
+        self.device.check_process("post_send")?;
         let published = self.send.end(end).map_err(|error| errors::from_queue("post_send", &error))?;
         if published > 0 {
             self.shard.post(&self.doorbell);
@@ -237,17 +246,21 @@ impl QueuePair for SoftQueuePair {
 
     #[inline]
     fn recv_begin(&self) {
-        self.receive.begin();
+        if !self.device.is_inherited() {
+            self.receive.begin();
+        }
     }
 
     #[inline]
     fn recv_push(&self, request: &ReceiveRequest<'_>) -> Result<()> {
+        self.device.check_process("post_recv")?;
         self.check_state("post_recv", QueuePairState::Init)?;
         self.receive.push(request).map_err(|error| errors::from_queue("post_recv", &error))
     }
 
     #[inline]
     fn recv_end(&self, end: BatchEnd) -> Result<()> {
+        self.device.check_process("post_recv")?;
         let published = self.receive.end(end).map_err(|error| errors::from_queue("post_recv", &error))?;
         if published > 0 && self.receive.flushes() {
             self.shard.post(&self.doorbell);
@@ -257,6 +270,7 @@ impl QueuePair for SoftQueuePair {
 
     /// Waits for the pass in progress and nothing else: what is outstanding is forgotten, not flushed.
     fn destroy(&self) -> Result<()> {
+        self.device.check_process("destroy_qp")?;
         if self.state.swap(DESTROYED, Ordering::AcqRel) == DESTROYED {
             return Ok(());
         }
@@ -272,6 +286,9 @@ impl QueuePair for SoftQueuePair {
     }
 
     fn counters(&self) -> Counters {
+        if self.device.is_inherited() {
+            return Counters::default();
+        }
         let read = |endpoint: &transport::Endpoint| endpoint.queue_pair_counters(self.qpn).cloned();
         self.with_endpoint("query_qp", read).unwrap_or_default()
     }
@@ -279,7 +296,7 @@ impl QueuePair for SoftQueuePair {
 
 impl Drop for SoftQueuePair {
     fn drop(&mut self) {
-        // Never fails.
+        // Fails only in a process that inherited it, where there is nothing to be done.
         let _ = self.destroy();
     }
 }

@@ -9,36 +9,28 @@
 //! A packet that reaches the wrong process all the same is passed on to the right one ([`super::mailbox`]), and makes
 //! the group be looked at.
 
+mod order;
+
 use std::collections::HashMap;
 use std::io;
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, PoisonError, RwLock};
-use std::time::{Duration, Instant};
 
 use socket2::Socket;
 
+use self::order::{attach, attach_program, parse_probe};
 use super::mailbox::{Mailbox, destination_block};
 use super::port_holder::inode;
 use super::process;
-use super::registry::{AddressFile, Answer, Change, Header, Member, Name, Nonce};
-use super::steering::{self, probe_destination, probed_index};
-use super::sys::{NotInherited, attach_steering, detach_steering, generation, receive};
+use super::registry::{AddressFile, Answer, Change, Member, Name};
+use super::sys::{NotInherited, detach_steering, generation};
 use super::udp::LocalAddress;
 use crate::transport::Datagram;
 use crate::types::PeerCapabilities;
 
-/// How long members have to answer a round of probes.
-const ANSWER_TIME: Duration = Duration::from_millis(30);
-/// How long the answer of a newcomer's own socket takes at most.
-const OWN_ANSWER_TIME: Duration = Duration::from_millis(5);
-const ANSWER_PAUSE: Duration = Duration::from_micros(100);
-/// Rounds before the order is guessed.
-const ROUNDS: usize = 8;
 /// Tries to open a file that is removed by whoever leaves last.
 const OPENINGS: usize = 16;
-const PROBE_BYTES: usize = 40;
-const PROBE_MAGIC: [u8; 8] = *b"RDMVPROB";
 
 /// What a newcomer brings.
 #[derive(Clone, Copy)]
@@ -392,170 +384,6 @@ impl Group {
         }
     }
 
-    /// Gives the group the program for its present members, if it has not got it.
-    fn arrange(&self, file: &AddressFile, _change: &Change<'_>, newcomer: Option<&Membership>) {
-        let own = self.slots();
-        let members = file.members(&own);
-        let Some(socket) = self.members.first().map(|member| &member.socket) else { return };
-        let mut header = file.header();
-        let was_settled = header.is_settled && header.order.iter().all(|slot| file.is_present(*slot, &own));
-        let present =
-            |order: &[u8]| order.len() == members.len() && members.iter().all(|(slot, _)| order.contains(slot));
-        if newcomer.is_none() && was_settled && present(&header.order) && self.answers_fit(file, &header) {
-            return self.adopt(socket, &header.order, &members);
-        }
-        if let Some(newcomer) = newcomer.filter(|_| was_settled) {
-            header.order.push(newcomer.slot);
-            if present(&header.order) && (members.len() == 1 || self.is_last(file, &mut header, &members, newcomer)) {
-                return self.settle_with(file, socket, header, &members);
-            }
-        }
-        header.is_settled = false;
-        header.order = self.probe_order(file, &mut header, &members, newcomer);
-        self.settle_with(file, socket, header, &members);
-    }
-
-    fn settle_with(&self, file: &AddressFile, socket: &Socket, mut header: Header, members: &[(u8, Member)]) {
-        header.is_settled = true;
-        self.adopt(socket, &header.order, members);
-        if let Err(error) = file.write_header(&header) {
-            tracing::warn!(address = %self.address.ip, %error, "the registry cannot be written");
-        }
-    }
-
-    fn adopt(&self, socket: &Socket, order: &[u8], members: &[(u8, Member)]) {
-        if members.len() > 1 {
-            attach(socket, order, members, self.address.ip);
-        } else {
-            // All packets are its own; without a program they arrive a little sooner. If an older kernel keeps the last
-            // one, that does no harm: sockets that it names and that are gone stand for any.
-            let _ = detach_steering(socket.as_fd());
-        }
-    }
-
-    /// Whether what the own members answered to the latest probes is what was made of it: somebody who was stopped then
-    /// may have been given a wrong number.
-    fn answers_fit(&self, file: &AddressFile, header: &Header) -> bool {
-        self.members.iter().all(|member| {
-            let answered = file.answer(member.slot, &header.nonce);
-            answered.is_none_or(|index| header.order.get(usize::from(index)) == Some(&member.slot))
-        })
-    }
-
-    /// Whether the newcomer's socket is the last one, as it must be if the order was known.
-    fn is_last(
-        &self,
-        file: &AddressFile,
-        header: &mut Header,
-        members: &[(u8, Member)],
-        newcomer: &Membership,
-    ) -> bool {
-        let index = header.order.len() - 1;
-        attach(newcomer.socket.as_deref().unwrap_or(&self.members[0].socket), &header.order, members, self.address.ip);
-        let Ok(prober) = self.begin_probing(file, header) else { return false };
-        if self.probe(&prober, index as u16, &header.nonce).is_err() {
-            return false;
-        }
-        let end = Instant::now() + OWN_ANSWER_TIME;
-        while Instant::now() < end {
-            self.take_probes(newcomer);
-            if let Some(answered) = file.answer(newcomer.slot, &header.nonce) {
-                return usize::from(answered) == index;
-            }
-            std::thread::sleep(ANSWER_PAUSE);
-        }
-        false
-    }
-
-    /// Finds out the order.
-    fn probe_order(
-        &self,
-        file: &AddressFile,
-        header: &mut Header,
-        members: &[(u8, Member)],
-        newcomer: Option<&Membership>,
-    ) -> Vec<u8> {
-        let mut found: Vec<Option<u8>> = vec![None; members.len()];
-        if let (true, Some(socket)) = (members.len() > 1, self.members.first().map(|member| &member.socket)) {
-            // Any order will do: probes go to the socket that they count.
-            let guess: Vec<u8> = members.iter().map(|(slot, _)| *slot).collect();
-            attach(socket, &guess, members, self.address.ip);
-            for _ in 0..ROUNDS {
-                match self.probe_round(file, header, members, newcomer) {
-                    Ok(answers) => {
-                        found = answers;
-                        break;
-                    }
-                    // A socket is there that belongs to nobody alive: its process is about to close it.
-                    Err(()) => std::thread::sleep(Duration::from_millis(2)),
-                }
-            }
-        }
-        fill_gaps(&found, members)
-    }
-
-    /// One probe to each number. What the members answered, by number; an error if that does not fit together.
-    fn probe_round(
-        &self,
-        file: &AddressFile,
-        header: &mut Header,
-        members: &[(u8, Member)],
-        newcomer: Option<&Membership>,
-    ) -> Result<Vec<Option<u8>>, ()> {
-        let prober = self.begin_probing(file, header).map_err(drop)?;
-        for index in 0..members.len() {
-            self.probe(&prober, index as u16, &header.nonce).map_err(drop)?;
-        }
-        let end = Instant::now() + ANSWER_TIME;
-        loop {
-            newcomer.iter().for_each(|newcomer| self.take_probes(newcomer));
-            let answers: Vec<(u8, Option<u16>)> =
-                members.iter().map(|(slot, _)| (*slot, file.answer(*slot, &header.nonce))).collect();
-            if answers.iter().all(|(_, answer)| answer.is_some()) || Instant::now() >= end {
-                let mut order = vec![None; members.len()];
-                for (slot, index) in answers.into_iter().filter_map(|(slot, index)| Some((slot, index?))) {
-                    let place = order.get_mut(usize::from(index)).ok_or(())?;
-                    if place.replace(slot).is_some() {
-                        return Err(());
-                    }
-                }
-                return Ok(order);
-            }
-            std::thread::sleep(ANSWER_PAUSE);
-        }
-    }
-
-    /// A socket to send probes from, and a new number for them in the file.
-    fn begin_probing(&self, file: &AddressFile, header: &mut Header) -> io::Result<UdpSocket> {
-        getrandom::fill(&mut header.nonce).map_err(io::Error::other)?;
-        file.write_header(&Header { is_settled: false, ..header.clone() })?;
-        UdpSocket::bind(self.address.socket_address(self.address.ip, 0))
-    }
-
-    fn probe(&self, prober: &UdpSocket, index: u16, nonce: &Nonce) -> io::Result<()> {
-        prober.send_to(&probe_packet(index, nonce), self.receive_address()?).map(drop)
-    }
-
-    fn receive_address(&self) -> io::Result<SocketAddr> {
-        let member = self.members.first().ok_or(io::ErrorKind::NotFound)?;
-        member.socket.local_addr()?.as_socket().ok_or_else(|| io::ErrorKind::InvalidData.into())
-    }
-
-    /// Receives for a socket that no shard has yet: probes are answered, and nobody can have sent anything else.
-    fn take_probes(&self, newcomer: &Membership) {
-        let mut buffer = [0; 256];
-        while let Ok(Some(received)) = receive(newcomer.descriptor(), &mut buffer) {
-            let datagram = Datagram {
-                source: received.source.ip(),
-                destination: self.address.ip,
-                source_port: received.source.port(),
-                segment_index: 0,
-                payload: &buffer[..received.length],
-            };
-            newcomer.route(&datagram);
-        }
-    }
-
     /// The program for a process that is alone.
     fn steer_own(&self) {
         let Some(first) = self.members.first() else { return };
@@ -568,160 +396,5 @@ impl Group {
     }
 }
 
-/// Those that did not answer get the numbers that are left.
-fn fill_gaps(found: &[Option<u8>], members: &[(u8, Member)]) -> Vec<u8> {
-    let mut silent = members.iter().map(|(slot, _)| *slot).filter(|slot| !found.contains(&Some(*slot)));
-    found.iter().filter_map(|slot| slot.or_else(|| silent.next())).collect()
-}
-
-/// Attaches the program for members in this order. Dead ones in between get no packets.
-fn attach(socket: &Socket, order: &[u8], members: &[(u8, Member)], address: IpAddr) {
-    let blocks_of = |slot: &u8| {
-        let member = members.iter().find(|(present, _)| present == slot);
-        member.map_or(&[][..], |(_, member)| member.blocks.as_slice())
-    };
-    let blocks: Vec<&[u16]> = order.iter().map(blocks_of).collect();
-    attach_program(socket, &blocks, address);
-}
-
-fn attach_program(socket: &Socket, blocks: &[&[u16]], address: IpAddr) {
-    if let Err(error) = attach_steering(socket.as_fd(), &steering::program(blocks)) {
-        tracing::warn!(%address, %error, members = blocks.len(), "the kernel refused the steering program");
-    }
-}
-
-fn probe_packet(index: u16, nonce: &Nonce) -> [u8; PROBE_BYTES] {
-    let mut packet = [0; PROBE_BYTES];
-    packet[4..8].copy_from_slice(&probe_destination(index).to_be_bytes());
-    packet[12..20].copy_from_slice(&PROBE_MAGIC);
-    packet[20..36].copy_from_slice(nonce);
-    packet
-}
-
-/// The number that a probe was steered to, and its number used once.
-fn parse_probe(packet: &[u8]) -> Option<(u16, Nonce)> {
-    let packet: &[u8; PROBE_BYTES] = packet.try_into().ok()?;
-    let index = probed_index(u32::from_be_bytes(packet[4..8].try_into().ok()?))?;
-    let nonce = packet[20..36].try_into().ok()?;
-    (packet[12..20] == PROBE_MAGIC).then_some((index, nonce))
-}
-
 #[cfg(all(test, not(loom)))]
-mod tests {
-    use socket2::{Domain, Type};
-
-    use super::super::sys::wait_readable;
-    use super::*;
-
-    const PORT: u16 = 24_791;
-
-    fn bind(address: IpAddr) -> io::Result<Socket> {
-        let socket = Socket::new(Domain::IPV4, Type::DGRAM.nonblocking(), None)?;
-        socket.set_reuse_port(true)?;
-        socket.bind(&SocketAddr::new(address, PORT).into())?;
-        Ok(socket)
-    }
-
-    fn join(address: IpAddr, blocks: &[u32]) -> Membership {
-        let address = LocalAddress { ip: address, scope: 0 };
-        let newcomer = Newcomer { address, blocks, capabilities: PeerCapabilities::STRANGER };
-        Membership::join(newcomer, |_| bind(address.ip)).unwrap()
-    }
-
-    fn send_to_block(sender: &UdpSocket, address: IpAddr, block: u32) {
-        let mut packet = [0u8; 16];
-        packet[5..8].copy_from_slice(&(block << 12 | 0x123).to_be_bytes()[1..]);
-        sender.send_to(&packet, (address, PORT)).unwrap();
-    }
-
-    /// Packets that arrived, but for the group's own.
-    fn received(member: &Membership) -> usize {
-        let mut buffer = [0; 64];
-        let _ = wait_readable([member.descriptor()], Some(Duration::from_millis(1)));
-        let lengths = std::iter::from_fn(|| Some(receive(member.descriptor(), &mut buffer).unwrap()?.length));
-        lengths.filter(|length| *length != PROBE_BYTES).count()
-    }
-
-    #[test]
-    fn members_get_their_blocks_also_after_another_has_left() {
-        let address: IpAddr = "127.77.0.1".parse().unwrap();
-        let sender = UdpSocket::bind("127.77.0.2:0").unwrap();
-        let mut members: Vec<Membership> =
-            (0..4u32).map(|index| join(address, &[0x100 + index, 0x200 + index])).collect();
-        let mut present = vec![0, 1, 2, 3];
-        // The first leaves, then one in the middle, so that the kernel moves members around.
-        for leaver in [None, Some(0), Some(1)] {
-            if let Some(index) = leaver {
-                drop(members.remove(index));
-                present.remove(index);
-            }
-            for block in &present {
-                (0..10).for_each(|_| send_to_block(&sender, address, 0x100 + block));
-                send_to_block(&sender, address, 0x200 + block);
-            }
-            let counts: Vec<usize> = members.iter().map(received).collect();
-            assert!(counts.iter().all(|count| *count == 11), "after {leaver:?}: {counts:?}");
-        }
-    }
-
-    #[test]
-    fn failed_binding_leaves_no_trace() {
-        let address = LocalAddress { ip: "127.77.0.3".parse().unwrap(), scope: 0 };
-        let newcomer = Newcomer { address, blocks: &[1], capabilities: PeerCapabilities::STRANGER };
-        let failed = Membership::join(newcomer, |known| {
-            assert!(known.is_empty());
-            Err::<Socket, io::Error>(io::ErrorKind::AddrInUse.into())
-        });
-        assert_eq!(failed.err().map(|error| error.kind()), Some(io::ErrorKind::AddrInUse));
-        assert!(!process::state().unwrap().groups().contains_key(&address.ip));
-    }
-
-    #[test]
-    fn a_lost_order_is_found_out() {
-        let address: IpAddr = "127.77.0.4".parse().unwrap();
-        let sender = UdpSocket::bind("127.77.0.2:0").unwrap();
-        let members: Vec<Membership> = (0..5u32).map(|index| join(address, &[0x300 + index])).collect();
-        let file = members[0].file.clone().unwrap();
-        // As after several members were killed at once.
-        file.write_header(&Header::default()).unwrap();
-        std::thread::scope(|scope| {
-            scope.spawn(|| look(address));
-            let end = Instant::now() + Duration::from_secs(5);
-            while !file.header().is_settled {
-                assert!(Instant::now() < end, "nobody found out the order");
-                let groups = &members;
-                groups.iter().for_each(answer_waiting);
-            }
-        });
-        assert_eq!(file.header().order.len(), 5);
-        members.iter().for_each(answer_waiting);
-        (0..5).for_each(|block| send_to_block(&sender, address, 0x300 + block));
-        assert_eq!(members.iter().map(received).collect::<Vec<_>>(), [1; 5]);
-    }
-
-    /// What a shard does with what arrives.
-    fn answer_waiting(member: &Membership) {
-        let mut buffer = [0; 256];
-        while let Some(received) = receive(member.descriptor(), &mut buffer).unwrap() {
-            let datagram = Datagram {
-                source: received.source.ip(),
-                destination: member.address,
-                source_port: received.source.port(),
-                segment_index: 0,
-                payload: &buffer[..received.length],
-            };
-            member.route(&datagram);
-        }
-    }
-
-    #[test]
-    fn gaps_are_filled_with_the_silent() {
-        let member = |slot| {
-            let capabilities = PeerCapabilities::STRANGER;
-            (slot, Member { process: 1, inode: 1, name: Name::default(), capabilities, blocks: Vec::new() })
-        };
-        let members = [member(2), member(5), member(7)];
-        assert_eq!(fill_gaps(&[None, Some(5), None], &members), [2, 5, 7]);
-        assert_eq!(fill_gaps(&[Some(7), Some(2), Some(5)], &members), [7, 2, 5]);
-    }
-}
+mod tests;

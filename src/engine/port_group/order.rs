@@ -1,0 +1,228 @@
+//! In which order the kernel keeps a group's sockets: known from the changes, or found out with probes.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use socket2::Socket;
+
+use super::super::registry::{AddressFile, Change, Header, Member, Nonce};
+use super::super::steering::{self, probe_destination, probed_index};
+use super::super::sys::{attach_steering, detach_steering, receive};
+use super::{Group, Membership};
+use crate::transport::Datagram;
+
+/// How long members have to answer a round of probes.
+const ANSWER_TIME: Duration = Duration::from_millis(30);
+/// How long the answer of a newcomer's own socket takes at most.
+const OWN_ANSWER_TIME: Duration = Duration::from_millis(5);
+const ANSWER_PAUSE: Duration = Duration::from_micros(100);
+/// Rounds before the order is guessed.
+const ROUNDS: usize = 8;
+pub(super) const PROBE_BYTES: usize = 40;
+const PROBE_MAGIC: [u8; 8] = *b"RDMVPROB";
+
+impl Group {
+    /// Gives the group the program for its present members, if it has not got it.
+    pub(super) fn arrange(&self, file: &AddressFile, _change: &Change<'_>, newcomer: Option<&Membership>) {
+        let own = self.slots();
+        let members = file.members(&own);
+        let Some(socket) = self.members.first().map(|member| &member.socket) else { return };
+        let mut header = file.header();
+        let was_settled = header.is_settled && header.order.iter().all(|slot| file.is_present(*slot, &own));
+        let present =
+            |order: &[u8]| order.len() == members.len() && members.iter().all(|(slot, _)| order.contains(slot));
+        if newcomer.is_none() && was_settled && present(&header.order) && self.answers_fit(file, &header) {
+            return self.adopt(socket, &header.order, &members);
+        }
+        if let Some(newcomer) = newcomer.filter(|_| was_settled) {
+            header.order.push(newcomer.slot);
+            if present(&header.order) && (members.len() == 1 || self.is_last(file, &mut header, &members, newcomer)) {
+                return self.settle_with(file, socket, header, &members);
+            }
+        }
+        header.is_settled = false;
+        header.order = self.probe_order(file, &mut header, &members, newcomer);
+        self.settle_with(file, socket, header, &members);
+    }
+
+    fn settle_with(&self, file: &AddressFile, socket: &Socket, mut header: Header, members: &[(u8, Member)]) {
+        header.is_settled = true;
+        self.adopt(socket, &header.order, members);
+        if let Err(error) = file.write_header(&header) {
+            tracing::warn!(address = %self.address.ip, %error, "the registry cannot be written");
+        }
+    }
+
+    fn adopt(&self, socket: &Socket, order: &[u8], members: &[(u8, Member)]) {
+        if members.len() > 1 {
+            attach(socket, order, members, self.address.ip);
+        } else {
+            // All packets are its own; without a program they arrive a little sooner. If an older kernel keeps the last
+            // one, that does no harm: sockets that it names and that are gone stand for any.
+            let _ = detach_steering(socket.as_fd());
+        }
+    }
+
+    /// Whether what the own members answered to the latest probes is what was made of it: somebody who was stopped then
+    /// may have been given a wrong number.
+    fn answers_fit(&self, file: &AddressFile, header: &Header) -> bool {
+        self.members.iter().all(|member| {
+            let answered = file.answer(member.slot, &header.nonce);
+            answered.is_none_or(|index| header.order.get(usize::from(index)) == Some(&member.slot))
+        })
+    }
+
+    /// Whether the newcomer's socket is the last one, as it must be if the order was known.
+    fn is_last(
+        &self,
+        file: &AddressFile,
+        header: &mut Header,
+        members: &[(u8, Member)],
+        newcomer: &Membership,
+    ) -> bool {
+        let index = header.order.len() - 1;
+        attach(newcomer.socket.as_deref().unwrap_or(&self.members[0].socket), &header.order, members, self.address.ip);
+        let Ok(prober) = self.begin_probing(file, header) else { return false };
+        if self.probe(&prober, index as u16, &header.nonce).is_err() {
+            return false;
+        }
+        let end = Instant::now() + OWN_ANSWER_TIME;
+        while Instant::now() < end {
+            self.take_probes(newcomer);
+            if let Some(answered) = file.answer(newcomer.slot, &header.nonce) {
+                return usize::from(answered) == index;
+            }
+            std::thread::sleep(ANSWER_PAUSE);
+        }
+        false
+    }
+
+    /// Finds out the order.
+    fn probe_order(
+        &self,
+        file: &AddressFile,
+        header: &mut Header,
+        members: &[(u8, Member)],
+        newcomer: Option<&Membership>,
+    ) -> Vec<u8> {
+        let mut found: Vec<Option<u8>> = vec![None; members.len()];
+        if let (true, Some(socket)) = (members.len() > 1, self.members.first().map(|member| &member.socket)) {
+            // Any order will do: probes go to the socket that they count.
+            let guess: Vec<u8> = members.iter().map(|(slot, _)| *slot).collect();
+            attach(socket, &guess, members, self.address.ip);
+            for _ in 0..ROUNDS {
+                match self.probe_round(file, header, members, newcomer) {
+                    Ok(answers) => {
+                        found = answers;
+                        break;
+                    }
+                    // A socket is there that belongs to nobody alive: its process is about to close it.
+                    Err(()) => std::thread::sleep(Duration::from_millis(2)),
+                }
+            }
+        }
+        fill_gaps(&found, members)
+    }
+
+    /// One probe to each number. What the members answered, by number; an error if that does not fit together.
+    fn probe_round(
+        &self,
+        file: &AddressFile,
+        header: &mut Header,
+        members: &[(u8, Member)],
+        newcomer: Option<&Membership>,
+    ) -> Result<Vec<Option<u8>>, ()> {
+        let prober = self.begin_probing(file, header).map_err(drop)?;
+        for index in 0..members.len() {
+            self.probe(&prober, index as u16, &header.nonce).map_err(drop)?;
+        }
+        let end = Instant::now() + ANSWER_TIME;
+        loop {
+            newcomer.iter().for_each(|newcomer| self.take_probes(newcomer));
+            let answers: Vec<(u8, Option<u16>)> =
+                members.iter().map(|(slot, _)| (*slot, file.answer(*slot, &header.nonce))).collect();
+            if answers.iter().all(|(_, answer)| answer.is_some()) || Instant::now() >= end {
+                let mut order = vec![None; members.len()];
+                for (slot, index) in answers.into_iter().filter_map(|(slot, index)| Some((slot, index?))) {
+                    let place = order.get_mut(usize::from(index)).ok_or(())?;
+                    if place.replace(slot).is_some() {
+                        return Err(());
+                    }
+                }
+                return Ok(order);
+            }
+            std::thread::sleep(ANSWER_PAUSE);
+        }
+    }
+
+    /// A socket to send probes from, and a new number for them in the file.
+    fn begin_probing(&self, file: &AddressFile, header: &mut Header) -> io::Result<UdpSocket> {
+        getrandom::fill(&mut header.nonce).map_err(io::Error::other)?;
+        file.write_header(&Header { is_settled: false, ..header.clone() })?;
+        UdpSocket::bind(self.address.socket_address(self.address.ip, 0))
+    }
+
+    fn probe(&self, prober: &UdpSocket, index: u16, nonce: &Nonce) -> io::Result<()> {
+        prober.send_to(&probe_packet(index, nonce), self.receive_address()?).map(drop)
+    }
+
+    fn receive_address(&self) -> io::Result<SocketAddr> {
+        let member = self.members.first().ok_or(io::ErrorKind::NotFound)?;
+        member.socket.local_addr()?.as_socket().ok_or_else(|| io::ErrorKind::InvalidData.into())
+    }
+
+    /// Receives for a socket that no shard has yet: probes are answered, and nobody can have sent anything else.
+    fn take_probes(&self, newcomer: &Membership) {
+        let mut buffer = [0; 256];
+        while let Ok(Some(received)) = receive(newcomer.descriptor(), &mut buffer) {
+            let datagram = Datagram {
+                source: received.source.ip(),
+                destination: self.address.ip,
+                source_port: received.source.port(),
+                segment_index: 0,
+                payload: &buffer[..received.length],
+            };
+            newcomer.route(&datagram);
+        }
+    }
+}
+
+/// Those that did not answer get the numbers that are left.
+pub(super) fn fill_gaps(found: &[Option<u8>], members: &[(u8, Member)]) -> Vec<u8> {
+    let mut silent = members.iter().map(|(slot, _)| *slot).filter(|slot| !found.contains(&Some(*slot)));
+    found.iter().filter_map(|slot| slot.or_else(|| silent.next())).collect()
+}
+
+/// Attaches the program for members in this order. Dead ones in between get no packets.
+pub(super) fn attach(socket: &Socket, order: &[u8], members: &[(u8, Member)], address: IpAddr) {
+    let blocks_of = |slot: &u8| {
+        let member = members.iter().find(|(present, _)| present == slot);
+        member.map_or(&[][..], |(_, member)| member.blocks.as_slice())
+    };
+    let blocks: Vec<&[u16]> = order.iter().map(blocks_of).collect();
+    attach_program(socket, &blocks, address);
+}
+
+pub(super) fn attach_program(socket: &Socket, blocks: &[&[u16]], address: IpAddr) {
+    if let Err(error) = attach_steering(socket.as_fd(), &steering::program(blocks)) {
+        tracing::warn!(%address, %error, members = blocks.len(), "the kernel refused the steering program");
+    }
+}
+
+fn probe_packet(index: u16, nonce: &Nonce) -> [u8; PROBE_BYTES] {
+    let mut packet = [0; PROBE_BYTES];
+    packet[4..8].copy_from_slice(&probe_destination(index).to_be_bytes());
+    packet[12..20].copy_from_slice(&PROBE_MAGIC);
+    packet[20..36].copy_from_slice(nonce);
+    packet
+}
+
+/// The number that a probe was steered to, and its number used once.
+pub(super) fn parse_probe(packet: &[u8]) -> Option<(u16, Nonce)> {
+    let packet: &[u8; PROBE_BYTES] = packet.try_into().ok()?;
+    let index = probed_index(u32::from_be_bytes(packet[4..8].try_into().ok()?))?;
+    let nonce = packet[20..36].try_into().ok()?;
+    (packet[12..20] == PROBE_MAGIC).then_some((index, nonce))
+}
