@@ -1,7 +1,7 @@
 //! Steering: which socket of an address a packet goes to.
 //!
-//! All sockets of one user that are bound to one address and port 4791 form a `SO_REUSEPORT` group. A classic BPF program
-//! picks the socket by the block of the packet's destination queue pair. A group of one needs none.
+//! All sockets of one user that are bound to one address and port 4791 form a `SO_REUSEPORT` group. A classic BPF
+//! program picks the socket by the block of the packet's destination queue pair. A group of one needs none.
 //!
 //! Numbers of block 0 from 2,048 on belong to no queue pair: a packet with such a number goes to the socket that it
 //! counts. So the members of a group find out in which order the kernel keeps their sockets, which it tells nobody.

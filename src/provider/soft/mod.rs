@@ -8,9 +8,9 @@
 //!
 //! RoCEv2 lives on UDP port 4791, and the check sum of its packets covers that number. It cannot be configured. A
 //! device takes the port of an address when the first queue pair is connected from it, and keeps it until the device
-//! and all its objects are closed. Any number of devices, in up to 128 processes of one user, may use one address: they
-//! find each other through files in `/dev/shm` (or `/tmp`), and each gets its own packets. Processes of other users, and
-//! those that do not see the same files, get an error that says so.
+//! and all its objects are closed. Any number of devices, in up to 128 processes of one user, may use one address:
+//! they find each other through files in `/dev/shm` (or `/tmp`), and each gets its own packets. Processes of other
+//! users, and those that do not see the same files, get an error that says so.
 //!
 //! # Threads
 //!
