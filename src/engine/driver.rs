@@ -156,7 +156,8 @@ impl Shard {
             let progress = self.pass(core, SERVING, now, |_| false);
             let awake = progress.worked || progress.has_more || stays_awake(now);
             served.worked |= progress.worked;
-            served.sleeps_until = (!awake).then(|| progress.next_deadline.unwrap_or(Time::NEVER));
+            let next = progress.next_deadline.into_iter().chain(self.end_moderations(now)).min();
+            served.sleeps_until = (!awake).then(|| next.unwrap_or(Time::NEVER));
             self.wake.sleeps_until(served.sleeps_until.unwrap_or(Time::ZERO));
         });
         self.finish(outcome);

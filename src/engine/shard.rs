@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::io;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use super::clock::Clock;
@@ -22,6 +22,7 @@ use super::sys::{Epoll, Interest};
 use super::udp::{Checksums, LocalAddress, OpenError, ReceiveSocket, SendSocket, SocketSizes};
 use super::wake::Wake;
 use crate::memory::{MemoryView, RegionTable};
+use crate::queue::CompletionQueue;
 use crate::transport::{AckRelease, Datagram, Endpoint, EndpointConfig, Transmit};
 use crate::types::{Counters, PeerCapabilities, Qpn, Time};
 
@@ -98,6 +99,8 @@ pub(crate) struct Shard {
     pub(super) sockets: Epoll,
     /// Completion queues that are armed on a channel.
     pub(super) armed: AtomicU32,
+    /// Completion queues whose notifications wait, and until when.
+    pub(super) moderated: Mutex<Vec<(Time, Weak<CompletionQueue>)>>,
     /// The shard's thread shall end.
     pub(super) stop: AtomicBool,
     /// A pass has panicked: nobody may use the endpoint any more.
@@ -138,6 +141,7 @@ impl Shard {
             clock: Clock::new(),
             sockets: Epoll::new()?,
             armed: AtomicU32::new(0),
+            moderated: Mutex::default(),
             stop: AtomicBool::new(false),
             failed: AtomicBool::new(false),
             memory,
@@ -205,6 +209,30 @@ impl Shard {
     /// It is not armed any more.
     pub(crate) fn channel_disarmed(&self) {
         self.armed.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Has the shard's thread end the moderation of a completion queue's notification after this time.
+    pub(crate) fn notify_within(&self, queue: &Weak<CompletionQueue>, period: Duration) {
+        let due = self.clock.now() + period;
+        self.moderated.lock().unwrap_or_else(PoisonError::into_inner).push((due, Weak::clone(queue)));
+        self.wake.needed_by(due);
+    }
+
+    /// Ends the moderations that are due; when the next one is.
+    pub(super) fn end_moderations(&self, now: Time) -> Option<Time> {
+        let mut moderated = self.moderated.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut due = Vec::new();
+        moderated.retain(|(time, queue)| {
+            if *time <= now {
+                due.push(Weak::clone(queue));
+            }
+            *time > now
+        });
+        let next = moderated.iter().map(|(time, _)| *time).min();
+        drop(moderated);
+        // An announcement takes the channel's lock, and so does whoever adds to the list.
+        due.iter().filter_map(Weak::upgrade).for_each(|queue| queue.end_moderation());
+        next
     }
 
     /// Queues a doorbell; if there is no room, answers all and this one at once.

@@ -34,7 +34,11 @@ fn run(shard: &Shard) {
         }
         let now = shard.clock.now();
         if shard.lease.is_alive(now) {
-            sleep(shard, shard.lease.end(), Watch::Event);
+            let lease_ends = shard.lease.end();
+            // Said before the look at the moderations: whoever adds one afterwards calls.
+            shard.wake.sleeps_until(lease_ends);
+            let moderation_ends = shard.end_moderations(now).unwrap_or(Time::NEVER);
+            sleep(shard, lease_ends.min(moderation_ends), Watch::Event);
             continue;
         }
         let served = shard.serve(|now| now < awake_until && !shard.crowd.is_present(now));

@@ -165,6 +165,10 @@ pub trait CompletionQueue: Send + Sync {
     /// Entries that fit.
     fn cqe(&self) -> u32;
 
+    /// Lets an event on the channel wait until `cq_count` completions have come, or `cq_period` has passed since the
+    /// first of them; failed and solicited ones wait for nothing. 0 or 1, or no period, ends that.
+    fn moderate(&self, cq_count: u16, cq_period: Duration) -> Result<()>;
+
     /// Changes the number of entries; refused if fewer than are waiting.
     fn resize(&self, cqe: u32) -> Result<()>;
 

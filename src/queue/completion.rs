@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Release};
+use std::time::Duration;
 
 use thiserror::Error;
 
@@ -36,6 +37,15 @@ enum Arm {
     Solicited,
 }
 
+/// What a push leads to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Due {
+    Nothing,
+    Notification,
+    /// A notification, when this time is over.
+    Within(Duration),
+}
+
 #[derive(Clone, Copy)]
 struct Entry {
     completion: RawCompletion,
@@ -47,6 +57,29 @@ struct State {
     capacity: usize,
     sources: Sources,
     arm: Arm,
+    /// Completions that a notification may wait for, and how long; at most one: for none.
+    moderation: (u32, Duration),
+    /// Completions since the queue was armed that wait for more.
+    gathered: u32,
+}
+
+impl State {
+    fn disarm(&mut self) {
+        self.arm = Arm::Disarmed;
+        self.gathered = 0;
+    }
+
+    /// A completion came that the queue is armed for.
+    #[inline]
+    fn gather(&mut self, may_wait: bool) -> Due {
+        let (count, period) = self.moderation;
+        self.gathered += 1;
+        if !may_wait || self.gathered >= count {
+            self.disarm();
+            return Due::Notification;
+        }
+        if self.gathered == 1 { Due::Within(period) } else { Due::Nothing }
+    }
 }
 
 /// A completion queue: bounded, for any number of pushing and polling threads.
@@ -65,19 +98,26 @@ pub struct CompletionQueue {
 impl CompletionQueue {
     /// A queue of `capacity` entries. `notify` hears `id` when the queue was armed and got a completion.
     pub fn new(id: u32, capacity: u32, notify: Option<Arc<dyn Notify>>) -> Arc<Self> {
+        Arc::new(Self::unshared(id, capacity, notify))
+    }
+
+    /// The same, for whoever shares it in a way of its own.
+    pub fn unshared(id: u32, capacity: u32, notify: Option<Arc<dyn Notify>>) -> Self {
         let state = State {
             entries: VecDeque::with_capacity(capacity as usize),
             capacity: capacity as usize,
             sources: Sources::default(),
             arm: Arm::Disarmed,
+            moderation: (0, Duration::ZERO),
+            gathered: 0,
         };
-        Arc::new(Self {
+        Self {
             id,
             notify,
             state: Mutex::new(state),
             length: CachePadded(AtomicU32::new(0)),
             overflowed: AtomicBool::new(false),
-        })
+        }
     }
 
     /// The number it was created with.
@@ -114,9 +154,11 @@ impl CompletionQueue {
     /// [`Overflow`] if there is no room, and ever after. The first one notifies an armed queue of any kind, so that
     /// whoever sleeps comes to see it.
     pub fn push(&self, token: SourceToken, completion: RawCompletion, solicited: bool) -> Result<(), Overflow> {
-        let (result, is_due) = self.push_locked(token, completion, solicited);
-        if is_due && let Some(notify) = &self.notify {
-            notify.notify(self.id);
+        let (result, due) = self.push_locked(token, completion, solicited);
+        match (due, &self.notify) {
+            (Due::Notification, Some(notify)) => notify.notify(self.id),
+            (Due::Within(period), Some(notify)) => notify.notify_within(self.id, period),
+            _ => {}
         }
         result
     }
@@ -158,6 +200,27 @@ impl CompletionQueue {
             state.arm = Arm::Any;
         } else if state.arm == Arm::Disarmed {
             state.arm = Arm::Solicited;
+        }
+    }
+
+    /// Lets a notification wait until `count` successful completions have gathered since the queue was armed, or until
+    /// `period` has passed since the first of them. Failed ones, and solicited ones where only those count, wait for
+    /// nothing. A `count` of 0 or 1, or no `period`, ends that.
+    pub fn moderate(&self, count: u32, period: Duration) {
+        let count = if period.is_zero() { 0 } else { count };
+        lock(&self.state).moderation = (count, period);
+    }
+
+    /// The period is over: notifies if completions wait for more. Too early a call makes an early notification.
+    pub fn end_moderation(&self) {
+        let mut state = lock(&self.state);
+        let is_due = state.gathered > 0 && state.arm != Arm::Disarmed;
+        if is_due {
+            state.disarm();
+        }
+        drop(state);
+        if is_due && let Some(notify) = &self.notify {
+            notify.notify(self.id);
         }
     }
 
@@ -206,19 +269,19 @@ impl CompletionQueue {
         Ok(())
     }
 
-    /// The part of a push under the lock. Also says whether a notification is due: `true` once an arming.
+    /// The part of a push under the lock. Also says what is due: a notification once an arming.
     fn push_locked(
         &self,
         token: SourceToken,
         completion: RawCompletion,
         solicited: bool,
-    ) -> (Result<(), Overflow>, bool) {
+    ) -> (Result<(), Overflow>, Due) {
         let mut state = lock(&self.state);
         if self.overflowed() {
-            return (Err(Overflow), false);
+            return (Err(Overflow), Due::Nothing);
         }
         if !state.sources.contains(token) {
-            return (Ok(()), false);
+            return (Ok(()), Due::Nothing);
         }
         let is_lost = state.entries.len() == state.capacity;
         if is_lost {
@@ -232,10 +295,9 @@ impl CompletionQueue {
             Arm::Any => true,
             Arm::Solicited => solicited || is_lost || !completion.status.is_success(),
         };
-        if is_due {
-            state.arm = Arm::Disarmed;
-        }
-        (if is_lost { Err(Overflow) } else { Ok(()) }, is_due)
+        let may_wait = state.arm == Arm::Any && !is_lost && completion.status.is_success();
+        let due = if is_due { state.gather(may_wait) } else { Due::Nothing };
+        (if is_lost { Err(Overflow) } else { Ok(()) }, due)
     }
 
     fn purge_locked(&self, state: &mut State, token: SourceToken) {
@@ -276,9 +338,12 @@ mod tests {
     use crate::queue::SendConsumer;
     use crate::types::{BatchEnd, CompletionStatus, Data, Operation, SendFlags, SendRequest};
 
+    const PERIOD: Duration = Duration::from_micros(70);
+
     #[derive(Default)]
     struct Bell {
         rung: Counter,
+        promised: Counter,
         /// A queue to look into when rung, which would hang if its lock were held.
         queue: OnceLock<Arc<CompletionQueue>>,
     }
@@ -290,6 +355,11 @@ mod tests {
     }
 
     impl Notify for Bell {
+        fn notify_within(&self, _: u32, period: Duration) {
+            assert_eq!(period, PERIOD);
+            self.promised.fetch_add(1, Relaxed);
+        }
+
         fn notify(&self, completion_queue: u32) {
             assert_eq!(completion_queue, 5);
             self.rung.fetch_add(1, Relaxed);
@@ -449,6 +519,36 @@ mod tests {
         let queue = CompletionQueue::new(1, 0, None);
         let token = queue.attach(None);
         assert_eq!(queue.push(token, received(0), false), Err(Overflow));
+    }
+
+    #[test]
+    fn moderated_queue_waits_for_more_but_not_for_ever() {
+        let (bell, queue, token) = belled(64);
+        let promised = || bell.promised.swap(0, Relaxed);
+        queue.moderate(3, PERIOD);
+        let push = |completion| queue.push(token, completion, false).unwrap();
+        push(received(1));
+        queue.end_moderation();
+        assert_eq!((bell.rung(), promised()), (0, 0), "not armed");
+        queue.req_notify(false);
+        push(received(2));
+        push(received(3));
+        assert_eq!((bell.rung(), promised()), (0, 1));
+        push(received(4));
+        assert_eq!((bell.rung(), promised()), (1, 0), "three have gathered");
+        queue.end_moderation();
+        assert_eq!(bell.rung(), 0, "the late end of that finds nothing");
+        queue.req_notify(false);
+        push(received(5));
+        queue.end_moderation();
+        assert_eq!((bell.rung(), promised()), (1, 1), "the period is over");
+        queue.req_notify(false);
+        push(RawCompletion { status: CompletionStatus::WorkRequestFlushedError, ..received(6) });
+        assert_eq!((bell.rung(), promised()), (1, 0), "a failure waits for nothing");
+        queue.moderate(3, Duration::ZERO);
+        queue.req_notify(false);
+        push(received(7));
+        assert_eq!((bell.rung(), promised()), (1, 0), "not moderated any more");
     }
 
     #[test]

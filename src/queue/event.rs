@@ -87,6 +87,10 @@ mod tests {
     struct Bell(Counter);
 
     impl Notify for Bell {
+        fn notify_within(&self, _: u32, _: std::time::Duration) {
+            unreachable!("events are not moderated");
+        }
+
         fn notify(&self, completion_queue: u32) {
             assert_eq!(completion_queue, AsyncEventQueue::NOTIFY_ID);
             self.0.fetch_add(1, Relaxed);

@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
+use std::time::Duration;
 
 use loom::sync::atomic::AtomicU32;
 use loom::thread;
@@ -25,6 +26,9 @@ impl Bell {
 }
 
 impl Notify for Bell {
+    /// Time does not pass in models: the period is over at some point of another thread's choice.
+    fn notify_within(&self, _completion_queue: u32, _period: Duration) {}
+
     fn notify(&self, _completion_queue: u32) {
         self.0.fetch_add(1, AcqRel);
     }
@@ -343,5 +347,24 @@ fn a_receive_is_not_forgotten_when_flushing_begins() {
         let told = queue.flushes();
         let taken = endpoint.join().unwrap();
         assert!(told || taken);
+    });
+}
+
+/// The end of a period meets a push and an arming: whatever the order, what was added after the arming is announced once
+/// the period has ended after it.
+#[test]
+fn moderation_loses_no_wake_up() {
+    loom::model(|| {
+        let bell = Bell::new();
+        let queue = CompletionQueue::new(1, 4, Some(bell.clone()));
+        queue.moderate(2, Duration::from_secs(1));
+        let token = queue.attach(None);
+        queue.req_notify(false);
+        let pusher = Arc::clone(&queue);
+        let push = thread::spawn(move || pusher.push(token, completion(1, 0), false).unwrap());
+        queue.end_moderation();
+        push.join().unwrap();
+        queue.end_moderation();
+        assert_eq!(bell.rung(), 1);
     });
 }

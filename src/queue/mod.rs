@@ -43,6 +43,8 @@ mod loom_models;
 #[cfg(all(test, not(loom)))]
 mod model_test;
 
+use std::time::Duration;
+
 use thiserror::Error;
 
 pub use completion::{CompletionQueue, Overflow, TooSmall};
@@ -61,6 +63,10 @@ pub trait Notify: Send + Sync {
     /// The queue with this number has something new. Called once per arming, by the thread that added it, with no lock
     /// of this module held.
     fn notify(&self, completion_queue: u32);
+
+    /// The completion queue with this number has something that may wait for more, but no longer than this: then its
+    /// [`CompletionQueue::end_moderation`] is to be called. Called as [`Notify::notify`], once for each gathering.
+    fn notify_within(&self, completion_queue: u32, period: Duration);
 }
 
 /// Why a request was not queued.

@@ -154,6 +154,27 @@ impl CompletionQueue {
         self.inner.cqe()
     }
 
+    /// Lets an event on the channel wait until `cq_count` completions have come since the queue was armed, or until
+    /// `cq_period` (at most 65,535 µs) has passed since the first of them (`ibv_modify_cq`). Fewer wake-ups for a stream
+    /// of completions, at the price of latency. Failed completions, and solicited ones where the queue is armed for
+    /// those only, wait for nothing. A count of 0 or 1, or no period, ends it. Polling does not change.
+    ///
+    /// # Errors
+    /// The period is longer.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use rdma_verbs::verbs::{self, ErrorKind};
+    ///
+    /// let cq = verbs::open("soft:127.0.1.73")?.create_cq(16)?;
+    /// cq.moderate(8, Duration::from_micros(50))?;
+    /// assert_eq!(cq.moderate(8, Duration::from_secs(1)).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    /// # Ok::<(), verbs::Error>(())
+    /// ```
+    pub fn moderate(&self, cq_count: u16, cq_period: Duration) -> Result<()> {
+        self.inner.moderate(cq_count, cq_period)
+    }
+
     /// Changes how many completions fit (`ibv_resize_cq`). Waiting ones stay.
     ///
     /// # Errors

@@ -215,6 +215,10 @@ impl provider::CompletionQueue for FakeCompletionQueue {
         self.cqe
     }
 
+    fn moderate(&self, _cq_count: u16, _cq_period: Duration) -> Result<()> {
+        Ok(())
+    }
+
     fn resize(&self, _cqe: u32) -> Result<()> {
         Ok(())
     }

@@ -144,3 +144,67 @@ fn asynchronous_events_are_readable_until_taken() {
     assert_eq!(b.context.poll_async_event(), None);
     assert!(!is_readable());
 }
+
+#[test]
+fn moderated_queue_announces_many_at_once_and_the_last_ones_in_time() {
+    let (a, b) = pair("127.78.4.13", "127.78.4.14", 64, Acquaintance::Ours);
+    b.cq.moderate(4, Duration::from_millis(20)).unwrap();
+    (0..6).for_each(|_| b.post_recv(1, &[]).unwrap());
+    b.cq.req_notify(false).unwrap();
+    for _ in 0..4 {
+        a.post_send(2, Operation::Send, Data::Inline(&[])).unwrap();
+        a.success(2);
+    }
+    assert_eq!(b.channel.wait_event(Some(DEADLINE)).unwrap(), Some(77));
+    for _ in 0..4 {
+        b.success(1);
+    }
+    b.cq.req_notify(false).unwrap();
+    let start = std::time::Instant::now();
+    a.post_send(2, Operation::Send, Data::Inline(&[])).unwrap();
+    a.success(2);
+    assert_eq!(b.channel.wait_event(Some(DEADLINE)).unwrap(), Some(77));
+    assert!(start.elapsed() >= Duration::from_millis(20), "{:?}", start.elapsed());
+}
+
+/// Two threads post, one sleeps between completions without ever looking at the clock: if an announcement were lost, it
+/// would sleep for ever.
+#[test]
+fn no_announcement_is_lost_under_stress() {
+    let requests = 20_000_u64;
+    for moderated in [false, true] {
+        let (a, b) = pair("127.78.4.15", "127.78.4.16", 4_096, Acquaintance::Ours);
+        if moderated {
+            a.cq.moderate(5, Duration::from_micros(200)).unwrap();
+        }
+        let post = |offset: u64| {
+            for number in 0..requests / 2 {
+                let write = Operation::Write { remote_addr: BASE + offset, rkey: b.mr.rkey() };
+                // A full queue: the other side has not slept enough.
+                while a.post_send(number, write, Data::Inline(&[b"stress"])).is_err() {
+                    std::thread::yield_now();
+                }
+                if number % 7 == 0 {
+                    std::thread::yield_now();
+                }
+            }
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| post(0));
+            scope.spawn(|| post(64));
+            let (mut done, mut sleeps) = (0, 0);
+            while done < requests {
+                let mut out = [RawCompletion::default(); 16];
+                a.cq.req_notify(false).unwrap();
+                let count = a.cq.poll(&mut out).unwrap();
+                assert!(out[..count].iter().all(|completion| completion.status.is_success()));
+                done += count as u64;
+                if count == 0 {
+                    sleeps += 1;
+                    assert_eq!(a.channel.wait_event(Some(DEADLINE)).unwrap(), Some(77), "after {done}");
+                }
+            }
+            assert!(sleeps > 0);
+        });
+    }
+}

@@ -1,8 +1,9 @@
 //! Completion queues.
 
 use std::any::Any;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use super::channel::SoftChannel;
 use super::device::Device;
@@ -12,6 +13,9 @@ use crate::engine::{Channel, Shard};
 use crate::provider::{CompletionQueue, Error, ErrorKind, Result};
 use crate::queue::{self, Notify};
 use crate::types::RawCompletion;
+
+/// The standard's field has 16 bits.
+const LONGEST_PERIOD: Duration = Duration::from_micros(u16::MAX as u64);
 
 /// A completion queue of a software device.
 pub(super) struct SoftCompletionQueue {
@@ -30,6 +34,7 @@ struct Announcer {
     armed: AtomicBool,
     /// Their threads stand back while the queue is armed.
     shards: Vec<Arc<Shard>>,
+    queue: Weak<queue::CompletionQueue>,
 }
 
 impl Announcer {
@@ -47,6 +52,13 @@ impl Announcer {
 }
 
 impl Notify for Announcer {
+    /// Any of the threads can wait for the end of the period.
+    fn notify_within(&self, _: u32, period: Duration) {
+        if let Some(shard) = self.shards.first() {
+            shard.notify_within(&self.queue, period);
+        }
+    }
+
     fn notify(&self, _: u32) {
         self.disarm();
         self.channel.announce(self.context);
@@ -58,17 +70,23 @@ impl SoftCompletionQueue {
         check_range("create_cq", "cqe", cqe, 1..=device.attributes.max_cqe)?;
         let share = device.completion_queues.take("create_cq")?;
         let shards = device.engine.shards();
-        let announcer = channel.map(|channel| {
-            Arc::new(Announcer {
-                channel: Arc::clone(channel.engine_side()),
-                context,
-                armed: AtomicBool::new(false),
-                shards: shards.to_vec(),
-            })
+        let mut announcer = None;
+        let number = device.next_completion_queue();
+        let queue = Arc::new_cyclic(|queue: &Weak<queue::CompletionQueue>| {
+            announcer = channel.map(|channel| {
+                Arc::new(Announcer {
+                    channel: Arc::clone(channel.engine_side()),
+                    context,
+                    armed: AtomicBool::new(false),
+                    shards: shards.to_vec(),
+                    queue: Weak::clone(queue),
+                })
+            });
+            let notify = announcer.clone().map(|announcer| announcer as Arc<dyn Notify>);
+            queue::CompletionQueue::unshared(number, cqe, notify)
         });
-        let notify = announcer.clone().map(|announcer| announcer as Arc<dyn Notify>);
         Ok(Self {
-            queue: queue::CompletionQueue::new(device.next_completion_queue(), cqe, notify),
+            queue,
             feeding: shards.iter().map(|_| AtomicU32::new(0)).collect(),
             announcer,
             device: Arc::clone(device),
@@ -164,6 +182,15 @@ impl CompletionQueue for SoftCompletionQueue {
 
     fn cqe(&self) -> u32 {
         if self.device.is_inherited() { 0 } else { self.queue.capacity() }
+    }
+
+    fn moderate(&self, cq_count: u16, cq_period: Duration) -> Result<()> {
+        self.device.check_process("modify_cq")?;
+        let longest = u32::try_from(LONGEST_PERIOD.as_micros()).unwrap_or(u32::MAX);
+        let period = u32::try_from(cq_period.as_micros()).unwrap_or(u32::MAX);
+        check_range("modify_cq", "moderate.cq_period in microseconds", period, 0..=longest)?;
+        self.queue.moderate(cq_count.into(), cq_period);
+        Ok(())
     }
 
     fn resize(&self, cqe: u32) -> Result<()> {

@@ -63,6 +63,10 @@ pub(super) struct Device {
 struct AsyncEventSignal(Arc<EventFd>);
 
 impl Notify for AsyncEventSignal {
+    fn notify_within(&self, completion_queue: u32, _: Duration) {
+        self.notify(completion_queue);
+    }
+
     fn notify(&self, _: u32) {
         self.0.signal();
     }
