@@ -350,8 +350,8 @@ fn a_receive_is_not_forgotten_when_flushing_begins() {
     });
 }
 
-/// The end of a period meets a push and an arming: whatever the order, what was added after the arming is announced once
-/// the period has ended after it.
+/// The end of a period meets a push and an arming: whatever the order, what was added after the arming is announced
+/// once the period has ended after it.
 #[test]
 fn moderation_loses_no_wake_up() {
     loom::model(|| {

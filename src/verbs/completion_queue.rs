@@ -155,9 +155,9 @@ impl CompletionQueue {
     }
 
     /// Lets an event on the channel wait until `cq_count` completions have come since the queue was armed, or until
-    /// `cq_period` (at most 65,535 µs) has passed since the first of them (`ibv_modify_cq`). Fewer wake-ups for a stream
-    /// of completions, at the price of latency. Failed completions, and solicited ones where the queue is armed for
-    /// those only, wait for nothing. A count of 0 or 1, or no period, ends it. Polling does not change.
+    /// `cq_period` (at most 65,535 µs) has passed since the first of them (`ibv_modify_cq`). Fewer wake-ups for a
+    /// stream of completions, at the price of latency. Failed completions, and solicited ones where the queue is armed
+    /// for those only, wait for nothing. A count of 0 or 1, or no period, ends it. Polling does not change.
     ///
     /// # Errors
     /// The period is longer.
