@@ -23,6 +23,9 @@
 #![warn(missing_docs)]
 
 mod engine;
+#[cfg(feature = "sim")]
+#[doc(hidden)]
+pub use engine::registry_file;
 pub mod memory;
 pub mod provider;
 #[doc(hidden)]

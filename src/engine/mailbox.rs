@@ -254,8 +254,10 @@ struct Neighbour {
 }
 
 impl Neighbours {
-    /// Watches these processes on account of an address, and no others.
-    fn watch(&mut self, address: IpAddr, names: &[Name]) {
+    /// Watches these processes on account of an address, and no others. False if one cannot be watched: it has probably
+    /// just ended.
+    fn watch(&mut self, address: IpAddr, names: &[Name]) -> bool {
+        let mut all = true;
         for name in names {
             if let Some(neighbour) = self.known.get_mut(name) {
                 neighbour.addresses.insert(address);
@@ -266,6 +268,8 @@ impl Neighbours {
                     addresses: BTreeSet::from([address]),
                 };
                 self.known.insert(*name, neighbour);
+            } else {
+                all = false;
             }
         }
         self.known.retain(|name, neighbour| {
@@ -274,6 +278,7 @@ impl Neighbours {
             }
             !neighbour.addresses.is_empty()
         });
+        all
     }
 
     fn connect(&self, name: &Name) -> io::Result<Socket> {
@@ -327,7 +332,9 @@ fn run(shared: &Shared, mut neighbours: Neighbours) {
             last_look = Some(Instant::now());
         }
         for address in looks.into_keys() {
-            neighbours.watch(address, &port_group::look(address));
+            if !neighbours.watch(address, &port_group::look(address)) {
+                shared.request_look(address, false);
+            }
         }
         if !waiting.is_empty() {
             pause = Some(LOOK_EVERY);
@@ -358,13 +365,14 @@ mod tests {
         let (one, other) = (Mailbox::open().unwrap(), Mailbox::open().unwrap());
         let address: IpAddr = "127.77.9.1".parse().unwrap();
         let mut neighbours = Neighbours { set: Epoll::new().unwrap(), known: HashMap::new() };
-        neighbours.watch(address, &[one.name(), other.name()]);
+        assert!(neighbours.watch(address, &[one.name(), other.name()]));
         assert!(neighbours.bury().is_empty());
         drop(one);
         wait_readable([neighbours.set.as_fd()], None).unwrap();
         assert_eq!(neighbours.bury(), BTreeSet::from([address]));
-        neighbours.watch(address, &[]);
+        assert!(neighbours.watch(address, &[]));
         assert!(neighbours.known.is_empty());
+        assert!(!neighbours.watch(address, &[[7; NAME_BYTES]]));
     }
 
     #[test]

@@ -43,6 +43,8 @@ pub(crate) use channel::Channel;
 pub(crate) use doorbell::Doorbell;
 pub(crate) use port_group::registered_capabilities;
 pub(crate) use qpn_block::QpnBlocks;
+#[cfg(feature = "sim")]
+pub use registry::registry_file;
 pub(crate) use shard::{Shard, ShardConfig};
 pub(crate) use sys::{EventFd, LinkState, generation, link_state};
 pub(crate) use udp::{Capabilities, LocalAddress, OpenError, SocketSizes, probe};

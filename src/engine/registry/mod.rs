@@ -5,6 +5,8 @@
 //! so nothing in a file has to be believed that belongs to nobody alive.
 
 mod file;
+#[cfg(feature = "sim")]
+mod fuzz;
 mod table;
 
 use std::fs::{DirBuilder, File, OpenOptions};
@@ -15,6 +17,8 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 pub(crate) use file::{AddressFile, Change};
+#[cfg(feature = "sim")]
+pub use fuzz::registry_file;
 pub(crate) use table::{Answer, Header, Member, NAME_BYTES, Name, Nonce};
 
 use super::sys::{NotInherited, own_user, try_lock_byte, unlock_byte};

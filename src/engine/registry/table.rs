@@ -146,7 +146,7 @@ impl Answer {
 }
 
 /// The last four bytes are a checksum: it shows what a crash left half written.
-fn seal(bytes: &mut [u8]) {
+pub(super) fn seal(bytes: &mut [u8]) {
     let Some((content, checksum)) = bytes.split_last_chunk_mut::<4>() else { return };
     *checksum = crc32fast::hash(content).to_le_bytes();
 }

@@ -1,0 +1,32 @@
+//! For the fuzz target of the registry: a file with any content.
+
+use super::table::{ANSWER_BYTES, Answer, HEADER_BYTES, Header, MEMBER_BYTES, Member, seal};
+
+/// Reads a file of an address as if another process had written these bytes, as they are and with fitting checksums.
+/// What can be read can be written again.
+pub fn registry_file(bytes: &[u8]) {
+    check::<HEADER_BYTES>(bytes, |bytes| {
+        let header = Header::parse(bytes)?;
+        assert_eq!(Header::parse(&header.to_bytes()).as_ref(), Some(&header));
+        Some(())
+    });
+    for place in bytes.get(HEADER_BYTES..).unwrap_or_default().chunks(MEMBER_BYTES + ANSWER_BYTES) {
+        check::<MEMBER_BYTES>(place, |bytes| {
+            let member = Member::parse(bytes)?;
+            assert_eq!(Member::parse(&member.to_bytes()).as_ref(), Some(&member));
+            Some(())
+        });
+        check::<ANSWER_BYTES>(place.get(MEMBER_BYTES..).unwrap_or_default(), |bytes| {
+            let answer = Answer::parse(bytes)?;
+            assert_eq!(Answer::parse(&answer.to_bytes()), Some(answer));
+            Some(())
+        });
+    }
+}
+
+fn check<const N: usize>(bytes: &[u8], read: impl Fn(&[u8; N]) -> Option<()>) {
+    let Some(mut bytes) = bytes.first_chunk::<N>().copied() else { return };
+    let _ = read(&bytes);
+    seal(&mut bytes);
+    let _ = read(&bytes);
+}
