@@ -6,10 +6,12 @@
 use std::io;
 use std::net::IpAddr;
 
+use super::clock::Clock;
+use super::path_errors::PathErrors;
 use super::sys::{self, SendOptions};
 use super::udp::{Checksums, DEFAULT_HOP_LIMIT, ReceiveSocket, SendSocket};
 use crate::transport::{Datagram, Transmit};
-use crate::types::{Counter, Counters};
+use crate::types::{Counter, Counters, PathError, Time};
 
 /// Longest UDP payload over IPv4; as long as any that the kernel merges or segments.
 pub(super) const MAX_SEND_BYTES: usize = 65_507;
@@ -36,7 +38,6 @@ pub(super) enum Sent {
 }
 
 /// A shard's sockets.
-#[derive(Default)]
 pub(super) struct Link {
     receivers: Vec<ReceiveSocket>,
     senders: Vec<SendSocket>,
@@ -47,11 +48,21 @@ pub(super) struct Link {
     /// What [`Link::is_quiet`] found: from which socket, and what is in the buffer.
     found: Option<(usize, sys::Received)>,
     counters: Counters,
+    errors: PathErrors,
 }
 
 impl Link {
-    pub(super) fn new() -> Self {
-        Self { buffer: vec![0; RECEIVE_BUFFER_BYTES].into(), ..Self::default() }
+    pub(super) fn new(clock: Clock) -> Self {
+        Self {
+            receivers: Vec::new(),
+            senders: Vec::new(),
+            next_receiver: 0,
+            last_sender: 0,
+            buffer: vec![0; RECEIVE_BUFFER_BYTES].into(),
+            found: None,
+            counters: Counters::default(),
+            errors: PathErrors::new(clock),
+        }
     }
 
     pub(super) fn add_receiver(&mut self, socket: ReceiveSocket) {
@@ -64,6 +75,18 @@ impl Link {
 
     pub(super) fn counters(&self) -> &Counters {
         &self.counters
+    }
+
+    /// Takes in what the network has reported so far.
+    pub(super) fn take_errors(&mut self) {
+        for socket in &self.senders {
+            self.errors.take(socket.descriptor());
+        }
+    }
+
+    /// The last that system or network said about packets to an address, not earlier than `since`.
+    pub(super) fn path_error(&self, destination: IpAddr, since: Time) -> Option<PathError> {
+        self.errors.find(destination, since)
     }
 
     /// Hands the datagrams that wait to `deliver`, until there are no more or `max_calls` system calls were made.
@@ -137,15 +160,17 @@ impl Link {
 
     /// Sends what the endpoint wrote.
     pub(super) fn send(&mut self, transmit: &Transmit, bytes: &[u8]) -> Sent {
-        let Some(socket) = self.find_sender(transmit.source, transmit.source_port) else {
+        let Some(index) = self.find_sender(transmit.source, transmit.source_port) else {
             return self.refused(transmit, &io::ErrorKind::AddrNotAvailable.into());
         };
+        let socket = &self.senders[index];
         debug_assert!(transmit.segment_size.is_none() || socket.checksums == Checksums::On);
         let options = SendOptions {
             segment_size: transmit.segment_size.map(|size| size as u16),
             traffic_class: Some(transmit.traffic_class).filter(|class| *class != 0),
             hop_limit: Some(transmit.hop_limit).filter(|limit| !matches!(*limit, 0 | DEFAULT_HOP_LIMIT)),
         };
+        let mut took_errors = false;
         // Bounded: a signal interrupts a call that does not wait at most a few times.
         for _ in 0..8 {
             match socket.send(transmit.destination, bytes, options) {
@@ -162,6 +187,8 @@ impl Link {
                     self.counters.add(Counter::SendErrors, refused);
                     return Sent::Accepted;
                 }
+                // What the network reported of earlier packets, perhaps to others, fails this one: take it, try again.
+                Err(_) if !took_errors && self.errors.take(socket.descriptor()) => took_errors = true,
                 Err(error) => return self.refused(transmit, &error),
             }
         }
@@ -170,16 +197,17 @@ impl Link {
 
     fn refused(&mut self, transmit: &Transmit, error: &io::Error) -> Sent {
         self.counters.add(Counter::SendErrors, 1);
+        self.errors.note_refused(transmit.destination, error, transmit.segment_size.unwrap_or(transmit.length));
         tracing::debug!(source = %transmit.source, destination = %transmit.destination, %error, "send refused");
         Sent::Refused
     }
 
-    fn find_sender(&mut self, address: IpAddr, port: u16) -> Option<&SendSocket> {
+    fn find_sender(&mut self, address: IpAddr, port: u16) -> Option<usize> {
         let fits = |socket: &SendSocket| socket.port == port && socket.address.ip == address;
         if !self.senders.get(self.last_sender).is_some_and(fits) {
             self.last_sender = self.senders.iter().position(fits)?;
         }
-        self.senders.get(self.last_sender)
+        Some(self.last_sender)
     }
 }
 
@@ -244,7 +272,7 @@ mod tests {
     /// A link on an address, with a sender of each kind, and their ports.
     fn link(address: &str) -> (Link, LocalAddress, u16, u16) {
         let address = LocalAddress { ip: address.parse().unwrap(), scope: 0 };
-        let mut link = Link::new();
+        let mut link = Link::new(Clock::new());
         link.add_receiver(ReceiveSocket::open(address, &[7], &SIZES).unwrap());
         let plain = SendSocket::open(address, Checksums::Off, &SIZES).unwrap();
         let segmenting = SendSocket::open(address, Checksums::On, &SIZES).unwrap();

@@ -20,6 +20,7 @@ mod driver;
 mod idle;
 mod lease;
 mod link;
+mod path_errors;
 mod port_group;
 mod port_holder;
 mod qpn_block;

@@ -46,6 +46,11 @@ impl Recovery {
         self.receiver_ready_at.is_some()
     }
 
+    /// Tries spent since the last progress, without an answer and after RNR NAKs.
+    pub(super) fn spent(&self) -> (u8, u8) {
+        (self.retries_spent, self.rnr_retries_spent)
+    }
+
     pub(super) fn probe_pending(&self) -> bool {
         self.probe.is_some()
     }

@@ -3,6 +3,7 @@
 //! Everything that leaves this module is safe to call in any order and from any thread. What is specific to Linux
 //! lives here, so that another platform can be added beside it.
 
+mod error_queue;
 mod event;
 mod guarded;
 mod interface;
@@ -12,6 +13,7 @@ mod signal;
 mod steer;
 mod time;
 
+pub(crate) use error_queue::{QueuedError, receive_error};
 pub(crate) use event::{Epoll, EventFd, Interest, wait_readable};
 pub(crate) use guarded::{Guard, Guarded};
 pub(crate) use interface::{LinkState, link_state};
