@@ -191,6 +191,7 @@ impl QueuePair {
         report.last_answer = answer;
         report.last_request = request;
         report.was_acknowledged = self.requester.unacknowledged != first;
+        report.was_requested = self.responder.message_count > 0;
         report.ending = history.ending;
         report.worked = history.worked;
         report.late_answers = history.late_answers;

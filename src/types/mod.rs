@@ -27,8 +27,8 @@ pub use queue_pair::{
     RNR_TIMER_MICROSECONDS,
 };
 pub use report::{
-    Ending, FailedRequest, Heard, LastHeard, PathError, PeerFault, QueuePairReport, RefusedRequest, RemoteAccess, Stray,
-    Worked,
+    Ending, FailedRequest, Heard, LastHeard, PathError, PeerFault, QueuePairReport, RefusedRequest, RemoteAccess,
+    Stray, Worked,
 };
 pub use request::{BatchEnd, Data, Operation, ReceiveRequest, SendFlags, SendRequest, Sge};
 pub use time::Time;

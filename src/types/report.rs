@@ -212,6 +212,8 @@ pub struct QueuePairReport {
     pub heard_elsewhere: Option<LastHeard>,
     /// Whether any packet of this side was ever acknowledged.
     pub was_acknowledged: bool,
+    /// Whether any request of the peer was executed.
+    pub was_requested: bool,
     /// What ended it.
     pub ending: Option<Ending>,
     /// Remote accesses that succeeded.
@@ -249,6 +251,7 @@ impl QueuePairReport {
             last_request: None,
             heard_elsewhere: None,
             was_acknowledged: false,
+            was_requested: false,
             ending: None,
             worked: Worked::default(),
             late_answers: 0,
