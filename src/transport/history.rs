@@ -53,6 +53,7 @@ pub(super) struct History {
     heard: [Option<HeardPacket>; 2],
     worked: Worked,
     ending: Option<Ending>,
+    gave_up_at: Option<Time>,
     late_answers: u32,
     wrong_source: Option<IpAddr>,
     wrong_pkey: Option<u16>,
@@ -96,6 +97,11 @@ impl History {
     /// What took the queue pair to the error state; the first one counts.
     pub(super) fn note_ending(&mut self, ending: Ending) {
         self.ending.get_or_insert(ending);
+    }
+
+    /// The tries of a request have run out.
+    pub(super) fn note_gave_up(&mut self, now: Time) {
+        self.gave_up_at.get_or_insert(now);
     }
 
     /// A packet for this queue pair was dropped.
@@ -194,6 +200,7 @@ impl QueuePair {
         report.was_requested = self.responder.message_count > 0;
         report.ending = history.ending;
         report.worked = history.worked;
+        report.gave_up = history.gave_up_at.map(|at| now.saturating_since(at));
         report.late_answers = history.late_answers;
         report.wrong_source = history.wrong_source;
         report.wrong_pkey = history.wrong_pkey;
@@ -212,14 +219,16 @@ impl Endpoint {
         let queue_pair = self.find(qpn)?;
         let mut report = queue_pair.report(now);
         report.device = self.counters();
+        let since = queue_pair.history.connected_at;
         let peer = queue_pair.path.as_ref().map(|path| path.peer_address);
         let others = self.all().filter(|other| other.qpn != qpn && peer.is_some());
         let same_host = others.filter(|other| other.path.as_ref().map(|path| path.peer_address) == peer);
         report.heard_elsewhere = same_host
             .flat_map(|other| other.history.heard.into_iter().flatten())
+            .filter(|packet| packet.at >= since)
             .max_by_key(|packet| packet.at)
             .map(|packet| packet.report(now));
-        Some((report, queue_pair.history.connected_at))
+        Some((report, since))
     }
 
     /// Packets from `source` since `since` that belong to no queue pair.

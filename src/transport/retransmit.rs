@@ -179,6 +179,7 @@ impl QueuePair {
         let allowed = self.attributes.retry_cnt.unwrap_or(0);
         if self.requester.recovery.retries_spent >= allowed {
             self.count(Counter::RetryExceeded);
+            self.history.note_gave_up(now);
             self.fail_oldest(CompletionStatus::RetryExceededError, cause);
             return;
         }

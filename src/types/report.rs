@@ -208,7 +208,7 @@ pub struct QueuePairReport {
     pub last_answer: Option<LastHeard>,
     /// The last request of the peer.
     pub last_request: Option<LastHeard>,
-    /// The last valid packet of the peer's address for any other queue pair of the device.
+    /// The last valid packet of the peer's address for any other queue pair of the device, since this one was connected.
     pub heard_elsewhere: Option<LastHeard>,
     /// Whether any packet of this side was ever acknowledged.
     pub was_acknowledged: bool,
@@ -218,6 +218,8 @@ pub struct QueuePairReport {
     pub ending: Option<Ending>,
     /// Remote accesses that succeeded.
     pub worked: Worked,
+    /// How long ago the last try of a request without an answer ran out.
+    pub gave_up: Option<Duration>,
     /// Answers that came when nothing was waited for any more.
     pub late_answers: u32,
     /// Where packets for this queue pair came from that is not its peer.
@@ -254,6 +256,7 @@ impl QueuePairReport {
             was_requested: false,
             ending: None,
             worked: Worked::default(),
+            gave_up: None,
             late_answers: 0,
             wrong_source: None,
             wrong_pkey: None,

@@ -170,7 +170,7 @@ fn tries(failed: &FailedRequest, report: &QueuePairReport) -> String {
     match report.status.attributes.timeout {
         Some(code @ 1..) => {
             let wait = Duration::from_nanos(4_096 << code.min(31));
-            format!("{} of {allowed} repetitions, {} between them (timeout {code})", failed.tries, time(wait))
+            format!("{} of {allowed} repetitions with timeout {code}, {}", failed.tries, time(wait))
         }
         _ => format!("{} of {allowed} repetitions", failed.tries),
     }

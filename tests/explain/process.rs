@@ -76,6 +76,12 @@ impl Process {
         let sent = Command::new("kill").args([signal, &self.child.id().to_string()]).status().unwrap();
         assert!(sent.success());
     }
+
+    /// The kernel's letter for what it does.
+    fn state(&self) -> Option<char> {
+        let status = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
+        status.rsplit(") ").next().and_then(|rest| rest.chars().next())
+    }
 }
 
 impl Drop for Process {
@@ -109,6 +115,7 @@ pub(crate) fn peer_is_killed(case: u8) -> String {
 pub(crate) fn peer_is_stopped(case: u8) -> String {
     let (end, process) = connected(case);
     process.signal("-STOP");
+    end.until(|_| process.state() == Some('T'));
     end.send();
     end.why()
 }

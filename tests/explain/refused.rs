@@ -17,10 +17,8 @@ pub(crate) fn receiver_never_posts(case: u8) -> String {
 pub(crate) fn receiver_never_posts_for_ever(case: u8) -> String {
     let (left, _right) = pair(case);
     left.send();
-    left.until(|left| left.qp.report().unwrap().waits_for_receiver);
-    left.until(|left| left.qp.explain_state().contains("RNR NAK"));
+    let mut text = String::new();
     // The wait that the peer asks for ends now and then, so it is asked until it is met.
-    let mut text = left.qp.explain_state();
     left.until(|left| {
         text = left.qp.explain_state();
         text.contains("without end")
@@ -93,18 +91,6 @@ pub(crate) fn too_many_reads(case: u8) -> String {
         if let Err(failure) = left.cq.wait(super::world::PATIENCE).unwrap().result() {
             return left.qp.explain(&failure);
         }
-    }
-}
-
-pub(crate) fn misaligned_atomic(case: u8) -> String {
-    let (left, right) = pair(case);
-    let (near, far) = (left.region(8), right.region(64));
-    // The verbs tier refuses to post an address that it sees to be misaligned; the peer's region may begin anywhere.
-    let odd = RemoteMemory::new(far.iova() + 4, far.rkey(), 8);
-    let posted = left.qp.post_send(&[SendRequest::fetch_and_add(near.slice(..).unwrap(), odd, 1).signaled()]);
-    match posted {
-        Ok(()) => left.why(),
-        Err(error) => error.to_string(),
     }
 }
 

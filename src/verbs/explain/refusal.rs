@@ -1,6 +1,6 @@
 //! Why the peer refused a request.
 
-use super::{Diagnosis, name, operation_name, time};
+use super::{Diagnosis, name, operation_name};
 use crate::types::{Counter, FailedRequest, Operation, QueuePairReport, RemoteAccess, Rkey};
 
 /// The peer has no receive posted.
@@ -9,7 +9,7 @@ pub(super) fn receiver_not_ready(failed: &FailedRequest, report: &QueuePairRepor
     let naks = report.counters.get(Counter::ReceivedRnr);
     Diagnosis::new(
         format!(
-            "the peer posts no receives: it said so {naks} times, and {} of {allowed} repetitions (rnr_retry) are spent",
+            "the peer posts no receives, or too few or too late: it said so {naks} times, and {} of {allowed} repetitions (rnr_retry) are spent",
             failed.rnr_tries
         ),
         "post receives there before this end sends, or set rnr_retry to 7 (without end) here, or a longer min_rnr_timer \
@@ -98,7 +98,7 @@ pub(super) fn access(failed: &FailedRequest, report: &QueuePairReport) -> Diagno
         None => Diagnosis::new(
             format!(
                 "no region of the peer has key {rkey} (mistyped, or deregistered); otherwise the region is of another \
-                 protection domain than the peer's queue pair, grants no {}, or does not hold {range}",
+                 protection domain than the peer's queue pair, it or the queue pair grants no {}, or it does not hold {range}",
                 right(&failed.operation)
             ),
             "compare key, address and length with what the peer registered; its asynchronous event says which it was",
@@ -162,10 +162,9 @@ pub(super) fn operational() -> Diagnosis {
 /// The peer's answer broke the protocol.
 pub(super) fn bad_response(report: &QueuePairReport) -> Diagnosis {
     let path_mtu = report.status.attributes.path_mtu.unwrap_or_default();
-    let heard = report.last_answer.map(|answer| format!(", {} ago", time(answer.ago))).unwrap_or_default();
     Diagnosis::new(
         format!(
-            "the peer's answer{heard} does not have the form that the request asks for: its path_mtu is not {path_mtu}, \
+            "the peer's answer does not have the form that the request asks for: its path_mtu is not {path_mtu}, \
              or it does not speak the protocol"
         ),
         "connect both ends with the same path_mtu; if they do, capture the packets and report the peer",

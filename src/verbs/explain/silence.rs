@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::IpAddr;
+use std::time::Duration;
 
 use super::{Diagnosis, time};
 use crate::types::{DropReason, FailedRequest, Heard, LastHeard, Mtu, Operation, PathError, QueuePairReport};
@@ -21,11 +22,17 @@ pub(super) fn silence(failed: &FailedRequest, report: &QueuePairReport) -> Diagn
         .or_else(|| wrong_sequence(report))
         .or_else(|| large_packets_vanish(failed, report))
         .or_else(|| (last_answer_kind(report) == Some(Heard::SequenceNak)).then(|| lost(report)))
-        .unwrap_or_else(|| match (report.was_acknowledged, report.last_request) {
-            (_, Some(request)) => one_way(peer, request, report),
-            (true, None) => went_silent(peer, failed, report),
-            (false, None) => never_heard(peer, report),
+        .or_else(|| one_way(peer, failed, report))
+        .unwrap_or_else(|| match report.last_heard() {
+            Some(heard) => went_silent(peer, failed, heard, report),
+            None => never_heard(peer, report),
         })
+}
+
+/// The wait between two tries.
+fn wait(report: &QueuePairReport) -> Duration {
+    let code = report.status.attributes.timeout.unwrap_or(0);
+    if code == 0 { Duration::ZERO } else { Duration::from_nanos(4_096 << code.min(31)) }
 }
 
 /// The peer kept saying that packets are missing.
@@ -53,12 +60,14 @@ fn lost(report: &QueuePairReport) -> Diagnosis {
 /// What system or network said, unless the peer answered after that.
 fn path_error(peer: IpAddr, report: &QueuePairReport) -> Option<Diagnosis> {
     let error = report.path_error.as_ref()?;
-    if report.last_answer.is_some_and(|answer| answer.ago < error.ago) {
+    // The last try would have met it again.
+    let is_over = report.gave_up.is_some_and(|gave_up| error.ago > gave_up + 2 * wait(report));
+    if is_over || report.last_answer.is_some_and(|answer| answer.ago < error.ago) {
         return None;
     }
     let reporter = match error.reporter {
-        Some(reporter) if reporter != peer => format!(" ({reporter} said so {} times)", error.count),
-        _ => format!(" (said {} times)", error.count),
+        Some(reporter) if reporter != peer => format!(" ({reporter} reported it {} times)", error.count),
+        _ => format!(" (reported {} times)", error.count),
     };
     Some(match error.errno {
         libc::EMSGSIZE if is_too_big(error, report) => too_big(peer, error, report),
@@ -188,7 +197,7 @@ fn stray(peer: IpAddr, report: &QueuePairReport) -> Option<Diagnosis> {
         Some(qpn) => Diagnosis::new(
             format!(
                 "the peer answers to the wrong queue pair: {count} packets from {peer} (the last {ago} ago) name {qpn}, \
-                 which does not exist here"
+                 which does not exist here (any more)"
             ),
             "give the peer this queue pair's number as its dest_qp_num",
         ),
@@ -235,36 +244,45 @@ fn large_packets_vanish(failed: &FailedRequest, report: &QueuePairReport) -> Opt
     })
 }
 
-/// The peer's requests arrive, and nothing answers.
-fn one_way(peer: IpAddr, request: LastHeard, report: &QueuePairReport) -> Diagnosis {
+/// The peer's requests arrive while nothing answers.
+fn one_way(peer: IpAddr, failed: &FailedRequest, report: &QueuePairReport) -> Option<Diagnosis> {
+    let request = report.last_request?;
+    // Timers run out late rather than early.
+    let tried_for = wait(report) * (u32::from(failed.tries) + 2);
+    let came_meanwhile = report.gave_up.is_none_or(|gave_up| request.ago <= gave_up + tried_for);
+    // Requests and answers that end together are those of a peer that went silent.
+    let outlived = report.last_answer.is_none_or(|answer| request.ago + wait(report) < answer.ago);
+    if !came_meanwhile || !outlived {
+        return None;
+    }
     let numbers = if report.was_acknowledged {
         "something began to drop them"
     } else {
         "a firewall drops them, or dest_qp_num here is not the peer's queue pair"
     };
-    Diagnosis::new(
+    Some(Diagnosis::new(
         format!(
             "packets pass in one direction only: requests of the peer arrive (the last {} ago), but ours to {peer} are \
              not answered: {numbers}",
             time(request.ago)
         ),
         "allow UDP port 4791 inwards on the peer's host and outwards here, whatever the source port",
-    )
+    ))
 }
 
-/// It answered once.
-fn went_silent(peer: IpAddr, failed: &FailedRequest, report: &QueuePairReport) -> Diagnosis {
+/// It was heard once.
+fn went_silent(peer: IpAddr, failed: &FailedRequest, heard: LastHeard, report: &QueuePairReport) -> Diagnosis {
     if report.status.attributes.retry_cnt == Some(0) && failed.tries == 0 {
         return Diagnosis::new(
             "a single lost packet or answer ended the connection, because retry_cnt is 0; or the peer went silent",
             "set retry_cnt to 7",
         );
     }
-    let since = report.last_answer.map(|answer| time(answer.ago)).unwrap_or_default();
+    let since = time(heard.ago);
     if let Some(other) = alive_elsewhere(report) {
         return Diagnosis::new(
             format!(
-                "the peer's queue pair is in error, reset or destroyed: it answered until {since} ago, while {peer} still \
+                "the peer's queue pair is in error, reset or destroyed: it was heard until {since} ago, while {peer} still \
                  answers other queue pairs (last {} ago)",
                 time(other.ago)
             ),

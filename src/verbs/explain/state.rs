@@ -38,7 +38,7 @@ fn standing(report: &QueuePairReport) -> Diagnosis {
         let rnr_retry = attributes.rnr_retry.unwrap_or(0);
         let end = if rnr_retry == 7 { ", and rnr_retry 7 means without end" } else { "" };
         return Diagnosis::new(
-            format!("{waiting}, because the peer posts no receives: it said so with an RNR NAK{end}"),
+            format!("{waiting}, because no receive is posted there: the peer said so with an RNR NAK{end}"),
             "post receives there",
         );
     }
