@@ -180,12 +180,18 @@ impl Link {
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if is_full(&error) => return Sent::Full,
-                // The way out cannot compute checksums, which segmenting needs.
-                Err(error) if error.raw_os_error() == Some(libc::EIO) && options.segment_size.is_some() => {
-                    let (sent, refused) = send_singly(socket, transmit, bytes, options);
+                // The way out cannot compute checksums, which segmenting needs. Or something else is wrong, perhaps
+                // with the segments' length; for a single datagram the kernel says what.
+                Err(error) if options.segment_size.is_some() && is_about_segments(&error) => {
+                    let (sent, refused, last) = send_singly(socket, transmit, bytes, options);
                     self.counters.add(Counter::SendCalls, sent);
-                    self.counters.add(Counter::SendErrors, refused);
-                    return Sent::Accepted;
+                    return match last {
+                        Some(error) => {
+                            self.counters.add(Counter::SendErrors, refused - 1);
+                            self.refused(transmit, &error)
+                        }
+                        None => Sent::Accepted,
+                    };
                 }
                 // What the network reported of earlier packets, perhaps to others, fails this one: take it, try again.
                 Err(_) if !took_errors && self.errors.take(socket.descriptor()) => took_errors = true,
@@ -211,17 +217,37 @@ impl Link {
     }
 }
 
+/// Whether the kernel may refuse a run of segments for being one.
+fn is_about_segments(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EIO | libc::EINVAL))
+}
+
 fn is_full(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::WouldBlock || error.raw_os_error() == Some(libc::ENOBUFS)
 }
 
 /// Sends the segments of a run one by one. Each bears identification 0 where its ICRC has its place in the run; our own
-/// peers, who alone get runs, solve for such small numbers. Returns how many were sent, and how many refused.
-fn send_singly(socket: &SendSocket, transmit: &Transmit, bytes: &[u8], options: SendOptions) -> (u64, u64) {
+/// peers, who alone get runs, solve for such small numbers. Returns how many were sent, how many refused, and the last
+/// refusal.
+fn send_singly(
+    socket: &SendSocket,
+    transmit: &Transmit,
+    bytes: &[u8],
+    options: SendOptions,
+) -> (u64, u64, Option<io::Error>) {
     let single = SendOptions { segment_size: None, ..options };
     let size = transmit.segment_size.unwrap_or(bytes.len()).max(1);
-    let sends = bytes.chunks(size).map(|segment| socket.send(transmit.destination, segment, single).is_ok());
-    sends.fold((0, 0), |(sent, refused), ok| (sent + u64::from(ok), refused + u64::from(!ok)))
+    let (mut sent, mut refused, mut last) = (0, 0, None);
+    for segment in bytes.chunks(size) {
+        match socket.send(transmit.destination, segment, single) {
+            Ok(()) => sent += 1,
+            Err(error) => {
+                refused += 1;
+                last = Some(error);
+            }
+        }
+    }
+    (sent, refused, last)
 }
 
 /// Hands over what one call brought, datagram by datagram; returns how many.
