@@ -369,6 +369,22 @@ mod tests {
     }
 
     #[test]
+    fn errors_of_one_address_cost_others_nothing() {
+        let (mut link, address, plain, _) = link("127.77.3.5");
+        let mut closed = transmit(address, plain, 4, None);
+        closed.destination = "127.77.3.6".parse().unwrap();
+        for _ in 0..3 {
+            assert!(matches!(link.send(&closed, b"abcd"), Sent::Accepted));
+            assert!(matches!(link.send(&transmit(address, plain, 4, None), b"abcd"), Sent::Accepted));
+        }
+        assert_eq!(link.receive(16, |_| (), || false).datagrams, 3);
+        assert_eq!(link.counters.get(Counter::SendErrors), 0);
+        let error = link.path_error(closed.destination, Time::ZERO).unwrap();
+        assert_eq!((error.errno, error.count), (libc::ECONNREFUSED, 3));
+        assert_eq!(link.path_error(address.ip, Time::ZERO), None);
+    }
+
+    #[test]
     fn overflow_of_the_socket_is_counted() {
         let (mut link, address, plain, _) = link("127.77.3.4");
         let bytes = [0; 4_000];

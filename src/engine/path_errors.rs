@@ -1,8 +1,8 @@
 //! What system and network said about packets to each address: refused sends, and ICMP messages.
 //!
 //! Nothing here decides anything: an ICMP message can be forged, and the transport tries until its own timers end it.
-//! It is kept for explanations. A pending ICMP error makes the next send of its socket fail, whoever it is for, so it is
-//! taken off the socket and the send is tried again.
+//! It is kept for explanations. A pending ICMP error makes the next send of its socket fail, whoever it is for, so
+//! it is taken off the socket and the send is tried again.
 
 use std::io;
 use std::net::IpAddr;

@@ -208,7 +208,8 @@ pub struct QueuePairReport {
     pub last_answer: Option<LastHeard>,
     /// The last request of the peer.
     pub last_request: Option<LastHeard>,
-    /// The last valid packet of the peer's address for any other queue pair of the device, since this one was connected.
+    /// The last valid packet of the peer's address for any other queue pair of the device, since this one was
+    /// connected.
     pub heard_elsewhere: Option<LastHeard>,
     /// Whether any packet of this side was ever acknowledged.
     pub was_acknowledged: bool,

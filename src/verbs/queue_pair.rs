@@ -305,9 +305,10 @@ impl QueuePair {
         self.inner.report()
     }
 
-    /// Why a request of this queue pair failed, in two sentences for people: what happened and most likely why; what was
-    /// last heard of the peer and when, and what to try. Where this end cannot tell two causes apart, both are named,
-    /// the likelier one first. Ask before the queue pair is reset: it is made from what the queue pair knows now.
+    /// Why a request of this queue pair failed, in two sentences for people: what happened and most likely why; what
+    /// was last heard of the peer and when, and what to try. Where this end cannot tell two causes apart, both are
+    /// named, the likelier one first. Ask before the queue pair is reset: it is made from what the queue pair knows
+    /// now.
     ///
     /// ```
     /// use std::time::Duration;
@@ -353,8 +354,8 @@ impl QueuePair {
         explain::explain_event(event, self.report().ok().as_ref())
     }
 
-    /// How the connection stands, in two sentences: why nothing completes, or that nothing is wrong. For those who wait,
-    /// for example with a `timeout` of 0, which waits for ever.
+    /// How the connection stands, in two sentences: why nothing completes, or that nothing is wrong. For those who
+    /// wait, for example with a `timeout` of 0, which waits for ever.
     ///
     /// ```
     /// # use rdma_verbs::verbs;

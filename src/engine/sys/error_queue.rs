@@ -110,12 +110,9 @@ mod tests {
     use super::super::{SendOptions, SocketOption, send, set_option};
     use super::*;
 
-    #[test]
-    fn closed_port_is_reported_with_its_address() {
-        let socket = UdpSocket::bind("127.77.6.1:0").unwrap();
-        set_option(socket.as_fd(), SocketOption::ReportErrors4, true).unwrap();
+    fn send_to_closed_port(socket: &UdpSocket, option: SocketOption, destination: SocketAddr) {
+        set_option(socket.as_fd(), option, true).unwrap();
         assert!(receive_error(socket.as_fd()).unwrap().is_none());
-        let destination: SocketAddr = "127.77.6.2:4791".parse().unwrap();
         send(socket.as_fd(), &destination, b"anybody there?", SendOptions::default()).unwrap();
         let error = receive_error(socket.as_fd()).unwrap().expect("loopback answers before a send returns");
         assert_eq!((error.destination, error.errno), (destination.ip(), libc::ECONNREFUSED));
@@ -123,5 +120,19 @@ mod tests {
         assert!(receive_error(socket.as_fd()).unwrap().is_none());
         // Taking it cleared the socket's stored error.
         send(socket.as_fd(), &socket.local_addr().unwrap(), b"next", SendOptions::default()).unwrap();
+    }
+
+    #[test]
+    fn closed_port_is_reported_with_its_address() {
+        let socket = UdpSocket::bind("127.77.6.1:0").unwrap();
+        send_to_closed_port(&socket, SocketOption::ReportErrors4, "127.77.6.2:4791".parse().unwrap());
+    }
+
+    #[test]
+    fn closed_port_is_reported_over_ipv6() {
+        // Some machines have no IPv6.
+        let Ok(socket) = UdpSocket::bind("[::1]:0") else { return };
+        let closed = UdpSocket::bind("[::1]:0").unwrap().local_addr().unwrap();
+        send_to_closed_port(&socket, SocketOption::ReportErrors6, closed);
     }
 }

@@ -9,11 +9,12 @@ pub(super) fn receiver_not_ready(failed: &FailedRequest, report: &QueuePairRepor
     let naks = report.counters.get(Counter::ReceivedRnr);
     Diagnosis::new(
         format!(
-            "the peer posts no receives, or too few or too late: it said so {naks} times, and {} of {allowed} repetitions (rnr_retry) are spent",
+            "the peer posts no receives, or too few or too late: it said so {naks} times, and {} of {allowed} \
+             repetitions (rnr_retry) are spent",
             failed.rnr_tries
         ),
-        "post receives there before this end sends, or set rnr_retry to 7 (without end) here, or a longer min_rnr_timer \
-         there",
+        "post receives there before this end sends, or set rnr_retry to 7 (without end) here, or a longer \
+         min_rnr_timer there",
     )
 }
 
@@ -89,8 +90,8 @@ pub(super) fn access(failed: &FailedRequest, report: &QueuePairReport) -> Diagno
         ),
         None if others.iter().flatten().any(|other| other.rkey == rkey) => Diagnosis::new(
             format!(
-                "the peer's region with key {rkey} does not grant {}, for other accesses with this key worked; or {range} \
-                 lie outside of it",
+                "the peer's region with key {rkey} does not grant {}, for other accesses with this key worked; or \
+                 {range} lie outside of it",
                 right(&failed.operation)
             ),
             "register it there with that right",
@@ -98,7 +99,8 @@ pub(super) fn access(failed: &FailedRequest, report: &QueuePairReport) -> Diagno
         None => Diagnosis::new(
             format!(
                 "no region of the peer has key {rkey} (mistyped, or deregistered); otherwise the region is of another \
-                 protection domain than the peer's queue pair, it or the queue pair grants no {}, or it does not hold {range}",
+                 protection domain than the peer's queue pair, it or the queue pair grants no {}, or it does not hold \
+                 {range}",
                 right(&failed.operation)
             ),
             "compare key, address and length with what the peer registered; its asynchronous event says which it was",
@@ -164,8 +166,8 @@ pub(super) fn bad_response(report: &QueuePairReport) -> Diagnosis {
     let path_mtu = report.status.attributes.path_mtu.unwrap_or_default();
     Diagnosis::new(
         format!(
-            "the peer's answer does not have the form that the request asks for: its path_mtu is not {path_mtu}, \
-             or it does not speak the protocol"
+            "the peer's answer does not have the form that the request asks for: its path_mtu is not {path_mtu}, or it \
+             does not speak the protocol"
         ),
         "connect both ends with the same path_mtu; if they do, capture the packets and report the peer",
     )

@@ -74,8 +74,8 @@ fn path_error(peer: IpAddr, report: &QueuePairReport) -> Option<Diagnosis> {
         libc::EMSGSIZE => return None,
         libc::ECONNREFUSED if report.was_acknowledged => Diagnosis::new(
             format!(
-                "the peer's process has ended or closed its device: UDP port 4791 of {peer} is closed now{reporter}, and \
-                 it answered before"
+                "the peer's process has ended or closed its device: UDP port 4791 of {peer} is closed now{reporter}, \
+                 and it answered before"
             ),
             "start the peer again, and connect anew",
         ),
@@ -92,8 +92,8 @@ fn path_error(peer: IpAddr, report: &QueuePairReport) -> Option<Diagnosis> {
         ),
         libc::EINVAL => Diagnosis::new(
             format!(
-                "there is no way to {peer} from the own address ({}){reporter}: the GID is wrong, or the own GID is, for \
-                 example a loopback address",
+                "there is no way to {peer} from the own address ({}){reporter}: the GID is wrong, or the own GID is, \
+                 for example a loopback address",
                 words(error.errno)
             ),
             "check the peer's GID (dgid) and the own GID index: 127.0.0.0/8 reaches only this host",
@@ -196,8 +196,8 @@ fn stray(peer: IpAddr, report: &QueuePairReport) -> Option<Diagnosis> {
     Some(match stray.qpn {
         Some(qpn) => Diagnosis::new(
             format!(
-                "the peer answers to the wrong queue pair: {count} packets from {peer} (the last {ago} ago) name {qpn}, \
-                 which does not exist here (any more)"
+                "the peer answers to the wrong queue pair: {count} packets from {peer} (the last {ago} ago) name \
+                 {qpn}, which does not exist here (any more)"
             ),
             "give the peer this queue pair's number as its dest_qp_num",
         ),
@@ -282,8 +282,8 @@ fn went_silent(peer: IpAddr, failed: &FailedRequest, heard: LastHeard, report: &
     if let Some(other) = alive_elsewhere(report) {
         return Diagnosis::new(
             format!(
-                "the peer's queue pair is in error, reset or destroyed: it was heard until {since} ago, while {peer} still \
-                 answers other queue pairs (last {} ago)",
+                "the peer's queue pair is in error, reset or destroyed: it was heard until {since} ago, while {peer} \
+                 still answers other queue pairs (last {} ago)",
                 time(other.ago)
             ),
             "look at the first failure and the asynchronous events of the peer, then connect anew",
@@ -317,11 +317,11 @@ fn alive_elsewhere(report: &QueuePairReport) -> Option<LastHeard> {
 fn never_heard(peer: IpAddr, report: &QueuePairReport) -> Diagnosis {
     let qpn = report.status.attributes.dest_qp_num.unwrap_or_default();
     let no_queue_pair = format!(
-        "no queue pair {qpn} of {peer} takes packets from here: the number is wrong, or the queue pair is not yet in RTR, \
-         in error or destroyed, or connected to somebody else"
+        "no queue pair {qpn} of {peer} takes packets from here: the number is wrong, or the queue pair is not yet in \
+         RTR, in error or destroyed, or connected to somebody else"
     );
-    let advice = "compare dest_qp_num with the peer's number and the peer's dgid with our GID, and let both ends connect \
-                  before one sends";
+    let advice = "compare dest_qp_num with the peer's number and the peer's dgid with our GID, and let both ends \
+                  connect before one sends";
     if let Some(other) = alive_elsewhere(report) {
         let heard = format!("; its host is up and answers other queue pairs (last {} ago)", time(other.ago));
         return Diagnosis::new(no_queue_pair + &heard, advice);

@@ -77,8 +77,8 @@ fn idle(report: &QueuePairReport) -> Diagnosis {
         let psn = report.status.attributes.rq_psn.unwrap_or_default();
         return Diagnosis::new(
             format!(
-                "{} requests of the peer came, none with the sequence number that is expected next: rq_psn here ({psn}) is \
-                 not sq_psn there",
+                "{} requests of the peer came, none with the sequence number that is expected next: rq_psn here \
+                 ({psn}) is not sq_psn there",
                 early + repeated
             ),
             "exchange the PSNs anew, and reset both queue pairs before they are connected again",
