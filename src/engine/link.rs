@@ -85,8 +85,8 @@ impl Link {
     }
 
     /// The last that system or network said about packets to an address, not earlier than `since`.
-    pub(super) fn path_error(&self, destination: IpAddr, since: Time) -> Option<PathError> {
-        self.errors.find(destination, since)
+    pub(super) fn path_error(&self, now: Time, destination: IpAddr, since: Time) -> Option<PathError> {
+        self.errors.find(now, destination, since)
     }
 
     /// Hands the datagrams that wait to `deliver`, until there are no more or `max_calls` system calls were made.
@@ -379,9 +379,9 @@ mod tests {
         }
         assert_eq!(link.receive(16, |_| (), || false).datagrams, 3);
         assert_eq!(link.counters.get(Counter::SendErrors), 0);
-        let error = link.path_error(closed.destination, Time::ZERO).unwrap();
+        let error = link.path_error(Time::NEVER, closed.destination, Time::ZERO).unwrap();
         assert_eq!((error.errno, error.count), (libc::ECONNREFUSED, 3));
-        assert_eq!(link.path_error(address.ip, Time::ZERO), None);
+        assert_eq!(link.path_error(Time::NEVER, address.ip, Time::ZERO), None);
     }
 
     #[test]

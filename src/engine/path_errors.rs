@@ -82,10 +82,10 @@ impl PathErrors {
     }
 
     /// The last that was said about an address, not earlier than `since`.
-    pub(super) fn find(&self, destination: IpAddr, since: Time) -> Option<PathError> {
+    pub(super) fn find(&self, now: Time, destination: IpAddr, since: Time) -> Option<PathError> {
         let fits = |known: &&Known| known.destination == destination && known.at >= since;
         let last = self.known.iter().filter(fits).max_by_key(|known| known.at)?;
-        Some(PathError { ago: self.clock.now().saturating_since(last.at), ..last.error })
+        Some(PathError { ago: now.saturating_since(last.at), ..last.error })
     }
 }
 
@@ -104,10 +104,10 @@ mod tests {
         errors.note_refused(one, &refusal(libc::ENETUNREACH), 100);
         errors.note_refused(one, &refusal(libc::EMSGSIZE), 4_200);
         errors.note_refused(one, &refusal(libc::EMSGSIZE), 2_200);
-        let found = errors.find(one, Time::ZERO).unwrap();
+        let found = errors.find(Time::NEVER, one, Time::ZERO).unwrap();
         assert_eq!((found.errno, found.bytes, found.count), (libc::EMSGSIZE, Some(2_200), 2));
-        assert_eq!(errors.find(other, Time::ZERO), None);
-        assert_eq!(errors.find(one, Time::NEVER), None);
+        assert_eq!(errors.find(Time::NEVER, other, Time::ZERO), None);
+        assert_eq!(errors.find(Time::NEVER, one, Time::NEVER), None);
     }
 
     #[test]
@@ -117,6 +117,6 @@ mod tests {
             errors.note_refused(IpAddr::from([10, 0, 0, host]), &refusal(libc::EPERM), 1);
         }
         assert_eq!(errors.known.len(), MOST_KNOWN);
-        assert!(errors.find(IpAddr::from([10, 0, 0, 199]), Time::ZERO).is_some());
+        assert!(errors.find(Time::NEVER, IpAddr::from([10, 0, 0, 199]), Time::ZERO).is_some());
     }
 }

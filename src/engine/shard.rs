@@ -320,7 +320,7 @@ impl Core {
         let (mut report, since) = self.endpoint.queue_pair_report(now, qpn)?;
         self.link.take_errors();
         report.device.merge(self.link.counters());
-        report.path_error = report.peer_address().and_then(|peer| self.link.path_error(peer, since));
+        report.path_error = report.peer_address().and_then(|peer| self.link.path_error(now, peer, since));
         Some((report, since))
     }
 

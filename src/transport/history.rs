@@ -200,6 +200,7 @@ impl QueuePair {
         report.was_requested = self.responder.message_count > 0;
         report.ending = history.ending;
         report.worked = history.worked;
+        report.last_try = self.requester.last_asked().map(|at| now.saturating_since(at));
         report.gave_up = history.gave_up_at.map(|at| now.saturating_since(at));
         report.late_answers = history.late_answers;
         report.wrong_source = history.wrong_source;

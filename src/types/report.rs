@@ -219,6 +219,8 @@ pub struct QueuePairReport {
     pub ending: Option<Ending>,
     /// Remote accesses that succeeded.
     pub worked: Worked,
+    /// How long ago a packet that asks for an acknowledgement was sent last.
+    pub last_try: Option<Duration>,
     /// How long ago the last try of a request without an answer ran out.
     pub gave_up: Option<Duration>,
     /// Answers that came when nothing was waited for any more.
@@ -257,6 +259,7 @@ impl QueuePairReport {
             was_requested: false,
             ending: None,
             worked: Worked::default(),
+            last_try: None,
             gave_up: None,
             late_answers: 0,
             wrong_source: None,

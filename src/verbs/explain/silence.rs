@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use super::{Diagnosis, time};
-use crate::types::{DropReason, FailedRequest, Heard, LastHeard, Mtu, Operation, PathError, QueuePairReport};
+use crate::types::{Counter, DropReason, FailedRequest, Heard, LastHeard, Mtu, Operation, PathError, QueuePairReport};
 
 /// IPv4, UDP and the longest transport headers with the ICRC: what a packet has besides its payload.
 const OVERHEAD_BYTES: u32 = 64;
@@ -17,11 +17,11 @@ pub(super) fn silence(failed: &FailedRequest, report: &QueuePairReport) -> Diagn
     };
     wrong_address(peer, report)
         .or_else(|| path_error(peer, report))
-        .or_else(|| too_late(report))
         .or_else(|| misdirected(peer, report))
         .or_else(|| wrong_sequence(report))
+        .or_else(|| kept_missing(report))
+        .or_else(|| too_late(report))
         .or_else(|| large_packets_vanish(failed, report))
-        .or_else(|| (last_answer_kind(report) == Some(Heard::SequenceNak)).then(|| lost(report)))
         .or_else(|| one_way(peer, failed, report))
         .unwrap_or_else(|| match report.last_heard() {
             Some(heard) => went_silent(peer, failed, heard, report),
@@ -43,8 +43,10 @@ pub(super) fn losses(failed: &FailedRequest, report: &QueuePairReport) -> Diagno
     lost(report)
 }
 
-fn last_answer_kind(report: &QueuePairReport) -> Option<Heard> {
-    report.last_answer.map(|answer| answer.what)
+/// Losses to the end, although the last try ran out by the clock.
+fn kept_missing(report: &QueuePairReport) -> Option<Diagnosis> {
+    let said_so = report.last_answer.is_some_and(|answer| answer.what == Heard::SequenceNak);
+    (said_so && report.counters.get(Counter::ReceivedSequenceNak) > 0).then(|| lost(report))
 }
 
 fn lost(report: &QueuePairReport) -> Diagnosis {
@@ -61,7 +63,7 @@ fn lost(report: &QueuePairReport) -> Diagnosis {
 fn path_error(peer: IpAddr, report: &QueuePairReport) -> Option<Diagnosis> {
     let error = report.path_error.as_ref()?;
     // The last try would have met it again.
-    let is_over = report.gave_up.is_some_and(|gave_up| error.ago > gave_up + 2 * wait(report));
+    let is_over = report.last_try.is_some_and(|tried| error.ago > tried);
     if is_over || report.last_answer.is_some_and(|answer| answer.ago < error.ago) {
         return None;
     }

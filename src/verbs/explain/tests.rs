@@ -72,7 +72,8 @@ fn path_error(errno: i32) -> PathError {
 #[test]
 fn what_the_network_said_comes_first() {
     let with = |error: PathError| {
-        let report = QueuePairReport { path_error: Some(error), gave_up: Some(Duration::ZERO), ..report("10.0.0.2") };
+        let tried = Some(Duration::from_millis(6));
+        let report = QueuePairReport { path_error: Some(error), last_try: tried, ..report("10.0.0.2") };
         of(NO_ANSWER, report)
     };
     has(&with(path_error(libc::EHOSTUNREACH)), &["there is no way to 10.0.0.2", "No route to host"]);
@@ -91,9 +92,9 @@ fn errors_that_are_over_are_not_blamed() {
     let refused = PathError { ago: Duration::from_secs(60), ..path_error(libc::ECONNREFUSED) };
     let mut late = report("10.0.0.2");
     late.path_error = Some(refused);
-    late.gave_up = Some(Duration::from_secs(1));
+    late.last_try = Some(Duration::from_secs(1));
     has(&of(NO_ANSWER, late.clone()), &["never answered"]);
-    late.gave_up = Some(Duration::from_secs(60));
+    late.last_try = Some(Duration::from_secs(60));
     has(&of(NO_ANSWER, late.clone()), &["nothing listens on UDP port 4791 of 10.0.0.2"]);
     late.last_answer = ago(50_000, Heard::Acknowledgement);
     has(&of(NO_ANSWER, late), &["10.0.0.2 went silent 50.0 s ago"]);
