@@ -6,11 +6,13 @@
 use std::io;
 use std::net::IpAddr;
 
+use super::clock::Clock;
+use super::path_errors::PathErrors;
 use super::port_group::Route;
 use super::sys::{self, SendOptions};
 use super::udp::{Checksums, DEFAULT_HOP_LIMIT, ReceiveSocket, SendSocket};
 use crate::transport::{Datagram, Transmit};
-use crate::types::{Counter, Counters};
+use crate::types::{Counter, Counters, PathError, Time};
 
 /// Longest UDP payload over IPv4; as long as any that the kernel merges or segments.
 pub(super) const MAX_SEND_BYTES: usize = 65_507;
@@ -37,7 +39,6 @@ pub(super) enum Sent {
 }
 
 /// A shard's sockets.
-#[derive(Default)]
 pub(super) struct Link {
     receivers: Vec<ReceiveSocket>,
     senders: Vec<SendSocket>,
@@ -48,11 +49,21 @@ pub(super) struct Link {
     /// What [`Link::is_quiet`] found: from which socket, and what is in the buffer.
     found: Option<(usize, sys::Received)>,
     counters: Counters,
+    errors: PathErrors,
 }
 
 impl Link {
-    pub(super) fn new() -> Self {
-        Self { buffer: vec![0; RECEIVE_BUFFER_BYTES].into(), ..Self::default() }
+    pub(super) fn new(clock: Clock) -> Self {
+        Self {
+            receivers: Vec::new(),
+            senders: Vec::new(),
+            next_receiver: 0,
+            last_sender: 0,
+            buffer: vec![0; RECEIVE_BUFFER_BYTES].into(),
+            found: None,
+            counters: Counters::default(),
+            errors: PathErrors::new(clock),
+        }
     }
 
     pub(super) fn add_receiver(&mut self, socket: ReceiveSocket) {
@@ -65,6 +76,18 @@ impl Link {
 
     pub(super) fn counters(&self) -> &Counters {
         &self.counters
+    }
+
+    /// Takes in what the network has reported so far.
+    pub(super) fn take_errors(&mut self) {
+        for socket in &self.senders {
+            self.errors.take(socket.descriptor());
+        }
+    }
+
+    /// The last that system or network said about packets to an address, not earlier than `since`.
+    pub(super) fn path_error(&self, now: Time, destination: IpAddr, since: Time) -> Option<PathError> {
+        self.errors.find(now, destination, since)
     }
 
     /// Hands the datagrams that wait to `deliver`, until there are no more or `max_calls` system calls were made.
@@ -138,15 +161,17 @@ impl Link {
 
     /// Sends what the endpoint wrote.
     pub(super) fn send(&mut self, transmit: &Transmit, bytes: &[u8]) -> Sent {
-        let Some(socket) = self.find_sender(transmit.source, transmit.source_port) else {
+        let Some(index) = self.find_sender(transmit.source, transmit.source_port) else {
             return self.refused(transmit, &io::ErrorKind::AddrNotAvailable.into());
         };
+        let socket = &self.senders[index];
         debug_assert!(transmit.segment_size.is_none() || socket.checksums == Checksums::On);
         let options = SendOptions {
             segment_size: transmit.segment_size.map(|size| size as u16),
             traffic_class: Some(transmit.traffic_class).filter(|class| *class != 0),
             hop_limit: Some(transmit.hop_limit).filter(|limit| !matches!(*limit, 0 | DEFAULT_HOP_LIMIT)),
         };
+        let mut took_errors = false;
         // Bounded: a signal interrupts a call that does not wait at most a few times.
         for _ in 0..8 {
             match socket.send(transmit.destination, bytes, options) {
@@ -156,13 +181,21 @@ impl Link {
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if is_full(&error) => return Sent::Full,
-                // The way out cannot compute checksums, which segmenting needs.
-                Err(error) if error.raw_os_error() == Some(libc::EIO) && options.segment_size.is_some() => {
-                    let (sent, refused) = send_singly(socket, transmit, bytes, options);
+                // The way out cannot compute checksums, which segmenting needs. Or something else is wrong, perhaps
+                // with the segments' length; for a single datagram the kernel says what.
+                Err(error) if options.segment_size.is_some() && is_about_segments(&error) => {
+                    let (sent, refused, last) = send_singly(socket, transmit, bytes, options);
                     self.counters.add(Counter::SendCalls, sent);
-                    self.counters.add(Counter::SendErrors, refused);
-                    return Sent::Accepted;
+                    return match last {
+                        Some(error) => {
+                            self.counters.add(Counter::SendErrors, refused - 1);
+                            self.refused(transmit, &error)
+                        }
+                        None => Sent::Accepted,
+                    };
                 }
+                // What the network reported of earlier packets, perhaps to others, fails this one: take it, try again.
+                Err(_) if !took_errors && self.errors.take(socket.descriptor()) => took_errors = true,
                 Err(error) => return self.refused(transmit, &error),
             }
         }
@@ -171,17 +204,23 @@ impl Link {
 
     fn refused(&mut self, transmit: &Transmit, error: &io::Error) -> Sent {
         self.counters.add(Counter::SendErrors, 1);
+        self.errors.note_refused(transmit.destination, error, transmit.segment_size.unwrap_or(transmit.length));
         tracing::debug!(source = %transmit.source, destination = %transmit.destination, %error, "send refused");
         Sent::Refused
     }
 
-    fn find_sender(&mut self, address: IpAddr, port: u16) -> Option<&SendSocket> {
+    fn find_sender(&mut self, address: IpAddr, port: u16) -> Option<usize> {
         let fits = |socket: &SendSocket| socket.port == port && socket.address.ip == address;
         if !self.senders.get(self.last_sender).is_some_and(fits) {
             self.last_sender = self.senders.iter().position(fits)?;
         }
-        self.senders.get(self.last_sender)
+        Some(self.last_sender)
     }
+}
+
+/// Whether the kernel may refuse a run of segments for being one.
+fn is_about_segments(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EIO | libc::EINVAL))
 }
 
 fn is_full(error: &io::Error) -> bool {
@@ -189,12 +228,27 @@ fn is_full(error: &io::Error) -> bool {
 }
 
 /// Sends the segments of a run one by one. Each bears identification 0 where its ICRC has its place in the run; our own
-/// peers, who alone get runs, solve for such small numbers. Returns how many were sent, and how many refused.
-fn send_singly(socket: &SendSocket, transmit: &Transmit, bytes: &[u8], options: SendOptions) -> (u64, u64) {
+/// peers, who alone get runs, solve for such small numbers. Returns how many were sent, how many refused, and the last
+/// refusal.
+fn send_singly(
+    socket: &SendSocket,
+    transmit: &Transmit,
+    bytes: &[u8],
+    options: SendOptions,
+) -> (u64, u64, Option<io::Error>) {
     let single = SendOptions { segment_size: None, ..options };
     let size = transmit.segment_size.unwrap_or(bytes.len()).max(1);
-    let sends = bytes.chunks(size).map(|segment| socket.send(transmit.destination, segment, single).is_ok());
-    sends.fold((0, 0), |(sent, refused), ok| (sent + u64::from(ok), refused + u64::from(!ok)))
+    let (mut sent, mut refused, mut last) = (0, 0, None);
+    for segment in bytes.chunks(size) {
+        match socket.send(transmit.destination, segment, single) {
+            Ok(()) => sent += 1,
+            Err(error) => {
+                refused += 1;
+                last = Some(error);
+            }
+        }
+    }
+    (sent, refused, last)
 }
 
 /// Hands over what one call brought, datagram by datagram; returns how many.
@@ -252,8 +306,8 @@ mod tests {
     /// A link on an address, with a sender of each kind, and their ports.
     fn link(address: &str) -> (Link, LocalAddress, u16, u16) {
         let address = LocalAddress { ip: address.parse().unwrap(), scope: 0 };
-        let mut link = Link::new();
         let newcomer = Newcomer { address, blocks: &[0, 7], capabilities: PeerCapabilities::STRANGER };
+        let mut link = Link::new(Clock::new());
         link.add_receiver(ReceiveSocket::open(newcomer, &SIZES).unwrap());
         let plain = SendSocket::open(address, Checksums::Off, &SIZES).unwrap();
         let segmenting = SendSocket::open(address, Checksums::On, &SIZES).unwrap();
@@ -321,6 +375,22 @@ mod tests {
         unreachable.destination = "255.255.255.255".parse().unwrap();
         assert!(matches!(link.send(&unreachable, b"abcd"), Sent::Refused));
         assert_eq!(link.counters.get(Counter::SendErrors), 2);
+    }
+
+    #[test]
+    fn errors_of_one_address_cost_others_nothing() {
+        let (mut link, address, plain, _) = link("127.77.3.5");
+        let mut closed = transmit(address, plain, 4, None);
+        closed.destination = "127.77.3.6".parse().unwrap();
+        for _ in 0..3 {
+            assert!(matches!(link.send(&closed, b"abcd"), Sent::Accepted));
+            assert!(matches!(link.send(&transmit(address, plain, 4, None), b"abcd"), Sent::Accepted));
+        }
+        assert_eq!(link.receive(16, |_| (), || false).datagrams, 3);
+        assert_eq!(link.counters.get(Counter::SendErrors), 0);
+        let error = link.path_error(Time::NEVER, closed.destination, Time::ZERO).unwrap();
+        assert_eq!((error.errno, error.count), (libc::ECONNREFUSED, 3));
+        assert_eq!(link.path_error(Time::NEVER, address.ip, Time::ZERO), None);
     }
 
     #[test]

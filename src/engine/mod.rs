@@ -21,6 +21,7 @@ mod idle;
 mod lease;
 mod link;
 mod mailbox;
+mod path_errors;
 mod port_group;
 mod port_holder;
 mod process;

@@ -24,7 +24,7 @@ use super::wake::Wake;
 use crate::memory::{MemoryView, RegionTable};
 use crate::queue::CompletionQueue;
 use crate::transport::{AckRelease, Datagram, Endpoint, EndpointConfig, Transmit};
-use crate::types::{Counters, PeerCapabilities, Qpn, Time};
+use crate::types::{Counters, PeerCapabilities, Qpn, QueuePairReport, Stray, Time};
 
 /// Sending sockets without checksums that an address has at most: the more, the better networks spread the flows.
 const PLAIN_SENDERS: u32 = 4;
@@ -131,14 +131,15 @@ impl Shard {
             ..EndpointConfig::default()
         });
         let buffer = vec![0; MAX_SEND_BYTES].into();
-        let core = Core { endpoint, link: Link::new(), buffer, unsent: None, in_pass: false };
+        let clock = Clock::new();
+        let core = Core { endpoint, link: Link::new(clock), buffer, unsent: None, in_pass: false };
         Ok(Self {
             lock: ShardLock::new(core),
             doorbells: DoorbellQueue::new(config.max_queue_pairs as usize),
             lease: Lease::default(),
             crowd: Crowd::default(),
             wake: Wake::new()?,
-            clock: Clock::new(),
+            clock,
             sockets: Epoll::new()?,
             armed: AtomicU32::new(0),
             moderated: Mutex::default(),
@@ -167,6 +168,21 @@ impl Shard {
         counters
     }
 
+    /// What a queue pair knows of itself and of its peer, with what the sockets know of the way there; also when its
+    /// connection began, by this shard's clock.
+    pub(crate) fn queue_pair_report(&self, qpn: Qpn) -> Option<(QueuePairReport, Time)> {
+        let mut answer = None;
+        self.command(|core, now| answer = core.queue_pair_report(now, qpn));
+        answer
+    }
+
+    /// Packets from an address since then that belong to no queue pair.
+    pub(crate) fn strays(&self, source: IpAddr, since: Time) -> Vec<Stray> {
+        let mut found = Vec::new();
+        self.command(|core, now| found = core.endpoint.strays(now, source, since));
+        found
+    }
+
     /// Sees to it that packets to `address` are received, and names the source port that a queue pair's packets shall
     /// have. Equal `entropy` gives equal ports. `segmenting`: the peer takes segmented sends.
     pub(crate) fn open_path(
@@ -192,6 +208,8 @@ impl Shard {
             if segmenting { (Checksums::On, SEGMENTING_SENDERS) } else { (Checksums::Off, PLAIN_SENDERS) };
         let place = (address.ip, kind, entropy % pool);
         if let Some(port) = opened.senders.get(&place) {
+            // What was reported before belongs to earlier connections.
+            self.command(|core, _| core.link.take_errors());
             return Ok(*port);
         }
         let socket = SendSocket::open(address, kind, &self.sizes)?;
@@ -344,6 +362,14 @@ impl Core {
             }
         }
         progress.has_more = true;
+    }
+
+    fn queue_pair_report(&mut self, now: Time, qpn: Qpn) -> Option<(QueuePairReport, Time)> {
+        let (mut report, since) = self.endpoint.queue_pair_report(now, qpn)?;
+        self.link.take_errors();
+        report.device.merge(self.link.counters());
+        report.path_error = report.peer_address().and_then(|peer| self.link.path_error(now, peer, since));
+        Some((report, since))
     }
 
     /// A glance instead of a pass: whether there is nothing to send and nothing has arrived. Deadlines wait for the

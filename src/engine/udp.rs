@@ -14,7 +14,7 @@
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use socket2::{Domain, Socket, Type};
@@ -205,6 +205,11 @@ impl SendSocket {
         Err(OpenError::new(message, last))
     }
 
+    /// For its error queue.
+    pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
     /// Sends packets to port 4791 of `destination`.
     #[inline]
     pub(super) fn send(&self, destination: IpAddr, bytes: &[u8], options: SendOptions) -> io::Result<()> {
@@ -216,10 +221,12 @@ impl SendSocket {
 fn sender(address: IpAddr, checksums: Checksums, sizes: &SocketSizes) -> io::Result<Socket> {
     let socket = udp_socket(address)?;
     socket.set_send_buffer_size(sizes.send_bytes)?;
-    let (probe, no_checksum) = match address {
-        IpAddr::V4(_) => (SocketOption::ProbePathMtu4, SocketOption::NoChecksum4),
-        IpAddr::V6(_) => (SocketOption::ProbePathMtu6, SocketOption::NoChecksum6),
+    let (probe, no_checksum, report) = match address {
+        IpAddr::V4(_) => (SocketOption::ProbePathMtu4, SocketOption::NoChecksum4, SocketOption::ReportErrors4),
+        IpAddr::V6(_) => (SocketOption::ProbePathMtu6, SocketOption::NoChecksum6, SocketOption::ReportErrors6),
     };
+    // Only explanations need it.
+    let _ = set_option(socket.as_fd(), report, true);
     set_option(socket.as_fd(), probe, true)?;
     set_option(socket.as_fd(), no_checksum, checksums == Checksums::Off)?;
     match address {

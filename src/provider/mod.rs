@@ -21,8 +21,8 @@ pub use error::{Error, ErrorKind, Result};
 use crate::memory::{Backing, Region};
 use crate::types::{
     AccessFlags, AsyncEvent, BatchEnd, Counters, DeviceAttributes, DomainId, GidEntry, Lkey, PeerCapabilities,
-    PortAttributes, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairStatus, QueuePairType, RawCompletion,
-    ReceiveRequest, Rkey, SendRequest,
+    PortAttributes, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairReport, QueuePairStatus, QueuePairType,
+    RawCompletion, ReceiveRequest, Rkey, SendRequest,
 };
 
 /// A kind of device: finds and opens devices by name.
@@ -216,4 +216,10 @@ pub trait QueuePair: Send + Sync {
 
     /// Its counters.
     fn counters(&self) -> Counters;
+
+    /// What it knows of itself and of its peer, for explanations. A provider that keeps no memory of it tells its state
+    /// and counters.
+    fn report(&self) -> Result<QueuePairReport> {
+        Ok(QueuePairReport::new(self.query()?, self.counters()))
+    }
 }

@@ -8,6 +8,7 @@ use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 use super::datagram::{AckRelease, Datagram, ModifyLimits, SourceAddress, Transmit};
+use super::history::Strays;
 use super::modify::ModifyError;
 use super::queue_pair::{QueuePair, QueuePairInit};
 use super::timer::Timers;
@@ -107,6 +108,7 @@ pub struct Endpoint {
     in_flight: HashMap<IpAddr, Arc<AtomicU32>>,
     /// Of packets without a queue pair, and of queue pairs that are gone.
     counters: Counters,
+    strays: Strays,
 }
 
 impl Endpoint {
@@ -122,6 +124,7 @@ impl Endpoint {
             timers: Timers::default(),
             in_flight: HashMap::new(),
             counters: Counters::default(),
+            strays: Strays::default(),
         }
     }
 
@@ -173,6 +176,9 @@ impl Endpoint {
         let in_flight = &mut self.in_flight;
         let queue_pair = self.queue_pairs[place as usize].as_mut().ok_or(ModifyError::UnknownQueuePair)?;
         let to = queue_pair.check_modify(attributes, limits)?;
+        if to == QueuePairState::ReadyToReceive {
+            queue_pair.history.connect(now, &queue_pair.counters);
+        }
         queue_pair.apply_modify(to, attributes, source, |peer| in_flight.entry(peer).or_default().clone());
         self.settle(now, place);
         Ok(())
@@ -234,7 +240,15 @@ impl Endpoint {
         self.by_number.len()
     }
 
-    fn find(&self, qpn: Qpn) -> Option<&QueuePair> {
+    pub(super) fn stray_packets(&self) -> &Strays {
+        &self.strays
+    }
+
+    pub(super) fn all(&self) -> impl Iterator<Item = &QueuePair> {
+        self.queue_pairs.iter().flatten().map(|queue_pair| &**queue_pair)
+    }
+
+    pub(super) fn find(&self, qpn: Qpn) -> Option<&QueuePair> {
         let place = *self.by_number.get(&qpn)?;
         self.queue_pairs[place as usize].as_deref()
     }
@@ -267,21 +281,28 @@ impl Endpoint {
     pub fn handle_datagram(&mut self, now: Time, memory: &MemoryView<'_>, datagram: &Datagram<'_>) {
         let packet = match Packet::parse(datagram.payload) {
             Ok(packet) => packet,
-            Err(reason) => return self.counters.add_drop(reason),
+            Err(reason) => return self.drop_stray(now, datagram, None, reason),
         };
         let bth = &packet.headers.bth;
         if bth.opcode == Opcode::CNP {
             return self.counters.add_drop(DropReason::CongestionNotification);
         }
         let Some(place) = self.by_number.get(&bth.destination).copied() else {
-            return self.counters.add_drop(DropReason::UnknownQueuePair);
+            return self.drop_stray(now, datagram, Some(bth.destination), DropReason::UnknownQueuePair);
         };
         let pass = self.pass(now, memory);
         let Some(queue_pair) = self.at(place) else { return };
         if let Err(reason) = queue_pair.handle_packet(&pass, datagram, &packet) {
             queue_pair.counters.add_drop(reason);
+            queue_pair.history.note_drop(reason, queue_pair.state, datagram.source, bth);
         }
         self.settle(now, place);
+    }
+
+    /// A datagram that belongs to no queue pair.
+    fn drop_stray(&mut self, now: Time, datagram: &Datagram<'_>, qpn: Option<Qpn>, reason: DropReason) {
+        self.counters.add_drop(reason);
+        self.strays.note(now, datagram.source, qpn, reason);
     }
 
     /// Some deadline has come.
@@ -407,6 +428,7 @@ impl QueuePair {
         self.check_source_port(datagram.source_port)?;
         self.counters.add(Counter::ReceivedPackets, 1);
         self.counters.add(Counter::ReceivedBytes, datagram.payload.len() as u64);
+        self.history.note_heard(pass.now, &packet.headers);
         if bth.opcode.is_request() {
             self.handle_request(pass, packet, datagram.payload)
         } else {

@@ -4,6 +4,7 @@
 mod completer;
 mod datagram;
 mod endpoint;
+mod history;
 mod modify;
 mod queue_pair;
 mod reorder;

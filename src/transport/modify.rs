@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU32;
 use super::datagram::{ModifyLimits, SourceAddress};
 use super::queue_pair::{Path, QueuePair, address_of};
 use super::state_machine::{self, Mask, Refused};
-use crate::types::{Cause, PeerCapabilities, QueuePairAttributes, QueuePairState, QueuePairType};
+use crate::types::{Cause, Ending, PeerCapabilities, QueuePairAttributes, QueuePairState, QueuePairType};
 
 /// Why a state change was refused; nothing was changed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -99,7 +99,10 @@ impl QueuePair {
     ) {
         match to {
             QueuePairState::Reset => return self.reset(),
-            QueuePairState::Error => return self.enter_error(Cause::QueuePairInError),
+            QueuePairState::Error => {
+                self.history.note_ending(Ending::Application);
+                return self.enter_error(Cause::QueuePairInError);
+            }
             _ => {}
         }
         let from = self.state;

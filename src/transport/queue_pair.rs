@@ -5,16 +5,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::datagram::SourceAddress;
+use super::history::History;
 use super::requester::Requester;
 use super::responder::Responder;
 use super::violation::Violation;
 use crate::queue::{AsyncEventQueue, CompletionQueue, ReceiveConsumer, SendConsumer, SourceToken};
 use crate::types::{
-    AsyncEvent, Cause, CompletionOpcode, CompletionStatus, Counter, Counters, DomainId, Gid, Mtu, Operation,
+    AsyncEvent, Cause, CompletionOpcode, CompletionStatus, Counter, Counters, DomainId, Ending, Gid, Mtu, Operation,
     PeerCapabilities, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairState, QueuePairStatus, QueuePairType,
     RawCompletion, Time,
 };
-use crate::wire::Flow;
+use crate::wire::{Flow, Headers};
 
 /// What a new queue pair is made of.
 pub struct QueuePairInit {
@@ -96,6 +97,7 @@ pub(super) struct QueuePair {
     pub(super) requester: Requester,
     pub(super) responder: Responder,
     pub(super) counters: Counters,
+    pub(super) history: History,
     /// Whether the endpoint's list of queue pairs with something to send has it.
     pub(super) listed: bool,
     /// Whether the endpoint's list of held acknowledgements has it.
@@ -125,6 +127,7 @@ impl QueuePair {
             requester,
             responder,
             counters: Counters::default(),
+            history: History::default(),
             listed: false,
             held: false,
             replies_first: false,
@@ -192,6 +195,7 @@ impl QueuePair {
         self.responder.reset();
         self.path = None;
         self.attributes = QueuePairAttributes::default();
+        self.history = History::default();
         self.state = QueuePairState::Reset;
     }
 
@@ -254,6 +258,9 @@ impl QueuePair {
             _ => (CompletionOpcode::Send, 0),
         };
         let wr_id = header.wr_id;
+        if status.is_success() {
+            self.history.note_done(&header.operation, header.length);
+        }
         self.send.retire(retired);
         if status.is_success() && !signaled {
             return;
@@ -310,15 +317,19 @@ impl QueuePair {
     pub(super) fn fail_oldest(&mut self, status: CompletionStatus, cause: Cause) {
         let index = self.requester.oldest();
         if index != self.send.published() {
+            self.note_failure(index, status, cause);
             self.complete_send(index, status, cause);
         }
         self.enter_error(Cause::EarlierFailure);
     }
 
     /// Ends the connection because a request of the peer was wrong; the NAK is already on its way.
-    pub(super) fn refuse(&mut self, violation: Violation) {
+    /// `headers` are those of the refused packet, with the length of its payload.
+    pub(super) fn refuse(&mut self, violation: Violation, headers: Option<(&Headers, u32)>) {
         let (status, cause) = violation.receive_status();
-        if let Some(receive) = self.responder.take_receive() {
+        let receive = self.responder.take_receive();
+        self.note_refusal(violation, headers, receive.map(|receive| receive.wr_id));
+        if let Some(receive) = receive {
             let retired = receive.index.wrapping_add(1);
             let failed = RawCompletion { wr_id: receive.wr_id, retired, status, cause, ..RawCompletion::default() };
             self.complete_receive(failed);
@@ -340,6 +351,7 @@ impl QueuePair {
     /// After each input: the consequences that no single step carries out.
     pub(super) fn settle(&mut self) {
         if std::mem::take(&mut self.requester.overflowed) {
+            self.history.note_ending(Ending::CompletionQueueOverflow);
             self.enter_error(Cause::CompletionQueueOverflow);
         }
         if self.state == QueuePairState::SendQueueDrained && self.requester.is_idle() {

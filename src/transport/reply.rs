@@ -425,6 +425,6 @@ impl QueuePair {
         }
         self.responder.note_refused(psn, NakCode::RemoteAccess);
         self.responder.replies.push_nak(psn, Syndrome::Nak(NakCode::RemoteAccess), message_count);
-        self.refuse(super::violation::Violation::RemoteKey(crate::memory::AccessError::UnknownKey));
+        self.refuse(super::violation::Violation::RemoteKey(crate::memory::AccessError::UnknownKey), None);
     }
 }

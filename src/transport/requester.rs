@@ -180,6 +180,11 @@ impl Requester {
         self.limit.distance_from(self.unacknowledged).max(0) as u32
     }
 
+    /// When a packet was sent last that asks for an acknowledgement.
+    pub(super) fn last_asked(&self) -> Option<Time> {
+        self.last_ack_request_at
+    }
+
     pub(super) fn request(&self, index: u32) -> &InProgress {
         &self.requests[index as usize & (self.requests.len() - 1)]
     }

@@ -245,14 +245,14 @@ impl QueuePair {
     fn execute_in_turn(&mut self, pass: &Pass<'_>, packet: &Packet<'_>) {
         let psn = packet.headers.bth.psn;
         if let Err(violation) = self.check_sequence(packet).and_then(|()| self.check_operation(packet)) {
-            return self.refuse_packet(psn, violation);
+            return self.refuse_packet(packet, violation);
         }
         if !self.check_resources(packet) {
             return self.send_receiver_not_ready(psn);
         }
         let checked = self.check_length(packet).and_then(|()| self.check_key(pass, packet));
         if let Err(violation) = checked.and_then(|()| self.execute(pass, packet)) {
-            return self.refuse_packet(psn, violation);
+            return self.refuse_packet(packet, violation);
         }
         if is_answered_itself(packet.headers.bth.opcode) {
             return;
@@ -264,14 +264,15 @@ impl QueuePair {
         }
     }
 
-    fn refuse_packet(&mut self, psn: Psn, violation: Violation) {
+    fn refuse_packet(&mut self, packet: &Packet<'_>, violation: Violation) {
+        let psn = packet.headers.bth.psn;
         self.count(Counter::SentNak);
         tracing::debug!(qpn = %self.qpn, %psn, ?violation, "request refused");
         let code = violation.nak();
         let count = self.responder.message_count;
         self.responder.note_refused(psn, code);
         self.responder.replies.push_nak(psn, Syndrome::Nak(code), count);
-        self.refuse(violation);
+        self.refuse(violation, Some((&packet.headers, packet.payload.len() as u32)));
     }
 
     fn send_receiver_not_ready(&mut self, psn: Psn) {

@@ -46,6 +46,11 @@ impl Recovery {
         self.receiver_ready_at.is_some()
     }
 
+    /// Tries spent since the last progress, without an answer and after RNR NAKs.
+    pub(super) fn spent(&self) -> (u8, u8) {
+        (self.retries_spent, self.rnr_retries_spent)
+    }
+
     pub(super) fn probe_pending(&self) -> bool {
         self.probe.is_some()
     }
@@ -174,6 +179,7 @@ impl QueuePair {
         let allowed = self.attributes.retry_cnt.unwrap_or(0);
         if self.requester.recovery.retries_spent >= allowed {
             self.count(Counter::RetryExceeded);
+            self.history.note_gave_up(now);
             self.fail_oldest(CompletionStatus::RetryExceededError, cause);
             return;
         }

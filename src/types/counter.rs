@@ -158,6 +158,19 @@ impl Counters {
         }
     }
 
+    /// What was counted since `earlier`, which is an older copy of the same set.
+    #[must_use]
+    pub fn since(&self, earlier: &Counters) -> Counters {
+        let mut since = self.clone();
+        for (now, before) in since.counts.iter_mut().zip(&earlier.counts) {
+            *now = now.wrapping_sub(*before);
+        }
+        for (now, before) in since.drops.iter_mut().zip(&earlier.drops) {
+            *now = now.wrapping_sub(*before);
+        }
+        since
+    }
+
     /// A counter's value.
     pub fn get(&self, counter: Counter) -> u64 {
         self.counts[counter as usize]

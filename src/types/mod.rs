@@ -10,6 +10,7 @@ mod id;
 mod mtu;
 mod peer;
 mod queue_pair;
+mod report;
 mod request;
 mod time;
 
@@ -24,6 +25,10 @@ pub use peer::PeerCapabilities;
 pub use queue_pair::{
     AddressVector, QueuePairAttributes, QueuePairCapabilities, QueuePairState, QueuePairStatus, QueuePairType,
     RNR_TIMER_MICROSECONDS,
+};
+pub use report::{
+    Ending, FailedRequest, Heard, LastHeard, PathError, PeerFault, QueuePairReport, RefusedRequest, RemoteAccess,
+    Stray, Worked,
 };
 pub use request::{BatchEnd, Data, Operation, ReceiveRequest, SendFlags, SendRequest, Sge};
 pub use time::Time;

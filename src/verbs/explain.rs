@@ -1,122 +1,200 @@
-//! Why a request failed, in a sentence built from the queue pair.
+//! Why a request failed, in two sentences: what happened and most likely why; what was last heard of the peer, and what
+//! to try.
+//!
+//! Everything is concluded from what this end knows. Where that cannot tell two causes apart, both are named, the
+//! likelier one first. `docs/explanations.md` has the table.
+
+mod local;
+mod refusal;
+mod silence;
+mod state;
+#[cfg(all(test, not(loom)))]
+mod tests;
 
 use std::time::Duration;
 
-use super::{Cause, CompletionError, CompletionStatus, Counter, Counters, QueuePairAttributes};
-use crate::types::RNR_TIMER_MICROSECONDS;
+use super::{AsyncEvent, Cause, CompletionError, CompletionStatus, Counter};
+use crate::types::{Ending, FailedRequest, Operation, QueuePairReport};
 
-/// The failure's own text, the peer, and what bears on this kind of failure.
-pub(super) fn explain(
-    error: &CompletionError,
-    attributes: Option<&QueuePairAttributes>,
-    counters: &Counters,
-) -> String {
-    let mut text = error.to_string();
-    let Some(attributes) = attributes else {
-        return text + "; the queue pair is gone";
-    };
-    text += &peer(attributes);
-    match error.status {
-        CompletionStatus::RetryExceededError => text += &tries(error.cause, attributes, counters),
-        CompletionStatus::ReceiverNotReadyRetryExceededError => text += &receiver_not_ready(attributes, counters),
-        CompletionStatus::WorkRequestFlushedError => {
-            text += "; look at the first failure of this queue pair for the reason";
-        }
-        _ => {}
+pub(super) use state::explain_state;
+
+/// A cause and what to do about it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Diagnosis {
+    cause: String,
+    advice: String,
+}
+
+impl Diagnosis {
+    fn new(cause: impl Into<String>, advice: impl Into<String>) -> Self {
+        Self { cause: cause.into(), advice: advice.into() }
     }
-    let drops = counters.total_drops();
-    if drops > 0 {
-        let reasons = counters.iter().filter(|(name, value)| name.starts_with("drop_") && *value > 0);
-        let reasons: Vec<String> = reasons.map(|(name, value)| format!("{name} {value}")).collect();
-        text += &format!("; {drops} packets for this queue pair were dropped: {}", reasons.join(", "));
+}
+
+/// Why a request failed.
+pub(super) fn explain(error: &CompletionError, report: Option<&QueuePairReport>) -> String {
+    let Some(report) = report else {
+        return format!("{error}: the queue pair is gone, and with it what it knew");
+    };
+    let diagnosis = match report.ending {
+        Some(ending) if error.status == CompletionStatus::WorkRequestFlushedError => flushed(&ending, report),
+        Some(Ending::Request(failed)) if (failed.wr_id, failed.status) == (error.wr_id, error.status) => {
+            diagnose(&failed, report)
+        }
+        Some(Ending::PeerRequest(refused)) if refused.wr_id == Some(error.wr_id) => local::refused(&refused, report),
+        _ => Diagnosis::new(
+            "the queue pair has been reset or connected anew since, so what it knew is forgotten",
+            "explain a failure before the next reset",
+        ),
+    };
+    compose(&error.to_string(), &diagnosis, report)
+}
+
+/// Why an asynchronous event of the queue pair came.
+pub(super) fn explain_event(event: &AsyncEvent, report: Option<&QueuePairReport>) -> String {
+    let Some(report) = report else {
+        return format!("{event:?}: the queue pair is gone, and with it what it knew");
+    };
+    let diagnosis = match event {
+        AsyncEvent::QueuePairFatal(_)
+        | AsyncEvent::QueuePairRequestError(_)
+        | AsyncEvent::QueuePairAccessError(_)
+        | AsyncEvent::CompletionQueueError(_) => match &report.ending {
+            Some(ending) => ended(ending, report),
+            None => Diagnosis::new("nothing ended this queue pair since it was connected", "look at the others"),
+        },
+        AsyncEvent::CommunicationEstablished(_) => Diagnosis::new(
+            "the peer's first packet arrived before this end was ready to send, which is no error",
+            "go to RTS when it suits",
+        ),
+        AsyncEvent::SendQueueDrained(_) => Diagnosis::new(
+            "all requests that were begun before SQD are finished, which is no error",
+            "change attributes now, then go back to RTS",
+        ),
+        _ => Diagnosis::new("the event concerns the port, not this queue pair", "look at the interface"),
+    };
+    compose(&format!("{event:?}"), &diagnosis, report)
+}
+
+/// The two sentences.
+fn compose(headline: &str, diagnosis: &Diagnosis, report: &QueuePairReport) -> String {
+    format!("{headline}: {}. {}; {}", diagnosis.cause, evidence(report), diagnosis.advice)
+}
+
+/// Why a request of this side failed.
+fn diagnose(failed: &FailedRequest, report: &QueuePairReport) -> Diagnosis {
+    match failed.status {
+        CompletionStatus::RetryExceededError if failed.cause == Cause::SequenceErrorsExceeded => {
+            silence::losses(failed, report)
+        }
+        CompletionStatus::RetryExceededError => silence::silence(failed, report),
+        CompletionStatus::ReceiverNotReadyRetryExceededError => refusal::receiver_not_ready(failed, report),
+        CompletionStatus::RemoteAccessError => refusal::access(failed, report),
+        CompletionStatus::RemoteInvalidRequestError => refusal::invalid(failed, report),
+        CompletionStatus::RemoteOperationError => refusal::operational(),
+        CompletionStatus::BadResponseError => refusal::bad_response(report),
+        _ => local::request(failed),
+    }
+}
+
+/// What ended the queue pair.
+fn ended(ending: &Ending, report: &QueuePairReport) -> Diagnosis {
+    match ending {
+        Ending::Request(failed) => {
+            let Diagnosis { cause, advice } = diagnose(failed, report);
+            let (what, status) = (name(failed), failed.status);
+            Diagnosis::new(format!("request {} ({what}) failed with {status:?}: {cause}", failed.wr_id), advice)
+        }
+        Ending::PeerRequest(refused) => local::refused(refused, report),
+        Ending::Application => Diagnosis::new(
+            "the application moved the queue pair to ERR with modify, which flushes everything",
+            "nothing is wrong if that was meant; otherwise look for who calls modify",
+        ),
+        Ending::CompletionQueueOverflow => local::overflow(report),
+    }
+}
+
+/// Flushed requests fail for the reason of the first failure.
+fn flushed(ending: &Ending, report: &QueuePairReport) -> Diagnosis {
+    let Diagnosis { cause, advice } = ended(ending, report);
+    match ending {
+        Ending::Request(_) => Diagnosis::new(format!("it was not at fault: an earlier {cause}"), advice),
+        _ => Diagnosis::new(cause, advice),
+    }
+}
+
+/// What was last heard of the peer, and what else was counted.
+fn evidence(report: &QueuePairReport) -> String {
+    let mut text = match (report.last_heard(), report.peer_address()) {
+        (_, None) => "It was not connected".to_owned(),
+        (Some(heard), Some(peer)) => {
+            format!("Last heard from {peer} {} ago: {}", time(heard.ago), heard.what.name())
+        }
+        (None, Some(peer)) => {
+            let qpn = report.status.attributes.dest_qp_num.unwrap_or_default();
+            format!("Nothing was ever heard from queue pair {qpn} at {peer}")
+        }
+    };
+    let details = details(report);
+    if !details.is_empty() {
+        text += &format!(" ({})", details.join(", "));
     }
     text
 }
 
-fn peer(attributes: &QueuePairAttributes) -> String {
-    match (attributes.ah_attr, attributes.dest_qp_num) {
-        (Some(way), Some(qpn)) => format!("; the peer is queue pair {qpn} at {}", way.dgid.to_ip()),
-        _ => "; it was not connected".into(),
+fn details(report: &QueuePairReport) -> Vec<String> {
+    let mut details = Vec::new();
+    if let Some(Ending::Request(failed)) = &report.ending
+        && failed.status == CompletionStatus::RetryExceededError
+    {
+        details.push(tries(failed, report));
     }
+    for (counter, name) in [
+        (Counter::ReceivedRnr, "RNR NAKs"),
+        (Counter::ReceivedSequenceNak, "NAKs for missing packets"),
+        (Counter::DuplicateRequest, "repeated requests of the peer"),
+    ] {
+        let count = report.counters.get(counter);
+        if count > 0 {
+            details.push(format!("{count} {name}"));
+        }
+    }
+    let dropped = report.counters.iter().filter(|(name, count)| name.starts_with("drop_") && *count > 0);
+    details.extend(dropped.map(|(name, count)| format!("{name} {count}")));
+    details
 }
 
 /// What was tried when no usable answer came.
-fn tries(cause: Cause, attributes: &QueuePairAttributes, counters: &Counters) -> String {
-    let retries = attributes.retry_cnt.unwrap_or(0);
-    let heard = match counters.get(Counter::ReceivedPackets) {
-        0 => "; nothing was ever received from it: is it up, is UDP port 4791 open between the hosts, are GID, \
-              queue pair number and state of the peer right?"
-            .to_owned(),
-        packets => format!("; {packets} packets were received from it before"),
-    };
-    let tried = match cause {
-        Cause::SequenceErrorsExceeded => format!("; it reported lost packets after {retries} repetitions"),
-        _ => match attributes.timeout {
-            Some(code @ 1..) => {
-                let wait = Duration::from_nanos(4_096 << code.min(31));
-                format!("; {retries} repetitions, each after {wait:.1?} (timeout {code}) at least")
-            }
-            _ => format!("; {retries} repetitions"),
-        },
-    };
-    tried + &heard
+fn tries(failed: &FailedRequest, report: &QueuePairReport) -> String {
+    let allowed = report.status.attributes.retry_cnt.unwrap_or(0);
+    match report.status.attributes.timeout {
+        Some(code @ 1..) => {
+            let wait = Duration::from_nanos(4_096 << code.min(31));
+            format!("{} of {allowed} repetitions with timeout {code}, {}", failed.tries, time(wait))
+        }
+        _ => format!("{} of {allowed} repetitions", failed.tries),
+    }
 }
 
-fn receiver_not_ready(attributes: &QueuePairAttributes, counters: &Counters) -> String {
-    let retries = attributes.rnr_retry.unwrap_or(0);
-    let naks = counters.get(Counter::ReceivedRnr);
-    // The wait is what the peer asks for; our own code is the best guess at the peer's, which is set alike as a rule.
-    let code = usize::from(attributes.min_rnr_timer.unwrap_or(0)) % RNR_TIMER_MICROSECONDS.len();
-    let wait = Duration::from_micros(RNR_TIMER_MICROSECONDS[code].into());
-    format!(
-        "; it said {naks} times that it has no receive posted, {retries} repetitions were allowed: post receives \
-         earlier there, or allow more repetitions (7: without end) or longer waits than {wait:?}"
-    )
+/// A request in words.
+fn name(failed: &FailedRequest) -> String {
+    format!("a {} of {} bytes", operation_name(&failed.operation), failed.length)
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::types::{AddressVector, Qpn};
-
-    fn error(status: CompletionStatus, cause: Cause) -> CompletionError {
-        CompletionError { wr_id: 3, qpn: Qpn::new(0x11), status, cause }
+fn operation_name(operation: &Operation) -> &'static str {
+    match operation {
+        Operation::Write { .. } | Operation::WriteWithImmediate { .. } => "WRITE",
+        Operation::Read { .. } => "READ",
+        Operation::CompareAndSwap { .. } | Operation::FetchAndAdd { .. } => "atomic",
+        _ => "SEND",
     }
+}
 
-    fn connected() -> QueuePairAttributes {
-        QueuePairAttributes {
-            ah_attr: Some(AddressVector::new("10.0.0.2".parse::<std::net::Ipv4Addr>().unwrap().into(), 0)),
-            dest_qp_num: Some(Qpn::new(0x22)),
-            timeout: Some(14),
-            retry_cnt: Some(7),
-            rnr_retry: Some(3),
-            ..QueuePairAttributes::default()
-        }
-    }
-
-    #[test]
-    fn no_answer_names_peer_tries_and_drops() {
-        let mut counters = Counters::default();
-        counters.add_drop(crate::types::DropReason::BadIcrc);
-        let failure = error(CompletionStatus::RetryExceededError, Cause::NoAnswer);
-        let text = explain(&failure, Some(&connected()), &counters);
-        for part in ["0x000022 at 10.0.0.2", "7 repetitions, each after 67.1ms", "nothing was ever received"] {
-            assert!(text.contains(part), "{part} is not in {text}");
-        }
-        assert!(text.ends_with("1 packets for this queue pair were dropped: drop_bad_icrc 1"), "{text}");
-    }
-
-    #[test]
-    fn every_status_has_words() {
-        for status in [
-            CompletionStatus::ReceiverNotReadyRetryExceededError,
-            CompletionStatus::WorkRequestFlushedError,
-            CompletionStatus::RemoteAccessError,
-        ] {
-            let text = explain(&error(status, Cause::None), Some(&connected()), &Counters::default());
-            assert!(text.starts_with("request 3 on queue pair 0x000011: "), "{text}");
-        }
-        let text = explain(&error(CompletionStatus::GeneralError, Cause::None), None, &Counters::default());
-        assert!(text.ends_with("the queue pair is gone"));
+/// A duration as people say it.
+fn time(duration: Duration) -> String {
+    match duration.as_micros() {
+        0..1_000 => format!("{} µs", duration.as_micros()),
+        1_000..1_000_000 => format!("{:.1} ms", duration.as_secs_f64() * 1e3),
+        _ => format!("{:.1} s", duration.as_secs_f64()),
     }
 }

@@ -92,7 +92,7 @@ pub use crate::provider::{Error, ErrorKind, Result};
 pub use crate::types::{
     AccessFlags, AddressVector, AsyncEvent, Cause, CompletionOpcode, CompletionStatus, Counter, Counters,
     DeviceAttributes, DropReason, Gid, GidEntry, Lkey, Mtu, PeerCapabilities, PortAttributes, PortState, Psn, Qpn,
-    QueuePairAttributes, QueuePairCapabilities, QueuePairState, QueuePairStatus, QueuePairType, Rkey,
+    QueuePairAttributes, QueuePairCapabilities, QueuePairReport, QueuePairState, QueuePairStatus, QueuePairType, Rkey,
 };
 
 /// The promise of the module's documentation, held by the compiler: these types may be shared between threads.

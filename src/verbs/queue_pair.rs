@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::batch::Poster;
 use super::{
-    AccessFlags, CompletionError, CompletionQueue, Context, Counters, Error, ErrorKind, ProtectionDomain, Psn, Qpn,
-    QueuePairAttributes, QueuePairCapabilities, QueuePairState, QueuePairStatus, QueuePairType, ReceiveBatch,
-    ReceiveRequest, Result, SendBatch, SendRequest, explain,
+    AccessFlags, AsyncEvent, CompletionError, CompletionQueue, Context, Counters, Error, ErrorKind, ProtectionDomain,
+    Psn, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairReport, QueuePairState, QueuePairStatus,
+    QueuePairType, ReceiveBatch, ReceiveRequest, Result, SendBatch, SendRequest, explain,
 };
 use crate::provider;
 
@@ -285,8 +285,30 @@ impl QueuePair {
         self.inner.counters()
     }
 
-    /// Why a request of this queue pair failed, in a sentence for people: the peer, the timers and tries that were
-    /// spent, what the counters saw. Ask soon: it is made from the queue pair as it is now.
+    /// What it knows of itself and of its peer since it was connected, as plain data: what [`QueuePair::explain`] makes
+    /// its sentences from.
+    ///
+    /// # Errors
+    /// What the provider meets.
+    ///
+    /// ```
+    /// # use rdma_verbs::verbs;
+    /// # let context = verbs::open("soft:127.0.1.201")?;
+    /// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+    /// let qp = pd.create_qp(&cq, &cq).build()?;
+    /// qp.connect(&qp.connection_info()?)?; // to itself
+    /// let report = qp.report()?;
+    /// assert_eq!((report.last_heard(), report.ending), (None, None));
+    /// # Ok::<(), verbs::Error>(())
+    /// ```
+    pub fn report(&self) -> Result<QueuePairReport> {
+        self.inner.report()
+    }
+
+    /// Why a request of this queue pair failed, in two sentences for people: what happened and most likely why; what
+    /// was last heard of the peer and when, and what to try. Where this end cannot tell two causes apart, both are
+    /// named, the likelier one first. Ask before the queue pair is reset: it is made from what the queue pair knows
+    /// now.
     ///
     /// ```
     /// use std::time::Duration;
@@ -306,7 +328,45 @@ impl QueuePair {
     /// # Ok::<(), verbs::Error>(())
     /// ```
     pub fn explain(&self, error: &CompletionError) -> String {
-        explain::explain(error, self.query().ok().map(|status| status.attributes).as_ref(), &self.counters())
+        explain::explain(error, self.report().ok().as_ref())
+    }
+
+    /// Why an asynchronous event of this queue pair, or of its completion queue, came: as [`QueuePair::explain`], for
+    /// the end whose own requests did not fail.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use rdma_verbs::verbs::{self, Payload, RemoteMemory, Rkey, SendRequest};
+    ///
+    /// let context = verbs::open("soft:127.0.1.202")?;
+    /// let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+    /// let qp = pd.create_qp(&cq, &cq).build()?;
+    /// qp.connect(&qp.connection_info()?)?; // to itself
+    /// let nowhere = RemoteMemory::new(0x1000, Rkey(0x1234), 64);
+    /// qp.post_send(&[SendRequest::write(Payload::inline(b"hello"), nowhere)])?;
+    ///
+    /// let event = context.get_async_event(Duration::from_secs(10)).expect("the request is refused");
+    /// let text = qp.explain_event(&event);
+    /// assert!(text.contains("no memory region has key 0x00001234"), "{text}");
+    /// # Ok::<(), verbs::Error>(())
+    /// ```
+    pub fn explain_event(&self, event: &AsyncEvent) -> String {
+        explain::explain_event(event, self.report().ok().as_ref())
+    }
+
+    /// How the connection stands, in two sentences: why nothing completes, or that nothing is wrong. For those who
+    /// wait, for example with a `timeout` of 0, which waits for ever.
+    ///
+    /// ```
+    /// # use rdma_verbs::verbs;
+    /// # let context = verbs::open("soft:127.0.1.203")?;
+    /// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+    /// let qp = pd.create_qp(&cq, &cq).build()?;
+    /// assert!(qp.explain_state().contains("not connected"));
+    /// # Ok::<(), verbs::Error>(())
+    /// ```
+    pub fn explain_state(&self) -> String {
+        explain::explain_state(self.qpn(), self.report().ok().as_ref())
     }
 
     pub(super) fn inner(&self) -> &dyn provider::QueuePair {

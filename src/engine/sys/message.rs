@@ -57,7 +57,10 @@ pub(crate) fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<O
 /// # Safety
 ///
 /// `name` points to `length` initialised bytes, aligned as `sockaddr_storage`.
-unsafe fn read_address(name: *const libc::sockaddr_storage, length: libc::socklen_t) -> io::Result<SocketAddr> {
+pub(super) unsafe fn read_address(
+    name: *const libc::sockaddr_storage,
+    length: libc::socklen_t,
+) -> io::Result<SocketAddr> {
     let length = length as usize;
     if length >= size_of::<libc::sockaddr_in>() {
         // SAFETY: at least an IPv4 address was written, and the family is the first field of both kinds.

@@ -4,6 +4,7 @@
 //! lives here, so that another platform can be added beside it.
 
 mod credentials;
+mod error_queue;
 mod event;
 mod file_lock;
 mod fork;
@@ -16,6 +17,7 @@ mod steer;
 mod time;
 
 pub(crate) use credentials::{own_user, peer_user, receive_with_user};
+pub(crate) use error_queue::{QueuedError, receive_error};
 pub(crate) use event::{Epoll, EventFd, Interest, wait_readable};
 pub(crate) use file_lock::{is_byte_locked_by_others, try_lock_byte, unlock_byte};
 pub(crate) use fork::{NotInherited, generation};

@@ -20,6 +20,10 @@ pub(crate) enum SocketOption {
     ProbePathMtu4,
     /// Never fragment, ignore what routers say of the path MTU (IPv6).
     ProbePathMtu6,
+    /// Queue what the network reports of packets that were sent (IPv4).
+    ReportErrors4,
+    /// Queue what the network reports of packets that were sent (IPv6).
+    ReportErrors6,
     /// Choose flow labels by hashing (IPv6).
     AutoFlowLabel,
 }
@@ -34,6 +38,8 @@ impl SocketOption {
             Self::ReportOverflow => (libc::SOL_SOCKET, libc::SO_RXQ_OVFL),
             Self::ProbePathMtu4 => (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER),
             Self::ProbePathMtu6 => (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER),
+            Self::ReportErrors4 => (libc::IPPROTO_IP, libc::IP_RECVERR),
+            Self::ReportErrors6 => (libc::IPPROTO_IPV6, libc::IPV6_RECVERR),
             Self::AutoFlowLabel => (libc::IPPROTO_IPV6, libc::IPV6_AUTOFLOWLABEL),
         }
     }

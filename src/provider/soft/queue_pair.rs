@@ -14,8 +14,8 @@ use crate::provider::{CompletionQueue, Error, ErrorKind, QueuePair, QueuePairIni
 use crate::queue::{ReceiveQueue, SendQueue, SourceToken};
 use crate::transport;
 use crate::types::{
-    AsyncEvent, BatchEnd, Counters, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairState, QueuePairStatus,
-    ReceiveRequest, SendRequest,
+    AsyncEvent, BatchEnd, Counters, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairReport, QueuePairState,
+    QueuePairStatus, ReceiveRequest, SendRequest,
 };
 
 /// A state that no queue pair of the standard has.
@@ -291,6 +291,18 @@ impl QueuePair for SoftQueuePair {
         }
         let read = |endpoint: &transport::Endpoint| endpoint.queue_pair_counters(self.qpn).cloned();
         self.with_endpoint("query_qp", read).unwrap_or_default()
+    }
+
+    fn report(&self) -> Result<QueuePairReport> {
+        self.device.check_process("query_qp")?;
+        let destroyed = || Error::new("query_qp", ErrorKind::InvalidState, destroyed(self.qpn));
+        let (mut report, since) = self.shard.queue_pair_report(self.qpn).ok_or_else(destroyed)?;
+        if let Some(peer) = report.peer_address() {
+            // Strays may arrive at any shard. Their clocks begin with the device, within microseconds.
+            let shards = self.device.engine.shards().iter();
+            report.strays = shards.flat_map(|shard| shard.strays(peer, since)).collect();
+        }
+        Ok(report)
     }
 }
 

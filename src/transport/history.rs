@@ -1,0 +1,299 @@
+//! What a queue pair remembers for explanations: when the peer was last heard, what worked, and what ended it.
+//!
+//! On the way of every packet this costs one store of a few words; everything else happens on ways that are rare.
+
+use std::net::IpAddr;
+
+use super::endpoint::Endpoint;
+use super::queue_pair::QueuePair;
+use super::violation::Violation;
+use crate::memory::AccessError;
+use crate::types::{
+    Cause, CompletionStatus, Counters, DropReason, Ending, FailedRequest, Heard, LastHeard, Operation, PeerFault, Qpn,
+    QueuePairReport, QueuePairState, RefusedRequest, RemoteAccess, Stray, Time, Worked,
+};
+use crate::wire::{Aeth, Bth, Headers, NakCode, Opcode, Syndrome};
+
+/// Kinds of stray packets that are remembered.
+const MOST_STRAYS: usize = 16;
+
+/// A valid packet of the peer, as it came.
+#[derive(Clone, Copy)]
+struct HeardPacket {
+    at: Time,
+    opcode: Opcode,
+    aeth: Option<Aeth>,
+}
+
+impl HeardPacket {
+    fn report(&self, now: Time) -> LastHeard {
+        LastHeard { what: self.kind(), ago: now.saturating_since(self.at) }
+    }
+
+    fn kind(&self) -> Heard {
+        match (self.opcode, self.aeth.map(|aeth| aeth.syndrome)) {
+            (opcode, _) if opcode.is_request() => Heard::Request,
+            (_, Some(Syndrome::ReceiverNotReady { .. })) => Heard::ReceiverNotReadyNak,
+            (_, Some(Syndrome::Nak(NakCode::SequenceError))) => Heard::SequenceNak,
+            (_, Some(Syndrome::Nak(_) | Syndrome::Reserved(_))) => Heard::RefusalNak,
+            (Opcode::RC_ACKNOWLEDGE, _) => Heard::Acknowledgement,
+            (Opcode::RC_ATOMIC_ACKNOWLEDGE, _) => Heard::AtomicAnswer,
+            _ => Heard::ReadAnswer,
+        }
+    }
+}
+
+/// What a queue pair remembers of its connection.
+#[derive(Default)]
+pub(super) struct History {
+    connected_at: Time,
+    /// The counters when the connection began.
+    base: Counters,
+    /// The last answer and the last request of the peer.
+    heard: [Option<HeardPacket>; 2],
+    worked: Worked,
+    ending: Option<Ending>,
+    gave_up_at: Option<Time>,
+    late_answers: u32,
+    wrong_source: Option<IpAddr>,
+    wrong_pkey: Option<u16>,
+}
+
+impl History {
+    /// A connection begins.
+    pub(super) fn connect(&mut self, now: Time, counters: &Counters) {
+        *self = Self { connected_at: now, base: counters.clone(), ..Self::default() };
+    }
+
+    /// A valid packet of the peer.
+    #[inline]
+    pub(super) fn note_heard(&mut self, now: Time, headers: &Headers) {
+        let opcode = headers.bth.opcode;
+        let place = usize::from(opcode.is_request());
+        self.heard[place] = Some(HeardPacket { at: now, opcode, aeth: headers.aeth });
+    }
+
+    /// A request of this side succeeded.
+    #[inline]
+    pub(super) fn note_done(&mut self, operation: &Operation, length: u32) {
+        let done = |remote_addr, rkey| Some(RemoteAccess { remote_addr, rkey, length });
+        match *operation {
+            Operation::Read { remote_addr, rkey } => {
+                self.worked.read = done(remote_addr, rkey);
+                return;
+            }
+            Operation::CompareAndSwap { remote_addr, rkey, .. } | Operation::FetchAndAdd { remote_addr, rkey, .. } => {
+                self.worked.atomic = done(remote_addr, rkey);
+                return;
+            }
+            Operation::Write { remote_addr, rkey } | Operation::WriteWithImmediate { remote_addr, rkey, .. } => {
+                self.worked.write = done(remote_addr, rkey);
+            }
+            _ => {}
+        }
+        self.worked.longest = self.worked.longest.max(length);
+    }
+
+    /// What took the queue pair to the error state; the first one counts.
+    pub(super) fn note_ending(&mut self, ending: Ending) {
+        self.ending.get_or_insert(ending);
+    }
+
+    /// The tries of a request have run out.
+    pub(super) fn note_gave_up(&mut self, now: Time) {
+        self.gave_up_at.get_or_insert(now);
+    }
+
+    /// A packet for this queue pair was dropped.
+    pub(super) fn note_drop(&mut self, reason: DropReason, state: QueuePairState, source: IpAddr, bth: &Bth) {
+        match reason {
+            DropReason::WrongAddress => self.wrong_source = Some(source),
+            DropReason::BadPkey => self.wrong_pkey = Some(bth.pkey),
+            DropReason::WrongState if state == QueuePairState::Error && bth.opcode.is_response() => {
+                self.late_answers = self.late_answers.saturating_add(1);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Packets that belong to no queue pair, by where they came from and what was wrong.
+#[derive(Default)]
+pub(super) struct Strays(Vec<StrayPacket>);
+
+struct StrayPacket {
+    source: IpAddr,
+    qpn: Option<Qpn>,
+    reason: DropReason,
+    count: u64,
+    at: Time,
+}
+
+impl Strays {
+    /// One more. The kind that was seen longest ago makes room for a new one.
+    pub(super) fn note(&mut self, now: Time, source: IpAddr, qpn: Option<Qpn>, reason: DropReason) {
+        let same = |stray: &&mut StrayPacket| (stray.source, stray.qpn, stray.reason) == (source, qpn, reason);
+        if let Some(stray) = self.0.iter_mut().find(same) {
+            stray.count += 1;
+            stray.at = now;
+            return;
+        }
+        let stray = StrayPacket { source, qpn, reason, count: 1, at: now };
+        if self.0.len() < MOST_STRAYS {
+            self.0.push(stray);
+        } else if let Some(oldest) = self.0.iter_mut().min_by_key(|stray| stray.at) {
+            *oldest = stray;
+        }
+    }
+}
+
+impl QueuePair {
+    /// Notes that the oldest request fails.
+    pub(super) fn note_failure(&mut self, index: u32, status: CompletionStatus, cause: Cause) {
+        let header = self.send.header(index);
+        let (tries, rnr_tries) = self.requester.recovery.spent();
+        let (wr_id, operation, length) = (header.wr_id, header.operation, header.length);
+        self.history.note_ending(Ending::Request(FailedRequest {
+            wr_id,
+            status,
+            cause,
+            operation,
+            length,
+            tries,
+            rnr_tries,
+        }));
+    }
+
+    /// Notes that a request of the peer is refused.
+    pub(super) fn note_refusal(&mut self, violation: Violation, headers: Option<(&Headers, u32)>, wr_id: Option<u64>) {
+        let mut refused = RefusedRequest { wr_id, ..RefusedRequest::new(violation.fault()) };
+        if let Some((headers, payload)) = headers {
+            let opcode = headers.bth.opcode;
+            refused.operation = match opcode {
+                Opcode::RC_READ_REQUEST => "READ",
+                _ if opcode.is_write() => "WRITE",
+                _ if opcode.is_send() => "SEND",
+                _ => "atomic",
+            };
+            refused.length = payload;
+            if let Some(reth) = headers.reth {
+                (refused.remote, refused.length) = (Some((reth.va, reth.rkey)), reth.length);
+            } else if let Some(atomic) = headers.atomic {
+                (refused.remote, refused.length) = (Some((atomic.va, atomic.rkey)), 8);
+            } else if let Some(rkey) = headers.invalidate {
+                refused.remote = Some((0, rkey));
+            }
+        }
+        self.history.note_ending(Ending::PeerRequest(refused));
+    }
+
+    fn report(&self, now: Time) -> QueuePairReport {
+        let history = &self.history;
+        let [answer, request] = history.heard.map(|heard| heard.map(|packet| packet.report(now)));
+        let first = self.attributes.sq_psn.unwrap_or_default();
+        let unfinished = self.send.published().wrapping_sub(self.send.retired());
+        let begun = self.requester.oldest() != self.requester.next();
+        let mut report = QueuePairReport::new(self.status(), self.counters.since(&history.base));
+        report.last_answer = answer;
+        report.last_request = request;
+        report.was_acknowledged = self.requester.unacknowledged != first;
+        report.was_requested = self.responder.message_count > 0;
+        report.ending = history.ending;
+        report.worked = history.worked;
+        report.last_try = self.requester.last_asked().map(|at| now.saturating_since(at));
+        report.gave_up = history.gave_up_at.map(|at| now.saturating_since(at));
+        report.late_answers = history.late_answers;
+        report.wrong_source = history.wrong_source;
+        report.wrong_pkey = history.wrong_pkey;
+        report.unfinished = unfinished;
+        report.oldest = begun.then(|| self.send.header(self.requester.oldest()).operation);
+        report.in_flight = self.requester.packets_in_flight();
+        report.waits_for_receiver = self.requester.recovery.waits_for_receiver();
+        report.receives = self.receive.available();
+        report
+    }
+}
+
+impl Endpoint {
+    /// What a queue pair knows of itself and of its peer; also when its connection began.
+    pub fn queue_pair_report(&self, now: Time, qpn: Qpn) -> Option<(QueuePairReport, Time)> {
+        let queue_pair = self.find(qpn)?;
+        let mut report = queue_pair.report(now);
+        report.device = self.counters();
+        let since = queue_pair.history.connected_at;
+        let peer = queue_pair.path.as_ref().map(|path| path.peer_address);
+        let others = self.all().filter(|other| other.qpn != qpn && peer.is_some());
+        let same_host = others.filter(|other| other.path.as_ref().map(|path| path.peer_address) == peer);
+        report.heard_elsewhere = same_host
+            .flat_map(|other| other.history.heard.into_iter().flatten())
+            .filter(|packet| packet.at >= since)
+            .max_by_key(|packet| packet.at)
+            .map(|packet| packet.report(now));
+        Some((report, since))
+    }
+
+    /// Packets from `source` since `since` that belong to no queue pair.
+    pub fn strays(&self, now: Time, source: IpAddr, since: Time) -> Vec<Stray> {
+        let fits = |stray: &&StrayPacket| stray.source == source && stray.at >= since;
+        let found = self.stray_packets().0.iter().filter(fits);
+        let report = |stray: &StrayPacket| Stray {
+            qpn: stray.qpn,
+            reason: stray.reason,
+            count: stray.count,
+            ago: now.saturating_since(stray.at),
+        };
+        found.map(report).collect()
+    }
+}
+
+impl Violation {
+    /// The same for explanations.
+    fn fault(self) -> PeerFault {
+        match self {
+            Self::OpcodeSequence => PeerFault::OpcodeSequence,
+            Self::AccessNotGranted => PeerFault::AccessNotGranted,
+            Self::TooManyReads => PeerFault::TooManyReads,
+            Self::PacketLength => PeerFault::PacketLength,
+            Self::MessageLength => PeerFault::MessageLength,
+            Self::Misaligned | Self::RemoteKey(AccessError::Misaligned) => PeerFault::Misaligned,
+            Self::RemoteKey(AccessError::WrongDomain) => PeerFault::WrongDomain,
+            Self::RemoteKey(AccessError::OutOfBounds) => PeerFault::OutOfBounds,
+            Self::RemoteKey(AccessError::NoPermission) => PeerFault::NoPermission,
+            Self::RemoteKey(AccessError::Fault) => PeerFault::MemoryFault,
+            Self::RemoteKey(_) => PeerFault::UnknownKey,
+            Self::ReceiveTooSmall => PeerFault::ReceiveTooSmall,
+            Self::ReceiveMemory(_) => PeerFault::ReceiveMemory,
+            Self::Invalidate => PeerFault::Invalidate,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn strays_are_few_and_the_oldest_goes() {
+        let mut strays = Strays::default();
+        let source: IpAddr = "10.0.0.2".parse().unwrap();
+        for number in 0..100 {
+            let time = Time::from_nanos(u64::from(number));
+            strays.note(time, source, Some(Qpn::new(number)), DropReason::UnknownQueuePair);
+        }
+        strays.note(Time::from_nanos(200), source, Some(Qpn::new(99)), DropReason::UnknownQueuePair);
+        assert_eq!(strays.0.len(), MOST_STRAYS);
+        let last = strays.0.iter().find(|stray| stray.qpn == Some(Qpn::new(99))).unwrap();
+        assert_eq!((last.count, last.at), (2, Time::from_nanos(200)));
+        assert!(strays.0.iter().all(|stray| stray.qpn.is_some_and(|qpn| qpn.value() >= 84)));
+    }
+
+    #[test]
+    fn first_ending_counts() {
+        let mut history = History::default();
+        history.note_ending(Ending::Application);
+        history.note_ending(Ending::CompletionQueueOverflow);
+        assert_eq!(history.ending, Some(Ending::Application));
+        history.connect(Time::from_nanos(5), &Counters::default());
+        assert_eq!(history.ending, None);
+    }
+}

@@ -1,0 +1,111 @@
+//! Failures that lie at this end, and requests of the peer that this end refused.
+
+use super::{Diagnosis, name};
+use crate::types::{Cause, Counter, FailedRequest, PeerFault, QueuePairReport, RefusedRequest};
+
+/// A request's own memory, or anything else of this side.
+pub(super) fn request(failed: &FailedRequest) -> Diagnosis {
+    let what = name(failed);
+    match failed.cause {
+        Cause::LocalKeyUnknown => Diagnosis::new(
+            format!(
+                "the own memory of {what} was deregistered while the request was outstanding: its local key is unknown"
+            ),
+            "deregister regions only after the requests that name them have completed",
+        ),
+        Cause::LocalKeyWrongDomain => Diagnosis::new(
+            format!("the own memory of {what} belongs to another protection domain than the queue pair"),
+            "register it in the queue pair's own protection domain",
+        ),
+        Cause::LocalOutOfBounds => Diagnosis::new(
+            format!("a scatter-gather entry of {what} reaches beyond its region"),
+            "compare addresses and lengths of the entries with the registered range",
+        ),
+        Cause::LocalNotWritable => Diagnosis::new(
+            format!("the own memory of {what} is not writable: its region was registered without LOCAL_WRITE"),
+            "register the memory that READs and atomics write to with LOCAL_WRITE",
+        ),
+        Cause::LocalMemoryFault => Diagnosis::new(
+            format!("the memory behind the region of {what} is gone: unmapped, or its file was truncated"),
+            "keep registered memory mapped and files at their length until the region is deregistered",
+        ),
+        cause => Diagnosis::new(
+            format!("{what} could not be executed here ({cause:?})"),
+            "look at the counters and the asynchronous events of the device",
+        ),
+    }
+}
+
+/// Completions were lost.
+pub(super) fn overflow(report: &QueuePairReport) -> Diagnosis {
+    let lost = report.counters.get(Counter::CompletionQueueOverflow);
+    Diagnosis::new(
+        format!("its completion queue overflowed: {lost} completions found it full and are lost"),
+        "create it with room for max_send_wr and max_recv_wr of all its queue pairs, or poll more often",
+    )
+}
+
+/// A request of the peer that was refused here.
+pub(super) fn refused(refused: &RefusedRequest, report: &QueuePairReport) -> Diagnosis {
+    let RefusedRequest { fault, operation, length, .. } = *refused;
+    let attributes = &report.status.attributes;
+    let key = refused.remote.map(|(_, rkey)| format!("key {rkey}")).unwrap_or_else(|| "its key".to_owned());
+    let asked = match refused.remote {
+        Some((addr, _)) => format!("the peer's {operation} of {length} bytes at {addr:#x} with {key} was refused here"),
+        None => format!("the peer's {operation} of {length} bytes was refused here"),
+    };
+    let (why, advice) = match fault {
+        PeerFault::UnknownKey => {
+            (format!("no memory region has {key}"), "give the peer the region's rkey, and keep the region registered")
+        }
+        PeerFault::WrongDomain => {
+            (format!("{key} is of another protection domain"), "register the region in the queue pair's own domain")
+        }
+        PeerFault::OutOfBounds => {
+            (format!("the range leaves the region of {key}"), "tell the peer address and length of the region")
+        }
+        PeerFault::NoPermission => {
+            (format!("the region of {key} lacks the right for it"), "register it with REMOTE_WRITE, _READ or _ATOMIC")
+        }
+        PeerFault::MemoryFault => {
+            (format!("the memory behind {key} is unmapped or its file truncated"), "keep registered memory mapped")
+        }
+        PeerFault::Invalidate => {
+            (format!("{key} may not be invalidated by a peer"), "offer the peer only keys that may be")
+        }
+        PeerFault::AccessNotGranted => (
+            "the queue pair's qp_access_flags do not grant it".to_owned(),
+            "give the queue pair the right when it goes to INIT (access of the builder)",
+        ),
+        PeerFault::TooManyReads => (
+            format!("more READs and atomics than max_dest_rd_atomic ({})", attributes.max_dest_rd_atomic.unwrap_or(0)),
+            "lower max_rd_atomic at the peer, or raise max_dest_rd_atomic here",
+        ),
+        PeerFault::Misaligned => {
+            ("the address is no multiple of eight".to_owned(), "let the peer align the words that atomics work on")
+        }
+        PeerFault::ReceiveTooSmall => {
+            ("it is longer than the receive posted for it".to_owned(), "post longer receives, or send shorter messages")
+        }
+        PeerFault::ReceiveMemory => (
+            "the memory of the posted receive cannot be written (deregistered, or without LOCAL_WRITE)".to_owned(),
+            "keep the regions of posted receives registered and writable",
+        ),
+        PeerFault::PacketLength => (
+            format!(
+                "its packets do not have the length that path_mtu {} demands: the ends use different path_mtu",
+                attributes.path_mtu.unwrap_or_default()
+            ),
+            "connect both ends with the same path_mtu",
+        ),
+        PeerFault::MessageLength => (
+            "its length is not what it said, or too long".to_owned(),
+            "the peer breaks the protocol: capture its packets",
+        ),
+        PeerFault::OpcodeSequence => (
+            "it begins or continues no message in progress".to_owned(),
+            "the peer breaks the protocol, or an old connection's packets arrive: capture them",
+        ),
+    };
+    Diagnosis::new(format!("{asked}: {why}"), advice)
+}
