@@ -1,14 +1,16 @@
 //! The link: the one place that every packet passes on its way in and out, with its counters.
 //!
-//! A capture of packets belongs here: [`Link::receive`] sees each datagram that arrives, [`Link::send`] each run of
-//! datagrams that leaves.
+//! Captures listen here: [`Link::receive`] tells them each datagram that arrives and what became of it, [`Link::send`]
+//! each run of datagrams that leaves.
 
 use std::io;
 use std::net::IpAddr;
+use std::sync::Arc;
 
+use super::capture::{Arrival, Capture, Departure, Tap};
 use super::sys::{self, SendOptions};
 use super::udp::{Checksums, DEFAULT_HOP_LIMIT, ReceiveSocket, SendSocket};
-use crate::transport::{Datagram, Transmit};
+use crate::transport::{Datagram, Outcome, Transmit};
 use crate::types::{Counter, Counters};
 
 /// Longest UDP payload over IPv4; as long as any that the kernel merges or segments.
@@ -47,6 +49,7 @@ pub(super) struct Link {
     /// What [`Link::is_quiet`] found: from which socket, and what is in the buffer.
     found: Option<(usize, sys::Received)>,
     counters: Counters,
+    tap: Tap,
 }
 
 impl Link {
@@ -55,6 +58,9 @@ impl Link {
     }
 
     pub(super) fn add_receiver(&mut self, socket: ReceiveSocket) {
+        if !self.tap.is_idle() {
+            socket.report_headers(true);
+        }
         self.receivers.push(socket);
     }
 
@@ -66,6 +72,18 @@ impl Link {
         &self.counters
     }
 
+    pub(super) fn add_capture(&mut self, capture: Arc<Capture>) {
+        self.tap.add(capture);
+        self.receivers.iter().for_each(|socket| socket.report_headers(true));
+    }
+
+    pub(super) fn remove_capture(&mut self, capture: &Arc<Capture>) {
+        self.tap.remove(capture);
+        if self.tap.is_idle() {
+            self.receivers.iter().for_each(|socket| socket.report_headers(false));
+        }
+    }
+
     /// Hands the datagrams that wait to `deliver`, until there are no more or `max_calls` system calls were made.
     ///
     /// After each call `is_enough` is asked whether to leave the rest to another batch. No waiting and no question
@@ -73,13 +91,13 @@ impl Link {
     pub(super) fn receive(
         &mut self,
         max_calls: usize,
-        mut deliver: impl FnMut(&Datagram<'_>),
+        mut deliver: impl FnMut(&Datagram<'_>) -> Outcome,
         is_enough: impl Fn() -> bool,
     ) -> Batch {
         let mut batch = Batch::default();
         if let Some((index, received)) = self.found.take() {
             let socket = &mut self.receivers[index];
-            batch.datagrams += split(socket, &self.buffer, &received, &mut self.counters, &mut deliver);
+            batch.datagrams += split(socket, &self.buffer, &received, &mut self.counters, &self.tap, &mut deliver);
             if is_enough() {
                 return batch;
             }
@@ -98,7 +116,8 @@ impl Link {
                 match sys::receive(socket.membership.descriptor(), &mut self.buffer) {
                     Ok(Some(received)) => {
                         self.counters.add(Counter::ReceiveCalls, 1);
-                        batch.datagrams += split(socket, &self.buffer, &received, &mut self.counters, &mut deliver);
+                        let counters = &mut self.counters;
+                        batch.datagrams += split(socket, &self.buffer, &received, counters, &self.tap, &mut deliver);
                         if is_enough() {
                             self.next_receiver = index + 1;
                             return batch;
@@ -137,8 +156,26 @@ impl Link {
 
     /// Sends what the endpoint wrote.
     pub(super) fn send(&mut self, transmit: &Transmit, bytes: &[u8]) -> Sent {
+        // Before it leaves: within one machine it has arrived when the call returns.
+        let time = self.tap.time();
+        let departure = self.depart(transmit, bytes);
+        if let (Some(time), Some(departure)) = (time, departure) {
+            let socket = self.find_sender(transmit.source, transmit.source_port);
+            let has_checksum = socket.is_some_and(|socket| socket.checksums == Checksums::On);
+            self.tap.sent(time, transmit, bytes, has_checksum, departure);
+        }
+        match departure {
+            None => Sent::Full,
+            Some(Departure::Refused) => Sent::Refused,
+            Some(Departure::Whole | Departure::Singly) => Sent::Accepted,
+        }
+    }
+
+    /// `None`: the kernel's buffer is full.
+    #[inline]
+    fn depart(&mut self, transmit: &Transmit, bytes: &[u8]) -> Option<Departure> {
         let Some(socket) = self.find_sender(transmit.source, transmit.source_port) else {
-            return self.refused(transmit, &io::ErrorKind::AddrNotAvailable.into());
+            return Some(self.refused(transmit, &io::ErrorKind::AddrNotAvailable.into()));
         };
         debug_assert!(transmit.segment_size.is_none() || socket.checksums == Checksums::On);
         let options = SendOptions {
@@ -151,27 +188,27 @@ impl Link {
             match socket.send(transmit.destination, bytes, options) {
                 Ok(()) => {
                     self.counters.add(Counter::SendCalls, 1);
-                    return Sent::Accepted;
+                    return Some(Departure::Whole);
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if is_full(&error) => return Sent::Full,
+                Err(error) if is_full(&error) => return None,
                 // The way out cannot compute checksums, which segmenting needs.
                 Err(error) if error.raw_os_error() == Some(libc::EIO) && options.segment_size.is_some() => {
                     let (sent, refused) = send_singly(socket, transmit, bytes, options);
                     self.counters.add(Counter::SendCalls, sent);
                     self.counters.add(Counter::SendErrors, refused);
-                    return Sent::Accepted;
+                    return Some(Departure::Singly);
                 }
-                Err(error) => return self.refused(transmit, &error),
+                Err(error) => return Some(self.refused(transmit, &error)),
             }
         }
-        Sent::Full
+        None
     }
 
-    fn refused(&mut self, transmit: &Transmit, error: &io::Error) -> Sent {
+    fn refused(&mut self, transmit: &Transmit, error: &io::Error) -> Departure {
         self.counters.add(Counter::SendErrors, 1);
         tracing::debug!(source = %transmit.source, destination = %transmit.destination, %error, "send refused");
-        Sent::Refused
+        Departure::Refused
     }
 
     fn find_sender(&mut self, address: IpAddr, port: u16) -> Option<&SendSocket> {
@@ -203,7 +240,8 @@ fn split(
     buffer: &[u8],
     received: &sys::Received,
     counters: &mut Counters,
-    deliver: &mut impl FnMut(&Datagram<'_>),
+    tap: &Tap,
+    deliver: &mut impl FnMut(&Datagram<'_>) -> Outcome,
 ) -> usize {
     if let Some(dropped) = received.dropped {
         counters.add(Counter::SocketOverflow, dropped.wrapping_sub(socket.dropped).into());
@@ -220,7 +258,16 @@ fn split(
         segment_index: 0,
         payload: bytes,
     };
-    let Some(segment_size) = received.segment_size.filter(|size| *size < bytes.len()) else {
+    let segment_size = received.segment_size.filter(|size| *size < bytes.len());
+    let arrival =
+        (!tap.is_idle()).then(|| Arrival::now(received.hop_limit, received.traffic_class, segment_size.is_some()));
+    let mut deliver = |datagram: &Datagram<'_>| {
+        let outcome = deliver(datagram);
+        if let Some(arrival) = &arrival {
+            tap.received(datagram, arrival, outcome);
+        }
+    };
+    let Some(segment_size) = segment_size else {
         deliver(&datagram);
         return 1;
     };
@@ -238,6 +285,8 @@ fn split(
 mod tests {
     use super::super::udp::{LocalAddress, SocketSizes};
     use super::*;
+    use crate::transport::Repeats;
+    use crate::types::Qpn;
 
     const SIZES: SocketSizes = SocketSizes { receive_bytes: 1 << 20, send_bytes: 1 << 20 };
 
@@ -263,6 +312,8 @@ mod tests {
             segment_size,
             traffic_class: 0,
             hop_limit: 64,
+            qpn: Qpn::new(0x11),
+            repeats: Repeats::default(),
         }
     }
 
@@ -279,6 +330,7 @@ mod tests {
             |datagram| {
                 assert_eq!((datagram.source, datagram.destination), (address.ip, address.ip));
                 seen.push((datagram.source_port, datagram.segment_index, datagram.payload.to_vec()));
+                Outcome::default()
             },
             || false,
         );
@@ -299,9 +351,10 @@ mod tests {
         for _ in 0..5 {
             link.send(&transmit(address, plain, 4, None), b"abcd");
         }
-        assert_eq!(link.receive(3, |_| (), || false), Batch { datagrams: 3, is_full: true });
-        assert_eq!(link.receive(3, |_| (), || true), Batch { datagrams: 1, is_full: false });
-        assert_eq!(link.receive(3, |_| (), || false), Batch { datagrams: 1, is_full: false });
+        let take = |_: &Datagram<'_>| Outcome::default();
+        assert_eq!(link.receive(3, take, || false), Batch { datagrams: 3, is_full: true });
+        assert_eq!(link.receive(3, take, || true), Batch { datagrams: 1, is_full: false });
+        assert_eq!(link.receive(3, take, || false), Batch { datagrams: 1, is_full: false });
     }
 
     #[test]
@@ -321,10 +374,10 @@ mod tests {
         for _ in 0..4_000 {
             link.send(&transmit(address, plain, bytes.len(), None), &bytes);
         }
-        let received = link.receive(10_000, |_| (), || false).datagrams as u64;
+        let received = link.receive(10_000, |_| Outcome::default(), || false).datagrams as u64;
         // The count of drops comes with the next datagram that is taken in.
         link.send(&transmit(address, plain, 4, None), b"abcd");
-        link.receive(1, |_| (), || false);
+        link.receive(1, |_| Outcome::default(), || false);
         assert_eq!(received + link.counters.get(Counter::SocketOverflow), 4_000);
     }
 }

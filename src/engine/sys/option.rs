@@ -22,6 +22,14 @@ pub(crate) enum SocketOption {
     ProbePathMtu6,
     /// Choose flow labels by hashing (IPv6).
     AutoFlowLabel,
+    /// Report the time to live of received datagrams (IPv4).
+    ReportHopLimit4,
+    /// Report the hop limit of received datagrams (IPv6).
+    ReportHopLimit6,
+    /// Report the type of service of received datagrams (IPv4).
+    ReportTrafficClass4,
+    /// Report the traffic class of received datagrams (IPv6).
+    ReportTrafficClass6,
 }
 
 impl SocketOption {
@@ -35,6 +43,10 @@ impl SocketOption {
             Self::ProbePathMtu4 => (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER),
             Self::ProbePathMtu6 => (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER),
             Self::AutoFlowLabel => (libc::IPPROTO_IPV6, libc::IPV6_AUTOFLOWLABEL),
+            Self::ReportHopLimit4 => (libc::IPPROTO_IP, libc::IP_RECVTTL),
+            Self::ReportHopLimit6 => (libc::IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT),
+            Self::ReportTrafficClass4 => (libc::IPPROTO_IP, libc::IP_RECVTOS),
+            Self::ReportTrafficClass6 => (libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS),
         }
     }
 
