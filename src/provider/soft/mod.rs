@@ -18,11 +18,20 @@
 //! requests while no thread of the application polls. It sleeps while there is nothing to do, takes no signals, and
 //! ends when the device and all its objects are closed.
 //!
+//! # Captures
+//!
+//! [`start_capture`](super::Context::start_capture) writes what the device sends and receives into a file for Wireshark
+//! and its like, [`SoftConfig::capture`] does so from the opening of the device on, and so does, for all devices of a
+//! process, the environment variable `RDMA_VERBS_CAPTURE`: it names a file or a folder, as
+//! [`CaptureConfig`](crate::types::CaptureConfig) describes. `RDMA_VERBS_CAPTURE_BYTES` limits each file; without it,
+//! the limit is 64 MiB. If the file cannot be made, opening the device fails and says why.
+//!
 //! # Devices and `fork`
 //!
 //! A child process must not use devices that its parent opened: the thread does not exist there, and packets would go
 //! to either.
 
+mod capture;
 mod channel;
 mod completion_queue;
 mod config;
