@@ -101,6 +101,10 @@ impl Capture {
             return Err(file::invalid(format!("max_bytes of the capture is {given}; allowed are {least} and more")));
         }
         let (path, file) = file::create(config, device)?;
+        Self::into_file(config, device, path, file)
+    }
+
+    fn into_file(config: &CaptureConfig, device: &str, path: PathBuf, file: File) -> Result<Self, OpenError> {
         let mut pending = Vec::new();
         let comment = format!("packets of device {device} in process {}", std::process::id());
         pcapng::section_header(&mut pending, concat!("rdma-verbs ", env!("CARGO_PKG_VERSION")), &comment);
