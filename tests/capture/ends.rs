@@ -30,6 +30,8 @@ impl End {
         let cq = context.create_cq(256).unwrap();
         let qp = pd.create_qp(&cq, &cq).build().unwrap();
         let region = pd.alloc_mr(1 << 20, ALL_RIGHTS).unwrap();
+        // Not zeros: readers of captures guess by the payload what protocol it may be.
+        region.write_at(0, &[b'z'; 1 << 20]).unwrap();
         Self { context, pd, cq, qp, region }
     }
 
@@ -119,7 +121,7 @@ pub(crate) fn every_operation(left: &End, right: &End) {
     posts(SendRequest::compare_and_swap(word, remote.slice(8..16).unwrap(), 5, 6), false);
 
     // Nothing is posted yet: the peer answers that it is not ready.
-    left.qp.post_send(&[SendRequest::send(Payload::inline(b"early")).wr_id(100).signaled()]).unwrap();
+    left.qp.post_send(&[SendRequest::send(Payload::inline(&[b'e'; 40])).wr_id(100).signaled()]).unwrap();
     let end = Instant::now() + PATIENCE;
     while left.count(Counter::ReceivedRnr) == 0 {
         assert!(Instant::now() < end, "no RNR NAK");

@@ -74,8 +74,10 @@ fn capture_all(name: &str, left: &str, right: &str, acquaintance: Acquaintance) 
         let requests = file.outbound().filter(|packet| packet.opcode().is_request());
         let repeats = requests.filter(|packet| !packet.comment.is_empty()).count() as u64;
         assert_eq!(repeats, end.count(Counter::RetransmittedPackets));
+        let drops = file.inbound().filter(|packet| !packet.comment.is_empty()).count() as u64;
+        assert_eq!(drops, end.context.counters().total_drops());
     }
-    let too_early = files[0].outbound().filter(|packet| packet.comment == "retransmission");
+    let too_early = files[0].outbound().filter(|packet| !packet.comment.is_empty());
     assert!(too_early.map(Captured::opcode).any(|opcode| opcode == Opcode::RC_SEND_ONLY));
     let opcodes: HashSet<Opcode> = files[0].packets.iter().map(Captured::opcode).collect();
     let missing: Vec<&Opcode> = OPCODES.iter().filter(|opcode| !opcodes.contains(opcode)).collect();
@@ -100,9 +102,13 @@ fn check_packets(file: &CaptureFile, begun: u64, acquaintance: Acquaintance) {
         assert_eq!((packet.hop_limit(), packet.traffic_class()), (17, 0x28), "{packet:?}");
         assert_eq!(packet.has_udp_checksum(), acquaintance == Acquaintance::Ours, "{packet:?}");
         assert!((begun..=ended).contains(&packet.time), "{packet:?}");
-        // On a busy machine answers may be late, and probes ask for them.
-        let repeats = packet.is_outbound && matches!(packet.comment.as_str(), "retransmission" | "probe");
-        assert!(packet.comment.is_empty() || repeats, "{packet:?}");
+        // On a busy machine answers may be late, probes ask for them, and one of two answers is dropped.
+        let is_expected = match packet.comment.as_str() {
+            "" => true,
+            "retransmission" | "probe" => packet.is_outbound,
+            comment => !packet.is_outbound && ["dropped: bad PSN", "dropped: wrong state"].contains(&comment),
+        };
+        assert!(is_expected, "{packet:?}");
     }
 }
 
@@ -139,7 +145,7 @@ fn repetitions_are_marked() {
     let nobody = ConnectionInfo::stranger(Qpn::new(0x77), Psn::new(5), gid, Mtu::Mtu1024);
     let options = ConnectOptions::default().timeout(12).retry_cnt(3);
     left.qp.connect_with(&nobody, &options).unwrap();
-    left.qp.post_send(&[SendRequest::send(Payload::inline(b"anyone?")).wr_id(1).signaled()]).unwrap();
+    left.qp.post_send(&[SendRequest::send(Payload::inline(&[b'?'; 40])).wr_id(1).signaled()]).unwrap();
     left.completes(1, CompletionStatus::RetryExceededError);
 
     let path = capture.path().to_owned();
@@ -222,7 +228,6 @@ fn one_queue_pair_of_several_is_captured() {
     let counters = other[0].counters();
     let counts = (found.outbound().count() as u64, found.inbound().count() as u64);
     assert_eq!(counts, (counters.get(Counter::SentPackets), counters.get(Counter::ReceivedPackets)));
-    assert_eq!(counts.0, 12);
     std::fs::remove_file(path).unwrap();
 }
 
@@ -260,15 +265,18 @@ fn captures_are_limited_and_independent() {
         let data = end.region.slice(0..10).unwrap();
         end.qp.post_send(&[SendRequest::write(data, end.region.remote()).wr_id(1).signaled()]).unwrap();
         end.succeeds(1);
+        settle(&end, &end);
     };
+    let passed = || end.count(Counter::SentPackets) + end.count(Counter::ReceivedPackets);
     write();
     let last_path = last.path().to_owned();
-    assert_eq!(last.stop().unwrap().packets, 4, "request and answer, out and in");
+    assert_eq!(last.stop().unwrap().packets, passed());
     write();
+    let all = passed();
     let paths: HashSet<_> = captures.iter().map(|capture| capture.path().to_owned()).collect();
     assert_eq!((paths.len(), paths.contains(&last_path)), (15, false), "each has a file of its own");
     let counts: Vec<u64> = captures.into_iter().map(|capture| capture.stop().unwrap().packets).collect();
-    assert_eq!(counts, [8; 15]);
+    assert_eq!(counts, [all; 15]);
     paths.iter().chain([&last_path]).for_each(|path| std::fs::remove_file(path).unwrap());
 }
 
@@ -338,7 +346,8 @@ fn environment_switches_captures_on() {
     assert!(names.iter().all(|name| name.starts_with("rdma-verbs-soft-127.91.2.11-")), "{names:?}");
     let mut counts: Vec<usize> = files.iter().map(|path| CaptureFile::read(path).packets.len()).collect();
     counts.sort_unstable();
-    assert_eq!(counts, [0, 4], "the device is opened twice, each opening has a file");
+    // Request and answer, out and in, in the file of one opening; nothing in the other's.
+    assert!(counts.len() == 2 && counts[0] == 0 && counts[1] >= 4, "{counts:?}");
 
     let refusal = run("/no/such/folder/file", "");
     assert!(refusal.contains("RDMA_VERBS_CAPTURE asks for it"), "{refusal}");
