@@ -7,6 +7,8 @@
 //! A file has a bound. When it is reached the capture ends: the file is completed and nothing more is recorded.
 
 mod file;
+#[cfg(feature = "sim")]
+mod fuzz;
 mod headers;
 mod pcapng;
 mod tap;
@@ -25,6 +27,8 @@ use super::sys::with_signals_blocked;
 use super::udp::OpenError;
 use crate::types::{CaptureConfig, CaptureSummary, Qpn};
 
+#[cfg(feature = "sim")]
+pub use self::fuzz::capture_file;
 pub(super) use self::tap::{Arrival, Departure, Tap};
 
 /// Bytes that wait to be written, at most.

@@ -38,6 +38,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 pub(crate) use capture::Capture;
+#[cfg(feature = "sim")]
+pub use capture::capture_file;
 pub(crate) use channel::Channel;
 pub(crate) use doorbell::Doorbell;
 pub(crate) use qpn_block::QpnBlocks;

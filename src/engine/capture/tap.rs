@@ -155,7 +155,7 @@ fn now() -> Timestamp {
 }
 
 /// Identification and "don't fragment" of a packet that arrived: the socket does not show them, the ICRC does.
-fn solve(datagram: &Datagram<'_>) -> (u16, bool) {
+pub(super) fn solve(datagram: &Datagram<'_>) -> (u16, bool) {
     let flow = Flow { source: datagram.source, destination: datagram.destination, source_port: datagram.source_port };
     let options = icrc::Verify { first_identification: datagram.segment_index, solve: true, expected_df: true };
     match icrc::verify(&flow, &options, datagram.payload) {
