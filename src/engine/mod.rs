@@ -10,8 +10,8 @@
 //! # Locks
 //!
 //! In this order, each optional: the list of opened sockets, the shard, the registry of port groups or the region
-//! table's read side, a completion queue, a channel's state, a capture's buffer. No two shards are ever held by one thread. Nothing calls
-//! back into the application.
+//! table's read side, a completion queue, a channel's state, a capture's buffer. No two shards are ever held by one
+//! thread. Nothing calls back into the application.
 
 mod capture;
 mod channel;

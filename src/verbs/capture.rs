@@ -6,8 +6,8 @@ use std::path::Path;
 use super::{CaptureSummary, Result};
 use crate::provider;
 
-/// A capture under way, made by [`Context::start_capture`](super::Context::start_capture). It ends when it is stopped or
-/// dropped, and with the device.
+/// A capture under way, made by [`Context::start_capture`](super::Context::start_capture). It ends when it is stopped
+/// or dropped, and with the device.
 ///
 /// ```
 /// use rdma_verbs::verbs::{self, CaptureConfig};

@@ -191,8 +191,8 @@ impl Context {
         self.inner.counters()
     }
 
-    /// Begins a capture: what the device sends and receives from now on goes into a file in pcapng format, for Wireshark
-    /// and its like, until the [`Capture`] is stopped or dropped. Several captures may be under way.
+    /// Begins a capture: what the device sends and receives from now on goes into a file in pcapng format, for
+    /// Wireshark and its like, until the [`Capture`] is stopped or dropped. Several captures may be under way.
     ///
     /// Packets that were dropped say why, packets that were sent again say so.
     ///

@@ -14,6 +14,9 @@ use crate::wire::{Flow, icrc};
 /// Bytes of a base transport header up to the end of the destination's number.
 const DESTINATION_END: usize = 8;
 
+/// Payload, headers and ICRC: nothing longer is a packet of RoCE, and nothing is worth solving for.
+const LONGEST_PACKET: usize = 4_096 + 12 + 32 + 4;
+
 /// How a run of datagrams left.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Departure {
@@ -156,6 +159,9 @@ fn now() -> Timestamp {
 
 /// Identification and "don't fragment" of a packet that arrived: the socket does not show them, the ICRC does.
 pub(super) fn solve(datagram: &Datagram<'_>) -> (u16, bool) {
+    if datagram.payload.len() > LONGEST_PACKET {
+        return (datagram.segment_index, true);
+    }
     let flow = Flow { source: datagram.source, destination: datagram.destination, source_port: datagram.source_port };
     let options = icrc::Verify { first_identification: datagram.segment_index, solve: true, expected_df: true };
     match icrc::verify(&flow, &options, datagram.payload) {
@@ -213,6 +219,15 @@ mod tests {
             };
             assert_eq!(solve(&datagram), (identification, dont_fragment));
         }
+        let far_too_long = vec![0x11; 65_536];
+        let datagram = Datagram {
+            source: flow.source,
+            destination: flow.destination,
+            source_port: 1,
+            segment_index: 4,
+            payload: &far_too_long,
+        };
+        assert_eq!(solve(&datagram), (4, true));
         assert_eq!(destination(&payload), Qpn::new(0x11_1111));
         assert_eq!(destination(&payload[..7]), Qpn::new(0));
     }
