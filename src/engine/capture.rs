@@ -138,6 +138,9 @@ impl Capture {
 
     /// What it has come to so far.
     pub(crate) fn summary(&self) -> CaptureSummary {
+        if !self.is_in_its_process() {
+            return CaptureSummary::default();
+        }
         let state = self.shared.lock();
         CaptureSummary {
             packets: state.packets,
@@ -150,7 +153,7 @@ impl Capture {
 
     /// Ends it, and waits until all is in the file. Fails if that could not be written.
     pub(crate) fn finish(&self) -> io::Result<CaptureSummary> {
-        if self.process != std::process::id() {
+        if !self.is_in_its_process() {
             return Err(io::Error::other("the capture belongs to the parent process"));
         }
         self.shared.end(&mut self.shared.lock(), End::Stopped);
@@ -164,6 +167,11 @@ impl Capture {
             return Err(error.raw_os_error().map_or_else(|| error.kind().into(), io::Error::from_raw_os_error));
         }
         Ok(self.summary())
+    }
+
+    /// In a child made by `fork`, the lock may be held for ever by a thread that is not there.
+    fn is_in_its_process(&self) -> bool {
+        self.process == std::process::id()
     }
 
     /// Whether packets of this queue pair are recorded, if any are.
@@ -182,10 +190,12 @@ impl Capture {
 
 impl Drop for Capture {
     fn drop(&mut self) {
-        // In a child process the lock may be held for ever, by a thread that is not there.
-        if self.process == std::process::id() {
+        if self.is_in_its_process() {
             // Whoever wants to know calls `finish`; a failure was also reported when it happened.
             let _ = self.finish();
+        } else {
+            // Nor is the thread there, to be detached.
+            std::mem::forget(self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take());
         }
     }
 }
