@@ -33,6 +33,7 @@ static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 /// Ping-pong over a reliable connection. Without any argument, both ends run in this program.
 #[derive(Parser)]
 #[command(disable_version_flag = true)]
+#[command(after_help = "RDMA_VERBS_CAPTURE=FOLDER captures all packets for Wireshark: see docs/capture.md.")]
 struct Arguments {
     /// Listen on or connect to this TCP port.
     #[arg(short, long, default_value_t = 18515)]

@@ -40,6 +40,10 @@ pub mod verbs;
 #[doc(hidden)]
 pub mod wire;
 
+#[cfg(feature = "sim")]
+#[doc(hidden)]
+pub use engine::capture_file;
+
 /// The program in the README compiles and runs.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -1,17 +1,19 @@
 //! The link: the one place that every packet passes on its way in and out, with its counters.
 //!
-//! A capture of packets belongs here: [`Link::receive`] sees each datagram that arrives, [`Link::send`] each run of
-//! datagrams that leaves.
+//! Captures listen here: [`Link::receive`] tells them each datagram that arrives and what became of it, [`Link::send`]
+//! each run of datagrams that leaves.
 
 use std::io;
 use std::net::IpAddr;
+use std::sync::Arc;
 
+use super::capture::{Arrival, Capture, Departure, Tap};
 use super::clock::Clock;
 use super::path_errors::PathErrors;
 use super::port_group::Route;
 use super::sys::{self, SendOptions};
 use super::udp::{Checksums, DEFAULT_HOP_LIMIT, ReceiveSocket, SendSocket};
-use crate::transport::{Datagram, Transmit};
+use crate::transport::{Datagram, Outcome, Transmit};
 use crate::types::{Counter, Counters, PathError, Time};
 
 /// Longest UDP payload over IPv4; as long as any that the kernel merges or segments.
@@ -50,6 +52,7 @@ pub(super) struct Link {
     found: Option<(usize, sys::Received)>,
     counters: Counters,
     errors: PathErrors,
+    tap: Tap,
 }
 
 impl Link {
@@ -63,10 +66,14 @@ impl Link {
             found: None,
             counters: Counters::default(),
             errors: PathErrors::new(clock),
+            tap: Tap::default(),
         }
     }
 
     pub(super) fn add_receiver(&mut self, socket: ReceiveSocket) {
+        if !self.tap.is_idle() {
+            socket.report_headers(true);
+        }
         self.receivers.push(socket);
     }
 
@@ -90,6 +97,18 @@ impl Link {
         self.errors.find(now, destination, since)
     }
 
+    pub(super) fn add_capture(&mut self, capture: Arc<Capture>) {
+        self.tap.add(capture);
+        self.receivers.iter().for_each(|socket| socket.report_headers(true));
+    }
+
+    pub(super) fn remove_capture(&mut self, capture: &Arc<Capture>) {
+        self.tap.remove(capture);
+        if self.tap.is_idle() {
+            self.receivers.iter().for_each(|socket| socket.report_headers(false));
+        }
+    }
+
     /// Hands the datagrams that wait to `deliver`, until there are no more or `max_calls` system calls were made.
     ///
     /// After each call `is_enough` is asked whether to leave the rest to another batch. No waiting and no question
@@ -97,13 +116,13 @@ impl Link {
     pub(super) fn receive(
         &mut self,
         max_calls: usize,
-        mut deliver: impl FnMut(&Datagram<'_>),
+        mut deliver: impl FnMut(&Datagram<'_>) -> Outcome,
         is_enough: impl Fn() -> bool,
     ) -> Batch {
         let mut batch = Batch::default();
         if let Some((index, received)) = self.found.take() {
             let socket = &mut self.receivers[index];
-            batch.datagrams += split(socket, &self.buffer, &received, &mut self.counters, &mut deliver);
+            batch.datagrams += split(socket, &self.buffer, &received, &mut self.counters, &self.tap, &mut deliver);
             if is_enough() {
                 return batch;
             }
@@ -122,7 +141,8 @@ impl Link {
                 match sys::receive(socket.membership.descriptor(), &mut self.buffer) {
                     Ok(Some(received)) => {
                         self.counters.add(Counter::ReceiveCalls, 1);
-                        batch.datagrams += split(socket, &self.buffer, &received, &mut self.counters, &mut deliver);
+                        let counters = &mut self.counters;
+                        batch.datagrams += split(socket, &self.buffer, &received, counters, &self.tap, &mut deliver);
                         if is_enough() {
                             self.next_receiver = index + 1;
                             return batch;
@@ -161,8 +181,26 @@ impl Link {
 
     /// Sends what the endpoint wrote.
     pub(super) fn send(&mut self, transmit: &Transmit, bytes: &[u8]) -> Sent {
+        // Before it leaves: within one machine it has arrived when the call returns.
+        let time = self.tap.time();
+        let departure = self.depart(transmit, bytes);
+        if let (Some(time), Some(departure)) = (time, departure) {
+            let socket = self.find_sender(transmit.source, transmit.source_port);
+            let has_checksum = socket.is_some_and(|index| self.senders[index].checksums == Checksums::On);
+            self.tap.sent(time, transmit, bytes, has_checksum, departure);
+        }
+        match departure {
+            None => Sent::Full,
+            Some(Departure::Refused) => Sent::Refused,
+            Some(Departure::Whole | Departure::Singly) => Sent::Accepted,
+        }
+    }
+
+    /// `None`: the kernel's buffer is full.
+    #[inline]
+    fn depart(&mut self, transmit: &Transmit, bytes: &[u8]) -> Option<Departure> {
         let Some(index) = self.find_sender(transmit.source, transmit.source_port) else {
-            return self.refused(transmit, &io::ErrorKind::AddrNotAvailable.into());
+            return Some(self.refused(transmit, &io::ErrorKind::AddrNotAvailable.into()));
         };
         let socket = &self.senders[index];
         debug_assert!(transmit.segment_size.is_none() || socket.checksums == Checksums::On);
@@ -177,36 +215,36 @@ impl Link {
             match socket.send(transmit.destination, bytes, options) {
                 Ok(()) => {
                     self.counters.add(Counter::SendCalls, 1);
-                    return Sent::Accepted;
+                    return Some(Departure::Whole);
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if is_full(&error) => return Sent::Full,
+                Err(error) if is_full(&error) => return None,
                 // The way out cannot compute checksums, which segmenting needs. Or something else is wrong, perhaps
                 // with the segments' length; for a single datagram the kernel says what.
                 Err(error) if options.segment_size.is_some() && is_about_segments(&error) => {
                     let (sent, refused, last) = send_singly(socket, transmit, bytes, options);
                     self.counters.add(Counter::SendCalls, sent);
-                    return match last {
+                    return Some(match last {
                         Some(error) => {
                             self.counters.add(Counter::SendErrors, refused - 1);
                             self.refused(transmit, &error)
                         }
-                        None => Sent::Accepted,
-                    };
+                        None => Departure::Singly,
+                    });
                 }
                 // What the network reported of earlier packets, perhaps to others, fails this one: take it, try again.
                 Err(_) if !took_errors && self.errors.take(socket.descriptor()) => took_errors = true,
-                Err(error) => return self.refused(transmit, &error),
+                Err(error) => return Some(self.refused(transmit, &error)),
             }
         }
-        Sent::Full
+        None
     }
 
-    fn refused(&mut self, transmit: &Transmit, error: &io::Error) -> Sent {
+    fn refused(&mut self, transmit: &Transmit, error: &io::Error) -> Departure {
         self.counters.add(Counter::SendErrors, 1);
         self.errors.note_refused(transmit.destination, error, transmit.segment_size.unwrap_or(transmit.length));
         tracing::debug!(source = %transmit.source, destination = %transmit.destination, %error, "send refused");
-        Sent::Refused
+        Departure::Refused
     }
 
     fn find_sender(&mut self, address: IpAddr, port: u16) -> Option<usize> {
@@ -258,7 +296,8 @@ fn split(
     buffer: &[u8],
     received: &sys::Received,
     counters: &mut Counters,
-    deliver: &mut impl FnMut(&Datagram<'_>),
+    tap: &Tap,
+    deliver: &mut impl FnMut(&Datagram<'_>) -> Outcome,
 ) -> usize {
     if let Some(dropped) = received.dropped {
         counters.add(Counter::SocketOverflow, dropped.wrapping_sub(socket.dropped).into());
@@ -275,12 +314,23 @@ fn split(
         segment_index: 0,
         payload: bytes,
     };
-    let mut take = |datagram: &Datagram<'_>| match socket.membership.route(datagram) {
-        Route::Here => deliver(datagram),
-        Route::Forwarded => counters.add(Counter::ForwardedPackets, 1),
-        Route::Probe => {}
+    let segment_size = received.segment_size.filter(|size| *size < bytes.len());
+    let arrival =
+        (!tap.is_idle()).then(|| Arrival::now(received.hop_limit, received.traffic_class, segment_size.is_some()));
+    let mut take = |datagram: &Datagram<'_>| {
+        let outcome = match socket.membership.route(datagram) {
+            Route::Here => deliver(datagram),
+            Route::Forwarded => {
+                counters.add(Counter::ForwardedPackets, 1);
+                Outcome::default()
+            }
+            Route::Probe => return,
+        };
+        if let Some(arrival) = &arrival {
+            tap.received(datagram, arrival, outcome);
+        }
     };
-    let Some(segment_size) = received.segment_size.filter(|size| *size < bytes.len()) else {
+    let Some(segment_size) = segment_size else {
         take(&datagram);
         return 1;
     };
@@ -299,7 +349,8 @@ mod tests {
     use super::super::port_group::Newcomer;
     use super::super::udp::{LocalAddress, SocketSizes};
     use super::*;
-    use crate::types::PeerCapabilities;
+    use crate::transport::Repeats;
+    use crate::types::{PeerCapabilities, Qpn};
 
     const SIZES: SocketSizes = SocketSizes { receive_bytes: 1 << 20, send_bytes: 1 << 20 };
 
@@ -326,6 +377,8 @@ mod tests {
             segment_size,
             traffic_class: 0,
             hop_limit: 64,
+            qpn: Qpn::new(0x11),
+            repeats: Repeats::default(),
         }
     }
 
@@ -342,6 +395,7 @@ mod tests {
             |datagram| {
                 assert_eq!((datagram.source, datagram.destination), (address.ip, address.ip));
                 seen.push((datagram.source_port, datagram.segment_index, datagram.payload.to_vec()));
+                Outcome::default()
             },
             || false,
         );
@@ -362,9 +416,10 @@ mod tests {
         for _ in 0..5 {
             link.send(&transmit(address, plain, 4, None), b"abcd");
         }
-        assert_eq!(link.receive(3, |_| (), || false), Batch { datagrams: 3, is_full: true });
-        assert_eq!(link.receive(3, |_| (), || true), Batch { datagrams: 1, is_full: false });
-        assert_eq!(link.receive(3, |_| (), || false), Batch { datagrams: 1, is_full: false });
+        let take = |_: &Datagram<'_>| Outcome::default();
+        assert_eq!(link.receive(3, take, || false), Batch { datagrams: 3, is_full: true });
+        assert_eq!(link.receive(3, take, || true), Batch { datagrams: 1, is_full: false });
+        assert_eq!(link.receive(3, take, || false), Batch { datagrams: 1, is_full: false });
     }
 
     #[test]
@@ -386,7 +441,7 @@ mod tests {
             assert!(matches!(link.send(&closed, b"abcd"), Sent::Accepted));
             assert!(matches!(link.send(&transmit(address, plain, 4, None), b"abcd"), Sent::Accepted));
         }
-        assert_eq!(link.receive(16, |_| (), || false).datagrams, 3);
+        assert_eq!(link.receive(16, |_| Outcome::default(), || false).datagrams, 3);
         assert_eq!(link.counters.get(Counter::SendErrors), 0);
         let error = link.path_error(Time::NEVER, closed.destination, Time::ZERO).unwrap();
         assert_eq!((error.errno, error.count), (libc::ECONNREFUSED, 3));
@@ -400,10 +455,10 @@ mod tests {
         for _ in 0..4_000 {
             link.send(&transmit(address, plain, bytes.len(), None), &bytes);
         }
-        let received = link.receive(10_000, |_| (), || false).datagrams as u64;
+        let received = link.receive(10_000, |_| Outcome::default(), || false).datagrams as u64;
         // The count of drops comes with the next datagram that is taken in.
         link.send(&transmit(address, plain, 4, None), b"abcd");
-        link.receive(1, |_| (), || false);
+        link.receive(1, |_| Outcome::default(), || false);
         assert_eq!(received + link.counters.get(Counter::SocketOverflow), 4_000);
     }
 }

@@ -10,9 +10,10 @@
 //! # Locks
 //!
 //! In this order, each optional: the list of opened sockets, the shard, the registry of port groups or the region
-//! table's read side, a completion queue, a channel's state. No two shards are ever held by one thread. Nothing calls
-//! back into the application.
+//! table's read side, a completion queue, a channel's state, a capture's buffer. No two shards are ever held by one
+//! thread. Nothing calls back into the application.
 
+mod capture;
 mod channel;
 mod clock;
 mod doorbell;
@@ -40,6 +41,9 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
+pub(crate) use capture::Capture;
+#[cfg(feature = "sim")]
+pub use capture::capture_file;
 pub(crate) use channel::Channel;
 pub(crate) use doorbell::Doorbell;
 pub(crate) use port_group::registered_capabilities;
@@ -49,6 +53,8 @@ pub use registry::registry_file;
 pub(crate) use shard::{Shard, ShardConfig};
 pub(crate) use sys::{EventFd, LinkState, generation, link_state};
 pub(crate) use udp::{Capabilities, LocalAddress, OpenError, SocketSizes, probe};
+
+use crate::types::CaptureConfig;
 
 /// All shards of a device, and their threads.
 pub(crate) struct Engine {
@@ -68,6 +74,18 @@ impl Engine {
     /// The shards.
     pub(crate) fn shards(&self) -> &[Arc<Shard>] {
         &self.shards
+    }
+
+    /// Begins a capture of what passes all shards; `device` is the name that it is given.
+    pub(crate) fn start_capture(&self, config: &CaptureConfig, device: &str) -> Result<Arc<Capture>, OpenError> {
+        let capture = Arc::new(Capture::start(config, device)?);
+        self.shards.iter().for_each(|shard| shard.add_capture(&capture));
+        Ok(capture)
+    }
+
+    /// Lets nothing more pass to a capture. It has not ended yet.
+    pub(crate) fn detach_capture(&self, capture: &Arc<Capture>) {
+        self.shards.iter().for_each(|shard| shard.remove_capture(capture));
     }
 
     /// Starts the shards' threads, unless they run.

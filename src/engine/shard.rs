@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
+use super::capture::Capture;
 use super::clock::Clock;
 use super::doorbell::{Doorbell, DoorbellQueue};
 use super::idle::Crowd;
@@ -217,6 +218,16 @@ impl Shard {
         self.command(|core, _| core.link.add_sender(socket));
         opened.senders.insert(place, port);
         Ok(port)
+    }
+
+    /// What passes is recorded from now on.
+    pub(super) fn add_capture(&self, capture: &Arc<Capture>) {
+        self.command(|core, _| core.link.add_capture(Arc::clone(capture)));
+    }
+
+    /// What passes is not recorded any more.
+    pub(super) fn remove_capture(&self, capture: &Arc<Capture>) {
+        self.command(|core, _| core.link.remove_capture(capture));
     }
 
     /// A completion queue was armed on a channel: whoever sleeps there shall have packets first.

@@ -100,6 +100,20 @@ impl ReceiveSocket {
         })?;
         Ok(Self { address, membership, dropped: 0 })
     }
+
+    /// Has the kernel report hop limit and traffic class of what arrives, or not. For captures: if it cannot, they show
+    /// the usual ones.
+    pub(super) fn report_headers(&self, on: bool) {
+        let options = match self.address.ip {
+            IpAddr::V4(_) => [SocketOption::ReportHopLimit4, SocketOption::ReportTrafficClass4],
+            IpAddr::V6(_) => [SocketOption::ReportHopLimit6, SocketOption::ReportTrafficClass6],
+        };
+        for option in options {
+            if let Err(error) = set_option(self.membership.descriptor(), option, on) {
+                tracing::debug!(?option, %error, "a header field of received packets stays unknown");
+            }
+        }
+    }
 }
 
 fn bind_receiver(address: LocalAddress, sizes: &SocketSizes) -> io::Result<Socket> {

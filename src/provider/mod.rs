@@ -13,6 +13,7 @@ pub mod soft;
 
 use std::any::Any;
 use std::os::fd::BorrowedFd;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,9 +21,9 @@ pub use error::{Error, ErrorKind, Result};
 
 use crate::memory::{Backing, Region};
 use crate::types::{
-    AccessFlags, AsyncEvent, BatchEnd, Counters, DeviceAttributes, DomainId, GidEntry, Lkey, PeerCapabilities,
-    PortAttributes, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairReport, QueuePairStatus, QueuePairType,
-    RawCompletion, ReceiveRequest, Rkey, SendRequest,
+    AccessFlags, AsyncEvent, BatchEnd, CaptureConfig, CaptureSummary, Counters, DeviceAttributes, DomainId, GidEntry,
+    Lkey, PeerCapabilities, PortAttributes, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairReport,
+    QueuePairStatus, QueuePairType, RawCompletion, ReceiveRequest, Rkey, SendRequest,
 };
 
 /// A kind of device: finds and opens devices by name.
@@ -89,6 +90,25 @@ pub trait Context: Send + Sync {
 
     /// Counters of the whole device.
     fn counters(&self) -> Counters;
+
+    /// Begins a capture of the device's packets. [`ErrorKind::Unsupported`] if this kind of device cannot capture.
+    fn start_capture(&self, config: &CaptureConfig) -> Result<Box<dyn Capture>> {
+        let message =
+            format!("{} cannot capture {}: only software devices see packets", self.name(), config.path.display());
+        Err(Error::new("start_capture", ErrorKind::Unsupported, message))
+    }
+}
+
+/// A capture of a device's packets into a file. It ends when it is dropped.
+pub trait Capture: Send + Sync {
+    /// The file.
+    fn path(&self) -> &Path;
+
+    /// What it has come to so far.
+    fn summary(&self) -> CaptureSummary;
+
+    /// Ends it. When it returns, the file is complete. Stopping again does nothing.
+    fn stop(&self) -> Result<CaptureSummary>;
 }
 
 /// What a new queue pair shall be.

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use crate::types::Mtu;
+use crate::types::{DropReason, Mtu, Qpn};
 
 /// A datagram that arrived on port 4791.
 #[derive(Clone, Copy, Debug)]
@@ -18,6 +18,69 @@ pub struct Datagram<'a> {
     pub segment_index: u16,
     /// From the base transport header to the ICRC.
     pub payload: &'a [u8],
+}
+
+/// What became of a datagram that arrived.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Outcome {
+    /// Why it was dropped without an answer, if it was.
+    pub dropped: Option<DropReason>,
+    /// It belongs to a connection with a peer that is known to be one of our own.
+    pub is_from_own_peer: bool,
+}
+
+impl Outcome {
+    /// Dropped before its connection was found.
+    pub(super) fn dropped(reason: DropReason) -> Self {
+        Self { dropped: Some(reason), is_from_own_peer: false }
+    }
+}
+
+/// Whether a packet is on its way for the first time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Sending {
+    /// It is.
+    First,
+    /// It was sent before and is not, or seems not, to have arrived.
+    Again,
+    /// The last packet once more, to find out whether it arrived.
+    Probe,
+}
+
+/// Which datagrams of a run were sent before.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Repeats {
+    again: u128,
+    probes: u128,
+}
+
+impl Repeats {
+    /// Notes how the datagram at this place of the run is sent. No run is longer than 128.
+    #[inline]
+    pub fn note(&mut self, place: usize, sending: Sending) {
+        let bit = Self::bit(place);
+        match sending {
+            Sending::First => {}
+            Sending::Again => self.again |= bit,
+            Sending::Probe => self.probes |= bit,
+        }
+    }
+
+    /// How the datagram at this place of the run is sent.
+    pub fn get(&self, place: usize) -> Sending {
+        let bit = Self::bit(place);
+        if self.again & bit != 0 {
+            Sending::Again
+        } else if self.probes & bit != 0 {
+            Sending::Probe
+        } else {
+            Sending::First
+        }
+    }
+
+    fn bit(place: usize) -> u128 {
+        1_u128.checked_shl(place as u32).unwrap_or(0)
+    }
 }
 
 /// Datagrams to be sent: one, or a run of equal size (the last may be shorter) to one destination.
@@ -37,6 +100,10 @@ pub struct Transmit {
     pub traffic_class: u8,
     /// Time to live.
     pub hop_limit: u8,
+    /// The queue pair that sends them.
+    pub qpn: Qpn,
+    /// Which of them were sent before.
+    pub repeats: Repeats,
 }
 
 impl Transmit {
@@ -73,4 +140,21 @@ pub struct ModifyLimits {
     pub max_dest_rd_atomic: u8,
     /// Largest path MTU of the port now.
     pub active_mtu: Mtu,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn repeats_are_known_by_their_place() {
+        let mut repeats = Repeats::default();
+        let places = [(0, Sending::Again), (1, Sending::First), (63, Sending::Probe), (127, Sending::Again)];
+        places.iter().for_each(|(place, sending)| repeats.note(*place, *sending));
+        for (place, sending) in places {
+            assert_eq!(repeats.get(place), sending, "{place}");
+        }
+        repeats.note(128, Sending::Again);
+        assert_eq!((repeats.get(128), repeats.get(2)), (Sending::First, Sending::First));
+    }
 }

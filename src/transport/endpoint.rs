@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
-use super::datagram::{AckRelease, Datagram, ModifyLimits, SourceAddress, Transmit};
+use super::datagram::{AckRelease, Datagram, ModifyLimits, Outcome, Repeats, SourceAddress, Transmit};
 use super::history::Strays;
 use super::modify::ModifyError;
 use super::queue_pair::{QueuePair, QueuePairInit};
@@ -278,31 +278,39 @@ impl Endpoint {
     }
 
     /// A datagram arrived on port 4791.
-    pub fn handle_datagram(&mut self, now: Time, memory: &MemoryView<'_>, datagram: &Datagram<'_>) {
+    pub fn handle_datagram(&mut self, now: Time, memory: &MemoryView<'_>, datagram: &Datagram<'_>) -> Outcome {
         let packet = match Packet::parse(datagram.payload) {
             Ok(packet) => packet,
             Err(reason) => return self.drop_stray(now, datagram, None, reason),
         };
         let bth = &packet.headers.bth;
         if bth.opcode == Opcode::CNP {
-            return self.counters.add_drop(DropReason::CongestionNotification);
+            return self.drop_datagram(DropReason::CongestionNotification);
         }
         let Some(place) = self.by_number.get(&bth.destination).copied() else {
             return self.drop_stray(now, datagram, Some(bth.destination), DropReason::UnknownQueuePair);
         };
         let pass = self.pass(now, memory);
-        let Some(queue_pair) = self.at(place) else { return };
-        if let Err(reason) = queue_pair.handle_packet(&pass, datagram, &packet) {
+        let Some(queue_pair) = self.at(place) else { return Outcome::default() };
+        let dropped = queue_pair.handle_packet(&pass, datagram, &packet).err();
+        if let Some(reason) = dropped {
             queue_pair.counters.add_drop(reason);
             queue_pair.history.note_drop(reason, queue_pair.state, datagram.source, bth);
         }
+        let is_from_own_peer = dropped != Some(DropReason::WrongAddress) && queue_pair.is_peer_ours();
         self.settle(now, place);
+        Outcome { dropped, is_from_own_peer }
+    }
+
+    fn drop_datagram(&mut self, reason: DropReason) -> Outcome {
+        self.counters.add_drop(reason);
+        Outcome::dropped(reason)
     }
 
     /// A datagram that belongs to no queue pair.
-    fn drop_stray(&mut self, now: Time, datagram: &Datagram<'_>, qpn: Option<Qpn>, reason: DropReason) {
-        self.counters.add_drop(reason);
+    fn drop_stray(&mut self, now: Time, datagram: &Datagram<'_>, qpn: Option<Qpn>, reason: DropReason) -> Outcome {
         self.strays.note(now, datagram.source, qpn, reason);
+        self.drop_datagram(reason)
     }
 
     /// Some deadline has come.
@@ -481,6 +489,7 @@ impl QueuePair {
         let limit = if merges { max_segments } else { 1 };
         let room = buffer.len().min(LARGEST_SEND_BYTES);
         let (mut length, mut segment, mut count, mut is_exhausted) = (0, 0, 0, false);
+        let mut repeats = Repeats::default();
         while count < limit {
             let next = self.next_plan(pass.now).or_else(|| self.riding_acknowledgement(pass.now, segment));
             let Some((plan, size)) = next else {
@@ -495,9 +504,8 @@ impl QueuePair {
                 Plan::Reply(reply) => self.emit_reply(pass, reply, packet),
                 Plan::Request(request) => self.emit_request(pass, request, packet),
             };
-            if !written {
-                continue;
-            }
+            let Some(sending) = written else { continue };
+            repeats.note(count, sending);
             icrc::append(&flow, count as u16, packet);
             self.counters.add(Counter::SentPackets, 1);
             self.counters.add(Counter::SentBytes, size as u64);
@@ -520,6 +528,8 @@ impl QueuePair {
             segment_size: (count > 1).then_some(segment),
             traffic_class: path.traffic_class,
             hop_limit: path.hop_limit,
+            qpn: self.qpn,
+            repeats,
         };
         (Some(transmit), is_exhausted)
     }

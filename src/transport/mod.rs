@@ -19,7 +19,7 @@ mod violation;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
-pub use datagram::{AckRelease, Datagram, ModifyLimits, SourceAddress, Transmit};
+pub use datagram::{AckRelease, Datagram, ModifyLimits, Outcome, Repeats, Sending, SourceAddress, Transmit};
 pub use endpoint::{CreateError, Endpoint, EndpointConfig};
 pub use modify::ModifyError;
 pub use queue_pair::QueuePairInit;

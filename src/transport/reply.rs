@@ -6,6 +6,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use super::datagram::Sending;
 use super::endpoint::Pass;
 use super::queue_pair::QueuePair;
 use crate::types::{AccessFlags, Counter, DEFAULT_PKEY, Psn, Time};
@@ -52,6 +53,8 @@ enum ResourceKind {
         /// Next packet of the answer, and the one after its last, counted from the first.
         next: u32,
         end: u32,
+        /// Packets of the answer, from its first, that have left at least once.
+        sent: u32,
     },
     Atomic {
         original: u64,
@@ -143,7 +146,7 @@ impl Replies {
     }
 
     pub(super) fn push_read(&mut self, first: Psn, packets: u32, reth: Reth, message_count: u32) {
-        let kind = ResourceKind::Read { reth, next: 0, end: packets };
+        let kind = ResourceKind::Read { reth, next: 0, end: packets, sent: 0 };
         self.push_resource(Resource { first, packets, message_count, kind, queued: true, answered: false });
     }
 
@@ -203,7 +206,7 @@ impl Replies {
         let Some((place, Some(resource))) = found.map(|place| (place, self.resources[place].as_mut())) else {
             return false;
         };
-        let ResourceKind::Read { reth: original, next, end } = &mut resource.kind else { return false };
+        let ResourceKind::Read { reth: original, next, end, .. } = &mut resource.kind else { return false };
         let from = psn.distance_from(resource.first).max(0) as u32;
         let skipped = u64::from(from) * u64::from(mtu);
         let fits = reth.rkey == original.rkey
@@ -305,7 +308,7 @@ impl QueuePair {
             return (!replies.is_held(now)).then(|| plan(Opcode::RC_ACKNOWLEDGE, 0));
         };
         let resource = replies.resources[place]?;
-        let ResourceKind::Read { reth, next, end } = resource.kind else {
+        let ResourceKind::Read { reth, next, end, .. } = resource.kind else {
             return Some(plan(Opcode::RC_ATOMIC_ACKNOWLEDGE, 0));
         };
         if replies.pause_until.is_some() {
@@ -323,9 +326,9 @@ impl QueuePair {
         Some(plan(opcode, payload))
     }
 
-    /// Writes the planned packet, without its ICRC, and moves on. False: the READ's memory is gone, nothing was
+    /// Writes the planned packet, without its ICRC, and moves on. `None`: the READ's memory is gone, nothing was
     /// written.
-    pub(super) fn emit_reply(&mut self, pass: &Pass<'_>, plan: ReplyPlan, out: &mut [u8]) -> bool {
+    pub(super) fn emit_reply(&mut self, pass: &Pass<'_>, plan: ReplyPlan, out: &mut [u8]) -> Option<Sending> {
         let mut headers = Headers { bth: self.reply_header(&plan), ..Headers::default() };
         match plan.reply {
             Reply::Acknowledge { psn, message_count } => {
@@ -341,7 +344,7 @@ impl QueuePair {
         }
         headers.emit(out);
         self.responder.replies.pop();
-        true
+        Some(Sending::First)
     }
 
     fn reply_header(&self, plan: &ReplyPlan) -> Bth {
@@ -366,18 +369,19 @@ impl QueuePair {
         place: usize,
         mut headers: Headers,
         out: &mut [u8],
-    ) -> bool {
-        let Some(resource) = self.responder.replies.resources[place] else { return false };
+    ) -> Option<Sending> {
+        let resource = self.responder.replies.resources[place]?;
+        let sending = |again| if again { Sending::Again } else { Sending::First };
         headers.aeth = Some(Aeth { syndrome: NO_CREDIT, msn: resource.message_count });
         headers.bth.psn = resource.first;
-        let (reth, next, end) = match resource.kind {
+        let (reth, next, end, sent) = match resource.kind {
             ResourceKind::Atomic { original } => {
                 headers.atomic_ack = Some(original);
                 headers.emit(out);
                 self.responder.replies.pop();
-                return true;
+                return Some(sending(resource.answered));
             }
-            ResourceKind::Read { reth, next, end } => (reth, next, end),
+            ResourceKind::Read { reth, next, end, sent } => (reth, next, end, sent),
         };
         headers.bth.psn = resource.first.plus(next);
         if plan.opcode == Opcode::RC_READ_RESPONSE_MIDDLE {
@@ -391,12 +395,12 @@ impl QueuePair {
             let bytes = &mut room[..payload];
             if pass.memory.read(reth.rkey.0, self.domain, va, AccessFlags::REMOTE_READ, bytes).is_err() {
                 self.refuse_read_answer(headers.bth.psn, resource.message_count);
-                return false;
+                return None;
             }
         }
         room[payload..payload.next_multiple_of(4)].fill(0);
         self.note_read_answer(pass.now, place, next + 1, end);
-        true
+        Some(sending(next < sent))
     }
 
     fn note_read_answer(&mut self, now: Time, place: usize, next: u32, end: u32) {
@@ -405,8 +409,11 @@ impl QueuePair {
         if next == end {
             replies.pop();
         }
-        if let Some(Resource { kind: ResourceKind::Read { next: stored, .. }, .. }) = &mut replies.resources[place] {
+        if let Some(Resource { kind: ResourceKind::Read { next: stored, sent, .. }, .. }) =
+            &mut replies.resources[place]
+        {
             *stored = next;
+            *sent = next.max(*sent);
         }
         if paced {
             replies.burst += 1;

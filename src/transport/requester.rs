@@ -7,6 +7,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use super::datagram::Sending;
 use super::endpoint::Pass;
 use super::queue_pair::QueuePair;
 use super::retransmit::{Recovery, RoundTrip};
@@ -451,9 +452,9 @@ impl QueuePair {
         None
     }
 
-    /// Writes the planned packet, without its ICRC, and moves on. False: the request's own memory failed, nothing
+    /// Writes the planned packet, without its ICRC, and moves on. `None`: the request's own memory failed, nothing
     /// was written.
-    pub(super) fn emit_request(&mut self, pass: &Pass<'_>, plan: RequestPlan, out: &mut [u8]) -> bool {
+    pub(super) fn emit_request(&mut self, pass: &Pass<'_>, plan: RequestPlan, out: &mut [u8]) -> Option<Sending> {
         let ack_request = self.wants_acknowledgement(pass.now, &plan);
         let headers = self.request_headers(&plan, ack_request);
         let header_bytes = headers.emit(out);
@@ -462,12 +463,11 @@ impl QueuePair {
         let offset = u64::from(plan.offset) * u64::from(self.mtu_bytes());
         if let Err(error) = self.gather(pass.memory, plan.index, offset, &mut room[..payload]) {
             self.fail_request(plan.index, error);
-            return false;
+            return None;
         }
         let padded = payload.next_multiple_of(4);
         room[payload..padded].fill(0);
-        self.note_sent(pass.now, &plan, ack_request);
-        true
+        Some(self.note_sent(pass.now, &plan, ack_request))
     }
 
     fn request_headers(&self, plan: &RequestPlan, ack_request: bool) -> Headers {
@@ -544,14 +544,14 @@ impl QueuePair {
         }
     }
 
-    fn note_sent(&mut self, now: Time, plan: &RequestPlan, ack_request: bool) {
+    fn note_sent(&mut self, now: Time, plan: &RequestPlan, ack_request: bool) -> Sending {
         let is_repeat = plan.psn.is_before(self.requester.limit);
         if is_repeat {
             self.count(Counter::RetransmittedPackets);
         }
         if plan.is_probe {
             self.requester.recovery.end_probe();
-            return;
+            return Sending::Probe;
         }
         let end = plan.psn.plus(plan.covers);
         self.requester.cursor = end;
@@ -572,6 +572,7 @@ impl QueuePair {
         }
         self.note_in_flight();
         self.arm_timers(now);
+        if is_repeat { Sending::Again } else { Sending::First }
     }
 }
 

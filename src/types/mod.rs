@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod access;
+mod capture;
 mod completion;
 mod counter;
 mod device;
@@ -15,6 +16,7 @@ mod request;
 mod time;
 
 pub use access::AccessFlags;
+pub use capture::{CaptureConfig, CaptureSummary};
 pub use completion::{Cause, CompletionFlags, CompletionOpcode, CompletionStatus, RawCompletion};
 pub use counter::{Counter, Counters, DropReason};
 pub use device::{AtomicCapability, DeviceAttributes, GidEntry, PortAttributes, PortState, VendorIdentity};

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{
-    AsyncEvent, CompletionChannel, CompletionQueue, Counters, DeviceAttributes, Error, ErrorKind, Gid, GidEntry,
-    PeerCapabilities, PortAttributes, ProtectionDomain, Result,
+    AsyncEvent, Capture, CaptureConfig, CompletionChannel, CompletionQueue, Counters, DeviceAttributes, Error,
+    ErrorKind, Gid, GidEntry, PeerCapabilities, PortAttributes, ProtectionDomain, Result,
 };
 use crate::provider;
 
@@ -189,6 +189,31 @@ impl Context {
     /// ```
     pub fn counters(&self) -> Counters {
         self.inner.counters()
+    }
+
+    /// Begins a capture: what the device sends and receives from now on goes into a file in pcapng format, for
+    /// Wireshark and its like, until the [`Capture`] is stopped or dropped. Several captures may be under way.
+    ///
+    /// Packets that were dropped say why, packets that were sent again say so.
+    ///
+    /// # Errors
+    /// The file cannot be made; the text says why and what to do. [`ErrorKind::Unsupported`] if the device is no
+    /// software device.
+    ///
+    /// ```
+    /// use rdma_verbs::verbs::{self, CaptureConfig};
+    ///
+    /// let context = verbs::open("soft:127.0.1.91")?;
+    /// let capture = context.start_capture(&CaptureConfig::new(std::env::temp_dir()).max_bytes(1 << 20))?;
+    /// // … traffic …
+    /// let file = capture.path().to_owned();
+    /// let summary = capture.stop()?;
+    /// assert_eq!((summary.packets, summary.bytes), (0, file.metadata().unwrap().len()));
+    /// # std::fs::remove_file(file).unwrap();
+    /// # Ok::<(), verbs::Error>(())
+    /// ```
+    pub fn start_capture(&self, config: &CaptureConfig) -> Result<Capture> {
+        Ok(Capture::new(self.inner.start_capture(config)?))
     }
 
     pub(super) fn inner(&self) -> &Arc<dyn provider::Context> {

@@ -51,6 +51,7 @@
 #![deny(unsafe_code)]
 
 mod batch;
+mod capture;
 mod completion;
 mod completion_channel;
 mod completion_queue;
@@ -73,6 +74,7 @@ mod request;
 mod tests;
 
 pub use batch::{ReceiveBatch, SendBatch};
+pub use capture::Capture;
 pub use completion::{Completion, CompletionError, Success};
 pub use completion_channel::CompletionChannel;
 pub use completion_queue::{CompletionQueue, Notify};
@@ -90,9 +92,10 @@ pub use request::{Payload, ReceiveRequest, RegionList, SendRequest};
 
 pub use crate::provider::{Error, ErrorKind, Result};
 pub use crate::types::{
-    AccessFlags, AddressVector, AsyncEvent, Cause, CompletionOpcode, CompletionStatus, Counter, Counters,
-    DeviceAttributes, DropReason, Gid, GidEntry, Lkey, Mtu, PeerCapabilities, PortAttributes, PortState, Psn, Qpn,
-    QueuePairAttributes, QueuePairCapabilities, QueuePairReport, QueuePairState, QueuePairStatus, QueuePairType, Rkey,
+    AccessFlags, AddressVector, AsyncEvent, CaptureConfig, CaptureSummary, Cause, CompletionOpcode, CompletionStatus,
+    Counter, Counters, DeviceAttributes, DropReason, Gid, GidEntry, Lkey, Mtu, PeerCapabilities, PortAttributes,
+    PortState, Psn, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairReport, QueuePairState, QueuePairStatus,
+    QueuePairType, Rkey,
 };
 
 /// The promise of the module's documentation, held by the compiler: these types may be shared between threads.
@@ -100,6 +103,7 @@ const _: () = {
     const fn send_and_sync<T: Send + Sync>() {}
     send_and_sync::<Device>();
     send_and_sync::<Context>();
+    send_and_sync::<Capture>();
     send_and_sync::<ProtectionDomain>();
     send_and_sync::<Memory>();
     send_and_sync::<MemoryRegion>();

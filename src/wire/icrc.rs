@@ -166,6 +166,8 @@ fn solve(difference: u32, covered: usize) -> Option<u16> {
 const POLYNOMIAL: u32 = 0xedb8_8320;
 /// x^-8 modulo the polynomial: takes a register one zero byte back.
 const BACK_ONE_BYTE: u32 = 0x6567_cb95;
+/// x^0.
+const ONE: u32 = 0x8000_0000;
 /// Payload 4096, headers, ICRC, and the 20 bytes before: nothing longer is a RoCE packet.
 const LARGEST_COVERED: usize = 4_096 + 12 + 32 + 4 + 20;
 
@@ -185,22 +187,23 @@ const fn multiply(mut one: u32, mut other: u32) -> u32 {
 /// x^(-8 × bytes) modulo the polynomial.
 fn backward(bytes: usize) -> u32 {
     static TABLE: OnceLock<Box<[u32]>> = OnceLock::new();
-    let step = || multiply(multiply(BACK_ONE_BYTE, BACK_ONE_BYTE), multiply(BACK_ONE_BYTE, BACK_ONE_BYTE));
-    let table = TABLE.get_or_init(|| {
-        let step = step();
-        let mut power = 0x8000_0000;
-        let next = |_| {
-            let now = power;
-            power = multiply(power, step);
-            now
-        };
-        (0..=LARGEST_COVERED / 4).map(next).collect()
-    });
+    let table = TABLE.get_or_init(|| (0..=LARGEST_COVERED / 4).map(backward_words).collect());
     // A packet's length is a multiple of four, and so is the rest.
-    match table.get(bytes / 4) {
-        Some(power) => *power,
-        None => (0..bytes / 4).fold(0x8000_0000, |power, _| multiply(power, step())),
+    table.get(bytes / 4).copied().unwrap_or_else(|| backward_words(bytes / 4))
+}
+
+/// x^(-32 × words) modulo the polynomial, by squaring: anybody may send a packet that is longer than any should be.
+fn backward_words(mut words: usize) -> u32 {
+    let mut square = multiply(multiply(BACK_ONE_BYTE, BACK_ONE_BYTE), multiply(BACK_ONE_BYTE, BACK_ONE_BYTE));
+    let mut power = ONE;
+    while words > 0 {
+        if words & 1 != 0 {
+            power = multiply(power, square);
+        }
+        square = multiply(square, square);
+        words >>= 1;
     }
+    power
 }
 
 #[cfg(test)]

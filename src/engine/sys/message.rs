@@ -23,6 +23,10 @@ pub(crate) struct Received {
     pub(crate) dropped: Option<u32>,
     /// The datagram was longer than the buffer: its end is lost.
     pub(crate) truncated: bool,
+    /// Time to live or hop limit, if the socket reports it.
+    pub(crate) hop_limit: Option<u8>,
+    /// Type of service or traffic class, if the socket reports it.
+    pub(crate) traffic_class: Option<u8>,
 }
 
 /// Receives a datagram, or several merged ones, without waiting; `None` if there is none.
@@ -48,7 +52,8 @@ pub(crate) fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<O
     // SAFETY: the kernel wrote `msg_namelen` bytes of an address into `name`.
     let source = unsafe { read_address(name.as_ptr(), message.msg_namelen) }?;
     let truncated = message.msg_flags & libc::MSG_TRUNC != 0;
-    let mut received = Received { length, source, segment_size: None, dropped: None, truncated };
+    let mut received =
+        Received { length, source, segment_size: None, dropped: None, truncated, hop_limit: None, traffic_class: None };
     // SAFETY: the kernel wrote the control messages that `message` describes, into `control`.
     unsafe { read_control(&message, &mut received) };
     Ok(Some(received))
@@ -87,8 +92,9 @@ unsafe fn read_control(message: &libc::msghdr, received: &mut Received) {
     // `msg_controllen`.
     let mut header = unsafe { libc::CMSG_FIRSTHDR(message) };
     while !header.is_null() {
-        // SAFETY: not null, so it points to a control message inside the buffer. Both kinds that are read carry four
-        // bytes of data; unaligned reads, because the data's place promises nothing.
+        // SAFETY: not null, so it points to a control message inside the buffer. The kinds that are read carry four
+        // bytes of data, but the type of service, which is one byte; unaligned reads, because the data's place promises
+        // nothing.
         unsafe {
             let data = libc::CMSG_DATA(header);
             match ((*header).cmsg_level, (*header).cmsg_type) {
@@ -98,6 +104,13 @@ unsafe fn read_control(message: &libc::msghdr, received: &mut Received) {
                 }
                 (libc::SOL_SOCKET, libc::SO_RXQ_OVFL) => {
                     received.dropped = Some(data.cast::<u32>().read_unaligned());
+                }
+                (libc::IPPROTO_IP, libc::IP_TTL) | (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT) => {
+                    received.hop_limit = u8::try_from(data.cast::<libc::c_int>().read_unaligned()).ok();
+                }
+                (libc::IPPROTO_IP, libc::IP_TOS) => received.traffic_class = Some(data.read()),
+                (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
+                    received.traffic_class = u8::try_from(data.cast::<libc::c_int>().read_unaligned()).ok();
                 }
                 _ => {}
             }
@@ -215,6 +228,11 @@ mod tests {
         let sender = UdpSocket::bind((address, 0)).unwrap();
         set_option(receiver.as_fd(), SocketOption::MergeReceived, true).unwrap();
         set_option(receiver.as_fd(), SocketOption::ReportOverflow, true).unwrap();
+        let reports = match receiver.local_addr().unwrap() {
+            SocketAddr::V4(_) => [SocketOption::ReportHopLimit4, SocketOption::ReportTrafficClass4],
+            SocketAddr::V6(_) => [SocketOption::ReportHopLimit6, SocketOption::ReportTrafficClass6],
+        };
+        reports.into_iter().for_each(|option| set_option(receiver.as_fd(), option, true).unwrap());
         let destination = receiver.local_addr().unwrap();
         let bytes: Vec<u8> = (0..250).collect();
         let options = SendOptions { segment_size: Some(100), traffic_class: Some(0x28), hop_limit: Some(9) };
@@ -222,6 +240,7 @@ mod tests {
         let mut buffer = vec![0; 65_536];
         let received = receive(receiver.as_fd(), &mut buffer).unwrap().unwrap();
         assert_eq!((received.length, received.segment_size), (250, Some(100)));
+        assert_eq!((received.hop_limit, received.traffic_class), (Some(9), Some(0x28)));
         assert_eq!(&buffer[..250], &bytes[..]);
         assert_eq!(received.source, sender.local_addr().unwrap());
 

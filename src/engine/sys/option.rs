@@ -26,6 +26,14 @@ pub(crate) enum SocketOption {
     ReportErrors6,
     /// Choose flow labels by hashing (IPv6).
     AutoFlowLabel,
+    /// Report the time to live of received datagrams (IPv4).
+    ReportHopLimit4,
+    /// Report the hop limit of received datagrams (IPv6).
+    ReportHopLimit6,
+    /// Report the type of service of received datagrams (IPv4).
+    ReportTrafficClass4,
+    /// Report the traffic class of received datagrams (IPv6).
+    ReportTrafficClass6,
 }
 
 impl SocketOption {
@@ -41,6 +49,10 @@ impl SocketOption {
             Self::ReportErrors4 => (libc::IPPROTO_IP, libc::IP_RECVERR),
             Self::ReportErrors6 => (libc::IPPROTO_IPV6, libc::IPV6_RECVERR),
             Self::AutoFlowLabel => (libc::IPPROTO_IPV6, libc::IPV6_AUTOFLOWLABEL),
+            Self::ReportHopLimit4 => (libc::IPPROTO_IP, libc::IP_RECVTTL),
+            Self::ReportHopLimit6 => (libc::IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT),
+            Self::ReportTrafficClass4 => (libc::IPPROTO_IP, libc::IP_RECVTOS),
+            Self::ReportTrafficClass6 => (libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS),
         }
     }
 

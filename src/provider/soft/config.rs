@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::SoftProvider;
 use crate::provider::{Context, Provider, Result};
-use crate::types::{Mtu, VendorIdentity};
+use crate::types::{CaptureConfig, Mtu, VendorIdentity};
 
 /// Most shards of a device.
 pub(super) const MAX_SHARDS: u32 = 16;
@@ -20,7 +20,7 @@ pub(super) const MAX_SHARDS: u32 = 16;
 /// assert_eq!(context.query_port(1)?.active_mtu, Mtu::Mtu1024);
 /// # Ok::<(), rdma_verbs::provider::Error>(())
 /// ```
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 #[must_use]
 pub struct SoftConfig {
     pub(super) shards: u32,
@@ -28,6 +28,7 @@ pub struct SoftConfig {
     pub(super) send_buffer_bytes: u32,
     pub(super) max_mtu: Mtu,
     pub(super) vendor: VendorIdentity,
+    pub(super) capture: Option<CaptureConfig>,
 }
 
 impl SoftConfig {
@@ -39,6 +40,7 @@ impl SoftConfig {
             send_buffer_bytes: 16 << 20,
             max_mtu: Mtu::Mtu4096,
             vendor: VendorIdentity { vendor_id: 0x00ff_ffff, vendor_part_id: 1, hw_ver: 1 },
+            capture: None,
         }
     }
 
@@ -78,6 +80,24 @@ impl SoftConfig {
     /// The identity that the device reports.
     pub const fn vendor(mut self, vendor: VendorIdentity) -> Self {
         self.vendor = vendor;
+        self
+    }
+
+    /// Captures all packets from the opening of the device to its end; nothing by default. Goes before what the
+    /// environment variable `RDMA_VERBS_CAPTURE` says.
+    ///
+    /// ```
+    /// use rdma_verbs::provider::soft::SoftConfig;
+    /// use rdma_verbs::types::CaptureConfig;
+    ///
+    /// let wanted = CaptureConfig::new(std::env::temp_dir()).max_bytes(1 << 20);
+    /// let context = SoftConfig::new().capture(wanted).open("soft:127.0.1.92")?;
+    /// # let name = format!("rdma-verbs-soft-127.0.1.92-{}.pcapng", std::process::id());
+    /// # std::fs::remove_file(std::env::temp_dir().join(name)).unwrap();
+    /// # Ok::<(), rdma_verbs::provider::Error>(())
+    /// ```
+    pub fn capture(mut self, capture: CaptureConfig) -> Self {
+        self.capture = Some(capture);
         self
     }
 

@@ -3,6 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
+use super::capture::SoftCapture;
 use super::channel::SoftChannel;
 use super::completion_queue::SoftCompletionQueue;
 use super::device::Device;
@@ -11,9 +12,10 @@ use super::limit::check_range;
 use super::protection_domain::SoftProtectionDomain;
 use super::queue_pair::SoftQueuePair;
 use crate::provider::{
-    CompletionChannel, CompletionQueue, Context, Error, ErrorKind, ProtectionDomain, QueuePair, QueuePairInit, Result,
+    Capture, CompletionChannel, CompletionQueue, Context, Error, ErrorKind, ProtectionDomain, QueuePair, QueuePairInit,
+    Result,
 };
-use crate::types::{AsyncEvent, Counters, DeviceAttributes, GidEntry, PeerCapabilities, PortAttributes};
+use crate::types::{AsyncEvent, CaptureConfig, Counters, DeviceAttributes, GidEntry, PeerCapabilities, PortAttributes};
 
 /// An open software device.
 pub(super) struct SoftContext {
@@ -123,5 +125,10 @@ impl Context for SoftContext {
         }
         self.device.engine.shards().iter().for_each(|shard| sum.merge(&shard.counters()));
         sum
+    }
+
+    fn start_capture(&self, config: &CaptureConfig) -> Result<Box<dyn Capture>> {
+        self.device.check_process("start_capture")?;
+        Ok(Box::new(SoftCapture::start(&self.device, config)?))
     }
 }

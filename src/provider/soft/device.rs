@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use super::capture;
 use super::config::SoftConfig;
 use super::errors;
 use super::interface::Interface;
@@ -27,6 +28,8 @@ const MAX_CQE: u32 = 1 << 20;
 const MAX_MR: u32 = 1 << 20;
 const MAX_PD: u32 = 65_536;
 const MAX_RD_ATOMIC: u8 = 128;
+/// Captures that a verb began.
+const MAX_CAPTURES: u32 = 16;
 /// Asynchronous events that wait to be read.
 const MAX_EVENTS: u32 = 4_096;
 
@@ -52,6 +55,7 @@ pub(super) struct Device {
     pub(super) attributes: DeviceAttributes,
     pub(super) domains: Limit,
     pub(super) completion_queues: Limit,
+    pub(super) captures: Limit,
     capabilities: Capabilities,
     max_mtu: Mtu,
     next_domain: AtomicU32,
@@ -105,9 +109,11 @@ impl Device {
         let async_event = EventFd::new().map_err(|error| fail("the system has no descriptors left", error))?;
         let async_event = Arc::new(async_event);
         let signal = Arc::new(AsyncEventSignal(Arc::clone(&async_event)));
+        let engine = Engine::new(interface.name.as_deref().unwrap_or("soft"), shards);
+        capture::start_with_device(&engine, &interface.device_name, config)?;
         Ok(Arc::new(Self {
             generation: generation(),
-            engine: Engine::new(interface.name.as_deref().unwrap_or("soft"), shards),
+            engine,
             attributes: attributes(&interface, config),
             interface,
             memory,
@@ -115,6 +121,7 @@ impl Device {
             async_event,
             domains: Limit::new("max_pd", MAX_PD),
             completion_queues: Limit::new("max_cq", MAX_CQ),
+            captures: Limit::new("the most captures of a device", MAX_CAPTURES),
             capabilities,
             max_mtu: config.max_mtu,
             next_domain: AtomicU32::new(1),

@@ -19,11 +19,20 @@
 //! other processes on its addresses. They sleep while there is nothing to do, take no signals, and end when the device
 //! and all its objects are closed.
 //!
+//! # Captures
+//!
+//! [`start_capture`](super::Context::start_capture) writes what the device sends and receives into a file for Wireshark
+//! and its like, [`SoftConfig::capture`] does so from the opening of the device on, and so does, for all devices of a
+//! process, the environment variable `RDMA_VERBS_CAPTURE`: it names a file or a folder, as
+//! [`CaptureConfig`](crate::types::CaptureConfig) describes. `RDMA_VERBS_CAPTURE_BYTES` limits each file; without it,
+//! the limit is 64 MiB. If the file cannot be made, opening the device fails and says why.
+//!
 //! # Devices and `fork`
 //!
 //! What a child inherits answers every verb with an error, and can be dropped; the parent notices nothing of it. The
 //! child may open devices anew, also on the same addresses.
 
+mod capture;
 mod channel;
 mod completion_queue;
 mod config;

@@ -1,0 +1,234 @@
+//! What the link calls: tells the captures under way what passes.
+
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use super::headers::Addressing;
+use super::pcapng::{Direction, Timestamp};
+use super::{Capture, PacketRecord};
+use crate::engine::udp::DEFAULT_HOP_LIMIT;
+use crate::transport::{Datagram, Outcome, Sending, Transmit};
+use crate::types::{DropReason, Qpn};
+use crate::wire::{Flow, icrc};
+
+/// Bytes of a base transport header up to the end of the destination's number.
+const DESTINATION_END: usize = 8;
+
+/// Payload, headers and ICRC: nothing longer is a packet of RoCE, and nothing is worth solving for.
+const LONGEST_PACKET: usize = 4_096 + 12 + 32 + 4;
+
+/// How a run of datagrams left.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Departure {
+    /// As the endpoint made it.
+    Whole,
+    /// One by one, because the kernel could not segment it.
+    Singly,
+    /// Not at all.
+    Refused,
+}
+
+/// What the socket tells of a datagram besides its addresses.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Arrival {
+    time: Timestamp,
+    hop_limit: u8,
+    traffic_class: u8,
+    /// The kernel merged it with others, which it does only if they have checksums.
+    is_merged: bool,
+}
+
+impl Arrival {
+    /// An arrival now.
+    pub(crate) fn now(hop_limit: Option<u8>, traffic_class: Option<u8>, is_merged: bool) -> Self {
+        Self {
+            time: now(),
+            hop_limit: hop_limit.unwrap_or(DEFAULT_HOP_LIMIT),
+            traffic_class: traffic_class.unwrap_or(0),
+            is_merged,
+        }
+    }
+}
+
+/// The captures that see what passes a link.
+#[derive(Default)]
+pub(crate) struct Tap {
+    captures: Vec<Arc<Capture>>,
+}
+
+impl Tap {
+    /// Whether nobody listens. Asked for every datagram.
+    #[inline]
+    pub(crate) fn is_idle(&self) -> bool {
+        self.captures.is_empty()
+    }
+
+    pub(crate) fn add(&mut self, capture: Arc<Capture>) {
+        self.captures.push(capture);
+    }
+
+    pub(crate) fn remove(&mut self, capture: &Arc<Capture>) {
+        self.captures.retain(|present| !Arc::ptr_eq(present, capture));
+    }
+
+    /// The time, if somebody listens.
+    #[inline]
+    pub(crate) fn time(&self) -> Option<Timestamp> {
+        (!self.is_idle()).then(now)
+    }
+
+    /// A run of datagrams left at this time.
+    #[cold]
+    pub(crate) fn sent(
+        &self,
+        time: Timestamp,
+        transmit: &Transmit,
+        bytes: &[u8],
+        has_checksum: bool,
+        departure: Departure,
+    ) {
+        let size = transmit.segment_size.unwrap_or(bytes.len()).max(1);
+        for (place, payload) in bytes.chunks(size).enumerate() {
+            let expected = place as u16;
+            let addressing = Addressing {
+                source: transmit.source,
+                destination: transmit.destination,
+                source_port: transmit.source_port,
+                hop_limit: if transmit.hop_limit == 0 { DEFAULT_HOP_LIMIT } else { transmit.hop_limit },
+                traffic_class: transmit.traffic_class,
+                identification: if departure == Departure::Singly { 0 } else { expected },
+                dont_fragment: true,
+                has_checksum,
+            };
+            let mut comment = String::new();
+            match transmit.repeats.get(place) {
+                Sending::First => {}
+                Sending::Again => comment.push_str("retransmission"),
+                Sending::Probe => comment.push_str("probe"),
+            }
+            if departure == Departure::Refused {
+                say(&mut comment, "refused by the system, did not leave");
+            } else if addressing.identification != expected && transmit.destination.is_ipv4() {
+                say(&mut comment, &format!("sent singly, its ICRC is for identification {expected}"));
+            }
+            let record = PacketRecord { time, direction: Direction::Outbound, addressing, comment: &comment, payload };
+            self.record(transmit.qpn, &record);
+        }
+    }
+
+    /// A datagram arrived.
+    #[cold]
+    pub(crate) fn received(&self, datagram: &Datagram<'_>, arrival: &Arrival, outcome: Outcome) {
+        let (identification, dont_fragment) = solve(datagram);
+        let addressing = Addressing {
+            source: datagram.source,
+            destination: datagram.destination,
+            source_port: datagram.source_port,
+            hop_limit: arrival.hop_limit,
+            traffic_class: arrival.traffic_class,
+            identification,
+            dont_fragment,
+            has_checksum: arrival.is_merged || outcome.is_from_own_peer,
+        };
+        let comment = outcome.dropped.map(drop_comment).unwrap_or_default();
+        let record = PacketRecord {
+            time: arrival.time,
+            direction: Direction::Inbound,
+            addressing,
+            comment: &comment,
+            payload: datagram.payload,
+        };
+        self.record(destination(datagram.payload), &record);
+    }
+
+    fn record(&self, qpn: Qpn, record: &PacketRecord<'_>) {
+        self.captures.iter().filter(|capture| capture.wants(qpn)).for_each(|capture| capture.record(record));
+    }
+}
+
+fn say(comment: &mut String, text: &str) {
+    if !comment.is_empty() {
+        comment.push_str("; ");
+    }
+    comment.push_str(text);
+}
+
+fn now() -> Timestamp {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as Timestamp)
+}
+
+/// Identification and "don't fragment" of a packet that arrived: the socket does not show them, the ICRC does.
+pub(super) fn solve(datagram: &Datagram<'_>) -> (u16, bool) {
+    if datagram.payload.len() > LONGEST_PACKET {
+        return (datagram.segment_index, true);
+    }
+    let flow = Flow { source: datagram.source, destination: datagram.destination, source_port: datagram.source_port };
+    let options = icrc::Verify { first_identification: datagram.segment_index, solve: true, expected_df: true };
+    match icrc::verify(&flow, &options, datagram.payload) {
+        icrc::Match::Exact { identification } => (identification, true),
+        icrc::Match::Solved { identification, dont_fragment } => (identification, dont_fragment),
+        icrc::Match::Wrong => (datagram.segment_index, true),
+    }
+}
+
+/// The queue pair that a packet is for; 0 if it is too short to say.
+fn destination(payload: &[u8]) -> Qpn {
+    let number = payload.get(DESTINATION_END - 4..DESTINATION_END).and_then(|bytes| bytes.try_into().ok());
+    Qpn::new(number.map_or(0, u32::from_be_bytes) & 0x00ff_ffff)
+}
+
+/// The reason as its counter is called, in words: "dropped: bad ICRC".
+fn drop_comment(reason: DropReason) -> String {
+    let words = reason.name().trim_start_matches("drop_").split('_').map(|word| match word {
+        "icrc" => "ICRC",
+        "qpn" => "QPN",
+        "psn" => "PSN",
+        "pkey" => "P_Key",
+        "qkey" => "Q_Key",
+        "cnp" => "congestion notification",
+        word => word,
+    });
+    format!("dropped: {}", words.collect::<Vec<_>>().join(" "))
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn drops_are_named() {
+        assert_eq!(drop_comment(DropReason::BadIcrc), "dropped: bad ICRC");
+        assert_eq!(drop_comment(DropReason::UnknownQueuePair), "dropped: unknown QPN");
+        assert_eq!(drop_comment(DropReason::OutOfOrderResponse), "dropped: out of order response");
+    }
+
+    #[test]
+    fn identification_is_solved_for() {
+        let flow =
+            Flow { source: "10.0.0.1".parse().unwrap(), destination: "10.0.0.2".parse().unwrap(), source_port: 0xd000 };
+        let mut payload = [0x11; 64];
+        for (identification, dont_fragment) in [(0, true), (0xbeef, true), (7, false)] {
+            let value = icrc::compute(&flow, identification, dont_fragment, &payload[..60]);
+            payload[60..].copy_from_slice(&value.to_le_bytes());
+            let datagram = Datagram {
+                source: flow.source,
+                destination: flow.destination,
+                source_port: flow.source_port,
+                segment_index: 0,
+                payload: &payload,
+            };
+            assert_eq!(solve(&datagram), (identification, dont_fragment));
+        }
+        let far_too_long = vec![0x11; 65_536];
+        let datagram = Datagram {
+            source: flow.source,
+            destination: flow.destination,
+            source_port: 1,
+            segment_index: 4,
+            payload: &far_too_long,
+        };
+        assert_eq!(solve(&datagram), (4, true));
+        assert_eq!(destination(&payload), Qpn::new(0x11_1111));
+        assert_eq!(destination(&payload[..7]), Qpn::new(0));
+    }
+}

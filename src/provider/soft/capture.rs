@@ -1,0 +1,141 @@
+//! Captures of a software device: by verb, by its configuration, by the environment.
+
+use std::env;
+use std::io;
+use std::path::Path;
+use std::sync::{Arc, Weak};
+
+use super::config::SoftConfig;
+use super::device::Device;
+use super::limit::Share;
+use crate::engine::{self, Engine, OpenError};
+use crate::provider::{Capture, Error, ErrorKind, Result};
+use crate::types::{CaptureConfig, CaptureSummary};
+
+/// Names the file, or the folder, that every device's packets are captured into.
+const PATH_VARIABLE: &str = "RDMA_VERBS_CAPTURE";
+/// Says how many bytes a file has at most.
+const BYTES_VARIABLE: &str = "RDMA_VERBS_CAPTURE_BYTES";
+
+/// A capture that a verb began.
+pub(super) struct SoftCapture {
+    capture: Arc<engine::Capture>,
+    /// The capture does not keep the device open.
+    device: Weak<Device>,
+    _share: Share,
+}
+
+impl SoftCapture {
+    pub(super) fn start(device: &Arc<Device>, config: &CaptureConfig) -> Result<Self> {
+        let share = device.captures.take("start_capture")?;
+        let started = device.engine.start_capture(config, &device.interface.device_name);
+        let capture = started.map_err(|error| explain("start_capture", error))?;
+        Ok(Self { capture, device: Arc::downgrade(device), _share: share })
+    }
+
+    fn detach(&self) {
+        if let Some(device) = self.device.upgrade() {
+            device.engine.detach_capture(&self.capture);
+        }
+    }
+}
+
+impl Capture for SoftCapture {
+    fn path(&self) -> &Path {
+        self.capture.path()
+    }
+
+    fn summary(&self) -> CaptureSummary {
+        self.capture.summary()
+    }
+
+    fn stop(&self) -> Result<CaptureSummary> {
+        self.detach();
+        self.capture.finish().map_err(|error| {
+            let message = format!("the capture file {} could not be written to its end", self.path().display());
+            Error::from_io("stop_capture", message, error)
+        })
+    }
+}
+
+impl Drop for SoftCapture {
+    fn drop(&mut self) {
+        self.detach();
+    }
+}
+
+/// Begins the capture that the configuration wants, or else the environment. It lasts as long as the device.
+pub(super) fn start_with_device(engine: &Engine, device: &str, config: &SoftConfig) -> Result<()> {
+    let from_environment = match &config.capture {
+        Some(_) => None,
+        None => config_from(|name| env::var(name).ok())?,
+    };
+    let Some(wanted) = config.capture.as_ref().or(from_environment.as_ref()) else { return Ok(()) };
+    match engine.start_capture(wanted, device) {
+        // The shards hold it.
+        Ok(_) => Ok(()),
+        Err(mut error) => {
+            if from_environment.is_some() {
+                error.message = format!("{} (the environment variable {PATH_VARIABLE} asks for it)", error.message);
+            }
+            Err(explain("open_device", error))
+        }
+    }
+}
+
+fn config_from(variable: impl Fn(&str) -> Option<String>) -> Result<Option<CaptureConfig>> {
+    let Some(path) = variable(PATH_VARIABLE).filter(|path| !path.is_empty()) else { return Ok(None) };
+    let config = CaptureConfig::new(path);
+    let Some(bytes) = variable(BYTES_VARIABLE).filter(|bytes| !bytes.is_empty()) else { return Ok(Some(config)) };
+    let least = CaptureConfig::LEAST_MAX_BYTES;
+    match bytes.parse() {
+        Ok(bytes) if bytes >= least => Ok(Some(config.max_bytes(bytes))),
+        _ => {
+            let message = format!(
+                "the environment variable {BYTES_VARIABLE} is \"{bytes}\"; allowed are whole numbers of bytes from \
+                 {least} on"
+            );
+            Err(Error::new("open_device", ErrorKind::InvalidArgument, message))
+        }
+    }
+}
+
+fn explain(verb: &'static str, error: OpenError) -> Error {
+    match error.source.get_ref() {
+        // No failure of the system: the text says it all.
+        None if error.source.kind() == io::ErrorKind::InvalidInput && error.source.raw_os_error().is_none() => {
+            Error::new(verb, ErrorKind::InvalidArgument, error.message)
+        }
+        _ => Error::from_io(verb, error.message, error.source),
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn read(path: Option<&str>, bytes: Option<&str>) -> Result<Option<CaptureConfig>> {
+        config_from(|name| match name {
+            PATH_VARIABLE => path.map(str::to_owned),
+            BYTES_VARIABLE => bytes.map(str::to_owned),
+            _ => None,
+        })
+    }
+
+    #[test]
+    fn environment_is_read() {
+        assert_eq!(read(None, Some("100000")).unwrap(), None);
+        assert_eq!(read(Some(""), None).unwrap(), None);
+        assert_eq!(read(Some("/x"), None).unwrap(), Some(CaptureConfig::new("/x")));
+        assert_eq!(read(Some("/x"), Some("100000")).unwrap(), Some(CaptureConfig::new("/x").max_bytes(100_000)));
+    }
+
+    #[test]
+    fn wrong_sizes_are_explained() {
+        for bytes in ["many", "-1", "8191", "1e9"] {
+            let error = read(Some("/x"), Some(bytes)).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+            assert!(error.to_string().contains("allowed are whole numbers of bytes from 8192 on"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! Queue pairs to capture, and what they do.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use rdma_verbs::verbs::{
+    self, AccessFlags, Capture, CaptureConfig, CompletionQueue, CompletionStatus, ConnectOptions, ConnectionInfo,
+    Context, Counter, MemoryRegion, Mtu, Payload, ProtectionDomain, QueuePair, ReceiveRequest, SendRequest,
+};
+
+/// Longer than anything here takes.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+const ALL_RIGHTS: AccessFlags = AccessFlags::REMOTE.union(AccessFlags::LOCAL_WRITE);
+/// Names a folder in which the files stay for others to look at.
+const KEEP: &str = "CAPTURE_TEST_FOLDER";
+
+/// A device with a queue pair and memory.
+pub(crate) struct End {
+    pub(crate) context: Context,
+    pub(crate) pd: ProtectionDomain,
+    pub(crate) cq: CompletionQueue,
+    pub(crate) qp: QueuePair,
+    pub(crate) region: MemoryRegion,
+}
+
+impl End {
+    pub(crate) fn open(address: &str) -> Self {
+        let context = verbs::open(&format!("soft:{address}")).unwrap();
+        let pd = context.alloc_pd().unwrap();
+        let cq = context.create_cq(256).unwrap();
+        let qp = pd.create_qp(&cq, &cq).build().unwrap();
+        let region = pd.alloc_mr(1 << 20, ALL_RIGHTS).unwrap();
+        // Not zeros: readers of captures guess by the payload what protocol it may be.
+        region.write_at(0, &[b'z'; 1 << 20]).unwrap();
+        Self { context, pd, cq, qp, region }
+    }
+
+    pub(crate) fn capture(&self, name: &str) -> Capture {
+        self.context.start_capture(&CaptureConfig::new(file(name))).unwrap()
+    }
+
+    #[track_caller]
+    pub(crate) fn completes(&self, wr_id: u64, status: CompletionStatus) {
+        let completion = self.cq.wait(PATIENCE).unwrap();
+        let found = completion.result().map_or_else(|failure| failure.status, |_| CompletionStatus::Success);
+        assert_eq!((completion.wr_id(), found), (wr_id, status));
+    }
+
+    #[track_caller]
+    pub(crate) fn succeeds(&self, wr_id: u64) {
+        self.completes(wr_id, CompletionStatus::Success);
+    }
+
+    pub(crate) fn count(&self, counter: Counter) -> u64 {
+        self.context.counters().get(counter)
+    }
+}
+
+/// Where the test's file goes.
+pub(crate) fn file(name: &str) -> PathBuf {
+    let folder = std::env::var_os(KEEP).map_or_else(std::env::temp_dir, PathBuf::from);
+    folder.join(format!("rdma-verbs-capture-{name}-{}.pcapng", std::process::id()))
+}
+
+/// Removes a file, unless somebody wants to look at it.
+pub(crate) fn remove(path: &std::path::Path) {
+    if std::env::var_os(KEEP).is_none() {
+        std::fs::remove_file(path).unwrap();
+    }
+}
+
+/// How the two ends know each other.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Acquaintance {
+    Ours,
+    Strangers,
+}
+
+pub(crate) fn options() -> ConnectOptions {
+    ConnectOptions::default().path_mtu(Mtu::Mtu256).hop_limit(17).traffic_class(0x28).min_rnr_timer(1).max_rd_atomic(1)
+}
+
+pub(crate) fn connect(left: &QueuePair, right: &QueuePair, acquaintance: Acquaintance) {
+    let told = |qp: &QueuePair| {
+        let info = qp.connection_info().unwrap();
+        match acquaintance {
+            Acquaintance::Ours => info,
+            Acquaintance::Strangers => ConnectionInfo::stranger(info.qpn, info.psn, info.gid, info.path_mtu),
+        }
+    };
+    let (left_info, right_info) = (told(left), told(right));
+    left.connect_with(&right_info, &options()).unwrap();
+    right.connect_with(&left_info, &options()).unwrap();
+}
+
+/// Each operation of the reliable service, in one packet and in several, with every kind of answer.
+pub(crate) fn every_operation(left: &End, right: &End) {
+    let remote = right.region.remote();
+    let (short, long) = (left.region.slice(0..100).unwrap(), left.region.slice(1_000..2_001).unwrap());
+    let mut wr_id = 0;
+    let mut posts = |request: SendRequest<'_>, needs_receive: bool| {
+        wr_id += 1;
+        if needs_receive {
+            right.qp.post_recv(&[ReceiveRequest::new(&right.region).wr_id(wr_id)]).unwrap();
+        }
+        left.qp.post_send(&[request.wr_id(wr_id).signaled()]).unwrap();
+        if needs_receive {
+            right.succeeds(wr_id);
+        }
+        left.succeeds(wr_id);
+    };
+    for data in [short, long] {
+        posts(SendRequest::send(data), true);
+        posts(SendRequest::send_with_immediate(data, 0x1234_5678).solicited(), true);
+        posts(SendRequest::write(data, remote), false);
+        posts(SendRequest::write_with_immediate(data, remote, 7), true);
+        posts(SendRequest::read(data, remote), false);
+    }
+    let word = left.region.slice(4_096..4_104).unwrap();
+    posts(SendRequest::fetch_and_add(word, remote.slice(8..16).unwrap(), 5), false);
+    posts(SendRequest::compare_and_swap(word, remote.slice(8..16).unwrap(), 5, 6), false);
+
+    // Nothing is posted yet: the peer answers that it is not ready.
+    left.qp.post_send(&[SendRequest::send(Payload::inline(&[b'e'; 40])).wr_id(100).signaled()]).unwrap();
+    let end = Instant::now() + PATIENCE;
+    while left.count(Counter::ReceivedRnr) == 0 {
+        assert!(Instant::now() < end, "no RNR NAK");
+    }
+    right.qp.post_recv(&[ReceiveRequest::new(&right.region).wr_id(100)]).unwrap();
+    right.succeeds(100);
+    left.succeeds(100);
+
+    // No region allows it, so this is refused.
+    refused_invalidation(left, right, &left.qp, &right.qp, 100);
+}
+
+/// A SEND with invalidate, which the peer refuses; the connection ends.
+pub(crate) fn refused_invalidation(left: &End, right: &End, from: &QueuePair, to: &QueuePair, length: usize) {
+    to.post_recv(&[ReceiveRequest::new(&right.region).wr_id(200)]).unwrap();
+    let data = left.region.slice(0..length).unwrap();
+    let request = SendRequest::send_with_invalidate(data, right.region.rkey()).wr_id(200).signaled();
+    from.post_send(&[request]).unwrap();
+    left.completes(200, CompletionStatus::RemoteAccessError);
+    right.completes(200, CompletionStatus::RemoteAccessError);
+}
+
+/// Waits until everything that one end sent has arrived at the other.
+pub(crate) fn settle(left: &End, right: &End) {
+    let arrived = |from: &End, to: &End| {
+        let counters = to.context.counters();
+        from.count(Counter::SentPackets) == counters.get(Counter::ReceivedPackets)
+    };
+    let end = Instant::now() + PATIENCE;
+    while !(arrived(left, right) && arrived(right, left)) {
+        assert!(Instant::now() < end, "{:?}, {:?}", left.context.counters(), right.context.counters());
+        std::thread::yield_now();
+    }
+}
