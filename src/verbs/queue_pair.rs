@@ -309,6 +309,11 @@ impl QueuePair {
         explain::explain(error, self.query().ok().map(|status| status.attributes).as_ref(), &self.counters())
     }
 
+    /// Takes it out of the device while it is still borrowed: later verbs on it fail, nothing of it completes.
+    pub(crate) fn destroy(&self) -> Result<()> {
+        self.inner.destroy()
+    }
+
     pub(super) fn inner(&self) -> &dyn provider::QueuePair {
         &*self.inner
     }

@@ -7,8 +7,8 @@ use super::device::Device;
 use super::errors;
 use super::limit::Share;
 use super::memory_region::SoftMemoryRegion;
-use crate::memory::Backing;
-use crate::provider::{MemoryRegion, ProtectionDomain, Result};
+use crate::memory::{Backing, RegisterOptions};
+use crate::provider::{MemoryRegion, ProtectionDomain, Refused, Result};
 use crate::types::{AccessFlags, DomainId};
 
 /// A protection domain of a software device.
@@ -40,9 +40,16 @@ impl ProtectionDomain for SoftProtectionDomain {
         self.shared.id
     }
 
-    fn reg_mr(&self, backing: Backing, iova: Option<u64>, access: AccessFlags) -> Result<Arc<dyn MemoryRegion>> {
-        let registered = self.shared.device.memory.register(self.shared.id, backing, iova, access);
-        let region = registered.map_err(|error| errors::from_register(&error))?;
+    fn reg_mr(
+        &self,
+        backing: Backing,
+        iova: Option<u64>,
+        access: AccessFlags,
+    ) -> Result<Arc<dyn MemoryRegion>, Refused> {
+        let options = RegisterOptions { access, iova, ..RegisterOptions::default() };
+        let registered = self.shared.device.memory.register_with(self.shared.id, backing, &options);
+        let region = registered
+            .map_err(|refused| Refused { error: errors::from_register(&refused.error), backing: refused.backing })?;
         Ok(Arc::new(SoftMemoryRegion::new(Arc::clone(&self.shared), region)))
     }
 
