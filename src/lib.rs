@@ -23,6 +23,8 @@
 //! 5. Drop everything, in any order.
 #![warn(missing_docs)]
 
+#[cfg(all(feature = "tokio", not(loom)))]
+pub mod asynchronous;
 mod engine;
 pub mod memory;
 pub mod owned;

@@ -59,10 +59,6 @@ impl AsyncEvents {
             }
             let ready = ready!(self.descriptor.poll_read_ready(task));
             ready.map_err(|error| failed("get_async_event", error))?.clear_ready();
-            // An event between the look and the clearing has made the descriptor readable, but may not again.
-            if let Some(event) = self.context.poll_async_event() {
-                return Poll::Ready(Ok(event));
-            }
         }
     }
 }

@@ -271,7 +271,8 @@ impl fmt::Debug for Buffer {
 /// ```
 #[derive(Debug)]
 pub struct FileBuffer {
-    region: MemoryRegion,
+    /// Boxed, because buffers are moved more often than files are mapped.
+    region: Box<MemoryRegion>,
     len: usize,
 }
 
@@ -285,7 +286,7 @@ impl FileBuffer {
         check_device(domain)?;
         let access = if writable { AccessFlags::LOCAL_WRITE } else { AccessFlags::empty() };
         let region = domain.reg_mr(Memory::file(file, offset, len, writable)?, access)?;
-        Ok(Self { len: region.len(), region })
+        Ok(Self { len: region.len(), region: Box::new(region) })
     }
 
     /// Bytes that fit.

@@ -118,6 +118,7 @@ impl Posted {
 
     /// Posts a request. The open batch keeps other threads out, so that numbers and requests stay in one order. Its number at the device is the lower half of the `wr_id` that the device sees; `tag` is the
     /// upper one.
+    #[expect(clippy::result_large_err, reason = "the request comes back by value, as it went in")]
     pub(super) fn post_send(&self, tag: u32, request: Request) -> Result<(), Refused<Request>> {
         let Request { loan, settings } = request;
         let outcome = settings.outcome(&loan);

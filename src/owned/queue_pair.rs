@@ -83,6 +83,7 @@ impl QueuePair {
     /// # Errors
     /// As [`verbs::QueuePair::post_send`](crate::verbs::QueuePair::post_send), with the request.
     /// [`ErrorKind::QueueFull`] if as many buffers are in flight as the queue has slots.
+    #[expect(clippy::result_large_err, reason = "the request comes back by value, as it went in")]
     pub fn post_send(&self, request: Request) -> Result<(), Refused<Request>> {
         self.posted.post_send(self.send_tag, request)
     }
