@@ -248,7 +248,8 @@ fn what_cannot_be_posted_comes_back_at_once() {
     let too_long = a.qp.post_send(Request::write(a.pool.copy_from(&[1; 17]).unwrap(), remote)).unwrap_err();
     assert_eq!(too_long.error.kind(), ErrorKind::InvalidArgument);
     assert_eq!(too_long.given.into_loan().len(), 17);
-    let no_room = a.qp.post_send(Request::read(a.pool.take(1).unwrap(), RemoteMemory::new(0, Rkey(1), 65))).unwrap_err();
+    let no_room =
+        a.qp.post_send(Request::read(a.pool.take(1).unwrap(), RemoteMemory::new(0, Rkey(1), 65))).unwrap_err();
     assert_eq!(no_room.error.kind(), ErrorKind::InvalidArgument, "{no_room}");
     let other = a.context.alloc_pd().unwrap();
     let stranger = Buffer::from_vec(&other, vec![1]).unwrap();
@@ -474,7 +475,8 @@ fn peers_cannot_reach_buffers() {
     // Even a peer that knew the address would have to guess the key; and no key of a buffer grants anything.
     for key in [0, 1, 0x100, u32::MAX] {
         let _ = a.qp.post_send(
-            Request::write(a.pool.copy_from(b"overwritten").unwrap(), RemoteMemory::new(address, Rkey(key), 64)).signaled(),
+            Request::write(a.pool.copy_from(b"overwritten").unwrap(), RemoteMemory::new(address, Rkey(key), 64))
+                .signaled(),
         );
         let finished = a.next();
         assert!(finished.result().is_err());

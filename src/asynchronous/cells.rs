@@ -39,11 +39,7 @@ struct State {
 impl Cells {
     pub(super) fn new(count: u32) -> Arc<Self> {
         let state = State { cells: (0..count).map(|_| Cell::Free).collect(), free: (0..count).rev().collect() };
-        Arc::new(Self {
-            state: Mutex::new(state),
-            room: Semaphore::new(count as usize),
-            abandoned: AtomicU64::new(0),
-        })
+        Arc::new(Self { state: Mutex::new(state), room: Semaphore::new(count as usize), abandoned: AtomicU64::new(0) })
     }
 
     /// Waits for a free cell and claims it. Whoever drops the ticket before anything was posted frees it.

@@ -86,7 +86,9 @@ impl CompletionQueue {
         let notifier = Notifier::new(context)?;
         let cq = owned::CompletionQueue::on_channel(notifier.channel(), cqe, 0)?;
         let core = Arc::new(Core { cq, notifier, routes: Mutex::default() });
-        let dispatcher = tokio::spawn(dispatch(Arc::clone(&core))).abort_handle();
+        // Made here: a task that ends before it was ever polled closes as well.
+        let closing = Closing(Arc::clone(&core));
+        let dispatcher = tokio::spawn(dispatch(closing)).abort_handle();
         Ok(Self { handle: Arc::new(Handle { core, dispatcher }) })
     }
 
@@ -183,8 +185,7 @@ impl Drop for Closing {
     }
 }
 
-async fn dispatch(core: Arc<Core>) {
-    let closing = Closing(core);
+async fn dispatch(closing: Closing) {
     if let Err(error) = closing.0.run().await {
         tracing::error!(%error, "a completion queue's task ends, its queue pairs are destroyed");
     }

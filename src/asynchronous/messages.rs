@@ -98,6 +98,11 @@ impl Messages {
         let (result, loan) = outcome(ready!(Pin::new(oldest).poll(context)));
         self.posted.pop_front();
         self.is_over = result.is_err();
+        if !self.is_over {
+            // While the application looks at the message, the peer's next ones find receives. What refuses a buffer now
+            // is reported when it is asked for again.
+            let _ = self.top_up();
+        }
         let buffer = loan.into_buffer().expect("a buffer was posted");
         Poll::Ready(Some(result.map(|success| Message { buffer, success })))
     }
@@ -125,6 +130,9 @@ impl Stream for Messages {
 
 impl fmt::Debug for Messages {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Messages").field("posted", &self.posted.len()).field("depth", &self.depth).finish_non_exhaustive()
+        f.debug_struct("Messages")
+            .field("posted", &self.posted.len())
+            .field("depth", &self.depth)
+            .finish_non_exhaustive()
     }
 }

@@ -133,10 +133,7 @@ impl Buffer {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[cfg(feature = "bytes")]
-    pub fn from_bytes_mut(
-        domain: &ProtectionDomain,
-        bytes: bytes::BytesMut,
-    ) -> Result<Self, Refused<bytes::BytesMut>> {
+    pub fn from_bytes_mut(domain: &ProtectionDomain, bytes: bytes::BytesMut) -> Result<Self, Refused<bytes::BytesMut>> {
         // The conversion takes the allocation over where it can.
         Self::from_vec(domain, bytes.into())
             .map_err(|Refused { error, given }| Refused::new(error, bytes::Bytes::from(given).into()))

@@ -18,9 +18,7 @@
 
 use std::sync::Arc;
 
-use crate::verbs::{
-    AccessFlags, Error, ErrorKind, MemoryRegion, ProtectionDomain, RefusedMemory, RegionRange, Result,
-};
+use crate::verbs::{AccessFlags, Error, ErrorKind, MemoryRegion, ProtectionDomain, RefusedMemory, RegionRange, Result};
 
 /// Bytes of a registered region that nobody else can reach.
 #[derive(Debug)]

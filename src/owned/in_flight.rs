@@ -132,7 +132,9 @@ impl Posted {
             Ok((ring, batch))
         })();
         let result = match opened {
-            Ok((ring, batch)) => ring_then_post(ring, Entry { memory, wr_id: settings.wr_id, outcome }, || batch.post()),
+            Ok((ring, batch)) => {
+                ring_then_post(ring, Entry { memory, wr_id: settings.wr_id, outcome }, || batch.post())
+            }
             // SAFETY: the batch, if it was opened, ended without being posted: the device has nothing.
             Err(error) => Err((error, unsafe { memory.reclaim() })),
         };

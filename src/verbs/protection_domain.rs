@@ -4,7 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::{
-    AccessFlags, CompletionQueue, Context, Error, ErrorKind, Memory, MemoryRegion, QueuePairBuilder, RefusedMemory, Result,
+    AccessFlags, CompletionQueue, Context, Error, ErrorKind, Memory, MemoryRegion, QueuePairBuilder, RefusedMemory,
+    Result,
 };
 use crate::memory::Backing;
 use crate::provider::{self, Refused};
