@@ -8,8 +8,7 @@ use rdma_verbs::asynchronous::{CompletionQueue, QueuePair};
 use rdma_verbs::owned::BufferPool;
 use rdma_verbs::verbs::{self, ConnectionInfo, Context};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::task::JoinSet;
+use tokio::{net::TcpListener, net::TcpStream, task::JoinSet};
 
 type Outcome<T = ()> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
@@ -41,7 +40,6 @@ async fn serve(context: Context, mut tcp: TcpStream) -> Outcome {
     let (qp, pool) = connect(&context, &mut tcp).await?;
     let mut messages = qp.messages(&pool, 4096, 16)?;
     tcp.write_u8(0).await?;
-    // Until the client goes away.
     while let Some(message) = tokio::select! { message = messages.next() => message, _ = tcp.read_u8() => None } {
         qp.send(message?.buffer).await.0?;
     }
