@@ -1,8 +1,8 @@
 //! Where futures wait: a cell for each request that a queue can hold, made at the queue pair's creation.
 //!
 //! A cell is claimed before its request is posted, and is free again when the request is finished *and* its future has
-//! taken the result, or was dropped. So there is never more in flight than there are cells, and a buffer whose future is
-//! gone is dropped by whoever finishes the request: it returns to its pool.
+//! taken the result, or was dropped. So there is never more in flight than there are cells, and a buffer whose future
+//! is gone is dropped by whoever finishes the request: it returns to its pool.
 
 use std::future::Future;
 use std::pin::Pin;

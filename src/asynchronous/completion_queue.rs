@@ -19,9 +19,9 @@ const BUDGET: usize = 64;
 
 /// A completion queue for asynchronous [`QueuePair`](super::QueuePair)s. Clones are the same queue.
 ///
-/// A task of its own polls it and wakes the futures of finished requests. It ends when the queue and its queue pairs are
-/// dropped. If it ends before, with the runtime or by an overflow, its queue pairs are destroyed: their requests fail,
-/// and their buffers come back.
+/// A task of its own polls it and wakes the futures of finished requests. It ends when the queue and its queue pairs
+/// are dropped. If it ends before, with the runtime or by an overflow, its queue pairs are destroyed: their requests
+/// fail, and their buffers come back.
 ///
 /// ```
 /// # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

@@ -26,8 +26,8 @@ pub struct Message {
 
 /// The messages that arrive on a queue pair, in order; made by [`QueuePair::messages`].
 ///
-/// A bounded number of receives is posted, each with a buffer of the pool; for each message that is taken, another one is
-/// posted. If the pool has none to give, fewer are posted until buffers come back. The stream ends after the first
+/// A bounded number of receives is posted, each with a buffer of the pool; for each message that is taken, another one
+/// is posted. If the pool has none to give, fewer are posted until buffers come back. The stream ends after the first
 /// failure, such as the flush when the queue pair goes to the error state. When it is dropped, receives that are still
 /// posted stay so until they are filled or flushed.
 ///

@@ -9,8 +9,8 @@
 //! | [`CompletionBatches`] | completions of the [verbs tier](crate::verbs), a batch at a time |
 //!
 //! Buffers are those of the [owned tier](crate::owned). Whatever is dropped or cancelled, a buffer is given back, or
-//! freed, only when the device has ended with it. It works on current-thread and multi-thread runtimes; several tasks may
-//! share a queue pair, and a task may use several.
+//! freed, only when the device has ended with it. It works on current-thread and multi-thread runtimes; several tasks
+//! may share a queue pair, and a task may use several.
 //!
 //! ```
 //! # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

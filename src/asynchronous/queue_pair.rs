@@ -21,9 +21,9 @@ use crate::verbs::{
 ///
 /// # Cancellation
 ///
-/// A future may be dropped at any time. If its request was not posted yet, nothing happens, and the buffer is dropped. If
-/// it was, the request goes on; its buffer stays with the queue pair until it is finished or flushed, returns to its pool
-/// then, and is counted ([`QueuePair::abandoned`]). A message that arrives in an abandoned receive is lost.
+/// A future may be dropped at any time. If its request was not posted yet, nothing happens, and the buffer is dropped.
+/// If it was, the request goes on; its buffer stays with the queue pair until it is finished or flushed, returns to its
+/// pool then, and is counted ([`QueuePair::abandoned`]). A message that arrives in an abandoned receive is lost.
 ///
 /// ```
 /// # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -192,8 +192,8 @@ impl QueuePair {
         self.typed(Request::fetch_and_add(buffer, remote, add)).await
     }
 
-    /// Executes any request of the owned tier: with immediate data, fenced, solicited. Its `wr_id` is not kept, and it is
-    /// signaled.
+    /// Executes any request of the owned tier: with immediate data, fenced, solicited. Its `wr_id` is not kept, and it
+    /// is signaled.
     pub async fn execute(&self, request: Request) -> (Result<Success, RequestError>, Loan) {
         let sends = &self.shared.sends;
         let ticket = sends.cells.claim().await;

@@ -274,8 +274,8 @@ pub struct FileBuffer {
 }
 
 impl FileBuffer {
-    /// Maps and registers `len` bytes of `file` from `offset` on. Without `writable` it can be sent, but not received or
-    /// read into.
+    /// Maps and registers `len` bytes of `file` from `offset` on. Without `writable` it can be sent, but not received
+    /// or read into.
     ///
     /// # Errors
     /// As [`Memory::file`] and [`ProtectionDomain::reg_mr`].

@@ -3,13 +3,13 @@
 //! Registered memory is in general never a slice, because somebody else may touch it at any time (see
 //! [`crate::memory`]). [`Exclusive`] is the exception. Why its slices are sound:
 //!
-//! * *No peer reaches the memory.* It is registered with `LOCAL_WRITE` alone: no remote right, no right to bind windows,
-//!   and not invalidatable. Packets with its key are refused by the access check.
+//! * *No peer reaches the memory.* It is registered with `LOCAL_WRITE` alone: no remote right, no right to bind
+//!   windows, and not invalidatable. Packets with its key are refused by the access check.
 //! * *No other code of this process reaches it.* The region is registered here and never leaves this file: there is no
 //!   way to a [`RegionRange`] of it but [`Exclusive::range`], which [`super::in_flight`] alone uses, and the verbs tier
-//!   takes nothing but ranges. The bytes were moved in (a vector) or were never anybody else's (fresh pages). A provider
-//!   holds the region as well, so only devices of this crate's own providers are accepted: they access memory for
-//!   nothing but requests.
+//!   takes nothing but ranges. The bytes were moved in (a vector) or were never anybody else's (fresh pages). A
+//!   provider holds the region as well, so only devices of this crate's own providers are accepted: they access memory
+//!   for nothing but requests.
 //! * *No two `Exclusive`s share a byte.* [`Exclusive::pieces`] cuts a region into disjoint ranges, once.
 //! * *The device does not touch it meanwhile.* Posting takes an `Exclusive` by value and keeps it in
 //!   [`super::in_flight`] until the request is finished; whoever has one in hand has one that is not in flight.
@@ -78,8 +78,8 @@ impl Exclusive {
         self.region.protection_domain()
     }
 
-    /// Names the first `len` bytes for a request. To be used for posting alone, by [`super::in_flight`], which has taken
-    /// the memory by value.
+    /// Names the first `len` bytes for a request. To be used for posting alone, by [`super::in_flight`], which has
+    /// taken the memory by value.
     pub(super) fn range(&self, len: usize) -> Result<RegionRange<'_>> {
         let room = self.len;
         if len > room {
@@ -113,8 +113,8 @@ pub(super) fn check_device(domain: &ProtectionDomain) -> Result<()> {
         return Ok(());
     }
     let message = format!(
-        "{} comes from a provider outside this crate, which may access memory when it likes; buffers need a device that \
-         verbs::open or Device::open opened",
+        "{} comes from a provider outside this crate, which may access memory when it likes; buffers need a device \
+         that verbs::open or Device::open opened",
         domain.context()
     );
     Err(Error::new("reg_mr", ErrorKind::Unsupported, message))

@@ -1,8 +1,8 @@
 //! The unsafe part of the owned tier, second half: memory in flight, and the moment in which it comes back.
 //!
-//! [`Posted`] is a queue pair whose requests own their memory. It is the only user of that queue pair: nobody else posts
-//! to it. Each of its two queues has a ring of what is in flight, in the order of posting, made at creation. Memory goes
-//! into the ring before the device hears of the request, and is taken out at one of these moments only:
+//! [`Posted`] is a queue pair whose requests own their memory. It is the only user of that queue pair: nobody else
+//! posts to it. Each of its two queues has a ring of what is in flight, in the order of posting, made at creation.
+//! Memory goes into the ring before the device hears of the request, and is taken out at one of these moments only:
 //!
 //! * a completion says that the request is finished ([`Posted::finish_one`]). Requests have the numbers by which the
 //!   device counts them (from 0, also over RESET), and a completion's `retired` says below which number all are
@@ -116,8 +116,8 @@ impl Posted {
         &self.qp
     }
 
-    /// Posts a request. The open batch keeps other threads out, so that numbers and requests stay in one order. Its number at the device is the lower half of the `wr_id` that the device sees; `tag` is the
-    /// upper one.
+    /// Posts a request. The open batch keeps other threads out, so that numbers and requests stay in one order. Its
+    /// number at the device is the lower half of the `wr_id` that the device sees; `tag` is the upper one.
     #[expect(clippy::result_large_err, reason = "the request comes back by value, as it went in")]
     pub(super) fn post_send(&self, tag: u32, request: Request) -> Result<(), Refused<Request>> {
         let Request { loan, settings } = request;
@@ -242,8 +242,8 @@ impl Posted {
 }
 
 /// Puts an entry into the ring, then posts the batch that it is in. The ring stays locked: a completion that comes
-/// meanwhile is looked at afterwards, and an entry whose posting failed is still the newest. If posting panics, the entry
-/// stays, so that the numbers stay right whether the device has it or not.
+/// meanwhile is looked at afterwards, and an entry whose posting failed is still the newest. If posting panics, the
+/// entry stays, so that the numbers stay right whether the device has it or not.
 fn ring_then_post(
     mut ring: MutexGuard<'_, Ring>,
     entry: Entry,

@@ -211,8 +211,8 @@ impl Pool {
             // The lock must not be held while what was released is deregistered.
             drop(released);
             let message = format!(
-                "a buffer of {size} bytes was asked for; the pool may register {limit} bytes, {used} are registered and \
-                 in use; drop buffers first, or make the pool larger"
+                "a buffer of {size} bytes was asked for; the pool may register {limit} bytes, {used} are registered \
+                 and in use; drop buffers first, or make the pool larger"
             );
             return Err(Error::new("take", ErrorKind::ResourceLimit, message));
         }

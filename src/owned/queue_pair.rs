@@ -16,8 +16,8 @@ use crate::verbs::{
 /// A queue pair whose requests own their memory.
 ///
 /// A [`Buffer`](super::Buffer) that is posted moves into the request; the [`CompletionQueue`] gives it back when the
-/// request is finished. [`QueuePair::reset`] and [`QueuePair::destroy`] give back what was in flight; dropping the queue
-/// pair destroys it, and its buffers return to their pools.
+/// request is finished. [`QueuePair::reset`] and [`QueuePair::destroy`] give back what was in flight; dropping the
+/// queue pair destroys it, and its buffers return to their pools.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -102,8 +102,8 @@ impl QueuePair {
         (self.posted.in_flight(Side::Send), self.posted.in_flight(Side::Receive))
     }
 
-    /// Back to the RESET state; see [`verbs::QueuePair::reset`](crate::verbs::QueuePair::reset). Gives back all that was
-    /// in flight, in order, sends first.
+    /// Back to the RESET state; see [`verbs::QueuePair::reset`](crate::verbs::QueuePair::reset). Gives back all that
+    /// was in flight, in order, sends first.
     ///
     /// # Errors
     /// The queue pair is destroyed.

@@ -104,8 +104,8 @@ pub(super) enum Outcome {
 
 /// A request for the send queue that owns its memory.
 ///
-/// SEND and WRITE take the buffer's filled part. READ fills it with as many bytes as the peer's memory has, atomics with
-/// the 8 bytes of the value before; after a failure the length is 0.
+/// SEND and WRITE take the buffer's filled part. READ fills it with as many bytes as the peer's memory has, atomics
+/// with the 8 bytes of the value before; after a failure the length is 0.
 ///
 /// ```
 /// # use std::time::Duration;
