@@ -66,14 +66,13 @@ async fn main() -> Outcome {
     let address = listener.local_addr()?;
     println!("serving on {address}");
     let mut running: JoinSet<_> = (0..clients).map(|_| client(context.clone(), address)).collect();
-    loop {
+    while clients == 0 || !running.is_empty() {
         tokio::select! {
             accepted = listener.accept() => drop(tokio::spawn(serve(context.clone(), accepted?.0))),
             Some(done) = running.join_next() => done??,
-            _ = tokio::signal::ctrl_c() => return Ok(println!("interrupted")),
-        }
-        if clients > 0 && running.is_empty() {
-            return Ok(println!("{clients} clients got their messages back"));
+            _ = tokio::signal::ctrl_c() => break,
         }
     }
+    println!("{} of {clients} clients got their messages back", clients as usize - running.len());
+    Ok(())
 }
