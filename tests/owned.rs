@@ -503,3 +503,16 @@ fn a_channel_announces_what_comes_back() {
     assert_eq!(channel.wait_event(Some(PATIENCE)).unwrap(), Some(5));
     assert_eq!(cq.wait(PATIENCE).unwrap().wr_id(), 1);
 }
+
+#[test]
+fn devices_of_unknown_providers_get_no_buffers() {
+    // What is opened at the provider tier may be anybody's device; its word about memory is not taken.
+    let soft = rdma_verbs::provider::providers()[0].open("soft:127.90.1.34").unwrap();
+    let context = Context::from(soft);
+    let pd = context.alloc_pd().unwrap();
+    assert_eq!(BufferPool::new(&pd, 1 << 20).unwrap_err().kind(), ErrorKind::Unsupported);
+    let refused = Buffer::from_vec(&pd, vec![1, 2]).unwrap_err();
+    assert_eq!((refused.error.kind(), refused.given), (ErrorKind::Unsupported, vec![1, 2]));
+    let cq = CompletionQueue::new(&context, 16).unwrap();
+    assert_eq!(QueuePair::new(&pd, &cq, &cq).unwrap_err().kind(), ErrorKind::Unsupported);
+}
