@@ -135,6 +135,7 @@ impl QueuePair {
     }
 
     /// As [`QueuePair::destroy`], while others still use it: what they do next fails.
+    #[cfg(all(feature = "tokio", not(loom)))]
     pub(crate) fn shut_down(&self) -> Result<Vec<Finished>> {
         self.posted.destroy()
     }
