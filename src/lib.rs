@@ -7,6 +7,7 @@
 //!
 //! * [`verbs`] is the safe API: start with [`verbs::open`] and the table of names at the top of that module.
 //!   `examples/rdma_write.rs` is the shortest whole program.
+//! * [`owned`] is the same with buffers that move into requests and come back.
 //! * [`types`] is the vocabulary: numbers, attributes, counters, as plain data.
 //! * [`provider`] is what a device must fulfil: for those who write one, or bind another language.
 //!
@@ -22,11 +23,14 @@
 //! 5. Drop everything, in any order.
 #![warn(missing_docs)]
 
+#[cfg(all(feature = "tokio", not(loom)))]
+pub mod asynchronous;
 mod engine;
 #[cfg(feature = "sim")]
 #[doc(hidden)]
 pub use engine::registry_file;
 pub mod memory;
+pub mod owned;
 pub mod provider;
 #[doc(hidden)]
 pub mod queue;

@@ -18,11 +18,14 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("engine", &["types", "wire", "memory", "queue", "transport"]),
     ("provider", &["types", "wire", "memory", "queue", "transport", "engine"]),
     ("verbs", &["types", "memory", "provider"]),
+    ("owned", &["types", "verbs"]),
+    ("asynchronous", &["types", "verbs", "owned"]),
     ("sim", &["types", "wire", "memory", "queue", "transport"]),
 ];
 
 /// The only places in which `unsafe` blocks may stand.
-const UNSAFE_ISLANDS: &[&str] = &["src/memory/raw", "src/queue/ring", "src/engine/sys/"];
+const UNSAFE_ISLANDS: &[&str] =
+    &["src/memory/raw", "src/queue/ring", "src/engine/sys/", "src/owned/exclusive.rs", "src/owned/in_flight.rs"];
 
 /// Escape hatches that are `unsafe fn` by name, because they let raw memory in.
 const UNSAFE_DECLARATIONS: &[&str] =

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::memory::Backing;
+
 /// Kind of an error, for programs; the text of [`Error`] is for people.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[non_exhaustive]
@@ -95,6 +97,21 @@ impl fmt::Display for Error {
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         self.source.as_ref().map(|source| source as _)
+    }
+}
+
+/// A refused registration, with the memory that was to be registered.
+#[derive(Debug)]
+pub struct Refused {
+    /// Why it was refused.
+    pub error: Error,
+    /// The memory, as it was given.
+    pub backing: Backing,
+}
+
+impl From<Refused> for Error {
+    fn from(refused: Refused) -> Self {
+        refused.error
     }
 }
 

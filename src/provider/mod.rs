@@ -17,7 +17,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use error::{Error, ErrorKind, Result};
+pub use error::{Error, ErrorKind, Refused, Result};
 
 use crate::memory::{Backing, Region};
 use crate::types::{
@@ -132,8 +132,14 @@ pub trait ProtectionDomain: Send + Sync {
     /// Its number.
     fn id(&self) -> DomainId;
 
-    /// Registers memory. Requests name its first byte by `iova`, or by its host address if that is `None`.
-    fn reg_mr(&self, backing: Backing, iova: Option<u64>, access: AccessFlags) -> Result<Arc<dyn MemoryRegion>>;
+    /// Registers memory. Requests name its first byte by `iova`, or by its host address if that is `None`. A refusal
+    /// gives the memory back.
+    fn reg_mr(
+        &self,
+        backing: Backing,
+        iova: Option<u64>,
+        access: AccessFlags,
+    ) -> Result<Arc<dyn MemoryRegion>, Refused>;
 
     /// For the provider that made it.
     fn as_any(&self) -> &dyn Any;

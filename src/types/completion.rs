@@ -162,7 +162,8 @@ pub struct RawCompletion {
     pub qpn: Qpn,
     /// The sender's queue pair (datagrams only; otherwise the connected peer's).
     pub source_qpn: Qpn,
-    /// For a send: all requests of the send queue with an index below this one are finished (modulo 2^32). For a
-    /// receive: the same for the receive queue.
+    /// For a send: all requests of the send queue with an index below this one are finished (modulo 2^32): nothing
+    /// accesses their memory any more. For a receive: the same for the receive queue. Indices count the requests that
+    /// were handed over, from 0 at the creation of the queue pair; RESET does not start them over.
     pub retired: u32,
 }

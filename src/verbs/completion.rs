@@ -41,6 +41,16 @@ impl Completion {
         self.raw.qpn
     }
 
+    /// All requests of its queue with a number below this one are finished.
+    pub(crate) const fn retired(&self) -> u32 {
+        self.raw.retired
+    }
+
+    /// The same with another number; the tiers above number requests for themselves.
+    pub(crate) const fn renumbered(self, wr_id: u64) -> Self {
+        Self { raw: RawCompletion { wr_id, ..self.raw } }
+    }
+
     /// How it ended, as the standard has it.
     pub const fn status(&self) -> CompletionStatus {
         self.raw.status

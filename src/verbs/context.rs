@@ -27,6 +27,8 @@ use crate::provider;
 #[derive(Clone)]
 pub struct Context {
     inner: Arc<dyn provider::Context>,
+    /// Made by a provider of this crate. Code that is safe relies on what such a one promises about memory.
+    built_in: bool,
 }
 
 impl Context {
@@ -216,6 +218,16 @@ impl Context {
         Ok(Capture::new(self.inner.start_capture(config)?))
     }
 
+    /// What a provider of this crate opened.
+    pub(super) fn built_in(inner: Arc<dyn provider::Context>) -> Self {
+        Self { inner, built_in: true }
+    }
+
+    /// Whether a provider of this crate made it.
+    pub(crate) fn is_built_in(&self) -> bool {
+        self.built_in
+    }
+
     pub(super) fn inner(&self) -> &Arc<dyn provider::Context> {
         &self.inner
     }
@@ -229,7 +241,7 @@ impl Context {
 /// From a device that was opened at the provider tier, for example with a configuration of its own.
 impl From<Arc<dyn provider::Context>> for Context {
     fn from(inner: Arc<dyn provider::Context>) -> Self {
-        Self { inner }
+        Self { inner, built_in: false }
     }
 }
 

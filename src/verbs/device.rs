@@ -40,7 +40,7 @@ impl Device {
     /// # Ok::<(), rdma_verbs::verbs::Error>(())
     /// ```
     pub fn open(&self) -> Result<Context> {
-        self.provider.open(&self.name).map(Context::from)
+        self.provider.open(&self.name).map(Context::built_in)
     }
 }
 
@@ -95,7 +95,7 @@ pub fn devices() -> Result<Vec<Device>> {
 pub fn open(name: &str) -> Result<Context> {
     for provider in provider::providers() {
         match provider.open(name) {
-            Ok(context) => return Ok(Context::from(context)),
+            Ok(context) => return Ok(Context::built_in(context)),
             Err(error) if error.kind() == ErrorKind::NotFound && !is_for(name, provider.name()) => {}
             Err(error) => return Err(error),
         }

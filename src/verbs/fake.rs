@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use crate::memory::{Backing, Region, RegionTable};
+use crate::memory::{Backing, Region, RegionTable, RegisterOptions};
 use crate::provider::{self, Error, ErrorKind, QueuePairInit, Result};
 use crate::types::*;
 
@@ -137,9 +137,12 @@ impl provider::ProtectionDomain for FakeDomain {
         backing: Backing,
         iova: Option<u64>,
         access: AccessFlags,
-    ) -> Result<Arc<dyn provider::MemoryRegion>> {
-        let region = self.regions.register(self.id, backing, iova, access);
-        let region = region.map_err(|error| Error::new("reg_mr", ErrorKind::InvalidArgument, error.to_string()))?;
+    ) -> Result<Arc<dyn provider::MemoryRegion>, provider::Refused> {
+        let options = RegisterOptions { access, iova, ..RegisterOptions::default() };
+        let region = self.regions.register_with(self.id, backing, &options).map_err(|refused| provider::Refused {
+            error: Error::new("reg_mr", ErrorKind::InvalidArgument, refused.error.to_string()),
+            backing: refused.backing,
+        })?;
         Ok(Arc::new(FakeRegion { region, regions: Arc::clone(&self.regions) }))
     }
 

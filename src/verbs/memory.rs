@@ -92,6 +92,34 @@ impl Memory {
     }
 }
 
+/// A refused registration, with the memory that was to be registered.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct RefusedMemory {
+    /// Why it was refused.
+    pub error: Error,
+    /// The memory, as it was given.
+    pub memory: Memory,
+}
+
+impl fmt::Display for RefusedMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl std::error::Error for RefusedMemory {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.error.source()
+    }
+}
+
+impl From<RefusedMemory> for Error {
+    fn from(refused: RefusedMemory) -> Self {
+        refused.error
+    }
+}
+
 impl From<Vec<u8>> for Memory {
     fn from(bytes: Vec<u8>) -> Self {
         Self { backing: Backing::from_vec(bytes) }

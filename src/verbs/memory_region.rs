@@ -244,6 +244,11 @@ impl MemoryRegion {
     }
 
     /// Whether its keys are gone: deregistered here, or invalidated by a peer.
+    /// The first byte in this process. Whoever dereferences it takes part in the rules of [`crate::memory`].
+    pub(crate) fn as_mut_ptr(&self) -> *mut u8 {
+        self.region.as_mut_ptr()
+    }
+
     pub(super) fn is_revoked(&self) -> bool {
         self.revoked.load(Ordering::Acquire) || !self.region.is_valid()
     }

@@ -82,7 +82,7 @@ pub use connect::ConnectOptions;
 pub use connection_info::ConnectionInfo;
 pub use context::Context;
 pub use device::{Device, devices, open};
-pub use memory::Memory;
+pub use memory::{Memory, RefusedMemory};
 pub use memory_region::{MemoryRegion, RegionRange};
 pub use protection_domain::ProtectionDomain;
 pub use queue_pair::QueuePair;

@@ -3,9 +3,12 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::{AccessFlags, CompletionQueue, Context, Error, ErrorKind, Memory, MemoryRegion, QueuePairBuilder, Result};
+use super::{
+    AccessFlags, CompletionQueue, Context, Error, ErrorKind, Memory, MemoryRegion, QueuePairBuilder, RefusedMemory,
+    Result,
+};
 use crate::memory::Backing;
-use crate::provider;
+use crate::provider::{self, Refused};
 use crate::types::DomainId;
 
 /// A protection domain (`ibv_pd`). A queue pair reaches only regions of its own domain, for requests of this host and
@@ -52,7 +55,26 @@ impl ProtectionDomain {
     /// # Ok::<(), verbs::Error>(())
     /// ```
     pub fn reg_mr(&self, memory: impl Into<Memory>, access: AccessFlags) -> Result<MemoryRegion> {
+        Ok(self.register(memory.into().into_backing(), None, access)?)
+    }
+
+    /// As [`ProtectionDomain::reg_mr`], but a refusal gives the memory back.
+    ///
+    /// # Errors
+    /// As [`ProtectionDomain::reg_mr`], with the memory as it was given.
+    ///
+    /// ```
+    /// # use rdma_verbs::verbs::{self, AccessFlags};
+    /// # let pd = verbs::open("soft:127.0.1.92")?.alloc_pd()?;
+    /// // Peers may change it, but this host may not: that is refused.
+    /// let refused = pd.try_reg_mr(vec![1, 2, 3], AccessFlags::REMOTE_WRITE).unwrap_err();
+    /// let region = pd.reg_mr(refused.memory, AccessFlags::REMOTE_READ)?;
+    /// assert_eq!(region.to_vec(..)?, [1, 2, 3]);
+    /// # Ok::<(), verbs::Error>(())
+    /// ```
+    pub fn try_reg_mr(&self, memory: impl Into<Memory>, access: AccessFlags) -> Result<MemoryRegion, RefusedMemory> {
         self.register(memory.into().into_backing(), None, access)
+            .map_err(|Refused { error, backing }| RefusedMemory { error, memory: Memory::from_backing(backing) })
     }
 
     /// As [`ProtectionDomain::reg_mr`], but requests name the region's first byte by `iova` instead of by its host
@@ -70,7 +92,7 @@ impl ProtectionDomain {
     /// # Ok::<(), verbs::Error>(())
     /// ```
     pub fn reg_mr_iova(&self, memory: impl Into<Memory>, iova: u64, access: AccessFlags) -> Result<MemoryRegion> {
-        self.register(memory.into().into_backing(), Some(iova), access)
+        Ok(self.register(memory.into().into_backing(), Some(iova), access)?)
     }
 
     /// Allocates `len` zeroed bytes of the library's own, page-aligned, and registers them.
@@ -132,14 +154,15 @@ impl ProtectionDomain {
         // SAFETY: the caller promises what `Backing::raw` asks for: the range stays this process's to change until
         // the region, which owns the backing, is gone.
         let backing = unsafe { Backing::raw(addr, len) };
-        self.register(backing, iova, access)
+        Ok(self.register(backing, iova, access)?)
     }
 
-    fn register(&self, backing: Backing, iova: Option<u64>, access: AccessFlags) -> Result<MemoryRegion> {
+    fn register(&self, backing: Backing, iova: Option<u64>, access: AccessFlags) -> Result<MemoryRegion, Refused> {
         let needs_local_write = AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;
         if access.intersects(needs_local_write) && !access.contains(AccessFlags::LOCAL_WRITE) {
             let message = format!("access is {access:?}; REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE");
-            return Err(Error::new("reg_mr", ErrorKind::InvalidArgument, message));
+            let error = Error::new("reg_mr", ErrorKind::InvalidArgument, message);
+            return Err(Refused { error, backing });
         }
         Ok(MemoryRegion::new(self.clone(), self.inner.reg_mr(backing, iova, access)?))
     }

@@ -369,6 +369,11 @@ impl QueuePair {
         explain::explain_state(self.qpn(), self.report().ok().as_ref())
     }
 
+    /// Takes it out of the device while it is still borrowed: later verbs on it fail, nothing of it completes.
+    pub(crate) fn destroy(&self) -> Result<()> {
+        self.inner.destroy()
+    }
+
     pub(super) fn inner(&self) -> &dyn provider::QueuePair {
         &*self.inner
     }

@@ -72,8 +72,9 @@ fn sizes_beyond_the_limits_are_named() {
     assert_ne!(numbers[0], numbers[1]);
     assert!(cq.resize(8).is_ok() && cq.cqe() == 8);
     let access = AccessFlags::REMOTE_WRITE;
-    let error = pd.reg_mr(Backing::from_vec(vec![0; 8]), None, access).err().unwrap();
-    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    let refused = pd.reg_mr(Backing::from_vec(vec![7; 8]), None, access).err().unwrap();
+    assert_eq!(refused.error.kind(), ErrorKind::InvalidArgument);
+    assert_eq!(refused.backing.into_vec().unwrap(), [7; 8], "the memory comes back");
 }
 
 #[test]

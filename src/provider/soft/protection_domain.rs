@@ -7,8 +7,8 @@ use super::device::Device;
 use super::errors;
 use super::limit::Share;
 use super::memory_region::SoftMemoryRegion;
-use crate::memory::Backing;
-use crate::provider::{MemoryRegion, ProtectionDomain, Result};
+use crate::memory::{Backing, RegisterOptions};
+use crate::provider::{MemoryRegion, ProtectionDomain, Refused, Result};
 use crate::types::{AccessFlags, DomainId};
 
 /// A protection domain of a software device.
@@ -40,10 +40,19 @@ impl ProtectionDomain for SoftProtectionDomain {
         self.shared.id
     }
 
-    fn reg_mr(&self, backing: Backing, iova: Option<u64>, access: AccessFlags) -> Result<Arc<dyn MemoryRegion>> {
-        self.shared.device.check_process("reg_mr")?;
-        let registered = self.shared.device.memory.register(self.shared.id, backing, iova, access);
-        let region = registered.map_err(|error| errors::from_register(&error))?;
+    fn reg_mr(
+        &self,
+        backing: Backing,
+        iova: Option<u64>,
+        access: AccessFlags,
+    ) -> Result<Arc<dyn MemoryRegion>, Refused> {
+        if let Err(error) = self.shared.device.check_process("reg_mr") {
+            return Err(Refused { error, backing });
+        }
+        let options = RegisterOptions { access, iova, ..RegisterOptions::default() };
+        let registered = self.shared.device.memory.register_with(self.shared.id, backing, &options);
+        let region = registered
+            .map_err(|refused| Refused { error: errors::from_register(&refused.error), backing: refused.backing })?;
         Ok(Arc::new(SoftMemoryRegion::new(Arc::clone(&self.shared), region)))
     }
 

@@ -1,0 +1,198 @@
+//! Completion queues with a dispatcher: the task that polls, sleeps, and wakes the futures of finished requests.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use tokio::task::AbortHandle;
+
+use super::cells::Cells;
+use super::notifier::Notifier;
+use super::queue_pair::Shared as QueuePairShared;
+use crate::owned::{self, Finished};
+use crate::verbs::{Context, Error, ErrorKind, Notify, Result};
+
+/// Polls that find nothing before the dispatcher sleeps; other tasks run between them.
+const POLLS: usize = 8;
+/// Requests that are handed out before other tasks get their turn.
+const BUDGET: usize = 64;
+
+/// A completion queue for asynchronous [`QueuePair`](super::QueuePair)s. Clones are the same queue.
+///
+/// A task of its own polls it and wakes the futures of finished requests. It ends when the queue and its queue pairs
+/// are dropped. If it ends before, with the runtime or by an overflow, its queue pairs are destroyed: their requests
+/// fail, and their buffers come back.
+///
+/// ```
+/// # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+/// # runtime.block_on(async {
+/// use rdma_verbs::asynchronous::{CompletionQueue, QueuePair};
+/// use rdma_verbs::owned::BufferPool;
+/// # use rdma_verbs::verbs;
+/// # let context = verbs::open("soft:127.0.1.108")?;
+/// # let pd = context.alloc_pd()?;
+/// let cq = CompletionQueue::new(&context, 64)?;
+/// let qp = QueuePair::new(&pd, &cq)?;
+/// # qp.connect(&qp.connection_info()?)?; // to itself
+/// let pool = BufferPool::new(&pd, 1 << 20)?;
+/// let (sent, received) = tokio::join!(qp.send(pool.copy_from(b"hello")?), qp.recv(pool.take(64)?));
+/// assert_eq!(received.0?.byte_len, 5);
+/// assert_eq!(*received.1, *b"hello");
+/// sent.0?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct CompletionQueue {
+    handle: Arc<Handle>,
+}
+
+/// Ends the dispatcher when nobody is left.
+struct Handle {
+    core: Arc<Core>,
+    dispatcher: AbortHandle,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.dispatcher.abort();
+    }
+}
+
+struct Core {
+    cq: owned::CompletionQueue,
+    notifier: Notifier,
+    routes: Mutex<Routes>,
+}
+
+/// Whose a finished request is: the upper half of its `wr_id` is the route, the lower one the cell.
+#[derive(Default)]
+struct Routes {
+    cells: HashMap<u32, (Arc<Cells>, Weak<QueuePairShared>)>,
+    next: u32,
+    is_closed: bool,
+}
+
+impl CompletionQueue {
+    /// A queue of `cqe` completions. To be called within a runtime, where its task will run.
+    ///
+    /// # Errors
+    /// As [`Context::create_comp_channel`] and [`Context::create_cq`].
+    ///
+    /// # Panics
+    /// Outside a tokio runtime, or in one without I/O.
+    pub fn new(context: &Context, cqe: u32) -> Result<Self> {
+        let notifier = Notifier::new(context)?;
+        let cq = owned::CompletionQueue::on_channel(notifier.channel(), cqe, 0)?;
+        let core = Arc::new(Core { cq, notifier, routes: Mutex::default() });
+        // Made here: a task that ends before it was ever polled closes as well.
+        let closing = Closing(Arc::clone(&core));
+        let dispatcher = tokio::spawn(dispatch(closing)).abort_handle();
+        Ok(Self { handle: Arc::new(Handle { core, dispatcher }) })
+    }
+
+    /// The open device it belongs to.
+    pub fn context(&self) -> &Context {
+        self.handle.core.cq.context()
+    }
+
+    pub(super) fn owned(&self) -> &owned::CompletionQueue {
+        &self.handle.core.cq
+    }
+
+    /// Delivers to these cells from now on; gives the upper half of the `wr_id`s.
+    pub(super) fn add_route(&self, cells: &Arc<Cells>, queue_pair: &Weak<QueuePairShared>) -> Result<u32> {
+        let mut routes = self.handle.core.routes();
+        if routes.is_closed {
+            return Err(closed());
+        }
+        while routes.cells.contains_key(&routes.next) {
+            routes.next = routes.next.wrapping_add(1);
+        }
+        let route = routes.next;
+        routes.next = route.wrapping_add(1);
+        routes.cells.insert(route, (Arc::clone(cells), Weak::clone(queue_pair)));
+        Ok(route)
+    }
+
+    pub(super) fn remove_route(&self, route: u32) {
+        self.handle.core.routes().cells.remove(&route);
+    }
+}
+
+/// What is asked of a queue whose dispatcher has ended.
+pub(super) fn closed() -> Error {
+    let message = "the completion queue's task has ended, with its runtime or because the queue overflowed";
+    Error::new("poll_cq", ErrorKind::InvalidState, message)
+}
+
+impl Core {
+    /// Hands finished requests to their futures, at most [`BUDGET`]; returns how many.
+    fn deliver(&self) -> Result<usize> {
+        for count in 0..BUDGET {
+            let Some(finished) = self.cq.poll()? else { return Ok(count) };
+            self.route(finished);
+        }
+        Ok(BUDGET)
+    }
+
+    fn route(&self, finished: Finished) {
+        let wr_id = finished.wr_id();
+        let cells = self.routes().cells.get(&((wr_id >> 32) as u32)).map(|(cells, _)| Arc::clone(cells));
+        if let Some(cells) = cells {
+            cells.finish(wr_id as u32, finished);
+        }
+    }
+
+    async fn run(&self) -> Result<()> {
+        loop {
+            let mut empty = 0;
+            while empty < POLLS {
+                empty = if self.deliver()? > 0 { 0 } else { empty + 1 };
+                tokio::task::yield_now().await;
+            }
+            self.cq.req_notify(Notify::Any)?;
+            if self.deliver()? == 0 {
+                self.notifier.announced().await?;
+            }
+        }
+    }
+
+    /// Destroys what is left, so that no future waits for ever.
+    fn close(&self) {
+        let queue_pairs: Vec<_> = {
+            let mut routes = self.routes();
+            routes.is_closed = true;
+            routes.cells.values().map(|(_, queue_pair)| Weak::clone(queue_pair)).collect()
+        };
+        for queue_pair in queue_pairs.iter().filter_map(Weak::upgrade) {
+            queue_pair.shut_down();
+        }
+    }
+
+    fn routes(&self) -> MutexGuard<'_, Routes> {
+        self.routes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Closes when the dispatcher ends, in whatever way.
+struct Closing(Arc<Core>);
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+async fn dispatch(closing: Closing) {
+    if let Err(error) = closing.0.run().await {
+        tracing::error!(%error, "a completion queue's task ends, its queue pairs are destroyed");
+    }
+}
+
+impl fmt::Debug for CompletionQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CompletionQueue").field("queue", &self.handle.core.cq).finish_non_exhaustive()
+    }
+}

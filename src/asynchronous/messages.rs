@@ -1,0 +1,138 @@
+//! Received messages as a stream.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use futures_core::Stream;
+
+use super::RequestError;
+use super::cells::Ticket;
+use super::queue_pair::{QueuePair, outcome};
+use crate::owned::{Buffer, BufferPool, Refused};
+use crate::verbs::{Error, ErrorKind, Result, Success};
+
+/// A message that arrived.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Message {
+    /// Its bytes.
+    pub buffer: Buffer,
+    /// What came with it.
+    pub success: Success,
+}
+
+/// The messages that arrive on a queue pair, in order; made by [`QueuePair::messages`].
+///
+/// A bounded number of receives is posted, each with a buffer of the pool; for each message that is taken, another one
+/// is posted. If the pool has none to give, fewer are posted until buffers come back. The stream ends after the first
+/// failure, such as the flush when the queue pair goes to the error state. When it is dropped, receives that are still
+/// posted stay so until they are filled or flushed.
+///
+/// ```
+/// # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+/// # runtime.block_on(async {
+/// # use rdma_verbs::{asynchronous::{CompletionQueue, QueuePair}, owned::BufferPool, verbs};
+/// # let context = verbs::open("soft:127.0.1.110")?;
+/// # let pd = context.alloc_pd()?;
+/// # let cq = CompletionQueue::new(&context, 64)?;
+/// # let qp = QueuePair::new(&pd, &cq)?;
+/// # qp.connect(&qp.connection_info()?)?; // to itself
+/// # let pool = BufferPool::new(&pd, 1 << 20)?;
+/// let mut messages = qp.messages(&pool, 4096, 8)?;
+/// for text in ["one", "two"] {
+///     let (sent, _buffer) = qp.send(pool.copy_from(text.as_bytes())?).await;
+///     sent?;
+///     let message = messages.next().await.expect("the queue pair is well")?;
+///     assert_eq!(*message.buffer, *text.as_bytes());
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Messages {
+    qp: QueuePair,
+    pool: BufferPool,
+    len: usize,
+    depth: usize,
+    posted: VecDeque<Ticket>,
+    is_over: bool,
+}
+
+impl Messages {
+    pub(super) fn new(qp: QueuePair, pool: BufferPool, len: usize, depth: usize) -> Result<Self> {
+        let max = qp.cap().max_recv_wr as usize;
+        if depth == 0 || depth > max {
+            let message = format!("depth is {depth}; allowed are 1 to max_recv_wr, {max}");
+            return Err(Error::new("messages", ErrorKind::InvalidArgument, message));
+        }
+        let posted = VecDeque::with_capacity(depth);
+        let mut messages = Self { qp, pool, len, depth, posted, is_over: false };
+        messages.top_up()?;
+        Ok(messages)
+    }
+
+    /// Waits for the next message; `None` after a failure. A future that is dropped loses none.
+    ///
+    /// # Errors
+    /// The receive failed: see [`RequestError`]. [`ErrorKind::ResourceLimit`], after which it goes on, if no receive is
+    /// posted because the application holds all buffers that the pool may have.
+    pub async fn next(&mut self) -> Option<Result<Message, RequestError>> {
+        poll_fn(|context| self.poll_message(context)).await
+    }
+
+    fn poll_message(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Message, RequestError>>> {
+        if self.is_over {
+            return Poll::Ready(None);
+        }
+        let refused = self.top_up().err();
+        let Some(oldest) = self.posted.front_mut() else {
+            let refused = refused.unwrap_or_else(|| {
+                Error::new("messages", ErrorKind::QueueFull, "other receives fill the queue pair's receive queue")
+            });
+            self.is_over = refused.kind() != ErrorKind::ResourceLimit;
+            return Poll::Ready(Some(Err(RequestError::Refused(refused))));
+        };
+        let (result, loan) = outcome(ready!(Pin::new(oldest).poll(context)));
+        self.posted.pop_front();
+        self.is_over = result.is_err();
+        if !self.is_over {
+            // While the application looks at the message, the peer's next ones find receives. What refuses a buffer now
+            // is reported when it is asked for again.
+            let _ = self.top_up();
+        }
+        let buffer = loan.into_buffer().expect("a buffer was posted");
+        Poll::Ready(Some(result.map(|success| Message { buffer, success })))
+    }
+
+    /// Posts receives until there are as many as shall be, or as can be.
+    fn top_up(&mut self) -> Result<()> {
+        while self.posted.len() < self.depth {
+            let buffer = self.pool.take(self.len)?;
+            match self.qp.try_post_recv(buffer.into()).map_err(|Refused { error, .. }| error)? {
+                Some(ticket) => self.posted.push_back(ticket),
+                None => break,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Stream for Messages {
+    type Item = Result<Message, RequestError>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.poll_message(context)
+    }
+}
+
+impl fmt::Debug for Messages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Messages")
+            .field("posted", &self.posted.len())
+            .field("depth", &self.depth)
+            .finish_non_exhaustive()
+    }
+}

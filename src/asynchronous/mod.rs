@@ -1,0 +1,78 @@
+//! Asynchronous verbs, for tokio (feature `tokio`).
+//!
+//! | | |
+//! |---|---|
+//! | [`QueuePair`] | requests are futures: `send(buffer).await` gives what came of it, and the buffer |
+//! | [`CompletionQueue`] | the task that wakes them |
+//! | [`Messages`] | received messages, as a stream |
+//! | [`AsyncEvents`] | a device's asynchronous events, as a stream |
+//! | [`CompletionBatches`] | completions of the [verbs tier](crate::verbs), a batch at a time |
+//!
+//! Buffers are those of the [owned tier](crate::owned). Whatever is dropped or cancelled, a buffer is given back, or
+//! freed, only when the device has ended with it. It works on current-thread and multi-thread runtimes; several tasks
+//! may share a queue pair, and a task may use several.
+//!
+//! ```
+//! # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+//! # runtime.block_on(async {
+//! use rdma_verbs::asynchronous::{CompletionQueue, QueuePair};
+//! use rdma_verbs::owned::BufferPool;
+//! use rdma_verbs::verbs;
+//!
+//! let context = verbs::open("soft:127.0.1.111")?;
+//! let pd = context.alloc_pd()?;
+//! let cq = CompletionQueue::new(&context, 64)?;
+//! let qp = QueuePair::new(&pd, &cq)?;
+//! qp.connect(&qp.connection_info()?)?; // to itself
+//! let pool = BufferPool::new(&pd, 1 << 20)?;
+//! let mut messages = qp.messages(&pool, 4096, 16)?;
+//!
+//! let (sent, _buffer) = qp.send(pool.copy_from(b"hello")?).await;
+//! sent?;
+//! let message = messages.next().await.expect("the queue pair is well")?;
+//! assert_eq!(*message.buffer, *b"hello");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! # })?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+#![forbid(unsafe_code)]
+
+mod batches;
+mod cells;
+mod completion_queue;
+mod events;
+mod lend;
+mod messages;
+mod notifier;
+mod queue_pair;
+
+pub use batches::CompletionBatches;
+pub use completion_queue::CompletionQueue;
+pub use events::AsyncEvents;
+pub use lend::Lend;
+pub use messages::{Message, Messages};
+pub use queue_pair::QueuePair;
+
+use crate::verbs::{CompletionError, Error};
+
+/// Why a request came to nothing.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RequestError {
+    /// It was not posted.
+    #[error(transparent)]
+    Refused(#[from] Error),
+    /// It was posted and failed.
+    #[error(transparent)]
+    Failed(#[from] CompletionError),
+}
+
+const _: () = {
+    const fn send_and_sync<T: Send + Sync>() {}
+    send_and_sync::<QueuePair>();
+    send_and_sync::<CompletionQueue>();
+    send_and_sync::<CompletionBatches>();
+    send_and_sync::<Messages>();
+    send_and_sync::<AsyncEvents>();
+    send_and_sync::<RequestError>();
+};

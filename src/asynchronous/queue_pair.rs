@@ -1,0 +1,350 @@
+//! Queue pairs whose requests are futures.
+
+use std::fmt;
+use std::sync::{Arc, Weak};
+
+use super::cells::{Cells, Ticket};
+use super::completion_queue::CompletionQueue;
+use super::{Lend, Messages, RequestError};
+use crate::owned::{self, BufferPool, Finished, Loan, Refused, Request};
+use crate::verbs::{
+    CompletionError, ConnectOptions, ConnectionInfo, Counters, ProtectionDomain, Qpn, QueuePairAttributes,
+    QueuePairBuilder, QueuePairCapabilities, QueuePairState, QueuePairStatus, RemoteMemory, Result, Success,
+};
+
+/// A queue pair whose requests are futures: a buffer goes in, and comes back with what came of it.
+///
+/// Clones are the same queue pair, so that several tasks can use it; it is destroyed with the last of them.
+///
+/// A request is posted when its future is first polled. If as many are in flight as the queue has slots, it waits for
+/// one, in order.
+///
+/// # Cancellation
+///
+/// A future may be dropped at any time. If its request was not posted yet, nothing happens, and the buffer is dropped.
+/// If it was, the request goes on; its buffer stays with the queue pair until it is finished or flushed, returns to its
+/// pool then, and is counted ([`QueuePair::abandoned`]). A message that arrives in an abandoned receive is lost.
+///
+/// ```
+/// # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+/// # runtime.block_on(async {
+/// # use rdma_verbs::verbs::{self, AccessFlags};
+/// use rdma_verbs::asynchronous::{CompletionQueue, QueuePair};
+/// use rdma_verbs::owned::BufferPool;
+/// # let context = verbs::open("soft:127.0.1.109")?;
+/// # let pd = context.alloc_pd()?;
+/// # let region = pd.alloc_mr(4096, AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE)?;
+/// # let remote = region.remote();
+///
+/// let cq = CompletionQueue::new(&context, 64)?;
+/// let qp = QueuePair::new(&pd, &cq)?;
+/// # qp.connect(&qp.connection_info()?)?; // to itself
+/// let pool = BufferPool::new(&pd, 1 << 20)?;
+///
+/// let (written, buffer) = qp.write(pool.copy_from(b"some bytes")?, remote).await;
+/// written?;
+/// let (read, buffer) = qp.read(buffer, remote.slice(5..10)?).await;
+/// read?;
+/// assert_eq!(*buffer, *b"bytes");
+/// let (added, buffer) = qp.fetch_and_add(buffer, remote.slice(64..72)?, 1).await;
+/// added?;
+/// assert_eq!(buffer.to_u64(), Some(0));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct QueuePair {
+    shared: Arc<Shared>,
+}
+
+/// What clones, and futures' cells, belong to.
+pub(super) struct Shared {
+    qp: owned::QueuePair,
+    cq: CompletionQueue,
+    sends: Half,
+    receives: Half,
+}
+
+/// One queue: where its futures wait, and the route there.
+struct Half {
+    cells: Arc<Cells>,
+    route: u32,
+}
+
+impl Half {
+    fn new(count: u32, cq: &CompletionQueue, shared: &Weak<Shared>) -> Result<Self> {
+        let cells = Cells::new(count);
+        Ok(Self { route: cq.add_route(&cells, shared)?, cells })
+    }
+
+    fn wr_id(&self, ticket: &Ticket) -> u64 {
+        u64::from(self.route) << 32 | u64::from(ticket.index())
+    }
+}
+
+impl Shared {
+    /// Destroys the queue pair; its requests fail.
+    pub(super) fn shut_down(&self) {
+        match self.qp.shut_down() {
+            Ok(returned) => self.give_back(returned),
+            Err(error) => tracing::warn!(%error, "a queue pair could not be destroyed"),
+        }
+    }
+
+    fn give_back(&self, returned: Vec<Finished>) {
+        for finished in returned {
+            let half = if finished.is_receive() { &self.receives } else { &self.sends };
+            half.cells.finish(finished.wr_id() as u32, finished);
+        }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // Nobody waits any more; what is in flight comes back from the queue pair itself.
+        for route in [self.sends.route, self.receives.route] {
+            self.cq.remove_route(route);
+        }
+    }
+}
+
+impl QueuePair {
+    /// A queue pair with default attributes.
+    ///
+    /// # Errors
+    /// As [`QueuePairBuilder::build`]; the queue's task has ended.
+    pub fn new(domain: &ProtectionDomain, cq: &CompletionQueue) -> Result<Self> {
+        Self::with(domain, cq, |builder| builder)
+    }
+
+    /// A queue pair with attributes that `shape` sets.
+    ///
+    /// # Errors
+    /// As [`QueuePair::new`].
+    pub fn with<'a>(
+        domain: &'a ProtectionDomain,
+        cq: &'a CompletionQueue,
+        shape: impl FnOnce(QueuePairBuilder<'a>) -> QueuePairBuilder<'a>,
+    ) -> Result<Self> {
+        let qp = owned::QueuePair::with(domain, cq.owned(), cq.owned(), shape)?;
+        let cap = qp.cap();
+        let mut failure = None;
+        let shared = Arc::new_cyclic(|shared| {
+            let mut half = |count| {
+                Half::new(count, cq, shared).unwrap_or_else(|error| {
+                    failure = Some(error);
+                    Half { cells: Cells::new(0), route: u32::MAX }
+                })
+            };
+            let (sends, receives) = (half(cap.max_send_wr), half(cap.max_recv_wr));
+            Shared { qp, cq: cq.clone(), sends, receives }
+        });
+        match failure {
+            None => Ok(Self { shared }),
+            Some(error) => Err(error),
+        }
+    }
+
+    /// Sends the buffer's filled part into the peer's next receive.
+    pub async fn send<B: Lend>(&self, buffer: B) -> (Result<Success, RequestError>, B) {
+        self.typed(Request::send(buffer)).await
+    }
+
+    /// Receives the next message into the buffer; its length is then the message's.
+    pub async fn recv<B: Lend>(&self, buffer: B) -> (Result<Success, RequestError>, B) {
+        let ticket = self.shared.receives.cells.claim().await;
+        let (result, loan) = match self.post_recv(ticket, buffer.into()) {
+            Ok(ticket) => outcome(ticket.await),
+            Err(Refused { error, given, .. }) => (Err(RequestError::Refused(error)), given),
+        };
+        (result, B::from_loan(loan))
+    }
+
+    /// Writes the buffer's filled part to the peer's memory.
+    pub async fn write<B: Lend>(&self, buffer: B, remote: RemoteMemory) -> (Result<Success, RequestError>, B) {
+        self.typed(Request::write(buffer, remote)).await
+    }
+
+    /// Reads all of `remote` into the buffer.
+    pub async fn read<B: Lend>(&self, buffer: B, remote: RemoteMemory) -> (Result<Success, RequestError>, B) {
+        self.typed(Request::read(buffer, remote)).await
+    }
+
+    /// Compare-and-swap on the peer's memory; the value before goes into the buffer.
+    pub async fn compare_and_swap<B: Lend>(
+        &self,
+        buffer: B,
+        remote: RemoteMemory,
+        compare: u64,
+        swap: u64,
+    ) -> (Result<Success, RequestError>, B) {
+        self.typed(Request::compare_and_swap(buffer, remote, compare, swap)).await
+    }
+
+    /// Fetch-and-add on the peer's memory; the value before goes into the buffer.
+    pub async fn fetch_and_add<B: Lend>(
+        &self,
+        buffer: B,
+        remote: RemoteMemory,
+        add: u64,
+    ) -> (Result<Success, RequestError>, B) {
+        self.typed(Request::fetch_and_add(buffer, remote, add)).await
+    }
+
+    /// Executes any request of the owned tier: with immediate data, fenced, solicited. Its `wr_id` is not kept, and it
+    /// is signaled.
+    pub async fn execute(&self, request: Request) -> (Result<Success, RequestError>, Loan) {
+        let sends = &self.shared.sends;
+        let ticket = sends.cells.claim().await;
+        match self.shared.qp.post_send(request.wr_id(sends.wr_id(&ticket)).signaled()) {
+            Ok(()) => outcome(ticket.posted().await),
+            Err(Refused { error, given, .. }) => (Err(RequestError::Refused(error)), given.into_loan()),
+        }
+    }
+
+    async fn typed<B: Lend>(&self, request: Request) -> (Result<Success, RequestError>, B) {
+        let (result, loan) = self.execute(request).await;
+        (result, B::from_loan(loan))
+    }
+
+    /// Posts `depth` receives of `len` bytes each, and gives the messages that arrive, in order.
+    ///
+    /// # Errors
+    /// As [`owned::QueuePair::post_recv`] and [`BufferPool::take`].
+    pub fn messages(&self, pool: &BufferPool, len: usize, depth: usize) -> Result<Messages> {
+        Messages::new(self.clone(), pool.clone(), len, depth)
+    }
+
+    /// Posts a receive if there is room for one.
+    pub(super) fn try_post_recv(&self, loan: Loan) -> Result<Option<Ticket>, Refused<Loan>> {
+        match self.shared.receives.cells.try_claim() {
+            Some(ticket) => self.post_recv(ticket, loan).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    fn post_recv(&self, ticket: Ticket, loan: Loan) -> Result<Ticket, Refused<Loan>> {
+        let wr_id = self.shared.receives.wr_id(&ticket);
+        self.shared.qp.post_recv(loan, wr_id)?;
+        Ok(ticket.posted())
+    }
+
+    /// Buffers that came back, from sends and from receives, after their futures were dropped.
+    pub fn abandoned(&self) -> u64 {
+        self.shared.sends.cells.abandoned() + self.shared.receives.cells.abandoned()
+    }
+
+    /// Buffers in flight: in the send queue, and in the receive queue.
+    pub fn in_flight(&self) -> (usize, usize) {
+        self.shared.qp.in_flight()
+    }
+
+    /// Back to the RESET state; the requests in flight fail with the cause
+    /// [`Cause::Destroyed`](crate::verbs::Cause::Destroyed).
+    ///
+    /// # Errors
+    /// The queue pair is destroyed.
+    pub fn reset(&self) -> Result<()> {
+        self.shared.give_back(self.shared.qp.reset()?);
+        Ok(())
+    }
+
+    /// Changes state and attributes; see [`owned::QueuePair::modify`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn modify(&self, attributes: &QueuePairAttributes) -> Result<()> {
+        self.shared.qp.modify(attributes)
+    }
+
+    /// To the INIT state, in which receives can be posted before the peer is known.
+    ///
+    /// # Errors
+    /// As [`verbs::QueuePair::init`](crate::verbs::QueuePair::init).
+    pub fn init(&self) -> Result<()> {
+        self.shared.qp.init()
+    }
+
+    /// What the peer needs to connect; see
+    /// [`verbs::QueuePair::connection_info`](crate::verbs::QueuePair::connection_info).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn connection_info(&self) -> Result<ConnectionInfo> {
+        self.shared.qp.connection_info()
+    }
+
+    /// Connects to the peer; see [`verbs::QueuePair::connect`](crate::verbs::QueuePair::connect).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn connect(&self, remote: &ConnectionInfo) -> Result<()> {
+        self.shared.qp.connect(remote)
+    }
+
+    /// The same, with options.
+    ///
+    /// # Errors
+    /// As [`QueuePair::connect`].
+    pub fn connect_with(&self, remote: &ConnectionInfo, options: &ConnectOptions) -> Result<()> {
+        self.shared.qp.connect_with(remote, options)
+    }
+
+    /// State and attributes as they are now.
+    ///
+    /// # Errors
+    /// The queue pair is destroyed.
+    pub fn query(&self) -> Result<QueuePairStatus> {
+        self.shared.qp.query()
+    }
+
+    /// The state as it is now.
+    ///
+    /// # Errors
+    /// As [`QueuePair::query`].
+    pub fn state(&self) -> Result<QueuePairState> {
+        self.shared.qp.state()
+    }
+
+    /// Its number.
+    pub fn qpn(&self) -> Qpn {
+        self.shared.qp.qpn()
+    }
+
+    /// Actual sizes of its queues.
+    pub fn cap(&self) -> QueuePairCapabilities {
+        self.shared.qp.cap()
+    }
+
+    /// Its protection domain: buffers must be registered there.
+    pub fn protection_domain(&self) -> &ProtectionDomain {
+        self.shared.qp.protection_domain()
+    }
+
+    /// Its counters.
+    pub fn counters(&self) -> Counters {
+        self.shared.qp.counters()
+    }
+
+    /// A failure in words; see [`verbs::QueuePair::explain`](crate::verbs::QueuePair::explain).
+    pub fn explain(&self, error: &CompletionError) -> String {
+        self.shared.qp.explain(error)
+    }
+}
+
+/// What a future gives for a finished request.
+pub(super) fn outcome(finished: Finished) -> (Result<Success, RequestError>, Loan) {
+    let result = match finished.result() {
+        Ok(Some(success)) => Ok(success),
+        Err(error) => Err(RequestError::Failed(error)),
+        Ok(None) => unreachable!("every request here is signaled, and receives always are"),
+    };
+    (result, finished.into_loan())
+}
+
+impl fmt::Debug for QueuePair {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.shared.qp.fmt(f)
+    }
+}

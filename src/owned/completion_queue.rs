@@ -1,0 +1,197 @@
+//! Completion queues that give buffers back.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::finished::Finished;
+use super::in_flight::{Posted, Side};
+use crate::verbs::{self, Completion, CompletionChannel, Context, Error, ErrorKind, Notify, Result};
+
+/// Completions taken from the device at a time.
+const BATCH: usize = 16;
+/// How long [`CompletionQueue::wait`] polls without a pause, and how it pauses afterwards.
+const SPIN: Duration = Duration::from_millis(1);
+const PAUSE: Duration = Duration::from_micros(100);
+
+/// A completion queue that gives the memory of finished requests back. Clones are the same queue.
+///
+/// It serves any number of [`QueuePair`](super::QueuePair)s of this tier. Requests of one queue come back in the order
+/// in which they were posted, whatever became of them.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use rdma_verbs::verbs;
+/// # let context = verbs::open("soft:127.0.1.101")?;
+/// # let pd = context.alloc_pd()?;
+/// use rdma_verbs::owned::{BufferPool, CompletionQueue, QueuePair, Request};
+///
+/// let cq = CompletionQueue::new(&context, 16)?;
+/// let qp = QueuePair::new(&pd, &cq, &cq)?;
+/// # qp.connect(&qp.connection_info()?)?; // to itself
+/// let pool = BufferPool::new(&pd, 1 << 20)?;
+/// qp.post_recv(pool.take(64)?, 1)?;
+/// qp.post_send(Request::send(pool.copy_from(b"hello")?).wr_id(2).signaled())?;
+/// for _ in 0..2 {
+///     let finished = cq.wait(Duration::from_secs(10))?;
+///     assert_eq!(finished.wr_id(), if finished.is_receive() { 1 } else { 2 });
+///     assert_eq!(*finished.into_buffer()?, *b"hello");
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct CompletionQueue {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    queue: verbs::CompletionQueue,
+    state: Mutex<State>,
+}
+
+/// Changed by one thread at a time, so that requests come back in order whoever polls.
+struct State {
+    polled: [Completion; BATCH],
+    at: usize,
+    count: usize,
+    /// By tag, the upper half of the device's `wr_id`. A tag is used once, so a completion never meets a queue pair
+    /// that it does not belong to, as it might by the queue pair's number.
+    attached: HashMap<u32, (Arc<Posted>, Side)>,
+    next_tag: u32,
+}
+
+impl CompletionQueue {
+    /// A queue of `cqe` completions, to be polled.
+    ///
+    /// # Errors
+    /// As [`Context::create_cq`].
+    pub fn new(context: &Context, cqe: u32) -> Result<Self> {
+        Ok(Self::over(context.create_cq(cqe)?))
+    }
+
+    /// A queue that announces completions on `channel`, with `cq_context`.
+    ///
+    /// # Errors
+    /// As [`Context::create_cq_on`].
+    ///
+    /// ```
+    /// # use rdma_verbs::{owned::CompletionQueue, verbs};
+    /// # let context = verbs::open("soft:127.0.1.102")?;
+    /// let channel = context.create_comp_channel()?;
+    /// let cq = CompletionQueue::on_channel(&channel, 16, 7)?;
+    /// cq.req_notify(verbs::Notify::Any)?;
+    /// assert!(cq.poll()?.is_none());
+    /// assert_eq!(channel.poll_event(), None);
+    /// # Ok::<(), verbs::Error>(())
+    /// ```
+    pub fn on_channel(channel: &CompletionChannel, cqe: u32, cq_context: u64) -> Result<Self> {
+        Ok(Self::over(channel.context().create_cq_on(channel, cqe, cq_context)?))
+    }
+
+    fn over(queue: verbs::CompletionQueue) -> Self {
+        let (polled, attached) = ([Completion::default(); BATCH], HashMap::new());
+        let state = State { polled, at: 0, count: 0, attached, next_tag: 0 };
+        Self { shared: Arc::new(Shared { queue, state: Mutex::new(state) }) }
+    }
+
+    /// The oldest request that is finished; `None` if there is none yet. Drives the transport if nothing waits.
+    ///
+    /// # Errors
+    /// The queue overflowed: completions were lost, and its queue pairs are in error. What is in flight comes back when
+    /// they are reset or destroyed.
+    pub fn poll(&self) -> Result<Option<Finished>> {
+        let mut state = self.state();
+        loop {
+            while state.at < state.count {
+                let completion = state.polled[state.at];
+                let posted = state.attached.get(&((completion.wr_id() >> 32) as u32));
+                // Without one, the queue pair is gone, and its buffers with it.
+                let finished = posted.and_then(|(posted, side)| posted.finish_one(*side, &completion));
+                if finished.is_some() {
+                    return Ok(finished);
+                }
+                state.at += 1;
+            }
+            (state.at, state.count) = (0, 0);
+            let State { polled, count, .. } = &mut *state;
+            *count = self.shared.queue.poll(polled)?;
+            if *count == 0 {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// The oldest request that is finished, waiting up to `timeout` for it; see [`verbs::CompletionQueue::wait`].
+    ///
+    /// # Errors
+    /// As [`CompletionQueue::poll`]; [`ErrorKind::TimedOut`] if nothing was finished in time.
+    pub fn wait(&self, timeout: Duration) -> Result<Finished> {
+        let start = Instant::now();
+        loop {
+            if let Some(finished) = self.poll()? {
+                return Ok(finished);
+            }
+            let waited = start.elapsed();
+            if waited >= timeout {
+                let message = format!("nothing completed within {timeout:?}");
+                return Err(Error::new("wait", ErrorKind::TimedOut, message));
+            }
+            if waited > SPIN {
+                std::thread::sleep(PAUSE);
+            }
+        }
+    }
+
+    /// Arms the queue for its channel; see [`verbs::CompletionQueue::req_notify`]. Poll until there is nothing after
+    /// arming.
+    ///
+    /// # Errors
+    /// The queue has no channel.
+    pub fn req_notify(&self, notify: Notify) -> Result<()> {
+        self.shared.queue.req_notify(notify)
+    }
+
+    /// The open device it belongs to.
+    pub fn context(&self) -> &Context {
+        self.shared.queue.context()
+    }
+
+    /// Completions that fit.
+    pub fn cqe(&self) -> u32 {
+        self.shared.queue.cqe()
+    }
+
+    pub(super) fn queue(&self) -> &verbs::CompletionQueue {
+        &self.shared.queue
+    }
+
+    /// Takes completions of a queue from now on; gives the tag that they must carry.
+    pub(super) fn attach(&self, posted: &Arc<Posted>, side: Side) -> u32 {
+        let mut state = self.state();
+        while state.attached.contains_key(&state.next_tag) {
+            state.next_tag = state.next_tag.wrapping_add(1);
+        }
+        let tag = state.next_tag;
+        state.next_tag = tag.wrapping_add(1);
+        state.attached.insert(tag, (Arc::clone(posted), side));
+        tag
+    }
+
+    /// And no longer.
+    pub(super) fn detach(&self, tag: u32) {
+        let attached = self.state().attached.remove(&tag);
+        // It may be the last reference to the queue pair, which is not to be dropped under the lock.
+        drop(attached);
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for CompletionQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CompletionQueue").field("queue", &self.shared.queue).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,74 @@
+//! Owned tier: registered buffers that move into requests and come back with their completions.
+//!
+//! It is a thin layer over [`verbs`](crate::verbs). There, memory is shared with the device and with peers, so it is
+//! never a slice. Here, a [`Buffer`] has one owner at a time: in the application's hand it reads and writes like a
+//! `&mut [u8]`, without a copy; posted, it is out of reach until the request is finished.
+//!
+//! | | |
+//! |---|---|
+//! | [`BufferPool`] | registered buffers in size classes; they return to it when they are dropped |
+//! | [`Buffer`] | one of them, or a `Vec<u8>`, `Box<[u8]>` or `BytesMut` that moved in |
+//! | [`FileBuffer`] | part of a file; bytes are copied in and out |
+//! | [`Request`] | an operation and its buffer |
+//! | [`QueuePair`] | posts requests and receives |
+//! | [`CompletionQueue`] | gives [`Finished`] requests back, with their buffers |
+//!
+//! # What is promised
+//!
+//! Buffers of one queue come back in the order in which they were posted: with their completion; with the completion of
+//! a later request, if they were unsignaled; with errors and flushes; from [`QueuePair::reset`] and
+//! [`QueuePair::destroy`]. A queue pair that is dropped drops its buffers. Memory is given back, or freed, only when
+//! the device has ended with it, whatever is dropped, forgotten or panics in between: what goes wrong leaks at most.
+//! Posting and polling allocate nothing.
+//!
+//! Peers have no access to buffers. Memory that peers shall read and write is a
+//! [`MemoryRegion`](crate::verbs::MemoryRegion).
+//!
+//! ```
+//! # use std::time::Duration;
+//! use rdma_verbs::owned::{BufferPool, CompletionQueue, QueuePair, Request};
+//! use rdma_verbs::verbs;
+//!
+//! let context = verbs::open("soft:127.0.1.105")?;
+//! let pd = context.alloc_pd()?;
+//! let cq = CompletionQueue::new(&context, 16)?;
+//! let qp = QueuePair::new(&pd, &cq, &cq)?;
+//! qp.connect(&qp.connection_info()?)?; // to itself
+//!
+//! let pool = BufferPool::new(&pd, 1 << 20)?;
+//! qp.post_recv(pool.take(64)?, 1)?;
+//! qp.post_send(Request::send(pool.copy_from(b"ping")?).wr_id(2))?;
+//!
+//! // The send is unsignaled: its buffer stays with the queue pair until a later one completes.
+//! let received = cq.wait(Duration::from_secs(10))?;
+//! assert_eq!(*received.into_buffer()?, *b"ping");
+//! assert_eq!(qp.in_flight(), (1, 0));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod buffer;
+mod completion_queue;
+mod exclusive;
+mod finished;
+mod in_flight;
+mod pool;
+mod queue_pair;
+mod request;
+
+pub use buffer::{Buffer, FileBuffer, Refused};
+pub use completion_queue::CompletionQueue;
+pub use finished::{Finished, NoBuffer};
+pub use pool::{BufferPool, PoolStats};
+pub use queue_pair::QueuePair;
+pub use request::{Loan, Request};
+
+const _: () = {
+    const fn send_and_sync<T: Send + Sync>() {}
+    send_and_sync::<Buffer>();
+    send_and_sync::<FileBuffer>();
+    send_and_sync::<BufferPool>();
+    send_and_sync::<Request>();
+    send_and_sync::<Finished>();
+    send_and_sync::<CompletionQueue>();
+    send_and_sync::<QueuePair>();
+};

@@ -1,0 +1,250 @@
+//! Queue pairs whose requests own their memory.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::Refused;
+use super::completion_queue::CompletionQueue;
+use super::finished::Finished;
+use super::in_flight::{Posted, Side};
+use super::request::{Loan, Request};
+use crate::verbs::{
+    CompletionError, ConnectOptions, ConnectionInfo, Context, Counters, Error, ErrorKind, ProtectionDomain, Qpn,
+    QueuePairAttributes, QueuePairBuilder, QueuePairCapabilities, QueuePairState, QueuePairStatus, Result,
+};
+
+/// A queue pair whose requests own their memory.
+///
+/// A [`Buffer`](super::Buffer) that is posted moves into the request; the [`CompletionQueue`] gives it back when the
+/// request is finished. [`QueuePair::reset`] and [`QueuePair::destroy`] give back what was in flight; dropping the
+/// queue pair destroys it, and its buffers return to their pools.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use rdma_verbs::verbs::{self, AccessFlags};
+/// # let context = verbs::open("soft:127.0.1.103")?;
+/// # let pd = context.alloc_pd()?;
+/// # let region = pd.alloc_mr(4096, AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE)?;
+/// # let remote = region.remote();
+/// use rdma_verbs::owned::{Buffer, CompletionQueue, QueuePair, Request};
+///
+/// let cq = CompletionQueue::new(&context, 64)?;
+/// let qp = QueuePair::with(&pd, &cq, &cq, |builder| builder.max_send_wr(32))?;
+/// # qp.connect(&qp.connection_info()?)?; // to itself
+/// let buffer = Buffer::from_vec(&pd, vec![7; 100])?;
+/// qp.post_send(Request::write(buffer, remote).signaled())?;
+/// let buffer = cq.wait(Duration::from_secs(10))?.into_buffer()?;
+/// assert_eq!(buffer.into_vec()?, [7; 100]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct QueuePair {
+    posted: Arc<Posted>,
+    send_cq: CompletionQueue,
+    recv_cq: CompletionQueue,
+    send_tag: u32,
+    receive_tag: u32,
+}
+
+impl QueuePair {
+    /// A queue pair with default attributes.
+    ///
+    /// # Errors
+    /// As [`QueuePairBuilder::build`].
+    pub fn new(domain: &ProtectionDomain, send_cq: &CompletionQueue, recv_cq: &CompletionQueue) -> Result<Self> {
+        Self::with(domain, send_cq, recv_cq, |builder| builder)
+    }
+
+    /// A queue pair with attributes that `shape` sets.
+    ///
+    /// `max_send_wr` and `max_recv_wr` are also how many buffers it holds at most.
+    ///
+    /// # Errors
+    /// As [`QueuePairBuilder::build`].
+    pub fn with<'a>(
+        domain: &'a ProtectionDomain,
+        send_cq: &'a CompletionQueue,
+        recv_cq: &'a CompletionQueue,
+        shape: impl FnOnce(QueuePairBuilder<'a>) -> QueuePairBuilder<'a>,
+    ) -> Result<Self> {
+        super::exclusive::check_device(domain)?;
+        let qp = shape(domain.create_qp(send_cq.queue(), recv_cq.queue())).build()?;
+        let posted = Arc::new(Posted::new(qp));
+        Ok(Self {
+            send_tag: send_cq.attach(&posted, Side::Send),
+            receive_tag: recv_cq.attach(&posted, Side::Receive),
+            send_cq: send_cq.clone(),
+            recv_cq: recv_cq.clone(),
+            posted,
+        })
+    }
+
+    /// Posts a request to the send queue.
+    ///
+    /// # Errors
+    /// As [`verbs::QueuePair::post_send`](crate::verbs::QueuePair::post_send), with the request.
+    /// [`ErrorKind::QueueFull`] if as many buffers are in flight as the queue has slots.
+    #[expect(clippy::result_large_err, reason = "the request comes back by value, as it went in")]
+    pub fn post_send(&self, request: Request) -> Result<(), Refused<Request>> {
+        self.posted.post_send(self.send_tag, request)
+    }
+
+    /// Posts memory for one arriving message; all its capacity counts. `wr_id` comes back with it.
+    ///
+    /// # Errors
+    /// As [`verbs::QueuePair::post_recv`](crate::verbs::QueuePair::post_recv), with the memory.
+    /// [`ErrorKind::QueueFull`] if as many buffers are posted, or filled and not polled, as the queue has slots.
+    pub fn post_recv(&self, buffer: impl Into<Loan>, wr_id: u64) -> Result<(), Refused<Loan>> {
+        self.posted.post_recv(self.receive_tag, buffer.into(), wr_id)
+    }
+
+    /// Buffers in flight: in the send queue, and in the receive queue.
+    pub fn in_flight(&self) -> (usize, usize) {
+        (self.posted.in_flight(Side::Send), self.posted.in_flight(Side::Receive))
+    }
+
+    /// Back to the RESET state; see [`verbs::QueuePair::reset`](crate::verbs::QueuePair::reset). Gives back all that
+    /// was in flight, in order, sends first.
+    ///
+    /// # Errors
+    /// The queue pair is destroyed.
+    ///
+    /// ```
+    /// # use rdma_verbs::{owned::{BufferPool, CompletionQueue, QueuePair}, verbs};
+    /// # let context = verbs::open("soft:127.0.1.104")?;
+    /// # let pd = context.alloc_pd()?;
+    /// # let cq = CompletionQueue::new(&context, 16)?;
+    /// # let qp = QueuePair::new(&pd, &cq, &cq)?;
+    /// # let pool = BufferPool::new(&pd, 1 << 20)?;
+    /// qp.init()?;
+    /// qp.post_recv(pool.take(64)?, 5)?;
+    /// let returned = qp.reset()?;
+    /// assert_eq!(returned[0].wr_id(), 5);
+    /// assert_eq!(returned[0].result().unwrap_err().cause, verbs::Cause::Destroyed);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn reset(&self) -> Result<Vec<Finished>> {
+        self.posted.reset()
+    }
+
+    /// Takes the queue pair out of the device. Gives back all that was in flight, as [`QueuePair::reset`].
+    ///
+    /// # Errors
+    /// As [`verbs::Error`](crate::verbs::Error) says; a soft device never refuses.
+    pub fn destroy(self) -> Result<Vec<Finished>> {
+        self.posted.destroy()
+    }
+
+    /// As [`QueuePair::destroy`], while others still use it: what they do next fails.
+    #[cfg(all(feature = "tokio", not(loom)))]
+    pub(crate) fn shut_down(&self) -> Result<Vec<Finished>> {
+        self.posted.destroy()
+    }
+
+    /// Changes state and attributes; see [`verbs::QueuePair::modify`](crate::verbs::QueuePair::modify).
+    ///
+    /// # Errors
+    /// As there; and RESET is refused, because buffers come back from it: call [`QueuePair::reset`].
+    pub fn modify(&self, attributes: &QueuePairAttributes) -> Result<()> {
+        if attributes.qp_state == Some(QueuePairState::Reset) {
+            let message = "qp_state is RESET, from which buffers come back; call reset() instead";
+            return Err(Error::new("modify_qp", ErrorKind::InvalidArgument, message));
+        }
+        self.posted.qp().modify(attributes)
+    }
+
+    /// To the INIT state; see [`verbs::QueuePair::init`](crate::verbs::QueuePair::init).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn init(&self) -> Result<()> {
+        self.posted.qp().init()
+    }
+
+    /// What the peer needs to connect; see
+    /// [`verbs::QueuePair::connection_info`](crate::verbs::QueuePair::connection_info).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn connection_info(&self) -> Result<ConnectionInfo> {
+        self.posted.qp().connection_info()
+    }
+
+    /// Connects to the peer; see [`verbs::QueuePair::connect`](crate::verbs::QueuePair::connect).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn connect(&self, remote: &ConnectionInfo) -> Result<()> {
+        self.posted.qp().connect(remote)
+    }
+
+    /// The same, with options.
+    ///
+    /// # Errors
+    /// As [`QueuePair::connect`].
+    pub fn connect_with(&self, remote: &ConnectionInfo, options: &ConnectOptions) -> Result<()> {
+        self.posted.qp().connect_with(remote, options)
+    }
+
+    /// State and attributes as they are now.
+    ///
+    /// # Errors
+    /// The queue pair is destroyed.
+    pub fn query(&self) -> Result<QueuePairStatus> {
+        self.posted.qp().query()
+    }
+
+    /// The state as it is now.
+    ///
+    /// # Errors
+    /// As [`QueuePair::query`].
+    pub fn state(&self) -> Result<QueuePairState> {
+        self.posted.qp().state()
+    }
+
+    /// Its number.
+    pub fn qpn(&self) -> Qpn {
+        self.posted.qp().qpn()
+    }
+
+    /// Actual sizes of its queues.
+    pub fn cap(&self) -> QueuePairCapabilities {
+        self.posted.qp().cap()
+    }
+
+    /// Its protection domain: buffers must be registered there.
+    pub fn protection_domain(&self) -> &ProtectionDomain {
+        self.posted.qp().protection_domain()
+    }
+
+    /// The open device it belongs to.
+    pub fn context(&self) -> &Context {
+        self.posted.qp().context()
+    }
+
+    /// Its counters.
+    pub fn counters(&self) -> Counters {
+        self.posted.qp().counters()
+    }
+
+    /// A failure in words; see [`verbs::QueuePair::explain`](crate::verbs::QueuePair::explain).
+    pub fn explain(&self, error: &CompletionError) -> String {
+        self.posted.qp().explain(error)
+    }
+}
+
+impl Drop for QueuePair {
+    fn drop(&mut self) {
+        if let Err(error) = self.posted.destroy() {
+            tracing::warn!(qpn = %self.qpn(), %error, "a dropped queue pair's buffers are lost");
+        }
+        self.send_cq.detach(self.send_tag);
+        self.recv_cq.detach(self.receive_tag);
+    }
+}
+
+impl fmt::Debug for QueuePair {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut debug = f.debug_struct("QueuePair");
+        debug.field("queue_pair", self.posted.qp()).field("in_flight", &self.in_flight()).finish()
+    }
+}

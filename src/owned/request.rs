@@ -1,0 +1,277 @@
+//! What moves into a request, and requests themselves.
+
+use super::buffer::{Buffer, FileBuffer};
+use crate::verbs::{self, RegionRange, RemoteMemory, Result, Rkey};
+
+/// Memory that moves into a request and comes back with its completion.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Loan {
+    /// Memory of this process.
+    Buffer(Buffer),
+    /// Part of a file.
+    File(FileBuffer),
+}
+
+impl Loan {
+    /// The buffer, if it is one.
+    pub fn into_buffer(self) -> Option<Buffer> {
+        match self {
+            Loan::Buffer(buffer) => Some(buffer),
+            Loan::File(_) => None,
+        }
+    }
+
+    /// The part of a file, if it is one.
+    pub fn into_file(self) -> Option<FileBuffer> {
+        match self {
+            Loan::File(file) => Some(file),
+            Loan::Buffer(_) => None,
+        }
+    }
+
+    /// Bytes that count as filled.
+    pub fn len(&self) -> usize {
+        match self {
+            Loan::Buffer(buffer) => buffer.len(),
+            Loan::File(file) => file.len(),
+        }
+    }
+
+    /// Whether no byte counts as filled.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Bytes that fit.
+    pub fn capacity(&self) -> usize {
+        match self {
+            Loan::Buffer(buffer) => buffer.capacity(),
+            Loan::File(file) => file.capacity(),
+        }
+    }
+
+    pub(super) fn set_len(&mut self, len: usize) {
+        match self {
+            Loan::Buffer(buffer) => buffer.set_len(len),
+            Loan::File(file) => file.set_len(len),
+        }
+    }
+
+    /// Names the first `len` bytes; for [`super::in_flight`] alone.
+    pub(super) fn range(&self, len: usize) -> Result<RegionRange<'_>> {
+        match self {
+            Loan::Buffer(buffer) => buffer.range(len),
+            Loan::File(file) => file.range(len),
+        }
+    }
+}
+
+impl From<Buffer> for Loan {
+    fn from(buffer: Buffer) -> Self {
+        Loan::Buffer(buffer)
+    }
+}
+
+impl From<FileBuffer> for Loan {
+    fn from(file: FileBuffer) -> Self {
+        Loan::File(file)
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Operation {
+    Send,
+    SendWithImmediate(u32),
+    SendWithInvalidate(Rkey),
+    Write(RemoteMemory),
+    WriteWithImmediate(RemoteMemory, u32),
+    Read(RemoteMemory),
+    CompareAndSwap(RemoteMemory, u64, u64),
+    FetchAndAdd(RemoteMemory, u64),
+}
+
+/// How long a buffer is filled when its request is finished.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Outcome {
+    /// As before: it was only read.
+    Unchanged,
+    /// This many bytes, if the request succeeded.
+    Filled(usize),
+    /// What the completion says, if a message was received.
+    Received,
+}
+
+/// A request for the send queue that owns its memory.
+///
+/// SEND and WRITE take the buffer's filled part. READ fills it with as many bytes as the peer's memory has, atomics
+/// with the 8 bytes of the value before; after a failure the length is 0.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use rdma_verbs::verbs::{self, AccessFlags};
+/// use rdma_verbs::owned::{BufferPool, CompletionQueue, QueuePair, Request};
+/// # let context = verbs::open("soft:127.0.1.100")?;
+/// # let pd = context.alloc_pd()?;
+/// # let cq = CompletionQueue::new(&context, 16)?;
+/// # let qp = QueuePair::new(&pd, &cq, &cq)?;
+/// # qp.connect(&qp.connection_info()?)?; // to itself
+/// # let region = pd.alloc_mr(4096, AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE)?;
+/// # let remote = region.remote();
+/// let pool = BufferPool::new(&pd, 1 << 20)?;
+///
+/// // The first write comes back with the completion of the read behind it.
+/// qp.post_send(Request::write(pool.copy_from(b"some bytes")?, remote).wr_id(1))?;
+/// qp.post_send(Request::read(pool.take(10)?, remote.slice(..10)?).wr_id(2).signaled())?;
+///
+/// assert_eq!(cq.wait(Duration::from_secs(10))?.wr_id(), 1);
+/// let finished = cq.wait(Duration::from_secs(10))?;
+/// assert_eq!(*finished.into_buffer()?, *b"some bytes");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+#[must_use = "a request does nothing before it is posted"]
+pub struct Request {
+    pub(super) loan: Loan,
+    pub(super) settings: Settings,
+}
+
+/// A request without its memory.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Settings {
+    pub(super) wr_id: u64,
+    operation: Operation,
+    signaled: bool,
+    fence: bool,
+    solicited: bool,
+}
+
+impl Request {
+    /// Fills the peer's next posted receive.
+    pub fn send(buffer: impl Into<Loan>) -> Self {
+        Self::new(Operation::Send, buffer)
+    }
+
+    /// The same, and hands four bytes to its completion.
+    pub fn send_with_immediate(buffer: impl Into<Loan>, immediate: u32) -> Self {
+        Self::new(Operation::SendWithImmediate(immediate), buffer)
+    }
+
+    /// As [`Request::send`], and invalidates a key at the peer.
+    pub fn send_with_invalidate(buffer: impl Into<Loan>, rkey: Rkey) -> Self {
+        Self::new(Operation::SendWithInvalidate(rkey), buffer)
+    }
+
+    /// Writes the peer's memory.
+    pub fn write(buffer: impl Into<Loan>, remote: RemoteMemory) -> Self {
+        Self::new(Operation::Write(remote), buffer)
+    }
+
+    /// The same, then completes the peer's next posted receive with four bytes.
+    pub fn write_with_immediate(buffer: impl Into<Loan>, remote: RemoteMemory, immediate: u32) -> Self {
+        Self::new(Operation::WriteWithImmediate(remote, immediate), buffer)
+    }
+
+    /// Reads all of `remote` into the buffer, which must have room for it.
+    pub fn read(buffer: impl Into<Loan>, remote: RemoteMemory) -> Self {
+        Self::new(Operation::Read(remote), buffer)
+    }
+
+    /// Compare-and-swap; see [`verbs::SendRequest::compare_and_swap`]. The value before goes into the buffer;
+    /// [`Buffer::to_u64`] reads it.
+    pub fn compare_and_swap(buffer: impl Into<Loan>, remote: RemoteMemory, compare: u64, swap: u64) -> Self {
+        Self::new(Operation::CompareAndSwap(remote, compare, swap), buffer)
+    }
+
+    /// Fetch-and-add; see [`verbs::SendRequest::fetch_and_add`]. The value before goes into the buffer.
+    pub fn fetch_and_add(buffer: impl Into<Loan>, remote: RemoteMemory, add: u64) -> Self {
+        Self::new(Operation::FetchAndAdd(remote, add), buffer)
+    }
+
+    fn new(operation: Operation, buffer: impl Into<Loan>) -> Self {
+        let settings = Settings { wr_id: 0, operation, signaled: false, fence: false, solicited: false };
+        Self { loan: buffer.into(), settings }
+    }
+
+    /// A number of the caller's own; comes back with the buffer.
+    pub fn wr_id(mut self, wr_id: u64) -> Self {
+        self.settings.wr_id = wr_id;
+        self
+    }
+
+    /// Make a completion on success too. The buffers of earlier requests come back with it; whoever never signals gets
+    /// none back before a failure, RESET or the end of the queue pair.
+    pub fn signaled(mut self) -> Self {
+        self.settings.signaled = true;
+        self
+    }
+
+    /// Begin only when all earlier READs and atomics of this queue pair are complete.
+    pub fn fence(mut self) -> Self {
+        self.settings.fence = true;
+        self
+    }
+
+    /// Wake the peer if its completion queue is armed for solicited events only.
+    pub fn solicited(mut self) -> Self {
+        self.settings.solicited = true;
+        self
+    }
+
+    /// Takes the memory out again.
+    pub fn into_loan(self) -> Loan {
+        self.loan
+    }
+}
+
+impl Settings {
+    /// The request as the verbs tier takes it, with the memory `loan` and the number `wr_id`.
+    pub(super) fn lower<'a>(&self, loan: &'a Loan, wr_id: u64) -> Result<verbs::SendRequest<'a>> {
+        use verbs::SendRequest;
+
+        let range = loan.range(self.bytes_of(loan))?;
+        let mut request = match self.operation {
+            Operation::Send => SendRequest::send(range),
+            Operation::SendWithImmediate(immediate) => SendRequest::send_with_immediate(range, immediate),
+            Operation::SendWithInvalidate(rkey) => SendRequest::send_with_invalidate(range, rkey),
+            Operation::Write(remote) => SendRequest::write(range, remote),
+            Operation::WriteWithImmediate(remote, immediate) => {
+                SendRequest::write_with_immediate(range, remote, immediate)
+            }
+            Operation::Read(remote) => SendRequest::read(range, remote),
+            Operation::CompareAndSwap(remote, compare, swap) => {
+                SendRequest::compare_and_swap(range, remote, compare, swap)
+            }
+            Operation::FetchAndAdd(remote, add) => SendRequest::fetch_and_add(range, remote, add),
+        };
+        request = request.wr_id(wr_id);
+        if self.signaled {
+            request = request.signaled();
+        }
+        if self.fence {
+            request = request.fence();
+        }
+        if self.solicited {
+            request = request.solicited();
+        }
+        Ok(request)
+    }
+
+    /// Bytes of the memory that the request names.
+    fn bytes_of(&self, loan: &Loan) -> usize {
+        match self.operation {
+            Operation::Read(remote) => usize::try_from(remote.len()).unwrap_or(usize::MAX),
+            Operation::CompareAndSwap(..) | Operation::FetchAndAdd(..) => size_of::<u64>(),
+            _ => loan.len(),
+        }
+    }
+
+    pub(super) fn outcome(&self, loan: &Loan) -> Outcome {
+        match self.operation {
+            Operation::Read(_) | Operation::CompareAndSwap(..) | Operation::FetchAndAdd(..) => {
+                Outcome::Filled(self.bytes_of(loan))
+            }
+            _ => Outcome::Unchanged,
+        }
+    }
+}

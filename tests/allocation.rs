@@ -1,0 +1,125 @@
+//! Posting, transport and polling allocate nothing: 100,000 requests in the verbs tier, and in the owned tier. Every
+//! allocation of the process counts, those of the engine's threads included.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use rdma_verbs::owned::{self, BufferPool, Request};
+use rdma_verbs::verbs::{self, AccessFlags, Completion, ReceiveRequest, SendRequest};
+
+const REQUESTS: usize = 100_000;
+/// Requests in flight together.
+const DEPTH: usize = 16;
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// The system's allocator, counting what is asked of it.
+struct Counting;
+
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: every call is passed on to the system's allocator unchanged; counting touches a number only.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller keeps the rules of `alloc`.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the pointer came from `alloc` above, thus from `System`.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// One test at a time: what the others allocate would count.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// Runs `work` a little, until everything has the size that it needs, and then says how often it allocates in
+/// `REQUESTS` requests. `work` is told how many.
+fn allocations(tier: &str, mut work: impl FnMut(usize)) -> u64 {
+    work(REQUESTS / 10);
+    let before = ALLOCATIONS.load(Ordering::Relaxed);
+    work(REQUESTS);
+    let count = ALLOCATIONS.load(Ordering::Relaxed) - before;
+    println!("{tier}: {count} allocations over {REQUESTS} requests");
+    count
+}
+
+#[test]
+fn nothing_is_allocated_per_request() {
+    let _alone = ALONE.lock().unwrap();
+    let before = ALLOCATIONS.load(Ordering::Relaxed);
+    drop(std::hint::black_box(Box::new(1)));
+    assert!(ALLOCATIONS.load(Ordering::Relaxed) > before, "the counter counts");
+    assert_eq!(allocations("verbs tier", verbs_tier("127.90.2.1")), 0);
+    assert_eq!(allocations("owned tier", owned_tier("127.90.2.2")), 0);
+}
+
+/// Rounds of receives, sends, writes, reads and atomics; a quarter of the requests are receives.
+fn verbs_tier(address: &str) -> impl FnMut(usize) {
+    let context = verbs::open(&format!("soft:{address}")).unwrap();
+    let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(256).unwrap());
+    let qp = pd.create_qp(&cq, &cq).build().unwrap();
+    qp.connect(&qp.connection_info().unwrap()).unwrap();
+    let mr = pd.alloc_mr(8192, AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE).unwrap();
+    let remote = mr.remote();
+    move |requests| {
+        for _ in 0..requests / DEPTH {
+            let near = |slot: usize| mr.slice(slot * 64..(slot + 1) * 64).unwrap();
+            let far = |slot: usize| remote.slice(4096 + slot * 64..4096 + (slot + 1) * 64).unwrap();
+            for slot in 0..DEPTH / 4 {
+                qp.post_recv(&[ReceiveRequest::new(near(slot))]).unwrap();
+                qp.post_send(&[SendRequest::send(near(16 + slot))]).unwrap();
+                qp.post_send(&[SendRequest::write(near(16), far(slot))]).unwrap();
+                let word = mr.slice(2048..2056).unwrap();
+                let last = match slot % 2 {
+                    0 => SendRequest::read(near(20 + slot), far(slot)),
+                    _ => SendRequest::fetch_and_add(word, far(slot).slice(..8).unwrap(), 1),
+                };
+                qp.post_send(&[last.signaled()]).unwrap();
+            }
+            // A receive and a signaled request in each quarter.
+            for _ in 0..DEPTH / 2 {
+                let completion: Completion = cq.wait(PATIENCE).unwrap();
+                completion.result().unwrap();
+            }
+        }
+    }
+}
+
+fn owned_tier(address: &str) -> impl FnMut(usize) {
+    let context = verbs::open(&format!("soft:{address}")).unwrap();
+    let pd = context.alloc_pd().unwrap();
+    let cq = owned::CompletionQueue::new(&context, 256).unwrap();
+    let qp = owned::QueuePair::new(&pd, &cq, &cq).unwrap();
+    qp.connect(&qp.connection_info().unwrap()).unwrap();
+    let mr = pd.alloc_mr(4096, AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE).unwrap();
+    let pool = BufferPool::new(&pd, 1 << 20).unwrap();
+    move |requests| {
+        let bytes = [7; 64];
+        for _ in 0..requests / DEPTH {
+            for slot in 0..DEPTH / 4 {
+                let far = mr.remote().slice(slot * 64..(slot + 1) * 64).unwrap();
+                qp.post_recv(pool.take(64).unwrap(), 1).unwrap();
+                qp.post_send(Request::send(pool.copy_from(&bytes).unwrap())).unwrap();
+                qp.post_send(Request::write(pool.copy_from(&bytes).unwrap(), far)).unwrap();
+                let last = match slot % 2 {
+                    0 => Request::read(pool.take(64).unwrap(), far),
+                    _ => Request::fetch_and_add(pool.take(8).unwrap(), far.slice(..8).unwrap(), 1),
+                };
+                qp.post_send(last.signaled()).unwrap();
+            }
+            for _ in 0..DEPTH {
+                let finished = cq.wait(PATIENCE).unwrap();
+                finished.result().unwrap();
+                drop(finished);
+            }
+        }
+        assert_eq!(pool.stats().outstanding, 0);
+    }
+}
