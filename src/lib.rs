@@ -24,6 +24,11 @@
 
 mod engine;
 pub mod memory;
+#[cfg(not(feature = "mutations"))]
+mod mutation;
+#[cfg(feature = "mutations")]
+#[doc(hidden)]
+pub mod mutation;
 pub mod provider;
 #[doc(hidden)]
 pub mod queue;

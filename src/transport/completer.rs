@@ -6,6 +6,7 @@ use super::queue_pair::QueuePair;
 use super::requester::for_each_piece;
 use super::violation::local_cause;
 use crate::memory::AccessError;
+use crate::mutation::{Mutation, planted};
 use crate::types::{AccessFlags, Cause, CompletionStatus, Counter, DropReason, Psn};
 use crate::wire::{NakCode, Opcode, Packet, Syndrome};
 
@@ -29,6 +30,7 @@ impl QueuePair {
         }
         let psn = packet.headers.bth.psn;
         let sent = self.requester.limit.distance_from(self.requester.unacknowledged).max(0) as u32;
+        let sent = sent.saturating_sub(u32::from(planted(Mutation::ResponseWindowTooShort)));
         if !psn.is_within(self.requester.unacknowledged, sent) {
             return Err(self.stale_or_unknown(psn));
         }
@@ -54,18 +56,21 @@ impl QueuePair {
                 self.acknowledge_before(pass, psn.plus(1));
             }
             Syndrome::ReceiverNotReady { timer } => {
-                if self.acknowledge_before(pass, psn) {
+                let taken = u32::from(planted(Mutation::RnrNakAcknowledgesRefused));
+                if self.acknowledge_before(pass, psn.plus(taken)) {
                     self.receiver_not_ready(pass.now, timer);
                 }
             }
             Syndrome::Nak(NakCode::SequenceError) => {
-                if self.acknowledge_before(pass, psn) {
+                let missing = u32::from(planted(Mutation::NakAcknowledgesMissing));
+                if self.acknowledge_before(pass, psn.plus(missing)) {
                     self.sequence_nak(pass.now);
                 }
             }
             Syndrome::Nak(code) => {
                 self.count(Counter::ReceivedNak);
-                if self.acknowledge_before(pass, psn) && self.requester.unacknowledged == psn {
+                let is_oldest = planted(Mutation::RefusalFailsOldest);
+                if is_oldest || (self.acknowledge_before(pass, psn) && self.requester.unacknowledged == psn) {
                     let (status, cause) = refusal(code);
                     self.fail_oldest(status, cause);
                 }
@@ -138,6 +143,7 @@ impl QueuePair {
                 let expected = if request.first.is_before(unacknowledged) { unacknowledged } else { request.first };
                 return match psn.distance_from(expected) {
                     0 => Place::Expected(index),
+                    1.. if planted(Mutation::ReadAnswerOutOfOrder) => Place::Expected(index),
                     1.. => Place::BeforeItsTurn,
                     _ => Place::Duplicate,
                 };
@@ -177,7 +183,8 @@ impl QueuePair {
         let is_last = place + 1 == request.packets;
         let expected = if is_last { total - place * mtu } else { mtu };
         let acknowledges = packet.headers.aeth.is_none_or(|aeth| matches!(aeth.syndrome, Syndrome::Ack { .. }));
-        if !request.is_read || !acknowledges || packet.payload.len() != expected as usize {
+        let fits = packet.payload.len() == expected as usize || planted(Mutation::ReadAnswerLengthUnchecked);
+        if !request.is_read || !acknowledges || !fits {
             return self.bad_response(pass, psn);
         }
         let offset = u64::from(place) * u64::from(mtu);

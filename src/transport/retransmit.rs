@@ -8,6 +8,7 @@
 use std::time::Duration;
 
 use super::queue_pair::QueuePair;
+use crate::mutation::{Mutation, planted};
 use crate::types::{Cause, CompletionStatus, Counter, Psn, RNR_TIMER_MICROSECONDS, Time};
 
 /// 7 in `rnr_retry` means without end.
@@ -42,6 +43,15 @@ pub(super) struct Recovery {
 }
 
 impl Recovery {
+    /// What progress leaves of it: nothing, but for a planted mistake.
+    fn planted_leftovers(&self) -> Self {
+        Self {
+            retries_spent: if planted(Mutation::RetryNotGivenBack) { self.retries_spent } else { 0 },
+            rnr_retries_spent: if planted(Mutation::RnrRetryNotGivenBack) { self.rnr_retries_spent } else { 0 },
+            ..Self::default()
+        }
+    }
+
     pub(super) fn waits_for_receiver(&self) -> bool {
         self.receiver_ready_at.is_some()
     }
@@ -115,7 +125,7 @@ impl QueuePair {
     pub(super) fn requester_deadline(&self) -> Option<Time> {
         let recovery = &self.requester.recovery;
         if let Some(ready_at) = recovery.receiver_ready_at {
-            return Some(ready_at);
+            return (!planted(Mutation::RnrTimerLost)).then_some(ready_at);
         }
         [recovery.timeout_at, recovery.probe_at, recovery.repair_at].into_iter().flatten().min()
     }
@@ -124,7 +134,7 @@ impl QueuePair {
     pub(super) fn arm_timers(&mut self, now: Time) {
         let timeout = timeout_duration(self.attributes.timeout.unwrap_or(0));
         let recovery = &mut self.requester.recovery;
-        if recovery.timeout_at.is_none() {
+        if recovery.timeout_at.is_none() && !planted(Mutation::TimeoutNotArmed) {
             recovery.timeout_at = timeout.map(|wait| now + wait);
         }
         let backoff = recovery.probes.min(LARGEST_BACKOFF);
@@ -135,7 +145,8 @@ impl QueuePair {
     /// Answers came: all clocks start anew, all tries are given back.
     pub(super) fn note_progress(&mut self, now: Time) {
         self.requester.round_trip.end_sample(self.requester.unacknowledged, now);
-        self.requester.recovery = Recovery { probe: None, ..Recovery::default() };
+        let kept = self.requester.recovery.planted_leftovers();
+        self.requester.recovery = Recovery { probe: None, ..kept };
         if self.requester.packets_in_flight() > 0 {
             self.arm_timers(now);
         }
@@ -165,7 +176,9 @@ impl QueuePair {
     }
 
     fn restart_timeout(&mut self, now: Time) {
-        self.requester.recovery.timeout_at = None;
+        if !planted(Mutation::TimeoutNotRestarted) {
+            self.requester.recovery.timeout_at = None;
+        }
         self.arm_timers(now);
     }
 
@@ -177,7 +190,7 @@ impl QueuePair {
             self.fail_oldest(CompletionStatus::RetryExceededError, cause);
             return;
         }
-        self.requester.recovery.retries_spent += 1;
+        self.requester.recovery.retries_spent += u8::from(!planted(Mutation::RetryNotCounted));
         self.requester.recovery.went_back_at = None;
         self.requester.go_back();
         self.restart_timeout(now);
@@ -187,6 +200,10 @@ impl QueuePair {
     fn probe(&mut self, now: Time) {
         self.count(Counter::TailProbe);
         self.requester.recovery.probes += 1;
+        self.requester.recovery.retries_spent += u8::from(planted(Mutation::ProbeSpendsRetry));
+        if planted(Mutation::ProbeRepeatsNothing) {
+            return self.arm_timers(now);
+        }
         let first_probe = self.requester.recovery.probes == 1;
         let last_sent = self.requester.limit.minus(1);
         let tail = self.request_with(last_sent).map(|index| *self.requester.request(index));
@@ -255,8 +272,10 @@ impl QueuePair {
             return;
         }
         let wait = Duration::from_micros(u64::from(RNR_TIMER_MICROSECONDS[usize::from(timer_code & 31)]));
+        let wait = if planted(Mutation::RnrTimerIgnored) { Duration::ZERO } else { wait };
         let recovery = &mut self.requester.recovery;
-        recovery.rnr_retries_spent = recovery.rnr_retries_spent.saturating_add(1);
+        let spent = u8::from(!planted(Mutation::RnrRetryNotCounted));
+        recovery.rnr_retries_spent = recovery.rnr_retries_spent.saturating_add(spent);
         // The peer lives: its silence before this does not count.
         recovery.retries_spent = 0;
         recovery.receiver_ready_at = Some(now + wait);
