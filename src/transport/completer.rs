@@ -82,7 +82,7 @@ impl QueuePair {
 
     /// Everything before `psn` is acknowledged, except that READs and atomics need their answers. Returns whether
     /// nothing held it up and the connection lives.
-    fn acknowledge_before(&mut self, pass: &Pass<'_>, psn: Psn) -> bool {
+    pub(super) fn acknowledge_before(&mut self, pass: &Pass<'_>, psn: Psn) -> bool {
         let mut barrier = None;
         let mut index = self.requester.oldest();
         while index != self.requester.next() {

@@ -230,6 +230,11 @@ impl Endpoint {
         self.find(qpn).is_some_and(|queue_pair| queue_pair.responder.replies.owes_acknowledgement())
     }
 
+    /// Packets that all queue pairs together have in flight to an address.
+    pub fn packets_in_flight(&self, peer: IpAddr) -> u32 {
+        self.in_flight.get(&peer).map_or(0, |shared| shared.load(std::sync::atomic::Ordering::Relaxed))
+    }
+
     /// Queue pairs that exist.
     pub fn queue_pair_count(&self) -> usize {
         self.by_number.len()
