@@ -3,7 +3,11 @@
 //! `cargo test --test netsim` runs many seeds and prints what happened how often. A failing seed prints the command
 //! that replays it with a trace of every packet: `NETSIM_SEED=123 cargo test --test netsim replay -- --nocapture`.
 
+mod application;
 mod oracle;
+mod referee;
+mod store;
+mod terms;
 mod world;
 
 use std::collections::BTreeMap;
