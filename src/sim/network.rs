@@ -334,6 +334,10 @@ impl Network {
         if is_real && self.random.chance(faults.forgery) {
             let address = host.address;
             if let Some(forged) = forge(flight, address, faults.pins_ports, &mut self.random) {
+                if let (Some(observer), Ok(packet)) = (self.observer, Packet::parse(&forged.bytes)) {
+                    let Flight { source, source_port, .. } = forged;
+                    observer(&format!("{:>12} forged from {source} port {source_port}: {packet}", self.now.as_nanos()));
+                }
                 self.launch(self.now, forged);
             }
         }

@@ -53,24 +53,24 @@ impl QueuePair {
         let Some(aeth) = packet.headers.aeth else { return Err(DropReason::Truncated) };
         match aeth.syndrome {
             Syndrome::Ack { .. } => {
-                self.acknowledge_before(pass, psn.plus(1));
+                self.acknowledge_before(pass, psn.plus(1), psn);
             }
             Syndrome::ReceiverNotReady { timer } => {
                 let taken = u32::from(planted(Mutation::RnrNakAcknowledgesRefused));
-                if self.acknowledge_before(pass, psn.plus(taken)) {
+                if self.acknowledge_before(pass, psn.plus(taken), psn) {
                     self.receiver_not_ready(pass.now, timer);
                 }
             }
             Syndrome::Nak(NakCode::SequenceError) => {
                 let missing = u32::from(planted(Mutation::NakAcknowledgesMissing));
-                if self.acknowledge_before(pass, psn.plus(missing)) {
+                if self.acknowledge_before(pass, psn.plus(missing), psn) {
                     self.sequence_nak(pass.now);
                 }
             }
             Syndrome::Nak(code) => {
                 self.count(Counter::ReceivedNak);
                 let is_oldest = planted(Mutation::RefusalFailsOldest);
-                if is_oldest || (self.acknowledge_before(pass, psn) && self.requester.unacknowledged == psn) {
+                if is_oldest || (self.acknowledge_before(pass, psn, psn) && self.requester.unacknowledged == psn) {
                     let (status, cause) = refusal(code);
                     self.fail_oldest(status, cause);
                 }
@@ -81,8 +81,8 @@ impl QueuePair {
     }
 
     /// Everything before `psn` is acknowledged, except that READs and atomics need their answers. Returns whether
-    /// nothing held it up and the connection lives.
-    pub(super) fn acknowledge_before(&mut self, pass: &Pass<'_>, psn: Psn) -> bool {
+    /// nothing held it up and the connection lives. `answer` is the number of the packet that says so.
+    pub(super) fn acknowledge_before(&mut self, pass: &Pass<'_>, psn: Psn, answer: Psn) -> bool {
         let mut barrier = None;
         let mut index = self.requester.oldest();
         while index != self.requester.next() {
@@ -104,7 +104,7 @@ impl QueuePair {
         };
         self.advance(pass, reached);
         if reached.is_before(psn) {
-            self.note_gap(pass.now);
+            self.note_gap(pass.now, answer);
             return false;
         }
         self.takes_responses()
@@ -161,7 +161,7 @@ impl QueuePair {
         match self.place_of(psn) {
             Place::Expected(index) => Ok(index),
             Place::BeforeItsTurn => {
-                self.note_gap(pass.now);
+                self.note_gap(pass.now, psn);
                 Err(DropReason::OutOfOrderResponse)
             }
             Place::Duplicate => {

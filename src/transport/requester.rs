@@ -477,7 +477,7 @@ impl QueuePair {
         room[payload..padded].fill(0);
         self.note_sent(pass.now, &plan, ack_request);
         if planted(Mutation::CompletionBeforeAcknowledgement) {
-            self.acknowledge_before(pass, plan.psn.plus(1));
+            self.acknowledge_before(pass, plan.psn.plus(1), plan.psn);
         }
         true
     }

@@ -39,6 +39,8 @@ pub(super) struct Recovery {
     went_back_at: Option<Psn>,
     /// Answers that came before their turn since the last progress.
     gap_evidence: u32,
+    /// The latest number that an answer bore which came before its turn: it was not used and must be asked for.
+    answered_early: Option<Psn>,
     repair_at: Option<Time>,
 }
 
@@ -145,10 +147,15 @@ impl QueuePair {
     /// Answers came: all clocks start anew, all tries are given back.
     pub(super) fn note_progress(&mut self, now: Time) {
         self.requester.round_trip.end_sample(self.requester.unacknowledged, now);
+        let unacknowledged = self.requester.unacknowledged;
+        let early = self.requester.recovery.answered_early.filter(|psn| !psn.is_before(unacknowledged));
         let kept = self.requester.recovery.planted_leftovers();
-        self.requester.recovery = Recovery { probe: None, ..kept };
+        self.requester.recovery = Recovery { answered_early: early, ..kept };
         if self.requester.packets_in_flight() > 0 {
             self.arm_timers(now);
+            // That answer was not kept, and no other may come for it.
+            let reorder_wait = self.requester.round_trip.reorder_wait();
+            self.requester.recovery.repair_at = early.map(|_| now + reorder_wait);
         }
     }
 
@@ -218,10 +225,13 @@ impl QueuePair {
         self.arm_timers(now);
     }
 
-    /// An answer came before its turn, or an acknowledgement passed an unfinished READ or atomic: an answer is
-    /// missing, or late.
-    pub(super) fn note_gap(&mut self, now: Time) {
+    /// An answer with the number `psn` came before its turn, or an acknowledgement passed an unfinished READ or atomic:
+    /// an answer is missing, or late.
+    pub(super) fn note_gap(&mut self, now: Time, psn: Psn) {
         let recovery = &mut self.requester.recovery;
+        if recovery.answered_early.is_none_or(|early| early.is_before(psn)) {
+            recovery.answered_early = Some(psn);
+        }
         if recovery.went_back_at == Some(self.requester.unacknowledged) || recovery.receiver_ready_at.is_some() {
             return;
         }

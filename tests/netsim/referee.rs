@@ -119,10 +119,11 @@ impl Flow {
         }
     }
 
-    /// A gap that persists must have been reported.
+    /// The first gap that persists must have been reported. Of later ones the responder may know less than we do: it
+    /// keeps only so many packets.
     fn check_gap(&self, now: Time, terms: &Terms) {
         let Some(since) = self.gap_since else { return };
-        let is_reported = self.reported_gaps.contains(&self.arrived);
+        let is_reported = !self.reported_gaps.is_empty();
         let is_judged = terms.is_ours() && terms.is_timely() && !self.has_lacked_receives;
         let is_old = now.saturating_since(since) > GAP_PATIENCE;
         assert!(is_reported || !is_judged || !is_old, "the gap at {} was not reported", self.arrived);
@@ -169,11 +170,19 @@ impl Flow {
         assert!(is_counted, "the acknowledgement of {place} counts {msn} messages of {}", self.messages);
     }
 
+    /// Counts what the requester may give as the reason of its failure.
+    fn count_naks(&mut self, headers: &Headers) {
+        match headers.aeth.map(|aeth| aeth.syndrome) {
+            Some(Syndrome::ReceiverNotReady { .. }) => self.rnr_naks += 1,
+            Some(Syndrome::Nak(NakCode::SequenceError)) => self.sequence_naks += 1,
+            _ => {}
+        }
+    }
+
     fn answer_arrived(&mut self, headers: &Headers, terms: &Terms) {
         let Some(place) = self.place(headers.bth.psn) else { return };
         let is_refusal = match headers.aeth.map(|aeth| aeth.syndrome) {
             Some(Syndrome::ReceiverNotReady { .. }) => {
-                self.rnr_naks += 1;
                 let count = self.rnr_naks_of.entry(place).or_default();
                 *count += 1;
                 // Copies, and those that came before their turn, are not tries.
@@ -181,10 +190,7 @@ impl Flow {
                 assert!(terms.rnr_retry == 7 || *count <= most, "{count} tries of {place} without a receive");
                 true
             }
-            Some(Syndrome::Nak(code)) => {
-                self.sequence_naks += u64::from(code == NakCode::SequenceError);
-                true
-            }
+            Some(Syndrome::Nak(_)) => true,
             _ => false,
         };
         self.acknowledged = self.acknowledged.max(place + usize::from(!is_refusal));
@@ -220,10 +226,16 @@ impl Referee {
     /// A packet was sent, or has arrived.
     pub(crate) fn see(&mut self, sighting: &Sighting, terms: &Terms) {
         let Some(sender) = self.hosts.iter().position(|host| *host == sighting.from) else { return };
-        if self.is_over || self.hosts[1 - sender] != sighting.to {
+        if self.hosts[1 - sender] != sighting.to {
             return;
         }
         let headers = &sighting.headers;
+        if sighting.arrived {
+            self.flows[1 - sender].count_naks(headers);
+        }
+        if self.is_over {
+            return;
+        }
         let fatal = |code| !matches!(code, NakCode::SequenceError);
         if matches!(headers.aeth, Some(Aeth { syndrome: Syndrome::Nak(code), .. }) if fatal(code)) {
             return self.end();

@@ -13,6 +13,7 @@ const BUSY: u32 = 400;
 const SLOW: u32 = 2;
 
 /// The terms of a seed.
+#[derive(Debug)]
 pub(crate) struct Terms {
     pub(crate) mtu: Mtu,
     pub(crate) peer: PeerCapabilities,

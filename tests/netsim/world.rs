@@ -169,7 +169,7 @@ impl World {
 
     fn unfinished(&self) -> String {
         let pair = self.pairs.iter().find(|pair| !pair.is_done(self.terms.requests));
-        pair.map_or(String::new(), |pair| format!("{:?}", pair.sides))
+        pair.map_or(String::new(), |pair| format!("{:?} on {:?}", pair.sides, self.terms))
     }
 
     fn step(&mut self) {
