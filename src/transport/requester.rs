@@ -228,6 +228,8 @@ impl Requester {
         self.cursor = self.unacknowledged.plus(u32::from(planted(Mutation::GoBackTooShort)));
         self.cursor_request = self.oldest;
         self.unanswered.clear();
+        // Of what is sent again, too, some packets must ask: a window that is full of it would wait for ever.
+        self.last_ack_request = self.unacknowledged.minus(1);
         self.find_cursor_request();
         self.round_trip.forget_sample();
     }

@@ -73,7 +73,7 @@ pub(crate) fn run(seed: u64, verbose: bool) -> Outcome {
         world.run_connections(most_steps);
         if !is_last {
             let is_settled = !is_cut || world.random.chance(500);
-            world.start_over(is_settled);
+            world.start_over(is_settled, FAR * (round + 1));
         }
     }
     world.collect();
@@ -208,7 +208,7 @@ impl World {
     }
 
     /// Both ends go to RESET and connect again, under the same queue pair numbers.
-    fn start_over(&mut self, is_settled: bool) {
+    fn start_over(&mut self, is_settled: bool, far: u32) {
         for pair in &mut self.pairs {
             for side in &mut pair.sides {
                 let now = self.network.time_at(side.at);
@@ -227,8 +227,8 @@ impl World {
             let before = pair.referee.first();
             let first = match self.random.below(2) {
                 _ if is_settled => before.map(|_| initial_psn(&mut self.random)),
-                0 => before.map(|psn| psn.plus(FAR)),
-                _ => before.map(|psn| psn.minus(FAR)),
+                0 => before.map(|psn| psn.plus(far)),
+                _ => before.map(|psn| psn.minus(far)),
             };
             pair.referee = Referee::new([0, pair.referee.client()], first);
         }
@@ -291,7 +291,7 @@ fn disturb(network: &mut Network, terms: &Terms, random: &mut Random, outcome: &
         outcome.count("clock jump", 1);
         network.jump(at, Duration::from_millis(random.choose(&[1, 100, 10_000, 3_600_000])));
     }
-    if terms.stops && random.chance(1) && !network.is_stopped(at) {
+    if terms.stops && random.chance(1) && random.chance(100) && !network.is_stopped(at) {
         outcome.count("host stopped", 1);
         network.stop(at, Duration::from_millis(random.choose(&[1, 100, 3_000])));
     }
