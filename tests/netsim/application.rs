@@ -96,19 +96,16 @@ impl Side {
         if network.is_stopped(self.at) {
             return;
         }
-        if self.receives_posted - self.received < SLOTS && random.chance(terms.receives) {
+        let is_finished = self.failed && self.posted_after_failure == POSTED_AFTER_FAILURE;
+        if !is_finished && self.receives_posted - self.received < SLOTS && random.chance(terms.receives) {
             self.post_receive(network);
         }
-        let may_post = if self.failed {
-            self.posted_after_failure < POSTED_AFTER_FAILURE
-        } else {
-            self.posted < terms.requests as u64
-        };
+        let may_post = !is_finished && (self.failed || self.posted < terms.requests as u64);
         if may_post && self.outstanding.len() < self.depth as usize && random.chance(terms.sends) {
             self.post(network, terms, other, random);
         }
         let state = network.hosts[self.at].endpoint.queue_pair_state(self.port.qpn);
-        if self.draining_from.is_none() && state == Some(QueuePairState::ReadyToSend) && random.chance(3) {
+        if may_post && self.draining_from.is_none() && state == Some(QueuePairState::ReadyToSend) && random.chance(3) {
             self.draining_from = Some(self.posted);
             outcome.count("state SQD", 1);
             let attributes = QueuePairAttributes {

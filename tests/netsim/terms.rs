@@ -148,7 +148,7 @@ fn random_faults(random: &mut Random, is_calm: bool) -> Faults {
         delay,
         lateness: delay * random.between(1, 10) as u32,
         forgery: if random.chance(200) { 20 } else { 0 },
-        short_answers: if random.chance(30) { 20 } else { 0 },
+        short_answers: if random.chance(40) { 50 } else { 0 },
         ..Faults::default()
     }
 }
