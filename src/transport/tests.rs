@@ -487,3 +487,27 @@ fn an_answer_that_overtook_another_is_asked_for_again_soon() {
     assert_eq!(pair.ends[0].endpoint.counters().get(Counter::TailProbe), 0);
     assert_eq!(pair.ends[0].endpoint.counters().get(Counter::ReadRepair), 1);
 }
+
+/// Packets of an earlier connection under the same number, far ahead in the number space.
+#[test]
+fn packets_of_an_earlier_connection_are_not_kept() {
+    let mut pair = Pair::new(OURS);
+    let (local, rkey) = (pair.ends[0].sge(0, 8), pair.ends[1].region.rkey());
+    let write = Operation::Write { remote_addr: 0x10_0000, rkey };
+    pair.ends[0].post(pair.now, write, &[local]);
+    let (sender, receiver) = (pair.ends[0].address, pair.ends[1].address);
+    let mut stale = pair.ends[0].transmit(pair.now).remove(0);
+    let flow = crate::wire::Flow { source: sender, destination: receiver, source_port: 50_000 };
+    for number in 0..5_u32 {
+        stale[9..12].copy_from_slice(&(0x30_0000 + number).to_be_bytes()[1..]);
+        crate::wire::icrc::append(&flow, 0, &mut stale);
+        pair.ends[1].handle(pair.now, sender, &[stale.clone()]);
+    }
+    for _ in 0..20 {
+        pair.ends[0].post(pair.now, write, &[local]);
+        pair.drive(Duration::from_secs(1));
+    }
+    assert_eq!(pair.ends[0].poll().len(), 21);
+    let naks = pair.ends[1].endpoint.counters().get(Counter::SentSequenceNak);
+    assert!(naks <= 1, "{naks} gaps were reported");
+}

@@ -72,6 +72,10 @@ pub(crate) fn run(seed: u64, verbose: bool) -> Outcome {
         let most_steps = if is_cut { world.random.between(10, 2_000) } else { u64::MAX };
         world.run_connections(most_steps);
         if !is_last {
+            if is_cut {
+                // The applications do not see any more what this brings.
+                world.network.step(LONGEST_STEP);
+            }
             let is_settled = !is_cut || world.random.chance(500);
             world.start_over(is_settled, FAR * (round + 1));
         }
