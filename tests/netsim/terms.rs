@@ -10,7 +10,10 @@ use rdma_verbs::types::{AccessFlags, Mtu, PeerCapabilities, Time};
 const CROWD: u64 = 64;
 /// An application that posts as fast as it can, in permille of the steps; and one that takes its time.
 const BUSY: u32 = 400;
-const SLOW: u32 = 2;
+const SLOW: u32 = 50;
+/// How often applications look, and how often at least where everything takes long.
+const SHORT_STEP: Duration = Duration::from_micros(200);
+const LONG_STEP: Duration = Duration::from_millis(5);
 
 /// The terms of a seed.
 #[derive(Debug)]
@@ -37,6 +40,8 @@ pub(crate) struct Terms {
     pub(crate) access: [AccessFlags; 2],
     /// Permille of the requests that are wrong on purpose.
     pub(crate) wrong: u32,
+    /// The applications act and look at least so often.
+    pub(crate) step: Duration,
     /// How reluctantly requests are posted, in permille of the steps.
     pub(crate) sends: u32,
     /// How reluctantly receives are posted, in permille of the steps.
@@ -74,10 +79,11 @@ impl Terms {
         let shortest = shortest_timeout(&faults) + random.below(3) as u8;
         let timeout = if is_slow || random.chance(150) { shortest.max(17) + random.below(2) as u8 } else { shortest };
         let is_timely = !jumps && !stops;
+        let round_trip = round_trip(&faults);
         Self {
             mtu,
             peer,
-            is_patient: is_timely && timeout_of(timeout) > 16 * (2 * round_trip(&faults) + Duration::from_millis(15)),
+            is_patient: is_timely && timeout_of(timeout) > 16 * (2 * round_trip + Duration::from_millis(15)),
             faults,
             addresses: (0..hosts).map(|host| address(host as u8 + 1, is_v6)).collect(),
             retry_cnt: random.between(3, 7) as u8,
@@ -85,13 +91,14 @@ impl Terms {
             min_rnr_timer: random.between(1, 14) as u8,
             timeout,
             rd_atomic: random.choose(&[1, 2, 3, 8, 16]),
-            largest: if is_crowded { 4_000 } else { random.choose(&[64, 2_000, 20_000, 100_000]) },
+            largest: if is_crowded { 4_000 } else { random.choose(&[64, 500, 2_000, 2_000, 20_000, 100_000]) },
             max_inline: random.choose(&[128, 1_024]),
             requests: if is_crowded { 5 } else { random.between(20, 90) as usize },
             access: [random_access(random), random_access(random)],
             wrong: if random.chance(250) { 25 } else { 0 },
+            step: if is_slow { LONG_STEP } else { (round_trip / 20).clamp(SHORT_STEP, LONG_STEP) },
             sends: if is_slow { SLOW } else { BUSY },
-            receives: random.choose(&[20, 200, 800]),
+            receives: if is_slow { 500 } else { random.choose(&[50, 300, 800]) },
             release: random.choose(&[0, 500, 1_000]),
             jumps,
             stops,

@@ -12,7 +12,6 @@ use super::referee::Referee;
 use super::store::Layout;
 use super::terms::Terms;
 
-const LONGEST_STEP: Duration = Duration::from_micros(200);
 const MOST_STEPS: u64 = 3_000_000;
 const MOST_PACKETS: u64 = 5_000_000;
 /// New connections begin this far from the numbers of the old one, if its packets may still be on their way.
@@ -74,7 +73,7 @@ pub(crate) fn run(seed: u64, verbose: bool) -> Outcome {
         if !is_last {
             if is_cut {
                 // The applications do not see any more what this brings.
-                world.network.step(LONGEST_STEP);
+                world.network.step(world.terms.step);
             }
             let is_settled = !is_cut || world.random.chance(500);
             world.start_over(is_settled, FAR * (round + 1));
@@ -185,7 +184,7 @@ impl World {
             }
         }
         disturb(network, terms, random, outcome);
-        network.step(LONGEST_STEP);
+        network.step(terms.step);
         for sighting in network.sightings.iter_mut().flat_map(std::mem::take) {
             let client = sighting.from.max(sighting.to);
             pairs[client - 1].referee.see(&sighting, terms);
@@ -291,11 +290,11 @@ impl World {
 /// Clocks jump, hosts stop.
 fn disturb(network: &mut Network, terms: &Terms, random: &mut Random, outcome: &mut Outcome) {
     let at = random.below(network.hosts.len() as u64) as usize;
-    if terms.jumps && random.chance(1) {
+    if terms.jumps && random.chance(2) {
         outcome.count("clock jump", 1);
         network.jump(at, Duration::from_millis(random.choose(&[1, 100, 10_000, 3_600_000])));
     }
-    if terms.stops && random.chance(1) && random.chance(100) && !network.is_stopped(at) {
+    if terms.stops && random.chance(2) && !network.is_stopped(at) {
         outcome.count("host stopped", 1);
         network.stop(at, Duration::from_millis(random.choose(&[1, 100, 3_000])));
     }
