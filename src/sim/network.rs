@@ -215,7 +215,7 @@ impl Network {
                     self.shortened += u64::from(shorten_answer(&mut flight, transmit.destination));
                 }
                 if is_corrupt {
-                    corrupt(&mut flight.bytes, &mut self.random);
+                    flight.is_corrupt = corrupt(&mut flight.bytes, &mut self.random);
                 }
                 self.launch(at, flight);
             }

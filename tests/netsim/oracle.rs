@@ -145,7 +145,8 @@ impl Side {
         self.salt = self.salt.wrapping_add(0x9e37);
     }
 
-    pub(crate) fn connected(&mut self, now: Time) {
+    pub(crate) fn connected(&mut self, network: &Network, now: Time) {
+        self.timeouts = self.count_timeouts(network);
         self.progress = Progress { at: now, sequence_naks: 0, rnr_naks: 0, ..self.latest };
         self.latest = self.progress;
     }
@@ -217,11 +218,15 @@ impl Side {
         }
     }
 
+    fn count_timeouts(&self, network: &Network) -> u64 {
+        let counters = network.hosts[self.at].endpoint.queue_pair_counters(self.port.qpn);
+        counters.map_or(0, |counters| counters.get(Counter::LocalAckTimeout))
+    }
+
     /// No transport timer runs out unless something went wrong on the way, or the other end is gone; and if it is
     /// long enough for several probes, those must have been harmed as well.
     fn judge_timeouts(&mut self, network: &Network, terms: &Terms, other: &Side) {
-        let counters = network.hosts[self.at].endpoint.queue_pair_counters(self.port.qpn);
-        let timeouts = counters.map_or(0, |counters| counters.get(Counter::LocalAckTimeout));
+        let timeouts = self.count_timeouts(network);
         let expired = timeouts > self.timeouts;
         self.timeouts = timeouts;
         let Some(oldest) = self.outstanding.front().filter(|_| expired && !self.failed) else { return };

@@ -137,7 +137,7 @@ impl World {
                 };
                 let now = network.time_at(side.at);
                 network.hosts[side.at].connect(now, side.port.qpn, &connection);
-                side.connected(now);
+                side.connected(network, now);
                 ["state INIT", "state RTR", "state RTS"].into_iter().for_each(|state| outcome.count(state, 1));
             }
         }
