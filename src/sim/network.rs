@@ -89,6 +89,8 @@ pub struct Network {
     in_burst: Vec<bool>,
     /// Packets from each host to each that were lost, damaged or held up.
     harmed: Vec<u64>,
+    /// Packets from each host to each that later ones could overtake.
+    late: Vec<u64>,
     flights: BinaryHeap<Reverse<(Time, u64)>>,
     /// What is in flight, by its order number.
     cargo: HashMap<u64, Flight>,
@@ -117,6 +119,7 @@ impl Network {
             machines: std::iter::repeat_with(Machine::default).take(count).collect(),
             in_burst: vec![false; count],
             harmed: vec![0; count * count],
+            late: vec![0; count * count],
             flights: BinaryHeap::new(),
             cargo: HashMap::new(),
             order: 0,
@@ -140,6 +143,12 @@ impl Network {
     pub fn harmed_between(&self, one: usize, other: usize) -> u64 {
         let count = self.hosts.len();
         self.harmed[one * count + other] + self.harmed[other * count + one]
+    }
+
+    /// Packets between two hosts that later ones could overtake.
+    pub fn late_between(&self, one: usize, other: usize) -> u64 {
+        let count = self.hosts.len();
+        self.late[one * count + other] + self.late[other * count + one]
     }
 
     /// What a host's clock shows.
@@ -206,6 +215,8 @@ impl Network {
             self.observe(from, to, bytes, fates[0]);
             for fate in fates.into_iter().flatten() {
                 let Fate::Arrives { at, corrupt: is_corrupt } = fate else { continue };
+                let is_late = at > self.now + self.faults[from].delay;
+                self.late[from * self.hosts.len() + to] += u64::from(is_late);
                 let (source, source_port) = (transmit.source, transmit.source_port);
                 let segment_index = if is_merged { index as u16 } else { 0 };
                 let bytes = bytes.to_vec();

@@ -60,6 +60,8 @@ pub(crate) struct Posted {
     pub(crate) solicited: bool,
     /// What had been harmed on the way when it was posted.
     pub(crate) harmed: u64,
+    /// And what could be overtaken.
+    pub(crate) late: u64,
 }
 
 impl Kind {
@@ -207,8 +209,9 @@ impl Side {
         let is_posted = network.hosts[self.at].post_send(now, &self.port, &request);
         assert!(is_posted, "no room for a request at {self:?}");
         let harmed = network.harmed_between(self.at, other.at);
+        let late = network.late_between(self.at, other.at);
         let solicited = flags.contains(SendFlags::SOLICITED);
-        self.note_posted(Posted { index, kind, length, source, signaled, solicited, harmed });
+        self.note_posted(Posted { index, kind, length, source, signaled, solicited, harmed, late });
     }
 
     /// Where a request's bytes lie, in two pieces.

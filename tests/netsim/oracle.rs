@@ -197,7 +197,7 @@ impl Side {
         }
         assert_eq!(self.port.send.pending() as usize, self.outstanding.len(), "slots in use at {self:?}");
         self.judge_notification(!completions.is_empty(), is_solicited, random);
-        self.judge_timeouts(network, terms, other);
+        self.judge_timeouts(network, terms, other, flow);
         self.look_at_events(network, other, outcome);
     }
 
@@ -224,15 +224,17 @@ impl Side {
     }
 
     /// No transport timer runs out unless something went wrong on the way, or the other end is gone; and if it is
-    /// long enough for several probes, those must have been harmed as well.
-    fn judge_timeouts(&mut self, network: &Network, terms: &Terms, other: &Side) {
+    /// long enough for several probes, those must have been harmed as well. Packets that overtake one without a
+    /// receive are not kept, and nobody reports them.
+    fn judge_timeouts(&mut self, network: &Network, terms: &Terms, other: &Side, flow: &Flow) {
         let timeouts = self.count_timeouts(network);
         let expired = timeouts > self.timeouts;
         self.timeouts = timeouts;
         let Some(oldest) = self.outstanding.front().filter(|_| expired && !self.failed) else { return };
         let harmed = self.latest.harmed - oldest.harmed;
         let enough = if terms.is_patient { 3 } else { 1 };
-        let is_justified = harmed >= enough || self.is_lonely(network, other) || terms.socket.is_some();
+        let is_overtaken = flow.has_lacked_receives && network.late_between(self.at, other.at) > oldest.late;
+        let is_justified = harmed >= enough || is_overtaken || self.is_lonely(network, other) || terms.socket.is_some();
         assert!(is_justified, "a timeout, but only {harmed} packets were harmed at {self:?}");
     }
 

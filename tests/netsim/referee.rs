@@ -40,7 +40,8 @@ pub(crate) struct Flow {
     reported_gaps: HashSet<usize>,
     later: HashSet<usize>,
     gap_since: Option<Time>,
-    has_lacked_receives: bool,
+    /// The responder has lacked a receive.
+    pub(crate) has_lacked_receives: bool,
     rnr_naks_of: HashMap<usize, u32>,
     /// NAKs that reached the requester.
     pub(crate) sequence_naks: u64,
