@@ -1,9 +1,9 @@
 //! Planted protocol bugs, which show what the simulator's oracle can see. For tests only, behind the feature
 //! `mutations`, which is no part of the API.
 //!
-//! Each [`Mutation`] is a realistic mistake of one or two lines at the place where it would be made. One at a time can be
-//! switched on, for the calling thread. Without the feature [`planted`] is `false` at compile time, and nothing of them
-//! remains in the library.
+//! Each [`Mutation`] is a realistic mistake of one or two lines at the place where it would be made. One at a time can
+//! be switched on, for the calling thread. Without the feature [`planted`] is `false` at compile time, and nothing of
+//! them remains in the library.
 #![cfg_attr(not(feature = "mutations"), allow(unreachable_pub))]
 
 macro_rules! mutations {

@@ -51,8 +51,8 @@ impl Campaign {
         let seconds = start.elapsed().as_secs_f64();
         let hours = self.outcome.simulated.as_secs_f64() / 3_600.0;
         println!(
-            "netsim: {} seeds, {} packets, {} failures, {seconds:.0} s; {:.1} seeds/s, {hours:.1} simulated hours, {:.3} \
-             simulated hours/s",
+            "netsim: {} seeds, {} packets, {} failures, {seconds:.0} s; {:.1} seeds/s, {hours:.1} simulated hours, \
+             {:.3} simulated hours/s",
             self.seeds,
             self.outcome.packets,
             self.failures.len(),
