@@ -23,8 +23,8 @@ use crate::wire::{AtomicEth, Bth, Headers, Opcode, Reth, packet_bytes};
 const MOST_UNASKED_PACKETS: u32 = 64;
 /// How often a busy application's unsignaled requests ask for acknowledgement at least.
 const ASK_EVERY: Duration = Duration::from_micros(400);
-/// A `timeout` code below this (16.8 ms) may expire before a late probe was answered.
-const SHORTEST_PATIENT_TIMEOUT: u8 = 12;
+/// A transport timeout below this (code 12) may expire before a late probe was answered.
+const SHORTEST_PATIENCE: Duration = Duration::from_micros(16_700);
 
 /// A request that has its sequence numbers.
 #[derive(Clone, Copy, Default)]
@@ -419,7 +419,9 @@ impl QueuePair {
         if plan.offset + 1 < self.requester.request(plan.index).packets {
             return false;
         }
+        let is_draining = self.state == QueuePairState::SendQueueDrained;
         self.signal_all
+            || is_draining
             || header.flags.contains(SendFlags::SIGNALED)
             || plan.psn.is_before(self.requester.limit)
             || (self.may_pause_after(plan.index) && !self.asked_lately(now))
@@ -436,10 +438,13 @@ impl QueuePair {
     }
 
     /// Whether an acknowledgement was asked for so lately that the next request of a busy application will be early
-    /// enough to ask again. Never if the transport timer might not wait for the probe.
+    /// enough to ask again. Never if the transport timer might not wait for the probe and its answer.
     fn asked_lately(&self, now: Time) -> bool {
         let lately = self.requester.last_ack_request_at.is_some_and(|at| now.saturating_since(at) < ASK_EVERY);
-        lately && self.attributes.timeout.is_none_or(|code| code == 0 || code >= SHORTEST_PATIENT_TIMEOUT)
+        let timeout = self.transport_timeout();
+        lately
+            && timeout
+                .is_none_or(|timeout| timeout >= SHORTEST_PATIENCE.max(4 * self.requester.round_trip.probe_wait()))
     }
 
     /// A probe for a lost tail: the last packet sent, once more.

@@ -22,9 +22,9 @@ use crate::wire::{NakCode, Opcode, Packet, Reth, Syndrome};
 
 /// Later packets than this show that an earlier one is lost and not just late.
 const GAP_EVIDENCE: u32 = 3;
-/// Packets further ahead are not kept. Only behind a READ of many megabytes can they be of this connection, and then
-/// they come again; those of an earlier one under the same number would stay, and each packet executed would report
-/// the gap before them.
+/// Packets further ahead are neither kept nor taken for the sign of a gap. Only behind a READ of many megabytes can they
+/// be of this connection, and then they come again; those of an earlier one under the same number would stay, and each
+/// packet executed would report the gap before them.
 const LARGEST_LEAD: u32 = 1 << 16;
 /// How long a gap may stay before the peer is told, when few packets follow.
 const REORDER_WAIT: Duration = Duration::from_micros(100);
@@ -192,13 +192,12 @@ impl QueuePair {
 
     fn keep_for_later(&mut self, pass: &Pass<'_>, psn: Psn, bytes: &[u8]) -> Result<(), DropReason> {
         self.count(Counter::OutOfSequenceRequest);
-        if self.responder.waits_for_retry {
+        if self.responder.waits_for_retry || !psn.is_within(self.responder.expected, LARGEST_LEAD) {
             return Err(DropReason::OutOfOrder);
         }
-        let is_near = psn.is_within(self.responder.expected, LARGEST_LEAD);
         let repeated = self.responder.store.contains(psn);
         let lost = if planted(Mutation::KeptPacketTruncated) { 4 } else { 0 };
-        let kept = is_near && self.responder.store.insert(psn, &bytes[..bytes.len() - lost]);
+        let kept = self.responder.store.insert(psn, &bytes[..bytes.len() - lost]);
         if planted(Mutation::AcknowledgesKeptPacket) {
             self.responder.replies.note_executed(psn);
         }

@@ -105,7 +105,8 @@ impl RoundTrip {
         });
     }
 
-    fn probe_wait(&self) -> Duration {
+    /// How long the probe waits for an answer.
+    pub(super) fn probe_wait(&self) -> Duration {
         match self.smoothed {
             None => INITIAL_PROBE,
             Some(smoothed) => (smoothed * 2).max(PEER_ACK_DELAY + Duration::from_millis(1)),
@@ -123,6 +124,11 @@ fn timeout_duration(code: u8) -> Option<Duration> {
 }
 
 impl QueuePair {
+    /// How long an answer may take; `None`: for ever.
+    pub(super) fn transport_timeout(&self) -> Option<Duration> {
+        timeout_duration(self.attributes.timeout.unwrap_or(0))
+    }
+
     /// When the sending half must be looked at again.
     pub(super) fn requester_deadline(&self) -> Option<Time> {
         let recovery = &self.requester.recovery;
@@ -134,7 +140,7 @@ impl QueuePair {
 
     /// Something is in flight: the clocks run.
     pub(super) fn arm_timers(&mut self, now: Time) {
-        let timeout = timeout_duration(self.attributes.timeout.unwrap_or(0));
+        let timeout = self.transport_timeout();
         let recovery = &mut self.requester.recovery;
         if recovery.timeout_at.is_none() && !planted(Mutation::TimeoutNotArmed) {
             recovery.timeout_at = timeout.map(|wait| now + wait);
