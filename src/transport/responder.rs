@@ -22,9 +22,9 @@ use crate::wire::{NakCode, Opcode, Packet, Reth, Syndrome};
 
 /// Later packets than this show that an earlier one is lost and not just late.
 const GAP_EVIDENCE: u32 = 3;
-/// Packets further ahead are neither kept nor taken for the sign of a gap. Only behind a READ of many megabytes can they
-/// be of this connection, and then they come again; those of an earlier one under the same number would stay, and each
-/// packet executed would report the gap before them.
+/// Packets further ahead are neither kept nor taken for the sign of a gap. Only behind a READ of many megabytes can
+/// they be of this connection, and then they come again; those of an earlier one under the same number would stay, and
+/// each packet executed would report the gap before them.
 const LARGEST_LEAD: u32 = 1 << 16;
 /// How long a gap may stay before the peer is told, when few packets follow.
 const REORDER_WAIT: Duration = Duration::from_micros(100);
