@@ -2,7 +2,7 @@
 //! `mutations`, which is no part of the API.
 //!
 //! Each [`Mutation`] is a realistic mistake of one or two lines at the place where it would be made. One at a time can
-//! be switched on, for the calling thread. Without the feature [`planted`] is `false` at compile time, and nothing of
+//! be switched on, for the calling thread. Without the feature `planted` is `false` at compile time, and nothing of
 //! them remains in the library.
 #![cfg_attr(not(feature = "mutations"), allow(unreachable_pub))]
 
