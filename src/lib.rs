@@ -30,6 +30,11 @@ mod engine;
 #[doc(hidden)]
 pub use engine::registry_file;
 pub mod memory;
+#[cfg(not(feature = "mutations"))]
+mod mutation;
+#[cfg(feature = "mutations")]
+#[doc(hidden)]
+pub mod mutation;
 pub mod owned;
 pub mod provider;
 #[doc(hidden)]

@@ -8,13 +8,14 @@ const FILE_LINES_LIMIT: usize = 800;
 const FUNCTION_LINES_LIMIT: usize = 70;
 const LINE_WIDTH_LIMIT: usize = 120;
 
-/// Layers from the ground up, and what each may import.
+/// Layers from the ground up, and what each may import. `mutation` is one file: the planted bugs.
 const LAYERS: &[(&str, &[&str])] = &[
+    ("mutation", &[]),
     ("types", &[]),
-    ("wire", &["types"]),
-    ("memory", &["types"]),
-    ("queue", &["types"]),
-    ("transport", &["types", "wire", "memory", "queue"]),
+    ("wire", &["types", "mutation"]),
+    ("memory", &["types", "mutation"]),
+    ("queue", &["types", "mutation"]),
+    ("transport", &["types", "mutation", "wire", "memory", "queue"]),
     ("engine", &["types", "wire", "memory", "queue", "transport"]),
     ("provider", &["types", "wire", "memory", "queue", "transport", "engine"]),
     ("verbs", &["types", "memory", "provider"]),

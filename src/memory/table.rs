@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, PoisonError};
 
+use crate::mutation::{Mutation, planted};
 use crate::types::{AccessFlags, DomainId};
 
 use super::key::{BuildIndexHasher, KeyGenerator, MAX_REGIONS, index_of};
@@ -87,6 +88,9 @@ impl RegionTable {
             return false;
         }
         entries.keys.retire(region.key());
+        if planted(Mutation::DeregisteredRegionUsed) {
+            return true;
+        }
         let entry = entries.regions.remove(&index);
         drop(entries);
         drop(entry);
@@ -201,7 +205,11 @@ impl MemoryView<'_> {
         swap: u64,
     ) -> Result<u64, AccessError> {
         let (region, offset) = self.resolve(key, domain, addr, 8, AccessFlags::REMOTE_ATOMIC)?;
-        region.memory().compare_exchange_u64(offset, compare, swap)
+        let found = region.memory().compare_exchange_u64(offset, compare, swap)?;
+        if planted(Mutation::CompareIgnored) {
+            return region.memory().compare_exchange_u64(offset, found, swap);
+        }
+        Ok(found)
     }
 
     /// A peer's fetch and add on the 8 bytes at `addr`, modulo 2^64. Gives the value found.
@@ -233,7 +241,10 @@ impl MemoryView<'_> {
     /// The region with this key, unless the key was invalidated.
     #[inline]
     pub fn find(&self, key: u32) -> Option<&Arc<Region>> {
-        self.entries.regions.get(&index_of(key)).filter(|region| region.key() == key && region.is_valid())
+        self.entries.regions.get(&index_of(key)).filter(|region| {
+            let is_same = region.key() == key || planted(Mutation::KeyTagIgnored);
+            is_same && (region.is_valid() || planted(Mutation::InvalidatedKeyUsed))
+        })
     }
 
     #[inline]
@@ -246,10 +257,10 @@ impl MemoryView<'_> {
         need: AccessFlags,
     ) -> Result<(&Region, usize), AccessError> {
         let region = self.find(key).ok_or(AccessError::UnknownKey)?;
-        if region.domain() != domain {
+        if region.domain() != domain && !planted(Mutation::DomainIgnored) {
             return Err(AccessError::WrongDomain);
         }
-        if !region.access().contains(need) {
+        if !region.access().contains(need) && !planted(Mutation::RegionAccessIgnored) {
             return Err(AccessError::NoPermission);
         }
         let offset = region.offset_of(addr, length)?;

@@ -11,6 +11,7 @@ use thiserror::Error;
 use super::source::{SourceToken, Sources};
 use super::sync::{AtomicBool, AtomicU32, CachePadded, Mutex, lock};
 use super::{Notify, SendQueue};
+use crate::mutation::{Mutation, planted};
 use crate::types::{CompletionOpcode, RawCompletion};
 
 /// The completion queue had no room: completions were lost, and the queue is of no more use.
@@ -286,13 +287,14 @@ impl CompletionQueue {
         let is_lost = state.entries.len() == state.capacity;
         if is_lost {
             self.overflowed.store(true, Release);
-        } else {
+        } else if state.entries.len() != 2 || !planted(Mutation::CompletionLost) {
             state.entries.push_back(Entry { completion, source: token });
             self.store_length(&state);
         }
         let is_due = match state.arm {
             Arm::Disarmed => false,
             Arm::Any => true,
+            Arm::Solicited if planted(Mutation::NotifiedUnsolicited) => true,
             Arm::Solicited => solicited || is_lost || !completion.status.is_success(),
         };
         let may_wait = state.arm == Arm::Any && !is_lost && completion.status.is_success();

@@ -2,10 +2,12 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use super::Random;
 use crate::memory::RegionTable;
-use crate::queue::{AsyncEventQueue, CompletionQueue, ReceiveQueue, SendQueue};
+use crate::queue::{AsyncEventQueue, CompletionQueue, Notify, ReceiveQueue, SendQueue};
 use crate::transport::{Endpoint, EndpointConfig, ModifyLimits, QueuePairInit, SourceAddress};
 use crate::types::{
     AccessFlags, AddressVector, AsyncEvent, BatchEnd, DomainId, Mtu, PeerCapabilities, Psn, Qpn, QueuePairAttributes,
@@ -34,6 +36,30 @@ pub struct Port {
     pub completions: Arc<CompletionQueue>,
     /// What happens besides.
     pub events: Arc<AsyncEventQueue>,
+    /// Hears the notifications of `completions`.
+    pub bell: Arc<Bell>,
+}
+
+/// Counts the notifications of a completion queue.
+#[derive(Default)]
+pub struct Bell(AtomicU32);
+
+impl Bell {
+    /// How often it rang since it was asked last.
+    pub fn rung(&self) -> u32 {
+        self.0.swap(0, Ordering::Relaxed)
+    }
+}
+
+impl Notify for Bell {
+    /// The simulator's queues are not moderated.
+    fn notify_within(&self, completion_queue: u32, _: Duration) {
+        self.notify(completion_queue);
+    }
+
+    fn notify(&self, _: u32) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
 }
 
 /// The terms of a connection, as one end sees it.
@@ -81,7 +107,8 @@ impl Host {
     pub fn create_queue_pair(&mut self, cap: QueuePairCapabilities) -> Port {
         let send = SendQueue::new(cap.max_send_wr, cap.max_send_sge, cap.max_inline_data);
         let receive = ReceiveQueue::new(cap.max_recv_wr, cap.max_recv_sge);
-        let completions = CompletionQueue::new(1, cap.max_send_wr + cap.max_recv_wr, None);
+        let bell = Arc::new(Bell::default());
+        let completions = CompletionQueue::new(1, cap.max_send_wr + cap.max_recv_wr, Some(bell.clone()));
         let events = AsyncEventQueue::new(64, None);
         let init = QueuePairInit {
             service: QueuePairType::ReliableConnection,
@@ -95,7 +122,7 @@ impl Host {
             events: events.clone(),
         };
         let qpn = self.endpoint.create_queue_pair(init).expect("room for a queue pair");
-        Port { qpn, send, receive, completions, events }
+        Port { qpn, send, receive, completions, events, bell }
     }
 
     /// Changes the state of a queue pair.

@@ -10,6 +10,8 @@ use crate::types::Time;
 pub struct Faults {
     /// Packets that vanish.
     pub loss: u32,
+    /// Packets with which a burst of losses begins, and those with which it ends.
+    pub bursts: Option<(u32, u32)>,
     /// Packets that arrive twice.
     pub duplication: u32,
     /// Packets of which 1 to 64 bits flip.
@@ -22,6 +24,14 @@ pub struct Faults {
     pub lateness: Duration,
     /// From when until when nothing passes.
     pub partitions: Vec<(Time, Time)>,
+    /// In each period, for how long nothing passes at its end.
+    pub blackouts: Option<(Duration, Duration)>,
+    /// Packets that a stranger, or another socket of the sender's host, imitates once they have arrived.
+    pub forgery: u32,
+    /// Whether the receiver knows the sender's port, so that a packet from another one is a forgery.
+    pub pins_ports: bool,
+    /// Last packets of READ answers that are too short, with a valid ICRC: the sender breaks the protocol.
+    pub short_answers: u32,
 }
 
 /// What became of a packet.
@@ -33,18 +43,26 @@ pub(super) enum Fate {
 
 impl Faults {
     fn is_parted(&self, now: Time) -> bool {
-        self.partitions.iter().any(|(from, until)| (*from..*until).contains(&now))
+        let is_black = self.blackouts.is_some_and(|(period, length)| {
+            let place = now.as_nanos() % period.as_nanos().max(1) as u64;
+            u128::from(place) >= period.saturating_sub(length).as_nanos()
+        });
+        is_black || self.partitions.iter().any(|(from, until)| (*from..*until).contains(&now))
     }
 
-    /// The fate of a packet, and that of its double if it has one.
-    pub(super) fn decide(&self, now: Time, random: &mut Random) -> [Option<Fate>; 2] {
-        let first = self.decide_one(now, random);
+    /// The fate of a packet, and that of its double if it has one. `in_burst` is the link's state.
+    pub(super) fn decide(&self, now: Time, in_burst: &mut bool, random: &mut Random) -> [Option<Fate>; 2] {
+        let first = self.decide_one(now, in_burst, random);
         let doubled = random.chance(self.duplication);
-        [Some(first), doubled.then(|| self.decide_one(now, random))]
+        [Some(first), doubled.then(|| self.decide_one(now, in_burst, random))]
     }
 
-    fn decide_one(&self, now: Time, random: &mut Random) -> Fate {
-        if self.is_parted(now) || random.chance(self.loss) {
+    fn decide_one(&self, now: Time, in_burst: &mut bool, random: &mut Random) -> Fate {
+        if let Some((begin, end)) = self.bursts {
+            let changes = random.chance(if *in_burst { end } else { begin });
+            *in_burst ^= changes;
+        }
+        if *in_burst || self.is_parted(now) || random.chance(self.loss) {
             return Fate::Lost;
         }
         let mut at = now + self.delay;
@@ -55,10 +73,42 @@ impl Faults {
     }
 }
 
-/// Flips 1 to 64 bits.
-pub(super) fn corrupt(bytes: &mut [u8], random: &mut Random) {
+/// Of the base transport header; holds the bits that routers may change, so the ICRC does not cover it.
+const UNCOVERED_BYTE: usize = 4;
+
+/// Flips 1 to 64 bits. False if all that the ICRC covers is as before: bits that were flipped twice, for example.
+pub(super) fn corrupt(bytes: &mut [u8], random: &mut Random) -> bool {
+    let before = bytes.to_vec();
     for _ in 0..random.between(1, 64) {
         let bit = random.below(bytes.len() as u64 * 8) as usize;
         bytes[bit / 8] ^= 1 << (bit % 8);
+    }
+    let differs = |(place, byte): (usize, &u8)| place != UNCOVERED_BYTE && *byte != before[place];
+    bytes.iter().enumerate().any(differs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blackouts_end_each_period() {
+        let blackouts = Some((Duration::from_secs(5), Duration::from_secs(2)));
+        let faults = Faults { blackouts, ..Faults::default() };
+        let dark: Vec<_> =
+            (0..12).filter(|second| faults.is_parted(Time::from_nanos(second * 1_000_000_000))).collect();
+        assert_eq!(dark, [3, 4, 8, 9]);
+    }
+
+    #[test]
+    fn bursts_lose_runs() {
+        let faults = Faults { bursts: Some((20, 200)), ..Faults::default() };
+        let (mut in_burst, mut random) = (false, Random::new(1));
+        let lost = |fate| matches!(fate, Fate::Lost);
+        let fates: Vec<_> =
+            (0..10_000).map(|_| lost(faults.decide_one(Time::ZERO, &mut in_burst, &mut random))).collect();
+        let losses = fates.iter().filter(|lost| **lost).count();
+        let runs = fates.windows(2).filter(|pair| pair[0] && !pair[1]).count();
+        assert!(losses > 500 && losses > 3 * runs, "{losses} losses in {runs} runs");
     }
 }

@@ -4,12 +4,15 @@
 //! alone (but for the keys of memory regions, on which no decision depends).
 #![forbid(unsafe_code)]
 
+mod forger;
 mod host;
 mod link;
+mod machine;
 mod network;
 mod random;
 
-pub use host::{Connection, Host, Port};
+pub use host::{Bell, Connection, Host, Port};
 pub use link::Faults;
-pub use network::{Network, Record};
+pub use machine::Socket;
+pub use network::{Network, Record, Sighting};
 pub use random::Random;

@@ -6,24 +6,31 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::IpAddr;
 use std::time::Duration;
 
+use super::forger::{forge, shorten_answer};
 use super::link::{Fate, corrupt};
+use super::machine::{Machine, Socket};
 use super::{Faults, Host, Random};
 use crate::transport::{AckRelease, Datagram, Transmit};
 use crate::types::{Psn, Time};
-use crate::wire::{Opcode, Packet};
+use crate::wire::{Headers, Opcode, Packet};
+
+/// More packets than this at one moment from one host are an endless loop.
+const MOST_PACKETS_AT_ONCE: u64 = 100_000;
 
 /// A packet on its way.
-struct Flight {
-    at: Time,
-    order: u64,
-    to: usize,
-    source: IpAddr,
-    source_port: u16,
-    segment_index: u16,
-    bytes: Vec<u8>,
+#[derive(Clone)]
+pub(super) struct Flight {
+    pub(super) from: usize,
+    pub(super) to: usize,
+    pub(super) source: IpAddr,
+    pub(super) source_port: u16,
+    pub(super) segment_index: u16,
+    pub(super) bytes: Vec<u8>,
+    pub(super) is_corrupt: bool,
+    pub(super) is_forged: bool,
 }
 
-/// What the observer of the wire is told.
+/// What the trace is made of.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub struct Record {
     /// When it was sent.
@@ -40,6 +47,21 @@ pub struct Record {
     pub harmed: bool,
 }
 
+/// A packet that was seen: when it left, or when it arrived undamaged.
+#[derive(Clone, Copy, Debug)]
+pub struct Sighting {
+    /// When.
+    pub at: Time,
+    /// Who sent it.
+    pub from: usize,
+    /// Whom it is for.
+    pub to: usize,
+    /// Whether it has arrived.
+    pub arrived: bool,
+    /// What it is.
+    pub headers: Headers,
+}
+
 /// Hosts, and a link from each to every other with the faults of its sender.
 pub struct Network {
     /// The hosts.
@@ -50,19 +72,31 @@ pub struct Network {
     pub now: Time,
     /// Packets sent.
     pub packets: u64,
-    /// Packets of each host that were lost or damaged.
-    pub harmed: Vec<u64>,
     /// Is told of each packet in a line of text.
     pub observer: Option<fn(&str)>,
+    /// What was seen, for whoever takes it out; grows only if it is there.
+    pub sightings: Option<Vec<Sighting>>,
+    /// In how many of a thousand moments held acknowledgements are released.
+    pub release: u32,
+    /// How often a sender's numbers wrapped.
+    pub wraps: u64,
+    /// Forged packets that were delivered.
+    pub forged: u64,
+    /// Answers that were made too short.
+    pub shortened: u64,
     random: Random,
+    machines: Vec<Machine>,
+    in_burst: Vec<bool>,
+    /// Packets from each host to each that were lost, damaged or held up.
+    harmed: Vec<u64>,
+    /// Packets from each host to each that later ones could overtake.
+    late: Vec<u64>,
     flights: BinaryHeap<Reverse<(Time, u64)>>,
     /// What is in flight, by its order number.
     cargo: HashMap<u64, Flight>,
     order: u64,
     trace: DefaultHasher,
     last_psn: Vec<Option<Psn>>,
-    /// How often a sender's numbers wrapped.
-    pub wraps: u64,
     buffer: Vec<u8>,
 }
 
@@ -75,15 +109,22 @@ impl Network {
             faults,
             now: Time::from_nanos(1_000),
             packets: 0,
-            harmed: vec![0; count],
             observer: None,
+            sightings: None,
+            release: 500,
+            wraps: 0,
+            forged: 0,
+            shortened: 0,
             random: Random::new(seed),
+            machines: std::iter::repeat_with(Machine::default).take(count).collect(),
+            in_burst: vec![false; count],
+            harmed: vec![0; count * count],
+            late: vec![0; count * count],
             flights: BinaryHeap::new(),
             cargo: HashMap::new(),
             order: 0,
             trace: DefaultHasher::new(),
             last_psn: vec![None; count],
-            wraps: 0,
             buffer: vec![0; 65_536],
         }
     }
@@ -93,17 +134,71 @@ impl Network {
         self.trace.clone().finish()
     }
 
+    /// Packets on their way.
+    pub fn in_flight(&self) -> usize {
+        self.cargo.len() + self.machines.iter().map(|machine| machine.waiting.len()).sum::<usize>()
+    }
+
+    /// Packets between two hosts that were lost, damaged or held up, and jumps of their clocks.
+    pub fn harmed_between(&self, one: usize, other: usize) -> u64 {
+        let count = self.hosts.len();
+        self.harmed[one * count + other] + self.harmed[other * count + one]
+    }
+
+    /// Packets between two hosts that later ones could overtake.
+    pub fn late_between(&self, one: usize, other: usize) -> u64 {
+        let count = self.hosts.len();
+        self.late[one * count + other] + self.late[other * count + one]
+    }
+
+    /// What a host's clock shows.
+    pub fn time_at(&self, host: usize) -> Time {
+        self.machines[host].clock(self.now)
+    }
+
+    /// Whether a host is stopped.
+    pub fn is_stopped(&self, host: usize) -> bool {
+        self.machines[host].is_stopped(self.now)
+    }
+
+    /// Gives a host's socket a bounded buffer and a slow reader.
+    pub fn set_socket(&mut self, host: usize, socket: Socket) {
+        self.machines[host].socket = Some(socket);
+    }
+
+    /// A host's clock jumps ahead.
+    pub fn jump(&mut self, host: usize, by: Duration) {
+        self.machines[host].ahead += by;
+        (0..self.hosts.len()).for_each(|other| self.note_harm(host, other));
+    }
+
+    /// A host does nothing for a while: it neither sends nor receives, and its timers go off late.
+    pub fn stop(&mut self, host: usize, length: Duration) {
+        self.machines[host].stopped_until = self.now + length;
+        (0..self.hosts.len()).for_each(|other| self.note_harm(host, other));
+    }
+
+    fn note_harm(&mut self, from: usize, to: usize) {
+        self.harmed[from * self.hosts.len() + to] += 1;
+    }
+
     /// Puts everything on the wire that the hosts have to say now.
     pub fn transmit(&mut self) {
         for from in 0..self.hosts.len() {
-            let release = if self.random.chance(500) { AckRelease::Hold } else { AckRelease::Now };
+            if self.is_stopped(from) {
+                continue;
+            }
+            let release = if self.random.chance(self.release) { AckRelease::Now } else { AckRelease::Hold };
+            let before = self.packets;
             loop {
+                let now = self.time_at(from);
                 let host = &mut self.hosts[from];
                 let view = host.memory.read();
-                let transmit = host.endpoint.poll_transmit(self.now, &view, &mut self.buffer, release);
+                let transmit = host.endpoint.poll_transmit(now, &view, &mut self.buffer, release);
                 drop(view);
                 let Some(transmit) = transmit else { break };
                 self.send(from, &transmit);
+                assert!(self.packets - before < MOST_PACKETS_AT_ONCE, "host {from} does not stop sending");
             }
         }
     }
@@ -116,27 +211,39 @@ impl Network {
         let run = self.buffer[..transmit.length].to_vec();
         for (index, bytes) in run.chunks(size).enumerate() {
             self.packets += 1;
-            let fates = self.faults[from].decide(self.now, &mut self.random);
-            self.observe(from, bytes, fates[0]);
+            let fates = self.faults[from].decide(self.now, &mut self.in_burst[from], &mut self.random);
+            self.observe(from, to, bytes, fates[0]);
             for fate in fates.into_iter().flatten() {
                 let Fate::Arrives { at, corrupt: is_corrupt } = fate else { continue };
-                let mut bytes = bytes.to_vec();
-                if is_corrupt {
-                    corrupt(&mut bytes, &mut self.random);
-                }
-                let segment_index = if is_merged { index as u16 } else { 0 };
+                let is_late = at > self.now + self.faults[from].delay;
+                self.late[from * self.hosts.len() + to] += u64::from(is_late);
                 let (source, source_port) = (transmit.source, transmit.source_port);
-                self.order += 1;
-                self.flights.push(Reverse((at, self.order)));
-                let flight = Flight { at, order: self.order, to, source, source_port, segment_index, bytes };
-                self.cargo.insert(flight.order, flight);
+                let segment_index = if is_merged { index as u16 } else { 0 };
+                let bytes = bytes.to_vec();
+                let mut flight =
+                    Flight { from, to, source, source_port, segment_index, bytes, is_corrupt, is_forged: false };
+                if self.random.chance(self.faults[from].short_answers) {
+                    self.shortened += u64::from(shorten_answer(&mut flight, transmit.destination));
+                }
+                if is_corrupt {
+                    flight.is_corrupt = corrupt(&mut flight.bytes, &mut self.random);
+                }
+                self.launch(at, flight);
             }
         }
     }
 
-    fn observe(&mut self, from: usize, bytes: &[u8], fate: Option<Fate>) {
+    fn launch(&mut self, at: Time, flight: Flight) {
+        self.order += 1;
+        self.flights.push(Reverse((at, self.order)));
+        self.cargo.insert(self.order, flight);
+    }
+
+    fn observe(&mut self, from: usize, to: usize, bytes: &[u8], fate: Option<Fate>) {
         let harmed = !matches!(fate, Some(Fate::Arrives { corrupt: false, .. }));
-        self.harmed[from] += u64::from(harmed);
+        if harmed {
+            self.note_harm(from, to);
+        }
         let Ok(packet) = Packet::parse(bytes) else { return };
         let (opcode, psn) = (packet.headers.bth.opcode, packet.headers.bth.psn);
         if opcode.is_request() {
@@ -146,38 +253,84 @@ impl Network {
         }
         let record = Record { at: self.now, from, opcode, psn, length: bytes.len(), harmed };
         record.hash(&mut self.trace);
+        if let Some(sightings) = &mut self.sightings {
+            sightings.push(Sighting { at: self.now, from, to, arrived: false, headers: packet.headers });
+        }
         if let Some(observer) = self.observer {
             let mark = if harmed { " HARMED" } else { "" };
             observer(&format!("{:>12} host {from}: {packet}{mark}", self.now.as_nanos()));
         }
     }
 
+    /// When something happens next by itself.
+    fn next_event(&self) -> Option<Time> {
+        let arrival = self.flights.peek().map(|Reverse((at, _))| *at);
+        let read = self.machines.iter().filter_map(|machine| machine.reads_at).min();
+        let deadline = |(host, machine): (&Host, &Machine)| host.endpoint.next_timeout().map(|at| machine.due(at));
+        let timeout = self.hosts.iter().zip(&self.machines).filter_map(deadline).min();
+        [arrival, read, timeout].into_iter().flatten().min()
+    }
+
     /// Goes to the next arrival or deadline, at most by `limit`, and lets it happen. Packets that answer it are sent.
     pub fn step(&mut self, limit: Duration) {
         self.transmit();
-        let arrival = self.flights.peek().map(|Reverse((at, _))| *at);
-        let deadline = self.hosts.iter().filter_map(|host| host.endpoint.next_timeout()).min();
         let horizon = self.now + limit;
-        let next = [arrival, deadline].into_iter().flatten().min().unwrap_or(horizon).min(horizon);
+        let next = self.next_event().unwrap_or(horizon).min(horizon);
         self.now = self.now.max(next);
         while let Some(Reverse((at, order))) = self.flights.peek().copied()
             && at <= self.now
         {
             self.flights.pop();
             if let Some(flight) = self.cargo.remove(&order) {
-                self.deliver(&flight);
+                self.arrive(flight);
             }
         }
-        for host in &mut self.hosts {
-            if host.endpoint.next_timeout().is_some_and(|deadline| deadline <= self.now) {
-                host.endpoint.handle_timeout(self.now, &host.memory.read());
+        for at in 0..self.hosts.len() {
+            self.read_socket(at);
+            let now = self.time_at(at);
+            let host = &mut self.hosts[at];
+            let is_due = host.endpoint.next_timeout().is_some_and(|deadline| deadline <= now);
+            if is_due && !self.machines[at].is_stopped(self.now) {
+                host.endpoint.handle_timeout(now, &host.memory.read());
             }
         }
         self.transmit();
     }
 
+    fn arrive(&mut self, flight: Flight) {
+        let (from, to) = (flight.from, flight.to);
+        if self.is_stopped(to) {
+            self.note_harm(from, to);
+        }
+        match self.machines[to].arrive(self.now, flight) {
+            Ok(Some(flight)) => self.deliver(&flight),
+            Ok(None) => {}
+            Err(()) => self.note_harm(from, to),
+        }
+    }
+
+    /// The reader of a host's socket comes, if it is time.
+    fn read_socket(&mut self, at: usize) {
+        let machine = &mut self.machines[at];
+        if machine.reads_at.is_none_or(|time| time > self.now) || machine.is_stopped(self.now) {
+            return;
+        }
+        machine.reads_at = None;
+        while let Some(flight) = self.machines[at].waiting.pop_front() {
+            self.deliver(&flight);
+        }
+    }
+
     fn deliver(&mut self, flight: &Flight) {
-        debug_assert!(flight.at <= self.now);
+        let now = self.time_at(flight.to);
+        let is_real = !flight.is_corrupt && !flight.is_forged;
+        if is_real
+            && let Some(sightings) = &mut self.sightings
+            && let Ok(packet) = Packet::parse(&flight.bytes)
+        {
+            let Flight { from, to, .. } = *flight;
+            sightings.push(Sighting { at: self.now, from, to, arrived: true, headers: packet.headers });
+        }
         let host = &mut self.hosts[flight.to];
         let datagram = Datagram {
             source: flight.source,
@@ -186,6 +339,18 @@ impl Network {
             segment_index: flight.segment_index,
             payload: &flight.bytes,
         };
-        host.endpoint.handle_datagram(self.now, &host.memory.read(), &datagram);
+        host.endpoint.handle_datagram(now, &host.memory.read(), &datagram);
+        self.forged += u64::from(flight.is_forged);
+        let faults = &self.faults[flight.from];
+        if is_real && self.random.chance(faults.forgery) {
+            let address = host.address;
+            if let Some(forged) = forge(flight, address, faults.pins_ports, &mut self.random) {
+                if let (Some(observer), Ok(packet)) = (self.observer, Packet::parse(&forged.bytes)) {
+                    let Flight { source, source_port, .. } = forged;
+                    observer(&format!("{:>12} forged from {source} port {source_port}: {packet}", self.now.as_nanos()));
+                }
+                self.launch(self.now, forged);
+            }
+        }
     }
 }

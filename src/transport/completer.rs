@@ -6,6 +6,7 @@ use super::queue_pair::QueuePair;
 use super::requester::for_each_piece;
 use super::violation::local_cause;
 use crate::memory::AccessError;
+use crate::mutation::{Mutation, planted};
 use crate::types::{AccessFlags, Cause, CompletionStatus, Counter, DropReason, Psn};
 use crate::wire::{NakCode, Opcode, Packet, Syndrome};
 
@@ -29,6 +30,7 @@ impl QueuePair {
         }
         let psn = packet.headers.bth.psn;
         let sent = self.requester.limit.distance_from(self.requester.unacknowledged).max(0) as u32;
+        let sent = sent.saturating_sub(u32::from(planted(Mutation::ResponseWindowTooShort)));
         if !psn.is_within(self.requester.unacknowledged, sent) {
             return Err(self.stale_or_unknown(psn));
         }
@@ -51,21 +53,24 @@ impl QueuePair {
         let Some(aeth) = packet.headers.aeth else { return Err(DropReason::Truncated) };
         match aeth.syndrome {
             Syndrome::Ack { .. } => {
-                self.acknowledge_before(pass, psn.plus(1));
+                self.acknowledge_before(pass, psn.plus(1), psn);
             }
             Syndrome::ReceiverNotReady { timer } => {
-                if self.acknowledge_before(pass, psn) {
+                let taken = u32::from(planted(Mutation::RnrNakAcknowledgesRefused));
+                if self.acknowledge_before(pass, psn.plus(taken), psn) {
                     self.receiver_not_ready(pass.now, timer);
                 }
             }
             Syndrome::Nak(NakCode::SequenceError) => {
-                if self.acknowledge_before(pass, psn) {
+                let missing = u32::from(planted(Mutation::NakAcknowledgesMissing));
+                if self.acknowledge_before(pass, psn.plus(missing), psn) {
                     self.sequence_nak(pass.now);
                 }
             }
             Syndrome::Nak(code) => {
                 self.count(Counter::ReceivedNak);
-                if self.acknowledge_before(pass, psn) && self.requester.unacknowledged == psn {
+                let is_oldest = planted(Mutation::RefusalFailsOldest);
+                if is_oldest || (self.acknowledge_before(pass, psn, psn) && self.requester.unacknowledged == psn) {
                     let (status, cause) = refusal(code);
                     self.fail_oldest(status, cause);
                 }
@@ -76,8 +81,8 @@ impl QueuePair {
     }
 
     /// Everything before `psn` is acknowledged, except that READs and atomics need their answers. Returns whether
-    /// nothing held it up and the connection lives.
-    fn acknowledge_before(&mut self, pass: &Pass<'_>, psn: Psn) -> bool {
+    /// nothing held it up and the connection lives. `answer` is the number of the packet that says so.
+    pub(super) fn acknowledge_before(&mut self, pass: &Pass<'_>, psn: Psn, answer: Psn) -> bool {
         let mut barrier = None;
         let mut index = self.requester.oldest();
         while index != self.requester.next() {
@@ -99,7 +104,7 @@ impl QueuePair {
         };
         self.advance(pass, reached);
         if reached.is_before(psn) {
-            self.note_gap(pass.now);
+            self.note_gap(pass.now, answer);
             return false;
         }
         self.takes_responses()
@@ -138,6 +143,7 @@ impl QueuePair {
                 let expected = if request.first.is_before(unacknowledged) { unacknowledged } else { request.first };
                 return match psn.distance_from(expected) {
                     0 => Place::Expected(index),
+                    1.. if planted(Mutation::ReadAnswerOutOfOrder) => Place::Expected(index),
                     1.. => Place::BeforeItsTurn,
                     _ => Place::Duplicate,
                 };
@@ -155,7 +161,7 @@ impl QueuePair {
         match self.place_of(psn) {
             Place::Expected(index) => Ok(index),
             Place::BeforeItsTurn => {
-                self.note_gap(pass.now);
+                self.note_gap(pass.now, psn);
                 Err(DropReason::OutOfOrderResponse)
             }
             Place::Duplicate => {
@@ -177,7 +183,8 @@ impl QueuePair {
         let is_last = place + 1 == request.packets;
         let expected = if is_last { total - place * mtu } else { mtu };
         let acknowledges = packet.headers.aeth.is_none_or(|aeth| matches!(aeth.syndrome, Syndrome::Ack { .. }));
-        if !request.is_read || !acknowledges || packet.payload.len() != expected as usize {
+        let fits = packet.payload.len() == expected as usize || planted(Mutation::ReadAnswerLengthUnchecked);
+        if !request.is_read || !acknowledges || !fits {
             return self.bad_response(pass, psn);
         }
         let offset = u64::from(place) * u64::from(mtu);

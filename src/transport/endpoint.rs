@@ -13,6 +13,7 @@ use super::modify::ModifyError;
 use super::queue_pair::{QueuePair, QueuePairInit};
 use super::timer::Timers;
 use crate::memory::MemoryView;
+use crate::mutation::{Mutation, planted};
 use crate::types::{
     Cause, Counter, Counters, DropReason, Qpn, QueuePairAttributes, QueuePairState, QueuePairStatus, QueuePairType,
     Time,
@@ -235,6 +236,11 @@ impl Endpoint {
         self.find(qpn).is_some_and(|queue_pair| queue_pair.responder.replies.owes_acknowledgement())
     }
 
+    /// Packets that all queue pairs together have in flight to an address.
+    pub fn packets_in_flight(&self, peer: IpAddr) -> u32 {
+        self.in_flight.get(&peer).map_or(0, |shared| shared.load(std::sync::atomic::Ordering::Relaxed))
+    }
+
     /// Queue pairs that exist.
     pub fn queue_pair_count(&self) -> usize {
         self.by_number.len()
@@ -267,7 +273,7 @@ impl Endpoint {
     pub fn handle_doorbell(&mut self, now: Time, qpn: Qpn) {
         let Some(place) = self.by_number.get(&qpn).copied() else { return };
         let Some(queue_pair) = self.at(place) else { return };
-        if queue_pair.state == QueuePairState::Error {
+        if queue_pair.state == QueuePairState::Error && !planted(Mutation::PostedInErrorNotFlushed) {
             queue_pair.flush(Cause::QueuePairInError);
             return self.settle(now, place);
         }
@@ -287,7 +293,8 @@ impl Endpoint {
         if bth.opcode == Opcode::CNP {
             return self.drop_datagram(DropReason::CongestionNotification);
         }
-        let Some(place) = self.by_number.get(&bth.destination).copied() else {
+        let anyone = if planted(Mutation::UnknownQueuePairTaken) { self.by_number.values().next() } else { None };
+        let Some(place) = self.by_number.get(&bth.destination).or(anyone).copied() else {
             return self.drop_stray(now, datagram, Some(bth.destination), DropReason::UnknownQueuePair);
         };
         let pass = self.pass(now, memory);
@@ -426,7 +433,7 @@ impl QueuePair {
         if self.path.is_none() {
             return Err(DropReason::WrongState);
         }
-        if bth.pkey & 0x7fff != 0x7fff {
+        if bth.pkey & 0x7fff != 0x7fff && !planted(Mutation::PkeyUnchecked) {
             return Err(DropReason::BadPkey);
         }
         if !self.is_from_peer(datagram.source, datagram.destination) {
@@ -465,6 +472,7 @@ impl QueuePair {
                 };
                 if accepted { Ok(()) } else { Err(DropReason::BadIcrc) }
             }
+            icrc::Match::Wrong if planted(Mutation::IcrcUnchecked) => Ok(()),
             icrc::Match::Wrong => Err(DropReason::BadIcrc),
         }
     }
@@ -472,7 +480,8 @@ impl QueuePair {
     /// A peer of our own keeps its port; a stranger may use many.
     fn check_source_port(&mut self, port: u16) -> Result<(), DropReason> {
         let Some(path) = &mut self.path else { return Err(DropReason::WrongState) };
-        if path.peer.is_ours() && *path.peer_port.get_or_insert(port) != port {
+        let is_pinned = path.peer.is_ours() && !planted(Mutation::SourcePortUnchecked);
+        if is_pinned && *path.peer_port.get_or_insert(port) != port {
             return Err(DropReason::WrongSourcePort);
         }
         Ok(())

@@ -9,6 +9,7 @@ use super::history::History;
 use super::requester::Requester;
 use super::responder::Responder;
 use super::violation::Violation;
+use crate::mutation::{Mutation, planted};
 use crate::queue::{AsyncEventQueue, CompletionQueue, ReceiveConsumer, SendConsumer, SourceToken};
 use crate::types::{
     AsyncEvent, Cause, CompletionOpcode, CompletionStatus, Counter, Counters, DomainId, Ending, Gid, Mtu, Operation,
@@ -148,7 +149,9 @@ impl QueuePair {
 
     /// Whether packets of this peer belong to the connection.
     pub(super) fn is_from_peer(&self, source: IpAddr, destination: IpAddr) -> bool {
-        self.path.as_ref().is_some_and(|path| path.peer_address == source && path.source.address == destination)
+        let anybody = planted(Mutation::SourceAddressUnchecked);
+        let is_peer = |path: &Path| path.peer_address == source || anybody;
+        self.path.as_ref().is_some_and(|path| is_peer(path) && path.source.address == destination)
     }
 
     pub(super) fn status(&self) -> QueuePairStatus {
@@ -185,12 +188,18 @@ impl QueuePair {
     /// Back to RESET: everything posted is forgotten without a completion, completions not yet polled are removed.
     pub(super) fn reset(&mut self) {
         self.requester.forget_all();
-        self.note_in_flight();
+        if !planted(Mutation::InFlightLeaked) {
+            self.note_in_flight();
+        }
         let start = self.send.reset();
-        self.receive.reset();
+        if !planted(Mutation::ResetKeepsReceives) {
+            self.receive.reset();
+        }
         self.receive.set_flushes(false);
-        self.send_completions.0.purge(self.send_completions.1);
-        self.receive_completions.0.purge(self.receive_completions.1);
+        if !planted(Mutation::ResetKeepsCompletions) {
+            self.send_completions.0.purge(self.send_completions.1);
+            self.receive_completions.0.purge(self.receive_completions.1);
+        }
         self.requester.reset(start);
         self.responder.reset();
         self.path = None;
@@ -224,12 +233,16 @@ impl QueuePair {
             });
         }
         while self.send.retired() != self.send.published() {
-            let index = self.send.retired();
+            let newest = self.send.published().wrapping_sub(1);
+            let index = if planted(Mutation::FlushOutOfOrder) { newest } else { self.send.retired() };
             self.count(Counter::Flushed);
             self.complete_send(index, CompletionStatus::WorkRequestFlushedError, cause);
         }
         self.requester.restart_at(self.send.retired());
         loop {
+            if planted(Mutation::FlushSkipsReceives) {
+                break;
+            }
             let mut entries = std::mem::take(&mut self.responder.receive_entries);
             let taken = self.receive.take(&mut entries);
             self.responder.receive_entries = entries;
@@ -248,20 +261,30 @@ impl QueuePair {
     /// Retires the send request `index` and, if it is signaled or failed, completes it.
     pub(super) fn complete_send(&mut self, index: u32, status: CompletionStatus, cause: Cause) {
         let header = self.send.header(index);
-        let signaled = self.signal_all || header.flags.contains(crate::types::SendFlags::SIGNALED);
+        let signaled = self.signal_all
+            || planted(Mutation::UnsignaledCompletes)
+            || header.flags.contains(crate::types::SendFlags::SIGNALED);
         let retired = index.wrapping_add(1);
         let (opcode, byte_len) = match header.operation {
             Operation::Write { .. } | Operation::WriteWithImmediate { .. } => (CompletionOpcode::RdmaWrite, 0),
+            Operation::Read { .. } if planted(Mutation::ReadLengthNotTold) => (CompletionOpcode::RdmaRead, 0),
             Operation::Read { .. } => (CompletionOpcode::RdmaRead, header.length),
             Operation::CompareAndSwap { .. } => (CompletionOpcode::CompareAndSwap, 8),
             Operation::FetchAndAdd { .. } => (CompletionOpcode::FetchAndAdd, 8),
             _ => (CompletionOpcode::Send, 0),
         };
-        let wr_id = header.wr_id;
+        let newest = self.send.published().wrapping_sub(1);
+        let named = if planted(Mutation::CompletionOfWrongRequest) { newest } else { index };
+        let wr_id = self.send.header(named).wr_id;
         if status.is_success() {
             self.history.note_done(&header.operation, header.length);
         }
         self.send.retire(retired);
+        let retired = match () {
+            () if planted(Mutation::CompletionRetiresTooMuch) => newest.wrapping_add(1),
+            () if planted(Mutation::CompletionRetiresTooLittle) => index,
+            () => retired,
+        };
         if status.is_success() && !signaled {
             return;
         }
@@ -361,7 +384,8 @@ impl QueuePair {
     }
 
     fn announce_drained(&mut self) {
-        if self.attributes.en_sqd_async_notify == Some(true) && !self.requester.drained_announced {
+        let is_asked = self.attributes.en_sqd_async_notify == Some(true) && !planted(Mutation::DrainedNotAnnounced);
+        if is_asked && !self.requester.drained_announced {
             self.events.push(AsyncEvent::SendQueueDrained(self.qpn));
         }
         self.requester.drained_announced = true;

@@ -9,6 +9,7 @@ use std::time::Duration;
 use super::datagram::Sending;
 use super::endpoint::Pass;
 use super::queue_pair::QueuePair;
+use crate::mutation::{Mutation, planted};
 use crate::types::{AccessFlags, Counter, DEFAULT_PKEY, Psn, Time};
 use crate::wire::{Aeth, Bth, Headers, NakCode, Opcode, Reth, Syndrome, packet_bytes};
 
@@ -130,6 +131,7 @@ impl Replies {
     pub(super) fn has_room(&self) -> bool {
         match self.resources.get(self.next_resource) {
             None => false,
+            Some(resource) if planted(Mutation::ResourceLeaked) => resource.is_none(),
             Some(resource) => resource.is_none_or(|resource| !resource.queued || resource.answered),
         }
     }
@@ -162,7 +164,8 @@ impl Replies {
 
     /// Acknowledges what was executed, holding it for the application's answer.
     pub(super) fn acknowledge(&mut self, message_count: u32, now: Time, hold: Duration) {
-        self.push_acknowledge(self.last_executed, message_count);
+        let beyond = u32::from(planted(Mutation::AcknowledgesTooFar));
+        self.push_acknowledge(self.last_executed.plus(beyond), message_count);
         self.held_until.get_or_insert(now + hold);
     }
 
@@ -176,7 +179,13 @@ impl Replies {
     }
 
     fn push_acknowledge(&mut self, psn: Psn, message_count: u32) {
+        if planted(Mutation::AcknowledgementPassesRead) {
+            return self.queue.push_front(Reply::Acknowledge { psn, message_count });
+        }
         if let Some(Reply::Acknowledge { .. }) = self.queue.back() {
+            if planted(Mutation::CoalescingKeepsOlder) {
+                return;
+            }
             self.queue.pop_back();
         } else if self.is_crowded() {
             return;
@@ -237,6 +246,9 @@ impl Replies {
         if !matches!(resource.kind, ResourceKind::Atomic { .. }) {
             return false;
         }
+        if planted(Mutation::AtomicResultNotStored) {
+            resource.kind = ResourceKind::Atomic { original: 0 };
+        }
         if !std::mem::replace(&mut resource.queued, true) {
             self.queue.push_back(Reply::Resource(place));
         }
@@ -271,7 +283,8 @@ impl Replies {
 
     /// When something must happen by itself.
     pub(super) fn deadline(&self) -> Option<Time> {
-        let held = if self.queue.is_empty() { None } else { self.held_until };
+        let is_forgotten = self.queue.is_empty() || planted(Mutation::HeldAcknowledgementForgotten);
+        let held = if is_forgotten { None } else { self.held_until };
         [held, self.pause_until].into_iter().flatten().min()
     }
 
@@ -391,7 +404,9 @@ impl QueuePair {
         let payload = plan.payload as usize;
         let room = &mut out[header_bytes..];
         if payload > 0 {
-            let va = reth.va.wrapping_add(u64::from(next) * u64::from(self.mtu_bytes()));
+            let is_wrong = resource.answered && planted(Mutation::ReadRepeatedFromWrongOffset);
+            let skipped = if is_wrong { 0 } else { next };
+            let va = reth.va.wrapping_add(u64::from(skipped) * u64::from(self.mtu_bytes()));
             let bytes = &mut room[..payload];
             if pass.memory.read(reth.rkey.0, self.domain, va, AccessFlags::REMOTE_READ, bytes).is_err() {
                 self.refuse_read_answer(headers.bth.psn, resource.message_count);

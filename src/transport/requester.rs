@@ -13,6 +13,7 @@ use super::queue_pair::QueuePair;
 use super::retransmit::{Recovery, RoundTrip};
 use super::violation::local_cause;
 use crate::memory::{AccessError, MemoryView};
+use crate::mutation::{Mutation, planted};
 use crate::queue::SendHeader;
 use crate::types::{
     AccessFlags, Cause, CompletionStatus, Counter, DEFAULT_PKEY, Operation, Psn, QueuePairState, SendFlags, Sge, Time,
@@ -23,8 +24,8 @@ use crate::wire::{AtomicEth, Bth, Headers, Opcode, Reth, packet_bytes};
 const MOST_UNASKED_PACKETS: u32 = 64;
 /// How often a busy application's unsignaled requests ask for acknowledgement at least.
 const ASK_EVERY: Duration = Duration::from_micros(400);
-/// A `timeout` code below this (16.8 ms) may expire before a late probe was answered.
-const SHORTEST_PATIENT_TIMEOUT: u8 = 12;
+/// A transport timeout below this (code 12) may expire before a late probe was answered.
+const SHORTEST_PATIENCE: Duration = Duration::from_micros(16_700);
 
 /// A request that has its sequence numbers.
 #[derive(Clone, Copy, Default)]
@@ -43,7 +44,9 @@ pub(super) struct InProgress {
 impl InProgress {
     /// The number after its last.
     pub(super) fn end(&self) -> Psn {
-        self.first.plus(self.packets)
+        let end = self.first.plus(self.packets);
+        let wrapped = end.value() < self.first.value();
+        if wrapped && planted(Mutation::PsnWrapOffByOne) { end.plus(1) } else { end }
     }
 
     pub(super) fn brings_data_home(&self) -> bool {
@@ -218,6 +221,9 @@ impl Requester {
             self.cursor = psn;
         }
         while self.unanswered.front().is_some_and(|last| last.is_before(psn)) {
+            if planted(Mutation::ReadCreditLost) {
+                break;
+            }
             self.unanswered.pop_front();
         }
         self.find_cursor_request();
@@ -225,9 +231,11 @@ impl Requester {
 
     /// Sends again from the oldest number that is not acknowledged.
     pub(super) fn go_back(&mut self) {
-        self.cursor = self.unacknowledged;
+        self.cursor = self.unacknowledged.plus(u32::from(planted(Mutation::GoBackTooShort)));
         self.cursor_request = self.oldest;
         self.unanswered.clear();
+        // Of what is sent again, too, some packets must ask: a window that is full of it would wait for ever.
+        self.last_ack_request = self.unacknowledged.minus(1);
         self.find_cursor_request();
         self.round_trip.forget_sample();
     }
@@ -304,11 +312,13 @@ impl QueuePair {
     /// Gives the next posted request its numbers, if it may begin.
     fn begin_next_request(&mut self) -> bool {
         let index = self.requester.next;
-        if index == self.send.published() || self.state != QueuePairState::ReadyToSend {
+        let may_begin = self.state == QueuePairState::ReadyToSend || planted(Mutation::DrainDoesNotStop);
+        if index == self.send.published() || !may_begin {
             return false;
         }
         let header = self.send.header(index);
-        if header.flags.contains(SendFlags::FENCE) && self.requester.reads_in_progress > 0 {
+        let is_fenced = header.flags.contains(SendFlags::FENCE) && !planted(Mutation::FenceIgnored);
+        if is_fenced && self.requester.reads_in_progress > 0 {
             return false;
         }
         let is_read = matches!(header.operation, Operation::Read { .. });
@@ -352,7 +362,10 @@ impl QueuePair {
     fn plan_read(&self, index: u32, psn: Psn, offset: u32) -> Option<RequestPlan> {
         let request = self.requester.request(index);
         // A repeated request ends where the original one did.
-        let chunk_end = (offset / request.chunk + 1).saturating_mul(request.chunk).min(request.packets);
+        let mut chunk_end = (offset / request.chunk + 1).saturating_mul(request.chunk).min(request.packets);
+        if planted(Mutation::ReadRepairedTooFar) && !offset.is_multiple_of(request.chunk) {
+            chunk_end += 1;
+        }
         let covers = chunk_end - offset;
         if !self.read_credit_left() || !self.window_allows(psn, covers) {
             return None;
@@ -376,14 +389,14 @@ impl QueuePair {
 
     fn read_credit_left(&self) -> bool {
         let credits = usize::from(self.attributes.max_rd_atomic.unwrap_or(0));
-        self.requester.unanswered.len() < credits
+        self.requester.unanswered.len() < credits || planted(Mutation::ReadCreditIgnored)
     }
 
     /// Whether `covers` packets from `psn` on fit what the peer's socket (or, for READs, the own) takes.
     fn window_allows(&self, psn: Psn, covers: u32) -> bool {
         let Some(path) = &self.path else { return false };
         let end = psn.plus(covers).distance_from(self.requester.unacknowledged).max(0) as u32;
-        if end <= covers {
+        if end <= covers || planted(Mutation::WindowIgnored) {
             return true; // nothing else in flight: one step is always allowed, so that no one starves
         }
         let window = path.window_packets();
@@ -399,6 +412,9 @@ impl QueuePair {
     /// unacknowledged, or because nothing that asks may follow. Of unsignaled requests that follow each other closely
     /// only some ask; if the last one did not, the probe does so later.
     fn wants_acknowledgement(&self, now: Time, plan: &RequestPlan) -> bool {
+        if planted(Mutation::AcknowledgementNotRequested) {
+            return plan.is_probe;
+        }
         let header = self.send.header(plan.index);
         let window = self.path.as_ref().map_or(1, |path| path.window_packets());
         let since = plan.psn.distance_from(self.requester.last_ack_request).max(0) as u32;
@@ -409,7 +425,9 @@ impl QueuePair {
         if plan.offset + 1 < self.requester.request(plan.index).packets {
             return false;
         }
+        let is_draining = self.state == QueuePairState::SendQueueDrained;
         self.signal_all
+            || is_draining
             || header.flags.contains(SendFlags::SIGNALED)
             || plan.psn.is_before(self.requester.limit)
             || (self.may_pause_after(plan.index) && !self.asked_lately(now))
@@ -426,10 +444,13 @@ impl QueuePair {
     }
 
     /// Whether an acknowledgement was asked for so lately that the next request of a busy application will be early
-    /// enough to ask again. Never if the transport timer might not wait for the probe.
+    /// enough to ask again. Never if the transport timer might not wait for the probe and its answer.
     fn asked_lately(&self, now: Time) -> bool {
         let lately = self.requester.last_ack_request_at.is_some_and(|at| now.saturating_since(at) < ASK_EVERY);
-        lately && self.attributes.timeout.is_none_or(|code| code == 0 || code >= SHORTEST_PATIENT_TIMEOUT)
+        let timeout = self.transport_timeout();
+        lately
+            && timeout
+                .is_none_or(|timeout| timeout >= SHORTEST_PATIENCE.max(4 * self.requester.round_trip.probe_wait()))
     }
 
     /// A probe for a lost tail: the last packet sent, once more.
@@ -467,13 +488,19 @@ impl QueuePair {
         }
         let padded = payload.next_multiple_of(4);
         room[payload..padded].fill(0);
-        Some(self.note_sent(pass.now, &plan, ack_request))
+        let sending = self.note_sent(pass.now, &plan, ack_request);
+        if planted(Mutation::CompletionBeforeAcknowledgement) {
+            self.acknowledge_before(pass, plan.psn.plus(1), plan.psn);
+        }
+        Some(sending)
     }
 
     fn request_headers(&self, plan: &RequestPlan, ack_request: bool) -> Headers {
         let header = self.send.header(plan.index);
         let is_last = plan.offset + plan.covers == self.requester.request(plan.index).packets;
-        let may_solicit = !matches!(header.operation, Operation::Write { .. }) && !header.operation.is_read_or_atomic();
+        let may_solicit = !planted(Mutation::SolicitedLost)
+            && !matches!(header.operation, Operation::Write { .. })
+            && !header.operation.is_read_or_atomic();
         let bth = Bth {
             opcode: plan.opcode,
             solicited: is_last && may_solicit && header.flags.contains(SendFlags::SOLICITED),
@@ -492,6 +519,8 @@ impl QueuePair {
             Operation::Read { remote_addr, rkey } => {
                 let whole = u64::from(plan.covers) * u64::from(self.mtu_bytes());
                 let length = whole.min(u64::from(header.length) - skipped) as u32;
+                let is_repair = !plan.offset.is_multiple_of(self.requester.request(plan.index).chunk);
+                let skipped = if is_repair && planted(Mutation::ReadRepairedFromWrongByte) { 0 } else { skipped };
                 headers.reth = Some(Reth { va: remote_addr.wrapping_add(skipped), rkey, length });
             }
             Operation::Write { remote_addr, rkey } | Operation::WriteWithImmediate { remote_addr, rkey, .. }
@@ -526,7 +555,7 @@ impl QueuePair {
         }
         if self.send.header(index).inline {
             let data = self.send.inline_data(index);
-            let start = offset as usize;
+            let start = if planted(Mutation::InlineOffsetIgnored) { 0 } else { offset as usize };
             out.copy_from_slice(&data[start..start + out.len()]);
             return Ok(());
         }
@@ -597,7 +626,9 @@ pub(super) fn for_each_piece(
             access(sge, address, done..done + piece)?;
         }
         done += piece;
-        offset = 0;
+        if !planted(Mutation::PieceOffsetKept) {
+            offset = 0;
+        }
         if done == length {
             return Ok(());
         }

@@ -13,6 +13,7 @@ use super::reply::Replies;
 use super::requester::for_each_piece;
 use super::violation::Violation;
 use crate::memory::AccessError;
+use crate::mutation::{Mutation, planted};
 use crate::types::{
     AccessFlags, AsyncEvent, CompletionFlags, CompletionOpcode, Counter, DropReason, MAX_MESSAGE_BYTES, Psn,
     QueuePairState, RawCompletion, Rkey, Sge, Time,
@@ -21,6 +22,10 @@ use crate::wire::{NakCode, Opcode, Packet, Reth, Syndrome};
 
 /// Later packets than this show that an earlier one is lost and not just late.
 const GAP_EVIDENCE: u32 = 3;
+/// Packets further ahead are neither kept nor taken for the sign of a gap. Only behind a READ of many megabytes can
+/// they be of this connection, and then they come again; those of an earlier one under the same number would stay, and
+/// each packet executed would report the gap before them.
+const LARGEST_LEAD: u32 = 1 << 16;
 /// How long a gap may stay before the peer is told, when few packets follow.
 const REORDER_WAIT: Duration = Duration::from_micros(100);
 
@@ -101,8 +106,12 @@ impl Responder {
 
     /// Nothing more is accepted. Answers that are already due still leave.
     pub(super) fn stop(&mut self) {
-        self.message = Message::None;
-        self.store.clear();
+        if !planted(Mutation::ResetKeepsMessage) {
+            self.message = Message::None;
+        }
+        if !planted(Mutation::ResetKeepsStore) {
+            self.store.clear();
+        }
         self.close_gap();
         self.waits_for_retry = false;
         self.replies.stop();
@@ -142,7 +151,15 @@ impl QueuePair {
             return self.repeat_refusal(psn);
         }
         self.note_established();
-        match psn.distance_from(self.responder.expected) {
+        let distance = match () {
+            () if planted(Mutation::PsnComparedLinearly) => psn.value() as i32 - self.responder.expected.value() as i32,
+            () => psn.distance_from(self.responder.expected),
+        };
+        match distance {
+            1 | 2 if planted(Mutation::ReorderedExecutedEarly) => {
+                self.execute_in_turn(pass, packet);
+                Ok(())
+            }
             0 => {
                 self.responder.waits_for_retry = false;
                 self.execute_in_turn(pass, packet);
@@ -175,11 +192,15 @@ impl QueuePair {
 
     fn keep_for_later(&mut self, pass: &Pass<'_>, psn: Psn, bytes: &[u8]) -> Result<(), DropReason> {
         self.count(Counter::OutOfSequenceRequest);
-        if self.responder.waits_for_retry {
+        if self.responder.waits_for_retry || !psn.is_within(self.responder.expected, LARGEST_LEAD) {
             return Err(DropReason::OutOfOrder);
         }
         let repeated = self.responder.store.contains(psn);
-        let kept = self.responder.store.insert(psn, bytes);
+        let lost = if planted(Mutation::KeptPacketTruncated) { 4 } else { 0 };
+        let kept = self.responder.store.insert(psn, &bytes[..bytes.len() - lost]);
+        if planted(Mutation::AcknowledgesKeptPacket) {
+            self.responder.replies.note_executed(psn);
+        }
         if kept && !repeated {
             self.count(Counter::ReorderedRequest);
         }
@@ -201,11 +222,17 @@ impl QueuePair {
     }
 
     fn report_gap(&mut self) {
-        self.responder.gap_reported = true;
+        self.responder.gap_reported = !planted(Mutation::GapReportedAgain);
         self.responder.report_gap_at = None;
+        if planted(Mutation::GapNotReported) {
+            return;
+        }
         self.count(Counter::SentSequenceNak);
         let (expected, count) = (self.responder.expected, self.responder.message_count);
         self.responder.replies.push_nak(expected, Syndrome::Nak(NakCode::SequenceError), count);
+        if planted(Mutation::LostPacketSkipped) {
+            self.responder.expected = expected.plus(1);
+        }
     }
 
     /// The clocks of the receiving half, as far as they have run out.
@@ -307,7 +334,7 @@ impl QueuePair {
             _ if opcode.is_write() => AccessFlags::REMOTE_WRITE,
             _ => AccessFlags::empty(),
         };
-        if !granted.contains(needed) {
+        if !granted.contains(needed) && !planted(Mutation::QueuePairAccessIgnored) {
             return Err(Violation::AccessNotGranted);
         }
         if is_answered_itself(opcode) && !self.responder.replies.has_room() {
@@ -321,7 +348,7 @@ impl QueuePair {
         let opcode = packet.headers.bth.opcode;
         let begins_send = opcode.is_send() && (opcode.is_first() || opcode.is_only());
         let needs = begins_send || (opcode.is_write() && opcode.has_immediate());
-        !needs || self.receive.available() > 0
+        !needs || self.receive.available() > 0 || planted(Mutation::MissingReceiveIgnored)
     }
 
     /// Does the payload have the length that its place in the message demands?
@@ -432,6 +459,9 @@ impl QueuePair {
     }
 
     fn bump_message_count(&mut self) {
+        if planted(Mutation::MessagesNotCounted) {
+            return;
+        }
         self.responder.message_count = (self.responder.message_count + 1) & 0x00ff_ffff;
     }
 
@@ -456,7 +486,9 @@ impl QueuePair {
         self.responder.message = Message::None;
         self.bump_message_count();
         if let Some(immediate) = packet.headers.immediate {
-            self.begin_receive();
+            if !planted(Mutation::WriteConsumesNoReceive) {
+                self.begin_receive();
+            }
             self.finish_receive(
                 RawCompletion {
                     opcode: CompletionOpcode::ReceiveRdmaWithImmediate,
@@ -490,12 +522,17 @@ impl QueuePair {
         let mut completion = RawCompletion { byte_len: filled, ..RawCompletion::default() };
         if let Some(immediate) = packet.headers.immediate {
             completion.flags = CompletionFlags::WITH_IMMEDIATE;
-            completion.immediate_or_key = immediate;
+            let is_swapped = planted(Mutation::ImmediateSwapped);
+            completion.immediate_or_key = if is_swapped { immediate.swap_bytes() } else { immediate };
         } else if let Some(rkey) = packet.headers.invalidate {
             completion.flags = CompletionFlags::WITH_INVALIDATE;
             completion.immediate_or_key = rkey.0;
         }
-        self.finish_receive(completion, packet.headers.bth.solicited);
+        let is_forgotten = (filled == 0 && planted(Mutation::EmptyMessageNotCompleted))
+            || (opcode.is_last() && planted(Mutation::SendLastNotCompleted));
+        if !is_forgotten {
+            self.finish_receive(completion, packet.headers.bth.solicited);
+        }
         Ok(())
     }
 
@@ -513,6 +550,9 @@ impl QueuePair {
         let entries = &self.responder.receive_entries;
         let room: u64 = entries.iter().map(|entry| u64::from(entry.length)).sum();
         let filled = u64::from(receive.filled) + payload.len() as u64;
+        if filled > room && planted(Mutation::LongMessageTaken) {
+            return Ok(());
+        }
         if filled > room {
             return Err(Violation::ReceiveTooSmall);
         }
@@ -538,12 +578,14 @@ impl QueuePair {
         self.count(Counter::DuplicateRequest);
         let psn = packet.headers.bth.psn;
         let opcode = packet.headers.bth.opcode;
+        self.handle_duplicate_wrongly(pass, packet);
         let found = match (opcode, packet.headers.reth) {
             (Opcode::RC_READ_REQUEST, Some(reth)) => {
                 let mtu = self.mtu_bytes();
                 self.responder.replies.repeat_read(psn, reth, mtu)
             }
             (Opcode::RC_COMPARE_SWAP | Opcode::RC_FETCH_ADD, _) => self.responder.replies.repeat_atomic(psn),
+            _ if planted(Mutation::DuplicateNotAcknowledged) => false,
             _ => {
                 let count = self.responder.message_count;
                 self.responder.replies.acknowledge_again(count, pass.now);
@@ -551,6 +593,23 @@ impl QueuePair {
             }
         };
         if found { Ok(()) } else { Err(DropReason::StaleDuplicate) }
+    }
+
+    /// Planted mistakes: what must not happen once more.
+    fn handle_duplicate_wrongly(&mut self, pass: &Pass<'_>, packet: &Packet<'_>) {
+        let opcode = packet.headers.bth.opcode;
+        let expected = self.responder.expected;
+        let is_again = (opcode.is_send() && opcode.is_only() && planted(Mutation::DuplicateSendExecuted))
+            || (opcode.is_write() && opcode.is_only() && planted(Mutation::DuplicateWriteExecuted));
+        if is_again && self.receive.available() > 0 {
+            let _ = self.execute(pass, packet);
+        }
+        if let Some(atomic) = packet.headers.atomic
+            && planted(Mutation::AtomicExecutedTwice)
+        {
+            let _ = pass.memory.fetch_and_add(atomic.rkey.0, self.domain, atomic.va, atomic.swap_or_add);
+        }
+        self.responder.expected = expected;
     }
 }
 

@@ -8,6 +8,7 @@
 use std::time::Duration;
 
 use super::queue_pair::QueuePair;
+use crate::mutation::{Mutation, planted};
 use crate::types::{Cause, CompletionStatus, Counter, Psn, RNR_TIMER_MICROSECONDS, Time};
 
 /// 7 in `rnr_retry` means without end.
@@ -38,10 +39,21 @@ pub(super) struct Recovery {
     went_back_at: Option<Psn>,
     /// Answers that came before their turn since the last progress.
     gap_evidence: u32,
+    /// The latest number that an answer bore which came before its turn: it was not used and must be asked for.
+    answered_early: Option<Psn>,
     repair_at: Option<Time>,
 }
 
 impl Recovery {
+    /// What progress leaves of it: nothing, but for a planted mistake.
+    fn planted_leftovers(&self) -> Self {
+        Self {
+            retries_spent: if planted(Mutation::RetryNotGivenBack) { self.retries_spent } else { 0 },
+            rnr_retries_spent: if planted(Mutation::RnrRetryNotGivenBack) { self.rnr_retries_spent } else { 0 },
+            ..Self::default()
+        }
+    }
+
     pub(super) fn waits_for_receiver(&self) -> bool {
         self.receiver_ready_at.is_some()
     }
@@ -98,7 +110,8 @@ impl RoundTrip {
         });
     }
 
-    fn probe_wait(&self) -> Duration {
+    /// How long the probe waits for an answer.
+    pub(super) fn probe_wait(&self) -> Duration {
         match self.smoothed {
             None => INITIAL_PROBE,
             Some(smoothed) => (smoothed * 2).max(PEER_ACK_DELAY + Duration::from_millis(1)),
@@ -116,20 +129,25 @@ fn timeout_duration(code: u8) -> Option<Duration> {
 }
 
 impl QueuePair {
+    /// How long an answer may take; `None`: for ever.
+    pub(super) fn transport_timeout(&self) -> Option<Duration> {
+        timeout_duration(self.attributes.timeout.unwrap_or(0))
+    }
+
     /// When the sending half must be looked at again.
     pub(super) fn requester_deadline(&self) -> Option<Time> {
         let recovery = &self.requester.recovery;
         if let Some(ready_at) = recovery.receiver_ready_at {
-            return Some(ready_at);
+            return (!planted(Mutation::RnrTimerLost)).then_some(ready_at);
         }
         [recovery.timeout_at, recovery.probe_at, recovery.repair_at].into_iter().flatten().min()
     }
 
     /// Something is in flight: the clocks run.
     pub(super) fn arm_timers(&mut self, now: Time) {
-        let timeout = timeout_duration(self.attributes.timeout.unwrap_or(0));
+        let timeout = self.transport_timeout();
         let recovery = &mut self.requester.recovery;
-        if recovery.timeout_at.is_none() {
+        if recovery.timeout_at.is_none() && !planted(Mutation::TimeoutNotArmed) {
             recovery.timeout_at = timeout.map(|wait| now + wait);
         }
         let backoff = recovery.probes.min(LARGEST_BACKOFF);
@@ -140,9 +158,15 @@ impl QueuePair {
     /// Answers came: all clocks start anew, all tries are given back.
     pub(super) fn note_progress(&mut self, now: Time) {
         self.requester.round_trip.end_sample(self.requester.unacknowledged, now);
-        self.requester.recovery = Recovery { probe: None, ..Recovery::default() };
+        let unacknowledged = self.requester.unacknowledged;
+        let early = self.requester.recovery.answered_early.filter(|psn| !psn.is_before(unacknowledged));
+        let kept = self.requester.recovery.planted_leftovers();
+        self.requester.recovery = Recovery { answered_early: early, ..kept };
         if self.requester.packets_in_flight() > 0 {
             self.arm_timers(now);
+            // That answer was not kept, and no other may come for it.
+            let reorder_wait = self.requester.round_trip.reorder_wait();
+            self.requester.recovery.repair_at = early.map(|_| now + reorder_wait);
         }
     }
 
@@ -170,7 +194,9 @@ impl QueuePair {
     }
 
     fn restart_timeout(&mut self, now: Time) {
-        self.requester.recovery.timeout_at = None;
+        if !planted(Mutation::TimeoutNotRestarted) {
+            self.requester.recovery.timeout_at = None;
+        }
         self.arm_timers(now);
     }
 
@@ -183,7 +209,7 @@ impl QueuePair {
             self.fail_oldest(CompletionStatus::RetryExceededError, cause);
             return;
         }
-        self.requester.recovery.retries_spent += 1;
+        self.requester.recovery.retries_spent += u8::from(!planted(Mutation::RetryNotCounted));
         self.requester.recovery.went_back_at = None;
         self.requester.go_back();
         self.restart_timeout(now);
@@ -193,6 +219,10 @@ impl QueuePair {
     fn probe(&mut self, now: Time) {
         self.count(Counter::TailProbe);
         self.requester.recovery.probes += 1;
+        self.requester.recovery.retries_spent += u8::from(planted(Mutation::ProbeSpendsRetry));
+        if planted(Mutation::ProbeRepeatsNothing) {
+            return self.arm_timers(now);
+        }
         let first_probe = self.requester.recovery.probes == 1;
         let last_sent = self.requester.limit.minus(1);
         let tail = self.request_with(last_sent).map(|index| *self.requester.request(index));
@@ -207,10 +237,13 @@ impl QueuePair {
         self.arm_timers(now);
     }
 
-    /// An answer came before its turn, or an acknowledgement passed an unfinished READ or atomic: an answer is
-    /// missing, or late.
-    pub(super) fn note_gap(&mut self, now: Time) {
+    /// An answer with the number `psn` came before its turn, or an acknowledgement passed an unfinished READ or atomic:
+    /// an answer is missing, or late.
+    pub(super) fn note_gap(&mut self, now: Time, psn: Psn) {
         let recovery = &mut self.requester.recovery;
+        if recovery.answered_early.is_none_or(|early| early.is_before(psn)) {
+            recovery.answered_early = Some(psn);
+        }
         if recovery.went_back_at == Some(self.requester.unacknowledged) || recovery.receiver_ready_at.is_some() {
             return;
         }
@@ -261,8 +294,10 @@ impl QueuePair {
             return;
         }
         let wait = Duration::from_micros(u64::from(RNR_TIMER_MICROSECONDS[usize::from(timer_code & 31)]));
+        let wait = if planted(Mutation::RnrTimerIgnored) { Duration::ZERO } else { wait };
         let recovery = &mut self.requester.recovery;
-        recovery.rnr_retries_spent = recovery.rnr_retries_spent.saturating_add(1);
+        let spent = u8::from(!planted(Mutation::RnrRetryNotCounted));
+        recovery.rnr_retries_spent = recovery.rnr_retries_spent.saturating_add(spent);
         // The peer lives: its silence before this does not count.
         recovery.retries_spent = 0;
         recovery.receiver_ready_at = Some(now + wait);

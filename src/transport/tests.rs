@@ -449,3 +449,87 @@ fn unsignaled_requests_that_follow_closely_ask_seldom_and_the_probe_asks_for_the
     assert_eq!(pair.ends[0].endpoint.next_timeout(), None, "all is acknowledged");
     assert_eq!(pair.ends[0].endpoint.counters().get(Counter::LocalAckTimeout), 0);
 }
+
+/// Found by the simulator: only packets beyond the last that had asked did so, and a full window of them was silent.
+#[test]
+fn packets_that_are_sent_again_ask_for_acknowledgement() {
+    let mut pair = Pair::new(PeerCapabilities::STRANGER);
+    let (local, into) = (pair.ends[0].sge(0, 200_000), pair.ends[1].sge(300_000, 200_000));
+    pair.ends[0].post(pair.now, Operation::Send, &[local]);
+    pair.drive(Duration::from_micros(100));
+    assert!(pair.ends[1].endpoint.counters().get(Counter::SentRnr) > 0);
+    pair.ends[1].post_receive(&[into]);
+    pair.drive(Duration::from_millis(5));
+    assert_eq!(pair.ends[0].poll().len(), 1, "several windows were sent again without waiting for a probe");
+    assert_eq!(pair.ends[0].endpoint.counters().get(Counter::TailProbe), 0);
+}
+
+/// Found by the simulator: an acknowledgement that overtook the answer before it was forgotten when that came.
+#[test]
+fn an_answer_that_overtook_another_is_asked_for_again_soon() {
+    let mut pair = Pair::new(OURS);
+    let (local, rkey) = (pair.ends[0].sge(0, 8), pair.ends[1].region.rkey());
+    let remote_addr = 0x10_0000;
+    pair.ends[0].post(pair.now, Operation::FetchAndAdd { remote_addr, rkey, add: 1 }, &[local]);
+    pair.ends[0].post(pair.now, Operation::Write { remote_addr: remote_addr + 8, rkey }, &[local]);
+    pair.carry(0);
+    let (peer, mut answers) = (pair.ends[1].address, Vec::new());
+    pair.ends[1].endpoint.handle_timeout(pair.now, &pair.ends[1].table.read());
+    while answers.len() < 2 {
+        pair.now = pair.now + Duration::from_micros(50);
+        answers.extend(pair.ends[1].transmit(pair.now));
+    }
+    for answer in answers.into_iter().rev() {
+        pair.ends[0].handle(pair.now, peer, &[answer]);
+    }
+    pair.drive(Duration::from_millis(1));
+    assert_eq!(pair.ends[0].poll().len(), 2, "before the probe, which comes after 2 ms");
+    assert_eq!(pair.ends[0].endpoint.counters().get(Counter::TailProbe), 0);
+    assert_eq!(pair.ends[0].endpoint.counters().get(Counter::ReadRepair), 1);
+}
+
+/// Packets of an earlier connection under the same number, far ahead in the number space.
+#[test]
+fn packets_of_an_earlier_connection_are_not_kept() {
+    let mut pair = Pair::new(OURS);
+    let (local, rkey) = (pair.ends[0].sge(0, 8), pair.ends[1].region.rkey());
+    let write = Operation::Write { remote_addr: 0x10_0000, rkey };
+    pair.ends[0].post(pair.now, write, &[local]);
+    let (sender, receiver) = (pair.ends[0].address, pair.ends[1].address);
+    let mut stale = pair.ends[0].transmit(pair.now).remove(0);
+    let flow = crate::wire::Flow { source: sender, destination: receiver, source_port: 50_000 };
+    for number in 0..5_u32 {
+        stale[9..12].copy_from_slice(&(0x30_0000 + number).to_be_bytes()[1..]);
+        crate::wire::icrc::append(&flow, 0, &mut stale);
+        pair.ends[1].handle(pair.now, sender, &[stale.clone()]);
+    }
+    for _ in 0..20 {
+        pair.ends[0].post(pair.now, write, &[local]);
+        pair.drive(Duration::from_secs(1));
+    }
+    assert_eq!(pair.ends[0].poll().len(), 21);
+    let naks = pair.ends[1].endpoint.counters().get(Counter::SentSequenceNak);
+    assert_eq!(naks, 1, "one packet was lost indeed");
+}
+
+/// Found by the simulator: the last packet before a drain did not ask, because another request was posted behind it.
+#[test]
+fn a_drain_does_not_wait_for_the_probe() {
+    let mut pair = Pair::new(PeerCapabilities::STRANGER);
+    let (local, rkey) = (pair.ends[0].sge(0, 100_000), pair.ends[1].region.rkey());
+    let write = Operation::Write { remote_addr: 0x10_0000, rkey };
+    for _ in 0..2 {
+        pair.ends[0].post_flagged(pair.now, write, &[local], SendFlags::empty());
+    }
+    pair.carry(0);
+    let drain = QueuePairAttributes {
+        qp_state: Some(QueuePairState::SendQueueDrained),
+        en_sqd_async_notify: Some(true),
+        ..QueuePairAttributes::default()
+    };
+    let qpn = pair.ends[0].qpn;
+    pair.ends[0].endpoint.modify_queue_pair(pair.now, qpn, &drain, None, &LIMITS).unwrap();
+    pair.drive(Duration::from_millis(1));
+    assert_eq!(pair.ends[0].events.poll(), Some(AsyncEvent::SendQueueDrained(qpn)));
+    assert_eq!(pair.ends[0].endpoint.counters().get(Counter::TailProbe), 0);
+}

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::mutation::{Mutation, planted};
 use crate::types::{DropReason, Rkey};
 
 use super::header::{Aeth, AtomicEth, BTH_BYTES, Bth, Deth, Reth};
@@ -90,7 +91,7 @@ impl<'a> Packet<'a> {
             invalidate: reader
                 .take_if(traits.contains(Traits::INVALIDATE), |bytes| Rkey(u32::from_be_bytes(*bytes)))?,
         };
-        let padding = usize::from(bth.pad_count);
+        let padding = if planted(Mutation::PaddingDelivered) { 0 } else { usize::from(bth.pad_count) };
         let length = reader.0.len().checked_sub(padding).ok_or(DropReason::BadLength)?;
         if !traits.contains(Traits::PAYLOAD) && !reader.0.is_empty() {
             return Err(DropReason::BadLength);

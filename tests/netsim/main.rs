@@ -1,52 +1,108 @@
-//! Simulation of reliable connections on faulty links, judged by an oracle that knows what each request must do.
+//! Simulation of reliable connections on faulty links, judged by an oracle that knows what each request must come to
+//! and a referee that watches the packets.
 //!
 //! `cargo test --test netsim` runs many seeds and prints what happened how often. A failing seed prints the command
 //! that replays it with a trace of every packet: `NETSIM_SEED=123 cargo test --test netsim replay -- --nocapture`.
+//! Long runs: `NETSIM_SEEDS=100000 cargo test --release --test netsim -- --ignored long_campaign --nocapture`, and
+//! the same with `long_traces`, which runs every seed twice.
 
+mod application;
 mod oracle;
+mod referee;
+mod store;
+mod terms;
+mod watch;
 mod world;
 
 use std::collections::BTreeMap;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use watch::run_watched;
 use world::{Outcome, run};
 
 /// Seeds of a run; `NETSIM_SEEDS` asks for more.
-const SEEDS: u64 = 1_200;
-const MINIMUM_PACKETS: u64 = 10_000_000;
-const MINIMUM_OF_EACH_EVENT: u64 = 100;
+const SEEDS: u64 = 600;
+const MINIMUM_PACKETS: u64 = 5_000_000;
+const MINIMUM_OF_EACH_EVENT: u64 = 10;
+/// Seeds that run twice; the long command asks for more.
+const TWICE: u64 = 200;
+const LONG_TWICE: u64 = 10_000;
+const LONG_SEEDS: u64 = 100_000;
+/// How often a long run says how far it is.
+const REPORT_EVERY: Duration = Duration::from_secs(20);
 
 fn number_from(variable: &str) -> Option<u64> {
     std::env::var(variable).ok()?.parse().ok()
 }
 
-/// Runs seeds on all processors; adds up what happened.
-fn campaign(first: u64, count: u64) -> (Outcome, Vec<u64>) {
+/// What many seeds came to.
+#[derive(Default)]
+struct Campaign {
+    outcome: Outcome,
+    seeds: u64,
+    failures: Vec<u64>,
+    reported: Duration,
+}
+
+impl Campaign {
+    fn print_speed(&self, start: Instant) {
+        let seconds = start.elapsed().as_secs_f64();
+        let hours = self.outcome.simulated.as_secs_f64() / 3_600.0;
+        println!(
+            "netsim: {} seeds, {} packets, {} failures, {seconds:.0} s; {:.1} seeds/s, {hours:.1} simulated hours, \
+             {:.3} simulated hours/s",
+            self.seeds,
+            self.outcome.packets,
+            self.failures.len(),
+            self.seeds as f64 / seconds,
+            hours / seconds
+        );
+    }
+
+    fn note(&mut self, seed: u64, result: Result<Outcome, String>) {
+        self.seeds += 1;
+        match result {
+            Ok(outcome) => self.outcome.merge(&outcome),
+            Err(said) => {
+                println!("seed {seed}: {said}");
+                println!("replay with: NETSIM_SEED={seed} cargo test --test netsim replay -- --nocapture");
+                self.failures.push(seed);
+            }
+        }
+    }
+}
+
+/// Runs `judge` for the seeds on all processors (or on as many as `NETSIM_THREADS` says); adds up what happened.
+fn campaign(count: u64, reports: bool, judge: impl Fn(u64) -> Result<Outcome, String> + Sync) -> Campaign {
+    let start = Instant::now();
+    let first = number_from("NETSIM_FIRST").unwrap_or(1);
     let next = AtomicU64::new(first);
-    let total = Mutex::new((Outcome::default(), Vec::new()));
-    let threads = std::thread::available_parallelism().map_or(2, |threads| threads.get());
+    let total = Mutex::new(Campaign::default());
+    let processors = std::thread::available_parallelism().map_or(2, |threads| threads.get() as u64);
     std::thread::scope(|scope| {
-        for _ in 0..threads {
+        for _ in 0..number_from("NETSIM_THREADS").unwrap_or(processors) {
             scope.spawn(|| {
                 loop {
                     let seed = next.fetch_add(1, Ordering::Relaxed);
                     if seed >= first + count {
                         return;
                     }
-                    let outcome = catch_unwind(AssertUnwindSafe(|| run(seed, false)));
-                    let mut total = total.lock().unwrap();
-                    match outcome {
-                        Ok(outcome) => total.0.merge(&outcome),
-                        Err(_) => total.1.push(seed),
+                    let result = judge(seed);
+                    let mut total = total.lock().expect("no panic while it is held");
+                    total.note(seed, result);
+                    if reports && start.elapsed() >= total.reported + REPORT_EVERY {
+                        total.reported = start.elapsed();
+                        total.print_speed(start);
                     }
                 }
             });
         }
     });
-    total.into_inner().unwrap()
+    let total = total.into_inner().expect("no panic while it was held");
+    total.print_speed(start);
+    total
 }
 
 fn print_table(events: &BTreeMap<&'static str, u64>) {
@@ -55,20 +111,46 @@ fn print_table(events: &BTreeMap<&'static str, u64>) {
     }
 }
 
+fn expect_no_failures(campaign: &Campaign) {
+    let failures = &campaign.failures;
+    assert!(failures.is_empty(), "{} of {} seeds failed: {failures:?}", failures.len(), campaign.seeds);
+}
+
+/// The seed's outcome, if a second run of it leaves the same trace.
+fn run_twice(seed: u64) -> Result<Outcome, String> {
+    let (one, other) = (run_watched(seed)?, run_watched(seed)?);
+    if one.trace_hash == other.trace_hash { Ok(one) } else { Err("a second run left another trace".to_owned()) }
+}
+
 #[test]
 fn many_seeds_keep_every_promise() {
-    let start = Instant::now();
-    let count = number_from("NETSIM_SEEDS").unwrap_or(SEEDS);
-    let (outcome, failures) = campaign(1, count);
-    println!("netsim: {count} seeds, {} packets, {:.0?}", outcome.packets, start.elapsed());
-    print_table(&outcome.events);
-    for seed in &failures {
-        println!("replay with: NETSIM_SEED={seed} cargo test --test netsim replay -- --nocapture");
-    }
-    assert!(failures.is_empty(), "{} of {count} seeds failed: {failures:?}", failures.len());
-    assert!(outcome.packets >= MINIMUM_PACKETS, "only {} packets", outcome.packets);
-    let rare: Vec<_> = outcome.events.iter().filter(|(_, count)| **count < MINIMUM_OF_EACH_EVENT).collect();
+    let campaign = campaign(number_from("NETSIM_SEEDS").unwrap_or(SEEDS), false, run_watched);
+    print_table(&campaign.outcome.events);
+    expect_no_failures(&campaign);
+    assert!(campaign.outcome.packets >= MINIMUM_PACKETS, "only {} packets", campaign.outcome.packets);
+    let rare: Vec<_> = campaign.outcome.events.iter().filter(|(_, count)| **count < MINIMUM_OF_EACH_EVENT).collect();
     assert!(rare.is_empty(), "too rare to be tested: {rare:?}");
+}
+
+#[test]
+fn the_same_seed_gives_the_same_trace() {
+    expect_no_failures(&campaign(TWICE, false, run_twice));
+}
+
+#[test]
+#[ignore = "takes many minutes: NETSIM_SEEDS says how many seeds"]
+fn long_campaign() {
+    let campaign = campaign(number_from("NETSIM_SEEDS").unwrap_or(LONG_SEEDS), true, run_watched);
+    print_table(&campaign.outcome.events);
+    expect_no_failures(&campaign);
+}
+
+#[test]
+#[ignore = "takes many minutes: NETSIM_SEEDS says how many seeds"]
+fn long_traces() {
+    let campaign = campaign(number_from("NETSIM_SEEDS").unwrap_or(LONG_TWICE), true, run_twice);
+    println!("netsim: {} of {} seeds left the same trace twice", campaign.seeds, campaign.seeds);
+    expect_no_failures(&campaign);
 }
 
 #[test]
@@ -77,12 +159,5 @@ fn replay() {
         let outcome = run(seed, true);
         println!("seed {seed}: {} packets, trace {:#018x}", outcome.packets, outcome.trace_hash);
         print_table(&outcome.events);
-    }
-}
-
-#[test]
-fn the_same_seed_gives_the_same_trace() {
-    for seed in 1..=100 {
-        assert_eq!(run(seed, false).trace_hash, run(seed, false).trace_hash, "seed {seed}");
     }
 }

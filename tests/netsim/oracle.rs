@@ -1,4 +1,4 @@
-//! The oracle: what each request must do, at both ends.
+//! The oracle: what each request must come to, at both ends.
 //!
 //! Every request works on a slot of memory of its own, with a pattern of its own, so that a byte in the wrong place,
 //! an execution too many or too few shows. A slot is used again only after the completion of the request before was
@@ -6,100 +6,71 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::Arc;
+use std::time::Duration;
 
-use rdma_verbs::memory::Region;
-use rdma_verbs::sim::{Network, Port, Random};
+use rdma_verbs::sim::{Host, Network, Port, Random};
 use rdma_verbs::types::{
-    AsyncEvent, CompletionOpcode, CompletionStatus, Data, Operation, QueuePairAttributes, QueuePairState,
-    RawCompletion, ReceiveRequest, Rkey, SendFlags, SendRequest, Sge,
+    AccessFlags, AsyncEvent, CompletionFlags, CompletionOpcode, CompletionStatus, Counter, QueuePairCapabilities,
+    QueuePairState, RNR_TIMER_MICROSECONDS, RawCompletion, Time,
 };
 
-use super::world::{Outcome, Terms};
+use super::application::{Kind, POSTED_AFTER_FAILURE, Posted, Wrong};
+use super::referee::Flow;
+use super::store::{Area, Layout, SLOTS, Store, pattern};
+use super::terms::Terms;
+use super::world::Outcome;
 
-/// Slots of each area; a side has at most as many requests outstanding.
-pub(crate) const SLOTS: u64 = 16;
-const REGION_BASE: u64 = 0x1000_0000;
-const COUNTERS: u64 = 64;
-
-/// Where things lie in a region.
-#[derive(Clone, Copy)]
-pub(crate) struct Layout {
-    slot_bytes: u64,
+/// How a completion queue is armed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Arm {
+    No,
+    Solicited,
+    Any,
 }
 
-#[derive(Clone, Copy)]
-enum Area {
-    Source,
-    Written,
-    Readable,
-    Fetched,
-    Received,
-}
-
-impl Layout {
-    pub(crate) fn new(largest: u64) -> Self {
-        Self { slot_bytes: largest.max(8) }
-    }
-
-    pub(crate) fn region_bytes(&self) -> usize {
-        (COUNTERS + 5 * SLOTS * self.slot_bytes) as usize
-    }
-
-    fn offset(&self, area: Area, index: u64) -> u64 {
-        COUNTERS + (area as u64 * SLOTS + index % SLOTS) * self.slot_bytes
-    }
-}
-
-/// What a request is, and what it must come to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    Send {
-        immediate: Option<u32>,
-    },
-    Write {
-        immediate: Option<u32>,
-    },
-    Read,
-    FetchAndAdd,
-    CompareAndSwap {
-        fits: bool,
-    },
-    /// Refused by the other end.
-    Wrong,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Posted {
-    index: u64,
-    kind: Kind,
-    length: u64,
-    signaled: bool,
+/// What had happened when the application last knew of progress.
+#[derive(Clone, Copy, Default)]
+struct Progress {
+    at: Time,
+    harmed: u64,
+    sequence_naks: u64,
+    rnr_naks: u64,
 }
 
 /// One end of the connection, as its application and as the oracle.
 pub(crate) struct Side {
     pub(crate) at: usize,
     pub(crate) port: Port,
-    pub(crate) region: Arc<Region>,
-    layout: Layout,
-    depth: u32,
-    salt: u64,
-    posted: u64,
-    outstanding: VecDeque<Posted>,
-    since_signaled: u32,
+    pub(crate) store: Store,
+    pub(crate) depth: u32,
+    pub(crate) max_inline: u64,
+    /// What the other end may do.
+    pub(crate) grants: AccessFlags,
+    pub(crate) salt: u64,
+    pub(crate) posted: u64,
+    pub(crate) posted_after_failure: u64,
+    pub(crate) outstanding: VecDeque<Posted>,
+    pub(crate) since_signaled: u32,
     /// Messages that the other end must receive, in order; those received are taken off.
-    messages: VecDeque<Posted>,
-    receives_posted: u64,
-    received: u64,
+    pub(crate) messages: VecDeque<Posted>,
+    pub(crate) receives_posted: u64,
+    pub(crate) received: u64,
     adds_done: u64,
-    adds_posted: u64,
+    pub(crate) adds_posted: u64,
     swaps_done: u64,
-    swap_value: u64,
-    failed: bool,
+    pub(crate) swap_value: u64,
+    pub(crate) failed: bool,
     refused_something: bool,
-    harmed_before: u64,
-    draining: bool,
+    /// The first request that may not begin while the queue drains.
+    pub(crate) draining_from: Option<u64>,
+    /// A request that revokes the revocable key was posted; and was executed.
+    pub(crate) was_revoked: bool,
+    pub(crate) is_revoked: bool,
+    arm: Arm,
+    progress: Progress,
+    /// As it is now; what the last look saw.
+    latest: Progress,
+    timeouts: u64,
 }
 
 impl fmt::Debug for Side {
@@ -110,26 +81,27 @@ impl fmt::Debug for Side {
     }
 }
 
-fn pattern(salt: u64, index: u64, length: u64) -> Vec<u8> {
-    let mut random = Random::new(salt ^ index.wrapping_mul(0x1234_5678_9abc_def1));
-    let mut bytes = Vec::with_capacity(length as usize + 8);
-    while bytes.len() < length as usize {
-        bytes.extend(random.number().to_le_bytes());
-    }
-    bytes.truncate(length as usize);
-    bytes
-}
-
 impl Side {
-    pub(crate) fn new(at: usize, port: Port, region: Arc<Region>, layout: Layout, depth: u32, salt: u64) -> Self {
+    pub(crate) fn new(at: usize, host: &mut Host, layout: Layout, terms: &Terms, random: &mut Random) -> Self {
+        let cap = QueuePairCapabilities {
+            max_send_wr: random.between(1, SLOTS) as u32,
+            max_recv_wr: SLOTS as u32,
+            max_send_sge: 4,
+            max_recv_sge: 4,
+            max_inline_data: terms.max_inline,
+        };
+        let store = Store::new(host, layout);
+        let port = host.create_queue_pair(cap);
         Self {
             at,
             port,
-            region,
-            layout,
-            depth,
-            salt,
+            store,
+            depth: cap.max_send_wr,
+            max_inline: terms.max_inline.into(),
+            grants: terms.access[at.min(1)],
+            salt: random.number(),
             posted: 0,
+            posted_after_failure: 0,
             outstanding: VecDeque::new(),
             since_signaled: 0,
             messages: VecDeque::new(),
@@ -141,8 +113,13 @@ impl Side {
             swap_value: 0,
             failed: false,
             refused_something: false,
-            harmed_before: 0,
-            draining: false,
+            draining_from: None,
+            was_revoked: false,
+            is_revoked: false,
+            arm: Arm::No,
+            progress: Progress::default(),
+            latest: Progress::default(),
+            timeouts: 0,
         }
     }
 
@@ -151,174 +128,121 @@ impl Side {
         let mut rest = Vec::new();
         self.port.poll(&mut rest);
         assert!(rest.is_empty(), "completions survived RESET: {rest:?}");
+        assert_eq!((self.port.send.pending(), self.port.receive.pending()), (0, 0), "requests survived RESET");
         while self.port.poll_event().is_some() {}
-        self.region.write_at(0, &[0; COUNTERS as usize]).unwrap();
+        if self.port.bell.rung() > 0 {
+            self.arm = Arm::No;
+        }
+        self.store.start_over();
         self.posted = 0;
+        self.posted_after_failure = 0;
         self.outstanding.clear();
         self.messages.clear();
         self.since_signaled = 0;
         (self.receives_posted, self.received) = (0, 0);
         (self.adds_done, self.adds_posted, self.swaps_done, self.swap_value) = (0, 0, 0, 0);
-        (self.failed, self.refused_something, self.draining) = (false, false, false);
+        (self.failed, self.refused_something, self.draining_from) = (false, false, None);
         self.salt = self.salt.wrapping_add(0x9e37);
     }
 
-    pub(crate) fn is_done(&self, requests: usize) -> bool {
-        (self.failed || self.posted >= requests as u64) && self.outstanding.is_empty()
+    pub(crate) fn connected(&mut self, network: &Network, now: Time) {
+        self.timeouts = self.count_timeouts(network);
+        self.progress = Progress { at: now, sequence_naks: 0, rnr_naks: 0, ..self.latest };
+        self.latest = self.progress;
     }
 
-    /// The application's part of a step: posts, sometimes drains.
-    pub(crate) fn act(
+    pub(crate) fn is_done(&self, requests: usize) -> bool {
+        let is_posted = if self.failed {
+            self.posted_after_failure == POSTED_AFTER_FAILURE
+        } else {
+            self.posted >= requests as u64
+        };
+        is_posted && self.outstanding.is_empty()
+    }
+
+    pub(crate) fn is_in_error(&self, network: &Network) -> bool {
+        network.hosts[self.at].endpoint.queue_pair_state(self.port.qpn) == Some(QueuePairState::Error)
+    }
+
+    /// The oracle's part of a step: judges completions, notifications and events.
+    pub(crate) fn look(
         &mut self,
         network: &mut Network,
         terms: &Terms,
-        peer_key: Rkey,
         other: &mut Side,
+        flow: &Flow,
         random: &mut Random,
         outcome: &mut Outcome,
     ) {
-        if self.receives_posted - self.received < SLOTS && random.chance(terms.receives) {
-            self.post_receive(network);
-        }
-        let may_post = !self.failed && self.posted < terms.requests as u64;
-        if may_post && self.outstanding.len() < self.depth as usize && random.chance(400) {
-            self.post(network, terms, peer_key, other, random);
-        }
-        let state = network.hosts[self.at].endpoint.queue_pair_state(self.port.qpn);
-        if !self.draining && state == Some(QueuePairState::ReadyToSend) && random.chance(3) {
-            self.draining = true;
-            outcome.count("state SQD", 1);
-            let attributes = QueuePairAttributes {
-                qp_state: Some(QueuePairState::SendQueueDrained),
-                en_sqd_async_notify: Some(true),
-                ..QueuePairAttributes::default()
-            };
-            let now = network.now;
-            network.hosts[self.at].modify(now, self.port.qpn, &attributes);
-        }
-    }
-
-    fn sge(&self, area: Area, index: u64, skip: u64, length: u64) -> Sge {
-        let addr = REGION_BASE + self.layout.offset(area, index) + skip;
-        Sge { addr, length: length as u32, lkey: self.region.lkey() }
-    }
-
-    fn post_receive(&mut self, network: &mut Network) {
-        let index = self.receives_posted;
-        let half = self.layout.slot_bytes / 2;
-        let rest = self.layout.slot_bytes - half;
-        let sges = [self.sge(Area::Received, index, 0, half), self.sge(Area::Received, index, half, rest)];
-        let request = ReceiveRequest { wr_id: index, sges: &sges };
-        let now = network.now;
-        if network.hosts[self.at].post_receive(now, &self.port, &request) {
-            self.receives_posted += 1;
-        }
-    }
-
-    fn random_kind(&self, terms: &Terms, random: &mut Random) -> Kind {
-        if random.chance(terms.wrong) {
-            return Kind::Wrong;
-        }
-        match random.below(12) {
-            0 | 1 => Kind::Send { immediate: None },
-            2 => Kind::Send { immediate: Some(random.number() as u32) },
-            3..=5 => Kind::Write { immediate: None },
-            6 => Kind::Write { immediate: Some(random.number() as u32) },
-            7..=9 => Kind::Read,
-            10 => Kind::FetchAndAdd,
-            _ => Kind::CompareAndSwap { fits: random.chance(700) },
-        }
-    }
-
-    fn post(&mut self, network: &mut Network, terms: &Terms, peer_key: Rkey, other: &mut Side, random: &mut Random) {
-        let index = self.posted;
-        let kind = self.random_kind(terms, random);
-        let length = match kind {
-            Kind::FetchAndAdd | Kind::CompareAndSwap { .. } | Kind::Wrong => 8,
-            _ if random.chance(100) => 0,
-            _ => random.below(self.layout.slot_bytes + 1),
+        let before = self.latest;
+        self.latest = Progress {
+            at: network.time_at(self.at),
+            harmed: network.harmed_between(self.at, other.at),
+            sequence_naks: flow.sequence_naks,
+            rnr_naks: flow.rnr_naks,
         };
-        let is_last = index + 1 >= terms.requests as u64;
-        let signaled = is_last || self.since_signaled + 1 >= self.depth || random.chance(600);
-        let operation = self.operation(kind, index, peer_key, random);
-        let brings_home = operation.is_read_or_atomic();
-        let data = pattern(self.salt, index, length);
-        if kind == Kind::Read {
-            other.region.write_at(self.layout.offset(Area::Readable, index), &data).unwrap();
-        } else if !brings_home {
-            self.region.write_at(self.layout.offset(Area::Source, index), &data).unwrap();
-        }
-        let mut flags = SendFlags::empty();
-        flags.set(SendFlags::SIGNALED, signaled);
-        flags.set(SendFlags::FENCE, random.chance(50));
-        flags.set(SendFlags::SOLICITED, random.chance(100));
-        let area = if brings_home { Area::Fetched } else { Area::Source };
-        let cut = random.below(length + 1);
-        let sges = [self.sge(area, index, 0, cut), self.sge(area, index, cut, length - cut)];
-        let is_inline = !brings_home && length <= 128 && random.chance(300);
-        let inline = [&data[..]];
-        let data = if is_inline { Data::Inline(&inline) } else { Data::Sges(&sges) };
-        let request = SendRequest { wr_id: index, operation, flags, data };
-        let now = network.now;
-        if !network.hosts[self.at].post_send(now, &self.port, &request) {
-            return;
-        }
-        self.note_posted(Posted { index, kind, length, signaled });
-    }
-
-    fn note_posted(&mut self, posted: Posted) {
-        self.posted += 1;
-        self.since_signaled = if posted.signaled { 0 } else { self.since_signaled + 1 };
-        self.outstanding.push_back(posted);
-        match posted.kind {
-            Kind::Send { .. } | Kind::Write { immediate: Some(_) } => self.messages.push_back(posted),
-            Kind::FetchAndAdd => self.adds_posted += 1,
-            Kind::CompareAndSwap { fits: true } => self.swap_value += 1,
-            _ => {}
-        }
-    }
-
-    fn operation(&self, kind: Kind, index: u64, rkey: Rkey, random: &mut Random) -> Operation {
-        let remote = |area| REGION_BASE + self.layout.offset(area, index);
-        match kind {
-            Kind::Send { immediate: None } => Operation::Send,
-            Kind::Send { immediate: Some(immediate) } => Operation::SendWithImmediate(immediate),
-            Kind::Write { immediate: None } => Operation::Write { remote_addr: remote(Area::Written), rkey },
-            Kind::Write { immediate: Some(immediate) } => {
-                Operation::WriteWithImmediate { remote_addr: remote(Area::Written), rkey, immediate }
-            }
-            Kind::Read => Operation::Read { remote_addr: remote(Area::Readable), rkey },
-            Kind::FetchAndAdd => Operation::FetchAndAdd { remote_addr: REGION_BASE, rkey, add: 1 },
-            Kind::CompareAndSwap { fits } => {
-                let compare = if fits { self.swap_value } else { u64::MAX };
-                let swap = self.swap_value + 1;
-                Operation::CompareAndSwap { remote_addr: REGION_BASE + 8, rkey, compare, swap }
-            }
-            Kind::Wrong if random.chance(500) => {
-                Operation::Write { remote_addr: REGION_BASE, rkey: Rkey(rkey.0 ^ 0x0f00) }
-            }
-            Kind::Wrong => {
-                let remote_addr = REGION_BASE + self.layout.region_bytes() as u64 - 4;
-                Operation::Read { remote_addr, rkey }
-            }
-        }
-    }
-
-    /// The oracle's part of a step: judges completions and events.
-    pub(crate) fn look(&mut self, network: &mut Network, terms: &Terms, other: &mut Side, outcome: &mut Outcome) {
         let mut completions = Vec::new();
         self.port.poll(&mut completions);
-        for completion in completions {
+        let mut is_solicited = false;
+        for completion in &completions {
+            assert_eq!(completion.qpn, self.port.qpn, "{completion:?}");
+            is_solicited |= !completion.status.is_success();
             if matches!(completion.opcode, CompletionOpcode::Receive | CompletionOpcode::ReceiveRdmaWithImmediate) {
-                self.judge_receive(network, &completion, other);
+                is_solicited |= self.judge_receive(network, completion, other);
             } else {
-                self.judge_send(network, terms, &completion, other, outcome);
+                self.judge_send(network, terms, completion, other, outcome);
+                // What happened since the last look may have happened after the completion.
+                self.progress = before;
             }
         }
+        assert_eq!(self.port.send.pending() as usize, self.outstanding.len(), "slots in use at {self:?}");
+        self.judge_notification(!completions.is_empty(), is_solicited, random);
+        self.judge_timeouts(network, terms, other, flow);
+        self.look_at_events(network, other, outcome);
+    }
+
+    fn judge_notification(&mut self, has_completed: bool, is_solicited: bool, random: &mut Random) {
+        let is_due = match self.arm {
+            Arm::No => false,
+            Arm::Solicited => is_solicited,
+            Arm::Any => has_completed,
+        };
+        assert_eq!(self.port.bell.rung(), u32::from(is_due), "notifications, armed for {:?} at {self:?}", self.arm);
+        if is_due {
+            self.arm = Arm::No;
+        }
+        if self.arm == Arm::No && random.chance(500) {
+            let solicited_only = random.chance(700);
+            self.port.completions.req_notify(solicited_only);
+            self.arm = if solicited_only { Arm::Solicited } else { Arm::Any };
+        }
+    }
+
+    fn count_timeouts(&self, network: &Network) -> u64 {
+        let counters = network.hosts[self.at].endpoint.queue_pair_counters(self.port.qpn);
+        counters.map_or(0, |counters| counters.get(Counter::LocalAckTimeout))
+    }
+
+    /// No transport timer runs out unless something went wrong on the way, or the other end is gone; and if it is
+    /// long enough for several probes, those must have been harmed as well. Packets that overtake one without a
+    /// receive are not kept, and nobody reports them.
+    fn judge_timeouts(&mut self, network: &Network, terms: &Terms, other: &Side, flow: &Flow) {
+        let timeouts = self.count_timeouts(network);
+        let expired = timeouts > self.timeouts;
+        self.timeouts = timeouts;
+        let Some(oldest) = self.outstanding.front().filter(|_| expired && !self.failed) else { return };
+        let harmed = self.latest.harmed - oldest.harmed;
+        let enough = if terms.is_patient { 3 } else { 1 };
+        let is_overtaken = flow.has_lacked_receives && network.late_between(self.at, other.at) > oldest.late;
+        let is_justified = harmed >= enough || is_overtaken || self.is_lonely(network, other) || terms.socket.is_some();
+        assert!(is_justified, "a timeout, but only {harmed} packets were harmed at {self:?}");
+    }
+
+    fn look_at_events(&mut self, network: &mut Network, other: &Side, outcome: &mut Outcome) {
         while let Some(event) = self.port.poll_event() {
             match event {
                 AsyncEvent::SendQueueDrained(_) => self.resume(network),
-                AsyncEvent::QueuePairAccessError(_) => {
+                AsyncEvent::QueuePairAccessError(_) | AsyncEvent::QueuePairRequestError(_) => {
                     assert!(other.posted_wrong(), "{self:?} refused a right request");
                     self.refused_something = true;
                     outcome.count("state ERR", 1);
@@ -330,46 +254,43 @@ impl Side {
     }
 
     fn posted_wrong(&self) -> bool {
-        self.failed || self.outstanding.iter().any(|posted| posted.kind == Kind::Wrong)
+        self.failed || self.outstanding.iter().any(|posted| matches!(posted.kind, Kind::Wrong(_)))
     }
 
     fn resume(&mut self, network: &mut Network) {
-        assert!(self.draining, "drained without having been asked");
-        self.draining = false;
-        let now = network.now;
+        assert!(self.draining_from.is_some(), "drained without having been asked");
+        self.draining_from = None;
+        let now = network.time_at(self.at);
         let state = network.hosts[self.at].endpoint.queue_pair_state(self.port.qpn);
         if state == Some(QueuePairState::SendQueueDrained) {
             network.hosts[self.at].go_to(now, self.port.qpn, QueuePairState::ReadyToSend);
         }
     }
 
-    fn judge_receive(&mut self, network: &Network, completion: &RawCompletion, other: &mut Side) {
+    /// Judges a receive. Whether its message was solicited.
+    fn judge_receive(&mut self, network: &Network, completion: &RawCompletion, other: &mut Side) -> bool {
         assert_eq!(completion.wr_id, self.received, "receives complete in the order of posting");
         self.received += 1;
         if !completion.status.is_success() {
-            let state = network.hosts[self.at].endpoint.queue_pair_state(self.port.qpn);
-            assert_eq!(state, Some(QueuePairState::Error), "{completion:?}");
-            return;
+            let is_flushed = completion.status == CompletionStatus::WorkRequestFlushedError;
+            assert!(self.is_in_error(network) && (is_flushed || other.posted_wrong()), "{completion:?}");
+            return false;
         }
         let message = other.messages.pop_front().expect("a message that was sent and not yet received");
-        let (immediate, is_write) = match message.kind {
-            Kind::Send { immediate } => (immediate, false),
-            Kind::Write { immediate } => (immediate, true),
+        let (flags, value, is_write) = match message.kind {
+            Kind::Send { immediate: None } => (CompletionFlags::empty(), 0, false),
+            Kind::Send { immediate: Some(value) } => (CompletionFlags::WITH_IMMEDIATE, value, false),
+            Kind::Write { immediate: Some(value) } => (CompletionFlags::WITH_IMMEDIATE, value, true),
+            Kind::SendInvalidate(key) => (CompletionFlags::WITH_INVALIDATE, key.0, false),
             _ => unreachable!("only these make receive completions"),
         };
         assert_eq!(completion.byte_len, message.length as u32, "{message:?}");
-        assert_eq!(completion.flags.contains(rdma_verbs::types::CompletionFlags::WITH_IMMEDIATE), immediate.is_some());
-        assert_eq!(completion.immediate_or_key, immediate.unwrap_or_default());
+        assert_eq!((completion.flags, completion.immediate_or_key), (flags, value), "{message:?}");
         assert_eq!(completion.opcode == CompletionOpcode::ReceiveRdmaWithImmediate, is_write);
         let (area, place) = if is_write { (Area::Written, message.index) } else { (Area::Received, self.received - 1) };
-        self.expect_bytes(area, place, &pattern(other.salt, message.index, message.length), "received");
-    }
-
-    fn expect_bytes(&self, area: Area, index: u64, expected: &[u8], what: &str) {
-        let mut found = vec![0; expected.len()];
-        self.region.read_at(self.layout.offset(area, index), &mut found).unwrap();
-        let wrong = found.iter().zip(expected).position(|(found, expected)| found != expected);
-        assert!(wrong.is_none(), "{what} {index}: wrong byte at {wrong:?} of {} at {self:?}", expected.len());
+        self.store.expect_bytes(area, place, &pattern(other.salt, message.source, message.length));
+        self.is_revoked |= matches!(message.kind, Kind::SendInvalidate(_));
+        message.solicited
     }
 
     fn judge_send(
@@ -380,7 +301,6 @@ impl Side {
         other: &mut Side,
         outcome: &mut Outcome,
     ) {
-        let harmed: u64 = network.harmed.iter().sum();
         loop {
             let posted = self.outstanding.pop_front().expect("a completion of an outstanding request");
             if posted.index != completion.wr_id {
@@ -390,34 +310,62 @@ impl Side {
             }
             if completion.status.is_success() {
                 assert!(posted.signaled && !self.failed, "{completion:?} {posted:?}");
+                let length = match posted.kind {
+                    Kind::Read | Kind::FetchAndAdd | Kind::CompareAndSwap { .. } => posted.length as u32,
+                    _ => 0,
+                };
+                assert_eq!(completion.byte_len, length, "{completion:?} {posted:?}");
                 self.judge_success(&posted, other);
-                self.harmed_before = harmed;
             } else {
-                self.judge_failure(network, terms, completion, &posted, other, outcome, harmed);
+                self.judge_failure(network, terms, completion, &posted, other, outcome);
             }
             return;
         }
     }
 
-    fn judge_success(&mut self, posted: &Posted, other: &Side) {
-        let expected = || pattern(self.salt, posted.index, posted.length);
+    fn judge_success(&mut self, posted: &Posted, other: &mut Side) {
+        let is_early = self.draining_from.is_some_and(|first| posted.index >= first);
+        assert!(!is_early, "{posted:?} began while the queue drained");
+        let expected = || pattern(self.salt, posted.source, posted.length);
         match posted.kind {
-            Kind::Wrong => panic!("a wrong request succeeded: {posted:?}"),
-            Kind::Send { .. } => {}
-            Kind::Write { .. } => other.expect_bytes(Area::Written, posted.index, &expected(), "written"),
-            Kind::Read => self.expect_bytes(Area::Fetched, posted.index, &expected(), "read"),
+            Kind::Wrong(_) => panic!("a wrong request succeeded: {posted:?}"),
+            Kind::Send { .. } | Kind::SendInvalidate(_) => {
+                let is_received = other.messages_received(self).is_none_or(|oldest| oldest > posted.index);
+                assert!(is_received, "{posted:?} completed before it was received");
+            }
+            Kind::Write { immediate } => {
+                other.store.expect_bytes(Area::Written, posted.index, &expected());
+                if immediate.is_none() {
+                    other.store.consume(posted.index, posted.length);
+                }
+            }
+            Kind::Relay => {
+                other.store.expect_bytes(Area::Written, posted.index, &expected());
+                other.store.consume(posted.index, posted.length);
+            }
+            Kind::Read => self.store.expect_bytes(Area::Fetched, posted.index, &expected()),
             Kind::FetchAndAdd => {
-                self.expect_bytes(Area::Fetched, posted.index, &self.adds_done.to_ne_bytes(), "added");
+                self.store.expect_bytes(Area::Fetched, posted.index, &self.adds_done.to_ne_bytes());
                 self.adds_done += 1;
             }
             Kind::CompareAndSwap { fits } => {
-                self.expect_bytes(Area::Fetched, posted.index, &self.swaps_done.to_ne_bytes(), "swapped");
+                self.store.expect_bytes(Area::Fetched, posted.index, &self.swaps_done.to_ne_bytes());
                 self.swaps_done += u64::from(fits);
             }
         }
     }
 
-    #[expect(clippy::too_many_arguments, reason = "the circumstances of a failure are many")]
+    /// The oldest message of the sender that waits in this end's completion queue or has not arrived at all.
+    fn messages_received(&self, sender: &Side) -> Option<u64> {
+        let waiting = self.port.completions.len();
+        sender.messages.get(waiting).map(|message| message.index)
+    }
+
+    /// Whether the other end has left the connection.
+    fn is_lonely(&self, network: &Network, other: &Side) -> bool {
+        other.is_in_error(network)
+    }
+
     fn judge_failure(
         &mut self,
         network: &Network,
@@ -426,7 +374,6 @@ impl Side {
         posted: &Posted,
         other: &Side,
         outcome: &mut Outcome,
-        harmed: u64,
     ) {
         if self.failed {
             assert_eq!(completion.status, CompletionStatus::WorkRequestFlushedError, "after a failure");
@@ -434,36 +381,58 @@ impl Side {
         }
         self.failed = true;
         outcome.count("state ERR", 1);
-        let other_state = network.hosts[other.at].endpoint.queue_pair_state(other.port.qpn);
-        let is_lonely = other_state == Some(QueuePairState::Error);
-        let tries_lost = harmed - self.harmed_before > u64::from(terms.retry_cnt);
-        let justified = match completion.status {
-            CompletionStatus::RemoteAccessError => posted.kind == Kind::Wrong,
+        let refusal = match posted.kind {
+            Kind::Wrong(Wrong::TooLong | Wrong::NotGranted(_)) => CompletionStatus::RemoteInvalidRequestError,
+            Kind::Wrong(_) => CompletionStatus::RemoteAccessError,
+            _ => CompletionStatus::Success,
+        };
+        let is_justified = match completion.status {
+            status if status == refusal => true,
             CompletionStatus::WorkRequestFlushedError => self.refused_something || self.is_in_error(network),
-            CompletionStatus::RetryExceededError => is_lonely || tries_lost,
-            CompletionStatus::ReceiverNotReadyRetryExceededError => terms.rnr_retry != 7,
+            CompletionStatus::RetryExceededError => {
+                self.is_lonely(network, other) || self.were_tries_lost(terms, posted)
+            }
+            CompletionStatus::ReceiverNotReadyRetryExceededError => self.were_tries_refused(terms),
+            CompletionStatus::BadResponseError => network.shortened > 0,
             _ => false,
         };
-        assert!(justified, "{completion:?} of {posted:?}: lost {} at {self:?}", harmed - self.harmed_before);
+        let harmed = self.latest.harmed - self.progress.harmed;
+        assert!(is_justified, "{completion:?} of {posted:?}: {harmed} harmed since the last progress at {self:?}");
     }
 
-    fn is_in_error(&self, network: &Network) -> bool {
-        network.hosts[self.at].endpoint.queue_pair_state(self.port.qpn) == Some(QueuePairState::Error)
+    /// Whether as many tries as were agreed on were made, each for its full time or on a NAK, and all were lost. The
+    /// first of them may have been lost before the last progress.
+    fn were_tries_lost(&self, terms: &Terms, posted: &Posted) -> bool {
+        let tries = u64::from(terms.retry_cnt) + 1;
+        let waited = self.latest.at.saturating_since(self.progress.at);
+        let naks = self.latest.sequence_naks - self.progress.sequence_naks;
+        let made = (waited.as_nanos() / terms.timeout().as_nanos()) as u64 + naks;
+        let lost_since_posted = self.latest.harmed - posted.harmed;
+        let lost_since_progress = self.latest.harmed - self.progress.harmed;
+        made >= tries && lost_since_posted >= tries && lost_since_progress + 1 >= tries
     }
 
-    /// At the end: the counters hold what was added, once each.
-    pub(crate) fn check_memory(&self, other: &Side) {
-        let counter = |offset: u64| {
-            let mut bytes = [0; 8];
-            other.region.read_at(offset, &mut bytes).unwrap();
-            u64::from_ne_bytes(bytes)
-        };
-        let (adds, swaps) = (counter(0), counter(8));
+    /// Whether the other end lacked a receive as often as was agreed on, with the waits that it asked for.
+    fn were_tries_refused(&self, terms: &Terms) -> bool {
+        let tries = u64::from(terms.rnr_retry);
+        let wait = Duration::from_micros(RNR_TIMER_MICROSECONDS[usize::from(terms.min_rnr_timer)].into());
+        let waited = self.latest.at.saturating_since(self.progress.at);
+        let naks = self.latest.rnr_naks - self.progress.rnr_naks;
+        terms.rnr_retry != 7 && naks > tries && waited >= wait * tries as u32
+    }
+
+    /// At the end: the counters hold what was added, once each; nothing lies where it should not.
+    pub(crate) fn check_memory(&self, network: &Network, other: &Side, is_finished: bool) {
+        let (adds, swaps) = (other.store.counter(0), other.store.counter(8));
         assert!((self.adds_done..=self.adds_posted).contains(&adds), "{adds} additions at {self:?}");
         assert!((self.swaps_done..=self.swap_value).contains(&swaps), "{swaps} swaps at {self:?}");
-        if !self.failed {
+        self.store.check();
+        if is_finished && !self.failed {
             assert_eq!((adds, swaps), (self.adds_done, self.swaps_done), "{self:?}");
             assert!(self.messages.is_empty(), "sent and completed, never received: {:?}", self.messages);
+        }
+        if is_finished && self.is_in_error(network) {
+            assert_eq!(self.received, self.receives_posted, "receives were not flushed at {self:?}");
         }
     }
 }

@@ -1,21 +1,27 @@
-//! One seed: two hosts, a connection on random terms, random requests in both directions, faults.
+//! One seed: a server and its clients (mostly one), connections on random terms, random requests in both directions,
+//! faults.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
 use std::time::Duration;
 
-use rdma_verbs::memory::Backing;
-use rdma_verbs::sim::{Connection, Faults, Host, Network, Random};
-use rdma_verbs::types::{
-    AccessFlags, Counter, DomainId, Mtu, PeerCapabilities, Psn, QueuePairCapabilities, QueuePairState, Time,
-};
+use rdma_verbs::sim::{Connection, Host, Network, Random};
+use rdma_verbs::types::{Counter, Psn, QueuePairState, Time};
 
-use super::oracle::{Layout, SLOTS, Side};
+use super::oracle::Side;
+use super::referee::Referee;
+use super::store::Layout;
+use super::terms::Terms;
+
+const MOST_STEPS: u64 = 3_000_000;
+const MOST_PACKETS: u64 = 5_000_000;
+/// New connections begin this far from the numbers of the old one, if its packets may still be on their way.
+const FAR: u32 = 0x30_0000;
 
 /// What happened in a seed, or in many.
 #[derive(Default)]
 pub(crate) struct Outcome {
     pub(crate) packets: u64,
+    pub(crate) simulated: Duration,
     pub(crate) events: BTreeMap<&'static str, u64>,
     pub(crate) trace_hash: u64,
 }
@@ -23,6 +29,7 @@ pub(crate) struct Outcome {
 impl Outcome {
     pub(crate) fn merge(&mut self, other: &Outcome) {
         self.packets += other.packets;
+        self.simulated += other.simulated;
         for (name, count) in &other.events {
             *self.events.entry(name).or_default() += count;
         }
@@ -33,116 +40,47 @@ impl Outcome {
     }
 }
 
-/// The terms of a seed.
-pub(crate) struct Terms {
-    pub(crate) mtu: Mtu,
-    pub(crate) peer: PeerCapabilities,
-    pub(crate) faults: [Faults; 2],
-    pub(crate) retry_cnt: u8,
-    pub(crate) rnr_retry: u8,
-    pub(crate) timeout: u8,
-    pub(crate) rd_atomic: u8,
-    /// Longest message.
-    pub(crate) largest: u64,
-    /// Requests of each side.
-    pub(crate) requests: usize,
-    pub(crate) addresses: [IpAddr; 2],
-    /// Permille of the requests that are wrong on purpose.
-    pub(crate) wrong: u32,
-    /// How reluctantly receives are posted, in permille of the steps.
-    pub(crate) receives: u32,
+/// A connection: the server's end, the client's end, and who watches it.
+struct Pair {
+    sides: [Side; 2],
+    referee: Referee,
 }
 
-const OURS: PeerCapabilities =
-    PeerCapabilities { version: 1, segmentation_offload: true, receive_buffer_bytes: 8 << 20, extensions: 0 };
-
-fn random_faults(random: &mut Random) -> Faults {
-    let delay = Duration::from_nanos(random.choose(&[2_000, 10_000, 50_000, 1_000_000, 20_000_000]));
-    let is_calm = random.chance(250);
-    let rate = |random: &mut Random, limit| if is_calm { 0 } else { random.below(limit) as u32 };
-    Faults {
-        loss: rate(random, 101),
-        duplication: rate(random, 40),
-        corruption: rate(random, 30),
-        reordering: rate(random, 150),
-        delay,
-        lateness: delay * random.between(1, 10) as u32,
-        partitions: Vec::new(),
+impl Pair {
+    fn is_done(&self, requests: usize) -> bool {
+        self.sides.iter().all(|side| side.is_done(requests))
     }
 }
 
-/// The code of a timeout that is longer than any round trip: answers that are merely late are not lost.
-fn shortest_timeout(faults: &[Faults; 2]) -> u8 {
-    let round_trip: Duration = faults.iter().map(|faults| faults.delay + faults.lateness).sum();
-    let longest_hold = Duration::from_millis(1);
-    (8..31).find(|code| Duration::from_nanos(4_096 << code) > round_trip + longest_hold).unwrap_or(31)
+struct World {
+    network: Network,
+    terms: Terms,
+    random: Random,
+    outcome: Outcome,
+    pairs: Vec<Pair>,
 }
 
-fn random_terms(random: &mut Random) -> Terms {
-    let mut faults = [random_faults(random), random_faults(random)];
-    if random.chance(100) {
-        // Parted for a while, or for ever.
-        let from = Time::from_nanos(random.between(1_000, 5_000_000));
-        let length = Duration::from_millis(random.choose(&[1, 20, 100, 100_000_000]));
-        let which = random.below(2) as usize;
-        faults[which].partitions.push((from, from + length));
+/// Runs one seed to its end; panics if a promise is broken.
+pub(crate) fn run(seed: u64, verbose: bool) -> Outcome {
+    let mut world = World::new(seed, verbose);
+    let rounds = world.random.choose(&[1, 1, 2, 3]);
+    for round in 0..rounds {
+        let is_last = round + 1 == rounds;
+        // Some connections are cut off in their midst, some of them while their packets are still on their way.
+        let is_cut = !is_last && world.random.chance(600);
+        let most_steps = if is_cut { world.random.between(10, 2_000) } else { u64::MAX };
+        world.run_connections(most_steps);
+        if !is_last {
+            if is_cut {
+                // The applications do not see any more what this brings.
+                world.network.step(world.terms.step);
+            }
+            let is_settled = !is_cut || world.random.chance(500);
+            world.start_over(is_settled, FAR * (round + 1));
+        }
     }
-    // Over IPv4 a damaged packet of a stranger passes the ICRC once in 65,536 times; over IPv6 never.
-    let is_v6 = random.chance(500);
-    let is_stranger = random.chance(500) && (is_v6 || faults.iter().all(|faults| faults.corruption == 0));
-    let addresses = if is_v6 { ["2001:db8::1", "2001:db8::2"] } else { ["192.0.2.1", "192.0.2.2"] };
-    let mtu = random.choose(&Mtu::ALL);
-    Terms {
-        mtu,
-        peer: if is_stranger { PeerCapabilities::STRANGER } else { OURS },
-        retry_cnt: random.between(3, 7) as u8,
-        rnr_retry: random.choose(&[2, 6, 7, 7, 7]),
-        timeout: shortest_timeout(&faults) + random.below(3) as u8,
-        faults,
-        rd_atomic: random.choose(&[1, 2, 3, 8, 16]),
-        largest: random.choose(&[64, 2_000, 20_000, 100_000]),
-        requests: random.between(20, 90) as usize,
-        addresses: addresses.map(|address| address.parse().unwrap()),
-        wrong: if random.chance(250) { 10 } else { 0 },
-        receives: random.choose(&[20, 200, 800]),
-    }
-}
-
-/// The connection as end `own` sees it.
-fn connection(terms: &Terms, own: usize, sides: &[Side; 2], psns: [Psn; 2], random: &mut Random) -> Connection {
-    Connection {
-        peer_address: terms.addresses[1 - own],
-        peer_qpn: sides[1 - own].port.qpn,
-        peer: terms.peer,
-        path_mtu: terms.mtu,
-        sq_psn: psns[own],
-        rq_psn: psns[1 - own],
-        access: AccessFlags::REMOTE,
-        rd_atomic: terms.rd_atomic,
-        timeout: terms.timeout,
-        retry_cnt: terms.retry_cnt,
-        rnr_retry: terms.rnr_retry,
-        min_rnr_timer: random.between(1, 14) as u8,
-    }
-}
-
-fn create_sides(network: &mut Network, terms: &Terms, random: &mut Random) -> [Side; 2] {
-    let layout = Layout::new(terms.largest);
-    [0, 1].map(|at| {
-        let host = &mut network.hosts[at];
-        let cap = QueuePairCapabilities {
-            max_send_wr: random.between(1, SLOTS) as u32,
-            max_recv_wr: SLOTS as u32,
-            max_send_sge: 4,
-            max_recv_sge: 4,
-            max_inline_data: 128,
-        };
-        let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE;
-        let backing = Backing::from_vec(vec![0; layout.region_bytes()]);
-        let region = host.memory.register(DomainId(1), backing, Some(0x1000_0000), access).unwrap();
-        let port = host.create_queue_pair(cap);
-        Side::new(at, port, region, layout, cap.max_send_wr, random.number())
-    })
+    world.collect();
+    world.outcome
 }
 
 /// Initial numbers, often such that they wrap soon.
@@ -151,107 +89,218 @@ fn initial_psn(random: &mut Random) -> Psn {
     Psn::new(start as u32)
 }
 
-/// Runs one seed to its end; panics if a promise is broken.
-pub(crate) fn run(seed: u64, verbose: bool) -> Outcome {
-    let mut random = Random::new(seed);
-    let terms = random_terms(&mut random);
-    let hosts = [0, 1].map(|at| Host::new(terms.addresses[at], random.number()));
-    let mut network = Network::new(hosts.into(), terms.faults.to_vec(), random.number());
-    network.observer = verbose.then_some(|line: &str| eprintln!("{line}"));
-    let mut outcome = Outcome::default();
-    let mut sides = create_sides(&mut network, &terms, &mut random);
-    let rounds = if random.chance(300) { 2 } else { 1 };
-    for round in 0..rounds {
-        run_connection(&mut network, &mut sides, &terms, &mut random, &mut outcome);
-        if round + 1 < rounds {
-            settle(&mut network);
-            for side in &mut sides {
-                network.hosts[side.at].go_to(network.now, side.port.qpn, QueuePairState::Reset);
-                side.start_over();
-                outcome.count("state RESET", 1);
+impl World {
+    fn new(seed: u64, verbose: bool) -> Self {
+        let mut random = Random::new(seed);
+        let terms = Terms::random(&mut random);
+        let hosts = terms.addresses.iter().map(|address| Host::new(*address, random.number())).collect();
+        let mut network = Network::new(hosts, terms.faults.clone(), random.number());
+        network.observer = verbose.then_some(|line: &str| eprintln!("{line}"));
+        network.sightings = Some(Vec::new());
+        network.release = terms.release;
+        if let Some(socket) = terms.socket {
+            network.set_socket(0, socket);
+        }
+        let layout = Layout::new(terms.largest);
+        let mut pairs = Vec::new();
+        for client in 1..terms.addresses.len() {
+            let sides = [0, client].map(|at| Side::new(at, &mut network.hosts[at], layout, &terms, &mut random));
+            let first = [initial_psn(&mut random), initial_psn(&mut random)];
+            pairs.push(Pair { sides, referee: Referee::new([0, client], first) });
+        }
+        let mut world = Self { network, terms, random, outcome: Outcome::default(), pairs };
+        world.connect();
+        world
+    }
+
+    fn connect(&mut self) {
+        let Self { network, terms, outcome, pairs, .. } = self;
+        for pair in pairs {
+            let first = pair.referee.first();
+            let numbers = pair.sides.each_ref().map(|side| side.port.qpn);
+            for own in 0..2 {
+                let side = &mut pair.sides[own];
+                let peer_at = if own == 0 { pair.referee.client() } else { 0 };
+                let connection = Connection {
+                    peer_address: terms.addresses[peer_at],
+                    peer_qpn: numbers[1 - own],
+                    peer: terms.peer,
+                    path_mtu: terms.mtu,
+                    sq_psn: first[own],
+                    rq_psn: first[1 - own],
+                    access: terms.access[own],
+                    rd_atomic: terms.rd_atomic,
+                    timeout: terms.timeout,
+                    retry_cnt: terms.retry_cnt,
+                    rnr_retry: terms.rnr_retry,
+                    min_rnr_timer: terms.min_rnr_timer,
+                };
+                let now = network.time_at(side.at);
+                network.hosts[side.at].connect(now, side.port.qpn, &connection);
+                side.connected(network, now);
+                ["state INIT", "state RTR", "state RTS"].into_iter().for_each(|state| outcome.count(state, 1));
             }
-            // What is still on its way must not reach the new connection: let it arrive nowhere.
-            settle(&mut network);
         }
     }
-    collect(&network, &mut outcome);
-    outcome
-}
 
-fn settle(network: &mut Network) {
-    let until = network.now + Duration::from_secs(2);
-    while network.now < until {
-        network.step(Duration::from_millis(100));
-    }
-}
-
-fn run_connection(
-    network: &mut Network,
-    sides: &mut [Side; 2],
-    terms: &Terms,
-    random: &mut Random,
-    outcome: &mut Outcome,
-) {
-    let psns = [initial_psn(random), initial_psn(random)];
-    for at in 0..2 {
-        let connection = connection(terms, at, sides, psns, random);
-        network.hosts[at].connect(network.now, sides[at].port.qpn, &connection);
-        outcome.count("state INIT", 1);
-        outcome.count("state RTR", 1);
-        outcome.count("state RTS", 1);
-    }
-    let keys = [sides[0].region.rkey(), sides[1].region.rkey()];
-    let deadline = network.now + Duration::from_secs(4_000);
-    let mut steps = 0_u64;
-    while sides.iter().any(|side| !side.is_done(terms.requests)) {
-        steps += 1;
-        assert!(network.now < deadline && steps < 3_000_000, "no end: {:?}", [&sides[0], &sides[1]]);
-        for at in 0..2 {
-            let (side, other) = pick(sides, at);
-            side.act(network, terms, keys[1 - at], other, random, outcome);
+    /// Runs until all is done, or for so many steps.
+    fn run_connections(&mut self, most_steps: u64) {
+        let deadline = self.network.now + Duration::from_secs(4_000);
+        let (mut steps, mut last_sent) = (0_u64, (self.network.packets, self.network.now));
+        while steps < most_steps && !self.pairs.iter().all(|pair| pair.is_done(self.terms.requests)) {
+            steps += 1;
+            let now = self.network.now;
+            if self.network.packets != last_sent.0 {
+                last_sent = (self.network.packets, now);
+            }
+            let silence = now.saturating_since(last_sent.1);
+            assert!(silence < self.terms.longest_silence(), "nothing happens any more: {}", self.unfinished());
+            let has_time = now < deadline && steps < MOST_STEPS && self.network.packets < MOST_PACKETS;
+            assert!(has_time, "no end: {}", self.unfinished());
+            self.step();
         }
-        network.step(Duration::from_micros(200));
-        for at in 0..2 {
-            let (side, other) = pick(sides, at);
-            side.look(network, terms, other, outcome);
+        let is_finished = steps < most_steps;
+        for pair in &self.pairs {
+            let [server, client] = &pair.sides;
+            server.check_memory(&self.network, client, is_finished);
+            client.check_memory(&self.network, server, is_finished);
+        }
+        if is_finished {
+            self.check_in_flight();
         }
     }
-    sides.iter().for_each(|side| side.check_memory(&sides[1 - side.at]));
+
+    fn unfinished(&self) -> String {
+        let pair = self.pairs.iter().find(|pair| !pair.is_done(self.terms.requests));
+        pair.map_or(String::new(), |pair| format!("{:?} on {:?}", pair.sides, self.terms))
+    }
+
+    fn step(&mut self) {
+        let Self { network, terms, random, outcome, pairs } = self;
+        for pair in pairs.iter_mut() {
+            for own in 0..2 {
+                let (side, other) = pick(&mut pair.sides, own);
+                side.act(network, terms, other, random, outcome);
+            }
+        }
+        disturb(network, terms, random, outcome);
+        network.step(terms.step);
+        for sighting in network.sightings.iter_mut().flat_map(std::mem::take) {
+            let client = sighting.from.max(sighting.to);
+            pairs[client - 1].referee.see(&sighting, terms);
+        }
+        for pair in pairs {
+            for own in 0..2 {
+                let (side, other) = pick(&mut pair.sides, own);
+                side.look(network, terms, other, pair.referee.flow(own), random, outcome);
+            }
+            if pair.sides.iter().any(|side| side.is_in_error(network)) {
+                pair.referee.end();
+            }
+        }
+    }
+
+    /// Nothing in flight is forgotten to be counted off when all is done.
+    fn check_in_flight(&self) {
+        for (at, host) in self.network.hosts.iter().enumerate() {
+            for peer in &self.terms.addresses {
+                let count = host.endpoint.packets_in_flight(*peer);
+                assert_eq!(count, 0, "host {at} counts packets in flight to {peer} when nothing is");
+            }
+        }
+    }
+
+    /// Both ends go to RESET and connect again, under the same queue pair numbers.
+    fn start_over(&mut self, is_settled: bool, far: u32) {
+        for pair in &mut self.pairs {
+            for side in &mut pair.sides {
+                let now = self.network.time_at(side.at);
+                self.network.hosts[side.at].go_to(now, side.port.qpn, QueuePairState::Reset);
+                side.start_over();
+                self.outcome.count("state RESET", 1);
+            }
+        }
+        self.check_in_flight();
+        if is_settled {
+            self.settle();
+        } else {
+            self.outcome.count("restart in traffic", 1);
+        }
+        for pair in &mut self.pairs {
+            let before = pair.referee.first();
+            let first = match self.random.below(2) {
+                _ if is_settled => before.map(|_| initial_psn(&mut self.random)),
+                0 => before.map(|psn| psn.plus(far)),
+                _ => before.map(|psn| psn.minus(far)),
+            };
+            pair.referee = Referee::new([0, pair.referee.client()], first);
+        }
+        self.network.sightings.iter_mut().for_each(Vec::clear);
+        self.connect();
+    }
+
+    /// Lets everything that is on its way arrive nowhere.
+    fn settle(&mut self) {
+        let until = self.network.now + Duration::from_secs(2);
+        while self.network.now < until || self.network.in_flight() > 0 {
+            self.network.step(Duration::from_millis(100));
+        }
+    }
+
+    /// Adds up what the endpoints counted.
+    fn collect(&mut self) {
+        let (network, outcome) = (&self.network, &mut self.outcome);
+        outcome.packets = network.packets;
+        outcome.simulated = network.now.saturating_since(Time::ZERO);
+        outcome.trace_hash = network.trace_hash();
+        outcome.count("PSN wrap", network.wraps);
+        outcome.count("forged packet", network.forged);
+        outcome.count("answer shortened", network.shortened);
+        if self.terms.addresses.len() > 2 {
+            outcome.count("crowd", 1);
+        }
+        let watched = [
+            Counter::DuplicateRequest,
+            Counter::OutOfSequenceRequest,
+            Counter::ReorderedRequest,
+            Counter::ReceivedRnr,
+            Counter::SentRnr,
+            Counter::ReceivedSequenceNak,
+            Counter::SentSequenceNak,
+            Counter::ReceivedNak,
+            Counter::SentNak,
+            Counter::LocalAckTimeout,
+            Counter::TailProbe,
+            Counter::RetransmittedPackets,
+            Counter::ReadRepair,
+            Counter::DuplicateResponse,
+            Counter::RetryExceeded,
+            Counter::RnrRetryExceeded,
+            Counter::Flushed,
+        ];
+        for host in &network.hosts {
+            let counters = host.endpoint.counters();
+            for counter in watched {
+                outcome.count(counter.name(), counters.get(counter));
+            }
+        }
+    }
 }
 
-fn pick(sides: &mut [Side; 2], at: usize) -> (&mut Side, &mut Side) {
+/// Clocks jump, hosts stop.
+fn disturb(network: &mut Network, terms: &Terms, random: &mut Random, outcome: &mut Outcome) {
+    let at = random.below(network.hosts.len() as u64) as usize;
+    if terms.jumps && random.chance(2) {
+        outcome.count("clock jump", 1);
+        network.jump(at, Duration::from_millis(random.choose(&[1, 100, 10_000, 3_600_000])));
+    }
+    if terms.stops && random.chance(2) && !network.is_stopped(at) {
+        outcome.count("host stopped", 1);
+        network.stop(at, Duration::from_millis(random.choose(&[1, 100, 3_000])));
+    }
+}
+
+fn pick(sides: &mut [Side; 2], own: usize) -> (&mut Side, &mut Side) {
     let [first, second] = sides;
-    if at == 0 { (first, second) } else { (second, first) }
-}
-
-/// Adds up what the endpoints counted.
-fn collect(network: &Network, outcome: &mut Outcome) {
-    outcome.packets = network.packets;
-    outcome.trace_hash = network.trace_hash();
-    outcome.count("PSN wrap", network.wraps);
-    let watched = [
-        Counter::DuplicateRequest,
-        Counter::OutOfSequenceRequest,
-        Counter::ReorderedRequest,
-        Counter::ReceivedRnr,
-        Counter::SentRnr,
-        Counter::ReceivedSequenceNak,
-        Counter::SentSequenceNak,
-        Counter::ReceivedNak,
-        Counter::SentNak,
-        Counter::LocalAckTimeout,
-        Counter::TailProbe,
-        Counter::RetransmittedPackets,
-        Counter::ReadRepair,
-        Counter::DuplicateResponse,
-        Counter::RetryExceeded,
-        Counter::RnrRetryExceeded,
-        Counter::Flushed,
-    ];
-    for host in &network.hosts {
-        let counters = host.endpoint.counters();
-        for counter in watched {
-            outcome.count(counter.name(), counters.get(counter));
-        }
-    }
+    if own == 0 { (first, second) } else { (second, first) }
 }

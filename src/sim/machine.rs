@@ -1,0 +1,67 @@
+//! What the machine under a host does to it: its clock jumps, it stops for a while, its socket holds few packets.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use super::network::Flight;
+use crate::types::Time;
+
+/// A socket's receive buffer, and how long its reader takes to come for what lies in it.
+#[derive(Clone, Copy, Debug)]
+pub struct Socket {
+    /// Packets that it holds; more are lost.
+    pub packets: usize,
+    /// From the first packet in the buffer until the reader comes.
+    pub wake: Duration,
+}
+
+/// What a stopped host's socket holds, if nothing else is said: a default receive buffer of small packets.
+const PACKETS_WHILE_STOPPED: usize = 200;
+
+/// The machine of one host.
+#[derive(Default)]
+pub(super) struct Machine {
+    /// How much more has passed on its clock than on the simulation's.
+    pub(super) ahead: Duration,
+    /// Until then it does nothing.
+    pub(super) stopped_until: Time,
+    pub(super) socket: Option<Socket>,
+    /// What lies in the socket's buffer.
+    pub(super) waiting: VecDeque<Flight>,
+    /// When the reader comes for it.
+    pub(super) reads_at: Option<Time>,
+}
+
+impl Machine {
+    pub(super) fn is_stopped(&self, now: Time) -> bool {
+        now < self.stopped_until
+    }
+
+    /// The host's own time.
+    pub(super) fn clock(&self, now: Time) -> Time {
+        now + self.ahead
+    }
+
+    /// When a deadline of the host comes, in the simulation's time.
+    pub(super) fn due(&self, deadline: Time) -> Time {
+        let ahead = self.ahead.as_nanos() as u64;
+        Time::from_nanos(deadline.as_nanos().saturating_sub(ahead)).max(self.stopped_until)
+    }
+
+    /// Puts an arriving packet into the buffer. Gives it back if it can be read at once; `Err` if there is no room.
+    pub(super) fn arrive(&mut self, now: Time, flight: Flight) -> Result<Option<Flight>, ()> {
+        let wake = self.socket.map_or(Duration::ZERO, |socket| socket.wake);
+        let reads_at = (now + wake).max(self.stopped_until);
+        if reads_at <= now && self.waiting.is_empty() {
+            return Ok(Some(flight));
+        }
+        let room = self.socket.map_or(PACKETS_WHILE_STOPPED, |socket| socket.packets);
+        if self.waiting.len() >= room {
+            return Err(());
+        }
+        self.waiting.push_back(flight);
+        let due = self.reads_at.get_or_insert(reads_at);
+        *due = (*due).max(self.stopped_until);
+        Ok(None)
+    }
+}

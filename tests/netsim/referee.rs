@@ -1,0 +1,266 @@
+//! The referee: watches the packets of one connection and holds both ends to the protocol, whatever the applications
+//! see of it.
+//!
+//! It knows which numbers were sent, which have arrived undamaged, and which were answered. From that follows what an
+//! acknowledgement may say, how often a gap may be reported, how much may be in flight. It never knows more than the
+//! hosts do, so what it calls wrong is wrong.
+
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use rdma_verbs::sim::Sighting;
+use rdma_verbs::types::{Psn, Time};
+use rdma_verbs::wire::{Aeth, Headers, NakCode, Opcode, Syndrome};
+
+use super::terms::Terms;
+
+const ARRIVED: u8 = 1;
+const NEEDS_ANSWER: u8 = 2;
+const ANSWERED: u8 = 4;
+const ENDS_MESSAGE: u8 = 8;
+
+/// After three later packets a gap is reported at once; this leaves time for whatever waits in front of the report.
+const GAP_PATIENCE: Duration = Duration::from_millis(10);
+const GAP_EVIDENCE: usize = 3;
+
+/// Requests of one end, and the answers of the other.
+pub(crate) struct Flow {
+    first: Psn,
+    /// What is known of each number sent, counted from the first.
+    marks: Vec<u8>,
+    /// All numbers before this one have arrived.
+    arrived: usize,
+    /// All READs and atomics before this one were answered.
+    answered: usize,
+    /// SENDs, WRITEs and atomics that end before `counted`.
+    messages: u32,
+    counted: usize,
+    /// The peer has said that it executed everything before this one.
+    acknowledged: usize,
+    reported_gaps: HashSet<usize>,
+    later: HashSet<usize>,
+    gap_since: Option<Time>,
+    /// The responder has lacked a receive.
+    pub(crate) has_lacked_receives: bool,
+    rnr_naks_of: HashMap<usize, u32>,
+    /// NAKs that reached the requester.
+    pub(crate) sequence_naks: u64,
+    pub(crate) rnr_naks: u64,
+}
+
+/// The referee of one connection.
+pub(crate) struct Referee {
+    hosts: [usize; 2],
+    flows: [Flow; 2],
+    is_over: bool,
+}
+
+impl Flow {
+    fn new(first: Psn) -> Self {
+        Self {
+            first,
+            marks: Vec::new(),
+            arrived: 0,
+            answered: 0,
+            messages: 0,
+            counted: 0,
+            acknowledged: 0,
+            reported_gaps: HashSet::new(),
+            later: HashSet::new(),
+            gap_since: None,
+            has_lacked_receives: false,
+            rnr_naks_of: HashMap::new(),
+            sequence_naks: 0,
+            rnr_naks: 0,
+        }
+    }
+
+    /// The place of a number that was sent; packets of earlier connections have none.
+    fn place(&self, psn: Psn) -> Option<usize> {
+        usize::try_from(psn.distance_from(self.first)).ok().filter(|place| *place < self.marks.len())
+    }
+
+    fn request_sent(&mut self, headers: &Headers, terms: &Terms) {
+        let covers = covered(headers, terms);
+        let place = headers.bth.psn.distance_from(self.first);
+        let place = usize::try_from(place).expect("no number before the first");
+        assert!(place <= self.marks.len(), "numbers are skipped: {place} follows {}", self.marks.len());
+        let end = place + covers;
+        if self.marks.len() < end {
+            self.marks.resize(end, 0);
+        }
+        let opcode = headers.bth.opcode;
+        if opcode != Opcode::RC_READ_REQUEST && !opcode.is_first() && !opcode.is_middle() {
+            self.marks[place] |= ENDS_MESSAGE;
+        }
+        let window = (65_536 / terms.mtu.bytes() as usize).clamp(16, 64);
+        let is_alone = place <= self.acknowledged;
+        let fits = is_alone || end - self.acknowledged <= window || terms.is_ours();
+        assert!(fits, "more in flight than a stranger's window: {} to {end}", self.acknowledged);
+    }
+
+    fn request_arrived(&mut self, at: Time, headers: &Headers, terms: &Terms) {
+        let Some(place) = self.place(headers.bth.psn) else { return };
+        let needs = if is_answered(headers.bth.opcode) { NEEDS_ANSWER } else { 0 };
+        let end = (place + covered(headers, terms)).min(self.marks.len());
+        self.marks[place..end].iter_mut().for_each(|mark| *mark |= ARRIVED | needs);
+        let before = self.arrived;
+        while self.marks.get(self.arrived).is_some_and(|mark| mark & ARRIVED != 0) {
+            self.arrived += 1;
+        }
+        if self.arrived != before {
+            self.later.clear();
+            self.gap_since = None;
+        }
+        if place > self.arrived {
+            self.later.insert(place);
+            if self.later.len() >= GAP_EVIDENCE {
+                self.gap_since.get_or_insert(at);
+            }
+        }
+    }
+
+    /// The first gap that persists must have been reported. Of later ones the responder may know less than we do: it
+    /// keeps only so many packets.
+    fn check_gap(&self, now: Time, terms: &Terms) {
+        let Some(since) = self.gap_since else { return };
+        let is_reported = !self.reported_gaps.is_empty();
+        let is_judged = terms.is_ours() && terms.is_timely() && !self.has_lacked_receives;
+        let is_old = now.saturating_since(since) > GAP_PATIENCE;
+        assert!(is_reported || !is_judged || !is_old, "the gap at {} was not reported", self.arrived);
+    }
+
+    fn answer_sent(&mut self, headers: &Headers) {
+        let psn = headers.bth.psn;
+        let place = self.place(psn);
+        match (headers.bth.opcode, headers.aeth) {
+            (Opcode::RC_ACKNOWLEDGE, Some(Aeth { syndrome: Syndrome::Ack { .. }, msn })) => {
+                self.acknowledgement_sent(psn, place, msn);
+            }
+            (Opcode::RC_ACKNOWLEDGE, Some(Aeth { syndrome: Syndrome::Nak(NakCode::SequenceError), .. })) => {
+                let Some(place) = place else { return };
+                assert!(self.reported_gaps.insert(place), "the gap at {place} was reported twice");
+            }
+            (Opcode::RC_ACKNOWLEDGE, Some(Aeth { syndrome: Syndrome::ReceiverNotReady { .. }, .. })) => {
+                self.has_lacked_receives = true;
+            }
+            (Opcode::RC_ACKNOWLEDGE, _) => {}
+            _ => {
+                let Some(place) = place else { return };
+                assert!(self.marks[place] & NEEDS_ANSWER != 0, "an answer to {place}, which did not ask");
+                self.marks[place] |= ANSWERED;
+            }
+        }
+    }
+
+    fn acknowledgement_sent(&mut self, psn: Psn, place: Option<usize>, msn: u32) {
+        let Some(place) = place else {
+            assert!(psn.is_before(self.first), "{psn} was acknowledged, but never sent");
+            return;
+        };
+        assert!(place < self.arrived, "{place} was acknowledged, but {} has not arrived", self.arrived);
+        while self.answered <= place && self.marks[self.answered] & (NEEDS_ANSWER | ANSWERED) != NEEDS_ANSWER {
+            self.answered += 1;
+        }
+        assert!(self.answered > place, "an acknowledgement of {place} passed the answer to {}", self.answered);
+        while self.counted <= place {
+            self.messages += u32::from(self.marks[self.counted] & ENDS_MESSAGE != 0);
+            self.counted += 1;
+        }
+        let is_counted = Psn::new(self.messages).distance_from(Psn::new(msn)) <= 0 || place + 1 < self.counted;
+        assert!(is_counted, "the acknowledgement of {place} counts {msn} messages of {}", self.messages);
+    }
+
+    /// Counts what the requester may give as the reason of its failure.
+    fn count_naks(&mut self, headers: &Headers) {
+        match headers.aeth.map(|aeth| aeth.syndrome) {
+            Some(Syndrome::ReceiverNotReady { .. }) => self.rnr_naks += 1,
+            Some(Syndrome::Nak(NakCode::SequenceError)) => self.sequence_naks += 1,
+            _ => {}
+        }
+    }
+
+    fn answer_arrived(&mut self, headers: &Headers, terms: &Terms) {
+        let Some(place) = self.place(headers.bth.psn) else { return };
+        let is_refusal = match headers.aeth.map(|aeth| aeth.syndrome) {
+            Some(Syndrome::ReceiverNotReady { .. }) => {
+                let count = self.rnr_naks_of.entry(place).or_default();
+                *count += 1;
+                // Copies, and those that came before their turn, are not tries.
+                let most = 4 * (u32::from(terms.rnr_retry) + 1) + 20;
+                assert!(terms.rnr_retry == 7 || *count <= most, "{count} tries of {place} without a receive");
+                true
+            }
+            Some(Syndrome::Nak(_)) => true,
+            _ => false,
+        };
+        self.acknowledged = self.acknowledged.max(place + usize::from(!is_refusal));
+    }
+}
+
+impl Referee {
+    /// The referee of a connection between two hosts that begin with these numbers.
+    pub(crate) fn new(hosts: [usize; 2], first: [Psn; 2]) -> Self {
+        Self { hosts, flows: first.map(Flow::new), is_over: false }
+    }
+
+    /// The numbers with which both ends begin.
+    pub(crate) fn first(&self) -> [Psn; 2] {
+        self.flows.each_ref().map(|flow| flow.first)
+    }
+
+    /// The client's host.
+    pub(crate) fn client(&self) -> usize {
+        self.hosts[1]
+    }
+
+    /// What is known of the requests of the first or second host.
+    pub(crate) fn flow(&self, end: usize) -> &Flow {
+        &self.flows[end]
+    }
+
+    /// One end has left the connection: nothing more is judged.
+    pub(crate) fn end(&mut self) {
+        self.is_over = true;
+    }
+
+    /// A packet was sent, or has arrived.
+    pub(crate) fn see(&mut self, sighting: &Sighting, terms: &Terms) {
+        let Some(sender) = self.hosts.iter().position(|host| *host == sighting.from) else { return };
+        if self.hosts[1 - sender] != sighting.to {
+            return;
+        }
+        let headers = &sighting.headers;
+        if sighting.arrived {
+            self.flows[1 - sender].count_naks(headers);
+        }
+        if self.is_over {
+            return;
+        }
+        let fatal = |code| !matches!(code, NakCode::SequenceError);
+        if matches!(headers.aeth, Some(Aeth { syndrome: Syndrome::Nak(code), .. }) if fatal(code)) {
+            return self.end();
+        }
+        match (headers.bth.opcode.is_request(), sighting.arrived) {
+            (true, false) => self.flows[sender].request_sent(headers, terms),
+            (true, true) => self.flows[sender].request_arrived(sighting.at, headers, terms),
+            (false, false) => self.flows[1 - sender].answer_sent(headers),
+            (false, true) => self.flows[1 - sender].answer_arrived(headers, terms),
+        }
+        self.flows.iter().for_each(|flow| flow.check_gap(sighting.at, terms));
+    }
+}
+
+fn is_answered(opcode: Opcode) -> bool {
+    matches!(opcode, Opcode::RC_READ_REQUEST | Opcode::RC_COMPARE_SWAP | Opcode::RC_FETCH_ADD)
+}
+
+/// Numbers that a request packet takes.
+fn covered(headers: &Headers, terms: &Terms) -> usize {
+    match headers.reth {
+        Some(reth) if headers.bth.opcode == Opcode::RC_READ_REQUEST => {
+            reth.length.div_ceil(terms.mtu.bytes()).max(1) as usize
+        }
+        _ => 1,
+    }
+}

@@ -1,0 +1,31 @@
+//! Runs a seed and says how it failed, without printing a panic that is expected.
+
+use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Once;
+
+use super::world::{Outcome, run};
+
+thread_local! {
+    /// What the last panic of this thread said, if it is to be kept quiet.
+    static SAID: RefCell<Option<String>> = const { RefCell::new(None) };
+}
+
+static HOOK: Once = Once::new();
+
+/// Runs one seed; what broke, if something did.
+pub(crate) fn run_watched(seed: u64) -> Result<Outcome, String> {
+    HOOK.call_once(|| {
+        let before = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            let quiet = SAID.with_borrow_mut(|said| said.as_mut().map(|said| *said = info.to_string()).is_some());
+            if !quiet {
+                before(info);
+            }
+        }));
+    });
+    SAID.set(Some(String::new()));
+    let result = catch_unwind(AssertUnwindSafe(|| run(seed, false)));
+    let said = SAID.take().unwrap_or_default();
+    result.map_err(|_| said)
+}
