@@ -23,9 +23,12 @@ use watch::run_watched;
 use world::{Outcome, run};
 
 /// Seeds of a run; `NETSIM_SEEDS` asks for more.
-const SEEDS: u64 = 600;
-const MINIMUM_PACKETS: u64 = 5_000_000;
-const MINIMUM_OF_EACH_EVENT: u64 = 10;
+const SEEDS: u64 = 1_200;
+const MINIMUM_PACKETS: u64 = 10_000_000;
+const MINIMUM_OF_EACH_EVENT: u64 = 100;
+/// Disturbances that last, and so are rarer than what the protocol does about them.
+const LASTING: [&str; 5] = ["answer shortened", "clock jump", "crowd", "host stopped", "restart in traffic"];
+const MINIMUM_OF_LASTING: u64 = 10;
 /// Seeds that run twice; the long command asks for more.
 const TWICE: u64 = 200;
 const LONG_TWICE: u64 = 10_000;
@@ -128,7 +131,8 @@ fn many_seeds_keep_every_promise() {
     print_table(&campaign.outcome.events);
     expect_no_failures(&campaign);
     assert!(campaign.outcome.packets >= MINIMUM_PACKETS, "only {} packets", campaign.outcome.packets);
-    let rare: Vec<_> = campaign.outcome.events.iter().filter(|(_, count)| **count < MINIMUM_OF_EACH_EVENT).collect();
+    let least = |name: &str| if LASTING.contains(&name) { MINIMUM_OF_LASTING } else { MINIMUM_OF_EACH_EVENT };
+    let rare: Vec<_> = campaign.outcome.events.iter().filter(|(name, count)| **count < least(name)).collect();
     assert!(rare.is_empty(), "too rare to be tested: {rare:?}");
 }
 
