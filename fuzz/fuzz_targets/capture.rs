@@ -1,42 +1,7 @@
-//! Any datagram in a capture file: writing never panics, and the file's blocks follow each other without gaps.
+//! See the file that this includes: `cargo test` runs it, too, with the inputs in `tests/fuzzing/corpus`.
 #![no_main]
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+#[path = "../../tests/fuzzing/capture.rs"]
+mod target;
 
-use libfuzzer_sys::fuzz_target;
-use rdma_verbs::capture_file;
-use rdma_verbs::transport::Datagram;
-
-const SECTION_HEADER: u32 = 0x0a0d_0d0a;
-const ENHANCED_PACKET: u32 = 6;
-
-fuzz_target!(|input: ([u8; 16], [u8; 16], [u8; 8], u16, u16, u8, String, Vec<u8>)| {
-    let (source, destination, fields, source_port, segment_index, switches, text, mut payload) = input;
-    let address = |bytes: [u8; 16], is_v4: bool| -> IpAddr {
-        let [first, second, third, fourth, ..] = bytes;
-        if is_v4 { Ipv4Addr::new(first, second, third, fourth).into() } else { Ipv6Addr::from(bytes).into() }
-    };
-    if switches & 1 != 0 {
-        // As long as what the kernel merges, and a little longer.
-        payload.resize(65_500 + usize::from(segment_index) % 64, 0xa5);
-    }
-    let datagram = Datagram {
-        source: address(source, switches & 2 != 0),
-        destination: address(destination, switches & 4 != 0),
-        source_port,
-        segment_index,
-        payload: &payload,
-    };
-    let file = capture_file(&datagram, fields, switches & 8 != 0, &text);
-    let word = |at: usize| u32::from_le_bytes(*file[at..].first_chunk().expect("a whole word"));
-    assert_eq!(word(0), SECTION_HEADER);
-    let (mut at, mut packets) = (0, 0);
-    while at < file.len() {
-        let length = word(at + 4) as usize;
-        assert!(length.is_multiple_of(4) && length >= 12);
-        assert_eq!(word(at + length - 4) as usize, length);
-        packets += usize::from(word(at) == ENHANCED_PACKET);
-        at += length;
-    }
-    assert!(packets == 1 || payload.len() > 65_507);
-});
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| target::run(bytes));

@@ -1,24 +1,7 @@
-//! Any bytes: the parser must refuse or understand them, the same from a slice and from a stream.
+//! See the file that this includes: `cargo test` runs it, too, with the inputs in `tests/fuzzing/corpus`.
 #![no_main]
 
-use libfuzzer_sys::fuzz_target;
-use rdma_verbs::verbs::ConnectionInfo;
+#[path = "../../tests/fuzzing/connection_info.rs"]
+mod target;
 
-fuzz_target!(|data: &[u8]| {
-    let mut stream = data;
-    let streamed = ConnectionInfo::read_from(&mut stream);
-    let consumed = data.len() - stream.len();
-    match ConnectionInfo::from_bytes(data) {
-        Ok(info) => {
-            assert_eq!(streamed.expect("a whole message can be streamed"), info);
-            assert_eq!(consumed, data.len());
-            assert_eq!(ConnectionInfo::from_bytes(&info.to_bytes()).expect("what is written can be read"), info);
-        }
-        // A stream may hold more than one message; what was taken from it must be one.
-        Err(_) => {
-            if let Ok(info) = streamed {
-                assert_eq!(ConnectionInfo::from_bytes(&data[..consumed]).expect("one whole message"), info);
-            }
-        }
-    }
-});
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| target::run(bytes));

@@ -1,6 +1,7 @@
-//! Any content of a registry's file, as another process of the same user may write it.
+//! See the file that this includes: `cargo test` runs it, too, with the inputs in `tests/fuzzing/corpus`.
 #![no_main]
 
-use libfuzzer_sys::fuzz_target;
+#[path = "../../tests/fuzzing/registry.rs"]
+mod target;
 
-fuzz_target!(|bytes: &[u8]| rdma_verbs::registry_file(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| target::run(bytes));

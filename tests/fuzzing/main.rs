@@ -1,0 +1,48 @@
+//! The fuzz targets with every input that once led a fuzzer somewhere new.
+//!
+//! Each target is a function from bytes; `fuzz/` runs it with a fuzzer, this test with `corpus/TARGET/*`. Inputs that
+//! made a target fail belong there, too.
+
+mod capture;
+mod connection_info;
+mod endpoint;
+mod packet;
+mod registry;
+
+use std::path::Path;
+
+fn replay(target: &str, run: impl Fn(&[u8])) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fuzzing/corpus").join(target);
+    let mut inputs: Vec<_> = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    inputs.sort();
+    assert!(inputs.len() >= 10, "only {} inputs in {}", inputs.len(), folder.display());
+    for input in inputs {
+        println!("{}", input.display());
+        run(&std::fs::read(&input).unwrap());
+    }
+}
+
+#[test]
+fn captures() {
+    replay("capture", capture::run);
+}
+
+#[test]
+fn connection_infos() {
+    replay("connection_info", connection_info::run);
+}
+
+#[test]
+fn endpoints() {
+    replay("endpoint", endpoint::run);
+}
+
+#[test]
+fn packets() {
+    replay("packet", packet::run);
+}
+
+#[test]
+fn registry_files() {
+    replay("registry", registry::run);
+}

@@ -1,0 +1,6 @@
+//! Any content of a registry's file, as another process of the same user may write it.
+
+/// The target.
+pub(crate) fn run(bytes: &[u8]) {
+    rdma_verbs::registry_file(bytes);
+}
