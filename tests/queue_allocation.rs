@@ -36,7 +36,7 @@ static ALLOCATOR: Counting = Counting;
 struct Silent;
 
 impl Notify for Silent {
-    fn notify_within(&self, _: u32, _: std::time::Duration) {}
+    fn notify_within(&self, _: u32, _: std::time::Duration, _: u32) {}
 
     fn notify(&self, _completion_queue: u32) {}
 }

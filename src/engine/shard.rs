@@ -88,6 +88,13 @@ pub(crate) struct Core {
     in_pass: bool,
 }
 
+/// A completion queue whose notification waits for more completions.
+pub(super) struct Moderated {
+    due: Time,
+    gathering: u32,
+    queue: Weak<CompletionQueue>,
+}
+
 /// A shard.
 pub(crate) struct Shard {
     pub(super) lock: ShardLock<Core>,
@@ -101,7 +108,7 @@ pub(crate) struct Shard {
     /// Completion queues that are armed on a channel.
     pub(super) armed: AtomicU32,
     /// Completion queues whose notifications wait, and until when.
-    pub(super) moderated: Mutex<Vec<(Time, Weak<CompletionQueue>)>>,
+    pub(super) moderated: Mutex<Vec<Moderated>>,
     /// The shard's thread shall end.
     pub(super) stop: AtomicBool,
     /// A pass has panicked: nobody may use the endpoint any more.
@@ -241,26 +248,29 @@ impl Shard {
     }
 
     /// Has the shard's thread end the moderation of a completion queue's notification after this time.
-    pub(crate) fn notify_within(&self, queue: &Weak<CompletionQueue>, period: Duration) {
+    pub(crate) fn notify_within(&self, queue: &Weak<CompletionQueue>, period: Duration, gathering: u32) {
         let due = self.clock.now() + period;
-        self.moderated.lock().unwrap_or_else(PoisonError::into_inner).push((due, Weak::clone(queue)));
+        let moderated = Moderated { due, gathering, queue: Weak::clone(queue) };
+        self.moderated.lock().unwrap_or_else(PoisonError::into_inner).push(moderated);
         self.wake.needed_by(due);
     }
 
     /// Ends the moderations that are due; when the next one is.
     pub(super) fn end_moderations(&self, now: Time) -> Option<Time> {
         let mut moderated = self.moderated.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut due = Vec::new();
-        moderated.retain(|(time, queue)| {
-            if *time <= now {
-                due.push(Weak::clone(queue));
-            }
-            *time > now
-        });
-        let next = moderated.iter().map(|(time, _)| *time).min();
+        if moderated.is_empty() {
+            return None;
+        }
+        let (due, later): (Vec<_>, Vec<_>) = moderated.drain(..).partition(|entry| entry.due <= now);
+        *moderated = later;
+        let next = moderated.iter().map(|entry| entry.due).min();
         drop(moderated);
         // An announcement takes the channel's lock, and so does whoever adds to the list.
-        due.iter().filter_map(Weak::upgrade).for_each(|queue| queue.end_moderation());
+        for Moderated { queue, gathering, .. } in due {
+            if let Some(queue) = queue.upgrade() {
+                queue.end_moderation(gathering);
+            }
+        }
         next
     }
 

@@ -43,8 +43,8 @@ enum Arm {
 enum Due {
     Nothing,
     Notification,
-    /// A notification, when this time is over.
-    Within(Duration),
+    /// A notification, when this time is over, if the gathering with this number still goes on.
+    Within(Duration, u32),
 }
 
 #[derive(Clone, Copy)]
@@ -62,12 +62,15 @@ struct State {
     moderation: (u32, Duration),
     /// Completions since the queue was armed that wait for more.
     gathered: u32,
+    /// Number of this gathering: it ends when a notification is due.
+    gathering: u32,
 }
 
 impl State {
     fn disarm(&mut self) {
         self.arm = Arm::Disarmed;
         self.gathered = 0;
+        self.gathering = self.gathering.wrapping_add(1);
     }
 
     /// A completion came that the queue is armed for.
@@ -79,7 +82,7 @@ impl State {
             self.disarm();
             return Due::Notification;
         }
-        if self.gathered == 1 { Due::Within(period) } else { Due::Nothing }
+        if self.gathered == 1 { Due::Within(period, self.gathering) } else { Due::Nothing }
     }
 }
 
@@ -111,6 +114,7 @@ impl CompletionQueue {
             arm: Arm::Disarmed,
             moderation: (0, Duration::ZERO),
             gathered: 0,
+            gathering: 0,
         };
         Self {
             id,
@@ -158,7 +162,7 @@ impl CompletionQueue {
         let (result, due) = self.push_locked(token, completion, solicited);
         match (due, &self.notify) {
             (Due::Notification, Some(notify)) => notify.notify(self.id),
-            (Due::Within(period), Some(notify)) => notify.notify_within(self.id, period),
+            (Due::Within(period, gathering), Some(notify)) => notify.notify_within(self.id, period, gathering),
             _ => {}
         }
         result
@@ -212,10 +216,10 @@ impl CompletionQueue {
         lock(&self.state).moderation = (count, period);
     }
 
-    /// The period is over: notifies if completions wait for more. Too early a call makes an early notification.
-    pub fn end_moderation(&self) {
+    /// The period of a gathering is over: notifies if its completions still wait for more.
+    pub fn end_moderation(&self, gathering: u32) {
         let mut state = lock(&self.state);
-        let is_due = state.gathered > 0 && state.arm != Arm::Disarmed;
+        let is_due = state.gathering == gathering && state.gathered > 0 && state.arm != Arm::Disarmed;
         if is_due {
             state.disarm();
         }
@@ -346,6 +350,7 @@ mod tests {
     struct Bell {
         rung: Counter,
         promised: Counter,
+        gathering: Counter,
         /// A queue to look into when rung, which would hang if its lock were held.
         queue: OnceLock<Arc<CompletionQueue>>,
     }
@@ -357,9 +362,10 @@ mod tests {
     }
 
     impl Notify for Bell {
-        fn notify_within(&self, _: u32, period: Duration) {
+        fn notify_within(&self, _: u32, period: Duration, gathering: u32) {
             assert_eq!(period, PERIOD);
             self.promised.fetch_add(1, Relaxed);
+            self.gathering.store(gathering, Relaxed);
         }
 
         fn notify(&self, completion_queue: u32) {
@@ -527,10 +533,11 @@ mod tests {
     fn moderated_queue_waits_for_more_but_not_for_ever() {
         let (bell, queue, token) = belled(64);
         let promised = || bell.promised.swap(0, Relaxed);
+        let latest = || bell.gathering.load(Relaxed);
         queue.moderate(3, PERIOD);
         let push = |completion| queue.push(token, completion, false).unwrap();
         push(received(1));
-        queue.end_moderation();
+        queue.end_moderation(latest());
         assert_eq!((bell.rung(), promised()), (0, 0), "not armed");
         queue.req_notify(false);
         push(received(2));
@@ -538,11 +545,14 @@ mod tests {
         assert_eq!((bell.rung(), promised()), (0, 1));
         push(received(4));
         assert_eq!((bell.rung(), promised()), (1, 0), "three have gathered");
-        queue.end_moderation();
+        let ended = latest();
+        queue.end_moderation(ended);
         assert_eq!(bell.rung(), 0, "the late end of that finds nothing");
         queue.req_notify(false);
         push(received(5));
-        queue.end_moderation();
+        queue.end_moderation(ended);
+        assert_eq!(bell.rung(), 0, "nor does it end another gathering");
+        queue.end_moderation(latest());
         assert_eq!((bell.rung(), promised()), (1, 1), "the period is over");
         queue.req_notify(false);
         push(RawCompletion { status: CompletionStatus::WorkRequestFlushedError, ..received(6) });

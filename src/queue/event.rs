@@ -87,7 +87,7 @@ mod tests {
     struct Bell(Counter);
 
     impl Notify for Bell {
-        fn notify_within(&self, _: u32, _: std::time::Duration) {
+        fn notify_within(&self, _: u32, _: std::time::Duration, _: u32) {
             unreachable!("events are not moderated");
         }
 

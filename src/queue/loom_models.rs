@@ -27,7 +27,7 @@ impl Bell {
 
 impl Notify for Bell {
     /// Time does not pass in models: the period is over at some point of another thread's choice.
-    fn notify_within(&self, _completion_queue: u32, _period: Duration) {}
+    fn notify_within(&self, _completion_queue: u32, _period: Duration, _gathering: u32) {}
 
     fn notify(&self, _completion_queue: u32) {
         self.0.fetch_add(1, AcqRel);
@@ -362,9 +362,9 @@ fn moderation_loses_no_wake_up() {
         queue.req_notify(false);
         let pusher = Arc::clone(&queue);
         let push = thread::spawn(move || pusher.push(token, completion(1, 0), false).unwrap());
-        queue.end_moderation();
+        queue.end_moderation(0);
         push.join().unwrap();
-        queue.end_moderation();
+        queue.end_moderation(0);
         assert_eq!(bell.rung(), 1);
     });
 }

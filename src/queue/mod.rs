@@ -65,8 +65,9 @@ pub trait Notify: Send + Sync {
     fn notify(&self, completion_queue: u32);
 
     /// The completion queue with this number has something that may wait for more, but no longer than this: then its
-    /// [`CompletionQueue::end_moderation`] is to be called. Called as [`Notify::notify`], once for each gathering.
-    fn notify_within(&self, completion_queue: u32, period: Duration);
+    /// [`CompletionQueue::end_moderation`] is to be called with the number of this gathering. Called as
+    /// [`Notify::notify`], once for each gathering.
+    fn notify_within(&self, completion_queue: u32, period: Duration, gathering: u32);
 }
 
 /// Why a request was not queued.

@@ -53,7 +53,7 @@ impl Bell {
 
 impl Notify for Bell {
     /// The simulator's queues are not moderated.
-    fn notify_within(&self, completion_queue: u32, _: Duration) {
+    fn notify_within(&self, completion_queue: u32, _: Duration, _: u32) {
         self.notify(completion_queue);
     }
 

@@ -128,8 +128,8 @@ pub(crate) fn run(bytes: &[u8]) {
             2 | 3 => inject(&mut network, &ports[1], &mut input),
             4 => network.step(Duration::from_millis(1)),
             _ if input.byte() == 0 => {
-                for at in 0..2 {
-                    network.hosts[at].go_to(network.now, ports[at].qpn, QueuePairState::Reset);
+                for (host, port) in network.hosts.iter_mut().zip(&ports) {
+                    host.go_to(network.now, port.qpn, QueuePairState::Reset);
                 }
                 connect(&mut network, &ports);
             }

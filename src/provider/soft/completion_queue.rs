@@ -53,9 +53,9 @@ impl Announcer {
 
 impl Notify for Announcer {
     /// Any of the threads can wait for the end of the period.
-    fn notify_within(&self, _: u32, period: Duration) {
+    fn notify_within(&self, _: u32, period: Duration, gathering: u32) {
         if let Some(shard) = self.shards.first() {
-            shard.notify_within(&self.queue, period);
+            shard.notify_within(&self.queue, period, gathering);
         }
     }
 

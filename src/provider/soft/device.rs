@@ -67,7 +67,7 @@ pub(super) struct Device {
 struct AsyncEventSignal(Arc<EventFd>);
 
 impl Notify for AsyncEventSignal {
-    fn notify_within(&self, completion_queue: u32, _: Duration) {
+    fn notify_within(&self, completion_queue: u32, _: Duration, _: u32) {
         self.notify(completion_queue);
     }
 
