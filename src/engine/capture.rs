@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use self::headers::{Addressing, WireHeaders};
 use self::pcapng::{Direction, PacketBlock, Statistics, Timestamp};
-use super::sys::with_signals_blocked;
+use super::sys::{Generation, with_signals_blocked};
 use super::udp::OpenError;
 use crate::types::{CaptureConfig, CaptureSummary, Qpn};
 
@@ -60,7 +60,7 @@ pub(crate) struct Capture {
     /// Sorted; empty: all.
     queue_pairs: Vec<Qpn>,
     /// The process that started it. A child made by `fork` has the file, but no thread.
-    process: u32,
+    generation: Generation,
 }
 
 /// What recording threads and the writing thread share.
@@ -128,7 +128,7 @@ impl Capture {
         tracing::info!(device, path = %path.display(), "capture begins");
         let mut queue_pairs = config.queue_pairs.clone();
         queue_pairs.sort_unstable();
-        Ok(Self { shared, thread: Mutex::new(Some(thread)), path, queue_pairs, process: std::process::id() })
+        Ok(Self { shared, thread: Mutex::new(Some(thread)), path, queue_pairs, generation: Generation::now() })
     }
 
     /// The file.
@@ -138,7 +138,7 @@ impl Capture {
 
     /// What it has come to so far.
     pub(crate) fn summary(&self) -> CaptureSummary {
-        if !self.is_in_its_process() {
+        if !self.generation.is_current() {
             return CaptureSummary::default();
         }
         let state = self.shared.lock();
@@ -153,7 +153,7 @@ impl Capture {
 
     /// Ends it, and waits until all is in the file. Fails if that could not be written.
     pub(crate) fn finish(&self) -> io::Result<CaptureSummary> {
-        if !self.is_in_its_process() {
+        if !self.generation.is_current() {
             return Err(io::Error::other("the capture belongs to the parent process"));
         }
         self.shared.end(&mut self.shared.lock(), End::Stopped);
@@ -167,11 +167,6 @@ impl Capture {
             return Err(error.raw_os_error().map_or_else(|| error.kind().into(), io::Error::from_raw_os_error));
         }
         Ok(self.summary())
-    }
-
-    /// In a child made by `fork`, the lock may be held for ever by a thread that is not there.
-    fn is_in_its_process(&self) -> bool {
-        self.process == std::process::id()
     }
 
     /// Whether packets of this queue pair are recorded, if any are.
@@ -190,7 +185,7 @@ impl Capture {
 
 impl Drop for Capture {
     fn drop(&mut self) {
-        if self.is_in_its_process() {
+        if self.generation.is_current() {
             // Whoever wants to know calls `finish`; a failure was also reported when it happened.
             let _ = self.finish();
         } else {

@@ -102,14 +102,9 @@ impl Shard {
 
     /// A packet for this shard that another process received and passed on.
     pub(super) fn deliver(&self, datagram: &Datagram<'_>) {
-        let outcome = self.lock.drive(LOOKS, |core, look| {
-            if look == Look::First {
-                self.change(core, |core, now| core.deliver(now, &self.memory.read(), datagram));
-            }
-            let progress = self.pass(core, SERVING, self.clock.now(), |_| false);
-            self.leave(&progress);
+        self.command(|core, now| {
+            core.endpoint.handle_datagram(now, &self.memory.read(), datagram);
         });
-        self.finish(outcome);
     }
 
     /// Changes the endpoint, and sends what that led to. False if the shard is out of use; then nothing was changed.

@@ -24,7 +24,7 @@ use super::port_group;
 use super::registry::{NAME_BYTES, Name};
 use super::shard::Shard;
 use super::sys::{
-    Epoll, EventFd, Interest, NotInherited, generation, own_user, peer_user, receive_with_user, wait_readable,
+    Epoll, EventFd, Generation, Interest, NotInherited, own_user, peer_user, receive_with_user, wait_readable,
     with_signals_blocked,
 };
 use crate::transport::Datagram;
@@ -46,7 +46,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 pub(super) struct Mailbox {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
-    generation: usize,
+    generation: Generation,
 }
 
 /// What the thread works with.
@@ -105,7 +105,7 @@ impl Mailbox {
         let mine = Arc::clone(&shared);
         let builder = std::thread::Builder::new().name("rdma-mailbox".to_owned());
         let thread = with_signals_blocked(|| builder.spawn(move || run(&mine, neighbours)))?;
-        Ok(Arc::new(Self { shared, thread: Some(thread), generation: generation() }))
+        Ok(Arc::new(Self { shared, thread: Some(thread), generation: Generation::now() }))
     }
 
     /// What others find it by.
@@ -226,7 +226,7 @@ fn from_v6(bytes: [u8; 16]) -> IpAddr {
 impl Drop for Mailbox {
     fn drop(&mut self) {
         let Some(thread) = self.thread.take() else { return };
-        if self.generation != generation() {
+        if !self.generation.is_current() {
             // The thread is the parent's.
             std::mem::forget(thread);
             return;

@@ -51,7 +51,7 @@ pub(crate) use qpn_block::QpnBlocks;
 #[cfg(feature = "sim")]
 pub use registry::registry_file;
 pub(crate) use shard::{Shard, ShardConfig};
-pub(crate) use sys::{EventFd, LinkState, generation, link_state};
+pub(crate) use sys::{EventFd, Generation, LinkState, link_state};
 pub(crate) use udp::{Capabilities, LocalAddress, OpenError, SocketSizes, probe};
 
 use crate::types::CaptureConfig;
@@ -61,14 +61,14 @@ pub(crate) struct Engine {
     shards: Vec<Arc<Shard>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     name: String,
-    generation: usize,
+    generation: Generation,
 }
 
 impl Engine {
     /// An engine at rest; `name` is for its threads.
     pub(crate) fn new(name: &str, shards: Vec<Shard>) -> Self {
         let shards = shards.into_iter().map(Arc::new).collect();
-        Self { shards, threads: Mutex::default(), name: name.to_owned(), generation: generation() }
+        Self { shards, threads: Mutex::default(), name: name.to_owned(), generation: Generation::now() }
     }
 
     /// The shards.
@@ -103,7 +103,7 @@ impl Engine {
 impl Drop for Engine {
     /// Ends the threads. Each is at most one bounded pass away from seeing that it shall end.
     fn drop(&mut self) {
-        if self.generation != generation() {
+        if !self.generation.is_current() {
             // The threads are the parent's.
             return std::mem::forget(std::mem::take(&mut self.threads));
         }

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use super::mailbox::Mailbox;
 use super::port_group::Group;
 use super::registry::Registry;
-use super::sys::generation;
+use super::sys::Generation;
 
 /// Generations that can use the engine: forks of forks.
 const MAX_GENERATIONS: usize = 64;
@@ -28,7 +28,7 @@ pub(super) struct State {
 
 /// This generation's state; `None` after more forks than are counted.
 pub(super) fn state() -> Option<&'static State> {
-    STATES.get(generation()).map(|state| state.get_or_init(State::default))
+    STATES.get(Generation::now().number()).map(|state| state.get_or_init(State::default))
 }
 
 impl State {

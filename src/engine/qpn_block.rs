@@ -7,7 +7,7 @@
 use std::io;
 
 use super::process;
-use super::sys::generation;
+use super::sys::Generation;
 
 /// Blocks that nobody may lease: the first has the reserved numbers 0 and 1, the last the multicast number.
 const RESERVED: [u32; 2] = [0, 0xfff];
@@ -17,7 +17,7 @@ const BLOCKS: usize = 4_096;
 #[derive(Debug)]
 pub(crate) struct QpnBlocks {
     blocks: Vec<u32>,
-    generation: usize,
+    generation: Generation,
 }
 
 impl QpnBlocks {
@@ -38,7 +38,7 @@ impl QpnBlocks {
             |block: &u32| state.registry().is_none_or(|registry| registry.lease_block(*block).unwrap_or(true));
         let free = candidates.filter(|block| !RESERVED.contains(block) && !leased.contains(block));
         let blocks: Vec<u32> = free.filter(is_free_elsewhere).take(count).collect();
-        let lease = Self { blocks, generation: generation() };
+        let lease = Self { blocks, generation: Generation::now() };
         if lease.blocks.len() < count {
             drop(leased);
             let message = format!("all {BLOCKS} blocks of queue pair numbers are in use by this user's processes");
@@ -56,7 +56,7 @@ impl QpnBlocks {
 
 impl Drop for QpnBlocks {
     fn drop(&mut self) {
-        let Some(state) = process::state().filter(|_| self.generation == generation()) else { return };
+        let Some(state) = process::state().filter(|_| self.generation.is_current()) else { return };
         let mut leased = state.leased();
         for block in &self.blocks {
             leased.remove(block);

@@ -24,7 +24,7 @@ use super::udp::{Checksums, LocalAddress, OpenError, ReceiveSocket, SendSocket, 
 use super::wake::Wake;
 use crate::memory::{MemoryView, RegionTable};
 use crate::queue::CompletionQueue;
-use crate::transport::{AckRelease, Datagram, Endpoint, EndpointConfig, Transmit};
+use crate::transport::{AckRelease, Endpoint, EndpointConfig, Transmit};
 use crate::types::{Counters, PeerCapabilities, Qpn, QueuePairReport, Stray, Time};
 
 /// Sending sockets without checksums that an address has at most: the more, the better networks spread the flows.
@@ -258,11 +258,7 @@ impl Shard {
     /// Ends the moderations that are due; when the next one is.
     pub(super) fn end_moderations(&self, now: Time) -> Option<Time> {
         let mut moderated = self.moderated.lock().unwrap_or_else(PoisonError::into_inner);
-        if moderated.is_empty() {
-            return None;
-        }
-        let (due, later): (Vec<_>, Vec<_>) = moderated.drain(..).partition(|entry| entry.due <= now);
-        *moderated = later;
+        let due: Vec<Moderated> = moderated.extract_if(.., |entry| entry.due <= now).collect();
         let next = moderated.iter().map(|entry| entry.due).min();
         drop(moderated);
         // An announcement takes the channel's lock, and so does whoever adds to the list.
@@ -350,11 +346,6 @@ impl Shard {
 }
 
 impl Core {
-    /// A packet that came another way than through the own sockets.
-    pub(super) fn deliver(&mut self, now: Time, memory: &MemoryView<'_>, datagram: &Datagram<'_>) {
-        self.endpoint.handle_datagram(now, memory, datagram);
-    }
-
     /// Sends until nothing is left, the bound is reached, or the kernel takes no more.
     fn transmit(
         &mut self,

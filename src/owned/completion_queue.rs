@@ -3,17 +3,14 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::finished::Finished;
 use super::in_flight::{Posted, Side};
-use crate::verbs::{self, Completion, CompletionChannel, Context, Error, ErrorKind, Notify, Result};
+use crate::verbs::{self, Completion, CompletionChannel, Context, Notify, Result, poll_until};
 
 /// Completions taken from the device at a time.
 const BATCH: usize = 16;
-/// How long [`CompletionQueue::wait`] polls without a pause, and how it pauses afterwards.
-const SPIN: Duration = Duration::from_millis(1);
-const PAUSE: Duration = Duration::from_micros(100);
 
 /// A completion queue that gives the memory of finished requests back. Clones are the same queue.
 ///
@@ -125,22 +122,10 @@ impl CompletionQueue {
     /// The oldest request that is finished, waiting up to `timeout` for it; see [`verbs::CompletionQueue::wait`].
     ///
     /// # Errors
-    /// As [`CompletionQueue::poll`]; [`ErrorKind::TimedOut`] if nothing was finished in time.
+    /// As [`CompletionQueue::poll`]; [`ErrorKind::TimedOut`](verbs::ErrorKind::TimedOut) if nothing was finished in
+    /// time.
     pub fn wait(&self, timeout: Duration) -> Result<Finished> {
-        let start = Instant::now();
-        loop {
-            if let Some(finished) = self.poll()? {
-                return Ok(finished);
-            }
-            let waited = start.elapsed();
-            if waited >= timeout {
-                let message = format!("nothing completed within {timeout:?}");
-                return Err(Error::new("wait", ErrorKind::TimedOut, message));
-            }
-            if waited > SPIN {
-                std::thread::sleep(PAUSE);
-            }
-        }
+        poll_until(timeout, || self.poll())
     }
 
     /// Arms the queue for its channel; see [`verbs::CompletionQueue::req_notify`]. Poll until there is nothing after

@@ -111,21 +111,8 @@ impl CompletionQueue {
     /// # Ok::<(), verbs::Error>(())
     /// ```
     pub fn wait(&self, timeout: Duration) -> Result<Completion> {
-        let start = Instant::now();
-        loop {
-            let mut completion = [Completion::default()];
-            if self.poll(&mut completion)? == 1 {
-                return Ok(completion[0]);
-            }
-            let waited = start.elapsed();
-            if waited >= timeout {
-                let message = format!("nothing completed within {timeout:?}");
-                return Err(Error::new("wait", ErrorKind::TimedOut, message));
-            }
-            if waited > SPIN {
-                std::thread::sleep(PAUSE);
-            }
-        }
+        let mut completion = [Completion::default()];
+        poll_until(timeout, || Ok((self.poll(&mut completion)? == 1).then_some(completion[0])))
     }
 
     /// Arms the queue (`ibv_req_notify_cq`): the next completion of that sort makes one event on the queue's channel.
@@ -192,6 +179,24 @@ impl CompletionQueue {
 
     pub(super) fn inner(&self) -> &Arc<dyn provider::CompletionQueue> {
         &self.inner
+    }
+}
+
+/// Polls until there is something or the time is over: without a pause at first, then ten thousand times a second.
+pub(crate) fn poll_until<T>(timeout: Duration, mut poll: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+    let start = Instant::now();
+    loop {
+        if let Some(done) = poll()? {
+            return Ok(done);
+        }
+        let waited = start.elapsed();
+        if waited >= timeout {
+            let message = format!("nothing completed within {timeout:?}");
+            return Err(Error::new("wait", ErrorKind::TimedOut, message));
+        }
+        if waited > SPIN {
+            std::thread::sleep(PAUSE);
+        }
     }
 }
 

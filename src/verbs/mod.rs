@@ -77,6 +77,7 @@ pub use batch::{ReceiveBatch, SendBatch};
 pub use capture::Capture;
 pub use completion::{Completion, CompletionError, Success};
 pub use completion_channel::CompletionChannel;
+pub(crate) use completion_queue::poll_until;
 pub use completion_queue::{CompletionQueue, Notify};
 pub use connect::ConnectOptions;
 pub use connection_info::ConnectionInfo;

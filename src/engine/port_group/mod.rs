@@ -11,20 +11,21 @@
 
 mod order;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, MutexGuard, PoisonError, RwLock};
 
 use socket2::Socket;
 
-use self::order::{attach, attach_program, parse_probe};
+use self::order::parse_probe;
 use super::mailbox::{Mailbox, destination_block};
 use super::port_holder::inode;
 use super::process;
 use super::registry::{AddressFile, Answer, Change, Member, Name};
-use super::sys::{NotInherited, detach_steering, generation};
+use super::steering;
+use super::sys::{Generation, NotInherited, attach_steering, detach_steering};
 use super::udp::LocalAddress;
 use crate::transport::Datagram;
 use crate::types::PeerCapabilities;
@@ -78,7 +79,7 @@ pub(super) struct Membership {
     slot: u8,
     file: Option<Arc<AddressFile>>,
     routes: Arc<Routes>,
-    generation: usize,
+    generation: Generation,
 }
 
 /// What became of a packet that arrived.
@@ -106,10 +107,7 @@ impl Membership {
         let mut groups = state.groups();
         let group = groups.entry(newcomer.address.ip).or_insert_with(|| Group::new(newcomer.address, state));
         let result = group.join(newcomer, bind);
-        let ended = if group.members.is_empty() { groups.remove(&newcomer.address.ip) } else { None };
-        drop(groups);
-        // Not before: it may be the mailbox's last owner, and the mailbox's thread may wait for the groups.
-        drop(ended);
+        let_go(groups, newcomer.address.ip);
         result
     }
 
@@ -169,18 +167,24 @@ impl Membership {
 impl Drop for Membership {
     fn drop(&mut self) {
         let Some(socket) = self.socket.take() else { return };
-        if self.generation != generation() {
+        if !self.generation.is_current() {
             return;
         }
         let Some(state) = process::state() else { return };
         let mut groups = state.groups();
         let Some(group) = groups.get_mut(&self.address) else { return };
         group.leave(self.slot, socket);
-        let ended = if group.members.is_empty() { groups.remove(&self.address) } else { None };
-        drop(groups);
-        // Not before: it may be the mailbox's last owner, and the mailbox's thread may wait for the groups.
-        drop(ended);
+        let_go(groups, self.address);
     }
+}
+
+/// Lets go of the groups, and ends the group of an address if this process has nobody in it any more.
+fn let_go(mut groups: MutexGuard<'_, BTreeMap<IpAddr, Group>>, address: IpAddr) {
+    let is_over = groups.get(&address).is_some_and(|group| group.members.is_empty());
+    let ended = if is_over { groups.remove(&address) } else { None };
+    drop(groups);
+    // Not before: it may be the mailbox's last owner, and the mailbox's thread may wait for the groups.
+    drop(ended);
 }
 
 /// Looks at the group of an address: finds out its order if that is not known any more. Returns the names of the other
@@ -264,9 +268,10 @@ impl Group {
             }
         })?;
         let membership = self.add(slot, socket, newcomer, Some(Arc::clone(file)));
-        self.arrange(file, &change, Some(&membership));
+        let members = file.members(&self.slots());
+        self.arrange(file, &change, &members, Some(&membership));
         drop(change);
-        self.call_others(file);
+        self.call_all(&members);
         Ok(membership)
     }
 
@@ -316,7 +321,7 @@ impl Group {
             slot,
             file,
             routes: Arc::clone(&self.routes),
-            generation: generation(),
+            generation: Generation::now(),
         }
     }
 
@@ -340,7 +345,7 @@ impl Group {
         // What was answered before counts no more, because a socket moves. Should randomness fail, the group is probed.
         header.is_settled &= getrandom::fill(&mut header.nonce).is_ok();
         // Before the socket is closed, because it takes one to do so. Meanwhile the one that moves may miss packets.
-        attach(&socket, &header.order, &others, self.address.ip);
+        self.steer(&header.order, &others);
         let _ = file.write_header(&header);
         drop(socket);
         self.members.swap_remove(place);
@@ -350,32 +355,35 @@ impl Group {
             _ => {}
         }
         drop(change);
-        self.call_others(&file);
+        self.call_all(&others);
     }
 
     /// Finds out whether all is as it should be, and puts it right if not.
     fn look(&mut self) -> Vec<Name> {
         let Some(file) = self.file.clone() else { return Vec::new() };
-        if let Ok(change) = file.change() {
-            self.arrange(&file, &change, None);
+        let change = file.change();
+        let members = file.members(&self.slots());
+        if let Ok(change) = &change {
+            self.arrange(&file, change, &members, None);
         }
-        self.refresh_routes(&file)
+        drop(change);
+        self.refresh_routes(members)
     }
 
     /// The names of the other processes in the group; from now on packets for them are passed on.
-    fn refresh_routes(&self, file: &AddressFile) -> Vec<Name> {
+    fn refresh_routes(&self, members: Vec<(u8, Member)>) -> Vec<Name> {
         let own = self.slots();
         let others: Vec<Member> =
-            file.members(&own).into_iter().filter(|(slot, _)| !own.contains(slot)).map(|(_, member)| member).collect();
+            members.into_iter().filter(|(slot, _)| !own.contains(slot)).map(|(_, member)| member).collect();
         let routes = others.iter().flat_map(|member| member.blocks.iter().map(|block| (*block, member.name)));
         *self.routes.by_block.write().unwrap_or_else(PoisonError::into_inner) = routes.collect();
         others.into_iter().map(|member| member.name).collect()
     }
 
     /// Has all processes of the group, this one too, look at it.
-    fn call_others(&self, file: &AddressFile) {
+    fn call_all(&self, members: &[(u8, Member)]) {
         let Some(mailbox) = &self.routes.mailbox else { return };
-        let mut names: Vec<Name> = file.members(&self.slots()).into_iter().map(|(_, member)| member.name).collect();
+        let mut names: Vec<Name> = members.iter().map(|(_, member)| member.name).collect();
         names.sort_unstable();
         names.dedup();
         mailbox.call(names.into_iter(), self.address.ip);
@@ -384,15 +392,34 @@ impl Group {
         }
     }
 
-    /// The program for a process that is alone.
+    /// Steers for a process that is alone.
     fn steer_own(&self) {
-        let Some(first) = self.members.first() else { return };
-        if self.members.len() == 1 {
-            let _ = detach_steering(first.socket.as_fd());
-            return;
-        }
         let blocks: Vec<&[u16]> = self.members.iter().map(|member| member.blocks.as_slice()).collect();
-        attach_program(&first.socket, &blocks, self.address.ip);
+        self.steer_blocks(&blocks);
+    }
+
+    /// Steers for members in this order. Dead ones in between get no packets.
+    fn steer(&self, order: &[u8], members: &[(u8, Member)]) {
+        let blocks_of = |slot: &u8| {
+            let member = members.iter().find(|(present, _)| present == slot);
+            member.map_or(&[][..], |(_, member)| member.blocks.as_slice())
+        };
+        let blocks: Vec<&[u16]> = order.iter().map(blocks_of).collect();
+        self.steer_blocks(&blocks);
+    }
+
+    /// Gives the group the program that sends packets for `blocks[i]` to its socket `i`. Any member's socket will do
+    /// for that.
+    fn steer_blocks(&self, blocks: &[&[u16]]) {
+        let Some(socket) = self.members.first().map(|member| member.socket.as_fd()) else { return };
+        if blocks.len() <= 1 {
+            // All packets are its own; without a program they arrive a little sooner. If an older kernel keeps the last
+            // one, that does no harm: sockets that it names and that are gone stand for any.
+            let _ = detach_steering(socket);
+        } else if let Err(error) = attach_steering(socket, &steering::program(blocks)) {
+            let (address, members) = (self.address.ip, blocks.len());
+            tracing::warn!(%address, %error, members, "the kernel refused the steering program");
+        }
     }
 }
 

@@ -1,15 +1,12 @@
 //! In which order the kernel keeps a group's sockets: known from the changes, or found out with probes.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::os::fd::AsFd;
+use std::net::{SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
-use socket2::Socket;
-
 use super::super::registry::{AddressFile, Change, Header, Member, Nonce};
-use super::super::steering::{self, probe_destination, probed_index};
-use super::super::sys::{attach_steering, detach_steering, receive};
+use super::super::steering::{probe_destination, probed_index};
+use super::super::sys::receive;
 use super::{Group, Membership};
 use crate::transport::Datagram;
 
@@ -25,43 +22,37 @@ const PROBE_MAGIC: [u8; 8] = *b"RDMVPROB";
 
 impl Group {
     /// Gives the group the program for its present members, if it has not got it.
-    pub(super) fn arrange(&self, file: &AddressFile, _change: &Change<'_>, newcomer: Option<&Membership>) {
-        let own = self.slots();
-        let members = file.members(&own);
-        let Some(socket) = self.members.first().map(|member| &member.socket) else { return };
+    pub(super) fn arrange(
+        &self,
+        file: &AddressFile,
+        _change: &Change<'_>,
+        members: &[(u8, Member)],
+        newcomer: Option<&Membership>,
+    ) {
         let mut header = file.header();
-        let was_settled = header.is_settled && header.order.iter().all(|slot| file.is_present(*slot, &own));
-        let present =
+        let is_there = |slot: &u8| members.iter().any(|(present, _)| present == slot);
+        let was_settled = header.is_settled && header.order.iter().all(is_there);
+        let is_whole =
             |order: &[u8]| order.len() == members.len() && members.iter().all(|(slot, _)| order.contains(slot));
-        if newcomer.is_none() && was_settled && present(&header.order) && self.answers_fit(file, &header) {
-            return self.adopt(socket, &header.order, &members);
+        if newcomer.is_none() && was_settled && is_whole(&header.order) && self.answers_fit(file, &header) {
+            return self.steer(&header.order, members);
         }
         if let Some(newcomer) = newcomer.filter(|_| was_settled) {
             header.order.push(newcomer.slot);
-            if present(&header.order) && (members.len() == 1 || self.is_last(file, &mut header, &members, newcomer)) {
-                return self.settle_with(file, socket, header, &members);
+            if is_whole(&header.order) && (members.len() == 1 || self.is_last(file, &mut header, members, newcomer)) {
+                return self.settle(file, header, members);
             }
         }
         header.is_settled = false;
-        header.order = self.probe_order(file, &mut header, &members, newcomer);
-        self.settle_with(file, socket, header, &members);
+        header.order = self.probe_order(file, &mut header, members, newcomer);
+        self.settle(file, header, members);
     }
 
-    fn settle_with(&self, file: &AddressFile, socket: &Socket, mut header: Header, members: &[(u8, Member)]) {
+    fn settle(&self, file: &AddressFile, mut header: Header, members: &[(u8, Member)]) {
         header.is_settled = true;
-        self.adopt(socket, &header.order, members);
+        self.steer(&header.order, members);
         if let Err(error) = file.write_header(&header) {
             tracing::warn!(address = %self.address.ip, %error, "the registry cannot be written");
-        }
-    }
-
-    fn adopt(&self, socket: &Socket, order: &[u8], members: &[(u8, Member)]) {
-        if members.len() > 1 {
-            attach(socket, order, members, self.address.ip);
-        } else {
-            // All packets are its own; without a program they arrive a little sooner. If an older kernel keeps the last
-            // one, that does no harm: sockets that it names and that are gone stand for any.
-            let _ = detach_steering(socket.as_fd());
         }
     }
 
@@ -83,7 +74,7 @@ impl Group {
         newcomer: &Membership,
     ) -> bool {
         let index = header.order.len() - 1;
-        attach(newcomer.socket.as_deref().unwrap_or(&self.members[0].socket), &header.order, members, self.address.ip);
+        self.steer(&header.order, members);
         let Ok(prober) = self.begin_probing(file, header) else { return false };
         if self.probe(&prober, index as u16, &header.nonce).is_err() {
             return false;
@@ -108,10 +99,10 @@ impl Group {
         newcomer: Option<&Membership>,
     ) -> Vec<u8> {
         let mut found: Vec<Option<u8>> = vec![None; members.len()];
-        if let (true, Some(socket)) = (members.len() > 1, self.members.first().map(|member| &member.socket)) {
+        if members.len() > 1 {
             // Any order will do: probes go to the socket that they count.
             let guess: Vec<u8> = members.iter().map(|(slot, _)| *slot).collect();
-            attach(socket, &guess, members, self.address.ip);
+            self.steer(&guess, members);
             for _ in 0..ROUNDS {
                 match self.probe_round(file, header, members, newcomer) {
                     Ok(answers) => {
@@ -193,22 +184,6 @@ impl Group {
 pub(super) fn fill_gaps(found: &[Option<u8>], members: &[(u8, Member)]) -> Vec<u8> {
     let mut silent = members.iter().map(|(slot, _)| *slot).filter(|slot| !found.contains(&Some(*slot)));
     found.iter().filter_map(|slot| slot.or_else(|| silent.next())).collect()
-}
-
-/// Attaches the program for members in this order. Dead ones in between get no packets.
-pub(super) fn attach(socket: &Socket, order: &[u8], members: &[(u8, Member)], address: IpAddr) {
-    let blocks_of = |slot: &u8| {
-        let member = members.iter().find(|(present, _)| present == slot);
-        member.map_or(&[][..], |(_, member)| member.blocks.as_slice())
-    };
-    let blocks: Vec<&[u16]> = order.iter().map(blocks_of).collect();
-    attach_program(socket, &blocks, address);
-}
-
-pub(super) fn attach_program(socket: &Socket, blocks: &[&[u16]], address: IpAddr) {
-    if let Err(error) = attach_steering(socket.as_fd(), &steering::program(blocks)) {
-        tracing::warn!(%address, %error, members = blocks.len(), "the kernel refused the steering program");
-    }
 }
 
 fn probe_packet(index: u16, nonce: &Nonce) -> [u8; PROBE_BYTES] {

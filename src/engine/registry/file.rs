@@ -97,7 +97,7 @@ impl AddressFile {
     }
 
     /// Whether the slot belongs to a living process.
-    pub(crate) fn is_present(&self, slot: u8, own: &[u8]) -> bool {
+    fn is_present(&self, slot: u8, own: &[u8]) -> bool {
         let by_others = || is_byte_locked_by_others(self.file.as_fd(), PRESENCE_OFFSET + u64::from(slot));
         // A member that cannot be asked about is rather kept than lost.
         own.contains(&slot) || by_others().unwrap_or(true)

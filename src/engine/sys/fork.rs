@@ -16,16 +16,33 @@ static DESCRIPTORS: [AtomicI32; PLACES] = [const { AtomicI32::new(FREE) }; PLACE
 /// Places from here on were never used.
 static USED: AtomicUsize = AtomicUsize::new(0);
 
-/// How often the processes before this one forked: what was made in another generation belongs to the parent.
-#[inline]
-pub(crate) fn generation() -> usize {
-    GENERATION.load(Ordering::Relaxed)
+/// The process that something was made in: a forked child is another one, and what it inherits is not its own.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Generation(usize);
+
+impl Generation {
+    /// This process.
+    #[inline]
+    pub(crate) fn now() -> Self {
+        Self(GENERATION.load(Ordering::Relaxed))
+    }
+
+    /// Whether it is this process.
+    #[inline]
+    pub(crate) fn is_current(self) -> bool {
+        self == Self::now()
+    }
+
+    /// How often the processes before it forked.
+    pub(crate) fn number(self) -> usize {
+        self.0
+    }
 }
 
 /// Keeps a descriptor from living on in children, until dropped. It is dropped before the descriptor is closed.
 pub(crate) struct NotInherited {
     place: Option<usize>,
-    generation: usize,
+    generation: Generation,
 }
 
 impl NotInherited {
@@ -45,7 +62,7 @@ impl NotInherited {
         if let Some(place) = place {
             USED.fetch_max(place + 1, Ordering::AcqRel);
         }
-        Self { place, generation: generation() }
+        Self { place, generation: Generation::now() }
     }
 }
 
@@ -53,7 +70,7 @@ impl Drop for NotInherited {
     fn drop(&mut self) {
         // In a child the place may be another descriptor's by now.
         if let Some(place) = self.place
-            && self.generation == generation()
+            && self.generation.is_current()
         {
             DESCRIPTORS[place].store(FREE, Ordering::Release);
         }

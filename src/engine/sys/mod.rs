@@ -20,7 +20,7 @@ pub(crate) use credentials::{own_user, peer_user, receive_with_user};
 pub(crate) use error_queue::{QueuedError, receive_error};
 pub(crate) use event::{Epoll, EventFd, Interest, wait_readable};
 pub(crate) use file_lock::{is_byte_locked_by_others, try_lock_byte, unlock_byte};
-pub(crate) use fork::{NotInherited, generation};
+pub(crate) use fork::{Generation, NotInherited};
 pub(crate) use guarded::{Guard, Guarded};
 pub(crate) use interface::{LinkState, link_state};
 pub(crate) use message::{Received, SendOptions, receive, send};

@@ -10,7 +10,7 @@ use super::config::SoftConfig;
 use super::errors;
 use super::interface::Interface;
 use super::limit::Limit;
-use crate::engine::{Capabilities, Engine, EventFd, QpnBlocks, Shard, ShardConfig, SocketSizes, generation, probe};
+use crate::engine::{Capabilities, Engine, EventFd, Generation, QpnBlocks, Shard, ShardConfig, SocketSizes, probe};
 use crate::memory::RegionTable;
 use crate::provider::{Error, ErrorKind, Result};
 use crate::queue::{AsyncEventQueue, Notify};
@@ -48,7 +48,7 @@ pub(super) struct Device {
     pub(super) interface: Interface,
     pub(super) engine: Engine,
     /// Forks before it was opened.
-    generation: usize,
+    generation: Generation,
     pub(super) memory: Arc<RegionTable>,
     pub(super) events: Arc<AsyncEventQueue>,
     pub(super) async_event: Arc<EventFd>,
@@ -112,7 +112,7 @@ impl Device {
         let engine = Engine::new(interface.name.as_deref().unwrap_or("soft"), shards);
         capture::start_with_device(&engine, &interface.device_name, config)?;
         Ok(Arc::new(Self {
-            generation: generation(),
+            generation: Generation::now(),
             engine,
             attributes: attributes(&interface, config),
             interface,
@@ -134,7 +134,7 @@ impl Device {
     /// held by threads that exist in the parent only.
     #[inline]
     pub(super) fn is_inherited(&self) -> bool {
-        self.generation != generation()
+        !self.generation.is_current()
     }
 
     /// Every verb begins with this.
