@@ -24,7 +24,7 @@ pub(super) struct Machine {
     /// How much more has passed on its clock than on the simulation's.
     pub(super) ahead: Duration,
     /// Until then it does nothing.
-    pub(super) stopped_until: Time,
+    stopped_until: Time,
     pub(super) socket: Option<Socket>,
     /// What lies in the socket's buffer.
     pub(super) waiting: VecDeque<Flight>,
@@ -35,6 +35,12 @@ pub(super) struct Machine {
 impl Machine {
     pub(super) fn is_stopped(&self, now: Time) -> bool {
         now < self.stopped_until
+    }
+
+    /// It does nothing until then; what its reader was to come for waits too, or time would stand still.
+    pub(super) fn stop(&mut self, until: Time) {
+        self.stopped_until = until;
+        self.reads_at = self.reads_at.map(|at| at.max(until));
     }
 
     /// The host's own time.
@@ -63,5 +69,33 @@ impl Machine {
         let due = self.reads_at.get_or_insert(reads_at);
         *due = (*due).max(self.stopped_until);
         Ok(None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+
+    use super::*;
+
+    /// Seed 52,788 of the long campaign stood still: the reader of a socket was due and its host stopped.
+    #[test]
+    fn a_stopped_host_reads_its_socket_when_it_goes_on() {
+        let socket = Socket { packets: 25, wake: Duration::from_micros(10) };
+        let mut machine = Machine { socket: Some(socket), ..Machine::default() };
+        let (now, until) = (Time::from_nanos(1_000), Time::from_nanos(500_000));
+        let flight = Flight {
+            from: 1,
+            to: 0,
+            source: IpAddr::from([127, 0, 0, 1]),
+            source_port: 50_000,
+            segment_index: 0,
+            bytes: vec![0; 20],
+            is_corrupt: false,
+            is_forged: false,
+        };
+        assert!(machine.arrive(now, flight).is_ok_and(|at_once| at_once.is_none()));
+        machine.stop(until);
+        assert_eq!(machine.reads_at, Some(until));
     }
 }

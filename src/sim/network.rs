@@ -174,7 +174,7 @@ impl Network {
 
     /// A host does nothing for a while: it neither sends nor receives, and its timers go off late.
     pub fn stop(&mut self, host: usize, length: Duration) {
-        self.machines[host].stopped_until = self.now + length;
+        self.machines[host].stop(self.now + length);
         (0..self.hosts.len()).for_each(|other| self.note_harm(host, other));
     }
 
