@@ -67,7 +67,7 @@ pub enum CreateError {
         limit: u32,
     },
     /// This transport service is not supported.
-    #[error("the transport service {0:?} is not supported by this device")]
+    #[error("qp_type {name} ({0:?}) is not supported by this device", name = .0.name())]
     Unsupported(QueuePairType),
 }
 
@@ -183,6 +183,17 @@ impl Endpoint {
         queue_pair.apply_modify(to, attributes, source, |peer| in_flight.entry(peer).or_default().clone());
         self.settle(now, place);
         Ok(())
+    }
+
+    /// Whether [`Endpoint::modify_queue_pair`] would allow it. Changes nothing.
+    pub fn check_modify(
+        &self,
+        qpn: Qpn,
+        attributes: &QueuePairAttributes,
+        limits: &ModifyLimits,
+    ) -> Result<(), ModifyError> {
+        let queue_pair = self.find(qpn).ok_or(ModifyError::UnknownQueuePair)?;
+        queue_pair.check_modify(attributes, limits).map(drop)
     }
 
     /// State and attributes now.

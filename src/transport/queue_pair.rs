@@ -156,6 +156,8 @@ impl QueuePair {
 
     pub(super) fn status(&self) -> QueuePairStatus {
         QueuePairStatus {
+            qp_type: self.service,
+            sq_sig_all: self.signal_all,
             qp_state: self.state,
             sq_draining: self.state == QueuePairState::SendQueueDrained && !self.requester.is_idle(),
             attributes: QueuePairAttributes { qp_state: Some(self.state), ..self.attributes },

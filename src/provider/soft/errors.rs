@@ -36,9 +36,10 @@ pub(super) fn from_create(error: &CreateError) -> Error {
 
 pub(super) fn from_modify(error: &ModifyError) -> Error {
     let kind = match error {
-        ModifyError::UnknownQueuePair | ModifyError::NoTransition { .. } | ModifyError::WrongCurrentState { .. } => {
-            ErrorKind::InvalidState
-        }
+        ModifyError::UnknownQueuePair
+        | ModifyError::NoTransition { .. }
+        | ModifyError::WrongCurrentState { .. }
+        | ModifyError::StillDraining { .. } => ErrorKind::InvalidState,
         _ => ErrorKind::InvalidArgument,
     };
     Error::new("modify_qp", kind, error.to_string())
