@@ -263,7 +263,8 @@ mod tests {
 
     fn any_info() -> impl Strategy<Value = ConnectionInfo> {
         let identity = (any::<u32>(), any::<u32>(), any::<[u8; 16]>());
-        let limits = (prop::sample::select(QueuePairType::ALL.to_vec()), prop::sample::select(Mtu::ALL.to_vec()), any::<u8>());
+        let limits =
+            (prop::sample::select(QueuePairType::ALL.to_vec()), prop::sample::select(Mtu::ALL.to_vec()), any::<u8>());
         let peer = (any::<u8>(), any::<bool>(), any::<u32>(), any::<u32>());
         (identity, limits, peer).prop_map(|((qpn, psn, gid), (qp_type, path_mtu, max_dest_rd_atomic), peer)| {
             let (version, segmentation_offload, receive_buffer_bytes, extensions) = peer;

@@ -2,9 +2,10 @@
 
 use crate::engine::OpenError;
 use crate::memory::RegisterError;
-use crate::provider::{Error, ErrorKind};
+use crate::provider::{Error, ErrorKind, Result};
 use crate::queue::QueueError;
 use crate::transport::{CreateError, ModifyError};
+use crate::types::{Operation, QueuePairType};
 
 pub(super) fn from_register(error: &RegisterError) -> Error {
     let kind = match error {
@@ -24,6 +25,19 @@ pub(super) fn from_queue(verb: &'static str, error: &QueueError) -> Error {
         _ => ErrorKind::InvalidArgument,
     };
     Error::new(verb, kind, error.to_string())
+}
+
+/// Refuses operations that queue pairs of this type do not have.
+pub(super) fn check_operation(qp_type: QueuePairType, operation: &Operation) -> Result<()> {
+    if operation.is_possible_on(qp_type) {
+        return Ok(());
+    }
+    let possible = match qp_type {
+        QueuePairType::UnreliableDatagram => "SEND with or without immediate",
+        _ => "SEND and RDMA WRITE, with or without immediate",
+    };
+    let message = format!("opcode is {}; a queue pair of type {} takes {possible}", operation.name(), qp_type.name());
+    Err(Error::new("post_send", ErrorKind::InvalidArgument, message))
 }
 
 pub(super) fn from_create(error: &CreateError) -> Error {
