@@ -356,7 +356,7 @@ mod tests {
             (12, 1, "psn is 0x1fedcba"),
             (32, 0, "path_mtu is 0"),
             (32, 6, "path_mtu is 6"),
-            (34, 9, "qp_type is 9"),
+            (34, 8, "qp_type is 8"),
         ] {
             let mut wrong = bytes;
             wrong[offset] = value;
