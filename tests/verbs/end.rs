@@ -1,7 +1,7 @@
 //! One end of a connection, and what is expected to happen at it.
 
 use std::ops::Range;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rdma_verbs::verbs::{
     AccessFlags, AsyncEvent, Completion, CompletionError, CompletionOpcode, CompletionQueue, CompletionStatus, Context,
@@ -202,6 +202,16 @@ impl End {
     #[track_caller]
     pub(crate) fn is_in(&self, state: QueuePairState) {
         assert_eq!(self.qp.state().expect("query_qp"), state, "{}", self.qp.explain_state());
+    }
+
+    /// The queue pair must come into this state.
+    #[track_caller]
+    pub(crate) fn becomes(&self, state: QueuePairState) {
+        let start = Instant::now();
+        while self.qp.state().expect("query_qp") != state {
+            assert!(start.elapsed() < PATIENCE, "never in {}: {}", state.name(), self.qp.explain_state());
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// Brings the queue pair to the error state.

@@ -7,6 +7,7 @@
 //! Written against the public API only. A new family is a file with its `SCENARIOS`, its `mod` and its line in
 //! [`FAMILIES`].
 
+mod attributes;
 mod bytes;
 mod connect;
 mod device;
@@ -21,8 +22,11 @@ mod rc_retry;
 mod rc_send;
 mod rc_sizes;
 mod region;
+mod state_changes;
+mod state_tables;
 mod suite;
 mod threads;
+mod uc;
 mod world;
 
 use suite::Scenario;
@@ -41,7 +45,10 @@ const FAMILIES: &[&[Scenario]] = &[
     rc_send::SCENARIOS,
     rc_sizes::SCENARIOS,
     region::SCENARIOS,
+    state_changes::SCENARIOS,
+    state_tables::SCENARIOS,
     threads::SCENARIOS,
+    uc::SCENARIOS,
 ];
 
 fn main() {
