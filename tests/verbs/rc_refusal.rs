@@ -1,4 +1,4 @@
-//! Requests that the peer refuses: the status at the requester, what the responder notices, and that nothing is changed.
+//! Requests that the peer refuses: the status at the requester, what the responder notices, and that nothing changes.
 
 use rdma_verbs::verbs::{
     AccessFlags, AsyncEvent, CompletionStatus, ConnectOptions, Payload, QueuePairState, ReceiveRequest, RemoteMemory,
