@@ -8,6 +8,7 @@ use super::{
     Result,
 };
 use crate::memory::Backing;
+use crate::mutation::{Mutation, planted};
 use crate::provider::{self, Refused};
 use crate::types::DomainId;
 
@@ -158,8 +159,9 @@ impl ProtectionDomain {
     }
 
     fn register(&self, backing: Backing, iova: Option<u64>, access: AccessFlags) -> Result<MemoryRegion, Refused> {
+        let is_unchecked = planted(Mutation::RegistrationUnchecked);
         let needs_local_write = AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;
-        if access.intersects(needs_local_write) && !access.contains(AccessFlags::LOCAL_WRITE) {
+        if access.intersects(needs_local_write) && !access.contains(AccessFlags::LOCAL_WRITE) && !is_unchecked {
             let message = format!("access is {access:?}; REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE");
             let error = Error::new("reg_mr", ErrorKind::InvalidArgument, message);
             return Err(Refused { error, backing });

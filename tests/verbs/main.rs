@@ -12,6 +12,8 @@ mod bytes;
 mod connect;
 mod device;
 mod end;
+#[cfg(feature = "mutations")]
+mod planted;
 mod post;
 mod rc_atomic;
 mod rc_flush;
@@ -51,6 +53,8 @@ const FAMILIES: &[&[Scenario]] = &[
     uc::SCENARIOS,
 ];
 
-fn main() {
+pub(crate) fn main() {
+    #[cfg(feature = "mutations")]
+    planted::plant_from_environment();
     suite::main(FAMILIES)
 }

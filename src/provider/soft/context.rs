@@ -11,6 +11,7 @@ use super::errors;
 use super::limit::check_range;
 use super::protection_domain::SoftProtectionDomain;
 use super::queue_pair::SoftQueuePair;
+use crate::mutation::{Mutation, planted};
 use crate::provider::{
     Capture, CompletionChannel, CompletionQueue, Context, Error, ErrorKind, ProtectionDomain, QueuePair, QueuePairInit,
     Result,
@@ -29,12 +30,15 @@ impl SoftContext {
 
     fn gid(&self, index: u8) -> Option<GidEntry> {
         let interface = &self.device.interface;
-        let address = interface.addresses.get(usize::from(index))?;
+        let last = interface.addresses.len() - 1;
+        let place = if planted(Mutation::GidIndexUnchecked) { last.min(index.into()) } else { index.into() };
+        let address = interface.addresses.get(place)?;
         Some(GidEntry { gid: address.ip.into(), gid_index: index, ndev_ifindex: interface.index })
     }
 }
 
 fn check_port(verb: &'static str, port_num: u8) -> Result<()> {
+    let port_num = if planted(Mutation::PortUnchecked) { 1 } else { port_num };
     check_range(verb, "port_num", port_num.into(), 1..=1)
 }
 
