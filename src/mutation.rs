@@ -278,8 +278,6 @@ mutations! {
         RnrTimerForgotten,
         /// Too large capabilities are cut instead of refused.
         CapabilitiesClamped,
-        /// Completion queues of other devices are taken.
-        ForeignQueueTaken,
         /// Requests can be posted in every state.
         PostedTooEarly,
         /// Any port number is taken.
@@ -298,8 +296,6 @@ mutations! {
         RevokedRegionPosted,
         /// A connection after RESET begins from the number of the one before.
         ResetKeepsFirstNumber,
-        /// Remote rights to write are granted without the local one.
-        RegistrationUnchecked,
     }
 }
 

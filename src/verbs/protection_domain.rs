@@ -8,7 +8,6 @@ use super::{
     Result,
 };
 use crate::memory::Backing;
-use crate::mutation::{Mutation, planted};
 use crate::provider::{self, Refused};
 use crate::types::DomainId;
 
@@ -159,9 +158,8 @@ impl ProtectionDomain {
     }
 
     fn register(&self, backing: Backing, iova: Option<u64>, access: AccessFlags) -> Result<MemoryRegion, Refused> {
-        let is_unchecked = planted(Mutation::RegistrationUnchecked);
         let needs_local_write = AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;
-        if access.intersects(needs_local_write) && !access.contains(AccessFlags::LOCAL_WRITE) && !is_unchecked {
+        if access.intersects(needs_local_write) && !access.contains(AccessFlags::LOCAL_WRITE) {
             let message = format!("access is {access:?}; REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE");
             let error = Error::new("reg_mr", ErrorKind::InvalidArgument, message);
             return Err(Refused { error, backing });

@@ -13,7 +13,7 @@ mod connect;
 mod device;
 mod end;
 #[cfg(feature = "mutations")]
-mod planted;
+pub(crate) mod planted;
 mod post;
 mod rc_atomic;
 mod rc_flush;

@@ -77,7 +77,7 @@ fn soft(queue: &Arc<dyn CompletionQueue>) -> &SoftCompletionQueue {
 
 fn check_queue(device: &Arc<Device>, queue: &Arc<dyn CompletionQueue>, name: &str) -> Result<()> {
     match queue.as_any().downcast_ref::<SoftCompletionQueue>() {
-        Some(queue) if queue.is_of(device) || planted(Mutation::ForeignQueueTaken) => Ok(()),
+        Some(queue) if queue.is_of(device) => Ok(()),
         _ => Err(errors::foreign("create_qp", name)),
     }
 }
