@@ -216,5 +216,5 @@ fn finish(network: &Network, sides: &[Side; 2], is_perfect: bool, outcome: &mut 
         outcome.count("unreliable without a receive", counters.get_drop(DropReason::NoReceive));
     }
     outcome.packets = network.packets;
-    outcome.simulated = Duration::from_nanos(network.now.as_nanos() as u64);
+    outcome.simulated = Duration::from_nanos(network.now.as_nanos());
 }
