@@ -44,7 +44,8 @@ use std::thread::JoinHandle;
 pub(crate) use capture::Capture;
 #[cfg(feature = "sim")]
 pub use capture::capture_file;
-pub(crate) use channel::Channel;
+pub(crate) use channel::{Announcing, Channel};
+pub(crate) use clock::timestamp;
 pub(crate) use doorbell::Doorbell;
 pub(crate) use port_group::registered_capabilities;
 pub(crate) use qpn_block::QpnBlocks;

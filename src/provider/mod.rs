@@ -77,7 +77,18 @@ pub trait Context: Send + Sync {
         cqe: u32,
         cq_context: u64,
         channel: Option<&Arc<dyn CompletionChannel>>,
-    ) -> Result<Arc<dyn CompletionQueue>>;
+    ) -> Result<Arc<dyn CompletionQueue>> {
+        self.create_cq_with(&CompletionQueueInit { cqe, cq_context, channel, ..CompletionQueueInit::default() })
+    }
+
+    /// Creates a completion queue, with all options.
+    fn create_cq_with(&self, init: &CompletionQueueInit<'_>) -> Result<Arc<dyn CompletionQueue>>;
+
+    /// The clock that completions are stamped with, in nanoseconds. [`ErrorKind::Unsupported`] if the device has none.
+    fn query_clock(&self) -> Result<u64> {
+        let message = format!("{} has no clock for completions", self.name());
+        Err(Error::new("query_clock", ErrorKind::Unsupported, message))
+    }
 
     /// Creates a queue pair in the RESET state.
     fn create_qp(&self, init: &QueuePairInit<'_>) -> Result<Arc<dyn QueuePair>>;
@@ -109,6 +120,21 @@ pub trait Capture: Send + Sync {
 
     /// Ends it. When it returns, the file is complete. Stopping again does nothing.
     fn stop(&self) -> Result<CaptureSummary>;
+}
+
+/// What a new completion queue shall be.
+#[derive(Clone, Copy, Default)]
+pub struct CompletionQueueInit<'a> {
+    /// Entries at least; [`CompletionQueue::cqe`] tells how many there are.
+    pub cqe: u32,
+    /// What the channel names the queue by.
+    pub cq_context: u64,
+    /// Where an armed queue announces completions.
+    pub channel: Option<&'a Arc<dyn CompletionChannel>>,
+    /// Which of the device's completion vectors serves the queue, from 0.
+    pub comp_vector: u32,
+    /// Whether completions bear the time of the device's clock.
+    pub timestamps: bool,
 }
 
 /// What a new queue pair shall be.
@@ -190,6 +216,15 @@ pub trait CompletionQueue: Send + Sync {
 
     /// Entries that fit.
     fn cqe(&self) -> u32;
+
+    /// Its number, which asynchronous events name it by.
+    fn number(&self) -> u32;
+
+    /// Events on the channel that were handed out for it, modulo 2^32. C programs acknowledge each of them before the
+    /// queue is destroyed; the safe tier need not, because its events are numbers.
+    fn comp_events_reported(&self) -> u32 {
+        0
+    }
 
     /// Lets an event on the channel wait until `cq_count` completions have come, or `cq_period` has passed since the
     /// first of them; failed and solicited ones wait for nothing. 0 or 1, or no period, ends that.

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{
-    AsyncEvent, Capture, CaptureConfig, CompletionChannel, CompletionQueue, Counters, DeviceAttributes, Error,
-    ErrorKind, Gid, GidEntry, PeerCapabilities, PortAttributes, ProtectionDomain, Result,
+    AsyncEvent, Capture, CaptureConfig, CompletionChannel, CompletionQueue, CompletionQueueOptions, Counters,
+    DeviceAttributes, Error, ErrorKind, Gid, GidEntry, PeerCapabilities, PortAttributes, ProtectionDomain, Result,
 };
 use crate::provider;
 
@@ -133,7 +133,7 @@ impl Context {
     /// # Ok::<(), rdma_verbs::verbs::Error>(())
     /// ```
     pub fn create_cq(&self, cqe: u32) -> Result<CompletionQueue> {
-        Ok(CompletionQueue::new(self.clone(), self.inner.create_cq(cqe, 0, None)?, None))
+        self.create_cq_with(&CompletionQueueOptions::new(cqe))
     }
 
     /// Creates a completion queue that announces completions on a channel. `cq_context` is any number of the caller's;
@@ -142,12 +142,42 @@ impl Context {
     /// # Errors
     /// As [`Context::create_cq`]; also if the channel belongs to another opening of a device.
     pub fn create_cq_on(&self, channel: &CompletionChannel, cqe: u32, cq_context: u64) -> Result<CompletionQueue> {
-        if !channel.context().is_same(self) {
+        self.create_cq_with(&CompletionQueueOptions::new(cqe).channel(channel, cq_context))
+    }
+
+    /// Creates a completion queue with all options (`ibv_create_cq_ex`).
+    ///
+    /// # Errors
+    /// As [`Context::create_cq_on`]; also if the completion vector is not below the device's `num_comp_vectors`, or the
+    /// device has no clock for the timestamps that are wanted.
+    ///
+    /// [`CompletionQueueOptions`] has an example.
+    pub fn create_cq_with(&self, options: &CompletionQueueOptions) -> Result<CompletionQueue> {
+        let channel = options.wanted_channel();
+        if let Some((channel, _)) = channel
+            && !channel.context().is_same(self)
+        {
             let message = format!("the channel belongs to {}, not to this opening of {}", channel.context(), self);
             return Err(Error::new("create_cq", ErrorKind::InvalidArgument, message));
         }
-        let queue = self.inner.create_cq(cqe, cq_context, Some(channel.inner()))?;
-        Ok(CompletionQueue::new(self.clone(), queue, Some(channel.clone())))
+        let queue = self.inner.create_cq_with(&options.lower())?;
+        Ok(CompletionQueue::new(self.clone(), queue, channel.map(|(channel, _)| channel.clone())))
+    }
+
+    /// The clock that completions are stamped with, in nanoseconds (`ibv_query_rt_values_ex`): the age of a completion
+    /// is the difference. For software devices it is the system's monotonic clock.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] if the device has no such clock.
+    ///
+    /// ```
+    /// let context = rdma_verbs::verbs::open("soft:127.0.1.110")?;
+    /// let before = context.query_clock()?;
+    /// assert!(context.query_clock()? >= before);
+    /// # Ok::<(), rdma_verbs::verbs::Error>(())
+    /// ```
+    pub fn query_clock(&self) -> Result<u64> {
+        self.inner.query_clock()
     }
 
     /// The next asynchronous event, if there is one: something that happened to a queue pair, a completion queue or

@@ -11,9 +11,10 @@ use super::errors;
 use super::limit::check_range;
 use super::protection_domain::SoftProtectionDomain;
 use super::queue_pair::SoftQueuePair;
+use crate::engine::timestamp;
 use crate::provider::{
-    Capture, CompletionChannel, CompletionQueue, Context, Error, ErrorKind, ProtectionDomain, QueuePair, QueuePairInit,
-    Result,
+    Capture, CompletionChannel, CompletionQueue, CompletionQueueInit, Context, Error, ErrorKind, ProtectionDomain,
+    QueuePair, QueuePairInit, Result,
 };
 use crate::types::{AsyncEvent, CaptureConfig, Counters, DeviceAttributes, GidEntry, PeerCapabilities, PortAttributes};
 
@@ -81,19 +82,18 @@ impl Context for SoftContext {
         Ok(Arc::new(SoftChannel::new(Arc::clone(&self.device))?))
     }
 
-    fn create_cq(
-        &self,
-        cqe: u32,
-        cq_context: u64,
-        channel: Option<&Arc<dyn CompletionChannel>>,
-    ) -> Result<Arc<dyn CompletionQueue>> {
+    fn create_cq_with(&self, init: &CompletionQueueInit<'_>) -> Result<Arc<dyn CompletionQueue>> {
         self.device.check_process("create_cq")?;
-        let channel = match channel.map(|channel| channel.as_any().downcast_ref::<SoftChannel>()) {
+        let channel = match init.channel.map(|channel| channel.as_any().downcast_ref::<SoftChannel>()) {
             None => None,
             Some(Some(channel)) if channel.is_of(&self.device) => Some(channel),
             Some(_) => return Err(errors::foreign("create_cq", "channel")),
         };
-        Ok(Arc::new(SoftCompletionQueue::new(&self.device, cqe, cq_context, channel)?))
+        Ok(Arc::new(SoftCompletionQueue::new(&self.device, init, channel)?))
+    }
+
+    fn query_clock(&self) -> Result<u64> {
+        Ok(timestamp())
     }
 
     fn create_qp(&self, init: &QueuePairInit<'_>) -> Result<Arc<dyn QueuePair>> {

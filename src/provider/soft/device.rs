@@ -216,7 +216,9 @@ fn attributes(interface: &Interface, config: &SoftConfig) -> DeviceAttributes {
             | AccessFlags::REMOTE
             | AccessFlags::ZERO_BASED
             | AccessFlags::RELAXED_ORDERING,
-        num_comp_vectors: 1,
+        num_comp_vectors: config.shards,
+        completion_timestamp_mask: u64::MAX,
+        hca_core_clock_khz: 1_000_000,
         ..DeviceAttributes::empty()
     }
 }
