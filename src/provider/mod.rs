@@ -21,9 +21,9 @@ pub use error::{Error, ErrorKind, Refused, Result};
 
 use crate::memory::{Backing, Region};
 use crate::types::{
-    AccessFlags, AsyncEvent, BatchEnd, CaptureConfig, CaptureSummary, Counters, DeviceAttributes, DomainId, GidEntry,
-    Lkey, PeerCapabilities, PortAttributes, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairReport,
-    QueuePairStatus, QueuePairType, RawCompletion, ReceiveRequest, Rkey, SendRequest,
+    AccessFlags, AsyncEvent, BatchEnd, CaptureConfig, CaptureSummary, Counters, DeviceAttributes, DomainId,
+    EventObject, GidEntry, Lkey, PeerCapabilities, PortAttributes, Qpn, QueuePairAttributes, QueuePairCapabilities,
+    QueuePairReport, QueuePairStatus, QueuePairType, RawCompletion, ReceiveRequest, Rkey, SendRequest,
 };
 
 /// A kind of device: finds and opens devices by name.
@@ -93,10 +93,29 @@ pub trait Context: Send + Sync {
     /// Creates a queue pair in the RESET state.
     fn create_qp(&self, init: &QueuePairInit<'_>) -> Result<Arc<dyn QueuePair>>;
 
-    /// The next asynchronous event, if there is one.
+    /// The next asynchronous event, if there is one, acknowledged at once. Events of an object that was destroyed do
+    /// not come any more.
     fn poll_async_event(&self) -> Option<AsyncEvent>;
 
-    /// Readable while an asynchronous event waits.
+    /// The next asynchronous event, if there is one; it must be acknowledged.
+    fn take_async_event(&self) -> Option<AsyncEvent> {
+        self.poll_async_event()
+    }
+
+    /// Acknowledges an event that [`Context::take_async_event`] handed out.
+    fn ack_async_event(&self, event: &AsyncEvent) {
+        let _ = event;
+    }
+
+    /// Waits up to `timeout` (`None`: for ever) until all events about an object that were handed out are acknowledged;
+    /// whether they are. No verb that destroys waits by itself: the destroying verbs of C, which have to, destroy and
+    /// then wait here.
+    fn wait_events_acked(&self, object: EventObject, timeout: Option<Duration>) -> Result<bool> {
+        let _ = (object, timeout);
+        Ok(true)
+    }
+
+    /// Readable while an asynchronous event may wait; it may be readable for nothing, until it is polled.
     fn async_fd(&self) -> BorrowedFd<'_>;
 
     /// Counters of the whole device.

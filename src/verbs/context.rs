@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use super::{
     AsyncEvent, Capture, CaptureConfig, CompletionChannel, CompletionQueue, CompletionQueueOptions, Counters,
-    DeviceAttributes, Error, ErrorKind, Gid, GidEntry, PeerCapabilities, PortAttributes, ProtectionDomain, Result,
+    DeviceAttributes, Error, ErrorKind, EventObject, Gid, GidEntry, PeerCapabilities, PortAttributes, ProtectionDomain,
+    Result, UnacknowledgedEvent,
 };
 use crate::provider;
 
@@ -181,7 +182,10 @@ impl Context {
     }
 
     /// The next asynchronous event, if there is one: something that happened to a queue pair, a completion queue or
-    /// a port without a request of its own. Never blocks. [`AsFd`] gives a descriptor that is readable while one waits.
+    /// a port without a request of its own. Never blocks. The event is acknowledged at once.
+    ///
+    /// [`AsFd`] gives a descriptor that is readable while one may wait; it may be readable for nothing, until this is
+    /// called.
     ///
     /// ```
     /// let context = rdma_verbs::verbs::open("soft:127.0.1.5")?;
@@ -190,6 +194,21 @@ impl Context {
     /// ```
     pub fn poll_async_event(&self) -> Option<AsyncEvent> {
         self.inner.poll_async_event()
+    }
+
+    /// As [`Context::poll_async_event`], but the event is acknowledged only when it is dropped.
+    ///
+    /// [`UnacknowledgedEvent`] has an example.
+    pub fn take_async_event(&self) -> Option<UnacknowledgedEvent> {
+        self.inner.take_async_event().map(|event| UnacknowledgedEvent::new(self.clone(), event))
+    }
+
+    /// Waits up to `timeout` until all events about `object` that were taken are acknowledged; whether they are.
+    ///
+    /// # Errors
+    /// The process was forked since the device was opened.
+    pub fn wait_events_acked(&self, object: EventObject, timeout: Duration) -> Result<bool> {
+        self.inner.wait_events_acked(object, Some(timeout))
     }
 
     /// Waits up to `timeout` for the next asynchronous event (`ibv_get_async_event`); `None` if none came.
@@ -275,7 +294,7 @@ impl From<Arc<dyn provider::Context>> for Context {
     }
 }
 
-/// The descriptor that is readable while an asynchronous event waits.
+/// The descriptor that is readable while an asynchronous event may wait.
 impl AsFd for Context {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.inner.async_fd()

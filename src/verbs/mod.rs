@@ -50,6 +50,7 @@
 //! It has done nothing. A request that fails later is a [`Completion`] whose [`Completion::result`] is an error.
 #![deny(unsafe_code)]
 
+mod async_event;
 mod batch;
 mod capture;
 mod completion;
@@ -75,6 +76,7 @@ mod request;
 #[cfg(test)]
 mod tests;
 
+pub use async_event::UnacknowledgedEvent;
 pub use batch::{ReceiveBatch, SendBatch};
 pub use capture::Capture;
 pub use completion::{Completion, CompletionError, Success};
@@ -98,9 +100,9 @@ pub use request::{Payload, ReceiveRequest, RegionList, SendRequest};
 pub use crate::provider::{Error, ErrorKind, Result};
 pub use crate::types::{
     AccessFlags, AddressVector, AsyncEvent, CaptureConfig, CaptureSummary, Cause, CompletionOpcode, CompletionStatus,
-    Counter, Counters, DeviceAttributes, DropReason, Gid, GidEntry, Lkey, Mtu, PeerCapabilities, PortAttributes,
-    PortState, Psn, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairReport, QueuePairState, QueuePairStatus,
-    QueuePairType, Rkey,
+    Counter, Counters, DeviceAttributes, DropReason, EventObject, Gid, GidEntry, Lkey, Mtu, PeerCapabilities,
+    PortAttributes, PortState, Psn, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairReport, QueuePairState,
+    QueuePairStatus, QueuePairType, Rkey,
 };
 
 /// The promise of the module's documentation, held by the compiler: these types may be shared between threads.
@@ -117,6 +119,7 @@ const _: () = {
     send_and_sync::<RemoteMemory>();
     send_and_sync::<CompletionQueue>();
     send_and_sync::<CompletionChannel>();
+    send_and_sync::<UnacknowledgedEvent>();
     send_and_sync::<CompletionQueueOptions>();
     send_and_sync::<Polling<'_>>();
     send_and_sync::<QueuePair>();
