@@ -9,8 +9,11 @@
 // Families come one after the other, and use more of these than there are yet.
 #[allow(dead_code)]
 mod bytes;
+mod channel;
+mod cq;
 #[allow(dead_code)]
 mod end;
+mod events;
 mod rc_send;
 #[allow(dead_code)]
 mod suite;
@@ -20,7 +23,7 @@ mod world;
 use suite::Scenario;
 
 /// Every family of scenarios.
-const FAMILIES: &[&[Scenario]] = &[rc_send::SCENARIOS];
+const FAMILIES: &[&[Scenario]] = &[rc_send::SCENARIOS, cq::SCENARIOS, channel::SCENARIOS, events::SCENARIOS];
 
 fn main() {
     suite::main(FAMILIES)
