@@ -3,7 +3,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::Notify;
 use super::sync::{Condvar, Mutex, lock};
@@ -81,19 +81,17 @@ impl AsyncEventQueue {
         }
     }
 
-    /// Waits up to `timeout` (`None`: for ever) until no event about `object` is handed out; whether that came.
-    pub fn wait_acknowledged(&self, object: EventObject, timeout: Option<Duration>) -> bool {
-        let start = Instant::now();
+    /// Whether no event about `object` is handed out; if one is, waits up to `limit` (`None`: for ever) for anything to
+    /// be acknowledged first.
+    pub fn wait_acknowledged(&self, object: EventObject, limit: Option<Duration>) -> bool {
         let mut state = lock(&self.state);
-        while state.handed_out.contains_key(&object) {
-            let left = timeout.map(|timeout| timeout.saturating_sub(start.elapsed()));
-            state = match left {
-                Some(Duration::ZERO) => return false,
-                Some(left) => self.acknowledged.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0,
+        if state.handed_out.contains_key(&object) {
+            state = match limit {
+                Some(limit) => self.acknowledged.wait_timeout(state, limit).unwrap_or_else(PoisonError::into_inner).0,
                 None => self.acknowledged.wait(state).unwrap_or_else(PoisonError::into_inner),
             };
         }
-        true
+        !state.handed_out.contains_key(&object)
     }
 
     /// Removes the events for which `is_stale` holds, because their object is going away; returns how many. It is
@@ -169,9 +167,9 @@ mod tests {
         queue.acknowledge(&established);
         assert!(!queue.wait_acknowledged(one.object(), soon));
         let waiter = Arc::clone(&queue);
-        let waiting = std::thread::spawn(move || waiter.wait_acknowledged(one.object(), None));
+        let waiting = std::thread::spawn(move || while !waiter.wait_acknowledged(one.object(), None) {});
         queue.acknowledge(&one);
-        assert!(waiting.join().unwrap());
+        waiting.join().unwrap();
         queue.acknowledge(&one);
         assert!(!queue.wait_acknowledged(other.object(), soon));
         queue.acknowledge(&other);

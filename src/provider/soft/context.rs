@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::capture::SoftCapture;
 use super::channel::SoftChannel;
@@ -125,7 +125,14 @@ impl Context for SoftContext {
 
     fn wait_events_acked(&self, object: EventObject, timeout: Option<Duration>) -> Result<bool> {
         self.device.check_process("ack_async_event")?;
-        Ok(self.device.events.queue.wait_acknowledged(object, timeout))
+        let start = Instant::now();
+        loop {
+            let left = timeout.map(|timeout| timeout.saturating_sub(start.elapsed()));
+            let acknowledged = self.device.events.queue.wait_acknowledged(object, left);
+            if acknowledged || left == Some(Duration::ZERO) {
+                return Ok(acknowledged);
+            }
+        }
     }
 
     fn async_fd(&self) -> BorrowedFd<'_> {
