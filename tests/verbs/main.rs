@@ -9,9 +9,12 @@
 
 mod attributes;
 mod bytes;
+mod channel;
 mod connect;
+mod cq;
 mod device;
 mod end;
+mod events;
 mod post;
 mod rc_atomic;
 mod rc_flush;
@@ -49,6 +52,9 @@ const FAMILIES: &[&[Scenario]] = &[
     state_tables::SCENARIOS,
     threads::SCENARIOS,
     uc::SCENARIOS,
+    cq::SCENARIOS,
+    channel::SCENARIOS,
+    events::SCENARIOS,
 ];
 
 fn main() {
