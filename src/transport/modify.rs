@@ -139,7 +139,7 @@ impl QueuePair {
         if planted(Mutation::RnrTimerForgotten) {
             self.attributes.min_rnr_timer = Some(0);
         }
-        use QueuePairState::{Init, ReadyToReceive, ReadyToSend, SendQueueDrained};
+        use QueuePairState::{Init, ReadyToReceive, ReadyToSend, SendQueueDrained, SendQueueError};
         match (from, to) {
             (Init, ReadyToReceive) => {
                 self.set_path(source, in_flight);
@@ -150,6 +150,7 @@ impl QueuePair {
                 let first = self.attributes.sq_psn.unwrap_or_default();
                 self.requester.start(first, self.attributes.max_rd_atomic.unwrap_or(0));
             }
+            (SendQueueError, ReadyToSend) => self.history.forget_ending(),
             (SendQueueDrained, SendQueueDrained) => self.apply_drained(given, source, in_flight),
             (_, SendQueueDrained) => {
                 // Asked for anew each time.

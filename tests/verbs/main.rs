@@ -9,9 +9,12 @@
 
 mod attributes;
 mod bytes;
+mod channel;
 mod connect;
+mod cq;
 mod device;
 mod end;
+mod events;
 #[cfg(feature = "mutations")]
 pub(crate) mod planted;
 mod post;
@@ -51,6 +54,9 @@ const FAMILIES: &[&[Scenario]] = &[
     state_tables::SCENARIOS,
     threads::SCENARIOS,
     uc::SCENARIOS,
+    cq::SCENARIOS,
+    channel::SCENARIOS,
+    events::SCENARIOS,
 ];
 
 pub(crate) fn main() {
