@@ -53,7 +53,7 @@ impl<'a> QueuePairBuilder<'a> {
     /// // There are no answers, so nothing can be read.
     /// let error = qp.post_send(&[SendRequest::read(&inbox, inbox.remote())]).unwrap_err();
     /// assert!(error.to_string().contains("opcode is RDMA READ"), "{error}");
-    /// # Ok::<(), verbs::Error>(())
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn qp_type(mut self, qp_type: QueuePairType) -> Self {
         self.settings.qp_type = qp_type;
