@@ -6,6 +6,7 @@ mod datagram;
 mod endpoint;
 mod history;
 mod modify;
+mod multicast;
 mod queue_pair;
 mod reorder;
 mod reply;
@@ -14,6 +15,7 @@ mod responder;
 mod retransmit;
 mod state_machine;
 mod timer;
+mod unreliable_datagram;
 mod violation;
 
 #[cfg(all(test, not(loom)))]

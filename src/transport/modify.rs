@@ -143,7 +143,7 @@ impl QueuePair {
     }
 
     pub(super) fn is_supported(service: QueuePairType) -> bool {
-        service == QueuePairType::ReliableConnection
+        matches!(service, QueuePairType::ReliableConnection | QueuePairType::UnreliableDatagram)
     }
 }
 

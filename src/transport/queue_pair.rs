@@ -232,13 +232,22 @@ impl QueuePair {
                 ..RawCompletion::default()
             });
         }
+        self.flush_sends(cause);
+        self.requester.restart_at(self.send.retired());
+        self.flush_receives(cause);
+    }
+
+    /// Completes all send requests posted as flushed.
+    pub(super) fn flush_sends(&mut self, cause: Cause) {
         while self.send.retired() != self.send.published() {
             let newest = self.send.published().wrapping_sub(1);
             let index = if planted(Mutation::FlushOutOfOrder) { newest } else { self.send.retired() };
             self.count(Counter::Flushed);
             self.complete_send(index, CompletionStatus::WorkRequestFlushedError, cause);
         }
-        self.requester.restart_at(self.send.retired());
+    }
+
+    fn flush_receives(&mut self, cause: Cause) {
         loop {
             if planted(Mutation::FlushSkipsReceives) {
                 break;
@@ -316,7 +325,7 @@ impl QueuePair {
             CompletionOpcode::ReceiveRdmaWithImmediate => CompletionOpcode::ReceiveRdmaWithImmediate,
             _ => CompletionOpcode::Receive,
         };
-        let source_qpn = self.attributes.dest_qp_num.unwrap_or_default();
+        let source_qpn = self.attributes.dest_qp_num.unwrap_or(completion.source_qpn);
         let completion = RawCompletion { opcode, qpn: self.qpn, source_qpn, ..completion };
         let (queue, token) = (&self.receive_completions.0, self.receive_completions.1);
         if queue.push(token, completion, solicited).is_err() {

@@ -12,6 +12,7 @@
 //! | [`CompletionChannel`] | `ibv_comp_channel` | [`Context::create_comp_channel`] |
 //! | [`CompletionQueue`] | `ibv_cq` | [`Context::create_cq`] |
 //! | [`QueuePair`] | `ibv_qp` | [`ProtectionDomain::create_qp`] |
+//! | [`AddressHandle`] | `ibv_ah` | [`ProtectionDomain::create_ah`] |
 //! | [`SendRequest`], [`ReceiveRequest`] | `ibv_send_wr`, `ibv_recv_wr` | their constructors |
 //! | [`Completion`] | `ibv_wc` | [`CompletionQueue::poll`] |
 //! | [`ConnectionInfo`] | every program's own struct | [`QueuePair::connection_info`] |
@@ -50,6 +51,7 @@
 //! It has done nothing. A request that fails later is a [`Completion`] whose [`Completion::result`] is an error.
 #![deny(unsafe_code)]
 
+mod address_handle;
 mod batch;
 mod capture;
 mod completion;
@@ -59,6 +61,7 @@ mod connect;
 mod connection_info;
 mod connection_tcp;
 mod context;
+mod datagram;
 mod device;
 mod explain;
 #[cfg(test)]
@@ -73,6 +76,7 @@ mod request;
 #[cfg(test)]
 mod tests;
 
+pub use address_handle::AddressHandle;
 pub use batch::{ReceiveBatch, SendBatch};
 pub use capture::Capture;
 pub use completion::{Completion, CompletionError, Success};
@@ -94,9 +98,9 @@ pub use request::{Payload, ReceiveRequest, RegionList, SendRequest};
 pub use crate::provider::{Error, ErrorKind, Result};
 pub use crate::types::{
     AccessFlags, AddressVector, AsyncEvent, CaptureConfig, CaptureSummary, Cause, CompletionOpcode, CompletionStatus,
-    Counter, Counters, DeviceAttributes, DropReason, Gid, GidEntry, Lkey, Mtu, PeerCapabilities, PortAttributes,
-    PortState, Psn, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairReport, QueuePairState, QueuePairStatus,
-    QueuePairType, Rkey,
+    Counter, Counters, DeviceAttributes, DropReason, Gid, GidEntry, GlobalRouteHeader, Lkey, Mtu, PeerCapabilities,
+    PortAttributes, PortState, Psn, Qkey, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairReport,
+    QueuePairState, QueuePairStatus, QueuePairType, Rkey,
 };
 
 /// The promise of the module's documentation, held by the compiler: these types may be shared between threads.
@@ -105,6 +109,7 @@ const _: () = {
     send_and_sync::<Device>();
     send_and_sync::<Context>();
     send_and_sync::<Capture>();
+    send_and_sync::<AddressHandle>();
     send_and_sync::<ProtectionDomain>();
     send_and_sync::<Memory>();
     send_and_sync::<MemoryRegion>();

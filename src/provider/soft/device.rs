@@ -10,6 +10,7 @@ use super::config::SoftConfig;
 use super::errors;
 use super::interface::Interface;
 use super::limit::Limit;
+use super::multicast::{Attachments, MAX_MCAST_GRP, MAX_MCAST_QP_ATTACH};
 use crate::engine::{Capabilities, Engine, EventFd, Generation, QpnBlocks, Shard, ShardConfig, SocketSizes, probe};
 use crate::memory::RegionTable;
 use crate::provider::{Error, ErrorKind, Result};
@@ -28,6 +29,7 @@ const MAX_CQE: u32 = 1 << 20;
 const MAX_MR: u32 = 1 << 20;
 const MAX_PD: u32 = 65_536;
 const MAX_RD_ATOMIC: u8 = 128;
+const MAX_AH: u32 = 65_536;
 /// Captures that a verb began.
 const MAX_CAPTURES: u32 = 16;
 /// Asynchronous events that wait to be read.
@@ -56,6 +58,8 @@ pub(super) struct Device {
     pub(super) domains: Limit,
     pub(super) completion_queues: Limit,
     pub(super) captures: Limit,
+    pub(super) address_handles: Limit,
+    pub(super) attachments: Attachments,
     capabilities: Capabilities,
     max_mtu: Mtu,
     next_domain: AtomicU32,
@@ -121,6 +125,8 @@ impl Device {
             async_event,
             domains: Limit::new("max_pd", MAX_PD),
             completion_queues: Limit::new("max_cq", MAX_CQ),
+            address_handles: Limit::new("max_ah", MAX_AH),
+            attachments: Attachments::default(),
             captures: Limit::new("the most captures of a device", MAX_CAPTURES),
             capabilities,
             max_mtu: config.max_mtu,
@@ -206,6 +212,10 @@ fn attributes(interface: &Interface, config: &SoftConfig) -> DeviceAttributes {
         max_cqe: MAX_CQE,
         max_mr: MAX_MR,
         max_pd: MAX_PD,
+        max_ah: MAX_AH,
+        max_mcast_grp: MAX_MCAST_GRP,
+        max_mcast_qp_attach: MAX_MCAST_QP_ATTACH,
+        max_total_mcast_qp_attach: MAX_MCAST_GRP * MAX_MCAST_QP_ATTACH,
         max_qp_rd_atom: MAX_RD_ATOMIC,
         max_qp_init_rd_atom: MAX_RD_ATOMIC,
         atomic_cap: AtomicCapability::Global,

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
 
+use super::address_handle::SoftAddressHandle;
 use super::completion_queue::SoftCompletionQueue;
 use super::device::Device;
 use super::errors;
@@ -10,12 +11,12 @@ use super::limit::check_range;
 use super::modify::PathKind;
 use super::protection_domain::{Domain, SoftProtectionDomain};
 use crate::engine::{Doorbell, Shard};
-use crate::provider::{CompletionQueue, Error, ErrorKind, QueuePair, QueuePairInit, Result};
-use crate::queue::{ReceiveQueue, SendQueue, SourceToken};
+use crate::provider::{CompletionQueue, DatagramTarget, Error, ErrorKind, QueuePair, QueuePairInit, Result};
+use crate::queue::{QueueError, ReceiveQueue, SendQueue, SourceToken};
 use crate::transport;
 use crate::types::{
-    AsyncEvent, BatchEnd, Counters, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairReport, QueuePairState,
-    QueuePairStatus, ReceiveRequest, SendRequest,
+    AsyncEvent, BatchEnd, Counters, Data, Gid, Operation, Qpn, QueuePairAttributes, QueuePairCapabilities,
+    QueuePairReport, QueuePairState, QueuePairStatus, QueuePairType, ReceiveRequest, SendRequest,
 };
 
 /// A state that no queue pair of the standard has.
@@ -24,6 +25,7 @@ const DESTROYED: u8 = u8::MAX;
 /// A queue pair of a software device.
 pub(super) struct SoftQueuePair {
     pub(super) qpn: Qpn,
+    pub(super) qp_type: QueuePairType,
     pub(super) shard: Arc<Shard>,
     pub(super) device: Arc<Device>,
     /// One state change at a time; what kind of path it has.
@@ -36,7 +38,7 @@ pub(super) struct SoftQueuePair {
     receive: Arc<ReceiveQueue>,
     send_side: Side,
     receive_side: Side,
-    _domain: Arc<Domain>,
+    domain: Arc<Domain>,
 }
 
 /// Where a side of the queue pair completes. Keeps the completion queue alive.
@@ -109,7 +111,11 @@ impl SoftQueuePair {
         let started = device.engine.start();
         started.map_err(|error| Error::from_io("create_qp", "the engine's thread cannot be started", error))?;
 
-        let send = SendQueue::new(cap.max_send_wr, cap.max_send_sge, cap.max_inline_data);
+        let new_queue = match init.qp_type {
+            QueuePairType::UnreliableDatagram => SendQueue::for_datagrams,
+            _ => SendQueue::new,
+        };
+        let send = new_queue(cap.max_send_wr, cap.max_send_sge, cap.max_inline_data);
         let receive = ReceiveQueue::new(cap.max_recv_wr, cap.max_recv_sge);
         let (place, shard) = device.next_shard();
         let send_side = Side::attach(init.send_cq, place, Some(Arc::clone(&send)));
@@ -135,6 +141,7 @@ impl SoftQueuePair {
         let qpn = created?;
         Ok(Self {
             qpn,
+            qp_type: init.qp_type,
             shard,
             device: Arc::clone(device),
             path: Mutex::default(),
@@ -144,7 +151,7 @@ impl SoftQueuePair {
             receive,
             send_side,
             receive_side,
-            _domain: domain,
+            domain,
         })
     }
 
@@ -176,6 +183,23 @@ impl SoftQueuePair {
         Error::new(verb, ErrorKind::InvalidState, message)
     }
 
+    #[cold]
+    fn push_failed(&self, error: &QueueError, operation: &Operation) -> Error {
+        let is_send = matches!(operation, Operation::Send | Operation::SendWithImmediate(_));
+        match error {
+            QueueError::NoDestination if !is_send => not_for_datagrams(operation),
+            error => errors::from_queue("post_send", error),
+        }
+    }
+
+    /// Fails once the queue pair is destroyed.
+    pub(super) fn check_alive(&self, verb: &'static str) -> Result<()> {
+        if self.is_destroyed() {
+            return Err(Error::new(verb, ErrorKind::InvalidState, destroyed(self.qpn)));
+        }
+        Ok(())
+    }
+
     /// Runs `read` on the endpoint's queue pair.
     pub(super) fn with_endpoint<R>(
         &self,
@@ -188,6 +212,11 @@ impl SoftQueuePair {
         }
         answer.ok_or_else(|| Error::new(verb, ErrorKind::InvalidState, destroyed(self.qpn)))
     }
+}
+
+fn not_for_datagrams(operation: &Operation) -> Error {
+    let message = format!("the operation is {operation:?}; a datagram queue pair takes Send and SendWithImmediate");
+    Error::new("post_send", ErrorKind::InvalidArgument, message)
 }
 
 fn destroyed(qpn: Qpn) -> String {
@@ -231,7 +260,32 @@ impl QueuePair for SoftQueuePair {
     fn send_push(&self, request: &SendRequest<'_>) -> Result<()> {
         self.device.check_process("post_send")?;
         self.check_state("post_send", QueuePairState::ReadyToSend)?;
-        self.send.push(request).map_err(|error| errors::from_queue("post_send", &error))
+        self.send.push(request).map_err(|error| self.push_failed(&error, &request.operation))
+    }
+
+    fn send_push_to(&self, request: &SendRequest<'_>, target: &DatagramTarget<'_>) -> Result<()> {
+        self.device.check_process("post_send")?;
+        self.check_state("post_send", QueuePairState::ReadyToSend)?;
+        let is_send = matches!(request.operation, Operation::Send | Operation::SendWithImmediate(_));
+        if self.qp_type == QueuePairType::UnreliableDatagram && !is_send {
+            return Err(not_for_datagrams(&request.operation));
+        }
+        let length = match request.data {
+            Data::Sges(sges) => sges.iter().map(|sge| u64::from(sge.length)).sum(),
+            Data::Inline(pieces) => pieces.iter().map(|piece| piece.len() as u64).sum(),
+        };
+        let destination = SoftAddressHandle::destination(target, &self.domain, self.send_side.shard, length)?;
+        self.send.push_to(request, &destination).map_err(|error| errors::from_queue("post_send", &error))
+    }
+
+    fn attach_mcast(&self, gid: Gid) -> Result<()> {
+        self.device.check_process("attach_mcast")?;
+        self.attach_group(gid)
+    }
+
+    fn detach_mcast(&self, gid: Gid) -> Result<()> {
+        self.device.check_process("detach_mcast")?;
+        self.detach_group(gid)
     }
 
     #[inline]
@@ -274,6 +328,7 @@ impl QueuePair for SoftQueuePair {
         if self.state.swap(DESTROYED, Ordering::AcqRel) == DESTROYED {
             return Ok(());
         }
+        self.leave_groups();
         self.shard.send_acknowledgements(self.qpn);
         self.shard.command(|core, _| {
             core.endpoint.destroy_queue_pair(self.qpn);
