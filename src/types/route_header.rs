@@ -163,17 +163,16 @@ mod tests {
 
     #[test]
     fn ipv4_header_is_that_of_the_published_capture() {
-        // Total length 64, identification 0x0478, TTL 64, 192.168.0.7 to itself: its checksum is 0xb4d5.
+        // Total length 64, identification 0x0478, "don't fragment", TTL 64, 192.168.0.7 to itself: its checksum is 0xb4d5.
         let published = GlobalRouteHeader {
             traffic_class: 1,
             hop_limit: 64,
             identification: 0x478,
-            dont_fragment: false,
             udp_bytes: 44,
             ..header("192.168.0.7", "192.168.0.7")
         };
         let bytes = published.to_bytes();
-        assert_eq!(bytes[20..32], [0x45, 1, 0, 64, 4, 0x78, 0, 0, 64, 17, 0xb4, 0xd5]);
+        assert_eq!(bytes[20..32], [0x45, 1, 0, 64, 4, 0x78, 0x40, 0, 64, 17, 0xb4, 0xd5]);
         assert_eq!(GlobalRouteHeader::from_bytes(&bytes), Some(published));
     }
 
