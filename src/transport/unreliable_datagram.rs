@@ -226,8 +226,7 @@ impl QueuePair {
     fn fail_datagram(&mut self, index: u32, status: CompletionStatus, cause: Cause) {
         self.note_failure(index, status, cause);
         self.complete_send(index, status, cause);
-        self.state = QueuePairState::SendQueueError;
-        self.flush_sends(Cause::EarlierFailure);
+        self.enter_send_queue_error();
     }
 }
 

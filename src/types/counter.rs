@@ -111,6 +111,8 @@ counters! {
         NoReceive = "drop_no_receive",
         /// An unreliable message was longer than the receive that was posted for it, which stays posted.
         ReceiveTooSmall = "drop_receive_too_small",
+        /// An unreliable request that its length, key or rights forbid, or that does not fit the receive posted for it.
+        Refused = "drop_refused",
         /// The Q_Key does not fit.
         BadQkey = "drop_bad_qkey",
         /// The sequence number is in no window.

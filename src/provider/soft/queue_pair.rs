@@ -12,11 +12,11 @@ use super::modify::PathKind;
 use super::protection_domain::{Domain, SoftProtectionDomain};
 use crate::engine::{Doorbell, Shard};
 use crate::provider::{CompletionQueue, DatagramTarget, Error, ErrorKind, QueuePair, QueuePairInit, Result};
-use crate::queue::{QueueError, ReceiveQueue, SendQueue, SourceToken};
+use crate::queue::{ReceiveQueue, SendQueue, SourceToken};
 use crate::transport;
 use crate::types::{
-    AsyncEvent, BatchEnd, Counters, Data, Gid, Operation, Qpn, QueuePairAttributes, QueuePairCapabilities,
-    QueuePairReport, QueuePairState, QueuePairStatus, QueuePairType, ReceiveRequest, SendRequest,
+    AsyncEvent, BatchEnd, Counters, Data, Gid, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairReport,
+    QueuePairState, QueuePairStatus, QueuePairType, ReceiveRequest, SendRequest,
 };
 
 /// A state that no queue pair of the standard has.
@@ -183,15 +183,6 @@ impl SoftQueuePair {
         Error::new(verb, ErrorKind::InvalidState, message)
     }
 
-    #[cold]
-    fn push_failed(&self, error: &QueueError, operation: &Operation) -> Error {
-        let is_send = matches!(operation, Operation::Send | Operation::SendWithImmediate(_));
-        match error {
-            QueueError::NoDestination if !is_send => not_for_datagrams(operation),
-            error => errors::from_queue("post_send", error),
-        }
-    }
-
     /// Fails once the queue pair is destroyed.
     pub(super) fn check_alive(&self, verb: &'static str) -> Result<()> {
         if self.is_destroyed() {
@@ -212,11 +203,6 @@ impl SoftQueuePair {
         }
         answer.ok_or_else(|| Error::new(verb, ErrorKind::InvalidState, destroyed(self.qpn)))
     }
-}
-
-fn not_for_datagrams(operation: &Operation) -> Error {
-    let message = format!("the operation is {operation:?}; a datagram queue pair takes Send and SendWithImmediate");
-    Error::new("post_send", ErrorKind::InvalidArgument, message)
 }
 
 fn destroyed(qpn: Qpn) -> String {
@@ -260,16 +246,16 @@ impl QueuePair for SoftQueuePair {
     fn send_push(&self, request: &SendRequest<'_>) -> Result<()> {
         self.device.check_process("post_send")?;
         self.check_state("post_send", QueuePairState::ReadyToSend)?;
-        self.send.push(request).map_err(|error| self.push_failed(&error, &request.operation))
+        if self.qp_type != QueuePairType::ReliableConnection {
+            errors::check_operation(self.qp_type, &request.operation)?;
+        }
+        self.send.push(request).map_err(|error| errors::from_queue("post_send", &error))
     }
 
     fn send_push_to(&self, request: &SendRequest<'_>, target: &DatagramTarget<'_>) -> Result<()> {
         self.device.check_process("post_send")?;
         self.check_state("post_send", QueuePairState::ReadyToSend)?;
-        let is_send = matches!(request.operation, Operation::Send | Operation::SendWithImmediate(_));
-        if self.qp_type == QueuePairType::UnreliableDatagram && !is_send {
-            return Err(not_for_datagrams(&request.operation));
-        }
+        errors::check_operation(self.qp_type, &request.operation)?;
         let length = match request.data {
             Data::Sges(sges) => sges.iter().map(|sge| u64::from(sge.length)).sum(),
             Data::Inline(pieces) => pieces.iter().map(|piece| piece.len() as u64).sum(),
