@@ -20,6 +20,9 @@ mod state_tables;
 mod suite;
 mod uc;
 mod ud;
+mod ud_address;
+mod ud_errors;
+mod ud_multicast;
 mod ud_send;
 #[allow(dead_code)]
 mod world;
@@ -27,8 +30,16 @@ mod world;
 use suite::Scenario;
 
 /// Every family of scenarios.
-const FAMILIES: &[&[Scenario]] =
-    &[rc_send::SCENARIOS, state_tables::SCENARIOS, state_changes::SCENARIOS, uc::SCENARIOS, ud_send::SCENARIOS];
+const FAMILIES: &[&[Scenario]] = &[
+    rc_send::SCENARIOS,
+    state_tables::SCENARIOS,
+    state_changes::SCENARIOS,
+    uc::SCENARIOS,
+    ud_send::SCENARIOS,
+    ud_errors::SCENARIOS,
+    ud_address::SCENARIOS,
+    ud_multicast::SCENARIOS,
+];
 
 fn main() {
     suite::main(FAMILIES)
