@@ -24,9 +24,9 @@ use super::sys::{Epoll, Interest};
 use super::udp::{Checksums, LocalAddress, OpenError, ReceiveSocket, SendSocket, SocketSizes};
 use super::wake::Wake;
 use crate::memory::{MemoryView, RegionTable};
-use crate::queue::CompletionQueue;
+use crate::queue::{AsyncEventQueue, CompletionQueue};
 use crate::transport::{AckRelease, Endpoint, EndpointConfig, Transmit};
-use crate::types::{Counters, PeerCapabilities, Qpn, QueuePairReport, Stray, Time};
+use crate::types::{AsyncEvent, Counters, PeerCapabilities, Qpn, QueuePairReport, Stray, Time};
 
 /// Sending sockets without checksums that an address has at most: the more, the better networks spread the flows.
 const PLAIN_SENDERS: u32 = 4;
@@ -49,6 +49,8 @@ pub(crate) struct ShardConfig {
     pub(crate) max_segments: usize,
     /// How long an acknowledgement may wait for the application's answer.
     pub(crate) ack_hold: Duration,
+    /// Hears when the shard is out of use.
+    pub(crate) events: Arc<AsyncEventQueue>,
 }
 
 /// What a pass may do.
@@ -114,6 +116,7 @@ pub(crate) struct Shard {
     pub(super) stop: AtomicBool,
     /// A pass has panicked: nobody may use the endpoint any more.
     failed: AtomicBool,
+    events: Arc<AsyncEventQueue>,
     pub(super) memory: Arc<RegionTable>,
     blocks: QpnBlocks,
     capabilities: PeerCapabilities,
@@ -154,6 +157,7 @@ impl Shard {
             moderated: Mutex::default(),
             stop: AtomicBool::new(false),
             failed: AtomicBool::new(false),
+            events: config.events,
             memory,
             blocks: config.blocks,
             capabilities: config.capabilities,
@@ -337,8 +341,7 @@ impl Shard {
             return Progress::default();
         }
         if std::mem::replace(&mut core.in_pass, true) {
-            self.failed.store(true, Ordering::Release);
-            tracing::error!("a pass over the shard has panicked; its queue pairs are out of use");
+            self.fail();
             return Progress::default();
         }
         let memory = self.memory.read();
@@ -369,6 +372,15 @@ impl Shard {
         progress
     }
 
+    /// A pass before this one has panicked.
+    #[cold]
+    fn fail(&self) {
+        if !self.failed.swap(true, Ordering::AcqRel) {
+            tracing::error!("a pass over the shard has panicked; its queue pairs are out of use");
+            self.events.push(AsyncEvent::DeviceFatal);
+        }
+    }
+
     /// Tells the endpoint which queue pairs have new work. Whether there may be more of them than one pass takes.
     #[inline]
     fn answer_doorbells(&self, core: &mut Core, now: Time) -> bool {
@@ -382,7 +394,7 @@ impl Shard {
     /// A change to the endpoint by a control verb: not a pass, but as careful. Returns whether it was carried out.
     pub(super) fn change(&self, core: &mut Core, change: impl FnOnce(&mut Core, Time)) -> bool {
         if self.has_failed() || std::mem::replace(&mut core.in_pass, true) {
-            self.failed.store(true, Ordering::Release);
+            self.fail();
             return false;
         }
         change(core, self.clock.now());

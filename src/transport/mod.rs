@@ -7,6 +7,7 @@ mod endpoint;
 mod history;
 mod modify;
 mod multicast;
+mod overflow;
 mod queue_pair;
 mod reorder;
 mod reply;

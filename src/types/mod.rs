@@ -23,7 +23,7 @@ pub use completion::{Cause, CompletionFlags, CompletionOpcode, CompletionStatus,
 pub use counter::{Counter, Counters, DropReason};
 pub use destination::{Destination, effective_qkey};
 pub use device::{AtomicCapability, DeviceAttributes, GidEntry, PortAttributes, PortState, VendorIdentity};
-pub use event::AsyncEvent;
+pub use event::{AsyncEvent, EventObject};
 pub use id::{DomainId, Gid, Lkey, Psn, Qkey, Qpn, Rkey};
 pub use mtu::Mtu;
 pub use peer::PeerCapabilities;

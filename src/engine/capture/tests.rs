@@ -288,6 +288,6 @@ proptest! {
         let (found, _) = finish(&capture);
         prop_assert_eq!(found.packets.len(), 1);
         prop_assert_eq!(found.packets[0].comment.as_deref(), Some("dropped: truncated"));
-        prop_assert!(found.packets[0].bytes.ends_with(&payload));
+        prop_assert!(found.packets[0].bytes.ends_with(payload));
     }
 }

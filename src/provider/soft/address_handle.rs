@@ -72,16 +72,16 @@ impl SoftAddressHandle {
                  of the received message",
             );
         };
-        let addresses = &domain.device.interface.addresses;
+        let addresses = domain.device.addresses();
         // What was sent to a group is answered from the first address of its kind.
-        let exact = addresses.iter().position(|own| own.ip == header.destination);
-        let same_kind = || addresses.iter().position(|own| own.ip.is_ipv4() == header.source.is_ipv4());
+        let exact = addresses.iter().find(|(_, own)| own.ip == header.destination);
+        let same_kind = || addresses.iter().find(|(_, own)| own.ip.is_ipv4() == header.source.is_ipv4());
         let found = if header.destination.is_multicast() { same_kind() } else { exact };
-        let Some(index) = found else {
+        let Some((index, _)) = found else {
             let message = format!("grh says that the message was sent to {}, which is no GID here", header.destination);
             return refuse(&message);
         };
-        let mut vector = AddressVector::new(header.source.into(), index as u8);
+        let mut vector = AddressVector::new(header.source.into(), *index);
         vector.traffic_class = header.traffic_class;
         vector.flow_label = header.flow_label;
         vector.port_num = port_num;
@@ -135,12 +135,10 @@ impl AddressHandle for SoftAddressHandle {
 
 /// Checks the attributes; the own address.
 fn check_vector(device: &Device, vector: &AddressVector) -> Result<LocalAddress> {
-    let addresses = &device.interface.addresses;
     check_range("create_ah", "port_num", vector.port_num.into(), 1..=1)?;
-    check_range("create_ah", "sgid_index", vector.sgid_index.into(), 0..=addresses.len() as u32 - 1)?;
     check_range("create_ah", "flow_label", vector.flow_label, 0..=0xf_ffff)?;
     check_range("create_ah", "sl", vector.sl.into(), 0..=15)?;
-    let local = addresses[usize::from(vector.sgid_index)];
+    let local = device.local_address("create_ah", "sgid_index", vector.sgid_index)?;
     let peer = vector.dgid.to_ip();
     let problem = if vector.dgid.is_zero() {
         "which is unset; on Ethernet an address handle needs a global address, the receiver's GID"

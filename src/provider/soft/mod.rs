@@ -45,6 +45,7 @@ mod limit;
 mod memory_region;
 mod modify;
 mod multicast;
+mod port;
 mod protection_domain;
 mod queue_pair;
 

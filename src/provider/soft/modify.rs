@@ -58,7 +58,9 @@ impl SoftQueuePair {
         };
         let is_datagram = self.qp_type == QueuePairType::UnreliableDatagram;
         if is_datagram && given.qp_state == Some(QueuePairState::ReadyToReceive) {
-            let opened = self.shard.receive_datagrams(&self.device.interface.addresses);
+            let addresses: Vec<LocalAddress> =
+                self.device.addresses().into_iter().map(|(_, address)| address).collect();
+            let opened = self.shard.receive_datagrams(&addresses);
             opened.map_err(|error| errors::from_open("modify_qp", error))?;
         }
         if given.qp_state == Some(QueuePairState::Reset) {
@@ -139,9 +141,7 @@ impl SoftQueuePair {
 
     fn local_address(&self, vector: &AddressVector) -> Result<LocalAddress> {
         check_range("modify_qp", "ah_attr.port_num", vector.port_num.into(), 1..=1)?;
-        let addresses = &self.device.interface.addresses;
-        check_range("modify_qp", "ah_attr.sgid_index", vector.sgid_index.into(), 0..=addresses.len() as u32 - 1)?;
-        let local = addresses[usize::from(vector.sgid_index)];
+        let local = self.device.local_address("modify_qp", "ah_attr.sgid_index", vector.sgid_index)?;
         let peer = vector.dgid.to_ip();
         let problem = if peer.is_unspecified() || peer.is_multicast() {
             "which is no address of a single peer"

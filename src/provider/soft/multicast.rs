@@ -98,9 +98,10 @@ impl SoftQueuePair {
         }
         let address = gid.to_ip();
         let interface = &self.device.interface;
-        let own = interface.addresses.iter().find(|own| own.ip.is_ipv4() == address.is_ipv4());
+        let addresses = self.device.addresses();
+        let own = addresses.iter().find(|(_, own)| own.ip.is_ipv4() == address.is_ipv4());
         match own {
-            Some(own) => Ok(Group { address, own: own.ip, interface: interface.index }),
+            Some((_, own)) => Ok(Group { address, own: own.ip, interface: interface.index }),
             None => refuse(format!("gid is {gid}, but the device has no address of that kind")),
         }
     }
