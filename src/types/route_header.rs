@@ -163,7 +163,8 @@ mod tests {
 
     #[test]
     fn ipv4_header_is_that_of_the_published_capture() {
-        // Total length 64, identification 0x0478, "don't fragment", TTL 64, 192.168.0.7 to itself: its checksum is 0xb4d5.
+        // Total length 64, identification 0x0478, "don't fragment", TTL 64, 192.168.0.7 to itself:
+        // its checksum is 0xb4d5.
         let published = GlobalRouteHeader {
             traffic_class: 1,
             hop_limit: 64,

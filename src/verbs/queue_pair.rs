@@ -192,7 +192,8 @@ impl QueuePair {
         Ok(self.query()?.qp_state)
     }
 
-    /// RESET to INIT, with the port and the rights (for datagrams: the Q_Key) that the builder was given. Receives can be posted from then on.
+    /// RESET to INIT, with the port and the rights (for datagrams: the Q_Key) that the builder was given.
+    /// Receives can be posted from then on.
     ///
     /// [`QueuePair::connect`] does this too; it is for programs that post receives before the peer can send.
     ///

@@ -21,7 +21,7 @@ macro_rules! scenarios {
 scenarios! {
     longer_than_mtu_refused: "reference 4.6: UD messages longer than the path MTU: post error";
     no_destination_refused: "ibv_post_send(3) wr.ud.ah";
-    other_operations_refused: "IBTA 10.8.2.1: operations by transport service; reference 4.4: unknown opcode for QP type";
+    other_operations_refused: "IBTA 10.8.2.1: operations by service; reference 4.4: unknown opcode for QP type";
     destination_on_connection_refused: "IBTA 10.8.2.1: only datagrams name a destination";
     handle_of_other_domain_refused: "IBTA 11.2.2.1: address handle and queue pair of one protection domain";
     handle_of_other_device_refused: "IBTA 11.2.2.1: address handle and queue pair of one protection domain";
