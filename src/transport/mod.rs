@@ -6,6 +6,7 @@ mod datagram;
 mod endpoint;
 mod history;
 mod modify;
+mod multicast;
 mod overflow;
 mod queue_pair;
 mod reorder;
@@ -16,6 +17,7 @@ mod retransmit;
 mod state_machine;
 mod timer;
 mod unreliable;
+mod unreliable_datagram;
 mod violation;
 
 #[cfg(all(test, not(loom)))]

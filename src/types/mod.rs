@@ -5,6 +5,7 @@ mod access;
 mod capture;
 mod completion;
 mod counter;
+mod destination;
 mod device;
 mod event;
 mod id;
@@ -13,12 +14,14 @@ mod peer;
 mod queue_pair;
 mod report;
 mod request;
+mod route_header;
 mod time;
 
 pub use access::AccessFlags;
 pub use capture::{CaptureConfig, CaptureSummary};
 pub use completion::{Cause, CompletionFlags, CompletionOpcode, CompletionStatus, RawCompletion};
 pub use counter::{Counter, Counters, DropReason};
+pub use destination::{Destination, effective_qkey};
 pub use device::{AtomicCapability, DeviceAttributes, GidEntry, PortAttributes, PortState, VendorIdentity};
 pub use event::{AsyncEvent, EventObject};
 pub use id::{DomainId, Gid, Lkey, Psn, Qkey, Qpn, Rkey};
@@ -33,6 +36,7 @@ pub use report::{
     Stray, Worked,
 };
 pub use request::{BatchEnd, Data, Operation, ReceiveRequest, SendFlags, SendRequest, Sge};
+pub use route_header::GlobalRouteHeader;
 pub use time::Time;
 
 /// UDP port of RoCEv2.

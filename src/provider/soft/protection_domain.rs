@@ -3,13 +3,14 @@
 use std::any::Any;
 use std::sync::Arc;
 
+use super::address_handle::SoftAddressHandle;
 use super::device::Device;
 use super::errors;
 use super::limit::Share;
 use super::memory_region::SoftMemoryRegion;
 use crate::memory::{Backing, RegisterOptions};
-use crate::provider::{MemoryRegion, ProtectionDomain, Refused, Result};
-use crate::types::{AccessFlags, DomainId};
+use crate::provider::{AddressHandle, MemoryRegion, ProtectionDomain, Refused, Result};
+use crate::types::{AccessFlags, AddressVector, DomainId, GlobalRouteHeader, RawCompletion};
 
 /// A protection domain of a software device.
 pub(super) struct SoftProtectionDomain {
@@ -54,6 +55,21 @@ impl ProtectionDomain for SoftProtectionDomain {
         let region = registered
             .map_err(|refused| Refused { error: errors::from_register(&refused.error), backing: refused.backing })?;
         Ok(Arc::new(SoftMemoryRegion::new(Arc::clone(&self.shared), region)))
+    }
+
+    fn create_ah(&self, vector: &AddressVector) -> Result<Arc<dyn AddressHandle>> {
+        self.shared.device.check_process("create_ah")?;
+        Ok(Arc::new(SoftAddressHandle::new(&self.shared, vector)?))
+    }
+
+    fn create_ah_from_completion(
+        &self,
+        completion: &RawCompletion,
+        header: &[u8; GlobalRouteHeader::BYTES],
+        port_num: u8,
+    ) -> Result<Arc<dyn AddressHandle>> {
+        self.shared.device.check_process("create_ah")?;
+        Ok(Arc::new(SoftAddressHandle::answering(&self.shared, completion, header, port_num)?))
     }
 
     fn as_any(&self) -> &dyn Any {
