@@ -14,7 +14,10 @@ use crate::engine::{Capabilities, Engine, EventFd, Generation, QpnBlocks, Shard,
 use crate::memory::RegionTable;
 use crate::provider::{Error, ErrorKind, Result};
 use crate::queue::{AsyncEventQueue, Notify};
-use crate::types::{AccessFlags, AtomicCapability, DeviceAttributes, Mtu, PeerCapabilities, PortAttributes, PortState};
+use crate::types::{
+    AccessFlags, AtomicCapability, DeviceAttributes, DeviceCapabilities, Mtu, PeerCapabilities, PortAttributes,
+    PortState,
+};
 
 /// Queue pairs of a shard.
 const MAX_QP_PER_SHARD: u32 = 16_384;
@@ -26,6 +29,7 @@ const MAX_INLINE: u32 = 1_024;
 const MAX_CQ: u32 = 65_536;
 const MAX_CQE: u32 = 1 << 20;
 const MAX_MR: u32 = 1 << 20;
+pub(super) const MAX_MW: u32 = 1 << 20;
 const MAX_PD: u32 = 65_536;
 const MAX_RD_ATOMIC: u8 = 128;
 /// Captures that a verb began.
@@ -205,6 +209,13 @@ fn attributes(interface: &Interface, config: &SoftConfig) -> DeviceAttributes {
         max_cq: MAX_CQ,
         max_cqe: MAX_CQE,
         max_mr: MAX_MR,
+        max_mw: MAX_MW,
+        device_cap_flags: DeviceCapabilities::MEM_WINDOW
+            | DeviceCapabilities::MEM_MGT_EXTENSIONS
+            | DeviceCapabilities::MEM_WINDOW_TYPE_2B
+            | DeviceCapabilities::FLUSH_GLOBAL
+            | DeviceCapabilities::FLUSH_PERSISTENT
+            | DeviceCapabilities::ATOMIC_WRITE,
         max_pd: MAX_PD,
         max_qp_rd_atom: MAX_RD_ATOMIC,
         max_qp_init_rd_atom: MAX_RD_ATOMIC,
@@ -214,7 +225,11 @@ fn attributes(interface: &Interface, config: &SoftConfig) -> DeviceAttributes {
         phys_port_cnt: 1,
         supported_access: AccessFlags::LOCAL_WRITE
             | AccessFlags::REMOTE
+            | AccessFlags::MEMORY_WINDOW_BIND
             | AccessFlags::ZERO_BASED
+            | AccessFlags::ON_DEMAND
+            | AccessFlags::HUGETLB
+            | AccessFlags::FLUSH
             | AccessFlags::RELAXED_ORDERING,
         num_comp_vectors: 1,
         ..DeviceAttributes::empty()

@@ -42,6 +42,7 @@ mod errors;
 mod interface;
 mod limit;
 mod memory_region;
+mod memory_window;
 mod modify;
 mod protection_domain;
 mod queue_pair;
