@@ -1,0 +1,249 @@
+//! One end of a connection, and what is expected to happen at it.
+
+use std::time::{Duration, Instant};
+
+use rdma_verbs::verbs::{
+    AccessFlags, AsyncEvent, Completion, CompletionError, CompletionOpcode, CompletionQueue, CompletionStatus, Context,
+    Error, ErrorKind, MemoryRegion, ProtectionDomain, QueuePair, QueuePairAttributes, QueuePairCapabilities,
+    QueuePairState, QueuePairType, Success,
+};
+
+/// Longer than anything takes that happens at all.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+/// How long nothing must happen where nothing may.
+pub(crate) const SILENCE: Duration = Duration::from_millis(20);
+/// Every right that a peer can have.
+pub(crate) const ALL_RIGHTS: AccessFlags = AccessFlags::REMOTE.union(AccessFlags::LOCAL_WRITE);
+
+/// What an end shall be.
+#[derive(Clone, Copy)]
+pub(crate) struct Shape {
+    pub(crate) qp_type: QueuePairType,
+    pub(crate) cap: QueuePairCapabilities,
+    pub(crate) sq_sig_all: bool,
+    /// What the queue pair allows its peer.
+    pub(crate) access: AccessFlags,
+    pub(crate) max_dest_rd_atomic: Option<u8>,
+    /// Entries of the completion queue.
+    pub(crate) cqe: u32,
+    pub(crate) region_bytes: usize,
+    /// Rights of the region.
+    pub(crate) region_access: AccessFlags,
+}
+
+impl Default for Shape {
+    fn default() -> Self {
+        Self {
+            qp_type: QueuePairType::ReliableConnection,
+            cap: QueuePairCapabilities { max_inline_data: 256, ..QueuePairCapabilities::default() },
+            sq_sig_all: false,
+            access: AccessFlags::REMOTE,
+            max_dest_rd_atomic: None,
+            cqe: 512,
+            region_bytes: 64 << 10,
+            region_access: ALL_RIGHTS,
+        }
+    }
+}
+
+/// A queue pair with a device, a domain, a completion queue and a region of its own.
+pub(crate) struct End {
+    pub(crate) qp: QueuePair,
+    pub(crate) region: MemoryRegion,
+    pub(crate) cq: CompletionQueue,
+    pub(crate) pd: ProtectionDomain,
+    pub(crate) context: Context,
+}
+
+impl End {
+    #[track_caller]
+    pub(crate) fn new(context: Context, shape: &Shape) -> Self {
+        let pd = context.alloc_pd().expect("alloc_pd");
+        let cq = context.create_cq(shape.cqe).expect("create_cq");
+        let region = pd.alloc_mr(shape.region_bytes, shape.region_access).expect("alloc_mr");
+        let qp = create_qp(&pd, &cq, &cq, shape);
+        Self { qp, region, cq, pd, context }
+    }
+
+    /// Another region of this end.
+    #[track_caller]
+    pub(crate) fn region(&self, len: usize, access: AccessFlags) -> MemoryRegion {
+        self.pd.alloc_mr(len, access).expect("alloc_mr")
+    }
+
+    /// The next completion, whatever it is.
+    #[track_caller]
+    pub(crate) fn next(&self) -> Completion {
+        next(&self.cq)
+    }
+
+    /// The next completion must be the success of this request of this queue pair.
+    #[track_caller]
+    pub(crate) fn done(&self, wr_id: u64, opcode: CompletionOpcode) -> Success {
+        let completion = self.next();
+        assert_eq!((completion.wr_id(), completion.qpn()), (wr_id, self.qp.qpn()), "{completion:?}");
+        let success = completion.result().unwrap_or_else(|error| panic!("{}", self.qp.explain(&error)));
+        assert_eq!(success.opcode, opcode, "{completion:?}");
+        let carried = (success.immediate, success.invalidated);
+        let of_receive = matches!(opcode, CompletionOpcode::Receive | CompletionOpcode::ReceiveRdmaWithImmediate);
+        assert!(of_receive || carried == (None, None), "a send request carries nothing back: {completion:?}");
+        success
+    }
+
+    /// A SEND must be done.
+    #[track_caller]
+    pub(crate) fn sent(&self, wr_id: u64) {
+        self.done(wr_id, CompletionOpcode::Send);
+    }
+
+    /// A WRITE must be done.
+    #[track_caller]
+    pub(crate) fn written(&self, wr_id: u64) {
+        self.done(wr_id, CompletionOpcode::RdmaWrite);
+    }
+
+    /// A READ of so many bytes must be done.
+    #[track_caller]
+    pub(crate) fn read(&self, wr_id: u64, byte_len: u32) {
+        assert_eq!(self.done(wr_id, CompletionOpcode::RdmaRead).byte_len, byte_len, "byte_len of the READ {wr_id}");
+    }
+
+    /// A message of a plain SEND must have come, of so many bytes.
+    #[track_caller]
+    pub(crate) fn received(&self, wr_id: u64, byte_len: u32) {
+        self.received_with(wr_id, byte_len, None);
+    }
+
+    /// A message of a SEND must have come, of so many bytes and with this immediate data.
+    #[track_caller]
+    pub(crate) fn received_with(&self, wr_id: u64, byte_len: u32, immediate: Option<u32>) {
+        let success = self.done(wr_id, CompletionOpcode::Receive);
+        assert_eq!((success.byte_len, success.immediate, success.invalidated), (byte_len, immediate, None));
+    }
+
+    /// The notice of a WRITE with immediate data must have come.
+    #[track_caller]
+    pub(crate) fn notified(&self, wr_id: u64, byte_len: u32, immediate: u32) {
+        let success = self.done(wr_id, CompletionOpcode::ReceiveRdmaWithImmediate);
+        let found = (success.byte_len, success.immediate, success.invalidated);
+        assert_eq!(found, (byte_len, Some(immediate), None));
+    }
+
+    /// The next completion must be the failure of this request, with this status.
+    #[track_caller]
+    pub(crate) fn fails(&self, wr_id: u64, status: CompletionStatus) -> CompletionError {
+        self.fails_with(wr_id, &[status])
+    }
+
+    /// As [`End::fails`], where the specification allows several statuses.
+    #[track_caller]
+    pub(crate) fn fails_with(&self, wr_id: u64, statuses: &[CompletionStatus]) -> CompletionError {
+        let completion = self.next();
+        let error = completion.result().expect_err("a failure");
+        assert_eq!((error.wr_id, error.qpn), (wr_id, self.qp.qpn()), "{error}");
+        assert!(statuses.contains(&error.status), "{:?}: {}", error.status, self.qp.explain(&error));
+        error
+    }
+
+    /// The next completions must be these requests, flushed, in this order.
+    #[track_caller]
+    pub(crate) fn flushed(&self, wr_ids: impl IntoIterator<Item = u64>) {
+        for wr_id in wr_ids {
+            self.fails(wr_id, CompletionStatus::WorkRequestFlushedError);
+        }
+    }
+
+    /// No completion may come for a while.
+    #[track_caller]
+    pub(crate) fn silent(&self) {
+        silent(&self.cq);
+    }
+
+    /// The next asynchronous event.
+    #[track_caller]
+    pub(crate) fn event(&self) -> AsyncEvent {
+        let event = self.context.get_async_event(PATIENCE);
+        event.unwrap_or_else(|| panic!("no asynchronous event: {}", self.qp.explain_state()))
+    }
+
+    /// No asynchronous event may come for a while.
+    #[track_caller]
+    pub(crate) fn no_event(&self) {
+        let event = self.context.get_async_event(SILENCE);
+        assert_eq!(event, None, "an event that should not be there");
+    }
+
+    /// The queue pair must be in this state now.
+    #[track_caller]
+    pub(crate) fn is_in(&self, state: QueuePairState) {
+        assert_eq!(self.qp.state().expect("query_qp"), state, "{}", self.qp.explain_state());
+    }
+
+    /// The queue pair must come into this state.
+    #[track_caller]
+    pub(crate) fn becomes(&self, state: QueuePairState) {
+        let start = Instant::now();
+        while self.qp.state().expect("query_qp") != state {
+            assert!(start.elapsed() < PATIENCE, "never in {}: {}", state.name(), self.qp.explain_state());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Brings the queue pair to the error state.
+    #[track_caller]
+    pub(crate) fn to_error(&self) {
+        let error = QueuePairAttributes { qp_state: Some(QueuePairState::Error), ..Default::default() };
+        self.qp.modify(&error).expect("any state but RESET has a way to ERR");
+    }
+}
+
+/// Another queue pair of this shape.
+#[track_caller]
+pub(crate) fn create_qp(
+    pd: &ProtectionDomain,
+    send_cq: &CompletionQueue,
+    recv_cq: &CompletionQueue,
+    shape: &Shape,
+) -> QueuePair {
+    let mut builder = pd
+        .create_qp(send_cq, recv_cq)
+        .qp_type(shape.qp_type)
+        .max_send_wr(shape.cap.max_send_wr)
+        .max_recv_wr(shape.cap.max_recv_wr)
+        .max_send_sge(shape.cap.max_send_sge)
+        .max_recv_sge(shape.cap.max_recv_sge)
+        .max_inline_data(shape.cap.max_inline_data)
+        .access(shape.access);
+    if shape.sq_sig_all {
+        builder = builder.sq_sig_all();
+    }
+    if let Some(max_dest_rd_atomic) = shape.max_dest_rd_atomic {
+        builder = builder.max_dest_rd_atomic(max_dest_rd_atomic);
+    }
+    builder.build().expect("create_qp")
+}
+
+/// The next completion of a queue, whatever it is.
+#[track_caller]
+pub(crate) fn next(cq: &CompletionQueue) -> Completion {
+    cq.wait(PATIENCE).unwrap_or_else(|error| panic!("no completion: {error}"))
+}
+
+/// No completion may come for a while.
+#[track_caller]
+pub(crate) fn silent(cq: &CompletionQueue) {
+    match cq.wait(SILENCE) {
+        Ok(completion) => panic!("a completion that should not be there: {completion:?}"),
+        Err(error) => assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}"),
+    }
+}
+
+/// A verb must be refused, for this kind of reason, and the text must name each of these.
+#[track_caller]
+pub(crate) fn refused<T: std::fmt::Debug>(result: Result<T, Error>, kind: ErrorKind, names: &[&str]) {
+    let error = result.expect_err("the verb should be refused");
+    assert_eq!(error.kind(), kind, "{error}");
+    for name in names {
+        assert!(error.to_string().contains(name), "\"{name}\" is not in \"{error}\"");
+    }
+}

@@ -1,0 +1,138 @@
+//! How scenarios are described, chosen, run and counted.
+
+use std::any::Any;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashSet};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::{Duration, Instant};
+
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use rdma_verbs::verbs::DeviceAttributes;
+
+use super::world::{Devices, World};
+
+/// A scenario that takes longer hangs.
+pub(crate) const TIME_LIMIT: Duration = Duration::from_secs(30);
+/// Scenarios wait more than they compute.
+const THREADS: usize = 4;
+
+/// One behaviour that every provider must show.
+#[derive(Clone, Copy)]
+pub(crate) struct Scenario {
+    /// `family/verb/behaviour`, by which it is chosen and reported.
+    pub(crate) name: &'static str,
+    /// Where it is written that it must be so: a clause of the InfiniBand specification (IBTA), a manual page.
+    pub(crate) clause: &'static str,
+    /// What a device may lack.
+    pub(crate) needs: &'static [Capability],
+    /// Panics if it is not so.
+    pub(crate) run: fn(&World),
+}
+
+/// Something that a device may lack, and then says so in its attributes.
+#[derive(Clone, Copy)]
+pub(crate) struct Capability {
+    /// The attribute's name.
+    pub(crate) name: &'static str,
+    /// Whether a device with these attributes has it.
+    pub(crate) present: fn(&DeviceAttributes) -> bool,
+}
+
+/// Remote atomics.
+pub(crate) const ATOMIC_CAP: Capability =
+    Capability { name: "atomic_cap", present: |device| device.atomic_cap != rdma_verbs::types::AtomicCapability::None };
+
+thread_local! {
+    /// What the scenario of this thread said when it panicked.
+    static SAID: RefCell<Option<String>> = const { RefCell::new(None) };
+}
+
+/// Runs what the command line asks for, prints how it went, and ends the process.
+pub(crate) fn main(families: &'static [&'static [Scenario]]) -> ! {
+    let mut arguments = Arguments::from_args();
+    arguments.test_threads.get_or_insert(THREADS);
+    let devices = Arc::new(Devices::from_environment());
+    check_names(families);
+    remember_panics();
+    let skipped = Arc::new(Mutex::new(BTreeMap::<&'static str, usize>::new()));
+    let trials = families.iter().copied().flatten().map(|scenario| trial(scenario, &devices, &skipped)).collect();
+    let start = Instant::now();
+    let conclusion = libtest_mimic::run(&arguments, trials);
+    if !arguments.list {
+        let (passed, failed) = (conclusion.num_passed, conclusion.num_failed);
+        let skipped = skipped.lock().expect("no panic while it is held");
+        let skips: usize = skipped.values().sum();
+        let reasons: Vec<String> = skipped.iter().map(|(name, count)| format!("{count} for {name}")).collect();
+        println!(
+            "verbs on {devices}: {} scenarios, {passed} passed, {failed} failed, {skips} skipped{}{}, {:.1?}",
+            passed + failed + skips as u64,
+            if reasons.is_empty() { "" } else { ": " },
+            reasons.join(", "),
+            start.elapsed(),
+        );
+    }
+    conclusion.exit()
+}
+
+fn trial(
+    scenario: &'static Scenario,
+    devices: &Arc<Devices>,
+    skipped: &Arc<Mutex<BTreeMap<&'static str, usize>>>,
+) -> Trial {
+    let (devices, skipped) = (Arc::clone(devices), Arc::clone(skipped));
+    Trial::ignorable_test(scenario.name, move || {
+        let world = World::new(scenario, devices);
+        let lacked = scenario.needs.iter().find(|capability| !world.has(capability));
+        if let Some(lacked) = lacked {
+            *skipped.lock().expect("no panic while it is held").entry(lacked.name).or_default() += 1;
+            return Ok(Completion::ignored_with(lacked.name));
+        }
+        run_within(TIME_LIMIT, scenario, world).map(|()| Completion::Completed)
+    })
+}
+
+/// Runs the scenario on a thread of its own, which is left behind if it hangs.
+fn run_within(limit: Duration, scenario: &'static Scenario, world: World) -> Result<(), Failed> {
+    let (report, outcome) = mpsc::channel();
+    let thread = std::thread::Builder::new().name(scenario.name.into());
+    let spawned = thread.spawn(move || {
+        let result = catch_unwind(AssertUnwindSafe(|| (scenario.run)(&world)));
+        // Nobody listens any more if the limit has passed.
+        let _ = report.send(result.map_err(|panic| SAID.take().unwrap_or_else(|| text_of(&*panic))));
+    });
+    spawned.map_err(|error| format!("no thread for {}: {error}", scenario.name))?;
+    match outcome.recv_timeout(limit) {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(said)) => Err(format!("{} [{}]: {said}", scenario.name, scenario.clause).into()),
+        Err(_) => Err(format!("{} [{}]: hangs: not done after {limit:?}", scenario.name, scenario.clause).into()),
+    }
+}
+
+/// Keeps what a scenario says, to be printed in its turn. What its own threads say is printed at once.
+fn remember_panics() {
+    let default = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        let of_scenario = std::thread::current().name().is_some_and(|name| name.contains('/'));
+        if !of_scenario {
+            return default(info);
+        }
+        let place = info.location().map_or(String::new(), |place| format!("{}:{}: ", place.file(), place.line()));
+        SAID.set(Some(format!("{place}{}", text_of(info.payload()))));
+    }));
+}
+
+fn text_of(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without text").to_owned()
+}
+
+/// Names choose scenarios, so each must be there once, and say where it belongs.
+fn check_names(families: &[&[Scenario]]) {
+    let mut names = HashSet::new();
+    for scenario in families.iter().copied().flatten() {
+        assert!(names.insert(scenario.name), "two scenarios are called {}", scenario.name);
+        assert!(scenario.name.split('/').count() >= 3, "{} is not family/verb/behaviour", scenario.name);
+        assert!(!scenario.clause.is_empty(), "{} names no clause", scenario.name);
+    }
+}
