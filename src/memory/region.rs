@@ -354,15 +354,22 @@ mod tests {
         assert_eq!(refusal(&backing, AccessFlags::REMOTE_READ), None);
         assert_eq!(refusal(&backing, AccessFlags::MEMORY_WINDOW_BIND | AccessFlags::RELAXED_ORDERING), None);
         for unsupported in [
-            AccessFlags::ON_DEMAND,
-            AccessFlags::FLUSH_GLOBAL,
-            AccessFlags::FLUSH_PERSISTENT,
+            AccessFlags::from_bits_retain(1 << 10),
             AccessFlags::from_bits_retain(1 << 19),
             AccessFlags::from_bits_retain(1 << 31),
         ] {
             let given = unsupported | AccessFlags::LOCAL_WRITE;
             let error = refusal(&backing, given).unwrap();
             assert_eq!(error, RegisterError::UnsupportedAccess { given, unsupported, allowed: SUPPORTED });
+        }
+    }
+
+    #[test]
+    fn persistence_needs_a_file() {
+        let access = AccessFlags::FLUSH_PERSISTENT | AccessFlags::LOCAL_WRITE;
+        for backing in [Backing::from_vec(vec![0; 8]), Backing::anonymous(8).unwrap()] {
+            assert_eq!(refusal(&backing, access), Some(RegisterError::NotPersistent));
+            assert_eq!(refusal(&backing, AccessFlags::FLUSH_GLOBAL), None);
         }
     }
 
@@ -376,9 +383,10 @@ mod tests {
     #[test]
     fn texts_name_attribute_given_and_allowed() {
         let backing = Backing::from_vec(vec![0; 8]);
-        let text = refusal(&backing, AccessFlags::ON_DEMAND | AccessFlags::LOCAL_WRITE).unwrap().to_string();
-        assert!(text.starts_with("access: unsupported flags AccessFlags(ON_DEMAND)"), "{text}");
-        assert!(text.contains("LOCAL_WRITE | ON_DEMAND") && text.contains("allowed:"), "{text}");
+        let unknown = AccessFlags::from_bits_retain(1 << 19);
+        let text = refusal(&backing, unknown | AccessFlags::LOCAL_WRITE).unwrap().to_string();
+        assert!(text.starts_with("access: unsupported flags AccessFlags(0x80000)"), "{text}");
+        assert!(text.contains("LOCAL_WRITE | 0x80000") && text.contains("allowed:"), "{text}");
         let options = RegisterOptions { iova: Some(u64::MAX - 7), ..Default::default() };
         let error = check(&backing, &options).err().unwrap();
         assert_eq!(

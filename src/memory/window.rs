@@ -263,3 +263,90 @@ fn needed_of_region(access: AccessFlags) -> AccessFlags {
     }
     needed
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::memory::{Backing, RegionTable, RegisterError};
+
+    const DOMAIN: DomainId = DomainId(1);
+    const OWNER: Accessor = Accessor { domain: DOMAIN, queue_pair: Qpn::new(0x11) };
+
+    fn region(table: &RegionTable) -> Arc<Region> {
+        let access = AccessFlags::LOCAL_WRITE | AccessFlags::MEMORY_WINDOW_BIND;
+        table.register(DOMAIN, Backing::from_vec(vec![0; 64]), Some(0x1000), access).unwrap()
+    }
+
+    fn whole(window: &Window, region: &Region) -> WindowBind {
+        let (lkey, access) = (region.lkey(), AccessFlags::REMOTE_WRITE);
+        WindowBind { rkey: window.rkey(), lkey, addr: 0x1000, length: 64, access }
+    }
+
+    #[test]
+    fn bounds_are_those_of_the_region() {
+        let table = RegionTable::new(10);
+        let (region, window) =
+            (region(&table), table.alloc_window(DOMAIN, MemoryWindowType::Type1, 1).expect("room for one"));
+        let bind = whole(&window, &region);
+        let view = table.read();
+        for (addr, length) in [(0xfff, 8), (0x1000, 65), (0x1040, 1), (0x1001, u64::MAX), (u64::MAX, 1)] {
+            let beyond = WindowBind { addr, length, ..bind };
+            assert_eq!(view.bind_window(OWNER, &beyond), Err(BindError::Region(AccessError::OutOfBounds)));
+        }
+        assert_eq!(region.windows(), 0);
+        assert_eq!(view.bind_window(OWNER, &bind), Ok(()));
+        assert_eq!(view.bind_window(OWNER, &bind), Ok(()), "type 1 may be bound again");
+        assert_eq!(region.windows(), 1);
+        let need = AccessFlags::REMOTE_WRITE;
+        assert_eq!(view.check(bind.rkey.0, DOMAIN, 0x1000, 64, need), Ok(()));
+        assert_eq!(view.check(bind.rkey.0, DOMAIN, 0x1000, 65, need), Err(AccessError::OutOfBounds));
+        let local = AccessFlags::LOCAL_WRITE;
+        assert_eq!(view.check(bind.rkey.0, DOMAIN, 0x1000, 8, local), Err(AccessError::UnknownKey));
+    }
+
+    #[test]
+    fn a_region_knows_its_windows() {
+        let table = RegionTable::new(10);
+        let region = region(&table);
+        let windows: Vec<_> =
+            (0..3).map(|_| table.alloc_window(DOMAIN, MemoryWindowType::Type2, 3).expect("room")).collect();
+        let error = table.alloc_window(DOMAIN, MemoryWindowType::Type2, 3).err();
+        assert_eq!(error, Some(RegisterError::TooManyWindows { limit: 3 }));
+        for window in &windows {
+            assert_eq!(table.read().bind_window(OWNER, &whole(window, &region)), Ok(()));
+        }
+        assert_eq!(table.deregister_unbound(&region), Err(RegisterError::Bound { windows: 3 }));
+        assert_eq!(table.read().invalidate(windows[0].rkey().0, OWNER), Ok(()));
+        assert_eq!(table.read().invalidate(windows[1].rkey().0, DOMAIN), Err(AccessError::WrongQueuePair));
+        assert!(table.dealloc_window(&windows[1]) && !table.dealloc_window(&windows[1]));
+        assert_eq!(region.windows(), 1);
+        // Without asking: the last window leads nowhere then, and may be bound to another region.
+        assert!(table.deregister(&region));
+        let key = windows[2].rkey().0;
+        let found = table.read().check(key, OWNER, 0x1000, 8, AccessFlags::REMOTE_WRITE);
+        assert_eq!(found, Err(AccessError::UnknownKey));
+        let other = self::region(&table);
+        assert_eq!(table.read().bind_window(OWNER, &whole(&windows[2], &other)), Ok(()));
+        assert_eq!((region.windows(), other.windows()), (1, 1));
+    }
+
+    #[test]
+    fn a_region_with_windows_is_not_invalidated() {
+        let table = RegionTable::new(10);
+        let access = AccessFlags::LOCAL_WRITE | AccessFlags::MEMORY_WINDOW_BIND;
+        let options = crate::memory::RegisterOptions { access, invalidatable: true, iova: Some(0x1000) };
+        let region = table.register_with(DOMAIN, Backing::from_vec(vec![0; 64]), &options).unwrap();
+        let window = table.alloc_window(DOMAIN, MemoryWindowType::Type2, 1).unwrap();
+        let view = table.read();
+        assert_eq!(view.bind_window(OWNER, &whole(&window, &region)), Ok(()));
+        assert_eq!(view.invalidate(region.rkey().0, OWNER), Err(AccessError::NotInvalidatable));
+        assert!(region.is_valid());
+        assert_eq!(view.invalidate(window.rkey().0, OWNER), Ok(()));
+        assert_eq!(view.invalidate(region.rkey().0, OWNER), Ok(()));
+        let dead = BindError::Region(AccessError::UnknownKey);
+        assert_eq!(view.bind_window(OWNER, &whole(&window, &region)), Err(dead));
+        assert_eq!(region.windows(), 0);
+    }
+}

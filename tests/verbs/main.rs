@@ -11,6 +11,8 @@
 mod bytes;
 #[allow(dead_code)]
 mod end;
+mod invalidate;
+mod mw;
 mod rc_send;
 #[allow(dead_code)]
 mod suite;
@@ -20,7 +22,7 @@ mod world;
 use suite::Scenario;
 
 /// Every family of scenarios.
-const FAMILIES: &[&[Scenario]] = &[rc_send::SCENARIOS];
+const FAMILIES: &[&[Scenario]] = &[invalidate::SCENARIOS, mw::SCENARIOS, rc_send::SCENARIOS];
 
 fn main() {
     suite::main(FAMILIES)
