@@ -342,7 +342,7 @@ impl QueuePair {
         self.check_room(opcode)
     }
 
-    /// Can another answer be owed, if the packet needs one? A FLUSH takes no resource, because Linux counts none for it.
+    /// Can another answer be owed, if the packet needs one? A FLUSH takes no resource: Linux counts none for it.
     fn check_room(&self, opcode: Opcode) -> Result<(), Violation> {
         let replies = &self.responder.replies;
         let has_room = match opcode {

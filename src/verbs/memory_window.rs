@@ -75,8 +75,8 @@ impl MemoryWindow {
         &self.domain
     }
 
-    /// The key by which peers name it: for type 1 that of the last bind that was posted, for type 2 that of the last one
-    /// that was executed.
+    /// The key by which peers name it: for type 1 that of the last bind that was posted, for type 2 that of the last
+    /// one that was executed.
     pub fn rkey(&self) -> Rkey {
         match self.kind() {
             MemoryWindowType::Type1 => Rkey(self.key.load(Ordering::Acquire)),

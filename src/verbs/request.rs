@@ -276,8 +276,8 @@ impl<'a> SendRequest<'a> {
     }
 
     /// Local invalidation: revokes a key of this host, of a region that was registered as invalidatable or of a bound
-    /// type 2 window. Begins when all earlier requests of this queue pair are complete, as if it were fenced; later ones
-    /// begin after it.
+    /// type 2 window. Begins when all earlier requests of this queue pair are complete, as if it were fenced; later
+    /// ones begin after it.
     ///
     /// ```
     /// # use rdma_verbs::verbs::{self, AccessFlags, CompletionOpcode, RegisterOptions, SendRequest};
