@@ -16,6 +16,7 @@ mod responder;
 mod retransmit;
 mod state_machine;
 mod timer;
+mod unreliable;
 mod violation;
 
 #[cfg(all(test, not(loom)))]

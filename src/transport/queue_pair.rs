@@ -16,7 +16,7 @@ use crate::types::{
     Operation, PeerCapabilities, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairState, QueuePairStatus,
     QueuePairType, RawCompletion, Time,
 };
-use crate::wire::{Flow, Headers};
+use crate::wire::{Flow, Headers, Service};
 
 /// What a new queue pair is made of.
 pub struct QueuePairInit {
@@ -140,6 +140,15 @@ impl QueuePair {
         Accessor { domain: self.domain, queue_pair: self.qpn }
     }
 
+    /// The service that its packets' operation codes name.
+    pub(super) fn wire_service(&self) -> Service {
+        match self.service {
+            QueuePairType::UnreliableConnection => Service::UnreliableConnection,
+            QueuePairType::UnreliableDatagram => Service::UnreliableDatagram,
+            _ => Service::ReliableConnection,
+        }
+    }
+
     pub(super) fn count(&mut self, counter: Counter) {
         self.counters.add(counter, 1);
     }
@@ -161,6 +170,8 @@ impl QueuePair {
 
     pub(super) fn status(&self) -> QueuePairStatus {
         QueuePairStatus {
+            qp_type: self.service,
+            sq_sig_all: self.signal_all,
             qp_state: self.state,
             sq_draining: self.state == QueuePairState::SendQueueDrained && !self.requester.is_idle(),
             attributes: QueuePairAttributes { qp_state: Some(self.state), ..self.attributes },
@@ -237,13 +248,7 @@ impl QueuePair {
                 ..RawCompletion::default()
             });
         }
-        while self.send.retired() != self.send.published() {
-            let newest = self.send.published().wrapping_sub(1);
-            let index = if planted(Mutation::FlushOutOfOrder) { newest } else { self.send.retired() };
-            self.count(Counter::Flushed);
-            self.complete_send(index, CompletionStatus::WorkRequestFlushedError, cause);
-        }
-        self.requester.restart_at(self.send.retired());
+        self.flush_sends(cause);
         loop {
             if planted(Mutation::FlushSkipsReceives) {
                 break;
@@ -261,6 +266,17 @@ impl QueuePair {
                 ..RawCompletion::default()
             });
         }
+    }
+
+    /// Completes all posted sends as flushed.
+    pub(super) fn flush_sends(&mut self, cause: Cause) {
+        while self.send.retired() != self.send.published() {
+            let newest = self.send.published().wrapping_sub(1);
+            let index = if planted(Mutation::FlushOutOfOrder) { newest } else { self.send.retired() };
+            self.count(Counter::Flushed);
+            self.complete_send(index, CompletionStatus::WorkRequestFlushedError, cause);
+        }
+        self.requester.restart_at(self.send.retired());
     }
 
     /// Retires the send request `index` and, if it is signaled or failed, completes it.
@@ -345,14 +361,18 @@ impl QueuePair {
         self.requester.overflowed = true;
     }
 
-    /// Fails the oldest request and takes the queue pair to the error state.
+    /// Fails the oldest request and takes the queue pair to the error state, or, if it is unreliable, its send queue.
     pub(super) fn fail_oldest(&mut self, status: CompletionStatus, cause: Cause) {
         let index = self.requester.oldest();
         if index != self.send.published() {
             self.note_failure(index, status, cause);
             self.complete_send(index, status, cause);
         }
-        self.enter_error(Cause::EarlierFailure);
+        if self.service.is_reliable() {
+            self.enter_error(Cause::EarlierFailure);
+        } else {
+            self.enter_send_queue_error();
+        }
     }
 
     /// Ends the connection because a request of the peer was wrong; the NAK is already on its way.

@@ -11,6 +11,7 @@ use super::datagram::Sending;
 use super::endpoint::Pass;
 use super::queue_pair::QueuePair;
 use super::retransmit::{Recovery, RoundTrip};
+use super::unreliable::Pace;
 use super::violation::local_cause;
 use crate::memory::{AccessError, MemoryView};
 use crate::mutation::{Mutation, planted};
@@ -85,6 +86,8 @@ pub(super) struct Requester {
     pub(super) overflowed: bool,
     pub(super) drained_announced: bool,
     stopped: bool,
+    /// Of unreliable connections.
+    pub(super) pace: Pace,
 }
 
 /// A packet that may be sent now.
@@ -126,6 +129,7 @@ impl Requester {
             overflowed: false,
             drained_announced: false,
             stopped: false,
+            pace: Pace::default(),
         }
     }
 
@@ -248,6 +252,15 @@ impl Requester {
         self.last_ack_request = self.unacknowledged.minus(1);
         self.find_cursor_request();
         self.round_trip.forget_sample();
+    }
+
+    /// Everything before `end` was sent.
+    pub(super) fn move_cursor(&mut self, end: Psn) {
+        self.cursor = end;
+        if self.limit.is_before(end) {
+            self.limit = end;
+        }
+        self.find_cursor_request();
     }
 
     fn find_cursor_request(&mut self) {
@@ -381,7 +394,7 @@ impl QueuePair {
         let mtu = self.mtu_bytes();
         let is_last = offset + 1 == request.packets;
         let payload = if is_last { header.length - offset * mtu } else { mtu };
-        let opcode = data_opcode(&header.operation, offset == 0, is_last);
+        let opcode = data_opcode(&header.operation, offset == 0, is_last).of(self.wire_service());
         let size = packet_bytes(opcode, payload);
         Some(RequestPlan { index, psn, offset, covers: 1, size, payload, opcode, is_probe: false })
     }
@@ -441,6 +454,9 @@ impl QueuePair {
     fn wants_acknowledgement(&self, now: Time, plan: &RequestPlan) -> bool {
         if planted(Mutation::AcknowledgementNotRequested) {
             return plan.is_probe;
+        }
+        if !self.service.is_reliable() {
+            return false;
         }
         let header = self.send.header(plan.index);
         let window = self.path.as_ref().map_or(1, |path| path.window_packets());
@@ -515,6 +531,9 @@ impl QueuePair {
         }
         let padded = payload.next_multiple_of(4);
         room[payload..padded].fill(0);
+        if !self.service.is_reliable() {
+            return Some(self.note_sent_unreliable(pass, plan.psn.plus(1)));
+        }
         let sending = self.note_sent(pass.now, &plan, ack_request);
         if planted(Mutation::CompletionBeforeAcknowledgement) {
             self.acknowledge_before(pass, plan.psn.plus(1), plan.psn);
@@ -617,11 +636,7 @@ impl QueuePair {
             return Sending::Probe;
         }
         let end = plan.psn.plus(plan.covers);
-        self.requester.cursor = end;
-        if self.requester.limit.is_before(end) {
-            self.requester.limit = end;
-        }
-        self.requester.find_cursor_request();
+        self.requester.move_cursor(end);
         if ack_request {
             self.requester.last_ack_request = plan.psn;
             self.requester.last_ack_request_at = Some(now);

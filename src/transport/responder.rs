@@ -117,6 +117,22 @@ impl Responder {
         self.replies.stop();
     }
 
+    pub(super) fn expected(&self) -> Psn {
+        self.expected
+    }
+
+    pub(super) fn expect(&mut self, psn: Psn) {
+        self.expected = psn;
+    }
+
+    /// Forgets the message in progress. The receive that it had begun to fill serves the next one.
+    pub(super) fn drop_message(&mut self) {
+        self.message = Message::None;
+        if let Some(receive) = &mut self.receive {
+            receive.filled = 0;
+        }
+    }
+
     pub(super) fn take_receive(&mut self) -> Option<ReceiveInProgress> {
         self.receive.take()
     }
@@ -184,7 +200,7 @@ impl QueuePair {
         }
     }
 
-    fn note_established(&mut self) {
+    pub(super) fn note_established(&mut self) {
         if self.state == QueuePairState::ReadyToReceive && self.responder.replies.first_packet() {
             self.events.push(AsyncEvent::CommunicationEstablished(self.qpn));
         }
@@ -313,7 +329,7 @@ impl QueuePair {
     }
 
     /// Does the opcode continue the message in progress, or begin one when there is none?
-    fn check_sequence(&self, packet: &Packet<'_>) -> Result<(), Violation> {
+    pub(super) fn check_sequence(&self, packet: &Packet<'_>) -> Result<(), Violation> {
         let opcode = packet.headers.bth.opcode;
         let continues = opcode.is_middle() || opcode.is_last();
         let fits = match self.responder.message {
@@ -325,7 +341,7 @@ impl QueuePair {
     }
 
     /// Does the queue pair grant such requests at all?
-    fn check_operation(&self, packet: &Packet<'_>) -> Result<(), Violation> {
+    pub(super) fn check_operation(&self, packet: &Packet<'_>) -> Result<(), Violation> {
         let opcode = packet.headers.bth.opcode;
         let granted = self.attributes.qp_access_flags.unwrap_or_default();
         let needed = match opcode {
@@ -354,15 +370,18 @@ impl QueuePair {
     }
 
     /// Is a receive posted, if the packet needs one?
-    fn check_resources(&self, packet: &Packet<'_>) -> bool {
+    pub(super) fn check_resources(&self, packet: &Packet<'_>) -> bool {
         let opcode = packet.headers.bth.opcode;
         let begins_send = opcode.is_send() && (opcode.is_first() || opcode.is_only());
         let needs = begins_send || (opcode.is_write() && opcode.has_immediate());
-        !needs || self.receive.available() > 0 || planted(Mutation::MissingReceiveIgnored)
+        !needs
+            || self.receive.available() > 0
+            || self.responder.receive.is_some()
+            || planted(Mutation::MissingReceiveIgnored)
     }
 
     /// Does the payload have the length that its place in the message demands?
-    fn check_length(&self, packet: &Packet<'_>) -> Result<(), Violation> {
+    pub(super) fn check_length(&self, packet: &Packet<'_>) -> Result<(), Violation> {
         let opcode = packet.headers.bth.opcode;
         let mtu = self.mtu_bytes() as usize;
         let length = packet.payload.len();
@@ -395,7 +414,7 @@ impl QueuePair {
     }
 
     /// Do key, bounds and rights allow the access? For a WRITE of several packets, all of it at once.
-    fn check_key(&self, pass: &Pass<'_>, packet: &Packet<'_>) -> Result<(), Violation> {
+    pub(super) fn check_key(&self, pass: &Pass<'_>, packet: &Packet<'_>) -> Result<(), Violation> {
         if let Some(atomic) = packet.headers.atomic {
             if !atomic.va.is_multiple_of(8) {
                 return Err(Violation::Misaligned);
@@ -428,7 +447,7 @@ impl QueuePair {
         pass.memory.check(rkey.0, self.accessor(), va, length, need).map_err(Violation::RemoteKey)
     }
 
-    fn execute(&mut self, pass: &Pass<'_>, packet: &Packet<'_>) -> Result<(), Violation> {
+    pub(super) fn execute(&mut self, pass: &Pass<'_>, packet: &Packet<'_>) -> Result<(), Violation> {
         let opcode = packet.headers.bth.opcode;
         if opcode == Opcode::RC_READ_REQUEST {
             return self.execute_read(packet);
@@ -556,8 +575,11 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Takes the next posted receive; that there is one was checked.
+    /// Takes the next posted receive; that there is one was checked. One that a dropped message left comes first.
     fn begin_receive(&mut self) {
+        if self.responder.receive.is_some() {
+            return;
+        }
         let taken = self.receive.take(&mut self.responder.receive_entries);
         self.responder.receive = taken.map(|(wr_id, index)| ReceiveInProgress { wr_id, index, filled: 0 });
     }

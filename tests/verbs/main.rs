@@ -4,8 +4,10 @@
 //! on the devices of these names (two ports that reach each other, or twice the same). A part of a name chooses
 //! scenarios: `cargo test --test verbs -- rc/send`; `--list` prints all.
 //!
-//! Written against the public API only. A new family is a file with its `SCENARIOS`, a `mod` and a line in [`FAMILIES`].
+//! Written against the public API only. A new family is a file with its `SCENARIOS`, a `mod` and a line in
+//! [`FAMILIES`].
 
+mod attributes;
 // Families come one after the other, and use more of these than there are yet.
 #[allow(dead_code)]
 mod bytes;
@@ -14,15 +16,25 @@ mod end;
 mod invalidate;
 mod mw;
 mod rc_send;
+mod state_changes;
+mod state_tables;
 #[allow(dead_code)]
 mod suite;
+mod uc;
 #[allow(dead_code)]
 mod world;
 
 use suite::Scenario;
 
 /// Every family of scenarios.
-const FAMILIES: &[&[Scenario]] = &[invalidate::SCENARIOS, mw::SCENARIOS, rc_send::SCENARIOS];
+const FAMILIES: &[&[Scenario]] = &[
+    invalidate::SCENARIOS,
+    mw::SCENARIOS,
+    rc_send::SCENARIOS,
+    state_tables::SCENARIOS,
+    state_changes::SCENARIOS,
+    uc::SCENARIOS,
+];
 
 fn main() {
     suite::main(FAMILIES)
