@@ -7,13 +7,16 @@
 //! Written against the public API only. A new family is a file with its `SCENARIOS`, a `mod` and a line in
 //! [`FAMILIES`].
 
+mod atomic_write;
 mod attributes;
 // Families come one after the other, and use more of these than there are yet.
 #[allow(dead_code)]
 mod bytes;
 #[allow(dead_code)]
 mod end;
+mod flush;
 mod invalidate;
+mod memory;
 mod mw;
 mod rc_send;
 mod state_changes;
@@ -28,7 +31,10 @@ use suite::Scenario;
 
 /// Every family of scenarios.
 const FAMILIES: &[&[Scenario]] = &[
+    atomic_write::SCENARIOS,
+    flush::SCENARIOS,
     invalidate::SCENARIOS,
+    memory::SCENARIOS,
     mw::SCENARIOS,
     rc_send::SCENARIOS,
     state_tables::SCENARIOS,
