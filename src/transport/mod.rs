@@ -8,6 +8,7 @@ mod flush;
 mod history;
 mod local;
 mod modify;
+mod overflow;
 mod queue_pair;
 mod reorder;
 mod reply;

@@ -12,9 +12,9 @@ use super::violation::Violation;
 use crate::mutation::{Mutation, planted};
 use crate::queue::{AsyncEventQueue, CompletionQueue, ReceiveConsumer, SendConsumer, SourceToken};
 use crate::types::{
-    Accessor, AsyncEvent, Cause, CompletionOpcode, CompletionStatus, Counter, Counters, DomainId, Ending, Gid, Mtu,
-    Operation, PeerCapabilities, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairState, QueuePairStatus,
-    QueuePairType, RawCompletion, Time,
+    Accessor, AsyncEvent, Cause, CompletionOpcode, CompletionStatus, Counter, Counters, DomainId, Gid, Mtu, Operation,
+    PeerCapabilities, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairState, QueuePairStatus, QueuePairType,
+    RawCompletion, Time,
 };
 use crate::wire::{Flow, Headers, Service};
 
@@ -325,9 +325,9 @@ impl QueuePair {
             ..RawCompletion::default()
         };
         let (queue, token) = (&self.send_completions.0, self.send_completions.1);
-        if queue.push(token, completion, false).is_err() {
+        if let Err(overflow) = queue.push(token, completion, false) {
             let queue = queue.id();
-            self.completion_queue_overflowed(queue);
+            self.completion_queue_overflowed(queue, overflow);
         }
     }
 
@@ -344,21 +344,10 @@ impl QueuePair {
         let source_qpn = self.attributes.dest_qp_num.unwrap_or_default();
         let completion = RawCompletion { opcode, qpn: self.qpn, source_qpn, ..completion };
         let (queue, token) = (&self.receive_completions.0, self.receive_completions.1);
-        if queue.push(token, completion, solicited).is_err() {
+        if let Err(overflow) = queue.push(token, completion, solicited) {
             let queue = queue.id();
-            self.completion_queue_overflowed(queue);
+            self.completion_queue_overflowed(queue, overflow);
         }
-    }
-
-    /// A completion was lost: the queue pair cannot go on, the application is told once.
-    fn completion_queue_overflowed(&mut self, queue: u32) {
-        self.count(Counter::CompletionQueueOverflow);
-        if self.state == QueuePairState::Error || self.requester.overflowed {
-            return;
-        }
-        self.events.push(AsyncEvent::CompletionQueueError(queue));
-        self.events.push(AsyncEvent::QueuePairFatal(self.qpn));
-        self.requester.overflowed = true;
     }
 
     /// Fails the oldest request and takes the queue pair to the error state, or, if it is unreliable, its send queue.
@@ -400,16 +389,14 @@ impl QueuePair {
         }
     }
 
-    /// After each input: the consequences that no single step carries out.
-    pub(super) fn settle(&mut self) {
-        if std::mem::take(&mut self.requester.overflowed) {
-            self.history.note_ending(Ending::CompletionQueueOverflow);
-            self.enter_error(Cause::CompletionQueueOverflow);
-        }
+    /// After each input: the consequences that no single step carries out. Whether a completion queue overflowed.
+    pub(super) fn settle(&mut self) -> bool {
+        let overflowed = self.end_by_overflow();
         if self.state == QueuePairState::SendQueueDrained && self.requester.is_idle() {
             self.announce_drained();
         }
         self.note_in_flight();
+        overflowed
     }
 
     fn announce_drained(&mut self) {

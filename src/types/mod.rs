@@ -23,7 +23,7 @@ pub use counter::{Counter, Counters, DropReason};
 pub use device::{
     AtomicCapability, DeviceAttributes, DeviceCapabilities, GidEntry, PortAttributes, PortState, VendorIdentity,
 };
-pub use event::AsyncEvent;
+pub use event::{AsyncEvent, EventObject};
 pub use id::{Accessor, DomainId, Gid, Lkey, Psn, Qkey, Qpn, Rkey};
 pub use mtu::Mtu;
 pub use peer::PeerCapabilities;

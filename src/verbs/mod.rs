@@ -51,11 +51,13 @@
 //! It has done nothing. A request that fails later is a [`Completion`] whose [`Completion::result`] is an error.
 #![deny(unsafe_code)]
 
+mod async_event;
 mod batch;
 mod capture;
 mod completion;
 mod completion_channel;
 mod completion_queue;
+mod completion_queue_options;
 mod connect;
 mod connection_info;
 mod connection_tcp;
@@ -67,6 +69,7 @@ mod fake;
 mod memory;
 mod memory_region;
 mod memory_window;
+mod polling;
 mod protection_domain;
 mod queue_pair;
 mod queue_pair_builder;
@@ -75,12 +78,14 @@ mod request;
 #[cfg(test)]
 mod tests;
 
+pub use async_event::UnacknowledgedEvent;
 pub use batch::{ReceiveBatch, SendBatch};
 pub use capture::Capture;
 pub use completion::{Completion, CompletionError, Success};
 pub use completion_channel::CompletionChannel;
 pub(crate) use completion_queue::poll_until;
 pub use completion_queue::{CompletionQueue, Notify};
+pub use completion_queue_options::CompletionQueueOptions;
 pub use connect::ConnectOptions;
 pub use connection_info::ConnectionInfo;
 pub use context::Context;
@@ -88,6 +93,7 @@ pub use device::{Device, devices, open};
 pub use memory::{Memory, RefusedMemory};
 pub use memory_region::{MemoryRegion, RegionRange};
 pub use memory_window::{MemoryWindow, MemoryWindowBind};
+pub use polling::Polling;
 pub use protection_domain::ProtectionDomain;
 pub use queue_pair::QueuePair;
 pub use queue_pair_builder::QueuePairBuilder;
@@ -98,7 +104,7 @@ pub use crate::memory::RegisterOptions;
 pub use crate::provider::{Error, ErrorKind, Result};
 pub use crate::types::{
     AccessFlags, AddressVector, AsyncEvent, CaptureConfig, CaptureSummary, Cause, CompletionOpcode, CompletionStatus,
-    Counter, Counters, DeviceAttributes, DeviceCapabilities, DropReason, FlushFlags, Gid, GidEntry, Lkey,
+    Counter, Counters, DeviceAttributes, DeviceCapabilities, DropReason, EventObject, FlushFlags, Gid, GidEntry, Lkey,
     MemoryWindowType, Mtu, PeerCapabilities, PortAttributes, PortState, Psn, Qpn, QueuePairAttributes,
     QueuePairCapabilities, QueuePairReport, QueuePairState, QueuePairStatus, QueuePairType, Rkey,
 };
@@ -119,6 +125,9 @@ const _: () = {
     send_and_sync::<RemoteMemory>();
     send_and_sync::<CompletionQueue>();
     send_and_sync::<CompletionChannel>();
+    send_and_sync::<UnacknowledgedEvent>();
+    send_and_sync::<CompletionQueueOptions>();
+    send_and_sync::<Polling<'_>>();
     send_and_sync::<QueuePair>();
     send_and_sync::<QueuePairBuilder<'_>>();
     send_and_sync::<SendRequest<'_>>();

@@ -10,9 +10,12 @@
 mod atomic_write;
 mod attributes;
 mod bytes;
+mod channel;
 mod connect;
+mod cq;
 mod device;
 mod end;
+mod events;
 mod flush;
 mod invalidate;
 mod memory;
@@ -59,6 +62,9 @@ const FAMILIES: &[&[Scenario]] = &[
     region::SCENARIOS,
     threads::SCENARIOS,
     uc::SCENARIOS,
+    cq::SCENARIOS,
+    channel::SCENARIOS,
+    events::SCENARIOS,
 ];
 
 fn main() {

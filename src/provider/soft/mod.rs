@@ -44,6 +44,7 @@ mod limit;
 mod memory_region;
 mod memory_window;
 mod modify;
+mod port;
 mod protection_domain;
 mod queue_pair;
 
