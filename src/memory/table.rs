@@ -293,7 +293,8 @@ impl MemoryView<'_> {
         add: u64,
     ) -> Result<u64, AccessError> {
         let (region, offset) = self.resolve(key, accessor.into(), addr, 8, AccessFlags::REMOTE_ATOMIC)?;
-        region.memory().fetch_add_u64(offset, add)
+        let found = region.memory().fetch_add_u64(offset, add)?;
+        Ok(if planted(Mutation::AddReturnsSum) { found.wrapping_add(add) } else { found })
     }
 
     /// A SEND with invalidate of a peer, or a local invalidation: revokes `key`, for every access that starts
@@ -383,7 +384,8 @@ impl MemoryView<'_> {
         if !region.access().contains(need) && !planted(Mutation::RegionAccessIgnored) {
             return Err(AccessError::NoPermission);
         }
-        let offset = region.offset_of(addr, length)?;
+        let beyond = u64::from(planted(Mutation::RegionEndsTooEarly));
+        let offset = region.offset_of(addr, length + beyond)?;
         Ok((region, offset))
     }
 }

@@ -20,6 +20,8 @@ mod flush;
 mod invalidate;
 mod memory;
 mod mw;
+#[cfg(feature = "mutations")]
+pub(crate) mod planted;
 mod post;
 mod rc_atomic;
 mod rc_flush;
@@ -67,6 +69,8 @@ const FAMILIES: &[&[Scenario]] = &[
     events::SCENARIOS,
 ];
 
-fn main() {
+pub(crate) fn main() {
+    #[cfg(feature = "mutations")]
+    planted::plant_from_environment();
     suite::main(FAMILIES)
 }
