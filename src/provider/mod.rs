@@ -21,10 +21,10 @@ pub use error::{Error, ErrorKind, Refused, Result};
 
 use crate::memory::{Backing, Region, RegisterOptions};
 use crate::types::{
-    AccessFlags, AsyncEvent, BatchEnd, CaptureConfig, CaptureSummary, Counters, DeviceAttributes, DomainId,
-    EventObject, GidEntry, Lkey, MemoryWindowType, PeerCapabilities, PortAttributes, Qpn, QueuePairAttributes,
-    QueuePairCapabilities, QueuePairReport, QueuePairStatus, QueuePairType, RawCompletion, ReceiveRequest, Rkey,
-    SendRequest,
+    AccessFlags, AddressVector, AsyncEvent, BatchEnd, CaptureConfig, CaptureSummary, Counters, DeviceAttributes,
+    DomainId, EventObject, Gid, GidEntry, GlobalRouteHeader, Lkey, MemoryWindowType, PeerCapabilities, PortAttributes,
+    Qkey, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairReport, QueuePairStatus, QueuePairType,
+    RawCompletion, ReceiveRequest, Rkey, SendRequest,
 };
 
 /// A kind of device: finds and opens devices by name.
@@ -197,8 +197,46 @@ pub trait ProtectionDomain: Send + Sync {
         Err(Error::new("alloc_mw", ErrorKind::Unsupported, "max_mw is 0: the device has no memory windows"))
     }
 
+    /// Creates an address handle: a way to receivers of datagrams.
+    fn create_ah(&self, vector: &AddressVector) -> Result<Arc<dyn AddressHandle>> {
+        let message = format!("this kind of device has no datagrams; dgid is {}", vector.dgid);
+        Err(Error::new("create_ah", ErrorKind::Unsupported, message))
+    }
+
+    /// Creates an address handle for answers to a received datagram, from its completion and its first 40 bytes.
+    fn create_ah_from_completion(
+        &self,
+        completion: &RawCompletion,
+        header: &[u8; GlobalRouteHeader::BYTES],
+        port_num: u8,
+    ) -> Result<Arc<dyn AddressHandle>> {
+        let _ = header;
+        let message = format!("this kind of device has no datagrams; port {port_num}, request {}", completion.wr_id);
+        Err(Error::new("create_ah", ErrorKind::Unsupported, message))
+    }
+
     /// For the provider that made it.
     fn as_any(&self) -> &dyn Any;
+}
+
+/// An address handle.
+pub trait AddressHandle: Send + Sync {
+    /// What it was made with.
+    fn address_vector(&self) -> AddressVector;
+
+    /// For the provider that made it.
+    fn as_any(&self) -> &dyn Any;
+}
+
+/// Where a datagram goes.
+#[derive(Clone, Copy)]
+pub struct DatagramTarget<'a> {
+    /// The way there. The request keeps a copy of what it needs.
+    pub handle: &'a dyn AddressHandle,
+    /// The receiving queue pair; [`Qpn::MULTICAST`] for a group.
+    pub remote_qpn: Qpn,
+    /// Its Q_Key; with the highest bit set, the sending queue pair's own is sent instead.
+    pub remote_qkey: Qkey,
 }
 
 /// A memory region.
@@ -308,6 +346,25 @@ pub trait QueuePair: Send + Sync {
 
     /// Copies a request into the batch.
     fn send_push(&self, request: &SendRequest<'_>) -> Result<()>;
+
+    /// Copies a datagram into the batch.
+    fn send_push_to(&self, request: &SendRequest<'_>, target: &DatagramTarget<'_>) -> Result<()> {
+        let message = format!("this kind of device has no datagrams; {} was given", target.remote_qpn);
+        let _ = request;
+        Err(Error::new("post_send", ErrorKind::Unsupported, message))
+    }
+
+    /// Has it receive what is sent to a multicast group. Attaching again does nothing.
+    fn attach_mcast(&self, gid: Gid) -> Result<()> {
+        let message = format!("this kind of device has no multicast; gid is {gid}");
+        Err(Error::new("attach_mcast", ErrorKind::Unsupported, message))
+    }
+
+    /// The opposite; fails if it is not attached.
+    fn detach_mcast(&self, gid: Gid) -> Result<()> {
+        let message = format!("this kind of device has no multicast; gid is {gid}");
+        Err(Error::new("detach_mcast", ErrorKind::Unsupported, message))
+    }
 
     /// Ends the batch.
     fn send_end(&self, end: BatchEnd) -> Result<()>;

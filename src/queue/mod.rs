@@ -108,6 +108,12 @@ pub enum QueueError {
         /// Bytes allowed.
         limit: u32,
     },
+    /// A datagram needs a destination.
+    #[error("a datagram queue pair needs a destination in each request: an address handle, remote_qpn and remote_qkey")]
+    NoDestination,
+    /// Only datagrams have a destination of their own.
+    #[error("an address handle was given, but the queue pair is connected: its requests go to its one peer")]
+    DestinationNotAllowed,
     /// READ and atomics bring data home and need registered memory for it.
     #[error("READ and atomic requests cannot be inline")]
     InlineNotAllowed,

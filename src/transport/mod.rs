@@ -8,6 +8,7 @@ mod flush;
 mod history;
 mod local;
 mod modify;
+mod multicast;
 mod overflow;
 mod queue_pair;
 mod reorder;
@@ -18,6 +19,7 @@ mod retransmit;
 mod state_machine;
 mod timer;
 mod unreliable;
+mod unreliable_datagram;
 mod violation;
 
 #[cfg(all(test, not(loom)))]

@@ -341,7 +341,7 @@ impl QueuePair {
             CompletionOpcode::ReceiveRdmaWithImmediate => CompletionOpcode::ReceiveRdmaWithImmediate,
             _ => CompletionOpcode::Receive,
         };
-        let source_qpn = self.attributes.dest_qp_num.unwrap_or_default();
+        let source_qpn = self.attributes.dest_qp_num.unwrap_or(completion.source_qpn);
         let completion = RawCompletion { opcode, qpn: self.qpn, source_qpn, ..completion };
         let (queue, token) = (&self.receive_completions.0, self.receive_completions.1);
         if let Err(overflow) = queue.push(token, completion, solicited) {

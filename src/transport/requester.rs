@@ -602,7 +602,13 @@ impl QueuePair {
     }
 
     /// Copies the request's bytes from `offset` on into the packet.
-    fn gather(&self, memory: &MemoryView<'_>, index: u32, offset: u64, out: &mut [u8]) -> Result<(), AccessError> {
+    pub(super) fn gather(
+        &self,
+        memory: &MemoryView<'_>,
+        index: u32,
+        offset: u64,
+        out: &mut [u8],
+    ) -> Result<(), AccessError> {
         if out.is_empty() {
             return Ok(());
         }

@@ -91,6 +91,14 @@ pub struct DeviceAttributes {
     pub max_pd: u32,
     /// Shared receive queues; 0: none.
     pub max_srq: u32,
+    /// Address handles.
+    pub max_ah: u32,
+    /// Multicast groups that queue pairs may be attached to; 0: none.
+    pub max_mcast_grp: u32,
+    /// Queue pairs attached to one group.
+    pub max_mcast_qp_attach: u32,
+    /// Attachments of all queue pairs to all groups.
+    pub max_total_mcast_qp_attach: u32,
     /// READs and atomics that peers may have outstanding at a queue pair.
     pub max_qp_rd_atom: u8,
     /// READs and atomics that a queue pair may have outstanding.
@@ -135,6 +143,10 @@ impl DeviceAttributes {
             device_cap_flags: DeviceCapabilities::empty(),
             max_pd: 0,
             max_srq: 0,
+            max_ah: 0,
+            max_mcast_grp: 0,
+            max_mcast_qp_attach: 0,
+            max_total_mcast_qp_attach: 0,
             max_qp_rd_atom: 0,
             max_qp_init_rd_atom: 0,
             atomic_cap: AtomicCapability::None,

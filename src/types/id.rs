@@ -186,6 +186,11 @@ impl Gid {
         }
     }
 
+    /// Whether it names a multicast group: `ff00::/8`, or one of IPv4's (224.0.0.0/4) mapped.
+    pub fn is_multicast(self) -> bool {
+        self.to_ip().is_multicast()
+    }
+
     /// Whether no address is set.
     pub fn is_zero(self) -> bool {
         self == Self::ZERO

@@ -5,6 +5,7 @@ mod access;
 mod capture;
 mod completion;
 mod counter;
+mod destination;
 mod device;
 mod event;
 mod id;
@@ -13,6 +14,7 @@ mod peer;
 mod queue_pair;
 mod report;
 mod request;
+mod route_header;
 mod time;
 mod window;
 
@@ -20,6 +22,7 @@ pub use access::AccessFlags;
 pub use capture::{CaptureConfig, CaptureSummary};
 pub use completion::{Cause, CompletionFlags, CompletionOpcode, CompletionStatus, RawCompletion};
 pub use counter::{Counter, Counters, DropReason};
+pub use destination::{Destination, effective_qkey};
 pub use device::{
     AtomicCapability, DeviceAttributes, DeviceCapabilities, GidEntry, PortAttributes, PortState, VendorIdentity,
 };
@@ -36,6 +39,7 @@ pub use report::{
     Stray, Worked,
 };
 pub use request::{BatchEnd, Data, FlushFlags, Operation, ReceiveRequest, SendFlags, SendRequest, Sge};
+pub use route_header::GlobalRouteHeader;
 pub use time::Time;
 pub use window::MemoryWindowType;
 

@@ -4,12 +4,13 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::request::{Bytes, Regions};
+use super::request::{Bytes, Regions, Target};
 use super::{
     AccessFlags, Error, ErrorKind, FlushFlags, ProtectionDomain, QueuePair, ReceiveRequest, RegionList, RegionRange,
     Result, SendRequest,
 };
 use crate::mutation::{Mutation, planted};
+use crate::provider::DatagramTarget;
 use crate::types::{self, BatchEnd, Data, Sge};
 
 /// Most scatter-gather entries that are translated, on the stack. No device known takes more.
@@ -103,7 +104,11 @@ impl<'a> SendBatch<'a> {
         check_remote(request)?;
         let push = |data: Data<'_>| {
             let SendRequest { wr_id, operation, flags, .. } = *request;
-            self.queue_pair.inner().send_push(&types::SendRequest { wr_id, operation, flags, data })
+            let lowered = types::SendRequest { wr_id, operation, flags, data };
+            match &request.target {
+                None => self.queue_pair.inner().send_push(&lowered),
+                Some(target) => self.queue_pair.inner().send_push_to(&lowered, &lower(target)),
+            }
         };
         match &request.data.0 {
             Bytes::Inline(bytes) => push(Data::Inline(&[bytes]))?,
@@ -244,6 +249,10 @@ impl fmt::Debug for ReceiveBatch<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ReceiveBatch").field("qpn", &self.queue_pair.qpn()).field("len", &self.len).finish()
     }
+}
+
+fn lower<'a>(target: &Target<'a>) -> DatagramTarget<'a> {
+    DatagramTarget { handle: target.handle.inner(), remote_qpn: target.qpn, remote_qkey: target.qkey }
 }
 
 /// Whether the peer's memory has room for the request, as far as it is known here.

@@ -13,6 +13,7 @@
 //! | [`CompletionChannel`] | `ibv_comp_channel` | [`Context::create_comp_channel`] |
 //! | [`CompletionQueue`] | `ibv_cq` | [`Context::create_cq`] |
 //! | [`QueuePair`] | `ibv_qp` | [`ProtectionDomain::create_qp`] |
+//! | [`AddressHandle`] | `ibv_ah` | [`ProtectionDomain::create_ah`] |
 //! | [`SendRequest`], [`ReceiveRequest`] | `ibv_send_wr`, `ibv_recv_wr` | their constructors |
 //! | [`Completion`] | `ibv_wc` | [`CompletionQueue::poll`] |
 //! | [`ConnectionInfo`] | every program's own struct | [`QueuePair::connection_info`] |
@@ -51,6 +52,7 @@
 //! It has done nothing. A request that fails later is a [`Completion`] whose [`Completion::result`] is an error.
 #![deny(unsafe_code)]
 
+mod address_handle;
 mod async_event;
 mod batch;
 mod capture;
@@ -62,6 +64,7 @@ mod connect;
 mod connection_info;
 mod connection_tcp;
 mod context;
+mod datagram;
 mod device;
 mod explain;
 #[cfg(test)]
@@ -78,6 +81,7 @@ mod request;
 #[cfg(test)]
 mod tests;
 
+pub use address_handle::AddressHandle;
 pub use async_event::UnacknowledgedEvent;
 pub use batch::{ReceiveBatch, SendBatch};
 pub use capture::Capture;
@@ -104,9 +108,9 @@ pub use crate::memory::RegisterOptions;
 pub use crate::provider::{Error, ErrorKind, Result};
 pub use crate::types::{
     AccessFlags, AddressVector, AsyncEvent, CaptureConfig, CaptureSummary, Cause, CompletionOpcode, CompletionStatus,
-    Counter, Counters, DeviceAttributes, DeviceCapabilities, DropReason, EventObject, FlushFlags, Gid, GidEntry, Lkey,
-    MemoryWindowType, Mtu, PeerCapabilities, PortAttributes, PortState, Psn, Qpn, QueuePairAttributes,
-    QueuePairCapabilities, QueuePairReport, QueuePairState, QueuePairStatus, QueuePairType, Rkey,
+    Counter, Counters, DeviceAttributes, DeviceCapabilities, DropReason, EventObject, FlushFlags, Gid, GidEntry,
+    GlobalRouteHeader, Lkey, MemoryWindowType, Mtu, PeerCapabilities, PortAttributes, PortState, Psn, Qkey, Qpn,
+    QueuePairAttributes, QueuePairCapabilities, QueuePairReport, QueuePairState, QueuePairStatus, QueuePairType, Rkey,
 };
 
 /// The promise of the module's documentation, held by the compiler: these types may be shared between threads.
@@ -115,6 +119,7 @@ const _: () = {
     send_and_sync::<Device>();
     send_and_sync::<Context>();
     send_and_sync::<Capture>();
+    send_and_sync::<AddressHandle>();
     send_and_sync::<ProtectionDomain>();
     send_and_sync::<Memory>();
     send_and_sync::<MemoryRegion>();

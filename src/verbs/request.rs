@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{MemoryRegion, RegionRange, RemoteMemory, Rkey};
+use super::{AddressHandle, MemoryRegion, Qkey, Qpn, RegionRange, RemoteMemory, Rkey};
 use crate::types::{FlushFlags, Operation, SendFlags};
 
 /// Pieces of registered memory that a message is gathered from or scattered to, in order.
@@ -167,6 +167,16 @@ pub struct SendRequest<'a> {
     pub(super) data: Payload<'a>,
     /// Bytes that the peer's memory has for it.
     pub(super) room: u64,
+    /// Where a datagram goes.
+    pub(super) target: Option<Target<'a>>,
+}
+
+/// Where a datagram goes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Target<'a> {
+    pub(super) handle: &'a AddressHandle,
+    pub(super) qpn: Qpn,
+    pub(super) qkey: Qkey,
 }
 
 impl<'a> SendRequest<'a> {
@@ -183,6 +193,34 @@ impl<'a> SendRequest<'a> {
     /// SEND with invalidate: also revokes the peer's key `rkey`, as far as the peer allows.
     pub fn send_with_invalidate(data: impl Into<Payload<'a>>, rkey: Rkey) -> Self {
         Self::new(Operation::SendWithInvalidate(rkey), data.into(), u64::MAX)
+    }
+
+    /// SEND of a datagram, which goes where `handle` leads, to queue pair `remote_qpn` there: at most the port's
+    /// `active_mtu` long. It arrives behind 40 bytes of route header, or not at all.
+    ///
+    /// `remote_qkey` must be the receiver's; with its highest bit set, the sending queue pair's own Q_Key is sent.
+    ///
+    /// [`AddressHandle`] has an example.
+    pub fn send_to(
+        data: impl Into<Payload<'a>>,
+        handle: &'a AddressHandle,
+        remote_qpn: Qpn,
+        remote_qkey: Qkey,
+    ) -> Self {
+        let target = Some(Target { handle, qpn: remote_qpn, qkey: remote_qkey });
+        Self { target, ..Self::send(data) }
+    }
+
+    /// As [`SendRequest::send_to`], and hands `immediate` to the receive's completion.
+    pub fn send_to_with_immediate(
+        data: impl Into<Payload<'a>>,
+        handle: &'a AddressHandle,
+        remote_qpn: Qpn,
+        remote_qkey: Qkey,
+        immediate: u32,
+    ) -> Self {
+        let target = Some(Target { handle, qpn: remote_qpn, qkey: remote_qkey });
+        Self { target, ..Self::send_with_immediate(data, immediate) }
     }
 
     /// WRITE: copies `data` to the start of the peer's memory `remote`. The peer's program does not notice.
@@ -297,7 +335,7 @@ impl<'a> SendRequest<'a> {
     }
 
     pub(super) fn new(operation: Operation, data: Payload<'a>, room: u64) -> Self {
-        Self { wr_id: 0, operation, flags: SendFlags::empty(), data, room }
+        Self { wr_id: 0, operation, flags: SendFlags::empty(), data, room, target: None }
     }
 
     /// A number of the caller's own; comes back in the completion.

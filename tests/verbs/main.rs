@@ -37,6 +37,11 @@ mod state_tables;
 mod suite;
 mod threads;
 mod uc;
+mod ud;
+mod ud_address;
+mod ud_errors;
+mod ud_multicast;
+mod ud_send;
 mod world;
 
 use suite::Scenario;
@@ -64,6 +69,10 @@ const FAMILIES: &[&[Scenario]] = &[
     region::SCENARIOS,
     threads::SCENARIOS,
     uc::SCENARIOS,
+    ud_address::SCENARIOS,
+    ud_errors::SCENARIOS,
+    ud_multicast::SCENARIOS,
+    ud_send::SCENARIOS,
     cq::SCENARIOS,
     channel::SCENARIOS,
     events::SCENARIOS,

@@ -10,6 +10,7 @@ use super::config::SoftConfig;
 use super::errors;
 use super::interface::Interface;
 use super::limit::{Limit, check_range};
+use super::multicast::{Attachments, MAX_MCAST_GRP, MAX_MCAST_QP_ATTACH};
 use super::port::{Events, Port};
 use crate::engine::{
     Capabilities, Engine, Generation, LocalAddress, QpnBlocks, Shard, ShardConfig, SocketSizes, probe,
@@ -34,6 +35,7 @@ const MAX_MR: u32 = 1 << 20;
 pub(super) const MAX_MW: u32 = 1 << 20;
 const MAX_PD: u32 = 65_536;
 const MAX_RD_ATOMIC: u8 = 128;
+const MAX_AH: u32 = 65_536;
 /// Captures that a verb began.
 const MAX_CAPTURES: u32 = 16;
 
@@ -60,6 +62,8 @@ pub(super) struct Device {
     pub(super) domains: Limit,
     pub(super) completion_queues: Limit,
     pub(super) captures: Limit,
+    pub(super) address_handles: Limit,
+    pub(super) attachments: Attachments,
     capabilities: Capabilities,
     max_mtu: Mtu,
     next_domain: AtomicU32,
@@ -111,6 +115,8 @@ impl Device {
             events,
             domains: Limit::new("max_pd", MAX_PD),
             completion_queues: Limit::new("max_cq", MAX_CQ),
+            address_handles: Limit::new("max_ah", MAX_AH),
+            attachments: Attachments::default(),
             captures: Limit::new("the most captures of a device", MAX_CAPTURES),
             capabilities,
             max_mtu: config.max_mtu,
@@ -169,6 +175,12 @@ impl Device {
         Err(Error::new(verb, ErrorKind::NotFound, message))
     }
 
+    /// The own addresses now, with their places in the GID table.
+    pub(super) fn addresses(&self) -> Vec<(u8, LocalAddress)> {
+        self.refresh_port();
+        (0..u8::MAX).filter_map(|index| Some((index, self.port.gid(index)?))).collect()
+    }
+
     pub(super) fn next_domain(&self) -> u32 {
         self.next_domain.fetch_add(1, Ordering::Relaxed)
     }
@@ -219,6 +231,10 @@ fn attributes(interface: &Interface, config: &SoftConfig) -> DeviceAttributes {
             | DeviceCapabilities::FLUSH_PERSISTENT
             | DeviceCapabilities::ATOMIC_WRITE,
         max_pd: MAX_PD,
+        max_ah: MAX_AH,
+        max_mcast_grp: MAX_MCAST_GRP,
+        max_mcast_qp_attach: MAX_MCAST_QP_ATTACH,
+        max_total_mcast_qp_attach: MAX_MCAST_GRP * MAX_MCAST_QP_ATTACH,
         max_qp_rd_atom: MAX_RD_ATOMIC,
         max_qp_init_rd_atom: MAX_RD_ATOMIC,
         atomic_cap: AtomicCapability::Global,

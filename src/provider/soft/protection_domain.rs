@@ -3,14 +3,15 @@
 use std::any::Any;
 use std::sync::Arc;
 
+use super::address_handle::SoftAddressHandle;
 use super::device::Device;
 use super::errors;
 use super::limit::Share;
 use super::memory_region::SoftMemoryRegion;
 use super::memory_window::SoftMemoryWindow;
 use crate::memory::{Backing, RegisterOptions};
-use crate::provider::{MemoryRegion, MemoryWindow, ProtectionDomain, Refused, Result};
-use crate::types::{DomainId, MemoryWindowType};
+use crate::provider::{AddressHandle, MemoryRegion, MemoryWindow, ProtectionDomain, Refused, Result};
+use crate::types::{AddressVector, DomainId, GlobalRouteHeader, MemoryWindowType, RawCompletion};
 
 /// A protection domain of a software device.
 pub(super) struct SoftProtectionDomain {
@@ -55,6 +56,21 @@ impl ProtectionDomain for SoftProtectionDomain {
 
     fn alloc_mw(&self, kind: MemoryWindowType) -> Result<Arc<dyn MemoryWindow>> {
         Ok(Arc::new(SoftMemoryWindow::new(Arc::clone(&self.shared), kind)?))
+    }
+
+    fn create_ah(&self, vector: &AddressVector) -> Result<Arc<dyn AddressHandle>> {
+        self.shared.device.check_process("create_ah")?;
+        Ok(Arc::new(SoftAddressHandle::new(&self.shared, vector)?))
+    }
+
+    fn create_ah_from_completion(
+        &self,
+        completion: &RawCompletion,
+        header: &[u8; GlobalRouteHeader::BYTES],
+        port_num: u8,
+    ) -> Result<Arc<dyn AddressHandle>> {
+        self.shared.device.check_process("create_ah")?;
+        Ok(Arc::new(SoftAddressHandle::answering(&self.shared, completion, header, port_num)?))
     }
 
     fn as_any(&self) -> &dyn Any {
