@@ -19,12 +19,12 @@ use std::time::Duration;
 
 pub use error::{Error, ErrorKind, Refused, Result};
 
-use crate::memory::{Backing, Region};
+use crate::memory::{Backing, Region, RegisterOptions};
 use crate::types::{
     AccessFlags, AddressVector, AsyncEvent, BatchEnd, CaptureConfig, CaptureSummary, Counters, DeviceAttributes,
-    DomainId, EventObject, Gid, GidEntry, GlobalRouteHeader, Lkey, PeerCapabilities, PortAttributes, Qkey, Qpn,
-    QueuePairAttributes, QueuePairCapabilities, QueuePairReport, QueuePairStatus, QueuePairType, RawCompletion,
-    ReceiveRequest, Rkey, SendRequest,
+    DomainId, EventObject, Gid, GidEntry, GlobalRouteHeader, Lkey, MemoryWindowType, PeerCapabilities, PortAttributes,
+    Qkey, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairReport, QueuePairStatus, QueuePairType,
+    RawCompletion, ReceiveRequest, Rkey, SendRequest,
 };
 
 /// A kind of device: finds and opens devices by name.
@@ -178,6 +178,9 @@ pub trait ProtectionDomain: Send + Sync {
     /// Its number.
     fn id(&self) -> DomainId;
 
+    /// Registers memory, with all options. A refusal gives the memory back.
+    fn reg_mr_with(&self, backing: Backing, options: &RegisterOptions) -> Result<Arc<dyn MemoryRegion>, Refused>;
+
     /// Registers memory. Requests name its first byte by `iova`, or by its host address if that is `None`. A refusal
     /// gives the memory back.
     fn reg_mr(
@@ -185,7 +188,14 @@ pub trait ProtectionDomain: Send + Sync {
         backing: Backing,
         iova: Option<u64>,
         access: AccessFlags,
-    ) -> Result<Arc<dyn MemoryRegion>, Refused>;
+    ) -> Result<Arc<dyn MemoryRegion>, Refused> {
+        self.reg_mr_with(backing, &RegisterOptions { access, iova, ..RegisterOptions::default() })
+    }
+
+    /// Allocates a memory window. [`ErrorKind::Unsupported`] if the device has none.
+    fn alloc_mw(&self, _kind: MemoryWindowType) -> Result<Arc<dyn MemoryWindow>> {
+        Err(Error::new("alloc_mw", ErrorKind::Unsupported, "max_mw is 0: the device has no memory windows"))
+    }
 
     /// Creates an address handle: a way to receivers of datagrams.
     fn create_ah(&self, vector: &AddressVector) -> Result<Arc<dyn AddressHandle>> {
@@ -241,8 +251,28 @@ pub trait MemoryRegion: Send + Sync {
     fn rkey(&self) -> Rkey;
 
     /// Revokes the keys; when it returns, nothing accesses the memory any more through this region. Requests that
-    /// still name it end in a protection error. Revoking again does nothing.
+    /// still name it end in a protection error. Doing so again does nothing. [`ErrorKind::Busy`], and nothing happens,
+    /// while memory windows are bound to it.
     fn dereg(&self) -> Result<()>;
+
+    /// As [`MemoryRegion::dereg`], but bound windows do not hinder it: they lead nowhere from then on.
+    fn revoke(&self) -> Result<()> {
+        self.dereg()
+    }
+}
+
+/// A memory window.
+pub trait MemoryWindow: Send + Sync {
+    /// Its kind.
+    fn kind(&self) -> MemoryWindowType;
+
+    /// Its key: that of the last binding that was executed, or the one that it was allocated with. The upper 24 bits
+    /// stay the same; a binding says the lower eight.
+    fn rkey(&self) -> Rkey;
+
+    /// Takes it out of the device, bound or not. When it returns, no peer reaches memory through it. Doing so again
+    /// does nothing.
+    fn dealloc(&self) -> Result<()>;
 }
 
 /// Where completion queues announce completions.

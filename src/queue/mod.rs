@@ -120,4 +120,10 @@ pub enum QueueError {
     /// An atomic's scatter-gather list must hold exactly eight bytes.
     #[error("an atomic request needs room for exactly 8 bytes")]
     BadAtomicLength,
+    /// A FLUSH or a request that stays on this host was given a message.
+    #[error("length is {given} bytes; this operation carries none")]
+    DataNotAllowed {
+        /// Length of the message.
+        given: u64,
+    },
 }

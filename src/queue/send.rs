@@ -177,9 +177,7 @@ impl SendQueue {
             return Err(QueueError::TooManySges { given: sges.len(), limit });
         }
         let given = sges.iter().map(|sge| u64::from(sge.length)).sum::<u64>();
-        if operation.is_atomic() && given != 8 && !planted(Mutation::AtomicLengthUnchecked) {
-            return Err(QueueError::BadAtomicLength);
-        }
+        check_operation(operation, given)?;
         check_length(given)
     }
 
@@ -196,7 +194,24 @@ impl SendQueue {
         if given > u64::from(limit) {
             return Err(QueueError::InlineTooLong { given, limit });
         }
+        check_operation(operation, given)?;
         check_length(given)
+    }
+}
+
+/// Whether the operation takes a message of this length.
+#[inline]
+fn check_operation(operation: &Operation, given: u64) -> Result<(), QueueError> {
+    match operation {
+        Operation::CompareAndSwap { .. } | Operation::FetchAndAdd { .. } | Operation::AtomicWrite { .. }
+            if given != 8 && !planted(Mutation::AtomicLengthUnchecked) =>
+        {
+            Err(QueueError::BadAtomicLength)
+        }
+        Operation::Flush { .. } | Operation::LocalInvalidate(_) | Operation::BindMemoryWindow { .. } if given != 0 => {
+            Err(QueueError::DataNotAllowed { given })
+        }
+        _ => Ok(()),
     }
 }
 

@@ -578,6 +578,9 @@ impl QueuePair {
         while count < limit {
             let next = self.next_plan(pass.now).or_else(|| self.riding_acknowledgement(pass.now, segment));
             let Some((plan, size)) = next else {
+                if count == 0 && self.run_local_request(pass) {
+                    return (None, false);
+                }
                 is_exhausted = true;
                 break;
             };

@@ -4,7 +4,9 @@
 mod completer;
 mod datagram;
 mod endpoint;
+mod flush;
 mod history;
+mod local;
 mod modify;
 mod multicast;
 mod overflow;

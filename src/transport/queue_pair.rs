@@ -12,7 +12,7 @@ use super::violation::Violation;
 use crate::mutation::{Mutation, planted};
 use crate::queue::{AsyncEventQueue, CompletionQueue, ReceiveConsumer, SendConsumer, SourceToken};
 use crate::types::{
-    AsyncEvent, Cause, CompletionOpcode, CompletionStatus, Counter, Counters, DomainId, Gid, Mtu, Operation,
+    Accessor, AsyncEvent, Cause, CompletionOpcode, CompletionStatus, Counter, Counters, DomainId, Gid, Mtu, Operation,
     PeerCapabilities, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairState, QueuePairStatus, QueuePairType,
     RawCompletion, Time,
 };
@@ -133,6 +133,11 @@ impl QueuePair {
             held: false,
             replies_first: false,
         }
+    }
+
+    /// Who it is towards registered memory.
+    pub(super) fn accessor(&self) -> Accessor {
+        Accessor { domain: self.domain, queue_pair: self.qpn }
     }
 
     /// The service that its packets' operation codes name.
@@ -287,6 +292,10 @@ impl QueuePair {
             Operation::Read { .. } => (CompletionOpcode::RdmaRead, header.length),
             Operation::CompareAndSwap { .. } => (CompletionOpcode::CompareAndSwap, 8),
             Operation::FetchAndAdd { .. } => (CompletionOpcode::FetchAndAdd, 8),
+            Operation::AtomicWrite { .. } => (CompletionOpcode::AtomicWrite, 0),
+            Operation::Flush { .. } => (CompletionOpcode::Flush, 0),
+            Operation::LocalInvalidate(_) => (CompletionOpcode::LocalInvalidate, 0),
+            Operation::BindMemoryWindow { .. } => (CompletionOpcode::BindMemoryWindow, 0),
             _ => (CompletionOpcode::Send, 0),
         };
         let newest = self.send.published().wrapping_sub(1);

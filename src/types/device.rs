@@ -31,6 +31,26 @@ pub enum AtomicCapability {
     Global = 2,
 }
 
+bitflags::bitflags! {
+    /// Optional features of a device. The bits are those of `ibv_device_cap_flags`, the upper ones those of
+    /// `device_cap_flags_ex`.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+    pub struct DeviceCapabilities: u64 {
+        /// Memory windows of type 1.
+        const MEM_WINDOW = 1 << 17;
+        /// Invalidation by work requests and by peers.
+        const MEM_MGT_EXTENSIONS = 1 << 21;
+        /// Memory windows of type 2 that belong to the queue pair that bound them.
+        const MEM_WINDOW_TYPE_2B = 1 << 24;
+        /// FLUSH to global visibility.
+        const FLUSH_GLOBAL = 1 << 38;
+        /// FLUSH to persistence, for memory that can persist.
+        const FLUSH_PERSISTENT = 1 << 39;
+        /// ATOMIC WRITE.
+        const ATOMIC_WRITE = 1 << 40;
+    }
+}
+
 /// Limits and capabilities of a device; names are those of `ibv_device_attr`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -65,6 +85,8 @@ pub struct DeviceAttributes {
     pub max_mr: u32,
     /// Memory windows; 0: none.
     pub max_mw: u32,
+    /// Optional features.
+    pub device_cap_flags: DeviceCapabilities,
     /// Protection domains.
     pub max_pd: u32,
     /// Shared receive queues; 0: none.
@@ -118,6 +140,7 @@ impl DeviceAttributes {
             max_cqe: 0,
             max_mr: 0,
             max_mw: 0,
+            device_cap_flags: DeviceCapabilities::empty(),
             max_pd: 0,
             max_srq: 0,
             max_ah: 0,

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::request::{Bytes, Regions, Target};
 use super::{
-    AccessFlags, Error, ErrorKind, ProtectionDomain, QueuePair, ReceiveRequest, RegionList, RegionRange, Result,
-    SendRequest,
+    AccessFlags, Error, ErrorKind, FlushFlags, ProtectionDomain, QueuePair, ReceiveRequest, RegionList, RegionRange,
+    Result, SendRequest,
 };
 use crate::mutation::{Mutation, planted};
 use crate::provider::DatagramTarget;
@@ -263,13 +263,28 @@ fn check_remote(request: &SendRequest<'_>) -> Result<()> {
         return invalid(format!("length is {len} bytes; the peer's memory has {room}"));
     }
     match request.operation {
-        types::Operation::CompareAndSwap { remote_addr, .. } | types::Operation::FetchAndAdd { remote_addr, .. }
+        types::Operation::CompareAndSwap { remote_addr, .. }
+        | types::Operation::FetchAndAdd { remote_addr, .. }
+        | types::Operation::AtomicWrite { remote_addr, .. }
             if remote_addr % 8 != 0 && !planted(Mutation::AtomicAddressUnchecked) =>
         {
             invalid(format!("remote_addr is {remote_addr:#x}; an atomic needs a multiple of 8"))
         }
+        types::Operation::Flush { flags, length, .. } => check_flush(flags, length),
         _ => Ok(()),
     }
+}
+
+fn check_flush(flags: FlushFlags, length: u32) -> Result<()> {
+    let invalid = |message| Err(Error::new("post_send", ErrorKind::InvalidArgument, message));
+    if !flags.intersects(FlushFlags::GLOBAL | FlushFlags::PERSISTENT) {
+        return invalid(format!("flags are {flags:?}; a FLUSH needs GLOBAL or PERSISTENT"));
+    }
+    let limit = types::MAX_MESSAGE_BYTES;
+    if length > limit && !flags.contains(FlushFlags::WHOLE_REGION) {
+        return invalid(format!("length is {length} bytes or more; a FLUSH of a range has at most {limit}"));
+    }
+    Ok(())
 }
 
 /// What every range in a request must fulfil.

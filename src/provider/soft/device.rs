@@ -17,7 +17,10 @@ use crate::engine::{
 };
 use crate::memory::RegionTable;
 use crate::provider::{Error, ErrorKind, Result};
-use crate::types::{AccessFlags, AtomicCapability, DeviceAttributes, Mtu, PeerCapabilities, PortAttributes, PortState};
+use crate::types::{
+    AccessFlags, AtomicCapability, DeviceAttributes, DeviceCapabilities, Mtu, PeerCapabilities, PortAttributes,
+    PortState,
+};
 
 /// Queue pairs of a shard.
 const MAX_QP_PER_SHARD: u32 = 16_384;
@@ -29,6 +32,7 @@ const MAX_INLINE: u32 = 1_024;
 const MAX_CQ: u32 = 65_536;
 const MAX_CQE: u32 = 1 << 20;
 const MAX_MR: u32 = 1 << 20;
+pub(super) const MAX_MW: u32 = 1 << 20;
 const MAX_PD: u32 = 65_536;
 const MAX_RD_ATOMIC: u8 = 128;
 const MAX_AH: u32 = 65_536;
@@ -219,6 +223,13 @@ fn attributes(interface: &Interface, config: &SoftConfig) -> DeviceAttributes {
         max_cq: MAX_CQ,
         max_cqe: MAX_CQE,
         max_mr: MAX_MR,
+        max_mw: MAX_MW,
+        device_cap_flags: DeviceCapabilities::MEM_WINDOW
+            | DeviceCapabilities::MEM_MGT_EXTENSIONS
+            | DeviceCapabilities::MEM_WINDOW_TYPE_2B
+            | DeviceCapabilities::FLUSH_GLOBAL
+            | DeviceCapabilities::FLUSH_PERSISTENT
+            | DeviceCapabilities::ATOMIC_WRITE,
         max_pd: MAX_PD,
         max_ah: MAX_AH,
         max_mcast_grp: MAX_MCAST_GRP,
@@ -232,7 +243,11 @@ fn attributes(interface: &Interface, config: &SoftConfig) -> DeviceAttributes {
         phys_port_cnt: 1,
         supported_access: AccessFlags::LOCAL_WRITE
             | AccessFlags::REMOTE
+            | AccessFlags::MEMORY_WINDOW_BIND
             | AccessFlags::ZERO_BASED
+            | AccessFlags::ON_DEMAND
+            | AccessFlags::HUGETLB
+            | AccessFlags::FLUSH
             | AccessFlags::RELAXED_ORDERING,
         num_comp_vectors: config.shards,
         completion_timestamp_mask: u64::MAX,
