@@ -78,6 +78,7 @@ mod queue_pair;
 mod queue_pair_builder;
 mod remote;
 mod request;
+mod rereg;
 #[cfg(test)]
 mod tests;
 
@@ -103,6 +104,7 @@ pub use queue_pair::QueuePair;
 pub use queue_pair_builder::QueuePairBuilder;
 pub use remote::RemoteMemory;
 pub use request::{Payload, ReceiveRequest, RegionList, SendRequest};
+pub use rereg::{RefusedChange, Reregistration};
 
 pub use crate::memory::RegisterOptions;
 pub use crate::provider::{Error, ErrorKind, Result};
@@ -124,6 +126,7 @@ const _: () = {
     send_and_sync::<Memory>();
     send_and_sync::<MemoryRegion>();
     send_and_sync::<MemoryWindow>();
+    send_and_sync::<Reregistration<'_>>();
     send_and_sync::<MemoryWindowBind<'_>>();
     send_and_sync::<RegionRange<'_>>();
     send_and_sync::<RegionList<'_>>();

@@ -32,6 +32,7 @@ mod rc_retry;
 mod rc_send;
 mod rc_sizes;
 mod region;
+mod rereg;
 mod state_changes;
 mod state_tables;
 mod suite;
@@ -55,6 +56,7 @@ const FAMILIES: &[&[Scenario]] = &[
     mw::SCENARIOS,
     rc_send::SCENARIOS,
     state_tables::SCENARIOS,
+    rereg::SCENARIOS,
     state_changes::SCENARIOS,
     connect::SCENARIOS,
     device::SCENARIOS,

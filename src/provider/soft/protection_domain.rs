@@ -10,7 +10,9 @@ use super::limit::Share;
 use super::memory_region::SoftMemoryRegion;
 use super::memory_window::SoftMemoryWindow;
 use crate::memory::{Backing, RegisterOptions};
-use crate::provider::{AddressHandle, MemoryRegion, MemoryWindow, ProtectionDomain, Refused, Result};
+use crate::provider::{
+    AddressHandle, MemoryRegion, MemoryWindow, ProtectionDomain, Refused, RefusedChange, Reregistration, Result,
+};
 use crate::types::{AddressVector, DomainId, GlobalRouteHeader, MemoryWindowType, RawCompletion};
 
 /// A protection domain of a software device.
@@ -51,6 +53,23 @@ impl ProtectionDomain for SoftProtectionDomain {
             error: errors::from_register("reg_mr", &refused.error),
             backing: refused.backing,
         })?;
+        Ok(Arc::new(SoftMemoryRegion::new(Arc::clone(&self.shared), region)))
+    }
+
+    fn rereg_mr(
+        &self,
+        region: &Arc<dyn MemoryRegion>,
+        change: Reregistration,
+    ) -> Result<Arc<dyn MemoryRegion>, RefusedChange> {
+        if let Err(error) = self.shared.device.check_process("rereg_mr") {
+            return Err(RefusedChange { error, backing: change.backing });
+        }
+        let old = region.region();
+        let (access, invalidatable) = (change.access.unwrap_or(old.access()), old.is_invalidatable());
+        let options = RegisterOptions { access, iova: change.iova, invalidatable };
+        let changed = self.shared.device.memory.reregister(old, self.shared.id, change.backing, &options);
+        let region = changed
+            .map_err(|(error, backing)| RefusedChange { error: errors::from_register("rereg_mr", &error), backing })?;
         Ok(Arc::new(SoftMemoryRegion::new(Arc::clone(&self.shared), region)))
     }
 
