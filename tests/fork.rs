@@ -3,9 +3,11 @@
 //!
 //! One test in a process of its own, because a fork copies all threads' locks but not the threads.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use rdma_verbs::owned::{self, Buffer, BufferPool, PoolStats, Request};
 use rdma_verbs::verbs::{
     self, AccessFlags, Completion, CompletionQueue, Context, Error, ErrorKind, Notify, Payload, QueuePair,
     QueuePairAttributes, ReceiveRequest, SendRequest,
@@ -38,6 +40,50 @@ fn exchange(end: &End, number: u64) {
     assert_eq!(end.inbox.to_vec(..).unwrap(), number.to_le_bytes());
 }
 
+/// The owned tier's objects; another thread is nearly always within one of their locks.
+#[derive(Clone)]
+struct Owned {
+    cq: owned::CompletionQueue,
+    qp: Arc<owned::QueuePair>,
+    pool: BufferPool,
+}
+
+impl Owned {
+    fn new(context: &Context) -> Self {
+        let (pd, cq) = (context.alloc_pd().unwrap(), owned::CompletionQueue::new(context, 64).unwrap());
+        let qp = owned::QueuePair::new(&pd, &cq, &cq).unwrap();
+        qp.connect(&qp.connection_info().unwrap()).unwrap();
+        Self { pool: BufferPool::new(&pd, 1 << 20).unwrap(), qp: Arc::new(qp), cq }
+    }
+
+    /// Sends a message to itself.
+    fn exchange(&self) {
+        self.qp.post_recv(self.pool.take(64).unwrap(), 1).unwrap();
+        self.qp.post_send(Request::send(self.pool.copy_from(b"message").unwrap()).signaled()).unwrap();
+        for _ in 0..2 {
+            assert_eq!(*self.cq.wait(PATIENCE).unwrap().into_buffer().unwrap(), *b"message");
+        }
+    }
+
+    /// In a child, with a buffer that the parent had in hand. A lock that nobody gives back would hold it for ever.
+    fn check_copies(self, buffer: Buffer) -> bool {
+        let buffer = match self.qp.post_send(Request::send(buffer)) {
+            Err(refused) if refused.error.to_string().contains("forked") => refused.given.into_loan().into_buffer(),
+            _ => None,
+        };
+        let checks = [
+            buffer.is_some_and(|buffer| *buffer == *b"in hand"),
+            is_refused(self.pool.take(64)),
+            is_refused(self.cq.poll()),
+            is_refused(self.qp.reset()),
+            is_refused(self.qp.query()),
+            self.qp.in_flight() == (0, 0),
+            self.pool.stats() == PoolStats::default(),
+        ];
+        checks == [true; 7]
+    }
+}
+
 fn is_refused<T>(result: Result<T, Error>) -> bool {
     result.is_err_and(|error| error.kind() == ErrorKind::InvalidState && error.to_string().contains("forked"))
 }
@@ -67,7 +113,10 @@ fn check_copies(context: Context, copy: End) -> Result<(), i32> {
     }
 }
 
-fn child(context: Context, copy: End) -> i32 {
+fn child(context: Context, copy: End, (owned, buffer): (Owned, Buffer)) -> i32 {
+    if !owned.check_copies(buffer) {
+        return 5;
+    }
     if let Err(code) = check_copies(context, copy) {
         return code;
     }
@@ -88,7 +137,14 @@ fn child_starts_anew_and_the_parent_goes_on() {
     busy.qp.connect(&busy.qp.connection_info().unwrap()).unwrap();
     copy.qp.connect(&copy.qp.connection_info().unwrap()).unwrap();
     let (stop, exchanges) = (AtomicBool::new(false), AtomicU64::new(0));
+    let owned = Owned::new(&context);
     std::thread::scope(|scope| {
+        let mut owned_copies = Some((owned.clone(), owned.pool.copy_from(b"in hand").unwrap()));
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                owned.exchange();
+            }
+        });
         scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
                 exchange(&busy, exchanges.fetch_add(1, Ordering::Relaxed));
@@ -103,7 +159,8 @@ fn child_starts_anew_and_the_parent_goes_on() {
             assert!(process >= 0);
             if process == 0 {
                 let (context, copy) = copies.take().expect("taken in this child only");
-                let code = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| child(context, copy)));
+                let owned = owned_copies.take().expect("taken in this child only");
+                let code = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| child(context, copy, owned)));
                 // SAFETY: ends the child at once.
                 unsafe { libc::_exit(code.unwrap_or(1)) };
             }

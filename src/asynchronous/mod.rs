@@ -12,6 +12,10 @@
 //! freed, only when the device has ended with it. It works on current-thread and multi-thread runtimes; several tasks
 //! may share a queue pair, and a task may use several.
 //!
+//! A runtime does not survive a `fork`: its threads are the parent's, and so are the tasks that wake these futures. A
+//! child may make a runtime and open devices anew; objects of this module that it inherited it must neither use nor
+//! drop, as those of tokio.
+//!
 //! ```
 //! # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
 //! # runtime.block_on(async {

@@ -98,6 +98,7 @@ impl CompletionQueue {
     /// The queue overflowed: completions were lost, and its queue pairs are in error. What is in flight comes back when
     /// they are reset or destroyed.
     pub fn poll(&self) -> Result<Option<Finished>> {
+        self.context().check_process("poll_cq")?;
         let mut state = self.state();
         loop {
             while state.at < state.count {
@@ -165,6 +166,9 @@ impl CompletionQueue {
 
     /// And no longer.
     pub(super) fn detach(&self, tag: u32) {
+        if self.context().check_process("destroy_qp").is_err() {
+            return;
+        }
         let attached = self.state().attached.remove(&tag);
         // It may be the last reference to the queue pair, which is not to be dropped under the lock.
         drop(attached);

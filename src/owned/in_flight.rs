@@ -195,6 +195,7 @@ impl Posted {
     /// Takes the queue pair out of the device. Everything in flight comes back, in order, sends first. Destroying again
     /// gives nothing.
     pub(super) fn destroy(&self) -> Result<Vec<Finished>> {
+        self.qp.context().check_process("destroy_qp")?;
         let batches = (self.qp.send_batch()?, self.qp.recv_batch()?);
         self.qp.destroy()?;
         self.destroyed.store(true, Ordering::Release);
@@ -220,9 +221,12 @@ impl Posted {
         returned
     }
 
-    /// Buffers in flight on a queue.
+    /// Buffers in flight on a queue; none in a process that only inherited it.
     pub(super) fn in_flight(&self, side: Side) -> usize {
-        lock(self.ring(side)).entries.len()
+        match self.qp.context().check_process("query_qp") {
+            Ok(()) => lock(self.ring(side)).entries.len(),
+            Err(_) => 0,
+        }
     }
 
     fn ring(&self, side: Side) -> &Mutex<Ring> {
@@ -233,6 +237,7 @@ impl Posted {
     }
 
     fn check_alive(&self, verb: &'static str) -> Result<()> {
+        self.qp.context().check_process(verb)?;
         if self.destroyed.load(Ordering::Acquire) {
             let message = format!("queue pair {} is destroyed", self.qp.qpn());
             return Err(Error::new(verb, ErrorKind::InvalidState, message));

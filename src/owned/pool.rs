@@ -91,6 +91,7 @@ impl BufferPool {
     /// [`ErrorKind::InvalidArgument`] if no message is as long as `len`; [`ErrorKind::ResourceLimit`] if it would need
     /// more memory than the pool may register; otherwise as [`ProtectionDomain::alloc_mr`].
     pub fn take(&self, len: usize) -> Result<Buffer> {
+        self.shared.check_process("take")?;
         let class = class_of(len)?;
         loop {
             if let Some(bytes) = self.shared.take_idle(class) {
@@ -118,8 +119,11 @@ impl BufferPool {
         Ok(buffer)
     }
 
-    /// What the pool has and gave out.
+    /// What the pool has and gave out; nothing in a process that only inherited it.
     pub fn stats(&self) -> PoolStats {
+        if self.shared.check_process("stats").is_err() {
+            return PoolStats::default();
+        }
         let state = self.shared.state();
         PoolStats {
             registered_bytes: state.registered,
@@ -157,6 +161,11 @@ fn class_of_exact(bytes: usize) -> usize {
 }
 
 impl Pool {
+    /// Before the lock: in a forked child it may be held by a thread that exists in the parent only.
+    fn check_process(&self, verb: &'static str) -> Result<()> {
+        self.domain.context().check_process(verb)
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -170,6 +179,9 @@ impl Pool {
 
     /// Takes a buffer back. Allocates nothing: there is room for all of its class.
     fn put_back(&self, bytes: Exclusive) {
+        if self.check_process("put_back").is_err() {
+            return;
+        }
         let mut state = self.state();
         state.returned += 1;
         state.idle[class_of_exact(bytes.len())].push(bytes);

@@ -51,6 +51,13 @@ pub trait Context: Send + Sync {
     /// The device's name.
     fn name(&self) -> &str;
 
+    /// Fails, as an error of `verb`, if this process only inherited the device in a fork. What stands above a provider
+    /// asks before it takes a lock of its own, which a thread of the parent may have held.
+    fn check_process(&self, verb: &'static str) -> Result<()> {
+        let _ = verb;
+        Ok(())
+    }
+
     /// Limits and capabilities.
     fn query_device(&self) -> DeviceAttributes;
 

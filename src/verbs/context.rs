@@ -277,6 +277,12 @@ impl Context {
         self.built_in
     }
 
+    /// Fails if this process only inherited the device in a fork; see [`provider::Context::check_process`].
+    #[inline]
+    pub(crate) fn check_process(&self, verb: &'static str) -> Result<()> {
+        self.inner.check_process(verb)
+    }
+
     pub(super) fn inner(&self) -> &Arc<dyn provider::Context> {
         &self.inner
     }

@@ -58,6 +58,10 @@ impl Context for SoftContext {
         &self.device.interface.device_name
     }
 
+    fn check_process(&self, verb: &'static str) -> Result<()> {
+        self.device.check_process(verb)
+    }
+
     fn query_device(&self) -> DeviceAttributes {
         self.device.attributes.clone()
     }
