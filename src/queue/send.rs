@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::QueueError;
 use super::ring::{Layout, Ring, RingConsumer};
-use crate::types::{BatchEnd, Data, MAX_MESSAGE_BYTES, Operation, SendFlags, SendRequest, Sge};
+use crate::types::{BatchEnd, Data, MAX_MESSAGE_BYTES, Operation, SendFlags, SendRequest, Sge, SharedReceiveQueueNumber};
 
 /// The fixed part of a send request in its slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -22,11 +22,32 @@ pub struct SendHeader {
     pub sge_count: u8,
     /// Whether the message was copied while posting.
     pub inline: bool,
+    /// The shared receive queue that the request is for; `NO_QUEUE` if it names none.
+    srq: u32,
+}
+
+/// No number of a shared receive queue.
+const NO_QUEUE: u32 = u32::MAX;
+
+impl SendHeader {
+    /// The peer's shared receive queue, which an XRC initiator's requests name.
+    #[inline]
+    pub fn remote_srq(&self) -> Option<SharedReceiveQueueNumber> {
+        (self.srq != NO_QUEUE).then(|| SharedReceiveQueueNumber::new(self.srq))
+    }
 }
 
 impl Default for SendHeader {
     fn default() -> Self {
-        Self { wr_id: 0, operation: Operation::Send, flags: SendFlags::empty(), length: 0, sge_count: 0, inline: false }
+        Self {
+            wr_id: 0,
+            operation: Operation::Send,
+            flags: SendFlags::empty(),
+            length: 0,
+            sge_count: 0,
+            inline: false,
+            srq: NO_QUEUE,
+        }
     }
 }
 
@@ -69,6 +90,20 @@ impl SendQueue {
     /// that can never be posted is not reported as one to try again.
     #[inline]
     pub fn push(&self, request: &SendRequest<'_>) -> Result<(), QueueError> {
+        self.push_with(request, NO_QUEUE)
+    }
+
+    /// As [`SendQueue::push`], for the peer's shared receive queue of this number.
+    ///
+    /// # Errors
+    ///
+    /// As [`SendQueue::push`].
+    pub fn push_to(&self, request: &SendRequest<'_>, srq: SharedReceiveQueueNumber) -> Result<(), QueueError> {
+        self.push_with(request, srq.value())
+    }
+
+    #[inline]
+    fn push_with(&self, request: &SendRequest<'_>, srq: u32) -> Result<(), QueueError> {
         self.ring.check_begun()?;
         let header = SendHeader {
             wr_id: request.wr_id,
@@ -77,6 +112,7 @@ impl SendQueue {
             length: 0,
             sge_count: 0,
             inline: false,
+            srq,
         };
         match request.data {
             Data::Sges(sges) => {

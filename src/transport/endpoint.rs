@@ -12,6 +12,7 @@ use super::history::Strays;
 use super::modify::ModifyError;
 use super::queue_pair::{QueuePair, QueuePairInit};
 use super::timer::Timers;
+use super::xrc::as_reliable;
 use crate::memory::MemoryView;
 use crate::mutation::{Mutation, planted};
 use crate::types::{
@@ -427,7 +428,7 @@ impl QueuePair {
         packet: &Packet<'_>,
     ) -> Result<(), DropReason> {
         let bth = &packet.headers.bth;
-        if !bth.opcode.is_reliable_connection() {
+        if !self.speaks(bth.opcode) {
             return Err(DropReason::WrongService);
         }
         if self.path.is_none() {
@@ -443,8 +444,15 @@ impl QueuePair {
         self.check_source_port(datagram.source_port)?;
         self.counters.add(Counter::ReceivedPackets, 1);
         self.counters.add(Counter::ReceivedBytes, datagram.payload.len() as u64);
+        let translated;
+        let packet = if self.opcode_bits == 0 {
+            packet
+        } else {
+            translated = as_reliable(packet);
+            &translated
+        };
         self.history.note_heard(pass.now, &packet.headers);
-        if bth.opcode.is_request() {
+        if packet.headers.bth.opcode.is_request() {
             self.handle_request(pass, packet, datagram.payload)
         } else {
             self.handle_response(pass, packet)

@@ -264,6 +264,7 @@ impl Violation {
             Self::ReceiveTooSmall => PeerFault::ReceiveTooSmall,
             Self::ReceiveMemory(_) => PeerFault::ReceiveMemory,
             Self::Invalidate => PeerFault::Invalidate,
+            Self::UnknownSharedReceiveQueue => PeerFault::UnknownSharedReceiveQueue,
         }
     }
 }

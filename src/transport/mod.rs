@@ -7,6 +7,7 @@ mod endpoint;
 mod history;
 mod modify;
 mod queue_pair;
+mod receive_source;
 mod reorder;
 mod reply;
 mod requester;
@@ -15,6 +16,7 @@ mod retransmit;
 mod state_machine;
 mod timer;
 mod violation;
+mod xrc;
 
 #[cfg(all(test, not(loom)))]
 mod tests;
@@ -23,3 +25,4 @@ pub use datagram::{AckRelease, Datagram, ModifyLimits, Outcome, Repeats, Sending
 pub use endpoint::{CreateError, Endpoint, EndpointConfig};
 pub use modify::ModifyError;
 pub use queue_pair::QueuePairInit;
+pub use receive_source::ReceiveSource;

@@ -355,7 +355,7 @@ impl QueuePair {
         let is_last = offset + 1 == request.packets;
         let payload = if is_last { header.length - offset * mtu } else { mtu };
         let opcode = data_opcode(&header.operation, offset == 0, is_last);
-        let size = packet_bytes(opcode, payload);
+        let size = packet_bytes(self.on_wire(opcode), payload);
         Some(RequestPlan { index, psn, offset, covers: 1, size, payload, opcode, is_probe: false })
     }
 
@@ -371,7 +371,7 @@ impl QueuePair {
             return None;
         }
         let opcode = Opcode::RC_READ_REQUEST;
-        let size = packet_bytes(opcode, 0);
+        let size = packet_bytes(self.on_wire(opcode), 0);
         Some(RequestPlan { index, psn, offset, covers, size, payload: 0, opcode, is_probe: false })
     }
 
@@ -383,7 +383,7 @@ impl QueuePair {
             Operation::CompareAndSwap { .. } => Opcode::RC_COMPARE_SWAP,
             _ => Opcode::RC_FETCH_ADD,
         };
-        let size = packet_bytes(opcode, 0);
+        let size = packet_bytes(self.on_wire(opcode), 0);
         Some(RequestPlan { index, psn, offset: 0, covers: 1, size, payload: 0, opcode, is_probe: false })
     }
 
@@ -502,7 +502,7 @@ impl QueuePair {
             && !matches!(header.operation, Operation::Write { .. })
             && !header.operation.is_read_or_atomic();
         let bth = Bth {
-            opcode: plan.opcode,
+            opcode: self.on_wire(plan.opcode),
             solicited: is_last && may_solicit && header.flags.contains(SendFlags::SOLICITED),
             migrated: true,
             pad_count: (plan.payload.next_multiple_of(4) - plan.payload) as u8,
@@ -513,7 +513,7 @@ impl QueuePair {
             ack_request,
             psn: plan.psn,
         };
-        let mut headers = Headers { bth, ..Headers::default() };
+        let mut headers = Headers { bth, xrc_srq: header.remote_srq(), ..Headers::default() };
         let skipped = u64::from(plan.offset) * u64::from(self.mtu_bytes());
         match header.operation {
             Operation::Read { remote_addr, rkey } => {

@@ -12,6 +12,7 @@ use super::reorder::ReorderStore;
 use super::reply::Replies;
 use super::requester::for_each_piece;
 use super::violation::Violation;
+use super::xrc::as_reliable;
 use crate::memory::AccessError;
 use crate::mutation::{Mutation, planted};
 use crate::types::{
@@ -254,6 +255,7 @@ impl QueuePair {
             let expected = self.responder.expected;
             let Some(bytes) = self.responder.store.take(expected) else { break };
             if let Ok(packet) = Packet::parse(&bytes) {
+                let packet = if self.opcode_bits == 0 { packet } else { as_reliable(&packet) };
                 self.execute_in_turn(pass, &packet);
             }
             self.responder.store.recycle(bytes);
@@ -271,14 +273,20 @@ impl QueuePair {
     /// The chain: each step refuses by a violation, which ends the connection, or lets the packet pass.
     fn execute_in_turn(&mut self, pass: &Pass<'_>, packet: &Packet<'_>) {
         let psn = packet.headers.bth.psn;
-        if let Err(violation) = self.check_sequence(packet).and_then(|()| self.check_operation(packet)) {
+        let selected = self.check_sequence(packet).and_then(|()| self.select_receive_queue(packet));
+        if let Err(violation) = selected.and_then(|()| self.check_operation(packet)) {
             return self.refuse_packet(packet, violation);
         }
         if !self.check_resources(packet) {
             return self.send_receiver_not_ready(psn);
         }
-        let checked = self.check_length(packet).and_then(|()| self.check_key(pass, packet));
-        if let Err(violation) = checked.and_then(|()| self.execute(pass, packet)) {
+        if let Err(violation) = self.check_length(packet).and_then(|()| self.check_key(pass, packet)) {
+            return self.refuse_packet(packet, violation);
+        }
+        if !self.claim_receive(packet) {
+            return self.send_receiver_not_ready(psn);
+        }
+        if let Err(violation) = self.execute(pass, packet) {
             return self.refuse_packet(packet, violation);
         }
         if is_answered_itself(packet.headers.bth.opcode) {
@@ -345,9 +353,7 @@ impl QueuePair {
 
     /// Is a receive posted, if the packet needs one?
     fn check_resources(&self, packet: &Packet<'_>) -> bool {
-        let opcode = packet.headers.bth.opcode;
-        let begins_send = opcode.is_send() && (opcode.is_first() || opcode.is_only());
-        let needs = begins_send || (opcode.is_write() && opcode.has_immediate());
+        let needs = needs_receive(packet.headers.bth.opcode);
         !needs || self.receive.available() > 0 || planted(Mutation::MissingReceiveIgnored)
     }
 
@@ -405,7 +411,7 @@ impl QueuePair {
         if length == 0 {
             return Ok(()); // an access to nothing needs no key
         }
-        pass.memory.check(rkey.0, self.domain, va, length, need).map_err(Violation::RemoteKey)
+        pass.memory.check(rkey.0, self.remote_domain(), va, length, need).map_err(Violation::RemoteKey)
     }
 
     fn execute(&mut self, pass: &Pass<'_>, packet: &Packet<'_>) -> Result<(), Violation> {
@@ -431,7 +437,8 @@ impl QueuePair {
         let packets = reth.length.div_ceil(self.mtu_bytes()).max(1);
         self.responder.expected = psn.plus(packets);
         self.bump_message_count();
-        self.responder.replies.push_read(psn, packets, reth, self.responder.message_count);
+        let domain = self.remote_domain();
+        self.responder.replies.push_read(psn, packets, (reth, domain), self.responder.message_count);
         Ok(())
     }
 
@@ -442,7 +449,7 @@ impl QueuePair {
         opcode: Opcode,
         atomic: crate::wire::AtomicEth,
     ) -> Result<(), Violation> {
-        let (key, domain) = (atomic.rkey.0, self.domain);
+        let (key, domain) = (atomic.rkey.0, self.remote_domain());
         let result = if opcode == Opcode::RC_COMPARE_SWAP {
             pass.memory.compare_and_swap(key, domain, atomic.va, atomic.compare, atomic.swap_or_add)
         } else {
@@ -475,7 +482,7 @@ impl QueuePair {
         let length = packet.payload.len() as u32;
         if length > 0 {
             pass.memory
-                .write(rkey.0, self.domain, va, AccessFlags::REMOTE_WRITE, packet.payload)
+                .write(rkey.0, self.remote_domain(), va, AccessFlags::REMOTE_WRITE, packet.payload)
                 .map_err(Violation::RemoteKey)?;
         }
         if opcode.is_first() || opcode.is_middle() {
@@ -486,9 +493,6 @@ impl QueuePair {
         self.responder.message = Message::None;
         self.bump_message_count();
         if let Some(immediate) = packet.headers.immediate {
-            if !planted(Mutation::WriteConsumesNoReceive) {
-                self.begin_receive();
-            }
             self.finish_receive(
                 RawCompletion {
                     opcode: CompletionOpcode::ReceiveRdmaWithImmediate,
@@ -505,16 +509,13 @@ impl QueuePair {
 
     fn execute_send(&mut self, pass: &Pass<'_>, packet: &Packet<'_>) -> Result<(), Violation> {
         let opcode = packet.headers.bth.opcode;
-        if opcode.is_first() || opcode.is_only() {
-            self.begin_receive();
-        }
         self.fill_receive(pass, packet.payload)?;
         if opcode.is_first() || opcode.is_middle() {
             self.responder.message = Message::Send;
             return Ok(());
         }
         if let Some(rkey) = packet.headers.invalidate {
-            pass.memory.invalidate(rkey.0, self.domain).map_err(|_| Violation::Invalidate)?;
+            pass.memory.invalidate(rkey.0, self.remote_domain()).map_err(|_| Violation::Invalidate)?;
         }
         self.responder.message = Message::None;
         self.bump_message_count();
@@ -536,10 +537,16 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Takes the next posted receive; that there is one was checked.
-    fn begin_receive(&mut self) {
+    /// Takes the next posted receive, if the packet needs one. There was one, but another queue pair may have taken it
+    /// meanwhile if the queue is shared.
+    fn claim_receive(&mut self, packet: &Packet<'_>) -> bool {
+        let opcode = packet.headers.bth.opcode;
+        if !needs_receive(opcode) || (opcode.is_write() && planted(Mutation::WriteConsumesNoReceive)) {
+            return true;
+        }
         let taken = self.receive.take(&mut self.responder.receive_entries);
         self.responder.receive = taken.map(|(wr_id, index)| ReceiveInProgress { wr_id, index, filled: 0 });
+        taken.is_some() || planted(Mutation::MissingReceiveIgnored)
     }
 
     fn fill_receive(&mut self, pass: &Pass<'_>, payload: &[u8]) -> Result<(), Violation> {
@@ -559,8 +566,9 @@ impl QueuePair {
         if filled > u64::from(MAX_MESSAGE_BYTES) {
             return Err(Violation::MessageLength);
         }
+        let domain = self.receive.domain(self.domain);
         for_each_piece(entries, u64::from(receive.filled), payload.len(), |sge, addr, range| {
-            pass.memory.write(sge.lkey.0, self.domain, addr, AccessFlags::LOCAL_WRITE, &payload[range])
+            pass.memory.write(sge.lkey.0, domain, addr, AccessFlags::LOCAL_WRITE, &payload[range])
         })
         .map_err(Violation::ReceiveMemory)?;
         self.responder.receive = Some(ReceiveInProgress { filled: filled as u32, ..receive });
@@ -601,7 +609,7 @@ impl QueuePair {
         let expected = self.responder.expected;
         let is_again = (opcode.is_send() && opcode.is_only() && planted(Mutation::DuplicateSendExecuted))
             || (opcode.is_write() && opcode.is_only() && planted(Mutation::DuplicateWriteExecuted));
-        if is_again && self.receive.available() > 0 {
+        if is_again && self.receive.available() > 0 && self.claim_receive(packet) {
             let _ = self.execute(pass, packet);
         }
         if let Some(atomic) = packet.headers.atomic
@@ -611,6 +619,12 @@ impl QueuePair {
         }
         self.responder.expected = expected;
     }
+}
+
+/// Whether a packet of this kind needs a posted receive.
+fn needs_receive(opcode: Opcode) -> bool {
+    let begins_send = opcode.is_send() && (opcode.is_first() || opcode.is_only());
+    begins_send || (opcode.is_write() && opcode.has_immediate())
 }
 
 /// Whether the request has an answer of its own instead of an acknowledgement.

@@ -28,6 +28,8 @@ pub(super) enum Violation {
     ReceiveMemory(AccessError),
     /// The key that the peer wanted to invalidate cannot be.
     Invalidate,
+    /// The domain has no shared receive queue of the number that the message names.
+    UnknownSharedReceiveQueue,
 }
 
 impl Violation {
@@ -40,7 +42,8 @@ impl Violation {
             | Self::PacketLength
             | Self::MessageLength
             | Self::Misaligned
-            | Self::ReceiveTooSmall => NakCode::InvalidRequest,
+            | Self::ReceiveTooSmall
+            | Self::UnknownSharedReceiveQueue => NakCode::InvalidRequest,
             Self::RemoteKey(_) | Self::Invalidate => NakCode::RemoteAccess,
             Self::ReceiveMemory(_) => NakCode::RemoteOperational,
         }

@@ -69,6 +69,10 @@ pub struct DeviceAttributes {
     pub max_pd: u32,
     /// Shared receive queues; 0: none.
     pub max_srq: u32,
+    /// Receives in a shared receive queue.
+    pub max_srq_wr: u32,
+    /// Scatter-gather entries of a receive in a shared receive queue.
+    pub max_srq_sge: u32,
     /// READs and atomics that peers may have outstanding at a queue pair.
     pub max_qp_rd_atom: u8,
     /// READs and atomics that a queue pair may have outstanding.
@@ -108,6 +112,8 @@ impl DeviceAttributes {
             max_mw: 0,
             max_pd: 0,
             max_srq: 0,
+            max_srq_wr: 0,
+            max_srq_sge: 0,
             max_qp_rd_atom: 0,
             max_qp_init_rd_atom: 0,
             atomic_cap: AtomicCapability::None,

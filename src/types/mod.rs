@@ -13,6 +13,7 @@ mod peer;
 mod queue_pair;
 mod report;
 mod request;
+mod shared_receive;
 mod time;
 
 pub use access::AccessFlags;
@@ -33,6 +34,7 @@ pub use report::{
     Stray, Worked,
 };
 pub use request::{BatchEnd, Data, Operation, ReceiveRequest, SendFlags, SendRequest, Sge};
+pub use shared_receive::{SharedReceiveQueueAttributes, SharedReceiveQueueNumber, SharedReceiveQueueStatus};
 pub use time::Time;
 
 /// UDP port of RoCEv2.

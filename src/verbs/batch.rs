@@ -27,7 +27,7 @@ impl Poster {
     /// Begins a batch with `begin`, unless this thread has one open.
     ///
     /// Relaxed is enough: only this thread stores its own token, and it removes it before others can see anything.
-    fn enter(&self, verb: &'static str, begin: impl FnOnce()) -> Result<()> {
+    pub(super) fn enter(&self, verb: &'static str, begin: impl FnOnce()) -> Result<()> {
         let token = thread_token();
         if self.owner.load(Ordering::Relaxed) == token {
             let message = "this thread has an open batch of this queue; post or drop it first";
@@ -38,7 +38,7 @@ impl Poster {
         Ok(())
     }
 
-    fn leave(&self) {
+    pub(super) fn leave(&self) {
         self.owner.store(0, Ordering::Relaxed);
     }
 }
@@ -102,7 +102,11 @@ impl<'a> SendBatch<'a> {
         check_remote(request)?;
         let push = |data: Data<'_>| {
             let SendRequest { wr_id, operation, flags, .. } = *request;
-            self.queue_pair.inner().send_push(&types::SendRequest { wr_id, operation, flags, data })
+            let lowered = types::SendRequest { wr_id, operation, flags, data };
+            match request.remote_srq {
+                None => self.queue_pair.inner().send_push(&lowered),
+                Some(srq) => self.queue_pair.inner().send_push_to(&lowered, srq),
+            }
         };
         match &request.data.0 {
             Bytes::Inline(bytes) => push(Data::Inline(&[bytes]))?,
@@ -263,15 +267,15 @@ fn check_remote(request: &SendRequest<'_>) -> Result<()> {
 }
 
 /// What every range in a request must fulfil.
-struct RangeCheck<'a> {
-    verb: &'static str,
-    domain: &'a ProtectionDomain,
-    need: AccessFlags,
+pub(super) struct RangeCheck<'a> {
+    pub(super) verb: &'static str,
+    pub(super) domain: &'a ProtectionDomain,
+    pub(super) need: AccessFlags,
 }
 
 impl RangeCheck<'_> {
     /// Checks the ranges and hands them to `push` as scatter-gather entries.
-    fn with_sges(&self, list: &RegionList<'_>, push: impl FnOnce(&[Sge]) -> Result<()>) -> Result<()> {
+    pub(super) fn with_sges(&self, list: &RegionList<'_>, push: impl FnOnce(&[Sge]) -> Result<()>) -> Result<()> {
         match &list.0 {
             Regions::One(range) => push(&[self.entry(range)?]),
             Regions::Many(ranges) if ranges.len() <= FEW_SGES => self.with_array::<FEW_SGES>(ranges, push),
@@ -319,7 +323,7 @@ impl RangeCheck<'_> {
         let theirs = range.region().protection_domain();
         let describe = |domain: &ProtectionDomain| format!("{} of {}", domain.id().0, domain.context());
         self.error(format!(
-            "the region {} belongs to protection domain {}, the queue pair to {}",
+            "the region {} belongs to protection domain {}, the queue to {}",
             range.region().lkey(),
             describe(theirs),
             describe(self.domain),

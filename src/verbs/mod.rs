@@ -12,6 +12,8 @@
 //! | [`CompletionChannel`] | `ibv_comp_channel` | [`Context::create_comp_channel`] |
 //! | [`CompletionQueue`] | `ibv_cq` | [`Context::create_cq`] |
 //! | [`QueuePair`] | `ibv_qp` | [`ProtectionDomain::create_qp`] |
+//! | [`SharedReceiveQueue`] | `ibv_srq` | [`ProtectionDomain::create_srq`] |
+//! | [`XrcDomain`] | `ibv_xrcd` | [`Context::open_xrcd`] |
 //! | [`SendRequest`], [`ReceiveRequest`] | `ibv_send_wr`, `ibv_recv_wr` | their constructors |
 //! | [`Completion`] | `ibv_wc` | [`CompletionQueue::poll`] |
 //! | [`ConnectionInfo`] | every program's own struct | [`QueuePair::connection_info`] |
@@ -40,7 +42,8 @@
 //!
 //! # Life times
 //!
-//! [`Context`], [`ProtectionDomain`], [`CompletionQueue`] and [`CompletionChannel`] are handles: cloning one is cheap
+//! [`Context`], [`ProtectionDomain`], [`CompletionQueue`], [`CompletionChannel`], [`SharedReceiveQueue`] and
+//! [`XrcDomain`] are handles: cloning one is cheap
 //! and names the same object, which lives as long as anything needs it, queue pairs and regions included. They may be
 //! dropped in any order. [`QueuePair`] and [`MemoryRegion`] are owned: dropping one destroys it.
 //!
@@ -70,8 +73,10 @@ mod queue_pair;
 mod queue_pair_builder;
 mod remote;
 mod request;
+mod shared_receive;
 #[cfg(test)]
 mod tests;
+mod xrc_domain;
 
 pub use batch::{ReceiveBatch, SendBatch};
 pub use capture::Capture;
@@ -90,13 +95,15 @@ pub use queue_pair::QueuePair;
 pub use queue_pair_builder::QueuePairBuilder;
 pub use remote::RemoteMemory;
 pub use request::{Payload, ReceiveRequest, RegionList, SendRequest};
+pub use shared_receive::{SharedReceiveBatch, SharedReceiveQueue, SharedReceiveQueueBuilder};
+pub use xrc_domain::XrcDomain;
 
 pub use crate::provider::{Error, ErrorKind, Result};
 pub use crate::types::{
     AccessFlags, AddressVector, AsyncEvent, CaptureConfig, CaptureSummary, Cause, CompletionOpcode, CompletionStatus,
     Counter, Counters, DeviceAttributes, DropReason, Gid, GidEntry, Lkey, Mtu, PeerCapabilities, PortAttributes,
     PortState, Psn, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairReport, QueuePairState, QueuePairStatus,
-    QueuePairType, Rkey,
+    QueuePairType, Rkey, SharedReceiveQueueAttributes, SharedReceiveQueueNumber, SharedReceiveQueueStatus,
 };
 
 /// The promise of the module's documentation, held by the compiler: these types may be shared between threads.
@@ -114,6 +121,9 @@ const _: () = {
     send_and_sync::<CompletionQueue>();
     send_and_sync::<CompletionChannel>();
     send_and_sync::<QueuePair>();
+    send_and_sync::<SharedReceiveQueue>();
+    send_and_sync::<SharedReceiveQueueBuilder<'_>>();
+    send_and_sync::<XrcDomain>();
     send_and_sync::<QueuePairBuilder<'_>>();
     send_and_sync::<SendRequest<'_>>();
     send_and_sync::<ReceiveRequest<'_>>();

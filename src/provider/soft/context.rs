@@ -11,9 +11,10 @@ use super::errors;
 use super::limit::check_range;
 use super::protection_domain::SoftProtectionDomain;
 use super::queue_pair::SoftQueuePair;
+use super::shared_receive::SoftXrcDomain;
 use crate::provider::{
     Capture, CompletionChannel, CompletionQueue, Context, Error, ErrorKind, ProtectionDomain, QueuePair, QueuePairInit,
-    Result,
+    Result, XrcDomain,
 };
 use crate::types::{AsyncEvent, CaptureConfig, Counters, DeviceAttributes, GidEntry, PeerCapabilities, PortAttributes};
 
@@ -99,6 +100,11 @@ impl Context for SoftContext {
     fn create_qp(&self, init: &QueuePairInit<'_>) -> Result<Arc<dyn QueuePair>> {
         self.device.check_process("create_qp")?;
         Ok(Arc::new(SoftQueuePair::new(&self.device, init)?))
+    }
+
+    fn open_xrcd(&self) -> Result<Arc<dyn XrcDomain>> {
+        self.device.check_process("open_xrcd")?;
+        Ok(Arc::new(SoftXrcDomain::new(&self.device)?))
     }
 
     fn poll_async_event(&self) -> Option<AsyncEvent> {

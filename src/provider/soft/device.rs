@@ -10,6 +10,7 @@ use super::config::SoftConfig;
 use super::errors;
 use super::interface::Interface;
 use super::limit::Limit;
+use super::shared_receive::Numbers;
 use crate::engine::{Capabilities, Engine, EventFd, Generation, QpnBlocks, Shard, ShardConfig, SocketSizes, probe};
 use crate::memory::RegionTable;
 use crate::provider::{Error, ErrorKind, Result};
@@ -27,6 +28,8 @@ const MAX_CQ: u32 = 65_536;
 const MAX_CQE: u32 = 1 << 20;
 const MAX_MR: u32 = 1 << 20;
 const MAX_PD: u32 = 65_536;
+const MAX_SRQ: u32 = 65_536;
+const MAX_XRC_DOMAINS: u32 = 65_536;
 const MAX_RD_ATOMIC: u8 = 128;
 /// Captures that a verb began.
 const MAX_CAPTURES: u32 = 16;
@@ -55,6 +58,9 @@ pub(super) struct Device {
     pub(super) attributes: DeviceAttributes,
     pub(super) domains: Limit,
     pub(super) completion_queues: Limit,
+    pub(super) shared_receive_queues: Limit,
+    pub(super) shared_receive_numbers: Numbers,
+    pub(super) xrc_domains: Limit,
     pub(super) captures: Limit,
     capabilities: Capabilities,
     max_mtu: Mtu,
@@ -121,6 +127,9 @@ impl Device {
             async_event,
             domains: Limit::new("max_pd", MAX_PD),
             completion_queues: Limit::new("max_cq", MAX_CQ),
+            shared_receive_queues: Limit::new("max_srq", MAX_SRQ),
+            shared_receive_numbers: Numbers::default(),
+            xrc_domains: Limit::new("the most XRC domains of a device", MAX_XRC_DOMAINS),
             captures: Limit::new("the most captures of a device", MAX_CAPTURES),
             capabilities,
             max_mtu: config.max_mtu,
@@ -206,6 +215,9 @@ fn attributes(interface: &Interface, config: &SoftConfig) -> DeviceAttributes {
         max_cqe: MAX_CQE,
         max_mr: MAX_MR,
         max_pd: MAX_PD,
+        max_srq: MAX_SRQ,
+        max_srq_wr: MAX_QP_WR,
+        max_srq_sge: MAX_SGE,
         max_qp_rd_atom: MAX_RD_ATOMIC,
         max_qp_init_rd_atom: MAX_RD_ATOMIC,
         atomic_cap: AtomicCapability::Global,

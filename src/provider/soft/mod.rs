@@ -45,6 +45,8 @@ mod memory_region;
 mod modify;
 mod protection_domain;
 mod queue_pair;
+mod receive_role;
+mod shared_receive;
 
 use std::sync::Arc;
 

@@ -7,8 +7,11 @@ use super::device::Device;
 use super::errors;
 use super::limit::Share;
 use super::memory_region::SoftMemoryRegion;
+use super::shared_receive::SoftSharedReceiveQueue;
 use crate::memory::{Backing, RegisterOptions};
-use crate::provider::{MemoryRegion, ProtectionDomain, Refused, Result};
+use crate::provider::{
+    MemoryRegion, ProtectionDomain, Refused, Result, SharedReceiveQueue, SharedReceiveQueueInit,
+};
 use crate::types::{AccessFlags, DomainId};
 
 /// A protection domain of a software device.
@@ -54,6 +57,11 @@ impl ProtectionDomain for SoftProtectionDomain {
         let region = registered
             .map_err(|refused| Refused { error: errors::from_register(&refused.error), backing: refused.backing })?;
         Ok(Arc::new(SoftMemoryRegion::new(Arc::clone(&self.shared), region)))
+    }
+
+    fn create_srq(&self, init: &SharedReceiveQueueInit<'_>) -> Result<Arc<dyn SharedReceiveQueue>> {
+        self.shared.device.check_process("create_srq")?;
+        Ok(Arc::new(SoftSharedReceiveQueue::new(&self.shared, init)?))
     }
 
     fn as_any(&self) -> &dyn Any {

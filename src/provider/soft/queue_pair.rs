@@ -3,19 +3,20 @@
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
 
-use super::completion_queue::SoftCompletionQueue;
+use super::completion_queue::{SoftCompletionQueue, soft};
 use super::device::Device;
 use super::errors;
 use super::limit::check_range;
 use super::modify::PathKind;
 use super::protection_domain::{Domain, SoftProtectionDomain};
+use super::receive_role::Role;
 use crate::engine::{Doorbell, Shard};
 use crate::provider::{CompletionQueue, Error, ErrorKind, QueuePair, QueuePairInit, Result};
 use crate::queue::{ReceiveQueue, SendQueue, SourceToken};
 use crate::transport;
 use crate::types::{
     AsyncEvent, BatchEnd, Counters, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairReport, QueuePairState,
-    QueuePairStatus, ReceiveRequest, SendRequest,
+    QueuePairStatus, ReceiveRequest, SendRequest, SharedReceiveQueueNumber,
 };
 
 /// A state that no queue pair of the standard has.
@@ -36,6 +37,7 @@ pub(super) struct SoftQueuePair {
     receive: Arc<ReceiveQueue>,
     send_side: Side,
     receive_side: Side,
+    role: Role,
     _domain: Arc<Domain>,
 }
 
@@ -66,11 +68,6 @@ impl Drop for Side {
         soft(&self.queue).engine_side().detach(self.token);
         soft(&self.queue).remove_feeding(self.shard);
     }
-}
-
-/// The queue behind the trait; checked at creation.
-fn soft(queue: &Arc<dyn CompletionQueue>) -> &SoftCompletionQueue {
-    queue.as_any().downcast_ref().expect("checked when the queue pair was created")
 }
 
 fn check_queue(device: &Arc<Device>, queue: &Arc<dyn CompletionQueue>, name: &str) -> Result<()> {
@@ -106,6 +103,8 @@ impl SoftQueuePair {
         check_queue(device, init.send_cq, "send_cq")?;
         check_queue(device, init.recv_cq, "recv_cq")?;
         let cap = check_sizes(device, &init.cap)?;
+        let role = Role::of(device, init)?;
+        let cap = role.limit(cap);
         let started = device.engine.start();
         started.map_err(|error| Error::from_io("create_qp", "the engine's thread cannot be started", error))?;
 
@@ -114,14 +113,14 @@ impl SoftQueuePair {
         let (place, shard) = device.next_shard();
         let send_side = Side::attach(init.send_cq, place, Some(Arc::clone(&send)));
         let receive_side = Side::attach(init.recv_cq, place, None);
-        let (Some(send_end), Some(receive_end)) = (send.consumer(), receive.consumer()) else {
+        let Some(send_end) = send.consumer() else {
             unreachable!("a new queue's consuming end is given out once");
         };
         let endpoint_init = transport::QueuePairInit {
             service: init.qp_type,
             domain: domain.id,
             send: send_end,
-            receive: receive_end,
+            receive: role.receive_source(&receive),
             send_completions: send_side.for_endpoint(),
             receive_completions: receive_side.for_endpoint(),
             signal_all: init.sq_sig_all,
@@ -144,6 +143,7 @@ impl SoftQueuePair {
             receive,
             send_side,
             receive_side,
+            role,
             _domain: domain,
         })
     }
@@ -200,7 +200,8 @@ fn concerns(event: &AsyncEvent, qpn: Qpn) -> bool {
         | AsyncEvent::QueuePairRequestError(of)
         | AsyncEvent::QueuePairAccessError(of)
         | AsyncEvent::CommunicationEstablished(of)
-        | AsyncEvent::SendQueueDrained(of) => *of == qpn,
+        | AsyncEvent::SendQueueDrained(of)
+        | AsyncEvent::LastWorkQueueElementReached(of) => *of == qpn,
         _ => false,
     }
 }
@@ -231,7 +232,17 @@ impl QueuePair for SoftQueuePair {
     fn send_push(&self, request: &SendRequest<'_>) -> Result<()> {
         self.device.check_process("post_send")?;
         self.check_state("post_send", QueuePairState::ReadyToSend)?;
+        if self.role.restricts_sending() {
+            return Err(self.role.send_refused(self.qpn));
+        }
         self.send.push(request).map_err(|error| errors::from_queue("post_send", &error))
+    }
+
+    fn send_push_to(&self, request: &SendRequest<'_>, srq: SharedReceiveQueueNumber) -> Result<()> {
+        self.device.check_process("post_send")?;
+        self.check_state("post_send", QueuePairState::ReadyToSend)?;
+        self.role.check_named_queue(self.qpn, srq)?;
+        self.send.push_to(request, srq).map_err(|error| errors::from_queue("post_send", &error))
     }
 
     #[inline]
@@ -255,7 +266,7 @@ impl QueuePair for SoftQueuePair {
     fn recv_push(&self, request: &ReceiveRequest<'_>) -> Result<()> {
         self.device.check_process("post_recv")?;
         self.check_state("post_recv", QueuePairState::Init)?;
-        self.receive.push(request).map_err(|error| errors::from_queue("post_recv", &error))
+        self.receive.push(request).map_err(|error| self.role.receive_refused(self.qpn, &error))
     }
 
     #[inline]
@@ -281,6 +292,7 @@ impl QueuePair for SoftQueuePair {
         for side in [&self.send_side, &self.receive_side] {
             soft(&side.queue).engine_side().detach(side.token);
         }
+        self.role.end();
         self.device.events.discard(|event| concerns(event, self.qpn));
         Ok(())
     }
