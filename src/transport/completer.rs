@@ -111,7 +111,7 @@ impl QueuePair {
     }
 
     /// Moves the oldest unacknowledged number and completes what lies before it.
-    fn advance(&mut self, pass: &Pass<'_>, psn: Psn) {
+    pub(super) fn advance(&mut self, pass: &Pass<'_>, psn: Psn) {
         if !self.requester.unacknowledged.is_before(psn) {
             return;
         }

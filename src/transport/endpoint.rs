@@ -68,7 +68,7 @@ pub enum CreateError {
         limit: u32,
     },
     /// This transport service is not supported.
-    #[error("the transport service {0:?} is not supported by this device")]
+    #[error("qp_type {name} ({0:?}) is not supported by this device", name = .0.name())]
     Unsupported(QueuePairType),
 }
 
@@ -186,6 +186,17 @@ impl Endpoint {
         Ok(())
     }
 
+    /// Whether [`Endpoint::modify_queue_pair`] would allow it. Changes nothing.
+    pub fn check_modify(
+        &self,
+        qpn: Qpn,
+        attributes: &QueuePairAttributes,
+        limits: &ModifyLimits,
+    ) -> Result<(), ModifyError> {
+        let queue_pair = self.find(qpn).ok_or(ModifyError::UnknownQueuePair)?;
+        queue_pair.check_modify(attributes, limits).map(drop)
+    }
+
     /// State and attributes now.
     pub fn query_queue_pair(&self, qpn: Qpn) -> Option<QueuePairStatus> {
         self.find(qpn).map(QueuePair::status)
@@ -274,9 +285,16 @@ impl Endpoint {
     pub fn handle_doorbell(&mut self, now: Time, qpn: Qpn) {
         let Some(place) = self.by_number.get(&qpn).copied() else { return };
         let Some(queue_pair) = self.at(place) else { return };
-        if queue_pair.state == QueuePairState::Error && !planted(Mutation::PostedInErrorNotFlushed) {
-            queue_pair.flush(Cause::QueuePairInError);
-            return self.settle(now, place);
+        match queue_pair.state {
+            QueuePairState::Error if !planted(Mutation::PostedInErrorNotFlushed) => {
+                queue_pair.flush(Cause::QueuePairInError);
+                return self.settle(now, place);
+            }
+            QueuePairState::SendQueueError => {
+                queue_pair.flush_sends(Cause::QueuePairInError);
+                return self.settle(now, place);
+            }
+            _ => {}
         }
         // What can be sent of it is found out when it is its turn.
         if !std::mem::replace(&mut queue_pair.listed, true) {
@@ -445,14 +463,16 @@ impl QueuePair {
         self.counters.add(Counter::ReceivedPackets, 1);
         self.counters.add(Counter::ReceivedBytes, datagram.payload.len() as u64);
         let translated;
-        let packet = if self.opcode_bits == 0 {
-            packet
-        } else {
+        let packet = if self.is_extended() {
             translated = as_reliable(packet);
             &translated
+        } else {
+            packet
         };
         self.history.note_heard(pass.now, &packet.headers);
-        if packet.headers.bth.opcode.is_request() {
+        if !self.service.is_reliable() {
+            self.handle_unreliable(pass, packet)
+        } else if packet.headers.bth.opcode.is_request() {
             self.handle_request(pass, packet, datagram.payload)
         } else {
             self.handle_response(pass, packet)

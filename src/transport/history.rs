@@ -208,7 +208,7 @@ impl QueuePair {
         report.unfinished = unfinished;
         report.oldest = begun.then(|| self.send.header(self.requester.oldest()).operation);
         report.in_flight = self.requester.packets_in_flight();
-        report.waits_for_receiver = self.requester.recovery.waits_for_receiver();
+        report.waits_for_receiver = self.service.is_reliable() && self.requester.recovery.waits_for_receiver();
         report.receives = self.receive.available();
         report
     }

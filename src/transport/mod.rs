@@ -15,6 +15,7 @@ mod responder;
 mod retransmit;
 mod state_machine;
 mod timer;
+mod unreliable;
 mod violation;
 mod xrc;
 

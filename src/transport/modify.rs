@@ -43,6 +43,24 @@ pub enum ModifyError {
         /// Their names.
         names: String,
     },
+    /// Both at once.
+    #[error("{from} to {to} needs {missing} as well and does not take {extra}", from = from.name(), to = to.name())]
+    MissingAndNotAllowed {
+        /// State now.
+        from: QueuePairState,
+        /// State asked for.
+        to: QueuePairState,
+        /// Names of those that are needed.
+        missing: String,
+        /// Names of those that are not taken.
+        extra: String,
+    },
+    /// In SQD the attributes may change when the send queue has drained, not before.
+    #[error("the send queue is still draining; change {names} when SQ_DRAINED has come or query_qp says so")]
+    StillDraining {
+        /// The attributes given.
+        names: String,
+    },
     /// `cur_qp_state` is not the state.
     #[error("cur_qp_state says {said}, but the queue pair is in {actual}", said = said.name(), actual = actual.name())]
     WrongCurrentState {
@@ -84,7 +102,14 @@ impl QueuePair {
             Refused::NoTransition => ModifyError::NoTransition { from, to },
             Refused::Missing(mask) => ModifyError::Missing { from, to, names: mask.names() },
             Refused::NotAllowed(mask) => ModifyError::NotAllowed { from, to, names: mask.names() },
+            Refused::MissingAndNotAllowed { missing, extra } => {
+                ModifyError::MissingAndNotAllowed { from, to, missing: missing.names(), extra: extra.names() }
+            }
         })?;
+        let stays_drained = from == QueuePairState::SendQueueDrained && to == from;
+        if stays_drained && !Mask::of(given).is_empty() && !self.requester.is_idle() {
+            return Err(ModifyError::StillDraining { names: Mask::of(given).names() });
+        }
         check_ranges(given, limits)?;
         Ok(to)
     }
@@ -107,22 +132,44 @@ impl QueuePair {
         }
         let from = self.state;
         merge(&mut self.attributes, given);
-        if to == QueuePairState::ReadyToReceive && from == QueuePairState::Init {
-            self.set_path(source, in_flight);
-            let expected = self.attributes.rq_psn.unwrap_or_default();
-            self.responder.start(expected, self.attributes.max_dest_rd_atomic.unwrap_or(0));
-        }
-        if to == QueuePairState::ReadyToSend && from == QueuePairState::ReadyToReceive {
-            let first = self.attributes.sq_psn.unwrap_or_default();
-            self.requester.start(first, self.attributes.max_rd_atomic.unwrap_or(0));
-        }
-        if to == QueuePairState::SendQueueDrained && from != to {
-            self.requester.drained_announced = false;
+        use QueuePairState::{Init, ReadyToReceive, ReadyToSend, SendQueueDrained};
+        match (from, to) {
+            (Init, ReadyToReceive) => {
+                self.set_path(source, in_flight);
+                let expected = self.attributes.rq_psn.unwrap_or_default();
+                self.responder.start(expected, self.attributes.max_dest_rd_atomic.unwrap_or(0));
+            }
+            (ReadyToReceive, ReadyToSend) => {
+                let first = self.attributes.sq_psn.unwrap_or_default();
+                self.requester.start(first, self.attributes.max_rd_atomic.unwrap_or(0));
+            }
+            (SendQueueDrained, SendQueueDrained) => self.apply_drained(given, source, in_flight),
+            (_, SendQueueDrained) => {
+                // Asked for anew each time.
+                self.attributes.en_sqd_async_notify = Some(given.en_sqd_async_notify.unwrap_or(false));
+                self.requester.drained_announced = false;
+            }
+            _ => {}
         }
         if let (Some(peer), Some(path)) = (given.peer, &mut self.path) {
             path.peer = peer;
         }
         self.state = to;
+    }
+
+    /// Nothing is in flight, so the path may change as well.
+    fn apply_drained(
+        &mut self,
+        given: &QueuePairAttributes,
+        source: Option<SourceAddress>,
+        in_flight: impl FnOnce(std::net::IpAddr) -> InFlight,
+    ) {
+        if given.ah_attr.is_some() {
+            self.set_path(source, in_flight);
+        }
+        if let Some(places) = given.max_dest_rd_atomic {
+            self.responder.replies.make_room(places);
+        }
     }
 
     fn set_path(&mut self, source: Option<SourceAddress>, in_flight: impl FnOnce(std::net::IpAddr) -> InFlight) {
@@ -143,7 +190,8 @@ impl QueuePair {
     }
 
     pub(super) fn is_supported(service: QueuePairType) -> bool {
-        service == QueuePairType::ReliableConnection
+        use QueuePairType::{ReliableConnection, UnreliableConnection, XrcReceive, XrcSend};
+        matches!(service, ReliableConnection | UnreliableConnection | XrcSend | XrcReceive)
     }
 }
 

@@ -10,7 +10,6 @@ use super::receive_source::{ReceiveSource, Receives};
 use super::requester::Requester;
 use super::responder::Responder;
 use super::violation::Violation;
-use super::xrc;
 use crate::mutation::{Mutation, planted};
 use crate::queue::{AsyncEventQueue, CompletionQueue, SendConsumer, SourceToken};
 use crate::types::{
@@ -18,7 +17,7 @@ use crate::types::{
     PeerCapabilities, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairState, QueuePairStatus, QueuePairType,
     RawCompletion, Time,
 };
-use crate::wire::{Flow, Headers};
+use crate::wire::{Flow, Headers, Service};
 
 /// What a new queue pair is made of.
 pub struct QueuePairInit {
@@ -86,8 +85,6 @@ const OWN_WINDOW_BYTES: u32 = 1 << 20;
 pub(super) struct QueuePair {
     pub(super) qpn: Qpn,
     pub(super) service: QueuePairType,
-    /// What its operation codes have beside a reliable connection's.
-    pub(super) opcode_bits: u8,
     pub(super) domain: DomainId,
     pub(super) state: QueuePairState,
     pub(super) attributes: QueuePairAttributes,
@@ -119,7 +116,6 @@ impl QueuePair {
         Self {
             qpn,
             service: init.service,
-            opcode_bits: xrc::opcode_bits(init.service),
             domain: init.domain,
             state: QueuePairState::Reset,
             attributes: QueuePairAttributes::default(),
@@ -138,6 +134,16 @@ impl QueuePair {
             listed: false,
             held: false,
             replies_first: false,
+        }
+    }
+
+    /// The service that its packets' operation codes name.
+    pub(super) fn wire_service(&self) -> Service {
+        match self.service {
+            QueuePairType::UnreliableConnection => Service::UnreliableConnection,
+            QueuePairType::UnreliableDatagram => Service::UnreliableDatagram,
+            QueuePairType::XrcSend | QueuePairType::XrcReceive => Service::ExtendedReliableConnection,
+            _ => Service::ReliableConnection,
         }
     }
 
@@ -162,6 +168,8 @@ impl QueuePair {
 
     pub(super) fn status(&self) -> QueuePairStatus {
         QueuePairStatus {
+            qp_type: self.service,
+            sq_sig_all: self.signal_all,
             qp_state: self.state,
             sq_draining: self.state == QueuePairState::SendQueueDrained && !self.requester.is_idle(),
             attributes: QueuePairAttributes { qp_state: Some(self.state), ..self.attributes },
@@ -242,13 +250,7 @@ impl QueuePair {
                 ..RawCompletion::default()
             });
         }
-        while self.send.retired() != self.send.published() {
-            let newest = self.send.published().wrapping_sub(1);
-            let index = if planted(Mutation::FlushOutOfOrder) { newest } else { self.send.retired() };
-            self.count(Counter::Flushed);
-            self.complete_send(index, CompletionStatus::WorkRequestFlushedError, cause);
-        }
-        self.requester.restart_at(self.send.retired());
+        self.flush_sends(cause);
         loop {
             if planted(Mutation::FlushSkipsReceives) {
                 break;
@@ -266,6 +268,17 @@ impl QueuePair {
                 ..RawCompletion::default()
             });
         }
+    }
+
+    /// Completes all posted sends as flushed.
+    pub(super) fn flush_sends(&mut self, cause: Cause) {
+        while self.send.retired() != self.send.published() {
+            let newest = self.send.published().wrapping_sub(1);
+            let index = if planted(Mutation::FlushOutOfOrder) { newest } else { self.send.retired() };
+            self.count(Counter::Flushed);
+            self.complete_send(index, CompletionStatus::WorkRequestFlushedError, cause);
+        }
+        self.requester.restart_at(self.send.retired());
     }
 
     /// Retires the send request `index` and, if it is signaled or failed, completes it.
@@ -346,14 +359,18 @@ impl QueuePair {
         self.requester.overflowed = true;
     }
 
-    /// Fails the oldest request and takes the queue pair to the error state.
+    /// Fails the oldest request and takes the queue pair to the error state, or the send queue alone if it is unreliable.
     pub(super) fn fail_oldest(&mut self, status: CompletionStatus, cause: Cause) {
         let index = self.requester.oldest();
         if index != self.send.published() {
             self.note_failure(index, status, cause);
             self.complete_send(index, status, cause);
         }
-        self.enter_error(Cause::EarlierFailure);
+        if self.service.is_reliable() {
+            self.enter_error(Cause::EarlierFailure);
+        } else {
+            self.enter_send_queue_error();
+        }
     }
 
     /// Ends the connection because a request of the peer was wrong; the NAK is already on its way.

@@ -108,6 +108,25 @@ impl Replies {
         self.last_executed = last_executed;
     }
 
+    /// Lets the peer have this many READs and atomics outstanding. Never fewer than before: what it has begun goes on.
+    pub(super) fn make_room(&mut self, max_dest_rd_atomic: u8) {
+        let (before, places) = (self.resources.len(), usize::from(max_dest_rd_atomic).next_power_of_two());
+        if max_dest_rd_atomic == 0 || places <= before {
+            return;
+        }
+        // The oldest comes first, so that the places after the newest are free.
+        let oldest = self.next_resource;
+        self.resources.rotate_left(oldest);
+        for reply in &mut self.queue {
+            if let Reply::Resource(place) = reply {
+                *place = (*place + before - oldest) % before;
+            }
+        }
+        self.resources.resize(places, None);
+        self.next_resource = before;
+        self.queue.reserve(2 * places + 4);
+    }
+
     pub(super) fn clear(&mut self) {
         self.queue.clear();
         self.resources.clear();
@@ -370,7 +389,7 @@ impl QueuePair {
 
     fn reply_header(&self, plan: &ReplyPlan) -> Bth {
         Bth {
-            opcode: self.on_wire(plan.opcode),
+            opcode: plan.opcode.of(self.wire_service()),
             solicited: false,
             migrated: true,
             pad_count: (plan.payload.next_multiple_of(4) - plan.payload) as u8,

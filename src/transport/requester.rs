@@ -11,6 +11,7 @@ use super::datagram::Sending;
 use super::endpoint::Pass;
 use super::queue_pair::QueuePair;
 use super::retransmit::{Recovery, RoundTrip};
+use super::unreliable::Pace;
 use super::violation::local_cause;
 use crate::memory::{AccessError, MemoryView};
 use crate::mutation::{Mutation, planted};
@@ -81,6 +82,8 @@ pub(super) struct Requester {
     pub(super) overflowed: bool,
     pub(super) drained_announced: bool,
     stopped: bool,
+    /// Of unreliable connections.
+    pub(super) pace: Pace,
 }
 
 /// A packet that may be sent now.
@@ -122,6 +125,7 @@ impl Requester {
             overflowed: false,
             drained_announced: false,
             stopped: false,
+            pace: Pace::default(),
         }
     }
 
@@ -240,6 +244,15 @@ impl Requester {
         self.round_trip.forget_sample();
     }
 
+    /// Everything before `end` was sent.
+    pub(super) fn move_cursor(&mut self, end: Psn) {
+        self.cursor = end;
+        if self.limit.is_before(end) {
+            self.limit = end;
+        }
+        self.find_cursor_request();
+    }
+
     fn find_cursor_request(&mut self) {
         while self.cursor_request != self.next && !self.cursor.is_before(self.request(self.cursor_request).end()) {
             self.cursor_request = self.cursor_request.wrapping_add(1);
@@ -354,8 +367,8 @@ impl QueuePair {
         let mtu = self.mtu_bytes();
         let is_last = offset + 1 == request.packets;
         let payload = if is_last { header.length - offset * mtu } else { mtu };
-        let opcode = data_opcode(&header.operation, offset == 0, is_last);
-        let size = packet_bytes(self.on_wire(opcode), payload);
+        let opcode = data_opcode(&header.operation, offset == 0, is_last).of(self.wire_service());
+        let size = packet_bytes(opcode, payload);
         Some(RequestPlan { index, psn, offset, covers: 1, size, payload, opcode, is_probe: false })
     }
 
@@ -370,8 +383,8 @@ impl QueuePair {
         if !self.read_credit_left() || !self.window_allows(psn, covers) {
             return None;
         }
-        let opcode = Opcode::RC_READ_REQUEST;
-        let size = packet_bytes(self.on_wire(opcode), 0);
+        let opcode = Opcode::RC_READ_REQUEST.of(self.wire_service());
+        let size = packet_bytes(opcode, 0);
         Some(RequestPlan { index, psn, offset, covers, size, payload: 0, opcode, is_probe: false })
     }
 
@@ -383,7 +396,8 @@ impl QueuePair {
             Operation::CompareAndSwap { .. } => Opcode::RC_COMPARE_SWAP,
             _ => Opcode::RC_FETCH_ADD,
         };
-        let size = packet_bytes(self.on_wire(opcode), 0);
+        let opcode = opcode.of(self.wire_service());
+        let size = packet_bytes(opcode, 0);
         Some(RequestPlan { index, psn, offset: 0, covers: 1, size, payload: 0, opcode, is_probe: false })
     }
 
@@ -414,6 +428,9 @@ impl QueuePair {
     fn wants_acknowledgement(&self, now: Time, plan: &RequestPlan) -> bool {
         if planted(Mutation::AcknowledgementNotRequested) {
             return plan.is_probe;
+        }
+        if !self.service.is_reliable() {
+            return false;
         }
         let header = self.send.header(plan.index);
         let window = self.path.as_ref().map_or(1, |path| path.window_packets());
@@ -488,6 +505,9 @@ impl QueuePair {
         }
         let padded = payload.next_multiple_of(4);
         room[payload..padded].fill(0);
+        if !self.service.is_reliable() {
+            return Some(self.note_sent_unreliable(pass, plan.psn.plus(1)));
+        }
         let sending = self.note_sent(pass.now, &plan, ack_request);
         if planted(Mutation::CompletionBeforeAcknowledgement) {
             self.acknowledge_before(pass, plan.psn.plus(1), plan.psn);
@@ -502,7 +522,7 @@ impl QueuePair {
             && !matches!(header.operation, Operation::Write { .. })
             && !header.operation.is_read_or_atomic();
         let bth = Bth {
-            opcode: self.on_wire(plan.opcode),
+            opcode: plan.opcode,
             solicited: is_last && may_solicit && header.flags.contains(SendFlags::SOLICITED),
             migrated: true,
             pad_count: (plan.payload.next_multiple_of(4) - plan.payload) as u8,
@@ -583,11 +603,7 @@ impl QueuePair {
             return Sending::Probe;
         }
         let end = plan.psn.plus(plan.covers);
-        self.requester.cursor = end;
-        if self.requester.limit.is_before(end) {
-            self.requester.limit = end;
-        }
-        self.requester.find_cursor_request();
+        self.requester.move_cursor(end);
         if ack_request {
             self.requester.last_ack_request = plan.psn;
             self.requester.last_ack_request_at = Some(now);

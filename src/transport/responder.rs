@@ -118,6 +118,22 @@ impl Responder {
         self.replies.stop();
     }
 
+    pub(super) fn expected(&self) -> Psn {
+        self.expected
+    }
+
+    pub(super) fn expect(&mut self, psn: Psn) {
+        self.expected = psn;
+    }
+
+    /// Forgets the message in progress. The receive that it had begun to fill serves the next one.
+    pub(super) fn drop_message(&mut self) {
+        self.message = Message::None;
+        if let Some(receive) = &mut self.receive {
+            receive.filled = 0;
+        }
+    }
+
     pub(super) fn take_receive(&mut self) -> Option<ReceiveInProgress> {
         self.receive.take()
     }
@@ -185,7 +201,7 @@ impl QueuePair {
         }
     }
 
-    fn note_established(&mut self) {
+    pub(super) fn note_established(&mut self) {
         if self.state == QueuePairState::ReadyToReceive && self.responder.replies.first_packet() {
             self.events.push(AsyncEvent::CommunicationEstablished(self.qpn));
         }
@@ -255,7 +271,7 @@ impl QueuePair {
             let expected = self.responder.expected;
             let Some(bytes) = self.responder.store.take(expected) else { break };
             if let Ok(packet) = Packet::parse(&bytes) {
-                let packet = if self.opcode_bits == 0 { packet } else { as_reliable(&packet) };
+                let packet = if self.is_extended() { as_reliable(&packet) } else { packet };
                 self.execute_in_turn(pass, &packet);
             }
             self.responder.store.recycle(bytes);
@@ -321,7 +337,7 @@ impl QueuePair {
     }
 
     /// Does the opcode continue the message in progress, or begin one when there is none?
-    fn check_sequence(&self, packet: &Packet<'_>) -> Result<(), Violation> {
+    pub(super) fn check_sequence(&self, packet: &Packet<'_>) -> Result<(), Violation> {
         let opcode = packet.headers.bth.opcode;
         let continues = opcode.is_middle() || opcode.is_last();
         let fits = match self.responder.message {
@@ -333,7 +349,7 @@ impl QueuePair {
     }
 
     /// Does the queue pair grant such requests at all?
-    fn check_operation(&self, packet: &Packet<'_>) -> Result<(), Violation> {
+    pub(super) fn check_operation(&self, packet: &Packet<'_>) -> Result<(), Violation> {
         let opcode = packet.headers.bth.opcode;
         let granted = self.attributes.qp_access_flags.unwrap_or_default();
         let needed = match opcode {
@@ -352,13 +368,16 @@ impl QueuePair {
     }
 
     /// Is a receive posted, if the packet needs one?
-    fn check_resources(&self, packet: &Packet<'_>) -> bool {
+    pub(super) fn check_resources(&self, packet: &Packet<'_>) -> bool {
         let needs = needs_receive(packet.headers.bth.opcode);
-        !needs || self.receive.available() > 0 || planted(Mutation::MissingReceiveIgnored)
+        !needs
+            || self.receive.available() > 0
+            || self.responder.receive.is_some()
+            || planted(Mutation::MissingReceiveIgnored)
     }
 
     /// Does the payload have the length that its place in the message demands?
-    fn check_length(&self, packet: &Packet<'_>) -> Result<(), Violation> {
+    pub(super) fn check_length(&self, packet: &Packet<'_>) -> Result<(), Violation> {
         let opcode = packet.headers.bth.opcode;
         let mtu = self.mtu_bytes() as usize;
         let length = packet.payload.len();
@@ -387,7 +406,7 @@ impl QueuePair {
     }
 
     /// Do key, bounds and rights allow the access? For a WRITE of several packets, all of it at once.
-    fn check_key(&self, pass: &Pass<'_>, packet: &Packet<'_>) -> Result<(), Violation> {
+    pub(super) fn check_key(&self, pass: &Pass<'_>, packet: &Packet<'_>) -> Result<(), Violation> {
         if let Some(atomic) = packet.headers.atomic {
             if !atomic.va.is_multiple_of(8) {
                 return Err(Violation::Misaligned);
@@ -414,7 +433,7 @@ impl QueuePair {
         pass.memory.check(rkey.0, self.remote_domain(), va, length, need).map_err(Violation::RemoteKey)
     }
 
-    fn execute(&mut self, pass: &Pass<'_>, packet: &Packet<'_>) -> Result<(), Violation> {
+    pub(super) fn execute(&mut self, pass: &Pass<'_>, packet: &Packet<'_>) -> Result<(), Violation> {
         let opcode = packet.headers.bth.opcode;
         if opcode == Opcode::RC_READ_REQUEST {
             return self.execute_read(packet);
@@ -538,10 +557,11 @@ impl QueuePair {
     }
 
     /// Takes the next posted receive, if the packet needs one. There was one, but another queue pair may have taken it
-    /// meanwhile if the queue is shared.
-    fn claim_receive(&mut self, packet: &Packet<'_>) -> bool {
+    /// meanwhile if the queue is shared. One that a dropped message left comes first.
+    pub(super) fn claim_receive(&mut self, packet: &Packet<'_>) -> bool {
         let opcode = packet.headers.bth.opcode;
-        if !needs_receive(opcode) || (opcode.is_write() && planted(Mutation::WriteConsumesNoReceive)) {
+        let takes_none = opcode.is_write() && planted(Mutation::WriteConsumesNoReceive);
+        if !needs_receive(opcode) || takes_none || self.responder.receive.is_some() {
             return true;
         }
         let taken = self.receive.take(&mut self.responder.receive_entries);

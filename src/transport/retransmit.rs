@@ -58,6 +58,11 @@ impl Recovery {
         self.receiver_ready_at.is_some()
     }
 
+    /// Nothing more is sent until then (unreliable connections: the receiver's socket needs a pause).
+    pub(super) fn pause_until(&mut self, resume: Option<Time>) {
+        self.receiver_ready_at = resume;
+    }
+
     /// Tries spent since the last progress, without an answer and after RNR NAKs.
     pub(super) fn spent(&self) -> (u8, u8) {
         (self.retries_spent, self.rnr_retries_spent)
@@ -176,6 +181,9 @@ impl QueuePair {
         if self.requester.recovery.receiver_ready_at.is_some() {
             if due(self.requester.recovery.receiver_ready_at) {
                 self.requester.recovery.receiver_ready_at = None;
+                if !self.service.is_reliable() {
+                    return; // just a pause
+                }
                 self.requester.go_back();
                 self.restart_timeout(now);
             }

@@ -7,8 +7,8 @@
 //!            (again)        (again)  SQE -> RTS (unreliable services)
 //! ```
 //!
-//! Source: InfiniBand specification volume 1, 11.2.5.3 and table 99 as the Linux kernel reads it. RESET to ERR is no
-//! transition.
+//! Source: InfiniBand specification volume 1, 11.2.5.3 and table 99 as the Linux kernel reads it (`ib_modify_qp_is_ok`),
+//! less what belongs to alternate paths. RESET to ERR is no transition.
 
 use crate::types::{QueuePairAttributes, QueuePairState, QueuePairType};
 
@@ -88,6 +88,8 @@ struct Transition {
 const RC: QueuePairType = QueuePairType::ReliableConnection;
 const UC: QueuePairType = QueuePairType::UnreliableConnection;
 const UD: QueuePairType = QueuePairType::UnreliableDatagram;
+const XRC_SEND: QueuePairType = QueuePairType::XrcSend;
+const XRC_RECEIVE: QueuePairType = QueuePairType::XrcReceive;
 
 const fn row(
     from: QueuePairState,
@@ -122,36 +124,61 @@ const TIMEOUT: u32 = Mask::TIMEOUT.bits();
 const RETRY: u32 = Mask::RETRY_CNT.bits();
 const RNR_RETRY: u32 = Mask::RNR_RETRY.bits();
 const NOTIFY: u32 = Mask::SQD_NOTIFY.bits();
+/// Not of the standard: goes where the path goes.
 const PEER: u32 = Mask::PEER.bits();
+
+const CONNECTED_START: u32 = PKEY | PORT | ACCESS;
+const DATAGRAM_START: u32 = PKEY | PORT | QKEY;
+/// What every connected service is told of its peer.
+const CONNECTION: u32 = PATH | MTU | DEST | RQ_PSN;
+/// What the end is told that answers, and the end that asks.
+const ANSWERING: u32 = DEST_RD | RNR_TIMER;
+const ASKING: u32 = TIMEOUT | RETRY | RNR_RETRY | RD;
 
 /// All transitions but those to RESET and ERR, which every state has (RESET to ERR excepted) without attributes.
 const TRANSITIONS: &[Transition] = &[
-    row(Reset, Init, RC, PKEY | PORT | ACCESS, 0),
-    row(Reset, Init, UC, PKEY | PORT | ACCESS, 0),
-    row(Reset, Init, UD, PKEY | PORT | QKEY, 0),
-    row(Init, Init, RC, 0, PKEY | PORT | ACCESS),
-    row(Init, Init, UC, 0, PKEY | PORT | ACCESS),
-    row(Init, Init, UD, 0, PKEY | PORT | QKEY),
-    row(Init, ReadyToReceive, RC, PATH | MTU | DEST | RQ_PSN | DEST_RD | RNR_TIMER, ACCESS | PKEY | PEER),
-    row(Init, ReadyToReceive, UC, PATH | MTU | DEST | RQ_PSN, ACCESS | PKEY | PEER),
+    row(Reset, Init, RC, CONNECTED_START, 0),
+    row(Reset, Init, UC, CONNECTED_START, 0),
+    row(Reset, Init, UD, DATAGRAM_START, 0),
+    row(Reset, Init, XRC_SEND, CONNECTED_START, 0),
+    row(Reset, Init, XRC_RECEIVE, CONNECTED_START, 0),
+    row(Init, Init, RC, 0, CONNECTED_START),
+    row(Init, Init, UC, 0, CONNECTED_START),
+    row(Init, Init, UD, 0, DATAGRAM_START),
+    row(Init, Init, XRC_SEND, 0, CONNECTED_START),
+    row(Init, Init, XRC_RECEIVE, 0, CONNECTED_START),
+    row(Init, ReadyToReceive, RC, CONNECTION | ANSWERING, ACCESS | PKEY | PEER),
+    row(Init, ReadyToReceive, UC, CONNECTION, ACCESS | PKEY | PEER),
     row(Init, ReadyToReceive, UD, 0, PKEY | QKEY),
-    row(ReadyToReceive, ReadyToSend, RC, TIMEOUT | RETRY | RNR_RETRY | SQ_PSN | RD, STATE | ACCESS | RNR_TIMER | PEER),
+    row(Init, ReadyToReceive, XRC_SEND, CONNECTION, ACCESS | PKEY | PEER),
+    row(Init, ReadyToReceive, XRC_RECEIVE, CONNECTION | ANSWERING, ACCESS | PKEY | PEER),
+    row(ReadyToReceive, ReadyToSend, RC, SQ_PSN | ASKING, STATE | ACCESS | RNR_TIMER | PEER),
     row(ReadyToReceive, ReadyToSend, UC, SQ_PSN, STATE | ACCESS | PEER),
     row(ReadyToReceive, ReadyToSend, UD, SQ_PSN, STATE | QKEY),
+    row(ReadyToReceive, ReadyToSend, XRC_SEND, SQ_PSN | ASKING, STATE | ACCESS | PEER),
+    row(ReadyToReceive, ReadyToSend, XRC_RECEIVE, SQ_PSN | TIMEOUT, STATE | ACCESS | RNR_TIMER | PEER),
     row(ReadyToSend, ReadyToSend, RC, 0, STATE | ACCESS | RNR_TIMER),
     row(ReadyToSend, ReadyToSend, UC, 0, STATE | ACCESS),
     row(ReadyToSend, ReadyToSend, UD, 0, STATE | QKEY),
+    row(ReadyToSend, ReadyToSend, XRC_SEND, 0, STATE | ACCESS),
+    row(ReadyToSend, ReadyToSend, XRC_RECEIVE, 0, STATE | ACCESS | RNR_TIMER),
     row(SendQueueError, ReadyToSend, UC, 0, STATE | ACCESS),
     row(SendQueueError, ReadyToSend, UD, 0, STATE | QKEY),
     row(ReadyToSend, SendQueueDrained, RC, 0, NOTIFY),
     row(ReadyToSend, SendQueueDrained, UC, 0, NOTIFY),
     row(ReadyToSend, SendQueueDrained, UD, 0, NOTIFY),
+    row(ReadyToSend, SendQueueDrained, XRC_SEND, 0, NOTIFY),
+    row(ReadyToSend, SendQueueDrained, XRC_RECEIVE, 0, NOTIFY),
     row(SendQueueDrained, ReadyToSend, RC, 0, STATE | ACCESS | RNR_TIMER),
     row(SendQueueDrained, ReadyToSend, UC, 0, STATE | ACCESS),
     row(SendQueueDrained, ReadyToSend, UD, 0, STATE | QKEY),
-    row(SendQueueDrained, SendQueueDrained, RC, 0, TIMEOUT | RETRY | RNR_RETRY | ACCESS | RNR_TIMER | PKEY),
-    row(SendQueueDrained, SendQueueDrained, UC, 0, ACCESS | PKEY),
+    row(SendQueueDrained, ReadyToSend, XRC_SEND, 0, STATE | ACCESS),
+    row(SendQueueDrained, ReadyToSend, XRC_RECEIVE, 0, STATE | ACCESS | RNR_TIMER),
+    row(SendQueueDrained, SendQueueDrained, RC, 0, PORT | PATH | ASKING | ANSWERING | ACCESS | PKEY | PEER),
+    row(SendQueueDrained, SendQueueDrained, UC, 0, PATH | ACCESS | PKEY | PEER),
     row(SendQueueDrained, SendQueueDrained, UD, 0, PKEY | QKEY),
+    row(SendQueueDrained, SendQueueDrained, XRC_SEND, 0, PORT | PATH | ASKING | ACCESS | PKEY | PEER),
+    row(SendQueueDrained, SendQueueDrained, XRC_RECEIVE, 0, PORT | PATH | TIMEOUT | ANSWERING | ACCESS | PKEY | PEER),
 ];
 
 /// Why a transition is refused; the text names the attributes.
@@ -160,6 +187,7 @@ pub(super) enum Refused {
     NoTransition,
     Missing(Mask),
     NotAllowed(Mask),
+    MissingAndNotAllowed { missing: Mask, extra: Mask },
 }
 
 /// Whether a queue pair of this service may go from one state to another with these attributes.
@@ -170,23 +198,21 @@ pub(super) fn check(
     given: Mask,
 ) -> Result<(), Refused> {
     let (required, optional) = match to {
-        Reset => (Mask::empty(), Mask::CUR_QP_STATE),
-        Error if from != Reset => (Mask::empty(), Mask::CUR_QP_STATE),
+        Reset => (Mask::empty(), Mask::empty()),
+        Error if from != Reset => (Mask::empty(), Mask::empty()),
         _ => {
             let found = TRANSITIONS.iter().find(|row| row.from == from && row.to == to && row.service == service);
             let row = found.ok_or(Refused::NoTransition)?;
-            (row.required, row.optional | Mask::CUR_QP_STATE)
+            (row.required, row.optional)
         }
     };
-    let missing = required - given;
-    if !missing.is_empty() {
-        return Err(Refused::Missing(missing));
+    let (missing, extra) = (required - given, given - required - optional);
+    match (missing.is_empty(), extra.is_empty()) {
+        (true, true) => Ok(()),
+        (false, true) => Err(Refused::Missing(missing)),
+        (true, false) => Err(Refused::NotAllowed(extra)),
+        (false, false) => Err(Refused::MissingAndNotAllowed { missing, extra }),
     }
-    let extra = given - required - optional;
-    if !extra.is_empty() {
-        return Err(Refused::NotAllowed(extra));
-    }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -196,7 +222,7 @@ mod tests {
     /// The whole grid as text; a changed transition shows as a changed line.
     fn picture() -> String {
         let mut text = String::new();
-        for service in [RC, UC, UD] {
+        for service in [RC, UC, UD, XRC_SEND, XRC_RECEIVE] {
             for from in QueuePairState::ALL {
                 for to in QueuePairState::ALL {
                     let required = match check(from, to, service, Mask::empty()) {
@@ -233,5 +259,8 @@ mod tests {
         let given = Mask::PKEY_INDEX | Mask::PORT_NUM | Mask::ACCESS_FLAGS | Mask::SQ_PSN;
         assert_eq!(check(Reset, Init, RC, given).unwrap_err(), Refused::NotAllowed(Mask::SQ_PSN));
         assert_eq!(check(Reset, Error, RC, Mask::empty()), Err(Refused::NoTransition));
+        let both = Refused::MissingAndNotAllowed { missing: Mask::ACCESS_FLAGS, extra: Mask::QKEY };
+        assert_eq!(check(Reset, Init, RC, Mask::PKEY_INDEX | Mask::PORT_NUM | Mask::QKEY), Err(both));
+        assert_eq!(check(Init, Reset, RC, Mask::CUR_QP_STATE), Err(Refused::NotAllowed(Mask::CUR_QP_STATE)));
     }
 }

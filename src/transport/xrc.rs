@@ -1,44 +1,35 @@
 //! Extended reliable connections: a reliable connection whose requests name the shared receive queue that they are for.
 //!
-//! On the wire they have operation codes of their own, and requests carry one more header. Inside, packets have the
-//! reliable connection's codes: what was received is translated once, what is sent too.
+//! On the wire they have operation codes of their own, and requests carry one more header. Inside, arrived packets have
+//! the reliable connection's codes.
 
 use super::queue_pair::QueuePair;
 use crate::types::QueuePairType;
-use crate::wire::{Opcode, Packet};
-
-/// What tells an extended reliable connection's operation codes from a reliable connection's.
-pub(super) const XRC_BITS: u8 = 0xa0;
-
-/// The bits that the queue pair's operation codes have beside the reliable connection's.
-pub(super) fn opcode_bits(service: QueuePairType) -> u8 {
-    match service {
-        QueuePairType::XrcSend | QueuePairType::XrcReceive => XRC_BITS,
-        _ => 0,
-    }
-}
+use crate::wire::{Opcode, Packet, Service};
 
 /// The packet with the operation code of a reliable connection.
 pub(super) fn as_reliable<'a>(packet: &Packet<'a>) -> Packet<'a> {
     let mut packet = *packet;
-    packet.headers.bth.opcode = Opcode(packet.headers.bth.opcode.0 & !XRC_BITS);
+    packet.headers.bth.opcode = packet.headers.bth.opcode.of(Service::ReliableConnection);
     packet
 }
 
 impl QueuePair {
-    /// Whether packets of this kind are for queue pairs of this service.
+    /// Whether it is an end of an extended reliable connection.
     #[inline]
-    pub(super) fn speaks(&self, opcode: Opcode) -> bool {
-        match self.service {
-            QueuePairType::XrcSend => opcode.is_extended_reliable_connection() && opcode.is_response(),
-            QueuePairType::XrcReceive => opcode.is_extended_reliable_connection() && opcode.is_request(),
-            _ => opcode.is_reliable_connection(),
-        }
+    pub(super) fn is_extended(&self) -> bool {
+        matches!(self.service, QueuePairType::XrcSend | QueuePairType::XrcReceive)
     }
 
-    /// The code that a reliable connection's operation has in this queue pair's packets.
+    /// Whether packets of this kind are for queue pairs of this service: an initiator takes answers only, a target only
+    /// requests.
     #[inline]
-    pub(super) fn on_wire(&self, opcode: Opcode) -> Opcode {
-        Opcode(opcode.0 | self.opcode_bits)
+    pub(super) fn speaks(&self, opcode: Opcode) -> bool {
+        let is_wrong_way = match self.service {
+            QueuePairType::XrcSend => opcode.is_request(),
+            QueuePairType::XrcReceive => opcode.is_response(),
+            _ => false,
+        };
+        opcode.service() == Some(self.wire_service()) && !is_wrong_way
     }
 }

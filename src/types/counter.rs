@@ -107,6 +107,10 @@ counters! {
         WrongAddress = "drop_wrong_address",
         /// The UDP source port of one of our own peers is not the connection's.
         WrongSourcePort = "drop_wrong_source_port",
+        /// No receive was posted for an unreliable message.
+        NoReceive = "drop_no_receive",
+        /// An unreliable request that its length, key or rights forbid, or that does not fit the receive posted for it.
+        Refused = "drop_refused",
         /// The Q_Key does not fit.
         BadQkey = "drop_bad_qkey",
         /// The sequence number is in no window.

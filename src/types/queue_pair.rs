@@ -13,6 +13,43 @@ pub enum QueuePairType {
     UnreliableConnection = 3,
     /// Unreliable datagram.
     UnreliableDatagram = 4,
+    /// The sending end of an extended reliable connection (XRC initiator): it has no receive queue.
+    XrcSend = 9,
+    /// The receiving end of an extended reliable connection (XRC target): it has no queues, its messages go to shared
+    /// receive queues.
+    XrcReceive = 10,
+}
+
+impl QueuePairType {
+    /// All types.
+    pub const ALL: [QueuePairType; 5] = [
+        Self::ReliableConnection,
+        Self::UnreliableConnection,
+        Self::UnreliableDatagram,
+        Self::XrcSend,
+        Self::XrcReceive,
+    ];
+
+    /// The name that the standard uses.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::ReliableConnection => "RC",
+            Self::UnreliableConnection => "UC",
+            Self::UnreliableDatagram => "UD",
+            Self::XrcSend => "XRC initiator",
+            Self::XrcReceive => "XRC target",
+        }
+    }
+
+    /// Whether it belongs to one peer. Datagrams go to a peer each.
+    pub const fn is_connected(self) -> bool {
+        !matches!(self, Self::UnreliableDatagram)
+    }
+
+    /// Whether the peer acknowledges, and what is lost is sent again.
+    pub const fn is_reliable(self) -> bool {
+        matches!(self, Self::ReliableConnection | Self::XrcSend | Self::XrcReceive)
+    }
 }
 
 /// State of a queue pair. The numbers are those of `ibv_qp_state`.
@@ -155,6 +192,10 @@ pub struct QueuePairAttributes {
 /// The state and all attributes of a queue pair, as set or as they are by default.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct QueuePairStatus {
+    /// Transport service, as created.
+    pub qp_type: QueuePairType,
+    /// Whether every send request makes a completion, as created.
+    pub sq_sig_all: bool,
     /// The state now, asynchronous changes included.
     pub qp_state: QueuePairState,
     /// Whether requests that were begun before SQD are still unfinished.

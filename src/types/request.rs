@@ -1,6 +1,6 @@
 //! Work requests as the provider tier passes them on: plain data, the caller's `wr_id` untouched.
 
-use super::{Lkey, Rkey};
+use super::{Lkey, QueuePairType, Rkey};
 
 /// Scatter-gather entry: a piece of registered memory. Laid out like `ibv_sge`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -86,6 +86,31 @@ pub enum Operation {
 }
 
 impl Operation {
+    /// The name that the standard uses.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Send => "SEND",
+            Self::SendWithImmediate(_) => "SEND with immediate",
+            Self::SendWithInvalidate(_) => "SEND with invalidate",
+            Self::Write { .. } => "RDMA WRITE",
+            Self::WriteWithImmediate { .. } => "RDMA WRITE with immediate",
+            Self::Read { .. } => "RDMA READ",
+            Self::CompareAndSwap { .. } => "CmpSwap",
+            Self::FetchAndAdd { .. } => "FetchAdd",
+        }
+    }
+
+    /// Whether a queue pair of this type carries it.
+    pub const fn is_possible_on(&self, qp_type: QueuePairType) -> bool {
+        match qp_type {
+            QueuePairType::UnreliableDatagram => matches!(self, Self::Send | Self::SendWithImmediate(_)),
+            QueuePairType::UnreliableConnection => {
+                !self.is_read_or_atomic() && !matches!(self, Self::SendWithInvalidate(_))
+            }
+            _ => true,
+        }
+    }
+
     /// Whether the answer brings data home: READ and atomics, which `max_rd_atomic` limits.
     pub const fn is_read_or_atomic(&self) -> bool {
         matches!(self, Self::Read { .. } | Self::CompareAndSwap { .. } | Self::FetchAndAdd { .. })

@@ -190,7 +190,7 @@ impl QueuePair {
         remote: &ConnectionInfo,
         options: &ConnectOptions,
     ) -> QueuePairAttributes {
-        let reliable = self.qp_type() == QueuePairType::ReliableConnection;
+        let answers = matches!(self.qp_type(), QueuePairType::ReliableConnection | QueuePairType::XrcReceive);
         let settings = self.settings();
         QueuePairAttributes {
             qp_state: Some(QueuePairState::ReadyToReceive),
@@ -206,8 +206,8 @@ impl QueuePair {
             path_mtu: Some(options.path_mtu.unwrap_or(local.path_mtu.min(remote.path_mtu))),
             dest_qp_num: Some(remote.qpn),
             rq_psn: Some(remote.psn),
-            max_dest_rd_atomic: reliable.then_some(local.max_dest_rd_atomic),
-            min_rnr_timer: reliable.then_some(options.min_rnr_timer),
+            max_dest_rd_atomic: answers.then_some(local.max_dest_rd_atomic),
+            min_rnr_timer: answers.then_some(options.min_rnr_timer),
             peer: Some(remote.peer),
             ..QueuePairAttributes::default()
         }
@@ -219,16 +219,16 @@ impl QueuePair {
         remote: &ConnectionInfo,
         options: &ConnectOptions,
     ) -> QueuePairAttributes {
-        let reliable = self.qp_type() == QueuePairType::ReliableConnection;
+        let asks = matches!(self.qp_type(), QueuePairType::ReliableConnection | QueuePairType::XrcSend);
         let possible = self.context().query_device().max_qp_init_rd_atom;
         let max_rd_atomic = options.max_rd_atomic.unwrap_or(remote.max_dest_rd_atomic.min(possible));
         QueuePairAttributes {
             qp_state: Some(QueuePairState::ReadyToSend),
             sq_psn: Some(local.psn),
-            timeout: reliable.then_some(options.timeout),
-            retry_cnt: reliable.then_some(options.retry_cnt),
-            rnr_retry: reliable.then_some(options.rnr_retry),
-            max_rd_atomic: reliable.then_some(max_rd_atomic),
+            timeout: self.qp_type().is_reliable().then_some(options.timeout),
+            retry_cnt: asks.then_some(options.retry_cnt),
+            rnr_retry: asks.then_some(options.rnr_retry),
+            max_rd_atomic: asks.then_some(max_rd_atomic),
             ..QueuePairAttributes::default()
         }
     }
@@ -242,7 +242,12 @@ impl QueuePair {
 /// What would otherwise only show as silence later.
 fn check_reachable(local: &ConnectionInfo, remote: &ConnectionInfo) -> Result<()> {
     let (own, other) = (local.gid.to_ip(), remote.gid.to_ip());
-    let message = if remote.qp_type != local.qp_type {
+    let counterpart = match local.qp_type {
+        QueuePairType::XrcSend => QueuePairType::XrcReceive,
+        QueuePairType::XrcReceive => QueuePairType::XrcSend,
+        same => same,
+    };
+    let message = if remote.qp_type != counterpart {
         format!("the peer's qp_type is {:?}, the own is {:?}", remote.qp_type, local.qp_type)
     } else if remote.gid.is_zero() {
         "the peer's GID is not set; on its side, choose a gid_index".to_owned()

@@ -230,11 +230,10 @@ fn parse_body(body: &[u8; BODY_BYTES]) -> Result<ConnectionInfo> {
 }
 
 fn parse_type(code: u8) -> Result<QueuePairType> {
-    use QueuePairType::{ReliableConnection, UnreliableConnection, UnreliableDatagram};
-    [ReliableConnection, UnreliableConnection, UnreliableDatagram]
+    QueuePairType::ALL
         .into_iter()
         .find(|known| *known as u32 == u32::from(code))
-        .ok_or_else(|| protocol(format!("qp_type is {code}; 2 (RC), 3 (UC) and 4 (UD) exist")))
+        .ok_or_else(|| protocol(format!("qp_type is {code}; 2 (RC), 3 (UC), 4 (UD), 9 and 10 (XRC) exist")))
 }
 
 fn read_exactly<S: Read>(stream: &mut S, buffer: &mut [u8]) -> Result<()> {
@@ -263,10 +262,9 @@ mod tests {
     use super::*;
 
     fn any_info() -> impl Strategy<Value = ConnectionInfo> {
-        let types =
-            [QueuePairType::ReliableConnection, QueuePairType::UnreliableConnection, QueuePairType::UnreliableDatagram];
         let identity = (any::<u32>(), any::<u32>(), any::<[u8; 16]>());
-        let limits = (prop::sample::select(types.to_vec()), prop::sample::select(Mtu::ALL.to_vec()), any::<u8>());
+        let limits =
+            (prop::sample::select(QueuePairType::ALL.to_vec()), prop::sample::select(Mtu::ALL.to_vec()), any::<u8>());
         let peer = (any::<u8>(), any::<bool>(), any::<u32>(), any::<u32>());
         (identity, limits, peer).prop_map(|((qpn, psn, gid), (qp_type, path_mtu, max_dest_rd_atomic), peer)| {
             let (version, segmentation_offload, receive_buffer_bytes, extensions) = peer;
@@ -358,7 +356,7 @@ mod tests {
             (12, 1, "psn is 0x1fedcba"),
             (32, 0, "path_mtu is 0"),
             (32, 6, "path_mtu is 6"),
-            (34, 9, "qp_type is 9"),
+            (34, 8, "qp_type is 8"),
         ] {
             let mut wrong = bytes;
             wrong[offset] = value;

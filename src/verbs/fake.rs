@@ -106,7 +106,8 @@ impl provider::Context for Fake {
 
     fn create_qp(&self, init: &QueuePairInit<'_>) -> Result<Arc<dyn provider::QueuePair>> {
         let (sends, receives) = (Mutex::default(), Mutex::default());
-        Ok(Arc::new(FakeQueuePair { cap: init.cap, log: Arc::clone(&self.log), sends, receives }))
+        let (qp_type, sq_sig_all, log) = (init.qp_type, init.sq_sig_all, Arc::clone(&self.log));
+        Ok(Arc::new(FakeQueuePair { qp_type, sq_sig_all, cap: init.cap, log, sends, receives }))
     }
 
     fn poll_async_event(&self) -> Option<AsyncEvent> {
@@ -232,6 +233,8 @@ impl provider::CompletionQueue for FakeCompletionQueue {
 }
 
 struct FakeQueuePair {
+    qp_type: QueuePairType,
+    sq_sig_all: bool,
     cap: QueuePairCapabilities,
     log: Arc<Mutex<Log>>,
     sends: Mutex<Vec<Posted>>,
@@ -271,7 +274,8 @@ impl provider::QueuePair for FakeQueuePair {
         let log = self.log.lock().unwrap();
         let qp_state = log.modified.last().and_then(|attributes| attributes.qp_state).unwrap_or_default();
         let attributes = log.modified.last().copied().unwrap_or_default();
-        Ok(QueuePairStatus { qp_state, sq_draining: false, attributes, cap: self.cap })
+        let Self { qp_type, sq_sig_all, cap, .. } = *self;
+        Ok(QueuePairStatus { qp_type, sq_sig_all, qp_state, sq_draining: false, attributes, cap })
     }
 
     fn send_begin(&self) {}

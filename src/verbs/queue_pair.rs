@@ -130,15 +130,21 @@ impl QueuePair {
 
     /// Changes state and attributes, all or nothing (`ibv_modify_qp`).
     ///
-    /// Which attributes a transition requires and allows is the standard's table (IBTA 11.2.5.2). For a reliable
-    /// connection:
+    /// Which attributes a transition requires and allows is the standard's table (IBTA 11.2.5.2), as Linux has it. For a
+    /// reliable connection:
     ///
-    /// * RESET to INIT requires `pkey_index`, `port_num`, `qp_access_flags`.
+    /// * RESET to INIT requires `pkey_index`, `port_num`, `qp_access_flags`; INIT to INIT allows them.
     /// * INIT to RTR requires `ah_attr`, `path_mtu`, `dest_qp_num`, `rq_psn`, `max_dest_rd_atomic`, `min_rnr_timer`,
     ///   and allows `pkey_index`, `qp_access_flags`.
     /// * RTR to RTS requires `timeout`, `retry_cnt`, `rnr_retry`, `sq_psn`, `max_rd_atomic`, and allows `cur_qp_state`,
-    ///   `qp_access_flags`, `min_rnr_timer`.
-    /// * Any state to RESET or ERR requires nothing more.
+    ///   `qp_access_flags`, `min_rnr_timer`; RTS to RTS and SQD to RTS allow the last three.
+    /// * RTS to SQD allows `en_sqd_async_notify`. Drained, SQD to SQD changes `ah_attr`, `timeout`, `retry_cnt`,
+    ///   `rnr_retry`, `max_rd_atomic`, `max_dest_rd_atomic`, `min_rnr_timer`, `qp_access_flags`, `pkey_index`,
+    ///   `port_num`.
+    /// * Any state to RESET, and any but RESET to ERR, takes nothing more.
+    ///
+    /// An unreliable connection has no `max_dest_rd_atomic`, `min_rnr_timer`, `timeout`, `retry_cnt`, `rnr_retry` and
+    /// `max_rd_atomic`; datagrams have a `qkey` instead of rights and a path. SQE to RTS is theirs.
     ///
     /// `peer` says what is known of the peer beyond the standard, at INIT to RTR; without it the peer is a stranger.
     ///

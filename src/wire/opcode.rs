@@ -8,18 +8,21 @@ use std::fmt;
 pub struct Opcode(pub u8);
 
 /// Transport service of an operation code.
+///
+/// The numbers are the upper three bits of the code.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
 pub enum Service {
     /// Reliable connection.
-    ReliableConnection,
+    ReliableConnection = 0,
     /// Unreliable connection.
-    UnreliableConnection,
+    UnreliableConnection = 0x20,
     /// Unreliable datagram.
-    UnreliableDatagram,
+    UnreliableDatagram = 0x60,
     /// Extended reliable connection.
-    ExtendedReliableConnection,
+    ExtendedReliableConnection = 0xa0,
     /// Congestion notification, which belongs to none.
-    CongestionNotification,
+    CongestionNotification = 0x80,
 }
 
 bitflags::bitflags! {
@@ -236,14 +239,9 @@ impl Opcode {
         }
     }
 
-    /// Whether it belongs to the reliable connection service.
-    pub fn is_reliable_connection(self) -> bool {
-        self.service() == Some(Service::ReliableConnection)
-    }
-
-    /// Whether it belongs to the extended reliable connection service.
-    pub fn is_extended_reliable_connection(self) -> bool {
-        self.service() == Some(Service::ExtendedReliableConnection)
+    /// The same operation of another service.
+    pub const fn of(self, service: Service) -> Self {
+        Self(service as u8 | (self.0 & 0x1f))
     }
 
     /// Whether it goes from a requester to a responder.

@@ -6,21 +6,26 @@
 //!
 //! Written against the public API only. A new family is a file with its `SCENARIOS`, a `mod` and a line in [`FAMILIES`].
 
+mod attributes;
 // Families come one after the other, and use more of these than there are yet.
 #[allow(dead_code)]
 mod bytes;
 #[allow(dead_code)]
 mod end;
 mod rc_send;
+mod state_changes;
+mod state_tables;
 #[allow(dead_code)]
 mod suite;
+mod uc;
 #[allow(dead_code)]
 mod world;
 
 use suite::Scenario;
 
 /// Every family of scenarios.
-const FAMILIES: &[&[Scenario]] = &[rc_send::SCENARIOS];
+const FAMILIES: &[&[Scenario]] =
+    &[rc_send::SCENARIOS, state_tables::SCENARIOS, state_changes::SCENARIOS, uc::SCENARIOS];
 
 fn main() {
     suite::main(FAMILIES)

@@ -2,9 +2,10 @@
 
 use crate::engine::OpenError;
 use crate::memory::RegisterError;
-use crate::provider::{Error, ErrorKind};
+use crate::provider::{Error, ErrorKind, Result};
 use crate::queue::QueueError;
 use crate::transport::{CreateError, ModifyError};
+use crate::types::{Operation, QueuePairType};
 
 pub(super) fn from_register(error: &RegisterError) -> Error {
     let kind = match error {
@@ -26,6 +27,19 @@ pub(super) fn from_queue(verb: &'static str, error: &QueueError) -> Error {
     Error::new(verb, kind, error.to_string())
 }
 
+/// Refuses operations that queue pairs of this type do not have.
+pub(super) fn check_operation(qp_type: QueuePairType, operation: &Operation) -> Result<()> {
+    if operation.is_possible_on(qp_type) {
+        return Ok(());
+    }
+    let possible = match qp_type {
+        QueuePairType::UnreliableDatagram => "SEND with or without immediate",
+        _ => "SEND and RDMA WRITE, with or without immediate",
+    };
+    let message = format!("opcode is {}; a queue pair of type {} takes {possible}", operation.name(), qp_type.name());
+    Err(Error::new("post_send", ErrorKind::InvalidArgument, message))
+}
+
 pub(super) fn from_create(error: &CreateError) -> Error {
     let kind = match error {
         CreateError::TooMany { .. } => ErrorKind::ResourceLimit,
@@ -36,9 +50,10 @@ pub(super) fn from_create(error: &CreateError) -> Error {
 
 pub(super) fn from_modify(error: &ModifyError) -> Error {
     let kind = match error {
-        ModifyError::UnknownQueuePair | ModifyError::NoTransition { .. } | ModifyError::WrongCurrentState { .. } => {
-            ErrorKind::InvalidState
-        }
+        ModifyError::UnknownQueuePair
+        | ModifyError::NoTransition { .. }
+        | ModifyError::WrongCurrentState { .. }
+        | ModifyError::StillDraining { .. } => ErrorKind::InvalidState,
         _ => ErrorKind::InvalidArgument,
     };
     Error::new("modify_qp", kind, error.to_string())

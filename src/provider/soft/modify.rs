@@ -33,6 +33,7 @@ impl SoftQueuePair {
                 format!("queue pair {} is destroyed", self.qpn),
             ));
         }
+        let limits = self.modify_limits();
         let mut given = *attributes;
         let can_segment = self.device.peer_capabilities().segmentation_offload;
         if let Some(peer) = &mut given.peer {
@@ -43,6 +44,7 @@ impl SoftQueuePair {
         let source = match &given.ah_attr {
             None => None,
             Some(vector) => {
+                self.check_before_opening(attributes, &limits)?;
                 let status = self.with_endpoint("modify_qp", |endpoint| endpoint.query_queue_pair(self.qpn))?;
                 if given.peer.is_none() && status.attributes.peer.is_none() {
                     given.peer = self.registered_peer(vector, &given, can_segment);
@@ -55,7 +57,7 @@ impl SoftQueuePair {
         if given.qp_state == Some(QueuePairState::Reset) {
             self.shard.send_acknowledgements(self.qpn);
         }
-        self.modify_endpoint(&given, source)?;
+        self.modify_endpoint(&given, source, &limits)?;
         *path = if given.qp_state == Some(QueuePairState::Reset) { PathKind::None } else { kind };
         Ok(())
     }
@@ -72,15 +74,29 @@ impl SoftQueuePair {
         Some(peer)
     }
 
-    fn modify_endpoint(&self, given: &QueuePairAttributes, source: Option<SourceAddress>) -> Result<()> {
-        let limits = ModifyLimits {
+    /// What is wrong with the change itself is said before anything about the path, and no socket is opened for it.
+    fn check_before_opening(&self, given: &QueuePairAttributes, limits: &ModifyLimits) -> Result<()> {
+        self.with_endpoint("modify_qp", |endpoint| Some(endpoint.check_modify(self.qpn, given, limits)))?
+            .map_err(|error| errors::from_modify(&error))
+    }
+
+    fn modify_limits(&self) -> ModifyLimits {
+        ModifyLimits {
             max_rd_atomic: self.device.attributes.max_qp_init_rd_atom,
             max_dest_rd_atomic: self.device.attributes.max_qp_rd_atom,
             active_mtu: self.device.port().active_mtu,
-        };
+        }
+    }
+
+    fn modify_endpoint(
+        &self,
+        given: &QueuePairAttributes,
+        source: Option<SourceAddress>,
+        limits: &ModifyLimits,
+    ) -> Result<()> {
         let mut outcome = Err(errors::engine_failed("modify_qp"));
         self.shard.command(|core, now| {
-            let modified = core.endpoint.modify_queue_pair(now, self.qpn, given, source, &limits);
+            let modified = core.endpoint.modify_queue_pair(now, self.qpn, given, source, limits);
             if let Some(state) = core.endpoint.queue_pair_state(self.qpn) {
                 self.note_state(state);
             }

@@ -16,7 +16,7 @@ use crate::queue::{ReceiveQueue, SendQueue, SourceToken};
 use crate::transport;
 use crate::types::{
     AsyncEvent, BatchEnd, Counters, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairReport, QueuePairState,
-    QueuePairStatus, ReceiveRequest, SendRequest, SharedReceiveQueueNumber,
+    QueuePairStatus, QueuePairType, ReceiveRequest, SendRequest, SharedReceiveQueueNumber,
 };
 
 /// A state that no queue pair of the standard has.
@@ -25,6 +25,7 @@ const DESTROYED: u8 = u8::MAX;
 /// A queue pair of a software device.
 pub(super) struct SoftQueuePair {
     pub(super) qpn: Qpn,
+    service: QueuePairType,
     pub(super) shard: Arc<Shard>,
     pub(super) device: Arc<Device>,
     /// One state change at a time; what kind of path it has.
@@ -134,6 +135,7 @@ impl SoftQueuePair {
         let qpn = created?;
         Ok(Self {
             qpn,
+            service: init.qp_type,
             shard,
             device: Arc::clone(device),
             path: Mutex::default(),
@@ -232,8 +234,9 @@ impl QueuePair for SoftQueuePair {
     fn send_push(&self, request: &SendRequest<'_>) -> Result<()> {
         self.device.check_process("post_send")?;
         self.check_state("post_send", QueuePairState::ReadyToSend)?;
-        if self.role.restricts_sending() {
-            return Err(self.role.send_refused(self.qpn));
+        if self.service != QueuePairType::ReliableConnection {
+            self.role.check_plain_send(self.qpn)?;
+            errors::check_operation(self.service, &request.operation)?;
         }
         self.send.push(request).map_err(|error| errors::from_queue("post_send", &error))
     }

@@ -69,15 +69,17 @@ impl Role {
         }
     }
 
-    /// Whether plain send requests are refused.
-    #[inline]
-    pub(super) fn restricts_sending(&self) -> bool {
-        matches!(self, Self::Initiator | Self::Target { .. })
+    /// Refuses send requests that name no queue of the peer where they must.
+    pub(super) fn check_plain_send(&self, qpn: Qpn) -> Result<()> {
+        match self {
+            Self::Initiator | Self::Target { .. } => Err(self.send_refused(qpn)),
+            _ => Ok(()),
+        }
     }
 
     /// Why a plain send request is refused.
     #[cold]
-    pub(super) fn send_refused(&self, qpn: Qpn) -> Error {
+    fn send_refused(&self, qpn: Qpn) -> Error {
         let message = match self {
             Self::Target { .. } => format!("queue pair {qpn} is an XRC target, which only receives"),
             _ => format!(

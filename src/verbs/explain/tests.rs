@@ -3,7 +3,7 @@ use std::collections::HashSet;
 use super::*;
 use crate::types::{
     AddressVector, Counters, DropReason, Gid, Heard, LastHeard, PathError, PeerFault, Qpn, QueuePairAttributes,
-    QueuePairCapabilities, QueuePairState, QueuePairStatus, RefusedRequest, Rkey,
+    QueuePairCapabilities, QueuePairState, QueuePairStatus, QueuePairType, RefusedRequest, Rkey,
 };
 
 const NO_ANSWER: FailedRequest = FailedRequest {
@@ -32,7 +32,8 @@ fn report(peer: &str) -> QueuePairReport {
         ..QueuePairAttributes::default()
     };
     let cap = QueuePairCapabilities::default();
-    let status = QueuePairStatus { qp_state: QueuePairState::Error, sq_draining: false, attributes, cap };
+    let (qp_type, qp_state) = (QueuePairType::ReliableConnection, QueuePairState::Error);
+    let status = QueuePairStatus { qp_type, sq_sig_all: false, qp_state, sq_draining: false, attributes, cap };
     QueuePairReport::new(status, Counters::default())
 }
 

@@ -1,0 +1,178 @@
+//! One end of a connection, as rdma-core's programs.
+
+use std::time::{Duration, Instant};
+
+use rdma_verbs::verbs::{
+    AccessFlags, Completion, CompletionChannel, CompletionQueue, ConnectOptions, ConnectionInfo, MemoryRegion, Notify,
+    QueuePair, QueuePairType, ReceiveRequest, SendRequest,
+};
+
+use crate::pingpong::exchange::{answer_client, ask_server};
+use crate::pingpong::{Arguments, Outcome, first_gid, interrupted, open_device, print_address, print_speed};
+
+const RECEIVE: u64 = 1;
+const SEND: u64 = 2;
+/// What the buffer holds but for the first byte of each page.
+const FILL: u8 = 0x7b;
+const PAGE: usize = 4096;
+
+/// Plays one end over queue pairs of this type.
+pub(crate) fn run(arguments: &Arguments, qp_type: QueuePairType) -> Outcome {
+    let end = End::open(arguments, qp_type)?;
+    let local = end.qp.connection_info()?;
+    print_address("local address: ", &local);
+    let remote = match &arguments.server {
+        Some(server) => {
+            let remote = ask_server(server, arguments.port, &local, arguments.mtu)?;
+            print_address("remote address:", &remote);
+            end.connect(&remote)?;
+            remote
+        }
+        None => {
+            let answer = |remote: &ConnectionInfo| end.connect(remote);
+            let remote = answer_client(arguments.port, &local, arguments.mtu, answer)?;
+            print_address("remote address:", &remote);
+            remote
+        }
+    };
+    let seconds = end.play().map_err(|error| format!("{error} (peer {})", remote.gid.to_ip()))?;
+    print_speed(arguments, seconds);
+    if arguments.chk { end.check() } else { Ok(()) }
+}
+
+/// The objects of this end. One buffer is sent from and received into, so what a peer sends goes back to it.
+struct End<'a> {
+    arguments: &'a Arguments,
+    channel: Option<CompletionChannel>,
+    cq: CompletionQueue,
+    buffer: MemoryRegion,
+    qp: QueuePair,
+}
+
+impl<'a> End<'a> {
+    fn open(arguments: &'a Arguments, qp_type: QueuePairType) -> Outcome<Self> {
+        let context = open_device(arguments.ib_dev.as_deref())?;
+        let gid_index = match arguments.gid_idx {
+            Some(index) => index,
+            None => first_gid(&context, arguments.ib_port)?,
+        };
+        let pd = context.alloc_pd()?;
+        let buffer = pd.reg_mr(vec![FILL; arguments.size.max(1)], AccessFlags::LOCAL_WRITE)?;
+        let cqe = arguments.rx_depth + 1;
+        let channel = arguments.events.then(|| context.create_comp_channel()).transpose()?;
+        let cq = match &channel {
+            Some(channel) => context.create_cq_on(channel, cqe, 0)?,
+            None => context.create_cq(cqe)?,
+        };
+        let qp = pd
+            .create_qp(&cq, &cq)
+            .qp_type(qp_type)
+            .max_send_wr(1)
+            .max_recv_wr(arguments.rx_depth)
+            .max_send_sge(1)
+            .max_recv_sge(1)
+            .port_num(arguments.ib_port)
+            .gid_index(gid_index)
+            .max_dest_rd_atomic(1)
+            .build()?;
+        qp.init()?;
+        let end = Self { arguments, channel, cq, buffer, qp };
+        end.post_receives(arguments.rx_depth)?;
+        if end.channel.is_some() {
+            end.cq.req_notify(Notify::Any)?;
+        }
+        Ok(end)
+    }
+
+    fn connect(&self, remote: &ConnectionInfo) -> Outcome {
+        let options = ConnectOptions::default().path_mtu(self.arguments.mtu).sl(self.arguments.sl);
+        Ok(self.qp.connect_with(remote, &options)?)
+    }
+
+    fn post_receives(&self, count: u32) -> Outcome {
+        let mut batch = self.qp.recv_batch()?;
+        for _ in 0..count {
+            batch.push(&ReceiveRequest::new(self.buffer.slice(..self.arguments.size)?).wr_id(RECEIVE))?;
+        }
+        Ok(batch.post()?)
+    }
+
+    fn post_send(&self) -> Outcome {
+        let message = self.buffer.slice(..self.arguments.size)?;
+        Ok(self.qp.post_send(&[SendRequest::send(message).wr_id(SEND).signaled()])?)
+    }
+
+    /// All exchanges; returns how many seconds they took.
+    fn play(&self) -> Outcome<f64> {
+        let iters = self.arguments.iters;
+        let is_client = self.arguments.server.is_some();
+        if is_client && self.arguments.chk {
+            for page in (0..self.arguments.size).step_by(PAGE) {
+                self.buffer.write_at(page, &[0])?;
+            }
+        }
+        let (mut sent, mut received, mut posted) = (0, 0, self.arguments.rx_depth);
+        let mut pending = RECEIVE;
+        if is_client {
+            self.post_send()?;
+            pending |= SEND;
+        }
+        let start = Instant::now();
+        while sent < iters || received < iters {
+            let mut completions = [Completion::default(); 2];
+            for completion in self.next(&mut completions)? {
+                completion.result().map_err(|failure| self.qp.explain(&failure))?;
+                match completion.wr_id() {
+                    SEND => sent += 1,
+                    _ => {
+                        received += 1;
+                        posted -= 1;
+                        if posted <= 1 {
+                            self.post_receives(self.arguments.rx_depth - posted)?;
+                            posted = self.arguments.rx_depth;
+                        }
+                    }
+                }
+                pending &= !completion.wr_id();
+                // The next message may go when the answer came and the last one has left.
+                if sent < iters && pending == 0 {
+                    self.post_send()?;
+                    pending = RECEIVE | SEND;
+                }
+            }
+        }
+        Ok(start.elapsed().as_secs_f64())
+    }
+
+    /// Completions, once there are some.
+    fn next<'c>(&self, completions: &'c mut [Completion]) -> Outcome<&'c [Completion]> {
+        loop {
+            let count = self.cq.poll(completions)?;
+            if count > 0 {
+                return Ok(&completions[..count]);
+            }
+            if interrupted() {
+                return Err("interrupted".into());
+            }
+            if let Some(channel) = &self.channel {
+                // Completions that came between the poll and arming made no event, hence the poll after it.
+                if channel.wait_event(Some(Duration::from_millis(100)))?.is_some() {
+                    self.cq.req_notify(Notify::Any)?;
+                }
+            }
+        }
+    }
+
+    /// The client has cleared the first byte of each page, and the same bytes went to and fro ever since.
+    fn check(&self) -> Outcome {
+        let bytes = self.buffer.to_vec(..self.arguments.size)?;
+        let mut wrong_pages = 0;
+        for (page, bytes) in bytes.chunks(PAGE).enumerate() {
+            if bytes[0] != 0 || bytes[1..].iter().any(|byte| *byte != FILL) {
+                println!("invalid data in page {page}");
+                wrong_pages += 1;
+            }
+        }
+        if wrong_pages > 0 { Err(format!("{wrong_pages} pages hold invalid data").into()) } else { Ok(()) }
+    }
+}

@@ -1,0 +1,68 @@
+//! How the two programs tell each other their addresses: rdma-core's text over TCP.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::time::Duration;
+
+use rdma_verbs::verbs::{ConnectionInfo, Gid, Mtu, Psn, Qpn, QueuePairType};
+
+use super::Outcome;
+
+/// 52 bytes: LID, QPN and PSN in hexadecimal, the GID's bytes likewise, a zero.
+const MESSAGE_BYTES: usize = 52;
+const DONE: &[u8; 5] = b"done\0";
+const ANSWER_WITHIN: Duration = Duration::from_secs(30);
+
+fn encode(info: &ConnectionInfo) -> String {
+    let gid: String = info.gid.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("0000:{:06x}:{:06x}:{gid}\0", info.qpn.value(), info.psn.value())
+}
+
+fn decode(message: &[u8; MESSAGE_BYTES], qp_type: QueuePairType, mtu: Mtu) -> Option<ConnectionInfo> {
+    let text = std::str::from_utf8(message).ok()?.trim_end_matches('\0');
+    let mut fields = text.split(':');
+    let mut number = || u32::from_str_radix(fields.next()?, 16).ok();
+    let (_lid, qpn, psn) = (number()?, number()?, number()?);
+    let gid = u128::from_str_radix(fields.next()?, 16).ok()?;
+    let gid = Gid::from_bytes(gid.to_be_bytes());
+    let peer = ConnectionInfo::stranger(Qpn::new(qpn), Psn::new(psn), gid, mtu);
+    Some(ConnectionInfo { qp_type, ..peer })
+}
+
+fn hear(stream: &mut TcpStream, qp_type: QueuePairType, mtu: Mtu) -> Outcome<ConnectionInfo> {
+    let mut message = [0; MESSAGE_BYTES];
+    stream.read_exact(&mut message).map_err(|error| format!("cannot read the remote address: {error}"))?;
+    let heard = decode(&message, qp_type, mtu);
+    heard.ok_or_else(|| format!("no remote address: \"{}\"", message.escape_ascii()).into())
+}
+
+/// Tells first, then hears; the server is ready to receive when its answer is here.
+pub(crate) fn ask_server(server: &str, port: u16, local: &ConnectionInfo, mtu: Mtu) -> Outcome<ConnectionInfo> {
+    let mut stream =
+        TcpStream::connect((server, port)).map_err(|error| format!("cannot connect to {server}:{port}: {error}"))?;
+    stream.set_read_timeout(Some(ANSWER_WITHIN))?;
+    stream.write_all(encode(local).as_bytes())?;
+    let remote = hear(&mut stream, local.qp_type, mtu)?;
+    stream.write_all(DONE)?;
+    Ok(remote)
+}
+
+/// Hears first and connects, then tells, and waits until the client has heard.
+pub(crate) fn answer_client(
+    port: u16,
+    local: &ConnectionInfo,
+    mtu: Mtu,
+    connect: impl FnOnce(&ConnectionInfo) -> Outcome,
+) -> Outcome<ConnectionInfo> {
+    // Both IP versions where the system has both.
+    let listener = TcpListener::bind(("::", port)).or_else(|_| TcpListener::bind(("0.0.0.0", port)));
+    let listener = listener.map_err(|error| format!("cannot listen on port {port}: {error}"))?;
+    let (mut stream, _) = listener.accept()?;
+    stream.set_read_timeout(Some(ANSWER_WITHIN))?;
+    let remote = hear(&mut stream, local.qp_type, mtu)?;
+    connect(&remote)?;
+    stream.write_all(encode(local).as_bytes())?;
+    let mut done = [0; DONE.len()];
+    stream.read_exact(&mut done).map_err(|error| format!("the client did not say that it heard: {error}"))?;
+    Ok(remote)
+}

@@ -1,0 +1,26 @@
+//! Ping-pong over an unreliable connection.
+//!
+//! With no arguments both ends run here, on two loopback addresses: every byte is checked, latency is
+//! printed. What is lost is not sent again, and ends the game. With arguments it is one end, compatible with rdma-core's `ibv_uc_pingpong` in flags, in what is said over
+//! TCP and in what is printed, so that the other end can be that program on a kernel or an adapter:
+//!
+//! ```text
+//! cargo run --release --example uc_pingpong                            both ends
+//! cargo run --release --example uc_pingpong -- -d soft_eth0 -g 0       server
+//! cargo run --release --example uc_pingpong -- -d soft_eth0 HOST       client
+//! ```
+
+#[path = "pingpong/both_ends.rs"]
+mod both_ends;
+#[path = "pingpong/connected.rs"]
+mod connected;
+mod pingpong;
+
+use std::process::ExitCode;
+
+use rdma_verbs::verbs::QueuePairType;
+
+fn main() -> ExitCode {
+    let qp_type = QueuePairType::UnreliableConnection;
+    pingpong::launch("uc_pingpong", || both_ends::run(qp_type), |arguments| connected::run(arguments, qp_type))
+}

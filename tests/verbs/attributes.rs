@@ -1,0 +1,113 @@
+//! All attributes of a state change by name, and what a transition makes of them.
+
+use rdma_verbs::types::Qkey;
+use rdma_verbs::verbs::{
+    AccessFlags, AddressVector, ErrorKind, Mtu, PeerCapabilities, Psn, QueuePair, QueuePairAttributes, QueuePairState,
+};
+
+use super::end::{End, refused};
+
+/// An attribute: its name, whether two sets give it alike, how to copy it from one set to another.
+pub(crate) struct Attribute {
+    pub(crate) name: &'static str,
+    alike: fn(&QueuePairAttributes, &QueuePairAttributes) -> bool,
+    copy: fn(&QueuePairAttributes, &mut QueuePairAttributes),
+}
+
+macro_rules! attributes {
+    ($($field:ident)*) => {
+        /// Every attribute but the states.
+        pub(crate) const ATTRIBUTES: &[Attribute] = &[$(Attribute {
+            name: stringify!($field),
+            alike: |one, other| one.$field == other.$field,
+            copy: |from, to| to.$field = from.$field,
+        },)*];
+    };
+}
+
+attributes!(pkey_index port_num qp_access_flags qkey ah_attr path_mtu dest_qp_num rq_psn sq_psn max_dest_rd_atomic
+    max_rd_atomic min_rnr_timer timeout retry_cnt rnr_retry en_sqd_async_notify peer);
+
+/// A set that gives every attribute but the states, with values that the device takes. The peer is the queue pair
+/// itself.
+pub(crate) fn everything(end: &End) -> QueuePairAttributes {
+    let own = end.qp.connection_info().expect("connection_info");
+    QueuePairAttributes {
+        pkey_index: Some(0),
+        port_num: Some(1),
+        qp_access_flags: Some(AccessFlags::REMOTE_WRITE),
+        qkey: Some(Qkey(0x1234)),
+        ah_attr: Some(AddressVector::new(own.gid, 0)),
+        path_mtu: Some(Mtu::Mtu512),
+        dest_qp_num: Some(own.qpn),
+        rq_psn: Some(Psn::new(0x111)),
+        sq_psn: Some(Psn::new(0x222)),
+        max_dest_rd_atomic: Some(1),
+        max_rd_atomic: Some(1),
+        min_rnr_timer: Some(3),
+        timeout: Some(10),
+        retry_cnt: Some(2),
+        rnr_retry: Some(4),
+        en_sqd_async_notify: Some(true),
+        peer: Some(PeerCapabilities::STRANGER),
+        ..QueuePairAttributes::default()
+    }
+}
+
+/// The state to go to, with those attributes of `from` that are named.
+pub(crate) fn set(to: QueuePairState, from: &QueuePairAttributes, names: &[&str]) -> QueuePairAttributes {
+    let mut set = QueuePairAttributes { qp_state: Some(to), ..QueuePairAttributes::default() };
+    for attribute in ATTRIBUTES.iter().filter(|attribute| names.contains(&attribute.name)) {
+        (attribute.copy)(from, &mut set);
+    }
+    set
+}
+
+/// The queue pair's attributes must be those of `expected` where they are named.
+#[track_caller]
+pub(crate) fn tells(qp: &QueuePair, expected: &QueuePairAttributes, names: &[&str]) {
+    let told = qp.query().expect("query_qp").attributes;
+    for attribute in ATTRIBUTES.iter().filter(|attribute| names.contains(&attribute.name)) {
+        assert!((attribute.alike)(&told, expected), "{}: {told:?} instead of {expected:?}", attribute.name);
+    }
+}
+
+/// A row of the standard's table, beginning in the state in which the queue pair is: each missing and each extra
+/// attribute must be refused by its name, all at once by all of theirs, with nothing changed; then required and optional
+/// ones together must be taken, and told by query_qp.
+#[track_caller]
+pub(crate) fn transition(end: &End, to: QueuePairState, required: &[&str], optional: &[&str]) {
+    let (all, before) = (everything(end), end.qp.query().expect("query_qp"));
+    let refuse = |set: &QueuePairAttributes, names: &[&str]| {
+        refused(end.qp.modify(set), ErrorKind::InvalidArgument, names);
+        assert_eq!(end.qp.query().expect("query_qp"), before, "a refused change changed something");
+    };
+    for missing in required {
+        let rest: Vec<&str> = required.iter().copied().filter(|name| name != missing).collect();
+        refuse(&set(to, &all, &rest), &[missing, to.name()]);
+    }
+    if !required.is_empty() {
+        refuse(&set(to, &all, &[]), required);
+    }
+    let may = |name: &&str| required.contains(name) || optional.contains(name);
+    let extra: Vec<&str> = ATTRIBUTES.iter().map(|attribute| attribute.name).filter(|name| !may(name)).collect();
+    for name in &extra {
+        let with: Vec<&str> = required.iter().chain([name]).copied().collect();
+        refuse(&set(to, &all, &with), &[name, to.name()]);
+    }
+    let everything: Vec<&str> = ATTRIBUTES.iter().map(|attribute| attribute.name).collect();
+    refuse(&set(to, &all, &everything), &extra);
+    let whole: Vec<&str> = required.iter().chain(optional).copied().collect();
+    end.qp.modify(&set(to, &all, &whole)).expect("all that the table has");
+    end.is_in(to);
+    tells(&end.qp, &all, &whole);
+}
+
+/// Brings a fresh queue pair to a state by what is required and nothing else.
+#[track_caller]
+pub(crate) fn walk(end: &End, path: &[(QueuePairState, &[&str])]) {
+    let all = everything(end);
+    for (to, required) in path {
+        end.qp.modify(&set(*to, &all, required)).unwrap_or_else(|error| panic!("to {}: {error}", to.name()));
+    }
+}

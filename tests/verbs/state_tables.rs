@@ -1,0 +1,215 @@
+//! The table of transitions: what each needs and takes, for connected queue pairs of both kinds.
+
+use rdma_verbs::verbs::{ErrorKind, QueuePairAttributes, QueuePairState, QueuePairType};
+
+use super::attributes::{everything, set, transition, walk};
+use super::end::{End, Shape, refused};
+use super::suite::Scenario;
+use super::world::World;
+
+use QueuePairState::{Error, Init, ReadyToReceive, ReadyToSend, Reset, SendQueueDrained, SendQueueError};
+
+const RC: QueuePairType = QueuePairType::ReliableConnection;
+const UC: QueuePairType = QueuePairType::UnreliableConnection;
+const TABLE: &str = "IBTA 11.2.5.2 Modify Queue Pair, as ib_modify_qp_is_ok has it; ibv_modify_qp(3)";
+
+/// A row of the table is a scenario.
+macro_rules! rows {
+    ($($name:literal $run:expr;)*) => {
+        pub(crate) const SCENARIOS: &[Scenario] =
+            &[$(Scenario { name: $name, clause: TABLE, needs: &[], run: $run },)*];
+    };
+}
+
+rows! {
+    "states/rc/reset_to_init" |world| reset_to_init(world, RC);
+    "states/rc/init_to_init" |world| init_to_init(world, RC);
+    "states/rc/init_to_rtr" |world| init_to_rtr(world, RC);
+    "states/rc/rtr_to_rts" |world| rtr_to_rts(world, RC);
+    "states/rc/rts_to_rts" |world| rts_to_rts(world, RC);
+    "states/rc/rts_to_sqd" |world| rts_to_sqd(world, RC);
+    "states/rc/sqd_to_rts" |world| sqd_to_rts(world, RC);
+    "states/rc/sqd_to_sqd" |world| sqd_to_sqd(world, RC);
+    "states/rc/to_reset_from_anywhere" |world| to_reset_from_anywhere(world, RC);
+    "states/rc/to_error_from_anywhere_but_reset" |world| to_error_from_anywhere_but_reset(world, RC);
+    "states/rc/no_other_transition" |world| no_other_transition(world, RC);
+    "states/rc/wrong_current_state_is_refused" |world| wrong_current_state_is_refused(world, RC);
+    "states/uc/reset_to_init" |world| reset_to_init(world, UC);
+    "states/uc/init_to_init" |world| init_to_init(world, UC);
+    "states/uc/init_to_rtr" |world| init_to_rtr(world, UC);
+    "states/uc/rtr_to_rts" |world| rtr_to_rts(world, UC);
+    "states/uc/rts_to_rts" |world| rts_to_rts(world, UC);
+    "states/uc/rts_to_sqd" |world| rts_to_sqd(world, UC);
+    "states/uc/sqd_to_rts" |world| sqd_to_rts(world, UC);
+    "states/uc/sqd_to_sqd" |world| sqd_to_sqd(world, UC);
+    "states/uc/to_reset_from_anywhere" |world| to_reset_from_anywhere(world, UC);
+    "states/uc/to_error_from_anywhere_but_reset" |world| to_error_from_anywhere_but_reset(world, UC);
+    "states/uc/no_other_transition" |world| no_other_transition(world, UC);
+    "states/uc/wrong_current_state_is_refused" |world| wrong_current_state_is_refused(world, UC);
+}
+
+const START: &[&str] = &["pkey_index", "port_num", "qp_access_flags"];
+
+fn to_receive(qp_type: QueuePairType) -> &'static [&'static str] {
+    match qp_type {
+        RC => &["ah_attr", "path_mtu", "dest_qp_num", "rq_psn", "max_dest_rd_atomic", "min_rnr_timer"],
+        _ => &["ah_attr", "path_mtu", "dest_qp_num", "rq_psn"],
+    }
+}
+
+fn to_send(qp_type: QueuePairType) -> &'static [&'static str] {
+    match qp_type {
+        RC => &["sq_psn", "max_rd_atomic", "timeout", "retry_cnt", "rnr_retry"],
+        _ => &["sq_psn"],
+    }
+}
+
+/// What a queue pair that sends may be told anew.
+fn anew(qp_type: QueuePairType) -> &'static [&'static str] {
+    match qp_type {
+        RC => &["qp_access_flags", "min_rnr_timer"],
+        _ => &["qp_access_flags"],
+    }
+}
+
+/// A queue pair in this state.
+fn end_in(world: &World, qp_type: QueuePairType, state: QueuePairState) -> End {
+    let end = world.end(0, &Shape { qp_type, ..Shape::default() });
+    let (receive, send) = (to_receive(qp_type), to_send(qp_type));
+    let path: [(QueuePairState, &[&str]); 4] =
+        [(Init, START), (ReadyToReceive, receive), (ReadyToSend, send), (SendQueueDrained, &[])];
+    let steps = match state {
+        Reset => 0,
+        Init => 1,
+        ReadyToReceive => 2,
+        ReadyToSend => 3,
+        SendQueueDrained => 4,
+        other => panic!("no way to {}", other.name()),
+    };
+    walk(&end, &path[..steps]);
+    end.is_in(state);
+    end
+}
+
+fn reset_to_init(world: &World, qp_type: QueuePairType) {
+    transition(&end_in(world, qp_type, Reset), Init, START, &[]);
+}
+
+fn init_to_init(world: &World, qp_type: QueuePairType) {
+    transition(&end_in(world, qp_type, Init), Init, &[], START);
+}
+
+fn init_to_rtr(world: &World, qp_type: QueuePairType) {
+    let optional = ["qp_access_flags", "pkey_index", "peer"];
+    transition(&end_in(world, qp_type, Init), ReadyToReceive, to_receive(qp_type), &optional);
+}
+
+fn rtr_to_rts(world: &World, qp_type: QueuePairType) {
+    let optional: Vec<&str> = anew(qp_type).iter().copied().chain(["peer"]).collect();
+    transition(&end_in(world, qp_type, ReadyToReceive), ReadyToSend, to_send(qp_type), &optional);
+}
+
+fn rts_to_rts(world: &World, qp_type: QueuePairType) {
+    transition(&end_in(world, qp_type, ReadyToSend), ReadyToSend, &[], anew(qp_type));
+}
+
+fn rts_to_sqd(world: &World, qp_type: QueuePairType) {
+    transition(&end_in(world, qp_type, ReadyToSend), SendQueueDrained, &[], &["en_sqd_async_notify"]);
+}
+
+fn sqd_to_rts(world: &World, qp_type: QueuePairType) {
+    transition(&end_in(world, qp_type, SendQueueDrained), ReadyToSend, &[], anew(qp_type));
+}
+
+fn sqd_to_sqd(world: &World, qp_type: QueuePairType) {
+    let both = ["ah_attr", "qp_access_flags", "pkey_index", "peer"];
+    let reliable =
+        ["port_num", "timeout", "retry_cnt", "rnr_retry", "max_rd_atomic", "max_dest_rd_atomic", "min_rnr_timer"];
+    let optional: Vec<&str> = both.into_iter().chain(reliable.into_iter().filter(|_| qp_type == RC)).collect();
+    transition(&end_in(world, qp_type, SendQueueDrained), SendQueueDrained, &[], &optional);
+}
+
+const REACHABLE: [QueuePairState; 5] = [Reset, Init, ReadyToReceive, ReadyToSend, SendQueueDrained];
+
+fn go(state: QueuePairState) -> QueuePairAttributes {
+    QueuePairAttributes { qp_state: Some(state), ..QueuePairAttributes::default() }
+}
+
+fn to_reset_from_anywhere(world: &World, qp_type: QueuePairType) {
+    for state in REACHABLE {
+        let end = end_in(world, qp_type, state);
+        let extra = set(Reset, &everything(&end), &["port_num"]);
+        refused(end.qp.modify(&extra), ErrorKind::InvalidArgument, &["port_num", "RESET"]);
+        end.is_in(state);
+        end.qp.modify(&go(Reset)).unwrap();
+        end.is_in(Reset);
+        let forgotten = QueuePairAttributes { qp_state: Some(Reset), ..QueuePairAttributes::default() };
+        assert_eq!(end.qp.query().unwrap().attributes, forgotten, "from {}", state.name());
+    }
+}
+
+fn to_error_from_anywhere_but_reset(world: &World, qp_type: QueuePairType) {
+    for state in &REACHABLE[1..] {
+        let end = end_in(world, qp_type, *state);
+        let extra = set(Error, &everything(&end), &["timeout"]);
+        refused(end.qp.modify(&extra), ErrorKind::InvalidArgument, &["timeout", "ERR"]);
+        end.is_in(*state);
+        end.qp.modify(&go(Error)).unwrap();
+        end.is_in(Error);
+        end.qp.modify(&go(Error)).unwrap();
+        end.qp.modify(&go(Reset)).unwrap();
+        end.is_in(Reset);
+    }
+    let end = end_in(world, qp_type, Reset);
+    refused(end.qp.modify(&go(Error)), ErrorKind::InvalidState, &["RESET", "ERR"]);
+    end.is_in(Reset);
+}
+
+fn no_other_transition(world: &World, qp_type: QueuePairType) {
+    let absent = [
+        (Reset, &[ReadyToReceive, ReadyToSend, SendQueueDrained, SendQueueError][..]),
+        (Init, &[ReadyToSend, SendQueueDrained, SendQueueError]),
+        (ReadyToReceive, &[Init, ReadyToReceive, SendQueueDrained, SendQueueError]),
+        (ReadyToSend, &[Init, ReadyToReceive, SendQueueError]),
+        (SendQueueDrained, &[Init, ReadyToReceive, SendQueueError]),
+    ];
+    for (from, states) in absent {
+        let end = end_in(world, qp_type, from);
+        let all = everything(&end);
+        for to in states {
+            // With what the state needs on its proper way, so that nothing else is wrong.
+            let names = [START, to_receive(qp_type), to_send(qp_type)].concat();
+            refused(end.qp.modify(&set(*to, &all, &names)), ErrorKind::InvalidState, &[from.name(), to.name()]);
+            end.is_in(from);
+        }
+    }
+    let end = end_in(world, qp_type, ReadyToSend);
+    end.to_error();
+    for to in [Init, ReadyToReceive, ReadyToSend, SendQueueDrained, SendQueueError] {
+        refused(end.qp.modify(&go(to)), ErrorKind::InvalidState, &["ERR", to.name()]);
+        end.is_in(Error);
+    }
+}
+
+fn wrong_current_state_is_refused(world: &World, qp_type: QueuePairType) {
+    let end = end_in(world, qp_type, ReadyToReceive);
+    let all = everything(&end);
+    let wrong =
+        QueuePairAttributes { cur_qp_state: Some(SendQueueDrained), ..set(ReadyToSend, &all, to_send(qp_type)) };
+    refused(end.qp.modify(&wrong), ErrorKind::InvalidState, &["cur_qp_state", "SQD", "RTR"]);
+    end.is_in(ReadyToReceive);
+    let right = QueuePairAttributes { cur_qp_state: Some(ReadyToReceive), ..wrong };
+    end.qp.modify(&right).unwrap();
+    for (to, from) in [(ReadyToSend, ReadyToSend), (SendQueueDrained, ReadyToSend), (ReadyToSend, SendQueueDrained)] {
+        let said = QueuePairAttributes { cur_qp_state: Some(from), ..go(to) };
+        match to {
+            // The table does not list it there.
+            SendQueueDrained => {
+                refused(end.qp.modify(&said), ErrorKind::InvalidArgument, &["cur_qp_state"]);
+                end.qp.modify(&go(to)).unwrap();
+            }
+            _ => end.qp.modify(&said).unwrap(),
+        }
+        end.is_in(to);
+    }
+}
