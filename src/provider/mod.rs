@@ -244,7 +244,7 @@ pub trait QueuePair: Send + Sync {
 
     /// Copies a request of an XRC initiator into the batch, with the number of the peer's shared receive queue that it
     /// is for. [`ErrorKind::InvalidArgument`] on queue pairs of other kinds.
-    fn send_push_to(&self, request: &SendRequest<'_>, srq: SharedReceiveQueueNumber) -> Result<()> {
+    fn send_push_to_srq(&self, request: &SendRequest<'_>, srq: SharedReceiveQueueNumber) -> Result<()> {
         let message = format!(
             "request {:#x} names shared receive queue {srq}; only the requests of an XRC initiator do",
             request.wr_id

@@ -98,7 +98,7 @@ impl SendQueue {
     /// # Errors
     ///
     /// As [`SendQueue::push`].
-    pub fn push_to(&self, request: &SendRequest<'_>, srq: SharedReceiveQueueNumber) -> Result<(), QueueError> {
+    pub fn push_to_srq(&self, request: &SendRequest<'_>, srq: SharedReceiveQueueNumber) -> Result<(), QueueError> {
         self.push_with(request, srq.value())
     }
 

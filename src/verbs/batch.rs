@@ -105,7 +105,7 @@ impl<'a> SendBatch<'a> {
             let lowered = types::SendRequest { wr_id, operation, flags, data };
             match request.remote_srq {
                 None => self.queue_pair.inner().send_push(&lowered),
-                Some(srq) => self.queue_pair.inner().send_push_to(&lowered, srq),
+                Some(srq) => self.queue_pair.inner().send_push_to_srq(&lowered, srq),
             }
         };
         match &request.data.0 {

@@ -241,11 +241,11 @@ impl QueuePair for SoftQueuePair {
         self.send.push(request).map_err(|error| errors::from_queue("post_send", &error))
     }
 
-    fn send_push_to(&self, request: &SendRequest<'_>, srq: SharedReceiveQueueNumber) -> Result<()> {
+    fn send_push_to_srq(&self, request: &SendRequest<'_>, srq: SharedReceiveQueueNumber) -> Result<()> {
         self.device.check_process("post_send")?;
         self.check_state("post_send", QueuePairState::ReadyToSend)?;
         self.role.check_named_queue(self.qpn, srq)?;
-        self.send.push_to(request, srq).map_err(|error| errors::from_queue("post_send", &error))
+        self.send.push_to_srq(request, srq).map_err(|error| errors::from_queue("post_send", &error))
     }
 
     #[inline]
