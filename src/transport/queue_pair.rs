@@ -359,7 +359,7 @@ impl QueuePair {
         self.requester.overflowed = true;
     }
 
-    /// Fails the oldest request and takes the queue pair to the error state, or the send queue alone if it is unreliable.
+    /// Fails the oldest request and takes the queue pair to the error state, or, if it is unreliable, its send queue.
     pub(super) fn fail_oldest(&mut self, status: CompletionStatus, cause: Cause) {
         let index = self.requester.oldest();
         if index != self.send.published() {

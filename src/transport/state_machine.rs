@@ -7,8 +7,8 @@
 //!            (again)        (again)  SQE -> RTS (unreliable services)
 //! ```
 //!
-//! Source: InfiniBand specification volume 1, 11.2.5.3 and table 99 as the Linux kernel reads it (`ib_modify_qp_is_ok`),
-//! less what belongs to alternate paths. RESET to ERR is no transition.
+//! Source: InfiniBand specification volume 1, 11.2.5.3 and table 99 as the Linux kernel reads it
+//! (`ib_modify_qp_is_ok`), less what belongs to alternate paths. RESET to ERR is no transition.
 
 use crate::types::{QueuePairAttributes, QueuePairState, QueuePairType};
 

@@ -130,8 +130,8 @@ impl QueuePair {
 
     /// Changes state and attributes, all or nothing (`ibv_modify_qp`).
     ///
-    /// Which attributes a transition requires and allows is the standard's table (IBTA 11.2.5.2), as Linux has it. For a
-    /// reliable connection:
+    /// Which attributes a transition requires and allows is the standard's table (IBTA 11.2.5.2), as Linux has it. For
+    /// a reliable connection:
     ///
     /// * RESET to INIT requires `pkey_index`, `port_num`, `qp_access_flags`; INIT to INIT allows them.
     /// * INIT to RTR requires `ah_attr`, `path_mtu`, `dest_qp_num`, `rq_psn`, `max_dest_rd_atomic`, `min_rnr_timer`,

@@ -73,8 +73,8 @@ pub(crate) fn tells(qp: &QueuePair, expected: &QueuePairAttributes, names: &[&st
 }
 
 /// A row of the standard's table, beginning in the state in which the queue pair is: each missing and each extra
-/// attribute must be refused by its name, all at once by all of theirs, with nothing changed; then required and optional
-/// ones together must be taken, and told by query_qp.
+/// attribute must be refused by its name, all at once by all of theirs, with nothing changed; then required and
+/// optional ones together must be taken, and told by query_qp.
 #[track_caller]
 pub(crate) fn transition(end: &End, to: QueuePairState, required: &[&str], optional: &[&str]) {
     let (all, before) = (everything(end), end.qp.query().expect("query_qp"));

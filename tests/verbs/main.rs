@@ -4,7 +4,8 @@
 //! on the devices of these names (two ports that reach each other, or twice the same). A part of a name chooses
 //! scenarios: `cargo test --test verbs -- rc/send`; `--list` prints all.
 //!
-//! Written against the public API only. A new family is a file with its `SCENARIOS`, a `mod` and a line in [`FAMILIES`].
+//! Written against the public API only. A new family is a file with its `SCENARIOS`, a `mod` and a line in
+//! [`FAMILIES`].
 
 mod attributes;
 // Families come one after the other, and use more of these than there are yet.
