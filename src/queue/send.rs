@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use super::QueueError;
 use super::ring::{Layout, Ring, RingConsumer};
-use crate::types::{BatchEnd, Data, MAX_MESSAGE_BYTES, Operation, SendFlags, SendRequest, Sge, SharedReceiveQueueNumber};
+use crate::types::{
+    BatchEnd, Data, MAX_MESSAGE_BYTES, Operation, SendFlags, SendRequest, Sge, SharedReceiveQueueNumber,
+};
 
 /// The fixed part of a send request in its slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -301,7 +303,7 @@ mod tests {
         let operation = Operation::SendWithImmediate(5);
         assert_eq!(
             consumer.header(1),
-            SendHeader { wr_id: 8, operation, flags, length: 3, sge_count: 0, inline: true }
+            SendHeader { wr_id: 8, operation, flags, length: 3, sge_count: 0, inline: true, srq: NO_QUEUE }
         );
         assert_eq!(consumer.inline_data(1), b"abc");
         assert!(consumer.sges(1).is_empty());

@@ -168,13 +168,7 @@ impl Replies {
         self.queue.push_back(Reply::Resource(place));
     }
 
-    pub(super) fn push_read(
-        &mut self,
-        first: Psn,
-        packets: u32,
-        (reth, domain): (Reth, DomainId),
-        message_count: u32,
-    ) {
+    pub(super) fn push_read(&mut self, first: Psn, packets: u32, (reth, domain): (Reth, DomainId), message_count: u32) {
         let kind = ResourceKind::Read { reth, domain, next: 0, end: packets, sent: 0 };
         self.push_resource(Resource { first, packets, message_count, kind, queued: true, answered: false });
     }

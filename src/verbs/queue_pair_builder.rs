@@ -33,7 +33,16 @@ impl<'a> QueuePairBuilder<'a> {
         recv_cq: &'a CompletionQueue,
     ) -> Self {
         let cap = QueuePairCapabilities::default();
-        Self { domain, send_cq, recv_cq, cap, sq_sig_all: false, srq: None, xrc_domain: None, settings: Settings::default() }
+        Self {
+            domain,
+            send_cq,
+            recv_cq,
+            cap,
+            sq_sig_all: false,
+            srq: None,
+            xrc_domain: None,
+            settings: Settings::default(),
+        }
     }
 
     /// Transport service; a reliable connection by default.

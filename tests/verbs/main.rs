@@ -14,6 +14,10 @@ mod bytes;
 #[allow(dead_code)]
 mod end;
 mod rc_send;
+mod sharing;
+mod srq;
+mod srq_attributes;
+mod srq_life;
 mod state_changes;
 mod state_tables;
 #[allow(dead_code)]
@@ -25,8 +29,15 @@ mod world;
 use suite::Scenario;
 
 /// Every family of scenarios.
-const FAMILIES: &[&[Scenario]] =
-    &[rc_send::SCENARIOS, state_tables::SCENARIOS, state_changes::SCENARIOS, uc::SCENARIOS];
+const FAMILIES: &[&[Scenario]] = &[
+    rc_send::SCENARIOS,
+    state_tables::SCENARIOS,
+    state_changes::SCENARIOS,
+    uc::SCENARIOS,
+    srq::SCENARIOS,
+    srq_attributes::SCENARIOS,
+    srq_life::SCENARIOS,
+];
 
 fn main() {
     suite::main(FAMILIES)

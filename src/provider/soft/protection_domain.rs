@@ -9,9 +9,7 @@ use super::limit::Share;
 use super::memory_region::SoftMemoryRegion;
 use super::shared_receive::SoftSharedReceiveQueue;
 use crate::memory::{Backing, RegisterOptions};
-use crate::provider::{
-    MemoryRegion, ProtectionDomain, Refused, Result, SharedReceiveQueue, SharedReceiveQueueInit,
-};
+use crate::provider::{MemoryRegion, ProtectionDomain, Refused, Result, SharedReceiveQueue, SharedReceiveQueueInit};
 use crate::types::{AccessFlags, DomainId};
 
 /// A protection domain of a software device.

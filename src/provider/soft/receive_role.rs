@@ -115,9 +115,9 @@ impl Role {
                 queue.number()
             ),
             Self::Initiator => format!("queue pair {qpn} is an XRC initiator, which only sends"),
-            Self::Target { .. } => format!(
-                "queue pair {qpn} is an XRC target; post receives to the shared receive queues of its domain"
-            ),
+            Self::Target { .. } => {
+                format!("queue pair {qpn} is an XRC target; post receives to the shared receive queues of its domain")
+            }
         };
         Error::new("post_recv", ErrorKind::InvalidArgument, message)
     }

@@ -244,8 +244,9 @@ impl SharedReceiveQueue for SoftSharedReceiveQueue {
         let mut life = self.life();
         if life.queue_pairs > 0 {
             let (number, users) = (self.queue.number(), life.queue_pairs);
-            let message =
-                format!("{users} queue pairs take their receives from shared receive queue {number}; destroy them first");
+            let message = format!(
+                "{users} queue pairs take their receives from shared receive queue {number}; destroy them first"
+            );
             return Err(Error::new("destroy_srq", ErrorKind::Busy, message));
         }
         if std::mem::replace(&mut life.destroyed, true) {
