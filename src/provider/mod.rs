@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use error::{Error, ErrorKind, Refused, Result};
-pub use shared_receive::{SharedReceiveQueue, SharedReceiveQueueInit, XrcDomain};
+pub use shared_receive::{SharedReceiveQueue, SharedReceiveQueueInit, XrcDomain, XrcReceives};
 
 use crate::memory::{Backing, Region};
 use crate::types::{

@@ -16,9 +16,17 @@ pub struct SharedReceiveQueueInit<'a> {
     pub max_sge: u32,
     /// The limit that is armed from the beginning; 0: none.
     pub srq_limit: u32,
-    /// For messages of extended reliable connections: the domain whose targets may use it, and where its receives
-    /// complete.
-    pub xrc: Option<(&'a Arc<dyn XrcDomain>, &'a Arc<dyn CompletionQueue>)>,
+    /// For messages of extended reliable connections.
+    pub xrc: Option<XrcReceives<'a>>,
+}
+
+/// What a shared receive queue of an extended reliable connection needs besides.
+#[derive(Clone, Copy)]
+pub struct XrcReceives<'a> {
+    /// The domain whose targets may use it.
+    pub domain: &'a Arc<dyn XrcDomain>,
+    /// Where its receives complete.
+    pub cq: &'a Arc<dyn CompletionQueue>,
 }
 
 /// A shared receive queue.
@@ -43,8 +51,8 @@ pub trait SharedReceiveQueue: Send + Sync {
     /// Ends the batch.
     fn recv_end(&self, end: BatchEnd) -> Result<()>;
 
-    /// Takes it out of the device; what was posted is forgotten. [`ErrorKind::Busy`](super::ErrorKind::Busy) while queue
-    /// pairs take their receives from it. Destroying again does nothing.
+    /// Takes it out of the device; what was posted is forgotten. [`ErrorKind::Busy`](super::ErrorKind::Busy) while
+    /// queue pairs take their receives from it. Destroying again does nothing.
     fn destroy(&self) -> Result<()>;
 
     /// For the provider that made it.

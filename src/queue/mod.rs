@@ -22,9 +22,9 @@
 //!
 //! The producer lock of a queue is held by the posting thread between `begin` and `end`, across calls. Beneath it no
 //! other lock is taken. A completion queue's mutex is a leaf: releasing slots takes no lock, and [`Notify::notify`] is
-//! called after the mutex was given back. So is the mutex of a [`SharedReceiveQueue`], from which queue pairs of several
-//! shards take: it is held for copying one request, and the limit event is raised after it was given back. The mutex of
-//! an [`XrcDomain`] guards its table alone.
+//! called after the mutex was given back. So is the mutex of a [`SharedReceiveQueue`], from which queue pairs of
+//! several shards take: it is held for copying one request, and the limit event is raised after it was given back. The
+//! mutex of an [`XrcDomain`] guards its table alone.
 //!
 //! Only `ring.rs` contains `unsafe`; whatever callers do with numbers and calls of this module, no slot is written
 //! while it can be read.

@@ -323,9 +323,10 @@ impl RangeCheck<'_> {
         let theirs = range.region().protection_domain();
         let describe = |domain: &ProtectionDomain| format!("{} of {}", domain.id().0, domain.context());
         self.error(format!(
-            "the region {} belongs to protection domain {}, the queue to {}",
+            "the region {} belongs to protection domain {}, the {} to {}",
             range.region().lkey(),
             describe(theirs),
+            if self.verb == "post_srq_recv" { "shared receive queue" } else { "queue pair" },
             describe(self.domain),
         ))
     }

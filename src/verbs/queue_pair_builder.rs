@@ -81,9 +81,9 @@ impl<'a> QueuePairBuilder<'a> {
         self
     }
 
-    /// Receives come from this shared queue instead of a queue of its own: `max_recv_wr` and `max_recv_sge` are ignored,
-    /// and receives cannot be posted to the queue pair itself. The queue may belong to another protection domain of the
-    /// same device.
+    /// Receives come from this shared queue instead of a queue of its own: `max_recv_wr` and `max_recv_sge` are
+    /// ignored, and receives cannot be posted to the queue pair itself. The queue may belong to another protection
+    /// domain of the same device.
     ///
     /// [`SharedReceiveQueue`] has an example.
     pub fn srq(mut self, srq: &'a SharedReceiveQueue) -> Self {

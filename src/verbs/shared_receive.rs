@@ -77,7 +77,7 @@ impl<'a> SharedReceiveQueueBuilder<'a> {
             max_wr: self.max_wr,
             max_sge: self.max_sge,
             srq_limit: self.srq_limit,
-            xrc: self.xrc.map(|(domain, cq)| (domain.inner(), cq.inner())),
+            xrc: self.xrc.map(|(domain, cq)| provider::XrcReceives { domain: domain.inner(), cq: cq.inner() }),
         })?;
         let poster = Poster::default();
         Ok(SharedReceiveQueue { shared: Arc::new(Shared { inner, domain: self.domain.clone(), poster }) })
@@ -95,8 +95,8 @@ impl<'a> SharedReceiveQueueBuilder<'a> {
 /// The receives belong to the queue, not to queue pairs: they stay when a queue pair goes to the error state, to RESET,
 /// or is destroyed. Only a receive that a message has begun to fill ends with its queue pair.
 ///
-/// A handle: clones name the same queue. It goes when the last handle, and every queue pair that uses it, are gone; what
-/// is posted then is forgotten without completions.
+/// A handle: clones name the same queue. It goes when the last handle, and every queue pair that uses it, are gone;
+/// what is posted then is forgotten without completions.
 ///
 /// The owned tier ([`crate::owned`]) has no shared receive queues.
 ///
@@ -113,13 +113,11 @@ impl<'a> SharedReceiveQueueBuilder<'a> {
 /// second.connect(&first.connection_info()?)?;
 ///
 /// let inbox = pd.alloc_mr(64, AccessFlags::LOCAL_WRITE)?;
-/// srq.post_recv(&[ReceiveRequest::new(inbox.slice(..32)?).wr_id(1), ReceiveRequest::new(inbox.slice(32..)?).wr_id(2)])?;
-/// first.post_send(&[SendRequest::send(Payload::inline(b"to the second"))])?;
-/// let received = cq.wait(Duration::from_secs(10))?;
-/// assert_eq!((received.wr_id(), received.qpn()), (1, second.qpn()));
-/// second.post_send(&[SendRequest::send(Payload::inline(b"to the first"))])?;
-/// let received = cq.wait(Duration::from_secs(10))?;
-/// assert_eq!((received.wr_id(), received.qpn()), (2, first.qpn()));
+/// srq.post_recv(&[ReceiveRequest::new(inbox.slice(..32)?).wr_id(1),
+/// ReceiveRequest::new(inbox.slice(32..)?).wr_id(2)])?; first.post_send(&[SendRequest::send(Payload::inline(b"to the
+/// second"))])?; let received = cq.wait(Duration::from_secs(10))?; assert_eq!((received.wr_id(), received.qpn()), (1,
+/// second.qpn())); second.post_send(&[SendRequest::send(Payload::inline(b"to the first"))])?; let received =
+/// cq.wait(Duration::from_secs(10))?; assert_eq!((received.wr_id(), received.qpn()), (2, first.qpn()));
 /// # Ok::<(), verbs::Error>(())
 /// ```
 #[derive(Clone)]

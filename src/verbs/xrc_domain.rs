@@ -11,13 +11,13 @@ use crate::provider;
 /// With an extended reliable connection, one queue pair on each side serves many receivers of a process: each request
 /// names the shared receive queue that it is for. The sending end, the *initiator*
 /// ([`QueuePairType::XrcSend`](super::QueuePairType::XrcSend)), has no receive queue; the receiving end, the *target*
-/// ([`QueuePairType::XrcReceive`](super::QueuePairType::XrcReceive)), has no queue at all and only passes messages on to
-/// the shared receive queues of its domain. Those are created with
-/// [`SharedReceiveQueueBuilder::xrc`](super::SharedReceiveQueueBuilder::xrc) and say where their receives complete. What
-/// a request may access at the target's side is decided by the protection domain of the queue that it names.
+/// ([`QueuePairType::XrcReceive`](super::QueuePairType::XrcReceive)), has no queue at all and only passes messages on
+/// to the shared receive queues of its domain. Those are created with
+/// [`SharedReceiveQueueBuilder::xrc`](super::SharedReceiveQueueBuilder::xrc) and say where their receives complete.
+/// What a request may access at the target's side is decided by the protection domain of the queue that it names.
 ///
-/// A handle: clones name the same domain. It goes when the last handle and everything made in it are gone. It belongs to
-/// this opening of the device; [`Context::open_xrcd_shared`] says why.
+/// A handle: clones name the same domain. It goes when the last handle and everything made in it are gone. It belongs
+/// to this opening of the device; [`Context::open_xrcd_shared`] says why.
 ///
 /// ```
 /// use std::time::Duration;

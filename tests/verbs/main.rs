@@ -25,6 +25,7 @@ mod suite;
 mod uc;
 #[allow(dead_code)]
 mod world;
+mod xrc;
 
 use suite::Scenario;
 
@@ -37,6 +38,7 @@ const FAMILIES: &[&[Scenario]] = &[
     srq::SCENARIOS,
     srq_attributes::SCENARIOS,
     srq_life::SCENARIOS,
+    xrc::SCENARIOS,
 ];
 
 fn main() {

@@ -15,7 +15,8 @@ pub(crate) const MAX_SRQ: Capability = Capability { name: "max_srq", present: |d
 /// Bytes that each receive has room for, unless something else is said.
 pub(crate) const ROOM: usize = 256;
 
-/// The sharing end: device 0, a shared receive queue, and queue pairs that use it; each is connected to one of device 1.
+/// The sharing end: device 0, a shared receive queue, and queue pairs that use it; each is connected to one of device
+/// 1.
 pub(crate) struct Sharing {
     pub(crate) receivers: Vec<QueuePair>,
     pub(crate) senders: Vec<QueuePair>,

@@ -204,8 +204,8 @@ impl CompletionQueue for SoftCompletionQueue {
     }
 }
 
-/// Completions that come from any shard: those of a shared receive queue that completes here. Keeps the completion queue
-/// alive.
+/// Completions that come from any shard: those of a shared receive queue that completes here. Keeps the completion
+/// queue alive.
 pub(super) struct Feed {
     queue: Arc<dyn CompletionQueue>,
     token: queue::SourceToken,

@@ -120,7 +120,7 @@ impl SoftSharedReceiveQueue {
         check_range("create_srq", "max_wr", init.max_wr, 1..=limits.max_srq_wr)?;
         check_range("create_srq", "max_sge", init.max_sge, 0..=limits.max_srq_sge)?;
         check_range("create_srq", "srq_limit", init.srq_limit, 0..=init.max_wr)?;
-        let xrc = init.xrc.map(|(xrc_domain, cq)| XrcSide::new(device, xrc_domain, cq)).transpose()?;
+        let xrc = init.xrc.map(|xrc| XrcSide::new(device, xrc.domain, xrc.cq)).transpose()?;
         let share = device.shared_receive_queues.take("create_srq")?;
         let queue = queue::SharedReceiveQueue::new(SharedReceiveInit {
             number: device.shared_receive_numbers.take(),
