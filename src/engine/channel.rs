@@ -10,6 +10,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -18,6 +19,42 @@ use super::sys::{Epoll, EventFd, Interest, wait_readable};
 
 /// Passes over the shards in one visit; what is left then keeps the descriptor readable.
 const ROUNDS: usize = 8;
+/// Announcements of one completion queue that wait at most. Whoever arms a queue so often without ever taking an
+/// announcement needs no more of them to come and look.
+const MOST_WAITING: u32 = 64;
+
+/// A completion queue, as its channel knows it. Its numbers change under the channel's lock.
+pub(crate) struct Announcing {
+    context: u64,
+    /// Announcements that nobody has taken.
+    waiting: AtomicU32,
+    /// Announcements that were taken, modulo 2^32.
+    taken: AtomicU32,
+}
+
+impl Announcing {
+    /// `context` is what the application knows the queue by.
+    pub(crate) fn new(context: u64) -> Self {
+        Self { context, waiting: AtomicU32::new(0), taken: AtomicU32::new(0) }
+    }
+
+    /// Announcements that were taken, modulo 2^32.
+    pub(crate) fn taken(&self) -> u32 {
+        self.taken.load(Ordering::Relaxed)
+    }
+
+    fn note_waiting(&self) -> bool {
+        let waiting = self.waiting.load(Ordering::Relaxed);
+        self.waiting.store((waiting + 1).min(MOST_WAITING), Ordering::Relaxed);
+        waiting < MOST_WAITING
+    }
+
+    fn take(&self) -> u64 {
+        self.waiting.store(self.waiting.load(Ordering::Relaxed).saturating_sub(1), Ordering::Relaxed);
+        self.taken.store(self.taken().wrapping_add(1), Ordering::Relaxed);
+        self.context
+    }
+}
 
 /// A completion channel.
 pub(crate) struct Channel {
@@ -29,8 +66,8 @@ pub(crate) struct Channel {
 
 #[derive(Default)]
 struct State {
-    /// Contexts of the completion queues that announced something.
-    waiting: VecDeque<u64>,
+    /// The completion queues that announced something, a place for each announcement.
+    waiting: VecDeque<Arc<Announcing>>,
     /// The event is readable.
     signalled: bool,
     /// Threads that drive right now, and look here afterwards.
@@ -49,21 +86,30 @@ impl Channel {
     }
 
     /// A completion queue has something. May be called with a shard held.
-    pub(crate) fn announce(&self, context: u64) {
+    pub(crate) fn announce(&self, queue: &Arc<Announcing>) {
         let mut state = self.state();
-        state.waiting.push_back(context);
+        if queue.note_waiting() {
+            state.waiting.push_back(Arc::clone(queue));
+        }
         if state.inside == 0 {
             self.signal(&mut state);
         }
+    }
+
+    /// A completion queue goes away: what it announced and nobody took is forgotten.
+    pub(crate) fn forget(&self, queue: &Arc<Announcing>) {
+        let mut state = self.state();
+        state.waiting.retain(|waiting| !Arc::ptr_eq(waiting, queue));
+        self.settle(&mut state);
     }
 
     /// The next announcement, after driving the shards if there is none.
     pub(crate) fn poll(&self) -> Option<u64> {
         {
             let mut state = self.state();
-            if let Some(context) = state.waiting.pop_front() {
+            if let Some(queue) = state.waiting.pop_front() {
                 self.settle(&mut state);
-                return Some(context);
+                return Some(queue.take());
             }
             self.settle(&mut state);
             state.inside += 1;
@@ -77,7 +123,7 @@ impl Channel {
             }
         }
         let mut state = self.state();
-        let context = state.waiting.pop_front();
+        let context = state.waiting.pop_front().map(|queue| queue.take());
         if has_more {
             // Whoever sleeps on changes of the descriptor must not miss what is left in the sockets.
             self.signal(&mut state);
@@ -163,14 +209,30 @@ mod tests {
         let channel = Channel::new(vec![Arc::new(shard())]).unwrap();
         assert_eq!(channel.poll(), None);
         assert!(!is_readable(&channel));
-        channel.announce(7);
-        channel.announce(8);
+        let queues = [7, 8, 9].map(|context| Arc::new(Announcing::new(context)));
+        queues.iter().for_each(|queue| channel.announce(queue));
         assert!(is_readable(&channel));
         assert_eq!(channel.poll(), Some(7));
         assert!(is_readable(&channel));
         assert_eq!(channel.poll(), Some(8));
+        channel.forget(&queues[2]);
+        assert!(!is_readable(&channel));
         assert_eq!(channel.poll(), None);
         assert!(!is_readable(&channel));
+        assert_eq!(queues.map(|queue| queue.taken()), [1, 1, 0]);
+    }
+
+    #[test]
+    fn a_queue_that_nobody_listens_to_fills_no_memory() {
+        let channel = Channel::new(vec![Arc::new(shard())]).unwrap();
+        let [loud, other] = [1, 2].map(|context| Arc::new(Announcing::new(context)));
+        (0..10_000).for_each(|_| channel.announce(&loud));
+        channel.announce(&other);
+        let taken: Vec<u64> = std::iter::from_fn(|| channel.poll()).collect();
+        assert_eq!(taken.len(), MOST_WAITING as usize + 1);
+        assert_eq!(taken.last(), Some(&2));
+        channel.announce(&loud);
+        assert_eq!(channel.poll(), Some(1));
     }
 
     #[test]
@@ -182,7 +244,7 @@ mod tests {
         let announcer = Arc::clone(&channel);
         let thread = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(10));
-            announcer.announce(5);
+            announcer.announce(&Arc::new(Announcing::new(5)));
         });
         assert_eq!(channel.wait(None).unwrap(), Some(5));
         thread.join().unwrap();

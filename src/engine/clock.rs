@@ -20,3 +20,9 @@ impl Clock {
         Time::from_nanos(monotonic_nanos() - self.start)
     }
 }
+
+/// Nanoseconds of the system's monotonic clock: what completions are stamped with.
+#[inline]
+pub(crate) fn timestamp() -> u64 {
+    monotonic_nanos()
+}

@@ -44,14 +44,15 @@ use std::thread::JoinHandle;
 pub(crate) use capture::Capture;
 #[cfg(feature = "sim")]
 pub use capture::capture_file;
-pub(crate) use channel::Channel;
+pub(crate) use channel::{Announcing, Channel};
+pub(crate) use clock::timestamp;
 pub(crate) use doorbell::Doorbell;
 pub(crate) use port_group::registered_capabilities;
 pub(crate) use qpn_block::QpnBlocks;
 #[cfg(feature = "sim")]
 pub use registry::registry_file;
 pub(crate) use shard::{Shard, ShardConfig};
-pub(crate) use sys::{EventFd, Generation, LinkState, link_state};
+pub(crate) use sys::{Epoll, EventFd, Generation, Interest, LinkState, LinkWatch, link_state};
 pub(crate) use udp::{Capabilities, LocalAddress, OpenError, SocketSizes, probe};
 
 use crate::types::CaptureConfig;
@@ -125,6 +126,7 @@ pub(crate) mod tests {
 
     use super::*;
     use crate::memory::RegionTable;
+    use crate::queue::AsyncEventQueue;
     use crate::types::PeerCapabilities;
 
     /// A shard without queue pairs.
@@ -136,6 +138,7 @@ pub(crate) mod tests {
             max_queue_pairs: 16,
             max_segments: 64,
             ack_hold: Duration::from_micros(50),
+            events: AsyncEventQueue::new(16, None),
         };
         Shard::new(config, Arc::new(RegionTable::new(16))).unwrap()
     }

@@ -23,9 +23,9 @@ use super::sys::{Epoll, Interest};
 use super::udp::{Checksums, LocalAddress, OpenError, ReceiveSocket, SendSocket, SocketSizes};
 use super::wake::Wake;
 use crate::memory::{MemoryView, RegionTable};
-use crate::queue::CompletionQueue;
+use crate::queue::{AsyncEventQueue, CompletionQueue};
 use crate::transport::{AckRelease, Endpoint, EndpointConfig, Transmit};
-use crate::types::{Counters, PeerCapabilities, Qpn, QueuePairReport, Stray, Time};
+use crate::types::{AsyncEvent, Counters, PeerCapabilities, Qpn, QueuePairReport, Stray, Time};
 
 /// Sending sockets without checksums that an address has at most: the more, the better networks spread the flows.
 const PLAIN_SENDERS: u32 = 4;
@@ -48,6 +48,8 @@ pub(crate) struct ShardConfig {
     pub(crate) max_segments: usize,
     /// How long an acknowledgement may wait for the application's answer.
     pub(crate) ack_hold: Duration,
+    /// Hears when the shard is out of use.
+    pub(crate) events: Arc<AsyncEventQueue>,
 }
 
 /// What a pass may do.
@@ -113,6 +115,7 @@ pub(crate) struct Shard {
     pub(super) stop: AtomicBool,
     /// A pass has panicked: nobody may use the endpoint any more.
     failed: AtomicBool,
+    events: Arc<AsyncEventQueue>,
     pub(super) memory: Arc<RegionTable>,
     blocks: QpnBlocks,
     capabilities: PeerCapabilities,
@@ -153,6 +156,7 @@ impl Shard {
             moderated: Mutex::default(),
             stop: AtomicBool::new(false),
             failed: AtomicBool::new(false),
+            events: config.events,
             memory,
             blocks: config.blocks,
             capabilities: config.capabilities,
@@ -291,8 +295,7 @@ impl Shard {
             return Progress::default();
         }
         if std::mem::replace(&mut core.in_pass, true) {
-            self.failed.store(true, Ordering::Release);
-            tracing::error!("a pass over the shard has panicked; its queue pairs are out of use");
+            self.fail();
             return Progress::default();
         }
         let memory = self.memory.read();
@@ -323,6 +326,15 @@ impl Shard {
         progress
     }
 
+    /// A pass before this one has panicked.
+    #[cold]
+    fn fail(&self) {
+        if !self.failed.swap(true, Ordering::AcqRel) {
+            tracing::error!("a pass over the shard has panicked; its queue pairs are out of use");
+            self.events.push(AsyncEvent::DeviceFatal);
+        }
+    }
+
     /// Tells the endpoint which queue pairs have new work. Whether there may be more of them than one pass takes.
     #[inline]
     fn answer_doorbells(&self, core: &mut Core, now: Time) -> bool {
@@ -336,7 +348,7 @@ impl Shard {
     /// A change to the endpoint by a control verb: not a pass, but as careful. Returns whether it was carried out.
     pub(super) fn change(&self, core: &mut Core, change: impl FnOnce(&mut Core, Time)) -> bool {
         if self.has_failed() || std::mem::replace(&mut core.in_pass, true) {
-            self.failed.store(true, Ordering::Release);
+            self.fail();
             return false;
         }
         change(core, self.clock.now());

@@ -23,9 +23,10 @@ pub use shared_receive::{SharedReceiveQueue, SharedReceiveQueueInit, XrcDomain, 
 
 use crate::memory::{Backing, Region};
 use crate::types::{
-    AccessFlags, AsyncEvent, BatchEnd, CaptureConfig, CaptureSummary, Counters, DeviceAttributes, DomainId, GidEntry,
-    Lkey, PeerCapabilities, PortAttributes, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairReport,
-    QueuePairStatus, QueuePairType, RawCompletion, ReceiveRequest, Rkey, SendRequest, SharedReceiveQueueNumber,
+    AccessFlags, AsyncEvent, BatchEnd, CaptureConfig, CaptureSummary, Counters, DeviceAttributes, DomainId,
+    EventObject, GidEntry, Lkey, PeerCapabilities, PortAttributes, Qpn, QueuePairAttributes, QueuePairCapabilities,
+    QueuePairReport, QueuePairStatus, QueuePairType, RawCompletion, ReceiveRequest, Rkey, SendRequest,
+    SharedReceiveQueueNumber,
 };
 
 /// A kind of device: finds and opens devices by name.
@@ -79,7 +80,18 @@ pub trait Context: Send + Sync {
         cqe: u32,
         cq_context: u64,
         channel: Option<&Arc<dyn CompletionChannel>>,
-    ) -> Result<Arc<dyn CompletionQueue>>;
+    ) -> Result<Arc<dyn CompletionQueue>> {
+        self.create_cq_with(&CompletionQueueInit { cqe, cq_context, channel, ..CompletionQueueInit::default() })
+    }
+
+    /// Creates a completion queue, with all options.
+    fn create_cq_with(&self, init: &CompletionQueueInit<'_>) -> Result<Arc<dyn CompletionQueue>>;
+
+    /// The clock that completions are stamped with, in nanoseconds. [`ErrorKind::Unsupported`] if the device has none.
+    fn query_clock(&self) -> Result<u64> {
+        let message = format!("{} has no clock for completions", self.name());
+        Err(Error::new("query_clock", ErrorKind::Unsupported, message))
+    }
 
     /// Creates a queue pair in the RESET state.
     fn create_qp(&self, init: &QueuePairInit<'_>) -> Result<Arc<dyn QueuePair>>;
@@ -90,10 +102,29 @@ pub trait Context: Send + Sync {
         Err(Error::new("open_xrcd", ErrorKind::Unsupported, message))
     }
 
-    /// The next asynchronous event, if there is one.
+    /// The next asynchronous event, if there is one, acknowledged at once. Events of an object that was destroyed do
+    /// not come any more.
     fn poll_async_event(&self) -> Option<AsyncEvent>;
 
-    /// Readable while an asynchronous event waits.
+    /// The next asynchronous event, if there is one; it must be acknowledged.
+    fn take_async_event(&self) -> Option<AsyncEvent> {
+        self.poll_async_event()
+    }
+
+    /// Acknowledges an event that [`Context::take_async_event`] handed out.
+    fn ack_async_event(&self, event: &AsyncEvent) {
+        let _ = event;
+    }
+
+    /// Waits up to `timeout` (`None`: for ever) until all events about an object that were handed out are acknowledged;
+    /// whether they are. No verb that destroys waits by itself: the destroying verbs of C, which have to, destroy and
+    /// then wait here.
+    fn wait_events_acked(&self, object: EventObject, timeout: Option<Duration>) -> Result<bool> {
+        let _ = (object, timeout);
+        Ok(true)
+    }
+
+    /// Readable while an asynchronous event may wait; it may be readable for nothing, until it is polled.
     fn async_fd(&self) -> BorrowedFd<'_>;
 
     /// Counters of the whole device.
@@ -117,6 +148,21 @@ pub trait Capture: Send + Sync {
 
     /// Ends it. When it returns, the file is complete. Stopping again does nothing.
     fn stop(&self) -> Result<CaptureSummary>;
+}
+
+/// What a new completion queue shall be.
+#[derive(Clone, Copy, Default)]
+pub struct CompletionQueueInit<'a> {
+    /// Entries at least; [`CompletionQueue::cqe`] tells how many there are.
+    pub cqe: u32,
+    /// What the channel names the queue by.
+    pub cq_context: u64,
+    /// Where an armed queue announces completions.
+    pub channel: Option<&'a Arc<dyn CompletionChannel>>,
+    /// Which of the device's completion vectors serves the queue, from 0.
+    pub comp_vector: u32,
+    /// Whether completions bear the time of the device's clock.
+    pub timestamps: bool,
 }
 
 /// What a new queue pair shall be.
@@ -208,6 +254,15 @@ pub trait CompletionQueue: Send + Sync {
 
     /// Entries that fit.
     fn cqe(&self) -> u32;
+
+    /// Its number, which asynchronous events name it by.
+    fn number(&self) -> u32;
+
+    /// Events on the channel that were handed out for it, modulo 2^32. C programs acknowledge each of them before the
+    /// queue is destroyed; the safe tier need not, because its events are numbers.
+    fn comp_events_reported(&self) -> u32 {
+        0
+    }
 
     /// Lets an event on the channel wait until `cq_count` completions have come, or `cq_period` has passed since the
     /// first of them; failed and solicited ones wait for nothing. 0 or 1, or no period, ends that.

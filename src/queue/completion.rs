@@ -17,7 +17,10 @@ use crate::types::{CompletionOpcode, RawCompletion};
 /// The completion queue had no room: completions were lost, and the queue is of no more use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 #[error("the completion queue overflowed: more completions than its entries were waiting to be polled")]
-pub struct Overflow;
+pub struct Overflow {
+    /// Nothing was lost before: the queue has just become useless.
+    pub is_first: bool,
+}
 
 /// A completion queue cannot shrink below what waits in it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
@@ -52,6 +55,8 @@ struct Entry {
     completion: RawCompletion,
     source: SourceToken,
 }
+
+const _: () = assert!(size_of::<Entry>() <= 64, "an entry outgrew a cache line");
 
 struct State {
     entries: VecDeque<Entry>,
@@ -93,6 +98,8 @@ impl State {
 pub struct CompletionQueue {
     id: u32,
     notify: Option<Arc<dyn Notify>>,
+    /// Stamps completions.
+    clock: Option<fn() -> u64>,
     state: Mutex<State>,
     /// Number of entries; changed under the lock, read without it to find an empty queue cheaply.
     length: CachePadded<AtomicU32>,
@@ -119,10 +126,18 @@ impl CompletionQueue {
         Self {
             id,
             notify,
+            clock: None,
             state: Mutex::new(state),
             length: CachePadded(AtomicU32::new(0)),
             overflowed: AtomicBool::new(false),
         }
+    }
+
+    /// Completions bear the time of this clock from now on.
+    #[must_use]
+    pub fn stamped(mut self, clock: fn() -> u64) -> Self {
+        self.clock = Some(clock);
+        self
     }
 
     /// The number it was created with.
@@ -278,12 +293,12 @@ impl CompletionQueue {
     fn push_locked(
         &self,
         token: SourceToken,
-        completion: RawCompletion,
+        mut completion: RawCompletion,
         solicited: bool,
     ) -> (Result<(), Overflow>, Due) {
         let mut state = lock(&self.state);
         if self.overflowed() {
-            return (Err(Overflow), Due::Nothing);
+            return (Err(Overflow { is_first: false }), Due::Nothing);
         }
         if !state.sources.contains(token) {
             return (Ok(()), Due::Nothing);
@@ -292,6 +307,10 @@ impl CompletionQueue {
         if is_lost {
             self.overflowed.store(true, Release);
         } else if state.entries.len() != 2 || !planted(Mutation::CompletionLost) {
+            // Under the lock, so that later entries bear later times.
+            if let Some(clock) = self.clock {
+                completion.timestamp = clock();
+            }
             state.entries.push_back(Entry { completion, source: token });
             self.store_length(&state);
         }
@@ -303,7 +322,7 @@ impl CompletionQueue {
         };
         let may_wait = state.arm == Arm::Any && !is_lost && completion.status.is_success();
         let due = if is_due { state.gather(may_wait) } else { Due::Nothing };
-        (if is_lost { Err(Overflow) } else { Ok(()) }, due)
+        (if is_lost { Err(Overflow { is_first: true }) } else { Ok(()) }, due)
     }
 
     fn purge_locked(&self, state: &mut State, token: SourceToken) {
@@ -510,14 +529,14 @@ mod tests {
         queue.push(token, received(1), false).unwrap();
         queue.req_notify(true);
         assert!(!queue.overflowed());
-        assert_eq!(queue.push(token, received(2), false), Err(Overflow));
+        assert_eq!(queue.push(token, received(2), false), Err(Overflow { is_first: true }));
         assert!(queue.overflowed());
         assert_eq!(bell.rung(), 1);
         assert_eq!(poll(&queue, 8), [0, 1]);
         queue.req_notify(false);
-        assert_eq!(queue.push(token, received(3), false), Err(Overflow));
+        assert_eq!(queue.push(token, received(3), false), Err(Overflow { is_first: false }));
         queue.resize(8).unwrap();
-        assert_eq!(queue.push(token, received(3), false), Err(Overflow));
+        assert_eq!(queue.push(token, received(3), false), Err(Overflow { is_first: false }));
         assert!(queue.overflowed() && queue.is_empty());
         assert_eq!(bell.rung(), 0);
     }
@@ -526,7 +545,7 @@ mod tests {
     fn queue_without_entries_overflows_at_once() {
         let queue = CompletionQueue::new(1, 0, None);
         let token = queue.attach(None);
-        assert_eq!(queue.push(token, received(0), false), Err(Overflow));
+        assert_eq!(queue.push(token, received(0), false), Err(Overflow { is_first: true }));
     }
 
     #[test]
@@ -621,7 +640,7 @@ mod tests {
         for wr_id in 3..6 {
             queue.push(token, received(wr_id), false).unwrap();
         }
-        assert_eq!(queue.push(token, received(6), false), Err(Overflow));
+        assert_eq!(queue.push(token, received(6), false), Err(Overflow { is_first: true }));
         assert_eq!(poll(&queue, 8), [1, 2, 3, 4, 5]);
     }
 }

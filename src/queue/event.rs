@@ -1,22 +1,30 @@
 //! Asynchronous events on their way from endpoints to the application.
 #![forbid(unsafe_code)]
 
-use std::collections::VecDeque;
-use std::sync::Arc;
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
 use super::Notify;
-use super::sync::{Mutex, lock};
-use crate::types::AsyncEvent;
+use super::sync::{Condvar, Mutex, lock};
+use crate::types::{AsyncEvent, EventObject};
+
+/// Room for this many events is there from the beginning. Events are rare; more room is made when they are not.
+const FIRST_EVENTS: usize = 64;
 
 struct State {
     events: VecDeque<AsyncEvent>,
     capacity: usize,
     lost: u64,
+    /// Events that were handed out and not acknowledged, by what they are about.
+    handed_out: HashMap<EventObject, u32>,
 }
 
 /// The asynchronous events of a device that nobody has read yet: bounded, oldest first.
 pub struct AsyncEventQueue {
     state: Mutex<State>,
+    /// Something was acknowledged.
+    acknowledged: Condvar,
     notify: Option<Arc<dyn Notify>>,
 }
 
@@ -27,8 +35,9 @@ impl AsyncEventQueue {
     /// A queue for `capacity` events. `notify` hears [`AsyncEventQueue::NOTIFY_ID`] for every event added.
     pub fn new(capacity: u32, notify: Option<Arc<dyn Notify>>) -> Arc<Self> {
         let capacity = capacity as usize;
-        let state = State { events: VecDeque::with_capacity(capacity), capacity, lost: 0 };
-        Arc::new(Self { state: Mutex::new(state), notify })
+        let events = VecDeque::with_capacity(capacity.min(FIRST_EVENTS));
+        let state = State { events, capacity, lost: 0, handed_out: HashMap::new() };
+        Arc::new(Self { state: Mutex::new(state), acknowledged: Condvar::new(), notify })
     }
 
     /// Adds an event, then notifies. If the queue is full the event is lost and counted; returns whether it was added.
@@ -46,9 +55,43 @@ impl AsyncEventQueue {
         true
     }
 
-    /// Takes the oldest event.
+    /// Takes the oldest event, acknowledged at once.
     pub fn poll(&self) -> Option<AsyncEvent> {
         lock(&self.state).events.pop_front()
+    }
+
+    /// Takes the oldest event, which is to be [acknowledged](Self::acknowledge).
+    pub fn take(&self) -> Option<AsyncEvent> {
+        let mut state = lock(&self.state);
+        let event = state.events.pop_front()?;
+        *state.handed_out.entry(event.object()).or_default() += 1;
+        Some(event)
+    }
+
+    /// Whoever took an event has dealt with it. Acknowledging more often than was taken does nothing.
+    pub fn acknowledge(&self, event: &AsyncEvent) {
+        let mut state = lock(&self.state);
+        let object = event.object();
+        let Some(count) = state.handed_out.get_mut(&object) else { return };
+        *count -= 1;
+        if *count == 0 {
+            state.handed_out.remove(&object);
+            drop(state);
+            self.acknowledged.notify_all();
+        }
+    }
+
+    /// Whether no event about `object` is handed out; if one is, waits up to `limit` (`None`: for ever) for anything to
+    /// be acknowledged first.
+    pub fn wait_acknowledged(&self, object: EventObject, limit: Option<Duration>) -> bool {
+        let mut state = lock(&self.state);
+        if state.handed_out.contains_key(&object) {
+            state = match limit {
+                Some(limit) => self.acknowledged.wait_timeout(state, limit).unwrap_or_else(PoisonError::into_inner).0,
+                None => self.acknowledged.wait(state).unwrap_or_else(PoisonError::into_inner),
+            };
+        }
+        !state.handed_out.contains_key(&object)
     }
 
     /// Removes the events for which `is_stale` holds, because their object is going away; returns how many. It is
@@ -109,6 +152,30 @@ mod tests {
         assert_eq!(queue.poll(), Some(AsyncEvent::PortActive(1)));
         assert_eq!(queue.poll(), Some(AsyncEvent::GidChange(1)));
         assert_eq!(queue.poll(), None);
+    }
+
+    #[test]
+    fn acknowledgements_are_counted_for_each_object() {
+        let queue = AsyncEventQueue::new(1_000, None);
+        let (one, other) = (AsyncEvent::QueuePairFatal(Qpn::new(1)), AsyncEvent::QueuePairFatal(Qpn::new(2)));
+        let established = AsyncEvent::CommunicationEstablished(Qpn::new(1));
+        [one, other, established, one].into_iter().for_each(|event| assert!(queue.push(event)));
+        let soon = Some(Duration::from_millis(5));
+        let taken: Vec<AsyncEvent> = std::iter::from_fn(|| queue.take()).collect();
+        assert_eq!(taken, [one, other, established, one]);
+        queue.acknowledge(&one);
+        queue.acknowledge(&established);
+        assert!(!queue.wait_acknowledged(one.object(), soon));
+        let waiter = Arc::clone(&queue);
+        let waiting = std::thread::spawn(move || while !waiter.wait_acknowledged(one.object(), None) {});
+        queue.acknowledge(&one);
+        waiting.join().unwrap();
+        queue.acknowledge(&one);
+        assert!(!queue.wait_acknowledged(other.object(), soon));
+        queue.acknowledge(&other);
+        assert!(queue.wait_acknowledged(other.object(), None));
+        assert!(queue.push(one) && queue.poll() == Some(one));
+        assert!(queue.wait_acknowledged(one.object(), None), "polled is acknowledged");
     }
 
     #[test]

@@ -271,7 +271,13 @@ impl Endpoint {
         self.queue_pairs[place as usize].as_deref()
     }
 
-    fn at(&mut self, place: u32) -> Option<&mut QueuePair> {
+    /// The places of the queue pairs of which `holds` holds.
+    pub(super) fn places_where(&self, holds: impl Fn(&QueuePair) -> bool) -> Vec<u32> {
+        let all = (0..).zip(&self.queue_pairs);
+        all.filter(|(_, queue_pair)| queue_pair.as_deref().is_some_and(&holds)).map(|(place, _)| place).collect()
+    }
+
+    pub(super) fn at(&mut self, place: u32) -> Option<&mut QueuePair> {
         self.queue_pairs[place as usize].as_deref_mut()
     }
 
@@ -417,7 +423,7 @@ impl Endpoint {
         self.list_sender(now, place);
     }
 
-    fn list_sender(&mut self, now: Time, place: u32) {
+    pub(super) fn list_sender(&mut self, now: Time, place: u32) {
         let Some(queue_pair) = self.queue_pairs[place as usize].as_deref_mut() else { return };
         if !queue_pair.listed && queue_pair.wants_to_send(now) {
             queue_pair.listed = true;
@@ -426,14 +432,22 @@ impl Endpoint {
     }
 
     fn settle_deadlines(&mut self, now: Time, place: u32) {
-        let Some(queue_pair) = self.queue_pairs[place as usize].as_deref_mut() else { return };
-        queue_pair.settle();
+        if self.settle_one(now, place) {
+            self.fail_queue_pairs_of_overflowed(now);
+        }
+    }
+
+    /// Whether a completion queue overflowed.
+    pub(super) fn settle_one(&mut self, now: Time, place: u32) -> bool {
+        let Some(queue_pair) = self.queue_pairs[place as usize].as_deref_mut() else { return false };
+        let overflowed = queue_pair.settle();
         if !queue_pair.held && queue_pair.responder.replies.is_held(now) {
             queue_pair.held = true;
             self.held.push(place);
         }
         let deadline = queue_pair.next_deadline();
         self.timers.set(place, deadline);
+        overflowed
     }
 }
 

@@ -47,8 +47,8 @@ impl HeardPacket {
 #[derive(Default)]
 pub(super) struct History {
     connected_at: Time,
-    /// The counters when the connection began.
-    base: Counters,
+    /// The counters when the connection began, unless it is the first.
+    base: Option<Box<Counters>>,
     /// The last answer and the last request of the peer.
     heard: [Option<HeardPacket>; 2],
     worked: Worked,
@@ -62,7 +62,8 @@ pub(super) struct History {
 impl History {
     /// A connection begins.
     pub(super) fn connect(&mut self, now: Time, counters: &Counters) {
-        *self = Self { connected_at: now, base: counters.clone(), ..Self::default() };
+        let base = (*counters != Counters::default()).then(|| Box::new(counters.clone()));
+        *self = Self { connected_at: now, base, ..Self::default() };
     }
 
     /// A valid packet of the peer.
@@ -193,7 +194,11 @@ impl QueuePair {
         let first = self.attributes.sq_psn.unwrap_or_default();
         let unfinished = self.send.published().wrapping_sub(self.send.retired());
         let begun = self.requester.oldest() != self.requester.next();
-        let mut report = QueuePairReport::new(self.status(), self.counters.since(&history.base));
+        let counters = match &history.base {
+            Some(base) => self.counters.since(base),
+            None => self.counters.clone(),
+        };
+        let mut report = QueuePairReport::new(self.status(), counters);
         report.last_answer = answer;
         report.last_request = request;
         report.was_acknowledged = self.requester.unacknowledged != first;

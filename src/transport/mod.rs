@@ -6,6 +6,7 @@ mod datagram;
 mod endpoint;
 mod history;
 mod modify;
+mod overflow;
 mod queue_pair;
 mod receive_source;
 mod reorder;

@@ -13,7 +13,7 @@ use super::violation::Violation;
 use crate::mutation::{Mutation, planted};
 use crate::queue::{AsyncEventQueue, CompletionQueue, SendConsumer, SourceToken};
 use crate::types::{
-    AsyncEvent, Cause, CompletionOpcode, CompletionStatus, Counter, Counters, DomainId, Ending, Gid, Mtu, Operation,
+    AsyncEvent, Cause, CompletionOpcode, CompletionStatus, Counter, Counters, DomainId, Gid, Mtu, Operation,
     PeerCapabilities, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairState, QueuePairStatus, QueuePairType,
     RawCompletion, Time,
 };
@@ -323,9 +323,9 @@ impl QueuePair {
             ..RawCompletion::default()
         };
         let (queue, token) = (&self.send_completions.0, self.send_completions.1);
-        if queue.push(token, completion, false).is_err() {
+        if let Err(overflow) = queue.push(token, completion, false) {
             let queue = queue.id();
-            self.completion_queue_overflowed(queue);
+            self.completion_queue_overflowed(queue, overflow);
         }
     }
 
@@ -342,21 +342,10 @@ impl QueuePair {
         let source_qpn = self.attributes.dest_qp_num.unwrap_or_default();
         let completion = RawCompletion { opcode, qpn: self.qpn, source_qpn, ..completion };
         let (queue, token) = self.receive.completions().unwrap_or(&self.receive_completions);
-        if queue.push(*token, completion, solicited).is_err() {
+        if let Err(overflow) = queue.push(*token, completion, solicited) {
             let queue = queue.id();
-            self.completion_queue_overflowed(queue);
+            self.completion_queue_overflowed(queue, overflow);
         }
-    }
-
-    /// A completion was lost: the queue pair cannot go on, the application is told once.
-    fn completion_queue_overflowed(&mut self, queue: u32) {
-        self.count(Counter::CompletionQueueOverflow);
-        if self.state == QueuePairState::Error || self.requester.overflowed {
-            return;
-        }
-        self.events.push(AsyncEvent::CompletionQueueError(queue));
-        self.events.push(AsyncEvent::QueuePairFatal(self.qpn));
-        self.requester.overflowed = true;
     }
 
     /// Fails the oldest request and takes the queue pair to the error state, or, if it is unreliable, its send queue.
@@ -398,16 +387,14 @@ impl QueuePair {
         }
     }
 
-    /// After each input: the consequences that no single step carries out.
-    pub(super) fn settle(&mut self) {
-        if std::mem::take(&mut self.requester.overflowed) {
-            self.history.note_ending(Ending::CompletionQueueOverflow);
-            self.enter_error(Cause::CompletionQueueOverflow);
-        }
+    /// After each input: the consequences that no single step carries out. Whether a completion queue overflowed.
+    pub(super) fn settle(&mut self) -> bool {
+        let overflowed = self.end_by_overflow();
         if self.state == QueuePairState::SendQueueDrained && self.requester.is_idle() {
             self.announce_drained();
         }
         self.note_in_flight();
+        overflowed
     }
 
     fn announce_drained(&mut self) {

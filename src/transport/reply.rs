@@ -68,7 +68,10 @@ enum ResourceKind {
 #[derive(Default)]
 pub(super) struct Replies {
     queue: VecDeque<Reply>,
+    /// Empty before the first READ or atomic of the connection: many never see one.
     resources: Vec<Option<Resource>>,
+    /// READs and atomics that are kept, at most.
+    places: usize,
     next_resource: usize,
     /// Number of the last SEND or WRITE packet executed.
     last_executed: Psn,
@@ -102,9 +105,8 @@ impl Replies {
         self.clear();
         // Linux rounds the number up to a power of two and may have as many outstanding.
         let places = usize::from(max_dest_rd_atomic);
-        let places = if places == 0 { 0 } else { places.next_power_of_two() };
-        self.resources.resize(places, None);
-        self.queue.reserve(2 * places + 4);
+        self.places = if places == 0 { 0 } else { places.next_power_of_two() };
+        self.queue.reserve(4);
         self.last_executed = last_executed;
     }
 
@@ -151,15 +153,19 @@ impl Replies {
     /// Whether another READ or atomic may be begun.
     pub(super) fn has_room(&self) -> bool {
         match self.resources.get(self.next_resource) {
-            None => false,
+            None => self.places > 0,
             Some(resource) if planted(Mutation::ResourceLeaked) => resource.is_none(),
             Some(resource) => resource.is_none_or(|resource| !resource.queued || resource.answered),
         }
     }
 
     fn push_resource(&mut self, resource: Resource) {
+        if self.resources.is_empty() {
+            self.resources.resize(self.places, None);
+            self.queue.reserve(2 * self.places + 4);
+        }
         let place = self.next_resource;
-        self.next_resource = (place + 1) % self.resources.len().max(1);
+        self.next_resource = (place + 1) % self.places.max(1);
         if self.resources[place].is_some_and(|old| old.queued) {
             // A repetition that nobody waits for: the peer would not go on without the answer.
             self.queue.retain(|reply| *reply != Reply::Resource(place));
@@ -216,7 +222,7 @@ impl Replies {
 
     /// Whether so much is due that what the peer will ask for again need not be queued.
     fn is_crowded(&self) -> bool {
-        self.queue.len() >= 2 * self.resources.len() + 8
+        self.queue.len() >= 2 * self.places + 8
     }
 
     pub(super) fn push_nak(&mut self, psn: Psn, syndrome: Syndrome, message_count: u32) {

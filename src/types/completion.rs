@@ -166,4 +166,10 @@ pub struct RawCompletion {
     /// accesses their memory any more. For a receive: the same for the receive queue. Indices count the requests that
     /// were handed over, from 0 at the creation of the queue pair; RESET does not start them over.
     pub retired: u32,
+    /// When it was added to the queue, in nanoseconds of the device's clock; 0 if the queue was created without
+    /// timestamps.
+    pub timestamp: u64,
 }
+
+/// A record and what the queue keeps beside it share a cache line.
+const _: () = assert!(size_of::<RawCompletion>() <= 56);

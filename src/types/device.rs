@@ -89,6 +89,10 @@ pub struct DeviceAttributes {
     pub supported_access: AccessFlags,
     /// Completion vectors.
     pub num_comp_vectors: u32,
+    /// Bits of completion timestamps that mean something; 0: there are none.
+    pub completion_timestamp_mask: u64,
+    /// Ticks of the clock of completion timestamps, per millisecond.
+    pub hca_core_clock_khz: u64,
 }
 
 impl DeviceAttributes {
@@ -122,6 +126,8 @@ impl DeviceAttributes {
             phys_port_cnt: 0,
             supported_access: AccessFlags::empty(),
             num_comp_vectors: 0,
+            completion_timestamp_mask: 0,
+            hca_core_clock_khz: 0,
         }
     }
 }

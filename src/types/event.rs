@@ -29,4 +29,47 @@ pub enum AsyncEvent {
     PortError(u8),
     /// The port's addresses changed.
     GidChange(u8),
+    /// The device works no longer: an error of its own. All its queue pairs are out of use.
+    DeviceFatal,
+}
+
+/// What an event is about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+#[non_exhaustive]
+pub enum EventObject {
+    /// A queue pair.
+    QueuePair(Qpn),
+    /// A shared receive queue.
+    SharedReceiveQueue(SharedReceiveQueueNumber),
+    /// A completion queue, by its number.
+    CompletionQueue(u32),
+    /// A port.
+    Port(u8),
+    /// The whole device.
+    Device,
+}
+
+impl AsyncEvent {
+    /// What it is about.
+    ///
+    /// ```
+    /// use rdma_verbs::types::{AsyncEvent, EventObject, Qpn};
+    ///
+    /// let event = AsyncEvent::QueuePairFatal(Qpn::new(7));
+    /// assert_eq!(event.object(), EventObject::QueuePair(Qpn::new(7)));
+    /// ```
+    pub const fn object(&self) -> EventObject {
+        match *self {
+            Self::QueuePairFatal(qpn)
+            | Self::QueuePairRequestError(qpn)
+            | Self::QueuePairAccessError(qpn)
+            | Self::CommunicationEstablished(qpn)
+            | Self::SendQueueDrained(qpn)
+            | Self::LastWorkQueueElementReached(qpn) => EventObject::QueuePair(qpn),
+            Self::SharedReceiveQueueLimitReached(number) => EventObject::SharedReceiveQueue(number),
+            Self::CompletionQueueError(number) => EventObject::CompletionQueue(number),
+            Self::PortActive(port) | Self::PortError(port) | Self::GidChange(port) => EventObject::Port(port),
+            Self::DeviceFatal => EventObject::Device,
+        }
+    }
 }

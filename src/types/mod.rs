@@ -21,7 +21,7 @@ pub use capture::{CaptureConfig, CaptureSummary};
 pub use completion::{Cause, CompletionFlags, CompletionOpcode, CompletionStatus, RawCompletion};
 pub use counter::{Counter, Counters, DropReason};
 pub use device::{AtomicCapability, DeviceAttributes, GidEntry, PortAttributes, PortState, VendorIdentity};
-pub use event::AsyncEvent;
+pub use event::{AsyncEvent, EventObject};
 pub use id::{DomainId, Gid, Lkey, Psn, Qkey, Qpn, Rkey};
 pub use mtu::Mtu;
 pub use peer::PeerCapabilities;

@@ -61,6 +61,16 @@ impl Completion {
         self.raw.cause
     }
 
+    /// When it was added to its queue, in nanoseconds of the device's clock
+    /// ([`Context::query_clock`](super::Context::query_clock)); `None` if the queue was created without
+    /// [`timestamps`](super::CompletionQueueOptions::timestamps).
+    pub const fn timestamp(&self) -> Option<u64> {
+        match self.raw.timestamp {
+            0 => None,
+            timestamp => Some(timestamp),
+        }
+    }
+
     /// Whether it succeeded.
     pub const fn is_success(&self) -> bool {
         self.raw.status.is_success()

@@ -1,10 +1,11 @@
 //! Completion queues.
 
 use std::fmt;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{Completion, CompletionChannel, Context, Error, ErrorKind, Result};
+use super::{Completion, CompletionChannel, Context, Error, ErrorKind, Polling, Result};
 use crate::provider;
 use crate::types::RawCompletion;
 
@@ -92,6 +93,51 @@ impl CompletionQueue {
         Ok(total)
     }
 
+    /// Begins a poll that takes completions one by one, without an array for them.
+    ///
+    /// [`Polling`] has an example.
+    pub fn polling(&self) -> Polling<'_> {
+        Polling::new(self)
+    }
+
+    /// Lends each completion that waits to `look`, oldest first, until there is none, `look` breaks off, or as many
+    /// were taken as the queue has entries. Returns how many were taken; what is left stays in the queue. `look` may
+    /// post and poll.
+    ///
+    /// # Errors
+    /// As [`CompletionQueue::poll`], if the queue overflowed and nothing was left in it. Completions that were lent
+    /// before are returned as their number; the next call fails.
+    ///
+    /// ```
+    /// use std::ops::ControlFlow;
+    /// use rdma_verbs::verbs;
+    ///
+    /// let cq = verbs::open("soft:127.0.1.113")?.create_cq(16)?;
+    /// let count = cq.poll_with(|completion| match completion.result() {
+    ///     Ok(_) => ControlFlow::Continue(()),
+    ///     Err(failure) => {
+    ///         eprintln!("{failure}");
+    ///         ControlFlow::Break(())
+    ///     }
+    /// })?;
+    /// assert_eq!(count, 0);
+    /// # Ok::<(), verbs::Error>(())
+    /// ```
+    pub fn poll_with(&self, mut look: impl FnMut(&Completion) -> ControlFlow<()>) -> Result<usize> {
+        let mut polling = self.polling();
+        for taken in 0..self.cqe().max(1) {
+            let completion = match polling.next() {
+                Ok(Some(completion)) => completion,
+                Err(error) if taken == 0 => return Err(error),
+                Ok(None) | Err(_) => break,
+            };
+            if look(completion).is_break() {
+                break;
+            }
+        }
+        Ok(polling.count())
+    }
+
     /// Takes one completion, waiting up to `timeout` for it.
     ///
     /// It polls for a millisecond and then ten thousand times a second, so it neither misses anything nor eats a
@@ -134,6 +180,11 @@ impl CompletionQueue {
     /// The channel it announces completions on.
     pub fn channel(&self) -> Option<&CompletionChannel> {
         self.channel.as_ref()
+    }
+
+    /// Its number: what [`AsyncEvent::CompletionQueueError`](super::AsyncEvent::CompletionQueueError) names it by.
+    pub fn number(&self) -> u32 {
+        self.inner.number()
     }
 
     /// Completions that fit (at least what was asked for).

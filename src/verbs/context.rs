@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{
-    AsyncEvent, Capture, CaptureConfig, CompletionChannel, CompletionQueue, Counters, DeviceAttributes, Error,
-    ErrorKind, Gid, GidEntry, PeerCapabilities, PortAttributes, ProtectionDomain, Result,
+    AsyncEvent, Capture, CaptureConfig, CompletionChannel, CompletionQueue, CompletionQueueOptions, Counters,
+    DeviceAttributes, Error, ErrorKind, EventObject, Gid, GidEntry, PeerCapabilities, PortAttributes, ProtectionDomain,
+    Result, UnacknowledgedEvent,
 };
 use crate::provider;
 
@@ -133,7 +134,7 @@ impl Context {
     /// # Ok::<(), rdma_verbs::verbs::Error>(())
     /// ```
     pub fn create_cq(&self, cqe: u32) -> Result<CompletionQueue> {
-        Ok(CompletionQueue::new(self.clone(), self.inner.create_cq(cqe, 0, None)?, None))
+        self.create_cq_with(&CompletionQueueOptions::new(cqe))
     }
 
     /// Creates a completion queue that announces completions on a channel. `cq_context` is any number of the caller's;
@@ -142,16 +143,49 @@ impl Context {
     /// # Errors
     /// As [`Context::create_cq`]; also if the channel belongs to another opening of a device.
     pub fn create_cq_on(&self, channel: &CompletionChannel, cqe: u32, cq_context: u64) -> Result<CompletionQueue> {
-        if !channel.context().is_same(self) {
+        self.create_cq_with(&CompletionQueueOptions::new(cqe).channel(channel, cq_context))
+    }
+
+    /// Creates a completion queue with all options (`ibv_create_cq_ex`).
+    ///
+    /// # Errors
+    /// As [`Context::create_cq_on`]; also if the completion vector is not below the device's `num_comp_vectors`, or the
+    /// device has no clock for the timestamps that are wanted.
+    ///
+    /// [`CompletionQueueOptions`] has an example.
+    pub fn create_cq_with(&self, options: &CompletionQueueOptions) -> Result<CompletionQueue> {
+        let channel = options.wanted_channel();
+        if let Some((channel, _)) = channel
+            && !channel.context().is_same(self)
+        {
             let message = format!("the channel belongs to {}, not to this opening of {}", channel.context(), self);
             return Err(Error::new("create_cq", ErrorKind::InvalidArgument, message));
         }
-        let queue = self.inner.create_cq(cqe, cq_context, Some(channel.inner()))?;
-        Ok(CompletionQueue::new(self.clone(), queue, Some(channel.clone())))
+        let queue = self.inner.create_cq_with(&options.lower())?;
+        Ok(CompletionQueue::new(self.clone(), queue, channel.map(|(channel, _)| channel.clone())))
+    }
+
+    /// The clock that completions are stamped with, in nanoseconds (`ibv_query_rt_values_ex`): the age of a completion
+    /// is the difference. For software devices it is the system's monotonic clock.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] if the device has no such clock.
+    ///
+    /// ```
+    /// let context = rdma_verbs::verbs::open("soft:127.0.1.110")?;
+    /// let before = context.query_clock()?;
+    /// assert!(context.query_clock()? >= before);
+    /// # Ok::<(), rdma_verbs::verbs::Error>(())
+    /// ```
+    pub fn query_clock(&self) -> Result<u64> {
+        self.inner.query_clock()
     }
 
     /// The next asynchronous event, if there is one: something that happened to a queue pair, a completion queue or
-    /// a port without a request of its own. Never blocks. [`AsFd`] gives a descriptor that is readable while one waits.
+    /// a port without a request of its own. Never blocks. The event is acknowledged at once.
+    ///
+    /// [`AsFd`] gives a descriptor that is readable while one may wait; it may be readable for nothing, until this is
+    /// called.
     ///
     /// ```
     /// let context = rdma_verbs::verbs::open("soft:127.0.1.5")?;
@@ -160,6 +194,21 @@ impl Context {
     /// ```
     pub fn poll_async_event(&self) -> Option<AsyncEvent> {
         self.inner.poll_async_event()
+    }
+
+    /// As [`Context::poll_async_event`], but the event is acknowledged only when it is dropped.
+    ///
+    /// [`UnacknowledgedEvent`] has an example.
+    pub fn take_async_event(&self) -> Option<UnacknowledgedEvent> {
+        self.inner.take_async_event().map(|event| UnacknowledgedEvent::new(self.clone(), event))
+    }
+
+    /// Waits up to `timeout` until all events about `object` that were taken are acknowledged; whether they are.
+    ///
+    /// # Errors
+    /// The process was forked since the device was opened.
+    pub fn wait_events_acked(&self, object: EventObject, timeout: Duration) -> Result<bool> {
+        self.inner.wait_events_acked(object, Some(timeout))
     }
 
     /// Waits up to `timeout` for the next asynchronous event (`ibv_get_async_event`); `None` if none came.
@@ -245,7 +294,7 @@ impl From<Arc<dyn provider::Context>> for Context {
     }
 }
 
-/// The descriptor that is readable while an asynchronous event waits.
+/// The descriptor that is readable while an asynchronous event may wait.
 impl AsFd for Context {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.inner.async_fd()

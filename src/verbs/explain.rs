@@ -71,6 +71,10 @@ pub(super) fn explain_event(event: &AsyncEvent, report: Option<&QueuePairReport>
             "all requests that were begun before SQD are finished, which is no error",
             "change attributes now, then go back to RTS",
         ),
+        AsyncEvent::DeviceFatal => Diagnosis::new(
+            "the device's engine has failed, which is an error of its own; all its queue pairs are out of use",
+            "open the device anew, and report what the log says",
+        ),
         _ => Diagnosis::new("the event concerns the port, not this queue pair", "look at the interface"),
     };
     compose(&format!("{event:?}"), &diagnosis, report)

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::memory::{Backing, Region, RegionTable, RegisterOptions};
-use crate::provider::{self, Error, ErrorKind, QueuePairInit, Result};
+use crate::provider::{self, CompletionQueueInit, Error, ErrorKind, QueuePairInit, Result};
 use crate::types::*;
 
 /// Requests that fit a queue of a fake queue pair.
@@ -95,13 +95,8 @@ impl provider::Context for Fake {
         Ok(Arc::new(FakeChannel))
     }
 
-    fn create_cq(
-        &self,
-        cqe: u32,
-        _cq_context: u64,
-        _channel: Option<&Arc<dyn provider::CompletionChannel>>,
-    ) -> Result<Arc<dyn provider::CompletionQueue>> {
-        Ok(Arc::new(FakeCompletionQueue { cqe, log: Arc::clone(&self.log) }))
+    fn create_cq_with(&self, init: &CompletionQueueInit<'_>) -> Result<Arc<dyn provider::CompletionQueue>> {
+        Ok(Arc::new(FakeCompletionQueue { cqe: init.cqe, log: Arc::clone(&self.log) }))
     }
 
     fn create_qp(&self, init: &QueuePairInit<'_>) -> Result<Arc<dyn provider::QueuePair>> {
@@ -213,6 +208,10 @@ impl provider::CompletionQueue for FakeCompletionQueue {
 
     fn req_notify(&self, _solicited_only: bool) -> Result<()> {
         Ok(())
+    }
+
+    fn number(&self) -> u32 {
+        1
     }
 
     fn cqe(&self) -> u32 {

@@ -53,11 +53,13 @@
 //! It has done nothing. A request that fails later is a [`Completion`] whose [`Completion::result`] is an error.
 #![deny(unsafe_code)]
 
+mod async_event;
 mod batch;
 mod capture;
 mod completion;
 mod completion_channel;
 mod completion_queue;
+mod completion_queue_options;
 mod connect;
 mod connection_info;
 mod connection_tcp;
@@ -68,6 +70,7 @@ mod explain;
 mod fake;
 mod memory;
 mod memory_region;
+mod polling;
 mod protection_domain;
 mod queue_pair;
 mod queue_pair_builder;
@@ -78,18 +81,21 @@ mod shared_receive;
 mod tests;
 mod xrc_domain;
 
+pub use async_event::UnacknowledgedEvent;
 pub use batch::{ReceiveBatch, SendBatch};
 pub use capture::Capture;
 pub use completion::{Completion, CompletionError, Success};
 pub use completion_channel::CompletionChannel;
 pub(crate) use completion_queue::poll_until;
 pub use completion_queue::{CompletionQueue, Notify};
+pub use completion_queue_options::CompletionQueueOptions;
 pub use connect::ConnectOptions;
 pub use connection_info::ConnectionInfo;
 pub use context::Context;
 pub use device::{Device, devices, open};
 pub use memory::{Memory, RefusedMemory};
 pub use memory_region::{MemoryRegion, RegionRange};
+pub use polling::Polling;
 pub use protection_domain::ProtectionDomain;
 pub use queue_pair::QueuePair;
 pub use queue_pair_builder::QueuePairBuilder;
@@ -101,9 +107,10 @@ pub use xrc_domain::XrcDomain;
 pub use crate::provider::{Error, ErrorKind, Result};
 pub use crate::types::{
     AccessFlags, AddressVector, AsyncEvent, CaptureConfig, CaptureSummary, Cause, CompletionOpcode, CompletionStatus,
-    Counter, Counters, DeviceAttributes, DropReason, Gid, GidEntry, Lkey, Mtu, PeerCapabilities, PortAttributes,
-    PortState, Psn, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairReport, QueuePairState, QueuePairStatus,
-    QueuePairType, Rkey, SharedReceiveQueueAttributes, SharedReceiveQueueNumber, SharedReceiveQueueStatus,
+    Counter, Counters, DeviceAttributes, DropReason, EventObject, Gid, GidEntry, Lkey, Mtu, PeerCapabilities,
+    PortAttributes, PortState, Psn, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairReport, QueuePairState,
+    QueuePairStatus, QueuePairType, Rkey, SharedReceiveQueueAttributes, SharedReceiveQueueNumber,
+    SharedReceiveQueueStatus,
 };
 
 /// The promise of the module's documentation, held by the compiler: these types may be shared between threads.
@@ -120,6 +127,9 @@ const _: () = {
     send_and_sync::<RemoteMemory>();
     send_and_sync::<CompletionQueue>();
     send_and_sync::<CompletionChannel>();
+    send_and_sync::<UnacknowledgedEvent>();
+    send_and_sync::<CompletionQueueOptions>();
+    send_and_sync::<Polling<'_>>();
     send_and_sync::<QueuePair>();
     send_and_sync::<SharedReceiveQueue>();
     send_and_sync::<SharedReceiveQueueBuilder<'_>>();

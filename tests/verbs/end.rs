@@ -1,11 +1,12 @@
 //! One end of a connection, and what is expected to happen at it.
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use rdma_verbs::verbs::{
     AccessFlags, AsyncEvent, Completion, CompletionError, CompletionOpcode, CompletionQueue, CompletionStatus, Context,
     Error, ErrorKind, MemoryRegion, ProtectionDomain, QueuePair, QueuePairAttributes, QueuePairCapabilities,
-    QueuePairState, QueuePairType, Success,
+    QueuePairState, QueuePairType, ReceiveRequest, RegionRange, RemoteMemory, SendRequest, Success,
 };
 
 /// Longer than anything takes that happens at all.
@@ -69,6 +70,30 @@ impl End {
     #[track_caller]
     pub(crate) fn region(&self, len: usize, access: AccessFlags) -> MemoryRegion {
         self.pd.alloc_mr(len, access).expect("alloc_mr")
+    }
+
+    /// A range of the end's own region.
+    #[track_caller]
+    pub(crate) fn at(&self, range: Range<usize>) -> RegionRange<'_> {
+        self.region.slice(range).expect("within the region")
+    }
+
+    /// A range of the end's own region, as its peer names it.
+    #[track_caller]
+    pub(crate) fn far(&self, range: Range<usize>) -> RemoteMemory {
+        self.region.remote().slice(range).expect("within the region")
+    }
+
+    /// Posts send requests.
+    #[track_caller]
+    pub(crate) fn post(&self, requests: &[SendRequest<'_>]) {
+        self.qp.post_send(requests).expect("post_send");
+    }
+
+    /// Posts a receive into a range of the end's own region.
+    #[track_caller]
+    pub(crate) fn receive(&self, wr_id: u64, range: Range<usize>) {
+        self.qp.post_recv(&[ReceiveRequest::new(self.at(range)).wr_id(wr_id)]).expect("post_recv");
     }
 
     /// The next completion, whatever it is.

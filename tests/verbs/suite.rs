@@ -30,6 +30,18 @@ pub(crate) struct Scenario {
     pub(crate) run: fn(&World),
 }
 
+impl Scenario {
+    /// A scenario that every device must pass.
+    pub(crate) const fn new(name: &'static str, clause: &'static str, run: fn(&World)) -> Self {
+        Self { name, clause, needs: &[], run }
+    }
+
+    /// The same, for devices that have these only.
+    pub(crate) const fn needs(self, needs: &'static [Capability]) -> Self {
+        Self { needs, ..self }
+    }
+}
+
 /// Something that a device may lack, and then says so in its attributes.
 #[derive(Clone, Copy)]
 pub(crate) struct Capability {

@@ -353,8 +353,8 @@ fn both_queues_in_turn(world: &World) {
         |wr_id: usize| SendRequest::send(Payload::inline(&texts[wr_id])).remote_srq(ends.queues[wr_id % 2].number());
     let requests: Vec<_> = (0..8).map(request).collect();
     ends.initiator.post_send(&requests).unwrap();
-    for wr_id in 0..8 {
-        ends.received(wr_id % 2, wr_id as u64, &texts[wr_id]);
+    for (wr_id, text) in texts.iter().enumerate() {
+        ends.received(wr_id % 2, wr_id as u64, text);
     }
     ends.silent();
 }

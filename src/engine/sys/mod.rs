@@ -10,6 +10,7 @@ mod file_lock;
 mod fork;
 mod guarded;
 mod interface;
+mod link_watch;
 mod message;
 mod option;
 mod signal;
@@ -23,6 +24,7 @@ pub(crate) use file_lock::{is_byte_locked_by_others, try_lock_byte, unlock_byte}
 pub(crate) use fork::{Generation, NotInherited};
 pub(crate) use guarded::{Guard, Guarded};
 pub(crate) use interface::{LinkState, link_state};
+pub(crate) use link_watch::LinkWatch;
 pub(crate) use message::{Received, SendOptions, receive, send};
 pub(crate) use option::{SocketOption, set_option};
 pub(crate) use signal::with_signals_blocked;

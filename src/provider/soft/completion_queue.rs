@@ -9,10 +9,10 @@ use super::channel::SoftChannel;
 use super::device::Device;
 use super::errors;
 use super::limit::{Share, check_range};
-use crate::engine::{Channel, Shard};
-use crate::provider::{CompletionQueue, Error, ErrorKind, Result};
+use crate::engine::{Announcing, Channel, Shard, timestamp};
+use crate::provider::{CompletionQueue, CompletionQueueInit, Error, ErrorKind, Result};
 use crate::queue::{self, Notify};
-use crate::types::RawCompletion;
+use crate::types::{AsyncEvent, RawCompletion};
 
 /// The standard's field has 16 bits.
 const LONGEST_PERIOD: Duration = Duration::from_micros(u16::MAX as u64);
@@ -23,6 +23,8 @@ pub(super) struct SoftCompletionQueue {
     /// Queue pair sides of each shard that complete here; polling drives those shards.
     feeding: Vec<AtomicU32>,
     announcer: Option<Arc<Announcer>>,
+    /// All shards know that it overflowed.
+    overflow_spread: AtomicBool,
     device: Arc<Device>,
     _share: Share,
 }
@@ -30,10 +32,12 @@ pub(super) struct SoftCompletionQueue {
 /// Carries announcements of one completion queue to its channel.
 struct Announcer {
     channel: Arc<Channel>,
-    context: u64,
+    announcing: Arc<Announcing>,
     armed: AtomicBool,
     /// Their threads stand back while the queue is armed.
     shards: Vec<Arc<Shard>>,
+    /// Whose thread waits for the end of a moderation's period.
+    comp_vector: usize,
     queue: Weak<queue::CompletionQueue>,
 }
 
@@ -52,22 +56,27 @@ impl Announcer {
 }
 
 impl Notify for Announcer {
-    /// Any of the threads can wait for the end of the period.
     fn notify_within(&self, _: u32, period: Duration, gathering: u32) {
-        if let Some(shard) = self.shards.first() {
+        if let Some(shard) = self.shards.get(self.comp_vector) {
             shard.notify_within(&self.queue, period, gathering);
         }
     }
 
     fn notify(&self, _: u32) {
         self.disarm();
-        self.channel.announce(self.context);
+        self.channel.announce(&self.announcing);
     }
 }
 
 impl SoftCompletionQueue {
-    pub(super) fn new(device: &Arc<Device>, cqe: u32, context: u64, channel: Option<&SoftChannel>) -> Result<Self> {
-        check_range("create_cq", "cqe", cqe, 1..=device.attributes.max_cqe)?;
+    pub(super) fn new(
+        device: &Arc<Device>,
+        init: &CompletionQueueInit<'_>,
+        channel: Option<&SoftChannel>,
+    ) -> Result<Self> {
+        let vectors = device.attributes.num_comp_vectors;
+        check_range("create_cq", "cqe", init.cqe, 1..=device.attributes.max_cqe)?;
+        check_range("create_cq", "comp_vector", init.comp_vector, 0..=vectors.saturating_sub(1))?;
         let share = device.completion_queues.take("create_cq")?;
         let shards = device.engine.shards();
         let mut announcer = None;
@@ -76,19 +85,22 @@ impl SoftCompletionQueue {
             announcer = channel.map(|channel| {
                 Arc::new(Announcer {
                     channel: Arc::clone(channel.engine_side()),
-                    context,
+                    announcing: Arc::new(Announcing::new(init.cq_context)),
                     armed: AtomicBool::new(false),
                     shards: shards.to_vec(),
+                    comp_vector: init.comp_vector as usize,
                     queue: Weak::clone(queue),
                 })
             });
             let notify = announcer.clone().map(|announcer| announcer as Arc<dyn Notify>);
-            queue::CompletionQueue::unshared(number, cqe, notify)
+            let queue = queue::CompletionQueue::unshared(number, init.cqe, notify);
+            if init.timestamps { queue.stamped(timestamp) } else { queue }
         });
         Ok(Self {
             queue,
             feeding: shards.iter().map(|_| AtomicU32::new(0)).collect(),
             announcer,
+            overflow_spread: AtomicBool::new(false),
             device: Arc::clone(device),
             _share: share,
         })
@@ -122,9 +134,19 @@ impl SoftCompletionQueue {
         shards.filter(|(_, feeding)| feeding.load(Ordering::Relaxed) > 0).map(|(shard, _)| shard)
     }
 
+    /// The shard whose completion was lost has seen to its queue pairs; the others see to theirs.
+    fn spread_overflow(&self) {
+        if !self.overflow_spread.swap(true, Ordering::AcqRel) {
+            for shard in self.fed_by() {
+                shard.command(|core, now| core.endpoint.fail_queue_pairs_of_overflowed(now));
+            }
+        }
+    }
+
     /// What an empty queue means, when the shards had their turn: nothing yet, or nothing ever.
     fn check_alive(&self) -> Result<()> {
         if self.queue.overflowed() {
+            self.spread_overflow();
             let message = format!(
                 "the queue of {} entries was full when a completion came: completions are lost, and its queue pairs \
                  are in error; create it larger, or poll more often",
@@ -182,6 +204,14 @@ impl CompletionQueue for SoftCompletionQueue {
 
     fn cqe(&self) -> u32 {
         if self.device.is_inherited() { 0 } else { self.queue.capacity() }
+    }
+
+    fn number(&self) -> u32 {
+        self.queue.id()
+    }
+
+    fn comp_events_reported(&self) -> u32 {
+        self.announcer.as_ref().map_or(0, |announcer| announcer.announcing.taken())
     }
 
     fn moderate(&self, cq_count: u16, cq_period: Duration) -> Result<()> {
@@ -245,8 +275,14 @@ pub(super) fn soft(queue: &Arc<dyn CompletionQueue>) -> &SoftCompletionQueue {
 
 impl Drop for SoftCompletionQueue {
     fn drop(&mut self) {
+        if self.device.is_inherited() {
+            return;
+        }
         if let Some(announcer) = &self.announcer {
             announcer.disarm();
+            announcer.channel.forget(&announcer.announcing);
         }
+        let number = self.queue.id();
+        self.device.events.discard(|event| *event == AsyncEvent::CompletionQueueError(number));
     }
 }

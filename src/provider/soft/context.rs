@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use super::capture::SoftCapture;
 use super::channel::SoftChannel;
@@ -12,11 +13,15 @@ use super::limit::check_range;
 use super::protection_domain::SoftProtectionDomain;
 use super::queue_pair::SoftQueuePair;
 use super::shared_receive::SoftXrcDomain;
+use crate::engine::timestamp;
 use crate::provider::{
-    Capture, CompletionChannel, CompletionQueue, Context, Error, ErrorKind, ProtectionDomain, QueuePair, QueuePairInit,
-    Result, XrcDomain,
+    Capture, CompletionChannel, CompletionQueue, CompletionQueueInit, Context, ProtectionDomain, QueuePair,
+    QueuePairInit, Result, XrcDomain,
 };
-use crate::types::{AsyncEvent, CaptureConfig, Counters, DeviceAttributes, GidEntry, PeerCapabilities, PortAttributes};
+use crate::queue::AsyncEventQueue;
+use crate::types::{
+    AsyncEvent, CaptureConfig, Counters, DeviceAttributes, EventObject, GidEntry, PeerCapabilities, PortAttributes,
+};
 
 /// An open software device.
 pub(super) struct SoftContext {
@@ -28,10 +33,17 @@ impl SoftContext {
         Self { device }
     }
 
-    fn gid(&self, index: u8) -> Option<GidEntry> {
-        let interface = &self.device.interface;
-        let address = interface.addresses.get(usize::from(index))?;
-        Some(GidEntry { gid: address.ip.into(), gid_index: index, ndev_ifindex: interface.index })
+    fn next_event(&self, take: impl FnOnce(&AsyncEventQueue) -> Option<AsyncEvent>) -> Option<AsyncEvent> {
+        if self.device.is_inherited() {
+            return None;
+        }
+        self.device.refresh_port();
+        self.device.events.next(take)
+    }
+
+    fn gid(&self, index: u8) -> Result<GidEntry> {
+        let address = self.device.local_address("query_gid", "gid_index", index)?;
+        Ok(GidEntry { gid: address.ip.into(), gid_index: index, ndev_ifindex: self.device.interface.index })
     }
 }
 
@@ -55,17 +67,14 @@ impl Context for SoftContext {
     }
 
     fn query_gid(&self, port_num: u8, gid_index: u8) -> Result<GidEntry> {
+        self.device.check_process("query_gid")?;
         check_port("query_gid", port_num)?;
-        self.gid(gid_index).ok_or_else(|| {
-            let last = self.device.interface.addresses.len() - 1;
-            let message = format!("gid_index is {gid_index}; allowed are 0 to {last}");
-            Error::new("query_gid", ErrorKind::InvalidArgument, message)
-        })
+        self.gid(gid_index)
     }
 
     fn gid_table(&self, port_num: u8) -> Result<Vec<GidEntry>> {
-        check_port("query_gid", port_num)?;
-        Ok((0..=u8::MAX).map_while(|index| self.gid(index)).collect())
+        let length = self.query_port(port_num)?.gid_tbl_len;
+        Ok((0..u8::MAX).take(length as usize).filter_map(|index| self.gid(index).ok()).collect())
     }
 
     fn peer_capabilities(&self) -> PeerCapabilities {
@@ -82,19 +91,18 @@ impl Context for SoftContext {
         Ok(Arc::new(SoftChannel::new(Arc::clone(&self.device))?))
     }
 
-    fn create_cq(
-        &self,
-        cqe: u32,
-        cq_context: u64,
-        channel: Option<&Arc<dyn CompletionChannel>>,
-    ) -> Result<Arc<dyn CompletionQueue>> {
+    fn create_cq_with(&self, init: &CompletionQueueInit<'_>) -> Result<Arc<dyn CompletionQueue>> {
         self.device.check_process("create_cq")?;
-        let channel = match channel.map(|channel| channel.as_any().downcast_ref::<SoftChannel>()) {
+        let channel = match init.channel.map(|channel| channel.as_any().downcast_ref::<SoftChannel>()) {
             None => None,
             Some(Some(channel)) if channel.is_of(&self.device) => Some(channel),
             Some(_) => return Err(errors::foreign("create_cq", "channel")),
         };
-        Ok(Arc::new(SoftCompletionQueue::new(&self.device, cqe, cq_context, channel)?))
+        Ok(Arc::new(SoftCompletionQueue::new(&self.device, init, channel)?))
+    }
+
+    fn query_clock(&self) -> Result<u64> {
+        Ok(timestamp())
     }
 
     fn create_qp(&self, init: &QueuePairInit<'_>) -> Result<Arc<dyn QueuePair>> {
@@ -108,20 +116,33 @@ impl Context for SoftContext {
     }
 
     fn poll_async_event(&self) -> Option<AsyncEvent> {
-        if self.device.is_inherited() {
-            return None;
+        self.next_event(AsyncEventQueue::poll)
+    }
+
+    fn take_async_event(&self) -> Option<AsyncEvent> {
+        self.next_event(AsyncEventQueue::take)
+    }
+
+    fn ack_async_event(&self, event: &AsyncEvent) {
+        if !self.device.is_inherited() {
+            self.device.events.queue.acknowledge(event);
         }
-        // Cleared first: an event that is added meanwhile makes it readable again.
-        self.device.async_event.clear();
-        let event = self.device.events.poll();
-        if !self.device.events.is_empty() {
-            self.device.async_event.signal();
+    }
+
+    fn wait_events_acked(&self, object: EventObject, timeout: Option<Duration>) -> Result<bool> {
+        self.device.check_process("ack_async_event")?;
+        let start = Instant::now();
+        loop {
+            let left = timeout.map(|timeout| timeout.saturating_sub(start.elapsed()));
+            let acknowledged = self.device.events.queue.wait_acknowledged(object, left);
+            if acknowledged || left == Some(Duration::ZERO) {
+                return Ok(acknowledged);
+            }
         }
-        event
     }
 
     fn async_fd(&self) -> BorrowedFd<'_> {
-        self.device.async_event.as_fd()
+        self.device.events.as_fd()
     }
 
     fn counters(&self) -> Counters {

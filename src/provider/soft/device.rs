@@ -9,12 +9,14 @@ use super::capture;
 use super::config::SoftConfig;
 use super::errors;
 use super::interface::Interface;
-use super::limit::Limit;
+use super::limit::{Limit, check_range};
+use super::port::{Events, Port};
 use super::shared_receive::Numbers;
-use crate::engine::{Capabilities, Engine, EventFd, Generation, QpnBlocks, Shard, ShardConfig, SocketSizes, probe};
+use crate::engine::{
+    Capabilities, Engine, Generation, LocalAddress, QpnBlocks, Shard, ShardConfig, SocketSizes, probe,
+};
 use crate::memory::RegionTable;
 use crate::provider::{Error, ErrorKind, Result};
-use crate::queue::{AsyncEventQueue, Notify};
 use crate::types::{AccessFlags, AtomicCapability, DeviceAttributes, Mtu, PeerCapabilities, PortAttributes, PortState};
 
 /// Queue pairs of a shard.
@@ -33,8 +35,6 @@ const MAX_XRC_DOMAINS: u32 = 65_536;
 const MAX_RD_ATOMIC: u8 = 128;
 /// Captures that a verb began.
 const MAX_CAPTURES: u32 = 16;
-/// Asynchronous events that wait to be read.
-const MAX_EVENTS: u32 = 4_096;
 
 /// How long an acknowledgement waits for the application's answer while somebody polls.
 const ACK_HOLD: Duration = Duration::from_micros(50);
@@ -53,8 +53,8 @@ pub(super) struct Device {
     /// Forks before it was opened.
     generation: Generation,
     pub(super) memory: Arc<RegionTable>,
-    pub(super) events: Arc<AsyncEventQueue>,
-    pub(super) async_event: Arc<EventFd>,
+    pub(super) events: Events,
+    port: Port,
     pub(super) attributes: DeviceAttributes,
     pub(super) domains: Limit,
     pub(super) completion_queues: Limit,
@@ -67,19 +67,6 @@ pub(super) struct Device {
     next_domain: AtomicU32,
     next_completion_queue: AtomicU32,
     next_shard: AtomicUsize,
-}
-
-/// Makes the device's descriptor readable.
-struct AsyncEventSignal(Arc<EventFd>);
-
-impl Notify for AsyncEventSignal {
-    fn notify_within(&self, completion_queue: u32, _: Duration, _: u32) {
-        self.notify(completion_queue);
-    }
-
-    fn notify(&self, _: u32) {
-        self.0.signal();
-    }
 }
 
 impl Device {
@@ -97,6 +84,7 @@ impl Device {
         let capabilities = probe(first, &sizes)
             .map_err(|error| fail(&format!("{} cannot be used: is it an address of this machine?", first.ip), error))?;
         let memory = Arc::new(RegionTable::new(MAX_MR as usize));
+        let events = Events::new().map_err(|error| fail("the system has no descriptors left", error))?;
         let mut shards = Vec::new();
         for _ in 0..config.shards {
             let blocks = QpnBlocks::lease(BLOCKS_PER_SHARD)
@@ -108,23 +96,21 @@ impl Device {
                 max_queue_pairs: MAX_QP_PER_SHARD,
                 max_segments: capabilities.max_segments.unwrap_or(1),
                 ack_hold: ACK_HOLD,
+                events: Arc::clone(&events.queue),
             };
             let shard = Shard::new(shard, Arc::clone(&memory));
             shards.push(shard.map_err(|error| fail("the system has no descriptors left for the device", error))?);
         }
-        let async_event = EventFd::new().map_err(|error| fail("the system has no descriptors left", error))?;
-        let async_event = Arc::new(async_event);
-        let signal = Arc::new(AsyncEventSignal(Arc::clone(&async_event)));
         let engine = Engine::new(interface.name.as_deref().unwrap_or("soft"), shards);
         capture::start_with_device(&engine, &interface.device_name, config)?;
         Ok(Arc::new(Self {
             generation: Generation::now(),
             engine,
             attributes: attributes(&interface, config),
+            port: Port::new(&interface),
             interface,
             memory,
-            events: AsyncEventQueue::new(MAX_EVENTS, Some(signal)),
-            async_event,
+            events,
             domains: Limit::new("max_pd", MAX_PD),
             completion_queues: Limit::new("max_cq", MAX_CQ),
             shared_receive_queues: Limit::new("max_srq", MAX_SRQ),
@@ -160,16 +146,32 @@ impl Device {
     /// The port as it is now.
     pub(super) fn port(&self) -> PortAttributes {
         let state = self.interface.state();
-        let has_v6 = self.interface.addresses.iter().any(|address| address.ip.is_ipv6());
-        let overhead = if has_v6 { OVERHEAD_V6_BYTES } else { OVERHEAD_V4_BYTES };
+        self.refresh_port();
+        let overhead = if self.port.has_v6() { OVERHEAD_V6_BYTES } else { OVERHEAD_V4_BYTES };
         PortAttributes {
             state: if state.running { PortState::Active } else { PortState::Down },
             max_mtu: Mtu::Mtu4096,
             active_mtu: Mtu::largest_within(state.mtu_bytes, overhead).min(self.max_mtu),
-            gid_tbl_len: self.interface.addresses.len() as u32,
+            gid_tbl_len: self.port.gid_tbl_len(),
             max_msg_sz: crate::types::MAX_MESSAGE_BYTES,
             pkey_tbl_len: 1,
         }
+    }
+
+    /// Looks at the interface if the system says that something has changed.
+    pub(super) fn refresh_port(&self) {
+        self.port.refresh(&self.interface, &self.events);
+    }
+
+    /// The address behind an entry of the GID table, which `attribute` of `verb` names.
+    pub(super) fn local_address(&self, verb: &'static str, attribute: &str, index: u8) -> Result<LocalAddress> {
+        self.refresh_port();
+        if let Some(address) = self.port.gid(index) {
+            return Ok(address);
+        }
+        check_range(verb, attribute, index.into(), 0..=self.port.gid_tbl_len().saturating_sub(1))?;
+        let message = format!("{attribute} is {index}; that entry of the GID table is empty: its address was removed");
+        Err(Error::new(verb, ErrorKind::NotFound, message))
     }
 
     pub(super) fn next_domain(&self) -> u32 {
@@ -228,7 +230,9 @@ fn attributes(interface: &Interface, config: &SoftConfig) -> DeviceAttributes {
             | AccessFlags::REMOTE
             | AccessFlags::ZERO_BASED
             | AccessFlags::RELAXED_ORDERING,
-        num_comp_vectors: 1,
+        num_comp_vectors: config.shards,
+        completion_timestamp_mask: u64::MAX,
+        hca_core_clock_khz: 1_000_000,
         ..DeviceAttributes::empty()
     }
 }

@@ -22,6 +22,18 @@ pub(super) struct Interface {
     pub(super) index: u32,
     /// Its addresses in the order of the GID table.
     pub(super) addresses: Vec<LocalAddress>,
+    reach: Reach,
+}
+
+/// Which of the interface's addresses are the device's.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Reach {
+    /// All.
+    Whole,
+    /// The one that the device is called after.
+    Address,
+    /// The same, and the system does not list it, though it is its own: what becomes of it is not known.
+    Unlisted,
 }
 
 impl Interface {
@@ -36,6 +48,21 @@ impl Interface {
         };
         // An interface that is gone is down.
         ask().unwrap_or(LinkState { running: false, ..unknown })
+    }
+
+    /// The addresses that the device has now, in no particular order.
+    pub(super) fn addresses_now(&self) -> io::Result<Vec<LocalAddress>> {
+        let all = match self.reach {
+            Reach::Unlisted => return Ok(self.addresses.clone()),
+            Reach::Whole | Reach::Address => if_addrs::get_if_addrs()?,
+        };
+        let name = self.name.as_deref().unwrap_or_default();
+        let mut now = of_name(name, &all).addresses;
+        if self.reach == Reach::Address {
+            let listed = all.iter().any(|known| self.addresses.iter().any(|own| own.ip == known.ip()));
+            now = if listed { self.addresses.clone() } else { Vec::new() };
+        }
+        Ok(now)
     }
 }
 
@@ -81,7 +108,8 @@ fn of_name(name: &str, all: &[SystemAddress]) -> Interface {
     addresses.dedup();
     addresses.truncate(usize::from(u8::MAX));
     let index = mine.first().and_then(|address| address.index).unwrap_or(0);
-    Interface { device_name: format!("soft_{name}"), name: Some(name.to_owned()), index, addresses }
+    let device_name = format!("soft_{name}");
+    Interface { device_name, name: Some(name.to_owned()), index, addresses, reach: Reach::Whole }
 }
 
 fn of_address(device_name: &str, address: IpAddr, all: &[SystemAddress]) -> Interface {
@@ -94,6 +122,7 @@ fn of_address(device_name: &str, address: IpAddr, all: &[SystemAddress]) -> Inte
         name: found.map(|known| known.name.clone()),
         index: found.and_then(|known| known.index).unwrap_or(0),
         addresses,
+        reach: if exact.is_some() { Reach::Address } else { Reach::Unlisted },
     }
 }
 
@@ -132,9 +161,18 @@ mod tests {
     }
 
     #[test]
+    fn addresses_are_those_of_the_beginning_while_nothing_changes() {
+        for name in ["soft_lo", "soft:127.0.0.1", "soft:127.3.2.1"] {
+            let interface = find(name).unwrap().unwrap();
+            assert_eq!(interface.addresses_now().unwrap(), interface.addresses, "{name}");
+        }
+    }
+
+    #[test]
     fn interface_that_is_gone_is_down() {
         let mut interface = find("soft_lo").unwrap().unwrap();
         interface.name = Some("gone0".into());
         assert!(!interface.state().running);
+        assert_eq!(interface.addresses_now().unwrap(), []);
     }
 }

@@ -43,6 +43,7 @@ mod interface;
 mod limit;
 mod memory_region;
 mod modify;
+mod port;
 mod protection_domain;
 mod queue_pair;
 mod receive_role;

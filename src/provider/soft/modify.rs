@@ -132,9 +132,7 @@ impl SoftQueuePair {
 
     fn local_address(&self, vector: &AddressVector) -> Result<LocalAddress> {
         check_range("modify_qp", "ah_attr.port_num", vector.port_num.into(), 1..=1)?;
-        let addresses = &self.device.interface.addresses;
-        check_range("modify_qp", "ah_attr.sgid_index", vector.sgid_index.into(), 0..=addresses.len() as u32 - 1)?;
-        let local = addresses[usize::from(vector.sgid_index)];
+        let local = self.device.local_address("modify_qp", "ah_attr.sgid_index", vector.sgid_index)?;
         let peer = vector.dgid.to_ip();
         let problem = if peer.is_unspecified() || peer.is_multicast() {
             "which is no address of a single peer"

@@ -15,7 +15,7 @@ use crate::provider::{CompletionQueue, Error, ErrorKind, QueuePair, QueuePairIni
 use crate::queue::{ReceiveQueue, SendQueue, SourceToken};
 use crate::transport;
 use crate::types::{
-    AsyncEvent, BatchEnd, Counters, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairReport, QueuePairState,
+    BatchEnd, Counters, EventObject, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairReport, QueuePairState,
     QueuePairStatus, QueuePairType, ReceiveRequest, SendRequest, SharedReceiveQueueNumber,
 };
 
@@ -126,7 +126,7 @@ impl SoftQueuePair {
             receive_completions: receive_side.for_endpoint(),
             signal_all: init.sq_sig_all,
             cap,
-            events: Arc::clone(&device.events),
+            events: Arc::clone(&device.events.queue),
         };
         let mut created = Err(errors::engine_failed("create_qp"));
         shard.command(|core, _| {
@@ -194,18 +194,6 @@ impl SoftQueuePair {
 
 fn destroyed(qpn: Qpn) -> String {
     format!("queue pair {qpn} is destroyed")
-}
-
-fn concerns(event: &AsyncEvent, qpn: Qpn) -> bool {
-    match event {
-        AsyncEvent::QueuePairFatal(of)
-        | AsyncEvent::QueuePairRequestError(of)
-        | AsyncEvent::QueuePairAccessError(of)
-        | AsyncEvent::CommunicationEstablished(of)
-        | AsyncEvent::SendQueueDrained(of)
-        | AsyncEvent::LastWorkQueueElementReached(of) => *of == qpn,
-        _ => false,
-    }
 }
 
 impl QueuePair for SoftQueuePair {
@@ -296,7 +284,7 @@ impl QueuePair for SoftQueuePair {
             soft(&side.queue).engine_side().detach(side.token);
         }
         self.role.end();
-        self.device.events.discard(|event| concerns(event, self.qpn));
+        self.device.events.discard(|event| event.object() == EventObject::QueuePair(self.qpn));
         Ok(())
     }
 

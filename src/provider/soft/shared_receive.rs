@@ -128,7 +128,7 @@ impl SoftSharedReceiveQueue {
             max_wr: init.max_wr,
             max_sge: init.max_sge.max(1),
             srq_limit: init.srq_limit,
-            events: Arc::clone(&device.events),
+            events: Arc::clone(&device.events.queue),
             completions: xrc.as_ref().map(|xrc| xrc.feed.for_endpoint()),
         });
         if let Some(xrc) = &xrc {

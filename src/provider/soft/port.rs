@@ -1,0 +1,187 @@
+//! The device's port: its addresses and whether it works, as they are now, and the events that tell of changes.
+//!
+//! The kernel announces changes on a socket. No thread waits for them: the socket is part of the descriptor of the
+//! asynchronous events, and every verb that asks for events, for the port or for its addresses looks into it first. So
+//! nothing runs while nobody asks, and who asks never sees the state before a change that was announced.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::interface::Interface;
+use crate::engine::{Epoll, EventFd, Interest, LinkWatch, LocalAddress};
+use crate::queue::{AsyncEventQueue, Notify};
+use crate::types::AsyncEvent;
+
+/// Asynchronous events that wait to be read: some for every queue pair that a device may have.
+const MAX_EVENTS: u32 = 1 << 16;
+/// Entries of the GID table, at most.
+const MAX_GIDS: usize = 255;
+/// The only port.
+const PORT: u8 = 1;
+
+/// The device's asynchronous events, and the descriptor that tells of them.
+pub(super) struct Events {
+    pub(super) queue: Arc<AsyncEventQueue>,
+    /// Readable while events wait.
+    waiting: Arc<EventFd>,
+    /// That, and news of the interfaces.
+    set: Epoll,
+    watch: Option<LinkWatch>,
+}
+
+struct Signal(Arc<EventFd>);
+
+impl Notify for Signal {
+    fn notify_within(&self, completion_queue: u32, _: Duration, _: u32) {
+        self.notify(completion_queue);
+    }
+
+    fn notify(&self, _: u32) {
+        self.0.signal();
+    }
+}
+
+impl Events {
+    pub(super) fn new() -> std::io::Result<Self> {
+        let (set, waiting) = (Epoll::new()?, Arc::new(EventFd::new()?));
+        set.add(waiting.as_fd(), Interest::Readable)?;
+        let watch = LinkWatch::open().and_then(|watch| {
+            set.add(watch.as_fd(), Interest::Readable)?;
+            Ok(watch)
+        });
+        let watch = watch.inspect_err(|error| {
+            tracing::info!(%error, "the system does not tell of changes to interfaces: no events will tell of them");
+        });
+        let queue = AsyncEventQueue::new(MAX_EVENTS, Some(Arc::new(Signal(Arc::clone(&waiting)))));
+        Ok(Self { queue, waiting, set, watch: watch.ok() })
+    }
+
+    /// Whether an interface or address of the machine may have changed since this was last asked.
+    fn has_news(&self) -> bool {
+        self.watch.as_ref().is_some_and(LinkWatch::has_changed)
+    }
+
+    /// Takes an event by `take`, and makes the descriptor follow from what is left.
+    pub(super) fn next(&self, take: impl FnOnce(&AsyncEventQueue) -> Option<AsyncEvent>) -> Option<AsyncEvent> {
+        // Cleared first: an event that is added meanwhile makes it readable again.
+        self.waiting.clear();
+        let event = take(&self.queue);
+        if !self.queue.is_empty() {
+            self.waiting.signal();
+        }
+        event
+    }
+
+    /// Removes the events of which `is_stale` holds.
+    pub(super) fn discard(&self, is_stale: impl FnMut(&AsyncEvent) -> bool) {
+        if self.queue.discard(is_stale) > 0 {
+            self.next(|_| None);
+        }
+    }
+}
+
+impl AsFd for Events {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.set.as_fd()
+    }
+}
+
+/// What may change of the port.
+pub(super) struct Port {
+    now: Mutex<Now>,
+}
+
+struct Now {
+    /// The GID table: an address that goes leaves an empty entry, the others keep their places.
+    gids: Vec<Option<LocalAddress>>,
+    running: bool,
+}
+
+impl Port {
+    pub(super) fn new(interface: &Interface) -> Self {
+        let gids = interface.addresses.iter().copied().map(Some).take(MAX_GIDS).collect();
+        Self { now: Mutex::new(Now { gids, running: interface.state().running }) }
+    }
+
+    /// Looks at the interface anew if there is news, and tells of what has changed.
+    pub(super) fn refresh(&self, interface: &Interface, events: &Events) {
+        // Locked before asking for news: a thread that comes meanwhile sees what this one finds.
+        let mut now = self.lock();
+        if !events.has_news() {
+            return;
+        }
+        let running = interface.state().running;
+        if let Ok(addresses) = interface.addresses_now()
+            && now.take_addresses(&addresses)
+        {
+            events.queue.push(AsyncEvent::GidChange(PORT));
+        }
+        if std::mem::replace(&mut now.running, running) != running {
+            let event = if running { AsyncEvent::PortActive(PORT) } else { AsyncEvent::PortError(PORT) };
+            events.queue.push(event);
+        }
+    }
+
+    /// The entry of the GID table; `None` if it is empty or does not exist.
+    pub(super) fn gid(&self, index: u8) -> Option<LocalAddress> {
+        self.lock().gids.get(usize::from(index)).copied().flatten()
+    }
+
+    /// Entries of the GID table, the empty ones included.
+    pub(super) fn gid_tbl_len(&self) -> u32 {
+        self.lock().gids.len() as u32
+    }
+
+    /// Whether it has an IPv6 address.
+    pub(super) fn has_v6(&self) -> bool {
+        self.lock().gids.iter().flatten().any(|address| address.ip.is_ipv6())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Now> {
+        self.now.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Now {
+    /// Makes the table follow the addresses; whether it had to change.
+    fn take_addresses(&mut self, addresses: &[LocalAddress]) -> bool {
+        let before = self.gids.clone();
+        for entry in &mut self.gids {
+            *entry = entry.filter(|address| addresses.contains(address));
+        }
+        for address in addresses {
+            if self.gids.contains(&Some(*address)) {
+                continue;
+            }
+            match self.gids.iter().position(Option::is_none) {
+                Some(place) => self.gids[place] = Some(*address),
+                None if self.gids.len() < MAX_GIDS => self.gids.push(Some(*address)),
+                None => break,
+            }
+        }
+        self.gids != before
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_keep_their_places() {
+        let at = |last: u8| LocalAddress { ip: [192, 0, 2, last].into(), scope: 0 };
+        let mut now = Now { gids: vec![Some(at(1)), Some(at(2)), Some(at(3))], running: true };
+        assert!(!now.take_addresses(&[at(3), at(1), at(2)]));
+        assert!(now.take_addresses(&[at(1), at(3)]));
+        assert_eq!(now.gids, [Some(at(1)), None, Some(at(3))]);
+        assert!(now.take_addresses(&[at(5), at(3), at(4), at(1)]));
+        assert_eq!(now.gids, [Some(at(1)), Some(at(5)), Some(at(3)), Some(at(4))]);
+        assert!(now.take_addresses(&[]));
+        assert_eq!(now.gids, [None; 4]);
+        let many: Vec<LocalAddress> = (0..=255).map(at).collect();
+        assert!(now.take_addresses(&many));
+        assert_eq!(now.gids.len(), MAX_GIDS);
+        assert!(!now.take_addresses(&many));
+    }
+}

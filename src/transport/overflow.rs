@@ -1,0 +1,66 @@
+//! What the overflow of a completion queue does: the application is told of the queue once and of each of its queue
+//! pairs, and these go to the error state, because what they complete cannot be told any more.
+
+use super::endpoint::Endpoint;
+use super::queue_pair::QueuePair;
+use crate::queue::Overflow;
+use crate::types::{AsyncEvent, Cause, Counter, Ending, QueuePairState, Time};
+
+impl QueuePair {
+    /// A completion was lost: the queue pair cannot go on.
+    pub(super) fn completion_queue_overflowed(&mut self, queue: u32, overflow: Overflow) {
+        self.count(Counter::CompletionQueueOverflow);
+        if overflow.is_first {
+            self.events.push(AsyncEvent::CompletionQueueError(queue));
+        }
+        self.requester.overflowed |= overflow.is_first || self.state != QueuePairState::Error;
+    }
+
+    /// Goes to the error state if a completion was lost since the last time; whether that was so.
+    #[inline]
+    pub(super) fn end_by_overflow(&mut self) -> bool {
+        let overflowed = std::mem::take(&mut self.requester.overflowed);
+        if overflowed {
+            self.fail_by_overflow();
+        }
+        overflowed
+    }
+
+    #[cold]
+    fn fail_by_overflow(&mut self) {
+        if matches!(self.state, QueuePairState::Reset | QueuePairState::Error) {
+            return;
+        }
+        // Before what follows from it.
+        self.events.push(AsyncEvent::QueuePairFatal(self.qpn));
+        self.history.note_ending(Ending::CompletionQueueOverflow);
+        self.enter_error(Cause::CompletionQueueOverflow);
+    }
+
+    fn lost_its_completion_queue(&self) -> bool {
+        let is_alive = !matches!(self.state, QueuePairState::Reset | QueuePairState::Error);
+        let receives = self.receive.completions().unwrap_or(&self.receive_completions);
+        is_alive && (self.send_completions.0.overflowed() || receives.0.overflowed())
+    }
+}
+
+impl Endpoint {
+    /// Takes every queue pair to the error state that completes into a queue which has overflowed, also those that had
+    /// nothing to complete.
+    pub fn fail_queue_pairs_of_overflowed(&mut self, now: Time) {
+        // Flushing one may make another queue overflow. Each round leaves fewer queue pairs that work.
+        loop {
+            let places = self.places_where(QueuePair::lost_its_completion_queue);
+            if places.is_empty() {
+                return;
+            }
+            for place in places {
+                if let Some(queue_pair) = self.at(place) {
+                    queue_pair.fail_by_overflow();
+                }
+                self.settle_one(now, place);
+                self.list_sender(now, place);
+            }
+        }
+    }
+}

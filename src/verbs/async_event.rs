@@ -1,0 +1,68 @@
+//! Asynchronous events that are acknowledged when they have been dealt with.
+
+use std::fmt;
+use std::ops::Deref;
+
+use super::{AsyncEvent, Context};
+
+/// An asynchronous event that is not acknowledged yet; made by [`Context::take_async_event`]. Dropping it acknowledges
+/// it (`ibv_ack_async_event`).
+///
+/// Nothing waits for acknowledgements by itself: destroying the object that the event is about returns at once, also
+/// while the event is held, because here an event is a number and leads to no object. Who wants to know that all
+/// others have dealt with their events of an object calls [`Context::wait_events_acked`]. Events of an object that were
+/// not taken when it is destroyed do not come any more.
+///
+/// ```
+/// use std::time::Duration;
+/// use rdma_verbs::types::EventObject;
+/// # use rdma_verbs::verbs::{self, AsyncEvent, Payload, ReceiveRequest, RegionList, SendRequest};
+/// # let context = verbs::open("soft:127.0.1.114")?;
+/// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(1)?);
+/// # let qp = pd.create_qp(&cq, &cq).build()?;
+/// # qp.connect(&qp.connection_info()?)?; // to itself
+/// # qp.post_recv(&[ReceiveRequest::new(RegionList::EMPTY)])?;
+/// # qp.post_send(&[SendRequest::send(Payload::EMPTY).signaled()])?; // two completions, room for one
+/// let event = loop {
+///     if let Some(event) = context.take_async_event() {
+///         break event;
+///     }
+/// #   std::thread::sleep(Duration::from_millis(1));
+/// };
+/// assert_eq!(*event, AsyncEvent::CompletionQueueError(cq.number()));
+/// let queue = EventObject::CompletionQueue(cq.number());
+/// assert!(!context.wait_events_acked(queue, Duration::from_millis(1))?);
+/// drop(event);
+/// assert!(context.wait_events_acked(queue, Duration::from_millis(1))?);
+/// # Ok::<(), verbs::Error>(())
+/// ```
+pub struct UnacknowledgedEvent {
+    context: Context,
+    event: AsyncEvent,
+}
+
+impl UnacknowledgedEvent {
+    pub(super) fn new(context: Context, event: AsyncEvent) -> Self {
+        Self { context, event }
+    }
+}
+
+impl Deref for UnacknowledgedEvent {
+    type Target = AsyncEvent;
+
+    fn deref(&self) -> &AsyncEvent {
+        &self.event
+    }
+}
+
+impl Drop for UnacknowledgedEvent {
+    fn drop(&mut self) {
+        self.context.inner().ack_async_event(&self.event);
+    }
+}
+
+impl fmt::Debug for UnacknowledgedEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("UnacknowledgedEvent").field(&self.event).finish()
+    }
+}

@@ -1,0 +1,137 @@
+//! Interfaces and addresses that come and go become asynchronous events, and the GID table follows. In a network
+//! namespace of the test's own, in which links can be changed.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::AsFd;
+use std::process::Command;
+use std::time::Duration;
+
+use rdma_verbs::verbs::{self, AsyncEvent, Context, ErrorKind, Gid, PortState};
+use tokio::io::unix::AsyncFd;
+
+const INSIDE_VARIABLE: &str = "RDMA_VERBS_LINK_EVENTS_INSIDE";
+const PATIENCE: Duration = Duration::from_secs(20);
+const SILENCE: Duration = Duration::from_millis(30);
+
+fn ip(arguments: &str) {
+    let status = Command::new("ip").args(arguments.split(' ')).status().unwrap();
+    assert!(status.success(), "ip {arguments}");
+}
+
+#[test]
+fn interfaces_and_addresses_become_events() {
+    let unshared = Command::new("unshare").args(["-rn", "ip", "link", "set", "lo", "up"]).output();
+    if !unshared.is_ok_and(|output| output.status.success()) {
+        println!("skipped: no network namespace can be made here");
+        return;
+    }
+    let output = Command::new("unshare")
+        .arg("-rn")
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", "inside", "--ignored", "--nocapture"])
+        .env(INSIDE_VARIABLE, "1")
+        .output()
+        .unwrap();
+    let said = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+    assert!(output.status.success() && said[0].contains("all has come"), "{}\n{}", said[0], said[1]);
+}
+
+#[test]
+#[ignore = "started by the other test"]
+fn inside() {
+    if std::env::var(INSIDE_VARIABLE).is_err() {
+        return;
+    }
+    ip("link set lo up");
+    addresses_come_and_go();
+    the_link_goes_down_and_up();
+    an_address_is_a_device();
+    println!("all has come");
+}
+
+fn v4(last: u8) -> Gid {
+    Ipv4Addr::new(10, 9, 8, last).into()
+}
+
+#[track_caller]
+fn event(context: &Context) -> AsyncEvent {
+    context.get_async_event(PATIENCE).expect("an event")
+}
+
+/// Whether an event makes the descriptor readable, without anybody asking for it.
+fn is_readable(context: &Context) -> bool {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        #[allow(deprecated)] // The newest version wants a promise that the descriptor stays open.
+        let descriptor = AsyncFd::new(context.as_fd()).unwrap();
+        tokio::time::timeout(PATIENCE, descriptor.readable()).await.is_ok()
+    })
+}
+
+fn addresses_come_and_go() {
+    let context = verbs::open("soft_lo").unwrap();
+    let first = context.gid_table(1).unwrap();
+    let next = first.len() as u8;
+    assert_eq!(context.get_async_event(SILENCE), None);
+
+    ip("addr add 10.9.8.1/32 dev lo");
+    assert!(is_readable(&context));
+    assert_eq!(event(&context), AsyncEvent::GidChange(1));
+    assert_eq!(context.find_gid(1, v4(1)).unwrap(), next);
+    ip("addr add 10.9.8.2/32 dev lo");
+    assert_eq!(event(&context), AsyncEvent::GidChange(1));
+    assert_eq!(context.get_async_event(SILENCE), None, "one event for one change");
+    assert_eq!(context.query_port(1).unwrap().gid_tbl_len, u32::from(next) + 2);
+
+    ip("addr del 10.9.8.1/32 dev lo");
+    // Whoever asks for the table does not see the address any more, even before the event is taken.
+    let error = context.query_gid(1, next).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+    assert!(error.to_string().contains(&format!("gid_index is {next}")), "{error}");
+    assert_eq!(event(&context), AsyncEvent::GidChange(1));
+    assert_eq!(context.query_gid(1, next + 1).unwrap().gid, v4(2), "the others keep their places");
+    assert_eq!(context.gid_table(1).unwrap().len(), first.len() + 1);
+    assert_eq!(context.query_gid(1, next + 2).unwrap_err().kind(), ErrorKind::InvalidArgument);
+
+    ip("addr add 10.9.8.3/32 dev lo");
+    assert_eq!(event(&context), AsyncEvent::GidChange(1));
+    assert_eq!(context.query_gid(1, next).unwrap().gid, v4(3), "the free place is used again");
+    ip("addr del 10.9.8.2/32 dev lo");
+    ip("addr del 10.9.8.3/32 dev lo");
+    while context.gid_table(1).unwrap() != first {
+        event(&context);
+    }
+}
+
+fn the_link_goes_down_and_up() {
+    let context = verbs::open("soft_lo").unwrap();
+    assert_eq!(context.query_port(1).unwrap().state, PortState::Active);
+    ip("link set lo down");
+    // IPv6 addresses go with the link.
+    while event(&context) != AsyncEvent::PortError(1) {}
+    assert_eq!(context.query_port(1).unwrap().state, PortState::Down);
+    ip("link set lo up");
+    while event(&context) != AsyncEvent::PortActive(1) {}
+    assert_eq!(context.query_port(1).unwrap().state, PortState::Active);
+    while context.get_async_event(SILENCE).is_some() {}
+}
+
+fn an_address_is_a_device() {
+    ip("addr add 10.9.8.7/32 dev lo");
+    let context = verbs::open("soft:10.9.8.7").unwrap();
+    let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(8).unwrap());
+    let qp = pd.create_qp(&cq, &cq).build().unwrap();
+    let own = qp.connection_info().unwrap();
+    ip("addr add 10.9.8.8/32 dev lo");
+    assert_eq!(context.get_async_event(SILENCE), None, "another's address");
+    ip("addr del 10.9.8.7/32 dev lo");
+    assert_eq!(event(&context), AsyncEvent::GidChange(1));
+    assert_eq!(context.gid_table(1).unwrap(), []);
+    let error = qp.connect(&own).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+    ip("addr add 10.9.8.7/32 dev lo");
+    assert_eq!(event(&context), AsyncEvent::GidChange(1));
+    assert_eq!(context.query_gid(1, 0).unwrap().gid.to_ip(), IpAddr::from([10, 9, 8, 7]));
+    qp.reset().unwrap();
+    qp.connect(&own).unwrap();
+}

@@ -1,0 +1,186 @@
+//! Many objects on one device: 10,000 queue pairs, 100,000 regions. What each costs, and that nothing stays behind. One
+//! test, because memory, descriptors and threads are the process's.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicIsize, Ordering};
+use std::time::{Duration, Instant};
+
+use rdma_verbs::verbs::{
+    self, AccessFlags, CompletionQueue, Context, ErrorKind, Payload, ProtectionDomain, QueuePair, SendRequest,
+};
+
+const QUEUE_PAIRS: usize = 10_000;
+const REGIONS: usize = 100_000;
+/// What an idle queue pair may cost beyond the rings that were asked for.
+const MOST_BYTES: usize = 4_096;
+/// Requests in each queue.
+const DEPTH: u32 = 16;
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// The system's allocator, knowing how many bytes are in use.
+struct Counting;
+
+static BYTES: AtomicIsize = AtomicIsize::new(0);
+
+// SAFETY: every call is passed on to the system's allocator unchanged; counting touches a number only.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        BYTES.fetch_add(layout.size() as isize, Ordering::Relaxed);
+        // SAFETY: the caller keeps the rules of `alloc`.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        BYTES.fetch_sub(layout.size() as isize, Ordering::Relaxed);
+        // SAFETY: the pointer came from `alloc` above, thus from `System`.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn bytes() -> isize {
+    BYTES.load(Ordering::Relaxed)
+}
+
+fn entries(folder: &str) -> usize {
+    std::fs::read_dir(folder).unwrap().count()
+}
+
+/// What the process has: descriptors and threads.
+fn holdings() -> (usize, usize) {
+    (entries("/proc/self/fd"), entries("/proc/self/task"))
+}
+
+struct Device {
+    context: Context,
+    pd: ProtectionDomain,
+    cq: CompletionQueue,
+}
+
+impl Device {
+    fn open(address: &str) -> Self {
+        let context = verbs::open(&format!("soft:{address}")).unwrap();
+        let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(2 * QUEUE_PAIRS as u32).unwrap());
+        Self { context, pd, cq }
+    }
+
+    fn queue_pair(&self, depth: u32) -> QueuePair {
+        self.pd.create_qp(&self.cq, &self.cq).max_send_wr(depth).max_recv_wr(depth).build().unwrap()
+    }
+}
+
+/// Bytes of a connected queue pair with queues of this depth, on average.
+fn bytes_of_queue_pair(device: &Device, depth: u32) -> usize {
+    const SAMPLES: usize = 500;
+    let before = bytes();
+    let queue_pairs: Vec<QueuePair> = (0..SAMPLES).map(|_| connected(device, depth)).collect();
+    let used = bytes() - before;
+    drop(queue_pairs);
+    used as usize / SAMPLES
+}
+
+/// Connected to itself: both halves have all that they need.
+fn connected(device: &Device, depth: u32) -> QueuePair {
+    let qp = device.queue_pair(depth);
+    qp.connect(&qp.connection_info().unwrap()).unwrap();
+    qp
+}
+
+fn write(qp: &QueuePair, remote: verbs::RemoteMemory, wr_id: usize) {
+    qp.post_send(&[SendRequest::write(Payload::EMPTY, remote).wr_id(wr_id as u64).signaled()]).unwrap();
+}
+
+/// Creates, connects, uses and destroys all queue pairs.
+fn many_queue_pairs(device: &Device) {
+    let region = device.pd.alloc_mr(4096, AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE).unwrap();
+    let queue_pairs: Vec<QueuePair> = (0..QUEUE_PAIRS).map(|_| connected(device, DEPTH)).collect();
+    // All work: some that were created first, last and in between complete a request.
+    for (wr_id, qp) in queue_pairs.iter().enumerate().step_by(97) {
+        write(qp, region.remote(), wr_id);
+        let done = device.cq.wait(PATIENCE).unwrap();
+        assert_eq!((done.wr_id(), done.qpn(), done.is_success()), (wr_id as u64, qp.qpn(), true));
+    }
+    let mut numbers: Vec<u32> = queue_pairs.iter().map(|qp| qp.qpn().value()).collect();
+    numbers.sort_unstable();
+    numbers.dedup();
+    assert_eq!(numbers.len(), QUEUE_PAIRS);
+}
+
+fn many_regions(device: &Device) -> Duration {
+    let start = Instant::now();
+    let regions: Vec<_> = (0..REGIONS).map(|_| device.pd.alloc_mr(64, AccessFlags::LOCAL_WRITE).unwrap()).collect();
+    let registered = start.elapsed();
+    for (number, region) in regions.iter().enumerate().step_by(1_001) {
+        region.write_at(0, &number.to_le_bytes()).unwrap();
+    }
+    for (number, region) in regions.iter().enumerate().step_by(1_001) {
+        assert_eq!(region.to_vec(..8).unwrap(), number.to_le_bytes(), "regions do not overlap");
+    }
+    registered
+}
+
+/// The first is slower than a hundred thousandth of all by this factor at most: neither kind is quadratic.
+fn assert_even(name: &str, first: Duration, all: Duration, parts: u32) {
+    println!("{name}: the first part {first:.1?}, all {parts} parts {all:.1?}");
+    assert!(all < first * parts * 20 + Duration::from_secs(2), "{name} get slower the more there are");
+}
+
+#[test]
+fn many_objects_cost_little_and_leave_nothing() {
+    let device = Device::open("127.34.8.1");
+    let limits = device.context.query_device();
+    assert!(limits.max_qp as usize >= QUEUE_PAIRS && limits.max_mr as usize >= REGIONS, "{limits:?}");
+
+    // Tables and threads that stay with the device.
+    many_queue_pairs(&device);
+    let rings = (bytes_of_queue_pair(&device, 2 * DEPTH) - bytes_of_queue_pair(&device, DEPTH)) / DEPTH as usize;
+    let whole = bytes_of_queue_pair(&device, DEPTH);
+    let beyond = whole - rings * DEPTH as usize;
+    println!("a connected queue pair with queues of {DEPTH}: {whole} bytes, of them {rings} a place; {beyond} beyond");
+    assert!(beyond <= MOST_BYTES, "{beyond} bytes beyond the rings");
+
+    let (before, held) = (bytes(), holdings());
+    let start = Instant::now();
+    many_queue_pairs(&device);
+    let elapsed = start.elapsed();
+    let (left, holdings_left) = (bytes() - before, holdings());
+    println!(
+        "{QUEUE_PAIRS} queue pairs created, connected and destroyed in {:.2} s; left: {left} bytes, {} descriptors, {} \
+         threads",
+        elapsed.as_secs_f64(),
+        holdings_left.0 as isize - held.0 as isize,
+        holdings_left.1 as isize - held.1 as isize,
+    );
+    assert_eq!(holdings_left, held, "descriptors or threads leak");
+    assert!(left.unsigned_abs() < 64 << 10, "{left} bytes stay behind");
+
+    let start = Instant::now();
+    let part = Device::open("127.34.8.2");
+    let first: Vec<_> = (0..REGIONS / 10).map(|_| part.pd.alloc_mr(64, AccessFlags::LOCAL_WRITE).unwrap()).collect();
+    let first_part = start.elapsed();
+    drop((first, part));
+    let registered = many_regions(&device);
+    assert_even("regions", first_part, registered, 10);
+    let before = bytes();
+    many_regions(&device);
+    println!("{REGIONS} regions again; left: {} bytes", bytes() - before);
+    assert!((bytes() - before).unsigned_abs() < 64 << 10, "regions leave memory behind");
+
+    limits_hold(&device);
+    let Device { context, pd, cq } = device;
+    drop((pd, cq));
+    drop(context);
+}
+
+/// Beyond the limit creation fails, and works again when there is room.
+fn limits_hold(device: &Device) {
+    let most = device.context.query_device().max_qp as usize;
+    let mut queue_pairs: Vec<QueuePair> = (0..most).map(|_| device.queue_pair(1)).collect();
+    let refused = device.pd.create_qp(&device.cq, &device.cq).build().unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::ResourceLimit, "{refused}");
+    assert!(refused.to_string().contains(&most.to_string()), "{refused}");
+    queue_pairs.pop();
+    queue_pairs.push(device.queue_pair(1));
+}

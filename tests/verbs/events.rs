@@ -1,0 +1,301 @@
+//! Asynchronous events: which happen when, to whom they go, and how they are acknowledged.
+
+use std::os::fd::AsFd;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use rdma_verbs::types::EventObject;
+use rdma_verbs::verbs::{
+    AsyncEvent, CompletionStatus, ConnectOptions, Payload, QueuePairAttributes, QueuePairState, ReceiveRequest,
+    RegionList, RemoteMemory, Rkey, SendRequest,
+};
+
+use super::channel::is_readable;
+use super::cq::{settle, write_each};
+use super::end::{End, PATIENCE, SILENCE, Shape};
+use super::suite::Scenario;
+use super::world::{World, connect};
+
+pub(crate) const SCENARIOS: &[Scenario] = &[
+    Scenario::new("event/comm_est/before_ready_to_send", "IBTA 11.6.3.2 communication established", comm_est),
+    Scenario::new("event/comm_est/not_when_ready_to_send", "IBTA 11.6.3.2", no_comm_est),
+    Scenario::new("event/sq_drained/when_asked_for", "ibv_modify_qp(3) en_sqd_async_notify", sq_drained),
+    Scenario::new("event/sq_drained/not_unasked", "ibv_modify_qp(3) en_sqd_async_notify", sq_drained_unasked),
+    Scenario::new("event/access_err/wrong_key", "IBTA 11.6.3.3 local access violation", access_err),
+    Scenario::new("event/req_err/message_too_long", "IBTA 11.6.3.3 invalid request", req_err),
+    Scenario::new("event/qp_fatal/receive_memory_gone", "IBTA 11.6.3.3 local work queue error", qp_fatal),
+    Scenario::new("event/order/as_they_happened", "ibv_get_async_event(3)", in_order),
+    Scenario::new("event/context/each_has_its_own", "ibv_get_async_event(3)", each_context_its_own),
+    Scenario::new("event/taker/each_goes_to_one", "ibv_get_async_event(3) threads", each_goes_to_one),
+    Scenario::new("event/fd/readable_while_it_waits", "ibv_get_async_event(3) polling", readable_while_it_waits),
+    Scenario::new("event/destroy/undelivered_is_discarded", "abi-and-suites 4.4 discard", undelivered_is_discarded),
+    Scenario::new("event/destroy/queue_takes_its_events_along", "abi-and-suites 4.4 discard", queue_takes_events_along),
+    Scenario::new("event/destroy/while_unacknowledged", "ibv_ack_async_event(3)", destroy_while_unacknowledged),
+    Scenario::new("event/ack/counted_for_each_object", "ibv_ack_async_event(3)", counted_for_each_object),
+    Scenario::new("event/ack/polled_is_acknowledged", "ibv_ack_async_event(3)", polled_is_acknowledged),
+    Scenario::new("event/ack/wakes_who_waits", "ibv_ack_async_event(3)", ack_wakes),
+];
+
+/// No time at all, to ask whether something is so.
+const NOW: Duration = Duration::ZERO;
+
+/// A key that nobody gave out.
+fn forged(right: &End) -> RemoteMemory {
+    let remote = right.region.remote();
+    RemoteMemory::new(remote.addr(), Rkey(remote.rkey().0 ^ 1), remote.len())
+}
+
+/// Makes the right end raise an access error.
+fn provoke(left: &End, right: &End) {
+    left.qp.post_send(&[SendRequest::write(Payload::inline(b"x"), forged(right)).wr_id(1).signaled()]).unwrap();
+    left.fails(1, CompletionStatus::RemoteAccessError);
+}
+
+fn access_error_of(end: &End) -> AsyncEvent {
+    AsyncEvent::QueuePairAccessError(end.qp.qpn())
+}
+
+/// The right end stays in RTR, with a receive posted.
+fn half_connected(world: &World) -> (End, End) {
+    let (left, right) = (world.end(0, &Shape::default()), world.end(1, &Shape::default()));
+    let near = left.qp.connection_info().unwrap();
+    left.qp.connect(&right.qp.connection_info().unwrap()).unwrap();
+    right.qp.init().unwrap();
+    let mut vector = rdma_verbs::types::AddressVector::new(near.gid, 0);
+    vector.hop_limit = 64;
+    let device = right.context.query_device();
+    let to_rtr = QueuePairAttributes {
+        qp_state: Some(QueuePairState::ReadyToReceive),
+        ah_attr: Some(vector),
+        path_mtu: Some(right.context.query_port(1).unwrap().active_mtu),
+        dest_qp_num: Some(near.qpn),
+        rq_psn: Some(near.psn),
+        max_dest_rd_atomic: Some(device.max_qp_rd_atom.min(4)),
+        min_rnr_timer: Some(12),
+        peer: Some(near.peer),
+        ..Default::default()
+    };
+    right.qp.modify(&to_rtr).unwrap();
+    right.qp.post_recv(&[ReceiveRequest::new(RegionList::EMPTY).wr_id(5)]).unwrap();
+    (left, right)
+}
+
+fn comm_est(world: &World) {
+    let (left, right) = half_connected(world);
+    right.no_event();
+    left.qp.post_send(&[SendRequest::send(Payload::EMPTY).wr_id(1).signaled()]).unwrap();
+    left.sent(1);
+    assert_eq!(right.event(), AsyncEvent::CommunicationEstablished(right.qp.qpn()));
+    right.received(5, 0);
+    write_each(&left.qp, &right, [2]);
+    left.written(2);
+    right.no_event();
+}
+
+fn no_comm_est(world: &World) {
+    let (left, right) = world.pair();
+    write_each(&left.qp, &right, [1]);
+    left.written(1);
+    left.no_event();
+    right.no_event();
+}
+
+fn drain(end: &End, notify: Option<bool>) {
+    let drained = QueuePairAttributes {
+        qp_state: Some(QueuePairState::SendQueueDrained),
+        en_sqd_async_notify: notify,
+        ..Default::default()
+    };
+    end.qp.modify(&drained).unwrap();
+}
+
+fn sq_drained(world: &World) {
+    let (left, right) = world.pair();
+    write_each(&left.qp, &right, 0..3);
+    drain(&left, Some(true));
+    assert_eq!(left.event(), AsyncEvent::SendQueueDrained(left.qp.qpn()));
+    assert!(!left.qp.query().unwrap().sq_draining);
+    (0..3).for_each(|wr_id| left.written(wr_id));
+    left.no_event();
+}
+
+fn sq_drained_unasked(world: &World) {
+    let (left, right) = world.pair();
+    write_each(&left.qp, &right, 0..3);
+    drain(&left, None);
+    settle(&left.qp);
+    left.no_event();
+}
+
+fn access_err(world: &World) {
+    let (left, right) = world.pair();
+    provoke(&left, &right);
+    assert_eq!(right.event(), access_error_of(&right));
+    right.becomes(QueuePairState::Error);
+    right.no_event();
+    left.no_event();
+}
+
+fn req_err(world: &World) {
+    let (left, right) = world.pair();
+    right.qp.post_recv(&[ReceiveRequest::new(right.region.slice(..4).unwrap()).wr_id(2)]).unwrap();
+    left.qp.post_send(&[SendRequest::send(Payload::inline(b"longer than four")).wr_id(1).signaled()]).unwrap();
+    left.fails_with(1, &[CompletionStatus::RemoteInvalidRequestError, CompletionStatus::RemoteOperationError]);
+    assert_eq!(right.event(), AsyncEvent::QueuePairRequestError(right.qp.qpn()));
+    right.fails(2, CompletionStatus::LocalLengthError);
+    right.no_event();
+}
+
+fn qp_fatal(world: &World) {
+    let (left, right) = world.pair();
+    let doomed = right.region(64, rdma_verbs::verbs::AccessFlags::LOCAL_WRITE);
+    right.qp.post_recv(&[ReceiveRequest::new(&doomed).wr_id(2)]).unwrap();
+    drop(doomed);
+    left.qp.post_send(&[SendRequest::send(Payload::inline(b"where to?")).wr_id(1).signaled()]).unwrap();
+    left.fails(1, CompletionStatus::RemoteOperationError);
+    assert_eq!(right.event(), AsyncEvent::QueuePairFatal(right.qp.qpn()));
+    right.fails(2, CompletionStatus::LocalProtectionError);
+    right.no_event();
+}
+
+/// Two pairs whose right ends share a context.
+fn two_pairs(world: &World) -> [(End, End); 2] {
+    let context = world.device(1);
+    [0, 1].map(|_| {
+        let (left, right) = (world.end(0, &Shape::default()), End::new(context.clone(), &Shape::default()));
+        connect(&left, &right, &ConnectOptions::default());
+        (left, right)
+    })
+}
+
+fn in_order(world: &World) {
+    let [(one, first), (two, second)] = two_pairs(world);
+    provoke(&two, &second);
+    provoke(&one, &first);
+    assert_eq!([first.event(), first.event()], [access_error_of(&second), access_error_of(&first)]);
+    first.no_event();
+}
+
+fn each_context_its_own(world: &World) {
+    let (left, right) = world.pair();
+    let bystander = world.device(1);
+    provoke(&left, &right);
+    assert_eq!(bystander.get_async_event(SILENCE), None);
+    assert_eq!(right.event(), access_error_of(&right));
+}
+
+fn each_goes_to_one(world: &World) {
+    let [(one, first), (two, second)] = two_pairs(world);
+    let seen = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                let start = std::time::Instant::now();
+                while seen.lock().unwrap().len() < 2 && start.elapsed() < PATIENCE {
+                    if let Some(event) = first.context.get_async_event(Duration::from_millis(5)) {
+                        seen.lock().unwrap().push(event);
+                    }
+                }
+            });
+        }
+        provoke(&one, &first);
+        provoke(&two, &second);
+    });
+    assert_eq!(seen.into_inner().unwrap(), [access_error_of(&first), access_error_of(&second)]);
+    first.no_event();
+}
+
+fn readable_while_it_waits(world: &World) {
+    let (left, right) = world.pair();
+    provoke(&left, &right);
+    assert!(is_readable(right.context.as_fd(), PATIENCE));
+    assert!(is_readable(right.context.as_fd(), PATIENCE), "until it is taken");
+    assert_eq!(right.event(), access_error_of(&right));
+    assert!(!is_readable(right.context.as_fd(), SILENCE));
+}
+
+fn undelivered_is_discarded(world: &World) {
+    let [(one, first), (two, second)] = two_pairs(world);
+    provoke(&one, &first);
+    provoke(&two, &second);
+    let End { qp, context, .. } = first;
+    second.becomes(QueuePairState::Error);
+    drop(qp);
+    assert_eq!(second.event(), access_error_of(&second));
+    second.no_event();
+    assert!(!is_readable(context.as_fd(), SILENCE));
+}
+
+fn queue_takes_events_along(world: &World) {
+    let end = world.loopback(&Shape { cqe: 2, ..Shape::default() });
+    let entries = u64::from(end.cq.cqe());
+    write_each(&end.qp, &end, 0..=entries);
+    end.becomes(QueuePairState::Error);
+    let End { qp, cq, context, region, pd } = end;
+    drop((qp, cq, region, pd));
+    assert_eq!(context.get_async_event(SILENCE), None);
+}
+
+fn destroy_while_unacknowledged(world: &World) {
+    let (left, right) = world.pair();
+    provoke(&left, &right);
+    let event = loop {
+        if let Some(event) = right.context.take_async_event() {
+            break event;
+        }
+        std::thread::yield_now();
+    };
+    let object = EventObject::QueuePair(right.qp.qpn());
+    let context = right.context.clone();
+    drop(right);
+    assert!(!context.wait_events_acked(object, SILENCE).unwrap());
+    assert_eq!(event.object(), object);
+    drop(event);
+    assert!(context.wait_events_acked(object, NOW).unwrap());
+}
+
+/// The next event, to be acknowledged.
+fn take(end: &End) -> rdma_verbs::verbs::UnacknowledgedEvent {
+    let start = std::time::Instant::now();
+    loop {
+        if let Some(event) = end.context.take_async_event() {
+            return event;
+        }
+        assert!(start.elapsed() < PATIENCE, "no event");
+        std::thread::yield_now();
+    }
+}
+
+fn counted_for_each_object(world: &World) {
+    let [(one, first), (two, second)] = two_pairs(world);
+    provoke(&one, &first);
+    provoke(&two, &second);
+    let (mine, other) = (take(&first), take(&first));
+    assert_eq!((*mine, *other), (access_error_of(&first), access_error_of(&second)));
+    let acked = |end: &End| first.context.wait_events_acked(EventObject::QueuePair(end.qp.qpn()), NOW).unwrap();
+    assert_eq!((acked(&first), acked(&second)), (false, false));
+    drop(other);
+    assert_eq!((acked(&first), acked(&second)), (false, true));
+    drop(mine);
+    assert_eq!((acked(&first), acked(&second)), (true, true));
+    assert!(first.context.wait_events_acked(EventObject::CompletionQueue(first.cq.number()), NOW).unwrap());
+}
+
+fn polled_is_acknowledged(world: &World) {
+    let (left, right) = world.pair();
+    provoke(&left, &right);
+    assert_eq!(right.event(), access_error_of(&right));
+    assert!(right.context.wait_events_acked(EventObject::QueuePair(right.qp.qpn()), NOW).unwrap());
+}
+
+fn ack_wakes(world: &World) {
+    let (left, right) = world.pair();
+    provoke(&left, &right);
+    let event = take(&right);
+    let (context, object) = (right.context.clone(), event.object());
+    let waiter = std::thread::spawn(move || context.wait_events_acked(object, PATIENCE).unwrap());
+    std::thread::sleep(SILENCE);
+    assert!(!waiter.is_finished());
+    drop(event);
+    assert!(waiter.join().unwrap());
+}
