@@ -132,7 +132,7 @@ impl QueuePair {
         }
         let from = self.state;
         merge(&mut self.attributes, given);
-        use QueuePairState::{Init, ReadyToReceive, ReadyToSend, SendQueueDrained};
+        use QueuePairState::{Init, ReadyToReceive, ReadyToSend, SendQueueDrained, SendQueueError};
         match (from, to) {
             (Init, ReadyToReceive) => {
                 self.set_path(source, in_flight);
@@ -143,6 +143,7 @@ impl QueuePair {
                 let first = self.attributes.sq_psn.unwrap_or_default();
                 self.requester.start(first, self.attributes.max_rd_atomic.unwrap_or(0));
             }
+            (SendQueueError, ReadyToSend) => self.history.forget_ending(),
             (SendQueueDrained, SendQueueDrained) => self.apply_drained(given, source, in_flight),
             (_, SendQueueDrained) => {
                 // Asked for anew each time.
