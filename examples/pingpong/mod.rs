@@ -63,9 +63,13 @@ fn parse_mtu(text: &str) -> Result<Mtu, String> {
 }
 
 /// The programs' common frame: `both` without arguments, `one` with them.
-pub(crate) fn launch(name: &str, both: impl FnOnce() -> Outcome, one: impl FnOnce(&Arguments) -> Outcome) -> ExitCode {
+pub(crate) fn launch<A: Parser>(
+    name: &str,
+    both: impl FnOnce() -> Outcome,
+    one: impl FnOnce(&A) -> Outcome,
+) -> ExitCode {
     let both_ends = std::env::args_os().len() == 1;
-    let arguments = Arguments::parse();
+    let arguments = A::parse();
     watch_for_interrupt();
     let outcome = if both_ends { both() } else { one(&arguments) };
     match outcome {
