@@ -39,6 +39,7 @@ mod ring;
 mod send;
 mod shared_receive;
 mod source;
+mod spoiled;
 mod sync;
 mod xrc_domain;
 

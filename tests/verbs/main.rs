@@ -15,6 +15,8 @@ mod cq;
 mod device;
 mod end;
 mod events;
+#[cfg(feature = "mutations")]
+pub(crate) mod planted;
 mod post;
 mod rc_atomic;
 mod rc_flush;
@@ -66,6 +68,8 @@ const FAMILIES: &[&[Scenario]] = &[
     xrc::SCENARIOS,
 ];
 
-fn main() {
+pub(crate) fn main() {
+    #[cfg(feature = "mutations")]
+    planted::plant_from_environment();
     suite::main(FAMILIES)
 }

@@ -14,6 +14,7 @@ use super::protection_domain::SoftProtectionDomain;
 use super::queue_pair::SoftQueuePair;
 use super::shared_receive::SoftXrcDomain;
 use crate::engine::timestamp;
+use crate::mutation::{Mutation, planted};
 use crate::provider::{
     Capture, CompletionChannel, CompletionQueue, CompletionQueueInit, Context, ProtectionDomain, QueuePair,
     QueuePairInit, Result, XrcDomain,
@@ -42,12 +43,14 @@ impl SoftContext {
     }
 
     fn gid(&self, index: u8) -> Result<GidEntry> {
-        let address = self.device.local_address("query_gid", "gid_index", index)?;
+        let place = if planted(Mutation::GidIndexUnchecked) { 0 } else { index };
+        let address = self.device.local_address("query_gid", "gid_index", place)?;
         Ok(GidEntry { gid: address.ip.into(), gid_index: index, ndev_ifindex: self.device.interface.index })
     }
 }
 
 fn check_port(verb: &'static str, port_num: u8) -> Result<()> {
+    let port_num = if planted(Mutation::PortUnchecked) { 1 } else { port_num };
     check_range(verb, "port_num", port_num.into(), 1..=1)
 }
 
