@@ -19,5 +19,5 @@ mod shared;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    pingpong::launch("srq_pingpong", shared::run_both, shared::run)
+    pingpong::launch_as("srq_pingpong", |command| command, shared::run_both, shared::run)
 }

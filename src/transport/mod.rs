@@ -4,8 +4,11 @@
 mod completer;
 mod datagram;
 mod endpoint;
+mod flush;
 mod history;
+mod local;
 mod modify;
+mod multicast;
 mod overflow;
 mod queue_pair;
 mod receive_source;
@@ -17,6 +20,7 @@ mod retransmit;
 mod state_machine;
 mod timer;
 mod unreliable;
+mod unreliable_datagram;
 mod violation;
 mod xrc;
 

@@ -13,7 +13,7 @@ use super::violation::Violation;
 use crate::mutation::{Mutation, planted};
 use crate::queue::{AsyncEventQueue, CompletionQueue, SendConsumer, SourceToken};
 use crate::types::{
-    AsyncEvent, Cause, CompletionOpcode, CompletionStatus, Counter, Counters, DomainId, Gid, Mtu, Operation,
+    Accessor, AsyncEvent, Cause, CompletionOpcode, CompletionStatus, Counter, Counters, DomainId, Gid, Mtu, Operation,
     PeerCapabilities, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairState, QueuePairStatus, QueuePairType,
     RawCompletion, Time,
 };
@@ -135,6 +135,11 @@ impl QueuePair {
             held: false,
             replies_first: false,
         }
+    }
+
+    /// Who it is towards registered memory.
+    pub(super) fn accessor(&self) -> Accessor {
+        Accessor { domain: self.remote_domain(), queue_pair: self.qpn }
     }
 
     /// The service that its packets' operation codes name.
@@ -294,6 +299,10 @@ impl QueuePair {
             Operation::Read { .. } => (CompletionOpcode::RdmaRead, header.length),
             Operation::CompareAndSwap { .. } => (CompletionOpcode::CompareAndSwap, 8),
             Operation::FetchAndAdd { .. } => (CompletionOpcode::FetchAndAdd, 8),
+            Operation::AtomicWrite { .. } => (CompletionOpcode::AtomicWrite, 0),
+            Operation::Flush { .. } => (CompletionOpcode::Flush, 0),
+            Operation::LocalInvalidate(_) => (CompletionOpcode::LocalInvalidate, 0),
+            Operation::BindMemoryWindow { .. } => (CompletionOpcode::BindMemoryWindow, 0),
             _ => (CompletionOpcode::Send, 0),
         };
         let newest = self.send.published().wrapping_sub(1);
@@ -339,7 +348,7 @@ impl QueuePair {
             CompletionOpcode::ReceiveRdmaWithImmediate => CompletionOpcode::ReceiveRdmaWithImmediate,
             _ => CompletionOpcode::Receive,
         };
-        let source_qpn = self.attributes.dest_qp_num.unwrap_or_default();
+        let source_qpn = self.attributes.dest_qp_num.unwrap_or(completion.source_qpn);
         let completion = RawCompletion { opcode, qpn: self.qpn, source_qpn, ..completion };
         let (queue, token) = self.receive.completions().unwrap_or(&self.receive_completions);
         if let Err(overflow) = queue.push(*token, completion, solicited) {

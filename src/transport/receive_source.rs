@@ -67,6 +67,15 @@ impl Receives {
         }
     }
 
+    /// Bytes that the oldest receive of the own queue has room for. Datagrams, whose receives must fit, come to own
+    /// queues only.
+    pub(super) fn next_room(&self) -> Option<u64> {
+        match &self.source {
+            ReceiveSource::Own(queue) => queue.next_room(),
+            _ => None,
+        }
+    }
+
     /// Takes the oldest receive of the own queue, to flush it. What waits in a shared one is for the other queue pairs.
     pub(super) fn take_own(&mut self, sges: &mut Vec<Sge>) -> Option<(u64, u32)> {
         match &mut self.source {

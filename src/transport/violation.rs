@@ -31,9 +31,19 @@ pub(super) enum Violation {
     Invalidate,
     /// The domain has no shared receive queue of the number that the message names.
     UnknownSharedReceiveQueue,
+    /// A FLUSH to nowhere, or of reserved kinds.
+    FlushType,
 }
 
 impl Violation {
+    /// What the failed access of an atomic is.
+    pub(super) fn of_atomic(error: AccessError) -> Self {
+        match error {
+            AccessError::Misaligned => Self::Misaligned,
+            other => Self::RemoteKey(other),
+        }
+    }
+
     /// What the peer is told.
     pub(super) fn nak(self) -> NakCode {
         match self {
@@ -45,6 +55,7 @@ impl Violation {
             | Self::PacketLength
             | Self::MessageLength
             | Self::Misaligned
+            | Self::FlushType
             | Self::ReceiveTooSmall
             | Self::UnknownSharedReceiveQueue => NakCode::InvalidRequest,
             Self::RemoteKey(_) | Self::Invalidate => NakCode::RemoteAccess,

@@ -83,6 +83,10 @@ pub enum PeerFault {
     Invalidate,
     /// The domain has no shared receive queue of the number that the message names.
     UnknownSharedReceiveQueue,
+    /// A FLUSH to nowhere, or of reserved kinds.
+    FlushType,
+    /// The memory window was bound by another queue pair.
+    WrongQueuePair,
 }
 
 /// A request of the peer that was refused; the connection ended with it.
@@ -91,7 +95,7 @@ pub enum PeerFault {
 pub struct RefusedRequest {
     /// What was wrong.
     pub fault: PeerFault,
-    /// What the peer asked for: `SEND`, `WRITE`, `READ`, `atomic`.
+    /// What the peer asked for: `SEND`, `WRITE`, `READ`, `ATOMIC WRITE`, `FLUSH`, `atomic`.
     pub operation: &'static str,
     /// Address and key of the memory that it named, if the packet named any.
     pub remote: Option<(u64, Rkey)>,

@@ -45,6 +45,7 @@ bitflags::bitflags! {
         const IMMEDIATE = 1 << 13;
         const INVALIDATE = 1 << 14;
         const XRC = 1 << 20;
+        const FLUSH = 1 << 15;
     }
 }
 
@@ -116,6 +117,10 @@ opcodes! {
     RC_SEND_LAST_INVALIDATE = 0x16, "RC SEND_LAST_INV", [LAST | SEND | PAYLOAD | INVALIDATE];
     /// A SEND of one packet that invalidates a key.
     RC_SEND_ONLY_INVALIDATE = 0x17, "RC SEND_ONLY_INV", [ONLY | SEND | PAYLOAD | INVALIDATE];
+    /// Flush of the peer's memory.
+    RC_FLUSH = 0x1c, "RC FLUSH", [ONLY | FLUSH | RETH];
+    /// Atomic write of eight bytes.
+    RC_ATOMIC_WRITE = 0x1d, "RC ATOMIC_WRITE", [ONLY | RETH | PAYLOAD];
     /// First packet of an unreliable SEND.
     UC_SEND_FIRST = 0x20, "UC SEND_FIRST", [FIRST | SEND | PAYLOAD];
     /// Packet inside an unreliable SEND.
@@ -190,6 +195,10 @@ opcodes! {
     XRC_SEND_LAST_INVALIDATE = 0xb6, "XRC SEND_LAST_INV", [LAST | SEND | PAYLOAD | INVALIDATE | XRC];
     /// An extended SEND of one packet that invalidates a key.
     XRC_SEND_ONLY_INVALIDATE = 0xb7, "XRC SEND_ONLY_INV", [ONLY | SEND | PAYLOAD | INVALIDATE | XRC];
+    /// Flush of the peer's memory over an extended connection.
+    XRC_FLUSH = 0xbc, "XRC FLUSH", [ONLY | FLUSH | RETH | XRC];
+    /// Atomic write of eight bytes over an extended connection.
+    XRC_ATOMIC_WRITE = 0xbd, "XRC ATOMIC_WRITE", [ONLY | RETH | PAYLOAD | XRC];
     /// Congestion notification; its 16 reserved bytes count as payload.
     CNP = 0x81, "CNP", [ONLY | PAYLOAD];
 }
@@ -295,6 +304,7 @@ impl Opcode {
         let sizes = [
             (Traits::XRC, 4),
             (Traits::DETH, 8),
+            (Traits::FLUSH, 4),
             (Traits::RETH, 16),
             (Traits::ATOMIC, 28),
             (Traits::AETH, 4),
@@ -338,6 +348,8 @@ mod tests {
             (Opcode::XRC_WRITE_ONLY_IMMEDIATE, 36),
             (Opcode::XRC_FETCH_ADD, 44),
             (Opcode::XRC_ACKNOWLEDGE, 16),
+            (Opcode::RC_FLUSH, 32),
+            (Opcode::RC_ATOMIC_WRITE, 28),
             (Opcode::UD_SEND_ONLY, 20),
             (Opcode::UD_SEND_ONLY_IMMEDIATE, 24),
         ];
