@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use clap::{CommandFactory, FromArgMatches, Parser};
+use clap::Parser;
 use rdma_verbs::verbs::{self, ConnectionInfo, Context, Mtu};
 
 pub(crate) type Outcome<T = ()> = Result<T, Box<dyn Error + Send + Sync>>;
