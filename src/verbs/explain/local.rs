@@ -94,8 +94,8 @@ pub(super) fn refused(refused: &RefusedRequest, report: &QueuePairReport) -> Dia
             (format!("{key} may not be invalidated by a peer"), "offer the peer only keys that may be")
         }
         PeerFault::UnknownSharedReceiveQueue => (
-            "the XRC domain has no shared receive queue of the number that the message names".to_owned(),
-            "tell the peer the number of a queue of this domain, and keep the queue",
+            "its XRC domain has no such shared receive queue".to_owned(),
+            "tell the peer a number of this domain's queues",
         ),
         PeerFault::AccessNotGranted => (
             "the queue pair's qp_access_flags do not grant it".to_owned(),
