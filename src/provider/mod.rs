@@ -18,7 +18,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use error::{Error, ErrorKind, Refused, Result};
+pub use error::{Error, ErrorKind, Refused, RefusedChange, Result};
 pub use shared_receive::{SharedReceiveQueue, SharedReceiveQueueInit, XrcDomain, XrcReceives};
 
 use crate::memory::{Backing, Region, RegisterOptions};
@@ -204,6 +204,18 @@ pub trait ProtectionDomain: Send + Sync {
         self.reg_mr_with(backing, &RegisterOptions { access, iova, ..RegisterOptions::default() })
     }
 
+    /// Registers a region anew in this domain, in one step. On success the old region is deregistered and a new one in
+    /// its place; when it returns, nothing accesses memory through the old one any more. A refusal leaves the region as
+    /// it was and gives the memory back; [`ErrorKind::Busy`] while memory windows are bound to it.
+    fn rereg_mr(
+        &self,
+        _region: &Arc<dyn MemoryRegion>,
+        change: Reregistration,
+    ) -> Result<Arc<dyn MemoryRegion>, RefusedChange> {
+        let error = Error::new("rereg_mr", ErrorKind::Unsupported, "this kind of device cannot register regions anew");
+        Err(RefusedChange { error, backing: change.backing })
+    }
+
     /// Allocates a memory window. [`ErrorKind::Unsupported`] if the device has none.
     fn alloc_mw(&self, _kind: MemoryWindowType) -> Result<Arc<dyn MemoryWindow>> {
         Err(Error::new("alloc_mw", ErrorKind::Unsupported, "max_mw is 0: the device has no memory windows"))
@@ -255,6 +267,17 @@ pub struct DatagramTarget<'a> {
     pub remote_qpn: Qpn,
     /// Its Q_Key; with the highest bit set, the sending queue pair's own is sent instead.
     pub remote_qkey: Qkey,
+}
+
+/// What a region shall be from now on.
+#[derive(Debug, Default)]
+pub struct Reregistration {
+    /// Other memory; `None`: the same.
+    pub backing: Option<Backing>,
+    /// First address; `None`: as it was for the same memory, the host address for other memory.
+    pub iova: Option<u64>,
+    /// Other rights; `None`: the same.
+    pub access: Option<AccessFlags>,
 }
 
 /// A memory region.

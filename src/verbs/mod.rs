@@ -81,6 +81,7 @@ mod queue_pair;
 mod queue_pair_builder;
 mod remote;
 mod request;
+mod rereg;
 mod shared_receive;
 #[cfg(test)]
 mod tests;
@@ -108,6 +109,7 @@ pub use queue_pair::QueuePair;
 pub use queue_pair_builder::QueuePairBuilder;
 pub use remote::RemoteMemory;
 pub use request::{Payload, ReceiveRequest, RegionList, SendRequest};
+pub use rereg::{RefusedChange, Reregistration};
 pub use shared_receive::{SharedReceiveBatch, SharedReceiveQueue, SharedReceiveQueueBuilder};
 pub use xrc_domain::XrcDomain;
 
@@ -132,6 +134,7 @@ const _: () = {
     send_and_sync::<Memory>();
     send_and_sync::<MemoryRegion>();
     send_and_sync::<MemoryWindow>();
+    send_and_sync::<Reregistration<'_>>();
     send_and_sync::<MemoryWindowBind<'_>>();
     send_and_sync::<RegionRange<'_>>();
     send_and_sync::<RegionList<'_>>();

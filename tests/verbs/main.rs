@@ -32,6 +32,7 @@ mod rc_retry;
 mod rc_send;
 mod rc_sizes;
 mod region;
+mod rereg;
 mod sharing;
 mod srq;
 mod srq_attributes;
@@ -60,6 +61,7 @@ const FAMILIES: &[&[Scenario]] = &[
     mw::SCENARIOS,
     rc_send::SCENARIOS,
     state_tables::SCENARIOS,
+    rereg::SCENARIOS,
     state_changes::SCENARIOS,
     connect::SCENARIOS,
     device::SCENARIOS,
