@@ -9,6 +9,7 @@
 //! completion queues and its protection domain alive.
 
 mod error;
+mod shared_receive;
 pub mod soft;
 
 use std::any::Any;
@@ -18,13 +19,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use error::{Error, ErrorKind, Refused, RefusedChange, Result};
+pub use shared_receive::{SharedReceiveQueue, SharedReceiveQueueInit, XrcDomain, XrcReceives};
 
 use crate::memory::{Backing, Region, RegisterOptions};
 use crate::types::{
     AccessFlags, AddressVector, AsyncEvent, BatchEnd, CaptureConfig, CaptureSummary, Counters, DeviceAttributes,
     DomainId, EventObject, Gid, GidEntry, GlobalRouteHeader, Lkey, MemoryWindowType, PeerCapabilities, PortAttributes,
     Qkey, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairReport, QueuePairStatus, QueuePairType,
-    RawCompletion, ReceiveRequest, Rkey, SendRequest,
+    RawCompletion, ReceiveRequest, Rkey, SendRequest, SharedReceiveQueueNumber,
 };
 
 /// A kind of device: finds and opens devices by name.
@@ -101,6 +103,12 @@ pub trait Context: Send + Sync {
     /// Creates a queue pair in the RESET state.
     fn create_qp(&self, init: &QueuePairInit<'_>) -> Result<Arc<dyn QueuePair>>;
 
+    /// Opens a domain of extended reliable connections. [`ErrorKind::Unsupported`] if this kind of device has none.
+    fn open_xrcd(&self) -> Result<Arc<dyn XrcDomain>> {
+        let message = format!("{} has no extended reliable connections", self.name());
+        Err(Error::new("open_xrcd", ErrorKind::Unsupported, message))
+    }
+
     /// The next asynchronous event, if there is one, acknowledged at once. Events of an object that was destroyed do
     /// not come any more.
     fn poll_async_event(&self) -> Option<AsyncEvent>;
@@ -172,6 +180,10 @@ pub struct QueuePairInit<'a> {
     pub send_cq: &'a Arc<dyn CompletionQueue>,
     /// Where receives complete.
     pub recv_cq: &'a Arc<dyn CompletionQueue>,
+    /// The shared receive queue that it takes its receives from, instead of having a receive queue of its own.
+    pub srq: Option<&'a Arc<dyn SharedReceiveQueue>>,
+    /// For an XRC target: the domain whose shared receive queues its messages may name.
+    pub xrc_domain: Option<&'a Arc<dyn XrcDomain>>,
     /// Its transport service.
     pub qp_type: QueuePairType,
     /// Sizes at least; the actual ones are reported by [`QueuePair::query`].
@@ -232,6 +244,12 @@ pub trait ProtectionDomain: Send + Sync {
         let _ = header;
         let message = format!("this kind of device has no datagrams; port {port_num}, request {}", completion.wr_id);
         Err(Error::new("create_ah", ErrorKind::Unsupported, message))
+    }
+
+    /// Creates a shared receive queue. [`ErrorKind::Unsupported`] if this kind of device has none.
+    fn create_srq(&self, init: &SharedReceiveQueueInit<'_>) -> Result<Arc<dyn SharedReceiveQueue>> {
+        let message = format!("the device has no shared receive queues; {} receives were asked for", init.max_wr);
+        Err(Error::new("create_srq", ErrorKind::Unsupported, message))
     }
 
     /// For the provider that made it.
@@ -376,6 +394,16 @@ pub trait QueuePair: Send + Sync {
 
     /// Copies a request into the batch.
     fn send_push(&self, request: &SendRequest<'_>) -> Result<()>;
+
+    /// Copies a request of an XRC initiator into the batch, with the number of the peer's shared receive queue that it
+    /// is for. [`ErrorKind::InvalidArgument`] on queue pairs of other kinds.
+    fn send_push_to_srq(&self, request: &SendRequest<'_>, srq: SharedReceiveQueueNumber) -> Result<()> {
+        let message = format!(
+            "request {:#x} names shared receive queue {srq}; only the requests of an XRC initiator do",
+            request.wr_id
+        );
+        Err(Error::new("post_send", ErrorKind::InvalidArgument, message))
+    }
 
     /// Copies a datagram into the batch.
     fn send_push_to(&self, request: &SendRequest<'_>, target: &DatagramTarget<'_>) -> Result<()> {

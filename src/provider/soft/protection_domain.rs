@@ -9,9 +9,11 @@ use super::errors;
 use super::limit::Share;
 use super::memory_region::SoftMemoryRegion;
 use super::memory_window::SoftMemoryWindow;
+use super::shared_receive::SoftSharedReceiveQueue;
 use crate::memory::{Backing, RegisterOptions};
 use crate::provider::{
     AddressHandle, MemoryRegion, MemoryWindow, ProtectionDomain, Refused, RefusedChange, Reregistration, Result,
+    SharedReceiveQueue, SharedReceiveQueueInit,
 };
 use crate::types::{AddressVector, DomainId, GlobalRouteHeader, MemoryWindowType, RawCompletion};
 
@@ -54,6 +56,11 @@ impl ProtectionDomain for SoftProtectionDomain {
             backing: refused.backing,
         })?;
         Ok(Arc::new(SoftMemoryRegion::new(Arc::clone(&self.shared), region)))
+    }
+
+    fn create_srq(&self, init: &SharedReceiveQueueInit<'_>) -> Result<Arc<dyn SharedReceiveQueue>> {
+        self.shared.device.check_process("create_srq")?;
+        Ok(Arc::new(SoftSharedReceiveQueue::new(&self.shared, init)?))
     }
 
     fn rereg_mr(
