@@ -39,7 +39,8 @@ impl QueuePair {
 
     fn lost_its_completion_queue(&self) -> bool {
         let is_alive = !matches!(self.state, QueuePairState::Reset | QueuePairState::Error);
-        is_alive && (self.send_completions.0.overflowed() || self.receive_completions.0.overflowed())
+        let receives = self.receive.completions().unwrap_or(&self.receive_completions);
+        is_alive && (self.send_completions.0.overflowed() || receives.0.overflowed())
     }
 }
 

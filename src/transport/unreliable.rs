@@ -112,6 +112,9 @@ impl QueuePair {
             return Err(DropReason::NoReceive);
         }
         let checked = self.check_length(packet).and_then(|()| self.check_key(pass, packet));
+        if checked.is_ok() && !self.claim_receive(packet) {
+            return Err(DropReason::NoReceive);
+        }
         match checked.and_then(|()| self.execute(pass, packet)) {
             Ok(()) => Ok(()),
             Err(violation) if is_local(violation) || planted(Mutation::UnreliableFaultEndsAll) => {
