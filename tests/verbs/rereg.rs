@@ -6,7 +6,7 @@ use rdma_verbs::verbs::{
 };
 
 use super::bytes::{check, check_all, fill};
-use super::end::{ALL_RIGHTS, End, Shape};
+use super::end::{ALL_RIGHTS, End, Shape, refused};
 use super::suite::{Capability, MEM_WINDOW_TYPE_2B, Scenario};
 use super::world::World;
 
@@ -22,6 +22,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     scenario("mr/rereg/refusal_changes_nothing", "ibv_rereg_mr(3) IBV_REREG_MR_ERR_INPUT", &[], refusal),
     scenario("mr/rereg/revoked_region", "ibv_rereg_mr(3)", &[], revoked),
     scenario("mr/rereg/old_key_of_posted_requests", "ibv_rereg_mr(3); IBTA 11.2.8.5", &[], posted_requests),
+    scenario("mr/on_demand/absent_pages_are_no_obstacle", "ibv_reg_mr(3) IBV_ACCESS_ON_DEMAND", &[], absent_pages),
     scenario("mr/rereg/with_a_bound_window", "IBTA 10.6.7.2.6; EBUSY", &[MEM_WINDOW_TYPE_2B], with_a_window),
 ];
 
@@ -89,22 +90,22 @@ fn refusal(world: &World) {
     let (left, right) = world.pair();
     let region = right.pd.reg_mr(vec![0; 64], ALL_RIGHTS).unwrap();
     let (key, change) = (region.rkey(), Reregistration::new().access(AccessFlags::REMOTE_WRITE).memory(vec![7; 8]));
-    let refused = region.rereg(change).unwrap_err();
-    assert_eq!((refused.error.verb(), refused.error.kind()), ("rereg_mr", ErrorKind::InvalidArgument));
-    assert!(refused.error.to_string().contains("LOCAL_WRITE"), "{}", refused.error);
-    assert_eq!(refused.memory.and_then(|memory| memory.into_vec().ok()), Some(vec![7; 8]));
-    assert_eq!(refused.region.rkey(), key);
-    write(&left, refused.region.remote(), b"same");
-    assert_eq!(refused.region.to_vec(..4).unwrap(), b"same");
+    let refusal = region.rereg(change).unwrap_err();
+    assert_eq!((refusal.error.verb(), refusal.error.kind()), ("rereg_mr", ErrorKind::InvalidArgument));
+    assert!(refusal.error.to_string().contains("LOCAL_WRITE"), "{}", refusal.error);
+    assert_eq!(refusal.memory.and_then(|memory| memory.into_vec().ok()), Some(vec![7; 8]));
+    assert_eq!(refusal.region.rkey(), key);
+    write(&left, refusal.region.remote(), b"same");
+    assert_eq!(refusal.region.to_vec(..4).unwrap(), b"same");
 }
 
 fn revoked(world: &World) {
     let end = world.end(0, &Shape::default());
     let region = end.pd.reg_mr(vec![3; 64], ALL_RIGHTS).unwrap();
     region.revoke().unwrap();
-    let refused = region.rereg(Reregistration::new().access(AccessFlags::LOCAL_WRITE)).unwrap_err();
-    assert_eq!(refused.error.kind(), ErrorKind::InvalidState);
-    assert_eq!(refused.region.dereg().unwrap().into_vec().expect("a Vec went in"), [3; 64]);
+    let refusal = region.rereg(Reregistration::new().access(AccessFlags::LOCAL_WRITE)).unwrap_err();
+    assert_eq!(refusal.error.kind(), ErrorKind::InvalidState);
+    assert_eq!(refusal.region.dereg().unwrap().into_vec().expect("a Vec went in"), [3; 64]);
 }
 
 /// A request that was made for the old region does not reach the new one, here or there.
@@ -130,12 +131,29 @@ fn with_a_window(world: &World) {
     right.qp.post_send(&[SendRequest::bind_mw(&window, 1, &bind).unwrap()]).unwrap();
     right.done(1, CompletionOpcode::BindMemoryWindow);
     let remote = bind.remote(window.rkey_with(1));
-    let refused = region.rereg(Reregistration::new().access(ALL_RIGHTS)).unwrap_err();
-    assert_eq!(refused.error.kind(), ErrorKind::Busy, "{refused}");
+    let refusal = region.rereg(Reregistration::new().access(ALL_RIGHTS)).unwrap_err();
+    assert_eq!(refusal.error.kind(), ErrorKind::Busy, "{refusal}");
     fill(&left.region, 0, 4096, 3);
     left.qp.post_send(&[SendRequest::write(left.region.slice(..4096).unwrap(), remote).wr_id(4).signaled()]).unwrap();
     left.written(4);
-    check(&refused.region, 0, 4096, 3);
+    check(&refusal.region, 0, 4096, 3);
     drop(window);
-    assert!(refused.region.rereg(Reregistration::new().access(ALL_RIGHTS)).is_ok());
+    assert!(refusal.region.rereg(Reregistration::new().access(ALL_RIGHTS)).is_ok());
+}
+
+/// Pages that are not there are found missing when they are accessed: a failed request, at both ends, and no signal.
+fn absent_pages(world: &World) {
+    let (left, right) = world.pair();
+    // The first page belongs to nobody, on every Linux.
+    let nowhere = std::ptr::without_provenance_mut(0x100);
+    // SAFETY: nothing lies there and nothing ever will, so nothing can be read or changed.
+    let plain = unsafe { right.pd.reg_mr_raw(nowhere, 256, None, ALL_RIGHTS) };
+    refused(plain, ErrorKind::InvalidArgument, &["reg_mr", "addr", "mapped"]);
+    // SAFETY: as above.
+    let region = unsafe { right.pd.reg_mr_raw(nowhere, 256, None, ALL_RIGHTS | AccessFlags::ON_DEMAND) }.unwrap();
+    assert!(region.read_at(0, &mut [0]).is_err());
+    left.qp.post_send(&[SendRequest::write(Payload::inline(b"no"), region.remote()).wr_id(2)]).unwrap();
+    left.fails_with(2, &[CompletionStatus::RemoteAccessError, CompletionStatus::RemoteOperationError]);
+    right.qp.post_send(&[SendRequest::write(&region, left.region.remote()).wr_id(3)]).unwrap();
+    right.flushed([3]);
 }
