@@ -296,6 +296,26 @@ mutations! {
         RevokedRegionPosted,
         /// A connection after RESET begins from the number of the one before.
         ResetKeepsFirstNumber,
+        /// Transitions need no attributes.
+        MissingAttributesTaken,
+        /// Transitions take any attributes.
+        ExtraAttributesTaken,
+        /// Attributes may change while the send queue still drains.
+        ChangedWhileDraining,
+        /// The event of a drained send queue comes whenever it was asked for once.
+        DrainedAnnouncedUnasked,
+        /// Every queue pair says that it is a reliable connection.
+        TypeNotTold,
+        /// A local error of an unreliable connection ends all of it.
+        SendQueueErrorEndsAll,
+        /// A local error of an unreliable connection flushes the receives as well.
+        SendQueueErrorFlushesReceives,
+        /// A wrong request of the peer ends an unreliable connection.
+        UnreliableFaultEndsAll,
+        /// A message longer than its receive is dropped by an unreliable connection.
+        UnreliableLongMessageDropped,
+        /// An unreliable connection takes operations that it does not have.
+        OtherOperationsPosted,
     }
 }
 

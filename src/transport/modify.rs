@@ -109,6 +109,7 @@ impl QueuePair {
             }
         })?;
         let stays_drained = from == QueuePairState::SendQueueDrained && to == from;
+        let stays_drained = stays_drained && !planted(Mutation::ChangedWhileDraining);
         if stays_drained && !Mask::of(given).is_empty() && !self.requester.is_idle() {
             return Err(ModifyError::StillDraining { names: Mask::of(given).names() });
         }
@@ -154,7 +155,9 @@ impl QueuePair {
             (SendQueueDrained, SendQueueDrained) => self.apply_drained(given, source, in_flight),
             (_, SendQueueDrained) => {
                 // Asked for anew each time.
-                self.attributes.en_sqd_async_notify = Some(given.en_sqd_async_notify.unwrap_or(false));
+                if !planted(Mutation::DrainedAnnouncedUnasked) {
+                    self.attributes.en_sqd_async_notify = Some(given.en_sqd_async_notify.unwrap_or(false));
+                }
                 self.requester.drained_announced = false;
             }
             _ => {}

@@ -173,7 +173,7 @@ impl QueuePair {
 
     pub(super) fn status(&self) -> QueuePairStatus {
         QueuePairStatus {
-            qp_type: self.service,
+            qp_type: if planted(Mutation::TypeNotTold) { QueuePairType::ReliableConnection } else { self.service },
             sq_sig_all: self.signal_all,
             qp_state: self.state,
             sq_draining: self.state == QueuePairState::SendQueueDrained && !self.requester.is_idle(),
@@ -364,7 +364,7 @@ impl QueuePair {
             self.note_failure(index, status, cause);
             self.complete_send(index, status, cause);
         }
-        if self.service.is_reliable() {
+        if self.service.is_reliable() || planted(Mutation::SendQueueErrorEndsAll) {
             self.enter_error(Cause::EarlierFailure);
         } else {
             self.enter_send_queue_error();

@@ -11,6 +11,7 @@ use super::datagram::Sending;
 use super::endpoint::Pass;
 use super::queue_pair::QueuePair;
 use super::violation::Violation;
+use crate::mutation::{Mutation, planted};
 use crate::types::{Cause, Counter, DropReason, Psn, QueuePairState, Time};
 use crate::wire::Packet;
 
@@ -69,6 +70,9 @@ impl QueuePair {
         self.requester.forget_all();
         self.note_in_flight();
         self.flush_sends(Cause::EarlierFailure);
+        if planted(Mutation::SendQueueErrorFlushesReceives) {
+            self.flush(Cause::EarlierFailure);
+        }
     }
 
     /// A packet of the peer's sending half.
@@ -113,7 +117,7 @@ impl QueuePair {
         }
         match checked.and_then(|()| self.execute(pass, packet)) {
             Ok(()) => Ok(()),
-            Err(violation @ (Violation::ReceiveTooSmall | Violation::ReceiveMemory(_))) => {
+            Err(violation) if is_local(violation) || planted(Mutation::UnreliableFaultEndsAll) => {
                 self.refuse(violation, Some((&packet.headers, packet.payload.len() as u32)));
                 Err(DropReason::Refused)
             }
@@ -122,6 +126,14 @@ impl QueuePair {
                 Err(DropReason::Refused)
             }
         }
+    }
+}
+
+/// Whether it is the own receive that is wrong.
+fn is_local(violation: Violation) -> bool {
+    match violation {
+        Violation::ReceiveTooSmall => !planted(Mutation::UnreliableLongMessageDropped),
+        violation => matches!(violation, Violation::ReceiveMemory(_)),
     }
 }
 

@@ -1,4 +1,4 @@
-//! The table of transitions: what each needs and takes, for connected queue pairs of both kinds.
+//! The table of transitions: what each needs and takes, for queue pairs of all types that need nothing else.
 
 use rdma_verbs::verbs::{ErrorKind, QueuePairAttributes, QueuePairState, QueuePairType};
 
@@ -11,6 +11,7 @@ use QueuePairState::{Error, Init, ReadyToReceive, ReadyToSend, Reset, SendQueueD
 
 const RC: QueuePairType = QueuePairType::ReliableConnection;
 const UC: QueuePairType = QueuePairType::UnreliableConnection;
+const UD: QueuePairType = QueuePairType::UnreliableDatagram;
 const TABLE: &str = "IBTA 11.2.5.2 Modify Queue Pair, as ib_modify_qp_is_ok has it; ibv_modify_qp(3)";
 
 /// A row of the table is a scenario.
@@ -46,13 +47,31 @@ rows! {
     "states/uc/to_error_from_anywhere_but_reset" |world| to_error_from_anywhere_but_reset(world, UC);
     "states/uc/no_other_transition" |world| no_other_transition(world, UC);
     "states/uc/wrong_current_state_is_refused" |world| wrong_current_state_is_refused(world, UC);
+    "states/ud/reset_to_init" |world| reset_to_init(world, UD);
+    "states/ud/init_to_init" |world| init_to_init(world, UD);
+    "states/ud/init_to_rtr" |world| init_to_rtr(world, UD);
+    "states/ud/rtr_to_rts" |world| rtr_to_rts(world, UD);
+    "states/ud/rts_to_rts" |world| rts_to_rts(world, UD);
+    "states/ud/rts_to_sqd" |world| rts_to_sqd(world, UD);
+    "states/ud/sqd_to_rts" |world| sqd_to_rts(world, UD);
+    "states/ud/sqd_to_sqd" |world| sqd_to_sqd(world, UD);
+    "states/ud/to_reset_from_anywhere" |world| to_reset_from_anywhere(world, UD);
+    "states/ud/to_error_from_anywhere_but_reset" |world| to_error_from_anywhere_but_reset(world, UD);
+    "states/ud/no_other_transition" |world| no_other_transition(world, UD);
+    "states/ud/wrong_current_state_is_refused" |world| wrong_current_state_is_refused(world, UD);
 }
 
-const START: &[&str] = &["pkey_index", "port_num", "qp_access_flags"];
+fn start(qp_type: QueuePairType) -> &'static [&'static str] {
+    match qp_type {
+        UD => &["pkey_index", "port_num", "qkey"],
+        _ => &["pkey_index", "port_num", "qp_access_flags"],
+    }
+}
 
 fn to_receive(qp_type: QueuePairType) -> &'static [&'static str] {
     match qp_type {
         RC => &["ah_attr", "path_mtu", "dest_qp_num", "rq_psn", "max_dest_rd_atomic", "min_rnr_timer"],
+        UD => &[],
         _ => &["ah_attr", "path_mtu", "dest_qp_num", "rq_psn"],
     }
 }
@@ -68,6 +87,7 @@ fn to_send(qp_type: QueuePairType) -> &'static [&'static str] {
 fn anew(qp_type: QueuePairType) -> &'static [&'static str] {
     match qp_type {
         RC => &["qp_access_flags", "min_rnr_timer"],
+        UD => &["qkey"],
         _ => &["qp_access_flags"],
     }
 }
@@ -77,7 +97,7 @@ fn end_in(world: &World, qp_type: QueuePairType, state: QueuePairState) -> End {
     let end = world.end(0, &Shape { qp_type, ..Shape::default() });
     let (receive, send) = (to_receive(qp_type), to_send(qp_type));
     let path: [(QueuePairState, &[&str]); 4] =
-        [(Init, START), (ReadyToReceive, receive), (ReadyToSend, send), (SendQueueDrained, &[])];
+        [(Init, start(qp_type)), (ReadyToReceive, receive), (ReadyToSend, send), (SendQueueDrained, &[])];
     let steps = match state {
         Reset => 0,
         Init => 1,
@@ -92,20 +112,24 @@ fn end_in(world: &World, qp_type: QueuePairType, state: QueuePairState) -> End {
 }
 
 fn reset_to_init(world: &World, qp_type: QueuePairType) {
-    transition(&end_in(world, qp_type, Reset), Init, START, &[]);
+    transition(&end_in(world, qp_type, Reset), Init, start(qp_type), &[]);
 }
 
 fn init_to_init(world: &World, qp_type: QueuePairType) {
-    transition(&end_in(world, qp_type, Init), Init, &[], START);
+    transition(&end_in(world, qp_type, Init), Init, &[], start(qp_type));
 }
 
 fn init_to_rtr(world: &World, qp_type: QueuePairType) {
-    let optional = ["qp_access_flags", "pkey_index", "peer"];
-    transition(&end_in(world, qp_type, Init), ReadyToReceive, to_receive(qp_type), &optional);
+    let optional: &[&str] = match qp_type {
+        UD => &["pkey_index", "qkey"],
+        _ => &["qp_access_flags", "pkey_index", "peer"],
+    };
+    transition(&end_in(world, qp_type, Init), ReadyToReceive, to_receive(qp_type), optional);
 }
 
 fn rtr_to_rts(world: &World, qp_type: QueuePairType) {
-    let optional: Vec<&str> = anew(qp_type).iter().copied().chain(["peer"]).collect();
+    let optional: Vec<&str> =
+        anew(qp_type).iter().copied().chain(["peer"].into_iter().filter(|_| qp_type != UD)).collect();
     transition(&end_in(world, qp_type, ReadyToReceive), ReadyToSend, to_send(qp_type), &optional);
 }
 
@@ -122,11 +146,24 @@ fn sqd_to_rts(world: &World, qp_type: QueuePairType) {
 }
 
 fn sqd_to_sqd(world: &World, qp_type: QueuePairType) {
-    let both = ["ah_attr", "qp_access_flags", "pkey_index", "peer"];
-    let reliable =
-        ["port_num", "timeout", "retry_cnt", "rnr_retry", "max_rd_atomic", "max_dest_rd_atomic", "min_rnr_timer"];
-    let optional: Vec<&str> = both.into_iter().chain(reliable.into_iter().filter(|_| qp_type == RC)).collect();
-    transition(&end_in(world, qp_type, SendQueueDrained), SendQueueDrained, &[], &optional);
+    let optional: &[&str] = match qp_type {
+        RC => &[
+            "ah_attr",
+            "qp_access_flags",
+            "pkey_index",
+            "peer",
+            "port_num",
+            "timeout",
+            "retry_cnt",
+            "rnr_retry",
+            "max_rd_atomic",
+            "max_dest_rd_atomic",
+            "min_rnr_timer",
+        ],
+        UD => &["pkey_index", "qkey"],
+        _ => &["ah_attr", "qp_access_flags", "pkey_index", "peer"],
+    };
+    transition(&end_in(world, qp_type, SendQueueDrained), SendQueueDrained, &[], optional);
 }
 
 const REACHABLE: [QueuePairState; 5] = [Reset, Init, ReadyToReceive, ReadyToSend, SendQueueDrained];
@@ -178,7 +215,7 @@ fn no_other_transition(world: &World, qp_type: QueuePairType) {
         let all = everything(&end);
         for to in states {
             // With what the state needs on its proper way, so that nothing else is wrong.
-            let names = [START, to_receive(qp_type), to_send(qp_type)].concat();
+            let names = [start(qp_type), to_receive(qp_type), to_send(qp_type)].concat();
             refused(end.qp.modify(&set(*to, &all, &names)), ErrorKind::InvalidState, &[from.name(), to.name()]);
             end.is_in(from);
         }

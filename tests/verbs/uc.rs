@@ -347,11 +347,11 @@ fn fail_send_queue(left: &End, right: &End) {
 
 fn local_error_stops_the_send_queue_alone(world: &World) {
     let (left, right) = pair(world);
+    left.qp.post_recv(&[ReceiveRequest::new(&left.region).wr_id(6)]).unwrap();
     fail_send_queue(&left, &right);
     left.qp.post_send(&[SendRequest::send(Payload::EMPTY).wr_id(5)]).unwrap();
     left.flushed([5]);
     right.silent();
-    left.qp.post_recv(&[ReceiveRequest::new(&left.region).wr_id(6)]).unwrap();
     right.qp.post_send(&[SendRequest::send(Payload::inline(b"goes on"))]).unwrap();
     left.received(6, 7);
     left.is_in(SendQueueError);
