@@ -218,7 +218,8 @@ impl MemoryView<'_> {
     /// As [`MemoryView::compare_and_swap`].
     pub fn fetch_and_add(&self, key: u32, domain: DomainId, addr: u64, add: u64) -> Result<u64, AccessError> {
         let (region, offset) = self.resolve(key, domain, addr, 8, AccessFlags::REMOTE_ATOMIC)?;
-        region.memory().fetch_add_u64(offset, add)
+        let found = region.memory().fetch_add_u64(offset, add)?;
+        Ok(if planted(Mutation::AddReturnsSum) { found.wrapping_add(add) } else { found })
     }
 
     /// A peer's SEND with invalidate: revokes `key`, for every access that starts afterwards. The region stays
@@ -263,7 +264,8 @@ impl MemoryView<'_> {
         if !region.access().contains(need) && !planted(Mutation::RegionAccessIgnored) {
             return Err(AccessError::NoPermission);
         }
-        let offset = region.offset_of(addr, length)?;
+        let beyond = u64::from(planted(Mutation::RegionEndsTooEarly));
+        let offset = region.offset_of(addr, length + beyond)?;
         Ok((region, offset))
     }
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use thiserror::Error;
 
 use super::source::{SourceToken, Sources};
+use super::spoiled::spoiled;
 use super::sync::{AtomicBool, AtomicU32, CachePadded, Mutex, lock};
 use super::{Notify, SendQueue};
 use crate::mutation::{Mutation, planted};
@@ -153,7 +154,9 @@ impl CompletionQueue {
     /// Removes a source, its entries and the reference to its send queue. Detaching again does nothing.
     pub fn detach(&self, token: SourceToken) {
         let mut state = lock(&self.state);
-        self.purge_locked(&mut state, token);
+        if !planted(Mutation::DestroyKeepsCompletions) {
+            self.purge_locked(&mut state, token);
+        }
         let send_queue = state.sources.detach(token);
         drop(state);
         // Here, because it may be the last reference: freeing a queue need not keep the others waiting.
@@ -311,7 +314,7 @@ impl CompletionQueue {
             if let Some(clock) = self.clock {
                 completion.timestamp = clock();
             }
-            state.entries.push_back(Entry { completion, source: token });
+            state.entries.push_back(Entry { completion: spoiled(completion), source: token });
             self.store_length(&state);
         }
         let is_due = match state.arm {
@@ -326,7 +329,7 @@ impl CompletionQueue {
     }
 
     fn purge_locked(&self, state: &mut State, token: SourceToken) {
-        state.entries.retain(|entry| entry.source != token);
+        state.entries.retain(|entry| entry.source != token && !planted(Mutation::PurgeTakesAll));
         self.store_length(state);
         if let Some(send_queue) = state.sources.send_queue(token) {
             send_queue.release_retired();

@@ -36,6 +36,7 @@ mod receive;
 mod ring;
 mod send;
 mod source;
+mod spoiled;
 mod sync;
 
 #[cfg(all(test, loom))]

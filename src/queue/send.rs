@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::QueueError;
 use super::ring::{Layout, Ring, RingConsumer};
+use crate::mutation::{Mutation, planted};
 use crate::types::{BatchEnd, Data, MAX_MESSAGE_BYTES, Operation, SendFlags, SendRequest, Sge};
 
 /// The fixed part of a send request in its slot.
@@ -135,12 +136,12 @@ impl SendQueue {
     /// Length of the message that the entries describe.
     #[inline]
     fn check_sges(&self, operation: &Operation, sges: &[Sge]) -> Result<u32, QueueError> {
-        let limit = self.ring.layout().max_sge;
+        let limit = self.ring.layout().max_sge - u32::from(planted(Mutation::PieceLimitTooLow));
         if sges.len() > limit as usize {
             return Err(QueueError::TooManySges { given: sges.len(), limit });
         }
         let given = sges.iter().map(|sge| u64::from(sge.length)).sum::<u64>();
-        if operation.is_atomic() && given != 8 {
+        if operation.is_atomic() && given != 8 && !planted(Mutation::AtomicLengthUnchecked) {
             return Err(QueueError::BadAtomicLength);
         }
         check_length(given)
@@ -152,7 +153,7 @@ impl SendQueue {
         if operation.is_read_or_atomic() {
             return Err(QueueError::InlineNotAllowed);
         }
-        let limit = self.ring.layout().max_inline;
+        let limit = self.ring.layout().max_inline - u32::from(planted(Mutation::InlineLimitTooLow));
         // Saturating: the same bytes may be given any number of times.
         let given = pieces.iter().fold(0_u64, |sum, piece| sum.saturating_add(piece.len() as u64));
         if given > u64::from(limit) {

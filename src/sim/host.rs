@@ -103,15 +103,20 @@ impl Host {
         Self { address, endpoint: Endpoint::new(config), memory: RegionTable::new(1_024) }
     }
 
-    /// A new queue pair in protection domain 1.
+    /// A new queue pair of a reliable connection, in protection domain 1.
     pub fn create_queue_pair(&mut self, cap: QueuePairCapabilities) -> Port {
+        self.create_queue_pair_of(QueuePairType::ReliableConnection, cap)
+    }
+
+    /// A new queue pair in protection domain 1.
+    pub fn create_queue_pair_of(&mut self, service: QueuePairType, cap: QueuePairCapabilities) -> Port {
         let send = SendQueue::new(cap.max_send_wr, cap.max_send_sge, cap.max_inline_data);
         let receive = ReceiveQueue::new(cap.max_recv_wr, cap.max_recv_sge);
         let bell = Arc::new(Bell::default());
         let completions = CompletionQueue::new(1, cap.max_send_wr + cap.max_recv_wr, Some(bell.clone()));
         let events = AsyncEventQueue::new(64, None);
         let init = QueuePairInit {
-            service: QueuePairType::ReliableConnection,
+            service,
             domain: DomainId(1),
             send: send.consumer().expect("a new queue has its consumer"),
             receive: receive.consumer().expect("a new queue has its consumer"),
@@ -139,6 +144,7 @@ impl Host {
 
     /// RESET to RTS.
     pub fn connect(&mut self, now: Time, qpn: Qpn, terms: &Connection) {
+        let reliable = self.endpoint.query_queue_pair(qpn).is_some_and(|status| status.qp_type.is_reliable());
         self.modify(
             now,
             qpn,
@@ -159,8 +165,8 @@ impl Host {
                 path_mtu: Some(terms.path_mtu),
                 dest_qp_num: Some(terms.peer_qpn),
                 rq_psn: Some(terms.rq_psn),
-                max_dest_rd_atomic: Some(terms.rd_atomic),
-                min_rnr_timer: Some(terms.min_rnr_timer),
+                max_dest_rd_atomic: reliable.then_some(terms.rd_atomic),
+                min_rnr_timer: reliable.then_some(terms.min_rnr_timer),
                 peer: Some(terms.peer),
                 ..QueuePairAttributes::default()
             },
@@ -170,11 +176,11 @@ impl Host {
             qpn,
             &QueuePairAttributes {
                 qp_state: Some(QueuePairState::ReadyToSend),
-                timeout: Some(terms.timeout),
-                retry_cnt: Some(terms.retry_cnt),
-                rnr_retry: Some(terms.rnr_retry),
+                timeout: reliable.then_some(terms.timeout),
+                retry_cnt: reliable.then_some(terms.retry_cnt),
+                rnr_retry: reliable.then_some(terms.rnr_retry),
                 sq_psn: Some(terms.sq_psn),
-                max_rd_atomic: Some(terms.rd_atomic),
+                max_rd_atomic: reliable.then_some(terms.rd_atomic),
                 ..QueuePairAttributes::default()
             },
         );

@@ -100,6 +100,11 @@ impl History {
         self.ending.get_or_insert(ending);
     }
 
+    /// It goes on after that.
+    pub(super) fn forget_ending(&mut self) {
+        self.ending = None;
+    }
+
     /// The tries of a request have run out.
     pub(super) fn note_gave_up(&mut self, now: Time) {
         self.gave_up_at.get_or_insert(now);

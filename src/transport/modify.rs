@@ -6,6 +6,7 @@ use std::sync::atomic::AtomicU32;
 use super::datagram::{ModifyLimits, SourceAddress};
 use super::queue_pair::{Path, QueuePair, address_of};
 use super::state_machine::{self, Mask, Refused};
+use crate::mutation::{Mutation, planted};
 use crate::types::{Cause, Ending, PeerCapabilities, QueuePairAttributes, QueuePairState, QueuePairType};
 
 /// Why a state change was refused; nothing was changed.
@@ -94,6 +95,7 @@ impl QueuePair {
         let from = self.state;
         if let Some(said) = given.cur_qp_state
             && said != from
+            && !planted(Mutation::CurrentStateUnchecked)
         {
             return Err(ModifyError::WrongCurrentState { said, actual: from });
         }
@@ -110,7 +112,9 @@ impl QueuePair {
         if stays_drained && !Mask::of(given).is_empty() && !self.requester.is_idle() {
             return Err(ModifyError::StillDraining { names: Mask::of(given).names() });
         }
-        check_ranges(given, limits)?;
+        if !planted(Mutation::AttributeRangesUnchecked) {
+            check_ranges(given, limits)?;
+        }
         Ok(to)
     }
 
@@ -132,7 +136,10 @@ impl QueuePair {
         }
         let from = self.state;
         merge(&mut self.attributes, given);
-        use QueuePairState::{Init, ReadyToReceive, ReadyToSend, SendQueueDrained};
+        if planted(Mutation::RnrTimerForgotten) {
+            self.attributes.min_rnr_timer = Some(0);
+        }
+        use QueuePairState::{Init, ReadyToReceive, ReadyToSend, SendQueueDrained, SendQueueError};
         match (from, to) {
             (Init, ReadyToReceive) => {
                 self.set_path(source, in_flight);
@@ -143,6 +150,7 @@ impl QueuePair {
                 let first = self.attributes.sq_psn.unwrap_or_default();
                 self.requester.start(first, self.attributes.max_rd_atomic.unwrap_or(0));
             }
+            (SendQueueError, ReadyToSend) => self.history.forget_ending(),
             (SendQueueDrained, SendQueueDrained) => self.apply_drained(given, source, in_flight),
             (_, SendQueueDrained) => {
                 // Asked for anew each time.

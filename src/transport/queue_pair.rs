@@ -277,7 +277,7 @@ impl QueuePair {
     /// Retires the send request `index` and, if it is signaled or failed, completes it.
     pub(super) fn complete_send(&mut self, index: u32, status: CompletionStatus, cause: Cause) {
         let header = self.send.header(index);
-        let signaled = self.signal_all
+        let signaled = (self.signal_all && !planted(Mutation::SignalAllIgnored))
             || planted(Mutation::UnsignaledCompletes)
             || header.flags.contains(crate::types::SendFlags::SIGNALED);
         let retired = index.wrapping_add(1);
@@ -301,7 +301,7 @@ impl QueuePair {
             () if planted(Mutation::CompletionRetiresTooLittle) => index,
             () => retired,
         };
-        if status.is_success() && !signaled {
+        if (status.is_success() || planted(Mutation::UnsignaledFailureSilent)) && !signaled {
             return;
         }
         let completion = RawCompletion {
@@ -366,7 +366,9 @@ impl QueuePair {
             let failed = RawCompletion { wr_id: receive.wr_id, retired, status, cause, ..RawCompletion::default() };
             self.complete_receive(failed);
         }
-        self.events.push(violation.event(self.qpn));
+        if !planted(Mutation::RefusalNotAnnounced) {
+            self.events.push(violation.event(self.qpn));
+        }
         self.enter_error(Cause::EarlierFailure);
     }
 

@@ -201,7 +201,8 @@ impl QueuePair {
     }
 
     pub(super) fn note_established(&mut self) {
-        if self.state == QueuePairState::ReadyToReceive && self.responder.replies.first_packet() {
+        let is_told = !planted(Mutation::EstablishedNotAnnounced);
+        if self.state == QueuePairState::ReadyToReceive && self.responder.replies.first_packet() && is_told {
             self.events.push(AsyncEvent::CommunicationEstablished(self.qpn));
         }
     }
@@ -421,7 +422,7 @@ impl QueuePair {
         length: u64,
         need: AccessFlags,
     ) -> Result<(), Violation> {
-        if length == 0 {
+        if length == 0 && !planted(Mutation::EmptyRequestKeyChecked) {
             return Ok(()); // an access to nothing needs no key
         }
         pass.memory.check(rkey.0, self.domain, va, length, need).map_err(Violation::RemoteKey)

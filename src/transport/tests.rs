@@ -1,5 +1,7 @@
 //! Two endpoints on a perfect wire: every operation, and the rules that need no faults. Faults are the simulator's.
 
+mod unreliable;
+
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,6 +15,7 @@ const LIMITS: ModifyLimits = ModifyLimits { max_rd_atomic: 16, max_dest_rd_atomi
 
 /// One end: an endpoint with one queue pair, one region and one completion queue.
 struct End {
+    service: QueuePairType,
     endpoint: Endpoint,
     address: IpAddr,
     table: RegionTable,
@@ -25,7 +28,7 @@ struct End {
 }
 
 impl End {
-    fn new(address: &str, seed: u32) -> Self {
+    fn new(service: QueuePairType, address: &str, seed: u32) -> Self {
         let mut state = seed;
         let random = Box::new(move || {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -41,7 +44,7 @@ impl End {
         let completions = CompletionQueue::new(1, 256, None);
         let events = AsyncEventQueue::new(16, None);
         let init = QueuePairInit {
-            service: QueuePairType::ReliableConnection,
+            service,
             domain: DomainId(1),
             send: send.consumer().unwrap(),
             receive: receive.consumer().unwrap(),
@@ -53,12 +56,12 @@ impl End {
         };
         let qpn = endpoint.create_queue_pair(init).unwrap();
         let address = address.parse().unwrap();
-        Self { endpoint, address, table, region, send, receive, completions, events, qpn }
+        Self { service, endpoint, address, table, region, send, receive, completions, events, qpn }
     }
 
     fn connect(&mut self, peer: &Peer) {
         let source = SourceAddress { address: self.address, source_port: 50_000 };
-        let access = AccessFlags::REMOTE;
+        let (access, reliable) = (AccessFlags::REMOTE, self.service.is_reliable());
         let init = QueuePairAttributes {
             qp_state: Some(QueuePairState::Init),
             pkey_index: Some(0),
@@ -72,18 +75,18 @@ impl End {
             path_mtu: Some(Mtu::Mtu1024),
             dest_qp_num: Some(peer.qpn),
             rq_psn: Some(Psn::new(0xff_fff0)),
-            max_dest_rd_atomic: Some(4),
-            min_rnr_timer: Some(12),
+            max_dest_rd_atomic: reliable.then_some(4),
+            min_rnr_timer: reliable.then_some(12),
             peer: Some(peer.capabilities),
             ..QueuePairAttributes::default()
         };
         let ready_to_send = QueuePairAttributes {
             qp_state: Some(QueuePairState::ReadyToSend),
-            timeout: Some(14),
-            retry_cnt: Some(7),
-            rnr_retry: Some(7),
+            timeout: reliable.then_some(14),
+            retry_cnt: reliable.then_some(7),
+            rnr_retry: reliable.then_some(7),
             sq_psn: Some(Psn::new(0xff_fff0)),
-            max_rd_atomic: Some(4),
+            max_rd_atomic: reliable.then_some(4),
             ..QueuePairAttributes::default()
         };
         for attributes in [init, ready_to_receive, ready_to_send] {
@@ -157,7 +160,11 @@ const OURS: PeerCapabilities =
 
 impl Pair {
     fn new(capabilities: PeerCapabilities) -> Self {
-        let mut ends = [End::new("192.0.2.1", 1), End::new("192.0.2.2", 2)];
+        Self::of(QueuePairType::ReliableConnection, capabilities)
+    }
+
+    fn of(service: QueuePairType, capabilities: PeerCapabilities) -> Self {
+        let mut ends = [End::new(service, "192.0.2.1", 1), End::new(service, "192.0.2.2", 2)];
         let peers = [1, 0].map(|at| Peer { address: ends[at].address, qpn: ends[at].qpn, capabilities });
         ends.iter_mut().zip(&peers).for_each(|(end, peer)| end.connect(peer));
         Self { ends, now: Time::from_nanos(1), packets: 0 }

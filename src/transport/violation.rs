@@ -2,6 +2,7 @@
 //! the wire, the completion of a receive in progress, and the event.
 
 use crate::memory::AccessError;
+use crate::mutation::{Mutation, planted};
 use crate::types::{AsyncEvent, Cause, CompletionStatus, Qpn};
 use crate::wire::NakCode;
 
@@ -34,6 +35,8 @@ impl Violation {
     /// What the peer is told.
     pub(super) fn nak(self) -> NakCode {
         match self {
+            Self::RemoteKey(_) if planted(Mutation::AccessRefusedAsInvalid) => NakCode::InvalidRequest,
+            Self::ReceiveMemory(_) if planted(Mutation::OperationalRefusedAsAccess) => NakCode::RemoteAccess,
             Self::OpcodeSequence
             | Self::AccessNotGranted
             | Self::TooManyReads
@@ -60,6 +63,7 @@ impl Violation {
     /// The event that tells the application.
     pub(super) fn event(self, qpn: Qpn) -> AsyncEvent {
         match self {
+            _ if planted(Mutation::RefusalAnnouncedAsFatal) => AsyncEvent::QueuePairFatal(qpn),
             Self::RemoteKey(_) | Self::Invalidate => AsyncEvent::QueuePairAccessError(qpn),
             Self::ReceiveMemory(_) => AsyncEvent::QueuePairFatal(qpn),
             _ => AsyncEvent::QueuePairRequestError(qpn),

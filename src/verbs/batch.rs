@@ -9,6 +9,7 @@ use super::{
     AccessFlags, Error, ErrorKind, ProtectionDomain, QueuePair, ReceiveRequest, RegionList, RegionRange, Result,
     SendRequest,
 };
+use crate::mutation::{Mutation, planted};
 use crate::types::{self, BatchEnd, Data, Sge};
 
 /// Most scatter-gather entries that are translated, on the stack. No device known takes more.
@@ -249,12 +250,12 @@ impl fmt::Debug for ReceiveBatch<'_> {
 fn check_remote(request: &SendRequest<'_>) -> Result<()> {
     let invalid = |message| Err(Error::new("post_send", ErrorKind::InvalidArgument, message));
     let (len, room) = (request.data.len(), request.room);
-    if len > room {
+    if len > room && !planted(Mutation::RemoteRoomUnchecked) {
         return invalid(format!("length is {len} bytes; the peer's memory has {room}"));
     }
     match request.operation {
         types::Operation::CompareAndSwap { remote_addr, .. } | types::Operation::FetchAndAdd { remote_addr, .. }
-            if remote_addr % 8 != 0 =>
+            if remote_addr % 8 != 0 && !planted(Mutation::AtomicAddressUnchecked) =>
         {
             invalid(format!("remote_addr is {remote_addr:#x}; an atomic needs a multiple of 8"))
         }
@@ -297,14 +298,14 @@ impl RangeCheck<'_> {
     /// The range as a scatter-gather entry, if this queue pair may use it.
     fn entry(&self, range: &RegionRange<'_>) -> Result<Sge> {
         let region = range.region();
-        if !region.protection_domain().is_same(self.domain) {
+        if !region.protection_domain().is_same(self.domain) && !planted(Mutation::ForeignRegionPosted) {
             return Err(self.wrong_domain(range));
         }
-        if !region.access().contains(self.need) {
+        if !region.access().contains(self.need) && !planted(Mutation::ReadOnlyRegionPosted) {
             let (lkey, access) = (region.lkey(), region.access());
             return Err(self.error(format!("the region {lkey} has access {access:?}; {:?} is needed", self.need)));
         }
-        if region.is_revoked() {
+        if region.is_revoked() && !planted(Mutation::RevokedRegionPosted) {
             let message = format!("the region {} was deregistered", region.lkey());
             return Err(Error::new(self.verb, ErrorKind::InvalidState, message));
         }

@@ -10,6 +10,7 @@ mod silence;
 mod state;
 #[cfg(all(test, not(loom)))]
 mod tests;
+mod unreliable;
 
 use std::time::Duration;
 

@@ -10,6 +10,7 @@ use super::{
     Psn, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairReport, QueuePairState, QueuePairStatus,
     QueuePairType, ReceiveBatch, ReceiveRequest, Result, SendBatch, SendRequest, explain,
 };
+use crate::mutation::{Mutation, planted};
 use crate::provider;
 
 /// What [`QueuePair::init`], [`QueuePair::connection_info`] and [`QueuePair::connect`] go by.
@@ -215,7 +216,9 @@ impl QueuePair {
         let psn = random_psn("modify_qp")?;
         let reset = QueuePairAttributes { qp_state: Some(QueuePairState::Reset), ..QueuePairAttributes::default() };
         self.modify(&reset)?;
-        self.psn.store(psn, Ordering::Release);
+        if !planted(Mutation::ResetKeepsFirstNumber) {
+            self.psn.store(psn, Ordering::Release);
+        }
         Ok(())
     }
 

@@ -35,6 +35,26 @@ impl<'a> QueuePairBuilder<'a> {
     }
 
     /// Transport service; a reliable connection by default.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use rdma_verbs::verbs::{self, AccessFlags, Payload, QueuePairType, ReceiveRequest, SendRequest};
+    ///
+    /// let context = verbs::open("soft:127.0.1.231")?;
+    /// let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+    /// let qp = pd.create_qp(&cq, &cq).qp_type(QueuePairType::UnreliableConnection).build()?;
+    /// qp.connect(&qp.connection_info()?)?; // to itself
+    ///
+    /// let inbox = pd.alloc_mr(64, AccessFlags::LOCAL_WRITE)?;
+    /// qp.post_recv(&[ReceiveRequest::new(&inbox)])?;
+    /// qp.post_send(&[SendRequest::send(Payload::inline(b"perhaps"))])?;
+    /// assert_eq!(cq.wait(Duration::from_secs(10))?.result()?.byte_len, 7);
+    ///
+    /// // There are no answers, so nothing can be read.
+    /// let error = qp.post_send(&[SendRequest::read(&inbox, inbox.remote())]).unwrap_err();
+    /// assert!(error.to_string().contains("opcode is RDMA READ"), "{error}");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn qp_type(mut self, qp_type: QueuePairType) -> Self {
         self.settings.qp_type = qp_type;
         self

@@ -11,9 +11,9 @@ use rdma_verbs::sim::{Connection, Faults, Host, Network, Port};
 use rdma_verbs::transport::Datagram;
 use rdma_verbs::types::{
     AccessFlags, Data, DomainId, Lkey, Mtu, Operation, PeerCapabilities, Psn, QueuePairCapabilities, QueuePairState,
-    ReceiveRequest, Rkey, SendFlags, SendRequest, Sge,
+    QueuePairType, ReceiveRequest, Rkey, SendFlags, SendRequest, Sge,
 };
-use rdma_verbs::wire::{Flow, icrc};
+use rdma_verbs::wire::{Flow, Opcode, Service, icrc};
 
 const FIRST: Psn = Psn::new(0xff_fff8);
 const BASE: u64 = 0x1000;
@@ -59,7 +59,7 @@ fn connect(network: &mut Network, ports: &[Port; 2]) {
     }
 }
 
-fn post(network: &mut Network, port: &Port, input: &mut Input<'_>, key: u32) {
+fn post(network: &mut Network, service: QueuePairType, port: &Port, input: &mut Input<'_>, key: u32) {
     let (kind, small) = (input.byte(), input.byte());
     let remote_addr = BASE + u64::from(input.byte()) * 8;
     let rkey = Rkey(if small & 1 == 0 { key } else { small.into() });
@@ -76,16 +76,21 @@ fn post(network: &mut Network, port: &Port, input: &mut Input<'_>, key: u32) {
     let flags = SendFlags::from_bits_truncate(input.byte().into());
     let request = SendRequest { wr_id: 1, operation, flags, data: Data::Sges(&sges) };
     let now = network.now;
-    network.hosts[0].post_send(now, port, &request);
+    if operation.is_possible_on(service) {
+        network.hosts[0].post_send(now, port, &request);
+    }
     let receive = ReceiveRequest { wr_id: 2, sges: &sges };
     network.hosts[1].post_receive(now, port, &receive);
 }
 
 /// A packet of host 0 to host 1 with arbitrary contents and a fitting ICRC.
-fn inject(network: &mut Network, to: &Port, input: &mut Input<'_>) {
+fn inject(network: &mut Network, service: QueuePairType, to: &Port, input: &mut Input<'_>) {
     let length = usize::from(input.byte() % 90) * 4 + 16;
     let mut packet = input.take(length);
     packet.resize(length, 0);
+    if service == QueuePairType::UnreliableConnection {
+        packet[0] = Opcode(packet[0]).of(Service::UnreliableConnection).0;
+    }
     packet[1] &= 0xf0;
     packet[2..4].copy_from_slice(&[0xff, 0xff]);
     packet[4..8].copy_from_slice(&to.qpn.value().to_be_bytes());
@@ -107,6 +112,11 @@ fn inject(network: &mut Network, to: &Port, input: &mut Input<'_>) {
 
 /// The target.
 pub(crate) fn run(bytes: &[u8]) {
+    run_as(QueuePairType::ReliableConnection, bytes);
+    run_as(QueuePairType::UnreliableConnection, bytes);
+}
+
+fn run_as(service: QueuePairType, bytes: &[u8]) {
     let mut input = Input(&bytes[..bytes.len().min(LARGEST_INPUT)]);
     let hosts = vec![Host::new(address(1), 1), Host::new(address(2), 2)];
     let faults = Faults { loss: input.byte().into(), delay: Duration::from_micros(1), ..Faults::default() };
@@ -118,14 +128,14 @@ pub(crate) fn run(bytes: &[u8]) {
         let backing = Backing::from_vec(vec![0; 4096]);
         let region = network.hosts[at].memory.register(DomainId(1), backing, Some(BASE), access).unwrap();
         keys[at] = region.lkey().0;
-        network.hosts[at].create_queue_pair(cap)
+        network.hosts[at].create_queue_pair_of(service, cap)
     });
     connect(&mut network, &ports);
     let mut completions = Vec::new();
     while !input.0.is_empty() {
         match input.byte() % 6 {
-            0 | 1 => post(&mut network, &ports[0], &mut input, keys[0]),
-            2 | 3 => inject(&mut network, &ports[1], &mut input),
+            0 | 1 => post(&mut network, service, &ports[0], &mut input, keys[0]),
+            2 | 3 => inject(&mut network, service, &ports[1], &mut input),
             4 => network.step(Duration::from_millis(1)),
             _ if input.byte() == 0 => {
                 for (host, port) in network.hosts.iter_mut().zip(&ports) {

@@ -11,6 +11,7 @@ mod oracle;
 mod referee;
 mod store;
 mod terms;
+mod unreliable;
 mod watch;
 mod world;
 
@@ -19,11 +20,13 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use watch::run_watched;
+use watch::{run_watched, watched};
 use world::{Outcome, run};
 
 /// Seeds of a run; `NETSIM_SEEDS` asks for more.
 const SEEDS: u64 = 1_200;
+/// Seeds of unreliable connections, which are short.
+const UNRELIABLE_SEEDS: u64 = 600;
 const MINIMUM_PACKETS: u64 = 10_000_000;
 const MINIMUM_OF_EACH_EVENT: u64 = 100;
 /// Disturbances that last, and so are rarer than what the protocol does about them.
@@ -158,7 +161,21 @@ fn long_traces() {
 }
 
 #[test]
+fn unreliable_messages_are_whole_in_order_and_never_twice() {
+    let count = number_from("NETSIM_SEEDS").unwrap_or(UNRELIABLE_SEEDS);
+    let campaign = campaign(count, false, |seed| watched(|| unreliable::run(seed, false)));
+    print_table(&campaign.outcome.events);
+    expect_no_failures(&campaign);
+    let rare: Vec<_> = campaign.outcome.events.iter().filter(|(_, count)| **count < MINIMUM_OF_EACH_EVENT).collect();
+    assert!(rare.is_empty(), "too rare to be tested: {rare:?}");
+}
+
+#[test]
 fn replay() {
+    if let Some(seed) = number_from("NETSIM_UNRELIABLE_SEED") {
+        let outcome = unreliable::run(seed, true);
+        print_table(&outcome.events);
+    }
     if let Some(seed) = number_from("NETSIM_SEED") {
         let outcome = run(seed, true);
         println!("seed {seed}: {} packets, trace {:#018x}", outcome.packets, outcome.trace_hash);

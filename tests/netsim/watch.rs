@@ -15,6 +15,11 @@ static HOOK: Once = Once::new();
 
 /// Runs one seed; what broke, if something did.
 pub(crate) fn run_watched(seed: u64) -> Result<Outcome, String> {
+    watched(|| run(seed, false))
+}
+
+/// The outcome, or what broke.
+pub(crate) fn watched(run: impl FnOnce() -> Outcome) -> Result<Outcome, String> {
     HOOK.call_once(|| {
         let before = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |info| {
@@ -25,7 +30,7 @@ pub(crate) fn run_watched(seed: u64) -> Result<Outcome, String> {
         }));
     });
     SAID.set(Some(String::new()));
-    let result = catch_unwind(AssertUnwindSafe(|| run(seed, false)));
+    let result = catch_unwind(AssertUnwindSafe(run));
     let said = SAID.take().unwrap_or_default();
     result.map_err(|_| said)
 }

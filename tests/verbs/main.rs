@@ -15,6 +15,8 @@ mod cq;
 mod device;
 mod end;
 mod events;
+#[cfg(feature = "mutations")]
+pub(crate) mod planted;
 mod post;
 mod rc_atomic;
 mod rc_flush;
@@ -57,6 +59,8 @@ const FAMILIES: &[&[Scenario]] = &[
     events::SCENARIOS,
 ];
 
-fn main() {
+pub(crate) fn main() {
+    #[cfg(feature = "mutations")]
+    planted::plant_from_environment();
     suite::main(FAMILIES)
 }

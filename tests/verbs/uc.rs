@@ -247,6 +247,8 @@ fn dropped_without_a_receive(world: &World) {
     let (left, right) = pair(world);
     let opcode = rdma_verbs::verbs::CompletionOpcode::Send;
     dropped(&left, &right, SendRequest::send(left.region.slice(..5000).unwrap()), opcode);
+    let why = right.qp.explain_state();
+    assert!(why.contains("no receive was posted"), "{why}");
     exchange(&left, &right, 5000, 1);
     dropped(&left, &right, SendRequest::send(Payload::EMPTY), opcode);
     exchange(&left, &right, 10, 2);
@@ -354,6 +356,8 @@ fn local_error_stops_the_send_queue_alone(world: &World) {
     left.received(6, 7);
     left.is_in(SendQueueError);
     right.is_in(ReadyToSend);
+    let why = left.qp.explain_state();
+    assert!(why.contains("SQE") && why.contains("request 2") && why.contains("receives go on"), "{why}");
 }
 
 fn sqe_to_rts_and_on(world: &World) {

@@ -13,6 +13,7 @@ use super::limit::check_range;
 use super::protection_domain::SoftProtectionDomain;
 use super::queue_pair::SoftQueuePair;
 use crate::engine::timestamp;
+use crate::mutation::{Mutation, planted};
 use crate::provider::{
     Capture, CompletionChannel, CompletionQueue, CompletionQueueInit, Context, ProtectionDomain, QueuePair,
     QueuePairInit, Result,
@@ -41,12 +42,14 @@ impl SoftContext {
     }
 
     fn gid(&self, index: u8) -> Result<GidEntry> {
-        let address = self.device.local_address("query_gid", "gid_index", index)?;
+        let place = if planted(Mutation::GidIndexUnchecked) { 0 } else { index };
+        let address = self.device.local_address("query_gid", "gid_index", place)?;
         Ok(GidEntry { gid: address.ip.into(), gid_index: index, ndev_ifindex: self.device.interface.index })
     }
 }
 
 fn check_port(verb: &'static str, port_num: u8) -> Result<()> {
+    let port_num = if planted(Mutation::PortUnchecked) { 1 } else { port_num };
     check_range(verb, "port_num", port_num.into(), 1..=1)
 }
 

@@ -10,6 +10,7 @@ use super::limit::check_range;
 use super::modify::PathKind;
 use super::protection_domain::{Domain, SoftProtectionDomain};
 use crate::engine::{Doorbell, Shard};
+use crate::mutation::{Mutation, planted};
 use crate::provider::{CompletionQueue, Error, ErrorKind, QueuePair, QueuePairInit, Result};
 use crate::queue::{ReceiveQueue, SendQueue, SourceToken};
 use crate::transport;
@@ -84,6 +85,11 @@ fn check_queue(device: &Arc<Device>, queue: &Arc<dyn CompletionQueue>, name: &st
 /// Checks the sizes; those that are zero become the smallest that a queue has.
 fn check_sizes(device: &Device, asked: &QueuePairCapabilities) -> Result<QueuePairCapabilities> {
     let limits = &device.attributes;
+    let mut asked = *asked;
+    if planted(Mutation::CapabilitiesClamped) {
+        asked.max_inline_data = asked.max_inline_data.min(limits.max_inline_data);
+        asked.max_send_sge = asked.max_send_sge.min(limits.max_sge);
+    }
     check_range("create_qp", "max_send_wr", asked.max_send_wr, 0..=limits.max_qp_wr)?;
     check_range("create_qp", "max_recv_wr", asked.max_recv_wr, 0..=limits.max_qp_wr)?;
     check_range("create_qp", "max_send_sge", asked.max_send_sge, 0..=limits.max_sge)?;
@@ -164,7 +170,8 @@ impl SoftQueuePair {
     #[inline]
     fn check_state(&self, verb: &'static str, first: QueuePairState) -> Result<()> {
         let state = self.state.load(Ordering::Relaxed);
-        if state >= first as u8 && state != DESTROYED { Ok(()) } else { Err(self.wrong_state(verb, state, first)) }
+        let is_late = state >= first as u8 || planted(Mutation::PostedTooEarly);
+        if is_late && state != DESTROYED { Ok(()) } else { Err(self.wrong_state(verb, state, first)) }
     }
 
     #[cold]

@@ -1,6 +1,6 @@
 //! How a connection stands, for those who wait for a completion that does not come.
 
-use super::{Diagnosis, compose, ended, operation_name, silence};
+use super::{Diagnosis, compose, ended, operation_name, silence, unreliable};
 use crate::types::{Counter, Qpn, QueuePairReport, QueuePairState};
 
 /// Why nothing completes, or that nothing is wrong.
@@ -11,6 +11,10 @@ pub(crate) fn explain_state(qpn: Qpn, report: Option<&QueuePairReport>) -> Strin
     let state = report.status.qp_state;
     let diagnosis = match &report.ending {
         Some(ending) if state == QueuePairState::Error => ended(ending, report),
+        Some(ending) if state == QueuePairState::SendQueueError => {
+            let Diagnosis { cause, advice } = ended(ending, report);
+            Diagnosis::new(format!("{cause}; receives go on"), format!("{advice}; RTS lets the send queue go on"))
+        }
         _ => standing(report),
     };
     compose(&format!("queue pair {qpn} is in {}", state.name()), &diagnosis, report)
@@ -71,6 +75,9 @@ fn standing(report: &QueuePairReport) -> Diagnosis {
 
 /// Nothing is asked of the peer.
 fn idle(report: &QueuePairReport) -> Diagnosis {
+    if let Some(diagnosis) = unreliable::dropped(report) {
+        return diagnosis;
+    }
     let early = report.counters.get(Counter::OutOfSequenceRequest);
     let repeated = report.counters.get(Counter::DuplicateRequest);
     if !report.was_requested && early + repeated > 0 {
