@@ -296,6 +296,22 @@ mutations! {
         RevokedRegionPosted,
         /// A connection after RESET begins from the number of the one before.
         ResetKeepsFirstNumber,
+        /// No event when a completion queue overflows.
+        OverflowNotAnnounced,
+        /// The overflow of a completion queue ends only the queue pair whose completion was lost.
+        OverflowEndsOne,
+        /// Poll says that a queue overflowed before it hands out what it kept.
+        OverflowDropsWhatWaits,
+        /// A larger completion queue forgets what waits in it.
+        ResizeForgets,
+        /// A completion queue that is armed stays so.
+        ArmingStays,
+        /// Failures do not wake who sleeps for solicited completions.
+        FailureNotSolicited,
+        /// Events outlive what they are about.
+        EventsOutliveObjects,
+        /// Events that were handed out are not counted.
+        EventsNotCounted,
     }
 }
 
