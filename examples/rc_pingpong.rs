@@ -22,5 +22,10 @@ use rdma_verbs::verbs::QueuePairType;
 
 fn main() -> ExitCode {
     let qp_type = QueuePairType::ReliableConnection;
-    pingpong::launch("rc_pingpong", || both_ends::run(qp_type), |arguments| connected::run(arguments, qp_type))
+    pingpong::launch_as(
+        "rc_pingpong",
+        |flags| flags,
+        || both_ends::run(qp_type),
+        |arguments| connected::run(arguments, qp_type),
+    )
 }

@@ -23,5 +23,10 @@ use rdma_verbs::verbs::QueuePairType;
 
 fn main() -> ExitCode {
     let qp_type = QueuePairType::UnreliableConnection;
-    pingpong::launch("uc_pingpong", || both_ends::run(qp_type), |arguments| connected::run(arguments, qp_type))
+    pingpong::launch_as(
+        "uc_pingpong",
+        |flags| flags,
+        || both_ends::run(qp_type),
+        |arguments| connected::run(arguments, qp_type),
+    )
 }

@@ -1,10 +1,11 @@
-//! One end of a connection, as rdma-core's programs.
+//! One end of a connection or of an exchange of datagrams, as rdma-core's programs.
 
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use rdma_verbs::verbs::{
-    AccessFlags, Completion, CompletionChannel, CompletionQueue, ConnectOptions, ConnectionInfo, MemoryRegion, Notify,
-    QueuePair, QueuePairType, ReceiveRequest, SendRequest,
+    AccessFlags, AddressHandle, AddressVector, Completion, CompletionChannel, CompletionQueue, ConnectOptions,
+    ConnectionInfo, MemoryRegion, Notify, Qkey, Qpn, QueuePair, QueuePairType, ReceiveRequest, SendRequest,
 };
 
 use crate::pingpong::exchange::{answer_client, ask_server};
@@ -15,11 +16,15 @@ const SEND: u64 = 2;
 /// What the buffer holds but for the first byte of each page.
 const FILL: u8 = 0x7b;
 const PAGE: usize = 4096;
+/// The Q_Key of rdma-core's programs.
+const QKEY: Qkey = Qkey(0x1111_1111);
+/// What arrives in front of a datagram.
+const HEADER: usize = 40;
 
 /// Plays one end over queue pairs of this type.
 pub(crate) fn run(arguments: &Arguments, qp_type: QueuePairType) -> Outcome {
     let end = End::open(arguments, qp_type)?;
-    let local = end.qp.connection_info()?;
+    let local = end.info()?;
     print_address("local address: ", &local);
     let remote = match &arguments.server {
         Some(server) => {
@@ -41,23 +46,34 @@ pub(crate) fn run(arguments: &Arguments, qp_type: QueuePairType) -> Outcome {
 }
 
 /// The objects of this end. One buffer is sent from and received into, so what a peer sends goes back to it.
-struct End<'a> {
+pub(crate) struct End<'a> {
     arguments: &'a Arguments,
     channel: Option<CompletionChannel>,
     cq: CompletionQueue,
     buffer: MemoryRegion,
     qp: QueuePair,
+    gid_index: u8,
+    /// Where the message begins in the buffer.
+    start: usize,
+    /// Where datagrams go.
+    way: OnceLock<(AddressHandle, Qpn)>,
 }
 
 impl<'a> End<'a> {
-    fn open(arguments: &'a Arguments, qp_type: QueuePairType) -> Outcome<Self> {
+    pub(crate) fn open(arguments: &'a Arguments, qp_type: QueuePairType) -> Outcome<Self> {
         let context = open_device(arguments.ib_dev.as_deref())?;
         let gid_index = match arguments.gid_idx {
             Some(index) => index,
             None => first_gid(&context, arguments.ib_port)?,
         };
         let pd = context.alloc_pd()?;
-        let buffer = pd.reg_mr(vec![FILL; arguments.size.max(1)], AccessFlags::LOCAL_WRITE)?;
+        let is_datagram = qp_type == QueuePairType::UnreliableDatagram;
+        let mtu = context.query_port(arguments.ib_port)?.active_mtu;
+        if is_datagram && arguments.size > mtu.bytes() as usize {
+            return Err(format!("the size is larger than the port's MTU ({mtu})").into());
+        }
+        let start = if is_datagram { HEADER } else { 0 };
+        let buffer = pd.reg_mr(vec![FILL; start + arguments.size.max(1)], AccessFlags::LOCAL_WRITE)?;
         let cqe = arguments.rx_depth + 1;
         let channel = arguments.events.then(|| context.create_comp_channel()).transpose()?;
         let cq = match &channel {
@@ -67,6 +83,7 @@ impl<'a> End<'a> {
         let qp = pd
             .create_qp(&cq, &cq)
             .qp_type(qp_type)
+            .qkey(QKEY)
             .max_send_wr(1)
             .max_recv_wr(arguments.rx_depth)
             .max_send_sge(1)
@@ -76,7 +93,7 @@ impl<'a> End<'a> {
             .max_dest_rd_atomic(1)
             .build()?;
         qp.init()?;
-        let end = Self { arguments, channel, cq, buffer, qp };
+        let end = Self { arguments, channel, cq, buffer, qp, gid_index, start, way: OnceLock::new() };
         end.post_receives(arguments.rx_depth)?;
         if end.channel.is_some() {
             end.cq.req_notify(Notify::Any)?;
@@ -84,7 +101,19 @@ impl<'a> End<'a> {
         Ok(end)
     }
 
-    fn connect(&self, remote: &ConnectionInfo) -> Outcome {
+    pub(crate) fn info(&self) -> Outcome<ConnectionInfo> {
+        Ok(self.qp.connection_info()?)
+    }
+
+    pub(crate) fn connect(&self, remote: &ConnectionInfo) -> Outcome {
+        if remote.qp_type == QueuePairType::UnreliableDatagram {
+            self.qp.activate()?;
+            let mut vector = AddressVector::new(remote.gid, self.gid_index);
+            (vector.port_num, vector.sl) = (self.arguments.ib_port, self.arguments.sl);
+            let way = self.qp.protection_domain().create_ah(&vector)?;
+            self.way.get_or_init(|| (way, remote.qpn));
+            return Ok(());
+        }
         let options = ConnectOptions::default().path_mtu(self.arguments.mtu).sl(self.arguments.sl);
         Ok(self.qp.connect_with(remote, &options)?)
     }
@@ -92,23 +121,27 @@ impl<'a> End<'a> {
     fn post_receives(&self, count: u32) -> Outcome {
         let mut batch = self.qp.recv_batch()?;
         for _ in 0..count {
-            batch.push(&ReceiveRequest::new(self.buffer.slice(..self.arguments.size)?).wr_id(RECEIVE))?;
+            batch.push(&ReceiveRequest::new(self.buffer.slice(..self.start + self.arguments.size)?).wr_id(RECEIVE))?;
         }
         Ok(batch.post()?)
     }
 
     fn post_send(&self) -> Outcome {
-        let message = self.buffer.slice(..self.arguments.size)?;
-        Ok(self.qp.post_send(&[SendRequest::send(message).wr_id(SEND).signaled()])?)
+        let message = self.buffer.slice(self.start..self.start + self.arguments.size)?;
+        let request = match self.way.get() {
+            Some((way, qpn)) => SendRequest::send_to(message, way, *qpn, QKEY),
+            None => SendRequest::send(message),
+        };
+        Ok(self.qp.post_send(&[request.wr_id(SEND).signaled()])?)
     }
 
     /// All exchanges; returns how many seconds they took.
-    fn play(&self) -> Outcome<f64> {
+    pub(crate) fn play(&self) -> Outcome<f64> {
         let iters = self.arguments.iters;
         let is_client = self.arguments.server.is_some();
         if is_client && self.arguments.chk {
             for page in (0..self.arguments.size).step_by(PAGE) {
-                self.buffer.write_at(page, &[0])?;
+                self.buffer.write_at(self.start + page, &[0])?;
             }
         }
         let (mut sent, mut received, mut posted) = (0, 0, self.arguments.rx_depth);
@@ -164,8 +197,8 @@ impl<'a> End<'a> {
     }
 
     /// The client has cleared the first byte of each page, and the same bytes went to and fro ever since.
-    fn check(&self) -> Outcome {
-        let bytes = self.buffer.to_vec(..self.arguments.size)?;
+    pub(crate) fn check(&self) -> Outcome {
+        let bytes = self.buffer.to_vec(self.start..self.start + self.arguments.size)?;
         let mut wrong_pages = 0;
         for (page, bytes) in bytes.chunks(PAGE).enumerate() {
             if bytes[0] != 0 || bytes[1..].iter().any(|byte| *byte != FILL) {

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use clap::Parser;
+use clap::{CommandFactory, FromArgMatches, Parser};
 use rdma_verbs::verbs::{self, ConnectionInfo, Context, Mtu};
 
 pub(crate) type Outcome<T = ()> = Result<T, Box<dyn Error + Send + Sync>>;
@@ -62,10 +62,16 @@ fn parse_mtu(text: &str) -> Result<Mtu, String> {
     mtu.ok_or_else(|| "allowed are 256, 512, 1024, 2048 and 4096".to_owned())
 }
 
-/// The programs' common frame: `both` without arguments, `one` with them.
-pub(crate) fn launch(name: &str, both: impl FnOnce() -> Outcome, one: impl FnOnce(&Arguments) -> Outcome) -> ExitCode {
+/// The programs' common frame: `both` without arguments, `one` with them; `adjust` changes the flags.
+pub(crate) fn launch_as(
+    name: &str,
+    adjust: impl FnOnce(clap::Command) -> clap::Command,
+    both: impl FnOnce() -> Outcome,
+    one: impl FnOnce(&Arguments) -> Outcome,
+) -> ExitCode {
     let both_ends = std::env::args_os().len() == 1;
-    let arguments = Arguments::parse();
+    let matches = adjust(Arguments::command()).get_matches();
+    let arguments = Arguments::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     watch_for_interrupt();
     let outcome = if both_ends { both() } else { one(&arguments) };
     match outcome {

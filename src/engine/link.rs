@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use super::capture::{Arrival, Capture, Departure, Tap};
 use super::clock::Clock;
+use super::multicast::{GroupSocket, GroupSockets};
 use super::path_errors::PathErrors;
 use super::port_group::Route;
 use super::sys::{self, SendOptions};
@@ -43,6 +44,9 @@ pub(super) enum Sent {
 /// A shard's sockets.
 pub(super) struct Link {
     receivers: Vec<ReceiveSocket>,
+    groups: GroupSockets,
+    /// Whether hop limit and traffic class of what arrives are wanted, for datagrams.
+    reports_headers: bool,
     senders: Vec<SendSocket>,
     /// Where the next batch begins, so that no socket starves the others.
     next_receiver: usize,
@@ -59,6 +63,8 @@ impl Link {
     pub(super) fn new(clock: Clock) -> Self {
         Self {
             receivers: Vec::new(),
+            groups: GroupSockets::default(),
+            reports_headers: false,
             senders: Vec::new(),
             next_receiver: 0,
             last_sender: 0,
@@ -71,10 +77,35 @@ impl Link {
     }
 
     pub(super) fn add_receiver(&mut self, socket: ReceiveSocket) {
-        if !self.tap.is_idle() {
+        if self.reports_headers || !self.tap.is_idle() {
             socket.report_headers(true);
         }
         self.receivers.push(socket);
+    }
+
+    /// Datagrams are told hop limit and traffic class from now on.
+    pub(super) fn report_headers(&mut self) {
+        if !std::mem::replace(&mut self.reports_headers, true) {
+            self.receivers.iter().for_each(|socket| socket.report_headers(true));
+        }
+    }
+
+    pub(super) fn has_group(&self, group: IpAddr) -> bool {
+        self.groups.contains(group)
+    }
+
+    pub(super) fn add_group(&mut self, socket: GroupSocket) -> io::Result<()> {
+        self.groups.add(socket)
+    }
+
+    pub(super) fn remove_group(&mut self, group: IpAddr) {
+        self.groups.remove(group);
+    }
+
+    /// Prepares a sender for multicasts.
+    pub(super) fn allow_multicast(&self, address: IpAddr, port: u16, interface: u32) -> io::Result<()> {
+        let fits = |socket: &&SendSocket| socket.port == port && socket.address.ip == address;
+        self.senders.iter().find(fits).map_or(Ok(()), |socket| socket.allow_multicast(interface))
     }
 
     pub(super) fn add_sender(&mut self, socket: SendSocket) {
@@ -104,7 +135,7 @@ impl Link {
 
     pub(super) fn remove_capture(&mut self, capture: &Arc<Capture>) {
         self.tap.remove(capture);
-        if self.tap.is_idle() {
+        if self.tap.is_idle() && !self.reports_headers {
             self.receivers.iter().for_each(|socket| socket.report_headers(false));
         }
     }
@@ -155,7 +186,39 @@ impl Link {
             }
         }
         self.next_receiver = self.next_receiver.wrapping_add(1);
+        if self.groups.may_be_ready() {
+            self.receive_multicasts(max_calls.saturating_sub(calls), deliver, &mut batch);
+        }
         batch
+    }
+
+    #[cold]
+    fn receive_multicasts(
+        &mut self,
+        max_calls: usize,
+        mut deliver: impl FnMut(&Datagram<'_>) -> Outcome,
+        batch: &mut Batch,
+    ) {
+        let mut calls = 0;
+        for socket in &mut self.groups.sockets {
+            while calls < max_calls {
+                calls += 1;
+                match sys::receive(socket.descriptor(), &mut self.buffer) {
+                    Ok(Some(received)) => {
+                        self.counters.add(Counter::ReceiveCalls, 1);
+                        let counters = &mut self.counters;
+                        batch.datagrams += split(socket, &self.buffer, &received, counters, &self.tap, &mut deliver);
+                    }
+                    Ok(None) => break,
+                    Err(_) => {}
+                }
+            }
+        }
+        if calls == max_calls {
+            // Those at the end shall not starve.
+            batch.is_full = true;
+            self.groups.sockets.rotate_left(1);
+        }
     }
 
     /// Whether no datagram waits. One that does is kept for the next batch.
@@ -176,7 +239,7 @@ impl Link {
                 Err(_) => return false,
             }
         }
-        true
+        !self.groups.may_be_ready()
     }
 
     /// Sends what the endpoint wrote.
@@ -289,10 +352,54 @@ fn send_singly(
     (sent, refused, last)
 }
 
+/// A socket that packets arrive at.
+trait Source {
+    /// The address that its packets were sent to.
+    fn destination(&self) -> IpAddr;
+
+    /// Value of the kernel's count of dropped datagrams when it was last seen.
+    fn dropped(&mut self) -> &mut u32;
+
+    /// Whose packet it is.
+    fn route(&self, datagram: &Datagram<'_>) -> Route;
+}
+
+impl Source for ReceiveSocket {
+    #[inline]
+    fn destination(&self) -> IpAddr {
+        self.address.ip
+    }
+
+    #[inline]
+    fn dropped(&mut self) -> &mut u32 {
+        &mut self.dropped
+    }
+
+    #[inline]
+    fn route(&self, datagram: &Datagram<'_>) -> Route {
+        self.membership.route(datagram)
+    }
+}
+
+impl Source for GroupSocket {
+    fn destination(&self) -> IpAddr {
+        self.group
+    }
+
+    fn dropped(&mut self) -> &mut u32 {
+        &mut self.dropped
+    }
+
+    /// Every process that has joined gets its own copy.
+    fn route(&self, _: &Datagram<'_>) -> Route {
+        Route::Here
+    }
+}
+
 /// Hands over what one call brought, datagram by datagram; returns how many.
 #[inline]
 fn split(
-    socket: &mut ReceiveSocket,
+    socket: &mut impl Source,
     buffer: &[u8],
     received: &sys::Received,
     counters: &mut Counters,
@@ -300,8 +407,8 @@ fn split(
     deliver: &mut impl FnMut(&Datagram<'_>) -> Outcome,
 ) -> usize {
     if let Some(dropped) = received.dropped {
-        counters.add(Counter::SocketOverflow, dropped.wrapping_sub(socket.dropped).into());
-        socket.dropped = dropped;
+        counters.add(Counter::SocketOverflow, dropped.wrapping_sub(*socket.dropped()).into());
+        *socket.dropped() = dropped;
     }
     if received.truncated {
         return 0;
@@ -309,16 +416,18 @@ fn split(
     let bytes = &buffer[..received.length];
     let mut datagram = Datagram {
         source: received.source.ip(),
-        destination: socket.address.ip,
+        destination: socket.destination(),
         source_port: received.source.port(),
         segment_index: 0,
+        hop_limit: received.hop_limit,
+        traffic_class: received.traffic_class,
         payload: bytes,
     };
     let segment_size = received.segment_size.filter(|size| *size < bytes.len());
     let arrival =
         (!tap.is_idle()).then(|| Arrival::now(received.hop_limit, received.traffic_class, segment_size.is_some()));
     let mut take = |datagram: &Datagram<'_>| {
-        let outcome = match socket.membership.route(datagram) {
+        let outcome = match socket.route(datagram) {
             Route::Here => deliver(datagram),
             Route::Forwarded => {
                 counters.add(Counter::ForwardedPackets, 1);

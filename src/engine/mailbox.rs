@@ -197,6 +197,8 @@ impl Shared {
                         destination: address(24),
                         source_port: u16::from_le_bytes([header[4], header[5]]),
                         segment_index: u16::from_le_bytes([header[2], header[3]]),
+                        hop_limit: None,
+                        traffic_class: None,
                         payload,
                     });
                 }

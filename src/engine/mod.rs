@@ -22,6 +22,7 @@ mod idle;
 mod lease;
 mod link;
 mod mailbox;
+mod multicast;
 mod path_errors;
 mod port_group;
 mod port_holder;
@@ -47,6 +48,7 @@ pub use capture::capture_file;
 pub(crate) use channel::{Announcing, Channel};
 pub(crate) use clock::timestamp;
 pub(crate) use doorbell::Doorbell;
+pub(crate) use multicast::Group;
 pub(crate) use port_group::registered_capabilities;
 pub(crate) use qpn_block::QpnBlocks;
 #[cfg(feature = "sim")]

@@ -16,6 +16,7 @@ use super::doorbell::{Doorbell, DoorbellQueue};
 use super::idle::Crowd;
 use super::lease::Lease;
 use super::link::{Link, MAX_SEND_BYTES, Sent};
+use super::multicast::{Group, GroupSocket};
 use super::port_group::Newcomer;
 use super::qpn_block::QpnBlocks;
 use super::shard_lock::ShardLock;
@@ -204,18 +205,7 @@ impl Shard {
         entropy: u32,
     ) -> Result<u16, OpenError> {
         let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
-        if !opened.receivers.contains(&address.ip) {
-            let blocks = self.blocks.blocks();
-            let newcomer = Newcomer { address, blocks, capabilities: self.capabilities };
-            let socket = ReceiveSocket::open(newcomer, &self.sizes)?;
-            if let Some(mailbox) = socket.membership.mailbox() {
-                mailbox.add_shard(blocks, self);
-            }
-            let watched = self.sockets.add(socket.membership.descriptor(), Interest::Readable);
-            watched.map_err(|source| OpenError { message: "cannot watch the receive socket".to_owned(), source })?;
-            self.command(|core, _| core.link.add_receiver(socket));
-            opened.receivers.push(address.ip);
-        }
+        self.open_receiver(&mut opened, address)?;
         let (kind, pool) =
             if segmenting { (Checksums::On, SEGMENTING_SENDERS) } else { (Checksums::Off, PLAIN_SENDERS) };
         let place = (address.ip, kind, entropy % pool);
@@ -229,6 +219,62 @@ impl Shard {
         self.command(|core, _| core.link.add_sender(socket));
         opened.senders.insert(place, port);
         Ok(port)
+    }
+
+    /// Sees to it that packets to `address` are received.
+    fn open_receiver(self: &Arc<Self>, opened: &mut Opened, address: LocalAddress) -> Result<(), OpenError> {
+        if opened.receivers.contains(&address.ip) {
+            return Ok(());
+        }
+        let blocks = self.blocks.blocks();
+        let newcomer = Newcomer { address, blocks, capabilities: self.capabilities };
+        let socket = ReceiveSocket::open(newcomer, &self.sizes)?;
+        if let Some(mailbox) = socket.membership.mailbox() {
+            mailbox.add_shard(blocks, self);
+        }
+        let watched = self.sockets.add(socket.membership.descriptor(), Interest::Readable);
+        watched.map_err(cannot_watch)?;
+        self.command(|core, _| core.link.add_receiver(socket));
+        opened.receivers.push(address.ip);
+        Ok(())
+    }
+
+    /// Sees to it that datagrams to these addresses are received, with what their headers say.
+    pub(crate) fn receive_datagrams(self: &Arc<Self>, addresses: &[LocalAddress]) -> Result<(), OpenError> {
+        self.command(|core, _| core.link.report_headers());
+        let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
+        addresses.iter().try_for_each(|address| self.open_receiver(&mut opened, *address))
+    }
+
+    /// Lets the sender on this port send to groups.
+    pub(crate) fn allow_multicast(&self, address: IpAddr, port: u16, interface: u32) -> io::Result<()> {
+        let mut allowed = Ok(());
+        self.command(|core, _| allowed = core.link.allow_multicast(address, port, interface));
+        allowed
+    }
+
+    /// Has the queue pair get what is sent to the group; joins it if need be. Only one call for a group at a time.
+    pub(crate) fn attach_multicast(&self, qpn: Qpn, group: &Group) -> Result<(), OpenError> {
+        let mut has_joined = false;
+        self.command(|core, _| has_joined = core.link.has_group(group.address));
+        if !has_joined {
+            let socket = GroupSocket::open(group, &self.sizes)?;
+            self.sockets.add(socket.descriptor(), Interest::Readable).map_err(cannot_watch)?;
+            let mut added = Ok(());
+            self.command(|core, _| added = core.link.add_group(socket));
+            added.map_err(cannot_watch)?;
+        }
+        self.command(|core, _| core.endpoint.attach_multicast(qpn, group.address));
+        Ok(())
+    }
+
+    /// The opposite: leaves the group with its last member.
+    pub(crate) fn detach_multicast(&self, qpn: Qpn, group: IpAddr) {
+        self.command(|core, _| {
+            if !core.endpoint.detach_multicast(qpn, group) {
+                core.link.remove_group(group);
+            }
+        });
     }
 
     /// What passes is recorded from now on.
@@ -412,6 +458,10 @@ impl Core {
         let retry = self.unsent.as_ref().map(|(_, retry_at)| *retry_at);
         self.endpoint.next_timeout().into_iter().chain(retry).min()
     }
+}
+
+fn cannot_watch(source: io::Error) -> OpenError {
+    OpenError { message: "cannot watch the receive socket".to_owned(), source }
 }
 
 /// A random number for queue pair numbers. Without the system's randomness, which practically never fails once it

@@ -219,6 +219,18 @@ impl SendSocket {
         Err(OpenError::new(message, last))
     }
 
+    /// Has multicasts leave through this interface (0: the one of the own address), with the usual hop limit.
+    pub(super) fn allow_multicast(&self, interface: u32) -> io::Result<()> {
+        match self.address.ip {
+            // The kernel takes the interface that has the socket's own address.
+            IpAddr::V4(_) => self.socket.set_multicast_ttl_v4(DEFAULT_HOP_LIMIT.into()),
+            IpAddr::V6(_) => {
+                self.socket.set_multicast_hops_v6(DEFAULT_HOP_LIMIT.into())?;
+                self.socket.set_multicast_if_v6(interface)
+            }
+        }
+    }
+
     /// For its error queue.
     pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
@@ -253,7 +265,7 @@ fn sender(address: IpAddr, checksums: Checksums, sizes: &SocketSizes) -> io::Res
     Ok(socket)
 }
 
-fn udp_socket(address: IpAddr) -> io::Result<Socket> {
+pub(super) fn udp_socket(address: IpAddr) -> io::Result<Socket> {
     let domain = if address.is_ipv4() { Domain::IPV4 } else { Domain::IPV6 };
     let socket = Socket::new(domain, Type::DGRAM.nonblocking(), None)?;
     if address.is_ipv6() {

@@ -106,6 +106,16 @@ impl Backing {
         }
     }
 
+    /// Whether its bytes outlast the process.
+    pub(super) fn can_persist(&self) -> bool {
+        matches!(self, Backing::File(mapping) if mapping.writable)
+    }
+
+    /// Whether its pages need not be there when it is registered on demand.
+    pub(super) fn may_be_absent(&self) -> bool {
+        matches!(self, Backing::Raw(_))
+    }
+
     /// Whether others can take the pages away, so that an access must not touch them directly.
     pub(super) fn can_fault(&self) -> bool {
         matches!(self, Backing::File(_) | Backing::Raw(_))

@@ -26,9 +26,34 @@ pub enum AccessError {
     /// The memory is no longer mapped, or not as it was. Part of a write may have been placed.
     #[error("the memory is no longer mapped")]
     Fault,
-    /// The region was not registered as one that peers may invalidate.
-    #[error("the memory region may not be invalidated by a peer")]
+    /// The key cannot be invalidated: the region was not registered so, windows are bound to it, or it is that of a
+    /// type 1 window.
+    #[error("the key may not be invalidated")]
     NotInvalidatable,
+    /// The window is bound to another queue pair.
+    #[error("the memory window was bound by another queue pair")]
+    WrongQueuePair,
+}
+
+/// Why a memory window was not bound.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BindError {
+    /// No window of this protection domain has this key.
+    #[error("no memory window of this protection domain has this key")]
+    UnknownWindow,
+    /// A type 2 window must be invalidated before it is bound again.
+    #[error("the memory window of type 2 is bound already")]
+    AlreadyBound,
+    /// A right that windows cannot have, or a type 2 window of no byte.
+    #[error("a memory window cannot be bound with these access rights or this length")]
+    Arguments,
+    /// The region: its key, domain or bounds.
+    #[error("{0}")]
+    Region(AccessError),
+    /// The region was registered without the right to bind, or without a right that the window needs.
+    #[error("the memory region does not let windows be bound, or not with these access rights")]
+    NotBindable,
 }
 
 /// Why a registration was refused.
@@ -93,6 +118,24 @@ pub enum RegisterError {
         /// The device's limit.
         limit: usize,
     },
+    /// As many windows as the device holds are allocated.
+    #[error("max_mw: {limit} memory windows are allocated, and that is the limit")]
+    TooManyWindows {
+        /// The device's limit.
+        limit: usize,
+    },
+    /// The region has bound windows.
+    #[error("the memory region has {windows} bound memory windows; unbind or invalidate them first")]
+    Bound {
+        /// Windows bound to it.
+        windows: u32,
+    },
+    /// The region is not registered any more.
+    #[error("the memory region was deregistered")]
+    Deregistered,
+    /// FLUSH_PERSISTENT was asked for memory that no power loss survives.
+    #[error("access: FLUSH_PERSISTENT needs a file mapping; other memory does not outlast the process")]
+    NotPersistent,
     /// The system's source of randomness failed, so no key can be made that peers cannot guess.
     #[error("no unpredictable key could be made: the system's source of randomness failed")]
     NoRandomness,
@@ -108,7 +151,9 @@ impl RegisterError {
             }
             RegisterError::NotMapped { .. } | RegisterError::NotWritable { .. } => libc::EFAULT,
             RegisterError::NoFaultSafeCopy { .. } => libc::EOPNOTSUPP,
-            RegisterError::TooManyRegions { .. } => libc::ENOMEM,
+            RegisterError::TooManyRegions { .. } | RegisterError::TooManyWindows { .. } => libc::ENOMEM,
+            RegisterError::Bound { .. } => libc::EBUSY,
+            RegisterError::Deregistered | RegisterError::NotPersistent => libc::EINVAL,
             RegisterError::NoRandomness => libc::EAGAIN,
         }
     }

@@ -36,17 +36,25 @@ mod key;
 mod raw;
 mod region;
 mod table;
+mod window;
 
 pub use backing::{Backing, Mapping};
-pub use error::{AccessError, Refused, RegisterError};
+pub use error::{AccessError, BindError, Refused, RegisterError};
 pub use raw::{OwnedBytes, RawRange};
 pub use region::{Region, RegisterOptions};
 pub use table::{MemoryView, RegionTable};
+pub use window::{Window, WindowBind};
 
-/// The lock and the flag that the model checker must see.
+/// The locks and the flags that the model checker must see.
 mod sync {
     #[cfg(loom)]
-    pub(super) use loom::sync::{RwLock, RwLockReadGuard, atomic::AtomicBool};
+    pub(super) use loom::sync::{
+        Mutex, RwLock, RwLockReadGuard,
+        atomic::{AtomicBool, AtomicU32},
+    };
     #[cfg(not(loom))]
-    pub(super) use std::sync::{RwLock, RwLockReadGuard, atomic::AtomicBool};
+    pub(super) use std::sync::{
+        Mutex, RwLock, RwLockReadGuard,
+        atomic::{AtomicBool, AtomicU32},
+    };
 }

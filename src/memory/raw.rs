@@ -23,6 +23,7 @@
 
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
+use std::sync::atomic::{Ordering, fence};
 
 use super::{AccessError, Backing};
 
@@ -216,11 +217,32 @@ impl Memory {
         Ok(unsafe { direct::fetch_add_u64(word, add) })
     }
 
+    /// Stores the word in one piece, visible after everything stored before, and in place: never by the kernel's copy,
+    /// which may be cut.
+    pub(super) fn store_in_place_u64(&self, offset: usize, value: u64) -> Result<(), AccessError> {
+        let word = self.word_for_update(offset)?;
+        // SAFETY: as in `compare_exchange_u64`.
+        unsafe { direct::store_release_u64(word, value) };
+        Ok(())
+    }
+
+    /// Makes what was written visible to everybody, and, if the bytes are a file's, durable.
+    pub(super) fn flush(&self, offset: usize, length: usize, persist: bool) -> Result<(), AccessError> {
+        let start = self.at(offset, length)?;
+        fence(Ordering::SeqCst);
+        if persist { guarded::synchronize(start, length) } else { Ok(()) }
+    }
+
     fn word_for_update(&self, offset: usize) -> Result<*mut u64, AccessError> {
         let word = self.aligned_at(offset, size_of::<u64>())?;
         self.check_writable()?;
         if self.guarded {
             guarded::make_writable(word, size_of::<u64>())?;
+        }
+        if self.base.is_null() {
+            // The whole address space: no pointer leads to all of it. Whoever registered it promised that the pointers
+            // to what peers may change are exposed.
+            return Ok(std::ptr::with_exposed_provenance_mut(word.addr()));
         }
         Ok(word.cast())
     }

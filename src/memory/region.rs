@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use crate::types::{AccessFlags, DomainId, Lkey, Rkey};
 
 use super::raw::{self, Memory, Unusable};
-use super::sync::AtomicBool;
+use super::sync::{AtomicBool, AtomicU32};
 use super::{AccessError, Backing, RegisterError};
 
 /// Flags that a registration may ask for. Huge pages need nothing special here, so that flag is accepted and ignored.
@@ -16,6 +16,8 @@ pub(super) const SUPPORTED: AccessFlags = AccessFlags::REMOTE
     .union(AccessFlags::MEMORY_WINDOW_BIND)
     .union(AccessFlags::ZERO_BASED)
     .union(AccessFlags::HUGETLB)
+    .union(AccessFlags::FLUSH)
+    .union(AccessFlags::ON_DEMAND)
     .union(AccessFlags::RELAXED_ORDERING);
 
 /// Bits 20 to 29 are hints by the standard: a device that does not know one ignores it.
@@ -29,7 +31,7 @@ pub struct RegisterOptions {
     /// First address by which requests name it; `None`: its address in this process. With
     /// [`AccessFlags::ZERO_BASED`] it is 0, whatever is given here.
     pub iova: Option<u64>,
-    /// Whether a peer's SEND with invalidate may revoke its key.
+    /// Whether a peer's SEND with invalidate, or a request of this host, may revoke its key.
     pub invalidatable: bool,
 }
 
@@ -45,11 +47,15 @@ pub struct Region {
     domain: DomainId,
     invalidatable: bool,
     valid: AtomicBool,
+    /// Tells registrations apart that were given the same key one after the other.
+    serial: u64,
+    /// Windows bound to it.
+    windows: AtomicU32,
 }
 
 impl Region {
     /// A region that passed [`check`].
-    pub(super) fn new(domain: DomainId, backing: Backing, checked: Checked, key: u32) -> Self {
+    pub(super) fn new(domain: DomainId, backing: Backing, checked: Checked, (key, serial): (u32, u64)) -> Self {
         Self {
             memory: Memory::new(backing),
             iova: checked.iova,
@@ -58,6 +64,8 @@ impl Region {
             domain,
             invalidatable: checked.invalidatable,
             valid: AtomicBool::new(true),
+            serial,
+            windows: AtomicU32::new(0),
         }
     }
 
@@ -108,7 +116,7 @@ impl Region {
 
     /// Whether its key was not invalidated. Says nothing about deregistration.
     pub fn is_valid(&self) -> bool {
-        self.valid.load(Ordering::Acquire)
+        self.valid.load(Ordering::SeqCst)
     }
 
     /// Copies `out.len()` bytes from `offset` on out of the region, in no promised order.
@@ -164,9 +172,33 @@ impl Region {
         &self.memory
     }
 
-    /// Revokes the key. False if it was revoked already.
-    pub(super) fn invalidate(&self) -> bool {
-        self.valid.swap(false, Ordering::AcqRel)
+    /// Memory windows that are bound to it.
+    pub fn windows(&self) -> u32 {
+        self.windows.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn note_bound(&self) {
+        self.windows.fetch_add(1, Ordering::SeqCst);
+    }
+
+    pub(super) fn note_unbound(&self) {
+        self.windows.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    pub(super) fn serial(&self) -> u64 {
+        self.serial
+    }
+
+    /// Revokes the key, unless windows are bound to it or it was revoked already.
+    pub(super) fn invalidate(&self) -> Result<(), AccessError> {
+        if !self.valid.swap(false, Ordering::SeqCst) {
+            return Err(AccessError::UnknownKey);
+        }
+        if self.windows() > 0 {
+            self.valid.store(true, Ordering::SeqCst);
+            return Err(AccessError::NotInvalidatable);
+        }
+        Ok(())
     }
 
     /// The offset of `length` bytes that requests name by `addr`, if all of them lie in the region.
@@ -245,7 +277,10 @@ pub(super) fn check(backing: &Backing, options: &RegisterOptions) -> Result<Chec
     if iova.checked_add(length as u64).is_none() {
         return Err(RegisterError::AddressOverflow { iova, length: length as u64 });
     }
-    check_memory(backing, access.contains(AccessFlags::LOCAL_WRITE))?;
+    if access.contains(AccessFlags::FLUSH_PERSISTENT) && !backing.can_persist() {
+        return Err(RegisterError::NotPersistent);
+    }
+    check_memory(backing, access)?;
     Ok(Checked { iova, access, invalidatable: options.invalidatable })
 }
 
@@ -263,7 +298,8 @@ fn check_access(given: AccessFlags) -> Result<AccessFlags, RegisterError> {
     Ok(access)
 }
 
-fn check_memory(backing: &Backing, write: bool) -> Result<(), RegisterError> {
+fn check_memory(backing: &Backing, access: AccessFlags) -> Result<(), RegisterError> {
+    let write = access.contains(AccessFlags::LOCAL_WRITE);
     let (address, length) = (backing.as_mut_ptr().addr() as u64, backing.len() as u64);
     if write && !backing.is_writable() {
         return Err(RegisterError::NotWritable { address, length });
@@ -271,7 +307,10 @@ fn check_memory(backing: &Backing, write: bool) -> Result<(), RegisterError> {
     if !backing.can_fault() {
         return Ok(());
     }
-    raw::probe(backing.as_mut_ptr(), backing.len(), write).map_err(|unusable| match unusable {
+    // Whether pages that are looked up on demand are there is found out by each access.
+    let is_on_demand = access.contains(AccessFlags::ON_DEMAND) && backing.may_be_absent();
+    let length_now = if is_on_demand { 0 } else { backing.len() };
+    raw::probe(backing.as_mut_ptr(), length_now, write).map_err(|unusable| match unusable {
         Unusable::NoCopy { errno } => RegisterError::NoFaultSafeCopy { errno },
         Unusable::NotMapped => RegisterError::NotMapped { address, length },
         Unusable::NotWritable => RegisterError::NotWritable { address, length },
@@ -286,7 +325,7 @@ fn index(offset: u64) -> Result<usize, AccessError> {
 /// Where `addr .. addr + length` lies in the region `iova .. iova + region_length`, if it does. No sum is formed that
 /// could pass the end of the number space.
 #[inline]
-fn offset_within(iova: u64, region_length: u64, addr: u64, length: u64) -> Option<usize> {
+pub(super) fn offset_within(iova: u64, region_length: u64, addr: u64, length: u64) -> Option<usize> {
     let offset = addr.checked_sub(iova)?;
     let room = region_length.checked_sub(offset)?;
     if length > room {
@@ -315,15 +354,22 @@ mod tests {
         assert_eq!(refusal(&backing, AccessFlags::REMOTE_READ), None);
         assert_eq!(refusal(&backing, AccessFlags::MEMORY_WINDOW_BIND | AccessFlags::RELAXED_ORDERING), None);
         for unsupported in [
-            AccessFlags::ON_DEMAND,
-            AccessFlags::FLUSH_GLOBAL,
-            AccessFlags::FLUSH_PERSISTENT,
+            AccessFlags::from_bits_retain(1 << 10),
             AccessFlags::from_bits_retain(1 << 19),
             AccessFlags::from_bits_retain(1 << 31),
         ] {
             let given = unsupported | AccessFlags::LOCAL_WRITE;
             let error = refusal(&backing, given).unwrap();
             assert_eq!(error, RegisterError::UnsupportedAccess { given, unsupported, allowed: SUPPORTED });
+        }
+    }
+
+    #[test]
+    fn persistence_needs_a_file() {
+        let access = AccessFlags::FLUSH_PERSISTENT | AccessFlags::LOCAL_WRITE;
+        for backing in [Backing::from_vec(vec![0; 8]), Backing::anonymous(8).unwrap()] {
+            assert_eq!(refusal(&backing, access), Some(RegisterError::NotPersistent));
+            assert_eq!(refusal(&backing, AccessFlags::FLUSH_GLOBAL), None);
         }
     }
 
@@ -337,9 +383,10 @@ mod tests {
     #[test]
     fn texts_name_attribute_given_and_allowed() {
         let backing = Backing::from_vec(vec![0; 8]);
-        let text = refusal(&backing, AccessFlags::ON_DEMAND | AccessFlags::LOCAL_WRITE).unwrap().to_string();
-        assert!(text.starts_with("access: unsupported flags AccessFlags(ON_DEMAND)"), "{text}");
-        assert!(text.contains("LOCAL_WRITE | ON_DEMAND") && text.contains("allowed:"), "{text}");
+        let unknown = AccessFlags::from_bits_retain(1 << 19);
+        let text = refusal(&backing, unknown | AccessFlags::LOCAL_WRITE).unwrap().to_string();
+        assert!(text.starts_with("access: unsupported flags AccessFlags(0x80000)"), "{text}");
+        assert!(text.contains("LOCAL_WRITE | 0x80000") && text.contains("allowed:"), "{text}");
         let options = RegisterOptions { iova: Some(u64::MAX - 7), ..Default::default() };
         let error = check(&backing, &options).err().unwrap();
         assert_eq!(

@@ -5,14 +5,15 @@ use std::fmt;
 use std::sync::{Arc, PoisonError};
 
 use crate::mutation::{Mutation, planted};
-use crate::types::{AccessFlags, DomainId};
+use crate::types::{AccessFlags, Accessor, DomainId, MemoryWindowType};
 
 use super::key::{BuildIndexHasher, KeyGenerator, MAX_REGIONS, index_of};
 use super::region::{self, Region, RegisterOptions};
 use super::sync::{RwLock, RwLockReadGuard};
+use super::window::Window;
 use super::{AccessError, Backing, Refused, RegisterError};
 
-/// The regions of a device, by key.
+/// The regions and memory windows of a device, by key.
 ///
 /// A lock for readers and writers guards it: every pass of the engine reads, registration and deregistration write.
 /// [`RegionTable::deregister`] gets its turn only when the passes before it are over, and that is what makes memory
@@ -26,13 +27,20 @@ pub struct RegionTable {
 struct Entries {
     /// By the index part of the key, so that a wrong tag is seen.
     regions: HashMap<u32, Arc<Region>, BuildIndexHasher>,
+    windows: HashMap<u32, Arc<Window>, BuildIndexHasher>,
     keys: KeyGenerator,
+    registrations: u64,
 }
 
 impl RegionTable {
     /// A table for up to `limit` regions, and no more than 2^23.
     pub fn new(limit: usize) -> Self {
-        let entries = Entries { regions: HashMap::default(), keys: KeyGenerator::new() };
+        let entries = Entries {
+            regions: HashMap::default(),
+            windows: HashMap::default(),
+            keys: KeyGenerator::new(),
+            registrations: 0,
+        };
         Self { entries: RwLock::new(entries), limit: limit.min(MAX_REGIONS) }
     }
 
@@ -73,8 +81,57 @@ impl RegionTable {
             Err(error) => return Err(Refused { error, backing }),
         };
         let region = Arc::new(Region::new(domain, backing, checked, key));
-        entries.regions.insert(index_of(key), Arc::clone(&region));
+        entries.regions.insert(index_of(key.0), Arc::clone(&region));
         Ok(region)
+    }
+
+    /// A window of `domain`, not bound yet; at most `limit` of them.
+    ///
+    /// # Errors
+    /// [`RegisterError::TooManyWindows`], [`RegisterError::NoRandomness`].
+    pub fn alloc_window(
+        &self,
+        domain: DomainId,
+        kind: MemoryWindowType,
+        limit: usize,
+    ) -> Result<Arc<Window>, RegisterError> {
+        let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
+        if entries.windows.len() >= limit.min(MAX_REGIONS / 2) {
+            return Err(RegisterError::TooManyWindows { limit });
+        }
+        let key = entries.random_key()?;
+        let window = Arc::new(Window::new(domain, kind, key));
+        entries.windows.insert(index_of(key), Arc::clone(&window));
+        Ok(window)
+    }
+
+    /// Revokes the window's key and waits for the views that were taken before. False if that was done already.
+    pub fn dealloc_window(&self, window: &Arc<Window>) -> bool {
+        let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
+        let key = window.rkey().0;
+        if !entries.windows.get(&index_of(key)).is_some_and(|entry| Arc::ptr_eq(entry, window)) {
+            return false;
+        }
+        let ended = window.unbind();
+        let region = ended.region_key().and_then(|key| entries.regions.get(&index_of(key)));
+        ended.settle(region.map(|region| &**region));
+        entries.windows.remove(&index_of(key));
+        entries.keys.retire(key);
+        true
+    }
+
+    /// As [`RegionTable::deregister`], unless windows are bound to the region.
+    ///
+    /// # Errors
+    /// [`RegisterError::Bound`]; the region is as it was.
+    pub fn deregister_unbound(&self, region: &Arc<Region>) -> Result<bool, RegisterError> {
+        // No window can be bound while the table is locked, nor after the region is out of it.
+        let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
+        let windows = region.windows();
+        if windows > 0 && entries.holds(region) {
+            return Err(RegisterError::Bound { windows });
+        }
+        Ok(entries.remove(region))
     }
 
     /// Revokes the keys of `region` and waits for every [`MemoryView`] that was taken before. When it returns, no view
@@ -83,18 +140,7 @@ impl RegionTable {
     /// False if the region is not, or no longer, registered here.
     pub fn deregister(&self, region: &Arc<Region>) -> bool {
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
-        let index = index_of(region.key());
-        if !entries.regions.get(&index).is_some_and(|entry| Arc::ptr_eq(entry, region)) {
-            return false;
-        }
-        entries.keys.retire(region.key());
-        if planted(Mutation::DeregisteredRegionUsed) {
-            return true;
-        }
-        let entry = entries.regions.remove(&index);
-        drop(entries);
-        drop(entry);
-        true
+        entries.remove(region)
     }
 
     /// The regions as they are now, and as they stay until the view is dropped. Keep it for a bounded pass only:
@@ -115,11 +161,34 @@ impl RegionTable {
 }
 
 impl Entries {
-    fn new_key(&mut self, limit: usize) -> Result<u32, RegisterError> {
+    /// Key and serial number for a new region.
+    fn new_key(&mut self, limit: usize) -> Result<(u32, u64), RegisterError> {
         if self.regions.len() >= limit {
             return Err(RegisterError::TooManyRegions { limit });
         }
-        self.keys.next(|index| self.regions.contains_key(&index))
+        let key = self.random_key()?;
+        self.registrations += 1;
+        Ok((key, self.registrations))
+    }
+
+    fn random_key(&mut self) -> Result<u32, RegisterError> {
+        self.keys.next(|index| self.regions.contains_key(&index) || self.windows.contains_key(&index))
+    }
+
+    fn holds(&self, region: &Arc<Region>) -> bool {
+        self.regions.get(&index_of(region.key())).is_some_and(|entry| Arc::ptr_eq(entry, region))
+    }
+
+    /// Takes a region out; the caller holds it, so it does not end here.
+    fn remove(&mut self, region: &Arc<Region>) -> bool {
+        if !self.holds(region) {
+            return false;
+        }
+        self.keys.retire(region.key());
+        if !planted(Mutation::DeregisteredRegionUsed) {
+            self.regions.remove(&index_of(region.key()));
+        }
+        true
     }
 }
 
@@ -146,12 +215,12 @@ impl MemoryView<'_> {
     pub fn check(
         &self,
         key: u32,
-        domain: DomainId,
+        accessor: impl Into<Accessor>,
         addr: u64,
         length: u64,
         need: AccessFlags,
     ) -> Result<(), AccessError> {
-        self.resolve(key, domain, addr, length, need).map(|_| ())
+        self.resolve(key, accessor.into(), addr, length, need).map(|_| ())
     }
 
     /// Fills `out` from `addr` on.
@@ -162,12 +231,12 @@ impl MemoryView<'_> {
     pub fn read(
         &self,
         key: u32,
-        domain: DomainId,
+        accessor: impl Into<Accessor>,
         addr: u64,
         need: AccessFlags,
         out: &mut [u8],
     ) -> Result<(), AccessError> {
-        let (region, offset) = self.resolve(key, domain, addr, out.len() as u64, need)?;
+        let (region, offset) = self.resolve(key, accessor.into(), addr, out.len() as u64, need)?;
         region.memory().read(offset, out)
     }
 
@@ -180,13 +249,13 @@ impl MemoryView<'_> {
     pub fn write(
         &self,
         key: u32,
-        domain: DomainId,
+        accessor: impl Into<Accessor>,
         addr: u64,
         need: AccessFlags,
         data: &[u8],
     ) -> Result<(), AccessError> {
         let need = need | AccessFlags::LOCAL_WRITE;
-        let (region, offset) = self.resolve(key, domain, addr, data.len() as u64, need)?;
+        let (region, offset) = self.resolve(key, accessor.into(), addr, data.len() as u64, need)?;
         region.memory().write(offset, data)
     }
 
@@ -199,12 +268,12 @@ impl MemoryView<'_> {
     pub fn compare_and_swap(
         &self,
         key: u32,
-        domain: DomainId,
+        accessor: impl Into<Accessor>,
         addr: u64,
         compare: u64,
         swap: u64,
     ) -> Result<u64, AccessError> {
-        let (region, offset) = self.resolve(key, domain, addr, 8, AccessFlags::REMOTE_ATOMIC)?;
+        let (region, offset) = self.resolve(key, accessor.into(), addr, 8, AccessFlags::REMOTE_ATOMIC)?;
         let found = region.memory().compare_exchange_u64(offset, compare, swap)?;
         if planted(Mutation::CompareIgnored) {
             return region.memory().compare_exchange_u64(offset, found, swap);
@@ -216,27 +285,78 @@ impl MemoryView<'_> {
     ///
     /// # Errors
     /// As [`MemoryView::compare_and_swap`].
-    pub fn fetch_and_add(&self, key: u32, domain: DomainId, addr: u64, add: u64) -> Result<u64, AccessError> {
-        let (region, offset) = self.resolve(key, domain, addr, 8, AccessFlags::REMOTE_ATOMIC)?;
+    pub fn fetch_and_add(
+        &self,
+        key: u32,
+        accessor: impl Into<Accessor>,
+        addr: u64,
+        add: u64,
+    ) -> Result<u64, AccessError> {
+        let (region, offset) = self.resolve(key, accessor.into(), addr, 8, AccessFlags::REMOTE_ATOMIC)?;
         let found = region.memory().fetch_add_u64(offset, add)?;
         Ok(if planted(Mutation::AddReturnsSum) { found.wrapping_add(add) } else { found })
     }
 
-    /// A peer's SEND with invalidate: revokes `key`, for every access that starts afterwards. The region stays
-    /// registered, and its memory stays, until it is deregistered.
+    /// A SEND with invalidate of a peer, or a local invalidation: revokes `key`, for every access that starts
+    /// afterwards. A region stays registered, and its memory stays, until it is deregistered; a type 2 window can be
+    /// bound again.
     ///
     /// # Errors
     /// [`AccessError::UnknownKey`], also when it was revoked before; [`AccessError::WrongDomain`];
-    /// [`AccessError::NotInvalidatable`].
-    pub fn invalidate(&self, key: u32, domain: DomainId) -> Result<(), AccessError> {
-        let region = self.find(key).ok_or(AccessError::UnknownKey)?;
-        if region.domain() != domain {
+    /// [`AccessError::NotInvalidatable`]; [`AccessError::WrongQueuePair`].
+    pub fn invalidate(&self, key: u32, accessor: impl Into<Accessor>) -> Result<(), AccessError> {
+        let accessor = accessor.into();
+        let Some(region) = self.find(key) else { return self.invalidate_window(key, accessor) };
+        if region.domain() != accessor.domain {
             return Err(AccessError::WrongDomain);
         }
         if !region.is_invalidatable() {
             return Err(AccessError::NotInvalidatable);
         }
-        if region.invalidate() { Ok(()) } else { Err(AccessError::UnknownKey) }
+        region.invalidate()
+    }
+
+    /// A peer's ATOMIC WRITE of the 8 bytes at `addr`, in one store.
+    ///
+    /// # Errors
+    /// As [`MemoryView::compare_and_swap`].
+    pub fn atomic_write(
+        &self,
+        key: u32,
+        accessor: impl Into<Accessor>,
+        addr: u64,
+        data: [u8; 8],
+    ) -> Result<(), AccessError> {
+        let need = AccessFlags::REMOTE_WRITE | AccessFlags::LOCAL_WRITE;
+        let (region, offset) = self.resolve(key, accessor.into(), addr, 8, need)?;
+        region.memory().store_in_place_u64(offset, u64::from_ne_bytes(data))
+    }
+
+    /// A peer's FLUSH. `range` counts from the region's or window's first address; `None` is all of it.
+    ///
+    /// # Errors
+    /// As [`MemoryView::check`]; [`AccessError::Fault`] if the file's storage fails.
+    pub fn flush(
+        &self,
+        key: u32,
+        accessor: impl Into<Accessor>,
+        range: Option<(u64, u64)>,
+        need: AccessFlags,
+    ) -> Result<(), AccessError> {
+        let (addr, length) = range.or_else(|| self.extent(key)).ok_or(AccessError::UnknownKey)?;
+        let (region, offset) = self.resolve(key, accessor.into(), addr, length, need)?;
+        let length = usize::try_from(length).map_err(|_| AccessError::OutOfBounds)?;
+        region.memory().flush(offset, length, need.contains(AccessFlags::FLUSH_PERSISTENT))
+    }
+
+    /// The window with the key's index, whatever its tag.
+    pub(super) fn window(&self, key: u32) -> Option<&Arc<Window>> {
+        self.entries.windows.get(&index_of(key))
+    }
+
+    /// The region with this index, valid or not.
+    pub(super) fn registered(&self, index: u32) -> Option<&Arc<Region>> {
+        self.entries.regions.get(&index)
     }
 
     /// The region with this key, unless the key was invalidated.
@@ -252,13 +372,13 @@ impl MemoryView<'_> {
     fn resolve(
         &self,
         key: u32,
-        domain: DomainId,
+        accessor: Accessor,
         addr: u64,
         length: u64,
         need: AccessFlags,
     ) -> Result<(&Region, usize), AccessError> {
-        let region = self.find(key).ok_or(AccessError::UnknownKey)?;
-        if region.domain() != domain && !planted(Mutation::DomainIgnored) {
+        let Some(region) = self.find(key) else { return self.resolve_window(key, accessor, addr, length, need) };
+        if region.domain() != accessor.domain && !planted(Mutation::DomainIgnored) {
             return Err(AccessError::WrongDomain);
         }
         if !region.access().contains(need) && !planted(Mutation::RegionAccessIgnored) {

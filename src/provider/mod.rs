@@ -19,11 +19,12 @@ use std::time::Duration;
 
 pub use error::{Error, ErrorKind, Refused, Result};
 
-use crate::memory::{Backing, Region};
+use crate::memory::{Backing, Region, RegisterOptions};
 use crate::types::{
-    AccessFlags, AsyncEvent, BatchEnd, CaptureConfig, CaptureSummary, Counters, DeviceAttributes, DomainId,
-    EventObject, GidEntry, Lkey, PeerCapabilities, PortAttributes, Qpn, QueuePairAttributes, QueuePairCapabilities,
-    QueuePairReport, QueuePairStatus, QueuePairType, RawCompletion, ReceiveRequest, Rkey, SendRequest,
+    AccessFlags, AddressVector, AsyncEvent, BatchEnd, CaptureConfig, CaptureSummary, Counters, DeviceAttributes,
+    DomainId, EventObject, Gid, GidEntry, GlobalRouteHeader, Lkey, MemoryWindowType, PeerCapabilities, PortAttributes,
+    Qkey, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairReport, QueuePairStatus, QueuePairType,
+    RawCompletion, ReceiveRequest, Rkey, SendRequest,
 };
 
 /// A kind of device: finds and opens devices by name.
@@ -177,6 +178,9 @@ pub trait ProtectionDomain: Send + Sync {
     /// Its number.
     fn id(&self) -> DomainId;
 
+    /// Registers memory, with all options. A refusal gives the memory back.
+    fn reg_mr_with(&self, backing: Backing, options: &RegisterOptions) -> Result<Arc<dyn MemoryRegion>, Refused>;
+
     /// Registers memory. Requests name its first byte by `iova`, or by its host address if that is `None`. A refusal
     /// gives the memory back.
     fn reg_mr(
@@ -184,10 +188,55 @@ pub trait ProtectionDomain: Send + Sync {
         backing: Backing,
         iova: Option<u64>,
         access: AccessFlags,
-    ) -> Result<Arc<dyn MemoryRegion>, Refused>;
+    ) -> Result<Arc<dyn MemoryRegion>, Refused> {
+        self.reg_mr_with(backing, &RegisterOptions { access, iova, ..RegisterOptions::default() })
+    }
+
+    /// Allocates a memory window. [`ErrorKind::Unsupported`] if the device has none.
+    fn alloc_mw(&self, _kind: MemoryWindowType) -> Result<Arc<dyn MemoryWindow>> {
+        Err(Error::new("alloc_mw", ErrorKind::Unsupported, "max_mw is 0: the device has no memory windows"))
+    }
+
+    /// Creates an address handle: a way to receivers of datagrams.
+    fn create_ah(&self, vector: &AddressVector) -> Result<Arc<dyn AddressHandle>> {
+        let message = format!("this kind of device has no datagrams; dgid is {}", vector.dgid);
+        Err(Error::new("create_ah", ErrorKind::Unsupported, message))
+    }
+
+    /// Creates an address handle for answers to a received datagram, from its completion and its first 40 bytes.
+    fn create_ah_from_completion(
+        &self,
+        completion: &RawCompletion,
+        header: &[u8; GlobalRouteHeader::BYTES],
+        port_num: u8,
+    ) -> Result<Arc<dyn AddressHandle>> {
+        let _ = header;
+        let message = format!("this kind of device has no datagrams; port {port_num}, request {}", completion.wr_id);
+        Err(Error::new("create_ah", ErrorKind::Unsupported, message))
+    }
 
     /// For the provider that made it.
     fn as_any(&self) -> &dyn Any;
+}
+
+/// An address handle.
+pub trait AddressHandle: Send + Sync {
+    /// What it was made with.
+    fn address_vector(&self) -> AddressVector;
+
+    /// For the provider that made it.
+    fn as_any(&self) -> &dyn Any;
+}
+
+/// Where a datagram goes.
+#[derive(Clone, Copy)]
+pub struct DatagramTarget<'a> {
+    /// The way there. The request keeps a copy of what it needs.
+    pub handle: &'a dyn AddressHandle,
+    /// The receiving queue pair; [`Qpn::MULTICAST`] for a group.
+    pub remote_qpn: Qpn,
+    /// Its Q_Key; with the highest bit set, the sending queue pair's own is sent instead.
+    pub remote_qkey: Qkey,
 }
 
 /// A memory region.
@@ -202,8 +251,28 @@ pub trait MemoryRegion: Send + Sync {
     fn rkey(&self) -> Rkey;
 
     /// Revokes the keys; when it returns, nothing accesses the memory any more through this region. Requests that
-    /// still name it end in a protection error. Revoking again does nothing.
+    /// still name it end in a protection error. Doing so again does nothing. [`ErrorKind::Busy`], and nothing happens,
+    /// while memory windows are bound to it.
     fn dereg(&self) -> Result<()>;
+
+    /// As [`MemoryRegion::dereg`], but bound windows do not hinder it: they lead nowhere from then on.
+    fn revoke(&self) -> Result<()> {
+        self.dereg()
+    }
+}
+
+/// A memory window.
+pub trait MemoryWindow: Send + Sync {
+    /// Its kind.
+    fn kind(&self) -> MemoryWindowType;
+
+    /// Its key: that of the last binding that was executed, or the one that it was allocated with. The upper 24 bits
+    /// stay the same; a binding says the lower eight.
+    fn rkey(&self) -> Rkey;
+
+    /// Takes it out of the device, bound or not. When it returns, no peer reaches memory through it. Doing so again
+    /// does nothing.
+    fn dealloc(&self) -> Result<()>;
 }
 
 /// Where completion queues announce completions.
@@ -277,6 +346,25 @@ pub trait QueuePair: Send + Sync {
 
     /// Copies a request into the batch.
     fn send_push(&self, request: &SendRequest<'_>) -> Result<()>;
+
+    /// Copies a datagram into the batch.
+    fn send_push_to(&self, request: &SendRequest<'_>, target: &DatagramTarget<'_>) -> Result<()> {
+        let message = format!("this kind of device has no datagrams; {} was given", target.remote_qpn);
+        let _ = request;
+        Err(Error::new("post_send", ErrorKind::Unsupported, message))
+    }
+
+    /// Has it receive what is sent to a multicast group. Attaching again does nothing.
+    fn attach_mcast(&self, gid: Gid) -> Result<()> {
+        let message = format!("this kind of device has no multicast; gid is {gid}");
+        Err(Error::new("attach_mcast", ErrorKind::Unsupported, message))
+    }
+
+    /// The opposite; fails if it is not attached.
+    fn detach_mcast(&self, gid: Gid) -> Result<()> {
+        let message = format!("this kind of device has no multicast; gid is {gid}");
+        Err(Error::new("detach_mcast", ErrorKind::Unsupported, message))
+    }
 
     /// Ends the batch.
     fn send_end(&self, end: BatchEnd) -> Result<()>;

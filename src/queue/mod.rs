@@ -108,10 +108,22 @@ pub enum QueueError {
         /// Bytes allowed.
         limit: u32,
     },
+    /// A datagram needs a destination.
+    #[error("a datagram queue pair needs a destination in each request: an address handle, remote_qpn and remote_qkey")]
+    NoDestination,
+    /// Only datagrams have a destination of their own.
+    #[error("an address handle was given, but the queue pair is connected: its requests go to its one peer")]
+    DestinationNotAllowed,
     /// READ and atomics bring data home and need registered memory for it.
     #[error("READ and atomic requests cannot be inline")]
     InlineNotAllowed,
     /// An atomic's scatter-gather list must hold exactly eight bytes.
     #[error("an atomic request needs room for exactly 8 bytes")]
     BadAtomicLength,
+    /// A FLUSH or a request that stays on this host was given a message.
+    #[error("length is {given} bytes; this operation carries none")]
+    DataNotAllowed {
+        /// Length of the message.
+        given: u64,
+    },
 }

@@ -121,6 +121,14 @@ impl ReceiveConsumer {
         fence(Ordering::SeqCst);
     }
 
+    /// Bytes that the next request to be taken has room for; `None` if there is none.
+    pub fn next_room(&self) -> Option<u64> {
+        if self.ring.available() == 0 {
+            return None;
+        }
+        Some(self.ring.sges(self.ring.retired()).iter().map(|sge| u64::from(sge.length)).sum())
+    }
+
     /// Requests that can be taken.
     #[inline]
     pub fn available(&self) -> u32 {
@@ -163,6 +171,7 @@ mod tests {
         post(&queue, 3, &[entry]).unwrap();
         assert_eq!(post(&queue, 4, &[]), Err(QueueError::Full { limit: 3 }));
         assert_eq!((consumer.available(), queue.pending(), queue.max_wr()), (3, 3, 3));
+        assert_eq!(consumer.next_room(), Some(2 * u64::from(u32::MAX)));
         assert_eq!(consumer.take(&mut sges), Some((1, u32::MAX)));
         assert_eq!(sges, [entry, entry]);
         post(&queue, 4, &[]).unwrap();
@@ -170,7 +179,7 @@ mod tests {
         assert!(sges.is_empty());
         assert_eq!(consumer.taken(), 1);
         assert_eq!(consumer.reset(), 3);
-        assert_eq!((consumer.take(&mut sges), queue.pending()), (None, 0));
+        assert_eq!((consumer.take(&mut sges), consumer.next_room(), queue.pending()), (None, None, 0));
     }
 
     #[test]

@@ -133,6 +133,17 @@ impl<H: Copy + Default> Ring<H> {
     /// If there are more entries or inline bytes than the layout has room for.
     #[inline]
     pub(super) fn push(&self, header: H, sges: &[Sge], inline: &[&[u8]]) -> Result<(), QueueError> {
+        self.push_pieces(header, sges, inline.iter().copied())
+    }
+
+    /// As [`Ring::push`], with the inline bytes from anywhere.
+    #[inline]
+    pub(super) fn push_pieces<'a>(
+        &self,
+        header: H,
+        sges: &[Sge],
+        inline: impl Iterator<Item = &'a [u8]>,
+    ) -> Result<(), QueueError> {
         self.check_begun()?;
         let producer = &self.producer.0;
         let tail = producer.tail.load(Relaxed);
@@ -219,7 +230,7 @@ impl<H: Copy + Default> Ring<H> {
 
     /// Writes a slot. To be called only with a free slot and by the holder of the producer lock.
     #[inline]
-    fn write(&self, slot: usize, header: H, sges: &[Sge], inline: &[&[u8]]) {
+    fn write<'a>(&self, slot: usize, header: H, sges: &[Sge], inline: impl Iterator<Item = &'a [u8]>) {
         self.witnesses[slot].write();
         let mut inline_length = 0;
         for piece in inline {

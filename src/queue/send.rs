@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::QueueError;
 use super::ring::{Layout, Ring, RingConsumer};
 use crate::mutation::{Mutation, planted};
-use crate::types::{BatchEnd, Data, MAX_MESSAGE_BYTES, Operation, SendFlags, SendRequest, Sge};
+use crate::types::{BatchEnd, Data, Destination, MAX_MESSAGE_BYTES, Operation, SendFlags, SendRequest, Sge};
 
 /// The fixed part of a send request in its slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -38,6 +38,8 @@ impl Default for SendHeader {
 /// in place.
 pub struct SendQueue {
     ring: Arc<Ring<SendHeader>>,
+    /// Bytes in front of each slot's inline bytes: a datagram's destination, or nothing.
+    prefix: usize,
 }
 
 impl SendQueue {
@@ -52,7 +54,18 @@ impl SendQueue {
 
     /// A queue whose first request has the number `start`.
     pub(super) fn starting_at(start: u64, max_wr: u32, max_sge: u32, max_inline: u32) -> Arc<Self> {
-        Arc::new(Self { ring: Ring::new(Layout { limit: max_wr, max_sge, max_inline, start }) })
+        Arc::new(Self { ring: Ring::new(Layout { limit: max_wr, max_sge, max_inline, start }), prefix: 0 })
+    }
+
+    /// A queue for datagrams, whose requests each say where they go. Only such a queue has room for that.
+    ///
+    /// # Panics
+    ///
+    /// As [`SendQueue::new`].
+    pub fn for_datagrams(max_wr: u32, max_sge: u32, max_inline: u32) -> Arc<Self> {
+        let prefix = Destination::BYTES;
+        let layout = Layout { limit: max_wr, max_sge, max_inline: max_inline + prefix as u32, start: 0 };
+        Arc::new(Self { ring: Ring::new(layout), prefix })
     }
 
     /// Begins a batch. Waits while another thread has one open: spins briefly, then yields the processor.
@@ -71,6 +84,27 @@ impl SendQueue {
     #[inline]
     pub fn push(&self, request: &SendRequest<'_>) -> Result<(), QueueError> {
         self.ring.check_begun()?;
+        if self.prefix != 0 {
+            return Err(QueueError::NoDestination);
+        }
+        self.push_behind(None, request)
+    }
+
+    /// Copies a datagram into the batch.
+    ///
+    /// # Errors
+    ///
+    /// As [`SendQueue::push`].
+    pub fn push_to(&self, request: &SendRequest<'_>, destination: &Destination) -> Result<(), QueueError> {
+        self.ring.check_begun()?;
+        if self.prefix == 0 {
+            return Err(QueueError::DestinationNotAllowed);
+        }
+        self.push_behind(Some(&destination.to_bytes()), request)
+    }
+
+    #[inline]
+    fn push_behind(&self, prefix: Option<&[u8]>, request: &SendRequest<'_>) -> Result<(), QueueError> {
         let header = SendHeader {
             wr_id: request.wr_id,
             operation: request.operation,
@@ -82,11 +116,13 @@ impl SendQueue {
         match request.data {
             Data::Sges(sges) => {
                 let length = self.check_sges(&request.operation, sges)?;
-                self.ring.push(SendHeader { length, sge_count: sges.len() as u8, ..header }, sges, &[])
+                let header = SendHeader { length, sge_count: sges.len() as u8, ..header };
+                self.ring.push_pieces(header, sges, prefix.into_iter())
             }
             Data::Inline(pieces) => {
                 let length = self.check_inline(&request.operation, pieces)?;
-                self.ring.push(SendHeader { length, inline: true, ..header }, &[], pieces)
+                let header = SendHeader { length, inline: true, ..header };
+                self.ring.push_pieces(header, &[], prefix.into_iter().chain(pieces.iter().copied()))
             }
         }
     }
@@ -115,7 +151,7 @@ impl SendQueue {
 
     /// The endpoint's end of the queue; `None` if it was given out already.
     pub fn consumer(self: &Arc<Self>) -> Option<SendConsumer> {
-        self.ring.consumer().map(|ring| SendConsumer { ring })
+        self.ring.consumer().map(|ring| SendConsumer { ring, prefix: self.prefix })
     }
 
     /// Requests published whose slots are not free yet: their completions, or later ones, were not polled.
@@ -141,9 +177,7 @@ impl SendQueue {
             return Err(QueueError::TooManySges { given: sges.len(), limit });
         }
         let given = sges.iter().map(|sge| u64::from(sge.length)).sum::<u64>();
-        if operation.is_atomic() && given != 8 && !planted(Mutation::AtomicLengthUnchecked) {
-            return Err(QueueError::BadAtomicLength);
-        }
+        check_operation(operation, given)?;
         check_length(given)
     }
 
@@ -153,13 +187,31 @@ impl SendQueue {
         if operation.is_read_or_atomic() {
             return Err(QueueError::InlineNotAllowed);
         }
-        let limit = self.ring.layout().max_inline - u32::from(planted(Mutation::InlineLimitTooLow));
+        let missing = u32::from(planted(Mutation::InlineLimitTooLow));
+        let limit = self.ring.layout().max_inline - self.prefix as u32 - missing;
         // Saturating: the same bytes may be given any number of times.
         let given = pieces.iter().fold(0_u64, |sum, piece| sum.saturating_add(piece.len() as u64));
         if given > u64::from(limit) {
             return Err(QueueError::InlineTooLong { given, limit });
         }
+        check_operation(operation, given)?;
         check_length(given)
+    }
+}
+
+/// Whether the operation takes a message of this length.
+#[inline]
+fn check_operation(operation: &Operation, given: u64) -> Result<(), QueueError> {
+    match operation {
+        Operation::CompareAndSwap { .. } | Operation::FetchAndAdd { .. } | Operation::AtomicWrite { .. }
+            if given != 8 && !planted(Mutation::AtomicLengthUnchecked) =>
+        {
+            Err(QueueError::BadAtomicLength)
+        }
+        Operation::Flush { .. } | Operation::LocalInvalidate(_) | Operation::BindMemoryWindow { .. } if given != 0 => {
+            Err(QueueError::DataNotAllowed { given })
+        }
+        _ => Ok(()),
     }
 }
 
@@ -178,6 +230,7 @@ fn check_length(given: u64) -> Result<u32, QueueError> {
 /// the queue and wrap; one outside `[retired, published)` is an error of the endpoint itself and panics.
 pub struct SendConsumer {
     ring: RingConsumer<SendHeader>,
+    prefix: usize,
 }
 
 impl SendConsumer {
@@ -202,7 +255,15 @@ impl SendConsumer {
     /// The bytes of an inline request; none if it is not.
     #[inline]
     pub fn inline_data(&self, index: u32) -> &[u8] {
-        self.ring.inline_data(index)
+        self.ring.inline_data(index).get(self.prefix..).unwrap_or_default()
+    }
+
+    /// Where a datagram goes; `None` in a queue of a connection.
+    pub fn destination(&self, index: u32) -> Option<Destination> {
+        if self.prefix == 0 {
+            return None;
+        }
+        self.ring.inline_data(index).first_chunk().map(Destination::from_bytes)
     }
 
     /// Finishes the requests before number `up_to`. Their slots stay taken until they are released.
@@ -246,6 +307,39 @@ mod tests {
     const READ: Operation = Operation::Read { remote_addr: 8, rkey: Rkey(1) };
     const ADD: Operation = Operation::FetchAndAdd { remote_addr: 8, rkey: Rkey(1), add: 1 };
     const SWAP: Operation = Operation::CompareAndSwap { remote_addr: 8, rkey: Rkey(1), compare: 1, swap: 2 };
+
+    #[test]
+    fn datagrams_have_destinations_and_others_have_not() {
+        let destination = Destination {
+            source: [127, 0, 0, 1].into(),
+            source_port: 50_000,
+            address: [127, 0, 0, 2].into(),
+            traffic_class: 0,
+            hop_limit: 64,
+            qpn: crate::types::Qpn::new(7),
+            qkey: crate::types::Qkey(8),
+        };
+        let queue = SendQueue::for_datagrams(4, 2, 3);
+        let consumer = queue.consumer().unwrap();
+        queue.begin();
+        queue.push_to(&send(1, &[sge(3)]), &destination).unwrap();
+        queue.push_to(&request(2, Operation::Send, Data::Inline(&[b"ab", b"c"])), &destination).unwrap();
+        let long = request(3, Operation::Send, Data::Inline(&[b"abcd"]));
+        assert_eq!(queue.push_to(&long, &destination), Err(QueueError::InlineTooLong { given: 4, limit: 3 }));
+        assert_eq!(queue.push(&send(4, &[])), Err(QueueError::NoDestination));
+        queue.end(BatchEnd::Publish).unwrap();
+        assert_eq!((consumer.destination(0), consumer.destination(1)), (Some(destination), Some(destination)));
+        assert_eq!((consumer.sges(0), consumer.inline_data(0)), (&[sge(3)][..], &b""[..]));
+        assert_eq!((consumer.sges(1), consumer.inline_data(1)), (&[][..], &b"abc"[..]));
+
+        let connected = SendQueue::new(1, 1, 0);
+        let consumer = connected.consumer().unwrap();
+        connected.begin();
+        assert_eq!(connected.push_to(&send(1, &[]), &destination), Err(QueueError::DestinationNotAllowed));
+        connected.push(&send(1, &[])).unwrap();
+        connected.end(BatchEnd::Publish).unwrap();
+        assert_eq!(consumer.destination(0), None);
+    }
 
     #[test]
     fn request_arrives_as_posted() {

@@ -337,6 +337,8 @@ impl Network {
             destination: host.address,
             source_port: flight.source_port,
             segment_index: flight.segment_index,
+            hop_limit: None,
+            traffic_class: None,
             payload: &flight.bytes,
         };
         host.endpoint.handle_datagram(now, &host.memory.read(), &datagram);

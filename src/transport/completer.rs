@@ -179,12 +179,12 @@ impl QueuePair {
         // After a repetition the peer may begin with a first, middle, last or only packet; what must fit is the length.
         let mtu = self.mtu_bytes();
         let place = psn.distance_from(request.first).max(0) as u32;
-        let total = self.send.header(index).length;
+        let total = if request.is_bare { 0 } else { self.send.header(index).length };
         let is_last = place + 1 == request.packets;
         let expected = if is_last { total - place * mtu } else { mtu };
         let acknowledges = packet.headers.aeth.is_none_or(|aeth| matches!(aeth.syndrome, Syndrome::Ack { .. }));
         let fits = packet.payload.len() == expected as usize || planted(Mutation::ReadAnswerLengthUnchecked);
-        if !request.is_read || !acknowledges || !fits {
+        if !(request.is_read || request.is_bare) || !acknowledges || !fits {
             return self.bad_response(pass, psn);
         }
         let offset = u64::from(place) * u64::from(mtu);

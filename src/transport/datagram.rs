@@ -16,6 +16,10 @@ pub struct Datagram<'a> {
     /// Its place among the datagrams that the kernel merged into one; 0 if it came alone. Such datagrams carry this
     /// number as their IPv4 identification.
     pub segment_index: u16,
+    /// Time to live or hop limit, if known.
+    pub hop_limit: Option<u8>,
+    /// Type of service or traffic class, if known.
+    pub traffic_class: Option<u8>,
     /// From the base transport header to the ICRC.
     pub payload: &'a [u8],
 }

@@ -10,6 +10,7 @@ use std::time::Duration;
 use super::datagram::{AckRelease, Datagram, ModifyLimits, Outcome, Repeats, SourceAddress, Transmit};
 use super::history::Strays;
 use super::modify::ModifyError;
+use super::multicast::Groups;
 use super::queue_pair::{QueuePair, QueuePairInit};
 use super::timer::Timers;
 use crate::memory::MemoryView;
@@ -110,6 +111,7 @@ pub struct Endpoint {
     /// Of packets without a queue pair, and of queue pairs that are gone.
     counters: Counters,
     strays: Strays,
+    pub(super) groups: Groups,
 }
 
 impl Endpoint {
@@ -126,6 +128,7 @@ impl Endpoint {
             in_flight: HashMap::new(),
             counters: Counters::default(),
             strays: Strays::default(),
+            groups: Groups::default(),
         }
     }
 
@@ -214,6 +217,7 @@ impl Endpoint {
         queue_pair.note_in_flight();
         self.counters.merge(&queue_pair.counters);
         self.timers.set(place, None);
+        self.groups.forget(qpn);
         self.ready.retain(|ready| *ready != place);
         self.held.retain(|held| *held != place);
         self.free.push(place);
@@ -270,6 +274,10 @@ impl Endpoint {
         self.queue_pairs[place as usize].as_deref()
     }
 
+    pub(super) fn place_of(&self, qpn: Qpn) -> Option<u32> {
+        self.by_number.get(&qpn).copied()
+    }
+
     /// The places of the queue pairs of which `holds` holds.
     pub(super) fn places_where(&self, holds: impl Fn(&QueuePair) -> bool) -> Vec<u32> {
         let all = (0..).zip(&self.queue_pairs);
@@ -317,29 +325,54 @@ impl Endpoint {
         if bth.opcode == Opcode::CNP {
             return self.drop_datagram(DropReason::CongestionNotification);
         }
+        if bth.destination == Qpn::MULTICAST && datagram.destination.is_multicast() {
+            return self.handle_multicast(now, memory, datagram, &packet);
+        }
         let anyone = if planted(Mutation::UnknownQueuePairTaken) { self.by_number.values().next() } else { None };
         let Some(place) = self.by_number.get(&bth.destination).or(anyone).copied() else {
             return self.drop_stray(now, datagram, Some(bth.destination), DropReason::UnknownQueuePair);
         };
+        self.deliver(now, memory, place, datagram, &packet, |queue_pair, pass| {
+            queue_pair.handle_packet(pass, datagram, &packet)
+        })
+    }
+
+    /// Hands a packet to a queue pair, and sees to what follows.
+    #[inline]
+    pub(super) fn deliver(
+        &mut self,
+        now: Time,
+        memory: &MemoryView<'_>,
+        place: u32,
+        datagram: &Datagram<'_>,
+        packet: &Packet<'_>,
+        take: impl FnOnce(&mut QueuePair, &Pass<'_>) -> Result<(), DropReason>,
+    ) -> Outcome {
         let pass = self.pass(now, memory);
         let Some(queue_pair) = self.at(place) else { return Outcome::default() };
-        let dropped = queue_pair.handle_packet(&pass, datagram, &packet).err();
+        let dropped = take(queue_pair, &pass).err();
         if let Some(reason) = dropped {
             queue_pair.counters.add_drop(reason);
-            queue_pair.history.note_drop(reason, queue_pair.state, datagram.source, bth);
+            queue_pair.history.note_drop(reason, queue_pair.state, datagram.source, &packet.headers.bth);
         }
         let is_from_own_peer = dropped != Some(DropReason::WrongAddress) && queue_pair.is_peer_ours();
         self.settle(now, place);
         Outcome { dropped, is_from_own_peer }
     }
 
-    fn drop_datagram(&mut self, reason: DropReason) -> Outcome {
+    pub(super) fn drop_datagram(&mut self, reason: DropReason) -> Outcome {
         self.counters.add_drop(reason);
         Outcome::dropped(reason)
     }
 
     /// A datagram that belongs to no queue pair.
-    fn drop_stray(&mut self, now: Time, datagram: &Datagram<'_>, qpn: Option<Qpn>, reason: DropReason) -> Outcome {
+    pub(super) fn drop_stray(
+        &mut self,
+        now: Time,
+        datagram: &Datagram<'_>,
+        qpn: Option<Qpn>,
+        reason: DropReason,
+    ) -> Outcome {
         self.strays.note(now, datagram.source, qpn, reason);
         self.drop_datagram(reason)
     }
@@ -459,6 +492,9 @@ impl QueuePair {
         packet: &Packet<'_>,
     ) -> Result<(), DropReason> {
         let bth = &packet.headers.bth;
+        if self.is_datagram() {
+            return self.handle_unreliable_datagram(pass, datagram, packet);
+        }
         if bth.opcode.service() != Some(self.wire_service()) {
             return Err(DropReason::WrongService);
         }
@@ -522,11 +558,17 @@ impl QueuePair {
     }
 
     fn wants_to_send(&mut self, now: Time) -> bool {
+        if self.is_datagram() {
+            return self.may_send_datagram();
+        }
         self.path.is_some() && (self.plan_reply(now).is_some() || self.may_send_request())
     }
 
     /// Fills the buffer with as many packets as may leave together. Also says whether there is nothing more to send.
     fn fill(&mut self, pass: &Pass<'_>, buffer: &mut [u8], max_segments: usize) -> (Option<Transmit>, bool) {
+        if self.is_datagram() {
+            return self.fill_datagram(pass, buffer);
+        }
         let Some(path) = &self.path else { return (None, true) };
         let (flow, merges) = (path.flow(), path.peer.segmentation_offload);
         let limit = if merges { max_segments } else { 1 };
@@ -536,6 +578,9 @@ impl QueuePair {
         while count < limit {
             let next = self.next_plan(pass.now).or_else(|| self.riding_acknowledgement(pass.now, segment));
             let Some((plan, size)) = next else {
+                if count == 0 && self.run_local_request(pass) {
+                    return (None, false);
+                }
                 is_exhausted = true;
                 break;
             };

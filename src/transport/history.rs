@@ -177,6 +177,8 @@ impl QueuePair {
             let opcode = headers.bth.opcode;
             refused.operation = match opcode {
                 Opcode::RC_READ_REQUEST => "READ",
+                Opcode::RC_ATOMIC_WRITE => "ATOMIC WRITE",
+                Opcode::RC_FLUSH => "FLUSH",
                 _ if opcode.is_write() => "WRITE",
                 _ if opcode.is_send() => "SEND",
                 _ => "atomic",
@@ -270,10 +272,12 @@ impl Violation {
             Self::RemoteKey(AccessError::OutOfBounds) => PeerFault::OutOfBounds,
             Self::RemoteKey(AccessError::NoPermission) => PeerFault::NoPermission,
             Self::RemoteKey(AccessError::Fault) => PeerFault::MemoryFault,
+            Self::RemoteKey(AccessError::WrongQueuePair) => PeerFault::WrongQueuePair,
             Self::RemoteKey(_) => PeerFault::UnknownKey,
             Self::ReceiveTooSmall => PeerFault::ReceiveTooSmall,
             Self::ReceiveMemory(_) => PeerFault::ReceiveMemory,
             Self::Invalidate => PeerFault::Invalidate,
+            Self::FlushType => PeerFault::FlushType,
         }
     }
 }

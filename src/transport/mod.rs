@@ -4,8 +4,11 @@
 mod completer;
 mod datagram;
 mod endpoint;
+mod flush;
 mod history;
+mod local;
 mod modify;
+mod multicast;
 mod overflow;
 mod queue_pair;
 mod reorder;
@@ -16,6 +19,7 @@ mod retransmit;
 mod state_machine;
 mod timer;
 mod unreliable;
+mod unreliable_datagram;
 mod violation;
 
 #[cfg(all(test, not(loom)))]

@@ -198,7 +198,8 @@ impl QueuePair {
     }
 
     pub(super) fn is_supported(service: QueuePairType) -> bool {
-        matches!(service, QueuePairType::ReliableConnection | QueuePairType::UnreliableConnection)
+        use QueuePairType::{ReliableConnection, UnreliableConnection, UnreliableDatagram};
+        matches!(service, ReliableConnection | UnreliableConnection | UnreliableDatagram)
     }
 }
 

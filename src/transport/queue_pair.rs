@@ -12,7 +12,7 @@ use super::violation::Violation;
 use crate::mutation::{Mutation, planted};
 use crate::queue::{AsyncEventQueue, CompletionQueue, ReceiveConsumer, SendConsumer, SourceToken};
 use crate::types::{
-    AsyncEvent, Cause, CompletionOpcode, CompletionStatus, Counter, Counters, DomainId, Gid, Mtu, Operation,
+    Accessor, AsyncEvent, Cause, CompletionOpcode, CompletionStatus, Counter, Counters, DomainId, Gid, Mtu, Operation,
     PeerCapabilities, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairState, QueuePairStatus, QueuePairType,
     RawCompletion, Time,
 };
@@ -133,6 +133,11 @@ impl QueuePair {
             held: false,
             replies_first: false,
         }
+    }
+
+    /// Who it is towards registered memory.
+    pub(super) fn accessor(&self) -> Accessor {
+        Accessor { domain: self.domain, queue_pair: self.qpn }
     }
 
     /// The service that its packets' operation codes name.
@@ -287,6 +292,10 @@ impl QueuePair {
             Operation::Read { .. } => (CompletionOpcode::RdmaRead, header.length),
             Operation::CompareAndSwap { .. } => (CompletionOpcode::CompareAndSwap, 8),
             Operation::FetchAndAdd { .. } => (CompletionOpcode::FetchAndAdd, 8),
+            Operation::AtomicWrite { .. } => (CompletionOpcode::AtomicWrite, 0),
+            Operation::Flush { .. } => (CompletionOpcode::Flush, 0),
+            Operation::LocalInvalidate(_) => (CompletionOpcode::LocalInvalidate, 0),
+            Operation::BindMemoryWindow { .. } => (CompletionOpcode::BindMemoryWindow, 0),
             _ => (CompletionOpcode::Send, 0),
         };
         let newest = self.send.published().wrapping_sub(1);
@@ -332,7 +341,7 @@ impl QueuePair {
             CompletionOpcode::ReceiveRdmaWithImmediate => CompletionOpcode::ReceiveRdmaWithImmediate,
             _ => CompletionOpcode::Receive,
         };
-        let source_qpn = self.attributes.dest_qp_num.unwrap_or_default();
+        let source_qpn = self.attributes.dest_qp_num.unwrap_or(completion.source_qpn);
         let completion = RawCompletion { opcode, qpn: self.qpn, source_qpn, ..completion };
         let (queue, token) = (&self.receive_completions.0, self.receive_completions.1);
         if let Err(overflow) = queue.push(token, completion, solicited) {

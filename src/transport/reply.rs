@@ -19,6 +19,10 @@ const NO_CREDIT: Syndrome = Syndrome::Ack { credit: 0x1f };
 const STRANGER_BURST_PACKETS: u32 = 32;
 const STRANGER_PAUSE: Duration = Duration::from_micros(200);
 
+/// Empty answers that may wait beside the others. Linux counts no FLUSH against what it may have outstanding, but sends
+/// at most 128 packets without an answer.
+const MOST_EMPTY_ANSWERS: usize = 256;
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Reply {
     Acknowledge {
@@ -28,6 +32,12 @@ enum Reply {
     Nak {
         psn: Psn,
         syndrome: Syndrome,
+        message_count: u32,
+    },
+    /// The empty answer to an ATOMIC WRITE or a FLUSH. Nothing needs to be kept for a repetition: what was executed
+    /// once is answered the same way again.
+    Empty {
+        psn: Psn,
         message_count: u32,
     },
     /// The resource in this place.
@@ -94,7 +104,7 @@ pub(super) struct ReplyPlan {
 impl ReplyPlan {
     /// Whether it brings data home to the peer, unlike acknowledgements and NAKs.
     pub(super) fn is_data(&self) -> bool {
-        matches!(self.reply, Reply::Resource(_))
+        matches!(self.reply, Reply::Resource(_) | Reply::Empty { .. })
     }
 }
 
@@ -180,6 +190,30 @@ impl Replies {
     pub(super) fn push_atomic(&mut self, psn: Psn, original: u64, message_count: u32) {
         let kind = ResourceKind::Atomic { original };
         self.push_resource(Resource { first: psn, packets: 1, message_count, kind, queued: true, answered: false });
+    }
+
+    /// Whether an empty answer may be owed as well: so many wait only if the peer asks for more than it may.
+    pub(super) fn takes_empty(&self) -> bool {
+        self.queue.len() < 2 * self.places + MOST_EMPTY_ANSWERS
+    }
+
+    /// Whether the peer may have READs and atomics outstanding at all.
+    pub(super) fn has_resources(&self) -> bool {
+        self.places > 0
+    }
+
+    /// Answers an ATOMIC WRITE or a FLUSH.
+    pub(super) fn push_empty(&mut self, psn: Psn, message_count: u32) {
+        self.queue.push_back(Reply::Empty { psn, message_count });
+    }
+
+    /// An ATOMIC WRITE or a FLUSH came again.
+    pub(super) fn repeat_empty(&mut self, psn: Psn, message_count: u32) {
+        let is_queued =
+            self.queue.iter().any(|reply| matches!(reply, Reply::Empty { psn: queued, .. } if *queued == psn));
+        if !is_queued && !self.is_crowded() {
+            self.push_empty(psn, message_count);
+        }
     }
 
     /// A SEND or WRITE packet was executed: acknowledgements reach up to it from now on.
@@ -342,6 +376,9 @@ impl QueuePair {
         let replies = &self.responder.replies;
         let reply = *replies.queue.front()?;
         let plan = |opcode, payload| ReplyPlan { size: packet_bytes(opcode, payload), payload, opcode, reply };
+        if let Reply::Empty { .. } = reply {
+            return Some(plan(Opcode::RC_READ_RESPONSE_ONLY, 0));
+        }
         let Reply::Resource(place) = reply else {
             return (!replies.is_held(now)).then(|| plan(Opcode::RC_ACKNOWLEDGE, 0));
         };
@@ -371,6 +408,10 @@ impl QueuePair {
         match plan.reply {
             Reply::Acknowledge { psn, message_count } => {
                 self.count(Counter::SentAcknowledge);
+                headers.bth.psn = psn;
+                headers.aeth = Some(Aeth { syndrome: NO_CREDIT, msn: message_count });
+            }
+            Reply::Empty { psn, message_count } => {
                 headers.bth.psn = psn;
                 headers.aeth = Some(Aeth { syndrome: NO_CREDIT, msn: message_count });
             }
@@ -433,7 +474,7 @@ impl QueuePair {
             let skipped = if is_wrong { 0 } else { next };
             let va = reth.va.wrapping_add(u64::from(skipped) * u64::from(self.mtu_bytes()));
             let bytes = &mut room[..payload];
-            if pass.memory.read(reth.rkey.0, self.domain, va, AccessFlags::REMOTE_READ, bytes).is_err() {
+            if pass.memory.read(reth.rkey.0, self.accessor(), va, AccessFlags::REMOTE_READ, bytes).is_err() {
                 self.refuse_read_answer(headers.bth.psn, resource.message_count);
                 return None;
             }

@@ -17,9 +17,10 @@ use crate::memory::{AccessError, MemoryView};
 use crate::mutation::{Mutation, planted};
 use crate::queue::SendHeader;
 use crate::types::{
-    AccessFlags, Cause, CompletionStatus, Counter, DEFAULT_PKEY, Operation, Psn, QueuePairState, SendFlags, Sge, Time,
+    AccessFlags, Cause, CompletionStatus, Counter, DEFAULT_PKEY, FlushFlags, Operation, Psn, QueuePairState, SendFlags,
+    Sge, Time,
 };
-use crate::wire::{AtomicEth, Bth, Headers, Opcode, Reth, packet_bytes};
+use crate::wire::{AtomicEth, Bth, FlushEth, Headers, Opcode, Reth, packet_bytes};
 
 /// Most packets without a request for acknowledgement.
 const MOST_UNASKED_PACKETS: u32 = 64;
@@ -40,6 +41,8 @@ pub(super) struct InProgress {
     pub(super) chunk: u32,
     pub(super) is_read: bool,
     pub(super) is_atomic: bool,
+    /// Answered by an empty READ answer: ATOMIC WRITE and FLUSH.
+    pub(super) is_bare: bool,
 }
 
 impl InProgress {
@@ -50,8 +53,9 @@ impl InProgress {
         if wrapped && planted(Mutation::PsnWrapOffByOne) { end.plus(1) } else { end }
     }
 
+    /// Whether it needs an answer of its own, which acknowledgements cannot stand for.
     pub(super) fn brings_data_home(&self) -> bool {
-        self.is_read || self.is_atomic
+        self.is_read || self.is_atomic || self.is_bare
     }
 }
 
@@ -197,6 +201,12 @@ impl Requester {
         &self.requests[index as usize & (self.requests.len() - 1)]
     }
 
+    /// The next request takes no packets and is finished; nothing else is in progress.
+    pub(super) fn skip(&mut self) {
+        debug_assert!(self.is_idle());
+        self.restart_at(self.next.wrapping_add(1));
+    }
+
     fn begin(&mut self, request: InProgress) {
         let place = self.next as usize & (self.requests.len() - 1);
         self.requests[place] = request;
@@ -264,6 +274,8 @@ impl Requester {
 fn data_opcode(operation: &Operation, is_first: bool, is_last: bool) -> Opcode {
     use Operation::{SendWithImmediate, SendWithInvalidate, Write, WriteWithImmediate};
     match (operation, is_first, is_last) {
+        (Operation::AtomicWrite { .. }, ..) => Opcode::RC_ATOMIC_WRITE,
+        (Operation::Flush { .. }, ..) => Opcode::RC_FLUSH,
         (Write { .. } | WriteWithImmediate { .. }, true, false) => Opcode::RC_WRITE_FIRST,
         (Write { .. } | WriteWithImmediate { .. }, false, false) => Opcode::RC_WRITE_MIDDLE,
         (Write { .. }, false, true) => Opcode::RC_WRITE_LAST,
@@ -306,7 +318,9 @@ impl QueuePair {
             return false;
         }
         let (psn, probe) = (self.requester.cursor, self.requester.recovery.probe_pending());
-        probe || (self.prepare_request() && self.plan_at(self.requester.cursor_request, psn).is_some())
+        let has_packet =
+            probe || (self.prepare_request() && self.plan_at(self.requester.cursor_request, psn).is_some());
+        has_packet || self.local_request_is_due()
     }
 
     fn may_transmit(&self) -> bool {
@@ -330,6 +344,9 @@ impl QueuePair {
             return false;
         }
         let header = self.send.header(index);
+        if header.operation.is_local() {
+            return false; // its turn comes when nothing is in progress
+        }
         let is_fenced = header.flags.contains(SendFlags::FENCE) && !planted(Mutation::FenceIgnored);
         if is_fenced && self.requester.reads_in_progress > 0 {
             return false;
@@ -344,7 +361,14 @@ impl QueuePair {
         }
         let chunk = self.path.as_ref().map_or(1, |path| path.window_packets());
         let first = self.requester.cursor;
-        self.requester.begin(InProgress { first, packets, chunk, is_read, is_atomic });
+        self.requester.begin(InProgress {
+            first,
+            packets,
+            chunk,
+            is_read,
+            is_atomic,
+            is_bare: header.operation.is_bare(),
+        });
         true
     }
 
@@ -360,6 +384,9 @@ impl QueuePair {
         }
         if request.is_atomic {
             return self.plan_atomic(index, psn, &header);
+        }
+        if request.is_bare && !self.read_credit_left() {
+            return None;
         }
         if !self.window_allows(psn, 1) {
             return None;
@@ -435,7 +462,7 @@ impl QueuePair {
         let window = self.path.as_ref().map_or(1, |path| path.window_packets());
         let since = plan.psn.distance_from(self.requester.last_ack_request).max(0) as u32;
         let many = since >= (window / 4).clamp(1, MOST_UNASKED_PACKETS);
-        if many || plan.is_probe || header.operation.is_read_or_atomic() {
+        if many || plan.is_probe || header.operation.is_answered() {
             return true;
         }
         if plan.offset + 1 < self.requester.request(plan.index).packets {
@@ -456,7 +483,7 @@ impl QueuePair {
             return true;
         }
         let header = self.send.header(following);
-        header.flags.contains(SendFlags::FENCE) || header.operation.is_read_or_atomic()
+        header.flags.contains(SendFlags::FENCE) || header.operation.is_answered() || header.operation.is_local()
     }
 
     /// Whether an acknowledgement was asked for so lately that the next request of a busy application will be early
@@ -519,7 +546,7 @@ impl QueuePair {
         let is_last = plan.offset + plan.covers == self.requester.request(plan.index).packets;
         let may_solicit = !planted(Mutation::SolicitedLost)
             && !matches!(header.operation, Operation::Write { .. })
-            && !header.operation.is_read_or_atomic();
+            && !header.operation.is_answered();
         let bth = Bth {
             opcode: plan.opcode,
             solicited: is_last && may_solicit && header.flags.contains(SendFlags::SOLICITED),
@@ -547,6 +574,13 @@ impl QueuePair {
             {
                 headers.reth = Some(Reth { va: remote_addr, rkey, length: header.length });
             }
+            Operation::AtomicWrite { remote_addr, rkey } => {
+                headers.reth = Some(Reth { va: remote_addr, rkey, length: header.length });
+            }
+            Operation::Flush { remote_addr, rkey, length, flags } => {
+                headers.reth = Some(Reth { va: remote_addr, rkey, length });
+                headers.flush = Some(flush_header(flags));
+            }
             Operation::CompareAndSwap { remote_addr, rkey, compare, swap } => {
                 headers.atomic = Some(AtomicEth { va: remote_addr, rkey, swap_or_add: swap, compare });
             }
@@ -568,7 +602,13 @@ impl QueuePair {
     }
 
     /// Copies the request's bytes from `offset` on into the packet.
-    fn gather(&self, memory: &MemoryView<'_>, index: u32, offset: u64, out: &mut [u8]) -> Result<(), AccessError> {
+    pub(super) fn gather(
+        &self,
+        memory: &MemoryView<'_>,
+        index: u32,
+        offset: u64,
+        out: &mut [u8],
+    ) -> Result<(), AccessError> {
         if out.is_empty() {
             return Ok(());
         }
@@ -618,6 +658,11 @@ impl QueuePair {
         self.arm_timers(now);
         if is_repeat { Sending::Again } else { Sending::First }
     }
+}
+
+fn flush_header(flags: FlushFlags) -> FlushEth {
+    let placement = flags & (FlushFlags::GLOBAL | FlushFlags::PERSISTENT);
+    FlushEth { selectivity: u8::from(flags.contains(FlushFlags::WHOLE_REGION)), placement: placement.bits() }
 }
 
 /// Walks over the pieces of a scatter-gather list that hold bytes `offset .. offset + length` of the message: the

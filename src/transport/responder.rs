@@ -7,12 +7,12 @@
 use std::time::Duration;
 
 use super::endpoint::Pass;
+use super::flush;
 use super::queue_pair::QueuePair;
 use super::reorder::ReorderStore;
 use super::reply::Replies;
 use super::requester::for_each_piece;
 use super::violation::Violation;
-use crate::memory::AccessError;
 use crate::mutation::{Mutation, planted};
 use crate::types::{
     AccessFlags, AsyncEvent, CompletionFlags, CompletionOpcode, Counter, DropReason, MAX_MESSAGE_BYTES, Psn,
@@ -53,7 +53,7 @@ enum Message {
 
 /// State of the receiving half.
 pub(super) struct Responder {
-    expected: Psn,
+    pub(super) expected: Psn,
     /// Messages completed, modulo 2^24; peers see it in acknowledgements.
     pub(super) message_count: u32,
     message: Message,
@@ -348,16 +348,26 @@ impl QueuePair {
         let needed = match opcode {
             Opcode::RC_READ_REQUEST => AccessFlags::REMOTE_READ,
             Opcode::RC_COMPARE_SWAP | Opcode::RC_FETCH_ADD => AccessFlags::REMOTE_ATOMIC,
+            Opcode::RC_ATOMIC_WRITE => AccessFlags::REMOTE_WRITE,
+            Opcode::RC_FLUSH => flush::rights(packet)?,
             _ if opcode.is_write() => AccessFlags::REMOTE_WRITE,
             _ => AccessFlags::empty(),
         };
         if !granted.contains(needed) && !planted(Mutation::QueuePairAccessIgnored) {
             return Err(Violation::AccessNotGranted);
         }
-        if is_answered_itself(opcode) && !self.responder.replies.has_room() {
-            return Err(Violation::TooManyReads);
-        }
-        Ok(())
+        self.check_room(opcode)
+    }
+
+    /// Can another answer be owed, if the packet needs one? A FLUSH takes no resource: Linux counts none for it.
+    fn check_room(&self, opcode: Opcode) -> Result<(), Violation> {
+        let replies = &self.responder.replies;
+        let has_room = match opcode {
+            Opcode::RC_ATOMIC_WRITE => replies.has_resources() && replies.takes_empty(),
+            Opcode::RC_FLUSH => replies.takes_empty(),
+            _ => !is_answered_itself(opcode) || replies.has_room(),
+        };
+        if has_room { Ok(()) } else { Err(Violation::TooManyReads) }
     }
 
     /// Is a receive posted, if the packet needs one?
@@ -387,7 +397,11 @@ impl QueuePair {
         if let Some(reth) = packet.headers.reth {
             let whole = opcode.is_only() && reth.length as usize != length;
             let too_short = opcode.is_first() && reth.length as usize <= mtu;
-            if reth.length > MAX_MESSAGE_BYTES || (opcode.is_write() && (whole || too_short)) {
+            let is_data = opcode.is_write() || opcode == Opcode::RC_ATOMIC_WRITE;
+            let is_wrong_word = opcode == Opcode::RC_ATOMIC_WRITE && length != 8;
+            let is_whole_flush = packet.headers.flush.is_some_and(|flush| flush.selectivity != 0);
+            let is_too_long = reth.length > MAX_MESSAGE_BYTES && !is_whole_flush;
+            if is_too_long || is_wrong_word || (is_data && (whole || too_short)) {
                 return Err(Violation::MessageLength);
             }
         }
@@ -409,6 +423,12 @@ impl QueuePair {
             return self.check_range(pass, atomic.rkey, atomic.va, 8, AccessFlags::REMOTE_ATOMIC);
         }
         let Some(reth) = packet.headers.reth else { return Ok(()) };
+        if packet.headers.flush.is_some() {
+            return Ok(()); // flushing itself checks, whatever the length
+        }
+        if packet.headers.bth.opcode == Opcode::RC_ATOMIC_WRITE && !reth.va.is_multiple_of(8) {
+            return Err(Violation::Misaligned);
+        }
         let is_read = packet.headers.bth.opcode == Opcode::RC_READ_REQUEST;
         let need = if is_read { AccessFlags::REMOTE_READ } else { AccessFlags::REMOTE_WRITE };
         self.check_range(pass, reth.rkey, reth.va, u64::from(reth.length), need)
@@ -425,7 +445,7 @@ impl QueuePair {
         if length == 0 && !planted(Mutation::EmptyRequestKeyChecked) {
             return Ok(()); // an access to nothing needs no key
         }
-        pass.memory.check(rkey.0, self.domain, va, length, need).map_err(Violation::RemoteKey)
+        pass.memory.check(rkey.0, self.accessor(), va, length, need).map_err(Violation::RemoteKey)
     }
 
     pub(super) fn execute(&mut self, pass: &Pass<'_>, packet: &Packet<'_>) -> Result<(), Violation> {
@@ -435,6 +455,9 @@ impl QueuePair {
         }
         if let Some(atomic) = packet.headers.atomic {
             return self.execute_atomic(pass, packet.headers.bth.psn, opcode, atomic);
+        }
+        if matches!(opcode, Opcode::RC_ATOMIC_WRITE | Opcode::RC_FLUSH) {
+            return self.execute_bare(pass, packet);
         }
         if opcode.is_write() {
             self.execute_write(pass, packet)?;
@@ -462,23 +485,20 @@ impl QueuePair {
         opcode: Opcode,
         atomic: crate::wire::AtomicEth,
     ) -> Result<(), Violation> {
-        let (key, domain) = (atomic.rkey.0, self.domain);
+        let (key, accessor) = (atomic.rkey.0, self.accessor());
         let result = if opcode == Opcode::RC_COMPARE_SWAP {
-            pass.memory.compare_and_swap(key, domain, atomic.va, atomic.compare, atomic.swap_or_add)
+            pass.memory.compare_and_swap(key, accessor, atomic.va, atomic.compare, atomic.swap_or_add)
         } else {
-            pass.memory.fetch_and_add(key, domain, atomic.va, atomic.swap_or_add)
+            pass.memory.fetch_and_add(key, accessor, atomic.va, atomic.swap_or_add)
         };
-        let original = result.map_err(|error| match error {
-            AccessError::Misaligned => Violation::Misaligned,
-            other => Violation::RemoteKey(other),
-        })?;
+        let original = result.map_err(Violation::of_atomic)?;
         self.responder.expected = psn.plus(1);
         self.bump_message_count();
         self.responder.replies.push_atomic(psn, original, self.responder.message_count);
         Ok(())
     }
 
-    fn bump_message_count(&mut self) {
+    pub(super) fn bump_message_count(&mut self) {
         if planted(Mutation::MessagesNotCounted) {
             return;
         }
@@ -495,7 +515,7 @@ impl QueuePair {
         let length = packet.payload.len() as u32;
         if length > 0 {
             pass.memory
-                .write(rkey.0, self.domain, va, AccessFlags::REMOTE_WRITE, packet.payload)
+                .write(rkey.0, self.accessor(), va, AccessFlags::REMOTE_WRITE, packet.payload)
                 .map_err(Violation::RemoteKey)?;
         }
         if opcode.is_first() || opcode.is_middle() {
@@ -534,7 +554,7 @@ impl QueuePair {
             return Ok(());
         }
         if let Some(rkey) = packet.headers.invalidate {
-            pass.memory.invalidate(rkey.0, self.domain).map_err(|_| Violation::Invalidate)?;
+            pass.memory.invalidate(rkey.0, self.accessor()).map_err(|_| Violation::Invalidate)?;
         }
         self.responder.message = Message::None;
         self.bump_message_count();
@@ -608,6 +628,11 @@ impl QueuePair {
                 self.responder.replies.repeat_read(psn, reth, mtu)
             }
             (Opcode::RC_COMPARE_SWAP | Opcode::RC_FETCH_ADD, _) => self.responder.replies.repeat_atomic(psn),
+            (Opcode::RC_ATOMIC_WRITE | Opcode::RC_FLUSH, _) => {
+                let count = self.responder.message_count;
+                self.responder.replies.repeat_empty(psn, count);
+                true
+            }
             _ if planted(Mutation::DuplicateNotAcknowledged) => false,
             _ => {
                 let count = self.responder.message_count;
@@ -638,5 +663,12 @@ impl QueuePair {
 
 /// Whether the request has an answer of its own instead of an acknowledgement.
 fn is_answered_itself(opcode: Opcode) -> bool {
-    matches!(opcode, Opcode::RC_READ_REQUEST | Opcode::RC_COMPARE_SWAP | Opcode::RC_FETCH_ADD)
+    matches!(
+        opcode,
+        Opcode::RC_READ_REQUEST
+            | Opcode::RC_COMPARE_SWAP
+            | Opcode::RC_FETCH_ADD
+            | Opcode::RC_ATOMIC_WRITE
+            | Opcode::RC_FLUSH
+    )
 }

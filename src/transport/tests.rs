@@ -130,7 +130,9 @@ impl End {
         for (index, payload) in datagrams.iter().enumerate() {
             let segment_index = index as u16;
             let destination = self.address;
-            let datagram = Datagram { source, destination, source_port: 50_000, segment_index, payload };
+            let (source_port, hop_limit, traffic_class) = (50_000, None, None);
+            let datagram =
+                Datagram { source, destination, source_port, segment_index, hop_limit, traffic_class, payload };
             self.endpoint.handle_datagram(now, &self.table.read(), &datagram);
         }
     }
@@ -190,6 +192,8 @@ impl Pair {
                     destination: transmit.destination,
                     source_port: transmit.source_port,
                     segment_index: index as u16,
+                    hop_limit: None,
+                    traffic_class: None,
                     payload,
                 };
                 receiver.endpoint.handle_datagram(self.now, &receiver.table.read(), &datagram);
@@ -387,8 +391,9 @@ fn a_crowd_of_duplicates_fills_no_queue() {
         let mut packet = [0; 16];
         crate::wire::Headers { bth, ..crate::wire::Headers::default() }.emit(&mut packet);
         crate::wire::icrc::append(&flow, 0, &mut packet);
-        let datagram =
-            Datagram { source: sender, destination: receiver, source_port: 50_000, segment_index: 0, payload: &packet };
+        let (source_port, segment_index, hop_limit, traffic_class) = (50_000, 0, None, None);
+        let (source, destination, payload) = (sender, receiver, &packet);
+        let datagram = Datagram { source, destination, source_port, segment_index, hop_limit, traffic_class, payload };
         end.endpoint.handle_datagram(pair.now, &end.table.read(), &datagram);
     }
     let mut buffer = vec![0; 65_536];

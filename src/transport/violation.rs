@@ -29,9 +29,19 @@ pub(super) enum Violation {
     ReceiveMemory(AccessError),
     /// The key that the peer wanted to invalidate cannot be.
     Invalidate,
+    /// A FLUSH to nowhere, or of reserved kinds.
+    FlushType,
 }
 
 impl Violation {
+    /// What the failed access of an atomic is.
+    pub(super) fn of_atomic(error: AccessError) -> Self {
+        match error {
+            AccessError::Misaligned => Self::Misaligned,
+            other => Self::RemoteKey(other),
+        }
+    }
+
     /// What the peer is told.
     pub(super) fn nak(self) -> NakCode {
         match self {
@@ -43,6 +53,7 @@ impl Violation {
             | Self::PacketLength
             | Self::MessageLength
             | Self::Misaligned
+            | Self::FlushType
             | Self::ReceiveTooSmall => NakCode::InvalidRequest,
             Self::RemoteKey(_) | Self::Invalidate => NakCode::RemoteAccess,
             Self::ReceiveMemory(_) => NakCode::RemoteOperational,

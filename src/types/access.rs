@@ -33,4 +33,6 @@ impl AccessFlags {
     /// The rights that let a peer in.
     pub const REMOTE: AccessFlags =
         AccessFlags::REMOTE_WRITE.union(AccessFlags::REMOTE_READ).union(AccessFlags::REMOTE_ATOMIC);
+    /// The rights that let a peer flush.
+    pub const FLUSH: AccessFlags = AccessFlags::FLUSH_GLOBAL.union(AccessFlags::FLUSH_PERSISTENT);
 }

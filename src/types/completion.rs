@@ -69,6 +69,10 @@ pub enum CompletionOpcode {
     BindMemoryWindow = 5,
     /// An invalidation of a local key.
     LocalInvalidate = 6,
+    /// A flush of the peer's memory.
+    Flush = 8,
+    /// An atomic write of eight bytes.
+    AtomicWrite = 9,
     /// A message received.
     Receive = 128,
     /// A WRITE with immediate data received.
@@ -128,7 +132,7 @@ pub enum Cause {
     PeerViolation,
     /// The peer's answer broke the protocol.
     BadResponse,
-    /// The key that the peer wanted to invalidate cannot be.
+    /// The key that the peer, or the request, wanted to invalidate cannot be.
     InvalidateRefused,
     /// The peer asked for what the queue pair or the region does not allow.
     PeerAccessRefused,
@@ -136,6 +140,14 @@ pub enum Cause {
     CompletionQueueOverflow,
     /// The queue pair was destroyed or reset.
     Destroyed,
+    /// No memory window of the queue pair's protection domain has the key.
+    WindowUnknown,
+    /// The memory window of type 2 is bound already; invalidate its key first.
+    WindowBound,
+    /// The memory window cannot be bound so: an access right that windows do not have, or a type 2 without a byte.
+    WindowArguments,
+    /// The memory region lacks the right to bind windows to it, or a right that the window needs.
+    RegionNotBindable,
 }
 
 /// A completion as the provider tier hands it out.

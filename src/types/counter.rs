@@ -109,6 +109,8 @@ counters! {
         WrongSourcePort = "drop_wrong_source_port",
         /// No receive was posted for an unreliable message.
         NoReceive = "drop_no_receive",
+        /// An unreliable message was longer than the receive that was posted for it, which stays posted.
+        ReceiveTooSmall = "drop_receive_too_small",
         /// An unreliable request that its length, key or rights forbid, or that does not fit the receive posted for it.
         Refused = "drop_refused",
         /// The Q_Key does not fit.

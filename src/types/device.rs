@@ -31,6 +31,26 @@ pub enum AtomicCapability {
     Global = 2,
 }
 
+bitflags::bitflags! {
+    /// Optional features of a device. The bits are those of `ibv_device_cap_flags`, the upper ones those of
+    /// `device_cap_flags_ex`.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+    pub struct DeviceCapabilities: u64 {
+        /// Memory windows of type 1.
+        const MEM_WINDOW = 1 << 17;
+        /// Invalidation by work requests and by peers.
+        const MEM_MGT_EXTENSIONS = 1 << 21;
+        /// Memory windows of type 2 that belong to the queue pair that bound them.
+        const MEM_WINDOW_TYPE_2B = 1 << 24;
+        /// FLUSH to global visibility.
+        const FLUSH_GLOBAL = 1 << 38;
+        /// FLUSH to persistence, for memory that can persist.
+        const FLUSH_PERSISTENT = 1 << 39;
+        /// ATOMIC WRITE.
+        const ATOMIC_WRITE = 1 << 40;
+    }
+}
+
 /// Limits and capabilities of a device; names are those of `ibv_device_attr`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -65,10 +85,20 @@ pub struct DeviceAttributes {
     pub max_mr: u32,
     /// Memory windows; 0: none.
     pub max_mw: u32,
+    /// Optional features.
+    pub device_cap_flags: DeviceCapabilities,
     /// Protection domains.
     pub max_pd: u32,
     /// Shared receive queues; 0: none.
     pub max_srq: u32,
+    /// Address handles.
+    pub max_ah: u32,
+    /// Multicast groups that queue pairs may be attached to; 0: none.
+    pub max_mcast_grp: u32,
+    /// Queue pairs attached to one group.
+    pub max_mcast_qp_attach: u32,
+    /// Attachments of all queue pairs to all groups.
+    pub max_total_mcast_qp_attach: u32,
     /// READs and atomics that peers may have outstanding at a queue pair.
     pub max_qp_rd_atom: u8,
     /// READs and atomics that a queue pair may have outstanding.
@@ -110,8 +140,13 @@ impl DeviceAttributes {
             max_cqe: 0,
             max_mr: 0,
             max_mw: 0,
+            device_cap_flags: DeviceCapabilities::empty(),
             max_pd: 0,
             max_srq: 0,
+            max_ah: 0,
+            max_mcast_grp: 0,
+            max_mcast_qp_attach: 0,
+            max_total_mcast_qp_attach: 0,
             max_qp_rd_atom: 0,
             max_qp_init_rd_atom: 0,
             atomic_cap: AtomicCapability::None,

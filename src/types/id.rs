@@ -141,6 +141,23 @@ key! {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct DomainId(pub u32);
 
+/// Who accesses memory by a key: a queue pair, in its protection domain.
+///
+/// A domain alone converts into an accessor that is no queue pair; it reaches all that is not bound to one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Accessor {
+    /// The protection domain.
+    pub domain: DomainId,
+    /// The queue pair; 0, which no queue pair has that regions are used with: none.
+    pub queue_pair: Qpn,
+}
+
+impl From<DomainId> for Accessor {
+    fn from(domain: DomainId) -> Self {
+        Self { domain, queue_pair: Qpn::default() }
+    }
+}
+
 /// Global identifier of a port: an IPv6 address, or an IPv4 address mapped into one (`::ffff:a.b.c.d`).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 #[repr(transparent)]
@@ -167,6 +184,11 @@ impl Gid {
             Some(mapped) => IpAddr::V4(mapped),
             None => IpAddr::V6(address),
         }
+    }
+
+    /// Whether it names a multicast group: `ff00::/8`, or one of IPv4's (224.0.0.0/4) mapped.
+    pub fn is_multicast(self) -> bool {
+        self.to_ip().is_multicast()
     }
 
     /// Whether no address is set.

@@ -5,6 +5,7 @@ mod access;
 mod capture;
 mod completion;
 mod counter;
+mod destination;
 mod device;
 mod event;
 mod id;
@@ -13,15 +14,20 @@ mod peer;
 mod queue_pair;
 mod report;
 mod request;
+mod route_header;
 mod time;
+mod window;
 
 pub use access::AccessFlags;
 pub use capture::{CaptureConfig, CaptureSummary};
 pub use completion::{Cause, CompletionFlags, CompletionOpcode, CompletionStatus, RawCompletion};
 pub use counter::{Counter, Counters, DropReason};
-pub use device::{AtomicCapability, DeviceAttributes, GidEntry, PortAttributes, PortState, VendorIdentity};
+pub use destination::{Destination, effective_qkey};
+pub use device::{
+    AtomicCapability, DeviceAttributes, DeviceCapabilities, GidEntry, PortAttributes, PortState, VendorIdentity,
+};
 pub use event::{AsyncEvent, EventObject};
-pub use id::{DomainId, Gid, Lkey, Psn, Qkey, Qpn, Rkey};
+pub use id::{Accessor, DomainId, Gid, Lkey, Psn, Qkey, Qpn, Rkey};
 pub use mtu::Mtu;
 pub use peer::PeerCapabilities;
 pub use queue_pair::{
@@ -32,8 +38,10 @@ pub use report::{
     Ending, FailedRequest, Heard, LastHeard, PathError, PeerFault, QueuePairReport, RefusedRequest, RemoteAccess,
     Stray, Worked,
 };
-pub use request::{BatchEnd, Data, Operation, ReceiveRequest, SendFlags, SendRequest, Sge};
+pub use request::{BatchEnd, Data, FlushFlags, Operation, ReceiveRequest, SendFlags, SendRequest, Sge};
+pub use route_header::GlobalRouteHeader;
 pub use time::Time;
+pub use window::MemoryWindowType;
 
 /// UDP port of RoCEv2.
 pub const ROCE_PORT: u16 = 4791;

@@ -81,6 +81,10 @@ pub enum PeerFault {
     ReceiveMemory,
     /// The key that the peer wanted to invalidate cannot be.
     Invalidate,
+    /// A FLUSH to nowhere, or of reserved kinds.
+    FlushType,
+    /// The memory window was bound by another queue pair.
+    WrongQueuePair,
 }
 
 /// A request of the peer that was refused; the connection ended with it.
@@ -89,7 +93,7 @@ pub enum PeerFault {
 pub struct RefusedRequest {
     /// What was wrong.
     pub fault: PeerFault,
-    /// What the peer asked for: `SEND`, `WRITE`, `READ`, `atomic`.
+    /// What the peer asked for: `SEND`, `WRITE`, `READ`, `ATOMIC WRITE`, `FLUSH`, `atomic`.
     pub operation: &'static str,
     /// Address and key of the memory that it named, if the packet named any.
     pub remote: Option<(u64, Rkey)>,

@@ -1,6 +1,6 @@
 //! Work requests as the provider tier passes them on: plain data, the caller's `wr_id` untouched.
 
-use super::{Lkey, QueuePairType, Rkey};
+use super::{AccessFlags, Lkey, QueuePairType, Rkey};
 
 /// Scatter-gather entry: a piece of registered memory. Laid out like `ibv_sge`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -83,6 +83,52 @@ pub enum Operation {
         /// What to add, modulo 2^64.
         add: u64,
     },
+    /// Write eight bytes at the peer in one piece.
+    AtomicWrite {
+        /// Address, a multiple of eight.
+        remote_addr: u64,
+        /// Key of the peer's region or window.
+        rkey: Rkey,
+    },
+    /// Make sure that what was written to the peer's memory is visible there, or persistent.
+    Flush {
+        /// First address, as the peer's region knows it; without meaning if the whole region is flushed.
+        remote_addr: u64,
+        /// Key of the peer's region or window.
+        rkey: Rkey,
+        /// Bytes to flush; without meaning if the whole region is flushed.
+        length: u32,
+        /// What is asked for.
+        flags: FlushFlags,
+    },
+    /// Revoke a key of this host: of a region that may be invalidated, or of a bound type 2 window.
+    LocalInvalidate(Rkey),
+    /// Bind a memory window of this host to a part of a region.
+    BindMemoryWindow {
+        /// The window's new key: its index in the upper 24 bits, the new tag below.
+        rkey: Rkey,
+        /// The region.
+        lkey: Lkey,
+        /// First address, as the region knows it.
+        addr: u64,
+        /// Bytes; 0 unbinds a type 1 window.
+        length: u64,
+        /// What peers may do through the window, and whether its addresses count from 0.
+        access: AccessFlags,
+    },
+}
+
+bitflags::bitflags! {
+    /// What a FLUSH asks for. The lower bits are those of `ibv_placement_type`.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+    pub struct FlushFlags: u8 {
+        /// What was written is visible to every party at the peer.
+        const GLOBAL = 1;
+        /// What was written survives a loss of power.
+        const PERSISTENT = 1 << 1;
+        /// The whole region instead of a range.
+        const WHOLE_REGION = 1 << 4;
+    }
 }
 
 impl Operation {
@@ -97,6 +143,10 @@ impl Operation {
             Self::Read { .. } => "RDMA READ",
             Self::CompareAndSwap { .. } => "CmpSwap",
             Self::FetchAndAdd { .. } => "FetchAdd",
+            Self::AtomicWrite { .. } => "ATOMIC WRITE",
+            Self::Flush { .. } => "FLUSH",
+            Self::LocalInvalidate(_) => "Local Invalidate",
+            Self::BindMemoryWindow { .. } => "Bind Memory Window",
         }
     }
 
@@ -104,9 +154,7 @@ impl Operation {
     pub const fn is_possible_on(&self, qp_type: QueuePairType) -> bool {
         match qp_type {
             QueuePairType::UnreliableDatagram => matches!(self, Self::Send | Self::SendWithImmediate(_)),
-            QueuePairType::UnreliableConnection => {
-                !self.is_read_or_atomic() && !matches!(self, Self::SendWithInvalidate(_))
-            }
+            QueuePairType::UnreliableConnection => !self.is_answered() && !matches!(self, Self::SendWithInvalidate(_)),
             _ => true,
         }
     }
@@ -116,7 +164,22 @@ impl Operation {
         matches!(self, Self::Read { .. } | Self::CompareAndSwap { .. } | Self::FetchAndAdd { .. })
     }
 
-    /// Whether it is an atomic.
+    /// Whether the peer answers it by itself instead of acknowledging it; what `max_rd_atomic` limits.
+    pub const fn is_answered(&self) -> bool {
+        self.is_read_or_atomic() || self.is_bare()
+    }
+
+    /// Whether the peer's answer is an empty one.
+    pub const fn is_bare(&self) -> bool {
+        matches!(self, Self::AtomicWrite { .. } | Self::Flush { .. })
+    }
+
+    /// Whether no packet leaves for it.
+    pub const fn is_local(&self) -> bool {
+        matches!(self, Self::LocalInvalidate(_) | Self::BindMemoryWindow { .. })
+    }
+
+    /// Whether it is a compare-and-swap or a fetch-and-add.
     pub const fn is_atomic(&self) -> bool {
         matches!(self, Self::CompareAndSwap { .. } | Self::FetchAndAdd { .. })
     }

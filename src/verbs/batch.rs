@@ -4,12 +4,13 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::request::{Bytes, Regions};
+use super::request::{Bytes, Regions, Target};
 use super::{
-    AccessFlags, Error, ErrorKind, ProtectionDomain, QueuePair, ReceiveRequest, RegionList, RegionRange, Result,
-    SendRequest,
+    AccessFlags, Error, ErrorKind, FlushFlags, ProtectionDomain, QueuePair, ReceiveRequest, RegionList, RegionRange,
+    Result, SendRequest,
 };
 use crate::mutation::{Mutation, planted};
+use crate::provider::DatagramTarget;
 use crate::types::{self, BatchEnd, Data, Sge};
 
 /// Most scatter-gather entries that are translated, on the stack. No device known takes more.
@@ -103,7 +104,11 @@ impl<'a> SendBatch<'a> {
         check_remote(request)?;
         let push = |data: Data<'_>| {
             let SendRequest { wr_id, operation, flags, .. } = *request;
-            self.queue_pair.inner().send_push(&types::SendRequest { wr_id, operation, flags, data })
+            let lowered = types::SendRequest { wr_id, operation, flags, data };
+            match &request.target {
+                None => self.queue_pair.inner().send_push(&lowered),
+                Some(target) => self.queue_pair.inner().send_push_to(&lowered, &lower(target)),
+            }
         };
         match &request.data.0 {
             Bytes::Inline(bytes) => push(Data::Inline(&[bytes]))?,
@@ -246,6 +251,10 @@ impl fmt::Debug for ReceiveBatch<'_> {
     }
 }
 
+fn lower<'a>(target: &Target<'a>) -> DatagramTarget<'a> {
+    DatagramTarget { handle: target.handle.inner(), remote_qpn: target.qpn, remote_qkey: target.qkey }
+}
+
 /// Whether the peer's memory has room for the request, as far as it is known here.
 fn check_remote(request: &SendRequest<'_>) -> Result<()> {
     let invalid = |message| Err(Error::new("post_send", ErrorKind::InvalidArgument, message));
@@ -254,13 +263,28 @@ fn check_remote(request: &SendRequest<'_>) -> Result<()> {
         return invalid(format!("length is {len} bytes; the peer's memory has {room}"));
     }
     match request.operation {
-        types::Operation::CompareAndSwap { remote_addr, .. } | types::Operation::FetchAndAdd { remote_addr, .. }
+        types::Operation::CompareAndSwap { remote_addr, .. }
+        | types::Operation::FetchAndAdd { remote_addr, .. }
+        | types::Operation::AtomicWrite { remote_addr, .. }
             if remote_addr % 8 != 0 && !planted(Mutation::AtomicAddressUnchecked) =>
         {
             invalid(format!("remote_addr is {remote_addr:#x}; an atomic needs a multiple of 8"))
         }
+        types::Operation::Flush { flags, length, .. } => check_flush(flags, length),
         _ => Ok(()),
     }
+}
+
+fn check_flush(flags: FlushFlags, length: u32) -> Result<()> {
+    let invalid = |message| Err(Error::new("post_send", ErrorKind::InvalidArgument, message));
+    if !flags.intersects(FlushFlags::GLOBAL | FlushFlags::PERSISTENT) {
+        return invalid(format!("flags are {flags:?}; a FLUSH needs GLOBAL or PERSISTENT"));
+    }
+    let limit = types::MAX_MESSAGE_BYTES;
+    if length > limit && !flags.contains(FlushFlags::WHOLE_REGION) {
+        return invalid(format!("length is {length} bytes or more; a FLUSH of a range has at most {limit}"));
+    }
+    Ok(())
 }
 
 /// What every range in a request must fulfil.

@@ -41,6 +41,10 @@ impl Completion {
         self.raw.qpn
     }
 
+    pub(super) const fn raw(&self) -> &RawCompletion {
+        &self.raw
+    }
+
     /// All requests of its queue with a number below this one are finished.
     pub(crate) const fn retired(&self) -> u32 {
         self.raw.retired
@@ -92,6 +96,7 @@ impl Completion {
             immediate: carried(CompletionFlags::WITH_IMMEDIATE),
             invalidated: carried(CompletionFlags::WITH_INVALIDATE).map(Rkey),
             source_qpn: raw.source_qpn,
+            global_route_header: raw.flags.contains(CompletionFlags::GLOBAL_ROUTE_HEADER),
         })
     }
 }
@@ -124,6 +129,9 @@ pub struct Success {
     pub invalidated: Option<Rkey>,
     /// The queue pair that sent it.
     pub source_qpn: Qpn,
+    /// The first 40 bytes of the received message are its route header, which [`Success::byte_len`] counts: the
+    /// message is a datagram.
+    pub global_route_header: bool,
 }
 
 /// A failed completion, as an error.

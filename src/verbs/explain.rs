@@ -191,6 +191,10 @@ fn operation_name(operation: &Operation) -> &'static str {
         Operation::Write { .. } | Operation::WriteWithImmediate { .. } => "WRITE",
         Operation::Read { .. } => "READ",
         Operation::CompareAndSwap { .. } | Operation::FetchAndAdd { .. } => "atomic",
+        Operation::AtomicWrite { .. } => "ATOMIC WRITE",
+        Operation::Flush { .. } => "FLUSH",
+        Operation::LocalInvalidate(_) => "local invalidation",
+        Operation::BindMemoryWindow { .. } => "bind of a memory window",
         _ => "SEND",
     }
 }

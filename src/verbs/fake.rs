@@ -128,14 +128,12 @@ impl provider::ProtectionDomain for FakeDomain {
         self.id
     }
 
-    fn reg_mr(
+    fn reg_mr_with(
         &self,
         backing: Backing,
-        iova: Option<u64>,
-        access: AccessFlags,
+        options: &RegisterOptions,
     ) -> Result<Arc<dyn provider::MemoryRegion>, provider::Refused> {
-        let options = RegisterOptions { access, iova, ..RegisterOptions::default() };
-        let region = self.regions.register_with(self.id, backing, &options).map_err(|refused| provider::Refused {
+        let region = self.regions.register_with(self.id, backing, options).map_err(|refused| provider::Refused {
             error: Error::new("reg_mr", ErrorKind::InvalidArgument, refused.error.to_string()),
             backing: refused.backing,
         })?;

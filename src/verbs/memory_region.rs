@@ -19,7 +19,8 @@ use crate::types::Sge;
 /// for the last aligned word of a WRITE with `load_acquire`.
 ///
 /// Dropping a region deregisters it and frees the memory. When that returns, nothing accesses the memory any more;
-/// requests that still name it end in a local protection error.
+/// requests that still name it end in a local protection error, and memory windows that are bound to it lead nowhere.
+/// (In the C API bound windows hinder deregistration. Here a value cannot be kept from being dropped.)
 ///
 /// ```
 /// use rdma_verbs::verbs::{self, AccessFlags};
@@ -48,7 +49,7 @@ struct Registration(Arc<dyn provider::MemoryRegion>);
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        if let Err(error) = self.0.dereg() {
+        if let Err(error) = self.0.revoke() {
             tracing::warn!(%error, "a dropped memory region could not be deregistered");
         }
     }
@@ -221,7 +222,7 @@ impl MemoryRegion {
     /// # Ok::<(), verbs::Error>(())
     /// ```
     pub fn revoke(&self) -> Result<()> {
-        self.registration.0.dereg()?;
+        self.registration.0.revoke()?;
         self.revoked.store(true, Ordering::Release);
         Ok(())
     }
@@ -236,19 +237,19 @@ impl MemoryRegion {
     /// here.
     pub fn dereg(self) -> Result<Memory> {
         let region = Arc::clone(&self.region);
-        self.registration.0.dereg()?;
+        self.registration.0.revoke()?;
         drop(self);
         Region::into_backing(region).map(Memory::from_backing).map_err(|_| {
             Error::new("dereg_mr", ErrorKind::Busy, "the region is deregistered, but its memory is still shared")
         })
     }
 
-    /// Whether its keys are gone: deregistered here, or invalidated by a peer.
     /// The first byte in this process. Whoever dereferences it takes part in the rules of [`crate::memory`].
     pub(crate) fn as_mut_ptr(&self) -> *mut u8 {
         self.region.as_mut_ptr()
     }
 
+    /// Whether its keys are gone: deregistered here, or invalidated.
     pub(super) fn is_revoked(&self) -> bool {
         self.revoked.load(Ordering::Acquire) || !self.region.is_valid()
     }
@@ -366,6 +367,11 @@ impl<'a> RegionRange<'a> {
     /// Whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// First address, as the region knows it, and length.
+    pub(super) fn extent(&self) -> (u64, u64) {
+        (self.region.iova.wrapping_add(self.offset as u64), self.len as u64)
     }
 
     /// The scatter-gather entry, if `length` bytes can be counted in one.

@@ -9,9 +9,11 @@
 //! | [`Context`] | `ibv_context` | [`open`], [`Device::open`] |
 //! | [`ProtectionDomain`] | `ibv_pd` | [`Context::alloc_pd`] |
 //! | [`MemoryRegion`] | `ibv_mr` | [`ProtectionDomain::reg_mr`], [`ProtectionDomain::alloc_mr`] |
+//! | [`MemoryWindow`] | `ibv_mw` | [`ProtectionDomain::alloc_mw`] |
 //! | [`CompletionChannel`] | `ibv_comp_channel` | [`Context::create_comp_channel`] |
 //! | [`CompletionQueue`] | `ibv_cq` | [`Context::create_cq`] |
 //! | [`QueuePair`] | `ibv_qp` | [`ProtectionDomain::create_qp`] |
+//! | [`AddressHandle`] | `ibv_ah` | [`ProtectionDomain::create_ah`] |
 //! | [`SendRequest`], [`ReceiveRequest`] | `ibv_send_wr`, `ibv_recv_wr` | their constructors |
 //! | [`Completion`] | `ibv_wc` | [`CompletionQueue::poll`] |
 //! | [`ConnectionInfo`] | every program's own struct | [`QueuePair::connection_info`] |
@@ -50,6 +52,7 @@
 //! It has done nothing. A request that fails later is a [`Completion`] whose [`Completion::result`] is an error.
 #![deny(unsafe_code)]
 
+mod address_handle;
 mod async_event;
 mod batch;
 mod capture;
@@ -61,12 +64,14 @@ mod connect;
 mod connection_info;
 mod connection_tcp;
 mod context;
+mod datagram;
 mod device;
 mod explain;
 #[cfg(test)]
 mod fake;
 mod memory;
 mod memory_region;
+mod memory_window;
 mod polling;
 mod protection_domain;
 mod queue_pair;
@@ -76,6 +81,7 @@ mod request;
 #[cfg(test)]
 mod tests;
 
+pub use address_handle::AddressHandle;
 pub use async_event::UnacknowledgedEvent;
 pub use batch::{ReceiveBatch, SendBatch};
 pub use capture::Capture;
@@ -90,6 +96,7 @@ pub use context::Context;
 pub use device::{Device, devices, open};
 pub use memory::{Memory, RefusedMemory};
 pub use memory_region::{MemoryRegion, RegionRange};
+pub use memory_window::{MemoryWindow, MemoryWindowBind};
 pub use polling::Polling;
 pub use protection_domain::ProtectionDomain;
 pub use queue_pair::QueuePair;
@@ -97,12 +104,13 @@ pub use queue_pair_builder::QueuePairBuilder;
 pub use remote::RemoteMemory;
 pub use request::{Payload, ReceiveRequest, RegionList, SendRequest};
 
+pub use crate::memory::RegisterOptions;
 pub use crate::provider::{Error, ErrorKind, Result};
 pub use crate::types::{
     AccessFlags, AddressVector, AsyncEvent, CaptureConfig, CaptureSummary, Cause, CompletionOpcode, CompletionStatus,
-    Counter, Counters, DeviceAttributes, DropReason, EventObject, Gid, GidEntry, Lkey, Mtu, PeerCapabilities,
-    PortAttributes, PortState, Psn, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairReport, QueuePairState,
-    QueuePairStatus, QueuePairType, Rkey,
+    Counter, Counters, DeviceAttributes, DeviceCapabilities, DropReason, EventObject, FlushFlags, Gid, GidEntry,
+    GlobalRouteHeader, Lkey, MemoryWindowType, Mtu, PeerCapabilities, PortAttributes, PortState, Psn, Qkey, Qpn,
+    QueuePairAttributes, QueuePairCapabilities, QueuePairReport, QueuePairState, QueuePairStatus, QueuePairType, Rkey,
 };
 
 /// The promise of the module's documentation, held by the compiler: these types may be shared between threads.
@@ -111,9 +119,12 @@ const _: () = {
     send_and_sync::<Device>();
     send_and_sync::<Context>();
     send_and_sync::<Capture>();
+    send_and_sync::<AddressHandle>();
     send_and_sync::<ProtectionDomain>();
     send_and_sync::<Memory>();
     send_and_sync::<MemoryRegion>();
+    send_and_sync::<MemoryWindow>();
+    send_and_sync::<MemoryWindowBind<'_>>();
     send_and_sync::<RegionRange<'_>>();
     send_and_sync::<RegionList<'_>>();
     send_and_sync::<RemoteMemory>();

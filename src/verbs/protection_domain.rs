@@ -4,12 +4,12 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::{
-    AccessFlags, CompletionQueue, Context, Error, ErrorKind, Memory, MemoryRegion, QueuePairBuilder, RefusedMemory,
-    Result,
+    AccessFlags, CompletionQueue, Context, Error, ErrorKind, Memory, MemoryRegion, MemoryWindow, QueuePairBuilder,
+    RefusedMemory, Result,
 };
-use crate::memory::Backing;
+use crate::memory::{Backing, RegisterOptions};
 use crate::provider::{self, Refused};
-use crate::types::DomainId;
+use crate::types::{DomainId, MemoryWindowType};
 
 /// A protection domain (`ibv_pd`). A queue pair reaches only regions of its own domain, for requests of this host and
 /// of the peer alike.
@@ -55,7 +55,7 @@ impl ProtectionDomain {
     /// # Ok::<(), verbs::Error>(())
     /// ```
     pub fn reg_mr(&self, memory: impl Into<Memory>, access: AccessFlags) -> Result<MemoryRegion> {
-        Ok(self.register(memory.into().into_backing(), None, access)?)
+        Ok(self.register(memory.into().into_backing(), &options(access, None))?)
     }
 
     /// As [`ProtectionDomain::reg_mr`], but a refusal gives the memory back.
@@ -73,7 +73,7 @@ impl ProtectionDomain {
     /// # Ok::<(), verbs::Error>(())
     /// ```
     pub fn try_reg_mr(&self, memory: impl Into<Memory>, access: AccessFlags) -> Result<MemoryRegion, RefusedMemory> {
-        self.register(memory.into().into_backing(), None, access)
+        self.register(memory.into().into_backing(), &options(access, None))
             .map_err(|Refused { error, backing }| RefusedMemory { error, memory: Memory::from_backing(backing) })
     }
 
@@ -92,7 +92,40 @@ impl ProtectionDomain {
     /// # Ok::<(), verbs::Error>(())
     /// ```
     pub fn reg_mr_iova(&self, memory: impl Into<Memory>, iova: u64, access: AccessFlags) -> Result<MemoryRegion> {
-        Ok(self.register(memory.into().into_backing(), Some(iova), access)?)
+        Ok(self.register(memory.into().into_backing(), &options(access, Some(iova)))?)
+    }
+
+    /// As [`ProtectionDomain::reg_mr`], with all options: the first address, and whether the key may be invalidated.
+    ///
+    /// # Errors
+    /// As [`ProtectionDomain::reg_mr`], with the memory as it was given.
+    ///
+    /// ```
+    /// use rdma_verbs::verbs::{self, AccessFlags, RegisterOptions};
+    ///
+    /// let pd = verbs::open("soft:127.0.1.15")?.alloc_pd()?;
+    /// let access = AccessFlags::REMOTE_READ | AccessFlags::ZERO_BASED;
+    /// let options = RegisterOptions { access, invalidatable: true, ..Default::default() };
+    /// let mr = pd.reg_mr_with(vec![0u8; 4096], &options)?;
+    /// assert_eq!(mr.remote().addr(), 0);
+    /// # Ok::<(), verbs::Error>(())
+    /// ```
+    pub fn reg_mr_with(
+        &self,
+        memory: impl Into<Memory>,
+        options: &RegisterOptions,
+    ) -> Result<MemoryRegion, RefusedMemory> {
+        self.register(memory.into().into_backing(), options)
+            .map_err(|Refused { error, backing }| RefusedMemory { error, memory: Memory::from_backing(backing) })
+    }
+
+    /// Allocates a memory window (`ibv_alloc_mw`): a key that can be bound to a part of a region, and taken away again,
+    /// without registering anything. [`MemoryWindow`] has an example.
+    ///
+    /// # Errors
+    /// [`ErrorKind::ResourceLimit`] at the device's `max_mw`, [`ErrorKind::Unsupported`] if it has none.
+    pub fn alloc_mw(&self, kind: MemoryWindowType) -> Result<MemoryWindow> {
+        Ok(MemoryWindow::new(self.clone(), self.inner.alloc_mw(kind)?))
     }
 
     /// Allocates `len` zeroed bytes of the library's own, page-aligned, and registers them.
@@ -154,17 +187,18 @@ impl ProtectionDomain {
         // SAFETY: the caller promises what `Backing::raw` asks for: the range stays this process's to change until
         // the region, which owns the backing, is gone.
         let backing = unsafe { Backing::raw(addr, len) };
-        Ok(self.register(backing, iova, access)?)
+        Ok(self.register(backing, &options(access, iova))?)
     }
 
-    fn register(&self, backing: Backing, iova: Option<u64>, access: AccessFlags) -> Result<MemoryRegion, Refused> {
+    fn register(&self, backing: Backing, options: &RegisterOptions) -> Result<MemoryRegion, Refused> {
+        let access = options.access;
         let needs_local_write = AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;
         if access.intersects(needs_local_write) && !access.contains(AccessFlags::LOCAL_WRITE) {
             let message = format!("access is {access:?}; REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE");
             let error = Error::new("reg_mr", ErrorKind::InvalidArgument, message);
             return Err(Refused { error, backing });
         }
-        Ok(MemoryRegion::new(self.clone(), self.inner.reg_mr(backing, iova, access)?))
+        Ok(MemoryRegion::new(self.clone(), self.inner.reg_mr_with(backing, options)?))
     }
 
     /// Describes a queue pair whose sends complete on `send_cq` and whose receives complete on `recv_cq`, which may be
@@ -195,6 +229,10 @@ impl ProtectionDomain {
     pub(super) fn is_same(&self, other: &ProtectionDomain) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
+}
+
+fn options(access: AccessFlags, iova: Option<u64>) -> RegisterOptions {
+    RegisterOptions { access, iova, ..RegisterOptions::default() }
 }
 
 impl fmt::Debug for ProtectionDomain {

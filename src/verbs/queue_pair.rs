@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use super::batch::Poster;
 use super::{
     AccessFlags, AsyncEvent, CompletionError, CompletionQueue, Context, Counters, Error, ErrorKind, ProtectionDomain,
-    Psn, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairReport, QueuePairState, QueuePairStatus,
+    Psn, Qkey, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairReport, QueuePairState, QueuePairStatus,
     QueuePairType, ReceiveBatch, ReceiveRequest, Result, SendBatch, SendRequest, explain,
 };
 use crate::mutation::{Mutation, planted};
@@ -20,6 +20,7 @@ pub(super) struct Settings {
     pub(super) port_num: u8,
     pub(super) gid_index: u8,
     pub(super) access: AccessFlags,
+    pub(super) qkey: Qkey,
     pub(super) max_dest_rd_atomic: Option<u8>,
 }
 
@@ -30,6 +31,7 @@ impl Default for Settings {
             port_num: 1,
             gid_index: 0,
             access: AccessFlags::REMOTE,
+            qkey: Qkey(0),
             max_dest_rd_atomic: None,
         }
     }
@@ -191,18 +193,21 @@ impl QueuePair {
         Ok(self.query()?.qp_state)
     }
 
-    /// RESET to INIT, with the port and the rights that the builder was given. Receives can be posted from then on.
+    /// RESET to INIT, with the port and the rights (for datagrams: the Q_Key) that the builder was given.
+    /// Receives can be posted from then on.
     ///
     /// [`QueuePair::connect`] does this too; it is for programs that post receives before the peer can send.
     ///
     /// # Errors
     /// The queue pair is not in RESET.
     pub fn init(&self) -> Result<()> {
+        let is_datagram = self.qp_type() == QueuePairType::UnreliableDatagram;
         self.modify(&QueuePairAttributes {
             qp_state: Some(QueuePairState::Init),
             pkey_index: Some(0),
             port_num: Some(self.settings.port_num),
-            qp_access_flags: Some(self.settings.access),
+            qp_access_flags: (!is_datagram).then_some(self.settings.access),
+            qkey: is_datagram.then_some(self.settings.qkey),
             ..QueuePairAttributes::default()
         })
     }

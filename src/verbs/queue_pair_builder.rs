@@ -2,8 +2,8 @@
 
 use super::queue_pair::Settings;
 use super::{
-    AccessFlags, CompletionQueue, Error, ErrorKind, ProtectionDomain, QueuePair, QueuePairCapabilities, QueuePairType,
-    Result,
+    AccessFlags, CompletionQueue, Error, ErrorKind, ProtectionDomain, Qkey, QueuePair, QueuePairCapabilities,
+    QueuePairType, Result,
 };
 use crate::provider;
 
@@ -112,6 +112,12 @@ impl<'a> QueuePairBuilder<'a> {
     /// What the peer may do through this queue pair at most; [`QueuePair::init`] sets it.
     pub fn access(mut self, access: AccessFlags) -> Self {
         self.settings.access = access;
+        self
+    }
+
+    /// The Q_Key of a datagram queue pair, which senders must name; [`QueuePair::init`] sets it. 0 by default.
+    pub fn qkey(mut self, qkey: Qkey) -> Self {
+        self.settings.qkey = qkey;
         self
     }
 

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use super::{MemoryRegion, RegionRange, RemoteMemory, Rkey};
-use crate::types::{Operation, SendFlags};
+use super::{AddressHandle, MemoryRegion, Qkey, Qpn, RegionRange, RemoteMemory, Rkey};
+use crate::types::{FlushFlags, Operation, SendFlags};
 
 /// Pieces of registered memory that a message is gathered from or scattered to, in order.
 ///
@@ -167,6 +167,16 @@ pub struct SendRequest<'a> {
     pub(super) data: Payload<'a>,
     /// Bytes that the peer's memory has for it.
     pub(super) room: u64,
+    /// Where a datagram goes.
+    pub(super) target: Option<Target<'a>>,
+}
+
+/// Where a datagram goes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Target<'a> {
+    pub(super) handle: &'a AddressHandle,
+    pub(super) qpn: Qpn,
+    pub(super) qkey: Qkey,
 }
 
 impl<'a> SendRequest<'a> {
@@ -183,6 +193,34 @@ impl<'a> SendRequest<'a> {
     /// SEND with invalidate: also revokes the peer's key `rkey`, as far as the peer allows.
     pub fn send_with_invalidate(data: impl Into<Payload<'a>>, rkey: Rkey) -> Self {
         Self::new(Operation::SendWithInvalidate(rkey), data.into(), u64::MAX)
+    }
+
+    /// SEND of a datagram, which goes where `handle` leads, to queue pair `remote_qpn` there: at most the port's
+    /// `active_mtu` long. It arrives behind 40 bytes of route header, or not at all.
+    ///
+    /// `remote_qkey` must be the receiver's; with its highest bit set, the sending queue pair's own Q_Key is sent.
+    ///
+    /// [`AddressHandle`] has an example.
+    pub fn send_to(
+        data: impl Into<Payload<'a>>,
+        handle: &'a AddressHandle,
+        remote_qpn: Qpn,
+        remote_qkey: Qkey,
+    ) -> Self {
+        let target = Some(Target { handle, qpn: remote_qpn, qkey: remote_qkey });
+        Self { target, ..Self::send(data) }
+    }
+
+    /// As [`SendRequest::send_to`], and hands `immediate` to the receive's completion.
+    pub fn send_to_with_immediate(
+        data: impl Into<Payload<'a>>,
+        handle: &'a AddressHandle,
+        remote_qpn: Qpn,
+        remote_qkey: Qkey,
+        immediate: u32,
+    ) -> Self {
+        let target = Some(Target { handle, qpn: remote_qpn, qkey: remote_qkey });
+        Self { target, ..Self::send_with_immediate(data, immediate) }
     }
 
     /// WRITE: copies `data` to the start of the peer's memory `remote`. The peer's program does not notice.
@@ -225,8 +263,79 @@ impl<'a> SendRequest<'a> {
         Self::new(operation, result.into().into(), remote.len())
     }
 
-    fn new(operation: Operation, data: Payload<'a>, room: u64) -> Self {
-        Self { wr_id: 0, operation, flags: SendFlags::empty(), data, room }
+    /// ATOMIC WRITE: writes 8 bytes to the start of `remote`, which must be aligned to 8, in one store. Who reads the
+    /// word there sees the old one or the new one, and with the new one all that earlier requests of this queue pair
+    /// wrote. Not all devices can do it: [`DeviceCapabilities::ATOMIC_WRITE`](super::DeviceCapabilities::ATOMIC_WRITE).
+    ///
+    /// ```
+    /// # use rdma_verbs::verbs::{self, AccessFlags, Payload, SendRequest};
+    /// # let context = verbs::open("soft:127.0.1.53")?;
+    /// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+    /// # let qp = pd.create_qp(&cq, &cq).max_inline_data(8).build()?;
+    /// # qp.connect(&qp.connection_info()?)?; // to itself
+    /// let mr = pd.alloc_mr(64, AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE)?;
+    /// let word = 7u64.to_ne_bytes();
+    /// qp.post_send(&[SendRequest::atomic_write(Payload::inline(&word), mr.remote()).signaled()])?;
+    /// cq.wait(std::time::Duration::from_secs(10))?.result()?;
+    /// assert_eq!(mr.load_acquire_u64(0)?, 7);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn atomic_write(data: impl Into<Payload<'a>>, remote: RemoteMemory) -> Self {
+        let operation = Operation::AtomicWrite { remote_addr: remote.addr(), rkey: remote.rkey() };
+        Self::new(operation, data.into(), remote.len())
+    }
+
+    /// FLUSH: completes when all that was written to `remote` before, by anybody, is visible to every party at the peer
+    /// ([`FlushFlags::GLOBAL`]), or survives a loss of power ([`FlushFlags::PERSISTENT`]). With
+    /// [`FlushFlags::WHOLE_REGION`] the region, or window, of `remote`'s key is flushed as a whole. The peer's region
+    /// and queue pair must grant it: [`AccessFlags::FLUSH_GLOBAL`](super::AccessFlags::FLUSH_GLOBAL),
+    /// [`AccessFlags::FLUSH_PERSISTENT`](super::AccessFlags::FLUSH_PERSISTENT).
+    ///
+    /// ```
+    /// # use rdma_verbs::verbs::{self, AccessFlags, FlushFlags, Payload, SendRequest};
+    /// # let context = verbs::open("soft:127.0.1.54")?;
+    /// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+    /// let access = AccessFlags::REMOTE | AccessFlags::FLUSH_GLOBAL;
+    /// let qp = pd.create_qp(&cq, &cq).access(access).max_inline_data(8).build()?;
+    /// qp.connect(&qp.connection_info()?)?; // to itself
+    /// let mr = pd.alloc_mr(64, AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE | AccessFlags::FLUSH_GLOBAL)?;
+    /// qp.post_send(&[
+    ///     SendRequest::write(Payload::inline(b"log"), mr.remote()),
+    ///     SendRequest::flush(mr.remote(), FlushFlags::GLOBAL).signaled(),
+    /// ])?;
+    /// cq.wait(std::time::Duration::from_secs(10))?.result()?;
+    /// assert_eq!(mr.to_vec(..3)?, b"log");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn flush(remote: RemoteMemory, flags: FlushFlags) -> Self {
+        let length = u32::try_from(remote.len()).unwrap_or(u32::MAX);
+        let operation = Operation::Flush { remote_addr: remote.addr(), rkey: remote.rkey(), length, flags };
+        Self::new(operation, Payload::EMPTY, u64::MAX)
+    }
+
+    /// Local invalidation: revokes a key of this host, of a region that was registered as invalidatable or of a bound
+    /// type 2 window. Begins when all earlier requests of this queue pair are complete, as if it were fenced; later
+    /// ones begin after it.
+    ///
+    /// ```
+    /// # use rdma_verbs::verbs::{self, AccessFlags, CompletionOpcode, RegisterOptions, SendRequest};
+    /// # let context = verbs::open("soft:127.0.1.55")?;
+    /// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+    /// # let qp = pd.create_qp(&cq, &cq).build()?;
+    /// # qp.connect(&qp.connection_info()?)?; // to itself
+    /// let options = RegisterOptions { access: AccessFlags::REMOTE_READ, invalidatable: true, ..Default::default() };
+    /// let mr = pd.reg_mr_with(vec![0; 64], &options)?;
+    /// qp.post_send(&[SendRequest::local_invalidate(mr.rkey()).signaled()])?;
+    /// let done = cq.wait(std::time::Duration::from_secs(10))?.result()?;
+    /// assert_eq!(done.opcode, CompletionOpcode::LocalInvalidate);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn local_invalidate(rkey: Rkey) -> Self {
+        Self::new(Operation::LocalInvalidate(rkey), Payload::EMPTY, u64::MAX)
+    }
+
+    pub(super) fn new(operation: Operation, data: Payload<'a>, room: u64) -> Self {
+        Self { wr_id: 0, operation, flags: SendFlags::empty(), data, room, target: None }
     }
 
     /// A number of the caller's own; comes back in the completion.

@@ -101,6 +101,25 @@ impl Reth {
     }
 }
 
+/// FLUSH extended transport header: what is to be flushed, and how far.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct FlushEth {
+    /// 0: the range of the RETH; 1: the whole region; 2 and 3 are reserved.
+    pub selectivity: u8,
+    /// Bit 0: to global visibility; bit 1: to persistence; bits 2 and 3 are reserved.
+    pub placement: u8,
+}
+
+impl FlushEth {
+    pub(super) fn parse(bytes: &[u8; 4]) -> Self {
+        Self { selectivity: bytes[3] >> 4 & 3, placement: bytes[3] & 0xf }
+    }
+
+    pub(super) fn emit(&self) -> [u8; 4] {
+        [0, 0, 0, (self.selectivity & 3) << 4 | (self.placement & 0xf)]
+    }
+}
+
 /// Extended transport header of atomics.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct AtomicEth {

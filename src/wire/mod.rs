@@ -11,7 +11,7 @@ mod packet;
 #[cfg(test)]
 mod tests;
 
-pub use header::{Aeth, AtomicEth, BTH_BYTES, Bth, Deth, NakCode, Reth, Syndrome};
+pub use header::{Aeth, AtomicEth, BTH_BYTES, Bth, Deth, FlushEth, NakCode, Reth, Syndrome};
 pub use icrc::Flow;
 pub use opcode::{Opcode, Service};
 pub use packet::{Headers, ICRC_BYTES, Packet, header_bytes, packet_bytes};

@@ -26,7 +26,7 @@ pub enum Service {
 bitflags::bitflags! {
     /// What a packet of some operation code is and carries.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-    pub(super) struct Traits: u16 {
+    pub(super) struct Traits: u32 {
         const FIRST = 1;
         const MIDDLE = 1 << 1;
         const LAST = 1 << 2;
@@ -42,6 +42,7 @@ bitflags::bitflags! {
         const ATOMIC_ACK = 1 << 12;
         const IMMEDIATE = 1 << 13;
         const INVALIDATE = 1 << 14;
+        const FLUSH = 1 << 15;
     }
 }
 
@@ -113,6 +114,10 @@ opcodes! {
     RC_SEND_LAST_INVALIDATE = 0x16, "RC SEND_LAST_INV", [LAST | SEND | PAYLOAD | INVALIDATE];
     /// A SEND of one packet that invalidates a key.
     RC_SEND_ONLY_INVALIDATE = 0x17, "RC SEND_ONLY_INV", [ONLY | SEND | PAYLOAD | INVALIDATE];
+    /// Flush of the peer's memory.
+    RC_FLUSH = 0x1c, "RC FLUSH", [ONLY | FLUSH | RETH];
+    /// Atomic write of eight bytes.
+    RC_ATOMIC_WRITE = 0x1d, "RC ATOMIC_WRITE", [ONLY | RETH | PAYLOAD];
     /// First packet of an unreliable SEND.
     UC_SEND_FIRST = 0x20, "UC SEND_FIRST", [FIRST | SEND | PAYLOAD];
     /// Packet inside an unreliable SEND.
@@ -244,6 +249,7 @@ impl Opcode {
         let traits = self.traits();
         let sizes = [
             (Traits::DETH, 8),
+            (Traits::FLUSH, 4),
             (Traits::RETH, 16),
             (Traits::ATOMIC, 28),
             (Traits::AETH, 4),
@@ -283,6 +289,8 @@ mod tests {
             (Opcode::RC_READ_REQUEST, 28),
             (Opcode::RC_WRITE_ONLY_IMMEDIATE, 32),
             (Opcode::RC_COMPARE_SWAP, 40),
+            (Opcode::RC_FLUSH, 32),
+            (Opcode::RC_ATOMIC_WRITE, 28),
             (Opcode::UD_SEND_ONLY, 20),
             (Opcode::UD_SEND_ONLY_IMMEDIATE, 24),
         ];

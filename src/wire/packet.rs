@@ -5,7 +5,7 @@ use std::fmt;
 use crate::mutation::{Mutation, planted};
 use crate::types::{DropReason, Rkey};
 
-use super::header::{Aeth, AtomicEth, BTH_BYTES, Bth, Deth, Reth};
+use super::header::{Aeth, AtomicEth, BTH_BYTES, Bth, Deth, FlushEth, Reth};
 use super::opcode::{Opcode, Traits};
 
 /// Bytes of the invariant CRC at the end of a packet.
@@ -18,6 +18,8 @@ pub struct Headers {
     pub bth: Bth,
     /// Datagram header.
     pub deth: Option<Deth>,
+    /// What a FLUSH asks for.
+    pub flush: Option<FlushEth>,
     /// Where a WRITE or READ goes.
     pub reth: Option<Reth>,
     /// An atomic's operands.
@@ -83,6 +85,7 @@ impl<'a> Packet<'a> {
         let headers = Headers {
             bth,
             deth: reader.take_if(traits.contains(Traits::DETH), Deth::parse)?,
+            flush: reader.take_if(traits.contains(Traits::FLUSH), FlushEth::parse)?,
             reth: reader.take_if(traits.contains(Traits::RETH), Reth::parse)?,
             atomic: reader.take_if(traits.contains(Traits::ATOMIC), AtomicEth::parse)?,
             aeth: reader.take_if(traits.contains(Traits::AETH), Aeth::parse)?,
@@ -130,6 +133,9 @@ impl Headers {
         if traits.contains(Traits::DETH) {
             writer.put(&self.deth.unwrap_or_default().emit());
         }
+        if traits.contains(Traits::FLUSH) {
+            writer.put(&self.flush.unwrap_or_default().emit());
+        }
         if traits.contains(Traits::RETH) {
             writer.put(&self.reth.unwrap_or_default().emit());
         }
@@ -168,6 +174,9 @@ impl fmt::Display for Headers {
         write!(f, "{} qpn {} psn {}", bth.opcode, bth.destination, bth.psn)?;
         if let Some(deth) = self.deth {
             write!(f, " from qpn {} qkey {}", deth.source, deth.qkey)?;
+        }
+        if let Some(flush) = self.flush {
+            write!(f, " selectivity {} placement {:#x}", flush.selectivity, flush.placement)?;
         }
         if let Some(reth) = self.reth {
             write!(f, " va {:#x} rkey {} length {}", reth.va, reth.rkey, reth.length)?;

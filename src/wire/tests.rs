@@ -30,6 +30,7 @@ fn arbitrary_packet() -> impl Strategy<Value = (Headers, Vec<u8>)> {
         let headers = Headers {
             bth,
             deth: has(Traits::DETH).then_some(Deth { qkey: Qkey(d), source: Qpn::new(e) }),
+            flush: has(Traits::FLUSH).then_some(FlushEth { selectivity: d as u8 & 3, placement: e as u8 & 0xf }),
             reth: has(Traits::RETH).then_some(Reth { va: a, rkey: Rkey(d), length: e }),
             atomic: has(Traits::ATOMIC).then_some(AtomicEth { va: a, rkey: Rkey(d), swap_or_add: b, compare: c }),
             aeth: has(Traits::AETH).then(|| Aeth { syndrome: Syndrome::parse(syndrome), msn: d & 0xff_ffff }),

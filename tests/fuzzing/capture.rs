@@ -28,6 +28,8 @@ pub(crate) fn run(bytes: &[u8]) {
         destination: address(destination, switches & 4 != 0),
         source_port,
         segment_index,
+        hop_limit: None,
+        traffic_class: None,
         payload: &payload,
     };
     let file = capture_file(&datagram, fields, switches & 8 != 0, &text);

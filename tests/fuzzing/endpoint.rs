@@ -105,6 +105,8 @@ fn inject(network: &mut Network, service: QueuePairType, to: &Port, input: &mut 
         destination: flow.destination,
         source_port: flow.source_port,
         segment_index: 0,
+        hop_limit: None,
+        traffic_class: None,
         payload: &packet,
     };
     host.endpoint.handle_datagram(now, &host.memory.read(), &datagram);

@@ -7,6 +7,7 @@
 //! Written against the public API only. A new family is a file with its `SCENARIOS`, its `mod` and its line in
 //! [`FAMILIES`].
 
+mod atomic_write;
 mod attributes;
 mod bytes;
 mod channel;
@@ -15,6 +16,10 @@ mod cq;
 mod device;
 mod end;
 mod events;
+mod flush;
+mod invalidate;
+mod memory;
+mod mw;
 #[cfg(feature = "mutations")]
 pub(crate) mod planted;
 mod post;
@@ -32,12 +37,25 @@ mod state_tables;
 mod suite;
 mod threads;
 mod uc;
+mod ud;
+mod ud_address;
+mod ud_errors;
+mod ud_multicast;
+mod ud_send;
 mod world;
 
 use suite::Scenario;
 
 /// Every family of scenarios.
 const FAMILIES: &[&[Scenario]] = &[
+    atomic_write::SCENARIOS,
+    flush::SCENARIOS,
+    invalidate::SCENARIOS,
+    memory::SCENARIOS,
+    mw::SCENARIOS,
+    rc_send::SCENARIOS,
+    state_tables::SCENARIOS,
+    state_changes::SCENARIOS,
     connect::SCENARIOS,
     device::SCENARIOS,
     post::SCENARIOS,
@@ -47,13 +65,14 @@ const FAMILIES: &[&[Scenario]] = &[
     rc_order::SCENARIOS,
     rc_refusal::SCENARIOS,
     rc_retry::SCENARIOS,
-    rc_send::SCENARIOS,
     rc_sizes::SCENARIOS,
     region::SCENARIOS,
-    state_changes::SCENARIOS,
-    state_tables::SCENARIOS,
     threads::SCENARIOS,
     uc::SCENARIOS,
+    ud_address::SCENARIOS,
+    ud_errors::SCENARIOS,
+    ud_multicast::SCENARIOS,
+    ud_send::SCENARIOS,
     cq::SCENARIOS,
     channel::SCENARIOS,
     events::SCENARIOS,

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
-use rdma_verbs::verbs::DeviceAttributes;
+use rdma_verbs::verbs::{DeviceAttributes, DeviceCapabilities};
 
 use super::world::{Devices, World};
 
@@ -54,6 +54,37 @@ pub(crate) struct Capability {
 /// Remote atomics.
 pub(crate) const ATOMIC_CAP: Capability =
     Capability { name: "atomic_cap", present: |device| device.atomic_cap != rdma_verbs::types::AtomicCapability::None };
+
+/// Memory windows of type 1.
+pub(crate) const MEM_WINDOW: Capability = Capability {
+    name: "MEM_WINDOW",
+    present: |device| device.device_cap_flags.contains(DeviceCapabilities::MEM_WINDOW),
+};
+/// Memory windows of type 2 that belong to a queue pair.
+pub(crate) const MEM_WINDOW_TYPE_2B: Capability = Capability {
+    name: "MEM_WINDOW_TYPE_2B",
+    present: |device| device.device_cap_flags.contains(DeviceCapabilities::MEM_WINDOW_TYPE_2B),
+};
+/// Invalidation by work requests and by peers.
+pub(crate) const MEM_MGT_EXTENSIONS: Capability = Capability {
+    name: "MEM_MGT_EXTENSIONS",
+    present: |device| device.device_cap_flags.contains(DeviceCapabilities::MEM_MGT_EXTENSIONS),
+};
+/// ATOMIC WRITE.
+pub(crate) const ATOMIC_WRITE: Capability = Capability {
+    name: "ATOMIC_WRITE",
+    present: |device| device.device_cap_flags.contains(DeviceCapabilities::ATOMIC_WRITE),
+};
+/// FLUSH to global visibility.
+pub(crate) const FLUSH_GLOBAL: Capability = Capability {
+    name: "FLUSH_GLOBAL",
+    present: |device| device.device_cap_flags.contains(DeviceCapabilities::FLUSH_GLOBAL),
+};
+/// FLUSH to persistence.
+pub(crate) const FLUSH_PERSISTENT: Capability = Capability {
+    name: "FLUSH_PERSISTENT",
+    present: |device| device.device_cap_flags.contains(DeviceCapabilities::FLUSH_PERSISTENT),
+};
 
 thread_local! {
     /// What the scenario of this thread said when it panicked.

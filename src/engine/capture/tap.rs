@@ -215,6 +215,8 @@ mod tests {
                 destination: flow.destination,
                 source_port: flow.source_port,
                 segment_index: 0,
+                hop_limit: None,
+                traffic_class: None,
                 payload: &payload,
             };
             assert_eq!(solve(&datagram), (identification, dont_fragment));
@@ -225,6 +227,8 @@ mod tests {
             destination: flow.destination,
             source_port: 1,
             segment_index: 4,
+            hop_limit: None,
+            traffic_class: None,
             payload: &far_too_long,
         };
         assert_eq!(solve(&datagram), (4, true));

@@ -277,7 +277,10 @@ proptest! {
         let mut tap = Tap::default();
         prop_assert!(tap.is_idle() && tap.time().is_none());
         tap.add(Arc::clone(&capture));
-        let datagram = Datagram { source, destination, source_port, segment_index, payload: &payload };
+        let (hop_limit, traffic_class) = (None, None);
+        let payload = &payload;
+        let datagram =
+            Datagram { source, destination, source_port, segment_index, hop_limit, traffic_class, payload };
         let outcome = Outcome { dropped: Some(crate::types::DropReason::Truncated), is_from_own_peer };
         tap.received(&datagram, &Arrival::now(None, None, false), outcome);
         tap.remove(&capture);
@@ -285,6 +288,6 @@ proptest! {
         let (found, _) = finish(&capture);
         prop_assert_eq!(found.packets.len(), 1);
         prop_assert_eq!(found.packets[0].comment.as_deref(), Some("dropped: truncated"));
-        prop_assert!(found.packets[0].bytes.ends_with(&payload));
+        prop_assert!(found.packets[0].bytes.ends_with(payload));
     }
 }

@@ -173,6 +173,8 @@ impl Group {
                 destination: self.address.ip,
                 source_port: received.source.port(),
                 segment_index: 0,
+                hop_limit: None,
+                traffic_class: None,
                 payload: &buffer[..received.length],
             };
             newcomer.route(&datagram);

@@ -104,6 +104,8 @@ fn answer_waiting(member: &Membership) {
             destination: member.address,
             source_port: received.source.port(),
             segment_index: 0,
+            hop_limit: None,
+            traffic_class: None,
             payload: &buffer[..received.length],
         };
         member.route(&datagram);

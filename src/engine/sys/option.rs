@@ -26,6 +26,10 @@ pub(crate) enum SocketOption {
     ReportErrors6,
     /// Choose flow labels by hashing (IPv6).
     AutoFlowLabel,
+    /// Take datagrams to groups that only other sockets have joined (IPv4).
+    MulticastOfOthers4,
+    /// Take datagrams to groups that only other sockets have joined (IPv6).
+    MulticastOfOthers6,
     /// Report the time to live of received datagrams (IPv4).
     ReportHopLimit4,
     /// Report the hop limit of received datagrams (IPv6).
@@ -49,6 +53,8 @@ impl SocketOption {
             Self::ReportErrors4 => (libc::IPPROTO_IP, libc::IP_RECVERR),
             Self::ReportErrors6 => (libc::IPPROTO_IPV6, libc::IPV6_RECVERR),
             Self::AutoFlowLabel => (libc::IPPROTO_IPV6, libc::IPV6_AUTOFLOWLABEL),
+            Self::MulticastOfOthers4 => (libc::IPPROTO_IP, libc::IP_MULTICAST_ALL),
+            Self::MulticastOfOthers6 => (libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_ALL),
             Self::ReportHopLimit4 => (libc::IPPROTO_IP, libc::IP_RECVTTL),
             Self::ReportHopLimit6 => (libc::IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT),
             Self::ReportTrafficClass4 => (libc::IPPROTO_IP, libc::IP_RECVTOS),

@@ -95,6 +95,9 @@ pub(super) fn make_writable(word: *mut u8, size: usize) -> Result<(), AccessErro
 /// Makes the pages present, as pinning them for an adapter does.
 pub(crate) fn probe(address: *mut u8, length: usize, write: bool) -> Result<(), Unusable> {
     copy_is_allowed().map_err(|errno| Unusable::NoCopy { errno })?;
+    if length == 0 {
+        return Ok(());
+    }
     if address.addr().checked_add(length).is_none_or(|end| end > isize::MAX as usize) {
         return Err(Unusable::NotMapped);
     }
@@ -219,6 +222,18 @@ fn populate(address: *mut u8, length: usize, advice: c_int) -> Result<(), i32> {
         }
     }
     Err(libc::EAGAIN)
+}
+
+/// Writes the pages of a range of a file mapping to the file's storage, and waits for it.
+pub(super) fn synchronize(address: *mut u8, length: usize) -> Result<(), AccessError> {
+    if length == 0 {
+        return Ok(());
+    }
+    let lead = address.addr() % page_size();
+    let start: *mut c_void = address.wrapping_sub(lead).cast();
+    // SAFETY: synchronizing changes no byte and takes no page away, wherever it is done.
+    let result = unsafe { libc::msync(start, lead + length, libc::MS_SYNC) };
+    if result == 0 { Ok(()) } else { Err(AccessError::Fault) }
 }
 
 fn page_size() -> usize {

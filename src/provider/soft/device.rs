@@ -10,13 +10,17 @@ use super::config::SoftConfig;
 use super::errors;
 use super::interface::Interface;
 use super::limit::{Limit, check_range};
+use super::multicast::{Attachments, MAX_MCAST_GRP, MAX_MCAST_QP_ATTACH};
 use super::port::{Events, Port};
 use crate::engine::{
     Capabilities, Engine, Generation, LocalAddress, QpnBlocks, Shard, ShardConfig, SocketSizes, probe,
 };
 use crate::memory::RegionTable;
 use crate::provider::{Error, ErrorKind, Result};
-use crate::types::{AccessFlags, AtomicCapability, DeviceAttributes, Mtu, PeerCapabilities, PortAttributes, PortState};
+use crate::types::{
+    AccessFlags, AtomicCapability, DeviceAttributes, DeviceCapabilities, Mtu, PeerCapabilities, PortAttributes,
+    PortState,
+};
 
 /// Queue pairs of a shard.
 const MAX_QP_PER_SHARD: u32 = 16_384;
@@ -28,8 +32,10 @@ const MAX_INLINE: u32 = 1_024;
 const MAX_CQ: u32 = 65_536;
 const MAX_CQE: u32 = 1 << 20;
 const MAX_MR: u32 = 1 << 20;
+pub(super) const MAX_MW: u32 = 1 << 20;
 const MAX_PD: u32 = 65_536;
 const MAX_RD_ATOMIC: u8 = 128;
+const MAX_AH: u32 = 65_536;
 /// Captures that a verb began.
 const MAX_CAPTURES: u32 = 16;
 
@@ -56,6 +62,8 @@ pub(super) struct Device {
     pub(super) domains: Limit,
     pub(super) completion_queues: Limit,
     pub(super) captures: Limit,
+    pub(super) address_handles: Limit,
+    pub(super) attachments: Attachments,
     capabilities: Capabilities,
     max_mtu: Mtu,
     next_domain: AtomicU32,
@@ -107,6 +115,8 @@ impl Device {
             events,
             domains: Limit::new("max_pd", MAX_PD),
             completion_queues: Limit::new("max_cq", MAX_CQ),
+            address_handles: Limit::new("max_ah", MAX_AH),
+            attachments: Attachments::default(),
             captures: Limit::new("the most captures of a device", MAX_CAPTURES),
             capabilities,
             max_mtu: config.max_mtu,
@@ -165,6 +175,12 @@ impl Device {
         Err(Error::new(verb, ErrorKind::NotFound, message))
     }
 
+    /// The own addresses now, with their places in the GID table.
+    pub(super) fn addresses(&self) -> Vec<(u8, LocalAddress)> {
+        self.refresh_port();
+        (0..u8::MAX).filter_map(|index| Some((index, self.port.gid(index)?))).collect()
+    }
+
     pub(super) fn next_domain(&self) -> u32 {
         self.next_domain.fetch_add(1, Ordering::Relaxed)
     }
@@ -207,7 +223,18 @@ fn attributes(interface: &Interface, config: &SoftConfig) -> DeviceAttributes {
         max_cq: MAX_CQ,
         max_cqe: MAX_CQE,
         max_mr: MAX_MR,
+        max_mw: MAX_MW,
+        device_cap_flags: DeviceCapabilities::MEM_WINDOW
+            | DeviceCapabilities::MEM_MGT_EXTENSIONS
+            | DeviceCapabilities::MEM_WINDOW_TYPE_2B
+            | DeviceCapabilities::FLUSH_GLOBAL
+            | DeviceCapabilities::FLUSH_PERSISTENT
+            | DeviceCapabilities::ATOMIC_WRITE,
         max_pd: MAX_PD,
+        max_ah: MAX_AH,
+        max_mcast_grp: MAX_MCAST_GRP,
+        max_mcast_qp_attach: MAX_MCAST_QP_ATTACH,
+        max_total_mcast_qp_attach: MAX_MCAST_GRP * MAX_MCAST_QP_ATTACH,
         max_qp_rd_atom: MAX_RD_ATOMIC,
         max_qp_init_rd_atom: MAX_RD_ATOMIC,
         atomic_cap: AtomicCapability::Global,
@@ -216,7 +243,11 @@ fn attributes(interface: &Interface, config: &SoftConfig) -> DeviceAttributes {
         phys_port_cnt: 1,
         supported_access: AccessFlags::LOCAL_WRITE
             | AccessFlags::REMOTE
+            | AccessFlags::MEMORY_WINDOW_BIND
             | AccessFlags::ZERO_BASED
+            | AccessFlags::ON_DEMAND
+            | AccessFlags::HUGETLB
+            | AccessFlags::FLUSH
             | AccessFlags::RELAXED_ORDERING,
         num_comp_vectors: config.shards,
         completion_timestamp_mask: u64::MAX,

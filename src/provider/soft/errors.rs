@@ -7,15 +7,17 @@ use crate::queue::QueueError;
 use crate::transport::{CreateError, ModifyError};
 use crate::types::{Operation, QueuePairType};
 
-pub(super) fn from_register(error: &RegisterError) -> Error {
+pub(super) fn from_register(verb: &'static str, error: &RegisterError) -> Error {
     let kind = match error {
         RegisterError::UnsupportedAccess { .. } => ErrorKind::Unsupported,
         RegisterError::NoFaultSafeCopy { .. } => ErrorKind::PermissionDenied,
-        RegisterError::TooManyRegions { .. } => ErrorKind::ResourceLimit,
+        RegisterError::TooManyRegions { .. } | RegisterError::TooManyWindows { .. } => ErrorKind::ResourceLimit,
+        RegisterError::Bound { .. } => ErrorKind::Busy,
+        RegisterError::Deregistered => ErrorKind::InvalidState,
         RegisterError::NoRandomness => ErrorKind::System,
         _ => ErrorKind::InvalidArgument,
     };
-    Error::new("reg_mr", kind, error.to_string())
+    Error::new(verb, kind, error.to_string())
 }
 
 pub(super) fn from_queue(verb: &'static str, error: &QueueError) -> Error {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::errors;
 use super::protection_domain::Domain;
 use crate::memory::Region;
 use crate::provider::{MemoryRegion, Result};
@@ -35,6 +36,12 @@ impl MemoryRegion for SoftMemoryRegion {
     /// Waits for the passes in progress, because each holds the view of the table that it began with.
     fn dereg(&self) -> Result<()> {
         self.domain.device.check_process("dereg_mr")?;
+        let done = self.domain.device.memory.deregister_unbound(&self.region);
+        done.map(|_| ()).map_err(|error| errors::from_register("dereg_mr", &error))
+    }
+
+    fn revoke(&self) -> Result<()> {
+        self.domain.device.check_process("dereg_mr")?;
         self.domain.device.memory.deregister(&self.region);
         Ok(())
     }
@@ -43,6 +50,6 @@ impl MemoryRegion for SoftMemoryRegion {
 impl Drop for SoftMemoryRegion {
     fn drop(&mut self) {
         // In a forked process there is nothing to be done: no engine reaches this copy.
-        let _ = self.dereg();
+        let _ = self.revoke();
     }
 }

@@ -32,6 +32,7 @@
 //! What a child inherits answers every verb with an error, and can be dropped; the parent notices nothing of it. The
 //! child may open devices anew, also on the same addresses.
 
+mod address_handle;
 mod capture;
 mod channel;
 mod completion_queue;
@@ -42,7 +43,9 @@ mod errors;
 mod interface;
 mod limit;
 mod memory_region;
+mod memory_window;
 mod modify;
+mod multicast;
 mod port;
 mod protection_domain;
 mod queue_pair;

@@ -9,7 +9,9 @@ use super::queue_pair::SoftQueuePair;
 use crate::engine::{LocalAddress, registered_capabilities};
 use crate::provider::{Error, ErrorKind, Result};
 use crate::transport::{ModifyLimits, SourceAddress};
-use crate::types::{AddressVector, PeerCapabilities, QueuePairAttributes, QueuePairState, QueuePairStatus};
+use crate::types::{
+    AddressVector, PeerCapabilities, QueuePairAttributes, QueuePairState, QueuePairStatus, QueuePairType,
+};
 
 /// What sockets the queue pair's packets leave from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -54,6 +56,13 @@ impl SoftQueuePair {
                 Some(self.open_source(vector, kind, &given, &status)?)
             }
         };
+        let is_datagram = self.qp_type == QueuePairType::UnreliableDatagram;
+        if is_datagram && given.qp_state == Some(QueuePairState::ReadyToReceive) {
+            let addresses: Vec<LocalAddress> =
+                self.device.addresses().into_iter().map(|(_, address)| address).collect();
+            let opened = self.shard.receive_datagrams(&addresses);
+            opened.map_err(|error| errors::from_open("modify_qp", error))?;
+        }
         if given.qp_state == Some(QueuePairState::Reset) {
             self.shard.send_acknowledgements(self.qpn);
         }
@@ -147,13 +156,13 @@ impl SoftQueuePair {
 }
 
 /// The standard's way to fold numbers into a flow label of 20 bits.
-fn fold(mut value: u64) -> u32 {
+pub(super) fn fold(mut value: u64) -> u32 {
     value ^= value >> 20;
     value ^= value >> 40;
     (value & 0xf_ffff) as u32
 }
 
-fn fold_address(address: IpAddr) -> u32 {
+pub(super) fn fold_address(address: IpAddr) -> u32 {
     let number = match address {
         IpAddr::V4(address) => u64::from(u32::from(address)),
         IpAddr::V6(address) => {

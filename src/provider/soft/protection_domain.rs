@@ -3,13 +3,15 @@
 use std::any::Any;
 use std::sync::Arc;
 
+use super::address_handle::SoftAddressHandle;
 use super::device::Device;
 use super::errors;
 use super::limit::Share;
 use super::memory_region::SoftMemoryRegion;
+use super::memory_window::SoftMemoryWindow;
 use crate::memory::{Backing, RegisterOptions};
-use crate::provider::{MemoryRegion, ProtectionDomain, Refused, Result};
-use crate::types::{AccessFlags, DomainId};
+use crate::provider::{AddressHandle, MemoryRegion, MemoryWindow, ProtectionDomain, Refused, Result};
+use crate::types::{AddressVector, DomainId, GlobalRouteHeader, MemoryWindowType, RawCompletion};
 
 /// A protection domain of a software device.
 pub(super) struct SoftProtectionDomain {
@@ -40,20 +42,35 @@ impl ProtectionDomain for SoftProtectionDomain {
         self.shared.id
     }
 
-    fn reg_mr(
-        &self,
-        backing: Backing,
-        iova: Option<u64>,
-        access: AccessFlags,
-    ) -> Result<Arc<dyn MemoryRegion>, Refused> {
+    fn reg_mr_with(&self, backing: Backing, options: &RegisterOptions) -> Result<Arc<dyn MemoryRegion>, Refused> {
         if let Err(error) = self.shared.device.check_process("reg_mr") {
             return Err(Refused { error, backing });
         }
-        let options = RegisterOptions { access, iova, ..RegisterOptions::default() };
-        let registered = self.shared.device.memory.register_with(self.shared.id, backing, &options);
-        let region = registered
-            .map_err(|refused| Refused { error: errors::from_register(&refused.error), backing: refused.backing })?;
+        let registered = self.shared.device.memory.register_with(self.shared.id, backing, options);
+        let region = registered.map_err(|refused| Refused {
+            error: errors::from_register("reg_mr", &refused.error),
+            backing: refused.backing,
+        })?;
         Ok(Arc::new(SoftMemoryRegion::new(Arc::clone(&self.shared), region)))
+    }
+
+    fn alloc_mw(&self, kind: MemoryWindowType) -> Result<Arc<dyn MemoryWindow>> {
+        Ok(Arc::new(SoftMemoryWindow::new(Arc::clone(&self.shared), kind)?))
+    }
+
+    fn create_ah(&self, vector: &AddressVector) -> Result<Arc<dyn AddressHandle>> {
+        self.shared.device.check_process("create_ah")?;
+        Ok(Arc::new(SoftAddressHandle::new(&self.shared, vector)?))
+    }
+
+    fn create_ah_from_completion(
+        &self,
+        completion: &RawCompletion,
+        header: &[u8; GlobalRouteHeader::BYTES],
+        port_num: u8,
+    ) -> Result<Arc<dyn AddressHandle>> {
+        self.shared.device.check_process("create_ah")?;
+        Ok(Arc::new(SoftAddressHandle::answering(&self.shared, completion, header, port_num)?))
     }
 
     fn as_any(&self) -> &dyn Any {

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
 
+use super::address_handle::SoftAddressHandle;
 use super::completion_queue::SoftCompletionQueue;
 use super::device::Device;
 use super::errors;
@@ -11,12 +12,12 @@ use super::modify::PathKind;
 use super::protection_domain::{Domain, SoftProtectionDomain};
 use crate::engine::{Doorbell, Shard};
 use crate::mutation::{Mutation, planted};
-use crate::provider::{CompletionQueue, Error, ErrorKind, QueuePair, QueuePairInit, Result};
+use crate::provider::{CompletionQueue, DatagramTarget, Error, ErrorKind, QueuePair, QueuePairInit, Result};
 use crate::queue::{ReceiveQueue, SendQueue, SourceToken};
 use crate::transport;
 use crate::types::{
-    BatchEnd, Counters, EventObject, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairReport, QueuePairState,
-    QueuePairStatus, QueuePairType, ReceiveRequest, SendRequest,
+    BatchEnd, Counters, Data, EventObject, Gid, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairReport,
+    QueuePairState, QueuePairStatus, QueuePairType, ReceiveRequest, SendRequest,
 };
 
 /// A state that no queue pair of the standard has.
@@ -25,7 +26,7 @@ const DESTROYED: u8 = u8::MAX;
 /// A queue pair of a software device.
 pub(super) struct SoftQueuePair {
     pub(super) qpn: Qpn,
-    service: QueuePairType,
+    pub(super) qp_type: QueuePairType,
     pub(super) shard: Arc<Shard>,
     pub(super) device: Arc<Device>,
     /// One state change at a time; what kind of path it has.
@@ -38,7 +39,7 @@ pub(super) struct SoftQueuePair {
     receive: Arc<ReceiveQueue>,
     send_side: Side,
     receive_side: Side,
-    _domain: Arc<Domain>,
+    domain: Arc<Domain>,
 }
 
 /// Where a side of the queue pair completes. Keeps the completion queue alive.
@@ -116,7 +117,11 @@ impl SoftQueuePair {
         let started = device.engine.start();
         started.map_err(|error| Error::from_io("create_qp", "the engine's thread cannot be started", error))?;
 
-        let send = SendQueue::new(cap.max_send_wr, cap.max_send_sge, cap.max_inline_data);
+        let new_queue = match init.qp_type {
+            QueuePairType::UnreliableDatagram => SendQueue::for_datagrams,
+            _ => SendQueue::new,
+        };
+        let send = new_queue(cap.max_send_wr, cap.max_send_sge, cap.max_inline_data);
         let receive = ReceiveQueue::new(cap.max_recv_wr, cap.max_recv_sge);
         let (place, shard) = device.next_shard();
         let send_side = Side::attach(init.send_cq, place, Some(Arc::clone(&send)));
@@ -142,7 +147,7 @@ impl SoftQueuePair {
         let qpn = created?;
         Ok(Self {
             qpn,
-            service: init.qp_type,
+            qp_type: init.qp_type,
             shard,
             device: Arc::clone(device),
             path: Mutex::default(),
@@ -152,7 +157,7 @@ impl SoftQueuePair {
             receive,
             send_side,
             receive_side,
-            _domain: domain,
+            domain,
         })
     }
 
@@ -183,6 +188,14 @@ impl SoftQueuePair {
             None => destroyed(self.qpn),
         };
         Error::new(verb, ErrorKind::InvalidState, message)
+    }
+
+    /// Fails once the queue pair is destroyed.
+    pub(super) fn check_alive(&self, verb: &'static str) -> Result<()> {
+        if self.is_destroyed() {
+            return Err(Error::new(verb, ErrorKind::InvalidState, destroyed(self.qpn)));
+        }
+        Ok(())
     }
 
     /// Runs `read` on the endpoint's queue pair.
@@ -229,10 +242,32 @@ impl QueuePair for SoftQueuePair {
     fn send_push(&self, request: &SendRequest<'_>) -> Result<()> {
         self.device.check_process("post_send")?;
         self.check_state("post_send", QueuePairState::ReadyToSend)?;
-        if self.service != QueuePairType::ReliableConnection {
-            errors::check_operation(self.service, &request.operation)?;
+        if self.qp_type != QueuePairType::ReliableConnection {
+            errors::check_operation(self.qp_type, &request.operation)?;
         }
         self.send.push(request).map_err(|error| errors::from_queue("post_send", &error))
+    }
+
+    fn send_push_to(&self, request: &SendRequest<'_>, target: &DatagramTarget<'_>) -> Result<()> {
+        self.device.check_process("post_send")?;
+        self.check_state("post_send", QueuePairState::ReadyToSend)?;
+        errors::check_operation(self.qp_type, &request.operation)?;
+        let length = match request.data {
+            Data::Sges(sges) => sges.iter().map(|sge| u64::from(sge.length)).sum(),
+            Data::Inline(pieces) => pieces.iter().map(|piece| piece.len() as u64).sum(),
+        };
+        let destination = SoftAddressHandle::destination(target, &self.domain, self.send_side.shard, length)?;
+        self.send.push_to(request, &destination).map_err(|error| errors::from_queue("post_send", &error))
+    }
+
+    fn attach_mcast(&self, gid: Gid) -> Result<()> {
+        self.device.check_process("attach_mcast")?;
+        self.attach_group(gid)
+    }
+
+    fn detach_mcast(&self, gid: Gid) -> Result<()> {
+        self.device.check_process("detach_mcast")?;
+        self.detach_group(gid)
     }
 
     #[inline]
@@ -275,6 +310,7 @@ impl QueuePair for SoftQueuePair {
         if self.state.swap(DESTROYED, Ordering::AcqRel) == DESTROYED {
             return Ok(());
         }
+        self.leave_groups();
         self.shard.send_acknowledgements(self.qpn);
         self.shard.command(|core, _| {
             core.endpoint.destroy_queue_pair(self.qpn);

@@ -29,6 +29,26 @@ pub(super) fn request(failed: &FailedRequest) -> Diagnosis {
             format!("the memory behind the region of {what} is gone: unmapped, or its file was truncated"),
             "keep registered memory mapped and files at their length until the region is deregistered",
         ),
+        Cause::InvalidateRefused => Diagnosis::new(
+            "the key that was to be invalidated is not valid, may not be invalidated, or has windows bound to it",
+            "register the region as invalidatable, or bind the window through this queue pair first",
+        ),
+        Cause::WindowUnknown => Diagnosis::new(
+            "no memory window of the queue pair's protection domain has the key that was to be bound",
+            "allocate the window in the queue pair's own protection domain, and keep it until the bind is done",
+        ),
+        Cause::WindowBound => Diagnosis::new(
+            "the memory window of type 2 is bound already",
+            "invalidate its key first, here or by the peer's SEND with invalidate",
+        ),
+        Cause::WindowArguments => Diagnosis::new(
+            "the window was given no byte, or an access right that windows of its type cannot have",
+            "bind at least one byte, with remote rights only; ZERO_BASED is for type 2",
+        ),
+        Cause::RegionNotBindable => Diagnosis::new(
+            "the region lacks MEMORY_WINDOW_BIND, or LOCAL_WRITE for a window that peers may write",
+            "register the region with those rights",
+        ),
         cause => Diagnosis::new(
             format!("{what} could not be executed here ({cause:?})"),
             "look at the counters and the asynchronous events of the device",
@@ -102,6 +122,10 @@ pub(super) fn refused(refused: &RefusedRequest, report: &QueuePairReport) -> Dia
             "its length is not what it said, or too long".to_owned(),
             "the peer breaks the protocol: capture its packets",
         ),
+        PeerFault::FlushType => ("it asks for no kind of flush that exists".to_owned(), "the peer breaks the protocol"),
+        PeerFault::WrongQueuePair => {
+            (format!("{key} is a window that another queue pair bound"), "bind it through the peer's queue pair")
+        }
         PeerFault::OpcodeSequence => (
             "it begins or continues no message in progress".to_owned(),
             "the peer breaks the protocol, or an old connection's packets arrive: capture them",

@@ -1,7 +1,7 @@
 //! Why the peer refused a request.
 
 use super::{Diagnosis, name, operation_name};
-use crate::types::{Counter, FailedRequest, Operation, QueuePairReport, RemoteAccess, Rkey};
+use crate::types::{Counter, FailedRequest, FlushFlags, Operation, QueuePairReport, RemoteAccess, Rkey};
 
 /// The peer has no receive posted.
 pub(super) fn receiver_not_ready(failed: &FailedRequest, report: &QueuePairReport) -> Diagnosis {
@@ -24,6 +24,8 @@ fn remote(operation: &Operation) -> Option<(u64, Rkey)> {
         Operation::Write { remote_addr, rkey }
         | Operation::WriteWithImmediate { remote_addr, rkey, .. }
         | Operation::Read { remote_addr, rkey }
+        | Operation::AtomicWrite { remote_addr, rkey }
+        | Operation::Flush { remote_addr, rkey, .. }
         | Operation::CompareAndSwap { remote_addr, rkey, .. }
         | Operation::FetchAndAdd { remote_addr, rkey, .. } => Some((remote_addr, rkey)),
         _ => None,
@@ -34,6 +36,8 @@ fn right(operation: &Operation) -> &'static str {
     match operation {
         Operation::Read { .. } => "REMOTE_READ",
         Operation::CompareAndSwap { .. } | Operation::FetchAndAdd { .. } => "REMOTE_ATOMIC",
+        Operation::Flush { flags, .. } if flags.contains(FlushFlags::PERSISTENT) => "FLUSH_PERSISTENT",
+        Operation::Flush { .. } => "FLUSH_GLOBAL",
         _ => "REMOTE_WRITE",
     }
 }

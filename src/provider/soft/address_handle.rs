@@ -1,0 +1,154 @@
+//! Address handles: ways to receivers of datagrams, checked and with their sockets opened when they are made.
+
+use std::any::Any;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use super::device::Device;
+use super::errors;
+use super::limit::{Share, check_range};
+use super::modify::{fold, fold_address};
+use super::protection_domain::Domain;
+use crate::engine::LocalAddress;
+use crate::provider::{AddressHandle, DatagramTarget, Error, ErrorKind, Result};
+use crate::types::{AddressVector, CompletionFlags, Destination, GlobalRouteHeader, RawCompletion};
+
+/// An address handle of a software device.
+pub(super) struct SoftAddressHandle {
+    domain: Arc<Domain>,
+    vector: AddressVector,
+    source: IpAddr,
+    /// Source port of each shard's socket.
+    source_ports: Box<[u16]>,
+    /// Longest message that the port carried when this was made.
+    mtu_bytes: u32,
+    _share: Share,
+}
+
+impl SoftAddressHandle {
+    pub(super) fn new(domain: &Arc<Domain>, vector: &AddressVector) -> Result<Self> {
+        let device = &domain.device;
+        let local = check_vector(device, vector)?;
+        let share = device.address_handles.take("create_ah")?;
+        let peer = vector.dgid.to_ip();
+        let entropy = if vector.flow_label == 0 { fold_address(peer) } else { fold(u64::from(vector.flow_label)) };
+        let mut source_ports = Vec::new();
+        for shard in device.engine.shards() {
+            let opened = shard.open_path(local, false, entropy);
+            let port = opened.map_err(|error| errors::from_open("create_ah", error))?;
+            if peer.is_multicast() {
+                let allowed = shard.allow_multicast(local.ip, port, device.interface.index);
+                allowed.map_err(|error| {
+                    let message = format!("interface {} takes no multicasts", device.interface.index);
+                    Error::from_io("create_ah", message, error)
+                })?;
+            }
+            source_ports.push(port);
+        }
+        Ok(Self {
+            domain: Arc::clone(domain),
+            vector: *vector,
+            source: local.ip,
+            source_ports: source_ports.into(),
+            mtu_bytes: device.port().active_mtu.bytes(),
+            _share: share,
+        })
+    }
+
+    /// The way back to where a datagram came from.
+    pub(super) fn answering(
+        domain: &Arc<Domain>,
+        completion: &RawCompletion,
+        header: &[u8; GlobalRouteHeader::BYTES],
+        port_num: u8,
+    ) -> Result<Self> {
+        let refuse = |message: &str| Err(Error::new("create_ah", ErrorKind::InvalidArgument, message));
+        if !completion.status.is_success() || !completion.flags.contains(CompletionFlags::GLOBAL_ROUTE_HEADER) {
+            return refuse("the completion is not that of a received datagram: it has no GLOBAL_ROUTE_HEADER");
+        }
+        let Some(header) = GlobalRouteHeader::from_bytes(header) else {
+            return refuse(
+                "grh holds neither an IPv6 header nor an IPv4 header with a right checksum; give the first 40 bytes \
+                 of the received message",
+            );
+        };
+        let addresses = domain.device.addresses();
+        // What was sent to a group is answered from the first address of its kind.
+        let exact = addresses.iter().find(|(_, own)| own.ip == header.destination);
+        let same_kind = || addresses.iter().find(|(_, own)| own.ip.is_ipv4() == header.source.is_ipv4());
+        let found = if header.destination.is_multicast() { same_kind() } else { exact };
+        let Some((index, _)) = found else {
+            let message = format!("grh says that the message was sent to {}, which is no GID here", header.destination);
+            return refuse(&message);
+        };
+        let mut vector = AddressVector::new(header.source.into(), *index);
+        vector.traffic_class = header.traffic_class;
+        vector.flow_label = header.flow_label;
+        vector.port_num = port_num;
+        Self::new(domain, &vector)
+    }
+
+    /// What a datagram of a queue pair in this domain, on this shard, must know to go there.
+    pub(super) fn destination(
+        target: &DatagramTarget<'_>,
+        domain: &Arc<Domain>,
+        shard: usize,
+        length: u64,
+    ) -> Result<Destination> {
+        let refuse = |message: String| Err(Error::new("post_send", ErrorKind::InvalidArgument, message));
+        let Some(handle) = target.handle.as_any().downcast_ref::<Self>() else {
+            return Err(errors::foreign("post_send", "the address handle"));
+        };
+        if !Arc::ptr_eq(&handle.domain, domain) {
+            return refuse(format!(
+                "the address handle belongs to protection domain {}, the queue pair to {}",
+                handle.domain.id.0, domain.id.0
+            ));
+        }
+        if length > u64::from(handle.mtu_bytes) {
+            return refuse(format!(
+                "length is {length} bytes; a datagram carries at most {} (the port's active_mtu)",
+                handle.mtu_bytes
+            ));
+        }
+        Ok(Destination {
+            source: handle.source,
+            source_port: handle.source_ports[shard],
+            address: handle.vector.dgid.to_ip(),
+            traffic_class: handle.vector.traffic_class,
+            hop_limit: handle.vector.hop_limit,
+            qpn: target.remote_qpn,
+            qkey: target.remote_qkey,
+        })
+    }
+}
+
+impl AddressHandle for SoftAddressHandle {
+    fn address_vector(&self) -> AddressVector {
+        self.vector
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// Checks the attributes; the own address.
+fn check_vector(device: &Device, vector: &AddressVector) -> Result<LocalAddress> {
+    check_range("create_ah", "port_num", vector.port_num.into(), 1..=1)?;
+    check_range("create_ah", "flow_label", vector.flow_label, 0..=0xf_ffff)?;
+    check_range("create_ah", "sl", vector.sl.into(), 0..=15)?;
+    let local = device.local_address("create_ah", "sgid_index", vector.sgid_index)?;
+    let peer = vector.dgid.to_ip();
+    let problem = if vector.dgid.is_zero() {
+        "which is unset; on Ethernet an address handle needs a global address, the receiver's GID"
+    } else if peer.is_unspecified() {
+        "which is no address of anybody"
+    } else if peer.is_ipv4() != local.ip.is_ipv4() {
+        "which is of the other kind of address"
+    } else {
+        return Ok(local);
+    };
+    let message = format!("dgid is {}, {problem}; the own GID {} is {}", vector.dgid, vector.sgid_index, local.ip);
+    Err(Error::new("create_ah", ErrorKind::InvalidArgument, message))
+}

@@ -1,0 +1,54 @@
+//! ATOMIC WRITE and FLUSH at the responder: executed in their turn, and answered by an empty READ answer.
+//!
+//! Their answers say nothing but that they were executed. So a repetition needs no memory of them: its number alone
+//! shows that it was executed before, and it gets the same answer.
+
+use super::endpoint::Pass;
+use super::queue_pair::QueuePair;
+use super::violation::Violation;
+use crate::types::AccessFlags;
+use crate::wire::{FlushEth, Opcode, Packet, Reth};
+
+const TO_VISIBILITY: u8 = 1;
+const TO_PERSISTENCE: u8 = 2;
+const WHOLE_REGION: u8 = 1;
+
+/// The rights that a FLUSH needs, if it asks for what exists.
+pub(super) fn rights(packet: &Packet<'_>) -> Result<AccessFlags, Violation> {
+    let FlushEth { selectivity, placement } = packet.headers.flush.ok_or(Violation::FlushType)?;
+    if selectivity > WHOLE_REGION || placement == 0 || placement & !(TO_VISIBILITY | TO_PERSISTENCE) != 0 {
+        return Err(Violation::FlushType);
+    }
+    let mut rights = AccessFlags::empty();
+    rights.set(AccessFlags::FLUSH_GLOBAL, placement & TO_VISIBILITY != 0);
+    rights.set(AccessFlags::FLUSH_PERSISTENT, placement & TO_PERSISTENCE != 0);
+    Ok(rights)
+}
+
+impl QueuePair {
+    /// Executes an ATOMIC WRITE or a FLUSH.
+    pub(super) fn execute_bare(&mut self, pass: &Pass<'_>, packet: &Packet<'_>) -> Result<(), Violation> {
+        let psn = packet.headers.bth.psn;
+        let reth = packet.headers.reth.ok_or(Violation::OpcodeSequence)?;
+        match packet.headers.bth.opcode {
+            Opcode::RC_ATOMIC_WRITE => {
+                let word = packet.payload.try_into().map_err(|_| Violation::MessageLength)?;
+                let written = pass.memory.atomic_write(reth.rkey.0, self.accessor(), reth.va, word);
+                written.map_err(Violation::of_atomic)?;
+            }
+            _ => self.flush_memory(pass, packet, reth)?,
+        }
+        self.responder.expected = psn.plus(1);
+        self.bump_message_count();
+        self.responder.replies.push_empty(psn, self.responder.message_count);
+        Ok(())
+    }
+
+    /// A flush to persistence waits for the file's storage, and everything that this thread drives with it.
+    fn flush_memory(&self, pass: &Pass<'_>, packet: &Packet<'_>, reth: Reth) -> Result<(), Violation> {
+        let need = rights(packet)?;
+        let is_whole = packet.headers.flush.is_some_and(|flush| flush.selectivity == WHOLE_REGION);
+        let range = (!is_whole).then_some((reth.va, u64::from(reth.length)));
+        pass.memory.flush(reth.rkey.0, self.accessor(), range, need).map_err(Violation::RemoteKey)
+    }
+}

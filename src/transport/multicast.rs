@@ -1,0 +1,87 @@
+//! Multicast: which queue pairs are attached to which groups, and the copies that each of them gets.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+
+use super::datagram::{Datagram, Outcome};
+use super::endpoint::Endpoint;
+use super::unreliable_datagram::identify;
+use crate::memory::MemoryView;
+use crate::types::{DropReason, Qpn, Time};
+use crate::wire::Packet;
+
+/// The queue pairs attached to each group.
+#[derive(Default)]
+pub(super) struct Groups {
+    members: HashMap<IpAddr, Vec<Qpn>>,
+}
+
+impl Groups {
+    /// The queue pair is gone.
+    pub(super) fn forget(&mut self, qpn: Qpn) {
+        if self.members.is_empty() {
+            return;
+        }
+        self.members.retain(|_, members| {
+            members.retain(|member| *member != qpn);
+            !members.is_empty()
+        });
+    }
+}
+
+impl Endpoint {
+    /// Has a queue pair get a copy of what is sent to a group. Attaching it again does nothing.
+    pub fn attach_multicast(&mut self, qpn: Qpn, group: IpAddr) {
+        let members = self.groups.members.entry(group).or_default();
+        if !members.contains(&qpn) {
+            members.push(qpn);
+        }
+    }
+
+    /// The opposite. Whether the group has members left.
+    pub fn detach_multicast(&mut self, qpn: Qpn, group: IpAddr) -> bool {
+        let Some(members) = self.groups.members.get_mut(&group) else { return false };
+        members.retain(|member| *member != qpn);
+        let remain = !members.is_empty();
+        if !remain {
+            self.groups.members.remove(&group);
+        }
+        remain
+    }
+
+    /// A packet for all members of a group: each takes it or drops it for itself.
+    pub(super) fn handle_multicast(
+        &mut self,
+        now: Time,
+        memory: &MemoryView<'_>,
+        datagram: &Datagram<'_>,
+        packet: &Packet<'_>,
+    ) -> Outcome {
+        let members = self.groups.members.get_mut(&datagram.destination).map(std::mem::take).unwrap_or_default();
+        if members.is_empty() {
+            return self.drop_stray(now, datagram, Some(Qpn::MULTICAST), DropReason::UnknownQueuePair);
+        }
+        let mut outcome = Outcome::default();
+        match identify(datagram) {
+            Err(reason) => outcome = self.drop_datagram(reason),
+            Ok(identified) => {
+                let mut is_taken = false;
+                for member in &members {
+                    let Some(place) = self.place_of(*member) else { continue };
+                    let taken = self.deliver(now, memory, place, datagram, packet, |queue_pair, pass| {
+                        queue_pair.take_datagram(pass, datagram, packet, identified)
+                    });
+                    is_taken |= taken.dropped.is_none();
+                    outcome.dropped = outcome.dropped.or(taken.dropped);
+                }
+                if is_taken {
+                    outcome.dropped = None;
+                }
+            }
+        }
+        if let Some(place) = self.groups.members.get_mut(&datagram.destination) {
+            *place = members;
+        }
+        outcome
+    }
+}

@@ -1,0 +1,93 @@
+//! Where a datagram goes.
+
+use std::net::IpAddr;
+
+use super::{Gid, Qkey, Qpn};
+
+/// The way of one datagram: what an address handle and a request say together, as the send queue keeps it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Destination {
+    /// The own address.
+    pub source: IpAddr,
+    /// UDP port of the sending socket.
+    pub source_port: u16,
+    /// The receiver's address, or a group's.
+    pub address: IpAddr,
+    /// Type of service byte.
+    pub traffic_class: u8,
+    /// Time to live.
+    pub hop_limit: u8,
+    /// The receiving queue pair; [`Qpn::MULTICAST`] for a group.
+    pub qpn: Qpn,
+    /// Its Q_Key; with the highest bit set, the sending queue pair's own is sent instead.
+    pub qkey: Qkey,
+}
+
+impl Destination {
+    /// Bytes of [`Destination::to_bytes`].
+    pub const BYTES: usize = 44;
+
+    /// As plain bytes, for a slot of the send queue.
+    pub fn to_bytes(&self) -> [u8; Self::BYTES] {
+        let mut bytes = [0; Self::BYTES];
+        bytes[..16].copy_from_slice(&Gid::from(self.source).to_bytes());
+        bytes[16..32].copy_from_slice(&Gid::from(self.address).to_bytes());
+        bytes[32..34].copy_from_slice(&self.source_port.to_ne_bytes());
+        bytes[34..36].copy_from_slice(&[self.traffic_class, self.hop_limit]);
+        bytes[36..40].copy_from_slice(&self.qpn.value().to_ne_bytes());
+        bytes[40..44].copy_from_slice(&self.qkey.0.to_ne_bytes());
+        bytes
+    }
+
+    /// What [`Destination::to_bytes`] wrote.
+    pub fn from_bytes(bytes: &[u8; Self::BYTES]) -> Self {
+        let gid = |at: usize| {
+            let mut octets = [0; 16];
+            octets.copy_from_slice(&bytes[at..at + 16]);
+            Gid::from_bytes(octets).to_ip()
+        };
+        let number = |at: usize| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        Self {
+            source: gid(0),
+            source_port: u16::from_ne_bytes([bytes[32], bytes[33]]),
+            address: gid(16),
+            traffic_class: bytes[34],
+            hop_limit: bytes[35],
+            qpn: Qpn::new(number(36)),
+            qkey: Qkey(number(40)),
+        }
+    }
+}
+
+/// The Q_Key that goes onto the wire: the request's, or, if its highest bit is set, the sending queue pair's own.
+pub const fn effective_qkey(requested: Qkey, own: Qkey) -> Qkey {
+    if requested.0 >> 31 == 1 { own } else { requested }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_bring_everything_back() {
+        let mut destination = Destination {
+            source: "10.0.0.1".parse().unwrap(),
+            source_port: 50_123,
+            address: "239.1.2.3".parse().unwrap(),
+            traffic_class: 0x28,
+            hop_limit: 3,
+            qpn: Qpn::MULTICAST,
+            qkey: Qkey(0x1234_5678),
+        };
+        assert_eq!(Destination::from_bytes(&destination.to_bytes()), destination);
+        destination.address = "2001:db8::7".parse().unwrap();
+        destination.source = "2001:db8::8".parse().unwrap();
+        assert_eq!(Destination::from_bytes(&destination.to_bytes()), destination);
+    }
+
+    #[test]
+    fn high_bit_means_the_own_key() {
+        assert_eq!(effective_qkey(Qkey(5), Qkey(6)), Qkey(5));
+        assert_eq!(effective_qkey(Qkey(0x8000_0005), Qkey(6)), Qkey(6));
+    }
+}

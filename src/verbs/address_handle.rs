@@ -1,0 +1,108 @@
+//! Address handles: ways to receivers of datagrams.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::{AddressVector, Completion, Error, ErrorKind, GlobalRouteHeader, ProtectionDomain, Result};
+use crate::provider;
+
+/// A way to receivers of datagrams (`ibv_ah`), made by [`ProtectionDomain::create_ah`] or
+/// [`ProtectionDomain::create_ah_from_completion`]. Dropping it destroys it; requests that name it keep a copy of what
+/// they need, so it may be dropped as soon as they are posted.
+///
+/// ```
+/// use std::time::Duration;
+/// use rdma_verbs::verbs::{self, AccessFlags, Payload, Qkey, QueuePairType, ReceiveRequest, SendRequest};
+///
+/// let context = verbs::open("soft:127.0.1.221")?;
+/// let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+/// let qkey = Qkey(0x1111_1111);
+/// let qp = pd.create_qp(&cq, &cq).qp_type(QueuePairType::UnreliableDatagram).qkey(qkey).build()?;
+/// qp.activate()?;
+///
+/// // Every datagram arrives behind 40 bytes that say where it came from.
+/// let inbox = pd.alloc_mr(40 + 64, AccessFlags::LOCAL_WRITE)?;
+/// qp.post_recv(&[ReceiveRequest::new(&inbox)])?;
+/// let ah = pd.create_ah(&verbs::AddressVector::new(context.query_gid(1, 0)?.gid, 0))?; // to itself
+/// qp.post_send(&[SendRequest::send_to(Payload::inline(b"hello"), &ah, qp.qpn(), qkey)])?;
+/// drop(ah);
+///
+/// let received = cq.wait(Duration::from_secs(10))?;
+/// let done = received.result()?;
+/// assert_eq!((done.byte_len, done.source_qpn), (45, qp.qpn()));
+/// assert_eq!(inbox.to_vec(40..45)?, b"hello");
+///
+/// // The way back.
+/// let ah = pd.create_ah_from_completion(&received, &inbox.to_vec(..40)?, 1)?;
+/// assert_eq!(ah.address_vector().dgid.to_string(), "::ffff:127.0.1.221");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct AddressHandle {
+    inner: Arc<dyn provider::AddressHandle>,
+    domain: ProtectionDomain,
+}
+
+impl AddressHandle {
+    /// What it was made with.
+    pub fn address_vector(&self) -> AddressVector {
+        self.inner.address_vector()
+    }
+
+    /// The protection domain that it belongs to; queue pairs of the same one may use it.
+    pub fn protection_domain(&self) -> &ProtectionDomain {
+        &self.domain
+    }
+
+    pub(super) fn inner(&self) -> &dyn provider::AddressHandle {
+        &*self.inner
+    }
+}
+
+impl fmt::Debug for AddressHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("AddressHandle").field(&self.address_vector()).finish()
+    }
+}
+
+impl ProtectionDomain {
+    /// Creates an address handle (`ibv_create_ah`): the way to a receiver's GID or to a multicast group's.
+    ///
+    /// # Errors
+    /// `port_num` or `sgid_index` does not exist; `dgid` is unset, or of another kind of address than the own GID;
+    /// `flow_label` or `sl` is out of range; [`ErrorKind::ResourceLimit`] at the device's `max_ah`.
+    ///
+    /// ```
+    /// use rdma_verbs::verbs::{self, AddressVector, Gid};
+    ///
+    /// let pd = verbs::open("soft:127.0.1.222")?.alloc_pd()?;
+    /// let error = pd.create_ah(&AddressVector::new(Gid::ZERO, 0)).unwrap_err();
+    /// assert!(error.to_string().contains("dgid"), "{error}");
+    /// # Ok::<(), verbs::Error>(())
+    /// ```
+    pub fn create_ah(&self, vector: &AddressVector) -> Result<AddressHandle> {
+        let inner = self.inner().create_ah(vector)?;
+        Ok(AddressHandle { inner, domain: self.clone() })
+    }
+
+    /// Creates an address handle for answers to a received datagram (`ibv_create_ah_from_wc`): from its completion, the
+    /// first 40 bytes of its message and the port that it came through.
+    ///
+    /// # Errors
+    /// The completion is not a received datagram's; `grh` has less than 40 bytes, or is no route header, or names a
+    /// receiver that this device is not. A multicast is answered from the device's first GID of its kind.
+    ///
+    /// [`AddressHandle`] has an example.
+    pub fn create_ah_from_completion(
+        &self,
+        completion: &Completion,
+        grh: &[u8],
+        port_num: u8,
+    ) -> Result<AddressHandle> {
+        let Some(header) = grh.first_chunk::<{ GlobalRouteHeader::BYTES }>() else {
+            let message = format!("grh has {} bytes; the first 40 of the received message are needed", grh.len());
+            return Err(Error::new("create_ah", ErrorKind::InvalidArgument, message));
+        };
+        let inner = self.inner().create_ah_from_completion(completion.raw(), header, port_num)?;
+        Ok(AddressHandle { inner, domain: self.clone() })
+    }
+}

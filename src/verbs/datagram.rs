@@ -1,0 +1,95 @@
+//! What only datagram queue pairs have: the way to RTS without a peer, and multicast.
+
+use super::{Error, ErrorKind, Gid, QueuePair, QueuePairAttributes, QueuePairState, QueuePairType, Result};
+
+impl QueuePair {
+    /// Takes a datagram queue pair to RTS: INIT (unless it is there), RTR, RTS, with the port and the Q_Key that the
+    /// builder was given and a random sequence number. It has no peer to connect to: whoever knows the Q_Key may send
+    /// to it.
+    ///
+    /// # Errors
+    /// It is no datagram queue pair, or in another state than RESET and INIT.
+    ///
+    /// ```
+    /// use rdma_verbs::verbs::{self, Qkey, QueuePairState, QueuePairType};
+    ///
+    /// let context = verbs::open("soft:127.0.1.223")?;
+    /// let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+    /// let builder = pd.create_qp(&cq, &cq).qp_type(QueuePairType::UnreliableDatagram).qkey(Qkey(7));
+    /// let qp = builder.build()?;
+    /// qp.activate()?;
+    /// assert_eq!(qp.state()?, QueuePairState::ReadyToSend);
+    /// # Ok::<(), verbs::Error>(())
+    /// ```
+    pub fn activate(&self) -> Result<()> {
+        let fail = |kind, message| Err(Error::new("activate", kind, message));
+        if self.qp_type() != QueuePairType::UnreliableDatagram {
+            let message = format!("qp_type is {:?}; connect() takes a connected queue pair to RTS", self.qp_type());
+            return fail(ErrorKind::InvalidArgument, message);
+        }
+        match self.state()? {
+            QueuePairState::Reset => self.init()?,
+            QueuePairState::Init => {}
+            state => {
+                let message = format!("the queue pair is in {}; it must be in RESET or INIT", state.name());
+                return fail(ErrorKind::InvalidState, message);
+            }
+        }
+        self.modify(&QueuePairAttributes {
+            qp_state: Some(QueuePairState::ReadyToReceive),
+            ..QueuePairAttributes::default()
+        })?;
+        self.modify(&QueuePairAttributes {
+            qp_state: Some(QueuePairState::ReadyToSend),
+            sq_psn: Some(self.first_psn()),
+            ..QueuePairAttributes::default()
+        })
+    }
+
+    /// Has this datagram queue pair receive what is sent to a multicast group (`ibv_attach_mcast`): an IPv6 group, or
+    /// an IPv4 group mapped into IPv6. The device joins the group on its interface with the first attachment, and
+    /// leaves it with the last. Attaching again does nothing.
+    ///
+    /// Every attached queue pair gets a copy of a message whose Q_Key fits, those of the sender's own device included.
+    /// To send to a group, make an address handle with its GID and send to [`Qpn::MULTICAST`](super::Qpn::MULTICAST).
+    ///
+    /// # Errors
+    /// It is no datagram queue pair, or `gid` is no group's; [`ErrorKind::ResourceLimit`] at the device's
+    /// `max_mcast_grp` or `max_mcast_qp_attach`; the system refuses to join.
+    ///
+    /// ```
+    /// use std::net::Ipv4Addr;
+    /// use std::time::Duration;
+    /// use rdma_verbs::verbs::{
+    ///     self, AccessFlags, AddressVector, Payload, Qkey, Qpn, QueuePairType, ReceiveRequest, SendRequest,
+    /// };
+    ///
+    /// let context = verbs::open("soft:127.0.1.224")?;
+    /// let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+    /// let builder = pd.create_qp(&cq, &cq).qp_type(QueuePairType::UnreliableDatagram).qkey(Qkey(7));
+    /// let qp = builder.build()?;
+    /// qp.activate()?;
+    /// let group = Ipv4Addr::new(239, 1, 224, 1).into();
+    /// qp.attach_mcast(group)?;
+    ///
+    /// let inbox = pd.alloc_mr(64, AccessFlags::LOCAL_WRITE)?;
+    /// qp.post_recv(&[ReceiveRequest::new(&inbox)])?;
+    /// let everybody = pd.create_ah(&AddressVector::new(group, 0))?;
+    /// qp.post_send(&[SendRequest::send_to(Payload::inline(b"hello"), &everybody, Qpn::MULTICAST, Qkey(7))])?;
+    /// let done = cq.wait(Duration::from_secs(10))?.result()?;
+    /// assert_eq!(done.byte_len, 45);
+    /// qp.detach_mcast(group)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn attach_mcast(&self, gid: Gid) -> Result<()> {
+        self.inner().attach_mcast(gid)
+    }
+
+    /// Ends what [`QueuePair::attach_mcast`] began (`ibv_detach_mcast`).
+    ///
+    /// # Errors
+    /// The queue pair is not attached to the group.
+    pub fn detach_mcast(&self, gid: Gid) -> Result<()> {
+        self.inner().detach_mcast(gid)
+    }
+}

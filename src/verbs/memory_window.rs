@@ -1,0 +1,233 @@
+//! Memory windows.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::{
+    AccessFlags, Error, ErrorKind, MemoryWindowType, Payload, ProtectionDomain, QueuePair, RegionRange, RemoteMemory,
+    Result, Rkey, SendRequest,
+};
+use crate::provider;
+use crate::types::{Lkey, Operation, SendFlags};
+
+/// A memory window (`ibv_mw`): a key of its own that lets peers into a part of a region, until it is taken away again.
+///
+/// A window of type 1 is bound by [`QueuePair::bind_mw`], which makes a new key each time. Peers reach it through every
+/// queue pair of its protection domain.
+///
+/// A window of type 2 is bound by [`SendRequest::bind_mw`], under a key of which the program says the lower eight bits.
+/// Peers reach it only through the queue pair that bound it (the standard's type 2B). Before it can be bound again its
+/// key must be invalidated: by [`SendRequest::local_invalidate`], or by the peer's
+/// [`SendRequest::send_with_invalidate`].
+///
+/// Both kinds are bound by the send queue, in order. A bind begins when all earlier requests of the queue pair are
+/// complete, and later ones begin after it; so a message that tells the peer the key may be posted right behind it. A
+/// bind that fails completes with [`CompletionStatus::MemoryWindowBindError`](super::CompletionStatus) and takes the
+/// queue pair to the error state. The region needs [`AccessFlags::MEMORY_WINDOW_BIND`], and
+/// [`AccessFlags::LOCAL_WRITE`] if peers may write; it needs no remote rights.
+///
+/// Dropping a window takes its key away. When the region goes, its windows lead nowhere.
+///
+/// ```
+/// use std::time::Duration;
+/// use rdma_verbs::verbs::{self, AccessFlags, MemoryWindowBind, MemoryWindowType, Payload, SendRequest};
+///
+/// # let context = verbs::open("soft:127.0.1.16")?;
+/// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+/// # let qp = pd.create_qp(&cq, &cq).max_inline_data(8).build()?;
+/// # qp.connect(&qp.connection_info()?)?; // to itself
+/// let mr = pd.alloc_mr(4096, AccessFlags::LOCAL_WRITE | AccessFlags::MEMORY_WINDOW_BIND)?;
+/// let window = pd.alloc_mw(MemoryWindowType::Type2)?;
+/// let bind = MemoryWindowBind::new(mr.slice(1024..2048)?, AccessFlags::REMOTE_WRITE);
+/// let key = window.rkey_with(1);
+/// // To the peer, which is this queue pair itself here: `remote` leads to that kilobyte and to nothing else.
+/// let remote = bind.remote(key);
+/// qp.post_send(&[
+///     SendRequest::bind_mw(&window, 1, &bind)?,
+///     SendRequest::write(Payload::inline(b"hello"), remote),
+///     SendRequest::local_invalidate(key).signaled(),
+/// ])?;
+/// cq.wait(Duration::from_secs(10))?.result()?;
+/// assert_eq!(mr.to_vec(1024..1029)?, b"hello");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct MemoryWindow {
+    inner: Arc<dyn provider::MemoryWindow>,
+    domain: ProtectionDomain,
+    /// The key of the last bind that was posted (type 1), or the one that it was allocated with.
+    key: AtomicU32,
+}
+
+impl MemoryWindow {
+    pub(super) fn new(domain: ProtectionDomain, inner: Arc<dyn provider::MemoryWindow>) -> Self {
+        let key = AtomicU32::new(inner.rkey().0);
+        Self { inner, domain, key }
+    }
+
+    /// Its kind.
+    pub fn kind(&self) -> MemoryWindowType {
+        self.inner.kind()
+    }
+
+    /// The protection domain it belongs to.
+    pub fn protection_domain(&self) -> &ProtectionDomain {
+        &self.domain
+    }
+
+    /// The key by which peers name it: for type 1 that of the last bind that was posted, for type 2 that of the last
+    /// one that was executed.
+    pub fn rkey(&self) -> Rkey {
+        match self.kind() {
+            MemoryWindowType::Type1 => Rkey(self.key.load(Ordering::Acquire)),
+            MemoryWindowType::Type2 => self.inner.rkey(),
+        }
+    }
+
+    /// The key that a bind with `tag` gives it: its upper 24 bits, and the tag below.
+    ///
+    /// ```
+    /// # use rdma_verbs::verbs::{self, MemoryWindowType};
+    /// let window = verbs::open("soft:127.0.1.17")?.alloc_pd()?.alloc_mw(MemoryWindowType::Type2)?;
+    /// assert_eq!(window.rkey_with(0x5a).0, window.rkey().0 & !0xff | 0x5a);
+    /// # Ok::<(), verbs::Error>(())
+    /// ```
+    pub fn rkey_with(&self, tag: u8) -> Rkey {
+        Rkey(self.key.load(Ordering::Acquire) & !0xff | u32::from(tag))
+    }
+
+    /// Takes it out of the device, bound or not (`ibv_dealloc_mw`): when it returns, no peer reaches memory through it.
+    /// Dropping it does the same.
+    ///
+    /// # Errors
+    /// What the provider meets; the software transport cannot fail here.
+    pub fn dealloc(self) -> Result<()> {
+        self.inner.dealloc()
+    }
+}
+
+impl Drop for MemoryWindow {
+    fn drop(&mut self) {
+        if let Err(error) = self.inner.dealloc() {
+            tracing::warn!(%error, "a dropped memory window could not be deallocated");
+        }
+    }
+}
+
+impl fmt::Debug for MemoryWindow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryWindow").field("kind", &self.kind()).field("rkey", &self.rkey()).finish_non_exhaustive()
+    }
+}
+
+/// What a window shall be bound to (`ibv_mw_bind_info`), and how the request is to be posted.
+#[derive(Clone, Copy, Debug)]
+pub struct MemoryWindowBind<'a> {
+    range: Option<RegionRange<'a>>,
+    access: AccessFlags,
+    wr_id: u64,
+    flags: SendFlags,
+}
+
+impl<'a> MemoryWindowBind<'a> {
+    /// Lets peers into `range` with the rights of `access`: remote ones, and the flushing ones that the region has.
+    /// Peers name its bytes by the region's addresses, or, with [`AccessFlags::ZERO_BASED`] (type 2 only), from 0 on.
+    pub fn new(range: impl Into<RegionRange<'a>>, access: AccessFlags) -> Self {
+        Self { range: Some(range.into()), access, wr_id: 0, flags: SendFlags::empty() }
+    }
+
+    /// Lets nobody in any more: for type 1. A window of type 2 is unbound by invalidating its key.
+    pub fn unbind() -> Self {
+        Self { range: None, access: AccessFlags::empty(), wr_id: 0, flags: SendFlags::empty() }
+    }
+
+    /// A number of the caller's own; comes back in the completion.
+    pub fn wr_id(mut self, wr_id: u64) -> Self {
+        self.wr_id = wr_id;
+        self
+    }
+
+    /// Make a completion on success too. Failures always make one.
+    pub fn signaled(mut self) -> Self {
+        self.flags |= SendFlags::SIGNALED;
+        self
+    }
+
+    /// What a peer needs to reach the window, bound under `rkey`: address, key and length.
+    pub fn remote(&self, rkey: Rkey) -> RemoteMemory {
+        let (addr, length) = self.range.map_or((0, 0), |range| range.extent());
+        let base = if self.access.contains(AccessFlags::ZERO_BASED) { 0 } else { addr };
+        RemoteMemory::new(base, rkey, length)
+    }
+
+    fn operation(&self, rkey: Rkey) -> Operation {
+        let (addr, length) = self.range.map_or((0, 0), |range| range.extent());
+        let lkey = self.range.map_or(Lkey(0), |range| range.region().lkey());
+        Operation::BindMemoryWindow { rkey, lkey, addr, length, access: self.access }
+    }
+}
+
+fn check_kind(verb: &'static str, window: &MemoryWindow, allowed: MemoryWindowType, instead: &str) -> Result<()> {
+    if window.kind() == allowed {
+        return Ok(());
+    }
+    let message = format!("mw is of {:?}; only {allowed:?} is bound this way, use {instead}", window.kind());
+    Err(Error::new(verb, ErrorKind::InvalidArgument, message))
+}
+
+impl<'a> SendRequest<'a> {
+    /// Binds a window of type 2; its new key is [`MemoryWindow::rkey_with`] `tag`. The `wr_id` and the flags of `bind`
+    /// are those of the request.
+    ///
+    /// # Errors
+    /// The window is of type 1.
+    ///
+    /// [`MemoryWindow`] has an example.
+    pub fn bind_mw(window: &'a MemoryWindow, tag: u8, bind: &MemoryWindowBind<'a>) -> Result<Self> {
+        check_kind("post_send", window, MemoryWindowType::Type2, "QueuePair::bind_mw")?;
+        let mut request = Self::new(bind.operation(window.rkey_with(tag)), Payload::EMPTY, u64::MAX);
+        (request.wr_id, request.flags) = (bind.wr_id, bind.flags);
+        Ok(request)
+    }
+}
+
+impl QueuePair {
+    /// Posts a bind of a window of type 1 (`ibv_bind_mw`), and returns its new key; the old one ends when the request
+    /// is executed. It takes a place of the send queue, and completes there as
+    /// [`CompletionOpcode::BindMemoryWindow`](super::CompletionOpcode::BindMemoryWindow).
+    ///
+    /// # Errors
+    /// The window is of type 2; otherwise as [`QueuePair::post_send`].
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use rdma_verbs::verbs::{self, AccessFlags, MemoryWindowBind, MemoryWindowType, Payload, SendRequest};
+    /// # let context = verbs::open("soft:127.0.1.18")?;
+    /// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+    /// # let qp = pd.create_qp(&cq, &cq).max_inline_data(8).build()?;
+    /// # qp.connect(&qp.connection_info()?)?; // to itself
+    /// let mr = pd.alloc_mr(4096, AccessFlags::LOCAL_WRITE | AccessFlags::MEMORY_WINDOW_BIND)?;
+    /// let window = pd.alloc_mw(MemoryWindowType::Type1)?;
+    /// let bind = MemoryWindowBind::new(mr.slice(8..16)?, AccessFlags::REMOTE_WRITE);
+    /// let remote = bind.remote(qp.bind_mw(&window, &bind)?);
+    /// qp.post_send(&[SendRequest::write(Payload::inline(b"hello"), remote).signaled()])?;
+    /// cq.wait(Duration::from_secs(10))?.result()?;
+    /// qp.bind_mw(&window, &MemoryWindowBind::unbind().signaled())?;
+    /// cq.wait(Duration::from_secs(10))?.result()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn bind_mw(&self, window: &MemoryWindow, bind: &MemoryWindowBind<'_>) -> Result<Rkey> {
+        check_kind("bind_mw", window, MemoryWindowType::Type1, "SendRequest::bind_mw")?;
+        // While the batch is open no other thread posts to this queue; two queue pairs that bind one window at the same
+        // moment may choose the same key, and the later bind wins, as it would with two keys.
+        let mut batch = self.send_batch()?;
+        let old = window.key.load(Ordering::Acquire);
+        let key = Rkey(old & !0xff | (old.wrapping_add(1) & 0xff));
+        let mut request = SendRequest::new(bind.operation(key), Payload::EMPTY, u64::MAX);
+        (request.wr_id, request.flags) = (bind.wr_id, bind.flags);
+        batch.push(&request)?;
+        batch.post()?;
+        window.key.store(key.0, Ordering::Release);
+        Ok(key)
+    }
+}

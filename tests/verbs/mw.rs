@@ -1,0 +1,463 @@
+//! Memory windows of both types.
+
+use rdma_verbs::verbs::{
+    AccessFlags, Cause, CompletionOpcode, CompletionStatus, ErrorKind, MemoryRegion, MemoryWindow, MemoryWindowBind,
+    MemoryWindowType, Payload, QueuePairState, ReceiveRequest, RemoteMemory, Rkey, SendRequest,
+};
+
+use super::bytes::{check, check_all, fill};
+use super::end::{ALL_RIGHTS, End, Shape, create_qp, refused};
+use super::suite::{Capability, MEM_WINDOW, MEM_WINDOW_TYPE_2B, Scenario};
+use super::world::{World, connect};
+
+const TYPE_1: &[Capability] = &[MEM_WINDOW];
+const TYPE_2: &[Capability] = &[MEM_WINDOW_TYPE_2B];
+
+const fn scenario(name: &'static str, clause: &'static str, needs: &'static [Capability], run: fn(&World)) -> Scenario {
+    Scenario { name, clause, needs, run }
+}
+
+pub(crate) const SCENARIOS: &[Scenario] = &[
+    scenario("mw/type1/leads_to_its_range", "IBTA 10.6.7.2 type 1; ibv_bind_mw(3)", TYPE_1, leads_to_its_range),
+    scenario("mw/type1/each_bind_has_a_new_key", "IBTA 10.6.7.2.1; ibv_bind_mw(3) rkey", TYPE_1, each_bind_new_key),
+    scenario("mw/type1/unbound_by_zero_length", "IBTA 10.6.7.2.1; ibv_bind_mw(3) length 0", TYPE_1, unbound_by_zero),
+    scenario("mw/type1/reached_through_any_queue_pair", "IBTA 10.6.7.2 type 1", TYPE_1, any_queue_pair),
+    scenario("mw/type1/needs_the_verb", "ibv_alloc_mw(3); ibv_post_send(3) BIND_MW", TYPE_1, needs_the_verb),
+    scenario("mw/type1/cannot_be_invalidated", "IBTA 10.6.7.2.1: type 1 by the verb only", TYPE_1, not_invalidated),
+    scenario("mw/type2/key_is_index_and_tag", "IBTA 10.6.7.2.2; ibv_inc_rkey(3)", TYPE_2, key_is_index_and_tag),
+    scenario("mw/type2/bound_behind_earlier_requests", "IBTA 10.8.3.3 ordering of binds", TYPE_2, bound_in_order),
+    scenario("mw/type2/only_through_its_queue_pair", "IBTA 10.6.7.2.2 type 2B", TYPE_2, only_its_queue_pair),
+    scenario("mw/type2/bound_twice", "IBTA 10.6.7.2.2 bind of a valid window", TYPE_2, bound_twice),
+    scenario("mw/type2/bound_again_after_invalidation", "IBTA 10.6.7.2.2 free again", TYPE_2, bound_again),
+    scenario("mw/type2/old_tag_is_dead", "IBTA 10.6.7.2.2 key portion", TYPE_2, old_tag_is_dead),
+    scenario("mw/type2/remote_invalidation", "IBTA 9.4.1.1.3 SEND with invalidate", TYPE_2, remote_invalidation),
+    scenario("mw/type2/invalidated_through_another_queue_pair", "IBTA 10.6.7.2.2", TYPE_2, invalidated_elsewhere),
+    scenario("mw/type2/zero_based", "IBTA 10.6.7.2.2; IBV_ACCESS_ZERO_BASED", TYPE_2, zero_based),
+    scenario("mw/type2/no_byte", "IBTA 10.6.7.2.2; rxe: length 0 is refused", TYPE_2, no_byte),
+    scenario("mw/bind/region_gone_meanwhile", "IBTA 10.6.7.2 L_Key", TYPE_2, region_gone_meanwhile),
+    scenario("mw/bind/region_without_the_right", "ibv_bind_mw(3) IBV_ACCESS_MW_BIND", TYPE_2, region_without_right),
+    scenario("mw/bind/write_needs_local_write", "IBTA 10.6.7.2; ibv_bind_mw(3)", TYPE_2, write_needs_local_write),
+    scenario("mw/bind/window_of_another_domain", "IBTA 10.6.7.2 protection domain", TYPE_2, window_of_another_domain),
+    scenario("mw/bind/region_of_another_domain", "IBTA 10.6.7.2 protection domain", TYPE_2, region_of_another_domain),
+    scenario("mw/bind/unknown_right", "IBTA 11.2.10.3 access rights of windows", TYPE_2, unknown_right),
+    scenario("mw/bind/failure_flushes_what_follows", "IBTA 10.10.2.2; ibv_poll_cq(3)", TYPE_2, failure_flushes),
+    scenario("mw/access/each_right", "IBTA 9.7.4.1.5 R_Key check", TYPE_2, each_right),
+    scenario("mw/access/beyond_the_window", "IBTA 9.7.4.1.5 R_Key check", TYPE_2, beyond_the_window),
+    scenario("mw/access/atomic", "IBTA 9.7.4.1.5; IBTA 9.4.5", TYPE_2, atomic),
+    scenario("mw/access/never_bound", "IBTA 10.6.7.2.2 free state", TYPE_2, never_bound),
+    scenario("mw/dealloc/key_is_dead", "ibv_dealloc_mw(3)", TYPE_2, dealloc_key_is_dead),
+    scenario("mw/region/deregistered_under_it", "IBTA 10.6.7.2.6", TYPE_2, region_deregistered),
+];
+
+/// A region that windows can be bound to, without a remote right of its own.
+fn bindable(end: &End) -> MemoryRegion {
+    end.region(4096, AccessFlags::LOCAL_WRITE | AccessFlags::MEMORY_WINDOW_BIND)
+}
+
+fn window(end: &End) -> MemoryWindow {
+    end.pd.alloc_mw(MemoryWindowType::Type2).expect("alloc_mw")
+}
+
+/// Binds a type 2 window, which must succeed.
+#[track_caller]
+fn bind(end: &End, window: &MemoryWindow, tag: u8, bind: MemoryWindowBind<'_>) -> RemoteMemory {
+    let bind = bind.wr_id(77).signaled();
+    end.qp.post_send(&[SendRequest::bind_mw(window, tag, &bind).unwrap()]).unwrap();
+    end.done(77, CompletionOpcode::BindMemoryWindow);
+    bind.remote(window.rkey_with(tag))
+}
+
+/// Binds a type 2 window, which must fail and end the connection.
+#[track_caller]
+fn bind_fails(end: &End, window: &MemoryWindow, bind: MemoryWindowBind<'_>, cause: Cause) {
+    end.qp.post_send(&[SendRequest::bind_mw(window, 5, &bind.wr_id(78)).unwrap()]).unwrap();
+    let error = end.fails(78, CompletionStatus::MemoryWindowBindError);
+    assert_eq!(error.cause, cause);
+    assert!(!end.qp.explain(&error).is_empty());
+    end.becomes(QueuePairState::Error);
+}
+
+/// The peer's WRITE to it is refused, for want of a right or a key.
+#[track_caller]
+fn closed(peer: &End, remote: RemoteMemory) {
+    let request = SendRequest::write(Payload::inline(b"intruder"), RemoteMemory::new(remote.addr(), remote.rkey(), 8));
+    peer.qp.post_send(&[request.wr_id(79)]).unwrap();
+    peer.fails(79, CompletionStatus::RemoteAccessError);
+}
+
+#[track_caller]
+fn open(peer: &End, remote: RemoteMemory) {
+    let request = SendRequest::write(Payload::inline(b"12345678"), remote);
+    peer.qp.post_send(&[request.wr_id(80).signaled()]).unwrap();
+    peer.written(80);
+}
+
+fn leads_to_its_range(world: &World) {
+    let (left, right) = world.pair();
+    let region = bindable(&right);
+    let window = right.pd.alloc_mw(MemoryWindowType::Type1).unwrap();
+    assert_eq!(window.kind(), MemoryWindowType::Type1);
+    let range = region.slice(1024..2048).unwrap();
+    let bind = MemoryWindowBind::new(range, AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ).wr_id(1).signaled();
+    let key = right.qp.bind_mw(&window, &bind).unwrap();
+    right.done(1, CompletionOpcode::BindMemoryWindow);
+    assert_eq!(window.rkey(), key);
+    let remote = bind.remote(key);
+    assert_eq!((remote.addr(), remote.len()), (region.iova() + 1024, 1024));
+    fill(&left.region, 0, 1024, 3);
+    left.qp.post_send(&[SendRequest::write(left.region.slice(..1024).unwrap(), remote).wr_id(2).signaled()]).unwrap();
+    left.written(2);
+    check(&region, 1024, 1024, 3);
+    check_all(&region, 0, 1024, 0);
+    check_all(&region, 2048, 2048, 0);
+    left.qp
+        .post_send(&[SendRequest::read(left.region.slice(2048..3072).unwrap(), remote).wr_id(3).signaled()])
+        .unwrap();
+    left.read(3, 1024);
+    check(&left.region, 2048, 1024, 3);
+}
+
+fn each_bind_new_key(world: &World) {
+    let (left, right) = world.pair();
+    let region = bindable(&right);
+    let window = right.pd.alloc_mw(MemoryWindowType::Type1).unwrap();
+    let bind = MemoryWindowBind::new(region.slice(..64).unwrap(), AccessFlags::REMOTE_WRITE).wr_id(1).signaled();
+    let first = right.qp.bind_mw(&window, &bind).unwrap();
+    right.done(1, CompletionOpcode::BindMemoryWindow);
+    let second = right.qp.bind_mw(&window, &bind).unwrap();
+    right.done(1, CompletionOpcode::BindMemoryWindow);
+    assert_ne!(first, second);
+    assert_eq!(first.0 >> 8, second.0 >> 8, "a window keeps its index");
+    open(&left, bind.remote(second));
+    closed(&left, bind.remote(first));
+}
+
+fn unbound_by_zero(world: &World) {
+    let (left, right) = world.pair();
+    let region = bindable(&right);
+    let window = right.pd.alloc_mw(MemoryWindowType::Type1).unwrap();
+    let bind = MemoryWindowBind::new(region.slice(..64).unwrap(), AccessFlags::REMOTE_WRITE);
+    let remote = bind.remote(right.qp.bind_mw(&window, &bind).unwrap());
+    let unbound = right.qp.bind_mw(&window, &MemoryWindowBind::unbind().wr_id(2).signaled()).unwrap();
+    right.done(2, CompletionOpcode::BindMemoryWindow);
+    closed(&left, RemoteMemory::new(remote.addr(), unbound, 8));
+    check_all(&region, 0, 64, 0);
+}
+
+fn any_queue_pair(world: &World) {
+    let (left, right) = world.pair();
+    let region = bindable(&right);
+    let window = right.pd.alloc_mw(MemoryWindowType::Type1).unwrap();
+    let binder = create_qp(&right.pd, &right.cq, &right.cq, &Shape::default());
+    binder.connect(&binder.connection_info().unwrap()).unwrap();
+    let bind = MemoryWindowBind::new(region.slice(..64).unwrap(), AccessFlags::REMOTE_WRITE).wr_id(1).signaled();
+    let remote = bind.remote(binder.bind_mw(&window, &bind).unwrap());
+    let done = right.next();
+    assert_eq!((done.qpn(), done.wr_id(), done.is_success()), (binder.qpn(), 1, true), "{done:?}");
+    open(&left, remote);
+    assert_eq!(region.to_vec(..8).unwrap(), b"12345678");
+}
+
+fn needs_the_verb(world: &World) {
+    let end = world.loopback(&Shape::default());
+    let region = bindable(&end);
+    let bind = MemoryWindowBind::new(region.slice(..64).unwrap(), AccessFlags::REMOTE_READ);
+    let one = end.pd.alloc_mw(MemoryWindowType::Type1).unwrap();
+    refused(SendRequest::bind_mw(&one, 1, &bind), ErrorKind::InvalidArgument, &["mw", "Type1", "Type2", "bind_mw"]);
+    let two = window(&end);
+    refused(end.qp.bind_mw(&two, &bind), ErrorKind::InvalidArgument, &["bind_mw", "mw", "Type1", "Type2"]);
+    end.silent();
+}
+
+fn not_invalidated(world: &World) {
+    let end = world.loopback(&Shape::default());
+    let region = bindable(&end);
+    let window = end.pd.alloc_mw(MemoryWindowType::Type1).unwrap();
+    let bind = MemoryWindowBind::new(region.slice(..64).unwrap(), AccessFlags::REMOTE_READ);
+    let key = end.qp.bind_mw(&window, &bind).unwrap();
+    end.qp.post_send(&[SendRequest::local_invalidate(key).wr_id(2)]).unwrap();
+    let statuses = [CompletionStatus::LocalQueuePairOperationError, CompletionStatus::MemoryWindowBindError];
+    let error = end.fails_with(2, &statuses);
+    assert_eq!(error.cause, Cause::InvalidateRefused);
+}
+
+fn key_is_index_and_tag(world: &World) {
+    let (left, right) = world.pair();
+    let (region, window) = (bindable(&right), window(&right));
+    let whole = MemoryWindowBind::new(&region, AccessFlags::REMOTE_WRITE);
+    let remote = bind(&right, &window, 0xc3, whole);
+    assert_eq!(remote.rkey(), Rkey(window.rkey().0 & !0xff | 0xc3));
+    assert_eq!(window.rkey(), remote.rkey());
+    open(&left, remote);
+}
+
+/// A message that names the key may be posted right behind the bind, unsignaled as it is.
+fn bound_in_order(world: &World) {
+    let (left, right) = world.pair();
+    let (region, window) = (bindable(&right), window(&right));
+    let range = MemoryWindowBind::new(region.slice(64..128).unwrap(), AccessFlags::REMOTE_WRITE);
+    let told = range.remote(window.rkey_with(9)).to_bytes();
+    fill(&right.region, 0, 32 << 10, 5);
+    left.qp
+        .post_recv(&[ReceiveRequest::new(&left.region).wr_id(1), ReceiveRequest::new(&left.region).wr_id(2)])
+        .unwrap();
+    right
+        .qp
+        .post_send(&[
+            SendRequest::send(right.region.slice(..32 << 10).unwrap()),
+            SendRequest::bind_mw(&window, 9, &range).unwrap(),
+            SendRequest::send(Payload::inline(&told)).wr_id(3).signaled(),
+        ])
+        .unwrap();
+    left.received(1, 32 << 10);
+    left.received(2, told.len() as u32);
+    right.sent(3);
+    let mut heard = [0; RemoteMemory::ENCODED_BYTES];
+    left.region.read_at(0, &mut heard).unwrap();
+    open(&left, RemoteMemory::from_bytes(heard));
+    assert_eq!(region.to_vec(64..72).unwrap(), b"12345678");
+}
+
+/// Two connections between the same ends; only the one whose queue pair bound the window may use it.
+fn only_its_queue_pair(world: &World) {
+    let (left, right) = world.pair();
+    let others = [&left, &right].map(|end| create_qp(&end.pd, &end.cq, &end.cq, &Shape::default()));
+    let infos = others.each_ref().map(|qp| qp.connection_info().unwrap());
+    others[0].connect(&infos[1]).unwrap();
+    others[1].connect(&infos[0]).unwrap();
+    let (region, window) = (bindable(&right), window(&right));
+    let remote = bind(&right, &window, 1, MemoryWindowBind::new(&region, AccessFlags::REMOTE_WRITE));
+    others[0].post_send(&[SendRequest::write(Payload::inline(b"intruder"), remote).wr_id(4)]).unwrap();
+    let error = left.next().result().expect_err("refused");
+    assert_eq!((error.qpn, error.status), (others[0].qpn(), CompletionStatus::RemoteAccessError));
+    check_all(&region, 0, 64, 0);
+    open(&left, remote);
+}
+
+fn bound_twice(world: &World) {
+    let end = world.loopback(&Shape::default());
+    let (region, window) = (bindable(&end), window(&end));
+    bind(&end, &window, 1, MemoryWindowBind::new(&region, AccessFlags::REMOTE_READ));
+    bind_fails(&end, &window, MemoryWindowBind::new(&region, AccessFlags::REMOTE_READ), Cause::WindowBound);
+}
+
+fn bound_again(world: &World) {
+    let (left, right) = world.pair();
+    let (region, window) = (bindable(&right), window(&right));
+    let first = bind(&right, &window, 1, MemoryWindowBind::new(&region, AccessFlags::REMOTE_WRITE));
+    open(&left, first);
+    right.qp.post_send(&[SendRequest::local_invalidate(first.rkey()).wr_id(2).signaled()]).unwrap();
+    right.done(2, CompletionOpcode::LocalInvalidate);
+    let upper = MemoryWindowBind::new(region.slice(2048..).unwrap(), AccessFlags::REMOTE_WRITE);
+    let second = bind(&right, &window, 2, upper);
+    open(&left, second);
+    assert_eq!(region.to_vec(2048..2056).unwrap(), b"12345678");
+    closed(&left, first);
+}
+
+fn old_tag_is_dead(world: &World) {
+    let (left, right) = world.pair();
+    let (region, window) = (bindable(&right), window(&right));
+    let remote = bind(&right, &window, 7, MemoryWindowBind::new(&region, AccessFlags::REMOTE_WRITE));
+    closed(&left, RemoteMemory::new(remote.addr(), window.rkey_with(6), 8));
+    check_all(&region, 0, 64, 0);
+}
+
+fn remote_invalidation(world: &World) {
+    let (left, right) = world.pair();
+    let (region, window) = (bindable(&right), window(&right));
+    let remote = bind(&right, &window, 7, MemoryWindowBind::new(&region, AccessFlags::REMOTE_WRITE));
+    right.qp.post_recv(&[ReceiveRequest::new(&right.region).wr_id(5)]).unwrap();
+    left.qp
+        .post_send(&[SendRequest::send_with_invalidate(Payload::inline(b"bye"), remote.rkey()).wr_id(1).signaled()])
+        .unwrap();
+    left.sent(1);
+    let success = right.done(5, CompletionOpcode::Receive);
+    assert_eq!((success.byte_len, success.immediate, success.invalidated), (3, None, Some(remote.rkey())));
+    closed(&left, remote);
+    check_all(&region, 0, 64, 0);
+}
+
+fn invalidated_elsewhere(world: &World) {
+    let end = world.loopback(&Shape::default());
+    let (region, window) = (bindable(&end), window(&end));
+    let remote = bind(&end, &window, 7, MemoryWindowBind::new(&region, AccessFlags::REMOTE_WRITE));
+    let other = create_qp(&end.pd, &end.cq, &end.cq, &Shape::default());
+    other.connect(&other.connection_info().unwrap()).unwrap();
+    other.post_send(&[SendRequest::local_invalidate(remote.rkey()).wr_id(2)]).unwrap();
+    let error = end.next().result().expect_err("refused");
+    assert_eq!((error.qpn, error.wr_id, error.cause), (other.qpn(), 2, Cause::InvalidateRefused));
+    open(&end, remote);
+}
+
+fn zero_based(world: &World) {
+    let (left, right) = world.pair();
+    let (region, window) = (bindable(&right), window(&right));
+    let access = AccessFlags::REMOTE_WRITE | AccessFlags::ZERO_BASED;
+    let remote = bind(&right, &window, 7, MemoryWindowBind::new(region.slice(1000..1100).unwrap(), access));
+    assert_eq!((remote.addr(), remote.len()), (0, 100));
+    open(&left, remote.slice(92..).unwrap());
+    assert_eq!(region.to_vec(1092..1100).unwrap(), b"12345678");
+    closed(&left, RemoteMemory::new(93, remote.rkey(), 8));
+    check_all(&region, 1100, 100, 0);
+}
+
+fn no_byte(world: &World) {
+    let end = world.loopback(&Shape::default());
+    let (region, window) = (bindable(&end), window(&end));
+    let nothing = MemoryWindowBind::new(region.slice(8..8).unwrap(), AccessFlags::REMOTE_READ);
+    bind_fails(&end, &window, nothing, Cause::WindowArguments);
+}
+
+/// The region goes between the making of the request and its execution.
+fn region_gone_meanwhile(world: &World) {
+    let end = world.loopback(&Shape::default());
+    let window = window(&end);
+    let region = bindable(&end);
+    let gone = MemoryWindowBind::new(&region, AccessFlags::REMOTE_READ).wr_id(78);
+    let request = SendRequest::bind_mw(&window, 5, &gone).unwrap();
+    region.revoke().unwrap();
+    end.qp.post_send(&[request]).unwrap();
+    let error = end.fails(78, CompletionStatus::MemoryWindowBindError);
+    assert_eq!(error.cause, Cause::LocalKeyUnknown);
+}
+
+fn region_without_right(world: &World) {
+    let end = world.loopback(&Shape::default());
+    let (region, window) = (end.region(64, ALL_RIGHTS), window(&end));
+    bind_fails(&end, &window, MemoryWindowBind::new(&region, AccessFlags::REMOTE_READ), Cause::RegionNotBindable);
+}
+
+fn write_needs_local_write(world: &World) {
+    let end = world.loopback(&Shape::default());
+    let (region, window) = (end.region(64, AccessFlags::MEMORY_WINDOW_BIND), window(&end));
+    let read = bind(&end, &window, 1, MemoryWindowBind::new(&region, AccessFlags::REMOTE_READ));
+    end.qp.post_send(&[SendRequest::local_invalidate(read.rkey()).wr_id(1).signaled()]).unwrap();
+    end.done(1, CompletionOpcode::LocalInvalidate);
+    bind_fails(&end, &window, MemoryWindowBind::new(&region, AccessFlags::REMOTE_WRITE), Cause::RegionNotBindable);
+}
+
+fn window_of_another_domain(world: &World) {
+    let end = world.loopback(&Shape::default());
+    let region = bindable(&end);
+    let window = end.context.alloc_pd().unwrap().alloc_mw(MemoryWindowType::Type2).unwrap();
+    bind_fails(&end, &window, MemoryWindowBind::new(&region, AccessFlags::REMOTE_READ), Cause::WindowUnknown);
+}
+
+fn region_of_another_domain(world: &World) {
+    let end = world.loopback(&Shape::default());
+    let window = window(&end);
+    let access = AccessFlags::LOCAL_WRITE | AccessFlags::MEMORY_WINDOW_BIND;
+    let region = end.context.alloc_pd().unwrap().alloc_mr(64, access).unwrap();
+    bind_fails(&end, &window, MemoryWindowBind::new(&region, AccessFlags::REMOTE_READ), Cause::LocalKeyWrongDomain);
+}
+
+fn unknown_right(world: &World) {
+    let end = world.loopback(&Shape::default());
+    let (region, window) = (bindable(&end), window(&end));
+    let access = AccessFlags::REMOTE_READ | AccessFlags::MEMORY_WINDOW_BIND;
+    bind_fails(&end, &window, MemoryWindowBind::new(&region, access), Cause::WindowArguments);
+}
+
+fn failure_flushes(world: &World) {
+    let (left, right) = world.pair();
+    let window = window(&right);
+    let plain = right.region(64, ALL_RIGHTS);
+    let bind = MemoryWindowBind::new(&plain, AccessFlags::REMOTE_READ).wr_id(2);
+    right.qp.post_recv(&[ReceiveRequest::new(&right.region).wr_id(9)]).unwrap();
+    left.qp.post_recv(&[ReceiveRequest::new(&left.region).wr_id(8)]).unwrap();
+    right
+        .qp
+        .post_send(&[
+            SendRequest::send(Payload::inline(b"before")).wr_id(1).signaled(),
+            SendRequest::bind_mw(&window, 5, &bind).unwrap(),
+            SendRequest::send(Payload::inline(b"after")).wr_id(3),
+        ])
+        .unwrap();
+    left.received(8, 6);
+    right.sent(1);
+    right.fails(2, CompletionStatus::MemoryWindowBindError);
+    right.flushed([3, 9]);
+    left.silent();
+}
+
+/// A window with each remote right alone lets in what it says and nothing else.
+fn each_right(world: &World) {
+    let rights = [AccessFlags::REMOTE_READ, AccessFlags::REMOTE_WRITE, AccessFlags::REMOTE_ATOMIC];
+    for granted in rights {
+        for used in rights {
+            let (left, right) = (world.end(0, &Shape::default()), world.end(1, &Shape::default()));
+            connect(&left, &right, &Default::default());
+            let (region, window) = (bindable(&right), window(&right));
+            let remote = bind(&right, &window, 1, MemoryWindowBind::new(&region, granted));
+            let into = left.region.slice(..8).unwrap();
+            let (request, opcode) = match used {
+                AccessFlags::REMOTE_READ => (SendRequest::read(into, remote), CompletionOpcode::RdmaRead),
+                AccessFlags::REMOTE_WRITE => (SendRequest::write(into, remote), CompletionOpcode::RdmaWrite),
+                _ => (SendRequest::fetch_and_add(into, remote, 1), CompletionOpcode::FetchAndAdd),
+            };
+            left.qp.post_send(&[request.wr_id(1).signaled()]).unwrap();
+            if granted == used {
+                left.done(1, opcode);
+            } else {
+                left.fails(1, CompletionStatus::RemoteAccessError);
+                check_all(&region, 0, 64, 0);
+            }
+        }
+    }
+}
+
+/// The region goes on behind the window's last byte, but not for the peer.
+fn beyond_the_window(world: &World) {
+    let (left, right) = world.pair();
+    let (region, window) = (bindable(&right), window(&right));
+    let range = region.slice(1024..1032).unwrap();
+    let remote = bind(&right, &window, 1, MemoryWindowBind::new(range, AccessFlags::REMOTE_WRITE));
+    open(&left, remote);
+    closed(&left, RemoteMemory::new(remote.addr() + 1, remote.rkey(), 8));
+    check_all(&region, 1032, 64, 0);
+}
+
+fn atomic(world: &World) {
+    let (left, right) = world.pair();
+    let (region, window) = (bindable(&right), window(&right));
+    region.store_release_u64(1024, 40).unwrap();
+    let range = region.slice(1024..1032).unwrap();
+    let remote = bind(&right, &window, 1, MemoryWindowBind::new(range, AccessFlags::REMOTE_ATOMIC));
+    let into = left.region.slice(..8).unwrap();
+    left.qp.post_send(&[SendRequest::fetch_and_add(into, remote, 2).wr_id(1).signaled()]).unwrap();
+    left.done(1, CompletionOpcode::FetchAndAdd);
+    assert_eq!((left.region.load_acquire_u64(0).unwrap(), region.load_acquire_u64(1024).unwrap()), (40, 42));
+}
+
+fn never_bound(world: &World) {
+    let (left, right) = world.pair();
+    let (region, window) = (bindable(&right), window(&right));
+    closed(&left, RemoteMemory::new(region.iova(), window.rkey(), 8));
+    check_all(&region, 0, 64, 0);
+}
+
+fn dealloc_key_is_dead(world: &World) {
+    let (left, right) = world.pair();
+    let (region, window) = (bindable(&right), window(&right));
+    let remote = bind(&right, &window, 1, MemoryWindowBind::new(&region, AccessFlags::REMOTE_WRITE));
+    open(&left, remote);
+    window.dealloc().unwrap();
+    region.write_at(0, &[0; 8]).unwrap();
+    closed(&left, remote);
+    check_all(&region, 0, 64, 0);
+}
+
+/// The memory comes back at once, and the window leads nowhere; it can be bound to another region then.
+fn region_deregistered(world: &World) {
+    let (left, right) = world.pair();
+    let window = window(&right);
+    let access = AccessFlags::LOCAL_WRITE | AccessFlags::MEMORY_WINDOW_BIND;
+    let region = right.pd.reg_mr(vec![0; 64], access).unwrap();
+    bind(&right, &window, 1, MemoryWindowBind::new(&region, AccessFlags::REMOTE_WRITE));
+    assert_eq!(region.dereg().unwrap().into_vec().expect("a Vec went in"), [0; 64]);
+    let other = bindable(&right);
+    let remote = bind(&right, &window, 2, MemoryWindowBind::new(&other, AccessFlags::REMOTE_WRITE));
+    open(&left, remote);
+    closed(&left, RemoteMemory::new(remote.addr(), window.rkey_with(1), 8));
+}

@@ -1,0 +1,215 @@
+//! Address handles and the route header.
+
+use rdma_verbs::verbs::{
+    AddressHandle, AddressVector, ErrorKind, Gid, GlobalRouteHeader, Payload, Result, SendRequest,
+};
+
+use super::end::End;
+use super::suite::Scenario;
+use super::ud::{HEADER, QKEY, arrived, gid, post, ready, receive, way};
+use super::world::World;
+
+macro_rules! scenarios {
+    ($($name:ident: $clause:literal;)*) => {
+        pub(crate) const SCENARIOS: &[Scenario] = &[$(
+            Scenario { name: concat!("ud/ah/", stringify!($name)), clause: $clause, needs: &[], run: $name },
+        )*];
+    };
+}
+
+scenarios! {
+    tells_what_it_was_made_with: "IBTA 11.2.2.3 query address handle";
+    unset_address_refused: "reference 4.5: non-global AV on RoCE (pyverbs test_create_ah_roce)";
+    port_refused: "reference 4.5: port_num";
+    gid_index_refused: "reference 4.5: sgid_index must exist";
+    flow_label_refused: "IBTA 8.3: a flow label has 20 bits";
+    service_level_refused: "IBTA 7.6.5: a service level has 4 bits";
+    destroyed_after_posting: "IBTA 11.2.2.4: requests posted before keep what they need";
+    outlives_queue_pairs: "IBTA 11.2.2: belongs to the protection domain";
+    many_of_them: "reference 4.3: objects come and go";
+    header_tells_the_way: "fact sheet 1.7: UD receive area";
+    way_back: "ibv_create_ah_from_wc(3)";
+    way_back_keeps_traffic_class: "ibv_init_ah_from_wc(3)";
+    no_way_back_from_a_send: "ibv_init_ah_from_wc(3): needs IBV_WC_GRH";
+    no_way_back_from_a_connection: "ibv_init_ah_from_wc(3): needs IBV_WC_GRH";
+    no_way_back_from_other_bytes: "fact sheet 1.7: the header's checksum decides";
+    no_way_back_from_few_bytes: "fact sheet 1.7: 40 bytes";
+    no_way_back_for_others_messages: "ibv_init_ah_from_wc(3): the receiver must be a GID here";
+}
+
+fn refused(result: Result<AddressHandle>, word: &str) {
+    let error = result.expect_err("a refusal");
+    assert_eq!((error.verb(), error.kind()), ("create_ah", ErrorKind::InvalidArgument), "{error}");
+    assert!(error.to_string().contains(word), "\"{word}\" is not in \"{error}\"");
+}
+
+fn tells_what_it_was_made_with(world: &World) {
+    let end = ready(world, 0);
+    let mut vector = AddressVector::new(gid(&end), 0);
+    (vector.traffic_class, vector.hop_limit, vector.flow_label, vector.sl) = (0x28, 9, 0xf_ffff, 15);
+    let ah = end.pd.create_ah(&vector).unwrap();
+    assert_eq!(ah.address_vector(), vector);
+}
+
+fn unset_address_refused(world: &World) {
+    let end = world.end(0, &super::ud::shape());
+    refused(end.pd.create_ah(&AddressVector::new(Gid::ZERO, 0)), "dgid");
+}
+
+fn port_refused(world: &World) {
+    let end = world.end(0, &super::ud::shape());
+    for port_num in [0, 200] {
+        refused(end.pd.create_ah(&AddressVector { port_num, ..AddressVector::new(gid(&end), 0) }), "port_num");
+    }
+}
+
+fn gid_index_refused(world: &World) {
+    let end = world.end(0, &super::ud::shape());
+    refused(end.pd.create_ah(&AddressVector::new(gid(&end), u8::MAX)), "sgid_index");
+}
+
+fn flow_label_refused(world: &World) {
+    let end = world.end(0, &super::ud::shape());
+    refused(end.pd.create_ah(&AddressVector { flow_label: 1 << 20, ..AddressVector::new(gid(&end), 0) }), "flow_label");
+}
+
+fn service_level_refused(world: &World) {
+    let end = world.end(0, &super::ud::shape());
+    refused(end.pd.create_ah(&AddressVector { sl: 16, ..AddressVector::new(gid(&end), 0) }), "sl");
+}
+
+fn destroyed_after_posting(world: &World) {
+    let (left, right) = (ready(world, 0), ready(world, 1));
+    for wr_id in 0..20 {
+        receive(&right, wr_id, wr_id as usize * 64, 8);
+        let ah = way(&left, &right);
+        let bytes = wr_id.to_ne_bytes();
+        post(&left, SendRequest::send_to(Payload::inline(&bytes), &ah, right.qp.qpn(), QKEY));
+        drop(ah);
+    }
+    for wr_id in 0..20 {
+        arrived(&right, wr_id, 8, &left);
+    }
+}
+
+fn outlives_queue_pairs(world: &World) {
+    let (left, right) = (ready(world, 0), ready(world, 1));
+    let ah = way(&left, &right);
+    let End { qp, pd, cq, region, context } = left;
+    drop(qp);
+    let qp = super::end::create_qp(&pd, &cq, &cq, &super::ud::shape());
+    let left = End { qp, pd, cq, region, context };
+    super::ud::init(&left, QKEY);
+    left.qp.activate().unwrap();
+    receive(&right, 1, 0, 64);
+    post(&left, SendRequest::send_to(Payload::EMPTY, &ah, right.qp.qpn(), QKEY));
+    arrived(&right, 1, 0, &left);
+}
+
+fn many_of_them(world: &World) {
+    let (left, right) = (ready(world, 0), ready(world, 1));
+    for _ in 0..10 {
+        let handles: Vec<AddressHandle> = (0..1000).map(|_| way(&left, &right)).collect();
+        assert!(handles.iter().all(|handle| handle.address_vector().dgid == gid(&right)));
+    }
+}
+
+/// Sends one message with this address vector; what arrives in front of it.
+fn header_of(left: &End, right: &End, vector: &AddressVector) -> GlobalRouteHeader {
+    receive(right, 1, 0, 64);
+    let ah = left.pd.create_ah(vector).unwrap();
+    post(left, SendRequest::send_to(Payload::inline(b"abc"), &ah, right.qp.qpn(), QKEY));
+    arrived(right, 1, 3, left);
+    let bytes = right.region.to_vec(..HEADER).unwrap();
+    GlobalRouteHeader::from_bytes(bytes.first_chunk().unwrap()).expect("a header with a right checksum")
+}
+
+fn header_tells_the_way(world: &World) {
+    let (left, right) = (ready(world, 0), ready(world, 1));
+    let mut vector = AddressVector::new(gid(&right), 0);
+    (vector.traffic_class, vector.hop_limit) = (0x20, 7);
+    let header = header_of(&left, &right, &vector);
+    assert_eq!((Gid::from(header.source), Gid::from(header.destination)), (gid(&left), gid(&right)));
+    assert_eq!((header.traffic_class, header.hop_limit), (0x20, 7));
+    // UDP header, base and datagram headers, three bytes and their padding, ICRC.
+    assert_eq!(header.udp_bytes, 8 + 12 + 8 + 4 + 4);
+    if header.source.is_ipv4() {
+        assert_eq!(right.region.to_vec(..20).unwrap(), [0; 20]);
+    }
+}
+
+fn way_back(world: &World) {
+    let (left, right) = (ready(world, 0), ready(world, 1));
+    let ah = way(&left, &right);
+    receive(&right, 1, 0, 64);
+    receive(&left, 2, 0, 64);
+    post(&left, SendRequest::send_to(Payload::inline(b"ping"), &ah, right.qp.qpn(), QKEY));
+    let completion = right.next();
+    let header = right.region.to_vec(..HEADER).unwrap();
+    let back = right.pd.create_ah_from_completion(&completion, &header, 1).unwrap();
+    assert_eq!((back.address_vector().dgid, back.address_vector().sgid_index), (gid(&left), 0));
+    let asker = completion.result().unwrap().source_qpn;
+    post(&right, SendRequest::send_to(Payload::inline(b"pong"), &back, asker, QKEY));
+    arrived(&left, 2, 4, &right);
+    assert_eq!(left.region.to_vec(HEADER..HEADER + 4).unwrap(), b"pong");
+}
+
+fn way_back_keeps_traffic_class(world: &World) {
+    let (left, right) = (ready(world, 0), ready(world, 1));
+    receive(&right, 1, 0, 64);
+    let there = AddressVector { traffic_class: 0x48, ..AddressVector::new(gid(&right), 0) };
+    let ah = left.pd.create_ah(&there).unwrap();
+    post(&left, SendRequest::send_to(Payload::EMPTY, &ah, right.qp.qpn(), QKEY));
+    let completion = right.next();
+    let back = right.pd.create_ah_from_completion(&completion, &right.region.to_vec(..HEADER).unwrap(), 1).unwrap();
+    assert_eq!(back.address_vector().traffic_class, 0x48);
+}
+
+fn no_way_back_from_a_send(world: &World) {
+    let left = ready(world, 0);
+    let ah = way(&left, &left);
+    post(&left, SendRequest::send_to(Payload::EMPTY, &ah, left.qp.qpn(), QKEY).signaled());
+    refused(left.pd.create_ah_from_completion(&left.next(), &[0; HEADER], 1), "GLOBAL_ROUTE_HEADER");
+}
+
+fn no_way_back_from_a_connection(world: &World) {
+    let (left, right) = world.pair();
+    right.qp.post_recv(&[rdma_verbs::verbs::ReceiveRequest::new(&right.region)]).unwrap();
+    left.qp.post_send(&[SendRequest::send(Payload::inline(&[0x60; HEADER]))]).unwrap();
+    let bytes = [0x60; HEADER];
+    refused(right.pd.create_ah_from_completion(&right.next(), &bytes, 1), "GLOBAL_ROUTE_HEADER");
+}
+
+/// A received datagram's completion, with its header.
+fn received(world: &World) -> (End, rdma_verbs::verbs::Completion, Vec<u8>) {
+    let end = ready(world, 0);
+    let ah = way(&end, &end);
+    receive(&end, 1, 0, 64);
+    post(&end, SendRequest::send_to(Payload::EMPTY, &ah, end.qp.qpn(), QKEY));
+    let completion = end.next();
+    let header = end.region.to_vec(..HEADER).unwrap();
+    (end, completion, header)
+}
+
+fn no_way_back_from_other_bytes(world: &World) {
+    let (end, completion, _) = received(world);
+    refused(end.pd.create_ah_from_completion(&completion, &[0; HEADER], 1), "grh");
+    refused(end.pd.create_ah_from_completion(&completion, &[0x45; HEADER], 1), "grh");
+}
+
+fn no_way_back_from_few_bytes(world: &World) {
+    let (end, completion, header) = received(world);
+    refused(end.pd.create_ah_from_completion(&completion, &header[..HEADER - 1], 1), "39 bytes");
+    refused(end.pd.create_ah_from_completion(&completion, &header, 2), "port_num");
+    assert!(end.pd.create_ah_from_completion(&completion, &header, 1).is_ok());
+}
+
+fn no_way_back_for_others_messages(world: &World) {
+    let (end, completion, header) = received(world);
+    let mut parsed = GlobalRouteHeader::from_bytes(header.first_chunk().unwrap()).unwrap();
+    parsed.destination = match parsed.destination.is_ipv4() {
+        true => [192, 0, 2, 1].into(),
+        false => "2001:db8::1".parse().unwrap(),
+    };
+    refused(end.pd.create_ah_from_completion(&completion, &parsed.to_bytes(), 1), "no GID here");
+}

@@ -1,0 +1,333 @@
+//! Datagrams: what is refused, how requests fail, and the life of a datagram queue pair.
+
+use rdma_verbs::verbs::{
+    AccessFlags, AsyncEvent, CompletionStatus, DropReason, ErrorKind, Payload, Psn, Qkey, QueuePairState,
+    ReceiveRequest, RemoteMemory, Rkey, SendRequest,
+};
+
+use super::bytes::check_all;
+use super::suite::Scenario;
+use super::ud::{HEADER, QKEY, arrived, dropped, idle, init, packets_sent, post, ready, receive, shape, to_state, way};
+use super::world::World;
+
+macro_rules! scenarios {
+    ($($name:ident: $clause:literal;)*) => {
+        pub(crate) const SCENARIOS: &[Scenario] = &[$(
+            Scenario { name: concat!("ud/errors/", stringify!($name)), clause: $clause, needs: &[], run: $name },
+        )*];
+    };
+}
+
+scenarios! {
+    longer_than_mtu_refused: "reference 4.6: UD messages longer than the path MTU: post error";
+    no_destination_refused: "ibv_post_send(3) wr.ud.ah";
+    other_operations_refused: "IBTA 10.8.2.1: operations by service; reference 4.4: unknown opcode for QP type";
+    destination_on_connection_refused: "IBTA 10.8.2.1: only datagrams name a destination";
+    handle_of_other_domain_refused: "IBTA 11.2.2.1: address handle and queue pair of one protection domain";
+    handle_of_other_device_refused: "IBTA 11.2.2.1: address handle and queue pair of one protection domain";
+    posting_before_rts_refused: "reference 4.4: wrong state is a post error";
+    batch_with_one_wrong_posts_nothing: "all or nothing";
+    full_queue_and_back: "reference 4.4: slots are released by polling";
+    revoked_source_fails_alone: "IBTA 10.3.1 SQE: a send error leaves receives working";
+    posted_in_sqe_is_flushed: "IBTA 10.3.1 SQE";
+    out_of_sqe: "IBTA 10.3.1 SQE to RTS";
+    revoked_receive_ends_it: "IBTA 10.3.1: a local error of a receive is fatal";
+    flush_in_order: "IBTA 10.3.1 ERR: everything is flushed in order";
+    drained_holds_back: "IBTA 10.3.1 SQD: nothing new begins";
+    reset_and_again: "IBTA 10.3.1 RESET; reference 4.5: reusable in full";
+    destroyed_while_receiving: "IBTA 11.2.4.4 destroy with work outstanding";
+    initialised_without_qkey_refused: "IBTA 11.2.5.2: RESET to INIT needs the Q_Key";
+    path_attributes_refused: "IBTA 11.2.5.2: a datagram queue pair has no path";
+    attributes_come_back: "ibv_query_qp(3)";
+    cannot_be_connected: "IBTA 9.8.3: datagrams have no peer";
+    activation_names_the_state: "IBTA 10.3.1";
+}
+
+fn refused(result: rdma_verbs::verbs::Result<()>, kind: ErrorKind, words: &[&str]) {
+    let error = result.expect_err("a refusal");
+    assert_eq!((error.verb(), error.kind()), ("post_send", kind), "{error}");
+    for word in words {
+        assert!(error.to_string().contains(word), "\"{word}\" is not in \"{error}\"");
+    }
+}
+
+fn longer_than_mtu_refused(world: &World) {
+    let (left, right) = (ready(world, 0), ready(world, 1));
+    let ah = way(&left, &right);
+    let mtu = left.context.query_port(1).unwrap().active_mtu.bytes();
+    let long = left.region.slice(..mtu as usize + 1).unwrap();
+    let request = SendRequest::send_to(long, &ah, right.qp.qpn(), QKEY);
+    refused(left.qp.post_send(&[request]), ErrorKind::InvalidArgument, &["active_mtu", &mtu.to_string()]);
+    packets_sent(&left, 0);
+    left.is_in(QueuePairState::ReadyToSend);
+    left.silent();
+}
+
+fn no_destination_refused(world: &World) {
+    let left = ready(world, 0);
+    let request = SendRequest::send(Payload::inline(b"whither"));
+    refused(left.qp.post_send(&[request]), ErrorKind::InvalidArgument, &["destination", "remote_qkey"]);
+}
+
+fn other_operations_refused(world: &World) {
+    let left = ready(world, 0);
+    let remote = RemoteMemory::new(0x1000, Rkey(7), 64);
+    let eight = left.region.slice(..8).unwrap();
+    let requests = [
+        SendRequest::write(eight, remote),
+        SendRequest::write_with_immediate(eight, remote, 1),
+        SendRequest::read(eight, remote),
+        SendRequest::compare_and_swap(eight, remote, 1, 2),
+        SendRequest::fetch_and_add(eight, remote, 1),
+        SendRequest::send_with_invalidate(eight, Rkey(7)),
+    ];
+    for request in requests {
+        refused(left.qp.post_send(&[request]), ErrorKind::InvalidArgument, &["opcode", "takes SEND"]);
+    }
+    packets_sent(&left, 0);
+}
+
+fn destination_on_connection_refused(world: &World) {
+    let (left, right) = world.pair();
+    let ah = way(&left, &right);
+    let request = SendRequest::send_to(Payload::inline(b"x"), &ah, right.qp.qpn(), QKEY);
+    refused(left.qp.post_send(&[request]), ErrorKind::InvalidArgument, &["address handle", "connected"]);
+    left.is_in(QueuePairState::ReadyToSend);
+}
+
+fn handle_of_other_domain_refused(world: &World) {
+    let left = ready(world, 0);
+    let other = left.context.alloc_pd().unwrap();
+    let gid = left.context.query_gid(1, 0).unwrap().gid;
+    let ah = other.create_ah(&rdma_verbs::verbs::AddressVector::new(gid, 0)).unwrap();
+    let request = SendRequest::send_to(Payload::EMPTY, &ah, left.qp.qpn(), QKEY);
+    refused(left.qp.post_send(&[request]), ErrorKind::InvalidArgument, &["protection domain"]);
+}
+
+fn handle_of_other_device_refused(world: &World) {
+    let (left, right) = (ready(world, 0), ready(world, 1));
+    let ah = way(&right, &left);
+    let request = SendRequest::send_to(Payload::EMPTY, &ah, left.qp.qpn(), QKEY);
+    refused(left.qp.post_send(&[request]), ErrorKind::InvalidArgument, &["protection domain"]);
+}
+
+fn posting_before_rts_refused(world: &World) {
+    let left = world.end(0, &shape());
+    let ah = way(&left, &left);
+    let request = SendRequest::send_to(Payload::EMPTY, &ah, left.qp.qpn(), QKEY);
+    refused(left.qp.post_send(&[request]), ErrorKind::InvalidState, &["RESET"]);
+    init(&left, QKEY);
+    refused(left.qp.post_send(&[request]), ErrorKind::InvalidState, &["INIT"]);
+    left.qp.modify(&to_state(QueuePairState::ReadyToReceive)).unwrap();
+    refused(left.qp.post_send(&[request]), ErrorKind::InvalidState, &["RTR"]);
+}
+
+fn batch_with_one_wrong_posts_nothing(world: &World) {
+    let left = ready(world, 0);
+    let ah = way(&left, &left);
+    let good = SendRequest::send_to(Payload::EMPTY, &ah, left.qp.qpn(), QKEY).signaled();
+    let bad = SendRequest::send(Payload::EMPTY);
+    refused(left.qp.post_send(&[good, bad, good]), ErrorKind::InvalidArgument, &["destination"]);
+    left.silent();
+    packets_sent(&left, 0);
+}
+
+fn full_queue_and_back(world: &World) {
+    let left = ready(world, 0);
+    let ah = way(&left, &left);
+    let request = SendRequest::send_to(Payload::EMPTY, &ah, left.qp.qpn(), QKEY).signaled();
+    let most = left.qp.cap().max_send_wr;
+    for wr_id in 0..u64::from(most) {
+        post(&left, request.wr_id(wr_id));
+    }
+    refused(left.qp.post_send(&[request]), ErrorKind::QueueFull, &["poll"]);
+    left.sent(0);
+    post(&left, request.wr_id(u64::from(most)));
+    for wr_id in 1..=u64::from(most) {
+        left.sent(wr_id);
+    }
+}
+
+/// Two ends, the left one in SQE after a send from memory that is registered no more.
+fn in_send_queue_error(world: &World) -> (super::end::End, super::end::End) {
+    let (left, right) = (ready(world, 0), ready(world, 1));
+    let ah = way(&left, &right);
+    let gone = left.region(64, AccessFlags::LOCAL_WRITE);
+    let drained = to_state(QueuePairState::SendQueueDrained);
+    left.qp.modify(&drained).unwrap();
+    let good = SendRequest::send_to(Payload::EMPTY, &ah, right.qp.qpn(), QKEY);
+    let bad = SendRequest::send_to(gone.slice(..).unwrap(), &ah, right.qp.qpn(), QKEY);
+    left.qp.post_send(&[good.wr_id(1), bad.wr_id(2), good.wr_id(3)]).unwrap();
+    gone.dereg().unwrap();
+    left.qp.modify(&to_state(QueuePairState::ReadyToSend)).unwrap();
+    left.fails(2, CompletionStatus::LocalProtectionError);
+    left.flushed([3]);
+    left.is_in(QueuePairState::SendQueueError);
+    dropped(&right, DropReason::NoReceive, 1);
+    (left, right)
+}
+
+fn revoked_source_fails_alone(world: &World) {
+    let (left, right) = in_send_queue_error(world);
+    receive(&left, 9, 0, 64);
+    let back = way(&right, &left);
+    post(&right, SendRequest::send_to(Payload::inline(b"still"), &back, left.qp.qpn(), QKEY));
+    arrived(&left, 9, 5, &right);
+    packets_sent(&left, 1);
+}
+
+fn posted_in_sqe_is_flushed(world: &World) {
+    let (left, right) = in_send_queue_error(world);
+    let ah = way(&left, &right);
+    post(&left, SendRequest::send_to(Payload::EMPTY, &ah, right.qp.qpn(), QKEY).wr_id(4));
+    left.flushed([4]);
+    packets_sent(&left, 1);
+}
+
+fn out_of_sqe(world: &World) {
+    let (left, right) = in_send_queue_error(world);
+    left.qp.modify(&to_state(QueuePairState::ReadyToSend)).unwrap();
+    receive(&right, 1, 0, 64);
+    let ah = way(&left, &right);
+    post(&left, SendRequest::send_to(Payload::inline(b"again"), &ah, right.qp.qpn(), QKEY).wr_id(5).signaled());
+    left.sent(5);
+    arrived(&right, 1, 5, &left);
+}
+
+fn revoked_receive_ends_it(world: &World) {
+    let (left, right) = (ready(world, 0), ready(world, 1));
+    let gone = right.region(128, AccessFlags::LOCAL_WRITE);
+    right.qp.post_recv(&[ReceiveRequest::new(&gone).wr_id(1)]).unwrap();
+    receive(&right, 2, 0, 64);
+    gone.dereg().unwrap();
+    let ah = way(&left, &right);
+    post(&left, SendRequest::send_to(Payload::inline(b"x"), &ah, right.qp.qpn(), QKEY));
+    right.fails(1, CompletionStatus::LocalProtectionError);
+    right.flushed([2]);
+    right.is_in(QueuePairState::Error);
+    assert_eq!(right.event(), AsyncEvent::QueuePairFatal(right.qp.qpn()));
+    left.is_in(QueuePairState::ReadyToSend);
+}
+
+fn flush_in_order(world: &World) {
+    let left = ready(world, 0);
+    let ah = way(&left, &left);
+    (1..=3).for_each(|wr_id| receive(&left, wr_id, 0, 64));
+    left.to_error();
+    left.flushed(1..=3);
+    post(&left, SendRequest::send_to(Payload::EMPTY, &ah, left.qp.qpn(), QKEY).wr_id(4));
+    left.flushed([4]);
+    receive(&left, 5, 0, 64);
+    left.flushed([5]);
+    packets_sent(&left, 0);
+}
+
+fn drained_holds_back(world: &World) {
+    let (left, right) = (ready(world, 0), ready(world, 1));
+    let ah = way(&left, &right);
+    receive(&right, 1, 0, 64);
+    left.qp.modify(&to_state(QueuePairState::SendQueueDrained)).unwrap();
+    post(&left, SendRequest::send_to(Payload::EMPTY, &ah, right.qp.qpn(), QKEY).wr_id(2).signaled());
+    left.silent();
+    right.silent();
+    left.qp.modify(&to_state(QueuePairState::ReadyToSend)).unwrap();
+    left.sent(2);
+    arrived(&right, 1, 0, &left);
+}
+
+fn reset_and_again(world: &World) {
+    let (left, right) = (ready(world, 0), ready(world, 1));
+    let ah = way(&left, &right);
+    receive(&right, 1, 0, 64);
+    post(&left, SendRequest::send_to(Payload::EMPTY, &ah, right.qp.qpn(), QKEY));
+    arrived(&right, 1, 0, &left);
+    receive(&right, 2, 0, 64);
+    right.qp.reset().unwrap();
+    right.silent();
+    assert_eq!(right.qp.query().unwrap().attributes.qkey, None);
+    init(&right, Qkey(0x77));
+    right.qp.activate().unwrap();
+    post(&left, SendRequest::send_to(Payload::EMPTY, &ah, right.qp.qpn(), Qkey(0x77)));
+    dropped(&right, DropReason::NoReceive, 1);
+    receive(&right, 3, 0, 64);
+    post(&left, SendRequest::send_to(Payload::EMPTY, &ah, right.qp.qpn(), Qkey(0x77)));
+    arrived(&right, 3, 0, &left);
+}
+
+fn destroyed_while_receiving(world: &World) {
+    let (left, right) = (ready(world, 0), ready(world, 1));
+    let ah = way(&left, &right);
+    let number = right.qp.qpn();
+    (0..50).for_each(|wr_id| receive(&right, wr_id, 0, 64));
+    let request = SendRequest::send_to(Payload::inline(&[7; 64]), &ah, number, QKEY);
+    let super::end::End { qp, region, cq, .. } = right;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            (0..200).for_each(|wr_id| {
+                post(&left, request.wr_id(wr_id).signaled());
+                left.sent(wr_id);
+            })
+        });
+        drop(qp);
+    });
+    // Completions vanish with their queue pair.
+    super::end::silent(&cq);
+    let bytes = region.to_vec(HEADER..HEADER + 64).unwrap();
+    assert!(bytes.iter().all(|byte| *byte == 7) || bytes.iter().all(|byte| *byte == 0), "{bytes:?}");
+    check_all(&region, HEADER + 64, 64, 0);
+}
+
+fn modify_refused(end: &super::end::End, attributes: &rdma_verbs::verbs::QueuePairAttributes, names: &[&str]) {
+    let before = end.qp.query().unwrap();
+    let error = end.qp.modify(attributes).expect_err("a refusal");
+    for name in names {
+        assert!(error.to_string().contains(name), "\"{name}\" is not in \"{error}\"");
+    }
+    assert_eq!(end.qp.query().unwrap(), before, "nothing changed");
+}
+
+fn initialised_without_qkey_refused(world: &World) {
+    let end = world.end(0, &shape());
+    let mut attributes = to_state(QueuePairState::Init);
+    (attributes.pkey_index, attributes.port_num) = (Some(0), Some(1));
+    modify_refused(&end, &attributes, &["qkey"]);
+}
+
+fn path_attributes_refused(world: &World) {
+    let end = idle(world, 0, &shape());
+    let gid = end.context.query_gid(1, 0).unwrap().gid;
+    let mut attributes = to_state(QueuePairState::ReadyToReceive);
+    attributes.ah_attr = Some(rdma_verbs::verbs::AddressVector::new(gid, 0));
+    attributes.rq_psn = Some(Psn::new(1));
+    modify_refused(&end, &attributes, &["ah_attr", "rq_psn"]);
+}
+
+fn attributes_come_back(world: &World) {
+    let end = idle(world, 0, &shape());
+    end.qp.modify(&to_state(QueuePairState::ReadyToReceive)).unwrap();
+    let mut attributes = to_state(QueuePairState::ReadyToSend);
+    attributes.sq_psn = Some(Psn::new(0x12_3456));
+    end.qp.modify(&attributes).unwrap();
+    let found = end.qp.query().unwrap();
+    assert_eq!(found.qp_state, QueuePairState::ReadyToSend);
+    let (port, pkey) = (found.attributes.port_num, found.attributes.pkey_index);
+    assert_eq!((found.attributes.qkey, port, pkey), (Some(QKEY), Some(1), Some(0)));
+    assert_eq!(found.attributes.sq_psn, Some(Psn::new(0x12_3456)));
+    assert_eq!(found.attributes.dest_qp_num, None);
+}
+
+fn cannot_be_connected(world: &World) {
+    let end = world.end(0, &shape());
+    let info = end.qp.connection_info().unwrap();
+    let error = end.qp.connect(&info).unwrap_err();
+    assert!(error.to_string().contains("does not take") || error.to_string().contains("atagram"), "{error}");
+}
+
+fn activation_names_the_state(world: &World) {
+    let end = ready(world, 0);
+    let error = end.qp.activate().unwrap_err();
+    assert!(error.kind() == ErrorKind::InvalidState && error.to_string().contains("RTS"), "{error}");
+    let (left, _right) = world.pair();
+    let error = left.qp.activate().unwrap_err();
+    assert_eq!((error.verb(), error.kind()), ("activate", ErrorKind::InvalidArgument));
+}
