@@ -222,3 +222,18 @@ fn only_the_engine_reads_clocks_and_starts_threads() {
 fn is_test_file(file: &str) -> bool {
     file.ends_with("tests.rs") || file.ends_with("_test.rs") || file.contains("loom") || file.contains("/tests/")
 }
+
+#[test]
+fn every_operation_has_its_row_in_the_table_of_verbs() {
+    let table = fs::read_to_string(root().join("docs/verbs.md")).expect("the table of verbs");
+    let mut problems = Vec::new();
+    let requests = fs::read_to_string(root().join("src/types/request.rs")).expect("the operations");
+    let operations = requests.split_once("pub enum Operation {").expect("the operations").1;
+    for line in operations.lines().take_while(|line| *line != "}").filter(|line| !line.starts_with("     ")) {
+        let name: String = line.trim().chars().take_while(|c| c.is_alphanumeric()).collect();
+        if name.starts_with(char::is_uppercase) && !table.contains(&format!("(`{name}`)")) {
+            problems.push(format!("docs/verbs.md: no row for the operation {name}"));
+        }
+    }
+    report(problems);
+}

@@ -10,10 +10,10 @@ use super::Outcome;
 
 /// 52 bytes: LID, QPN and PSN in hexadecimal, the GID's bytes likewise, a zero.
 const MESSAGE_BYTES: usize = 52;
-const DONE: &[u8; 5] = b"done\0";
-const ANSWER_WITHIN: Duration = Duration::from_secs(30);
+pub(crate) const DONE: &[u8; 5] = b"done\0";
+pub(crate) const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 
-fn encode(info: &ConnectionInfo) -> String {
+pub(crate) fn encode(info: &ConnectionInfo) -> String {
     let gid: String = info.gid.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
     format!("0000:{:06x}:{:06x}:{gid}\0", info.qpn.value(), info.psn.value())
 }
@@ -29,7 +29,7 @@ fn decode(message: &[u8; MESSAGE_BYTES], qp_type: QueuePairType, mtu: Mtu) -> Op
     Some(ConnectionInfo { qp_type, ..peer })
 }
 
-fn hear(stream: &mut TcpStream, qp_type: QueuePairType, mtu: Mtu) -> Outcome<ConnectionInfo> {
+pub(crate) fn hear(stream: &mut TcpStream, qp_type: QueuePairType, mtu: Mtu) -> Outcome<ConnectionInfo> {
     let mut message = [0; MESSAGE_BYTES];
     stream.read_exact(&mut message).map_err(|error| format!("cannot read the remote address: {error}"))?;
     let heard = decode(&message, qp_type, mtu);

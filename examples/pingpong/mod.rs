@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use clap::{CommandFactory, FromArgMatches, Parser};
+use clap::Parser;
 use rdma_verbs::verbs::{self, ConnectionInfo, Context, Mtu};
 
 pub(crate) type Outcome<T = ()> = Result<T, Box<dyn Error + Send + Sync>>;
@@ -63,15 +63,15 @@ fn parse_mtu(text: &str) -> Result<Mtu, String> {
 }
 
 /// The programs' common frame: `both` without arguments, `one` with them; `adjust` changes the flags.
-pub(crate) fn launch_as(
+pub(crate) fn launch_as<A: Parser>(
     name: &str,
     adjust: impl FnOnce(clap::Command) -> clap::Command,
     both: impl FnOnce() -> Outcome,
-    one: impl FnOnce(&Arguments) -> Outcome,
+    one: impl FnOnce(&A) -> Outcome,
 ) -> ExitCode {
     let both_ends = std::env::args_os().len() == 1;
-    let matches = adjust(Arguments::command()).get_matches();
-    let arguments = Arguments::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    let matches = adjust(A::command()).get_matches();
+    let arguments = A::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     watch_for_interrupt();
     let outcome = if both_ends { both() } else { one(&arguments) };
     match outcome {

@@ -23,6 +23,7 @@
 
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use super::{AccessError, Backing};
@@ -133,19 +134,19 @@ impl Drop for OwnedBytes {
 /// A backing together with the address of its bytes. All accesses of this library go through here.
 ///
 /// What every access relies on, the *invariant*: `base` and `length` name the bytes of `owner`, which stay allocated as
-/// long as `owner` lives (a mapping is unmapped and a vector freed in its destructor, both types are private to this
-/// layer, and neither shrinks), except that the pages of a backing that `can_fault` may vanish. No reference to these
-/// bytes exists: `owner` holds pointers, and for a raw range the caller of [`Backing::raw`] promised it.
+/// long as any of its holders lives (a mapping is unmapped and a vector freed in its destructor, both types are private
+/// to this layer, and neither shrinks), except that the pages of a backing that `can_fault` may vanish. No reference to
+/// these bytes exists: `owner` holds pointers, and for a raw range the caller of [`Backing::raw`] promised it.
 #[derive(Debug)]
 pub(super) struct Memory {
     base: *mut u8,
     length: usize,
     guarded: bool,
     writable: bool,
-    owner: Backing,
+    owner: Arc<Backing>,
 }
 
-// SAFETY: `owner` is `Send`, and `base` names what it owns.
+// SAFETY: `owner` is `Send` and `Sync`, and `base` names what it owns.
 unsafe impl Send for Memory {}
 // SAFETY: the methods that take `&self` access the bytes only by the copies and atomics of this module, which may run
 // at the same time in any number of threads; nothing else is changed through `&self`.
@@ -158,12 +159,24 @@ impl Memory {
             length: owner.len(),
             guarded: owner.can_fault(),
             writable: owner.is_writable(),
-            owner,
+            owner: Arc::new(owner),
         }
     }
 
-    pub(super) fn into_owner(self) -> Backing {
-        self.owner
+    /// The same bytes once more, kept by both.
+    pub(super) fn share(&self) -> Self {
+        let owner = Arc::clone(&self.owner);
+        Self { base: self.base, length: self.length, guarded: self.guarded, writable: self.writable, owner }
+    }
+
+    pub(super) fn backing(&self) -> &Backing {
+        &self.owner
+    }
+
+    /// The backing, unless the bytes are shared.
+    pub(super) fn into_owner(self) -> Result<Backing, Self> {
+        let Self { base, length, guarded, writable, owner } = self;
+        Arc::try_unwrap(owner).map_err(|owner| Self { base, length, guarded, writable, owner })
     }
 
     pub(super) fn base(&self) -> *mut u8 {

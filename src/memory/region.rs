@@ -55,9 +55,14 @@ pub struct Region {
 
 impl Region {
     /// A region that passed [`check`].
-    pub(super) fn new(domain: DomainId, backing: Backing, checked: Checked, (key, serial): (u32, u64)) -> Self {
+    pub(super) fn new(domain: DomainId, backing: Backing, checked: Checked, key: (u32, u64)) -> Self {
+        Self::of(domain, Memory::new(backing), checked, key)
+    }
+
+    /// The same, of memory that another region holds as well.
+    pub(super) fn of(domain: DomainId, memory: Memory, checked: Checked, (key, serial): (u32, u64)) -> Self {
         Self {
-            memory: Memory::new(backing),
+            memory,
             iova: checked.iova,
             access: checked.access,
             key,
@@ -161,7 +166,11 @@ impl Region {
     /// # Errors
     /// Gives the region back while it is registered or somebody else holds it.
     pub fn into_backing(region: Arc<Region>) -> Result<Backing, Arc<Region>> {
-        Arc::try_unwrap(region).map(|region| region.memory.into_owner())
+        let region = Arc::try_unwrap(region)?;
+        let Self { memory, iova, access, key, domain, invalidatable, valid, serial, windows } = region;
+        memory.into_owner().map_err(|memory| {
+            Arc::new(Self { memory, iova, access, key, domain, invalidatable, valid, serial, windows })
+        })
     }
 
     pub(super) fn key(&self) -> u32 {

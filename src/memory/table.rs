@@ -8,6 +8,7 @@ use crate::mutation::{Mutation, planted};
 use crate::types::{AccessFlags, Accessor, DomainId, MemoryWindowType};
 
 use super::key::{BuildIndexHasher, KeyGenerator, MAX_REGIONS, index_of};
+use super::raw::Memory;
 use super::region::{self, Region, RegisterOptions};
 use super::sync::{RwLock, RwLockReadGuard};
 use super::window::Window;
@@ -118,6 +119,46 @@ impl RegionTable {
         entries.windows.remove(&index_of(key));
         entries.keys.retire(key);
         true
+    }
+
+    /// Registers `old` anew, in one step: its keys are revoked, and the new ones lead to `backing`, or to the same
+    /// memory if that is `None`. Without an iova in `options` the same memory keeps its own.
+    ///
+    /// # Errors
+    /// As [`RegionTable::register`]; [`RegisterError::Bound`]; [`RegisterError::Deregistered`]. The region is as it
+    /// was, and the backing comes back.
+    pub fn reregister(
+        &self,
+        old: &Arc<Region>,
+        domain: DomainId,
+        backing: Option<Backing>,
+        options: &RegisterOptions,
+    ) -> Result<Arc<Region>, (RegisterError, Option<Backing>)> {
+        let options = match backing {
+            None => RegisterOptions { iova: options.iova.or(Some(old.iova())), ..*options },
+            Some(_) => *options,
+        };
+        let checked = match region::check(backing.as_ref().unwrap_or(old.memory().backing()), &options) {
+            Ok(checked) => checked,
+            Err(error) => return Err((error, backing)),
+        };
+        let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
+        let windows = old.windows();
+        let key = match entries.holds(old) {
+            false => Err(RegisterError::Deregistered),
+            true if windows > 0 => Err(RegisterError::Bound { windows }),
+            // The old one leaves its place to the new one.
+            true => entries.new_key(self.limit + 1),
+        };
+        let key = match key {
+            Ok(key) => key,
+            Err(error) => return Err((error, backing)),
+        };
+        let memory = backing.map_or_else(|| old.memory().share(), Memory::new);
+        let region = Arc::new(Region::of(domain, memory, checked, key));
+        entries.regions.insert(index_of(key.0), Arc::clone(&region));
+        entries.remove(old);
+        Ok(region)
     }
 
     /// As [`RegionTable::deregister`], unless windows are bound to the region.

@@ -67,7 +67,13 @@ impl QueuePair {
         shape: impl FnOnce(QueuePairBuilder<'a>) -> QueuePairBuilder<'a>,
     ) -> Result<Self> {
         super::exclusive::check_device(domain)?;
-        let qp = shape(domain.create_qp(send_cq.queue(), recv_cq.queue())).build()?;
+        let builder = shape(domain.create_qp(send_cq.queue(), recv_cq.queue()));
+        if builder.has_no_receive_queue() {
+            // What is in flight is known by the order of each queue, and a shared queue's receives end in any order.
+            let message = "srq or xrc_target is set; queue pairs of the owned tier have a receive queue of their own";
+            return Err(Error::new("create_qp", ErrorKind::Unsupported, message));
+        }
+        let qp = builder.build()?;
         let posted = Arc::new(Posted::new(qp));
         Ok(Self {
             send_tag: send_cq.attach(&posted, Side::Send),

@@ -115,5 +115,14 @@ impl From<Refused> for Error {
     }
 }
 
+/// A refused change of a region, with the memory that it should have got.
+#[derive(Debug)]
+pub struct RefusedChange {
+    /// Why it was refused.
+    pub error: Error,
+    /// The memory, as it was given.
+    pub backing: Option<Backing>,
+}
+
 /// Result of a verb.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -9,6 +9,7 @@
 //! completion queues and its protection domain alive.
 
 mod error;
+mod shared_receive;
 pub mod soft;
 
 use std::any::Any;
@@ -17,14 +18,15 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use error::{Error, ErrorKind, Refused, Result};
+pub use error::{Error, ErrorKind, Refused, RefusedChange, Result};
+pub use shared_receive::{SharedReceiveQueue, SharedReceiveQueueInit, XrcDomain, XrcReceives};
 
 use crate::memory::{Backing, Region, RegisterOptions};
 use crate::types::{
     AccessFlags, AddressVector, AsyncEvent, BatchEnd, CaptureConfig, CaptureSummary, Counters, DeviceAttributes,
     DomainId, EventObject, Gid, GidEntry, GlobalRouteHeader, Lkey, MemoryWindowType, PeerCapabilities, PortAttributes,
     Qkey, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairReport, QueuePairStatus, QueuePairType,
-    RawCompletion, ReceiveRequest, Rkey, SendRequest,
+    RawCompletion, ReceiveRequest, Rkey, SendRequest, SharedReceiveQueueNumber,
 };
 
 /// A kind of device: finds and opens devices by name.
@@ -93,6 +95,12 @@ pub trait Context: Send + Sync {
 
     /// Creates a queue pair in the RESET state.
     fn create_qp(&self, init: &QueuePairInit<'_>) -> Result<Arc<dyn QueuePair>>;
+
+    /// Opens a domain of extended reliable connections. [`ErrorKind::Unsupported`] if this kind of device has none.
+    fn open_xrcd(&self) -> Result<Arc<dyn XrcDomain>> {
+        let message = format!("{} has no extended reliable connections", self.name());
+        Err(Error::new("open_xrcd", ErrorKind::Unsupported, message))
+    }
 
     /// The next asynchronous event, if there is one, acknowledged at once. Events of an object that was destroyed do
     /// not come any more.
@@ -165,6 +173,10 @@ pub struct QueuePairInit<'a> {
     pub send_cq: &'a Arc<dyn CompletionQueue>,
     /// Where receives complete.
     pub recv_cq: &'a Arc<dyn CompletionQueue>,
+    /// The shared receive queue that it takes its receives from, instead of having a receive queue of its own.
+    pub srq: Option<&'a Arc<dyn SharedReceiveQueue>>,
+    /// For an XRC target: the domain whose shared receive queues its messages may name.
+    pub xrc_domain: Option<&'a Arc<dyn XrcDomain>>,
     /// Its transport service.
     pub qp_type: QueuePairType,
     /// Sizes at least; the actual ones are reported by [`QueuePair::query`].
@@ -192,6 +204,18 @@ pub trait ProtectionDomain: Send + Sync {
         self.reg_mr_with(backing, &RegisterOptions { access, iova, ..RegisterOptions::default() })
     }
 
+    /// Registers a region anew in this domain, in one step. On success the old region is deregistered and a new one in
+    /// its place; when it returns, nothing accesses memory through the old one any more. A refusal leaves the region as
+    /// it was and gives the memory back; [`ErrorKind::Busy`] while memory windows are bound to it.
+    fn rereg_mr(
+        &self,
+        _region: &Arc<dyn MemoryRegion>,
+        change: Reregistration,
+    ) -> Result<Arc<dyn MemoryRegion>, RefusedChange> {
+        let error = Error::new("rereg_mr", ErrorKind::Unsupported, "this kind of device cannot register regions anew");
+        Err(RefusedChange { error, backing: change.backing })
+    }
+
     /// Allocates a memory window. [`ErrorKind::Unsupported`] if the device has none.
     fn alloc_mw(&self, _kind: MemoryWindowType) -> Result<Arc<dyn MemoryWindow>> {
         Err(Error::new("alloc_mw", ErrorKind::Unsupported, "max_mw is 0: the device has no memory windows"))
@@ -213,6 +237,12 @@ pub trait ProtectionDomain: Send + Sync {
         let _ = header;
         let message = format!("this kind of device has no datagrams; port {port_num}, request {}", completion.wr_id);
         Err(Error::new("create_ah", ErrorKind::Unsupported, message))
+    }
+
+    /// Creates a shared receive queue. [`ErrorKind::Unsupported`] if this kind of device has none.
+    fn create_srq(&self, init: &SharedReceiveQueueInit<'_>) -> Result<Arc<dyn SharedReceiveQueue>> {
+        let message = format!("the device has no shared receive queues; {} receives were asked for", init.max_wr);
+        Err(Error::new("create_srq", ErrorKind::Unsupported, message))
     }
 
     /// For the provider that made it.
@@ -237,6 +267,17 @@ pub struct DatagramTarget<'a> {
     pub remote_qpn: Qpn,
     /// Its Q_Key; with the highest bit set, the sending queue pair's own is sent instead.
     pub remote_qkey: Qkey,
+}
+
+/// What a region shall be from now on.
+#[derive(Debug, Default)]
+pub struct Reregistration {
+    /// Other memory; `None`: the same.
+    pub backing: Option<Backing>,
+    /// First address; `None`: as it was for the same memory, the host address for other memory.
+    pub iova: Option<u64>,
+    /// Other rights; `None`: the same.
+    pub access: Option<AccessFlags>,
 }
 
 /// A memory region.
@@ -346,6 +387,16 @@ pub trait QueuePair: Send + Sync {
 
     /// Copies a request into the batch.
     fn send_push(&self, request: &SendRequest<'_>) -> Result<()>;
+
+    /// Copies a request of an XRC initiator into the batch, with the number of the peer's shared receive queue that it
+    /// is for. [`ErrorKind::InvalidArgument`] on queue pairs of other kinds.
+    fn send_push_to_srq(&self, request: &SendRequest<'_>, srq: SharedReceiveQueueNumber) -> Result<()> {
+        let message = format!(
+            "request {:#x} names shared receive queue {srq}; only the requests of an XRC initiator do",
+            request.wr_id
+        );
+        Err(Error::new("post_send", ErrorKind::InvalidArgument, message))
+    }
 
     /// Copies a datagram into the batch.
     fn send_push_to(&self, request: &SendRequest<'_>, target: &DatagramTarget<'_>) -> Result<()> {

@@ -22,7 +22,9 @@
 //!
 //! The producer lock of a queue is held by the posting thread between `begin` and `end`, across calls. Beneath it no
 //! other lock is taken. A completion queue's mutex is a leaf: releasing slots takes no lock, and [`Notify::notify`] is
-//! called after the mutex was given back.
+//! called after the mutex was given back. So is the mutex of a [`SharedReceiveQueue`], from which queue pairs of
+//! several shards take: it is held for copying one request, and the limit event is raised after it was given back. The
+//! mutex of an [`XrcDomain`] guards its table alone.
 //!
 //! Only `ring.rs` contains `unsafe`; whatever callers do with numbers and calls of this module, no slot is written
 //! while it can be read.
@@ -35,9 +37,11 @@ mod receive;
 #[allow(unsafe_code)]
 mod ring;
 mod send;
+mod shared_receive;
 mod source;
 mod spoiled;
 mod sync;
+mod xrc_domain;
 
 #[cfg(all(test, loom))]
 mod loom_models;
@@ -52,7 +56,9 @@ pub use completion::{CompletionQueue, Overflow, TooSmall};
 pub use event::AsyncEventQueue;
 pub use receive::{ReceiveConsumer, ReceiveQueue};
 pub use send::{SendConsumer, SendHeader, SendQueue};
+pub use shared_receive::{ChangeError, SharedReceiveInit, SharedReceiveQueue};
 pub use source::SourceToken;
+pub use xrc_domain::XrcDomain;
 
 /// Most requests that a send or receive queue may be created for.
 pub const MAX_DEPTH: u32 = 1 << 24;

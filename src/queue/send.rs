@@ -6,7 +6,9 @@ use std::sync::Arc;
 use super::QueueError;
 use super::ring::{Layout, Ring, RingConsumer};
 use crate::mutation::{Mutation, planted};
-use crate::types::{BatchEnd, Data, Destination, MAX_MESSAGE_BYTES, Operation, SendFlags, SendRequest, Sge};
+use crate::types::{
+    BatchEnd, Data, Destination, MAX_MESSAGE_BYTES, Operation, SendFlags, SendRequest, Sge, SharedReceiveQueueNumber,
+};
 
 /// The fixed part of a send request in its slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -23,11 +25,32 @@ pub struct SendHeader {
     pub sge_count: u8,
     /// Whether the message was copied while posting.
     pub inline: bool,
+    /// The shared receive queue that the request is for; `NO_QUEUE` if it names none.
+    srq: u32,
+}
+
+/// No number of a shared receive queue.
+const NO_QUEUE: u32 = u32::MAX;
+
+impl SendHeader {
+    /// The peer's shared receive queue, which an XRC initiator's requests name.
+    #[inline]
+    pub fn remote_srq(&self) -> Option<SharedReceiveQueueNumber> {
+        (self.srq != NO_QUEUE).then(|| SharedReceiveQueueNumber::new(self.srq))
+    }
 }
 
 impl Default for SendHeader {
     fn default() -> Self {
-        Self { wr_id: 0, operation: Operation::Send, flags: SendFlags::empty(), length: 0, sge_count: 0, inline: false }
+        Self {
+            wr_id: 0,
+            operation: Operation::Send,
+            flags: SendFlags::empty(),
+            length: 0,
+            sge_count: 0,
+            inline: false,
+            srq: NO_QUEUE,
+        }
     }
 }
 
@@ -83,11 +106,25 @@ impl SendQueue {
     /// that can never be posted is not reported as one to try again.
     #[inline]
     pub fn push(&self, request: &SendRequest<'_>) -> Result<(), QueueError> {
+        self.push_with(request, NO_QUEUE)
+    }
+
+    /// As [`SendQueue::push`], for the peer's shared receive queue of this number.
+    ///
+    /// # Errors
+    ///
+    /// As [`SendQueue::push`].
+    pub fn push_to_srq(&self, request: &SendRequest<'_>, srq: SharedReceiveQueueNumber) -> Result<(), QueueError> {
+        self.push_with(request, srq.value())
+    }
+
+    #[inline]
+    fn push_with(&self, request: &SendRequest<'_>, srq: u32) -> Result<(), QueueError> {
         self.ring.check_begun()?;
         if self.prefix != 0 {
             return Err(QueueError::NoDestination);
         }
-        self.push_behind(None, request)
+        self.push_behind(None, request, srq)
     }
 
     /// Copies a datagram into the batch.
@@ -100,11 +137,11 @@ impl SendQueue {
         if self.prefix == 0 {
             return Err(QueueError::DestinationNotAllowed);
         }
-        self.push_behind(Some(&destination.to_bytes()), request)
+        self.push_behind(Some(&destination.to_bytes()), request, NO_QUEUE)
     }
 
     #[inline]
-    fn push_behind(&self, prefix: Option<&[u8]>, request: &SendRequest<'_>) -> Result<(), QueueError> {
+    fn push_behind(&self, prefix: Option<&[u8]>, request: &SendRequest<'_>, srq: u32) -> Result<(), QueueError> {
         let header = SendHeader {
             wr_id: request.wr_id,
             operation: request.operation,
@@ -112,6 +149,7 @@ impl SendQueue {
             length: 0,
             sge_count: 0,
             inline: false,
+            srq,
         };
         match request.data {
             Data::Sges(sges) => {
@@ -360,7 +398,7 @@ mod tests {
         let operation = Operation::SendWithImmediate(5);
         assert_eq!(
             consumer.header(1),
-            SendHeader { wr_id: 8, operation, flags, length: 3, sge_count: 0, inline: true }
+            SendHeader { wr_id: 8, operation, flags, length: 3, sge_count: 0, inline: true, srq: NO_QUEUE }
         );
         assert_eq!(consumer.inline_data(1), b"abc");
         assert!(consumer.sges(1).is_empty());

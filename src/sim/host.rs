@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::Random;
 use crate::memory::RegionTable;
 use crate::queue::{AsyncEventQueue, CompletionQueue, Notify, ReceiveQueue, SendQueue};
-use crate::transport::{Endpoint, EndpointConfig, ModifyLimits, QueuePairInit, SourceAddress};
+use crate::transport::{Endpoint, EndpointConfig, ModifyLimits, QueuePairInit, ReceiveSource, SourceAddress};
 use crate::types::{
     AccessFlags, AddressVector, AsyncEvent, BatchEnd, DomainId, Mtu, PeerCapabilities, Psn, Qpn, QueuePairAttributes,
     QueuePairCapabilities, QueuePairState, QueuePairType, RawCompletion, ReceiveRequest, SendRequest, Time,
@@ -119,7 +119,7 @@ impl Host {
             service,
             domain: DomainId(1),
             send: send.consumer().expect("a new queue has its consumer"),
-            receive: receive.consumer().expect("a new queue has its consumer"),
+            receive: ReceiveSource::Own(receive.consumer().expect("a new queue has its consumer")),
             send_completions: (completions.clone(), completions.attach(Some(send.clone()))),
             receive_completions: (completions.clone(), completions.attach(None)),
             signal_all: false,

@@ -13,6 +13,7 @@ use super::modify::ModifyError;
 use super::multicast::Groups;
 use super::queue_pair::{QueuePair, QueuePairInit};
 use super::timer::Timers;
+use super::xrc::as_reliable;
 use crate::memory::MemoryView;
 use crate::mutation::{Mutation, planted};
 use crate::types::{
@@ -495,7 +496,7 @@ impl QueuePair {
         if self.is_datagram() {
             return self.handle_unreliable_datagram(pass, datagram, packet);
         }
-        if bth.opcode.service() != Some(self.wire_service()) {
+        if !self.speaks(bth.opcode) {
             return Err(DropReason::WrongService);
         }
         if self.path.is_none() {
@@ -511,10 +512,17 @@ impl QueuePair {
         self.check_source_port(datagram.source_port)?;
         self.counters.add(Counter::ReceivedPackets, 1);
         self.counters.add(Counter::ReceivedBytes, datagram.payload.len() as u64);
+        let translated;
+        let packet = if self.is_extended() {
+            translated = as_reliable(packet);
+            &translated
+        } else {
+            packet
+        };
         self.history.note_heard(pass.now, &packet.headers);
         if !self.service.is_reliable() {
             self.handle_unreliable(pass, packet)
-        } else if bth.opcode.is_request() {
+        } else if packet.headers.bth.opcode.is_request() {
             self.handle_request(pass, packet, datagram.payload)
         } else {
             self.handle_response(pass, packet)

@@ -277,6 +277,7 @@ impl Violation {
             Self::ReceiveTooSmall => PeerFault::ReceiveTooSmall,
             Self::ReceiveMemory(_) => PeerFault::ReceiveMemory,
             Self::Invalidate => PeerFault::Invalidate,
+            Self::UnknownSharedReceiveQueue => PeerFault::UnknownSharedReceiveQueue,
             Self::FlushType => PeerFault::FlushType,
         }
     }

@@ -11,6 +11,7 @@ mod modify;
 mod multicast;
 mod overflow;
 mod queue_pair;
+mod receive_source;
 mod reorder;
 mod reply;
 mod requester;
@@ -21,6 +22,7 @@ mod timer;
 mod unreliable;
 mod unreliable_datagram;
 mod violation;
+mod xrc;
 
 #[cfg(all(test, not(loom)))]
 mod tests;
@@ -29,3 +31,4 @@ pub use datagram::{AckRelease, Datagram, ModifyLimits, Outcome, Repeats, Sending
 pub use endpoint::{CreateError, Endpoint, EndpointConfig};
 pub use modify::ModifyError;
 pub use queue_pair::QueuePairInit;
+pub use receive_source::ReceiveSource;

@@ -198,8 +198,8 @@ impl QueuePair {
     }
 
     pub(super) fn is_supported(service: QueuePairType) -> bool {
-        use QueuePairType::{ReliableConnection, UnreliableConnection, UnreliableDatagram};
-        matches!(service, ReliableConnection | UnreliableConnection | UnreliableDatagram)
+        use QueuePairType::{ReliableConnection, UnreliableConnection, UnreliableDatagram, XrcReceive, XrcSend};
+        matches!(service, ReliableConnection | UnreliableConnection | UnreliableDatagram | XrcSend | XrcReceive)
     }
 }
 

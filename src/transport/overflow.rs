@@ -41,7 +41,8 @@ impl QueuePair {
     fn lost_its_completion_queue(&self) -> bool {
         let is_ended = matches!(self.state, QueuePairState::Reset | QueuePairState::Error);
         let is_alive = !is_ended && !planted(Mutation::OverflowEndsOne);
-        is_alive && (self.send_completions.0.overflowed() || self.receive_completions.0.overflowed())
+        let receives = self.receive.completions().unwrap_or(&self.receive_completions);
+        is_alive && (self.send_completions.0.overflowed() || receives.0.overflowed())
     }
 }
 

@@ -6,11 +6,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::datagram::SourceAddress;
 use super::history::History;
+use super::receive_source::{ReceiveSource, Receives};
 use super::requester::Requester;
 use super::responder::Responder;
 use super::violation::Violation;
 use crate::mutation::{Mutation, planted};
-use crate::queue::{AsyncEventQueue, CompletionQueue, ReceiveConsumer, SendConsumer, SourceToken};
+use crate::queue::{AsyncEventQueue, CompletionQueue, SendConsumer, SourceToken};
 use crate::types::{
     Accessor, AsyncEvent, Cause, CompletionOpcode, CompletionStatus, Counter, Counters, DomainId, Gid, Mtu, Operation,
     PeerCapabilities, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairState, QueuePairStatus, QueuePairType,
@@ -26,8 +27,8 @@ pub struct QueuePairInit {
     pub domain: DomainId,
     /// Consuming end of the send queue.
     pub send: SendConsumer,
-    /// Consuming end of the receive queue.
-    pub receive: ReceiveConsumer,
+    /// Where its receives come from.
+    pub receive: ReceiveSource,
     /// Where sends complete.
     pub send_completions: (Arc<CompletionQueue>, SourceToken),
     /// Where receives complete.
@@ -90,7 +91,7 @@ pub(super) struct QueuePair {
     pub(super) cap: QueuePairCapabilities,
     pub(super) signal_all: bool,
     pub(super) send: SendConsumer,
-    pub(super) receive: ReceiveConsumer,
+    pub(super) receive: Receives,
     pub(super) send_completions: (Arc<CompletionQueue>, SourceToken),
     pub(super) receive_completions: (Arc<CompletionQueue>, SourceToken),
     pub(super) events: Arc<AsyncEventQueue>,
@@ -110,7 +111,8 @@ pub(super) struct QueuePair {
 impl QueuePair {
     pub(super) fn new(qpn: Qpn, init: QueuePairInit, reorder_packets: usize) -> Self {
         let requester = Requester::new(init.cap.max_send_wr);
-        let responder = Responder::new(reorder_packets, init.cap.max_recv_sge);
+        let receive = Receives::new(init.receive);
+        let responder = Responder::new(reorder_packets, receive.max_sge(init.cap.max_recv_sge));
         Self {
             qpn,
             service: init.service,
@@ -120,7 +122,7 @@ impl QueuePair {
             cap: init.cap,
             signal_all: init.signal_all,
             send: init.send,
-            receive: init.receive,
+            receive,
             send_completions: init.send_completions,
             receive_completions: init.receive_completions,
             events: init.events,
@@ -137,7 +139,7 @@ impl QueuePair {
 
     /// Who it is towards registered memory.
     pub(super) fn accessor(&self) -> Accessor {
-        Accessor { domain: self.domain, queue_pair: self.qpn }
+        Accessor { domain: self.remote_domain(), queue_pair: self.qpn }
     }
 
     /// The service that its packets' operation codes name.
@@ -145,6 +147,7 @@ impl QueuePair {
         match self.service {
             QueuePairType::UnreliableConnection => Service::UnreliableConnection,
             QueuePairType::UnreliableDatagram => Service::UnreliableDatagram,
+            QueuePairType::XrcSend | QueuePairType::XrcReceive => Service::ExtendedReliableConnection,
             _ => Service::ReliableConnection,
         }
     }
@@ -229,12 +232,16 @@ impl QueuePair {
         if self.state == QueuePairState::Reset {
             return;
         }
+        let was_error = self.state == QueuePairState::Error;
         self.state = QueuePairState::Error;
         self.requester.stop();
         self.responder.stop();
         self.note_in_flight();
         self.receive.set_flushes(true);
         self.flush(cause);
+        if !was_error {
+            self.announce_last_receive();
+        }
     }
 
     /// Completes everything posted as flushed.
@@ -254,7 +261,7 @@ impl QueuePair {
                 break;
             }
             let mut entries = std::mem::take(&mut self.responder.receive_entries);
-            let taken = self.receive.take(&mut entries);
+            let taken = self.receive.take_own(&mut entries);
             self.responder.receive_entries = entries;
             let Some((wr_id, index)) = taken else { break };
             self.count(Counter::Flushed);
@@ -343,8 +350,8 @@ impl QueuePair {
         };
         let source_qpn = self.attributes.dest_qp_num.unwrap_or(completion.source_qpn);
         let completion = RawCompletion { opcode, qpn: self.qpn, source_qpn, ..completion };
-        let (queue, token) = (&self.receive_completions.0, self.receive_completions.1);
-        if let Err(overflow) = queue.push(token, completion, solicited) {
+        let (queue, token) = self.receive.completions().unwrap_or(&self.receive_completions);
+        if let Err(overflow) = queue.push(*token, completion, solicited) {
             let queue = queue.id();
             self.completion_queue_overflowed(queue, overflow);
         }

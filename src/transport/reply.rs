@@ -10,7 +10,7 @@ use super::datagram::Sending;
 use super::endpoint::Pass;
 use super::queue_pair::QueuePair;
 use crate::mutation::{Mutation, planted};
-use crate::types::{AccessFlags, Counter, DEFAULT_PKEY, Psn, Time};
+use crate::types::{AccessFlags, Accessor, Counter, DEFAULT_PKEY, DomainId, Psn, Time};
 use crate::wire::{Aeth, Bth, Headers, NakCode, Opcode, Reth, Syndrome, packet_bytes};
 
 /// Acknowledgements carry no credits: "unlimited".
@@ -61,6 +61,8 @@ struct Resource {
 enum ResourceKind {
     Read {
         reth: Reth,
+        /// Protection domain of the memory.
+        domain: DomainId,
         /// Next packet of the answer, and the one after its last, counted from the first.
         next: u32,
         end: u32,
@@ -182,8 +184,8 @@ impl Replies {
         self.queue.push_back(Reply::Resource(place));
     }
 
-    pub(super) fn push_read(&mut self, first: Psn, packets: u32, reth: Reth, message_count: u32) {
-        let kind = ResourceKind::Read { reth, next: 0, end: packets, sent: 0 };
+    pub(super) fn push_read(&mut self, first: Psn, packets: u32, (reth, domain): (Reth, DomainId), message_count: u32) {
+        let kind = ResourceKind::Read { reth, domain, next: 0, end: packets, sent: 0 };
         self.push_resource(Resource { first, packets, message_count, kind, queued: true, answered: false });
     }
 
@@ -428,7 +430,7 @@ impl QueuePair {
 
     fn reply_header(&self, plan: &ReplyPlan) -> Bth {
         Bth {
-            opcode: plan.opcode,
+            opcode: plan.opcode.of(self.wire_service()),
             solicited: false,
             migrated: true,
             pad_count: (plan.payload.next_multiple_of(4) - plan.payload) as u8,
@@ -453,14 +455,14 @@ impl QueuePair {
         let sending = |again| if again { Sending::Again } else { Sending::First };
         headers.aeth = Some(Aeth { syndrome: NO_CREDIT, msn: resource.message_count });
         headers.bth.psn = resource.first;
-        let (reth, next, end, sent) = match resource.kind {
+        let (reth, domain, next, end, sent) = match resource.kind {
             ResourceKind::Atomic { original } => {
                 headers.atomic_ack = Some(original);
                 headers.emit(out);
                 self.responder.replies.pop();
                 return Some(sending(resource.answered));
             }
-            ResourceKind::Read { reth, next, end, sent } => (reth, next, end, sent),
+            ResourceKind::Read { reth, domain, next, end, sent } => (reth, domain, next, end, sent),
         };
         headers.bth.psn = resource.first.plus(next);
         if plan.opcode == Opcode::RC_READ_RESPONSE_MIDDLE {
@@ -474,7 +476,8 @@ impl QueuePair {
             let skipped = if is_wrong { 0 } else { next };
             let va = reth.va.wrapping_add(u64::from(skipped) * u64::from(self.mtu_bytes()));
             let bytes = &mut room[..payload];
-            if pass.memory.read(reth.rkey.0, self.accessor(), va, AccessFlags::REMOTE_READ, bytes).is_err() {
+            let accessor = Accessor { domain, queue_pair: self.qpn };
+            if pass.memory.read(reth.rkey.0, accessor, va, AccessFlags::REMOTE_READ, bytes).is_err() {
                 self.refuse_read_answer(headers.bth.psn, resource.message_count);
                 return None;
             }

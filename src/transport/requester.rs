@@ -410,7 +410,7 @@ impl QueuePair {
         if !self.read_credit_left() || !self.window_allows(psn, covers) {
             return None;
         }
-        let opcode = Opcode::RC_READ_REQUEST;
+        let opcode = Opcode::RC_READ_REQUEST.of(self.wire_service());
         let size = packet_bytes(opcode, 0);
         Some(RequestPlan { index, psn, offset, covers, size, payload: 0, opcode, is_probe: false })
     }
@@ -423,6 +423,7 @@ impl QueuePair {
             Operation::CompareAndSwap { .. } => Opcode::RC_COMPARE_SWAP,
             _ => Opcode::RC_FETCH_ADD,
         };
+        let opcode = opcode.of(self.wire_service());
         let size = packet_bytes(opcode, 0);
         Some(RequestPlan { index, psn, offset: 0, covers: 1, size, payload: 0, opcode, is_probe: false })
     }
@@ -559,7 +560,7 @@ impl QueuePair {
             ack_request,
             psn: plan.psn,
         };
-        let mut headers = Headers { bth, ..Headers::default() };
+        let mut headers = Headers { bth, xrc_srq: header.remote_srq(), ..Headers::default() };
         let skipped = u64::from(plan.offset) * u64::from(self.mtu_bytes());
         match header.operation {
             Operation::Read { remote_addr, rkey } => {

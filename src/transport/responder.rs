@@ -13,6 +13,7 @@ use super::reorder::ReorderStore;
 use super::reply::Replies;
 use super::requester::for_each_piece;
 use super::violation::Violation;
+use super::xrc::as_reliable;
 use crate::mutation::{Mutation, planted};
 use crate::types::{
     AccessFlags, AsyncEvent, CompletionFlags, CompletionOpcode, Counter, DropReason, MAX_MESSAGE_BYTES, Psn,
@@ -271,6 +272,7 @@ impl QueuePair {
             let expected = self.responder.expected;
             let Some(bytes) = self.responder.store.take(expected) else { break };
             if let Ok(packet) = Packet::parse(&bytes) {
+                let packet = if self.is_extended() { as_reliable(&packet) } else { packet };
                 self.execute_in_turn(pass, &packet);
             }
             self.responder.store.recycle(bytes);
@@ -288,14 +290,20 @@ impl QueuePair {
     /// The chain: each step refuses by a violation, which ends the connection, or lets the packet pass.
     fn execute_in_turn(&mut self, pass: &Pass<'_>, packet: &Packet<'_>) {
         let psn = packet.headers.bth.psn;
-        if let Err(violation) = self.check_sequence(packet).and_then(|()| self.check_operation(packet)) {
+        let selected = self.check_sequence(packet).and_then(|()| self.select_receive_queue(packet));
+        if let Err(violation) = selected.and_then(|()| self.check_operation(packet)) {
             return self.refuse_packet(packet, violation);
         }
         if !self.check_resources(packet) {
             return self.send_receiver_not_ready(psn);
         }
-        let checked = self.check_length(packet).and_then(|()| self.check_key(pass, packet));
-        if let Err(violation) = checked.and_then(|()| self.execute(pass, packet)) {
+        if let Err(violation) = self.check_length(packet).and_then(|()| self.check_key(pass, packet)) {
+            return self.refuse_packet(packet, violation);
+        }
+        if !self.claim_receive(packet) {
+            return self.send_receiver_not_ready(psn);
+        }
+        if let Err(violation) = self.execute(pass, packet) {
             return self.refuse_packet(packet, violation);
         }
         if is_answered_itself(packet.headers.bth.opcode) {
@@ -372,9 +380,7 @@ impl QueuePair {
 
     /// Is a receive posted, if the packet needs one?
     pub(super) fn check_resources(&self, packet: &Packet<'_>) -> bool {
-        let opcode = packet.headers.bth.opcode;
-        let begins_send = opcode.is_send() && (opcode.is_first() || opcode.is_only());
-        let needs = begins_send || (opcode.is_write() && opcode.has_immediate());
+        let needs = needs_receive(packet.headers.bth.opcode);
         !needs
             || self.receive.available() > 0
             || self.responder.receive.is_some()
@@ -474,7 +480,8 @@ impl QueuePair {
         let packets = reth.length.div_ceil(self.mtu_bytes()).max(1);
         self.responder.expected = psn.plus(packets);
         self.bump_message_count();
-        self.responder.replies.push_read(psn, packets, reth, self.responder.message_count);
+        let domain = self.remote_domain();
+        self.responder.replies.push_read(psn, packets, (reth, domain), self.responder.message_count);
         Ok(())
     }
 
@@ -526,9 +533,6 @@ impl QueuePair {
         self.responder.message = Message::None;
         self.bump_message_count();
         if let Some(immediate) = packet.headers.immediate {
-            if !planted(Mutation::WriteConsumesNoReceive) {
-                self.begin_receive();
-            }
             self.finish_receive(
                 RawCompletion {
                     opcode: CompletionOpcode::ReceiveRdmaWithImmediate,
@@ -545,9 +549,6 @@ impl QueuePair {
 
     fn execute_send(&mut self, pass: &Pass<'_>, packet: &Packet<'_>) -> Result<(), Violation> {
         let opcode = packet.headers.bth.opcode;
-        if opcode.is_first() || opcode.is_only() {
-            self.begin_receive();
-        }
         self.fill_receive(pass, packet.payload)?;
         if opcode.is_first() || opcode.is_middle() {
             self.responder.message = Message::Send;
@@ -576,13 +577,17 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Takes the next posted receive; that there is one was checked. One that a dropped message left comes first.
-    fn begin_receive(&mut self) {
-        if self.responder.receive.is_some() {
-            return;
+    /// Takes the next posted receive, if the packet needs one. There was one, but another queue pair may have taken it
+    /// meanwhile if the queue is shared. One that a dropped message left comes first.
+    pub(super) fn claim_receive(&mut self, packet: &Packet<'_>) -> bool {
+        let opcode = packet.headers.bth.opcode;
+        let takes_none = opcode.is_write() && planted(Mutation::WriteConsumesNoReceive);
+        if !needs_receive(opcode) || takes_none || self.responder.receive.is_some() {
+            return true;
         }
         let taken = self.receive.take(&mut self.responder.receive_entries);
         self.responder.receive = taken.map(|(wr_id, index)| ReceiveInProgress { wr_id, index, filled: 0 });
+        taken.is_some() || planted(Mutation::MissingReceiveIgnored)
     }
 
     fn fill_receive(&mut self, pass: &Pass<'_>, payload: &[u8]) -> Result<(), Violation> {
@@ -602,8 +607,9 @@ impl QueuePair {
         if filled > u64::from(MAX_MESSAGE_BYTES) {
             return Err(Violation::MessageLength);
         }
+        let domain = self.receive.domain(self.domain);
         for_each_piece(entries, u64::from(receive.filled), payload.len(), |sge, addr, range| {
-            pass.memory.write(sge.lkey.0, self.domain, addr, AccessFlags::LOCAL_WRITE, &payload[range])
+            pass.memory.write(sge.lkey.0, domain, addr, AccessFlags::LOCAL_WRITE, &payload[range])
         })
         .map_err(Violation::ReceiveMemory)?;
         self.responder.receive = Some(ReceiveInProgress { filled: filled as u32, ..receive });
@@ -649,7 +655,7 @@ impl QueuePair {
         let expected = self.responder.expected;
         let is_again = (opcode.is_send() && opcode.is_only() && planted(Mutation::DuplicateSendExecuted))
             || (opcode.is_write() && opcode.is_only() && planted(Mutation::DuplicateWriteExecuted));
-        if is_again && self.receive.available() > 0 {
+        if is_again && self.receive.available() > 0 && self.claim_receive(packet) {
             let _ = self.execute(pass, packet);
         }
         if let Some(atomic) = packet.headers.atomic
@@ -659,6 +665,12 @@ impl QueuePair {
         }
         self.responder.expected = expected;
     }
+}
+
+/// Whether a packet of this kind needs a posted receive.
+fn needs_receive(opcode: Opcode) -> bool {
+    let begins_send = opcode.is_send() && (opcode.is_first() || opcode.is_only());
+    begins_send || (opcode.is_write() && opcode.has_immediate())
 }
 
 /// Whether the request has an answer of its own instead of an acknowledgement.

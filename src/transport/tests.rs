@@ -47,7 +47,7 @@ impl End {
             service,
             domain: DomainId(1),
             send: send.consumer().unwrap(),
-            receive: receive.consumer().unwrap(),
+            receive: ReceiveSource::Own(receive.consumer().unwrap()),
             send_completions: (completions.clone(), completions.attach(Some(send.clone()))),
             receive_completions: (completions.clone(), completions.attach(None)),
             signal_all: false,

@@ -108,6 +108,9 @@ impl QueuePair {
             return Err(DropReason::NoReceive);
         }
         let checked = self.check_length(packet).and_then(|()| self.check_key(pass, packet));
+        if checked.is_ok() && !self.claim_receive(packet) {
+            return Err(DropReason::NoReceive);
+        }
         match checked.and_then(|()| self.execute(pass, packet)) {
             Ok(()) => Ok(()),
             Err(violation @ (Violation::ReceiveTooSmall | Violation::ReceiveMemory(_))) => {

@@ -29,6 +29,8 @@ pub(super) enum Violation {
     ReceiveMemory(AccessError),
     /// The key that the peer wanted to invalidate cannot be.
     Invalidate,
+    /// The domain has no shared receive queue of the number that the message names.
+    UnknownSharedReceiveQueue,
     /// A FLUSH to nowhere, or of reserved kinds.
     FlushType,
 }
@@ -54,7 +56,8 @@ impl Violation {
             | Self::MessageLength
             | Self::Misaligned
             | Self::FlushType
-            | Self::ReceiveTooSmall => NakCode::InvalidRequest,
+            | Self::ReceiveTooSmall
+            | Self::UnknownSharedReceiveQueue => NakCode::InvalidRequest,
             Self::RemoteKey(_) | Self::Invalidate => NakCode::RemoteAccess,
             Self::ReceiveMemory(_) => NakCode::RemoteOperational,
         }

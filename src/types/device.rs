@@ -91,6 +91,10 @@ pub struct DeviceAttributes {
     pub max_pd: u32,
     /// Shared receive queues; 0: none.
     pub max_srq: u32,
+    /// Receives in a shared receive queue.
+    pub max_srq_wr: u32,
+    /// Scatter-gather entries of a receive in a shared receive queue.
+    pub max_srq_sge: u32,
     /// Address handles.
     pub max_ah: u32,
     /// Multicast groups that queue pairs may be attached to; 0: none.
@@ -143,6 +147,8 @@ impl DeviceAttributes {
             device_cap_flags: DeviceCapabilities::empty(),
             max_pd: 0,
             max_srq: 0,
+            max_srq_wr: 0,
+            max_srq_sge: 0,
             max_ah: 0,
             max_mcast_grp: 0,
             max_mcast_qp_attach: 0,

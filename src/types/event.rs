@@ -1,6 +1,6 @@
 //! Asynchronous events of a device.
 
-use super::Qpn;
+use super::{Qpn, SharedReceiveQueueNumber};
 
 /// Something that happened without a request of its own. Names are those of `ibv_event_type`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -16,6 +16,11 @@ pub enum AsyncEvent {
     CommunicationEstablished(Qpn),
     /// The send queue has drained.
     SendQueueDrained(Qpn),
+    /// A queue pair that takes its receives from a shared receive queue went to the error state: it takes no more, and
+    /// all that it took have completed.
+    LastWorkQueueElementReached(Qpn),
+    /// Fewer receives wait in the shared receive queue than the limit that was armed. The limit is disarmed now.
+    SharedReceiveQueueLimitReached(SharedReceiveQueueNumber),
     /// The completion queue overflowed; its number is the one it was created with.
     CompletionQueueError(u32),
     /// The port's interface came up.
@@ -34,6 +39,8 @@ pub enum AsyncEvent {
 pub enum EventObject {
     /// A queue pair.
     QueuePair(Qpn),
+    /// A shared receive queue.
+    SharedReceiveQueue(SharedReceiveQueueNumber),
     /// A completion queue, by its number.
     CompletionQueue(u32),
     /// A port.
@@ -57,7 +64,9 @@ impl AsyncEvent {
             | Self::QueuePairRequestError(qpn)
             | Self::QueuePairAccessError(qpn)
             | Self::CommunicationEstablished(qpn)
-            | Self::SendQueueDrained(qpn) => EventObject::QueuePair(qpn),
+            | Self::SendQueueDrained(qpn)
+            | Self::LastWorkQueueElementReached(qpn) => EventObject::QueuePair(qpn),
+            Self::SharedReceiveQueueLimitReached(number) => EventObject::SharedReceiveQueue(number),
             Self::CompletionQueueError(number) => EventObject::CompletionQueue(number),
             Self::PortActive(port) | Self::PortError(port) | Self::GidChange(port) => EventObject::Port(port),
             Self::DeviceFatal => EventObject::Device,

@@ -15,6 +15,7 @@ mod queue_pair;
 mod report;
 mod request;
 mod route_header;
+mod shared_receive;
 mod time;
 mod window;
 
@@ -40,6 +41,7 @@ pub use report::{
 };
 pub use request::{BatchEnd, Data, FlushFlags, Operation, ReceiveRequest, SendFlags, SendRequest, Sge};
 pub use route_header::GlobalRouteHeader;
+pub use shared_receive::{SharedReceiveQueueAttributes, SharedReceiveQueueNumber, SharedReceiveQueueStatus};
 pub use time::Time;
 pub use window::MemoryWindowType;
 

@@ -81,6 +81,8 @@ pub enum PeerFault {
     ReceiveMemory,
     /// The key that the peer wanted to invalidate cannot be.
     Invalidate,
+    /// The domain has no shared receive queue of the number that the message names.
+    UnknownSharedReceiveQueue,
     /// A FLUSH to nowhere, or of reserved kinds.
     FlushType,
     /// The memory window was bound by another queue pair.

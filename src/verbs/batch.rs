@@ -29,7 +29,7 @@ impl Poster {
     /// Begins a batch with `begin`, unless this thread has one open.
     ///
     /// Relaxed is enough: only this thread stores its own token, and it removes it before others can see anything.
-    fn enter(&self, verb: &'static str, begin: impl FnOnce()) -> Result<()> {
+    pub(super) fn enter(&self, verb: &'static str, begin: impl FnOnce()) -> Result<()> {
         let token = thread_token();
         if self.owner.load(Ordering::Relaxed) == token {
             let message = "this thread has an open batch of this queue; post or drop it first";
@@ -40,7 +40,7 @@ impl Poster {
         Ok(())
     }
 
-    fn leave(&self) {
+    pub(super) fn leave(&self) {
         self.owner.store(0, Ordering::Relaxed);
     }
 }
@@ -105,9 +105,10 @@ impl<'a> SendBatch<'a> {
         let push = |data: Data<'_>| {
             let SendRequest { wr_id, operation, flags, .. } = *request;
             let lowered = types::SendRequest { wr_id, operation, flags, data };
-            match &request.target {
-                None => self.queue_pair.inner().send_push(&lowered),
-                Some(target) => self.queue_pair.inner().send_push_to(&lowered, &lower(target)),
+            match (&request.target, request.remote_srq) {
+                (None, None) => self.queue_pair.inner().send_push(&lowered),
+                (Some(target), _) => self.queue_pair.inner().send_push_to(&lowered, &lower(target)),
+                (None, Some(srq)) => self.queue_pair.inner().send_push_to_srq(&lowered, srq),
             }
         };
         match &request.data.0 {
@@ -288,15 +289,15 @@ fn check_flush(flags: FlushFlags, length: u32) -> Result<()> {
 }
 
 /// What every range in a request must fulfil.
-struct RangeCheck<'a> {
-    verb: &'static str,
-    domain: &'a ProtectionDomain,
-    need: AccessFlags,
+pub(super) struct RangeCheck<'a> {
+    pub(super) verb: &'static str,
+    pub(super) domain: &'a ProtectionDomain,
+    pub(super) need: AccessFlags,
 }
 
 impl RangeCheck<'_> {
     /// Checks the ranges and hands them to `push` as scatter-gather entries.
-    fn with_sges(&self, list: &RegionList<'_>, push: impl FnOnce(&[Sge]) -> Result<()>) -> Result<()> {
+    pub(super) fn with_sges(&self, list: &RegionList<'_>, push: impl FnOnce(&[Sge]) -> Result<()>) -> Result<()> {
         match &list.0 {
             Regions::One(range) => push(&[self.entry(range)?]),
             Regions::Many(ranges) if ranges.len() <= FEW_SGES => self.with_array::<FEW_SGES>(ranges, push),
@@ -344,9 +345,10 @@ impl RangeCheck<'_> {
         let theirs = range.region().protection_domain();
         let describe = |domain: &ProtectionDomain| format!("{} of {}", domain.id().0, domain.context());
         self.error(format!(
-            "the region {} belongs to protection domain {}, the queue pair to {}",
+            "the region {} belongs to protection domain {}, the {} to {}",
             range.region().lkey(),
             describe(theirs),
+            if self.verb == "post_srq_recv" { "shared receive queue" } else { "queue pair" },
             describe(self.domain),
         ))
     }

@@ -242,7 +242,12 @@ impl QueuePair {
 /// What would otherwise only show as silence later.
 fn check_reachable(local: &ConnectionInfo, remote: &ConnectionInfo) -> Result<()> {
     let (own, other) = (local.gid.to_ip(), remote.gid.to_ip());
-    let message = if remote.qp_type != local.qp_type {
+    let counterpart = match local.qp_type {
+        QueuePairType::XrcSend => QueuePairType::XrcReceive,
+        QueuePairType::XrcReceive => QueuePairType::XrcSend,
+        same => same,
+    };
+    let message = if remote.qp_type != counterpart {
         format!("the peer's qp_type is {:?}, the own is {:?}", remote.qp_type, local.qp_type)
     } else if remote.gid.is_zero() {
         "the peer's GID is not set; on its side, choose a gid_index".to_owned()

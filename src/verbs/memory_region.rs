@@ -249,6 +249,17 @@ impl MemoryRegion {
         self.region.as_mut_ptr()
     }
 
+    pub(super) fn inner(&self) -> &Arc<dyn provider::MemoryRegion> {
+        &self.registration.0
+    }
+
+    /// The memory of a region whose keys are gone, if nobody else holds it.
+    pub(super) fn into_memory(self) -> Option<Memory> {
+        let region = Arc::clone(&self.region);
+        drop(self);
+        Region::into_backing(region).ok().map(Memory::from_backing)
+    }
+
     /// Whether its keys are gone: deregistered here, or invalidated.
     pub(super) fn is_revoked(&self) -> bool {
         self.revoked.load(Ordering::Acquire) || !self.region.is_valid()

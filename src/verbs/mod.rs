@@ -13,6 +13,8 @@
 //! | [`CompletionChannel`] | `ibv_comp_channel` | [`Context::create_comp_channel`] |
 //! | [`CompletionQueue`] | `ibv_cq` | [`Context::create_cq`] |
 //! | [`QueuePair`] | `ibv_qp` | [`ProtectionDomain::create_qp`] |
+//! | [`SharedReceiveQueue`] | `ibv_srq` | [`ProtectionDomain::create_srq`] |
+//! | [`XrcDomain`] | `ibv_xrcd` | [`Context::open_xrcd`] |
 //! | [`AddressHandle`] | `ibv_ah` | [`ProtectionDomain::create_ah`] |
 //! | [`SendRequest`], [`ReceiveRequest`] | `ibv_send_wr`, `ibv_recv_wr` | their constructors |
 //! | [`Completion`] | `ibv_wc` | [`CompletionQueue::poll`] |
@@ -42,7 +44,8 @@
 //!
 //! # Life times
 //!
-//! [`Context`], [`ProtectionDomain`], [`CompletionQueue`] and [`CompletionChannel`] are handles: cloning one is cheap
+//! [`Context`], [`ProtectionDomain`], [`CompletionQueue`], [`CompletionChannel`], [`SharedReceiveQueue`] and
+//! [`XrcDomain`] are handles: cloning one is cheap
 //! and names the same object, which lives as long as anything needs it, queue pairs and regions included. They may be
 //! dropped in any order. [`QueuePair`] and [`MemoryRegion`] are owned: dropping one destroys it.
 //!
@@ -78,8 +81,11 @@ mod queue_pair;
 mod queue_pair_builder;
 mod remote;
 mod request;
+mod rereg;
+mod shared_receive;
 #[cfg(test)]
 mod tests;
+mod xrc_domain;
 
 pub use address_handle::AddressHandle;
 pub use async_event::UnacknowledgedEvent;
@@ -103,6 +109,9 @@ pub use queue_pair::QueuePair;
 pub use queue_pair_builder::QueuePairBuilder;
 pub use remote::RemoteMemory;
 pub use request::{Payload, ReceiveRequest, RegionList, SendRequest};
+pub use rereg::{RefusedChange, Reregistration};
+pub use shared_receive::{SharedReceiveBatch, SharedReceiveQueue, SharedReceiveQueueBuilder};
+pub use xrc_domain::XrcDomain;
 
 pub use crate::memory::RegisterOptions;
 pub use crate::provider::{Error, ErrorKind, Result};
@@ -111,6 +120,7 @@ pub use crate::types::{
     Counter, Counters, DeviceAttributes, DeviceCapabilities, DropReason, EventObject, FlushFlags, Gid, GidEntry,
     GlobalRouteHeader, Lkey, MemoryWindowType, Mtu, PeerCapabilities, PortAttributes, PortState, Psn, Qkey, Qpn,
     QueuePairAttributes, QueuePairCapabilities, QueuePairReport, QueuePairState, QueuePairStatus, QueuePairType, Rkey,
+    SharedReceiveQueueAttributes, SharedReceiveQueueNumber, SharedReceiveQueueStatus,
 };
 
 /// The promise of the module's documentation, held by the compiler: these types may be shared between threads.
@@ -124,6 +134,7 @@ const _: () = {
     send_and_sync::<Memory>();
     send_and_sync::<MemoryRegion>();
     send_and_sync::<MemoryWindow>();
+    send_and_sync::<Reregistration<'_>>();
     send_and_sync::<MemoryWindowBind<'_>>();
     send_and_sync::<RegionRange<'_>>();
     send_and_sync::<RegionList<'_>>();
@@ -134,6 +145,9 @@ const _: () = {
     send_and_sync::<CompletionQueueOptions>();
     send_and_sync::<Polling<'_>>();
     send_and_sync::<QueuePair>();
+    send_and_sync::<SharedReceiveQueue>();
+    send_and_sync::<SharedReceiveQueueBuilder<'_>>();
+    send_and_sync::<XrcDomain>();
     send_and_sync::<QueuePairBuilder<'_>>();
     send_and_sync::<SendRequest<'_>>();
     send_and_sync::<ReceiveRequest<'_>>();

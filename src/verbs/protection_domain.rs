@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::{
     AccessFlags, CompletionQueue, Context, Error, ErrorKind, Memory, MemoryRegion, MemoryWindow, QueuePairBuilder,
-    RefusedMemory, Result,
+    RefusedMemory, Result, SharedReceiveQueueBuilder,
 };
 use crate::memory::{Backing, RegisterOptions};
 use crate::provider::{self, Refused};
@@ -215,6 +215,14 @@ impl ProtectionDomain {
     /// ```
     pub fn create_qp<'a>(&'a self, send_cq: &'a CompletionQueue, recv_cq: &'a CompletionQueue) -> QueuePairBuilder<'a> {
         QueuePairBuilder::new(self, send_cq, recv_cq)
+    }
+
+    /// Describes a shared receive queue that holds `max_wr` receives of up to `max_sge` memory ranges
+    /// (`ibv_create_srq`). [`SharedReceiveQueueBuilder::build`] creates it.
+    ///
+    /// [`SharedReceiveQueue`](super::SharedReceiveQueue) has an example.
+    pub fn create_srq(&self, max_wr: u32, max_sge: u32) -> SharedReceiveQueueBuilder<'_> {
+        SharedReceiveQueueBuilder::new(self, max_wr, max_sge)
     }
 
     pub(super) fn id(&self) -> DomainId {

@@ -3,7 +3,7 @@
 use super::queue_pair::Settings;
 use super::{
     AccessFlags, CompletionQueue, Error, ErrorKind, ProtectionDomain, Qkey, QueuePair, QueuePairCapabilities,
-    QueuePairType, Result,
+    QueuePairType, Result, SharedReceiveQueue, XrcDomain,
 };
 use crate::provider;
 
@@ -21,6 +21,8 @@ pub struct QueuePairBuilder<'a> {
     recv_cq: &'a CompletionQueue,
     cap: QueuePairCapabilities,
     sq_sig_all: bool,
+    srq: Option<&'a SharedReceiveQueue>,
+    xrc_domain: Option<&'a XrcDomain>,
     settings: Settings,
 }
 
@@ -31,7 +33,16 @@ impl<'a> QueuePairBuilder<'a> {
         recv_cq: &'a CompletionQueue,
     ) -> Self {
         let cap = QueuePairCapabilities::default();
-        Self { domain, send_cq, recv_cq, cap, sq_sig_all: false, settings: Settings::default() }
+        Self {
+            domain,
+            send_cq,
+            recv_cq,
+            cap,
+            sq_sig_all: false,
+            srq: None,
+            xrc_domain: None,
+            settings: Settings::default(),
+        }
     }
 
     /// Transport service; a reliable connection by default.
@@ -88,6 +99,31 @@ impl<'a> QueuePairBuilder<'a> {
     pub fn max_inline_data(mut self, max_inline_data: u32) -> Self {
         self.cap.max_inline_data = max_inline_data;
         self
+    }
+
+    /// Receives come from this shared queue instead of a queue of its own: `max_recv_wr` and `max_recv_sge` are
+    /// ignored, and receives cannot be posted to the queue pair itself. The queue may belong to another protection
+    /// domain of the same device.
+    ///
+    /// [`SharedReceiveQueue`] has an example.
+    pub fn srq(mut self, srq: &'a SharedReceiveQueue) -> Self {
+        self.srq = Some(srq);
+        self
+    }
+
+    /// Makes it the target of an extended reliable connection: it has no queues, and its messages go to the shared
+    /// receive queues of the domain. Protection domain and completion queues are not used.
+    ///
+    /// [`XrcDomain`] has an example.
+    pub fn xrc_target(mut self, domain: &'a XrcDomain) -> Self {
+        self.settings.qp_type = QueuePairType::XrcReceive;
+        self.xrc_domain = Some(domain);
+        self
+    }
+
+    /// Whether receives come from elsewhere than a queue of its own.
+    pub(crate) fn has_no_receive_queue(&self) -> bool {
+        self.srq.is_some() || self.xrc_domain.is_some()
     }
 
     /// Every send request makes a completion, as if it were signaled.
@@ -148,9 +184,14 @@ impl<'a> QueuePairBuilder<'a> {
     /// ```
     pub fn build(&self) -> Result<QueuePair> {
         let context = self.domain.context();
-        for (name, queue) in [("send_cq", self.send_cq), ("recv_cq", self.recv_cq)] {
-            if !queue.context().is_same(context) {
-                let other = queue.context();
+        let given = [
+            ("send_cq", Some(self.send_cq.context())),
+            ("recv_cq", Some(self.recv_cq.context())),
+            ("srq", self.srq.map(SharedReceiveQueue::context)),
+            ("xrc_domain", self.xrc_domain.map(XrcDomain::context)),
+        ];
+        for (name, other) in given {
+            if let Some(other) = other.filter(|other| !other.is_same(context)) {
                 let message = format!("{name} belongs to {other}, not to this opening of {context}");
                 return Err(Error::new("create_qp", ErrorKind::InvalidArgument, message));
             }
@@ -159,6 +200,8 @@ impl<'a> QueuePairBuilder<'a> {
             pd: self.domain.inner(),
             send_cq: self.send_cq.inner(),
             recv_cq: self.recv_cq.inner(),
+            srq: self.srq.map(SharedReceiveQueue::inner),
+            xrc_domain: self.xrc_domain.map(XrcDomain::inner),
             qp_type: self.settings.qp_type,
             cap: self.cap,
             sq_sig_all: self.sq_sig_all,

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{AddressHandle, MemoryRegion, Qkey, Qpn, RegionRange, RemoteMemory, Rkey};
+use super::{AddressHandle, MemoryRegion, Qkey, Qpn, RegionRange, RemoteMemory, Rkey, SharedReceiveQueueNumber};
 use crate::types::{FlushFlags, Operation, SendFlags};
 
 /// Pieces of registered memory that a message is gathered from or scattered to, in order.
@@ -167,6 +167,8 @@ pub struct SendRequest<'a> {
     pub(super) data: Payload<'a>,
     /// Bytes that the peer's memory has for it.
     pub(super) room: u64,
+    /// The shared receive queue of the peer that it is for.
+    pub(super) remote_srq: Option<SharedReceiveQueueNumber>,
     /// Where a datagram goes.
     pub(super) target: Option<Target<'a>>,
 }
@@ -335,7 +337,7 @@ impl<'a> SendRequest<'a> {
     }
 
     pub(super) fn new(operation: Operation, data: Payload<'a>, room: u64) -> Self {
-        Self { wr_id: 0, operation, flags: SendFlags::empty(), data, room, target: None }
+        Self { wr_id: 0, operation, flags: SendFlags::empty(), data, room, target: None, remote_srq: None }
     }
 
     /// A number of the caller's own; comes back in the completion.
@@ -362,6 +364,15 @@ impl<'a> SendRequest<'a> {
     /// Wake the peer if its completion queue is armed for solicited events only.
     pub fn solicited(mut self) -> Self {
         self.flags |= SendFlags::SOLICITED;
+        self
+    }
+
+    /// The shared receive queue of the peer that the request is for, by its number. All requests of an XRC initiator
+    /// must say it, READ, WRITE and atomics too; those of other queue pairs must not.
+    ///
+    /// [`XrcDomain`](super::XrcDomain) has an example.
+    pub fn remote_srq(mut self, number: SharedReceiveQueueNumber) -> Self {
+        self.remote_srq = Some(number);
         self
     }
 

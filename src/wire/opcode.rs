@@ -19,6 +19,8 @@ pub enum Service {
     UnreliableConnection = 0x20,
     /// Unreliable datagram.
     UnreliableDatagram = 0x60,
+    /// Extended reliable connection.
+    ExtendedReliableConnection = 0xa0,
     /// Congestion notification, which belongs to none.
     CongestionNotification = 0x80,
 }
@@ -42,6 +44,7 @@ bitflags::bitflags! {
         const ATOMIC_ACK = 1 << 12;
         const IMMEDIATE = 1 << 13;
         const INVALIDATE = 1 << 14;
+        const XRC = 1 << 20;
         const FLUSH = 1 << 15;
     }
 }
@@ -146,6 +149,56 @@ opcodes! {
     UD_SEND_ONLY = 0x64, "UD SEND_ONLY", [ONLY | SEND | PAYLOAD | DETH];
     /// A datagram with immediate data.
     UD_SEND_ONLY_IMMEDIATE = 0x65, "UD SEND_ONLY_IMM", [ONLY | SEND | PAYLOAD | DETH | IMMEDIATE];
+    /// First packet of an extended SEND.
+    XRC_SEND_FIRST = 0xa0, "XRC SEND_FIRST", [FIRST | SEND | PAYLOAD | XRC];
+    /// Packet inside an extended SEND.
+    XRC_SEND_MIDDLE = 0xa1, "XRC SEND_MIDDLE", [MIDDLE | SEND | PAYLOAD | XRC];
+    /// Last packet of an extended SEND.
+    XRC_SEND_LAST = 0xa2, "XRC SEND_LAST", [LAST | SEND | PAYLOAD | XRC];
+    /// Last packet of an extended SEND with immediate data.
+    XRC_SEND_LAST_IMMEDIATE = 0xa3, "XRC SEND_LAST_IMM", [LAST | SEND | PAYLOAD | IMMEDIATE | XRC];
+    /// An extended SEND of one packet.
+    XRC_SEND_ONLY = 0xa4, "XRC SEND_ONLY", [ONLY | SEND | PAYLOAD | XRC];
+    /// An extended SEND of one packet with immediate data.
+    XRC_SEND_ONLY_IMMEDIATE = 0xa5, "XRC SEND_ONLY_IMM", [ONLY | SEND | PAYLOAD | IMMEDIATE | XRC];
+    /// First packet of an extended WRITE.
+    XRC_WRITE_FIRST = 0xa6, "XRC WRITE_FIRST", [FIRST | WRITE | PAYLOAD | RETH | XRC];
+    /// Packet inside an extended WRITE.
+    XRC_WRITE_MIDDLE = 0xa7, "XRC WRITE_MIDDLE", [MIDDLE | WRITE | PAYLOAD | XRC];
+    /// Last packet of an extended WRITE.
+    XRC_WRITE_LAST = 0xa8, "XRC WRITE_LAST", [LAST | WRITE | PAYLOAD | XRC];
+    /// Last packet of an extended WRITE with immediate data.
+    XRC_WRITE_LAST_IMMEDIATE = 0xa9, "XRC WRITE_LAST_IMM", [LAST | WRITE | PAYLOAD | IMMEDIATE | XRC];
+    /// An extended WRITE of one packet.
+    XRC_WRITE_ONLY = 0xaa, "XRC WRITE_ONLY", [ONLY | WRITE | PAYLOAD | RETH | XRC];
+    /// An extended WRITE of one packet with immediate data.
+    XRC_WRITE_ONLY_IMMEDIATE = 0xab, "XRC WRITE_ONLY_IMM", [ONLY | WRITE | PAYLOAD | RETH | IMMEDIATE | XRC];
+    /// Request to READ over an extended connection.
+    XRC_READ_REQUEST = 0xac, "XRC READ_REQUEST", [ONLY | RETH | XRC];
+    /// First packet of an extended READ's answer.
+    XRC_READ_RESPONSE_FIRST = 0xad, "XRC READ_RESPONSE_FIRST", [FIRST | RESPONSE | PAYLOAD | AETH];
+    /// Packet inside an extended READ's answer.
+    XRC_READ_RESPONSE_MIDDLE = 0xae, "XRC READ_RESPONSE_MIDDLE", [MIDDLE | RESPONSE | PAYLOAD];
+    /// Last packet of an extended READ's answer.
+    XRC_READ_RESPONSE_LAST = 0xaf, "XRC READ_RESPONSE_LAST", [LAST | RESPONSE | PAYLOAD | AETH];
+    /// An extended READ's answer of one packet.
+    XRC_READ_RESPONSE_ONLY = 0xb0, "XRC READ_RESPONSE_ONLY", [ONLY | RESPONSE | PAYLOAD | AETH];
+    /// Acknowledgement or NAK of an extended connection.
+    XRC_ACKNOWLEDGE = 0xb1, "XRC ACKNOWLEDGE", [ONLY | RESPONSE | AETH];
+    /// Answer to an extended atomic.
+    XRC_ATOMIC_ACKNOWLEDGE = 0xb2, "XRC ATOMIC_ACKNOWLEDGE", [ONLY | RESPONSE | AETH | ATOMIC_ACK];
+    /// Compare-and-swap over an extended connection.
+    XRC_COMPARE_SWAP = 0xb3, "XRC COMPARE_SWAP", [ONLY | ATOMIC | XRC];
+    /// Fetch-and-add over an extended connection.
+    XRC_FETCH_ADD = 0xb4, "XRC FETCH_ADD", [ONLY | ATOMIC | XRC];
+    /// Last packet of an extended SEND that invalidates a key.
+    XRC_SEND_LAST_INVALIDATE = 0xb6, "XRC SEND_LAST_INV", [LAST | SEND | PAYLOAD | INVALIDATE | XRC];
+    /// An extended SEND of one packet that invalidates a key.
+    XRC_SEND_ONLY_INVALIDATE = 0xb7, "XRC SEND_ONLY_INV", [ONLY | SEND | PAYLOAD | INVALIDATE | XRC];
+    /// Flush of the peer's memory over an extended connection.
+    XRC_FLUSH = 0xbc, "XRC FLUSH", [ONLY | FLUSH | RETH | XRC];
+    /// Atomic write of eight bytes over an extended connection.
+    XRC_ATOMIC_WRITE = 0xbd, "XRC ATOMIC_WRITE", [ONLY | RETH | PAYLOAD | XRC];
     /// Congestion notification; its 16 reserved bytes count as payload.
     CNP = 0x81, "CNP", [ONLY | PAYLOAD];
 }
@@ -190,6 +243,7 @@ impl Opcode {
             1 => Some(Service::UnreliableConnection),
             3 => Some(Service::UnreliableDatagram),
             4 => Some(Service::CongestionNotification),
+            5 => Some(Service::ExtendedReliableConnection),
             _ => None,
         }
     }
@@ -248,6 +302,7 @@ impl Opcode {
     pub fn extended_bytes(self) -> usize {
         let traits = self.traits();
         let sizes = [
+            (Traits::XRC, 4),
             (Traits::DETH, 8),
             (Traits::FLUSH, 4),
             (Traits::RETH, 16),
@@ -289,6 +344,10 @@ mod tests {
             (Opcode::RC_READ_REQUEST, 28),
             (Opcode::RC_WRITE_ONLY_IMMEDIATE, 32),
             (Opcode::RC_COMPARE_SWAP, 40),
+            (Opcode::XRC_SEND_ONLY, 16),
+            (Opcode::XRC_WRITE_ONLY_IMMEDIATE, 36),
+            (Opcode::XRC_FETCH_ADD, 44),
+            (Opcode::XRC_ACKNOWLEDGE, 16),
             (Opcode::RC_FLUSH, 32),
             (Opcode::RC_ATOMIC_WRITE, 28),
             (Opcode::UD_SEND_ONLY, 20),
@@ -305,6 +364,6 @@ mod tests {
             let places = [opcode.is_first(), opcode.is_middle(), opcode.is_last(), opcode.is_only()];
             assert_eq!(places.into_iter().filter(|place| *place).count(), 1, "{opcode}");
         }
-        assert!(!Opcode(0x15).is_known() && !Opcode(0xa0).is_known() && !Opcode(0x40).is_known());
+        assert!(!Opcode(0x15).is_known() && !Opcode(0xb5).is_known() && !Opcode(0x40).is_known());
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::mutation::{Mutation, planted};
-use crate::types::{DropReason, Rkey};
+use crate::types::{DropReason, Rkey, SharedReceiveQueueNumber};
 
 use super::header::{Aeth, AtomicEth, BTH_BYTES, Bth, Deth, FlushEth, Reth};
 use super::opcode::{Opcode, Traits};
@@ -16,6 +16,8 @@ pub const ICRC_BYTES: usize = 4;
 pub struct Headers {
     /// Base transport header.
     pub bth: Bth,
+    /// The shared receive queue that an extended connection's request is for.
+    pub xrc_srq: Option<SharedReceiveQueueNumber>,
     /// Datagram header.
     pub deth: Option<Deth>,
     /// What a FLUSH asks for.
@@ -84,6 +86,9 @@ impl<'a> Packet<'a> {
         let traits = bth.opcode.traits();
         let headers = Headers {
             bth,
+            xrc_srq: reader.take_if(traits.contains(Traits::XRC), |bytes| {
+                SharedReceiveQueueNumber::new(u32::from_be_bytes(*bytes))
+            })?,
             deth: reader.take_if(traits.contains(Traits::DETH), Deth::parse)?,
             flush: reader.take_if(traits.contains(Traits::FLUSH), FlushEth::parse)?,
             reth: reader.take_if(traits.contains(Traits::RETH), Reth::parse)?,
@@ -130,6 +135,9 @@ impl Headers {
         let traits = self.bth.opcode.traits();
         let mut writer = Writer { out, length: 0 };
         writer.put(&self.bth.emit());
+        if traits.contains(Traits::XRC) {
+            writer.put(&self.xrc_srq.unwrap_or_default().value().to_be_bytes());
+        }
         if traits.contains(Traits::DETH) {
             writer.put(&self.deth.unwrap_or_default().emit());
         }
@@ -172,6 +180,9 @@ impl fmt::Display for Headers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let bth = &self.bth;
         write!(f, "{} qpn {} psn {}", bth.opcode, bth.destination, bth.psn)?;
+        if let Some(srq) = self.xrc_srq {
+            write!(f, " srq {srq}")?;
+        }
         if let Some(deth) = self.deth {
             write!(f, " from qpn {} qkey {}", deth.source, deth.qkey)?;
         }

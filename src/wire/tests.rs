@@ -1,7 +1,7 @@
 //! Round trips, and packets that must be dropped.
 
 use super::*;
-use crate::types::{DropReason, Psn, Qkey, Qpn, Rkey};
+use crate::types::{DropReason, Psn, Qkey, Qpn, Rkey, SharedReceiveQueueNumber};
 
 use proptest::prelude::*;
 
@@ -29,6 +29,7 @@ fn arbitrary_packet() -> impl Strategy<Value = (Headers, Vec<u8>)> {
         };
         let headers = Headers {
             bth,
+            xrc_srq: has(Traits::XRC).then_some(SharedReceiveQueueNumber::new(d)),
             deth: has(Traits::DETH).then_some(Deth { qkey: Qkey(d), source: Qpn::new(e) }),
             flush: has(Traits::FLUSH).then_some(FlushEth { selectivity: d as u8 & 3, placement: e as u8 & 0xf }),
             reth: has(Traits::RETH).then_some(Reth { va: a, rkey: Rkey(d), length: e }),

@@ -8,8 +8,11 @@ mod connection_info;
 mod endpoint;
 mod packet;
 mod registry;
+mod verbs;
 
 use std::path::Path;
+
+use proptest::prelude::*;
 
 fn replay(target: &str, run: impl Fn(&[u8])) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fuzzing/corpus").join(target);
@@ -45,4 +48,19 @@ fn packets() {
 #[test]
 fn registry_files() {
     replay("registry", registry::run);
+}
+
+#[test]
+fn programs_of_verbs() {
+    replay("verbs", verbs::run);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+
+    /// Any program, also by two threads, does what the model says.
+    #[test]
+    fn any_program_of_verbs_does_what_the_model_says(program in prop::collection::vec(any::<u8>(), 0..400)) {
+        verbs::run(&program);
+    }
 }

@@ -47,7 +47,16 @@ impl Node {
         let mr = pd.reg_mr(Backing::from_vec(vec![0; region_bytes]), Some(BASE), access).unwrap();
         let cap = QueuePairCapabilities { max_inline_data: 256, ..Default::default() };
         let qp_type = QueuePairType::ReliableConnection;
-        let init = QueuePairInit { pd: &pd, send_cq: &cq, recv_cq: &cq, qp_type, cap, sq_sig_all: false };
+        let init = QueuePairInit {
+            pd: &pd,
+            send_cq: &cq,
+            recv_cq: &cq,
+            srq: None,
+            xrc_domain: None,
+            qp_type,
+            cap,
+            sq_sig_all: false,
+        };
         let qp = context.create_qp(&init).unwrap();
         Self { qp, cq, mr, pd, channel, context }
     }

@@ -61,7 +61,16 @@ fn sizes_beyond_the_limits_are_named() {
     let mut cap = QueuePairCapabilities { max_send_wr: 1 << 20, ..Default::default() };
     let qp_type = QueuePairType::ReliableConnection;
     let create = |cap, qp_type| {
-        context.create_qp(&QueuePairInit { pd: &pd, send_cq: &cq, recv_cq: &cq, qp_type, cap, sq_sig_all: true })
+        context.create_qp(&QueuePairInit {
+            pd: &pd,
+            send_cq: &cq,
+            recv_cq: &cq,
+            srq: None,
+            xrc_domain: None,
+            qp_type,
+            cap,
+            sq_sig_all: true,
+        })
     };
     let error = create(cap, qp_type).err().unwrap();
     assert_eq!(error.to_string(), "create_qp: max_send_wr is 1048576; allowed are 0 to 32768");
@@ -84,6 +93,8 @@ fn objects_of_other_devices_are_refused() {
         pd: &mine.pd,
         send_cq: &mine.cq,
         recv_cq: &other.cq,
+        srq: None,
+        xrc_domain: None,
         qp_type: QueuePairType::ReliableConnection,
         cap: QueuePairCapabilities::default(),
         sq_sig_all: false,

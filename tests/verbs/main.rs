@@ -32,6 +32,11 @@ mod rc_retry;
 mod rc_send;
 mod rc_sizes;
 mod region;
+mod rereg;
+mod sharing;
+mod srq;
+mod srq_attributes;
+mod srq_life;
 mod state_changes;
 mod state_tables;
 mod suite;
@@ -43,6 +48,7 @@ mod ud_errors;
 mod ud_multicast;
 mod ud_send;
 mod world;
+mod xrc;
 
 use suite::Scenario;
 
@@ -55,6 +61,7 @@ const FAMILIES: &[&[Scenario]] = &[
     mw::SCENARIOS,
     rc_send::SCENARIOS,
     state_tables::SCENARIOS,
+    rereg::SCENARIOS,
     state_changes::SCENARIOS,
     connect::SCENARIOS,
     device::SCENARIOS,
@@ -76,6 +83,10 @@ const FAMILIES: &[&[Scenario]] = &[
     cq::SCENARIOS,
     channel::SCENARIOS,
     events::SCENARIOS,
+    srq::SCENARIOS,
+    srq_attributes::SCENARIOS,
+    srq_life::SCENARIOS,
+    xrc::SCENARIOS,
 ];
 
 pub(crate) fn main() {

@@ -97,6 +97,7 @@ pub(crate) fn main(families: &'static [&'static [Scenario]]) -> ! {
     arguments.test_threads.get_or_insert(THREADS);
     let devices = Arc::new(Devices::from_environment());
     check_names(families);
+    check_table(families);
     remember_panics();
     let skipped = Arc::new(Mutex::new(BTreeMap::<&'static str, usize>::new()));
     let trials = families.iter().copied().flatten().map(|scenario| trial(scenario, &devices, &skipped)).collect();
@@ -200,5 +201,18 @@ fn check_names(families: &[&[Scenario]]) {
         assert!(names.insert(scenario.name), "two scenarios are called {}", scenario.name);
         assert!(scenario.name.split('/').count() >= 3, "{} is not family/verb/behaviour", scenario.name);
         assert!(!scenario.clause.is_empty(), "{} names no clause", scenario.name);
+    }
+}
+
+/// The table of verbs says which scenarios show what; it must name no others.
+fn check_table(families: &[&[Scenario]]) {
+    let names = || families.iter().copied().flatten().map(|scenario| scenario.name);
+    let table = include_str!("../../docs/verbs.md");
+    for named in table.split('`').filter(|text| text.contains('/') && !text.contains(['.', ' ', '\n'])) {
+        let exists = match named.strip_suffix('*') {
+            Some(start) => names().any(|name| name.starts_with(start)),
+            None => names().any(|name| name == named),
+        };
+        assert!(exists, "docs/verbs.md names the scenario {named}, which does not exist");
     }
 }

@@ -234,6 +234,45 @@ impl CompletionQueue for SoftCompletionQueue {
     }
 }
 
+/// Completions that come from any shard: those of a shared receive queue that completes here. Keeps the completion
+/// queue alive.
+pub(super) struct Feed {
+    queue: Arc<dyn CompletionQueue>,
+    token: queue::SourceToken,
+}
+
+impl Feed {
+    pub(super) fn from_all_shards(queue: &Arc<dyn CompletionQueue>) -> Self {
+        let own = soft(queue);
+        (0..own.feeding.len()).for_each(|shard| own.add_feeding(shard));
+        Self { token: own.queue.attach(None), queue: Arc::clone(queue) }
+    }
+
+    pub(super) fn for_endpoint(&self) -> (Arc<queue::CompletionQueue>, queue::SourceToken) {
+        (Arc::clone(&soft(&self.queue).queue), self.token)
+    }
+
+    /// Nothing more completes here; what waits to be polled is removed. Detaching again does nothing.
+    pub(super) fn detach(&self) {
+        soft(&self.queue).queue.detach(self.token);
+    }
+}
+
+impl Drop for Feed {
+    fn drop(&mut self) {
+        let own = soft(&self.queue);
+        if !own.is_inherited() {
+            self.detach();
+            (0..own.feeding.len()).for_each(|shard| own.remove_feeding(shard));
+        }
+    }
+}
+
+/// The queue behind the trait; checked before.
+pub(super) fn soft(queue: &Arc<dyn CompletionQueue>) -> &SoftCompletionQueue {
+    queue.as_any().downcast_ref().expect("checked before it was used")
+}
+
 impl Drop for SoftCompletionQueue {
     fn drop(&mut self) {
         if self.device.is_inherited() {

@@ -12,11 +12,12 @@ use super::errors;
 use super::limit::check_range;
 use super::protection_domain::SoftProtectionDomain;
 use super::queue_pair::SoftQueuePair;
+use super::shared_receive::SoftXrcDomain;
 use crate::engine::timestamp;
 use crate::mutation::{Mutation, planted};
 use crate::provider::{
     Capture, CompletionChannel, CompletionQueue, CompletionQueueInit, Context, ProtectionDomain, QueuePair,
-    QueuePairInit, Result,
+    QueuePairInit, Result, XrcDomain,
 };
 use crate::queue::AsyncEventQueue;
 use crate::types::{
@@ -110,6 +111,11 @@ impl Context for SoftContext {
     fn create_qp(&self, init: &QueuePairInit<'_>) -> Result<Arc<dyn QueuePair>> {
         self.device.check_process("create_qp")?;
         Ok(Arc::new(SoftQueuePair::new(&self.device, init)?))
+    }
+
+    fn open_xrcd(&self) -> Result<Arc<dyn XrcDomain>> {
+        self.device.check_process("open_xrcd")?;
+        Ok(Arc::new(SoftXrcDomain::new(&self.device)?))
     }
 
     fn poll_async_event(&self) -> Option<AsyncEvent> {

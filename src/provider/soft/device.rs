@@ -12,6 +12,7 @@ use super::interface::Interface;
 use super::limit::{Limit, check_range};
 use super::multicast::{Attachments, MAX_MCAST_GRP, MAX_MCAST_QP_ATTACH};
 use super::port::{Events, Port};
+use super::shared_receive::Numbers;
 use crate::engine::{
     Capabilities, Engine, Generation, LocalAddress, QpnBlocks, Shard, ShardConfig, SocketSizes, probe,
 };
@@ -34,6 +35,8 @@ const MAX_CQE: u32 = 1 << 20;
 const MAX_MR: u32 = 1 << 20;
 pub(super) const MAX_MW: u32 = 1 << 20;
 const MAX_PD: u32 = 65_536;
+const MAX_SRQ: u32 = 65_536;
+const MAX_XRC_DOMAINS: u32 = 65_536;
 const MAX_RD_ATOMIC: u8 = 128;
 const MAX_AH: u32 = 65_536;
 /// Captures that a verb began.
@@ -61,6 +64,9 @@ pub(super) struct Device {
     pub(super) attributes: DeviceAttributes,
     pub(super) domains: Limit,
     pub(super) completion_queues: Limit,
+    pub(super) shared_receive_queues: Limit,
+    pub(super) shared_receive_numbers: Numbers,
+    pub(super) xrc_domains: Limit,
     pub(super) captures: Limit,
     pub(super) address_handles: Limit,
     pub(super) attachments: Attachments,
@@ -115,6 +121,9 @@ impl Device {
             events,
             domains: Limit::new("max_pd", MAX_PD),
             completion_queues: Limit::new("max_cq", MAX_CQ),
+            shared_receive_queues: Limit::new("max_srq", MAX_SRQ),
+            shared_receive_numbers: Numbers::default(),
+            xrc_domains: Limit::new("the most XRC domains of a device", MAX_XRC_DOMAINS),
             address_handles: Limit::new("max_ah", MAX_AH),
             attachments: Attachments::default(),
             captures: Limit::new("the most captures of a device", MAX_CAPTURES),
@@ -231,6 +240,9 @@ fn attributes(interface: &Interface, config: &SoftConfig) -> DeviceAttributes {
             | DeviceCapabilities::FLUSH_PERSISTENT
             | DeviceCapabilities::ATOMIC_WRITE,
         max_pd: MAX_PD,
+        max_srq: MAX_SRQ,
+        max_srq_wr: MAX_QP_WR,
+        max_srq_sge: MAX_SGE,
         max_ah: MAX_AH,
         max_mcast_grp: MAX_MCAST_GRP,
         max_mcast_qp_attach: MAX_MCAST_QP_ATTACH,

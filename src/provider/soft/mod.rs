@@ -49,6 +49,8 @@ mod multicast;
 mod port;
 mod protection_domain;
 mod queue_pair;
+mod receive_role;
+mod shared_receive;
 
 use std::sync::Arc;
 

@@ -9,8 +9,12 @@ use super::errors;
 use super::limit::Share;
 use super::memory_region::SoftMemoryRegion;
 use super::memory_window::SoftMemoryWindow;
+use super::shared_receive::SoftSharedReceiveQueue;
 use crate::memory::{Backing, RegisterOptions};
-use crate::provider::{AddressHandle, MemoryRegion, MemoryWindow, ProtectionDomain, Refused, Result};
+use crate::provider::{
+    AddressHandle, MemoryRegion, MemoryWindow, ProtectionDomain, Refused, RefusedChange, Reregistration, Result,
+    SharedReceiveQueue, SharedReceiveQueueInit,
+};
 use crate::types::{AddressVector, DomainId, GlobalRouteHeader, MemoryWindowType, RawCompletion};
 
 /// A protection domain of a software device.
@@ -51,6 +55,28 @@ impl ProtectionDomain for SoftProtectionDomain {
             error: errors::from_register("reg_mr", &refused.error),
             backing: refused.backing,
         })?;
+        Ok(Arc::new(SoftMemoryRegion::new(Arc::clone(&self.shared), region)))
+    }
+
+    fn create_srq(&self, init: &SharedReceiveQueueInit<'_>) -> Result<Arc<dyn SharedReceiveQueue>> {
+        self.shared.device.check_process("create_srq")?;
+        Ok(Arc::new(SoftSharedReceiveQueue::new(&self.shared, init)?))
+    }
+
+    fn rereg_mr(
+        &self,
+        region: &Arc<dyn MemoryRegion>,
+        change: Reregistration,
+    ) -> Result<Arc<dyn MemoryRegion>, RefusedChange> {
+        if let Err(error) = self.shared.device.check_process("rereg_mr") {
+            return Err(RefusedChange { error, backing: change.backing });
+        }
+        let old = region.region();
+        let (access, invalidatable) = (change.access.unwrap_or(old.access()), old.is_invalidatable());
+        let options = RegisterOptions { access, iova: change.iova, invalidatable };
+        let changed = self.shared.device.memory.reregister(old, self.shared.id, change.backing, &options);
+        let region = changed
+            .map_err(|(error, backing)| RefusedChange { error: errors::from_register("rereg_mr", &error), backing })?;
         Ok(Arc::new(SoftMemoryRegion::new(Arc::clone(&self.shared), region)))
     }
 

@@ -4,12 +4,13 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::address_handle::SoftAddressHandle;
-use super::completion_queue::SoftCompletionQueue;
+use super::completion_queue::{SoftCompletionQueue, soft};
 use super::device::Device;
 use super::errors;
 use super::limit::check_range;
 use super::modify::PathKind;
 use super::protection_domain::{Domain, SoftProtectionDomain};
+use super::receive_role::Role;
 use crate::engine::{Doorbell, Shard};
 use crate::mutation::{Mutation, planted};
 use crate::provider::{CompletionQueue, DatagramTarget, Error, ErrorKind, QueuePair, QueuePairInit, Result};
@@ -17,7 +18,7 @@ use crate::queue::{ReceiveQueue, SendQueue, SourceToken};
 use crate::transport;
 use crate::types::{
     BatchEnd, Counters, Data, EventObject, Gid, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairReport,
-    QueuePairState, QueuePairStatus, QueuePairType, ReceiveRequest, SendRequest,
+    QueuePairState, QueuePairStatus, QueuePairType, ReceiveRequest, SendRequest, SharedReceiveQueueNumber,
 };
 
 /// A state that no queue pair of the standard has.
@@ -39,6 +40,7 @@ pub(super) struct SoftQueuePair {
     receive: Arc<ReceiveQueue>,
     send_side: Side,
     receive_side: Side,
+    role: Role,
     domain: Arc<Domain>,
 }
 
@@ -69,11 +71,6 @@ impl Drop for Side {
         soft(&self.queue).engine_side().detach(self.token);
         soft(&self.queue).remove_feeding(self.shard);
     }
-}
-
-/// The queue behind the trait; checked at creation.
-fn soft(queue: &Arc<dyn CompletionQueue>) -> &SoftCompletionQueue {
-    queue.as_any().downcast_ref().expect("checked when the queue pair was created")
 }
 
 fn check_queue(device: &Arc<Device>, queue: &Arc<dyn CompletionQueue>, name: &str) -> Result<()> {
@@ -114,6 +111,8 @@ impl SoftQueuePair {
         check_queue(device, init.send_cq, "send_cq")?;
         check_queue(device, init.recv_cq, "recv_cq")?;
         let cap = check_sizes(device, &init.cap)?;
+        let role = Role::of(device, init)?;
+        let cap = role.limit(cap);
         let started = device.engine.start();
         started.map_err(|error| Error::from_io("create_qp", "the engine's thread cannot be started", error))?;
 
@@ -126,14 +125,14 @@ impl SoftQueuePair {
         let (place, shard) = device.next_shard();
         let send_side = Side::attach(init.send_cq, place, Some(Arc::clone(&send)));
         let receive_side = Side::attach(init.recv_cq, place, None);
-        let (Some(send_end), Some(receive_end)) = (send.consumer(), receive.consumer()) else {
+        let Some(send_end) = send.consumer() else {
             unreachable!("a new queue's consuming end is given out once");
         };
         let endpoint_init = transport::QueuePairInit {
             service: init.qp_type,
             domain: domain.id,
             send: send_end,
-            receive: receive_end,
+            receive: role.receive_source(&receive),
             send_completions: send_side.for_endpoint(),
             receive_completions: receive_side.for_endpoint(),
             signal_all: init.sq_sig_all,
@@ -157,6 +156,7 @@ impl SoftQueuePair {
             receive,
             send_side,
             receive_side,
+            role,
             domain,
         })
     }
@@ -243,9 +243,17 @@ impl QueuePair for SoftQueuePair {
         self.device.check_process("post_send")?;
         self.check_state("post_send", QueuePairState::ReadyToSend)?;
         if self.qp_type != QueuePairType::ReliableConnection {
+            self.role.check_plain_send(self.qpn)?;
             errors::check_operation(self.qp_type, &request.operation)?;
         }
         self.send.push(request).map_err(|error| errors::from_queue("post_send", &error))
+    }
+
+    fn send_push_to_srq(&self, request: &SendRequest<'_>, srq: SharedReceiveQueueNumber) -> Result<()> {
+        self.device.check_process("post_send")?;
+        self.check_state("post_send", QueuePairState::ReadyToSend)?;
+        self.role.check_named_queue(self.qpn, srq)?;
+        self.send.push_to_srq(request, srq).map_err(|error| errors::from_queue("post_send", &error))
     }
 
     fn send_push_to(&self, request: &SendRequest<'_>, target: &DatagramTarget<'_>) -> Result<()> {
@@ -291,7 +299,7 @@ impl QueuePair for SoftQueuePair {
     fn recv_push(&self, request: &ReceiveRequest<'_>) -> Result<()> {
         self.device.check_process("post_recv")?;
         self.check_state("post_recv", QueuePairState::Init)?;
-        self.receive.push(request).map_err(|error| errors::from_queue("post_recv", &error))
+        self.receive.push(request).map_err(|error| self.role.receive_refused(self.qpn, &error))
     }
 
     #[inline]
@@ -318,6 +326,7 @@ impl QueuePair for SoftQueuePair {
         for side in [&self.send_side, &self.receive_side] {
             soft(&side.queue).engine_side().detach(side.token);
         }
+        self.role.end();
         self.device.events.discard(|event| event.object() == EventObject::QueuePair(self.qpn));
         Ok(())
     }

@@ -93,6 +93,9 @@ pub(super) fn refused(refused: &RefusedRequest, report: &QueuePairReport) -> Dia
         PeerFault::Invalidate => {
             (format!("{key} may not be invalidated by a peer"), "offer the peer only keys that may be")
         }
+        PeerFault::UnknownSharedReceiveQueue => {
+            ("its XRC domain has no such shared receive queue".to_owned(), "tell the peer the number of a queue of it")
+        }
         PeerFault::AccessNotGranted => (
             "the queue pair's qp_access_flags do not grant it".to_owned(),
             "give the queue pair the right when it goes to INIT (access of the builder)",

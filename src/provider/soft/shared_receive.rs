@@ -1,0 +1,277 @@
+//! Shared receive queues, and the domains of extended reliable connections.
+
+use std::any::Any;
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::completion_queue::{Feed, SoftCompletionQueue};
+use super::device::Device;
+use super::errors;
+use super::limit::{Share, check_range};
+use super::protection_domain::Domain;
+use crate::provider::{
+    CompletionQueue, Error, ErrorKind, Result, SharedReceiveQueue, SharedReceiveQueueInit, XrcDomain,
+};
+use crate::queue::{self, ChangeError, SharedReceiveInit};
+use crate::types::{
+    AsyncEvent, BatchEnd, ReceiveRequest, SharedReceiveQueueAttributes, SharedReceiveQueueNumber,
+    SharedReceiveQueueStatus,
+};
+
+/// Numbers of shared receive queues: each is unique while its queue lives.
+#[derive(Default)]
+pub(super) struct Numbers(Mutex<(u32, HashSet<u32>)>);
+
+impl Numbers {
+    /// There are far more numbers than queues, so a free one is found soon.
+    fn take(&self) -> SharedReceiveQueueNumber {
+        let mut numbers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            numbers.0 = (numbers.0 + 1) & 0x00ff_ffff;
+            let number = numbers.0;
+            if number != 0 && numbers.1.insert(number) {
+                return SharedReceiveQueueNumber::new(number);
+            }
+        }
+    }
+
+    fn give_back(&self, number: SharedReceiveQueueNumber) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).1.remove(&number.value());
+    }
+}
+
+/// A domain of a software device.
+pub(super) struct SoftXrcDomain {
+    device: Arc<Device>,
+    table: Arc<queue::XrcDomain>,
+    _share: Share,
+}
+
+impl SoftXrcDomain {
+    pub(super) fn new(device: &Arc<Device>) -> Result<Self> {
+        let share = device.xrc_domains.take("open_xrcd")?;
+        Ok(Self { device: Arc::clone(device), table: queue::XrcDomain::new(), _share: share })
+    }
+
+    pub(super) fn table(&self) -> &Arc<queue::XrcDomain> {
+        &self.table
+    }
+}
+
+impl XrcDomain for SoftXrcDomain {
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// The domain behind the trait, if it is of this device.
+pub(super) fn own_xrc_domain<'a>(
+    device: &Arc<Device>,
+    domain: &'a Arc<dyn XrcDomain>,
+    verb: &'static str,
+) -> Result<&'a SoftXrcDomain> {
+    match domain.as_any().downcast_ref::<SoftXrcDomain>() {
+        Some(domain) if Arc::ptr_eq(&domain.device, device) => Ok(domain),
+        _ => Err(errors::foreign(verb, "xrc_domain")),
+    }
+}
+
+/// Who uses the queue, and whether it is still there.
+#[derive(Default)]
+struct Life {
+    queue_pairs: u32,
+    destroyed: bool,
+}
+
+/// What an XRC queue has beside the others.
+struct XrcSide {
+    _domain: Arc<dyn XrcDomain>,
+    table: Arc<queue::XrcDomain>,
+    feed: Feed,
+}
+
+/// A shared receive queue of a software device.
+pub(super) struct SoftSharedReceiveQueue {
+    queue: Arc<queue::SharedReceiveQueue>,
+    device: Arc<Device>,
+    life: Mutex<Life>,
+    xrc: Option<XrcSide>,
+    _domain: Arc<Domain>,
+    _share: Share,
+}
+
+/// A queue pair's use of the queue; ends when it is dropped.
+pub(super) struct Use(Arc<dyn SharedReceiveQueue>);
+
+impl Drop for Use {
+    fn drop(&mut self) {
+        if let Some(queue) = self.0.as_any().downcast_ref::<SoftSharedReceiveQueue>()
+            && !queue.device.is_inherited()
+        {
+            queue.life().queue_pairs -= 1;
+        }
+    }
+}
+
+impl SoftSharedReceiveQueue {
+    pub(super) fn new(domain: &Arc<Domain>, init: &SharedReceiveQueueInit<'_>) -> Result<Self> {
+        let device = &domain.device;
+        let limits = &device.attributes;
+        check_range("create_srq", "max_wr", init.max_wr, 1..=limits.max_srq_wr)?;
+        check_range("create_srq", "max_sge", init.max_sge, 0..=limits.max_srq_sge)?;
+        check_range("create_srq", "srq_limit", init.srq_limit, 0..=init.max_wr)?;
+        let xrc = init.xrc.map(|xrc| XrcSide::new(device, xrc.domain, xrc.cq)).transpose()?;
+        let share = device.shared_receive_queues.take("create_srq")?;
+        let queue = queue::SharedReceiveQueue::new(SharedReceiveInit {
+            number: device.shared_receive_numbers.take(),
+            domain: domain.id,
+            max_wr: init.max_wr,
+            max_sge: init.max_sge.max(1),
+            srq_limit: init.srq_limit,
+            events: Arc::clone(&device.events.queue),
+            completions: xrc.as_ref().map(|xrc| xrc.feed.for_endpoint()),
+        });
+        if let Some(xrc) = &xrc {
+            xrc.table.add(&queue);
+        }
+        let (device, life) = (Arc::clone(device), Mutex::default());
+        Ok(Self { queue, device, life, xrc, _domain: Arc::clone(domain), _share: share })
+    }
+
+    fn life(&self) -> std::sync::MutexGuard<'_, Life> {
+        self.life.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn check_alive(&self, verb: &'static str) -> Result<()> {
+        self.device.check_process(verb)?;
+        if !self.queue.is_closed() {
+            return Ok(());
+        }
+        Err(self.destroyed(verb))
+    }
+
+    fn destroyed(&self, verb: &'static str) -> Error {
+        let message = format!("shared receive queue {} is destroyed", self.queue.number());
+        Error::new(verb, ErrorKind::InvalidState, message)
+    }
+
+    fn error_of(&self, verb: &'static str, error: &ChangeError) -> Error {
+        let kind = match error {
+            ChangeError::BatchOpen => ErrorKind::InvalidState,
+            _ => ErrorKind::InvalidArgument,
+        };
+        Error::new(verb, kind, error.to_string())
+    }
+}
+
+/// Begins a queue pair's use of a queue of the same device.
+pub(super) fn begin_use(
+    device: &Arc<Device>,
+    srq: &Arc<dyn SharedReceiveQueue>,
+) -> Result<(Use, Arc<queue::SharedReceiveQueue>)> {
+    let queue = match srq.as_any().downcast_ref::<SoftSharedReceiveQueue>() {
+        Some(queue) if Arc::ptr_eq(&queue.device, device) => queue,
+        _ => return Err(errors::foreign("create_qp", "srq")),
+    };
+    if queue.xrc.is_some() {
+        let message = format!(
+            "srq {} belongs to an XRC domain: the messages of XRC targets name it, other queue pairs cannot use it",
+            queue.queue.number()
+        );
+        return Err(Error::new("create_qp", ErrorKind::InvalidArgument, message));
+    }
+    let mut life = queue.life();
+    if life.destroyed {
+        return Err(queue.destroyed("create_qp"));
+    }
+    life.queue_pairs += 1;
+    Ok((Use(Arc::clone(srq)), Arc::clone(&queue.queue)))
+}
+
+impl XrcSide {
+    fn new(device: &Arc<Device>, domain: &Arc<dyn XrcDomain>, cq: &Arc<dyn CompletionQueue>) -> Result<Self> {
+        let table = Arc::clone(own_xrc_domain(device, domain, "create_srq")?.table());
+        match cq.as_any().downcast_ref::<SoftCompletionQueue>() {
+            Some(queue) if queue.is_of(device) => {}
+            _ => return Err(errors::foreign("create_srq", "cq")),
+        }
+        Ok(Self { _domain: Arc::clone(domain), table, feed: Feed::from_all_shards(cq) })
+    }
+}
+
+impl SharedReceiveQueue for SoftSharedReceiveQueue {
+    fn number(&self) -> SharedReceiveQueueNumber {
+        self.queue.number()
+    }
+
+    fn modify(&self, attributes: &SharedReceiveQueueAttributes) -> Result<()> {
+        self.check_alive("modify_srq")?;
+        let changed = match (attributes.max_wr, attributes.srq_limit) {
+            (None, None) => Ok(()),
+            (None, Some(limit)) => self.queue.arm(limit),
+            (Some(max_wr), limit) => {
+                check_range("modify_srq", "max_wr", max_wr, 1..=self.device.attributes.max_srq_wr)?;
+                self.queue.resize(max_wr, limit)
+            }
+        };
+        changed.map_err(|error| self.error_of("modify_srq", &error))
+    }
+
+    fn query(&self) -> Result<SharedReceiveQueueStatus> {
+        self.check_alive("query_srq")?;
+        Ok(self.queue.status())
+    }
+
+    fn recv_begin(&self) {
+        if !self.device.is_inherited() {
+            self.queue.begin();
+        }
+    }
+
+    fn recv_push(&self, request: &ReceiveRequest<'_>) -> Result<()> {
+        self.check_alive("post_srq_recv")?;
+        self.queue.push(request).map_err(|error| errors::from_queue("post_srq_recv", &error))
+    }
+
+    fn recv_end(&self, end: BatchEnd) -> Result<()> {
+        self.device.check_process("post_srq_recv")?;
+        self.queue.end(end).map_err(|error| errors::from_queue("post_srq_recv", &error))?;
+        Ok(())
+    }
+
+    fn destroy(&self) -> Result<()> {
+        self.device.check_process("destroy_srq")?;
+        let mut life = self.life();
+        if life.queue_pairs > 0 {
+            let (number, users) = (self.queue.number(), life.queue_pairs);
+            let message = format!(
+                "{users} queue pairs take their receives from shared receive queue {number}; destroy them first"
+            );
+            return Err(Error::new("destroy_srq", ErrorKind::Busy, message));
+        }
+        if std::mem::replace(&mut life.destroyed, true) {
+            return Ok(());
+        }
+        drop(life);
+        self.queue.close();
+        let number = self.queue.number();
+        if let Some(xrc) = &self.xrc {
+            xrc.table.remove(number);
+            xrc.feed.detach();
+        }
+        self.device.events.discard(|event| *event == AsyncEvent::SharedReceiveQueueLimitReached(number));
+        self.device.shared_receive_numbers.give_back(number);
+        Ok(())
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl Drop for SoftSharedReceiveQueue {
+    fn drop(&mut self) {
+        // Queue pairs that use it keep it alive, so it fails only in a process that inherited it.
+        let _ = self.destroy();
+    }
+}

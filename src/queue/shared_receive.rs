@@ -1,0 +1,341 @@
+//! The shared receive queue: memory waiting for the messages of several queue pairs.
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Acquire, Release};
+
+use thiserror::Error;
+
+use super::producer_lock::ProducerLock;
+use super::sync::{AtomicU32, CachePadded, Mutex, lock};
+use super::{AsyncEventQueue, CompletionQueue, MAX_DEPTH, MAX_SGES, QueueError, SourceToken};
+use crate::types::{
+    AsyncEvent, BatchEnd, DomainId, ReceiveRequest, Sge, SharedReceiveQueueNumber, SharedReceiveQueueStatus,
+};
+
+/// Why a shared receive queue was not changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+#[non_exhaustive]
+pub enum ChangeError {
+    /// More receives wait than would fit.
+    #[error("max_wr is {asked}, but {waiting} receives wait; allowed are {waiting} and more")]
+    TooSmall {
+        /// Receives asked for.
+        asked: u32,
+        /// Receives that wait.
+        waiting: u32,
+    },
+    /// The limit is more than the queue holds.
+    #[error("srq_limit is {limit}; allowed are 0 to {max_wr}, the receives that the queue holds")]
+    LimitTooLarge {
+        /// The limit that is asked for, or armed.
+        limit: u32,
+        /// Receives that the queue holds, or would hold.
+        max_wr: u32,
+    },
+    /// The calling thread has a batch open on this queue.
+    #[error("this thread has an open batch of this queue; post or drop it first")]
+    BatchOpen,
+}
+
+/// What a shared receive queue is made of.
+pub struct SharedReceiveInit {
+    /// Its number.
+    pub number: SharedReceiveQueueNumber,
+    /// Protection domain of its memory.
+    pub domain: DomainId,
+    /// Receives that it holds.
+    pub max_wr: u32,
+    /// Scatter-gather entries of a receive.
+    pub max_sge: u32,
+    /// The limit that is armed from the beginning.
+    pub srq_limit: u32,
+    /// Where its events go.
+    pub events: Arc<AsyncEventQueue>,
+    /// Where its receives complete, if the queue decides that and not the queue pair that takes them.
+    pub completions: Option<(Arc<CompletionQueue>, SourceToken)>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Slot {
+    wr_id: u64,
+    sge_count: u32,
+}
+
+/// Slots by request number modulo their count: `taken..published` wait, `published..tail` are of an open batch.
+struct State {
+    slots: Box<[Slot]>,
+    sges: Box<[Sge]>,
+    taken: u64,
+    published: u64,
+    tail: u64,
+    srq_limit: u32,
+    closed: bool,
+}
+
+impl State {
+    fn waiting(&self) -> u32 {
+        (self.published - self.taken) as u32
+    }
+
+    fn place(&self, number: u64) -> usize {
+        (number % self.slots.len() as u64) as usize
+    }
+
+    /// Whether the limit event is due; it is then disarmed.
+    fn falls_below_limit(&mut self) -> bool {
+        let is_due = self.waiting() < self.srq_limit;
+        if is_due {
+            self.srq_limit = 0;
+        }
+        is_due
+    }
+}
+
+/// A shared receive queue: bounded, for any number of posting threads and of queue pairs, on any shards, that take.
+///
+/// Requests are posted in batches as in the [`ReceiveQueue`](super::ReceiveQueue), and taken in the order in which they
+/// were posted. A slot is free again when its request was taken.
+pub struct SharedReceiveQueue {
+    number: SharedReceiveQueueNumber,
+    domain: DomainId,
+    max_sge: u32,
+    events: Arc<AsyncEventQueue>,
+    completions: Option<(Arc<CompletionQueue>, SourceToken)>,
+    producer: ProducerLock,
+    state: Mutex<State>,
+    /// Requests that wait; changed under the lock, read without it to find an empty queue cheaply.
+    waiting: CachePadded<AtomicU32>,
+}
+
+impl SharedReceiveQueue {
+    /// An empty queue.
+    ///
+    /// # Panics
+    ///
+    /// If `max_wr` is 0 or exceeds [`MAX_DEPTH`], or `max_sge` exceeds [`MAX_SGES`].
+    pub fn new(init: SharedReceiveInit) -> Arc<Self> {
+        assert!((1..=MAX_DEPTH).contains(&init.max_wr), "max_wr is {}; 1 to {MAX_DEPTH} are possible", init.max_wr);
+        assert!(init.max_sge <= MAX_SGES, "max_sge is {}; at most {MAX_SGES} are possible", init.max_sge);
+        let (slots, sges) = storage(init.max_wr, init.max_sge);
+        let srq_limit = init.srq_limit;
+        let state = State { slots, sges, taken: 0, published: 0, tail: 0, srq_limit, closed: false };
+        Arc::new(Self {
+            number: init.number,
+            domain: init.domain,
+            max_sge: init.max_sge,
+            events: init.events,
+            completions: init.completions,
+            producer: ProducerLock::new(),
+            state: Mutex::new(state),
+            waiting: CachePadded(AtomicU32::new(0)),
+        })
+    }
+
+    /// Its number.
+    pub fn number(&self) -> SharedReceiveQueueNumber {
+        self.number
+    }
+
+    /// The protection domain of its memory.
+    pub fn domain(&self) -> DomainId {
+        self.domain
+    }
+
+    /// Scatter-gather entries of a request.
+    pub fn max_sge(&self) -> u32 {
+        self.max_sge
+    }
+
+    /// Where its requests complete, if the queue decides that.
+    pub fn completions(&self) -> Option<&(Arc<CompletionQueue>, SourceToken)> {
+        self.completions.as_ref()
+    }
+
+    /// Begins a batch. Waits while another thread has one open: spins briefly, then yields the processor.
+    ///
+    /// A thread that begins again before it ended goes on with its open batch; a single end ends it.
+    pub fn begin(&self) {
+        self.producer.acquire();
+    }
+
+    /// Copies a request into the batch.
+    ///
+    /// # Errors
+    ///
+    /// [`QueueError::NotBegun`], [`QueueError::TooManySges`] or [`QueueError::Full`], in this order.
+    pub fn push(&self, request: &ReceiveRequest<'_>) -> Result<(), QueueError> {
+        self.check_begun()?;
+        let (given, limit) = (request.sges.len(), self.max_sge);
+        if given > limit as usize {
+            return Err(QueueError::TooManySges { given, limit });
+        }
+        let mut state = lock(&self.state);
+        let max_wr = state.slots.len();
+        if state.tail - state.taken >= max_wr as u64 {
+            return Err(QueueError::Full { limit: max_wr as u32 });
+        }
+        let place = state.place(state.tail);
+        state.slots[place] = Slot { wr_id: request.wr_id, sge_count: given as u32 };
+        state.sges[place * limit as usize..][..given].copy_from_slice(request.sges);
+        state.tail += 1;
+        Ok(())
+    }
+
+    /// Ends the batch: hands it over or forgets it. Returns how many requests were handed over.
+    ///
+    /// # Errors
+    ///
+    /// [`QueueError::NotBegun`].
+    pub fn end(&self, end: BatchEnd) -> Result<u32, QueueError> {
+        self.check_begun()?;
+        let mut state = lock(&self.state);
+        let count = match end {
+            BatchEnd::Publish => (state.tail - state.published) as u32,
+            BatchEnd::Rollback => 0,
+        };
+        match end {
+            BatchEnd::Publish => state.published = state.tail,
+            BatchEnd::Rollback => state.tail = state.published,
+        }
+        self.show_waiting(&state);
+        drop(state);
+        self.producer.release();
+        Ok(count)
+    }
+
+    fn check_begun(&self) -> Result<(), QueueError> {
+        if self.producer.is_held() { Ok(()) } else { Err(QueueError::NotBegun) }
+    }
+
+    /// Takes the oldest request and frees its slot: its entries replace the contents of `sges`, its `wr_id` and number
+    /// are returned. Allocates nothing if `sges` has room for [`SharedReceiveQueue::max_sge`] entries. Raises the limit
+    /// event if fewer are left than the limit.
+    pub fn take(&self, sges: &mut Vec<Sge>) -> Option<(u64, u32)> {
+        let mut state = lock(&self.state);
+        if state.waiting() == 0 || state.closed {
+            return None;
+        }
+        let (number, place) = (state.taken, state.place(state.taken));
+        let Slot { wr_id, sge_count } = state.slots[place];
+        sges.clear();
+        sges.extend_from_slice(&state.sges[place * self.max_sge as usize..][..sge_count as usize]);
+        state.taken += 1;
+        self.show_waiting(&state);
+        let is_due = state.falls_below_limit();
+        drop(state);
+        self.raise_limit_if(is_due);
+        Some((wr_id, number as u32))
+    }
+
+    /// Requests that wait. Takes no lock; others may take them meanwhile.
+    #[inline]
+    pub fn available(&self) -> u32 {
+        self.waiting.0.load(Acquire)
+    }
+
+    /// The sizes now, and the limit that is armed.
+    pub fn status(&self) -> SharedReceiveQueueStatus {
+        let state = lock(&self.state);
+        let max_wr = state.slots.len() as u32;
+        SharedReceiveQueueStatus { max_wr, max_sge: self.max_sge, srq_limit: state.srq_limit }
+    }
+
+    /// Arms the limit event, or disarms it with 0. If fewer requests wait already, it is raised at once.
+    ///
+    /// # Errors
+    ///
+    /// [`ChangeError::LimitTooLarge`]; nothing is changed.
+    pub fn arm(&self, limit: u32) -> Result<(), ChangeError> {
+        let mut state = lock(&self.state);
+        let max_wr = state.slots.len() as u32;
+        if limit > max_wr {
+            return Err(ChangeError::LimitTooLarge { limit, max_wr });
+        }
+        state.srq_limit = limit;
+        let is_due = state.falls_below_limit();
+        drop(state);
+        self.raise_limit_if(is_due);
+        Ok(())
+    }
+
+    /// Changes how many requests fit, keeping those that wait, and arms the limit event if `limit` is given. Waits for
+    /// another thread's open batch.
+    ///
+    /// # Errors
+    ///
+    /// Any [`ChangeError`]; nothing is changed.
+    ///
+    /// # Panics
+    ///
+    /// If `max_wr` is 0 or exceeds [`MAX_DEPTH`].
+    pub fn resize(&self, max_wr: u32, limit: Option<u32>) -> Result<(), ChangeError> {
+        assert!((1..=MAX_DEPTH).contains(&max_wr), "max_wr is {max_wr}; 1 to {MAX_DEPTH} are possible");
+        if !self.producer.acquire() {
+            return Err(ChangeError::BatchOpen);
+        }
+        let resized = self.resize_between_batches(max_wr, limit);
+        self.producer.release();
+        resized
+    }
+
+    fn resize_between_batches(&self, max_wr: u32, limit: Option<u32>) -> Result<(), ChangeError> {
+        // Allocated before and freed after the lock is held, so that no endpoint waits for the allocator.
+        let (mut slots, mut sges) = storage(max_wr, self.max_sge);
+        let mut state = lock(&self.state);
+        let waiting = state.waiting();
+        if waiting > max_wr {
+            return Err(ChangeError::TooSmall { asked: max_wr, waiting });
+        }
+        let limit = limit.unwrap_or(state.srq_limit);
+        if limit > max_wr {
+            return Err(ChangeError::LimitTooLarge { limit, max_wr });
+        }
+        let each = self.max_sge as usize;
+        for number in state.taken..state.published {
+            let (old, new) = (state.place(number), (number % u64::from(max_wr)) as usize);
+            slots[new] = state.slots[old];
+            sges[new * each..][..each].copy_from_slice(&state.sges[old * each..][..each]);
+        }
+        std::mem::swap(&mut state.slots, &mut slots);
+        std::mem::swap(&mut state.sges, &mut sges);
+        state.srq_limit = limit;
+        let is_due = state.falls_below_limit();
+        drop(state);
+        self.raise_limit_if(is_due);
+        Ok(())
+    }
+
+    /// Nothing is taken any more.
+    pub fn close(&self) {
+        let mut state = lock(&self.state);
+        state.closed = true;
+        self.waiting.0.store(0, Release);
+    }
+
+    /// Whether it was closed.
+    pub fn is_closed(&self) -> bool {
+        lock(&self.state).closed
+    }
+
+    /// Without the lock: whoever hears of the event may ask for the queue's status.
+    fn raise_limit_if(&self, is_due: bool) {
+        if is_due {
+            self.events.push(AsyncEvent::SharedReceiveQueueLimitReached(self.number));
+        }
+    }
+
+    fn show_waiting(&self, state: &State) {
+        let waiting = if state.closed { 0 } else { state.waiting() };
+        self.waiting.0.store(waiting, Release);
+    }
+}
+
+/// Room for as many requests.
+fn storage(max_wr: u32, max_sge: u32) -> (Box<[Slot]>, Box<[Sge]>) {
+    let sges = max_wr as usize * max_sge as usize;
+    (vec![Slot::default(); max_wr as usize].into(), vec![Sge::default(); sges].into())
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests;

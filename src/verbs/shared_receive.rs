@@ -1,0 +1,296 @@
+//! Shared receive queues.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use super::batch::{Poster, RangeCheck};
+use super::{
+    AccessFlags, CompletionQueue, Context, Error, ErrorKind, ProtectionDomain, ReceiveRequest, Result,
+    SharedReceiveQueueAttributes, SharedReceiveQueueNumber, SharedReceiveQueueStatus, XrcDomain,
+};
+use crate::provider;
+use crate::types::{self, BatchEnd};
+
+/// Describes a shared receive queue; [`SharedReceiveQueueBuilder::build`] creates it. Made by
+/// [`ProtectionDomain::create_srq`].
+#[derive(Clone, Debug)]
+#[must_use = "build() creates the shared receive queue"]
+pub struct SharedReceiveQueueBuilder<'a> {
+    domain: &'a ProtectionDomain,
+    max_wr: u32,
+    max_sge: u32,
+    srq_limit: u32,
+    xrc: Option<(&'a XrcDomain, &'a CompletionQueue)>,
+}
+
+impl<'a> SharedReceiveQueueBuilder<'a> {
+    pub(super) fn new(domain: &'a ProtectionDomain, max_wr: u32, max_sge: u32) -> Self {
+        Self { domain, max_wr, max_sge, srq_limit: 0, xrc: None }
+    }
+
+    /// Arms the limit event from the beginning: it is raised once, when a receive is taken and fewer than this are
+    /// left. Without this none is raised before [`SharedReceiveQueue::modify`] arms it.
+    pub fn srq_limit(mut self, srq_limit: u32) -> Self {
+        self.srq_limit = srq_limit;
+        self
+    }
+
+    /// For messages of extended reliable connections: XRC targets of this domain use the queue when a message names its
+    /// number. Its receives complete on `cq`.
+    pub fn xrc(mut self, domain: &'a XrcDomain, cq: &'a CompletionQueue) -> Self {
+        self.xrc = Some((domain, cq));
+        self
+    }
+
+    /// Creates the shared receive queue.
+    ///
+    /// # Errors
+    /// A size is 0 or above the device's `max_srq_wr` or `max_srq_sge`; `srq_limit` is more than `max_wr`; an object
+    /// belongs to another device; [`ErrorKind::ResourceLimit`] at the device's `max_srq`; [`ErrorKind::Unsupported`] if
+    /// the device has none.
+    ///
+    /// ```
+    /// use rdma_verbs::verbs::{self, ErrorKind};
+    ///
+    /// let context = verbs::open("soft:127.0.1.210")?;
+    /// let pd = context.alloc_pd()?;
+    /// let srq = pd.create_srq(64, 1).srq_limit(16).build()?;
+    /// assert_eq!(srq.query()?.srq_limit, 16);
+    ///
+    /// let too_much = context.query_device().max_srq_wr + 1;
+    /// let error = pd.create_srq(too_much, 1).build().unwrap_err();
+    /// assert_eq!((error.verb(), error.kind()), ("create_srq", ErrorKind::InvalidArgument));
+    /// # Ok::<(), verbs::Error>(())
+    /// ```
+    pub fn build(&self) -> Result<SharedReceiveQueue> {
+        let context = self.domain.context();
+        if let Some((domain, cq)) = self.xrc {
+            for (name, other) in [("xrc_domain", domain.context()), ("cq", cq.context())] {
+                if !other.is_same(context) {
+                    let message = format!("{name} belongs to {other}, not to this opening of {context}");
+                    return Err(Error::new("create_srq", ErrorKind::InvalidArgument, message));
+                }
+            }
+        }
+        let inner = self.domain.inner().create_srq(&provider::SharedReceiveQueueInit {
+            max_wr: self.max_wr,
+            max_sge: self.max_sge,
+            srq_limit: self.srq_limit,
+            xrc: self.xrc.map(|(domain, cq)| provider::XrcReceives { domain: domain.inner(), cq: cq.inner() }),
+        })?;
+        let poster = Poster::default();
+        Ok(SharedReceiveQueue { shared: Arc::new(Shared { inner, domain: self.domain.clone(), poster }) })
+    }
+}
+
+/// A shared receive queue (`ibv_srq`): receives for the messages of several queue pairs, each of which takes the oldest
+/// one when a message of its peer begins.
+///
+/// Queue pairs are told to use it by [`QueuePairBuilder::srq`](super::QueuePairBuilder::srq). Completions appear on the
+/// queue pair's completion queue and name the queue pair; they need not come in the order in which the receives were
+/// posted, because messages end in any order. A queue pair that finds the queue empty tells its peer to try again; no
+/// message of a reliable connection is lost.
+///
+/// The receives belong to the queue, not to queue pairs: they stay when a queue pair goes to the error state, to RESET,
+/// or is destroyed. Only a receive that a message has begun to fill ends with its queue pair.
+///
+/// A handle: clones name the same queue. It goes when the last handle, and every queue pair that uses it, are gone;
+/// what is posted then is forgotten without completions.
+///
+/// The owned tier ([`crate::owned`]) has no shared receive queues.
+///
+/// ```
+/// use std::time::Duration;
+/// use rdma_verbs::verbs::{self, AccessFlags, Payload, ReceiveRequest, SendRequest};
+///
+/// let context = verbs::open("soft:127.0.1.211")?;
+/// let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+/// let srq = pd.create_srq(8, 1).build()?;
+/// let first = pd.create_qp(&cq, &cq).srq(&srq).build()?;
+/// let second = pd.create_qp(&cq, &cq).srq(&srq).build()?;
+/// first.connect(&second.connection_info()?)?;
+/// second.connect(&first.connection_info()?)?;
+///
+/// let inbox = pd.alloc_mr(64, AccessFlags::LOCAL_WRITE)?;
+/// srq.post_recv(&[ReceiveRequest::new(inbox.slice(..32)?).wr_id(1),
+/// ReceiveRequest::new(inbox.slice(32..)?).wr_id(2)])?; first.post_send(&[SendRequest::send(Payload::inline(b"to the
+/// second"))])?; let received = cq.wait(Duration::from_secs(10))?; assert_eq!((received.wr_id(), received.qpn()), (1,
+/// second.qpn())); second.post_send(&[SendRequest::send(Payload::inline(b"to the first"))])?; let received =
+/// cq.wait(Duration::from_secs(10))?; assert_eq!((received.wr_id(), received.qpn()), (2, first.qpn()));
+/// # Ok::<(), verbs::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct SharedReceiveQueue {
+    shared: Arc<Shared>,
+}
+
+/// What all handles share.
+struct Shared {
+    inner: Arc<dyn provider::SharedReceiveQueue>,
+    domain: ProtectionDomain,
+    poster: Poster,
+}
+
+impl SharedReceiveQueue {
+    /// Its number. Requests of extended reliable connections name it by this.
+    pub fn number(&self) -> SharedReceiveQueueNumber {
+        self.shared.inner.number()
+    }
+
+    /// The protection domain that the memory of its receives belongs to. Queue pairs that use it may have another one.
+    pub fn protection_domain(&self) -> &ProtectionDomain {
+        &self.shared.domain
+    }
+
+    /// The device it belongs to.
+    pub fn context(&self) -> &Context {
+        self.shared.domain.context()
+    }
+
+    /// Changes its size, arms the limit event, or both, all or nothing (`ibv_modify_srq`).
+    ///
+    /// A limit of n raises [`AsyncEvent::SharedReceiveQueueLimitReached`](super::AsyncEvent) once, when fewer than n
+    /// receives wait: at once, if it is so already. The limit is 0 then, until it is armed again. Receives that wait
+    /// are kept when the size changes.
+    ///
+    /// # Errors
+    /// `max_wr` is less than the receives that wait, or above the device's `max_srq_wr`; the limit is more than
+    /// `max_wr`; [`ErrorKind::InvalidState`] if this thread has an open batch of this queue.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use rdma_verbs::verbs::{self, AccessFlags, ReceiveRequest, RegionList};
+    /// use rdma_verbs::verbs::{AsyncEvent, SharedReceiveQueueAttributes};
+    /// # let context = verbs::open("soft:127.0.1.212")?;
+    /// # let pd = context.alloc_pd()?;
+    /// let srq = pd.create_srq(2, 1).build()?;
+    /// srq.post_recv(&[ReceiveRequest::new(RegionList::EMPTY)])?;
+    /// srq.modify(&SharedReceiveQueueAttributes { max_wr: Some(100), srq_limit: Some(2) })?;
+    /// let event = context.get_async_event(Duration::from_secs(1)); // one receive waits, fewer than two
+    /// assert_eq!(event, Some(AsyncEvent::SharedReceiveQueueLimitReached(srq.number())));
+    /// # Ok::<(), verbs::Error>(())
+    /// ```
+    pub fn modify(&self, attributes: &SharedReceiveQueueAttributes) -> Result<()> {
+        self.shared.inner.modify(attributes)
+    }
+
+    /// Its sizes, and the limit that is armed (`ibv_query_srq`).
+    ///
+    /// # Errors
+    /// What the provider meets.
+    pub fn query(&self) -> Result<SharedReceiveQueueStatus> {
+        self.shared.inner.query()
+    }
+
+    /// Posts receives, all or none (`ibv_post_srq_recv`). Allocates nothing.
+    ///
+    /// # Errors
+    /// As [`QueuePair::post_recv`](super::QueuePair::post_recv); the regions must belong to the protection domain of
+    /// this queue.
+    pub fn post_recv(&self, requests: &[ReceiveRequest<'_>]) -> Result<()> {
+        let mut batch = self.recv_batch()?;
+        for request in requests {
+            batch.push(request)?;
+        }
+        batch.post()
+    }
+
+    /// Opens a batch of receives. Until it is posted this thread holds the queue for posting; other threads that post
+    /// wait. Queue pairs take what was posted before meanwhile.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidState`] if this thread has an open batch of this queue already.
+    pub fn recv_batch(&self) -> Result<SharedReceiveBatch<'_>> {
+        self.shared.poster.enter("post_srq_recv", || self.shared.inner.recv_begin())?;
+        Ok(SharedReceiveBatch { queue: self, len: 0, open: true, thread_bound: PhantomData })
+    }
+
+    pub(super) fn inner(&self) -> &Arc<dyn provider::SharedReceiveQueue> {
+        &self.shared.inner
+    }
+}
+
+impl fmt::Debug for SharedReceiveQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut debug = f.debug_struct("SharedReceiveQueue");
+        debug.field("number", &self.number()).field("context", &self.context().name()).finish()
+    }
+}
+
+/// An open batch of receives for a shared receive queue; as [`ReceiveBatch`](super::ReceiveBatch) for a queue pair's.
+///
+/// ```
+/// # use rdma_verbs::verbs::{self, AccessFlags, ReceiveRequest};
+/// # let pd = verbs::open("soft:127.0.1.213")?.alloc_pd()?;
+/// # let mr = pd.alloc_mr(4096, AccessFlags::LOCAL_WRITE)?;
+/// let srq = pd.create_srq(16, 1).build()?;
+/// let mut batch = srq.recv_batch()?;
+/// for slot in 0..16 {
+///     batch.push(&ReceiveRequest::new(mr.slice(slot * 256..(slot + 1) * 256)?).wr_id(slot as u64))?;
+/// }
+/// batch.post()?;
+/// # Ok::<(), verbs::Error>(())
+/// ```
+#[must_use = "a batch that is dropped posts nothing"]
+pub struct SharedReceiveBatch<'a> {
+    queue: &'a SharedReceiveQueue,
+    len: usize,
+    open: bool,
+    /// The queue is held by a thread, not by a value.
+    thread_bound: PhantomData<*const ()>,
+}
+
+impl SharedReceiveBatch<'_> {
+    /// Adds a receive.
+    ///
+    /// # Errors
+    /// As [`SharedReceiveQueue::post_recv`]. The batch stays open with what it had.
+    pub fn push(&mut self, request: &ReceiveRequest<'_>) -> Result<&mut Self> {
+        let shared = &self.queue.shared;
+        let check = RangeCheck { verb: "post_srq_recv", domain: &shared.domain, need: AccessFlags::LOCAL_WRITE };
+        let wr_id = request.wr_id;
+        check.with_sges(&request.data, |sges| shared.inner.recv_push(&types::ReceiveRequest { wr_id, sges }))?;
+        self.len += 1;
+        Ok(self)
+    }
+
+    /// Receives in the batch.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Hands all receives over, in order.
+    ///
+    /// # Errors
+    /// As [`SharedReceiveQueue::post_recv`]; nothing was posted then.
+    pub fn post(mut self) -> Result<()> {
+        self.end(BatchEnd::Publish)
+    }
+
+    fn end(&mut self, end: BatchEnd) -> Result<()> {
+        self.open = false;
+        self.queue.shared.poster.leave();
+        self.queue.shared.inner.recv_end(end)
+    }
+}
+
+impl Drop for SharedReceiveBatch<'_> {
+    fn drop(&mut self) {
+        if self.open {
+            // Forgetting what was not posted cannot fail in a way that matters to the caller.
+            let _ = self.end(BatchEnd::Rollback);
+        }
+    }
+}
+
+impl fmt::Debug for SharedReceiveBatch<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SharedReceiveBatch").field("queue", &self.queue.number()).field("len", &self.len).finish()
+    }
+}

@@ -1,0 +1,102 @@
+//! Domains of extended reliable connections.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::{Context, Error, ErrorKind, Result};
+use crate::provider;
+
+/// A domain of extended reliable connections (`ibv_xrcd`).
+///
+/// With an extended reliable connection, one queue pair on each side serves many receivers of a process: each request
+/// names the shared receive queue that it is for. The sending end, the *initiator*
+/// ([`QueuePairType::XrcSend`](super::QueuePairType::XrcSend)), has no receive queue; the receiving end, the *target*
+/// ([`QueuePairType::XrcReceive`](super::QueuePairType::XrcReceive)), has no queue at all and only passes messages on
+/// to the shared receive queues of its domain. Those are created with
+/// [`SharedReceiveQueueBuilder::xrc`](super::SharedReceiveQueueBuilder::xrc) and say where their receives complete.
+/// What a request may access at the target's side is decided by the protection domain of the queue that it names.
+///
+/// A handle: clones name the same domain. It goes when the last handle and everything made in it are gone. It belongs
+/// to this opening of the device; [`Context::open_xrcd_shared`] says why.
+///
+/// ```
+/// use std::time::Duration;
+/// use rdma_verbs::verbs::{self, AccessFlags, Payload, QueuePairType, ReceiveRequest, SendRequest};
+///
+/// let context = verbs::open("soft:127.0.1.214")?;
+/// let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+/// let domain = context.open_xrcd()?;
+/// let srq = pd.create_srq(8, 1).xrc(&domain, &cq).build()?;
+/// let target = pd.create_qp(&cq, &cq).xrc_target(&domain).build()?;
+/// let initiator = pd.create_qp(&cq, &cq).qp_type(QueuePairType::XrcSend).build()?;
+/// target.connect(&initiator.connection_info()?)?;
+/// initiator.connect(&target.connection_info()?)?;
+///
+/// let inbox = pd.alloc_mr(64, AccessFlags::LOCAL_WRITE)?;
+/// srq.post_recv(&[ReceiveRequest::new(&inbox).wr_id(7)])?;
+/// initiator.post_send(&[SendRequest::send(Payload::inline(b"hello")).remote_srq(srq.number())])?;
+/// let received = cq.wait(Duration::from_secs(10))?;
+/// assert_eq!((received.wr_id(), received.qpn()), (7, target.qpn()));
+/// assert_eq!(inbox.to_vec(..received.result()?.byte_len as usize)?, b"hello");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct XrcDomain {
+    context: Context,
+    inner: Arc<dyn provider::XrcDomain>,
+}
+
+impl XrcDomain {
+    /// The device it belongs to.
+    pub fn context(&self) -> &Context {
+        &self.context
+    }
+
+    pub(super) fn inner(&self) -> &Arc<dyn provider::XrcDomain> {
+        &self.inner
+    }
+}
+
+impl fmt::Debug for XrcDomain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("XrcDomain").field("context", &self.context.name()).finish_non_exhaustive()
+    }
+}
+
+impl Context {
+    /// Opens a domain of extended reliable connections that no other process shares (`ibv_open_xrcd` without a
+    /// descriptor).
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] if the device has no extended reliable connections.
+    ///
+    /// [`XrcDomain`] has an example.
+    pub fn open_xrcd(&self) -> Result<XrcDomain> {
+        Ok(XrcDomain { context: self.clone(), inner: self.inner().open_xrcd()? })
+    }
+
+    /// Opening a domain that processes share by the file behind a descriptor (`ibv_open_xrcd` with `fd`) is refused by
+    /// every provider of this crate: queue pairs and shared receive queues live in the process that made them, and no
+    /// other one could be told of a message.
+    ///
+    /// # Errors
+    /// Always [`ErrorKind::Unsupported`].
+    ///
+    /// ```
+    /// use rdma_verbs::verbs::{self, ErrorKind};
+    ///
+    /// let context = verbs::open("soft:127.0.1.215")?;
+    /// let file = std::fs::File::open("/").expect("the root folder");
+    /// let error = context.open_xrcd_shared(&file).unwrap_err();
+    /// assert_eq!(error.kind(), ErrorKind::Unsupported);
+    /// # Ok::<(), verbs::Error>(())
+    /// ```
+    pub fn open_xrcd_shared(&self, file: &impl std::os::fd::AsFd) -> Result<XrcDomain> {
+        let descriptor = std::os::fd::AsRawFd::as_raw_fd(&file.as_fd());
+        let message = format!(
+            "fd is {descriptor}; domains of {} cannot be shared between processes, use open_xrcd without a file",
+            self.name()
+        );
+        Err(Error::new("open_xrcd", ErrorKind::Unsupported, message))
+    }
+}

@@ -1,0 +1,136 @@
+//! Queue pairs that share a receive queue, and their peers.
+
+use rdma_verbs::verbs::{
+    AsyncEvent, CompletionOpcode, CompletionQueue, ConnectOptions, Context, MemoryRegion, Payload, ProtectionDomain,
+    QueuePair, ReceiveRequest, SendRequest, SharedReceiveQueue, SharedReceiveQueueBuilder, Success,
+};
+
+use super::end::{ALL_RIGHTS, PATIENCE, SILENCE, next};
+use super::suite::Capability;
+use super::world::World;
+
+/// Shared receive queues.
+pub(crate) const MAX_SRQ: Capability = Capability { name: "max_srq", present: |device| device.max_srq > 0 };
+
+/// Bytes that each receive has room for, unless something else is said.
+pub(crate) const ROOM: usize = 256;
+
+/// The sharing end: device 0, a shared receive queue, and queue pairs that use it; each is connected to one of device
+/// 1.
+pub(crate) struct Sharing {
+    pub(crate) receivers: Vec<QueuePair>,
+    pub(crate) senders: Vec<QueuePair>,
+    pub(crate) srq: SharedReceiveQueue,
+    pub(crate) inbox: MemoryRegion,
+    pub(crate) cq: CompletionQueue,
+    pub(crate) sender_cq: CompletionQueue,
+    pub(crate) pd: ProtectionDomain,
+    pub(crate) sender_pd: ProtectionDomain,
+    pub(crate) context: Context,
+}
+
+impl Sharing {
+    /// A queue of 16 receives that `count` queue pairs share.
+    #[track_caller]
+    pub(crate) fn new(world: &World, count: usize) -> Self {
+        Self::with(world, count, &ConnectOptions::default(), 16, |builder| builder)
+    }
+
+    #[track_caller]
+    pub(crate) fn with(
+        world: &World,
+        count: usize,
+        options: &ConnectOptions,
+        max_wr: u32,
+        shape: impl FnOnce(SharedReceiveQueueBuilder<'_>) -> SharedReceiveQueueBuilder<'_>,
+    ) -> Self {
+        let (context, sender_context) = (world.device(0), world.device(1));
+        let (pd, sender_pd) = (context.alloc_pd().unwrap(), sender_context.alloc_pd().unwrap());
+        let (cq, sender_cq) = (context.create_cq(4096).unwrap(), sender_context.create_cq(4096).unwrap());
+        let srq = shape(pd.create_srq(max_wr, 4)).build().unwrap();
+        let inbox = pd.alloc_mr(64 << 10, ALL_RIGHTS).unwrap();
+        let mut sharing =
+            Self { receivers: Vec::new(), senders: Vec::new(), srq, inbox, cq, sender_cq, pd, sender_pd, context };
+        for _ in 0..count {
+            sharing.connect_one(options);
+        }
+        sharing
+    }
+
+    /// One more queue pair that uses the queue, and its peer.
+    #[track_caller]
+    pub(crate) fn connect_one(&mut self, options: &ConnectOptions) {
+        let receiver = self.pd.create_qp(&self.cq, &self.cq).srq(&self.srq).build().unwrap();
+        let sender = self.sender_pd.create_qp(&self.sender_cq, &self.sender_cq).max_inline_data(256).build().unwrap();
+        connect(&receiver, &sender, options);
+        self.receivers.push(receiver);
+        self.senders.push(sender);
+    }
+
+    /// Posts receives with these numbers, each with room of its own, by its number.
+    #[track_caller]
+    pub(crate) fn post(&self, wr_ids: impl IntoIterator<Item = u64>) {
+        for wr_id in wr_ids {
+            let start = wr_id as usize * ROOM;
+            let room = self.inbox.slice(start..start + ROOM).unwrap();
+            self.srq.post_recv(&[ReceiveRequest::new(room).wr_id(wr_id)]).unwrap();
+        }
+    }
+
+    /// A peer sends bytes that say its number, and how often it was.
+    #[track_caller]
+    pub(crate) fn send(&self, peer: usize, text: &[u8]) {
+        self.senders[peer].post_send(&[SendRequest::send(Payload::inline(text)).wr_id(100 + peer as u64)]).unwrap();
+    }
+
+    /// The next completion must be this receive, filled by a message to this queue pair with these bytes.
+    #[track_caller]
+    pub(crate) fn received(&self, wr_id: u64, receiver: usize, text: &[u8]) {
+        let success = self.completed(wr_id, receiver);
+        assert_eq!(success.opcode, CompletionOpcode::Receive);
+        assert_eq!(success.byte_len as usize, text.len());
+        let start = wr_id as usize * ROOM;
+        assert_eq!(self.inbox.to_vec(start..start + text.len()).unwrap(), text);
+    }
+
+    /// The next completion must be the success of this receive, by this queue pair.
+    #[track_caller]
+    pub(crate) fn completed(&self, wr_id: u64, receiver: usize) -> Success {
+        let completion = next(&self.cq);
+        assert_eq!((completion.wr_id(), completion.qpn()), (wr_id, self.receivers[receiver].qpn()), "{completion:?}");
+        completion.result().unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// A message must arrive whole through this queue pair.
+    #[track_caller]
+    pub(crate) fn works(&self, receiver: usize, wr_id: u64) {
+        self.post([wr_id]);
+        self.send(receiver, b"it works");
+        self.received(wr_id, receiver, b"it works");
+    }
+
+    /// The next event of the sharing device.
+    #[track_caller]
+    pub(crate) fn event(&self) -> AsyncEvent {
+        self.context.get_async_event(PATIENCE).expect("no event")
+    }
+
+    #[track_caller]
+    pub(crate) fn no_event(&self) {
+        assert_eq!(self.context.get_async_event(SILENCE), None);
+    }
+
+    /// The limit event must come.
+    #[track_caller]
+    pub(crate) fn limit_reached(&self) {
+        assert_eq!(self.event(), AsyncEvent::SharedReceiveQueueLimitReached(self.srq.number()));
+    }
+}
+
+/// Connects two queue pairs.
+#[track_caller]
+pub(crate) fn connect(one: &QueuePair, other: &QueuePair, options: &ConnectOptions) {
+    let (near, far) = (one.connection_info().unwrap(), other.connection_info().unwrap());
+    one.connect_with(&far, options).unwrap();
+    other.connect_with(&near, options).unwrap();
+}

@@ -1,0 +1,309 @@
+//! Shared receive queues: sizes, limits and their event.
+
+use rdma_verbs::verbs::{
+    ConnectOptions, ErrorKind, ReceiveRequest, SharedReceiveQueue, SharedReceiveQueueAttributes,
+    SharedReceiveQueueStatus,
+};
+
+use super::end::refused;
+use super::sharing::{MAX_SRQ, ROOM, Sharing};
+use super::suite::Scenario;
+use super::world::World;
+
+const fn scenario(name: &'static str, clause: &'static str, run: fn(&World)) -> Scenario {
+    Scenario { name, clause, needs: &[MAX_SRQ], run }
+}
+
+pub(crate) const SCENARIOS: &[Scenario] = &[
+    scenario("srq/create/as_asked", "ibv_create_srq(3), ibv_query_srq(3): actual values", as_asked),
+    scenario("srq/create/no_receives", "ibv_create_srq(3) max_wr", no_receives),
+    scenario("srq/create/above_max_srq_wr", "ibv_query_device(3) max_srq_wr", above_max_srq_wr),
+    scenario("srq/create/above_max_srq_sge", "ibv_query_device(3) max_srq_sge", above_max_srq_sge),
+    scenario("srq/create/limit_above_size", "ibv_modify_srq(3) srq_limit", limit_above_size),
+    scenario("srq/create/numbers_differ", "ibv_get_srq_num(3)", numbers_differ),
+    scenario("srq/create/largest", "ibv_query_device(3): limits can be reached", largest),
+    scenario("srq/create_qp/receive_sizes_ignored", "ibv_create_qp(3): max_recv_wr is ignored", sizes_ignored),
+    scenario("srq/create_qp/of_another_device", "ibv_create_qp(3)", of_another_device),
+    scenario("srq/modify/grow", "ibv_modify_srq(3) IBV_SRQ_MAX_WR", grow),
+    scenario("srq/modify/shrink", "ibv_modify_srq(3) IBV_SRQ_MAX_WR", shrink),
+    scenario("srq/modify/below_waiting", "reference 4.4: resize or EINVAL", below_waiting),
+    scenario("srq/modify/out_of_range", "ibv_modify_srq(3) IBV_SRQ_MAX_WR", out_of_range),
+    scenario("srq/modify/all_or_nothing", "ibv_modify_srq(3)", all_or_nothing),
+    scenario("srq/modify/nothing", "ibv_modify_srq(3)", nothing),
+    scenario("srq/modify/in_open_batch", "rdma-verbs: a batch belongs to its thread", in_open_batch),
+    scenario("srq/modify/below_armed_limit", "fact sheet 3.10; ibv_modify_srq(3)", below_armed_limit),
+    scenario("srq/limit/fires_once", "IBTA 10.2.9.4; reference 4.4: one-shot", fires_once),
+    scenario("srq/limit/armed_again", "ibv_modify_srq(3) IBV_SRQ_LIMIT", armed_again),
+    scenario("srq/limit/not_at_the_limit", "IBTA 10.2.9.4: below, not at", not_at_the_limit),
+    scenario("srq/limit/at_once_if_below", "IBTA 11.2.3.3", at_once_if_below),
+    scenario("srq/limit/disarmed", "ibv_modify_srq(3): 0 disarms", disarmed),
+    scenario("srq/limit/from_creation", "IBTA 10.2.9.4", from_creation),
+    scenario("srq/limit/above_size", "ibv_modify_srq(3)", arm_above_size),
+    scenario("srq/limit/survives_resize", "ibv_modify_srq(3)", survives_resize),
+];
+
+const fn size(max_wr: u32) -> SharedReceiveQueueAttributes {
+    SharedReceiveQueueAttributes { max_wr: Some(max_wr), srq_limit: None }
+}
+
+const fn limit(srq_limit: u32) -> SharedReceiveQueueAttributes {
+    SharedReceiveQueueAttributes { max_wr: None, srq_limit: Some(srq_limit) }
+}
+
+#[track_caller]
+fn is(srq: &SharedReceiveQueue, max_wr: u32, srq_limit: u32) {
+    let expected = SharedReceiveQueueStatus { max_wr, max_sge: 4, srq_limit };
+    assert_eq!(srq.query().unwrap(), expected);
+}
+
+/// So many receives must fit, and no more.
+#[track_caller]
+fn has_room_for(sharing: &Sharing, count: u32) {
+    let room = sharing.inbox.slice(..ROOM).unwrap();
+    (0..count).for_each(|_| sharing.srq.post_recv(&[ReceiveRequest::new(room)]).unwrap());
+    refused(sharing.srq.post_recv(&[ReceiveRequest::new(room)]), ErrorKind::QueueFull, &["full"]);
+}
+
+fn as_asked(world: &World) {
+    let pd = world.device(0).alloc_pd().unwrap();
+    let status = pd.create_srq(100, 3).srq_limit(7).build().unwrap().query().unwrap();
+    assert!(status.max_wr >= 100 && status.max_sge >= 3, "{status:?}");
+    assert_eq!(status.srq_limit, 7);
+}
+
+fn no_receives(world: &World) {
+    let pd = world.device(0).alloc_pd().unwrap();
+    refused(pd.create_srq(0, 1).build(), ErrorKind::InvalidArgument, &["create_srq", "max_wr", "0"]);
+}
+
+fn above_max_srq_wr(world: &World) {
+    let context = world.device(0);
+    let most = context.query_device().max_srq_wr;
+    let built = context.alloc_pd().unwrap().create_srq(most + 1, 1).build();
+    refused(built, ErrorKind::InvalidArgument, &["create_srq", "max_wr", &(most + 1).to_string(), &most.to_string()]);
+}
+
+fn above_max_srq_sge(world: &World) {
+    let context = world.device(0);
+    let most = context.query_device().max_srq_sge;
+    let built = context.alloc_pd().unwrap().create_srq(1, most + 1).build();
+    refused(built, ErrorKind::InvalidArgument, &["create_srq", "max_sge", &(most + 1).to_string(), &most.to_string()]);
+}
+
+fn limit_above_size(world: &World) {
+    let pd = world.device(0).alloc_pd().unwrap();
+    refused(pd.create_srq(8, 1).srq_limit(9).build(), ErrorKind::InvalidArgument, &["srq_limit", "9", "8"]);
+}
+
+fn numbers_differ(world: &World) {
+    let pd = world.device(0).alloc_pd().unwrap();
+    let queues: Vec<_> = (0..50).map(|_| pd.create_srq(1, 1).build().unwrap()).collect();
+    let mut numbers: Vec<_> = queues.iter().map(SharedReceiveQueue::number).collect();
+    numbers.sort_unstable();
+    numbers.dedup();
+    assert_eq!(numbers.len(), 50);
+}
+
+fn largest(world: &World) {
+    let context = world.device(0);
+    let limits = context.query_device();
+    let srq = context.alloc_pd().unwrap().create_srq(limits.max_srq_wr, limits.max_srq_sge).build().unwrap();
+    let status = srq.query().unwrap();
+    assert_eq!((status.max_wr, status.max_sge), (limits.max_srq_wr, limits.max_srq_sge));
+}
+
+fn sizes_ignored(world: &World) {
+    let sharing = Sharing::new(world, 0);
+    let too_many = sharing.context.query_device().max_qp_wr;
+    let builder = sharing.pd.create_qp(&sharing.cq, &sharing.cq).max_recv_wr(too_many).srq(&sharing.srq);
+    let cap = builder.build().unwrap().cap();
+    assert_eq!((cap.max_recv_wr, cap.max_recv_sge), (0, 0));
+}
+
+fn of_another_device(world: &World) {
+    let (one, other) = (world.device(0), world.device(1));
+    let srq = other.alloc_pd().unwrap().create_srq(4, 1).build().unwrap();
+    let (pd, cq) = (one.alloc_pd().unwrap(), one.create_cq(4).unwrap());
+    refused(pd.create_qp(&cq, &cq).srq(&srq).build(), ErrorKind::InvalidArgument, &["create_qp", "srq", other.name()]);
+}
+
+fn grow(world: &World) {
+    let sharing = Sharing::with(world, 1, &ConnectOptions::default(), 2, |builder| builder);
+    sharing.post([0, 1]);
+    sharing.srq.modify(&size(5)).unwrap();
+    is(&sharing.srq, 5, 0);
+    sharing.post([2, 3, 4]);
+    for wr_id in 0..5 {
+        sharing.send(0, b"kept");
+        sharing.received(wr_id, 0, b"kept");
+    }
+    has_room_for(&sharing, 5);
+}
+
+fn shrink(world: &World) {
+    let sharing = Sharing::new(world, 1);
+    sharing.post(0..3);
+    sharing.send(0, b"first");
+    sharing.received(0, 0, b"first");
+    sharing.srq.modify(&size(2)).unwrap();
+    is(&sharing.srq, 2, 0);
+    has_room_for(&sharing, 0);
+    for wr_id in 1..3 {
+        sharing.send(0, b"kept");
+        sharing.received(wr_id, 0, b"kept");
+    }
+    has_room_for(&sharing, 2);
+}
+
+fn below_waiting(world: &World) {
+    let sharing = Sharing::new(world, 1);
+    sharing.post(0..3);
+    refused(sharing.srq.modify(&size(2)), ErrorKind::InvalidArgument, &["modify_srq", "max_wr is 2", "3"]);
+    is(&sharing.srq, 16, 0);
+    for wr_id in 0..3 {
+        sharing.send(0, b"untouched");
+        sharing.received(wr_id, 0, b"untouched");
+    }
+}
+
+fn out_of_range(world: &World) {
+    let sharing = Sharing::new(world, 0);
+    let most = sharing.context.query_device().max_srq_wr;
+    refused(sharing.srq.modify(&size(0)), ErrorKind::InvalidArgument, &["modify_srq", "max_wr", "0"]);
+    let too_much = (most + 1).to_string();
+    refused(sharing.srq.modify(&size(most + 1)), ErrorKind::InvalidArgument, &["modify_srq", "max_wr", &too_much]);
+    is(&sharing.srq, 16, 0);
+}
+
+fn all_or_nothing(world: &World) {
+    let sharing = Sharing::new(world, 0);
+    let wrong_limit = SharedReceiveQueueAttributes { max_wr: Some(8), srq_limit: Some(9) };
+    refused(sharing.srq.modify(&wrong_limit), ErrorKind::InvalidArgument, &["modify_srq", "srq_limit is 9", "8"]);
+    is(&sharing.srq, 16, 0);
+    sharing.post(0..5);
+    let both = SharedReceiveQueueAttributes { max_wr: Some(8), srq_limit: Some(4) };
+    sharing.srq.modify(&both).unwrap();
+    is(&sharing.srq, 8, 4);
+    let wrong_size = SharedReceiveQueueAttributes { max_wr: Some(4), srq_limit: Some(1) };
+    refused(sharing.srq.modify(&wrong_size), ErrorKind::InvalidArgument, &["max_wr is 4"]);
+    is(&sharing.srq, 8, 4);
+    sharing.no_event();
+}
+
+fn nothing(world: &World) {
+    let sharing = Sharing::with(world, 0, &ConnectOptions::default(), 4, |builder| builder.srq_limit(2));
+    sharing.srq.modify(&SharedReceiveQueueAttributes::default()).unwrap();
+    is(&sharing.srq, 4, 2);
+    sharing.no_event();
+}
+
+fn in_open_batch(world: &World) {
+    let sharing = Sharing::new(world, 1);
+    let batch = sharing.srq.recv_batch().unwrap();
+    refused(sharing.srq.modify(&size(8)), ErrorKind::InvalidState, &["modify_srq", "open batch"]);
+    drop(batch);
+    sharing.srq.modify(&size(8)).unwrap();
+    sharing.works(0, 1);
+}
+
+fn below_armed_limit(world: &World) {
+    let sharing = Sharing::new(world, 0);
+    sharing.post(0..3);
+    sharing.srq.modify(&limit(3)).unwrap();
+    sharing.srq.modify(&size(3)).unwrap();
+    is(&sharing.srq, 3, 3);
+    sharing.srq.modify(&size(16)).unwrap();
+    sharing.post(3..10);
+    sharing.srq.modify(&limit(10)).unwrap();
+    refused(sharing.srq.modify(&size(9)), ErrorKind::InvalidArgument, &["modify_srq"]);
+    is(&sharing.srq, 16, 10);
+    sharing.no_event();
+}
+
+fn fires_once(world: &World) {
+    let sharing = Sharing::new(world, 2);
+    sharing.post(0..4);
+    sharing.srq.modify(&limit(3)).unwrap();
+    sharing.no_event();
+    for wr_id in 0..4 {
+        sharing.send(wr_id as usize % 2, b"down");
+        sharing.received(wr_id, wr_id as usize % 2, b"down");
+    }
+    sharing.limit_reached();
+    is(&sharing.srq, 16, 0);
+    sharing.no_event();
+}
+
+fn armed_again(world: &World) {
+    let sharing = Sharing::new(world, 1);
+    for _ in 0..3 {
+        sharing.post([0, 1]);
+        sharing.srq.modify(&limit(1)).unwrap();
+        sharing.send(0, b"one");
+        sharing.received(0, 0, b"one");
+        is(&sharing.srq, 16, 1);
+        sharing.send(0, b"two");
+        sharing.received(1, 0, b"two");
+        sharing.limit_reached();
+    }
+    sharing.no_event();
+}
+
+fn not_at_the_limit(world: &World) {
+    let sharing = Sharing::new(world, 1);
+    sharing.post(0..3);
+    sharing.srq.modify(&limit(2)).unwrap();
+    sharing.send(0, b"two are left");
+    sharing.received(0, 0, b"two are left");
+    sharing.no_event();
+    sharing.send(0, b"one is left");
+    sharing.received(1, 0, b"one is left");
+    sharing.limit_reached();
+}
+
+fn at_once_if_below(world: &World) {
+    let sharing = Sharing::new(world, 0);
+    sharing.post([0]);
+    sharing.srq.modify(&limit(2)).unwrap();
+    sharing.limit_reached();
+    is(&sharing.srq, 16, 0);
+    sharing.no_event();
+}
+
+fn disarmed(world: &World) {
+    let sharing = Sharing::new(world, 1);
+    sharing.post([0]);
+    sharing.srq.modify(&limit(1)).unwrap();
+    sharing.srq.modify(&limit(0)).unwrap();
+    is(&sharing.srq, 16, 0);
+    sharing.send(0, b"last");
+    sharing.received(0, 0, b"last");
+    sharing.no_event();
+}
+
+fn from_creation(world: &World) {
+    let sharing = Sharing::with(world, 1, &ConnectOptions::default(), 4, |builder| builder.srq_limit(2));
+    sharing.no_event();
+    sharing.post([0, 1]);
+    sharing.send(0, b"one is left");
+    sharing.received(0, 0, b"one is left");
+    sharing.limit_reached();
+}
+
+fn arm_above_size(world: &World) {
+    let sharing = Sharing::new(world, 0);
+    refused(sharing.srq.modify(&limit(17)), ErrorKind::InvalidArgument, &["modify_srq", "srq_limit is 17", "16"]);
+    is(&sharing.srq, 16, 0);
+    sharing.no_event();
+}
+
+fn survives_resize(world: &World) {
+    let sharing = Sharing::new(world, 1);
+    sharing.post([0, 1]);
+    sharing.srq.modify(&limit(2)).unwrap();
+    sharing.srq.modify(&size(32)).unwrap();
+    is(&sharing.srq, 32, 2);
+    sharing.send(0, b"below");
+    sharing.received(0, 0, b"below");
+    sharing.limit_reached();
+}
