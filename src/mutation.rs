@@ -316,6 +316,22 @@ mutations! {
         UnreliableLongMessageDropped,
         /// An unreliable connection takes operations that it does not have.
         OtherOperationsPosted,
+        /// No event when a completion queue overflows.
+        OverflowNotAnnounced,
+        /// The overflow of a completion queue ends only the queue pair whose completion was lost.
+        OverflowEndsOne,
+        /// Poll says that a queue overflowed before it hands out what it kept.
+        OverflowDropsWhatWaits,
+        /// A larger completion queue forgets what waits in it.
+        ResizeForgets,
+        /// A completion queue that is armed stays so.
+        ArmingStays,
+        /// Failures do not wake who sleeps for solicited completions.
+        FailureNotSolicited,
+        /// Events outlive what they are about.
+        EventsOutliveObjects,
+        /// Events that were handed out are not counted.
+        EventsNotCounted,
     }
 }
 

@@ -12,7 +12,8 @@ use tokio::io::unix::AsyncFd;
 use super::notifier::{failed, watch};
 use crate::verbs::{AsyncEvent, Context, Result};
 
-/// The asynchronous events of an open device, as a stream. Each event goes to one of those who ask.
+/// The asynchronous events of an open device, as a stream. Each event goes to one of those who ask, and is acknowledged
+/// at once. Changes to interfaces and addresses wake it as well.
 ///
 /// ```
 /// # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

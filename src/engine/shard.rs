@@ -470,3 +470,21 @@ fn random() -> u32 {
     use std::hash::{BuildHasher, RandomState};
     getrandom::u32().unwrap_or_else(|_| RandomState::new().hash_one(0) as u32)
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::super::tests::shard;
+    use super::*;
+
+    #[test]
+    fn a_panic_is_the_end_of_the_device_and_is_told_once() {
+        let shard = Arc::new(shard());
+        assert!(shard.command(|_, _| {}) && !shard.has_failed());
+        let shared = Arc::clone(&shard);
+        let panicked = std::thread::spawn(move || shared.command(|_, _| panic!("on purpose"))).join();
+        assert!(panicked.is_err());
+        (0..3).for_each(|_| assert!(!shard.command(|_, _| unreachable!("the endpoint is out of use"))));
+        assert!(shard.has_failed());
+        assert_eq!((shard.events.poll(), shard.events.poll()), (Some(AsyncEvent::DeviceFatal), None));
+    }
+}

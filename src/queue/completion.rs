@@ -74,7 +74,9 @@ struct State {
 
 impl State {
     fn disarm(&mut self) {
-        self.arm = Arm::Disarmed;
+        if !planted(Mutation::ArmingStays) {
+            self.arm = Arm::Disarmed;
+        }
         self.gathered = 0;
         self.gathering = self.gathering.wrapping_add(1);
     }
@@ -285,6 +287,10 @@ impl CompletionQueue {
             return Err(TooSmall { asked: capacity, waiting: waiting as u32 });
         }
         fresh.extend(state.entries.drain(..));
+        if planted(Mutation::ResizeForgets) {
+            fresh.clear();
+            self.length.0.store(0, Release);
+        }
         state.capacity = capacity as usize;
         let old = std::mem::replace(&mut state.entries, fresh);
         drop(state);
@@ -309,6 +315,10 @@ impl CompletionQueue {
         let is_lost = state.entries.len() == state.capacity;
         if is_lost {
             self.overflowed.store(true, Release);
+            if planted(Mutation::OverflowDropsWhatWaits) {
+                state.entries.clear();
+                self.store_length(&state);
+            }
         } else if state.entries.len() != 2 || !planted(Mutation::CompletionLost) {
             // Under the lock, so that later entries bear later times.
             if let Some(clock) = self.clock {
@@ -321,6 +331,7 @@ impl CompletionQueue {
             Arm::Disarmed => false,
             Arm::Any => true,
             Arm::Solicited if planted(Mutation::NotifiedUnsolicited) => true,
+            Arm::Solicited if planted(Mutation::FailureNotSolicited) => solicited,
             Arm::Solicited => solicited || is_lost || !completion.status.is_success(),
         };
         let may_wait = state.arm == Arm::Any && !is_lost && completion.status.is_success();

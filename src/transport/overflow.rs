@@ -3,6 +3,7 @@
 
 use super::endpoint::Endpoint;
 use super::queue_pair::QueuePair;
+use crate::mutation::{Mutation, planted};
 use crate::queue::Overflow;
 use crate::types::{AsyncEvent, Cause, Counter, Ending, QueuePairState, Time};
 
@@ -10,7 +11,7 @@ impl QueuePair {
     /// A completion was lost: the queue pair cannot go on.
     pub(super) fn completion_queue_overflowed(&mut self, queue: u32, overflow: Overflow) {
         self.count(Counter::CompletionQueueOverflow);
-        if overflow.is_first {
+        if overflow.is_first && !planted(Mutation::OverflowNotAnnounced) {
             self.events.push(AsyncEvent::CompletionQueueError(queue));
         }
         self.requester.overflowed |= overflow.is_first || self.state != QueuePairState::Error;
@@ -38,7 +39,8 @@ impl QueuePair {
     }
 
     fn lost_its_completion_queue(&self) -> bool {
-        let is_alive = !matches!(self.state, QueuePairState::Reset | QueuePairState::Error);
+        let is_ended = matches!(self.state, QueuePairState::Reset | QueuePairState::Error);
+        let is_alive = !is_ended && !planted(Mutation::OverflowEndsOne);
         let receives = self.receive.completions().unwrap_or(&self.receive_completions);
         is_alive && (self.send_completions.0.overflowed() || receives.0.overflowed())
     }

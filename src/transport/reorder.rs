@@ -2,7 +2,8 @@
 
 use crate::types::Psn;
 
-/// A bounded store of packets by sequence number. Its buffers are reused, so it allocates only while it grows.
+/// A bounded store of packets by sequence number. Its buffers are reused while a gap lasts. Empty, it holds no memory:
+/// a queue pair may be idle for long, and there may be many of them.
 #[derive(Default)]
 pub(super) struct ReorderStore {
     entries: Vec<(Psn, Vec<u8>)>,
@@ -44,6 +45,9 @@ impl ReorderStore {
 
     /// Gives a buffer back for reuse.
     pub(super) fn recycle(&mut self, buffer: Vec<u8>) {
+        if self.entries.is_empty() {
+            return self.clear();
+        }
         self.spare.push(buffer);
     }
 
@@ -63,11 +67,19 @@ impl ReorderStore {
                 place += 1;
             }
         }
+        if self.entries.is_empty() {
+            self.clear();
+        }
     }
 
     /// Forgets everything.
     pub(super) fn clear(&mut self) {
-        self.spare.extend(self.entries.drain(..).map(|entry| entry.1));
+        *self = Self::new(self.limit);
+    }
+
+    #[cfg(test)]
+    fn holds_memory(&self) -> bool {
+        self.entries.capacity() + self.spare.capacity() > 0
     }
 }
 
@@ -86,5 +98,19 @@ mod tests {
         assert_eq!(store.take(Psn::new(5)), None);
         store.forget_before(Psn::new(8));
         assert_eq!(store.len(), 0);
+        assert!(!store.holds_memory());
+    }
+
+    #[test]
+    fn holds_no_memory_when_the_gap_is_filled() {
+        let mut store = ReorderStore::new(4);
+        assert!(!store.holds_memory());
+        assert!(store.insert(Psn::new(2), b"two") && store.insert(Psn::new(3), b"three"));
+        for psn in [2, 3] {
+            assert!(store.holds_memory());
+            let packet = store.take(Psn::new(psn)).unwrap();
+            store.recycle(packet);
+        }
+        assert!(!store.holds_memory());
     }
 }

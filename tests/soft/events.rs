@@ -208,3 +208,31 @@ fn no_announcement_is_lost_under_stress() {
         });
     }
 }
+
+/// The shard that lost a completion tells its own queue pairs; whoever polls tells the others.
+#[test]
+fn overflow_ends_the_queue_pairs_of_all_shards() {
+    let device = rdma_verbs::provider::soft::SoftConfig::new().shards(2).open("soft:127.34.1.1").unwrap();
+    let context = rdma_verbs::verbs::Context::from(device);
+    assert_eq!(context.query_device().num_comp_vectors, 2);
+    let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(4).unwrap());
+    let region = pd.alloc_mr(64, AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE).unwrap();
+    let queue_pairs: Vec<_> = (0..4).map(|_| pd.create_qp(&cq, &cq).build().unwrap()).collect();
+    queue_pairs.iter().for_each(|qp| qp.connect(&qp.connection_info().unwrap()).unwrap());
+    for _ in 0..5 {
+        let write = rdma_verbs::verbs::SendRequest::write(rdma_verbs::verbs::Payload::EMPTY, region.remote());
+        queue_pairs[0].post_send(&[write.signaled()]).unwrap();
+    }
+    assert_eq!(context.get_async_event(DEADLINE), Some(AsyncEvent::CompletionQueueError(cq.number())));
+    while cq.poll(&mut [rdma_verbs::verbs::Completion::default()]).is_ok() {}
+    for qp in &queue_pairs {
+        assert_eq!(qp.state().unwrap(), QueuePairState::Error);
+    }
+    let mut fatal: Vec<AsyncEvent> = std::iter::from_fn(|| context.poll_async_event()).collect();
+    for qp in &queue_pairs {
+        let before = fatal.len();
+        fatal.retain(|event| *event != AsyncEvent::QueuePairFatal(qp.qpn()));
+        assert_eq!(fatal.len(), before - 1, "{} once", qp.qpn());
+    }
+    assert_eq!(fatal, []);
+}

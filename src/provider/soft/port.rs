@@ -17,6 +17,8 @@ use crate::types::AsyncEvent;
 const MAX_EVENTS: u32 = 1 << 16;
 /// Entries of the GID table, at most.
 const MAX_GIDS: usize = 255;
+/// Looks at the interface in a row, while there is always more news.
+const LOOKS: usize = 16;
 /// The only port.
 const PORT: u8 = 1;
 
@@ -108,18 +110,13 @@ impl Port {
     pub(super) fn refresh(&self, interface: &Interface, events: &Events) {
         // Locked before asking for news: a thread that comes meanwhile sees what this one finds.
         let mut now = self.lock();
-        if !events.has_news() {
-            return;
-        }
-        let running = interface.state().running;
-        if let Ok(addresses) = interface.addresses_now()
-            && now.take_addresses(&addresses)
-        {
-            events.queue.push(AsyncEvent::GidChange(PORT));
-        }
-        if std::mem::replace(&mut now.running, running) != running {
-            let event = if running { AsyncEvent::PortActive(PORT) } else { AsyncEvent::PortError(PORT) };
-            events.queue.push(event);
+        // What is announced during a look may be missed by it. Whoever sleeps on changes of the descriptor is not woken
+        // for what is left in the socket.
+        for _ in 0..LOOKS {
+            if !events.has_news() {
+                return;
+            }
+            now.look(interface, events);
         }
     }
 
@@ -144,6 +141,20 @@ impl Port {
 }
 
 impl Now {
+    /// Tells of what has changed.
+    fn look(&mut self, interface: &Interface, events: &Events) {
+        let running = interface.state().running;
+        if let Ok(addresses) = interface.addresses_now()
+            && self.take_addresses(&addresses)
+        {
+            events.queue.push(AsyncEvent::GidChange(PORT));
+        }
+        if std::mem::replace(&mut self.running, running) != running {
+            let event = if running { AsyncEvent::PortActive(PORT) } else { AsyncEvent::PortError(PORT) };
+            events.queue.push(event);
+        }
+    }
+
     /// Makes the table follow the addresses; whether it had to change.
     fn take_addresses(&mut self, addresses: &[LocalAddress]) -> bool {
         let before = self.gids.clone();
