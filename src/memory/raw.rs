@@ -252,11 +252,6 @@ impl Memory {
         if self.guarded {
             guarded::make_writable(word, size_of::<u64>())?;
         }
-        if self.base.is_null() {
-            // The whole address space: no pointer leads to all of it. Whoever registered it promised that the pointers
-            // to what peers may change are exposed.
-            return Ok(std::ptr::with_exposed_provenance_mut(word.addr()));
-        }
         Ok(word.cast())
     }
 
