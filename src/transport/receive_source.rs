@@ -126,6 +126,11 @@ impl Receives {
         self.named.as_ref().map_or(own, |queue| queue.domain())
     }
 
+    /// The queue that the message in progress, or the last one, names.
+    pub(super) fn named_number(&self) -> Option<SharedReceiveQueueNumber> {
+        self.named.as_ref().map(|queue| queue.number())
+    }
+
     /// A message names its queue in each of its packets.
     fn select(&mut self, number: SharedReceiveQueueNumber, begins: bool) -> Result<(), Violation> {
         let ReceiveSource::Named(domain) = &self.source else { return Ok(()) };
