@@ -9,32 +9,32 @@ use rdma_verbs::verbs::{
 use super::bytes::{check, check_all, fill};
 use super::end::{ALL_RIGHTS, PATIENCE, next, refused, silent};
 use super::sharing::{MAX_SRQ, connect};
-use super::suite::Scenario;
+use super::suite::{Scenario, XRC};
 use super::world::World;
 
 const fn scenario(name: &'static str, clause: &'static str, run: fn(&World)) -> Scenario {
-    Scenario { name, clause, needs: &[MAX_SRQ], run }
+    Scenario { name, clause, needs: &[MAX_SRQ, XRC], run }
 }
 
 pub(crate) const SCENARIOS: &[Scenario] = &[
-    scenario("xrc/send/to_the_named_queue", "IBTA A14.2 XRCETH names the XRC SRQ", to_the_named_queue),
+    scenario("xrc/send/to_the_named_queue", "IBTA annex Extended Reliable Connected: XRCETH names the XRC SRQ", to_the_named_queue),
     scenario("xrc/send/completes_where_the_queue_says", "ibv_create_srq_ex(3) cq", completes_where_the_queue_says),
-    scenario("xrc/send/immediate", "IBTA A14.3; fact sheet 1.6", immediate),
-    scenario("xrc/send/many_packets", "IBTA A14.3 every packet has XRCETH", many_packets),
-    scenario("xrc/send/zero_bytes", "IBTA 9.7.4.1.6", zero_bytes),
-    scenario("xrc/send/invalidate_of_wrong_key", "IBTA 9.4.1.1", invalidate_of_wrong_key),
-    scenario("xrc/write/bytes", "IBTA A14.3 RDMA WRITE", write_bytes),
-    scenario("xrc/write/immediate_takes_receive", "IBTA A14.3 RDMA WRITE with immediate", write_with_immediate),
-    scenario("xrc/read/bytes", "IBTA A14.3 responses are those of RC", read_bytes),
-    scenario("xrc/atomic/both", "IBTA A14.3 atomics", atomics),
-    scenario("xrc/rnr/named_queue_is_empty", "IBTA 9.7.5.2.8", named_queue_is_empty),
-    scenario("xrc/error/unknown_queue", "IBTA A14.5 XRC SRQ number", unknown_queue),
-    scenario("xrc/error/queue_of_another_domain", "IBTA A14.5 XRC domain", queue_of_another_domain),
-    scenario("xrc/error/queue_is_gone", "IBTA A14.5 XRC SRQ number", queue_is_gone),
-    scenario("xrc/error/last_wqe_reached", "IBTA 11.6.3.3", last_wqe_reached),
-    scenario("xrc/domain/access_by_the_queues_domain", "IBTA A14.4: the SRQ's protection domain", access_domain),
-    scenario("xrc/share/two_connections", "IBTA A14.1", two_connections),
-    scenario("xrc/share/same_queue_in_turn", "IBTA A14.1", both_queues_in_turn),
+    scenario("xrc/send/immediate", "fact sheet 1.6; ibv_poll_cq(3) imm_data", immediate),
+    scenario("xrc/send/many_packets", "IBTA annex Extended Reliable Connected: requests have XRCETH", many_packets),
+    scenario("xrc/send/zero_bytes", "ibv_post_send(3): num_sge 0", zero_bytes),
+    scenario("xrc/send/invalidate_of_wrong_key", "ibv_post_send(3) IBV_WR_SEND_WITH_INV", invalidate_of_wrong_key),
+    scenario("xrc/write/bytes", "IBTA annex Extended Reliable Connected: RDMA WRITE", write_bytes),
+    scenario("xrc/write/immediate_takes_receive", "IBTA annex Extended Reliable Connected: RDMA WRITE with immediate", write_with_immediate),
+    scenario("xrc/read/bytes", "IBTA annex Extended Reliable Connected: answers are those of RC", read_bytes),
+    scenario("xrc/atomic/both", "IBTA annex Extended Reliable Connected: atomics", atomics),
+    scenario("xrc/rnr/named_queue_is_empty", "ibv_modify_qp(3) rnr_retry; IBTA RNR NAK", named_queue_is_empty),
+    scenario("xrc/error/unknown_queue", "IBTA annex Extended Reliable Connected: unknown XRC SRQ", unknown_queue),
+    scenario("xrc/error/queue_of_another_domain", "IBTA annex Extended Reliable Connected: XRC domain", queue_of_another_domain),
+    scenario("xrc/error/queue_is_gone", "IBTA annex Extended Reliable Connected: unknown XRC SRQ", queue_is_gone),
+    scenario("xrc/error/last_wqe_reached", "ibv_get_async_event(3) IBV_EVENT_QP_LAST_WQE_REACHED", last_wqe_reached),
+    scenario("xrc/domain/access_by_the_queues_domain", "IBTA annex Extended Reliable Connected: the SRQ's protection domain", access_domain),
+    scenario("xrc/share/two_connections", "IBTA annex Extended Reliable Connected", two_connections),
+    scenario("xrc/share/same_queue_in_turn", "IBTA annex Extended Reliable Connected", both_queues_in_turn),
     scenario("xrc/post_send/no_queue_named", "rdma-verbs: an initiator's request names a queue", no_queue_named),
     scenario("xrc/post_send/queue_named_on_rc", "rdma-verbs: only an initiator's request does", queue_named_on_rc),
     scenario("xrc/post_send/to_target", "ibv_create_qp_ex(3): XRC_RECV has no send queue", post_send_to_target),
@@ -43,7 +43,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     scenario("xrc/create_qp/with_shared_queue", "ibv_create_qp_ex(3) srq", with_shared_queue),
     scenario("xrc/create_qp/xrc_queue_for_rc", "ibv_create_srq_ex(3) IBV_SRQT_XRC", xrc_queue_for_rc),
     scenario("xrc/create_srq/of_another_device", "ibv_create_srq_ex(3)", srq_of_another_device),
-    scenario("xrc/connect/two_of_a_kind", "IBTA A14.2 initiator and target", two_of_a_kind),
+    scenario("xrc/connect/two_of_a_kind", "IBTA annex Extended Reliable Connected: initiator and target", two_of_a_kind),
     scenario("xrc/open_xrcd/shared_by_file", "ibv_open_xrcd(3) fd", shared_by_file),
     scenario("xrc/reset/connected_anew", "reference 4.5: reusable in full", connected_anew),
 ];
