@@ -52,6 +52,7 @@ mod ud_multicast;
 mod ud_send;
 mod world;
 mod xrc;
+mod xrc_ends;
 mod xrc_life;
 mod xrc_one_sided;
 

@@ -16,10 +16,18 @@ const fn scenario(name: &'static str, clause: &'static str, run: fn(&World)) -> 
 }
 
 pub(crate) const SCENARIOS: &[Scenario] = &[
-    scenario("srq/share/taken_in_order", "IBTA chapter Shared Receive Queue: taken in the order of posting", taken_in_order),
+    scenario(
+        "srq/share/taken_in_order",
+        "IBTA chapter Shared Receive Queue: taken in the order of posting",
+        taken_in_order,
+    ),
     scenario("srq/share/eight_queue_pairs", "IBTA chapter Shared Receive Queue; ibv_create_srq(3)", eight_queue_pairs),
     scenario("srq/share/with_queue_pair_of_own_queue", "IBTA chapter Shared Receive Queue", beside_own_queue),
-    scenario("srq/share/long_messages_at_once", "IBTA chapter Shared Receive Queue: a WQE belongs to its message", long_at_once),
+    scenario(
+        "srq/share/long_messages_at_once",
+        "IBTA chapter Shared Receive Queue: a WQE belongs to its message",
+        long_at_once,
+    ),
     scenario("srq/share/with_itself", "reference 4.6 self-connection", with_itself),
     scenario("srq/recv/several_ranges", "ibv_post_srq_recv(3) sg_list", several_ranges),
     scenario("srq/recv/zero_bytes", "ibv_post_recv(3): num_sge 0", zero_bytes),
@@ -36,7 +44,11 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     scenario("srq/post/all_or_none", "reference 4.4: ENOMEM from a full queue", all_or_none),
     scenario("srq/post/slot_free_when_taken", "IBTA chapter Shared Receive Queue", slot_free_when_taken),
     scenario("srq/post/too_many_ranges", "ibv_post_srq_recv(3) max_sge", too_many_ranges),
-    scenario("srq/post/foreign_domain", "IBTA chapter Shared Receive Queue: the SRQ's protection domain", foreign_domain),
+    scenario(
+        "srq/post/foreign_domain",
+        "IBTA chapter Shared Receive Queue: the SRQ's protection domain",
+        foreign_domain,
+    ),
     scenario("srq/post/memory_not_writable", "ibv_reg_mr(3) IBV_ACCESS_LOCAL_WRITE", memory_not_writable),
     scenario(
         "srq/post/own_receive_queue",
@@ -46,7 +58,11 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     scenario("srq/post/dropped_batch", "reference 4.4 wr_abort", dropped_batch),
     scenario("srq/post/second_batch", "rdma-verbs: a batch belongs to its thread", second_batch),
     scenario("srq/domain/of_the_queue", "IBTA chapter Shared Receive Queue", domain_of_the_queue),
-    scenario("srq/domain/remote_access_is_the_queue_pairs", "ibv_reg_mr(3), ibv_create_qp(3): one protection domain", remote_access_domain),
+    scenario(
+        "srq/domain/remote_access_is_the_queue_pairs",
+        "ibv_reg_mr(3), ibv_create_qp(3): one protection domain",
+        remote_access_domain,
+    ),
 ];
 
 fn taken_in_order(world: &World) {

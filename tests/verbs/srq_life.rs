@@ -19,10 +19,22 @@ const fn scenario(name: &'static str, clause: &'static str, run: fn(&World)) -> 
 
 pub(crate) const SCENARIOS: &[Scenario] = &[
     scenario("srq/error/receives_stay", "reference 4.4: ERR flushes no SRQ entries", receives_stay),
-    scenario("srq/error/last_wqe_reached", "ibv_get_async_event(3) IBV_EVENT_QP_LAST_WQE_REACHED; reference 4.4", last_wqe_reached),
-    scenario("srq/error/last_wqe_only_when_shared", "ibv_get_async_event(3) IBV_EVENT_QP_LAST_WQE_REACHED", only_when_shared),
+    scenario(
+        "srq/error/last_wqe_reached",
+        "ibv_get_async_event(3) IBV_EVENT_QP_LAST_WQE_REACHED; reference 4.4",
+        last_wqe_reached,
+    ),
+    scenario(
+        "srq/error/last_wqe_only_when_shared",
+        "ibv_get_async_event(3) IBV_EVENT_QP_LAST_WQE_REACHED",
+        only_when_shared,
+    ),
     scenario("srq/error/last_wqe_after_failure", "ibv_get_async_event(3) IBV_EVENT_QP_LAST_WQE_REACHED", after_failure),
-    scenario("srq/error/last_wqe_again_after_reset", "ibv_get_async_event(3) IBV_EVENT_QP_LAST_WQE_REACHED", again_after_reset),
+    scenario(
+        "srq/error/last_wqe_again_after_reset",
+        "ibv_get_async_event(3) IBV_EVENT_QP_LAST_WQE_REACHED",
+        again_after_reset,
+    ),
     scenario("srq/error/sends_are_flushed", "reference 4.4: ERR completes all posted sends", sends_are_flushed),
     scenario("srq/reset/receives_stay", "IBTA chapter Shared Receive Queue", reset_keeps_receives),
     scenario("srq/reset/purges_completions", "reference 4.4: RESET purges the CQEs", reset_purges),
