@@ -134,8 +134,16 @@ impl Replies {
 
     /// Lets the peer have this many READs and atomics outstanding. Never fewer than before: what it has begun goes on.
     pub(super) fn make_room(&mut self, max_dest_rd_atomic: u8) {
+        if max_dest_rd_atomic == 0 {
+            return;
+        }
         let (before, places) = (self.resources.len(), usize::from(max_dest_rd_atomic).next_power_of_two());
-        if max_dest_rd_atomic == 0 || places <= before {
+        if places <= self.places {
+            return;
+        }
+        self.places = places;
+        if before == 0 {
+            // The room itself is made with the first READ or atomic.
             return;
         }
         // The oldest comes first, so that the places after the newest are free.
@@ -268,9 +276,8 @@ impl Replies {
                 return;
             }
             self.queue.pop_back();
-        } else if self.is_crowded() {
-            return;
         }
+        // However much is due: nobody else owes it, and as acknowledgements merge, there is at most one for each answer.
         self.queue.push_back(Reply::Acknowledge { psn, message_count });
     }
 
@@ -281,7 +288,7 @@ impl Replies {
 
     pub(super) fn push_nak(&mut self, psn: Psn, syndrome: Syndrome, message_count: u32) {
         let is_final = matches!(syndrome, Syndrome::Nak(code) if code != NakCode::SequenceError);
-        if !is_final && self.is_crowded() {
+        if !is_final && !self.takes_empty() {
             return;
         }
         let nak = Reply::Nak { psn, syndrome, message_count };
@@ -545,5 +552,77 @@ impl QueuePair {
         self.responder.note_refused(psn, NakCode::RemoteAccess);
         self.responder.replies.push_nak(psn, Syndrome::Nak(NakCode::RemoteAccess), message_count);
         self.refuse(super::violation::Violation::RemoteKey(crate::memory::AccessError::UnknownKey), None);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::Rkey;
+
+    fn replies(max_dest_rd_atomic: u8) -> Replies {
+        let mut replies = Replies::default();
+        replies.start(Psn::new(0), max_dest_rd_atomic);
+        replies
+    }
+
+    /// Begins READs from this number on, as many as there is room for.
+    fn begin(replies: &mut Replies, first: u32) -> u32 {
+        let mut begun = 0;
+        while replies.has_room() && begun < 100 {
+            let reth = Reth { va: 0, rkey: Rkey(1), length: 8 };
+            let read = ReadRequest { reth, domain: DomainId(1), named: None };
+            replies.push_read(Psn::new(first + begun), 1, read, 0);
+            begun += 1;
+        }
+        begun
+    }
+
+    fn answer_all(replies: &mut Replies) {
+        while !replies.queue.is_empty() {
+            replies.pop();
+        }
+    }
+
+    #[test]
+    fn room_grows_and_never_shrinks() {
+        for (before, after, room) in [(16, 2, 16), (1, 16, 16), (2, 8, 8), (0, 4, 4), (4, 0, 4), (0, 0, 0)] {
+            let mut fresh = replies(before);
+            fresh.make_room(after);
+            assert_eq!(begin(&mut fresh, 1), room, "from {before} to {after}, before the first READ");
+            assert_eq!(fresh.has_resources(), room > 0);
+
+            let mut used = replies(before);
+            let mut next = 1;
+            for _ in 0..3 {
+                next += begin(&mut used, next);
+                answer_all(&mut used);
+            }
+            used.make_room(after);
+            assert_eq!(begin(&mut used, next), room, "from {before} to {after}, after READs");
+        }
+    }
+
+    #[test]
+    fn room_that_grows_keeps_what_was_begun() {
+        let mut replies = replies(2);
+        begin(&mut replies, 1);
+        replies.pop();
+        replies.make_room(8);
+        assert_eq!(begin(&mut replies, 3), 7, "one of eight waits for its answer");
+        let found = |psn| replies.find(Psn::new(psn), None).and_then(|place| replies.resources[place]);
+        assert!((2..10).all(|psn| found(psn).is_some_and(|resource| resource.first == Psn::new(psn))));
+    }
+
+    #[test]
+    fn a_first_acknowledgement_waits_behind_any_number_of_empty_answers() {
+        let mut replies = replies(1);
+        for psn in 1..=10 {
+            assert!(replies.takes_empty());
+            replies.push_empty(Psn::new(psn), psn);
+        }
+        replies.note_executed(Psn::new(11));
+        replies.acknowledge(11, Time::ZERO, Duration::ZERO);
+        assert_eq!(replies.queue.back(), Some(&Reply::Acknowledge { psn: Psn::new(11), message_count: 11 }));
     }
 }
