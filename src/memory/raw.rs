@@ -60,8 +60,8 @@ impl Backing {
     }
 
     /// All memory of this process, now and later: from address 0, 2^64 - 1 bytes. To be registered with
-    /// [`AccessFlags::ON_DEMAND`](crate::types::AccessFlags::ON_DEMAND); requests name its bytes by their addresses, and
-    /// a page that is not there, or not writable, is an [`AccessError::Fault`].
+    /// [`AccessFlags::ON_DEMAND`](crate::types::AccessFlags::ON_DEMAND). Requests name its bytes by their addresses; a
+    /// page that is not there, or not writable, is an [`AccessError::Fault`].
     ///
     /// Copies and atomics take their bytes by exposed provenance.
     ///

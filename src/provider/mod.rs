@@ -223,8 +223,8 @@ pub trait ProtectionDomain: Send + Sync {
         Err(RefusedChange { error, backing: change.backing })
     }
 
-    /// Takes advice about ranges of on-demand regions. A failure names the range. [`ErrorKind::Unsupported`] if the device
-    /// takes none.
+    /// Takes advice about ranges of on-demand regions. A failure names the range. [`ErrorKind::Unsupported`] if the
+    /// device takes none.
     fn advise_mr(&self, advice: MemoryAdvice, flags: AdviceFlags, sg_list: &[Sge]) -> Result<()> {
         let message = format!("the device takes no advice; {advice:?}, {flags:?} for {} ranges given", sg_list.len());
         Err(Error::new("advise_mr", ErrorKind::Unsupported, message))

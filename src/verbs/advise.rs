@@ -5,8 +5,7 @@ use super::{AdviceFlags, Error, ErrorKind, MemoryAdvice, ProtectionDomain, Regio
 use crate::types::{MAX_MESSAGE_BYTES, Sge};
 
 impl ProtectionDomain {
-    /// Says what will happen to ranges of on-demand regions (`ibv_advise_mr`), so that requests need not wait for their
-    /// pages.
+    /// Says what will happen to ranges of on-demand regions (`ibv_advise_mr`), so that requests need not wait for pages.
     ///
     /// [`MemoryAdvice::Prefetch`] makes the pages present for reading, [`MemoryAdvice::PrefetchWrite`] for writing.
     /// [`MemoryAdvice::PrefetchNoFault`] is about pages that are present already. With [`AdviceFlags::FLUSH`] the advice
@@ -14,8 +13,8 @@ impl ProtectionDomain {
     ///
     /// # Errors
     /// A range is not of a region of this domain with [`AccessFlags::ON_DEMAND`](super::AccessFlags::ON_DEMAND), or is
-    /// to be written and the region has no right to; part of a range is not mapped, or not writable. The error names the
-    /// range. If several ranges were given, the pages of others may be present now.
+    /// to be written and the region has no right to; part of a range is not mapped, or not writable. The error names
+    /// the range. If several ranges were given, the pages of others may be present now.
     /// [`ErrorKind::InvalidState`] for a region that was deregistered.
     ///
     /// ```

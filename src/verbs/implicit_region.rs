@@ -24,9 +24,9 @@ impl ProtectionDomain {
     /// Registers all memory of this process, now and later, as one region; [`AccessFlags::ON_DEMAND`] is added to
     /// `access`. The device says in [`DeviceAttributes::odp_caps`](super::DeviceAttributes::odp_caps) whether it can.
     ///
-    /// With remote rights the region opens everything to whoever knows its key: each allocation, the stacks, the program
-    /// and this library's own state. Memory windows, bound to slices of a region without remote rights, give peers just
-    /// what they need.
+    /// With remote rights the region opens everything to whoever knows its key: each allocation, the stacks, the
+    /// program and this library's own state. Memory windows, bound to slices of a region without remote rights, give
+    /// peers just what they need.
     ///
     /// # Safety
     /// Only remote rights in `access` ask for a promise; requests of this process name bytes by
