@@ -5,11 +5,11 @@ use super::{AdviceFlags, Error, ErrorKind, MemoryAdvice, ProtectionDomain, Regio
 use crate::types::{MAX_MESSAGE_BYTES, Sge};
 
 impl ProtectionDomain {
-    /// Says what will happen to ranges of on-demand regions (`ibv_advise_mr`), so that requests need not wait for pages.
+    /// Says what will happen to ranges of on-demand regions (`ibv_advise_mr`), so that requests find their pages.
     ///
     /// [`MemoryAdvice::Prefetch`] makes the pages present for reading, [`MemoryAdvice::PrefetchWrite`] for writing.
-    /// [`MemoryAdvice::PrefetchNoFault`] is about pages that are present already. With [`AdviceFlags::FLUSH`] the advice
-    /// was followed when this returns; on the software transport it always was.
+    /// [`MemoryAdvice::PrefetchNoFault`] is about pages that are present already. With [`AdviceFlags::FLUSH`] the
+    /// advice was followed when this returns; on the software transport it always was.
     ///
     /// # Errors
     /// A range is not of a region of this domain with [`AccessFlags::ON_DEMAND`](super::AccessFlags::ON_DEMAND), or is
