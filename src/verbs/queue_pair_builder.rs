@@ -112,7 +112,8 @@ impl<'a> QueuePairBuilder<'a> {
     /// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
     /// # let mr = pd.alloc_mr(256, verbs::AccessFlags::LOCAL_WRITE)?;
     /// let srq = pd.create_srq(8, 1).build()?;
-    /// let datagrams = pd.create_qp(&cq, &cq).qp_type(QueuePairType::UnreliableDatagram).qkey(Qkey(7)).srq(&srq).build()?;
+    /// let builder = pd.create_qp(&cq, &cq).qp_type(QueuePairType::UnreliableDatagram).qkey(Qkey(7));
+    /// let datagrams = builder.srq(&srq).build()?;
     /// datagrams.activate()?;
     /// srq.post_recv(&[ReceiveRequest::new(&mr).wr_id(1)])?;
     /// let here = pd.create_ah(&AddressVector::new(context.query_gid(1, 0)?.gid, 0))?;
