@@ -140,8 +140,10 @@ impl QueuePair {
         if planted(Mutation::RnrTimerForgotten) {
             self.attributes.min_rnr_timer = Some(0);
         }
-        use QueuePairState::{Init, ReadyToReceive, ReadyToSend, SendQueueDrained, SendQueueError};
+        use QueuePairState::{Init, ReadyToReceive, ReadyToSend, Reset, SendQueueDrained, SendQueueError};
         match (from, to) {
+            // What was being posted while the queue pair was reset belongs to the connection before.
+            (Reset, Init) => self.forget_posted(),
             (Init, ReadyToReceive) => {
                 self.set_path(source, in_flight);
                 let expected = self.attributes.rq_psn.unwrap_or_default();

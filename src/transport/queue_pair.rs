@@ -227,6 +227,13 @@ impl QueuePair {
         self.state = QueuePairState::Reset;
     }
 
+    /// Forgets what was posted and not begun.
+    pub(super) fn forget_posted(&mut self) {
+        let start = self.send.reset();
+        self.receive.reset();
+        self.requester.reset(start);
+    }
+
     /// To the error state, on the application's word or after a failure: flushes all that is outstanding, in order.
     pub(super) fn enter_error(&mut self, cause: Cause) {
         if self.state == QueuePairState::Reset {
