@@ -106,6 +106,11 @@ impl Backing {
         }
     }
 
+    /// Whether somebody else owns the bytes, and answers for them.
+    pub fn is_raw(&self) -> bool {
+        matches!(self, Backing::Raw(_))
+    }
+
     /// Whether its bytes outlast the process.
     pub(super) fn can_persist(&self) -> bool {
         matches!(self, Backing::File(mapping) if mapping.writable)

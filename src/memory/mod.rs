@@ -38,6 +38,7 @@ mod owners;
 mod raw;
 mod region;
 mod table;
+mod users;
 mod window;
 
 pub use backing::{Backing, Mapping};
@@ -50,13 +51,11 @@ pub use window::{Window, WindowBind};
 /// The locks and the flags that the model checker must see.
 mod sync {
     #[cfg(loom)]
-    pub(super) use loom::sync::{
-        Mutex, RwLock, RwLockReadGuard,
-        atomic::{AtomicBool, AtomicU32},
-    };
+    pub(super) use loom::sync::{Mutex, RwLock, RwLockReadGuard, atomic::AtomicU32};
+    #[cfg(loom)]
+    pub(super) use loom::thread::yield_now as pause;
     #[cfg(not(loom))]
-    pub(super) use std::sync::{
-        Mutex, RwLock, RwLockReadGuard,
-        atomic::{AtomicBool, AtomicU32},
-    };
+    pub(super) use std::sync::{Mutex, RwLock, RwLockReadGuard, atomic::AtomicU32};
+    #[cfg(not(loom))]
+    pub(super) use std::thread::yield_now as pause;
 }

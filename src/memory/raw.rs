@@ -48,7 +48,7 @@ impl Backing {
     /// is not all mapped.
     ///
     /// # Safety
-    /// From registration until the region was deregistered and dropped, or the backing was dropped unregistered:
+    /// Until the backing is dropped; a region owns it while it is registered, and may give it back:
     /// * the range belongs to the caller, who lets this library, and whoever the region's access rights let in, read
     ///   it and, with `LOCAL_WRITE`, write it at any time;
     /// * no `&mut` to any of these bytes is used, and with `LOCAL_WRITE` no `&` either, except to bytes in

@@ -12,7 +12,8 @@ use crate::types::{AccessFlags, Accessor, DomainId, Lkey, MemoryWindowType, Qpn,
 use super::key::index_of;
 use super::region::{Region, offset_within};
 use super::sync::Mutex;
-use super::table::MemoryView;
+use super::table::{Found, MemoryView};
+use super::users::Users;
 use super::{AccessError, BindError};
 
 /// Rights that only peers use; an access that needs one of them came with a remote key.
@@ -23,6 +24,8 @@ pub struct Window {
     kind: MemoryWindowType,
     domain: DomainId,
     state: Mutex<State>,
+    /// Accesses in progress through a window of type 1. Those of type 2 belong to a queue pair, and so to one shard.
+    users: Users,
 }
 
 struct State {
@@ -62,7 +65,7 @@ pub struct WindowBind {
 
 impl Window {
     pub(super) fn new(domain: DomainId, kind: MemoryWindowType, key: u32) -> Self {
-        Self { kind, domain, state: Mutex::new(State { key, binding: None }) }
+        Self { kind, domain, state: Mutex::new(State { key, binding: None }), users: Users::new() }
     }
 
     /// Its kind.
@@ -131,9 +134,10 @@ impl MemoryView<'_> {
         addr: u64,
         length: u64,
         need: AccessFlags,
-    ) -> Result<(&Region, usize), AccessError> {
+    ) -> Result<Found<'_>, AccessError> {
         // Scatter-gather entries cannot name windows.
         let window = self.window(key).filter(|_| need.intersects(PEERS)).ok_or(AccessError::UnknownKey)?;
+        let using = (window.kind == MemoryWindowType::Type1).then(|| window.users.enter());
         let binding = window.binding_of(key).ok_or(AccessError::UnknownKey)?;
         if window.domain != accessor.domain {
             return Err(AccessError::WrongDomain);
@@ -148,7 +152,7 @@ impl MemoryView<'_> {
         let offset = offset_within(binding.base, binding.length, addr, length).ok_or(AccessError::OutOfBounds)?;
         // Binding found the whole window in the region, so this sum does not overflow.
         let offset = region.offset_of(binding.addr + offset as u64, length)?;
-        Ok((region, offset))
+        Ok(Found { region, offset, _using: using })
     }
 
     /// The bytes that a key gives access to, as the region's or window's addresses name them.
@@ -184,6 +188,7 @@ impl MemoryView<'_> {
             Ok(Unbound(std::mem::replace(&mut state.binding, new)))
         });
         let old = old.inspect_err(|_| self.settle(Unbound(new)))?;
+        window.users.wait();
         self.end(old, bind.rkey.0);
         if let Some(owner) = new.and_then(|binding| binding.queue_pair) {
             self.owners().note(owner, index_of(bind.rkey.0));
@@ -214,9 +219,10 @@ impl MemoryView<'_> {
         if !region.access().contains(needed_of_region(bind.access)) {
             return Err(BindError::NotBindable);
         }
-        // Counted first: an invalidation of the region either sees the window or is seen here.
-        region.note_bound();
-        let binding = Binding {
+        if !region.note_bound() {
+            return Err(BindError::Region(AccessError::UnknownKey));
+        }
+        Ok(Some(Binding {
             region: region.key(),
             serial: region.serial(),
             addr: bind.addr,
@@ -224,12 +230,7 @@ impl MemoryView<'_> {
             length: bind.length,
             access: bind.access,
             queue_pair: is_type_2.then_some(accessor.queue_pair),
-        };
-        if !region.is_valid() {
-            region.note_unbound();
-            return Err(BindError::Region(AccessError::UnknownKey));
-        }
-        Ok(Some(binding))
+        }))
     }
 
     /// Ends the binding of a type 2 window by its key.

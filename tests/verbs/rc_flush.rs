@@ -27,6 +27,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario::new("rc/reset/can_be_connected_again", "IBTA 10.3.1 RESET to INIT", connected_again),
     Scenario::new("rc/reset/to_another_peer", "IBTA 10.3.1 RESET to INIT", another_peer),
     Scenario::new("rc/reset/refuses_posts", "ibv_post_send(3), ibv_post_recv(3) in RESET", refuses_posts),
+    Scenario::new("rc/reset/open_batches", "ibv_wr_complete(3): the queue pair's state counts", open_batches),
     Scenario::new("rc/reset/many_times", "IBTA 10.3.1 RESET to INIT", many_times),
     Scenario::new("rc/destroy/purges_completions", "ibv_destroy_qp(3)", destroy_purges),
     Scenario::new("rc/destroy/with_work_outstanding", "ibv_destroy_qp(3)", destroy_with_work),
@@ -232,6 +233,25 @@ fn refuses_posts(world: &World) {
     let receive = ReceiveRequest::new(RegionList::EMPTY);
     refused(left.qp.post_recv(&[receive]), ErrorKind::InvalidState, &["post_recv", "RESET"]);
     left.silent();
+}
+
+/// What was prepared for one connection is not carried out in RESET, and not on the next connection.
+fn open_batches(world: &World) {
+    let (left, right) = world.pair();
+    let remote = right.region.remote();
+    let mut sends = left.qp.send_batch().unwrap();
+    sends.push(&SendRequest::write(Payload::inline(b"old"), remote).wr_id(1).signaled()).unwrap();
+    let mut receives = left.qp.recv_batch().unwrap();
+    receives.push(&ReceiveRequest::new(RegionList::EMPTY).wr_id(2)).unwrap();
+    [&left, &right].into_iter().for_each(|end| end.qp.reset().unwrap());
+    refused(sends.post(), ErrorKind::InvalidState, &["post_send", "RESET"]);
+    refused(receives.post(), ErrorKind::InvalidState, &["post_recv", "RESET"]);
+    connect(&left, &right, &ConnectOptions::default());
+    left.post(&[SendRequest::write(Payload::inline(b"new"), remote.slice(8..).unwrap()).wr_id(3).signaled()]);
+    left.written(3);
+    assert_eq!(right.region.to_vec(..11).unwrap(), *b"\0\0\0\0\0\0\0\0new");
+    left.silent();
+    right.silent();
 }
 
 fn many_times(world: &World) {
