@@ -1,8 +1,8 @@
 //! Who is in the middle of an access through a key that can be taken back while the table is only read.
 //!
-//! A pass of another shard may have found the key valid and be copying while this one revokes it. Whoever revokes says so
-//! first and then waits until nobody who came before is left; whoever comes counts first and looks at the key then. So
-//! one of them sees the other, and after an invalidation has completed, nothing reaches the memory through its key.
+//! A pass of another shard may have found the key valid and be copying while this one revokes it. Whoever revokes says
+//! so first and then waits until nobody who came before is left; whoever comes counts first and looks at the key then.
+//! So one of them sees the other, and after an invalidation has completed, nothing reaches the memory through its key.
 
 use std::sync::atomic::Ordering;
 
@@ -26,8 +26,8 @@ impl Users {
         Using(self)
     }
 
-    /// Waits for the accesses that began before something was taken back: for the copy of a packet each. Those that come
-    /// afterwards find it gone and leave at once.
+    /// Waits for the accesses that began before something was taken back: for the copy of a packet each. Those that
+    /// come afterwards find it gone and leave at once.
     pub(super) fn wait(&self) {
         while self.0.load(Ordering::SeqCst) > 0 {
             pause();

@@ -277,7 +277,7 @@ impl Replies {
             }
             self.queue.pop_back();
         }
-        // However much is due: nobody else owes it, and as acknowledgements merge, there is at most one for each answer.
+        // However much is due: nobody else owes it. Acknowledgements merge, so there is at most one for each answer.
         self.queue.push_back(Reply::Acknowledge { psn, message_count });
     }
 

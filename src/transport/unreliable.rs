@@ -15,8 +15,8 @@ use crate::mutation::{Mutation, planted};
 use crate::types::{Cause, Counter, DropReason, Psn, QueuePairState, Time};
 use crate::wire::Packet;
 
-/// Packets that lie at most this far back are late or repeated ones: as many as a fast sender's network may hold. Further
-/// back, the peer has begun anew, or a stray packet had led astray.
+/// Packets that lie at most this far back are late or repeated ones: as many as a fast sender's network may hold.
+/// Further back, the peer has begun anew, or a stray packet had led astray.
 const STALE_PACKETS: i32 = 1 << 10;
 /// Between bursts to our own peers, whose socket buffers are large: at most about 2 GB/s.
 const OWN_PAUSE: Duration = Duration::from_micros(500);

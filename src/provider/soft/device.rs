@@ -50,8 +50,8 @@ const ACK_HOLD: Duration = Duration::from_micros(50);
 /// engine's thread, which takes over within 0.4 ms, and then must get a processor.
 const LOCAL_CA_ACK_DELAY: u8 = 8;
 
-/// Bytes of a packet besides its payload, at most: IP, UDP, transport headers, ICRC. The longest headers are those of an
-/// XRC WRITE with immediate.
+/// Bytes of a packet besides its payload, at most: IP, UDP, transport headers, ICRC. The longest headers are those of
+/// an XRC WRITE with immediate.
 const OVERHEAD_V4_BYTES: u32 = 20 + 8 + HEADERS_BYTES;
 const OVERHEAD_V6_BYTES: u32 = 40 + 8 + HEADERS_BYTES;
 const HEADERS_BYTES: u32 = 12 + 4 + 16 + 4 + 4;
