@@ -66,8 +66,11 @@ pub trait Context: Send + Sync {
     /// State and sizes of a port (from 1).
     fn query_port(&self, port_num: u8) -> Result<PortAttributes>;
 
-    /// An entry of the port's GID table.
+    /// An entry of the port's GID table; [`ErrorKind::NotFound`] if it is below the table's length and empty.
     fn query_gid(&self, port_num: u8, gid_index: u8) -> Result<GidEntry>;
+
+    /// An entry of the port's P_Key table, in host byte order.
+    fn query_pkey(&self, port_num: u8, pkey_index: u16) -> Result<u16>;
 
     /// All used entries of the port's GID table.
     fn gid_table(&self, port_num: u8) -> Result<Vec<GidEntry>>;

@@ -11,6 +11,7 @@ mod event;
 mod id;
 mod mtu;
 mod peer;
+mod port;
 mod queue_pair;
 mod report;
 mod request;
@@ -24,13 +25,12 @@ pub use capture::{CaptureConfig, CaptureSummary};
 pub use completion::{Cause, CompletionFlags, CompletionOpcode, CompletionStatus, RawCompletion};
 pub use counter::{Counter, Counters, DropReason};
 pub use destination::{Destination, effective_qkey};
-pub use device::{
-    AtomicCapability, DeviceAttributes, DeviceCapabilities, GidEntry, PortAttributes, PortState, VendorIdentity,
-};
+pub use device::{AtomicCapability, DeviceAttributes, DeviceCapabilities, VendorIdentity};
 pub use event::{AsyncEvent, EventObject};
 pub use id::{Accessor, DomainId, Gid, Lkey, Psn, Qkey, Qpn, Rkey};
 pub use mtu::Mtu;
 pub use peer::PeerCapabilities;
+pub use port::{GidEntry, LinkLayer, LinkSpeed, LinkWidth, PortAttributes, PortState};
 pub use queue_pair::{
     AddressVector, QueuePairAttributes, QueuePairCapabilities, QueuePairState, QueuePairStatus, QueuePairType,
     RNR_TIMER_MICROSECONDS,

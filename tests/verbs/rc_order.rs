@@ -215,7 +215,8 @@ fn unsignaled_fill(world: &World) {
     }
     left.silent();
     // Nothing was signaled, so nothing can ever be polled: only RESET or an error frees the slots.
-    refused(left.qp.post_send(&[SendRequest::send(Payload::EMPTY)]), ErrorKind::QueueFull, &["post_send"]);
+    let names = ["post_send", "max_send_wr", &slots.to_string(), "signal"];
+    refused(left.qp.post_send(&[SendRequest::send(Payload::EMPTY)]), ErrorKind::QueueFull, &names);
 }
 
 fn solicited(world: &World) {

@@ -21,7 +21,8 @@ use crate::provider::{
 };
 use crate::queue::AsyncEventQueue;
 use crate::types::{
-    AsyncEvent, CaptureConfig, Counters, DeviceAttributes, EventObject, GidEntry, PeerCapabilities, PortAttributes,
+    AsyncEvent, CaptureConfig, Counters, DEFAULT_PKEY, DeviceAttributes, EventObject, GidEntry, PeerCapabilities,
+    PortAttributes,
 };
 
 /// An open software device.
@@ -77,6 +78,18 @@ impl Context for SoftContext {
         self.device.check_process("query_gid")?;
         check_port("query_gid", port_num)?;
         self.gid(gid_index)
+    }
+
+    fn query_pkey(&self, port_num: u8, pkey_index: u16) -> Result<u16> {
+        self.device.check_process("query_pkey")?;
+        check_port("query_pkey", port_num)?;
+        check_range(
+            "query_pkey",
+            "pkey_index",
+            pkey_index.into(),
+            0..=u32::from(self.device.attributes.max_pkeys) - 1,
+        )?;
+        Ok(DEFAULT_PKEY)
     }
 
     fn gid_table(&self, port_num: u8) -> Result<Vec<GidEntry>> {
