@@ -23,6 +23,7 @@ mod mw;
 #[cfg(feature = "mutations")]
 pub(crate) mod planted;
 mod post;
+mod query;
 mod rc_atomic;
 mod rc_flush;
 mod rc_one_sided;
@@ -66,6 +67,7 @@ const FAMILIES: &[&[Scenario]] = &[
     connect::SCENARIOS,
     device::SCENARIOS,
     post::SCENARIOS,
+    query::SCENARIOS,
     rc_atomic::SCENARIOS,
     rc_flush::SCENARIOS,
     rc_one_sided::SCENARIOS,
