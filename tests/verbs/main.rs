@@ -37,7 +37,10 @@ mod rereg;
 mod sharing;
 mod srq;
 mod srq_attributes;
+mod srq_crowd;
+mod srq_datagram;
 mod srq_life;
+mod srq_partial;
 mod state_changes;
 mod state_tables;
 mod suite;
@@ -50,6 +53,9 @@ mod ud_multicast;
 mod ud_send;
 mod world;
 mod xrc;
+mod xrc_ends;
+mod xrc_life;
+mod xrc_one_sided;
 
 use suite::Scenario;
 
@@ -62,6 +68,7 @@ const FAMILIES: &[&[Scenario]] = &[
     mw::SCENARIOS,
     rc_send::SCENARIOS,
     state_tables::SCENARIOS,
+    state_tables::OF_XRC,
     rereg::SCENARIOS,
     state_changes::SCENARIOS,
     connect::SCENARIOS,
@@ -88,7 +95,12 @@ const FAMILIES: &[&[Scenario]] = &[
     srq::SCENARIOS,
     srq_attributes::SCENARIOS,
     srq_life::SCENARIOS,
+    srq_datagram::SCENARIOS,
+    srq_partial::SCENARIOS,
+    srq_crowd::SCENARIOS,
     xrc::SCENARIOS,
+    xrc_one_sided::SCENARIOS,
+    xrc_life::SCENARIOS,
 ];
 
 pub(crate) fn main() {
