@@ -24,9 +24,9 @@ pub use shared_receive::{SharedReceiveQueue, SharedReceiveQueueInit, XrcDomain, 
 use crate::memory::{Backing, Region, RegisterOptions};
 use crate::types::{
     AccessFlags, AddressVector, AsyncEvent, BatchEnd, CaptureConfig, CaptureSummary, Counters, DeviceAttributes,
-    DomainId, EventObject, Gid, GidEntry, GlobalRouteHeader, Lkey, MemoryWindowType, PeerCapabilities, PortAttributes,
-    Qkey, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairReport, QueuePairStatus, QueuePairType,
-    RawCompletion, ReceiveRequest, Rkey, SendRequest, SharedReceiveQueueNumber,
+    DomainId, EventObject, Gid, GidEntry, GlobalRouteHeader, LiveObjects, Lkey, MemoryWindowType, PeerCapabilities,
+    PortAttributes, Qkey, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairReport, QueuePairStatus,
+    QueuePairType, RawCompletion, ReceiveRequest, Rkey, SendRequest, SharedReceiveQueueNumber,
 };
 
 /// A kind of device: finds and opens devices by name.
@@ -101,6 +101,12 @@ pub trait Context: Send + Sync {
     fn query_clock(&self) -> Result<u64> {
         let message = format!("{} has no clock for completions", self.name());
         Err(Error::new("query_clock", ErrorKind::Unsupported, message))
+    }
+
+    /// How many objects of the device there are. [`ErrorKind::Unsupported`] if the provider cannot tell.
+    fn live_objects(&self) -> Result<LiveObjects> {
+        let message = format!("{} does not tell how many objects it has", self.name());
+        Err(Error::new("live_objects", ErrorKind::Unsupported, message))
     }
 
     /// Creates a queue pair in the RESET state.

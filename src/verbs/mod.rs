@@ -118,9 +118,9 @@ pub use crate::provider::{Error, ErrorKind, Result};
 pub use crate::types::{
     AccessFlags, AddressVector, AsyncEvent, CaptureConfig, CaptureSummary, Cause, CompletionOpcode, CompletionStatus,
     Counter, Counters, DeviceAttributes, DeviceCapabilities, DropReason, EventObject, FlushFlags, Gid, GidEntry,
-    GlobalRouteHeader, LinkLayer, LinkSpeed, LinkWidth, Lkey, MemoryWindowType, Mtu, PeerCapabilities, PortAttributes,
-    PortState, Psn, Qkey, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairReport, QueuePairState,
-    QueuePairStatus, QueuePairType, Rkey, SharedReceiveQueueAttributes, SharedReceiveQueueNumber,
+    GlobalRouteHeader, LinkLayer, LinkSpeed, LinkWidth, LiveObjects, Lkey, MemoryWindowType, Mtu, PeerCapabilities,
+    PortAttributes, PortState, Psn, Qkey, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairReport,
+    QueuePairState, QueuePairStatus, QueuePairType, Rkey, SharedReceiveQueueAttributes, SharedReceiveQueueNumber,
     SharedReceiveQueueStatus,
 };
 

@@ -174,7 +174,7 @@ impl QueuePair {
 
     /// Changes state and attributes, all or nothing (`ibv_modify_qp`).
     ///
-    /// Which attributes a transition requires and allows is the standard's table (IBTA 11.2.5.2), as Linux has it. For
+    /// Which attributes a transition requires and allows is the standard's table, as Linux has it. For
     /// a reliable connection:
     ///
     /// * RESET to INIT requires `pkey_index`, `port_num`, `qp_access_flags`; INIT to INIT allows them.
@@ -275,8 +275,8 @@ impl QueuePair {
     ///
     /// # Errors
     /// Nothing was posted if it fails:
-    /// * [`ErrorKind::QueueFull`]: poll completions first. Slots come back only when the completion of a signaled request,
-    ///   or of a later one, is polled: unsignaled requests alone fill the queue until RESET;
+    /// * [`ErrorKind::QueueFull`]: poll completions first. Slots come back only when the completion of a signaled
+    ///   request, or of a later one, is polled: unsignaled requests alone fill the queue until RESET;
     /// * [`ErrorKind::InvalidState`]: not in RTS (or a state beyond), a region was revoked, or this thread has an open
     ///   batch of this queue;
     /// * [`ErrorKind::InvalidArgument`]: too many ranges, too long inline or in all, a region of another protection

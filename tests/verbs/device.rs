@@ -9,9 +9,9 @@ use super::end::{Shape, create_qp, refused};
 use super::suite::Scenario;
 use super::world::World;
 
-const QUERY_DEVICE: &str = "IBTA 11.2.1.2 query HCA; ibv_query_device(3)";
-const QUERY_PORT: &str = "IBTA 11.2.1.3; ibv_query_port(3)";
-const CREATE_QP: &str = "IBTA 11.2.5.1 create queue pair; ibv_create_qp(3)";
+const QUERY_DEVICE: &str = "IBTA, device verbs: query HCA; ibv_query_device(3)";
+const QUERY_PORT: &str = "IBTA, device verbs; ibv_query_port(3)";
+const CREATE_QP: &str = "IBTA, queue pair verbs: create queue pair; ibv_create_qp(3)";
 
 pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario::new("device/query/limits_are_there", QUERY_DEVICE, limits),

@@ -17,11 +17,11 @@ use QueuePairState::{Error, Init, ReadyToReceive, ReadyToSend, Reset, SendQueueD
 
 const RC: QueuePairType = QueuePairType::ReliableConnection;
 const UC: QueuePairType = QueuePairType::UnreliableConnection;
-const MODIFY: &str = "ibv_modify_qp(3): EINVAL for attributes out of range; IBTA 11.2.5.2";
-const QUERY: &str = "IBTA 11.2.5.3 Query Queue Pair; ibv_query_qp(3)";
-const DRAIN: &str = "IBTA 10.3.1.5 Send Queue Drain";
-const RESET: &str = "IBTA 10.3.1.1 Reset; ibv_modify_qp(3)";
-const DESTROY: &str = "IBTA 11.2.5.4 Destroy Queue Pair; ibv_destroy_qp(3)";
+const MODIFY: &str = "ibv_modify_qp(3): EINVAL for attributes out of range; IBTA, queue pair verbs";
+const QUERY: &str = "IBTA, queue pair verbs: Query Queue Pair; ibv_query_qp(3)";
+const DRAIN: &str = "IBTA, queue pair states: Send Queue Drain";
+const RESET: &str = "IBTA, queue pair states: Reset; ibv_modify_qp(3)";
+const DESTROY: &str = "IBTA, queue pair verbs: Destroy Queue Pair; ibv_destroy_qp(3)";
 
 macro_rules! scenarios {
     ($($name:literal $clause:ident $run:expr;)*) => {

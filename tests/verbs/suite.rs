@@ -22,7 +22,8 @@ const THREADS: usize = 4;
 pub(crate) struct Scenario {
     /// `family/verb/behaviour`, by which it is chosen and reported.
     pub(crate) name: &'static str,
-    /// Where it is written that it must be so: a clause of the InfiniBand specification (IBTA), a manual page.
+    /// Where it is written that it must be so: a chapter of the InfiniBand specification (IBTA) by its title, a manual
+    /// page, what Linux does.
     pub(crate) clause: &'static str,
     /// What a device may lack.
     pub(crate) needs: &'static [Capability],

@@ -21,8 +21,8 @@ use crate::provider::{
 };
 use crate::queue::AsyncEventQueue;
 use crate::types::{
-    AsyncEvent, CaptureConfig, Counters, DEFAULT_PKEY, DeviceAttributes, EventObject, GidEntry, PeerCapabilities,
-    PortAttributes,
+    AsyncEvent, CaptureConfig, Counters, DEFAULT_PKEY, DeviceAttributes, EventObject, GidEntry, LiveObjects,
+    PeerCapabilities, PortAttributes,
 };
 
 /// An open software device.
@@ -123,6 +123,21 @@ impl Context for SoftContext {
 
     fn query_clock(&self) -> Result<u64> {
         Ok(timestamp())
+    }
+
+    fn live_objects(&self) -> Result<LiveObjects> {
+        self.device.check_process("live_objects")?;
+        let device = &self.device;
+        Ok(LiveObjects {
+            queue_pairs: device.engine.shards().iter().map(|shard| shard.queue_pairs() as u32).sum(),
+            memory_regions: device.memory.len() as u32,
+            memory_windows: device.memory.windows() as u32,
+            completion_queues: device.completion_queues.used(),
+            shared_receive_queues: device.shared_receive_queues.used(),
+            protection_domains: device.domains.used(),
+            xrc_domains: device.xrc_domains.used(),
+            address_handles: device.address_handles.used(),
+        })
     }
 
     fn create_qp(&self, init: &QueuePairInit<'_>) -> Result<Arc<dyn QueuePair>> {

@@ -52,7 +52,7 @@ fn datagrams(report: &QueuePairReport) -> Option<Diagnosis> {
         let own = report.status.attributes.qkey.unwrap_or_default();
         return Some(Diagnosis::new(
             format!("{strange} datagrams were dropped, because their Q_Key is not that of this queue pair ({own})"),
-            "name this Q_Key in the sender's remote_qkey; with the highest bit set there, the sender's own Q_Key is sent",
+            "name this Q_Key in the sender's remote_qkey; with its highest bit set, the sender's own Q_Key is sent",
         ));
     }
     if long > 0 {
@@ -74,7 +74,7 @@ fn datagrams(report: &QueuePairReport) -> Option<Diagnosis> {
     let sent = report.counters.get(Counter::SentPackets);
     Some(Diagnosis::new(
         format!("no datagram has come for it, {sent} have left; {groups}"),
-        "compare address, queue pair number and group with what the sender names; whoever drops a datagram says nothing, \
-         so ask explain_state at the receiving end",
+        "compare address, queue pair number and group with what the sender names; whoever drops a datagram says \
+         nothing, so ask explain_state at the receiving end",
     ))
 }
