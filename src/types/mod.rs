@@ -11,6 +11,7 @@ mod event;
 mod id;
 mod live_objects;
 mod mtu;
+mod on_demand;
 mod peer;
 mod port;
 mod queue_pair;
@@ -31,6 +32,7 @@ pub use event::{AsyncEvent, EventObject};
 pub use id::{Accessor, DomainId, Gid, Lkey, Psn, Qkey, Qpn, Rkey};
 pub use live_objects::LiveObjects;
 pub use mtu::Mtu;
+pub use on_demand::{AdviceFlags, MemoryAdvice, OnDemandCapabilities, OnDemandOperations, OnDemandSupport};
 pub use peer::PeerCapabilities;
 pub use port::{GidEntry, LinkLayer, LinkSpeed, LinkWidth, PortAttributes, PortState};
 pub use queue_pair::{

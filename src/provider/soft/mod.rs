@@ -44,6 +44,7 @@ mod interface;
 mod limit;
 mod link_speed;
 mod memory_region;
+mod memory_source;
 mod memory_window;
 mod modify;
 mod multicast;
