@@ -7,6 +7,7 @@
 //! Written against the public API only. A new family is a file with its `SCENARIOS`, its `mod` and its line in
 //! [`FAMILIES`].
 
+mod advise;
 mod atomic_write;
 mod attributes;
 mod bytes;
@@ -17,9 +18,11 @@ mod device;
 mod end;
 mod events;
 mod flush;
+mod implicit;
 mod invalidate;
 mod memory;
 mod mw;
+mod pages;
 #[cfg(feature = "mutations")]
 pub(crate) mod planted;
 mod post;
@@ -36,7 +39,10 @@ mod rereg;
 mod sharing;
 mod srq;
 mod srq_attributes;
+mod srq_crowd;
+mod srq_datagram;
 mod srq_life;
+mod srq_partial;
 mod state_changes;
 mod state_tables;
 mod suite;
@@ -49,6 +55,9 @@ mod ud_multicast;
 mod ud_send;
 mod world;
 mod xrc;
+mod xrc_ends;
+mod xrc_life;
+mod xrc_one_sided;
 
 use suite::Scenario;
 
@@ -56,11 +65,14 @@ use suite::Scenario;
 const FAMILIES: &[&[Scenario]] = &[
     atomic_write::SCENARIOS,
     flush::SCENARIOS,
+    advise::SCENARIOS,
+    implicit::SCENARIOS,
     invalidate::SCENARIOS,
     memory::SCENARIOS,
     mw::SCENARIOS,
     rc_send::SCENARIOS,
     state_tables::SCENARIOS,
+    state_tables::OF_XRC,
     rereg::SCENARIOS,
     state_changes::SCENARIOS,
     connect::SCENARIOS,
@@ -86,7 +98,12 @@ const FAMILIES: &[&[Scenario]] = &[
     srq::SCENARIOS,
     srq_attributes::SCENARIOS,
     srq_life::SCENARIOS,
+    srq_datagram::SCENARIOS,
+    srq_partial::SCENARIOS,
+    srq_crowd::SCENARIOS,
     xrc::SCENARIOS,
+    xrc_one_sided::SCENARIOS,
+    xrc_life::SCENARIOS,
 ];
 
 pub(crate) fn main() {

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
-use rdma_verbs::verbs::{DeviceAttributes, DeviceCapabilities};
+use rdma_verbs::verbs::{DeviceAttributes, DeviceCapabilities, OnDemandSupport};
 
 use super::world::{Devices, World};
 
@@ -65,6 +65,9 @@ pub(crate) const MEM_WINDOW_TYPE_2B: Capability = Capability {
     name: "MEM_WINDOW_TYPE_2B",
     present: |device| device.device_cap_flags.contains(DeviceCapabilities::MEM_WINDOW_TYPE_2B),
 };
+/// Extended reliable connections.
+pub(crate) const XRC: Capability =
+    Capability { name: "XRC", present: |device| device.device_cap_flags.contains(DeviceCapabilities::XRC) };
 /// Invalidation by work requests and by peers.
 pub(crate) const MEM_MGT_EXTENSIONS: Capability = Capability {
     name: "MEM_MGT_EXTENSIONS",
@@ -84,6 +87,16 @@ pub(crate) const FLUSH_GLOBAL: Capability = Capability {
 pub(crate) const FLUSH_PERSISTENT: Capability = Capability {
     name: "FLUSH_PERSISTENT",
     present: |device| device.device_cap_flags.contains(DeviceCapabilities::FLUSH_PERSISTENT),
+};
+/// Ranges of memory on demand.
+pub(crate) const ODP_EXPLICIT: Capability = Capability {
+    name: "odp_caps EXPLICIT",
+    present: |device| device.odp_caps.general.contains(OnDemandSupport::EXPLICIT),
+};
+/// The whole address space on demand.
+pub(crate) const ODP_IMPLICIT: Capability = Capability {
+    name: "odp_caps IMPLICIT",
+    present: |device| device.odp_caps.general.contains(OnDemandSupport::IMPLICIT),
 };
 
 thread_local! {
