@@ -138,15 +138,16 @@ pub(super) fn the_guests_windows_taken_away(home: &mut Home) -> Outcome {
 }
 
 pub(super) fn what_the_guests_windows_refuse(home: &mut Home) -> Outcome {
-    let attempts: [(&str, fn(&Home, RemoteMemory) -> Result<SendRequest<'_>, rdma_verbs::verbs::Error>); 3] = [
-        ("access=r", |home, window| Ok(SendRequest::write(home.open.slice(..64)?, window))),
-        ("access=w", |home, window| Ok(SendRequest::read(home.open.slice(..64)?, window))),
-        ("access=rw", |home, window| Ok(SendRequest::fetch_and_add(home.open.slice(..8)?, window, 1))),
-    ];
-    for (options, request) in attempts {
+    for options in ["access=r", "access=w", "access=rw"] {
         let connection = home.connect(USUAL)?;
         let window = home.guests_window(options)?;
-        home.perform_badly(&connection.qp, request(home, window)?, REFUSED)?;
+        let (here, word) = (home.open.slice(..64)?, home.open.slice(..8)?);
+        let request = match options {
+            "access=r" => SendRequest::write(here, window),
+            "access=w" => SendRequest::read(here, window),
+            _ => SendRequest::fetch_and_add(word, window, 1),
+        };
+        home.perform_badly(&connection.qp, request, REFUSED)?;
     }
     // Linux 6.1 and 6.12 look for the region's bounds only; whoever looks for the window's must refuse.
     let connection = home.connect(USUAL)?;
