@@ -4,8 +4,8 @@
 //! shows that it was executed before, and it gets the same answer.
 //!
 //! Linux gives FLUSH an ICRC of its own (`icrc::append_as_linux`), and drops one with the standard's. Peers of our own
-//! never get it. A stranger gets the standard's first and, while it does not answer, in turns; what it answered to is what
-//! the next FLUSH begins with.
+//! never get it. A stranger gets the standard's first and, while it does not answer, both in turns; what it answered to
+//! is what the next FLUSH begins with.
 
 use super::endpoint::Pass;
 use super::queue_pair::{Path, QueuePair};

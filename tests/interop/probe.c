@@ -107,7 +107,11 @@ static struct ibv_srq *probe_shared_queues(void)
 {
 	struct ibv_srq_init_attr init = {.attr = {.max_wr = 16, .max_sge = 1}};
 	struct ibv_srq_attr limit = {.srq_limit = 4}, size = {.max_wr = 64}, found;
-	struct ibv_xrcd_init_attr xrc = {.comp_mask = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS, .fd = -1, .oflags = O_CREAT};
+	struct ibv_xrcd_init_attr xrc = {
+		.comp_mask = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS,
+		.fd = -1,
+		.oflags = O_CREAT,
+	};
 	struct ibv_srq *shared = made("create_srq", ibv_create_srq(domain, &init));
 
 	need(shared, "ibv_create_srq");

@@ -1,8 +1,8 @@
 //! The ICRC that Linux's Soft-RoCE gives to FLUSH.
 //!
-//! Its table of opcodes (`rxe_opcode.c`, from Linux 6.2 on) says for FLUSH that the payload begins at the base transport
-//! header, so its ICRC covers the transport headers twice: once as every ICRC does, and once more as they are, behind
-//! themselves. Nothing else on the wire differs.
+//! Its table of opcodes (`rxe_opcode.c`, seen in Linux 6.12) lacks the place where the payload of FLUSH begins, and so
+//! says that it begins at the base transport header. The ICRC covers the transport headers twice: once as every ICRC
+//! does, and once more as they are, behind themselves. Nothing else on the wire differs.
 
 use super::{BTH_BYTES, Flow, ICRC_BYTES, Match, Verify, prefix, solve};
 
