@@ -332,6 +332,30 @@ mutations! {
         EventsOutliveObjects,
         /// Events that were handed out are not counted.
         EventsNotCounted,
+        /// Windows stay bound when their queue pair goes.
+        WindowOutlivesQueuePair,
+        /// Device memory that was freed counts as used.
+        DeviceMemoryNotGivenBack,
+        /// A part of device memory is registered from the memory's start.
+        DeviceMemoryFromItsStart,
+        /// Requests name device memory by its host address.
+        DeviceMemoryNotZeroBased,
+        /// Memory behind a descriptor is registered from the descriptor's start.
+        DescriptorOffsetIgnored,
+        /// The length of what is behind a descriptor is not looked at.
+        DescriptorEndUnchecked,
+        /// Memory behind a descriptor is named by the address at which it is mapped.
+        DescriptorAddressIgnored,
+        /// A page that is missing when it is accessed is passed over.
+        FaultIgnored,
+        /// Pages of on-demand regions must be there at registration.
+        OnDemandPagesProbed,
+        /// Advice is taken, and nothing follows.
+        AdviceNotFollowed,
+        /// Advice about regions that are not on demand is taken.
+        AdviceOnAnyRegion,
+        /// Pages of regions without the right to write are made writable.
+        AdviceRightsUnchecked,
 
         // ---- shared receive queues ----
         /// A shared receive queue holds one receive less than it says.

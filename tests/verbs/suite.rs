@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
-use rdma_verbs::verbs::{DeviceAttributes, DeviceCapabilities};
+use rdma_verbs::verbs::{DeviceAttributes, DeviceCapabilities, OnDemandSupport};
 
 use super::world::{Devices, World};
 
@@ -88,6 +88,22 @@ pub(crate) const FLUSH_PERSISTENT: Capability = Capability {
     name: "FLUSH_PERSISTENT",
     present: |device| device.device_cap_flags.contains(DeviceCapabilities::FLUSH_PERSISTENT),
 };
+/// Ranges of memory on demand.
+pub(crate) const ODP_EXPLICIT: Capability = Capability {
+    name: "odp_caps EXPLICIT",
+    present: |device| device.odp_caps.general.contains(OnDemandSupport::EXPLICIT),
+};
+/// The whole address space on demand.
+pub(crate) const ODP_IMPLICIT: Capability = Capability {
+    name: "odp_caps IMPLICIT",
+    present: |device| device.odp_caps.general.contains(OnDemandSupport::IMPLICIT),
+};
+/// Device memory.
+pub(crate) const DEVICE_MEMORY: Capability =
+    Capability { name: "max_dm_size", present: |device| device.max_dm_size > 0 };
+/// Memory behind any descriptor that can be mapped.
+pub(crate) const DESCRIPTORS: Capability =
+    Capability { name: "maps_descriptors", present: |device| device.maps_descriptors };
 
 thread_local! {
     /// What the scenario of this thread said when it panicked.
