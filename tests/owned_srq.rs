@@ -1,5 +1,5 @@
-//! Shared receive queues of the owned tier over loopback: buffers come back whichever queue pair took them, and whatever
-//! becomes of it.
+//! Shared receive queues of the owned tier over loopback: buffers come back whichever queue pair took them, and
+//! whatever becomes of it.
 
 use std::collections::HashSet;
 use std::sync::Mutex;
@@ -302,8 +302,8 @@ fn other_queues_are_refused() {
     assert_eq!(made.query().unwrap().srq_limit, 2);
 }
 
-/// Queue pairs come and go in the middle of traffic, while two threads poll and post: every buffer comes back once, from
-/// the completion queue, a queue pair or in the end the queue.
+/// Queue pairs come and go in the middle of traffic, while two threads poll and post: every buffer comes back once,
+/// from the completion queue, a queue pair or in the end the queue.
 #[test]
 fn nothing_is_lost_or_returned_twice() {
     let sharing = Sharing::new(25, 4);

@@ -198,8 +198,8 @@ impl Posted {
 
     /// Back to the RESET state. Everything in flight comes back, in order, sends first.
     ///
-    /// `keep` is called in between if receives come from a shared queue: what has completed is to be polled then, before
-    /// the device removes it.
+    /// `keep` is called in between if receives come from a shared queue: what has completed is to be polled then,
+    /// before the device removes it.
     pub(super) fn reset(&self, keep: impl FnOnce()) -> Result<Vec<Finished>> {
         self.check_alive("modify_qp")?;
         // While these batches are open nobody posts.

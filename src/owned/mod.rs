@@ -19,9 +19,9 @@
 //! Buffers of one queue come back in the order in which they were posted: with their completion; with the completion of
 //! a later request, if they were unsignaled; with errors and flushes; from [`QueuePair::reset`] and
 //! [`QueuePair::destroy`]. Those of a [`SharedReceiveQueue`] come back in any order, from the completion queue of
-//! whichever queue pair took them. A queue pair that is dropped drops its buffers. Memory is given back, or freed, only when
-//! the device has ended with it, whatever is dropped, forgotten or panics in between: what goes wrong leaks at most.
-//! Posting and polling allocate nothing.
+//! whichever queue pair took them. A queue pair that is dropped drops its buffers. Memory is given back, or freed, only
+//! when the device has ended with it, whatever is dropped, forgotten or panics in between: what goes wrong leaks at
+//! most. Posting and polling allocate nothing.
 //!
 //! Peers have no access to buffers. Memory that peers shall read and write is a
 //! [`MemoryRegion`](crate::verbs::MemoryRegion).

@@ -143,7 +143,8 @@ impl QueuePair {
     }
 
     /// Back to the RESET state; see [`verbs::QueuePair::reset`](crate::verbs::QueuePair::reset). Gives back all that
-    /// was in flight, in order, sends first; of a shared receive queue only the buffer that a message had begun to fill.
+    /// was in flight, in order, sends first; of a shared receive queue only the buffer that a message had begun to
+    /// fill.
     ///
     /// # Errors
     /// The queue pair is destroyed.
