@@ -191,6 +191,9 @@ mutations! {
         /// A READ answer of any length is taken.
         ReadAnswerLengthUnchecked,
 
+        /// A late copy of a READ whose key was revoked meanwhile ends the connection.
+        LateReadEndsConnection,
+
         // ---- checks ----
         /// The invariant CRC is not checked.
         IcrcUnchecked,

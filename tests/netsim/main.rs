@@ -7,12 +7,16 @@
 //! the same with `long_traces`, which runs every seed twice.
 
 mod application;
+mod datagrams;
 mod oracle;
+mod pool;
 mod referee;
+mod shared;
 mod store;
 mod terms;
 mod unreliable;
 mod watch;
+mod windows;
 mod world;
 
 use std::collections::BTreeMap;
@@ -25,8 +29,8 @@ use world::{Outcome, run};
 
 /// Seeds of a run; `NETSIM_SEEDS` asks for more.
 const SEEDS: u64 = 1_200;
-/// Seeds of unreliable connections, which are short.
-const UNRELIABLE_SEEDS: u64 = 600;
+/// Seeds of the smaller worlds: unreliable connections, shared receive queues.
+const SMALL_SEEDS: u64 = 600;
 const MINIMUM_PACKETS: u64 = 10_000_000;
 const MINIMUM_OF_EACH_EVENT: u64 = 100;
 /// Disturbances that last, and so are rarer than what the protocol does about them.
@@ -160,10 +164,10 @@ fn long_traces() {
     expect_no_failures(&campaign);
 }
 
-#[test]
-fn unreliable_messages_are_whole_in_order_and_never_twice() {
-    let count = number_from("NETSIM_SEEDS").unwrap_or(UNRELIABLE_SEEDS);
-    let campaign = campaign(count, false, |seed| watched(|| unreliable::run(seed, false)));
+/// Many seeds of a smaller world, which must see everything often that it counts.
+fn judge_small(world: fn(u64, bool) -> Outcome) {
+    let count = number_from("NETSIM_SEEDS").unwrap_or(SMALL_SEEDS);
+    let campaign = campaign(count, false, |seed| watched(|| world(seed, false)));
     print_table(&campaign.outcome.events);
     expect_no_failures(&campaign);
     let rare: Vec<_> = campaign.outcome.events.iter().filter(|(_, count)| **count < MINIMUM_OF_EACH_EVENT).collect();
@@ -171,10 +175,37 @@ fn unreliable_messages_are_whole_in_order_and_never_twice() {
 }
 
 #[test]
+fn unreliable_messages_are_whole_in_order_and_never_twice() {
+    judge_small(unreliable::run);
+}
+
+#[test]
+fn shared_receives_complete_once_and_are_never_missed() {
+    judge_small(shared::run);
+}
+
+#[test]
+fn datagrams_are_whole_or_absent() {
+    judge_small(datagrams::run);
+}
+
+#[test]
+fn nothing_passes_a_key_that_was_revoked() {
+    judge_small(windows::run);
+}
+
+#[test]
 fn replay() {
-    if let Some(seed) = number_from("NETSIM_UNRELIABLE_SEED") {
-        let outcome = unreliable::run(seed, true);
-        print_table(&outcome.events);
+    let small: [(&str, fn(u64, bool) -> Outcome); 4] = [
+        ("NETSIM_UNRELIABLE_SEED", unreliable::run),
+        ("NETSIM_SHARED_SEED", shared::run),
+        ("NETSIM_DATAGRAM_SEED", datagrams::run),
+        ("NETSIM_WINDOW_SEED", windows::run),
+    ];
+    for (variable, world) in small {
+        if let Some(seed) = number_from(variable) {
+            print_table(&world(seed, true).events);
+        }
     }
     if let Some(seed) = number_from("NETSIM_SEED") {
         let outcome = run(seed, true);
