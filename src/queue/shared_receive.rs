@@ -9,6 +9,7 @@ use thiserror::Error;
 use super::producer_lock::ProducerLock;
 use super::sync::{AtomicU32, CachePadded, Mutex, lock};
 use super::{AsyncEventQueue, CompletionQueue, MAX_DEPTH, MAX_SGES, QueueError, SourceToken};
+use crate::mutation::{Mutation, planted};
 use crate::types::{
     AsyncEvent, BatchEnd, DomainId, ReceiveRequest, Sge, SharedReceiveQueueNumber, SharedReceiveQueueStatus,
 };
@@ -84,11 +85,12 @@ impl State {
 
     /// Whether the limit event is due; it is then disarmed.
     fn falls_below_limit(&mut self) -> bool {
-        let is_due = self.waiting() < self.srq_limit;
-        if is_due {
+        let early = u32::from(self.srq_limit > 0 && planted(Mutation::SharedLimitTooEarly));
+        let is_due = self.waiting() < self.srq_limit + early;
+        if is_due && !planted(Mutation::SharedLimitStaysArmed) {
             self.srq_limit = 0;
         }
-        is_due
+        is_due && !planted(Mutation::SharedLimitSilent)
     }
 }
 
@@ -220,7 +222,9 @@ impl SharedReceiveQueue {
         let Slot { wr_id, sge_count } = state.slots[place];
         sges.clear();
         sges.extend_from_slice(&state.sges[place * self.max_sge as usize..][..sge_count as usize]);
-        state.taken += 1;
+        if !planted(Mutation::SharedReceiveTakenTwice) || number % 8 != 7 {
+            state.taken += 1;
+        }
         self.show_waiting(&state);
         let is_due = state.falls_below_limit();
         drop(state);
@@ -293,7 +297,8 @@ impl SharedReceiveQueue {
         }
         let each = self.max_sge as usize;
         for number in state.taken..state.published {
-            let (old, new) = (state.place(number), (number % u64::from(max_wr)) as usize);
+            let shift = if planted(Mutation::SharedResizeShifts) { state.taken } else { 0 };
+            let (old, new) = (state.place(number), ((number - shift) % u64::from(max_wr)) as usize);
             slots[new] = state.slots[old];
             sges[new * each..][..each].copy_from_slice(&state.sges[old * each..][..each]);
         }

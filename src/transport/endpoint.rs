@@ -590,7 +590,7 @@ impl QueuePair {
                     return (None, false);
                 }
                 // Whatever left just now stood before a request that no packet leaves for.
-                is_exhausted = !self.local_request_is_due();
+                is_exhausted = !self.local_request_is_due() || planted(Mutation::LocalRequestForgotten);
                 break;
             };
             if length + size > room || (count > 0 && size > segment) {

@@ -246,7 +246,8 @@ impl QueuePair {
 
     /// Completes everything posted as flushed.
     pub(super) fn flush(&mut self, cause: Cause) {
-        if let Some(receive) = self.responder.take_receive() {
+        let forgets = self.receive.is_shared() && planted(Mutation::SharedReceiveForgotten);
+        if let Some(receive) = self.responder.take_receive().filter(|_| !forgets) {
             self.complete_receive(RawCompletion {
                 wr_id: receive.wr_id,
                 retired: receive.index.wrapping_add(1),

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::queue_pair::QueuePair;
 use super::violation::Violation;
+use crate::mutation::{Mutation, planted};
 use crate::queue::{CompletionQueue, ReceiveConsumer, SharedReceiveQueue, SourceToken, XrcDomain};
 use crate::types::{AsyncEvent, DomainId, Sge, SharedReceiveQueueNumber};
 use crate::wire::Packet;
@@ -80,6 +81,7 @@ impl Receives {
     pub(super) fn take_own(&mut self, sges: &mut Vec<Sge>) -> Option<(u64, u32)> {
         match &mut self.source {
             ReceiveSource::Own(queue) => queue.take(sges),
+            ReceiveSource::Shared(queue) if planted(Mutation::SharedReceivesFlushed) => queue.take(sges),
             _ => None,
         }
     }
@@ -107,7 +109,8 @@ impl Receives {
     /// Where receives complete, if their queue decides that.
     #[inline]
     pub(super) fn completions(&self) -> Option<&(Arc<CompletionQueue>, SourceToken)> {
-        self.named.as_ref().and_then(|queue| queue.completions())
+        let elsewhere = planted(Mutation::NamedQueueCompletesElsewhere);
+        self.named.as_ref().filter(|_| !elsewhere).and_then(|queue| queue.completions())
     }
 
     /// The protection domain of the receives' memory.
@@ -123,13 +126,15 @@ impl Receives {
     /// The protection domain for what the peer accesses: an XRC target has none of its own, but those of the queues.
     #[inline]
     pub(super) fn remote_domain(&self, own: DomainId) -> DomainId {
-        self.named.as_ref().map_or(own, |queue| queue.domain())
+        let named = self.named.as_ref().filter(|_| !planted(Mutation::NamedDomainIgnored));
+        named.map_or(own, |queue| queue.domain())
     }
 
     /// A message names its queue in each of its packets.
     fn select(&mut self, number: SharedReceiveQueueNumber, begins: bool) -> Result<(), Violation> {
         let ReceiveSource::Named(domain) = &self.source else { return Ok(()) };
-        if begins {
+        let stays = planted(Mutation::NamedQueueStays) && self.named.is_some();
+        if begins && !stays {
             self.named = domain.find(number);
         }
         match &self.named {

@@ -43,6 +43,9 @@ const LONG_SEEDS: u64 = 100_000;
 /// How often a long run says how far it is.
 const REPORT_EVERY: Duration = Duration::from_secs(20);
 
+/// Runs a seed, and says what every packet is if asked to.
+type World = fn(u64, bool) -> Outcome;
+
 fn number_from(variable: &str) -> Option<u64> {
     std::env::var(variable).ok()?.parse().ok()
 }
@@ -165,7 +168,7 @@ fn long_traces() {
 }
 
 /// Many seeds of a smaller world, which must see everything often that it counts.
-fn judge_small(world: fn(u64, bool) -> Outcome) {
+fn judge_small(world: World) {
     let count = number_from("NETSIM_SEEDS").unwrap_or(SMALL_SEEDS);
     let campaign = campaign(count, false, |seed| watched(|| world(seed, false)));
     print_table(&campaign.outcome.events);
@@ -196,7 +199,7 @@ fn nothing_passes_a_key_that_was_revoked() {
 
 #[test]
 fn replay() {
-    let small: [(&str, fn(u64, bool) -> Outcome); 4] = [
+    let small: [(&str, World); 4] = [
         ("NETSIM_UNRELIABLE_SEED", unreliable::run),
         ("NETSIM_SHARED_SEED", shared::run),
         ("NETSIM_DATAGRAM_SEED", datagrams::run),

@@ -21,7 +21,7 @@ use super::terms::Terms;
 use super::world::Outcome;
 
 /// How a completion queue is armed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Arm {
     No,
     Solicited,
@@ -227,10 +227,11 @@ impl Side {
         if is_due {
             self.arm = Arm::No;
         }
-        if self.arm == Arm::No && random.chance(500) {
+        if random.chance(if self.arm == Arm::No { 500 } else { 100 }) {
             let solicited_only = random.chance(700);
             self.port.completions.req_notify(solicited_only);
-            self.arm = if solicited_only { Arm::Solicited } else { Arm::Any };
+            // A queue that is armed for all completions stays so.
+            self.arm = self.arm.max(if solicited_only { Arm::Solicited } else { Arm::Any });
         }
     }
 

@@ -40,7 +40,7 @@ pub(crate) struct Pool {
 impl Pool {
     /// A queue for receives that complete at a queue of its own, or where the queue pair says.
     pub(crate) fn new(host: &Host, number: u32, most: u64, completes_itself: bool, random: &mut Random) -> Self {
-        let backing = Backing::from_vec(vec![UNTOUCHED; (most * RECEIVE_BYTES) as usize]);
+        let backing = Backing::from_vec(vec![UNTOUCHED; (most.max(1) * RECEIVE_BYTES) as usize]);
         let region = host.memory.register(DOMAIN, backing, Some(BASE), AccessFlags::LOCAL_WRITE).expect("a region");
         let events = AsyncEventQueue::new(64, None);
         let completions = completes_itself.then(|| CompletionQueue::new(100 + number, 256, None));

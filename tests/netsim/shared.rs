@@ -43,6 +43,14 @@ enum Kind {
     SendWithImmediate,
     WriteWithImmediate,
     FetchAndAdd,
+    Read,
+}
+
+impl Kind {
+    /// Whether a receive completes for it.
+    fn is_message(self) -> bool {
+        !matches!(self, Self::FetchAndAdd | Self::Read)
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -67,6 +75,8 @@ struct Client {
     expected: Vec<VecDeque<Message>>,
     adds: u64,
     failed: bool,
+    /// Receives that ended with the connection.
+    flushed: u32,
     /// Its server's end may be, or was, put into the error state.
     may_be_cut: bool,
     is_cut: bool,
@@ -79,7 +89,16 @@ struct World {
     pools: Vec<Pool>,
     memory: Arc<Region>,
     is_extended: bool,
+    /// No receive is ever posted.
+    starves: bool,
     outcome: Outcome,
+}
+
+const KINDS: [Kind; 5] = [Kind::Send, Kind::SendWithImmediate, Kind::WriteWithImmediate, Kind::FetchAndAdd, Kind::Read];
+
+/// What lies at the end of the server's region, for READs.
+fn constant(length: u64) -> Vec<u8> {
+    pattern(0x33, 0, length)
 }
 
 /// Where a client's WRITEs go, in the server's region.
@@ -123,11 +142,13 @@ impl World {
         let mut hosts: Vec<_> = (1..=count as u16 + 1)
             .map(|at| Host::new([0x2001, 0xdb8, 0, 0, 0, 0, 0, at].into(), random.number()))
             .collect();
+        let starves = random.chance(100);
         let queues = if is_extended { random.between(1, 3) } else { 1 };
-        let backing = Backing::from_vec(vec![0; written_at(count, 0) as usize]);
+        let backing = Backing::from_vec(vec![0; (written_at(count, 0) + RECEIVE_BYTES) as usize]);
         let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE;
         let memory = hosts[0].memory.register(DOMAIN, backing, Some(BASE), access).expect("a region");
-        let most = MESSAGES * count as u64 + 32;
+        memory.write_at(written_at(count, 0), &constant(RECEIVE_BYTES)).expect("the last place");
+        let most = if starves { 0 } else { MESSAGES * count as u64 + 32 };
         let pools: Vec<_> =
             (0..queues).map(|number| Pool::new(&hosts[0], number as u32, most, is_extended, &mut random)).collect();
         let clients = (1..=count)
@@ -139,7 +160,7 @@ impl World {
         let faults = hosts.iter().map(|_| random_faults(&mut random)).collect();
         let mut network = Network::new(hosts, faults, random.number());
         network.observer = verbose.then_some(|line: &str| eprintln!("{line}"));
-        Self { network, random, clients, pools, memory, is_extended, outcome: Outcome::default() }
+        Self { network, random, clients, pools, memory, is_extended, starves, outcome: Outcome::default() }
     }
 
     fn connect(&mut self) {
@@ -160,7 +181,7 @@ impl World {
                     rd_atomic: 2,
                     timeout: 9,
                     retry_cnt: 7,
-                    rnr_retry: 7,
+                    rnr_retry: if self.starves { 3 } else { 7 },
                     min_rnr_timer: 2,
                 };
                 let now = self.network.time_at(at);
@@ -190,7 +211,7 @@ impl World {
         let Self { network, clients, pools, memory, outcome, .. } = self;
         pools.iter_mut().for_each(|pool| pool.look(outcome));
         for client in clients.iter_mut() {
-            client.look(network, memory, outcome);
+            client.look(network, memory, self.starves, outcome);
         }
         let mut completions = Vec::new();
         clients.iter().for_each(|client| client.server.poll(&mut completions));
@@ -258,6 +279,7 @@ impl Client {
             outstanding: VecDeque::new(),
             expected: vec![VecDeque::new(); queues],
             adds: 0,
+            flushed: 0,
             failed: false,
             may_be_cut: !salt.is_multiple_of(3),
             is_cut: false,
@@ -278,7 +300,7 @@ impl Client {
 
     fn post(&mut self, network: &mut Network, random: &mut Random, memory: &Region, pools: &[Pool], is_extended: bool) {
         let number = self.posted;
-        let kind = random.choose(&[Kind::Send, Kind::SendWithImmediate, Kind::WriteWithImmediate, Kind::FetchAndAdd]);
+        let kind = random.choose(&KINDS);
         let length = if kind == Kind::FetchAndAdd { 8 } else { random.below(RECEIVE_BYTES + 1) };
         let message = Message { number, kind, length, queue: random.below(pools.len() as u64) as usize };
         let immediate = number as u32;
@@ -290,6 +312,7 @@ impl Client {
                 let remote_addr = BASE + written_at(index, number);
                 Operation::WriteWithImmediate { remote_addr, rkey, immediate }
             }
+            Kind::Read => Operation::Read { remote_addr: BASE + memory.len() - RECEIVE_BYTES, rkey },
             Kind::FetchAndAdd => Operation::FetchAndAdd { remote_addr: BASE + index as u64 * 8, rkey, add: 1 },
         };
         self.region.write_at(number * RECEIVE_BYTES, &self.bytes(&message)).expect("a place");
@@ -304,20 +327,21 @@ impl Client {
         assert!(is_posted, "no room for a request");
         self.posted += 1;
         self.outstanding.push_back(message);
-        if kind != Kind::FetchAndAdd {
+        if kind.is_message() {
             self.expected[message.queue].push_back(message);
         }
     }
 
     /// Judges what completed at the client.
-    fn look(&mut self, network: &mut Network, memory: &Region, outcome: &mut Outcome) {
+    fn look(&mut self, network: &mut Network, memory: &Region, starves: bool, outcome: &mut Outcome) {
         let mut completions = Vec::new();
         self.port.poll(&mut completions);
         for completion in completions {
             let message = self.outstanding.pop_front().expect("a completion of an outstanding request");
             assert_eq!(completion.wr_id, message.number, "requests complete in order");
             if !completion.status.is_success() {
-                self.judge_failure(network, &completion);
+                outcome.count_if(starves && !self.failed, "shared: starved");
+                self.judge_failure(network, &completion, starves);
                 continue;
             }
             assert!(!self.failed, "{completion:?} after a failure");
@@ -328,7 +352,11 @@ impl Client {
                     let found = read(memory, written_at(self.at - 1, message.number), message.length);
                     assert!(found == expected, "{message:?} completed before it was written");
                 }
-                Kind::Send | Kind::SendWithImmediate => {}
+                Kind::Read => {
+                    let found = read(&self.region, message.number * RECEIVE_BYTES, message.length);
+                    assert!(found == constant(message.length), "wrong bytes were read by {message:?}");
+                }
+                Kind::Send | Kind::SendWithImmediate => assert!(!starves, "{message:?} without a receive"),
             }
             outcome.count("shared: request done", 1);
         }
@@ -343,14 +371,18 @@ impl Client {
         assert!(counter.is_ok_and(|counter| counter >= self.adds), "{message:?} was not added");
     }
 
-    fn judge_failure(&mut self, network: &mut Network, completion: &RawCompletion) {
+    fn judge_failure(&mut self, network: &mut Network, completion: &RawCompletion, starves: bool) {
         let is_first = !std::mem::replace(&mut self.failed, true);
         let expected = match is_first {
+            true if starves && network.harmed_between(0, self.at) < TRIES => {
+                CompletionStatus::ReceiverNotReadyRetryExceededError
+            }
+            true if starves => completion.status,
             true => CompletionStatus::RetryExceededError,
             false => CompletionStatus::WorkRequestFlushedError,
         };
         assert_eq!(completion.status, expected, "{completion:?}");
-        let is_justified = self.is_cut || network.harmed_between(0, self.at) >= TRIES;
+        let is_justified = self.is_cut || starves || network.harmed_between(0, self.at) >= TRIES;
         assert!(is_justified, "{completion:?}, but nothing is wrong with the links");
         if !self.is_cut {
             // The server's application hears of it in its own way, and cleans up.
@@ -373,6 +405,8 @@ impl Client {
             assert!(self.is_cut, "{completion:?} of a connection that lives");
             assert_eq!(completion.status, CompletionStatus::WorkRequestFlushedError);
             outcome.count("shared: receive flushed", 1);
+            self.flushed += 1;
+            assert_eq!(self.flushed, 1, "more than the receive of the message in progress was flushed");
             return pool.complete(completion.wr_id, None);
         }
         let message = self.expected[queue].pop_front().expect("a message that was sent to this queue");
