@@ -45,6 +45,8 @@ mod xrc_domain;
 
 #[cfg(all(test, loom))]
 mod loom_models;
+#[cfg(all(test, loom))]
+mod loom_shared_receive;
 #[cfg(all(test, not(loom)))]
 mod model_test;
 
@@ -56,7 +58,7 @@ pub use completion::{CompletionQueue, Overflow, TooSmall};
 pub use event::AsyncEventQueue;
 pub use receive::{ReceiveConsumer, ReceiveQueue};
 pub use send::{SendConsumer, SendHeader, SendQueue};
-pub use shared_receive::{ChangeError, SharedReceiveInit, SharedReceiveQueue};
+pub use shared_receive::{ChangeError, NotTaken, SharedReceiveInit, SharedReceiveQueue};
 pub use source::SourceToken;
 pub use xrc_domain::XrcDomain;
 

@@ -39,6 +39,15 @@ pub enum ChangeError {
     BatchOpen,
 }
 
+/// Why no request was taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NotTaken {
+    /// None waits.
+    Empty,
+    /// The oldest has less room than is needed; it stays.
+    TooSmall,
+}
+
 /// What a shared receive queue is made of.
 pub struct SharedReceiveInit {
     /// Its number.
@@ -214,14 +223,27 @@ impl SharedReceiveQueue {
     /// are returned. Allocates nothing if `sges` has room for [`SharedReceiveQueue::max_sge`] entries. Raises the limit
     /// event if fewer are left than the limit.
     pub fn take(&self, sges: &mut Vec<Sge>) -> Option<(u64, u32)> {
+        self.take_with_room(0, sges).ok()
+    }
+
+    /// The same, if the oldest request has room for so many bytes. Looking and taking are one step: others take too.
+    ///
+    /// # Errors
+    ///
+    /// Why nothing was taken.
+    pub fn take_with_room(&self, needed: u64, sges: &mut Vec<Sge>) -> Result<(u64, u32), NotTaken> {
         let mut state = lock(&self.state);
         if state.waiting() == 0 || state.closed {
-            return None;
+            return Err(NotTaken::Empty);
         }
         let (number, place) = (state.taken, state.place(state.taken));
         let Slot { wr_id, sge_count } = state.slots[place];
+        let entries = &state.sges[place * self.max_sge as usize..][..sge_count as usize];
+        if entries.iter().map(|entry| u64::from(entry.length)).sum::<u64>() < needed {
+            return Err(NotTaken::TooSmall);
+        }
         sges.clear();
-        sges.extend_from_slice(&state.sges[place * self.max_sge as usize..][..sge_count as usize]);
+        sges.extend_from_slice(entries);
         if !planted(Mutation::SharedReceiveTakenTwice) || number % 8 != 7 {
             state.taken += 1;
         }
@@ -229,7 +251,7 @@ impl SharedReceiveQueue {
         let is_due = state.falls_below_limit();
         drop(state);
         self.raise_limit_if(is_due);
-        Some((wr_id, number as u32))
+        Ok((wr_id, number as u32))
     }
 
     /// Requests that wait. Takes no lock; others may take them meanwhile.

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::queue_pair::QueuePair;
 use super::violation::Violation;
 use crate::mutation::{Mutation, planted};
-use crate::queue::{CompletionQueue, ReceiveConsumer, SharedReceiveQueue, SourceToken, XrcDomain};
-use crate::types::{AsyncEvent, DomainId, Sge, SharedReceiveQueueNumber};
+use crate::queue::{CompletionQueue, NotTaken, ReceiveConsumer, SharedReceiveQueue, SourceToken, XrcDomain};
+use crate::types::{AsyncEvent, DomainId, DropReason, Sge, SharedReceiveQueueNumber};
 use crate::wire::Packet;
 
 /// Most scatter-gather entries of a receive in a queue that is not known yet.
@@ -68,12 +68,21 @@ impl Receives {
         }
     }
 
-    /// Bytes that the oldest receive of the own queue has room for. Datagrams, whose receives must fit, come to own
-    /// queues only.
-    pub(super) fn next_room(&self) -> Option<u64> {
-        match &self.source {
-            ReceiveSource::Own(queue) => queue.next_room(),
-            _ => None,
+    /// Takes the oldest receive, as [`Receives::take`], if a datagram of so many bytes fits into it: one that does not
+    /// must not cost the receive.
+    pub(super) fn take_with_room(&mut self, needed: u64, sges: &mut Vec<Sge>) -> Result<(u64, u32), DropReason> {
+        match &mut self.source {
+            ReceiveSource::Own(queue) => match queue.next_room() {
+                Some(room) if room >= needed => queue.take(sges).ok_or(DropReason::NoReceive),
+                Some(_) => Err(DropReason::ReceiveTooSmall),
+                None => Err(DropReason::NoReceive),
+            },
+            ReceiveSource::Shared(queue) => match queue.take_with_room(needed, sges) {
+                Ok(taken) => Ok(taken),
+                Err(NotTaken::TooSmall) => Err(DropReason::ReceiveTooSmall),
+                Err(NotTaken::Empty) => Err(DropReason::NoReceive),
+            },
+            ReceiveSource::Named(_) | ReceiveSource::Nothing => Err(DropReason::NoReceive),
         }
     }
 
@@ -128,6 +137,11 @@ impl Receives {
     pub(super) fn remote_domain(&self, own: DomainId) -> DomainId {
         let named = self.named.as_ref().filter(|_| !planted(Mutation::NamedDomainIgnored));
         named.map_or(own, |queue| queue.domain())
+    }
+
+    /// The queue that the message in progress, or the last one, names.
+    pub(super) fn named_number(&self) -> Option<SharedReceiveQueueNumber> {
+        self.named.as_ref().map(|queue| queue.number())
     }
 
     /// A message names its queue in each of its packets.

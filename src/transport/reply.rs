@@ -10,7 +10,7 @@ use super::datagram::Sending;
 use super::endpoint::Pass;
 use super::queue_pair::QueuePair;
 use crate::mutation::{Mutation, planted};
-use crate::types::{AccessFlags, Accessor, Counter, DEFAULT_PKEY, DomainId, Psn, Time};
+use crate::types::{AccessFlags, Accessor, Counter, DEFAULT_PKEY, DomainId, Psn, SharedReceiveQueueNumber, Time};
 use crate::wire::{Aeth, Bth, Headers, NakCode, Opcode, Reth, Syndrome, packet_bytes};
 
 /// Acknowledgements carry no credits: "unlimited".
@@ -50,6 +50,8 @@ struct Resource {
     first: Psn,
     packets: u32,
     message_count: u32,
+    /// The shared receive queue that the request names, if it names one: a repetition names the same.
+    named: Option<SharedReceiveQueueNumber>,
     kind: ResourceKind,
     /// Whether its answer waits in the queue.
     queued: bool,
@@ -91,6 +93,16 @@ pub(super) struct Replies {
     stopped: bool,
     burst: u32,
     pause_until: Option<Time>,
+}
+
+/// A READ to be answered.
+#[derive(Clone, Copy)]
+pub(super) struct ReadRequest {
+    pub(super) reth: Reth,
+    /// Protection domain of the memory.
+    pub(super) domain: DomainId,
+    /// The shared receive queue that it names.
+    pub(super) named: Option<SharedReceiveQueueNumber>,
 }
 
 /// An answer packet that may leave now.
@@ -184,14 +196,22 @@ impl Replies {
         self.queue.push_back(Reply::Resource(place));
     }
 
-    pub(super) fn push_read(&mut self, first: Psn, packets: u32, (reth, domain): (Reth, DomainId), message_count: u32) {
+    pub(super) fn push_read(&mut self, first: Psn, packets: u32, read: ReadRequest, message_count: u32) {
+        let ReadRequest { reth, domain, named } = read;
         let kind = ResourceKind::Read { reth, domain, next: 0, end: packets, sent: 0 };
-        self.push_resource(Resource { first, packets, message_count, kind, queued: true, answered: false });
+        self.push_resource(Resource { first, packets, message_count, named, kind, queued: true, answered: false });
     }
 
-    pub(super) fn push_atomic(&mut self, psn: Psn, original: u64, message_count: u32) {
+    pub(super) fn push_atomic(
+        &mut self,
+        psn: Psn,
+        original: u64,
+        named: Option<SharedReceiveQueueNumber>,
+        message_count: u32,
+    ) {
         let kind = ResourceKind::Atomic { original };
-        self.push_resource(Resource { first: psn, packets: 1, message_count, kind, queued: true, answered: false });
+        let (first, packets) = (psn, 1);
+        self.push_resource(Resource { first, packets, message_count, named, kind, queued: true, answered: false });
     }
 
     /// Whether an empty answer may be owed as well: so many wait only if the peer asks for more than it may.
@@ -271,8 +291,14 @@ impl Replies {
     }
 
     /// A READ request came again: answers from its first packet on. False if the READ is not known (any more).
-    pub(super) fn repeat_read(&mut self, psn: Psn, reth: Reth, mtu: u32) -> bool {
-        let found = self.find(psn);
+    pub(super) fn repeat_read(
+        &mut self,
+        psn: Psn,
+        reth: Reth,
+        named: Option<SharedReceiveQueueNumber>,
+        mtu: u32,
+    ) -> bool {
+        let found = self.find(psn, named);
         let Some((place, Some(resource))) = found.map(|place| (place, self.resources[place].as_mut())) else {
             return false;
         };
@@ -299,8 +325,8 @@ impl Replies {
     }
 
     /// An atomic came again: answers with the stored result. False if it is not known (any more).
-    pub(super) fn repeat_atomic(&mut self, psn: Psn) -> bool {
-        let found = self.find(psn);
+    pub(super) fn repeat_atomic(&mut self, psn: Psn, named: Option<SharedReceiveQueueNumber>) -> bool {
+        let found = self.find(psn, named);
         let Some((place, Some(resource))) = found.map(|place| (place, self.resources[place].as_mut())) else {
             return false;
         };
@@ -316,9 +342,11 @@ impl Replies {
         true
     }
 
-    fn find(&self, psn: Psn) -> Option<usize> {
+    /// The request that this is the repetition of. One that names another queue is something else.
+    fn find(&self, psn: Psn, named: Option<SharedReceiveQueueNumber>) -> Option<usize> {
         let matches = |resource: &Option<Resource>| {
-            resource.is_some_and(|resource| psn.is_within(resource.first, resource.packets))
+            let covers = |resource: &Resource| psn.is_within(resource.first, resource.packets);
+            resource.is_some_and(|resource| covers(&resource) && resource.named == named)
         };
         // The newest first: after 2^24 packets an old one may bear the same number.
         let count = self.resources.len();

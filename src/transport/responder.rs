@@ -10,7 +10,7 @@ use super::endpoint::Pass;
 use super::flush;
 use super::queue_pair::QueuePair;
 use super::reorder::ReorderStore;
-use super::reply::Replies;
+use super::reply::{ReadRequest, Replies};
 use super::requester::for_each_piece;
 use super::violation::Violation;
 use super::xrc::as_reliable;
@@ -490,8 +490,8 @@ impl QueuePair {
         let packets = reth.length.div_ceil(self.mtu_bytes()).max(1);
         self.responder.expected = psn.plus(packets);
         self.bump_message_count();
-        let domain = self.remote_domain();
-        self.responder.replies.push_read(psn, packets, (reth, domain), self.responder.message_count);
+        let read = ReadRequest { reth, domain: self.remote_domain(), named: self.receive.named_number() };
+        self.responder.replies.push_read(psn, packets, read, self.responder.message_count);
         Ok(())
     }
 
@@ -511,7 +511,8 @@ impl QueuePair {
         let original = result.map_err(Violation::of_atomic)?;
         self.responder.expected = psn.plus(1);
         self.bump_message_count();
-        self.responder.replies.push_atomic(psn, original, self.responder.message_count);
+        let named = self.receive.named_number();
+        self.responder.replies.push_atomic(psn, original, named, self.responder.message_count);
         Ok(())
     }
 
@@ -636,14 +637,14 @@ impl QueuePair {
     fn handle_duplicate(&mut self, pass: &Pass<'_>, packet: &Packet<'_>) -> Result<(), DropReason> {
         self.count(Counter::DuplicateRequest);
         let psn = packet.headers.bth.psn;
-        let opcode = packet.headers.bth.opcode;
+        let (opcode, named) = (packet.headers.bth.opcode, packet.headers.xrc_srq);
         self.handle_duplicate_wrongly(pass, packet);
         let found = match (opcode, packet.headers.reth) {
             (Opcode::RC_READ_REQUEST, Some(reth)) => {
                 let mtu = self.mtu_bytes();
-                self.responder.replies.repeat_read(psn, reth, mtu)
+                self.responder.replies.repeat_read(psn, reth, named, mtu)
             }
-            (Opcode::RC_COMPARE_SWAP | Opcode::RC_FETCH_ADD, _) => self.responder.replies.repeat_atomic(psn),
+            (Opcode::RC_COMPARE_SWAP | Opcode::RC_FETCH_ADD, _) => self.responder.replies.repeat_atomic(psn, named),
             (Opcode::RC_ATOMIC_WRITE | Opcode::RC_FLUSH, _) if planted(Mutation::EmptyAnswerNotRepeated) => false,
             (Opcode::RC_ATOMIC_WRITE | Opcode::RC_FLUSH, _) => {
                 let count = self.responder.message_count;

@@ -73,13 +73,9 @@ impl QueuePair {
         self.counters.add(Counter::ReceivedPackets, 1);
         self.counters.add(Counter::ReceivedBytes, datagram.payload.len() as u64);
         self.history.note_heard(pass.now, &packet.headers);
-        let room = self.receive.next_room().ok_or(DropReason::NoReceive)?;
         let in_front = if planted(Mutation::RouteHeaderTakesNoRoom) { 0 } else { GlobalRouteHeader::BYTES };
-        if room < (in_front + packet.payload.len()) as u64 {
-            return Err(DropReason::ReceiveTooSmall);
-        }
-        let taken = self.receive.take(&mut self.responder.receive_entries);
-        let Some((wr_id, index)) = taken else { return Err(DropReason::NoReceive) };
+        let needed = (in_front + packet.payload.len()) as u64;
+        let (wr_id, index) = self.receive.take_with_room(needed, &mut self.responder.receive_entries)?;
         let mut completion = RawCompletion { wr_id, retired: index.wrapping_add(1), ..RawCompletion::default() };
         if let Err(error) = self.scatter_datagram(pass, &route_header(datagram, identified), packet.payload) {
             completion.status = CompletionStatus::LocalProtectionError;
@@ -126,15 +122,16 @@ impl QueuePair {
         payload: &[u8],
     ) -> Result<(), crate::memory::AccessError> {
         let entries = &self.responder.receive_entries;
+        let domain = self.receive.domain(self.domain);
         let need = AccessFlags::LOCAL_WRITE;
         for_each_piece(entries, 0, header.len(), |sge, addr, range| {
-            pass.memory.write(sge.lkey.0, self.domain, addr, need, &header[range])
+            pass.memory.write(sge.lkey.0, domain, addr, need, &header[range])
         })?;
         if payload.is_empty() {
             return Ok(());
         }
         for_each_piece(entries, header.len() as u64, payload.len(), |sge, addr, range| {
-            pass.memory.write(sge.lkey.0, self.domain, addr, need, &payload[range])
+            pass.memory.write(sge.lkey.0, domain, addr, need, &payload[range])
         })
     }
 

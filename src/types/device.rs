@@ -38,6 +38,8 @@ bitflags::bitflags! {
     pub struct DeviceCapabilities: u64 {
         /// Memory windows of type 1.
         const MEM_WINDOW = 1 << 17;
+        /// Extended reliable connections (XRC).
+        const XRC = 1 << 20;
         /// Invalidation by work requests and by peers.
         const MEM_MGT_EXTENSIONS = 1 << 21;
         /// Memory windows of type 2 that belong to the queue pair that bound them.

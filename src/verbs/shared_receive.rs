@@ -90,7 +90,9 @@ impl<'a> SharedReceiveQueueBuilder<'a> {
 /// Queue pairs are told to use it by [`QueuePairBuilder::srq`](super::QueuePairBuilder::srq). Completions appear on the
 /// queue pair's completion queue and name the queue pair; they need not come in the order in which the receives were
 /// posted, because messages end in any order. A queue pair that finds the queue empty tells its peer to try again; no
-/// message of a reliable connection is lost.
+/// message of a reliable connection is lost. Messages of unreliable connections and datagrams are, and nobody is told.
+/// A datagram that the oldest receive has no room for is dropped as well, and the receive stays
+/// (`drop_receive_too_small`).
 ///
 /// The receives belong to the queue, not to queue pairs: they stay when a queue pair goes to the error state, to RESET,
 /// or is destroyed. Only a receive that a message has begun to fill ends with its queue pair.

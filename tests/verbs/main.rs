@@ -36,7 +36,10 @@ mod rereg;
 mod sharing;
 mod srq;
 mod srq_attributes;
+mod srq_crowd;
+mod srq_datagram;
 mod srq_life;
+mod srq_partial;
 mod state_changes;
 mod state_tables;
 mod suite;
@@ -49,6 +52,9 @@ mod ud_multicast;
 mod ud_send;
 mod world;
 mod xrc;
+mod xrc_ends;
+mod xrc_life;
+mod xrc_one_sided;
 
 use suite::Scenario;
 
@@ -61,6 +67,7 @@ const FAMILIES: &[&[Scenario]] = &[
     mw::SCENARIOS,
     rc_send::SCENARIOS,
     state_tables::SCENARIOS,
+    state_tables::OF_XRC,
     rereg::SCENARIOS,
     state_changes::SCENARIOS,
     connect::SCENARIOS,
@@ -86,7 +93,12 @@ const FAMILIES: &[&[Scenario]] = &[
     srq::SCENARIOS,
     srq_attributes::SCENARIOS,
     srq_life::SCENARIOS,
+    srq_datagram::SCENARIOS,
+    srq_partial::SCENARIOS,
+    srq_crowd::SCENARIOS,
     xrc::SCENARIOS,
+    xrc_one_sided::SCENARIOS,
+    xrc_life::SCENARIOS,
 ];
 
 pub(crate) fn main() {

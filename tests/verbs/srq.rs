@@ -16,28 +16,40 @@ const fn scenario(name: &'static str, clause: &'static str, run: fn(&World)) -> 
 }
 
 pub(crate) const SCENARIOS: &[Scenario] = &[
-    scenario("srq/share/taken_in_order", "IBTA 10.2.9 SRQ: taken in the order of posting", taken_in_order),
-    scenario("srq/share/eight_queue_pairs", "IBTA 10.2.9.1; ibv_create_srq(3)", eight_queue_pairs),
-    scenario("srq/share/with_queue_pair_of_own_queue", "IBTA 10.2.9.1", beside_own_queue),
-    scenario("srq/share/long_messages_at_once", "IBTA 10.2.9.3 a WQE belongs to the message that began", long_at_once),
+    scenario(
+        "srq/share/taken_in_order",
+        "IBTA chapter Shared Receive Queue: taken in the order of posting",
+        taken_in_order,
+    ),
+    scenario("srq/share/eight_queue_pairs", "IBTA chapter Shared Receive Queue; ibv_create_srq(3)", eight_queue_pairs),
+    scenario("srq/share/with_queue_pair_of_own_queue", "IBTA chapter Shared Receive Queue", beside_own_queue),
+    scenario(
+        "srq/share/long_messages_at_once",
+        "IBTA chapter Shared Receive Queue: a WQE belongs to its message",
+        long_at_once,
+    ),
     scenario("srq/share/with_itself", "reference 4.6 self-connection", with_itself),
     scenario("srq/recv/several_ranges", "ibv_post_srq_recv(3) sg_list", several_ranges),
-    scenario("srq/recv/zero_bytes", "IBTA 9.7.4.1.6 zero-length messages", zero_bytes),
+    scenario("srq/recv/zero_bytes", "ibv_post_recv(3): num_sge 0", zero_bytes),
     scenario("srq/recv/immediate", "ibv_poll_cq(3) imm_data", immediate),
-    scenario("srq/recv/write_with_immediate", "IBTA 9.4.3; ibv_poll_cq(3)", write_with_immediate),
-    scenario("srq/recv/one_sided_take_none", "IBTA 10.2.9.3", one_sided_take_none),
-    scenario("srq/recv/too_small", "IBTA 9.9.3.1; reference 4.3", too_small),
+    scenario("srq/recv/write_with_immediate", "ibv_poll_cq(3) IBV_WC_RECV_RDMA_WITH_IMM", write_with_immediate),
+    scenario("srq/recv/one_sided_take_none", "IBTA chapter Shared Receive Queue", one_sided_take_none),
+    scenario("srq/recv/too_small", "reference 4.3; ibv_poll_cq(3) IBV_WC_LOC_LEN_ERR", too_small),
     scenario("srq/recv/memory_gone", "reference 4.3: keys are checked when the packet arrives", memory_gone),
     scenario("srq/rnr/empty_is_no_loss", "reference 4.4: empty SRQ is an RNR NAK, not a drop", empty_is_no_loss),
-    scenario("srq/rnr/exceeded", "IBTA 9.7.5.2.8; fact sheet 3.7", rnr_exceeded),
-    scenario("srq/rnr/last_goes_to_one", "IBTA 10.2.9", last_goes_to_one),
+    scenario("srq/rnr/exceeded", "fact sheet 3.7; ibv_modify_qp(3) rnr_retry", rnr_exceeded),
+    scenario("srq/rnr/last_goes_to_one", "IBTA chapter Shared Receive Queue", last_goes_to_one),
     scenario("srq/uc/takes_and_drops", "fact sheet 3.8: no receive, message dropped", unreliable),
     scenario("srq/post/before_queue_pairs", "ibv_post_srq_recv(3)", before_queue_pairs),
     scenario("srq/post/all_or_none", "reference 4.4: ENOMEM from a full queue", all_or_none),
-    scenario("srq/post/slot_free_when_taken", "IBTA 10.2.9.3", slot_free_when_taken),
+    scenario("srq/post/slot_free_when_taken", "IBTA chapter Shared Receive Queue", slot_free_when_taken),
     scenario("srq/post/too_many_ranges", "ibv_post_srq_recv(3) max_sge", too_many_ranges),
-    scenario("srq/post/foreign_domain", "IBTA 10.2.9.2 the SRQ's protection domain", foreign_domain),
-    scenario("srq/post/memory_not_writable", "IBTA 10.6.3 local write", memory_not_writable),
+    scenario(
+        "srq/post/foreign_domain",
+        "IBTA chapter Shared Receive Queue: the SRQ's protection domain",
+        foreign_domain,
+    ),
+    scenario("srq/post/memory_not_writable", "ibv_reg_mr(3) IBV_ACCESS_LOCAL_WRITE", memory_not_writable),
     scenario(
         "srq/post/own_receive_queue",
         "ibv_post_recv(3): a QP with an SRQ has no receive queue",
@@ -45,8 +57,12 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     ),
     scenario("srq/post/dropped_batch", "reference 4.4 wr_abort", dropped_batch),
     scenario("srq/post/second_batch", "rdma-verbs: a batch belongs to its thread", second_batch),
-    scenario("srq/domain/of_the_queue", "IBTA 10.2.9.2", domain_of_the_queue),
-    scenario("srq/domain/remote_access_is_the_queue_pairs", "IBTA 10.6.2.3", remote_access_domain),
+    scenario("srq/domain/of_the_queue", "IBTA chapter Shared Receive Queue", domain_of_the_queue),
+    scenario(
+        "srq/domain/remote_access_is_the_queue_pairs",
+        "ibv_reg_mr(3), ibv_create_qp(3): one protection domain",
+        remote_access_domain,
+    ),
 ];
 
 fn taken_in_order(world: &World) {

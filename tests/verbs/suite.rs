@@ -65,6 +65,9 @@ pub(crate) const MEM_WINDOW_TYPE_2B: Capability = Capability {
     name: "MEM_WINDOW_TYPE_2B",
     present: |device| device.device_cap_flags.contains(DeviceCapabilities::MEM_WINDOW_TYPE_2B),
 };
+/// Extended reliable connections.
+pub(crate) const XRC: Capability =
+    Capability { name: "XRC", present: |device| device.device_cap_flags.contains(DeviceCapabilities::XRC) };
 /// Invalidation by work requests and by peers.
 pub(crate) const MEM_MGT_EXTENSIONS: Capability = Capability {
     name: "MEM_MGT_EXTENSIONS",

@@ -234,6 +234,7 @@ fn attributes(interface: &Interface, config: &SoftConfig) -> DeviceAttributes {
         max_mr: MAX_MR,
         max_mw: MAX_MW,
         device_cap_flags: DeviceCapabilities::MEM_WINDOW
+            | DeviceCapabilities::XRC
             | DeviceCapabilities::MEM_MGT_EXTENSIONS
             | DeviceCapabilities::MEM_WINDOW_TYPE_2B
             | DeviceCapabilities::FLUSH_GLOBAL

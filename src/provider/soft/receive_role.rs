@@ -38,10 +38,6 @@ impl Role {
             (_, _, Some(_)) => refuse("xrc_domain is given; only an XRC target has one"),
             (QueuePairType::XrcSend, None, None) => Ok(Self::Initiator),
             (_, None, None) => Ok(Self::Both),
-            (QueuePairType::UnreliableDatagram, Some(_), None) => {
-                let message = "srq is given; shared receive queues of this device serve connections, not datagrams";
-                Err(Error::new("create_qp", ErrorKind::Unsupported, message))
-            }
             (_, Some(srq), None) => {
                 let (usage, queue) = begin_use(device, srq)?;
                 Ok(Self::Sharing { queue, usage: Mutex::new(Some(usage)) })
