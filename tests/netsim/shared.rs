@@ -191,7 +191,7 @@ impl World {
     }
 
     fn act(&mut self) {
-        let Self { network, random, clients, pools, memory, is_extended, outcome } = self;
+        let Self { network, random, clients, pools, memory, is_extended, outcome, .. } = self;
         pools.iter_mut().for_each(|pool| pool.act(random, outcome));
         let is_in_midst = pools.iter().any(Pool::is_being_filled);
         for client in clients {
