@@ -1,4 +1,5 @@
-//! Planted mistakes of the receiving half that need more than a condition; without the feature `mutations` there are none.
+//! Planted mistakes of the receiving half that need more than a condition. Without the feature `mutations` there are
+//! none.
 
 use super::endpoint::Pass;
 use super::queue_pair::QueuePair;

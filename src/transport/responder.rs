@@ -170,7 +170,7 @@ impl QueuePair {
     ) -> Result<(), DropReason> {
         let psn = packet.headers.bth.psn;
         if !self.takes_requests() {
-            return self.repeat_refusal(psn);
+            return self.repeat_refusal(packet);
         }
         self.note_established();
         let distance = match () {
@@ -196,12 +196,16 @@ impl QueuePair {
         }
     }
 
-    /// In the error state only the packet that was refused gets an answer: the same one. A READ of several packets may
-    /// be asked for again from an earlier one.
-    fn repeat_refusal(&mut self, psn: Psn) -> Result<(), DropReason> {
+    /// In the error state only the packet that was refused gets an answer: the same one. A READ whose answer broke off
+    /// may be asked for again from an earlier packet, which the peer lacks: then it is that one that is refused.
+    fn repeat_refusal(&mut self, packet: &Packet<'_>) -> Result<(), DropReason> {
+        let psn = packet.headers.bth.psn;
+        let read = packet.headers.reth.filter(|_| packet.headers.bth.opcode == Opcode::RC_READ_REQUEST);
+        let asked_for = read.map_or(0, |reth| reth.length.div_ceil(self.mtu_bytes()));
         match self.responder.refused {
             Some((refused, code)) if !refused.is_before(psn) && self.state == QueuePairState::Error => {
                 let count = self.responder.message_count;
+                let refused = if refused.is_within(psn, asked_for) { psn } else { refused };
                 self.responder.replies.push_nak(refused, Syndrome::Nak(code), count);
                 Ok(())
             }
