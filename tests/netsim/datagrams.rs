@@ -1,5 +1,6 @@
 //! Unreliable datagrams on faulty links. A datagram comes whole or not at all, at most as often as the network
-//! delivered it, to the queue pair that it names and only with its Q_Key; the 40 bytes in front of it say which way it came.
+//! delivered it, to the queue pair that it names and only with its Q_Key; the 40 bytes in front of it say which way it
+//! came.
 
 use std::collections::HashMap;
 use std::time::Duration;

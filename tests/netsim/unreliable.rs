@@ -219,5 +219,6 @@ fn finish(network: &Network, sides: &[Side; 2], is_perfect: bool, outcome: &mut 
         outcome.count("unreliable without a receive", counters.get_drop(DropReason::NoReceive));
     }
     outcome.packets = network.packets;
+    outcome.trace_hash = network.trace_hash();
     outcome.simulated = Duration::from_nanos(network.now.as_nanos());
 }
