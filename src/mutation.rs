@@ -426,6 +426,18 @@ mutations! {
         EventsOutliveObjects,
         /// Events that were handed out are not counted.
         EventsNotCounted,
+        /// Windows stay bound when their queue pair goes.
+        WindowOutlivesQueuePair,
+        /// A page that is missing when it is accessed is passed over.
+        FaultIgnored,
+        /// Pages of on-demand regions must be there at registration.
+        OnDemandPagesProbed,
+        /// Advice is taken, and nothing follows.
+        AdviceNotFollowed,
+        /// Advice about regions that are not on demand is taken.
+        AdviceOnAnyRegion,
+        /// Pages of regions without the right to write are made writable.
+        AdviceRightsUnchecked,
     }
 }
 

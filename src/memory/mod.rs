@@ -30,16 +30,18 @@
 //! when it returns, nobody but the holders of the `Arc` can touch the memory, and [`Region::into_backing`] gives the
 //! buffer back.
 
+mod advise;
 mod backing;
 mod error;
 mod key;
+mod owners;
 mod raw;
 mod region;
 mod table;
 mod window;
 
 pub use backing::{Backing, Mapping};
-pub use error::{AccessError, BindError, Refused, RegisterError};
+pub use error::{AccessError, AdviseError, BindError, Refused, RegisterError};
 pub use raw::{OwnedBytes, RawRange};
 pub use region::{Region, RegisterOptions};
 pub use table::{MemoryView, RegionTable};

@@ -8,6 +8,7 @@ use crate::mutation::{Mutation, planted};
 use crate::types::{AccessFlags, Accessor, DomainId, MemoryWindowType};
 
 use super::key::{BuildIndexHasher, KeyGenerator, MAX_REGIONS, index_of};
+use super::owners::Owners;
 use super::raw::Memory;
 use super::region::{self, Region, RegisterOptions};
 use super::sync::{RwLock, RwLockReadGuard};
@@ -29,6 +30,7 @@ struct Entries {
     /// By the index part of the key, so that a wrong tag is seen.
     regions: HashMap<u32, Arc<Region>, BuildIndexHasher>,
     windows: HashMap<u32, Arc<Window>, BuildIndexHasher>,
+    owners: Owners,
     keys: KeyGenerator,
     registrations: u64,
 }
@@ -39,6 +41,7 @@ impl RegionTable {
         let entries = Entries {
             regions: HashMap::default(),
             windows: HashMap::default(),
+            owners: Owners::new(),
             keys: KeyGenerator::new(),
             registrations: 0,
         };
@@ -114,6 +117,9 @@ impl RegionTable {
             return false;
         }
         let ended = window.unbind();
+        if let Some(owner) = ended.owner() {
+            entries.owners.forget(owner, index_of(key));
+        }
         let region = ended.region_key().and_then(|key| entries.regions.get(&index_of(key)));
         ended.settle(region.map(|region| &**region));
         entries.windows.remove(&index_of(key));
@@ -393,6 +399,11 @@ impl MemoryView<'_> {
     /// The window with the key's index, whatever its tag.
     pub(super) fn window(&self, key: u32) -> Option<&Arc<Window>> {
         self.entries.windows.get(&index_of(key))
+    }
+
+    /// Whose the bound windows are.
+    pub(super) fn owners(&self) -> &Owners {
+        &self.entries.owners
     }
 
     /// The region with this index, valid or not.

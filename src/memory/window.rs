@@ -108,6 +108,11 @@ impl Unbound {
         self.0.map(|binding| binding.region)
     }
 
+    /// The queue pair that it belonged to, if it belonged to one.
+    pub(super) fn owner(&self) -> Option<Qpn> {
+        self.0.and_then(|binding| binding.queue_pair)
+    }
+
     /// Tells the region with that key, if it is still the same.
     pub(super) fn settle(self, region: Option<&Region>) {
         if let (Some(binding), Some(region)) = (self.0, region)
@@ -182,12 +187,10 @@ impl MemoryView<'_> {
             state.key = bind.rkey.0;
             Ok(Unbound(std::mem::replace(&mut state.binding, new)))
         });
-        match old {
-            Ok(old) => self.settle(old),
-            Err(error) => {
-                self.settle(Unbound(new));
-                return Err(error);
-            }
+        let old = old.inspect_err(|_| self.settle(Unbound(new)))?;
+        self.end(old, bind.rkey.0);
+        if let Some(owner) = new.and_then(|binding| binding.queue_pair) {
+            self.owners().note(owner, index_of(bind.rkey.0));
         }
         Ok(())
     }
@@ -250,8 +253,23 @@ impl MemoryView<'_> {
             let stays = planted(Mutation::WindowStaysBound);
             Ok(Unbound(if stays { None } else { state.binding.take() }))
         })?;
-        self.settle(ended);
+        self.end(ended, key);
         Ok(())
+    }
+
+    /// Ends the binding of the window with this index, if it is one of this queue pair.
+    pub(super) fn end_window_of(&self, queue_pair: Qpn, index: u32) {
+        let Some(window) = self.window(index << 8) else { return };
+        let is_its = |binding: &mut Binding| binding.queue_pair == Some(queue_pair);
+        self.settle(Unbound(window.with(|state| state.binding.take_if(is_its))));
+    }
+
+    /// A binding of the window with this key has ended: its region and its owner hear of it.
+    fn end(&self, ended: Unbound, key: u32) {
+        if let Some(owner) = ended.owner() {
+            self.owners().forget(owner, index_of(key));
+        }
+        self.settle(ended);
     }
 
     fn settle(&self, ended: Unbound) {

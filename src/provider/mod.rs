@@ -2,7 +2,7 @@
 //!
 //! This is the contract between devices and everything that uses them: the safe verbs of [`crate::verbs`], and C
 //! programs. It hands raw numbers through untouched and promises little; safety is added above. Memory enters here as
-//! plain data ([`Sge`](crate::types::Sge)): a provider resolves keys when it *uses* them, so a wrong or stale key is
+//! plain data ([`Sge`]): a provider resolves keys when it *uses* them, so a wrong or stale key is
 //! an error completion and never an access to memory that is not registered.
 //!
 //! All verbs may be called from several threads at once. Objects are reference counted: a queue pair keeps its
@@ -23,10 +23,10 @@ pub use shared_receive::{SharedReceiveQueue, SharedReceiveQueueInit, XrcDomain, 
 
 use crate::memory::{Backing, Region, RegisterOptions};
 use crate::types::{
-    AccessFlags, AddressVector, AsyncEvent, BatchEnd, CaptureConfig, CaptureSummary, Counters, DeviceAttributes,
-    DomainId, EventObject, Gid, GidEntry, GlobalRouteHeader, Lkey, MemoryWindowType, PeerCapabilities, PortAttributes,
-    Qkey, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairReport, QueuePairStatus, QueuePairType,
-    RawCompletion, ReceiveRequest, Rkey, SendRequest, SharedReceiveQueueNumber,
+    AccessFlags, AddressVector, AdviceFlags, AsyncEvent, BatchEnd, CaptureConfig, CaptureSummary, Counters,
+    DeviceAttributes, DomainId, EventObject, Gid, GidEntry, GlobalRouteHeader, Lkey, MemoryAdvice, MemoryWindowType,
+    PeerCapabilities, PortAttributes, Qkey, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairReport,
+    QueuePairStatus, QueuePairType, RawCompletion, ReceiveRequest, Rkey, SendRequest, Sge, SharedReceiveQueueNumber,
 };
 
 /// A kind of device: finds and opens devices by name.
@@ -221,6 +221,13 @@ pub trait ProtectionDomain: Send + Sync {
     ) -> Result<Arc<dyn MemoryRegion>, RefusedChange> {
         let error = Error::new("rereg_mr", ErrorKind::Unsupported, "this kind of device cannot register regions anew");
         Err(RefusedChange { error, backing: change.backing })
+    }
+
+    /// Takes advice about ranges of on-demand regions. A failure names the range. [`ErrorKind::Unsupported`] if the
+    /// device takes none.
+    fn advise_mr(&self, advice: MemoryAdvice, flags: AdviceFlags, sg_list: &[Sge]) -> Result<()> {
+        let message = format!("the device takes no advice; {advice:?}, {flags:?} for {} ranges given", sg_list.len());
+        Err(Error::new("advise_mr", ErrorKind::Unsupported, message))
     }
 
     /// Allocates a memory window. [`ErrorKind::Unsupported`] if the device has none.

@@ -1,6 +1,6 @@
 //! What a device and its port can do.
 
-use super::{AccessFlags, Gid, Mtu};
+use super::{AccessFlags, Gid, Mtu, OnDemandCapabilities};
 
 /// Identity that a device reports; settable on software devices, because some programs choose their ways by it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -119,6 +119,8 @@ pub struct DeviceAttributes {
     pub phys_port_cnt: u8,
     /// Access flags that regions may have.
     pub supported_access: AccessFlags,
+    /// On-demand paging.
+    pub odp_caps: OnDemandCapabilities,
     /// Completion vectors.
     pub num_comp_vectors: u32,
     /// Bits of completion timestamps that mean something; 0: there are none.
@@ -162,6 +164,7 @@ impl DeviceAttributes {
             local_ca_ack_delay: 0,
             phys_port_cnt: 0,
             supported_access: AccessFlags::empty(),
+            odp_caps: OnDemandCapabilities::default(),
             num_comp_vectors: 0,
             completion_timestamp_mask: 0,
             hca_core_clock_khz: 0,

@@ -10,6 +10,7 @@ mod device;
 mod event;
 mod id;
 mod mtu;
+mod on_demand;
 mod peer;
 mod queue_pair;
 mod report;
@@ -30,6 +31,7 @@ pub use device::{
 pub use event::{AsyncEvent, EventObject};
 pub use id::{Accessor, DomainId, Gid, Lkey, Psn, Qkey, Qpn, Rkey};
 pub use mtu::Mtu;
+pub use on_demand::{AdviceFlags, MemoryAdvice, OnDemandCapabilities, OnDemandOperations, OnDemandSupport};
 pub use peer::PeerCapabilities;
 pub use queue_pair::{
     AddressVector, QueuePairAttributes, QueuePairCapabilities, QueuePairState, QueuePairStatus, QueuePairType,

@@ -9,6 +9,7 @@
 //! | [`Context`] | `ibv_context` | [`open`], [`Device::open`] |
 //! | [`ProtectionDomain`] | `ibv_pd` | [`Context::alloc_pd`] |
 //! | [`MemoryRegion`] | `ibv_mr` | [`ProtectionDomain::reg_mr`], [`ProtectionDomain::alloc_mr`] |
+//! | [`ImplicitMemoryRegion`] | `ibv_mr` of address 0, `SIZE_MAX` | [`ProtectionDomain::reg_mr_implicit`] |
 //! | [`MemoryWindow`] | `ibv_mw` | [`ProtectionDomain::alloc_mw`] |
 //! | [`CompletionChannel`] | `ibv_comp_channel` | [`Context::create_comp_channel`] |
 //! | [`CompletionQueue`] | `ibv_cq` | [`Context::create_cq`] |
@@ -56,6 +57,7 @@
 #![deny(unsafe_code)]
 
 mod address_handle;
+mod advise;
 mod async_event;
 mod batch;
 mod capture;
@@ -72,6 +74,7 @@ mod device;
 mod explain;
 #[cfg(test)]
 mod fake;
+mod implicit_region;
 mod memory;
 mod memory_region;
 mod memory_window;
@@ -100,6 +103,7 @@ pub use connect::ConnectOptions;
 pub use connection_info::ConnectionInfo;
 pub use context::Context;
 pub use device::{Device, devices, open};
+pub use implicit_region::ImplicitMemoryRegion;
 pub use memory::{Memory, RefusedMemory};
 pub use memory_region::{MemoryRegion, RegionRange};
 pub use memory_window::{MemoryWindow, MemoryWindowBind};
@@ -116,9 +120,10 @@ pub use xrc_domain::XrcDomain;
 pub use crate::memory::RegisterOptions;
 pub use crate::provider::{Error, ErrorKind, Result};
 pub use crate::types::{
-    AccessFlags, AddressVector, AsyncEvent, CaptureConfig, CaptureSummary, Cause, CompletionOpcode, CompletionStatus,
-    Counter, Counters, DeviceAttributes, DeviceCapabilities, DropReason, EventObject, FlushFlags, Gid, GidEntry,
-    GlobalRouteHeader, Lkey, MemoryWindowType, Mtu, PeerCapabilities, PortAttributes, PortState, Psn, Qkey, Qpn,
+    AccessFlags, AddressVector, AdviceFlags, AsyncEvent, CaptureConfig, CaptureSummary, Cause, CompletionOpcode,
+    CompletionStatus, Counter, Counters, DeviceAttributes, DeviceCapabilities, DropReason, EventObject, FlushFlags,
+    Gid, GidEntry, GlobalRouteHeader, Lkey, MemoryAdvice, MemoryWindowType, Mtu, OnDemandCapabilities,
+    OnDemandOperations, OnDemandSupport, PeerCapabilities, PortAttributes, PortState, Psn, Qkey, Qpn,
     QueuePairAttributes, QueuePairCapabilities, QueuePairReport, QueuePairState, QueuePairStatus, QueuePairType, Rkey,
     SharedReceiveQueueAttributes, SharedReceiveQueueNumber, SharedReceiveQueueStatus,
 };
@@ -133,6 +138,7 @@ const _: () = {
     send_and_sync::<ProtectionDomain>();
     send_and_sync::<Memory>();
     send_and_sync::<MemoryRegion>();
+    send_and_sync::<ImplicitMemoryRegion>();
     send_and_sync::<MemoryWindow>();
     send_and_sync::<Reregistration<'_>>();
     send_and_sync::<MemoryWindowBind<'_>>();

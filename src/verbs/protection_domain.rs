@@ -190,7 +190,7 @@ impl ProtectionDomain {
         Ok(self.register(backing, &options(access, iova))?)
     }
 
-    fn register(&self, backing: Backing, options: &RegisterOptions) -> Result<MemoryRegion, Refused> {
+    pub(super) fn register(&self, backing: Backing, options: &RegisterOptions) -> Result<MemoryRegion, Refused> {
         let access = options.access;
         let needs_local_write = AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;
         if access.intersects(needs_local_write) && !access.contains(AccessFlags::LOCAL_WRITE) {

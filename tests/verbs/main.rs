@@ -7,6 +7,7 @@
 //! Written against the public API only. A new family is a file with its `SCENARIOS`, its `mod` and its line in
 //! [`FAMILIES`].
 
+mod advise;
 mod atomic_write;
 mod attributes;
 mod bytes;
@@ -17,9 +18,11 @@ mod device;
 mod end;
 mod events;
 mod flush;
+mod implicit;
 mod invalidate;
 mod memory;
 mod mw;
+mod pages;
 #[cfg(feature = "mutations")]
 pub(crate) mod planted;
 mod post;
@@ -62,6 +65,8 @@ use suite::Scenario;
 const FAMILIES: &[&[Scenario]] = &[
     atomic_write::SCENARIOS,
     flush::SCENARIOS,
+    advise::SCENARIOS,
+    implicit::SCENARIOS,
     invalidate::SCENARIOS,
     memory::SCENARIOS,
     mw::SCENARIOS,

@@ -32,6 +32,12 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     scenario("mw/type2/old_tag_is_dead", "IBTA 10.6.7.2.2 key portion", TYPE_2, old_tag_is_dead),
     scenario("mw/type2/remote_invalidation", "IBTA 9.4.1.1.3 SEND with invalidate", TYPE_2, remote_invalidation),
     scenario("mw/type2/invalidated_through_another_queue_pair", "IBTA 10.6.7.2.2", TYPE_2, invalidated_elsewhere),
+    scenario(
+        "mw/type2/ends_with_its_queue_pair",
+        "IBTA 10.6.7.2.2 type 2B; IBTA 10.2.4.4",
+        TYPE_2,
+        ends_with_queue_pair,
+    ),
     scenario("mw/type2/zero_based", "IBTA 10.6.7.2.2; IBV_ACCESS_ZERO_BASED", TYPE_2, zero_based),
     scenario("mw/type2/no_byte", "IBTA 10.6.7.2.2; rxe: length 0 is refused", TYPE_2, no_byte),
     scenario("mw/bind/region_gone_meanwhile", "IBTA 10.6.7.2 L_Key", TYPE_2, region_gone_meanwhile),
@@ -288,6 +294,23 @@ fn invalidated_elsewhere(world: &World) {
     let error = end.next().result().expect_err("refused");
     assert_eq!((error.qpn, error.wr_id, error.cause), (other.qpn(), 2, Cause::InvalidateRefused));
     open(&end, remote);
+}
+
+/// Nobody could invalidate it any more, and the number of its queue pair may be given again.
+fn ends_with_queue_pair(world: &World) {
+    let (left, right) = world.pair();
+    let (region, window) = (bindable(&right), window(&right));
+    let binder = create_qp(&right.pd, &right.cq, &right.cq, &Shape::default());
+    binder.connect(&binder.connection_info().unwrap()).unwrap();
+    let first = MemoryWindowBind::new(&region, AccessFlags::REMOTE_WRITE).wr_id(1).signaled();
+    binder.post_send(&[SendRequest::bind_mw(&window, 1, &first).unwrap()]).unwrap();
+    let done = right.next();
+    assert_eq!((done.qpn(), done.wr_id(), done.is_success()), (binder.qpn(), 1, true), "{done:?}");
+    drop(binder);
+    let second = bind(&right, &window, 2, MemoryWindowBind::new(&region, AccessFlags::REMOTE_WRITE));
+    open(&left, second);
+    closed(&left, first.remote(window.rkey_with(1)));
+    assert_eq!(region.to_vec(..8).unwrap(), b"12345678");
 }
 
 fn zero_based(world: &World) {

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
-use rdma_verbs::verbs::{DeviceAttributes, DeviceCapabilities};
+use rdma_verbs::verbs::{DeviceAttributes, DeviceCapabilities, OnDemandSupport};
 
 use super::world::{Devices, World};
 
@@ -87,6 +87,16 @@ pub(crate) const FLUSH_GLOBAL: Capability = Capability {
 pub(crate) const FLUSH_PERSISTENT: Capability = Capability {
     name: "FLUSH_PERSISTENT",
     present: |device| device.device_cap_flags.contains(DeviceCapabilities::FLUSH_PERSISTENT),
+};
+/// Ranges of memory on demand.
+pub(crate) const ODP_EXPLICIT: Capability = Capability {
+    name: "odp_caps EXPLICIT",
+    present: |device| device.odp_caps.general.contains(OnDemandSupport::EXPLICIT),
+};
+/// The whole address space on demand.
+pub(crate) const ODP_IMPLICIT: Capability = Capability {
+    name: "odp_caps IMPLICIT",
+    present: |device| device.odp_caps.general.contains(OnDemandSupport::IMPLICIT),
 };
 
 thread_local! {

@@ -19,8 +19,8 @@ use crate::engine::{
 use crate::memory::RegionTable;
 use crate::provider::{Error, ErrorKind, Result};
 use crate::types::{
-    AccessFlags, AtomicCapability, DeviceAttributes, DeviceCapabilities, Mtu, PeerCapabilities, PortAttributes,
-    PortState,
+    AccessFlags, AtomicCapability, DeviceAttributes, DeviceCapabilities, Mtu, OnDemandCapabilities, OnDemandOperations,
+    OnDemandSupport, PeerCapabilities, PortAttributes, PortState,
 };
 
 /// Queue pairs of a shard.
@@ -262,10 +262,23 @@ fn attributes(interface: &Interface, config: &SoftConfig) -> DeviceAttributes {
             | AccessFlags::HUGETLB
             | AccessFlags::FLUSH
             | AccessFlags::RELAXED_ORDERING,
+        odp_caps: on_demand_capabilities(),
         num_comp_vectors: config.shards,
         completion_timestamp_mask: u64::MAX,
         hca_core_clock_khz: 1_000_000,
         ..DeviceAttributes::empty()
+    }
+}
+
+/// Every copy between packets and memory that others own goes through the kernel, whatever the service: so every
+/// operation can use on-demand regions.
+fn on_demand_capabilities() -> OnDemandCapabilities {
+    OnDemandCapabilities {
+        general: OnDemandSupport::EXPLICIT | OnDemandSupport::IMPLICIT,
+        rc: OnDemandOperations::all(),
+        uc: OnDemandOperations::OF_UNRELIABLE,
+        ud: OnDemandOperations::OF_DATAGRAMS,
+        xrc: OnDemandOperations::all(),
     }
 }
 

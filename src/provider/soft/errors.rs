@@ -1,7 +1,7 @@
 //! Errors of the layers below, as verbs report them.
 
 use crate::engine::OpenError;
-use crate::memory::RegisterError;
+use crate::memory::{AdviseError, RegisterError};
 use crate::mutation::{Mutation, planted};
 use crate::provider::{Error, ErrorKind, Result};
 use crate::queue::QueueError;
@@ -19,6 +19,14 @@ pub(super) fn from_register(verb: &'static str, error: &RegisterError) -> Error 
         _ => ErrorKind::InvalidArgument,
     };
     Error::new(verb, kind, error.to_string())
+}
+
+pub(super) fn from_advise(error: &AdviseError) -> Error {
+    let kind = match error {
+        AdviseError::NoFaultSafeCopy { .. } => ErrorKind::PermissionDenied,
+        _ => ErrorKind::InvalidArgument,
+    };
+    Error::new("advise_mr", kind, error.to_string())
 }
 
 pub(super) fn from_queue(verb: &'static str, error: &QueueError) -> Error {

@@ -12,10 +12,12 @@ use super::memory_window::SoftMemoryWindow;
 use super::shared_receive::SoftSharedReceiveQueue;
 use crate::memory::{Backing, RegisterOptions};
 use crate::provider::{
-    AddressHandle, MemoryRegion, MemoryWindow, ProtectionDomain, Refused, RefusedChange, Reregistration, Result,
-    SharedReceiveQueue, SharedReceiveQueueInit,
+    AddressHandle, Error, ErrorKind, MemoryRegion, MemoryWindow, ProtectionDomain, Refused, RefusedChange,
+    Reregistration, Result, SharedReceiveQueue, SharedReceiveQueueInit,
 };
-use crate::types::{AddressVector, DomainId, GlobalRouteHeader, MemoryWindowType, RawCompletion};
+use crate::types::{
+    AddressVector, AdviceFlags, DomainId, GlobalRouteHeader, MemoryAdvice, MemoryWindowType, RawCompletion, Sge,
+};
 
 /// A protection domain of a software device.
 pub(super) struct SoftProtectionDomain {
@@ -78,6 +80,17 @@ impl ProtectionDomain for SoftProtectionDomain {
         let region = changed
             .map_err(|(error, backing)| RefusedChange { error: errors::from_register("rereg_mr", &error), backing })?;
         Ok(Arc::new(SoftMemoryRegion::new(Arc::clone(&self.shared), region)))
+    }
+
+    /// With and without [`AdviceFlags::FLUSH`], the advice was followed when this returns.
+    fn advise_mr(&self, advice: MemoryAdvice, flags: AdviceFlags, sg_list: &[Sge]) -> Result<()> {
+        self.shared.device.check_process("advise_mr")?;
+        if !AdviceFlags::all().contains(flags) {
+            let message = format!("flags is {flags:?}; allowed are {:?} and none", AdviceFlags::all());
+            return Err(Error::new("advise_mr", ErrorKind::InvalidArgument, message));
+        }
+        let followed = self.shared.device.memory.advise(self.shared.id, advice, sg_list);
+        followed.map_err(|error| errors::from_advise(&error))
     }
 
     fn alloc_mw(&self, kind: MemoryWindowType) -> Result<Arc<dyn MemoryWindow>> {

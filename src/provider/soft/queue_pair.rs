@@ -322,6 +322,8 @@ impl QueuePair for SoftQueuePair {
         self.shard.send_acknowledgements(self.qpn);
         self.shard.command(|core, _| {
             core.endpoint.destroy_queue_pair(self.qpn);
+            // The number can be given again as soon as the shard is free.
+            self.device.memory.end_windows_of(self.qpn);
         });
         for side in [&self.send_side, &self.receive_side] {
             soft(&side.queue).engine_side().detach(side.token);
