@@ -428,6 +428,18 @@ mutations! {
         EventsNotCounted,
         /// Windows stay bound when their queue pair goes.
         WindowOutlivesQueuePair,
+        /// Device memory that was freed counts as used.
+        DeviceMemoryNotGivenBack,
+        /// A part of device memory is registered from the memory's start.
+        DeviceMemoryFromItsStart,
+        /// Requests name device memory by its host address.
+        DeviceMemoryNotZeroBased,
+        /// Memory behind a descriptor is registered from the descriptor's start.
+        DescriptorOffsetIgnored,
+        /// The length of what is behind a descriptor is not looked at.
+        DescriptorEndUnchecked,
+        /// Memory behind a descriptor is named by the address at which it is mapped.
+        DescriptorAddressIgnored,
         /// A page that is missing when it is accessed is passed over.
         FaultIgnored,
         /// Pages of on-demand regions must be there at registration.

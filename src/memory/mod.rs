@@ -32,6 +32,7 @@
 
 mod advise;
 mod backing;
+mod device_memory;
 mod error;
 mod key;
 mod owners;
@@ -41,6 +42,7 @@ mod table;
 mod window;
 
 pub use backing::{Backing, Mapping};
+pub use device_memory::{DeviceMemory, DeviceMemoryError, DeviceMemoryPool, DevicePart};
 pub use error::{AccessError, AdviseError, BindError, Refused, RegisterError};
 pub use raw::{OwnedBytes, RawRange};
 pub use region::{Region, RegisterOptions};

@@ -9,6 +9,7 @@
 //! completion queues and its protection domain alive.
 
 mod error;
+mod memory_source;
 mod shared_receive;
 pub mod soft;
 
@@ -19,6 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use error::{Error, ErrorKind, Refused, RefusedChange, Result};
+pub use memory_source::{DeviceMemory, DeviceMemoryInit, DmaBufInit};
 pub use shared_receive::{SharedReceiveQueue, SharedReceiveQueueInit, XrcDomain, XrcReceives};
 
 use crate::memory::{Backing, Region, RegisterOptions};
@@ -102,6 +104,12 @@ pub trait Context: Send + Sync {
 
     /// Creates a queue pair in the RESET state.
     fn create_qp(&self, init: &QueuePairInit<'_>) -> Result<Arc<dyn QueuePair>>;
+
+    /// Allocates device memory. [`ErrorKind::Unsupported`] if the device has none.
+    fn alloc_dm(&self, init: &DeviceMemoryInit) -> Result<Arc<dyn DeviceMemory>> {
+        let message = format!("max_dm_size is 0: the device has no memory; length is {}", init.length);
+        Err(Error::new("alloc_dm", ErrorKind::Unsupported, message))
+    }
 
     /// Opens a domain of extended reliable connections. [`ErrorKind::Unsupported`] if this kind of device has none.
     fn open_xrcd(&self) -> Result<Arc<dyn XrcDomain>> {
@@ -221,6 +229,26 @@ pub trait ProtectionDomain: Send + Sync {
     ) -> Result<Arc<dyn MemoryRegion>, RefusedChange> {
         let error = Error::new("rereg_mr", ErrorKind::Unsupported, "this kind of device cannot register regions anew");
         Err(RefusedChange { error, backing: change.backing })
+    }
+
+    /// Registers a part of device memory; requests name its first byte by 0. The region keeps the memory.
+    /// [`ErrorKind::Unsupported`] if the device has none.
+    fn reg_dm_mr(
+        &self,
+        memory: &Arc<dyn DeviceMemory>,
+        dm_offset: u64,
+        length: u64,
+        access: AccessFlags,
+    ) -> Result<Arc<dyn MemoryRegion>> {
+        let _ = (memory, access);
+        let message = format!("the device has no memory; dm_offset is {dm_offset} and length {length}");
+        Err(Error::new("reg_dm_mr", ErrorKind::Unsupported, message))
+    }
+
+    /// Registers memory behind a descriptor. [`ErrorKind::Unsupported`] if the device cannot access it.
+    fn reg_dmabuf_mr(&self, init: &DmaBufInit<'_>) -> Result<Arc<dyn MemoryRegion>> {
+        let message = format!("the device takes no memory by descriptor; fd is {:?}", init.fd);
+        Err(Error::new("reg_dmabuf_mr", ErrorKind::Unsupported, message))
     }
 
     /// Takes advice about ranges of on-demand regions. A failure names the range. [`ErrorKind::Unsupported`] if the

@@ -121,6 +121,10 @@ pub struct DeviceAttributes {
     pub supported_access: AccessFlags,
     /// On-demand paging.
     pub odp_caps: OnDemandCapabilities,
+    /// Device memory in bytes, all allocations together; 0: none.
+    pub max_dm_size: u64,
+    /// Whether `reg_dmabuf_mr` takes any descriptor that can be mapped; otherwise dma-bufs alone.
+    pub maps_descriptors: bool,
     /// Completion vectors.
     pub num_comp_vectors: u32,
     /// Bits of completion timestamps that mean something; 0: there are none.
@@ -165,6 +169,8 @@ impl DeviceAttributes {
             phys_port_cnt: 0,
             supported_access: AccessFlags::empty(),
             odp_caps: OnDemandCapabilities::default(),
+            max_dm_size: 0,
+            maps_descriptors: false,
             num_comp_vectors: 0,
             completion_timestamp_mask: 0,
             hca_core_clock_khz: 0,

@@ -426,8 +426,18 @@ impl fmt::Debug for RegionRange<'_> {
     }
 }
 
-/// Start and length of a range within `len` bytes.
+/// Start and length of a range within a region of `len` bytes.
 pub(super) fn resolve(verb: &'static str, range: &impl RangeBounds<usize>, len: usize) -> Result<(usize, usize)> {
+    resolve_in(verb, range, len, "the region")
+}
+
+/// Start and length of a range within the `len` bytes of `what`.
+pub(super) fn resolve_in(
+    verb: &'static str,
+    range: &impl RangeBounds<usize>,
+    len: usize,
+    what: &str,
+) -> Result<(usize, usize)> {
     let start = match range.start_bound() {
         Bound::Included(&start) => Some(start),
         Bound::Excluded(&before) => before.checked_add(1),
@@ -442,7 +452,7 @@ pub(super) fn resolve(verb: &'static str, range: &impl RangeBounds<usize>, len: 
         (Some(start), Some(end)) if start <= end && end <= len => Ok((start, end - start)),
         (start, end) => {
             let [start, end] = [start, end].map(|bound| bound.map_or("2^64".into(), |bound| bound.to_string()));
-            let message = format!("range is {start}..{end}; the region has {len} bytes");
+            let message = format!("range is {start}..{end}; {what} has {len} bytes");
             Err(Error::new(verb, ErrorKind::InvalidArgument, message))
         }
     }

@@ -10,6 +10,7 @@
 //! | [`ProtectionDomain`] | `ibv_pd` | [`Context::alloc_pd`] |
 //! | [`MemoryRegion`] | `ibv_mr` | [`ProtectionDomain::reg_mr`], [`ProtectionDomain::alloc_mr`] |
 //! | [`ImplicitMemoryRegion`] | `ibv_mr` of address 0, `SIZE_MAX` | [`ProtectionDomain::reg_mr_implicit`] |
+//! | [`DeviceMemory`] | `ibv_dm` | [`Context::alloc_dm`] |
 //! | [`MemoryWindow`] | `ibv_mw` | [`ProtectionDomain::alloc_mw`] |
 //! | [`CompletionChannel`] | `ibv_comp_channel` | [`Context::create_comp_channel`] |
 //! | [`CompletionQueue`] | `ibv_cq` | [`Context::create_cq`] |
@@ -45,10 +46,10 @@
 //!
 //! # Life times
 //!
-//! [`Context`], [`ProtectionDomain`], [`CompletionQueue`], [`CompletionChannel`], [`SharedReceiveQueue`] and
-//! [`XrcDomain`] are handles: cloning one is cheap
-//! and names the same object, which lives as long as anything needs it, queue pairs and regions included. They may be
-//! dropped in any order. [`QueuePair`] and [`MemoryRegion`] are owned: dropping one destroys it.
+//! [`Context`], [`ProtectionDomain`], [`CompletionQueue`], [`CompletionChannel`], [`SharedReceiveQueue`],
+//! [`XrcDomain`] and [`DeviceMemory`] are handles: cloning one is cheap and names the same object, which lives as long
+//! as anything needs it, queue pairs and regions included. They may be dropped in any order. [`QueuePair`],
+//! [`MemoryRegion`] and [`MemoryWindow`] are owned: dropping one destroys it.
 //!
 //! # Errors
 //!
@@ -71,6 +72,8 @@ mod connection_tcp;
 mod context;
 mod datagram;
 mod device;
+mod device_memory;
+mod dmabuf;
 mod explain;
 #[cfg(test)]
 mod fake;
@@ -103,6 +106,7 @@ pub use connect::ConnectOptions;
 pub use connection_info::ConnectionInfo;
 pub use context::Context;
 pub use device::{Device, devices, open};
+pub use device_memory::DeviceMemory;
 pub use implicit_region::ImplicitMemoryRegion;
 pub use memory::{Memory, RefusedMemory};
 pub use memory_region::{MemoryRegion, RegionRange};
@@ -139,6 +143,7 @@ const _: () = {
     send_and_sync::<Memory>();
     send_and_sync::<MemoryRegion>();
     send_and_sync::<ImplicitMemoryRegion>();
+    send_and_sync::<DeviceMemory>();
     send_and_sync::<MemoryWindow>();
     send_and_sync::<Reregistration<'_>>();
     send_and_sync::<MemoryWindowBind<'_>>();

@@ -15,6 +15,8 @@ mod channel;
 mod connect;
 mod cq;
 mod device;
+mod dm;
+mod dmabuf;
 mod end;
 mod events;
 mod flush;
@@ -66,6 +68,8 @@ const FAMILIES: &[&[Scenario]] = &[
     atomic_write::SCENARIOS,
     flush::SCENARIOS,
     advise::SCENARIOS,
+    dm::SCENARIOS,
+    dmabuf::SCENARIOS,
     implicit::SCENARIOS,
     invalidate::SCENARIOS,
     memory::SCENARIOS,

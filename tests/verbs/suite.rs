@@ -98,6 +98,12 @@ pub(crate) const ODP_IMPLICIT: Capability = Capability {
     name: "odp_caps IMPLICIT",
     present: |device| device.odp_caps.general.contains(OnDemandSupport::IMPLICIT),
 };
+/// Device memory.
+pub(crate) const DEVICE_MEMORY: Capability =
+    Capability { name: "max_dm_size", present: |device| device.max_dm_size > 0 };
+/// Memory behind any descriptor that can be mapped.
+pub(crate) const DESCRIPTORS: Capability =
+    Capability { name: "maps_descriptors", present: |device| device.maps_descriptors };
 
 thread_local! {
     /// What the scenario of this thread said when it panicked.

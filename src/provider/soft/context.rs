@@ -10,14 +10,15 @@ use super::completion_queue::SoftCompletionQueue;
 use super::device::Device;
 use super::errors;
 use super::limit::check_range;
+use super::memory_source::SoftDeviceMemory;
 use super::protection_domain::SoftProtectionDomain;
 use super::queue_pair::SoftQueuePair;
 use super::shared_receive::SoftXrcDomain;
 use crate::engine::timestamp;
 use crate::mutation::{Mutation, planted};
 use crate::provider::{
-    Capture, CompletionChannel, CompletionQueue, CompletionQueueInit, Context, ProtectionDomain, QueuePair,
-    QueuePairInit, Result, XrcDomain,
+    Capture, CompletionChannel, CompletionQueue, CompletionQueueInit, Context, DeviceMemory, DeviceMemoryInit,
+    ProtectionDomain, QueuePair, QueuePairInit, Result, XrcDomain,
 };
 use crate::queue::AsyncEventQueue;
 use crate::types::{
@@ -115,6 +116,11 @@ impl Context for SoftContext {
     fn create_qp(&self, init: &QueuePairInit<'_>) -> Result<Arc<dyn QueuePair>> {
         self.device.check_process("create_qp")?;
         Ok(Arc::new(SoftQueuePair::new(&self.device, init)?))
+    }
+
+    fn alloc_dm(&self, init: &DeviceMemoryInit) -> Result<Arc<dyn DeviceMemory>> {
+        self.device.check_process("alloc_dm")?;
+        Ok(Arc::new(SoftDeviceMemory::new(&self.device, init)?))
     }
 
     fn open_xrcd(&self) -> Result<Arc<dyn XrcDomain>> {

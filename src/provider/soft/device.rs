@@ -16,7 +16,7 @@ use super::shared_receive::Numbers;
 use crate::engine::{
     Capabilities, Engine, Generation, LocalAddress, QpnBlocks, Shard, ShardConfig, SocketSizes, probe,
 };
-use crate::memory::RegionTable;
+use crate::memory::{DeviceMemoryPool, RegionTable};
 use crate::provider::{Error, ErrorKind, Result};
 use crate::types::{
     AccessFlags, AtomicCapability, DeviceAttributes, DeviceCapabilities, Mtu, OnDemandCapabilities, OnDemandOperations,
@@ -34,6 +34,8 @@ const MAX_CQ: u32 = 65_536;
 const MAX_CQE: u32 = 1 << 20;
 const MAX_MR: u32 = 1 << 20;
 pub(super) const MAX_MW: u32 = 1 << 20;
+/// Device memory, all allocations together.
+const MAX_DM_SIZE: u64 = 64 << 20;
 const MAX_PD: u32 = 65_536;
 const MAX_SRQ: u32 = 65_536;
 const MAX_XRC_DOMAINS: u32 = 65_536;
@@ -59,6 +61,7 @@ pub(super) struct Device {
     /// Forks before it was opened.
     generation: Generation,
     pub(super) memory: Arc<RegionTable>,
+    pub(super) device_memory: DeviceMemoryPool,
     pub(super) events: Events,
     port: Port,
     pub(super) attributes: DeviceAttributes,
@@ -118,6 +121,7 @@ impl Device {
             port: Port::new(&interface),
             interface,
             memory,
+            device_memory: DeviceMemoryPool::new(MAX_DM_SIZE),
             events,
             domains: Limit::new("max_pd", MAX_PD),
             completion_queues: Limit::new("max_cq", MAX_CQ),
@@ -263,6 +267,8 @@ fn attributes(interface: &Interface, config: &SoftConfig) -> DeviceAttributes {
             | AccessFlags::FLUSH
             | AccessFlags::RELAXED_ORDERING,
         odp_caps: on_demand_capabilities(),
+        max_dm_size: MAX_DM_SIZE,
+        maps_descriptors: true,
         num_comp_vectors: config.shards,
         completion_timestamp_mask: u64::MAX,
         hca_core_clock_khz: 1_000_000,

@@ -43,6 +43,7 @@ mod errors;
 mod interface;
 mod limit;
 mod memory_region;
+mod memory_source;
 mod memory_window;
 mod modify;
 mod multicast;
