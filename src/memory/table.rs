@@ -201,6 +201,11 @@ impl RegionTable {
         self.read().entries.regions.len()
     }
 
+    /// Windows allocated.
+    pub fn windows(&self) -> usize {
+        self.entries.read().unwrap_or_else(PoisonError::into_inner).windows.len()
+    }
+
     /// Whether no region is registered.
     pub fn is_empty(&self) -> bool {
         self.len() == 0

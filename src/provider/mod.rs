@@ -26,9 +26,10 @@ pub use shared_receive::{SharedReceiveQueue, SharedReceiveQueueInit, XrcDomain, 
 use crate::memory::{Backing, Region, RegisterOptions};
 use crate::types::{
     AccessFlags, AddressVector, AdviceFlags, AsyncEvent, BatchEnd, CaptureConfig, CaptureSummary, Counters,
-    DeviceAttributes, DomainId, EventObject, Gid, GidEntry, GlobalRouteHeader, Lkey, MemoryAdvice, MemoryWindowType,
-    PeerCapabilities, PortAttributes, Qkey, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairReport,
-    QueuePairStatus, QueuePairType, RawCompletion, ReceiveRequest, Rkey, SendRequest, Sge, SharedReceiveQueueNumber,
+    DeviceAttributes, DomainId, EventObject, Gid, GidEntry, GlobalRouteHeader, LiveObjects, Lkey, MemoryAdvice,
+    MemoryWindowType, PeerCapabilities, PortAttributes, Qkey, Qpn, QueuePairAttributes, QueuePairCapabilities,
+    QueuePairReport, QueuePairStatus, QueuePairType, RawCompletion, ReceiveRequest, Rkey, SendRequest, Sge,
+    SharedReceiveQueueNumber,
 };
 
 /// A kind of device: finds and opens devices by name.
@@ -68,8 +69,11 @@ pub trait Context: Send + Sync {
     /// State and sizes of a port (from 1).
     fn query_port(&self, port_num: u8) -> Result<PortAttributes>;
 
-    /// An entry of the port's GID table.
+    /// An entry of the port's GID table; [`ErrorKind::NotFound`] if it is below the table's length and empty.
     fn query_gid(&self, port_num: u8, gid_index: u8) -> Result<GidEntry>;
+
+    /// An entry of the port's P_Key table, in host byte order.
+    fn query_pkey(&self, port_num: u8, pkey_index: u16) -> Result<u16>;
 
     /// All used entries of the port's GID table.
     fn gid_table(&self, port_num: u8) -> Result<Vec<GidEntry>>;
@@ -100,6 +104,12 @@ pub trait Context: Send + Sync {
     fn query_clock(&self) -> Result<u64> {
         let message = format!("{} has no clock for completions", self.name());
         Err(Error::new("query_clock", ErrorKind::Unsupported, message))
+    }
+
+    /// How many objects of the device there are. [`ErrorKind::Unsupported`] if the provider cannot tell.
+    fn live_objects(&self) -> Result<LiveObjects> {
+        let message = format!("{} does not tell how many objects it has", self.name());
+        Err(Error::new("live_objects", ErrorKind::Unsupported, message))
     }
 
     /// Creates a queue pair in the RESET state.

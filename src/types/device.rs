@@ -1,6 +1,6 @@
-//! What a device and its port can do.
+//! What a device can do.
 
-use super::{AccessFlags, Gid, Mtu, OnDemandCapabilities};
+use super::{AccessFlags, OnDemandCapabilities};
 
 /// Identity that a device reports; settable on software devices, because some programs choose their ways by it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -176,42 +176,4 @@ impl DeviceAttributes {
             hca_core_clock_khz: 0,
         }
     }
-}
-
-/// State of a port. The numbers are those of `ibv_port_state`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u32)]
-pub enum PortState {
-    /// The interface is down.
-    Down = 1,
-    /// The interface is up.
-    Active = 4,
-}
-
-/// Attributes of a port; names are those of `ibv_port_attr`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PortAttributes {
-    /// Whether it works now.
-    pub state: PortState,
-    /// Largest path MTU that the device knows.
-    pub max_mtu: Mtu,
-    /// Largest path MTU that the link carries.
-    pub active_mtu: Mtu,
-    /// Entries of the GID table.
-    pub gid_tbl_len: u32,
-    /// Longest message in bytes.
-    pub max_msg_sz: u32,
-    /// Entries of the P_Key table.
-    pub pkey_tbl_len: u16,
-}
-
-/// An entry of a port's GID table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GidEntry {
-    /// The GID.
-    pub gid: Gid,
-    /// Its place in the table.
-    pub gid_index: u8,
-    /// Number of the network interface; 0: unknown.
-    pub ndev_ifindex: u32,
 }

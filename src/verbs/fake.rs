@@ -70,11 +70,19 @@ impl provider::Context for Fake {
             gid_tbl_len: 1,
             max_msg_sz: MAX_MESSAGE_BYTES,
             pkey_tbl_len: 1,
+            link_layer: LinkLayer::Ethernet,
+            lid: 0,
+            active_width: LinkWidth::X1,
+            active_speed: LinkSpeed::Sdr,
         })
     }
 
     fn query_gid(&self, _port_num: u8, gid_index: u8) -> Result<GidEntry> {
         Ok(GidEntry { gid: self.address.into(), gid_index, ndev_ifindex: 1 })
+    }
+
+    fn query_pkey(&self, _port_num: u8, _pkey_index: u16) -> Result<u16> {
+        Ok(DEFAULT_PKEY)
     }
 
     fn gid_table(&self, port_num: u8) -> Result<Vec<GidEntry>> {

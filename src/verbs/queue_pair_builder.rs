@@ -1,6 +1,6 @@
 //! What a new queue pair shall be.
 
-use super::queue_pair::Settings;
+use super::queue_pair::{Settings, Sources};
 use super::{
     AccessFlags, CompletionQueue, Error, ErrorKind, ProtectionDomain, Qkey, QueuePair, QueuePairCapabilities,
     QueuePairType, Result, SharedReceiveQueue, XrcDomain,
@@ -224,6 +224,8 @@ impl<'a> QueuePairBuilder<'a> {
             cap: self.cap,
             sq_sig_all: self.sq_sig_all,
         })?;
-        QueuePair::new(inner, self.domain.clone(), [self.send_cq.clone(), self.recv_cq.clone()], self.settings)
+        let queues = [self.send_cq.clone(), self.recv_cq.clone()];
+        let sources = Sources { srq: self.srq.cloned(), xrc_domain: self.xrc_domain.cloned() };
+        QueuePair::new(inner, self.domain.clone(), queues, sources, self.settings)
     }
 }

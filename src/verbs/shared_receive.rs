@@ -115,11 +115,16 @@ impl<'a> SharedReceiveQueueBuilder<'a> {
 /// second.connect(&first.connection_info()?)?;
 ///
 /// let inbox = pd.alloc_mr(64, AccessFlags::LOCAL_WRITE)?;
-/// srq.post_recv(&[ReceiveRequest::new(inbox.slice(..32)?).wr_id(1),
-/// ReceiveRequest::new(inbox.slice(32..)?).wr_id(2)])?; first.post_send(&[SendRequest::send(Payload::inline(b"to the
-/// second"))])?; let received = cq.wait(Duration::from_secs(10))?; assert_eq!((received.wr_id(), received.qpn()), (1,
-/// second.qpn())); second.post_send(&[SendRequest::send(Payload::inline(b"to the first"))])?; let received =
-/// cq.wait(Duration::from_secs(10))?; assert_eq!((received.wr_id(), received.qpn()), (2, first.qpn()));
+/// srq.post_recv(&[
+///     ReceiveRequest::new(inbox.slice(..32)?).wr_id(1),
+///     ReceiveRequest::new(inbox.slice(32..)?).wr_id(2),
+/// ])?;
+/// first.post_send(&[SendRequest::send(Payload::inline(b"to the second"))])?;
+/// let received = cq.wait(Duration::from_secs(10))?;
+/// assert_eq!((received.wr_id(), received.qpn()), (1, second.qpn()));
+/// second.post_send(&[SendRequest::send(Payload::inline(b"to the first"))])?;
+/// let received = cq.wait(Duration::from_secs(10))?;
+/// assert_eq!((received.wr_id(), received.qpn()), (2, first.qpn()));
 /// # Ok::<(), verbs::Error>(())
 /// ```
 #[derive(Clone)]

@@ -17,7 +17,7 @@ use super::world::World;
 
 const NEEDS: &[Capability] = &[DESCRIPTORS];
 const REG: &str = "ibv_reg_mr(3) ibv_reg_dmabuf_mr";
-const FAULT: &str = "API: memory that vanishes fails requests; IBTA 10.10.2.2";
+const FAULT: &str = "API: memory that vanishes fails requests; IBTA, software transport interface";
 
 const fn scenario(name: &'static str, clause: &'static str, run: fn(&World)) -> Scenario {
     Scenario { name, clause, needs: NEEDS, run }
@@ -28,7 +28,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     scenario("mr/dmabuf/offset_within_a_page", "ibv_reg_mr(3) ibv_reg_dmabuf_mr offset", within_a_page),
     scenario("mr/dmabuf/host_address_without_iova", "ibv_reg_mr(3) ibv_reg_dmabuf_mr iova", host_address),
     scenario("mr/dmabuf/descriptor_closed", REG, descriptor_closed),
-    scenario("mr/dmabuf/rights", "IBTA 10.6.3.3", rights),
+    scenario("mr/dmabuf/rights", "IBTA, memory management", rights),
     scenario("mr/dmabuf/truncated_under_a_peer", FAULT, truncated_there),
     scenario("mr/dmabuf/truncated_under_an_atomic", FAULT, truncated_atomic),
     scenario("mr/dmabuf/truncated_under_own_request", FAULT, truncated_here),

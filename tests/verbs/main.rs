@@ -28,6 +28,7 @@ mod pages;
 #[cfg(feature = "mutations")]
 pub(crate) mod planted;
 mod post;
+mod query;
 mod rc_atomic;
 mod rc_flush;
 mod rc_one_sided;
@@ -82,6 +83,7 @@ const FAMILIES: &[&[Scenario]] = &[
     connect::SCENARIOS,
     device::SCENARIOS,
     post::SCENARIOS,
+    query::SCENARIOS,
     rc_atomic::SCENARIOS,
     rc_flush::SCENARIOS,
     rc_one_sided::SCENARIOS,

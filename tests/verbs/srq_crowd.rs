@@ -20,15 +20,11 @@ const fn scenario(name: &'static str, clause: &'static str, run: fn(&World)) -> 
 }
 
 pub(crate) const SCENARIOS: &[Scenario] = &[
-    scenario(
-        "srq/crowd/64_queue_pairs",
-        "ibv_create_srq(3); reference 4.2: all verbs are thread-safe",
-        many_queue_pairs,
-    ),
+    scenario("srq/crowd/64_queue_pairs", "ibv_create_srq(3); rdma-core: all verbs are thread-safe", many_queue_pairs),
     scenario("srq/crowd/64_share_few_receives", "ibv_modify_qp(3) rnr_retry 7: no message is lost", few_receives),
-    scenario("srq/crowd/queue_pairs_come_and_go", "reference 4.4: ibv_destroy_qp while in use", come_and_go),
+    scenario("srq/crowd/queue_pairs_come_and_go", "rdma-core: ibv_destroy_qp while in use", come_and_go),
     scenario("srq/crowd/limit_once_for_each_arming", "ibv_modify_srq(3) IBV_SRQ_LIMIT: one-shot", limit_each_arming),
-    scenario("srq/destroy/handle_goes_in_the_middle", "reference 4.3 object dependencies", handle_goes),
+    scenario("srq/destroy/handle_goes_in_the_middle", "rdma-core: object dependencies", handle_goes),
 ];
 
 /// Every queue pair's peer sends as many messages, from four threads; four others poll and post again. What each

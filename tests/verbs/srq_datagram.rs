@@ -19,21 +19,21 @@ const fn scenario(name: &'static str, clause: &'static str, run: fn(&World)) -> 
 }
 
 pub(crate) const SCENARIOS: &[Scenario] = &[
-    scenario("srq/ud/taken_in_order", "ibv_create_qp(3) srq; fact sheet 3.9: header and payload", taken_in_order),
+    scenario("srq/ud/taken_in_order", "ibv_create_qp(3) srq; Linux rxe: header and payload", taken_in_order),
     scenario("srq/ud/immediate", "ibv_poll_cq(3) imm_data", immediate),
     scenario("srq/ud/way_back", "ibv_create_ah_from_wc(3)", way_back),
-    scenario("srq/ud/empty_drops_silently", "reference 4.6: datagrams know no RNR", empty_drops),
-    scenario("srq/ud/too_small_stays_posted", "fact sheet 3.9: a datagram that does not fit is dropped", too_small),
-    scenario("srq/ud/wrong_qkey_takes_none", "fact sheet 3.9 Q_Key", wrong_qkey),
+    scenario("srq/ud/empty_drops_silently", "rdma-core: datagrams know no RNR", empty_drops),
+    scenario("srq/ud/too_small_stays_posted", "Linux rxe: a datagram that does not fit is dropped", too_small),
+    scenario("srq/ud/wrong_qkey_takes_none", "Linux rxe: Q_Key", wrong_qkey),
     scenario("srq/ud/beside_connections", "ibv_create_srq(3): any queue pairs of the device", beside_connections),
     scenario("srq/ud/limit", "ibv_modify_srq(3) IBV_SRQ_LIMIT", limit),
     scenario("srq/ud/domain_of_the_queue", "ibv_post_srq_recv(3): the SRQ's protection domain", domain_of_the_queue),
-    scenario("srq/ud/memory_gone", "reference 4.3: keys are checked when the packet arrives", memory_gone),
-    scenario("srq/ud/receives_stay_in_error", "reference 4.4: ERR flushes no SRQ entries", receives_stay),
+    scenario("srq/ud/memory_gone", "rdma-core: keys are checked when the packet arrives", memory_gone),
+    scenario("srq/ud/receives_stay_in_error", "rdma-core: ERR flushes no SRQ entries", receives_stay),
     scenario("srq/ud/own_receive_queue", "ibv_post_recv(3): a QP with an SRQ has no receive queue", own_receive_queue),
     Scenario {
         name: "srq/ud/multicast_takes_one_each",
-        clause: "fact sheet 3.9: every member gets its copy",
+        clause: "Linux rxe: every member gets its copy",
         needs: &[MAX_SRQ, MAX_MCAST_GRP],
         run: multicast,
     },

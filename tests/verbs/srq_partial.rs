@@ -17,15 +17,15 @@ const fn scenario(name: &'static str, clause: &'static str, run: fn(&World)) -> 
     Scenario { name, clause, needs: &[MAX_SRQ], run }
 }
 
-const LAST_WQE: &str = "ibv_get_async_event(3) IBV_EVENT_QP_LAST_WQE_REACHED; reference 4.4";
+const LAST_WQE: &str = "ibv_get_async_event(3) IBV_EVENT_QP_LAST_WQE_REACHED; rdma-core";
 
 pub(crate) const SCENARIOS: &[Scenario] = &[
     scenario("srq/partial/flushed_once", LAST_WQE, flushed_once),
     scenario("srq/partial/failed_and_not_flushed", LAST_WQE, failed_and_not_flushed),
     scenario("srq/partial/write_has_taken_none", "ibv_poll_cq(3): consumed by the last packet", write_has_taken_none),
-    scenario("srq/partial/lost_with_reset", "reference 4.4: RESET drops silently", lost_with_reset),
-    scenario("srq/partial/lost_with_the_queue_pair", "reference 4.4: ibv_destroy_qp purges", lost_with_queue_pair),
-    scenario("srq/partial/uc_serves_the_next_message", "fact sheet 3.8: the receive is used again", uc_serves_next),
+    scenario("srq/partial/lost_with_reset", "rdma-core: RESET drops silently", lost_with_reset),
+    scenario("srq/partial/lost_with_the_queue_pair", "rdma-core: ibv_destroy_qp purges", lost_with_queue_pair),
+    scenario("srq/partial/uc_serves_the_next_message", "Linux rxe: the receive is used again", uc_serves_next),
     scenario("srq/partial/uc_flushed_once", LAST_WQE, uc_flushed_once),
 ];
 

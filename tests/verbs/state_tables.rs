@@ -14,7 +14,7 @@ const UC: QueuePairType = QueuePairType::UnreliableConnection;
 const UD: QueuePairType = QueuePairType::UnreliableDatagram;
 const XRC_SEND: QueuePairType = QueuePairType::XrcSend;
 const XRC_RECEIVE: QueuePairType = QueuePairType::XrcReceive;
-const TABLE: &str = "IBTA 11.2.5.2 Modify Queue Pair, as ib_modify_qp_is_ok has it; ibv_modify_qp(3)";
+const TABLE: &str = "IBTA, queue pair verbs: Modify Queue Pair, as ib_modify_qp_is_ok has it; ibv_modify_qp(3)";
 
 /// A row of the table is a scenario.
 macro_rules! rows {

@@ -22,7 +22,8 @@ const THREADS: usize = 4;
 pub(crate) struct Scenario {
     /// `family/verb/behaviour`, by which it is chosen and reported.
     pub(crate) name: &'static str,
-    /// Where it is written that it must be so: a clause of the InfiniBand specification (IBTA), a manual page.
+    /// Where it is written that it must be so: a chapter of the InfiniBand specification (IBTA) by its title, a manual
+    /// page, what Linux does.
     pub(crate) clause: &'static str,
     /// What a device may lack.
     pub(crate) needs: &'static [Capability],
@@ -116,7 +117,7 @@ pub(crate) fn main(families: &'static [&'static [Scenario]]) -> ! {
     arguments.test_threads.get_or_insert(THREADS);
     let devices = Arc::new(Devices::from_environment());
     check_names(families);
-    check_table(families);
+    check_tables(families);
     remember_panics();
     let skipped = Arc::new(Mutex::new(BTreeMap::<&'static str, usize>::new()));
     let trials = families.iter().copied().flatten().map(|scenario| trial(scenario, &devices, &skipped)).collect();
@@ -223,15 +224,29 @@ fn check_names(families: &[&[Scenario]]) {
     }
 }
 
-/// The table of verbs says which scenarios show what; it must name no others.
-fn check_table(families: &[&[Scenario]]) {
+/// The tables say which scenarios show what; they must name no others.
+fn check_tables(families: &[&[Scenario]]) {
     let names = || families.iter().copied().flatten().map(|scenario| scenario.name);
-    let table = include_str!("../../docs/verbs.md");
-    for named in table.split('`').filter(|text| text.contains('/') && !text.contains(['.', ' ', '\n'])) {
-        let exists = match named.strip_suffix('*') {
-            Some(start) => names().any(|name| name.starts_with(start)),
-            None => names().any(|name| name == named),
-        };
-        assert!(exists, "docs/verbs.md names the scenario {named}, which does not exist");
+    for table in ["docs/verbs.md", "docs/conformance.md"] {
+        let text = file(table);
+        for named in text.split('`').filter(|text| text.contains('/') && !text.contains(['.', ' ', '\n'])) {
+            let exists = match named.strip_suffix('*') {
+                Some(start) => names().any(|name| name.starts_with(start)),
+                None => names().any(|name| name == named),
+            };
+            assert!(exists, "{table} names the scenario {named}, which does not exist");
+        }
+        for named in text.split('`').filter(|text| text.contains(".rs::")) {
+            let (place, function) = named.split_once("::").expect("it was looked for");
+            // A star stands for all tests of the file.
+            let wanted = if function == "*" { "#[test]".to_owned() } else { format!("fn {function}(") };
+            assert!(file(place).contains(&wanted), "{table} names the test {named}, which does not exist");
+        }
     }
+}
+
+/// The text of a file of this repository.
+fn file(path: &str) -> String {
+    let whole = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
+    std::fs::read_to_string(&whole).unwrap_or_else(|error| panic!("{path}: {error}"))
 }

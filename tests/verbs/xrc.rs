@@ -23,7 +23,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         to_the_named_queue,
     ),
     scenario("xrc/send/completes_where_the_queue_says", "ibv_create_srq_ex(3) cq", completes_where_the_queue_says),
-    scenario("xrc/send/immediate", "fact sheet 1.6; ibv_poll_cq(3) imm_data", immediate),
+    scenario("xrc/send/immediate", "Linux rxe; ibv_poll_cq(3) imm_data", immediate),
     scenario("xrc/send/many_packets", "IBTA annex Extended Reliable Connected: requests have XRCETH", many_packets),
     scenario("xrc/send/zero_bytes", "ibv_post_send(3): num_sge 0", zero_bytes),
     scenario("xrc/send/invalidate_of_wrong_key", "ibv_post_send(3) IBV_WR_SEND_WITH_INV", invalidate_of_wrong_key),
@@ -65,7 +65,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         two_of_a_kind,
     ),
     scenario("xrc/open_xrcd/shared_by_file", "ibv_open_xrcd(3) fd", shared_by_file),
-    scenario("xrc/reset/connected_anew", "reference 4.5: reusable in full", connected_anew),
+    scenario("xrc/reset/connected_anew", "rdma-core: reusable in full", connected_anew),
 ];
 
 fn to_the_named_queue(world: &World) {

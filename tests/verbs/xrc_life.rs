@@ -20,7 +20,7 @@ const fn scenario(name: &'static str, clause: &'static str, run: fn(&World)) -> 
     Scenario { name, clause, needs: &[MAX_SRQ, XRC], run }
 }
 
-const LAST_WQE: &str = "ibv_get_async_event(3) IBV_EVENT_QP_LAST_WQE_REACHED; reference 4.4";
+const LAST_WQE: &str = "ibv_get_async_event(3) IBV_EVENT_QP_LAST_WQE_REACHED; rdma-core";
 
 pub(crate) const SCENARIOS: &[Scenario] = &[
     scenario("xrc/retry/first_packets_are_lost", "ibv_modify_qp(3) retry_cnt, timeout", first_packets_lost),
@@ -31,14 +31,14 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     scenario("xrc/partial/queue_goes_in_the_middle", "ibv_destroy_srq(3)", queue_goes_in_the_middle),
     scenario("xrc/error/initiator_tells_no_last_wqe", LAST_WQE, initiator_tells_none),
     scenario("xrc/error/too_small", "ibv_poll_cq(3) IBV_WC_LOC_LEN_ERR", too_small),
-    scenario("xrc/error/sends_are_flushed", "reference 4.4: ERR completes all posted sends", sends_are_flushed),
+    scenario("xrc/error/sends_are_flushed", "rdma-core: ERR completes all posted sends", sends_are_flushed),
     scenario("xrc/error/other_target_goes_on", "IBTA annex Extended Reliable Connected", other_target_goes_on),
     scenario("xrc/states/drained", "ibv_modify_qp(3) IBV_QPS_SQD", drained),
     scenario("xrc/states/established", "ibv_get_async_event(3) IBV_EVENT_COMM_EST", established),
     scenario("xrc/states/target_receives_in_rtr", "ibv_modify_qp(3) IBV_QPS_RTR", target_in_rtr),
-    scenario("xrc/destroy/domain_handle_goes", "reference 4.3 object dependencies", domain_handle_goes),
+    scenario("xrc/destroy/domain_handle_goes", "rdma-core: object dependencies", domain_handle_goes),
     scenario("xrc/limit/of_the_named_queue", "ibv_modify_srq(3) IBV_SRQ_LIMIT", limit_of_the_named_queue),
-    scenario("xrc/threads/initiators_and_queues", "reference 4.2: all verbs are thread-safe", many_threads),
+    scenario("xrc/threads/initiators_and_queues", "rdma-core: all verbs are thread-safe", many_threads),
 ];
 
 fn to(state: QueuePairState) -> QueuePairAttributes {

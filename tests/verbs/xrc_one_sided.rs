@@ -31,7 +31,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     scenario("xrc/read/domain_of_the_queue_that_it_names", DOMAIN, BASIC, read_domain),
     scenario("xrc/read/domain_refused", DOMAIN, BASIC, read_refused),
     scenario("xrc/atomic/domain_of_the_queue", DOMAIN, ATOMIC, atomic_domain),
-    scenario("xrc/write/queue_without_receives", "fact sheet 3.6: a WRITE takes no receive", BASIC, write_to_empty),
+    scenario("xrc/write/queue_without_receives", "Linux rxe: a WRITE takes no receive", BASIC, write_to_empty),
     scenario("xrc/post_send/queue_of_the_peer_for_all", "ibv_wr_set_xrc_srqn(3)", BASIC, all_name_a_queue),
 ];
 

@@ -22,7 +22,8 @@ use crate::provider::{
 };
 use crate::queue::AsyncEventQueue;
 use crate::types::{
-    AsyncEvent, CaptureConfig, Counters, DeviceAttributes, EventObject, GidEntry, PeerCapabilities, PortAttributes,
+    AsyncEvent, CaptureConfig, Counters, DEFAULT_PKEY, DeviceAttributes, EventObject, GidEntry, LiveObjects,
+    PeerCapabilities, PortAttributes,
 };
 
 /// An open software device.
@@ -80,6 +81,18 @@ impl Context for SoftContext {
         self.gid(gid_index)
     }
 
+    fn query_pkey(&self, port_num: u8, pkey_index: u16) -> Result<u16> {
+        self.device.check_process("query_pkey")?;
+        check_port("query_pkey", port_num)?;
+        check_range(
+            "query_pkey",
+            "pkey_index",
+            pkey_index.into(),
+            0..=u32::from(self.device.attributes.max_pkeys) - 1,
+        )?;
+        Ok(DEFAULT_PKEY)
+    }
+
     fn gid_table(&self, port_num: u8) -> Result<Vec<GidEntry>> {
         let length = self.query_port(port_num)?.gid_tbl_len;
         Ok((0..u8::MAX).take(length as usize).filter_map(|index| self.gid(index).ok()).collect())
@@ -111,6 +124,21 @@ impl Context for SoftContext {
 
     fn query_clock(&self) -> Result<u64> {
         Ok(timestamp())
+    }
+
+    fn live_objects(&self) -> Result<LiveObjects> {
+        self.device.check_process("live_objects")?;
+        let device = &self.device;
+        Ok(LiveObjects {
+            queue_pairs: device.engine.shards().iter().map(|shard| shard.queue_pairs() as u32).sum(),
+            memory_regions: device.memory.len() as u32,
+            memory_windows: device.memory.windows() as u32,
+            completion_queues: device.completion_queues.used(),
+            shared_receive_queues: device.shared_receive_queues.used(),
+            protection_domains: device.domains.used(),
+            xrc_domains: device.xrc_domains.used(),
+            address_handles: device.address_handles.used(),
+        })
     }
 
     fn create_qp(&self, init: &QueuePairInit<'_>) -> Result<Arc<dyn QueuePair>> {

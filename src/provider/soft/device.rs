@@ -10,6 +10,7 @@ use super::config::SoftConfig;
 use super::errors;
 use super::interface::Interface;
 use super::limit::{Limit, check_range};
+use super::link_speed::width_and_speed;
 use super::multicast::{Attachments, MAX_MCAST_GRP, MAX_MCAST_QP_ATTACH};
 use super::port::{Events, Port};
 use super::shared_receive::Numbers;
@@ -19,8 +20,8 @@ use crate::engine::{
 use crate::memory::{DeviceMemoryPool, RegionTable};
 use crate::provider::{Error, ErrorKind, Result};
 use crate::types::{
-    AccessFlags, AtomicCapability, DeviceAttributes, DeviceCapabilities, Mtu, OnDemandCapabilities, OnDemandOperations,
-    OnDemandSupport, PeerCapabilities, PortAttributes, PortState,
+    AccessFlags, AtomicCapability, DeviceAttributes, DeviceCapabilities, LinkLayer, Mtu, OnDemandCapabilities,
+    OnDemandOperations, OnDemandSupport, PeerCapabilities, PortAttributes, PortState,
 };
 
 /// Queue pairs of a shard.
@@ -162,13 +163,18 @@ impl Device {
         let state = self.interface.state();
         self.refresh_port();
         let overhead = if self.port.has_v6() { OVERHEAD_V6_BYTES } else { OVERHEAD_V4_BYTES };
+        let (active_width, active_speed) = width_and_speed(self.port.megabits());
         PortAttributes {
             state: if state.running { PortState::Active } else { PortState::Down },
             max_mtu: Mtu::Mtu4096,
             active_mtu: Mtu::largest_within(state.mtu_bytes, overhead).min(self.max_mtu),
             gid_tbl_len: self.port.gid_tbl_len(),
             max_msg_sz: crate::types::MAX_MESSAGE_BYTES,
-            pkey_tbl_len: 1,
+            pkey_tbl_len: self.attributes.max_pkeys,
+            link_layer: LinkLayer::Ethernet,
+            lid: 0,
+            active_width,
+            active_speed,
         }
     }
 
@@ -184,7 +190,8 @@ impl Device {
             return Ok(address);
         }
         check_range(verb, attribute, index.into(), 0..=self.port.gid_tbl_len().saturating_sub(1))?;
-        let message = format!("{attribute} is {index}; that entry of the GID table is empty: its address was removed");
+        let message =
+            format!("{attribute} is {index}; that entry of the GID table is empty; gid_table lists the others");
         Err(Error::new(verb, ErrorKind::NotFound, message))
     }
 

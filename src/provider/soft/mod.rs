@@ -42,6 +42,7 @@ mod device;
 mod errors;
 mod interface;
 mod limit;
+mod link_speed;
 mod memory_region;
 mod memory_source;
 mod memory_window;

@@ -246,14 +246,14 @@ impl QueuePair for SoftQueuePair {
             self.role.check_plain_send(self.qpn)?;
             errors::check_operation(self.qp_type, &request.operation)?;
         }
-        self.send.push(request).map_err(|error| errors::from_queue("post_send", &error))
+        self.send.push(request).map_err(|error| errors::from_send_queue(&self.send, &error))
     }
 
     fn send_push_to_srq(&self, request: &SendRequest<'_>, srq: SharedReceiveQueueNumber) -> Result<()> {
         self.device.check_process("post_send")?;
         self.check_state("post_send", QueuePairState::ReadyToSend)?;
         self.role.check_named_queue(self.qpn, srq)?;
-        self.send.push_to_srq(request, srq).map_err(|error| errors::from_queue("post_send", &error))
+        self.send.push_to_srq(request, srq).map_err(|error| errors::from_send_queue(&self.send, &error))
     }
 
     fn send_push_to(&self, request: &SendRequest<'_>, target: &DatagramTarget<'_>) -> Result<()> {
@@ -265,7 +265,7 @@ impl QueuePair for SoftQueuePair {
             Data::Inline(pieces) => pieces.iter().map(|piece| piece.len() as u64).sum(),
         };
         let destination = SoftAddressHandle::destination(target, &self.domain, self.send_side.shard, length)?;
-        self.send.push_to(request, &destination).map_err(|error| errors::from_queue("post_send", &error))
+        self.send.push_to(request, &destination).map_err(|error| errors::from_send_queue(&self.send, &error))
     }
 
     fn attach_mcast(&self, gid: Gid) -> Result<()> {
