@@ -246,8 +246,8 @@ impl QueuePair {
 
     /// Completes everything posted as flushed.
     pub(super) fn flush(&mut self, cause: Cause) {
-        let forgets = self.receive.is_shared() && planted(Mutation::SharedReceiveForgotten);
-        if let Some(receive) = self.responder.take_receive().filter(|_| !forgets) {
+        let begun = self.responder.take_receive();
+        if let Some(receive) = begun.filter(|_| !planted(Mutation::HalfFilledNotFlushed)) {
             self.complete_receive(RawCompletion {
                 wr_id: receive.wr_id,
                 retired: receive.index.wrapping_add(1),

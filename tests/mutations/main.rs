@@ -42,6 +42,20 @@ const MOST_SEEDS: u64 = 1_000;
 const MOST_MISSED: usize = 3;
 const LARGEST_MEDIAN: u64 = 100;
 
+/// Of the verbs' planted bugs those that the simulator's shared receive queues must find as well.
+const OF_SHARED_RECEIVES: &[Mutation] = &[
+    Mutation::SharedQueueOneShort,
+    Mutation::SharedLimitReachedTooEarly,
+    Mutation::SharedLimitStaysArmed,
+    Mutation::SharedLimitNotAnnounced,
+    Mutation::SharedResizeForgets,
+    Mutation::SharedResizeMixesUp,
+    Mutation::ErrorFlushesShared,
+    Mutation::HalfFilledNotFlushed,
+    Mutation::XrcQueueKept,
+    Mutation::XrcCompletesAtTarget,
+    Mutation::XrcDomainOfTarget,
+];
 /// The smaller worlds.
 const SMALL: [fn(u64, bool) -> Outcome; 4] = [unreliable::run, shared::run, datagrams::run, windows::run];
 
@@ -62,7 +76,7 @@ fn hunt(mutation: Mutation) -> Option<(u64, String)> {
 fn chosen() -> Vec<Mutation> {
     let only = std::env::var("MUTATION").ok();
     let is_chosen = |mutation: &Mutation| only.as_ref().is_none_or(|name| *name == format!("{mutation:?}"));
-    Mutation::ALL.iter().copied().filter(is_chosen).collect()
+    Mutation::ALL.iter().chain(OF_SHARED_RECEIVES).copied().filter(is_chosen).collect()
 }
 
 /// The message of a panic on one short line.
