@@ -2,12 +2,16 @@
 //!
 //! Their answers say nothing but that they were executed. So a repetition needs no memory of them: its number alone
 //! shows that it was executed before, and it gets the same answer.
+//!
+//! Linux gives FLUSH an ICRC of its own (`icrc::append_as_linux`), and drops one with the standard's. Peers of our own
+//! never get it. A stranger gets the standard's first and, while it does not answer, both in turns; what it answered to
+//! is what the next FLUSH begins with.
 
 use super::endpoint::Pass;
-use super::queue_pair::QueuePair;
+use super::queue_pair::{Path, QueuePair};
 use super::violation::Violation;
 use crate::mutation::{Mutation, planted};
-use crate::types::AccessFlags;
+use crate::types::{AccessFlags, Operation};
 use crate::wire::{FlushEth, Opcode, Packet, Reth};
 
 const TO_VISIBILITY: u8 = 1;
@@ -26,7 +30,28 @@ pub(super) fn rights(packet: &Packet<'_>) -> Result<AccessFlags, Violation> {
     Ok(rights)
 }
 
+impl Path {
+    /// Whether a packet whose ICRC is wrong may be right by Linux's rule.
+    pub(super) fn may_be_flush_of_linux(&self, udp_payload: &[u8]) -> bool {
+        !self.peer.is_ours() && udp_payload.first() == Some(&Opcode::RC_FLUSH.0)
+    }
+}
+
 impl QueuePair {
+    /// Whether a FLUSH that leaves now has Linux's ICRC.
+    pub(super) fn flushes_as_linux(&self) -> bool {
+        let in_turn = self.requester.recovery.rounds() % 2 == 1;
+        self.path.as_ref().is_some_and(|path| !path.peer.is_ours() && path.flush_as_linux != in_turn)
+    }
+
+    /// The request's empty answer came. If it was for an earlier round, the next FLUSH needs one round more.
+    pub(super) fn note_bare_answer(&mut self, index: u32) {
+        let took = self.flushes_as_linux();
+        if let (Operation::Flush { .. }, Some(path)) = (self.send.header(index).operation, &mut self.path) {
+            path.flush_as_linux = took;
+        }
+    }
+
     /// Executes an ATOMIC WRITE or a FLUSH.
     pub(super) fn execute_bare(&mut self, pass: &Pass<'_>, packet: &Packet<'_>) -> Result<(), Violation> {
         let psn = packet.headers.bth.psn;
