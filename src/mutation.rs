@@ -356,6 +356,56 @@ mutations! {
         AdviceOnAnyRegion,
         /// Pages of regions without the right to write are made writable.
         AdviceRightsUnchecked,
+
+        // ---- shared receive queues ----
+        /// A shared receive queue holds one receive less than it says.
+        SharedQueueOneShort,
+        /// The limit event comes when as many receives wait as the limit says.
+        SharedLimitReachedTooEarly,
+        /// The limit stays armed after its event.
+        SharedLimitStaysArmed,
+        /// No event when the limit is reached.
+        SharedLimitNotAnnounced,
+        /// A limit that is armed below what waits is found out with the next receive only.
+        SharedLimitArmedForLater,
+        /// A shared receive queue that is resized forgets what waits.
+        SharedResizeForgets,
+        /// Receives are in the wrong order after a shared receive queue was resized.
+        SharedResizeMixesUp,
+        /// A datagram takes a receive that it does not fit into.
+        SharedRoomUnchecked,
+        /// Receives of a shared queue are written in the protection domain of the queue pair.
+        SharedMemoryOfQueuePair,
+        /// The peer accesses memory in the protection domain of the shared receive queue.
+        SharedDomainForPeers,
+        /// The error state flushes what waits in the shared queue.
+        ErrorFlushesShared,
+        /// RESET takes what waits in the shared queue.
+        ResetTakesShared,
+        /// A receive that a message had begun to fill is not flushed.
+        HalfFilledNotFlushed,
+        /// No event for the last receive of a shared queue.
+        LastReceiveNotAnnounced,
+        /// That event comes for queue pairs with a receive queue of their own, too.
+        LastReceiveAnnouncedAlways,
+
+        // ---- extended reliable connections ----
+        /// Only the first packet of a message names its queue.
+        XrcNamedOnce,
+        /// A message goes to the queue that the one before it named.
+        XrcQueueKept,
+        /// A message for a queue of another domain waits for one of this domain.
+        XrcUnknownQueueWaits,
+        /// Receives complete where the target was told to.
+        XrcCompletesAtTarget,
+        /// The peer accesses memory in the protection domain of the target.
+        XrcDomainOfTarget,
+        /// A READ is answered from the protection domain of the queue that was named last.
+        XrcDomainOfLastQueue,
+        /// An initiator takes requests that name no queue.
+        XrcPostedWithoutQueue,
+        /// Any two queue pairs can be connected, initiators with initiators as well.
+        XrcKindsUnchecked,
     }
 }
 

@@ -481,6 +481,14 @@ pub trait QueuePair: Send + Sync {
     /// Ends the batch.
     fn recv_end(&self, end: BatchEnd) -> Result<()>;
 
+    /// Before RESET or destruction of a queue pair that takes its receives from a shared queue: it takes no more of
+    /// them, and what has completed can be polled before it is removed. Returns the `wr_id` of the receive that a
+    /// message had begun to fill, if there is one: it will not complete, and nobody accesses its memory any more. A
+    /// provider that cannot tell says that there is none; whoever posted it waits then for the end of the shared queue.
+    fn stop_receiving(&self) -> Result<Option<u64>> {
+        Ok(None)
+    }
+
     /// Takes the queue pair out of the device: nothing is sent or received for it any more, its completions are
     /// removed from its queues. Later verbs on it fail. Destroying again does nothing.
     fn destroy(&self) -> Result<()>;

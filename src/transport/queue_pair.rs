@@ -246,7 +246,8 @@ impl QueuePair {
 
     /// Completes everything posted as flushed.
     pub(super) fn flush(&mut self, cause: Cause) {
-        if let Some(receive) = self.responder.take_receive() {
+        let begun = self.responder.take_receive();
+        if let Some(receive) = begun.filter(|_| !planted(Mutation::HalfFilledNotFlushed)) {
             self.complete_receive(RawCompletion {
                 wr_id: receive.wr_id,
                 retired: receive.index.wrapping_add(1),

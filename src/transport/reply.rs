@@ -504,6 +504,7 @@ impl QueuePair {
             let skipped = if is_wrong { 0 } else { next };
             let va = reth.va.wrapping_add(u64::from(skipped) * u64::from(self.mtu_bytes()));
             let bytes = &mut room[..payload];
+            let domain = if planted(Mutation::XrcDomainOfLastQueue) { self.remote_domain() } else { domain };
             let accessor = Accessor { domain, queue_pair: self.qpn };
             if pass.memory.read(reth.rkey.0, accessor, va, AccessFlags::REMOTE_READ, bytes).is_err() {
                 self.refuse_read_answer(headers.bth.psn, resource.message_count);

@@ -560,7 +560,8 @@ impl QueuePair {
             ack_request,
             psn: plan.psn,
         };
-        let mut headers = Headers { bth, xrc_srq: header.remote_srq(), ..Headers::default() };
+        let is_named = plan.offset == 0 || !planted(Mutation::XrcNamedOnce);
+        let mut headers = Headers { bth, xrc_srq: header.remote_srq().filter(|_| is_named), ..Headers::default() };
         let skipped = u64::from(plan.offset) * u64::from(self.mtu_bytes());
         match header.operation {
             Operation::Read { remote_addr, rkey } => {

@@ -430,6 +430,11 @@ impl QueuePair {
         self.inner.destroy()
     }
 
+    /// Takes no more receives from a shared queue; see [`provider::QueuePair::stop_receiving`].
+    pub(crate) fn stop_receiving(&self) -> Result<Option<u64>> {
+        self.inner.stop_receiving()
+    }
+
     pub(super) fn inner(&self) -> &dyn provider::QueuePair {
         &*self.inner
     }

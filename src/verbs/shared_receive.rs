@@ -24,6 +24,13 @@ pub struct SharedReceiveQueueBuilder<'a> {
     xrc: Option<(&'a XrcDomain, &'a CompletionQueue)>,
 }
 
+impl SharedReceiveQueueBuilder<'_> {
+    /// Whether only XRC targets can use it.
+    pub(crate) fn is_for_xrc(&self) -> bool {
+        self.xrc.is_some()
+    }
+}
+
 impl<'a> SharedReceiveQueueBuilder<'a> {
     pub(super) fn new(domain: &'a ProtectionDomain, max_wr: u32, max_sge: u32) -> Self {
         Self { domain, max_wr, max_sge, srq_limit: 0, xrc: None }
@@ -100,7 +107,7 @@ impl<'a> SharedReceiveQueueBuilder<'a> {
 /// A handle: clones name the same queue. It goes when the last handle, and every queue pair that uses it, are gone;
 /// what is posted then is forgotten without completions.
 ///
-/// The owned tier ([`crate::owned`]) has no shared receive queues.
+/// The owned tier has [shared receive queues](crate::owned::SharedReceiveQueue) of its own.
 ///
 /// ```
 /// use std::time::Duration;
@@ -211,6 +218,11 @@ impl SharedReceiveQueue {
     pub fn recv_batch(&self) -> Result<SharedReceiveBatch<'_>> {
         self.shared.poster.enter("post_srq_recv", || self.shared.inner.recv_begin())?;
         Ok(SharedReceiveBatch { queue: self, len: 0, open: true, thread_bound: PhantomData })
+    }
+
+    /// Takes it out of the device while handles are left; see [`provider::SharedReceiveQueue::destroy`].
+    pub(crate) fn destroy(&self) -> Result<()> {
+        self.shared.inner.destroy()
     }
 
     pub(super) fn inner(&self) -> &Arc<dyn provider::SharedReceiveQueue> {

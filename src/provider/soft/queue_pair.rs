@@ -312,6 +312,13 @@ impl QueuePair for SoftQueuePair {
         Ok(())
     }
 
+    fn stop_receiving(&self) -> Result<Option<u64>> {
+        self.device.check_process("destroy_qp")?;
+        let mut begun = None;
+        self.shard.command(|core, _| begun = core.endpoint.stop_receiving(self.qpn));
+        Ok(begun)
+    }
+
     /// Waits for the pass in progress and nothing else: what is outstanding is forgotten, not flushed.
     fn destroy(&self) -> Result<()> {
         self.device.check_process("destroy_qp")?;
