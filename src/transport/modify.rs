@@ -196,6 +196,7 @@ impl QueuePair {
             hop_limit: if vector.hop_limit == 0 { 64 } else { vector.hop_limit },
             peer_port: None,
             peer_dont_fragment: None,
+            flush_as_linux: false,
             in_flight_to_peer: in_flight(peer_address),
         });
     }

@@ -55,6 +55,8 @@ pub(super) struct Path {
     /// Whether a stranger's IPv4 packets have "don't fragment" set; learned from the first solved ICRC, and fixed then:
     /// with both values allowed, some flipped bits would look like the other one.
     pub(super) peer_dont_fragment: Option<bool>,
+    /// Whether a stranger took FLUSH last with the ICRC that Linux gives to it, or sent one like that.
+    pub(super) flush_as_linux: bool,
     /// Packets that all queue pairs together have in flight to the peer's address.
     pub(super) in_flight_to_peer: Arc<AtomicU32>,
 }

@@ -385,7 +385,7 @@ impl QueuePair {
         if request.is_atomic {
             return self.plan_atomic(index, psn, &header);
         }
-        if request.is_bare && !self.read_credit_left() {
+        if request.is_bare && !self.read_credit_left() && !planted(Mutation::EmptyAnswerCreditIgnored) {
             return None;
         }
         if !self.window_allows(psn, 1) {
@@ -580,6 +580,8 @@ impl QueuePair {
                 headers.reth = Some(Reth { va: remote_addr, rkey, length: header.length });
             }
             Operation::Flush { remote_addr, rkey, length, flags } => {
+                // Means nothing for a whole region; but Linux refuses more than 2^31 bytes even then.
+                let length = if flags.contains(FlushFlags::WHOLE_REGION) { 0 } else { length };
                 headers.reth = Some(Reth { va: remote_addr, rkey, length });
                 headers.flush = Some(flush_header(flags));
             }
