@@ -74,6 +74,10 @@ mutations! {
         SolicitedLost,
         /// An armed completion queue takes any completion for a solicited one.
         NotifiedUnsolicited,
+        /// A queue that is armed for all completions can be armed for less.
+        ArmingNarrowed,
+        /// A queue that is armed for solicited completions cannot be armed for all.
+        ArmingNotWidened,
 
         // ---- flushing and draining ----
         /// The newest request is flushed first.
@@ -190,6 +194,78 @@ mutations! {
         ReadAnswerOutOfOrder,
         /// A READ answer of any length is taken.
         ReadAnswerLengthUnchecked,
+
+        // ---- ATOMIC WRITE and FLUSH ----
+        /// An ATOMIC WRITE that comes again is executed again.
+        AtomicWriteExecutedTwice,
+        /// An ATOMIC WRITE writes the first half of its word.
+        AtomicWriteHalf,
+        /// An ATOMIC WRITE is acknowledged instead of answered.
+        AtomicWriteAcknowledged,
+        /// A FLUSH that overtook others is answered before its turn.
+        FlushAnsweredEarly,
+        /// A FLUSH does not look at its key.
+        FlushKeyUnchecked,
+        /// A FLUSH needs no right.
+        FlushRightIgnored,
+        /// An empty answer is not repeated.
+        EmptyAnswerNotRepeated,
+        /// More ATOMIC WRITEs and FLUSHes are outstanding than the peer allows.
+        EmptyAnswerCreditIgnored,
+
+        // ---- unreliable connections ----
+        /// After a gap a message goes on.
+        UnreliableGapIgnored,
+        /// Packets that were passed are taken.
+        UnreliableLateTaken,
+        /// The receive of a dropped message is lost.
+        UnreliableReceiveLost,
+        /// The message after a dropped one begins where that one ended.
+        UnreliableFillKept,
+
+        // ---- datagrams ----
+        /// The Q_Key is not checked.
+        QkeyUnchecked,
+        /// A Q_Key with the highest bit is sent as it is.
+        OwnQkeyNotUsed,
+        /// The route header says the way back.
+        RouteHeaderTurned,
+        /// The route header is not counted as received.
+        RouteHeaderNotCounted,
+        /// The route header takes no room.
+        RouteHeaderTakesNoRoom,
+        /// A datagram's completion does not say who sent it.
+        DatagramSourceNotTold,
+        /// The invariant CRC of datagrams is not checked.
+        DatagramIcrcUnchecked,
+
+        // ---- shared receive queues ----
+        /// A shared receive that was taken can be taken again.
+        SharedReceiveTakenTwice,
+
+        // ---- extended reliable connections ----
+        /// A packet kept for later keeps its own operation code.
+        KeptPacketNotTranslated,
+
+        // ---- windows and revoked keys ----
+        /// A window whose key was revoked stays bound.
+        WindowStaysBound,
+        /// Any queue pair may use the window.
+        WindowOfAnybody,
+        /// Every key that the window ever had works.
+        WindowOldKeyWorks,
+        /// A window is as large as its region.
+        WindowEndIgnored,
+        /// The rights of a window are not checked.
+        WindowRightsIgnored,
+        /// A SEND with invalidate revokes when it comes, not when it is its turn.
+        InvalidatedOutOfTurn,
+        /// A SEND with invalidate revokes nothing.
+        InvalidationForgotten,
+        /// A request that no packet leaves for waits for the next packet.
+        LocalRequestForgotten,
+        /// A late copy of a READ whose key was revoked meanwhile ends the connection.
+        LateReadEndsConnection,
 
         // ---- checks ----
         /// The invariant CRC is not checked.

@@ -245,7 +245,9 @@ impl SharedReceiveQueue {
         }
         sges.clear();
         sges.extend_from_slice(entries);
-        state.taken += 1;
+        if !planted(Mutation::SharedReceiveTakenTwice) || number % 8 != 7 {
+            state.taken += 1;
+        }
         self.show_waiting(&state);
         let is_due = state.falls_below_limit();
         drop(state);

@@ -594,7 +594,8 @@ impl QueuePair {
                 if count == 0 && self.run_local_request(pass) {
                     return (None, false);
                 }
-                is_exhausted = true;
+                // Whatever left just now stood before a request that no packet leaves for.
+                is_exhausted = !self.local_request_is_due() || planted(Mutation::LocalRequestForgotten);
                 break;
             };
             if length + size > room || (count > 0 && size > segment) {

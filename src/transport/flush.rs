@@ -10,6 +10,7 @@
 use super::endpoint::Pass;
 use super::queue_pair::{Path, QueuePair};
 use super::violation::Violation;
+use crate::mutation::{Mutation, planted};
 use crate::types::{AccessFlags, Operation};
 use crate::wire::{FlushEth, Opcode, Packet, Reth};
 
@@ -57,7 +58,10 @@ impl QueuePair {
         let reth = packet.headers.reth.ok_or(Violation::OpcodeSequence)?;
         match packet.headers.bth.opcode {
             Opcode::RC_ATOMIC_WRITE => {
-                let word = packet.payload.try_into().map_err(|_| Violation::MessageLength)?;
+                let mut word: [u8; 8] = packet.payload.try_into().map_err(|_| Violation::MessageLength)?;
+                if planted(Mutation::AtomicWriteHalf) {
+                    word[4..].fill(0);
+                }
                 let written = pass.memory.atomic_write(reth.rkey.0, self.accessor(), reth.va, word);
                 written.map_err(Violation::of_atomic)?;
             }
@@ -65,13 +69,22 @@ impl QueuePair {
         }
         self.responder.expected = psn.plus(1);
         self.bump_message_count();
-        self.responder.replies.push_empty(psn, self.responder.message_count);
+        let count = self.responder.message_count;
+        if planted(Mutation::AtomicWriteAcknowledged) && packet.headers.flush.is_none() {
+            self.responder.replies.note_executed(psn);
+            self.responder.replies.acknowledge(count, pass.now, pass.ack_hold);
+            return Ok(());
+        }
+        self.responder.replies.push_empty(psn, count);
         Ok(())
     }
 
     /// A flush to persistence waits for the file's storage, and everything that this thread drives with it.
     fn flush_memory(&self, pass: &Pass<'_>, packet: &Packet<'_>, reth: Reth) -> Result<(), Violation> {
         let need = rights(packet)?;
+        if planted(Mutation::FlushKeyUnchecked) {
+            return Ok(());
+        }
         let is_whole = packet.headers.flush.is_some_and(|flush| flush.selectivity == WHOLE_REGION);
         let range = (!is_whole).then_some((reth.va, u64::from(reth.length)));
         pass.memory.flush(reth.rkey.0, self.accessor(), range, need).map_err(Violation::RemoteKey)

@@ -514,7 +514,7 @@ impl QueuePair {
             let domain = if planted(Mutation::XrcDomainOfLastQueue) { self.remote_domain() } else { domain };
             let accessor = Accessor { domain, queue_pair: self.qpn };
             if pass.memory.read(reth.rkey.0, accessor, va, AccessFlags::REMOTE_READ, bytes).is_err() {
-                self.refuse_read_answer(headers.bth.psn, resource.message_count);
+                self.refuse_read_answer(headers.bth.psn, resource.message_count, resource.answered);
                 return None;
             }
         }
@@ -543,9 +543,16 @@ impl QueuePair {
         }
     }
 
-    /// The region went away between the READ's request and its answer.
-    fn refuse_read_answer(&mut self, psn: Psn, message_count: u32) {
+    /// The region went away between the READ's request and its answer. A repetition may be a late one, whose READ the
+    /// peer has completed long ago, before the key was revoked: then the refusal is nothing to the peer, and it must be
+    /// nothing here.
+    fn refuse_read_answer(&mut self, psn: Psn, message_count: u32, is_repetition: bool) {
         self.count(Counter::SentNak);
+        if is_repetition && !planted(Mutation::LateReadEndsConnection) {
+            let syndrome = Syndrome::Nak(NakCode::RemoteAccess);
+            self.responder.replies.pop();
+            return self.responder.replies.queue.push_front(Reply::Nak { psn, syndrome, message_count });
+        }
         self.responder.replies.queue.clear();
         for resource in self.responder.replies.resources.iter_mut().flatten() {
             resource.queued = false;

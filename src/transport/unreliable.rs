@@ -83,7 +83,7 @@ impl QueuePair {
         self.note_established();
         let psn = packet.headers.bth.psn;
         let distance = psn.distance_from(self.responder.expected());
-        if (-STALE_PACKETS..0).contains(&distance) {
+        if (-STALE_PACKETS..0).contains(&distance) && !planted(Mutation::UnreliableLateTaken) {
             self.count(Counter::DuplicateRequest);
             return Err(DropReason::StaleDuplicate);
         }
@@ -91,7 +91,8 @@ impl QueuePair {
         if distance != 0 {
             self.count(Counter::OutOfSequenceRequest);
         }
-        if distance != 0 || opcode.is_first() || opcode.is_only() {
+        let is_gap = distance != 0 && !planted(Mutation::UnreliableGapIgnored);
+        if is_gap || opcode.is_first() || opcode.is_only() {
             self.responder.drop_message();
         }
         self.responder.expect(psn);

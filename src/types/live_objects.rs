@@ -1,6 +1,6 @@
 //! How many objects of a device there are.
 
-/// Objects that are alive on a device, of all its openings that share them: what `rdma resource show` counts.
+/// Objects that are alive in one opening of a device: what `rdma resource show` counts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct LiveObjects {

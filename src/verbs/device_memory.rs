@@ -113,8 +113,8 @@ impl DeviceMemory {
 }
 
 impl ProtectionDomain {
-    /// Registers a part of device memory (`ibv_reg_dm_mr`). Requests name its first byte by 0:
-    /// [`AccessFlags::ZERO_BASED`] is added to `access`.
+    /// Registers a part of device memory (`ibv_reg_dm_mr`). Requests name its first byte by 0: the device adds
+    /// [`AccessFlags::ZERO_BASED`] to `access`.
     ///
     /// The region keeps the memory. Parts may overlap, and be of several domains. [`MemoryRegion::dereg`] gives the
     /// part back as a [`Memory`](super::Memory), to be dropped.
@@ -131,7 +131,6 @@ impl ProtectionDomain {
         access: AccessFlags,
     ) -> Result<MemoryRegion> {
         let (offset, len) = resolve_in("reg_dm_mr", &range, memory.len(), "the device memory")?;
-        let access = access | AccessFlags::ZERO_BASED;
         let inner = self.inner().reg_dm_mr(&memory.inner, offset as u64, len as u64, access)?;
         Ok(MemoryRegion::new(self.clone(), inner))
     }

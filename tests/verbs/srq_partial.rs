@@ -25,7 +25,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     scenario("srq/partial/write_has_taken_none", "ibv_poll_cq(3): consumed by the last packet", write_has_taken_none),
     scenario("srq/partial/lost_with_reset", "rdma-core: RESET drops silently", lost_with_reset),
     scenario("srq/partial/lost_with_the_queue_pair", "rdma-core: ibv_destroy_qp purges", lost_with_queue_pair),
-    scenario("srq/partial/uc_serves_the_next_message", "Linux rxe: the receive is used again", uc_serves_next),
+    scenario("srq/partial/uc_serves_the_next_message", "rdma-verbs: as without SRQ; rxe fails it", uc_serves_next),
     scenario("srq/partial/uc_flushed_once", LAST_WQE, uc_flushed_once),
 ];
 
