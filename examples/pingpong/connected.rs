@@ -50,10 +50,11 @@ pub(crate) fn run(arguments: &Arguments, qp_type: QueuePairType) -> Outcome {
 /// The objects of this end. One buffer is sent from and received into, so what a peer sends goes back to it.
 pub(crate) struct End<'a> {
     arguments: &'a Arguments,
+    /// Goes first, so that nothing arrives for memory that is gone.
+    qp: QueuePair,
     channel: Option<CompletionChannel>,
     cq: CompletionQueue,
     buffer: MemoryRegion,
-    qp: QueuePair,
     gid_index: u8,
     /// Where the message begins in the buffer.
     start: usize,
