@@ -1,0 +1,162 @@
+//! What the two processes tell each other over TCP: values as JSON, each behind its length.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use socket2::{Domain, Socket, Type};
+
+use super::machine::is_interrupted;
+use super::outcome::{Failure, Outcome};
+
+/// Longest value that is read: the addresses of some thousand queue pairs.
+const MOST_BYTES: usize = 16 << 20;
+/// How long a client tries to reach a server that does not listen yet.
+const CONNECT_WITHIN: Duration = Duration::from_secs(10);
+/// Pause between two looks for Ctrl-C while nothing happens.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// The connection to the other process.
+pub(crate) struct Channel {
+    stream: TcpStream,
+}
+
+impl Channel {
+    fn new(stream: TcpStream) -> Outcome<Self> {
+        stream.set_nodelay(true)?;
+        stream.set_nonblocking(false)?;
+        // Every wait for the peer sees Ctrl-C.
+        stream.set_read_timeout(Some(PAUSE))?;
+        Ok(Self { stream })
+    }
+
+    /// Reaches a process that listens, or will do so in a moment.
+    pub(crate) fn connect(host: &str, port: u16) -> Outcome<Self> {
+        let failed = |error| Failure::Failed(format!("cannot connect to {host}:{port}: {error}"));
+        let start = Instant::now();
+        loop {
+            match TcpStream::connect((host, port)) {
+                Ok(stream) => return Self::new(stream),
+                Err(error) if error.kind() == ErrorKind::ConnectionRefused && start.elapsed() < CONNECT_WITHIN => {
+                    pause()?;
+                }
+                Err(error) => return Err(failed(error)),
+            }
+        }
+    }
+
+    /// Reaches the process that started this one.
+    pub(crate) fn join(address: SocketAddr) -> Outcome<Self> {
+        Self::new(TcpStream::connect(address)?)
+    }
+
+    /// Waits for another process, as long as `is_worth_it` says.
+    pub(crate) fn accept(listener: &TcpListener, mut is_worth_it: impl FnMut() -> Outcome) -> Outcome<Self> {
+        listener.set_nonblocking(true)?;
+        loop {
+            match listener.accept() {
+                Ok((stream, _)) => return Self::new(stream),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    is_worth_it()?;
+                    pause()?;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    pub(crate) fn peer(&self) -> Outcome<SocketAddr> {
+        Ok(self.stream.peer_addr()?)
+    }
+
+    pub(crate) fn say<T: Serialize>(&mut self, value: &T) -> Outcome {
+        let text = serde_json::to_vec(value).map_err(|error| format!("cannot be said: {error}"))?;
+        let mut message = (text.len() as u32).to_be_bytes().to_vec();
+        message.extend(text);
+        self.stream.write_all(&message).map_err(|_| Failure::PeerLeft)
+    }
+
+    pub(crate) fn hear<T: DeserializeOwned>(&mut self) -> Outcome<T> {
+        let mut length = [0; 4];
+        self.read(&mut length)?;
+        let length = u32::from_be_bytes(length) as usize;
+        if length > MOST_BYTES {
+            return Err(format!("the other process says {length} bytes at once: it is no perf").into());
+        }
+        let mut text = vec![0; length];
+        self.read(&mut text)?;
+        serde_json::from_slice(&text)
+            .map_err(|error| format!("the other process says something else: {error}; is it the same version?").into())
+    }
+
+    /// Tells the other process and hears the same from it.
+    pub(crate) fn exchange<T: Serialize + DeserializeOwned>(&mut self, value: &T) -> Outcome<T> {
+        self.say(value)?;
+        self.hear()
+    }
+
+    /// Waits until the other process is here too.
+    pub(crate) fn meet(&mut self) -> Outcome {
+        self.exchange(&()).map(drop)
+    }
+
+    /// Whether the other process has said something that was not heard yet; an error if it is gone.
+    pub(crate) fn has_word(&self) -> Outcome<bool> {
+        self.stream.set_nonblocking(true)?;
+        let seen = self.stream.peek(&mut [0]);
+        self.stream.set_nonblocking(false)?;
+        match seen {
+            Ok(0) => Err(Failure::PeerLeft),
+            Ok(_) => Ok(true),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(false),
+            Err(_) => Err(Failure::PeerLeft),
+        }
+    }
+
+    /// The stream itself, for programs that have their own way to speak. It waits without looking for Ctrl-C meanwhile.
+    pub(crate) fn lend<T>(&mut self, use_it: impl FnOnce(&mut TcpStream) -> std::io::Result<T>) -> Outcome<T> {
+        self.stream.set_read_timeout(Some(CONNECT_WITHIN * 3))?;
+        let result = use_it(&mut self.stream);
+        self.stream.set_read_timeout(Some(PAUSE))?;
+        Ok(result?)
+    }
+
+    fn read(&mut self, mut out: &mut [u8]) -> Outcome {
+        while !out.is_empty() {
+            match self.stream.read(out) {
+                Ok(0) => return Err(Failure::PeerLeft),
+                Ok(count) => out = &mut out[count..],
+                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
+                    check_interrupted()?;
+                }
+                Err(_) => return Err(Failure::PeerLeft),
+            }
+        }
+        Ok(())
+    }
+}
+
+pub(crate) fn check_interrupted() -> Outcome {
+    if is_interrupted() { Err(Failure::Interrupted) } else { Ok(()) }
+}
+
+fn pause() -> Outcome {
+    std::thread::sleep(PAUSE);
+    check_interrupted()
+}
+
+/// Listens for both IP versions where the system has both.
+pub(crate) fn listen(port: u16) -> Outcome<TcpListener> {
+    let both = || {
+        let socket = Socket::new(Domain::IPV6, Type::STREAM, None)?;
+        socket.set_only_v6(false)?;
+        socket.set_reuse_address(true)?;
+        socket.bind(&SocketAddr::from((std::net::Ipv6Addr::UNSPECIFIED, port)).into())?;
+        socket.listen(8)?;
+        Ok::<_, std::io::Error>(socket.into())
+    };
+    let listener = both().or_else(|_| TcpListener::bind(("0.0.0.0", port)));
+    listener.map_err(|error| format!("cannot listen on port {port}: {error}").into())
+}

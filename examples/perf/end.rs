@@ -1,0 +1,402 @@
+//! One end of a measurement: its device, queue pairs and memory, and what it tells the other end.
+
+use std::time::{Duration, Instant};
+
+use rdma_verbs::verbs::{
+    self, AccessFlags, AddressHandle, AddressVector, Completion, CompletionChannel, CompletionQueue, ConnectOptions,
+    ConnectionInfo, Context, MemoryRegion, Mtu, Notify, Payload, PeerCapabilities, ProtectionDomain, Qkey, Qpn,
+    QueuePair, QueuePairType, ReceiveRequest, RegionRange, RemoteMemory, SendRequest,
+};
+use serde::{Deserialize, Serialize};
+
+use super::channel::{Channel, check_interrupted};
+use super::job::{Atomic, Job, Measure, Operation, Service, Waiting};
+use super::outcome::{Failure, Outcome};
+use super::pattern;
+
+/// What arrives in front of a datagram.
+pub(crate) const ROUTE_HEADER_BYTES: usize = 40;
+/// The Q_Key of rdma-core's programs.
+const QKEY: Qkey = Qkey(0x1111_1111);
+/// Memory that small messages walk over, as in perftest.
+const SMALL_WALK_BYTES: usize = 4096;
+/// Memory that the large messages of all queue pairs walk over, so that it is not in the cache.
+const WALK_BYTES: usize = 8 << 20;
+const ALIGNMENT: usize = 8;
+const EVENT_WITHIN: Duration = Duration::from_millis(100);
+/// Empty looks between two looks for Ctrl-C and for the other process.
+const LOOKS: u32 = 1 << 14;
+/// How often the other process is looked for at most.
+const PEER_EVERY: Duration = Duration::from_millis(20);
+/// How long an unreliable service may be silent.
+const LOST_AFTER: Duration = Duration::from_secs(5);
+
+/// An open device, and which of its addresses is used.
+pub(crate) struct Device {
+    pub(crate) context: Context,
+    pub(crate) port_num: u8,
+    pub(crate) gid_index: u8,
+}
+
+impl Device {
+    pub(crate) fn open(name: Option<&str>, port_num: u8, gid_index: Option<u8>) -> Outcome<Self> {
+        let context = open_device(name)?;
+        let gid_index = gid_index.map_or_else(|| first_gid(&context, port_num), Ok)?;
+        Ok(Self { context, port_num, gid_index })
+    }
+}
+
+/// What the ends tell each other of themselves.
+#[derive(Serialize, Deserialize)]
+struct Introduction {
+    queue_pairs: Vec<Vec<u8>>,
+    memory: [u8; RemoteMemory::ENCODED_BYTES],
+}
+
+/// Where messages lie within the memory: for each queue pair some to go out, then as many to come in.
+#[derive(Clone, Copy, Debug)]
+struct Layout {
+    /// From one message to the next.
+    stride: usize,
+    slots: usize,
+    /// What comes before an incoming message.
+    header: usize,
+}
+
+impl Layout {
+    fn new(job: &Job, size: usize) -> Self {
+        let header = if job.service == Service::Datagram { ROUTE_HEADER_BYTES } else { 0 };
+        let stride = (size + header).next_multiple_of(ALIGNMENT);
+        let walk = match size {
+            // Messages that may be lost are all the same, so that those that come can be checked; a ping-pong has one.
+            _ if job.service != Service::Reliable || job.measure == Measure::Latency => stride,
+            0..SMALL_WALK_BYTES => SMALL_WALK_BYTES,
+            _ => WALK_BYTES / job.queue_pairs,
+        };
+        Self { stride, slots: (walk / stride).max(1), header }
+    }
+
+    /// Memory of a queue pair in one direction.
+    fn area(&self) -> usize {
+        self.slots * self.stride
+    }
+
+    /// Where a message lies within an area.
+    fn place(&self, number: u64) -> usize {
+        (number % self.slots as u64) as usize * self.stride
+    }
+
+    /// Where a queue pair's message goes out from.
+    fn outgoing(&self, pair: usize, number: u64) -> usize {
+        2 * pair * self.area() + self.place(number)
+    }
+
+    /// Where a queue pair's message comes in, without its route header.
+    fn incoming(&self, pair: usize, number: u64) -> usize {
+        self.outgoing(pair, number) + self.area() + self.header
+    }
+}
+
+/// The objects of one end. The queue pairs go first, so that nothing arrives for memory that is gone.
+pub(crate) struct End {
+    pub(crate) queue_pairs: Vec<QueuePair>,
+    pub(crate) job: Job,
+    pub(crate) size: usize,
+    pub(crate) memory: MemoryRegion,
+    layout: Layout,
+    /// What every queue pair sends: its area, which messages are taken from when they go inline.
+    outgoing: Vec<u8>,
+    remote: Option<RemoteMemory>,
+    /// Where datagrams go.
+    ways: Vec<(AddressHandle, Qpn)>,
+    channel: Option<CompletionChannel>,
+    cq: CompletionQueue,
+    /// They are only there.
+    _idle_regions: Vec<MemoryRegion>,
+}
+
+impl End {
+    /// Creates everything for messages of one size, and connects to the other end.
+    pub(crate) fn open(job: &Job, size: usize, device: &Device, channel: &mut Channel) -> Outcome<Self> {
+        let context = &device.context;
+        check_datagram_size(size, job, device)?;
+        let pd = context.alloc_pd()?;
+        let events = (job.waiting == Waiting::Events).then(|| context.create_comp_channel()).transpose()?;
+        let cqe = job.completions() as u32;
+        let cq = match &events {
+            Some(events) => context.create_cq_on(events, cqe, 0)?,
+            None => context.create_cq(cqe)?,
+        };
+        let layout = Layout::new(job, size);
+        let outgoing = pattern::bytes(job.seed, layout.area());
+        let nothing_yet = vec![0; layout.area()];
+        let contents = [outgoing.as_slice(), &nothing_yet].concat().repeat(job.queue_pairs);
+        let memory = pd.reg_mr(contents, AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE)?;
+        let create = |_| create_queue_pair(job, &pd, &cq, device);
+        let mut end = Self {
+            queue_pairs: (0..job.queue_pairs).map(create).collect::<Outcome<_>>()?,
+            job: job.clone(),
+            size,
+            memory,
+            layout,
+            outgoing,
+            remote: None,
+            ways: Vec::new(),
+            channel: events,
+            cq,
+            _idle_regions: idle_regions(job, &pd)?,
+        };
+        end.connect(device, channel)?;
+        Ok(end)
+    }
+
+    /// Tells and hears where the queue pairs and the memory are; both ends are ready when it returns.
+    fn connect(&mut self, device: &Device, channel: &mut Channel) -> Outcome {
+        let infos: Vec<_> = self.queue_pairs.iter().map(QueuePair::connection_info).collect::<Result<_, _>>()?;
+        let own = Introduction {
+            queue_pairs: infos.iter().map(|info| info.to_bytes().to_vec()).collect(),
+            memory: self.memory.remote().to_bytes(),
+        };
+        let other = channel.exchange(&own)?;
+        if other.queue_pairs.len() != self.queue_pairs.len() {
+            return Err(format!("the other end has {} queue pairs", other.queue_pairs.len()).into());
+        }
+        self.remote = Some(RemoteMemory::from_bytes(other.memory));
+        for (qp, bytes) in self.queue_pairs.iter().zip(&other.queue_pairs) {
+            let mut info = ConnectionInfo::from_bytes(bytes)?;
+            if self.job.strangers {
+                info.peer = PeerCapabilities::STRANGER;
+            }
+            if self.job.service == Service::Datagram {
+                qp.activate()?;
+                let mut vector = AddressVector::new(info.gid, device.gid_index);
+                (vector.port_num, vector.sl) = (device.port_num, self.job.service_level);
+                self.ways.push((qp.protection_domain().create_ah(&vector)?, info.qpn));
+            } else {
+                qp.connect_with(&info, &self.connect_options())?;
+            }
+        }
+        if self.channel.is_some() {
+            self.cq.req_notify(Notify::Any)?;
+        }
+        channel.meet()
+    }
+
+    fn connect_options(&self) -> ConnectOptions {
+        let mut options = ConnectOptions::default().timeout(self.job.timeout).sl(self.job.service_level);
+        if let Some(mtu) = self.job.mtu.and_then(Mtu::from_bytes) {
+            options = options.path_mtu(mtu);
+        }
+        if self.job.outstanding > 0 {
+            options = options.max_rd_atomic(self.job.outstanding);
+        }
+        options
+    }
+
+    /// Memory of the other end, at the same place as here.
+    fn remote(&self, offset: usize) -> Outcome<RemoteMemory> {
+        let remote = self.remote.ok_or("the ends are not connected")?;
+        Ok(remote.slice(offset..offset + self.size)?)
+    }
+
+    fn range(&self, start: usize, size: usize) -> Outcome<RegionRange<'_>> {
+        Ok(self.memory.slice(start..start + size)?)
+    }
+
+    /// The request for a queue pair's message of this number.
+    #[inline]
+    pub(crate) fn request(&self, pair: usize, number: u64) -> Outcome<SendRequest<'_>> {
+        let (outgoing, incoming) = (self.layout.outgoing(pair, number), self.layout.incoming(pair, number));
+        Ok(match self.job.operation {
+            Operation::Send => self.send_request(pair, self.payload(pair, number)?),
+            Operation::Write => SendRequest::write(self.payload(pair, number)?, self.remote(incoming)?),
+            Operation::Read => SendRequest::read(self.range(incoming, self.size)?, self.remote(outgoing)?),
+            Operation::Atomic => {
+                let (result, counter) = (self.range(outgoing, self.size)?, self.layout.incoming(pair, 0));
+                match self.job.atomic {
+                    Atomic::FetchAndAdd => SendRequest::fetch_and_add(result, self.remote(counter)?, 1),
+                    Atomic::CompareAndSwap => {
+                        SendRequest::compare_and_swap(result, self.remote(counter)?, number, number + 1)
+                    }
+                }
+            }
+        })
+    }
+
+    fn payload(&self, pair: usize, number: u64) -> Outcome<Payload<'_>> {
+        if self.is_inline() {
+            let start = self.layout.place(number);
+            return Ok(Payload::inline(&self.outgoing[start..start + self.size]));
+        }
+        Ok(self.range(self.layout.outgoing(pair, number), self.size)?.into())
+    }
+
+    /// A SEND of anything.
+    pub(crate) fn send_request<'a>(&'a self, pair: usize, payload: Payload<'a>) -> SendRequest<'a> {
+        match self.ways.get(pair) {
+            Some((way, qpn)) => SendRequest::send_to(payload, way, *qpn, QKEY),
+            None => SendRequest::send(payload),
+        }
+    }
+
+    /// A WRITE of anything to where the first message goes.
+    pub(crate) fn write_request<'a>(&self, payload: Payload<'a>) -> Outcome<SendRequest<'a>> {
+        Ok(SendRequest::write(payload, self.remote(self.layout.incoming(0, 0))?))
+    }
+
+    pub(crate) fn is_inline(&self) -> bool {
+        self.size <= self.job.inline_size as usize
+    }
+
+    /// The receive for a queue pair's message of this number.
+    #[inline]
+    pub(crate) fn receive(&self, pair: usize, number: u64) -> Outcome<ReceiveRequest<'_>> {
+        let header = self.layout.header;
+        let start = self.layout.incoming(pair, number) - header;
+        Ok(ReceiveRequest::new(self.range(start, header + self.size)?))
+    }
+
+    /// Where the only message of a ping-pong comes in.
+    pub(crate) fn inbox(&self) -> usize {
+        self.layout.incoming(0, 0)
+    }
+
+    /// Where the only message of a ping-pong goes out from.
+    pub(crate) fn outbox(&self) -> usize {
+        self.layout.outgoing(0, 0)
+    }
+
+    /// Completions that are there; sleeps a while for them if that is how it waits. None of them is a failure.
+    #[inline]
+    pub(crate) fn poll<'c>(&self, completions: &'c mut [Completion]) -> Outcome<&'c [Completion]> {
+        let mut count = self.cq.poll(completions)?;
+        if count == 0
+            && let Some(channel) = &self.channel
+        {
+            // Completions that came between the poll and arming made no event, hence the poll after it.
+            if channel.wait_event(Some(EVENT_WITHIN))?.is_some() {
+                self.cq.req_notify(Notify::Any)?;
+            }
+            count = self.cq.poll(completions)?;
+        }
+        let completions = &completions[..count];
+        match completions.iter().find(|completion| !completion.is_success()) {
+            None => Ok(completions),
+            Some(failed) => Err(self.explain(failed)),
+        }
+    }
+
+    #[cold]
+    fn explain(&self, failed: &Completion) -> Failure {
+        let Err(error) = failed.result() else { return "a request failed".into() };
+        let owner = self.queue_pairs.iter().find(|qp| qp.qpn() == failed.qpn());
+        owner.map_or_else(|| error.to_string(), |qp| qp.explain(&error)).into()
+    }
+
+    /// Compares what came in with what the other end sent: so many messages on each queue pair.
+    pub(crate) fn check_stream(&self, messages: u64) -> Outcome {
+        for pair in 0..self.queue_pairs.len() {
+            for number in 0..messages.min(self.layout.slots as u64) {
+                let (start, place) = (self.layout.incoming(pair, number), self.layout.place(number));
+                let found = self.memory.to_vec(start..start + self.size)?;
+                if found != self.outgoing[place..place + self.size] {
+                    let message = format!("what came to queue pair {pair} at {start} is not what was sent");
+                    return Err(message.into());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether each counter that the other end added to, or swapped upwards, has been reached that often.
+    pub(crate) fn check_counters(&self, expected: u64) -> Outcome {
+        for pair in 0..self.queue_pairs.len() {
+            let found = self.memory.load_acquire_u64(self.layout.incoming(pair, 0))?;
+            if found != expected {
+                return Err(format!("the counter of queue pair {pair} is {found} instead of {expected}").into());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What an end that waits does now and then: looks whether waiting still makes sense.
+#[derive(Default)]
+pub(crate) struct Watch {
+    looks: u32,
+    since: Option<Instant>,
+    peer_seen: Option<Instant>,
+}
+
+impl Watch {
+    /// To be called for every look that found nothing. Whether the other process has said a word meanwhile.
+    #[inline]
+    pub(crate) fn nothing_came(&mut self, end: &End, channel: &Channel) -> Outcome<bool> {
+        self.looks += 1;
+        if self.looks < LOOKS && end.channel.is_none() { Ok(false) } else { self.look(end, channel) }
+    }
+
+    /// How long nothing has come, as far as it was looked for.
+    pub(crate) fn waited(&self) -> Duration {
+        self.since.map_or(Duration::ZERO, |since| since.elapsed())
+    }
+
+    #[cold]
+    fn look(&mut self, end: &End, channel: &Channel) -> Outcome<bool> {
+        self.looks = 0;
+        check_interrupted()?;
+        let waited = self.since.get_or_insert_with(Instant::now).elapsed();
+        if end.job.service != Service::Reliable && waited > LOST_AFTER {
+            let message = format!("nothing came for {LOST_AFTER:?}: a message was lost, and only RC repeats it");
+            return Err(message.into());
+        }
+        if self.peer_seen.is_some_and(|seen| seen.elapsed() < PEER_EVERY) {
+            return Ok(false);
+        }
+        self.peer_seen = Some(Instant::now());
+        channel.has_word()
+    }
+}
+
+fn create_queue_pair(job: &Job, pd: &ProtectionDomain, cq: &CompletionQueue, device: &Device) -> Outcome<QueuePair> {
+    let qp_type = match job.service {
+        Service::Reliable => QueuePairType::ReliableConnection,
+        Service::Unreliable => QueuePairType::UnreliableConnection,
+        Service::Datagram => QueuePairType::UnreliableDatagram,
+    };
+    let max_recv_wr = if job.operation == Operation::Send { job.rx_depth } else { 1 };
+    let builder = pd.create_qp(cq, cq).qp_type(qp_type).qkey(QKEY).max_send_wr(job.tx_depth).max_recv_wr(max_recv_wr);
+    let builder = builder.max_send_sge(1).max_recv_sge(1).max_inline_data(job.inline_size);
+    let qp = builder.port_num(device.port_num).gid_index(device.gid_index).build()?;
+    qp.init()?;
+    Ok(qp)
+}
+
+fn check_datagram_size(size: usize, job: &Job, device: &Device) -> Outcome {
+    let mtu = device.context.query_port(device.port_num)?.active_mtu;
+    if job.service == Service::Datagram && size > mtu.bytes() as usize {
+        return Err(Failure::Usage(format!("-s is {size}; a datagram has at most the port's MTU, {mtu}")));
+    }
+    Ok(())
+}
+
+/// Regions that are registered and never used.
+fn idle_regions(job: &Job, pd: &ProtectionDomain) -> Outcome<Vec<MemoryRegion>> {
+    let register = |_| Ok(pd.reg_mr(vec![0; ALIGNMENT], AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE)?);
+    (0..job.idle_regions).map(register).collect()
+}
+
+fn open_device(name: Option<&str>) -> Outcome<Context> {
+    if let Some(name) = name {
+        return Ok(verbs::open(name)?);
+    }
+    let devices = verbs::devices()?;
+    let device = devices.iter().find(|device| device.name() != "soft_lo").or(devices.first());
+    Ok(device.ok_or("there is no device")?.open()?)
+}
+
+fn first_gid(context: &Context, port_num: u8) -> Outcome<u8> {
+    let table = context.gid_table(port_num)?;
+    let entry = table.iter().find(|entry| entry.gid.to_ip().is_ipv4()).or(table.first());
+    Ok(entry.ok_or("the device has no GID")?.gid_index)
+}

@@ -1,0 +1,115 @@
+//! Ping-pong of futures in tokio: what the asynchronous verbs cost.
+
+use rdma_verbs::asynchronous::{CompletionQueue, Messages, QueuePair};
+use rdma_verbs::owned::{Buffer, BufferPool};
+use rdma_verbs::verbs::{ConnectOptions, ConnectionInfo, Mtu};
+
+use super::channel::Channel;
+use super::end::Device;
+use super::job::{Amount, Job};
+use super::outcome::{Failure, Outcome};
+use super::pattern;
+use super::reference::{Measured, Role, Span, Stopwatch};
+
+const POOL_BYTES: usize = 16 << 20;
+const COMPLETIONS: u32 = 256;
+/// Receives that stay posted.
+const RECEIVES: usize = 16;
+
+/// Plays one end on a runtime of its own.
+pub(crate) fn run(job: &Job, size: usize, device: &Device, role: Role, channel: &mut Channel) -> Outcome<Measured> {
+    let Amount::Iterations(_) = job.amount else {
+        return Err(Failure::Usage("-D: futures are counted, take -n".to_owned()));
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let measured = runtime.block_on(play(job, size, device, role, channel))?;
+    // Nobody goes while the other one still waits for an acknowledgement.
+    channel.meet()?;
+    Ok(measured)
+}
+
+async fn play(job: &Job, size: usize, device: &Device, role: Role, channel: &mut Channel) -> Outcome<Measured> {
+    let pd = device.context.alloc_pd()?;
+    let cq = CompletionQueue::new(&device.context, COMPLETIONS)?;
+    let (port_num, gid_index) = (device.port_num, device.gid_index);
+    let qp = QueuePair::with(&pd, &cq, |builder| builder.port_num(port_num).gid_index(gid_index))?;
+    let pool = BufferPool::new(&pd, POOL_BYTES.max(4 * RECEIVES * size))?;
+    let remote: Vec<u8> = channel.exchange(&qp.connection_info()?.to_bytes().to_vec())?;
+    let mut options = ConnectOptions::default().timeout(job.timeout).sl(job.service_level);
+    if let Some(mtu) = job.mtu.and_then(Mtu::from_bytes) {
+        options = options.path_mtu(mtu);
+    }
+    qp.connect_with(&ConnectionInfo::from_bytes(&remote)?, &options)?;
+    let messages = qp.messages(&pool, size, RECEIVES)?;
+    channel.meet()?;
+
+    let buffer = pool.copy_from(&pattern::bytes(job.seed, size))?;
+    let mut player = Player { job, qp, messages, buffer: Some(buffer) };
+    player.rounds(job.warm_up, role).await?;
+    let span = Span::start()?;
+    let iterations = job.iterations(size).unwrap_or(1);
+    let times = player.rounds(iterations, role).await?.times();
+    let (seconds, cpu_seconds) = span.end()?;
+    let bytes = iterations * size as u64;
+    Ok(Measured { times: Some(times), messages: iterations, bytes, seconds, cpu_seconds })
+}
+
+struct Player<'a> {
+    job: &'a Job,
+    qp: QueuePair,
+    messages: Messages,
+    /// What is sent; with the queue pair while it is on its way.
+    buffer: Option<Buffer>,
+}
+
+impl Player<'_> {
+    async fn rounds(&mut self, count: u64, role: Role) -> Outcome<Stopwatch> {
+        let mut stopwatch = Stopwatch::start(2);
+        if role == Role::Server && count > 0 {
+            self.receive().await?;
+        }
+        for number in 1..=count {
+            // Of the server's answers, the last one is followed by nothing.
+            if role == Role::Server && number == count {
+                self.send().await?;
+            } else {
+                self.send_and_receive().await?;
+            }
+            if role == Role::Client {
+                stopwatch.mark();
+            }
+        }
+        Ok(stopwatch)
+    }
+
+    async fn send(&mut self) -> Outcome {
+        let buffer = self.buffer.take().ok_or("the buffer is on its way")?;
+        let (sent, buffer) = self.qp.send(buffer).await;
+        self.buffer = Some(buffer);
+        sent.map(drop).map_err(failure)
+    }
+
+    /// The acknowledgement may come with the next message.
+    async fn send_and_receive(&mut self) -> Outcome {
+        let buffer = self.buffer.take().ok_or("the buffer is on its way")?;
+        let sending = self.qp.send(buffer);
+        let ((sent, buffer), received) = tokio::join!(sending, take(self.job, &mut self.messages));
+        self.buffer = Some(buffer);
+        sent.map_err(failure)?;
+        received
+    }
+
+    async fn receive(&mut self) -> Outcome {
+        take(self.job, &mut self.messages).await
+    }
+}
+
+/// The next message.
+async fn take(job: &Job, messages: &mut Messages) -> Outcome {
+    let message = messages.next().await.ok_or("no message comes any more")?.map_err(failure)?;
+    if job.check { pattern::check("a message", &message.buffer, job.seed) } else { Ok(()) }
+}
+
+fn failure(error: rdma_verbs::asynchronous::RequestError) -> Failure {
+    Failure::Failed(error.to_string())
+}

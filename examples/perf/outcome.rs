@@ -1,0 +1,65 @@
+//! Why a measurement came to nothing.
+
+use std::fmt;
+
+use rdma_verbs::verbs;
+
+pub(crate) type Outcome<T = ()> = Result<T, Failure>;
+
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// What was asked for does not exist or does not fit together.
+    Usage(String),
+    /// Ctrl-C.
+    Interrupted,
+    /// The other process is gone, or failed and said so itself.
+    PeerLeft,
+    /// Everything else, in words.
+    Failed(String),
+}
+
+impl Failure {
+    /// The same, with what was being done.
+    pub(crate) fn while_doing(self, what: &str) -> Self {
+        match self {
+            Self::Failed(message) => Self::Failed(format!("{what}: {message}")),
+            other => other,
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Usage(message) | Self::Failed(message) => f.write_str(message),
+            Self::Interrupted => f.write_str("interrupted"),
+            Self::PeerLeft => f.write_str("the other process is gone"),
+        }
+    }
+}
+
+impl std::error::Error for Failure {}
+
+impl From<verbs::Error> for Failure {
+    fn from(error: verbs::Error) -> Self {
+        Self::Failed(error.to_string())
+    }
+}
+
+impl From<std::io::Error> for Failure {
+    fn from(error: std::io::Error) -> Self {
+        Self::Failed(error.to_string())
+    }
+}
+
+impl From<String> for Failure {
+    fn from(message: String) -> Self {
+        Self::Failed(message)
+    }
+}
+
+impl From<&str> for Failure {
+    fn from(message: &str) -> Self {
+        Self::Failed(message.to_owned())
+    }
+}

@@ -1,0 +1,90 @@
+//! The second process, which the first one starts and tells what to do.
+
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use super::channel::Channel;
+use super::end::Device;
+use super::job::Assignment;
+use super::machine;
+use super::outcome::{Failure, Outcome};
+use super::reference::Role;
+use super::run::{measure_all, refer};
+
+/// How long it may take to come, and to go.
+const PATIENCE: Duration = Duration::from_secs(10);
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// The first process' hold on the second.
+pub(crate) struct Partner {
+    child: Child,
+    pub(crate) channel: Channel,
+}
+
+impl Partner {
+    /// Starts this program once more.
+    pub(crate) fn start() -> Outcome<Self> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+        let mut child = Command::new(std::env::current_exe()?)
+            .args(["partner".to_owned(), listener.local_addr()?.to_string()])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()
+            .map_err(|error| format!("cannot start the second process: {error}"))?;
+        let start = Instant::now();
+        let accepted = Channel::accept(&listener, || match child.try_wait()? {
+            Some(status) => Err(format!("the second process ended at once: {status}").into()),
+            None if start.elapsed() > PATIENCE => Err("the second process does not come".into()),
+            None => Ok(()),
+        });
+        match accepted {
+            Ok(channel) => Ok(Self { child, channel }),
+            Err(failure) => {
+                let _ = child.kill();
+                let _ = child.wait();
+                Err(failure)
+            }
+        }
+    }
+
+    /// Waits until it has ended well.
+    pub(crate) fn end(mut self) -> Outcome {
+        let start = Instant::now();
+        while start.elapsed() < PATIENCE {
+            match self.child.try_wait()? {
+                Some(status) if status.success() => return Ok(()),
+                Some(_) => return Err(Failure::PeerLeft),
+                None => std::thread::sleep(PAUSE),
+            }
+        }
+        Err("the second process does not end".into())
+    }
+}
+
+impl Drop for Partner {
+    fn drop(&mut self) {
+        // It has ended already, unless something failed here.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The second process: does what it is told.
+pub(crate) fn serve(address: SocketAddr) -> Outcome {
+    let mut channel = Channel::join(address)?;
+    loop {
+        match channel.hear()? {
+            Assignment::Verbs { job, placement, device } => {
+                machine::place(Role::Server, placement)?;
+                let device = Device::open(Some(&device), 1, None)?;
+                measure_all(&job, &device, &mut channel)?;
+            }
+            Assignment::Reference { reference, placement } => {
+                machine::place(Role::Server, placement)?;
+                refer(&reference, 0, Role::Server, &mut channel)?;
+            }
+            Assignment::End => return Ok(()),
+        }
+    }
+}

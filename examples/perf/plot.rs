@@ -1,0 +1,203 @@
+//! Pictures: latency and bandwidth against size, and how latency is distributed.
+
+use std::ops::Range;
+use std::path::Path;
+
+use plotters::coord::Shift;
+use plotters::prelude::*;
+
+use super::outcome::Outcome;
+
+const PANEL_WIDTH: u32 = 640;
+const HEIGHT: u32 = 480;
+/// Distinct for most people who see colours differently, and in grey.
+const COLORS: [RGBColor; 6] = [
+    RGBColor(0, 114, 178),
+    RGBColor(213, 94, 0),
+    RGBColor(0, 158, 115),
+    RGBColor(204, 121, 167),
+    RGBColor(230, 159, 0),
+    RGBColor(86, 86, 86),
+];
+const FONT: &str = "sans-serif";
+
+/// A line.
+#[derive(Clone, Debug)]
+pub(crate) struct Series {
+    pub(crate) name: String,
+    pub(crate) points: Vec<(f64, f64)>,
+}
+
+/// What is drawn, a panel for each kind that is there.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Picture {
+    /// Bytes, and the median in microseconds.
+    pub(crate) latency: Vec<Series>,
+    pub(crate) is_whole_round_trip: bool,
+    /// Bytes, and 10^9 bytes a second.
+    pub(crate) bandwidth: Vec<Series>,
+    /// Microseconds, and the share of messages that took no longer, as the number of its nines.
+    pub(crate) distribution: Vec<Series>,
+}
+
+type Canvas<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+type Drawn = Result<(), Box<dyn std::error::Error>>;
+
+/// How far apart values stand on an axis, and how they are written.
+#[derive(Clone, Copy)]
+enum Scale {
+    /// Logarithmic: sizes, in powers of two.
+    Bytes,
+    /// Logarithmic: times and speeds.
+    Number,
+    /// Numbers of nines, as shares.
+    Nines,
+}
+
+impl Scale {
+    /// Where a value stands; nothing if it has no place.
+    fn place(self, value: f64) -> Option<f64> {
+        let place = match self {
+            Self::Bytes => value.log2(),
+            Self::Number => value.log10(),
+            Self::Nines => value,
+        };
+        place.is_finite().then_some(place)
+    }
+
+    /// What stands at a place.
+    fn label(self, place: f64) -> String {
+        match self {
+            Self::Bytes => bytes(place.exp2()),
+            Self::Number => number(10f64.powf(place)),
+            Self::Nines => share(place),
+        }
+    }
+}
+
+/// How a panel looks.
+struct Panel<'a> {
+    title: &'a str,
+    x_title: &'a str,
+    x_scale: Scale,
+    y_title: &'a str,
+    y_scale: Scale,
+    legend: SeriesLabelPosition,
+    series: &'a [Series],
+}
+
+/// Writes the picture.
+pub(crate) fn draw(file: &Path, picture: &Picture) -> Outcome {
+    let round = if picture.is_whole_round_trip { "Round trip" } else { "Half round trip" };
+    let microseconds = format!("{round} [µs]");
+    let (by_size, distributed) = (format!("{round}, median"), format!("{round}, distribution"));
+    let panels = [
+        Panel {
+            title: &by_size,
+            x_title: "message [bytes]",
+            x_scale: Scale::Bytes,
+            y_title: &microseconds,
+            y_scale: Scale::Number,
+            legend: SeriesLabelPosition::UpperLeft,
+            series: &picture.latency,
+        },
+        Panel {
+            title: "Bandwidth",
+            x_title: "message [bytes]",
+            x_scale: Scale::Bytes,
+            y_title: "GB/s",
+            y_scale: Scale::Number,
+            legend: SeriesLabelPosition::LowerRight,
+            series: &picture.bandwidth,
+        },
+        Panel {
+            title: &distributed,
+            x_title: &microseconds,
+            x_scale: Scale::Number,
+            y_title: "messages",
+            y_scale: Scale::Nines,
+            legend: SeriesLabelPosition::LowerRight,
+            series: &picture.distribution,
+        },
+    ];
+    // A single size makes no curve.
+    let is_curve = |series: &Series| series.points.len() > 1;
+    let panels: Vec<&Panel<'_>> = panels.iter().filter(|panel| panel.series.iter().any(is_curve)).collect();
+    if panels.is_empty() {
+        return Err("--plot: one size of a stream makes no curve; take -a".into());
+    }
+    let fail = |error: &dyn std::fmt::Display| format!("cannot write {}: {error}", file.display());
+    // The backend writes the file when it is dropped, and cannot say then that it failed.
+    std::fs::write(file, "").map_err(|error| fail(&error))?;
+    let canvas = SVGBackend::new(file, (PANEL_WIDTH * panels.len() as u32, HEIGHT)).into_drawing_area();
+    draw_panels(&canvas, &panels).map_err(|error| fail(&error).into())
+}
+
+fn draw_panels(canvas: &Canvas<'_>, panels: &[&Panel<'_>]) -> Drawn {
+    canvas.fill(&WHITE)?;
+    for (area, panel) in canvas.split_evenly((1, panels.len())).iter().zip(panels) {
+        draw_panel(area, panel)?;
+    }
+    canvas.present()?;
+    Ok(())
+}
+
+fn draw_panel(area: &Canvas<'_>, panel: &Panel<'_>) -> Drawn {
+    let placed: Vec<(&str, Vec<(f64, f64)>)> = panel.series.iter().map(|series| placed(series, panel)).collect();
+    let all = || placed.iter().flat_map(|(_, points)| points);
+    let (x, y) = (bounds(all().map(|point| point.0)), bounds(all().map(|point| point.1)));
+    let mut builder = ChartBuilder::on(area);
+    builder.caption(panel.title, (FONT, 20)).margin(14).x_label_area_size(44).y_label_area_size(66);
+    let mut chart = builder.build_cartesian_2d(x, y)?;
+    let (x_label, y_label) = (|place: &f64| panel.x_scale.label(*place), |place: &f64| panel.y_scale.label(*place));
+    let mut mesh = chart.configure_mesh();
+    mesh.x_desc(panel.x_title).y_desc(panel.y_title).x_label_formatter(&x_label).y_label_formatter(&y_label);
+    mesh.light_line_style(WHITE).label_style((FONT, 13)).axis_desc_style((FONT, 15)).draw()?;
+    for ((name, points), color) in placed.into_iter().zip(COLORS.into_iter().cycle()) {
+        let line = LineSeries::new(points, color.stroke_width(2));
+        let legend = move |(x, y)| PathElement::new([(x, y), (x + 18, y)], color.stroke_width(2));
+        chart.draw_series(line)?.label(name).legend(legend);
+    }
+    let mut legend = chart.configure_series_labels();
+    legend.position(panel.legend.clone()).background_style(WHITE.mix(0.85)).border_style(BLACK.mix(0.3));
+    legend.label_font((FONT, 13)).draw()?;
+    Ok(())
+}
+
+/// The points of a series as they stand in a panel.
+fn placed<'a>(series: &'a Series, panel: &Panel<'_>) -> (&'a str, Vec<(f64, f64)>) {
+    let place = |(x, y): &(f64, f64)| Some((panel.x_scale.place(*x)?, panel.y_scale.place(*y)?));
+    (&series.name, series.points.iter().filter_map(place).collect())
+}
+
+/// From a bit before the smallest to a bit behind the largest place.
+fn bounds(places: impl Iterator<Item = f64>) -> Range<f64> {
+    let (least, most) =
+        places.fold((f64::INFINITY, f64::NEG_INFINITY), |(least, most), place| (least.min(place), most.max(place)));
+    if least > most {
+        return 0.0..1.0;
+    }
+    let margin = ((most - least) * 0.05).max(0.05);
+    least - margin..most + margin
+}
+
+/// A size in the units that people use.
+fn bytes(value: f64) -> String {
+    match value {
+        1_048_576.0.. => format!("{:.0}M", value / 1_048_576.0),
+        1024.0.. => format!("{:.0}K", value / 1024.0),
+        _ => format!("{value:.0}"),
+    }
+}
+
+fn number(value: f64) -> String {
+    if value < 10.0 && value.fract() != 0.0 { format!("{value:.1}") } else { format!("{value:.0}") }
+}
+
+/// A share by the number of its nines.
+fn share(nines: f64) -> String {
+    let nines = nines.max(0.0);
+    let percent = 100.0 * (1.0 - 0.1f64.powf(nines));
+    let digits = (nines - 2.0).ceil().max(0.0) as usize;
+    format!("{percent:.digits$} %")
+}

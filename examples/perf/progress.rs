@@ -1,0 +1,94 @@
+//! How far a long run has come: on the terminal, if standard error is one.
+
+use std::io::IsTerminal;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use super::job::Job;
+use super::run::Phase;
+
+/// Short runs show nothing.
+const SHOWN_AFTER: Duration = Duration::from_millis(700);
+const DRAWN_EVERY: Duration = Duration::from_millis(250);
+
+/// Drawn by a thread of its own, so that who measures only stores a number.
+pub(crate) struct Progress {
+    shared: Arc<Shared>,
+    drawer: Option<(ProgressBar, JoinHandle<()>)>,
+}
+
+#[derive(Default)]
+struct Shared {
+    done: AtomicU64,
+    stop: AtomicBool,
+}
+
+impl Progress {
+    /// Nothing is drawn.
+    pub(crate) fn none() -> Self {
+        Self { shared: Arc::default(), drawer: None }
+    }
+
+    pub(crate) fn start(job: &Job) -> Self {
+        if !std::io::stderr().is_terminal() {
+            return Self::none();
+        }
+        let shared = Arc::<Shared>::default();
+        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+        let style = ProgressStyle::with_template("{msg} {wide_bar} {pos}/{len} {elapsed}");
+        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        bar.set_message(job.operation.name());
+        let drawer = std::thread::spawn({
+            let (shared, bar) = (Arc::clone(&shared), bar.clone());
+            move || {
+                std::thread::park_timeout(SHOWN_AFTER);
+                while !shared.stop.load(Ordering::Relaxed) {
+                    bar.set_position(shared.done.load(Ordering::Relaxed));
+                    std::thread::park_timeout(DRAWN_EVERY);
+                }
+            }
+        });
+        Self { shared, drawer: Some((bar, drawer)) }
+    }
+
+    pub(crate) fn begin(&self, size: usize, phase: &Phase) {
+        if let Some((bar, _)) = &self.drawer {
+            self.note(0);
+            bar.set_message(format!("{size} B"));
+            match phase.iterations {
+                Some(iterations) => bar.set_length(iterations),
+                None => bar.unset_length(),
+            }
+        }
+    }
+
+    /// So many are done.
+    #[inline]
+    pub(crate) fn note(&self, done: u64) {
+        self.shared.done.store(done, Ordering::Relaxed);
+    }
+
+    /// Prints beside it.
+    pub(crate) fn suspend(&self, print: impl FnOnce()) {
+        match &self.drawer {
+            Some((bar, _)) => bar.suspend(print),
+            None => print(),
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        if let Some((bar, drawer)) = self.drawer.take() {
+            drawer.thread().unpark();
+            // It has nothing to say.
+            let _ = drawer.join();
+            bar.finish_and_clear();
+        }
+    }
+}

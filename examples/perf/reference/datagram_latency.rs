@@ -1,0 +1,187 @@
+//! Ping-pong of raw UDP datagrams, which nobody acknowledges.
+//!
+//! The sockets are unconnected, as those of a transport with many peers are; `recv` is called directly, without an
+//! epoll before it, and without asking for the sender's address.
+
+use std::io::{self, ErrorKind};
+use std::net::{SocketAddr, TcpStream, UdpSocket};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Impatience, Measured, PATIENCE, Role, Span, Stopwatch, Wait, any_port, exchange_port, meet};
+
+/// Largest datagram of IPv4.
+pub(crate) const MOST_BYTES: usize = 65_507;
+/// How often the sleeping thread of [`Wait::HandOver`] looks whether it shall end.
+const STOP_WITHIN: Duration = Duration::from_millis(50);
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct DatagramLatency {
+    pub(crate) size: usize,
+    pub(crate) wait: Wait,
+    pub(crate) iterations: u64,
+    pub(crate) warm_up: u64,
+}
+
+impl DatagramLatency {
+    pub(super) fn run(&self, role: Role, stream: &mut TcpStream) -> io::Result<Measured> {
+        if self.size > MOST_BYTES {
+            return Err(io::Error::new(ErrorKind::InvalidInput, format!("a datagram has at most {MOST_BYTES} bytes")));
+        }
+        let socket = UdpSocket::bind(any_port(stream)?)?;
+        let peer = exchange_port(stream, socket.local_addr()?.port())?;
+        match self.wait {
+            Wait::Spin => self.play(&mut Polling::new(socket, self.size, std::hint::spin_loop)?, peer, role, stream),
+            Wait::Yield => self.play(&mut Polling::new(socket, self.size, std::thread::yield_now)?, peer, role, stream),
+            Wait::Block => self.play(&mut Blocking::new(socket, self.size)?, peer, role, stream),
+            Wait::HandOver => self.hand_over(socket, peer, role, stream),
+        }
+    }
+
+    fn play(&self, end: &mut impl End, peer: SocketAddr, role: Role, stream: &mut TcpStream) -> io::Result<Measured> {
+        let message = vec![7; self.size];
+        meet(stream)?;
+        let mut exchange = || match role {
+            Role::Client => end.send(&message, peer).and_then(|()| end.receive()),
+            Role::Server => end.receive().and_then(|()| end.send(&message, peer)),
+        };
+        for _ in 0..self.warm_up {
+            exchange()?;
+        }
+        let span = Span::start()?;
+        let mut stopwatch = Stopwatch::start(2);
+        for _ in 0..self.iterations {
+            exchange()?;
+            if role == Role::Client {
+                stopwatch.mark();
+            }
+        }
+        let (seconds, cpu_seconds) = span.end()?;
+        let bytes = self.size as u64 * self.iterations;
+        Ok(Measured { times: Some(stopwatch.times()), messages: self.iterations, bytes, seconds, cpu_seconds })
+    }
+
+    fn hand_over(
+        &self,
+        socket: UdpSocket,
+        peer: SocketAddr,
+        role: Role,
+        stream: &mut TcpStream,
+    ) -> io::Result<Measured> {
+        socket.set_read_timeout(Some(STOP_WITHIN))?;
+        let (arrived, stop) = (AtomicU64::new(0), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            let sleeper = scope.spawn(|| hear_until(&socket, self.size, &arrived, &stop));
+            let mut end = Spinning { socket: &socket, arrived: &arrived, taken: 0 };
+            let measured = self.play(&mut end, peer, role, stream);
+            stop.store(true, Ordering::Relaxed);
+            sleeper.join().map_err(|_| io::Error::other("the receiving thread panicked"))??;
+            measured
+        })
+    }
+}
+
+/// One end of the ping-pong.
+trait End {
+    fn send(&mut self, message: &[u8], peer: SocketAddr) -> io::Result<()>;
+    fn receive(&mut self) -> io::Result<()>;
+}
+
+/// Calls `pause` between two looks.
+struct Polling<P> {
+    socket: UdpSocket,
+    buffer: Vec<u8>,
+    pause: P,
+}
+
+impl<P: Fn()> Polling<P> {
+    fn new(socket: UdpSocket, size: usize, pause: P) -> io::Result<Self> {
+        socket.set_nonblocking(true)?;
+        Ok(Self { socket, buffer: vec![0; size.max(1)], pause })
+    }
+}
+
+impl<P: Fn()> End for Polling<P> {
+    #[inline]
+    fn send(&mut self, message: &[u8], peer: SocketAddr) -> io::Result<()> {
+        self.socket.send_to(message, peer).map(drop)
+    }
+
+    #[inline]
+    fn receive(&mut self) -> io::Result<()> {
+        let mut impatience = Impatience::default();
+        loop {
+            match self.socket.recv(&mut self.buffer) {
+                Ok(_) => return Ok(()),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    impatience.nothing_came()?;
+                    (self.pause)();
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+/// Sleeps in the kernel.
+struct Blocking {
+    socket: UdpSocket,
+    buffer: Vec<u8>,
+}
+
+impl Blocking {
+    fn new(socket: UdpSocket, size: usize) -> io::Result<Self> {
+        socket.set_read_timeout(Some(PATIENCE))?;
+        Ok(Self { socket, buffer: vec![0; size.max(1)] })
+    }
+}
+
+impl End for Blocking {
+    fn send(&mut self, message: &[u8], peer: SocketAddr) -> io::Result<()> {
+        self.socket.send_to(message, peer).map(drop)
+    }
+
+    fn receive(&mut self) -> io::Result<()> {
+        self.socket.recv(&mut self.buffer).map(drop)
+    }
+}
+
+/// Looks only at memory, which another thread changes.
+struct Spinning<'a> {
+    socket: &'a UdpSocket,
+    arrived: &'a AtomicU64,
+    taken: u64,
+}
+
+impl End for Spinning<'_> {
+    fn send(&mut self, message: &[u8], peer: SocketAddr) -> io::Result<()> {
+        self.socket.send_to(message, peer).map(drop)
+    }
+
+    fn receive(&mut self) -> io::Result<()> {
+        self.taken += 1;
+        let mut impatience = Impatience::default();
+        while self.arrived.load(Ordering::Acquire) < self.taken {
+            impatience.nothing_came()?;
+            std::hint::spin_loop();
+        }
+        Ok(())
+    }
+}
+
+/// Counts the datagrams that come.
+fn hear_until(socket: &UdpSocket, size: usize, arrived: &AtomicU64, stop: &AtomicBool) -> io::Result<()> {
+    let mut buffer = vec![0; size.max(1)];
+    while !stop.load(Ordering::Relaxed) {
+        match socket.recv(&mut buffer) {
+            Ok(_) => {
+                arrived.fetch_add(1, Ordering::Release);
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}

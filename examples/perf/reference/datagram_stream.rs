@@ -1,0 +1,242 @@
+//! A stream of raw UDP datagrams with what a transport cannot do without: a header, a CRC made and checked, the payload
+//! copied out at the receiver, and a window, so that nothing is lost.
+
+use std::io::{self, ErrorKind, IoSlice};
+use std::net::{SocketAddr, TcpStream, UdpSocket};
+
+use nix::sys::socket::{setsockopt, sockopt};
+use serde::{Deserialize, Serialize};
+use socket2::{SockAddr, SockRef};
+
+use super::frame::{self, CRC_BYTES, HEADER_BYTES, OVERHEAD_BYTES};
+use super::{Impatience, Measured, Role, Span, WALK_BYTES, any_port, exchange, exchange_port, meet};
+
+/// Most bytes of a send, segments and all.
+const SEND_BYTES: usize = 65_507;
+/// Most segments of a send that every kernel takes.
+const SEGMENTS: usize = 64;
+/// Payload on its way, if the receive buffer holds it.
+const WINDOW_BYTES: usize = 1 << 20;
+/// Sends on their way: each takes room in the receive buffer, however small it is.
+const WINDOW_SENDS: usize = 1024;
+/// What is asked for the receive buffer; the kernel gives at most its limit.
+const RECEIVE_BUFFER_BYTES: usize = 64 << 20;
+
+/// What the kernel does for several segments at once.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) enum Offload {
+    /// Nothing: a send and a receive for every datagram.
+    None,
+    /// Segments sends and merges them again; the sender copies payload into a buffer that stays in the cache.
+    Segmentation,
+    /// The same; the sender's payload stays where it is, and the kernel gathers it.
+    Gather,
+}
+
+/// A stream of segments of `payload` bytes, as many of them in a send as `segments` and the kernel allow.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct DatagramStream {
+    pub(crate) payload: usize,
+    pub(crate) segments: usize,
+    pub(crate) offload: Offload,
+    pub(crate) bytes: u64,
+}
+
+impl DatagramStream {
+    pub(super) fn run(&self, role: Role, stream: &mut TcpStream) -> io::Result<Measured> {
+        if self.payload == 0 || self.payload > SEND_BYTES - OVERHEAD_BYTES || self.segments == 0 {
+            let message = format!("a segment has 1 to {} bytes of payload", SEND_BYTES - OVERHEAD_BYTES);
+            return Err(io::Error::new(ErrorKind::InvalidInput, message));
+        }
+        let socket = UdpSocket::bind(any_port(stream)?)?;
+        socket.set_nonblocking(true)?;
+        let buffer_bytes = receive_buffer(&socket)?;
+        let peer = exchange_port(stream, socket.local_addr()?.port())?;
+        let peer_buffer_bytes = exchange(stream, buffer_bytes as u64)? as usize;
+        if self.offload != Offload::None {
+            match role {
+                Role::Client => setsockopt(&socket, sockopt::UdpGsoSegment, &((self.payload + OVERHEAD_BYTES) as i32))?,
+                Role::Server => setsockopt(&socket, sockopt::UdpGroSegment, &true)?,
+            }
+        }
+        meet(stream)?;
+        let span = Span::start()?;
+        match role {
+            Role::Client => Sender::new(self, socket, peer, peer_buffer_bytes).run()?,
+            Role::Server => Receiver::new(self, socket, peer, buffer_bytes).run()?,
+        }
+        let (seconds, cpu_seconds) = span.end()?;
+        let bytes = self.total();
+        Ok(Measured { times: None, messages: bytes / self.payload as u64, bytes, seconds, cpu_seconds })
+    }
+
+    /// Payload of a send.
+    fn send_payload(&self) -> usize {
+        let fitting = SEND_BYTES / (self.payload + OVERHEAD_BYTES);
+        let segments = if self.offload == Offload::None { 1 } else { fitting.min(SEGMENTS).min(self.segments) };
+        segments * self.payload
+    }
+
+    /// What is sent in all: whole sends, at least one.
+    fn total(&self) -> u64 {
+        let send = self.send_payload() as u64;
+        self.bytes.div_ceil(send).max(1) * send
+    }
+
+    /// Payload that may be on its way to a receive buffer of so many bytes, as its kernel counts.
+    fn window(&self, buffer_bytes: usize) -> usize {
+        let send = self.send_payload();
+        WINDOW_BYTES.min(buffer_bytes / 4).min(WINDOW_SENDS * send).max(send)
+    }
+}
+
+fn receive_buffer(socket: &UdpSocket) -> io::Result<usize> {
+    let socket = SockRef::from(socket);
+    socket.set_recv_buffer_size(RECEIVE_BUFFER_BYTES)?;
+    socket.recv_buffer_size()
+}
+
+/// Where the next send's payload begins in memory that is walked over.
+fn walk(offset: usize, send_payload: usize) -> usize {
+    if offset + 2 * send_payload > WALK_BYTES { 0 } else { offset + send_payload }
+}
+
+struct Sender<'a> {
+    test: &'a DatagramStream,
+    socket: UdpSocket,
+    peer: SocketAddr,
+    window: u64,
+    source: Vec<u8>,
+    /// Whole segments, for those who copy.
+    staging: Vec<u8>,
+    acknowledged: u64,
+}
+
+impl<'a> Sender<'a> {
+    fn new(test: &'a DatagramStream, socket: UdpSocket, peer: SocketAddr, buffer_bytes: usize) -> Self {
+        let send_payload = test.send_payload();
+        let segments = send_payload / test.payload;
+        Self {
+            window: test.window(buffer_bytes) as u64,
+            source: (0..WALK_BYTES.max(send_payload)).map(|index| index as u8).collect(),
+            staging: vec![0; send_payload + segments * OVERHEAD_BYTES],
+            test,
+            socket,
+            peer,
+            acknowledged: 0,
+        }
+    }
+
+    fn run(&mut self) -> io::Result<()> {
+        let (send_payload, total) = (self.test.send_payload(), self.test.total());
+        let per_send = (send_payload / self.test.payload) as u64;
+        let (mut sent, mut number, mut offset) = (0, 0, 0);
+        while sent < total {
+            while sent + send_payload as u64 > self.acknowledged + self.window {
+                self.take_acknowledgement()?;
+            }
+            match self.test.offload {
+                Offload::Gather => self.send_gathered(number, offset)?,
+                Offload::None | Offload::Segmentation => self.send_copied(number, offset)?,
+            }
+            (sent, number, offset) = (sent + send_payload as u64, number + per_send, walk(offset, send_payload));
+        }
+        while self.acknowledged < total {
+            self.take_acknowledgement()?;
+        }
+        Ok(())
+    }
+
+    fn send_copied(&mut self, first: u64, start: usize) -> io::Result<()> {
+        let payload = self.test.payload;
+        let places = (start..).step_by(payload);
+        for ((number, offset), out) in
+            (first..).zip(places).zip(self.staging.chunks_exact_mut(payload + OVERHEAD_BYTES))
+        {
+            frame::write(out, number, offset, &self.source[offset..offset + payload]);
+        }
+        retry(|| self.socket.send_to(&self.staging, self.peer))
+    }
+
+    fn send_gathered(&self, first: u64, start: usize) -> io::Result<()> {
+        let payload = self.test.payload;
+        let count = self.test.send_payload() / payload;
+        let mut around = [([0; HEADER_BYTES], [0; CRC_BYTES]); SEGMENTS];
+        let mut pieces = [IoSlice::new(&[]); 3 * SEGMENTS];
+        let place = |segment: usize| start + segment * payload;
+        for (segment, around) in around[..count].iter_mut().enumerate() {
+            let offset = place(segment);
+            *around = frame::around(first + segment as u64, offset, &self.source[offset..offset + payload]);
+        }
+        for (segment, (header, crc)) in around[..count].iter().enumerate() {
+            let offset = place(segment);
+            pieces[3 * segment] = IoSlice::new(header);
+            pieces[3 * segment + 1] = IoSlice::new(&self.source[offset..offset + payload]);
+            pieces[3 * segment + 2] = IoSlice::new(crc);
+        }
+        let peer = SockAddr::from(self.peer);
+        retry(|| SockRef::from(&self.socket).send_to_vectored(&pieces[..3 * count], &peer))
+    }
+
+    fn take_acknowledgement(&mut self) -> io::Result<()> {
+        let mut bytes = [0; 8];
+        look_until(|| self.socket.recv(&mut bytes))?;
+        self.acknowledged = self.acknowledged.max(u64::from_le_bytes(bytes));
+        Ok(())
+    }
+}
+
+struct Receiver<'a> {
+    test: &'a DatagramStream,
+    socket: UdpSocket,
+    peer: SocketAddr,
+    /// Acknowledged after so many bytes of payload.
+    stride: u64,
+    memory: Vec<u8>,
+    buffer: Vec<u8>,
+}
+
+impl<'a> Receiver<'a> {
+    fn new(test: &'a DatagramStream, socket: UdpSocket, peer: SocketAddr, buffer_bytes: usize) -> Self {
+        let stride = (test.window(buffer_bytes) / 4) as u64;
+        let memory = vec![0; WALK_BYTES.max(test.send_payload())];
+        Self { test, socket, peer, stride, memory, buffer: vec![0; 1 << 16] }
+    }
+
+    fn run(&mut self) -> io::Result<()> {
+        let total = self.test.total();
+        let (mut received, mut acknowledged, mut number) = (0, 0, 0);
+        while received < total {
+            let length = look_until(|| self.socket.recv(&mut self.buffer))?;
+            // What is merged has segments of one size.
+            for segment in self.buffer[..length].chunks(self.test.payload + OVERHEAD_BYTES) {
+                received += frame::take(segment, number, &mut self.memory)? as u64;
+                number += 1;
+            }
+            if received - acknowledged >= self.stride || received == total {
+                retry(|| self.socket.send_to(&received.to_le_bytes(), self.peer))?;
+                acknowledged = received;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Looks again until something came.
+fn look_until(mut receive: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
+    let mut impatience = Impatience::default();
+    loop {
+        match receive() {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                impatience.nothing_came()?;
+                std::hint::spin_loop();
+            }
+            result => return result,
+        }
+    }
+}
+
+/// Sends, again if the send buffer is full.
+fn retry(mut send: impl FnMut() -> io::Result<usize>) -> io::Result<()> {
+    look_until(&mut send).map(drop)
+}

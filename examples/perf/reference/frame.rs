@@ -1,0 +1,55 @@
+//! The datagrams of raw streams: 16 bytes of header, payload, 4 bytes of CRC over both, as a transport needs.
+
+use std::io;
+
+pub(super) const HEADER_BYTES: usize = 16;
+pub(super) const CRC_BYTES: usize = 4;
+/// What a segment has beside its payload.
+pub(super) const OVERHEAD_BYTES: usize = HEADER_BYTES + CRC_BYTES;
+
+/// Number of the segment, and where its payload belongs.
+fn header(number: u64, offset: usize) -> [u8; HEADER_BYTES] {
+    let mut header = [0; HEADER_BYTES];
+    header[..8].copy_from_slice(&number.to_le_bytes());
+    header[8..].copy_from_slice(&(offset as u64).to_le_bytes());
+    header
+}
+
+/// Writes a whole segment to `out`, which has exactly its length.
+#[inline]
+pub(super) fn write(out: &mut [u8], number: u64, offset: usize, payload: &[u8]) {
+    let (covered, crc) = out.split_at_mut(HEADER_BYTES + payload.len());
+    covered[..HEADER_BYTES].copy_from_slice(&header(number, offset));
+    covered[HEADER_BYTES..].copy_from_slice(payload);
+    crc.copy_from_slice(&crc32fast::hash(covered).to_le_bytes());
+}
+
+/// Header and CRC of a segment whose payload stays where it is.
+#[inline]
+pub(super) fn around(number: u64, offset: usize, payload: &[u8]) -> ([u8; HEADER_BYTES], [u8; CRC_BYTES]) {
+    let header = header(number, offset);
+    let mut crc = crc32fast::Hasher::new();
+    crc.update(&header);
+    crc.update(payload);
+    (header, crc.finalize().to_le_bytes())
+}
+
+/// Checks a segment and copies its payload to where it belongs; returns the payload's length.
+#[inline]
+pub(super) fn take(segment: &[u8], expected_number: u64, into: &mut [u8]) -> io::Result<usize> {
+    let broken = |what: &str| io::Error::new(io::ErrorKind::InvalidData, format!("segment {expected_number}: {what}"));
+    let (covered, crc) = segment.split_last_chunk::<CRC_BYTES>().ok_or_else(|| broken("too short"))?;
+    let (header, payload) = covered.split_first_chunk::<HEADER_BYTES>().ok_or_else(|| broken("too short"))?;
+    if crc32fast::hash(covered).to_le_bytes() != *crc {
+        return Err(broken("wrong CRC"));
+    }
+    let (number, offset) = header.split_at(8);
+    if number != expected_number.to_le_bytes() {
+        return Err(broken("another one came: something was lost or overtaken"));
+    }
+    let offset = u64::from_le_bytes(offset.try_into().map_err(|_| broken("no offset"))?) as usize;
+    let end = offset.checked_add(payload.len());
+    let place = end.and_then(|end| into.get_mut(offset..end)).ok_or_else(|| broken("outside the memory"))?;
+    place.copy_from_slice(payload);
+    Ok(payload.len())
+}

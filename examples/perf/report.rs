@@ -1,0 +1,272 @@
+//! What was measured, for people and for programs.
+
+use hdrhistogram::Histogram;
+use serde::Serialize;
+
+use super::job::{Job, Measure, Service};
+use super::machine::Description;
+use super::outcome::Outcome;
+use super::plot::{Picture, Series};
+use super::reference::Measured;
+use super::run::Numbers;
+
+/// Points of a drawn distribution.
+const DISTRIBUTION_POINTS: usize = 400;
+/// Where it ends: 99.999 %.
+const MOST_NINES: f64 = 5.0;
+
+/// One size.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Line {
+    pub(crate) bytes: usize,
+    pub(crate) iterations: u64,
+    pub(crate) seconds: f64,
+    /// Messages that never came; only unreliable services lose any.
+    pub(crate) lost: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) latency: Option<Latency>,
+    /// 10^9 bytes of payload a second.
+    pub(crate) gigabytes_per_second: f64,
+    pub(crate) million_messages_per_second: f64,
+    /// Both processes, for 10^9 bytes of payload.
+    pub(crate) cpu_seconds_per_gigabyte: f64,
+    #[serde(skip)]
+    times: Option<Histogram<u64>>,
+}
+
+/// Microseconds.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct Latency {
+    pub(crate) min: f64,
+    pub(crate) p50: f64,
+    pub(crate) mean: f64,
+    pub(crate) deviation: f64,
+    pub(crate) p99: f64,
+    pub(crate) p999: f64,
+    pub(crate) max: f64,
+}
+
+impl Latency {
+    fn of(times: &Histogram<u64>) -> Self {
+        let microseconds = |nanoseconds: u64| nanoseconds as f64 / 1e3;
+        Self {
+            min: microseconds(times.min()),
+            p50: microseconds(times.value_at_quantile(0.5)),
+            mean: times.mean() / 1e3,
+            deviation: times.stdev() / 1e3,
+            p99: microseconds(times.value_at_quantile(0.99)),
+            p999: microseconds(times.value_at_quantile(0.999)),
+            max: microseconds(times.max()),
+        }
+    }
+}
+
+impl Line {
+    /// From what both ends have measured; `own` is the client's.
+    pub(crate) fn new(job: &Job, size: usize, own: Measured, other: Numbers) -> Self {
+        let is_stream = job.measure != Measure::Latency;
+        // Only the receiver knows what of it has come.
+        if is_stream && job.service != Service::Reliable && other.messages > 0 && !job.bidirectional {
+            let lost = own.messages.saturating_sub(other.messages);
+            let cpu_seconds = own.cpu_seconds + other.cpu_seconds;
+            return Self::from(size, own.messages, lost, other.seconds, other.messages, cpu_seconds, None);
+        }
+        let both = if is_stream && job.bidirectional { other.messages } else { 0 };
+        let cpu_seconds = own.cpu_seconds + other.cpu_seconds;
+        Self::from(size, own.messages, 0, own.seconds, own.messages + both, cpu_seconds, own.times)
+    }
+
+    pub(crate) fn of_reference(size: usize, own: Measured, other: Numbers) -> Self {
+        let message = if own.messages > 0 { (own.bytes / own.messages) as usize } else { 0 };
+        let cpu_seconds = own.cpu_seconds + other.cpu_seconds;
+        let line = Self::from(message, own.messages, 0, own.seconds, own.messages, cpu_seconds, own.times);
+        Self { bytes: size, ..line }
+    }
+
+    fn from(
+        bytes: usize,
+        iterations: u64,
+        lost: u64,
+        seconds: f64,
+        messages: u64,
+        cpu_seconds: f64,
+        times: Option<Histogram<u64>>,
+    ) -> Self {
+        let gigabytes = messages as f64 * bytes as f64 / 1e9;
+        let over = |value: f64, by: f64| if by > 0.0 { value / by } else { 0.0 };
+        let times = times.filter(|times| !times.is_empty());
+        Self {
+            bytes,
+            iterations,
+            seconds,
+            lost,
+            latency: times.as_ref().map(Latency::of),
+            gigabytes_per_second: over(gigabytes, seconds),
+            million_messages_per_second: over(messages as f64 / 1e6, seconds),
+            cpu_seconds_per_gigabyte: over(cpu_seconds, gigabytes),
+            times,
+        }
+    }
+
+    fn print(&self, name: &str) {
+        let Self { bytes, iterations, lost, .. } = self;
+        match &self.latency {
+            Some(Latency { min, p50, mean, deviation, p99, p999, max }) => println!(
+                " {bytes:<9} {iterations:<11} {min:>9.2} {p50:>9.2} {mean:>9.2} {deviation:>10.2} {p99:>9.2} {p999:>9.2} \
+                 {max:>9.2}  {name}"
+            ),
+            None => {
+                let lost = if *lost > 0 { format!("  {lost} lost") } else { String::new() };
+                let (gigabytes, rate, cpu) =
+                    (self.gigabytes_per_second, self.million_messages_per_second, self.cpu_seconds_per_gigabyte);
+                let mebibytes = gigabytes * 1e9 / f64::from(1 << 20);
+                println!(
+                    " {bytes:<9} {iterations:<11} {mebibytes:>15.2} {gigabytes:>10.3} {rate:>13.6} {cpu:>13.3}  \
+                     {name}{lost}"
+                );
+            }
+        }
+    }
+}
+
+/// A line of a program to compare with.
+#[derive(Clone, Debug, Serialize)]
+struct ReferenceLine {
+    name: &'static str,
+    #[serde(flatten)]
+    line: Line,
+}
+
+/// All that one run says.
+#[derive(Serialize)]
+pub(crate) struct Report<'a> {
+    test: &'a Job,
+    machine: Description,
+    results: Vec<Line>,
+    references: Vec<ReferenceLine>,
+    #[serde(skip)]
+    is_json: bool,
+}
+
+impl<'a> Report<'a> {
+    pub(crate) fn new(test: &'a Job, is_json: bool) -> Outcome<Self> {
+        Ok(Self { test, machine: Description::now()?, results: Vec::new(), references: Vec::new(), is_json })
+    }
+
+    /// Prints what comes before the first line.
+    pub(crate) fn begin(&self) {
+        if self.is_json {
+            return;
+        }
+        let Job { operation, measure, queue_pairs, tx_depth, .. } = self.test;
+        let service = match self.test.service {
+            Service::Reliable => "RC",
+            Service::Unreliable => "UC",
+            Service::Datagram => "UD",
+        };
+        let what = match measure {
+            Measure::Latency if operation.is_answered_by_device() => "latency, whole round trip",
+            Measure::Latency => "latency, half round trip",
+            Measure::Bandwidth => "bandwidth",
+            Measure::Rate => "message rate",
+        };
+        let mtu = self.test.mtu.map_or_else(|| "largest".to_owned(), |mtu| mtu.to_string());
+        println!(
+            "{} {what}; {service}, {queue_pairs} queue pair(s), tx depth {tx_depth}, path MTU {mtu}",
+            operation.name()
+        );
+        if !self.machine.optimised {
+            println!("This is a debug build: the figures mean nothing.");
+        }
+        match measure {
+            Measure::Latency => println!(
+                " {:<9} {:<11} {:>9} {:>9} {:>9} {:>10} {:>9} {:>9} {:>9}",
+                "#bytes",
+                "#iterations",
+                "t_min[us]",
+                "t_p50[us]",
+                "t_avg[us]",
+                "t_std[us]",
+                "99%[us]",
+                "99.9%[us]",
+                "t_max[us]"
+            ),
+            Measure::Bandwidth | Measure::Rate => println!(
+                " {:<9} {:<11} {:>15} {:>10} {:>13} {:>13}",
+                "#bytes", "#iterations", "BW avg[MiB/sec]", "BW[GB/sec]", "MsgRate[Mpps]", "CPU[sec/GB]"
+            ),
+        }
+    }
+
+    pub(crate) fn add(&mut self, line: Line) {
+        if !self.is_json {
+            line.print("");
+        }
+        self.results.push(line);
+    }
+
+    pub(crate) fn add_reference(&mut self, name: &'static str, line: Line) {
+        if !self.is_json {
+            line.print(name);
+        }
+        self.references.push(ReferenceLine { name, line });
+    }
+
+    /// Prints what comes after the last line.
+    pub(crate) fn end(&self) -> Outcome {
+        if self.is_json {
+            let text = serde_json::to_string_pretty(self).map_err(|error| format!("no JSON: {error}"))?;
+            println!("{text}");
+        }
+        Ok(())
+    }
+
+    /// The same as a picture.
+    pub(crate) fn picture(&self) -> Picture {
+        let mut picture = Picture::default();
+        self.draw_into(&mut picture);
+        picture
+    }
+
+    pub(crate) fn draw_into(&self, picture: &mut Picture) {
+        let own = format!("{} ({:?})", self.test.operation.name(), self.test.service);
+        picture.is_whole_round_trip |= self.test.operation.is_answered_by_device();
+        self.draw_lines(picture, &own, &self.results.iter().collect::<Vec<_>>());
+        let mut names: Vec<&str> = Vec::new();
+        self.references.iter().for_each(|reference| {
+            if !names.contains(&reference.name) {
+                names.push(reference.name);
+            }
+        });
+        for name in names {
+            let of_name = self.references.iter().filter(|reference| reference.name == name);
+            self.draw_lines(picture, name, &of_name.map(|reference| &reference.line).collect::<Vec<_>>());
+        }
+    }
+
+    fn draw_lines(&self, picture: &mut Picture, name: &str, lines: &[&Line]) {
+        let points = |value: &dyn Fn(&Line) -> Option<f64>| {
+            let points = lines.iter().filter_map(|line| Some((line.bytes as f64, value(line)?))).collect();
+            Series { name: name.to_owned(), points }
+        };
+        if self.test.measure == Measure::Latency {
+            picture.latency.push(points(&|line| Some(line.latency?.p50)));
+            let times = lines.first().and_then(|line| line.times.as_ref().map(|times| (line.bytes, times)));
+            if let Some((bytes, times)) = times {
+                picture.distribution.push(distribution(format!("{name}, {bytes} B"), times));
+            }
+        } else {
+            picture.bandwidth.push(points(&|line| Some(line.gigabytes_per_second)));
+        }
+    }
+}
+
+/// Which share of the messages took at most how long, with as many points for each further nine.
+fn distribution(name: String, times: &Histogram<u64>) -> Series {
+    let most_nines = (times.len() as f64).log10().clamp(1.0, MOST_NINES);
+    let at = |step: usize| {
+        let nines = most_nines * step as f64 / DISTRIBUTION_POINTS as f64;
+        (times.value_at_quantile(1.0 - 0.1f64.powf(nines)) as f64 / 1e3, nines)
+    };
+    Series { name, points: (0..=DISTRIBUTION_POINTS).map(at).collect() }
+}

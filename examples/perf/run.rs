@@ -1,0 +1,304 @@
+//! A measurement from end to end: reach the other process, agree, measure size by size, print.
+
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::arguments::Wanted;
+use super::channel::{Channel, check_interrupted, listen};
+use super::end::{Device, End};
+use super::job::{Amount, Assignment, Job, Measure, Operation, Service, Waiting};
+use super::outcome::{Failure, Outcome};
+use super::partner::Partner;
+use super::progress::Progress;
+use super::reference::{Measured, Reference, Role, Span, Stopwatch};
+use super::report::{Line, Report};
+use super::{bandwidth, compare, latency, machine, plot};
+
+/// How much is done in one go, and what was done before it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Phase {
+    /// Messages of each queue pair before this phase.
+    pub(crate) first: u64,
+    /// Messages of each queue pair; without it, the time decides.
+    pub(crate) iterations: Option<u64>,
+    time: Duration,
+}
+
+impl Phase {
+    fn counted(first: u64, iterations: u64) -> Self {
+        Self { first, iterations: Some(iterations), time: Duration::MAX }
+    }
+
+    fn of(job: &Job, size: usize, first: u64) -> Self {
+        let time = match job.amount {
+            Amount::Seconds(seconds) => Duration::from_secs_f64(seconds),
+            Amount::Iterations(_) => Duration::MAX,
+        };
+        Self { first, iterations: job.iterations(size), time }
+    }
+
+    /// Most messages of a queue pair.
+    pub(crate) fn most(&self) -> u64 {
+        self.iterations.unwrap_or(u64::MAX)
+    }
+
+    /// Whether another round is to be played. Only the client's watch runs: the server goes on until it is told.
+    pub(crate) fn goes_on(&self, number: u64, stopwatch: &Stopwatch) -> bool {
+        self.iterations.map_or_else(|| stopwatch.elapsed() < self.time, |count| number < count)
+    }
+
+    pub(crate) fn is_over(&self, start: Instant) -> bool {
+        start.elapsed() >= self.time
+    }
+}
+
+/// What an end tells the other one of a phase.
+#[derive(Clone, Copy, Serialize, Deserialize)]
+pub(crate) struct Numbers {
+    pub(crate) messages: u64,
+    pub(crate) seconds: f64,
+    pub(crate) cpu_seconds: f64,
+}
+
+impl Numbers {
+    fn of(measured: &Measured) -> Self {
+        let Measured { messages, seconds, cpu_seconds, .. } = *measured;
+        Self { messages, seconds, cpu_seconds }
+    }
+}
+
+/// Runs what the command line asks for.
+pub(crate) fn run(wanted: &Wanted) -> Outcome {
+    match (&wanted.host, wanted.loopback) {
+        (None, false) => serve(wanted),
+        (Some(host), _) => {
+            machine::place(Role::Client, wanted.placement)?;
+            let device = open(wanted)?;
+            let mut channel = Channel::connect(host, wanted.port)?;
+            agree_as_client(&wanted.job, &mut channel)?;
+            ask(wanted, &device, &mut channel)
+        }
+        (None, true) => {
+            machine::place(Role::Client, wanted.placement)?;
+            let device = open(wanted)?;
+            let mut partner = Partner::start()?;
+            let assignment = Assignment::Verbs {
+                job: wanted.job.clone(),
+                placement: wanted.placement,
+                device: wanted.partner_device.clone().unwrap_or_default(),
+            };
+            partner.channel.say(&assignment)?;
+            ask(wanted, &device, &mut partner.channel)?;
+            partner.end()
+        }
+    }
+}
+
+fn open(wanted: &Wanted) -> Outcome<Device> {
+    Device::open(wanted.device.as_deref(), wanted.ib_port, wanted.gid_index)
+}
+
+/// The client's part: measures, and shows what came of it.
+fn ask(wanted: &Wanted, device: &Device, channel: &mut Channel) -> Outcome {
+    let mut report = Report::new(&wanted.job, wanted.json)?;
+    report.begin();
+    let progress = Progress::start(&wanted.job);
+    for size in &wanted.job.sizes {
+        let line = perform(&wanted.job, *size, device, Role::Client, channel, &progress)?;
+        progress.suspend(|| report.add(line));
+    }
+    if wanted.references {
+        for (name, reference, size) in compare::references(&wanted.job) {
+            let assignment = Assignment::Reference { reference, placement: wanted.placement };
+            channel.say(&assignment)?;
+            let line = refer(&reference, size, Role::Client, channel)?;
+            progress.suspend(|| report.add_reference(name, line));
+        }
+    }
+    channel.say(&Assignment::End)?;
+    drop(progress);
+    report.end()?;
+    if let Some(file) = &wanted.plot {
+        plot::draw(file, &report.picture())?;
+    }
+    Ok(())
+}
+
+/// The server: one client, then the end.
+fn serve(wanted: &Wanted) -> Outcome {
+    machine::place(Role::Server, wanted.placement)?;
+    let device = open(wanted)?;
+    let listener = listen(wanted.port)?;
+    eprintln!("perf: waiting for a client on port {}", wanted.port);
+    let mut channel = Channel::accept(&listener, check_interrupted)?;
+    let job = agree_as_server(&wanted.job, &mut channel)?;
+    eprintln!("perf: serving {}", channel.peer()?.ip());
+    measure_all(&job, &device, &mut channel)?;
+    loop {
+        match channel.hear()? {
+            Assignment::Reference { reference, .. } => {
+                refer(&reference, 0, Role::Server, &mut channel)?;
+            }
+            Assignment::Verbs { .. } => return Err("the client asks for more than it said".into()),
+            Assignment::End => return Ok(()),
+        }
+    }
+}
+
+/// The server's part of a whole job.
+pub(crate) fn measure_all(job: &Job, device: &Device, channel: &mut Channel) -> Outcome {
+    for size in &job.sizes {
+        perform(job, *size, device, Role::Server, channel, &Progress::none())?;
+    }
+    Ok(())
+}
+
+/// Both say what they were asked for; `Some` is what does not fit.
+fn agree_as_client(job: &Job, channel: &mut Channel) -> Outcome {
+    channel.say(job)?;
+    match channel.hear::<Option<String>>()? {
+        None => Ok(()),
+        Some(difference) => Err(Failure::Usage(format!("the server was started otherwise: {difference}"))),
+    }
+}
+
+/// The client's patterns are taken; all else must be the same.
+fn agree_as_server(job: &Job, channel: &mut Channel) -> Outcome<Job> {
+    let theirs: Job = channel.hear()?;
+    let ours = Job { seed: theirs.seed, ..job.clone() };
+    let difference = (ours != theirs).then(|| differences(&ours, &theirs));
+    channel.say(&difference)?;
+    match difference {
+        None => Ok(ours),
+        Some(difference) => Err(Failure::Usage(format!("the client was started otherwise: {difference}"))),
+    }
+}
+
+/// The first attribute that differs, by its name in JSON.
+fn differences(ours: &Job, theirs: &Job) -> String {
+    let object = |job: &Job| serde_json::to_value(job).ok().and_then(|value| value.as_object().cloned());
+    let (ours, theirs) = (object(ours).unwrap_or_default(), object(theirs).unwrap_or_default());
+    let differing = ours.iter().find(|(name, value)| theirs.get(*name) != Some(value));
+    differing.map_or_else(
+        || "its flags differ".to_owned(),
+        |(name, value)| {
+            let other = theirs.get(name).map(ToString::to_string).unwrap_or_default();
+            format!("{name} is {value} at the server and {other} at the client; give both the same flags")
+        },
+    )
+}
+
+/// One size, this end. What the server returns is of no interest.
+pub(crate) fn perform(
+    job: &Job,
+    size: usize,
+    device: &Device,
+    role: Role,
+    channel: &mut Channel,
+    progress: &Progress,
+) -> Outcome<Line> {
+    if job.waiting == Waiting::Futures {
+        let (own, other) = wait_for_futures(job, size, device, role, channel)?;
+        return Ok(Line::new(job, size, own, other));
+    }
+    let end = End::open(job, size, device, channel)?;
+    let mut first = 0;
+    // What is lost in a stream would be missing afterwards.
+    let warms_up = job.service == Service::Reliable || job.measure == Measure::Latency;
+    if warms_up && job.warm_up > 0 {
+        phase(&end, role, Phase::counted(0, job.warm_up), channel, &Progress::none())?;
+        first = job.warm_up;
+    }
+    let wanted = Phase::of(job, size, first);
+    progress.begin(size, &wanted);
+    let (own, other) = phase(&end, role, wanted, channel, progress)?;
+    let sent = match role {
+        Role::Client => own.messages,
+        Role::Server => other.messages,
+    };
+    // A ping-pong checks each message as it comes.
+    if job.check && (job.measure != Measure::Latency || job.operation.is_answered_by_device()) {
+        check(&end, role, first + sent / job.queue_pairs as u64, other.messages)?;
+    }
+    // Nobody goes while the other one still looks.
+    channel.meet()?;
+    Ok(Line::new(job, size, own, other))
+}
+
+#[cfg(feature = "tokio")]
+fn wait_for_futures(
+    job: &Job,
+    size: usize,
+    device: &Device,
+    role: Role,
+    channel: &mut Channel,
+) -> Outcome<(Measured, Numbers)> {
+    let own = super::futures::run(job, size, device, role, channel)?;
+    let other = channel.exchange(&Numbers::of(&own))?;
+    Ok((own, other))
+}
+
+#[cfg(not(feature = "tokio"))]
+fn wait_for_futures(_: &Job, _: usize, _: &Device, _: Role, _: &mut Channel) -> Outcome<(Measured, Numbers)> {
+    Err(Failure::Usage("--futures: built without the feature tokio: cargo run --features tokio …".to_owned()))
+}
+
+/// Plays a phase and hears what the other end has measured.
+fn phase(
+    end: &End,
+    role: Role,
+    phase: Phase,
+    channel: &mut Channel,
+    progress: &Progress,
+) -> Outcome<(Measured, Numbers)> {
+    let job = &end.job;
+    let own = if !job.asks(role) && !job.receives(role) {
+        stand_by(channel)?
+    } else {
+        let own = match job.measure {
+            Measure::Latency => latency::run(end, role, phase, channel, progress)?,
+            Measure::Bandwidth | Measure::Rate => bandwidth::run(end, role, phase, channel, progress)?,
+        };
+        match role {
+            Role::Client => channel.say(&())?,
+            Role::Server => channel.hear::<()>()?,
+        }
+        own
+    };
+    let other = channel.exchange(&Numbers::of(&own))?;
+    Ok((own, other))
+}
+
+/// The end whose program has nothing to do: its device does it all.
+fn stand_by(channel: &mut Channel) -> Outcome<Measured> {
+    channel.meet()?;
+    let span = Span::start()?;
+    channel.hear::<()>()?;
+    let (seconds, cpu_seconds) = span.end()?;
+    Ok(Measured { seconds, cpu_seconds, ..Measured::default() })
+}
+
+/// Checks what has come into this end's memory.
+fn check(end: &End, role: Role, messages: u64, came: u64) -> Outcome {
+    let job = &end.job;
+    let is_target = role == Role::Server || job.bidirectional;
+    match job.operation {
+        Operation::Atomic if is_target => end.check_counters(messages),
+        Operation::Read if role == Role::Client || job.bidirectional => end.check_stream(messages),
+        // Of those that may be lost, one must have come.
+        Operation::Send | Operation::Write if is_target && (job.service == Service::Reliable || came > 0) => {
+            end.check_stream(messages)
+        }
+        _ => Ok(()),
+    }
+}
+
+/// One end of a program to compare with.
+pub(crate) fn refer(reference: &Reference, size: usize, role: Role, channel: &mut Channel) -> Outcome<Line> {
+    let run = |stream: &mut TcpStream| reference.run(role, stream);
+    let own = channel.lend(run).map_err(|failure| failure.while_doing("raw sockets"))?;
+    let other = channel.exchange(&Numbers::of(&own))?;
+    Ok(Line::of_reference(size, own, other))
+}

@@ -1,0 +1,94 @@
+//! Figures of a measurement, and what they shall be.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use crate::perf::report::Line;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Figure {
+    /// Median of the half round trips.
+    Median,
+    /// What one of a thousand half round trips exceeds.
+    Tail,
+    Bandwidth,
+    Rate,
+    /// Seconds of the processor at both ends for 10^9 bytes.
+    Processor,
+    /// Time for each message of a stream.
+    TimePerMessage,
+}
+
+impl Figure {
+    pub(super) fn of(self, line: &Line) -> f64 {
+        match self {
+            Self::Median => line.latency.map_or(f64::NAN, |latency| latency.p50),
+            Self::Tail => line.latency.map_or(f64::NAN, |latency| latency.p999),
+            Self::Bandwidth => line.gigabytes_per_second,
+            Self::Rate => line.million_messages_per_second,
+            Self::Processor => line.cpu_seconds_per_gigabyte,
+            Self::TimePerMessage => 1.0 / line.million_messages_per_second,
+        }
+    }
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Median => "p50",
+            Self::Tail => "p99.9",
+            Self::Bandwidth => "bandwidth",
+            Self::Rate => "rate",
+            Self::Processor => "CPU",
+            Self::TimePerMessage => "time",
+        }
+    }
+
+    pub(super) fn unit(self) -> &'static str {
+        match self {
+            Self::Median | Self::Tail | Self::TimePerMessage => "µs",
+            Self::Bandwidth => "GB/s",
+            Self::Rate => "M/s",
+            Self::Processor => "s/GB",
+        }
+    }
+
+    pub(super) fn is_better(self, one: f64, other: f64) -> bool {
+        match self {
+            Self::Median | Self::Tail | Self::Processor | Self::TimePerMessage => one < other,
+            Self::Bandwidth | Self::Rate => one > other,
+        }
+    }
+}
+
+/// What a ratio shall be.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Bound {
+    AtMost(f64),
+    AtLeast(f64),
+}
+
+impl Bound {
+    pub(super) fn holds(self, ratio: f64) -> bool {
+        match self {
+            Self::AtMost(limit) => ratio <= limit,
+            Self::AtLeast(limit) => ratio >= limit,
+        }
+    }
+}
+
+impl fmt::Display for Bound {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AtMost(limit) => write!(f, "<= {limit}"),
+            Self::AtLeast(limit) => write!(f, ">= {limit}"),
+        }
+    }
+}
+
+/// The middle one; of an even number the upper of the two.
+pub(super) fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
+}

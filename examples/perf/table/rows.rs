@@ -1,0 +1,272 @@
+//! The rows: what is measured, beside what, and what is wanted.
+
+use super::figure::{Bound, Figure};
+use crate::perf::compare;
+use crate::perf::job::{Amount, Job, Measure, Operation, Waiting};
+use crate::perf::machine::Placement;
+use crate::perf::reference::{DatagramLatency, DatagramStream, Offload, Reference, RuntimeLatency, TcpRate, Wait};
+
+/// Rounds of a ping-pong whose ends poll, and whose ends sleep.
+const ROUNDS: u64 = 20_000;
+const SLEEPING_ROUNDS: u64 = 3_000;
+const WARM_UP: u64 = 1_000;
+/// What a stream moves: about a quarter of a second.
+const STREAM_BYTES: u64 = 1 << 30;
+const PLAIN_STREAM_BYTES: u64 = 256 << 20;
+const SMALL_MESSAGES: u64 = 1_000_000;
+const SMALL_BYTES: usize = 8;
+const IDLE_REGIONS: u32 = 100_000;
+
+pub(super) enum Task {
+    Verbs(Box<Job>),
+    Reference(Reference),
+}
+
+pub(super) struct Row {
+    pub(super) name: &'static str,
+    pub(super) placement: Placement,
+    pub(super) ours: Task,
+    /// The best of them counts.
+    pub(super) others: Vec<(&'static str, Task)>,
+    pub(super) figures: Vec<(Figure, Option<Bound>)>,
+}
+
+impl Row {
+    /// A measurement by itself.
+    pub(super) fn picture(ours: Task) -> Self {
+        Self { name: "picture", placement: Placement::Apart, ours, others: Vec::new(), figures: Vec::new() }
+    }
+}
+
+/// All rows, with a part of the messages.
+pub(super) fn all(divisor: u64) -> Vec<Row> {
+    let scale = Scale { divisor };
+    let mut rows = scale.polling();
+    rows.extend(scale.sleeping());
+    rows.extend(scale.streams());
+    rows.extend(scale.rates());
+    rows.extend(scale.crowds());
+    rows
+}
+
+struct Scale {
+    divisor: u64,
+}
+
+impl Scale {
+    /// A part of it, but something.
+    fn part(&self, whole: u64) -> u64 {
+        (whole / self.divisor).max(16)
+    }
+
+    fn latency(&self, operation: Operation, size: usize, waiting: Waiting) -> Task {
+        let rounds = if matches!(waiting, Waiting::Polling) { ROUNDS } else { SLEEPING_ROUNDS };
+        Task::Verbs(Box::new(Job {
+            amount: Amount::Iterations(self.part(rounds)),
+            warm_up: self.part(WARM_UP),
+            waiting,
+            ..Job::new(operation, Measure::Latency, size)
+        }))
+    }
+
+    fn datagrams(&self, size: usize, wait: Wait) -> Task {
+        let polls = matches!(wait, Wait::Spin | Wait::Yield);
+        let iterations = self.part(if polls { ROUNDS } else { SLEEPING_ROUNDS });
+        let test = DatagramLatency { size, wait, iterations, warm_up: self.part(WARM_UP) };
+        Task::Reference(Reference::DatagramLatency(test))
+    }
+
+    /// Both ends poll.
+    fn polling(&self) -> Vec<Row> {
+        let rows = [
+            ("SEND 8 B", Operation::Send, 8, 1.2),
+            ("WRITE 8 B", Operation::Write, 8, 1.2),
+            ("SEND 4 KiB", Operation::Send, 4096, 1.25),
+            ("WRITE 4 KiB", Operation::Write, 4096, 1.25),
+        ];
+        let apart = rows.map(|(name, operation, size, limit)| Row {
+            name,
+            placement: Placement::Apart,
+            ours: self.latency(operation, size, Waiting::Polling),
+            others: vec![
+                ("raw UDP, spinning", self.datagrams(size, Wait::Spin)),
+                ("raw UDP, yielding", self.datagrams(size, Wait::Yield)),
+            ],
+            figures: vec![(Figure::Median, Some(Bound::AtMost(limit))), (Figure::Tail, None)],
+        });
+        let together = Row {
+            name: "SEND 8 B, both on one core",
+            placement: Placement::Together,
+            ours: self.latency(Operation::Send, 8, Waiting::Polling),
+            others: vec![("raw UDP, yielding", self.datagrams(8, Wait::Yield))],
+            figures: vec![(Figure::Median, Some(Bound::AtMost(1.3)))],
+        };
+        let in_memory = Row {
+            name: "WRITE 8 B, no verb while waiting",
+            placement: Placement::Apart,
+            ours: self.latency(Operation::Write, 8, Waiting::Memory),
+            others: vec![("raw UDP, a blocked thread beside a spinner", self.datagrams(8, Wait::HandOver))],
+            figures: vec![(Figure::Median, Some(Bound::AtMost(1.2))), (Figure::Tail, Some(Bound::AtMost(1.2)))],
+        };
+        apart.into_iter().chain([together, in_memory]).collect()
+    }
+
+    /// Both ends sleep.
+    fn sleeping(&self) -> Vec<Row> {
+        let events = |name, placement, limit| Row {
+            name,
+            placement,
+            ours: self.latency(Operation::Send, 8, Waiting::Events),
+            others: vec![("raw UDP, blocking", self.datagrams(8, Wait::Block))],
+            figures: vec![(Figure::Median, Some(Bound::AtMost(limit)))],
+        };
+        let mut rows = vec![
+            events("SEND 8 B, events", Placement::Apart, 1.15),
+            events("SEND 8 B, events, unpinned", Placement::Anywhere, 1.3),
+        ];
+        if cfg!(feature = "tokio") {
+            let (iterations, warm_up) = (self.part(SLEEPING_ROUNDS), self.part(WARM_UP));
+            let runtime = RuntimeLatency { size: 8, iterations, warm_up };
+            rows.push(Row {
+                name: "SEND 8 B, tokio",
+                placement: Placement::Apart,
+                ours: self.latency(Operation::Send, 8, Waiting::Futures),
+                others: vec![("tokio UDP", Task::Reference(Reference::RuntimeLatency(runtime)))],
+                figures: vec![(Figure::Median, Some(Bound::AtMost(1.15)))],
+            });
+        }
+        rows
+    }
+
+    fn stream(&self, operation: Operation, size: usize, mtu: u32, bytes: u64) -> Job {
+        Job {
+            amount: Amount::Iterations((bytes / self.divisor / size as u64).max(16)),
+            mtu: Some(mtu),
+            tx_depth: 64,
+            ..Job::new(operation, Measure::Bandwidth, size)
+        }
+    }
+
+    fn raw_stream(&self, payload: u32, offload: Offload, bytes: u64) -> Task {
+        let bytes = bytes / self.divisor;
+        let test = DatagramStream { payload: payload as usize, segments: usize::MAX >> 1, offload, bytes };
+        Task::Reference(Reference::DatagramStream(test))
+    }
+
+    fn streams(&self) -> Vec<Row> {
+        let rows = [
+            ("WRITE 64 KiB, MTU 4096", 64 << 10, 4096),
+            ("WRITE 64 KiB, MTU 1024", 64 << 10, 1024),
+            ("WRITE 1 MiB, MTU 4096", 1 << 20, 4096),
+            ("WRITE 1 MiB, MTU 1024", 1 << 20, 1024),
+        ];
+        let ours = |operation, size, mtu| Task::Verbs(Box::new(self.stream(operation, size, mtu, STREAM_BYTES)));
+        let mut rows: Vec<Row> = rows
+            .into_iter()
+            .map(|(name, size, mtu)| Row {
+                name,
+                placement: Placement::Apart,
+                ours: ours(Operation::Write, size, mtu),
+                others: vec![
+                    ("raw UDP GSO/GRO, copying", self.raw_stream(mtu, Offload::Segmentation, STREAM_BYTES)),
+                    ("raw UDP GSO/GRO, gathering", self.raw_stream(mtu, Offload::Gather, STREAM_BYTES)),
+                ],
+                figures: vec![
+                    (Figure::Bandwidth, Some(Bound::AtLeast(0.9))),
+                    (Figure::Processor, Some(Bound::AtMost(1.2))),
+                ],
+            })
+            .collect();
+        let bandwidth = |name, ours, others, limit| Row {
+            name,
+            placement: Placement::Apart,
+            ours,
+            others,
+            figures: vec![(Figure::Bandwidth, Some(Bound::AtLeast(limit)))],
+        };
+        let mebibyte = |operation| ours(operation, 1 << 20, 4096);
+        let write = vec![("WRITE", mebibyte(Operation::Write))];
+        rows.push(bandwidth("READ 1 MiB", mebibyte(Operation::Read), write, 0.9));
+        let tcp = |wait| {
+            let messages = (STREAM_BYTES / self.divisor / (1 << 20)).max(16);
+            Task::Reference(Reference::TcpRate(TcpRate { size: 1 << 20, wait, messages }))
+        };
+        let others = vec![("TCP, spinning", tcp(Wait::Spin)), ("TCP, blocking", tcp(Wait::Block))];
+        rows.push(bandwidth("WRITE 1 MiB beside TCP", mebibyte(Operation::Write), others, 1.0));
+        let stranger = self.stream(Operation::Write, 64 << 10, 4096, PLAIN_STREAM_BYTES);
+        let stranger = Task::Verbs(Box::new(Job { strangers: true, ..stranger }));
+        let others = vec![("raw sendto and recvfrom", self.raw_stream(4096, Offload::None, PLAIN_STREAM_BYTES))];
+        rows.push(bandwidth("WRITE 64 KiB to a stranger", stranger, others, 0.9));
+        rows
+    }
+
+    fn rate(&self, operation: Operation, batch: u32, queue_pairs: usize) -> Job {
+        Job {
+            amount: Amount::Iterations(self.part(SMALL_MESSAGES) / queue_pairs as u64 + 1),
+            warm_up: self.part(WARM_UP) / queue_pairs as u64,
+            tx_depth: if queue_pairs > 1 { 4 * batch } else { 512 },
+            rx_depth: if queue_pairs > 1 { 4 * batch } else { 1024 },
+            signal_every: batch,
+            post_list: batch,
+            queue_pairs,
+            ..Job::new(operation, Measure::Rate, SMALL_BYTES)
+        }
+    }
+
+    fn rates(&self) -> Vec<Row> {
+        let rows = [
+            ("SEND 8 B, batches of 16", Operation::Send, 16),
+            ("SEND 8 B, batches of 64", Operation::Send, 64),
+            ("WRITE 8 B, batches of 16", Operation::Write, 16),
+            ("WRITE 8 B, batches of 64", Operation::Write, 64),
+        ];
+        let raw = |batch| {
+            let bytes = self.part(SMALL_MESSAGES) * SMALL_BYTES as u64;
+            Task::Reference(Reference::DatagramStream(compare::stream(SMALL_BYTES, 4096, batch, bytes)))
+        };
+        rows.into_iter()
+            .map(|(name, operation, batch)| Row {
+                name,
+                placement: Placement::Apart,
+                ours: Task::Verbs(Box::new(self.rate(operation, batch, 1))),
+                others: vec![("raw UDP GSO", raw(batch as usize))],
+                figures: vec![(Figure::Rate, Some(Bound::AtLeast(0.5)))],
+            })
+            .collect()
+    }
+
+    /// Many queue pairs, many regions.
+    fn crowds(&self) -> Vec<Row> {
+        let streams = |queue_pairs: usize| {
+            let one = self.stream(Operation::Write, 64 << 10, 4096, STREAM_BYTES);
+            let Amount::Iterations(messages) = one.amount else { return one };
+            let (amount, warm_up) = (Amount::Iterations(messages.div_ceil(queue_pairs as u64)), 0);
+            Job { queue_pairs, amount, warm_up, tx_depth: 16, signal_every: 4, ..one }
+        };
+        let rates = |queue_pairs| Job { tx_depth: 64, ..self.rate(Operation::Write, 16, queue_pairs) };
+        let crowd = |name, job: &dyn Fn(usize) -> Job, count, figure, limit: Option<f64>| Row {
+            name,
+            placement: Placement::Apart,
+            ours: Task::Verbs(Box::new(job(count))),
+            others: vec![("one queue pair", Task::Verbs(Box::new(job(1))))],
+            figures: vec![(figure, limit.map(Bound::AtLeast))],
+        };
+        let regions = |idle_regions| Task::Verbs(Box::new(Job { idle_regions, ..self.rate(Operation::Write, 16, 1) }));
+        let idle = if self.divisor > 1 { IDLE_REGIONS / 100 } else { IDLE_REGIONS };
+        vec![
+            crowd("WRITE 64 KiB, 10 queue pairs", &streams, 10, Figure::Bandwidth, None),
+            crowd("WRITE 64 KiB, 100 queue pairs", &streams, 100, Figure::Bandwidth, None),
+            crowd("WRITE 64 KiB, 1000 queue pairs", &streams, 1000, Figure::Bandwidth, Some(0.8)),
+            crowd("WRITE 8 B, 10 queue pairs", &rates, 10, Figure::Rate, None),
+            crowd("WRITE 8 B, 100 queue pairs", &rates, 100, Figure::Rate, None),
+            crowd("WRITE 8 B, 1000 queue pairs", &rates, 1000, Figure::Rate, Some(0.8)),
+            Row {
+                name: "WRITE 8 B among 100,000 regions",
+                placement: Placement::Apart,
+                ours: regions(idle),
+                others: vec![("1 region", regions(0))],
+                figures: vec![(Figure::TimePerMessage, Some(Bound::AtMost(1.1)))],
+            },
+        ]
+    }
+}
