@@ -19,7 +19,7 @@ use serde_json::Value;
 
 /// Tells the process that it is the program.
 const PROGRAM: &str = "RDMA_VERBS_TEST_PERF";
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 fn main() -> ExitCode {
     if std::env::var_os(PROGRAM).is_some() {
@@ -283,7 +283,7 @@ fn wrong_usage() -> Result<(), Failed> {
         ("send bw -c UD -s 8192", "4096"),
         ("send bw -q 10000 -r 32768", "smaller depths"),
         ("send bw -m 1000", "256"),
-        ("send bw -D 0", "-D"),
+        ("send bw -D 0", "--duration"),
         ("send bw -D 1 -n 5", "cannot be used"),
         ("read lat --references", "--references"),
         ("send lat --memory-only", "--memory-only"),
@@ -331,14 +331,14 @@ fn interrupt() -> Result<(), Failed> {
         let start = Instant::now();
         let status = finish(child, "interrupted")?.status;
         ensure(status.code() == Some(130), || format!("it ends with {status}"))?;
-        ensure(start.elapsed() < PATIENCE / 2, || "it takes its time".to_owned())?;
+        ensure(start.elapsed() < PATIENCE / 10, || "it takes its time".to_owned())?;
     }
     Ok(())
 }
 
 fn table() -> Result<(), Failed> {
     let file = picture("table");
-    let document = json(&format!("table --brief --repetitions 2 --plot {}", file.display()))?;
+    let document = json(&format!("table --brief --repetitions 1 --plot {}", file.display()))?;
     let rows = document["rows"].as_array().ok_or("no rows")?;
     ensure(document["failed"].as_array().is_some_and(Vec::is_empty), || document["failed"].to_string())?;
     ensure(rows.len() > 20, || format!("{} rows", rows.len()))?;
@@ -353,6 +353,6 @@ fn table() -> Result<(), Failed> {
         }
     }
     check_picture(&file, &["Half round trip, median", "Bandwidth", "distribution", "raw UDP", "TCP"])?;
-    let text = output("table --brief --repetitions 1 --only TCP")?;
+    let text = output("table --brief --repetitions 3 --only TCP")?;
     ensure(text.contains("WRITE 1 MiB beside TCP") && text.contains(">= 1"), || text.clone())
 }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use rdma_verbs::verbs::{Completion, CompletionOpcode};
 
-use super::channel::Channel;
+use super::channel::{Channel, check_interrupted};
 use super::end::{End, Watch};
 use super::outcome::Outcome;
 use super::progress::Progress;
@@ -103,6 +103,10 @@ impl<'a> Flow<'a> {
             for completion in polled {
                 self.take(completion)?;
             }
+            check_interrupted()?;
+            if !self.sends {
+                self.note_time();
+            }
             if self.goal.is_none() && self.phase.is_over(start) {
                 self.stop()?;
             }
@@ -139,9 +143,6 @@ impl<'a> Flow<'a> {
         let lane = &mut self.lanes[pair];
         lane.received += 1;
         let (received, posted) = (lane.received, lane.receives_posted);
-        if !self.sends {
-            self.note_time();
-        }
         if self.phase.iterations == Some(received) {
             self.receiving -= 1;
         } else if posted - received <= u64::from(self.end.job.rx_depth / 2) {

@@ -60,6 +60,16 @@ pub(crate) enum Service {
     Datagram,
 }
 
+impl Service {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Reliable => "RC",
+            Self::Unreliable => "UC",
+            Self::Datagram => "UD",
+        }
+    }
+}
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ValueEnum)]
 pub(crate) enum Atomic {
     #[value(name = "FETCH_AND_ADD")]

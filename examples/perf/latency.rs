@@ -2,7 +2,7 @@
 
 use rdma_verbs::verbs::{Completion, CompletionOpcode, Payload, SendRequest};
 
-use super::channel::Channel;
+use super::channel::{Channel, check_interrupted};
 use super::end::{End, Watch};
 use super::job::{Operation, Waiting};
 use super::outcome::Outcome;
@@ -31,6 +31,7 @@ pub(crate) fn run(
             break;
         }
         number += 1;
+        check_interrupted()?;
         if role == Role::Client {
             stopwatch.mark();
             progress.note(number);
@@ -140,10 +141,12 @@ impl<'a> Player<'a> {
         Ok(true)
     }
 
-    /// Waits until the send queue has room for another request.
+    /// Waits until the send queue has room for another request. The last ones of an earlier phase, which were not
+    /// signaled, may still be there.
     #[inline]
     fn make_room(&mut self, channel: &Channel) -> Outcome {
-        self.wait_for(|player| player.sent - player.completed < u64::from(player.end.job.tx_depth), channel)
+        let room = u64::from(self.end.job.tx_depth - (self.end.job.signal_every - 1));
+        self.wait_for(|player| player.sent - player.completed < room, channel)
     }
 
     #[inline]

@@ -82,7 +82,7 @@ pub(crate) fn serve(address: SocketAddr) -> Outcome {
             }
             Assignment::Reference { reference, placement } => {
                 machine::place(Role::Server, placement)?;
-                refer(&reference, 0, Role::Server, &mut channel)?;
+                refer(&reference, None, Role::Server, &mut channel)?;
             }
             Assignment::End => return Ok(()),
         }

@@ -19,6 +19,8 @@ const COLORS: [RGBColor; 6] = [
     RGBColor(230, 159, 0),
     RGBColor(86, 86, 86),
 ];
+/// Sizes written on an axis.
+const MOST_TICKS: f64 = 12.0;
 const FONT: &str = "sans-serif";
 
 /// A line.
@@ -63,6 +65,25 @@ impl Scale {
             Self::Nines => value,
         };
         place.is_finite().then_some(place)
+    }
+
+    /// Places within these bounds at which something is written.
+    fn ticks(self, bounds: &Range<f64>) -> Vec<f64> {
+        let whole = |step: usize| (bounds.start.ceil() as i32..=bounds.end as i32).step_by(step).map(f64::from);
+        let length = bounds.end - bounds.start;
+        match self {
+            Self::Bytes => whole((length / MOST_TICKS).ceil() as usize).collect(),
+            Self::Nines => [2f64.log10()].into_iter().chain(whole(1)).collect(),
+            Self::Number => {
+                let steps: &[f64] = match length {
+                    0.0..1.0 => &[1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0],
+                    1.0..2.5 => &[1.0, 2.0, 5.0],
+                    _ => &[1.0],
+                };
+                let decades = bounds.start.floor() as i32..=bounds.end as i32;
+                decades.flat_map(|decade| steps.iter().map(move |step| f64::from(decade) + step.log10())).collect()
+            }
+        }
     }
 
     /// What stands at a place.
@@ -148,7 +169,8 @@ fn draw_panel(area: &Canvas<'_>, panel: &Panel<'_>) -> Drawn {
     let (x, y) = (bounds(all().map(|point| point.0)), bounds(all().map(|point| point.1)));
     let mut builder = ChartBuilder::on(area);
     builder.caption(panel.title, (FONT, 20)).margin(14).x_label_area_size(44).y_label_area_size(66);
-    let mut chart = builder.build_cartesian_2d(x, y)?;
+    let (x_ticks, y_ticks) = (panel.x_scale.ticks(&x), panel.y_scale.ticks(&y));
+    let mut chart = builder.build_cartesian_2d(x.with_key_points(x_ticks), y.with_key_points(y_ticks))?;
     let (x_label, y_label) = (|place: &f64| panel.x_scale.label(*place), |place: &f64| panel.y_scale.label(*place));
     let mut mesh = chart.configure_mesh();
     mesh.x_desc(panel.x_title).y_desc(panel.y_title).x_label_formatter(&x_label).y_label_formatter(&y_label);
@@ -190,8 +212,11 @@ fn bytes(value: f64) -> String {
     }
 }
 
+/// A number with two digits at least.
 fn number(value: f64) -> String {
-    if value < 10.0 && value.fract() != 0.0 { format!("{value:.1}") } else { format!("{value:.0}") }
+    let digits = (1.0 - value.max(1e-9).log10().floor()).clamp(0.0, 6.0) as usize;
+    let text = format!("{value:.digits$}");
+    if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
 }
 
 /// A share by the number of its nines.

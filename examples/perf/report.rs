@@ -76,11 +76,19 @@ impl Line {
         Self::from(size, own.messages, 0, own.seconds, own.messages + both, cpu_seconds, own.times)
     }
 
-    pub(crate) fn of_reference(size: usize, own: Measured, other: Numbers) -> Self {
+    pub(crate) fn of_reference(size: Option<usize>, own: Measured, other: Numbers) -> Self {
         let message = if own.messages > 0 { (own.bytes / own.messages) as usize } else { 0 };
         let cpu_seconds = own.cpu_seconds + other.cpu_seconds;
         let line = Self::from(message, own.messages, 0, own.seconds, own.messages, cpu_seconds, own.times);
-        Self { bytes: size, ..line }
+        match size {
+            Some(size) => line.of_size(size),
+            None => line,
+        }
+    }
+
+    /// The same, as the figure for messages of this size.
+    pub(crate) fn of_size(self, bytes: usize) -> Self {
+        Self { bytes, ..self }
     }
 
     fn from(
@@ -159,11 +167,7 @@ impl<'a> Report<'a> {
             return;
         }
         let Job { operation, measure, queue_pairs, tx_depth, .. } = self.test;
-        let service = match self.test.service {
-            Service::Reliable => "RC",
-            Service::Unreliable => "UC",
-            Service::Datagram => "UD",
-        };
+        let service = self.test.service.name();
         let what = match measure {
             Measure::Latency if operation.is_answered_by_device() => "latency, whole round trip",
             Measure::Latency => "latency, half round trip",
@@ -229,7 +233,7 @@ impl<'a> Report<'a> {
     }
 
     pub(crate) fn draw_into(&self, picture: &mut Picture) {
-        let own = format!("{} ({:?})", self.test.operation.name(), self.test.service);
+        let own = format!("{}, {}", self.test.operation.name(), self.test.service.name());
         picture.is_whole_round_trip |= self.test.operation.is_answered_by_device();
         self.draw_lines(picture, &own, &self.results.iter().collect::<Vec<_>>());
         let mut names: Vec<&str> = Vec::new();

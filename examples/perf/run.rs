@@ -113,7 +113,7 @@ fn ask(wanted: &Wanted, device: &Device, channel: &mut Channel) -> Outcome {
         for (name, reference, size) in compare::references(&wanted.job) {
             let assignment = Assignment::Reference { reference, placement: wanted.placement };
             channel.say(&assignment)?;
-            let line = refer(&reference, size, Role::Client, channel)?;
+            let line = refer(&reference, Some(size), Role::Client, channel)?;
             progress.suspend(|| report.add_reference(name, line));
         }
     }
@@ -139,7 +139,7 @@ fn serve(wanted: &Wanted) -> Outcome {
     loop {
         match channel.hear()? {
             Assignment::Reference { reference, .. } => {
-                refer(&reference, 0, Role::Server, &mut channel)?;
+                refer(&reference, None, Role::Server, &mut channel)?;
             }
             Assignment::Verbs { .. } => return Err("the client asks for more than it said".into()),
             Assignment::End => return Ok(()),
@@ -220,7 +220,8 @@ pub(crate) fn perform(
     };
     // A ping-pong checks each message as it comes.
     if job.check && (job.measure != Measure::Latency || job.operation.is_answered_by_device()) {
-        check(&end, role, first + sent / job.queue_pairs as u64, other.messages)?;
+        let came = if job.operation == Operation::Send && role == Role::Server { own.messages } else { sent };
+        check(&end, role, first + sent / job.queue_pairs as u64, came)?;
     }
     // Nobody goes while the other one still looks.
     channel.meet()?;
@@ -296,7 +297,7 @@ fn check(end: &End, role: Role, messages: u64, came: u64) -> Outcome {
 }
 
 /// One end of a program to compare with.
-pub(crate) fn refer(reference: &Reference, size: usize, role: Role, channel: &mut Channel) -> Outcome<Line> {
+pub(crate) fn refer(reference: &Reference, size: Option<usize>, role: Role, channel: &mut Channel) -> Outcome<Line> {
     let run = |stream: &mut TcpStream| reference.run(role, stream);
     let own = channel.lend(run).map_err(|failure| failure.while_doing("raw sockets"))?;
     let other = channel.exchange(&Numbers::of(&own))?;

@@ -151,7 +151,7 @@ fn perform_task(task: &Task, row: &Row, partner: &mut Partner) -> Outcome<Line> 
         }
         Task::Reference(reference) => {
             partner.channel.say(&Assignment::Reference { reference: *reference, placement })?;
-            refer(reference, 0, Role::Client, &mut partner.channel)
+            refer(reference, None, Role::Client, &mut partner.channel)
         }
     }
 }
@@ -234,7 +234,7 @@ fn picture(is_brief: bool) -> Outcome<Picture> {
         for (name, reference, size) in compare::references(&job) {
             let row = Row::picture(Task::Reference(reference));
             let line = perform_task(&row.ours, &row, &mut partner)?;
-            report.add_reference(name, Line { bytes: size, ..line });
+            report.add_reference(name, line.of_size(size));
         }
         partner.channel.say(&Assignment::End)?;
         partner.end()?;

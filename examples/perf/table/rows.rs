@@ -203,7 +203,7 @@ impl Scale {
     fn rate(&self, operation: Operation, batch: u32, queue_pairs: usize) -> Job {
         Job {
             amount: Amount::Iterations(self.part(SMALL_MESSAGES) / queue_pairs as u64 + 1),
-            warm_up: self.part(WARM_UP) / queue_pairs as u64,
+            warm_up: (self.part(WARM_UP) / queue_pairs as u64).max(u64::from(batch)),
             tx_depth: if queue_pairs > 1 { 4 * batch } else { 512 },
             rx_depth: if queue_pairs > 1 { 4 * batch } else { 1024 },
             signal_every: batch,
@@ -240,7 +240,9 @@ impl Scale {
         let streams = |queue_pairs: usize| {
             let one = self.stream(Operation::Write, 64 << 10, 4096, STREAM_BYTES);
             let Amount::Iterations(messages) = one.amount else { return one };
-            let (amount, warm_up) = (Amount::Iterations(messages.div_ceil(queue_pairs as u64)), 0);
+            let amount = Amount::Iterations(messages.div_ceil(queue_pairs as u64));
+            // Each queue pair's memory is touched before anything is measured.
+            let warm_up = (100 / queue_pairs as u64).max(2);
             Job { queue_pairs, amount, warm_up, tx_depth: 16, signal_every: 4, ..one }
         };
         let rates = |queue_pairs| Job { tx_depth: 64, ..self.rate(Operation::Write, 16, queue_pairs) };
