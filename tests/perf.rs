@@ -48,53 +48,54 @@ fn trials() -> Vec<Trial> {
 }
 
 /// One measurement each.
+const LATENCY: [&str; 18] = [
+    "send lat --check",
+    "send lat -s 8",
+    "send lat -s 70000 --check -m 1024",
+    "send lat -e --check",
+    "send lat -c UC --check",
+    "send lat -c UD --check -s 100",
+    "send lat -I 0 -Q 1 -t 1 -r 1",
+    "send lat -D 0.05",
+    "write lat --check",
+    "write lat -s 5000 -F",
+    "write lat -s 1",
+    "write lat --memory-only",
+    "write lat -c UC",
+    "write lat -D 0.05 -S 3",
+    "read lat -s 4K --check",
+    "read lat -e -o 1",
+    "atomic lat --check",
+    "atomic lat -A CMP_AND_SWAP --check -u 15",
+];
+const STREAMS: [&str; 19] = [
+    "send bw --check",
+    "send bw -b -q 3 --check -s 3000",
+    "send bw -b -D 0.05 -s 1000",
+    "send bw -c UC -s 4096 -t 4",
+    "send bw -c UD -s 1K -t 4",
+    "send bw -e --check",
+    "send bw -D 0.05 -q 2",
+    "write bw --check -m 256 -s 10000",
+    "write bw -b --check -t 7 -Q 5 -l 3",
+    "write bw -c UC -s 4096",
+    "write bw -q 4 -D 0.05",
+    "write bw -s 1M",
+    "read bw --check",
+    "read bw -b -q 2 --check -e",
+    "atomic bw --check -q 2",
+    "atomic bw -A CMP_AND_SWAP -b --check",
+    "send rate --check",
+    "write rate -l 64 -t 64 --check",
+    "write rate --core 0",
+];
+
 fn measurements() -> Vec<Trial> {
-    let latency = [
-        "send lat --check",
-        "send lat -s 8",
-        "send lat -s 70000 --check -m 1024",
-        "send lat -e --check",
-        "send lat -c UC --check",
-        "send lat -c UD --check -s 100",
-        "send lat -I 0 -Q 1 -t 1 -r 1",
-        "send lat -D 0.05",
-        "write lat --check",
-        "write lat -s 5000 -F",
-        "write lat -s 1",
-        "write lat --memory-only",
-        "write lat -c UC",
-        "write lat -D 0.05 -S 3",
-        "read lat -s 4K --check",
-        "read lat -e -o 1",
-        "atomic lat --check",
-        "atomic lat -A CMP_AND_SWAP --check -u 15",
-    ];
-    let streams = [
-        "send bw --check",
-        "send bw -b -q 3 --check -s 3000",
-        "send bw -b -D 0.05 -s 1000",
-        "send bw -c UC -s 4096 -t 4",
-        "send bw -c UD -s 1K -t 4",
-        "send bw -e --check",
-        "send bw -D 0.05 -q 2",
-        "write bw --check -m 256 -s 10000",
-        "write bw -b --check -t 7 -Q 5 -l 3",
-        "write bw -c UC -s 4096",
-        "write bw -q 4 -D 0.05",
-        "write bw -s 1M",
-        "read bw --check",
-        "read bw -b -q 2 --check -e",
-        "atomic bw --check -q 2",
-        "atomic bw -A CMP_AND_SWAP -b --check",
-        "send rate --check",
-        "write rate -l 64 -t 64 --check",
-        "write rate --core 0",
-    ];
     let trial = |command: &'static str, is_latency: bool| {
         Trial::test(command.replace(' ', "_"), move || measurement(command, is_latency))
     };
-    let latency = latency.iter().map(|command| trial(command, true));
-    let mut trials: Vec<Trial> = latency.chain(streams.iter().map(|command| trial(command, false))).collect();
+    let latency = LATENCY.into_iter().map(|command| trial(command, true));
+    let mut trials: Vec<Trial> = latency.chain(STREAMS.into_iter().map(|command| trial(command, false))).collect();
     if cfg!(feature = "tokio") {
         trials.push(trial("send lat --futures --check", true));
     }
@@ -286,6 +287,7 @@ fn wrong_usage() -> Result<(), Failed> {
         ("send bw -D 0", "--duration"),
         ("send bw -D 1 -n 5", "cannot be used"),
         ("read lat --references", "--references"),
+        ("send bw --plot picture.svg", "--plot"),
         ("send lat --memory-only", "--memory-only"),
         ("send lat --partner-core 1", "perf self"),
         ("self send lat host", "no host"),
@@ -309,7 +311,6 @@ fn failures() -> Result<(), Failed> {
         (format!("send lat -d {own} no.such.host.invalid"), "no.such.host.invalid"),
         (format!("self send lat -d {own} --partner-dev soft_nonsense0"), "soft_nonsense0"),
         (format!("self send lat -d {own} -x 99"), "99"),
-        (both("write bw -n 5 --plot /nonsense/picture.svg -s 8"), "--plot"),
         (both("write bw -n 5 --plot /nonsense/picture.svg -a"), "/nonsense/picture.svg"),
     ];
     for (arguments, hint) in wrong {

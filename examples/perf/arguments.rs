@@ -1,26 +1,17 @@
 //! The command line: perftest's flags, with the same meanings.
 
+mod wanted;
+
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use super::job::{Amount, Atomic, Job, Measure, Operation, Service, Waiting};
-use super::machine::Placement;
-use super::outcome::{Failure, Outcome};
+use super::job::{Atomic, Measure, Service};
+pub(crate) use wanted::{OWN_DEVICE, PARTNER_DEVICE, Wanted};
 
-/// The sizes of `-a`.
-const SMALLEST: usize = 2;
-const LARGEST: usize = 8 << 20;
-/// With `-a` and no `-n`, no size moves more than this.
-const MOST_BYTES_A_SIZE: u64 = 1 << 30;
-/// Devices of `self`, unless `-d` says otherwise: this process', and the other one's.
-pub(crate) const OWN_DEVICE: &str = "soft:127.0.0.41";
-pub(crate) const PARTNER_DEVICE: &str = "soft:127.0.0.42";
 /// Largest message.
 const LARGEST_ASKED: usize = 1 << 30;
-/// Largest completion queue of the software device.
-const MOST_COMPLETIONS: u64 = 1 << 20;
 /// Largest inline message of the software device.
 const MOST_INLINE: u32 = 1024;
 
@@ -191,175 +182,6 @@ pub(crate) struct TableFlags {
     /// Exit with 1 if a row is below its target.
     #[arg(long)]
     pub(crate) strict: bool,
-}
-
-/// A test that fits together.
-#[derive(Clone, Debug)]
-pub(crate) struct Wanted {
-    pub(crate) job: Job,
-    pub(crate) device: Option<String>,
-    pub(crate) ib_port: u8,
-    pub(crate) gid_index: Option<u8>,
-    pub(crate) host: Option<String>,
-    pub(crate) port: u16,
-    pub(crate) placement: Placement,
-    pub(crate) partner_device: Option<String>,
-    pub(crate) loopback: bool,
-    pub(crate) json: bool,
-    pub(crate) plot: Option<PathBuf>,
-    pub(crate) references: bool,
-}
-
-impl Test {
-    /// What is asked for, if it fits together; `both`: this process starts the other one.
-    pub(crate) fn wanted(&self, both: bool) -> Outcome<Wanted> {
-        let (operation, flags) = match self {
-            Self::Send(flags) => (Operation::Send, flags),
-            Self::Write(flags) => (Operation::Write, flags),
-            Self::Read(flags) => (Operation::Read, flags),
-            Self::Atomic(flags) => (Operation::Atomic, flags),
-        };
-        flags.wanted(operation, both || flags.loopback)
-    }
-}
-
-impl TestFlags {
-    fn wanted(&self, operation: Operation, both: bool) -> Outcome<Wanted> {
-        self.check(operation, both)?;
-        let job = self.job(operation);
-        check_sizes(&job)?;
-        let cores = (self.core, self.partner_core);
-        let placement = match cores {
-            (None, None) => Placement::Anywhere,
-            // A server without a client's core, and the other way round: each process knows its own only.
-            (own, None) if !both => Placement::On { client: own, server: own },
-            (client, server) => Placement::On { client, server },
-        };
-        let device = |given: &Option<String>, default: &str| given.clone().or_else(|| both.then(|| default.to_owned()));
-        Ok(Wanted {
-            job,
-            device: device(&self.ib_dev, OWN_DEVICE),
-            partner_device: device(&self.partner_dev, PARTNER_DEVICE),
-            ib_port: self.ib_port,
-            gid_index: self.gid_index,
-            host: self.host.clone(),
-            port: self.port,
-            placement,
-            loopback: both,
-            json: self.json,
-            plot: self.plot.clone(),
-            references: self.references,
-        })
-    }
-
-    /// What does not fit together, whatever the sizes are.
-    fn check(&self, operation: Operation, both: bool) -> Outcome {
-        let (is_latency, is_datagram) = (self.measure == Measure::Latency, self.connection == Service::Datagram);
-        let name = operation.name();
-        let refused = [
-            (both && self.host.is_some(), "perf self has both ends: it takes no host".to_owned()),
-            (
-                operation.is_answered_by_device() && self.connection != Service::Reliable,
-                format!("-c: {name} is there on reliable connections (RC) only"),
-            ),
-            (is_datagram && operation == Operation::Write, "-c: datagrams (UD) are sent, not written".to_owned()),
-            (is_latency && self.qp > 1, "-q: latency is measured on one queue pair".to_owned()),
-            (is_latency && self.bidirectional, "-b: a ping-pong has one message on its way".to_owned()),
-            (is_latency && self.post_list.is_some_and(|list| list > 1), "-l: for bw and rate".to_owned()),
-            (
-                is_latency && self.events && operation == Operation::Write,
-                "-e: a WRITE makes no event at the receiver; write lat looks at memory".to_owned(),
-            ),
-            (
-                self.memory_only && !(is_latency && operation == Operation::Write),
-                "--memory-only: for write lat".to_owned(),
-            ),
-            (
-                self.futures && !(is_latency && operation == Operation::Send && self.connection == Service::Reliable),
-                "--futures: for send lat on reliable connections".to_owned(),
-            ),
-            (
-                self.futures && !cfg!(feature = "tokio"),
-                "--futures: built without the feature tokio; cargo run --features tokio".to_owned(),
-            ),
-            (
-                !both && (self.partner_core.is_some() || self.partner_dev.is_some()),
-                "--partner-core and --partner-dev: for perf self".to_owned(),
-            ),
-            (
-                self.references && is_latency && operation.is_answered_by_device(),
-                format!("--references: raw sockets have nothing like the latency of {name}"),
-            ),
-            (self.all && operation == Operation::Atomic, "-a: atomics have 8 bytes".to_owned()),
-        ];
-        match refused.into_iter().find(|(is_wrong, _)| *is_wrong) {
-            Some((_, message)) => Err(Failure::Usage(message)),
-            None => Ok(()),
-        }
-    }
-
-    fn job(&self, operation: Operation) -> Job {
-        let default_size = match (operation, self.measure) {
-            (Operation::Atomic, _) | (_, Measure::Rate) => 8,
-            (_, Measure::Latency) => SMALLEST,
-            (_, Measure::Bandwidth) => 65_536,
-        };
-        let usual = Job::new(operation, self.measure, self.size.unwrap_or(default_size));
-        let largest = if self.connection == Service::Datagram { self.mtu.unwrap_or(4096) as usize } else { LARGEST };
-        let every = std::iter::successors(Some(SMALLEST), |size| Some(size * 2)).take_while(|size| *size <= largest);
-        let tx_depth = self.tx_depth.unwrap_or(usual.tx_depth);
-        let waiting = match (self.events, self.memory_only, self.futures) {
-            (true, ..) => Waiting::Events,
-            (_, true, _) => Waiting::Memory,
-            (.., true) => Waiting::Futures,
-            _ => Waiting::Polling,
-        };
-        Job {
-            service: self.connection,
-            sizes: if self.all { every.collect() } else { usual.sizes },
-            amount: match (self.duration, self.iters) {
-                (Some(seconds), _) => Amount::Seconds(seconds),
-                (None, Some(iterations)) => Amount::Iterations(iterations),
-                (None, None) => usual.amount,
-            },
-            byte_limit: if self.all && self.iters.is_none() { MOST_BYTES_A_SIZE } else { u64::MAX },
-            queue_pairs: self.qp as usize,
-            tx_depth,
-            rx_depth: self.rx_depth,
-            mtu: self.mtu,
-            inline_size: self.inline_size.unwrap_or(usual.inline_size),
-            waiting,
-            bidirectional: self.bidirectional,
-            signal_every: self.cq_mod.unwrap_or(usual.signal_every).min((tx_depth / 2).max(1)),
-            post_list: self.post_list.unwrap_or(usual.post_list).min(tx_depth),
-            outstanding: self.outs,
-            atomic: self.atomic_type,
-            service_level: self.sl,
-            timeout: self.qp_timeout,
-            check: self.check,
-            seed: rand::random::<u32>().into(),
-            ..usual
-        }
-    }
-}
-
-fn check_sizes(job: &Job) -> Outcome {
-    let largest = job.largest();
-    let message = if job.operation == Operation::Atomic && largest != 8 {
-        format!("-s is {largest}; atomics have 8 bytes")
-    } else if job.service == Service::Datagram && largest > 4096 {
-        format!("-s is {largest}; a datagram has at most 4096 bytes")
-    } else if job.completions() > MOST_COMPLETIONS {
-        let (pairs, tx_depth, rx_depth) = (job.queue_pairs, job.tx_depth, job.rx_depth);
-        format!(
-            "-q {pairs} with -t {tx_depth} and -r {rx_depth} needs a completion queue of {} entries, which is more \
-            than {MOST_COMPLETIONS}: take smaller depths",
-            job.completions()
-        )
-    } else {
-        return Ok(());
-    };
-    Err(Failure::Usage(message))
 }
 
 /// A number of bytes, with K or M for 1024 and 1024 × 1024.

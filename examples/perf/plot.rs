@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use plotters::coord::Shift;
+use plotters::coord::ranged1d::{KeyPointHint, NoDefaultFormatting, Ranged, ValueFormatter};
 use plotters::prelude::*;
 
 use super::outcome::Outcome;
@@ -96,6 +97,37 @@ impl Scale {
     }
 }
 
+/// An axis on which places stand as they are.
+struct Axis {
+    scale: Scale,
+    bounds: Range<f64>,
+}
+
+impl Ranged for Axis {
+    type FormatOption = NoDefaultFormatting;
+    type ValueType = f64;
+
+    fn map(&self, place: &f64, (from, to): (i32, i32)) -> i32 {
+        let share = (place - self.bounds.start) / (self.bounds.end - self.bounds.start);
+        from + (share * f64::from(to - from)).round() as i32
+    }
+
+    fn key_points<Hint: KeyPointHint>(&self, _: Hint) -> Vec<f64> {
+        let ticks = self.scale.ticks(&self.bounds);
+        ticks.into_iter().filter(|place| self.bounds.contains(place)).collect()
+    }
+
+    fn range(&self) -> Range<f64> {
+        self.bounds.clone()
+    }
+}
+
+impl ValueFormatter<f64> for Axis {
+    fn format_ext(&self, place: &f64) -> String {
+        self.scale.label(*place)
+    }
+}
+
 /// How a panel looks.
 struct Panel<'a> {
     title: &'a str,
@@ -107,30 +139,23 @@ struct Panel<'a> {
     series: &'a [Series],
 }
 
+/// Finds out whether the picture can be written, before anything is measured.
+pub(crate) fn prepare(file: &Path) -> Outcome {
+    std::fs::write(file, "").map_err(|error| format!("cannot write {}: {error}", file.display()).into())
+}
+
 /// Writes the picture.
 pub(crate) fn draw(file: &Path, picture: &Picture) -> Outcome {
     let round = if picture.is_whole_round_trip { "Round trip" } else { "Half round trip" };
     let microseconds = format!("{round} [µs]");
     let (by_size, distributed) = (format!("{round}, median"), format!("{round}, distribution"));
+    let against_size = |title, y_title, legend, series| {
+        let (x_title, x_scale, y_scale) = ("message [bytes]", Scale::Bytes, Scale::Number);
+        Panel { title, x_title, x_scale, y_title, y_scale, legend, series }
+    };
     let panels = [
-        Panel {
-            title: &by_size,
-            x_title: "message [bytes]",
-            x_scale: Scale::Bytes,
-            y_title: &microseconds,
-            y_scale: Scale::Number,
-            legend: SeriesLabelPosition::UpperLeft,
-            series: &picture.latency,
-        },
-        Panel {
-            title: "Bandwidth",
-            x_title: "message [bytes]",
-            x_scale: Scale::Bytes,
-            y_title: "GB/s",
-            y_scale: Scale::Number,
-            legend: SeriesLabelPosition::LowerRight,
-            series: &picture.bandwidth,
-        },
+        against_size(&by_size, &microseconds, SeriesLabelPosition::UpperLeft, &picture.latency),
+        against_size("Bandwidth", "GB/s", SeriesLabelPosition::LowerRight, &picture.bandwidth),
         Panel {
             title: &distributed,
             x_title: &microseconds,
@@ -145,11 +170,9 @@ pub(crate) fn draw(file: &Path, picture: &Picture) -> Outcome {
     let is_curve = |series: &Series| series.points.len() > 1;
     let panels: Vec<&Panel<'_>> = panels.iter().filter(|panel| panel.series.iter().any(is_curve)).collect();
     if panels.is_empty() {
-        return Err("--plot: one size of a stream makes no curve; take -a".into());
+        return Err("there is no curve to draw".into());
     }
     let fail = |error: &dyn std::fmt::Display| format!("cannot write {}: {error}", file.display());
-    // The backend writes the file when it is dropped, and cannot say then that it failed.
-    std::fs::write(file, "").map_err(|error| fail(&error))?;
     let canvas = SVGBackend::new(file, (PANEL_WIDTH * panels.len() as u32, HEIGHT)).into_drawing_area();
     draw_panels(&canvas, &panels).map_err(|error| fail(&error).into())
 }
@@ -169,12 +192,11 @@ fn draw_panel(area: &Canvas<'_>, panel: &Panel<'_>) -> Drawn {
     let (x, y) = (bounds(all().map(|point| point.0)), bounds(all().map(|point| point.1)));
     let mut builder = ChartBuilder::on(area);
     builder.caption(panel.title, (FONT, 20)).margin(14).x_label_area_size(44).y_label_area_size(66);
-    let (x_ticks, y_ticks) = (panel.x_scale.ticks(&x), panel.y_scale.ticks(&y));
-    let mut chart = builder.build_cartesian_2d(x.with_key_points(x_ticks), y.with_key_points(y_ticks))?;
-    let (x_label, y_label) = (|place: &f64| panel.x_scale.label(*place), |place: &f64| panel.y_scale.label(*place));
+    let axis = |scale, bounds| Axis { scale, bounds };
+    let mut chart = builder.build_cartesian_2d(axis(panel.x_scale, x), axis(panel.y_scale, y))?;
     let mut mesh = chart.configure_mesh();
-    mesh.x_desc(panel.x_title).y_desc(panel.y_title).x_label_formatter(&x_label).y_label_formatter(&y_label);
-    mesh.light_line_style(WHITE).label_style((FONT, 13)).axis_desc_style((FONT, 15)).draw()?;
+    mesh.x_desc(panel.x_title).y_desc(panel.y_title).light_line_style(WHITE);
+    mesh.label_style((FONT, 13)).axis_desc_style((FONT, 15)).draw()?;
     for ((name, points), color) in placed.into_iter().zip(COLORS.into_iter().cycle()) {
         let line = LineSeries::new(points, color.stroke_width(2));
         let legend = move |(x, y)| PathElement::new([(x, y), (x + 18, y)], color.stroke_width(2));

@@ -3,7 +3,7 @@
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-use super::job::{Job, Measure, Service};
+use super::job::{Job, Measure, Operation, Service};
 use super::machine::Description;
 use super::outcome::Outcome;
 use super::plot::{Picture, Series};
@@ -61,25 +61,54 @@ impl Latency {
     }
 }
 
+/// What both ends have measured of one size, together.
+struct Totals {
+    bytes: usize,
+    /// Messages that the client sent, or asked for.
+    iterations: u64,
+    /// Messages that came, in both directions.
+    messages: u64,
+    lost: u64,
+    seconds: f64,
+    cpu_seconds: f64,
+    times: Option<Histogram<u64>>,
+}
+
 impl Line {
     /// From what both ends have measured; `own` is the client's.
     pub(crate) fn new(job: &Job, size: usize, own: Measured, other: Numbers) -> Self {
         let is_stream = job.measure != Measure::Latency;
-        // Only the receiver knows what of it has come.
-        if is_stream && job.service != Service::Reliable && other.messages > 0 && !job.bidirectional {
-            let lost = own.messages.saturating_sub(other.messages);
-            let cpu_seconds = own.cpu_seconds + other.cpu_seconds;
-            return Self::from(size, own.messages, lost, other.seconds, other.messages, cpu_seconds, None);
+        let totals = Totals {
+            bytes: size,
+            iterations: own.messages,
+            messages: own.messages,
+            lost: 0,
+            seconds: own.seconds,
+            cpu_seconds: own.cpu_seconds + other.cpu_seconds,
+            times: own.times,
+        };
+        if is_stream && job.bidirectional {
+            return Self::of(Totals { messages: own.messages + other.messages, ..totals });
         }
-        let both = if is_stream && job.bidirectional { other.messages } else { 0 };
-        let cpu_seconds = own.cpu_seconds + other.cpu_seconds;
-        Self::from(size, own.messages, 0, own.seconds, own.messages + both, cpu_seconds, own.times)
+        // Only the receiver knows what of it has come.
+        if is_stream && job.service != Service::Reliable && job.operation == Operation::Send {
+            let lost = own.messages.saturating_sub(other.messages);
+            return Self::of(Totals { messages: other.messages, lost, seconds: other.seconds, ..totals });
+        }
+        Self::of(totals)
     }
 
+    /// Of messages of this size, or of the size that they really had.
     pub(crate) fn of_reference(size: Option<usize>, own: Measured, other: Numbers) -> Self {
-        let message = if own.messages > 0 { (own.bytes / own.messages) as usize } else { 0 };
-        let cpu_seconds = own.cpu_seconds + other.cpu_seconds;
-        let line = Self::from(message, own.messages, 0, own.seconds, own.messages, cpu_seconds, own.times);
+        let line = Self::of(Totals {
+            bytes: own.bytes.checked_div(own.messages).unwrap_or(0) as usize,
+            iterations: own.messages,
+            messages: own.messages,
+            lost: 0,
+            seconds: own.seconds,
+            cpu_seconds: own.cpu_seconds + other.cpu_seconds,
+            times: own.times,
+        });
         match size {
             Some(size) => line.of_size(size),
             None => line,
@@ -91,15 +120,8 @@ impl Line {
         Self { bytes, ..self }
     }
 
-    fn from(
-        bytes: usize,
-        iterations: u64,
-        lost: u64,
-        seconds: f64,
-        messages: u64,
-        cpu_seconds: f64,
-        times: Option<Histogram<u64>>,
-    ) -> Self {
+    fn of(totals: Totals) -> Self {
+        let Totals { bytes, iterations, messages, lost, seconds, cpu_seconds, times } = totals;
         let gigabytes = messages as f64 * bytes as f64 / 1e9;
         let over = |value: f64, by: f64| if by > 0.0 { value / by } else { 0.0 };
         let times = times.filter(|times| !times.is_empty());
@@ -117,22 +139,16 @@ impl Line {
     }
 
     fn print(&self, name: &str) {
-        let Self { bytes, iterations, lost, .. } = self;
-        match &self.latency {
-            Some(Latency { min, p50, mean, deviation, p99, p999, max }) => println!(
-                " {bytes:<9} {iterations:<11} {min:>9.2} {p50:>9.2} {mean:>9.2} {deviation:>10.2} {p99:>9.2} {p999:>9.2} \
-                 {max:>9.2}  {name}"
-            ),
-            None => {
-                let lost = if *lost > 0 { format!("  {lost} lost") } else { String::new() };
-                let (gigabytes, rate, cpu) =
-                    (self.gigabytes_per_second, self.million_messages_per_second, self.cpu_seconds_per_gigabyte);
-                let mebibytes = gigabytes * 1e9 / f64::from(1 << 20);
-                println!(
-                    " {bytes:<9} {iterations:<11} {mebibytes:>15.2} {gigabytes:>10.3} {rate:>13.6} {cpu:>13.3}  \
-                     {name}{lost}"
-                );
-            }
+        let Self { bytes, iterations, lost, cpu_seconds_per_gigabyte: cpu, .. } = self;
+        let lost = if *lost > 0 { format!("  {lost} lost") } else { String::new() };
+        print!(" {bytes:<9} {iterations:<11}");
+        if let Some(Latency { min, p50, mean, deviation, p99, p999, max }) = self.latency {
+            let quantiles = format!("{p99:>9.2} {p999:>9.2} {max:>9.2}");
+            println!(" {min:>9.2} {p50:>9.2} {mean:>9.2} {deviation:>10.2} {quantiles}  {name}");
+        } else {
+            let (gigabytes, rate) = (self.gigabytes_per_second, self.million_messages_per_second);
+            let mebibytes = gigabytes * 1e9 / f64::from(1 << 20);
+            println!(" {mebibytes:>15.2} {gigabytes:>10.3} {rate:>13.6} {cpu:>13.3}  {name}{lost}");
         }
     }
 }

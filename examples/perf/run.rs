@@ -71,6 +71,9 @@ impl Numbers {
 
 /// Runs what the command line asks for.
 pub(crate) fn run(wanted: &Wanted) -> Outcome {
+    if let Some(file) = wanted.plot.as_ref().filter(|_| wanted.loopback || wanted.host.is_some()) {
+        plot::prepare(file)?;
+    }
     match (&wanted.host, wanted.loopback) {
         (None, false) => serve(wanted),
         (Some(host), _) => {

@@ -71,23 +71,44 @@ struct Table {
 
 /// Measures all rows.
 pub(crate) fn run(flags: &TableFlags) -> Outcome<ExitCode> {
-    let rows: Vec<Row> = rows::all(if flags.brief { 100 } else { 1 })
-        .into_iter()
-        .filter(|row| flags.only.as_ref().is_none_or(|part| row.name.to_lowercase().contains(&part.to_lowercase())))
-        .collect();
-    if rows.is_empty() {
-        let names: Vec<_> = rows::all(1).iter().map(|row| row.name).collect();
-        return Err(Failure::Usage(format!(
-            "--only: no row's name contains that; there are:\n  {}",
-            names.join("\n  ")
-        )));
+    let rows = chosen(flags)?;
+    if let Some(file) = &flags.plot {
+        plot::prepare(file)?;
     }
+    let table = measure_all(&rows, flags)?;
+    if flags.json {
+        println!("{}", serde_json::to_string_pretty(&table).map_err(|error| format!("no JSON: {error}"))?);
+    }
+    if let Some(file) = &flags.plot {
+        plot::draw(file, &picture(flags.brief)?)?;
+    }
+    if !table.failed.is_empty() {
+        return Err(format!("{} of {} rows could not be measured", table.failed.len(), rows.len()).into());
+    }
+    let is_below = table.rows.iter().flat_map(|row| &row.verdicts).any(|verdict| verdict.is_met == Some(false));
+    Ok(if flags.strict && is_below { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// The rows that are asked for.
+fn chosen(flags: &TableFlags) -> Outcome<Vec<Row>> {
+    let part = flags.only.as_deref().unwrap_or_default().to_lowercase();
+    let mut rows = rows::all(if flags.brief { 100 } else { 1 });
+    let names: Vec<&str> = rows.iter().map(|row| row.name).collect();
+    rows.retain(|row| row.name.to_lowercase().contains(&part));
+    if rows.is_empty() {
+        let message = format!("--only: no row's name contains that; there are:\n  {}", names.join("\n  "));
+        return Err(Failure::Usage(message));
+    }
+    Ok(rows)
+}
+
+fn measure_all(rows: &[Row], flags: &TableFlags) -> Outcome<Table> {
     let machine = Description::now()?;
     if !flags.json {
         print_head(&machine, flags.repetitions);
     }
     let mut table = Table { machine, repetitions: flags.repetitions, rows: Vec::new(), failed: Vec::new() };
-    for row in &rows {
+    for row in rows {
         match measure(row, flags.repetitions) {
             Ok(finished) => {
                 if !flags.json {
@@ -102,17 +123,7 @@ pub(crate) fn run(flags: &TableFlags) -> Outcome<ExitCode> {
             }
         }
     }
-    if flags.json {
-        println!("{}", serde_json::to_string_pretty(&table).map_err(|error| format!("no JSON: {error}"))?);
-    }
-    if let Some(file) = &flags.plot {
-        plot::draw(file, &picture(flags.brief)?)?;
-    }
-    if !table.failed.is_empty() {
-        return Err(format!("{} of {} rows could not be measured", table.failed.len(), rows.len()).into());
-    }
-    let is_below = table.rows.iter().flat_map(|row| &row.verdicts).any(|verdict| verdict.is_met == Some(false));
-    Ok(if flags.strict && is_below { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    Ok(table)
 }
 
 /// All tasks of a row, in turns, each repetition between two processes that are there for this row only.

@@ -43,6 +43,7 @@ pub(super) fn all(divisor: u64) -> Vec<Row> {
     let scale = Scale { divisor };
     let mut rows = scale.polling();
     rows.extend(scale.sleeping());
+    rows.extend(scale.writes());
     rows.extend(scale.streams());
     rows.extend(scale.rates());
     rows.extend(scale.crowds());
@@ -153,20 +154,18 @@ impl Scale {
         Task::Reference(Reference::DatagramStream(test))
     }
 
-    fn streams(&self) -> Vec<Row> {
+    fn writes(&self) -> Vec<Row> {
         let rows = [
             ("WRITE 64 KiB, MTU 4096", 64 << 10, 4096),
             ("WRITE 64 KiB, MTU 1024", 64 << 10, 1024),
             ("WRITE 1 MiB, MTU 4096", 1 << 20, 4096),
             ("WRITE 1 MiB, MTU 1024", 1 << 20, 1024),
         ];
-        let ours = |operation, size, mtu| Task::Verbs(Box::new(self.stream(operation, size, mtu, STREAM_BYTES)));
-        let mut rows: Vec<Row> = rows
-            .into_iter()
+        rows.into_iter()
             .map(|(name, size, mtu)| Row {
                 name,
                 placement: Placement::Apart,
-                ours: ours(Operation::Write, size, mtu),
+                ours: Task::Verbs(Box::new(self.stream(Operation::Write, size, mtu, STREAM_BYTES))),
                 others: vec![
                     ("raw UDP GSO/GRO, copying", self.raw_stream(mtu, Offload::Segmentation, STREAM_BYTES)),
                     ("raw UDP GSO/GRO, gathering", self.raw_stream(mtu, Offload::Gather, STREAM_BYTES)),
@@ -176,28 +175,35 @@ impl Scale {
                     (Figure::Processor, Some(Bound::AtMost(1.2))),
                 ],
             })
-            .collect();
-        let bandwidth = |name, ours, others, limit| Row {
+            .collect()
+    }
+
+    fn streams(&self) -> Vec<Row> {
+        let mebibyte = |operation| Task::Verbs(Box::new(self.stream(operation, 1 << 20, 4096, STREAM_BYTES)));
+        let tcp = |wait| {
+            let messages = (STREAM_BYTES / self.divisor / (1 << 20)).max(16);
+            Task::Reference(Reference::TcpRate(TcpRate { size: 1 << 20, wait, messages }))
+        };
+        let stranger = self.stream(Operation::Write, 64 << 10, 4096, PLAIN_STREAM_BYTES);
+        let stranger = Task::Verbs(Box::new(Job { strangers: true, ..stranger }));
+        let plain = self.raw_stream(4096, Offload::None, PLAIN_STREAM_BYTES);
+        let row = |name, ours, others, limit| Row {
             name,
             placement: Placement::Apart,
             ours,
             others,
             figures: vec![(Figure::Bandwidth, Some(Bound::AtLeast(limit)))],
         };
-        let mebibyte = |operation| ours(operation, 1 << 20, 4096);
-        let write = vec![("WRITE", mebibyte(Operation::Write))];
-        rows.push(bandwidth("READ 1 MiB", mebibyte(Operation::Read), write, 0.9));
-        let tcp = |wait| {
-            let messages = (STREAM_BYTES / self.divisor / (1 << 20)).max(16);
-            Task::Reference(Reference::TcpRate(TcpRate { size: 1 << 20, wait, messages }))
-        };
-        let others = vec![("TCP, spinning", tcp(Wait::Spin)), ("TCP, blocking", tcp(Wait::Block))];
-        rows.push(bandwidth("WRITE 1 MiB beside TCP", mebibyte(Operation::Write), others, 1.0));
-        let stranger = self.stream(Operation::Write, 64 << 10, 4096, PLAIN_STREAM_BYTES);
-        let stranger = Task::Verbs(Box::new(Job { strangers: true, ..stranger }));
-        let others = vec![("raw sendto and recvfrom", self.raw_stream(4096, Offload::None, PLAIN_STREAM_BYTES))];
-        rows.push(bandwidth("WRITE 64 KiB to a stranger", stranger, others, 0.9));
-        rows
+        vec![
+            row("READ 1 MiB", mebibyte(Operation::Read), vec![("WRITE", mebibyte(Operation::Write))], 0.9),
+            row(
+                "WRITE 1 MiB beside TCP",
+                mebibyte(Operation::Write),
+                vec![("TCP, spinning", tcp(Wait::Spin)), ("TCP, blocking", tcp(Wait::Block))],
+                1.0,
+            ),
+            row("WRITE 64 KiB to a stranger", stranger, vec![("raw sendto and recvfrom", plain)], 0.9),
+        ]
     }
 
     fn rate(&self, operation: Operation, batch: u32, queue_pairs: usize) -> Job {
