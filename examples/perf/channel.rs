@@ -1,7 +1,7 @@
 //! What the two processes tell each other over TCP: values as JSON, each behind its length.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
@@ -121,6 +121,12 @@ impl Channel {
         let result = use_it(&mut self.stream);
         self.stream.set_read_timeout(Some(PAUSE))?;
         Ok(result?)
+    }
+
+    /// The other process hears that nothing more is said.
+    pub(crate) fn close(&self) {
+        // It fails only if the other process is gone already.
+        let _ = self.stream.shutdown(Shutdown::Both);
     }
 
     fn read(&mut self, mut out: &mut [u8]) -> Outcome {

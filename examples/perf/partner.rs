@@ -14,6 +14,8 @@ use super::run::{measure_all, refer};
 
 /// How long it may take to come, and to go.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How long it may take to end by itself after something failed.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// The first process' hold on the second.
@@ -64,7 +66,12 @@ impl Partner {
 
 impl Drop for Partner {
     fn drop(&mut self) {
-        // It has ended already, unless something failed here.
+        // It has ended already, unless something failed. Then it may still have to say why; or it hears that it is over.
+        self.channel.close();
+        let start = Instant::now();
+        while start.elapsed() < LAST_WORDS && matches!(self.child.try_wait(), Ok(None)) {
+            std::thread::sleep(PAUSE);
+        }
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
