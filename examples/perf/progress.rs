@@ -34,6 +34,10 @@ impl Progress {
     }
 
     pub(crate) fn start(job: &Job) -> Self {
+        Self::draw(job.operation.name())
+    }
+
+    fn draw(what: &'static str) -> Self {
         if !std::io::stderr().is_terminal() {
             return Self::none();
         }
@@ -41,7 +45,7 @@ impl Progress {
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
         let style = ProgressStyle::with_template("{msg} {wide_bar} {pos}/{len} {elapsed}");
         bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-        bar.set_message(job.operation.name());
+        bar.set_message(what);
         let drawer = std::thread::spawn({
             let (shared, bar) = (Arc::clone(&shared), bar.clone());
             move || {
@@ -53,6 +57,15 @@ impl Progress {
             }
         });
         Self { shared, drawer: Some((bar, drawer)) }
+    }
+
+    /// A run of so many parts.
+    pub(crate) fn of_parts(count: u64) -> Self {
+        let progress = Self::draw("table");
+        if let Some((bar, _)) = &progress.drawer {
+            bar.set_length(count);
+        }
+        progress
     }
 
     pub(crate) fn begin(&self, size: usize, phase: &Phase) {

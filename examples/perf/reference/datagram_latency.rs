@@ -164,7 +164,7 @@ impl End for Spinning<'_> {
         self.taken += 1;
         let mut impatience = Impatience::default();
         while self.arrived.load(Ordering::Acquire) < self.taken {
-            impatience.nothing_came()?;
+            impatience.nothing_seen()?;
             std::hint::spin_loop();
         }
         Ok(())

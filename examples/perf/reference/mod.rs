@@ -27,6 +27,9 @@ pub(crate) use tcp::{TcpLatency, TcpRate};
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Empty looks between two looks at the clock.
 const LOOKS: u32 = 1 << 16;
+/// Empty looks at a socket, some 20 µs, after which others may run between two: whoever waits so long beside an idle
+/// machine has lost nothing by that, and on a busy one the other end may need this very core.
+const SPINS: u32 = 200;
 /// Longest time that is told apart in a histogram.
 const LONGEST: Duration = Duration::from_secs(60);
 /// Memory that streams walk over at both ends, so that neither has its data in the cache.
@@ -159,9 +162,18 @@ struct Impatience {
 }
 
 impl Impatience {
-    /// To be called for every look that found nothing.
+    /// To be called for every look at a socket that found nothing.
     #[inline]
     fn nothing_came(&mut self) -> io::Result<()> {
+        if self.looks >= SPINS || self.since.is_some() {
+            std::thread::yield_now();
+        }
+        self.nothing_seen()
+    }
+
+    /// To be called for every look at memory that found nothing. Never gives the core away.
+    #[inline]
+    fn nothing_seen(&mut self) -> io::Result<()> {
         self.looks += 1;
         if self.looks < LOOKS { Ok(()) } else { self.look_at_clock() }
     }

@@ -108,11 +108,13 @@ fn measure_all(rows: &[Row], flags: &TableFlags) -> Outcome<Table> {
         print_head(&machine, flags.repetitions);
     }
     let mut table = Table { machine, repetitions: flags.repetitions, rows: Vec::new(), failed: Vec::new() };
-    for row in rows {
+    let progress = Progress::of_parts(rows.len() as u64);
+    for (number, row) in rows.iter().enumerate() {
+        progress.note(number as u64);
         match measure(row, flags.repetitions) {
             Ok(finished) => {
                 if !flags.json {
-                    print_row(&finished);
+                    progress.suspend(|| print_row(&finished));
                 }
                 table.rows.push(finished);
             }
