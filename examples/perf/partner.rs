@@ -66,7 +66,7 @@ impl Partner {
 
 impl Drop for Partner {
     fn drop(&mut self) {
-        // It has ended already, unless something failed. Then it may still have to say why; or it hears that it is over.
+        // It has ended already, unless something failed. Then it may still say why, or hears that it is over.
         self.channel.close();
         let start = Instant::now();
         while start.elapsed() < LAST_WORDS && matches!(self.child.try_wait(), Ok(None)) {
