@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::channel::Channel;
 use super::end::Device;
 use super::job::Assignment;
-use super::machine;
+use super::machine::{self, Placement};
 use super::outcome::{Failure, Outcome};
 use super::reference::Role;
 use super::run::{measure_all, refer};
@@ -25,8 +25,9 @@ pub(crate) struct Partner {
 }
 
 impl Partner {
-    /// Starts this program once more.
+    /// Starts this program once more. It inherits the cores of this thread, which must therefore be pinned afterwards.
     pub(crate) fn start() -> Outcome<Self> {
+        machine::place(Role::Client, Placement::Anywhere)?;
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let mut child = Command::new(std::env::current_exe()?)
             .args(["partner".to_owned(), listener.local_addr()?.to_string()])

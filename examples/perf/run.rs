@@ -84,9 +84,9 @@ pub(crate) fn run(wanted: &Wanted) -> Outcome {
             ask(wanted, &device, &mut channel)
         }
         (None, true) => {
+            let mut partner = Partner::start()?;
             machine::place(Role::Client, wanted.placement)?;
             let device = open(wanted)?;
-            let mut partner = Partner::start()?;
             let assignment = Assignment::Verbs {
                 job: wanted.job.clone(),
                 placement: wanted.placement,
