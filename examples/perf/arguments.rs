@@ -91,7 +91,7 @@ pub(crate) struct TestFlags {
     /// Queue pairs.
     #[arg(short, long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     qp: u32,
-    /// Requests in a send queue; 1 for lat.
+    /// Requests in a send queue; 128 by default.
     #[arg(short, long, value_parser = clap::value_parser!(u32).range(1..=32_768))]
     tx_depth: Option<u32>,
     /// Receives in a receive queue.
