@@ -280,8 +280,8 @@ impl SendConsumer {
 
     /// The fixed part of a request.
     #[inline]
-    pub fn header(&self, index: u32) -> SendHeader {
-        *self.ring.header(index)
+    pub fn header(&self, index: u32) -> &SendHeader {
+        self.ring.header(index)
     }
 
     /// The scatter-gather entries of a request; none if it is inline.

@@ -8,6 +8,8 @@ use super::queue_pair::{Path, QueuePair, address_of};
 use super::state_machine::{self, Mask, Refused};
 use crate::mutation::{Mutation, planted};
 use crate::types::{Cause, Ending, PeerCapabilities, QueuePairAttributes, QueuePairState, QueuePairType};
+use crate::wire::Flow;
+use crate::wire::icrc::Seed;
 
 /// Why a state change was refused; nothing was changed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -188,6 +190,7 @@ impl QueuePair {
     fn set_path(&mut self, source: Option<SourceAddress>, in_flight: impl FnOnce(std::net::IpAddr) -> InFlight) {
         let (Some(source), Some(vector)) = (source, self.attributes.ah_attr) else { return };
         let peer_address = address_of(vector.dgid);
+        let flow = Flow { source: source.address, destination: peer_address, source_port: source.source_port };
         self.path = Some(Path {
             source,
             peer_address,
@@ -197,6 +200,8 @@ impl QueuePair {
             traffic_class: vector.traffic_class,
             hop_limit: if vector.hop_limit == 0 { 64 } else { vector.hop_limit },
             peer_port: None,
+            seed: Seed::new(&flow),
+            peer_seed: None,
             peer_dont_fragment: None,
             flush_as_linux: false,
             in_flight_to_peer: in_flight(peer_address),
