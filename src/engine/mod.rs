@@ -54,7 +54,7 @@ pub(crate) use qpn_block::QpnBlocks;
 #[cfg(feature = "sim")]
 pub use registry::registry_file;
 pub(crate) use shard::{Shard, ShardConfig};
-pub(crate) use sys::{Epoll, EventFd, Generation, Interest, LinkState, LinkWatch, link_state};
+pub(crate) use sys::{Epoll, EventFd, Generation, Interest, LinkState, LinkWatch, link_state, wait_readable};
 pub(crate) use udp::{Capabilities, LocalAddress, OpenError, SocketSizes, probe};
 
 use crate::types::CaptureConfig;

@@ -8,7 +8,7 @@ use crate::types::{AccessFlags, DomainId, Lkey, Rkey};
 
 use super::raw::{self, Memory, Unusable};
 use super::sync::{AtomicBool, AtomicU32};
-use super::{AccessError, Backing, RegisterError};
+use super::{AccessError, Backing, Refused, RegisterError};
 
 /// Flags that a registration may ask for. Huge pages need nothing special here, so that flag is accepted and ignored.
 pub(super) const SUPPORTED: AccessFlags = AccessFlags::REMOTE
@@ -72,6 +72,28 @@ impl Region {
             serial,
             windows: AtomicU32::new(0),
         }
+    }
+
+    /// A region that no table knows: a device of its own finds the memory, by its own keys. Checked as one of a table.
+    pub(crate) fn unlisted(
+        domain: DomainId,
+        backing: Backing,
+        options: &RegisterOptions,
+    ) -> Result<Arc<Self>, Refused> {
+        match check(&backing, options) {
+            Ok(checked) => Ok(Arc::new(Self::new(domain, backing, checked, (0, 0)))),
+            Err(error) => Err(Refused { error, backing }),
+        }
+    }
+
+    /// The same memory as this one's, in another such region.
+    pub(crate) fn unlisted_again(
+        &self,
+        domain: DomainId,
+        options: &RegisterOptions,
+    ) -> Result<Arc<Self>, RegisterError> {
+        let checked = check(self.memory.backing(), options)?;
+        Ok(Arc::new(Self::of(domain, self.memory.share(), checked, (0, 0))))
     }
 
     /// Number of bytes.

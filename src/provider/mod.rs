@@ -9,6 +9,8 @@
 //! completion queues and its protection domain alive.
 
 mod error;
+#[cfg(all(feature = "ibverbs", target_os = "linux", target_pointer_width = "64"))]
+pub mod ibverbs;
 mod shared_receive;
 pub mod soft;
 
@@ -44,8 +46,12 @@ pub trait Provider: Send + Sync {
 /// The providers of this build.
 pub fn providers() -> &'static [&'static dyn Provider] {
     static SOFT: soft::SoftProvider = soft::SoftProvider::new();
-    static ALL: [&dyn Provider; 1] = [&SOFT];
-    &ALL
+    static ALL: &[&dyn Provider] = &[
+        &SOFT,
+        #[cfg(all(feature = "ibverbs", target_os = "linux", target_pointer_width = "64"))]
+        &ibverbs::IbverbsProvider,
+    ];
+    ALL
 }
 
 /// An open device.
@@ -71,6 +77,12 @@ pub trait Context: Send + Sync {
 
     /// All used entries of the port's GID table.
     fn gid_table(&self, port_num: u8) -> Result<Vec<GidEntry>>;
+
+    /// The GID that a queue pair on this port uses if none is chosen.
+    fn default_gid_index(&self, port_num: u8) -> Result<u8> {
+        let _ = port_num;
+        Ok(0)
+    }
 
     /// What peers should know of this device beyond the standard; part of the out-of-band exchange.
     fn peer_capabilities(&self) -> PeerCapabilities;

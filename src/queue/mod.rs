@@ -54,7 +54,9 @@ use thiserror::Error;
 
 pub use completion::{CompletionQueue, Overflow, TooSmall};
 pub use event::AsyncEventQueue;
+pub(crate) use producer_lock::ProducerLock;
 pub use receive::{ReceiveConsumer, ReceiveQueue};
+pub(crate) use send::check_request;
 pub use send::{SendConsumer, SendHeader, SendQueue};
 pub use shared_receive::{ChangeError, SharedReceiveInit, SharedReceiveQueue};
 pub use source::SourceToken;

@@ -55,6 +55,8 @@ bitflags::bitflags! {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceAttributes {
+    /// How it reaches its peers.
+    pub transport: Transport,
     /// Version of the device's software.
     pub fw_ver: String,
     /// Identifier of this device among all.
@@ -129,6 +131,7 @@ impl DeviceAttributes {
     /// All limits at zero, to be filled in by a provider.
     pub fn empty() -> Self {
         Self {
+            transport: Transport::InfiniBand,
             fw_ver: String::new(),
             node_guid: 0,
             sys_image_guid: 0,
@@ -167,14 +170,111 @@ impl DeviceAttributes {
     }
 }
 
+/// How a device reaches its peers.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[non_exhaustive]
+pub enum Transport {
+    /// InfiniBand's transport, over whatever link: RoCE too.
+    #[default]
+    InfiniBand,
+    /// iWARP: the same verbs over TCP. Such devices connect through a connection manager only, and have no datagrams.
+    Iwarp,
+    /// Anything else.
+    Other,
+}
+
+impl Transport {
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::InfiniBand => "InfiniBand",
+            Self::Iwarp => "iWARP",
+            Self::Other => "unspecified",
+        }
+    }
+}
+
+/// What a port is connected to. The numbers are those of `ibv_port_attr.link_layer`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[repr(u8)]
+#[non_exhaustive]
+pub enum LinkLayer {
+    /// The device does not say.
+    Unspecified = 0,
+    /// A subnet with LIDs and a subnet manager.
+    InfiniBand = 1,
+    /// Ethernet: RoCE or iWARP.
+    #[default]
+    Ethernet = 2,
+}
+
+impl LinkLayer {
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Unspecified => "unspecified",
+            Self::InfiniBand => "InfiniBand",
+            Self::Ethernet => "Ethernet",
+        }
+    }
+}
+
+/// Which packets an entry of the GID table stands for. The numbers are those of `ibv_gid_type`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[repr(u32)]
+#[non_exhaustive]
+pub enum GidType {
+    /// InfiniBand's own.
+    InfiniBand = 0,
+    /// Ethernet frames without IP, which no router forwards.
+    RoceV1 = 1,
+    /// UDP over IP.
+    #[default]
+    RoceV2 = 2,
+}
+
+impl GidType {
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::InfiniBand => "InfiniBand",
+            Self::RoceV1 => "RoCE v1",
+            Self::RoceV2 => "RoCE v2",
+        }
+    }
+}
+
 /// State of a port. The numbers are those of `ibv_port_state`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
+#[non_exhaustive]
 pub enum PortState {
+    /// The device does not say.
+    Unknown = 0,
     /// The interface is down.
     Down = 1,
+    /// The link is there; the subnet manager has not configured the port yet.
+    Initialize = 2,
+    /// Configured, not yet active.
+    Armed = 3,
     /// The interface is up.
     Active = 4,
+    /// The link was lost for a moment.
+    ActiveDeferred = 5,
+}
+
+impl PortState {
+    /// The name that the standard uses.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Unknown => "PORT_NOP",
+            Self::Down => "PORT_DOWN",
+            Self::Initialize => "PORT_INIT",
+            Self::Armed => "PORT_ARMED",
+            Self::Active => "PORT_ACTIVE",
+            Self::ActiveDeferred => "PORT_ACTIVE_DEFER",
+        }
+    }
 }
 
 /// Attributes of a port; names are those of `ibv_port_attr`.
@@ -192,6 +292,62 @@ pub struct PortAttributes {
     pub max_msg_sz: u32,
     /// Entries of the P_Key table.
     pub pkey_tbl_len: u16,
+    /// What the port is connected to.
+    pub link_layer: LinkLayer,
+    /// The port's address in an InfiniBand subnet; 0 on Ethernet.
+    pub lid: u16,
+    /// How many of its lower bits the port takes for itself.
+    pub lmc: u8,
+    /// The subnet manager's address.
+    pub sm_lid: u16,
+    /// Service level to it.
+    pub sm_sl: u8,
+    /// Every packet needs a global route header.
+    pub grh_required: bool,
+    /// Capabilities: the bits of `ibv_port_cap_flags`.
+    pub port_cap_flags: u32,
+    /// Virtual lanes, as the standard codes them.
+    pub max_vl_num: u8,
+    /// Lanes of the link, as the standard codes them: 1, 2, 4, 8, 16 for 1, 4, 8, 12, 2.
+    pub active_width: u8,
+    /// Speed of a lane, as the standard codes it.
+    pub active_speed: u8,
+    /// State of the link below, as the standard codes it: 5 is up.
+    pub phys_state: u8,
+    /// Packets with a wrong P_Key.
+    pub bad_pkey_cntr: u32,
+    /// Packets with a wrong Q_Key.
+    pub qkey_viol_cntr: u32,
+}
+
+impl PortAttributes {
+    /// An Ethernet port without any room, to be filled in by a provider.
+    pub const fn ethernet(state: PortState) -> Self {
+        Self {
+            state,
+            max_mtu: Mtu::Mtu4096,
+            active_mtu: Mtu::Mtu256,
+            gid_tbl_len: 0,
+            max_msg_sz: 0,
+            pkey_tbl_len: 1,
+            link_layer: LinkLayer::Ethernet,
+            lid: 0,
+            lmc: 0,
+            sm_lid: 0,
+            sm_sl: 0,
+            grh_required: false,
+            port_cap_flags: 0,
+            max_vl_num: 1,
+            active_width: 1,
+            active_speed: 1,
+            phys_state: match state {
+                PortState::Active => 5,
+                _ => 3,
+            },
+            bad_pkey_cntr: 0,
+            qkey_viol_cntr: 0,
+        }
+    }
 }
 
 /// An entry of a port's GID table.
@@ -201,6 +357,8 @@ pub struct GidEntry {
     pub gid: Gid,
     /// Its place in the table.
     pub gid_index: u8,
+    /// Which packets it stands for.
+    pub gid_type: GidType,
     /// Number of the network interface; 0: unknown.
     pub ndev_ifindex: u32,
 }

@@ -25,7 +25,8 @@ pub use completion::{Cause, CompletionFlags, CompletionOpcode, CompletionStatus,
 pub use counter::{Counter, Counters, DropReason};
 pub use destination::{Destination, effective_qkey};
 pub use device::{
-    AtomicCapability, DeviceAttributes, DeviceCapabilities, GidEntry, PortAttributes, PortState, VendorIdentity,
+    AtomicCapability, DeviceAttributes, DeviceCapabilities, GidEntry, GidType, LinkLayer, PortAttributes, PortState,
+    Transport, VendorIdentity,
 };
 pub use event::{AsyncEvent, EventObject};
 pub use id::{Accessor, DomainId, Gid, Lkey, Psn, Qkey, Qpn, Rkey};

@@ -118,9 +118,9 @@ pub use crate::provider::{Error, ErrorKind, Result};
 pub use crate::types::{
     AccessFlags, AddressVector, AsyncEvent, CaptureConfig, CaptureSummary, Cause, CompletionOpcode, CompletionStatus,
     Counter, Counters, DeviceAttributes, DeviceCapabilities, DropReason, EventObject, FlushFlags, Gid, GidEntry,
-    GlobalRouteHeader, Lkey, MemoryWindowType, Mtu, PeerCapabilities, PortAttributes, PortState, Psn, Qkey, Qpn,
-    QueuePairAttributes, QueuePairCapabilities, QueuePairReport, QueuePairState, QueuePairStatus, QueuePairType, Rkey,
-    SharedReceiveQueueAttributes, SharedReceiveQueueNumber, SharedReceiveQueueStatus,
+    GidType, GlobalRouteHeader, LinkLayer, Lkey, MemoryWindowType, Mtu, PeerCapabilities, PortAttributes, PortState,
+    Psn, Qkey, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairReport, QueuePairState, QueuePairStatus,
+    QueuePairType, Rkey, SharedReceiveQueueAttributes, SharedReceiveQueueNumber, SharedReceiveQueueStatus, Transport,
 };
 
 /// The promise of the module's documentation, held by the compiler: these types may be shared between threads.

@@ -21,7 +21,8 @@ use crate::provider::{
 };
 use crate::queue::AsyncEventQueue;
 use crate::types::{
-    AsyncEvent, CaptureConfig, Counters, DeviceAttributes, EventObject, GidEntry, PeerCapabilities, PortAttributes,
+    AsyncEvent, CaptureConfig, Counters, DeviceAttributes, EventObject, GidEntry, GidType, PeerCapabilities,
+    PortAttributes,
 };
 
 /// An open software device.
@@ -45,7 +46,8 @@ impl SoftContext {
     fn gid(&self, index: u8) -> Result<GidEntry> {
         let place = if planted(Mutation::GidIndexUnchecked) { 0 } else { index };
         let address = self.device.local_address("query_gid", "gid_index", place)?;
-        Ok(GidEntry { gid: address.ip.into(), gid_index: index, ndev_ifindex: self.device.interface.index })
+        let ndev_ifindex = self.device.interface.index;
+        Ok(GidEntry { gid: address.ip.into(), gid_index: index, gid_type: GidType::RoceV2, ndev_ifindex })
     }
 }
 

@@ -159,12 +159,11 @@ impl Device {
         self.refresh_port();
         let overhead = if self.port.has_v6() { OVERHEAD_V6_BYTES } else { OVERHEAD_V4_BYTES };
         PortAttributes {
-            state: if state.running { PortState::Active } else { PortState::Down },
             max_mtu: Mtu::Mtu4096,
             active_mtu: Mtu::largest_within(state.mtu_bytes, overhead).min(self.max_mtu),
             gid_tbl_len: self.port.gid_tbl_len(),
             max_msg_sz: crate::types::MAX_MESSAGE_BYTES,
-            pkey_tbl_len: 1,
+            ..PortAttributes::ethernet(if state.running { PortState::Active } else { PortState::Down })
         }
     }
 

@@ -1,0 +1,219 @@
+//! An open adapter: what all its objects share.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
+
+use super::events::Events;
+use super::ledger::Ledger;
+use super::memory::Window;
+use super::{convert, errors, sys};
+use crate::provider::{Error, ErrorKind, Result};
+use crate::types::{DeviceAttributes, LinkLayer, PortAttributes, SharedReceiveQueueNumber, Transport};
+
+/// An open adapter.
+pub(super) struct Device {
+    pub(super) sys: Arc<sys::Context>,
+    pub(super) events: Events,
+    attributes: DeviceAttributes,
+    /// Found out when somebody asks, by trying: the adapter does not report it.
+    max_inline: OnceLock<u32>,
+    /// Work queues by the number in the upper half of their requests' numbers.
+    pub(super) ledgers: RwLock<HashMap<u32, Arc<Ledger>>>,
+    /// Regions by local key, for binding windows and for inline atomics.
+    regions: Mutex<HashMap<u32, Weak<sys::MemoryRegion>>>,
+    /// Windows by the upper part of their key.
+    windows: Mutex<HashMap<u32, Weak<Window>>>,
+    /// Numbers of shared receive queues, by what events name them by.
+    pub(super) shared_receive_numbers: Mutex<HashMap<u64, SharedReceiveQueueNumber>>,
+    /// Completion queues by number: whether each overflowed.
+    queues: Mutex<HashMap<u32, Arc<AtomicBool>>>,
+    next_number: AtomicU32,
+}
+
+impl Device {
+    pub(super) fn open(context: Arc<sys::Context>) -> io::Result<Arc<Self>> {
+        let attributes = convert::device(&context.query_device()?, &context);
+        let events = Events::new(&context)?;
+        Ok(Arc::new(Self {
+            sys: context,
+            events,
+            attributes,
+            max_inline: OnceLock::new(),
+            ledgers: RwLock::default(),
+            regions: Mutex::default(),
+            windows: Mutex::default(),
+            shared_receive_numbers: Mutex::default(),
+            queues: Mutex::default(),
+            next_number: AtomicU32::new(1),
+        }))
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.sys.info().name
+    }
+
+    /// Whether this process only inherited the device.
+    pub(super) fn is_inherited(&self) -> bool {
+        self.sys.is_inherited()
+    }
+
+    /// Every verb begins with this.
+    #[inline]
+    pub(super) fn check_process(&self, verb: &'static str) -> Result<()> {
+        if self.is_inherited() { Err(errors::inherited(verb)) } else { Ok(()) }
+    }
+
+    /// Limits and capabilities, but for `max_inline_data`.
+    pub(super) fn limits(&self) -> &DeviceAttributes {
+        &self.attributes
+    }
+
+    /// Limits and capabilities.
+    pub(super) fn attributes(&self) -> DeviceAttributes {
+        let max_inline_data = match self.is_inherited() {
+            true => 0,
+            false => *self.max_inline.get_or_init(|| probe_inline(&self.sys)),
+        };
+        DeviceAttributes { max_inline_data, ..self.attributes.clone() }
+    }
+
+    pub(super) fn check_port(&self, verb: &'static str, port_num: u8) -> Result<()> {
+        errors::check_range(verb, "port_num", port_num.into(), 1..=self.attributes.phys_port_cnt.into())
+    }
+
+    pub(super) fn port(&self, verb: &'static str, port_num: u8) -> Result<PortAttributes> {
+        self.check_port(verb, port_num)?;
+        let attributes = self.sys.query_port(port_num);
+        let attributes = attributes
+            .map_err(|error| errors::from_errno(verb, format!("port {port_num} of {}", self.name()), &error))?;
+        Ok(convert::port(&attributes))
+    }
+
+    /// Whether a queue pair can be connected by its attributes.
+    pub(super) fn check_connectable(&self) -> Result<()> {
+        if self.attributes.transport == Transport::InfiniBand {
+            return Ok(());
+        }
+        let message = format!(
+            "{} speaks {}: its queue pairs are connected by a connection manager only, not by their attributes",
+            self.name(),
+            self.attributes.transport.name()
+        );
+        Err(Error::new("modify_qp", ErrorKind::Unsupported, message))
+    }
+
+    /// Whether packets of this port are addressed by LID.
+    pub(super) fn has_lids(&self, port: &PortAttributes) -> bool {
+        port.link_layer == LinkLayer::InfiniBand
+    }
+
+    /// A number that no other object of the device has.
+    pub(super) fn next_number(&self) -> u32 {
+        self.next_number.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub(super) fn add_ledger(&self, ledger: &Arc<Ledger>) {
+        let mut ledgers = self.ledgers.write().unwrap_or_else(PoisonError::into_inner);
+        ledgers.insert(ledger.number(), Arc::clone(ledger));
+    }
+
+    /// Its completions are dropped from now on.
+    pub(super) fn remove_ledger(&self, ledger: &Ledger) {
+        self.ledgers.write().unwrap_or_else(PoisonError::into_inner).remove(&ledger.number());
+    }
+
+    fn regions(&self) -> MutexGuard<'_, HashMap<u32, Weak<sys::MemoryRegion>>> {
+        self.regions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn add_region(&self, region: &Arc<sys::MemoryRegion>) {
+        self.regions().insert(region.lkey(), Arc::downgrade(region));
+    }
+
+    /// To be called before it is deregistered: then the key may be another's.
+    pub(super) fn remove_region(&self, region: &sys::MemoryRegion) {
+        self.regions().remove(&region.lkey());
+    }
+
+    pub(super) fn region(&self, lkey: u32) -> Option<Arc<sys::MemoryRegion>> {
+        self.regions().get(&lkey).and_then(Weak::upgrade)
+    }
+
+    fn queues(&self) -> MutexGuard<'_, HashMap<u32, Arc<AtomicBool>>> {
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn add_queue(&self, number: u32, overflowed: &Arc<AtomicBool>) {
+        self.queues().insert(number, Arc::clone(overflowed));
+    }
+
+    pub(super) fn remove_queue(&self, number: u32) {
+        self.queues().remove(&number);
+    }
+
+    /// An event says that the completion queue lost something.
+    pub(super) fn note_overflow(&self, number: u32) {
+        if let Some(overflowed) = self.queues().get(&number) {
+            overflowed.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// The number of the shared receive queue that events name so.
+    pub(super) fn shared_receive_number(&self, number: u64) -> Option<SharedReceiveQueueNumber> {
+        self.shared_receive_numbers.lock().unwrap_or_else(PoisonError::into_inner).get(&number).copied()
+    }
+
+    pub(super) fn remove_window(&self, window: &Window) {
+        self.windows().remove(&window.index());
+    }
+
+    /// Windows that were last bound to this region.
+    pub(super) fn windows_of(&self, lkey: u32) -> Vec<Arc<Window>> {
+        self.windows().values().filter_map(Weak::upgrade).filter(|window| window.bound_to() == lkey).collect()
+    }
+
+    pub(super) fn windows(&self) -> MutexGuard<'_, HashMap<u32, Weak<Window>>> {
+        self.windows.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn window(&self, rkey: u32) -> Option<Arc<Window>> {
+        self.windows().get(&(rkey >> 8)).and_then(Weak::upgrade)
+    }
+}
+
+/// Most inline bytes that a queue pair may ask for. The adapter does not report it, so it is found by trying.
+fn probe_inline(context: &Arc<sys::Context>) -> u32 {
+    const MOST: u32 = 4096;
+    let found = (|| -> io::Result<u32> {
+        let pd = sys::ProtectionDomain::alloc(context)?;
+        let init = sys::CompletionQueueInit { cqe: 1, number: 0, channel: None, comp_vector: 0, timestamps: false };
+        let cq = sys::CompletionQueue::create(context, &init)?;
+        let takes = |max_inline_data| {
+            let (max_send_wr, max_recv_wr, max_send_sge, max_recv_sge) = (1, 1, 1, 1);
+            let cap = sys::QpCap { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data };
+            let init = sys::QueuePairInit {
+                pd: &pd,
+                send_cq: &cq,
+                recv_cq: &cq,
+                srq: None,
+                xrc_domain: None,
+                qp_type: 2,
+                cap,
+                sq_sig_all: false,
+            };
+            sys::QueuePair::create(&init).is_ok()
+        };
+        let (mut known, mut too_many) = (0, MOST + 1);
+        while too_many - known > 1 {
+            let middle = known.midpoint(too_many);
+            if takes(middle) { known = middle } else { too_many = middle }
+        }
+        Ok(known)
+    })();
+    found.unwrap_or_else(|error| {
+        tracing::info!(%error, device = context.info().name, "how many bytes may be inline could not be found out");
+        0
+    })
+}

@@ -1,0 +1,260 @@
+//! The work queues' books: which number of the program's belongs to which request of the adapter's, and which requests
+//! are finished.
+//!
+//! Each work queue has a number among those of the device, each request its index in the queue, counted from 0 at the
+//! queue's creation, also over RESET. Both together are what the adapter gets as the request's number, so a completion
+//! leads back to the queue, whether it succeeded (then it says what it was) or not (then it does not).
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::memory::Window;
+use super::sys;
+use crate::types::Qpn;
+
+/// What a request of the send queue needs until it is finished.
+pub(super) enum Held {
+    /// The adapter may look at the address handle when it sends.
+    AddressHandle(#[expect(dead_code, reason = "held, not looked at")] Arc<sys::AddressHandle>),
+    /// The window has its old key still if the bind fails.
+    Bind { window: Arc<Window>, old_rkey: u32 },
+}
+
+/// A work queue's book.
+pub(super) enum Ledger {
+    /// Of requests that finish in the order in which they were posted.
+    Ordered(Ordered),
+    /// Of receives that any queue pair may take.
+    Shared(Shared),
+}
+
+impl Ledger {
+    pub(super) fn number(&self) -> u32 {
+        match self {
+            Self::Ordered(ledger) => ledger.number,
+            Self::Shared(ledger) => ledger.number,
+        }
+    }
+}
+
+/// The book of a send or receive queue.
+pub(super) struct Ordered {
+    number: u32,
+    pub(super) qpn: Qpn,
+    /// The program's numbers, each at its index modulo the length, which is a power of two.
+    wr_ids: Box<[AtomicU64]>,
+    /// Outstanding requests, at most.
+    limit: u32,
+    /// Index of the next request to be posted.
+    posted: AtomicU32,
+    /// All requests with an index below are finished.
+    retired: AtomicU32,
+    /// Completions of requests with an index below are forgotten: RESET came after them.
+    floor: AtomicU32,
+    /// At the same places. Empty if no request of the queue holds anything.
+    held: Mutex<Box<[Option<Held>]>>,
+    holds: bool,
+}
+
+impl Ordered {
+    pub(super) fn new(number: u32, qpn: Qpn, limit: u32, holds: bool) -> Self {
+        let length = limit.max(1).next_power_of_two() as usize;
+        let held = if holds { (0..length).map(|_| None).collect() } else { Box::default() };
+        Self {
+            number,
+            qpn,
+            wr_ids: (0..length).map(|_| AtomicU64::new(0)).collect(),
+            limit,
+            posted: AtomicU32::new(0),
+            retired: AtomicU32::new(0),
+            floor: AtomicU32::new(0),
+            held: Mutex::new(held),
+            holds,
+        }
+    }
+
+    fn place(&self, index: u32) -> usize {
+        index as usize & (self.wr_ids.len() - 1)
+    }
+
+    fn held(&self) -> MutexGuard<'_, Box<[Option<Held>]>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Most requests that may be outstanding.
+    pub(super) fn limit(&self) -> u32 {
+        self.limit
+    }
+
+    /// Requests that still fit, if so many are staged already.
+    pub(super) fn has_room(&self, staged: usize) -> bool {
+        let (posted, retired) = (self.posted.load(Ordering::Relaxed), self.retired.load(Ordering::Acquire));
+        // A poller may be ahead of the poster that has not counted its requests yet.
+        let outstanding = (posted.wrapping_sub(retired) as i32).max(0) as usize;
+        outstanding + staged < self.limit as usize
+    }
+
+    /// Enters the request that is the `staged`-th of a batch; its number for the adapter. Only the thread that holds the
+    /// queue calls this.
+    pub(super) fn enter(&self, staged: usize, wr_id: u64, held: Option<Held>) -> u64 {
+        let index = self.posted.load(Ordering::Relaxed).wrapping_add(staged as u32);
+        self.wr_ids[self.place(index)].store(wr_id, Ordering::Release);
+        if self.holds {
+            self.held()[self.place(index)] = held;
+        }
+        u64::from(self.number) << 32 | u64::from(index)
+    }
+
+    /// So many requests of the batch were handed over.
+    pub(super) fn note_posted(&self, count: usize) {
+        self.posted.fetch_add(count as u32, Ordering::Release);
+    }
+
+    /// The request with this index has completed: the program's number for it, and the index below which all are
+    /// finished. `None` if it is to be forgotten.
+    pub(super) fn complete(&self, index: u32, succeeded: bool) -> Option<(u64, u32)> {
+        if (index.wrapping_sub(self.floor.load(Ordering::Acquire)) as i32) < 0 {
+            return None;
+        }
+        let wr_id = self.wr_ids[self.place(index)].load(Ordering::Acquire);
+        if self.holds
+            && let Some(Held::Bind { window, old_rkey }) = self.held()[self.place(index)].take()
+            && !succeeded
+        {
+            window.restore(old_rkey);
+        }
+        let retired = index.wrapping_add(1);
+        let advance = |old: u32| ((retired.wrapping_sub(old) as i32) > 0).then_some(retired);
+        let _ = self.retired.fetch_update(Ordering::AcqRel, Ordering::Relaxed, advance);
+        Some((wr_id, retired))
+    }
+
+    /// RESET, or the end: what was posted is finished, and its completions are forgotten.
+    pub(super) fn reset(&self) {
+        let posted = self.posted.load(Ordering::Acquire);
+        self.floor.store(posted, Ordering::Release);
+        self.retired.store(posted, Ordering::Release);
+        self.held().iter_mut().for_each(|held| *held = None);
+    }
+}
+
+/// Receives in a shared queue, at most: more than any adapter has.
+const MAX_SHARED: usize = 1 << 22;
+
+/// The book of a shared receive queue.
+pub(super) struct Shared {
+    number: u32,
+    places: Mutex<Places>,
+}
+
+#[derive(Default)]
+struct Places {
+    wr_ids: Vec<u64>,
+    free: Vec<u32>,
+}
+
+impl Shared {
+    pub(super) fn new(number: u32) -> Self {
+        Self { number, places: Mutex::default() }
+    }
+
+    fn places(&self) -> MutexGuard<'_, Places> {
+        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Enters a receive; its number for the adapter. `None` if there are too many of which nobody heard again.
+    pub(super) fn enter(&self, wr_id: u64) -> Option<u64> {
+        let mut places = self.places();
+        let place = match places.free.pop() {
+            Some(place) => place,
+            None if places.wr_ids.len() == MAX_SHARED => return None,
+            None => {
+                places.wr_ids.push(0);
+                (places.wr_ids.len() - 1) as u32
+            }
+        };
+        places.wr_ids[place as usize] = wr_id;
+        Some(u64::from(self.number) << 32 | u64::from(place))
+    }
+
+    /// The receive with this number for the adapter was not posted after all.
+    pub(super) fn withdraw(&self, number: u64) {
+        self.places().free.push(number as u32);
+    }
+
+    /// The receive has completed: the program's number for it.
+    pub(super) fn complete(&self, place: u32) -> Option<u64> {
+        let mut places = self.places();
+        let wr_id = *places.wr_ids.get(place as usize)?;
+        places.free.push(place);
+        Some(wr_id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn indices_lead_back_to_the_programs_numbers() {
+        let ledger = Ordered::new(7, Qpn::new(1), 3, false);
+        for (staged, wr_id) in [10, 20, 30].into_iter().enumerate() {
+            assert!(ledger.has_room(staged));
+            assert_eq!(ledger.enter(staged, wr_id, None), 7 << 32 | staged as u64);
+        }
+        assert!(!ledger.has_room(3));
+        ledger.note_posted(3);
+        assert_eq!(ledger.complete(1, true), Some((20, 2)));
+        assert!(ledger.has_room(1) && !ledger.has_room(2));
+        assert_eq!(ledger.enter(0, 40, None) as u32, 3);
+        ledger.note_posted(1);
+        assert_eq!(ledger.complete(3, false), Some((40, 4)));
+        // A completion that was overtaken changes nothing.
+        assert_eq!(ledger.complete(2, true), Some((30, 3)));
+        assert!(ledger.has_room(2));
+    }
+
+    #[test]
+    fn reset_forgets_completions_and_goes_on_counting() {
+        let ledger = Ordered::new(1, Qpn::new(1), 2, true);
+        ledger.enter(0, 10, None);
+        ledger.enter(1, 20, None);
+        ledger.note_posted(2);
+        ledger.reset();
+        assert!(ledger.has_room(1));
+        assert_eq!((ledger.complete(0, false), ledger.complete(1, false)), (None, None));
+        assert_eq!(ledger.enter(0, 30, None) as u32, 2);
+        ledger.note_posted(1);
+        assert_eq!(ledger.complete(2, true), Some((30, 3)));
+    }
+
+    #[test]
+    fn indices_wrap() {
+        let ledger = Ordered::new(1, Qpn::new(1), 4, false);
+        for start in [u32::MAX - 1, u32::MAX, 0] {
+            ledger.posted.store(start, Ordering::Relaxed);
+            ledger.retired.store(start, Ordering::Relaxed);
+            ledger.floor.store(start.wrapping_sub(1), Ordering::Relaxed);
+            let numbers: Vec<u32> = (0..4).map(|staged| ledger.enter(staged, staged as u64, None) as u32).collect();
+            ledger.note_posted(4);
+            assert!(!ledger.has_room(0));
+            for (staged, number) in numbers.into_iter().enumerate() {
+                assert_eq!(number, start.wrapping_add(staged as u32));
+                assert_eq!(ledger.complete(number, true), Some((staged as u64, number.wrapping_add(1))));
+            }
+            assert!(ledger.has_room(3));
+        }
+    }
+
+    #[test]
+    fn places_of_a_shared_queue_are_used_again() {
+        let ledger = Shared::new(3);
+        let (first, second) = (ledger.enter(10).unwrap(), ledger.enter(20).unwrap());
+        assert_eq!((first, second), (3 << 32, 3 << 32 | 1));
+        assert_eq!(ledger.complete(1), Some(20));
+        assert_eq!(ledger.enter(30), Some(second));
+        ledger.withdraw(first);
+        assert_eq!(ledger.enter(40), Some(first));
+        assert_eq!((ledger.complete(0), ledger.complete(1), ledger.complete(2)), (Some(40), Some(30), None));
+    }
+}
