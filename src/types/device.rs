@@ -36,8 +36,12 @@ bitflags::bitflags! {
     /// `device_cap_flags_ex`.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
     pub struct DeviceCapabilities: u64 {
+        /// Shared receive queues can change their size.
+        const SRQ_RESIZE = 1 << 13;
         /// Memory windows of type 1.
         const MEM_WINDOW = 1 << 17;
+        /// Extended reliable connections.
+        const XRC = 1 << 20;
         /// Invalidation by work requests and by peers.
         const MEM_MGT_EXTENSIONS = 1 << 21;
         /// Memory windows of type 2 that belong to the queue pair that bound them.
@@ -125,6 +129,12 @@ pub struct DeviceAttributes {
     pub completion_timestamp_mask: u64,
     /// Ticks of the clock of completion timestamps, per millisecond.
     pub hca_core_clock_khz: u64,
+    /// Completions that an event can be made to wait for; 0: events do not wait.
+    pub max_cq_count: u16,
+    /// Microseconds that it can be made to wait.
+    pub max_cq_period: u16,
+    /// Whether regions can be registered so that their keys may be invalidated.
+    pub invalidatable_regions: bool,
 }
 
 impl DeviceAttributes {
@@ -166,6 +176,9 @@ impl DeviceAttributes {
             num_comp_vectors: 0,
             completion_timestamp_mask: 0,
             hca_core_clock_khz: 0,
+            max_cq_count: 0,
+            max_cq_period: 0,
+            invalidatable_regions: false,
         }
     }
 }

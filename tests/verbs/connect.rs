@@ -3,11 +3,11 @@
 use std::os::unix::net::UnixStream;
 
 use rdma_verbs::verbs::{
-    AddressVector, AsyncEvent, CompletionStatus, ConnectOptions, ConnectionInfo, ErrorKind, Mtu, Payload, Psn,
-    QueuePairAttributes, QueuePairState, SendRequest,
+    AsyncEvent, CompletionStatus, ConnectOptions, ConnectionInfo, ErrorKind, Mtu, Payload, Psn, QueuePairAttributes,
+    QueuePairState, SendRequest,
 };
 
-use super::end::{End, Shape, refused};
+use super::end::{End, Shape, refused, way_to};
 use super::suite::Scenario;
 use super::world::{World, connect};
 
@@ -45,7 +45,7 @@ pub(crate) fn ready_to_receive(own: &End, peer: &End) -> QueuePairAttributes {
     let mtu = own.context.query_port(1).unwrap().active_mtu.min(info.path_mtu);
     QueuePairAttributes {
         qp_state: Some(QueuePairState::ReadyToReceive),
-        ah_attr: Some(AddressVector::new(info.gid, 0)),
+        ah_attr: Some(way_to(&own.context, info.gid)),
         path_mtu: Some(mtu),
         dest_qp_num: Some(info.qpn),
         rq_psn: Some(Psn::new(0xff_fff0)),

@@ -9,7 +9,7 @@ use rdma_verbs::verbs::{
     QueuePairState, ReceiveRequest, RegionList, SendRequest,
 };
 
-use super::end::{End, PATIENCE, Shape, create_qp, next, refused, silent};
+use super::end::{End, Shape, create_qp, next, patience, refused, silent};
 use super::suite::Scenario;
 use super::world::World;
 
@@ -70,7 +70,7 @@ pub(crate) fn write_each(qp: &QueuePair, end: &End, wr_ids: impl IntoIterator<It
 pub(crate) fn settle(qp: &QueuePair) {
     let start = std::time::Instant::now();
     while qp.report().unwrap().unfinished > 0 {
-        assert!(start.elapsed() < PATIENCE, "{}", qp.explain_state());
+        assert!(start.elapsed() < patience(), "{}", qp.explain_state());
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
 }
@@ -228,7 +228,7 @@ fn each_goes_to_one_thread(world: &World) {
             }
         }
         let start = std::time::Instant::now();
-        while taken.lock().unwrap().len() < REQUESTS as usize && start.elapsed() < PATIENCE {
+        while taken.lock().unwrap().len() < REQUESTS as usize && start.elapsed() < patience() {
             std::thread::yield_now();
         }
         is_over.store(true, Ordering::Relaxed);
@@ -402,7 +402,7 @@ fn wakes_the_sleeper(world: &World) {
     settle(&qp);
     cq.req_notify(rdma_verbs::verbs::Notify::SolicitedOnly).unwrap();
     write_each(&qp, &end, [entries]);
-    assert_eq!(channel.wait_event(Some(PATIENCE)).unwrap(), Some(9));
+    assert_eq!(channel.wait_event(Some(patience())).unwrap(), Some(9));
     assert_eq!(numbers(&cq, entries as usize).len(), entries as usize);
     refused(cq.poll(&mut [Completion::default()]), ErrorKind::ResourceLimit, &["poll_cq"]);
 }

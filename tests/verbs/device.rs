@@ -109,9 +109,10 @@ fn other_ports(world: &World) {
 
 fn first_gid(world: &World) {
     let context = world.device(0);
-    let entry = context.query_gid(1, 0).unwrap();
-    assert!(!entry.gid.is_zero() && entry.gid_index == 0);
-    assert_eq!(context.find_gid(1, entry.gid).unwrap(), 0);
+    let index = context.default_gid_index(1).unwrap();
+    let entry = context.query_gid(1, index).unwrap();
+    assert!(!entry.gid.is_zero() && entry.gid_index == index);
+    assert_eq!(context.find_gid(1, entry.gid).unwrap(), index);
     let end = world.end(0, &Shape::default());
     assert_eq!(end.qp.connection_info().unwrap().gid, entry.gid);
 }

@@ -3,14 +3,23 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
+use super::deviations;
 use rdma_verbs::verbs::{
-    AccessFlags, AsyncEvent, Completion, CompletionError, CompletionOpcode, CompletionQueue, CompletionStatus, Context,
-    Error, ErrorKind, MemoryRegion, ProtectionDomain, QueuePair, QueuePairAttributes, QueuePairCapabilities,
-    QueuePairState, QueuePairType, ReceiveRequest, RegionRange, RemoteMemory, SendRequest, Success,
+    AccessFlags, AddressVector, AsyncEvent, Completion, CompletionError, CompletionOpcode, CompletionQueue,
+    CompletionStatus, Context, Error, ErrorKind, Gid, MemoryRegion, ProtectionDomain, QueuePair, QueuePairAttributes,
+    QueuePairCapabilities, QueuePairState, QueuePairType, ReceiveRequest, RegionRange, RemoteMemory, SendRequest,
+    Success,
 };
 
 /// Longer than anything takes that happens at all.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(4);
+/// Where something is known not to happen.
+const LITTLE_PATIENCE: Duration = Duration::from_secs(3);
+
+/// How long a scenario waits for what must happen.
+pub(crate) fn patience() -> Duration {
+    if deviations::is_deviating() { LITTLE_PATIENCE } else { PATIENCE }
+}
 /// How long nothing must happen where nothing may.
 pub(crate) const SILENCE: Duration = Duration::from_millis(20);
 /// Every right that a peer can have.
@@ -187,7 +196,7 @@ impl End {
     /// The next asynchronous event.
     #[track_caller]
     pub(crate) fn event(&self) -> AsyncEvent {
-        let event = self.context.get_async_event(PATIENCE);
+        let event = self.context.get_async_event(patience());
         event.unwrap_or_else(|| panic!("no asynchronous event: {}", self.qp.explain_state()))
     }
 
@@ -209,7 +218,7 @@ impl End {
     pub(crate) fn becomes(&self, state: QueuePairState) {
         let start = Instant::now();
         while self.qp.state().expect("query_qp") != state {
-            assert!(start.elapsed() < PATIENCE, "never in {}: {}", state.name(), self.qp.explain_state());
+            assert!(start.elapsed() < patience(), "never in {}: {}", state.name(), self.qp.explain_state());
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -220,6 +229,18 @@ impl End {
         let error = QueuePairAttributes { qp_state: Some(QueuePairState::Error), ..Default::default() };
         self.qp.modify(&error).expect("any state but RESET has a way to ERR");
     }
+}
+
+/// The way from a device's own address to this one.
+#[track_caller]
+pub(crate) fn way_to(context: &Context, to: Gid) -> AddressVector {
+    AddressVector::new(to, context.default_gid_index(1).expect("the port has a GID"))
+}
+
+/// The address by which a device is reached.
+#[track_caller]
+pub(crate) fn own_gid(context: &Context) -> Gid {
+    context.query_gid(1, context.default_gid_index(1).expect("the port has a GID")).expect("query_gid").gid
 }
 
 /// Another queue pair of this shape.
@@ -251,7 +272,7 @@ pub(crate) fn create_qp(
 /// The next completion of a queue, whatever it is.
 #[track_caller]
 pub(crate) fn next(cq: &CompletionQueue) -> Completion {
-    cq.wait(PATIENCE).unwrap_or_else(|error| panic!("no completion: {error}"))
+    cq.wait(patience()).unwrap_or_else(|error| panic!("no completion: {error}"))
 }
 
 /// No completion may come for a while.

@@ -12,7 +12,7 @@ use rdma_verbs::verbs::{
 
 use super::channel::is_readable;
 use super::cq::{settle, write_each};
-use super::end::{End, PATIENCE, SILENCE, Shape};
+use super::end::{End, SILENCE, Shape, patience, way_to};
 use super::suite::Scenario;
 use super::world::{World, connect};
 
@@ -61,7 +61,7 @@ fn half_connected(world: &World) -> (End, End) {
     let near = left.qp.connection_info().unwrap();
     left.qp.connect(&right.qp.connection_info().unwrap()).unwrap();
     right.qp.init().unwrap();
-    let mut vector = rdma_verbs::types::AddressVector::new(near.gid, 0);
+    let mut vector = way_to(&right.context, near.gid);
     vector.hop_limit = 64;
     let device = right.context.query_device();
     let to_rtr = QueuePairAttributes {
@@ -191,7 +191,7 @@ fn each_goes_to_one(world: &World) {
         for _ in 0..3 {
             scope.spawn(|| {
                 let start = std::time::Instant::now();
-                while seen.lock().unwrap().len() < 2 && start.elapsed() < PATIENCE {
+                while seen.lock().unwrap().len() < 2 && start.elapsed() < patience() {
                     if let Some(event) = first.context.get_async_event(Duration::from_millis(5)) {
                         seen.lock().unwrap().push(event);
                     }
@@ -208,8 +208,8 @@ fn each_goes_to_one(world: &World) {
 fn readable_while_it_waits(world: &World) {
     let (left, right) = world.pair();
     provoke(&left, &right);
-    assert!(is_readable(right.context.as_fd(), PATIENCE));
-    assert!(is_readable(right.context.as_fd(), PATIENCE), "until it is taken");
+    assert!(is_readable(right.context.as_fd(), patience()));
+    assert!(is_readable(right.context.as_fd(), patience()), "until it is taken");
     assert_eq!(right.event(), access_error_of(&right));
     assert!(!is_readable(right.context.as_fd(), SILENCE));
 }
@@ -261,7 +261,7 @@ fn take(end: &End) -> rdma_verbs::verbs::UnacknowledgedEvent {
         if let Some(event) = end.context.take_async_event() {
             return event;
         }
-        assert!(start.elapsed() < PATIENCE, "no event");
+        assert!(start.elapsed() < patience(), "no event");
         std::thread::yield_now();
     }
 }
@@ -293,7 +293,7 @@ fn ack_wakes(world: &World) {
     provoke(&left, &right);
     let event = take(&right);
     let (context, object) = (right.context.clone(), event.object());
-    let waiter = std::thread::spawn(move || context.wait_events_acked(object, PATIENCE).unwrap());
+    let waiter = std::thread::spawn(move || context.wait_events_acked(object, patience()).unwrap());
     std::thread::sleep(SILENCE);
     assert!(!waiter.is_finished());
     drop(event);

@@ -7,10 +7,10 @@ use rdma_verbs::verbs::{
 
 use super::bytes::{check, check_all, fill};
 use super::end::{ALL_RIGHTS, End, Shape, refused};
-use super::suite::{Capability, MEM_MGT_EXTENSIONS, Scenario};
+use super::suite::{Capability, INVALIDATABLE_REGIONS, MEM_MGT_EXTENSIONS, Scenario};
 use super::world::World;
 
-const NEEDS: &[Capability] = &[MEM_MGT_EXTENSIONS];
+const NEEDS: &[Capability] = &[INVALIDATABLE_REGIONS, MEM_MGT_EXTENSIONS];
 
 const fn scenario(name: &'static str, clause: &'static str, run: fn(&World)) -> Scenario {
     Scenario { name, clause, needs: NEEDS, run }

@@ -13,6 +13,7 @@ mod bytes;
 mod channel;
 mod connect;
 mod cq;
+mod deviations;
 mod device;
 mod end;
 mod events;

@@ -5,7 +5,7 @@ use rdma_verbs::verbs::{
     QueuePair, ReceiveRequest, SendRequest, SharedReceiveQueue, SharedReceiveQueueBuilder, Success,
 };
 
-use super::end::{ALL_RIGHTS, PATIENCE, SILENCE, next};
+use super::end::{ALL_RIGHTS, SILENCE, next, patience};
 use super::suite::Capability;
 use super::world::World;
 
@@ -112,7 +112,7 @@ impl Sharing {
     /// The next event of the sharing device.
     #[track_caller]
     pub(crate) fn event(&self) -> AsyncEvent {
-        self.context.get_async_event(PATIENCE).expect("no event")
+        self.context.get_async_event(patience()).expect("no event")
     }
 
     #[track_caller]

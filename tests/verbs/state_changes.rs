@@ -9,7 +9,7 @@ use rdma_verbs::verbs::{
 
 use super::attributes::{everything, set, tells};
 use super::bytes::{check, check_all, fill};
-use super::end::{End, PATIENCE, Shape, refused};
+use super::end::{End, Shape, patience, refused};
 use super::suite::Scenario;
 use super::world::{World, connect};
 
@@ -353,7 +353,7 @@ fn reset_forgets(world: &World, qp_type: QueuePairType) {
     right.sent(4);
     let start = Instant::now();
     while left.region.to_vec(..6).unwrap() != b"unread" {
-        assert!(start.elapsed() < PATIENCE, "the message does not come");
+        assert!(start.elapsed() < patience(), "the message does not come");
         std::thread::sleep(Duration::from_millis(1));
     }
     left.qp.modify(&go(Reset)).unwrap();

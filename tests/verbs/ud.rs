@@ -1,11 +1,11 @@
 //! What the scenarios of datagrams have in common.
 
 use rdma_verbs::verbs::{
-    AddressHandle, AddressVector, Counter, DropReason, Gid, GlobalRouteHeader, Qkey, QueuePairAttributes,
-    QueuePairState, QueuePairType, ReceiveRequest, SendRequest, Success,
+    AddressHandle, Counter, DropReason, Gid, GlobalRouteHeader, Qkey, QueuePairAttributes, QueuePairState,
+    QueuePairType, ReceiveRequest, SendRequest, Success,
 };
 
-use super::end::{End, PATIENCE, Shape};
+use super::end::{End, Shape, own_gid, patience, way_to};
 use super::suite::Capability;
 use super::world::World;
 
@@ -51,13 +51,13 @@ pub(crate) fn to_state(state: QueuePairState) -> QueuePairAttributes {
 }
 
 pub(crate) fn gid(end: &End) -> Gid {
-    end.context.query_gid(1, 0).expect("query_gid").gid
+    own_gid(&end.context)
 }
 
 /// The way from one end to another.
 #[track_caller]
 pub(crate) fn way(from: &End, to: &End) -> AddressHandle {
-    from.pd.create_ah(&AddressVector::new(gid(to), 0)).expect("create_ah")
+    from.pd.create_ah(&way_to(&from.context, gid(to))).expect("create_ah")
 }
 
 /// Posts a receive with room for a message of so many bytes, the header at `offset`.
@@ -88,7 +88,7 @@ pub(crate) fn arrived(end: &End, wr_id: u64, len: usize, from: &End) -> Success 
 pub(crate) fn dropped(end: &End, reason: DropReason, count: u64) {
     let start = std::time::Instant::now();
     while end.qp.counters().get_drop(reason) < count {
-        assert!(start.elapsed() < PATIENCE, "{}: {}", reason.name(), end.qp.counters().get_drop(reason));
+        assert!(start.elapsed() < patience(), "{}: {}", reason.name(), end.qp.counters().get_drop(reason));
         end.silent();
     }
     assert_eq!(end.qp.counters().get_drop(reason), count, "{}", reason.name());

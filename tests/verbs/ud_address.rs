@@ -4,7 +4,7 @@ use rdma_verbs::verbs::{
     AddressHandle, AddressVector, ErrorKind, Gid, GlobalRouteHeader, Payload, Result, SendRequest,
 };
 
-use super::end::End;
+use super::end::{End, way_to};
 use super::suite::Scenario;
 use super::ud::{HEADER, QKEY, arrived, gid, post, ready, receive, way};
 use super::world::World;
@@ -45,7 +45,7 @@ fn refused(result: Result<AddressHandle>, word: &str) {
 
 fn tells_what_it_was_made_with(world: &World) {
     let end = ready(world, 0);
-    let mut vector = AddressVector::new(gid(&end), 0);
+    let mut vector = way_to(&end.context, gid(&end));
     (vector.traffic_class, vector.hop_limit, vector.flow_label, vector.sl) = (0x28, 9, 0xf_ffff, 15);
     let ah = end.pd.create_ah(&vector).unwrap();
     assert_eq!(ah.address_vector(), vector);
@@ -53,13 +53,13 @@ fn tells_what_it_was_made_with(world: &World) {
 
 fn unset_address_refused(world: &World) {
     let end = world.end(0, &super::ud::shape());
-    refused(end.pd.create_ah(&AddressVector::new(Gid::ZERO, 0)), "dgid");
+    refused(end.pd.create_ah(&way_to(&end.context, Gid::ZERO)), "dgid");
 }
 
 fn port_refused(world: &World) {
     let end = world.end(0, &super::ud::shape());
     for port_num in [0, 200] {
-        refused(end.pd.create_ah(&AddressVector { port_num, ..AddressVector::new(gid(&end), 0) }), "port_num");
+        refused(end.pd.create_ah(&AddressVector { port_num, ..way_to(&end.context, gid(&end)) }), "port_num");
     }
 }
 
@@ -70,12 +70,12 @@ fn gid_index_refused(world: &World) {
 
 fn flow_label_refused(world: &World) {
     let end = world.end(0, &super::ud::shape());
-    refused(end.pd.create_ah(&AddressVector { flow_label: 1 << 20, ..AddressVector::new(gid(&end), 0) }), "flow_label");
+    refused(end.pd.create_ah(&AddressVector { flow_label: 1 << 20, ..way_to(&end.context, gid(&end)) }), "flow_label");
 }
 
 fn service_level_refused(world: &World) {
     let end = world.end(0, &super::ud::shape());
-    refused(end.pd.create_ah(&AddressVector { sl: 16, ..AddressVector::new(gid(&end), 0) }), "sl");
+    refused(end.pd.create_ah(&AddressVector { sl: 16, ..way_to(&end.context, gid(&end)) }), "sl");
 }
 
 fn destroyed_after_posting(world: &World) {
@@ -126,7 +126,7 @@ fn header_of(left: &End, right: &End, vector: &AddressVector) -> GlobalRouteHead
 
 fn header_tells_the_way(world: &World) {
     let (left, right) = (ready(world, 0), ready(world, 1));
-    let mut vector = AddressVector::new(gid(&right), 0);
+    let mut vector = way_to(&left.context, gid(&right));
     (vector.traffic_class, vector.hop_limit) = (0x20, 7);
     let header = header_of(&left, &right, &vector);
     assert_eq!((Gid::from(header.source), Gid::from(header.destination)), (gid(&left), gid(&right)));
@@ -147,7 +147,10 @@ fn way_back(world: &World) {
     let completion = right.next();
     let header = right.region.to_vec(..HEADER).unwrap();
     let back = right.pd.create_ah_from_completion(&completion, &header, 1).unwrap();
-    assert_eq!((back.address_vector().dgid, back.address_vector().sgid_index), (gid(&left), 0));
+    assert_eq!(
+        (back.address_vector().dgid, back.address_vector().sgid_index),
+        (gid(&left), right.context.default_gid_index(1).unwrap())
+    );
     let asker = completion.result().unwrap().source_qpn;
     post(&right, SendRequest::send_to(Payload::inline(b"pong"), &back, asker, QKEY));
     arrived(&left, 2, 4, &right);
@@ -157,7 +160,7 @@ fn way_back(world: &World) {
 fn way_back_keeps_traffic_class(world: &World) {
     let (left, right) = (ready(world, 0), ready(world, 1));
     receive(&right, 1, 0, 64);
-    let there = AddressVector { traffic_class: 0x48, ..AddressVector::new(gid(&right), 0) };
+    let there = AddressVector { traffic_class: 0x48, ..way_to(&left.context, gid(&right)) };
     let ah = left.pd.create_ah(&there).unwrap();
     post(&left, SendRequest::send_to(Payload::EMPTY, &ah, right.qp.qpn(), QKEY));
     let completion = right.next();

@@ -6,6 +6,7 @@ use rdma_verbs::verbs::{
 };
 
 use super::bytes::check_all;
+use super::end::{own_gid, way_to};
 use super::suite::Scenario;
 use super::ud::{HEADER, QKEY, arrived, dropped, idle, init, packets_sent, post, ready, receive, shape, to_state, way};
 use super::world::World;
@@ -98,8 +99,8 @@ fn destination_on_connection_refused(world: &World) {
 fn handle_of_other_domain_refused(world: &World) {
     let left = ready(world, 0);
     let other = left.context.alloc_pd().unwrap();
-    let gid = left.context.query_gid(1, 0).unwrap().gid;
-    let ah = other.create_ah(&rdma_verbs::verbs::AddressVector::new(gid, 0)).unwrap();
+    let gid = own_gid(&left.context);
+    let ah = other.create_ah(&way_to(&left.context, gid)).unwrap();
     let request = SendRequest::send_to(Payload::EMPTY, &ah, left.qp.qpn(), QKEY);
     refused(left.qp.post_send(&[request]), ErrorKind::InvalidArgument, &["protection domain"]);
 }
@@ -295,9 +296,9 @@ fn initialised_without_qkey_refused(world: &World) {
 
 fn path_attributes_refused(world: &World) {
     let end = idle(world, 0, &shape());
-    let gid = end.context.query_gid(1, 0).unwrap().gid;
+    let gid = own_gid(&end.context);
     let mut attributes = to_state(QueuePairState::ReadyToReceive);
-    attributes.ah_attr = Some(rdma_verbs::verbs::AddressVector::new(gid, 0));
+    attributes.ah_attr = Some(way_to(&end.context, gid));
     attributes.rq_psn = Some(Psn::new(1));
     modify_refused(&end, &attributes, &["ah_attr", "rq_psn"]);
 }

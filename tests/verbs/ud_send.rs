@@ -404,6 +404,6 @@ fn solicited_wakes(world: &World) {
     arrived(&right, 1, 0, &left);
     assert_eq!(channel.wait_event(Some(super::end::SILENCE)).unwrap(), None);
     post(&left, SendRequest::send_to(Payload::EMPTY, &ah, right.qp.qpn(), QKEY).solicited());
-    assert_eq!(channel.wait_event(Some(super::end::PATIENCE)).unwrap(), Some(5));
+    assert_eq!(channel.wait_event(Some(super::end::patience())).unwrap(), Some(5));
     arrived(&right, 2, 0, &left);
 }

@@ -7,13 +7,13 @@ use rdma_verbs::verbs::{
 };
 
 use super::bytes::{check, check_all, fill};
-use super::end::{ALL_RIGHTS, PATIENCE, next, refused, silent};
+use super::end::{ALL_RIGHTS, next, patience, refused, silent};
 use super::sharing::{MAX_SRQ, connect};
-use super::suite::Scenario;
+use super::suite::{Scenario, XRC};
 use super::world::World;
 
 const fn scenario(name: &'static str, clause: &'static str, run: fn(&World)) -> Scenario {
-    Scenario { name, clause, needs: &[MAX_SRQ], run }
+    Scenario { name, clause, needs: &[XRC, MAX_SRQ], run }
 }
 
 pub(crate) const SCENARIOS: &[Scenario] = &[
@@ -309,7 +309,7 @@ fn last_wqe_reached(world: &World) {
     ends.post(0, 1);
     let error = QueuePairAttributes { qp_state: Some(QueuePairState::Error), ..Default::default() };
     ends.target.modify(&error).unwrap();
-    let event = ends.context.get_async_event(PATIENCE);
+    let event = ends.context.get_async_event(patience());
     assert_eq!(event, Some(AsyncEvent::LastWorkQueueElementReached(ends.target.qpn())));
     ends.silent();
 }

@@ -47,7 +47,7 @@ impl IbverbsAddressHandle {
         }
         let mut vector = AddressVector::new(crate::types::Gid::ZERO, 0);
         if has_header {
-            let Some(header) = GlobalRouteHeader::from_bytes(header) else {
+            let Some(header) = parse_header(&domain.device, port_num, header) else {
                 return refuse(
                     "grh holds neither an IPv6 header nor an IPv4 header with a right checksum; give the first 40 \
                      bytes of the received message",
@@ -89,6 +89,31 @@ impl IbverbsAddressHandle {
         }
         Ok(Arc::clone(&handle.sys))
     }
+}
+
+/// The header in front of a datagram. What rxe delivers within the machine has an IPv4 header without a checksum; such
+/// a one is believed if it names an own address.
+fn parse_header(device: &Device, port_num: u8, bytes: &[u8; GlobalRouteHeader::BYTES]) -> Option<GlobalRouteHeader> {
+    const UDP: u8 = 17;
+    let v4 = &bytes[20..];
+    if v4[0] == 0x45 && v4[9] == UDP && v4[10..12] == [0, 0] {
+        let destination = std::net::Ipv4Addr::new(v4[16], v4[17], v4[18], v4[19]);
+        let is_own = |entry: &GidEntry| entry.gid.to_ip() == std::net::IpAddr::V4(destination);
+        if destination.is_multicast() || device.gid_table(port_num).ok()?.iter().any(is_own) {
+            let source = std::net::Ipv4Addr::new(v4[12], v4[13], v4[14], v4[15]);
+            return Some(GlobalRouteHeader {
+                source: source.into(),
+                destination: destination.into(),
+                traffic_class: v4[1],
+                flow_label: 0,
+                hop_limit: v4[8],
+                identification: u16::from_be_bytes([v4[4], v4[5]]),
+                dont_fragment: v4[6] & 0x40 != 0,
+                udp_bytes: u16::from_be_bytes([v4[2], v4[3]]).saturating_sub(20),
+            });
+        }
+    }
+    GlobalRouteHeader::from_bytes(bytes)
 }
 
 /// The entry that a message was sent to. What was sent to a group is answered from the first address of its kind.
@@ -135,8 +160,7 @@ pub(super) fn check_vector(
         } else {
             format!("{prefix}sgid_index is {index}; that entry of the GID table is empty")
         };
-        let kind = if u32::from(index) > last { ErrorKind::InvalidArgument } else { ErrorKind::NotFound };
-        return Err(Error::new(verb, kind, message));
+        return refuse(message);
     };
     let (peer, own) = (vector.dgid.to_ip(), own.gid.to_ip());
     let problem = if device.has_lids(&port) {

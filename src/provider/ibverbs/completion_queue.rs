@@ -16,6 +16,8 @@ use crate::types::{Cause, CompletionFlags, CompletionOpcode, CompletionStatus, E
 
 /// Completions taken from the library at once.
 const CHUNK: usize = 16;
+/// The bit of `ibv_wc_opcode` that receives have.
+const RECEIVE: u32 = 128;
 /// Empty polls between two looks for events, which tell of an overflow.
 const LOOK_EVERY: u32 = 1024;
 
@@ -201,18 +203,24 @@ fn translate(polled: &sys::Polled, ledgers: &HashMap<u32, Arc<Ledger>>) -> Optio
     let wc = &polled.wc;
     let status = status(wc.status);
     let (number, index) = ((wc.wr_id >> 32) as u32, wc.wr_id as u32);
-    let (wr_id, retired, qpn) = match &**ledgers.get(&number)? {
+    let (wr_id, retired, qpn, datagrams) = match &**ledgers.get(&number)? {
         Ledger::Ordered(ledger) => {
             let (wr_id, retired) = ledger.complete(index, status.is_success())?;
-            (wr_id, retired, ledger.qpn)
+            (wr_id, retired, ledger.qpn, ledger.datagrams)
         }
-        Ledger::Shared(ledger) => (ledger.complete(index)?, 0, Qpn::new(wc.qp_num)),
+        // Queue pairs for datagrams do not share receives here.
+        Ledger::Shared(ledger) => (ledger.complete(index)?, 0, Qpn::new(wc.qp_num), false),
     };
     let outcome = RawCompletion { wr_id, retired, qpn, status, ..RawCompletion::default() };
     if !status.is_success() {
         return Some(RawCompletion { cause: cause(status), ..outcome });
     }
-    let flags = CompletionFlags::from_bits_truncate(wc.wc_flags);
+    // rxe says of sends too that they carry something, and of messages of connections that they begin with a header.
+    let is_receive = wc.opcode & RECEIVE != 0;
+    let mut flags = CompletionFlags::from_bits_truncate(if is_receive { wc.wc_flags } else { 0 });
+    if !datagrams {
+        flags.remove(CompletionFlags::GLOBAL_ROUTE_HEADER);
+    }
     let is_immediate = flags.contains(CompletionFlags::WITH_IMMEDIATE);
     Some(RawCompletion {
         opcode: opcode(wc.opcode),

@@ -82,7 +82,7 @@ impl Context for IbverbsContext {
         let last = self.device.port("query_gid", port_num)?.gid_tbl_len.saturating_sub(1);
         errors::check_range("query_gid", "gid_index", gid_index.into(), 0..=last)?;
         let message = format!("gid_index is {gid_index}; that entry of the GID table is empty");
-        Err(Error::new("query_gid", ErrorKind::NotFound, message))
+        Err(Error::new("query_gid", ErrorKind::InvalidArgument, message))
     }
 
     fn gid_table(&self, port_num: u8) -> Result<Vec<GidEntry>> {

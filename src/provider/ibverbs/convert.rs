@@ -84,6 +84,9 @@ pub(super) fn device(from: &sys::DeviceAttrEx, context: &sys::Context) -> Device
         num_comp_vectors: context.num_comp_vectors(),
         completion_timestamp_mask: from.completion_timestamp_mask,
         hca_core_clock_khz: from.hca_core_clock,
+        max_cq_count: from.max_cq_count,
+        max_cq_period: from.max_cq_period,
+        invalidatable_regions: false,
         ..DeviceAttributes::empty()
     }
 }
@@ -156,19 +159,6 @@ pub(super) fn address(from: &AddressVector) -> sys::AhAttr {
         src_path_bits: 0,
         static_rate: 0,
         is_global: (!from.dgid.is_zero()).into(),
-        port_num: from.port_num,
-    }
-}
-
-pub(super) fn vector(from: &sys::AhAttr) -> AddressVector {
-    AddressVector {
-        dgid: Gid::from_bytes(from.dgid.0),
-        sgid_index: from.sgid_index,
-        flow_label: from.flow_label,
-        hop_limit: from.hop_limit,
-        traffic_class: from.traffic_class,
-        dlid: from.dlid,
-        sl: from.sl,
         port_num: from.port_num,
     }
 }

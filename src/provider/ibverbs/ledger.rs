@@ -41,6 +41,8 @@ impl Ledger {
 pub(super) struct Ordered {
     number: u32,
     pub(super) qpn: Qpn,
+    /// Receives begin with a route header.
+    pub(super) datagrams: bool,
     /// The program's numbers, each at its index modulo the length, which is a power of two.
     wr_ids: Box<[AtomicU64]>,
     /// Outstanding requests, at most.
@@ -63,6 +65,7 @@ impl Ordered {
         Self {
             number,
             qpn,
+            datagrams: false,
             wr_ids: (0..length).map(|_| AtomicU64::new(0)).collect(),
             limit,
             posted: AtomicU32::new(0),

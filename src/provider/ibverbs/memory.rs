@@ -108,14 +108,13 @@ fn memlock_limit() -> Option<u64> {
     line.split_whitespace().next()?.parse().ok()
 }
 
-fn refused(error: &RegisterError) -> Error {
+fn refused(verb: &'static str, error: &RegisterError) -> Error {
     let kind = match error {
         RegisterError::UnsupportedAccess { .. } => ErrorKind::Unsupported,
         RegisterError::NoFaultSafeCopy { .. } => ErrorKind::PermissionDenied,
-        RegisterError::Deregistered => ErrorKind::InvalidState,
         _ => ErrorKind::InvalidArgument,
     };
-    Error::new("reg_mr", kind, error.to_string())
+    Error::new(verb, kind, error.to_string())
 }
 
 impl ProtectionDomain for IbverbsProtectionDomain {
@@ -127,8 +126,14 @@ impl ProtectionDomain for IbverbsProtectionDomain {
         if let Err(error) = self.shared.device.check_process("reg_mr") {
             return Err(Refused { error, backing });
         }
+        if options.invalidatable {
+            let message = "invalidatable is set; regions of programs cannot be invalidated through an adapter, bind a \
+                           memory window of type 2 instead";
+            return Err(Refused { error: Error::new("reg_mr", ErrorKind::Unsupported, message), backing });
+        }
         let region = Region::unlisted(self.shared.id, backing, options);
-        let region = region.map_err(|given| Refused { error: refused(&given.error), backing: given.backing })?;
+        let region =
+            region.map_err(|given| Refused { error: refused("reg_mr", &given.error), backing: given.backing })?;
         match IbverbsMemoryRegion::register("reg_mr", &self.shared, &region) {
             Ok(registered) => Ok(Arc::new(registered)),
             Err(error) => match Region::into_backing(region) {
@@ -159,11 +164,13 @@ impl ProtectionDomain for IbverbsProtectionDomain {
             invalidatable: old.is_invalidatable(),
         };
         let made = match change.backing {
-            Some(backing) => Region::unlisted(self.shared.id, backing, &options)
-                .map_err(|given| RefusedChange { error: refused(&given.error), backing: Some(given.backing) }),
+            Some(backing) => Region::unlisted(self.shared.id, backing, &options).map_err(|given| RefusedChange {
+                error: refused("rereg_mr", &given.error),
+                backing: Some(given.backing),
+            }),
             None => old
                 .unlisted_again(self.shared.id, &options)
-                .map_err(|error| RefusedChange { error: refused(&error), backing: None }),
+                .map_err(|error| RefusedChange { error: refused("rereg_mr", &error), backing: None }),
         };
         let new = made?;
         let registered = IbverbsMemoryRegion::register("rereg_mr", &self.shared, &new)
@@ -285,7 +292,6 @@ impl Drop for IbverbsMemoryRegion {
 pub(super) struct Window {
     pub(super) sys: Arc<sys::MemoryWindow>,
     pub(super) kind: MemoryWindowType,
-    pub(super) domain: DomainId,
     /// The upper part of its keys.
     index: u32,
     /// The region that it was last bound to; 0: to none.
@@ -323,14 +329,8 @@ impl IbverbsMemoryWindow {
             errors::from_errno("alloc_mw", asked, &error)
         })?;
         let index = sys.rkey() >> 8;
-        let window = Arc::new(Window {
-            sys: Arc::new(sys),
-            kind,
-            domain: domain.id,
-            index,
-            lkey: AtomicU32::new(0),
-            posting: Mutex::default(),
-        });
+        let window =
+            Arc::new(Window { sys: Arc::new(sys), kind, index, lkey: AtomicU32::new(0), posting: Mutex::default() });
         domain.device.windows().insert(index, Arc::downgrade(&window));
         Ok(Self { window, domain: Arc::clone(domain) })
     }

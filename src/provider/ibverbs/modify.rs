@@ -103,10 +103,7 @@ fn refresh(known: &mut QueuePairAttributes, now: &sys::QpAttr) {
     if let (Some(mtu), true) = (u8::try_from(now.path_mtu).ok().and_then(Mtu::from_code), known.path_mtu.is_some()) {
         known.path_mtu = Some(mtu);
     }
-    // The sequence numbers of now are not those that were set; drivers report one or the other.
-    if let Some(way) = known.ah_attr.as_mut().filter(|_| now.ah_attr.dgid.0 != [0; 16]) {
-        *way = convert::vector(&now.ah_attr);
-    }
+    // The way stays as it was set: drivers forget parts of it. The numbers are those of now, or those that were set.
     known.rq_psn = known.rq_psn.map(|_| Psn::new(now.rq_psn));
     known.sq_psn = known.sq_psn.map(|_| Psn::new(now.sq_psn));
 }
@@ -122,6 +119,7 @@ impl IbverbsQueuePair {
         let now = self.read("query_qp")?;
         let mut attributes = *known;
         refresh(&mut attributes, &now);
+        attributes.qp_state = Some(state(now.qp_state));
         Ok(QueuePairStatus {
             qp_type: self.qp_type,
             sq_sig_all: self.sq_sig_all,

@@ -21,8 +21,6 @@ use crate::types::{
 
 /// A state that no queue pair of the standard has.
 const DESTROYED: u8 = u8::MAX;
-/// Receives that completed and were not polled yet are still in the book. More of them than this are not.
-const MAX_UNPOLLED: u32 = 1 << 20;
 
 /// A queue pair of an adapter.
 pub(super) struct IbverbsQueuePair {
@@ -88,6 +86,10 @@ fn check_parts(device: &Device, init: &QueuePairInit<'_>) -> Result<()> {
         (QueuePairType::XrcReceive, None, None) => refuse("xrc_domain is missing; an XRC target needs one"),
         (QueuePairType::XrcReceive, None, Some(_)) => Ok(()),
         (_, _, Some(_)) => refuse("xrc_domain is given; only an XRC target has one"),
+        (QueuePairType::UnreliableDatagram, Some(_), None) => {
+            let message = "srq is given; shared receive queues serve connections here, not datagrams";
+            Err(Error::new("create_qp", ErrorKind::Unsupported, message))
+        }
         _ => Ok(()),
     }
 }
@@ -116,9 +118,11 @@ impl IbverbsQueuePair {
         });
         let sys = created.map_err(|error| create_failed(device, init, &asked, &error))?;
         let (qpn, cap) = (Qpn::new(sys.number()), actual(convert::capabilities(sys.cap()), &asked));
-        let unpolled = recv_cq.cqe().min(MAX_UNPOLLED);
-        let [send, receive] = [(cap.max_send_wr, true), (cap.max_recv_wr.saturating_add(unpolled), false)]
-            .map(|(limit, holds)| Arc::new(Ledger::Ordered(Ordered::new(device.next_number(), qpn, limit, holds))));
+        let [send, receive] = [(cap.max_send_wr, true), (cap.max_recv_wr, false)].map(|(limit, holds)| {
+            let mut book = Ordered::new(device.next_number(), qpn, limit, holds);
+            book.datagrams = init.qp_type == QueuePairType::UnreliableDatagram;
+            Arc::new(Ledger::Ordered(book))
+        });
         device.add_ledger(&send);
         device.add_ledger(&receive);
         Ok(Self {
@@ -219,8 +223,8 @@ impl IbverbsQueuePair {
 
     fn push_bind(&self, request: &SendRequest<'_>, target: sys::Target, rkey: u32, lkey: u32) -> Result<()> {
         let refuse = |message: String| Err(Error::new("post_send", ErrorKind::InvalidArgument, message));
-        let Some(window) = self.device.window(rkey).filter(|window| window.domain == self.domain.id) else {
-            return refuse(format!("no memory window of this protection domain has key {rkey:#010x}"));
+        let Some(window) = self.device.window(rkey) else {
+            return refuse(format!("no memory window has key {rkey:#010x}"));
         };
         let region = match lkey {
             0 => self.domain.spare_region()?,

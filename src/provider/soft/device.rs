@@ -232,7 +232,9 @@ fn attributes(interface: &Interface, config: &SoftConfig) -> DeviceAttributes {
         max_cqe: MAX_CQE,
         max_mr: MAX_MR,
         max_mw: MAX_MW,
-        device_cap_flags: DeviceCapabilities::MEM_WINDOW
+        device_cap_flags: DeviceCapabilities::SRQ_RESIZE
+            | DeviceCapabilities::XRC
+            | DeviceCapabilities::MEM_WINDOW
             | DeviceCapabilities::MEM_MGT_EXTENSIONS
             | DeviceCapabilities::MEM_WINDOW_TYPE_2B
             | DeviceCapabilities::FLUSH_GLOBAL
@@ -263,6 +265,9 @@ fn attributes(interface: &Interface, config: &SoftConfig) -> DeviceAttributes {
         num_comp_vectors: config.shards,
         completion_timestamp_mask: u64::MAX,
         hca_core_clock_khz: 1_000_000,
+        max_cq_count: u16::MAX,
+        max_cq_period: u16::MAX,
+        invalidatable_regions: true,
         ..DeviceAttributes::empty()
     }
 }

@@ -116,7 +116,7 @@ pub(in super::super) struct DeviceAttr {
     pub(in super::super) phys_port_cnt: u8,
 }
 
-/// The later parts, from `tso_caps` on, are not looked at.
+/// What `rest` covers, from `tso_caps` on, is not looked at.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(in super::super) struct DeviceAttrEx {
@@ -127,7 +127,11 @@ pub(in super::super) struct DeviceAttrEx {
     pub(in super::super) completion_timestamp_mask: u64,
     pub(in super::super) hca_core_clock: u64,
     pub(in super::super) device_cap_flags_ex: u64,
-    pub(in super::super) rest: [u64; 13],
+    pub(in super::super) rest: [u32; 20],
+    pub(in super::super) max_cq_count: u16,
+    pub(in super::super) max_cq_period: u16,
+    pub(in super::super) max_dm_size: u64,
+    pub(in super::super) pci_atomic_caps: [u16; 3],
     pub(in super::super) xrc_odp_caps: u32,
     pub(in super::super) phys_port_cnt_ex: u32,
 }

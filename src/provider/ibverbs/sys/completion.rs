@@ -113,11 +113,11 @@ struct Extended {
     wc_flags: unsafe extern "C" fn(*mut abi::CqEx) -> u32,
     slid: unsafe extern "C" fn(*mut abi::CqEx) -> u32,
     sl: unsafe extern "C" fn(*mut abi::CqEx) -> u8,
-    timestamp: Option<unsafe extern "C" fn(*mut abi::CqEx) -> u64>,
+    timestamp: unsafe extern "C" fn(*mut abi::CqEx) -> u64,
 }
 
 impl Extended {
-    fn of(queue: &abi::CqEx, timestamps: bool) -> Option<Self> {
+    fn of(queue: &abi::CqEx) -> Option<Self> {
         Some(Self {
             start: queue.start_poll?,
             next: queue.next_poll?,
@@ -131,7 +131,7 @@ impl Extended {
             wc_flags: queue.read_wc_flags?,
             slid: queue.read_slid?,
             sl: queue.read_sl?,
-            timestamp: if timestamps { Some(queue.read_completion_ts?) } else { None },
+            timestamp: queue.read_completion_ts?,
         })
     }
 }
@@ -152,13 +152,13 @@ unsafe impl Send for CompletionQueue {}
 unsafe impl Sync for CompletionQueue {}
 
 impl CompletionQueue {
-    /// With extended polling where the device has it. Timestamps are only to be had so.
+    /// With extended polling only for timestamps, which are not to be had otherwise: ended before the queue is empty, it
+    /// makes rxe hand out completions twice (rdma-core up to 64 at least).
     pub(in super::super) fn create(context: &Arc<Context>, init: &CompletionQueueInit<'_>) -> io::Result<Arc<Self>> {
         let poll_cq = context.ops().poll_cq.ok_or_else(not_supported)?;
-        let (raw, is_extended) = match create_extended(context, init) {
-            Ok(raw) => (raw.cast(), true),
-            Err(error) if init.timestamps => return Err(error),
-            Err(_) => (create_classic(context, init)?, false),
+        let raw = match init.timestamps {
+            true => create_extended(context, init)?.cast(),
+            false => create_classic(context, init)?,
         };
         let mut queue = Self {
             raw,
@@ -167,13 +167,10 @@ impl CompletionQueue {
             _channel: init.channel.cloned(),
             context: Arc::clone(context),
         };
-        if is_extended {
+        if init.timestamps {
             // SAFETY: created as an extended one just now.
-            let extended = Extended::of(unsafe { raw.cast::<abi::CqEx>().as_ref() }, init.timestamps);
-            if init.timestamps && extended.is_none() {
-                return Err(not_supported());
-            }
-            queue.extended = Mutex::new(extended);
+            let extended = Extended::of(unsafe { raw.cast::<abi::CqEx>().as_ref() });
+            queue.extended = Mutex::new(Some(extended.ok_or_else(not_supported)?));
         }
         Ok(Arc::new(queue))
     }
@@ -292,7 +289,7 @@ unsafe fn read(functions: &Extended, queue: *mut abi::CqEx) -> Polled {
         wc.src_qp = (functions.src_qp)(queue);
         wc.slid = (functions.slid)(queue) as u16;
         wc.sl = (functions.sl)(queue);
-        Polled { wc, timestamp: functions.timestamp.map_or(0, |timestamp| timestamp(queue)) }
+        Polled { wc, timestamp: (functions.timestamp)(queue) }
     }
 }
 
@@ -304,7 +301,7 @@ fn create_extended(context: &Context, init: &CompletionQueueInit<'_>) -> io::Res
         cq_context: ptr::without_provenance_mut(init.number as usize),
         channel: init.channel.map_or(ptr::null_mut(), |channel| channel.raw.as_ptr()),
         comp_vector: init.comp_vector,
-        wc_flags: standard | if init.timestamps { WITH_TIMESTAMP } else { 0 },
+        wc_flags: standard | WITH_TIMESTAMP,
         comp_mask: 0,
         flags: 0,
         parent_domain: ptr::null_mut(),

@@ -38,7 +38,8 @@ layout! {
     }
     DeviceAttrEx = 400 {
         orig_attr 0, comp_mask 232, odp_general_caps 240, odp_transport_caps 248, completion_timestamp_mask 264,
-        hca_core_clock 272, device_cap_flags_ex 280, rest 288, xrc_odp_caps 392, phys_port_cnt_ex 396,
+        hca_core_clock 272, device_cap_flags_ex 280, rest 288, max_cq_count 368,
+        max_cq_period 370, max_dm_size 376, pci_atomic_caps 384, xrc_odp_caps 392, phys_port_cnt_ex 396,
     }
     PortAttr = 52 {
         state 0, max_mtu 4, active_mtu 8, gid_tbl_len 12, port_cap_flags 16, max_msg_sz 20, bad_pkey_cntr 24,

@@ -48,6 +48,11 @@ pub(in super::super) struct Bind {
     pub(in super::super) region: Arc<MemoryRegion>,
 }
 
+/// Entries of no bytes mean nothing; some adapters take them for 2^31 bytes, or stumble over them.
+fn without_empty(sges: &[Sge]) -> impl Iterator<Item = Sge> {
+    sges.iter().copied().filter(|sge| sge.length > 0)
+}
+
 struct Entry {
     wr_id: u64,
     operation: Operation,
@@ -106,7 +111,7 @@ impl SendStaging {
             }
             Data::Sges(sges) => {
                 let first = self.sges.len();
-                self.sges.extend_from_slice(sges);
+                self.sges.extend(without_empty(sges));
                 (false, first)
             }
         };
@@ -250,7 +255,8 @@ impl SendStaging {
             start(raw);
             for entry in &self.entries[range] {
                 (*raw).wr_id = entry.wr_id;
-                (*raw).wr_flags = entry.flags;
+                // rxe takes inline bytes only if this flag is set too; by the manual page it has no meaning here.
+                (*raw).wr_flags = entry.flags | if entry.inline && entry.count > 0 { INLINE } else { 0 };
                 if self.build(raw, entry, bind).is_none() {
                     abort(raw);
                     return Err(PostFailure::nothing(not_supported()));
@@ -457,8 +463,9 @@ impl ReceiveStaging {
     }
 
     pub(in super::super) fn push(&mut self, wr_id: u64, sges: &[Sge]) {
-        self.entries.push((wr_id, self.sges.len(), sges.len()));
-        self.sges.extend_from_slice(sges);
+        let first = self.sges.len();
+        self.sges.extend(without_empty(sges));
+        self.entries.push((wr_id, first, self.sges.len() - first));
     }
 
     pub(in super::super) fn clear(&mut self) {
