@@ -1,5 +1,5 @@
-//! Holds the layout of the provider's own bindings to libibverbs' headers: a C program prints the sizes and offsets that
-//! the installed headers have, and each must be the number that `src/provider/ibverbs/sys/layout.rs` asserts.
+//! Holds the layout of the provider's own bindings to libibverbs' headers: a C program prints the sizes and offsets
+//! that the installed headers have, and each must be the number that `src/provider/ibverbs/sys/layout.rs` asserts.
 //!
 //! Skipped where there is no C compiler or no header, but not where `CI=true`.
 #![cfg(all(feature = "ibverbs", target_os = "linux", target_pointer_width = "64"))]

@@ -98,8 +98,8 @@ impl Context {
         })
     }
 
-    /// The place of the GID that a queue pair on this port uses if none is chosen: of an adapter's on Ethernet the first
-    /// RoCE v2 entry of an IPv4 address, or else of an IPv6 address that is not link-local; otherwise the first.
+    /// The place of the GID that a queue pair on this port uses if none is chosen: of an adapter's on Ethernet the
+    /// first RoCE v2 entry of an IPv4 address, or else of an IPv6 address that is not link-local; otherwise the first.
     ///
     /// # Errors
     /// The port does not exist, or has no GID.

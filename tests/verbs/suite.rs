@@ -91,11 +91,6 @@ pub(crate) const FLUSH_PERSISTENT: Capability = Capability {
 /// Extended reliable connections.
 pub(crate) const XRC: Capability =
     Capability { name: "XRC", present: |device| device.device_cap_flags.contains(DeviceCapabilities::XRC) };
-/// Shared receive queues that change their size.
-pub(crate) const SRQ_RESIZE: Capability = Capability {
-    name: "SRQ_RESIZE",
-    present: |device| device.device_cap_flags.contains(DeviceCapabilities::SRQ_RESIZE),
-};
 /// Events that wait for several completions.
 pub(crate) const MODERATION: Capability =
     Capability { name: "max_cq_count", present: |device| device.max_cq_count > 0 };

@@ -97,8 +97,8 @@ impl Ordered {
         outstanding + staged < self.limit as usize
     }
 
-    /// Enters the request that is the `staged`-th of a batch; its number for the adapter. Only the thread that holds the
-    /// queue calls this.
+    /// Enters the request that is the `staged`-th of a batch; its number for the adapter. Only the thread that holds
+    /// the queue calls this.
     pub(super) fn enter(&self, staged: usize, wr_id: u64, held: Option<Held>) -> u64 {
         let index = self.posted.load(Ordering::Relaxed).wrapping_add(staged as u32);
         self.wr_ids[self.place(index)].store(wr_id, Ordering::Release);

@@ -4,22 +4,23 @@
 //! # libibverbs
 //!
 //! The library is loaded when somebody first asks for devices; neither its headers nor itself need be there when the
-//! program is built. On a machine without it there are no such devices, and opening `ibverbs:NAME` says which package
-//! has it. Everything goes through the same tables as in a C program, so every version from rdma-core 34 on serves.
+//! program is built. On a machine without it there are no such devices, and opening `ibverbs:NAME` says which
+//! package has it. Everything goes through the same tables as in a C program, so every version from rdma-core 34 on
+//! serves.
 //! Extended posting (`ibv_wr_*`) is used where a device has it, extended polling (`ibv_start_poll`) for timestamps.
 //!
 //! # What differs from software devices
 //!
-//! * Limits and capabilities are the adapter's. Errors that only the adapter can know name what was asked for, and its
-//!   answer.
-//! * Memory is pinned when it is registered, which counts against the process's `RLIMIT_MEMLOCK`. A region's `iova` must
-//!   lie at the same offset within a page as its memory, and its key cannot be invalidated.
+//! * Limits and capabilities are the adapter's. Errors that only the adapter can know name what was asked for, and
+//!   its answer.
+//! * Memory is pinned when it is registered, which counts against the process's `RLIMIT_MEMLOCK`. A region's `iova`
+//!   must lie at the same offset within a page as its memory, and its key cannot be invalidated.
 //! * On Ethernet ports a queue pair uses, unless another GID is chosen, the first RoCE v2 GID of an IPv4 address, or
-//!   else of an IPv6 address that is not link-local. On InfiniBand ports the first entry is used; the peer's LID must be
-//!   in its address vector. Devices of iWARP connect through a connection manager only.
+//!   else of an IPv6 address that is not link-local. On InfiniBand ports the first entry is used; the peer's LID must
+//!   be in its address vector. Devices of iWARP connect through a connection manager only.
 //! * A completion queue that overflowed says so as an asynchronous event first, and by polling soon after.
-//! * Captures, explanations of silence and counters of a queue pair are a software device's own; counters of the device
-//!   are those that the driver publishes.
+//! * Captures, explanations of silence and counters of a queue pair are a software device's own; counters of the
+//!   device are those that the driver publishes.
 //!
 //! # Devices and `fork`
 //!

@@ -152,8 +152,8 @@ unsafe impl Send for CompletionQueue {}
 unsafe impl Sync for CompletionQueue {}
 
 impl CompletionQueue {
-    /// With extended polling only for timestamps, which are not to be had otherwise: ended before the queue is empty, it
-    /// makes rxe hand out completions twice (rdma-core up to 64 at least).
+    /// With extended polling only for timestamps, which are not to be had otherwise: ended before the queue is empty,
+    /// it makes rxe hand out completions twice (rdma-core up to 64 at least).
     pub(in super::super) fn create(context: &Arc<Context>, init: &CompletionQueueInit<'_>) -> io::Result<Arc<Self>> {
         let poll_cq = context.ops().poll_cq.ok_or_else(not_supported)?;
         let raw = match init.timestamps {

@@ -1,7 +1,7 @@
 //! Posting: requests are staged as plain data and handed over together.
 //!
-//! What the device copies while posting (scatter-gather entries, inline bytes, the list itself) lives in the stage; what
-//! it looks at later is named by keys, or held by the ledger of the queue pair until the request is finished.
+//! What the device copies while posting (scatter-gather entries, inline bytes, the list itself) lives in the stage;
+//! what it looks at later is named by keys, or held by the ledger of the queue pair until the request is finished.
 
 use std::ffi::c_int;
 use std::io;
