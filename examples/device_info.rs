@@ -131,14 +131,6 @@ fn port(context: &Context, number: u8) -> Result<Value, verbs::Error> {
 }
 
 fn port_attributes(port: &PortAttributes) -> Vec<(&'static str, Value)> {
-    let width = match port.active_width {
-        1 => "1X",
-        2 => "4X",
-        4 => "8X",
-        8 => "12X",
-        16 => "2X",
-        _ => "unknown",
-    };
     let mut table: Vec<(&'static str, Value)> = vec![
         ("state", port.state.name().into()),
         ("max_mtu", port.max_mtu.bytes().into()),
@@ -155,8 +147,8 @@ fn port_attributes(port: &PortAttributes) -> Vec<(&'static str, Value)> {
         ("sm_sl", u32::from(port.sm_sl).into()),
         ("pkey_tbl_len", u32::from(port.pkey_tbl_len).into()),
         ("gid_tbl_len", port.gid_tbl_len.into()),
-        ("active_width", width.into()),
-        ("active_speed", u32::from(port.active_speed).into()),
+        ("active_width", format!("{}X", port.active_width.lanes()).into()),
+        ("active_speed", format!("{:.1} Gbps", f64::from(port.active_speed.megabits()) / 1000.0).into()),
         ("phys_state", u32::from(port.phys_state).into()),
     ];
     if port.link_layer == LinkLayer::InfiniBand {

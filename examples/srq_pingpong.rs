@@ -10,8 +10,6 @@
 //! cargo run --release --example srq_pingpong -- -d soft_eth0 HOST      client
 //! ```
 
-// Some of what the examples have in common is for programs that tell one address each.
-#[allow(dead_code)]
 mod pingpong;
 #[path = "pingpong/shared.rs"]
 mod shared;

@@ -74,6 +74,10 @@ mutations! {
         SolicitedLost,
         /// An armed completion queue takes any completion for a solicited one.
         NotifiedUnsolicited,
+        /// A queue that is armed for all completions can be armed for less.
+        ArmingNarrowed,
+        /// A queue that is armed for solicited completions cannot be armed for all.
+        ArmingNotWidened,
 
         // ---- flushing and draining ----
         /// The newest request is flushed first.
@@ -190,6 +194,78 @@ mutations! {
         ReadAnswerOutOfOrder,
         /// A READ answer of any length is taken.
         ReadAnswerLengthUnchecked,
+
+        // ---- ATOMIC WRITE and FLUSH ----
+        /// An ATOMIC WRITE that comes again is executed again.
+        AtomicWriteExecutedTwice,
+        /// An ATOMIC WRITE writes the first half of its word.
+        AtomicWriteHalf,
+        /// An ATOMIC WRITE is acknowledged instead of answered.
+        AtomicWriteAcknowledged,
+        /// A FLUSH that overtook others is answered before its turn.
+        FlushAnsweredEarly,
+        /// A FLUSH does not look at its key.
+        FlushKeyUnchecked,
+        /// A FLUSH needs no right.
+        FlushRightIgnored,
+        /// An empty answer is not repeated.
+        EmptyAnswerNotRepeated,
+        /// More ATOMIC WRITEs and FLUSHes are outstanding than the peer allows.
+        EmptyAnswerCreditIgnored,
+
+        // ---- unreliable connections ----
+        /// After a gap a message goes on.
+        UnreliableGapIgnored,
+        /// Packets that were passed are taken.
+        UnreliableLateTaken,
+        /// The receive of a dropped message is lost.
+        UnreliableReceiveLost,
+        /// The message after a dropped one begins where that one ended.
+        UnreliableFillKept,
+
+        // ---- datagrams ----
+        /// The Q_Key is not checked.
+        QkeyUnchecked,
+        /// A Q_Key with the highest bit is sent as it is.
+        OwnQkeyNotUsed,
+        /// The route header says the way back.
+        RouteHeaderTurned,
+        /// The route header is not counted as received.
+        RouteHeaderNotCounted,
+        /// The route header takes no room.
+        RouteHeaderTakesNoRoom,
+        /// A datagram's completion does not say who sent it.
+        DatagramSourceNotTold,
+        /// The invariant CRC of datagrams is not checked.
+        DatagramIcrcUnchecked,
+
+        // ---- shared receive queues ----
+        /// A shared receive that was taken can be taken again.
+        SharedReceiveTakenTwice,
+
+        // ---- extended reliable connections ----
+        /// A packet kept for later keeps its own operation code.
+        KeptPacketNotTranslated,
+
+        // ---- windows and revoked keys ----
+        /// A window whose key was revoked stays bound.
+        WindowStaysBound,
+        /// Any queue pair may use the window.
+        WindowOfAnybody,
+        /// Every key that the window ever had works.
+        WindowOldKeyWorks,
+        /// A window is as large as its region.
+        WindowEndIgnored,
+        /// The rights of a window are not checked.
+        WindowRightsIgnored,
+        /// A SEND with invalidate revokes when it comes, not when it is its turn.
+        InvalidatedOutOfTurn,
+        /// A SEND with invalidate revokes nothing.
+        InvalidationForgotten,
+        /// A request that no packet leaves for waits for the next packet.
+        LocalRequestForgotten,
+        /// A late copy of a READ whose key was revoked meanwhile ends the connection.
+        LateReadEndsConnection,
 
         // ---- checks ----
         /// The invariant CRC is not checked.
@@ -332,6 +408,80 @@ mutations! {
         EventsOutliveObjects,
         /// Events that were handed out are not counted.
         EventsNotCounted,
+        /// Windows stay bound when their queue pair goes.
+        WindowOutlivesQueuePair,
+        /// Device memory that was freed counts as used.
+        DeviceMemoryNotGivenBack,
+        /// A part of device memory is registered from the memory's start.
+        DeviceMemoryFromItsStart,
+        /// Requests name device memory by its host address.
+        DeviceMemoryNotZeroBased,
+        /// Memory behind a descriptor is registered from the descriptor's start.
+        DescriptorOffsetIgnored,
+        /// The length of what is behind a descriptor is not looked at.
+        DescriptorEndUnchecked,
+        /// Memory behind a descriptor is named by the address at which it is mapped.
+        DescriptorAddressIgnored,
+        /// A page that is missing when it is accessed is passed over.
+        FaultIgnored,
+        /// Pages of on-demand regions must be there at registration.
+        OnDemandPagesProbed,
+        /// Advice is taken, and nothing follows.
+        AdviceNotFollowed,
+        /// Advice about regions that are not on demand is taken.
+        AdviceOnAnyRegion,
+        /// Pages of regions without the right to write are made writable.
+        AdviceRightsUnchecked,
+
+        // ---- shared receive queues ----
+        /// A shared receive queue holds one receive less than it says.
+        SharedQueueOneShort,
+        /// The limit event comes when as many receives wait as the limit says.
+        SharedLimitReachedTooEarly,
+        /// The limit stays armed after its event.
+        SharedLimitStaysArmed,
+        /// No event when the limit is reached.
+        SharedLimitNotAnnounced,
+        /// A limit that is armed below what waits is found out with the next receive only.
+        SharedLimitArmedForLater,
+        /// A shared receive queue that is resized forgets what waits.
+        SharedResizeForgets,
+        /// Receives are in the wrong order after a shared receive queue was resized.
+        SharedResizeMixesUp,
+        /// A datagram takes a receive that it does not fit into.
+        SharedRoomUnchecked,
+        /// Receives of a shared queue are written in the protection domain of the queue pair.
+        SharedMemoryOfQueuePair,
+        /// The peer accesses memory in the protection domain of the shared receive queue.
+        SharedDomainForPeers,
+        /// The error state flushes what waits in the shared queue.
+        ErrorFlushesShared,
+        /// RESET takes what waits in the shared queue.
+        ResetTakesShared,
+        /// A receive that a message had begun to fill is not flushed.
+        HalfFilledNotFlushed,
+        /// No event for the last receive of a shared queue.
+        LastReceiveNotAnnounced,
+        /// That event comes for queue pairs with a receive queue of their own, too.
+        LastReceiveAnnouncedAlways,
+
+        // ---- extended reliable connections ----
+        /// Only the first packet of a message names its queue.
+        XrcNamedOnce,
+        /// A message goes to the queue that the one before it named.
+        XrcQueueKept,
+        /// A message for a queue of another domain waits for one of this domain.
+        XrcUnknownQueueWaits,
+        /// Receives complete where the target was told to.
+        XrcCompletesAtTarget,
+        /// The peer accesses memory in the protection domain of the target.
+        XrcDomainOfTarget,
+        /// A READ is answered from the protection domain of the queue that was named last.
+        XrcDomainOfLastQueue,
+        /// An initiator takes requests that name no queue.
+        XrcPostedWithoutQueue,
+        /// Any two queue pairs can be connected, initiators with initiators as well.
+        XrcKindsUnchecked,
     }
 }
 

@@ -58,6 +58,7 @@ fn nothing_is_allocated_per_request() {
     assert!(ALLOCATIONS.load(Ordering::Relaxed) > before, "the counter counts");
     assert_eq!(allocations("verbs tier", verbs_tier("127.90.2.1")), 0);
     assert_eq!(allocations("owned tier", owned_tier("127.90.2.2")), 0);
+    assert_eq!(allocations("owned tier, shared receive queue", owned_shared("127.43.2.2")), 0);
 }
 
 /// Rounds of receives, sends, writes, reads and atomics; a quarter of the requests are receives.
@@ -121,5 +122,32 @@ fn owned_tier(address: &str) -> impl FnMut(usize) {
             }
         }
         assert_eq!(pool.stats().outstanding, 0);
+    }
+}
+
+/// Half of the requests are sends, by two queue pairs in turn, the others receives of the queue that they share.
+fn owned_shared(address: &str) -> impl FnMut(usize) {
+    let context = verbs::open(&format!("soft:{address}")).unwrap();
+    let pd = context.alloc_pd().unwrap();
+    let cq = owned::CompletionQueue::new(&context, 256).unwrap();
+    let srq = owned::SharedReceiveQueue::new(&pd, 64).unwrap();
+    let qps = [0, 1].map(|_| owned::QueuePair::with_srq(&pd, &cq, &cq, &srq, |builder| builder).unwrap());
+    qps[0].connect(&qps[1].connection_info().unwrap()).unwrap();
+    qps[1].connect(&qps[0].connection_info().unwrap()).unwrap();
+    let pool = BufferPool::new(&pd, 1 << 20).unwrap();
+    move |requests| {
+        for _ in 0..requests / DEPTH {
+            for slot in 0..DEPTH / 2 {
+                srq.post_recv(pool.take(64).unwrap(), slot as u64).unwrap();
+                let request = Request::send(pool.copy_from(&[7; 64]).unwrap());
+                qps[slot % 2].post_send(if slot + 2 >= DEPTH / 2 { request.signaled() } else { request }).unwrap();
+            }
+            for _ in 0..DEPTH {
+                let finished = cq.wait(PATIENCE).unwrap();
+                finished.result().unwrap();
+                drop(finished);
+            }
+        }
+        assert_eq!((pool.stats().outstanding, srq.in_flight()), (0, 0));
     }
 }

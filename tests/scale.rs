@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicIsize, Ordering};
 use std::time::{Duration, Instant};
 
 use rdma_verbs::verbs::{
-    self, AccessFlags, CompletionQueue, Context, ErrorKind, Payload, ProtectionDomain, QueuePair, SendRequest,
+    self, AccessFlags, CompletionQueue, Context, ErrorKind, LiveObjects, Payload, ProtectionDomain, QueuePair,
+    SendRequest,
 };
 
 const QUEUE_PAIRS: usize = 10_000;
@@ -92,8 +93,8 @@ fn write(qp: &QueuePair, remote: verbs::RemoteMemory, wr_id: usize) {
     qp.post_send(&[SendRequest::write(Payload::EMPTY, remote).wr_id(wr_id as u64).signaled()]).unwrap();
 }
 
-/// Creates, connects, uses and destroys all queue pairs.
-fn many_queue_pairs(device: &Device) {
+/// Creates, connects, uses and destroys all queue pairs; the objects that there were meanwhile.
+fn many_queue_pairs(device: &Device) -> LiveObjects {
     let region = device.pd.alloc_mr(4096, AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE).unwrap();
     let queue_pairs: Vec<QueuePair> = (0..QUEUE_PAIRS).map(|_| connected(device, DEPTH)).collect();
     // All work: some that were created first, last and in between complete a request.
@@ -106,12 +107,14 @@ fn many_queue_pairs(device: &Device) {
     numbers.sort_unstable();
     numbers.dedup();
     assert_eq!(numbers.len(), QUEUE_PAIRS);
+    device.context.live_objects().unwrap()
 }
 
 fn many_regions(device: &Device) -> Duration {
     let start = Instant::now();
     let regions: Vec<_> = (0..REGIONS).map(|_| device.pd.alloc_mr(64, AccessFlags::LOCAL_WRITE).unwrap()).collect();
     let registered = start.elapsed();
+    assert!(device.context.live_objects().unwrap().memory_regions as usize >= REGIONS);
     for (number, region) in regions.iter().enumerate().step_by(1_001) {
         region.write_at(0, &number.to_le_bytes()).unwrap();
     }
@@ -141,18 +144,24 @@ fn many_objects_cost_little_and_leave_nothing() {
     println!("a connected queue pair with queues of {DEPTH}: {whole} bytes, of them {rings} a place; {beyond} beyond");
     assert!(beyond <= MOST_BYTES, "{beyond} bytes beyond the rings");
 
-    let (before, held) = (bytes(), holdings());
+    let (before, held, alive) = (bytes(), holdings(), device.context.live_objects().unwrap());
     let start = Instant::now();
-    many_queue_pairs(&device);
+    let most = many_queue_pairs(&device);
     let elapsed = start.elapsed();
-    let (left, holdings_left) = (bytes() - before, holdings());
+    let (left, holdings_left, objects_left) = (bytes() - before, holdings(), device.context.live_objects().unwrap());
     println!(
-        "{QUEUE_PAIRS} queue pairs created, connected and destroyed in {:.2} s; left: {left} bytes, {} descriptors, {} \
-         threads",
+        "{QUEUE_PAIRS} queue pairs created, connected and destroyed in {:.2} s; {} objects at most; {} leaked objects, \
+         {left} bytes, {} descriptors ({} in all), {} threads ({} in all)",
         elapsed.as_secs_f64(),
+        most.total(),
+        i64::from(objects_left.total()) - i64::from(alive.total()),
         holdings_left.0 as isize - held.0 as isize,
+        holdings_left.0,
         holdings_left.1 as isize - held.1 as isize,
+        holdings_left.1,
     );
+    assert_eq!(most.queue_pairs as usize, QUEUE_PAIRS, "the count is of real objects: {most:?}");
+    assert_eq!(objects_left, alive, "objects leak");
     assert_eq!(holdings_left, held, "descriptors or threads leak");
     assert!(left.unsigned_abs() < 64 << 10, "{left} bytes stay behind");
 
@@ -163,9 +172,12 @@ fn many_objects_cost_little_and_leave_nothing() {
     drop((first, part));
     let registered = many_regions(&device);
     assert_even("regions", first_part, registered, 10);
-    let before = bytes();
+    let (before, alive) = (bytes(), device.context.live_objects().unwrap());
     many_regions(&device);
-    println!("{REGIONS} regions again; left: {} bytes", bytes() - before);
+    let objects = device.context.live_objects().unwrap();
+    let leaked = i64::from(objects.memory_regions) - i64::from(alive.memory_regions);
+    println!("{REGIONS} regions again; {leaked} leaked objects, {} bytes", bytes() - before);
+    assert_eq!(objects, alive, "regions leak");
     assert!((bytes() - before).unsigned_abs() < 64 << 10, "regions leave memory behind");
 
     limits_hold(&device);

@@ -1,14 +1,16 @@
 //! One end of a connection or of an exchange of datagrams, as rdma-core's programs.
 
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use rdma_verbs::verbs::{
     AccessFlags, AddressHandle, AddressVector, Completion, CompletionChannel, CompletionQueue, ConnectOptions,
-    ConnectionInfo, MemoryRegion, Notify, Qkey, Qpn, QueuePair, QueuePairType, ReceiveRequest, SendRequest,
+    ConnectionInfo, MemoryRegion, Mtu, Notify, Qkey, Qpn, QueuePair, QueuePairType, ReceiveRequest, SendRequest,
 };
 
-use crate::pingpong::exchange::{answer_client, ask_server};
+use crate::pingpong::exchange::{ANSWER_WITHIN, DONE, encode, hear};
 use crate::pingpong::{Arguments, Outcome, first_gid, interrupted, open_device, print_address, print_speed};
 
 const RECEIVE: u64 = 1;
@@ -48,10 +50,11 @@ pub(crate) fn run(arguments: &Arguments, qp_type: QueuePairType) -> Outcome {
 /// The objects of this end. One buffer is sent from and received into, so what a peer sends goes back to it.
 pub(crate) struct End<'a> {
     arguments: &'a Arguments,
+    /// Goes first, so that nothing arrives for memory that is gone.
+    qp: QueuePair,
     channel: Option<CompletionChannel>,
     cq: CompletionQueue,
     buffer: MemoryRegion,
-    qp: QueuePair,
     gid_index: u8,
     /// Where the message begins in the buffer.
     start: usize,
@@ -208,4 +211,35 @@ impl<'a> End<'a> {
         }
         if wrong_pages > 0 { Err(format!("{wrong_pages} pages hold invalid data").into()) } else { Ok(()) }
     }
+}
+
+/// Tells first, then hears; the server is ready to receive when its answer is here.
+fn ask_server(server: &str, port: u16, local: &ConnectionInfo, mtu: Mtu) -> Outcome<ConnectionInfo> {
+    let mut stream =
+        TcpStream::connect((server, port)).map_err(|error| format!("cannot connect to {server}:{port}: {error}"))?;
+    stream.set_read_timeout(Some(ANSWER_WITHIN))?;
+    stream.write_all(encode(local).as_bytes())?;
+    let remote = hear(&mut stream, local.qp_type, mtu)?;
+    stream.write_all(DONE)?;
+    Ok(remote)
+}
+
+/// Hears first and connects, then tells, and waits until the client has heard.
+fn answer_client(
+    port: u16,
+    local: &ConnectionInfo,
+    mtu: Mtu,
+    connect: impl FnOnce(&ConnectionInfo) -> Outcome,
+) -> Outcome<ConnectionInfo> {
+    // Both IP versions where the system has both.
+    let listener = TcpListener::bind(("::", port)).or_else(|_| TcpListener::bind(("0.0.0.0", port)));
+    let listener = listener.map_err(|error| format!("cannot listen on port {port}: {error}"))?;
+    let (mut stream, _) = listener.accept()?;
+    stream.set_read_timeout(Some(ANSWER_WITHIN))?;
+    let remote = hear(&mut stream, local.qp_type, mtu)?;
+    connect(&remote)?;
+    stream.write_all(encode(local).as_bytes())?;
+    let mut done = [0; DONE.len()];
+    stream.read_exact(&mut done).map_err(|error| format!("the client did not say that it heard: {error}"))?;
+    Ok(remote)
 }

@@ -1,7 +1,7 @@
 //! How the two programs tell each other their addresses: rdma-core's text over TCP.
 
-use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::io::Read;
+use std::net::TcpStream;
 use std::time::Duration;
 
 use rdma_verbs::verbs::{ConnectionInfo, Gid, Mtu, Psn, Qpn, QueuePairType};
@@ -34,35 +34,4 @@ pub(crate) fn hear(stream: &mut TcpStream, qp_type: QueuePairType, mtu: Mtu) -> 
     stream.read_exact(&mut message).map_err(|error| format!("cannot read the remote address: {error}"))?;
     let heard = decode(&message, qp_type, mtu);
     heard.ok_or_else(|| format!("no remote address: \"{}\"", message.escape_ascii()).into())
-}
-
-/// Tells first, then hears; the server is ready to receive when its answer is here.
-pub(crate) fn ask_server(server: &str, port: u16, local: &ConnectionInfo, mtu: Mtu) -> Outcome<ConnectionInfo> {
-    let mut stream =
-        TcpStream::connect((server, port)).map_err(|error| format!("cannot connect to {server}:{port}: {error}"))?;
-    stream.set_read_timeout(Some(ANSWER_WITHIN))?;
-    stream.write_all(encode(local).as_bytes())?;
-    let remote = hear(&mut stream, local.qp_type, mtu)?;
-    stream.write_all(DONE)?;
-    Ok(remote)
-}
-
-/// Hears first and connects, then tells, and waits until the client has heard.
-pub(crate) fn answer_client(
-    port: u16,
-    local: &ConnectionInfo,
-    mtu: Mtu,
-    connect: impl FnOnce(&ConnectionInfo) -> Outcome,
-) -> Outcome<ConnectionInfo> {
-    // Both IP versions where the system has both.
-    let listener = TcpListener::bind(("::", port)).or_else(|_| TcpListener::bind(("0.0.0.0", port)));
-    let listener = listener.map_err(|error| format!("cannot listen on port {port}: {error}"))?;
-    let (mut stream, _) = listener.accept()?;
-    stream.set_read_timeout(Some(ANSWER_WITHIN))?;
-    let remote = hear(&mut stream, local.qp_type, mtu)?;
-    connect(&remote)?;
-    stream.write_all(encode(local).as_bytes())?;
-    let mut done = [0; DONE.len()];
-    stream.read_exact(&mut done).map_err(|error| format!("the client did not say that it heard: {error}"))?;
-    Ok(remote)
 }

@@ -77,11 +77,13 @@ pub(crate) fn run_both() -> Outcome {
 /// The objects of this end. One buffer is sent from and received into, by all queue pairs.
 struct End<'a> {
     arguments: &'a Arguments,
+    /// They go first: the peer may have sent more than was asked for, and a message that finds a receive without its
+    /// memory would be answered with an error.
+    queue_pairs: Vec<QueuePair>,
     channel: Option<CompletionChannel>,
     cq: CompletionQueue,
     srq: SharedReceiveQueue,
     buffer: MemoryRegion,
-    queue_pairs: Vec<QueuePair>,
 }
 
 impl<'a> End<'a> {

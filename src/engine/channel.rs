@@ -10,7 +10,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -30,12 +30,14 @@ pub(crate) struct Announcing {
     waiting: AtomicU32,
     /// Announcements that were taken, modulo 2^32.
     taken: AtomicU32,
+    /// The queue is gone: an announcement that was on its way comes too late.
+    gone: AtomicBool,
 }
 
 impl Announcing {
     /// `context` is what the application knows the queue by.
     pub(crate) fn new(context: u64) -> Self {
-        Self { context, waiting: AtomicU32::new(0), taken: AtomicU32::new(0) }
+        Self { context, waiting: AtomicU32::new(0), taken: AtomicU32::new(0), gone: AtomicBool::new(false) }
     }
 
     /// Announcements that were taken, modulo 2^32.
@@ -88,6 +90,9 @@ impl Channel {
     /// A completion queue has something. May be called with a shard held.
     pub(crate) fn announce(&self, queue: &Arc<Announcing>) {
         let mut state = self.state();
+        if queue.gone.load(Ordering::Relaxed) {
+            return;
+        }
         if queue.note_waiting() {
             state.waiting.push_back(Arc::clone(queue));
         }
@@ -96,9 +101,10 @@ impl Channel {
         }
     }
 
-    /// A completion queue goes away: what it announced and nobody took is forgotten.
+    /// A completion queue goes away: what it announced and nobody took is forgotten, and nothing comes any more.
     pub(crate) fn forget(&self, queue: &Arc<Announcing>) {
         let mut state = self.state();
+        queue.gone.store(true, Ordering::Relaxed);
         state.waiting.retain(|waiting| !Arc::ptr_eq(waiting, queue));
         self.settle(&mut state);
     }
@@ -219,6 +225,9 @@ mod tests {
         assert!(!is_readable(&channel));
         assert_eq!(channel.poll(), None);
         assert!(!is_readable(&channel));
+        channel.announce(&queues[2]);
+        assert!(!is_readable(&channel), "its queue is gone");
+        assert_eq!(channel.poll(), None);
         assert_eq!(queues.map(|queue| queue.taken()), [1, 1, 0]);
     }
 

@@ -151,9 +151,15 @@ impl Shard {
             let progress = self.pass(core, SERVING, now, |_| false);
             let awake = progress.worked || progress.has_more || stays_awake(now);
             served.worked |= progress.worked;
-            let next = progress.next_deadline.into_iter().chain(self.end_moderations(now)).min();
-            served.sleeps_until = (!awake).then(|| next.unwrap_or(Time::NEVER));
-            self.wake.sleeps_until(served.sleeps_until.unwrap_or(Time::ZERO));
+            let deadline = progress.next_deadline.unwrap_or(Time::NEVER);
+            // Said before the look at the moderations, which other shards add to: whoever adds one afterwards calls.
+            self.wake.sleeps_until(if awake { Time::ZERO } else { deadline });
+            let moderation_ends = self.end_moderations(now).unwrap_or(Time::NEVER);
+            if !awake {
+                let until = deadline.min(moderation_ends);
+                self.wake.sleeps_until(until);
+                served.sleeps_until = Some(until);
+            }
         });
         self.finish(outcome);
         served

@@ -20,6 +20,7 @@ use crate::types::{Counter, Counters, PathError, Time};
 /// Longest UDP payload over IPv4; as long as any that the kernel merges or segments.
 pub(super) const MAX_SEND_BYTES: usize = 65_507;
 const RECEIVE_BUFFER_BYTES: usize = 65_536;
+const MOST_BATCHES_WITHOUT_GROUPS: u32 = 8;
 
 /// What a bounded batch of receiving brought.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -50,6 +51,8 @@ pub(super) struct Link {
     senders: Vec<SendSocket>,
     /// Where the next batch begins, so that no socket starves the others.
     next_receiver: usize,
+    /// Batches since the groups' sockets were looked at: they come last, and a busy shard shall hear them, too.
+    batches_without_groups: u32,
     last_sender: usize,
     buffer: Box<[u8]>,
     /// What [`Link::is_quiet`] found: from which socket, and what is in the buffer.
@@ -67,6 +70,7 @@ impl Link {
             reports_headers: false,
             senders: Vec::new(),
             next_receiver: 0,
+            batches_without_groups: 0,
             last_sender: 0,
             buffer: vec![0; RECEIVE_BUFFER_BYTES].into(),
             found: None,
@@ -151,6 +155,13 @@ impl Link {
         is_enough: impl Fn() -> bool,
     ) -> Batch {
         let mut batch = Batch::default();
+        if self.batches_without_groups >= MOST_BATCHES_WITHOUT_GROUPS {
+            self.batches_without_groups = 0;
+            if self.groups.may_be_ready() {
+                self.receive_multicasts(max_calls.div_ceil(4), &mut deliver, &mut batch);
+            }
+        }
+        self.batches_without_groups += 1;
         if let Some((index, received)) = self.found.take() {
             let socket = &mut self.receivers[index];
             batch.datagrams += split(socket, &self.buffer, &received, &mut self.counters, &self.tap, &mut deliver);
@@ -186,6 +197,7 @@ impl Link {
             }
         }
         self.next_receiver = self.next_receiver.wrapping_add(1);
+        self.batches_without_groups = 0;
         if self.groups.may_be_ready() {
             self.receive_multicasts(max_calls.saturating_sub(calls), deliver, &mut batch);
         }

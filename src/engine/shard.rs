@@ -181,6 +181,13 @@ impl Shard {
         counters
     }
 
+    /// Queue pairs of this shard.
+    pub(crate) fn queue_pairs(&self) -> usize {
+        let mut count = 0;
+        self.command(|core, _| count = core.endpoint.queue_pair_count());
+        count
+    }
+
     /// What a queue pair knows of itself and of its peer, with what the sockets know of the way there; also when its
     /// connection began, by this shard's clock.
     pub(crate) fn queue_pair_report(&self, qpn: Qpn) -> Option<(QueuePairReport, Time)> {

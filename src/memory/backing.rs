@@ -2,10 +2,11 @@
 
 use std::fs::File;
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 
 use memmap2::{MmapOptions, MmapRaw};
 
-use super::{OwnedBytes, RawRange};
+use super::{DevicePart, OwnedBytes, RawRange};
 
 /// Memory that can be registered. It owns its bytes, except for a raw range, and frees them when it is dropped.
 #[derive(Debug)]
@@ -18,6 +19,8 @@ pub enum Backing {
     Owned(OwnedBytes),
     /// Memory that the caller answers for.
     Raw(RawRange),
+    /// Part of a device's memory.
+    Device(DevicePart),
 }
 
 impl Backing {
@@ -39,9 +42,17 @@ impl Backing {
     /// `InvalidInput` if `len` is 0; otherwise what `mmap` answers, such as `PermissionDenied` for `writable` on a file
     /// that is not open for writing.
     pub fn file(file: &File, offset: u64, len: usize, writable: bool) -> io::Result<Self> {
+        Self::descriptor(file.as_fd(), offset, len, writable)
+    }
+
+    /// As [`Backing::file`], of any descriptor that `mmap` takes.
+    ///
+    /// # Errors
+    /// As [`Backing::file`].
+    pub fn descriptor(fd: BorrowedFd<'_>, offset: u64, len: usize, writable: bool) -> io::Result<Self> {
         let mut options = MmapOptions::new();
         options.offset(offset).len(positive(len)?);
-        let map = if writable { options.map_raw(file)? } else { options.map_raw_read_only(file)? };
+        let map = if writable { options.map_raw(&fd)? } else { options.map_raw_read_only(&fd)? };
         Ok(Backing::File(Mapping { map, writable }))
     }
 
@@ -81,6 +92,7 @@ impl Backing {
             Backing::Anonymous(mapping) | Backing::File(mapping) => mapping.map.len(),
             Backing::Owned(bytes) => bytes.len(),
             Backing::Raw(range) => range.len(),
+            Backing::Device(part) => part.len(),
         }
     }
 
@@ -95,6 +107,7 @@ impl Backing {
             Backing::Anonymous(mapping) | Backing::File(mapping) => mapping.map.as_mut_ptr(),
             Backing::Owned(bytes) => bytes.as_mut_ptr(),
             Backing::Raw(range) => range.as_mut_ptr(),
+            Backing::Device(part) => part.as_mut_ptr(),
         }
     }
 
@@ -102,8 +115,13 @@ impl Backing {
     pub(super) fn is_writable(&self) -> bool {
         match self {
             Backing::Anonymous(mapping) | Backing::File(mapping) => mapping.writable,
-            Backing::Owned(_) | Backing::Raw(_) => true,
+            Backing::Owned(_) | Backing::Raw(_) | Backing::Device(_) => true,
         }
+    }
+
+    /// Whether somebody else owns the bytes, and answers for them.
+    pub fn is_raw(&self) -> bool {
+        matches!(self, Backing::Raw(_))
     }
 
     /// Whether its bytes outlast the process.

@@ -1,6 +1,6 @@
 //! What can go wrong with registered memory.
 
-use crate::types::AccessFlags;
+use crate::types::{AccessFlags, Lkey};
 
 use super::Backing;
 
@@ -54,6 +54,54 @@ pub enum BindError {
     /// The region was registered without the right to bind, or without a right that the window needs.
     #[error("the memory region does not let windows be bound, or not with these access rights")]
     NotBindable,
+}
+
+/// Why advice about a range was not followed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AdviseError {
+    /// The range is not one of a region that may be used so.
+    #[error("sg_list: lkey {lkey}, addr {addr:#x} with length {length} given: {error}")]
+    Range {
+        /// First address, as the region knows it.
+        addr: u64,
+        /// Number of bytes.
+        length: u32,
+        /// The region's key.
+        lkey: Lkey,
+        /// What is wrong with it.
+        error: AccessError,
+    },
+    /// The region was registered with its pages present.
+    #[error("sg_list: lkey {lkey} given, whose access is {access:?}; advice is for regions with ON_DEMAND")]
+    NotOnDemand {
+        /// The region's key.
+        lkey: Lkey,
+        /// Its access rights.
+        access: AccessFlags,
+    },
+    /// Part of the range is not mapped or not readable.
+    #[error("sg_list: addr {addr:#x} with length {length} given, which is not all mapped and readable")]
+    NotMapped {
+        /// First address, as the region knows it.
+        addr: u64,
+        /// Number of bytes.
+        length: u32,
+    },
+    /// Part of the range is not writable.
+    #[error("sg_list: addr {addr:#x} with length {length} given to be written, which is not all writable")]
+    NotWritable {
+        /// First address, as the region knows it.
+        addr: u64,
+        /// Number of bytes.
+        length: u32,
+    },
+    /// The kernel refuses the calls that make access to memory of others safe from signals.
+    #[error("pages of on-demand regions need process_vm_readv, which this system refuses (errno {errno})")]
+    NoFaultSafeCopy {
+        /// What the kernel answered.
+        errno: i32,
+    },
 }
 
 /// Why a registration was refused.

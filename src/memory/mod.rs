@@ -30,16 +30,21 @@
 //! when it returns, nobody but the holders of the `Arc` can touch the memory, and [`Region::into_backing`] gives the
 //! buffer back.
 
+mod advise;
 mod backing;
+mod device_memory;
 mod error;
 mod key;
+mod owners;
 mod raw;
 mod region;
 mod table;
+mod users;
 mod window;
 
 pub use backing::{Backing, Mapping};
-pub use error::{AccessError, BindError, Refused, RegisterError};
+pub use device_memory::{DeviceMemory, DeviceMemoryError, DeviceMemoryPool, DevicePart};
+pub use error::{AccessError, AdviseError, BindError, Refused, RegisterError};
 pub use raw::{OwnedBytes, RawRange};
 pub use region::{Region, RegisterOptions};
 pub use table::{MemoryView, RegionTable};
@@ -48,13 +53,11 @@ pub use window::{Window, WindowBind};
 /// The locks and the flags that the model checker must see.
 mod sync {
     #[cfg(loom)]
-    pub(super) use loom::sync::{
-        Mutex, RwLock, RwLockReadGuard,
-        atomic::{AtomicBool, AtomicU32},
-    };
+    pub(super) use loom::sync::{Mutex, RwLock, RwLockReadGuard, atomic::AtomicU32};
+    #[cfg(loom)]
+    pub(super) use loom::thread::yield_now as pause;
     #[cfg(not(loom))]
-    pub(super) use std::sync::{
-        Mutex, RwLock, RwLockReadGuard,
-        atomic::{AtomicBool, AtomicU32},
-    };
+    pub(super) use std::sync::{Mutex, RwLock, RwLockReadGuard, atomic::AtomicU32};
+    #[cfg(not(loom))]
+    pub(super) use std::thread::yield_now as pause;
 }

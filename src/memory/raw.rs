@@ -48,7 +48,7 @@ impl Backing {
     /// is not all mapped.
     ///
     /// # Safety
-    /// From registration until the region was deregistered and dropped, or the backing was dropped unregistered:
+    /// Until the backing is dropped; a region owns it while it is registered, and may give it back:
     /// * the range belongs to the caller, who lets this library, and whoever the region's access rights let in, read
     ///   it and, with `LOCAL_WRITE`, write it at any time;
     /// * no `&mut` to any of these bytes is used, and with `LOCAL_WRITE` no `&` either, except to bytes in
@@ -57,6 +57,22 @@ impl Backing {
     ///   be read and overwritten in its stead.
     pub unsafe fn raw(addr: *mut u8, len: usize) -> Self {
         Backing::Raw(RawRange { address: addr, length: len })
+    }
+
+    /// All memory of this process, now and later: from address 0, 2^64 - 1 bytes. To be registered with
+    /// [`AccessFlags::ON_DEMAND`](crate::types::AccessFlags::ON_DEMAND). Requests name its bytes by their addresses; a
+    /// page that is not there, or not writable, is an [`AccessError::Fault`].
+    ///
+    /// Copies and atomics take their bytes by exposed provenance.
+    ///
+    /// # Safety
+    /// From registration until the region was deregistered and dropped, whatever names bytes of it (requests of this
+    /// process and of peers by its keys, windows that are bound to it, the methods of [`Region`](super::Region)) names
+    /// only bytes for which all that [`Backing::raw`] asks for holds as long as the access may happen, and whose
+    /// provenance was exposed. Nothing of this process is out of reach: the stacks, the heap and this library's own
+    /// memory are not.
+    pub unsafe fn address_space() -> Self {
+        Backing::Raw(RawRange { address: std::ptr::null_mut(), length: usize::MAX })
     }
 }
 
@@ -135,8 +151,10 @@ impl Drop for OwnedBytes {
 ///
 /// What every access relies on, the *invariant*: `base` and `length` name the bytes of `owner`, which stay allocated as
 /// long as any of its holders lives (a mapping is unmapped and a vector freed in its destructor, both types are private
-/// to this layer, and neither shrinks), except that the pages of a backing that `can_fault` may vanish. No reference to
-/// these bytes exists: `owner` holds pointers, and for a raw range the caller of [`Backing::raw`] promised it.
+/// to this layer, neither shrinks, and a part of device memory holds the whole), except that the pages of a backing
+/// that `can_fault` may vanish. No reference to these bytes exists: `owner` holds pointers, and for a raw range the
+/// caller of [`Backing::raw`] promised it, for the whole address space that of [`Backing::address_space`], of the bytes
+/// that are accessed.
 #[derive(Debug)]
 pub(super) struct Memory {
     base: *mut u8,
@@ -192,7 +210,7 @@ impl Memory {
     pub(super) fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), AccessError> {
         let source = self.at(offset, out.len())?;
         if self.guarded {
-            return guarded::read(source, out);
+            return guarded::read(self.exposed(source), out);
         }
         // SAFETY: `at` found the range in bounds, so by the invariant it is mapped; `out` cannot overlap it, because
         // no reference to registered bytes exists.
@@ -209,7 +227,7 @@ impl Memory {
             // SAFETY: `at` found the range in bounds of a raw range or file mapping. The caller of `Backing::raw`
             // promised that it may be written if it can be, and that nothing else lies there; a file mapping of ours
             // is only ever unmapped by `owner`'s destructor. If pages are missing, the kernel says so.
-            return unsafe { guarded::write(target, data) };
+            return unsafe { guarded::write(self.exposed(target), data) };
         }
         // SAFETY: as in `read`, and the pages of a backing that is not guarded are writable.
         unsafe { direct::copy_in(target, data) };
@@ -246,13 +264,31 @@ impl Memory {
         if persist { guarded::synchronize(start, length) } else { Ok(()) }
     }
 
+    /// Makes the pages of a range present, writable ones if `write` says so.
+    pub(super) fn make_present(&self, offset: usize, length: usize, write: bool) -> Result<(), Unusable> {
+        let start = self.at(offset, length).map_err(|_| Unusable::NotMapped)?;
+        match probe(start, length, write) {
+            // Memory of our own is there without, only later.
+            Err(Unusable::NoCopy { .. }) if !self.guarded => Ok(()),
+            other => other,
+        }
+    }
+
     fn word_for_update(&self, offset: usize) -> Result<*mut u64, AccessError> {
         let word = self.aligned_at(offset, size_of::<u64>())?;
         self.check_writable()?;
-        if self.guarded {
-            guarded::make_writable(word, size_of::<u64>())?;
+        if !self.guarded {
+            return Ok(word.cast());
         }
+        let word = self.exposed(word);
+        guarded::make_writable(word, size_of::<u64>())?;
         Ok(word.cast())
+    }
+
+    /// The place by which memory of others is accessed. In the whole address space every allocation has its own
+    /// provenance, so there it is one that was exposed.
+    fn exposed(&self, place: *mut u8) -> *mut u8 {
+        if self.base.is_null() { std::ptr::with_exposed_provenance_mut(place.addr()) } else { place }
     }
 
     fn aligned_at(&self, offset: usize, size: usize) -> Result<*mut u8, AccessError> {
@@ -285,7 +321,7 @@ macro_rules! word_access {
                     let word = self.aligned_at(offset, size_of::<$word>())?;
                     if self.guarded {
                         let mut bytes = [0; size_of::<$word>()];
-                        guarded::read(word, &mut bytes)?;
+                        guarded::read(self.exposed(word), &mut bytes)?;
                         return Ok(<$word>::from_ne_bytes(bytes));
                     }
                     // SAFETY: the word is in bounds and aligned, and by the invariant it is mapped.
@@ -297,7 +333,7 @@ macro_rules! word_access {
                     self.check_writable()?;
                     if self.guarded {
                         // SAFETY: as in `write`.
-                        return unsafe { guarded::write(word, &value.to_ne_bytes()) };
+                        return unsafe { guarded::write(self.exposed(word), &value.to_ne_bytes()) };
                     }
                     // SAFETY: as for the load, and the pages of a backing that is not guarded are writable.
                     unsafe { direct::$store(word.cast(), value) };

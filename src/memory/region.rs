@@ -4,10 +4,12 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use crate::mutation::{Mutation, planted};
 use crate::types::{AccessFlags, DomainId, Lkey, Rkey};
 
 use super::raw::{self, Memory, Unusable};
-use super::sync::{AtomicBool, AtomicU32};
+use super::sync::AtomicU32;
+use super::users::{Users, Using};
 use super::{AccessError, Backing, Refused, RegisterError};
 
 /// Flags that a registration may ask for. Huge pages need nothing special here, so that flag is accepted and ignored.
@@ -46,12 +48,16 @@ pub struct Region {
     key: u32,
     domain: DomainId,
     invalidatable: bool,
-    valid: AtomicBool,
+    /// Windows bound to it, or `REVOKED`: in one word, because a region with windows is not revoked.
+    bound: AtomicU32,
+    /// Accesses in progress, if its key can be revoked meanwhile.
+    users: Users,
     /// Tells registrations apart that were given the same key one after the other.
     serial: u64,
-    /// Windows bound to it.
-    windows: AtomicU32,
 }
+
+/// The key was invalidated. No number of windows: there are never so many.
+const REVOKED: u32 = u32::MAX;
 
 impl Region {
     /// A region that passed [`check`].
@@ -68,9 +74,9 @@ impl Region {
             key,
             domain,
             invalidatable: checked.invalidatable,
-            valid: AtomicBool::new(true),
+            bound: AtomicU32::new(0),
+            users: Users::new(),
             serial,
-            windows: AtomicU32::new(0),
         }
     }
 
@@ -143,7 +149,7 @@ impl Region {
 
     /// Whether its key was not invalidated. Says nothing about deregistration.
     pub fn is_valid(&self) -> bool {
-        self.valid.load(Ordering::SeqCst)
+        self.bound.load(Ordering::SeqCst) != REVOKED
     }
 
     /// Copies `out.len()` bytes from `offset` on out of the region, in no promised order.
@@ -189,10 +195,10 @@ impl Region {
     /// Gives the region back while it is registered or somebody else holds it.
     pub fn into_backing(region: Arc<Region>) -> Result<Backing, Arc<Region>> {
         let region = Arc::try_unwrap(region)?;
-        let Self { memory, iova, access, key, domain, invalidatable, valid, serial, windows } = region;
-        memory.into_owner().map_err(|memory| {
-            Arc::new(Self { memory, iova, access, key, domain, invalidatable, valid, serial, windows })
-        })
+        let Self { memory, iova, access, key, domain, invalidatable, bound, users, serial } = region;
+        memory
+            .into_owner()
+            .map_err(|memory| Arc::new(Self { memory, iova, access, key, domain, invalidatable, bound, users, serial }))
     }
 
     pub(super) fn key(&self) -> u32 {
@@ -205,31 +211,52 @@ impl Region {
 
     /// Memory windows that are bound to it.
     pub fn windows(&self) -> u32 {
-        self.windows.load(Ordering::SeqCst)
+        match self.bound.load(Ordering::SeqCst) {
+            REVOKED => 0,
+            windows => windows,
+        }
     }
 
-    pub(super) fn note_bound(&self) {
-        self.windows.fetch_add(1, Ordering::SeqCst);
+    /// Counts a window. False if the key was revoked.
+    #[must_use]
+    pub(super) fn note_bound(&self) -> bool {
+        let one_more = |bound: u32| (bound != REVOKED).then_some(bound + 1);
+        self.bound.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_more).is_ok()
     }
 
     pub(super) fn note_unbound(&self) {
-        self.windows.fetch_sub(1, Ordering::SeqCst);
+        self.bound.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// An access through the key begins: it is counted if the key may be revoked before it ends.
+    #[inline]
+    pub(super) fn enter(&self) -> Result<Option<Using<'_>>, AccessError> {
+        if !self.invalidatable {
+            return Ok(None);
+        }
+        let using = self.users.enter();
+        if self.is_valid() || planted(Mutation::InvalidatedKeyUsed) {
+            Ok(Some(using))
+        } else {
+            Err(AccessError::UnknownKey)
+        }
     }
 
     pub(super) fn serial(&self) -> u64 {
         self.serial
     }
 
-    /// Revokes the key, unless windows are bound to it or it was revoked already.
+    /// Revokes the key, unless windows are bound to it or it was revoked already. Nobody reaches the memory through it
+    /// after this, on other shards neither.
     pub(super) fn invalidate(&self) -> Result<(), AccessError> {
-        if !self.valid.swap(false, Ordering::SeqCst) {
-            return Err(AccessError::UnknownKey);
+        match self.bound.compare_exchange(0, REVOKED, Ordering::SeqCst, Ordering::SeqCst) {
+            Ok(_) => {
+                self.users.wait();
+                Ok(())
+            }
+            Err(REVOKED) => Err(AccessError::UnknownKey),
+            Err(_) => Err(AccessError::NotInvalidatable),
         }
-        if self.windows() > 0 {
-            self.valid.store(true, Ordering::SeqCst);
-            return Err(AccessError::NotInvalidatable);
-        }
-        Ok(())
     }
 
     /// The offset of `length` bytes that requests name by `addr`, if all of them lie in the region.
@@ -340,6 +367,7 @@ fn check_memory(backing: &Backing, access: AccessFlags) -> Result<(), RegisterEr
     }
     // Whether pages that are looked up on demand are there is found out by each access.
     let is_on_demand = access.contains(AccessFlags::ON_DEMAND) && backing.may_be_absent();
+    let is_on_demand = is_on_demand && !planted(Mutation::OnDemandPagesProbed);
     let length_now = if is_on_demand { 0 } else { backing.len() };
     raw::probe(backing.as_mut_ptr(), length_now, write).map_err(|unusable| match unusable {
         Unusable::NoCopy { errno } => RegisterError::NoFaultSafeCopy { errno },

@@ -8,9 +8,11 @@ use crate::mutation::{Mutation, planted};
 use crate::types::{AccessFlags, Accessor, DomainId, MemoryWindowType};
 
 use super::key::{BuildIndexHasher, KeyGenerator, MAX_REGIONS, index_of};
+use super::owners::Owners;
 use super::raw::Memory;
 use super::region::{self, Region, RegisterOptions};
 use super::sync::{RwLock, RwLockReadGuard};
+use super::users::Using;
 use super::window::Window;
 use super::{AccessError, Backing, Refused, RegisterError};
 
@@ -29,6 +31,7 @@ struct Entries {
     /// By the index part of the key, so that a wrong tag is seen.
     regions: HashMap<u32, Arc<Region>, BuildIndexHasher>,
     windows: HashMap<u32, Arc<Window>, BuildIndexHasher>,
+    owners: Owners,
     keys: KeyGenerator,
     registrations: u64,
 }
@@ -39,6 +42,7 @@ impl RegionTable {
         let entries = Entries {
             regions: HashMap::default(),
             windows: HashMap::default(),
+            owners: Owners::new(),
             keys: KeyGenerator::new(),
             registrations: 0,
         };
@@ -114,6 +118,9 @@ impl RegionTable {
             return false;
         }
         let ended = window.unbind();
+        if let Some(owner) = ended.owner() {
+            entries.owners.forget(owner, index_of(key));
+        }
         let region = ended.region_key().and_then(|key| entries.regions.get(&index_of(key)));
         ended.settle(region.map(|region| &**region));
         entries.windows.remove(&index_of(key));
@@ -195,6 +202,11 @@ impl RegionTable {
         self.read().entries.regions.len()
     }
 
+    /// Windows allocated.
+    pub fn windows(&self) -> usize {
+        self.entries.read().unwrap_or_else(PoisonError::into_inner).windows.len()
+    }
+
     /// Whether no region is registered.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -239,6 +251,13 @@ impl fmt::Debug for RegionTable {
     }
 }
 
+/// Where an access leads. While it lives, the key that led there is not taken back.
+pub(super) struct Found<'a> {
+    pub(super) region: &'a Region,
+    pub(super) offset: usize,
+    pub(super) _using: Option<Using<'a>>,
+}
+
 /// Access to registered memory by key, for one pass of the engine. While it lives, no region that it finds can go.
 ///
 /// Every access checks, in this order: the key, tag and validity included; the protection domain; the rights; the
@@ -277,8 +296,8 @@ impl MemoryView<'_> {
         need: AccessFlags,
         out: &mut [u8],
     ) -> Result<(), AccessError> {
-        let (region, offset) = self.resolve(key, accessor.into(), addr, out.len() as u64, need)?;
-        region.memory().read(offset, out)
+        let found = self.resolve(key, accessor.into(), addr, out.len() as u64, need)?;
+        found.region.memory().read(found.offset, out)
     }
 
     /// Places `data` from `addr` on: the body first, in no promised order, then the tail in naturally aligned pieces,
@@ -296,8 +315,8 @@ impl MemoryView<'_> {
         data: &[u8],
     ) -> Result<(), AccessError> {
         let need = need | AccessFlags::LOCAL_WRITE;
-        let (region, offset) = self.resolve(key, accessor.into(), addr, data.len() as u64, need)?;
-        region.memory().write(offset, data)
+        let found = self.resolve(key, accessor.into(), addr, data.len() as u64, need)?;
+        found.region.memory().write(found.offset, data)
     }
 
     /// A peer's compare and swap on the 8 bytes at `addr`, in this host's byte order: replaces them by `swap` if they
@@ -314,12 +333,12 @@ impl MemoryView<'_> {
         compare: u64,
         swap: u64,
     ) -> Result<u64, AccessError> {
-        let (region, offset) = self.resolve(key, accessor.into(), addr, 8, AccessFlags::REMOTE_ATOMIC)?;
-        let found = region.memory().compare_exchange_u64(offset, compare, swap)?;
+        let found = self.resolve(key, accessor.into(), addr, 8, AccessFlags::REMOTE_ATOMIC)?;
+        let value = found.region.memory().compare_exchange_u64(found.offset, compare, swap)?;
         if planted(Mutation::CompareIgnored) {
-            return region.memory().compare_exchange_u64(offset, found, swap);
+            return found.region.memory().compare_exchange_u64(found.offset, value, swap);
         }
-        Ok(found)
+        Ok(value)
     }
 
     /// A peer's fetch and add on the 8 bytes at `addr`, modulo 2^64. Gives the value found.
@@ -333,9 +352,9 @@ impl MemoryView<'_> {
         addr: u64,
         add: u64,
     ) -> Result<u64, AccessError> {
-        let (region, offset) = self.resolve(key, accessor.into(), addr, 8, AccessFlags::REMOTE_ATOMIC)?;
-        let found = region.memory().fetch_add_u64(offset, add)?;
-        Ok(if planted(Mutation::AddReturnsSum) { found.wrapping_add(add) } else { found })
+        let found = self.resolve(key, accessor.into(), addr, 8, AccessFlags::REMOTE_ATOMIC)?;
+        let value = found.region.memory().fetch_add_u64(found.offset, add)?;
+        Ok(if planted(Mutation::AddReturnsSum) { value.wrapping_add(add) } else { value })
     }
 
     /// A SEND with invalidate of a peer, or a local invalidation: revokes `key`, for every access that starts
@@ -369,8 +388,8 @@ impl MemoryView<'_> {
         data: [u8; 8],
     ) -> Result<(), AccessError> {
         let need = AccessFlags::REMOTE_WRITE | AccessFlags::LOCAL_WRITE;
-        let (region, offset) = self.resolve(key, accessor.into(), addr, 8, need)?;
-        region.memory().store_in_place_u64(offset, u64::from_ne_bytes(data))
+        let found = self.resolve(key, accessor.into(), addr, 8, need)?;
+        found.region.memory().store_in_place_u64(found.offset, u64::from_ne_bytes(data))
     }
 
     /// A peer's FLUSH. `range` counts from the region's or window's first address; `None` is all of it.
@@ -385,14 +404,19 @@ impl MemoryView<'_> {
         need: AccessFlags,
     ) -> Result<(), AccessError> {
         let (addr, length) = range.or_else(|| self.extent(key)).ok_or(AccessError::UnknownKey)?;
-        let (region, offset) = self.resolve(key, accessor.into(), addr, length, need)?;
+        let found = self.resolve(key, accessor.into(), addr, length, need)?;
         let length = usize::try_from(length).map_err(|_| AccessError::OutOfBounds)?;
-        region.memory().flush(offset, length, need.contains(AccessFlags::FLUSH_PERSISTENT))
+        found.region.memory().flush(found.offset, length, need.contains(AccessFlags::FLUSH_PERSISTENT))
     }
 
     /// The window with the key's index, whatever its tag.
     pub(super) fn window(&self, key: u32) -> Option<&Arc<Window>> {
         self.entries.windows.get(&index_of(key))
+    }
+
+    /// Whose the bound windows are.
+    pub(super) fn owners(&self) -> &Owners {
+        &self.entries.owners
     }
 
     /// The region with this index, valid or not.
@@ -417,7 +441,7 @@ impl MemoryView<'_> {
         addr: u64,
         length: u64,
         need: AccessFlags,
-    ) -> Result<(&Region, usize), AccessError> {
+    ) -> Result<Found<'_>, AccessError> {
         let Some(region) = self.find(key) else { return self.resolve_window(key, accessor, addr, length, need) };
         if region.domain() != accessor.domain && !planted(Mutation::DomainIgnored) {
             return Err(AccessError::WrongDomain);
@@ -427,7 +451,7 @@ impl MemoryView<'_> {
         }
         let beyond = u64::from(planted(Mutation::RegionEndsTooEarly));
         let offset = region.offset_of(addr, length + beyond)?;
-        Ok((region, offset))
+        Ok(Found { region, offset, _using: region.enter()? })
     }
 }
 

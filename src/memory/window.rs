@@ -7,12 +7,14 @@
 use std::fmt;
 use std::sync::PoisonError;
 
+use crate::mutation::{Mutation, planted};
 use crate::types::{AccessFlags, Accessor, DomainId, Lkey, MemoryWindowType, Qpn, Rkey};
 
 use super::key::index_of;
 use super::region::{Region, offset_within};
 use super::sync::Mutex;
-use super::table::MemoryView;
+use super::table::{Found, MemoryView};
+use super::users::Users;
 use super::{AccessError, BindError};
 
 /// Rights that only peers use; an access that needs one of them came with a remote key.
@@ -23,6 +25,8 @@ pub struct Window {
     kind: MemoryWindowType,
     domain: DomainId,
     state: Mutex<State>,
+    /// Accesses in progress through a window of type 1. Those of type 2 belong to a queue pair, and so to one shard.
+    users: Users,
 }
 
 struct State {
@@ -62,7 +66,7 @@ pub struct WindowBind {
 
 impl Window {
     pub(super) fn new(domain: DomainId, kind: MemoryWindowType, key: u32) -> Self {
-        Self { kind, domain, state: Mutex::new(State { key, binding: None }) }
+        Self { kind, domain, state: Mutex::new(State { key, binding: None }), users: Users::new() }
     }
 
     /// Its kind.
@@ -80,7 +84,8 @@ impl Window {
     }
 
     fn binding_of(&self, key: u32) -> Option<Binding> {
-        self.with(|state| if state.key == key { state.binding } else { None })
+        let any = planted(Mutation::WindowOldKeyWorks);
+        self.with(|state| if state.key == key || any { state.binding } else { None })
     }
 
     /// Takes the binding away for good. The region hears of it in [`Unbound::settle`].
@@ -106,6 +111,11 @@ impl Unbound {
         self.0.map(|binding| binding.region)
     }
 
+    /// The queue pair that it belonged to, if it belonged to one.
+    pub(super) fn owner(&self) -> Option<Qpn> {
+        self.0.and_then(|binding| binding.queue_pair)
+    }
+
     /// Tells the region with that key, if it is still the same.
     pub(super) fn settle(self, region: Option<&Region>) {
         if let (Some(binding), Some(region)) = (self.0, region)
@@ -126,24 +136,27 @@ impl MemoryView<'_> {
         addr: u64,
         length: u64,
         need: AccessFlags,
-    ) -> Result<(&Region, usize), AccessError> {
+    ) -> Result<Found<'_>, AccessError> {
         // Scatter-gather entries cannot name windows.
         let window = self.window(key).filter(|_| need.intersects(PEERS)).ok_or(AccessError::UnknownKey)?;
+        let using = (window.kind == MemoryWindowType::Type1).then(|| window.users.enter());
         let binding = window.binding_of(key).ok_or(AccessError::UnknownKey)?;
         if window.domain != accessor.domain {
             return Err(AccessError::WrongDomain);
         }
-        if binding.queue_pair.is_some_and(|queue_pair| queue_pair != accessor.queue_pair) {
+        let is_strange = binding.queue_pair.is_some_and(|queue_pair| queue_pair != accessor.queue_pair);
+        if is_strange && !planted(Mutation::WindowOfAnybody) {
             return Err(AccessError::WrongQueuePair);
         }
-        if !binding.access.contains(need & PEERS) {
+        if !binding.access.contains(need & PEERS) && !planted(Mutation::WindowRightsIgnored) {
             return Err(AccessError::NoPermission);
         }
         let region = self.region_of(&binding).ok_or(AccessError::UnknownKey)?;
-        let offset = offset_within(binding.base, binding.length, addr, length).ok_or(AccessError::OutOfBounds)?;
+        let end = if planted(Mutation::WindowEndIgnored) { region.len() } else { binding.length };
+        let offset = offset_within(binding.base, end, addr, length).ok_or(AccessError::OutOfBounds)?;
         // Binding found the whole window in the region, so this sum does not overflow.
         let offset = region.offset_of(binding.addr + offset as u64, length)?;
-        Ok((region, offset))
+        Ok(Found { region, offset, _using: using })
     }
 
     /// The bytes that a key gives access to, as the region's or window's addresses name them.
@@ -178,12 +191,11 @@ impl MemoryView<'_> {
             state.key = bind.rkey.0;
             Ok(Unbound(std::mem::replace(&mut state.binding, new)))
         });
-        match old {
-            Ok(old) => self.settle(old),
-            Err(error) => {
-                self.settle(Unbound(new));
-                return Err(error);
-            }
+        let old = old.inspect_err(|_| self.settle(Unbound(new)))?;
+        window.users.wait();
+        self.end(old, bind.rkey.0);
+        if let Some(owner) = new.and_then(|binding| binding.queue_pair) {
+            self.owners().note(owner, index_of(bind.rkey.0));
         }
         Ok(())
     }
@@ -211,9 +223,10 @@ impl MemoryView<'_> {
         if !region.access().contains(needed_of_region(bind.access)) {
             return Err(BindError::NotBindable);
         }
-        // Counted first: an invalidation of the region either sees the window or is seen here.
-        region.note_bound();
-        let binding = Binding {
+        if !region.note_bound() {
+            return Err(BindError::Region(AccessError::UnknownKey));
+        }
+        Ok(Some(Binding {
             region: region.key(),
             serial: region.serial(),
             addr: bind.addr,
@@ -221,12 +234,7 @@ impl MemoryView<'_> {
             length: bind.length,
             access: bind.access,
             queue_pair: is_type_2.then_some(accessor.queue_pair),
-        };
-        if !region.is_valid() {
-            region.note_unbound();
-            return Err(BindError::Region(AccessError::UnknownKey));
-        }
-        Ok(Some(binding))
+        }))
     }
 
     /// Ends the binding of a type 2 window by its key.
@@ -243,10 +251,26 @@ impl MemoryView<'_> {
             if binding.queue_pair.is_some_and(|queue_pair| queue_pair != accessor.queue_pair) {
                 return Err(AccessError::WrongQueuePair);
             }
-            Ok(Unbound(state.binding.take()))
+            let stays = planted(Mutation::WindowStaysBound);
+            Ok(Unbound(if stays { None } else { state.binding.take() }))
         })?;
-        self.settle(ended);
+        self.end(ended, key);
         Ok(())
+    }
+
+    /// Ends the binding of the window with this index, if it is one of this queue pair.
+    pub(super) fn end_window_of(&self, queue_pair: Qpn, index: u32) {
+        let Some(window) = self.window(index << 8) else { return };
+        let is_its = |binding: &mut Binding| binding.queue_pair == Some(queue_pair);
+        self.settle(Unbound(window.with(|state| state.binding.take_if(is_its))));
+    }
+
+    /// A binding of the window with this key has ended: its region and its owner hear of it.
+    fn end(&self, ended: Unbound, key: u32) {
+        if let Some(owner) = ended.owner() {
+            self.owners().forget(owner, index_of(key));
+        }
+        self.settle(ended);
     }
 
     fn settle(&self, ended: Unbound) {

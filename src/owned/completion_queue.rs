@@ -1,12 +1,12 @@
 //! Completion queues that give buffers back.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use super::finished::Finished;
-use super::in_flight::{Posted, Side};
+use super::in_flight::{Posted, PostedReceives, Side};
 use crate::verbs::{self, Completion, CompletionChannel, Context, Notify, Result, poll_until};
 
 /// Completions taken from the device at a time.
@@ -54,8 +54,66 @@ struct State {
     count: usize,
     /// By tag, the upper half of the device's `wr_id`. A tag is used once, so a completion never meets a queue pair
     /// that it does not belong to, as it might by the queue pair's number.
-    attached: HashMap<u32, (Arc<Posted>, Side)>,
+    attached: HashMap<u32, Attached>,
     next_tag: u32,
+    /// Completions that were taken from the device before it would have removed them, older than `polled`.
+    kept: VecDeque<Completion>,
+}
+
+/// Whose requests a tag stands for.
+enum Attached {
+    Queue(Arc<Posted>, Side),
+    /// A shared receive queue that queue pairs use, or used: what they have completed may still be on its way.
+    Shared(Weak<PostedReceives>),
+}
+
+impl State {
+    /// The request that this completion finishes; `None` if all that it finishes has come back.
+    fn finish_one(&self, completion: &Completion) -> Option<Finished> {
+        // Without one, the queue pair is gone, and its buffers with it.
+        match self.attached.get(&tag_of(completion))? {
+            Attached::Queue(posted, side) => posted.finish_one(*side, completion),
+            Attached::Shared(posted) => posted.upgrade()?.finish(completion),
+        }
+    }
+
+    /// Whether the completion may finish several requests, and must be looked at again.
+    fn may_finish_more(&self, completion: &Completion) -> bool {
+        matches!(self.attached.get(&tag_of(completion)), Some(Attached::Queue(..)))
+    }
+
+    /// What the next completion finishes, of those that were taken from the device.
+    fn next(&mut self) -> Option<Finished> {
+        loop {
+            let completion = match self.kept.front() {
+                Some(kept) => *kept,
+                None if self.at < self.count => self.polled[self.at],
+                None => return None,
+            };
+            let finished = self.finish_one(&completion);
+            if finished.is_none() || !self.may_finish_more(&completion) {
+                match self.kept.pop_front() {
+                    Some(_) => {}
+                    None => self.at += 1,
+                }
+            }
+            if finished.is_some() {
+                return finished;
+            }
+        }
+    }
+
+    fn poll(&mut self, queue: &verbs::CompletionQueue) -> Result<u32> {
+        self.at = 0;
+        self.count = 0;
+        self.count = queue.poll(&mut self.polled)?;
+        Ok(self.count as u32)
+    }
+}
+
+/// The upper half of the device's `wr_id`.
+fn tag_of(completion: &Completion) -> u32 {
+    (completion.wr_id() >> 32) as u32
 }
 
 impl CompletionQueue {
@@ -88,7 +146,7 @@ impl CompletionQueue {
 
     fn over(queue: verbs::CompletionQueue) -> Self {
         let (polled, attached) = ([Completion::default(); BATCH], HashMap::new());
-        let state = State { polled, at: 0, count: 0, attached, next_tag: 0 };
+        let state = State { polled, at: 0, count: 0, attached, next_tag: 0, kept: VecDeque::new() };
         Self { shared: Arc::new(Shared { queue, state: Mutex::new(state) }) }
     }
 
@@ -101,23 +159,36 @@ impl CompletionQueue {
         self.context().check_process("poll_cq")?;
         let mut state = self.state();
         loop {
-            while state.at < state.count {
-                let completion = state.polled[state.at];
-                let posted = state.attached.get(&((completion.wr_id() >> 32) as u32));
-                // Without one, the queue pair is gone, and its buffers with it.
-                let finished = posted.and_then(|(posted, side)| posted.finish_one(*side, &completion));
-                if finished.is_some() {
-                    return Ok(finished);
-                }
-                state.at += 1;
-            }
-            (state.at, state.count) = (0, 0);
-            let State { polled, count, .. } = &mut *state;
-            *count = self.shared.queue.poll(polled)?;
-            if *count == 0 {
-                return Ok(None);
+            let finished = state.next();
+            if finished.is_some() || state.poll(&self.shared.queue)? == 0 {
+                return Ok(finished);
             }
         }
+    }
+
+    /// Takes everything from the device, to be polled later: it is about to remove the completions of a queue pair, and
+    /// with them would go those of its receives, which came from a shared queue. `own` are the queue pair's tags, whose
+    /// requests come back otherwise. What is kept is bounded by what is in flight: nothing is kept of what is gone.
+    pub(super) fn keep_completions(&self, own: [Option<u32>; 2]) {
+        let mut state = self.state();
+        loop {
+            let State { polled, at, count, kept, .. } = &mut *state;
+            kept.extend(&polled[*at..*count]);
+            // An overflowed queue gives no more: the buffers come back with the shared queue.
+            if !matches!(state.poll(&self.shared.queue), Ok(1..)) {
+                break;
+            }
+        }
+        let State { attached, kept, .. } = &mut *state;
+        let is_alive = |attached: &Attached| match attached {
+            Attached::Queue(..) => true,
+            Attached::Shared(posted) => posted.strong_count() > 0,
+        };
+        attached.retain(|_, attached| is_alive(attached));
+        kept.retain(|completion| {
+            let tag = tag_of(completion);
+            attached.contains_key(&tag) && !own.contains(&Some(tag))
+        });
     }
 
     /// The oldest request that is finished, waiting up to `timeout` for it; see [`verbs::CompletionQueue::wait`].
@@ -148,6 +219,10 @@ impl CompletionQueue {
         self.shared.queue.cqe()
     }
 
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.shared, &other.shared)
+    }
+
     pub(super) fn queue(&self) -> &verbs::CompletionQueue {
         &self.shared.queue
     }
@@ -160,8 +235,13 @@ impl CompletionQueue {
         }
         let tag = state.next_tag;
         state.next_tag = tag.wrapping_add(1);
-        state.attached.insert(tag, (Arc::clone(posted), side));
+        state.attached.insert(tag, Attached::Queue(Arc::clone(posted), side));
         tag
+    }
+
+    /// Takes completions of a shared receive queue from now on, until it is gone.
+    pub(super) fn attach_shared(&self, posted: &Arc<PostedReceives>) {
+        self.state().attached.insert(posted.tag(), Attached::Shared(Arc::downgrade(posted)));
     }
 
     /// And no longer.

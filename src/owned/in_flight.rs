@@ -12,19 +12,27 @@
 //!   forgets everything posted, and counts on;
 //! * posting failed: then the device has nothing.
 //!
+//! [`PostedReceives`] is the same for a shared receive queue, of which any number of queue pairs take. Its receives end
+//! in any order, so each has a place of its own instead of a number, and leaves it when its completion comes, whichever
+//! queue pair took it; when the queue pair that had begun to fill it stops receiving, and says so; or when the queue is
+//! destroyed, which no device does while queue pairs use it.
+//!
 //! Until then the memory is an [`InFlight`], which has no access to the bytes, and which leaks them if it is dropped.
 //! So a panic between post and completion, or a handle that is forgotten, leaks at most.
 
 use std::collections::VecDeque;
 use std::mem::ManuallyDrop;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::Refused;
 use super::finished::Finished;
 use super::request::{Loan, Outcome, Request};
-use crate::types::{Cause, CompletionStatus, RawCompletion};
-use crate::verbs::{Completion, Error, ErrorKind, QueuePair, ReceiveRequest, Result};
+use crate::types::{Cause, CompletionStatus, Qpn, RawCompletion};
+use crate::verbs::{
+    Completion, Error, ErrorKind, QueuePair, ReceiveRequest, Result, SharedReceiveQueue, SharedReceiveQueueAttributes,
+    SharedReceiveQueueBuilder,
+};
 
 /// Memory that a device may be using.
 struct InFlight(ManuallyDrop<Loan>);
@@ -98,6 +106,8 @@ pub(super) enum Side {
 /// A queue pair whose requests own their memory.
 pub(super) struct Posted {
     qp: QueuePair,
+    /// Where its receives come from, if they are not its own. It outlives the queue pair in the device.
+    shared: Option<Arc<PostedReceives>>,
     send: Mutex<Ring>,
     receive: Mutex<Ring>,
     destroyed: AtomicBool,
@@ -105,10 +115,15 @@ pub(super) struct Posted {
 
 impl Posted {
     /// Takes over a queue pair that was just made: nothing was ever posted to it.
-    pub(super) fn new(qp: QueuePair) -> Self {
+    pub(super) fn new(qp: QueuePair, shared: Option<Arc<PostedReceives>>) -> Self {
         let cap = qp.cap();
         let (send, receive) = (Ring::new(cap.max_send_wr), Ring::new(cap.max_recv_wr));
-        Self { qp, send: Mutex::new(send), receive: Mutex::new(receive), destroyed: AtomicBool::new(false) }
+        Self { qp, shared, send: Mutex::new(send), receive: Mutex::new(receive), destroyed: AtomicBool::new(false) }
+    }
+
+    /// Where its receives come from, if they are not its own.
+    pub(super) fn shared(&self) -> Option<&Arc<PostedReceives>> {
+        self.shared.as_ref()
     }
 
     /// For everything but posting, RESET and destruction.
@@ -182,30 +197,43 @@ impl Posted {
     }
 
     /// Back to the RESET state. Everything in flight comes back, in order, sends first.
-    pub(super) fn reset(&self) -> Result<Vec<Finished>> {
+    ///
+    /// `keep` is called in between if receives come from a shared queue: what has completed is to be polled then,
+    /// before the device removes it.
+    pub(super) fn reset(&self, keep: impl FnOnce()) -> Result<Vec<Finished>> {
         self.check_alive("modify_qp")?;
         // While these batches are open nobody posts.
         let batches = (self.qp.send_batch()?, self.qp.recv_batch()?);
+        let begun = self.stop_receiving(keep)?;
         self.qp.reset()?;
-        let returned = self.return_all();
+        let returned = self.return_all(begun);
         drop(batches);
         Ok(returned)
+    }
+
+    /// Gives back the receive of a shared queue that a message had begun to fill.
+    fn stop_receiving(&self, keep: impl FnOnce()) -> Result<Option<Finished>> {
+        let Some(shared) = &self.shared else { return Ok(None) };
+        let begun = self.qp.stop_receiving()?.and_then(|wr_id| shared.give_up(wr_id, self.qp.qpn()));
+        keep();
+        Ok(begun)
     }
 
     /// Takes the queue pair out of the device. Everything in flight comes back, in order, sends first. Destroying again
-    /// gives nothing.
-    pub(super) fn destroy(&self) -> Result<Vec<Finished>> {
+    /// gives nothing. `keep` as in [`Posted::reset`].
+    pub(super) fn destroy(&self, keep: impl FnOnce()) -> Result<Vec<Finished>> {
         self.qp.context().check_process("destroy_qp")?;
         let batches = (self.qp.send_batch()?, self.qp.recv_batch()?);
+        let begun = self.stop_receiving(keep)?;
         self.qp.destroy()?;
         self.destroyed.store(true, Ordering::Release);
-        let returned = self.return_all();
+        let returned = self.return_all(begun);
         drop(batches);
         Ok(returned)
     }
 
-    /// Takes everything in flight; after RESET or destruction only, with nobody posting.
-    fn return_all(&self) -> Vec<Finished> {
+    /// Takes everything in flight, and `begun` last; after RESET or destruction only, with nobody posting.
+    fn return_all(&self, begun: Option<Finished>) -> Vec<Finished> {
         let mut returned = Vec::new();
         for side in [Side::Send, Side::Receive] {
             let mut ring = lock(self.ring(side));
@@ -218,6 +246,7 @@ impl Posted {
                 returned.push(Finished::new(side, entry.wr_id, self.qp.qpn(), loan, Some(own)));
             }
         }
+        returned.extend(begun);
         returned
     }
 
@@ -246,6 +275,209 @@ impl Posted {
     }
 }
 
+/// The receives of a shared queue that are in flight, each in its place.
+struct Places {
+    entries: Vec<Option<Entry>>,
+    free: Vec<u32>,
+    /// Buffers in flight at most; there may be more places after the queue was made smaller.
+    limit: usize,
+}
+
+impl Places {
+    fn new(limit: u32) -> Self {
+        let mut places = Self { entries: Vec::new(), free: Vec::new(), limit: 0 };
+        places.resize(limit);
+        places
+    }
+
+    fn resize(&mut self, limit: u32) {
+        self.limit = limit as usize;
+        let before = self.entries.len();
+        if before < self.limit {
+            self.entries.resize_with(self.limit, || None);
+            // Room for all, so that no return of a place allocates.
+            self.free.reserve_exact(self.limit - self.free.len());
+            self.free.extend((before as u32..limit).rev());
+        }
+    }
+
+    fn in_flight(&self) -> usize {
+        self.entries.len() - self.free.len()
+    }
+
+    /// A place for one more.
+    fn find(&self) -> Result<u32> {
+        match self.free.last() {
+            Some(&place) if self.in_flight() < self.limit => Ok(place),
+            _ => {
+                let message =
+                    format!("{} buffers are in flight, and that is the queue's size; poll completions", self.limit);
+                Err(Error::new("post_srq_recv", ErrorKind::QueueFull, message))
+            }
+        }
+    }
+
+    fn take(&mut self, place: u32) -> Option<Entry> {
+        let entry = self.entries.get_mut(place as usize)?.take()?;
+        self.free.push(place);
+        Some(entry)
+    }
+}
+
+/// Tags of shared queues, apart from those of queue pairs; each is used once in the life of the process, so a late
+/// completion never meets a queue that it does not belong to.
+const SHARED_TAGS: u32 = 1 << 31;
+static NEXT_SHARED_TAG: AtomicU32 = AtomicU32::new(SHARED_TAGS);
+
+/// A shared receive queue whose receives own their memory.
+pub(super) struct PostedReceives {
+    srq: SharedReceiveQueue,
+    places: Mutex<Places>,
+    tag: u32,
+    destroyed: AtomicBool,
+}
+
+impl PostedReceives {
+    /// Creates the queue: nobody else ever has a handle of it.
+    pub(super) fn new(builder: &SharedReceiveQueueBuilder<'_>) -> Result<Self> {
+        if builder.is_for_xrc() {
+            let message = "xrc is set; the owned tier has no targets of extended reliable connections";
+            return Err(Error::new("create_srq", ErrorKind::Unsupported, message));
+        }
+        let next = |tag: u32| tag.checked_add(1);
+        let tag = NEXT_SHARED_TAG.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).map_err(|_| {
+            let message = "this process has made 2^31 shared receive queues of the owned tier; no more are possible";
+            Error::new("create_srq", ErrorKind::ResourceLimit, message)
+        })?;
+        let srq = builder.build()?;
+        let places = Mutex::new(Places::new(srq.query()?.max_wr));
+        Ok(Self { srq, places, tag, destroyed: AtomicBool::new(false) })
+    }
+
+    /// For everything but posting, changes of size and destruction.
+    pub(super) fn queue(&self) -> &SharedReceiveQueue {
+        &self.srq
+    }
+
+    /// What the completions of its receives carry.
+    pub(super) fn tag(&self) -> u32 {
+        self.tag
+    }
+
+    /// Posts a receive, as [`Posted::post_recv`].
+    pub(super) fn post(&self, loan: Loan, wr_id: u64) -> Result<(), Refused<Loan>> {
+        let memory = InFlight::new(loan);
+        let opened = (|| {
+            self.check_alive("post_srq_recv")?;
+            let mut batch = self.srq.recv_batch()?;
+            let places = lock(&self.places);
+            let place = places.find()?;
+            let range = memory.loan().range(memory.loan().capacity())?;
+            batch.push(&ReceiveRequest::new(range).wr_id(device_wr_id(self.tag, place)))?;
+            Ok((places, place, batch))
+        })();
+        let result = match opened {
+            Ok((mut places, place, batch)) => {
+                // As with rings: there before it is posted, and locked meanwhile.
+                places.free.pop();
+                places.entries[place as usize] = Some(Entry { memory, wr_id, outcome: Outcome::Received });
+                batch.post().map_err(|error| {
+                    let entry = places.take(place).expect("put there just now");
+                    // SAFETY: the batch was refused as a whole, so the device has nothing.
+                    (error, unsafe { entry.memory.reclaim() })
+                })
+            }
+            // SAFETY: the batch, if it was opened, ended without being posted: the device has nothing.
+            Err(error) => Err((error, unsafe { memory.reclaim() })),
+        };
+        result.map_err(|(error, loan)| Refused::new(error, loan))
+    }
+
+    /// Takes the receive that `completion`, just polled from the device, says to be finished. To be called once for
+    /// each completion: its place may be in use again afterwards.
+    pub(super) fn finish(&self, completion: &Completion) -> Option<Finished> {
+        let entry = lock(&self.places).take(completion.wr_id() as u32)?;
+        let own = completion.renumbered(entry.wr_id);
+        // SAFETY: a receive completes once, after the device has ended with its memory, and this is its completion: it
+        // carries the tag, which no other queue has, and the place, which it had until now.
+        let loan = unsafe { entry.memory.reclaim() };
+        let loan = filled(loan, entry.outcome, Some(&own));
+        Some(Finished::new(Side::Receive, entry.wr_id, completion.qpn(), loan, Some(own)))
+    }
+
+    /// Takes the receive that a queue pair had begun to fill when it stopped receiving: the one of this `wr_id` of the
+    /// device's.
+    fn give_up(&self, wr_id: u64, qpn: Qpn) -> Option<Finished> {
+        if (wr_id >> 32) as u32 != self.tag {
+            return None;
+        }
+        let entry = lock(&self.places).take(wr_id as u32)?;
+        let own = destroyed(entry.wr_id, qpn);
+        // SAFETY: the device says that it does not access the memory any more, and that the receive does not complete.
+        let loan = unsafe { entry.memory.reclaim() };
+        let loan = filled(loan, entry.outcome, Some(&own));
+        Some(Finished::new(Side::Receive, entry.wr_id, qpn, loan, Some(own)))
+    }
+
+    /// Changes size, limit or both.
+    pub(super) fn modify(&self, attributes: &SharedReceiveQueueAttributes) -> Result<()> {
+        self.check_alive("modify_srq")?;
+        self.srq.modify(attributes)?;
+        // Two changes at once end with what the device has in the end.
+        let mut places = lock(&self.places);
+        places.resize(self.srq.query()?.max_wr);
+        Ok(())
+    }
+
+    /// Takes the queue out of the device. Everything in flight comes back, in no order. Destroying again gives nothing.
+    pub(super) fn destroy(&self) -> Result<Vec<Finished>> {
+        self.srq.context().check_process("destroy_srq")?;
+        // While the batch is open nobody posts.
+        let batch = self.srq.recv_batch()?;
+        self.srq.destroy()?;
+        self.destroyed.store(true, Ordering::Release);
+        let mut places = lock(&self.places);
+        let mut returned = Vec::with_capacity(places.in_flight());
+        for place in 0..places.entries.len() as u32 {
+            let Some(entry) = places.take(place) else { continue };
+            // SAFETY: the device has destroyed the queue, so no queue pair uses it: each was destroyed before, which
+            // waited for the pass that might have used the memory. Nothing was posted since.
+            let loan = unsafe { entry.memory.reclaim() };
+            let own = destroyed(entry.wr_id, Qpn::default());
+            let loan = filled(loan, entry.outcome, Some(&own));
+            returned.push(Finished::new(Side::Receive, entry.wr_id, Qpn::default(), loan, Some(own)));
+        }
+        drop(places);
+        drop(batch);
+        Ok(returned)
+    }
+
+    /// Buffers in flight; none in a process that only inherited it.
+    pub(super) fn in_flight(&self) -> usize {
+        match self.srq.context().check_process("query_srq") {
+            Ok(()) => lock(&self.places).in_flight(),
+            Err(_) => 0,
+        }
+    }
+
+    fn check_alive(&self, verb: &'static str) -> Result<()> {
+        self.srq.context().check_process(verb)?;
+        if self.destroyed.load(Ordering::Acquire) {
+            let message = format!("shared receive queue {} is destroyed", self.srq.number());
+            return Err(Error::new(verb, ErrorKind::InvalidState, message));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for PostedReceives {
+    fn drop(&mut self) {
+        if let Err(error) = self.destroy() {
+            tracing::warn!(srq = %self.srq.number(), %error, "a dropped shared receive queue's buffers are lost");
+        }
+    }
+}
+
 /// Puts an entry into the ring, then posts the batch that it is in. The ring stays locked: a completion that comes
 /// meanwhile is looked at afterwards, and an entry whose posting failed is still the newest. If posting panics, the
 /// entry stays, so that the numbers stay right whether the device has it or not.
@@ -267,7 +499,7 @@ fn device_wr_id(tag: u32, number: u32) -> u64 {
 }
 
 /// What a request gets that RESET or destruction took from the device.
-fn destroyed(wr_id: u64, qpn: crate::types::Qpn) -> Completion {
+fn destroyed(wr_id: u64, qpn: Qpn) -> Completion {
     let (status, cause) = (CompletionStatus::WorkRequestFlushedError, Cause::Destroyed);
     Completion::from(RawCompletion { wr_id, qpn, status, cause, ..RawCompletion::default() })
 }
@@ -288,7 +520,7 @@ fn filled(mut loan: Loan, outcome: Outcome, own: Option<&Completion>) -> Loan {
     loan
 }
 
-fn lock(ring: &Mutex<Ring>) -> MutexGuard<'_, Ring> {
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Nothing under these locks can panic in the middle of a change.
-    ring.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

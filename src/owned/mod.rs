@@ -11,15 +11,17 @@
 //! | [`FileBuffer`] | part of a file; bytes are copied in and out |
 //! | [`Request`] | an operation and its buffer |
 //! | [`QueuePair`] | posts requests and receives |
+//! | [`SharedReceiveQueue`] | receives for the messages of several queue pairs |
 //! | [`CompletionQueue`] | gives [`Finished`] requests back, with their buffers |
 //!
 //! # What is promised
 //!
 //! Buffers of one queue come back in the order in which they were posted: with their completion; with the completion of
 //! a later request, if they were unsignaled; with errors and flushes; from [`QueuePair::reset`] and
-//! [`QueuePair::destroy`]. A queue pair that is dropped drops its buffers. Memory is given back, or freed, only when
-//! the device has ended with it, whatever is dropped, forgotten or panics in between: what goes wrong leaks at most.
-//! Posting and polling allocate nothing.
+//! [`QueuePair::destroy`]. Those of a [`SharedReceiveQueue`] come back in any order, from the completion queue of
+//! whichever queue pair took them. A queue pair that is dropped drops its buffers. Memory is given back, or freed, only
+//! when the device has ended with it, whatever is dropped, forgotten or panics in between: what goes wrong leaks at
+//! most. Posting and polling allocate nothing.
 //!
 //! Peers have no access to buffers. Memory that peers shall read and write is a
 //! [`MemoryRegion`](crate::verbs::MemoryRegion).
@@ -54,6 +56,7 @@ mod in_flight;
 mod pool;
 mod queue_pair;
 mod request;
+mod shared_receive;
 
 pub use buffer::{Buffer, FileBuffer, Refused};
 pub use completion_queue::CompletionQueue;
@@ -61,6 +64,7 @@ pub use finished::{Finished, NoBuffer};
 pub use pool::{BufferPool, PoolStats};
 pub use queue_pair::QueuePair;
 pub use request::{Loan, Request};
+pub use shared_receive::SharedReceiveQueue;
 
 const _: () = {
     const fn send_and_sync<T: Send + Sync>() {}
@@ -71,4 +75,5 @@ const _: () = {
     send_and_sync::<Finished>();
     send_and_sync::<CompletionQueue>();
     send_and_sync::<QueuePair>();
+    send_and_sync::<SharedReceiveQueue>();
 };

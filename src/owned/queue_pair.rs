@@ -8,6 +8,7 @@ use super::completion_queue::CompletionQueue;
 use super::finished::Finished;
 use super::in_flight::{Posted, Side};
 use super::request::{Loan, Request};
+use super::shared_receive::SharedReceiveQueue;
 use crate::verbs::{
     CompletionError, ConnectOptions, ConnectionInfo, Context, Counters, Error, ErrorKind, ProtectionDomain, Qpn,
     QueuePairAttributes, QueuePairBuilder, QueuePairCapabilities, QueuePairState, QueuePairStatus, Result,
@@ -68,20 +69,41 @@ impl QueuePair {
     ) -> Result<Self> {
         super::exclusive::check_device(domain)?;
         let builder = shape(domain.create_qp(send_cq.queue(), recv_cq.queue()));
-        if builder.has_no_receive_queue() {
-            // What is in flight is known by the order of each queue, and a shared queue's receives end in any order.
-            let message = "srq or xrc_target is set; queue pairs of the owned tier have a receive queue of their own";
-            return Err(Error::new("create_qp", ErrorKind::Unsupported, message));
-        }
-        let qp = builder.build()?;
-        let posted = Arc::new(Posted::new(qp));
-        Ok(Self {
+        check_receives(&builder)?;
+        Ok(Self::over(Posted::new(builder.build()?, None), send_cq, recv_cq))
+    }
+
+    /// A queue pair whose receives come from a shared queue; `shape` may be `|builder| builder`. Receives are posted to
+    /// `srq`; their buffers come back from `recv_cq`.
+    ///
+    /// # Errors
+    /// As [`QueuePairBuilder::build`].
+    ///
+    /// [`SharedReceiveQueue`] has an example.
+    pub fn with_srq<'a>(
+        domain: &'a ProtectionDomain,
+        send_cq: &'a CompletionQueue,
+        recv_cq: &'a CompletionQueue,
+        srq: &'a SharedReceiveQueue,
+        shape: impl FnOnce(QueuePairBuilder<'a>) -> QueuePairBuilder<'a>,
+    ) -> Result<Self> {
+        super::exclusive::check_device(domain)?;
+        let builder = shape(domain.create_qp(send_cq.queue(), recv_cq.queue()));
+        check_receives(&builder)?;
+        let qp = builder.srq(srq.posted().queue()).build()?;
+        recv_cq.attach_shared(srq.posted());
+        Ok(Self::over(Posted::new(qp, Some(Arc::clone(srq.posted()))), send_cq, recv_cq))
+    }
+
+    fn over(posted: Posted, send_cq: &CompletionQueue, recv_cq: &CompletionQueue) -> Self {
+        let posted = Arc::new(posted);
+        Self {
             send_tag: send_cq.attach(&posted, Side::Send),
             receive_tag: recv_cq.attach(&posted, Side::Receive),
             send_cq: send_cq.clone(),
             recv_cq: recv_cq.clone(),
             posted,
-        })
+        }
     }
 
     /// Posts a request to the send queue.
@@ -98,9 +120,21 @@ impl QueuePair {
     ///
     /// # Errors
     /// As [`verbs::QueuePair::post_recv`](crate::verbs::QueuePair::post_recv), with the memory.
-    /// [`ErrorKind::QueueFull`] if as many buffers are posted, or filled and not polled, as the queue has slots.
+    /// [`ErrorKind::QueueFull`] if as many buffers are posted, or filled and not polled, as the queue has slots;
+    /// [`ErrorKind::InvalidArgument`] if receives come from a shared queue.
     pub fn post_recv(&self, buffer: impl Into<Loan>, wr_id: u64) -> Result<(), Refused<Loan>> {
-        self.posted.post_recv(self.receive_tag, buffer.into(), wr_id)
+        let loan = buffer.into();
+        match self.posted.shared() {
+            None => self.posted.post_recv(self.receive_tag, loan, wr_id),
+            Some(srq) => {
+                let message = format!(
+                    "queue pair {} takes its receives from shared receive queue {}; post them there",
+                    self.qpn(),
+                    srq.queue().number()
+                );
+                Err(Refused::new(Error::new("post_recv", ErrorKind::InvalidArgument, message), loan))
+            }
+        }
     }
 
     /// Buffers in flight: in the send queue, and in the receive queue.
@@ -109,7 +143,8 @@ impl QueuePair {
     }
 
     /// Back to the RESET state; see [`verbs::QueuePair::reset`](crate::verbs::QueuePair::reset). Gives back all that
-    /// was in flight, in order, sends first.
+    /// was in flight, in order, sends first; of a shared receive queue only the buffer that a message had begun to
+    /// fill.
     ///
     /// # Errors
     /// The queue pair is destroyed.
@@ -129,7 +164,7 @@ impl QueuePair {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn reset(&self) -> Result<Vec<Finished>> {
-        self.posted.reset()
+        self.posted.reset(|| self.keep_completions())
     }
 
     /// Takes the queue pair out of the device. Gives back all that was in flight, as [`QueuePair::reset`].
@@ -137,13 +172,24 @@ impl QueuePair {
     /// # Errors
     /// As [`verbs::Error`](crate::verbs::Error) says; a soft device never refuses.
     pub fn destroy(self) -> Result<Vec<Finished>> {
-        self.posted.destroy()
+        self.end()
+    }
+
+    fn end(&self) -> Result<Vec<Finished>> {
+        self.posted.destroy(|| self.keep_completions())
+    }
+
+    /// Receives of a shared queue that have completed are polled from the device before it removes them.
+    fn keep_completions(&self) {
+        // Tags are those of one completion queue.
+        let own_sends = self.send_cq.is_same(&self.recv_cq).then_some(self.send_tag);
+        self.recv_cq.keep_completions([Some(self.receive_tag), own_sends]);
     }
 
     /// As [`QueuePair::destroy`], while others still use it: what they do next fails.
     #[cfg(all(feature = "tokio", not(loom)))]
     pub(crate) fn shut_down(&self) -> Result<Vec<Finished>> {
-        self.posted.destroy()
+        self.end()
     }
 
     /// Changes state and attributes; see [`verbs::QueuePair::modify`](crate::verbs::QueuePair::modify).
@@ -238,9 +284,19 @@ impl QueuePair {
     }
 }
 
+/// This tier knows what is in flight, so it must know where receives come from.
+fn check_receives(builder: &QueuePairBuilder<'_>) -> Result<()> {
+    if builder.has_no_receive_queue() {
+        let message = "srq or xrc_target is set; queue pairs of the owned tier have a receive queue of their own, or, \
+                       from QueuePair::with_srq, one of this tier";
+        return Err(Error::new("create_qp", ErrorKind::Unsupported, message));
+    }
+    Ok(())
+}
+
 impl Drop for QueuePair {
     fn drop(&mut self) {
-        if let Err(error) = self.posted.destroy() {
+        if let Err(error) = self.end() {
             tracing::warn!(qpn = %self.qpn(), %error, "a dropped queue pair's buffers are lost");
         }
         self.send_cq.detach(self.send_tag);

@@ -65,6 +65,16 @@ impl Error {
             std::io::ErrorKind::TimedOut => ErrorKind::TimedOut,
             _ => ErrorKind::System,
         };
+        Self::from_source(verb, kind, message, source)
+    }
+
+    /// As [`Error::from_io`], where `source` means a kind of its own.
+    pub fn from_source(
+        verb: &'static str,
+        kind: ErrorKind,
+        message: impl Into<String>,
+        source: std::io::Error,
+    ) -> Self {
         Self { verb, kind, message: message.into(), source: Some(source) }
     }
 

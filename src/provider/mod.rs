@@ -2,7 +2,7 @@
 //!
 //! This is the contract between devices and everything that uses them: the safe verbs of [`crate::verbs`], and C
 //! programs. It hands raw numbers through untouched and promises little; safety is added above. Memory enters here as
-//! plain data ([`Sge`](crate::types::Sge)): a provider resolves keys when it *uses* them, so a wrong or stale key is
+//! plain data ([`Sge`]): a provider resolves keys when it *uses* them, so a wrong or stale key is
 //! an error completion and never an access to memory that is not registered.
 //!
 //! All verbs may be called from several threads at once. Objects are reference counted: a queue pair keeps its
@@ -11,6 +11,7 @@
 mod error;
 #[cfg(all(feature = "ibverbs", target_os = "linux", target_pointer_width = "64"))]
 pub mod ibverbs;
+mod memory_source;
 mod shared_receive;
 pub mod soft;
 
@@ -21,14 +22,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use error::{Error, ErrorKind, Refused, RefusedChange, Result};
+pub use memory_source::{DeviceMemory, DeviceMemoryInit, DmaBufInit};
 pub use shared_receive::{SharedReceiveQueue, SharedReceiveQueueInit, XrcDomain, XrcReceives};
 
 use crate::memory::{Backing, Region, RegisterOptions};
 use crate::types::{
-    AccessFlags, AddressVector, AsyncEvent, BatchEnd, CaptureConfig, CaptureSummary, Counters, DeviceAttributes,
-    DomainId, EventObject, Gid, GidEntry, GlobalRouteHeader, Lkey, MemoryWindowType, PeerCapabilities, PortAttributes,
-    Qkey, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairReport, QueuePairStatus, QueuePairType,
-    RawCompletion, ReceiveRequest, Rkey, SendRequest, SharedReceiveQueueNumber,
+    AccessFlags, AddressVector, AdviceFlags, AsyncEvent, BatchEnd, CaptureConfig, CaptureSummary, Counters,
+    DeviceAttributes, DomainId, EventObject, Gid, GidEntry, GlobalRouteHeader, LiveObjects, Lkey, MemoryAdvice,
+    MemoryWindowType, PeerCapabilities, PortAttributes, Qkey, Qpn, QueuePairAttributes, QueuePairCapabilities,
+    QueuePairReport, QueuePairStatus, QueuePairType, RawCompletion, ReceiveRequest, Rkey, SendRequest, Sge,
+    SharedReceiveQueueNumber,
 };
 
 /// A kind of device: finds and opens devices by name.
@@ -72,8 +75,11 @@ pub trait Context: Send + Sync {
     /// State and sizes of a port (from 1).
     fn query_port(&self, port_num: u8) -> Result<PortAttributes>;
 
-    /// An entry of the port's GID table.
+    /// An entry of the port's GID table; [`ErrorKind::NotFound`] if it is below the table's length and empty.
     fn query_gid(&self, port_num: u8, gid_index: u8) -> Result<GidEntry>;
+
+    /// An entry of the port's P_Key table, in host byte order.
+    fn query_pkey(&self, port_num: u8, pkey_index: u16) -> Result<u16>;
 
     /// All used entries of the port's GID table.
     fn gid_table(&self, port_num: u8) -> Result<Vec<GidEntry>>;
@@ -112,8 +118,20 @@ pub trait Context: Send + Sync {
         Err(Error::new("query_clock", ErrorKind::Unsupported, message))
     }
 
+    /// How many objects of the device there are. [`ErrorKind::Unsupported`] if the provider cannot tell.
+    fn live_objects(&self) -> Result<LiveObjects> {
+        let message = format!("{} does not tell how many objects it has", self.name());
+        Err(Error::new("live_objects", ErrorKind::Unsupported, message))
+    }
+
     /// Creates a queue pair in the RESET state.
     fn create_qp(&self, init: &QueuePairInit<'_>) -> Result<Arc<dyn QueuePair>>;
+
+    /// Allocates device memory. [`ErrorKind::Unsupported`] if the device has none.
+    fn alloc_dm(&self, init: &DeviceMemoryInit) -> Result<Arc<dyn DeviceMemory>> {
+        let message = format!("max_dm_size is 0: the device has no memory; length is {}", init.length);
+        Err(Error::new("alloc_dm", ErrorKind::Unsupported, message))
+    }
 
     /// Opens a domain of extended reliable connections. [`ErrorKind::Unsupported`] if this kind of device has none.
     fn open_xrcd(&self) -> Result<Arc<dyn XrcDomain>> {
@@ -233,6 +251,33 @@ pub trait ProtectionDomain: Send + Sync {
     ) -> Result<Arc<dyn MemoryRegion>, RefusedChange> {
         let error = Error::new("rereg_mr", ErrorKind::Unsupported, "this kind of device cannot register regions anew");
         Err(RefusedChange { error, backing: change.backing })
+    }
+
+    /// Registers a part of device memory; requests name its first byte by 0. The region keeps the memory.
+    /// [`ErrorKind::Unsupported`] if the device has none.
+    fn reg_dm_mr(
+        &self,
+        memory: &Arc<dyn DeviceMemory>,
+        dm_offset: u64,
+        length: u64,
+        access: AccessFlags,
+    ) -> Result<Arc<dyn MemoryRegion>> {
+        let _ = (memory, access);
+        let message = format!("the device has no memory; dm_offset is {dm_offset} and length {length}");
+        Err(Error::new("reg_dm_mr", ErrorKind::Unsupported, message))
+    }
+
+    /// Registers memory behind a descriptor. [`ErrorKind::Unsupported`] if the device cannot access it.
+    fn reg_dmabuf_mr(&self, init: &DmaBufInit<'_>) -> Result<Arc<dyn MemoryRegion>> {
+        let message = format!("the device takes no memory by descriptor; fd is {:?}", init.fd);
+        Err(Error::new("reg_dmabuf_mr", ErrorKind::Unsupported, message))
+    }
+
+    /// Takes advice about ranges of on-demand regions. A failure names the range. [`ErrorKind::Unsupported`] if the
+    /// device takes none.
+    fn advise_mr(&self, advice: MemoryAdvice, flags: AdviceFlags, sg_list: &[Sge]) -> Result<()> {
+        let message = format!("the device takes no advice; {advice:?}, {flags:?} for {} ranges given", sg_list.len());
+        Err(Error::new("advise_mr", ErrorKind::Unsupported, message))
     }
 
     /// Allocates a memory window. [`ErrorKind::Unsupported`] if the device has none.
@@ -447,6 +492,14 @@ pub trait QueuePair: Send + Sync {
 
     /// Ends the batch.
     fn recv_end(&self, end: BatchEnd) -> Result<()>;
+
+    /// Before RESET or destruction of a queue pair that takes its receives from a shared queue: it takes no more of
+    /// them, and what has completed can be polled before it is removed. Returns the `wr_id` of the receive that a
+    /// message had begun to fill, if there is one: it will not complete, and nobody accesses its memory any more. A
+    /// provider that cannot tell says that there is none; whoever posted it waits then for the end of the shared queue.
+    fn stop_receiving(&self) -> Result<Option<u64>> {
+        Ok(None)
+    }
 
     /// Takes the queue pair out of the device: nothing is sent or received for it any more, its completions are
     /// removed from its queues. Later verbs on it fail. Destroying again does nothing.

@@ -222,8 +222,9 @@ impl CompletionQueue {
     pub fn req_notify(&self, solicited_only: bool) {
         let mut state = lock(&self.state);
         if !solicited_only {
-            state.arm = Arm::Any;
-        } else if state.arm == Arm::Disarmed {
+            let stays = state.arm == Arm::Solicited && planted(Mutation::ArmingNotWidened);
+            state.arm = if stays { Arm::Solicited } else { Arm::Any };
+        } else if state.arm == Arm::Disarmed || planted(Mutation::ArmingNarrowed) {
             state.arm = Arm::Solicited;
         }
     }

@@ -45,6 +45,8 @@ mod xrc_domain;
 
 #[cfg(all(test, loom))]
 mod loom_models;
+#[cfg(all(test, loom))]
+mod loom_shared_receive;
 #[cfg(all(test, not(loom)))]
 mod model_test;
 
@@ -58,7 +60,7 @@ pub(crate) use producer_lock::ProducerLock;
 pub use receive::{ReceiveConsumer, ReceiveQueue};
 pub(crate) use send::check_request;
 pub use send::{SendConsumer, SendHeader, SendQueue};
-pub use shared_receive::{ChangeError, SharedReceiveInit, SharedReceiveQueue};
+pub use shared_receive::{ChangeError, NotTaken, SharedReceiveInit, SharedReceiveQueue};
 pub use source::SourceToken;
 pub use xrc_domain::XrcDomain;
 

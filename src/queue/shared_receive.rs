@@ -9,6 +9,7 @@ use thiserror::Error;
 use super::producer_lock::ProducerLock;
 use super::sync::{AtomicU32, CachePadded, Mutex, lock};
 use super::{AsyncEventQueue, CompletionQueue, MAX_DEPTH, MAX_SGES, QueueError, SourceToken};
+use crate::mutation::{Mutation, planted};
 use crate::types::{
     AsyncEvent, BatchEnd, DomainId, ReceiveRequest, Sge, SharedReceiveQueueNumber, SharedReceiveQueueStatus,
 };
@@ -36,6 +37,15 @@ pub enum ChangeError {
     /// The calling thread has a batch open on this queue.
     #[error("this thread has an open batch of this queue; post or drop it first")]
     BatchOpen,
+}
+
+/// Why no request was taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NotTaken {
+    /// None waits.
+    Empty,
+    /// The oldest has less room than is needed; it stays.
+    TooSmall,
 }
 
 /// What a shared receive queue is made of.
@@ -84,8 +94,9 @@ impl State {
 
     /// Whether the limit event is due; it is then disarmed.
     fn falls_below_limit(&mut self) -> bool {
-        let is_due = self.waiting() < self.srq_limit;
-        if is_due {
+        let early = u32::from(self.srq_limit > 0 && planted(Mutation::SharedLimitReachedTooEarly));
+        let is_due = self.waiting() < self.srq_limit + early;
+        if is_due && !planted(Mutation::SharedLimitStaysArmed) {
             self.srq_limit = 0;
         }
         is_due
@@ -172,7 +183,7 @@ impl SharedReceiveQueue {
         }
         let mut state = lock(&self.state);
         let max_wr = state.slots.len();
-        if state.tail - state.taken >= max_wr as u64 {
+        if state.tail - state.taken + u64::from(planted(Mutation::SharedQueueOneShort)) >= max_wr as u64 {
             return Err(QueueError::Full { limit: max_wr as u32 });
         }
         let place = state.place(state.tail);
@@ -212,20 +223,36 @@ impl SharedReceiveQueue {
     /// are returned. Allocates nothing if `sges` has room for [`SharedReceiveQueue::max_sge`] entries. Raises the limit
     /// event if fewer are left than the limit.
     pub fn take(&self, sges: &mut Vec<Sge>) -> Option<(u64, u32)> {
+        self.take_with_room(0, sges).ok()
+    }
+
+    /// The same, if the oldest request has room for so many bytes. Looking and taking are one step: others take too.
+    ///
+    /// # Errors
+    ///
+    /// Why nothing was taken.
+    pub fn take_with_room(&self, needed: u64, sges: &mut Vec<Sge>) -> Result<(u64, u32), NotTaken> {
         let mut state = lock(&self.state);
         if state.waiting() == 0 || state.closed {
-            return None;
+            return Err(NotTaken::Empty);
         }
         let (number, place) = (state.taken, state.place(state.taken));
         let Slot { wr_id, sge_count } = state.slots[place];
+        let entries = &state.sges[place * self.max_sge as usize..][..sge_count as usize];
+        let room: u64 = entries.iter().map(|entry| u64::from(entry.length)).sum();
+        if room < needed && !planted(Mutation::SharedRoomUnchecked) {
+            return Err(NotTaken::TooSmall);
+        }
         sges.clear();
-        sges.extend_from_slice(&state.sges[place * self.max_sge as usize..][..sge_count as usize]);
-        state.taken += 1;
+        sges.extend_from_slice(entries);
+        if !planted(Mutation::SharedReceiveTakenTwice) || number % 8 != 7 {
+            state.taken += 1;
+        }
         self.show_waiting(&state);
         let is_due = state.falls_below_limit();
         drop(state);
         self.raise_limit_if(is_due);
-        Some((wr_id, number as u32))
+        Ok((wr_id, number as u32))
     }
 
     /// Requests that wait. Takes no lock; others may take them meanwhile.
@@ -253,7 +280,7 @@ impl SharedReceiveQueue {
             return Err(ChangeError::LimitTooLarge { limit, max_wr });
         }
         state.srq_limit = limit;
-        let is_due = state.falls_below_limit();
+        let is_due = !planted(Mutation::SharedLimitArmedForLater) && state.falls_below_limit();
         drop(state);
         self.raise_limit_if(is_due);
         Ok(())
@@ -293,9 +320,13 @@ impl SharedReceiveQueue {
         }
         let each = self.max_sge as usize;
         for number in state.taken..state.published {
-            let (old, new) = (state.place(number), (number % u64::from(max_wr)) as usize);
+            let moved = number - if planted(Mutation::SharedResizeMixesUp) { state.taken } else { 0 };
+            let (old, new) = (state.place(number), (moved % u64::from(max_wr)) as usize);
             slots[new] = state.slots[old];
             sges[new * each..][..each].copy_from_slice(&state.sges[old * each..][..each]);
+        }
+        if planted(Mutation::SharedResizeForgets) {
+            state.taken = state.published;
         }
         std::mem::swap(&mut state.slots, &mut slots);
         std::mem::swap(&mut state.sges, &mut sges);
@@ -320,7 +351,7 @@ impl SharedReceiveQueue {
 
     /// Without the lock: whoever hears of the event may ask for the queue's status.
     fn raise_limit_if(&self, is_due: bool) {
-        if is_due {
+        if is_due && !planted(Mutation::SharedLimitNotAnnounced) {
             self.events.push(AsyncEvent::SharedReceiveQueueLimitReached(self.number));
         }
     }

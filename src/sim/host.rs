@@ -7,11 +7,12 @@ use std::time::Duration;
 
 use super::Random;
 use crate::memory::RegionTable;
-use crate::queue::{AsyncEventQueue, CompletionQueue, Notify, ReceiveQueue, SendQueue};
+use crate::queue::{AsyncEventQueue, CompletionQueue, Notify, QueueError, ReceiveQueue, SendQueue, SharedReceiveQueue};
 use crate::transport::{Endpoint, EndpointConfig, ModifyLimits, QueuePairInit, ReceiveSource, SourceAddress};
 use crate::types::{
-    AccessFlags, AddressVector, AsyncEvent, BatchEnd, DomainId, Mtu, PeerCapabilities, Psn, Qpn, QueuePairAttributes,
-    QueuePairCapabilities, QueuePairState, QueuePairType, RawCompletion, ReceiveRequest, SendRequest, Time,
+    AccessFlags, AddressVector, AsyncEvent, BatchEnd, Destination, DomainId, Mtu, PeerCapabilities, Psn, Qkey, Qpn,
+    QueuePairAttributes, QueuePairCapabilities, QueuePairState, QueuePairType, RawCompletion, ReceiveRequest,
+    SendRequest, SharedReceiveQueueNumber, Time,
 };
 
 /// A host of the simulated network.
@@ -30,7 +31,7 @@ pub struct Port {
     pub qpn: Qpn,
     /// Where sends are posted.
     pub send: Arc<SendQueue>,
-    /// Where receives are posted.
+    /// Where receives are posted, if they do not come from elsewhere.
     pub receive: Arc<ReceiveQueue>,
     /// Where both complete.
     pub completions: Arc<CompletionQueue>,
@@ -38,6 +39,18 @@ pub struct Port {
     pub events: Arc<AsyncEventQueue>,
     /// Hears the notifications of `completions`.
     pub bell: Arc<Bell>,
+}
+
+/// What a queue pair is made of.
+pub struct PortInit {
+    /// Transport service.
+    pub service: QueuePairType,
+    /// Protection domain.
+    pub domain: DomainId,
+    /// Sizes of its queues.
+    pub cap: QueuePairCapabilities,
+    /// Where receives come from, if not from the port's own queue.
+    pub receives: Option<ReceiveSource>,
 }
 
 /// Counts the notifications of a completion queue.
@@ -111,16 +124,27 @@ impl Host {
 
     /// A new queue pair in protection domain 1.
     pub fn create_queue_pair_of(&mut self, service: QueuePairType, cap: QueuePairCapabilities) -> Port {
-        let send = SendQueue::new(cap.max_send_wr, cap.max_send_sge, cap.max_inline_data);
+        self.create_port(PortInit { service, domain: DomainId(1), cap, receives: None })
+    }
+
+    /// A new queue pair.
+    pub fn create_port(&mut self, init: PortInit) -> Port {
+        let PortInit { service, domain, cap, receives } = init;
+        let create = match service {
+            QueuePairType::UnreliableDatagram => SendQueue::for_datagrams,
+            _ => SendQueue::new,
+        };
+        let send = create(cap.max_send_wr, cap.max_send_sge, cap.max_inline_data);
         let receive = ReceiveQueue::new(cap.max_recv_wr, cap.max_recv_sge);
         let bell = Arc::new(Bell::default());
         let completions = CompletionQueue::new(1, cap.max_send_wr + cap.max_recv_wr, Some(bell.clone()));
         let events = AsyncEventQueue::new(64, None);
         let init = QueuePairInit {
             service,
-            domain: DomainId(1),
+            domain,
             send: send.consumer().expect("a new queue has its consumer"),
-            receive: ReceiveSource::Own(receive.consumer().expect("a new queue has its consumer")),
+            receive: receives
+                .unwrap_or_else(|| ReceiveSource::Own(receive.consumer().expect("a new queue has its consumer"))),
             send_completions: (completions.clone(), completions.attach(Some(send.clone()))),
             receive_completions: (completions.clone(), completions.attach(None)),
             signal_all: false,
@@ -145,7 +169,10 @@ impl Host {
 
     /// RESET to RTS.
     pub fn connect(&mut self, now: Time, qpn: Qpn, terms: &Connection) {
-        let reliable = self.endpoint.query_queue_pair(qpn).is_some_and(|status| status.qp_type.is_reliable());
+        let service = self.endpoint.query_queue_pair(qpn).expect("a queue pair of this host").qp_type;
+        let reliable = service.is_reliable();
+        let (asks, answers) =
+            (reliable && service != QueuePairType::XrcReceive, reliable && service != QueuePairType::XrcSend);
         self.modify(
             now,
             qpn,
@@ -166,8 +193,8 @@ impl Host {
                 path_mtu: Some(terms.path_mtu),
                 dest_qp_num: Some(terms.peer_qpn),
                 rq_psn: Some(terms.rq_psn),
-                max_dest_rd_atomic: reliable.then_some(terms.rd_atomic),
-                min_rnr_timer: reliable.then_some(terms.min_rnr_timer),
+                max_dest_rd_atomic: answers.then_some(terms.rd_atomic),
+                min_rnr_timer: answers.then_some(terms.min_rnr_timer),
                 peer: Some(terms.peer),
                 ..QueuePairAttributes::default()
             },
@@ -178,21 +205,74 @@ impl Host {
             &QueuePairAttributes {
                 qp_state: Some(QueuePairState::ReadyToSend),
                 timeout: reliable.then_some(terms.timeout),
-                retry_cnt: reliable.then_some(terms.retry_cnt),
-                rnr_retry: reliable.then_some(terms.rnr_retry),
+                retry_cnt: asks.then_some(terms.retry_cnt),
+                rnr_retry: asks.then_some(terms.rnr_retry),
                 sq_psn: Some(terms.sq_psn),
-                max_rd_atomic: reliable.then_some(terms.rd_atomic),
+                max_rd_atomic: asks.then_some(terms.rd_atomic),
                 ..QueuePairAttributes::default()
             },
         );
     }
 
+    /// RESET to RTS, for datagrams.
+    pub fn start_datagrams(&mut self, now: Time, qpn: Qpn, qkey: Qkey, sq_psn: Psn) {
+        self.modify(
+            now,
+            qpn,
+            &QueuePairAttributes {
+                qp_state: Some(QueuePairState::Init),
+                pkey_index: Some(0),
+                port_num: Some(1),
+                qkey: Some(qkey),
+                ..QueuePairAttributes::default()
+            },
+        );
+        self.go_to(now, qpn, QueuePairState::ReadyToReceive);
+        let state = Some(QueuePairState::ReadyToSend);
+        let attributes =
+            QueuePairAttributes { qp_state: state, sq_psn: Some(sq_psn), ..QueuePairAttributes::default() };
+        self.modify(now, qpn, &attributes);
+    }
+
     /// Posts a send request. False if the queue is full.
     pub fn post_send(&mut self, now: Time, port: &Port, request: &SendRequest<'_>) -> bool {
+        self.post_by(now, port, |queue| queue.push(request))
+    }
+
+    /// Posts a send request for the peer's shared receive queue of this number. False if the queue is full.
+    pub fn post_send_to_srq(
+        &mut self,
+        now: Time,
+        port: &Port,
+        request: &SendRequest<'_>,
+        srq: SharedReceiveQueueNumber,
+    ) -> bool {
+        self.post_by(now, port, |queue| queue.push_to_srq(request, srq))
+    }
+
+    /// Posts a datagram. False if the queue is full.
+    pub fn post_datagram(&mut self, now: Time, port: &Port, request: &SendRequest<'_>, to: &Destination) -> bool {
+        self.post_by(now, port, |queue| queue.push_to(request, to))
+    }
+
+    fn post_by(&mut self, now: Time, port: &Port, push: impl FnOnce(&SendQueue) -> Result<(), QueueError>) -> bool {
         port.send.begin();
-        let pushed = port.send.push(request).is_ok();
+        let pushed = push(&port.send).is_ok();
         port.send.end(BatchEnd::Publish).expect("a batch was begun");
         self.endpoint.handle_doorbell(now, port.qpn);
+        pushed
+    }
+
+    /// The port of the own socket that sends.
+    pub const fn source_port() -> u16 {
+        SOURCE_PORT
+    }
+
+    /// Posts a receive for all queue pairs of the queue. False if the queue is full.
+    pub fn post_shared_receive(queue: &SharedReceiveQueue, request: &ReceiveRequest<'_>) -> bool {
+        queue.begin();
+        let pushed = queue.push(request).is_ok();
+        queue.end(BatchEnd::Publish).expect("a batch was begun");
         pushed
     }
 

@@ -11,7 +11,7 @@ mod machine;
 mod network;
 mod random;
 
-pub use host::{Bell, Connection, Host, Port};
+pub use host::{Bell, Connection, Host, Port, PortInit};
 pub use link::Faults;
 pub use machine::Socket;
 pub use network::{Network, Record, Sighting};

@@ -187,6 +187,9 @@ impl QueuePair {
         if !(request.is_read || request.is_bare) || !acknowledges || !fits {
             return self.bad_response(pass, psn);
         }
+        if request.is_bare {
+            self.note_bare_answer(index);
+        }
         let offset = u64::from(place) * u64::from(mtu);
         match self.scatter(pass, index, offset, packet.payload) {
             Ok(()) => self.advance(pass, psn.plus(1)),

@@ -540,7 +540,12 @@ impl QueuePair {
             solve: true,
             expected_df: path.peer_dont_fragment.unwrap_or(true),
         };
-        match icrc::verify(&flow, &options, datagram.payload) {
+        let mut verified = icrc::verify(&flow, &options, datagram.payload);
+        if verified == icrc::Match::Wrong && path.may_be_flush_of_linux(datagram.payload) {
+            verified = icrc::verify_as_linux(&flow, &options, datagram.payload);
+            path.flush_as_linux |= verified != icrc::Match::Wrong;
+        }
+        match verified {
             icrc::Match::Exact { .. } => Ok(()),
             icrc::Match::Solved { identification, dont_fragment } => {
                 let accepted = if path.peer.is_ours() {
@@ -589,7 +594,8 @@ impl QueuePair {
                 if count == 0 && self.run_local_request(pass) {
                     return (None, false);
                 }
-                is_exhausted = true;
+                // Whatever left just now stood before a request that no packet leaves for.
+                is_exhausted = !self.local_request_is_due() || planted(Mutation::LocalRequestForgotten);
                 break;
             };
             if length + size > room || (count > 0 && size > segment) {
@@ -602,7 +608,11 @@ impl QueuePair {
             };
             let Some(sending) = written else { continue };
             repeats.note(count, sending);
-            icrc::append(&flow, count as u16, packet);
+            if packet[0] == Opcode::RC_FLUSH.0 && self.flushes_as_linux() {
+                icrc::append_as_linux(&flow, count as u16, packet);
+            } else {
+                icrc::append(&flow, count as u16, packet);
+            }
             self.counters.add(Counter::SentPackets, 1);
             self.counters.add(Counter::SentBytes, size as u64);
             if count == 0 {

@@ -232,6 +232,7 @@ impl Endpoint {
         let queue_pair = self.find(qpn)?;
         let mut report = queue_pair.report(now);
         report.device = self.counters();
+        report.groups = self.groups_of(qpn);
         let since = queue_pair.history.connected_at;
         let peer = queue_pair.path.as_ref().map(|path| path.peer_address);
         let others = self.all().filter(|other| other.qpn != qpn && peer.is_some());

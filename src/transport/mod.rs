@@ -7,6 +7,7 @@ mod endpoint;
 mod flush;
 mod history;
 mod local;
+mod mistakes;
 mod modify;
 mod multicast;
 mod overflow;

@@ -126,8 +126,10 @@ impl QueuePair {
         if planted(Mutation::RnrTimerForgotten) {
             self.attributes.min_rnr_timer = Some(0);
         }
-        use QueuePairState::{Init, ReadyToReceive, ReadyToSend, SendQueueDrained, SendQueueError};
+        use QueuePairState::{Init, ReadyToReceive, ReadyToSend, Reset, SendQueueDrained, SendQueueError};
         match (from, to) {
+            // What was being posted while the queue pair was reset belongs to the connection before.
+            (Reset, Init) => self.forget_posted(),
             (Init, ReadyToReceive) => {
                 self.set_path(source, in_flight);
                 let expected = self.attributes.rq_psn.unwrap_or_default();
@@ -182,6 +184,7 @@ impl QueuePair {
             hop_limit: if vector.hop_limit == 0 { 64 } else { vector.hop_limit },
             peer_port: None,
             peer_dont_fragment: None,
+            flush_as_linux: false,
             in_flight_to_peer: in_flight(peer_address),
         });
     }

@@ -7,7 +7,7 @@ use super::datagram::{Datagram, Outcome};
 use super::endpoint::Endpoint;
 use super::unreliable_datagram::identify;
 use crate::memory::MemoryView;
-use crate::types::{DropReason, Qpn, Time};
+use crate::types::{DropReason, Gid, Qpn, Time};
 use crate::wire::Packet;
 
 /// The queue pairs attached to each group.
@@ -47,6 +47,14 @@ impl Endpoint {
             self.groups.members.remove(&group);
         }
         remain
+    }
+
+    /// The groups that a queue pair is attached to, in order.
+    pub(super) fn groups_of(&self, qpn: Qpn) -> Vec<Gid> {
+        let attached = self.groups.members.iter().filter(|(_, members)| members.contains(&qpn));
+        let mut groups: Vec<IpAddr> = attached.map(|(group, _)| *group).collect();
+        groups.sort_unstable();
+        groups.into_iter().map(Gid::from).collect()
     }
 
     /// A packet for all members of a group: each takes it or drops it for itself.

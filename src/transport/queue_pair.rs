@@ -55,6 +55,8 @@ pub(super) struct Path {
     /// Whether a stranger's IPv4 packets have "don't fragment" set; learned from the first solved ICRC, and fixed then:
     /// with both values allowed, some flipped bits would look like the other one.
     pub(super) peer_dont_fragment: Option<bool>,
+    /// Whether a stranger took FLUSH last with the ICRC that Linux gives to it, or sent one like that.
+    pub(super) flush_as_linux: bool,
     /// Packets that all queue pairs together have in flight to the peer's address.
     pub(super) in_flight_to_peer: Arc<AtomicU32>,
 }
@@ -227,6 +229,13 @@ impl QueuePair {
         self.state = QueuePairState::Reset;
     }
 
+    /// Forgets what was posted and not begun.
+    pub(super) fn forget_posted(&mut self) {
+        let start = self.send.reset();
+        self.receive.reset();
+        self.requester.reset(start);
+    }
+
     /// To the error state, on the application's word or after a failure: flushes all that is outstanding, in order.
     pub(super) fn enter_error(&mut self, cause: Cause) {
         if self.state == QueuePairState::Reset {
@@ -246,7 +255,8 @@ impl QueuePair {
 
     /// Completes everything posted as flushed.
     pub(super) fn flush(&mut self, cause: Cause) {
-        if let Some(receive) = self.responder.take_receive() {
+        let begun = self.responder.take_receive();
+        if let Some(receive) = begun.filter(|_| !planted(Mutation::HalfFilledNotFlushed)) {
             self.complete_receive(RawCompletion {
                 wr_id: receive.wr_id,
                 retired: receive.index.wrapping_add(1),

@@ -10,7 +10,7 @@ use super::datagram::Sending;
 use super::endpoint::Pass;
 use super::queue_pair::QueuePair;
 use crate::mutation::{Mutation, planted};
-use crate::types::{AccessFlags, Accessor, Counter, DEFAULT_PKEY, DomainId, Psn, Time};
+use crate::types::{AccessFlags, Accessor, Counter, DEFAULT_PKEY, DomainId, Psn, SharedReceiveQueueNumber, Time};
 use crate::wire::{Aeth, Bth, Headers, NakCode, Opcode, Reth, Syndrome, packet_bytes};
 
 /// Acknowledgements carry no credits: "unlimited".
@@ -50,6 +50,8 @@ struct Resource {
     first: Psn,
     packets: u32,
     message_count: u32,
+    /// The shared receive queue that the request names, if it names one: a repetition names the same.
+    named: Option<SharedReceiveQueueNumber>,
     kind: ResourceKind,
     /// Whether its answer waits in the queue.
     queued: bool,
@@ -93,6 +95,16 @@ pub(super) struct Replies {
     pause_until: Option<Time>,
 }
 
+/// A READ to be answered.
+#[derive(Clone, Copy)]
+pub(super) struct ReadRequest {
+    pub(super) reth: Reth,
+    /// Protection domain of the memory.
+    pub(super) domain: DomainId,
+    /// The shared receive queue that it names.
+    pub(super) named: Option<SharedReceiveQueueNumber>,
+}
+
 /// An answer packet that may leave now.
 #[derive(Clone, Copy)]
 pub(super) struct ReplyPlan {
@@ -122,8 +134,16 @@ impl Replies {
 
     /// Lets the peer have this many READs and atomics outstanding. Never fewer than before: what it has begun goes on.
     pub(super) fn make_room(&mut self, max_dest_rd_atomic: u8) {
+        if max_dest_rd_atomic == 0 {
+            return;
+        }
         let (before, places) = (self.resources.len(), usize::from(max_dest_rd_atomic).next_power_of_two());
-        if max_dest_rd_atomic == 0 || places <= before {
+        if places <= self.places {
+            return;
+        }
+        self.places = places;
+        if before == 0 {
+            // The room itself is made with the first READ or atomic.
             return;
         }
         // The oldest comes first, so that the places after the newest are free.
@@ -184,14 +204,22 @@ impl Replies {
         self.queue.push_back(Reply::Resource(place));
     }
 
-    pub(super) fn push_read(&mut self, first: Psn, packets: u32, (reth, domain): (Reth, DomainId), message_count: u32) {
+    pub(super) fn push_read(&mut self, first: Psn, packets: u32, read: ReadRequest, message_count: u32) {
+        let ReadRequest { reth, domain, named } = read;
         let kind = ResourceKind::Read { reth, domain, next: 0, end: packets, sent: 0 };
-        self.push_resource(Resource { first, packets, message_count, kind, queued: true, answered: false });
+        self.push_resource(Resource { first, packets, message_count, named, kind, queued: true, answered: false });
     }
 
-    pub(super) fn push_atomic(&mut self, psn: Psn, original: u64, message_count: u32) {
+    pub(super) fn push_atomic(
+        &mut self,
+        psn: Psn,
+        original: u64,
+        named: Option<SharedReceiveQueueNumber>,
+        message_count: u32,
+    ) {
         let kind = ResourceKind::Atomic { original };
-        self.push_resource(Resource { first: psn, packets: 1, message_count, kind, queued: true, answered: false });
+        let (first, packets) = (psn, 1);
+        self.push_resource(Resource { first, packets, message_count, named, kind, queued: true, answered: false });
     }
 
     /// Whether an empty answer may be owed as well: so many wait only if the peer asks for more than it may.
@@ -248,9 +276,8 @@ impl Replies {
                 return;
             }
             self.queue.pop_back();
-        } else if self.is_crowded() {
-            return;
         }
+        // However much is due: nobody else owes it. Acknowledgements merge, so there is at most one for each answer.
         self.queue.push_back(Reply::Acknowledge { psn, message_count });
     }
 
@@ -261,7 +288,7 @@ impl Replies {
 
     pub(super) fn push_nak(&mut self, psn: Psn, syndrome: Syndrome, message_count: u32) {
         let is_final = matches!(syndrome, Syndrome::Nak(code) if code != NakCode::SequenceError);
-        if !is_final && self.is_crowded() {
+        if !is_final && !self.takes_empty() {
             return;
         }
         let nak = Reply::Nak { psn, syndrome, message_count };
@@ -271,8 +298,14 @@ impl Replies {
     }
 
     /// A READ request came again: answers from its first packet on. False if the READ is not known (any more).
-    pub(super) fn repeat_read(&mut self, psn: Psn, reth: Reth, mtu: u32) -> bool {
-        let found = self.find(psn);
+    pub(super) fn repeat_read(
+        &mut self,
+        psn: Psn,
+        reth: Reth,
+        named: Option<SharedReceiveQueueNumber>,
+        mtu: u32,
+    ) -> bool {
+        let found = self.find(psn, named);
         let Some((place, Some(resource))) = found.map(|place| (place, self.resources[place].as_mut())) else {
             return false;
         };
@@ -299,8 +332,8 @@ impl Replies {
     }
 
     /// An atomic came again: answers with the stored result. False if it is not known (any more).
-    pub(super) fn repeat_atomic(&mut self, psn: Psn) -> bool {
-        let found = self.find(psn);
+    pub(super) fn repeat_atomic(&mut self, psn: Psn, named: Option<SharedReceiveQueueNumber>) -> bool {
+        let found = self.find(psn, named);
         let Some((place, Some(resource))) = found.map(|place| (place, self.resources[place].as_mut())) else {
             return false;
         };
@@ -316,9 +349,11 @@ impl Replies {
         true
     }
 
-    fn find(&self, psn: Psn) -> Option<usize> {
+    /// The request that this is the repetition of. One that names another queue is something else.
+    fn find(&self, psn: Psn, named: Option<SharedReceiveQueueNumber>) -> Option<usize> {
         let matches = |resource: &Option<Resource>| {
-            resource.is_some_and(|resource| psn.is_within(resource.first, resource.packets))
+            let covers = |resource: &Resource| psn.is_within(resource.first, resource.packets);
+            resource.is_some_and(|resource| covers(&resource) && resource.named == named)
         };
         // The newest first: after 2^24 packets an old one may bear the same number.
         let count = self.resources.len();
@@ -476,9 +511,10 @@ impl QueuePair {
             let skipped = if is_wrong { 0 } else { next };
             let va = reth.va.wrapping_add(u64::from(skipped) * u64::from(self.mtu_bytes()));
             let bytes = &mut room[..payload];
+            let domain = if planted(Mutation::XrcDomainOfLastQueue) { self.remote_domain() } else { domain };
             let accessor = Accessor { domain, queue_pair: self.qpn };
             if pass.memory.read(reth.rkey.0, accessor, va, AccessFlags::REMOTE_READ, bytes).is_err() {
-                self.refuse_read_answer(headers.bth.psn, resource.message_count);
+                self.refuse_read_answer(headers.bth.psn, resource.message_count, resource.answered);
                 return None;
             }
         }
@@ -507,9 +543,16 @@ impl QueuePair {
         }
     }
 
-    /// The region went away between the READ's request and its answer.
-    fn refuse_read_answer(&mut self, psn: Psn, message_count: u32) {
+    /// The region went away between the READ's request and its answer. A repetition may be a late one, whose READ the
+    /// peer has completed long ago, before the key was revoked: then the refusal is nothing to the peer, and it must be
+    /// nothing here.
+    fn refuse_read_answer(&mut self, psn: Psn, message_count: u32, is_repetition: bool) {
         self.count(Counter::SentNak);
+        if is_repetition && !planted(Mutation::LateReadEndsConnection) {
+            let syndrome = Syndrome::Nak(NakCode::RemoteAccess);
+            self.responder.replies.pop();
+            return self.responder.replies.queue.push_front(Reply::Nak { psn, syndrome, message_count });
+        }
         self.responder.replies.queue.clear();
         for resource in self.responder.replies.resources.iter_mut().flatten() {
             resource.queued = false;
@@ -517,5 +560,77 @@ impl QueuePair {
         self.responder.note_refused(psn, NakCode::RemoteAccess);
         self.responder.replies.push_nak(psn, Syndrome::Nak(NakCode::RemoteAccess), message_count);
         self.refuse(super::violation::Violation::RemoteKey(crate::memory::AccessError::UnknownKey), None);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::Rkey;
+
+    fn replies(max_dest_rd_atomic: u8) -> Replies {
+        let mut replies = Replies::default();
+        replies.start(Psn::new(0), max_dest_rd_atomic);
+        replies
+    }
+
+    /// Begins READs from this number on, as many as there is room for.
+    fn begin(replies: &mut Replies, first: u32) -> u32 {
+        let mut begun = 0;
+        while replies.has_room() && begun < 100 {
+            let reth = Reth { va: 0, rkey: Rkey(1), length: 8 };
+            let read = ReadRequest { reth, domain: DomainId(1), named: None };
+            replies.push_read(Psn::new(first + begun), 1, read, 0);
+            begun += 1;
+        }
+        begun
+    }
+
+    fn answer_all(replies: &mut Replies) {
+        while !replies.queue.is_empty() {
+            replies.pop();
+        }
+    }
+
+    #[test]
+    fn room_grows_and_never_shrinks() {
+        for (before, after, room) in [(16, 2, 16), (1, 16, 16), (2, 8, 8), (0, 4, 4), (4, 0, 4), (0, 0, 0)] {
+            let mut fresh = replies(before);
+            fresh.make_room(after);
+            assert_eq!(begin(&mut fresh, 1), room, "from {before} to {after}, before the first READ");
+            assert_eq!(fresh.has_resources(), room > 0);
+
+            let mut used = replies(before);
+            let mut next = 1;
+            for _ in 0..3 {
+                next += begin(&mut used, next);
+                answer_all(&mut used);
+            }
+            used.make_room(after);
+            assert_eq!(begin(&mut used, next), room, "from {before} to {after}, after READs");
+        }
+    }
+
+    #[test]
+    fn room_that_grows_keeps_what_was_begun() {
+        let mut replies = replies(2);
+        begin(&mut replies, 1);
+        replies.pop();
+        replies.make_room(8);
+        assert_eq!(begin(&mut replies, 3), 7, "one of eight waits for its answer");
+        let found = |psn| replies.find(Psn::new(psn), None).and_then(|place| replies.resources[place]);
+        assert!((2..10).all(|psn| found(psn).is_some_and(|resource| resource.first == Psn::new(psn))));
+    }
+
+    #[test]
+    fn a_first_acknowledgement_waits_behind_any_number_of_empty_answers() {
+        let mut replies = replies(1);
+        for psn in 1..=10 {
+            assert!(replies.takes_empty());
+            replies.push_empty(Psn::new(psn), psn);
+        }
+        replies.note_executed(Psn::new(11));
+        replies.acknowledge(11, Time::ZERO, Duration::ZERO);
+        assert_eq!(replies.queue.back(), Some(&Reply::Acknowledge { psn: Psn::new(11), message_count: 11 }));
     }
 }

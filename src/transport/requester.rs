@@ -385,7 +385,7 @@ impl QueuePair {
         if request.is_atomic {
             return self.plan_atomic(index, psn, &header);
         }
-        if request.is_bare && !self.read_credit_left() {
+        if request.is_bare && !self.read_credit_left() && !planted(Mutation::EmptyAnswerCreditIgnored) {
             return None;
         }
         if !self.window_allows(psn, 1) {
@@ -560,7 +560,8 @@ impl QueuePair {
             ack_request,
             psn: plan.psn,
         };
-        let mut headers = Headers { bth, xrc_srq: header.remote_srq(), ..Headers::default() };
+        let is_named = plan.offset == 0 || !planted(Mutation::XrcNamedOnce);
+        let mut headers = Headers { bth, xrc_srq: header.remote_srq().filter(|_| is_named), ..Headers::default() };
         let skipped = u64::from(plan.offset) * u64::from(self.mtu_bytes());
         match header.operation {
             Operation::Read { remote_addr, rkey } => {
@@ -579,6 +580,8 @@ impl QueuePair {
                 headers.reth = Some(Reth { va: remote_addr, rkey, length: header.length });
             }
             Operation::Flush { remote_addr, rkey, length, flags } => {
+                // Means nothing for a whole region; but Linux refuses more than 2^31 bytes even then.
+                let length = if flags.contains(FlushFlags::WHOLE_REGION) { 0 } else { length };
                 headers.reth = Some(Reth { va: remote_addr, rkey, length });
                 headers.flush = Some(flush_header(flags));
             }

@@ -10,7 +10,7 @@ use super::endpoint::Pass;
 use super::flush;
 use super::queue_pair::QueuePair;
 use super::reorder::ReorderStore;
-use super::reply::Replies;
+use super::reply::{ReadRequest, Replies};
 use super::requester::for_each_piece;
 use super::violation::Violation;
 use super::xrc::as_reliable;
@@ -129,7 +129,12 @@ impl Responder {
     /// Forgets the message in progress. The receive that it had begun to fill serves the next one.
     pub(super) fn drop_message(&mut self) {
         self.message = Message::None;
-        if let Some(receive) = &mut self.receive {
+        if planted(Mutation::UnreliableReceiveLost) {
+            self.receive = None;
+        }
+        if let Some(receive) = &mut self.receive
+            && !planted(Mutation::UnreliableFillKept)
+        {
             receive.filled = 0;
         }
     }
@@ -165,7 +170,7 @@ impl QueuePair {
     ) -> Result<(), DropReason> {
         let psn = packet.headers.bth.psn;
         if !self.takes_requests() {
-            return self.repeat_refusal(psn);
+            return self.repeat_refusal(packet);
         }
         self.note_established();
         let distance = match () {
@@ -183,17 +188,24 @@ impl QueuePair {
                 self.execute_stored(pass);
                 Ok(())
             }
-            1.. => self.keep_for_later(pass, psn, bytes),
+            1.. => {
+                self.handle_early_wrongly(pass, packet);
+                self.keep_for_later(pass, psn, bytes)
+            }
             _ => self.handle_duplicate(pass, packet),
         }
     }
 
-    /// In the error state only the packet that was refused gets an answer: the same one. A READ of several packets may
-    /// be asked for again from an earlier one.
-    fn repeat_refusal(&mut self, psn: Psn) -> Result<(), DropReason> {
+    /// In the error state only the packet that was refused gets an answer: the same one. A READ whose answer broke off
+    /// may be asked for again from an earlier packet, which the peer lacks: then it is that one that is refused.
+    fn repeat_refusal(&mut self, packet: &Packet<'_>) -> Result<(), DropReason> {
+        let psn = packet.headers.bth.psn;
+        let read = packet.headers.reth.filter(|_| packet.headers.bth.opcode == Opcode::RC_READ_REQUEST);
+        let asked_for = read.map_or(0, |reth| reth.length.div_ceil(self.mtu_bytes()));
         match self.responder.refused {
             Some((refused, code)) if !refused.is_before(psn) && self.state == QueuePairState::Error => {
                 let count = self.responder.message_count;
+                let refused = if refused.is_within(psn, asked_for) { psn } else { refused };
                 self.responder.replies.push_nak(refused, Syndrome::Nak(code), count);
                 Ok(())
             }
@@ -272,7 +284,8 @@ impl QueuePair {
             let expected = self.responder.expected;
             let Some(bytes) = self.responder.store.take(expected) else { break };
             if let Ok(packet) = Packet::parse(&bytes) {
-                let packet = if self.is_extended() { as_reliable(&packet) } else { packet };
+                let is_extended = self.is_extended() && !planted(Mutation::KeptPacketNotTranslated);
+                let packet = if is_extended { as_reliable(&packet) } else { packet };
                 self.execute_in_turn(pass, &packet);
             }
             self.responder.store.recycle(bytes);
@@ -357,6 +370,7 @@ impl QueuePair {
             Opcode::RC_READ_REQUEST => AccessFlags::REMOTE_READ,
             Opcode::RC_COMPARE_SWAP | Opcode::RC_FETCH_ADD => AccessFlags::REMOTE_ATOMIC,
             Opcode::RC_ATOMIC_WRITE => AccessFlags::REMOTE_WRITE,
+            Opcode::RC_FLUSH if planted(Mutation::FlushRightIgnored) => AccessFlags::empty(),
             Opcode::RC_FLUSH => flush::rights(packet)?,
             _ if opcode.is_write() => AccessFlags::REMOTE_WRITE,
             _ => AccessFlags::empty(),
@@ -480,8 +494,8 @@ impl QueuePair {
         let packets = reth.length.div_ceil(self.mtu_bytes()).max(1);
         self.responder.expected = psn.plus(packets);
         self.bump_message_count();
-        let domain = self.remote_domain();
-        self.responder.replies.push_read(psn, packets, (reth, domain), self.responder.message_count);
+        let read = ReadRequest { reth, domain: self.remote_domain(), named: self.receive.named_number() };
+        self.responder.replies.push_read(psn, packets, read, self.responder.message_count);
         Ok(())
     }
 
@@ -501,7 +515,8 @@ impl QueuePair {
         let original = result.map_err(Violation::of_atomic)?;
         self.responder.expected = psn.plus(1);
         self.bump_message_count();
-        self.responder.replies.push_atomic(psn, original, self.responder.message_count);
+        let named = self.receive.named_number();
+        self.responder.replies.push_atomic(psn, original, named, self.responder.message_count);
         Ok(())
     }
 
@@ -554,7 +569,7 @@ impl QueuePair {
             self.responder.message = Message::Send;
             return Ok(());
         }
-        if let Some(rkey) = packet.headers.invalidate {
+        if let Some(rkey) = packet.headers.invalidate.filter(|_| !planted(Mutation::InvalidationForgotten)) {
             pass.memory.invalidate(rkey.0, self.accessor()).map_err(|_| Violation::Invalidate)?;
         }
         self.responder.message = Message::None;
@@ -626,14 +641,15 @@ impl QueuePair {
     fn handle_duplicate(&mut self, pass: &Pass<'_>, packet: &Packet<'_>) -> Result<(), DropReason> {
         self.count(Counter::DuplicateRequest);
         let psn = packet.headers.bth.psn;
-        let opcode = packet.headers.bth.opcode;
+        let (opcode, named) = (packet.headers.bth.opcode, packet.headers.xrc_srq);
         self.handle_duplicate_wrongly(pass, packet);
         let found = match (opcode, packet.headers.reth) {
             (Opcode::RC_READ_REQUEST, Some(reth)) => {
                 let mtu = self.mtu_bytes();
-                self.responder.replies.repeat_read(psn, reth, mtu)
+                self.responder.replies.repeat_read(psn, reth, named, mtu)
             }
-            (Opcode::RC_COMPARE_SWAP | Opcode::RC_FETCH_ADD, _) => self.responder.replies.repeat_atomic(psn),
+            (Opcode::RC_COMPARE_SWAP | Opcode::RC_FETCH_ADD, _) => self.responder.replies.repeat_atomic(psn, named),
+            (Opcode::RC_ATOMIC_WRITE | Opcode::RC_FLUSH, _) if planted(Mutation::EmptyAnswerNotRepeated) => false,
             (Opcode::RC_ATOMIC_WRITE | Opcode::RC_FLUSH, _) => {
                 let count = self.responder.message_count;
                 self.responder.replies.repeat_empty(psn, count);
@@ -647,23 +663,6 @@ impl QueuePair {
             }
         };
         if found { Ok(()) } else { Err(DropReason::StaleDuplicate) }
-    }
-
-    /// Planted mistakes: what must not happen once more.
-    fn handle_duplicate_wrongly(&mut self, pass: &Pass<'_>, packet: &Packet<'_>) {
-        let opcode = packet.headers.bth.opcode;
-        let expected = self.responder.expected;
-        let is_again = (opcode.is_send() && opcode.is_only() && planted(Mutation::DuplicateSendExecuted))
-            || (opcode.is_write() && opcode.is_only() && planted(Mutation::DuplicateWriteExecuted));
-        if is_again && self.receive.available() > 0 && self.claim_receive(packet) {
-            let _ = self.execute(pass, packet);
-        }
-        if let Some(atomic) = packet.headers.atomic
-            && planted(Mutation::AtomicExecutedTwice)
-        {
-            let _ = pass.memory.fetch_and_add(atomic.rkey.0, self.domain, atomic.va, atomic.swap_or_add);
-        }
-        self.responder.expected = expected;
     }
 }
 

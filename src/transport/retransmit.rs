@@ -68,6 +68,11 @@ impl Recovery {
         (self.retries_spent, self.rnr_retries_spent)
     }
 
+    /// How often it was tried again since the last progress.
+    pub(super) fn rounds(&self) -> u32 {
+        self.probes + u32::from(self.retries_spent)
+    }
+
     pub(super) fn probe_pending(&self) -> bool {
         self.probe.is_some()
     }

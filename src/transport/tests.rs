@@ -1,6 +1,9 @@
 //! Two endpoints on a perfect wire: every operation, and the rules that need no faults. Faults are the simulator's.
 
+mod flush;
+mod revoked;
 mod unreliable;
+mod xrc;
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -30,6 +33,11 @@ struct End {
 
 impl End {
     fn new(service: QueuePairType, address: &str, seed: u32) -> Self {
+        Self::receiving(service, address, seed, None)
+    }
+
+    /// One whose receives come from `source` instead of its own queue.
+    fn receiving(service: QueuePairType, address: &str, seed: u32, source: Option<ReceiveSource>) -> Self {
         let mut state = seed;
         let random = Box::new(move || {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -48,7 +56,7 @@ impl End {
             service,
             domain: DomainId(1),
             send: send.consumer().unwrap(),
-            receive: ReceiveSource::Own(receive.consumer().unwrap()),
+            receive: source.unwrap_or_else(|| ReceiveSource::Own(receive.consumer().unwrap())),
             send_completions: (completions.clone(), completions.attach(Some(send.clone()))),
             receive_completions: (completions.clone(), completions.attach(None)),
             signal_all: false,
@@ -63,6 +71,8 @@ impl End {
     fn connect(&mut self, peer: &Peer) {
         let source = SourceAddress { address: self.address, source_port: 50_000 };
         let (access, reliable) = (AccessFlags::REMOTE, self.service.is_reliable());
+        let asks = reliable && self.service != QueuePairType::XrcReceive;
+        let answers = reliable && self.service != QueuePairType::XrcSend;
         let init = QueuePairAttributes {
             qp_state: Some(QueuePairState::Init),
             pkey_index: Some(0),
@@ -76,18 +86,18 @@ impl End {
             path_mtu: Some(Mtu::Mtu1024),
             dest_qp_num: Some(peer.qpn),
             rq_psn: Some(Psn::new(0xff_fff0)),
-            max_dest_rd_atomic: reliable.then_some(4),
-            min_rnr_timer: reliable.then_some(12),
+            max_dest_rd_atomic: answers.then_some(4),
+            min_rnr_timer: answers.then_some(12),
             peer: Some(peer.capabilities),
             ..QueuePairAttributes::default()
         };
         let ready_to_send = QueuePairAttributes {
             qp_state: Some(QueuePairState::ReadyToSend),
             timeout: reliable.then_some(14),
-            retry_cnt: reliable.then_some(7),
-            rnr_retry: reliable.then_some(7),
+            retry_cnt: asks.then_some(7),
+            rnr_retry: asks.then_some(7),
             sq_psn: Some(Psn::new(0xff_fff0)),
-            max_rd_atomic: reliable.then_some(4),
+            max_rd_atomic: asks.then_some(4),
             ..QueuePairAttributes::default()
         };
         for attributes in [init, ready_to_receive, ready_to_send] {

@@ -6,6 +6,7 @@ use super::endpoint::Pass;
 use super::queue_pair::QueuePair;
 use super::requester::for_each_piece;
 use super::violation::local_cause;
+use crate::mutation::{Mutation, planted};
 use crate::types::{
     AccessFlags, AsyncEvent, Cause, CompletionFlags, CompletionStatus, Counter, DEFAULT_PKEY, Destination, DropReason,
     GlobalRouteHeader, Mtu, Operation, QueuePairState, QueuePairType, RawCompletion, SendFlags, effective_qkey,
@@ -33,6 +34,9 @@ pub(super) fn identify(datagram: &Datagram<'_>) -> Result<Identified, DropReason
     match icrc::verify(&flow, &options, datagram.payload) {
         icrc::Match::Exact { identification } => Ok(Identified { identification, dont_fragment: true }),
         icrc::Match::Solved { identification, dont_fragment } => Ok(Identified { identification, dont_fragment }),
+        icrc::Match::Wrong if planted(Mutation::DatagramIcrcUnchecked) => {
+            Ok(Identified { identification: 0, dont_fragment: true })
+        }
         icrc::Match::Wrong => Err(DropReason::BadIcrc),
     }
 }
@@ -69,12 +73,9 @@ impl QueuePair {
         self.counters.add(Counter::ReceivedPackets, 1);
         self.counters.add(Counter::ReceivedBytes, datagram.payload.len() as u64);
         self.history.note_heard(pass.now, &packet.headers);
-        let room = self.receive.next_room().ok_or(DropReason::NoReceive)?;
-        if room < (GlobalRouteHeader::BYTES + packet.payload.len()) as u64 {
-            return Err(DropReason::ReceiveTooSmall);
-        }
-        let taken = self.receive.take(&mut self.responder.receive_entries);
-        let Some((wr_id, index)) = taken else { return Err(DropReason::NoReceive) };
+        let in_front = if planted(Mutation::RouteHeaderTakesNoRoom) { 0 } else { GlobalRouteHeader::BYTES };
+        let needed = (in_front + packet.payload.len()) as u64;
+        let (wr_id, index) = self.receive.take_with_room(needed, &mut self.responder.receive_entries)?;
         let mut completion = RawCompletion { wr_id, retired: index.wrapping_add(1), ..RawCompletion::default() };
         if let Err(error) = self.scatter_datagram(pass, &route_header(datagram, identified), packet.payload) {
             completion.status = CompletionStatus::LocalProtectionError;
@@ -84,8 +85,9 @@ impl QueuePair {
             self.enter_error(Cause::EarlierFailure);
             return Ok(());
         }
-        completion.byte_len = (GlobalRouteHeader::BYTES + packet.payload.len()) as u32;
-        completion.source_qpn = deth.source;
+        let in_front = if planted(Mutation::RouteHeaderNotCounted) { 0 } else { GlobalRouteHeader::BYTES };
+        completion.byte_len = (in_front + packet.payload.len()) as u32;
+        completion.source_qpn = if planted(Mutation::DatagramSourceNotTold) { self.qpn } else { deth.source };
         completion.flags = CompletionFlags::GLOBAL_ROUTE_HEADER;
         if let Some(immediate) = packet.headers.immediate {
             completion.flags |= CompletionFlags::WITH_IMMEDIATE;
@@ -104,7 +106,7 @@ impl QueuePair {
         if packet.headers.bth.pkey & 0x7fff != 0x7fff {
             return Err(DropReason::BadPkey);
         }
-        if self.attributes.qkey != Some(deth.qkey) {
+        if self.attributes.qkey != Some(deth.qkey) && !planted(Mutation::QkeyUnchecked) {
             return Err(DropReason::BadQkey);
         }
         if packet.payload.len() > LONGEST_DATAGRAM as usize {
@@ -120,15 +122,16 @@ impl QueuePair {
         payload: &[u8],
     ) -> Result<(), crate::memory::AccessError> {
         let entries = &self.responder.receive_entries;
+        let domain = self.receive.domain(self.domain);
         let need = AccessFlags::LOCAL_WRITE;
         for_each_piece(entries, 0, header.len(), |sge, addr, range| {
-            pass.memory.write(sge.lkey.0, self.domain, addr, need, &header[range])
+            pass.memory.write(sge.lkey.0, domain, addr, need, &header[range])
         })?;
         if payload.is_empty() {
             return Ok(());
         }
         for_each_piece(entries, header.len() as u64, payload.len(), |sge, addr, range| {
-            pass.memory.write(sge.lkey.0, self.domain, addr, need, &payload[range])
+            pass.memory.write(sge.lkey.0, domain, addr, need, &payload[range])
         })
     }
 
@@ -218,7 +221,10 @@ impl QueuePair {
             ack_request: false,
             psn: self.requester.cursor,
         };
-        let qkey = effective_qkey(destination.qkey, self.attributes.qkey.unwrap_or_default());
+        let qkey = match effective_qkey(destination.qkey, self.attributes.qkey.unwrap_or_default()) {
+            _ if planted(Mutation::OwnQkeyNotUsed) => destination.qkey,
+            qkey => qkey,
+        };
         Headers { bth, deth: Some(Deth { qkey, source: self.qpn }), immediate, ..Headers::default() }
     }
 
@@ -232,9 +238,13 @@ impl QueuePair {
 
 /// The 40 bytes in front of the message. What the socket does not tell is as usual.
 fn route_header(datagram: &Datagram<'_>, identified: Identified) -> [u8; GlobalRouteHeader::BYTES] {
+    let (source, destination) = match planted(Mutation::RouteHeaderTurned) {
+        true => (datagram.destination, datagram.source),
+        false => (datagram.source, datagram.destination),
+    };
     GlobalRouteHeader {
-        source: datagram.source,
-        destination: datagram.destination,
+        source,
+        destination,
         traffic_class: datagram.traffic_class.unwrap_or(0),
         flow_label: 0,
         hop_limit: datagram.hop_limit.unwrap_or(USUAL_HOP_LIMIT),

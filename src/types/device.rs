@@ -1,6 +1,6 @@
-//! What a device and its port can do.
+//! What a device can do.
 
-use super::{AccessFlags, Gid, Mtu};
+use super::{AccessFlags, OnDemandCapabilities};
 
 /// Identity that a device reports; settable on software devices, because some programs choose their ways by it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -40,7 +40,7 @@ bitflags::bitflags! {
         const SRQ_RESIZE = 1 << 13;
         /// Memory windows of type 1.
         const MEM_WINDOW = 1 << 17;
-        /// Extended reliable connections.
+        /// Extended reliable connections (XRC).
         const XRC = 1 << 20;
         /// Invalidation by work requests and by peers.
         const MEM_MGT_EXTENSIONS = 1 << 21;
@@ -123,6 +123,12 @@ pub struct DeviceAttributes {
     pub phys_port_cnt: u8,
     /// Access flags that regions may have.
     pub supported_access: AccessFlags,
+    /// On-demand paging.
+    pub odp_caps: OnDemandCapabilities,
+    /// Device memory in bytes, all allocations together; 0: none.
+    pub max_dm_size: u64,
+    /// Whether `reg_dmabuf_mr` takes any descriptor that can be mapped; otherwise dma-bufs alone.
+    pub maps_descriptors: bool,
     /// Completion vectors.
     pub num_comp_vectors: u32,
     /// Bits of completion timestamps that mean something; 0: there are none.
@@ -173,6 +179,9 @@ impl DeviceAttributes {
             local_ca_ack_delay: 0,
             phys_port_cnt: 0,
             supported_access: AccessFlags::empty(),
+            odp_caps: OnDemandCapabilities::default(),
+            max_dm_size: 0,
+            maps_descriptors: false,
             num_comp_vectors: 0,
             completion_timestamp_mask: 0,
             hca_core_clock_khz: 0,
@@ -205,173 +214,4 @@ impl Transport {
             Self::Other => "unspecified",
         }
     }
-}
-
-/// What a port is connected to. The numbers are those of `ibv_port_attr.link_layer`.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-#[repr(u8)]
-#[non_exhaustive]
-pub enum LinkLayer {
-    /// The device does not say.
-    Unspecified = 0,
-    /// A subnet with LIDs and a subnet manager.
-    InfiniBand = 1,
-    /// Ethernet: RoCE or iWARP.
-    #[default]
-    Ethernet = 2,
-}
-
-impl LinkLayer {
-    /// Its name.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Unspecified => "unspecified",
-            Self::InfiniBand => "InfiniBand",
-            Self::Ethernet => "Ethernet",
-        }
-    }
-}
-
-/// Which packets an entry of the GID table stands for. The numbers are those of `ibv_gid_type`.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-#[repr(u32)]
-#[non_exhaustive]
-pub enum GidType {
-    /// InfiniBand's own.
-    InfiniBand = 0,
-    /// Ethernet frames without IP, which no router forwards.
-    RoceV1 = 1,
-    /// UDP over IP.
-    #[default]
-    RoceV2 = 2,
-}
-
-impl GidType {
-    /// Its name.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::InfiniBand => "InfiniBand",
-            Self::RoceV1 => "RoCE v1",
-            Self::RoceV2 => "RoCE v2",
-        }
-    }
-}
-
-/// State of a port. The numbers are those of `ibv_port_state`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u32)]
-#[non_exhaustive]
-pub enum PortState {
-    /// The device does not say.
-    Unknown = 0,
-    /// The interface is down.
-    Down = 1,
-    /// The link is there; the subnet manager has not configured the port yet.
-    Initialize = 2,
-    /// Configured, not yet active.
-    Armed = 3,
-    /// The interface is up.
-    Active = 4,
-    /// The link was lost for a moment.
-    ActiveDeferred = 5,
-}
-
-impl PortState {
-    /// The name that the standard uses.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Unknown => "PORT_NOP",
-            Self::Down => "PORT_DOWN",
-            Self::Initialize => "PORT_INIT",
-            Self::Armed => "PORT_ARMED",
-            Self::Active => "PORT_ACTIVE",
-            Self::ActiveDeferred => "PORT_ACTIVE_DEFER",
-        }
-    }
-}
-
-/// Attributes of a port; names are those of `ibv_port_attr`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PortAttributes {
-    /// Whether it works now.
-    pub state: PortState,
-    /// Largest path MTU that the device knows.
-    pub max_mtu: Mtu,
-    /// Largest path MTU that the link carries.
-    pub active_mtu: Mtu,
-    /// Entries of the GID table.
-    pub gid_tbl_len: u32,
-    /// Longest message in bytes.
-    pub max_msg_sz: u32,
-    /// Entries of the P_Key table.
-    pub pkey_tbl_len: u16,
-    /// What the port is connected to.
-    pub link_layer: LinkLayer,
-    /// The port's address in an InfiniBand subnet; 0 on Ethernet.
-    pub lid: u16,
-    /// How many of its lower bits the port takes for itself.
-    pub lmc: u8,
-    /// The subnet manager's address.
-    pub sm_lid: u16,
-    /// Service level to it.
-    pub sm_sl: u8,
-    /// Every packet needs a global route header.
-    pub grh_required: bool,
-    /// Capabilities: the bits of `ibv_port_cap_flags`.
-    pub port_cap_flags: u32,
-    /// Virtual lanes, as the standard codes them.
-    pub max_vl_num: u8,
-    /// Lanes of the link, as the standard codes them: 1, 2, 4, 8, 16 for 1, 4, 8, 12, 2.
-    pub active_width: u8,
-    /// Speed of a lane, as the standard codes it.
-    pub active_speed: u8,
-    /// State of the link below, as the standard codes it: 5 is up.
-    pub phys_state: u8,
-    /// Packets with a wrong P_Key.
-    pub bad_pkey_cntr: u32,
-    /// Packets with a wrong Q_Key.
-    pub qkey_viol_cntr: u32,
-}
-
-impl PortAttributes {
-    /// An Ethernet port without any room, to be filled in by a provider.
-    pub const fn ethernet(state: PortState) -> Self {
-        Self {
-            state,
-            max_mtu: Mtu::Mtu4096,
-            active_mtu: Mtu::Mtu256,
-            gid_tbl_len: 0,
-            max_msg_sz: 0,
-            pkey_tbl_len: 1,
-            link_layer: LinkLayer::Ethernet,
-            lid: 0,
-            lmc: 0,
-            sm_lid: 0,
-            sm_sl: 0,
-            grh_required: false,
-            port_cap_flags: 0,
-            max_vl_num: 1,
-            active_width: 1,
-            active_speed: 1,
-            phys_state: match state {
-                PortState::Active => 5,
-                _ => 3,
-            },
-            bad_pkey_cntr: 0,
-            qkey_viol_cntr: 0,
-        }
-    }
-}
-
-/// An entry of a port's GID table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GidEntry {
-    /// The GID.
-    pub gid: Gid,
-    /// Its place in the table.
-    pub gid_index: u8,
-    /// Which packets it stands for.
-    pub gid_type: GidType,
-    /// Number of the network interface; 0: unknown.
-    pub ndev_ifindex: u32,
 }

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use super::{Cause, CompletionStatus, Counters, DropReason, Operation, Qpn, QueuePairStatus, Rkey};
+use super::{Cause, CompletionStatus, Counters, DropReason, Gid, Operation, Qpn, QueuePairStatus, Rkey};
 
 /// What kind of packet came from the peer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -249,6 +249,8 @@ pub struct QueuePairReport {
     pub waits_for_receiver: bool,
     /// Receives that are posted and not used.
     pub receives: u32,
+    /// Multicast groups that it is attached to.
+    pub groups: Vec<Gid>,
 }
 
 impl QueuePairReport {
@@ -277,6 +279,7 @@ impl QueuePairReport {
             in_flight: 0,
             waits_for_receiver: false,
             receives: 0,
+            groups: Vec::new(),
         }
     }
 

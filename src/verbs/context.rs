@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use super::{
     AsyncEvent, Capture, CaptureConfig, CompletionChannel, CompletionQueue, CompletionQueueOptions, Counters,
-    DeviceAttributes, Error, ErrorKind, EventObject, Gid, GidEntry, PeerCapabilities, PortAttributes, ProtectionDomain,
-    Result, UnacknowledgedEvent,
+    DeviceAttributes, Error, ErrorKind, EventObject, Gid, GidEntry, LiveObjects, PeerCapabilities, PortAttributes,
+    ProtectionDomain, Result, UnacknowledgedEvent,
 };
 use crate::provider;
 
@@ -63,7 +63,18 @@ impl Context {
     /// One entry of a port's GID table (`ibv_query_gid`); entries count from 0.
     ///
     /// # Errors
-    /// The port or the entry does not exist.
+    /// The port or the entry does not exist; [`ErrorKind::NotFound`] if the entry is below the table's length and
+    /// empty.
+    ///
+    /// ```
+    /// use rdma_verbs::verbs::{self, ErrorKind};
+    ///
+    /// let context = verbs::open("soft:127.45.1.7")?;
+    /// let length = context.query_port(1)?.gid_tbl_len as u8;
+    /// assert_eq!(context.query_gid(1, length - 1).unwrap_err().kind(), ErrorKind::NotFound);
+    /// assert_eq!(context.query_gid(1, length).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    /// # Ok::<(), verbs::Error>(())
+    /// ```
     pub fn query_gid(&self, port_num: u8, gid_index: u8) -> Result<GidEntry> {
         self.inner.query_gid(port_num, gid_index)
     }
@@ -74,6 +85,21 @@ impl Context {
     /// The port does not exist.
     pub fn gid_table(&self, port_num: u8) -> Result<Vec<GidEntry>> {
         self.inner.gid_table(port_num)
+    }
+
+    /// One entry of a port's P_Key table (`ibv_query_pkey`), in host byte order; entries count from 0.
+    ///
+    /// # Errors
+    /// The port or the entry does not exist.
+    ///
+    /// ```
+    /// let context = rdma_verbs::verbs::open("soft:127.45.1.6")?;
+    /// // Full membership of the default partition.
+    /// assert_eq!(context.query_pkey(1, 0)?, 0xffff);
+    /// # Ok::<(), rdma_verbs::verbs::Error>(())
+    /// ```
+    pub fn query_pkey(&self, port_num: u8, pkey_index: u16) -> Result<u16> {
+        self.inner.query_pkey(port_num, pkey_index)
     }
 
     /// The place of `gid` in a port's GID table, for [`gid_index`](super::QueuePairBuilder::gid_index).
@@ -112,6 +138,29 @@ impl Context {
     /// ```
     pub fn default_gid_index(&self, port_num: u8) -> Result<u8> {
         self.inner.default_gid_index(port_num)
+    }
+
+    /// How many objects of the device there are, made through this or any other handle of this opening. What was
+    /// dropped and lives only because something else uses it is counted until it is gone, so a program can look for
+    /// leaks.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] if the provider cannot tell.
+    ///
+    /// ```
+    /// use rdma_verbs::verbs::{self, AccessFlags};
+    ///
+    /// let context = verbs::open("soft:127.45.1.3")?;
+    /// let before = context.live_objects()?;
+    /// let pd = context.alloc_pd()?;
+    /// let region = pd.alloc_mr(64, AccessFlags::LOCAL_WRITE)?;
+    /// assert_eq!(context.live_objects()?.total(), before.total() + 2);
+    /// drop((region, pd));
+    /// assert_eq!(context.live_objects()?, before);
+    /// # Ok::<(), verbs::Error>(())
+    /// ```
+    pub fn live_objects(&self) -> Result<LiveObjects> {
+        self.inner.live_objects()
     }
 
     /// What peers should know of this device beyond the standard; part of a [`ConnectionInfo`](super::ConnectionInfo).

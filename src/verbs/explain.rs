@@ -131,6 +131,7 @@ fn flushed(ending: &Ending, report: &QueuePairReport) -> Diagnosis {
 /// What was last heard of the peer, and what else was counted.
 fn evidence(report: &QueuePairReport) -> String {
     let mut text = match (report.last_heard(), report.peer_address()) {
+        (_, None) if unreliable::is_datagram(report) => "A datagram queue pair has no peer of its own".to_owned(),
         (_, None) => "It was not connected".to_owned(),
         (Some(heard), Some(peer)) => {
             format!("Last heard from {peer} {} ago: {}", time(heard.ago), heard.what.name())

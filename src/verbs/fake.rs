@@ -75,6 +75,10 @@ impl provider::Context for Fake {
         Ok(GidEntry { gid: self.address.into(), gid_index, gid_type: GidType::RoceV2, ndev_ifindex: 1 })
     }
 
+    fn query_pkey(&self, _port_num: u8, _pkey_index: u16) -> Result<u16> {
+        Ok(DEFAULT_PKEY)
+    }
+
     fn gid_table(&self, port_num: u8) -> Result<Vec<GidEntry>> {
         Ok(vec![self.query_gid(port_num, 0)?])
     }

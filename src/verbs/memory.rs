@@ -3,14 +3,15 @@
 use std::fmt;
 use std::fs::File;
 
-use super::{Error, Result};
+use super::{Error, ErrorKind, Result};
 use crate::memory::Backing;
 
 /// Memory that can be registered: allocated here, mapped from a file, or moved in.
 ///
 /// [`ProtectionDomain::reg_mr`](super::ProtectionDomain::reg_mr) takes it, and
 /// [`MemoryRegion::dereg`](super::MemoryRegion::dereg) gives it back, to be registered again, or unpacked if it was
-/// moved in.
+/// moved in. A raw range can be registered again only with
+/// [`ProtectionDomain::reg_mr_raw`](super::ProtectionDomain::reg_mr_raw), because what was promised for it has ended.
 pub struct Memory {
     backing: Backing,
 }
@@ -87,8 +88,14 @@ impl Memory {
         Self { backing }
     }
 
-    pub(super) fn into_backing(self) -> Backing {
-        self.backing
+    /// For a registration that nobody promises anything for. What was promised for a raw range ended with its region:
+    /// by now its owner may look at the bytes, or others may lie there.
+    pub(super) fn into_registrable(self, verb: &'static str) -> Result<Backing, RefusedMemory> {
+        if self.backing.is_raw() {
+            let message = "the memory is a raw range that was deregistered; register it again with reg_mr_raw";
+            return Err(RefusedMemory { error: Error::new(verb, ErrorKind::InvalidArgument, message), memory: self });
+        }
+        Ok(self.backing)
     }
 }
 

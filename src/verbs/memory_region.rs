@@ -70,6 +70,23 @@ impl MemoryRegion {
         }
     }
 
+    /// The same, but its own methods find no bytes in it.
+    pub(super) fn without_bytes(mut self) -> Self {
+        self.len = 0;
+        self
+    }
+
+    /// The bytes, unless its methods must not find them.
+    #[inline]
+    fn bytes(&self) -> Result<&Region, AccessError> {
+        if self.len > 0 { Ok(&self.region) } else { Err(AccessError::OutOfBounds) }
+    }
+
+    /// A part of a region that finds no bytes by itself; the caller answers for it.
+    pub(super) fn range_unchecked(&self, offset: usize, len: usize) -> RegionRange<'_> {
+        RegionRange { region: self, offset, len }
+    }
+
     /// Size in bytes.
     pub fn len(&self) -> usize {
         self.len
@@ -147,7 +164,7 @@ impl MemoryRegion {
     /// # Errors
     /// The range does not lie within the region; or the memory behind the region is gone (raw and file memory only).
     pub fn read_at(&self, offset: usize, out: &mut [u8]) -> Result<()> {
-        let result = self.region.read_at(offset as u64, out);
+        let result = self.bytes().and_then(|bytes| bytes.read_at(offset as u64, out));
         result.map_err(|error| self.access_error("read_at", offset, out.len(), error))
     }
 
@@ -156,7 +173,7 @@ impl MemoryRegion {
     /// # Errors
     /// The range does not lie within the region; or the memory behind the region is gone (raw and file memory only).
     pub fn write_at(&self, offset: usize, data: &[u8]) -> Result<()> {
-        let result = self.region.write_at(offset as u64, data);
+        let result = self.bytes().and_then(|bytes| bytes.write_at(offset as u64, data));
         result.map_err(|error| self.access_error("write_at", offset, data.len(), error))
     }
 
@@ -185,7 +202,7 @@ impl MemoryRegion {
     /// # Errors
     /// As [`MemoryRegion::load_acquire_u64`].
     pub fn fetch_add_u64(&self, offset: usize, add: u64) -> Result<u64> {
-        let result = self.region.fetch_add_u64(offset as u64, add);
+        let result = self.bytes().and_then(|bytes| bytes.fetch_add_u64(offset as u64, add));
         result.map_err(|error| self.access_error("fetch_add_u64", offset, 8, error))
     }
 
@@ -195,7 +212,7 @@ impl MemoryRegion {
     /// # Errors
     /// As [`MemoryRegion::load_acquire_u64`].
     pub fn compare_exchange_u64(&self, offset: usize, current: u64, new: u64) -> Result<u64> {
-        let result = self.region.compare_exchange_u64(offset as u64, current, new);
+        let result = self.bytes().and_then(|bytes| bytes.compare_exchange_u64(offset as u64, current, new));
         result.map_err(|error| self.access_error("compare_exchange_u64", offset, 8, error))
     }
 
@@ -304,7 +321,7 @@ macro_rules! ordered_access {
                 /// # Ok::<(), verbs::Error>(())
                 /// ```
                 pub fn $load(&self, offset: usize) -> Result<$word> {
-                    let result = self.region.$load(offset as u64);
+                    let result = self.bytes().and_then(|bytes| bytes.$load(offset as u64));
                     result.map_err(|error| self.access_error(stringify!($load), offset, size_of::<$word>(), error))
                 }
 
@@ -315,7 +332,7 @@ macro_rules! ordered_access {
                 /// # Errors
                 #[doc = concat!("As [`MemoryRegion::", stringify!($load), "`].")]
                 pub fn $store(&self, offset: usize, value: $word) -> Result<()> {
-                    let result = self.region.$store(offset as u64, value);
+                    let result = self.bytes().and_then(|bytes| bytes.$store(offset as u64, value));
                     result.map_err(|error| self.access_error(stringify!($store), offset, size_of::<$word>(), error))
                 }
             )*
@@ -342,7 +359,8 @@ impl fmt::Debug for MemoryRegion {
 }
 
 /// A part of a region, to be named in requests. Only [`MemoryRegion::slice`] makes one, so its bounds are right and
-/// the region exists.
+/// the region exists; and [`ImplicitMemoryRegion::slice`](super::ImplicitMemoryRegion::slice), for which the caller
+/// answers.
 ///
 /// ```
 /// use rdma_verbs::verbs::{self, AccessFlags};
@@ -408,8 +426,18 @@ impl fmt::Debug for RegionRange<'_> {
     }
 }
 
-/// Start and length of a range within `len` bytes.
+/// Start and length of a range within a region of `len` bytes.
 pub(super) fn resolve(verb: &'static str, range: &impl RangeBounds<usize>, len: usize) -> Result<(usize, usize)> {
+    resolve_in(verb, range, len, "the region")
+}
+
+/// Start and length of a range within the `len` bytes of `what`.
+pub(super) fn resolve_in(
+    verb: &'static str,
+    range: &impl RangeBounds<usize>,
+    len: usize,
+    what: &str,
+) -> Result<(usize, usize)> {
     let start = match range.start_bound() {
         Bound::Included(&start) => Some(start),
         Bound::Excluded(&before) => before.checked_add(1),
@@ -424,7 +452,7 @@ pub(super) fn resolve(verb: &'static str, range: &impl RangeBounds<usize>, len: 
         (Some(start), Some(end)) if start <= end && end <= len => Ok((start, end - start)),
         (start, end) => {
             let [start, end] = [start, end].map(|bound| bound.map_or("2^64".into(), |bound| bound.to_string()));
-            let message = format!("range is {start}..{end}; the region has {len} bytes");
+            let message = format!("range is {start}..{end}; {what} has {len} bytes");
             Err(Error::new(verb, ErrorKind::InvalidArgument, message))
         }
     }

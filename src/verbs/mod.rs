@@ -9,6 +9,8 @@
 //! | [`Context`] | `ibv_context` | [`open`], [`Device::open`] |
 //! | [`ProtectionDomain`] | `ibv_pd` | [`Context::alloc_pd`] |
 //! | [`MemoryRegion`] | `ibv_mr` | [`ProtectionDomain::reg_mr`], [`ProtectionDomain::alloc_mr`] |
+//! | [`ImplicitMemoryRegion`] | `ibv_mr` of address 0, `SIZE_MAX` | [`ProtectionDomain::reg_mr_implicit`] |
+//! | [`DeviceMemory`] | `ibv_dm` | [`Context::alloc_dm`] |
 //! | [`MemoryWindow`] | `ibv_mw` | [`ProtectionDomain::alloc_mw`] |
 //! | [`CompletionChannel`] | `ibv_comp_channel` | [`Context::create_comp_channel`] |
 //! | [`CompletionQueue`] | `ibv_cq` | [`Context::create_cq`] |
@@ -44,10 +46,10 @@
 //!
 //! # Life times
 //!
-//! [`Context`], [`ProtectionDomain`], [`CompletionQueue`], [`CompletionChannel`], [`SharedReceiveQueue`] and
-//! [`XrcDomain`] are handles: cloning one is cheap
-//! and names the same object, which lives as long as anything needs it, queue pairs and regions included. They may be
-//! dropped in any order. [`QueuePair`] and [`MemoryRegion`] are owned: dropping one destroys it.
+//! [`Context`], [`ProtectionDomain`], [`CompletionQueue`], [`CompletionChannel`], [`SharedReceiveQueue`],
+//! [`XrcDomain`] and [`DeviceMemory`] are handles: cloning one is cheap and names the same object, which lives as long
+//! as anything needs it, queue pairs and regions included. They may be dropped in any order. [`QueuePair`],
+//! [`MemoryRegion`] and [`MemoryWindow`] are owned: dropping one destroys it.
 //!
 //! # Errors
 //!
@@ -56,6 +58,7 @@
 #![deny(unsafe_code)]
 
 mod address_handle;
+mod advise;
 mod async_event;
 mod batch;
 mod capture;
@@ -69,9 +72,12 @@ mod connection_tcp;
 mod context;
 mod datagram;
 mod device;
+mod device_memory;
+mod dmabuf;
 mod explain;
 #[cfg(test)]
 mod fake;
+mod implicit_region;
 mod memory;
 mod memory_region;
 mod memory_window;
@@ -100,6 +106,8 @@ pub use connect::ConnectOptions;
 pub use connection_info::ConnectionInfo;
 pub use context::Context;
 pub use device::{Device, devices, open};
+pub use device_memory::DeviceMemory;
+pub use implicit_region::ImplicitMemoryRegion;
 pub use memory::{Memory, RefusedMemory};
 pub use memory_region::{MemoryRegion, RegionRange};
 pub use memory_window::{MemoryWindow, MemoryWindowBind};
@@ -116,11 +124,13 @@ pub use xrc_domain::XrcDomain;
 pub use crate::memory::RegisterOptions;
 pub use crate::provider::{Error, ErrorKind, Result};
 pub use crate::types::{
-    AccessFlags, AddressVector, AsyncEvent, CaptureConfig, CaptureSummary, Cause, CompletionOpcode, CompletionStatus,
-    Counter, Counters, DeviceAttributes, DeviceCapabilities, DropReason, EventObject, FlushFlags, Gid, GidEntry,
-    GidType, GlobalRouteHeader, LinkLayer, Lkey, MemoryWindowType, Mtu, PeerCapabilities, PortAttributes, PortState,
-    Psn, Qkey, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairReport, QueuePairState, QueuePairStatus,
-    QueuePairType, Rkey, SharedReceiveQueueAttributes, SharedReceiveQueueNumber, SharedReceiveQueueStatus, Transport,
+    AccessFlags, AddressVector, AdviceFlags, AsyncEvent, CaptureConfig, CaptureSummary, Cause, CompletionOpcode,
+    CompletionStatus, Counter, Counters, DeviceAttributes, DeviceCapabilities, DropReason, EventObject, FlushFlags,
+    Gid, GidEntry, GidType, GlobalRouteHeader, LinkLayer, LinkSpeed, LinkWidth, LiveObjects, Lkey, MemoryAdvice,
+    MemoryWindowType, Mtu, OnDemandCapabilities, OnDemandOperations, OnDemandSupport, PeerCapabilities, PortAttributes,
+    PortState, Psn, Qkey, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairReport, QueuePairState,
+    QueuePairStatus, QueuePairType, Rkey, SharedReceiveQueueAttributes, SharedReceiveQueueNumber,
+    SharedReceiveQueueStatus, Transport,
 };
 
 /// The promise of the module's documentation, held by the compiler: these types may be shared between threads.
@@ -133,6 +143,8 @@ const _: () = {
     send_and_sync::<ProtectionDomain>();
     send_and_sync::<Memory>();
     send_and_sync::<MemoryRegion>();
+    send_and_sync::<ImplicitMemoryRegion>();
+    send_and_sync::<DeviceMemory>();
     send_and_sync::<MemoryWindow>();
     send_and_sync::<Reregistration<'_>>();
     send_and_sync::<MemoryWindowBind<'_>>();

@@ -55,7 +55,7 @@ impl ProtectionDomain {
     /// # Ok::<(), verbs::Error>(())
     /// ```
     pub fn reg_mr(&self, memory: impl Into<Memory>, access: AccessFlags) -> Result<MemoryRegion> {
-        Ok(self.register(memory.into().into_backing(), &options(access, None))?)
+        Ok(self.register_safely(memory.into(), &options(access, None))?)
     }
 
     /// As [`ProtectionDomain::reg_mr`], but a refusal gives the memory back.
@@ -73,8 +73,7 @@ impl ProtectionDomain {
     /// # Ok::<(), verbs::Error>(())
     /// ```
     pub fn try_reg_mr(&self, memory: impl Into<Memory>, access: AccessFlags) -> Result<MemoryRegion, RefusedMemory> {
-        self.register(memory.into().into_backing(), &options(access, None))
-            .map_err(|Refused { error, backing }| RefusedMemory { error, memory: Memory::from_backing(backing) })
+        self.register_safely(memory.into(), &options(access, None))
     }
 
     /// As [`ProtectionDomain::reg_mr`], but requests name the region's first byte by `iova` instead of by its host
@@ -92,7 +91,7 @@ impl ProtectionDomain {
     /// # Ok::<(), verbs::Error>(())
     /// ```
     pub fn reg_mr_iova(&self, memory: impl Into<Memory>, iova: u64, access: AccessFlags) -> Result<MemoryRegion> {
-        Ok(self.register(memory.into().into_backing(), &options(access, Some(iova)))?)
+        Ok(self.register_safely(memory.into(), &options(access, Some(iova)))?)
     }
 
     /// As [`ProtectionDomain::reg_mr`], with all options: the first address, and whether the key may be invalidated.
@@ -115,8 +114,7 @@ impl ProtectionDomain {
         memory: impl Into<Memory>,
         options: &RegisterOptions,
     ) -> Result<MemoryRegion, RefusedMemory> {
-        self.register(memory.into().into_backing(), options)
-            .map_err(|Refused { error, backing }| RefusedMemory { error, memory: Memory::from_backing(backing) })
+        self.register_safely(memory.into(), options)
     }
 
     /// Allocates a memory window (`ibv_alloc_mw`): a key that can be bound to a part of a region, and taken away again,
@@ -158,8 +156,9 @@ impl ProtectionDomain {
     /// As long as the region exists, that is until [`MemoryRegion::dereg`] returned or the region was dropped, the
     /// bytes `addr .. addr + len` must be memory of this process that Rust's rules allow others to change and to read
     /// at any time: while the device, a peer or the region's own methods may write there, nobody may hold a `&[u8]` or
-    /// `&mut [u8]` of them, while these may read there, nobody may hold a `&mut [u8]`. If they are unmapped, nothing
-    /// else may be mapped there.
+    /// `&mut [u8]` of them, while these may read there, nobody may hold a `&mut [u8]`. The region's own methods may be
+    /// asked to write whatever its rights are, and [`MemoryRegion::rereg`] may widen these. If the bytes are unmapped,
+    /// nothing else may be mapped there.
     ///
     /// # Errors
     /// As [`ProtectionDomain::reg_mr`].
@@ -172,7 +171,8 @@ impl ProtectionDomain {
     /// // SAFETY: `storage` outlives the region and is not touched while the region exists.
     /// let mr = unsafe { pd.reg_mr_raw(storage.as_mut_ptr().cast(), 512, Some(0x1000), AccessFlags::LOCAL_WRITE)? };
     /// mr.write_at(0, &[1])?;
-    /// drop(mr);
+    /// // What was promised ends here: without a new promise, nobody registers the range again.
+    /// assert!(pd.reg_mr(mr.dereg()?, AccessFlags::LOCAL_WRITE).is_err());
     /// assert_eq!(storage[0].to_ne_bytes()[0], 1);
     /// # Ok::<(), verbs::Error>(())
     /// ```
@@ -185,12 +185,18 @@ impl ProtectionDomain {
         access: AccessFlags,
     ) -> Result<MemoryRegion> {
         // SAFETY: the caller promises what `Backing::raw` asks for: the range stays this process's to change until
-        // the region, which owns the backing, is gone.
+        // the region, which owns the backing, is gone. What `dereg` gives back is not registered again without a new
+        // promise (`Memory::into_registrable`).
         let backing = unsafe { Backing::raw(addr, len) };
         Ok(self.register(backing, &options(access, iova))?)
     }
 
-    fn register(&self, backing: Backing, options: &RegisterOptions) -> Result<MemoryRegion, Refused> {
+    fn register_safely(&self, memory: Memory, options: &RegisterOptions) -> Result<MemoryRegion, RefusedMemory> {
+        self.register(memory.into_registrable("reg_mr")?, options)
+            .map_err(|Refused { error, backing }| RefusedMemory { error, memory: Memory::from_backing(backing) })
+    }
+
+    pub(super) fn register(&self, backing: Backing, options: &RegisterOptions) -> Result<MemoryRegion, Refused> {
         let access = options.access;
         let needs_local_write = AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;
         if access.intersects(needs_local_write) && !access.contains(AccessFlags::LOCAL_WRITE) {

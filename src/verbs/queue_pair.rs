@@ -8,7 +8,8 @@ use super::batch::Poster;
 use super::{
     AccessFlags, AsyncEvent, CompletionError, CompletionQueue, Context, Counters, Error, ErrorKind, ProtectionDomain,
     Psn, Qkey, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairReport, QueuePairState, QueuePairStatus,
-    QueuePairType, ReceiveBatch, ReceiveRequest, Result, SendBatch, SendRequest, explain,
+    QueuePairType, ReceiveBatch, ReceiveRequest, Result, SendBatch, SendRequest, SharedReceiveQueue, XrcDomain,
+    explain,
 };
 use crate::mutation::{Mutation, planted};
 use crate::provider;
@@ -35,6 +36,13 @@ impl Default for Settings {
             max_dest_rd_atomic: None,
         }
     }
+}
+
+/// Where receives come from instead of a queue of its own.
+#[derive(Default)]
+pub(super) struct Sources {
+    pub(super) srq: Option<SharedReceiveQueue>,
+    pub(super) xrc_domain: Option<XrcDomain>,
 }
 
 /// A queue pair (`ibv_qp`): one end of a connection, with a send queue and a receive queue.
@@ -76,6 +84,7 @@ pub struct QueuePair {
     domain: ProtectionDomain,
     send_cq: CompletionQueue,
     recv_cq: CompletionQueue,
+    sources: Sources,
     settings: Settings,
     cap: QueuePairCapabilities,
     psn: AtomicU32,
@@ -88,12 +97,13 @@ impl QueuePair {
         inner: Arc<dyn provider::QueuePair>,
         domain: ProtectionDomain,
         [send_cq, recv_cq]: [CompletionQueue; 2],
+        sources: Sources,
         settings: Settings,
     ) -> Result<Self> {
         let cap = inner.query()?.cap;
         let psn = AtomicU32::new(random_psn("create_qp")?);
         let (sends, receives) = (Poster::default(), Poster::default());
-        Ok(Self { inner, domain, send_cq, recv_cq, settings, cap, psn, sends, receives })
+        Ok(Self { inner, domain, send_cq, recv_cq, sources, settings, cap, psn, sends, receives })
     }
 
     /// Its number, by which peers address it.
@@ -131,9 +141,40 @@ impl QueuePair {
         &self.recv_cq
     }
 
+    /// The shared receive queue that it takes its receives from; `None` if it has a queue of its own, or is part of an
+    /// extended reliable connection.
+    ///
+    /// ```
+    /// # use rdma_verbs::verbs;
+    /// let context = verbs::open("soft:127.45.1.1")?;
+    /// let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+    /// let srq = pd.create_srq(8, 1).build()?;
+    /// let qp = pd.create_qp(&cq, &cq).srq(&srq).build()?;
+    /// assert_eq!(qp.srq().map(|srq| srq.number()), Some(srq.number()));
+    /// # Ok::<(), verbs::Error>(())
+    /// ```
+    pub fn srq(&self) -> Option<&SharedReceiveQueue> {
+        self.sources.srq.as_ref()
+    }
+
+    /// The domain whose shared receive queues its messages go to, if it is the target of an extended reliable
+    /// connection.
+    ///
+    /// ```
+    /// # use rdma_verbs::verbs;
+    /// let context = verbs::open("soft:127.45.1.2")?;
+    /// let (pd, cq, domain) = (context.alloc_pd()?, context.create_cq(16)?, context.open_xrcd()?);
+    /// assert!(pd.create_qp(&cq, &cq).xrc_target(&domain).build()?.xrc_domain().is_some());
+    /// assert!(pd.create_qp(&cq, &cq).build()?.xrc_domain().is_none());
+    /// # Ok::<(), verbs::Error>(())
+    /// ```
+    pub fn xrc_domain(&self) -> Option<&XrcDomain> {
+        self.sources.xrc_domain.as_ref()
+    }
+
     /// Changes state and attributes, all or nothing (`ibv_modify_qp`).
     ///
-    /// Which attributes a transition requires and allows is the standard's table (IBTA 11.2.5.2), as Linux has it. For
+    /// Which attributes a transition requires and allows is the standard's table, as Linux has it. For
     /// a reliable connection:
     ///
     /// * RESET to INIT requires `pkey_index`, `port_num`, `qp_access_flags`; INIT to INIT allows them.
@@ -234,7 +275,8 @@ impl QueuePair {
     ///
     /// # Errors
     /// Nothing was posted if it fails:
-    /// * [`ErrorKind::QueueFull`]: poll completions first;
+    /// * [`ErrorKind::QueueFull`]: poll completions first. Slots come back only when the completion of a signaled
+    ///   request, or of a later one, is polled: unsignaled requests alone fill the queue until RESET;
     /// * [`ErrorKind::InvalidState`]: not in RTS (or a state beyond), a region was revoked, or this thread has an open
     ///   batch of this queue;
     /// * [`ErrorKind::InvalidArgument`]: too many ranges, too long inline or in all, a region of another protection
@@ -386,6 +428,11 @@ impl QueuePair {
     /// Takes it out of the device while it is still borrowed: later verbs on it fail, nothing of it completes.
     pub(crate) fn destroy(&self) -> Result<()> {
         self.inner.destroy()
+    }
+
+    /// Takes no more receives from a shared queue; see [`provider::QueuePair::stop_receiving`].
+    pub(crate) fn stop_receiving(&self) -> Result<Option<u64>> {
+        self.inner.stop_receiving()
     }
 
     pub(super) fn inner(&self) -> &dyn provider::QueuePair {

@@ -1,6 +1,6 @@
 //! What a new queue pair shall be.
 
-use super::queue_pair::Settings;
+use super::queue_pair::{Settings, Sources};
 use super::{
     AccessFlags, CompletionQueue, Error, ErrorKind, ProtectionDomain, Qkey, QueuePair, QueuePairCapabilities,
     QueuePairType, Result, SharedReceiveQueue, XrcDomain,
@@ -106,9 +106,27 @@ impl<'a> QueuePairBuilder<'a> {
 
     /// Receives come from this shared queue instead of a queue of its own: `max_recv_wr` and `max_recv_sge` are
     /// ignored, and receives cannot be posted to the queue pair itself. The queue may belong to another protection
-    /// domain of the same device.
+    /// domain of the same device. For reliable and unreliable connections, and for datagrams:
     ///
-    /// [`SharedReceiveQueue`] has an example.
+    /// ```
+    /// # use std::time::Duration;
+    /// # use rdma_verbs::verbs::{self, AddressVector, Payload, Qkey, QueuePairType, ReceiveRequest, SendRequest};
+    /// # let context = verbs::open("soft:127.0.1.240")?;
+    /// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+    /// # let mr = pd.alloc_mr(256, verbs::AccessFlags::LOCAL_WRITE)?;
+    /// let srq = pd.create_srq(8, 1).build()?;
+    /// let builder = pd.create_qp(&cq, &cq).qp_type(QueuePairType::UnreliableDatagram).qkey(Qkey(7));
+    /// let datagrams = builder.srq(&srq).build()?;
+    /// datagrams.activate()?;
+    /// srq.post_recv(&[ReceiveRequest::new(&mr).wr_id(1)])?;
+    /// let here = pd.create_ah(&AddressVector::new(context.query_gid(1, 0)?.gid, 0))?;
+    /// datagrams.post_send(&[SendRequest::send_to(Payload::inline(b"hello"), &here, datagrams.qpn(), Qkey(7))])?;
+    /// let received = cq.wait(Duration::from_secs(10))?;
+    /// assert_eq!((received.wr_id(), received.result()?.byte_len), (1, 40 + 5)); // the route header comes first
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// [`SharedReceiveQueue`] has another example.
     pub fn srq(mut self, srq: &'a SharedReceiveQueue) -> Self {
         self.srq = Some(srq);
         self
@@ -216,6 +234,8 @@ impl<'a> QueuePairBuilder<'a> {
             },
             ..self.settings
         };
-        QueuePair::new(inner, self.domain.clone(), [self.send_cq.clone(), self.recv_cq.clone()], settings)
+        let queues = [self.send_cq.clone(), self.recv_cq.clone()];
+        let sources = Sources { srq: self.srq.cloned(), xrc_domain: self.xrc_domain.cloned() };
+        QueuePair::new(inner, self.domain.clone(), queues, sources, settings)
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{AccessFlags, Error, Memory, MemoryRegion, ProtectionDomain};
+use super::{AccessFlags, Error, Memory, MemoryRegion, ProtectionDomain, RefusedMemory};
 use crate::provider;
 
 /// What [`MemoryRegion::rereg`] changes; whatever is not named stays (the flags of `ibv_rereg_mr`).
@@ -96,7 +96,12 @@ impl MemoryRegion {
     pub fn rereg(self, change: Reregistration<'_>) -> Result<(MemoryRegion, Option<Memory>), RefusedChange> {
         let Reregistration { domain, memory, iova, access } = change;
         let (domain, is_moved) = (domain.unwrap_or(self.protection_domain()).clone(), memory.is_some());
-        let backing = memory.map(Memory::into_backing);
+        let backing = match memory.map(|memory| memory.into_registrable("rereg_mr")).transpose() {
+            Ok(backing) => backing,
+            Err(RefusedMemory { error, memory }) => {
+                return Err(RefusedChange { error, region: self, memory: Some(memory) });
+            }
+        };
         match domain.inner().rereg_mr(self.inner(), provider::Reregistration { backing, iova, access }) {
             Ok(inner) => {
                 let region = MemoryRegion::new(domain, inner);

@@ -24,6 +24,13 @@ pub struct SharedReceiveQueueBuilder<'a> {
     xrc: Option<(&'a XrcDomain, &'a CompletionQueue)>,
 }
 
+impl SharedReceiveQueueBuilder<'_> {
+    /// Whether only XRC targets can use it.
+    pub(crate) fn is_for_xrc(&self) -> bool {
+        self.xrc.is_some()
+    }
+}
+
 impl<'a> SharedReceiveQueueBuilder<'a> {
     pub(super) fn new(domain: &'a ProtectionDomain, max_wr: u32, max_sge: u32) -> Self {
         Self { domain, max_wr, max_sge, srq_limit: 0, xrc: None }
@@ -90,7 +97,9 @@ impl<'a> SharedReceiveQueueBuilder<'a> {
 /// Queue pairs are told to use it by [`QueuePairBuilder::srq`](super::QueuePairBuilder::srq). Completions appear on the
 /// queue pair's completion queue and name the queue pair; they need not come in the order in which the receives were
 /// posted, because messages end in any order. A queue pair that finds the queue empty tells its peer to try again; no
-/// message of a reliable connection is lost.
+/// message of a reliable connection is lost. Messages of unreliable connections and datagrams are, and nobody is told.
+/// A datagram that the oldest receive has no room for is dropped as well, and the receive stays
+/// (`drop_receive_too_small`).
 ///
 /// The receives belong to the queue, not to queue pairs: they stay when a queue pair goes to the error state, to RESET,
 /// or is destroyed. Only a receive that a message has begun to fill ends with its queue pair.
@@ -98,7 +107,7 @@ impl<'a> SharedReceiveQueueBuilder<'a> {
 /// A handle: clones name the same queue. It goes when the last handle, and every queue pair that uses it, are gone;
 /// what is posted then is forgotten without completions.
 ///
-/// The owned tier ([`crate::owned`]) has no shared receive queues.
+/// The owned tier has [shared receive queues](crate::owned::SharedReceiveQueue) of its own.
 ///
 /// ```
 /// use std::time::Duration;
@@ -113,11 +122,16 @@ impl<'a> SharedReceiveQueueBuilder<'a> {
 /// second.connect(&first.connection_info()?)?;
 ///
 /// let inbox = pd.alloc_mr(64, AccessFlags::LOCAL_WRITE)?;
-/// srq.post_recv(&[ReceiveRequest::new(inbox.slice(..32)?).wr_id(1),
-/// ReceiveRequest::new(inbox.slice(32..)?).wr_id(2)])?; first.post_send(&[SendRequest::send(Payload::inline(b"to the
-/// second"))])?; let received = cq.wait(Duration::from_secs(10))?; assert_eq!((received.wr_id(), received.qpn()), (1,
-/// second.qpn())); second.post_send(&[SendRequest::send(Payload::inline(b"to the first"))])?; let received =
-/// cq.wait(Duration::from_secs(10))?; assert_eq!((received.wr_id(), received.qpn()), (2, first.qpn()));
+/// srq.post_recv(&[
+///     ReceiveRequest::new(inbox.slice(..32)?).wr_id(1),
+///     ReceiveRequest::new(inbox.slice(32..)?).wr_id(2),
+/// ])?;
+/// first.post_send(&[SendRequest::send(Payload::inline(b"to the second"))])?;
+/// let received = cq.wait(Duration::from_secs(10))?;
+/// assert_eq!((received.wr_id(), received.qpn()), (1, second.qpn()));
+/// second.post_send(&[SendRequest::send(Payload::inline(b"to the first"))])?;
+/// let received = cq.wait(Duration::from_secs(10))?;
+/// assert_eq!((received.wr_id(), received.qpn()), (2, first.qpn()));
 /// # Ok::<(), verbs::Error>(())
 /// ```
 #[derive(Clone)]
@@ -204,6 +218,11 @@ impl SharedReceiveQueue {
     pub fn recv_batch(&self) -> Result<SharedReceiveBatch<'_>> {
         self.shared.poster.enter("post_srq_recv", || self.shared.inner.recv_begin())?;
         Ok(SharedReceiveBatch { queue: self, len: 0, open: true, thread_bound: PhantomData })
+    }
+
+    /// Takes it out of the device while handles are left; see [`provider::SharedReceiveQueue::destroy`].
+    pub(crate) fn destroy(&self) -> Result<()> {
+        self.shared.inner.destroy()
     }
 
     pub(super) fn inner(&self) -> &Arc<dyn provider::SharedReceiveQueue> {

@@ -7,6 +7,8 @@
 use std::net::IpAddr;
 use std::sync::OnceLock;
 
+pub use flush::{append_as_linux, verify_as_linux};
+
 use super::packet::ICRC_BYTES;
 use crate::types::ROCE_PORT;
 
@@ -206,5 +208,6 @@ fn backward_words(mut words: usize) -> u32 {
     power
 }
 
+mod flush;
 #[cfg(test)]
 mod tests;

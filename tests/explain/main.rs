@@ -6,7 +6,9 @@ mod local;
 mod namespace;
 mod process;
 mod refused;
+mod shared;
 mod silent;
+mod unreliable;
 mod world;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -61,6 +63,16 @@ const CAUSES: &[(&str, &str)] = &[
     ("completion queue overflow", "its completion queue overflowed"),
     ("no timeout", "this end waits for ever: timeout is 0"),
     ("no READ credits", "can never leave: max_rd_atomic is 0"),
+    ("wrong Q_Key", "their Q_Key is not that of this queue pair"),
+    ("dropped without a receive", "no receive was posted for their message"),
+    ("datagram too long", "they do not fit the receives posted"),
+    ("group not attached", "it is attached to no multicast group"),
+    ("dropped access", "key, bounds, rights or length forbid them"),
+    ("shared queue empty", "the shared receive queue of this queue pair is empty"),
+    ("named queue empty", "the shared receive queue that it names is empty"),
+    ("unknown queue named", "has no such shared receive queue"),
+    ("window of another queue pair", "is a window that another queue pair bound"),
+    ("window bound twice", "the memory window of type 2 is bound already"),
 ];
 
 /// An injected failure: its true cause, and what makes it happen and asks for the explanation. It gets a number for its
@@ -119,6 +131,17 @@ const CASES: &[Case] = &[
     ("completion queue overflow", local::completion_queue_overflows),
     ("no timeout", local::no_timeout),
     ("no READ credits", local::no_read_credits),
+    ("wrong Q_Key", unreliable::wrong_qkey),
+    ("dropped without a receive", unreliable::datagram_without_receive),
+    ("dropped without a receive", unreliable::message_without_receive),
+    ("datagram too long", unreliable::datagram_too_long),
+    ("group not attached", unreliable::group_not_attached),
+    ("dropped access", unreliable::write_with_wrong_key),
+    ("shared queue empty", shared::shared_queue_is_empty),
+    ("named queue empty", shared::named_queue_is_empty),
+    ("unknown queue named", shared::unknown_queue_named),
+    ("window of another queue pair", shared::window_of_another_queue_pair),
+    ("window bound twice", shared::window_bound_twice),
 ];
 
 /// The cause that the text names first.

@@ -4,6 +4,8 @@
 //! `peer.c` documents the lines that are exchanged.
 
 mod guest;
+mod placement;
+mod windows;
 
 use std::time::Duration;
 
@@ -335,7 +337,7 @@ fn errors_that_we_report(home: &mut Home) -> Outcome {
 
 fn run(arguments: &Arguments) -> Outcome {
     let mut home = Home::new(arguments)?;
-    let scenarios: [(&str, Scenario); 9] = [
+    let scenarios: [(&str, Scenario); 23] = [
         ("our WRITEs and READs", our_writes_and_reads),
         ("our atomics", our_atomics),
         ("our messages", our_messages),
@@ -345,6 +347,20 @@ fn run(arguments: &Arguments) -> Outcome {
         ("the guest's messages", guests_messages),
         ("errors that the guest reports", errors_that_the_guest_reports),
         ("errors that we report", errors_that_we_report),
+        ("our FLUSHes", placement::our_flushes),
+        ("FLUSHes that the guest refuses", placement::flushes_that_the_guest_refuses),
+        ("the guest's FLUSHes", placement::guests_flushes),
+        ("FLUSHes that we refuse", placement::flushes_that_we_refuse),
+        ("our ATOMIC WRITEs", placement::our_atomic_writes),
+        ("ATOMIC WRITEs that the guest refuses", placement::atomic_writes_that_the_guest_refuses),
+        ("the guest's ATOMIC WRITEs", placement::guests_atomic_writes),
+        ("ATOMIC WRITEs that we refuse", placement::atomic_writes_that_we_refuse),
+        ("the guest's windows", windows::the_guests_windows),
+        ("the guest's windows, taken away", windows::the_guests_windows_taken_away),
+        ("what the guest's windows refuse", windows::what_the_guests_windows_refuse),
+        ("our windows", windows::our_windows),
+        ("our windows, taken away", windows::our_windows_taken_away),
+        ("what our windows refuse", windows::what_our_windows_refuse),
     ];
     for (name, scenario) in scenarios {
         scenario(&mut home).map_err(|error| format!("{name}: {error}; counters {}", counted(&home.context)))?;

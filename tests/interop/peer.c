@@ -15,7 +15,8 @@
  * bytes in network order. Arguments come first, in order; then options, each `name=value`.
  *
  * MEMORY. Four areas of AREA_LENGTH bytes, each a memory region of its own, full of zeros at first:
- *   open      remote write, read, atomics and window binding allowed: what the other end works on
+ *   open      remote write, read, atomics and window binding allowed, and FLUSH (not to persistence) where the device
+ *             has it: what the other end works on
  *   closed    local rights only: the local side of this end's requests. Its remote key is to be refused, whatever it
  *             is (Linux 6.1 makes it 0)
  *   receive   local rights only: where receives are placed
@@ -25,14 +26,16 @@
  *
  * Greeting, and the answer to `reset`: a new queue pair in INIT, with no receives posted.
  *   ok version=1 qpn= psn= gid= path_mtu= length=AREA_LENGTH open_addr= open_rkey= closed_addr= closed_rkey=
- *      receive_addr= receive_rkey= readable_addr= readable_rkey=
+ *      receive_addr= receive_rkey= readable_addr= readable_rkey= flush=0|1 atomic_write=0|1
+ * The last two say whether the device has FLUSH and ATOMIC WRITE.
  *
  * Connection
  *   connect QPN PSN GID     to RTS, towards the other end's numbers. Options: mtu (bytes; -m), timeout (14),
  *                           retry_cnt (5), rnr_retry (5), min_rnr_timer (12), rd_atomic (16), dest_rd_atomic (16)
  *   reset                   destroys the queue pair (and window, if any) and makes a new one: needs `connect` again.
  *                           Options: access, the letters of what remote requests the queue pair allows: any of
- *                           `rwa` (read, write, atomic), or `none` (rwa). psn, this end's first one (random)
+ *                           `rwafp` (read, write, atomic, FLUSH to global visibility, to persistence), or `none`
+ *                           (rwa). psn, this end's first one (random)
  *   destroy                 destroys the queue pair: nobody answers its number any more, until `reset`
  *   state                   ok state=init|rtr|rts|sqd|sqe|err|...
  *   quit                    ok, and the end
@@ -43,8 +46,9 @@
  *   zero AREA OFFSET LENGTH
  *   peek AREA OFFSET                          ok value=   the 64-bit number there, in this host's byte order
  *   poke AREA OFFSET VALUE                    (OFFSET a multiple of 8 for both)
- *   bind OFFSET LENGTH                        binds a type 2 memory window to a range of `open` on this queue pair;
- *                                             ok status= addr= rkey=. Option: access, as for `reset`. One at a time.
+ *   bind OFFSET LENGTH                        binds a memory window to a range of `open` on this queue pair;
+ *                                             ok status= addr= rkey=. Options: type (2); access, as for `reset`, and
+ *                                             `z`, zero-based: addr is 0 then. One window at a time.
  *                                             Never name a window that was invalidated already in another SEND with
  *                                             invalidate: the kernel (6.1 and 6.12) dereferences a null pointer then
  *
@@ -60,6 +64,10 @@
  *                                           check= and so on, as for `check`, when the status is success
  *   cas ADDR RKEY COMPARE SWAP              the answer also has old=VALUE (the last one, when there are several)
  *   faa ADDR RKEY ADD
+ *   flush ADDR RKEY LENGTH                  Options of its own: type, global (also without it), persistent or both;
+ *                                           level, range (also without it) or region
+ *   atomic_write ADDR RKEY VALUE            writes the 64-bit number in this host's byte order
+ * Of these two count repeats the same one, and offset and solicited mean nothing.
  * Options: wait, milliseconds (10000). count, 1 to 64 requests posted at once (1): each goes on where the one before
  * ended, in both memories and in the pattern (atomics stay at their remote address). offset, where in `closed` (0).
  * solicited=1: with the solicited event bit. post=1: posts only, and answers `ok first=WR_ID count=N`; the completions
@@ -71,9 +79,9 @@
  *                                Without it a message that needs a receive meets none (receiver not ready).
  * Completions
  *   poll send|recv               waits for the next completion; ok status=none if there is none in time, else
- *                                ok status= wr_id= opcode= byte_len= and, if present, imm= or invalidated=
- *                                Option: wait (10000). opcode is send, write, read, cas, faa, bind, recv or
- *                                recv_write_imm; it and byte_len mean nothing unless the status is success
+ *                                ok status= wr_id= opcode= byte_len= qpn= and, if present, imm= or invalidated=
+ *                                Option: wait (10000). opcode is send, write, read, cas, faa, bind, flush,
+ *                                atomic_write, recv or recv_write_imm; it and byte_len mean nothing unless the status is success
  *
  * STATUS is the name of the verbs status without its prefix, in lower case: success, loc_len_err, loc_qp_op_err,
  * loc_prot_err, wr_flush_err, mw_bind_err, bad_resp_err, loc_access_err, rem_inv_req_err, rem_access_err, rem_op_err,

@@ -1,7 +1,11 @@
-/* What the two halves of the peer have in common: peer.c, the exchange of lines, and peer_verbs.c, the verbs. */
+/*
+ * What the parts of the peer have in common: peer.c, the exchange of lines; peer_verbs.c, the verbs; peer_extended.c,
+ * memory windows, FLUSH and ATOMIC WRITE.
+ */
 #ifndef PEER_H
 #define PEER_H
 
+#include <infiniband/verbs.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -28,5 +32,24 @@ void start_verbs(const char *device_name, int index, unsigned mtu);
 void stop_verbs(void);
 void answer_greeting(void);
 void run_command(const struct command *command);
+
+/* Of the verbs, for peer_extended.c. */
+extern struct ibv_context *context;
+extern struct ibv_pd *domain;
+extern struct ibv_qp *queue_pair;
+extern uint64_t next_wr_id;
+unsigned access_option(const struct command *command);
+struct ibv_mr *open_region(uint64_t offset, uint64_t length);
+bool answer_posted(const struct command *command, uint64_t first, uint64_t count);
+
+/* peer_extended.c. */
+void find_extensions(void);
+void answer_extensions(void);
+unsigned extended_rights(void);
+struct ibv_qp *create_queue_pair(const struct ibv_qp_init_attr *init);
+void destroy_window(void);
+bool do_bind(const struct command *command);
+bool do_flush(const struct command *command);
+bool do_atomic_write(const struct command *command);
 
 #endif

@@ -3,7 +3,6 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
-#include <infiniband/verbs.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -38,16 +37,16 @@ static struct area areas[AREAS] = {
 
 static int gid_index;
 static unsigned path_mtu;
-static struct ibv_context *context;
-static struct ibv_pd *domain;
 static struct ibv_cq *send_queue, *receive_queue;
-static struct ibv_qp *queue_pair;
-static struct ibv_mw *window;
 static union ibv_gid gid;
 static uint32_t psn;
-static uint64_t next_wr_id = 1;
 
-static unsigned access_option(const struct command *command)
+struct ibv_context *context;
+struct ibv_pd *domain;
+struct ibv_qp *queue_pair;
+uint64_t next_wr_id = 1;
+
+unsigned access_option(const struct command *command)
 {
 	const char *letters = option_text(command, "access", "rwa");
 	unsigned access = 0;
@@ -58,6 +57,9 @@ static unsigned access_option(const struct command *command)
 		access |= *letters == 'r' ? IBV_ACCESS_REMOTE_READ : 0;
 		access |= *letters == 'w' ? IBV_ACCESS_REMOTE_WRITE : 0;
 		access |= *letters == 'a' ? IBV_ACCESS_REMOTE_ATOMIC : 0;
+		access |= *letters == 'f' ? IBV_ACCESS_FLUSH_GLOBAL : 0;
+		access |= *letters == 'p' ? IBV_ACCESS_FLUSH_PERSISTENT : 0;
+		access |= *letters == 'z' ? IBV_ACCESS_ZERO_BASED : 0;
 	}
 	return access;
 }
@@ -65,6 +67,12 @@ static unsigned access_option(const struct command *command)
 static bool in_area(uint64_t offset, uint64_t length)
 {
 	return offset <= AREA_LENGTH && length <= AREA_LENGTH - offset;
+}
+
+/* The region of the area `open`, if so many bytes are there. */
+struct ibv_mr *open_region(uint64_t offset, uint64_t length)
+{
+	return in_area(offset, length) ? areas[OPEN].region : NULL;
 }
 
 /* The place that "AREA OFFSET" name, if so many bytes are there. */
@@ -134,6 +142,8 @@ static const char *opcode_name(enum ibv_wc_opcode opcode)
 	case IBV_WC_COMP_SWAP: return "cas";
 	case IBV_WC_FETCH_ADD: return "faa";
 	case IBV_WC_BIND_MW: return "bind";
+	case IBV_WC_FLUSH: return "flush";
+	case IBV_WC_ATOMIC_WRITE: return "atomic_write";
 	case IBV_WC_RECV: return "recv";
 	case IBV_WC_RECV_RDMA_WITH_IMM: return "recv_write_imm";
 	default: return "other";
@@ -190,6 +200,16 @@ static bool answer_requests(uint64_t first, unsigned count, uint64_t wait)
 	return done == count;
 }
 
+/* What is answered for posted requests. Whether they are complete, and well. */
+bool answer_posted(const struct command *command, uint64_t first, uint64_t count)
+{
+	if (option(command, "post", 0)) {
+		answer(" first=%lu count=%lu", first, count);
+		return false;
+	}
+	return answer_requests(first, (unsigned)count, option(command, "wait", 10000));
+}
+
 static bool do_poll(const struct command *command)
 {
 	bool sends = command->count > 1 && !strcmp(command->words[1], "send");
@@ -202,8 +222,8 @@ static bool do_poll(const struct command *command)
 		answer(" status=none");
 		return true;
 	}
-	answer(" status=%s wr_id=%lu opcode=%s byte_len=%u", status_name(completion.status), completion.wr_id,
-	       opcode_name(completion.opcode), completion.byte_len);
+	answer(" status=%s wr_id=%lu opcode=%s byte_len=%u qpn=%u", status_name(completion.status), completion.wr_id,
+	       opcode_name(completion.opcode), completion.byte_len, completion.qp_num);
 	if (completion.wc_flags & IBV_WC_WITH_IMM)
 		answer(" imm=%u", ntohl(completion.imm_data));
 	if (completion.wc_flags & (IBV_WC_WITH_INV | INVALIDATED_BY_RXE))
@@ -217,9 +237,7 @@ static void destroy_queue_pair(void)
 {
 	struct ibv_wc completion;
 
-	if (window && ibv_dealloc_mw(window))
-		die("ibv_dealloc_mw");
-	window = NULL;
+	destroy_window();
 	if (queue_pair && ibv_destroy_qp(queue_pair))
 		die("ibv_destroy_qp");
 	queue_pair = NULL;
@@ -238,9 +256,9 @@ static void make_queue_pair(unsigned access, uint32_t first_psn)
 	struct ibv_qp_attr attributes = {.qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = access};
 
 	destroy_queue_pair();
-	queue_pair = ibv_create_qp(domain, &init);
+	queue_pair = create_queue_pair(&init);
 	if (!queue_pair)
-		die("ibv_create_qp");
+		die("creating a queue pair");
 	errno = ibv_modify_qp(queue_pair, &attributes,
 			      IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
 	if (errno)
@@ -263,6 +281,7 @@ void answer_greeting(void)
 	for (int i = 0; i < 16; i++)
 		answer("%02x", gid.raw[i]);
 	answer(" path_mtu=%u length=%u", path_mtu, AREA_LENGTH);
+	answer_extensions();
 	for (int i = 0; i < AREAS; i++)
 		answer(" %s_addr=%lu %s_rkey=%u", areas[i].name, (uint64_t)(uintptr_t)areas[i].bytes, areas[i].name,
 		       areas[i].region->rkey);
@@ -388,35 +407,6 @@ static bool do_poke(const struct command *command)
 	return bytes;
 }
 
-static bool do_bind(const struct command *command)
-{
-	uint64_t offset = argument(command, 1), length = argument(command, 2);
-	struct ibv_send_wr request = {.wr_id = next_wr_id, .opcode = IBV_WR_BIND_MW, .send_flags = IBV_SEND_SIGNALED};
-	struct ibv_send_wr *bad;
-	int error;
-
-	if (!in_area(offset, length))
-		return refuse("out of bounds", 0);
-	if (window && (error = ibv_dealloc_mw(window)))
-		return refuse("ibv_dealloc_mw", error);
-	window = ibv_alloc_mw(domain, IBV_MW_TYPE_2);
-	if (!window)
-		return refuse("ibv_alloc_mw", errno);
-	request.bind_mw.mw = window;
-	request.bind_mw.rkey = ibv_inc_rkey(window->rkey);
-	request.bind_mw.bind_info.mr = areas[OPEN].region;
-	request.bind_mw.bind_info.addr = (uint64_t)(uintptr_t)areas[OPEN].bytes + offset;
-	request.bind_mw.bind_info.length = length;
-	request.bind_mw.bind_info.mw_access_flags = access_option(command);
-	error = ibv_post_send(queue_pair, &request, &bad);
-	if (error)
-		return refuse("ibv_post_send", error);
-	next_wr_id++;
-	answer_requests(request.wr_id, 1, option(command, "wait", 10000));
-	answer(" addr=%lu rkey=%u", request.bind_mw.bind_info.addr, request.bind_mw.rkey);
-	return true;
-}
-
 /* ---- Requests and receives ---- */
 
 static const struct request_kind {
@@ -489,11 +479,7 @@ static bool do_request(const struct command *command, const struct request_kind 
 		if (kind->length_at == 3)
 			request.wr.rdma.remote_addr += length;
 	}
-	if (option(command, "post", 0)) {
-		answer(" first=%lu count=%lu", first, count);
-		return true;
-	}
-	if (!answer_requests(first, (unsigned)count, option(command, "wait", 10000)))
+	if (!answer_posted(command, first, count))
 		return true;
 	if (!kind->length_at)
 		answer(" old=%lu", ((volatile uint64_t *)bytes)[count - 1]);
@@ -534,6 +520,7 @@ static const struct {
 	{"state", do_state, true},     {"fill", do_fill, false},   {"check", do_check, false},
 	{"zero", do_zero, false},      {"peek", do_peek, false},   {"poke", do_poke, false},
 	{"bind", do_bind, true},       {"recv", do_receive, true}, {"poll", do_poll, false},
+	{"flush", do_flush, true},     {"atomic_write", do_atomic_write, true},
 };
 
 void run_command(const struct command *command)
@@ -572,6 +559,8 @@ void start_verbs(const char *device_name, int index, unsigned mtu)
 	path_mtu = mtu;
 	if (!context)
 		die(device_name);
+	find_extensions();
+	areas[OPEN].access |= (int)extended_rights();
 	domain = ibv_alloc_pd(context);
 	send_queue = ibv_create_cq(context, SEND_DEPTH, NULL, NULL, 0);
 	receive_queue = ibv_create_cq(context, RECEIVE_DEPTH, NULL, NULL, 0);

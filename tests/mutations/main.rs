@@ -5,16 +5,26 @@
 
 #[path = "../netsim/application.rs"]
 mod application;
+#[path = "../netsim/datagrams.rs"]
+mod datagrams;
 #[path = "../netsim/oracle.rs"]
 mod oracle;
+#[path = "../netsim/pool.rs"]
+mod pool;
 #[path = "../netsim/referee.rs"]
 mod referee;
+#[path = "../netsim/shared.rs"]
+mod shared;
 #[path = "../netsim/store.rs"]
 mod store;
 #[path = "../netsim/terms.rs"]
 mod terms;
+#[path = "../netsim/unreliable.rs"]
+mod unreliable;
 #[path = "../netsim/watch.rs"]
 mod watch;
+#[path = "../netsim/windows.rs"]
+mod windows;
 #[path = "../netsim/world.rs"]
 mod world;
 
@@ -23,7 +33,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use rdma_verbs::mutation::{Mutation, plant};
-use watch::run_watched;
+use watch::{run_watched, watched};
 use world::Outcome;
 
 /// Seeds after which a bug counts as not found.
@@ -32,10 +42,33 @@ const MOST_SEEDS: u64 = 1_000;
 const MOST_MISSED: usize = 3;
 const LARGEST_MEDIAN: u64 = 100;
 
+/// Of the verbs' planted bugs those that the simulator's shared receive queues must find as well.
+const OF_SHARED_RECEIVES: &[Mutation] = &[
+    Mutation::SharedQueueOneShort,
+    Mutation::SharedLimitReachedTooEarly,
+    Mutation::SharedLimitStaysArmed,
+    Mutation::SharedLimitNotAnnounced,
+    Mutation::SharedResizeForgets,
+    Mutation::SharedResizeMixesUp,
+    Mutation::ErrorFlushesShared,
+    Mutation::HalfFilledNotFlushed,
+    Mutation::XrcQueueKept,
+    Mutation::XrcCompletesAtTarget,
+    Mutation::XrcDomainOfTarget,
+];
+/// The smaller worlds.
+const SMALL: [fn(u64, bool) -> Outcome; 4] = [unreliable::run, shared::run, datagrams::run, windows::run];
+
+/// What breaks in the first of the worlds in which something does, with this seed.
+fn break_of(seed: u64) -> Option<String> {
+    let small = || SMALL.iter().find_map(|world| watched(|| world(seed, false)).err());
+    small().or_else(|| run_watched(seed).err())
+}
+
 /// The seed that finds the bug, and what it said.
 fn hunt(mutation: Mutation) -> Option<(u64, String)> {
     plant(Some(mutation));
-    let found = (1..=MOST_SEEDS).find_map(|seed| run_watched(seed).err().map(|said| (seed, said)));
+    let found = (1..=MOST_SEEDS).find_map(|seed| break_of(seed).map(|said| (seed, said)));
     plant(None);
     found
 }
@@ -43,7 +76,7 @@ fn hunt(mutation: Mutation) -> Option<(u64, String)> {
 fn chosen() -> Vec<Mutation> {
     let only = std::env::var("MUTATION").ok();
     let is_chosen = |mutation: &Mutation| only.as_ref().is_none_or(|name| *name == format!("{mutation:?}"));
-    Mutation::ALL.iter().copied().filter(is_chosen).collect()
+    Mutation::ALL.iter().chain(OF_SHARED_RECEIVES).copied().filter(is_chosen).collect()
 }
 
 /// The message of a panic on one short line.
@@ -91,6 +124,9 @@ fn nothing_is_found_where_nothing_is_planted() {
     let mut total = Outcome::default();
     for seed in 1..=60 {
         total.merge(&run_watched(seed).unwrap_or_else(|said| panic!("seed {seed}: {said}")));
+        for world in SMALL {
+            total.merge(&watched(|| world(seed, false)).unwrap_or_else(|said| panic!("seed {seed}: {said}")));
+        }
     }
     assert!(total.packets > 100_000 && total.simulated > Duration::from_secs(1), "only {} packets", total.packets);
 }

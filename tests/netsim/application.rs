@@ -2,16 +2,20 @@
 
 use rdma_verbs::sim::{Network, Random};
 use rdma_verbs::types::{
-    AccessFlags, Data, Operation, QueuePairAttributes, QueuePairState, ReceiveRequest, Rkey, SendFlags, SendRequest,
+    AccessFlags, CompletionOpcode, Data, FlushFlags, Operation, QueuePairAttributes, QueuePairState, ReceiveRequest,
+    Rkey, SendFlags, SendRequest,
 };
 
 use super::oracle::Side;
-use super::store::{Area, REGION_BASE, SLOTS, pattern};
+use super::store::{Area, GRANTABLE, REGION_BASE, SLOTS, WORD, pattern};
 use super::terms::Terms;
 use super::world::Outcome;
 
 /// Requests posted after the connection failed: they must be flushed like the others.
 pub(crate) const POSTED_AFTER_FAILURE: u64 = 2;
+
+/// A number times this stands in both halves of a word.
+pub(crate) const ONCE_IN_EACH_HALF: u64 = 0x1_0000_0001;
 
 /// What a request is, and what it must come to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +34,17 @@ pub(crate) enum Kind {
     FetchAndAdd,
     CompareAndSwap {
         fits: bool,
+    },
+    /// Writes the number of the other end's word, in one piece.
+    AtomicWrite {
+        word: u64,
+    },
+    /// The same by an ordinary WRITE.
+    WordWrite {
+        word: u64,
+    },
+    Flush {
+        whole: bool,
     },
     /// Refused by the other end.
     Wrong(Wrong),
@@ -74,10 +89,34 @@ impl Kind {
         matches!(self, Self::Write { .. } | Self::Relay)
     }
 
+    /// The opcode of its completion.
+    pub(crate) fn completes_as(self) -> CompletionOpcode {
+        match self {
+            Self::Write { .. } | Self::Relay | Self::WordWrite { .. } => CompletionOpcode::RdmaWrite,
+            Self::Read => CompletionOpcode::RdmaRead,
+            Self::FetchAndAdd => CompletionOpcode::FetchAndAdd,
+            Self::CompareAndSwap { .. } => CompletionOpcode::CompareAndSwap,
+            Self::AtomicWrite { .. } => CompletionOpcode::AtomicWrite,
+            Self::Flush { .. } => CompletionOpcode::Flush,
+            _ => CompletionOpcode::Send,
+        }
+    }
+
+    /// What it writes into the other end's word: a number twice, so that a half of it shows.
+    fn word(self) -> Option<u64> {
+        match self {
+            Self::AtomicWrite { word } | Self::WordWrite { word } => Some(word),
+            _ => None,
+        }
+    }
+
     /// What the other end must grant.
     fn needs(self) -> AccessFlags {
         match self {
-            Self::Write { .. } | Self::Relay => AccessFlags::REMOTE_WRITE,
+            Self::Write { .. } | Self::Relay | Self::AtomicWrite { .. } | Self::WordWrite { .. } => {
+                AccessFlags::REMOTE_WRITE
+            }
+            Self::Flush { .. } => AccessFlags::FLUSH_GLOBAL,
             Self::Read => AccessFlags::REMOTE_READ,
             Self::FetchAndAdd | Self::CompareAndSwap { .. } => AccessFlags::REMOTE_ATOMIC,
             _ => AccessFlags::empty(),
@@ -136,7 +175,8 @@ impl Side {
             return Kind::Wrong(self.random_wrong(other, random));
         }
         let before = self.outstanding.back().filter(|posted| posted.kind == Kind::Read && posted.length > 0);
-        let kind = match random.below(12) {
+        let word = (self.words_posted + 1) * ONCE_IN_EACH_HALF;
+        let kind = match random.below(15) {
             0 if !other.was_revoked => Kind::SendInvalidate(other.store.keys().revocable),
             0 | 1 => Kind::Send { immediate: None },
             2 => Kind::Send { immediate: Some(random.number() as u32) },
@@ -145,13 +185,16 @@ impl Side {
             6 => Kind::Write { immediate: Some(random.number() as u32) },
             7..=9 => Kind::Read,
             10 => Kind::FetchAndAdd,
+            11 => Kind::AtomicWrite { word },
+            12 => Kind::WordWrite { word },
+            13 => Kind::Flush { whole: random.chance(300) },
             _ => Kind::CompareAndSwap { fits: random.chance(700) },
         };
         if other.grants.contains(kind.needs()) { kind } else { Kind::Send { immediate: None } }
     }
 
     fn random_wrong(&self, other: &Side, random: &mut Random) -> Wrong {
-        let lacking = AccessFlags::REMOTE - other.grants;
+        let lacking = GRANTABLE - other.grants;
         match random.below(9) {
             0 => Wrong::UnknownKey,
             1 => Wrong::Tag,
@@ -169,6 +212,8 @@ impl Side {
         match kind {
             Kind::Wrong(Wrong::TooLong) => self.store.layout.slot_bytes + 8,
             Kind::FetchAndAdd | Kind::CompareAndSwap { .. } | Kind::Wrong(_) => 8,
+            Kind::AtomicWrite { .. } | Kind::WordWrite { .. } => 8,
+            Kind::Flush { .. } => 0,
             Kind::Relay => self.outstanding.back().map_or(0, |posted| posted.length),
             _ if random.chance(100) => 0,
             _ if random.chance(200) => random.below(self.max_inline.min(self.store.layout.slot_bytes) + 1),
@@ -179,12 +224,13 @@ impl Side {
     fn post(&mut self, network: &mut Network, terms: &Terms, other: &mut Side, random: &mut Random) {
         let index = self.posted;
         let kind = self.random_kind(terms, other, random);
-        let length = self.random_length(kind, random);
+        let operation = self.operation(kind, index, other, random);
+        let is_flush = matches!(operation, Operation::Flush { .. });
+        let length = if is_flush { 0 } else { self.random_length(kind, random) };
         let is_last = index + 1 >= terms.requests as u64;
         let signaled = is_last || self.since_signaled + 1 >= self.depth || random.chance(600);
-        let operation = self.operation(kind, index, other, random);
         let source = if kind == Kind::Relay { index - 1 } else { index };
-        let data = pattern(self.salt, source, length);
+        let data = kind.word().map_or_else(|| pattern(self.salt, source, length), |word| word.to_ne_bytes().to_vec());
         if kind == Kind::Read {
             other.store.fill(Area::Readable, index, &data);
         }
@@ -196,7 +242,7 @@ impl Side {
         flags.set(SendFlags::FENCE, kind == Kind::Relay || random.chance(50));
         flags.set(SendFlags::SOLICITED, random.chance(100));
         let brings_home = operation.is_read_or_atomic();
-        let can_be_inline = !brings_home && kind != Kind::Relay && length <= self.max_inline;
+        let can_be_inline = !brings_home && !is_flush && kind != Kind::Relay && length <= self.max_inline;
         let sges = self.sges(kind, brings_home, index, length, random.below(length + 1));
         let inline = [&data[..]];
         let data = if can_be_inline && random.chance(300) { Data::Inline(&inline) } else { Data::Sges(&sges) };
@@ -238,6 +284,7 @@ impl Side {
             kind if kind.is_message() => self.messages.push_back(posted),
             Kind::FetchAndAdd => self.adds_posted += 1,
             Kind::CompareAndSwap { fits: true } => self.swap_value += 1,
+            Kind::AtomicWrite { .. } | Kind::WordWrite { .. } => self.words_posted += 1,
             _ => {}
         }
     }
@@ -265,17 +312,29 @@ impl Side {
                 let swap = self.swap_value + 1;
                 Operation::CompareAndSwap { remote_addr: REGION_BASE + 8, rkey, compare, swap }
             }
+            Kind::AtomicWrite { .. } => Operation::AtomicWrite { remote_addr: REGION_BASE + WORD, rkey },
+            Kind::WordWrite { .. } => Operation::Write { remote_addr: REGION_BASE + WORD, rkey },
+            Kind::Flush { whole } => {
+                let flags = if whole { FlushFlags::GLOBAL | FlushFlags::WHOLE_REGION } else { FlushFlags::GLOBAL };
+                let length = self.store.layout.slot_bytes as u32;
+                Operation::Flush { remote_addr: remote(Area::Written), rkey, length, flags }
+            }
             Kind::Wrong(wrong) => self.wrong_operation(wrong, other, random),
         }
     }
 
     fn wrong_operation(&self, wrong: Wrong, other: &Side, random: &mut Random) -> Operation {
         let keys = other.store.keys();
-        let can_write = other.grants.contains(AccessFlags::REMOTE_WRITE);
-        let can_read = other.grants.contains(AccessFlags::REMOTE_READ);
-        let mut access = |rkey, remote_addr| match can_write && (!can_read || random.chance(500)) {
-            true => Operation::Write { remote_addr, rkey },
-            false => Operation::Read { remote_addr, rkey },
+        let mut access = |rkey, remote_addr: u64| {
+            let word = remote_addr.next_multiple_of(8);
+            let ways = [
+                (AccessFlags::REMOTE_WRITE, Operation::Write { remote_addr, rkey }),
+                (AccessFlags::REMOTE_READ, Operation::Read { remote_addr, rkey }),
+                (AccessFlags::REMOTE_WRITE, Operation::AtomicWrite { remote_addr: word, rkey }),
+                (AccessFlags::FLUSH_GLOBAL, flush(remote_addr, rkey)),
+            ];
+            let granted: Vec<_> = ways.iter().filter(|(needs, _)| other.grants.contains(*needs)).collect();
+            granted[random.below(granted.len() as u64) as usize].1
         };
         let end = REGION_BASE + self.store.layout.region_bytes();
         match wrong {
@@ -292,8 +351,13 @@ impl Side {
             Wrong::NotGranted(AccessFlags::REMOTE_READ) => {
                 Operation::Read { remote_addr: REGION_BASE, rkey: keys.main }
             }
+            Wrong::NotGranted(AccessFlags::FLUSH_GLOBAL) => flush(REGION_BASE, keys.main),
             Wrong::NotGranted(_) => Operation::FetchAndAdd { remote_addr: REGION_BASE, rkey: keys.main, add: 1 },
             Wrong::TooLong => Operation::Send,
         }
     }
+}
+
+fn flush(remote_addr: u64, rkey: Rkey) -> Operation {
+    Operation::Flush { remote_addr, rkey, length: 8, flags: FlushFlags::GLOBAL }
 }

@@ -1,5 +1,5 @@
 //! Simulation of reliable connections on faulty links, judged by an oracle that knows what each request must come to
-//! and a referee that watches the packets.
+//! and a referee that watches the packets; and smaller worlds of shared receive queues, windows, unreliable services.
 //!
 //! `cargo test --test netsim` runs many seeds and prints what happened how often. A failing seed prints the command
 //! that replays it with a trace of every packet: `NETSIM_SEED=123 cargo test --test netsim replay -- --nocapture`.
@@ -7,12 +7,16 @@
 //! the same with `long_traces`, which runs every seed twice.
 
 mod application;
+mod datagrams;
 mod oracle;
+mod pool;
 mod referee;
+mod shared;
 mod store;
 mod terms;
 mod unreliable;
 mod watch;
+mod windows;
 mod world;
 
 use std::collections::BTreeMap;
@@ -25,8 +29,8 @@ use world::{Outcome, run};
 
 /// Seeds of a run; `NETSIM_SEEDS` asks for more.
 const SEEDS: u64 = 1_200;
-/// Seeds of unreliable connections, which are short.
-const UNRELIABLE_SEEDS: u64 = 600;
+/// Seeds of the smaller worlds: unreliable connections, shared receive queues.
+const SMALL_SEEDS: u64 = 600;
 const MINIMUM_PACKETS: u64 = 10_000_000;
 const MINIMUM_OF_EACH_EVENT: u64 = 100;
 /// Disturbances that last, and so are rarer than what the protocol does about them.
@@ -38,6 +42,17 @@ const LONG_TWICE: u64 = 10_000;
 const LONG_SEEDS: u64 = 100_000;
 /// How often a long run says how far it is.
 const REPORT_EVERY: Duration = Duration::from_secs(20);
+
+/// Runs a seed, and says what every packet is if asked to.
+type World = fn(u64, bool) -> Outcome;
+
+/// The smaller worlds, by the variables that name a seed to replay.
+const SMALL: [(&str, World); 4] = [
+    ("NETSIM_UNRELIABLE_SEED", unreliable::run),
+    ("NETSIM_SHARED_SEED", shared::run),
+    ("NETSIM_DATAGRAM_SEED", datagrams::run),
+    ("NETSIM_WINDOW_SEED", windows::run),
+];
 
 fn number_from(variable: &str) -> Option<u64> {
     std::env::var(variable).ok()?.parse().ok()
@@ -124,6 +139,12 @@ fn expect_no_failures(campaign: &Campaign) {
 
 /// The seed's outcome, if a second run of it leaves the same trace.
 fn run_twice(seed: u64) -> Result<Outcome, String> {
+    for (name, world) in SMALL {
+        let [one, other] = [(); 2].map(|()| watched(|| world(seed, false)));
+        if one?.trace_hash != other?.trace_hash {
+            return Err(format!("a second run left another trace in the world of {name}"));
+        }
+    }
     let (one, other) = (run_watched(seed)?, run_watched(seed)?);
     if one.trace_hash == other.trace_hash { Ok(one) } else { Err("a second run left another trace".to_owned()) }
 }
@@ -160,10 +181,10 @@ fn long_traces() {
     expect_no_failures(&campaign);
 }
 
-#[test]
-fn unreliable_messages_are_whole_in_order_and_never_twice() {
-    let count = number_from("NETSIM_SEEDS").unwrap_or(UNRELIABLE_SEEDS);
-    let campaign = campaign(count, false, |seed| watched(|| unreliable::run(seed, false)));
+/// Many seeds of a smaller world, which must see everything often that it counts.
+fn judge_small(world: World) {
+    let count = number_from("NETSIM_SEEDS").unwrap_or(SMALL_SEEDS);
+    let campaign = campaign(count, false, |seed| watched(|| world(seed, false)));
     print_table(&campaign.outcome.events);
     expect_no_failures(&campaign);
     let rare: Vec<_> = campaign.outcome.events.iter().filter(|(_, count)| **count < MINIMUM_OF_EACH_EVENT).collect();
@@ -171,10 +192,31 @@ fn unreliable_messages_are_whole_in_order_and_never_twice() {
 }
 
 #[test]
+fn unreliable_messages_are_whole_in_order_and_never_twice() {
+    judge_small(unreliable::run);
+}
+
+#[test]
+fn shared_receives_complete_once_and_are_never_missed() {
+    judge_small(shared::run);
+}
+
+#[test]
+fn datagrams_are_whole_or_absent() {
+    judge_small(datagrams::run);
+}
+
+#[test]
+fn nothing_passes_a_key_that_was_revoked() {
+    judge_small(windows::run);
+}
+
+#[test]
 fn replay() {
-    if let Some(seed) = number_from("NETSIM_UNRELIABLE_SEED") {
-        let outcome = unreliable::run(seed, true);
-        print_table(&outcome.events);
+    for (variable, world) in SMALL {
+        if let Some(seed) = number_from(variable) {
+            print_table(&world(seed, true).events);
+        }
     }
     if let Some(seed) = number_from("NETSIM_SEED") {
         let outcome = run(seed, true);

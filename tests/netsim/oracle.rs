@@ -14,14 +14,14 @@ use rdma_verbs::types::{
     QueuePairState, RNR_TIMER_MICROSECONDS, RawCompletion, Time,
 };
 
-use super::application::{Kind, POSTED_AFTER_FAILURE, Posted, Wrong};
+use super::application::{Kind, ONCE_IN_EACH_HALF, POSTED_AFTER_FAILURE, Posted, Wrong};
 use super::referee::Flow;
-use super::store::{Area, Layout, SLOTS, Store, pattern};
+use super::store::{Area, Layout, SLOTS, Store, WORD, pattern};
 use super::terms::Terms;
 use super::world::Outcome;
 
 /// How a completion queue is armed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Arm {
     No,
     Solicited,
@@ -59,6 +59,9 @@ pub(crate) struct Side {
     pub(crate) adds_posted: u64,
     swaps_done: u64,
     pub(crate) swap_value: u64,
+    pub(crate) words_posted: u64,
+    /// What this end's word held last.
+    word_seen: u64,
     pub(crate) failed: bool,
     refused_something: bool,
     /// The first request that may not begin while the queue drains.
@@ -111,6 +114,8 @@ impl Side {
             adds_posted: 0,
             swaps_done: 0,
             swap_value: 0,
+            words_posted: 0,
+            word_seen: 0,
             failed: false,
             refused_something: false,
             draining_from: None,
@@ -141,6 +146,7 @@ impl Side {
         self.since_signaled = 0;
         (self.receives_posted, self.received) = (0, 0);
         (self.adds_done, self.adds_posted, self.swaps_done, self.swap_value) = (0, 0, 0, 0);
+        (self.words_posted, self.word_seen) = (0, 0);
         (self.failed, self.refused_something, self.draining_from) = (false, false, None);
         self.salt = self.salt.wrapping_add(0x9e37);
     }
@@ -196,9 +202,19 @@ impl Side {
             }
         }
         assert_eq!(self.port.send.pending() as usize, self.outstanding.len(), "slots in use at {self:?}");
+        self.judge_word(other);
         self.judge_notification(!completions.is_empty(), is_solicited, random);
         self.judge_timeouts(network, terms, other, flow);
         self.look_at_events(network, other, outcome);
+    }
+
+    /// The word is written in the order of the requests, each time as a whole and once: so it only grows.
+    fn judge_word(&mut self, other: &Side) {
+        let word = self.store.counter(WORD);
+        let most = other.words_posted * ONCE_IN_EACH_HALF;
+        let is_right = word.is_multiple_of(ONCE_IN_EACH_HALF) && (self.word_seen..=most).contains(&word);
+        assert!(is_right, "the word of {self:?} holds {word:#x} after {:#x}", self.word_seen);
+        self.word_seen = word;
     }
 
     fn judge_notification(&mut self, has_completed: bool, is_solicited: bool, random: &mut Random) {
@@ -211,10 +227,11 @@ impl Side {
         if is_due {
             self.arm = Arm::No;
         }
-        if self.arm == Arm::No && random.chance(500) {
+        if random.chance(if self.arm == Arm::No { 500 } else { 100 }) {
             let solicited_only = random.chance(700);
             self.port.completions.req_notify(solicited_only);
-            self.arm = if solicited_only { Arm::Solicited } else { Arm::Any };
+            // A queue that is armed for all completions stays so.
+            self.arm = self.arm.max(if solicited_only { Arm::Solicited } else { Arm::Any });
         }
     }
 
@@ -314,7 +331,10 @@ impl Side {
                     Kind::Read | Kind::FetchAndAdd | Kind::CompareAndSwap { .. } => posted.length as u32,
                     _ => 0,
                 };
-                assert_eq!(completion.byte_len, length, "{completion:?} {posted:?}");
+                let (opcode, found) = (posted.kind.completes_as(), (completion.opcode, completion.byte_len));
+                assert_eq!(found, (opcode, length), "{completion:?} {posted:?}");
+                outcome.count_if(opcode == CompletionOpcode::AtomicWrite, "ATOMIC WRITE done");
+                outcome.count_if(opcode == CompletionOpcode::Flush, "FLUSH done");
                 self.judge_success(&posted, other);
             } else {
                 self.judge_failure(network, terms, completion, &posted, other, outcome);
@@ -348,6 +368,11 @@ impl Side {
                 self.store.expect_bytes(Area::Fetched, posted.index, &self.adds_done.to_ne_bytes());
                 self.adds_done += 1;
             }
+            Kind::AtomicWrite { word } | Kind::WordWrite { word } => {
+                assert!(other.store.counter(WORD) >= word, "{posted:?} completed before it was written");
+            }
+            // All before it have passed their own judgement already.
+            Kind::Flush { .. } => {}
             Kind::CompareAndSwap { fits } => {
                 self.store.expect_bytes(Area::Fetched, posted.index, &self.swaps_done.to_ne_bytes());
                 self.swaps_done += u64::from(fits);
@@ -429,6 +454,7 @@ impl Side {
         self.store.check();
         if is_finished && !self.failed {
             assert_eq!((adds, swaps), (self.adds_done, self.swaps_done), "{self:?}");
+            assert_eq!(other.store.counter(WORD), self.words_posted * ONCE_IN_EACH_HALF, "{self:?}");
             assert!(self.messages.is_empty(), "sent and completed, never received: {:?}", self.messages);
         }
         if is_finished && self.is_in_error(network) {

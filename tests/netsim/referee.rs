@@ -13,11 +13,14 @@ use rdma_verbs::types::{Psn, Time};
 use rdma_verbs::wire::{Aeth, Headers, NakCode, Opcode, Syndrome};
 
 use super::terms::Terms;
+use super::world::Outcome;
 
 const ARRIVED: u8 = 1;
 const NEEDS_ANSWER: u8 = 2;
 const ANSWERED: u8 = 4;
 const ENDS_MESSAGE: u8 = 8;
+/// A request packet that is answered by itself begins here.
+const ASKS: u8 = 16;
 
 /// After three later packets a gap is reported at once; this leaves time for whatever waits in front of the report.
 const GAP_PATIENCE: Duration = Duration::from_millis(10);
@@ -46,6 +49,8 @@ pub(crate) struct Flow {
     /// NAKs that reached the requester.
     pub(crate) sequence_naks: u64,
     pub(crate) rnr_naks: u64,
+    /// ATOMIC WRITEs and FLUSHes that arrived once more.
+    bare_repeated: u64,
 }
 
 /// The referee of one connection.
@@ -72,6 +77,7 @@ impl Flow {
             rnr_naks_of: HashMap::new(),
             sequence_naks: 0,
             rnr_naks: 0,
+            bare_repeated: 0,
         }
     }
 
@@ -86,12 +92,18 @@ impl Flow {
         let place = usize::try_from(place).expect("no number before the first");
         assert!(place <= self.marks.len(), "numbers are skipped: {place} follows {}", self.marks.len());
         let end = place + covers;
-        if self.marks.len() < end {
+        let is_new = self.marks.len() < end;
+        if is_new {
             self.marks.resize(end, 0);
         }
         let opcode = headers.bth.opcode;
         if opcode != Opcode::RC_READ_REQUEST && !opcode.is_first() && !opcode.is_middle() {
             self.marks[place] |= ENDS_MESSAGE;
+        }
+        if is_new && is_answered(opcode) {
+            self.marks[place] |= ASKS;
+            let asked = self.marks[self.acknowledged.min(place)..].iter().filter(|mark| **mark & ASKS != 0).count();
+            assert!(asked <= terms.rd_atomic.into(), "{asked} READs and atomics wait for their answers at {place}");
         }
         let window = (65_536 / terms.mtu.bytes() as usize).clamp(16, 64);
         let is_alone = place <= self.acknowledged;
@@ -101,7 +113,10 @@ impl Flow {
 
     fn request_arrived(&mut self, at: Time, headers: &Headers, terms: &Terms) {
         let Some(place) = self.place(headers.bth.psn) else { return };
-        let needs = if is_answered(headers.bth.opcode) { NEEDS_ANSWER } else { 0 };
+        let opcode = headers.bth.opcode;
+        let is_bare = matches!(opcode, Opcode::RC_ATOMIC_WRITE | Opcode::RC_FLUSH);
+        self.bare_repeated += u64::from(is_bare && self.marks[place] & ARRIVED != 0);
+        let needs = if is_answered(opcode) { NEEDS_ANSWER } else { 0 };
         let end = (place + covered(headers, terms)).min(self.marks.len());
         self.marks[place..end].iter_mut().for_each(|mark| *mark |= ARRIVED | needs);
         let before = self.arrived;
@@ -148,6 +163,7 @@ impl Flow {
             _ => {
                 let Some(place) = place else { return };
                 assert!(self.marks[place] & NEEDS_ANSWER != 0, "an answer to {place}, which did not ask");
+                assert!(place < self.arrived, "{place} was answered, but {} has not arrived", self.arrived);
                 self.marks[place] |= ANSWERED;
             }
         }
@@ -219,6 +235,11 @@ impl Referee {
         &self.flows[end]
     }
 
+    /// Adds up what was seen.
+    pub(crate) fn collect(&self, outcome: &mut Outcome) {
+        self.flows.iter().for_each(|flow| outcome.count("empty answer repeated", flow.bare_repeated));
+    }
+
     /// One end has left the connection: nothing more is judged.
     pub(crate) fn end(&mut self) {
         self.is_over = true;
@@ -252,7 +273,14 @@ impl Referee {
 }
 
 fn is_answered(opcode: Opcode) -> bool {
-    matches!(opcode, Opcode::RC_READ_REQUEST | Opcode::RC_COMPARE_SWAP | Opcode::RC_FETCH_ADD)
+    matches!(
+        opcode,
+        Opcode::RC_READ_REQUEST
+            | Opcode::RC_COMPARE_SWAP
+            | Opcode::RC_FETCH_ADD
+            | Opcode::RC_ATOMIC_WRITE
+            | Opcode::RC_FLUSH
+    )
 }
 
 /// Numbers that a request packet takes.

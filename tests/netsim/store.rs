@@ -12,7 +12,11 @@ pub(crate) const SLOTS: u64 = 16;
 pub(crate) const REGION_BASE: u64 = 0x1000_0000;
 /// Bytes at the beginning of the region, for atomics.
 pub(crate) const COUNTERS: u64 = 64;
+/// The word among them that is written over and over.
+pub(crate) const WORD: u64 = 16;
 const FORBIDDEN_BYTES: usize = 64;
+/// What one end may grant the other.
+pub(crate) const GRANTABLE: AccessFlags = AccessFlags::REMOTE.union(AccessFlags::FLUSH_GLOBAL);
 /// What the application puts in place of what it has read.
 const CONSUMED: u8 = 0xc5;
 
@@ -33,7 +37,7 @@ pub(crate) enum Area {
 
 impl Layout {
     pub(crate) fn new(largest: u64) -> Self {
-        Self { slot_bytes: largest.max(8) }
+        Self { slot_bytes: largest.max(8).next_multiple_of(8) }
     }
 
     pub(crate) fn region_bytes(&self) -> u64 {
@@ -75,7 +79,7 @@ fn zeros(length: usize) -> Backing {
 
 impl Store {
     pub(crate) fn new(host: &Host, layout: Layout) -> Self {
-        let all = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE;
+        let all = AccessFlags::LOCAL_WRITE | GRANTABLE;
         let register = |domain, access, invalidatable| {
             let options = RegisterOptions { access, iova: Some(REGION_BASE), invalidatable };
             host.memory.register_with(DomainId(domain), zeros(FORBIDDEN_BYTES), &options).expect("room for a region")

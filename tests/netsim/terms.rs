@@ -6,6 +6,8 @@ use std::time::Duration;
 use rdma_verbs::sim::{Faults, Random, Socket};
 use rdma_verbs::types::{AccessFlags, Mtu, PeerCapabilities, Time};
 
+use super::store::GRANTABLE;
+
 /// Clients of a crowded server.
 const CROWD: u64 = 64;
 /// An application that posts as fast as it can, in permille of the steps; and one that takes its time.
@@ -136,9 +138,14 @@ fn address(number: u8, is_v6: bool) -> IpAddr {
 }
 
 fn random_access(random: &mut Random) -> AccessFlags {
-    let lacking =
-        [AccessFlags::REMOTE_READ, AccessFlags::REMOTE_WRITE, AccessFlags::REMOTE_ATOMIC, AccessFlags::empty()];
-    AccessFlags::REMOTE - if random.chance(250) { random.choose(&lacking) } else { AccessFlags::empty() }
+    let lacking = [
+        AccessFlags::REMOTE_READ,
+        AccessFlags::REMOTE_WRITE,
+        AccessFlags::REMOTE_ATOMIC,
+        AccessFlags::FLUSH_GLOBAL,
+        AccessFlags::empty(),
+    ];
+    GRANTABLE - if random.chance(250) { random.choose(&lacking) } else { AccessFlags::empty() }
 }
 
 fn random_faults(random: &mut Random, is_calm: bool) -> Faults {

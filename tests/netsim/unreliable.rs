@@ -25,6 +25,7 @@ struct Side {
     port: Port,
     region: std::sync::Arc<Region>,
     receives: u64,
+    received: u64,
     completed: u64,
     /// The number of the last message that came.
     last: Option<u64>,
@@ -56,7 +57,7 @@ impl Side {
         let backing = Backing::from_vec(vec![0; place(3, 0) as usize]);
         let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE;
         let region = host.memory.register(DomainId(1), backing, Some(BASE), access).expect("a region");
-        Self { port, region, receives: 0, completed: 0, last: None }
+        Self { port, region, receives: 0, received: 0, completed: 0, last: None }
     }
 
     fn sge(&self, offset: u64, length: u64) -> Sge {
@@ -97,6 +98,8 @@ impl Side {
             self.completed += 1;
             return;
         }
+        assert_eq!(completion.wr_id, self.received, "receives complete in order, none is left out");
+        self.received += 1;
         let number = u64::from(completion.immediate_or_key);
         assert!(self.last < Some(number), "message {number} came after {:?}", self.last);
         self.last = Some(number);
@@ -216,5 +219,6 @@ fn finish(network: &Network, sides: &[Side; 2], is_perfect: bool, outcome: &mut 
         outcome.count("unreliable without a receive", counters.get_drop(DropReason::NoReceive));
     }
     outcome.packets = network.packets;
+    outcome.trace_hash = network.trace_hash();
     outcome.simulated = Duration::from_nanos(network.now.as_nanos());
 }

@@ -35,6 +35,10 @@ impl Outcome {
         }
     }
 
+    pub(crate) fn count_if(&mut self, is_so: bool, name: &'static str) {
+        self.count(name, is_so.into());
+    }
+
     pub(crate) fn count(&mut self, name: &'static str, amount: u64) {
         *self.events.entry(name).or_default() += amount;
     }
@@ -228,6 +232,7 @@ impl World {
         }
         for pair in &mut self.pairs {
             let before = pair.referee.first();
+            pair.referee.collect(&mut self.outcome);
             let first = match self.random.below(2) {
                 _ if is_settled => before.map(|_| initial_psn(&mut self.random)),
                 0 => before.map(|psn| psn.plus(far)),
@@ -253,6 +258,7 @@ impl World {
     /// Adds up what the endpoints counted.
     fn collect(&mut self) {
         let (network, outcome) = (&self.network, &mut self.outcome);
+        self.pairs.iter().for_each(|pair| pair.referee.collect(outcome));
         outcome.packets = network.packets;
         outcome.simulated = network.now.saturating_since(Time::ZERO);
         outcome.trace_hash = network.trace_hash();

@@ -6,3 +6,4 @@ mod errors;
 mod events;
 mod operations;
 mod threads;
+mod used;

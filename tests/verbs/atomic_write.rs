@@ -15,17 +15,29 @@ const fn scenario(name: &'static str, clause: &'static str, run: fn(&World)) -> 
 }
 
 pub(crate) const SCENARIOS: &[Scenario] = &[
-    scenario("atomic_write/rc/eight_bytes", "IBTA annex A19.4.2; ibv_wr_atomic_write(3)", eight_bytes),
+    scenario("atomic_write/rc/eight_bytes", "IBTA, annex on memory placement; ibv_wr_atomic_write(3)", eight_bytes),
     scenario("atomic_write/rc/from_a_region", "ibv_wr_atomic_write(3)", from_a_region),
-    scenario("atomic_write/rc/after_earlier_writes", "IBTA annex A19.4.2 ordering", after_earlier_writes),
-    scenario("atomic_write/rc/never_torn", "IBTA annex A19.4.2 atomicity", never_torn),
-    scenario("atomic_write/rc/counts_against_max_rd_atomic", "IBTA annex A19.4.2 resources", counts_as_read),
-    scenario("atomic_write/rc/other_lengths", "IBTA annex A19.4.2: 8 bytes", other_lengths),
-    scenario("atomic_write/rc/misaligned", "IBTA annex A19.4.2 alignment", misaligned),
-    scenario("atomic_write/rc/misaligned_in_memory", "IBTA annex A19.4.2 alignment; iova", misaligned_in_memory),
-    scenario("atomic_write/rc/region_without_the_right", "IBTA 9.7.4.1.5 R_Key check", region_without_right),
-    scenario("atomic_write/rc/queue_pair_without_the_right", "IBTA 11.2.5.2 access flags", queue_pair_without_right),
-    scenario("atomic_write/rc/beyond_the_region", "IBTA 9.7.4.1.5 R_Key check", beyond_the_region),
+    scenario("atomic_write/rc/after_earlier_writes", "IBTA, annex on memory placement: ordering", after_earlier_writes),
+    scenario("atomic_write/rc/never_torn", "IBTA, annex on memory placement: atomicity", never_torn),
+    scenario(
+        "atomic_write/rc/counts_against_max_rd_atomic",
+        "IBTA, annex on memory placement: resources",
+        counts_as_read,
+    ),
+    scenario("atomic_write/rc/other_lengths", "IBTA, annex on memory placement: 8 bytes", other_lengths),
+    scenario("atomic_write/rc/misaligned", "IBTA, annex on memory placement: alignment", misaligned),
+    scenario(
+        "atomic_write/rc/misaligned_in_memory",
+        "IBTA, annex on memory placement: alignment; iova",
+        misaligned_in_memory,
+    ),
+    scenario("atomic_write/rc/region_without_the_right", "IBTA, reliable service: R_Key check", region_without_right),
+    scenario(
+        "atomic_write/rc/queue_pair_without_the_right",
+        "IBTA, queue pair verbs: access flags",
+        queue_pair_without_right,
+    ),
+    scenario("atomic_write/rc/beyond_the_region", "IBTA, reliable service: R_Key check", beyond_the_region),
 ];
 
 fn word(value: u64) -> [u8; 8] {

@@ -1,14 +1,17 @@
 //! What devices, ports and GID tables say, and what creating a queue pair refuses.
 
-use rdma_verbs::verbs::{self, ErrorKind, Mtu, PortState, QueuePairCapabilities, QueuePairState, QueuePairType};
+use rdma_verbs::verbs::{
+    self, ErrorKind, LinkLayer, LinkSpeed, LinkWidth, Mtu, PortState, QueuePairCapabilities, QueuePairState,
+    QueuePairType,
+};
 
 use super::end::{Shape, create_qp, refused};
 use super::suite::Scenario;
 use super::world::World;
 
-const QUERY_DEVICE: &str = "IBTA 11.2.1.2 query HCA; ibv_query_device(3)";
-const QUERY_PORT: &str = "IBTA 11.2.1.3; ibv_query_port(3)";
-const CREATE_QP: &str = "IBTA 11.2.5.1 create queue pair; ibv_create_qp(3)";
+const QUERY_DEVICE: &str = "IBTA, device verbs: query HCA; ibv_query_device(3)";
+const QUERY_PORT: &str = "IBTA, device verbs; ibv_query_port(3)";
+const CREATE_QP: &str = "IBTA, queue pair verbs: create queue pair; ibv_create_qp(3)";
 
 pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario::new("device/query/limits_are_there", QUERY_DEVICE, limits),
@@ -22,6 +25,9 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario::new("device/gid/first_is_usable", "ibv_query_gid_ex(3)", first_gid),
     Scenario::new("device/gid/table", "ibv_query_gid_table(3)", gid_table),
     Scenario::new("device/gid/beyond_the_table", "ibv_query_gid_ex(3) EINVAL", gid_beyond),
+    Scenario::new("device/gid/empty_entry", "ibv_query_gid_ex(3) ENODATA", gid_empty),
+    Scenario::new("device/port/width_and_speed", QUERY_PORT, width_and_speed),
+    Scenario::new("device/pkey/table", "ibv_query_pkey(3)", pkey_table),
     Scenario::new("device/event/none_when_nothing_happens", "ibv_get_async_event(3)", no_event),
     Scenario::new("device/counters/count_packets", "API: Context::counters", counters),
     Scenario::new("qp/create/in_reset", CREATE_QP, in_reset),
@@ -96,6 +102,27 @@ fn port(world: &World) {
     assert!(port.gid_tbl_len > 0 && port.pkey_tbl_len > 0 && port.max_msg_sz >= 1 << 20, "{port:?}");
 }
 
+/// Programs choose devices by what these two say together, and refuse codes that they do not know.
+fn width_and_speed(world: &World) {
+    let port = world.device(0).query_port(1).unwrap();
+    let megabits = port.active_width.lanes() * port.active_speed.megabits();
+    assert!((2_500..=2_400_000).contains(&megabits), "{port:?}");
+    assert!(LinkWidth::ALL.contains(&port.active_width) && (port.active_width as u8).is_power_of_two());
+    assert!(LinkSpeed::ALL.contains(&port.active_speed) && (port.active_speed as u16).is_power_of_two());
+    // GIDs alone lead to peers on Ethernet.
+    assert!(port.link_layer == LinkLayer::InfiniBand || port.lid == 0, "{port:?}");
+}
+
+fn pkey_table(world: &World) {
+    let context = world.device(0);
+    let length = context.query_port(1).unwrap().pkey_tbl_len;
+    assert_eq!(context.query_pkey(1, 0).unwrap(), 0xffff, "the default partition, full member");
+    let names = ["query_pkey", "pkey_index", &length.to_string()];
+    refused(context.query_pkey(1, length), ErrorKind::InvalidArgument, &names);
+    refused(context.query_pkey(2, 0), ErrorKind::InvalidArgument, &["query_pkey", "port_num", "2"]);
+    assert_eq!(context.query_device().max_pkeys, length);
+}
+
 fn other_ports(world: &World) {
     let context = world.device(0);
     let last = context.query_device().phys_port_cnt;
@@ -126,10 +153,27 @@ fn gid_table(world: &World) {
     }
 }
 
+/// An entry below the table's length that no address has is told apart from one beyond it, and cannot be used.
+fn gid_empty(world: &World) {
+    let context = world.device(0);
+    let (length, used) = (context.query_port(1).unwrap().gid_tbl_len, context.gid_table(1).unwrap());
+    let is_empty = |index: &u8| used.iter().all(|entry| entry.gid_index != *index);
+    let empty = (0..=u8::MAX).take(length as usize).find(is_empty).expect("an unused entry");
+    let names = ["query_gid", "gid_index", &empty.to_string(), "empty"];
+    refused(context.query_gid(1, empty), ErrorKind::NotFound, &names);
+    let end = world.end(0, &Shape::default());
+    let info = end.qp.connection_info().unwrap();
+    let qp = end.pd.create_qp(&end.cq, &end.cq).gid_index(empty).build().unwrap();
+    let error = qp.connect(&info).expect_err("no packet can come from an empty entry");
+    assert!(matches!(error.kind(), ErrorKind::NotFound | ErrorKind::InvalidArgument), "{error}");
+}
+
 fn gid_beyond(world: &World) {
     let context = world.device(0);
     let names = ["query_gid", "gid_index", "255"];
-    refused(context.query_gid(1, u8::MAX), ErrorKind::InvalidArgument, &names);
+    let is_empty = context.query_port(1).unwrap().gid_tbl_len > u8::MAX.into();
+    let kind = if is_empty { ErrorKind::NotFound } else { ErrorKind::InvalidArgument };
+    refused(context.query_gid(1, u8::MAX), kind, &names);
     let strange = std::net::Ipv6Addr::new(0x2001, 0xdb8, 1, 2, 3, 4, 5, 6);
     refused(context.find_gid(1, strange.into()), ErrorKind::NotFound, &["find_gid", "2001:db8"]);
 }

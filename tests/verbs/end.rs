@@ -266,6 +266,10 @@ pub(crate) fn create_qp(
     if let Some(max_dest_rd_atomic) = shape.max_dest_rd_atomic {
         builder = builder.max_dest_rd_atomic(max_dest_rd_atomic);
     }
+    if shape.qp_type == QueuePairType::XrcReceive {
+        let domain = pd.context().open_xrcd().expect("open_xrcd");
+        return builder.xrc_target(&domain).build().expect("create_qp");
+    }
     builder.build().expect("create_qp")
 }
 

@@ -17,13 +17,17 @@ use super::suite::Scenario;
 use super::world::{World, connect};
 
 pub(crate) const SCENARIOS: &[Scenario] = &[
-    Scenario::new("event/comm_est/before_ready_to_send", "IBTA 11.6.3.2 communication established", comm_est),
-    Scenario::new("event/comm_est/not_when_ready_to_send", "IBTA 11.6.3.2", no_comm_est),
+    Scenario::new(
+        "event/comm_est/before_ready_to_send",
+        "IBTA, asynchronous events: communication established",
+        comm_est,
+    ),
+    Scenario::new("event/comm_est/not_when_ready_to_send", "IBTA, asynchronous events", no_comm_est),
     Scenario::new("event/sq_drained/when_asked_for", "ibv_modify_qp(3) en_sqd_async_notify", sq_drained),
     Scenario::new("event/sq_drained/not_unasked", "ibv_modify_qp(3) en_sqd_async_notify", sq_drained_unasked),
-    Scenario::new("event/access_err/wrong_key", "IBTA 11.6.3.3 local access violation", access_err),
-    Scenario::new("event/req_err/message_too_long", "IBTA 11.6.3.3 invalid request", req_err),
-    Scenario::new("event/qp_fatal/receive_memory_gone", "IBTA 11.6.3.3 local work queue error", qp_fatal),
+    Scenario::new("event/access_err/wrong_key", "IBTA, asynchronous events: local access violation", access_err),
+    Scenario::new("event/req_err/message_too_long", "IBTA, asynchronous events: invalid request", req_err),
+    Scenario::new("event/qp_fatal/receive_memory_gone", "IBTA, asynchronous events: local work queue error", qp_fatal),
     Scenario::new("event/order/as_they_happened", "ibv_get_async_event(3)", in_order),
     Scenario::new("event/context/each_has_its_own", "ibv_get_async_event(3)", each_context_its_own),
     Scenario::new("event/taker/each_goes_to_one", "ibv_get_async_event(3) threads", each_goes_to_one),

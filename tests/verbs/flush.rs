@@ -21,18 +21,38 @@ const fn scenario(name: &'static str, clause: &'static str, needs: &'static [Cap
 }
 
 pub(crate) const SCENARIOS: &[Scenario] = &[
-    scenario("flush/rc/behind_a_write", "IBTA annex A19.4.1; ibv_wr_flush(3)", GLOBAL, behind_a_write),
-    scenario("flush/rc/whole_region", "IBTA annex A19.4.1 selectivity", GLOBAL, whole_region),
-    scenario("flush/rc/many_in_order", "IBTA annex A19.4.1 ordering", GLOBAL, many_in_order),
-    scenario("flush/rc/persistent_file", "IBTA annex A19.4.1 placement", PERSISTENT, persistent_file),
-    scenario("flush/rc/memory_that_cannot_persist", "IBTA annex A19.4.1 placement", PERSISTENT, cannot_persist),
-    scenario("flush/rc/region_without_the_right", "IBTA annex A19 access rights", GLOBAL, region_without_right),
-    scenario("flush/rc/queue_pair_without_the_right", "IBTA annex A19 access rights", GLOBAL, queue_pair_without),
-    scenario("flush/rc/persistence_not_granted", "IBTA annex A19 access rights", PERSISTENT, persistence_not_granted),
-    scenario("flush/rc/beyond_the_region", "IBTA annex A19.4.1; 9.7.4.1.5", GLOBAL, beyond_the_region),
-    scenario("flush/rc/unknown_key", "IBTA annex A19.4.1; 9.7.4.1.5", GLOBAL, unknown_key),
+    scenario("flush/rc/behind_a_write", "IBTA, annex on memory placement; ibv_wr_flush(3)", GLOBAL, behind_a_write),
+    scenario("flush/rc/whole_region", "IBTA, annex on memory placement: selectivity", GLOBAL, whole_region),
+    scenario("flush/rc/many_in_order", "IBTA, annex on memory placement: ordering", GLOBAL, many_in_order),
+    scenario("flush/rc/persistent_file", "IBTA, annex on memory placement: placement", PERSISTENT, persistent_file),
+    scenario(
+        "flush/rc/memory_that_cannot_persist",
+        "IBTA, annex on memory placement: placement",
+        PERSISTENT,
+        cannot_persist,
+    ),
+    scenario(
+        "flush/rc/region_without_the_right",
+        "IBTA, annex on memory placement: access rights",
+        GLOBAL,
+        region_without_right,
+    ),
+    scenario(
+        "flush/rc/queue_pair_without_the_right",
+        "IBTA, annex on memory placement: access rights",
+        GLOBAL,
+        queue_pair_without,
+    ),
+    scenario(
+        "flush/rc/persistence_not_granted",
+        "IBTA, annex on memory placement: access rights",
+        PERSISTENT,
+        persistence_not_granted,
+    ),
+    scenario("flush/rc/beyond_the_region", "IBTA, annex on memory placement", GLOBAL, beyond_the_region),
+    scenario("flush/rc/unknown_key", "IBTA, annex on memory placement", GLOBAL, unknown_key),
     scenario("flush/rc/to_nowhere", "ibv_wr_flush(3) placement type", GLOBAL, to_nowhere),
-    scenario("flush/rc/through_a_window", "IBTA annex A19; 10.6.7", WINDOW, through_a_window),
+    scenario("flush/rc/through_a_window", "IBTA, annex on memory placement", WINDOW, through_a_window),
 ];
 
 /// The right-hand queue pair grants every right there is.

@@ -17,18 +17,22 @@ const fn scenario(name: &'static str, clause: &'static str, run: fn(&World)) -> 
 }
 
 pub(crate) const SCENARIOS: &[Scenario] = &[
-    scenario("invalidate/remote/key_is_dead_and_told", "IBTA 9.4.1.1.3; ibv_poll_cq(3) WITH_INV", told_and_dead),
-    scenario("invalidate/remote/long_message", "IBTA 9.4.1.1.3 SEND_LAST with invalidate", long_message),
-    scenario("invalidate/remote/region_not_offered", "IBTA 10.6.6.2.2; 9.4.1.1.3", not_offered),
-    scenario("invalidate/remote/unknown_key", "IBTA 9.4.1.1.3", unknown_key),
-    scenario("invalidate/remote/other_domain", "IBTA 10.6.6.2.2 protection domain", other_domain),
-    scenario("invalidate/local/key_is_dead", "IBTA 10.6.6.2.1; ibv_post_send(3) LOCAL_INV", local_key_is_dead),
+    scenario(
+        "invalidate/remote/key_is_dead_and_told",
+        "IBTA, transport functions; ibv_poll_cq(3) WITH_INV",
+        told_and_dead,
+    ),
+    scenario("invalidate/remote/long_message", "IBTA, transport functions: SEND_LAST with invalidate", long_message),
+    scenario("invalidate/remote/region_not_offered", "IBTA, memory management", not_offered),
+    scenario("invalidate/remote/unknown_key", "IBTA, transport functions", unknown_key),
+    scenario("invalidate/remote/other_domain", "IBTA, memory management: protection domain", other_domain),
+    scenario("invalidate/local/key_is_dead", "IBTA, memory management; ibv_post_send(3) LOCAL_INV", local_key_is_dead),
     scenario("invalidate/local/unsignaled", "ibv_post_send(3) IBV_SEND_SIGNALED", local_unsignaled),
-    scenario("invalidate/local/after_earlier_requests", "IBTA 10.8.3.3 ordering", after_earlier),
-    scenario("invalidate/local/twice", "IBTA 10.6.6.2.1 key not valid", twice),
-    scenario("invalidate/local/region_not_offered", "IBTA 10.6.6.2.1", local_not_offered),
-    scenario("invalidate/local/memory_comes_back", "IBTA 10.6.6.2; ibv_dereg_mr(3)", memory_comes_back),
-    scenario("invalidate/local/posting_with_it", "IBTA 10.6.6.2 L_Key and R_Key", posting_with_it),
+    scenario("invalidate/local/after_earlier_requests", "IBTA, work request processing: ordering", after_earlier),
+    scenario("invalidate/local/twice", "IBTA, memory management: key not valid", twice),
+    scenario("invalidate/local/region_not_offered", "IBTA, memory management", local_not_offered),
+    scenario("invalidate/local/memory_comes_back", "IBTA, memory management; ibv_dereg_mr(3)", memory_comes_back),
+    scenario("invalidate/local/posting_with_it", "IBTA, memory management: L_Key and R_Key", posting_with_it),
 ];
 
 /// A region with all rights, whose key may be revoked.

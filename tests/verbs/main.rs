@@ -7,6 +7,7 @@
 //! Written against the public API only. A new family is a file with its `SCENARIOS`, its `mod` and its line in
 //! [`FAMILIES`].
 
+mod advise;
 mod atomic_write;
 mod attributes;
 mod bytes;
@@ -15,15 +16,20 @@ mod connect;
 mod cq;
 mod deviations;
 mod device;
+mod dm;
+mod dmabuf;
 mod end;
 mod events;
 mod flush;
+mod implicit;
 mod invalidate;
 mod memory;
 mod mw;
+mod pages;
 #[cfg(feature = "mutations")]
 pub(crate) mod planted;
 mod post;
+mod query;
 mod rc_atomic;
 mod rc_flush;
 mod rc_one_sided;
@@ -37,7 +43,10 @@ mod rereg;
 mod sharing;
 mod srq;
 mod srq_attributes;
+mod srq_crowd;
+mod srq_datagram;
 mod srq_life;
+mod srq_partial;
 mod state_changes;
 mod state_tables;
 mod suite;
@@ -50,6 +59,9 @@ mod ud_multicast;
 mod ud_send;
 mod world;
 mod xrc;
+mod xrc_ends;
+mod xrc_life;
+mod xrc_one_sided;
 
 use suite::Scenario;
 
@@ -57,16 +69,22 @@ use suite::Scenario;
 const FAMILIES: &[&[Scenario]] = &[
     atomic_write::SCENARIOS,
     flush::SCENARIOS,
+    advise::SCENARIOS,
+    dm::SCENARIOS,
+    dmabuf::SCENARIOS,
+    implicit::SCENARIOS,
     invalidate::SCENARIOS,
     memory::SCENARIOS,
     mw::SCENARIOS,
     rc_send::SCENARIOS,
     state_tables::SCENARIOS,
+    state_tables::OF_XRC,
     rereg::SCENARIOS,
     state_changes::SCENARIOS,
     connect::SCENARIOS,
     device::SCENARIOS,
     post::SCENARIOS,
+    query::SCENARIOS,
     rc_atomic::SCENARIOS,
     rc_flush::SCENARIOS,
     rc_one_sided::SCENARIOS,
@@ -87,7 +105,12 @@ const FAMILIES: &[&[Scenario]] = &[
     srq::SCENARIOS,
     srq_attributes::SCENARIOS,
     srq_life::SCENARIOS,
+    srq_datagram::SCENARIOS,
+    srq_partial::SCENARIOS,
+    srq_crowd::SCENARIOS,
     xrc::SCENARIOS,
+    xrc_one_sided::SCENARIOS,
+    xrc_life::SCENARIOS,
 ];
 
 pub(crate) fn main() {

@@ -20,12 +20,22 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     scenario("mr/reg/unknown_mandatory_right", "ibv_reg_mr(3) access; EOPNOTSUPP", &[], unknown_mandatory),
     scenario("mr/reg/unknown_optional_right", "ibv_reg_mr(3) IBV_ACCESS_OPTIONAL_RANGE", &[], unknown_optional),
     scenario("mr/reg/zero_based_flag", "ibv_reg_mr(3) IBV_ACCESS_ZERO_BASED", &[], zero_based),
-    scenario("mr/bounds/long_write_is_refused_whole", "IBTA 9.7.4.1.5: whole request at once", &[], refused_whole),
-    scenario("mr/domain/local_range_of_another", "IBTA 10.6.3.5 protection domain", &[], local_other_domain),
-    scenario("mr/rights/send_from_no_right", "IBTA 11.2.8.2: reading is always allowed", &[], send_from_no_right),
-    scenario("mr/zero_length/needs_no_region", "IBTA 9.7.4.1.5.1 zero-length", &[], zero_length_no_region),
+    scenario(
+        "mr/bounds/long_write_is_refused_whole",
+        "IBTA, reliable service: whole request at once",
+        &[],
+        refused_whole,
+    ),
+    scenario("mr/domain/local_range_of_another", "IBTA, memory management: protection domain", &[], local_other_domain),
+    scenario(
+        "mr/rights/send_from_no_right",
+        "IBTA, memory region verbs: reading is always allowed",
+        &[],
+        send_from_no_right,
+    ),
+    scenario("mr/zero_length/needs_no_region", "IBTA, reliable service: zero-length", &[], zero_length_no_region),
     scenario("mr/zero_length/entries_within_a_list", "ibv_post_send(3) sge length 0", &[], zero_length_entries),
-    scenario("mr/atomic/misaligned_in_memory", "IBTA 9.4.5 alignment", ATOMIC, atomic_misaligned),
+    scenario("mr/atomic/misaligned_in_memory", "IBTA, atomics: alignment", ATOMIC, atomic_misaligned),
 ];
 
 #[track_caller]

@@ -18,35 +18,86 @@ const fn scenario(name: &'static str, clause: &'static str, needs: &'static [Cap
 }
 
 pub(crate) const SCENARIOS: &[Scenario] = &[
-    scenario("mw/type1/leads_to_its_range", "IBTA 10.6.7.2 type 1; ibv_bind_mw(3)", TYPE_1, leads_to_its_range),
-    scenario("mw/type1/each_bind_has_a_new_key", "IBTA 10.6.7.2.1; ibv_bind_mw(3) rkey", TYPE_1, each_bind_new_key),
-    scenario("mw/type1/unbound_by_zero_length", "IBTA 10.6.7.2.1; ibv_bind_mw(3) length 0", TYPE_1, unbound_by_zero),
-    scenario("mw/type1/reached_through_any_queue_pair", "IBTA 10.6.7.2 type 1", TYPE_1, any_queue_pair),
+    scenario("mw/type1/leads_to_its_range", "IBTA, memory windows: type 1; ibv_bind_mw(3)", TYPE_1, leads_to_its_range),
+    scenario(
+        "mw/type1/each_bind_has_a_new_key",
+        "IBTA, memory windows; ibv_bind_mw(3) rkey",
+        TYPE_1,
+        each_bind_new_key,
+    ),
+    scenario(
+        "mw/type1/unbound_by_zero_length",
+        "IBTA, memory windows; ibv_bind_mw(3) length 0",
+        TYPE_1,
+        unbound_by_zero,
+    ),
+    scenario("mw/type1/reached_through_any_queue_pair", "IBTA, memory windows: type 1", TYPE_1, any_queue_pair),
     scenario("mw/type1/needs_the_verb", "ibv_alloc_mw(3); ibv_post_send(3) BIND_MW", TYPE_1, needs_the_verb),
-    scenario("mw/type1/cannot_be_invalidated", "IBTA 10.6.7.2.1: type 1 by the verb only", TYPE_1, not_invalidated),
-    scenario("mw/type2/key_is_index_and_tag", "IBTA 10.6.7.2.2; ibv_inc_rkey(3)", TYPE_2, key_is_index_and_tag),
-    scenario("mw/type2/bound_behind_earlier_requests", "IBTA 10.8.3.3 ordering of binds", TYPE_2, bound_in_order),
-    scenario("mw/type2/only_through_its_queue_pair", "IBTA 10.6.7.2.2 type 2B", TYPE_2, only_its_queue_pair),
-    scenario("mw/type2/bound_twice", "IBTA 10.6.7.2.2 bind of a valid window", TYPE_2, bound_twice),
-    scenario("mw/type2/bound_again_after_invalidation", "IBTA 10.6.7.2.2 free again", TYPE_2, bound_again),
-    scenario("mw/type2/old_tag_is_dead", "IBTA 10.6.7.2.2 key portion", TYPE_2, old_tag_is_dead),
-    scenario("mw/type2/remote_invalidation", "IBTA 9.4.1.1.3 SEND with invalidate", TYPE_2, remote_invalidation),
-    scenario("mw/type2/invalidated_through_another_queue_pair", "IBTA 10.6.7.2.2", TYPE_2, invalidated_elsewhere),
-    scenario("mw/type2/zero_based", "IBTA 10.6.7.2.2; IBV_ACCESS_ZERO_BASED", TYPE_2, zero_based),
-    scenario("mw/type2/no_byte", "IBTA 10.6.7.2.2; rxe: length 0 is refused", TYPE_2, no_byte),
-    scenario("mw/bind/region_gone_meanwhile", "IBTA 10.6.7.2 L_Key", TYPE_2, region_gone_meanwhile),
+    scenario(
+        "mw/type1/cannot_be_invalidated",
+        "IBTA, memory windows: type 1 by the verb only",
+        TYPE_1,
+        not_invalidated,
+    ),
+    scenario("mw/type2/key_is_index_and_tag", "IBTA, memory windows; ibv_inc_rkey(3)", TYPE_2, key_is_index_and_tag),
+    scenario(
+        "mw/type2/bound_behind_earlier_requests",
+        "IBTA, work request processing: ordering of binds",
+        TYPE_2,
+        bound_in_order,
+    ),
+    scenario("mw/type2/only_through_its_queue_pair", "IBTA, memory windows: type 2B", TYPE_2, only_its_queue_pair),
+    scenario("mw/type2/bound_twice", "IBTA, memory windows: bind of a valid window", TYPE_2, bound_twice),
+    scenario("mw/type2/bound_again_after_invalidation", "IBTA, memory windows: free again", TYPE_2, bound_again),
+    scenario("mw/type2/old_tag_is_dead", "IBTA, memory windows: key portion", TYPE_2, old_tag_is_dead),
+    scenario(
+        "mw/type2/remote_invalidation",
+        "IBTA, transport functions: SEND with invalidate",
+        TYPE_2,
+        remote_invalidation,
+    ),
+    scenario("mw/type2/invalidated_through_another_queue_pair", "IBTA, memory windows", TYPE_2, invalidated_elsewhere),
+    scenario(
+        "mw/type2/ends_with_its_queue_pair",
+        "IBTA, memory windows: type 2B; IBTA, HCA resources",
+        TYPE_2,
+        ends_with_queue_pair,
+    ),
+    scenario("mw/type2/zero_based", "IBTA, memory windows; IBV_ACCESS_ZERO_BASED", TYPE_2, zero_based),
+    scenario("mw/type2/no_byte", "IBTA, memory windows; rxe: length 0 is refused", TYPE_2, no_byte),
+    scenario("mw/bind/region_gone_meanwhile", "IBTA, memory windows: L_Key", TYPE_2, region_gone_meanwhile),
     scenario("mw/bind/region_without_the_right", "ibv_bind_mw(3) IBV_ACCESS_MW_BIND", TYPE_2, region_without_right),
-    scenario("mw/bind/write_needs_local_write", "IBTA 10.6.7.2; ibv_bind_mw(3)", TYPE_2, write_needs_local_write),
-    scenario("mw/bind/window_of_another_domain", "IBTA 10.6.7.2 protection domain", TYPE_2, window_of_another_domain),
-    scenario("mw/bind/region_of_another_domain", "IBTA 10.6.7.2 protection domain", TYPE_2, region_of_another_domain),
-    scenario("mw/bind/unknown_right", "IBTA 11.2.10.3 access rights of windows", TYPE_2, unknown_right),
-    scenario("mw/bind/failure_flushes_what_follows", "IBTA 10.10.2.2; ibv_poll_cq(3)", TYPE_2, failure_flushes),
-    scenario("mw/access/each_right", "IBTA 9.7.4.1.5 R_Key check", TYPE_2, each_right),
-    scenario("mw/access/beyond_the_window", "IBTA 9.7.4.1.5 R_Key check", TYPE_2, beyond_the_window),
-    scenario("mw/access/atomic", "IBTA 9.7.4.1.5; IBTA 9.4.5", TYPE_2, atomic),
-    scenario("mw/access/never_bound", "IBTA 10.6.7.2.2 free state", TYPE_2, never_bound),
+    scenario(
+        "mw/bind/write_needs_local_write",
+        "IBTA, memory windows; ibv_bind_mw(3)",
+        TYPE_2,
+        write_needs_local_write,
+    ),
+    scenario(
+        "mw/bind/window_of_another_domain",
+        "IBTA, memory windows: protection domain",
+        TYPE_2,
+        window_of_another_domain,
+    ),
+    scenario(
+        "mw/bind/region_of_another_domain",
+        "IBTA, memory windows: protection domain",
+        TYPE_2,
+        region_of_another_domain,
+    ),
+    scenario("mw/bind/unknown_right", "IBTA, memory window verbs: access rights of windows", TYPE_2, unknown_right),
+    scenario(
+        "mw/bind/failure_flushes_what_follows",
+        "IBTA, software transport interface; ibv_poll_cq(3)",
+        TYPE_2,
+        failure_flushes,
+    ),
+    scenario("mw/access/each_right", "IBTA, reliable service: R_Key check", TYPE_2, each_right),
+    scenario("mw/access/beyond_the_window", "IBTA, reliable service: R_Key check", TYPE_2, beyond_the_window),
+    scenario("mw/access/atomic", "IBTA, reliable service; IBTA, atomics", TYPE_2, atomic),
+    scenario("mw/access/never_bound", "IBTA, memory windows: free state", TYPE_2, never_bound),
     scenario("mw/dealloc/key_is_dead", "ibv_dealloc_mw(3)", TYPE_2, dealloc_key_is_dead),
-    scenario("mw/region/deregistered_under_it", "IBTA 10.6.7.2.6", TYPE_2, region_deregistered),
+    scenario("mw/region/deregistered_under_it", "IBTA, memory windows", TYPE_2, region_deregistered),
 ];
 
 /// A region that windows can be bound to, without a remote right of its own.
@@ -288,6 +339,23 @@ fn invalidated_elsewhere(world: &World) {
     let error = end.next().result().expect_err("refused");
     assert_eq!((error.qpn, error.wr_id, error.cause), (other.qpn(), 2, Cause::InvalidateRefused));
     open(&end, remote);
+}
+
+/// Nobody could invalidate it any more, and the number of its queue pair may be given again.
+fn ends_with_queue_pair(world: &World) {
+    let (left, right) = world.pair();
+    let (region, window) = (bindable(&right), window(&right));
+    let binder = create_qp(&right.pd, &right.cq, &right.cq, &Shape::default());
+    binder.connect(&binder.connection_info().unwrap()).unwrap();
+    let first = MemoryWindowBind::new(&region, AccessFlags::REMOTE_WRITE).wr_id(1).signaled();
+    binder.post_send(&[SendRequest::bind_mw(&window, 1, &first).unwrap()]).unwrap();
+    let done = right.next();
+    assert_eq!((done.qpn(), done.wr_id(), done.is_success()), (binder.qpn(), 1, true), "{done:?}");
+    drop(binder);
+    let second = bind(&right, &window, 2, MemoryWindowBind::new(&region, AccessFlags::REMOTE_WRITE));
+    open(&left, second);
+    closed(&left, first.remote(window.rkey_with(1)));
+    assert_eq!(region.to_vec(..8).unwrap(), b"12345678");
 }
 
 fn zero_based(world: &World) {

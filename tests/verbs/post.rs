@@ -11,9 +11,9 @@ use super::suite::Scenario;
 use super::world::World;
 
 pub(crate) const SCENARIOS: &[Scenario] = &[
-    Scenario::new("post/send/in_reset_and_init", "IBTA 10.3.1; ibv_post_send(3) EINVAL", send_too_early),
-    Scenario::new("post/send/in_rtr", "IBTA 10.3.1: sends from RTS on", send_in_rtr),
-    Scenario::new("post/recv/from_init_on", "IBTA 10.3.1: receives from INIT on", recv_from_init),
+    Scenario::new("post/send/in_reset_and_init", "IBTA, queue pair states; ibv_post_send(3) EINVAL", send_too_early),
+    Scenario::new("post/send/in_rtr", "IBTA, queue pair states: sends from RTS on", send_in_rtr),
+    Scenario::new("post/recv/from_init_on", "IBTA, queue pair states: receives from INIT on", recv_from_init),
     Scenario::new("post/send/full_queue", "ibv_post_send(3) ENOMEM", full_send_queue),
     Scenario::new("post/recv/full_queue", "ibv_post_recv(3) ENOMEM", full_receive_queue),
     Scenario::new("post/send/too_many_pieces", "ibv_post_send(3) num_sge; max_send_sge", too_many_send_pieces),
@@ -32,10 +32,14 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario::new("post/send/empty_batch", "ibv_wr_complete(3) without requests", empty_batch),
     Scenario::new(
         "post/send/read_needs_a_writable_region",
-        "IBTA 10.6.3.3 local write; ibv_reg_mr(3)",
+        "IBTA, memory management: local write; ibv_reg_mr(3)",
         read_only_result,
     ),
-    Scenario::new("post/recv/needs_a_writable_region", "IBTA 10.6.3.3 local write; ibv_reg_mr(3)", read_only_inbox),
+    Scenario::new(
+        "post/recv/needs_a_writable_region",
+        "IBTA, memory management: local write; ibv_reg_mr(3)",
+        read_only_inbox,
+    ),
     Scenario::new("post/send/revoked_region", "ibv_dereg_mr(3)", revoked_region),
     Scenario::new("post/recv/revoked_region", "ibv_dereg_mr(3)", revoked_inbox),
 ];

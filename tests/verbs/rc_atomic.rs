@@ -15,22 +15,26 @@ const ATOMIC_CAP_GLOBAL: Capability =
 const ATOMICS: &[Capability] = &[ATOMIC_CAP];
 
 pub(crate) const SCENARIOS: &[Scenario] = &[
-    Scenario::new("rc/atomic/add_returns_the_value_before", "IBTA 9.4.5 FetchAdd", add).needs(ATOMICS),
-    Scenario::new("rc/atomic/add_wraps", "IBTA 9.4.5 FetchAdd: unsigned, 64 bits", add_wraps).needs(ATOMICS),
-    Scenario::new("rc/atomic/add_zero_reads", "IBTA 9.4.5 FetchAdd", add_zero).needs(ATOMICS),
-    Scenario::new("rc/atomic/swap_if_equal", "IBTA 9.4.5 CmpSwap", swap).needs(ATOMICS),
-    Scenario::new("rc/atomic/no_swap_if_different", "IBTA 9.4.5 CmpSwap", no_swap).needs(ATOMICS),
+    Scenario::new("rc/atomic/add_returns_the_value_before", "IBTA, atomics: FetchAdd", add).needs(ATOMICS),
+    Scenario::new("rc/atomic/add_wraps", "IBTA, atomics: FetchAdd: unsigned, 64 bits", add_wraps).needs(ATOMICS),
+    Scenario::new("rc/atomic/add_zero_reads", "IBTA, atomics: FetchAdd", add_zero).needs(ATOMICS),
+    Scenario::new("rc/atomic/swap_if_equal", "IBTA, atomics: CmpSwap", swap).needs(ATOMICS),
+    Scenario::new("rc/atomic/no_swap_if_different", "IBTA, atomics: CmpSwap", no_swap).needs(ATOMICS),
     Scenario::new("rc/atomic/result_in_host_order", "ibv_post_send(3): the result is in host order", order)
         .needs(ATOMICS),
-    Scenario::new("rc/atomic/neighbours_stay", "IBTA 9.4.5: eight bytes", neighbours_stay).needs(ATOMICS),
-    Scenario::new("rc/atomic/result_fills_its_region", "IBTA 10.6.3.4 bounds are inclusive", exact_result)
+    Scenario::new("rc/atomic/neighbours_stay", "IBTA, atomics: eight bytes", neighbours_stay).needs(ATOMICS),
+    Scenario::new("rc/atomic/result_fills_its_region", "IBTA, memory management: bounds are inclusive", exact_result)
         .needs(ATOMICS),
-    Scenario::new("rc/atomic/misaligned_is_refused", "IBTA 9.4.5: naturally aligned", misaligned).needs(ATOMICS),
-    Scenario::new("rc/atomic/other_lengths_are_refused", "IBTA 9.4.5: eight bytes", lengths).needs(ATOMICS),
-    Scenario::new("rc/atomic/deeper_than_max_rd_atomic", "IBTA 9.4.4: waits in the send queue", deep).needs(ATOMICS),
-    Scenario::new("rc/atomic/in_order_with_writes", "IBTA 10.8.3.3 ordering", with_writes).needs(ATOMICS),
-    Scenario::new("rc/atomic/of_many_peers_add_up", "IBTA 10.6.4 atomicity on one device", many_peers).needs(ATOMICS),
-    Scenario::new("rc/atomic/lock_by_swap", "IBTA 10.6.4 atomicity on one device", lock_by_swap).needs(ATOMICS),
+    Scenario::new("rc/atomic/misaligned_is_refused", "IBTA, atomics: naturally aligned", misaligned).needs(ATOMICS),
+    Scenario::new("rc/atomic/other_lengths_are_refused", "IBTA, atomics: eight bytes", lengths).needs(ATOMICS),
+    Scenario::new("rc/atomic/deeper_than_max_rd_atomic", "IBTA, transport functions: waits in the send queue", deep)
+        .needs(ATOMICS),
+    Scenario::new("rc/atomic/in_order_with_writes", "IBTA, work request processing: ordering", with_writes)
+        .needs(ATOMICS),
+    Scenario::new("rc/atomic/of_many_peers_add_up", "IBTA, memory management: atomicity on one device", many_peers)
+        .needs(ATOMICS),
+    Scenario::new("rc/atomic/lock_by_swap", "IBTA, memory management: atomicity on one device", lock_by_swap)
+        .needs(ATOMICS),
     Scenario::new("rc/atomic/with_the_hosts_own", "ibv_query_device(3) IBV_ATOMIC_GLOB", with_host)
         .needs(&[ATOMIC_CAP_GLOBAL]),
 ];

@@ -11,23 +11,40 @@ use super::suite::Scenario;
 use super::world::{World, connect};
 
 pub(crate) const SCENARIOS: &[Scenario] = &[
-    Scenario::new("rc/error/flushes_receives_in_order", "IBTA 10.3.1 error state; 10.8.4.1", flushes_receives),
-    Scenario::new("rc/error/flushes_sends_in_order", "IBTA 10.3.1 error state; 10.8.4.1", flushes_sends),
+    Scenario::new("rc/error/flushes_receives_in_order", "IBTA, queue pair states: error state", flushes_receives),
+    Scenario::new("rc/error/flushes_sends_in_order", "IBTA, queue pair states: error state", flushes_sends),
     Scenario::new("rc/error/flushes_unsignaled", "ibv_post_send(3): flushed requests complete", flushes_unsignaled),
-    Scenario::new("rc/error/accepts_and_flushes_posts", "IBTA 10.3.1: posting in ERR is allowed", accepts_posts),
-    Scenario::new("rc/error/many_are_flushed_once", "IBTA 10.8.4.1: each request completes once", many_flushed),
-    Scenario::new("rc/error/completions_before_stay", "IBTA 10.3.1: done is done", completions_stay),
-    Scenario::new("rc/error/frees_the_queue", "IBTA 10.8.4.1: slots return", frees_the_queue),
-    Scenario::new("rc/error/peer_is_not_told", "IBTA 10.3.1: nothing leaves in ERR", peer_is_not_told),
+    Scenario::new(
+        "rc/error/accepts_and_flushes_posts",
+        "IBTA, queue pair states: posting in ERR is allowed",
+        accepts_posts,
+    ),
+    Scenario::new(
+        "rc/error/many_are_flushed_once",
+        "IBTA, work request processing: each request completes once",
+        many_flushed,
+    ),
+    Scenario::new("rc/error/completions_before_stay", "IBTA, queue pair states: done is done", completions_stay),
+    Scenario::new("rc/error/frees_the_queue", "IBTA, work request processing: slots return", frees_the_queue),
+    Scenario::new("rc/error/peer_is_not_told", "IBTA, queue pair states: nothing leaves in ERR", peer_is_not_told),
     Scenario::new("rc/error/flush_names_its_cause", "ibv_poll_cq(3) IBV_WC_WR_FLUSH_ERR", names_cause),
-    Scenario::new("rc/error/again_is_allowed", "IBTA 10.3.1: ERR to ERR", error_again),
-    Scenario::new("rc/reset/purges_completions", "IBTA 10.3.1 RESET; rdma-core drops the queue pair's entries", purges),
-    Scenario::new("rc/reset/drops_requests_silently", "IBTA 10.3.1 RESET", drops_requests),
-    Scenario::new("rc/reset/spares_the_others_completions", "IBTA 10.3.1: of this queue pair only", spares_others),
-    Scenario::new("rc/reset/can_be_connected_again", "IBTA 10.3.1 RESET to INIT", connected_again),
-    Scenario::new("rc/reset/to_another_peer", "IBTA 10.3.1 RESET to INIT", another_peer),
+    Scenario::new("rc/error/again_is_allowed", "IBTA, queue pair states: ERR to ERR", error_again),
+    Scenario::new(
+        "rc/reset/purges_completions",
+        "IBTA, queue pair states: RESET; rdma-core drops the queue pair's entries",
+        purges,
+    ),
+    Scenario::new("rc/reset/drops_requests_silently", "IBTA, queue pair states: RESET", drops_requests),
+    Scenario::new(
+        "rc/reset/spares_the_others_completions",
+        "IBTA, queue pair states: of this queue pair only",
+        spares_others,
+    ),
+    Scenario::new("rc/reset/can_be_connected_again", "IBTA, queue pair states: RESET to INIT", connected_again),
+    Scenario::new("rc/reset/to_another_peer", "IBTA, queue pair states: RESET to INIT", another_peer),
     Scenario::new("rc/reset/refuses_posts", "ibv_post_send(3), ibv_post_recv(3) in RESET", refuses_posts),
-    Scenario::new("rc/reset/many_times", "IBTA 10.3.1 RESET to INIT", many_times),
+    Scenario::new("rc/reset/open_batches", "ibv_wr_complete(3): the queue pair's state counts", open_batches),
+    Scenario::new("rc/reset/many_times", "IBTA, queue pair states: RESET to INIT", many_times),
     Scenario::new("rc/destroy/purges_completions", "ibv_destroy_qp(3)", destroy_purges),
     Scenario::new("rc/destroy/with_work_outstanding", "ibv_destroy_qp(3)", destroy_with_work),
     Scenario::new("rc/destroy/in_the_middle_of_a_read", "ibv_destroy_qp(3)", destroy_in_read),
@@ -232,6 +249,25 @@ fn refuses_posts(world: &World) {
     let receive = ReceiveRequest::new(RegionList::EMPTY);
     refused(left.qp.post_recv(&[receive]), ErrorKind::InvalidState, &["post_recv", "RESET"]);
     left.silent();
+}
+
+/// What was prepared for one connection is not carried out in RESET, and not on the next connection.
+fn open_batches(world: &World) {
+    let (left, right) = world.pair();
+    let remote = right.region.remote();
+    let mut sends = left.qp.send_batch().unwrap();
+    sends.push(&SendRequest::write(Payload::inline(b"old"), remote).wr_id(1).signaled()).unwrap();
+    let mut receives = left.qp.recv_batch().unwrap();
+    receives.push(&ReceiveRequest::new(RegionList::EMPTY).wr_id(2)).unwrap();
+    [&left, &right].into_iter().for_each(|end| end.qp.reset().unwrap());
+    refused(sends.post(), ErrorKind::InvalidState, &["post_send", "RESET"]);
+    refused(receives.post(), ErrorKind::InvalidState, &["post_recv", "RESET"]);
+    connect(&left, &right, &ConnectOptions::default());
+    left.post(&[SendRequest::write(Payload::inline(b"new"), remote.slice(8..).unwrap()).wr_id(3).signaled()]);
+    left.written(3);
+    assert_eq!(right.region.to_vec(..11).unwrap(), *b"\0\0\0\0\0\0\0\0new");
+    left.silent();
+    right.silent();
 }
 
 fn many_times(world: &World) {

@@ -8,21 +8,34 @@ use super::suite::{ATOMIC_CAP, Scenario};
 use super::world::World;
 
 pub(crate) const SCENARIOS: &[Scenario] = &[
-    Scenario::new("rc/order/sends_complete_in_order", "IBTA 10.8.3.3, C10-100", sends_complete_in_order),
-    Scenario::new("rc/order/mixed_operations_complete_in_order", "IBTA 10.8.3.3, C10-100", mixed).needs(&[ATOMIC_CAP]),
-    Scenario::new("rc/order/read_holds_back_later_sends", "IBTA 10.8.3.3: READs complete in their turn", read_first),
-    Scenario::new("rc/fence/send_carries_what_was_read", "IBTA 10.8.3.4 fence", fenced_send),
-    Scenario::new("rc/fence/write_carries_what_was_read", "IBTA 10.8.3.4 fence", fenced_write),
-    Scenario::new("rc/fence/write_carries_atomic_result", "IBTA 10.8.3.4 fence", fenced_after_atomic)
+    Scenario::new("rc/order/sends_complete_in_order", "IBTA, work request processing", sends_complete_in_order),
+    Scenario::new("rc/order/mixed_operations_complete_in_order", "IBTA, work request processing", mixed)
         .needs(&[ATOMIC_CAP]),
-    Scenario::new("rc/fence/without_reads_it_changes_nothing", "IBTA 10.8.3.4 fence", fence_alone),
+    Scenario::new(
+        "rc/order/read_holds_back_later_sends",
+        "IBTA, work request processing: READs complete in their turn",
+        read_first,
+    ),
+    Scenario::new("rc/fence/send_carries_what_was_read", "IBTA, work request processing: fence", fenced_send),
+    Scenario::new("rc/fence/write_carries_what_was_read", "IBTA, work request processing: fence", fenced_write),
+    Scenario::new("rc/fence/write_carries_atomic_result", "IBTA, work request processing: fence", fenced_after_atomic)
+        .needs(&[ATOMIC_CAP]),
+    Scenario::new("rc/fence/without_reads_it_changes_nothing", "IBTA, work request processing: fence", fence_alone),
     Scenario::new("rc/signal/unsignaled_is_silent", "ibv_post_send(3) IBV_SEND_SIGNALED", unsignaled_is_silent),
     Scenario::new("rc/signal/sq_sig_all", "ibv_create_qp(3) sq_sig_all", sq_sig_all),
     Scenario::new("rc/signal/every_fourth", "ibv_post_send(3) IBV_SEND_SIGNALED", every_fourth),
-    Scenario::new("rc/signal/later_one_frees_earlier_slots", "IBTA 10.8.3.1 send queue slots", later_frees),
+    Scenario::new(
+        "rc/signal/later_one_frees_earlier_slots",
+        "IBTA, work request processing: send queue slots",
+        later_frees,
+    ),
     Scenario::new("rc/signal/slot_is_held_until_polled", "ibv_post_send(3): poll before posting more", until_polled),
-    Scenario::new("rc/signal/unsignaled_alone_fill_the_queue", "IBTA 10.8.3.1 send queue slots", unsignaled_fill),
-    Scenario::new("rc/signal/solicited_changes_no_bytes", "IBTA 9.2.3 solicited event", solicited),
+    Scenario::new(
+        "rc/signal/unsignaled_alone_fill_the_queue",
+        "IBTA, work request processing: send queue slots",
+        unsignaled_fill,
+    ),
+    Scenario::new("rc/signal/solicited_changes_no_bytes", "IBTA, transport headers: solicited event", solicited),
     Scenario::new("rc/signal/wr_id_is_untouched", "ibv_poll_cq(3) wr_id", wr_ids),
 ];
 
@@ -215,7 +228,8 @@ fn unsignaled_fill(world: &World) {
     }
     left.silent();
     // Nothing was signaled, so nothing can ever be polled: only RESET or an error frees the slots.
-    refused(left.qp.post_send(&[SendRequest::send(Payload::EMPTY)]), ErrorKind::QueueFull, &["post_send"]);
+    let names = ["post_send", "max_send_wr", &slots.to_string(), "signal"];
+    refused(left.qp.post_send(&[SendRequest::send(Payload::EMPTY)]), ErrorKind::QueueFull, &names);
 }
 
 fn solicited(world: &World) {

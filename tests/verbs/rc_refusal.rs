@@ -10,9 +10,9 @@ use super::end::{ALL_RIGHTS, End, Shape};
 use super::suite::{ATOMIC_CAP, Scenario};
 use super::world::{World, connect};
 
-const ACCESS: &str = "IBTA 9.9.3 table 61, NAK remote access error; 9.7.5.2.4";
-const RIGHTS: &str = "IBTA 10.6.3.3 access rights of the region; ibv_reg_mr(3)";
-const QP_RIGHTS: &str = "IBTA 11.2.5.2 qp_access_flags; 9.7.4.1.5";
+const ACCESS: &str = "IBTA, error handling: NAK remote access error";
+const RIGHTS: &str = "IBTA, memory management: access rights of the region; ibv_reg_mr(3)";
+const QP_RIGHTS: &str = "IBTA, queue pair verbs: qp_access_flags";
 
 pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario::new("rc/refuse/write_unknown_key", ACCESS, write_unknown_key),
@@ -29,15 +29,31 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario::new("rc/refuse/write_that_the_queue_pair_forbids", QP_RIGHTS, qp_forbids_write),
     Scenario::new("rc/refuse/read_that_the_queue_pair_forbids", QP_RIGHTS, qp_forbids_read),
     Scenario::new("rc/refuse/atomic_that_the_queue_pair_forbids", QP_RIGHTS, qp_forbids_atomic).needs(&[ATOMIC_CAP]),
-    Scenario::new("rc/refuse/region_of_another_domain", "IBTA 10.2.3 protection domains", other_domain),
-    Scenario::new("rc/refuse/deregistered_region", "ibv_dereg_mr(3); IBTA 10.6.3.5", deregistered),
-    Scenario::new("rc/refuse/region_of_another_device", "IBTA 10.6.3.3 keys belong to one device", other_device),
-    Scenario::new("rc/refuse/send_longer_than_the_receive", "IBTA 9.7.5.2.7, 10.7.3.2; ibv_poll_cq(3)", too_long),
-    Scenario::new("rc/refuse/send_longer_than_no_receive_bytes", "IBTA 10.7.3.2", longer_than_nothing),
-    Scenario::new("rc/refuse/receive_memory_gone", "IBTA 9.9.3: remote operational error", receive_gone),
-    Scenario::new("rc/refuse/later_requests_are_flushed", "IBTA 10.8.4.1 flush after an error", later_are_flushed),
-    Scenario::new("rc/refuse/earlier_requests_are_done", "IBTA 10.8.4.1: requests before complete", earlier_are_done),
-    Scenario::new("rc/refuse/responder_flushes_its_receives", "IBTA 9.9.3.1 class C: to the error state", responder),
+    Scenario::new("rc/refuse/region_of_another_domain", "IBTA, protection domains", other_domain),
+    Scenario::new("rc/refuse/deregistered_region", "ibv_dereg_mr(3); IBTA, memory management", deregistered),
+    Scenario::new(
+        "rc/refuse/region_of_another_device",
+        "IBTA, memory management: keys belong to one device",
+        other_device,
+    ),
+    Scenario::new("rc/refuse/send_longer_than_the_receive", "IBTA, reliable service; ibv_poll_cq(3)", too_long),
+    Scenario::new("rc/refuse/send_longer_than_no_receive_bytes", "IBTA, work requests", longer_than_nothing),
+    Scenario::new("rc/refuse/receive_memory_gone", "IBTA, error handling: remote operational error", receive_gone),
+    Scenario::new(
+        "rc/refuse/later_requests_are_flushed",
+        "IBTA, work request processing: flush after an error",
+        later_are_flushed,
+    ),
+    Scenario::new(
+        "rc/refuse/earlier_requests_are_done",
+        "IBTA, work request processing: requests before complete",
+        earlier_are_done,
+    ),
+    Scenario::new(
+        "rc/refuse/responder_flushes_its_receives",
+        "IBTA, error handling: class C: to the error state",
+        responder,
+    ),
     Scenario::new("rc/refuse/unsignaled_failure_is_told", "ibv_poll_cq(3): errors complete always", unsignaled),
     Scenario::new("rc/refuse/immediate_with_wrong_key", ACCESS, immediate_wrong_key),
 ];

@@ -8,16 +8,16 @@ use super::suite::Scenario;
 use super::world::World;
 
 pub(crate) const SCENARIOS: &[Scenario] = &[
-    Scenario::new("rc/size/send_around_the_mtu", "IBTA 9.7.5.1.1 packets of a message", send_around_the_mtu),
-    Scenario::new("rc/size/write_around_the_mtu", "IBTA 9.7.5.1.1 packets of a message", write_around_the_mtu),
-    Scenario::new("rc/size/read_around_the_mtu", "IBTA 9.7.5.1.5 packets of an answer", read_around_the_mtu),
-    Scenario::new("rc/size/send_powers_of_two", "IBTA 9.7.7 lengths and padding", send_powers_of_two),
-    Scenario::new("rc/size/write_powers_of_two", "IBTA 9.7.7 lengths and padding", write_powers_of_two),
-    Scenario::new("rc/size/read_powers_of_two", "IBTA 9.7.7 lengths and padding", read_powers_of_two),
-    Scenario::new("rc/size/send_every_small_length", "IBTA 9.2.4 pad count", send_small),
-    Scenario::new("rc/size/write_every_small_length_and_place", "IBTA 9.2.4 pad count", write_small),
-    Scenario::new("rc/size/send_many_packets", "IBTA 9.7.5.1.1 FIRST, MIDDLE, LAST", many_packets_sent),
-    Scenario::new("rc/size/read_many_packets", "IBTA 9.7.5.1.5 FIRST, MIDDLE, LAST", many_packets_read),
+    Scenario::new("rc/size/send_around_the_mtu", "IBTA, reliable service: packets of a message", send_around_the_mtu),
+    Scenario::new("rc/size/write_around_the_mtu", "IBTA, reliable service: packets of a message", write_around_the_mtu),
+    Scenario::new("rc/size/read_around_the_mtu", "IBTA, reliable service: packets of an answer", read_around_the_mtu),
+    Scenario::new("rc/size/send_powers_of_two", "IBTA, reliable service: lengths and padding", send_powers_of_two),
+    Scenario::new("rc/size/write_powers_of_two", "IBTA, reliable service: lengths and padding", write_powers_of_two),
+    Scenario::new("rc/size/read_powers_of_two", "IBTA, reliable service: lengths and padding", read_powers_of_two),
+    Scenario::new("rc/size/send_every_small_length", "IBTA, transport headers: pad count", send_small),
+    Scenario::new("rc/size/write_every_small_length_and_place", "IBTA, transport headers: pad count", write_small),
+    Scenario::new("rc/size/send_many_packets", "IBTA, reliable service: FIRST, MIDDLE, LAST", many_packets_sent),
+    Scenario::new("rc/size/read_many_packets", "IBTA, reliable service: FIRST, MIDDLE, LAST", many_packets_read),
 ];
 
 /// Moves bytes from one end to the other in one way.

@@ -12,8 +12,8 @@ use super::end::{ALL_RIGHTS, Shape, create_qp, refused};
 use super::suite::Scenario;
 use super::world::World;
 
-const REG_MR: &str = "IBTA 11.2.8.1 register memory region; ibv_reg_mr(3)";
-const DOMAIN: &str = "IBTA 10.2.3 protection domains";
+const REG_MR: &str = "IBTA, memory region verbs: register memory region; ibv_reg_mr(3)";
+const DOMAIN: &str = "IBTA, protection domains";
 
 pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario::new("pd/send/region_of_another_domain", DOMAIN, send_from_other_domain),
@@ -25,11 +25,11 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario::new("pd/alloc/many", "ibv_alloc_pd(3); max_pd", many_domains),
     Scenario::new("mr/reg/contents_stay", REG_MR, contents_stay),
     Scenario::new("mr/reg/nothing_is_refused", REG_MR, empty_refused),
-    Scenario::new("mr/reg/remote_write_needs_local_write", "IBTA 10.6.3.3; ibv_reg_mr(3)", needs_local_write),
+    Scenario::new("mr/reg/remote_write_needs_local_write", "IBTA, memory management; ibv_reg_mr(3)", needs_local_write),
     Scenario::new("mr/reg/refusal_gives_memory_back", "API: try_reg_mr", refusal_gives_back),
     Scenario::new("mr/reg/iova_beyond_the_end", "ibv_reg_mr_iova(3)", iova_wraps),
-    Scenario::new("mr/reg/keys_differ", "IBTA 10.6.3.2 each registration has its own keys", keys_differ),
-    Scenario::new("mr/reg/two_regions_two_rights", "IBTA 10.6.3.3 rights belong to the region", two_rights),
+    Scenario::new("mr/reg/keys_differ", "IBTA, memory management: each registration has its own keys", keys_differ),
+    Scenario::new("mr/reg/two_regions_two_rights", "IBTA, memory management: rights belong to the region", two_rights),
     Scenario::new("mr/iova/names_the_first_byte", "ibv_reg_mr_iova(3)", iova),
     Scenario::new("mr/iova/zero_based", "ibv_reg_mr(3) IBV_ACCESS_ZERO_BASED", zero_based),
     Scenario::new("mr/iova/of_own_requests", "ibv_reg_mr_iova(3): SGEs use it too", iova_of_own_requests),
@@ -37,8 +37,8 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario::new("mr/file/writes_reach_the_file", "ibv_reg_mr(3) file mappings", file),
     Scenario::new("mr/file/read_only_refuses_writes", "ibv_reg_mr(3) EFAULT, EINVAL", read_only_file),
     Scenario::new("mr/dereg/gives_memory_back", "ibv_dereg_mr(3)", dereg_gives_back),
-    Scenario::new("mr/dereg/while_a_request_names_it", "ibv_dereg_mr(3); IBTA 10.6.3.5", dereg_while_named),
-    Scenario::new("mr/dereg/key_is_not_reused_at_once", "IBTA 10.6.3.5", key_not_reused),
+    Scenario::new("mr/dereg/while_a_request_names_it", "ibv_dereg_mr(3); IBTA, memory management", dereg_while_named),
+    Scenario::new("mr/dereg/key_is_not_reused_at_once", "IBTA, memory management", key_not_reused),
     Scenario::new("mr/local/bounds_of_slices", "API: MemoryRegion::slice", slice_bounds),
     Scenario::new("mr/local/bounds_of_copies", "API: read_at, write_at", copy_bounds),
     Scenario::new("mr/local/atomics", "API: fetch_add_u64, compare_exchange_u64", local_atomics),

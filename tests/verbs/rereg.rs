@@ -21,9 +21,9 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     scenario("mr/rereg/address_stays_with_the_memory", "ibv_rereg_mr(3)", &[], address_stays),
     scenario("mr/rereg/refusal_changes_nothing", "ibv_rereg_mr(3) IBV_REREG_MR_ERR_INPUT", &[], refusal),
     scenario("mr/rereg/revoked_region", "ibv_rereg_mr(3)", &[], revoked),
-    scenario("mr/rereg/old_key_of_posted_requests", "ibv_rereg_mr(3); IBTA 11.2.8.5", &[], posted_requests),
+    scenario("mr/rereg/old_key_of_posted_requests", "ibv_rereg_mr(3); IBTA, memory region verbs", &[], posted_requests),
     scenario("mr/on_demand/absent_pages_are_no_obstacle", "ibv_reg_mr(3) IBV_ACCESS_ON_DEMAND", &[], absent_pages),
-    scenario("mr/rereg/with_a_bound_window", "IBTA 10.6.7.2.6; EBUSY", &[MEM_WINDOW_TYPE_2B], with_a_window),
+    scenario("mr/rereg/with_a_bound_window", "IBTA, memory windows; EBUSY", &[MEM_WINDOW_TYPE_2B], with_a_window),
 ];
 
 #[track_caller]

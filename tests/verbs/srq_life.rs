@@ -18,23 +18,35 @@ const fn scenario(name: &'static str, clause: &'static str, run: fn(&World)) -> 
 }
 
 pub(crate) const SCENARIOS: &[Scenario] = &[
-    scenario("srq/error/receives_stay", "reference 4.4: ERR flushes no SRQ entries", receives_stay),
-    scenario("srq/error/last_wqe_reached", "IBTA 11.6.3.3; reference 4.4", last_wqe_reached),
-    scenario("srq/error/last_wqe_only_when_shared", "IBTA 11.6.3.3", only_when_shared),
-    scenario("srq/error/last_wqe_after_failure", "IBTA 11.6.3.3", after_failure),
-    scenario("srq/error/last_wqe_again_after_reset", "IBTA 11.6.3.3", again_after_reset),
-    scenario("srq/error/sends_are_flushed", "IBTA 10.3.1.7; reference 4.4", sends_are_flushed),
-    scenario("srq/reset/receives_stay", "IBTA 10.2.9", reset_keeps_receives),
-    scenario("srq/reset/purges_completions", "reference 4.4: RESET purges the CQEs", reset_purges),
-    scenario("srq/reset/connected_anew", "reference 4.5: reusable in full", connected_anew),
-    scenario("srq/destroy/queue_pair_goes_receives_stay", "IBTA 10.2.9", queue_pair_goes),
-    scenario("srq/destroy/purges_completions", "reference 4.4: ibv_destroy_qp purges", destroy_purges),
-    scenario("srq/destroy/event_of_queue_pair_gone", "reference 4.4: queued events are discarded", event_gone),
-    scenario("srq/destroy/handle_goes_queue_stays", "reference 4.3 object dependencies", handle_goes),
+    scenario("srq/error/receives_stay", "rdma-core: ERR flushes no SRQ entries", receives_stay),
+    scenario(
+        "srq/error/last_wqe_reached",
+        "ibv_get_async_event(3) IBV_EVENT_QP_LAST_WQE_REACHED; rdma-core",
+        last_wqe_reached,
+    ),
+    scenario(
+        "srq/error/last_wqe_only_when_shared",
+        "ibv_get_async_event(3) IBV_EVENT_QP_LAST_WQE_REACHED",
+        only_when_shared,
+    ),
+    scenario("srq/error/last_wqe_after_failure", "ibv_get_async_event(3) IBV_EVENT_QP_LAST_WQE_REACHED", after_failure),
+    scenario(
+        "srq/error/last_wqe_again_after_reset",
+        "ibv_get_async_event(3) IBV_EVENT_QP_LAST_WQE_REACHED",
+        again_after_reset,
+    ),
+    scenario("srq/error/sends_are_flushed", "rdma-core: ERR completes all posted sends", sends_are_flushed),
+    scenario("srq/reset/receives_stay", "IBTA chapter Shared Receive Queue", reset_keeps_receives),
+    scenario("srq/reset/purges_completions", "rdma-core: RESET purges the CQEs", reset_purges),
+    scenario("srq/reset/connected_anew", "rdma-core: reusable in full", connected_anew),
+    scenario("srq/destroy/queue_pair_goes_receives_stay", "IBTA chapter Shared Receive Queue", queue_pair_goes),
+    scenario("srq/destroy/purges_completions", "rdma-core: ibv_destroy_qp purges", destroy_purges),
+    scenario("srq/destroy/event_of_queue_pair_gone", "rdma-core: queued events are discarded", event_gone),
+    scenario("srq/destroy/handle_goes_queue_stays", "rdma-core: object dependencies", handle_goes),
     scenario("srq/destroy/posted_receives_are_forgotten", "ibv_destroy_srq(3)", forgotten),
-    scenario("srq/destroy/limit_event_gone", "reference 4.4: queued events are discarded", limit_event_gone),
-    scenario("srq/threads/two_post_two_poll", "reference 4.2: all verbs are thread-safe", two_post_two_poll),
-    scenario("srq/threads/resize_while_used", "ibv_modify_srq(3); reference 4.2", resize_while_used),
+    scenario("srq/destroy/limit_event_gone", "rdma-core: queued events are discarded", limit_event_gone),
+    scenario("srq/threads/two_post_two_poll", "rdma-core: all verbs are thread-safe", two_post_two_poll),
+    scenario("srq/threads/resize_while_used", "ibv_modify_srq(3); rdma-core", resize_while_used),
 ];
 
 fn to(state: QueuePairState) -> QueuePairAttributes {

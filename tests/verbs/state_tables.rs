@@ -4,7 +4,7 @@ use rdma_verbs::verbs::{ErrorKind, QueuePairAttributes, QueuePairState, QueuePai
 
 use super::attributes::{everything, set, transition, walk};
 use super::end::{End, Shape, refused};
-use super::suite::Scenario;
+use super::suite::{Scenario, XRC};
 use super::world::World;
 
 use QueuePairState::{Error, Init, ReadyToReceive, ReadyToSend, Reset, SendQueueDrained, SendQueueError};
@@ -12,17 +12,20 @@ use QueuePairState::{Error, Init, ReadyToReceive, ReadyToSend, Reset, SendQueueD
 const RC: QueuePairType = QueuePairType::ReliableConnection;
 const UC: QueuePairType = QueuePairType::UnreliableConnection;
 const UD: QueuePairType = QueuePairType::UnreliableDatagram;
-const TABLE: &str = "IBTA 11.2.5.2 Modify Queue Pair, as ib_modify_qp_is_ok has it; ibv_modify_qp(3)";
+const XRC_SEND: QueuePairType = QueuePairType::XrcSend;
+const XRC_RECEIVE: QueuePairType = QueuePairType::XrcReceive;
+const TABLE: &str = "IBTA, queue pair verbs: Modify Queue Pair, as ib_modify_qp_is_ok has it; ibv_modify_qp(3)";
 
 /// A row of the table is a scenario.
 macro_rules! rows {
-    ($($name:literal $run:expr;)*) => {
-        pub(crate) const SCENARIOS: &[Scenario] =
-            &[$(Scenario { name: $name, clause: TABLE, needs: &[], run: $run },)*];
+    ($scenarios:ident of $needs:expr; $($name:literal $run:expr;)*) => {
+        pub(crate) const $scenarios: &[Scenario] =
+            &[$(Scenario { name: $name, clause: TABLE, needs: $needs, run: $run },)*];
     };
 }
 
 rows! {
+    SCENARIOS of &[];
     "states/rc/reset_to_init" |world| reset_to_init(world, RC);
     "states/rc/init_to_init" |world| init_to_init(world, RC);
     "states/rc/init_to_rtr" |world| init_to_rtr(world, RC);
@@ -61,6 +64,34 @@ rows! {
     "states/ud/wrong_current_state_is_refused" |world| wrong_current_state_is_refused(world, UD);
 }
 
+rows! {
+    OF_XRC of &[XRC];
+    "states/xrc_send/reset_to_init" |world| reset_to_init(world, XRC_SEND);
+    "states/xrc_send/init_to_init" |world| init_to_init(world, XRC_SEND);
+    "states/xrc_send/init_to_rtr" |world| init_to_rtr(world, XRC_SEND);
+    "states/xrc_send/rtr_to_rts" |world| rtr_to_rts(world, XRC_SEND);
+    "states/xrc_send/rts_to_rts" |world| rts_to_rts(world, XRC_SEND);
+    "states/xrc_send/rts_to_sqd" |world| rts_to_sqd(world, XRC_SEND);
+    "states/xrc_send/sqd_to_rts" |world| sqd_to_rts(world, XRC_SEND);
+    "states/xrc_send/sqd_to_sqd" |world| sqd_to_sqd(world, XRC_SEND);
+    "states/xrc_send/to_reset_from_anywhere" |world| to_reset_from_anywhere(world, XRC_SEND);
+    "states/xrc_send/to_error_from_anywhere_but_reset" |world| to_error_from_anywhere_but_reset(world, XRC_SEND);
+    "states/xrc_send/no_other_transition" |world| no_other_transition(world, XRC_SEND);
+    "states/xrc_send/wrong_current_state_is_refused" |world| wrong_current_state_is_refused(world, XRC_SEND);
+    "states/xrc_receive/reset_to_init" |world| reset_to_init(world, XRC_RECEIVE);
+    "states/xrc_receive/init_to_init" |world| init_to_init(world, XRC_RECEIVE);
+    "states/xrc_receive/init_to_rtr" |world| init_to_rtr(world, XRC_RECEIVE);
+    "states/xrc_receive/rtr_to_rts" |world| rtr_to_rts(world, XRC_RECEIVE);
+    "states/xrc_receive/rts_to_rts" |world| rts_to_rts(world, XRC_RECEIVE);
+    "states/xrc_receive/rts_to_sqd" |world| rts_to_sqd(world, XRC_RECEIVE);
+    "states/xrc_receive/sqd_to_rts" |world| sqd_to_rts(world, XRC_RECEIVE);
+    "states/xrc_receive/sqd_to_sqd" |world| sqd_to_sqd(world, XRC_RECEIVE);
+    "states/xrc_receive/to_reset_from_anywhere" |world| to_reset_from_anywhere(world, XRC_RECEIVE);
+    "states/xrc_receive/to_error_from_anywhere_but_reset" |world| to_error_from_anywhere_but_reset(world, XRC_RECEIVE);
+    "states/xrc_receive/no_other_transition" |world| no_other_transition(world, XRC_RECEIVE);
+    "states/xrc_receive/wrong_current_state_is_refused" |world| wrong_current_state_is_refused(world, XRC_RECEIVE);
+}
+
 fn start(qp_type: QueuePairType) -> &'static [&'static str] {
     match qp_type {
         UD => &["pkey_index", "port_num", "qkey"],
@@ -70,7 +101,7 @@ fn start(qp_type: QueuePairType) -> &'static [&'static str] {
 
 fn to_receive(qp_type: QueuePairType) -> &'static [&'static str] {
     match qp_type {
-        RC => &["ah_attr", "path_mtu", "dest_qp_num", "rq_psn", "max_dest_rd_atomic", "min_rnr_timer"],
+        RC | XRC_RECEIVE => &["ah_attr", "path_mtu", "dest_qp_num", "rq_psn", "max_dest_rd_atomic", "min_rnr_timer"],
         UD => &[],
         _ => &["ah_attr", "path_mtu", "dest_qp_num", "rq_psn"],
     }
@@ -78,7 +109,8 @@ fn to_receive(qp_type: QueuePairType) -> &'static [&'static str] {
 
 fn to_send(qp_type: QueuePairType) -> &'static [&'static str] {
     match qp_type {
-        RC => &["sq_psn", "max_rd_atomic", "timeout", "retry_cnt", "rnr_retry"],
+        RC | XRC_SEND => &["sq_psn", "max_rd_atomic", "timeout", "retry_cnt", "rnr_retry"],
+        XRC_RECEIVE => &["sq_psn", "timeout"],
         _ => &["sq_psn"],
     }
 }
@@ -86,7 +118,7 @@ fn to_send(qp_type: QueuePairType) -> &'static [&'static str] {
 /// What a queue pair that sends may be told anew.
 fn anew(qp_type: QueuePairType) -> &'static [&'static str] {
     match qp_type {
-        RC => &["qp_access_flags", "min_rnr_timer"],
+        RC | XRC_RECEIVE => &["qp_access_flags", "min_rnr_timer"],
         UD => &["qkey"],
         _ => &["qp_access_flags"],
     }
@@ -157,6 +189,27 @@ fn sqd_to_sqd(world: &World, qp_type: QueuePairType) {
             "retry_cnt",
             "rnr_retry",
             "max_rd_atomic",
+            "max_dest_rd_atomic",
+            "min_rnr_timer",
+        ],
+        XRC_SEND => &[
+            "ah_attr",
+            "qp_access_flags",
+            "pkey_index",
+            "peer",
+            "port_num",
+            "timeout",
+            "retry_cnt",
+            "rnr_retry",
+            "max_rd_atomic",
+        ],
+        XRC_RECEIVE => &[
+            "ah_attr",
+            "qp_access_flags",
+            "pkey_index",
+            "peer",
+            "port_num",
+            "timeout",
             "max_dest_rd_atomic",
             "min_rnr_timer",
         ],

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
-use rdma_verbs::verbs::{DeviceAttributes, DeviceCapabilities};
+use rdma_verbs::verbs::{DeviceAttributes, DeviceCapabilities, OnDemandSupport};
 
 use super::deviations::{self, Deviation};
 use super::world::{Devices, World};
@@ -24,7 +24,8 @@ const THREADS: usize = 4;
 pub(crate) struct Scenario {
     /// `family/verb/behaviour`, by which it is chosen and reported.
     pub(crate) name: &'static str,
-    /// Where it is written that it must be so: a clause of the InfiniBand specification (IBTA), a manual page.
+    /// Where it is written that it must be so: a chapter of the InfiniBand specification (IBTA) by its title, a manual
+    /// page, what Linux does.
     pub(crate) clause: &'static str,
     /// What a device may lack.
     pub(crate) needs: &'static [Capability],
@@ -67,6 +68,9 @@ pub(crate) const MEM_WINDOW_TYPE_2B: Capability = Capability {
     name: "MEM_WINDOW_TYPE_2B",
     present: |device| device.device_cap_flags.contains(DeviceCapabilities::MEM_WINDOW_TYPE_2B),
 };
+/// Extended reliable connections.
+pub(crate) const XRC: Capability =
+    Capability { name: "XRC", present: |device| device.device_cap_flags.contains(DeviceCapabilities::XRC) };
 /// Invalidation by work requests and by peers.
 pub(crate) const MEM_MGT_EXTENSIONS: Capability = Capability {
     name: "MEM_MGT_EXTENSIONS",
@@ -87,10 +91,23 @@ pub(crate) const FLUSH_PERSISTENT: Capability = Capability {
     name: "FLUSH_PERSISTENT",
     present: |device| device.device_cap_flags.contains(DeviceCapabilities::FLUSH_PERSISTENT),
 };
+/// Ranges of memory on demand.
+pub(crate) const ODP_EXPLICIT: Capability = Capability {
+    name: "odp_caps EXPLICIT",
+    present: |device| device.odp_caps.general.contains(OnDemandSupport::EXPLICIT),
+};
+/// The whole address space on demand.
+pub(crate) const ODP_IMPLICIT: Capability = Capability {
+    name: "odp_caps IMPLICIT",
+    present: |device| device.odp_caps.general.contains(OnDemandSupport::IMPLICIT),
+};
+/// Device memory.
+pub(crate) const DEVICE_MEMORY: Capability =
+    Capability { name: "max_dm_size", present: |device| device.max_dm_size > 0 };
+/// Memory behind any descriptor that can be mapped.
+pub(crate) const DESCRIPTORS: Capability =
+    Capability { name: "maps_descriptors", present: |device| device.maps_descriptors };
 
-/// Extended reliable connections.
-pub(crate) const XRC: Capability =
-    Capability { name: "XRC", present: |device| device.device_cap_flags.contains(DeviceCapabilities::XRC) };
 /// Events that wait for several completions.
 pub(crate) const MODERATION: Capability =
     Capability { name: "max_cq_count", present: |device| device.max_cq_count > 0 };
@@ -110,7 +127,7 @@ pub(crate) fn main(families: &'static [&'static [Scenario]]) -> ! {
     arguments.test_threads.get_or_insert(THREADS);
     let devices = Arc::new(Devices::from_environment());
     check_names(families);
-    check_table(families);
+    check_tables(families);
     remember_panics();
     let skipped = Arc::new(Mutex::new(BTreeMap::<&'static str, usize>::new()));
     let names: Vec<&str> = families.iter().copied().flatten().map(|scenario| scenario.name).collect();
@@ -251,15 +268,29 @@ fn check_names(families: &[&[Scenario]]) {
     }
 }
 
-/// The table of verbs says which scenarios show what; it must name no others.
-fn check_table(families: &[&[Scenario]]) {
+/// The tables say which scenarios show what; they must name no others.
+fn check_tables(families: &[&[Scenario]]) {
     let names = || families.iter().copied().flatten().map(|scenario| scenario.name);
-    let table = include_str!("../../docs/verbs.md");
-    for named in table.split('`').filter(|text| text.contains('/') && !text.contains(['.', ' ', '\n'])) {
-        let exists = match named.strip_suffix('*') {
-            Some(start) => names().any(|name| name.starts_with(start)),
-            None => names().any(|name| name == named),
-        };
-        assert!(exists, "docs/verbs.md names the scenario {named}, which does not exist");
+    for table in ["docs/verbs.md", "docs/conformance.md"] {
+        let text = file(table);
+        for named in text.split('`').filter(|text| text.contains('/') && !text.contains(['.', ' ', '\n'])) {
+            let exists = match named.strip_suffix('*') {
+                Some(start) => names().any(|name| name.starts_with(start)),
+                None => names().any(|name| name == named),
+            };
+            assert!(exists, "{table} names the scenario {named}, which does not exist");
+        }
+        for named in text.split('`').filter(|text| text.contains(".rs::")) {
+            let (place, function) = named.split_once("::").expect("it was looked for");
+            // A star stands for all tests of the file.
+            let wanted = if function == "*" { "#[test]".to_owned() } else { format!("fn {function}(") };
+            assert!(file(place).contains(&wanted), "{table} names the test {named}, which does not exist");
+        }
     }
+}
+
+/// The text of a file of this repository.
+fn file(path: &str) -> String {
+    let whole = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
+    std::fs::read_to_string(&whole).unwrap_or_else(|error| panic!("{path}: {error}"))
 }

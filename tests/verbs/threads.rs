@@ -13,7 +13,7 @@ use super::end::{ALL_RIGHTS, End, Shape, create_qp, patience};
 use super::suite::Scenario;
 use super::world::{World, connect};
 
-const THREAD_SAFE: &str = "IBTA 11.1.1 verbs may be called at once; rdma-core thread safety";
+const THREAD_SAFE: &str = "IBTA, verbs: verbs may be called at once; rdma-core thread safety";
 
 pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario::new("threads/post_send/one_queue_pair", THREAD_SAFE, post_send_at_once),

@@ -12,12 +12,12 @@ use super::world::World;
 
 use QueuePairState::{Error, ReadyToSend, SendQueueDrained, SendQueueError};
 
-const SERVICE: &str = "IBTA 9.8.3 Unreliable Connection service";
-const ORDER: &str = "IBTA 9.8.2.2 UC responder: messages are taken whole and in order";
-const LOCAL: &str = "IBTA 9.8.2 UC requester: a request is complete when it was sent";
-const DROPS: &str = "IBTA 9.9.3.2 responder faults of UC: the message is dropped silently";
-const FAULTS: &str = "IBTA 10.7.2 local errors of the receive queue: completion in error, then ERR";
-const SQE: &str = "IBTA 10.3.1.6 Send Queue Error";
+const SERVICE: &str = "IBTA, unreliable service";
+const ORDER: &str = "IBTA, unreliable service: UC responder: messages are taken whole and in order";
+const LOCAL: &str = "IBTA, unreliable service: UC requester: a request is complete when it was sent";
+const DROPS: &str = "IBTA, error handling: responder faults of UC: the message is dropped silently";
+const FAULTS: &str = "IBTA, work requests: local errors of the receive queue: completion in error, then ERR";
+const SQE: &str = "IBTA, queue pair states: Send Queue Error";
 const OPCODES: &str = "ibv_post_send(3): operations of each transport service";
 
 macro_rules! scenarios {

@@ -18,22 +18,22 @@ macro_rules! scenarios {
 }
 
 scenarios! {
-    tells_what_it_was_made_with: "IBTA 11.2.2.3 query address handle";
-    unset_address_refused: "reference 4.5: non-global AV on RoCE (pyverbs test_create_ah_roce)";
-    port_refused: "reference 4.5: port_num";
-    gid_index_refused: "reference 4.5: sgid_index must exist";
-    flow_label_refused: "IBTA 8.3: a flow label has 20 bits";
-    service_level_refused: "IBTA 7.6.5: a service level has 4 bits";
-    destroyed_after_posting: "IBTA 11.2.2.4: requests posted before keep what they need";
-    outlives_queue_pairs: "IBTA 11.2.2: belongs to the protection domain";
-    many_of_them: "reference 4.3: objects come and go";
-    header_tells_the_way: "fact sheet 1.7: UD receive area";
+    tells_what_it_was_made_with: "IBTA, address handle verbs: query address handle";
+    unset_address_refused: "rdma-core: non-global AV on RoCE (pyverbs test_create_ah_roce)";
+    port_refused: "rdma-core: port_num";
+    gid_index_refused: "rdma-core: sgid_index must exist";
+    flow_label_refused: "IBTA, network layer: a flow label has 20 bits";
+    service_level_refused: "IBTA, link layer: a service level has 4 bits";
+    destroyed_after_posting: "IBTA, address handle verbs: requests posted before keep what they need";
+    outlives_queue_pairs: "IBTA, address handle verbs: belongs to the protection domain";
+    many_of_them: "rdma-core: objects come and go";
+    header_tells_the_way: "Linux rxe: UD receive area";
     way_back: "ibv_create_ah_from_wc(3)";
     way_back_keeps_traffic_class: "ibv_init_ah_from_wc(3)";
     no_way_back_from_a_send: "ibv_init_ah_from_wc(3): needs IBV_WC_GRH";
     no_way_back_from_a_connection: "ibv_init_ah_from_wc(3): needs IBV_WC_GRH";
-    no_way_back_from_other_bytes: "fact sheet 1.7: the header's checksum decides";
-    no_way_back_from_few_bytes: "fact sheet 1.7: 40 bytes";
+    no_way_back_from_other_bytes: "Linux rxe: the header's checksum decides";
+    no_way_back_from_few_bytes: "Linux rxe: 40 bytes";
     no_way_back_for_others_messages: "ibv_init_ah_from_wc(3): the receiver must be a GID here";
 }
 

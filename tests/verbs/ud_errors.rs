@@ -20,28 +20,28 @@ macro_rules! scenarios {
 }
 
 scenarios! {
-    longer_than_mtu_refused: "reference 4.6: UD messages longer than the path MTU: post error";
+    longer_than_mtu_refused: "rdma-core: UD messages longer than the path MTU: post error";
     no_destination_refused: "ibv_post_send(3) wr.ud.ah";
-    other_operations_refused: "IBTA 10.8.2.1: operations by service; reference 4.4: unknown opcode for QP type";
-    destination_on_connection_refused: "IBTA 10.8.2.1: only datagrams name a destination";
-    handle_of_other_domain_refused: "IBTA 11.2.2.1: address handle and queue pair of one protection domain";
-    handle_of_other_device_refused: "IBTA 11.2.2.1: address handle and queue pair of one protection domain";
-    posting_before_rts_refused: "reference 4.4: wrong state is a post error";
+    other_operations_refused: "IBTA, work request processing: operations by service";
+    destination_on_connection_refused: "IBTA, work request processing: only datagrams name a destination";
+    handle_of_other_domain_refused: "IBTA, address handle verbs: protection domain";
+    handle_of_other_device_refused: "IBTA, address handle verbs: protection domain";
+    posting_before_rts_refused: "rdma-core: wrong state is a post error";
     batch_with_one_wrong_posts_nothing: "all or nothing";
-    full_queue_and_back: "reference 4.4: slots are released by polling";
-    revoked_source_fails_alone: "IBTA 10.3.1 SQE: a send error leaves receives working";
-    posted_in_sqe_is_flushed: "IBTA 10.3.1 SQE";
-    out_of_sqe: "IBTA 10.3.1 SQE to RTS";
-    revoked_receive_ends_it: "IBTA 10.3.1: a local error of a receive is fatal";
-    flush_in_order: "IBTA 10.3.1 ERR: everything is flushed in order";
-    drained_holds_back: "IBTA 10.3.1 SQD: nothing new begins";
-    reset_and_again: "IBTA 10.3.1 RESET; reference 4.5: reusable in full";
-    destroyed_while_receiving: "IBTA 11.2.4.4 destroy with work outstanding";
-    initialised_without_qkey_refused: "IBTA 11.2.5.2: RESET to INIT needs the Q_Key";
-    path_attributes_refused: "IBTA 11.2.5.2: a datagram queue pair has no path";
+    full_queue_and_back: "rdma-core: slots are released by polling";
+    revoked_source_fails_alone: "IBTA, queue pair states: SQE: a send error leaves receives working";
+    posted_in_sqe_is_flushed: "IBTA, queue pair states: SQE";
+    out_of_sqe: "IBTA, queue pair states: SQE to RTS";
+    revoked_receive_ends_it: "IBTA, queue pair states: a local error of a receive is fatal";
+    flush_in_order: "IBTA, queue pair states: ERR: everything is flushed in order";
+    drained_holds_back: "IBTA, queue pair states: SQD: nothing new begins";
+    reset_and_again: "IBTA, queue pair states: RESET; rdma-core: reusable in full";
+    destroyed_while_receiving: "IBTA, queue pair verbs: destroy with work outstanding";
+    initialised_without_qkey_refused: "IBTA, queue pair verbs: RESET to INIT needs the Q_Key";
+    path_attributes_refused: "IBTA, queue pair verbs: a datagram queue pair has no path";
     attributes_come_back: "ibv_query_qp(3)";
-    cannot_be_connected: "IBTA 9.8.3: datagrams have no peer";
-    activation_names_the_state: "IBTA 10.3.1";
+    cannot_be_connected: "IBTA, unreliable service: datagrams have no peer";
+    activation_names_the_state: "IBTA, queue pair states";
 }
 
 fn refused(result: rdma_verbs::verbs::Result<()>, kind: ErrorKind, words: &[&str]) {

@@ -19,25 +19,25 @@ macro_rules! scenarios {
 }
 
 scenarios! {
-    member_receives: "IBTA 10.5 multicast; ibv_attach_mcast(3)";
-    members_on_several_devices: "IBTA 10.5.2: every attached queue pair gets a copy";
-    members_on_one_device: "IBTA 10.5.2.1: the adapter copies to its own queue pairs";
-    members_of_several_openings: "DESIGN: multicast groups get their own receive sockets";
-    others_receive_nothing: "IBTA 10.5: only attached queue pairs";
-    groups_are_separate: "IBTA 10.5: by group";
-    attached_sender_receives_its_own: "reference 4.6: loopback of own multicast";
-    detached_sender_receives_nothing: "reference 4.6: loopback of own multicast to other members";
+    member_receives: "IBTA, multicast; ibv_attach_mcast(3)";
+    members_on_several_devices: "IBTA, multicast: every attached queue pair gets a copy";
+    members_on_one_device: "IBTA, multicast: the adapter copies to its own queue pairs";
+    members_of_several_openings: "API: multicast groups get their own receive sockets";
+    others_receive_nothing: "IBTA, multicast: only attached queue pairs";
+    groups_are_separate: "IBTA, multicast: by group";
+    attached_sender_receives_its_own: "rdma-core: loopback of own multicast";
+    detached_sender_receives_nothing: "rdma-core: loopback of own multicast to other members";
     attached_twice_is_one_copy: "Linux ib_uverbs_attach_mcast: a repetition does nothing";
     detached_receives_nothing: "ibv_detach_mcast(3)";
     detached_without_being_attached: "ibv_detach_mcast(3) EINVAL";
-    connected_queue_pair_refused: "IBTA 11.2.4.7: unreliable datagram only";
+    connected_queue_pair_refused: "IBTA, queue pair verbs: unreliable datagram only";
     address_of_one_receiver_refused: "Linux ib_attach_mcast: multicast GIDs only";
-    wrong_qkey_drops_that_copy: "fact sheet 3.9: members whose Q_Key matches";
-    full_member_harms_no_other: "IBTA 10.5.2.1: copies are independent";
-    destroyed_member_harms_no_other: "IBTA 11.2.4.4: destroying detaches";
-    reset_stays_attached: "IBTA 10.5.1: attachment is no attribute of the state";
-    number_of_one_queue_pair_dropped: "IBTA 9.6.1.1: multicast packets are for 0xffffff";
-    immediate_and_header: "fact sheet 1.7: the header names the group";
+    wrong_qkey_drops_that_copy: "Linux rxe: members whose Q_Key matches";
+    full_member_harms_no_other: "IBTA, multicast: copies are independent";
+    destroyed_member_harms_no_other: "IBTA, queue pair verbs: destroying detaches";
+    reset_stays_attached: "IBTA, multicast: attachment is no attribute of the state";
+    number_of_one_queue_pair_dropped: "IBTA, packet validation: multicast packets are for 0xffffff";
+    immediate_and_header: "Linux rxe: the header names the group";
     way_back_is_to_the_sender: "ibv_create_ah_from_wc(3)";
     joining_again_after_leaving: "ibv_attach_mcast(3), ibv_detach_mcast(3)";
     most_members_of_a_group: "ibv_query_device(3) max_mcast_qp_attach";

@@ -19,32 +19,32 @@ macro_rules! scenarios {
 }
 
 scenarios! {
-    bytes_behind_the_header: "IBTA 9.8.3 unreliable datagram; ibv_poll_cq(3) byte_len; reference 4.4: 40-byte GRH area";
-    zero_bytes: "IBTA 9.8.3.1 zero-length datagram; reference 4.3: zero-length everything";
-    immediate: "IBTA 9.4.1 immediate data; fact sheet 1.6: opcode 0x65";
-    every_remainder_of_four: "IBTA 9.2.3 pad count";
-    largest_message: "IBTA 9.8.3.1: up to the path MTU; reference 4.1: active_mtu drives UD's maximum sizes";
-    gathered_and_scattered: "IBTA 10.7.2.3 scatter and gather; the header may straddle entries";
+    bytes_behind_the_header: "IBTA, unreliable service; ibv_poll_cq(3) byte_len: 40 bytes in front";
+    zero_bytes: "IBTA, unreliable service: zero-length datagram; rdma-core: zero-length everything";
+    immediate: "IBTA, transport functions: immediate data; Linux rxe: opcode 0x65";
+    every_remainder_of_four: "IBTA, transport headers: pad count";
+    largest_message: "IBTA, unreliable service: up to the path MTU";
+    gathered_and_scattered: "IBTA, work requests: scatter and gather; the header may straddle entries";
     inline: "ibv_post_send(3) IBV_SEND_INLINE";
-    to_itself: "reference 4.6: self-connection and loopback";
-    one_to_many: "IBTA 9.8.3: one queue pair, any number of peers";
+    to_itself: "rdma-core: self-connection and loopback";
+    one_to_many: "IBTA, unreliable service: one queue pair, any number of peers";
     many_to_one: "ibv_poll_cq(3) src_qp";
-    in_order: "IBTA 9.8.3: no order promised by the network, but receives complete in the order of posting";
+    in_order: "IBTA, unreliable service: receives complete in the order of posting";
     unsignaled_are_silent: "ibv_post_send(3) IBV_SEND_SIGNALED";
     signaled_all: "ibv_create_qp(3) sq_sig_all";
-    completes_without_a_receiver: "IBTA 9.8.3: complete once it left";
-    never_answered: "IBTA 9.8.3: no acknowledgement; fact sheet 3.1: no NAK is generated";
-    without_receive_dropped: "IBTA 9.8.3.3: no receive, silently dropped";
-    too_long_for_receive_dropped: "fact sheet 1.7: receive must hold payload + 40, else dropped; the receive stays";
-    header_alone_needs_room: "fact sheet 1.7: payload + 40";
-    wrong_qkey_dropped: "IBTA 10.2.5 Q_Key check; reference 4.6: mismatch dropped silently";
-    high_bit_means_own_qkey: "IBTA 10.2.5: high-order bit of the request's Q_Key";
-    high_bit_with_other_own_qkey: "IBTA 10.2.5: high-order bit of the request's Q_Key";
-    qkey_changed_in_rts: "IBTA 11.2.5.2 RTS to RTS: Q_Key";
-    receiver_in_init_drops: "IBTA 10.3.1 INIT: no packets are received";
-    receiver_in_rtr_takes: "IBTA 10.3.1 RTR: receives work";
-    connected_queue_pair_takes_none: "IBTA 9.6.1.1: opcode of another service is dropped";
-    unknown_number_dropped: "IBTA 9.6.1.1.1: destination QP";
+    completes_without_a_receiver: "IBTA, unreliable service: complete once it left";
+    never_answered: "IBTA, unreliable service: no acknowledgement; Linux rxe: no NAK is generated";
+    without_receive_dropped: "IBTA, unreliable service: no receive, silently dropped";
+    too_long_for_receive_dropped: "Linux rxe: receive must hold payload + 40, else dropped; the receive stays";
+    header_alone_needs_room: "Linux rxe: payload + 40";
+    wrong_qkey_dropped: "IBTA, Q_Keys: Q_Key check; rdma-core: mismatch dropped silently";
+    high_bit_means_own_qkey: "IBTA, Q_Keys: high-order bit of the request's Q_Key";
+    high_bit_with_other_own_qkey: "IBTA, Q_Keys: high-order bit of the request's Q_Key";
+    qkey_changed_in_rts: "IBTA, queue pair verbs: RTS to RTS: Q_Key";
+    receiver_in_init_drops: "IBTA, queue pair states: INIT: no packets are received";
+    receiver_in_rtr_takes: "IBTA, queue pair states: RTR: receives work";
+    connected_queue_pair_takes_none: "IBTA, packet validation: opcode of another service is dropped";
+    unknown_number_dropped: "IBTA, packet validation: destination QP";
     solicited_wakes: "ibv_req_notify_cq(3) solicited_only";
 }
 

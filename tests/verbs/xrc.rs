@@ -1,9 +1,8 @@
 //! Extended reliable connections: one connection, several shared receive queues, named by each request.
 
 use rdma_verbs::verbs::{
-    AsyncEvent, CompletionOpcode, CompletionQueue, CompletionStatus, ConnectOptions, Context, Counter, ErrorKind,
-    MemoryRegion, Payload, ProtectionDomain, QueuePair, QueuePairAttributes, QueuePairState, QueuePairType,
-    ReceiveRequest, Rkey, SendRequest, SharedReceiveQueue, SharedReceiveQueueNumber, Success, XrcDomain,
+    AsyncEvent, CompletionOpcode, CompletionStatus, ConnectOptions, Counter, ErrorKind, Payload, QueuePairAttributes,
+    QueuePairState, QueuePairType, ReceiveRequest, Rkey, SendRequest, SharedReceiveQueueNumber,
 };
 
 use super::bytes::{check, check_all, fill};
@@ -11,30 +10,47 @@ use super::end::{ALL_RIGHTS, next, patience, refused, silent};
 use super::sharing::{MAX_SRQ, connect};
 use super::suite::{Scenario, XRC};
 use super::world::World;
+use super::xrc_ends::{Extended, ROOM};
 
 const fn scenario(name: &'static str, clause: &'static str, run: fn(&World)) -> Scenario {
-    Scenario { name, clause, needs: &[XRC, MAX_SRQ], run }
+    Scenario { name, clause, needs: &[MAX_SRQ, XRC], run }
 }
 
 pub(crate) const SCENARIOS: &[Scenario] = &[
-    scenario("xrc/send/to_the_named_queue", "IBTA A14.2 XRCETH names the XRC SRQ", to_the_named_queue),
+    scenario(
+        "xrc/send/to_the_named_queue",
+        "IBTA annex Extended Reliable Connected: XRCETH names the XRC SRQ",
+        to_the_named_queue,
+    ),
     scenario("xrc/send/completes_where_the_queue_says", "ibv_create_srq_ex(3) cq", completes_where_the_queue_says),
-    scenario("xrc/send/immediate", "IBTA A14.3; fact sheet 1.6", immediate),
-    scenario("xrc/send/many_packets", "IBTA A14.3 every packet has XRCETH", many_packets),
-    scenario("xrc/send/zero_bytes", "IBTA 9.7.4.1.6", zero_bytes),
-    scenario("xrc/send/invalidate_of_wrong_key", "IBTA 9.4.1.1", invalidate_of_wrong_key),
-    scenario("xrc/write/bytes", "IBTA A14.3 RDMA WRITE", write_bytes),
-    scenario("xrc/write/immediate_takes_receive", "IBTA A14.3 RDMA WRITE with immediate", write_with_immediate),
-    scenario("xrc/read/bytes", "IBTA A14.3 responses are those of RC", read_bytes),
-    scenario("xrc/atomic/both", "IBTA A14.3 atomics", atomics),
-    scenario("xrc/rnr/named_queue_is_empty", "IBTA 9.7.5.2.8", named_queue_is_empty),
-    scenario("xrc/error/unknown_queue", "IBTA A14.5 XRC SRQ number", unknown_queue),
-    scenario("xrc/error/queue_of_another_domain", "IBTA A14.5 XRC domain", queue_of_another_domain),
-    scenario("xrc/error/queue_is_gone", "IBTA A14.5 XRC SRQ number", queue_is_gone),
-    scenario("xrc/error/last_wqe_reached", "IBTA 11.6.3.3", last_wqe_reached),
-    scenario("xrc/domain/access_by_the_queues_domain", "IBTA A14.4: the SRQ's protection domain", access_domain),
-    scenario("xrc/share/two_connections", "IBTA A14.1", two_connections),
-    scenario("xrc/share/same_queue_in_turn", "IBTA A14.1", both_queues_in_turn),
+    scenario("xrc/send/immediate", "Linux rxe; ibv_poll_cq(3) imm_data", immediate),
+    scenario("xrc/send/many_packets", "IBTA annex Extended Reliable Connected: requests have XRCETH", many_packets),
+    scenario("xrc/send/zero_bytes", "ibv_post_send(3): num_sge 0", zero_bytes),
+    scenario("xrc/send/invalidate_of_wrong_key", "ibv_post_send(3) IBV_WR_SEND_WITH_INV", invalidate_of_wrong_key),
+    scenario("xrc/write/bytes", "IBTA annex Extended Reliable Connected: RDMA WRITE", write_bytes),
+    scenario(
+        "xrc/write/immediate_takes_receive",
+        "IBTA annex Extended Reliable Connected: RDMA WRITE with immediate",
+        write_with_immediate,
+    ),
+    scenario("xrc/read/bytes", "IBTA annex Extended Reliable Connected: answers are those of RC", read_bytes),
+    scenario("xrc/atomic/both", "IBTA annex Extended Reliable Connected: atomics", atomics),
+    scenario("xrc/rnr/named_queue_is_empty", "ibv_modify_qp(3) rnr_retry; IBTA RNR NAK", named_queue_is_empty),
+    scenario("xrc/error/unknown_queue", "IBTA annex Extended Reliable Connected: unknown XRC SRQ", unknown_queue),
+    scenario(
+        "xrc/error/queue_of_another_domain",
+        "IBTA annex Extended Reliable Connected: XRC domain",
+        queue_of_another_domain,
+    ),
+    scenario("xrc/error/queue_is_gone", "IBTA annex Extended Reliable Connected: unknown XRC SRQ", queue_is_gone),
+    scenario("xrc/error/last_wqe_reached", "ibv_get_async_event(3) IBV_EVENT_QP_LAST_WQE_REACHED", last_wqe_reached),
+    scenario(
+        "xrc/domain/access_by_the_queues_domain",
+        "IBTA annex Extended Reliable Connected: the SRQ's protection domain",
+        access_domain,
+    ),
+    scenario("xrc/share/two_connections", "IBTA annex Extended Reliable Connected", two_connections),
+    scenario("xrc/share/same_queue_in_turn", "IBTA annex Extended Reliable Connected", both_queues_in_turn),
     scenario("xrc/post_send/no_queue_named", "rdma-verbs: an initiator's request names a queue", no_queue_named),
     scenario("xrc/post_send/queue_named_on_rc", "rdma-verbs: only an initiator's request does", queue_named_on_rc),
     scenario("xrc/post_send/to_target", "ibv_create_qp_ex(3): XRC_RECV has no send queue", post_send_to_target),
@@ -43,107 +59,14 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     scenario("xrc/create_qp/with_shared_queue", "ibv_create_qp_ex(3) srq", with_shared_queue),
     scenario("xrc/create_qp/xrc_queue_for_rc", "ibv_create_srq_ex(3) IBV_SRQT_XRC", xrc_queue_for_rc),
     scenario("xrc/create_srq/of_another_device", "ibv_create_srq_ex(3)", srq_of_another_device),
-    scenario("xrc/connect/two_of_a_kind", "IBTA A14.2 initiator and target", two_of_a_kind),
+    scenario(
+        "xrc/connect/two_of_a_kind",
+        "IBTA annex Extended Reliable Connected: initiator and target",
+        two_of_a_kind,
+    ),
     scenario("xrc/open_xrcd/shared_by_file", "ibv_open_xrcd(3) fd", shared_by_file),
-    scenario("xrc/reset/connected_anew", "reference 4.5: reusable in full", connected_anew),
+    scenario("xrc/reset/connected_anew", "rdma-core: reusable in full", connected_anew),
 ];
-
-/// A domain with two queues on device 0, and a connection to it from device 1.
-struct Extended {
-    target: QueuePair,
-    initiator: QueuePair,
-    queues: [SharedReceiveQueue; 2],
-    cqs: [CompletionQueue; 2],
-    inbox: MemoryRegion,
-    outbox: MemoryRegion,
-    sender_cq: CompletionQueue,
-    pd: ProtectionDomain,
-    sender_pd: ProtectionDomain,
-    domain: XrcDomain,
-    context: Context,
-}
-
-const ROOM: usize = 256;
-
-impl Extended {
-    #[track_caller]
-    fn new(world: &World) -> Self {
-        Self::with(world, &ConnectOptions::default())
-    }
-
-    #[track_caller]
-    fn with(world: &World, options: &ConnectOptions) -> Self {
-        let (context, sender) = (world.device(0), world.device(1));
-        let (pd, sender_pd) = (context.alloc_pd().unwrap(), sender.alloc_pd().unwrap());
-        let cqs = [64, 64].map(|cqe| context.create_cq(cqe).unwrap());
-        let sender_cq = sender.create_cq(64).unwrap();
-        let domain = context.open_xrcd().unwrap();
-        let queues = [0, 1].map(|which: usize| pd.create_srq(16, 2).xrc(&domain, &cqs[which]).build().unwrap());
-        let (inbox, outbox) =
-            (pd.alloc_mr(64 << 10, ALL_RIGHTS).unwrap(), sender_pd.alloc_mr(64 << 10, ALL_RIGHTS).unwrap());
-        let target = pd.create_qp(&cqs[0], &cqs[0]).xrc_target(&domain).build().unwrap();
-        let initiator = sender_pd.create_qp(&sender_cq, &sender_cq).qp_type(QueuePairType::XrcSend);
-        let initiator = initiator.max_inline_data(256).build().unwrap();
-        connect(&target, &initiator, options);
-        Self { target, initiator, queues, cqs, inbox, outbox, sender_cq, pd, sender_pd, domain, context }
-    }
-
-    #[track_caller]
-    fn post(&self, queue: usize, wr_id: u64) {
-        let start = wr_id as usize * ROOM;
-        let room = self.inbox.slice(start..start + ROOM).unwrap();
-        self.queues[queue].post_recv(&[ReceiveRequest::new(room).wr_id(wr_id)]).unwrap();
-    }
-
-    #[track_caller]
-    fn send(&self, queue: usize, text: &[u8]) {
-        self.request(SendRequest::send(Payload::inline(text)), self.queues[queue].number());
-    }
-
-    #[track_caller]
-    fn request(&self, request: SendRequest<'_>, queue: SharedReceiveQueueNumber) {
-        self.initiator.post_send(&[request.wr_id(100).signaled().remote_srq(queue)]).unwrap();
-    }
-
-    /// The request must be done at the initiator.
-    #[track_caller]
-    fn sent(&self, opcode: CompletionOpcode) -> Success {
-        let completion = next(&self.sender_cq);
-        assert_eq!((completion.wr_id(), completion.qpn()), (100, self.initiator.qpn()));
-        let success = completion.result().unwrap_or_else(|error| panic!("{}", self.initiator.explain(&error)));
-        assert_eq!(success.opcode, opcode);
-        success
-    }
-
-    /// The request must fail at the initiator.
-    #[track_caller]
-    fn fails(&self, status: CompletionStatus) {
-        let error = next(&self.sender_cq).result().unwrap_err();
-        assert_eq!((error.wr_id, error.status), (100, status), "{}", self.initiator.explain(&error));
-        assert_eq!(self.initiator.state().unwrap(), QueuePairState::Error);
-    }
-
-    /// The next completion of this queue must be a receive of the target.
-    #[track_caller]
-    fn completed(&self, queue: usize, wr_id: u64) -> Success {
-        let completion = next(&self.cqs[queue]);
-        assert_eq!((completion.wr_id(), completion.qpn()), (wr_id, self.target.qpn()), "{completion:?}");
-        completion.result().unwrap_or_else(|error| panic!("{error}"))
-    }
-
-    #[track_caller]
-    fn received(&self, queue: usize, wr_id: u64, text: &[u8]) {
-        let success = self.completed(queue, wr_id);
-        assert_eq!((success.opcode, success.byte_len as usize), (CompletionOpcode::Receive, text.len()));
-        let start = wr_id as usize * ROOM;
-        assert_eq!(self.inbox.to_vec(start..start + text.len()).unwrap(), text);
-    }
-
-    #[track_caller]
-    fn silent(&self) {
-        self.cqs.iter().for_each(silent);
-    }
-}
 
 fn to_the_named_queue(world: &World) {
     let ends = Extended::new(world);

@@ -9,7 +9,7 @@ use super::{Capture, PacketRecord};
 use crate::engine::udp::DEFAULT_HOP_LIMIT;
 use crate::transport::{Datagram, Outcome, Sending, Transmit};
 use crate::types::{DropReason, Qpn};
-use crate::wire::{Flow, icrc};
+use crate::wire::{Flow, Opcode, icrc};
 
 /// Bytes of a base transport header up to the end of the destination's number.
 const DESTINATION_END: usize = 8;
@@ -164,7 +164,11 @@ pub(super) fn solve(datagram: &Datagram<'_>) -> (u16, bool) {
     }
     let flow = Flow { source: datagram.source, destination: datagram.destination, source_port: datagram.source_port };
     let options = icrc::Verify { first_identification: datagram.segment_index, solve: true, expected_df: true };
-    match icrc::verify(&flow, &options, datagram.payload) {
+    let mut verified = icrc::verify(&flow, &options, datagram.payload);
+    if verified == icrc::Match::Wrong && datagram.payload.first() == Some(&Opcode::RC_FLUSH.0) {
+        verified = icrc::verify_as_linux(&flow, &options, datagram.payload);
+    }
+    match verified {
         icrc::Match::Exact { identification } => (identification, true),
         icrc::Match::Solved { identification, dont_fragment } => (identification, dont_fragment),
         icrc::Match::Wrong => (datagram.segment_index, true),

@@ -25,6 +25,16 @@ pub(crate) fn link_state(socket: BorrowedFd<'_>, name: &str) -> io::Result<LinkS
     Ok(LinkState { mtu_bytes: u32::try_from(mtu).unwrap_or(0), running: flags & needed == needed })
 }
 
+/// Megabits per second of the interface called `name`; `None` if it does not know, like loopback.
+pub(crate) fn link_megabits(name: &str) -> Option<u32> {
+    if name.contains('/') {
+        return None;
+    }
+    let text = std::fs::read_to_string(format!("/sys/class/net/{name}/speed")).ok()?;
+    // Interfaces that are down say -1.
+    text.trim().parse().ok()
+}
+
 fn request_for(name: &str) -> io::Result<libc::ifreq> {
     // SAFETY: all fields are numbers or arrays of numbers, for which zero is a value.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
@@ -58,5 +68,11 @@ mod tests {
         let state = link_state(socket.as_fd(), "lo").unwrap();
         assert!(state.mtu_bytes >= 1500 && state.running, "{state:?}");
         assert!(link_state(socket.as_fd(), "no-such-interface").is_err());
+    }
+
+    #[test]
+    fn interfaces_that_do_not_exist_have_no_speed() {
+        assert_eq!(link_megabits("no-such-interface"), None);
+        assert_eq!(link_megabits("../net/lo"), None);
     }
 }

@@ -23,7 +23,7 @@ pub(crate) use event::{Epoll, EventFd, Interest, wait_readable};
 pub(crate) use file_lock::{is_byte_locked_by_others, try_lock_byte, unlock_byte};
 pub(crate) use fork::{Generation, NotInherited};
 pub(crate) use guarded::{Guard, Guarded};
-pub(crate) use interface::{LinkState, link_state};
+pub(crate) use interface::{LinkState, link_megabits, link_state};
 pub(crate) use link_watch::LinkWatch;
 pub(crate) use message::{Received, SendOptions, receive, send};
 pub(crate) use option::{SocketOption, set_option};

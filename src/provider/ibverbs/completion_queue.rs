@@ -208,8 +208,10 @@ fn translate(polled: &sys::Polled, ledgers: &HashMap<u32, Arc<Ledger>>) -> Optio
             let (wr_id, retired) = ledger.complete(index, status.is_success())?;
             (wr_id, retired, ledger.qpn, ledger.datagrams)
         }
-        // Queue pairs for datagrams do not share receives here.
-        Ledger::Shared(ledger) => (ledger.complete(index)?, 0, Qpn::new(wc.qp_num), false),
+        Ledger::Shared(ledger) => {
+            let qpn = Qpn::new(wc.qp_num);
+            (ledger.complete(index)?, 0, qpn, ledger.are_datagrams(qpn))
+        }
     };
     let outcome = RawCompletion { wr_id, retired, qpn, status, ..RawCompletion::default() };
     if !status.is_success() {

@@ -82,7 +82,16 @@ impl Context for IbverbsContext {
         let last = self.device.port("query_gid", port_num)?.gid_tbl_len.saturating_sub(1);
         errors::check_range("query_gid", "gid_index", gid_index.into(), 0..=last)?;
         let message = format!("gid_index is {gid_index}; that entry of the GID table is empty");
-        Err(Error::new("query_gid", ErrorKind::InvalidArgument, message))
+        Err(Error::new("query_gid", ErrorKind::NotFound, message))
+    }
+
+    fn query_pkey(&self, port_num: u8, pkey_index: u16) -> Result<u16> {
+        self.device.check_process("query_pkey")?;
+        let last = self.device.port("query_pkey", port_num)?.pkey_tbl_len.saturating_sub(1);
+        errors::check_range("query_pkey", "pkey_index", pkey_index.into(), 0..=last.into())?;
+        let asked = || format!("pkey_index is {pkey_index}");
+        let found = self.device.sys.query_pkey(port_num, pkey_index);
+        found.map_err(|error| errors::from_errno("query_pkey", asked(), &error))
     }
 
     fn gid_table(&self, port_num: u8) -> Result<Vec<GidEntry>> {

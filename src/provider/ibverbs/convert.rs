@@ -3,7 +3,7 @@
 use super::sys;
 use crate::types::{
     AccessFlags, AddressVector, AtomicCapability, DeviceAttributes, DeviceCapabilities, Gid, GidEntry, GidType,
-    LinkLayer, Mtu, PortAttributes, PortState, QueuePairCapabilities, Transport, VendorIdentity,
+    LinkLayer, LinkSpeed, LinkWidth, Mtu, PortAttributes, PortState, QueuePairCapabilities, Transport, VendorIdentity,
 };
 
 /// Counts that are no counts are none.
@@ -125,8 +125,14 @@ pub(super) fn port(from: &sys::PortAttr) -> PortAttributes {
         grh_required: from.flags & 1 != 0,
         port_cap_flags: from.port_cap_flags,
         max_vl_num: from.max_vl_num,
-        active_width: from.active_width,
-        active_speed: from.active_speed,
+        active_width: LinkWidth::ALL
+            .into_iter()
+            .find(|width| *width as u8 == from.active_width)
+            .unwrap_or(LinkWidth::X1),
+        active_speed: LinkSpeed::ALL
+            .into_iter()
+            .find(|speed| *speed as u16 == from.active_speed.into())
+            .unwrap_or(LinkSpeed::Sdr),
         phys_state: from.phys_state,
         bad_pkey_cntr: from.bad_pkey_cntr,
         qkey_viol_cntr: from.qkey_viol_cntr,

@@ -5,6 +5,7 @@
 //! queue's creation, also over RESET. Both together are what the adapter gets as the request's number, so a completion
 //! leads back to the queue, whether it succeeded (then it says what it was) or not (then it does not).
 
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -148,6 +149,8 @@ const MAX_SHARED: usize = 1 << 22;
 pub(super) struct Shared {
     number: u32,
     places: Mutex<Places>,
+    /// Queue pairs whose receives begin with a route header.
+    datagrams: Mutex<HashSet<Qpn>>,
 }
 
 #[derive(Default)]
@@ -158,7 +161,23 @@ struct Places {
 
 impl Shared {
     pub(super) fn new(number: u32) -> Self {
-        Self { number, places: Mutex::default() }
+        Self { number, places: Mutex::default(), datagrams: Mutex::default() }
+    }
+
+    fn datagrams(&self) -> MutexGuard<'_, HashSet<Qpn>> {
+        self.datagrams.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether receives of this queue pair begin with a route header.
+    pub(super) fn note_datagrams(&self, qpn: Qpn, takes: bool) {
+        match takes {
+            true => self.datagrams().insert(qpn),
+            false => self.datagrams().remove(&qpn),
+        };
+    }
+
+    pub(super) fn are_datagrams(&self, qpn: Qpn) -> bool {
+        self.datagrams().contains(&qpn)
     }
 
     fn places(&self) -> MutexGuard<'_, Places> {

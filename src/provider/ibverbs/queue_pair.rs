@@ -86,10 +86,6 @@ fn check_parts(device: &Device, init: &QueuePairInit<'_>) -> Result<()> {
         (QueuePairType::XrcReceive, None, None) => refuse("xrc_domain is missing; an XRC target needs one"),
         (QueuePairType::XrcReceive, None, Some(_)) => Ok(()),
         (_, _, Some(_)) => refuse("xrc_domain is given; only an XRC target has one"),
-        (QueuePairType::UnreliableDatagram, Some(_), None) => {
-            let message = "srq is given; shared receive queues serve connections here, not datagrams";
-            Err(Error::new("create_qp", ErrorKind::Unsupported, message))
-        }
         _ => Ok(()),
     }
 }
@@ -123,6 +119,9 @@ impl IbverbsQueuePair {
             book.datagrams = init.qp_type == QueuePairType::UnreliableDatagram;
             Arc::new(Ledger::Ordered(book))
         });
+        if let Some(shared) = shared.as_ref().filter(|_| init.qp_type == QueuePairType::UnreliableDatagram) {
+            shared.note_datagrams(qpn, true);
+        }
         device.add_ledger(&send);
         device.add_ledger(&receive);
         Ok(Self {
@@ -472,7 +471,9 @@ impl QueuePair for IbverbsQueuePair {
             self.device.remove_ledger(side);
         }
         self.forget_requests();
-        drop(self.shared.lock().unwrap_or_else(PoisonError::into_inner).take());
+        if let Some(shared) = self.shared.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            shared.note_datagrams(self.qpn, false);
+        }
         self.device.events.discard(&self.device, EventObject::QueuePair(self.qpn));
         Ok(())
     }

@@ -15,7 +15,7 @@ use crate::provider::{
 };
 use crate::queue::{ProducerLock, QueueError};
 use crate::types::{
-    AsyncEvent, BatchEnd, EventObject, ReceiveRequest, SharedReceiveQueueAttributes, SharedReceiveQueueNumber,
+    AsyncEvent, BatchEnd, EventObject, Qpn, ReceiveRequest, SharedReceiveQueueAttributes, SharedReceiveQueueNumber,
     SharedReceiveQueueStatus,
 };
 
@@ -190,6 +190,13 @@ impl Use {
 
     pub(super) fn number(&self) -> SharedReceiveQueueNumber {
         self.0.number()
+    }
+
+    /// Whether the queue pair of this number takes receives for datagrams.
+    pub(super) fn note_datagrams(&self, qpn: Qpn, takes: bool) {
+        if let Some(queue) = self.0.as_any().downcast_ref::<IbverbsSharedReceiveQueue>() {
+            queue.shared().note_datagrams(qpn, takes);
+        }
     }
 }
 

@@ -10,19 +10,20 @@ use super::completion_queue::SoftCompletionQueue;
 use super::device::Device;
 use super::errors;
 use super::limit::check_range;
+use super::memory_source::SoftDeviceMemory;
 use super::protection_domain::SoftProtectionDomain;
 use super::queue_pair::SoftQueuePair;
 use super::shared_receive::SoftXrcDomain;
 use crate::engine::timestamp;
 use crate::mutation::{Mutation, planted};
 use crate::provider::{
-    Capture, CompletionChannel, CompletionQueue, CompletionQueueInit, Context, ProtectionDomain, QueuePair,
-    QueuePairInit, Result, XrcDomain,
+    Capture, CompletionChannel, CompletionQueue, CompletionQueueInit, Context, DeviceMemory, DeviceMemoryInit,
+    ProtectionDomain, QueuePair, QueuePairInit, Result, XrcDomain,
 };
 use crate::queue::AsyncEventQueue;
 use crate::types::{
-    AsyncEvent, CaptureConfig, Counters, DeviceAttributes, EventObject, GidEntry, GidType, PeerCapabilities,
-    PortAttributes,
+    AsyncEvent, CaptureConfig, Counters, DEFAULT_PKEY, DeviceAttributes, EventObject, GidEntry, GidType, LiveObjects,
+    PeerCapabilities, PortAttributes,
 };
 
 /// An open software device.
@@ -81,6 +82,18 @@ impl Context for SoftContext {
         self.gid(gid_index)
     }
 
+    fn query_pkey(&self, port_num: u8, pkey_index: u16) -> Result<u16> {
+        self.device.check_process("query_pkey")?;
+        check_port("query_pkey", port_num)?;
+        check_range(
+            "query_pkey",
+            "pkey_index",
+            pkey_index.into(),
+            0..=u32::from(self.device.attributes.max_pkeys) - 1,
+        )?;
+        Ok(DEFAULT_PKEY)
+    }
+
     fn gid_table(&self, port_num: u8) -> Result<Vec<GidEntry>> {
         let length = self.query_port(port_num)?.gid_tbl_len;
         Ok((0..u8::MAX).take(length as usize).filter_map(|index| self.gid(index).ok()).collect())
@@ -114,9 +127,29 @@ impl Context for SoftContext {
         Ok(timestamp())
     }
 
+    fn live_objects(&self) -> Result<LiveObjects> {
+        self.device.check_process("live_objects")?;
+        let device = &self.device;
+        Ok(LiveObjects {
+            queue_pairs: device.engine.shards().iter().map(|shard| shard.queue_pairs() as u32).sum(),
+            memory_regions: device.memory.len() as u32,
+            memory_windows: device.memory.windows() as u32,
+            completion_queues: device.completion_queues.used(),
+            shared_receive_queues: device.shared_receive_queues.used(),
+            protection_domains: device.domains.used(),
+            xrc_domains: device.xrc_domains.used(),
+            address_handles: device.address_handles.used(),
+        })
+    }
+
     fn create_qp(&self, init: &QueuePairInit<'_>) -> Result<Arc<dyn QueuePair>> {
         self.device.check_process("create_qp")?;
         Ok(Arc::new(SoftQueuePair::new(&self.device, init)?))
+    }
+
+    fn alloc_dm(&self, init: &DeviceMemoryInit) -> Result<Arc<dyn DeviceMemory>> {
+        self.device.check_process("alloc_dm")?;
+        Ok(Arc::new(SoftDeviceMemory::new(&self.device, init)?))
     }
 
     fn open_xrcd(&self) -> Result<Arc<dyn XrcDomain>> {

@@ -10,17 +10,18 @@ use super::config::SoftConfig;
 use super::errors;
 use super::interface::Interface;
 use super::limit::{Limit, check_range};
+use super::link_speed::width_and_speed;
 use super::multicast::{Attachments, MAX_MCAST_GRP, MAX_MCAST_QP_ATTACH};
 use super::port::{Events, Port};
 use super::shared_receive::Numbers;
 use crate::engine::{
     Capabilities, Engine, Generation, LocalAddress, QpnBlocks, Shard, ShardConfig, SocketSizes, probe,
 };
-use crate::memory::RegionTable;
+use crate::memory::{DeviceMemoryPool, RegionTable};
 use crate::provider::{Error, ErrorKind, Result};
 use crate::types::{
-    AccessFlags, AtomicCapability, DeviceAttributes, DeviceCapabilities, Mtu, PeerCapabilities, PortAttributes,
-    PortState,
+    AccessFlags, AtomicCapability, DeviceAttributes, DeviceCapabilities, Mtu, OnDemandCapabilities, OnDemandOperations,
+    OnDemandSupport, PeerCapabilities, PortAttributes, PortState,
 };
 
 /// Queue pairs of a shard.
@@ -34,6 +35,8 @@ const MAX_CQ: u32 = 65_536;
 const MAX_CQE: u32 = 1 << 20;
 const MAX_MR: u32 = 1 << 20;
 pub(super) const MAX_MW: u32 = 1 << 20;
+/// Device memory, all allocations together.
+const MAX_DM_SIZE: u64 = 64 << 20;
 const MAX_PD: u32 = 65_536;
 const MAX_SRQ: u32 = 65_536;
 const MAX_XRC_DOMAINS: u32 = 65_536;
@@ -48,9 +51,11 @@ const ACK_HOLD: Duration = Duration::from_micros(50);
 /// engine's thread, which takes over within 0.4 ms, and then must get a processor.
 const LOCAL_CA_ACK_DELAY: u8 = 8;
 
-/// Bytes of a packet besides its payload, at most: IP, UDP, transport headers, ICRC.
-const OVERHEAD_V4_BYTES: u32 = 64;
-const OVERHEAD_V6_BYTES: u32 = 84;
+/// Bytes of a packet besides its payload, at most: IP, UDP, transport headers, ICRC. The longest headers are those of
+/// an XRC WRITE with immediate.
+const OVERHEAD_V4_BYTES: u32 = 20 + 8 + HEADERS_BYTES;
+const OVERHEAD_V6_BYTES: u32 = 40 + 8 + HEADERS_BYTES;
+const HEADERS_BYTES: u32 = 12 + 4 + 16 + 4 + 4;
 
 /// An open device.
 pub(super) struct Device {
@@ -59,6 +64,7 @@ pub(super) struct Device {
     /// Forks before it was opened.
     generation: Generation,
     pub(super) memory: Arc<RegionTable>,
+    pub(super) device_memory: DeviceMemoryPool,
     pub(super) events: Events,
     port: Port,
     pub(super) attributes: DeviceAttributes,
@@ -118,6 +124,7 @@ impl Device {
             port: Port::new(&interface),
             interface,
             memory,
+            device_memory: DeviceMemoryPool::new(MAX_DM_SIZE),
             events,
             domains: Limit::new("max_pd", MAX_PD),
             completion_queues: Limit::new("max_cq", MAX_CQ),
@@ -158,11 +165,15 @@ impl Device {
         let state = self.interface.state();
         self.refresh_port();
         let overhead = if self.port.has_v6() { OVERHEAD_V6_BYTES } else { OVERHEAD_V4_BYTES };
+        let (active_width, active_speed) = width_and_speed(self.port.megabits());
         PortAttributes {
             max_mtu: Mtu::Mtu4096,
             active_mtu: Mtu::largest_within(state.mtu_bytes, overhead).min(self.max_mtu),
             gid_tbl_len: self.port.gid_tbl_len(),
             max_msg_sz: crate::types::MAX_MESSAGE_BYTES,
+            pkey_tbl_len: self.attributes.max_pkeys,
+            active_width,
+            active_speed,
             ..PortAttributes::ethernet(if state.running { PortState::Active } else { PortState::Down })
         }
     }
@@ -179,7 +190,8 @@ impl Device {
             return Ok(address);
         }
         check_range(verb, attribute, index.into(), 0..=self.port.gid_tbl_len().saturating_sub(1))?;
-        let message = format!("{attribute} is {index}; that entry of the GID table is empty: its address was removed");
+        let message =
+            format!("{attribute} is {index}; that entry of the GID table is empty; gid_table lists the others");
         Err(Error::new(verb, ErrorKind::NotFound, message))
     }
 
@@ -262,6 +274,9 @@ fn attributes(interface: &Interface, config: &SoftConfig) -> DeviceAttributes {
             | AccessFlags::HUGETLB
             | AccessFlags::FLUSH
             | AccessFlags::RELAXED_ORDERING,
+        odp_caps: on_demand_capabilities(),
+        max_dm_size: MAX_DM_SIZE,
+        maps_descriptors: true,
         num_comp_vectors: config.shards,
         completion_timestamp_mask: u64::MAX,
         hca_core_clock_khz: 1_000_000,
@@ -269,6 +284,18 @@ fn attributes(interface: &Interface, config: &SoftConfig) -> DeviceAttributes {
         max_cq_period: u16::MAX,
         invalidatable_regions: true,
         ..DeviceAttributes::empty()
+    }
+}
+
+/// Every copy between packets and memory that others own goes through the kernel, whatever the service: so every
+/// operation can use on-demand regions.
+fn on_demand_capabilities() -> OnDemandCapabilities {
+    OnDemandCapabilities {
+        general: OnDemandSupport::EXPLICIT | OnDemandSupport::IMPLICIT,
+        rc: OnDemandOperations::all(),
+        uc: OnDemandOperations::OF_UNRELIABLE,
+        ud: OnDemandOperations::OF_DATAGRAMS,
+        xrc: OnDemandOperations::all(),
     }
 }
 

@@ -1,10 +1,10 @@
 //! Errors of the layers below, as verbs report them.
 
 use crate::engine::OpenError;
-use crate::memory::RegisterError;
+use crate::memory::{AdviseError, RegisterError};
 use crate::mutation::{Mutation, planted};
 use crate::provider::{Error, ErrorKind, Result};
-use crate::queue::QueueError;
+use crate::queue::{QueueError, SendQueue};
 use crate::transport::{CreateError, ModifyError};
 use crate::types::{Operation, QueuePairType};
 
@@ -21,6 +21,14 @@ pub(super) fn from_register(verb: &'static str, error: &RegisterError) -> Error 
     Error::new(verb, kind, error.to_string())
 }
 
+pub(super) fn from_advise(error: &AdviseError) -> Error {
+    let kind = match error {
+        AdviseError::NoFaultSafeCopy { .. } => ErrorKind::PermissionDenied,
+        _ => ErrorKind::InvalidArgument,
+    };
+    Error::new("advise_mr", kind, error.to_string())
+}
+
 pub(super) fn from_queue(verb: &'static str, error: &QueueError) -> Error {
     let kind = match error {
         QueueError::Full { .. } => ErrorKind::QueueFull,
@@ -28,6 +36,20 @@ pub(super) fn from_queue(verb: &'static str, error: &QueueError) -> Error {
         _ => ErrorKind::InvalidArgument,
     };
     Error::new(verb, kind, error.to_string())
+}
+
+/// Why a send request was not queued. A full queue has a trap: unsignaled requests alone never leave it.
+#[cold]
+pub(super) fn from_send_queue(queue: &SendQueue, error: &QueueError) -> Error {
+    let QueueError::Full { limit } = error else { return from_queue("post_send", error) };
+    let unfinished = queue.outstanding();
+    let finished = queue.pending().saturating_sub(unfinished);
+    let message = format!(
+        "max_send_wr is {limit}, and all slots are taken, {finished} of them by requests that are finished: slots come \
+         back only when the completion of a signaled request, or of a later one, is polled. Poll, and signal at least \
+         one request in {limit}; if none of these is signaled, only RESET frees the queue"
+    );
+    Error::new("post_send", ErrorKind::QueueFull, message)
 }
 
 /// Refuses operations that queue pairs of this type do not have.

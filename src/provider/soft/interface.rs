@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 
 use if_addrs::Interface as SystemAddress;
 
-use crate::engine::{LinkState, LocalAddress, link_state};
+use crate::engine::{LinkState, LocalAddress, link_megabits, link_state};
 use crate::provider::{Error, ErrorKind, Result};
 
 /// Interface MTU assumed if the system does not tell.
@@ -48,6 +48,11 @@ impl Interface {
         };
         // An interface that is gone is down.
         ask().unwrap_or(LinkState { running: false, ..unknown })
+    }
+
+    /// Its speed now, if it knows.
+    pub(super) fn megabits(&self) -> Option<u32> {
+        self.name.as_deref().and_then(link_megabits)
     }
 
     /// The addresses that the device has now, in no particular order.

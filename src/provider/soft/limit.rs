@@ -34,6 +34,11 @@ impl Limit {
             }
         }
     }
+
+    /// Objects that there are now.
+    pub(super) fn used(&self) -> u32 {
+        self.used.load(Ordering::Relaxed)
+    }
 }
 
 impl Drop for Share {

@@ -107,6 +107,11 @@ impl SoftQueuePair {
     ) -> Result<()> {
         let mut outcome = Err(errors::engine_failed("modify_qp"));
         self.shard.command(|core, now| {
+            if self.is_destroyed() {
+                // The number may be another queue pair's by now.
+                outcome = self.check_alive("modify_qp");
+                return;
+            }
             let modified = core.endpoint.modify_queue_pair(now, self.qpn, given, source, limits);
             if let Some(state) = core.endpoint.queue_pair_state(self.qpn) {
                 self.note_state(state);

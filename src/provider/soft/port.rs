@@ -15,8 +15,10 @@ use crate::types::AsyncEvent;
 
 /// Asynchronous events that wait to be read: some for every queue pair that a device may have.
 const MAX_EVENTS: u32 = 1 << 16;
-/// Entries of the GID table, at most.
-const MAX_GIDS: usize = 255;
+/// Entries of the GID table, at least. One is never used, so that programs meet an empty entry wherever they run.
+const LEAST_GIDS: usize = 16;
+/// Addresses in the GID table, at most.
+const MAX_GIDS: usize = 254;
 /// Looks at the interface in a row, while there is always more news.
 const LOOKS: usize = 16;
 /// The only port.
@@ -98,12 +100,14 @@ struct Now {
     /// The GID table: an address that goes leaves an empty entry, the others keep their places.
     gids: Vec<Option<LocalAddress>>,
     running: bool,
+    megabits: Option<u32>,
 }
 
 impl Port {
     pub(super) fn new(interface: &Interface) -> Self {
         let gids = interface.addresses.iter().copied().map(Some).take(MAX_GIDS).collect();
-        Self { now: Mutex::new(Now { gids, running: interface.state().running }) }
+        let (running, megabits) = (interface.state().running, interface.megabits());
+        Self { now: Mutex::new(Now { gids, running, megabits }) }
     }
 
     /// Looks at the interface anew if there is news, and tells of what has changed.
@@ -127,7 +131,12 @@ impl Port {
 
     /// Entries of the GID table, the empty ones included.
     pub(super) fn gid_tbl_len(&self) -> u32 {
-        self.lock().gids.len() as u32
+        (self.lock().gids.len() + 1).max(LEAST_GIDS) as u32
+    }
+
+    /// Megabits per second of the link, if it knows.
+    pub(super) fn megabits(&self) -> Option<u32> {
+        self.lock().megabits
     }
 
     /// Whether it has an IPv6 address.
@@ -144,6 +153,7 @@ impl Now {
     /// Tells of what has changed.
     fn look(&mut self, interface: &Interface, events: &Events) {
         let running = interface.state().running;
+        self.megabits = interface.megabits();
         if let Ok(addresses) = interface.addresses_now()
             && self.take_addresses(&addresses)
         {
@@ -182,7 +192,7 @@ mod tests {
     #[test]
     fn addresses_keep_their_places() {
         let at = |last: u8| LocalAddress { ip: [192, 0, 2, last].into(), scope: 0 };
-        let mut now = Now { gids: vec![Some(at(1)), Some(at(2)), Some(at(3))], running: true };
+        let mut now = Now { gids: vec![Some(at(1)), Some(at(2)), Some(at(3))], running: true, megabits: None };
         assert!(!now.take_addresses(&[at(3), at(1), at(2)]));
         assert!(now.take_addresses(&[at(1), at(3)]));
         assert_eq!(now.gids, [Some(at(1)), None, Some(at(3))]);
@@ -194,5 +204,7 @@ mod tests {
         assert!(now.take_addresses(&many));
         assert_eq!(now.gids.len(), MAX_GIDS);
         assert!(!now.take_addresses(&many));
+        let port = Port { now: Mutex::new(now) };
+        assert_eq!((port.gid_tbl_len(), port.gid(254)), (255, None), "one entry stays empty");
     }
 }

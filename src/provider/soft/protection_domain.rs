@@ -8,14 +8,22 @@ use super::device::Device;
 use super::errors;
 use super::limit::Share;
 use super::memory_region::SoftMemoryRegion;
+use super::memory_source;
 use super::memory_window::SoftMemoryWindow;
 use super::shared_receive::SoftSharedReceiveQueue;
 use crate::memory::{Backing, RegisterOptions};
+use crate::mutation::{Mutation, planted};
 use crate::provider::{
-    AddressHandle, MemoryRegion, MemoryWindow, ProtectionDomain, Refused, RefusedChange, Reregistration, Result,
-    SharedReceiveQueue, SharedReceiveQueueInit,
+    AddressHandle, DeviceMemory, DmaBufInit, Error, ErrorKind, MemoryRegion, MemoryWindow, ProtectionDomain, Refused,
+    RefusedChange, Reregistration, Result, SharedReceiveQueue, SharedReceiveQueueInit,
 };
-use crate::types::{AddressVector, DomainId, GlobalRouteHeader, MemoryWindowType, RawCompletion};
+use crate::types::{
+    AccessFlags, AddressVector, AdviceFlags, DomainId, GlobalRouteHeader, MemoryAdvice, MemoryWindowType,
+    RawCompletion, Sge,
+};
+
+/// How device memory is named.
+const ZERO_BASED: AccessFlags = AccessFlags::ZERO_BASED;
 
 /// A protection domain of a software device.
 pub(super) struct SoftProtectionDomain {
@@ -78,6 +86,45 @@ impl ProtectionDomain for SoftProtectionDomain {
         let region = changed
             .map_err(|(error, backing)| RefusedChange { error: errors::from_register("rereg_mr", &error), backing })?;
         Ok(Arc::new(SoftMemoryRegion::new(Arc::clone(&self.shared), region)))
+    }
+
+    fn reg_dm_mr(
+        &self,
+        memory: &Arc<dyn DeviceMemory>,
+        dm_offset: u64,
+        length: u64,
+        access: AccessFlags,
+    ) -> Result<Arc<dyn MemoryRegion>> {
+        let device = &self.shared.device;
+        device.check_process("reg_dm_mr")?;
+        let backing = memory_source::device_part(device, memory, dm_offset, length, access)?;
+        let based = if planted(Mutation::DeviceMemoryNotZeroBased) { AccessFlags::empty() } else { ZERO_BASED };
+        let options = RegisterOptions { access: access | based, ..RegisterOptions::default() };
+        let registered = device.memory.register_with(self.shared.id, backing, &options);
+        let region = registered.map_err(|refused| errors::from_register("reg_dm_mr", &refused.error))?;
+        Ok(Arc::new(SoftMemoryRegion::new(Arc::clone(&self.shared), region)))
+    }
+
+    fn reg_dmabuf_mr(&self, init: &DmaBufInit<'_>) -> Result<Arc<dyn MemoryRegion>> {
+        let device = &self.shared.device;
+        device.check_process("reg_dmabuf_mr")?;
+        let backing = memory_source::map_descriptor(init)?;
+        let iova = init.iova.filter(|_| !planted(Mutation::DescriptorAddressIgnored));
+        let options = RegisterOptions { access: init.access, iova, ..RegisterOptions::default() };
+        let registered = device.memory.register_with(self.shared.id, backing, &options);
+        let region = registered.map_err(|refused| memory_source::from_register(init, &refused.error))?;
+        Ok(Arc::new(SoftMemoryRegion::new(Arc::clone(&self.shared), region)))
+    }
+
+    /// With and without [`AdviceFlags::FLUSH`], the advice was followed when this returns.
+    fn advise_mr(&self, advice: MemoryAdvice, flags: AdviceFlags, sg_list: &[Sge]) -> Result<()> {
+        self.shared.device.check_process("advise_mr")?;
+        if !AdviceFlags::all().contains(flags) {
+            let message = format!("flags is {flags:?}; allowed are {:?} and none", AdviceFlags::all());
+            return Err(Error::new("advise_mr", ErrorKind::InvalidArgument, message));
+        }
+        let followed = self.shared.device.memory.advise(self.shared.id, advice, sg_list);
+        followed.map_err(|error| errors::from_advise(&error))
     }
 
     fn alloc_mw(&self, kind: MemoryWindowType) -> Result<Arc<dyn MemoryWindow>> {

@@ -179,6 +179,12 @@ impl SoftQueuePair {
         if is_late && state != DESTROYED { Ok(()) } else { Err(self.wrong_state(verb, state, first)) }
     }
 
+    /// The state may have changed since the batch was begun. If it changes only now, leaving RESET forgets the batch.
+    #[inline]
+    fn check_batch(&self, verb: &'static str, first: QueuePairState, end: BatchEnd) -> Result<()> {
+        if end == BatchEnd::Rollback { Ok(()) } else { self.check_state(verb, first) }
+    }
+
     #[cold]
     fn wrong_state(&self, verb: &'static str, state: u8, first: QueuePairState) -> Error {
         let message = match QueuePairState::ALL.get(usize::from(state)) {
@@ -205,7 +211,13 @@ impl SoftQueuePair {
         read: impl FnOnce(&transport::Endpoint) -> Option<R>,
     ) -> Result<R> {
         let mut answer = None;
-        if !self.shard.command(|core, _| answer = read(&core.endpoint)) {
+        let commanded = self.shard.command(|core, _| {
+            // Asked with the shard held, which destruction takes after saying so: the number may be another one's then.
+            if !self.is_destroyed() {
+                answer = read(&core.endpoint);
+            }
+        });
+        if !commanded {
             return Err(errors::engine_failed(verb));
         }
         answer.ok_or_else(|| Error::new(verb, ErrorKind::InvalidState, destroyed(self.qpn)))
@@ -246,14 +258,14 @@ impl QueuePair for SoftQueuePair {
             self.role.check_plain_send(self.qpn)?;
             errors::check_operation(self.qp_type, &request.operation)?;
         }
-        self.send.push(request).map_err(|error| errors::from_queue("post_send", &error))
+        self.send.push(request).map_err(|error| errors::from_send_queue(&self.send, &error))
     }
 
     fn send_push_to_srq(&self, request: &SendRequest<'_>, srq: SharedReceiveQueueNumber) -> Result<()> {
         self.device.check_process("post_send")?;
         self.check_state("post_send", QueuePairState::ReadyToSend)?;
         self.role.check_named_queue(self.qpn, srq)?;
-        self.send.push_to_srq(request, srq).map_err(|error| errors::from_queue("post_send", &error))
+        self.send.push_to_srq(request, srq).map_err(|error| errors::from_send_queue(&self.send, &error))
     }
 
     fn send_push_to(&self, request: &SendRequest<'_>, target: &DatagramTarget<'_>) -> Result<()> {
@@ -265,7 +277,7 @@ impl QueuePair for SoftQueuePair {
             Data::Inline(pieces) => pieces.iter().map(|piece| piece.len() as u64).sum(),
         };
         let destination = SoftAddressHandle::destination(target, &self.domain, self.send_side.shard, length)?;
-        self.send.push_to(request, &destination).map_err(|error| errors::from_queue("post_send", &error))
+        self.send.push_to(request, &destination).map_err(|error| errors::from_send_queue(&self.send, &error))
     }
 
     fn attach_mcast(&self, gid: Gid) -> Result<()> {
@@ -281,11 +293,13 @@ impl QueuePair for SoftQueuePair {
     #[inline]
     fn send_end(&self, end: BatchEnd) -> Result<()> {
         self.device.check_process("post_send")?;
+        let ready = self.check_batch("post_send", QueuePairState::ReadyToSend, end);
+        let end = if ready.is_ok() { end } else { BatchEnd::Rollback };
         let published = self.send.end(end).map_err(|error| errors::from_queue("post_send", &error))?;
         if published > 0 {
             self.shard.post(&self.doorbell);
         }
-        Ok(())
+        ready
     }
 
     #[inline]
@@ -305,11 +319,20 @@ impl QueuePair for SoftQueuePair {
     #[inline]
     fn recv_end(&self, end: BatchEnd) -> Result<()> {
         self.device.check_process("post_recv")?;
+        let ready = self.check_batch("post_recv", QueuePairState::Init, end);
+        let end = if ready.is_ok() { end } else { BatchEnd::Rollback };
         let published = self.receive.end(end).map_err(|error| errors::from_queue("post_recv", &error))?;
         if published > 0 && self.receive.flushes() {
             self.shard.post(&self.doorbell);
         }
-        Ok(())
+        ready
+    }
+
+    fn stop_receiving(&self) -> Result<Option<u64>> {
+        self.device.check_process("destroy_qp")?;
+        let mut begun = None;
+        self.shard.command(|core, _| begun = core.endpoint.stop_receiving(self.qpn));
+        Ok(begun)
     }
 
     /// Waits for the pass in progress and nothing else: what is outstanding is forgotten, not flushed.
@@ -322,6 +345,8 @@ impl QueuePair for SoftQueuePair {
         self.shard.send_acknowledgements(self.qpn);
         self.shard.command(|core, _| {
             core.endpoint.destroy_queue_pair(self.qpn);
+            // The number can be given again as soon as the shard is free.
+            self.device.memory.end_windows_of(self.qpn);
         });
         for side in [&self.send_side, &self.receive_side] {
             soft(&side.queue).engine_side().detach(side.token);
@@ -342,7 +367,8 @@ impl QueuePair for SoftQueuePair {
     fn report(&self) -> Result<QueuePairReport> {
         self.device.check_process("query_qp")?;
         let destroyed = || Error::new("query_qp", ErrorKind::InvalidState, destroyed(self.qpn));
-        let (mut report, since) = self.shard.queue_pair_report(self.qpn).ok_or_else(destroyed)?;
+        let (mut report, since) =
+            self.shard.queue_pair_report(self.qpn).filter(|_| !self.is_destroyed()).ok_or_else(destroyed)?;
         if let Some(peer) = report.peer_address() {
             // Strays may arrive at any shard. Their clocks begin with the device, within microseconds.
             let shards = self.device.engine.shards().iter();

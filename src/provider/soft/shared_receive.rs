@@ -257,6 +257,10 @@ impl SharedReceiveQueue for SoftSharedReceiveQueue {
         let number = self.queue.number();
         if let Some(xrc) = &self.xrc {
             xrc.table.remove(number);
+            // No queue pair that could find it goes first: a pass in progress may be about to complete or announce.
+            self.device.engine.shards().iter().for_each(|shard| {
+                shard.command(|_, _| {});
+            });
             xrc.feed.detach();
         }
         self.device.events.discard(|event| *event == AsyncEvent::SharedReceiveQueueLimitReached(number));

@@ -1,7 +1,7 @@
 //! How a connection stands, for those who wait for a completion that does not come.
 
 use super::{Diagnosis, compose, ended, operation_name, silence, unreliable};
-use crate::types::{Counter, Qpn, QueuePairReport, QueuePairState};
+use crate::types::{Counter, Qpn, QueuePairReport, QueuePairState, QueuePairType};
 
 /// Why nothing completes, or that nothing is wrong.
 pub(crate) fn explain_state(qpn: Qpn, report: Option<&QueuePairReport>) -> String {
@@ -95,7 +95,22 @@ fn idle(report: &QueuePairReport) -> Diagnosis {
         return diagnosis;
     }
     if report.counters.get(Counter::SentRnr) > 0 && report.receives == 0 {
-        return Diagnosis::new("the peer sends, but no receive is posted here", "post receives");
+        return no_receive(report);
     }
     Diagnosis::new("nothing is wrong: no send request is unfinished", "look at the peer if something is missing")
+}
+
+/// The peer was told to wait, again and again.
+fn no_receive(report: &QueuePairReport) -> Diagnosis {
+    match report.status.qp_type {
+        QueuePairType::XrcReceive => Diagnosis::new(
+            "the peer sends, but the shared receive queue that it names is empty",
+            "post receives to that queue, and arm its limit so that an event tells of it in time",
+        ),
+        _ if report.status.cap.max_recv_wr == 0 => Diagnosis::new(
+            "the peer sends, but the shared receive queue of this queue pair is empty",
+            "post receives there, and arm its limit so that an event tells of it in time",
+        ),
+        _ => Diagnosis::new("the peer sends, but no receive is posted here", "post receives"),
+    }
 }

@@ -86,6 +86,40 @@ fn worked_examples_of_solving_fit() {
     }
 }
 
+/// Packets of Linux 6.12.107, from its device rxe0.
+#[test]
+fn flushes_of_linux_fit_its_rule_only() {
+    let v6 = "60000000 002c1140 fd990000 00000000 00000000 00000002 fd990000 00000000 00000000 00000001 ebf812b7 \
+        002c0000 1c00ffff 007e5a72 80a1b9f1 00000002 00007f04 277a5018 1718bfde 00000000";
+    let v4 = "45000040 00004000 401125e5 0a630002 0a630001 c2c512b7 002c0000 1c00ffff 00d84291 8097eb33 00000002 \
+        00007fdc 47978018 a91b019d 00000000";
+    let options = Verify { first_identification: 0, solve: true, expected_df: true };
+    for (vector, wire, is_v4) in [(parse_v6(v6), "61ace233", false), (parse_v4(v4), "e8d55e15", true)] {
+        let mut payload = vector.packet.clone();
+        payload.extend(bytes(wire));
+        assert_eq!(verify(&vector.flow, &options, &payload), Match::Wrong);
+        let found = verify_as_linux(&vector.flow, &options, &payload);
+        match found {
+            Match::Exact { identification: 0 } => assert!(!is_v4),
+            Match::Solved { dont_fragment: true, .. } => assert!(is_v4),
+            _ => panic!("{found:?}"),
+        }
+        let unsolved = verify_as_linux(&vector.flow, &Verify { solve: false, ..options }, &payload);
+        assert_eq!(unsolved == Match::Wrong, is_v4);
+        let mut ours = payload.clone();
+        append_as_linux(&vector.flow, 0, &mut ours);
+        assert_eq!(verify_as_linux(&vector.flow, &options, &ours), Match::Exact { identification: 0 });
+        assert_eq!(ours == payload, !is_v4);
+        for byte in (0..payload.len()).filter(|byte| *byte != 4) {
+            payload[byte] ^= 0x10;
+            assert_eq!(verify_as_linux(&vector.flow, &options, &payload), Match::Wrong, "byte {byte}");
+            payload[byte] ^= 0x10;
+        }
+        assert_eq!(verify_as_linux(&vector.flow, &options, &payload[..15]), Match::Wrong);
+        assert_eq!(verify_as_linux(&vector.flow, &options, &[]), Match::Wrong);
+    }
+}
+
 #[test]
 fn constants_are_those_of_the_definition() {
     assert_eq!(multiply(0x8000_0000, 0x1234_5678), 0x1234_5678);

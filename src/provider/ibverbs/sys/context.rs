@@ -239,6 +239,14 @@ impl Context {
         }
     }
 
+    /// An entry of the P_Key table.
+    pub(in super::super) fn query_pkey(&self, port: u8, index: u16) -> io::Result<u16> {
+        let mut key = 0u16;
+        // SAFETY: the key lives.
+        check(unsafe { (self.library.query_pkey)(self.raw(), port, index.into(), &raw mut key) })?;
+        Ok(u16::from_be(key))
+    }
+
     /// The device's clock, in its own ticks.
     pub(in super::super) fn query_clock(&self) -> io::Result<u64> {
         let query = slot!(self, query_rt_values).ok_or_else(not_supported)?;

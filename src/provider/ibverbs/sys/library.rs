@@ -43,6 +43,7 @@ functions! {
     /// Knows only the first 48 bytes of the attributes; for libraries whose table has no slot for it.
     "ibv_query_port" query_port: fn(*mut Context, u8, *mut PortAttr) -> c_int;
     "_ibv_query_gid_ex" query_gid_ex: fn(*mut Context, u32, u32, *mut GidEntry, u32, usize) -> c_int;
+    "ibv_query_pkey" query_pkey: fn(*mut Context, u8, c_int, *mut u16) -> c_int;
     "ibv_get_async_event" get_async_event: fn(*mut Context, *mut AsyncEvent) -> c_int;
     "ibv_ack_async_event" ack_async_event: fn(*mut AsyncEvent);
     "ibv_alloc_pd" alloc_pd: fn(*mut Context) -> *mut Pd;

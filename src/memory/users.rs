@@ -1,0 +1,77 @@
+//! Who is in the middle of an access through a key that can be taken back while the table is only read.
+//!
+//! A pass of another shard may have found the key valid and be copying while this one revokes it. Whoever revokes says
+//! so first and then waits until nobody who came before is left; whoever comes counts first and looks at the key then.
+//! So one of them sees the other, and after an invalidation has completed, nothing reaches the memory through its key.
+
+use std::sync::atomic::Ordering;
+
+use super::sync::{AtomicU32, pause};
+
+/// Accesses in progress.
+pub(super) struct Users(AtomicU32);
+
+/// One of them, until it is dropped.
+pub(super) struct Using<'a>(&'a Users);
+
+impl Users {
+    pub(super) fn new() -> Self {
+        Self(AtomicU32::new(0))
+    }
+
+    /// Counts an access. What it relies on is looked at afterwards.
+    #[inline]
+    pub(super) fn enter(&self) -> Using<'_> {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        Using(self)
+    }
+
+    /// Waits for the accesses that began before something was taken back: for the copy of a packet each. Those that
+    /// come afterwards find it gone and leave at once.
+    pub(super) fn wait(&self) {
+        while self.0.load(Ordering::SeqCst) > 0 {
+            pause();
+        }
+    }
+}
+
+impl Drop for Using<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.0.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_models {
+    use std::sync::Arc;
+
+    use super::*;
+    use loom::sync::atomic::AtomicBool;
+
+    /// Shards use a key, another one takes it back and then owns what it led to.
+    #[test]
+    fn nobody_is_inside_after_the_wait() {
+        loom::model(|| {
+            let key = Arc::new((AtomicBool::new(true), Users::new(), AtomicU32::new(0)));
+            let writers: Vec<_> = (0..2)
+                .map(|_| {
+                    let key = Arc::clone(&key);
+                    loom::thread::spawn(move || {
+                        let (valid, users, byte) = &*key;
+                        let _using = users.enter();
+                        if valid.load(Ordering::SeqCst) {
+                            byte.fetch_add(1, Ordering::Relaxed);
+                        }
+                    })
+                })
+                .collect();
+            let (valid, users, byte) = &*key;
+            valid.store(false, Ordering::SeqCst);
+            users.wait();
+            let written = byte.load(Ordering::Relaxed);
+            writers.into_iter().for_each(|writer| writer.join().unwrap());
+            assert_eq!(byte.load(Ordering::Relaxed), written);
+        });
+    }
+}

@@ -1,0 +1,150 @@
+//! Shared receive queues whose receives own their memory.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::Refused;
+use super::finished::Finished;
+use super::in_flight::PostedReceives;
+use super::request::Loan;
+use crate::verbs::{
+    Context, ProtectionDomain, Result, SharedReceiveQueueAttributes, SharedReceiveQueueBuilder,
+    SharedReceiveQueueNumber, SharedReceiveQueueStatus,
+};
+
+/// A shared receive queue whose receives own their memory: buffers for the messages of several
+/// [`QueuePair`](super::QueuePair)s, made with [`QueuePair::with_srq`](super::QueuePair::with_srq).
+///
+/// A buffer that is posted moves into the queue. It comes back from the receive completion queue of whichever queue
+/// pair a message came to, and [`Finished::qpn`] names that queue pair; not in the order of posting, because messages
+/// end in any order. A queue pair that is reset or destroyed gives back the buffer that a message had begun to fill;
+/// those that wait stay for the others. [`SharedReceiveQueue::destroy`] gives back all that is left, and so does
+/// dropping the last handle and the last queue pair that uses it: then the buffers return to their pools.
+///
+/// Clones are the same queue. Posting allocates nothing.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use rdma_verbs::verbs;
+/// # let context = verbs::open("soft:127.0.1.241")?;
+/// # let pd = context.alloc_pd()?;
+/// use rdma_verbs::owned::{BufferPool, CompletionQueue, QueuePair, Request, SharedReceiveQueue};
+///
+/// let cq = CompletionQueue::new(&context, 64)?;
+/// let srq = SharedReceiveQueue::new(&pd, 16)?;
+/// let first = QueuePair::with_srq(&pd, &cq, &cq, &srq, |builder| builder)?;
+/// let second = QueuePair::with_srq(&pd, &cq, &cq, &srq, |builder| builder)?;
+/// first.connect(&second.connection_info()?)?;
+/// second.connect(&first.connection_info()?)?;
+///
+/// let pool = BufferPool::new(&pd, 1 << 20)?;
+/// srq.post_recv(pool.take(64)?, 1)?;
+/// srq.post_recv(pool.take(64)?, 2)?;
+/// first.post_send(Request::send(pool.copy_from(b"to the second")?))?;
+/// let received = cq.wait(Duration::from_secs(10))?;
+/// assert_eq!((received.wr_id(), received.qpn()), (1, second.qpn()));
+/// assert_eq!(*received.into_buffer()?, *b"to the second");
+///
+/// drop((first, second));
+/// let left = srq.destroy()?;
+/// assert_eq!((left.len(), left[0].wr_id()), (1, 2));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct SharedReceiveQueue {
+    posted: Arc<PostedReceives>,
+}
+
+impl SharedReceiveQueue {
+    /// A queue that holds `max_wr` buffers at most.
+    ///
+    /// # Errors
+    /// As [`SharedReceiveQueueBuilder::build`]; the device is not one of this crate's own.
+    pub fn new(domain: &ProtectionDomain, max_wr: u32) -> Result<Self> {
+        Self::with(domain, max_wr, |builder| builder)
+    }
+
+    /// The same, with attributes that `shape` sets.
+    ///
+    /// # Errors
+    /// As [`SharedReceiveQueue::new`]. Queues of XRC domains are refused: this tier has no XRC targets.
+    pub fn with<'a>(
+        domain: &'a ProtectionDomain,
+        max_wr: u32,
+        shape: impl FnOnce(SharedReceiveQueueBuilder<'a>) -> SharedReceiveQueueBuilder<'a>,
+    ) -> Result<Self> {
+        super::exclusive::check_device(domain)?;
+        let builder = shape(domain.create_srq(max_wr, 1));
+        Ok(Self { posted: Arc::new(PostedReceives::new(&builder)?) })
+    }
+
+    /// Posts memory for one arriving message; all its capacity counts. `wr_id` comes back with it.
+    ///
+    /// # Errors
+    /// As [`verbs::SharedReceiveQueue::post_recv`](crate::verbs::SharedReceiveQueue::post_recv), with the memory.
+    /// [`ErrorKind::QueueFull`](crate::verbs::ErrorKind::QueueFull) if as many buffers are posted, or taken and not
+    /// polled, as the queue holds.
+    pub fn post_recv(&self, buffer: impl Into<Loan>, wr_id: u64) -> Result<(), Refused<Loan>> {
+        self.posted.post(buffer.into(), wr_id)
+    }
+
+    /// Buffers in flight: those that wait, those that a message is being written into, and those that are filled and
+    /// not polled.
+    pub fn in_flight(&self) -> usize {
+        self.posted.in_flight()
+    }
+
+    /// Changes its size, arms the limit event, or both; see
+    /// [`verbs::SharedReceiveQueue::modify`](crate::verbs::SharedReceiveQueue::modify). Buffers in flight stay.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn modify(&self, attributes: &SharedReceiveQueueAttributes) -> Result<()> {
+        self.posted.modify(attributes)
+    }
+
+    /// Takes the queue out of the device. Gives back every buffer in flight, flushed with the cause
+    /// [`Cause::Destroyed`](crate::verbs::Cause::Destroyed) and without a queue pair ([`Finished::qpn`] is 0), in no
+    /// order; also those that messages filled and nobody polled. Destroying again gives nothing.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`](crate::verbs::ErrorKind::Busy) while queue pairs use it;
+    /// [`ErrorKind::InvalidState`](crate::verbs::ErrorKind::InvalidState) in a process that inherited it.
+    pub fn destroy(&self) -> Result<Vec<Finished>> {
+        self.posted.destroy()
+    }
+
+    /// Its sizes, and the limit that is armed.
+    ///
+    /// # Errors
+    /// It is destroyed.
+    pub fn query(&self) -> Result<SharedReceiveQueueStatus> {
+        self.posted.queue().query()
+    }
+
+    /// Its number, by which its events name it.
+    pub fn number(&self) -> SharedReceiveQueueNumber {
+        self.posted.queue().number()
+    }
+
+    /// Its protection domain: buffers must be registered there.
+    pub fn protection_domain(&self) -> &ProtectionDomain {
+        self.posted.queue().protection_domain()
+    }
+
+    /// The open device it belongs to.
+    pub fn context(&self) -> &Context {
+        self.posted.queue().context()
+    }
+
+    pub(super) fn posted(&self) -> &Arc<PostedReceives> {
+        &self.posted
+    }
+}
+
+impl fmt::Debug for SharedReceiveQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut debug = f.debug_struct("SharedReceiveQueue");
+        debug.field("queue", self.posted.queue()).field("in_flight", &self.in_flight()).finish()
+    }
+}

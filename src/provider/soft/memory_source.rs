@@ -1,0 +1,149 @@
+//! Device memory, and memory behind descriptors.
+
+use std::any::Any;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+
+use super::device::Device;
+use super::errors;
+use super::limit::check_range;
+use crate::memory::{AccessError, Backing, DeviceMemoryError, RegisterError};
+use crate::mutation::{Mutation, planted};
+use crate::provider::{DeviceMemory, DeviceMemoryInit, DmaBufInit, Error, ErrorKind, Result};
+use crate::types::AccessFlags;
+
+/// Every allocation begins at a page, and pages have at least 4 KiB.
+const MAX_LOG_ALIGN: u32 = 12;
+
+/// What device memory cannot have: it has no pages.
+const NOT_OF_DEVICES: AccessFlags = AccessFlags::ON_DEMAND.union(AccessFlags::HUGETLB);
+
+/// Memory of a software device: this host's.
+pub(super) struct SoftDeviceMemory {
+    device: Arc<Device>,
+    memory: Arc<crate::memory::DeviceMemory>,
+}
+
+impl SoftDeviceMemory {
+    pub(super) fn new(device: &Arc<Device>, init: &DeviceMemoryInit) -> Result<Self> {
+        check_range("alloc_dm", "log_align_req", init.log_align_req, 0..=MAX_LOG_ALIGN)?;
+        let memory = device.device_memory.alloc(init.length).map_err(|error| {
+            let message = error.to_string();
+            match error {
+                DeviceMemoryError::Empty => Error::new("alloc_dm", ErrorKind::InvalidArgument, message),
+                DeviceMemoryError::System { source, .. } => Error::from_io("alloc_dm", message, source),
+                _ => Error::new("alloc_dm", ErrorKind::ResourceLimit, message),
+            }
+        })?;
+        Ok(Self { device: Arc::clone(device), memory })
+    }
+
+    fn outside(&self, verb: &'static str, dm_offset: u64, length: usize) -> Error {
+        let message =
+            format!("dm_offset is {dm_offset} and length {length}; the device memory has {} bytes", self.memory.len());
+        Error::new(verb, ErrorKind::InvalidArgument, message)
+    }
+}
+
+impl DeviceMemory for SoftDeviceMemory {
+    fn length(&self) -> u64 {
+        self.memory.len()
+    }
+
+    fn copy_in(&self, dm_offset: u64, data: &[u8]) -> Result<()> {
+        self.device.check_process("memcpy_to_dm")?;
+        self.memory.copy_in(dm_offset, data).map_err(|_| self.outside("memcpy_to_dm", dm_offset, data.len()))
+    }
+
+    fn copy_out(&self, dm_offset: u64, out: &mut [u8]) -> Result<()> {
+        self.device.check_process("memcpy_from_dm")?;
+        let length = out.len();
+        self.memory.copy_out(dm_offset, out).map_err(|_| self.outside("memcpy_from_dm", dm_offset, length))
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// The part of device memory that shall be registered in a domain of `device`.
+pub(super) fn device_part(
+    device: &Arc<Device>,
+    memory: &Arc<dyn DeviceMemory>,
+    dm_offset: u64,
+    length: u64,
+    access: AccessFlags,
+) -> Result<Backing> {
+    let memory = match memory.as_any().downcast_ref::<SoftDeviceMemory>() {
+        Some(memory) if Arc::ptr_eq(&memory.device, device) => memory,
+        _ => return Err(errors::foreign("reg_dm_mr", "dm")),
+    };
+    if access.intersects(NOT_OF_DEVICES) {
+        let allowed = device.attributes.supported_access.difference(NOT_OF_DEVICES);
+        let message = format!("access is {access:?}; device memory has no pages, so allowed are {allowed:?}");
+        return Err(Error::new("reg_dm_mr", ErrorKind::InvalidArgument, message));
+    }
+    Backing::device(&memory.memory, dm_offset, length).map_err(|error: AccessError| {
+        let message = format!(
+            "dm_offset is {dm_offset} and length {length}: {error}; the device memory has {} bytes",
+            memory.memory.len()
+        );
+        Error::new("reg_dm_mr", ErrorKind::InvalidArgument, message)
+    })
+}
+
+/// The memory behind a descriptor, mapped.
+pub(super) fn map_descriptor(init: &DmaBufInit<'_>) -> Result<Backing> {
+    let &DmaBufInit { fd, offset, length, access, .. } = init;
+    let number = fd.as_raw_fd();
+    let refused = |message: String| Err(Error::new("reg_dmabuf_mr", ErrorKind::InvalidArgument, message));
+    let Some(len) = usize::try_from(length).ok().filter(|len| *len > 0) else {
+        return refused(format!("length is {length}; allowed are 1 to {}", usize::MAX));
+    };
+    let Some(end) = offset.checked_add(length) else {
+        return refused(format!("offset is {offset} and length {length}; their sum must not exceed 2^64 - 1"));
+    };
+    // What has no length of its own says so when it is mapped, or when its pages are looked at.
+    let size = size_of(init).unwrap_or(0);
+    if size > 0 && end > size && !planted(Mutation::DescriptorEndUnchecked) {
+        return refused(format!("offset is {offset} and length {length}; fd {number} has {size} bytes"));
+    }
+    let writable = access.contains(AccessFlags::LOCAL_WRITE);
+    let offset = if planted(Mutation::DescriptorOffsetIgnored) { 0 } else { offset };
+    Backing::descriptor(fd, offset, len, writable).map_err(|source| {
+        let kind = match source.raw_os_error() {
+            Some(libc::ENODEV | libc::EOPNOTSUPP | libc::ENXIO) => ErrorKind::Unsupported,
+            Some(libc::EACCES | libc::EPERM) => ErrorKind::PermissionDenied,
+            Some(libc::EINVAL | libc::EBADF) => ErrorKind::InvalidArgument,
+            _ => ErrorKind::System,
+        };
+        let rights = if writable { "reading and writing, for LOCAL_WRITE" } else { "reading" };
+        let message = format!(
+            "fd is {number}, and mmap of {length} bytes from offset {offset} for {rights} failed; allowed are \
+             descriptors that mmap takes so: dma-bufs whose exporter lets the processor map them, memfds, files"
+        );
+        Error::from_source("reg_dmabuf_mr", kind, message, source)
+    })
+}
+
+/// As many bytes as the descriptor says that it has.
+fn size_of(init: &DmaBufInit<'_>) -> io::Result<u64> {
+    Ok(File::from(init.fd.try_clone_to_owned()?).metadata()?.len())
+}
+
+/// Why mapped memory of a descriptor is not registered.
+pub(super) fn from_register(init: &DmaBufInit<'_>, error: &RegisterError) -> Error {
+    if !matches!(error, RegisterError::NotMapped { .. } | RegisterError::NotWritable { .. }) {
+        return errors::from_register("reg_dmabuf_mr", error);
+    }
+    let message = format!(
+        "fd is {}, and mmap took {} bytes from offset {}, but the kernel does not copy them for the process: they are \
+         not memory, or not there; allowed is what lies within the descriptor and consists of ordinary pages",
+        init.fd.as_raw_fd(),
+        init.length,
+        init.offset
+    );
+    Error::new("reg_dmabuf_mr", ErrorKind::Unsupported, message)
+}

@@ -1,0 +1,135 @@
+//! Linux's ICRC of FLUSH: which packets leave with it, and which are taken.
+
+use super::*;
+use crate::wire::{Aeth, Bth, Flow, Headers, Opcode, Syndrome, icrc};
+
+struct Wire {
+    pair: Pair,
+    flow: Flow,
+}
+
+impl Wire {
+    fn new(capabilities: PeerCapabilities) -> Self {
+        let pair = Pair::new(capabilities);
+        let [source, destination] = [0, 1].map(|at| pair.ends[at].address);
+        Self { pair, flow: Flow { source, destination, source_port: 50_000 } }
+    }
+
+    fn post(&mut self) {
+        let rkey = self.pair.ends[1].region.rkey();
+        let operation = Operation::Flush { remote_addr: 0x10_0000, rkey, length: 8, flags: FlushFlags::GLOBAL };
+        self.pair.ends[0].post(self.pair.now, operation, &[]);
+    }
+
+    /// The FLUSH that leaves now, and whether its ICRC is Linux's.
+    fn sent(&mut self) -> (Vec<u8>, bool) {
+        let packets = self.pair.ends[0].transmit(self.pair.now);
+        self.look_at(packets)
+    }
+
+    fn look_at(&self, packets: Vec<Vec<u8>>) -> (Vec<u8>, bool) {
+        assert_eq!(packets.len(), 1);
+        assert_eq!(packets[0][0], Opcode::RC_FLUSH.0);
+        let options = icrc::Verify { first_identification: 0, solve: false, expected_df: true };
+        let exact = icrc::Match::Exact { identification: 0 };
+        let as_linux = icrc::verify_as_linux(&self.flow, &options, &packets[0]) == exact;
+        assert_ne!(icrc::verify(&self.flow, &options, &packets[0]) == exact, as_linux);
+        (packets[0].clone(), as_linux)
+    }
+
+    /// The same, of the FLUSH that leaves when nobody has answered for a while.
+    fn sent_again(&mut self) -> (Vec<u8>, bool) {
+        for _ in 0..10 {
+            let end = &mut self.pair.ends[0];
+            self.pair.now = end.endpoint.next_timeout().expect("something is unanswered");
+            end.endpoint.handle_timeout(self.pair.now, &end.table.read());
+            let packets = end.transmit(self.pair.now);
+            if !packets.is_empty() {
+                return self.look_at(packets);
+            }
+        }
+        panic!("the FLUSH is not repeated");
+    }
+
+    fn answer(&mut self, flush: &[u8]) {
+        let bth = Bth {
+            opcode: Opcode::RC_READ_RESPONSE_ONLY,
+            destination: self.pair.ends[0].qpn,
+            psn: Psn::new(u32::from_be_bytes([0, flush[9], flush[10], flush[11]])),
+            ..Bth::default()
+        };
+        let aeth = Some(Aeth { syndrome: Syndrome::Ack { credit: 31 }, msn: 1 });
+        let mut packet = vec![0; 20];
+        Headers { bth, aeth, ..Headers::default() }.emit(&mut packet);
+        let back = Flow { source: self.flow.destination, destination: self.flow.source, ..self.flow };
+        icrc::append(&back, 0, &mut packet);
+        self.pair.ends[0].handle(self.pair.now, back.source, &[packet]);
+        assert_eq!(self.pair.ends[0].poll()[0].opcode, CompletionOpcode::Flush);
+    }
+}
+
+#[test]
+fn a_stranger_that_answers_as_linux_gets_the_next_one_as_linux_at_once() {
+    let mut wire = Wire::new(PeerCapabilities::STRANGER);
+    wire.post();
+    assert!(!wire.sent().1, "the standard's comes first");
+    let (flush, as_linux) = wire.sent_again();
+    assert!(as_linux);
+    wire.answer(&flush);
+    wire.post();
+    let (flush, as_linux) = wire.sent();
+    assert!(as_linux);
+    assert!(!wire.sent_again().1, "and if that is lost, the standard's again");
+    assert!(wire.sent_again().1);
+    wire.answer(&flush);
+}
+
+#[test]
+fn a_stranger_that_answers_to_the_standard_gets_the_standard() {
+    let mut wire = Wire::new(PeerCapabilities::STRANGER);
+    for _ in 0..3 {
+        wire.post();
+        let (flush, as_linux) = wire.sent();
+        assert!(!as_linux);
+        wire.answer(&flush);
+    }
+    wire.post();
+    assert!(!wire.sent().1);
+    assert!(wire.sent_again().1);
+    let (flush, as_linux) = wire.sent_again();
+    assert!(!as_linux);
+    wire.answer(&flush);
+    wire.post();
+    assert!(!wire.sent().1);
+}
+
+#[test]
+fn a_peer_of_our_own_never_gets_linux_s() {
+    let mut wire = Wire::new(OURS);
+    wire.post();
+    assert!(!wire.sent().1);
+    for _ in 0..4 {
+        assert!(!wire.sent_again().1);
+    }
+}
+
+#[test]
+fn linux_s_icrc_is_taken_from_strangers_for_flush_only() {
+    for (capabilities, opcode, dropped) in [
+        (PeerCapabilities::STRANGER, Opcode::RC_FLUSH, 0),
+        (OURS, Opcode::RC_FLUSH, 1),
+        (PeerCapabilities::STRANGER, Opcode::RC_SEND_ONLY, 1),
+    ] {
+        let mut wire = Wire::new(capabilities);
+        wire.post();
+        let (mut flush, _) = wire.sent();
+        flush[0] = opcode.0;
+        icrc::append_as_linux(&wire.flow, 0, &mut flush);
+        wire.pair.ends[1].handle(wire.pair.now, wire.flow.source, &[flush.clone()]);
+        let drops = |wire: &Wire| wire.pair.ends[1].endpoint.counters().get_drop(DropReason::BadIcrc);
+        assert_eq!(drops(&wire), dropped, "{capabilities:?} {opcode:?}");
+        flush[20] ^= 4;
+        wire.pair.ends[1].handle(wire.pair.now, wire.flow.source, &[flush]);
+        assert_eq!(drops(&wire), dropped + 1, "a flipped bit, {capabilities:?} {opcode:?}");
+    }
+}

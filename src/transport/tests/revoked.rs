@@ -1,0 +1,80 @@
+//! Keys that are revoked: by a request that no packet leaves for, and while packets that name them are on their way.
+
+use super::*;
+use crate::memory::RegisterOptions;
+
+/// A region of the second end whose key may be invalidated.
+fn revocable(end: &End) -> Arc<Region> {
+    let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE;
+    let options = RegisterOptions { access, iova: Some(0x20_0000), invalidatable: true };
+    end.table.register_with(DomainId(1), Backing::from_vec(vec![7; 4_096]), &options).unwrap()
+}
+
+#[test]
+fn a_local_request_is_not_forgotten_behind_an_acknowledgement() {
+    let mut pair = Pair::new(OURS);
+    let (now, source) = (pair.now, pair.ends[0].address);
+    let (message, room) = (pair.ends[0].sge(0, 8), pair.ends[1].sge(0, 8));
+    pair.ends[1].post_receive(&[room]);
+    pair.ends[0].post(now, Operation::Send, &[message]);
+    let sent = pair.ends[0].transmit(now);
+    pair.ends[1].handle(now, source, &sent);
+    let key = revocable(&pair.ends[1]).rkey();
+    pair.ends[1].post(now, Operation::LocalInvalidate(key), &[]);
+    // The acknowledgement leaves first. Nothing else happens any more that could remind of the request.
+    assert!(pair.carry(1));
+    let done: Vec<_> = pair.ends[1].poll().iter().map(|completion| (completion.opcode, completion.status)).collect();
+    let success = CompletionStatus::Success;
+    assert_eq!(done, [(CompletionOpcode::Receive, success), (CompletionOpcode::LocalInvalidate, success)]);
+}
+
+#[test]
+fn a_late_repetition_of_a_read_does_not_end_the_connection() {
+    for capabilities in [OURS, PeerCapabilities::STRANGER] {
+        let mut pair = Pair::new(capabilities);
+        let (now, addresses) = (pair.now, [0, 1].map(|at| pair.ends[at].address));
+        let region = revocable(&pair.ends[1]);
+        let back = pair.ends[0].sge(0, 4_096);
+        let read = Operation::Read { remote_addr: 0x20_0000, rkey: region.rkey() };
+        pair.ends[0].post(now, read, &[back]);
+        let asked = pair.ends[0].transmit(now);
+        pair.ends[1].handle(now, addresses[0], &asked);
+        assert!(pair.carry(1));
+        assert_eq!(pair.ends[0].poll()[0].status, CompletionStatus::Success);
+        // The peer is done with the key, and it is revoked. A copy of the request comes late.
+        assert!(pair.ends[1].table.deregister(&region));
+        pair.ends[1].handle(now, addresses[0], &asked);
+        pair.drive(Duration::ZERO);
+        let (message, room) = (pair.ends[0].sge(0, 8), pair.ends[1].sge(0, 8));
+        pair.ends[1].post_receive(&[room]);
+        pair.ends[0].post(now, Operation::Send, &[message]);
+        pair.drive(Duration::from_millis(1));
+        for end in &pair.ends {
+            assert_eq!(end.endpoint.queue_pair_state(end.qpn), Some(QueuePairState::ReadyToSend));
+            assert_eq!(end.poll()[0].status, CompletionStatus::Success);
+        }
+    }
+}
+
+/// Whoever still waits for the answer hears that it will not come.
+#[test]
+fn a_read_whose_answer_was_lost_is_refused_when_its_key_is_gone() {
+    (0..=3).for_each(refuse_lost_answer);
+}
+
+/// The key goes after so many runs of the answer, all of which are lost.
+fn refuse_lost_answer(runs: u32) {
+    let mut pair = Pair::new(OURS);
+    let (now, source) = (pair.now, pair.ends[0].address);
+    let region = revocable(&pair.ends[1]);
+    let back = pair.ends[0].sge(0, 4_096);
+    pair.ends[0].post(now, Operation::Read { remote_addr: 0x20_0000, rkey: region.rkey() }, &[back]);
+    let asked = pair.ends[0].transmit(now);
+    pair.ends[1].handle(now, source, &asked);
+    for _ in 0..runs {
+        assert!(!pair.ends[1].transmit(now).is_empty());
+    }
+    assert!(pair.ends[1].table.deregister(&region));
+    pair.drive(Duration::from_secs(1));
+    assert_eq!(pair.ends[0].poll()[0].status, CompletionStatus::RemoteAccessError, "{runs}");
+}

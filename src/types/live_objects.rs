@@ -1,0 +1,37 @@
+//! How many objects of a device there are.
+
+/// Objects that are alive in one opening of a device: what `rdma resource show` counts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct LiveObjects {
+    /// Queue pairs.
+    pub queue_pairs: u32,
+    /// Completion queues.
+    pub completion_queues: u32,
+    /// Shared receive queues.
+    pub shared_receive_queues: u32,
+    /// Registered memory regions.
+    pub memory_regions: u32,
+    /// Memory windows.
+    pub memory_windows: u32,
+    /// Protection domains.
+    pub protection_domains: u32,
+    /// Domains of extended reliable connections.
+    pub xrc_domains: u32,
+    /// Address handles.
+    pub address_handles: u32,
+}
+
+impl LiveObjects {
+    /// All together.
+    pub const fn total(&self) -> u32 {
+        self.queue_pairs
+            + self.completion_queues
+            + self.shared_receive_queues
+            + self.memory_regions
+            + self.memory_windows
+            + self.protection_domains
+            + self.xrc_domains
+            + self.address_handles
+    }
+}

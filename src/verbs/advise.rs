@@ -1,0 +1,64 @@
+//! Advice about on-demand regions.
+
+use super::request::Regions;
+use super::{AdviceFlags, Error, ErrorKind, MemoryAdvice, ProtectionDomain, RegionList, RegionRange, Result};
+use crate::types::{MAX_MESSAGE_BYTES, Sge};
+
+impl ProtectionDomain {
+    /// Says what will happen to ranges of on-demand regions (`ibv_advise_mr`), so that requests find their pages.
+    ///
+    /// [`MemoryAdvice::Prefetch`] makes the pages present for reading, [`MemoryAdvice::PrefetchWrite`] for writing.
+    /// [`MemoryAdvice::PrefetchNoFault`] is about pages that are present already. With [`AdviceFlags::FLUSH`] the
+    /// advice was followed when this returns; on the software transport it always was.
+    ///
+    /// # Errors
+    /// A range is not of a region of this domain with [`AccessFlags::ON_DEMAND`](super::AccessFlags::ON_DEMAND), or is
+    /// to be written and the region has no right to; part of a range is not mapped, or not writable. The error names
+    /// the range. If several ranges were given, the pages of others may be present now.
+    /// [`ErrorKind::InvalidState`] for a region that was deregistered.
+    ///
+    /// ```
+    /// use rdma_verbs::verbs::{self, AccessFlags, AdviceFlags, MemoryAdvice};
+    ///
+    /// let pd = verbs::open("soft:127.0.1.101")?.alloc_pd()?;
+    /// let mr = pd.alloc_mr(1 << 20, AccessFlags::LOCAL_WRITE | AccessFlags::ON_DEMAND)?;
+    /// pd.advise_mr(MemoryAdvice::PrefetchWrite, AdviceFlags::FLUSH, &mr)?;
+    /// # Ok::<(), verbs::Error>(())
+    /// ```
+    pub fn advise_mr<'a>(
+        &self,
+        advice: MemoryAdvice,
+        flags: AdviceFlags,
+        ranges: impl Into<RegionList<'a>>,
+    ) -> Result<()> {
+        let mut entries = Vec::new();
+        match ranges.into().0 {
+            Regions::One(range) => self.add_entries(&range, &mut entries)?,
+            Regions::Many(ranges) => ranges.iter().try_for_each(|range| self.add_entries(range, &mut entries))?,
+        }
+        self.inner().advise_mr(advice, flags, &entries)
+    }
+
+    /// The range in pieces whose lengths entries can hold.
+    fn add_entries(&self, range: &RegionRange<'_>, entries: &mut Vec<Sge>) -> Result<()> {
+        let region = range.region();
+        let refused = |kind, why| {
+            let message = format!("sg_list: the region {} {why}", region.lkey());
+            Err(Error::new("advise_mr", kind, message))
+        };
+        if !region.protection_domain().is_same(self) {
+            return refused(ErrorKind::InvalidArgument, "belongs to another protection domain");
+        }
+        if region.is_revoked() {
+            return refused(ErrorKind::InvalidState, "was deregistered");
+        }
+        let (mut addr, mut left) = range.extent();
+        while left > 0 {
+            let length = left.min(MAX_MESSAGE_BYTES.into());
+            entries.push(Sge { addr, length: length as u32, lkey: region.lkey() });
+            addr += length;
+            left -= length;
+        }
+        Ok(())
+    }
+}

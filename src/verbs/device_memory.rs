@@ -1,0 +1,143 @@
+//! Device memory.
+
+use std::fmt;
+use std::ops::RangeBounds;
+use std::sync::Arc;
+
+use super::memory_region::resolve_in;
+use super::{AccessFlags, Context, MemoryRegion, ProtectionDomain, Result};
+use crate::provider;
+
+/// Memory of the device itself (`ibv_dm`). On the software transport it is this host's.
+///
+/// This host copies bytes in and out; requests and peers reach what of it was registered with
+/// [`ProtectionDomain::reg_dm_mr`].
+///
+/// A handle: clones name the same memory. It is freed when the last handle and the last region of it are gone. (In the
+/// C API regions hinder freeing. Here a value cannot be kept from being dropped.)
+///
+/// ```
+/// use rdma_verbs::verbs::{self, AccessFlags};
+///
+/// let context = verbs::open("soft:127.0.1.102")?;
+/// let pd = context.alloc_pd()?;
+/// let dm = context.alloc_dm(8192)?;
+/// dm.copy_in(4096, b"counters")?;
+/// // Addresses in requests count from the part's first byte.
+/// let mr = pd.reg_dm_mr(&dm, 4096.., AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_READ)?;
+/// assert_eq!((mr.remote().addr(), mr.len()), (0, 4096));
+/// let mut bytes = [0u8; 8];
+/// mr.read_at(0, &mut bytes)?;
+/// assert_eq!(&bytes, b"counters");
+/// # Ok::<(), verbs::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct DeviceMemory {
+    context: Context,
+    inner: Arc<dyn provider::DeviceMemory>,
+}
+
+impl Context {
+    /// Allocates zeroed device memory (`ibv_alloc_dm`).
+    ///
+    /// # Errors
+    /// `len` is 0; [`ErrorKind::ResourceLimit`](super::ErrorKind::ResourceLimit) if of the device's `max_dm_size` so
+    /// much is not left; [`ErrorKind::Unsupported`](super::ErrorKind::Unsupported) if the device has none.
+    ///
+    /// [`DeviceMemory`] has an example.
+    pub fn alloc_dm(&self, len: usize) -> Result<DeviceMemory> {
+        self.alloc_dm_aligned(len, 0)
+    }
+
+    /// As [`Context::alloc_dm`]; its first address is a multiple of two to the power of `log_align_req`.
+    ///
+    /// # Errors
+    /// As [`Context::alloc_dm`]; also if the device has no memory that is aligned so.
+    ///
+    /// ```
+    /// use rdma_verbs::verbs;
+    ///
+    /// let context = verbs::open("soft:127.0.1.103")?;
+    /// assert_eq!(context.alloc_dm_aligned(100, 6)?.len(), 100);
+    /// let error = context.alloc_dm_aligned(100, 40).unwrap_err();
+    /// assert_eq!(error.to_string(), "alloc_dm: log_align_req is 40; allowed are 0 to 12");
+    /// # Ok::<(), verbs::Error>(())
+    /// ```
+    pub fn alloc_dm_aligned(&self, len: usize, log_align_req: u32) -> Result<DeviceMemory> {
+        let init = provider::DeviceMemoryInit { length: len as u64, log_align_req };
+        Ok(DeviceMemory { context: self.clone(), inner: self.inner().alloc_dm(&init)? })
+    }
+}
+
+impl DeviceMemory {
+    /// The device it belongs to.
+    pub fn context(&self) -> &Context {
+        &self.context
+    }
+
+    /// Size in bytes.
+    pub fn len(&self) -> usize {
+        self.inner.length() as usize
+    }
+
+    /// Always false: it has at least one byte.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Copies bytes to it, from `offset` on (`ibv_memcpy_to_dm`), in no promised order.
+    ///
+    /// # Errors
+    /// The range does not lie within it.
+    ///
+    /// ```
+    /// use rdma_verbs::verbs;
+    ///
+    /// let dm = verbs::open("soft:127.0.1.104")?.alloc_dm(64)?;
+    /// let error = dm.copy_in(60, b"hello").unwrap_err();
+    /// assert_eq!(error.to_string(), "memcpy_to_dm: dm_offset is 60 and length 5; the device memory has 64 bytes");
+    /// # Ok::<(), verbs::Error>(())
+    /// ```
+    pub fn copy_in(&self, offset: usize, data: &[u8]) -> Result<()> {
+        self.inner.copy_in(offset as u64, data)
+    }
+
+    /// Copies bytes from it, from `offset` on (`ibv_memcpy_from_dm`). Bytes that somebody changes at the same moment
+    /// may be old or new, each for itself.
+    ///
+    /// # Errors
+    /// The range does not lie within it.
+    pub fn copy_out(&self, offset: usize, out: &mut [u8]) -> Result<()> {
+        self.inner.copy_out(offset as u64, out)
+    }
+}
+
+impl ProtectionDomain {
+    /// Registers a part of device memory (`ibv_reg_dm_mr`). Requests name its first byte by 0: the device adds
+    /// [`AccessFlags::ZERO_BASED`] to `access`.
+    ///
+    /// The region keeps the memory. Parts may overlap, and be of several domains. [`MemoryRegion::dereg`] gives the
+    /// part back as a [`Memory`](super::Memory), to be dropped.
+    ///
+    /// # Errors
+    /// As [`ProtectionDomain::reg_mr`]; the range does not lie within the memory; `access` has
+    /// [`AccessFlags::ON_DEMAND`]; the memory is another device's.
+    ///
+    /// [`DeviceMemory`](super::DeviceMemory) has an example.
+    pub fn reg_dm_mr(
+        &self,
+        memory: &DeviceMemory,
+        range: impl RangeBounds<usize>,
+        access: AccessFlags,
+    ) -> Result<MemoryRegion> {
+        let (offset, len) = resolve_in("reg_dm_mr", &range, memory.len(), "the device memory")?;
+        let inner = self.inner().reg_dm_mr(&memory.inner, offset as u64, len as u64, access)?;
+        Ok(MemoryRegion::new(self.clone(), inner))
+    }
+}
+
+impl fmt::Debug for DeviceMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceMemory").field("len", &self.len()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,51 @@
+//! Memory behind a descriptor.
+
+use std::os::fd::AsFd;
+
+use super::{AccessFlags, MemoryRegion, ProtectionDomain, Result};
+use crate::provider::DmaBufInit;
+
+impl ProtectionDomain {
+    /// Registers memory behind a descriptor (`ibv_reg_dmabuf_mr`): `len` bytes of a dma-buf from `offset`. Requests
+    /// name the first one by `iova`, or by the address at which it is mapped if that is `None`.
+    ///
+    /// Adapters access a dma-buf without a mapping. The software transport maps it with `mmap`, for writing too if
+    /// `access` has [`AccessFlags::LOCAL_WRITE`], and has the kernel make all copies. So it takes whatever can be
+    /// mapped so and consists of ordinary pages, memfds and files included; memory of other devices, such as that of
+    /// graphics cards, is refused. The descriptor may be closed afterwards: the mapping belongs to the region, and goes
+    /// with it, or with the [`Memory`](super::Memory) that [`MemoryRegion::dereg`] gives back. If memory behind it
+    /// vanishes (a file is truncated), requests fail as those of [`Memory::file`](super::Memory::file) do.
+    ///
+    /// # Errors
+    /// As [`ProtectionDomain::reg_mr`]; the range does not lie within the descriptor;
+    /// [`ErrorKind::Unsupported`](super::ErrorKind::Unsupported) if it cannot be mapped, or consists of other memory;
+    /// [`ErrorKind::PermissionDenied`](super::ErrorKind::PermissionDenied) if it is not open for what `access` needs.
+    ///
+    /// ```
+    /// use rdma_verbs::verbs::{self, AccessFlags, ErrorKind};
+    ///
+    /// let pd = verbs::open("soft:127.0.1.105")?.alloc_pd()?;
+    /// # let path = std::env::temp_dir().join(format!("rdma-verbs-dmabuf-{}", std::process::id()));
+    /// # std::fs::write(&path, [7u8; 8192])?;
+    /// # let descriptor = std::fs::File::open(&path)?;
+    /// # std::fs::remove_file(path)?;
+    /// let mr = pd.reg_dmabuf_mr(&descriptor, 4096, 4096, Some(0x1000), AccessFlags::REMOTE_READ)?;
+    /// assert_eq!((mr.iova(), mr.to_vec(..2)?), (0x1000, vec![7, 7]));
+    ///
+    /// let (pipe, _) = std::io::pipe()?;
+    /// let error = pd.reg_dmabuf_mr(&pipe, 0, 4096, None, AccessFlags::REMOTE_READ).unwrap_err();
+    /// assert_eq!(error.kind(), ErrorKind::Unsupported);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn reg_dmabuf_mr(
+        &self,
+        fd: impl AsFd,
+        offset: u64,
+        len: usize,
+        iova: Option<u64>,
+        access: AccessFlags,
+    ) -> Result<MemoryRegion> {
+        let init = DmaBufInit { fd: fd.as_fd(), offset, length: len as u64, iova, access };
+        Ok(MemoryRegion::new(self.clone(), self.inner().reg_dmabuf_mr(&init)?))
+    }
+}

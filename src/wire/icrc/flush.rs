@@ -1,0 +1,54 @@
+//! The ICRC that Linux's Soft-RoCE gives to FLUSH.
+//!
+//! Its table of opcodes (`rxe_opcode.c`, seen in Linux 6.12) lacks the place where the payload of FLUSH begins, and so
+//! says that it begins at the base transport header. The ICRC covers the transport headers twice: once as every ICRC
+//! does, and once more as they are, behind themselves. Nothing else on the wire differs.
+
+use super::{BTH_BYTES, Flow, ICRC_BYTES, Match, Verify, prefix, solve};
+
+/// The ICRC of a FLUSH as Linux computes it: [`super::compute`] with the packet once more behind itself.
+fn compute(flow: &Flow, identification: u16, dont_fragment: bool, packet: &[u8]) -> u32 {
+    let (bth, rest) = packet.split_at(BTH_BYTES);
+    let (bytes, length) = prefix(flow, identification, dont_fragment, packet.len(), bth);
+    let mut hasher = crc32fast::Hasher::new();
+    hasher.update(&bytes[..length]);
+    hasher.update(rest);
+    hasher.update(packet);
+    hasher.finalize()
+}
+
+/// Writes Linux's ICRC into the last four bytes of a FLUSH whose IPv4 identification will be `identification`.
+///
+/// # Panics
+/// If the packet is shorter than a base transport header and an ICRC.
+pub fn append_as_linux(flow: &Flow, identification: u16, packet: &mut [u8]) {
+    let covered = packet.len() - ICRC_BYTES;
+    let value = compute(flow, identification, true, &packet[..covered]);
+    packet[covered..].copy_from_slice(&value.to_le_bytes());
+}
+
+/// Checks the ICRC at the end of a FLUSH from Linux.
+pub fn verify_as_linux(flow: &Flow, options: &Verify, udp_payload: &[u8]) -> Match {
+    let Some((packet, received)) = udp_payload.split_last_chunk::<ICRC_BYTES>() else { return Match::Wrong };
+    if packet.len() < BTH_BYTES {
+        return Match::Wrong;
+    }
+    let received = u32::from_le_bytes(*received);
+    let is_v4 = flow.source.is_ipv4() && flow.destination.is_ipv4();
+    let first = if is_v4 { options.first_identification } else { 0 };
+    if compute(flow, first, true, packet) == received {
+        return Match::Exact { identification: first };
+    }
+    if !is_v4 || !options.solve {
+        return Match::Wrong;
+    }
+    // From the identification to the end: as for other packets, and the packet once more.
+    let covered = udp_payload.len() + 20 + packet.len();
+    for dont_fragment in [options.expected_df, !options.expected_df] {
+        let zero = compute(flow, 0, dont_fragment, packet);
+        if let Some(identification) = solve(received ^ zero, covered) {
+            return Match::Solved { identification, dont_fragment };
+        }
+    }
+    Match::Wrong
+}

@@ -1,0 +1,17 @@
+//! Memory whose pages are looked up at use stays the caller's to keep, which no compiler checks: `unsafe`.
+
+use rdma_verbs::verbs::{AccessFlags, ImplicitMemoryRegion, ProtectionDomain};
+
+fn register(pd: &ProtectionDomain, address: *mut u8) {
+    let _ = pd.reg_mr_raw(address, 1 << 40, None, AccessFlags::LOCAL_WRITE | AccessFlags::ON_DEMAND);
+}
+
+fn register_everything(pd: &ProtectionDomain) {
+    let _ = pd.reg_mr_implicit(AccessFlags::LOCAL_WRITE);
+}
+
+fn any_address(all: &ImplicitMemoryRegion, address: *mut u8) {
+    let _ = all.slice(address, 64);
+}
+
+fn main() {}

@@ -1,0 +1,21 @@
+//! Shared receive queues are named by numbers of their own kind, and given to queue pairs as themselves.
+
+use rdma_verbs::verbs::{CompletionQueue, Payload, ProtectionDomain, Qpn, SendRequest, SharedReceiveQueue};
+
+fn plain_number() {
+    let _ = SendRequest::send(Payload::EMPTY).remote_srq(5);
+}
+
+fn number_of_a_queue_pair(qpn: Qpn) {
+    let _ = SendRequest::send(Payload::EMPTY).remote_srq(qpn);
+}
+
+fn number_to_share(pd: &ProtectionDomain, cq: &CompletionQueue, srq: &SharedReceiveQueue) {
+    let _ = pd.create_qp(cq, cq).srq(srq.number());
+}
+
+fn shared_queue_as_domain(pd: &ProtectionDomain, cq: &CompletionQueue, srq: &SharedReceiveQueue) {
+    let _ = pd.create_qp(cq, cq).xrc_target(srq);
+}
+
+fn main() {}

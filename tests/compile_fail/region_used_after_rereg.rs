@@ -1,0 +1,10 @@
+//! Registering anew takes the region and gives another one.
+
+use rdma_verbs::verbs::{AccessFlags, MemoryRegion, Reregistration, SendRequest};
+
+fn old_one(region: MemoryRegion) {
+    let _ = region.rereg(Reregistration::new().access(AccessFlags::REMOTE_READ));
+    let _ = SendRequest::send(&region);
+}
+
+fn main() {}

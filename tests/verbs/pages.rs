@@ -1,0 +1,84 @@
+//! Pages of this process that come and go under registered memory.
+
+use std::ptr::{self, NonNull};
+
+use libc::{MAP_ANONYMOUS, MAP_FAILED, MAP_PRIVATE, PROT_NONE, PROT_READ, PROT_WRITE, c_int};
+
+/// Fresh pages without rights, mapped until they are dropped. No reference to their bytes ever exists.
+pub(crate) struct Pages {
+    first: NonNull<u8>,
+    count: usize,
+}
+
+// SAFETY: the pages belong to nobody but this value.
+unsafe impl Send for Pages {}
+
+impl Pages {
+    pub(crate) fn size() -> usize {
+        // SAFETY: has no preconditions.
+        usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).expect("a page size")
+    }
+
+    /// Pages that may be read and written.
+    pub(crate) fn new(count: usize) -> Self {
+        let pages = Self::closed(count);
+        pages.protect(PROT_READ | PROT_WRITE);
+        pages
+    }
+
+    /// Pages that nobody may access yet.
+    pub(crate) fn closed(count: usize) -> Self {
+        let (len, flags) = (count * Self::size(), MAP_PRIVATE | MAP_ANONYMOUS);
+        // SAFETY: new pages, wherever the kernel puts them.
+        let first = unsafe { libc::mmap(ptr::null_mut(), len, PROT_NONE, flags, -1, 0) };
+        assert_ne!(first, MAP_FAILED, "mmap");
+        Self { first: NonNull::new(first.cast()).expect("not at address 0"), count }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.count * Self::size()
+    }
+
+    /// The address of a byte.
+    pub(crate) fn at(&self, offset: usize) -> *mut u8 {
+        assert!(offset <= self.len());
+        self.first.as_ptr().wrapping_add(offset)
+    }
+
+    /// What may be done with all of them from now on.
+    pub(crate) fn protect(&self, rights: c_int) {
+        // SAFETY: the pages are ours, and no reference to them exists.
+        assert_eq!(unsafe { libc::mprotect(self.at(0).cast(), self.len(), rights) }, 0, "mprotect");
+    }
+
+    /// Which pages are present now.
+    pub(crate) fn present(&self) -> Vec<bool> {
+        let mut found = vec![0u8; self.count];
+        // SAFETY: a byte for each page.
+        assert_eq!(unsafe { libc::mincore(self.at(0).cast(), self.len(), found.as_mut_ptr()) }, 0, "mincore");
+        found.iter().map(|page| page & 1 == 1).collect()
+    }
+
+    /// Writes bytes; while no request may access them.
+    pub(crate) fn write(&self, offset: usize, bytes: &[u8]) {
+        assert!(offset + bytes.len() <= self.len());
+        // SAFETY: in bounds, and `bytes` is no part of the pages.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), self.at(offset), bytes.len()) };
+    }
+
+    /// Reads bytes; while no request may change them.
+    pub(crate) fn read(&self, offset: usize, len: usize) -> Vec<u8> {
+        assert!(offset + len <= self.len());
+        let mut bytes = vec![0; len];
+        // SAFETY: as for `write`.
+        unsafe { ptr::copy_nonoverlapping(self.at(offset), bytes.as_mut_ptr(), len) };
+        bytes
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: the pages are ours, and nobody uses them any more.
+        unsafe { libc::munmap(self.at(0).cast(), self.len()) };
+    }
+}
