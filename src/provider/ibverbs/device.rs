@@ -10,7 +10,9 @@ use super::ledger::Ledger;
 use super::memory::Window;
 use super::{convert, errors, sys};
 use crate::provider::{Error, ErrorKind, Result};
-use crate::types::{DeviceAttributes, LinkLayer, PortAttributes, SharedReceiveQueueNumber, Transport};
+use crate::types::{
+    DeviceAttributes, DeviceCapabilities, LinkLayer, PortAttributes, SharedReceiveQueueNumber, Transport,
+};
 
 /// An open adapter.
 pub(super) struct Device {
@@ -18,7 +20,7 @@ pub(super) struct Device {
     pub(super) events: Events,
     attributes: DeviceAttributes,
     /// Found out when somebody asks, by trying: the adapter does not report it.
-    max_inline: OnceLock<u32>,
+    found: OnceLock<Found>,
     /// Work queues by the number in the upper half of their requests' numbers.
     pub(super) ledgers: RwLock<HashMap<u32, Arc<Ledger>>>,
     /// Regions by local key, for binding windows and for inline atomics.
@@ -40,7 +42,7 @@ impl Device {
             sys: context,
             events,
             attributes,
-            max_inline: OnceLock::new(),
+            found: OnceLock::new(),
             ledgers: RwLock::default(),
             regions: Mutex::default(),
             windows: Mutex::default(),
@@ -70,13 +72,18 @@ impl Device {
         &self.attributes
     }
 
-    /// Limits and capabilities.
+    /// Limits and capabilities. What the adapter has and the library has no requests for is not there.
     pub(super) fn attributes(&self) -> DeviceAttributes {
-        let max_inline_data = match self.is_inherited() {
-            true => 0,
-            false => *self.max_inline.get_or_init(|| probe_inline(&self.sys)),
-        };
-        DeviceAttributes { max_inline_data, ..self.attributes.clone() }
+        let mut attributes = self.attributes.clone();
+        if !self.is_inherited() {
+            let found = self.found.get_or_init(|| probe(&self.sys));
+            attributes.max_inline_data = found.max_inline_data;
+            let flush = DeviceCapabilities::FLUSH_GLOBAL | DeviceCapabilities::FLUSH_PERSISTENT;
+            let missing = |has: bool, flags| if has { DeviceCapabilities::empty() } else { flags };
+            attributes.device_cap_flags.remove(missing(found.can_flush, flush));
+            attributes.device_cap_flags.remove(missing(found.can_atomic_write, DeviceCapabilities::ATOMIC_WRITE));
+        }
+        attributes
     }
 
     pub(super) fn check_port(&self, verb: &'static str, port_num: u8) -> Result<()> {
@@ -183,14 +190,22 @@ impl Device {
     }
 }
 
-/// Most inline bytes that a queue pair may ask for. The adapter does not report it, so it is found by trying.
-fn probe_inline(context: &Arc<sys::Context>) -> u32 {
+/// What is found out by creating queue pairs.
+#[derive(Clone, Copy, Default)]
+struct Found {
+    /// Most inline bytes that a queue pair may ask for.
+    max_inline_data: u32,
+    can_flush: bool,
+    can_atomic_write: bool,
+}
+
+fn probe(context: &Arc<sys::Context>) -> Found {
     const MOST: u32 = 4096;
-    let found = (|| -> io::Result<u32> {
+    let found = (|| -> io::Result<Found> {
         let pd = sys::ProtectionDomain::alloc(context)?;
         let init = sys::CompletionQueueInit { cqe: 1, number: 0, channel: None, comp_vector: 0, timestamps: false };
         let cq = sys::CompletionQueue::create(context, &init)?;
-        let takes = |max_inline_data| {
+        let create = |max_inline_data| {
             let (max_send_wr, max_recv_wr, max_send_sge, max_recv_sge) = (1, 1, 1, 1);
             let cap = sys::QpCap { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data };
             let init = sys::QueuePairInit {
@@ -203,17 +218,19 @@ fn probe_inline(context: &Arc<sys::Context>) -> u32 {
                 cap,
                 sq_sig_all: false,
             };
-            sys::QueuePair::create(&init).is_ok()
+            sys::QueuePair::create(&init)
         };
+        let plain = create(0)?;
         let (mut known, mut too_many) = (0, MOST + 1);
         while too_many - known > 1 {
             let middle = known.midpoint(too_many);
-            if takes(middle) { known = middle } else { too_many = middle }
+            if create(middle).is_ok() { known = middle } else { too_many = middle }
         }
-        Ok(known)
+        let (can_flush, can_atomic_write) = (plain.can_flush(), plain.can_atomic_write());
+        Ok(Found { max_inline_data: known, can_flush, can_atomic_write })
     })();
     found.unwrap_or_else(|error| {
-        tracing::info!(%error, device = context.info().name, "how many bytes may be inline could not be found out");
-        0
+        tracing::info!(%error, device = context.info().name, "what queue pairs can do could not be found out");
+        Found::default()
     })
 }

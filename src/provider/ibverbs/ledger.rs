@@ -13,6 +13,9 @@ use super::memory::Window;
 use super::sys;
 use crate::types::Qpn;
 
+/// Beside an index in `pending`.
+const PENDING: u64 = 1 << 32;
+
 /// What a request of the send queue needs until it is finished.
 pub(super) enum Held {
     /// The adapter may look at the address handle when it sends.
@@ -46,6 +49,9 @@ pub(super) struct Ordered {
     pub(super) datagrams: bool,
     /// The program's numbers, each at its index modulo the length, which is a power of two.
     wr_ids: Box<[AtomicU64]>,
+    /// At the same places, the index and [`PENDING`] while the request's completion has not come. An adapter that
+    /// tells of one twice is not believed the second time.
+    pending: Box<[AtomicU64]>,
     /// Outstanding requests, at most.
     limit: u32,
     /// Index of the next request to be posted.
@@ -68,6 +74,7 @@ impl Ordered {
             qpn,
             datagrams: false,
             wr_ids: (0..length).map(|_| AtomicU64::new(0)).collect(),
+            pending: (0..length).map(|_| AtomicU64::new(0)).collect(),
             limit,
             posted: AtomicU32::new(0),
             retired: AtomicU32::new(0),
@@ -103,6 +110,7 @@ impl Ordered {
     pub(super) fn enter(&self, staged: usize, wr_id: u64, held: Option<Held>) -> u64 {
         let index = self.posted.load(Ordering::Relaxed).wrapping_add(staged as u32);
         self.wr_ids[self.place(index)].store(wr_id, Ordering::Release);
+        self.pending[self.place(index)].store(PENDING | u64::from(index), Ordering::Release);
         if self.holds {
             self.held()[self.place(index)] = held;
         }
@@ -118,6 +126,10 @@ impl Ordered {
     /// finished. `None` if it is to be forgotten.
     pub(super) fn complete(&self, index: u32, succeeded: bool) -> Option<(u64, u32)> {
         if (index.wrapping_sub(self.floor.load(Ordering::Acquire)) as i32) < 0 {
+            return None;
+        }
+        let pending = &self.pending[self.place(index)];
+        if pending.compare_exchange(PENDING | u64::from(index), 0, Ordering::AcqRel, Ordering::Relaxed).is_err() {
             return None;
         }
         let wr_id = self.wr_ids[self.place(index)].load(Ordering::Acquire);
@@ -234,6 +246,8 @@ mod tests {
         // A completion that was overtaken changes nothing.
         assert_eq!(ledger.complete(2, true), Some((30, 3)));
         assert!(ledger.has_room(2));
+        // Told twice.
+        assert_eq!((ledger.complete(1, true), ledger.complete(3, true)), (None, None));
     }
 
     #[test]

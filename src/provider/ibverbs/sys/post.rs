@@ -379,6 +379,9 @@ fn needed(operation: &Operation) -> u64 {
 fn way_of(entry: &Entry, send_ops: u64) -> Way {
     if entry.bind.as_ref().is_some_and(|bind| bind.kind == MemoryWindowType::Type1) {
         Way::BindWindow
+    } else if !entry.inline && entry.count > 1 {
+        // Extended posting counts the first entry of a list for all of them in rxe (rdma-core 44).
+        Way::Classic
     } else if send_ops & needed(&entry.operation) != 0 {
         Way::Extended
     } else {
