@@ -127,7 +127,10 @@ pub(crate) fn main(families: &'static [&'static [Scenario]]) -> ! {
     arguments.test_threads.get_or_insert(THREADS);
     let devices = Arc::new(Devices::from_environment());
     check_names(families);
-    check_tables(families);
+    // The suite may run on a machine that has nothing of the repository but this program.
+    if std::path::Path::new(env!("CARGO_MANIFEST_DIR")).exists() {
+        check_tables(families);
+    }
     remember_panics();
     let skipped = Arc::new(Mutex::new(BTreeMap::<&'static str, usize>::new()));
     let names: Vec<&str> = families.iter().copied().flatten().map(|scenario| scenario.name).collect();
