@@ -59,10 +59,11 @@ impl Channel {
 
 impl Drop for Channel {
     fn drop(&mut self) {
+        if self.context.is_inherited() {
+            return;
+        }
         // SAFETY: its queues hold it, so this is the last use.
-        if !self.context.is_inherited()
-            && unsafe { (self.context.library.destroy_comp_channel)(self.raw.as_ptr()) } != 0
-        {
+        if unsafe { (self.context.library.destroy_comp_channel)(self.raw.as_ptr()) } != 0 {
             tracing::warn!(device = self.context.info().name, "a completion channel could not be destroyed");
         }
     }
@@ -181,8 +182,8 @@ impl CompletionQueue {
 
     /// Entries that fit.
     pub(in super::super) fn cqe(&self) -> u32 {
-        // SAFETY: the queue lives. `resize` changes the number with the queue locked, as it is read here.
         let _locked = self.extended.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: the queue lives. `resize` changes the number with the queue locked, as it is read here.
         unsafe { (&raw const (*self.raw()).cqe).read() }.try_into().unwrap_or(0)
     }
 

@@ -187,9 +187,10 @@ impl QueuePair {
             sq_sig_all: 0,
         };
         let query = self.context().library.query_qp;
-        // SAFETY: the queue pair and both structures live.
         self.with(|raw| {
-            check(unsafe { query(raw, &raw mut attributes, mask as c_int, &raw mut init) }).map(|()| attributes)
+            // SAFETY: the queue pair and both structures live.
+            let result = unsafe { query(raw, &raw mut attributes, mask as c_int, &raw mut init) };
+            check(result).map(|()| attributes)
         })
     }
 
