@@ -12,7 +12,7 @@ use rdma_verbs::verbs::{
 };
 
 /// Longer than anything takes that happens at all.
-const PATIENCE: Duration = Duration::from_secs(4);
+const PATIENCE: Duration = Duration::from_secs(20);
 /// Where something is known not to happen.
 const LITTLE_PATIENCE: Duration = Duration::from_secs(3);
 

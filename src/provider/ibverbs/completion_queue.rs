@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use super::channel::{Announced, IbverbsChannel};
@@ -29,6 +29,9 @@ pub(super) struct IbverbsCompletionQueue {
     channel: Option<Arc<dyn CompletionChannel>>,
     overflowed: Arc<AtomicBool>,
     empty_polls: AtomicU32,
+    /// Completions are entered in the books in the order in which they were taken: a later one says that all before it
+    /// are finished, so their places are free for new requests.
+    order: Mutex<()>,
     device: Arc<Device>,
 }
 
@@ -74,6 +77,7 @@ impl IbverbsCompletionQueue {
             channel: init.channel.cloned(),
             overflowed,
             empty_polls: AtomicU32::new(0),
+            order: Mutex::default(),
             device: Arc::clone(device),
         })
     }
@@ -120,6 +124,7 @@ impl CompletionQueue for IbverbsCompletionQueue {
     fn poll(&self, out: &mut [RawCompletion]) -> Result<usize> {
         self.device.check_process("poll_cq")?;
         let (mut filled, mut polled) = (0, [sys::Polled::default(); CHUNK]);
+        let order = self.order.lock().unwrap_or_else(PoisonError::into_inner);
         while filled < out.len() {
             let wanted = (out.len() - filled).min(CHUNK);
             let taken = match self.sys.poll(&mut polled[..wanted]) {
@@ -134,6 +139,7 @@ impl CompletionQueue for IbverbsCompletionQueue {
                 filled += 1;
             }
         }
+        drop(order);
         if filled == 0 && !out.is_empty() {
             self.check_whole()?;
         }

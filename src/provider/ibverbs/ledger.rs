@@ -211,6 +211,12 @@ impl Shared {
         Some(u64::from(self.number) << 32 | u64::from(place))
     }
 
+    /// Receives that were entered, and of which nobody heard again.
+    pub(super) fn outstanding(&self) -> usize {
+        let places = self.places();
+        places.wr_ids.len() - places.free.len()
+    }
+
     /// The receive with this number for the adapter was not posted after all.
     pub(super) fn withdraw(&self, number: u64) {
         self.places().free.push(number as u32);

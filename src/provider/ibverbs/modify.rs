@@ -139,10 +139,13 @@ impl IbverbsQueuePair {
             self.device.check_connectable()?;
         }
         let (attributes, bits) = lower(given);
-        // Posting threads look at this: whoever posts after a change must find the new state, and the kernel's may
-        // only be behind it where posting is allowed in both.
+        if to == QueuePairState::Reset {
+            // Posting threads look at this: nothing more is posted from here on.
+            self.note_state(to);
+        }
         let modified = self.sys.modify(&attributes, bits).ok_or_else(|| self.destroyed("modify_qp"))?;
         modified.map_err(|error| {
+            self.note_state(from);
             let asked = format!("{} to {} with {given:?}", from.name(), to.name());
             errors::from_errno("modify_qp", asked, &error)
         })?;

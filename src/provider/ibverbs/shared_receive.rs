@@ -1,6 +1,7 @@
 //! Shared receive queues, and the domains of extended reliable connections.
 
 use std::any::Any;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::completion_queue::own_queue;
@@ -65,6 +66,8 @@ pub(super) struct IbverbsSharedReceiveQueue {
     lock: ProducerLock,
     staging: Mutex<sys::ReceiveStaging>,
     max_sge: u32,
+    /// Receives that it holds for certain.
+    max_wr: AtomicU32,
     is_xrc: bool,
     /// Queue pairs that use it.
     users: Mutex<u32>,
@@ -123,6 +126,7 @@ impl IbverbsSharedReceiveQueue {
             lock: ProducerLock::new(),
             staging: Mutex::default(),
             max_sge: actual.max_sge.max(1),
+            max_wr: AtomicU32::new(actual.max_wr.max(init.max_wr)),
             is_xrc: init.xrc.is_some(),
             users: Mutex::default(),
             domain: Arc::clone(domain),
@@ -147,6 +151,32 @@ impl IbverbsSharedReceiveQueue {
             Ledger::Shared(ledger) => ledger,
             Ledger::Ordered(_) => unreachable!("made as a shared one"),
         }
+    }
+
+    /// Hands a batch over, all of it or nothing. Receives that were taken and not polled count as outstanding for a batch
+    /// of several: the adapter could take a part of it. A single receive is tried.
+    fn post(&self, staging: &mut sys::ReceiveStaging) -> Result<()> {
+        let full = || errors::from_queue("post_srq_recv", &QueueError::Full { limit: self.max_wr() });
+        if staging.len() > 1 && self.shared().outstanding() > self.max_wr() as usize {
+            return Err(full());
+        }
+        match staging.post_shared(&self.sys) {
+            Some(Ok(())) => Ok(()),
+            None => Err(self.destroyed("post_srq_recv")),
+            Some(Err(failure)) if failure.nothing_posted || staging.len() == 1 => match failure.error.raw_os_error() {
+                Some(libc::ENOMEM | libc::ENOSPC) => Err(full()),
+                _ => Err(errors::from_errno("post_srq_recv", format!("{} receives", staging.len()), &failure.error)),
+            },
+            Some(Err(failure)) => {
+                // Who posted them keeps their memory until the queue goes, which is what is needed here.
+                tracing::error!(error = %failure.error, queue = %self.number, "receives may have been posted in part");
+                Ok(())
+            }
+        }
+    }
+
+    fn max_wr(&self) -> u32 {
+        self.max_wr.load(Ordering::Relaxed)
     }
 
     fn destroyed(&self, verb: &'static str) -> Error {
@@ -228,7 +258,9 @@ impl SharedReceiveQueue for IbverbsSharedReceiveQueue {
         modified.map_err(|error| {
             let asked = format!("max_wr is {:?}, srq_limit is {:?}", attributes.max_wr, attributes.srq_limit);
             errors::from_errno("modify_srq", asked, &error)
-        })
+        })?;
+        self.max_wr.store(attributes.max_wr.unwrap_or(now.max_wr), Ordering::Relaxed);
+        Ok(())
     }
 
     fn query(&self) -> Result<SharedReceiveQueueStatus> {
@@ -264,31 +296,12 @@ impl SharedReceiveQueue for IbverbsSharedReceiveQueue {
         }
         let mut staging = self.staging();
         let outcome = match end {
-            BatchEnd::Publish if staging.len() > 0 => staging.post_shared(&self.sys),
-            _ => {
-                staging.numbers().for_each(|number| self.shared().withdraw(number));
-                Some(Ok(()))
-            }
+            BatchEnd::Publish if staging.len() > 0 => self.post(&mut staging),
+            _ => Ok(()),
         };
-        let outcome = match outcome {
-            Some(Ok(())) => Ok(()),
-            None => Err(self.destroyed("post_srq_recv")),
-            Some(Err(failure)) => {
-                if failure.nothing_posted {
-                    staging.numbers().for_each(|number| self.shared().withdraw(number));
-                }
-                Err(match failure.error.raw_os_error() {
-                    Some(libc::ENOMEM | libc::ENOSPC) if failure.nothing_posted => {
-                        let limit = self.sys.query().and_then(|status| status.ok()).map_or(0, |status| status.max_wr);
-                        errors::from_queue("post_srq_recv", &QueueError::Full { limit })
-                    }
-                    _ => {
-                        let asked = format!("{} receives, of which some may have been posted", staging.len());
-                        errors::from_errno("post_srq_recv", asked, &failure.error)
-                    }
-                })
-            }
-        };
+        if outcome.is_err() || end == BatchEnd::Rollback {
+            staging.numbers().for_each(|number| self.shared().withdraw(number));
+        }
         staging.clear();
         drop(staging);
         self.lock.release();

@@ -83,6 +83,11 @@ fn trouble(
 }
 
 impl Side<sys::SendStaging> {
+    /// Whether this thread's batch has requests.
+    pub(super) fn has_staged(&self) -> bool {
+        self.lock.is_held() && self.staging().len() > 0
+    }
+
     /// Copies a request into the batch.
     pub(super) fn push(
         &self,
@@ -126,6 +131,11 @@ impl Side<sys::SendStaging> {
 }
 
 impl Side<sys::ReceiveStaging> {
+    /// Whether this thread's batch has requests.
+    pub(super) fn has_staged(&self) -> bool {
+        self.lock.is_held() && self.staging().len() > 0
+    }
+
     /// Copies a request into the batch.
     pub(super) fn push(&self, request: &ReceiveRequest<'_>) -> Result<()> {
         self.check_begun("post_recv")?;
