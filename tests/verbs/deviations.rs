@@ -27,7 +27,7 @@ pub(crate) struct Deviation {
     provider: &'static str,
     kernel: &'static str,
     pub(crate) scenario: &'static str,
-    /// Part of what the scenario says when it fails.
+    /// Part of what the scenario says when it fails; several possibilities are separated by ` || `.
     pub(crate) instead: &'static str,
 }
 

@@ -1,5 +1,7 @@
 //! State changes of a queue pair, and what it says of itself.
 
+use std::time::Duration;
+
 use super::address_handle::check_vector;
 use super::queue_pair::IbverbsQueuePair;
 use super::{convert, errors, sys};
@@ -34,6 +36,10 @@ mod mask {
 
 /// All that is asked for.
 const EVERYTHING: u32 = 0x001f_ffff & !(1 << 14) & !mask::CAP;
+
+/// How often a queue pair that drains is asked to go on, and the time in between.
+const DRAIN_TRIES: u32 = 200;
+const DRAIN_PAUSE: Duration = Duration::from_millis(1);
 
 fn state(number: u32) -> QueuePairState {
     QueuePairState::ALL.get(number as usize).copied().unwrap_or(QueuePairState::Error)
@@ -143,7 +149,7 @@ impl IbverbsQueuePair {
             // Posting threads look at this: nothing more is posted from here on.
             self.note_state(to);
         }
-        let modified = self.sys.modify(&attributes, bits).ok_or_else(|| self.destroyed("modify_qp"))?;
+        let modified = self.change(from, to, &attributes, bits)?;
         modified.map_err(|error| {
             self.note_state(from);
             let asked = format!("{} to {} with {given:?}", from.name(), to.name());
@@ -158,6 +164,27 @@ impl IbverbsQueuePair {
             _ => merge(&mut known, given),
         }
         Ok(())
+    }
+
+    /// rxe refuses to leave SQD while it drains, which takes a moment even if nothing is under way.
+    fn change(
+        &self,
+        from: QueuePairState,
+        to: QueuePairState,
+        attributes: &sys::QpAttr,
+        bits: u32,
+    ) -> Result<std::io::Result<()>> {
+        let leaves = from == QueuePairState::SendQueueDrained && to != from;
+        let mut tries = if leaves { DRAIN_TRIES } else { 1 };
+        loop {
+            tries -= 1;
+            let modified = self.sys.modify(attributes, bits).ok_or_else(|| self.destroyed("modify_qp"))?;
+            let refused = modified.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::EINVAL));
+            if !refused || tries == 0 || self.read("modify_qp")?.sq_draining == 0 {
+                return Ok(modified);
+            }
+            std::thread::sleep(DRAIN_PAUSE);
+        }
     }
 
     fn check_values(&self, known: &QueuePairAttributes, given: &QueuePairAttributes) -> Result<()> {
