@@ -7,10 +7,12 @@ use std::sync::atomic::Ordering;
 use crate::mutation::{Mutation, planted};
 use crate::types::{AccessFlags, DomainId, Lkey, Rkey};
 
+#[cfg(feature = "ibverbs")]
+use super::Refused;
 use super::raw::{self, Memory, Unusable};
 use super::sync::AtomicU32;
 use super::users::{Users, Using};
-use super::{AccessError, Backing, Refused, RegisterError};
+use super::{AccessError, Backing, RegisterError};
 
 /// Flags that a registration may ask for. Huge pages need nothing special here, so that flag is accepted and ignored.
 pub(super) const SUPPORTED: AccessFlags = AccessFlags::REMOTE
@@ -81,6 +83,7 @@ impl Region {
     }
 
     /// A region that no table knows: a device of its own finds the memory, by its own keys. Checked as one of a table.
+    #[cfg(feature = "ibverbs")]
     pub(crate) fn unlisted(
         domain: DomainId,
         backing: Backing,
@@ -93,6 +96,7 @@ impl Region {
     }
 
     /// The same memory as this one's, in another such region.
+    #[cfg(feature = "ibverbs")]
     pub(crate) fn unlisted_again(
         &self,
         domain: DomainId,

@@ -239,6 +239,7 @@ impl SendQueue {
 
 /// Whether a queue that takes so many entries and so many inline bytes takes the request. For queues that are not
 /// [`SendQueue`]s.
+#[cfg(feature = "ibverbs")]
 pub(crate) fn check_request(request: &SendRequest<'_>, max_sge: u32, max_inline: u32) -> Result<u32, QueueError> {
     let given = match request.data {
         Data::Sges(sges) if sges.len() > max_sge as usize => {
