@@ -153,8 +153,8 @@ impl IbverbsSharedReceiveQueue {
         }
     }
 
-    /// Hands a batch over, all of it or nothing. Receives that were taken and not polled count as outstanding for a batch
-    /// of several: the adapter could take a part of it. A single receive is tried.
+    /// Hands a batch over, all of it or nothing. Receives that were taken and not polled count as outstanding for a
+    /// batch of several: the adapter could take a part of it. A single receive is tried.
     fn post(&self, staging: &mut sys::ReceiveStaging) -> Result<()> {
         let full = || errors::from_queue("post_srq_recv", &QueueError::Full { limit: self.max_wr() });
         if staging.len() > 1 && self.shared().outstanding() > self.max_wr() as usize {
