@@ -53,11 +53,17 @@ pub use window::{Window, WindowBind};
 /// The locks and the flags that the model checker must see.
 mod sync {
     #[cfg(loom)]
-    pub(super) use loom::sync::{Mutex, RwLock, RwLockReadGuard, atomic::AtomicU32};
+    pub(super) use loom::sync::{
+        Mutex, RwLock, RwLockReadGuard,
+        atomic::{AtomicU32, fence},
+    };
     #[cfg(loom)]
     pub(super) use loom::thread::yield_now as pause;
     #[cfg(not(loom))]
-    pub(super) use std::sync::{Mutex, RwLock, RwLockReadGuard, atomic::AtomicU32};
+    pub(super) use std::sync::{
+        Mutex, RwLock, RwLockReadGuard,
+        atomic::{AtomicU32, fence},
+    };
     #[cfg(not(loom))]
     pub(super) use std::thread::yield_now as pause;
 }

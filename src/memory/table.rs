@@ -404,9 +404,10 @@ impl MemoryView<'_> {
         need: AccessFlags,
     ) -> Result<(), AccessError> {
         let (addr, length) = range.or_else(|| self.extent(key)).ok_or(AccessError::UnknownKey)?;
-        let found = self.resolve(key, accessor.into(), addr, length, need)?;
+        // It changes no byte and may last long, so nobody who takes the key back waits for it.
+        let Found { region, offset, .. } = self.resolve(key, accessor.into(), addr, length, need)?;
         let length = usize::try_from(length).map_err(|_| AccessError::OutOfBounds)?;
-        found.region.memory().flush(found.offset, length, need.contains(AccessFlags::FLUSH_PERSISTENT))
+        region.memory().flush(offset, length, need.contains(AccessFlags::FLUSH_PERSISTENT))
     }
 
     /// The window with the key's index, whatever its tag.

@@ -6,7 +6,7 @@
 
 use std::sync::atomic::Ordering;
 
-use super::sync::{AtomicU32, pause};
+use super::sync::{AtomicU32, fence, pause};
 
 /// Accesses in progress.
 pub(super) struct Users(AtomicU32);
@@ -22,14 +22,17 @@ impl Users {
     /// Counts an access. What it relies on is looked at afterwards.
     #[inline]
     pub(super) fn enter(&self) -> Using<'_> {
-        self.0.fetch_add(1, Ordering::SeqCst);
+        self.0.fetch_add(1, Ordering::Relaxed);
+        // With the one in `wait`: either the count is seen there, or what was taken back is seen here.
+        fence(Ordering::SeqCst);
         Using(self)
     }
 
     /// Waits for the accesses that began before something was taken back: for the copy of a packet each. Those that
     /// come afterwards find it gone and leave at once.
     pub(super) fn wait(&self) {
-        while self.0.load(Ordering::SeqCst) > 0 {
+        fence(Ordering::SeqCst);
+        while self.0.load(Ordering::Acquire) > 0 {
             pause();
         }
     }
@@ -38,7 +41,7 @@ impl Users {
 impl Drop for Using<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.0.0.fetch_sub(1, Ordering::SeqCst);
+        self.0.0.fetch_sub(1, Ordering::Release);
     }
 }
 
@@ -49,28 +52,26 @@ mod loom_models {
     use super::*;
     use loom::sync::atomic::AtomicBool;
 
-    /// Shards use a key, another one takes it back and then owns what it led to.
+    /// A shard uses a key, another one takes it back and then owns what it led to.
     #[test]
     fn nobody_is_inside_after_the_wait() {
         loom::model(|| {
             let key = Arc::new((AtomicBool::new(true), Users::new(), AtomicU32::new(0)));
-            let writers: Vec<_> = (0..2)
-                .map(|_| {
-                    let key = Arc::clone(&key);
-                    loom::thread::spawn(move || {
-                        let (valid, users, byte) = &*key;
-                        let _using = users.enter();
-                        if valid.load(Ordering::SeqCst) {
-                            byte.fetch_add(1, Ordering::Relaxed);
-                        }
-                    })
+            let writer = {
+                let key = Arc::clone(&key);
+                loom::thread::spawn(move || {
+                    let (valid, users, byte) = &*key;
+                    let _using = users.enter();
+                    if valid.load(Ordering::Relaxed) {
+                        byte.fetch_add(1, Ordering::Relaxed);
+                    }
                 })
-                .collect();
+            };
             let (valid, users, byte) = &*key;
-            valid.store(false, Ordering::SeqCst);
+            valid.store(false, Ordering::Relaxed);
             users.wait();
             let written = byte.load(Ordering::Relaxed);
-            writers.into_iter().for_each(|writer| writer.join().unwrap());
+            writer.join().unwrap();
             assert_eq!(byte.load(Ordering::Relaxed), written);
         });
     }

@@ -110,6 +110,8 @@ pub(super) struct Posted {
     shared: Option<Arc<PostedReceives>>,
     send: Mutex<Ring>,
     receive: Mutex<Ring>,
+    /// The receive of the shared queue that a message had begun to fill, until RESET or destruction has succeeded.
+    begun: Mutex<Option<Finished>>,
     destroyed: AtomicBool,
 }
 
@@ -118,7 +120,8 @@ impl Posted {
     pub(super) fn new(qp: QueuePair, shared: Option<Arc<PostedReceives>>) -> Self {
         let cap = qp.cap();
         let (send, receive) = (Ring::new(cap.max_send_wr), Ring::new(cap.max_recv_wr));
-        Self { qp, shared, send: Mutex::new(send), receive: Mutex::new(receive), destroyed: AtomicBool::new(false) }
+        let (send, receive, begun) = (Mutex::new(send), Mutex::new(receive), Mutex::new(None));
+        Self { qp, shared, send, receive, begun, destroyed: AtomicBool::new(false) }
     }
 
     /// Where its receives come from, if they are not its own.
@@ -204,19 +207,21 @@ impl Posted {
         self.check_alive("modify_qp")?;
         // While these batches are open nobody posts.
         let batches = (self.qp.send_batch()?, self.qp.recv_batch()?);
-        let begun = self.stop_receiving(keep)?;
+        self.stop_receiving(keep)?;
         self.qp.reset()?;
-        let returned = self.return_all(begun);
+        let returned = self.return_all();
         drop(batches);
         Ok(returned)
     }
 
-    /// Gives back the receive of a shared queue that a message had begun to fill.
-    fn stop_receiving(&self, keep: impl FnOnce()) -> Result<Option<Finished>> {
-        let Some(shared) = &self.shared else { return Ok(None) };
-        let begun = self.qp.stop_receiving()?.and_then(|wr_id| shared.give_up(wr_id, self.qp.qpn()));
+    /// Takes back the receive of a shared queue that a message had begun to fill.
+    fn stop_receiving(&self, keep: impl FnOnce()) -> Result<()> {
+        let Some(shared) = &self.shared else { return Ok(()) };
+        if let Some(wr_id) = self.qp.stop_receiving()? {
+            *lock(&self.begun) = shared.give_up(wr_id, self.qp.qpn());
+        }
         keep();
-        Ok(begun)
+        Ok(())
     }
 
     /// Takes the queue pair out of the device. Everything in flight comes back, in order, sends first. Destroying again
@@ -224,16 +229,19 @@ impl Posted {
     pub(super) fn destroy(&self, keep: impl FnOnce()) -> Result<Vec<Finished>> {
         self.qp.context().check_process("destroy_qp")?;
         let batches = (self.qp.send_batch()?, self.qp.recv_batch()?);
-        let begun = self.stop_receiving(keep)?;
+        if self.destroyed.load(Ordering::Acquire) {
+            return Ok(Vec::new());
+        }
+        self.stop_receiving(keep)?;
         self.qp.destroy()?;
         self.destroyed.store(true, Ordering::Release);
-        let returned = self.return_all(begun);
+        let returned = self.return_all();
         drop(batches);
         Ok(returned)
     }
 
-    /// Takes everything in flight, and `begun` last; after RESET or destruction only, with nobody posting.
-    fn return_all(&self, begun: Option<Finished>) -> Vec<Finished> {
+    /// Takes everything in flight, a receive that was begun last; after RESET or destruction only, with nobody posting.
+    fn return_all(&self) -> Vec<Finished> {
         let mut returned = Vec::new();
         for side in [Side::Send, Side::Receive] {
             let mut ring = lock(self.ring(side));
@@ -246,7 +254,7 @@ impl Posted {
                 returned.push(Finished::new(side, entry.wr_id, self.qp.qpn(), loan, Some(own)));
             }
         }
-        returned.extend(begun);
+        returned.extend(lock(&self.begun).take());
         returned
     }
 

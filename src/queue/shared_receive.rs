@@ -314,6 +314,7 @@ impl SharedReceiveQueue {
         if waiting > max_wr {
             return Err(ChangeError::TooSmall { asked: max_wr, waiting });
         }
+        let arms = limit.is_some();
         let limit = limit.unwrap_or(state.srq_limit);
         if limit > max_wr {
             return Err(ChangeError::LimitTooLarge { limit, max_wr });
@@ -331,7 +332,8 @@ impl SharedReceiveQueue {
         std::mem::swap(&mut state.slots, &mut slots);
         std::mem::swap(&mut state.sges, &mut sges);
         state.srq_limit = limit;
-        let is_due = state.falls_below_limit();
+        // A limit that was armed before stays so: nothing was taken.
+        let is_due = arms && state.falls_below_limit();
         drop(state);
         self.raise_limit_if(is_due);
         Ok(())

@@ -232,7 +232,9 @@ impl QueuePair {
     /// Forgets what was posted and not begun.
     pub(super) fn forget_posted(&mut self) {
         let start = self.send.reset();
-        self.receive.reset();
+        if !planted(Mutation::ResetKeepsReceives) {
+            self.receive.reset();
+        }
         self.requester.reset(start);
     }
 

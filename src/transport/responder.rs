@@ -206,7 +206,10 @@ impl QueuePair {
             Some((refused, code)) if !refused.is_before(psn) && self.state == QueuePairState::Error => {
                 let count = self.responder.message_count;
                 let refused = if refused.is_within(psn, asked_for) { psn } else { refused };
-                self.responder.replies.push_nak(refused, Syndrome::Nak(code), count);
+                // Whoever asks faster than it is answered is not answered each time.
+                if self.responder.replies.takes_empty() {
+                    self.responder.replies.push_nak(refused, Syndrome::Nak(code), count);
+                }
                 Ok(())
             }
             _ => Err(DropReason::WrongState),

@@ -4,6 +4,9 @@ use super::request::Regions;
 use super::{AdviceFlags, Error, ErrorKind, MemoryAdvice, ProtectionDomain, RegionList, RegionRange, Result};
 use crate::types::{MAX_MESSAGE_BYTES, Sge};
 
+/// No process has more memory: 128 TiB. A range is handed on in pieces, which are to be few.
+const MOST_BYTES: u64 = 1 << 47;
+
 impl ProtectionDomain {
     /// Says what will happen to ranges of on-demand regions (`ibv_advise_mr`), so that requests find their pages.
     ///
@@ -14,7 +17,7 @@ impl ProtectionDomain {
     /// # Errors
     /// A range is not of a region of this domain with [`AccessFlags::ON_DEMAND`](super::AccessFlags::ON_DEMAND), or is
     /// to be written and the region has no right to; part of a range is not mapped, or not writable. The error names
-    /// the range. If several ranges were given, the pages of others may be present now.
+    /// the range. If several ranges were given, the pages of others may be present now. A range has more than 128 TiB.
     /// [`ErrorKind::InvalidState`] for a region that was deregistered.
     ///
     /// ```
@@ -42,7 +45,7 @@ impl ProtectionDomain {
     /// The range in pieces whose lengths entries can hold.
     fn add_entries(&self, range: &RegionRange<'_>, entries: &mut Vec<Sge>) -> Result<()> {
         let region = range.region();
-        let refused = |kind, why| {
+        let refused = |kind, why: &str| {
             let message = format!("sg_list: the region {} {why}", region.lkey());
             Err(Error::new("advise_mr", kind, message))
         };
@@ -53,6 +56,10 @@ impl ProtectionDomain {
             return refused(ErrorKind::InvalidState, "was deregistered");
         }
         let (mut addr, mut left) = range.extent();
+        if left > MOST_BYTES {
+            let why = format!("is asked for {left:#x} bytes; allowed are up to {MOST_BYTES:#x} in a range");
+            return refused(ErrorKind::InvalidArgument, &why);
+        }
         while left > 0 {
             let length = left.min(MAX_MESSAGE_BYTES.into());
             entries.push(Sge { addr, length: length as u32, lkey: region.lkey() });

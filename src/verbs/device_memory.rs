@@ -121,7 +121,7 @@ impl ProtectionDomain {
     ///
     /// # Errors
     /// As [`ProtectionDomain::reg_mr`]; the range does not lie within the memory; `access` has
-    /// [`AccessFlags::ON_DEMAND`]; the memory is another device's.
+    /// [`AccessFlags::ON_DEMAND`] or [`AccessFlags::HUGETLB`]; the memory is another device's.
     ///
     /// [`DeviceMemory`](super::DeviceMemory) has an example.
     pub fn reg_dm_mr(

@@ -91,11 +91,14 @@ impl Memory {
     /// For a registration that nobody promises anything for. What was promised for a raw range ended with its region:
     /// by now its owner may look at the bytes, or others may lie there.
     pub(super) fn into_registrable(self, verb: &'static str) -> Result<Backing, RefusedMemory> {
-        if self.backing.is_raw() {
-            let message = "the memory is a raw range that was deregistered; register it again with reg_mr_raw";
-            return Err(RefusedMemory { error: Error::new(verb, ErrorKind::InvalidArgument, message), memory: self });
-        }
-        Ok(self.backing)
+        let message = match &self.backing {
+            backing if backing.is_raw() => {
+                "the memory is a raw range that was deregistered; register it again with reg_mr_raw"
+            }
+            Backing::Device(_) => "the memory is a device's; register it again with reg_dm_mr",
+            _ => return Ok(self.backing),
+        };
+        Err(RefusedMemory { error: Error::new(verb, ErrorKind::InvalidArgument, message), memory: self })
     }
 }
 

@@ -179,7 +179,8 @@ impl SoftQueuePair {
         if is_late && state != DESTROYED { Ok(()) } else { Err(self.wrong_state(verb, state, first)) }
     }
 
-    /// The state may have changed since the batch was begun. If it changes only now, leaving RESET forgets the batch.
+    /// The state may have changed since the batch was begun. If it becomes RESET only now, leaving RESET forgets what
+    /// was posted there.
     #[inline]
     fn check_batch(&self, verb: &'static str, first: QueuePairState, end: BatchEnd) -> Result<()> {
         if end == BatchEnd::Rollback { Ok(()) } else { self.check_state(verb, first) }
@@ -331,7 +332,11 @@ impl QueuePair for SoftQueuePair {
     fn stop_receiving(&self) -> Result<Option<u64>> {
         self.device.check_process("destroy_qp")?;
         let mut begun = None;
-        self.shard.command(|core, _| begun = core.endpoint.stop_receiving(self.qpn));
+        self.shard.command(|core, _| {
+            if !self.is_destroyed() {
+                begun = core.endpoint.stop_receiving(self.qpn);
+            }
+        });
         Ok(begun)
     }
 

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::memory::RegisterOptions;
+use crate::wire::{Flow, icrc};
 
 /// A region of the second end whose key may be invalidated.
 fn revocable(end: &End) -> Arc<Region> {
@@ -77,4 +78,26 @@ fn refuse_lost_answer(runs: u32) {
     assert!(pair.ends[1].table.deregister(&region));
     pair.drive(Duration::from_secs(1));
     assert_eq!(pair.ends[0].poll()[0].status, CompletionStatus::RemoteAccessError, "{runs}");
+}
+
+/// In the error state a peer may ask for what was refused from ever other packets on.
+#[test]
+fn refusals_are_not_queued_without_bound() {
+    let mut pair = Pair::new(OURS);
+    let (now, addresses) = (pair.now, [0, 1].map(|at| pair.ends[at].address));
+    let back = pair.ends[0].sge(0, 4_096);
+    pair.ends[0].post(now, Operation::Read { remote_addr: 0x20_0000, rkey: Rkey(0xdead) }, &[back]);
+    let asked = pair.ends[0].transmit(now);
+    pair.ends[1].handle(now, addresses[0], &asked);
+    let first = u32::from_be_bytes([0, asked[0][9], asked[0][10], asked[0][11]]);
+    for round in 0..4_000 {
+        let mut forged = asked[0].clone();
+        let (from, length) = (Psn::new(first).minus(1 + round % 2).value(), 16_384_u32);
+        forged[9..12].copy_from_slice(&from.to_be_bytes()[1..]);
+        forged[24..28].copy_from_slice(&length.to_be_bytes());
+        icrc::append(&Flow { source: addresses[0], destination: addresses[1], source_port: 50_000 }, 0, &mut forged);
+        pair.ends[1].handle(now, addresses[0], &[forged]);
+    }
+    let answers: usize = std::iter::from_fn(|| Some(pair.ends[1].transmit(now).len()).filter(|sent| *sent > 0)).sum();
+    assert!((2..=400).contains(&answers), "{answers} answers wait");
 }
