@@ -232,7 +232,9 @@ fn main() -> Result<(), verbs::Error> {
     match &options.device {
         Some(name) => {
             let known = verbs::devices()?.into_iter().find(|device| device.name() == name);
-            let provider = known.map_or("soft", |device| device.provider_name());
+            // A name that is not listed says whose it is.
+            let named = name.split_once(':').map_or("soft", |(provider, _)| provider);
+            let provider = known.as_ref().map_or(named, |device| device.provider_name());
             reports.push(device(&verbs::open(name)?, provider)?);
         }
         None => {

@@ -32,6 +32,7 @@ use std::io;
 pub(super) use abi::{AhAttr, DeviceAttrEx, Gid, GidEntry, PortAttr, QpAttr, QpCap, SrqAttr};
 pub(super) use completion::{Channel, CompletionQueue, CompletionQueueInit, Polled};
 pub(super) use context::{Context, Event, EventSource, device_list};
+pub(super) use library::unavailable;
 pub(super) use memory::{AddressHandle, MemoryRegion, MemoryWindow, ProtectionDomain};
 pub(super) use post::{Bind, PostFailure, ReceiveStaging, SendStaging, Target};
 pub(super) use queue_pair::{QueuePair, QueuePairInit};
