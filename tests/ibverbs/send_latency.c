@@ -17,8 +17,8 @@
 
 /* As in send_latency.rs. */
 #define MESSAGE_BYTES 8
-#define WARM_UP 100
-#define EXCHANGES 1000
+#define WARM_UP 10
+#define EXCHANGES 100
 #define RECEIVES 64
 #define SENDS 64
 

@@ -1,7 +1,6 @@
 //! Completion queues.
 
 use std::any::Any;
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -9,13 +8,11 @@ use std::time::Duration;
 use super::channel::{Announced, IbverbsChannel};
 use super::device::Device;
 use super::errors::{self, check_range};
-use super::ledger::Ledger;
+use super::ledger::{Ledger, Ledgers};
 use super::sys;
 use crate::provider::{CompletionChannel, CompletionQueue, CompletionQueueInit, Error, ErrorKind, Result};
 use crate::types::{Cause, CompletionFlags, CompletionOpcode, CompletionStatus, EventObject, Qpn, RawCompletion};
 
-/// Completions taken from the library at once.
-const CHUNK: usize = 16;
 /// The bit of `ibv_wc_opcode` that receives have.
 const RECEIVE: u32 = 128;
 /// Empty polls between two looks for events, which tell of an overflow.
@@ -123,20 +120,23 @@ pub(super) fn own_queue<'a>(
 impl CompletionQueue for IbverbsCompletionQueue {
     fn poll(&self, out: &mut [RawCompletion]) -> Result<usize> {
         self.device.check_process("poll_cq")?;
-        let (mut filled, mut polled) = (0, [sys::Polled::default(); CHUNK]);
+        let mut filled = 0;
         let order = self.order.lock().unwrap_or_else(PoisonError::into_inner);
         while filled < out.len() {
-            let wanted = (out.len() - filled).min(CHUNK);
-            let taken = match self.sys.poll(&mut polled[..wanted]) {
+            // Most polls find nothing, and then nobody looks into the books.
+            let mut ledgers = None;
+            let taken = self.sys.poll(out.len() - filled, |polled| {
+                let read = || self.device.ledgers.read().unwrap_or_else(PoisonError::into_inner);
+                if let Some(completion) = translate(polled, ledgers.get_or_insert_with(read)) {
+                    out[filled] = completion;
+                    filled += 1;
+                }
+            });
+            match taken {
                 Ok(0) => break,
-                Ok(taken) => taken,
+                Ok(_) => {}
                 Err(_) if filled > 0 => break,
                 Err(error) => return Err(errors::from_errno("poll_cq", "polling", &error)),
-            };
-            let ledgers = self.device.ledgers.read().unwrap_or_else(PoisonError::into_inner);
-            for completion in polled[..taken].iter().filter_map(|polled| translate(polled, &ledgers)) {
-                out[filled] = completion;
-                filled += 1;
             }
         }
         drop(order);
@@ -205,7 +205,7 @@ impl Drop for IbverbsCompletionQueue {
 }
 
 /// The completion as this crate tells it; `None` if its queue pair is gone or was reset since.
-fn translate(polled: &sys::Polled, ledgers: &HashMap<u32, Arc<Ledger>>) -> Option<RawCompletion> {
+fn translate(polled: &sys::Polled, ledgers: &Ledgers) -> Option<RawCompletion> {
     let wc = &polled.wc;
     let status = status(wc.status);
     let (number, index) = ((wc.wr_id >> 32) as u32, wc.wr_id as u32);

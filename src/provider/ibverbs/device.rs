@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
 
 use super::events::Events;
-use super::ledger::Ledger;
+use super::ledger::{Ledger, Ledgers};
 use super::memory::Window;
 use super::{convert, errors, sys};
 use crate::provider::{Error, ErrorKind, Result};
@@ -22,7 +22,7 @@ pub(super) struct Device {
     /// Found out when somebody asks, by trying: the adapter does not report it.
     found: OnceLock<Found>,
     /// Work queues by the number in the upper half of their requests' numbers.
-    pub(super) ledgers: RwLock<HashMap<u32, Arc<Ledger>>>,
+    pub(super) ledgers: RwLock<Ledgers>,
     /// Regions by local key, for binding windows and for inline atomics.
     regions: Mutex<HashMap<u32, Weak<sys::MemoryRegion>>>,
     /// Windows by the upper part of their key.

@@ -5,8 +5,9 @@
 //! queue's creation, also over RESET. Both together are what the adapter gets as the request's number, so a completion
 //! leads back to the queue, whether it succeeded (then it says what it was) or not (then it does not).
 
-use std::collections::HashSet;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::collections::{HashMap, HashSet};
+use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::memory::Window;
@@ -41,6 +42,29 @@ impl Ledger {
     }
 }
 
+/// Books by their number.
+pub(super) type Ledgers = HashMap<u32, Arc<Ledger>, BuildHasherDefault<CountedHasher>>;
+
+/// For numbers that were counted out here, which nobody can choose to collide: the lookup is on the way of every
+/// completion.
+#[derive(Default)]
+pub(super) struct CountedHasher(u64);
+
+impl Hasher for CountedHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_u32(u32::from(*byte)));
+    }
+
+    /// The map takes the place from the low bits and a tag from the high ones; the product has the number in both.
+    fn write_u32(&mut self, number: u32) {
+        self.0 = (self.0.rotate_left(8) ^ u64::from(number)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
 /// The book of a send or receive queue.
 pub(super) struct Ordered {
     number: u32,
@@ -62,7 +86,8 @@ pub(super) struct Ordered {
     floor: AtomicU32,
     /// At the same places. Empty if no request of the queue holds anything.
     held: Mutex<Box<[Option<Held>]>>,
-    holds: bool,
+    /// Whether any request ever held something. Until then nobody looks, which most connections never have to.
+    holds: AtomicBool,
 }
 
 impl Ordered {
@@ -80,7 +105,7 @@ impl Ordered {
             retired: AtomicU32::new(0),
             floor: AtomicU32::new(0),
             held: Mutex::new(held),
-            holds,
+            holds: AtomicBool::new(false),
         }
     }
 
@@ -109,11 +134,16 @@ impl Ordered {
     /// the queue calls this.
     pub(super) fn enter(&self, staged: usize, wr_id: u64, held: Option<Held>) -> u64 {
         let index = self.posted.load(Ordering::Relaxed).wrapping_add(staged as u32);
+        if held.is_some() {
+            self.holds.store(true, Ordering::Relaxed);
+        }
+        if self.holds.load(Ordering::Relaxed)
+            && let Some(slot) = self.held().get_mut(self.place(index))
+        {
+            *slot = held;
+        }
         self.wr_ids[self.place(index)].store(wr_id, Ordering::Release);
         self.pending[self.place(index)].store(PENDING | u64::from(index), Ordering::Release);
-        if self.holds {
-            self.held()[self.place(index)] = held;
-        }
         u64::from(self.number) << 32 | u64::from(index)
     }
 
@@ -133,8 +163,9 @@ impl Ordered {
             return None;
         }
         let wr_id = self.wr_ids[self.place(index)].load(Ordering::Acquire);
-        if self.holds
-            && let Some(Held::Bind { window, old_rkey }) = self.held()[self.place(index)].take()
+        // It was set before the request was entered, if this one holds something.
+        if self.holds.load(Ordering::Relaxed)
+            && let Some(Held::Bind { window, old_rkey }) = self.held().get_mut(self.place(index)).and_then(Option::take)
             && !succeeded
         {
             window.restore(old_rkey);

@@ -419,13 +419,8 @@ impl QueuePair for IbverbsQueuePair {
     fn send_end(&self, end: BatchEnd) -> Result<()> {
         self.device.check_process("post_send")?;
         // It may have been changed since the requests were pushed.
-        let allowed = match end == BatchEnd::Publish && self.send.has_staged() {
-            true => self.check_state("post_send", QueuePairState::ReadyToSend),
-            false => Ok(()),
-        };
-        let end = if allowed.is_err() { BatchEnd::Rollback } else { end };
-        self.settle(self.send.end(end, &self.sys))?;
-        allowed
+        let allowed = || self.check_state("post_send", QueuePairState::ReadyToSend);
+        self.settle(self.send.end(end, &self.sys, allowed))
     }
 
     fn recv_begin(&self) {
@@ -453,13 +448,8 @@ impl QueuePair for IbverbsQueuePair {
 
     fn recv_end(&self, end: BatchEnd) -> Result<()> {
         self.device.check_process("post_recv")?;
-        let allowed = match end == BatchEnd::Publish && self.receive.has_staged() {
-            true => self.check_state("post_recv", QueuePairState::Init),
-            false => Ok(()),
-        };
-        let end = if allowed.is_err() { BatchEnd::Rollback } else { end };
-        self.settle(self.receive.end(end, self.cap.max_recv_wr, &self.sys))?;
-        allowed
+        let allowed = || self.check_state("post_recv", QueuePairState::Init);
+        self.settle(self.receive.end(end, &self.sys, allowed))
     }
 
     /// Through ERR, so that nothing begins any more while the adapter takes it apart.

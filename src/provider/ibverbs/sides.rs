@@ -83,11 +83,6 @@ fn trouble(
 }
 
 impl Side<sys::SendStaging> {
-    /// Whether this thread's batch has requests.
-    pub(super) fn has_staged(&self) -> bool {
-        self.lock.is_held() && self.staging().len() > 0
-    }
-
     /// Copies a request into the batch.
     pub(super) fn push(
         &self,
@@ -110,15 +105,21 @@ impl Side<sys::SendStaging> {
         Ok(())
     }
 
-    /// Ends the batch.
-    pub(super) fn end(&self, end: BatchEnd, queue_pair: &sys::QueuePair) -> Result<(), Trouble> {
+    /// Ends the batch. What it has is posted if `allowed` says so.
+    pub(super) fn end(
+        &self,
+        end: BatchEnd,
+        queue_pair: &sys::QueuePair,
+        allowed: impl FnOnce() -> Result<()>,
+    ) -> Result<(), Trouble> {
         self.check_begun("post_send").map_err(Trouble::Refused)?;
         let mut staging = self.staging();
         let mut outcome = Ok(());
         if end == BatchEnd::Publish && staging.len() > 0 {
             let count = staging.len();
-            let posted = staging.post(queue_pair);
-            outcome = trouble("post_send", self.book().limit(), posted, self.book().qpn);
+            outcome = allowed()
+                .map_err(Trouble::Refused)
+                .and_then(|()| trouble("post_send", self.book().limit(), staging.post(queue_pair), self.book().qpn));
             if outcome.is_ok() {
                 self.book().note_posted(count);
             }
@@ -131,11 +132,6 @@ impl Side<sys::SendStaging> {
 }
 
 impl Side<sys::ReceiveStaging> {
-    /// Whether this thread's batch has requests.
-    pub(super) fn has_staged(&self) -> bool {
-        self.lock.is_held() && self.staging().len() > 0
-    }
-
     /// Copies a request into the batch.
     pub(super) fn push(&self, request: &ReceiveRequest<'_>) -> Result<()> {
         self.check_begun("post_recv")?;
@@ -147,15 +143,21 @@ impl Side<sys::ReceiveStaging> {
         Ok(())
     }
 
-    /// Ends the batch.
-    pub(super) fn end(&self, end: BatchEnd, limit: u32, queue_pair: &sys::QueuePair) -> Result<(), Trouble> {
+    /// Ends the batch. What it has is posted if `allowed` says so.
+    pub(super) fn end(
+        &self,
+        end: BatchEnd,
+        queue_pair: &sys::QueuePair,
+        allowed: impl FnOnce() -> Result<()>,
+    ) -> Result<(), Trouble> {
         self.check_begun("post_recv").map_err(Trouble::Refused)?;
         let mut staging = self.staging();
         let mut outcome = Ok(());
         if end == BatchEnd::Publish && staging.len() > 0 {
             let count = staging.len();
-            let posted = staging.post(queue_pair);
-            outcome = trouble("post_recv", limit, posted, self.book().qpn);
+            outcome = allowed()
+                .map_err(Trouble::Refused)
+                .and_then(|()| trouble("post_recv", self.book().limit(), staging.post(queue_pair), self.book().qpn));
             if outcome.is_ok() {
                 self.book().note_posted(count);
             }
