@@ -499,6 +499,17 @@ pub trait QueuePair: Send + Sync {
     /// Ends the batch.
     fn send_end(&self, end: BatchEnd) -> Result<()>;
 
+    /// Posts a request alone, as a batch of one: what can be done without the batch is faster so. Not to be called by a
+    /// thread that has a batch open.
+    fn send_one(&self, request: &SendRequest<'_>) -> Result<()> {
+        self.send_begin();
+        if let Err(error) = self.send_push(request) {
+            self.send_end(BatchEnd::Rollback)?;
+            return Err(error);
+        }
+        self.send_end(BatchEnd::Publish)
+    }
+
     /// Begins a batch of receive requests.
     fn recv_begin(&self);
 

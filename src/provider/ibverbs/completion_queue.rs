@@ -125,9 +125,9 @@ impl CompletionQueue for IbverbsCompletionQueue {
         while filled < out.len() {
             // Most polls find nothing, and then nobody looks into the books.
             let mut ledgers = None;
-            let taken = self.sys.poll(out.len() - filled, |polled| {
+            let taken = self.sys.poll(out.len() - filled, |wc, timestamp| {
                 let read = || self.device.ledgers.read().unwrap_or_else(PoisonError::into_inner);
-                if let Some(completion) = translate(polled, ledgers.get_or_insert_with(read)) {
+                if let Some(completion) = translate(wc, timestamp, ledgers.get_or_insert_with(read)) {
                     out[filled] = completion;
                     filled += 1;
                 }
@@ -205,8 +205,8 @@ impl Drop for IbverbsCompletionQueue {
 }
 
 /// The completion as this crate tells it; `None` if its queue pair is gone or was reset since.
-fn translate(polled: &sys::Polled, ledgers: &Ledgers) -> Option<RawCompletion> {
-    let wc = &polled.wc;
+#[inline]
+fn translate(wc: &sys::Wc, timestamp: u64, ledgers: &Ledgers) -> Option<RawCompletion> {
     let status = status(wc.status);
     let (number, index) = ((wc.wr_id >> 32) as u32, wc.wr_id as u32);
     let (wr_id, retired, qpn, datagrams) = match &**ledgers.get(&number)? {
@@ -238,7 +238,7 @@ fn translate(polled: &sys::Polled, ledgers: &Ledgers) -> Option<RawCompletion> {
         source_qpn: Qpn::new(wc.src_qp),
         source_lid: wc.slid,
         sl: wc.sl,
-        timestamp: polled.timestamp,
+        timestamp,
         ..outcome
     })
 }

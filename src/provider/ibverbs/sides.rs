@@ -105,6 +105,32 @@ impl Side<sys::SendStaging> {
         Ok(())
     }
 
+    /// Posts a request without a batch.
+    pub(super) fn post_alone(
+        &self,
+        request: &SendRequest<'_>,
+        alone: sys::Alone<'_>,
+        max_inline: u32,
+        queue_pair: &sys::QueuePair,
+    ) -> Result<(), Trouble> {
+        let refuse = |error: QueueError| Trouble::Refused(errors::from_queue("post_send", &error));
+        check_request(request, self.max_sge, max_inline).map_err(refuse)?;
+        if !self.lock.acquire() {
+            let message = "this thread has an open batch of this queue";
+            return Err(Trouble::Refused(Error::new("post_send", ErrorKind::InvalidState, message)));
+        }
+        let book = self.book();
+        let outcome = self.check_room("post_send", 0).map_err(Trouble::Refused).and_then(|()| {
+            let number = book.enter(0, request.wr_id, None);
+            trouble("post_send", book.limit(), alone.post(number, queue_pair), book.qpn)
+        });
+        if outcome.is_ok() {
+            book.note_posted(1);
+        }
+        self.lock.release();
+        outcome
+    }
+
     /// Ends the batch. What it has is posted if `allowed` says so.
     pub(super) fn end(
         &self,

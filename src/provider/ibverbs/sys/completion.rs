@@ -82,11 +82,9 @@ pub(in super::super) struct CompletionQueueInit<'a> {
 
 /// A completion as the device tells it.
 #[derive(Clone, Copy, Default)]
-pub(in super::super) struct Polled {
-    /// After a failure only `wr_id`, `status` and `vendor_err`.
-    pub(in super::super) wc: abi::Wc,
-    /// In ticks of the device's clock; 0 without timestamps.
-    pub(in super::super) timestamp: u64,
+struct Polled {
+    wc: abi::Wc,
+    timestamp: u64,
 }
 
 /// Completions that are taken with one call, at most.
@@ -194,9 +192,11 @@ impl CompletionQueue {
         unsafe { (&raw const (*self.raw()).cqe).read() }.try_into().unwrap_or(0)
     }
 
-    /// Takes up to `limit` completions, but no more than [`CHUNK`] at once, and shows them to `look` in their order;
-    /// how many there were.
-    pub(in super::super) fn poll(&self, limit: usize, look: impl FnMut(&Polled)) -> io::Result<usize> {
+    /// Takes up to `limit` completions, but no more than [`CHUNK`] at once, and shows them to `look` in their order; how
+    /// many there were. After a failure only `wr_id`, `status` and `vendor_err` mean something. The second number is in
+    /// ticks of the device's clock, and 0 without timestamps.
+    #[inline]
+    pub(in super::super) fn poll(&self, limit: usize, look: impl FnMut(&abi::Wc, u64)) -> io::Result<usize> {
         match (limit, &self.extended) {
             (0, _) => Ok(0),
             (_, None) => self.poll_classic(limit.min(CHUNK), look),
@@ -204,7 +204,8 @@ impl CompletionQueue {
         }
     }
 
-    fn poll_classic(&self, limit: usize, mut look: impl FnMut(&Polled)) -> io::Result<usize> {
+    #[inline]
+    fn poll_classic(&self, limit: usize, mut look: impl FnMut(&abi::Wc, u64)) -> io::Result<usize> {
         // Only as many as are asked for are filled with zeros: most polls want one and find none.
         let mut room = [const { MaybeUninit::<abi::Wc>::uninit() }; CHUNK];
         let first = room.as_mut_ptr().cast::<abi::Wc>();
@@ -214,15 +215,20 @@ impl CompletionQueue {
         let count = usize::try_from(count).map_err(|_| io::Error::from_raw_os_error(count.saturating_abs()))?;
         for slot in &room[..count.min(limit)] {
             // SAFETY: all below `limit` were written before the call.
-            look(&Polled { wc: unsafe { slot.assume_init() }, timestamp: 0 });
+            look(unsafe { slot.assume_init_ref() }, 0);
         }
         Ok(count.min(limit))
     }
 
-    fn poll_extended(&self, functions: &Extended, limit: usize, look: impl FnMut(&Polled)) -> io::Result<usize> {
+    fn poll_extended(
+        &self,
+        functions: &Extended,
+        limit: usize,
+        mut look: impl FnMut(&abi::Wc, u64),
+    ) -> io::Result<usize> {
         let mut out = [Polled::default(); CHUNK];
         let taken = self.read_extended(functions, &mut out[..limit])?;
-        out[..taken].iter().for_each(look);
+        out[..taken].iter().for_each(|polled| look(&polled.wc, polled.timestamp));
         Ok(taken)
     }
 
