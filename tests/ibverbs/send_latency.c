@@ -21,6 +21,7 @@
 #define EXCHANGES 100
 #define RECEIVES 64
 #define SENDS 64
+#define SIGNAL_EVERY 32
 
 struct end {
 	struct ibv_cq *queue;
@@ -28,6 +29,7 @@ struct end {
 	struct ibv_mr *inbox;
 	unsigned char bytes[MESSAGE_BYTES];
 	int receives;
+	unsigned int sent;
 };
 
 static void die(const char *what)
@@ -126,10 +128,12 @@ static void send_message(struct end *end)
 		.sg_list = &sge,
 		.num_sge = 1,
 		.opcode = IBV_WR_SEND,
-		.send_flags = IBV_SEND_INLINE | IBV_SEND_SIGNALED,
+		.send_flags = IBV_SEND_INLINE,
 	};
 	struct ibv_send_wr *bad;
 
+	if (++end->sent % SIGNAL_EVERY == 0)
+		request.send_flags |= IBV_SEND_SIGNALED;
 	if (ibv_post_send(end->queue_pair, &request, &bad))
 		die("ibv_post_send");
 }

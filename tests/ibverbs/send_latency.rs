@@ -29,6 +29,8 @@ const WARM_UP: u32 = 10;
 const EXCHANGES: u32 = 100;
 const RECEIVES: usize = 64;
 const SENDS: usize = 64;
+/// Every so many sends one is signaled, to free their slots.
+const SIGNAL_EVERY: u32 = 32;
 
 #[derive(Parser)]
 #[command(about = "Measures what the provider over libibverbs costs, against a C program")]
@@ -125,6 +127,7 @@ struct End {
     inbox: MemoryRegion,
     /// Receives that are posted.
     receives: Cell<usize>,
+    sent: Cell<u32>,
 }
 
 impl End {
@@ -134,13 +137,17 @@ impl End {
         let qp = builder.max_send_sge(1).max_recv_sge(1).max_inline_data(MESSAGE_BYTES as u32).build()?;
         qp.init()?;
         let inbox = pd.alloc_mr(MESSAGE_BYTES, AccessFlags::LOCAL_WRITE)?;
-        let end = Self { qp, cq, inbox, receives: Cell::new(0) };
+        let end = Self { qp, cq, inbox, receives: Cell::new(0), sent: Cell::new(0) };
         end.fill()?;
         Ok(end)
     }
 
     fn send(&self) -> Outcome {
-        Ok(self.qp.post_send(&[SendRequest::send(Payload::inline(&[7; MESSAGE_BYTES])).signaled()])?)
+        let sent = self.sent.get().wrapping_add(1);
+        self.sent.set(sent);
+        let request = SendRequest::send(Payload::inline(&[7; MESSAGE_BYTES]));
+        let request = if sent.is_multiple_of(SIGNAL_EVERY) { request.signaled() } else { request };
+        Ok(self.qp.post_send(&[request])?)
     }
 
     /// Waits for a message; takes what completes besides.

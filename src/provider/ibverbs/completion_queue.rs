@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use super::channel::{Announced, IbverbsChannel};
-use super::device::Device;
+use super::device::{Device, KnownLedgers};
 use super::errors::{self, check_range};
-use super::ledger::{Ledger, Ledgers};
+use super::ledger::Ledger;
 use super::sys;
 use crate::provider::{CompletionChannel, CompletionQueue, CompletionQueueInit, Error, ErrorKind, Result};
 use crate::types::{Cause, CompletionFlags, CompletionOpcode, CompletionStatus, EventObject, Qpn, RawCompletion};
@@ -27,8 +27,8 @@ pub(super) struct IbverbsCompletionQueue {
     overflowed: Arc<AtomicBool>,
     empty_polls: AtomicU32,
     /// Completions are entered in the books in the order in which they were taken: a later one says that all before it
-    /// are finished, so their places are free for new requests.
-    order: Mutex<()>,
+    /// are finished, so their places are free for new requests. Whoever does so holds this.
+    order: Mutex<KnownLedgers>,
     device: Arc<Device>,
 }
 
@@ -121,13 +121,10 @@ impl CompletionQueue for IbverbsCompletionQueue {
     fn poll(&self, out: &mut [RawCompletion]) -> Result<usize> {
         self.device.check_process("poll_cq")?;
         let mut filled = 0;
-        let order = self.order.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.order.lock().unwrap_or_else(PoisonError::into_inner);
         while filled < out.len() {
-            // Most polls find nothing, and then nobody looks into the books.
-            let mut ledgers = None;
             let taken = self.sys.poll(out.len() - filled, |wc, timestamp| {
-                let read = || self.device.ledgers.read().unwrap_or_else(PoisonError::into_inner);
-                if let Some(completion) = translate(wc, timestamp, ledgers.get_or_insert_with(read)) {
+                if let Some(completion) = translate(wc, timestamp, &self.device, &mut known) {
                     out[filled] = completion;
                     filled += 1;
                 }
@@ -139,7 +136,7 @@ impl CompletionQueue for IbverbsCompletionQueue {
                 Err(error) => return Err(errors::from_errno("poll_cq", "polling", &error)),
             }
         }
-        drop(order);
+        drop(known);
         if filled == 0 && !out.is_empty() {
             self.check_whole()?;
         }
@@ -206,10 +203,10 @@ impl Drop for IbverbsCompletionQueue {
 
 /// The completion as this crate tells it; `None` if its queue pair is gone or was reset since.
 #[inline]
-fn translate(wc: &sys::Wc, timestamp: u64, ledgers: &Ledgers) -> Option<RawCompletion> {
+fn translate(wc: &sys::Wc, timestamp: u64, device: &Device, known: &mut KnownLedgers) -> Option<RawCompletion> {
     let status = status(wc.status);
     let (number, index) = ((wc.wr_id >> 32) as u32, wc.wr_id as u32);
-    let (wr_id, retired, qpn, datagrams) = match &**ledgers.get(&number)? {
+    let (wr_id, retired, qpn, datagrams) = match &**device.ledger(number, known)? {
         Ledger::Ordered(ledger) => {
             let (wr_id, retired) = ledger.complete(index, status.is_success())?;
             (wr_id, retired, ledger.qpn, ledger.datagrams)

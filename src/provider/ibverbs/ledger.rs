@@ -123,6 +123,7 @@ impl Ordered {
     }
 
     /// Requests that still fit, if so many are staged already.
+    #[inline]
     pub(super) fn has_room(&self, staged: usize) -> bool {
         let (posted, retired) = (self.posted.load(Ordering::Relaxed), self.retired.load(Ordering::Acquire));
         // A poller may be ahead of the poster that has not counted its requests yet.
@@ -132,6 +133,7 @@ impl Ordered {
 
     /// Enters the request that is the `staged`-th of a batch; its number for the adapter. Only the thread that holds
     /// the queue calls this.
+    #[inline]
     pub(super) fn enter(&self, staged: usize, wr_id: u64, held: Option<Held>) -> u64 {
         let index = self.posted.load(Ordering::Relaxed).wrapping_add(staged as u32);
         if held.is_some() {
@@ -147,21 +149,26 @@ impl Ordered {
         u64::from(self.number) << 32 | u64::from(index)
     }
 
-    /// So many requests of the batch were handed over.
+    /// So many requests of the batch were handed over. Only the thread that holds the queue calls this.
+    #[inline]
     pub(super) fn note_posted(&self, count: usize) {
-        self.posted.fetch_add(count as u32, Ordering::Release);
+        self.posted.store(self.posted.load(Ordering::Relaxed).wrapping_add(count as u32), Ordering::Release);
     }
 
     /// The request with this index has completed: the program's number for it, and the index below which all are
-    /// finished. `None` if it is to be forgotten.
+    /// finished. `None` if it is to be forgotten. Only one thread at a time calls this: the completion queue, of which
+    /// there is one for all requests of this queue, sees to that.
+    #[inline]
     pub(super) fn complete(&self, index: u32, succeeded: bool) -> Option<(u64, u32)> {
         if (index.wrapping_sub(self.floor.load(Ordering::Acquire)) as i32) < 0 {
             return None;
         }
+        // While a request waits for its completion, its place is not entered anew.
         let pending = &self.pending[self.place(index)];
-        if pending.compare_exchange(PENDING | u64::from(index), 0, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+        if pending.load(Ordering::Acquire) != PENDING | u64::from(index) {
             return None;
         }
+        pending.store(0, Ordering::Release);
         let wr_id = self.wr_ids[self.place(index)].load(Ordering::Acquire);
         // It was set before the request was entered, if this one holds something.
         if self.holds.load(Ordering::Relaxed)
