@@ -86,6 +86,13 @@ impl Device {
         attributes
     }
 
+    /// Ticks of the clock of completion timestamps, in nanoseconds.
+    pub(super) fn nanoseconds(&self, ticks: u64) -> u64 {
+        let DeviceAttributes { completion_timestamp_mask: mask, hca_core_clock_khz: khz, .. } = self.attributes;
+        let ticks = if mask == 0 { ticks } else { ticks & mask };
+        if khz == 0 { ticks } else { (u128::from(ticks) * 1_000_000 / u128::from(khz)) as u64 }
+    }
+
     pub(super) fn check_port(&self, verb: &'static str, port_num: u8) -> Result<()> {
         errors::check_range(verb, "port_num", port_num.into(), 1..=self.attributes.phys_port_cnt.into())
     }
@@ -139,9 +146,12 @@ impl Device {
         self.regions().insert(region.lkey(), Arc::downgrade(region));
     }
 
-    /// To be called before it is deregistered: then the key may be another's.
-    pub(super) fn remove_region(&self, region: &sys::MemoryRegion) {
-        self.regions().remove(&region.lkey());
+    /// To be called before it is deregistered: then the key may be another's, which stays.
+    pub(super) fn remove_region(&self, region: &Arc<sys::MemoryRegion>) {
+        let mut regions = self.regions();
+        if regions.get(&region.lkey()).is_some_and(|found| found.as_ptr() == Arc::as_ptr(region)) {
+            regions.remove(&region.lkey());
+        }
     }
 
     pub(super) fn region(&self, lkey: u32) -> Option<Arc<sys::MemoryRegion>> {
@@ -160,11 +170,11 @@ impl Device {
         self.queues().remove(&number);
     }
 
-    /// An event says that the completion queue lost something.
-    pub(super) fn note_overflow(&self, number: u32) {
-        if let Some(overflowed) = self.queues().get(&number) {
-            overflowed.store(true, Ordering::Relaxed);
-        }
+    /// An event says that the completion queue lost something. False if it is gone.
+    pub(super) fn note_overflow(&self, number: u32) -> bool {
+        let queues = self.queues();
+        let found = queues.get(&number);
+        found.inspect(|overflowed| overflowed.store(true, Ordering::Relaxed)).is_some()
     }
 
     /// The number of the shared receive queue that events name so.
@@ -172,8 +182,12 @@ impl Device {
         self.shared_receive_numbers.lock().unwrap_or_else(PoisonError::into_inner).get(&number).copied()
     }
 
-    pub(super) fn remove_window(&self, window: &Window) {
-        self.windows().remove(&window.index());
+    /// As [`Device::remove_region`].
+    pub(super) fn remove_window(&self, window: &Arc<Window>) {
+        let mut windows = self.windows();
+        if windows.get(&window.index()).is_some_and(|found| found.as_ptr() == Arc::as_ptr(window)) {
+            windows.remove(&window.index());
+        }
     }
 
     /// Windows that were last bound to this region.

@@ -38,11 +38,14 @@ mod events;
 mod gid;
 mod ledger;
 mod memory;
+mod memory_source;
 mod modify;
 mod queue_pair;
 mod shared_receive;
 mod sides;
 mod sys;
+#[cfg(all(test, not(loom)))]
+mod tests;
 
 use std::io;
 use std::sync::Arc;

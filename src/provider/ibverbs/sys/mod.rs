@@ -19,6 +19,8 @@
 mod abi;
 mod completion;
 mod context;
+#[cfg(all(test, not(loom)))]
+pub(super) mod fake;
 mod layout;
 mod library;
 mod memory;
@@ -29,10 +31,12 @@ mod shared_receive;
 use std::ffi::c_int;
 use std::io;
 
-pub(super) use abi::{AhAttr, DeviceAttrEx, Gid, GidEntry, PortAttr, QpAttr, QpCap, SrqAttr};
+#[cfg(all(test, not(loom)))]
+pub(super) use abi::Wc;
+pub(super) use abi::{AhAttr, DeviceAttrEx, Gid, GidEntry, PortAttrWithSpeed, QpAttr, QpCap, SrqAttr};
 pub(super) use completion::{Channel, CompletionQueue, CompletionQueueInit, Polled};
 pub(super) use context::{Context, Event, EventSource, device_list};
-pub(super) use memory::{AddressHandle, MemoryRegion, MemoryWindow, ProtectionDomain};
+pub(super) use memory::{AddressHandle, DeviceMemory, MemoryRegion, MemoryWindow, ProtectionDomain};
 pub(super) use post::{Bind, PostFailure, ReceiveStaging, SendStaging, Target};
 pub(super) use queue_pair::{QueuePair, QueuePairInit};
 pub(super) use shared_receive::{SharedReceiveQueue, XrcDomain};
