@@ -149,7 +149,9 @@ pub(super) fn check_vector(
     let refuse = |message: String| Err(Error::new(verb, ErrorKind::InvalidArgument, message));
     if device.has_lids(&port) && !port.grh_required && vector.dlid == 0 {
         let number = vector.port_num;
-        return refuse(format!("{prefix}dlid is 0; port {number} is one of InfiniBand, and needs the peer's LID there"));
+        return refuse(format!(
+            "{prefix}dlid is 0; port {number} is one of InfiniBand, and needs the peer's LID there"
+        ));
     }
     if vector.dgid.is_zero() {
         if device.has_lids(&port) && !port.grh_required {

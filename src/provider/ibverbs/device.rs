@@ -75,8 +75,7 @@ impl Device {
     /// Limits and capabilities. What the adapter has and the library has no requests for is not there.
     pub(super) fn attributes(&self) -> DeviceAttributes {
         let mut attributes = self.attributes.clone();
-        if !self.is_inherited() {
-            let found = self.found.get_or_init(|| probe(&self.sys));
+        if let Some(found) = self.found() {
             attributes.max_inline_data = found.max_inline_data;
             let flush = DeviceCapabilities::FLUSH_GLOBAL | DeviceCapabilities::FLUSH_PERSISTENT;
             let missing = |has: bool, flags| if has { DeviceCapabilities::empty() } else { flags };
@@ -91,6 +90,24 @@ impl Device {
         let DeviceAttributes { completion_timestamp_mask: mask, hca_core_clock_khz: khz, .. } = self.attributes;
         let ticks = if mask == 0 { ticks } else { ticks & mask };
         if khz == 0 { ticks } else { (u128::from(ticks) * 1_000_000 / u128::from(khz)) as u64 }
+    }
+
+    /// What queue pairs can do; `None` if the adapter gives none to find out by.
+    fn found(&self) -> Option<Found> {
+        if self.found.get().is_none() && !self.is_inherited() {
+            match probe(&self.sys) {
+                Ok(found) => _ = self.found.set(found),
+                Err(error) => {
+                    tracing::info!(%error, device = self.name(), "what queue pairs can do could not be found out");
+                }
+            }
+        }
+        self.found.get().copied()
+    }
+
+    /// Most inline bytes that a queue pair may ask for, if that is known.
+    pub(super) fn max_inline_data(&self) -> Option<u32> {
+        self.found().map(|found| found.max_inline_data)
     }
 
     pub(super) fn check_port(&self, verb: &'static str, port_num: u8) -> Result<()> {
@@ -205,7 +222,7 @@ impl Device {
 }
 
 /// What is found out by creating queue pairs.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 struct Found {
     /// Most inline bytes that a queue pair may ask for.
     max_inline_data: u32,
@@ -213,38 +230,32 @@ struct Found {
     can_atomic_write: bool,
 }
 
-fn probe(context: &Arc<sys::Context>) -> Found {
+fn probe(context: &Arc<sys::Context>) -> io::Result<Found> {
     const MOST: u32 = 4096;
-    let found = (|| -> io::Result<Found> {
-        let pd = sys::ProtectionDomain::alloc(context)?;
-        let init = sys::CompletionQueueInit { cqe: 1, number: 0, channel: None, comp_vector: 0, timestamps: false };
-        let cq = sys::CompletionQueue::create(context, &init)?;
-        let create = |max_inline_data| {
-            let (max_send_wr, max_recv_wr, max_send_sge, max_recv_sge) = (1, 1, 1, 1);
-            let cap = sys::QpCap { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data };
-            let init = sys::QueuePairInit {
-                pd: &pd,
-                send_cq: &cq,
-                recv_cq: &cq,
-                srq: None,
-                xrc_domain: None,
-                qp_type: 2,
-                cap,
-                sq_sig_all: false,
-            };
-            sys::QueuePair::create(&init)
+    let pd = sys::ProtectionDomain::alloc(context)?;
+    let init = sys::CompletionQueueInit { cqe: 1, number: 0, channel: None, comp_vector: 0, timestamps: false };
+    let cq = sys::CompletionQueue::create(context, &init)?;
+    let create = |max_inline_data| {
+        let (max_send_wr, max_recv_wr, max_send_sge, max_recv_sge) = (1, 1, 1, 1);
+        let cap = sys::QpCap { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data };
+        let init = sys::QueuePairInit {
+            pd: &pd,
+            send_cq: &cq,
+            recv_cq: &cq,
+            srq: None,
+            xrc_domain: None,
+            qp_type: 2,
+            cap,
+            sq_sig_all: false,
         };
-        let plain = create(0)?;
-        let (mut known, mut too_many) = (0, MOST + 1);
-        while too_many - known > 1 {
-            let middle = known.midpoint(too_many);
-            if create(middle).is_ok() { known = middle } else { too_many = middle }
-        }
-        let (can_flush, can_atomic_write) = (plain.can_flush(), plain.can_atomic_write());
-        Ok(Found { max_inline_data: known, can_flush, can_atomic_write })
-    })();
-    found.unwrap_or_else(|error| {
-        tracing::info!(%error, device = context.info().name, "what queue pairs can do could not be found out");
-        Found::default()
-    })
+        sys::QueuePair::create(&init)
+    };
+    let plain = create(0)?;
+    let (mut known, mut too_many) = (0, MOST + 1);
+    while too_many - known > 1 {
+        let middle = known.midpoint(too_many);
+        if create(middle).is_ok() { known = middle } else { too_many = middle }
+    }
+    let (can_flush, can_atomic_write) = (plain.can_flush(), plain.can_atomic_write());
+    Ok(Found { max_inline_data: known, can_flush, can_atomic_write })
 }

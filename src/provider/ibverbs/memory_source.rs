@@ -59,7 +59,7 @@ impl IbverbsDeviceMemory {
             return Err(Error::new(verb, ErrorKind::InvalidArgument, message));
         }
         copy().map_err(|error| {
-            let aligned = dm_offset % 4 == 0 && length % 4 == 0;
+            let aligned = dm_offset.is_multiple_of(4) && length.is_multiple_of(4);
             let hint = if aligned { "" } else { "; some adapters copy whole words only, so try multiples of 4" };
             errors::from_errno(verb, format!("{given}{hint}"), &error)
         })
@@ -96,7 +96,8 @@ fn refused(verb: &'static str, error: &RegisterError) -> Error {
 fn region(verb: &'static str, domain: &Domain, length: u64, options: &RegisterOptions) -> Result<Arc<Region>> {
     if options.access.intersects(NOT_OF_DEVICES) {
         let access = options.access;
-        let message = format!("access is {access:?}; this memory has no pages of the process: leave {NOT_OF_DEVICES:?}");
+        let message =
+            format!("access is {access:?}; this memory has no pages of the process: leave {NOT_OF_DEVICES:?}");
         return Err(Error::new(verb, ErrorKind::InvalidArgument, message));
     }
     let length = usize::try_from(length).unwrap_or(usize::MAX);
@@ -141,9 +142,8 @@ pub(super) fn register_descriptor(domain: &Arc<Domain>, init: &DmaBufInit<'_>) -
     let bits = region.access().difference(AccessFlags::ZERO_BASED).bits();
     let registered = sys::MemoryRegion::register_descriptor(&domain.sys, &region, fd, offset, bits);
     registered.map_err(|error| {
-        let asked = format!(
-            "fd {number}, {length} bytes from offset {offset} with {access:?}; adapters take dma-bufs alone"
-        );
+        let asked =
+            format!("fd {number}, {length} bytes from offset {offset} with {access:?}; adapters take dma-bufs alone");
         errors::from_errno("reg_dmabuf_mr", asked, &error)
     })
 }

@@ -323,8 +323,7 @@ fn create_failed(
     asked: &QueuePairCapabilities,
     error: &std::io::Error,
 ) -> Error {
-    let most = device.attributes().max_inline_data;
-    if asked.max_inline_data > most {
+    if let Some(most) = device.max_inline_data().filter(|most| asked.max_inline_data > *most) {
         let message = format!("max_inline_data is {}; allowed are 0 to {most}", asked.max_inline_data);
         return Error::new("create_qp", ErrorKind::InvalidArgument, message);
     }

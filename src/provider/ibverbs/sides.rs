@@ -86,9 +86,9 @@ impl<S: Staging> Side<S> {
         let mut staging = self.staging();
         let count = staging.len();
         let outcome = match end {
-            BatchEnd::Publish if count > 0 => allowed()
-                .map_err(Trouble::Refused)
-                .and_then(|()| trouble(verb, self.book(), count, post(&mut staging))),
+            BatchEnd::Publish if count > 0 => {
+                allowed().map_err(Trouble::Refused).and_then(|()| trouble(verb, self.book(), count, post(&mut staging)))
+            }
             _ => Ok(()),
         };
         match (&outcome, end) {

@@ -35,8 +35,8 @@ macro_rules! functions {
 }
 
 functions! {
-    "ibv_fork_init" fork_init: fn() -> c_int;
     "ibv_get_device_list" get_device_list: fn(*mut c_int) -> *mut *mut Device;
+    "ibv_fork_init" fork_init: fn() -> c_int;
     "ibv_free_device_list" free_device_list: fn(*mut *mut Device);
     "ibv_open_device" open_device: fn(*mut Device) -> *mut Context;
     "ibv_close_device" close_device: fn(*mut Context) -> c_int;

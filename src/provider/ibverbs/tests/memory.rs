@@ -151,9 +151,8 @@ fn memory_behind_a_descriptor_is_the_adapters_to_reach() {
     let world = World::new(Machine::default());
     let file = std::fs::File::open("/dev/null").unwrap();
     let (fd, access) = (file.as_fd(), AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE);
-    let register = |offset, length, iova, access| {
-        world.pd.reg_dmabuf_mr(&DmaBufInit { fd, offset, length, iova, access })
-    };
+    let register =
+        |offset, length, iova, access| world.pd.reg_dmabuf_mr(&DmaBufInit { fd, offset, length, iova, access });
     let mr = register(4096, 8192, Some(0x7000), access).unwrap();
     assert_eq!(world.fake.log(), ["reg_dmabuf_mr offset 4096 length 8192 iova 0x7000 access 0x3"]);
     let mut bytes = [0; 8];

@@ -94,13 +94,8 @@ impl World {
     }
 }
 
-const CAP: QueuePairCapabilities = QueuePairCapabilities {
-    max_send_wr: 4,
-    max_recv_wr: 4,
-    max_send_sge: 4,
-    max_recv_sge: 4,
-    max_inline_data: 16,
-};
+const CAP: QueuePairCapabilities =
+    QueuePairCapabilities { max_send_wr: 4, max_recv_wr: 4, max_send_sge: 4, max_recv_sge: 4, max_inline_data: 16 };
 
 fn open(machine: Machine) -> (Arc<dyn Context>, &'static Fake) {
     let (sys, fake) = fake::open(machine);

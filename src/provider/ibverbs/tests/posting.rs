@@ -1,8 +1,11 @@
 //! Posting and polling: both ways, and what becomes of requests when the library fails.
 
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+
 use super::*;
-use crate::provider::DatagramTarget;
 use crate::provider::ibverbs::sys::{QpCap, Wc};
+use crate::provider::{CompletionQueueInit, DatagramTarget};
 use crate::types::{CompletionOpcode, CompletionStatus, FlushFlags, MemoryWindowType, Rkey};
 
 fn extended() -> Machine {
@@ -28,8 +31,8 @@ fn told(world: &World, qp: &dyn QueuePair, operation: Operation, data: Data<'_>)
 #[test]
 fn extended_posting_builds_each_operation() {
     let world = World::new(extended());
-    let qp = world.connected();
-    let (remote_addr, rkey) = (0x5000, Rkey(0x99));
+    let (qp, mr) = (world.connected(), world.region(AccessFlags::LOCAL_WRITE).unwrap());
+    let (remote_addr, rkey, result) = (0x5000, Rkey(0x99), [entry(&*mr, 8)]);
     let bytes: &[&[u8]] = &[b"ab", b"cd"];
     let word = 77u64.to_ne_bytes();
     let word: &[&[u8]] = &[&word];
@@ -47,13 +50,13 @@ fn extended_posting_builds_each_operation() {
         (Operation::Read { remote_addr, rkey }, Data::Sges(&[]), &["wr_rdma_read 0x99 0x5000 flags 2", "  []"]),
         (
             Operation::CompareAndSwap { remote_addr, rkey, compare: 1, swap: 2 },
-            Data::Sges(&[]),
-            &["wr_atomic_cmp_swp 0x99 0x5000 1 2 flags 2", "  []"],
+            Data::Sges(&result),
+            &["wr_atomic_cmp_swp 0x99 0x5000 1 2 flags 2", "  [8]"],
         ),
         (
             Operation::FetchAndAdd { remote_addr, rkey, add: 3 },
-            Data::Sges(&[]),
-            &["wr_atomic_fetch_add 0x99 0x5000 3 flags 2", "  []"],
+            Data::Sges(&result),
+            &["wr_atomic_fetch_add 0x99 0x5000 3 flags 2", "  [8]"],
         ),
         (Operation::LocalInvalidate(rkey), Data::Sges(&[]), &["wr_local_inv 0x99 flags 2"]),
         (
@@ -71,7 +74,7 @@ fn extended_posting_builds_each_operation() {
         let expected = [&["wr_start"], expected, &["wr_complete"]].concat();
         assert_eq!(told(&world, &*qp, operation, data), expected, "{operation:?}");
     }
-    drop(qp);
+    drop((qp, mr));
     world.end();
 }
 
@@ -91,13 +94,8 @@ fn a_window_of_type_2_is_bound_by_extended_posting() {
     let (qp, mr) = (world.connected(), world.region(AccessFlags::MEMORY_WINDOW_BIND).unwrap());
     let window = world.pd.alloc_mw(MemoryWindowType::Type2).unwrap();
     let rkey = Rkey(window.rkey().0 | 0x5a);
-    let operation = Operation::BindMemoryWindow {
-        rkey,
-        lkey: mr.lkey(),
-        addr: 0x10,
-        length: 8,
-        access: AccessFlags::REMOTE_READ,
-    };
+    let operation =
+        Operation::BindMemoryWindow { rkey, lkey: mr.lkey(), addr: 0x10, length: 8, access: AccessFlags::REMOTE_READ };
     let log = told(&world, &*qp, operation, Data::Sges(&[]));
     assert_eq!(log[1], format!("wr_bind_mw type 2 {:#x} 0x10 8 access 0x4 flags 2", rkey.0));
     assert_eq!(window.rkey(), rkey);
@@ -124,7 +122,6 @@ fn a_way_is_held_until_its_datagram_has_been_sent() {
         let handle = world.pd.create_ah(&AddressVector::new(PEER, 1)).unwrap();
         let target = DatagramTarget { handle: &*handle, remote_qpn: Qpn::new(8), remote_qkey: Qkey(0x11) };
         qp.send_begin();
-        // Not signaled, and then a signaled one.
         let flags = SendFlags::empty();
         let first = SendRequest { wr_id: 1, operation: Operation::Send, flags, data: Data::Sges(&[]) };
         qp.send_push_to(&first, &target).unwrap();
@@ -222,6 +219,61 @@ fn a_list_that_is_refused_as_a_whole_was_not_posted() {
     post(&*qp, &[3]).unwrap();
     world.fake.complete(0, wc(world.fake.sent()[0]));
     assert_eq!(world.poll().iter().map(|one| (one.wr_id, one.retired)).collect::<Vec<_>>(), [(3, 1)]);
+}
+
+/// The machine asserts that the library's critical sections do not meet.
+#[test]
+fn threads_take_turns() {
+    let (max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data) = (1024, 4, 4, 4, 16);
+    let cap = QpCap { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data };
+    let mut machine = Machine { cap: Some(cap), ..extended() };
+    (machine.attributes.completion_timestamp_mask, machine.attributes.hca_core_clock) = (u64::MAX, 1_000_000);
+    let mut world = World::new(machine);
+    let init = CompletionQueueInit { cqe: 1024, timestamps: true, ..CompletionQueueInit::default() };
+    world.cq = world.context.create_cq_with(&init).unwrap();
+    let qp = world.connected();
+    let polled = AtomicU64::new(0);
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| (0..300).for_each(|wr_id| post(&*qp, &[wr_id]).unwrap()));
+        }
+    });
+    world.fake.sent().into_iter().for_each(|wr_id| world.fake.complete_at(1, wc(wr_id), 1));
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| while polled.fetch_add(world.poll().len() as u64, Ordering::Relaxed) < 600 {});
+        }
+    });
+    assert_eq!(polled.load(Ordering::Relaxed), 600);
+}
+
+/// Nothing is posted to a queue pair in RESET, where an adapter would keep it for later, and everything is counted.
+#[test]
+fn reset_and_posts_exclude_each_other() {
+    let world = World::new(Machine::default());
+    let qp = world.connected();
+    let (done, accepted) = (AtomicBool::new(false), AtomicU64::new(0));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                let posted = post(&*qp, &[1]).is_ok();
+                accepted.fetch_add(posted.into(), Ordering::Relaxed);
+            }
+        });
+        for _ in 0..300 {
+            qp.modify(&to(QueuePairState::Reset)).unwrap();
+            connect(&*qp, AddressVector::new(PEER, 1)).unwrap();
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+    assert!(!world.fake.log().contains(&"posted in RESET".to_owned()));
+    qp.modify(&to(QueuePairState::Reset)).unwrap();
+    connect(&*qp, AddressVector::new(PEER, 1)).unwrap();
+    post(&*qp, &[7]).unwrap();
+    let all = world.fake.sent();
+    assert_eq!(all.len() as u64, accepted.load(Ordering::Relaxed) + 1);
+    world.fake.complete(0, wc(*all.last().unwrap()));
+    assert_eq!(world.poll().iter().map(|one| u64::from(one.retired)).collect::<Vec<_>>(), [all.len() as u64]);
 }
 
 /// Some of it may be under way, and the caller is about to have his buffers back.

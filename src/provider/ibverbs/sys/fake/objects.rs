@@ -278,7 +278,7 @@ calls! {
     }
 
     fn memcpy_to_dm(dm: *mut Dm, offset: u64, from: *const c_void, length: usize) -> c_int {
-        if offset % 4 != 0 || length % 4 != 0 || from.addr() % 4 != 0 {
+        if !(offset.is_multiple_of(4) && length.is_multiple_of(4) && from.addr().is_multiple_of(4)) {
             return libc::EFAULT;
         }
         let from = std::slice::from_raw_parts(from.cast::<u8>(), length);

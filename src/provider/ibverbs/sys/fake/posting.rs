@@ -178,6 +178,9 @@ calls! {
     fn post_send(qp: *mut Qp, list: *mut SendWr, bad: *mut *mut SendWr) -> c_int {
         let fake = of((*qp).context);
         let errno = fake.called("post_send", "");
+        if (*qp).state == 0 {
+            fake.state().log.push("posted in RESET".into());
+        }
         let fails_at = fake.state().bad;
         let (mut entry, mut index) = (list, 0);
         while !entry.is_null() {
