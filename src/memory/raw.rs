@@ -152,9 +152,9 @@ impl Drop for OwnedBytes {
 /// What every access relies on, the *invariant*: `base` and `length` name the bytes of `owner`, which stay allocated as
 /// long as any of its holders lives (a mapping is unmapped and a vector freed in its destructor, both types are private
 /// to this layer, neither shrinks, and a part of device memory holds the whole), except that the pages of a backing
-/// that `can_fault` may vanish; what is elsewhere has no bytes here, and no access gets past `exposed`. No reference to these bytes exists: `owner` holds pointers, and for a raw range the
-/// caller of [`Backing::raw`] promised it, for the whole address space that of [`Backing::address_space`], of the bytes
-/// that are accessed.
+/// that `can_fault` may vanish; what is elsewhere has no bytes here, and no access gets past `exposed`. No reference to
+/// these bytes exists: `owner` holds pointers, and for a raw range the caller of [`Backing::raw`] promised it, for the
+/// whole address space that of [`Backing::address_space`], of the bytes that are accessed.
 #[derive(Debug)]
 pub(super) struct Memory {
     base: *mut u8,

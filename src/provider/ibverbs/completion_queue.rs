@@ -208,7 +208,8 @@ impl Drop for IbverbsCompletionQueue {
     }
 }
 
-/// The completion as this crate tells it, but for the time, which is in ticks; `None` if its queue pair is gone or was reset since.
+/// The completion as this crate tells it, but for the time, which is in ticks; `None` if its queue pair is gone or was
+/// reset since.
 fn translate(polled: &sys::Polled, ledgers: &HashMap<u32, Arc<Ledger>>) -> Option<RawCompletion> {
     let wc = &polled.wc;
     let status = status(wc.status);

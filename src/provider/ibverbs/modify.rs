@@ -145,8 +145,8 @@ impl IbverbsQueuePair {
             self.device.check_connectable()?;
         }
         let (attributes, bits) = lower(given);
-        // Posting threads look at the state: nothing more is posted from here on, and what a thread is just handing over
-        // is posted before, so that all of it is forgotten.
+        // Posting threads look at the state: nothing more is posted from here on, and what a thread is just handing
+        // over is posted before, so that all of it is forgotten.
         let _paused = (to == QueuePairState::Reset).then(|| {
             self.note_state(to);
             self.pause_posting()

@@ -28,7 +28,8 @@ layout! {
     }
     VerbsContext = 648 {
         query_port 0, advise_mr 8, reg_dm_mr 56, alloc_dm 64, free_dm 72, modify_cq 136, query_rt_values 192,
-        create_cq_ex 200, query_device_ex 216, create_qp_ex 264, get_srq_num 272, create_srq_ex 280, open_xrcd 288, close_xrcd 296, sz 312, context 320,
+        create_cq_ex 200, query_device_ex 216, create_qp_ex 264, get_srq_num 272, create_srq_ex 280,
+        open_xrcd 288, close_xrcd 296, sz 312, context 320,
     }
     DeviceAttr = 232 {
         fw_ver 0, node_guid 64, sys_image_guid 72, max_mr_size 80, page_size_cap 88, vendor_id 96, hw_ver 104,
