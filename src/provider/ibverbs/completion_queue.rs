@@ -123,7 +123,8 @@ impl CompletionQueue for IbverbsCompletionQueue {
         let mut filled = 0;
         let mut known = self.order.lock().unwrap_or_else(PoisonError::into_inner);
         while filled < out.len() {
-            let taken = self.sys.poll(out.len() - filled, |wc, timestamp| {
+            let taken = self.sys.poll(out.len() - filled, |wc, ticks| {
+                let timestamp = if ticks == 0 { 0 } else { self.device.nanoseconds(ticks).max(1) };
                 if let Some(completion) = translate(wc, timestamp, &self.device, &mut known) {
                     out[filled] = completion;
                     filled += 1;

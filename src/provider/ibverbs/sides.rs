@@ -7,7 +7,7 @@ use super::ledger::{Held, Ledger, Ordered};
 use super::sys;
 use crate::provider::{Error, ErrorKind, Result};
 use crate::queue::{ProducerLock, QueueError, check_request};
-use crate::types::{BatchEnd, Qpn, ReceiveRequest, SendRequest, Sge};
+use crate::types::{BatchEnd, ReceiveRequest, SendRequest, Sge};
 
 /// One side: its book, the batch that is open, and who holds it.
 pub(super) struct Side<S> {
@@ -21,11 +21,37 @@ pub(super) struct Side<S> {
 pub(super) enum Trouble {
     /// Nothing was posted.
     Refused(Error),
-    /// Nobody knows what was posted: the queue pair must go, so that nothing of it is under way.
-    Unknown(Error),
+    /// Nobody knows what of so many requests was posted: the queue pair must go, so that nothing of it is under way.
+    Unknown(Error, usize),
 }
 
-impl<S: Default> Side<S> {
+/// Requests on their way to the adapter.
+pub(super) trait Staging: Default {
+    fn len(&self) -> usize;
+    fn clear(&mut self);
+}
+
+impl Staging for sys::SendStaging {
+    fn len(&self) -> usize {
+        self.len()
+    }
+
+    fn clear(&mut self) {
+        self.clear();
+    }
+}
+
+impl Staging for sys::ReceiveStaging {
+    fn len(&self) -> usize {
+        self.len()
+    }
+
+    fn clear(&mut self) {
+        self.clear();
+    }
+}
+
+impl<S: Staging> Side<S> {
     pub(super) fn new(ledger: Arc<Ledger>, max_sge: u32) -> Self {
         Self { ledger, lock: ProducerLock::new(), staging: Mutex::default(), max_sge }
     }
@@ -40,6 +66,40 @@ impl<S: Default> Side<S> {
             Ledger::Ordered(ledger) => ledger,
             Ledger::Shared(_) => unreachable!("a queue pair's own queues are ordered"),
         }
+    }
+
+    /// Nobody posts while the guard lives.
+    pub(super) fn pause(&self) -> impl Sized + '_ {
+        self.staging()
+    }
+
+    /// Ends the batch. The stage is locked while the adapter takes it, so that whoever pauses the side knows that
+    /// everything is either posted and counted, or will ask `allowed` afterwards.
+    fn finish(
+        &self,
+        verb: &'static str,
+        end: BatchEnd,
+        allowed: impl FnOnce() -> Result<()>,
+        post: impl FnOnce(&mut S) -> Option<Result<(), sys::PostFailure>>,
+    ) -> Result<(), Trouble> {
+        self.check_begun(verb).map_err(Trouble::Refused)?;
+        let mut staging = self.staging();
+        let count = staging.len();
+        let outcome = match end {
+            BatchEnd::Publish if count > 0 => {
+                allowed().map_err(Trouble::Refused).and_then(|()| trouble(verb, self.book(), count, post(&mut staging)))
+            }
+            _ => Ok(()),
+        };
+        match (&outcome, end) {
+            (Ok(()), BatchEnd::Publish) => self.book().note_posted(count),
+            (Err(Trouble::Unknown(..)), _) => {}
+            _ => self.book().withdraw(count),
+        }
+        staging.clear();
+        drop(staging);
+        self.lock.release();
+        outcome
     }
 
     fn staging(&self) -> MutexGuard<'_, S> {
@@ -61,10 +121,11 @@ impl<S: Default> Side<S> {
 /// The adapter did not take a batch.
 fn trouble(
     verb: &'static str,
-    limit: u32,
+    book: &Ordered,
+    count: usize,
     posted: Option<Result<(), sys::PostFailure>>,
-    qpn: Qpn,
 ) -> Result<(), Trouble> {
+    let (limit, qpn) = (book.limit(), book.qpn);
     match posted {
         Some(Ok(())) => Ok(()),
         None => {
@@ -77,7 +138,7 @@ fn trouble(
         })),
         Some(Err(failure)) => {
             let asked = format!("queue pair {qpn} is destroyed, because a batch was taken in part at most");
-            Err(Trouble::Unknown(errors::from_errno(verb, asked, &failure.error)))
+            Err(Trouble::Unknown(errors::from_errno(verb, asked, &failure.error), count))
         }
     }
 }
@@ -105,13 +166,14 @@ impl Side<sys::SendStaging> {
         Ok(())
     }
 
-    /// Posts a request without a batch.
+    /// Posts a request without a batch. As in [`Side::finish`], the stage is locked meanwhile.
     pub(super) fn post_alone(
         &self,
         request: &SendRequest<'_>,
         alone: sys::Alone<'_>,
         max_inline: u32,
         queue_pair: &sys::QueuePair,
+        allowed: impl FnOnce() -> Result<()>,
     ) -> Result<(), Trouble> {
         let refuse = |error: QueueError| Trouble::Refused(errors::from_queue("post_send", &error));
         check_request(request, self.max_sge, max_inline).map_err(refuse)?;
@@ -119,41 +181,28 @@ impl Side<sys::SendStaging> {
             let message = "this thread has an open batch of this queue";
             return Err(Trouble::Refused(Error::new("post_send", ErrorKind::InvalidState, message)));
         }
-        let book = self.book();
-        let outcome = self.check_room("post_send", 0).map_err(Trouble::Refused).and_then(|()| {
-            let number = book.enter(0, request.wr_id, None);
-            trouble("post_send", book.limit(), alone.post(number, queue_pair), book.qpn)
+        let mut staging = self.staging();
+        let allowed = allowed().and_then(|()| self.check_room("post_send", 0)).map_err(Trouble::Refused);
+        let outcome = allowed.and_then(|()| {
+            let number = self.book().enter(0, request.wr_id, None);
+            trouble("post_send", self.book(), 1, staging.post_alone(number, alone, queue_pair))
         });
         if outcome.is_ok() {
-            book.note_posted(1);
+            self.book().note_posted(1);
         }
+        drop(staging);
         self.lock.release();
         outcome
     }
 
-    /// Ends the batch. What it has is posted if `allowed` says so.
+    /// Ends the batch; `allowed` says whether it may be posted now.
     pub(super) fn end(
         &self,
         end: BatchEnd,
         queue_pair: &sys::QueuePair,
         allowed: impl FnOnce() -> Result<()>,
     ) -> Result<(), Trouble> {
-        self.check_begun("post_send").map_err(Trouble::Refused)?;
-        let mut staging = self.staging();
-        let mut outcome = Ok(());
-        if end == BatchEnd::Publish && staging.len() > 0 {
-            let count = staging.len();
-            outcome = allowed()
-                .map_err(Trouble::Refused)
-                .and_then(|()| trouble("post_send", self.book().limit(), staging.post(queue_pair), self.book().qpn));
-            if outcome.is_ok() {
-                self.book().note_posted(count);
-            }
-        }
-        staging.clear();
-        drop(staging);
-        self.lock.release();
-        outcome
+        self.finish("post_send", end, allowed, |staging| staging.post(queue_pair))
     }
 }
 
@@ -169,29 +218,14 @@ impl Side<sys::ReceiveStaging> {
         Ok(())
     }
 
-    /// Ends the batch. What it has is posted if `allowed` says so.
+    /// Ends the batch; `allowed` says whether it may be posted now.
     pub(super) fn end(
         &self,
         end: BatchEnd,
         queue_pair: &sys::QueuePair,
         allowed: impl FnOnce() -> Result<()>,
     ) -> Result<(), Trouble> {
-        self.check_begun("post_recv").map_err(Trouble::Refused)?;
-        let mut staging = self.staging();
-        let mut outcome = Ok(());
-        if end == BatchEnd::Publish && staging.len() > 0 {
-            let count = staging.len();
-            outcome = allowed()
-                .map_err(Trouble::Refused)
-                .and_then(|()| trouble("post_recv", self.book().limit(), staging.post(queue_pair), self.book().qpn));
-            if outcome.is_ok() {
-                self.book().note_posted(count);
-            }
-        }
-        staging.clear();
-        drop(staging);
-        self.lock.release();
-        outcome
+        self.finish("post_recv", end, allowed, |staging| staging.post(queue_pair))
     }
 }
 

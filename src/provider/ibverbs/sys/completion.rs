@@ -212,7 +212,8 @@ impl CompletionQueue {
         room[..limit].iter_mut().for_each(|slot| _ = slot.write(abi::Wc::default()));
         // SAFETY: the queue lives, and so many entries are there. The library locks the queue.
         let count = unsafe { (self.poll_cq)(self.raw(), limit as c_int, first) };
-        let count = usize::try_from(count).map_err(|_| io::Error::from_raw_os_error(count.saturating_abs()))?;
+        // Drivers return numbers of their own, which are no error numbers.
+        let count = usize::try_from(count).map_err(|_| io::Error::from_raw_os_error(libc::EIO))?;
         for slot in &room[..count.min(limit)] {
             // SAFETY: all below `limit` were written before the call.
             look(unsafe { slot.assume_init_ref() }, 0);
@@ -240,7 +241,8 @@ impl CompletionQueue {
         match unsafe { (functions.start)(queue, &raw mut attributes) } {
             0 => {}
             libc::ENOENT => return Ok(0),
-            error => return Err(io::Error::from_raw_os_error(error.saturating_abs())),
+            error if error > 0 => return Err(io::Error::from_raw_os_error(error)),
+            _ => return Err(io::Error::from_raw_os_error(libc::EIO)),
         }
         let mut taken = 0;
         for slot in &mut *out {

@@ -245,6 +245,31 @@ impl SendStaging {
         unsafe { build_all(extended, entries, None) }
     }
 
+    /// Posts a request that needs no stage, under another number; nothing is staged meanwhile, since the stage is
+    /// borrowed. `None` if the queue pair is destroyed.
+    pub(in super::super) fn post_alone(
+        &mut self,
+        wr_id: u64,
+        alone: Alone<'_>,
+        queue_pair: &QueuePair,
+    ) -> Option<Result<(), PostFailure>> {
+        let Alone { operation, flags, pieces } = alone;
+        let (inline, count) = match pieces {
+            Pieces::Inline(bytes) => (true, bytes.len()),
+            Pieces::Sges(sges) => (false, sges.len()),
+        };
+        let entry = Entry { wr_id, operation, flags, inline, first: 0, count, target: Target::Peer, bind: None };
+        queue_pair.with(|raw| {
+            // SAFETY: the queue pair was created with extended posting, since it has operations for it.
+            let extended = unsafe { (queue_pair.context().library.qp_to_qp_ex)(raw) };
+            if extended.is_null() {
+                return Err(PostFailure::nothing(not_supported()));
+            }
+            // SAFETY: as above; this operation is among them.
+            unsafe { build_all(extended, std::iter::once((&entry, pieces)), None) }
+        })
+    }
+
     fn pieces(&self, entry: &Entry) -> Pieces<'_> {
         let place = entry.first..entry.first + entry.count;
         if entry.inline { Pieces::Inline(&self.bytes[place]) } else { Pieces::Sges(&self.sges[place]) }
@@ -271,14 +296,15 @@ impl SendStaging {
 
 /// # Safety
 ///
-/// The queue pair lives and was created with all operations of these entries; so do the objects of a bind.
+/// The queue pair lives and was created with all operations of these entries; so do the objects of a bind. The queue
+/// pair's only stage of sends is borrowed exclusively.
 unsafe fn build_all<'a>(
     raw: *mut abi::QpEx,
     entries: impl Iterator<Item = (&'a Entry, Pieces<'a>)>,
     bind: Option<(*mut abi::Mw, *mut abi::Mr)>,
 ) -> Result<(), PostFailure> {
-    // SAFETY: as the caller promises. Start, complete and abort come in the order that they demand, on one thread;
-    // the library locks the queue in between.
+    // SAFETY: as the caller promises. Start, complete and abort come in the order that they demand, on one thread; no
+    // other is in between.
     unsafe {
         let functions = || Some(((*raw).wr_start?, (*raw).wr_complete?, (*raw).wr_abort?));
         let Some((start, complete, abort)) = functions() else {
@@ -398,25 +424,6 @@ impl<'a> Alone<'a> {
             _ => return None,
         };
         Some(Self { operation, flags: flags.bits(), pieces })
-    }
-
-    /// Posts it under another number. `None` if the queue pair is destroyed.
-    pub(in super::super) fn post(self, wr_id: u64, queue_pair: &QueuePair) -> Option<Result<(), PostFailure>> {
-        let Self { operation, flags, pieces } = self;
-        let (inline, count) = match pieces {
-            Pieces::Inline(bytes) => (true, bytes.len()),
-            Pieces::Sges(sges) => (false, sges.len()),
-        };
-        let entry = Entry { wr_id, operation, flags, inline, first: 0, count, target: Target::Peer, bind: None };
-        queue_pair.with(|raw| {
-            // SAFETY: the queue pair was created with extended posting, since it has operations for it.
-            let extended = unsafe { (queue_pair.context().library.qp_to_qp_ex)(raw) };
-            if extended.is_null() {
-                return Err(PostFailure::nothing(not_supported()));
-            }
-            // SAFETY: as above; this operation is among them.
-            unsafe { build_all(extended, std::iter::once((&entry, pieces)), None) }
-        })
     }
 }
 
