@@ -1,10 +1,10 @@
-//! What the provider over libibverbs costs: eight-byte SENDs to and fro over a reliable connection, polling, against a C
-//! program that does the same with libibverbs (`send_latency.c`).
+//! What the provider over libibverbs costs: eight-byte SENDs to and fro over a reliable connection, polling, against a
+//! C program that does the same with libibverbs (`send_latency.c`).
 //!
 //! Both programs are ready before the first repetition, and take turns; who begins changes. Each has both ends in one
-//! thread, so that nothing but posting, polling and the device itself takes part. Repetitions are short and many, so that
-//! what else the machine does hits both alike. Printed are the medians of their means, and the ratio; the exit status
-//! tells whether it is within the limit.
+//! thread, so that nothing but posting, polling and the device itself takes part. Repetitions are short and many, so
+//! that what else the machine does hits both alike. Printed are the medians of their means, and the ratio; the exit
+//! status tells whether it is within the limit.
 //!
 //! `tests/ibverbs/run` starts it on the kernel's rxe.
 
