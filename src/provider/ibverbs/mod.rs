@@ -39,6 +39,7 @@ mod gid;
 mod ledger;
 mod memory;
 mod modify;
+mod multicast;
 mod queue_pair;
 mod shared_receive;
 mod sides;

@@ -236,6 +236,10 @@ impl SharedReceiveQueue for IbverbsSharedReceiveQueue {
     }
 
     fn modify(&self, attributes: &SharedReceiveQueueAttributes) -> Result<()> {
+        if self.lock.is_held() {
+            let message = "this thread has an open batch of this queue; post or drop it first";
+            return Err(Error::new("modify_srq", ErrorKind::InvalidState, message));
+        }
         let now = self.status("modify_srq")?;
         if let Some(max_wr) = attributes.max_wr {
             check_range("modify_srq", "max_wr", max_wr, 1..=self.domain.device.limits().max_srq_wr)?;
@@ -256,7 +260,7 @@ impl SharedReceiveQueue for IbverbsSharedReceiveQueue {
         }
         let modified = self.sys.modify(&wanted, mask).ok_or_else(|| self.destroyed("modify_srq"))?;
         modified.map_err(|error| {
-            let asked = format!("max_wr is {:?}, srq_limit is {:?}", attributes.max_wr, attributes.srq_limit);
+            let asked = format!("max_wr is {}, srq_limit is {}", wanted.max_wr, wanted.srq_limit);
             errors::from_errno("modify_srq", asked, &error)
         })?;
         self.max_wr.store(attributes.max_wr.unwrap_or(now.max_wr), Ordering::Relaxed);
