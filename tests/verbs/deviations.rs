@@ -78,6 +78,8 @@ facts! {
     NOTHING_PURGED = "shared receives are not purged";
     /// The header of looped datagrams has no checksum.
     HEADER_CHECKSUM = "header without checksum";
+    /// The way's hop limit is the system's.
+    HOP_LIMIT_OF_ROUTE = "hop limit of the route";
     /// Arming below the limit raises nothing before the next receive is taken.
     LIMIT_LATE = "limit is looked at by receives only";
 }

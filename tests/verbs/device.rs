@@ -6,7 +6,7 @@ use rdma_verbs::verbs::{
 };
 
 use super::end::{Shape, create_qp, refused};
-use super::suite::Scenario;
+use super::suite::{PACKET_COUNTERS, Scenario};
 use super::world::World;
 
 const QUERY_DEVICE: &str = "IBTA, device verbs: query HCA; ibv_query_device(3)";
@@ -29,7 +29,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario::new("device/port/width_and_speed", QUERY_PORT, width_and_speed),
     Scenario::new("device/pkey/table", "ibv_query_pkey(3)", pkey_table),
     Scenario::new("device/event/none_when_nothing_happens", "ibv_get_async_event(3)", no_event),
-    Scenario::new("device/counters/count_packets", "API: Context::counters", counters),
+    Scenario::new("device/counters/count_packets", "API: Context::counters", counters).needs(&[PACKET_COUNTERS]),
     Scenario::new("qp/create/in_reset", CREATE_QP, in_reset),
     Scenario::new("qp/create/numbers_differ", CREATE_QP, numbers_differ),
     Scenario::new("qp/create/capabilities_at_least_as_asked", CREATE_QP, at_least),

@@ -196,11 +196,19 @@ impl End {
     /// A receive that was posted in ERR must be flushed.
     #[track_caller]
     pub(crate) fn flushed_receive(&self, wr_id: u64) {
-        if LATE_FLUSH.holds() {
-            self.silent();
-            self.to_error();
+        if !LATE_FLUSH.holds() {
+            return self.flushed([wr_id]);
         }
-        self.flushed([wr_id]);
+        // The state change may not be over yet, and then it takes the receive along.
+        match self.cq.wait(SILENCE) {
+            Ok(early) => {
+                assert_eq!((early.wr_id(), early.status()), (wr_id, CompletionStatus::WorkRequestFlushedError))
+            }
+            Err(_) => {
+                self.to_error();
+                self.flushed([wr_id]);
+            }
+        }
     }
 
     /// No completion may come for a while.
@@ -255,6 +263,15 @@ impl End {
         while self.qp.state().expect("query_qp") != state {
             assert!(start.elapsed() < patience(), "never in {}: {}", state.name(), self.qp.explain_state());
             std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// The send queue must come to have nothing under way, if it drains.
+    #[track_caller]
+    pub(crate) fn is_drained(&self) {
+        let start = Instant::now();
+        while self.qp.query().expect("query_qp").sq_draining {
+            assert!(start.elapsed() < patience(), "never drained: {}", self.qp.explain_state());
         }
     }
 
