@@ -539,7 +539,7 @@ fn dealloc_key_is_dead(world: &World) {
     check_all(&region, 0, 64, 0);
 }
 
-/// The memory comes back at once, and the window leads nowhere; if it is there still, it can be bound to another region.
+/// The memory comes back at once, and the window leads nowhere; if it is there still, it can be bound again.
 fn region_deregistered(world: &World) {
     let (left, right) = world.pair();
     let window = window(&right);

@@ -47,9 +47,9 @@ pub(super) fn full(verb: &'static str, limit: u32) -> Error {
         return from_queue(verb, &QueueError::Full { limit });
     }
     let message = format!(
-        "max_send_wr is {limit}, and so many requests are outstanding: slots come back when the completion of a signaled \
-         request, or of a later one, is polled. Poll, and signal at least one request in {limit}; if none of these is \
-         signaled, only RESET frees the queue"
+        "max_send_wr is {limit}, and so many requests are outstanding: slots come back when the completion of a \
+         signaled request, or of a later one, is polled. Poll, and signal at least one request in {limit}; if none of \
+         these is signaled, only RESET frees the queue"
     );
     Error::new(verb, ErrorKind::QueueFull, message)
 }

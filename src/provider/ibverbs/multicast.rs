@@ -1,5 +1,5 @@
-//! Membership in IP's multicast groups. Adapters on Ethernet leave it to the host: without it no switch passes a group's
-//! packets on, and the kernel does not loop back those that its own software adapter sends.
+//! Membership in IP's multicast groups. Adapters on Ethernet leave it to the host: without it no switch passes a
+//! group's packets on, and the kernel does not loop back those that its own software adapter sends.
 
 use std::collections::HashMap;
 use std::io;

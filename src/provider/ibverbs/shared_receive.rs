@@ -267,7 +267,8 @@ impl SharedReceiveQueue for IbverbsSharedReceiveQueue {
         if mask == 0 {
             return Ok(());
         }
-        // Nothing more is posted meanwhile: rxe of Linux 6.1 loses its queue, and the kernel its life, if it must refuse.
+        // Nothing more is posted meanwhile: if rxe of Linux 6.1 must refuse, it loses its queue, and the kernel panics
+        // when the queue is used again.
         let _staging = self.staging();
         let outstanding = self.shared().outstanding();
         if attributes.max_wr.is_some_and(|max_wr| outstanding > max_wr as usize) {
