@@ -7,7 +7,7 @@
 //! ```
 
 use clap::Parser;
-use rdma_verbs::types::{AtomicCapability, LinkLayer};
+use rdma_verbs::types::{AtomicCapability, LinkLayer, OnDemandCapabilities, OnDemandOperations};
 use rdma_verbs::verbs::{self, Context, DeviceAttributes, GidEntry, PortAttributes};
 
 #[derive(Parser)]
@@ -117,7 +117,19 @@ fn limits(device: &DeviceAttributes) -> Vec<(&'static str, Value)> {
         ("num_comp_vectors", device.num_comp_vectors.into()),
         ("completion_timestamp_mask", format!("{:#018x}", device.completion_timestamp_mask).into()),
         ("hca_core_clock_khz", device.hca_core_clock_khz.into()),
+        ("max_cq_count", u32::from(device.max_cq_count).into()),
+        ("max_cq_period", u32::from(device.max_cq_period).into()),
+        ("odp_caps", on_demand(&device.odp_caps)),
+        ("max_dm_size", device.max_dm_size.into()),
     ]
+}
+
+fn on_demand(caps: &OnDemandCapabilities) -> Value {
+    let names = |names: Vec<&'static str>| Value::List(names.into_iter().map(Value::from).collect());
+    let of = |operations: OnDemandOperations| names(operations.iter_names().map(|(name, _)| name).collect());
+    let mut table = vec![("general", names(caps.general.iter_names().map(|(name, _)| name).collect()))];
+    table.extend([("rc", of(caps.rc)), ("uc", of(caps.uc)), ("ud", of(caps.ud)), ("xrc", of(caps.xrc))]);
+    Value::Table(table)
 }
 
 fn port(context: &Context, number: u8) -> Result<Value, verbs::Error> {
@@ -232,7 +244,9 @@ fn main() -> Result<(), verbs::Error> {
     match &options.device {
         Some(name) => {
             let known = verbs::devices()?.into_iter().find(|device| device.name() == name);
-            let provider = known.map_or("soft", |device| device.provider_name());
+            // Software devices are opened by address, adapters by name; either may say which it is.
+            let prefix = name.split_once(':').map_or("soft", |(provider, _)| provider);
+            let provider = known.as_ref().map_or(prefix, |device| device.provider_name());
             reports.push(device(&verbs::open(name)?, provider)?);
         }
         None => {

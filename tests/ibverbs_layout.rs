@@ -41,6 +41,8 @@ fn in_c(ours: &str) -> Option<(&'static str, &'static [(&'static str, &'static s
         ),
         "Pd" => ("ibv_pd", &[]),
         "Mr" => ("ibv_mr", &[]),
+        "AllocDmAttr" => ("ibv_alloc_dm_attr", &[]),
+        "Dm" => ("ibv_dm", &[]),
         "Mw" => ("ibv_mw", &[("kind", "type")]),
         "CompChannel" => ("ibv_comp_channel", &[]),
         "Cq" => ("ibv_cq", &[]),
@@ -71,7 +73,7 @@ fn in_c(ours: &str) -> Option<(&'static str, &'static [(&'static str, &'static s
         "VerbsContext" => ("verbs_context", &[]),
         "QpEx" => ("ibv_qp_ex", &[("wr_flush", "wr_flush")]),
         // Not named in the headers, or younger than the oldest that are supported.
-        "RdmaWr" | "AtomicWr" | "UdWr" | "QpExWithFlush" => return None,
+        "RdmaWr" | "AtomicWr" | "UdWr" | "QpExWithFlush" | "PortAttrWithSpeed" => return None,
         other => panic!("{other} is new in layout.rs: say here what it is in C"),
     })
 }

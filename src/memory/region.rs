@@ -95,6 +95,18 @@ impl Region {
         }
     }
 
+    /// Such a region of `length` bytes that this process cannot reach.
+    #[cfg(feature = "ibverbs")]
+    pub(crate) fn elsewhere(
+        domain: DomainId,
+        length: usize,
+        options: &RegisterOptions,
+    ) -> Result<Arc<Self>, RegisterError> {
+        let backing = Backing::Elsewhere(length);
+        let checked = check_terms(&backing, options)?;
+        Ok(Arc::new(Self::new(domain, backing, checked, (0, 0))))
+    }
+
     /// The same memory as this one's, in another such region.
     #[cfg(feature = "ibverbs")]
     pub(crate) fn unlisted_again(
@@ -326,6 +338,13 @@ pub(super) struct Checked {
 
 /// Whether `backing` may be registered as `options` say.
 pub(super) fn check(backing: &Backing, options: &RegisterOptions) -> Result<Checked, RegisterError> {
+    let checked = check_terms(backing, options)?;
+    check_memory(backing, checked.access)?;
+    Ok(checked)
+}
+
+/// The same, whatever the memory itself is like.
+fn check_terms(backing: &Backing, options: &RegisterOptions) -> Result<Checked, RegisterError> {
     let access = check_access(options.access)?;
     let (address, length) = (backing.as_mut_ptr(), backing.len());
     if length == 0 {
@@ -342,7 +361,6 @@ pub(super) fn check(backing: &Backing, options: &RegisterOptions) -> Result<Chec
     if access.contains(AccessFlags::FLUSH_PERSISTENT) && !backing.can_persist() {
         return Err(RegisterError::NotPersistent);
     }
-    check_memory(backing, access)?;
     Ok(Checked { iova, access, invalidatable: options.invalidatable })
 }
 
@@ -368,6 +386,9 @@ fn check_memory(backing: &Backing, access: AccessFlags) -> Result<(), RegisterEr
     }
     if !backing.can_fault() {
         return Ok(());
+    }
+    if backing.is_elsewhere() {
+        return Err(RegisterError::NotMapped { address, length });
     }
     // Whether pages that are looked up on demand are there is found out by each access.
     let is_on_demand = access.contains(AccessFlags::ON_DEMAND) && backing.may_be_absent();

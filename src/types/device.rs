@@ -133,7 +133,8 @@ pub struct DeviceAttributes {
     pub num_comp_vectors: u32,
     /// Bits of completion timestamps that mean something; 0: there are none.
     pub completion_timestamp_mask: u64,
-    /// Ticks of the clock of completion timestamps, per millisecond.
+    /// Ticks of the clock behind completion timestamps, per millisecond: how fine they are. The timestamps themselves
+    /// are in nanoseconds.
     pub hca_core_clock_khz: u64,
     /// Completions that an event can be made to wait for; 0: events do not wait.
     pub max_cq_count: u16,

@@ -61,7 +61,11 @@ impl IbverbsAddressHandle {
             vector = AddressVector::new(header.source.into(), entry.gid_index);
             (vector.traffic_class, vector.flow_label) = (header.traffic_class, header.flow_label);
         }
-        (vector.port_num, vector.dlid, vector.sl) = (port_num, completion.source_lid, completion.sl);
+        vector.port_num = port_num;
+        if has_lids {
+            // Elsewhere these fields of a completion hold whatever the adapter likes.
+            (vector.dlid, vector.sl) = (completion.source_lid, completion.sl);
+        }
         Self::new(domain, &vector)
     }
 
@@ -143,6 +147,12 @@ pub(super) fn check_vector(
     check_range(verb, &format!("{prefix}sl"), vector.sl.into(), 0..=15)?;
     let port = device.port(verb, vector.port_num)?;
     let refuse = |message: String| Err(Error::new(verb, ErrorKind::InvalidArgument, message));
+    if device.has_lids(&port) && !port.grh_required && vector.dlid == 0 {
+        let number = vector.port_num;
+        return refuse(format!(
+            "{prefix}dlid is 0; port {number} is one of InfiniBand, and needs the peer's LID there"
+        ));
+    }
     if vector.dgid.is_zero() {
         if device.has_lids(&port) && !port.grh_required {
             return Ok(port);

@@ -135,7 +135,11 @@ impl CompletionQueue for IbverbsCompletionQueue {
             };
             let ledgers = self.device.ledgers.read().unwrap_or_else(PoisonError::into_inner);
             for completion in polled[..taken].iter().filter_map(|polled| translate(polled, &ledgers)) {
-                out[filled] = completion;
+                let timestamp = match completion.timestamp {
+                    0 => 0,
+                    ticks => self.device.nanoseconds(ticks).max(1),
+                };
+                out[filled] = RawCompletion { timestamp, ..completion };
                 filled += 1;
             }
         }
@@ -204,7 +208,8 @@ impl Drop for IbverbsCompletionQueue {
     }
 }
 
-/// The completion as this crate tells it; `None` if its queue pair is gone or was reset since.
+/// The completion as this crate tells it, but for the time, which is in ticks; `None` if its queue pair is gone or was
+/// reset since.
 fn translate(polled: &sys::Polled, ledgers: &HashMap<u32, Arc<Ledger>>) -> Option<RawCompletion> {
     let wc = &polled.wc;
     let status = status(wc.status);

@@ -8,12 +8,13 @@ use super::channel::IbverbsChannel;
 use super::completion_queue::IbverbsCompletionQueue;
 use super::device::Device;
 use super::memory::IbverbsProtectionDomain;
+use super::memory_source::IbverbsDeviceMemory;
 use super::queue_pair::IbverbsQueuePair;
 use super::shared_receive::IbverbsXrcDomain;
 use super::{convert, counters, errors, gid};
 use crate::provider::{
-    CompletionChannel, CompletionQueue, CompletionQueueInit, Context, Error, ErrorKind, ProtectionDomain, QueuePair,
-    QueuePairInit, Result, XrcDomain,
+    CompletionChannel, CompletionQueue, CompletionQueueInit, Context, DeviceMemory, DeviceMemoryInit, Error, ErrorKind,
+    ProtectionDomain, QueuePair, QueuePairInit, Result, XrcDomain,
 };
 use crate::queue::AsyncEventQueue;
 use crate::types::{AsyncEvent, Counters, DeviceAttributes, EventObject, GidEntry, PeerCapabilities, PortAttributes};
@@ -131,12 +132,19 @@ impl Context for IbverbsContext {
     fn query_clock(&self) -> Result<u64> {
         self.device.check_process("query_clock")?;
         let asked = || format!("the clock of {}", self.device.name());
-        self.device.sys.query_clock().map_err(|error| errors::from_errno("query_clock", asked(), &error))
+        let ticks = self.device.sys.query_clock();
+        let ticks = ticks.map_err(|error| errors::from_errno("query_clock", asked(), &error))?;
+        Ok(self.device.nanoseconds(ticks))
     }
 
     fn create_qp(&self, init: &QueuePairInit<'_>) -> Result<Arc<dyn QueuePair>> {
         self.device.check_process("create_qp")?;
         Ok(Arc::new(IbverbsQueuePair::new(&self.device, init)?))
+    }
+
+    fn alloc_dm(&self, init: &DeviceMemoryInit) -> Result<Arc<dyn DeviceMemory>> {
+        self.device.check_process("alloc_dm")?;
+        Ok(Arc::new(IbverbsDeviceMemory::new(&self.device, init)?))
     }
 
     fn open_xrcd(&self) -> Result<Arc<dyn XrcDomain>> {

@@ -3,7 +3,8 @@
 use super::sys;
 use crate::types::{
     AccessFlags, AddressVector, AtomicCapability, DeviceAttributes, DeviceCapabilities, Gid, GidEntry, GidType,
-    LinkLayer, LinkSpeed, LinkWidth, Mtu, PortAttributes, PortState, QueuePairCapabilities, Transport, VendorIdentity,
+    LinkLayer, LinkSpeed, LinkWidth, Mtu, OnDemandCapabilities, OnDemandOperations, OnDemandSupport, PortAttributes,
+    PortState, QueuePairCapabilities, Transport, VendorIdentity,
 };
 
 /// Counts that are no counts are none.
@@ -81,6 +82,8 @@ pub(super) fn device(from: &sys::DeviceAttrEx, context: &sys::Context) -> Device
         local_ca_ack_delay: basic.local_ca_ack_delay,
         phys_port_cnt: ports.try_into().unwrap_or(u8::MAX),
         supported_access,
+        odp_caps: on_demand(from),
+        max_dm_size: from.max_dm_size,
         num_comp_vectors: context.num_comp_vectors(),
         completion_timestamp_mask: from.completion_timestamp_mask,
         hca_core_clock_khz: from.hca_core_clock,
@@ -91,11 +94,29 @@ pub(super) fn device(from: &sys::DeviceAttrEx, context: &sys::Context) -> Device
     }
 }
 
+fn on_demand(from: &sys::DeviceAttrEx) -> OnDemandCapabilities {
+    let [rc, uc, ud] = from.odp_transport_caps.map(OnDemandOperations::from_bits_truncate);
+    OnDemandCapabilities {
+        general: OnDemandSupport::from_bits_truncate(from.odp_general_caps),
+        rc,
+        uc,
+        ud,
+        xrc: OnDemandOperations::from_bits_truncate(from.xrc_odp_caps),
+    }
+}
+
+/// What the wider field says, where there is one: the other ends with NDR.
+fn speed(from: &sys::PortAttrWithSpeed) -> LinkSpeed {
+    let code = if from.active_speed_ex != 0 { from.active_speed_ex } else { from.base.active_speed.into() };
+    LinkSpeed::ALL.into_iter().find(|speed| u32::from(*speed as u16) == code).unwrap_or(LinkSpeed::Sdr)
+}
+
 fn mtu(code: u32) -> Mtu {
     u8::try_from(code).ok().and_then(Mtu::from_code).unwrap_or(Mtu::Mtu256)
 }
 
-pub(super) fn port(from: &sys::PortAttr) -> PortAttributes {
+pub(super) fn port(answer: &sys::PortAttrWithSpeed) -> PortAttributes {
+    let from = &answer.base;
     let state = match from.state {
         1 => PortState::Down,
         2 => PortState::Initialize,
@@ -129,10 +150,7 @@ pub(super) fn port(from: &sys::PortAttr) -> PortAttributes {
             .into_iter()
             .find(|width| *width as u8 == from.active_width)
             .unwrap_or(LinkWidth::X1),
-        active_speed: LinkSpeed::ALL
-            .into_iter()
-            .find(|speed| *speed as u16 == from.active_speed.into())
-            .unwrap_or(LinkSpeed::Sdr),
+        active_speed: speed(answer),
         phys_state: from.phys_state,
         bad_pkey_cntr: from.bad_pkey_cntr,
         qkey_viol_cntr: from.qkey_viol_cntr,

@@ -78,8 +78,7 @@ impl Device {
     /// Limits and capabilities. What the adapter has and the library has no requests for is not there.
     pub(super) fn attributes(&self) -> DeviceAttributes {
         let mut attributes = self.attributes.clone();
-        if !self.is_inherited() {
-            let found = self.found.get_or_init(|| probe(&self.sys));
+        if let Some(found) = self.found() {
             attributes.max_inline_data = found.max_inline_data;
             let flush = DeviceCapabilities::FLUSH_GLOBAL | DeviceCapabilities::FLUSH_PERSISTENT;
             let missing = |has: bool, flags| if has { DeviceCapabilities::empty() } else { flags };
@@ -87,6 +86,31 @@ impl Device {
             attributes.device_cap_flags.remove(missing(found.can_atomic_write, DeviceCapabilities::ATOMIC_WRITE));
         }
         attributes
+    }
+
+    /// Ticks of the clock of completion timestamps, in nanoseconds.
+    pub(super) fn nanoseconds(&self, ticks: u64) -> u64 {
+        let DeviceAttributes { completion_timestamp_mask: mask, hca_core_clock_khz: khz, .. } = self.attributes;
+        let ticks = if mask == 0 { ticks } else { ticks & mask };
+        if khz == 0 { ticks } else { (u128::from(ticks) * 1_000_000 / u128::from(khz)) as u64 }
+    }
+
+    /// What queue pairs can do; `None` if the adapter gives none to find out by.
+    fn found(&self) -> Option<Found> {
+        if self.found.get().is_none() && !self.is_inherited() {
+            match probe(&self.sys) {
+                Ok(found) => _ = self.found.set(found),
+                Err(error) => {
+                    tracing::info!(%error, device = self.name(), "what queue pairs can do could not be found out");
+                }
+            }
+        }
+        self.found.get().copied()
+    }
+
+    /// Most inline bytes that a queue pair may ask for, if that is known.
+    pub(super) fn max_inline_data(&self) -> Option<u32> {
+        self.found().map(|found| found.max_inline_data)
     }
 
     pub(super) fn check_port(&self, verb: &'static str, port_num: u8) -> Result<()> {
@@ -142,9 +166,12 @@ impl Device {
         self.regions().insert(region.lkey(), Arc::downgrade(region));
     }
 
-    /// To be called before it is deregistered: then the key may be another's.
-    pub(super) fn remove_region(&self, region: &sys::MemoryRegion) {
-        self.regions().remove(&region.lkey());
+    /// To be called before it is deregistered: then the key may be another's, which stays.
+    pub(super) fn remove_region(&self, region: &Arc<sys::MemoryRegion>) {
+        let mut regions = self.regions();
+        if regions.get(&region.lkey()).is_some_and(|found| found.as_ptr() == Arc::as_ptr(region)) {
+            regions.remove(&region.lkey());
+        }
     }
 
     pub(super) fn region(&self, lkey: u32) -> Option<Arc<sys::MemoryRegion>> {
@@ -163,11 +190,11 @@ impl Device {
         self.queues().remove(&number);
     }
 
-    /// An event says that the completion queue lost something.
-    pub(super) fn note_overflow(&self, number: u32) {
-        if let Some(overflowed) = self.queues().get(&number) {
-            overflowed.store(true, Ordering::Relaxed);
-        }
+    /// An event says that the completion queue lost something. False if it is gone.
+    pub(super) fn note_overflow(&self, number: u32) -> bool {
+        let queues = self.queues();
+        let found = queues.get(&number);
+        found.inspect(|overflowed| overflowed.store(true, Ordering::Relaxed)).is_some()
     }
 
     /// The number of the shared receive queue that events name so.
@@ -175,8 +202,12 @@ impl Device {
         self.shared_receive_numbers.lock().unwrap_or_else(PoisonError::into_inner).get(&number).copied()
     }
 
-    pub(super) fn remove_window(&self, window: &Window) {
-        self.windows().remove(&window.index());
+    /// As [`Device::remove_region`].
+    pub(super) fn remove_window(&self, window: &Arc<Window>) {
+        let mut windows = self.windows();
+        if windows.get(&window.index()).is_some_and(|found| found.as_ptr() == Arc::as_ptr(window)) {
+            windows.remove(&window.index());
+        }
     }
 
     /// Windows that were last bound to this region.
@@ -194,7 +225,7 @@ impl Device {
 }
 
 /// What is found out by creating queue pairs.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 struct Found {
     /// Most inline bytes that a queue pair may ask for.
     max_inline_data: u32,
@@ -202,38 +233,32 @@ struct Found {
     can_atomic_write: bool,
 }
 
-fn probe(context: &Arc<sys::Context>) -> Found {
+fn probe(context: &Arc<sys::Context>) -> io::Result<Found> {
     const MOST: u32 = 4096;
-    let found = (|| -> io::Result<Found> {
-        let pd = sys::ProtectionDomain::alloc(context)?;
-        let init = sys::CompletionQueueInit { cqe: 1, number: 0, channel: None, comp_vector: 0, timestamps: false };
-        let cq = sys::CompletionQueue::create(context, &init)?;
-        let create = |max_inline_data| {
-            let (max_send_wr, max_recv_wr, max_send_sge, max_recv_sge) = (1, 1, 1, 1);
-            let cap = sys::QpCap { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data };
-            let init = sys::QueuePairInit {
-                pd: &pd,
-                send_cq: &cq,
-                recv_cq: &cq,
-                srq: None,
-                xrc_domain: None,
-                qp_type: 2,
-                cap,
-                sq_sig_all: false,
-            };
-            sys::QueuePair::create(&init)
+    let pd = sys::ProtectionDomain::alloc(context)?;
+    let init = sys::CompletionQueueInit { cqe: 1, number: 0, channel: None, comp_vector: 0, timestamps: false };
+    let cq = sys::CompletionQueue::create(context, &init)?;
+    let create = |max_inline_data| {
+        let (max_send_wr, max_recv_wr, max_send_sge, max_recv_sge) = (1, 1, 1, 1);
+        let cap = sys::QpCap { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data };
+        let init = sys::QueuePairInit {
+            pd: &pd,
+            send_cq: &cq,
+            recv_cq: &cq,
+            srq: None,
+            xrc_domain: None,
+            qp_type: 2,
+            cap,
+            sq_sig_all: false,
         };
-        let plain = create(0)?;
-        let (mut known, mut too_many) = (0, MOST + 1);
-        while too_many - known > 1 {
-            let middle = known.midpoint(too_many);
-            if create(middle).is_ok() { known = middle } else { too_many = middle }
-        }
-        let (can_flush, can_atomic_write) = (plain.can_flush(), plain.can_atomic_write());
-        Ok(Found { max_inline_data: known, can_flush, can_atomic_write })
-    })();
-    found.unwrap_or_else(|error| {
-        tracing::info!(%error, device = context.info().name, "what queue pairs can do could not be found out");
-        Found::default()
-    })
+        sys::QueuePair::create(&init)
+    };
+    let plain = create(0)?;
+    let (mut known, mut too_many) = (0, MOST + 1);
+    while too_many - known > 1 {
+        let middle = known.midpoint(too_many);
+        if create(middle).is_ok() { known = middle } else { too_many = middle }
+    }
+    let (can_flush, can_atomic_write) = (plain.can_flush(), plain.can_atomic_write());
+    Ok(Found { max_inline_data: known, can_flush, can_atomic_write })
 }

@@ -48,8 +48,11 @@ impl Events {
         for _ in 0..MAX_EVENTS {
             let Some(event) = device.sys.next_event() else { return };
             if let Some(event) = translate(device, &event) {
-                if let AsyncEvent::CompletionQueueError(number) = event {
-                    device.note_overflow(number);
+                // An event about a queue that is just being dropped is nobody's.
+                if let AsyncEvent::CompletionQueueError(number) = event
+                    && !device.note_overflow(number)
+                {
+                    continue;
                 }
                 self.queue.push(event);
                 self.waiting.signal();

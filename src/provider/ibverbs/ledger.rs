@@ -20,8 +20,17 @@ const PENDING: u64 = 1 << 32;
 pub(super) enum Held {
     /// The adapter may look at the address handle when it sends.
     AddressHandle(#[expect(dead_code, reason = "held, not looked at")] Arc<sys::AddressHandle>),
-    /// The window has its old key still if the bind fails.
-    Bind { window: Arc<Window>, old_rkey: u32 },
+    /// The window has its old key still, and leads where it led, if the bind fails or is not posted after all.
+    Bind { window: Arc<Window>, old_rkey: u32, old_lkey: u32 },
+}
+
+impl Held {
+    /// What it was needed for did not happen.
+    fn undo(self) {
+        if let Self::Bind { window, old_rkey, old_lkey } = self {
+            window.restore(old_rkey, old_lkey);
+        }
+    }
 }
 
 /// A work queue's book.
@@ -122,6 +131,18 @@ impl Ordered {
         self.posted.fetch_add(count as u32, Ordering::Release);
     }
 
+    /// So many requests of the batch were entered and are not handed over.
+    pub(super) fn withdraw(&self, count: usize) {
+        if !self.holds {
+            return;
+        }
+        let posted = self.posted.load(Ordering::Relaxed);
+        for staged in (0..count as u32).rev() {
+            let held = self.held()[self.place(posted.wrapping_add(staged))].take();
+            held.into_iter().for_each(Held::undo);
+        }
+    }
+
     /// The request with this index has completed: the program's number for it, and the index below which all are
     /// finished. `None` if it is to be forgotten.
     pub(super) fn complete(&self, index: u32, succeeded: bool) -> Option<(u64, u32)> {
@@ -134,10 +155,10 @@ impl Ordered {
         }
         let wr_id = self.wr_ids[self.place(index)].load(Ordering::Acquire);
         if self.holds
-            && let Some(Held::Bind { window, old_rkey }) = self.held()[self.place(index)].take()
+            && let Some(held) = self.held()[self.place(index)].take()
             && !succeeded
         {
-            window.restore(old_rkey);
+            held.undo();
         }
         let retired = index.wrapping_add(1);
         let advance = |old: u32| ((retired.wrapping_sub(old) as i32) > 0).then_some(retired);
@@ -145,12 +166,16 @@ impl Ordered {
         Some((wr_id, retired))
     }
 
-    /// RESET, or the end: what was posted is finished, and its completions are forgotten.
+    /// RESET, or the end: what was posted is finished, and its completions are forgotten. What is entered for a batch
+    /// that is open still is not.
     pub(super) fn reset(&self) {
         let posted = self.posted.load(Ordering::Acquire);
         self.floor.store(posted, Ordering::Release);
-        self.retired.store(posted, Ordering::Release);
-        self.held().iter_mut().for_each(|held| *held = None);
+        let mut index = self.retired.swap(posted, Ordering::AcqRel);
+        while self.holds && (posted.wrapping_sub(index) as i32) > 0 {
+            self.held()[self.place(index)] = None;
+            index = index.wrapping_add(1);
+        }
     }
 }
 
@@ -167,8 +192,18 @@ pub(super) struct Shared {
 
 #[derive(Default)]
 struct Places {
-    wr_ids: Vec<u64>,
+    /// The program's numbers; empty where nothing is posted.
+    wr_ids: Vec<Option<u64>>,
     free: Vec<u32>,
+}
+
+impl Places {
+    /// Frees a place. `None` if it is free: an adapter that tells of a receive twice is not believed the second time.
+    fn take(&mut self, place: u32) -> Option<u64> {
+        let wr_id = self.wr_ids.get_mut(place as usize)?.take()?;
+        self.free.push(place);
+        Some(wr_id)
+    }
 }
 
 impl Shared {
@@ -203,11 +238,11 @@ impl Shared {
             Some(place) => place,
             None if places.wr_ids.len() == MAX_SHARED => return None,
             None => {
-                places.wr_ids.push(0);
+                places.wr_ids.push(None);
                 (places.wr_ids.len() - 1) as u32
             }
         };
-        places.wr_ids[place as usize] = wr_id;
+        places.wr_ids[place as usize] = Some(wr_id);
         Some(u64::from(self.number) << 32 | u64::from(place))
     }
 
@@ -219,15 +254,12 @@ impl Shared {
 
     /// The receive with this number for the adapter was not posted after all.
     pub(super) fn withdraw(&self, number: u64) {
-        self.places().free.push(number as u32);
+        self.places().take(number as u32);
     }
 
     /// The receive has completed: the program's number for it.
     pub(super) fn complete(&self, place: u32) -> Option<u64> {
-        let mut places = self.places();
-        let wr_id = *places.wr_ids.get(place as usize)?;
-        places.free.push(place);
-        Some(wr_id)
+        self.places().take(place)
     }
 }
 
@@ -298,5 +330,26 @@ mod tests {
         ledger.withdraw(first);
         assert_eq!(ledger.enter(40), Some(first));
         assert_eq!((ledger.complete(0), ledger.complete(1), ledger.complete(2)), (Some(40), Some(30), None));
+    }
+
+    #[test]
+    fn a_shared_receive_that_is_told_of_twice_frees_its_place_once() {
+        let ledger = Shared::new(3);
+        ledger.enter(10).unwrap();
+        assert_eq!((ledger.complete(0), ledger.complete(0)), (Some(10), None));
+        let places = [ledger.enter(20).unwrap(), ledger.enter(30).unwrap()];
+        assert_ne!(places[0], places[1], "two receives in one place");
+        assert_eq!(ledger.outstanding(), 2);
+    }
+
+    #[test]
+    fn reset_keeps_what_an_open_batch_holds() {
+        let ledger = Ordered::new(1, Qpn::new(1), 2, true);
+        assert_eq!(ledger.enter(0, 10, None) as u32, 0);
+        ledger.note_posted(1);
+        ledger.enter(0, 20, None);
+        ledger.reset();
+        ledger.note_posted(1);
+        assert_eq!((ledger.complete(0, true), ledger.complete(1, true)), (None, Some((20, 2))));
     }
 }

@@ -2,19 +2,20 @@
 
 use std::any::Any;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use super::address_handle::IbverbsAddressHandle;
 use super::device::Device;
 use super::shared_receive::IbverbsSharedReceiveQueue;
-use super::{errors, sys};
+use super::{errors, memory_source, sys};
 use crate::memory::{Backing, Region, RegisterError, RegisterOptions};
 use crate::provider::{
-    AddressHandle, Error, ErrorKind, MemoryRegion, MemoryWindow, ProtectionDomain, Refused, RefusedChange,
-    Reregistration, Result, SharedReceiveQueue, SharedReceiveQueueInit,
+    AddressHandle, DeviceMemory, DmaBufInit, Error, ErrorKind, MemoryRegion, MemoryWindow, ProtectionDomain, Refused,
+    RefusedChange, Reregistration, Result, SharedReceiveQueue, SharedReceiveQueueInit,
 };
 use crate::types::{
-    AccessFlags, AddressVector, DomainId, GlobalRouteHeader, Lkey, MemoryWindowType, RawCompletion, Rkey,
+    AccessFlags, AddressVector, AdviceFlags, DomainId, GlobalRouteHeader, Lkey, MemoryAdvice, MemoryWindowType,
+    RawCompletion, Rkey, Sge,
 };
 
 /// A protection domain of an adapter.
@@ -184,6 +185,29 @@ impl ProtectionDomain for IbverbsProtectionDomain {
         }
     }
 
+    fn reg_dm_mr(
+        &self,
+        memory: &Arc<dyn DeviceMemory>,
+        dm_offset: u64,
+        length: u64,
+        access: AccessFlags,
+    ) -> Result<Arc<dyn MemoryRegion>> {
+        self.shared.device.check_process("reg_dm_mr")?;
+        let sys = memory_source::register_device(&self.shared, memory, dm_offset, length, access)?;
+        Ok(Arc::new(IbverbsMemoryRegion::new(&self.shared, sys)))
+    }
+
+    fn reg_dmabuf_mr(&self, init: &DmaBufInit<'_>) -> Result<Arc<dyn MemoryRegion>> {
+        self.shared.device.check_process("reg_dmabuf_mr")?;
+        let sys = memory_source::register_descriptor(&self.shared, init)?;
+        Ok(Arc::new(IbverbsMemoryRegion::new(&self.shared, sys)))
+    }
+
+    fn advise_mr(&self, advice: MemoryAdvice, flags: AdviceFlags, sg_list: &[Sge]) -> Result<()> {
+        self.shared.device.check_process("advise_mr")?;
+        memory_source::advise(&self.shared, advice, flags, sg_list)
+    }
+
     fn alloc_mw(&self, kind: MemoryWindowType) -> Result<Arc<dyn MemoryWindow>> {
         self.shared.device.check_process("alloc_mw")?;
         Ok(Arc::new(IbverbsMemoryWindow::new(&self.shared, kind)?))
@@ -224,9 +248,13 @@ impl IbverbsMemoryRegion {
     fn register(verb: &'static str, domain: &Arc<Domain>, region: &Arc<Region>) -> Result<Self> {
         let access = adapter_access(region.access());
         let registered = sys::MemoryRegion::register(&domain.sys, region, region.iova(), access);
-        let sys = Arc::new(registered.map_err(|error| register_error(verb, region, &error))?);
+        Ok(Self::new(domain, registered.map_err(|error| register_error(verb, region, &error))?))
+    }
+
+    fn new(domain: &Arc<Domain>, registered: sys::MemoryRegion) -> Self {
+        let sys = Arc::new(registered);
         domain.device.add_region(&sys);
-        Ok(Self { sys, domain: Arc::clone(domain) })
+        Self { sys, domain: Arc::clone(domain) }
     }
 
     fn deregister(&self) -> std::io::Result<()> {
@@ -296,8 +324,6 @@ pub(super) struct Window {
     index: u32,
     /// The region that it was last bound to; 0: to none.
     lkey: AtomicU32,
-    /// One bind is posted at a time.
-    pub(super) posting: Mutex<()>,
 }
 
 impl Window {
@@ -310,9 +336,10 @@ impl Window {
         self.lkey.load(Ordering::Relaxed)
     }
 
-    /// The bind that was posted failed.
-    pub(super) fn restore(&self, rkey: u32) {
+    /// The bind that was posted failed, or was not posted: the window is what it was before.
+    pub(super) fn restore(&self, rkey: u32, lkey: u32) {
         self.sys.restore_rkey(rkey);
+        self.note_bound(lkey);
     }
 }
 
@@ -329,8 +356,7 @@ impl IbverbsMemoryWindow {
             errors::from_errno("alloc_mw", asked, &error)
         })?;
         let index = sys.rkey() >> 8;
-        let window =
-            Arc::new(Window { sys: Arc::new(sys), kind, index, lkey: AtomicU32::new(0), posting: Mutex::default() });
+        let window = Arc::new(Window { sys: Arc::new(sys), kind, index, lkey: AtomicU32::new(0) });
         domain.device.windows().insert(index, Arc::downgrade(&window));
         Ok(Self { window, domain: Arc::clone(domain) })
     }
@@ -347,7 +373,6 @@ impl MemoryWindow for IbverbsMemoryWindow {
 
     fn dealloc(&self) -> Result<()> {
         self.domain.device.check_process("dealloc_mw")?;
-        let _posting = self.window.posting.lock().unwrap_or_else(PoisonError::into_inner);
         self.domain.device.remove_window(&self.window);
         let done = self.window.sys.dealloc();
         done.map_err(|error| {

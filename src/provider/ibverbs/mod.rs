@@ -18,13 +18,16 @@
 //! * On Ethernet ports a queue pair uses, unless another GID is chosen, the first RoCE v2 GID of an IPv4 address, or
 //!   else of an IPv6 address that is not link-local. On InfiniBand ports the first entry is used; the peer's LID must
 //!   be in its address vector. Devices of iWARP connect through a connection manager only.
+//! * Device memory and dma-bufs are reached by the adapter alone: the regions' own methods, and ATOMIC WRITE from them,
+//!   fail. Groups of an InfiniBand port are joined by a connection manager only.
 //! * A completion queue that overflowed says so as an asynchronous event first, and by polling soon after.
 //! * Captures, explanations of silence and counters of a queue pair are a software device's own; counters of the
 //!   device are those that the driver publishes.
 //!
 //! # Devices and `fork`
 //!
-//! What a child inherits answers every verb with an error, and can be dropped; the parent notices nothing of it.
+//! What a child inherits answers every verb with an error, and can be dropped; the parent notices nothing of it. Before
+//! Linux 5.12 a child does not have the pages that were registered.
 
 mod address_handle;
 mod channel;
@@ -38,12 +41,15 @@ mod events;
 mod gid;
 mod ledger;
 mod memory;
+mod memory_source;
 mod modify;
 mod multicast;
 mod queue_pair;
 mod shared_receive;
 mod sides;
 mod sys;
+#[cfg(all(test, not(loom)))]
+mod tests;
 
 use std::io;
 use std::sync::Arc;

@@ -145,10 +145,12 @@ impl IbverbsQueuePair {
             self.device.check_connectable()?;
         }
         let (attributes, bits) = lower(given);
-        if to == QueuePairState::Reset {
-            // Posting threads look at this: nothing more is posted from here on.
+        // Posting threads look at the state: nothing more is posted from here on, and what a thread is just handing
+        // over is posted before, so that all of it is forgotten.
+        let _paused = (to == QueuePairState::Reset).then(|| {
             self.note_state(to);
-        }
+            self.pause_posting()
+        });
         let modified = self.change(from, &attributes, bits)?;
         modified.map_err(|error| {
             self.note_state(from);

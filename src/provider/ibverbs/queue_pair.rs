@@ -15,9 +15,9 @@ use super::sides::{Side, Trouble};
 use super::{convert, gid, sys};
 use crate::provider::{CompletionQueue, DatagramTarget, Error, ErrorKind, QueuePair, QueuePairInit, Result, XrcDomain};
 use crate::types::{
-    BatchEnd, Counters, Data, EventObject, Gid, GidEntry, LinkLayer, MemoryWindowType, Operation, Qpn,
-    QueuePairAttributes, QueuePairCapabilities, QueuePairState, QueuePairStatus, QueuePairType, ReceiveRequest,
-    SendRequest, SharedReceiveQueueNumber, Transport,
+    BatchEnd, Counters, Data, EventObject, Gid, GidEntry, MemoryWindowType, Operation, Qpn, QueuePairAttributes,
+    QueuePairCapabilities, QueuePairState, QueuePairStatus, QueuePairType, ReceiveRequest, SendRequest,
+    SharedReceiveQueueNumber, Transport,
 };
 
 /// A state that no queue pair of the standard has.
@@ -114,7 +114,8 @@ impl IbverbsQueuePair {
             sq_sig_all: init.sq_sig_all,
         });
         let sys = created.map_err(|error| create_failed(device, init, &asked, &error))?;
-        let (qpn, cap) = (Qpn::new(sys.number()), actual(convert::capabilities(sys.cap()), &asked));
+        let given = actual(convert::capabilities(sys.cap()), &asked, device.limits().max_qp_wr);
+        let (qpn, cap) = (Qpn::new(sys.number()), given);
         let [send, receive] = [(cap.max_send_wr, true), (cap.max_recv_wr, false)].map(|(limit, holds)| {
             let mut book = Ordered::new(device.next_number(), qpn, limit, holds);
             book.datagrams = init.qp_type == QueuePairType::UnreliableDatagram;
@@ -161,6 +162,11 @@ impl IbverbsQueuePair {
 
     pub(super) fn destroyed(&self, verb: &'static str) -> Error {
         Error::new(verb, ErrorKind::InvalidState, format!("queue pair {} is destroyed", self.qpn))
+    }
+
+    /// Nobody posts while the guards live.
+    pub(super) fn pause_posting(&self) -> impl Sized + '_ {
+        (self.send.pause(), self.receive.pause())
     }
 
     /// RESET: what was posted is gone, and so are its completions.
@@ -233,7 +239,7 @@ impl IbverbsQueuePair {
                 None => return refuse(format!("no memory region has key {lkey:#010x}")),
             },
         };
-        let old_rkey = window.sys.rkey();
+        let (old_rkey, old_lkey) = (window.sys.rkey(), window.bound_to());
         let next = old_rkey & !0xff | old_rkey.wrapping_add(1) & 0xff;
         if window.kind == MemoryWindowType::Type1 && next != rkey {
             let message = format!(
@@ -242,9 +248,11 @@ impl IbverbsQueuePair {
             );
             return Err(Error::new("post_send", ErrorKind::InvalidState, message));
         }
-        window.note_bound(lkey);
         let bind = sys::Bind { window: Arc::clone(&window.sys), kind: window.kind, region };
-        self.send.push(request, 0, target, Some((bind, Held::Bind { window, old_rkey })))
+        let held = Held::Bind { window: Arc::clone(&window), old_rkey, old_lkey };
+        self.send.push(request, 0, target, Some((bind, held)))?;
+        window.note_bound(lkey);
+        Ok(())
     }
 
     /// Whether the queue pair takes such requests.
@@ -264,17 +272,19 @@ impl IbverbsQueuePair {
     }
 
     /// Destroys a queue pair of which nobody knows what was posted: afterwards, certainly nothing is under way.
-    fn settle(&self, outcome: Result<(), Trouble>) -> Result<()> {
+    ///
+    /// An adapter that was taken out of the machine does not let it be destroyed either. Then the requests count as
+    /// posted: an error would say that the caller's buffers are his again, and nobody knows that. They stay with the
+    /// queue pair until it can be destroyed.
+    fn settle(&self, book: &Ordered, outcome: Result<(), Trouble>) -> Result<()> {
         match outcome {
             Ok(()) => Ok(()),
             Err(Trouble::Refused(error)) => Err(error),
-            Err(Trouble::Unknown(error)) => {
-                if let Err(failure) = self.destroy() {
-                    // Nothing else keeps the promise that the caller's buffers are his again.
-                    tracing::error!(qpn = %self.qpn, %failure, "a queue pair that must go cannot be destroyed");
-                    std::process::abort();
-                }
-                Err(error)
+            Err(Trouble::Unknown(error, count)) => {
+                let Err(failure) = self.destroy() else { return Err(error) };
+                tracing::error!(qpn = %self.qpn, %error, %failure, "a queue pair that must go cannot be destroyed");
+                book.note_posted(count);
+                Ok(())
             }
         }
     }
@@ -283,8 +293,12 @@ impl IbverbsQueuePair {
     fn join_group(&self, gid: Gid) -> Result<Option<Membership>> {
         let port_num = self.known().port_num.unwrap_or(1);
         let port = self.device.port("attach_mcast", port_num)?;
-        if port.link_layer != LinkLayer::Ethernet {
-            return Ok(None);
+        if self.device.has_lids(&port) {
+            let message = format!(
+                "gid is {gid}, and port {port_num} is one of InfiniBand: groups have LIDs there, which only the subnet \
+                 manager knows; joining one takes a connection manager"
+            );
+            return Err(Error::new("attach_mcast", ErrorKind::Unsupported, message));
         }
         let is_alike = |entry: &GidEntry| entry.gid.to_ip().is_ipv4() == gid.to_ip().is_ipv4();
         let table: Vec<GidEntry> = self.device.gid_table(port_num)?.into_iter().filter(is_alike).collect();
@@ -312,11 +326,13 @@ impl IbverbsQueuePair {
     }
 }
 
-/// The sizes that the adapter gave; where it says nothing, those that were asked for.
-fn actual(given: QueuePairCapabilities, asked: &QueuePairCapabilities) -> QueuePairCapabilities {
+/// The sizes that the adapter gave; where it says nothing, those that were asked for. Books have `most` places at most,
+/// whatever it says.
+fn actual(given: QueuePairCapabilities, asked: &QueuePairCapabilities, most: u32) -> QueuePairCapabilities {
+    let requests = |given: u32, asked: u32| given.min(most).max(asked);
     QueuePairCapabilities {
-        max_send_wr: given.max_send_wr.max(asked.max_send_wr),
-        max_recv_wr: if asked.max_recv_wr == 0 { 0 } else { given.max_recv_wr.max(asked.max_recv_wr) },
+        max_send_wr: requests(given.max_send_wr, asked.max_send_wr),
+        max_recv_wr: if asked.max_recv_wr == 0 { 0 } else { requests(given.max_recv_wr, asked.max_recv_wr) },
         max_send_sge: given.max_send_sge.max(asked.max_send_sge),
         max_recv_sge: if asked.max_recv_sge == 0 { 0 } else { given.max_recv_sge.max(asked.max_recv_sge) },
         max_inline_data: given.max_inline_data.max(asked.max_inline_data),
@@ -329,8 +345,7 @@ fn create_failed(
     asked: &QueuePairCapabilities,
     error: &std::io::Error,
 ) -> Error {
-    let most = device.attributes().max_inline_data;
-    if asked.max_inline_data > most {
+    if let Some(most) = device.max_inline_data().filter(|most| asked.max_inline_data > *most) {
         let message = format!("max_inline_data is {}; allowed are 0 to {most}", asked.max_inline_data);
         return Error::new("create_qp", ErrorKind::InvalidArgument, message);
     }
@@ -441,14 +456,9 @@ impl QueuePair for IbverbsQueuePair {
 
     fn send_end(&self, end: BatchEnd) -> Result<()> {
         self.device.check_process("post_send")?;
-        // It may have been changed since the requests were pushed.
-        let allowed = match end == BatchEnd::Publish && self.send.has_staged() {
-            true => self.check_state("post_send", QueuePairState::ReadyToSend),
-            false => Ok(()),
-        };
-        let end = if allowed.is_err() { BatchEnd::Rollback } else { end };
-        self.settle(self.send.end(end, &self.sys))?;
-        allowed
+        // The state may have been changed since the requests were pushed.
+        let allowed = || self.check_state("post_send", QueuePairState::ReadyToSend);
+        self.settle(self.send.book(), self.send.end(end, &self.sys, allowed))
     }
 
     fn recv_begin(&self) {
@@ -476,18 +486,15 @@ impl QueuePair for IbverbsQueuePair {
 
     fn recv_end(&self, end: BatchEnd) -> Result<()> {
         self.device.check_process("post_recv")?;
-        let allowed = match end == BatchEnd::Publish && self.receive.has_staged() {
-            true => self.check_state("post_recv", QueuePairState::Init),
-            false => Ok(()),
-        };
-        let end = if allowed.is_err() { BatchEnd::Rollback } else { end };
-        self.settle(self.receive.end(end, self.cap.max_recv_wr, &self.sys))?;
-        allowed
+        let allowed = || self.check_state("post_recv", QueuePairState::Init);
+        self.settle(self.receive.book(), self.receive.end(end, &self.sys, allowed))
     }
 
     /// Through ERR, so that nothing begins any more while the adapter takes it apart.
     fn destroy(&self) -> Result<()> {
         self.device.check_process("destroy_qp")?;
+        // Whoever comes second returns when it is destroyed, and not before.
+        let _known = self.known();
         let before = self.state.swap(DESTROYED, Ordering::AcqRel);
         if before == DESTROYED {
             return Ok(());

@@ -7,7 +7,7 @@ use super::ledger::{Held, Ledger, Ordered};
 use super::sys;
 use crate::provider::{Error, ErrorKind, Result};
 use crate::queue::{ProducerLock, QueueError, check_request};
-use crate::types::{BatchEnd, Qpn, ReceiveRequest, SendRequest, Sge};
+use crate::types::{BatchEnd, ReceiveRequest, SendRequest, Sge};
 
 /// One side: its book, the batch that is open, and who holds it.
 pub(super) struct Side<S> {
@@ -21,11 +21,37 @@ pub(super) struct Side<S> {
 pub(super) enum Trouble {
     /// Nothing was posted.
     Refused(Error),
-    /// Nobody knows what was posted: the queue pair must go, so that nothing of it is under way.
-    Unknown(Error),
+    /// Nobody knows what of so many requests was posted: the queue pair must go, so that nothing of it is under way.
+    Unknown(Error, usize),
 }
 
-impl<S: Default> Side<S> {
+/// Requests on their way to the adapter.
+pub(super) trait Staging: Default {
+    fn len(&self) -> usize;
+    fn clear(&mut self);
+}
+
+impl Staging for sys::SendStaging {
+    fn len(&self) -> usize {
+        self.len()
+    }
+
+    fn clear(&mut self) {
+        self.clear();
+    }
+}
+
+impl Staging for sys::ReceiveStaging {
+    fn len(&self) -> usize {
+        self.len()
+    }
+
+    fn clear(&mut self) {
+        self.clear();
+    }
+}
+
+impl<S: Staging> Side<S> {
     pub(super) fn new(ledger: Arc<Ledger>, max_sge: u32) -> Self {
         Self { ledger, lock: ProducerLock::new(), staging: Mutex::default(), max_sge }
     }
@@ -40,6 +66,40 @@ impl<S: Default> Side<S> {
             Ledger::Ordered(ledger) => ledger,
             Ledger::Shared(_) => unreachable!("a queue pair's own queues are ordered"),
         }
+    }
+
+    /// Nobody posts while the guard lives.
+    pub(super) fn pause(&self) -> impl Sized + '_ {
+        self.staging()
+    }
+
+    /// Ends the batch. The stage is locked while the adapter takes it, so that whoever pauses the side knows that
+    /// everything is either posted and counted, or will ask `allowed` afterwards.
+    fn finish(
+        &self,
+        verb: &'static str,
+        end: BatchEnd,
+        allowed: impl FnOnce() -> Result<()>,
+        post: impl FnOnce(&mut S) -> Option<Result<(), sys::PostFailure>>,
+    ) -> Result<(), Trouble> {
+        self.check_begun(verb).map_err(Trouble::Refused)?;
+        let mut staging = self.staging();
+        let count = staging.len();
+        let outcome = match end {
+            BatchEnd::Publish if count > 0 => {
+                allowed().map_err(Trouble::Refused).and_then(|()| trouble(verb, self.book(), count, post(&mut staging)))
+            }
+            _ => Ok(()),
+        };
+        match (&outcome, end) {
+            (Ok(()), BatchEnd::Publish) => self.book().note_posted(count),
+            (Err(Trouble::Unknown(..)), _) => {}
+            _ => self.book().withdraw(count),
+        }
+        staging.clear();
+        drop(staging);
+        self.lock.release();
+        outcome
     }
 
     fn staging(&self) -> MutexGuard<'_, S> {
@@ -61,10 +121,11 @@ impl<S: Default> Side<S> {
 /// The adapter did not take a batch.
 fn trouble(
     verb: &'static str,
-    limit: u32,
+    book: &Ordered,
+    count: usize,
     posted: Option<Result<(), sys::PostFailure>>,
-    qpn: Qpn,
 ) -> Result<(), Trouble> {
+    let (limit, qpn) = (book.limit(), book.qpn);
     match posted {
         Some(Ok(())) => Ok(()),
         None => {
@@ -77,17 +138,12 @@ fn trouble(
         })),
         Some(Err(failure)) => {
             let asked = format!("queue pair {qpn} is destroyed, because a batch was taken in part at most");
-            Err(Trouble::Unknown(errors::from_errno(verb, asked, &failure.error)))
+            Err(Trouble::Unknown(errors::from_errno(verb, asked, &failure.error), count))
         }
     }
 }
 
 impl Side<sys::SendStaging> {
-    /// Whether this thread's batch has requests.
-    pub(super) fn has_staged(&self) -> bool {
-        self.lock.is_held() && self.staging().len() > 0
-    }
-
     /// Copies a request into the batch.
     pub(super) fn push(
         &self,
@@ -110,32 +166,18 @@ impl Side<sys::SendStaging> {
         Ok(())
     }
 
-    /// Ends the batch.
-    pub(super) fn end(&self, end: BatchEnd, queue_pair: &sys::QueuePair) -> Result<(), Trouble> {
-        self.check_begun("post_send").map_err(Trouble::Refused)?;
-        let mut staging = self.staging();
-        let mut outcome = Ok(());
-        if end == BatchEnd::Publish && staging.len() > 0 {
-            let count = staging.len();
-            let posted = staging.post(queue_pair);
-            outcome = trouble("post_send", self.book().limit(), posted, self.book().qpn);
-            if outcome.is_ok() {
-                self.book().note_posted(count);
-            }
-        }
-        staging.clear();
-        drop(staging);
-        self.lock.release();
-        outcome
+    /// Ends the batch; `allowed` says whether it may be posted now.
+    pub(super) fn end(
+        &self,
+        end: BatchEnd,
+        queue_pair: &sys::QueuePair,
+        allowed: impl FnOnce() -> Result<()>,
+    ) -> Result<(), Trouble> {
+        self.finish("post_send", end, allowed, |staging| staging.post(queue_pair))
     }
 }
 
 impl Side<sys::ReceiveStaging> {
-    /// Whether this thread's batch has requests.
-    pub(super) fn has_staged(&self) -> bool {
-        self.lock.is_held() && self.staging().len() > 0
-    }
-
     /// Copies a request into the batch.
     pub(super) fn push(&self, request: &ReceiveRequest<'_>) -> Result<()> {
         self.check_begun("post_recv")?;
@@ -147,23 +189,14 @@ impl Side<sys::ReceiveStaging> {
         Ok(())
     }
 
-    /// Ends the batch.
-    pub(super) fn end(&self, end: BatchEnd, limit: u32, queue_pair: &sys::QueuePair) -> Result<(), Trouble> {
-        self.check_begun("post_recv").map_err(Trouble::Refused)?;
-        let mut staging = self.staging();
-        let mut outcome = Ok(());
-        if end == BatchEnd::Publish && staging.len() > 0 {
-            let count = staging.len();
-            let posted = staging.post(queue_pair);
-            outcome = trouble("post_recv", limit, posted, self.book().qpn);
-            if outcome.is_ok() {
-                self.book().note_posted(count);
-            }
-        }
-        staging.clear();
-        drop(staging);
-        self.lock.release();
-        outcome
+    /// Ends the batch; `allowed` says whether it may be posted now.
+    pub(super) fn end(
+        &self,
+        end: BatchEnd,
+        queue_pair: &sys::QueuePair,
+        allowed: impl FnOnce() -> Result<()>,
+    ) -> Result<(), Trouble> {
+        self.finish("post_recv", end, allowed, |staging| staging.post(queue_pair))
     }
 }
 

@@ -52,7 +52,12 @@ pub(super) struct Context {
 #[repr(C)]
 pub(super) struct VerbsContext {
     pub(super) query_port: Option<unsafe extern "C" fn(*mut Context, u8, *mut PortAttr, usize) -> c_int>,
-    unused_first: [Slot; 16],
+    pub(super) advise_mr: Option<unsafe extern "C" fn(*mut Pd, u32, u32, *mut Sge, u32) -> c_int>,
+    unused_counters: [Slot; 5],
+    pub(super) reg_dm_mr: Option<unsafe extern "C" fn(*mut Pd, *mut Dm, u64, usize, u32) -> *mut Mr>,
+    pub(super) alloc_dm: Option<unsafe extern "C" fn(*mut Context, *mut AllocDmAttr) -> *mut Dm>,
+    pub(super) free_dm: Option<unsafe extern "C" fn(*mut Dm) -> c_int>,
+    unused_first: [Slot; 7],
     pub(super) modify_cq: Option<unsafe extern "C" fn(*mut Cq, *mut ModifyCqAttr) -> c_int>,
     unused_wq: [Slot; 6],
     pub(super) query_rt_values: Option<unsafe extern "C" fn(*mut Context, *mut ValuesEx) -> c_int>,
@@ -163,6 +168,14 @@ pub(in super::super) struct PortAttr {
     pub(in super::super) port_cap_flags2: u16,
 }
 
+/// What rdma-core 60 and later have behind it; others leave it zero.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub(in super::super) struct PortAttrWithSpeed {
+    pub(in super::super) base: PortAttr,
+    pub(in super::super) active_speed_ex: u32,
+}
+
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub(in super::super) struct GidEntry {
@@ -209,6 +222,22 @@ pub(super) struct Mr {
     pub(super) handle: u32,
     pub(super) lkey: u32,
     pub(super) rkey: u32,
+}
+
+#[repr(C)]
+pub(super) struct AllocDmAttr {
+    pub(super) length: usize,
+    pub(super) log_align_req: u32,
+    pub(super) comp_mask: u32,
+}
+
+#[repr(C)]
+pub(super) struct Dm {
+    pub(super) context: *mut Context,
+    pub(super) memcpy_to_dm: Option<unsafe extern "C" fn(*mut Dm, u64, *const c_void, usize) -> c_int>,
+    pub(super) memcpy_from_dm: Option<unsafe extern "C" fn(*mut c_void, *mut Dm, u64, usize) -> c_int>,
+    pub(super) comp_mask: u32,
+    pub(super) handle: u32,
 }
 
 #[repr(C)]

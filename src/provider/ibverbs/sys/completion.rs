@@ -203,9 +203,11 @@ impl CompletionQueue {
             // SAFETY: the queue lives, and the array has room for so many.
             let count = unsafe { (self.poll_cq)(self.raw(), chunk.len() as c_int, completions.as_mut_ptr()) };
             let Ok(count) = usize::try_from(count) else {
-                return if taken > 0 { Ok(taken) } else { Err(io::Error::from_raw_os_error(-count)) };
+                // Drivers return numbers of their own, which are no error numbers.
+                return if taken > 0 { Ok(taken) } else { Err(io::Error::from_raw_os_error(libc::EIO)) };
             };
-            for (slot, wc) in chunk.iter_mut().zip(&completions[..count.min(CHUNK)]) {
+            let count = count.min(chunk.len());
+            for (slot, wc) in chunk.iter_mut().zip(&completions[..count]) {
                 *slot = Polled { wc: *wc, timestamp: 0 };
             }
             taken += count;
@@ -226,7 +228,8 @@ impl CompletionQueue {
         match unsafe { (functions.start)(queue, &raw mut attributes) } {
             0 => {}
             libc::ENOENT => return Ok(0),
-            error => return Err(io::Error::from_raw_os_error(error.saturating_abs())),
+            error if error > 0 => return Err(io::Error::from_raw_os_error(error)),
+            _ => return Err(io::Error::from_raw_os_error(libc::EIO)),
         }
         let mut taken = 0;
         for slot in &mut *out {

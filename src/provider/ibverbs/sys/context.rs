@@ -5,7 +5,7 @@ use std::io;
 use std::mem::{MaybeUninit, offset_of};
 use std::os::fd::{BorrowedFd, RawFd};
 use std::ptr::{self, NonNull};
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 
 use super::abi::{self, VerbsContext};
 use super::library::{Library, library};
@@ -33,8 +33,7 @@ struct List {
 }
 
 impl List {
-    fn get() -> io::Result<Self> {
-        let library = library().map_err(|text| io::Error::new(io::ErrorKind::NotFound, text))?;
+    fn get(library: &'static Library) -> io::Result<Self> {
         let mut count = 0;
         // SAFETY: the count is a live local variable.
         let first = unsafe { (library.get_device_list)(&raw mut count) };
@@ -72,9 +71,13 @@ pub(super) fn text(characters: &[c_char]) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
+fn loaded() -> io::Result<&'static Library> {
+    library().map_err(|text| io::Error::new(io::ErrorKind::NotFound, text))
+}
+
 /// All devices.
 pub(in super::super) fn device_list() -> io::Result<Vec<DeviceInfo>> {
-    let list = List::get()?;
+    let list = List::get(loaded()?)?;
     Ok(list.devices().iter().map(|device| list.info(*device)).collect())
 }
 
@@ -126,12 +129,18 @@ pub(super) use slot;
 impl Context {
     /// Opens the device of this name; `None` if there is none.
     pub(in super::super) fn open(name: &str) -> io::Result<Option<Arc<Self>>> {
-        let list = List::get()?;
+        Self::open_by(loaded()?, name)
+    }
+
+    /// By this library.
+    pub(super) fn open_by(library: &'static Library, name: &str) -> io::Result<Option<Arc<Self>>> {
+        let list = List::get(library)?;
         let Some((device, info)) =
             list.devices().iter().map(|device| (*device, list.info(*device))).find(|(_, info)| info.name == name)
         else {
             return Ok(None);
         };
+        survive_forks(list.library);
         // SAFETY: a device of the list.
         let raw = unsafe { (list.library.open_device)(device) };
         let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
@@ -213,14 +222,14 @@ impl Context {
     }
 
     /// `ibv_query_port`.
-    pub(in super::super) fn query_port(&self, port: u8) -> io::Result<abi::PortAttr> {
-        let mut attributes = abi::PortAttr::default();
-        let query = slot!(self, query_port);
+    pub(in super::super) fn query_port(&self, port: u8) -> io::Result<abi::PortAttrWithSpeed> {
+        let mut attributes = abi::PortAttrWithSpeed::default();
+        let (query, first) = (slot!(self, query_port), (&raw mut attributes).cast());
         // SAFETY: the attributes live and are as large as is said; the old function writes less of them.
         let result = unsafe {
             match query {
-                Some(query) => query(self.raw(), port, &raw mut attributes, size_of::<abi::PortAttr>()),
-                None => (self.library.query_port)(self.raw(), port, &raw mut attributes),
+                Some(query) => query(self.raw(), port, first, size_of::<abi::PortAttrWithSpeed>()),
+                None => (self.library.query_port)(self.raw(), port, first),
             }
         };
         check(result).map(|()| attributes)
@@ -292,6 +301,18 @@ impl Drop for Context {
             }
         }
     }
+}
+
+/// Before anything is registered: the library keeps registered pages of the parent in their place when the process
+/// forks. Kernels from 5.12 on do that by themselves, which younger libraries know.
+fn survive_forks(library: &Library) {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: takes nothing.
+        if let Err(error) = check(unsafe { (library.fork_init)() }) {
+            tracing::info!(%error, "registered memory may be torn apart if this process forks");
+        }
+    });
 }
 
 /// Makes reading a descriptor of the library's return at once.

@@ -27,8 +27,9 @@ layout! {
         post_recv 208,
     }
     VerbsContext = 648 {
-        query_port 0, modify_cq 136, query_rt_values 192, create_cq_ex 200, query_device_ex 216, create_qp_ex 264,
-        get_srq_num 272, create_srq_ex 280, open_xrcd 288, close_xrcd 296, sz 312, context 320,
+        query_port 0, advise_mr 8, reg_dm_mr 56, alloc_dm 64, free_dm 72, modify_cq 136, query_rt_values 192,
+        create_cq_ex 200, query_device_ex 216, create_qp_ex 264, get_srq_num 272, create_srq_ex 280,
+        open_xrcd 288, close_xrcd 296, sz 312, context 320,
     }
     DeviceAttr = 232 {
         fw_ver 0, node_guid 64, sys_image_guid 72, max_mr_size 80, page_size_cap 88, vendor_id 96, hw_ver 104,
@@ -47,6 +48,7 @@ layout! {
         init_type_reply 42, active_width 43, active_speed 44, phys_state 45, link_layer 46, flags 47,
         port_cap_flags2 48,
     }
+    PortAttrWithSpeed = 56 { base 0, active_speed_ex 52 }
     GidEntry = 32 { gid 0, gid_index 16, port_num 20, gid_type 24, ndev_ifindex 28 }
     AhAttr = 32 {
         dgid 0, flow_label 16, sgid_index 20, hop_limit 21, traffic_class 22, dlid 24, sl 26, src_path_bits 27,
@@ -54,6 +56,8 @@ layout! {
     }
     Pd = 16 { context 0, handle 8 }
     Mr = 48 { context 0, pd 8, addr 16, length 24, handle 32, lkey 36, rkey 40 }
+    AllocDmAttr = 16 { length 0, log_align_req 8, comp_mask 12 }
+    Dm = 32 { context 0, memcpy_to_dm 8, memcpy_from_dm 16, comp_mask 24, handle 28 }
     Mw = 32 { context 0, pd 8, rkey 16, handle 20, kind 24 }
     CompChannel = 16 { context 0, fd 8, refcnt 12 }
     Cq = 128 {

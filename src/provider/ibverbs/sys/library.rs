@@ -14,7 +14,7 @@ macro_rules! functions {
         pub(super) struct Library {
             $($(#[$doc])* pub(super) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
             /// Keeps the code in memory.
-            _file: libloading::Library,
+            pub(super) _file: Option<libloading::Library>,
         }
 
         impl Library {
@@ -26,7 +26,7 @@ macro_rules! functions {
                     let library = libloading::Library::new(file)?;
                     Ok(Self {
                         $($name: *library.get(concat!($symbol, "\0").as_bytes())?,)*
-                        _file: library,
+                        _file: Some(library),
                     })
                 }
             }
@@ -36,6 +36,7 @@ macro_rules! functions {
 
 functions! {
     "ibv_get_device_list" get_device_list: fn(*mut c_int) -> *mut *mut Device;
+    "ibv_fork_init" fork_init: fn() -> c_int;
     "ibv_free_device_list" free_device_list: fn(*mut *mut Device);
     "ibv_open_device" open_device: fn(*mut Device) -> *mut Context;
     "ibv_close_device" close_device: fn(*mut Context) -> c_int;
@@ -49,6 +50,7 @@ functions! {
     "ibv_alloc_pd" alloc_pd: fn(*mut Context) -> *mut Pd;
     "ibv_dealloc_pd" dealloc_pd: fn(*mut Pd) -> c_int;
     "ibv_reg_mr_iova2" reg_mr_iova2: fn(*mut Pd, *mut c_void, usize, u64, u32) -> *mut Mr;
+    "ibv_reg_dmabuf_mr" reg_dmabuf_mr: fn(*mut Pd, u64, usize, u64, c_int, c_int) -> *mut Mr;
     "ibv_dereg_mr" dereg_mr: fn(*mut Mr) -> c_int;
     "ibv_create_comp_channel" create_comp_channel: fn(*mut Context) -> *mut CompChannel;
     "ibv_destroy_comp_channel" destroy_comp_channel: fn(*mut CompChannel) -> c_int;

@@ -1,13 +1,16 @@
 //! Protection domains, and what is made in them without queues: memory regions, windows, address handles.
 
+use std::ffi::c_int;
 use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::abi;
-use super::context::Context;
+use super::context::{Context, slot};
 use super::{check, not_supported};
 use crate::memory::Region;
+use crate::types::Sge;
 
 /// `ibv_pd`.
 pub(in super::super) struct ProtectionDomain {
@@ -35,6 +38,15 @@ impl ProtectionDomain {
     pub(super) fn context(&self) -> &Arc<Context> {
         &self.context
     }
+
+    /// `ibv_advise_mr`, with the library's numbers.
+    pub(in super::super) fn advise(&self, advice: u32, flags: u32, ranges: &[Sge]) -> io::Result<()> {
+        let advise = slot!(self.context, advise_mr).ok_or_else(not_supported)?;
+        let count = u32::try_from(ranges.len()).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
+        let mut ranges = ranges.to_vec();
+        // SAFETY: the domain and so many ranges live. Advice changes nothing but when pages are looked up.
+        check(unsafe { advise(self.raw(), advice, flags, ranges.as_mut_ptr(), count) })
+    }
 }
 
 impl Drop for ProtectionDomain {
@@ -59,12 +71,106 @@ impl<T> Place<T> {
     }
 }
 
+/// `ibv_dm`.
+pub(in super::super) struct DeviceMemory {
+    raw: NonNull<abi::Dm>,
+    length: u64,
+    context: Arc<Context>,
+}
+
+// SAFETY: see the module's documentation; the copies are those of memory that several may write at once.
+unsafe impl Send for DeviceMemory {}
+// SAFETY: as above.
+unsafe impl Sync for DeviceMemory {}
+
+/// Bytes that go to or from a device in one call. Drivers copy words, so they lie as words do.
+#[repr(C, align(8))]
+struct Piece([u8; 4096]);
+
+impl DeviceMemory {
+    /// Zeroed. Whole words are allocated, because some devices copy nothing else.
+    pub(in super::super) fn alloc(context: &Arc<Context>, length: u64, log_align_req: u32) -> io::Result<Arc<Self>> {
+        let alloc = slot!(context, alloc_dm).ok_or_else(not_supported)?;
+        let whole = length.checked_next_multiple_of(8).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
+        let mut attributes = abi::AllocDmAttr { length: whole as usize, log_align_req, comp_mask: 0 };
+        // SAFETY: the context and the attributes live.
+        let raw = unsafe { alloc(context.raw(), &raw mut attributes) };
+        let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
+        let mut memory = Self { raw, length: whole, context: Arc::clone(context) };
+        memory.clear()?;
+        memory.length = length;
+        Ok(Arc::new(memory))
+    }
+
+    fn clear(&self) -> io::Result<()> {
+        let zeros = [0; size_of::<Piece>()];
+        for offset in (0..self.length).step_by(zeros.len()) {
+            let length = (self.length - offset).min(zeros.len() as u64);
+            self.copy_in(offset, &zeros[..length as usize])?;
+        }
+        Ok(())
+    }
+
+    pub(in super::super) fn length(&self) -> u64 {
+        self.length
+    }
+
+    /// The library does not promise to look at the bounds.
+    fn check_bounds(&self, offset: u64, length: usize) -> io::Result<()> {
+        let end = offset.checked_add(length as u64).filter(|end| *end <= self.length);
+        end.map(drop).ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))
+    }
+
+    pub(in super::super) fn copy_in(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.check_bounds(offset, data.len())?;
+        // SAFETY: allocated as long as this object lives; the functions do not change.
+        let copy = unsafe { self.raw.as_ref().memcpy_to_dm }.ok_or_else(not_supported)?;
+        let (mut piece, mut offset) = (Piece([0; size_of::<Piece>()]), offset);
+        for data in data.chunks(piece.0.len()) {
+            piece.0[..data.len()].copy_from_slice(data);
+            // SAFETY: the range lies in the device's memory, and so many bytes live here.
+            check(unsafe { copy(self.raw.as_ptr(), offset, piece.0.as_ptr().cast(), data.len()) })?;
+            offset += data.len() as u64;
+        }
+        Ok(())
+    }
+
+    pub(in super::super) fn copy_out(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        self.check_bounds(offset, out.len())?;
+        // SAFETY: as above.
+        let copy = unsafe { self.raw.as_ref().memcpy_from_dm }.ok_or_else(not_supported)?;
+        let (mut piece, mut offset) = (Piece([0; size_of::<Piece>()]), offset);
+        for out in out.chunks_mut(piece.0.len()) {
+            // SAFETY: as above, and the bytes here are this caller's alone.
+            check(unsafe { copy(piece.0.as_mut_ptr().cast(), self.raw.as_ptr(), offset, out.len()) })?;
+            out.copy_from_slice(&piece.0[..out.len()]);
+            offset += out.len() as u64;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for DeviceMemory {
+    fn drop(&mut self) {
+        if self.context.is_inherited() {
+            return;
+        }
+        // SAFETY: regions of it hold it, so this is the last use.
+        let freed = slot!(self.context, free_dm).map_or(0, |free| unsafe { free(self.raw.as_ptr()) });
+        if freed != 0 {
+            tracing::warn!(device = self.context.info().name, "device memory could not be freed");
+        }
+    }
+}
+
 /// `ibv_mr`. Holds the memory until it is deregistered.
 pub(in super::super) struct MemoryRegion {
     place: Place<abi::Mr>,
     region: Arc<Region>,
     lkey: u32,
     rkey: u32,
+    /// What it is a part of, if it is of device memory.
+    _device_memory: Option<Arc<DeviceMemory>>,
     domain: Arc<ProtectionDomain>,
 }
 
@@ -86,10 +192,52 @@ impl MemoryRegion {
         // SAFETY: the region owns so many bytes from there on, or its maker answers for them; it is held until they are
         // deregistered. Whoever accesses them meanwhile does so in ways that a device may meet (`crate::memory`).
         let raw = unsafe { register(domain.raw(), region.as_mut_ptr().cast(), length, iova, access) };
+        Self::of(raw, domain, region, None)
+    }
+
+    /// Registers a part of device memory; `region` says how much, and finds no bytes.
+    pub(in super::super) fn register_device(
+        domain: &Arc<ProtectionDomain>,
+        region: &Arc<Region>,
+        memory: &Arc<DeviceMemory>,
+        dm_offset: u64,
+        access: u32,
+    ) -> io::Result<Self> {
+        memory.check_bounds(dm_offset, region.len() as usize)?;
+        let register = slot!(domain.context, reg_dm_mr).ok_or_else(not_supported)?;
+        let length = region.len() as usize;
+        // SAFETY: the domain and the memory live, and the region holds the memory.
+        let raw = unsafe { register(domain.raw(), memory.raw.as_ptr(), dm_offset, length, access) };
+        Self::of(raw, domain, region, Some(Arc::clone(memory)))
+    }
+
+    /// Registers memory behind a descriptor, which the kernel keeps; `region` says how much, and finds no bytes.
+    pub(in super::super) fn register_descriptor(
+        domain: &Arc<ProtectionDomain>,
+        region: &Arc<Region>,
+        descriptor: BorrowedFd<'_>,
+        offset: u64,
+        access: u32,
+    ) -> io::Result<Self> {
+        let (register, number) = (domain.context.library.reg_dmabuf_mr, descriptor.as_raw_fd());
+        let length = region.len() as usize;
+        // SAFETY: the domain lives, and the descriptor is open. Its memory is no part of this process.
+        let raw = unsafe { register(domain.raw(), offset, length, region.iova(), number, access as c_int) };
+        Self::of(raw, domain, region, None)
+    }
+
+    /// What a function that registers has given.
+    fn of(
+        raw: *mut abi::Mr,
+        domain: &Arc<ProtectionDomain>,
+        region: &Arc<Region>,
+        memory: Option<Arc<DeviceMemory>>,
+    ) -> io::Result<Self> {
         let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
         // SAFETY: just made; the keys do not change.
         let (lkey, rkey) = unsafe { (raw.as_ref().lkey, raw.as_ref().rkey) };
-        Ok(Self { place: Place::new(raw), region: Arc::clone(region), lkey, rkey, domain: Arc::clone(domain) })
+        let (region, domain) = (Arc::clone(region), Arc::clone(domain));
+        Ok(Self { place: Place::new(raw), region, lkey, rkey, _device_memory: memory, domain })
     }
 
     pub(in super::super) fn region(&self) -> &Arc<Region> {
@@ -131,6 +279,9 @@ impl MemoryRegion {
 impl Drop for MemoryRegion {
     fn drop(&mut self) {
         if self.domain.context.is_inherited() {
+            // Kernels before 5.12 do not give registered pages to a child (`ibv_fork_init`), so it cannot free what
+            // lies in them.
+            std::mem::forget(Arc::clone(&self.region));
             return;
         }
         if let Err(error) = self.dereg() {

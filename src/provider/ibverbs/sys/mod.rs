@@ -5,8 +5,9 @@
 //! * **Pointers live.** Each object owns the C object that it was created with, and holds what that one depends on (a
 //!   queue pair its completion queues, everything its context) by `Arc`. It is destroyed once, by its drop or before by
 //!   a verb that takes it out under a lock that every use of the pointer holds for reading.
-//! * **Threads.** libibverbs documents every verb as thread-safe; where it asks for exclusion, as between two
-//!   `ibv_start_poll` and `ibv_end_poll`, a lock of the object gives it. So the objects are `Send` and `Sync`.
+//! * **Threads.** libibverbs documents every verb as thread-safe; where it asks for exclusion, it is given: between
+//!   `ibv_start_poll` and `ibv_end_poll` by a lock of the object, between `ibv_wr_start` and `ibv_wr_complete` by the
+//!   stage, of which each queue pair has one. So the objects are `Send` and `Sync`.
 //! * **Slots are there.** A function pointer of a table is `Option`, and slots beyond what `verbs_context.sz` says are
 //!   never read.
 //! * **Memory.** The device is only told of memory by keys and by registration. A registered [`Region`] is held until
@@ -19,6 +20,8 @@
 mod abi;
 mod completion;
 mod context;
+#[cfg(all(test, not(loom)))]
+pub(super) mod fake;
 mod layout;
 mod library;
 mod memory;
@@ -29,10 +32,12 @@ mod shared_receive;
 use std::ffi::c_int;
 use std::io;
 
-pub(super) use abi::{AhAttr, DeviceAttrEx, Gid, GidEntry, PortAttr, QpAttr, QpCap, SrqAttr};
+#[cfg(all(test, not(loom)))]
+pub(super) use abi::Wc;
+pub(super) use abi::{AhAttr, DeviceAttrEx, Gid, GidEntry, PortAttrWithSpeed, QpAttr, QpCap, SrqAttr};
 pub(super) use completion::{Channel, CompletionQueue, CompletionQueueInit, Polled};
 pub(super) use context::{Context, Event, EventSource, device_list};
-pub(super) use memory::{AddressHandle, MemoryRegion, MemoryWindow, ProtectionDomain};
+pub(super) use memory::{AddressHandle, DeviceMemory, MemoryRegion, MemoryWindow, ProtectionDomain};
 pub(super) use post::{Bind, PostFailure, ReceiveStaging, SendStaging, Target};
 pub(super) use queue_pair::{QueuePair, QueuePairInit};
 pub(super) use shared_receive::{SharedReceiveQueue, XrcDomain};

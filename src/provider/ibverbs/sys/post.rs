@@ -246,7 +246,7 @@ impl SendStaging {
         bind: Option<(*mut abi::Mw, *mut abi::Mr)>,
     ) -> Result<(), PostFailure> {
         // SAFETY: as the caller promises. Start, complete and abort come in the order that they demand, on one thread;
-        // the library locks the queue in between.
+        // no other is in between: a queue pair has one stage of sends, which is borrowed exclusively.
         unsafe {
             let functions = || Some(((*raw).wr_start?, (*raw).wr_complete?, (*raw).wr_abort?));
             let Some((start, complete, abort)) = functions() else {

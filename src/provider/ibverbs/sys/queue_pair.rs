@@ -265,6 +265,13 @@ fn create_with(context: &Context, init: &QueuePairInit<'_>, srq: *mut abi::Srq, 
     // SAFETY: the context, the attributes and all that they name live.
     let raw = unsafe { create_qp(context.raw(), &raw mut attributes) };
     let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
+    // SAFETY: just created.
+    if send_ops != 0 && unsafe { (context.library.qp_to_qp_ex)(raw.as_ptr()) }.is_null() {
+        // A driver that does not look at the flags has no such posting.
+        // SAFETY: just created, and nobody else knows it.
+        check(unsafe { (context.library.destroy_qp)(raw.as_ptr()) })?;
+        return Err(not_supported());
+    }
     Ok((raw, attributes.cap))
 }
 
