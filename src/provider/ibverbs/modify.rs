@@ -151,11 +151,10 @@ impl IbverbsQueuePair {
             self.note_state(to);
             self.pause_posting()
         });
-        let modified = self.change(from, to, &attributes, bits)?;
+        let modified = self.change(from, &attributes, bits)?;
         modified.map_err(|error| {
             self.note_state(from);
-            let asked = format!("{} to {} with {given:?}", from.name(), to.name());
-            errors::from_errno("modify_qp", asked, &error)
+            self.refused(from, to, given, &error)
         })?;
         self.note_state(to);
         match to {
@@ -168,25 +167,40 @@ impl IbverbsQueuePair {
         Ok(())
     }
 
-    /// rxe refuses to leave SQD while it drains, which takes a moment even if nothing is under way.
-    fn change(
-        &self,
-        from: QueuePairState,
-        to: QueuePairState,
-        attributes: &sys::QpAttr,
-        bits: u32,
-    ) -> Result<std::io::Result<()>> {
-        let leaves = from == QueuePairState::SendQueueDrained && to != from;
-        let mut tries = if leaves { DRAIN_TRIES } else { 1 };
+    /// rxe refuses every change in SQD while it drains, which takes a moment even if nothing is under way.
+    fn change(&self, from: QueuePairState, attributes: &sys::QpAttr, bits: u32) -> Result<std::io::Result<()>> {
+        let mut tries = if from == QueuePairState::SendQueueDrained { DRAIN_TRIES } else { 1 };
         loop {
             tries -= 1;
             let modified = self.sys.modify(attributes, bits).ok_or_else(|| self.destroyed("modify_qp"))?;
             let refused = modified.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::EINVAL));
-            if !refused || tries == 0 || self.read("modify_qp")?.sq_draining == 0 {
+            if !refused || tries == 0 {
                 return Ok(modified);
             }
-            std::thread::sleep(DRAIN_PAUSE);
+            match self.read("modify_qp")?.sq_draining {
+                // It may have been drained after it refused: that is not known from now, so it is asked once more.
+                0 => tries = 1,
+                _ => std::thread::sleep(DRAIN_PAUSE),
+            }
         }
+    }
+
+    /// Why the adapter did not take a change.
+    fn refused(
+        &self,
+        from: QueuePairState,
+        to: QueuePairState,
+        given: &QueuePairAttributes,
+        error: &std::io::Error,
+    ) -> Error {
+        let asked = format!("{} to {} with {given:?}", from.name(), to.name());
+        let refusal = errors::from_errno("modify_qp", asked.as_str(), error);
+        let is_draining = || self.read("modify_qp").is_ok_and(|now| now.sq_draining != 0);
+        if refusal.kind() != ErrorKind::InvalidArgument || from != QueuePairState::SendQueueDrained || !is_draining() {
+            return refusal;
+        }
+        let message = format!("{asked}: the send queue is draining still; wait until query_qp says that it is drained");
+        Error::new("modify_qp", ErrorKind::InvalidState, message)
     }
 
     fn check_values(&self, known: &QueuePairAttributes, given: &QueuePairAttributes) -> Result<()> {
