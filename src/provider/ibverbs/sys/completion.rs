@@ -193,8 +193,8 @@ impl CompletionQueue {
     }
 
     /// Takes up to `limit` completions, but no more than [`CHUNK`] at once, and shows them to `look` in their order;
-    /// how many there were. After a failure only `wr_id`, `status` and `vendor_err` mean something. The second number is in
-    /// ticks of the device's clock, and 0 without timestamps.
+    /// how many there were. After a failure only `wr_id`, `status` and `vendor_err` mean something. The second number
+    /// is in ticks of the device's clock, and 0 without timestamps.
     #[inline]
     pub(in super::super) fn poll(&self, limit: usize, look: impl FnMut(&abi::Wc, u64)) -> io::Result<usize> {
         match (limit, &self.extended) {
