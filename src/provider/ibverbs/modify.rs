@@ -182,10 +182,14 @@ impl IbverbsQueuePair {
             tries -= 1;
             let modified = self.sys.modify(attributes, bits).ok_or_else(|| self.destroyed("modify_qp"))?;
             let refused = modified.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::EINVAL));
-            if !refused || tries == 0 || self.read("modify_qp")?.sq_draining == 0 {
+            if !refused || tries == 0 {
                 return Ok(modified);
             }
-            std::thread::sleep(DRAIN_PAUSE);
+            match self.read("modify_qp")?.sq_draining {
+                // It may have drained since it was refused: the next answer counts.
+                0 => tries = 1,
+                _ => std::thread::sleep(DRAIN_PAUSE),
+            }
         }
     }
 

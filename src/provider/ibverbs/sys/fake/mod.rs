@@ -276,9 +276,9 @@ impl Fake {
         }
     }
 
-    pub(in super::super) fn shared_event(&self, queue: usize) {
+    pub(in super::super) fn shared_event(&self, event_type: u32, queue: usize) {
         let element = self.state().shared[queue];
-        self.event(15, element);
+        self.event(event_type, element);
     }
 
     pub(in super::super) fn port_event(&self, event_type: u32, port: usize) {
