@@ -92,6 +92,8 @@ struct State {
     log: Vec<String>,
     /// Verbs that fail, the error number, and how often.
     failing: HashMap<&'static str, (c_int, u32)>,
+    /// Posting takes its time.
+    slow: bool,
     /// Which request of a list is told to be the bad one; `None`: none is.
     bad: Option<usize>,
     live: HashMap<&'static str, i32>,
@@ -219,6 +221,11 @@ impl Fake {
     /// Lists fail at this request, and those before it are posted; `None`: nobody knows where.
     pub(in super::super) fn fail_at(&self, bad: Option<usize>) {
         self.state().bad = bad;
+    }
+
+    /// Whoever posts is held up before he hears that it is done.
+    pub(in super::super) fn slow_down(&self) {
+        self.state().slow = true;
     }
 
     /// What was asked for since the last look.
