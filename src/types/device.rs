@@ -142,6 +142,12 @@ pub struct DeviceAttributes {
     pub max_cq_period: u16,
     /// Whether regions can be registered so that their keys may be invalidated.
     pub invalidatable_regions: bool,
+    /// Whether packets are counted for each queue pair, and those that are dropped by their reason.
+    pub packet_counters: bool,
+    /// Whether failures come with their cause, besides their status, and can be explained by what led to them.
+    pub failure_causes: bool,
+    /// Whether a region's iova may lie elsewhere within its page than the memory does.
+    pub any_iova: bool,
 }
 
 impl DeviceAttributes {
@@ -189,6 +195,9 @@ impl DeviceAttributes {
             max_cq_count: 0,
             max_cq_period: 0,
             invalidatable_regions: false,
+            packet_counters: false,
+            failure_causes: false,
+            any_iova: false,
         }
     }
 }

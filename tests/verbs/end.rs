@@ -3,12 +3,15 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use super::deviations;
+use super::deviations::{
+    self, FAILED_IS_FLUSHED, LATE_FLUSH, LENGTH_STATUS, NO_ERROR_EVENTS, NO_ESTABLISHED_EVENT, RECEIVE_STATUS,
+    RTS_BEGINS_NOTHING, SEND_STATUS,
+};
 use rdma_verbs::verbs::{
-    AccessFlags, AddressVector, AsyncEvent, Completion, CompletionError, CompletionOpcode, CompletionQueue,
-    CompletionStatus, Context, Error, ErrorKind, Gid, MemoryRegion, ProtectionDomain, QueuePair, QueuePairAttributes,
-    QueuePairCapabilities, QueuePairState, QueuePairType, ReceiveRequest, RegionRange, RemoteMemory, SendRequest,
-    Success,
+    AccessFlags, AddressVector, AsyncEvent, Cause, Completion, CompletionError, CompletionOpcode, CompletionQueue,
+    CompletionStatus, Context, Error, ErrorKind, Gid, MemoryRegion, Payload, ProtectionDomain, Qpn, QueuePair,
+    QueuePairAttributes, QueuePairCapabilities, QueuePairState, QueuePairType, ReceiveRequest, RegionRange,
+    RemoteMemory, Rkey, SendRequest, Success,
 };
 
 /// Longer than anything takes that happens at all.
@@ -173,9 +176,12 @@ impl End {
     #[track_caller]
     pub(crate) fn fails_with(&self, wr_id: u64, statuses: &[CompletionStatus]) -> CompletionError {
         let completion = self.next();
-        let error = completion.result().expect_err("a failure");
+        let Err(error) = completion.result() else {
+            panic!("request {} succeeded instead of {statuses:?}: {completion:?}", completion.wr_id());
+        };
         assert_eq!((error.wr_id, error.qpn), (wr_id, self.qp.qpn()), "{error}");
-        assert!(statuses.contains(&error.status), "{:?}: {}", error.status, self.qp.explain(&error));
+        let right = statuses.contains(&error.status);
+        assert!(right, "{:?} instead of {statuses:?}: {}", error.status, self.qp.explain(&error));
         error
     }
 
@@ -184,6 +190,24 @@ impl End {
     pub(crate) fn flushed(&self, wr_ids: impl IntoIterator<Item = u64>) {
         for wr_id in wr_ids {
             self.fails(wr_id, CompletionStatus::WorkRequestFlushedError);
+        }
+    }
+
+    /// A receive that was posted in ERR must be flushed.
+    #[track_caller]
+    pub(crate) fn flushed_receive(&self, wr_id: u64) {
+        if !LATE_FLUSH.holds() {
+            return self.flushed([wr_id]);
+        }
+        // The state change may not be over yet, and then it takes the receive along.
+        match self.cq.wait(SILENCE) {
+            Ok(early) => {
+                assert_eq!((early.wr_id(), early.status()), (wr_id, CompletionStatus::WorkRequestFlushedError))
+            }
+            Err(_) => {
+                self.to_error();
+                self.flushed([wr_id]);
+            }
         }
     }
 
@@ -198,6 +222,25 @@ impl End {
     pub(crate) fn event(&self) -> AsyncEvent {
         let event = self.context.get_async_event(patience());
         event.unwrap_or_else(|| panic!("no asynchronous event: {}", self.qp.explain_state()))
+    }
+
+    /// The next asynchronous event must be one of these, about a failure of the queue pair.
+    #[track_caller]
+    pub(crate) fn failure_event(&self, allowed: &[fn(Qpn) -> AsyncEvent]) {
+        if NO_ERROR_EVENTS.holds() {
+            return self.no_event();
+        }
+        let (event, allowed) = (self.event(), allowed.iter().map(|of| of(self.qp.qpn())).collect::<Vec<_>>());
+        assert!(allowed.contains(&event), "{event:?} instead of {allowed:?}");
+    }
+
+    /// In RTR, the first message must be told as an event.
+    #[track_caller]
+    pub(crate) fn is_told_of_the_connection(&self) {
+        match NO_ESTABLISHED_EVENT.holds() {
+            true => self.no_event(),
+            false => assert_eq!(self.event(), AsyncEvent::CommunicationEstablished(self.qp.qpn())),
+        }
     }
 
     /// No asynchronous event may come for a while.
@@ -223,11 +266,70 @@ impl End {
         }
     }
 
+    /// The send queue must come to have nothing under way, if it drains.
+    #[track_caller]
+    pub(crate) fn is_drained(&self) {
+        let start = Instant::now();
+        while self.qp.query().expect("query_qp").sq_draining {
+            assert!(start.elapsed() < patience(), "never drained: {}", self.qp.explain_state());
+        }
+    }
+
+    /// The send queue goes on after SQD. `nudge` is a request that nobody notices.
+    #[track_caller]
+    pub(crate) fn resume(&self, nudge: SendRequest<'_>) {
+        let ready = QueuePairAttributes { qp_state: Some(QueuePairState::ReadyToSend), ..Default::default() };
+        self.qp.modify(&ready).expect("SQD to RTS");
+        if RTS_BEGINS_NOTHING.holds() {
+            self.silent();
+            self.post(&[nudge]);
+        }
+    }
+
     /// Brings the queue pair to the error state.
     #[track_caller]
     pub(crate) fn to_error(&self) {
         let error = QueuePairAttributes { qp_state: Some(QueuePairState::Error), ..Default::default() };
         self.qp.modify(&error).expect("any state but RESET has a way to ERR");
+    }
+}
+
+/// A request of a connection that nobody notices: without bytes, no key is looked at.
+pub(crate) fn nothing() -> SendRequest<'static> {
+    SendRequest::write(Payload::EMPTY, RemoteMemory::new(0, Rkey(0), 0))
+}
+
+/// The status of a receive that is too short for its message.
+pub(crate) fn too_short() -> CompletionStatus {
+    LENGTH_STATUS.or(CompletionStatus::LocalQueuePairOperationError, CompletionStatus::LocalLengthError)
+}
+
+/// The status of a message that is too long for its receive.
+pub(crate) fn too_long_for_peer() -> CompletionStatus {
+    LENGTH_STATUS.or(CompletionStatus::RemoteOperationError, CompletionStatus::RemoteInvalidRequestError)
+}
+
+/// The status of a receive whose memory is gone.
+pub(crate) fn receive_without_memory() -> CompletionStatus {
+    RECEIVE_STATUS.or(CompletionStatus::LocalQueuePairOperationError, CompletionStatus::LocalProtectionError)
+}
+
+/// The status of a send request whose own memory is gone.
+pub(crate) fn memory_gone() -> CompletionStatus {
+    let known = SEND_STATUS.or(CompletionStatus::LocalQueuePairOperationError, CompletionStatus::LocalProtectionError);
+    FAILED_IS_FLUSHED.or(CompletionStatus::WorkRequestFlushedError, known)
+}
+
+/// The status of a request that is carried out at its own end and fails: the standard's, or what comes instead.
+pub(crate) fn failed_here(standard: CompletionStatus) -> CompletionStatus {
+    FAILED_IS_FLUSHED.or(CompletionStatus::WorkRequestFlushedError, standard)
+}
+
+/// The cause of a failure must be this one, where devices tell causes.
+#[track_caller]
+pub(crate) fn caused_by(end: &End, error: &CompletionError, cause: Cause) {
+    if end.context.query_device().failure_causes {
+        assert_eq!(error.cause, cause, "{error}");
     }
 }
 

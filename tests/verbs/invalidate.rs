@@ -85,8 +85,8 @@ fn refused_remotely(left: &End, right: &End, rkey: Rkey) {
     left.fails_with(3, &statuses);
     let error = right.fails_with(1, &statuses);
     assert_eq!(error.cause, Cause::InvalidateRefused);
-    assert_eq!(right.event(), AsyncEvent::QueuePairAccessError(right.qp.qpn()));
-    right.is_in(QueuePairState::Error);
+    right.failure_event(&[AsyncEvent::QueuePairAccessError]);
+    right.becomes(QueuePairState::Error);
 }
 
 fn not_offered(world: &World) {

@@ -2,16 +2,15 @@
 
 use std::any::Any;
 use std::cell::RefCell;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use rdma_verbs::verbs::{DeviceAttributes, DeviceCapabilities, OnDemandSupport};
 
-use super::deviations::{self, Deviation};
+use super::deviations::{self, Deviation, Known};
 use super::world::{Devices, World};
 
 /// A scenario that takes longer hangs.
@@ -115,11 +114,40 @@ pub(crate) const MODERATION: Capability =
 /// Regions whose keys may be invalidated.
 pub(crate) const INVALIDATABLE_REGIONS: Capability =
     Capability { name: "invalidatable_regions", present: |device| device.invalidatable_regions };
+/// Counters of queue pairs and of dropped packets.
+pub(crate) const PACKET_COUNTERS: Capability =
+    Capability { name: "packet_counters", present: |device| device.packet_counters };
+/// Causes of failures.
+pub(crate) const FAILURE_CAUSES: Capability =
+    Capability { name: "failure_causes", present: |device| device.failure_causes };
+/// Memory at any place within the pages that its iova names.
+pub(crate) const ANY_IOVA: Capability = Capability { name: "any_iova", present: |device| device.any_iova };
 
 thread_local! {
     /// What the scenario of this thread said when it panicked.
     static SAID: RefCell<Option<String>> = const { RefCell::new(None) };
 }
+
+/// How it went beside passing and failing.
+#[derive(Default)]
+struct Tally {
+    /// Skipped scenarios by the capability that the device lacks.
+    skipped: BTreeMap<&'static str, usize>,
+    /// Scenarios that ended as the table of deviations says.
+    deviating: usize,
+    /// The facts of the table, each with the scenarios that met it; without a name, rows about a scenario.
+    reasons: BTreeMap<&'static str, usize>,
+}
+
+/// What all scenarios share.
+struct Suite {
+    devices: Arc<Devices>,
+    known: Known,
+    tally: Mutex<Tally>,
+}
+
+/// Scenarios that have a row of their own in the table of deviations.
+const OWN_ROW: &str = "a row of its own";
 
 /// Runs what the command line asks for, prints how it went, and ends the process.
 pub(crate) fn main(families: &'static [&'static [Scenario]]) -> ! {
@@ -132,58 +160,80 @@ pub(crate) fn main(families: &'static [&'static [Scenario]]) -> ! {
         check_tables(families);
     }
     remember_panics();
-    let skipped = Arc::new(Mutex::new(BTreeMap::<&'static str, usize>::new()));
     let names: Vec<&str> = families.iter().copied().flatten().map(|scenario| scenario.name).collect();
     let known = deviations::known(&devices.first(), &names);
-    let deviating = Arc::new(AtomicUsize::new(0));
-    let mut known: BTreeMap<&str, Arc<Known>> =
-        known.into_iter().map(|(name, row)| (name, Arc::new(Known { row, count: Arc::clone(&deviating) }))).collect();
-    let trial = |scenario: &'static Scenario| trial(scenario, &devices, &skipped, known.remove(scenario.name));
-    let trials = families.iter().copied().flatten().map(trial).collect();
+    let suite = Arc::new(Suite { devices, known, tally: Mutex::default() });
+    let trials = families.iter().copied().flatten().map(|scenario| trial(scenario, &suite)).collect();
     let start = Instant::now();
     let conclusion = libtest_mimic::run(&arguments, trials);
     if !arguments.list {
         let (passed, failed) = (conclusion.num_passed, conclusion.num_failed);
-        let skipped = skipped.lock().expect("no panic while it is held");
-        let skips: usize = skipped.values().sum();
-        let reasons: Vec<String> = skipped.iter().map(|(name, count)| format!("{count} for {name}")).collect();
-        let deviating = deviating.load(Ordering::Relaxed);
+        let tally = suite.tally();
+        let (skips, deviating) = (tally.skipped.values().sum::<usize>(), tally.deviating);
         println!(
-            "verbs on {devices}: {} scenarios, {} passed, {failed} failed, {deviating} deviating, {skips} skipped{}{}, \
-             {:.1?}",
+            "verbs on {}: {} scenarios, {} passed, {failed} failed, {skips} skipped{}, {deviating} deviating{}, {:.1?}",
+            suite.devices,
             passed + failed + skips as u64,
             passed - deviating as u64,
-            if reasons.is_empty() { "" } else { ": " },
-            reasons.join(", "),
+            list(&tally.skipped),
+            list(&tally.reasons),
             start.elapsed(),
         );
     }
     conclusion.exit()
 }
 
-fn trial(
-    scenario: &'static Scenario,
-    devices: &Arc<Devices>,
-    skipped: &Arc<Mutex<BTreeMap<&'static str, usize>>>,
-    known: Option<Arc<Known>>,
-) -> Trial {
-    let (devices, skipped) = (Arc::clone(devices), Arc::clone(skipped));
+/// What was counted, by name.
+fn list(counts: &BTreeMap<&'static str, usize>) -> String {
+    let counts: Vec<String> = counts.iter().map(|(name, count)| format!("{count} for {name}")).collect();
+    if counts.is_empty() { String::new() } else { format!(" ({})", counts.join(", ")) }
+}
+
+fn trial(scenario: &'static Scenario, suite: &Arc<Suite>) -> Trial {
+    let suite = Arc::clone(suite);
     Trial::ignorable_test(scenario.name, move || {
-        let world = World::new(scenario, devices);
+        let world = World::new(scenario, Arc::clone(&suite.devices));
         let lacked = scenario.needs.iter().find(|capability| !world.has(capability));
         if let Some(lacked) = lacked {
-            *skipped.lock().expect("no panic while it is held").entry(lacked.name).or_default() += 1;
+            *suite.tally().skipped.entry(lacked.name).or_default() += 1;
             return Ok(Completion::ignored_with(lacked.name));
         }
-        let outcome = run_within(time_limit(), scenario, world, known.is_some());
-        let outcome = match (&known, outcome) {
-            (Some(known), Err(failed)) => known.judge(failed),
-            (_, outcome) => outcome,
-        };
+        let row = suite.known.scenarios.get(scenario.name);
+        let (outcome, facts) = run_within(time_limit(), scenario, world, &suite.known);
+        let outcome = suite.judge(scenario, row, &facts, outcome);
         #[cfg(feature = "mutations")]
         end_if_found(&outcome);
         outcome.map(|()| Completion::Completed)
     })
+}
+
+impl Suite {
+    fn tally(&self) -> std::sync::MutexGuard<'_, Tally> {
+        self.tally.lock().expect("no panic while it is held")
+    }
+
+    /// What an outcome means, if this is known about the scenario and it met these facts.
+    fn judge(
+        &self,
+        scenario: &Scenario,
+        row: Option<&Deviation>,
+        facts: &BTreeSet<&'static str>,
+        outcome: Result<(), Failed>,
+    ) -> Result<(), Failed> {
+        let mut reasons: Vec<&'static str> = facts.iter().copied().collect();
+        match (outcome, row) {
+            (Ok(()), Some(row)) if !row.is_occasional() => {
+                return Err(format!("{} passes: its row in deviations.txt is wrong", scenario.name).into());
+            }
+            (Ok(()), _) => {}
+            (Err(failed), Some(row)) if row.is_met(failed.message().unwrap_or_default()) => reasons.push(OWN_ROW),
+            (Err(failed), _) => return Err(failed),
+        }
+        let mut tally = self.tally();
+        tally.deviating += usize::from(!reasons.is_empty());
+        reasons.into_iter().for_each(|reason| *tally.reasons.entry(reason).or_default() += 1);
+        Ok(())
+    }
 }
 
 #[cfg(not(feature = "mutations"))]
@@ -206,41 +256,31 @@ fn end_if_found(outcome: &Result<(), Failed>) {
     }
 }
 
-/// A known deviation, and the count of those that were met.
-struct Known {
-    row: Deviation,
-    count: Arc<AtomicUsize>,
-}
-
-impl Known {
-    /// Whether the scenario failed as the table says.
-    fn judge(&self, failed: Failed) -> Result<(), Failed> {
-        let said = failed.message().unwrap_or_default();
-        if !self.row.instead.split(" || ").any(|instead| said.contains(instead)) {
-            return Err(failed);
-        }
-        self.count.fetch_add(1, Ordering::Relaxed);
-        Ok(())
-    }
-}
-
-/// Runs the scenario on a thread of its own, which is left behind if it hangs.
-fn run_within(limit: Duration, scenario: &'static Scenario, world: World, is_deviating: bool) -> Result<(), Failed> {
+/// Runs the scenario on a thread of its own, which is left behind if it hangs. Also which facts it has met.
+fn run_within(
+    limit: Duration,
+    scenario: &'static Scenario,
+    world: World,
+    known: &Known,
+) -> (Result<(), Failed>, BTreeSet<&'static str>) {
     let (report, outcome) = mpsc::channel();
+    let (facts, is_deviating) = (Arc::clone(&known.facts), known.scenarios.contains_key(scenario.name));
     let thread = std::thread::Builder::new().name(scenario.name.into());
     let spawned = thread.spawn(move || {
-        if is_deviating {
-            deviations::set_deviating();
-        }
+        deviations::begin(facts, is_deviating);
         let result = catch_unwind(AssertUnwindSafe(|| (scenario.run)(&world)));
+        let said = result.map_err(|panic| SAID.take().unwrap_or_else(|| text_of(&*panic)));
         // Nobody listens any more if the limit has passed.
-        let _ = report.send(result.map_err(|panic| SAID.take().unwrap_or_else(|| text_of(&*panic))));
+        let _ = report.send((said, deviations::met()));
     });
-    spawned.map_err(|error| format!("no thread for {}: {error}", scenario.name))?;
+    let none = BTreeSet::new();
+    if let Err(error) = spawned {
+        return (Err(format!("no thread for {}: {error}", scenario.name).into()), none);
+    }
+    let at = format!("{} [{}]", scenario.name, scenario.clause);
     match outcome.recv_timeout(limit) {
-        Ok(Ok(())) => Ok(()),
-        Ok(Err(said)) => Err(format!("{} [{}]: {said}", scenario.name, scenario.clause).into()),
-        Err(_) => Err(format!("{} [{}]: hangs: not done after {limit:?}", scenario.name, scenario.clause).into()),
+        Ok((said, facts)) => (said.map_err(|said| format!("{at}: {said}").into()), facts),
+        Err(_) => (Err(format!("{at}: hangs: not done after {limit:?}").into()), none),
     }
 }
 

@@ -326,6 +326,9 @@ fn most_groups(world: &World) {
     let end = idle(world, 0, &shape());
     let most = end.context.query_device().max_mcast_grp.min(150) as u8;
     (0..most).for_each(|number| end.qp.attach_mcast(group(&end, number)).expect("up to max_mcast_grp"));
+    if end.context.query_device().max_mcast_grp > u32::from(most) {
+        return;
+    }
     let error = end.qp.attach_mcast(group(&end, most)).unwrap_err();
     assert!(error.kind() == ErrorKind::ResourceLimit && error.to_string().contains("max_mcast_grp"), "{error}");
     end.qp.detach_mcast(group(&end, 0)).unwrap();

@@ -123,7 +123,7 @@ fn half(ends: &Extended) {
     ends.queues[1].post_recv(&[ReceiveRequest::new(room).wr_id(30)]).unwrap();
     let number = ends.queues[1].number();
     let sender = (&ends.initiator, &ends.sender_pd, &ends.sender_cq);
-    send_half(sender, &ends.target, |ranges| SendRequest::send(ranges).remote_srq(number));
+    send_half(sender, &ends.target, |ranges| SendRequest::send(ranges).remote_srq(number), None);
     ends.silent();
 }
 

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
 use super::events::Events;
 use super::ledger::Ledger;
 use super::memory::Window;
+use super::multicast::Memberships;
 use super::{convert, errors, sys};
 use crate::provider::{Error, ErrorKind, Result};
 use crate::types::{
@@ -31,6 +32,7 @@ pub(super) struct Device {
     pub(super) shared_receive_numbers: Mutex<HashMap<u64, SharedReceiveQueueNumber>>,
     /// Completion queues by number: whether each overflowed.
     queues: Mutex<HashMap<u32, Arc<AtomicBool>>>,
+    pub(super) memberships: Memberships,
     next_number: AtomicU32,
 }
 
@@ -48,6 +50,7 @@ impl Device {
             windows: Mutex::default(),
             shared_receive_numbers: Mutex::default(),
             queues: Mutex::default(),
+            memberships: Memberships::default(),
             next_number: AtomicU32::new(1),
         }))
     }

@@ -41,6 +41,19 @@ pub(super) fn from_queue(verb: &'static str, error: &QueueError) -> Error {
     Error::new(verb, kind, error.to_string())
 }
 
+/// A queue pair's own queue is full.
+pub(super) fn full(verb: &'static str, limit: u32) -> Error {
+    if verb != "post_send" {
+        return from_queue(verb, &QueueError::Full { limit });
+    }
+    let message = format!(
+        "max_send_wr is {limit}, and so many requests are outstanding: slots come back when the completion of a \
+         signaled request, or of a later one, is polled. Poll, and signal at least one request in {limit}; if none of \
+         these is signaled, only RESET frees the queue"
+    );
+    Error::new(verb, ErrorKind::QueueFull, message)
+}
+
 pub(super) fn from_modify(error: &ModifyError) -> Error {
     let kind = match error {
         ModifyError::NoTransition { .. } | ModifyError::WrongCurrentState { .. } => ErrorKind::InvalidState,

@@ -3,7 +3,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::device::Device;
 use super::sys;
@@ -35,7 +35,16 @@ impl Events {
 
     /// Moves what the kernel has to the queue.
     pub(super) fn pump(&self, device: &Device) {
-        let _moving = self.moving.lock().unwrap_or_else(PoisonError::into_inner);
+        let _moving = self.moving();
+        self.move_all(device);
+    }
+
+    fn moving(&self) -> MutexGuard<'_, ()> {
+        self.moving.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The caller holds `moving`.
+    fn move_all(&self, device: &Device) {
         for _ in 0..MAX_EVENTS {
             let Some(event) = device.sys.next_event() else { return };
             if let Some(event) = translate(device, &event) {
@@ -57,11 +66,11 @@ impl Events {
         device: &Device,
         take: impl FnOnce(&AsyncEventQueue) -> Option<AsyncEvent>,
     ) -> Option<AsyncEvent> {
-        self.waiting.clear();
-        self.pump(device);
+        let _moving = self.moving();
+        self.move_all(device);
         let event = take(&self.queue);
-        if !self.queue.is_empty() {
-            self.waiting.signal();
+        if self.queue.is_empty() {
+            self.waiting.clear();
         }
         event
     }
@@ -72,7 +81,8 @@ impl Events {
 
     /// Removes the events about an object that is gone.
     pub(super) fn discard(&self, device: &Device, object: EventObject) {
-        self.pump(device);
+        let _moving = self.moving();
+        self.move_all(device);
         if self.queue.discard(|event| event.object() == object) > 0 && self.queue.is_empty() {
             self.waiting.clear();
         }

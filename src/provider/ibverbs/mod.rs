@@ -43,6 +43,7 @@ mod ledger;
 mod memory;
 mod memory_source;
 mod modify;
+mod multicast;
 mod queue_pair;
 mod shared_receive;
 mod sides;

@@ -151,11 +151,10 @@ impl IbverbsQueuePair {
             self.note_state(to);
             self.pause_posting()
         });
-        let modified = self.change(from, to, &attributes, bits)?;
+        let modified = self.change(from, &attributes, bits)?;
         modified.map_err(|error| {
             self.note_state(from);
-            let asked = format!("{} to {} with {given:?}", from.name(), to.name());
-            errors::from_errno("modify_qp", asked, &error)
+            self.refused(from, to, given, &error)
         })?;
         self.note_state(to);
         match to {
@@ -168,16 +167,9 @@ impl IbverbsQueuePair {
         Ok(())
     }
 
-    /// rxe refuses to leave SQD while it drains, which takes a moment even if nothing is under way.
-    fn change(
-        &self,
-        from: QueuePairState,
-        to: QueuePairState,
-        attributes: &sys::QpAttr,
-        bits: u32,
-    ) -> Result<std::io::Result<()>> {
-        let leaves = from == QueuePairState::SendQueueDrained && to != from;
-        let mut tries = if leaves { DRAIN_TRIES } else { 1 };
+    /// rxe refuses every change in SQD while it drains, which takes a moment even if nothing is under way.
+    fn change(&self, from: QueuePairState, attributes: &sys::QpAttr, bits: u32) -> Result<std::io::Result<()>> {
+        let mut tries = if from == QueuePairState::SendQueueDrained { DRAIN_TRIES } else { 1 };
         loop {
             tries -= 1;
             let modified = self.sys.modify(attributes, bits).ok_or_else(|| self.destroyed("modify_qp"))?;
@@ -191,6 +183,24 @@ impl IbverbsQueuePair {
                 _ => std::thread::sleep(DRAIN_PAUSE),
             }
         }
+    }
+
+    /// Why the adapter did not take a change.
+    fn refused(
+        &self,
+        from: QueuePairState,
+        to: QueuePairState,
+        given: &QueuePairAttributes,
+        error: &std::io::Error,
+    ) -> Error {
+        let asked = format!("{} to {} with {given:?}", from.name(), to.name());
+        let refusal = errors::from_errno("modify_qp", asked.as_str(), error);
+        let is_draining = || self.read("modify_qp").is_ok_and(|now| now.sq_draining != 0);
+        if refusal.kind() != ErrorKind::InvalidArgument || from != QueuePairState::SendQueueDrained || !is_draining() {
+            return refusal;
+        }
+        let message = format!("{asked}: the send queue is draining still; wait until query_qp says that it is drained");
+        Error::new("modify_qp", ErrorKind::InvalidState, message)
     }
 
     fn check_values(&self, known: &QueuePairAttributes, given: &QueuePairAttributes) -> Result<()> {

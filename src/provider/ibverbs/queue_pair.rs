@@ -9,12 +9,13 @@ use super::device::Device;
 use super::errors::{self, check_range};
 use super::ledger::{Held, Ledger, Ordered};
 use super::memory::{Domain, IbverbsProtectionDomain};
+use super::multicast::Membership;
 use super::shared_receive::{Use, begin_use, own_xrc_domain};
 use super::sides::{Side, Trouble};
-use super::{convert, sys};
+use super::{convert, gid, sys};
 use crate::provider::{CompletionQueue, DatagramTarget, Error, ErrorKind, QueuePair, QueuePairInit, Result, XrcDomain};
 use crate::types::{
-    BatchEnd, Counters, Data, EventObject, Gid, MemoryWindowType, Operation, Qpn, QueuePairAttributes,
+    BatchEnd, Counters, Data, EventObject, Gid, GidEntry, MemoryWindowType, Operation, Qpn, QueuePairAttributes,
     QueuePairCapabilities, QueuePairState, QueuePairStatus, QueuePairType, ReceiveRequest, SendRequest,
     SharedReceiveQueueNumber, Transport,
 };
@@ -40,8 +41,8 @@ pub(super) struct IbverbsQueuePair {
     shared: Mutex<Option<Use>>,
     /// Number of that queue.
     srq: Option<SharedReceiveQueueNumber>,
-    /// Multicast groups that it is attached to.
-    groups: Mutex<Vec<Gid>>,
+    /// Multicast groups that it is attached to, with its share in the host's membership.
+    groups: Mutex<Vec<(Gid, Option<Membership>)>>,
     domain: Arc<Domain>,
     _queues: [Arc<dyn CompletionQueue>; 2],
     _xrc_domain: Option<Arc<dyn XrcDomain>>,
@@ -149,7 +150,7 @@ impl IbverbsQueuePair {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn groups(&self) -> MutexGuard<'_, Vec<Gid>> {
+    fn groups(&self) -> MutexGuard<'_, Vec<(Gid, Option<Membership>)>> {
         self.groups.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -288,6 +289,26 @@ impl IbverbsQueuePair {
         }
     }
 
+    /// The host joins the group, too, where packets have IP addresses.
+    fn join_group(&self, gid: Gid, port_num: u8) -> Result<Option<Membership>> {
+        let port = self.device.port("attach_mcast", port_num)?;
+        if self.device.has_lids(&port) {
+            let message = format!(
+                "gid is {gid}, and port {port_num} is one of InfiniBand: groups have LIDs there, which only the subnet \
+                 manager knows; joining one takes a connection manager"
+            );
+            return Err(Error::new("attach_mcast", ErrorKind::Unsupported, message));
+        }
+        let is_alike = |entry: &GidEntry| entry.gid.to_ip().is_ipv4() == gid.to_ip().is_ipv4();
+        let table: Vec<GidEntry> = self.device.gid_table(port_num)?.into_iter().filter(is_alike).collect();
+        let own = gid::choose(port.link_layer, &table).and_then(|index| self.device.gid(port_num, index).ok()?);
+        let Some(own) = own else { return Ok(None) };
+        self.device.memberships.join(gid, &own).map_err(|error| {
+            let message = format!("gid is {gid}: the host cannot join the group on the interface of {}", own.gid);
+            Error::from_io("attach_mcast", message, error)
+        })
+    }
+
     fn check_group(&self, verb: &'static str, gid: Gid) -> Result<()> {
         self.device.check_process(verb)?;
         let refuse = |message: String| Err(Error::new(verb, ErrorKind::InvalidArgument, message));
@@ -404,34 +425,33 @@ impl QueuePair for IbverbsQueuePair {
 
     fn attach_mcast(&self, gid: Gid) -> Result<()> {
         self.check_group("attach_mcast", gid)?;
+        // Not with the groups locked: whoever destroys the queue pair locks them second.
+        let port_num = self.known().port_num.unwrap_or(1);
         let mut groups = self.groups();
-        if groups.contains(&gid) {
+        if groups.iter().any(|(group, _)| *group == gid) {
             return Ok(());
         }
-        let port_num = self.known().port_num.unwrap_or(1);
-        if self.device.has_lids(&self.device.port("attach_mcast", port_num)?) {
-            let message = format!(
-                "gid is {gid}, and port {port_num} is one of InfiniBand: groups have LIDs there, which only the subnet \
-                 manager knows; joining one takes a connection manager"
-            );
-            return Err(Error::new("attach_mcast", ErrorKind::Unsupported, message));
-        }
+        let membership = self.join_group(gid, port_num)?;
         let attached = self.sys.attach_mcast(gid.to_bytes()).ok_or_else(|| self.destroyed("attach_mcast"))?;
-        attached.map_err(|error| errors::from_errno("attach_mcast", format!("gid is {gid}"), &error))?;
-        groups.push(gid);
+        attached.map_err(|error| {
+            let (members, groups) = (self.device.limits().max_mcast_qp_attach, self.device.limits().max_mcast_grp);
+            let asked = format!("gid is {gid} (max_mcast_qp_attach {members}, max_mcast_grp {groups})");
+            errors::from_errno("attach_mcast", asked, &error)
+        })?;
+        groups.push((gid, membership));
         Ok(())
     }
 
     fn detach_mcast(&self, gid: Gid) -> Result<()> {
         self.check_group("detach_mcast", gid)?;
         let mut groups = self.groups();
-        if !groups.contains(&gid) {
+        if groups.iter().all(|(group, _)| *group != gid) {
             let message = format!("queue pair {} is not attached to the group {gid}", self.qpn);
             return Err(Error::new("detach_mcast", ErrorKind::InvalidArgument, message));
         }
         let detached = self.sys.detach_mcast(gid.to_bytes()).ok_or_else(|| self.destroyed("detach_mcast"))?;
         detached.map_err(|error| errors::from_errno("detach_mcast", format!("gid is {gid}"), &error))?;
-        groups.retain(|group| *group != gid);
+        groups.retain(|(group, _)| *group != gid);
         Ok(())
     }
 
@@ -480,7 +500,7 @@ impl QueuePair for IbverbsQueuePair {
         if before == DESTROYED {
             return Ok(());
         }
-        for group in self.groups().drain(..) {
+        for (group, _) in self.groups().drain(..) {
             let _ = self.sys.detach_mcast(group.to_bytes());
         }
         if before != QueuePairState::Reset as u8 {

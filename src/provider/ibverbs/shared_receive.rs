@@ -132,10 +132,19 @@ impl IbverbsSharedReceiveQueue {
             domain: Arc::clone(domain),
             _xrc: init.xrc.map(|xrc| (Arc::clone(xrc.domain), Arc::clone(xrc.cq))),
         };
+        // Libraries may leave it out of the answer to the creation.
+        queue.note_size("create_srq");
         if init.srq_limit > 0 {
             queue.modify(&SharedReceiveQueueAttributes { srq_limit: Some(init.srq_limit), max_wr: None })?;
         }
         Ok(queue)
+    }
+
+    /// The queue is as large as the adapter says.
+    fn note_size(&self, verb: &'static str) {
+        if let Ok(now) = self.status(verb) {
+            self.max_wr.store(now.max_wr, Ordering::Relaxed);
+        }
     }
 
     fn users(&self) -> MutexGuard<'_, u32> {
@@ -236,6 +245,10 @@ impl SharedReceiveQueue for IbverbsSharedReceiveQueue {
     }
 
     fn modify(&self, attributes: &SharedReceiveQueueAttributes) -> Result<()> {
+        if self.lock.is_held() {
+            let message = "this thread has an open batch of this queue; post or drop it first";
+            return Err(Error::new("modify_srq", ErrorKind::InvalidState, message));
+        }
         let now = self.status("modify_srq")?;
         if let Some(max_wr) = attributes.max_wr {
             check_range("modify_srq", "max_wr", max_wr, 1..=self.domain.device.limits().max_srq_wr)?;
@@ -254,12 +267,21 @@ impl SharedReceiveQueue for IbverbsSharedReceiveQueue {
         if mask == 0 {
             return Ok(());
         }
+        // Nothing more is posted meanwhile: if rxe of Linux 6.1 must refuse, it loses its queue, and the kernel panics
+        // when the queue is used again.
+        let _staging = self.staging();
+        let outstanding = self.shared().outstanding();
+        if attributes.max_wr.is_some_and(|max_wr| outstanding > max_wr as usize) {
+            let max_wr = wanted.max_wr;
+            let message = format!("max_wr is {max_wr}, and {outstanding} receives wait, or their completions do");
+            return Err(Error::new("modify_srq", ErrorKind::InvalidArgument, message));
+        }
         let modified = self.sys.modify(&wanted, mask).ok_or_else(|| self.destroyed("modify_srq"))?;
         modified.map_err(|error| {
-            let asked = format!("max_wr is {:?}, srq_limit is {:?}", attributes.max_wr, attributes.srq_limit);
+            let asked = format!("max_wr is {}, srq_limit is {}", wanted.max_wr, wanted.srq_limit);
             errors::from_errno("modify_srq", asked, &error)
         })?;
-        self.max_wr.store(attributes.max_wr.unwrap_or(now.max_wr), Ordering::Relaxed);
+        self.note_size("modify_srq");
         Ok(())
     }
 

@@ -114,7 +114,7 @@ impl<S: Staging> Side<S> {
         if self.book().has_room(staged) {
             return Ok(());
         }
-        Err(errors::from_queue(verb, &QueueError::Full { limit: self.book().limit() }))
+        Err(errors::full(verb, self.book().limit()))
     }
 }
 
@@ -133,7 +133,7 @@ fn trouble(
             Err(Trouble::Refused(Error::new(verb, ErrorKind::InvalidState, message)))
         }
         Some(Err(failure)) if failure.nothing_posted => Err(Trouble::Refused(match failure.error.raw_os_error() {
-            Some(libc::ENOMEM | libc::ENOSPC) => errors::from_queue(verb, &QueueError::Full { limit }),
+            Some(libc::ENOMEM | libc::ENOSPC) => errors::full(verb, limit),
             _ => errors::from_errno(verb, format!("posting to queue pair {qpn}"), &failure.error),
         })),
         Some(Err(failure)) => {

@@ -283,6 +283,9 @@ fn attributes(interface: &Interface, config: &SoftConfig) -> DeviceAttributes {
         max_cq_count: u16::MAX,
         max_cq_period: u16::MAX,
         invalidatable_regions: true,
+        packet_counters: true,
+        failure_causes: true,
+        any_iova: true,
         ..DeviceAttributes::empty()
     }
 }
