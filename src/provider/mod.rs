@@ -42,6 +42,21 @@ pub trait Provider: Send + Sync {
     /// Names of the devices that exist now.
     fn device_names(&self) -> Result<Vec<String>>;
 
+    /// Why the provider has no devices on this machine at all, if what all of them need is missing: what to install.
+    ///
+    /// ```
+    /// for provider in rdma_verbs::provider::providers() {
+    ///     match provider.unavailable() {
+    ///         Some(reason) => println!("{}: {reason}", provider.name()),
+    ///         None => println!("{}: {:?}", provider.name(), provider.device_names()?),
+    ///     }
+    /// }
+    /// # Ok::<(), rdma_verbs::provider::Error>(())
+    /// ```
+    fn unavailable(&self) -> Option<String> {
+        None
+    }
+
     /// Opens a device by name. [`ErrorKind::NotFound`] if this provider has none of that name.
     fn open(&self, name: &str) -> Result<Arc<dyn Context>>;
 }
@@ -483,6 +498,17 @@ pub trait QueuePair: Send + Sync {
 
     /// Ends the batch.
     fn send_end(&self, end: BatchEnd) -> Result<()>;
+
+    /// Posts a request alone, as a batch of one: what can be done without the batch is faster so. Not to be called by a
+    /// thread that has a batch open.
+    fn send_one(&self, request: &SendRequest<'_>) -> Result<()> {
+        self.send_begin();
+        if let Err(error) = self.send_push(request) {
+            self.send_end(BatchEnd::Rollback)?;
+            return Err(error);
+        }
+        self.send_end(BatchEnd::Publish)
+    }
 
     /// Begins a batch of receive requests.
     fn recv_begin(&self);

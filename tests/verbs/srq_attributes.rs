@@ -115,7 +115,8 @@ fn largest(world: &World) {
     match context.alloc_pd().unwrap().create_srq(limits.max_srq_wr, limits.max_srq_sge).build() {
         Ok(srq) => {
             let status = srq.query().unwrap();
-            assert_eq!((status.max_wr, status.max_sge), (limits.max_srq_wr, limits.max_srq_sge));
+            // A queue may be larger than asked for, and rxe's are.
+            assert!(status.max_wr >= limits.max_srq_wr && status.max_sge >= limits.max_srq_sge, "{status:?}");
         }
         // The limits are the device's; the machine's memory may have others.
         Err(error) => assert_eq!(error.kind(), ErrorKind::ResourceLimit, "{error}"),

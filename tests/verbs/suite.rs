@@ -13,8 +13,8 @@ use rdma_verbs::verbs::{DeviceAttributes, DeviceCapabilities, OnDemandSupport};
 use super::deviations::{self, Deviation, Known};
 use super::world::{Devices, World};
 
-/// A scenario that takes longer hangs.
-pub(crate) const TIME_LIMIT: Duration = Duration::from_secs(30);
+/// A scenario that takes longer hangs. With the address sanitizer, on an emulated processor, everything takes longer.
+pub(crate) const TIME_LIMIT: Duration = Duration::from_secs(if cfg!(rdma_verbs_sanitize) { 120 } else { 30 });
 /// Scenarios wait more than they compute.
 const THREADS: usize = 4;
 

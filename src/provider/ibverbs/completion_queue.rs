@@ -1,21 +1,18 @@
 //! Completion queues.
 
 use std::any::Any;
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use super::channel::{Announced, IbverbsChannel};
-use super::device::Device;
+use super::device::{Device, KnownLedgers};
 use super::errors::{self, check_range};
 use super::ledger::Ledger;
 use super::sys;
 use crate::provider::{CompletionChannel, CompletionQueue, CompletionQueueInit, Error, ErrorKind, Result};
 use crate::types::{Cause, CompletionFlags, CompletionOpcode, CompletionStatus, EventObject, Qpn, RawCompletion};
 
-/// Completions taken from the library at once.
-const CHUNK: usize = 16;
 /// The bit of `ibv_wc_opcode` that receives have.
 const RECEIVE: u32 = 128;
 /// Empty polls between two looks for events, which tell of an overflow.
@@ -30,8 +27,8 @@ pub(super) struct IbverbsCompletionQueue {
     overflowed: Arc<AtomicBool>,
     empty_polls: AtomicU32,
     /// Completions are entered in the books in the order in which they were taken: a later one says that all before it
-    /// are finished, so their places are free for new requests.
-    order: Mutex<()>,
+    /// are finished, so their places are free for new requests. Whoever does so holds this.
+    order: Mutex<KnownLedgers>,
     device: Arc<Device>,
 }
 
@@ -123,27 +120,24 @@ pub(super) fn own_queue<'a>(
 impl CompletionQueue for IbverbsCompletionQueue {
     fn poll(&self, out: &mut [RawCompletion]) -> Result<usize> {
         self.device.check_process("poll_cq")?;
-        let (mut filled, mut polled) = (0, [sys::Polled::default(); CHUNK]);
-        let order = self.order.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut filled = 0;
+        let mut known = self.order.lock().unwrap_or_else(PoisonError::into_inner);
         while filled < out.len() {
-            let wanted = (out.len() - filled).min(CHUNK);
-            let taken = match self.sys.poll(&mut polled[..wanted]) {
+            let taken = self.sys.poll(out.len() - filled, |wc, ticks| {
+                let timestamp = if ticks == 0 { 0 } else { self.device.nanoseconds(ticks).max(1) };
+                if let Some(completion) = translate(wc, timestamp, &self.device, &mut known) {
+                    out[filled] = completion;
+                    filled += 1;
+                }
+            });
+            match taken {
                 Ok(0) => break,
-                Ok(taken) => taken,
+                Ok(_) => {}
                 Err(_) if filled > 0 => break,
                 Err(error) => return Err(errors::from_errno("poll_cq", "polling", &error)),
-            };
-            let ledgers = self.device.ledgers.read().unwrap_or_else(PoisonError::into_inner);
-            for completion in polled[..taken].iter().filter_map(|polled| translate(polled, &ledgers)) {
-                let timestamp = match completion.timestamp {
-                    0 => 0,
-                    ticks => self.device.nanoseconds(ticks).max(1),
-                };
-                out[filled] = RawCompletion { timestamp, ..completion };
-                filled += 1;
             }
         }
-        drop(order);
+        drop(known);
         if filled == 0 && !out.is_empty() {
             self.check_whole()?;
         }
@@ -208,13 +202,12 @@ impl Drop for IbverbsCompletionQueue {
     }
 }
 
-/// The completion as this crate tells it, but for the time, which is in ticks; `None` if its queue pair is gone or was
-/// reset since.
-fn translate(polled: &sys::Polled, ledgers: &HashMap<u32, Arc<Ledger>>) -> Option<RawCompletion> {
-    let wc = &polled.wc;
+/// The completion as this crate tells it; `None` if its queue pair is gone or was reset since.
+#[inline]
+fn translate(wc: &sys::Wc, timestamp: u64, device: &Device, known: &mut KnownLedgers) -> Option<RawCompletion> {
     let status = status(wc.status);
     let (number, index) = ((wc.wr_id >> 32) as u32, wc.wr_id as u32);
-    let (wr_id, retired, qpn, datagrams) = match &**ledgers.get(&number)? {
+    let (wr_id, retired, qpn, datagrams) = match &**device.ledger(number, known)? {
         Ledger::Ordered(ledger) => {
             let (wr_id, retired) = ledger.complete(index, status.is_success())?;
             (wr_id, retired, ledger.qpn, ledger.datagrams)
@@ -243,7 +236,7 @@ fn translate(polled: &sys::Polled, ledgers: &HashMap<u32, Arc<Ledger>>) -> Optio
         source_qpn: Qpn::new(wc.src_qp),
         source_lid: wc.slid,
         sl: wc.sl,
-        timestamp: polled.timestamp,
+        timestamp,
         ..outcome
     })
 }

@@ -2,11 +2,11 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
 
 use super::events::Events;
-use super::ledger::Ledger;
+use super::ledger::{Ledger, Ledgers};
 use super::memory::Window;
 use super::multicast::Memberships;
 use super::{convert, errors, sys};
@@ -23,7 +23,9 @@ pub(super) struct Device {
     /// Found out when somebody asks, by trying: the adapter does not report it.
     found: OnceLock<Found>,
     /// Work queues by the number in the upper half of their requests' numbers.
-    pub(super) ledgers: RwLock<HashMap<u32, Arc<Ledger>>>,
+    ledgers: RwLock<Ledgers>,
+    /// How often one of them was removed.
+    removed_ledgers: AtomicU64,
     /// Regions by local key, for binding windows and for inline atomics.
     regions: Mutex<HashMap<u32, Weak<sys::MemoryRegion>>>,
     /// Windows by the upper part of their key.
@@ -46,6 +48,7 @@ impl Device {
             attributes,
             found: OnceLock::new(),
             ledgers: RwLock::default(),
+            removed_ledgers: AtomicU64::new(0),
             regions: Mutex::default(),
             windows: Mutex::default(),
             shared_receive_numbers: Mutex::default(),
@@ -155,7 +158,23 @@ impl Device {
 
     /// Its completions are dropped from now on.
     pub(super) fn remove_ledger(&self, ledger: &Ledger) {
-        self.ledgers.write().unwrap_or_else(PoisonError::into_inner).remove(&ledger.number());
+        let mut ledgers = self.ledgers.write().unwrap_or_else(PoisonError::into_inner);
+        ledgers.remove(&ledger.number());
+        self.removed_ledgers.fetch_add(1, Ordering::Release);
+    }
+
+    /// The work queue of this number; `known` has those that were looked for before.
+    #[inline]
+    pub(super) fn ledger<'a>(&self, number: u32, known: &'a mut KnownLedgers) -> Option<&'a Arc<Ledger>> {
+        let removed = self.removed_ledgers.load(Ordering::Acquire);
+        if known.removed != removed {
+            *known = KnownLedgers { removed, ..KnownLedgers::default() };
+        }
+        let slot = &mut known.ledgers[number as usize % KNOWN];
+        if slot.as_ref().is_none_or(|ledger| ledger.number() != number) {
+            *slot = self.ledgers.read().unwrap_or_else(PoisonError::into_inner).get(&number).cloned();
+        }
+        slot.as_ref()
     }
 
     fn regions(&self) -> MutexGuard<'_, HashMap<u32, Weak<sys::MemoryRegion>>> {
@@ -222,6 +241,16 @@ impl Device {
     pub(super) fn window(&self, rkey: u32) -> Option<Arc<Window>> {
         self.windows().get(&(rkey >> 8)).and_then(Weak::upgrade)
     }
+}
+
+/// Work queues that a completion queue remembers: for one or two queue pairs, whose queues have numbers in a row.
+const KNOWN: usize = 4;
+
+/// Work queues that were found lately, until one of the device is removed.
+#[derive(Default)]
+pub(super) struct KnownLedgers {
+    removed: u64,
+    ledgers: [Option<Arc<Ledger>>; KNOWN],
 }
 
 /// What is found out by creating queue pairs.

@@ -5,8 +5,9 @@
 //! queue's creation, also over RESET. Both together are what the adapter gets as the request's number, so a completion
 //! leads back to the queue, whether it succeeded (then it says what it was) or not (then it does not).
 
-use std::collections::HashSet;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::collections::{HashMap, HashSet};
+use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::memory::Window;
@@ -50,6 +51,29 @@ impl Ledger {
     }
 }
 
+/// Books by their number.
+pub(super) type Ledgers = HashMap<u32, Arc<Ledger>, BuildHasherDefault<CountedHasher>>;
+
+/// For numbers that were counted out here, which nobody can choose to collide: the lookup is on the way of every
+/// completion.
+#[derive(Default)]
+pub(super) struct CountedHasher(u64);
+
+impl Hasher for CountedHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_u32(u32::from(*byte)));
+    }
+
+    /// The map takes the place from the low bits and a tag from the high ones; the product has the number in both.
+    fn write_u32(&mut self, number: u32) {
+        self.0 = (self.0.rotate_left(8) ^ u64::from(number)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
 /// The book of a send or receive queue.
 pub(super) struct Ordered {
     number: u32,
@@ -71,7 +95,8 @@ pub(super) struct Ordered {
     floor: AtomicU32,
     /// At the same places. Empty if no request of the queue holds anything.
     held: Mutex<Box<[Option<Held>]>>,
-    holds: bool,
+    /// Whether any request ever held something. Until then nobody looks, which most connections never have to.
+    holds: AtomicBool,
 }
 
 impl Ordered {
@@ -89,7 +114,7 @@ impl Ordered {
             retired: AtomicU32::new(0),
             floor: AtomicU32::new(0),
             held: Mutex::new(held),
-            holds,
+            holds: AtomicBool::new(false),
         }
     }
 
@@ -107,6 +132,7 @@ impl Ordered {
     }
 
     /// Requests that still fit, if so many are staged already.
+    #[inline]
     pub(super) fn has_room(&self, staged: usize) -> bool {
         let (posted, retired) = (self.posted.load(Ordering::Relaxed), self.retired.load(Ordering::Acquire));
         // A poller may be ahead of the poster that has not counted its requests yet.
@@ -116,46 +142,58 @@ impl Ordered {
 
     /// Enters the request that is the `staged`-th of a batch; its number for the adapter. Only the thread that holds
     /// the queue calls this.
+    #[inline]
     pub(super) fn enter(&self, staged: usize, wr_id: u64, held: Option<Held>) -> u64 {
         let index = self.posted.load(Ordering::Relaxed).wrapping_add(staged as u32);
+        if held.is_some() {
+            self.holds.store(true, Ordering::Relaxed);
+        }
+        if self.holds.load(Ordering::Relaxed)
+            && let Some(slot) = self.held().get_mut(self.place(index))
+        {
+            *slot = held;
+        }
         self.wr_ids[self.place(index)].store(wr_id, Ordering::Release);
         self.pending[self.place(index)].store(PENDING | u64::from(index), Ordering::Release);
-        if self.holds {
-            self.held()[self.place(index)] = held;
-        }
         u64::from(self.number) << 32 | u64::from(index)
     }
 
     /// So many requests of the batch were handed over.
+    #[inline]
     pub(super) fn note_posted(&self, count: usize) {
         self.posted.fetch_add(count as u32, Ordering::Release);
     }
 
     /// So many requests of the batch were entered and are not handed over.
     pub(super) fn withdraw(&self, count: usize) {
-        if !self.holds {
+        if !self.holds.load(Ordering::Relaxed) {
             return;
         }
         let posted = self.posted.load(Ordering::Relaxed);
         for staged in (0..count as u32).rev() {
-            let held = self.held()[self.place(posted.wrapping_add(staged))].take();
+            let held = self.held().get_mut(self.place(posted.wrapping_add(staged))).and_then(Option::take);
             held.into_iter().for_each(Held::undo);
         }
     }
 
     /// The request with this index has completed: the program's number for it, and the index below which all are
-    /// finished. `None` if it is to be forgotten.
+    /// finished. `None` if it is to be forgotten. Only one thread at a time calls this: the completion queue, of which
+    /// there is one for all requests of this queue, sees to that.
+    #[inline]
     pub(super) fn complete(&self, index: u32, succeeded: bool) -> Option<(u64, u32)> {
         if (index.wrapping_sub(self.floor.load(Ordering::Acquire)) as i32) < 0 {
             return None;
         }
+        // While a request waits for its completion, its place is not entered anew.
         let pending = &self.pending[self.place(index)];
-        if pending.compare_exchange(PENDING | u64::from(index), 0, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+        if pending.load(Ordering::Acquire) != PENDING | u64::from(index) {
             return None;
         }
+        pending.store(0, Ordering::Release);
         let wr_id = self.wr_ids[self.place(index)].load(Ordering::Acquire);
-        if self.holds
-            && let Some(held) = self.held()[self.place(index)].take()
+        // It was set before the request was entered, if this one holds something.
+        if self.holds.load(Ordering::Relaxed)
+            && let Some(held) = self.held().get_mut(self.place(index)).and_then(Option::take)
             && !succeeded
         {
             held.undo();
@@ -172,8 +210,11 @@ impl Ordered {
         let posted = self.posted.load(Ordering::Acquire);
         self.floor.store(posted, Ordering::Release);
         let mut index = self.retired.swap(posted, Ordering::AcqRel);
-        while self.holds && (posted.wrapping_sub(index) as i32) > 0 {
-            self.held()[self.place(index)] = None;
+        let holds = self.holds.load(Ordering::Relaxed);
+        while holds && (posted.wrapping_sub(index) as i32) > 0 {
+            if let Some(held) = self.held().get_mut(self.place(index)) {
+                *held = None;
+            }
             index = index.wrapping_add(1);
         }
     }

@@ -95,6 +95,10 @@ impl Provider for IbverbsProvider {
         }
     }
 
+    fn unavailable(&self) -> Option<String> {
+        sys::unavailable()
+    }
+
     fn open(&self, name: &str) -> Result<Arc<dyn Context>> {
         let plain = name.strip_prefix(PREFIX).unwrap_or(name);
         let fail = |kind, message: String| Err(Error::new("open_device", kind, message));

@@ -462,6 +462,24 @@ impl QueuePair for IbverbsQueuePair {
         self.settle(self.send.book(), self.send.end(end, &self.sys, allowed))
     }
 
+    /// The way of most requests of connections: neither a stage nor the locks around one.
+    fn send_one(&self, request: &SendRequest<'_>) -> Result<()> {
+        let is_connected =
+            matches!(self.qp_type, QueuePairType::ReliableConnection | QueuePairType::UnreliableConnection);
+        if is_connected && let Some(alone) = sys::Alone::of(&self.sys, request) {
+            self.check_send(request)?;
+            let allowed = || self.check_state("post_send", QueuePairState::ReadyToSend);
+            let posted = self.send.post_alone(request, alone, self.cap.max_inline_data, &self.sys, allowed);
+            return self.settle(self.send.book(), posted);
+        }
+        self.send_begin();
+        if let Err(error) = self.send_push(request) {
+            self.send_end(BatchEnd::Rollback)?;
+            return Err(error);
+        }
+        self.send_end(BatchEnd::Publish)
+    }
+
     fn recv_begin(&self) {
         if !self.device.is_inherited() {
             self.receive.begin();

@@ -166,6 +166,35 @@ impl Side<sys::SendStaging> {
         Ok(())
     }
 
+    /// Posts a request without a batch. As in [`Side::finish`], the stage is locked meanwhile.
+    pub(super) fn post_alone(
+        &self,
+        request: &SendRequest<'_>,
+        alone: sys::Alone<'_>,
+        max_inline: u32,
+        queue_pair: &sys::QueuePair,
+        allowed: impl FnOnce() -> Result<()>,
+    ) -> Result<(), Trouble> {
+        let refuse = |error: QueueError| Trouble::Refused(errors::from_queue("post_send", &error));
+        check_request(request, self.max_sge, max_inline).map_err(refuse)?;
+        if !self.lock.acquire() {
+            let message = "this thread has an open batch of this queue";
+            return Err(Trouble::Refused(Error::new("post_send", ErrorKind::InvalidState, message)));
+        }
+        let mut staging = self.staging();
+        let allowed = allowed().and_then(|()| self.check_room("post_send", 0)).map_err(Trouble::Refused);
+        let outcome = allowed.and_then(|()| {
+            let number = self.book().enter(0, request.wr_id, None);
+            trouble("post_send", self.book(), 1, staging.post_alone(number, alone, queue_pair))
+        });
+        if outcome.is_ok() {
+            self.book().note_posted(1);
+        }
+        drop(staging);
+        self.lock.release();
+        outcome
+    }
+
     /// Ends the batch; `allowed` says whether it may be posted now.
     pub(super) fn end(
         &self,

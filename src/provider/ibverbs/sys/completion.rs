@@ -2,9 +2,10 @@
 
 use std::ffi::c_int;
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::ptr::{self, NonNull};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::abi;
 use super::context::{Context, set_nonblocking, slot};
@@ -81,11 +82,9 @@ pub(in super::super) struct CompletionQueueInit<'a> {
 
 /// A completion as the device tells it.
 #[derive(Clone, Copy, Default)]
-pub(in super::super) struct Polled {
-    /// After a failure only `wr_id`, `status` and `vendor_err`.
-    pub(in super::super) wc: abi::Wc,
-    /// In ticks of the device's clock; 0 without timestamps.
-    pub(in super::super) timestamp: u64,
+struct Polled {
+    wc: abi::Wc,
+    timestamp: u64,
 }
 
 /// Completions that are taken with one call, at most.
@@ -140,8 +139,9 @@ impl Extended {
 /// `ibv_cq`.
 pub(in super::super) struct CompletionQueue {
     raw: NonNull<abi::Cq>,
-    /// One thread polls at a time: the extended functions share the queue's cursor.
-    extended: Mutex<Option<Extended>>,
+    extended: Option<Extended>,
+    /// Held while the queue is resized, and while the extended functions move its one cursor.
+    exclusive: Mutex<()>,
     poll_cq: unsafe extern "C" fn(*mut abi::Cq, c_int, *mut abi::Wc) -> c_int,
     _channel: Option<Arc<Channel>>,
     context: Arc<Context>,
@@ -163,7 +163,8 @@ impl CompletionQueue {
         };
         let mut queue = Self {
             raw,
-            extended: Mutex::new(None),
+            extended: None,
+            exclusive: Mutex::default(),
             poll_cq,
             _channel: init.channel.cloned(),
             context: Arc::clone(context),
@@ -171,7 +172,7 @@ impl CompletionQueue {
         if init.timestamps {
             // SAFETY: created as an extended one just now.
             let extended = Extended::of(unsafe { raw.cast::<abi::CqEx>().as_ref() });
-            queue.extended = Mutex::new(Some(extended.ok_or_else(not_supported)?));
+            queue.extended = Some(extended.ok_or_else(not_supported)?);
         }
         Ok(Arc::new(queue))
     }
@@ -180,51 +181,63 @@ impl CompletionQueue {
         self.raw.as_ptr()
     }
 
+    fn lock(&self) -> MutexGuard<'_, ()> {
+        self.exclusive.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Entries that fit.
     pub(in super::super) fn cqe(&self) -> u32 {
-        let _locked = self.extended.lock().unwrap_or_else(PoisonError::into_inner);
+        let _locked = self.lock();
         // SAFETY: the queue lives. `resize` changes the number with the queue locked, as it is read here.
         unsafe { (&raw const (*self.raw()).cqe).read() }.try_into().unwrap_or(0)
     }
 
-    /// Takes up to `out.len()` completions.
-    pub(in super::super) fn poll(&self, out: &mut [Polled]) -> io::Result<usize> {
-        let extended = self.extended.lock().unwrap_or_else(PoisonError::into_inner);
-        match &*extended {
-            Some(functions) => self.poll_extended(functions, out),
-            None => self.poll_classic(out),
+    /// Takes up to `limit` completions, but no more than [`CHUNK`] at once, and shows them to `look` in their order;
+    /// how many there were. After a failure only `wr_id`, `status` and `vendor_err` mean something. The second number
+    /// is in ticks of the device's clock, and 0 without timestamps.
+    #[inline]
+    pub(in super::super) fn poll(&self, limit: usize, look: impl FnMut(&abi::Wc, u64)) -> io::Result<usize> {
+        match (limit, &self.extended) {
+            (0, _) => Ok(0),
+            (_, None) => self.poll_classic(limit.min(CHUNK), look),
+            (_, Some(functions)) => self.poll_extended(functions, limit.min(CHUNK), look),
         }
     }
 
-    fn poll_classic(&self, out: &mut [Polled]) -> io::Result<usize> {
-        let mut taken = 0;
-        for chunk in out.chunks_mut(CHUNK) {
-            let mut completions = [abi::Wc::default(); CHUNK];
-            // SAFETY: the queue lives, and the array has room for so many.
-            let count = unsafe { (self.poll_cq)(self.raw(), chunk.len() as c_int, completions.as_mut_ptr()) };
-            let Ok(count) = usize::try_from(count) else {
-                // Drivers return numbers of their own, which are no error numbers.
-                return if taken > 0 { Ok(taken) } else { Err(io::Error::from_raw_os_error(libc::EIO)) };
-            };
-            let count = count.min(chunk.len());
-            for (slot, wc) in chunk.iter_mut().zip(&completions[..count]) {
-                *slot = Polled { wc: *wc, timestamp: 0 };
-            }
-            taken += count;
-            if count < chunk.len() {
-                break;
-            }
+    #[inline]
+    fn poll_classic(&self, limit: usize, mut look: impl FnMut(&abi::Wc, u64)) -> io::Result<usize> {
+        // Only as many as are asked for are filled with zeros: most polls want one and find none.
+        let mut room = [const { MaybeUninit::<abi::Wc>::uninit() }; CHUNK];
+        let first = room.as_mut_ptr().cast::<abi::Wc>();
+        room[..limit].iter_mut().for_each(|slot| _ = slot.write(abi::Wc::default()));
+        // SAFETY: the queue lives, and so many entries are there. The library locks the queue.
+        let count = unsafe { (self.poll_cq)(self.raw(), limit as c_int, first) };
+        // Drivers return numbers of their own, which are no error numbers.
+        let count = usize::try_from(count).map_err(|_| io::Error::from_raw_os_error(libc::EIO))?;
+        for slot in &room[..count.min(limit)] {
+            // SAFETY: all below `limit` were written before the call.
+            look(unsafe { slot.assume_init_ref() }, 0);
         }
+        Ok(count.min(limit))
+    }
+
+    fn poll_extended(
+        &self,
+        functions: &Extended,
+        limit: usize,
+        mut look: impl FnMut(&abi::Wc, u64),
+    ) -> io::Result<usize> {
+        let mut out = [Polled::default(); CHUNK];
+        let taken = self.read_extended(functions, &mut out[..limit])?;
+        out[..taken].iter().for_each(|polled| look(&polled.wc, polled.timestamp));
         Ok(taken)
     }
 
-    fn poll_extended(&self, functions: &Extended, out: &mut [Polled]) -> io::Result<usize> {
-        if out.is_empty() {
-            return Ok(0);
-        }
+    fn read_extended(&self, functions: &Extended, out: &mut [Polled]) -> io::Result<usize> {
+        let _cursor = self.lock();
         let queue = self.raw().cast::<abi::CqEx>();
         let mut attributes = 0u32;
-        // SAFETY: an extended queue, locked by the caller, and a live `ibv_poll_cq_attr`, which is one number.
+        // SAFETY: an extended queue whose cursor is locked, and a live `ibv_poll_cq_attr`, which is one number.
         match unsafe { (functions.start)(queue, &raw mut attributes) } {
             0 => {}
             libc::ENOENT => return Ok(0),
@@ -258,7 +271,7 @@ impl CompletionQueue {
     /// Changes the number of entries.
     pub(in super::super) fn resize(&self, cqe: u32) -> io::Result<()> {
         let cqe = c_int::try_from(cqe).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
-        let _locked = self.extended.lock().unwrap_or_else(PoisonError::into_inner);
+        let _locked = self.lock();
         // SAFETY: the queue lives.
         check(unsafe { (self.context.library.resize_cq)(self.raw(), cqe) })
     }

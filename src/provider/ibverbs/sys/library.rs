@@ -80,6 +80,11 @@ pub(super) fn library() -> Result<&'static Library, String> {
     LIBRARY.get_or_init(|| load(SONAME)).as_ref().map_err(Clone::clone)
 }
 
+/// Why the library cannot be used, if it cannot.
+pub(in super::super) fn unavailable() -> Option<String> {
+    library().err()
+}
+
 fn load(file: &str) -> Result<Library, String> {
     Library::load(file).map_err(|error| {
         format!(

@@ -32,13 +32,12 @@ mod shared_receive;
 use std::ffi::c_int;
 use std::io;
 
-#[cfg(all(test, not(loom)))]
-pub(super) use abi::Wc;
-pub(super) use abi::{AhAttr, DeviceAttrEx, Gid, GidEntry, PortAttrWithSpeed, QpAttr, QpCap, SrqAttr};
-pub(super) use completion::{Channel, CompletionQueue, CompletionQueueInit, Polled};
+pub(super) use abi::{AhAttr, DeviceAttrEx, Gid, GidEntry, PortAttrWithSpeed, QpAttr, QpCap, SrqAttr, Wc};
+pub(super) use completion::{Channel, CompletionQueue, CompletionQueueInit};
 pub(super) use context::{Context, Event, EventSource, device_list};
+pub(super) use library::unavailable;
 pub(super) use memory::{AddressHandle, DeviceMemory, MemoryRegion, MemoryWindow, ProtectionDomain};
-pub(super) use post::{Bind, PostFailure, ReceiveStaging, SendStaging, Target};
+pub(super) use post::{Alone, Bind, PostFailure, ReceiveStaging, SendStaging, Target};
 pub(super) use queue_pair::{QueuePair, QueuePairInit};
 pub(super) use shared_receive::{SharedReceiveQueue, XrcDomain};
 

@@ -53,6 +53,13 @@ fn without_empty(sges: &[Sge]) -> impl Iterator<Item = Sge> {
     sges.iter().copied().filter(|sge| sge.length > 0)
 }
 
+/// The data of a request.
+#[derive(Clone, Copy)]
+enum Pieces<'a> {
+    Inline(&'a [u8]),
+    Sges(&'a [Sge]),
+}
+
 struct Entry {
     wr_id: u64,
     operation: Operation,
@@ -228,115 +235,44 @@ impl SendStaging {
         }
         if let Some(bind) = self.entries[range.start].bind.clone() {
             return self.with_bind_pointers(&bind, |stage, window, region| {
+                let entries = stage.entries[range].iter().map(|entry| (entry, stage.pieces(entry)));
                 // SAFETY: as above; the window and the region are locked, so they live.
-                unsafe { stage.build_all(extended, range, Some((window, region))) }
+                unsafe { build_all(extended, entries, Some((window, region))) }
             });
         }
+        let entries = self.entries[range].iter().map(|entry| (entry, self.pieces(entry)));
         // SAFETY: as above.
-        unsafe { self.build_all(extended, range, None) }
+        unsafe { build_all(extended, entries, None) }
     }
 
-    /// # Safety
-    ///
-    /// The queue pair lives and was created with all operations of these entries; so do the objects of a bind.
-    unsafe fn build_all(
-        &self,
-        raw: *mut abi::QpEx,
-        range: std::ops::Range<usize>,
-        bind: Option<(*mut abi::Mw, *mut abi::Mr)>,
-    ) -> Result<(), PostFailure> {
-        // SAFETY: as the caller promises. Start, complete and abort come in the order that they demand, on one thread;
-        // no other is in between: a queue pair has one stage of sends, which is borrowed exclusively.
-        unsafe {
-            let functions = || Some(((*raw).wr_start?, (*raw).wr_complete?, (*raw).wr_abort?));
-            let Some((start, complete, abort)) = functions() else {
+    /// Posts a request that needs no stage, under another number; nothing is staged meanwhile, since the stage is
+    /// borrowed. `None` if the queue pair is destroyed.
+    pub(in super::super) fn post_alone(
+        &mut self,
+        wr_id: u64,
+        alone: Alone<'_>,
+        queue_pair: &QueuePair,
+    ) -> Option<Result<(), PostFailure>> {
+        let Alone { operation, flags, pieces } = alone;
+        let (inline, count) = match pieces {
+            Pieces::Inline(bytes) => (true, bytes.len()),
+            Pieces::Sges(sges) => (false, sges.len()),
+        };
+        let entry = Entry { wr_id, operation, flags, inline, first: 0, count, target: Target::Peer, bind: None };
+        queue_pair.with(|raw| {
+            // SAFETY: the queue pair was created with extended posting, since it has operations for it.
+            let extended = unsafe { (queue_pair.context().library.qp_to_qp_ex)(raw) };
+            if extended.is_null() {
                 return Err(PostFailure::nothing(not_supported()));
-            };
-            start(raw);
-            for entry in &self.entries[range] {
-                (*raw).wr_id = entry.wr_id;
-                // rxe takes inline bytes only if this flag is set too; by the manual page it has no meaning here.
-                (*raw).wr_flags = entry.flags | if entry.inline && entry.count > 0 { INLINE } else { 0 };
-                if self.build(raw, entry, bind).is_none() {
-                    abort(raw);
-                    return Err(PostFailure::nothing(not_supported()));
-                }
             }
-            check(complete(raw)).map_err(|error| {
-                // By its contract nothing is posted if it fails; but rxe fails too when the kernel could not be told
-                // of what was posted.
-                let nothing_posted = matches!(error.raw_os_error(), Some(libc::ENOMEM | libc::ENOSPC));
-                PostFailure { error, nothing_posted }
-            })
-        }
+            // SAFETY: as above; this operation is among them.
+            unsafe { build_all(extended, std::iter::once((&entry, pieces)), None) }
+        })
     }
 
-    /// Calls builder and setters for an entry; `None` if one is missing.
-    ///
-    /// # Safety
-    ///
-    /// As [`SendStaging::build_all`], between start and complete.
-    unsafe fn build(
-        &self,
-        raw: *mut abi::QpEx,
-        entry: &Entry,
-        bind: Option<(*mut abi::Mw, *mut abi::Mr)>,
-    ) -> Option<()> {
-        // SAFETY: as the caller promises. What is pointed to lives in the stage and is copied by each call.
-        unsafe {
-            match entry.operation {
-                Operation::Send => (*raw).wr_send?(raw),
-                Operation::SendWithImmediate(immediate) => (*raw).wr_send_imm?(raw, immediate.to_be()),
-                Operation::SendWithInvalidate(key) => (*raw).wr_send_inv?(raw, key.0),
-                Operation::Write { remote_addr, rkey } => (*raw).wr_rdma_write?(raw, rkey.0, remote_addr),
-                Operation::WriteWithImmediate { remote_addr, rkey, immediate } => {
-                    (*raw).wr_rdma_write_imm?(raw, rkey.0, remote_addr, immediate.to_be());
-                }
-                Operation::Read { remote_addr, rkey } => (*raw).wr_rdma_read?(raw, rkey.0, remote_addr),
-                Operation::CompareAndSwap { remote_addr, rkey, compare, swap } => {
-                    (*raw).wr_atomic_cmp_swp?(raw, rkey.0, remote_addr, compare, swap);
-                }
-                Operation::FetchAndAdd { remote_addr, rkey, add } => {
-                    (*raw).wr_atomic_fetch_add?(raw, rkey.0, remote_addr, add);
-                }
-                Operation::AtomicWrite { remote_addr, rkey } => {
-                    let bytes = self.bytes.get(entry.first..entry.first + 8).filter(|_| entry.inline)?;
-                    (*raw).wr_atomic_write?(raw, rkey.0, remote_addr, bytes.as_ptr().cast());
-                    return Some(());
-                }
-                Operation::Flush { remote_addr, rkey, length, flags } => {
-                    let flush = (*raw.cast::<abi::QpExWithFlush>()).wr_flush?;
-                    let kind = flags.bits() & (FlushFlags::GLOBAL | FlushFlags::PERSISTENT).bits();
-                    let level = u8::from(flags.contains(FlushFlags::WHOLE_REGION));
-                    flush(raw, rkey.0, remote_addr, length as usize, kind, level);
-                    return Some(());
-                }
-                Operation::LocalInvalidate(key) => {
-                    (*raw).wr_local_inv?(raw, key.0);
-                    return Some(());
-                }
-                Operation::BindMemoryWindow { rkey, addr, length, access, .. } => {
-                    let (window, mr) = bind?;
-                    let info = abi::MwBindInfo { mr, addr, length, mw_access_flags: access.bits() };
-                    (*raw).wr_bind_mw?(raw, window, rkey.0, &raw const info);
-                    (*window).rkey = rkey.0;
-                    return Some(());
-                }
-            }
-            match &entry.target {
-                Target::Peer => {}
-                Target::Datagram { handle, qpn, qkey } => (*raw).wr_set_ud_addr?(raw, handle.raw(), *qpn, *qkey),
-                Target::SharedReceiveQueue(number) => (*raw).wr_set_xrc_srqn?(raw, *number),
-            }
-            if entry.inline && entry.count > 0 {
-                (*raw).wr_set_inline_data?(raw, self.bytes[entry.first..].as_ptr().cast(), entry.count);
-            } else {
-                let count = if entry.inline { 0 } else { entry.count };
-                let first = self.sges.get(entry.first..).filter(|_| count > 0).map_or(ptr::dangling(), <[Sge]>::as_ptr);
-                (*raw).wr_set_sge_list?(raw, count, first);
-            }
-            Some(())
-        }
+    fn pieces(&self, entry: &Entry) -> Pieces<'_> {
+        let place = entry.first..entry.first + entry.count;
+        if entry.inline { Pieces::Inline(&self.bytes[place]) } else { Pieces::Sges(&self.sges[place]) }
     }
 
     fn bind_window(&mut self, queue_pair: &QueuePair, raw: *mut abi::Qp, place: usize) -> Result<(), PostFailure> {
@@ -355,6 +291,139 @@ impl SendStaging {
                 PostFailure { error, nothing_posted }
             })
         })
+    }
+}
+
+/// # Safety
+///
+/// The queue pair lives and was created with all operations of these entries; so do the objects of a bind. The queue
+/// pair's only stage of sends is borrowed exclusively.
+unsafe fn build_all<'a>(
+    raw: *mut abi::QpEx,
+    entries: impl Iterator<Item = (&'a Entry, Pieces<'a>)>,
+    bind: Option<(*mut abi::Mw, *mut abi::Mr)>,
+) -> Result<(), PostFailure> {
+    // SAFETY: as the caller promises. Start, complete and abort come in the order that they demand, on one thread; no
+    // other is in between.
+    unsafe {
+        let functions = || Some(((*raw).wr_start?, (*raw).wr_complete?, (*raw).wr_abort?));
+        let Some((start, complete, abort)) = functions() else {
+            return Err(PostFailure::nothing(not_supported()));
+        };
+        start(raw);
+        for (entry, pieces) in entries {
+            (*raw).wr_id = entry.wr_id;
+            // rxe takes inline bytes only if this flag is set too; by the manual page it has no meaning here.
+            (*raw).wr_flags = entry.flags | if entry.inline && entry.count > 0 { INLINE } else { 0 };
+            if build(raw, entry, pieces, bind).is_none() {
+                abort(raw);
+                return Err(PostFailure::nothing(not_supported()));
+            }
+        }
+        check(complete(raw)).map_err(|error| {
+            // By its contract nothing is posted if it fails; but rxe fails too when the kernel could not be told
+            // of what was posted.
+            let nothing_posted = matches!(error.raw_os_error(), Some(libc::ENOMEM | libc::ENOSPC));
+            PostFailure { error, nothing_posted }
+        })
+    }
+}
+
+/// Calls builder and setters for an entry; `None` if one is missing.
+///
+/// # Safety
+///
+/// As [`build_all`], between start and complete.
+unsafe fn build(
+    raw: *mut abi::QpEx,
+    entry: &Entry,
+    pieces: Pieces<'_>,
+    bind: Option<(*mut abi::Mw, *mut abi::Mr)>,
+) -> Option<()> {
+    // SAFETY: as the caller promises. What is pointed to lives and is copied by each call.
+    unsafe {
+        match entry.operation {
+            Operation::Send => (*raw).wr_send?(raw),
+            Operation::SendWithImmediate(immediate) => (*raw).wr_send_imm?(raw, immediate.to_be()),
+            Operation::SendWithInvalidate(key) => (*raw).wr_send_inv?(raw, key.0),
+            Operation::Write { remote_addr, rkey } => (*raw).wr_rdma_write?(raw, rkey.0, remote_addr),
+            Operation::WriteWithImmediate { remote_addr, rkey, immediate } => {
+                (*raw).wr_rdma_write_imm?(raw, rkey.0, remote_addr, immediate.to_be());
+            }
+            Operation::Read { remote_addr, rkey } => (*raw).wr_rdma_read?(raw, rkey.0, remote_addr),
+            Operation::CompareAndSwap { remote_addr, rkey, compare, swap } => {
+                (*raw).wr_atomic_cmp_swp?(raw, rkey.0, remote_addr, compare, swap);
+            }
+            Operation::FetchAndAdd { remote_addr, rkey, add } => {
+                (*raw).wr_atomic_fetch_add?(raw, rkey.0, remote_addr, add);
+            }
+            Operation::AtomicWrite { remote_addr, rkey } => {
+                let Pieces::Inline(bytes @ [_, _, _, _, _, _, _, _]) = pieces else { return None };
+                (*raw).wr_atomic_write?(raw, rkey.0, remote_addr, bytes.as_ptr().cast());
+                return Some(());
+            }
+            Operation::Flush { remote_addr, rkey, length, flags } => {
+                let flush = (*raw.cast::<abi::QpExWithFlush>()).wr_flush?;
+                let kind = flags.bits() & (FlushFlags::GLOBAL | FlushFlags::PERSISTENT).bits();
+                let level = u8::from(flags.contains(FlushFlags::WHOLE_REGION));
+                flush(raw, rkey.0, remote_addr, length as usize, kind, level);
+                return Some(());
+            }
+            Operation::LocalInvalidate(key) => {
+                (*raw).wr_local_inv?(raw, key.0);
+                return Some(());
+            }
+            Operation::BindMemoryWindow { rkey, addr, length, access, .. } => {
+                let (window, mr) = bind?;
+                let info = abi::MwBindInfo { mr, addr, length, mw_access_flags: access.bits() };
+                (*raw).wr_bind_mw?(raw, window, rkey.0, &raw const info);
+                (*window).rkey = rkey.0;
+                return Some(());
+            }
+        }
+        match &entry.target {
+            Target::Peer => {}
+            Target::Datagram { handle, qpn, qkey } => (*raw).wr_set_ud_addr?(raw, handle.raw(), *qpn, *qkey),
+            Target::SharedReceiveQueue(number) => (*raw).wr_set_xrc_srqn?(raw, *number),
+        }
+        match pieces {
+            Pieces::Inline([]) | Pieces::Sges([]) => (*raw).wr_set_sge_list?(raw, 0, ptr::dangling()),
+            Pieces::Inline(bytes) => (*raw).wr_set_inline_data?(raw, bytes.as_ptr().cast(), bytes.len()),
+            Pieces::Sges(sges) => (*raw).wr_set_sge_list?(raw, sges.len(), sges.as_ptr()),
+        }
+        Some(())
+    }
+}
+
+/// A request to the peer that needs no stage: its data is one piece, and it names no other object.
+pub(in super::super) struct Alone<'a> {
+    operation: Operation,
+    flags: u32,
+    pieces: Pieces<'a>,
+}
+
+impl<'a> Alone<'a> {
+    /// `None` if it needs a stage, or the queue pair has no extended posting for it.
+    #[inline]
+    pub(in super::super) fn of(queue_pair: &QueuePair, request: &SendRequest<'a>) -> Option<Self> {
+        let SendRequest { operation, flags, data, .. } = *request;
+        let names_nothing = matches!(
+            operation,
+            Operation::Send
+                | Operation::SendWithImmediate(_)
+                | Operation::Write { .. }
+                | Operation::WriteWithImmediate { .. }
+                | Operation::Read { .. }
+        );
+        if !names_nothing || queue_pair.send_ops() & needed(&operation) == 0 {
+            return None;
+        }
+        let pieces = match data {
+            Data::Inline([piece]) => Pieces::Inline(piece),
+            Data::Sges(sges @ [sge]) if sge.length > 0 => Pieces::Sges(sges),
+            _ => return None,
+        };
+        Some(Self { operation, flags: flags.bits(), pieces })
     }
 }
 
