@@ -37,6 +37,8 @@ facts! {
     LAST_EVENT_AGAIN = "event of the last receive repeated";
     /// SQ_DRAINED comes whether it was asked for or not.
     DRAINED_UNASKED = "event of draining unasked";
+    /// The send queue counts as drained while a request waits for a receive of the peer.
+    WAITING_IS_DRAINED = "requests that wait for a receive do not drain";
     /// What was posted in SQD begins with the next post after RTS.
     RTS_BEGINS_NOTHING = "return from drained begins nothing";
     /// A refused WRITE with immediate data fails the receive with the refusal's status, where it is to be flushed.

@@ -6,6 +6,7 @@ use rdma_verbs::verbs::{
 };
 
 use super::deviations::LIMIT_LATE;
+use super::device::MODEST;
 use super::end::refused;
 use super::sharing::{MAX_SRQ, ROOM, Sharing};
 use super::suite::Scenario;
@@ -112,15 +113,10 @@ fn numbers_differ(world: &World) {
 fn largest(world: &World) {
     let context = world.device(0);
     let limits = context.query_device();
-    match context.alloc_pd().unwrap().create_srq(limits.max_srq_wr, limits.max_srq_sge).build() {
-        Ok(srq) => {
-            let status = srq.query().unwrap();
-            // A queue may be larger than asked for, and rxe's are.
-            assert!(status.max_wr >= limits.max_srq_wr && status.max_sge >= limits.max_srq_sge, "{status:?}");
-        }
-        // The limits are the device's; the machine's memory may have others.
-        Err(error) => assert_eq!(error.kind(), ErrorKind::ResourceLimit, "{error}"),
-    }
+    let most = limits.max_srq_wr.min(MODEST);
+    let srq = context.alloc_pd().unwrap().create_srq(most, limits.max_srq_sge).build().unwrap();
+    let status = srq.query().unwrap();
+    assert!(status.max_wr >= most && status.max_sge >= limits.max_srq_sge, "{status:?}");
 }
 
 fn sizes_ignored(world: &World) {
