@@ -420,6 +420,7 @@ fn solicited_wakes(world: &World) {
     arrived(&right, 1, 0, &left);
     assert_eq!(channel.wait_event(Some(super::end::SILENCE)).unwrap(), None);
     post(&left, SendRequest::send_to(Payload::EMPTY, &ah, right.qp.qpn(), QKEY).solicited());
-    assert_eq!(channel.wait_event(Some(super::end::patience())).unwrap(), Some(5));
+    let woken = channel.wait_event(Some(super::end::patience())).unwrap();
+    assert_eq!(woken, Some(5), "after this one: {:?}", right.cq.wait(super::end::SILENCE));
     arrived(&right, 2, 0, &left);
 }

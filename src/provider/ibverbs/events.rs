@@ -109,7 +109,14 @@ fn translate(device: &Device, event: &sys::Event) -> Option<AsyncEvent> {
         (8, _) => Some(AsyncEvent::DeviceFatal),
         (9, sys::EventSource::Port(number)) => Some(AsyncEvent::PortActive(port(*number))),
         (10, sys::EventSource::Port(number)) => Some(AsyncEvent::PortError(port(*number))),
+        (11, sys::EventSource::Port(number)) => Some(AsyncEvent::LidChange(port(*number))),
+        (12, sys::EventSource::Port(number)) => Some(AsyncEvent::PkeyChange(port(*number))),
+        (13, sys::EventSource::Port(number)) => Some(AsyncEvent::SubnetManagerChange(port(*number))),
+        (17, sys::EventSource::Port(number)) => Some(AsyncEvent::ClientReregister(port(*number))),
         (18, sys::EventSource::Port(number)) => Some(AsyncEvent::GidChange(port(*number))),
+        (14, sys::EventSource::SharedReceiveQueue(number)) => {
+            device.shared_receive_number(*number).map(AsyncEvent::SharedReceiveQueueError)
+        }
         (15, sys::EventSource::SharedReceiveQueue(number)) => {
             device.shared_receive_number(*number).map(AsyncEvent::SharedReceiveQueueLimitReached)
         }

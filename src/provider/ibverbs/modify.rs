@@ -178,7 +178,7 @@ impl IbverbsQueuePair {
                 return Ok(modified);
             }
             match self.read("modify_qp")?.sq_draining {
-                // It may have been drained after it refused: that is not known from now, so it is asked once more.
+                // It may have drained since it was refused: the next answer counts.
                 0 => tries = 1,
                 _ => std::thread::sleep(DRAIN_PAUSE),
             }

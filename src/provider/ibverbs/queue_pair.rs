@@ -290,8 +290,7 @@ impl IbverbsQueuePair {
     }
 
     /// The host joins the group, too, where packets have IP addresses.
-    fn join_group(&self, gid: Gid) -> Result<Option<Membership>> {
-        let port_num = self.known().port_num.unwrap_or(1);
+    fn join_group(&self, gid: Gid, port_num: u8) -> Result<Option<Membership>> {
         let port = self.device.port("attach_mcast", port_num)?;
         if self.device.has_lids(&port) {
             let message = format!(
@@ -426,11 +425,13 @@ impl QueuePair for IbverbsQueuePair {
 
     fn attach_mcast(&self, gid: Gid) -> Result<()> {
         self.check_group("attach_mcast", gid)?;
+        // Not with the groups locked: whoever destroys the queue pair locks them second.
+        let port_num = self.known().port_num.unwrap_or(1);
         let mut groups = self.groups();
         if groups.iter().any(|(group, _)| *group == gid) {
             return Ok(());
         }
-        let membership = self.join_group(gid)?;
+        let membership = self.join_group(gid, port_num)?;
         let attached = self.sys.attach_mcast(gid.to_bytes()).ok_or_else(|| self.destroyed("attach_mcast"))?;
         attached.map_err(|error| {
             let (members, groups) = (self.device.limits().max_mcast_qp_attach, self.device.limits().max_mcast_grp);

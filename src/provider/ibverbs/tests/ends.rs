@@ -41,6 +41,23 @@ fn a_queue_pair_that_is_busy_can_be_destroyed_later() {
     world.end();
 }
 
+/// rxe refuses while it drains, and may have drained by the time when it is asked.
+#[test]
+fn a_queue_pair_that_just_drained_leaves_sqd() {
+    let world = World::new(Machine::default());
+    let qp = world.connected();
+    for state in [QueuePairState::ReadyToSend, QueuePairState::Reset] {
+        qp.modify(&to(QueuePairState::SendQueueDrained)).unwrap();
+        world.fake.fail_once("modify_qp", libc::EINVAL);
+        qp.modify(&to(state)).unwrap();
+        assert_eq!(qp.query().unwrap().qp_state, state);
+    }
+    connect(&*qp, AddressVector::new(PEER, 1)).unwrap();
+    qp.modify(&to(QueuePairState::SendQueueDrained)).unwrap();
+    world.fake.fail("modify_qp", libc::EINVAL);
+    refused(qp.modify(&to(QueuePairState::ReadyToSend)), ErrorKind::InvalidArgument, &["SQD to RTS"]);
+}
+
 #[test]
 fn objects_outlive_those_that_use_them() {
     let world = World::new(Machine::default());
@@ -69,14 +86,20 @@ fn events_name_their_objects() {
         (world.fake.queue_pair_event(4, 0), AsyncEvent::CommunicationEstablished(qp.qpn())),
         (world.fake.queue_pair_event(5, 0), AsyncEvent::SendQueueDrained(qp.qpn())),
         (world.fake.queue_pair_event(16, 0), AsyncEvent::LastWorkQueueElementReached(qp.qpn())),
-        (world.fake.shared_event(0), AsyncEvent::SharedReceiveQueueLimitReached(srq.number())),
+        (world.fake.shared_event(15, 0), AsyncEvent::SharedReceiveQueueLimitReached(srq.number())),
+        (world.fake.shared_event(14, 0), AsyncEvent::SharedReceiveQueueError(srq.number())),
         (world.fake.port_event(9, 1), AsyncEvent::PortActive(1)),
         (world.fake.port_event(10, 1), AsyncEvent::PortError(1)),
         (world.fake.port_event(18, 1), AsyncEvent::GidChange(1)),
+        (world.fake.port_event(11, 1), AsyncEvent::LidChange(1)),
+        (world.fake.port_event(12, 1), AsyncEvent::PkeyChange(1)),
+        (world.fake.port_event(13, 1), AsyncEvent::SubnetManagerChange(1)),
+        (world.fake.port_event(17, 1), AsyncEvent::ClientReregister(1)),
         (world.fake.port_event(8, 0), AsyncEvent::DeviceFatal),
     ];
     // Of those that have no name here, and of those that nobody knows yet.
-    for event_type in [11, 12, 13, 17, 20, 99] {
+    world.fake.queue_pair_event(6, 0);
+    for event_type in [20, 99] {
         world.fake.port_event(event_type, 1);
     }
     for ((), event) in expected {

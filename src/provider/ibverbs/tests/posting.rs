@@ -252,6 +252,7 @@ fn threads_take_turns() {
 fn reset_and_posts_exclude_each_other() {
     let world = World::new(Machine::default());
     let qp = world.connected();
+    world.fake.slow_down();
     let (done, accepted) = (AtomicBool::new(false), AtomicU64::new(0));
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -272,8 +273,15 @@ fn reset_and_posts_exclude_each_other() {
     post(&*qp, &[7]).unwrap();
     let all = world.fake.sent();
     assert_eq!(all.len() as u64, accepted.load(Ordering::Relaxed) + 1);
-    world.fake.complete(0, wc(*all.last().unwrap()));
-    assert_eq!(world.poll().iter().map(|one| u64::from(one.retired)).collect::<Vec<_>>(), [all.len() as u64]);
+    let told: Vec<(u64, u64)> = all
+        .iter()
+        .flat_map(|wr_id| {
+            world.fake.complete(0, wc(*wr_id));
+            world.poll()
+        })
+        .map(|one| (one.wr_id, one.retired.into()))
+        .collect();
+    assert_eq!(told, [(7, all.len() as u64)], "what was posted before RESET is forgotten");
 }
 
 /// Some of it may be under way, and the caller is about to have his buffers back.

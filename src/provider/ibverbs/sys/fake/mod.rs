@@ -92,6 +92,8 @@ struct State {
     log: Vec<String>,
     /// Verbs that fail, the error number, and how often.
     failing: HashMap<&'static str, (c_int, u32)>,
+    /// Posting takes its time.
+    slow: bool,
     /// Which request of a list is told to be the bad one; `None`: none is.
     bad: Option<usize>,
     live: HashMap<&'static str, i32>,
@@ -221,6 +223,11 @@ impl Fake {
         self.state().bad = bad;
     }
 
+    /// Whoever posts is held up before he hears that it is done.
+    pub(in super::super) fn slow_down(&self) {
+        self.state().slow = true;
+    }
+
     /// What was asked for since the last look.
     pub(in super::super) fn log(&self) -> Vec<String> {
         std::mem::take(&mut self.state().log)
@@ -276,9 +283,9 @@ impl Fake {
         }
     }
 
-    pub(in super::super) fn shared_event(&self, queue: usize) {
+    pub(in super::super) fn shared_event(&self, event_type: u32, queue: usize) {
         let element = self.state().shared[queue];
-        self.event(15, element);
+        self.event(event_type, element);
     }
 
     pub(in super::super) fn port_event(&self, event_type: u32, port: usize) {

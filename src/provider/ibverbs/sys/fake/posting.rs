@@ -196,6 +196,9 @@ calls! {
             state.sent.push(wr_id);
             (entry, index) = ((*entry).next, index + 1);
         }
+        if fake.state().slow {
+            std::thread::sleep(std::time::Duration::from_micros(100));
+        }
         errno
     }
 
