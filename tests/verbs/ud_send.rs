@@ -419,8 +419,13 @@ fn solicited_wakes(world: &World) {
     post(&left, SendRequest::send_to(Payload::EMPTY, &ah, right.qp.qpn(), QKEY));
     arrived(&right, 1, 0, &left);
     assert_eq!(channel.wait_event(Some(super::end::SILENCE)).unwrap(), None);
-    post(&left, SendRequest::send_to(Payload::EMPTY, &ah, right.qp.qpn(), QKEY).solicited());
-    let woken = channel.wait_event(Some(super::end::patience())).unwrap();
-    assert_eq!(woken, Some(5), "after this one: {:?}", right.cq.wait(super::end::SILENCE));
+    // Datagrams may be lost, and a busy adapter loses some. But not one that arrives without an event.
+    let woken = (0..3).find_map(|_| {
+        post(&left, SendRequest::send_to(Payload::EMPTY, &ah, right.qp.qpn(), QKEY).solicited());
+        let woken = channel.wait_event(Some(super::end::patience() / 4)).unwrap();
+        assert!(woken.is_some() || right.cq.wait(super::end::SILENCE).is_err(), "it arrived, and nobody was woken");
+        woken
+    });
+    assert_eq!(woken, Some(5));
     arrived(&right, 2, 0, &left);
 }
