@@ -6,6 +6,8 @@
 //! device_info --json          for programs
 //! ```
 
+use std::process::ExitCode;
+
 use clap::Parser;
 use rdma_verbs::types::{AtomicCapability, LinkLayer, OnDemandCapabilities, OnDemandOperations};
 use rdma_verbs::verbs::{self, Context, DeviceAttributes, GidEntry, PortAttributes};
@@ -238,8 +240,17 @@ fn quoted(text: &str) -> String {
     quoted + "\""
 }
 
-fn main() -> Result<(), verbs::Error> {
-    let options = Options::parse();
+fn main() -> ExitCode {
+    match report(&Options::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("device_info: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn report(options: &Options) -> Result<(), verbs::Error> {
     let mut reports = Vec::new();
     match &options.device {
         Some(name) => {
