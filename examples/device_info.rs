@@ -6,6 +6,7 @@
 //! device_info --json          for programs
 //! ```
 
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -183,21 +184,25 @@ fn gid(entry: &GidEntry, default: Option<u8>) -> Value {
 
 impl Value {
     /// For people: a line for each attribute, those of ports indented.
-    fn print(&self, depth: usize) {
-        let Value::Table(table) = self else { return };
+    fn print(&self, depth: usize, out: &mut impl Write) -> io::Result<()> {
+        let Value::Table(table) = self else { return Ok(()) };
         for (name, value) in table {
             let (indent, label) = ("\t".repeat(depth), format!("{name}:"));
             match value {
                 Value::List(entries) if entries.iter().all(|entry| matches!(entry, Value::Text(_))) => {
-                    println!("{indent}{label:<30} {}", entries.iter().map(Value::line).collect::<Vec<_>>().join(" | "));
+                    let joined = entries.iter().map(Value::line).collect::<Vec<_>>().join(" | ");
+                    writeln!(out, "{indent}{label:<30} {joined}")?;
                 }
-                Value::List(entries) if *name == "ports" => entries.iter().for_each(|port| port.print(depth + 1)),
+                Value::List(entries) if *name == "ports" => {
+                    entries.iter().try_for_each(|port| port.print(depth + 1, out))?;
+                }
                 Value::List(entries) => {
-                    entries.iter().for_each(|entry| println!("{indent}{label:<30} {}", entry.line()))
+                    entries.iter().try_for_each(|entry| writeln!(out, "{indent}{label:<30} {}", entry.line()))?;
                 }
-                other => println!("{indent}{label:<30} {}", other.line()),
+                other => writeln!(out, "{indent}{label:<30} {}", other.line())?,
             }
         }
+        Ok(())
     }
 
     /// The value in one line.
@@ -241,16 +246,26 @@ fn quoted(text: &str) -> String {
 }
 
 fn main() -> ExitCode {
-    match report(&Options::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
+    let options = Options::parse();
+    let reports = match reports(&options) {
+        Ok(reports) => reports,
+        Err(error) => {
+            eprintln!("device_info: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    match print(reports, options.json) {
+        // Whoever reads has enough of it.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("device_info: {error}");
             ExitCode::FAILURE
         }
+        Ok(()) => ExitCode::SUCCESS,
     }
 }
 
-fn report(options: &Options) -> Result<(), verbs::Error> {
+fn reports(options: &Options) -> Result<Vec<Value>, verbs::Error> {
     let mut reports = Vec::new();
     match &options.device {
         Some(name) => {
@@ -270,13 +285,17 @@ fn report(options: &Options) -> Result<(), verbs::Error> {
             }
         }
     }
-    if options.json {
-        println!("{}", Value::List(reports).json());
-    } else {
-        for report in &reports {
-            report.print(0);
-            println!();
-        }
+    Ok(reports)
+}
+
+fn print(reports: Vec<Value>, as_json: bool) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    if as_json {
+        return writeln!(out, "{}", Value::List(reports).json());
+    }
+    for report in &reports {
+        report.print(0, &mut out)?;
+        writeln!(out)?;
     }
     Ok(())
 }
