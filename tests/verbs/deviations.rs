@@ -143,6 +143,11 @@ impl Deviation {
         said.contains(self.instead.strip_prefix(AT_TIMES).unwrap_or(self.instead))
     }
 
+    /// Whether the scenario does not end.
+    pub(crate) fn hangs(&self) -> bool {
+        self.instead.starts_with("hangs")
+    }
+
     /// Whether the scenario may pass.
     pub(crate) fn is_occasional(&self) -> bool {
         self.instead.starts_with(AT_TIMES)
