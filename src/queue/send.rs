@@ -237,6 +237,25 @@ impl SendQueue {
     }
 }
 
+/// Whether a queue that takes so many entries and so many inline bytes takes the request. For queues that are not
+/// [`SendQueue`]s.
+#[cfg(feature = "ibverbs")]
+pub(crate) fn check_request(request: &SendRequest<'_>, max_sge: u32, max_inline: u32) -> Result<u32, QueueError> {
+    let given = match request.data {
+        Data::Sges(sges) if sges.len() > max_sge as usize => {
+            return Err(QueueError::TooManySges { given: sges.len(), limit: max_sge });
+        }
+        Data::Sges(sges) => sges.iter().map(|sge| u64::from(sge.length)).sum(),
+        Data::Inline(_) if request.operation.is_read_or_atomic() => return Err(QueueError::InlineNotAllowed),
+        Data::Inline(pieces) => pieces.iter().fold(0_u64, |sum, piece| sum.saturating_add(piece.len() as u64)),
+    };
+    if matches!(request.data, Data::Inline(_)) && given > u64::from(max_inline) {
+        return Err(QueueError::InlineTooLong { given, limit: max_inline });
+    }
+    check_operation(&request.operation, given)?;
+    check_length(given)
+}
+
 /// Whether the operation takes a message of this length.
 #[inline]
 fn check_operation(operation: &Operation, given: u64) -> Result<(), QueueError> {
