@@ -411,13 +411,13 @@ mod tests {
         assert_eq!(consumer.published(), 2);
         let flags = SendFlags::SIGNALED;
         let first = SendHeader { wr_id: 7, flags, length: 7, sge_count: 2, ..SendHeader::default() };
-        assert_eq!(consumer.header(0), first);
+        assert_eq!(consumer.header(0), &first);
         assert_eq!(consumer.sges(0), [sge(3), sge(4)]);
         assert!(consumer.inline_data(0).is_empty());
         let operation = Operation::SendWithImmediate(5);
         assert_eq!(
             consumer.header(1),
-            SendHeader { wr_id: 8, operation, flags, length: 3, sge_count: 0, inline: true, srq: NO_QUEUE }
+            &SendHeader { wr_id: 8, operation, flags, length: 3, sge_count: 0, inline: true, srq: NO_QUEUE }
         );
         assert_eq!(consumer.inline_data(1), b"abc");
         assert!(consumer.sges(1).is_empty());
