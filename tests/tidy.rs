@@ -25,8 +25,14 @@ const LAYERS: &[(&str, &[&str])] = &[
 ];
 
 /// The only places in which `unsafe` blocks may stand.
-const UNSAFE_ISLANDS: &[&str] =
-    &["src/memory/raw", "src/queue/ring", "src/engine/sys/", "src/owned/exclusive.rs", "src/owned/in_flight.rs"];
+const UNSAFE_ISLANDS: &[&str] = &[
+    "src/memory/raw",
+    "src/queue/ring",
+    "src/engine/sys/",
+    "src/owned/exclusive.rs",
+    "src/owned/in_flight.rs",
+    "src/provider/ibverbs/sys/",
+];
 
 /// Escape hatches that are `unsafe fn` by name, because they let raw memory in.
 const UNSAFE_DECLARATIONS: &[&str] =

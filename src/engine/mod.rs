@@ -54,6 +54,8 @@ pub(crate) use qpn_block::QpnBlocks;
 #[cfg(feature = "sim")]
 pub use registry::registry_file;
 pub(crate) use shard::{Shard, ShardConfig};
+#[cfg(feature = "ibverbs")]
+pub(crate) use sys::wait_readable;
 pub(crate) use sys::{Epoll, EventFd, Generation, Interest, LinkState, LinkWatch, link_megabits, link_state};
 pub(crate) use udp::{Capabilities, LocalAddress, OpenError, SocketSizes, probe};
 

@@ -21,6 +21,9 @@ pub enum Backing {
     Raw(RawRange),
     /// Part of a device's memory.
     Device(DevicePart),
+    /// So many bytes that this process cannot reach: in an adapter, or behind a descriptor. They have no address here,
+    /// and every access of this library ends in [`super::AccessError::Elsewhere`].
+    Elsewhere(usize),
 }
 
 impl Backing {
@@ -93,6 +96,7 @@ impl Backing {
             Backing::Owned(bytes) => bytes.len(),
             Backing::Raw(range) => range.len(),
             Backing::Device(part) => part.len(),
+            Backing::Elsewhere(length) => *length,
         }
     }
 
@@ -108,6 +112,7 @@ impl Backing {
             Backing::Owned(bytes) => bytes.as_mut_ptr(),
             Backing::Raw(range) => range.as_mut_ptr(),
             Backing::Device(part) => part.as_mut_ptr(),
+            Backing::Elsewhere(_) => std::ptr::null_mut(),
         }
     }
 
@@ -115,7 +120,7 @@ impl Backing {
     pub(super) fn is_writable(&self) -> bool {
         match self {
             Backing::Anonymous(mapping) | Backing::File(mapping) => mapping.writable,
-            Backing::Owned(_) | Backing::Raw(_) | Backing::Device(_) => true,
+            Backing::Owned(_) | Backing::Raw(_) | Backing::Device(_) | Backing::Elsewhere(_) => true,
         }
     }
 
@@ -134,9 +139,14 @@ impl Backing {
         matches!(self, Backing::Raw(_))
     }
 
-    /// Whether others can take the pages away, so that an access must not touch them directly.
+    /// Whether others can take the pages away, or there are none, so that an access must not touch them directly.
     pub(super) fn can_fault(&self) -> bool {
-        matches!(self, Backing::File(_) | Backing::Raw(_))
+        matches!(self, Backing::File(_) | Backing::Raw(_) | Backing::Elsewhere(_))
+    }
+
+    /// Whether this process cannot reach the bytes.
+    pub(super) fn is_elsewhere(&self) -> bool {
+        matches!(self, Backing::Elsewhere(_))
     }
 }
 

@@ -33,6 +33,9 @@ pub enum AccessError {
     /// The window is bound to another queue pair.
     #[error("the memory window was bound by another queue pair")]
     WrongQueuePair,
+    /// The memory is an adapter's, or behind a descriptor: the adapter reaches it, this process does not.
+    #[error("this process cannot reach the memory: it is the adapter's, or behind a descriptor")]
+    Elsewhere,
 }
 
 /// Why a memory window was not bound.

@@ -152,9 +152,9 @@ impl Drop for OwnedBytes {
 /// What every access relies on, the *invariant*: `base` and `length` name the bytes of `owner`, which stay allocated as
 /// long as any of its holders lives (a mapping is unmapped and a vector freed in its destructor, both types are private
 /// to this layer, neither shrinks, and a part of device memory holds the whole), except that the pages of a backing
-/// that `can_fault` may vanish. No reference to these bytes exists: `owner` holds pointers, and for a raw range the
-/// caller of [`Backing::raw`] promised it, for the whole address space that of [`Backing::address_space`], of the bytes
-/// that are accessed.
+/// that `can_fault` may vanish; what is elsewhere has no bytes here, and no access gets past `exposed`. No reference to
+/// these bytes exists: `owner` holds pointers, and for a raw range the caller of [`Backing::raw`] promised it, for the
+/// whole address space that of [`Backing::address_space`], of the bytes that are accessed.
 #[derive(Debug)]
 pub(super) struct Memory {
     base: *mut u8,
@@ -210,7 +210,7 @@ impl Memory {
     pub(super) fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), AccessError> {
         let source = self.at(offset, out.len())?;
         if self.guarded {
-            return guarded::read(self.exposed(source), out);
+            return guarded::read(self.exposed(source)?, out);
         }
         // SAFETY: `at` found the range in bounds, so by the invariant it is mapped; `out` cannot overlap it, because
         // no reference to registered bytes exists.
@@ -227,7 +227,7 @@ impl Memory {
             // SAFETY: `at` found the range in bounds of a raw range or file mapping. The caller of `Backing::raw`
             // promised that it may be written if it can be, and that nothing else lies there; a file mapping of ours
             // is only ever unmapped by `owner`'s destructor. If pages are missing, the kernel says so.
-            return unsafe { guarded::write(self.exposed(target), data) };
+            return unsafe { guarded::write(self.exposed(target)?, data) };
         }
         // SAFETY: as in `read`, and the pages of a backing that is not guarded are writable.
         unsafe { direct::copy_in(target, data) };
@@ -267,6 +267,9 @@ impl Memory {
     /// Makes the pages of a range present, writable ones if `write` says so.
     pub(super) fn make_present(&self, offset: usize, length: usize, write: bool) -> Result<(), Unusable> {
         let start = self.at(offset, length).map_err(|_| Unusable::NotMapped)?;
+        if self.owner.is_elsewhere() {
+            return Err(Unusable::NotMapped);
+        }
         match probe(start, length, write) {
             // Memory of our own is there without, only later.
             Err(Unusable::NoCopy { .. }) if !self.guarded => Ok(()),
@@ -280,15 +283,21 @@ impl Memory {
         if !self.guarded {
             return Ok(word.cast());
         }
-        let word = self.exposed(word);
+        let word = self.exposed(word)?;
         guarded::make_writable(word, size_of::<u64>())?;
         Ok(word.cast())
     }
 
     /// The place by which memory of others is accessed. In the whole address space every allocation has its own
-    /// provenance, so there it is one that was exposed.
-    fn exposed(&self, place: *mut u8) -> *mut u8 {
-        if self.base.is_null() { std::ptr::with_exposed_provenance_mut(place.addr()) } else { place }
+    /// provenance, so there it is one that was exposed. What lies elsewhere has none.
+    fn exposed(&self, place: *mut u8) -> Result<*mut u8, AccessError> {
+        if !self.base.is_null() {
+            return Ok(place);
+        }
+        if self.owner.is_elsewhere() {
+            return Err(AccessError::Elsewhere);
+        }
+        Ok(std::ptr::with_exposed_provenance_mut(place.addr()))
     }
 
     fn aligned_at(&self, offset: usize, size: usize) -> Result<*mut u8, AccessError> {
@@ -321,7 +330,7 @@ macro_rules! word_access {
                     let word = self.aligned_at(offset, size_of::<$word>())?;
                     if self.guarded {
                         let mut bytes = [0; size_of::<$word>()];
-                        guarded::read(self.exposed(word), &mut bytes)?;
+                        guarded::read(self.exposed(word)?, &mut bytes)?;
                         return Ok(<$word>::from_ne_bytes(bytes));
                     }
                     // SAFETY: the word is in bounds and aligned, and by the invariant it is mapped.
@@ -333,7 +342,7 @@ macro_rules! word_access {
                     self.check_writable()?;
                     if self.guarded {
                         // SAFETY: as in `write`.
-                        return unsafe { guarded::write(self.exposed(word), &value.to_ne_bytes()) };
+                        return unsafe { guarded::write(self.exposed(word)?, &value.to_ne_bytes()) };
                     }
                     // SAFETY: as for the load, and the pages of a backing that is not guarded are writable.
                     unsafe { direct::$store(word.cast(), value) };

@@ -7,6 +7,8 @@ use std::sync::atomic::Ordering;
 use crate::mutation::{Mutation, planted};
 use crate::types::{AccessFlags, DomainId, Lkey, Rkey};
 
+#[cfg(feature = "ibverbs")]
+use super::Refused;
 use super::raw::{self, Memory, Unusable};
 use super::sync::AtomicU32;
 use super::users::{Users, Using};
@@ -78,6 +80,42 @@ impl Region {
             users: Users::new(),
             serial,
         }
+    }
+
+    /// A region that no table knows: a device of its own finds the memory, by its own keys. Checked as one of a table.
+    #[cfg(feature = "ibverbs")]
+    pub(crate) fn unlisted(
+        domain: DomainId,
+        backing: Backing,
+        options: &RegisterOptions,
+    ) -> Result<Arc<Self>, Refused> {
+        match check(&backing, options) {
+            Ok(checked) => Ok(Arc::new(Self::new(domain, backing, checked, (0, 0)))),
+            Err(error) => Err(Refused { error, backing }),
+        }
+    }
+
+    /// Such a region of `length` bytes that this process cannot reach.
+    #[cfg(feature = "ibverbs")]
+    pub(crate) fn elsewhere(
+        domain: DomainId,
+        length: usize,
+        options: &RegisterOptions,
+    ) -> Result<Arc<Self>, RegisterError> {
+        let backing = Backing::Elsewhere(length);
+        let checked = check_terms(&backing, options)?;
+        Ok(Arc::new(Self::new(domain, backing, checked, (0, 0))))
+    }
+
+    /// The same memory as this one's, in another such region.
+    #[cfg(feature = "ibverbs")]
+    pub(crate) fn unlisted_again(
+        &self,
+        domain: DomainId,
+        options: &RegisterOptions,
+    ) -> Result<Arc<Self>, RegisterError> {
+        let checked = check(self.memory.backing(), options)?;
+        Ok(Arc::new(Self::of(domain, self.memory.share(), checked, (0, 0))))
     }
 
     /// Number of bytes.
@@ -300,6 +338,13 @@ pub(super) struct Checked {
 
 /// Whether `backing` may be registered as `options` say.
 pub(super) fn check(backing: &Backing, options: &RegisterOptions) -> Result<Checked, RegisterError> {
+    let checked = check_terms(backing, options)?;
+    check_memory(backing, checked.access)?;
+    Ok(checked)
+}
+
+/// The same, whatever the memory itself is like.
+fn check_terms(backing: &Backing, options: &RegisterOptions) -> Result<Checked, RegisterError> {
     let access = check_access(options.access)?;
     let (address, length) = (backing.as_mut_ptr(), backing.len());
     if length == 0 {
@@ -316,7 +361,6 @@ pub(super) fn check(backing: &Backing, options: &RegisterOptions) -> Result<Chec
     if access.contains(AccessFlags::FLUSH_PERSISTENT) && !backing.can_persist() {
         return Err(RegisterError::NotPersistent);
     }
-    check_memory(backing, access)?;
     Ok(Checked { iova, access, invalidatable: options.invalidatable })
 }
 
@@ -342,6 +386,9 @@ fn check_memory(backing: &Backing, access: AccessFlags) -> Result<(), RegisterEr
     }
     if !backing.can_fault() {
         return Ok(());
+    }
+    if backing.is_elsewhere() {
+        return Err(RegisterError::NotMapped { address, length });
     }
     // Whether pages that are looked up on demand are there is found out by each access.
     let is_on_demand = access.contains(AccessFlags::ON_DEMAND) && backing.may_be_absent();

@@ -9,6 +9,8 @@
 //! completion queues and its protection domain alive.
 
 mod error;
+#[cfg(all(feature = "ibverbs", target_os = "linux", target_pointer_width = "64"))]
+pub mod ibverbs;
 mod memory_source;
 mod shared_receive;
 pub mod soft;
@@ -40,6 +42,21 @@ pub trait Provider: Send + Sync {
     /// Names of the devices that exist now.
     fn device_names(&self) -> Result<Vec<String>>;
 
+    /// Why the provider has no devices on this machine at all, if what all of them need is missing: what to install.
+    ///
+    /// ```
+    /// for provider in rdma_verbs::provider::providers() {
+    ///     match provider.unavailable() {
+    ///         Some(reason) => println!("{}: {reason}", provider.name()),
+    ///         None => println!("{}: {:?}", provider.name(), provider.device_names()?),
+    ///     }
+    /// }
+    /// # Ok::<(), rdma_verbs::provider::Error>(())
+    /// ```
+    fn unavailable(&self) -> Option<String> {
+        None
+    }
+
     /// Opens a device by name. [`ErrorKind::NotFound`] if this provider has none of that name.
     fn open(&self, name: &str) -> Result<Arc<dyn Context>>;
 }
@@ -47,8 +64,12 @@ pub trait Provider: Send + Sync {
 /// The providers of this build.
 pub fn providers() -> &'static [&'static dyn Provider] {
     static SOFT: soft::SoftProvider = soft::SoftProvider::new();
-    static ALL: [&dyn Provider; 1] = [&SOFT];
-    &ALL
+    static ALL: &[&dyn Provider] = &[
+        &SOFT,
+        #[cfg(all(feature = "ibverbs", target_os = "linux", target_pointer_width = "64"))]
+        &ibverbs::IbverbsProvider,
+    ];
+    ALL
 }
 
 /// An open device.
@@ -77,6 +98,12 @@ pub trait Context: Send + Sync {
 
     /// All used entries of the port's GID table.
     fn gid_table(&self, port_num: u8) -> Result<Vec<GidEntry>>;
+
+    /// The GID that a queue pair on this port uses if none is chosen.
+    fn default_gid_index(&self, port_num: u8) -> Result<u8> {
+        let _ = port_num;
+        Ok(0)
+    }
 
     /// What peers should know of this device beyond the standard; part of the out-of-band exchange.
     fn peer_capabilities(&self) -> PeerCapabilities;
@@ -471,6 +498,17 @@ pub trait QueuePair: Send + Sync {
 
     /// Ends the batch.
     fn send_end(&self, end: BatchEnd) -> Result<()>;
+
+    /// Posts a request alone, as a batch of one: what can be done without the batch is faster so. Not to be called by a
+    /// thread that has a batch open.
+    fn send_one(&self, request: &SendRequest<'_>) -> Result<()> {
+        self.send_begin();
+        if let Err(error) = self.send_push(request) {
+            self.send_end(BatchEnd::Rollback)?;
+            return Err(error);
+        }
+        self.send_end(BatchEnd::Publish)
+    }
 
     /// Begins a batch of receive requests.
     fn recv_begin(&self);

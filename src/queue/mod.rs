@@ -56,7 +56,11 @@ use thiserror::Error;
 
 pub use completion::{CompletionQueue, Overflow, TooSmall};
 pub use event::AsyncEventQueue;
+#[cfg(feature = "ibverbs")]
+pub(crate) use producer_lock::ProducerLock;
 pub use receive::{ReceiveConsumer, ReceiveQueue};
+#[cfg(feature = "ibverbs")]
+pub(crate) use send::check_request;
 pub use send::{SendConsumer, SendHeader, SendQueue};
 pub use shared_receive::{ChangeError, NotTaken, SharedReceiveInit, SharedReceiveQueue};
 pub use source::SourceToken;

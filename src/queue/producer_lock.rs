@@ -25,17 +25,17 @@ thread_local! {
 ///
 /// A thread that ends while it holds the lock leaves it locked for ever. Tokens are never given out twice, so no later
 /// thread is mistaken for the owner.
-pub(super) struct ProducerLock {
+pub(crate) struct ProducerLock {
     owner: AtomicU64,
 }
 
 impl ProducerLock {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { owner: AtomicU64::new(FREE) }
     }
 
     /// Takes the lock, waiting until it is free. Returns `false`, at once, if this thread holds it already.
-    pub(super) fn acquire(&self) -> bool {
+    pub(crate) fn acquire(&self) -> bool {
         let token = token();
         let mut tries = 0;
         loop {
@@ -57,14 +57,14 @@ impl ProducerLock {
 
     /// Whether this thread holds the lock.
     #[inline]
-    pub(super) fn is_held(&self) -> bool {
+    pub(crate) fn is_held(&self) -> bool {
         // Relaxed: only this thread ever stores this thread's token, so it reads its own store or somebody else's.
         self.owner.load(Relaxed) == token()
     }
 
     /// Gives the lock back; `false` if this thread does not hold it.
     #[inline]
-    pub(super) fn release(&self) -> bool {
+    pub(crate) fn release(&self) -> bool {
         let held = self.is_held();
         if held {
             self.owner.store(FREE, Release);

@@ -237,6 +237,25 @@ impl SendQueue {
     }
 }
 
+/// Whether a queue that takes so many entries and so many inline bytes takes the request. For queues that are not
+/// [`SendQueue`]s.
+#[cfg(feature = "ibverbs")]
+pub(crate) fn check_request(request: &SendRequest<'_>, max_sge: u32, max_inline: u32) -> Result<u32, QueueError> {
+    let given = match request.data {
+        Data::Sges(sges) if sges.len() > max_sge as usize => {
+            return Err(QueueError::TooManySges { given: sges.len(), limit: max_sge });
+        }
+        Data::Sges(sges) => sges.iter().map(|sge| u64::from(sge.length)).sum(),
+        Data::Inline(_) if request.operation.is_read_or_atomic() => return Err(QueueError::InlineNotAllowed),
+        Data::Inline(pieces) => pieces.iter().fold(0_u64, |sum, piece| sum.saturating_add(piece.len() as u64)),
+    };
+    if matches!(request.data, Data::Inline(_)) && given > u64::from(max_inline) {
+        return Err(QueueError::InlineTooLong { given, limit: max_inline });
+    }
+    check_operation(&request.operation, given)?;
+    check_length(given)
+}
+
 /// Whether the operation takes a message of this length.
 #[inline]
 fn check_operation(operation: &Operation, given: u64) -> Result<(), QueueError> {
@@ -280,8 +299,8 @@ impl SendConsumer {
 
     /// The fixed part of a request.
     #[inline]
-    pub fn header(&self, index: u32) -> SendHeader {
-        *self.ring.header(index)
+    pub fn header(&self, index: u32) -> &SendHeader {
+        self.ring.header(index)
     }
 
     /// The scatter-gather entries of a request; none if it is inline.
@@ -392,13 +411,13 @@ mod tests {
         assert_eq!(consumer.published(), 2);
         let flags = SendFlags::SIGNALED;
         let first = SendHeader { wr_id: 7, flags, length: 7, sge_count: 2, ..SendHeader::default() };
-        assert_eq!(consumer.header(0), first);
+        assert_eq!(consumer.header(0), &first);
         assert_eq!(consumer.sges(0), [sge(3), sge(4)]);
         assert!(consumer.inline_data(0).is_empty());
         let operation = Operation::SendWithImmediate(5);
         assert_eq!(
             consumer.header(1),
-            SendHeader { wr_id: 8, operation, flags, length: 3, sge_count: 0, inline: true, srq: NO_QUEUE }
+            &SendHeader { wr_id: 8, operation, flags, length: 3, sge_count: 0, inline: true, srq: NO_QUEUE }
         );
         assert_eq!(consumer.inline_data(1), b"abc");
         assert!(consumer.sges(1).is_empty());

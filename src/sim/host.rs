@@ -104,7 +104,8 @@ pub struct Connection {
     pub min_rnr_timer: u8,
 }
 
-const LIMITS: ModifyLimits = ModifyLimits { max_rd_atomic: 128, max_dest_rd_atomic: 128, active_mtu: Mtu::Mtu4096 };
+const LIMITS: ModifyLimits =
+    ModifyLimits { max_rd_atomic: 128, max_dest_rd_atomic: 128, active_mtu: Mtu::Mtu4096, pkey_tbl_len: 1, ports: 1 };
 const SOURCE_PORT: u16 = 50_000;
 
 impl Host {

@@ -144,6 +144,10 @@ pub struct ModifyLimits {
     pub max_dest_rd_atomic: u8,
     /// Largest path MTU of the port now.
     pub active_mtu: Mtu,
+    /// Entries of the port's P_Key table.
+    pub pkey_tbl_len: u16,
+    /// Ports of the device.
+    pub ports: u8,
 }
 
 #[cfg(test)]

@@ -535,6 +535,9 @@ impl QueuePair {
         let Some(path) = &mut self.path else { return Err(DropReason::WrongState) };
         let flow =
             Flow { source: datagram.source, destination: datagram.destination, source_port: datagram.source_port };
+        if path.fits(&flow, datagram.segment_index, datagram.payload) {
+            return Ok(());
+        }
         let options = icrc::Verify {
             first_identification: datagram.segment_index,
             solve: true,
@@ -583,7 +586,7 @@ impl QueuePair {
             return self.fill_datagram(pass, buffer);
         }
         let Some(path) = &self.path else { return (None, true) };
-        let (flow, merges) = (path.flow(), path.peer.segmentation_offload);
+        let (flow, seed, merges) = (path.flow(), path.seed, path.peer.segmentation_offload);
         let limit = if merges { max_segments } else { 1 };
         let room = buffer.len().min(LARGEST_SEND_BYTES);
         let (mut length, mut segment, mut count, mut is_exhausted) = (0, 0, 0, false);
@@ -611,7 +614,7 @@ impl QueuePair {
             if packet[0] == Opcode::RC_FLUSH.0 && self.flushes_as_linux() {
                 icrc::append_as_linux(&flow, count as u16, packet);
             } else {
-                icrc::append(&flow, count as u16, packet);
+                seed.append(&flow, count as u16, packet);
             }
             self.counters.add(Counter::SentPackets, 1);
             self.counters.add(Counter::SentBytes, size as u64);

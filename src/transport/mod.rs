@@ -31,5 +31,7 @@ mod tests;
 pub use datagram::{AckRelease, Datagram, ModifyLimits, Outcome, Repeats, Sending, SourceAddress, Transmit};
 pub use endpoint::{CreateError, Endpoint, EndpointConfig};
 pub use modify::ModifyError;
+#[cfg(feature = "ibverbs")]
+pub(crate) use modify::{check_ranges, check_transition};
 pub use queue_pair::QueuePairInit;
 pub use receive_source::ReceiveSource;

@@ -8,6 +8,8 @@ use super::queue_pair::{Path, QueuePair, address_of};
 use super::state_machine::{self, Mask, Refused};
 use crate::mutation::{Mutation, planted};
 use crate::types::{Cause, Ending, PeerCapabilities, QueuePairAttributes, QueuePairState, QueuePairType};
+use crate::wire::Flow;
+use crate::wire::icrc::Seed;
 
 /// Why a state change was refused; nothing was changed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -93,21 +95,7 @@ impl QueuePair {
         limits: &ModifyLimits,
     ) -> Result<QueuePairState, ModifyError> {
         let from = self.state;
-        if let Some(said) = given.cur_qp_state
-            && said != from
-            && !planted(Mutation::CurrentStateUnchecked)
-        {
-            return Err(ModifyError::WrongCurrentState { said, actual: from });
-        }
-        let to = given.qp_state.unwrap_or(from);
-        state_machine::check(from, to, self.service, Mask::of(given)).map_err(|refused| match refused {
-            Refused::NoTransition => ModifyError::NoTransition { from, to },
-            Refused::Missing(mask) => ModifyError::Missing { from, to, names: mask.names() },
-            Refused::NotAllowed(mask) => ModifyError::NotAllowed { from, to, names: mask.names() },
-            Refused::MissingAndNotAllowed { missing, extra } => {
-                ModifyError::MissingAndNotAllowed { from, to, missing: missing.names(), extra: extra.names() }
-            }
-        })?;
+        let to = check_transition(from, self.service, given)?;
         let stays_drained = from == QueuePairState::SendQueueDrained && to == from;
         let stays_drained = stays_drained && !planted(Mutation::ChangedWhileDraining);
         if stays_drained && !Mask::of(given).is_empty() && !self.requester.is_idle() {
@@ -188,6 +176,7 @@ impl QueuePair {
     fn set_path(&mut self, source: Option<SourceAddress>, in_flight: impl FnOnce(std::net::IpAddr) -> InFlight) {
         let (Some(source), Some(vector)) = (source, self.attributes.ah_attr) else { return };
         let peer_address = address_of(vector.dgid);
+        let flow = Flow { source: source.address, destination: peer_address, source_port: source.source_port };
         self.path = Some(Path {
             source,
             peer_address,
@@ -197,6 +186,8 @@ impl QueuePair {
             traffic_class: vector.traffic_class,
             hop_limit: if vector.hop_limit == 0 { 64 } else { vector.hop_limit },
             peer_port: None,
+            seed: Seed::new(&flow),
+            peer_seed: None,
             peer_dont_fragment: None,
             flush_as_linux: false,
             in_flight_to_peer: in_flight(peer_address),
@@ -209,22 +200,48 @@ impl QueuePair {
     }
 }
 
-fn check_ranges(given: &QueuePairAttributes, limits: &ModifyLimits) -> Result<(), ModifyError> {
+/// Whether a queue pair in this state may be changed so, as far as the standard's table says; the state it goes to.
+pub(crate) fn check_transition(
+    from: QueuePairState,
+    service: QueuePairType,
+    given: &QueuePairAttributes,
+) -> Result<QueuePairState, ModifyError> {
+    if let Some(said) = given.cur_qp_state
+        && said != from
+        && !planted(Mutation::CurrentStateUnchecked)
+    {
+        return Err(ModifyError::WrongCurrentState { said, actual: from });
+    }
+    let to = given.qp_state.unwrap_or(from);
+    state_machine::check(from, to, service, Mask::of(given)).map_err(|refused| match refused {
+        Refused::NoTransition => ModifyError::NoTransition { from, to },
+        Refused::Missing(mask) => ModifyError::Missing { from, to, names: mask.names() },
+        Refused::NotAllowed(mask) => ModifyError::NotAllowed { from, to, names: mask.names() },
+        Refused::MissingAndNotAllowed { missing, extra } => {
+            ModifyError::MissingAndNotAllowed { from, to, missing: missing.names(), extra: extra.names() }
+        }
+    })?;
+    Ok(to)
+}
+
+/// Whether all values are possible.
+pub(crate) fn check_ranges(given: &QueuePairAttributes, limits: &ModifyLimits) -> Result<(), ModifyError> {
     let at_most = |name, value: Option<u64>, limit: u64| match value {
         Some(value) if value > limit => {
             Err(ModifyError::OutOfRange { name, given: value, allowed: format!("0 to {limit}") })
         }
         _ => Ok(()),
     };
-    at_most("pkey_index", given.pkey_index.map(u64::from), 0)?;
+    at_most("pkey_index", given.pkey_index.map(u64::from), u64::from(limits.pkey_tbl_len.saturating_sub(1)))?;
     at_most("min_rnr_timer", given.min_rnr_timer.map(u64::from), 31)?;
     at_most("timeout", given.timeout.map(u64::from), 31)?;
     at_most("retry_cnt", given.retry_cnt.map(u64::from), 7)?;
     at_most("rnr_retry", given.rnr_retry.map(u64::from), 7)?;
     at_most("max_rd_atomic", given.max_rd_atomic.map(u64::from), u64::from(limits.max_rd_atomic))?;
     at_most("max_dest_rd_atomic", given.max_dest_rd_atomic.map(u64::from), u64::from(limits.max_dest_rd_atomic))?;
-    if let Some(port) = given.port_num.filter(|port| *port != 1) {
-        return Err(ModifyError::OutOfRange { name: "port_num", given: port.into(), allowed: "1".into() });
+    if let Some(port) = given.port_num.filter(|port| !(1..=limits.ports).contains(port)) {
+        let allowed = if limits.ports == 1 { "1".into() } else { format!("1 to {}", limits.ports) };
+        return Err(ModifyError::OutOfRange { name: "port_num", given: port.into(), allowed });
     }
     if let Some(mtu) = given.path_mtu.filter(|mtu| *mtu > limits.active_mtu) {
         let allowed = format!("256 to {} (the link's active MTU)", limits.active_mtu);

@@ -17,6 +17,7 @@ use crate::types::{
     PeerCapabilities, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairState, QueuePairStatus, QueuePairType,
     RawCompletion, Time,
 };
+use crate::wire::icrc::Seed;
 use crate::wire::{Flow, Headers, Service};
 
 /// What a new queue pair is made of.
@@ -52,6 +53,10 @@ pub(super) struct Path {
     pub(super) hop_limit: u8,
     /// The peer's UDP port; learned from the first valid packet of a peer of our own.
     pub(super) peer_port: Option<u16>,
+    /// What the ICRCs of outgoing packets begin with.
+    pub(super) seed: Seed,
+    /// The same of packets that come from this port, the last one.
+    pub(super) peer_seed: Option<(u16, Seed)>,
     /// Whether a stranger's IPv4 packets have "don't fragment" set; learned from the first solved ICRC, and fixed then:
     /// with both values allowed, some flipped bits would look like the other one.
     pub(super) peer_dont_fragment: Option<bool>,
@@ -65,6 +70,16 @@ impl Path {
     /// The addresses of outgoing packets.
     pub(super) fn flow(&self) -> Flow {
         Flow { source: self.source.address, destination: self.peer_address, source_port: self.source.source_port }
+    }
+
+    /// Whether the ICRC of a packet from the peer fits at once.
+    #[inline]
+    pub(super) fn fits(&mut self, flow: &Flow, identification: u16, udp_payload: &[u8]) -> bool {
+        let seed = match self.peer_seed {
+            Some((port, seed)) if port == flow.source_port => seed,
+            _ => self.peer_seed.insert((flow.source_port, Seed::new(flow))).1,
+        };
+        seed.fits(identification, udp_payload)
     }
 
     /// Packets that may be in flight to the peer, for all queue pairs together: what its receive socket holds.
@@ -402,12 +417,7 @@ impl QueuePair {
 
     /// The earliest time at which something must happen by itself.
     pub(super) fn next_deadline(&self) -> Option<Time> {
-        let requester = self.requester_deadline();
-        let responder = self.responder.deadline();
-        match (requester, responder) {
-            (Some(one), Some(other)) => Some(one.min(other)),
-            (one, other) => one.or(other),
-        }
+        Time::earliest([self.requester_deadline(), self.responder.deadline()])
     }
 
     /// After each input: the consequences that no single step carries out. Whether a completion queue overflowed.

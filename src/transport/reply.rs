@@ -381,7 +381,7 @@ impl Replies {
     pub(super) fn deadline(&self) -> Option<Time> {
         let is_forgotten = self.queue.is_empty() || planted(Mutation::HeldAcknowledgementForgotten);
         let held = if is_forgotten { None } else { self.held_until };
-        [held, self.pause_until].into_iter().flatten().min()
+        Time::earliest([held, self.pause_until])
     }
 
     pub(super) fn handle_timeout(&mut self, now: Time) {

@@ -156,7 +156,7 @@ impl Responder {
 
     /// When the receiving half must be looked at again.
     pub(super) fn deadline(&self) -> Option<Time> {
-        [self.report_gap_at, self.replies.deadline()].into_iter().flatten().min()
+        Time::earliest([self.report_gap_at, self.replies.deadline()])
     }
 }
 

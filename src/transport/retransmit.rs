@@ -150,7 +150,7 @@ impl QueuePair {
         if let Some(ready_at) = recovery.receiver_ready_at {
             return (!planted(Mutation::RnrTimerLost)).then_some(ready_at);
         }
-        [recovery.timeout_at, recovery.probe_at, recovery.repair_at].into_iter().flatten().min()
+        Time::earliest([recovery.timeout_at, recovery.probe_at, recovery.repair_at])
     }
 
     /// Something is in flight: the clocks run.

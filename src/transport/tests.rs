@@ -14,7 +14,8 @@ use crate::memory::{Backing, Region, RegionTable};
 use crate::queue::{AsyncEventQueue, CompletionQueue, ReceiveQueue, SendQueue};
 use crate::types::*;
 
-const LIMITS: ModifyLimits = ModifyLimits { max_rd_atomic: 16, max_dest_rd_atomic: 16, active_mtu: Mtu::Mtu4096 };
+const LIMITS: ModifyLimits =
+    ModifyLimits { max_rd_atomic: 16, max_dest_rd_atomic: 16, active_mtu: Mtu::Mtu4096, pkey_tbl_len: 1, ports: 1 };
 
 /// One end: an endpoint with one queue pair, one region and one completion queue.
 struct End {

@@ -178,6 +178,10 @@ pub struct RawCompletion {
     /// accesses their memory any more. For a receive: the same for the receive queue. Indices count the requests that
     /// were handed over, from 0 at the creation of the queue pair; RESET does not start them over.
     pub retired: u32,
+    /// The sender's LID (datagrams in a subnet of InfiniBand only).
+    pub source_lid: u16,
+    /// The service level that it came by.
+    pub sl: u8,
     /// When it was added to the queue, in nanoseconds of the device's clock; 0 if the queue was created without
     /// timestamps.
     pub timestamp: u64,

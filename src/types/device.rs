@@ -36,6 +36,8 @@ bitflags::bitflags! {
     /// `device_cap_flags_ex`.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
     pub struct DeviceCapabilities: u64 {
+        /// Shared receive queues can change their size.
+        const SRQ_RESIZE = 1 << 13;
         /// Memory windows of type 1.
         const MEM_WINDOW = 1 << 17;
         /// Extended reliable connections (XRC).
@@ -57,6 +59,8 @@ bitflags::bitflags! {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceAttributes {
+    /// How it reaches its peers.
+    pub transport: Transport,
     /// Version of the device's software.
     pub fw_ver: String,
     /// Identifier of this device among all.
@@ -129,14 +133,28 @@ pub struct DeviceAttributes {
     pub num_comp_vectors: u32,
     /// Bits of completion timestamps that mean something; 0: there are none.
     pub completion_timestamp_mask: u64,
-    /// Ticks of the clock of completion timestamps, per millisecond.
+    /// Ticks of the clock behind completion timestamps, per millisecond: how fine they are. The timestamps themselves
+    /// are in nanoseconds.
     pub hca_core_clock_khz: u64,
+    /// Completions that an event can be made to wait for; 0: events do not wait.
+    pub max_cq_count: u16,
+    /// Microseconds that it can be made to wait.
+    pub max_cq_period: u16,
+    /// Whether regions can be registered so that their keys may be invalidated.
+    pub invalidatable_regions: bool,
+    /// Whether packets are counted for each queue pair, and those that are dropped by their reason.
+    pub packet_counters: bool,
+    /// Whether failures come with their cause, besides their status, and can be explained by what led to them.
+    pub failure_causes: bool,
+    /// Whether a region's iova may lie elsewhere within its page than the memory does.
+    pub any_iova: bool,
 }
 
 impl DeviceAttributes {
     /// All limits at zero, to be filled in by a provider.
     pub fn empty() -> Self {
         Self {
+            transport: Transport::InfiniBand,
             fw_ver: String::new(),
             node_guid: 0,
             sys_image_guid: 0,
@@ -174,6 +192,36 @@ impl DeviceAttributes {
             num_comp_vectors: 0,
             completion_timestamp_mask: 0,
             hca_core_clock_khz: 0,
+            max_cq_count: 0,
+            max_cq_period: 0,
+            invalidatable_regions: false,
+            packet_counters: false,
+            failure_causes: false,
+            any_iova: false,
+        }
+    }
+}
+
+/// How a device reaches its peers.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[non_exhaustive]
+pub enum Transport {
+    /// InfiniBand's transport, over whatever link: RoCE too.
+    #[default]
+    InfiniBand,
+    /// iWARP: the same verbs over TCP. Such devices connect through a connection manager only, and have no datagrams.
+    Iwarp,
+    /// Anything else.
+    Other,
+}
+
+impl Transport {
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::InfiniBand => "InfiniBand",
+            Self::Iwarp => "iWARP",
+            Self::Other => "unspecified",
         }
     }
 }

@@ -21,6 +21,8 @@ pub enum AsyncEvent {
     LastWorkQueueElementReached(Qpn),
     /// Fewer receives wait in the shared receive queue than the limit that was armed. The limit is disarmed now.
     SharedReceiveQueueLimitReached(SharedReceiveQueueNumber),
+    /// The shared receive queue failed: no queue pair takes receives from it any more.
+    SharedReceiveQueueError(SharedReceiveQueueNumber),
     /// The completion queue overflowed; its number is the one it was created with.
     CompletionQueueError(u32),
     /// The port's interface came up.
@@ -29,6 +31,14 @@ pub enum AsyncEvent {
     PortError(u8),
     /// The port's addresses changed.
     GidChange(u8),
+    /// The subnet manager gave the port another LID (InfiniBand).
+    LidChange(u8),
+    /// The port's P_Key table changed.
+    PkeyChange(u8),
+    /// Another subnet manager took over (InfiniBand).
+    SubnetManagerChange(u8),
+    /// The subnet manager asks for all registrations anew (InfiniBand).
+    ClientReregister(u8),
     /// The device works no longer: an error of its own. All its queue pairs are out of use.
     DeviceFatal,
 }
@@ -66,9 +76,17 @@ impl AsyncEvent {
             | Self::CommunicationEstablished(qpn)
             | Self::SendQueueDrained(qpn)
             | Self::LastWorkQueueElementReached(qpn) => EventObject::QueuePair(qpn),
-            Self::SharedReceiveQueueLimitReached(number) => EventObject::SharedReceiveQueue(number),
+            Self::SharedReceiveQueueLimitReached(number) | Self::SharedReceiveQueueError(number) => {
+                EventObject::SharedReceiveQueue(number)
+            }
             Self::CompletionQueueError(number) => EventObject::CompletionQueue(number),
-            Self::PortActive(port) | Self::PortError(port) | Self::GidChange(port) => EventObject::Port(port),
+            Self::PortActive(port)
+            | Self::PortError(port)
+            | Self::GidChange(port)
+            | Self::LidChange(port)
+            | Self::PkeyChange(port)
+            | Self::SubnetManagerChange(port)
+            | Self::ClientReregister(port) => EventObject::Port(port),
             Self::DeviceFatal => EventObject::Device,
         }
     }

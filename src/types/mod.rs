@@ -27,14 +27,14 @@ pub use capture::{CaptureConfig, CaptureSummary};
 pub use completion::{Cause, CompletionFlags, CompletionOpcode, CompletionStatus, RawCompletion};
 pub use counter::{Counter, Counters, DropReason};
 pub use destination::{Destination, effective_qkey};
-pub use device::{AtomicCapability, DeviceAttributes, DeviceCapabilities, VendorIdentity};
+pub use device::{AtomicCapability, DeviceAttributes, DeviceCapabilities, Transport, VendorIdentity};
 pub use event::{AsyncEvent, EventObject};
 pub use id::{Accessor, DomainId, Gid, Lkey, Psn, Qkey, Qpn, Rkey};
 pub use live_objects::LiveObjects;
 pub use mtu::Mtu;
 pub use on_demand::{AdviceFlags, MemoryAdvice, OnDemandCapabilities, OnDemandOperations, OnDemandSupport};
 pub use peer::PeerCapabilities;
-pub use port::{GidEntry, LinkLayer, LinkSpeed, LinkWidth, PortAttributes, PortState};
+pub use port::{GidEntry, GidType, LinkLayer, LinkSpeed, LinkWidth, PortAttributes, PortState};
 pub use queue_pair::{
     AddressVector, QueuePairAttributes, QueuePairCapabilities, QueuePairState, QueuePairStatus, QueuePairType,
     RNR_TIMER_MICROSECONDS,

@@ -5,11 +5,34 @@ use super::{Gid, Mtu};
 /// State of a port. The numbers are those of `ibv_port_state`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
+#[non_exhaustive]
 pub enum PortState {
+    /// The device does not say.
+    Unknown = 0,
     /// The interface is down.
     Down = 1,
+    /// The link is there; the subnet manager has not configured the port yet.
+    Initialize = 2,
+    /// Configured, not yet active.
+    Armed = 3,
     /// The interface is up.
     Active = 4,
+    /// The link was lost for a moment.
+    ActiveDeferred = 5,
+}
+
+impl PortState {
+    /// The name that the standard uses.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Unknown => "PORT_NOP",
+            Self::Down => "PORT_DOWN",
+            Self::Initialize => "PORT_INIT",
+            Self::Armed => "PORT_ARMED",
+            Self::Active => "PORT_ACTIVE",
+            Self::ActiveDeferred => "PORT_ACTIVE_DEFER",
+        }
+    }
 }
 
 /// Lanes of a link. The numbers are those of `active_width` in `ibv_port_attr`.
@@ -91,11 +114,25 @@ impl LinkSpeed {
 /// What a port's packets travel on. The numbers are those of `link_layer` in `ibv_port_attr`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
+#[non_exhaustive]
 pub enum LinkLayer {
-    /// InfiniBand: peers have LIDs.
+    /// The device does not say.
+    Unspecified = 0,
+    /// A subnet with LIDs and a subnet manager.
     InfiniBand = 1,
-    /// Ethernet (RoCE): peers have GIDs only.
+    /// Ethernet: RoCE or iWARP.
     Ethernet = 2,
+}
+
+impl LinkLayer {
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Unspecified => "unspecified",
+            Self::InfiniBand => "InfiniBand",
+            Self::Ethernet => "Ethernet",
+        }
+    }
 }
 
 /// Attributes of a port; names are those of `ibv_port_attr`.
@@ -121,6 +158,54 @@ pub struct PortAttributes {
     pub active_width: LinkWidth,
     /// Speed of each of them.
     pub active_speed: LinkSpeed,
+    /// How many of the lower bits of its LID the port takes for itself.
+    pub lmc: u8,
+    /// The subnet manager's address.
+    pub sm_lid: u16,
+    /// Service level to it.
+    pub sm_sl: u8,
+    /// Every packet needs a global route header.
+    pub grh_required: bool,
+    /// Capabilities: the bits of `ibv_port_cap_flags`.
+    pub port_cap_flags: u32,
+    /// Virtual lanes, as the standard codes them.
+    pub max_vl_num: u8,
+    /// State of the link below, as the standard codes it: 5 is up.
+    pub phys_state: u8,
+    /// Packets with a wrong P_Key.
+    pub bad_pkey_cntr: u32,
+    /// Packets with a wrong Q_Key.
+    pub qkey_viol_cntr: u32,
+}
+
+impl PortAttributes {
+    /// An Ethernet port without any room, to be filled in by a provider.
+    pub const fn ethernet(state: PortState) -> Self {
+        Self {
+            state,
+            max_mtu: Mtu::Mtu4096,
+            active_mtu: Mtu::Mtu256,
+            gid_tbl_len: 0,
+            max_msg_sz: 0,
+            pkey_tbl_len: 1,
+            link_layer: LinkLayer::Ethernet,
+            lid: 0,
+            active_width: LinkWidth::X1,
+            active_speed: LinkSpeed::Sdr,
+            lmc: 0,
+            sm_lid: 0,
+            sm_sl: 0,
+            grh_required: false,
+            port_cap_flags: 0,
+            max_vl_num: 1,
+            phys_state: match state {
+                PortState::Active => 5,
+                _ => 3,
+            },
+            bad_pkey_cntr: 0,
+            qkey_viol_cntr: 0,
+        }
+    }
 }
 
 /// An entry of a port's GID table.
@@ -130,6 +215,33 @@ pub struct GidEntry {
     pub gid: Gid,
     /// Its place in the table.
     pub gid_index: u8,
+    /// Which packets it stands for.
+    pub gid_type: GidType,
     /// Number of the network interface; 0: unknown.
     pub ndev_ifindex: u32,
+}
+
+/// Which packets an entry of the GID table stands for. The numbers are those of `ibv_gid_type`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[repr(u32)]
+#[non_exhaustive]
+pub enum GidType {
+    /// InfiniBand's own.
+    InfiniBand = 0,
+    /// Ethernet frames without IP, which no router forwards.
+    RoceV1 = 1,
+    /// UDP over IP.
+    #[default]
+    RoceV2 = 2,
+}
+
+impl GidType {
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::InfiniBand => "InfiniBand",
+            Self::RoceV1 => "RoCE v1",
+            Self::RoceV2 => "RoCE v2",
+        }
+    }
 }

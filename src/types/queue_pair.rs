@@ -135,6 +135,8 @@ pub struct AddressVector {
     pub traffic_class: u8,
     /// Service level (0 to 15); has no meaning on Ethernet without priorities.
     pub sl: u8,
+    /// The peer's LID, in a subnet of InfiniBand; without meaning on Ethernet.
+    pub dlid: u16,
     /// Port of the device, from 1.
     pub port_num: u8,
 }
@@ -142,7 +144,7 @@ pub struct AddressVector {
 impl AddressVector {
     /// The way from the own GID at `sgid_index` to `dgid`, on port 1, with default settings.
     pub const fn new(dgid: Gid, sgid_index: u8) -> Self {
-        Self { dgid, sgid_index, flow_label: 0, hop_limit: 64, traffic_class: 0, sl: 0, port_num: 1 }
+        Self { dgid, sgid_index, flow_label: 0, hop_limit: 64, traffic_class: 0, sl: 0, dlid: 0, port_num: 1 }
     }
 }
 

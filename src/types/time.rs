@@ -23,6 +23,13 @@ impl Time {
         self.0
     }
 
+    /// The earliest of those that are there.
+    #[inline]
+    pub fn earliest<const COUNT: usize>(times: [Option<Time>; COUNT]) -> Option<Time> {
+        let earliest = times.into_iter().fold(Time::NEVER, |earliest, time| earliest.min(time.unwrap_or(Time::NEVER)));
+        (earliest != Time::NEVER).then_some(earliest)
+    }
+
     /// How long after `earlier` this is; zero if it is not later.
     pub const fn saturating_since(self, earlier: Time) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))

@@ -30,18 +30,53 @@ impl Poster {
     ///
     /// Relaxed is enough: only this thread stores its own token, and it removes it before others can see anything.
     pub(super) fn enter(&self, verb: &'static str, begin: impl FnOnce()) -> Result<()> {
-        let token = thread_token();
-        if self.owner.load(Ordering::Relaxed) == token {
-            let message = "this thread has an open batch of this queue; post or drop it first";
-            return Err(Error::new(verb, ErrorKind::InvalidState, message));
-        }
+        self.check_free(verb)?;
         begin();
-        self.owner.store(token, Ordering::Relaxed);
+        self.owner.store(thread_token(), Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Fails if this thread has a batch open.
+    fn check_free(&self, verb: &'static str) -> Result<()> {
+        if self.owner.load(Ordering::Relaxed) == thread_token() { Err(already_open(verb)) } else { Ok(()) }
     }
 
     pub(super) fn leave(&self) {
         self.owner.store(0, Ordering::Relaxed);
+    }
+}
+
+fn already_open(verb: &'static str) -> Error {
+    Error::new(verb, ErrorKind::InvalidState, "this thread has an open batch of this queue; post or drop it first")
+}
+
+/// Posts a request alone that names nothing beside its peer's memory.
+pub(super) fn send_one(queue_pair: &QueuePair, request: &SendRequest<'_>) -> Result<()> {
+    queue_pair.sends().check_free("post_send")?;
+    lowered(queue_pair, request, |request| queue_pair.inner().send_one(request))
+}
+
+/// Checks a request, and hands it to `push` as the provider takes it.
+fn lowered(
+    queue_pair: &QueuePair,
+    request: &SendRequest<'_>,
+    push: impl FnOnce(&types::SendRequest<'_>) -> Result<()>,
+) -> Result<()> {
+    check_remote(request)?;
+    let push = |data: Data<'_>| {
+        let SendRequest { wr_id, operation, flags, .. } = *request;
+        push(&types::SendRequest { wr_id, operation, flags, data })
+    };
+    match &request.data.0 {
+        Bytes::Inline(bytes) => push(Data::Inline(&[bytes])),
+        Bytes::Regions(list) => {
+            let need = match request.operation.is_read_or_atomic() {
+                true => AccessFlags::LOCAL_WRITE,
+                false => AccessFlags::empty(),
+            };
+            let check = RangeCheck { verb: "post_send", domain: queue_pair.protection_domain(), need };
+            check.with_sges(list, |sges| push(Data::Sges(sges)))
+        }
     }
 }
 
@@ -101,27 +136,12 @@ impl<'a> SendBatch<'a> {
     /// # Errors
     /// As [`QueuePair::post_send`]. The batch stays open with what it had: it may be posted without the request.
     pub fn push(&mut self, request: &SendRequest<'_>) -> Result<&mut Self> {
-        check_remote(request)?;
-        let push = |data: Data<'_>| {
-            let SendRequest { wr_id, operation, flags, .. } = *request;
-            let lowered = types::SendRequest { wr_id, operation, flags, data };
-            match (&request.target, request.remote_srq) {
-                (None, None) => self.queue_pair.inner().send_push(&lowered),
-                (Some(target), _) => self.queue_pair.inner().send_push_to(&lowered, &lower(target)),
-                (None, Some(srq)) => self.queue_pair.inner().send_push_to_srq(&lowered, srq),
-            }
-        };
-        match &request.data.0 {
-            Bytes::Inline(bytes) => push(Data::Inline(&[bytes]))?,
-            Bytes::Regions(list) => {
-                let need = match request.operation.is_read_or_atomic() {
-                    true => AccessFlags::LOCAL_WRITE,
-                    false => AccessFlags::empty(),
-                };
-                let check = RangeCheck { verb: "post_send", domain: self.queue_pair.protection_domain(), need };
-                check.with_sges(list, |sges| push(Data::Sges(sges)))?;
-            }
-        }
+        let inner = self.queue_pair.inner();
+        lowered(self.queue_pair, request, |lowered| match (&request.target, request.remote_srq) {
+            (None, None) => inner.send_push(lowered),
+            (Some(target), _) => inner.send_push_to(lowered, &lower(target)),
+            (None, Some(srq)) => inner.send_push_to_srq(lowered, srq),
+        })?;
         self.len += 1;
         Ok(self)
     }

@@ -140,12 +140,14 @@ impl QueuePair {
     /// ```
     pub fn connection_info(&self) -> Result<ConnectionInfo> {
         let (context, settings) = (self.context(), self.settings());
+        let port = context.query_port(settings.port_num)?;
         Ok(ConnectionInfo {
             qp_type: settings.qp_type,
             qpn: self.qpn(),
             psn: self.first_psn(),
             gid: context.query_gid(settings.port_num, settings.gid_index)?.gid,
-            path_mtu: context.query_port(settings.port_num)?.active_mtu,
+            lid: port.lid,
+            path_mtu: port.active_mtu,
             max_dest_rd_atomic: self.max_dest_rd_atomic(),
             peer: context.peer_capabilities(),
         })
@@ -202,6 +204,7 @@ impl QueuePair {
                 hop_limit: options.hop_limit,
                 traffic_class: options.traffic_class,
                 sl: options.sl,
+                dlid: remote.lid,
                 port_num: settings.port_num,
             }),
             path_mtu: Some(options.path_mtu.unwrap_or(local.path_mtu.min(remote.path_mtu))),

@@ -38,7 +38,8 @@ const FLAG_SEGMENTATION: u8 = 1;
 /// | 34 | 1 | `qp_type`: 2 RC, 3 UC, 4 UD |
 /// | 35 | 1 | `peer.version` |
 /// | 36 | 1 | `peer`: bit 0 segmentation offload; others 0, ignored |
-/// | 37 | 3 | reserved: 0, ignored |
+/// | 37 | 1 | reserved: 0, ignored |
+/// | 38 | 2 | `lid`; 0 on Ethernet |
 /// | 40 | 4 | `peer.receive_buffer_bytes` |
 /// | 44 | 4 | `peer.extensions` |
 ///
@@ -56,6 +57,8 @@ pub struct ConnectionInfo {
     pub gid: Gid,
     /// Largest path MTU that it takes.
     pub path_mtu: Mtu,
+    /// LID of its port, in a subnet of InfiniBand; 0 on Ethernet.
+    pub lid: u16,
     /// READs and atomics that the other end may have outstanding there.
     pub max_dest_rd_atomic: u8,
     /// What its device can do beyond the standard.
@@ -79,7 +82,7 @@ impl ConnectionInfo {
     /// ```
     pub const fn stranger(qpn: Qpn, psn: Psn, gid: Gid, path_mtu: Mtu) -> Self {
         let qp_type = QueuePairType::ReliableConnection;
-        Self { qp_type, qpn, psn, gid, path_mtu, max_dest_rd_atomic: 1, peer: PeerCapabilities::STRANGER }
+        Self { qp_type, qpn, psn, gid, path_mtu, lid: 0, max_dest_rd_atomic: 1, peer: PeerCapabilities::STRANGER }
     }
 
     /// The 48 bytes that the other end takes.
@@ -106,6 +109,7 @@ impl ConnectionInfo {
         bytes[34] = self.qp_type as u8;
         bytes[35] = self.peer.version;
         bytes[36] = if self.peer.segmentation_offload { FLAG_SEGMENTATION } else { 0 };
+        bytes[38..40].copy_from_slice(&self.lid.to_be_bytes());
         bytes[40..44].copy_from_slice(&self.peer.receive_buffer_bytes.to_be_bytes());
         bytes[44..48].copy_from_slice(&self.peer.extensions.to_be_bytes());
         bytes
@@ -219,6 +223,7 @@ fn parse_body(body: &[u8; BODY_BYTES]) -> Result<ConnectionInfo> {
         psn: Psn::new(psn),
         gid: Gid::from_bytes(std::array::from_fn(|index| body[8 + index])),
         path_mtu,
+        lid: u16::from_be_bytes([body[30], body[31]]),
         max_dest_rd_atomic: body[25],
         peer: PeerCapabilities {
             version: body[27],
@@ -263,10 +268,14 @@ mod tests {
 
     fn any_info() -> impl Strategy<Value = ConnectionInfo> {
         let identity = (any::<u32>(), any::<u32>(), any::<[u8; 16]>());
-        let limits =
-            (prop::sample::select(QueuePairType::ALL.to_vec()), prop::sample::select(Mtu::ALL.to_vec()), any::<u8>());
+        let limits = (
+            prop::sample::select(QueuePairType::ALL.to_vec()),
+            prop::sample::select(Mtu::ALL.to_vec()),
+            any::<u8>(),
+            any::<u16>(),
+        );
         let peer = (any::<u8>(), any::<bool>(), any::<u32>(), any::<u32>());
-        (identity, limits, peer).prop_map(|((qpn, psn, gid), (qp_type, path_mtu, max_dest_rd_atomic), peer)| {
+        (identity, limits, peer).prop_map(|((qpn, psn, gid), (qp_type, path_mtu, max_dest_rd_atomic, lid), peer)| {
             let (version, segmentation_offload, receive_buffer_bytes, extensions) = peer;
             ConnectionInfo {
                 qp_type,
@@ -274,6 +283,7 @@ mod tests {
                 psn: Psn::new(psn),
                 gid: Gid::from_bytes(gid),
                 path_mtu,
+                lid,
                 max_dest_rd_atomic,
                 peer: PeerCapabilities { version, segmentation_offload, receive_buffer_bytes, extensions },
             }
@@ -289,7 +299,7 @@ mod tests {
             extensions: 0x8000_0001,
         };
         let stranger = ConnectionInfo::stranger(Qpn::new(0x01_0203), Psn::new(0xfe_dcba), gid, Mtu::Mtu4096);
-        ConnectionInfo { peer, max_dest_rd_atomic: 16, ..stranger }
+        ConnectionInfo { peer, max_dest_rd_atomic: 16, lid: 0x1234, ..stranger }
     }
 
     proptest! {
@@ -325,7 +335,7 @@ mod tests {
     /// The form is a promise to other versions: these bytes never change.
     #[test]
     fn form_of_version_1() {
-        let expected = "52444d56 01 00 0028 00010203 00fedcba 00000000000000000000ffff0a000001 05 10 02 01 01 000000 \
+        let expected = "52444d56 01 00 0028 00010203 00fedcba 00000000000000000000ffff0a000001 05 10 02 01 01 00 1234 \
                         00034000 80000001";
         let expected: String = expected.split_whitespace().collect();
         let actual: String = example().to_bytes().iter().map(|byte| format!("{byte:02x}")).collect();

@@ -124,6 +124,22 @@ impl Context {
         })
     }
 
+    /// The place of the GID that a queue pair on this port uses if none is chosen: of an adapter's on Ethernet the
+    /// first RoCE v2 entry of an IPv4 address, or else of an IPv6 address that is not link-local; otherwise the first.
+    ///
+    /// # Errors
+    /// The port does not exist, or has no GID.
+    ///
+    /// ```
+    /// let context = rdma_verbs::verbs::open("soft:127.0.1.114")?;
+    /// let index = context.default_gid_index(1)?;
+    /// assert_eq!(context.query_gid(1, index)?.gid.to_string(), "::ffff:127.0.1.114");
+    /// # Ok::<(), rdma_verbs::verbs::Error>(())
+    /// ```
+    pub fn default_gid_index(&self, port_num: u8) -> Result<u8> {
+        self.inner.default_gid_index(port_num)
+    }
+
     /// How many objects of the device there are, made through this or any other handle of this opening. What was
     /// dropped and lives only because something else uses it is counted until it is gone, so a program can look for
     /// leaks.

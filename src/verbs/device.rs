@@ -80,7 +80,8 @@ pub fn devices() -> Result<Vec<Device>> {
 /// Nothing is bound and no thread is started for an address before it is used.
 ///
 /// # Errors
-/// [`ErrorKind::NotFound`] if no provider has a device of that name. The text lists the names that exist.
+/// [`ErrorKind::NotFound`] if no provider has a device of that name. The text lists the names that exist, and says what
+/// to install if it may be an adapter's and libibverbs is missing.
 ///
 /// ```
 /// use rdma_verbs::verbs;
@@ -101,8 +102,19 @@ pub fn open(name: &str) -> Result<Context> {
         }
     }
     let names: Vec<String> = devices()?.into_iter().map(|device| device.name).collect();
-    let message = format!("there is no device \"{name}\"; there are: {}, and soft:ADDRESS", names.join(", "));
+    let missing = missing_for(name);
+    let message = format!("there is no device \"{name}\"; there are: {}, and soft:ADDRESS{missing}", names.join(", "));
     Err(Error::new("open_device", ErrorKind::NotFound, message))
+}
+
+/// Why providers that could have such a device have none on this machine, as the end of a sentence.
+fn missing_for(name: &str) -> String {
+    let providers = provider::providers();
+    if providers.iter().any(|provider| name.starts_with(provider.name())) {
+        return String::new();
+    }
+    let reasons = providers.iter().filter_map(|provider| provider.unavailable());
+    reasons.map(|reason| format!("; {reason}")).collect()
 }
 
 /// Whether the name says which provider is meant, as `soft:192.0.2.1` does; that provider's error is then the answer.

@@ -116,6 +116,7 @@ impl ProtectionDomain {
     /// Registers a part of device memory (`ibv_reg_dm_mr`). Requests name its first byte by 0: the device adds
     /// [`AccessFlags::ZERO_BASED`] to `access`.
     ///
+    /// An adapter's memory is not this process's: the region's own methods cannot reach it, those of the memory can.
     /// The region keeps the memory. Parts may overlap, and be of several domains. [`MemoryRegion::dereg`] gives the
     /// part back as a [`Memory`](super::Memory), to be dropped.
     ///

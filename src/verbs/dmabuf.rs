@@ -9,12 +9,16 @@ impl ProtectionDomain {
     /// Registers memory behind a descriptor (`ibv_reg_dmabuf_mr`): `len` bytes of a dma-buf from `offset`. Requests
     /// name the first one by `iova`, or by the address at which it is mapped if that is `None`.
     ///
-    /// Adapters access a dma-buf without a mapping. The software transport maps it with `mmap`, for writing too if
-    /// `access` has [`AccessFlags::LOCAL_WRITE`], and has the kernel make all copies. So it takes whatever can be
-    /// mapped so and consists of ordinary pages, memfds and files included; memory of other devices, such as that of
-    /// graphics cards, is refused. The descriptor may be closed afterwards: the mapping belongs to the region, and goes
-    /// with it, or with the [`Memory`](super::Memory) that [`MemoryRegion::dereg`] gives back. If memory behind it
-    /// vanishes (a file is truncated), requests fail as those of [`Memory::file`](super::Memory::file) do.
+    /// Adapters access a dma-buf without a mapping: the region's own methods cannot reach it, and without `iova`
+    /// requests name its bytes by their offsets in the dma-buf.
+    ///
+    /// The software transport maps it with `mmap`, for writing too if `access` has
+    /// [`AccessFlags::LOCAL_WRITE`], and has the kernel make all copies. So it takes whatever can be mapped so
+    /// and consists of ordinary pages, memfds and files included; memory of other devices, such as that of
+    /// graphics cards, is refused. The descriptor may be closed afterwards: the mapping belongs to the region,
+    /// and goes with it, or with the [`Memory`](super::Memory) that [`MemoryRegion::dereg`] gives back. If
+    /// memory behind it vanishes (a file is truncated), requests fail as those of
+    /// [`Memory::file`](super::Memory::file) do.
     ///
     /// # Errors
     /// As [`ProtectionDomain::reg_mr`]; the range does not lie within the descriptor;

@@ -64,21 +64,15 @@ impl provider::Context for Fake {
 
     fn query_port(&self, _port_num: u8) -> Result<PortAttributes> {
         Ok(PortAttributes {
-            state: PortState::Active,
-            max_mtu: Mtu::Mtu4096,
             active_mtu: Mtu::Mtu2048,
             gid_tbl_len: 1,
             max_msg_sz: MAX_MESSAGE_BYTES,
-            pkey_tbl_len: 1,
-            link_layer: LinkLayer::Ethernet,
-            lid: 0,
-            active_width: LinkWidth::X1,
-            active_speed: LinkSpeed::Sdr,
+            ..PortAttributes::ethernet(PortState::Active)
         })
     }
 
     fn query_gid(&self, _port_num: u8, gid_index: u8) -> Result<GidEntry> {
-        Ok(GidEntry { gid: self.address.into(), gid_index, ndev_ifindex: 1 })
+        Ok(GidEntry { gid: self.address.into(), gid_index, gid_type: GidType::RoceV2, ndev_ifindex: 1 })
     }
 
     fn query_pkey(&self, _port_num: u8, _pkey_index: u16) -> Result<u16> {

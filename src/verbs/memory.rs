@@ -96,6 +96,9 @@ impl Memory {
                 "the memory is a raw range that was deregistered; register it again with reg_mr_raw"
             }
             Backing::Device(_) => "the memory is a device's; register it again with reg_dm_mr",
+            Backing::Elsewhere(_) => {
+                "the memory is an adapter's, or behind a descriptor; register it again with reg_dm_mr or reg_dmabuf_mr"
+            }
             _ => return Ok(self.backing),
         };
         Err(RefusedMemory { error: Error::new(verb, ErrorKind::InvalidArgument, message), memory: self })

@@ -126,11 +126,11 @@ pub use crate::provider::{Error, ErrorKind, Result};
 pub use crate::types::{
     AccessFlags, AddressVector, AdviceFlags, AsyncEvent, CaptureConfig, CaptureSummary, Cause, CompletionOpcode,
     CompletionStatus, Counter, Counters, DeviceAttributes, DeviceCapabilities, DropReason, EventObject, FlushFlags,
-    Gid, GidEntry, GlobalRouteHeader, LinkLayer, LinkSpeed, LinkWidth, LiveObjects, Lkey, MemoryAdvice,
+    Gid, GidEntry, GidType, GlobalRouteHeader, LinkLayer, LinkSpeed, LinkWidth, LiveObjects, Lkey, MemoryAdvice,
     MemoryWindowType, Mtu, OnDemandCapabilities, OnDemandOperations, OnDemandSupport, PeerCapabilities, PortAttributes,
     PortState, Psn, Qkey, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairReport, QueuePairState,
     QueuePairStatus, QueuePairType, Rkey, SharedReceiveQueueAttributes, SharedReceiveQueueNumber,
-    SharedReceiveQueueStatus,
+    SharedReceiveQueueStatus, Transport,
 };
 
 /// The promise of the module's documentation, held by the compiler: these types may be shared between threads.

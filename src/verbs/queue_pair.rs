@@ -298,6 +298,12 @@ impl QueuePair {
     /// # Ok::<(), verbs::Error>(())
     /// ```
     pub fn post_send(&self, requests: &[SendRequest<'_>]) -> Result<()> {
+        if let [request] = requests
+            && request.target.is_none()
+            && request.remote_srq.is_none()
+        {
+            return super::batch::send_one(self, request);
+        }
         let mut batch = self.send_batch()?;
         for request in requests {
             batch.push(request)?;

@@ -23,6 +23,8 @@ pub struct QueuePairBuilder<'a> {
     sq_sig_all: bool,
     srq: Option<&'a SharedReceiveQueue>,
     xrc_domain: Option<&'a XrcDomain>,
+    /// Of the own port's table; `None`: the one that the device would choose.
+    gid_index: Option<u8>,
     settings: Settings,
 }
 
@@ -41,6 +43,7 @@ impl<'a> QueuePairBuilder<'a> {
             sq_sig_all: false,
             srq: None,
             xrc_domain: None,
+            gid_index: None,
             settings: Settings::default(),
         }
     }
@@ -159,7 +162,7 @@ impl<'a> QueuePairBuilder<'a> {
     /// The own address that [`QueuePair::connection_info`] tells and [`QueuePair::connect`] uses: an index into the
     /// port's GID table. [`Context::find_gid`](super::Context::find_gid) finds it.
     pub fn gid_index(mut self, gid_index: u8) -> Self {
-        self.settings.gid_index = gid_index;
+        self.gid_index = Some(gid_index);
         self
     }
 
@@ -224,8 +227,15 @@ impl<'a> QueuePairBuilder<'a> {
             cap: self.cap,
             sq_sig_all: self.sq_sig_all,
         })?;
+        let settings = Settings {
+            gid_index: match self.gid_index {
+                Some(index) => index,
+                None => context.inner().default_gid_index(self.settings.port_num)?,
+            },
+            ..self.settings
+        };
         let queues = [self.send_cq.clone(), self.recv_cq.clone()];
         let sources = Sources { srq: self.srq.cloned(), xrc_domain: self.xrc_domain.cloned() };
-        QueuePair::new(inner, self.domain.clone(), queues, sources, self.settings)
+        QueuePair::new(inner, self.domain.clone(), queues, sources, settings)
     }
 }

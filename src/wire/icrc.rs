@@ -8,6 +8,7 @@ use std::net::IpAddr;
 use std::sync::OnceLock;
 
 pub use flush::{append_as_linux, verify_as_linux};
+pub use seed::Seed;
 
 use super::packet::ICRC_BYTES;
 use crate::types::ROCE_PORT;
@@ -209,5 +210,6 @@ fn backward_words(mut words: usize) -> u32 {
 }
 
 mod flush;
+mod seed;
 #[cfg(test)]
 mod tests;

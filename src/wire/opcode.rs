@@ -214,6 +214,40 @@ const PLACES: [u8; 256] = {
     places
 };
 
+/// By code: its traits, and bytes of its extended headers. Every packet asks for them several times.
+static BY_CODE: [(Traits, u8); 256] = {
+    let mut table = [(Traits::empty(), 0); 256];
+    let mut place = 0;
+    while place < ROWS.len() {
+        let Row { opcode, traits, .. } = &ROWS[place];
+        table[opcode.0 as usize] = (*traits, extended_bytes(*traits));
+        place += 1;
+    }
+    table
+};
+
+const fn extended_bytes(traits: Traits) -> u8 {
+    const SIZES: [(Traits, u8); 9] = [
+        (Traits::XRC, 4),
+        (Traits::DETH, 8),
+        (Traits::FLUSH, 4),
+        (Traits::RETH, 16),
+        (Traits::ATOMIC, 28),
+        (Traits::AETH, 4),
+        (Traits::ATOMIC_ACK, 8),
+        (Traits::IMMEDIATE, 4),
+        (Traits::INVALIDATE, 4),
+    ];
+    let (mut sum, mut place) = (0, 0);
+    while place < SIZES.len() {
+        if traits.contains(SIZES[place].0) {
+            sum += SIZES[place].1;
+        }
+        place += 1;
+    }
+    sum
+}
+
 impl Opcode {
     fn row(self) -> Option<&'static Row> {
         match PLACES[usize::from(self.0)] {
@@ -222,13 +256,16 @@ impl Opcode {
         }
     }
 
+    #[inline]
     pub(super) fn traits(self) -> Traits {
-        self.row().map_or(Traits::empty(), |row| row.traits)
+        BY_CODE[usize::from(self.0)].0
     }
 
     /// Whether the code is understood.
+    #[inline]
     pub fn is_known(self) -> bool {
-        self.row().is_some()
+        // Every packet is something.
+        !self.traits().is_empty()
     }
 
     /// Its name, service first.
@@ -299,20 +336,9 @@ impl Opcode {
     }
 
     /// Bytes of the extended headers between base transport header and payload.
+    #[inline]
     pub fn extended_bytes(self) -> usize {
-        let traits = self.traits();
-        let sizes = [
-            (Traits::XRC, 4),
-            (Traits::DETH, 8),
-            (Traits::FLUSH, 4),
-            (Traits::RETH, 16),
-            (Traits::ATOMIC, 28),
-            (Traits::AETH, 4),
-            (Traits::ATOMIC_ACK, 8),
-            (Traits::IMMEDIATE, 4),
-            (Traits::INVALIDATE, 4),
-        ];
-        sizes.into_iter().filter(|(flag, _)| traits.contains(*flag)).map(|(_, size)| size).sum()
+        BY_CODE[usize::from(self.0)].1.into()
     }
 }
 

@@ -84,6 +84,13 @@ impl<'a> Packet<'a> {
             return Err(DropReason::BadLength);
         }
         let traits = bth.opcode.traits();
+        if bth.opcode.extended_bytes() > 0 {
+            return Self::parse_extended(bth, traits, reader);
+        }
+        Self::finish(Headers { bth, ..Headers::default() }, traits, &reader)
+    }
+
+    fn parse_extended(bth: Bth, traits: Traits, mut reader: Reader<'a>) -> Result<Self, DropReason> {
         let headers = Headers {
             bth,
             xrc_srq: reader.take_if(traits.contains(Traits::XRC), |bytes| {
@@ -99,7 +106,12 @@ impl<'a> Packet<'a> {
             invalidate: reader
                 .take_if(traits.contains(Traits::INVALIDATE), |bytes| Rkey(u32::from_be_bytes(*bytes)))?,
         };
-        let padding = if planted(Mutation::PaddingDelivered) { 0 } else { usize::from(bth.pad_count) };
+        Self::finish(headers, traits, &reader)
+    }
+
+    /// The rest is payload and padding.
+    fn finish(headers: Headers, traits: Traits, reader: &Reader<'a>) -> Result<Self, DropReason> {
+        let padding = if planted(Mutation::PaddingDelivered) { 0 } else { usize::from(headers.bth.pad_count) };
         let length = reader.0.len().checked_sub(padding).ok_or(DropReason::BadLength)?;
         if !traits.contains(Traits::PAYLOAD) && !reader.0.is_empty() {
             return Err(DropReason::BadLength);
@@ -132,9 +144,16 @@ impl Headers {
     /// # Panics
     /// If `out` is shorter than [`Headers::length`].
     pub fn emit(&self, out: &mut [u8]) -> usize {
-        let traits = self.bth.opcode.traits();
         let mut writer = Writer { out, length: 0 };
         writer.put(&self.bth.emit());
+        if self.bth.opcode.extended_bytes() > 0 {
+            self.emit_extended(&mut writer);
+        }
+        writer.length
+    }
+
+    fn emit_extended(&self, writer: &mut Writer<'_>) {
+        let traits = self.bth.opcode.traits();
         if traits.contains(Traits::XRC) {
             writer.put(&self.xrc_srq.unwrap_or_default().value().to_be_bytes());
         }
@@ -162,7 +181,6 @@ impl Headers {
         if traits.contains(Traits::INVALIDATE) {
             writer.put(&self.invalidate.unwrap_or_default().0.to_be_bytes());
         }
-        writer.length
     }
 }
 

@@ -7,7 +7,7 @@ use rdma_verbs::verbs::{
 
 use super::bytes::{check_all, fill};
 use super::end::{End, Shape, refused};
-use super::suite::{ATOMIC_WRITE, Scenario};
+use super::suite::{ANY_IOVA, ATOMIC_WRITE, Scenario};
 use super::world::{World, connect};
 
 const fn scenario(name: &'static str, clause: &'static str, run: fn(&World)) -> Scenario {
@@ -30,7 +30,8 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         "atomic_write/rc/misaligned_in_memory",
         "IBTA, annex on memory placement: alignment; iova",
         misaligned_in_memory,
-    ),
+    )
+    .needs(&[ATOMIC_WRITE, ANY_IOVA]),
     scenario("atomic_write/rc/region_without_the_right", "IBTA, reliable service: R_Key check", region_without_right),
     scenario(
         "atomic_write/rc/queue_pair_without_the_right",
@@ -48,10 +49,11 @@ fn word(value: u64) -> [u8; 8] {
 fn refused_by_peer(left: &End, right: &End, remote: RemoteMemory, status: CompletionStatus) {
     left.qp.post_send(&[SendRequest::atomic_write(Payload::inline(&word(1)), remote).wr_id(1)]).unwrap();
     left.fails(1, status);
-    let (access, request) =
-        (AsyncEvent::QueuePairAccessError(right.qp.qpn()), AsyncEvent::QueuePairRequestError(right.qp.qpn()));
-    assert_eq!(right.event(), if status == CompletionStatus::RemoteAccessError { access } else { request });
-    right.is_in(QueuePairState::Error);
+    right.failure_event(&match status {
+        CompletionStatus::RemoteAccessError => [AsyncEvent::QueuePairAccessError as fn(_) -> _],
+        _ => [AsyncEvent::QueuePairRequestError],
+    });
+    right.becomes(QueuePairState::Error);
 }
 
 fn eight_bytes(world: &World) {

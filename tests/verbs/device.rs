@@ -6,7 +6,7 @@ use rdma_verbs::verbs::{
 };
 
 use super::end::{Shape, create_qp, refused};
-use super::suite::Scenario;
+use super::suite::{PACKET_COUNTERS, Scenario};
 use super::world::World;
 
 const QUERY_DEVICE: &str = "IBTA, device verbs: query HCA; ibv_query_device(3)";
@@ -29,7 +29,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario::new("device/port/width_and_speed", QUERY_PORT, width_and_speed),
     Scenario::new("device/pkey/table", "ibv_query_pkey(3)", pkey_table),
     Scenario::new("device/event/none_when_nothing_happens", "ibv_get_async_event(3)", no_event),
-    Scenario::new("device/counters/count_packets", "API: Context::counters", counters),
+    Scenario::new("device/counters/count_packets", "API: Context::counters", counters).needs(&[PACKET_COUNTERS]),
     Scenario::new("qp/create/in_reset", CREATE_QP, in_reset),
     Scenario::new("qp/create/numbers_differ", CREATE_QP, numbers_differ),
     Scenario::new("qp/create/capabilities_at_least_as_asked", CREATE_QP, at_least),
@@ -120,7 +120,8 @@ fn pkey_table(world: &World) {
     let names = ["query_pkey", "pkey_index", &length.to_string()];
     refused(context.query_pkey(1, length), ErrorKind::InvalidArgument, &names);
     refused(context.query_pkey(2, 0), ErrorKind::InvalidArgument, &["query_pkey", "port_num", "2"]);
-    assert_eq!(context.query_device().max_pkeys, length);
+    let most = context.query_device().max_pkeys;
+    assert!(most >= length, "max_pkeys is {most}, the port has {length}");
 }
 
 fn other_ports(world: &World) {
@@ -136,9 +137,10 @@ fn other_ports(world: &World) {
 
 fn first_gid(world: &World) {
     let context = world.device(0);
-    let entry = context.query_gid(1, 0).unwrap();
-    assert!(!entry.gid.is_zero() && entry.gid_index == 0);
-    assert_eq!(context.find_gid(1, entry.gid).unwrap(), 0);
+    let index = context.default_gid_index(1).unwrap();
+    let entry = context.query_gid(1, index).unwrap();
+    assert!(!entry.gid.is_zero() && entry.gid_index == index);
+    assert_eq!(context.find_gid(1, entry.gid).unwrap(), index);
     let end = world.end(0, &Shape::default());
     assert_eq!(end.qp.connection_info().unwrap().gid, entry.gid);
 }
@@ -170,7 +172,9 @@ fn gid_empty(world: &World) {
 fn gid_beyond(world: &World) {
     let context = world.device(0);
     let names = ["query_gid", "gid_index", "255"];
-    refused(context.query_gid(1, u8::MAX), ErrorKind::InvalidArgument, &names);
+    let is_empty = context.query_port(1).unwrap().gid_tbl_len > u8::MAX.into();
+    let kind = if is_empty { ErrorKind::NotFound } else { ErrorKind::InvalidArgument };
+    refused(context.query_gid(1, u8::MAX), kind, &names);
     let strange = std::net::Ipv6Addr::new(0x2001, 0xdb8, 1, 2, 3, 4, 5, 6);
     refused(context.find_gid(1, strange.into()), ErrorKind::NotFound, &["find_gid", "2001:db8"]);
 }
@@ -293,6 +297,9 @@ fn too_much_inline(world: &World) {
     refuses(world, "max_inline_data", limit, |cap| cap.max_inline_data = limit + 1);
 }
 
+/// Requests for which every machine has memory.
+pub(crate) const MODEST: u32 = 1 << 16;
+
 fn at_the_limits(world: &World) {
     let device = world.device(0).query_device();
     let end = world.end(
@@ -306,8 +313,10 @@ fn at_the_limits(world: &World) {
     );
     let cap = end.qp.cap();
     assert!(cap.max_send_sge >= device.max_sge && cap.max_inline_data >= device.max_inline_data, "{cap:?}");
-    let wide = world.end(1, &caps(|cap| (cap.max_send_wr, cap.max_recv_wr) = (device.max_qp_wr, device.max_qp_wr)));
-    assert!(wide.qp.cap().max_send_wr >= device.max_qp_wr);
+    // The limits are the device's; the machine's memory may have others.
+    let most = device.max_qp_wr.min(MODEST);
+    let wide = end.pd.create_qp(&end.cq, &end.cq).max_send_wr(most).max_recv_wr(most).build().unwrap();
+    assert!(wide.cap().max_send_wr >= most && wide.cap().max_recv_wr >= most, "{:?}", wide.cap());
 }
 
 fn query_cap(world: &World) {

@@ -67,7 +67,7 @@ fn write(peer: &End, remote: RemoteMemory, bytes: &[u8]) {
 fn closed(peer: &End, owner: &End, remote: RemoteMemory) {
     peer.post(&[SendRequest::write(Payload::inline(b"intruder"), remote).wr_id(2)]);
     peer.fails(2, CompletionStatus::RemoteAccessError);
-    assert_eq!(owner.event(), AsyncEvent::QueuePairAccessError(owner.qp.qpn()));
+    owner.failure_event(&[AsyncEvent::QueuePairAccessError]);
     owner.becomes(QueuePairState::Error);
 }
 

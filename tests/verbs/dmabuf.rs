@@ -68,7 +68,7 @@ fn holds(file: &File, offset: usize, expected: &[u8]) {
 fn closed(peer: &End, owner: &End, request: SendRequest<'_>) {
     peer.post(&[request.wr_id(2)]);
     peer.fails(2, CompletionStatus::RemoteAccessError);
-    assert_eq!(owner.event(), AsyncEvent::QueuePairAccessError(owner.qp.qpn()));
+    owner.failure_event(&[AsyncEvent::QueuePairAccessError]);
     owner.becomes(QueuePairState::Error);
 }
 

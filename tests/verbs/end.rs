@@ -3,14 +3,26 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
+use super::deviations::{
+    self, FAILED_IS_FLUSHED, LATE_FLUSH, LENGTH_STATUS, NO_ERROR_EVENTS, NO_ESTABLISHED_EVENT, RECEIVE_STATUS,
+    RTS_BEGINS_NOTHING, SEND_STATUS,
+};
 use rdma_verbs::verbs::{
-    AccessFlags, AsyncEvent, Completion, CompletionError, CompletionOpcode, CompletionQueue, CompletionStatus, Context,
-    Error, ErrorKind, MemoryRegion, ProtectionDomain, QueuePair, QueuePairAttributes, QueuePairCapabilities,
-    QueuePairState, QueuePairType, ReceiveRequest, RegionRange, RemoteMemory, SendRequest, Success,
+    AccessFlags, AddressVector, AsyncEvent, Cause, Completion, CompletionError, CompletionOpcode, CompletionQueue,
+    CompletionStatus, Context, Error, ErrorKind, Gid, MemoryRegion, Payload, ProtectionDomain, Qpn, QueuePair,
+    QueuePairAttributes, QueuePairCapabilities, QueuePairState, QueuePairType, ReceiveRequest, RegionRange,
+    RemoteMemory, Rkey, SendRequest, Success,
 };
 
 /// Longer than anything takes that happens at all.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Where something is known not to happen.
+const LITTLE_PATIENCE: Duration = Duration::from_secs(3);
+
+/// How long a scenario waits for what must happen.
+pub(crate) fn patience() -> Duration {
+    if deviations::is_deviating() { LITTLE_PATIENCE } else { PATIENCE }
+}
 /// How long nothing must happen where nothing may.
 pub(crate) const SILENCE: Duration = Duration::from_millis(20);
 /// Every right that a peer can have.
@@ -164,9 +176,12 @@ impl End {
     #[track_caller]
     pub(crate) fn fails_with(&self, wr_id: u64, statuses: &[CompletionStatus]) -> CompletionError {
         let completion = self.next();
-        let error = completion.result().expect_err("a failure");
+        let Err(error) = completion.result() else {
+            panic!("request {} succeeded instead of {statuses:?}: {completion:?}", completion.wr_id());
+        };
         assert_eq!((error.wr_id, error.qpn), (wr_id, self.qp.qpn()), "{error}");
-        assert!(statuses.contains(&error.status), "{:?}: {}", error.status, self.qp.explain(&error));
+        let right = statuses.contains(&error.status);
+        assert!(right, "{:?} instead of {statuses:?}: {}", error.status, self.qp.explain(&error));
         error
     }
 
@@ -175,6 +190,24 @@ impl End {
     pub(crate) fn flushed(&self, wr_ids: impl IntoIterator<Item = u64>) {
         for wr_id in wr_ids {
             self.fails(wr_id, CompletionStatus::WorkRequestFlushedError);
+        }
+    }
+
+    /// A receive that was posted in ERR must be flushed.
+    #[track_caller]
+    pub(crate) fn flushed_receive(&self, wr_id: u64) {
+        if !LATE_FLUSH.holds() {
+            return self.flushed([wr_id]);
+        }
+        // The state change may not be over yet, and then it takes the receive along.
+        match self.cq.wait(SILENCE) {
+            Ok(early) => {
+                assert_eq!((early.wr_id(), early.status()), (wr_id, CompletionStatus::WorkRequestFlushedError))
+            }
+            Err(_) => {
+                self.to_error();
+                self.flushed([wr_id]);
+            }
         }
     }
 
@@ -187,8 +220,27 @@ impl End {
     /// The next asynchronous event.
     #[track_caller]
     pub(crate) fn event(&self) -> AsyncEvent {
-        let event = self.context.get_async_event(PATIENCE);
+        let event = self.context.get_async_event(patience());
         event.unwrap_or_else(|| panic!("no asynchronous event: {}", self.qp.explain_state()))
+    }
+
+    /// The next asynchronous event must be one of these, about a failure of the queue pair.
+    #[track_caller]
+    pub(crate) fn failure_event(&self, allowed: &[fn(Qpn) -> AsyncEvent]) {
+        if NO_ERROR_EVENTS.holds() {
+            return self.no_event();
+        }
+        let (event, allowed) = (self.event(), allowed.iter().map(|of| of(self.qp.qpn())).collect::<Vec<_>>());
+        assert!(allowed.contains(&event), "{event:?} instead of {allowed:?}");
+    }
+
+    /// In RTR, the first message must be told as an event.
+    #[track_caller]
+    pub(crate) fn is_told_of_the_connection(&self) {
+        match NO_ESTABLISHED_EVENT.holds() {
+            true => self.no_event(),
+            false => assert_eq!(self.event(), AsyncEvent::CommunicationEstablished(self.qp.qpn())),
+        }
     }
 
     /// No asynchronous event may come for a while.
@@ -209,8 +261,28 @@ impl End {
     pub(crate) fn becomes(&self, state: QueuePairState) {
         let start = Instant::now();
         while self.qp.state().expect("query_qp") != state {
-            assert!(start.elapsed() < PATIENCE, "never in {}: {}", state.name(), self.qp.explain_state());
+            assert!(start.elapsed() < patience(), "never in {}: {}", state.name(), self.qp.explain_state());
             std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// The send queue must come to have nothing under way, if it drains.
+    #[track_caller]
+    pub(crate) fn is_drained(&self) {
+        let start = Instant::now();
+        while self.qp.query().expect("query_qp").sq_draining {
+            assert!(start.elapsed() < patience(), "never drained: {}", self.qp.explain_state());
+        }
+    }
+
+    /// The send queue goes on after SQD. `nudge` is a request that nobody notices.
+    #[track_caller]
+    pub(crate) fn resume(&self, nudge: SendRequest<'_>) {
+        let ready = QueuePairAttributes { qp_state: Some(QueuePairState::ReadyToSend), ..Default::default() };
+        self.qp.modify(&ready).expect("SQD to RTS");
+        if RTS_BEGINS_NOTHING.holds() {
+            self.silent();
+            self.post(&[nudge]);
         }
     }
 
@@ -220,6 +292,57 @@ impl End {
         let error = QueuePairAttributes { qp_state: Some(QueuePairState::Error), ..Default::default() };
         self.qp.modify(&error).expect("any state but RESET has a way to ERR");
     }
+}
+
+/// A request of a connection that nobody notices: without bytes, no key is looked at.
+pub(crate) fn nothing() -> SendRequest<'static> {
+    SendRequest::write(Payload::EMPTY, RemoteMemory::new(0, Rkey(0), 0))
+}
+
+/// The status of a receive that is too short for its message.
+pub(crate) fn too_short() -> CompletionStatus {
+    LENGTH_STATUS.or(CompletionStatus::LocalQueuePairOperationError, CompletionStatus::LocalLengthError)
+}
+
+/// The status of a message that is too long for its receive.
+pub(crate) fn too_long_for_peer() -> CompletionStatus {
+    LENGTH_STATUS.or(CompletionStatus::RemoteOperationError, CompletionStatus::RemoteInvalidRequestError)
+}
+
+/// The status of a receive whose memory is gone.
+pub(crate) fn receive_without_memory() -> CompletionStatus {
+    RECEIVE_STATUS.or(CompletionStatus::LocalQueuePairOperationError, CompletionStatus::LocalProtectionError)
+}
+
+/// The status of a send request whose own memory is gone.
+pub(crate) fn memory_gone() -> CompletionStatus {
+    let known = SEND_STATUS.or(CompletionStatus::LocalQueuePairOperationError, CompletionStatus::LocalProtectionError);
+    FAILED_IS_FLUSHED.or(CompletionStatus::WorkRequestFlushedError, known)
+}
+
+/// The status of a request that is carried out at its own end and fails: the standard's, or what comes instead.
+pub(crate) fn failed_here(standard: CompletionStatus) -> CompletionStatus {
+    FAILED_IS_FLUSHED.or(CompletionStatus::WorkRequestFlushedError, standard)
+}
+
+/// The cause of a failure must be this one, where devices tell causes.
+#[track_caller]
+pub(crate) fn caused_by(end: &End, error: &CompletionError, cause: Cause) {
+    if end.context.query_device().failure_causes {
+        assert_eq!(error.cause, cause, "{error}");
+    }
+}
+
+/// The way from a device's own address to this one.
+#[track_caller]
+pub(crate) fn way_to(context: &Context, to: Gid) -> AddressVector {
+    AddressVector::new(to, context.default_gid_index(1).expect("the port has a GID"))
+}
+
+/// The address by which a device is reached.
+#[track_caller]
+pub(crate) fn own_gid(context: &Context) -> Gid {
+    context.query_gid(1, context.default_gid_index(1).expect("the port has a GID")).expect("query_gid").gid
 }
 
 /// Another queue pair of this shape.
@@ -255,7 +378,7 @@ pub(crate) fn create_qp(
 /// The next completion of a queue, whatever it is.
 #[track_caller]
 pub(crate) fn next(cq: &CompletionQueue) -> Completion {
-    cq.wait(PATIENCE).unwrap_or_else(|error| panic!("no completion: {error}"))
+    cq.wait(patience()).unwrap_or_else(|error| panic!("no completion: {error}"))
 }
 
 /// No completion may come for a while.

@@ -80,7 +80,7 @@ fn closed(peer: &End, owner: &End, request: SendRequest<'_>) {
     peer.post(&[request.wr_id(2)]);
     let error = peer.fails(2, CompletionStatus::RemoteAccessError);
     assert!(!peer.qp.explain(&error).is_empty());
-    assert_eq!(owner.event(), AsyncEvent::QueuePairAccessError(owner.qp.qpn()));
+    owner.failure_event(&[AsyncEvent::QueuePairAccessError]);
     owner.becomes(QueuePairState::Error);
 }
 

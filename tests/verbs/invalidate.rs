@@ -7,10 +7,10 @@ use rdma_verbs::verbs::{
 
 use super::bytes::{check, check_all, fill};
 use super::end::{ALL_RIGHTS, End, Shape, refused};
-use super::suite::{Capability, MEM_MGT_EXTENSIONS, Scenario};
+use super::suite::{Capability, INVALIDATABLE_REGIONS, MEM_MGT_EXTENSIONS, Scenario};
 use super::world::World;
 
-const NEEDS: &[Capability] = &[MEM_MGT_EXTENSIONS];
+const NEEDS: &[Capability] = &[INVALIDATABLE_REGIONS, MEM_MGT_EXTENSIONS];
 
 const fn scenario(name: &'static str, clause: &'static str, run: fn(&World)) -> Scenario {
     Scenario { name, clause, needs: NEEDS, run }
@@ -85,8 +85,8 @@ fn refused_remotely(left: &End, right: &End, rkey: Rkey) {
     left.fails_with(3, &statuses);
     let error = right.fails_with(1, &statuses);
     assert_eq!(error.cause, Cause::InvalidateRefused);
-    assert_eq!(right.event(), AsyncEvent::QueuePairAccessError(right.qp.qpn()));
-    right.is_in(QueuePairState::Error);
+    right.failure_event(&[AsyncEvent::QueuePairAccessError]);
+    right.becomes(QueuePairState::Error);
 }
 
 fn not_offered(world: &World) {

@@ -14,6 +14,7 @@ mod bytes;
 mod channel;
 mod connect;
 mod cq;
+mod deviations;
 mod device;
 mod dm;
 mod dmabuf;

@@ -49,8 +49,8 @@ fn write_fails(left: &End, remote: RemoteMemory, length: usize, status: Completi
 #[track_caller]
 fn write_refused(left: &End, right: &End, remote: RemoteMemory, length: usize) {
     write_fails(left, remote, length, CompletionStatus::RemoteAccessError);
-    assert_eq!(right.event(), AsyncEvent::QueuePairAccessError(right.qp.qpn()));
-    right.is_in(QueuePairState::Error);
+    right.failure_event(&[AsyncEvent::QueuePairAccessError]);
+    right.becomes(QueuePairState::Error);
 }
 
 fn unknown_mandatory(world: &World) {
@@ -153,12 +153,15 @@ fn atomic_misaligned(world: &World) {
         let posted = left.qp.post_send(&[SendRequest::fetch_and_add(own, remote, 1)]);
         refused(posted, ErrorKind::InvalidArgument, &["remote_addr", "multiple of 8"]);
     }
+    if !right.context.query_device().any_iova {
+        return left.silent();
+    }
     let first = right.region(4096, ALL_RIGHTS);
     let bytes = first.dereg().unwrap();
     let region = right.pd.reg_mr_iova(bytes, 0x10_0004, ALL_RIGHTS).unwrap();
     let remote = RemoteMemory::new(0x10_0008, region.rkey(), 8);
     left.qp.post_send(&[SendRequest::compare_and_swap(own, remote, 0, 1).wr_id(1)]).unwrap();
     left.fails(1, CompletionStatus::RemoteInvalidRequestError);
-    assert_eq!(right.event(), AsyncEvent::QueuePairRequestError(right.qp.qpn()));
+    right.failure_event(&[AsyncEvent::QueuePairRequestError]);
     check_all(&region, 0, 64, 0);
 }

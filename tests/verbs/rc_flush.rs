@@ -93,7 +93,7 @@ fn accepts_posts(world: &World) {
     left.to_error();
     for round in 0..5 {
         left.receive(round * 2, 0..8);
-        left.flushed([round * 2]);
+        left.flushed_receive(round * 2);
         left.post(&[SendRequest::write(left.at(0..8), right.far(0..8)).wr_id(round * 2 + 1)]);
         left.flushed([round * 2 + 1]);
     }
@@ -149,8 +149,10 @@ fn names_cause(world: &World) {
     left.to_error();
     let error = left.fails(1, CompletionStatus::WorkRequestFlushedError);
     assert_eq!(error.cause, Cause::QueuePairInError);
-    let text = left.qp.explain(&error);
-    assert!(text.contains("modify"), "the application did it: {text}");
+    if left.context.query_device().failure_causes {
+        let text = left.qp.explain(&error);
+        assert!(text.contains("modify"), "the application did it: {text}");
+    }
 }
 
 fn error_again(world: &World) {

@@ -7,7 +7,7 @@ use rdma_verbs::verbs::{
 };
 
 use super::bytes::{check, check_all, fill, pattern};
-use super::end::{ALL_RIGHTS, PATIENCE, Shape};
+use super::end::{ALL_RIGHTS, Shape, patience};
 use super::suite::Scenario;
 use super::world::World;
 
@@ -189,7 +189,7 @@ fn passive_peer(world: &World) {
     let start = Instant::now();
     // Neither end calls a verb: the devices work by themselves.
     while right.region.load_acquire_u8(99).unwrap() == 0 {
-        assert!(start.elapsed() < PATIENCE, "the byte never came");
+        assert!(start.elapsed() < patience(), "the byte never came");
         std::thread::yield_now();
     }
 }
@@ -205,7 +205,7 @@ fn last_byte_last(world: &World) {
         left.post(&[SendRequest::write(left.at(0..len), right.far(0..len)).signaled()]);
         let start = Instant::now();
         while right.region.load_acquire_u8(len - 1).unwrap() == 0 {
-            assert!(start.elapsed() < PATIENCE, "the last byte never came");
+            assert!(start.elapsed() < patience(), "the last byte never came");
             std::hint::spin_loop();
         }
         assert!(right.region.to_vec(0..len).unwrap() == bytes, "{len} bytes are there when the last one is");
@@ -271,7 +271,7 @@ fn passive_read(world: &World) {
     let start = Instant::now();
     let expected = pattern(64, 3);
     while left.region.load_acquire_u8(63).unwrap() != expected[63] {
-        assert!(start.elapsed() < PATIENCE, "the answer never came");
+        assert!(start.elapsed() < patience(), "the answer never came");
         std::thread::yield_now();
     }
     left.read(1, 64);

@@ -6,7 +6,8 @@ use rdma_verbs::verbs::{
 };
 
 use super::bytes::check_all;
-use super::end::{ALL_RIGHTS, End, Shape};
+use super::deviations::TAKEN_IS_REFUSED;
+use super::end::{ALL_RIGHTS, End, Shape, receive_without_memory, too_long_for_peer, too_short};
 use super::suite::{ATOMIC_CAP, Scenario};
 use super::world::{World, connect};
 
@@ -66,8 +67,8 @@ fn refuses_access(left: &End, right: &End, request: SendRequest<'_>) {
     left.fails(1, CompletionStatus::RemoteAccessError);
     left.flushed([2]);
     left.is_in(QueuePairState::Error);
-    assert_eq!(right.event(), AsyncEvent::QueuePairAccessError(right.qp.qpn()));
-    right.is_in(QueuePairState::Error);
+    right.failure_event(&[AsyncEvent::QueuePairAccessError]);
+    right.becomes(QueuePairState::Error);
     check_all(&right.region, 0, 4096, 0x77);
     left.silent();
     right.silent();
@@ -174,11 +175,8 @@ fn qp_forbids(world: &World, forbidden: AccessFlags) {
     left.post(&[request.wr_id(1)]);
     // The specification leaves the choice of the NAK to the responder.
     left.fails_with(1, &[CompletionStatus::RemoteAccessError, CompletionStatus::RemoteInvalidRequestError]);
-    let event = right.event();
-    let qpn = right.qp.qpn();
-    let told = [AsyncEvent::QueuePairAccessError(qpn), AsyncEvent::QueuePairRequestError(qpn)];
-    assert!(told.contains(&event), "{event:?}");
-    right.is_in(QueuePairState::Error);
+    right.failure_event(&[AsyncEvent::QueuePairAccessError, AsyncEvent::QueuePairRequestError]);
+    right.becomes(QueuePairState::Error);
     check_all(&right.region, 0, 64, 0x77);
     check_all(&left.region, 0, 8, 0);
 }
@@ -228,21 +226,20 @@ fn too_long(world: &World) {
     right.receive(1, 0..16);
     right.receive(2, 0..64);
     left.post(&[SendRequest::send(left.at(0..17)).wr_id(3), SendRequest::send(Payload::EMPTY).wr_id(4)]);
-    right.fails(1, CompletionStatus::LocalLengthError);
+    right.fails(1, too_short());
     right.flushed([2]);
-    // rxe answers with an operational error, the specification says invalid request.
-    left.fails_with(3, &[CompletionStatus::RemoteInvalidRequestError, CompletionStatus::RemoteOperationError]);
+    left.fails(3, too_long_for_peer());
     left.flushed([4]);
     check_all(&right.region, 16, 48, 0x77);
-    right.is_in(QueuePairState::Error);
+    right.becomes(QueuePairState::Error);
 }
 
 fn longer_than_nothing(world: &World) {
     let (left, right) = world.pair();
     right.receive(1, 8..8);
     left.post(&[SendRequest::send(Payload::inline(b"!")).wr_id(3)]);
-    right.fails(1, CompletionStatus::LocalLengthError);
-    left.fails_with(3, &[CompletionStatus::RemoteInvalidRequestError, CompletionStatus::RemoteOperationError]);
+    right.fails(1, too_short());
+    left.fails(3, too_long_for_peer());
     check_all(&right.region, 0, 64, 0);
 }
 
@@ -253,7 +250,7 @@ fn receive_gone(world: &World) {
     right.receive(2, 0..64);
     let memory = inbox.dereg().unwrap();
     left.post(&[SendRequest::send(Payload::inline(&[2; 64])).wr_id(3)]);
-    right.fails(1, CompletionStatus::LocalProtectionError);
+    right.fails(1, receive_without_memory());
     right.flushed([2]);
     left.fails(3, CompletionStatus::RemoteOperationError);
     assert_eq!(memory.into_vec().unwrap(), [0x33; 64]);
@@ -308,7 +305,7 @@ fn responder(world: &World) {
     left.fails(0, CompletionStatus::RemoteAccessError);
     right.flushed(1..4);
     right.receive(4, 0..8);
-    right.flushed([4]);
+    right.flushed_receive(4);
     right.post(&[SendRequest::send(Payload::EMPTY).wr_id(5)]);
     right.flushed([5]);
 }
@@ -326,6 +323,6 @@ fn immediate_wrong_key(world: &World) {
     let write = SendRequest::write_with_immediate(left.at(0..8), other_key(&right, 0x5a5a_5a00), 1).wr_id(1);
     left.post(&[write]);
     left.fails(1, CompletionStatus::RemoteAccessError);
-    right.flushed([5]);
+    right.fails(5, TAKEN_IS_REFUSED.or(CompletionStatus::RemoteAccessError, CompletionStatus::WorkRequestFlushedError));
     right.silent();
 }

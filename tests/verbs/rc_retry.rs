@@ -81,9 +81,11 @@ fn rnr_exhausted(world: &World) {
     let error = left.fails(1, CompletionStatus::ReceiverNotReadyRetryExceededError);
     assert_eq!(error.cause, Cause::ReceiverNotReady);
     left.is_in(QueuePairState::Error);
-    let counters = right.qp.counters();
-    // Under load, the probe may have asked once more.
-    assert!(counters.get(Counter::SentRnr) >= 4, "one try and three more: {counters:?}");
+    if right.context.query_device().packet_counters {
+        let counters = right.qp.counters();
+        // Under load, the probe may have asked once more.
+        assert!(counters.get(Counter::SentRnr) >= 4, "one try and three more: {counters:?}");
+    }
 }
 
 fn rnr_without_a_try(world: &World) {
@@ -222,7 +224,7 @@ fn wrong_psn(world: &World) {
     let elsewhere = ConnectionInfo { psn: near.psn.plus(0x10_0000), ..near };
     right.qp.connect_with(&elsewhere, &impatient()).unwrap();
     right.receive(9, 0..64);
-    left.post(&[SendRequest::send(Payload::inline(b"?")).wr_id(1)]);
+    left.post(&[SendRequest::send(Payload::inline(b"?")).wr_id(1).signaled()]);
     left.fails(1, CompletionStatus::RetryExceededError);
     right.silent();
     check_all(&right.region, 0, 64, 0);

@@ -1,11 +1,15 @@
 //! Queue pairs that share a receive queue, and their peers.
 
+use std::time::Instant;
+
 use rdma_verbs::verbs::{
     AsyncEvent, CompletionOpcode, CompletionQueue, ConnectOptions, Context, MemoryRegion, Payload, ProtectionDomain,
-    QueuePair, ReceiveRequest, SendRequest, SharedReceiveQueue, SharedReceiveQueueBuilder, Success,
+    Qpn, QueuePair, QueuePairState, ReceiveRequest, SendRequest, SharedReceiveQueue, SharedReceiveQueueBuilder,
+    Success,
 };
 
-use super::end::{ALL_RIGHTS, PATIENCE, SILENCE, next};
+use super::deviations::{LAST_EVENT_AGAIN, NO_ERROR_EVENTS, NO_LAST_EVENT};
+use super::end::{ALL_RIGHTS, SILENCE, next, patience};
 use super::suite::Capability;
 use super::world::World;
 
@@ -112,7 +116,7 @@ impl Sharing {
     /// The next event of the sharing device.
     #[track_caller]
     pub(crate) fn event(&self) -> AsyncEvent {
-        self.context.get_async_event(PATIENCE).expect("no event")
+        self.context.get_async_event(patience()).expect("no event")
     }
 
     #[track_caller]
@@ -120,10 +124,47 @@ impl Sharing {
         assert_eq!(self.context.get_async_event(SILENCE), None);
     }
 
+    /// The event of the last receive must come.
+    #[track_caller]
+    pub(crate) fn last_event(&self, qpn: Qpn) {
+        match NO_LAST_EVENT.holds() {
+            true => self.no_event(),
+            false => assert_eq!(self.event(), AsyncEvent::LastWorkQueueElementReached(qpn)),
+        }
+    }
+
+    /// It must not come again, nor any other.
+    #[track_caller]
+    pub(crate) fn no_event_after(&self, qpn: Qpn) {
+        if LAST_EVENT_AGAIN.holds() {
+            while let Some(event) = self.context.get_async_event(SILENCE) {
+                assert_eq!(event, AsyncEvent::LastWorkQueueElementReached(qpn));
+            }
+        }
+        self.no_event();
+    }
+
+    /// The event of a queue pair's failure must come.
+    #[track_caller]
+    pub(crate) fn failure_event(&self, event: AsyncEvent) {
+        if !NO_ERROR_EVENTS.holds() {
+            assert_eq!(self.event(), event);
+        }
+    }
+
     /// The limit event must come.
     #[track_caller]
     pub(crate) fn limit_reached(&self) {
         assert_eq!(self.event(), AsyncEvent::SharedReceiveQueueLimitReached(self.srq.number()));
+    }
+}
+
+/// The queue pair must come into the error state.
+#[track_caller]
+pub(crate) fn ends(qp: &QueuePair) {
+    let start = Instant::now();
+    while qp.state().unwrap() != QueuePairState::Error {
+        assert!(start.elapsed() < patience(), "never in ERR: {}", qp.explain_state());
     }
 }
 

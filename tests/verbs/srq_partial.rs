@@ -8,8 +8,10 @@ use rdma_verbs::verbs::{
     SendRequest,
 };
 
-use super::end::{ALL_RIGHTS, PATIENCE, next, silent};
-use super::sharing::{MAX_SRQ, Sharing, connect};
+use super::cq::A_WHILE;
+use super::deviations::{BEGUN_IS_LOST, NO_SEND_QUEUE_ERROR, NOTHING_PURGED};
+use super::end::{ALL_RIGHTS, SILENCE, memory_gone, next, patience, silent, too_long_for_peer, too_short};
+use super::sharing::{MAX_SRQ, Sharing, connect, ends};
 use super::suite::Scenario;
 use super::world::World;
 
@@ -38,30 +40,35 @@ fn to(state: QueuePairState) -> QueuePairAttributes {
 }
 
 /// Has `sender` send the first part of a message, of which `receiver` sees the beginning; the request then fails,
-/// because the memory of the rest is gone.
+/// because the memory of the rest is gone, or as it may.
 #[track_caller]
 pub(crate) fn send_half(
     (sender, pd, cq): (&QueuePair, &ProtectionDomain, &CompletionQueue),
     receiver: &QueuePair,
     request: impl for<'b> FnOnce(&'b [RegionRange<'b>; 2]) -> SendRequest<'b>,
+    may: Option<CompletionStatus>,
 ) {
-    sender.modify(&to(QueuePairState::SendQueueDrained)).unwrap();
     let (first, rest): (MemoryRegion, MemoryRegion) =
         (pd.alloc_mr(SENT, ALL_RIGHTS).unwrap(), pd.alloc_mr(KEPT, ALL_RIGHTS).unwrap());
     first.write_at(0, &[0xaa; SENT]).unwrap();
     let ranges = [first.slice(..).unwrap(), rest.slice(..).unwrap()];
-    sender.post_send(&[request(&ranges).wr_id(70)]).unwrap();
+    let mut batch = sender.send_batch().unwrap();
+    batch.push(&request(&ranges).wr_id(70)).unwrap();
     rest.dereg().unwrap();
     let before = receiver.counters().get(Counter::ReceivedPackets);
     let sent_before = sender.counters().get(Counter::SentPackets);
-    sender.modify(&to(QueuePairState::ReadyToSend)).unwrap();
+    batch.post().unwrap();
     let error = next(cq).result().unwrap_err();
-    assert_eq!((error.wr_id, error.status), (70, CompletionStatus::LocalProtectionError), "{error}");
+    let right = error.status == memory_gone() || Some(error.status) == may;
+    assert!(error.wr_id == 70 && right, "{:?}: {error}", error.status);
+    if !pd.context().query_device().packet_counters {
+        return std::thread::sleep(A_WHILE);
+    }
     let sent = sender.counters().get(Counter::SentPackets) - sent_before;
     assert!(sent > 0, "nothing has left");
     let start = Instant::now();
     while receiver.counters().get(Counter::ReceivedPackets) < before + sent {
-        assert!(start.elapsed() < PATIENCE, "the first {sent} packets never came");
+        assert!(start.elapsed() < patience(), "the first {sent} packets never came");
     }
 }
 
@@ -83,14 +90,17 @@ fn post_large(sharing: &Sharing) {
 #[track_caller]
 fn half_from(sharing: &Sharing, peer: usize) {
     let sender = (&sharing.senders[peer], &sharing.sender_pd, &sharing.sender_cq);
-    send_half(sender, &sharing.receivers[peer], |ranges| SendRequest::send(ranges));
+    send_half(sender, &sharing.receivers[peer], |ranges| SendRequest::send(ranges), None);
     assert_eq!(sharing.inbox.to_vec(16 << 10..17 << 10).unwrap(), [0xaa; 1 << 10], "it has begun");
 }
 
 /// The queue pair's last event must come, and everything before it be there already.
 #[track_caller]
 fn last_after(sharing: &Sharing, qp: &QueuePair) {
-    assert_eq!(sharing.event(), AsyncEvent::LastWorkQueueElementReached(qp.qpn()));
+    sharing.last_event(qp.qpn());
+    if BEGUN_IS_LOST.holds() {
+        return silent(&sharing.cq);
+    }
     let mut out = [rdma_verbs::verbs::Completion::default(); 2];
     assert_eq!(sharing.cq.poll(&mut out).unwrap(), 1, "the receive completes before the event, once");
     let error = out[0].result().unwrap_err();
@@ -107,7 +117,7 @@ fn flushed_once(world: &World) {
     last_after(&sharing, &sharing.receivers[0]);
     sharing.receivers[0].modify(&to(QueuePairState::Error)).unwrap();
     silent(&sharing.cq);
-    sharing.no_event();
+    sharing.no_event_after(sharing.receivers[0].qpn());
     sharing.send(1, b"next in the queue");
     sharing.received(1, 1, b"next in the queue");
 }
@@ -118,12 +128,12 @@ fn failed_and_not_flushed(world: &World) {
     sharing.srq.post_recv(&[ReceiveRequest::new(short).wr_id(31)]).unwrap();
     let sender = (&sharing.senders[1], &sharing.sender_pd, &sharing.sender_cq);
     // Too long for the receive with its first packets already: it fails with its own status, and is not flushed too.
-    send_half(sender, &sharing.receivers[1], |ranges| SendRequest::send(ranges));
+    send_half(sender, &sharing.receivers[1], |ranges| SendRequest::send(ranges), Some(too_long_for_peer()));
     let error = next(&sharing.cq).result().unwrap_err();
     let qpn = sharing.receivers[1].qpn();
-    assert_eq!((error.wr_id, error.qpn, error.status), (31, qpn, CompletionStatus::LocalLengthError));
-    assert_eq!(sharing.event(), AsyncEvent::QueuePairRequestError(qpn));
-    assert_eq!(sharing.event(), AsyncEvent::LastWorkQueueElementReached(qpn));
+    assert_eq!((error.wr_id, error.qpn, error.status), (31, qpn, too_short()));
+    sharing.failure_event(AsyncEvent::QueuePairRequestError(qpn));
+    sharing.last_event(qpn);
     silent(&sharing.cq);
 }
 
@@ -131,9 +141,9 @@ fn write_has_taken_none(world: &World) {
     let sharing = sharing(world, 2);
     let there: RemoteMemory = sharing.inbox.remote().slice(40 << 10..).unwrap();
     let sender = (&sharing.senders[0], &sharing.sender_pd, &sharing.sender_cq);
-    send_half(sender, &sharing.receivers[0], |ranges| SendRequest::write_with_immediate(ranges, there, 5));
+    send_half(sender, &sharing.receivers[0], |ranges| SendRequest::write_with_immediate(ranges, there, 5), None);
     sharing.receivers[0].modify(&to(QueuePairState::Error)).unwrap();
-    assert_eq!(sharing.event(), AsyncEvent::LastWorkQueueElementReached(sharing.receivers[0].qpn()));
+    sharing.last_event(sharing.receivers[0].qpn());
     silent(&sharing.cq);
     sharing.send(1, b"the oldest");
     assert_eq!(sharing.completed(30, 1).byte_len, 10);
@@ -157,6 +167,13 @@ fn lost_with_queue_pair(world: &World) {
     half_from(&sharing, 0);
     drop(sharing.receivers.remove(0));
     sharing.senders.remove(0);
+    // It may be flushed before the queue pair goes, and then stay.
+    if NOTHING_PURGED.holds()
+        && !BEGUN_IS_LOST.holds()
+        && let Ok(left) = sharing.cq.wait(SILENCE)
+    {
+        assert_eq!((left.wr_id(), left.status()), (30, CompletionStatus::WorkRequestFlushedError));
+    }
     silent(&sharing.cq);
     sharing.no_event();
     sharing.send(0, b"the one behind");
@@ -183,6 +200,9 @@ fn uc_serves_next(world: &World) {
     half_from(&sharing, 0);
     sharing.send(1, b"the one behind");
     sharing.received(1, 1, b"the one behind");
+    if NO_SEND_QUEUE_ERROR.holds() {
+        return ends(&sharing.senders[0]);
+    }
     assert_eq!(sharing.senders[0].state().unwrap(), QueuePairState::SendQueueError);
     sharing.senders[0].modify(&to(QueuePairState::ReadyToSend)).unwrap();
     sharing.senders[0].post_send(&[SendRequest::send(Payload::inline(b"begins anew"))]).unwrap();
@@ -199,5 +219,5 @@ fn uc_flushed_once(world: &World) {
     sharing.receivers[0].modify(&to(QueuePairState::Error)).unwrap();
     last_after(&sharing, &sharing.receivers[0]);
     silent(&sharing.cq);
-    sharing.no_event();
+    sharing.no_event_after(sharing.receivers[0].qpn());
 }

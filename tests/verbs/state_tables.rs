@@ -140,6 +140,7 @@ fn end_in(world: &World, qp_type: QueuePairType, state: QueuePairState) -> End {
     };
     walk(&end, &path[..steps]);
     end.is_in(state);
+    end.is_drained();
     end
 }
 

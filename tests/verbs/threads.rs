@@ -9,7 +9,7 @@ use std::time::Instant;
 use rdma_verbs::verbs::{Completion, ConnectOptions, ErrorKind, Payload, SendRequest};
 
 use super::bytes::{check, fill};
-use super::end::{ALL_RIGHTS, End, PATIENCE, Shape, create_qp};
+use super::end::{ALL_RIGHTS, End, Shape, create_qp, patience};
 use super::suite::Scenario;
 use super::world::{World, connect};
 
@@ -34,7 +34,7 @@ fn post_patiently(end: &End, request: SendRequest<'_>) {
     let start = Instant::now();
     while let Err(error) = end.qp.post_send(&[request]) {
         assert_eq!(error.kind(), ErrorKind::QueueFull, "{error}");
-        assert!(start.elapsed() < PATIENCE, "the queue stays full");
+        assert!(start.elapsed() < patience(), "the queue stays full");
         thread::yield_now();
     }
 }
@@ -96,7 +96,7 @@ fn poll_at_once(world: &World) {
         for _ in 0..3 {
             scope.spawn(|| {
                 let mut out = [Completion::default(); 5];
-                while count.load(Ordering::Acquire) < ALL && start.elapsed() < PATIENCE {
+                while count.load(Ordering::Acquire) < ALL && start.elapsed() < patience() {
                     let got = left.cq.poll(&mut out).unwrap();
                     for completion in &out[..got] {
                         assert!(completion.is_success() && seen.lock().unwrap().insert(completion.wr_id()));

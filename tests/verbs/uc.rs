@@ -1,13 +1,14 @@
 //! Unreliable connections: what arrives is whole, what cannot be taken is dropped, nothing is awaited.
 
 use rdma_verbs::verbs::{
-    AccessFlags, AsyncEvent, CompletionStatus, ConnectOptions, Counter, ErrorKind, Mtu, Payload, QueuePairAttributes,
-    QueuePairState, QueuePairType, ReceiveRequest, RegionList, RemoteMemory, Rkey, SendRequest,
+    AccessFlags, AsyncEvent, ConnectOptions, Counter, ErrorKind, Mtu, Payload, QueuePairAttributes, QueuePairState,
+    QueuePairType, ReceiveRequest, RegionList, RemoteMemory, Rkey, SendRequest,
 };
 
 use super::bytes::{check, check_all, fill};
-use super::end::{ALL_RIGHTS, End, Shape, refused};
-use super::suite::Scenario;
+use super::deviations::NO_SEND_QUEUE_ERROR;
+use super::end::{ALL_RIGHTS, End, Shape, memory_gone, receive_without_memory, refused, too_short};
+use super::suite::{PACKET_COUNTERS, Scenario};
 use super::world::World;
 
 use QueuePairState::{Error, ReadyToSend, SendQueueDrained, SendQueueError};
@@ -21,9 +22,9 @@ const SQE: &str = "IBTA, queue pair states: Send Queue Error";
 const OPCODES: &str = "ibv_post_send(3): operations of each transport service";
 
 macro_rules! scenarios {
-    ($($name:literal $clause:ident $run:ident;)*) => {
+    ($($name:literal $clause:ident $run:ident $([$needs:ident])?;)*) => {
         pub(crate) const SCENARIOS: &[Scenario] =
-            &[$(Scenario { name: $name, clause: $clause, needs: &[], run: $run },)*];
+            &[$(Scenario { name: $name, clause: $clause, needs: &[$($needs)?], run: $run },)*];
     };
 }
 
@@ -39,7 +40,7 @@ scenarios! {
     "uc/write/immediate_takes_a_receive" SERVICE immediate_takes_a_receive;
     "uc/send/completes_without_a_peer" LOCAL completes_without_a_peer;
     "uc/send/unsignaled_ones_retire" LOCAL unsignaled_ones_retire;
-    "uc/send/no_acknowledgement_travels" LOCAL no_acknowledgement_travels;
+    "uc/send/no_acknowledgement_travels" LOCAL no_acknowledgement_travels [PACKET_COUNTERS];
     "uc/send/dropped_without_a_receive" DROPS dropped_without_a_receive;
     "uc/write/immediate_dropped_without_a_receive" DROPS immediate_dropped_without_a_receive;
     "uc/write/unknown_key_dropped" DROPS unknown_key_dropped;
@@ -247,8 +248,10 @@ fn dropped_without_a_receive(world: &World) {
     let (left, right) = pair(world);
     let opcode = rdma_verbs::verbs::CompletionOpcode::Send;
     dropped(&left, &right, SendRequest::send(left.region.slice(..5000).unwrap()), opcode);
-    let why = right.qp.explain_state();
-    assert!(why.contains("no receive was posted"), "{why}");
+    if right.context.query_device().failure_causes {
+        let why = right.qp.explain_state();
+        assert!(why.contains("no receive was posted"), "{why}");
+    }
     exchange(&left, &right, 5000, 1);
     dropped(&left, &right, SendRequest::send(Payload::EMPTY), opcode);
     exchange(&left, &right, 10, 2);
@@ -306,9 +309,9 @@ fn too_small_ends_the_receiver(world: &World) {
             .post_recv(&[ReceiveRequest::new(small).wr_id(1), ReceiveRequest::new(&right.region).wr_id(2)])
             .unwrap();
         left.qp.post_send(&[SendRequest::send(left.region.slice(..len).unwrap()).wr_id(3).signaled()]).unwrap();
-        right.fails(1, CompletionStatus::LocalLengthError);
+        right.fails(1, too_short());
         right.flushed([2]);
-        right.is_in(Error);
+        right.becomes(Error);
         left.sent(3);
         left.is_in(ReadyToSend);
     }
@@ -320,35 +323,43 @@ fn revoked_region_ends_the_receiver(world: &World) {
     right.qp.post_recv(&[ReceiveRequest::new(&inbox).wr_id(1), ReceiveRequest::new(&right.region).wr_id(2)]).unwrap();
     inbox.revoke().unwrap();
     left.qp.post_send(&[SendRequest::send(left.region.slice(..50).unwrap()).wr_id(3).signaled()]).unwrap();
-    right.fails(1, CompletionStatus::LocalProtectionError);
+    right.fails(1, receive_without_memory());
     right.flushed([2]);
-    right.is_in(Error);
-    assert_eq!(right.event(), AsyncEvent::QueuePairFatal(right.qp.qpn()));
+    right.becomes(Error);
+    right.failure_event(&[AsyncEvent::QueuePairFatal]);
     left.sent(3);
     left.is_in(ReadyToSend);
 }
 
-/// The left end's send queue fails: of three requests the second one names a revoked region.
-fn fail_send_queue(left: &End, right: &End) {
+/// The left end's send queue fails: of three requests the second one names a revoked region. Whether it then is in SQE,
+/// as it must; otherwise it is in ERR.
+#[track_caller]
+fn fail_send_queue(left: &End, right: &End) -> bool {
     let region = left.region(2000, AccessFlags::LOCAL_WRITE);
-    left.qp.modify(&go(SendQueueDrained)).unwrap();
     let good = SendRequest::send(left.region.slice(..10).unwrap());
     let bad = SendRequest::send(&region);
-    left.qp.post_send(&[good.wr_id(1).signaled(), bad.wr_id(2), good.wr_id(3)]).unwrap();
+    let mut batch = left.qp.send_batch().unwrap();
+    for request in [good.wr_id(1).signaled(), bad.wr_id(2), good.wr_id(3)] {
+        batch.push(&request).unwrap();
+    }
     region.revoke().unwrap();
     right.qp.post_recv(&[ReceiveRequest::new(&right.region).wr_id(4)]).unwrap();
-    left.qp.modify(&go(ReadyToSend)).unwrap();
+    batch.post().unwrap();
     left.sent(1);
-    left.fails(2, CompletionStatus::LocalProtectionError);
+    left.fails(2, memory_gone());
     left.flushed([3]);
     right.received(4, 10);
-    left.is_in(SendQueueError);
+    let stays = !NO_SEND_QUEUE_ERROR.holds();
+    left.becomes(if stays { SendQueueError } else { Error });
+    stays
 }
 
 fn local_error_stops_the_send_queue_alone(world: &World) {
     let (left, right) = pair(world);
     left.qp.post_recv(&[ReceiveRequest::new(&left.region).wr_id(6)]).unwrap();
-    fail_send_queue(&left, &right);
+    if !fail_send_queue(&left, &right) {
+        return left.flushed([6]);
+    }
     left.qp.post_send(&[SendRequest::send(Payload::EMPTY).wr_id(5)]).unwrap();
     left.flushed([5]);
     right.silent();
@@ -357,12 +368,16 @@ fn local_error_stops_the_send_queue_alone(world: &World) {
     left.is_in(SendQueueError);
     right.is_in(ReadyToSend);
     let why = left.qp.explain_state();
-    assert!(why.contains("SQE") && why.contains("request 2") && why.contains("receives go on"), "{why}");
+    let causes = left.context.query_device().failure_causes;
+    let is_named = !causes || why.contains("request 2") && why.contains("receives go on");
+    assert!(why.contains("SQE") && is_named, "{why}");
 }
 
 fn sqe_to_rts_and_on(world: &World) {
     let (left, right) = pair(world);
-    fail_send_queue(&left, &right);
+    if !fail_send_queue(&left, &right) {
+        return right.is_in(ReadyToSend);
+    }
     let extra = QueuePairAttributes { timeout: Some(10), ..go(ReadyToSend) };
     refused(left.qp.modify(&extra), ErrorKind::InvalidArgument, &["timeout", "SQE", "RTS"]);
     left.is_in(SendQueueError);
@@ -379,7 +394,9 @@ fn sqe_to_rts_and_on(world: &World) {
 
 fn sqe_to_error_and_reset(world: &World) {
     let (left, right) = pair(world);
-    fail_send_queue(&left, &right);
+    if !fail_send_queue(&left, &right) {
+        return right.is_in(ReadyToSend);
+    }
     refused(left.qp.modify(&go(SendQueueDrained)), ErrorKind::InvalidState, &["SQE", "SQD"]);
     left.qp.post_recv(&[ReceiveRequest::new(&left.region).wr_id(6)]).unwrap();
     left.to_error();

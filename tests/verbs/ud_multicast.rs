@@ -1,10 +1,8 @@
 //! Multicast.
 
-use rdma_verbs::verbs::{
-    AddressVector, DropReason, ErrorKind, Gid, GlobalRouteHeader, Payload, Qkey, Qpn, QueuePair, SendRequest,
-};
+use rdma_verbs::verbs::{DropReason, ErrorKind, Gid, GlobalRouteHeader, Payload, Qkey, Qpn, QueuePair, SendRequest};
 
-use super::end::{End, create_qp};
+use super::end::{End, create_qp, way_to};
 use super::suite::Scenario;
 use super::ud::{HEADER, MAX_MCAST_GRP, QKEY, arrived, dropped, gid, group, idle, init, post, ready, receive, shape};
 use super::world::World;
@@ -48,7 +46,7 @@ scenarios! {
 
 #[track_caller]
 fn send(from: &End, to: Gid, bytes: &[u8]) {
-    let ah = from.pd.create_ah(&AddressVector::new(to, 0)).expect("create_ah");
+    let ah = from.pd.create_ah(&way_to(&from.context, to)).expect("create_ah");
     post(from, SendRequest::send_to(Payload::inline(bytes), &ah, Qpn::MULTICAST, QKEY));
 }
 
@@ -263,7 +261,7 @@ fn number_of_one_queue_pair_dropped(world: &World) {
     let sender = ready(world, 0);
     let to = group(&sender, 0);
     let member = member(world, 1, to);
-    let ah = sender.pd.create_ah(&AddressVector::new(to, 0)).unwrap();
+    let ah = sender.pd.create_ah(&way_to(&sender.context, to)).unwrap();
     post(&sender, SendRequest::send_to(Payload::inline(b"one"), &ah, member.qp.qpn(), QKEY));
     dropped(&member, DropReason::WrongAddress, 1);
     send(&sender, to, b"all");
@@ -274,7 +272,7 @@ fn immediate_and_header(world: &World) {
     let sender = ready(world, 0);
     let to = group(&sender, 0);
     let member = member(world, 1, to);
-    let mut vector = AddressVector::new(to, 0);
+    let mut vector = way_to(&sender.context, to);
     vector.hop_limit = 5;
     let ah = sender.pd.create_ah(&vector).unwrap();
     post(&sender, SendRequest::send_to_with_immediate(Payload::EMPTY, &ah, Qpn::MULTICAST, QKEY, 0xabc));
@@ -328,6 +326,9 @@ fn most_groups(world: &World) {
     let end = idle(world, 0, &shape());
     let most = end.context.query_device().max_mcast_grp.min(150) as u8;
     (0..most).for_each(|number| end.qp.attach_mcast(group(&end, number)).expect("up to max_mcast_grp"));
+    if end.context.query_device().max_mcast_grp > u32::from(most) {
+        return;
+    }
     let error = end.qp.attach_mcast(group(&end, most)).unwrap_err();
     assert!(error.kind() == ErrorKind::ResourceLimit && error.to_string().contains("max_mcast_grp"), "{error}");
     end.qp.detach_mcast(group(&end, 0)).unwrap();

@@ -5,7 +5,8 @@ use rdma_verbs::verbs::{
 };
 
 use super::bytes::{check, check_all, fill};
-use super::end::Shape;
+use super::deviations::{QKEY_TAKEN_LITERALLY, SHORT_DATAGRAMS_FAIL};
+use super::end::{Shape, too_short};
 use super::suite::Scenario;
 use super::ud::{HEADER, QKEY, arrived, dropped, idle, init, packets_sent, post, ready, receive, shape, to_state, way};
 use super::world::World;
@@ -250,6 +251,7 @@ fn never_answered(world: &World) {
     dropped(&right, DropReason::NoReceive, 1);
     packets_sent(&right, 0);
     assert_eq!(left.qp.counters().get(Counter::ReceivedPackets), 0);
+    left.silent();
 }
 
 fn without_receive_dropped(world: &World) {
@@ -270,6 +272,10 @@ fn too_long_for_receive_dropped(world: &World) {
     let ah = way(&left, &right);
     receive(&right, 1, 0, 8);
     post(&left, SendRequest::send_to(Payload::inline(&[7; 9]), &ah, right.qp.qpn(), QKEY));
+    if SHORT_DATAGRAMS_FAIL.holds() {
+        right.fails(1, too_short());
+        return right.is_in(QueuePairState::Error);
+    }
     dropped(&right, DropReason::ReceiveTooSmall, 1);
     check_all(&right.region, 0, HEADER + 16, 0);
     post(&left, SendRequest::send_to(Payload::inline(&[8; 8]), &ah, right.qp.qpn(), QKEY));
@@ -284,6 +290,10 @@ fn header_alone_needs_room(world: &World) {
     let short = right.region.slice(..HEADER - 1).unwrap();
     right.qp.post_recv(&[ReceiveRequest::new(short).wr_id(1)]).unwrap();
     post(&left, SendRequest::send_to(Payload::EMPTY, &ah, right.qp.qpn(), QKEY));
+    if SHORT_DATAGRAMS_FAIL.holds() {
+        right.fails(1, too_short());
+        return right.is_in(QueuePairState::Error);
+    }
     dropped(&right, DropReason::ReceiveTooSmall, 1);
     check_all(&right.region, 0, HEADER, 0);
     right.to_error();
@@ -307,6 +317,9 @@ fn high_bit_means_own_qkey(world: &World) {
     let ah = way(&left, &right);
     receive(&right, 1, 0, 64);
     post(&left, SendRequest::send_to(Payload::EMPTY, &ah, right.qp.qpn(), Qkey(0x8000_0000)));
+    if QKEY_TAKEN_LITERALLY.holds() {
+        return right.silent();
+    }
     arrived(&right, 1, 0, &left);
 }
 
@@ -383,7 +396,10 @@ fn unknown_number_dropped(world: &World) {
     post(&left, SendRequest::send_to(Payload::EMPTY, &ah, unknown, QKEY));
     post(&left, SendRequest::send_to(Payload::EMPTY, &ah, right.qp.qpn(), QKEY));
     arrived(&right, 1, 0, &left);
-    assert_eq!(right.context.counters().get_drop(DropReason::UnknownQueuePair), 1);
+    if right.context.query_device().packet_counters {
+        assert_eq!(right.context.counters().get_drop(DropReason::UnknownQueuePair), 1);
+    }
+    right.silent();
 }
 
 fn solicited_wakes(world: &World) {
@@ -403,7 +419,13 @@ fn solicited_wakes(world: &World) {
     post(&left, SendRequest::send_to(Payload::EMPTY, &ah, right.qp.qpn(), QKEY));
     arrived(&right, 1, 0, &left);
     assert_eq!(channel.wait_event(Some(super::end::SILENCE)).unwrap(), None);
-    post(&left, SendRequest::send_to(Payload::EMPTY, &ah, right.qp.qpn(), QKEY).solicited());
-    assert_eq!(channel.wait_event(Some(super::end::PATIENCE)).unwrap(), Some(5));
+    // Datagrams may be lost, and a busy adapter loses some. But not one that arrives without an event.
+    let woken = (0..3).find_map(|_| {
+        post(&left, SendRequest::send_to(Payload::EMPTY, &ah, right.qp.qpn(), QKEY).solicited());
+        let woken = channel.wait_event(Some(super::end::patience() / 4)).unwrap();
+        assert!(woken.is_some() || right.cq.wait(super::end::SILENCE).is_err(), "it arrived, and nobody was woken");
+        woken
+    });
+    assert_eq!(woken, Some(5));
     arrived(&right, 2, 0, &left);
 }

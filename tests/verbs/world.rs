@@ -29,6 +29,14 @@ impl Devices {
         }
     }
 
+    /// Name of the device that stands for all of them.
+    pub(crate) fn first(&self) -> String {
+        match self {
+            Self::Soft(_) => "soft".to_owned(),
+            Self::Named(names) => names[0].clone(),
+        }
+    }
+
     /// A name for the `index`-th device of a scenario.
     fn name(&self, index: usize) -> String {
         match self {

@@ -6,7 +6,7 @@ use rdma_verbs::verbs::{
 };
 
 use super::bytes::{check, check_all, fill};
-use super::end::{ALL_RIGHTS, PATIENCE, next, refused, silent};
+use super::end::{ALL_RIGHTS, next, patience, refused, silent};
 use super::sharing::{MAX_SRQ, connect};
 use super::suite::{Scenario, XRC};
 use super::world::World;
@@ -232,7 +232,7 @@ fn last_wqe_reached(world: &World) {
     ends.post(0, 1);
     let error = QueuePairAttributes { qp_state: Some(QueuePairState::Error), ..Default::default() };
     ends.target.modify(&error).unwrap();
-    let event = ends.context.get_async_event(PATIENCE);
+    let event = ends.context.get_async_event(patience());
     assert_eq!(event, Some(AsyncEvent::LastWorkQueueElementReached(ends.target.qpn())));
     ends.silent();
 }

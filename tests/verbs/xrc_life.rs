@@ -4,12 +4,12 @@ use std::collections::HashSet;
 use std::thread;
 
 use rdma_verbs::verbs::{
-    AddressVector, AsyncEvent, CompletionOpcode, CompletionStatus, ConnectOptions, Counter, Payload, QueuePair,
-    QueuePairAttributes, QueuePairState, QueuePairType, ReceiveRequest, SendRequest, SharedReceiveQueueAttributes,
+    AsyncEvent, CompletionOpcode, CompletionStatus, ConnectOptions, Counter, Payload, QueuePair, QueuePairAttributes,
+    QueuePairState, QueuePairType, ReceiveRequest, SendRequest, SharedReceiveQueueAttributes,
 };
 
 use super::bytes::{check, fill};
-use super::end::{PATIENCE, SILENCE, next, silent};
+use super::end::{SILENCE, next, patience, silent, way_to};
 use super::sharing::{MAX_SRQ, connect};
 use super::srq_partial::send_half;
 use super::suite::{Scenario, XRC};
@@ -123,7 +123,7 @@ fn half(ends: &Extended) {
     ends.queues[1].post_recv(&[ReceiveRequest::new(room).wr_id(30)]).unwrap();
     let number = ends.queues[1].number();
     let sender = (&ends.initiator, &ends.sender_pd, &ends.sender_cq);
-    send_half(sender, &ends.target, |ranges| SendRequest::send(ranges).remote_srq(number));
+    send_half(sender, &ends.target, |ranges| SendRequest::send(ranges).remote_srq(number), None);
     ends.silent();
 }
 
@@ -131,7 +131,7 @@ fn flushed_where_the_queue_says(world: &World) {
     let ends = Extended::new(world);
     half(&ends);
     ends.target.modify(&to(QueuePairState::Error)).unwrap();
-    let event = ends.context.get_async_event(PATIENCE);
+    let event = ends.context.get_async_event(patience());
     assert_eq!(event, Some(AsyncEvent::LastWorkQueueElementReached(ends.target.qpn())));
     let mut out = [rdma_verbs::verbs::Completion::default(); 2];
     assert_eq!(ends.cqs[1].poll(&mut out).unwrap(), 1, "the receive completes before the event, once");
@@ -149,7 +149,7 @@ fn queue_goes_in_the_middle(world: &World) {
     drop(std::mem::replace(&mut ends.queues[1], fresh));
     assert_eq!(ends.target.state().unwrap(), QueuePairState::ReadyToSend);
     ends.target.modify(&to(QueuePairState::Error)).unwrap();
-    let event = ends.context.get_async_event(PATIENCE);
+    let event = ends.context.get_async_event(patience());
     assert_eq!(event, Some(AsyncEvent::LastWorkQueueElementReached(ends.target.qpn())));
     ends.silent();
 }
@@ -204,7 +204,7 @@ fn drained(world: &World) {
     ends.post(0, 1);
     let drain = QueuePairAttributes { en_sqd_async_notify: Some(true), ..to(QueuePairState::SendQueueDrained) };
     ends.initiator.modify(&drain).unwrap();
-    let event = ends.sender_pd.context().get_async_event(PATIENCE);
+    let event = ends.sender_pd.context().get_async_event(patience());
     assert_eq!(event, Some(AsyncEvent::SendQueueDrained(ends.initiator.qpn())));
     ends.send(0, b"later");
     ends.silent();
@@ -221,7 +221,7 @@ fn established(world: &World) {
     ends.post(0, 1);
     ends.initiator.connect(&target.connection_info().unwrap()).unwrap();
     ends.send(0, b"the first");
-    assert_eq!(ends.context.get_async_event(PATIENCE), Some(AsyncEvent::CommunicationEstablished(target.qpn())));
+    assert_eq!(ends.context.get_async_event(patience()), Some(AsyncEvent::CommunicationEstablished(target.qpn())));
     assert_eq!(ends.context.get_async_event(SILENCE), None);
 }
 
@@ -231,7 +231,7 @@ fn to_rtr(ends: &Extended, target: &QueuePair) {
     target.init().unwrap();
     let peer = ends.initiator.connection_info().unwrap();
     let receive = QueuePairAttributes {
-        ah_attr: Some(AddressVector::new(peer.gid, 0)),
+        ah_attr: Some(way_to(target.context(), peer.gid)),
         path_mtu: Some(peer.path_mtu),
         dest_qp_num: Some(peer.qpn),
         rq_psn: Some(peer.psn),
@@ -278,7 +278,7 @@ fn limit_of_the_named_queue(world: &World) {
     }
     ends.send(1, b"one is left");
     ends.received(1, 1, b"one is left");
-    let event = ends.context.get_async_event(PATIENCE);
+    let event = ends.context.get_async_event(patience());
     assert_eq!(event, Some(AsyncEvent::SharedReceiveQueueLimitReached(ends.queues[1].number())));
     assert_eq!(ends.context.get_async_event(SILENCE), None);
     assert_eq!(ends.queues[0].query().unwrap().srq_limit, 2);

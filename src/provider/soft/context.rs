@@ -22,7 +22,7 @@ use crate::provider::{
 };
 use crate::queue::AsyncEventQueue;
 use crate::types::{
-    AsyncEvent, CaptureConfig, Counters, DEFAULT_PKEY, DeviceAttributes, EventObject, GidEntry, LiveObjects,
+    AsyncEvent, CaptureConfig, Counters, DEFAULT_PKEY, DeviceAttributes, EventObject, GidEntry, GidType, LiveObjects,
     PeerCapabilities, PortAttributes,
 };
 
@@ -47,7 +47,8 @@ impl SoftContext {
     fn gid(&self, index: u8) -> Result<GidEntry> {
         let place = if planted(Mutation::GidIndexUnchecked) { 0 } else { index };
         let address = self.device.local_address("query_gid", "gid_index", place)?;
-        Ok(GidEntry { gid: address.ip.into(), gid_index: index, ndev_ifindex: self.device.interface.index })
+        let ndev_ifindex = self.device.interface.index;
+        Ok(GidEntry { gid: address.ip.into(), gid_index: index, gid_type: GidType::RoceV2, ndev_ifindex })
     }
 }
 

@@ -20,8 +20,8 @@ use crate::engine::{
 use crate::memory::{DeviceMemoryPool, RegionTable};
 use crate::provider::{Error, ErrorKind, Result};
 use crate::types::{
-    AccessFlags, AtomicCapability, DeviceAttributes, DeviceCapabilities, LinkLayer, Mtu, OnDemandCapabilities,
-    OnDemandOperations, OnDemandSupport, PeerCapabilities, PortAttributes, PortState,
+    AccessFlags, AtomicCapability, DeviceAttributes, DeviceCapabilities, Mtu, OnDemandCapabilities, OnDemandOperations,
+    OnDemandSupport, PeerCapabilities, PortAttributes, PortState,
 };
 
 /// Queue pairs of a shard.
@@ -167,16 +167,14 @@ impl Device {
         let overhead = if self.port.has_v6() { OVERHEAD_V6_BYTES } else { OVERHEAD_V4_BYTES };
         let (active_width, active_speed) = width_and_speed(self.port.megabits());
         PortAttributes {
-            state: if state.running { PortState::Active } else { PortState::Down },
             max_mtu: Mtu::Mtu4096,
             active_mtu: Mtu::largest_within(state.mtu_bytes, overhead).min(self.max_mtu),
             gid_tbl_len: self.port.gid_tbl_len(),
             max_msg_sz: crate::types::MAX_MESSAGE_BYTES,
             pkey_tbl_len: self.attributes.max_pkeys,
-            link_layer: LinkLayer::Ethernet,
-            lid: 0,
             active_width,
             active_speed,
+            ..PortAttributes::ethernet(if state.running { PortState::Active } else { PortState::Down })
         }
     }
 
@@ -246,8 +244,9 @@ fn attributes(interface: &Interface, config: &SoftConfig) -> DeviceAttributes {
         max_cqe: MAX_CQE,
         max_mr: MAX_MR,
         max_mw: MAX_MW,
-        device_cap_flags: DeviceCapabilities::MEM_WINDOW
+        device_cap_flags: DeviceCapabilities::SRQ_RESIZE
             | DeviceCapabilities::XRC
+            | DeviceCapabilities::MEM_WINDOW
             | DeviceCapabilities::MEM_MGT_EXTENSIONS
             | DeviceCapabilities::MEM_WINDOW_TYPE_2B
             | DeviceCapabilities::FLUSH_GLOBAL
@@ -281,6 +280,12 @@ fn attributes(interface: &Interface, config: &SoftConfig) -> DeviceAttributes {
         num_comp_vectors: config.shards,
         completion_timestamp_mask: u64::MAX,
         hca_core_clock_khz: 1_000_000,
+        max_cq_count: u16::MAX,
+        max_cq_period: u16::MAX,
+        invalidatable_regions: true,
+        packet_counters: true,
+        failure_causes: true,
+        any_iova: true,
         ..DeviceAttributes::empty()
     }
 }

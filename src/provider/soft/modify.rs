@@ -94,6 +94,8 @@ impl SoftQueuePair {
             max_rd_atomic: self.device.attributes.max_qp_init_rd_atom,
             max_dest_rd_atomic: self.device.attributes.max_qp_rd_atom,
             active_mtu: self.device.port().active_mtu,
+            pkey_tbl_len: 1,
+            ports: 1,
         }
     }
 

@@ -1,0 +1,293 @@
+//! An open adapter: what all its objects share.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
+
+use super::events::Events;
+use super::ledger::{Ledger, Ledgers};
+use super::memory::Window;
+use super::multicast::Memberships;
+use super::{convert, errors, sys};
+use crate::provider::{Error, ErrorKind, Result};
+use crate::types::{
+    DeviceAttributes, DeviceCapabilities, LinkLayer, PortAttributes, SharedReceiveQueueNumber, Transport,
+};
+
+/// An open adapter.
+pub(super) struct Device {
+    pub(super) sys: Arc<sys::Context>,
+    pub(super) events: Events,
+    attributes: DeviceAttributes,
+    /// Found out when somebody asks, by trying: the adapter does not report it.
+    found: OnceLock<Found>,
+    /// Work queues by the number in the upper half of their requests' numbers.
+    ledgers: RwLock<Ledgers>,
+    /// How often one of them was removed.
+    removed_ledgers: AtomicU64,
+    /// Regions by local key, for binding windows and for inline atomics.
+    regions: Mutex<HashMap<u32, Weak<sys::MemoryRegion>>>,
+    /// Windows by the upper part of their key.
+    windows: Mutex<HashMap<u32, Weak<Window>>>,
+    /// Numbers of shared receive queues, by what events name them by.
+    pub(super) shared_receive_numbers: Mutex<HashMap<u64, SharedReceiveQueueNumber>>,
+    /// Completion queues by number: whether each overflowed.
+    queues: Mutex<HashMap<u32, Arc<AtomicBool>>>,
+    pub(super) memberships: Memberships,
+    next_number: AtomicU32,
+}
+
+impl Device {
+    pub(super) fn open(context: Arc<sys::Context>) -> io::Result<Arc<Self>> {
+        let attributes = convert::device(&context.query_device()?, &context);
+        let events = Events::new(&context)?;
+        Ok(Arc::new(Self {
+            sys: context,
+            events,
+            attributes,
+            found: OnceLock::new(),
+            ledgers: RwLock::default(),
+            removed_ledgers: AtomicU64::new(0),
+            regions: Mutex::default(),
+            windows: Mutex::default(),
+            shared_receive_numbers: Mutex::default(),
+            queues: Mutex::default(),
+            memberships: Memberships::default(),
+            next_number: AtomicU32::new(1),
+        }))
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.sys.info().name
+    }
+
+    /// Whether this process only inherited the device.
+    pub(super) fn is_inherited(&self) -> bool {
+        self.sys.is_inherited()
+    }
+
+    /// Every verb begins with this.
+    #[inline]
+    pub(super) fn check_process(&self, verb: &'static str) -> Result<()> {
+        if self.is_inherited() { Err(errors::inherited(verb)) } else { Ok(()) }
+    }
+
+    /// Limits and capabilities, but for `max_inline_data`.
+    pub(super) fn limits(&self) -> &DeviceAttributes {
+        &self.attributes
+    }
+
+    /// Limits and capabilities. What the adapter has and the library has no requests for is not there.
+    pub(super) fn attributes(&self) -> DeviceAttributes {
+        let mut attributes = self.attributes.clone();
+        if let Some(found) = self.found() {
+            attributes.max_inline_data = found.max_inline_data;
+            let flush = DeviceCapabilities::FLUSH_GLOBAL | DeviceCapabilities::FLUSH_PERSISTENT;
+            let missing = |has: bool, flags| if has { DeviceCapabilities::empty() } else { flags };
+            attributes.device_cap_flags.remove(missing(found.can_flush, flush));
+            attributes.device_cap_flags.remove(missing(found.can_atomic_write, DeviceCapabilities::ATOMIC_WRITE));
+        }
+        attributes
+    }
+
+    /// Ticks of the clock of completion timestamps, in nanoseconds.
+    pub(super) fn nanoseconds(&self, ticks: u64) -> u64 {
+        let DeviceAttributes { completion_timestamp_mask: mask, hca_core_clock_khz: khz, .. } = self.attributes;
+        let ticks = if mask == 0 { ticks } else { ticks & mask };
+        if khz == 0 { ticks } else { (u128::from(ticks) * 1_000_000 / u128::from(khz)) as u64 }
+    }
+
+    /// What queue pairs can do; `None` if the adapter gives none to find out by.
+    fn found(&self) -> Option<Found> {
+        if self.found.get().is_none() && !self.is_inherited() {
+            match probe(&self.sys) {
+                Ok(found) => _ = self.found.set(found),
+                Err(error) => {
+                    tracing::info!(%error, device = self.name(), "what queue pairs can do could not be found out");
+                }
+            }
+        }
+        self.found.get().copied()
+    }
+
+    /// Most inline bytes that a queue pair may ask for, if that is known.
+    pub(super) fn max_inline_data(&self) -> Option<u32> {
+        self.found().map(|found| found.max_inline_data)
+    }
+
+    pub(super) fn check_port(&self, verb: &'static str, port_num: u8) -> Result<()> {
+        errors::check_range(verb, "port_num", port_num.into(), 1..=self.attributes.phys_port_cnt.into())
+    }
+
+    pub(super) fn port(&self, verb: &'static str, port_num: u8) -> Result<PortAttributes> {
+        self.check_port(verb, port_num)?;
+        let attributes = self.sys.query_port(port_num);
+        let attributes = attributes
+            .map_err(|error| errors::from_errno(verb, format!("port {port_num} of {}", self.name()), &error))?;
+        Ok(convert::port(&attributes))
+    }
+
+    /// Whether a queue pair can be connected by its attributes.
+    pub(super) fn check_connectable(&self) -> Result<()> {
+        if self.attributes.transport == Transport::InfiniBand {
+            return Ok(());
+        }
+        let message = format!(
+            "{} speaks {}: its queue pairs are connected by a connection manager only, not by their attributes",
+            self.name(),
+            self.attributes.transport.name()
+        );
+        Err(Error::new("modify_qp", ErrorKind::Unsupported, message))
+    }
+
+    /// Whether packets of this port are addressed by LID.
+    pub(super) fn has_lids(&self, port: &PortAttributes) -> bool {
+        port.link_layer == LinkLayer::InfiniBand
+    }
+
+    /// A number that no other object of the device has.
+    pub(super) fn next_number(&self) -> u32 {
+        self.next_number.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub(super) fn add_ledger(&self, ledger: &Arc<Ledger>) {
+        let mut ledgers = self.ledgers.write().unwrap_or_else(PoisonError::into_inner);
+        ledgers.insert(ledger.number(), Arc::clone(ledger));
+    }
+
+    /// Its completions are dropped from now on.
+    pub(super) fn remove_ledger(&self, ledger: &Ledger) {
+        let mut ledgers = self.ledgers.write().unwrap_or_else(PoisonError::into_inner);
+        ledgers.remove(&ledger.number());
+        self.removed_ledgers.fetch_add(1, Ordering::Release);
+    }
+
+    /// The work queue of this number; `known` has those that were looked for before.
+    #[inline]
+    pub(super) fn ledger<'a>(&self, number: u32, known: &'a mut KnownLedgers) -> Option<&'a Arc<Ledger>> {
+        let removed = self.removed_ledgers.load(Ordering::Acquire);
+        if known.removed != removed {
+            *known = KnownLedgers { removed, ..KnownLedgers::default() };
+        }
+        let slot = &mut known.ledgers[number as usize % KNOWN];
+        if slot.as_ref().is_none_or(|ledger| ledger.number() != number) {
+            *slot = self.ledgers.read().unwrap_or_else(PoisonError::into_inner).get(&number).cloned();
+        }
+        slot.as_ref()
+    }
+
+    fn regions(&self) -> MutexGuard<'_, HashMap<u32, Weak<sys::MemoryRegion>>> {
+        self.regions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn add_region(&self, region: &Arc<sys::MemoryRegion>) {
+        self.regions().insert(region.lkey(), Arc::downgrade(region));
+    }
+
+    /// To be called before it is deregistered: then the key may be another's, which stays.
+    pub(super) fn remove_region(&self, region: &Arc<sys::MemoryRegion>) {
+        let mut regions = self.regions();
+        if regions.get(&region.lkey()).is_some_and(|found| found.as_ptr() == Arc::as_ptr(region)) {
+            regions.remove(&region.lkey());
+        }
+    }
+
+    pub(super) fn region(&self, lkey: u32) -> Option<Arc<sys::MemoryRegion>> {
+        self.regions().get(&lkey).and_then(Weak::upgrade)
+    }
+
+    fn queues(&self) -> MutexGuard<'_, HashMap<u32, Arc<AtomicBool>>> {
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn add_queue(&self, number: u32, overflowed: &Arc<AtomicBool>) {
+        self.queues().insert(number, Arc::clone(overflowed));
+    }
+
+    pub(super) fn remove_queue(&self, number: u32) {
+        self.queues().remove(&number);
+    }
+
+    /// An event says that the completion queue lost something. False if it is gone.
+    pub(super) fn note_overflow(&self, number: u32) -> bool {
+        let queues = self.queues();
+        let found = queues.get(&number);
+        found.inspect(|overflowed| overflowed.store(true, Ordering::Relaxed)).is_some()
+    }
+
+    /// The number of the shared receive queue that events name so.
+    pub(super) fn shared_receive_number(&self, number: u64) -> Option<SharedReceiveQueueNumber> {
+        self.shared_receive_numbers.lock().unwrap_or_else(PoisonError::into_inner).get(&number).copied()
+    }
+
+    /// As [`Device::remove_region`].
+    pub(super) fn remove_window(&self, window: &Arc<Window>) {
+        let mut windows = self.windows();
+        if windows.get(&window.index()).is_some_and(|found| found.as_ptr() == Arc::as_ptr(window)) {
+            windows.remove(&window.index());
+        }
+    }
+
+    /// Windows that were last bound to this region.
+    pub(super) fn windows_of(&self, lkey: u32) -> Vec<Arc<Window>> {
+        self.windows().values().filter_map(Weak::upgrade).filter(|window| window.bound_to() == lkey).collect()
+    }
+
+    pub(super) fn windows(&self) -> MutexGuard<'_, HashMap<u32, Weak<Window>>> {
+        self.windows.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn window(&self, rkey: u32) -> Option<Arc<Window>> {
+        self.windows().get(&(rkey >> 8)).and_then(Weak::upgrade)
+    }
+}
+
+/// Work queues that a completion queue remembers: for one or two queue pairs, whose queues have numbers in a row.
+const KNOWN: usize = 4;
+
+/// Work queues that were found lately, until one of the device is removed.
+#[derive(Default)]
+pub(super) struct KnownLedgers {
+    removed: u64,
+    ledgers: [Option<Arc<Ledger>>; KNOWN],
+}
+
+/// What is found out by creating queue pairs.
+#[derive(Clone, Copy)]
+struct Found {
+    /// Most inline bytes that a queue pair may ask for.
+    max_inline_data: u32,
+    can_flush: bool,
+    can_atomic_write: bool,
+}
+
+fn probe(context: &Arc<sys::Context>) -> io::Result<Found> {
+    const MOST: u32 = 4096;
+    let pd = sys::ProtectionDomain::alloc(context)?;
+    let init = sys::CompletionQueueInit { cqe: 1, number: 0, channel: None, comp_vector: 0, timestamps: false };
+    let cq = sys::CompletionQueue::create(context, &init)?;
+    let create = |max_inline_data| {
+        let (max_send_wr, max_recv_wr, max_send_sge, max_recv_sge) = (1, 1, 1, 1);
+        let cap = sys::QpCap { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data };
+        let init = sys::QueuePairInit {
+            pd: &pd,
+            send_cq: &cq,
+            recv_cq: &cq,
+            srq: None,
+            xrc_domain: None,
+            qp_type: 2,
+            cap,
+            sq_sig_all: false,
+        };
+        sys::QueuePair::create(&init)
+    };
+    let plain = create(0)?;
+    let (mut known, mut too_many) = (0, MOST + 1);
+    while too_many - known > 1 {
+        let middle = known.midpoint(too_many);
+        if create(middle).is_ok() { known = middle } else { too_many = middle }
+    }
+    let (can_flush, can_atomic_write) = (plain.can_flush(), plain.can_atomic_write());
+    Ok(Found { max_inline_data: known, can_flush, can_atomic_write })
+}

@@ -1,0 +1,128 @@
+//! Asynchronous events: taken from the library and acknowledged there at once, so that no destruction ever waits for a
+//! program; kept in a queue of this crate, which counts what the program has taken.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::device::Device;
+use super::sys;
+use crate::engine::{Epoll, EventFd, Interest};
+use crate::queue::AsyncEventQueue;
+use crate::types::{AsyncEvent, EventObject, Qpn};
+
+/// Events that wait to be read; the kernel holds no more for a process that does not read.
+const MAX_EVENTS: u32 = 1 << 16;
+
+/// The device's asynchronous events, and the descriptor that tells of them.
+pub(super) struct Events {
+    queue: Arc<AsyncEventQueue>,
+    /// Readable while events wait in the queue.
+    waiting: EventFd,
+    /// That, or an event in the kernel.
+    set: Epoll,
+    /// One thread moves events at a time, so that they keep their order.
+    moving: Mutex<()>,
+}
+
+impl Events {
+    pub(super) fn new(context: &sys::Context) -> io::Result<Self> {
+        let (set, waiting) = (Epoll::new()?, EventFd::new()?);
+        set.add(waiting.as_fd(), Interest::Readable)?;
+        set.add(context.async_descriptor(), Interest::Readable)?;
+        Ok(Self { queue: AsyncEventQueue::new(MAX_EVENTS, None), waiting, set, moving: Mutex::default() })
+    }
+
+    /// Moves what the kernel has to the queue.
+    pub(super) fn pump(&self, device: &Device) {
+        let _moving = self.moving();
+        self.move_all(device);
+    }
+
+    fn moving(&self) -> MutexGuard<'_, ()> {
+        self.moving.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The caller holds `moving`.
+    fn move_all(&self, device: &Device) {
+        for _ in 0..MAX_EVENTS {
+            let Some(event) = device.sys.next_event() else { return };
+            if let Some(event) = translate(device, &event) {
+                // An event about a queue that is just being dropped is nobody's.
+                if let AsyncEvent::CompletionQueueError(number) = event
+                    && !device.note_overflow(number)
+                {
+                    continue;
+                }
+                self.queue.push(event);
+                self.waiting.signal();
+            }
+        }
+    }
+
+    /// Takes an event by `take`, and makes the descriptor follow from what is left.
+    pub(super) fn next(
+        &self,
+        device: &Device,
+        take: impl FnOnce(&AsyncEventQueue) -> Option<AsyncEvent>,
+    ) -> Option<AsyncEvent> {
+        let _moving = self.moving();
+        self.move_all(device);
+        let event = take(&self.queue);
+        if self.queue.is_empty() {
+            self.waiting.clear();
+        }
+        event
+    }
+
+    pub(super) fn queue(&self) -> &AsyncEventQueue {
+        &self.queue
+    }
+
+    /// Removes the events about an object that is gone.
+    pub(super) fn discard(&self, device: &Device, object: EventObject) {
+        let _moving = self.moving();
+        self.move_all(device);
+        if self.queue.discard(|event| event.object() == object) > 0 && self.queue.is_empty() {
+            self.waiting.clear();
+        }
+    }
+}
+
+impl AsFd for Events {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.set.as_fd()
+    }
+}
+
+/// Numbers of `ibv_event_type`. `None` for what this crate has no event for.
+fn translate(device: &Device, event: &sys::Event) -> Option<AsyncEvent> {
+    let port = |number: u32| u8::try_from(number).unwrap_or(0);
+    match (event.event_type, &event.source) {
+        (0, sys::EventSource::CompletionQueue(number)) => Some(AsyncEvent::CompletionQueueError(*number as u32)),
+        (1, sys::EventSource::QueuePair(qpn)) => Some(AsyncEvent::QueuePairFatal(Qpn::new(*qpn))),
+        (2, sys::EventSource::QueuePair(qpn)) => Some(AsyncEvent::QueuePairRequestError(Qpn::new(*qpn))),
+        (3, sys::EventSource::QueuePair(qpn)) => Some(AsyncEvent::QueuePairAccessError(Qpn::new(*qpn))),
+        (4, sys::EventSource::QueuePair(qpn)) => Some(AsyncEvent::CommunicationEstablished(Qpn::new(*qpn))),
+        (5, sys::EventSource::QueuePair(qpn)) => Some(AsyncEvent::SendQueueDrained(Qpn::new(*qpn))),
+        (16, sys::EventSource::QueuePair(qpn)) => Some(AsyncEvent::LastWorkQueueElementReached(Qpn::new(*qpn))),
+        (8, _) => Some(AsyncEvent::DeviceFatal),
+        (9, sys::EventSource::Port(number)) => Some(AsyncEvent::PortActive(port(*number))),
+        (10, sys::EventSource::Port(number)) => Some(AsyncEvent::PortError(port(*number))),
+        (11, sys::EventSource::Port(number)) => Some(AsyncEvent::LidChange(port(*number))),
+        (12, sys::EventSource::Port(number)) => Some(AsyncEvent::PkeyChange(port(*number))),
+        (13, sys::EventSource::Port(number)) => Some(AsyncEvent::SubnetManagerChange(port(*number))),
+        (17, sys::EventSource::Port(number)) => Some(AsyncEvent::ClientReregister(port(*number))),
+        (18, sys::EventSource::Port(number)) => Some(AsyncEvent::GidChange(port(*number))),
+        (14, sys::EventSource::SharedReceiveQueue(number)) => {
+            device.shared_receive_number(*number).map(AsyncEvent::SharedReceiveQueueError)
+        }
+        (15, sys::EventSource::SharedReceiveQueue(number)) => {
+            device.shared_receive_number(*number).map(AsyncEvent::SharedReceiveQueueLimitReached)
+        }
+        (other, _) => {
+            tracing::info!(event = other, device = device.name(), "an event that has no name here");
+            None
+        }
+    }
+}

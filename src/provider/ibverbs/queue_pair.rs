@@ -1,0 +1,557 @@
+//! Queue pairs: their life, and posting to them.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::address_handle::IbverbsAddressHandle;
+use super::completion_queue::own_queue;
+use super::device::Device;
+use super::errors::{self, check_range};
+use super::ledger::{Held, Ledger, Ordered};
+use super::memory::{Domain, IbverbsProtectionDomain};
+use super::multicast::Membership;
+use super::shared_receive::{Use, begin_use, own_xrc_domain};
+use super::sides::{Side, Trouble};
+use super::{convert, gid, sys};
+use crate::provider::{CompletionQueue, DatagramTarget, Error, ErrorKind, QueuePair, QueuePairInit, Result, XrcDomain};
+use crate::types::{
+    BatchEnd, Counters, Data, EventObject, Gid, GidEntry, MemoryWindowType, Operation, Qpn, QueuePairAttributes,
+    QueuePairCapabilities, QueuePairState, QueuePairStatus, QueuePairType, ReceiveRequest, SendRequest,
+    SharedReceiveQueueNumber, Transport,
+};
+
+/// A state that no queue pair of the standard has.
+const DESTROYED: u8 = u8::MAX;
+
+/// A queue pair of an adapter.
+pub(super) struct IbverbsQueuePair {
+    pub(super) sys: sys::QueuePair,
+    pub(super) qpn: Qpn,
+    pub(super) qp_type: QueuePairType,
+    pub(super) sq_sig_all: bool,
+    pub(super) cap: QueuePairCapabilities,
+    pub(super) device: Arc<Device>,
+    /// What was set, and one state change at a time.
+    known: Mutex<QueuePairAttributes>,
+    /// The state as the application last set it, for posting threads to look at: the adapter's own changes, which lead
+    /// to the error states only, make no difference to them.
+    state: AtomicU8,
+    send: Side<sys::SendStaging>,
+    receive: Side<sys::ReceiveStaging>,
+    shared: Mutex<Option<Use>>,
+    /// Number of that queue.
+    srq: Option<SharedReceiveQueueNumber>,
+    /// Multicast groups that it is attached to, with its share in the host's membership.
+    groups: Mutex<Vec<(Gid, Option<Membership>)>>,
+    domain: Arc<Domain>,
+    _queues: [Arc<dyn CompletionQueue>; 2],
+    _xrc_domain: Option<Arc<dyn XrcDomain>>,
+}
+
+/// Checks the sizes; those that are zero become the smallest that a queue has.
+fn check_sizes(device: &Device, init: &QueuePairInit<'_>) -> Result<QueuePairCapabilities> {
+    let (limits, asked) = (device.limits(), &init.cap);
+    check_range("create_qp", "max_send_wr", asked.max_send_wr, 0..=limits.max_qp_wr)?;
+    check_range("create_qp", "max_recv_wr", asked.max_recv_wr, 0..=limits.max_qp_wr)?;
+    check_range("create_qp", "max_send_sge", asked.max_send_sge, 0..=limits.max_sge)?;
+    check_range("create_qp", "max_recv_sge", asked.max_recv_sge, 0..=limits.max_sge)?;
+    let mut cap = QueuePairCapabilities {
+        max_send_wr: asked.max_send_wr.max(1),
+        max_recv_wr: asked.max_recv_wr.max(1),
+        max_send_sge: asked.max_send_sge.max(1),
+        max_recv_sge: asked.max_recv_sge.max(1),
+        max_inline_data: asked.max_inline_data,
+    };
+    let is_xrc = matches!(init.qp_type, QueuePairType::XrcSend | QueuePairType::XrcReceive);
+    if init.srq.is_some() || is_xrc {
+        (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
+    }
+    if init.qp_type == QueuePairType::XrcReceive {
+        (cap.max_send_wr, cap.max_send_sge, cap.max_inline_data) = (0, 0, 0);
+    }
+    Ok(cap)
+}
+
+/// Whether the given parts fit together.
+fn check_parts(device: &Device, init: &QueuePairInit<'_>) -> Result<()> {
+    let refuse = |message: &str| Err(Error::new("create_qp", ErrorKind::InvalidArgument, message));
+    let is_datagram = init.qp_type == QueuePairType::UnreliableDatagram;
+    if is_datagram && device.limits().transport == Transport::Iwarp {
+        let message = format!("qp_type is UnreliableDatagram; {} speaks iWARP, which has none", device.name());
+        return Err(Error::new("create_qp", ErrorKind::Unsupported, message));
+    }
+    match (init.qp_type, init.srq, init.xrc_domain) {
+        (QueuePairType::XrcSend | QueuePairType::XrcReceive, Some(_), _) => {
+            refuse("srq is given; an XRC queue pair has none: its messages name shared receive queues")
+        }
+        (QueuePairType::XrcReceive, None, None) => refuse("xrc_domain is missing; an XRC target needs one"),
+        (QueuePairType::XrcReceive, None, Some(_)) => Ok(()),
+        (_, _, Some(_)) => refuse("xrc_domain is given; only an XRC target has one"),
+        _ => Ok(()),
+    }
+}
+
+impl IbverbsQueuePair {
+    pub(super) fn new(device: &Arc<Device>, init: &QueuePairInit<'_>) -> Result<Self> {
+        let domain = match init.pd.as_any().downcast_ref::<IbverbsProtectionDomain>() {
+            Some(domain) if Arc::ptr_eq(&domain.shared().device, device) => Arc::clone(domain.shared()),
+            _ => return Err(errors::foreign("create_qp", "pd")),
+        };
+        let send_cq = own_queue(device, init.send_cq, "create_qp", "send_cq")?;
+        let recv_cq = own_queue(device, init.recv_cq, "create_qp", "recv_cq")?;
+        let asked = check_sizes(device, init)?;
+        check_parts(device, init)?;
+        let shared = init.srq.map(|srq| begin_use(device, srq)).transpose()?;
+        let xrc_domain = init.xrc_domain.map(|domain| own_xrc_domain(device, domain, "create_qp")).transpose()?;
+        let created = sys::QueuePair::create(&sys::QueuePairInit {
+            pd: &domain.sys,
+            send_cq: send_cq.sys(),
+            recv_cq: recv_cq.sys(),
+            srq: shared.as_ref().and_then(Use::sys),
+            xrc_domain: xrc_domain.map(|domain| &domain.sys),
+            qp_type: init.qp_type as u32,
+            cap: convert::cap(asked),
+            sq_sig_all: init.sq_sig_all,
+        });
+        let sys = created.map_err(|error| create_failed(device, init, &asked, &error))?;
+        let given = actual(convert::capabilities(sys.cap()), &asked, device.limits().max_qp_wr);
+        let (qpn, cap) = (Qpn::new(sys.number()), given);
+        let [send, receive] = [(cap.max_send_wr, true), (cap.max_recv_wr, false)].map(|(limit, holds)| {
+            let mut book = Ordered::new(device.next_number(), qpn, limit, holds);
+            book.datagrams = init.qp_type == QueuePairType::UnreliableDatagram;
+            Arc::new(Ledger::Ordered(book))
+        });
+        if let Some(shared) = shared.as_ref().filter(|_| init.qp_type == QueuePairType::UnreliableDatagram) {
+            shared.note_datagrams(qpn, true);
+        }
+        device.add_ledger(&send);
+        device.add_ledger(&receive);
+        Ok(Self {
+            sys,
+            qpn,
+            qp_type: init.qp_type,
+            sq_sig_all: init.sq_sig_all,
+            cap,
+            device: Arc::clone(device),
+            known: Mutex::default(),
+            state: AtomicU8::new(QueuePairState::Reset as u8),
+            send: Side::new(send, cap.max_send_sge),
+            receive: Side::new(receive, cap.max_recv_sge),
+            srq: shared.as_ref().map(Use::number),
+            shared: Mutex::new(shared),
+            groups: Mutex::default(),
+            domain,
+            _queues: [Arc::clone(init.send_cq), Arc::clone(init.recv_cq)],
+            _xrc_domain: init.xrc_domain.cloned(),
+        })
+    }
+
+    pub(super) fn known(&self) -> MutexGuard<'_, QueuePairAttributes> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn groups(&self) -> MutexGuard<'_, Vec<(Gid, Option<Membership>)>> {
+        self.groups.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes the state after a change; a destroyed queue pair remains so.
+    pub(super) fn note_state(&self, state: QueuePairState) {
+        let keep_destroyed = |old: u8| (old != DESTROYED).then_some(state as u8);
+        let _ = self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, keep_destroyed);
+    }
+
+    pub(super) fn destroyed(&self, verb: &'static str) -> Error {
+        Error::new(verb, ErrorKind::InvalidState, format!("queue pair {} is destroyed", self.qpn))
+    }
+
+    /// Nobody posts while the guards live.
+    pub(super) fn pause_posting(&self) -> impl Sized + '_ {
+        (self.send.pause(), self.receive.pause())
+    }
+
+    /// RESET: what was posted is gone, and so are its completions.
+    pub(super) fn forget_requests(&self) {
+        self.send.book().reset();
+        self.receive.book().reset();
+    }
+
+    /// Posting is refused in states below `first`.
+    #[inline]
+    fn check_state(&self, verb: &'static str, first: QueuePairState) -> Result<()> {
+        let state = self.state.load(Ordering::Relaxed);
+        if state >= first as u8 && state != DESTROYED {
+            return Ok(());
+        }
+        let Some(state) = QueuePairState::ALL.get(usize::from(state)) else { return Err(self.destroyed(verb)) };
+        let message =
+            format!("queue pair {} is in {}; posting is allowed from {} on", self.qpn, state.name(), first.name());
+        Err(Error::new(verb, ErrorKind::InvalidState, message))
+    }
+
+    fn push(&self, request: &SendRequest<'_>, target: sys::Target) -> Result<()> {
+        match request.operation {
+            Operation::BindMemoryWindow { rkey, lkey, .. } => self.push_bind(request, target, rkey.0, lkey.0),
+            Operation::AtomicWrite { .. } => self.push_atomic_write(request, target),
+            Operation::Flush { .. } if !self.sys.can_flush() => {
+                let message = format!("{} and its library have no FLUSH", self.device.name());
+                Err(Error::new("post_send", ErrorKind::Unsupported, message))
+            }
+            _ => self.send.push(request, self.cap.max_inline_data, target, None),
+        }
+    }
+
+    /// The library wants the eight bytes themselves.
+    fn push_atomic_write(&self, request: &SendRequest<'_>, target: sys::Target) -> Result<()> {
+        if !self.sys.can_atomic_write() {
+            let message = format!("{} and its library have no ATOMIC WRITE", self.device.name());
+            return Err(Error::new("post_send", ErrorKind::Unsupported, message));
+        }
+        let Data::Sges(sges) = request.data else {
+            return self.send.push(request, self.cap.max_inline_data.max(8), target, None);
+        };
+        let mut word = [0; 8];
+        let (mut filled, total) = (0, sges.iter().map(|sge| u64::from(sge.length)).sum::<u64>());
+        for sge in sges.iter().filter(|_| total == 8) {
+            let piece = &mut word[filled..filled + sge.length as usize];
+            let region = self.device.region(sge.lkey.0).map(|region| Arc::clone(region.region()));
+            let region = region.filter(|region| region.domain() == self.domain.id);
+            let read = region.map(|region| region.read_at(sge.addr.wrapping_sub(region.iova()), piece).is_ok());
+            if read != Some(true) {
+                let message = format!("the word of an ATOMIC WRITE cannot be read: key {}", sge.lkey);
+                return Err(Error::new("post_send", ErrorKind::InvalidArgument, message));
+            }
+            filled += sge.length as usize;
+        }
+        let pieces = [&word[..filled]];
+        let inline = SendRequest { data: Data::Inline(&pieces), ..*request };
+        self.send.push(&inline, self.cap.max_inline_data.max(8), target, None)
+    }
+
+    fn push_bind(&self, request: &SendRequest<'_>, target: sys::Target, rkey: u32, lkey: u32) -> Result<()> {
+        let refuse = |message: String| Err(Error::new("post_send", ErrorKind::InvalidArgument, message));
+        let Some(window) = self.device.window(rkey) else {
+            return refuse(format!("no memory window has key {rkey:#010x}"));
+        };
+        let region = match lkey {
+            0 => self.domain.spare_region()?,
+            _ => match self.device.region(lkey) {
+                Some(region) => region,
+                None => return refuse(format!("no memory region has key {lkey:#010x}")),
+            },
+        };
+        let (old_rkey, old_lkey) = (window.sys.rkey(), window.bound_to());
+        let next = old_rkey & !0xff | old_rkey.wrapping_add(1) & 0xff;
+        if window.kind == MemoryWindowType::Type1 && next != rkey {
+            let message = format!(
+                "the adapter would bind the window to key {next:#010x}, not {rkey:#010x}: an earlier bind of it failed \
+                 or has not been posted yet; post it, or allocate a new window"
+            );
+            return Err(Error::new("post_send", ErrorKind::InvalidState, message));
+        }
+        let bind = sys::Bind { window: Arc::clone(&window.sys), kind: window.kind, region };
+        let held = Held::Bind { window: Arc::clone(&window), old_rkey, old_lkey };
+        self.send.push(request, 0, target, Some((bind, held)))?;
+        window.note_bound(lkey);
+        Ok(())
+    }
+
+    /// Whether the queue pair takes such requests.
+    fn check_send(&self, request: &SendRequest<'_>) -> Result<()> {
+        self.device.check_process("post_send")?;
+        self.check_state("post_send", QueuePairState::ReadyToSend)?;
+        if request.operation.is_possible_on(self.qp_type) {
+            return Ok(());
+        }
+        let possible = match self.qp_type {
+            QueuePairType::UnreliableDatagram => "SEND with or without immediate",
+            _ => "SEND and RDMA WRITE, with or without immediate",
+        };
+        let (opcode, qp_type) = (request.operation.name(), self.qp_type.name());
+        let message = format!("opcode is {opcode}; a queue pair of type {qp_type} takes {possible}");
+        Err(Error::new("post_send", ErrorKind::InvalidArgument, message))
+    }
+
+    /// Destroys a queue pair of which nobody knows what was posted: afterwards, certainly nothing is under way.
+    ///
+    /// An adapter that was taken out of the machine does not let it be destroyed either. Then the requests count as
+    /// posted: an error would say that the caller's buffers are his again, and nobody knows that. They stay with the
+    /// queue pair until it can be destroyed.
+    fn settle(&self, book: &Ordered, outcome: Result<(), Trouble>) -> Result<()> {
+        match outcome {
+            Ok(()) => Ok(()),
+            Err(Trouble::Refused(error)) => Err(error),
+            Err(Trouble::Unknown(error, count)) => {
+                let Err(failure) = self.destroy() else { return Err(error) };
+                tracing::error!(qpn = %self.qpn, %error, %failure, "a queue pair that must go cannot be destroyed");
+                book.note_posted(count);
+                Ok(())
+            }
+        }
+    }
+
+    /// The host joins the group, too, where packets have IP addresses.
+    fn join_group(&self, gid: Gid, port_num: u8) -> Result<Option<Membership>> {
+        let port = self.device.port("attach_mcast", port_num)?;
+        if self.device.has_lids(&port) {
+            let message = format!(
+                "gid is {gid}, and port {port_num} is one of InfiniBand: groups have LIDs there, which only the subnet \
+                 manager knows; joining one takes a connection manager"
+            );
+            return Err(Error::new("attach_mcast", ErrorKind::Unsupported, message));
+        }
+        let is_alike = |entry: &GidEntry| entry.gid.to_ip().is_ipv4() == gid.to_ip().is_ipv4();
+        let table: Vec<GidEntry> = self.device.gid_table(port_num)?.into_iter().filter(is_alike).collect();
+        let own = gid::choose(port.link_layer, &table).and_then(|index| self.device.gid(port_num, index).ok()?);
+        let Some(own) = own else { return Ok(None) };
+        self.device.memberships.join(gid, &own).map_err(|error| {
+            let message = format!("gid is {gid}: the host cannot join the group on the interface of {}", own.gid);
+            Error::from_io("attach_mcast", message, error)
+        })
+    }
+
+    fn check_group(&self, verb: &'static str, gid: Gid) -> Result<()> {
+        self.device.check_process(verb)?;
+        let refuse = |message: String| Err(Error::new(verb, ErrorKind::InvalidArgument, message));
+        if self.qp_type != QueuePairType::UnreliableDatagram {
+            let (qpn, qp_type) = (self.qpn, self.qp_type);
+            return refuse(format!(
+                "qp_type of queue pair {qpn} is {qp_type:?}; only UnreliableDatagram receives multicasts"
+            ));
+        }
+        if !gid.is_multicast() {
+            return refuse(format!("gid is {gid}; groups are ff00::/8 and ::ffff:224.0.0.0/100"));
+        }
+        Ok(())
+    }
+}
+
+/// The sizes that the adapter gave; where it says nothing, those that were asked for. Books have `most` places at most,
+/// whatever it says.
+fn actual(given: QueuePairCapabilities, asked: &QueuePairCapabilities, most: u32) -> QueuePairCapabilities {
+    let requests = |given: u32, asked: u32| given.min(most).max(asked);
+    QueuePairCapabilities {
+        max_send_wr: requests(given.max_send_wr, asked.max_send_wr),
+        max_recv_wr: if asked.max_recv_wr == 0 { 0 } else { requests(given.max_recv_wr, asked.max_recv_wr) },
+        max_send_sge: given.max_send_sge.max(asked.max_send_sge),
+        max_recv_sge: if asked.max_recv_sge == 0 { 0 } else { given.max_recv_sge.max(asked.max_recv_sge) },
+        max_inline_data: given.max_inline_data.max(asked.max_inline_data),
+    }
+}
+
+fn create_failed(
+    device: &Device,
+    init: &QueuePairInit<'_>,
+    asked: &QueuePairCapabilities,
+    error: &std::io::Error,
+) -> Error {
+    if let Some(most) = device.max_inline_data().filter(|most| asked.max_inline_data > *most) {
+        let message = format!("max_inline_data is {}; allowed are 0 to {most}", asked.max_inline_data);
+        return Error::new("create_qp", ErrorKind::InvalidArgument, message);
+    }
+    let asked = format!("{} with {asked:?} (max_qp {})", init.qp_type.name(), device.limits().max_qp);
+    errors::from_errno("create_qp", asked, error)
+}
+
+impl QueuePair for IbverbsQueuePair {
+    fn qpn(&self) -> Qpn {
+        self.qpn
+    }
+
+    fn modify(&self, attributes: &QueuePairAttributes) -> Result<()> {
+        self.device.check_process("modify_qp")?;
+        self.modify_state(attributes)
+    }
+
+    fn query(&self) -> Result<QueuePairStatus> {
+        self.device.check_process("query_qp")?;
+        self.status()
+    }
+
+    fn send_begin(&self) {
+        if !self.device.is_inherited() {
+            self.send.begin();
+        }
+    }
+
+    fn send_push(&self, request: &SendRequest<'_>) -> Result<()> {
+        self.check_send(request)?;
+        let refuse = |message: String| Err(Error::new("post_send", ErrorKind::InvalidArgument, message));
+        match self.qp_type {
+            QueuePairType::UnreliableDatagram => refuse(
+                "a datagram queue pair needs a destination in each request: an address handle, remote_qpn and \
+                 remote_qkey"
+                    .to_owned(),
+            ),
+            QueuePairType::XrcSend => refuse(format!(
+                "queue pair {} is an XRC initiator; its requests must name a shared receive queue of the peer \
+                 (remote_srq)",
+                self.qpn
+            )),
+            QueuePairType::XrcReceive => {
+                refuse(format!("queue pair {} is an XRC target, which only receives", self.qpn))
+            }
+            _ => self.push(request, sys::Target::Peer),
+        }
+    }
+
+    fn send_push_to_srq(&self, request: &SendRequest<'_>, srq: SharedReceiveQueueNumber) -> Result<()> {
+        self.check_send(request)?;
+        if self.qp_type != QueuePairType::XrcSend {
+            let message = format!(
+                "the request names shared receive queue {srq}, and queue pair {} is no XRC initiator; leave remote_srq \
+                 out",
+                self.qpn
+            );
+            return Err(Error::new("post_send", ErrorKind::InvalidArgument, message));
+        }
+        self.push(request, sys::Target::SharedReceiveQueue(srq.value()))
+    }
+
+    fn send_push_to(&self, request: &SendRequest<'_>, target: &DatagramTarget<'_>) -> Result<()> {
+        self.check_send(request)?;
+        if self.qp_type != QueuePairType::UnreliableDatagram {
+            let message =
+                "an address handle was given, but the queue pair is connected: its requests go to its one peer";
+            return Err(Error::new("post_send", ErrorKind::InvalidArgument, message));
+        }
+        let length = match request.data {
+            Data::Sges(sges) => sges.iter().map(|sge| u64::from(sge.length)).sum(),
+            Data::Inline(pieces) => pieces.iter().map(|piece| piece.len() as u64).sum(),
+        };
+        let handle = IbverbsAddressHandle::of_request(target, &self.domain, length)?;
+        let (qpn, qkey) = (target.remote_qpn.value(), target.remote_qkey.0);
+        self.push(request, sys::Target::Datagram { handle, qpn, qkey })
+    }
+
+    fn attach_mcast(&self, gid: Gid) -> Result<()> {
+        self.check_group("attach_mcast", gid)?;
+        // Not with the groups locked: whoever destroys the queue pair locks them second.
+        let port_num = self.known().port_num.unwrap_or(1);
+        let mut groups = self.groups();
+        if groups.iter().any(|(group, _)| *group == gid) {
+            return Ok(());
+        }
+        let membership = self.join_group(gid, port_num)?;
+        let attached = self.sys.attach_mcast(gid.to_bytes()).ok_or_else(|| self.destroyed("attach_mcast"))?;
+        attached.map_err(|error| {
+            let (members, groups) = (self.device.limits().max_mcast_qp_attach, self.device.limits().max_mcast_grp);
+            let asked = format!("gid is {gid} (max_mcast_qp_attach {members}, max_mcast_grp {groups})");
+            errors::from_errno("attach_mcast", asked, &error)
+        })?;
+        groups.push((gid, membership));
+        Ok(())
+    }
+
+    fn detach_mcast(&self, gid: Gid) -> Result<()> {
+        self.check_group("detach_mcast", gid)?;
+        let mut groups = self.groups();
+        if groups.iter().all(|(group, _)| *group != gid) {
+            let message = format!("queue pair {} is not attached to the group {gid}", self.qpn);
+            return Err(Error::new("detach_mcast", ErrorKind::InvalidArgument, message));
+        }
+        let detached = self.sys.detach_mcast(gid.to_bytes()).ok_or_else(|| self.destroyed("detach_mcast"))?;
+        detached.map_err(|error| errors::from_errno("detach_mcast", format!("gid is {gid}"), &error))?;
+        groups.retain(|(group, _)| *group != gid);
+        Ok(())
+    }
+
+    fn send_end(&self, end: BatchEnd) -> Result<()> {
+        self.device.check_process("post_send")?;
+        // The state may have been changed since the requests were pushed.
+        let allowed = || self.check_state("post_send", QueuePairState::ReadyToSend);
+        self.settle(self.send.book(), self.send.end(end, &self.sys, allowed))
+    }
+
+    /// The way of most requests of connections: neither a stage nor the locks around one.
+    fn send_one(&self, request: &SendRequest<'_>) -> Result<()> {
+        let is_connected =
+            matches!(self.qp_type, QueuePairType::ReliableConnection | QueuePairType::UnreliableConnection);
+        if is_connected && let Some(alone) = sys::Alone::of(&self.sys, request) {
+            self.check_send(request)?;
+            let allowed = || self.check_state("post_send", QueuePairState::ReadyToSend);
+            let posted = self.send.post_alone(request, alone, self.cap.max_inline_data, &self.sys, allowed);
+            return self.settle(self.send.book(), posted);
+        }
+        self.send_begin();
+        if let Err(error) = self.send_push(request) {
+            self.send_end(BatchEnd::Rollback)?;
+            return Err(error);
+        }
+        self.send_end(BatchEnd::Publish)
+    }
+
+    fn recv_begin(&self) {
+        if !self.device.is_inherited() {
+            self.receive.begin();
+        }
+    }
+
+    fn recv_push(&self, request: &ReceiveRequest<'_>) -> Result<()> {
+        self.device.check_process("post_recv")?;
+        self.check_state("post_recv", QueuePairState::Init)?;
+        let message = match (self.srq, self.qp_type) {
+            (Some(srq), _) => {
+                format!("queue pair {} takes its receives from shared receive queue {srq}; post them there", self.qpn)
+            }
+            (None, QueuePairType::XrcSend) => format!("queue pair {} is an XRC initiator, which only sends", self.qpn),
+            (None, QueuePairType::XrcReceive) => format!(
+                "queue pair {} is an XRC target; post receives to the shared receive queues of its domain",
+                self.qpn
+            ),
+            _ => return self.receive.push(request),
+        };
+        Err(Error::new("post_recv", ErrorKind::InvalidArgument, message))
+    }
+
+    fn recv_end(&self, end: BatchEnd) -> Result<()> {
+        self.device.check_process("post_recv")?;
+        let allowed = || self.check_state("post_recv", QueuePairState::Init);
+        self.settle(self.receive.book(), self.receive.end(end, &self.sys, allowed))
+    }
+
+    /// Through ERR, so that nothing begins any more while the adapter takes it apart.
+    fn destroy(&self) -> Result<()> {
+        self.device.check_process("destroy_qp")?;
+        // Whoever comes second returns when it is destroyed, and not before.
+        let _known = self.known();
+        let before = self.state.swap(DESTROYED, Ordering::AcqRel);
+        if before == DESTROYED {
+            return Ok(());
+        }
+        for (group, _) in self.groups().drain(..) {
+            let _ = self.sys.detach_mcast(group.to_bytes());
+        }
+        if before != QueuePairState::Reset as u8 {
+            let error = sys::QpAttr { qp_state: QueuePairState::Error as u32, ..sys::QpAttr::default() };
+            let _ = self.sys.modify(&error, 1);
+        }
+        if let Err(error) = self.sys.destroy() {
+            self.state.store(before, Ordering::Release);
+            return Err(errors::from_errno("destroy_qp", format!("queue pair {}", self.qpn), &error));
+        }
+        for side in [&self.send.ledger, &self.receive.ledger] {
+            self.device.remove_ledger(side);
+        }
+        self.forget_requests();
+        if let Some(shared) = self.shared.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            shared.note_datagrams(self.qpn, false);
+        }
+        self.device.events.discard(&self.device, EventObject::QueuePair(self.qpn));
+        Ok(())
+    }
+
+    /// Adapters count for the device only.
+    fn counters(&self) -> Counters {
+        Counters::default()
+    }
+}
+
+impl Drop for IbverbsQueuePair {
+    fn drop(&mut self) {
+        if !self.device.is_inherited()
+            && let Err(error) = self.destroy()
+        {
+            tracing::warn!(qpn = %self.qpn, %error, "a dropped queue pair could not be destroyed");
+        }
+    }
+}

@@ -1,0 +1,369 @@
+//! Shared receive queues, and the domains of extended reliable connections.
+
+use std::any::Any;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::completion_queue::own_queue;
+use super::device::Device;
+use super::errors::{self, check_range};
+use super::ledger::{Ledger, Shared};
+use super::memory::Domain;
+use super::sides::check_receive;
+use super::sys;
+use crate::provider::{
+    CompletionQueue, Error, ErrorKind, Result, SharedReceiveQueue, SharedReceiveQueueInit, XrcDomain,
+};
+use crate::queue::{ProducerLock, QueueError};
+use crate::types::{
+    AsyncEvent, BatchEnd, EventObject, Qpn, ReceiveRequest, SharedReceiveQueueAttributes, SharedReceiveQueueNumber,
+    SharedReceiveQueueStatus,
+};
+
+/// Bits of `ibv_srq_attr_mask`.
+const MAX_WR: i32 = 1;
+const LIMIT: i32 = 1 << 1;
+
+/// A domain of an adapter.
+pub(super) struct IbverbsXrcDomain {
+    pub(super) sys: Arc<sys::XrcDomain>,
+    device: Arc<Device>,
+}
+
+impl IbverbsXrcDomain {
+    pub(super) fn new(device: &Arc<Device>) -> Result<Self> {
+        let opened = sys::XrcDomain::open(&device.sys);
+        let sys = opened.map_err(|error| errors::from_errno("open_xrcd", "an XRC domain", &error))?;
+        Ok(Self { sys, device: Arc::clone(device) })
+    }
+}
+
+impl XrcDomain for IbverbsXrcDomain {
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// The domain behind the trait, if it is of this device.
+pub(super) fn own_xrc_domain<'a>(
+    device: &Arc<Device>,
+    domain: &'a Arc<dyn XrcDomain>,
+    verb: &'static str,
+) -> Result<&'a IbverbsXrcDomain> {
+    match domain.as_any().downcast_ref::<IbverbsXrcDomain>() {
+        Some(domain) if Arc::ptr_eq(&domain.device, device) => Ok(domain),
+        _ => Err(errors::foreign(verb, "xrc_domain")),
+    }
+}
+
+/// A shared receive queue of an adapter.
+pub(super) struct IbverbsSharedReceiveQueue {
+    pub(super) sys: Arc<sys::SharedReceiveQueue>,
+    number: SharedReceiveQueueNumber,
+    /// What events name it by.
+    event_number: u64,
+    ledger: Arc<Ledger>,
+    lock: ProducerLock,
+    staging: Mutex<sys::ReceiveStaging>,
+    max_sge: u32,
+    /// Receives that it holds for certain.
+    max_wr: AtomicU32,
+    is_xrc: bool,
+    /// Queue pairs that use it.
+    users: Mutex<u32>,
+    domain: Arc<Domain>,
+    _xrc: Option<(Arc<dyn XrcDomain>, Arc<dyn CompletionQueue>)>,
+}
+
+/// A queue pair's use of the queue; ends when it is dropped.
+pub(super) struct Use(Arc<dyn SharedReceiveQueue>);
+
+impl Drop for Use {
+    fn drop(&mut self) {
+        if let Some(queue) = self.0.as_any().downcast_ref::<IbverbsSharedReceiveQueue>()
+            && !queue.domain.device.is_inherited()
+        {
+            *queue.users() -= 1;
+        }
+    }
+}
+
+impl IbverbsSharedReceiveQueue {
+    pub(super) fn new(domain: &Arc<Domain>, init: &SharedReceiveQueueInit<'_>) -> Result<Self> {
+        let device = &domain.device;
+        let limits = device.limits();
+        if limits.max_srq == 0 {
+            let message = format!("max_srq of {} is 0: it has no shared receive queues", device.name());
+            return Err(Error::new("create_srq", ErrorKind::Unsupported, message));
+        }
+        check_range("create_srq", "max_wr", init.max_wr, 1..=limits.max_srq_wr)?;
+        check_range("create_srq", "max_sge", init.max_sge, 0..=limits.max_srq_sge)?;
+        check_range("create_srq", "srq_limit", init.srq_limit, 0..=init.max_wr)?;
+        let number = device.next_number();
+        let asked = sys::SrqAttr { max_wr: init.max_wr, max_sge: init.max_sge.max(1), srq_limit: 0 };
+        let xrc = match &init.xrc {
+            None => None,
+            Some(xrc) => Some((
+                &own_xrc_domain(device, xrc.domain, "create_srq")?.sys,
+                own_queue(device, xrc.cq, "create_srq", "cq")?.sys(),
+            )),
+        };
+        let created = sys::SharedReceiveQueue::create(&domain.sys, number.into(), asked, xrc);
+        let (sys, actual) = created.map_err(|error| {
+            let asked = format!("a queue of {} receives (max_srq {})", init.max_wr, limits.max_srq);
+            errors::from_errno("create_srq", asked, &error)
+        })?;
+        let srq_num = SharedReceiveQueueNumber::new(sys.srq_num().unwrap_or(number));
+        let numbers = &device.shared_receive_numbers;
+        numbers.lock().unwrap_or_else(PoisonError::into_inner).insert(number.into(), srq_num);
+        let ledger = Arc::new(Ledger::Shared(Shared::new(number)));
+        device.add_ledger(&ledger);
+        let queue = Self {
+            sys: Arc::new(sys),
+            number: srq_num,
+            event_number: number.into(),
+            ledger,
+            lock: ProducerLock::new(),
+            staging: Mutex::default(),
+            max_sge: actual.max_sge.max(1),
+            max_wr: AtomicU32::new(actual.max_wr.max(init.max_wr)),
+            is_xrc: init.xrc.is_some(),
+            users: Mutex::default(),
+            domain: Arc::clone(domain),
+            _xrc: init.xrc.map(|xrc| (Arc::clone(xrc.domain), Arc::clone(xrc.cq))),
+        };
+        // Libraries may leave it out of the answer to the creation.
+        queue.note_size("create_srq");
+        if init.srq_limit > 0 {
+            queue.modify(&SharedReceiveQueueAttributes { srq_limit: Some(init.srq_limit), max_wr: None })?;
+        }
+        Ok(queue)
+    }
+
+    /// The queue is as large as the adapter says.
+    fn note_size(&self, verb: &'static str) {
+        if let Ok(now) = self.status(verb) {
+            self.max_wr.store(now.max_wr, Ordering::Relaxed);
+        }
+    }
+
+    fn users(&self) -> MutexGuard<'_, u32> {
+        self.users.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn staging(&self) -> MutexGuard<'_, sys::ReceiveStaging> {
+        self.staging.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn shared(&self) -> &Shared {
+        match &*self.ledger {
+            Ledger::Shared(ledger) => ledger,
+            Ledger::Ordered(_) => unreachable!("made as a shared one"),
+        }
+    }
+
+    /// Hands a batch over, all of it or nothing. Receives that were taken and not polled count as outstanding for a
+    /// batch of several: the adapter could take a part of it. A single receive is tried.
+    fn post(&self, staging: &mut sys::ReceiveStaging) -> Result<()> {
+        let full = || errors::from_queue("post_srq_recv", &QueueError::Full { limit: self.max_wr() });
+        if staging.len() > 1 && self.shared().outstanding() > self.max_wr() as usize {
+            return Err(full());
+        }
+        match staging.post_shared(&self.sys) {
+            Some(Ok(())) => Ok(()),
+            None => Err(self.destroyed("post_srq_recv")),
+            Some(Err(failure)) if failure.nothing_posted || staging.len() == 1 => match failure.error.raw_os_error() {
+                Some(libc::ENOMEM | libc::ENOSPC) => Err(full()),
+                _ => Err(errors::from_errno("post_srq_recv", format!("{} receives", staging.len()), &failure.error)),
+            },
+            Some(Err(failure)) => {
+                // Who posted them keeps their memory until the queue goes, which is what is needed here.
+                tracing::error!(error = %failure.error, queue = %self.number, "receives may have been posted in part");
+                Ok(())
+            }
+        }
+    }
+
+    fn max_wr(&self) -> u32 {
+        self.max_wr.load(Ordering::Relaxed)
+    }
+
+    fn destroyed(&self, verb: &'static str) -> Error {
+        let message = format!("shared receive queue {} is destroyed", self.number);
+        Error::new(verb, ErrorKind::InvalidState, message)
+    }
+
+    fn status(&self, verb: &'static str) -> Result<sys::SrqAttr> {
+        self.domain.device.check_process(verb)?;
+        let asked = || format!("shared receive queue {}", self.number);
+        let status = self.sys.query().ok_or_else(|| self.destroyed(verb))?;
+        status.map_err(|error| errors::from_errno(verb, asked(), &error))
+    }
+}
+
+/// Begins a queue pair's use of a queue of the same device.
+pub(super) fn begin_use(device: &Arc<Device>, srq: &Arc<dyn SharedReceiveQueue>) -> Result<Use> {
+    let queue = match srq.as_any().downcast_ref::<IbverbsSharedReceiveQueue>() {
+        Some(queue) if Arc::ptr_eq(&queue.domain.device, device) => queue,
+        _ => return Err(errors::foreign("create_qp", "srq")),
+    };
+    if queue.is_xrc {
+        let message = format!(
+            "srq {} belongs to an XRC domain: the messages of XRC targets name it, other queue pairs cannot use it",
+            queue.number
+        );
+        return Err(Error::new("create_qp", ErrorKind::InvalidArgument, message));
+    }
+    let mut users = queue.users();
+    if queue.sys.query().is_none() {
+        return Err(queue.destroyed("create_qp"));
+    }
+    *users += 1;
+    Ok(Use(Arc::clone(srq)))
+}
+
+impl Use {
+    pub(super) fn sys(&self) -> Option<&Arc<sys::SharedReceiveQueue>> {
+        self.0.as_any().downcast_ref::<IbverbsSharedReceiveQueue>().map(|queue| &queue.sys)
+    }
+
+    pub(super) fn number(&self) -> SharedReceiveQueueNumber {
+        self.0.number()
+    }
+
+    /// Whether the queue pair of this number takes receives for datagrams.
+    pub(super) fn note_datagrams(&self, qpn: Qpn, takes: bool) {
+        if let Some(queue) = self.0.as_any().downcast_ref::<IbverbsSharedReceiveQueue>() {
+            queue.shared().note_datagrams(qpn, takes);
+        }
+    }
+}
+
+impl SharedReceiveQueue for IbverbsSharedReceiveQueue {
+    fn number(&self) -> SharedReceiveQueueNumber {
+        self.number
+    }
+
+    fn modify(&self, attributes: &SharedReceiveQueueAttributes) -> Result<()> {
+        if self.lock.is_held() {
+            let message = "this thread has an open batch of this queue; post or drop it first";
+            return Err(Error::new("modify_srq", ErrorKind::InvalidState, message));
+        }
+        let now = self.status("modify_srq")?;
+        if let Some(max_wr) = attributes.max_wr {
+            check_range("modify_srq", "max_wr", max_wr, 1..=self.domain.device.limits().max_srq_wr)?;
+        }
+        if let Some(limit) = attributes.srq_limit {
+            check_range("modify_srq", "srq_limit", limit, 0..=attributes.max_wr.unwrap_or(now.max_wr))?;
+        }
+        let mut mask = 0;
+        let mut wanted = sys::SrqAttr { max_sge: now.max_sge, ..sys::SrqAttr::default() };
+        if let Some(max_wr) = attributes.max_wr {
+            (mask, wanted.max_wr) = (mask | MAX_WR, max_wr);
+        }
+        if let Some(limit) = attributes.srq_limit {
+            (mask, wanted.srq_limit) = (mask | LIMIT, limit);
+        }
+        if mask == 0 {
+            return Ok(());
+        }
+        // Nothing more is posted meanwhile: if rxe of Linux 6.1 must refuse, it loses its queue, and the kernel panics
+        // when the queue is used again.
+        let _staging = self.staging();
+        let outstanding = self.shared().outstanding();
+        if attributes.max_wr.is_some_and(|max_wr| outstanding > max_wr as usize) {
+            let max_wr = wanted.max_wr;
+            let message = format!("max_wr is {max_wr}, and {outstanding} receives wait, or their completions do");
+            return Err(Error::new("modify_srq", ErrorKind::InvalidArgument, message));
+        }
+        let modified = self.sys.modify(&wanted, mask).ok_or_else(|| self.destroyed("modify_srq"))?;
+        modified.map_err(|error| {
+            let asked = format!("max_wr is {}, srq_limit is {}", wanted.max_wr, wanted.srq_limit);
+            errors::from_errno("modify_srq", asked, &error)
+        })?;
+        self.note_size("modify_srq");
+        Ok(())
+    }
+
+    fn query(&self) -> Result<SharedReceiveQueueStatus> {
+        let sys::SrqAttr { max_wr, max_sge, srq_limit } = self.status("query_srq")?;
+        Ok(SharedReceiveQueueStatus { max_wr, max_sge, srq_limit })
+    }
+
+    fn recv_begin(&self) {
+        if !self.domain.device.is_inherited() {
+            self.lock.acquire();
+        }
+    }
+
+    fn recv_push(&self, request: &ReceiveRequest<'_>) -> Result<()> {
+        self.domain.device.check_process("post_srq_recv")?;
+        if !self.lock.is_held() {
+            return Err(errors::from_queue("post_srq_recv", &QueueError::NotBegun));
+        }
+        let checked = check_receive(request.sges, self.max_sge);
+        checked.map_err(|error| errors::from_queue("post_srq_recv", &error))?;
+        let Some(number) = self.shared().enter(request.wr_id) else {
+            let message = "too many receives were taken by queue pairs that are gone; make another queue";
+            return Err(Error::new("post_srq_recv", ErrorKind::ResourceLimit, message));
+        };
+        self.staging().push(number, request.sges);
+        Ok(())
+    }
+
+    fn recv_end(&self, end: BatchEnd) -> Result<()> {
+        self.domain.device.check_process("post_srq_recv")?;
+        if !self.lock.is_held() {
+            return Err(errors::from_queue("post_srq_recv", &QueueError::NotBegun));
+        }
+        let mut staging = self.staging();
+        let outcome = match end {
+            BatchEnd::Publish if staging.len() > 0 => self.post(&mut staging),
+            _ => Ok(()),
+        };
+        if outcome.is_err() || end == BatchEnd::Rollback {
+            staging.numbers().for_each(|number| self.shared().withdraw(number));
+        }
+        staging.clear();
+        drop(staging);
+        self.lock.release();
+        outcome
+    }
+
+    fn destroy(&self) -> Result<()> {
+        let device = &self.domain.device;
+        device.check_process("destroy_srq")?;
+        let users = self.users();
+        if *users > 0 {
+            let message = format!(
+                "{users} queue pairs take their receives from shared receive queue {}; destroy them first",
+                self.number
+            );
+            return Err(Error::new("destroy_srq", ErrorKind::Busy, message));
+        }
+        let destroyed = self.sys.destroy();
+        let destroyed = destroyed.map_err(|error| {
+            errors::from_errno("destroy_srq", format!("shared receive queue {}", self.number), &error)
+        })?;
+        if destroyed {
+            device.remove_ledger(&self.ledger);
+            let object = AsyncEvent::SharedReceiveQueueLimitReached(self.number).object();
+            debug_assert_eq!(object, EventObject::SharedReceiveQueue(self.number));
+            device.events.discard(device, object);
+            let numbers = &device.shared_receive_numbers;
+            numbers.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.event_number);
+        }
+        Ok(())
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl Drop for IbverbsSharedReceiveQueue {
+    fn drop(&mut self) {
+        // Fails only in a process that inherited it, or where the adapter fails, which was logged.
+        let _ = self.destroy();
+    }
+}

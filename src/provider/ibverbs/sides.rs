@@ -1,0 +1,238 @@
+//! The send and the receive side of a queue pair: batches on their way to the adapter.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::errors;
+use super::ledger::{Held, Ledger, Ordered};
+use super::sys;
+use crate::provider::{Error, ErrorKind, Result};
+use crate::queue::{ProducerLock, QueueError, check_request};
+use crate::types::{BatchEnd, ReceiveRequest, SendRequest, Sge};
+
+/// One side: its book, the batch that is open, and who holds it.
+pub(super) struct Side<S> {
+    pub(super) ledger: Arc<Ledger>,
+    lock: ProducerLock,
+    staging: Mutex<S>,
+    pub(super) max_sge: u32,
+}
+
+/// What posting came to, if not to success.
+pub(super) enum Trouble {
+    /// Nothing was posted.
+    Refused(Error),
+    /// Nobody knows what of so many requests was posted: the queue pair must go, so that nothing of it is under way.
+    Unknown(Error, usize),
+}
+
+/// Requests on their way to the adapter.
+pub(super) trait Staging: Default {
+    fn len(&self) -> usize;
+    fn clear(&mut self);
+}
+
+impl Staging for sys::SendStaging {
+    fn len(&self) -> usize {
+        self.len()
+    }
+
+    fn clear(&mut self) {
+        self.clear();
+    }
+}
+
+impl Staging for sys::ReceiveStaging {
+    fn len(&self) -> usize {
+        self.len()
+    }
+
+    fn clear(&mut self) {
+        self.clear();
+    }
+}
+
+impl<S: Staging> Side<S> {
+    pub(super) fn new(ledger: Arc<Ledger>, max_sge: u32) -> Self {
+        Self { ledger, lock: ProducerLock::new(), staging: Mutex::default(), max_sge }
+    }
+
+    /// Takes the side for this thread.
+    pub(super) fn begin(&self) {
+        self.lock.acquire();
+    }
+
+    pub(super) fn book(&self) -> &Ordered {
+        match &*self.ledger {
+            Ledger::Ordered(ledger) => ledger,
+            Ledger::Shared(_) => unreachable!("a queue pair's own queues are ordered"),
+        }
+    }
+
+    /// Nobody posts while the guard lives.
+    pub(super) fn pause(&self) -> impl Sized + '_ {
+        self.staging()
+    }
+
+    /// Ends the batch. The stage is locked while the adapter takes it, so that whoever pauses the side knows that
+    /// everything is either posted and counted, or will ask `allowed` afterwards.
+    fn finish(
+        &self,
+        verb: &'static str,
+        end: BatchEnd,
+        allowed: impl FnOnce() -> Result<()>,
+        post: impl FnOnce(&mut S) -> Option<Result<(), sys::PostFailure>>,
+    ) -> Result<(), Trouble> {
+        self.check_begun(verb).map_err(Trouble::Refused)?;
+        let mut staging = self.staging();
+        let count = staging.len();
+        let outcome = match end {
+            BatchEnd::Publish if count > 0 => {
+                allowed().map_err(Trouble::Refused).and_then(|()| trouble(verb, self.book(), count, post(&mut staging)))
+            }
+            _ => Ok(()),
+        };
+        match (&outcome, end) {
+            (Ok(()), BatchEnd::Publish) => self.book().note_posted(count),
+            (Err(Trouble::Unknown(..)), _) => {}
+            _ => self.book().withdraw(count),
+        }
+        staging.clear();
+        drop(staging);
+        self.lock.release();
+        outcome
+    }
+
+    fn staging(&self) -> MutexGuard<'_, S> {
+        self.staging.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn check_begun(&self, verb: &'static str) -> Result<()> {
+        if self.lock.is_held() { Ok(()) } else { Err(errors::from_queue(verb, &QueueError::NotBegun)) }
+    }
+
+    fn check_room(&self, verb: &'static str, staged: usize) -> Result<()> {
+        if self.book().has_room(staged) {
+            return Ok(());
+        }
+        Err(errors::full(verb, self.book().limit()))
+    }
+}
+
+/// The adapter did not take a batch.
+fn trouble(
+    verb: &'static str,
+    book: &Ordered,
+    count: usize,
+    posted: Option<Result<(), sys::PostFailure>>,
+) -> Result<(), Trouble> {
+    let (limit, qpn) = (book.limit(), book.qpn);
+    match posted {
+        Some(Ok(())) => Ok(()),
+        None => {
+            let message = format!("queue pair {qpn} is destroyed");
+            Err(Trouble::Refused(Error::new(verb, ErrorKind::InvalidState, message)))
+        }
+        Some(Err(failure)) if failure.nothing_posted => Err(Trouble::Refused(match failure.error.raw_os_error() {
+            Some(libc::ENOMEM | libc::ENOSPC) => errors::full(verb, limit),
+            _ => errors::from_errno(verb, format!("posting to queue pair {qpn}"), &failure.error),
+        })),
+        Some(Err(failure)) => {
+            let asked = format!("queue pair {qpn} is destroyed, because a batch was taken in part at most");
+            Err(Trouble::Unknown(errors::from_errno(verb, asked, &failure.error), count))
+        }
+    }
+}
+
+impl Side<sys::SendStaging> {
+    /// Copies a request into the batch.
+    pub(super) fn push(
+        &self,
+        request: &SendRequest<'_>,
+        max_inline: u32,
+        target: sys::Target,
+        bind: Option<(sys::Bind, Held)>,
+    ) -> Result<()> {
+        self.check_begun("post_send")?;
+        check_request(request, self.max_sge, max_inline).map_err(|error| errors::from_queue("post_send", &error))?;
+        let mut staging = self.staging();
+        self.check_room("post_send", staging.len())?;
+        let (bind, held) = match (bind, &target) {
+            (Some((bind, held)), _) => (Some(bind), Some(held)),
+            (None, sys::Target::Datagram { handle, .. }) => (None, Some(Held::AddressHandle(Arc::clone(handle)))),
+            (None, _) => (None, None),
+        };
+        let number = self.book().enter(staging.len(), request.wr_id, held);
+        staging.push(number, request, target, bind);
+        Ok(())
+    }
+
+    /// Posts a request without a batch. As in [`Side::finish`], the stage is locked meanwhile.
+    pub(super) fn post_alone(
+        &self,
+        request: &SendRequest<'_>,
+        alone: sys::Alone<'_>,
+        max_inline: u32,
+        queue_pair: &sys::QueuePair,
+        allowed: impl FnOnce() -> Result<()>,
+    ) -> Result<(), Trouble> {
+        let refuse = |error: QueueError| Trouble::Refused(errors::from_queue("post_send", &error));
+        check_request(request, self.max_sge, max_inline).map_err(refuse)?;
+        if !self.lock.acquire() {
+            let message = "this thread has an open batch of this queue";
+            return Err(Trouble::Refused(Error::new("post_send", ErrorKind::InvalidState, message)));
+        }
+        let mut staging = self.staging();
+        let allowed = allowed().and_then(|()| self.check_room("post_send", 0)).map_err(Trouble::Refused);
+        let outcome = allowed.and_then(|()| {
+            let number = self.book().enter(0, request.wr_id, None);
+            trouble("post_send", self.book(), 1, staging.post_alone(number, alone, queue_pair))
+        });
+        if outcome.is_ok() {
+            self.book().note_posted(1);
+        }
+        drop(staging);
+        self.lock.release();
+        outcome
+    }
+
+    /// Ends the batch; `allowed` says whether it may be posted now.
+    pub(super) fn end(
+        &self,
+        end: BatchEnd,
+        queue_pair: &sys::QueuePair,
+        allowed: impl FnOnce() -> Result<()>,
+    ) -> Result<(), Trouble> {
+        self.finish("post_send", end, allowed, |staging| staging.post(queue_pair))
+    }
+}
+
+impl Side<sys::ReceiveStaging> {
+    /// Copies a request into the batch.
+    pub(super) fn push(&self, request: &ReceiveRequest<'_>) -> Result<()> {
+        self.check_begun("post_recv")?;
+        check_receive(request.sges, self.max_sge).map_err(|error| errors::from_queue("post_recv", &error))?;
+        let mut staging = self.staging();
+        self.check_room("post_recv", staging.len())?;
+        let number = self.book().enter(staging.len(), request.wr_id, None);
+        staging.push(number, request.sges);
+        Ok(())
+    }
+
+    /// Ends the batch; `allowed` says whether it may be posted now.
+    pub(super) fn end(
+        &self,
+        end: BatchEnd,
+        queue_pair: &sys::QueuePair,
+        allowed: impl FnOnce() -> Result<()>,
+    ) -> Result<(), Trouble> {
+        self.finish("post_recv", end, allowed, |staging| staging.post(queue_pair))
+    }
+}
+
+/// Whether a receive queue that takes so many entries takes these.
+pub(super) fn check_receive(sges: &[Sge], limit: u32) -> Result<(), QueueError> {
+    if sges.len() > limit as usize {
+        return Err(QueueError::TooManySges { given: sges.len(), limit });
+    }
+    Ok(())
+}

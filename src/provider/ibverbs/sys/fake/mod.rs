@@ -1,0 +1,370 @@
+//! A library without a machine, for tests: ports of InfiniBand, iWARP, extended posting, old libraries, and every
+//! failure on demand. It keeps a log of what it was asked for; nothing travels, the test says what completes.
+//!
+//! It is as strict as the real one is loose: objects are freed when they are destroyed, and destroying waits for events
+//! that were taken and not acknowledged.
+
+mod objects;
+mod posting;
+
+use std::cell::Cell;
+use std::collections::{HashMap, VecDeque};
+use std::ffi::{c_char, c_int};
+use std::mem::MaybeUninit;
+use std::ptr;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::abi::{self, VerbsContext};
+use super::context::Context;
+use super::library::Library;
+use crate::memory::Backing;
+
+/// What the machine is like.
+pub(in super::super) struct Machine {
+    pub(in super::super) transport_type: c_int,
+    pub(in super::super) node_type: c_int,
+    pub(in super::super) attributes: abi::DeviceAttrEx,
+    pub(in super::super) port: abi::PortAttrWithSpeed,
+    pub(in super::super) gids: Vec<abi::GidEntry>,
+    /// How much of the table in front of the context there is; `None`: nothing.
+    pub(in super::super) sz: Option<usize>,
+    /// Operations of extended posting that queue pairs may have.
+    pub(in super::super) send_ops: u64,
+    /// Takes the flags and gives no extended interface all the same.
+    pub(in super::super) ignores_send_ops: bool,
+    /// Sizes that it claims queue pairs to have.
+    pub(in super::super) cap: Option<abi::QpCap>,
+}
+
+/// rdma-core 64 has six slots in front of those known here.
+const YOUNGER_SLOTS: usize = 6;
+pub(in super::super) const WHOLE_TABLE: usize = size_of::<VerbsContext>() + YOUNGER_SLOTS * size_of::<usize>();
+
+impl Default for Machine {
+    /// An adapter of RoCE with one port and two GIDs.
+    fn default() -> Self {
+        // SAFETY: plain numbers, of which all zeros are valid.
+        let mut attributes: abi::DeviceAttrEx = unsafe { MaybeUninit::zeroed().assume_init() };
+        let basic = &mut attributes.orig_attr;
+        (basic.max_mr_size, basic.page_size_cap) = (u64::MAX, 4096);
+        (basic.max_qp, basic.max_qp_wr, basic.max_sge, basic.max_sge_rd) = (64, 1024, 8, 8);
+        (basic.max_cq, basic.max_cqe, basic.max_mr, basic.max_pd, basic.max_mw) = (64, 4096, 64, 64, 64);
+        (basic.max_qp_rd_atom, basic.max_qp_init_rd_atom, basic.atomic_cap) = (16, 16, 1);
+        (basic.max_srq, basic.max_srq_wr, basic.max_srq_sge, basic.max_ah) = (64, 1024, 4, 64);
+        (basic.max_mcast_grp, basic.max_pkeys, basic.phys_port_cnt) = (16, 1, 1);
+        attributes.phys_port_cnt_ex = 1;
+        let mut port = abi::PortAttrWithSpeed::default();
+        let base = &mut port.base;
+        (base.state, base.max_mtu, base.active_mtu) = (4, 5, 5);
+        (base.gid_tbl_len, base.pkey_tbl_len, base.link_layer) = (4, 1, 2);
+        (base.active_width, base.active_speed, base.max_msg_sz) = (2, 32, 1 << 31);
+        let gid = |gid_index: u32, tail: [u8; 6], gid_type| {
+            let mut gid = [0; 16];
+            gid[10..].copy_from_slice(&tail);
+            abi::GidEntry { gid: abi::Gid(gid), gid_index, port_num: 1, gid_type, ndev_ifindex: 3 }
+        };
+        let tail = [0xff, 0xff, 192, 0, 2, 1];
+        Self {
+            transport_type: 0,
+            node_type: 1,
+            attributes,
+            port,
+            gids: vec![gid(0, tail, 1), gid(1, tail, 2)],
+            sz: Some(WHOLE_TABLE),
+            send_ops: 0,
+            ignores_send_ops: false,
+            cap: None,
+        }
+    }
+}
+
+/// What an event is about: a type, and an object by its address or a port.
+#[derive(Clone, Copy)]
+struct Pending {
+    event_type: u32,
+    element: usize,
+}
+
+#[derive(Default)]
+struct State {
+    log: Vec<String>,
+    /// Verbs that fail, the error number, and how often.
+    failing: HashMap<&'static str, (c_int, u32)>,
+    /// Posting takes its time.
+    slow: bool,
+    /// Which request of a list is told to be the bad one; `None`: none is.
+    bad: Option<usize>,
+    live: HashMap<&'static str, i32>,
+    next: u32,
+    /// Completion queues in the order of their creation: address, and what waits there, with its time.
+    queues: Vec<(usize, VecDeque<(abi::Wc, u64)>)>,
+    /// Addresses of queue pairs, shared queues and channels in the order of their creation.
+    queue_pairs: Vec<usize>,
+    shared: Vec<usize>,
+    /// Requests that were posted.
+    sent: Vec<u64>,
+    received: Vec<u64>,
+    /// Requests since extended posting was started.
+    building: Option<Vec<u64>>,
+    /// What extended polling stands at.
+    current: Option<(abi::Wc, u64)>,
+    events: VecDeque<Pending>,
+    announced: VecDeque<usize>,
+    /// Events that were taken and not acknowledged, by object.
+    taken: HashMap<usize, u32>,
+    bytes: Vec<u8>,
+}
+
+impl State {
+    fn failure(&mut self, verb: &'static str) -> c_int {
+        match self.failing.get_mut(verb) {
+            Some((errno, left)) if *left > 0 => {
+                *left -= 1;
+                *errno
+            }
+            _ => 0,
+        }
+    }
+}
+
+/// All memory of this process. Nothing accesses it: there is no machine.
+pub(in super::super) fn address_space() -> Backing {
+    // SAFETY: it is registered with a machine that is not there, and the tests do not touch its bytes.
+    unsafe { Backing::address_space() }
+}
+
+/// The machine as the test holds it.
+pub(in super::super) struct Fake {
+    machine: Machine,
+    state: Mutex<State>,
+    acknowledged: Condvar,
+    async_fd: c_int,
+    channel_fd: c_int,
+}
+
+#[repr(C)]
+struct FakeDevice {
+    base: abi::Device,
+    fake: &'static Fake,
+}
+
+#[repr(C)]
+struct FakeContext {
+    younger: [usize; YOUNGER_SLOTS],
+    table: VerbsContext,
+}
+
+thread_local! {
+    static LISTED: Cell<*mut FakeDevice> = const { Cell::new(ptr::null_mut()) };
+}
+
+/// A machine, and its device opened.
+pub(in super::super) fn open(machine: Machine) -> (Arc<Context>, &'static Fake) {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let (async_fd, channel_fd) = (counting_descriptor(), counting_descriptor());
+    let (state, acknowledged) = (Mutex::default(), Condvar::new());
+    let (transport_type, node_type) = (machine.transport_type, machine.node_type);
+    let fake: &'static Fake = Box::leak(Box::new(Fake { machine, state, acknowledged, async_fd, channel_fd }));
+    let name = format!("fake{}", NEXT.fetch_add(1, Ordering::Relaxed));
+    // SAFETY: numbers and slots, of which all zeros are valid.
+    let mut base: abi::Device = unsafe { MaybeUninit::zeroed().assume_init() };
+    for (to, from) in base.name.iter_mut().zip(name.bytes()) {
+        *to = from as c_char;
+    }
+    (base.transport_type, base.node_type) = (transport_type, node_type);
+    LISTED.set(Box::leak(Box::new(FakeDevice { base, fake })));
+    static LIBRARY: Library = objects::LIBRARY;
+    let context = Context::open_by(&LIBRARY, &name).expect("a device").expect("of this name");
+    (context, fake)
+}
+
+/// Each write of 1 makes one read succeed. It blocks until it is told not to.
+fn counting_descriptor() -> c_int {
+    // SAFETY: takes no pointers.
+    let descriptor = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_SEMAPHORE) };
+    assert!(descriptor >= 0, "eventfd");
+    descriptor
+}
+
+fn raise(descriptor: c_int) {
+    // SAFETY: the eight bytes live.
+    let written = unsafe { libc::write(descriptor, (&raw const ONE).cast(), 8) };
+    assert_eq!(written, 8, "eventfd");
+}
+
+static ONE: u64 = 1;
+
+/// Whether something was raised. Blocks as the descriptor does.
+fn lowered(descriptor: c_int) -> bool {
+    let mut count = 0u64;
+    // SAFETY: the eight bytes live.
+    unsafe { libc::read(descriptor, (&raw mut count).cast(), 8) == 8 }
+}
+
+impl Fake {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From now on the verb fails with this error number; 0: no longer.
+    pub(in super::super) fn fail(&self, verb: &'static str, errno: c_int) {
+        self.state().failing.insert(verb, (errno, u32::MAX));
+    }
+
+    /// The next call of the verb fails.
+    pub(in super::super) fn fail_once(&self, verb: &'static str, errno: c_int) {
+        self.state().failing.insert(verb, (errno, 1));
+    }
+
+    /// Lists fail at this request, and those before it are posted; `None`: nobody knows where.
+    pub(in super::super) fn fail_at(&self, bad: Option<usize>) {
+        self.state().bad = bad;
+    }
+
+    /// Whoever posts is held up before he hears that it is done.
+    pub(in super::super) fn slow_down(&self) {
+        self.state().slow = true;
+    }
+
+    /// What was asked for since the last look.
+    pub(in super::super) fn log(&self) -> Vec<String> {
+        std::mem::take(&mut self.state().log)
+    }
+
+    /// Objects that exist, by kind.
+    pub(in super::super) fn live(&self) -> Vec<(&'static str, i32)> {
+        let mut live: Vec<_> = self.state().live.iter().map(|(kind, count)| (*kind, *count)).collect();
+        live.retain(|(_, count)| *count != 0);
+        live.sort_unstable();
+        live
+    }
+
+    /// Numbers of all send requests that were posted.
+    pub(in super::super) fn sent(&self) -> Vec<u64> {
+        self.state().sent.clone()
+    }
+
+    /// Numbers of all receives that were posted.
+    pub(in super::super) fn received(&self) -> Vec<u64> {
+        self.state().received.clone()
+    }
+
+    /// Adds a completion to the queue that was created as this one.
+    pub(in super::super) fn complete(&self, queue: usize, wc: abi::Wc) {
+        self.complete_at(queue, wc, 0);
+    }
+
+    pub(in super::super) fn complete_at(&self, queue: usize, wc: abi::Wc, ticks: u64) {
+        self.state().queues[queue].1.push_back((wc, ticks));
+    }
+
+    /// The channel tells of the queue.
+    pub(in super::super) fn announce(&self, queue: usize) {
+        let mut state = self.state();
+        let address = state.queues[queue].0;
+        state.announced.push_back(address);
+        raise(self.channel_fd);
+    }
+
+    pub(in super::super) fn queue_event(&self, queue: usize) {
+        let element = self.state().queues[queue].0;
+        self.event(0, element);
+    }
+
+    /// Of the queue pair that was created as this one, unless it is destroyed.
+    pub(in super::super) fn queue_pair_event(&self, event_type: u32, queue_pair: usize) {
+        let mut state = self.state();
+        let element = state.queue_pairs[queue_pair];
+        if element != 0 {
+            state.events.push_back(Pending { event_type, element });
+            raise(self.async_fd);
+        }
+    }
+
+    pub(in super::super) fn shared_event(&self, event_type: u32, queue: usize) {
+        let element = self.state().shared[queue];
+        self.event(event_type, element);
+    }
+
+    pub(in super::super) fn port_event(&self, event_type: u32, port: usize) {
+        self.event(event_type, port);
+    }
+
+    fn event(&self, event_type: u32, element: usize) {
+        self.state().events.push_back(Pending { event_type, element });
+        raise(self.async_fd);
+    }
+
+    /// Notes a call, and says whether it shall fail.
+    fn called(&self, verb: &'static str, detail: impl std::fmt::Display) -> c_int {
+        let mut state = self.state();
+        state.log.push(format!("{verb} {detail}").trim_end().to_owned());
+        state.failure(verb)
+    }
+
+    fn count(&self, kind: &'static str, change: i32) {
+        *self.state().live.entry(kind).or_default() += change;
+    }
+
+    fn next(&self) -> u32 {
+        let mut state = self.state();
+        state.next += 1;
+        state.next
+    }
+
+    /// What destroying an object does with its events: those that wait are forgotten, those that were taken are waited
+    /// for.
+    fn settle_events(&self, element: usize) {
+        let mut state = self.state();
+        state.events.retain(|event| event.element != element);
+        state.announced.retain(|address| *address != element);
+        while state.taken.get(&element).copied().unwrap_or(0) > 0 {
+            let waited = self.acknowledged.wait_timeout(state, Duration::from_secs(20));
+            let (again, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+            assert!(!timeout.timed_out(), "an event was taken and never acknowledged");
+            state = again;
+        }
+        state.taken.remove(&element);
+    }
+
+    fn acknowledge(&self, element: usize, count: u32) {
+        *self.state().taken.get_mut(&element).expect("an event that was taken") -= count;
+        self.acknowledged.notify_all();
+    }
+}
+
+/// The machine of an object's context.
+///
+/// # Safety
+/// The context is one of this library's, and open.
+unsafe fn of(context: *mut abi::Context) -> &'static Fake {
+    // SAFETY: as the caller promises; all devices of the library are such.
+    unsafe { (*(*context).device.cast::<FakeDevice>()).fake }
+}
+
+/// A new object, zeroed but for what `fill` sets.
+///
+/// # Safety
+/// All zeros are valid.
+unsafe fn make<T>(fill: impl FnOnce(&mut T)) -> *mut T {
+    // SAFETY: as the caller promises.
+    let mut object = Box::new(unsafe { MaybeUninit::<T>::zeroed().assume_init() });
+    fill(&mut object);
+    Box::into_raw(object)
+}
+
+/// # Safety
+/// Made by [`make`], and not used any more.
+unsafe fn unmake<T>(object: *mut T) {
+    // SAFETY: as the caller promises.
+    drop(unsafe { Box::from_raw(object) });
+}
+
+/// What functions do that return a pointer and fail.
+fn refuse<T>(errno: c_int) -> *mut T {
+    // SAFETY: the thread's own error number.
+    unsafe { *libc::__errno_location() = errno };
+    ptr::null_mut()
+}

@@ -1,0 +1,325 @@
+//! Posting and polling: both ways, and what becomes of requests when the library fails.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+
+use super::*;
+use crate::provider::ibverbs::sys::{QpCap, Wc};
+use crate::provider::{CompletionQueueInit, DatagramTarget};
+use crate::types::{CompletionOpcode, CompletionStatus, FlushFlags, MemoryWindowType, Rkey};
+
+fn extended() -> Machine {
+    Machine { send_ops: 0x1bff, ..Machine::default() }
+}
+
+fn wc(wr_id: u64) -> Wc {
+    Wc { wr_id, ..Wc::default() }
+}
+
+/// Posts one request; what the library was told.
+fn told(world: &World, qp: &dyn QueuePair, operation: Operation, data: Data<'_>) -> Vec<String> {
+    world.fake.log();
+    qp.send_begin();
+    qp.send_push(&request(1, operation, data)).unwrap();
+    qp.send_end(BatchEnd::Publish).unwrap();
+    // It is finished at once.
+    world.fake.complete(0, wc(*world.fake.sent().last().unwrap()));
+    assert_eq!(world.poll().len(), 1);
+    world.fake.log()
+}
+
+#[test]
+fn extended_posting_builds_each_operation() {
+    let world = World::new(extended());
+    let (qp, mr) = (world.connected(), world.region(AccessFlags::LOCAL_WRITE).unwrap());
+    let (remote_addr, rkey, result) = (0x5000, Rkey(0x99), [entry(&*mr, 8)]);
+    let bytes: &[&[u8]] = &[b"ab", b"cd"];
+    let word = 77u64.to_ne_bytes();
+    let word: &[&[u8]] = &[&word];
+    let cases: Vec<(Operation, Data<'_>, &[&str])> = vec![
+        (Operation::Send, Data::Inline(bytes), &["wr_send flags 10", "  inline abcd"]),
+        (Operation::Send, Data::Sges(&[]), &["wr_send flags 2", "  []"]),
+        (Operation::SendWithImmediate(0x01020304), Data::Inline(&[]), &["wr_send_imm 0x1020304 flags 2", "  []"]),
+        (Operation::SendWithInvalidate(rkey), Data::Sges(&[]), &["wr_send_inv 0x99 flags 2", "  []"]),
+        (Operation::Write { remote_addr, rkey }, Data::Sges(&[]), &["wr_rdma_write 0x99 0x5000 flags 2", "  []"]),
+        (
+            Operation::WriteWithImmediate { remote_addr, rkey, immediate: 5 },
+            Data::Sges(&[]),
+            &["wr_rdma_write_imm 0x99 0x5000 0x5 flags 2", "  []"],
+        ),
+        (Operation::Read { remote_addr, rkey }, Data::Sges(&[]), &["wr_rdma_read 0x99 0x5000 flags 2", "  []"]),
+        (
+            Operation::CompareAndSwap { remote_addr, rkey, compare: 1, swap: 2 },
+            Data::Sges(&result),
+            &["wr_atomic_cmp_swp 0x99 0x5000 1 2 flags 2", "  [8]"],
+        ),
+        (
+            Operation::FetchAndAdd { remote_addr, rkey, add: 3 },
+            Data::Sges(&result),
+            &["wr_atomic_fetch_add 0x99 0x5000 3 flags 2", "  [8]"],
+        ),
+        (Operation::LocalInvalidate(rkey), Data::Sges(&[]), &["wr_local_inv 0x99 flags 2"]),
+        (
+            Operation::AtomicWrite { remote_addr, rkey },
+            Data::Inline(word),
+            &["wr_atomic_write 0x99 0x5000 77 flags 10"],
+        ),
+        (
+            Operation::Flush { remote_addr, rkey, length: 64, flags: FlushFlags::GLOBAL | FlushFlags::WHOLE_REGION },
+            Data::Sges(&[]),
+            &["wr_flush 0x99 0x5000 64 kind 1 level 1 flags 2"],
+        ),
+    ];
+    for (operation, data, expected) in cases {
+        let expected = [&["wr_start"], expected, &["wr_complete"]].concat();
+        assert_eq!(told(&world, &*qp, operation, data), expected, "{operation:?}");
+    }
+    drop((qp, mr));
+    world.end();
+}
+
+#[test]
+fn lists_go_the_classic_way() {
+    let world = World::new(extended());
+    let (qp, mr) = (world.connected(), world.region(AccessFlags::LOCAL_WRITE).unwrap());
+    let list = [entry(&*mr, 5), entry(&*mr, 0), entry(&*mr, 6)];
+    let log = told(&world, &*qp, Operation::SendWithImmediate(7), Data::Sges(&list));
+    assert_eq!(log, ["post_send", "  opcode 3 flags 2 imm 0x7 [5, 6]"]);
+    assert_eq!(told(&world, &*qp, Operation::Send, Data::Sges(&list[..1]))[1..3], ["wr_send flags 2", "  [5]"]);
+}
+
+#[test]
+fn a_window_of_type_2_is_bound_by_extended_posting() {
+    let world = World::new(extended());
+    let (qp, mr) = (world.connected(), world.region(AccessFlags::MEMORY_WINDOW_BIND).unwrap());
+    let window = world.pd.alloc_mw(MemoryWindowType::Type2).unwrap();
+    let rkey = Rkey(window.rkey().0 | 0x5a);
+    let operation =
+        Operation::BindMemoryWindow { rkey, lkey: mr.lkey(), addr: 0x10, length: 8, access: AccessFlags::REMOTE_READ };
+    let log = told(&world, &*qp, operation, Data::Sges(&[]));
+    assert_eq!(log[1], format!("wr_bind_mw type 2 {:#x} 0x10 8 access 0x4 flags 2", rkey.0));
+    assert_eq!(window.rkey(), rkey);
+    // One that is not posted is not bound.
+    world.fake.fail("wr_complete", libc::ENOMEM);
+    let again = Operation::BindMemoryWindow {
+        rkey: Rkey(rkey.0 + 1),
+        lkey: mr.lkey(),
+        addr: 0x10,
+        length: 8,
+        access: AccessFlags::REMOTE_READ,
+    };
+    qp.send_begin();
+    qp.send_push(&request(1, again, Data::Sges(&[]))).unwrap();
+    refused(qp.send_end(BatchEnd::Publish), ErrorKind::QueueFull, &[]);
+    assert_eq!(window.rkey(), rkey);
+}
+
+#[test]
+fn a_way_is_held_until_its_datagram_has_been_sent() {
+    for machine in [Machine::default(), extended()] {
+        let world = World::new(machine);
+        let qp = world.datagrams();
+        let handle = world.pd.create_ah(&AddressVector::new(PEER, 1)).unwrap();
+        let target = DatagramTarget { handle: &*handle, remote_qpn: Qpn::new(8), remote_qkey: Qkey(0x11) };
+        qp.send_begin();
+        let flags = SendFlags::empty();
+        let first = SendRequest { wr_id: 1, operation: Operation::Send, flags, data: Data::Sges(&[]) };
+        qp.send_push_to(&first, &target).unwrap();
+        qp.send_end(BatchEnd::Publish).unwrap();
+        drop(handle);
+        assert!(world.fake.live().contains(&("ah", 1)), "an adapter may look at it still");
+        drop(qp);
+        world.end();
+    }
+}
+
+#[test]
+fn a_driver_without_the_extended_interface_gets_classic_posts() {
+    let world = World::new(Machine { ignores_send_ops: true, ..extended() });
+    let qp = world.connected();
+    assert_eq!(told(&world, &*qp, Operation::Send, Data::Sges(&[]))[0], "post_send");
+    // Those that were made in vain are gone.
+    assert!(world.fake.live().contains(&("qp", 1)));
+}
+
+#[test]
+fn sizes_beyond_what_the_device_has_are_not_believed() {
+    let most = u32::MAX;
+    let (max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data) = (most, most, 8, 8, 64);
+    let cap = QpCap { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data };
+    let world = World::new(Machine { cap: Some(cap), ..Machine::default() });
+    let qp = world.connected();
+    let found = qp.query().unwrap().cap;
+    assert_eq!((found.max_send_wr, found.max_recv_wr, found.max_send_sge), (1024, 1024, 8));
+    let all: Vec<u64> = (0..1024).collect();
+    post(&*qp, &all).unwrap();
+    refused(post(&*qp, &[1]), ErrorKind::QueueFull, &["1024"]);
+    drop(qp);
+    world.end();
+}
+
+#[test]
+fn completions_lead_back_to_their_requests() {
+    let world = World::new(Machine::default());
+    let qp = world.connected();
+    post(&*qp, &[10, 20]).unwrap();
+    post_recv(&*qp, &[30]).unwrap();
+    let (sent, received) = (world.fake.sent(), world.fake.received());
+    world.fake.complete(0, wc(u64::MAX)); // of nobody
+    world.fake.complete(0, wc(sent[0]));
+    world.fake.complete(0, wc(sent[0])); // told twice
+    let (opcode, wc_flags, imm_data) = (128, 3, 0x01020304u32.to_be());
+    let message = Wc { opcode, wc_flags, imm_data, byte_len: 9, src_qp: 77, qp_num: 0xffff_ffff, ..wc(received[0]) };
+    world.fake.complete(0, message);
+    // After a failure nothing else means anything.
+    world.fake.complete(0, Wc { status: 12, opcode: 128, byte_len: 5, ..wc(sent[1]) });
+    let found = world.poll();
+    assert_eq!(found.iter().map(|one| one.wr_id).collect::<Vec<_>>(), [10, 30, 20]);
+    assert_eq!(found.iter().map(|one| one.retired).collect::<Vec<_>>(), [1, 1, 2]);
+    assert!(found.iter().all(|one| one.qpn == qp.qpn()));
+    assert_eq!((found[1].opcode, found[1].byte_len), (CompletionOpcode::Receive, 9));
+    assert_eq!(found[1].immediate_or_key, 0x01020304);
+    assert_eq!((found[2].status, found[2].byte_len), (CompletionStatus::RetryExceededError, 0));
+}
+
+#[test]
+fn a_broken_queue_says_so() {
+    let world = World::new(Machine::default());
+    world.fake.fail("poll_cq", 1);
+    refused(world.cq.poll(&mut [RawCompletion::default(); 4]), ErrorKind::System, &["poll_cq"]);
+}
+
+#[test]
+fn completions_from_before_reset_are_forgotten() {
+    let world = World::new(Machine::default());
+    let qp = world.connected();
+    post(&*qp, &[10]).unwrap();
+    post_recv(&*qp, &[11]).unwrap();
+    let old = [world.fake.sent(), world.fake.received()].concat();
+    qp.modify(&to(QueuePairState::Reset)).unwrap();
+    refused(post(&*qp, &[12]), ErrorKind::InvalidState, &["RESET"]);
+    connect(&*qp, AddressVector::new(PEER, 1)).unwrap();
+    post(&*qp, &[20]).unwrap();
+    old.into_iter().for_each(|wr_id| world.fake.complete(0, wc(wr_id)));
+    world.fake.complete(0, wc(*world.fake.sent().last().unwrap()));
+    let found = world.poll();
+    assert_eq!(found.iter().map(|one| (one.wr_id, one.retired)).collect::<Vec<_>>(), [(20, 2)]);
+}
+
+#[test]
+fn a_list_that_is_refused_as_a_whole_was_not_posted() {
+    let world = World::new(Machine::default());
+    let qp = world.connected();
+    for (errno, kind) in [(libc::ENOMEM, ErrorKind::QueueFull), (libc::EINVAL, ErrorKind::InvalidArgument)] {
+        world.fake.fail("post_send", errno);
+        world.fake.fail_at(Some(0));
+        refused(post(&*qp, &[1, 2]), kind, &[]);
+    }
+    world.fake.fail("post_send", 0);
+    post(&*qp, &[3]).unwrap();
+    world.fake.complete(0, wc(world.fake.sent()[0]));
+    assert_eq!(world.poll().iter().map(|one| (one.wr_id, one.retired)).collect::<Vec<_>>(), [(3, 1)]);
+}
+
+/// The machine asserts that the library's critical sections do not meet.
+#[test]
+fn threads_take_turns() {
+    let (max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data) = (1024, 4, 4, 4, 16);
+    let cap = QpCap { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data };
+    let mut machine = Machine { cap: Some(cap), ..extended() };
+    (machine.attributes.completion_timestamp_mask, machine.attributes.hca_core_clock) = (u64::MAX, 1_000_000);
+    let mut world = World::new(machine);
+    let init = CompletionQueueInit { cqe: 1024, timestamps: true, ..CompletionQueueInit::default() };
+    world.cq = world.context.create_cq_with(&init).unwrap();
+    let qp = world.connected();
+    let polled = AtomicU64::new(0);
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| (0..300).for_each(|wr_id| post(&*qp, &[wr_id]).unwrap()));
+        }
+    });
+    world.fake.sent().into_iter().for_each(|wr_id| world.fake.complete_at(1, wc(wr_id), 1));
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| while polled.fetch_add(world.poll().len() as u64, Ordering::Relaxed) < 600 {});
+        }
+    });
+    assert_eq!(polled.load(Ordering::Relaxed), 600);
+}
+
+/// Nothing is posted to a queue pair in RESET, where an adapter would keep it for later, and everything is counted.
+#[test]
+fn reset_and_posts_exclude_each_other() {
+    let world = World::new(Machine::default());
+    let qp = world.connected();
+    world.fake.slow_down();
+    let (done, accepted) = (AtomicBool::new(false), AtomicU64::new(0));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                let posted = post(&*qp, &[1]).is_ok();
+                accepted.fetch_add(posted.into(), Ordering::Relaxed);
+            }
+        });
+        for _ in 0..300 {
+            qp.modify(&to(QueuePairState::Reset)).unwrap();
+            connect(&*qp, AddressVector::new(PEER, 1)).unwrap();
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+    assert!(!world.fake.log().contains(&"posted in RESET".to_owned()));
+    qp.modify(&to(QueuePairState::Reset)).unwrap();
+    connect(&*qp, AddressVector::new(PEER, 1)).unwrap();
+    post(&*qp, &[7]).unwrap();
+    let all = world.fake.sent();
+    assert_eq!(all.len() as u64, accepted.load(Ordering::Relaxed) + 1);
+    let told: Vec<(u64, u64)> = all
+        .iter()
+        .flat_map(|wr_id| {
+            world.fake.complete(0, wc(*wr_id));
+            world.poll()
+        })
+        .map(|one| (one.wr_id, one.retired.into()))
+        .collect();
+    assert_eq!(told, [(7, all.len() as u64)], "what was posted before RESET is forgotten");
+}
+
+/// Some of it may be under way, and the caller is about to have his buffers back.
+#[test]
+fn a_list_that_was_posted_in_part_takes_its_queue_pair_along() {
+    for bad in [Some(1), None] {
+        let world = World::new(Machine::default());
+        let qp = world.connected();
+        world.fake.fail("post_send", libc::ENOMEM);
+        world.fake.fail_at(bad);
+        refused(post(&*qp, &[1, 2]), ErrorKind::ResourceLimit, &["destroyed", "in part"]);
+        assert_eq!(world.fake.live().iter().find(|(kind, _)| *kind == "qp"), None);
+        world.fake.complete(0, wc(world.fake.sent()[0]));
+        assert_eq!(world.poll(), []);
+        refused(post(&*qp, &[3]), ErrorKind::InvalidState, &["destroyed"]);
+        drop(qp);
+        world.end();
+    }
+}
+
+/// The adapter was pulled out of the machine: its queue pairs cannot be destroyed either.
+#[test]
+fn what_may_be_under_way_stays_with_a_queue_pair_that_cannot_go() {
+    let world = World::new(Machine::default());
+    let qp = world.connected();
+    for (verb, post) in [("post_send", post as fn(&dyn QueuePair, &[u64]) -> _), ("post_recv", post_recv)] {
+        world.fake.fail(verb, libc::EIO);
+        world.fake.fail_at(None);
+        world.fake.fail("destroy_qp", libc::EIO);
+        post(&*qp, &[1, 2]).unwrap();
+        world.fake.fail(verb, 0);
+    }
+    // Completions, if any come, are still told, and numbers go on.
+    world.fake.complete(0, Wc { status: 5, ..wc(world.fake.sent()[1]) });
+    world.fake.complete(0, Wc { status: 5, ..wc(world.fake.received()[1]) });
+    assert_eq!(world.poll().iter().map(|one| (one.wr_id, one.retired)).collect::<Vec<_>>(), [(2, 2), (2, 2)]);
+    world.fake.fail("destroy_qp", 0);
+    qp.destroy().unwrap();
+    drop(qp);
+    world.end();
+}

@@ -1,0 +1,160 @@
+//! What the ICRCs of all packets between two ports begin with.
+//!
+//! Of the headers before the transport's own, only the two lengths and the identification differ between the packets
+//! of a flow. They always stand equally far from where these headers end, and a CRC is linear: what they change in it
+//! depends on nothing else and is looked up.
+
+use std::sync::OnceLock;
+
+use super::{BTH_BYTES, Flow, ICRC_BYTES, prefix};
+
+/// Identifications of segments of one send are below this.
+const IDENTIFICATIONS: u16 = 128;
+/// Bytes of a packet without its ICRC, up to which they are copied, so that the CRC is taken at once.
+const SHORT: usize = 64;
+/// Packets are no longer, or are treated as any packet is.
+const LARGEST_PACKET: usize = 4_096 + 12 + 64;
+
+/// The CRC of a flow's masked headers up to the base transport header, as if the packet were empty, its identification
+/// 0, and "don't fragment" set.
+#[derive(Clone, Copy, Debug)]
+pub struct Seed {
+    sum: u32,
+    is_v4: bool,
+}
+
+/// What differs from a seed.
+struct Changes {
+    /// By the packet's bytes without its ICRC, in words; for IPv6 and for IPv4.
+    lengths: [Box<[u32]>; 2],
+    /// By the identification, for IPv4.
+    identifications: Box<[u32]>,
+}
+
+/// The CRC of the masked headers before the base transport header.
+fn headers_sum(flow: &Flow, identification: u16, packet_bytes: usize) -> u32 {
+    let (bytes, length) = prefix(flow, identification, true, packet_bytes, &[0; BTH_BYTES]);
+    crc32fast::hash(&bytes[..length - BTH_BYTES])
+}
+
+fn changes() -> &'static Changes {
+    static CHANGES: OnceLock<Changes> = OnceLock::new();
+    CHANGES.get_or_init(|| {
+        // Any flow will do: the addresses make no difference to what a length changes.
+        let flows = ["::", "0.0.0.0"].map(|address: &str| {
+            let address = address.parse().unwrap_or(std::net::Ipv4Addr::UNSPECIFIED.into());
+            Flow { source: address, destination: address, source_port: 0 }
+        });
+        let lengths = flows.map(|flow| {
+            let words = 0..=LARGEST_PACKET / 4;
+            words.map(|words| headers_sum(&flow, 0, 4 * words) ^ headers_sum(&flow, 0, 0)).collect()
+        });
+        let none = headers_sum(&flows[1], 0, 0);
+        let identifications = (0..IDENTIFICATIONS).map(|number| headers_sum(&flows[1], number, 0) ^ none).collect();
+        Changes { lengths, identifications }
+    })
+}
+
+impl Seed {
+    /// The seed of a flow.
+    pub fn new(flow: &Flow) -> Self {
+        let is_v4 = flow.source.is_ipv4() && flow.destination.is_ipv4();
+        Self { sum: headers_sum(flow, 0, 0), is_v4 }
+    }
+
+    /// The ICRC of a packet, given from its base transport header to the end of its padding, with "don't fragment".
+    /// `None`: the packet is one that only [`super::compute`] takes.
+    #[inline]
+    fn compute(&self, identification: u16, packet: &[u8]) -> Option<u32> {
+        let changes = changes();
+        let (bth, rest) = packet.split_first_chunk::<BTH_BYTES>()?;
+        if !packet.len().is_multiple_of(4) {
+            return None;
+        }
+        let mut sum = self.sum ^ changes.lengths[usize::from(self.is_v4)].get(packet.len() / 4)?;
+        if self.is_v4 {
+            sum ^= changes.identifications.get(usize::from(identification))?;
+        }
+        let mut hasher = crc32fast::Hasher::new_with_initial(sum);
+        if packet.len() <= SHORT {
+            let mut masked = [0; SHORT];
+            masked[..packet.len()].copy_from_slice(packet);
+            masked[4] = 0xff;
+            hasher.update(&masked[..packet.len()]);
+        } else {
+            let mut masked = *bth;
+            masked[4] = 0xff;
+            hasher.update(&masked);
+            hasher.update(rest);
+        }
+        Some(hasher.finalize())
+    }
+
+    /// [`super::append`] for a packet of this flow.
+    ///
+    /// # Panics
+    /// If the packet is shorter than a base transport header and an ICRC.
+    #[inline]
+    pub fn append(&self, flow: &Flow, identification: u16, packet: &mut [u8]) {
+        let covered = packet.len() - ICRC_BYTES;
+        match self.compute(identification, &packet[..covered]) {
+            Some(value) => packet[covered..].copy_from_slice(&value.to_le_bytes()),
+            None => super::append(flow, identification, packet),
+        }
+    }
+
+    /// Whether the ICRC at the end of a datagram's payload fits exactly. If not, [`super::verify`] says more.
+    #[inline]
+    pub fn fits(&self, identification: u16, udp_payload: &[u8]) -> bool {
+        let Some((packet, received)) = udp_payload.split_last_chunk::<ICRC_BYTES>() else { return false };
+        self.compute(identification, packet) == Some(u32::from_le_bytes(*received))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn address(is_v4: bool) -> impl Strategy<Value = std::net::IpAddr> {
+        any::<[u8; 16]>().prop_map(move |bytes| match is_v4 {
+            true => [bytes[0], bytes[1], bytes[2], bytes[3]].into(),
+            false => bytes.into(),
+        })
+    }
+
+    fn flow() -> impl Strategy<Value = Flow> {
+        let families = prop_oneof![Just([true, true]), Just([false, false]), Just([true, false])];
+        (families, any::<u16>()).prop_flat_map(|([source, destination], source_port)| {
+            (address(source), address(destination)).prop_map(move |(source, destination)| Flow {
+                source,
+                destination,
+                source_port,
+            })
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn seed_leads_to_the_same_icrc(
+            flow in flow(),
+            identification in prop_oneof![0..IDENTIFICATIONS + 2, any::<u16>()],
+            mut packet in prop::collection::vec(any::<u8>(), 16..200),
+            long in 0..5usize,
+        ) {
+            packet.resize(packet.len() + long * 1_031, 0x5a);
+            let seed = Seed::new(&flow);
+            seed.append(&flow, identification, &mut packet);
+            let mut expected = packet.clone();
+            super::super::append(&flow, identification, &mut expected);
+            prop_assert_eq!(&packet, &expected);
+            let is_fast = packet.len() % 4 == 0 && packet.len() <= LARGEST_PACKET
+                && (identification < IDENTIFICATIONS || !seed.is_v4);
+            prop_assert_eq!(seed.fits(identification, &packet), is_fast);
+            let last = packet.len() - 1;
+            packet[last] ^= 1;
+            prop_assert!(!seed.fits(identification, &packet));
+        }
+    }
+}
