@@ -151,17 +151,13 @@ impl Shard {
             let progress = self.pass(core, SERVING, now, |_| false);
             let awake = progress.worked || progress.has_more || stays_awake(now);
             served.worked |= progress.worked;
-            // Whoever rang meanwhile changed what an earlier look came to.
-            served.sleeps_until = None;
-            let deadline = progress.next_deadline.unwrap_or(Time::NEVER);
+            let deadline = if awake { Time::ZERO } else { progress.next_deadline.unwrap_or(Time::NEVER) };
             // Said before the look at the moderations, which other shards add to: whoever adds one afterwards calls.
-            self.wake.sleeps_until(if awake { Time::ZERO } else { deadline });
-            let moderation_ends = self.end_moderations(now).unwrap_or(Time::NEVER);
-            if !awake {
-                let until = deadline.min(moderation_ends);
-                self.wake.sleeps_until(until);
-                served.sleeps_until = Some(until);
-            }
+            self.wake.sleeps_until(deadline);
+            let until = deadline.min(self.end_moderations(now).unwrap_or(Time::NEVER));
+            self.wake.sleeps_until(until);
+            // By the last look: whoever rang meanwhile changed what an earlier one came to.
+            served.sleeps_until = (!awake).then_some(until);
         });
         self.finish(outcome);
         served
