@@ -151,15 +151,13 @@ impl Shard {
             let progress = self.pass(core, SERVING, now, |_| false);
             let awake = progress.worked || progress.has_more || stays_awake(now);
             served.worked |= progress.worked;
-            let deadline = progress.next_deadline.unwrap_or(Time::NEVER);
+            let deadline = if awake { Time::ZERO } else { progress.next_deadline.unwrap_or(Time::NEVER) };
             // Said before the look at the moderations, which other shards add to: whoever adds one afterwards calls.
-            self.wake.sleeps_until(if awake { Time::ZERO } else { deadline });
-            let moderation_ends = self.end_moderations(now).unwrap_or(Time::NEVER);
-            if !awake {
-                let until = deadline.min(moderation_ends);
-                self.wake.sleeps_until(until);
-                served.sleeps_until = Some(until);
-            }
+            self.wake.sleeps_until(deadline);
+            let until = deadline.min(self.end_moderations(now).unwrap_or(Time::NEVER));
+            self.wake.sleeps_until(until);
+            // By the last look: whoever rang meanwhile changed what an earlier one came to.
+            served.sleeps_until = (!awake).then_some(until);
         });
         self.finish(outcome);
         served
@@ -178,5 +176,27 @@ impl Shard {
         if outcome == Outcome::HandOver {
             self.wake.call();
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::cell::Cell;
+
+    use super::super::tests::shard;
+    use super::*;
+
+    /// Otherwise it sleeps while everybody takes it to be awake, and nobody calls.
+    #[test]
+    fn thread_that_was_rung_sleeps_by_its_last_look() {
+        let (shard, looks) = (shard(), Cell::new(0));
+        let served = shard.serve(|_| {
+            looks.set(looks.get() + 1);
+            if looks.get() == 1 {
+                assert_eq!(shard.lock.ring(LOOKS, |_, _| unreachable!("it is held")), Outcome::Held);
+            }
+            looks.get() > 1
+        });
+        assert_eq!((looks.get(), served.sleeps_until), (2, None));
     }
 }

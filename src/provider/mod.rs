@@ -12,6 +12,7 @@ mod error;
 #[cfg(all(feature = "ibverbs", target_os = "linux", target_pointer_width = "64"))]
 pub mod ibverbs;
 mod memory_source;
+mod refusal;
 mod shared_receive;
 pub mod soft;
 
@@ -502,12 +503,7 @@ pub trait QueuePair: Send + Sync {
     /// Posts a request alone, as a batch of one: what can be done without the batch is faster so. Not to be called by a
     /// thread that has a batch open.
     fn send_one(&self, request: &SendRequest<'_>) -> Result<()> {
-        self.send_begin();
-        if let Err(error) = self.send_push(request) {
-            self.send_end(BatchEnd::Rollback)?;
-            return Err(error);
-        }
-        self.send_end(BatchEnd::Publish)
+        send_batch_of_one(self, request)
     }
 
     /// Begins a batch of receive requests.
@@ -539,4 +535,14 @@ pub trait QueuePair: Send + Sync {
     fn report(&self) -> Result<QueuePairReport> {
         Ok(QueuePairReport::new(self.query()?, self.counters()))
     }
+}
+
+/// Posts a request as a batch.
+fn send_batch_of_one<Q: QueuePair + ?Sized>(queue_pair: &Q, request: &SendRequest<'_>) -> Result<()> {
+    queue_pair.send_begin();
+    if let Err(error) = queue_pair.send_push(request) {
+        queue_pair.send_end(BatchEnd::Rollback)?;
+        return Err(error);
+    }
+    queue_pair.send_end(BatchEnd::Publish)
 }

@@ -211,48 +211,48 @@ impl SendQueue {
     #[inline]
     fn check_sges(&self, operation: &Operation, sges: &[Sge]) -> Result<u32, QueueError> {
         let limit = self.ring.layout().max_sge - u32::from(planted(Mutation::PieceLimitTooLow));
-        if sges.len() > limit as usize {
-            return Err(QueueError::TooManySges { given: sges.len(), limit });
-        }
-        let given = sges.iter().map(|sge| u64::from(sge.length)).sum::<u64>();
-        check_operation(operation, given)?;
-        check_length(given)
+        check_sges(operation, sges, limit)
     }
 
     /// Length of the message that the pieces make.
     #[inline]
     fn check_inline(&self, operation: &Operation, pieces: &[&[u8]]) -> Result<u32, QueueError> {
-        if operation.is_read_or_atomic() {
-            return Err(QueueError::InlineNotAllowed);
-        }
         let missing = u32::from(planted(Mutation::InlineLimitTooLow));
-        let limit = self.ring.layout().max_inline - self.prefix as u32 - missing;
-        // Saturating: the same bytes may be given any number of times.
-        let given = pieces.iter().fold(0_u64, |sum, piece| sum.saturating_add(piece.len() as u64));
-        if given > u64::from(limit) {
-            return Err(QueueError::InlineTooLong { given, limit });
-        }
-        check_operation(operation, given)?;
-        check_length(given)
+        check_inline(operation, pieces, self.ring.layout().max_inline - self.prefix as u32 - missing)
     }
 }
 
-/// Whether a queue that takes so many entries and so many inline bytes takes the request. For queues that are not
-/// [`SendQueue`]s.
+/// Length of the request's message, if a queue that takes so many entries and so many inline bytes takes it. For queues
+/// that are not [`SendQueue`]s.
 #[cfg(feature = "ibverbs")]
 pub(crate) fn check_request(request: &SendRequest<'_>, max_sge: u32, max_inline: u32) -> Result<u32, QueueError> {
-    let given = match request.data {
-        Data::Sges(sges) if sges.len() > max_sge as usize => {
-            return Err(QueueError::TooManySges { given: sges.len(), limit: max_sge });
-        }
-        Data::Sges(sges) => sges.iter().map(|sge| u64::from(sge.length)).sum(),
-        Data::Inline(_) if request.operation.is_read_or_atomic() => return Err(QueueError::InlineNotAllowed),
-        Data::Inline(pieces) => pieces.iter().fold(0_u64, |sum, piece| sum.saturating_add(piece.len() as u64)),
-    };
-    if matches!(request.data, Data::Inline(_)) && given > u64::from(max_inline) {
-        return Err(QueueError::InlineTooLong { given, limit: max_inline });
+    match request.data {
+        Data::Sges(sges) => check_sges(&request.operation, sges, max_sge),
+        Data::Inline(pieces) => check_inline(&request.operation, pieces, max_inline),
     }
-    check_operation(&request.operation, given)?;
+}
+
+#[inline]
+fn check_sges(operation: &Operation, sges: &[Sge], limit: u32) -> Result<u32, QueueError> {
+    if sges.len() > limit as usize {
+        return Err(QueueError::TooManySges { given: sges.len(), limit });
+    }
+    let given = sges.iter().map(|sge| u64::from(sge.length)).sum::<u64>();
+    check_operation(operation, given)?;
+    check_length(given)
+}
+
+#[inline]
+fn check_inline(operation: &Operation, pieces: &[&[u8]], limit: u32) -> Result<u32, QueueError> {
+    if operation.is_read_or_atomic() {
+        return Err(QueueError::InlineNotAllowed);
+    }
+    // Saturating: the same bytes may be given any number of times.
+    let given = pieces.iter().fold(0_u64, |sum, piece| sum.saturating_add(piece.len() as u64));
+    if given > u64::from(limit) {
+        return Err(QueueError::InlineTooLong { given, limit });
+    }
+    check_operation(operation, given)?;
     check_length(given)
 }
 

@@ -2,9 +2,11 @@
 
 use std::io;
 
+pub(super) use crate::provider::refusal::{
+    check_datagram, check_operation, check_parts, check_range, foreign, from_modify, from_queue, inherited,
+};
 use crate::provider::{Error, ErrorKind};
 use crate::queue::QueueError;
-use crate::transport::ModifyError;
 
 /// An error number of the library; `asked` says what was asked for.
 pub(super) fn from_errno(verb: &'static str, asked: impl Into<String>, error: &io::Error) -> Error {
@@ -32,15 +34,6 @@ pub(super) fn opening(name: &str, error: io::Error) -> Error {
     }
 }
 
-pub(super) fn from_queue(verb: &'static str, error: &QueueError) -> Error {
-    let kind = match error {
-        QueueError::Full { .. } => ErrorKind::QueueFull,
-        QueueError::NotBegun => ErrorKind::InvalidState,
-        _ => ErrorKind::InvalidArgument,
-    };
-    Error::new(verb, kind, error.to_string())
-}
-
 /// A queue pair's own queue is full.
 pub(super) fn full(verb: &'static str, limit: u32) -> Error {
     if verb != "post_send" {
@@ -52,37 +45,4 @@ pub(super) fn full(verb: &'static str, limit: u32) -> Error {
          these is signaled, only RESET frees the queue"
     );
     Error::new(verb, ErrorKind::QueueFull, message)
-}
-
-pub(super) fn from_modify(error: &ModifyError) -> Error {
-    let kind = match error {
-        ModifyError::NoTransition { .. } | ModifyError::WrongCurrentState { .. } => ErrorKind::InvalidState,
-        _ => ErrorKind::InvalidArgument,
-    };
-    Error::new("modify_qp", kind, error.to_string())
-}
-
-/// The device was opened before the process forked: the kernel's objects are the parent's.
-pub(super) fn inherited(verb: &'static str) -> Error {
-    let message = "the device belongs to the process that this one was forked from; open it anew in this process";
-    Error::new(verb, ErrorKind::InvalidState, message)
-}
-
-/// An object of another device was given.
-pub(super) fn foreign(verb: &'static str, object: &str) -> Error {
-    Error::new(verb, ErrorKind::InvalidArgument, format!("{object} belongs to another device"))
-}
-
-/// A value outside its range.
-pub(super) fn check_range(
-    verb: &'static str,
-    attribute: &str,
-    given: u32,
-    allowed: std::ops::RangeInclusive<u32>,
-) -> Result<(), Error> {
-    if allowed.contains(&given) {
-        return Ok(());
-    }
-    let message = format!("{attribute} is {given}; allowed are {} to {}", allowed.start(), allowed.end());
-    Err(Error::new(verb, ErrorKind::InvalidArgument, message))
 }

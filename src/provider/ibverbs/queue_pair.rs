@@ -13,7 +13,9 @@ use super::multicast::Membership;
 use super::shared_receive::{Use, begin_use, own_xrc_domain};
 use super::sides::{Side, Trouble};
 use super::{convert, gid, sys};
-use crate::provider::{CompletionQueue, DatagramTarget, Error, ErrorKind, QueuePair, QueuePairInit, Result, XrcDomain};
+use crate::provider::{
+    CompletionQueue, DatagramTarget, Error, ErrorKind, QueuePair, QueuePairInit, Result, XrcDomain, send_batch_of_one,
+};
 use crate::types::{
     BatchEnd, Counters, Data, EventObject, Gid, GidEntry, MemoryWindowType, Operation, Qpn, QueuePairAttributes,
     QueuePairCapabilities, QueuePairState, QueuePairStatus, QueuePairType, ReceiveRequest, SendRequest,
@@ -74,21 +76,12 @@ fn check_sizes(device: &Device, init: &QueuePairInit<'_>) -> Result<QueuePairCap
 
 /// Whether the given parts fit together.
 fn check_parts(device: &Device, init: &QueuePairInit<'_>) -> Result<()> {
-    let refuse = |message: &str| Err(Error::new("create_qp", ErrorKind::InvalidArgument, message));
     let is_datagram = init.qp_type == QueuePairType::UnreliableDatagram;
     if is_datagram && device.limits().transport == Transport::Iwarp {
         let message = format!("qp_type is UnreliableDatagram; {} speaks iWARP, which has none", device.name());
         return Err(Error::new("create_qp", ErrorKind::Unsupported, message));
     }
-    match (init.qp_type, init.srq, init.xrc_domain) {
-        (QueuePairType::XrcSend | QueuePairType::XrcReceive, Some(_), _) => {
-            refuse("srq is given; an XRC queue pair has none: its messages name shared receive queues")
-        }
-        (QueuePairType::XrcReceive, None, None) => refuse("xrc_domain is missing; an XRC target needs one"),
-        (QueuePairType::XrcReceive, None, Some(_)) => Ok(()),
-        (_, _, Some(_)) => refuse("xrc_domain is given; only an XRC target has one"),
-        _ => Ok(()),
-    }
+    errors::check_parts(init)
 }
 
 impl IbverbsQueuePair {
@@ -259,16 +252,7 @@ impl IbverbsQueuePair {
     fn check_send(&self, request: &SendRequest<'_>) -> Result<()> {
         self.device.check_process("post_send")?;
         self.check_state("post_send", QueuePairState::ReadyToSend)?;
-        if request.operation.is_possible_on(self.qp_type) {
-            return Ok(());
-        }
-        let possible = match self.qp_type {
-            QueuePairType::UnreliableDatagram => "SEND with or without immediate",
-            _ => "SEND and RDMA WRITE, with or without immediate",
-        };
-        let (opcode, qp_type) = (request.operation.name(), self.qp_type.name());
-        let message = format!("opcode is {opcode}; a queue pair of type {qp_type} takes {possible}");
-        Err(Error::new("post_send", ErrorKind::InvalidArgument, message))
+        errors::check_operation(self.qp_type, &request.operation)
     }
 
     /// Destroys a queue pair of which nobody knows what was posted: afterwards, certainly nothing is under way.
@@ -472,12 +456,7 @@ impl QueuePair for IbverbsQueuePair {
             let posted = self.send.post_alone(request, alone, self.cap.max_inline_data, &self.sys, allowed);
             return self.settle(self.send.book(), posted);
         }
-        self.send_begin();
-        if let Err(error) = self.send_push(request) {
-            self.send_end(BatchEnd::Rollback)?;
-            return Err(error);
-        }
-        self.send_end(BatchEnd::Publish)
+        send_batch_of_one(self, request)
     }
 
     fn recv_begin(&self) {

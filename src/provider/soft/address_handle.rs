@@ -95,22 +95,11 @@ impl SoftAddressHandle {
         shard: usize,
         length: u64,
     ) -> Result<Destination> {
-        let refuse = |message: String| Err(Error::new("post_send", ErrorKind::InvalidArgument, message));
         let Some(handle) = target.handle.as_any().downcast_ref::<Self>() else {
             return Err(errors::foreign("post_send", "the address handle"));
         };
-        if !Arc::ptr_eq(&handle.domain, domain) {
-            return refuse(format!(
-                "the address handle belongs to protection domain {}, the queue pair to {}",
-                handle.domain.id.0, domain.id.0
-            ));
-        }
-        if length > u64::from(handle.mtu_bytes) {
-            return refuse(format!(
-                "length is {length} bytes; a datagram carries at most {} (the port's active_mtu)",
-                handle.mtu_bytes
-            ));
-        }
+        let is_own = Arc::ptr_eq(&handle.domain, domain);
+        errors::check_datagram(is_own, handle.domain.id, domain.id, length, handle.mtu_bytes)?;
         Ok(Destination {
             source: handle.source,
             source_port: handle.source_ports[shard],

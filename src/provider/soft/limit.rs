@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+pub(super) use crate::provider::refusal::check_range;
 use crate::provider::{Error, ErrorKind, Result};
 
 /// How many objects of a kind there are, and may be.
@@ -47,20 +48,6 @@ impl Drop for Share {
     }
 }
 
-/// Refuses a value outside of what is allowed, naming the attribute.
-pub(super) fn check_range(
-    verb: &'static str,
-    attribute: &str,
-    given: u32,
-    allowed: std::ops::RangeInclusive<u32>,
-) -> Result<()> {
-    if allowed.contains(&given) {
-        return Ok(());
-    }
-    let message = format!("{attribute} is {given}; allowed are {} to {}", allowed.start(), allowed.end());
-    Err(Error::new(verb, ErrorKind::InvalidArgument, message))
-}
-
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
@@ -74,12 +61,5 @@ mod tests {
         assert_eq!(error.to_string(), "create_cq: max_cq is 2, and 2 are in use");
         drop(first);
         assert!(limit.take("create_cq").is_ok());
-    }
-
-    #[test]
-    fn ranges_are_named() {
-        assert!(check_range("create_cq", "cqe", 7, 1..=7).is_ok());
-        let error = check_range("create_cq", "cqe", 0, 1..=7).unwrap_err();
-        assert_eq!(error.to_string(), "create_cq: cqe is 0; allowed are 1 to 7");
     }
 }

@@ -26,23 +26,18 @@ pub(super) enum Role {
 impl Role {
     /// What `init` asks for.
     pub(super) fn of(device: &Arc<Device>, init: &QueuePairInit<'_>) -> Result<Self> {
-        let refuse = |message: &str| Err(Error::new("create_qp", ErrorKind::InvalidArgument, message));
+        errors::check_parts(init)?;
         match (init.qp_type, init.srq, init.xrc_domain) {
-            (QueuePairType::XrcSend | QueuePairType::XrcReceive, Some(_), _) => {
-                refuse("srq is given; an XRC queue pair has none: its messages name shared receive queues")
-            }
-            (QueuePairType::XrcReceive, None, None) => refuse("xrc_domain is missing; an XRC target needs one"),
-            (QueuePairType::XrcReceive, None, Some(domain)) => {
+            (_, _, Some(domain)) => {
                 let table = Arc::clone(own_xrc_domain(device, domain, "create_qp")?.table());
                 Ok(Self::Target { table, _domain: Arc::clone(domain) })
             }
-            (_, _, Some(_)) => refuse("xrc_domain is given; only an XRC target has one"),
-            (QueuePairType::XrcSend, None, None) => Ok(Self::Initiator),
-            (_, None, None) => Ok(Self::Both),
             (_, Some(srq), None) => {
                 let (usage, queue) = begin_use(device, srq)?;
                 Ok(Self::Sharing { queue, usage: Mutex::new(Some(usage)) })
             }
+            (QueuePairType::XrcSend, None, None) => Ok(Self::Initiator),
+            (_, None, None) => Ok(Self::Both),
         }
     }
 
