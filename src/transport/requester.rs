@@ -383,7 +383,7 @@ impl QueuePair {
             return self.plan_read(index, psn, offset);
         }
         if request.is_atomic {
-            return self.plan_atomic(index, psn, &header);
+            return self.plan_atomic(index, psn, header);
         }
         if request.is_bare && !self.read_credit_left() && !planted(Mutation::EmptyAnswerCreditIgnored) {
             return None;
