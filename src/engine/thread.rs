@@ -14,7 +14,7 @@ use std::time::Duration;
 use super::idle::USEFUL_YIELD;
 use super::lease::LEASE;
 use super::shard::Shard;
-use super::sys::{Timer, ask_for_short_slices, wait_readable, with_signals_blocked};
+use super::sys::{Timer, ask_for_short_slices, involuntary_switches, wait_readable, with_signals_blocked};
 use crate::types::Time;
 
 /// How long it stays awake after it found something to do: a stream of requests need not wake it for each one.
@@ -42,11 +42,19 @@ struct Stay {
     /// Not before, because others want the core.
     not_before: Time,
     courtesy: Duration,
+    /// How often others took the core.
+    switches: u64,
 }
 
 impl Stay {
     fn new() -> Self {
-        Self { until: Time::ZERO, light_until: Time::ZERO, not_before: Time::ZERO, courtesy: SHORTEST_COURTESY }
+        Self {
+            until: Time::ZERO,
+            light_until: Time::ZERO,
+            not_before: Time::ZERO,
+            courtesy: SHORTEST_COURTESY,
+            switches: 0,
+        }
     }
 
     /// Until when the thread may sleep; `None`: it stays awake.
@@ -64,19 +72,18 @@ impl Stay {
         self.light_until = now + LIGHT_SLEEP;
     }
 
-    /// It let others have the core, and got it back after so long. That it came back at once proves little: beside a
-    /// thread that computes, the first yields do.
+    /// It offered the core to others, and got it back after so long. Whether somebody took it the kernel knows: a
+    /// pause may also be an interrupt, or the machine's own.
     fn note_yield(&mut self, now: Time, took: Duration) {
-        if took >= USEFUL_YIELD {
-            self.not_before = now + self.courtesy;
-            self.courtesy = (self.courtesy * 2).min(LONGEST_COURTESY);
+        if took < USEFUL_YIELD {
+            return;
         }
-    }
-
-    /// It is about to sleep. If it stayed awake to the end before, nobody wants the core any more.
-    fn note_sleep(&mut self, now: Time) {
-        if now >= self.until && self.until >= self.not_before + LINGER {
-            self.courtesy = SHORTEST_COURTESY;
+        let switches = involuntary_switches();
+        if std::mem::replace(&mut self.switches, switches) != switches {
+            let undisturbed = now.saturating_since(self.not_before);
+            let is_rare = undisturbed > self.courtesy;
+            self.courtesy = if is_rare { SHORTEST_COURTESY } else { (self.courtesy * 2).min(LONGEST_COURTESY) };
+            self.not_before = now + self.courtesy;
         }
     }
 }
@@ -111,7 +118,6 @@ fn run(shard: &Shard, mut alarm: Alarm) {
                 stay.note_yield(shard.clock.now(), took);
             }
             Some(until) => {
-                stay.note_sleep(shard.clock.now());
                 let by_packet = sleep(shard, &mut alarm, until, Watch::Sockets);
                 if by_packet && shard.armed.load(Ordering::Relaxed) > 0 {
                     sleep(shard, &mut alarm, until.min(shard.clock.now() + LEASE), Watch::Event);

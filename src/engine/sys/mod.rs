@@ -28,7 +28,7 @@ pub(crate) use interface::{LinkState, link_megabits, link_state};
 pub(crate) use link_watch::LinkWatch;
 pub(crate) use message::{Received, SendOptions, receive, send};
 pub(crate) use option::{SocketOption, set_option};
-pub(crate) use schedule::ask_for_short_slices;
+pub(crate) use schedule::{ask_for_short_slices, involuntary_switches};
 pub(crate) use signal::with_signals_blocked;
 pub(crate) use steer::{Instruction, attach_steering, detach_steering};
 pub(crate) use time::monotonic_nanos;
