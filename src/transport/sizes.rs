@@ -34,8 +34,8 @@ fn hot_structures_stay_small() {
             RequestPlan: 32,
             ReplyPlan: 32,
         }[..],
-        // One for each slot of a queue. A completion shares a cache line with the source that the queue notes beside it;
-        // a request's header shares one with the counts of its entries and inline bytes.
+        // One for each slot of a queue. A completion shares a cache line with the source that the queue notes beside
+        // it, a request's header with the counts of its entries and inline bytes.
         &bounds! {
             InProgress: 16,
             SendHeader: 56,
@@ -58,7 +58,6 @@ fn hot_structures_stay_small() {
         }[..],
     ]
     .concat();
-    bounds.iter().for_each(|(name, size, most)| println!("{name}: {size} bytes, at most {most}"));
     let grown: Vec<&Bound> = bounds.iter().filter(|(_, size, most)| size > most).collect();
     assert!(grown.is_empty(), "larger than they were: {grown:?}");
 }

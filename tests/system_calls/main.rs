@@ -1,9 +1,9 @@
 //! System calls for each message: how many sends and receives the devices make, by their own counters, and which other
 //! calls any thread of the process makes, by the kernel's word.
 //!
-//! Bounds hold for the calmest of many rounds: on a busy machine a round is now and then cut by other programs, and then
-//! a device's thread, which comes to help, acknowledges what would have been acknowledged with the next message. Empty
-//! receives are counted, but nobody bounds them: who polls makes them.
+//! Bounds hold for the calmest of many rounds: on a busy machine a round is now and then cut by other programs, and
+//! then a device's thread, which comes to help, acknowledges what would have been acknowledged with the next message.
+//! Empty receives are counted, but nobody bounds them: who polls makes them.
 
 #[path = "../traffic/mod.rs"]
 mod traffic;

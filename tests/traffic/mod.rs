@@ -188,7 +188,7 @@ impl Ends {
         while self.0.iter().any(|end| end.sends.get() > left) {
             for end in &self.0 {
                 assert_eq!(end.poll(), 0, "a receive that nobody waits for");
-                assert!(start.elapsed() < PATIENCE, "{} sends are left: {}", end.sends.get(), end.qp.explain_state());
+                assert!(start.elapsed() < PATIENCE, "{} sends are left: {:?}", end.sends.get(), end.context.counters());
             }
         }
     }
