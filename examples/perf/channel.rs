@@ -24,7 +24,8 @@ pub(crate) struct Channel {
 }
 
 impl Channel {
-    fn new(stream: TcpStream) -> Outcome<Self> {
+    /// To the process at the other end of a stream.
+    pub(crate) fn over(stream: TcpStream) -> Outcome<Self> {
         stream.set_nodelay(true)?;
         stream.set_nonblocking(false)?;
         // Every wait for the peer sees Ctrl-C.
@@ -38,7 +39,7 @@ impl Channel {
         let start = Instant::now();
         loop {
             match TcpStream::connect((host, port)) {
-                Ok(stream) => return Self::new(stream),
+                Ok(stream) => return Self::over(stream),
                 Err(error) if error.kind() == ErrorKind::ConnectionRefused && start.elapsed() < CONNECT_WITHIN => {
                     pause()?;
                 }
@@ -49,7 +50,7 @@ impl Channel {
 
     /// Reaches the process that started this one.
     pub(crate) fn join(address: SocketAddr) -> Outcome<Self> {
-        Self::new(TcpStream::connect(address)?)
+        Self::over(TcpStream::connect(address)?)
     }
 
     /// Waits for another process, as long as `is_worth_it` says.
@@ -57,7 +58,7 @@ impl Channel {
         listener.set_nonblocking(true)?;
         loop {
             match listener.accept() {
-                Ok((stream, _)) => return Self::new(stream),
+                Ok((stream, _)) => return Self::over(stream),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     is_worth_it()?;
                     pause()?;
