@@ -2,8 +2,11 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
+use nix::libc::POLLRDHUP;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use socket2::{Domain, Socket, Type};
@@ -15,6 +18,8 @@ use super::outcome::{Failure, Outcome};
 const MOST_BYTES: usize = 16 << 20;
 /// How long a client tries to reach a server that does not listen yet.
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);
+/// How long a process whose master is gone may still take to say why, or to end by itself.
+const LAST_WORDS: Duration = Duration::from_millis(300);
 /// Pause between two looks for Ctrl-C while nothing happens.
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -66,6 +71,21 @@ impl Channel {
                 Err(error) => return Err(error.into()),
             }
         }
+    }
+
+    /// Ends this process when the other one is gone, whatever it is doing then: it was started by that one. The thread
+    /// sleeps until then.
+    pub(crate) fn end_with_peer(&self) -> Outcome {
+        let stream = self.stream.try_clone()?;
+        std::thread::spawn(move || {
+            let hang_up = PollFlags::from_bits_retain(POLLRDHUP);
+            let mut looked = [PollFd::new(stream.as_fd(), hang_up)];
+            // A signal is no end.
+            while poll(&mut looked, PollTimeout::NONE).is_err() {}
+            std::thread::sleep(LAST_WORDS);
+            std::process::exit(1);
+        });
+        Ok(())
     }
 
     pub(crate) fn peer(&self) -> Outcome<SocketAddr> {

@@ -95,6 +95,7 @@ pub(crate) fn put_down(child: &mut Child) {
 /// The second process: does what it is told.
 pub(crate) fn serve(address: SocketAddr) -> Outcome {
     let mut channel = Channel::join(address)?;
+    channel.end_with_peer()?;
     loop {
         match channel.hear()? {
             Assignment::Verbs { job, placement, device } => {

@@ -14,6 +14,7 @@ use crate::perf::partner::Partner;
 pub(crate) fn serve() -> Outcome {
     let stream = TcpStream::from(std::io::stdin().as_fd().try_clone_to_owned()?);
     let mut channel = Channel::over(stream)?;
+    channel.end_with_peer()?;
     let veth: Veth = channel.hear()?;
     let started = start(veth);
     channel.say(&started.as_ref().map(drop).map_err(ToString::to_string))?;
