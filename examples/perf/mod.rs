@@ -5,7 +5,7 @@ mod bandwidth;
 mod channel;
 mod compare;
 mod end;
-mod external;
+pub(crate) mod external;
 #[cfg(feature = "tokio")]
 mod futures;
 mod job;
