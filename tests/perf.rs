@@ -401,7 +401,7 @@ fn table_over_veth() -> Result<(), Failed> {
 /// Rows whose programs are missing are left out, and said so.
 fn table_without_what_it_needs() -> Result<(), Failed> {
     let ended = |arguments: &str| -> Result<Output, Failed> {
-        Ok(finish(program(arguments).env("PATH", "/nonexistent").spawn()?, arguments)?)
+        finish(program(arguments).env("PATH", "/nonexistent").spawn()?, arguments)
     };
     for (only, hint) in [("veth 1500", "util-linux"), ("UCX", "ucx-utils"), ("libfabric", "libfabric-bin")] {
         let Output { status, stderr, .. } = ended(&format!("table --brief --repetitions 1 --only \"{only}\""))?;
