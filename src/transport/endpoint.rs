@@ -3,8 +3,6 @@
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::net::IpAddr;
-use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 use super::datagram::{AckRelease, Datagram, ModifyLimits, Outcome, Repeats, SourceAddress, Transmit};
@@ -13,6 +11,7 @@ use super::modify::ModifyError;
 use super::multicast::Groups;
 use super::queue_pair::{QueuePair, QueuePairInit};
 use super::timer::Timers;
+use super::turns::Peers;
 use super::xrc::as_reliable;
 use crate::memory::MemoryView;
 use crate::mutation::{Mutation, planted};
@@ -108,7 +107,7 @@ pub struct Endpoint {
     /// Queue pairs whose only packet to send is an acknowledgement that waits for the application's answer.
     held: Vec<u32>,
     timers: Timers,
-    in_flight: HashMap<IpAddr, Arc<AtomicU32>>,
+    pub(super) peers: Peers,
     /// The queue pair that the last datagram was for, if what follows from it was not seen to yet.
     arrivals: Option<(Qpn, u32)>,
     /// Of packets without a queue pair, and of queue pairs that are gone.
@@ -128,7 +127,7 @@ impl Endpoint {
             ready: VecDeque::new(),
             held: Vec::new(),
             timers: Timers::default(),
-            in_flight: HashMap::new(),
+            peers: Peers::default(),
             arrivals: None,
             counters: Counters::default(),
             strays: Strays::default(),
@@ -181,14 +180,16 @@ impl Endpoint {
         limits: &ModifyLimits,
     ) -> Result<(), ModifyError> {
         let place = *self.by_number.get(&qpn).ok_or(ModifyError::UnknownQueuePair)?;
-        let in_flight = &mut self.in_flight;
+        let peers = &mut self.peers;
+        let left = self.queue_pairs[place as usize].as_ref().and_then(|queue_pair| queue_pair.peer_address());
         let queue_pair = self.queue_pairs[place as usize].as_mut().ok_or(ModifyError::UnknownQueuePair)?;
         let to = queue_pair.check_modify(attributes, limits)?;
         if to == QueuePairState::ReadyToReceive {
             queue_pair.history.connect(now, &queue_pair.counters);
         }
-        queue_pair.apply_modify(to, attributes, source, |peer| in_flight.entry(peer).or_default().clone());
+        queue_pair.apply_modify(to, attributes, source, |peer| peers.shared(peer));
         self.settle(now, place);
+        left.into_iter().for_each(|peer| self.admit(peer));
         Ok(())
     }
 
@@ -225,9 +226,11 @@ impl Endpoint {
         self.ready.retain(|ready| *ready != place);
         self.held.retain(|held| *held != place);
         self.free.push(place);
-        if self.in_flight.len() > 2 * self.by_number.len() + 16 {
-            self.in_flight.retain(|_, shared| Arc::strong_count(shared) > 1);
+        if let Some(peer) = queue_pair.peer_address() {
+            self.admit(peer);
         }
+        drop(queue_pair);
+        self.peers.tidy(self.by_number.len());
         true
     }
 
@@ -257,7 +260,7 @@ impl Endpoint {
 
     /// Packets that all queue pairs together have in flight to an address.
     pub fn packets_in_flight(&self, peer: IpAddr) -> u32 {
-        self.in_flight.get(&peer).map_or(0, |shared| shared.load(std::sync::atomic::Ordering::Relaxed))
+        self.peers.packets_in_flight(peer)
     }
 
     /// Queue pairs that exist.
@@ -460,6 +463,7 @@ impl Endpoint {
             if !is_exhausted {
                 self.list_sender(now, place);
             }
+            self.take_turns(place);
             if transmit.is_some() {
                 return transmit;
             }
@@ -483,6 +487,12 @@ impl Endpoint {
     fn settle(&mut self, now: Time, place: u32) {
         self.settle_deadlines(now, place);
         self.list_sender(now, place);
+        self.take_turns(place);
+    }
+
+    /// Puts a queue pair, which is marked so, among those with something to send.
+    pub(super) fn list(&mut self, place: u32) {
+        self.ready.push_back(place);
     }
 
     pub(super) fn list_sender(&mut self, now: Time, place: u32) {
@@ -674,6 +684,7 @@ impl QueuePair {
             }
         }
         self.replies_first = !self.replies_first;
+        self.end_turn(is_exhausted);
         let Some(path) = self.path.as_ref().filter(|_| count > 0) else { return (None, is_exhausted) };
         let transmit = Transmit {
             source: path.source.address,

@@ -20,6 +20,7 @@ mod responder;
 mod retransmit;
 mod state_machine;
 mod timer;
+mod turns;
 mod unreliable;
 mod unreliable_datagram;
 mod violation;

@@ -1,11 +1,11 @@
 //! State changes on the application's word: checked as a whole first, then carried out.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
 
 use super::datagram::{ModifyLimits, SourceAddress};
 use super::queue_pair::{Path, QueuePair, address_of};
 use super::state_machine::{self, Mask, Refused};
+use super::turns::{Shared, Turn};
 use crate::mutation::{Mutation, planted};
 use crate::types::{Cause, Ending, PeerCapabilities, QueuePairAttributes, QueuePairState, QueuePairType};
 use crate::wire::Flow;
@@ -84,9 +84,6 @@ pub enum ModifyError {
     },
 }
 
-/// The counter of packets in flight to an address, shared by the queue pairs that send there.
-pub(super) type InFlight = Arc<AtomicU32>;
-
 impl QueuePair {
     /// Checks everything; changes nothing.
     pub(super) fn check_modify(
@@ -113,7 +110,7 @@ impl QueuePair {
         to: QueuePairState,
         given: &QueuePairAttributes,
         source: Option<SourceAddress>,
-        in_flight: impl FnOnce(std::net::IpAddr) -> InFlight,
+        shared: impl FnOnce(std::net::IpAddr) -> Arc<Shared>,
     ) {
         match to {
             QueuePairState::Reset => return self.reset(),
@@ -133,7 +130,7 @@ impl QueuePair {
             // What was being posted while the queue pair was reset belongs to the connection before.
             (Reset, Init) => self.forget_posted(),
             (Init, ReadyToReceive) => {
-                self.set_path(source, in_flight);
+                self.set_path(source, shared);
                 let expected = self.attributes.rq_psn.unwrap_or_default();
                 self.responder.start(expected, self.attributes.max_dest_rd_atomic.unwrap_or(0));
             }
@@ -142,7 +139,7 @@ impl QueuePair {
                 self.requester.start(first, self.attributes.max_rd_atomic.unwrap_or(0));
             }
             (SendQueueError, ReadyToSend) => self.history.forget_ending(),
-            (SendQueueDrained, SendQueueDrained) => self.apply_drained(given, source, in_flight),
+            (SendQueueDrained, SendQueueDrained) => self.apply_drained(given, source, shared),
             (_, SendQueueDrained) => {
                 // Asked for anew each time.
                 if !planted(Mutation::DrainedAnnouncedUnasked) {
@@ -154,6 +151,7 @@ impl QueuePair {
         }
         if let (Some(peer), Some(path)) = (given.peer, &mut self.path) {
             path.peer = peer;
+            path.note_peer();
         }
         self.state = to;
     }
@@ -163,21 +161,22 @@ impl QueuePair {
         &mut self,
         given: &QueuePairAttributes,
         source: Option<SourceAddress>,
-        in_flight: impl FnOnce(std::net::IpAddr) -> InFlight,
+        shared: impl FnOnce(std::net::IpAddr) -> Arc<Shared>,
     ) {
         if given.ah_attr.is_some() {
-            self.set_path(source, in_flight);
+            self.set_path(source, shared);
         }
         if let Some(places) = given.max_dest_rd_atomic {
             self.responder.replies.make_room(places);
         }
     }
 
-    fn set_path(&mut self, source: Option<SourceAddress>, in_flight: impl FnOnce(std::net::IpAddr) -> InFlight) {
+    fn set_path(&mut self, source: Option<SourceAddress>, shared: impl FnOnce(std::net::IpAddr) -> Arc<Shared>) {
         let (Some(source), Some(vector)) = (source, self.attributes.ah_attr) else { return };
         let peer_address = address_of(vector.dgid);
         let flow = Flow { source: source.address, destination: peer_address, source_port: source.source_port };
-        self.path = Some(Path {
+        self.turn = Turn::default();
+        let mut path = Path {
             source,
             peer_address,
             destination: self.attributes.dest_qp_num.unwrap_or_default(),
@@ -190,8 +189,12 @@ impl QueuePair {
             peer_seed: None,
             peer_dont_fragment: None,
             flush_as_linux: false,
-            in_flight_to_peer: in_flight(peer_address),
-        });
+            window_packets: 0,
+            small_window_packets: 0,
+            shared: shared(peer_address),
+        };
+        path.note_peer();
+        self.path = Some(path);
     }
 
     pub(super) fn is_supported(service: QueuePairType) -> bool {

@@ -2,13 +2,13 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::datagram::SourceAddress;
 use super::history::History;
 use super::receive_source::{ReceiveSource, Receives};
 use super::requester::Requester;
 use super::responder::Responder;
+use super::turns::{Shared, Turn};
 use super::violation::Violation;
 use crate::mutation::{Mutation, planted};
 use crate::queue::{AsyncEventQueue, CompletionQueue, SendConsumer, SourceToken};
@@ -62,8 +62,12 @@ pub(super) struct Path {
     pub(super) peer_dont_fragment: Option<bool>,
     /// Whether a stranger took FLUSH last with the ICRC that Linux gives to it, or sent one like that.
     pub(super) flush_as_linux: bool,
-    /// Packets that all queue pairs together have in flight to the peer's address.
-    pub(super) in_flight_to_peer: Arc<AtomicU32>,
+    /// Packets that may be in flight to the peer, for all queue pairs together: what its receive socket holds.
+    pub(super) window_packets: u32,
+    /// The same of small packets.
+    pub(super) small_window_packets: u32,
+    /// With the other queue pairs that have this peer's address.
+    pub(super) shared: Arc<Shared>,
 }
 
 impl Path {
@@ -83,18 +87,44 @@ impl Path {
     }
 
     /// Packets that may be in flight to the peer, for all queue pairs together: what its receive socket holds.
+    #[inline]
     pub(super) fn window_packets(&self) -> u32 {
+        self.window_packets
+    }
+
+    /// The same while packets with so much payload leave. Small ones may be more, because a socket's buffer is charged
+    /// for each packet's size; the few large ones that may be among them do not matter.
+    #[inline]
+    pub(super) fn window_packets_of(&self, payload: u32) -> u32 {
+        if payload <= SMALL_PAYLOAD_BYTES { self.small_window_packets } else { self.window_packets }
+    }
+
+    /// The path MTU or what is known of the peer has changed.
+    pub(super) fn note_peer(&mut self) {
         let mtu = self.mtu.bytes();
-        if !self.peer.is_ours() || self.peer.receive_buffer_bytes == 0 {
+        let is_known = self.peer.is_ours() && self.peer.receive_buffer_bytes > 0;
+        self.window_packets = if is_known {
+            self.window_of(mtu)
+        } else {
             // A default receive buffer holds 25 packets of 4 KiB, 92 of 1 KiB.
-            return (STRANGER_WINDOW_BYTES / mtu).clamp(16, 64);
-        }
+            (STRANGER_WINDOW_BYTES / mtu).clamp(16, 64)
+        };
+        let small = self.window_of(SMALL_PAYLOAD_BYTES.min(mtu)).max(self.window_packets);
+        self.small_window_packets = if is_known { small } else { self.window_packets };
+    }
+
+    /// Of a peer whose receive buffer is known.
+    fn window_of(&self, payload: u32) -> u32 {
         // The kernel charges a packet its payload and about 0.8 KiB; half of the buffer stays free for others.
-        (self.peer.receive_buffer_bytes / 2 / (mtu + 832)).clamp(16, (OWN_WINDOW_BYTES / mtu).max(16))
+        let held = self.peer.receive_buffer_bytes / 2 / (payload + PACKET_CHARGE_BYTES);
+        held.clamp(16, (OWN_WINDOW_BYTES / payload).max(16))
     }
 }
 
 const STRANGER_WINDOW_BYTES: u32 = 64 << 10;
+const SMALL_PAYLOAD_BYTES: u32 = 256;
+/// What the kernel charges a packet besides its payload.
+const PACKET_CHARGE_BYTES: u32 = 832;
 /// More than this in flight leaves the cache and gains nothing.
 const OWN_WINDOW_BYTES: u32 = 1 << 20;
 
@@ -123,6 +153,7 @@ pub(super) struct QueuePair {
     pub(super) held: bool,
     /// Alternates between answers and requests when both wait.
     pub(super) replies_first: bool,
+    pub(super) turn: Turn,
 }
 
 impl QueuePair {
@@ -151,6 +182,7 @@ impl QueuePair {
             listed: false,
             held: false,
             replies_first: false,
+            turn: Turn::default(),
         }
     }
 
@@ -175,6 +207,11 @@ impl QueuePair {
 
     pub(super) fn mtu_bytes(&self) -> u32 {
         self.path.as_ref().map_or(Mtu::default().bytes(), |path| path.mtu.bytes())
+    }
+
+    /// The address of the peer, once it is known.
+    pub(super) fn peer_address(&self) -> Option<IpAddr> {
+        self.path.as_ref().map(|path| path.peer_address)
     }
 
     pub(super) fn is_peer_ours(&self) -> bool {
@@ -211,13 +248,14 @@ impl QueuePair {
     }
 
     /// Changes how many packets this queue pair has in flight.
+    #[inline]
     pub(super) fn note_in_flight(&mut self) {
-        let now = self.requester.packets_in_flight();
+        let now = self.requester.packets_counted();
         let before = std::mem::replace(&mut self.requester.counted_in_flight, now);
-        if let Some(path) = &self.path {
-            // All changes are made under the shard's lock; no read-modify-write is needed.
-            let all = path.in_flight_to_peer.load(Ordering::Relaxed);
-            path.in_flight_to_peer.store(all.wrapping_add(now).wrapping_sub(before), Ordering::Relaxed);
+        if now != before
+            && let Some(path) = &self.path
+        {
+            path.shared.change_in_flight(before, now);
         }
     }
 
@@ -239,6 +277,7 @@ impl QueuePair {
         self.requester.reset(start);
         self.responder.reset();
         self.path = None;
+        self.turn = Turn::default();
         self.attributes = QueuePairAttributes::default();
         self.history = History::default();
         self.state = QueuePairState::Reset;

@@ -24,6 +24,10 @@ use crate::wire::{AtomicEth, Bth, FlushEth, Headers, Opcode, Reth, packet_bytes}
 
 /// Most packets without a request for acknowledgement.
 const MOST_UNASKED_PACKETS: u32 = 64;
+/// The same while other queue pairs have packets in flight to the same address: they may wait for the room.
+const MOST_UNASKED_AMONG_OTHERS: u32 = 16;
+/// Most packets to a peer that did not answer a probe.
+const PACKETS_INTO_SILENCE: u32 = 16;
 /// How often a busy application's unsignaled requests ask for acknowledgement at least.
 const ASK_EVERY: Duration = Duration::from_micros(400);
 /// A transport timeout below this (code 12) may expire before a late probe was answered.
@@ -78,6 +82,8 @@ pub(super) struct Requester {
     last_ack_request: Psn,
     /// When that was.
     last_ack_request_at: Option<Time>,
+    /// Whether the last packet sent asks for an answer.
+    pub(super) has_asked: bool,
     /// A request that cannot go on; it fails when it has become the oldest.
     pub(super) failed: Option<(u32, CompletionStatus, Cause)>,
     pub(super) recovery: Recovery,
@@ -122,6 +128,7 @@ impl Requester {
             reads_in_progress: 0,
             last_ack_request: Psn::default(),
             last_ack_request_at: None,
+            has_asked: true,
             failed: None,
             recovery: Recovery::default(),
             round_trip: RoundTrip::default(),
@@ -190,6 +197,21 @@ impl Requester {
     /// Numbers sent and not acknowledged.
     pub(super) fn packets_in_flight(&self) -> u32 {
         self.limit.distance_from(self.unacknowledged).max(0) as u32
+    }
+
+    /// What of it counts against the room that all queue pairs with the peer's address share. What is behind the
+    /// cursor is to be sent again and lies nowhere. Nor does it if the peer drops everything for a while, or is silent:
+    /// a peer that is gone must not keep others from theirs.
+    pub(super) fn packets_counted(&self) -> u32 {
+        if self.recovery.waits_for_receiver() || self.is_peer_silent() {
+            return 0;
+        }
+        self.cursor.distance_from(self.unacknowledged).max(0) as u32
+    }
+
+    /// Whether the peer did not even answer a probe.
+    fn is_peer_silent(&self) -> bool {
+        self.recovery.rounds() >= 2
     }
 
     /// When a packet was sent last that asks for an acknowledgement.
@@ -359,7 +381,8 @@ impl QueuePair {
         if in_use > 0 && in_use.saturating_add(packets) >= 1 << 23 {
             return false;
         }
-        let chunk = self.path.as_ref().map_or(1, |path| path.window_packets());
+        // Several READ request packets are on their way at once, so that answers never pause.
+        let chunk = self.path.as_ref().map_or(1, |path| (path.window_packets() / 4).max(1));
         let first = self.requester.cursor;
         self.requester.begin(InProgress {
             first,
@@ -388,12 +411,12 @@ impl QueuePair {
         if request.is_bare && !self.read_credit_left() && !planted(Mutation::EmptyAnswerCreditIgnored) {
             return None;
         }
-        if !self.window_allows(psn, 1) {
-            return None;
-        }
         let mtu = self.mtu_bytes();
         let is_last = offset + 1 == request.packets;
         let payload = if is_last { header.length - offset * mtu } else { mtu };
+        if !self.window_allows(psn, 1, payload) {
+            return None;
+        }
         let opcode = data_opcode(&header.operation, offset == 0, is_last).of(self.wire_service());
         let size = packet_bytes(opcode, payload);
         Some(RequestPlan { index, psn, offset, covers: 1, size, payload, opcode, is_probe: false })
@@ -407,7 +430,7 @@ impl QueuePair {
             chunk_end += 1;
         }
         let covers = chunk_end - offset;
-        if !self.read_credit_left() || !self.window_allows(psn, covers) {
+        if !self.read_credit_left() || !self.window_allows(psn, covers, self.mtu_bytes()) {
             return None;
         }
         let opcode = Opcode::RC_READ_REQUEST.of(self.wire_service());
@@ -416,7 +439,7 @@ impl QueuePair {
     }
 
     fn plan_atomic(&self, index: u32, psn: Psn, header: &SendHeader) -> Option<RequestPlan> {
-        if !self.read_credit_left() || !self.window_allows(psn, 1) {
+        if !self.read_credit_left() || !self.window_allows(psn, 1, 0) {
             return None;
         }
         let opcode = match header.operation {
@@ -433,20 +456,26 @@ impl QueuePair {
         self.requester.unanswered.len() < credits || planted(Mutation::ReadCreditIgnored)
     }
 
-    /// Whether `covers` packets from `psn` on fit what the peer's socket (or, for READs, the own) takes.
-    fn window_allows(&self, psn: Psn, covers: u32) -> bool {
+    /// Whether `covers` packets from `psn` on, with so much payload, fit what the peer's socket (or, for READs, the own)
+    /// takes.
+    fn window_allows(&self, psn: Psn, covers: u32, payload: u32) -> bool {
         let Some(path) = &self.path else { return false };
-        let end = psn.plus(covers).distance_from(self.requester.unacknowledged).max(0) as u32;
-        if end <= covers || planted(Mutation::WindowIgnored) {
-            return true; // nothing else in flight: one step is always allowed, so that no one starves
+        // A probe is a packet that was counted already, and may be what all wait for.
+        if planted(Mutation::WindowIgnored) || self.requester.recovery.probe_pending() {
+            return true;
         }
-        let window = path.window_packets();
-        if end > window {
+        let end = psn.plus(covers).distance_from(self.requester.unacknowledged).max(0) as u32;
+        let mut window = path.window_packets_of(payload);
+        if self.requester.is_peer_silent() {
+            window = window.min(PACKETS_INTO_SILENCE);
+        }
+        // One step is always allowed, however many packets it brings.
+        if end > covers && end > window {
             return false;
         }
-        let own = self.requester.counted_in_flight;
-        let others = path.in_flight_to_peer.load(std::sync::atomic::Ordering::Relaxed).saturating_sub(own);
-        others.saturating_add(end) <= window.max(2)
+        let allowed = self.others_allow(&path.shared, end, window);
+        self.turn.is_crowded_out.set(!allowed);
+        allowed
     }
 
     /// Whether the packet asks for an acknowledgement: because somebody waits for the completion, because much is
@@ -462,7 +491,8 @@ impl QueuePair {
         let header = self.send.header(plan.index);
         let window = self.path.as_ref().map_or(1, |path| path.window_packets());
         let since = plan.psn.distance_from(self.requester.last_ack_request).max(0) as u32;
-        let many = since >= (window / 4).clamp(1, MOST_UNASKED_PACKETS);
+        let most = if self.others_have_packets() { MOST_UNASKED_AMONG_OTHERS } else { MOST_UNASKED_PACKETS };
+        let many = since >= (window / 4).clamp(1, most);
         if many || plan.is_probe || header.operation.is_answered() {
             return true;
         }
@@ -474,6 +504,7 @@ impl QueuePair {
             || is_draining
             || header.flags.contains(SendFlags::SIGNALED)
             || plan.psn.is_before(self.requester.limit)
+            || self.path.as_ref().is_some_and(|path| path.shared.has_line())
             || (self.may_pause_after(plan.index) && !self.asked_lately(now))
     }
 
@@ -647,6 +678,7 @@ impl QueuePair {
         }
         let end = plan.psn.plus(plan.covers);
         self.requester.move_cursor(end);
+        self.requester.has_asked = ack_request;
         if ack_request {
             self.requester.last_ack_request = plan.psn;
             self.requester.last_ack_request_at = Some(now);
