@@ -311,8 +311,8 @@ impl<H: Copy + Default> RingConsumer<H> {
         let count = self.fixed(slot).sge_count as usize;
         let used = &part(&self.ring.sges, slot, self.ring.layout.max_sge)[..count];
         // SAFETY: the slot is in [retired, published): the producer does not write it before it is retired, which needs
-        // `&mut self`, and the reference borrows `self`. The entries were initialised at creation, and `UnsafeCell<Sge>`
-        // is laid out like `Sge`.
+        // `&mut self`, and the reference borrows `self`. The entries were initialised at creation, and their cells are
+        // laid out like `Sge`.
         unsafe { std::slice::from_raw_parts(used.as_ptr() as *const Sge, used.len()) }
     }
 
