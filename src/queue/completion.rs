@@ -178,8 +178,9 @@ impl CompletionQueue {
     ///
     /// [`Overflow`] if there is no room, and ever after. The first one notifies an armed queue of any kind, so that
     /// whoever sleeps comes to see it.
+    #[inline]
     pub fn push(&self, token: SourceToken, completion: RawCompletion, solicited: bool) -> Result<(), Overflow> {
-        let (result, due) = self.push_locked(token, completion, solicited);
+        let (result, due) = self.push_locked(token, &completion, solicited);
         match (due, &self.notify) {
             (Due::Notification, Some(notify)) => notify.notify(self.id),
             (Due::Within(period, gathering), Some(notify)) => notify.notify_within(self.id, period, gathering),
@@ -303,7 +304,7 @@ impl CompletionQueue {
     fn push_locked(
         &self,
         token: SourceToken,
-        mut completion: RawCompletion,
+        completion: &RawCompletion,
         solicited: bool,
     ) -> (Result<(), Overflow>, Due) {
         let mut state = lock(&self.state);
@@ -322,10 +323,11 @@ impl CompletionQueue {
             }
         } else if state.entries.len() != 2 || !planted(Mutation::CompletionLost) {
             // Under the lock, so that later entries bear later times.
+            let mut entry = Entry { completion: spoiled(*completion), source: token };
             if let Some(clock) = self.clock {
-                completion.timestamp = clock();
+                entry.completion.timestamp = clock();
             }
-            state.entries.push_back(Entry { completion: spoiled(completion), source: token });
+            state.entries.push_back(entry);
             self.store_length(&state);
         }
         let is_due = match state.arm {

@@ -102,16 +102,11 @@ impl ReceiveConsumer {
     /// are returned. Allocates nothing if `sges` has room for the queue's longest list.
     #[inline]
     pub fn take(&mut self, sges: &mut Vec<Sge>) -> Option<(u64, u32)> {
-        if self.ring.available() == 0 {
-            return None;
-        }
-        let index = self.ring.retired();
-        let wr_id = *self.ring.header(index);
-        sges.clear();
-        sges.extend_from_slice(self.ring.sges(index));
-        self.ring.retire(index.wrapping_add(1));
-        self.ring.release_retired();
-        Some((wr_id, index))
+        self.ring.take_oldest(|index, wr_id, entries| {
+            sges.clear();
+            sges.extend_from_slice(entries);
+            (*wr_id, index)
+        })
     }
 
     /// Says whether requests are completed as flushed from now on, so that posting threads tell of new ones. After

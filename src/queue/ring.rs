@@ -14,7 +14,8 @@
 //!   them by an acquiring load of `published`, and it alone changes `retired`, by releasing stores through `&mut self`:
 //!   references that it handed out borrow it and have ended by then.
 //! * Anybody may ask for slots to be released. [`Ring::release`] moves `released` forward only, and never beyond a
-//!   value of `retired` that it read by an acquiring load; its own change is releasing. So a producer that sees a slot
+//!   value of `retired` that it read by an acquiring load; its own change is releasing. The consumer itself stores its
+//!   `retired` ([`RingConsumer::take_oldest`]), beyond which nobody else's change gets. So a producer that sees a slot
 //!   released sees also that the consumer's reads are over.
 
 use std::cell::UnsafeCell;
@@ -285,12 +286,33 @@ impl<H: Copy + Default> RingConsumer<H> {
     /// The scatter-gather entries of request `index`.
     #[inline]
     pub(super) fn sges(&self, index: u32) -> &[Sge] {
-        let slot = self.locate(index);
+        self.sges_at(self.locate(index))
+    }
+
+    /// Hands the oldest request's number, header and entries to `take`, then retires it and frees its slot; `None` if
+    /// there is none. Without a look at what others free: they never get beyond what is retired.
+    #[inline]
+    pub(super) fn take_oldest<R>(&mut self, take: impl FnOnce(u32, &H, &[Sge]) -> R) -> Option<R> {
+        if self.available() == 0 {
+            return None;
+        }
+        let slot = self.ring.slot_of(self.retired);
+        let taken = take(self.retired as u32, &self.fixed(slot).header, self.sges_at(slot));
+        self.retired += 1;
+        // Release, both: what was read of the slot happened before.
+        self.ring.retired.0.store(self.retired, Release);
+        self.ring.released.0.store(self.retired, Release);
+        Some(taken)
+    }
+
+    /// The entries of a slot in `[retired, published)`.
+    #[inline]
+    fn sges_at(&self, slot: usize) -> &[Sge] {
         let count = self.fixed(slot).sge_count as usize;
         let used = &part(&self.ring.sges, slot, self.ring.layout.max_sge)[..count];
-        // SAFETY: `locate` checked that the slot is in [retired, published): the producer does not write it before it
-        // is retired, which needs `&mut self`, and the reference borrows `self`. The entries were initialised at
-        // creation, and `UnsafeCell<Sge>` is laid out like `Sge`.
+        // SAFETY: the slot is in [retired, published): the producer does not write it before it is retired, which needs
+        // `&mut self`, and the reference borrows `self`. The entries were initialised at creation, and their cells are
+        // laid out like `Sge`.
         unsafe { std::slice::from_raw_parts(used.as_ptr() as *const Sge, used.len()) }
     }
 
@@ -341,13 +363,12 @@ impl<H: Copy + Default> RingConsumer<H> {
         self.ring.slot_of(self.retired + u64::from(offset))
     }
 
-    /// The fixed part of a slot that [`Self::locate`] found.
+    /// The fixed part of a slot in `[retired, published)`.
     #[inline]
     fn fixed(&self, slot: usize) -> &Slot<H> {
         self.ring.witnesses[slot].read();
-        // SAFETY: `locate` found the slot in [retired, published): it was written before it was published, which was
-        // seen by an acquiring load, and is not written before it is retired, which needs `&mut self`, while the
-        // reference borrows `self`.
+        // SAFETY: the slot was written before it was published, which was seen by an acquiring load, and is not written
+        // before it is retired, which needs `&mut self`, while the reference borrows `self`.
         unsafe { &*self.ring.slots[slot].get() }
     }
 }

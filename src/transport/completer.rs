@@ -83,19 +83,7 @@ impl QueuePair {
     /// Everything before `psn` is acknowledged, except that READs and atomics need their answers. Returns whether
     /// nothing held it up and the connection lives. `answer` is the number of the packet that says so.
     pub(super) fn acknowledge_before(&mut self, pass: &Pass<'_>, psn: Psn, answer: Psn) -> bool {
-        let mut barrier = None;
-        let mut index = self.requester.oldest();
-        while index != self.requester.next() {
-            let request = self.requester.request(index);
-            if !request.first.is_before(psn) {
-                break;
-            }
-            if request.brings_data_home() {
-                barrier = Some(request.first);
-                break;
-            }
-            index = index.wrapping_add(1);
-        }
+        let barrier = if self.requester.awaits_data() { self.first_awaiting_data(psn) } else { None };
         let start = self.requester.unacknowledged;
         let reached = match barrier {
             Some(first) if first.is_before(start) => start,
@@ -108,6 +96,22 @@ impl QueuePair {
             return false;
         }
         self.takes_responses()
+    }
+
+    /// First number of the oldest request before `psn` that needs an answer of its own.
+    fn first_awaiting_data(&self, psn: Psn) -> Option<Psn> {
+        let mut index = self.requester.oldest();
+        while index != self.requester.next() {
+            let request = self.requester.request(index);
+            if !request.first.is_before(psn) {
+                return None;
+            }
+            if request.brings_data_home() {
+                return Some(request.first);
+            }
+            index = index.wrapping_add(1);
+        }
+        None
     }
 
     /// Moves the oldest unacknowledged number and completes what lies before it.

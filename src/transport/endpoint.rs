@@ -333,16 +333,18 @@ impl Endpoint {
     /// once, when one to another comes. [`Endpoint::settle_arrivals`] must follow the last one, before anything else.
     #[inline]
     pub fn handle_arrival(&mut self, now: Time, memory: &MemoryView<'_>, datagram: &Datagram<'_>) -> Outcome {
-        let packet = match Packet::parse(datagram.payload) {
+        // By reference: what was just written in pieces is slow to copy.
+        let parsed = Packet::parse(datagram.payload);
+        let packet = match &parsed {
             Ok(packet) => packet,
-            Err(reason) => return self.drop_stray(now, datagram, None, reason),
+            Err(reason) => return self.drop_stray(now, datagram, None, *reason),
         };
         let bth = &packet.headers.bth;
         if bth.opcode == Opcode::CNP {
             return self.drop_datagram(DropReason::CongestionNotification);
         }
         if bth.destination == Qpn::MULTICAST && datagram.destination.is_multicast() {
-            return self.handle_multicast(now, memory, datagram, &packet);
+            return self.handle_multicast(now, memory, datagram, packet);
         }
         let place = match self.arrivals {
             Some((qpn, place)) if qpn == bth.destination => place,
@@ -359,8 +361,7 @@ impl Endpoint {
         };
         let pass = self.pass(now, memory);
         let Some(queue_pair) = self.at(place) else { return Outcome::default() };
-        let outcome =
-            queue_pair.take(datagram, &packet, |queue_pair| queue_pair.handle_packet(&pass, datagram, &packet));
+        let outcome = queue_pair.take(datagram, packet, |queue_pair| queue_pair.handle_packet(&pass, datagram, packet));
         if queue_pair.requester.overflowed {
             self.settle_arrivals(now);
         }
@@ -443,6 +444,7 @@ impl Endpoint {
     }
 
     /// Writes the next datagram, or a run of datagrams to one destination, into `buffer` (at least 4,200 bytes).
+    #[inline]
     pub fn poll_transmit(
         &mut self,
         now: Time,
@@ -453,6 +455,10 @@ impl Endpoint {
         if release == AckRelease::Now {
             self.release_held();
         }
+        if self.ready.is_empty() { None } else { self.transmit_ready(now, memory, buffer) }
+    }
+
+    fn transmit_ready(&mut self, now: Time, memory: &MemoryView<'_>, buffer: &mut [u8]) -> Option<Transmit> {
         let pass = self.pass(now, memory);
         let max_segments = self.config.max_segments;
         while let Some(place) = self.ready.pop_front() {
@@ -667,11 +673,6 @@ impl QueuePair {
             };
             let Some(sending) = written else { continue };
             repeats.note(count, sending);
-            if packet[0] == Opcode::RC_FLUSH.0 && self.flushes_as_linux() {
-                icrc::append_as_linux(&flow, count as u16, packet);
-            } else {
-                seed.append(&flow, count as u16, packet);
-            }
             self.counters.add(Counter::SentPackets, 1);
             self.counters.add(Counter::SentBytes, size as u64);
             if count == 0 {
@@ -681,6 +682,14 @@ impl QueuePair {
             count += 1;
             if size < segment {
                 break; // only the last datagram of a run may be shorter
+            }
+        }
+        // Not right after each was written: a processor reads late what it has just stored in pieces.
+        for (index, packet) in buffer[..length].chunks_mut(segment.max(1)).enumerate() {
+            if packet[0] == Opcode::RC_FLUSH.0 && self.flushes_as_linux() {
+                icrc::append_as_linux(&flow, index as u16, packet);
+            } else {
+                seed.append(&flow, index as u16, packet);
             }
         }
         self.replies_first = !self.replies_first;

@@ -373,7 +373,7 @@ impl QueuePair {
         };
         let newest = self.send.published().wrapping_sub(1);
         let named = if planted(Mutation::CompletionOfWrongRequest) { newest } else { index };
-        let wr_id = self.send.header(named).wr_id;
+        let wr_id = if named == index { header.wr_id } else { self.send.header(named).wr_id };
         if status.is_success() {
             self.history.note_done(&header.operation, header.length);
         }
@@ -409,13 +409,14 @@ impl QueuePair {
         self.complete_receive_as(completion, false);
     }
 
-    pub(super) fn complete_receive_as(&mut self, completion: RawCompletion, solicited: bool) {
-        let opcode = match completion.opcode {
-            CompletionOpcode::ReceiveRdmaWithImmediate => CompletionOpcode::ReceiveRdmaWithImmediate,
-            _ => CompletionOpcode::Receive,
-        };
-        let source_qpn = self.attributes.dest_qp_num.unwrap_or(completion.source_qpn);
-        let completion = RawCompletion { opcode, qpn: self.qpn, source_qpn, ..completion };
+    #[inline]
+    pub(super) fn complete_receive_as(&mut self, mut completion: RawCompletion, solicited: bool) {
+        // In place: what was just written in pieces is slow to copy.
+        if completion.opcode != CompletionOpcode::ReceiveRdmaWithImmediate {
+            completion.opcode = CompletionOpcode::Receive;
+        }
+        completion.source_qpn = self.attributes.dest_qp_num.unwrap_or(completion.source_qpn);
+        completion.qpn = self.qpn;
         let (queue, token) = self.receive.completions().unwrap_or(&self.receive_completions);
         if let Err(overflow) = queue.push(*token, completion, solicited) {
             let queue = queue.id();

@@ -194,6 +194,11 @@ impl Requester {
         self.oldest == self.next
     }
 
+    /// Whether a request in progress needs an answer of its own.
+    pub(super) fn awaits_data(&self) -> bool {
+        self.reads_in_progress > 0
+    }
+
     /// Numbers sent and not acknowledged.
     pub(super) fn packets_in_flight(&self) -> u32 {
         self.limit.distance_from(self.unacknowledged).max(0) as u32
@@ -395,6 +400,7 @@ impl QueuePair {
         true
     }
 
+    #[inline]
     fn plan_at(&self, index: u32, psn: Psn) -> Option<RequestPlan> {
         if index == self.requester.next {
             return None;

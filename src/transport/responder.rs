@@ -452,6 +452,9 @@ impl QueuePair {
         if packet.headers.bth.opcode == Opcode::RC_ATOMIC_WRITE && !reth.va.is_multiple_of(8) {
             return Err(Violation::Misaligned);
         }
+        if packet.headers.bth.opcode == Opcode::RC_WRITE_ONLY && !packet.payload.is_empty() {
+            return Ok(()); // writing itself checks the same, and nothing is done before
+        }
         let is_read = packet.headers.bth.opcode == Opcode::RC_READ_REQUEST;
         let need = if is_read { AccessFlags::REMOTE_READ } else { AccessFlags::REMOTE_WRITE };
         self.check_range(pass, reth.rkey, reth.va, u64::from(reth.length), need)
@@ -634,10 +637,12 @@ impl QueuePair {
         Ok(())
     }
 
-    fn finish_receive(&mut self, completion: RawCompletion, solicited: bool) {
+    #[inline]
+    fn finish_receive(&mut self, mut completion: RawCompletion, solicited: bool) {
         let Some(receive) = self.responder.receive.take() else { return };
-        let retired = receive.index.wrapping_add(1);
-        self.complete_receive_as(RawCompletion { wr_id: receive.wr_id, retired, ..completion }, solicited);
+        completion.wr_id = receive.wr_id;
+        completion.retired = receive.index.wrapping_add(1);
+        self.complete_receive_as(completion, solicited);
     }
 
     /// A packet that was executed before.

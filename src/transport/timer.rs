@@ -33,7 +33,9 @@ impl Timers {
                 let place = place as usize;
                 if self.heap[place].0 != time {
                     self.heap[place].0 = time;
-                    self.settle(place);
+                    if self.heap.len() > 1 {
+                        self.settle(place);
+                    }
                 }
             }
         }

@@ -341,23 +341,37 @@ impl RangeCheck<'_> {
     }
 
     /// The range as a scatter-gather entry, if this queue pair may use it.
+    #[inline]
     fn entry(&self, range: &RegionRange<'_>) -> Result<Sge> {
         let region = range.region();
         if !region.protection_domain().is_same(self.domain) && !planted(Mutation::ForeignRegionPosted) {
             return Err(self.wrong_domain(range));
         }
         if !region.access().contains(self.need) && !planted(Mutation::ReadOnlyRegionPosted) {
-            let (lkey, access) = (region.lkey(), region.access());
-            return Err(self.error(format!("the region {lkey} has access {access:?}; {:?} is needed", self.need)));
+            return Err(self.no_access(range));
         }
         if region.is_revoked() && !planted(Mutation::RevokedRegionPosted) {
-            let message = format!("the region {} was deregistered", region.lkey());
-            return Err(Error::new(self.verb, ErrorKind::InvalidState, message));
+            return Err(self.revoked(range));
         }
-        range.to_sge().ok_or_else(|| {
-            let limit = types::MAX_MESSAGE_BYTES;
-            self.error(format!("length is {} bytes; a message has at most {limit}", range.len()))
-        })
+        range.to_sge().ok_or_else(|| self.too_long(range))
+    }
+
+    #[cold]
+    fn no_access(&self, range: &RegionRange<'_>) -> Error {
+        let (lkey, access) = (range.region().lkey(), range.region().access());
+        self.error(format!("the region {lkey} has access {access:?}; {:?} is needed", self.need))
+    }
+
+    #[cold]
+    fn revoked(&self, range: &RegionRange<'_>) -> Error {
+        let message = format!("the region {} was deregistered", range.region().lkey());
+        Error::new(self.verb, ErrorKind::InvalidState, message)
+    }
+
+    #[cold]
+    fn too_long(&self, range: &RegionRange<'_>) -> Error {
+        let limit = types::MAX_MESSAGE_BYTES;
+        self.error(format!("length is {} bytes; a message has at most {limit}", range.len()))
     }
 
     #[cold]

@@ -427,11 +427,13 @@ impl fmt::Debug for RegionRange<'_> {
 }
 
 /// Start and length of a range within a region of `len` bytes.
+#[inline]
 pub(super) fn resolve(verb: &'static str, range: &impl RangeBounds<usize>, len: usize) -> Result<(usize, usize)> {
     resolve_in(verb, range, len, "the region")
 }
 
 /// Start and length of a range within the `len` bytes of `what`.
+#[inline]
 pub(super) fn resolve_in(
     verb: &'static str,
     range: &impl RangeBounds<usize>,
@@ -450,10 +452,13 @@ pub(super) fn resolve_in(
     };
     match (start, end) {
         (Some(start), Some(end)) if start <= end && end <= len => Ok((start, end - start)),
-        (start, end) => {
-            let [start, end] = [start, end].map(|bound| bound.map_or("2^64".into(), |bound| bound.to_string()));
-            let message = format!("range is {start}..{end}; {what} has {len} bytes");
-            Err(Error::new(verb, ErrorKind::InvalidArgument, message))
-        }
+        bounds => Err(out_of_range(verb, bounds.into(), len, what)),
     }
+}
+
+#[cold]
+fn out_of_range(verb: &'static str, bounds: [Option<usize>; 2], len: usize, what: &str) -> Error {
+    let [start, end] = bounds.map(|bound| bound.map_or("2^64".into(), |bound| bound.to_string()));
+    let message = format!("range is {start}..{end}; {what} has {len} bytes");
+    Error::new(verb, ErrorKind::InvalidArgument, message)
 }

@@ -110,6 +110,7 @@ impl<'a> Packet<'a> {
     }
 
     /// The rest is payload and padding.
+    #[inline]
     fn finish(headers: Headers, traits: Traits, reader: &Reader<'a>) -> Result<Self, DropReason> {
         let padding = if planted(Mutation::PaddingDelivered) { 0 } else { usize::from(headers.bth.pad_count) };
         let length = reader.0.len().checked_sub(padding).ok_or(DropReason::BadLength)?;
