@@ -153,6 +153,10 @@ fn a_message_takes_few_system_calls() {
         println!("other calls are not counted: the kernel does not let this thread be watched ({error})");
     }
     let (ends, witness) = (Ends::connect(["127.98.2.1", "127.98.2.2"]), witness.ok());
+    if let Some(witness) = &witness {
+        let [_, strange] = witness.waits_and_strange();
+        assert!(strange > 100, "sockets were opened and memory was mapped: {:?}", witness.calls());
+    }
     for kind in &KINDS {
         let cost = calmest(&ends, witness.as_deref(), kind);
         println!("{}: {cost}", kind.name);
