@@ -6,6 +6,9 @@ use std::sync::{Arc, RwLock};
 
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main};
+use rand::SeedableRng;
+use rand::rngs::StdRng;
+use rand::seq::SliceRandom;
 use rdma_verbs::memory::{Backing, Region, RegionTable};
 use rdma_verbs::types::{AccessFlags, DomainId};
 
@@ -109,9 +112,11 @@ fn lookup(c: &mut Criterion) {
     group.bench_function("take and drop a view", |b| b.iter(|| black_box(table.read())));
 }
 
-/// The memory that a look-up among so many cannot help to touch: a place in the table, and the region that it names.
+/// The memory that a look-up among so many cannot help to touch: a place in the table, and the region that it names,
+/// which may be anywhere.
 fn plain_list(group: &mut BenchmarkGroup<'_, WallTime>, count: usize) {
-    let list: Vec<Box<[u64; 8]>> = (0..count as u64).map(|number| Box::new([number; 8])).collect();
+    let mut list: Vec<Box<[u64; 8]>> = (0..count as u64).map(|number| Box::new([number; 8])).collect();
+    list.shuffle(&mut StdRng::seed_from_u64(1));
     let mut next = 0;
     group.bench_function("limit: a plain list", |b| {
         b.iter(|| {
