@@ -43,6 +43,11 @@ fn trials() -> Vec<Trial> {
         Trial::test("failures", failures),
         Trial::test("interrupt", interrupt),
         Trial::test("table", table),
+        Trial::test("table_over_veth", table_over_veth),
+        Trial::test("table_without_what_it_needs", table_without_what_it_needs),
+        Trial::test("interrupt_over_veth", interrupt_over_veth),
+        Trial::test("output_of_other_programs", output_of_other_programs),
+        Trial::test("listening_sockets", listening_sockets),
     ]);
     trials
 }
@@ -102,10 +107,17 @@ fn measurements() -> Vec<Trial> {
     trials
 }
 
-/// The program with these arguments.
+/// The program with these arguments; what stands in quotes is one.
 fn program(arguments: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().expect("the test's own path"));
-    command.env(PROGRAM, "1").args(arguments.split_whitespace()).stdin(Stdio::null());
+    for (number, part) in arguments.split('"').enumerate() {
+        if number % 2 == 1 {
+            command.arg(part)
+        } else {
+            command.args(part.split_whitespace())
+        };
+    }
+    command.env(PROGRAM, "1").stdin(Stdio::null());
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
@@ -340,9 +352,17 @@ fn interrupt() -> Result<(), Failed> {
 fn table() -> Result<(), Failed> {
     let file = picture("table");
     let document = json(&format!("table --brief --repetitions 1 --plot {}", file.display()))?;
+    let measured = check_table(&document)?;
+    ensure(measured > 20, || format!("{measured} rows"))?;
+    check_picture(&file, &["Half round trip, median", "Bandwidth", "distribution", "raw UDP", "TCP"])?;
+    let text = output("table --brief --repetitions 3 --only \"beside TCP\"")?;
+    ensure(text.contains("WRITE 1 MiB beside TCP") && text.contains(">= 1"), || text.clone())
+}
+
+/// Whether nothing failed and every row says something; how many rows there are.
+fn check_table(document: &Value) -> Result<usize, Failed> {
     let rows = document["rows"].as_array().ok_or("no rows")?;
     ensure(document["failed"].as_array().is_some_and(Vec::is_empty), || document["failed"].to_string())?;
-    ensure(rows.len() > 20, || format!("{} rows", rows.len()))?;
     for row in rows {
         let verdicts = row["verdicts"].as_array().ok_or("no verdicts")?;
         ensure(!verdicts.is_empty(), || format!("nothing is said of {}", row["row"]))?;
@@ -353,7 +373,173 @@ fn table() -> Result<(), Failed> {
             ensure(is_judged, || format!("{}: {verdict}", row["row"]))?;
         }
     }
-    check_picture(&file, &["Half round trip, median", "Bandwidth", "distribution", "raw UDP", "TCP"])?;
-    let text = output("table --brief --repetitions 3 --only TCP")?;
-    ensure(text.contains("WRITE 1 MiB beside TCP") && text.contains(">= 1"), || text.clone())
+    Ok(rows.len())
+}
+
+/// Network namespaces and veth pairs, if this system gives any.
+fn gives_veth() -> bool {
+    let tried = Command::new("unshare").args(["-rn", "ip", "link", "add", "type", "veth"]).output();
+    tried.is_ok_and(|output| output.status.success())
+}
+
+fn table_over_veth() -> Result<(), Failed> {
+    if !gives_veth() {
+        println!("table_over_veth: skipped, no network namespace, or no veth links");
+        return Ok(());
+    }
+    for only in ["SEND 8 B, veth", "WRITE 64 KiB, veth 4200"] {
+        let document = json(&format!("table --brief --repetitions 2 --only \"{only}\""))?;
+        let (measured, missing) = (check_table(&document)?, &document["not_measured"]);
+        let may_miss = missing.as_array().is_some_and(|rows| {
+            rows.iter().all(|row| row["why"].as_str().is_some_and(|why| why.contains("apt-get install ethtool")))
+        });
+        ensure(measured > 0 && may_miss, || document.to_string())?;
+    }
+    Ok(())
+}
+
+/// Rows whose programs are missing are left out, and said so.
+fn table_without_what_it_needs() -> Result<(), Failed> {
+    let ended = |arguments: &str| -> Result<Output, Failed> {
+        finish(program(arguments).env("PATH", "/nonexistent").spawn()?, arguments)
+    };
+    for (only, hint) in [("veth 1500", "util-linux"), ("UCX", "ucx-utils"), ("libfabric", "libfabric-bin")] {
+        let Output { status, stderr, .. } = ended(&format!("table --brief --repetitions 1 --only \"{only}\""))?;
+        let said = text_of(&stderr);
+        ensure(status.code() == Some(1), || format!("{only}: nothing was measured, and it ends with {status}"))?;
+        ensure(said.contains("not measured") && said.contains(hint), || format!("{only}: {said}"))?;
+    }
+    // Some rows can be measured, some not.
+    let arguments = "table --brief --repetitions 1 --json --only \"1 MiB beside\"";
+    let Output { status, stdout, .. } = ended(arguments)?;
+    let document: Value = serde_json::from_slice(&stdout)?;
+    ensure(status.success(), || format!("it ends with {status}"))?;
+    ensure(check_table(&document)? == 1, || document.to_string())?;
+    let missing = document["not_measured"].as_array().ok_or("nothing is said of the others")?;
+    ensure(missing.len() == 3, || format!("{missing:?}"))?;
+    // Whether the one row that can be measured meets its target is the machine's matter.
+    let strict = ended(&format!("{arguments} --strict"))?.status;
+    ensure(matches!(strict.code(), Some(1 | 3)), || format!("--strict ends with {strict}"))
+}
+
+/// Whoever ends the table ends the processes in the namespaces, and with them the namespaces.
+fn interrupt_over_veth() -> Result<(), Failed> {
+    if !gives_veth() {
+        println!("interrupt_over_veth: skipped, no network namespace, or no veth links");
+        return Ok(());
+    }
+    for signal in [Signal::SIGINT, Signal::SIGKILL] {
+        let table = program("table --repetitions 1000 --only \"SEND 8 B, veth\"").spawn()?;
+        let pid = table.id();
+        let descendants = await_that("there is a partner", || {
+            let found = descendants(pid);
+            found.iter().any(|(pid, _)| is_partner(*pid)).then_some(found)
+        })?;
+        kill(Pid::from_raw(pid as i32), signal)?;
+        finish(table, "interrupted")?;
+        await_that("the processes in the namespaces end", || {
+            descendants.iter().all(|(pid, started)| start_of(*pid).as_ref() != Some(started)).then_some(())
+        })?;
+    }
+    Ok(())
+}
+
+fn await_that<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> Result<T, Failed> {
+    let start = Instant::now();
+    loop {
+        if let Some(seen) = look() {
+            return Ok(seen);
+        }
+        ensure(start.elapsed() < PATIENCE / 10, || format!("never seen: {what}"))?;
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Parent and time of start of a process that runs.
+fn process(pid: u32) -> Option<(u32, String)> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let fields: Vec<&str> = status.rsplit_once(')')?.1.split_whitespace().collect();
+    (*fields.first()? != "Z").then_some((fields.get(1)?.parse().ok()?, fields.get(19)?.to_string()))
+}
+
+fn start_of(pid: u32) -> Option<String> {
+    process(pid).map(|(_, start)| start)
+}
+
+fn is_partner(pid: u32) -> bool {
+    let arguments = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    arguments.split('\0').nth(1) == Some("partner")
+}
+
+/// A process' children and theirs, with their times of start, because numbers are used again.
+fn descendants(pid: u32) -> Vec<(u32, String)> {
+    let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let numbers = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let known: Vec<(u32, u32, String)> =
+        numbers.filter_map(|number| process(number).map(|(parent, start)| (number, parent, start))).collect();
+    let mut found: Vec<(u32, String)> = Vec::new();
+    let mut parents = vec![pid];
+    while let Some(parent) = parents.pop() {
+        for (number, _, start) in known.iter().filter(|(_, of, _)| *of == parent) {
+            parents.push(*number);
+            found.push((*number, start.clone()));
+        }
+    }
+    found
+}
+
+const UCX_LATENCY: &str = "\
++--------------+--------------+------------------------------+---------------------+-----------------------+
+|              |              |        latency (usec)        |   bandwidth (MB/s)  |  message rate (msg/s) |
++--------------+--------------+----------+---------+---------+----------+----------+-----------+-----------+
+|     Test     | # iterations | 50.0%ile | average | overall |  average |  overall |  average  |  overall  |
++--------------+--------------+----------+---------+---------+----------+----------+-----------+-----------+
+                       50000      5.154     5.485     5.500        1.39       1.39      182322      182322
+";
+const UCX_BANDWIDTH: &str = "\
++--------------+--------------+----------+---------+---------+----------+----------+-----------+-----------+
+|     Test     | # iterations | 50.0%ile | average | overall |  average |  overall |  average  |  overall  |
++--------------+--------------+----------+---------+---------+----------+----------+-----------+-----------+
+                        1000      6.020   207.370   207.370     9999.99    4822.30        4822        4822
+";
+const LIBFABRIC: &str = "\
+bytes   #sent   #ack     total       time     MB/sec    usec/xfer   Mxfers/sec
+1m      200     =200     400m        1.31s    321.18    3264.73       0.00
+";
+
+fn output_of_other_programs() -> Result<(), Failed> {
+    use perf::external::{External, Program, UcxTest};
+    let reads = |program, size, text: &str| External { program, size, iterations: 1, warm_up: 1 }.read(text);
+    let is_near = |found: f64, wanted: f64| (found / wanted - 1.0).abs() < 1e-3;
+    let latency = reads(Program::Ucx(UcxTest::TagLatency), 8, UCX_LATENCY).ok_or("no latency")?;
+    ensure((latency.bytes, latency.messages) == (8, 50_000), || format!("{latency:?}"))?;
+    ensure((latency.median, latency.mean) == (Some(5.154), Some(5.5)), || format!("{latency:?}"))?;
+    ensure(is_near(latency.seconds, 0.55), || format!("{latency:?}"))?;
+    // Its megabytes have 2^20 bytes; what counts is the whole, not the last second.
+    let bandwidth = reads(Program::Ucx(UcxTest::PutBandwidth), 1 << 20, UCX_BANDWIDTH).ok_or("no bandwidth")?;
+    ensure((bandwidth.messages, bandwidth.median) == (1000, None), || format!("{bandwidth:?}"))?;
+    ensure(is_near(bandwidth.seconds, 0.20737), || format!("{bandwidth:?}"))?;
+    let ping_pong = reads(Program::LibfabricPingPong, 1 << 20, LIBFABRIC).ok_or("no ping-pong")?;
+    ensure((ping_pong.messages, ping_pong.mean) == (400, Some(3264.73)), || format!("{ping_pong:?}"))?;
+    ensure(is_near(ping_pong.seconds, 1.3059), || format!("{ping_pong:?}"))?;
+    let broken = ["", "nothing\n", "1 2 3 4 5 6 7 nonsense\n", "0 1 1 1 1 1 1 1\n", "5 1 1 0 1 0 1 1\n"];
+    for text in broken {
+        for program in
+            [Program::Ucx(UcxTest::TagLatency), Program::Ucx(UcxTest::TagBandwidth), Program::LibfabricPingPong]
+        {
+            let read = reads(program, 8, text);
+            ensure(read.is_none_or(|told| told.seconds > 0.0), || format!("{text:?} is read as {read:?}"))?;
+        }
+    }
+    Ok(())
+}
+
+fn listening_sockets() -> Result<(), Failed> {
+    use perf::external::listens;
+    let sockets = "  sl  local_address rem_address   st tx_queue rx_queue tr\n   \
+                   0: 0100007F:36A7 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 1 1\n   \
+                   1: 0100007F:D3A0 0100007F:36A8 01 00000000:00000000 00:00000000 00000000     0        0 1 1\n";
+    ensure(listens(sockets, 0x36A7), || "the listening one is not seen".to_owned())?;
+    ensure(!listens(sockets, 0xD3A0), || "a connected one is taken for it".to_owned())?;
+    ensure(!listens(sockets, 0x36A8), || "another end's port is taken for it".to_owned())
 }

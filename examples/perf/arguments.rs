@@ -34,11 +34,14 @@ pub(crate) enum Command {
         #[command(subcommand)]
         test: Test,
     },
-    /// Everything beside raw sockets, with the targets.
+    /// Everything beside raw sockets and other transports, with the targets.
     Table(TableFlags),
     /// The second process, started by the first.
     #[command(hide = true)]
     Partner { address: SocketAddr },
+    /// The process at the near end of a virtual cable, started by the table.
+    #[command(hide = true)]
+    Near,
 }
 
 /// An operation.
@@ -179,7 +182,7 @@ pub(crate) struct TableFlags {
     /// Draw latency and bandwidth against size as well, with the references.
     #[arg(long, value_name = "FILE.svg")]
     pub(crate) plot: Option<PathBuf>,
-    /// Exit with 1 if a row is below its target.
+    /// Exit with 1 if a row is below its target, else with 3 if one could not be measured here.
     #[arg(long)]
     pub(crate) strict: bool,
 }

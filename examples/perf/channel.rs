@@ -2,8 +2,11 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
+use nix::libc::POLLRDHUP;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use socket2::{Domain, Socket, Type};
@@ -15,6 +18,8 @@ use super::outcome::{Failure, Outcome};
 const MOST_BYTES: usize = 16 << 20;
 /// How long a client tries to reach a server that does not listen yet.
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);
+/// How long a process whose master is gone may still take to say why, or to end by itself.
+const LAST_WORDS: Duration = Duration::from_millis(300);
 /// Pause between two looks for Ctrl-C while nothing happens.
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -24,7 +29,8 @@ pub(crate) struct Channel {
 }
 
 impl Channel {
-    fn new(stream: TcpStream) -> Outcome<Self> {
+    /// To the process at the other end of a stream.
+    pub(crate) fn over(stream: TcpStream) -> Outcome<Self> {
         stream.set_nodelay(true)?;
         stream.set_nonblocking(false)?;
         // Every wait for the peer sees Ctrl-C.
@@ -38,7 +44,7 @@ impl Channel {
         let start = Instant::now();
         loop {
             match TcpStream::connect((host, port)) {
-                Ok(stream) => return Self::new(stream),
+                Ok(stream) => return Self::over(stream),
                 Err(error) if error.kind() == ErrorKind::ConnectionRefused && start.elapsed() < CONNECT_WITHIN => {
                     pause()?;
                 }
@@ -49,7 +55,7 @@ impl Channel {
 
     /// Reaches the process that started this one.
     pub(crate) fn join(address: SocketAddr) -> Outcome<Self> {
-        Self::new(TcpStream::connect(address)?)
+        Self::over(TcpStream::connect(address)?)
     }
 
     /// Waits for another process, as long as `is_worth_it` says.
@@ -57,7 +63,7 @@ impl Channel {
         listener.set_nonblocking(true)?;
         loop {
             match listener.accept() {
-                Ok((stream, _)) => return Self::new(stream),
+                Ok((stream, _)) => return Self::over(stream),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     is_worth_it()?;
                     pause()?;
@@ -65,6 +71,21 @@ impl Channel {
                 Err(error) => return Err(error.into()),
             }
         }
+    }
+
+    /// Ends this process when the other one is gone, whatever it is doing then: it was started by that one. The thread
+    /// sleeps until then.
+    pub(crate) fn end_with_peer(&self) -> Outcome {
+        let stream = self.stream.try_clone()?;
+        std::thread::spawn(move || {
+            let hang_up = PollFlags::from_bits_retain(POLLRDHUP);
+            let mut looked = [PollFd::new(stream.as_fd(), hang_up)];
+            // A signal is no end.
+            while poll(&mut looked, PollTimeout::NONE).is_err() {}
+            std::thread::sleep(LAST_WORDS);
+            std::process::exit(1);
+        });
+        Ok(())
     }
 
     pub(crate) fn peer(&self) -> Outcome<SocketAddr> {

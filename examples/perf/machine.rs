@@ -83,6 +83,12 @@ pub(crate) fn place(role: Role, placement: Placement) -> Outcome {
     })
 }
 
+/// Whether a program of this name can be started.
+pub(crate) fn is_installed(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
+}
+
 /// What the page about figures has to say of the machine.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Description {

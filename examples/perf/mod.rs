@@ -5,6 +5,7 @@ mod bandwidth;
 mod channel;
 mod compare;
 mod end;
+pub(crate) mod external;
 #[cfg(feature = "tokio")]
 mod futures;
 mod job;
@@ -19,6 +20,8 @@ mod reference;
 mod report;
 mod run;
 mod table;
+mod task;
+mod veth;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -33,7 +36,8 @@ pub(crate) fn main() -> ExitCode {
     main_with(std::env::args_os())
 }
 
-/// 0: measured; 1: it failed, or `table --strict` is below a target; 2: wrong usage; 130: Ctrl-C.
+/// 0: measured; 1: it failed, or `table --strict` is below a target; 2: wrong usage; 3: `table --strict` is below no
+/// target, but not all could be measured; 130: Ctrl-C.
 pub(crate) fn main_with(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let arguments = match Arguments::try_parse_from(arguments) {
         Ok(arguments) => arguments,
@@ -53,7 +57,9 @@ pub(crate) fn main_with(arguments: impl IntoIterator<Item = OsString>) -> ExitCo
             ExitCode::from(2)
         }
         // The other process says why it ended.
-        Err(Failure::PeerLeft) if matches!(arguments.command, Command::Partner { .. }) => ExitCode::FAILURE,
+        Err(Failure::PeerLeft) if matches!(arguments.command, Command::Partner { .. } | Command::Near) => {
+            ExitCode::FAILURE
+        }
         Err(failure) => {
             eprintln!("perf: {failure}");
             ExitCode::FAILURE
@@ -63,6 +69,7 @@ pub(crate) fn main_with(arguments: impl IntoIterator<Item = OsString>) -> ExitCo
 
 fn dispatch(arguments: &Arguments) -> Outcome<ExitCode> {
     match &arguments.command {
+        Command::Near => veth::serve()?,
         Command::Partner { address } => partner::serve(*address)?,
         Command::Table(wanted) => return table::run(wanted),
         Command::Both { test } => run::run(&test.wanted(true)?)?,

@@ -10,6 +10,8 @@ pub(crate) type Outcome<T = ()> = Result<T, Failure>;
 pub(crate) enum Failure {
     /// What was asked for does not exist or does not fit together.
     Usage(String),
+    /// What it needs is not there: why, and what to install or to allow.
+    Missing(String),
     /// Ctrl-C.
     Interrupted,
     /// The other process is gone, or failed and said so itself.
@@ -31,7 +33,7 @@ impl Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Usage(message) | Self::Failed(message) => f.write_str(message),
+            Self::Usage(message) | Self::Missing(message) | Self::Failed(message) => f.write_str(message),
             Self::Interrupted => f.write_str("interrupted"),
             Self::PeerLeft => f.write_str("the other process is gone"),
         }

@@ -1,6 +1,6 @@
 //! The second process, which the first one starts and tells what to do.
 
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -27,14 +27,18 @@ pub(crate) struct Partner {
 impl Partner {
     /// Starts this program once more. It inherits the cores of this thread, which must therefore be pinned afterwards.
     pub(crate) fn start() -> Outcome<Self> {
+        Self::start_at(Ipv4Addr::LOCALHOST.into(), |command| Ok(command.spawn()?))
+    }
+
+    /// The same, where the other one reaches this process at an address.
+    pub(crate) fn start_at(address: IpAddr, spawn: impl FnOnce(&mut Command) -> Outcome<Child>) -> Outcome<Self> {
         machine::place(Role::Client, Placement::Anywhere)?;
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-        let mut child = Command::new(std::env::current_exe()?)
-            .args(["partner".to_owned(), listener.local_addr()?.to_string()])
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .spawn()
-            .map_err(|error| format!("cannot start the second process: {error}"))?;
+        let listener = TcpListener::bind((address, 0))?;
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(["partner".to_owned(), listener.local_addr()?.to_string()]);
+        command.stdin(Stdio::null()).stdout(Stdio::null());
+        let mut child =
+            spawn(&mut command).map_err(|failure| failure.while_doing("cannot start the second process"))?;
         let start = Instant::now();
         let accepted = Channel::accept(&listener, || match child.try_wait()? {
             Some(status) => Err(format!("the second process ended at once: {status}").into()),
@@ -53,34 +57,45 @@ impl Partner {
 
     /// Waits until it has ended well.
     pub(crate) fn end(mut self) -> Outcome {
-        let start = Instant::now();
-        while start.elapsed() < PATIENCE {
-            match self.child.try_wait()? {
-                Some(status) if status.success() => return Ok(()),
-                Some(_) => return Err(Failure::PeerLeft),
-                None => std::thread::sleep(PAUSE),
-            }
-        }
-        Err("the second process does not end".into())
+        wait_for(&mut self.child)
     }
 }
 
 impl Drop for Partner {
     fn drop(&mut self) {
-        // It has ended already, unless something failed. Then it may still say why, or hears that it is over.
         self.channel.close();
-        let start = Instant::now();
-        while start.elapsed() < LAST_WORDS && matches!(self.child.try_wait(), Ok(None)) {
-            std::thread::sleep(PAUSE);
-        }
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        put_down(&mut self.child);
     }
+}
+
+/// Waits until a process that was told to end has ended well.
+pub(crate) fn wait_for(child: &mut Child) -> Outcome {
+    let start = Instant::now();
+    while start.elapsed() < PATIENCE {
+        match child.try_wait()? {
+            Some(status) if status.success() => return Ok(()),
+            Some(_) => return Err(Failure::PeerLeft),
+            None => std::thread::sleep(PAUSE),
+        }
+    }
+    Err("the second process does not end".into())
+}
+
+/// Ends a process whose channel is closed. It has ended already, unless something failed; then it may still say why.
+pub(crate) fn put_down(child: &mut Child) {
+    let start = Instant::now();
+    while start.elapsed() < LAST_WORDS && matches!(child.try_wait(), Ok(None)) {
+        std::thread::sleep(PAUSE);
+    }
+    // Both fail only if it is gone.
+    let _ = child.kill();
+    let _ = child.wait();
 }
 
 /// The second process: does what it is told.
 pub(crate) fn serve(address: SocketAddr) -> Outcome {
     let mut channel = Channel::join(address)?;
+    channel.end_with_peer()?;
     loop {
         match channel.hear()? {
             Assignment::Verbs { job, placement, device } => {

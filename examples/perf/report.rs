@@ -1,7 +1,7 @@
 //! What was measured, for people and for programs.
 
 use hdrhistogram::Histogram;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::job::{Job, Measure, Operation, Service};
 use super::machine::Description;
@@ -16,14 +16,14 @@ const DISTRIBUTION_POINTS: usize = 400;
 const MOST_NINES: f64 = 5.0;
 
 /// One size.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Line {
     pub(crate) bytes: usize,
     pub(crate) iterations: u64,
     pub(crate) seconds: f64,
     /// Messages that never came; only unreliable services lose any.
     pub(crate) lost: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) latency: Option<Latency>,
     /// 10^9 bytes of payload a second.
     pub(crate) gigabytes_per_second: f64,
@@ -34,8 +34,8 @@ pub(crate) struct Line {
     times: Option<Histogram<u64>>,
 }
 
-/// Microseconds.
-#[derive(Clone, Copy, Debug, Serialize)]
+/// Microseconds. What is not known is no number, and null in JSON.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Latency {
     pub(crate) min: f64,
     pub(crate) p50: f64,
@@ -59,6 +59,30 @@ impl Latency {
             max: microseconds(times.max()),
         }
     }
+
+    fn told(median: Option<f64>, mean: Option<f64>) -> Self {
+        let unknown = f64::NAN;
+        Self {
+            min: unknown,
+            p50: median.unwrap_or(unknown),
+            mean: mean.unwrap_or(unknown),
+            deviation: unknown,
+            p99: unknown,
+            p999: unknown,
+            max: unknown,
+        }
+    }
+}
+
+/// What somebody else's program says that it measured.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) struct Told {
+    pub(crate) bytes: usize,
+    pub(crate) messages: u64,
+    pub(crate) seconds: f64,
+    /// Half round trips, in microseconds.
+    pub(crate) median: Option<f64>,
+    pub(crate) mean: Option<f64>,
 }
 
 /// What both ends have measured of one size, together.
@@ -113,6 +137,21 @@ impl Line {
             Some(size) => line.of_size(size),
             None => line,
         }
+    }
+
+    /// Of a program that says no more than this.
+    pub(crate) fn of_external(told: Told) -> Self {
+        let Told { bytes, messages, seconds, median, mean } = told;
+        let line = Self::of(Totals {
+            bytes,
+            iterations: messages,
+            messages,
+            lost: 0,
+            seconds,
+            cpu_seconds: f64::NAN,
+            times: None,
+        });
+        Self { latency: (median.is_some() || mean.is_some()).then(|| Latency::told(median, mean)), ..line }
     }
 
     /// The same, as the figure for messages of this size.

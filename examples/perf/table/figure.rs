@@ -10,6 +10,8 @@ use crate::perf::report::Line;
 pub(super) enum Figure {
     /// Median of the half round trips.
     Median,
+    /// Their mean.
+    Mean,
     /// What one of a thousand half round trips exceeds.
     Tail,
     Bandwidth,
@@ -24,6 +26,7 @@ impl Figure {
     pub(super) fn of(self, line: &Line) -> f64 {
         match self {
             Self::Median => line.latency.map_or(f64::NAN, |latency| latency.p50),
+            Self::Mean => line.latency.map_or(f64::NAN, |latency| latency.mean),
             Self::Tail => line.latency.map_or(f64::NAN, |latency| latency.p999),
             Self::Bandwidth => line.gigabytes_per_second,
             Self::Rate => line.million_messages_per_second,
@@ -35,6 +38,7 @@ impl Figure {
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Median => "p50",
+            Self::Mean => "mean",
             Self::Tail => "p99.9",
             Self::Bandwidth => "bandwidth",
             Self::Rate => "rate",
@@ -45,7 +49,7 @@ impl Figure {
 
     pub(super) fn unit(self) -> &'static str {
         match self {
-            Self::Median | Self::Tail | Self::TimePerMessage => "µs",
+            Self::Median | Self::Mean | Self::Tail | Self::TimePerMessage => "µs",
             Self::Bandwidth => "GB/s",
             Self::Rate => "M/s",
             Self::Processor => "s/GB",
@@ -54,7 +58,7 @@ impl Figure {
 
     pub(super) fn is_better(self, one: f64, other: f64) -> bool {
         match self {
-            Self::Median | Self::Tail | Self::Processor | Self::TimePerMessage => one < other,
+            Self::Median | Self::Mean | Self::Tail | Self::Processor | Self::TimePerMessage => one < other,
             Self::Bandwidth | Self::Rate => one > other,
         }
     }
@@ -84,6 +88,13 @@ impl fmt::Display for Bound {
             Self::AtLeast(limit) => write!(f, ">= {limit}"),
         }
     }
+}
+
+/// How far the values lie apart, as a part of their median: the noise.
+pub(super) fn spread(values: &[f64]) -> f64 {
+    let least = values.iter().copied().fold(f64::INFINITY, f64::min);
+    let most = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    (most - least) / median(values)
 }
 
 /// The middle one; of an even number the upper of the two.

@@ -1,6 +1,7 @@
 //! Everything beside what it is compared with, in turns, in one run: the figures of `docs/performance.md`.
 
 mod figure;
+mod print;
 mod rows;
 
 use std::process::ExitCode;
@@ -9,19 +10,22 @@ use serde::Serialize;
 
 use super::arguments::{OWN_DEVICE, PARTNER_DEVICE, TableFlags};
 use super::channel::check_interrupted;
-use super::end::Device;
 use super::job::{Amount, Assignment, Job, Measure, Operation};
-use super::machine::{Description, place};
+use super::machine::{Description, Placement};
 use super::outcome::{Failure, Outcome};
 use super::partner::Partner;
 use super::plot::Picture;
 use super::progress::Progress;
-use super::reference::Role;
 use super::report::{Line, Report};
-use super::run::{perform, refer};
+use super::task::Task;
+use super::veth::Link;
 use super::{compare, plot};
-use figure::{Bound, Figure, median};
-use rows::{Row, Task};
+use figure::{Bound, Figure, median, spread};
+use rows::{Network, Row};
+
+const DEVICES: [&str; 2] = [OWN_DEVICE, PARTNER_DEVICE];
+/// Exit code of `--strict` if no row is below its target, but some were not measured.
+const INCOMPLETE: u8 = 3;
 
 /// Sizes of the picture: to half a megabyte and more, so that all of its curves fit the time of a table.
 const PICTURE_SIZES: [usize; 11] = [8, 32, 128, 512, 2048, 4096, 8192, 32_768, 131_072, 524_288, 1 << 20];
@@ -37,7 +41,7 @@ struct Measurements {
 /// A row when it is done.
 #[derive(Serialize)]
 struct Finished {
-    row: &'static str,
+    row: String,
     ours: Measurements,
     others: Vec<Measurements>,
     verdicts: Vec<Verdict>,
@@ -56,6 +60,9 @@ struct Verdict {
     /// Of the repetitions by themselves: the noise.
     least_ratio: f64,
     most_ratio: f64,
+    /// How far the repetitions of each lie apart, as a part of the median.
+    own_spread: f64,
+    other_spread: f64,
     target: Option<Bound>,
     is_met: Option<bool>,
 }
@@ -65,8 +72,48 @@ struct Table {
     machine: Description,
     repetitions: u32,
     rows: Vec<Finished>,
-    /// Rows that could not be measured, and why.
-    failed: Vec<(&'static str, String)>,
+    /// Rows for which this machine lacks something.
+    not_measured: Vec<Unmeasured>,
+    /// Rows that went wrong.
+    failed: Vec<Unmeasured>,
+}
+
+#[derive(Serialize)]
+struct Unmeasured {
+    row: String,
+    why: String,
+}
+
+/// The two processes of a row; this one is the client, or tells the client what to do.
+enum Pair {
+    Here(Partner),
+    Linked(Link),
+}
+
+impl Pair {
+    fn start(network: Network) -> Outcome<Self> {
+        Ok(match network {
+            Network::Loopback => Self::Here(Partner::start()?),
+            Network::Veth(veth) => Self::Linked(Link::start(veth)?),
+        })
+    }
+
+    fn perform(&mut self, task: &Task, placement: Placement) -> Outcome<Line> {
+        match self {
+            Self::Here(partner) => task.perform(placement, DEVICES, partner),
+            Self::Linked(link) => link.perform(task, placement),
+        }
+    }
+
+    fn end(self) -> Outcome {
+        match self {
+            Self::Here(mut partner) => {
+                partner.channel.say(&Assignment::End)?;
+                partner.end()
+            }
+            Self::Linked(link) => link.end(),
+        }
+    }
 }
 
 /// Measures all rows.
@@ -83,17 +130,24 @@ pub(crate) fn run(flags: &TableFlags) -> Outcome<ExitCode> {
         plot::draw(file, &picture(flags.brief)?)?;
     }
     if !table.failed.is_empty() {
-        return Err(format!("{} of {} rows could not be measured", table.failed.len(), rows.len()).into());
+        return Err(format!("{} of {} rows failed", table.failed.len(), rows.len()).into());
+    }
+    if table.rows.is_empty() {
+        return Err("nothing could be measured".into());
     }
     let is_below = table.rows.iter().flat_map(|row| &row.verdicts).any(|verdict| verdict.is_met == Some(false));
-    Ok(if flags.strict && is_below { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    Ok(match (flags.strict, is_below, table.not_measured.is_empty()) {
+        (true, true, _) => ExitCode::FAILURE,
+        (true, false, false) => ExitCode::from(INCOMPLETE),
+        _ => ExitCode::SUCCESS,
+    })
 }
 
 /// The rows that are asked for.
 fn chosen(flags: &TableFlags) -> Outcome<Vec<Row>> {
     let part = flags.only.as_deref().unwrap_or_default().to_lowercase();
     let mut rows = rows::all(if flags.brief { 100 } else { 1 });
-    let names: Vec<&str> = rows.iter().map(|row| row.name).collect();
+    let names: Vec<String> = rows.iter().map(|row| row.name.clone()).collect();
     rows.retain(|row| row.name.to_lowercase().contains(&part));
     if rows.is_empty() {
         let message = format!("--only: no row's name contains that; there are:\n  {}", names.join("\n  "));
@@ -105,68 +159,55 @@ fn chosen(flags: &TableFlags) -> Outcome<Vec<Row>> {
 fn measure_all(rows: &[Row], flags: &TableFlags) -> Outcome<Table> {
     let machine = Description::now()?;
     if !flags.json {
-        print_head(&machine, flags.repetitions);
+        print::head(&machine, flags.repetitions);
     }
-    let mut table = Table { machine, repetitions: flags.repetitions, rows: Vec::new(), failed: Vec::new() };
+    let (finished, not_measured, failed) = (Vec::new(), Vec::new(), Vec::new());
+    let mut table = Table { machine, repetitions: flags.repetitions, rows: finished, not_measured, failed };
     let progress = Progress::of_parts(rows.len() as u64);
     for (number, row) in rows.iter().enumerate() {
         progress.note(number as u64);
+        let unmeasured = |why| Unmeasured { row: row.name.clone(), why };
         match measure(row, flags.repetitions) {
             Ok(finished) => {
                 if !flags.json {
-                    progress.suspend(|| print_row(&finished));
+                    progress.suspend(|| print::row(&finished));
                 }
                 table.rows.push(finished);
             }
             Err(Failure::Interrupted) => return Err(Failure::Interrupted),
+            Err(Failure::Missing(why)) => table.not_measured.push(unmeasured(why)),
             Err(failure) => {
                 eprintln!("perf: {}: {failure}", row.name);
-                table.failed.push((row.name, failure.to_string()));
+                table.failed.push(unmeasured(failure.to_string()));
             }
         }
     }
+    drop(progress);
+    print::not_measured(&table.not_measured);
     Ok(table)
 }
 
 /// All tasks of a row, in turns, each repetition between two processes that are there for this row only.
 fn measure(row: &Row, repetitions: u32) -> Outcome<Finished> {
-    let mut partner = Partner::start()?;
-    let mut lines: Vec<Vec<Line>> = vec![Vec::new(); 1 + row.others.len()];
+    let tasks: Vec<&Task> = std::iter::once(&row.ours).chain(row.others.iter().map(|(_, task)| task)).collect();
+    tasks.iter().try_for_each(|task| task.check())?;
+    let mut pair = Pair::start(row.network)?;
+    let mut lines: Vec<Vec<Line>> = vec![Vec::new(); tasks.len()];
     for repetition in 0..repetitions as usize {
-        let tasks: Vec<&Task> = std::iter::once(&row.ours).chain(row.others.iter().map(|(_, task)| task)).collect();
         // Each has its turn to be the first.
         for turn in 0..tasks.len() {
             check_interrupted()?;
             let place = (turn + repetition) % tasks.len();
-            lines[place].push(perform_task(tasks[place], row, &mut partner)?);
+            lines[place].push(pair.perform(tasks[place], row.placement)?);
         }
     }
-    partner.channel.say(&Assignment::End)?;
-    partner.end()?;
+    pair.end()?;
     let mut lines = lines.into_iter();
     let ours = Measurements { name: "rdma-verbs".to_owned(), lines: lines.next().unwrap_or_default() };
     let named = row.others.iter().zip(lines);
     let others: Vec<_> = named.map(|((name, _), lines)| Measurements { name: (*name).to_owned(), lines }).collect();
     let verdicts = row.figures.iter().map(|(figure, bound)| judge(*figure, *bound, &ours, &others)).collect();
-    Ok(Finished { row: row.name, ours, others, verdicts })
-}
-
-fn perform_task(task: &Task, row: &Row, partner: &mut Partner) -> Outcome<Line> {
-    let placement = row.placement;
-    place(Role::Client, placement)?;
-    match task {
-        Task::Verbs(job) => {
-            let device = PARTNER_DEVICE.to_owned();
-            partner.channel.say(&Assignment::Verbs { job: (**job).clone(), placement, device })?;
-            // Opened anew, so that its threads run where this task shall.
-            let device = Device::open(Some(OWN_DEVICE), 1, None)?;
-            perform(job, job.largest(), &device, Role::Client, &mut partner.channel, &Progress::none())
-        }
-        Task::Reference(reference) => {
-            partner.channel.say(&Assignment::Reference { reference: *reference, placement })?;
-            refer(reference, None, Role::Client, &mut partner.channel)
-        }
-    }
+    Ok(Finished { row: row.name.clone(), ours, others, verdicts })
 }
 
 /// Compares with the best of the others.
@@ -190,39 +231,10 @@ fn judge(figure: Figure, target: Option<Bound>, ours: &Measurements, others: &[M
         ratio,
         least_ratio: ratios.iter().copied().fold(f64::INFINITY, f64::min),
         most_ratio: ratios.iter().copied().fold(0.0, f64::max),
+        own_spread: spread(&own),
+        other_spread: spread(&other),
         target,
         is_met: target.map(|target| target.holds(ratio)),
-    }
-}
-
-fn print_head(machine: &Description, repetitions: u32) {
-    let Description { processor, cores, kernel, receive_buffer_limit, load, .. } = machine;
-    println!("{processor}, {cores} core(s), Linux {kernel}, rmem_max {receive_buffer_limit}, load {load}");
-    println!("Medians of {repetitions} repetitions in turns; in brackets the ratios of single repetitions.");
-    if !machine.optimised {
-        println!("This is a debug build: the figures mean nothing.");
-    }
-    println!(
-        "{:<44} {:>10} {:>10} {:<6} {:>6}  {:<15} {:<8} {:<6} compared with",
-        "", "ours", "other", "", "ratio", "", "target", ""
-    );
-}
-
-fn print_row(finished: &Finished) {
-    for verdict in &finished.verdicts {
-        let Verdict { figure, unit, ours, other, compared_with, ratio, least_ratio, most_ratio, .. } = verdict;
-        let name = format!("{} {figure}", finished.row);
-        let target = verdict.target.map(|target| target.to_string()).unwrap_or_default();
-        let mark = match verdict.is_met {
-            Some(true) => "pass",
-            Some(false) => "BELOW",
-            None => "",
-        };
-        let spread = format!("({least_ratio:.2}-{most_ratio:.2})");
-        println!(
-            "{name:<44} {ours:>10.3} {other:>10.3} {unit:<6} {ratio:>6.2}  {spread:<15} {target:<8} {mark:<6} \
-             {compared_with}"
-        );
     }
 }
 
@@ -240,13 +252,11 @@ fn picture(is_brief: bool) -> Outcome<Picture> {
         let mut report = Report::new(&job, true)?;
         let mut partner = Partner::start()?;
         for size in PICTURE_SIZES {
-            let job = Job { sizes: vec![size], ..job.clone() };
-            let row = Row::picture(Task::Verbs(Box::new(job)));
-            report.add(perform_task(&row.ours, &row, &mut partner)?);
+            let task = Task::Verbs(Box::new(Job { sizes: vec![size], ..job.clone() }));
+            report.add(task.perform(Placement::Apart, DEVICES, &mut partner)?);
         }
         for (name, reference, size) in compare::references(&job) {
-            let row = Row::picture(Task::Reference(reference));
-            let line = perform_task(&row.ours, &row, &mut partner)?;
+            let line = Task::Reference(reference).perform(Placement::Apart, DEVICES, &mut partner)?;
             report.add_reference(name, line.of_size(size));
         }
         partner.channel.say(&Assignment::End)?;

@@ -1,10 +1,15 @@
 //! The rows: what is measured, beside what, and what is wanted.
 
+mod others;
+mod veth;
+
 use super::figure::{Bound, Figure};
 use crate::perf::compare;
 use crate::perf::job::{Amount, Job, Measure, Operation, Waiting};
 use crate::perf::machine::Placement;
 use crate::perf::reference::{DatagramLatency, DatagramStream, Offload, Reference, RuntimeLatency, TcpRate, Wait};
+use crate::perf::task::Task;
+use crate::perf::veth::Veth;
 
 /// Rounds of a ping-pong whose ends poll, and whose ends sleep.
 const ROUNDS: u64 = 20_000;
@@ -17,13 +22,16 @@ const SMALL_MESSAGES: u64 = 1_000_000;
 const SMALL_BYTES: usize = 8;
 const IDLE_REGIONS: u32 = 100_000;
 
-pub(super) enum Task {
-    Verbs(Box<Job>),
-    Reference(Reference),
+/// What lies between the two processes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Network {
+    Loopback,
+    Veth(Veth),
 }
 
 pub(super) struct Row {
-    pub(super) name: &'static str,
+    pub(super) name: String,
+    pub(super) network: Network,
     pub(super) placement: Placement,
     pub(super) ours: Task,
     /// The best of them counts.
@@ -32,9 +40,38 @@ pub(super) struct Row {
 }
 
 impl Row {
-    /// A measurement by itself.
-    pub(super) fn picture(ours: Task) -> Self {
-        Self { name: "picture", placement: Placement::Apart, ours, others: Vec::new(), figures: Vec::new() }
+    /// Over the loopback, a core for each process.
+    fn new(name: &str, ours: Task) -> Self {
+        let (network, placement) = (Network::Loopback, Placement::Apart);
+        Self { name: name.to_owned(), network, placement, ours, others: Vec::new(), figures: Vec::new() }
+    }
+
+    fn placed(self, placement: Placement) -> Self {
+        Self { placement, ..self }
+    }
+
+    fn over(self, veth: Veth) -> Self {
+        Self { network: Network::Veth(veth), ..self }
+    }
+
+    fn beside(mut self, name: &'static str, other: Task) -> Self {
+        self.others.push((name, other));
+        self
+    }
+
+    fn shows(mut self, figure: Figure) -> Self {
+        self.figures.push((figure, None));
+        self
+    }
+
+    fn at_most(mut self, figure: Figure, limit: f64) -> Self {
+        self.figures.push((figure, Some(Bound::AtMost(limit))));
+        self
+    }
+
+    fn at_least(mut self, figure: Figure, limit: f64) -> Self {
+        self.figures.push((figure, Some(Bound::AtLeast(limit))));
+        self
     }
 }
 
@@ -47,6 +84,8 @@ pub(super) fn all(divisor: u64) -> Vec<Row> {
     rows.extend(scale.streams());
     rows.extend(scale.rates());
     rows.extend(scale.crowds());
+    rows.extend(scale.veth());
+    rows.extend(scale.others());
     rows
 }
 
@@ -85,41 +124,32 @@ impl Scale {
             ("SEND 4 KiB", Operation::Send, 4096, 1.25),
             ("WRITE 4 KiB", Operation::Write, 4096, 1.25),
         ];
-        let apart = rows.map(|(name, operation, size, limit)| Row {
-            name,
-            placement: Placement::Apart,
-            ours: self.latency(operation, size, Waiting::Polling),
-            others: vec![
-                ("raw UDP, spinning", self.datagrams(size, Wait::Spin)),
-                ("raw UDP, yielding", self.datagrams(size, Wait::Yield)),
-            ],
-            figures: vec![(Figure::Median, Some(Bound::AtMost(limit))), (Figure::Tail, None)],
+        let apart = rows.map(|(name, operation, size, limit)| {
+            Row::new(name, self.latency(operation, size, Waiting::Polling))
+                .beside("raw UDP, spinning", self.datagrams(size, Wait::Spin))
+                .beside("raw UDP, yielding", self.datagrams(size, Wait::Yield))
+                .at_most(Figure::Median, limit)
+                .shows(Figure::Tail)
         });
-        let together = Row {
-            name: "SEND 8 B, both on one core",
-            placement: Placement::Together,
-            ours: self.latency(Operation::Send, 8, Waiting::Polling),
-            others: vec![("raw UDP, yielding", self.datagrams(8, Wait::Yield))],
-            figures: vec![(Figure::Median, Some(Bound::AtMost(1.3)))],
-        };
-        let in_memory = Row {
-            name: "WRITE 8 B, no verb while waiting",
-            placement: Placement::Apart,
-            ours: self.latency(Operation::Write, 8, Waiting::Memory),
-            others: vec![("raw UDP, a blocked thread beside a spinner", self.datagrams(8, Wait::HandOver))],
-            figures: vec![(Figure::Median, Some(Bound::AtMost(1.2))), (Figure::Tail, Some(Bound::AtMost(1.2)))],
-        };
+        let together = Row::new("SEND 8 B, both on one core", self.latency(Operation::Send, 8, Waiting::Polling))
+            .placed(Placement::Together)
+            .beside("raw UDP, yielding", self.datagrams(8, Wait::Yield))
+            .at_most(Figure::Median, 1.3);
+        let in_memory =
+            Row::new("WRITE 8 B, no verb while waiting", self.latency(Operation::Write, 8, Waiting::Memory))
+                .beside("raw UDP, a blocked thread beside a spinner", self.datagrams(8, Wait::HandOver))
+                .at_most(Figure::Median, 1.2)
+                .at_most(Figure::Tail, 1.2);
         apart.into_iter().chain([together, in_memory]).collect()
     }
 
     /// Both ends sleep.
     fn sleeping(&self) -> Vec<Row> {
-        let events = |name, placement, limit| Row {
-            name,
-            placement,
-            ours: self.latency(Operation::Send, 8, Waiting::Events),
-            others: vec![("raw UDP, blocking", self.datagrams(8, Wait::Block))],
-            figures: vec![(Figure::Median, Some(Bound::AtMost(limit)))],
+        let events = |name, placement, limit| {
+            Row::new(name, self.latency(Operation::Send, 8, Waiting::Events))
+                .placed(placement)
+                .beside("raw UDP, blocking", self.datagrams(8, Wait::Block))
+                .at_most(Figure::Median, limit)
         };
         let mut rows = vec![
             events("SEND 8 B, events", Placement::Apart, 1.15),
@@ -128,13 +158,9 @@ impl Scale {
         if cfg!(feature = "tokio") {
             let (iterations, warm_up) = (self.part(SLEEPING_ROUNDS), self.part(WARM_UP));
             let runtime = RuntimeLatency { size: 8, iterations, warm_up };
-            rows.push(Row {
-                name: "SEND 8 B, tokio",
-                placement: Placement::Apart,
-                ours: self.latency(Operation::Send, 8, Waiting::Futures),
-                others: vec![("tokio UDP", Task::Reference(Reference::RuntimeLatency(runtime)))],
-                figures: vec![(Figure::Median, Some(Bound::AtMost(1.15)))],
-            });
+            let row = Row::new("SEND 8 B, tokio", self.latency(Operation::Send, 8, Waiting::Futures));
+            let row = row.beside("tokio UDP", Task::Reference(Reference::RuntimeLatency(runtime)));
+            rows.push(row.at_most(Figure::Median, 1.15));
         }
         rows
     }
@@ -161,21 +187,14 @@ impl Scale {
             ("WRITE 1 MiB, MTU 4096", 1 << 20, 4096),
             ("WRITE 1 MiB, MTU 1024", 1 << 20, 1024),
         ];
-        rows.into_iter()
-            .map(|(name, size, mtu)| Row {
-                name,
-                placement: Placement::Apart,
-                ours: Task::Verbs(Box::new(self.stream(Operation::Write, size, mtu, STREAM_BYTES))),
-                others: vec![
-                    ("raw UDP GSO/GRO, copying", self.raw_stream(mtu, Offload::Segmentation, STREAM_BYTES)),
-                    ("raw UDP GSO/GRO, gathering", self.raw_stream(mtu, Offload::Gather, STREAM_BYTES)),
-                ],
-                figures: vec![
-                    (Figure::Bandwidth, Some(Bound::AtLeast(0.9))),
-                    (Figure::Processor, Some(Bound::AtMost(1.2))),
-                ],
-            })
-            .collect()
+        let row = |(name, size, mtu)| {
+            Row::new(name, Task::Verbs(Box::new(self.stream(Operation::Write, size, mtu, STREAM_BYTES))))
+                .beside("raw UDP GSO/GRO, copying", self.raw_stream(mtu, Offload::Segmentation, STREAM_BYTES))
+                .beside("raw UDP GSO/GRO, gathering", self.raw_stream(mtu, Offload::Gather, STREAM_BYTES))
+                .at_least(Figure::Bandwidth, 0.9)
+                .at_most(Figure::Processor, 1.2)
+        };
+        rows.into_iter().map(row).collect()
     }
 
     fn streams(&self) -> Vec<Row> {
@@ -187,22 +206,17 @@ impl Scale {
         let stranger = self.stream(Operation::Write, 64 << 10, 4096, PLAIN_STREAM_BYTES);
         let stranger = Task::Verbs(Box::new(Job { strangers: true, ..stranger }));
         let plain = self.raw_stream(4096, Offload::None, PLAIN_STREAM_BYTES);
-        let row = |name, ours, others, limit| Row {
-            name,
-            placement: Placement::Apart,
-            ours,
-            others,
-            figures: vec![(Figure::Bandwidth, Some(Bound::AtLeast(limit)))],
-        };
         vec![
-            row("READ 1 MiB", mebibyte(Operation::Read), vec![("WRITE", mebibyte(Operation::Write))], 0.9),
-            row(
-                "WRITE 1 MiB beside TCP",
-                mebibyte(Operation::Write),
-                vec![("TCP, spinning", tcp(Wait::Spin)), ("TCP, blocking", tcp(Wait::Block))],
-                1.0,
-            ),
-            row("WRITE 64 KiB to a stranger", stranger, vec![("raw sendto and recvfrom", plain)], 0.9),
+            Row::new("READ 1 MiB", mebibyte(Operation::Read))
+                .beside("WRITE", mebibyte(Operation::Write))
+                .at_least(Figure::Bandwidth, 0.9),
+            Row::new("WRITE 1 MiB beside TCP", mebibyte(Operation::Write))
+                .beside("TCP, spinning", tcp(Wait::Spin))
+                .beside("TCP, blocking", tcp(Wait::Block))
+                .at_least(Figure::Bandwidth, 1.0),
+            Row::new("WRITE 64 KiB to a stranger", stranger)
+                .beside("raw sendto and recvfrom", plain)
+                .at_least(Figure::Bandwidth, 0.9),
         ]
     }
 
@@ -230,15 +244,12 @@ impl Scale {
             let bytes = self.part(SMALL_MESSAGES) * SMALL_BYTES as u64;
             Task::Reference(Reference::DatagramStream(compare::stream(SMALL_BYTES, 4096, batch, bytes)))
         };
-        rows.into_iter()
-            .map(|(name, operation, batch)| Row {
-                name,
-                placement: Placement::Apart,
-                ours: Task::Verbs(Box::new(self.rate(operation, batch, 1))),
-                others: vec![("raw UDP GSO", raw(batch as usize))],
-                figures: vec![(Figure::Rate, Some(Bound::AtLeast(0.5)))],
-            })
-            .collect()
+        let row = |(name, operation, batch)| {
+            Row::new(name, Task::Verbs(Box::new(self.rate(operation, batch, 1))))
+                .beside("raw UDP GSO", raw(batch as usize))
+                .at_least(Figure::Rate, 0.5)
+        };
+        rows.into_iter().map(row).collect()
     }
 
     /// Many queue pairs, many regions.
@@ -252,12 +263,13 @@ impl Scale {
             Job { queue_pairs, amount, warm_up, tx_depth: 16, signal_every: 4, ..one }
         };
         let rates = |queue_pairs| Job { tx_depth: 64, ..self.rate(Operation::Write, 16, queue_pairs) };
-        let crowd = |name, job: &dyn Fn(usize) -> Job, count, figure, limit: Option<f64>| Row {
-            name,
-            placement: Placement::Apart,
-            ours: Task::Verbs(Box::new(job(count))),
-            others: vec![("one queue pair", Task::Verbs(Box::new(job(1))))],
-            figures: vec![(figure, limit.map(Bound::AtLeast))],
+        let crowd = |name, job: &dyn Fn(usize) -> Job, count, figure, limit: Option<f64>| {
+            let row = Row::new(name, Task::Verbs(Box::new(job(count))));
+            let row = row.beside("one queue pair", Task::Verbs(Box::new(job(1))));
+            match limit {
+                Some(limit) => row.at_least(figure, limit),
+                None => row.shows(figure),
+            }
         };
         let regions = |idle_regions| Task::Verbs(Box::new(Job { idle_regions, ..self.rate(Operation::Write, 16, 1) }));
         let idle = if self.divisor > 1 { IDLE_REGIONS / 100 } else { IDLE_REGIONS };
@@ -268,13 +280,9 @@ impl Scale {
             crowd("WRITE 8 B, 10 queue pairs", &rates, 10, Figure::Rate, None),
             crowd("WRITE 8 B, 100 queue pairs", &rates, 100, Figure::Rate, None),
             crowd("WRITE 8 B, 1000 queue pairs", &rates, 1000, Figure::Rate, Some(0.8)),
-            Row {
-                name: "WRITE 8 B among 100,000 regions",
-                placement: Placement::Apart,
-                ours: regions(idle),
-                others: vec![("1 region", regions(0))],
-                figures: vec![(Figure::TimePerMessage, Some(Bound::AtMost(1.1)))],
-            },
+            Row::new("WRITE 8 B among 100,000 regions", regions(idle))
+                .beside("1 region", regions(0))
+                .at_most(Figure::TimePerMessage, 1.1),
         ]
     }
 }

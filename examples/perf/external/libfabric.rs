@@ -1,0 +1,46 @@
+//! libfabric's own ping-pong over datagrams that it makes reliable.
+
+use std::process::Command;
+
+use super::External;
+use crate::perf::report::Told;
+
+pub(super) const PROGRAM: &str = "fi_pingpong";
+/// Reliable datagrams over the provider of plain ones.
+const PROVIDER: &str = "udp;ofi_rxd";
+/// Before it: size, sent, acknowledged, total, time, megabytes a second; behind it: transfers a second.
+const TIME_PER_TRANSFER: usize = 6;
+const COLUMNS: usize = 8;
+
+fn program(external: &External) -> Command {
+    let mut command = Command::new(PROGRAM);
+    command.args(["-p", PROVIDER, "-e", "rdm"]);
+    command.args(["-I", &external.iterations.to_string(), "-S", &external.size.to_string()]);
+    command
+}
+
+pub(super) fn server(external: &External, port: u16) -> Command {
+    let mut command = program(external);
+    command.args(["-B", &port.to_string()]);
+    command
+}
+
+pub(super) fn client(external: &External, port: u16) -> Command {
+    let mut command = program(external);
+    command.args(["-P", &port.to_string(), "127.0.0.1"]);
+    command
+}
+
+/// Reads the last line. A transfer is one way, so that its time is half a round trip; one is on its way at a time.
+pub(super) fn read(output: &str, size: usize) -> Option<Told> {
+    let columns: Vec<&str> = output.lines().rev().find(|line| !line.trim().is_empty())?.split_whitespace().collect();
+    if columns.len() != COLUMNS {
+        return None;
+    }
+    let rounds: u64 = columns[1].parse().ok()?;
+    let mean: f64 = columns[TIME_PER_TRANSFER].parse().ok()?;
+    let messages = 2 * rounds;
+    let seconds = messages as f64 * mean / 1e6;
+    let told = Told { bytes: size, messages, seconds, median: None, mean: Some(mean) };
+    (messages > 0 && seconds.is_finite() && seconds > 0.0).then_some(told)
+}

@@ -1,0 +1,193 @@
+//! What other transports reach, by their own programs, where they are installed: UCX and libfabric.
+//!
+//! Server and client are started here, each on its core as all others are, on 127.0.0.1; the client's output is read.
+
+mod libfabric;
+mod ucx;
+
+use std::net::{Ipv4Addr, TcpListener};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::channel::check_interrupted;
+use super::machine::{Placement, is_installed, place};
+use super::outcome::{Failure, Outcome};
+use super::reference::Role;
+use super::report::{Line, Told};
+
+/// How long the server may take until it listens, and both until all is measured.
+const LISTENS_WITHIN: Duration = Duration::from_secs(10);
+const ENDS_WITHIN: Duration = Duration::from_secs(60);
+/// Pause between two looks; long, because the looks cost time on the client's core.
+const PAUSE: Duration = Duration::from_millis(20);
+/// TCP's state in `/proc/net/tcp`.
+const LISTENS: &str = "0A";
+
+/// A measurement by somebody else's program.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct External {
+    pub(crate) program: Program,
+    pub(crate) size: usize,
+    pub(crate) iterations: u64,
+    pub(crate) warm_up: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) enum Program {
+    /// `ucx_perftest` over its transport tcp.
+    Ucx(UcxTest),
+    /// `fi_pingpong` over `udp;ofi_rxd`: datagrams made reliable.
+    LibfabricPingPong,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) enum UcxTest {
+    TagLatency,
+    PutLatency,
+    TagBandwidth,
+    PutBandwidth,
+}
+
+impl External {
+    /// Whether its program is there.
+    pub(crate) fn check(&self) -> Outcome {
+        let (name, package) = (self.program.name(), self.program.package());
+        if is_installed(name) {
+            return Ok(());
+        }
+        Err(Failure::Missing(format!("{name} is not installed: apt-get install {package}")))
+    }
+
+    /// Runs both ends.
+    pub(crate) fn run(&self, placement: Placement) -> Outcome<Line> {
+        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
+        place(Role::Server, placement)?;
+        let mut server = Running::start(self.server(port), self.program)?;
+        server.await_listening(port)?;
+        place(Role::Client, placement)?;
+        let client = Running::start(self.client(port), self.program)?;
+        let output = client.end()?;
+        let said = String::from_utf8_lossy(&output.stdout);
+        if !output.status.success() {
+            let errors = String::from_utf8_lossy(&output.stderr);
+            return Err(format!("{}: {}: {said}{errors}", self.program.name(), output.status).into());
+        }
+        server.end()?;
+        let told =
+            self.read(&said).ok_or_else(|| format!("{} says what is not understood: {said}", self.program.name()));
+        Ok(Line::of_external(told?))
+    }
+
+    fn server(&self, port: u16) -> Command {
+        match self.program {
+            Program::Ucx(_) => ucx::server(port),
+            Program::LibfabricPingPong => libfabric::server(self, port),
+        }
+    }
+
+    fn client(&self, port: u16) -> Command {
+        match self.program {
+            Program::Ucx(test) => ucx::client(self, test, port),
+            Program::LibfabricPingPong => libfabric::client(self, port),
+        }
+    }
+
+    /// What the client's output says.
+    pub(crate) fn read(&self, output: &str) -> Option<Told> {
+        match self.program {
+            Program::Ucx(test) => ucx::read(output, self.size, test),
+            Program::LibfabricPingPong => libfabric::read(output, self.size),
+        }
+    }
+}
+
+impl Program {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Ucx(_) => ucx::PROGRAM,
+            Self::LibfabricPingPong => libfabric::PROGRAM,
+        }
+    }
+
+    /// Debian's package.
+    fn package(self) -> &'static str {
+        match self {
+            Self::Ucx(_) => "ucx-utils",
+            Self::LibfabricPingPong => "libfabric-bin",
+        }
+    }
+}
+
+/// A process that ends at the latest when this does.
+struct Running {
+    child: Option<Child>,
+    name: &'static str,
+}
+
+impl Running {
+    fn start(mut command: Command, program: Program) -> Outcome<Self> {
+        let name = program.name();
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let child = command.spawn().map_err(|error| format!("cannot start {name}: {error}"))?;
+        Ok(Self { child: Some(child), name })
+    }
+
+    fn has_ended(&mut self) -> Outcome<bool> {
+        Ok(match &mut self.child {
+            Some(child) => child.try_wait()?.is_some(),
+            None => true,
+        })
+    }
+
+    /// Waits until the server listens, without connecting: it takes one client only.
+    fn await_listening(&mut self, port: u16) -> Outcome {
+        let start = Instant::now();
+        loop {
+            let sockets =
+                ["/proc/net/tcp", "/proc/net/tcp6"].map(|file| std::fs::read_to_string(file).unwrap_or_default());
+            if sockets.iter().any(|sockets| listens(sockets, port)) {
+                return Ok(());
+            }
+            check_interrupted()?;
+            if self.has_ended()? || start.elapsed() > LISTENS_WITHIN {
+                return Err(format!("the server of {} does not listen on port {port}", self.name).into());
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    /// Waits for its end and takes what it has printed, which is little.
+    fn end(mut self) -> Outcome<Output> {
+        let start = Instant::now();
+        while !self.has_ended()? {
+            check_interrupted()?;
+            if start.elapsed() > ENDS_WITHIN {
+                return Err(format!("{} does not end within {ENDS_WITHIN:?}", self.name).into());
+            }
+            std::thread::sleep(PAUSE);
+        }
+        let child = self.child.take().ok_or("it has ended already")?;
+        Ok(child.wait_with_output()?)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.child {
+            // Both fail only if it is gone.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Whether somebody listens on the port, by the kernel's list of sockets.
+pub(crate) fn listens(sockets: &str, port: u16) -> bool {
+    let port = format!(":{port:04X}");
+    sockets.lines().any(|line| {
+        let mut words = line.split_whitespace().skip(1);
+        words.next().is_some_and(|local| local.ends_with(&port)) && words.nth(1) == Some(LISTENS)
+    })
+}

@@ -1,0 +1,61 @@
+//! UCX' own benchmark over TCP on the loopback.
+
+use std::process::Command;
+
+use super::{External, UcxTest};
+use crate::perf::report::Told;
+
+pub(super) const PROGRAM: &str = "ucx_perftest";
+const MEBIBYTE: f64 = (1 << 20) as f64;
+/// Columns of the line of figures: number, three latencies, two bandwidths, two rates.
+const COLUMNS: usize = 8;
+const MEDIAN: usize = 1;
+const OVERALL_LATENCY: usize = 3;
+const OVERALL_BANDWIDTH: usize = 5;
+
+fn program(port: u16) -> Command {
+    let mut command = Command::new(PROGRAM);
+    command.args(["-p", &port.to_string()]);
+    command.env("UCX_TLS", "tcp,self").env("UCX_NET_DEVICES", "lo").env("UCX_LOG_LEVEL", "error");
+    command
+}
+
+pub(super) fn server(port: u16) -> Command {
+    program(port)
+}
+
+pub(super) fn client(external: &External, test: UcxTest, port: u16) -> Command {
+    let name = match test {
+        UcxTest::TagLatency => "tag_lat",
+        UcxTest::PutLatency => "ucp_put_lat",
+        UcxTest::TagBandwidth => "tag_bw",
+        UcxTest::PutBandwidth => "ucp_put_bw",
+    };
+    let External { size, iterations, warm_up, .. } = external;
+    let mut command = program(port);
+    command.args(["-t", name, "-s", &size.to_string(), "-n", &iterations.to_string(), "-w", &warm_up.to_string()]);
+    // Final figures only, and where the server is.
+    command.args(["-f", "127.0.0.1"]);
+    command
+}
+
+/// Reads the last line of the table. Latencies are half round trips already; its megabytes have 2^20 bytes.
+pub(super) fn read(output: &str, size: usize, test: UcxTest) -> Option<Told> {
+    let columns: Vec<f64> = output.lines().rev().find_map(|line| {
+        let columns: Option<Vec<f64>> = line.split_whitespace().map(|word| word.parse().ok()).collect();
+        columns.filter(|columns| columns.len() == COLUMNS && columns.iter().all(|value| value.is_finite()))
+    })?;
+    let messages = columns[0] as u64;
+    let told = match test {
+        UcxTest::TagLatency | UcxTest::PutLatency => {
+            let mean = columns[OVERALL_LATENCY];
+            let seconds = 2.0 * mean / 1e6 * messages as f64;
+            Told { bytes: size, messages, seconds, median: Some(columns[MEDIAN]), mean: Some(mean) }
+        }
+        UcxTest::TagBandwidth | UcxTest::PutBandwidth => {
+            let seconds = messages as f64 * size as f64 / (columns[OVERALL_BANDWIDTH] * MEBIBYTE);
+            Told { bytes: size, messages, seconds, median: None, mean: None }
+        }
+    };
+    (told.messages > 0 && told.seconds.is_finite() && told.seconds > 0.0).then_some(told)
+}

@@ -1,0 +1,53 @@
+//! The table for people.
+
+use super::{Finished, Unmeasured, Verdict};
+use crate::perf::machine::Description;
+
+pub(super) fn head(machine: &Description, repetitions: u32) {
+    let Description { processor, cores, kernel, receive_buffer_limit, load, .. } = machine;
+    println!("{processor}, {cores} core(s), Linux {kernel}, rmem_max {receive_buffer_limit}, load {load}");
+    println!(
+        "Medians of {repetitions} repetitions in turns; in brackets the ratios of single repetitions; noise: how far \
+         the repetitions lie apart, ours and the other's, in percent of the median."
+    );
+    if !machine.optimised {
+        println!("This is a debug build: the figures mean nothing.");
+    }
+    println!(
+        "{:<52} {:>10} {:>10} {:<6} {:>6}  {:<15} {:>9}  {:<8} {:<6} compared with",
+        "", "ours", "other", "", "ratio", "", "noise", "target", ""
+    );
+}
+
+pub(super) fn row(finished: &Finished) {
+    for verdict in &finished.verdicts {
+        let Verdict { figure, unit, ours, other, compared_with, ratio, least_ratio, most_ratio, .. } = verdict;
+        let name = format!("{} {figure}", finished.row);
+        let target = verdict.target.map(|target| target.to_string()).unwrap_or_default();
+        let mark = match verdict.is_met {
+            Some(true) => "pass",
+            Some(false) => "BELOW",
+            None => "",
+        };
+        let spread = format!("({least_ratio:.2}-{most_ratio:.2})");
+        let noise = format!("{:.0}/{:.0}", 100.0 * verdict.own_spread, 100.0 * verdict.other_spread);
+        println!(
+            "{name:<52} {ours:>10.3} {other:>10.3} {unit:<6} {ratio:>6.2}  {spread:<15} {noise:>9}  {target:<8} \
+             {mark:<6} {compared_with}"
+        );
+    }
+}
+
+/// What was left out, each reason once. It goes to standard error, so that it is seen beside JSON as well.
+pub(super) fn not_measured(rows: &[Unmeasured]) {
+    let mut reasons: Vec<&str> = Vec::new();
+    for row in rows {
+        if !reasons.contains(&row.why.as_str()) {
+            reasons.push(&row.why);
+        }
+    }
+    for reason in reasons {
+        eprintln!("perf: not measured: {reason}");
+        rows.iter().filter(|row| row.why == reason).for_each(|row| eprintln!("  {}", row.row));
+    }
+}

@@ -1,0 +1,51 @@
+//! What a row of the table measures, whatever lies between the two processes.
+
+use serde::{Deserialize, Serialize};
+
+use super::end::Device;
+use super::external::External;
+use super::job::{Assignment, Job};
+use super::machine::{Placement, place};
+use super::outcome::Outcome;
+use super::partner::Partner;
+use super::progress::Progress;
+use super::reference::{Reference, Role};
+use super::report::Line;
+use super::run::{perform, refer};
+
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub(crate) enum Task {
+    Verbs(Box<Job>),
+    Reference(Reference),
+    External(External),
+}
+
+impl Task {
+    /// Whether this machine has what it needs.
+    pub(crate) fn check(&self) -> Outcome {
+        match self {
+            Self::Verbs(_) | Self::Reference(_) => Ok(()),
+            Self::External(external) => external.check(),
+        }
+    }
+
+    /// Measures it, as the client. `devices`: this process', and the other one's.
+    pub(crate) fn perform(&self, placement: Placement, devices: [&str; 2], partner: &mut Partner) -> Outcome<Line> {
+        place(Role::Client, placement)?;
+        let [own, other] = devices;
+        match self {
+            Self::Verbs(job) => {
+                let device = other.to_owned();
+                partner.channel.say(&Assignment::Verbs { job: (**job).clone(), placement, device })?;
+                // Opened anew, so that its threads run where this task shall.
+                let device = Device::open(Some(own), 1, None)?;
+                perform(job, job.largest(), &device, Role::Client, &mut partner.channel, &Progress::none())
+            }
+            Self::Reference(reference) => {
+                partner.channel.say(&Assignment::Reference { reference: *reference, placement })?;
+                refer(reference, None, Role::Client, &mut partner.channel)
+            }
+            Self::External(external) => external.run(placement),
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! Two processes with a virtual cable between them: a veth pair, each end in a network namespace of its own.
+//!
+//! ```text
+//! perf table ── perf near ── perf partner
+//!               10.98.0.1 ══ 10.98.0.2
+//! ```
+//!
+//! The namespaces have no names: the kernel takes them down, and the cable with them, when the processes in them have
+//! ended, however that came. Whoever is not root gets a user namespace as well, in which it is.
+
+mod cable;
+mod near;
+
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::process::{Child, Command, Stdio};
+
+use nix::unistd::geteuid;
+use serde::{Deserialize, Serialize};
+
+use super::channel::Channel;
+use super::machine::{self, Placement};
+use super::outcome::{Failure, Outcome};
+use super::partner;
+use super::reference::Role;
+use super::report::Line;
+use super::task::Task;
+pub(crate) use near::serve;
+
+/// A kind of cable.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct Veth {
+    /// Of both interfaces.
+    pub(crate) mtu: u32,
+    /// The kernel cuts what is sent at once into packets before they enter the cable, as it does for adapters that
+    /// cannot. Otherwise they go through it whole.
+    pub(crate) kernel_segments: bool,
+}
+
+/// What the table tells the near process.
+#[derive(Serialize, Deserialize)]
+enum Order {
+    Measure { task: Task, placement: Placement },
+    End,
+}
+
+/// The table's hold on the near process, which has the far one.
+pub(crate) struct Link {
+    child: Child,
+    channel: Channel,
+}
+
+impl Link {
+    /// Starts both processes.
+    pub(crate) fn start(veth: Veth) -> Outcome<Self> {
+        check(veth)?;
+        machine::place(Role::Client, Placement::Anywhere)?;
+        // A socket belongs to the namespace in which it was made, also in the hands of a process in another one.
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+        let theirs = TcpStream::connect(listener.local_addr()?)?;
+        let channel = Channel::over(listener.accept()?.0)?;
+        let child = unshare()
+            .arg(std::env::current_exe()?)
+            .arg("near")
+            .stdin(Stdio::from(OwnedFd::from(theirs)))
+            .stdout(Stdio::null())
+            .spawn()
+            .map_err(|error| format!("cannot start the process in a network namespace: {error}"))?;
+        let mut link = Self { child, channel };
+        link.channel.say(&veth)?;
+        link.channel.hear::<Result<(), String>>()??;
+        Ok(link)
+    }
+
+    pub(crate) fn perform(&mut self, task: &Task, placement: Placement) -> Outcome<Line> {
+        self.channel.say(&Order::Measure { task: task.clone(), placement })?;
+        Ok(self.channel.hear::<Result<Line, String>>()??)
+    }
+
+    /// Waits until both processes have ended well.
+    pub(crate) fn end(mut self) -> Outcome {
+        self.channel.say(&Order::End)?;
+        partner::wait_for(&mut self.child)
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.channel.close();
+        partner::put_down(&mut self.child);
+    }
+}
+
+/// Starts a program in new namespaces.
+fn unshare() -> Command {
+    let mut command = Command::new("unshare");
+    command.arg("--net");
+    if !geteuid().is_root() {
+        command.args(["--user", "--map-root-user"]);
+    }
+    command
+}
+
+/// Whether this system gives what is needed, and what to do if not.
+fn check(veth: Veth) -> Outcome {
+    let missing = |why: String| Err(Failure::Missing(why));
+    let tried = unshare().args(["ip", "link", "add", "type", "veth"]).stdin(Stdio::null()).output();
+    match tried {
+        Err(error) => return missing(format!("cannot run unshare: {error}; apt-get install util-linux")),
+        Ok(output) if !output.status.success() => {
+            let said = String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; ");
+            return missing(format!(
+                "no network namespace with a veth pair: {said}; it needs iproute2 (apt-get install iproute2), and root \
+                 or user namespaces for everybody (sysctl kernel.unprivileged_userns_clone, user.max_user_namespaces)"
+            ));
+        }
+        Ok(_) => {}
+    }
+    if veth.kernel_segments && !machine::is_installed("ethtool") {
+        return missing("ethtool is not installed: apt-get install ethtool".to_owned());
+    }
+    Ok(())
+}
