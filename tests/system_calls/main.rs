@@ -38,14 +38,14 @@ const KINDS: [Kind; 7] = [
         name: "SEND 8 B, there and back",
         messages: 1_000,
         traffic: |ends| ends.ping_pong(500, 1),
-        sends: [0.51, 0.51],
+        sends: [0.53, 0.53],
         waits: 0.5,
     },
     Kind {
         name: "SEND 8 B, there and back, 1 of 16 signaled",
         messages: 1_000,
         traffic: |ends| ends.ping_pong(500, 16),
-        sends: [0.51, 0.51],
+        sends: [0.53, 0.53],
         waits: 0.5,
     },
     // Nobody answers, so the acknowledgement is held a little, and somebody waits for it.
