@@ -91,7 +91,7 @@ fn headers(c: &mut Criterion) {
 /// What no way of emitting can be faster than: the bytes are at hand and only copied.
 fn header_limit(group: &mut BenchmarkGroup<'_, WallTime>, length: usize) {
     assert!(length >= BTH_BYTES);
-    let (source, mut target) = ([0x5a; LARGEST], [0; LARGEST]);
+    let (source, mut target) = ([0x5a_u8; LARGEST], [0_u8; LARGEST]);
     group.bench_function("limit: copy of as many bytes", |b| {
         b.iter(|| black_box(&mut target)[..length].copy_from_slice(&black_box(&source)[..length]))
     });

@@ -146,5 +146,8 @@ fn idle_connections_wake_nobody() {
         let write = SendRequest::write(verbs::Payload::EMPTY, last.remote().slice(..0).unwrap());
         ends[0].qps[QUEUE_PAIRS - 1].post_send(&[write.signaled()]).unwrap();
         assert_eq!(waiting.join().unwrap(), Some(1));
+        let served = others();
+        let woke_up = |(id, life): (&String, &Life)| life.name.starts_with("rdma0") && served.get(id) != Some(life);
+        assert!(after.iter().any(woke_up), "nobody polls at the far end: its thread served the message");
     });
 }

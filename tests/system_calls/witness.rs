@@ -19,8 +19,16 @@ const PASSED: [libc::c_long; 7] = [
     libc::SYS_sched_yield,
 ];
 
-/// How threads sleep on sockets and events, and wake each other. Events are read and written.
-const WAITS: [libc::c_long; 4] = [libc::SYS_ppoll, libc::SYS_epoll_pwait, libc::SYS_read, libc::SYS_write];
+/// How threads sleep on sockets and events, set their alarm clocks, wake each other, and ask whether others want their
+/// core before they do. Events are read and written.
+const WAITS: [libc::c_long; 6] = [
+    libc::SYS_ppoll,
+    libc::SYS_epoll_pwait,
+    libc::SYS_timerfd_settime,
+    libc::SYS_getrusage,
+    libc::SYS_read,
+    libc::SYS_write,
+];
 
 /// `SECCOMP_IOCTL_NOTIF_RECV` and `SECCOMP_IOCTL_NOTIF_SEND`, which libc does not name.
 const TAKE_REPORT: libc::c_ulong = 0xc050_2100;
