@@ -1,9 +1,12 @@
-//! Cost of reaching registered memory: copies in and out beside a plain copy, and finding a region by its key.
+//! Cost of reaching registered memory: copies in and out beside a plain copy, and finding a region by its key beside
+//! finding it in a plain map.
 
+use std::collections::HashMap;
 use std::hint::black_box;
-use std::sync::Arc;
+use std::sync::{Arc, RwLock};
 
-use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use criterion::measurement::WallTime;
+use criterion::{BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main};
 use rdma_verbs::memory::{Backing, Region, RegionTable};
 use rdma_verbs::types::{AccessFlags, DomainId};
 
@@ -22,7 +25,9 @@ fn copies(c: &mut Criterion) {
         let mut group = c.benchmark_group(format!("copy/{size}"));
         group.throughput(Throughput::Bytes(size as u64));
         let (source, mut target) = (vec![1u8; size], vec![0u8; size]);
-        group.bench_function("plain", |b| b.iter(|| black_box(&mut target[..]).copy_from_slice(black_box(&source))));
+        group.bench_function("limit: plain copy", |b| {
+            b.iter(|| black_box(&mut target[..]).copy_from_slice(black_box(&source)))
+        });
         for (name, region) in [("own", &own), ("raw", &raw)] {
             group.bench_function(format!("{name} in"), |b| b.iter(|| region.write_at(0, black_box(&source)).unwrap()));
             group.bench_function(format!("{name} in, odd place"), |b| {
@@ -32,6 +37,7 @@ fn copies(c: &mut Criterion) {
             group.bench_function(format!("{name} out"), |b| {
                 b.iter(|| region.read_at(0, black_box(&mut target)).unwrap())
             });
+            copies_by_key(&mut group, &table, (name, region), &source, &mut target);
         }
         group.finish();
     }
@@ -42,29 +48,49 @@ fn copies(c: &mut Criterion) {
     }
 }
 
+/// As a packet's payload goes: the region is found by its key, and everything that its rights say is checked.
+fn copies_by_key(
+    group: &mut BenchmarkGroup<'_, WallTime>,
+    table: &RegionTable,
+    (name, region): (&str, &Region),
+    source: &[u8],
+    target: &mut [u8],
+) {
+    let (view, key) = (table.read(), region.rkey().0);
+    group.bench_function(format!("{name} in, by key"), |b| {
+        let need = AccessFlags::REMOTE_WRITE;
+        b.iter(|| view.write(black_box(key), DOMAIN, region.iova(), need, black_box(source)).unwrap())
+    });
+    group.bench_function(format!("{name} out, by key"), |b| {
+        let need = AccessFlags::REMOTE_READ;
+        b.iter(|| view.read(black_box(key), DOMAIN, region.iova(), need, black_box(&mut *target)).unwrap())
+    });
+}
+
 fn lookup(c: &mut Criterion) {
-    let mut group = c.benchmark_group("lookup");
     for count in [1, 100_000] {
+        let mut group = c.benchmark_group(format!("lookup/{count}"));
         let table = RegionTable::new(count + 1);
         let regions: Vec<Arc<Region>> =
             (0..count).map(|_| table.register(DOMAIN, Backing::from_vec(vec![0; 64]), 0u64, ACCESS).unwrap()).collect();
         let view = table.read();
         let mut next = 0;
-        group.bench_function(format!("check among {count}"), |b| {
+        group.bench_function("check, the key from its region", |b| {
             b.iter(|| {
                 next = (next + 7919) % count;
                 view.check(black_box(regions[next].rkey().0), DOMAIN, 8, 8, AccessFlags::REMOTE_WRITE).unwrap();
             })
         });
         let keys: Vec<u32> = regions.iter().map(|region| region.rkey().0).collect();
-        group.bench_function(format!("check among {count}, keys at hand"), |b| {
+        plain_map(&mut group, &keys);
+        group.bench_function("check, keys at hand", |b| {
             b.iter(|| {
                 next = (next + 7919) % count;
                 view.check(black_box(keys[next]), DOMAIN, 8, 8, AccessFlags::REMOTE_WRITE).unwrap();
             })
         });
         drop(view);
-        group.bench_function(format!("register and deregister among {count}"), |b| {
+        group.bench_function("register and deregister", |b| {
             let mut bytes = vec![0; 64];
             b.iter(|| {
                 let backing = Backing::from_vec(std::mem::take(&mut bytes));
@@ -75,7 +101,22 @@ fn lookup(c: &mut Criterion) {
         });
     }
     let table = RegionTable::new(1);
+    let mut group = c.benchmark_group("view");
+    let lock = RwLock::new(());
+    group.bench_function("limit: a lock for readers", |b| b.iter(|| black_box(lock.read().unwrap())));
     group.bench_function("take and drop a view", |b| b.iter(|| black_box(table.read())));
+}
+
+/// The memory that a look-up among so many cannot help to touch: the map's place, and the region that it names.
+fn plain_map(group: &mut BenchmarkGroup<'_, WallTime>, keys: &[u32]) {
+    let map: HashMap<u32, Box<[u64; 16]>> = keys.iter().map(|key| (*key, Box::new([u64::from(*key); 16]))).collect();
+    let mut next = 0;
+    group.bench_function("limit: std's map", |b| {
+        b.iter(|| {
+            next = (next + 7919) % keys.len();
+            black_box(map[&black_box(keys[next])][0]);
+        })
+    });
 }
 
 criterion_group!(benches, copies, lookup);

@@ -1,5 +1,8 @@
-//! Posting, transport and polling allocate nothing: 100,000 requests in the verbs tier, and in the owned tier. Every
-//! allocation of the process counts, those of the engine's threads included.
+//! Posting, transport and polling allocate nothing: 100,000 requests in the verbs tier, and in the owned tier; and each
+//! kind of traffic between two devices, of which both are of this process. Every allocation of the process counts,
+//! those of the engine's threads included.
+
+mod traffic;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Mutex;
@@ -8,10 +11,14 @@ use std::time::Duration;
 
 use rdma_verbs::owned::{self, BufferPool, Request};
 use rdma_verbs::verbs::{self, AccessFlags, Completion, ReceiveRequest, SendRequest};
+use traffic::Ends;
 
 const REQUESTS: usize = 100_000;
 /// Requests in flight together.
 const DEPTH: usize = 16;
+/// Large messages, and their bytes.
+const LARGE_MESSAGES: usize = 2_000;
+const LARGE: usize = 64 << 10;
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The system's allocator, counting what is asked of it.
@@ -41,12 +48,17 @@ static ALONE: Mutex<()> = Mutex::new(());
 
 /// Runs `work` a little, until everything has the size that it needs, and then says how often it allocates in
 /// `REQUESTS` requests. `work` is told how many.
-fn allocations(tier: &str, mut work: impl FnMut(usize)) -> u64 {
-    work(REQUESTS / 10);
+fn allocations(tier: &str, work: impl FnMut(usize)) -> u64 {
+    allocations_of(tier, REQUESTS, work)
+}
+
+/// The same with another number of requests.
+fn allocations_of(tier: &str, requests: usize, mut work: impl FnMut(usize)) -> u64 {
+    work(requests / 10);
     let before = ALLOCATIONS.load(Ordering::Relaxed);
-    work(REQUESTS);
+    work(requests);
     let count = ALLOCATIONS.load(Ordering::Relaxed) - before;
-    println!("{tier}: {count} allocations over {REQUESTS} requests");
+    println!("{tier}: {count} allocations over {requests} requests");
     count
 }
 
@@ -59,6 +71,21 @@ fn nothing_is_allocated_per_request() {
     assert_eq!(allocations("verbs tier", verbs_tier("127.90.2.1")), 0);
     assert_eq!(allocations("owned tier", owned_tier("127.90.2.2")), 0);
     assert_eq!(allocations("owned tier, shared receive queue", owned_shared("127.43.2.2")), 0);
+}
+
+#[test]
+fn nothing_is_allocated_at_either_end() {
+    let _alone = ALONE.lock().unwrap();
+    let ends = Ends::connect(["127.98.1.1", "127.98.1.2"]);
+    for signal_every in [1, 16] {
+        let ping_pong = |messages| ends.ping_pong(messages / 2, signal_every);
+        assert_eq!(allocations(&format!("SEND 8 B, there and back, 1 of {signal_every} signaled"), ping_pong), 0);
+    }
+    assert_eq!(allocations("SEND 8 B, in batches", |messages| ends.batches(messages / traffic::BATCH)), 0);
+    assert_eq!(allocations_of("WRITE 64 KiB", LARGE_MESSAGES, |messages| ends.writes(messages, LARGE)), 0);
+    assert_eq!(allocations_of("READ 64 KiB", LARGE_MESSAGES, |messages| ends.reads(messages, LARGE)), 0);
+    let polls = |polls| (0..polls).for_each(|poll| assert_eq!(ends.0[poll % 2].poll(), 0, "a completion of nothing"));
+    assert_eq!(allocations("empty polls", polls), 0);
 }
 
 /// Rounds of receives, sends, writes, reads and atomics; a quarter of the requests are receives.

@@ -58,8 +58,16 @@ impl Shard {
     }
 
     fn send_posted(&self, core: &mut Core, plan: Plan) {
-        let progress = self.pass(core, plan, self.clock.now(), |now| self.lease.is_alive(now));
+        let now = self.clock.now();
+        self.lease.visit_if_taken(now);
+        let progress = self.pass(core, plan, now, |now| self.lease.is_alive(now));
         self.leave(&progress);
+    }
+
+    /// A thread took completions and did not need to drive.
+    #[inline]
+    pub(crate) fn note_taken(&self) {
+        self.lease.note_taken();
     }
 
     /// A visit of a thread that found its completion queue empty.
@@ -141,23 +149,24 @@ impl Shard {
         }
     }
 
-    /// A look by the shard's thread. If there was nothing to do, and unless it `stays_awake` at this time, it is about
-    /// to sleep until the time that is returned; it says so while it holds the shard, so that nobody relies on it to
-    /// be awake.
-    pub(super) fn serve(&self, stays_awake: impl Fn(Time) -> bool) -> Served {
+    /// A look by the shard's thread. Afterwards `rest` is asked, with the time and whether there was something to do,
+    /// until when it may sleep; `None`: it looks again. If it sleeps, it says so while it holds the shard, so that
+    /// nobody relies on it to be awake.
+    pub(super) fn serve(&self, rest: impl Fn(Time, bool) -> Option<Time>) -> Served {
         let mut served = Served { worked: false, sleeps_until: None };
         let outcome = self.lock.drive(LOOKS, |core, _| {
             let now = self.clock.now();
             let progress = self.pass(core, SERVING, now, |_| false);
-            let awake = progress.worked || progress.has_more || stays_awake(now);
             served.worked |= progress.worked;
-            let deadline = if awake { Time::ZERO } else { progress.next_deadline.unwrap_or(Time::NEVER) };
+            let latest = if progress.has_more { None } else { rest(now, progress.worked) };
+            let deadline =
+                latest.map_or(Time::ZERO, |latest| progress.next_deadline.map_or(latest, |due| due.min(latest)));
             // Said before the look at the moderations, which other shards add to: whoever adds one afterwards calls.
             self.wake.sleeps_until(deadline);
             let until = deadline.min(self.end_moderations(now).unwrap_or(Time::NEVER));
             self.wake.sleeps_until(until);
             // By the last look: whoever rang meanwhile changed what an earlier one came to.
-            served.sleeps_until = (!awake).then_some(until);
+            served.sleeps_until = latest.map(|_| until);
         });
         self.finish(outcome);
         served
@@ -190,12 +199,13 @@ mod tests {
     #[test]
     fn thread_that_was_rung_sleeps_by_its_last_look() {
         let (shard, looks) = (shard(), Cell::new(0));
-        let served = shard.serve(|_| {
+        let served = shard.serve(|_, _| {
             looks.set(looks.get() + 1);
             if looks.get() == 1 {
                 assert_eq!(shard.lock.ring(LOOKS, |_, _| unreachable!("it is held")), Outcome::Held);
+                return Some(Time::NEVER);
             }
-            looks.get() > 1
+            None
         });
         assert_eq!((looks.get(), served.sleeps_until), (2, None));
     }

@@ -19,7 +19,7 @@ use crate::types::Time;
 /// Empty looks between two yields that nobody made use of.
 const LOOKS: u32 = 32;
 /// A yield that took longer was made use of.
-const USEFUL_YIELD: Duration = Duration::from_nanos(1_500);
+pub(super) const USEFUL_YIELD: Duration = Duration::from_nanos(1_500);
 /// A yield that took longer went through others' time slices.
 const LONG_YIELD: Duration = Duration::from_micros(200);
 /// How long after such yields a core counts as crowded. One alone proves nothing: the machine itself may have been
@@ -93,16 +93,16 @@ impl Shard {
             // A failed nap is none; the next empty look tries again.
             let _ = wait_readable([self.sockets.as_fd()], Some(NAP));
         } else if self.crowd.takes_turn() {
-            self.yield_processor();
+            let took = self.yield_processor();
+            self.crowd.note_yield(self.clock.now(), took);
         }
     }
 
-    /// Lets others have the processor, and notes whether they took it.
-    pub(super) fn yield_processor(&self) {
+    /// Lets others have the processor. How long they had it.
+    pub(super) fn yield_processor(&self) -> Duration {
         let before = self.clock.now();
         yield_now();
-        let after = self.clock.now();
-        self.crowd.note_yield(after, after - before);
+        self.clock.now() - before
     }
 }
 

@@ -2,20 +2,24 @@
 //!
 //! Were both to watch a socket, each packet would wake the shard's thread for nothing, on a core that may be the
 //! poller's. A poller that comes back soon after its last visit takes a lease; while it lasts, the shard's thread
-//! sleeps until its end. A single visit takes none: nobody knows whether another one follows.
+//! sleeps until its end. A single visit takes none: nobody knows whether another one follows. Nor do the few visits of a
+//! program that waits for its memory to change and polls in between only to take its own completions: for that one the
+//! shard's thread must be there.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::types::Time;
 
-/// How long a lease lasts at first, and how soon a poller must come back to get one.
+/// How soon a poller must come back to count as one that polls.
 pub(super) const LEASE: Duration = Duration::from_micros(400);
+/// How long somebody must have polled to get a lease.
+const PROBATION: Duration = Duration::from_micros(100);
 /// How long a lease lasts at most. At each end the shard's thread wakes up to see whether the lease goes on, which
 /// takes the poller's core for some ten microseconds.
 const LONGEST_LEASE: Duration = Duration::from_millis(4);
 /// Who has polled for some time gets a lease of this part of it.
-const PART_OF_POLLING: u64 = 4;
+const PART_OF_POLLING: u32 = 2;
 
 /// A shard's lease.
 #[derive(Default)]
@@ -24,10 +28,12 @@ pub(super) struct Lease {
     last_visit: AtomicU64,
     /// When the first of the visits began that follow each other closely.
     first_visit: AtomicU64,
+    /// Completions were taken since the last visit: the poller is here, although it finds its queue never empty.
+    taken: AtomicBool,
 }
 
 impl Lease {
-    /// A poller is here. Whether it holds a lease now.
+    /// A poller is here. Whether it will come back soon.
     ///
     /// Several pollers may race: whichever value remains is at most their distance in time off.
     #[inline]
@@ -36,13 +42,33 @@ impl Lease {
         self.last_visit.store(now.as_nanos(), Ordering::Relaxed);
         let comes_back = last != 0 && now.saturating_since(Time::from_nanos(last)) < LEASE;
         if comes_back {
-            let polled = now.as_nanos().saturating_sub(self.first_visit.load(Ordering::Relaxed));
-            let length = (polled / PART_OF_POLLING).clamp(LEASE.as_nanos() as u64, LONGEST_LEASE.as_nanos() as u64);
-            self.end.store(now.as_nanos() + length, Ordering::Relaxed);
+            let polled =
+                Duration::from_nanos(now.as_nanos() - self.first_visit.load(Ordering::Relaxed).min(now.as_nanos()));
+            if polled >= PROBATION {
+                self.end.store((now + (polled / PART_OF_POLLING).min(LONGEST_LEASE)).as_nanos(), Ordering::Relaxed);
+            }
         } else {
             self.first_visit.store(now.as_nanos(), Ordering::Relaxed);
         }
         comes_back
+    }
+
+    /// Completions were taken.
+    #[inline]
+    pub(super) fn note_taken(&self) {
+        if !self.taken.load(Ordering::Relaxed) {
+            self.taken.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Somebody posts. If completions were taken since the last visit, it is one: a busy poller's queue may not be
+    /// empty for long.
+    #[inline]
+    pub(super) fn visit_if_taken(&self, now: Time) {
+        if self.taken.load(Ordering::Relaxed) {
+            self.taken.store(false, Ordering::Relaxed);
+            self.visit(now);
+        }
     }
 
     /// When the last poller was here.
@@ -68,29 +94,48 @@ impl Lease {
 mod tests {
     use super::*;
 
+    /// Visits without long pauses, for so long.
+    fn poll(lease: &Lease, from: Time, length: Duration) -> Time {
+        let (mut now, end) = (from, from + length);
+        while now < end {
+            lease.visit(now);
+            now = now + Duration::from_micros(10);
+        }
+        lease.visit(end);
+        end
+    }
+
     #[test]
-    fn lease_is_for_those_who_come_back_soon() {
+    fn lease_is_for_those_who_have_polled_for_some_time() {
         let (lease, start) = (Lease::default(), Time::from_nanos(1_000));
         assert!(!lease.visit(start) && !lease.is_alive(start));
-        let soon = start + LEASE / 2;
-        assert!(lease.visit(soon) && lease.is_alive(soon));
-        assert_eq!(lease.end(), soon + LEASE);
-        assert!(!lease.is_alive(soon + LEASE));
-        let late = soon + LEASE * 3;
+        let soon = start + PROBATION / 2;
+        assert!(lease.visit(soon) && !lease.is_alive(soon));
+        let later = poll(&lease, soon, PROBATION);
+        assert_eq!(lease.end(), later + (later - start) / PART_OF_POLLING);
+        let late = later + LEASE;
         assert!(!lease.visit(late) && !lease.is_alive(late));
     }
 
     #[test]
-    fn who_polled_for_long_gets_a_longer_lease() {
-        let (lease, mut now) = (Lease::default(), Time::from_nanos(1_000));
-        while now < Time::from_nanos(1_000) + LONGEST_LEASE * PART_OF_POLLING as u32 {
-            lease.visit(now);
-            now = now + LEASE / 2;
-        }
-        lease.visit(now);
-        assert_eq!(lease.end(), now + LONGEST_LEASE);
-        let late = now + LONGEST_LEASE * 2;
-        assert!(!lease.visit(late) && lease.visit(late + LEASE / 2));
-        assert_eq!(lease.end(), late + LEASE / 2 + LEASE);
+    fn who_polled_for_long_gets_a_longer_lease_and_begins_anew_after_a_pause() {
+        let lease = Lease::default();
+        let end = poll(&lease, Time::from_nanos(1_000), LONGEST_LEASE * (PART_OF_POLLING + 1));
+        assert_eq!(lease.end(), end + LONGEST_LEASE);
+        let late = end + LONGEST_LEASE * 2;
+        let end = poll(&lease, late, PROBATION);
+        assert_eq!(lease.end(), end + PROBATION / PART_OF_POLLING);
+    }
+
+    #[test]
+    fn who_takes_completions_and_posts_polls() {
+        let (lease, start) = (Lease::default(), Time::from_nanos(1_000));
+        let end = poll(&lease, start, PROBATION);
+        let soon = end + LEASE / 2;
+        lease.visit_if_taken(soon);
+        assert_eq!(lease.last_visit(), end, "nothing was taken");
+        lease.note_taken();
+        lease.visit_if_taken(soon);
+        assert_eq!((lease.last_visit(), lease.is_alive(soon)), (soon, true));
     }
 }

@@ -361,9 +361,10 @@ impl Shard {
             let Core { endpoint, link, .. } = core;
             let batch = link.receive(
                 plan.receive_calls,
-                |datagram| endpoint.handle_datagram(now, &memory, datagram),
+                |datagram| endpoint.handle_arrival(now, &memory, datagram),
                 || plan.stops_for_answer && hold_acknowledgements(now),
             );
+            endpoint.settle_arrivals(now);
             progress.worked |= batch.datagrams > 0;
             progress.has_more |= batch.is_full;
         }

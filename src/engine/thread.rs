@@ -11,24 +11,90 @@ use std::sync::atomic::Ordering;
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
+use super::idle::USEFUL_YIELD;
 use super::lease::LEASE;
 use super::shard::Shard;
-use super::sys::{wait_readable, with_signals_blocked};
+use super::sys::{Timer, ask_for_short_slices, involuntary_switches, wait_readable, with_signals_blocked};
 use crate::types::Time;
 
 /// How long it stays awake after it found something to do: a stream of requests need not wake it for each one.
 const LINGER: Duration = Duration::from_micros(50);
+/// It sleeps at once for so long after another thread wanted its core, and twice as long each time. A yield to a thread
+/// that computes takes a whole time slice, a thread that sleeps on a packet is put first when it comes.
+const SHORTEST_COURTESY: Duration = Duration::from_millis(1);
+const LONGEST_COURTESY: Duration = Duration::from_secs(1);
 
 /// Starts the thread of a shard; signals stay with the application's threads.
 pub(super) fn start(shard: Arc<Shard>, name: String) -> io::Result<JoinHandle<()>> {
-    with_signals_blocked(|| Builder::new().name(name).spawn(move || run(&shard)))
+    let alarm = Alarm::new()?;
+    with_signals_blocked(|| Builder::new().name(name).spawn(move || run(&shard, alarm)))
 }
 
-fn run(shard: &Shard) {
-    let mut awake_until = Time::ZERO;
+/// How long after its last work it sleeps without end at the earliest. Who posts a request needs it before the answer
+/// is overdue, which is later than this (2 ms at the earliest): so a busy connection's posts never call it.
+const LIGHT_SLEEP: Duration = Duration::from_millis(1);
+
+/// Whether the thread may stay awake without work.
+struct Stay {
+    until: Time,
+    /// When it may sleep without end.
+    light_until: Time,
+    /// Not before, because others want the core.
+    not_before: Time,
+    courtesy: Duration,
+    /// How often others took the core.
+    switches: u64,
+}
+
+impl Stay {
+    fn new() -> Self {
+        Self {
+            until: Time::ZERO,
+            light_until: Time::ZERO,
+            not_before: Time::ZERO,
+            courtesy: SHORTEST_COURTESY,
+            switches: 0,
+        }
+    }
+
+    /// Until when the thread may sleep; `None`: it stays awake.
+    fn rest(&self, now: Time, worked: bool) -> Option<Time> {
+        let (until, light_until) =
+            if worked { (now + LINGER, now + LIGHT_SLEEP) } else { (self.until, self.light_until) };
+        if now < until && now >= self.not_before {
+            return None;
+        }
+        Some(if now < light_until { light_until } else { Time::NEVER })
+    }
+
+    fn note_work(&mut self, now: Time) {
+        self.until = now + LINGER;
+        self.light_until = now + LIGHT_SLEEP;
+    }
+
+    /// It offered the core to others, and got it back after so long. Whether somebody took it the kernel knows: a
+    /// pause may also be an interrupt, or the machine's own.
+    fn note_yield(&mut self, now: Time, took: Duration) {
+        if took < USEFUL_YIELD {
+            return;
+        }
+        let switches = involuntary_switches();
+        if std::mem::replace(&mut self.switches, switches) != switches {
+            let undisturbed = now.saturating_since(self.not_before);
+            let is_rare = undisturbed > self.courtesy;
+            self.courtesy = if is_rare { SHORTEST_COURTESY } else { (self.courtesy * 2).min(LONGEST_COURTESY) };
+            self.not_before = now + self.courtesy;
+        }
+    }
+}
+
+fn run(shard: &Shard, mut alarm: Alarm) {
+    // A container may forbid it; then a packet may wait for the end of a computing thread's time slice.
+    if let Err(error) = ask_for_short_slices() {
+        tracing::debug!(%error, "the engine's thread keeps the usual time slices");
+    }
+    let mut stay = Stay::new();
     loop {
-        // Before the look whether to end: who says so calls afterwards.
-        shard.wake.is_awake();
         if shard.stop.load(Ordering::Acquire) || shard.has_failed() {
             return;
         }
@@ -38,20 +104,23 @@ fn run(shard: &Shard) {
             // Said before the look at the moderations: whoever adds one afterwards calls.
             shard.wake.sleeps_until(lease_ends);
             let moderation_ends = shard.end_moderations(now).unwrap_or(Time::NEVER);
-            sleep(shard, lease_ends.min(moderation_ends), Watch::Event);
+            sleep(shard, &mut alarm, lease_ends.min(moderation_ends), Watch::Event);
             continue;
         }
-        let served = shard.serve(|now| now < awake_until && !shard.crowd.is_present(now));
+        let served = shard.serve(|now, worked| stay.rest(now, worked));
         if served.worked {
-            awake_until = shard.clock.now() + LINGER;
+            stay.note_work(shard.clock.now());
         }
         match served.sleeps_until {
             None if served.worked => {}
-            None => shard.yield_processor(),
+            None => {
+                let took = shard.yield_processor();
+                stay.note_yield(shard.clock.now(), took);
+            }
             Some(until) => {
-                let by_packet = sleep(shard, until, Watch::Sockets);
+                let by_packet = sleep(shard, &mut alarm, until, Watch::Sockets);
                 if by_packet && shard.armed.load(Ordering::Relaxed) > 0 {
-                    sleep(shard, until.min(shard.clock.now() + LEASE), Watch::Event);
+                    sleep(shard, &mut alarm, until.min(shard.clock.now() + LEASE), Watch::Event);
                 }
             }
         }
@@ -66,26 +135,64 @@ enum Watch {
     Sockets,
 }
 
-/// Sleeps until `until`, a call, or a packet if they are watched. Whether it was a packet that ended the sleep.
-fn sleep(shard: &Shard, until: Time, watch: Watch) -> bool {
+/// The thread's alarm clock. To set it costs some microseconds on virtual machines, so it is not set anew for each
+/// sleep: one that rings early costs less.
+struct Alarm {
+    timer: Timer,
+    rings_at: Time,
+}
+
+impl Alarm {
+    fn new() -> io::Result<Self> {
+        Ok(Self { timer: Timer::new()?, rings_at: Time::NEVER })
+    }
+
+    /// Rings at this time, or earlier.
+    fn set(&mut self, now: Time, at: Time) -> io::Result<()> {
+        if at < self.rings_at {
+            self.timer.set(at.saturating_since(now))?;
+            self.rings_at = at;
+        }
+        Ok(())
+    }
+
+    fn has_rung(&mut self) {
+        self.timer.clear();
+        self.rings_at = Time::NEVER;
+    }
+}
+
+/// Sleeps until `until` at the latest, a call, or a packet if they are watched. Whether it was a packet that ended the
+/// sleep.
+fn sleep(shard: &Shard, alarm: &mut Alarm, until: Time, watch: Watch) -> bool {
     if watch == Watch::Event {
         // No later than what was promised: whoever drives needs the thread at this time at the earliest.
         shard.wake.sleeps_until(until);
     }
-    let left = (until != Time::NEVER).then(|| until.saturating_since(shard.clock.now()));
-    let woken = match watch {
-        Watch::Event => wait_readable([shard.wake.as_fd()], left).map(|_| false),
-        Watch::Sockets => {
-            let ready = wait_readable([shard.wake.as_fd(), shard.sockets.as_fd()], left);
-            ready.map(|[called, packet]| packet && !called)
+    let woken = alarm.set(shard.clock.now(), until).and_then(|()| match watch {
+        Watch::Event => {
+            let ready = wait_readable([shard.wake.as_fd(), alarm.timer.as_fd()], None);
+            ready.map(|[called, rung]| (called, rung, false))
         }
-    };
-    woken.unwrap_or_else(|error| {
+        Watch::Sockets => {
+            let ready = wait_readable([shard.wake.as_fd(), alarm.timer.as_fd(), shard.sockets.as_fd()], None);
+            ready.map(|[called, rung, packet]| (called, rung, packet))
+        }
+    });
+    let (called, rung, packet) = woken.unwrap_or_else(|error| {
         // Out of memory, at worst. Not to spin meanwhile:
         tracing::warn!(%error, "the engine's thread cannot wait");
         std::thread::sleep(Duration::from_millis(1));
-        false
-    })
+        (false, false, false)
+    });
+    // Before anything is looked at: who calls has made visible what for.
+    if called {
+        shard.wake.is_awake();
+    }
+    if rung {
+        alarm.has_rung();
+    }
+    packet && !called
 }
 
 #[cfg(all(test, not(loom)))]
@@ -122,8 +229,10 @@ mod tests {
         let shard = Arc::new(shard());
         let thread = start(Arc::clone(&shard), "lease-test".into()).unwrap();
         std::thread::sleep(Duration::from_millis(20));
-        (0..100).for_each(|_| shard.poll(|| false));
-        assert!(shard.lease.is_alive(shard.clock.now()));
+        // Polls for longer than it takes to get a lease; a pause that the machine makes begins it anew.
+        while !shard.lease.is_alive(shard.clock.now()) {
+            shard.poll(|| false);
+        }
         shard.wake.call();
         shard.stop.store(true, Ordering::Release);
         shard.wake.call();

@@ -26,7 +26,7 @@ impl Wake {
         self.wakes_at.store(time.as_nanos(), Ordering::SeqCst);
     }
 
-    /// The thread: it is awake. What was called out before is answered by looking after this.
+    /// The thread: it was called, and is awake. What was called out before is answered by looking after this.
     pub(super) fn is_awake(&self) {
         self.event.clear();
     }

@@ -109,6 +109,8 @@ pub struct Endpoint {
     held: Vec<u32>,
     timers: Timers,
     in_flight: HashMap<IpAddr, Arc<AtomicU32>>,
+    /// The queue pair that the last datagram was for, if what follows from it was not seen to yet.
+    arrivals: Option<(Qpn, u32)>,
     /// Of packets without a queue pair, and of queue pairs that are gone.
     counters: Counters,
     strays: Strays,
@@ -127,6 +129,7 @@ impl Endpoint {
             held: Vec::new(),
             timers: Timers::default(),
             in_flight: HashMap::new(),
+            arrivals: None,
             counters: Counters::default(),
             strays: Strays::default(),
             groups: Groups::default(),
@@ -318,6 +321,15 @@ impl Endpoint {
 
     /// A datagram arrived on port 4791.
     pub fn handle_datagram(&mut self, now: Time, memory: &MemoryView<'_>, datagram: &Datagram<'_>) -> Outcome {
+        let outcome = self.handle_arrival(now, memory, datagram);
+        self.settle_arrivals(now);
+        outcome
+    }
+
+    /// The same for one of several datagrams that came together: what follows from those to one queue pair is seen to
+    /// once, when one to another comes. [`Endpoint::settle_arrivals`] must follow the last one, before anything else.
+    #[inline]
+    pub fn handle_arrival(&mut self, now: Time, memory: &MemoryView<'_>, datagram: &Datagram<'_>) -> Outcome {
         let packet = match Packet::parse(datagram.payload) {
             Ok(packet) => packet,
             Err(reason) => return self.drop_stray(now, datagram, None, reason),
@@ -329,13 +341,35 @@ impl Endpoint {
         if bth.destination == Qpn::MULTICAST && datagram.destination.is_multicast() {
             return self.handle_multicast(now, memory, datagram, &packet);
         }
-        let anyone = if planted(Mutation::UnknownQueuePairTaken) { self.by_number.values().next() } else { None };
-        let Some(place) = self.by_number.get(&bth.destination).or(anyone).copied() else {
-            return self.drop_stray(now, datagram, Some(bth.destination), DropReason::UnknownQueuePair);
+        let place = match self.arrivals {
+            Some((qpn, place)) if qpn == bth.destination => place,
+            _ => {
+                self.settle_arrivals(now);
+                let anyone =
+                    if planted(Mutation::UnknownQueuePairTaken) { self.by_number.values().next() } else { None };
+                let Some(place) = self.by_number.get(&bth.destination).or(anyone).copied() else {
+                    return self.drop_stray(now, datagram, Some(bth.destination), DropReason::UnknownQueuePair);
+                };
+                self.arrivals = Some((bth.destination, place));
+                place
+            }
         };
-        self.deliver(now, memory, place, datagram, &packet, |queue_pair, pass| {
-            queue_pair.handle_packet(pass, datagram, &packet)
-        })
+        let pass = self.pass(now, memory);
+        let Some(queue_pair) = self.at(place) else { return Outcome::default() };
+        let outcome =
+            queue_pair.take(datagram, &packet, |queue_pair| queue_pair.handle_packet(&pass, datagram, &packet));
+        if queue_pair.requester.overflowed {
+            self.settle_arrivals(now);
+        }
+        outcome
+    }
+
+    /// Sees to what follows from the datagrams that [`Endpoint::handle_arrival`] took.
+    #[inline]
+    pub fn settle_arrivals(&mut self, now: Time) {
+        if let Some((_, place)) = self.arrivals.take() {
+            self.settle(now, place);
+        }
     }
 
     /// Hands a packet to a queue pair, and sees to what follows.
@@ -351,14 +385,9 @@ impl Endpoint {
     ) -> Outcome {
         let pass = self.pass(now, memory);
         let Some(queue_pair) = self.at(place) else { return Outcome::default() };
-        let dropped = take(queue_pair, &pass).err();
-        if let Some(reason) = dropped {
-            queue_pair.counters.add_drop(reason);
-            queue_pair.history.note_drop(reason, queue_pair.state, datagram.source, &packet.headers.bth);
-        }
-        let is_from_own_peer = dropped != Some(DropReason::WrongAddress) && queue_pair.is_peer_ours();
+        let outcome = queue_pair.take(datagram, packet, |queue_pair| take(queue_pair, &pass));
         self.settle(now, place);
-        Outcome { dropped, is_from_own_peer }
+        outcome
     }
 
     pub(super) fn drop_datagram(&mut self, reason: DropReason) -> Outcome {
@@ -485,6 +514,23 @@ impl Endpoint {
 }
 
 impl QueuePair {
+    /// Takes a packet, or notes why it was dropped.
+    #[inline]
+    fn take(
+        &mut self,
+        datagram: &Datagram<'_>,
+        packet: &Packet<'_>,
+        take: impl FnOnce(&mut Self) -> Result<(), DropReason>,
+    ) -> Outcome {
+        let dropped = take(self).err();
+        if let Some(reason) = dropped {
+            self.counters.add_drop(reason);
+            self.history.note_drop(reason, self.state, datagram.source, &packet.headers.bth);
+        }
+        let is_from_own_peer = dropped != Some(DropReason::WrongAddress) && self.is_peer_ours();
+        Outcome { dropped, is_from_own_peer }
+    }
+
     /// The checks that every packet passes before it may change anything.
     fn handle_packet(
         &mut self,

@@ -26,6 +26,8 @@ mod violation;
 mod xrc;
 
 #[cfg(all(test, not(loom)))]
+mod sizes;
+#[cfg(all(test, not(loom)))]
 mod tests;
 
 pub use datagram::{AckRelease, Datagram, ModifyLimits, Outcome, Repeats, Sending, SourceAddress, Transmit};
@@ -35,3 +37,6 @@ pub use modify::ModifyError;
 pub(crate) use modify::{check_ranges, check_transition};
 pub use queue_pair::QueuePairInit;
 pub use receive_source::ReceiveSource;
+#[cfg(feature = "sim")]
+#[doc(hidden)]
+pub use timer::Deadlines;

@@ -19,6 +19,10 @@ const NO_CREDIT: Syndrome = Syndrome::Ack { credit: 0x1f };
 const STRANGER_BURST_PACKETS: u32 = 32;
 const STRANGER_PAUSE: Duration = Duration::from_micros(200);
 
+/// So many packets executed and not acknowledged, an acknowledgement is held no longer: the window would be full, and
+/// both ends would wait for each other in turns.
+const MOST_HELD_PACKETS: i32 = 64;
+
 /// Empty answers that may wait beside the others. Linux counts no FLUSH against what it may have outstanding, but sends
 /// at most 128 packets without an answer.
 const MOST_EMPTY_ANSWERS: usize = 256;
@@ -87,6 +91,8 @@ pub(super) struct Replies {
     next_resource: usize,
     /// Number of the last SEND or WRITE packet executed.
     last_executed: Psn,
+    /// Number that the last acknowledgement reached up to.
+    acknowledged: Psn,
     /// Since when an acknowledgement waits for the application's answer, and until when it may.
     held_until: Option<Time>,
     established: bool,
@@ -130,6 +136,7 @@ impl Replies {
         self.places = if places == 0 { 0 } else { places.next_power_of_two() };
         self.queue.reserve(4);
         self.last_executed = last_executed;
+        self.acknowledged = last_executed;
     }
 
     /// Lets the peer have this many READs and atomics outstanding. Never fewer than before: what it has begun goes on.
@@ -255,7 +262,11 @@ impl Replies {
     pub(super) fn acknowledge(&mut self, message_count: u32, now: Time, hold: Duration) {
         let beyond = u32::from(planted(Mutation::AcknowledgesTooFar));
         self.push_acknowledge(self.last_executed.plus(beyond), message_count);
-        self.held_until.get_or_insert(now + hold);
+        if self.last_executed.distance_from(self.acknowledged) < MOST_HELD_PACKETS {
+            self.held_until.get_or_insert(now + hold);
+        } else {
+            self.held_until = Some(now);
+        }
     }
 
     /// Acknowledges the last executed packet again, at once.
@@ -445,6 +456,7 @@ impl QueuePair {
         match plan.reply {
             Reply::Acknowledge { psn, message_count } => {
                 self.count(Counter::SentAcknowledge);
+                self.responder.replies.acknowledged = psn;
                 headers.bth.psn = psn;
                 headers.aeth = Some(Aeth { syndrome: NO_CREDIT, msn: message_count });
             }

@@ -106,6 +106,26 @@ impl Timers {
     }
 }
 
+/// The same, for benches.
+#[cfg(feature = "sim")]
+#[derive(Default)]
+pub struct Deadlines(Timers);
+
+#[cfg(feature = "sim")]
+impl Deadlines {
+    /// Sets or clears an owner's deadline.
+    #[inline]
+    pub fn set(&mut self, owner: u32, deadline: Option<Time>) {
+        self.0.set(owner, deadline);
+    }
+
+    /// Takes an owner whose deadline is not after `now`.
+    #[inline]
+    pub fn pop_expired(&mut self, now: Time) -> Option<u32> {
+        self.0.pop_expired(now)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -42,6 +42,55 @@ impl AsFd for EventFd {
     }
 }
 
+/// An alarm clock that is readable once its time has come.
+pub(crate) struct Timer {
+    _not_inherited: NotInherited,
+    descriptor: OwnedFd,
+}
+
+impl Timer {
+    pub(crate) fn new() -> io::Result<Self> {
+        let flags = libc::TFD_CLOEXEC | libc::TFD_NONBLOCK;
+        // SAFETY: takes no pointers.
+        let descriptor = check(unsafe { libc::timerfd_create(libc::CLOCK_MONOTONIC, flags) })?;
+        // SAFETY: the kernel just made this descriptor for us; nobody else owns it.
+        let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
+        Ok(Self { _not_inherited: NotInherited::new(descriptor.as_fd()), descriptor })
+    }
+
+    /// Readable after this time, and not before. What was set before is forgotten.
+    pub(crate) fn set(&self, after: Duration) -> io::Result<()> {
+        // Zero would turn it off.
+        let after = after.max(Duration::from_nanos(1));
+        let value = timespec(after);
+        let interval = timespec(Duration::ZERO);
+        let setting = libc::itimerspec { it_interval: interval, it_value: value };
+        let descriptor = self.descriptor.as_raw_fd();
+        // SAFETY: the kernel reads one structure, which lives until the call returns; the old setting is not asked for.
+        check(unsafe { libc::timerfd_settime(descriptor, 0, &raw const setting, std::ptr::null_mut()) }).map(drop)
+    }
+
+    /// Makes it unreadable until its next time.
+    pub(crate) fn clear(&self) {
+        let mut count = 0u64;
+        // SAFETY: the kernel writes at most eight bytes into a live local variable.
+        unsafe { libc::read(self.descriptor.as_raw_fd(), (&raw mut count).cast(), size_of::<u64>()) };
+    }
+}
+
+impl AsFd for Timer {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+}
+
+fn timespec(duration: Duration) -> libc::timespec {
+    libc::timespec {
+        tv_sec: duration.as_secs().min(i32::MAX as u64) as libc::time_t,
+        tv_nsec: duration.subsec_nanos().into(),
+    }
+}
+
 /// What an epoll set watches a descriptor for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Interest {
@@ -94,10 +143,7 @@ pub(crate) fn wait_readable<const N: usize>(
 ) -> io::Result<[bool; N]> {
     let mut entries =
         descriptors.map(|descriptor| libc::pollfd { fd: descriptor.as_raw_fd(), events: libc::POLLIN, revents: 0 });
-    let limit = timeout.map(|timeout| libc::timespec {
-        tv_sec: timeout.as_secs().min(i32::MAX as u64) as libc::time_t,
-        tv_nsec: timeout.subsec_nanos().into(),
-    });
+    let limit = timeout.map(timespec);
     let limit_pointer = limit.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
     // SAFETY: the entries and the time limit are live local variables, and the count is that of the entries. No
     // signal mask is given.
@@ -126,6 +172,18 @@ mod tests {
         assert_eq!(wait_readable([event.as_fd()], None).unwrap(), [true]);
         event.clear();
         assert_eq!(wait_readable([event.as_fd()], Some(Duration::from_micros(10))).unwrap(), [false]);
+    }
+
+    #[test]
+    fn timer_is_readable_from_its_time_on() {
+        let timer = Timer::new().unwrap();
+        assert_eq!(wait_readable([timer.as_fd()], Some(Duration::ZERO)).unwrap(), [false]);
+        timer.set(Duration::from_secs(1_000)).unwrap();
+        assert_eq!(wait_readable([timer.as_fd()], Some(Duration::ZERO)).unwrap(), [false]);
+        timer.set(Duration::ZERO).unwrap();
+        assert_eq!(wait_readable([timer.as_fd()], None).unwrap(), [true]);
+        timer.clear();
+        assert_eq!(wait_readable([timer.as_fd()], Some(Duration::ZERO)).unwrap(), [false]);
     }
 
     #[test]

@@ -172,6 +172,7 @@ impl CompletionQueue for SoftCompletionQueue {
         }
         let count = self.queue.poll(out);
         if count > 0 {
+            self.fed_by().for_each(|shard| shard.note_taken());
             return Ok(count);
         }
         let mut first = None;

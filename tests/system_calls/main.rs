@@ -1,0 +1,168 @@
+//! System calls for each message: how many sends and receives the devices make, by their own counters, and which other
+//! calls any thread of the process makes, by the kernel's word.
+//!
+//! Bounds hold for the calmest of many rounds: on a busy machine a round is now and then cut by other programs, and
+//! then a device's thread, which comes to help, acknowledges what would have been acknowledged with the next message.
+//! Empty receives are counted, but nobody bounds them: who polls makes them.
+
+#[path = "../traffic/mod.rs"]
+mod traffic;
+mod witness;
+
+use std::fmt;
+
+use rdma_verbs::types::{Counter, Counters};
+use traffic::Ends;
+use witness::Witness;
+
+const ROUNDS: usize = 30;
+
+/// A kind of traffic, and what a message of it may cost at most.
+struct Kind {
+    name: &'static str,
+    messages: usize,
+    traffic: fn(&Ends),
+    /// Sends of the near end and of the far one.
+    sends: [f64; 2],
+    /// How often threads slept or woke each other. On a quiet machine only the devices' threads do, which look now and
+    /// then whether somebody still polls; on a busy one pollers nap.
+    waits: f64,
+}
+
+/// Loopback has packets of 4 KiB, of which 15 fit into a send. The first packet of a WRITE is longer than the others,
+/// because it says where they go, and so are the first and the last of a READ's answer: a longer packet can only begin
+/// a send, and the shorter one that follows it ends it. So 64 KiB take two sends, or three.
+const KINDS: [Kind; 7] = [
+    // Both ends send once a round, and the acknowledgement rides along.
+    Kind {
+        name: "SEND 8 B, there and back",
+        messages: 1_000,
+        traffic: |ends| ends.ping_pong(500, 1),
+        sends: [0.51, 0.51],
+        waits: 0.5,
+    },
+    Kind {
+        name: "SEND 8 B, there and back, 1 of 16 signaled",
+        messages: 1_000,
+        traffic: |ends| ends.ping_pong(500, 16),
+        sends: [0.51, 0.51],
+        waits: 0.5,
+    },
+    // Nobody answers, so the acknowledgement is held a little, and somebody waits for it.
+    Kind {
+        name: "SEND 8 B, in batches of 16",
+        messages: 1_600,
+        traffic: |ends| ends.batches(100),
+        sends: [1.05 / 16.0, 1.05 / 16.0],
+        waits: 1.0,
+    },
+    Kind {
+        name: "WRITE 64 KiB",
+        messages: 200,
+        traffic: |ends| ends.writes(200, 64 << 10),
+        sends: [2.05, 0.5],
+        waits: 4.0,
+    },
+    Kind {
+        name: "WRITE 1 MiB",
+        messages: 40,
+        traffic: |ends| ends.writes(40, 1 << 20),
+        sends: [18.5, 4.0],
+        waits: 32.0,
+    },
+    Kind {
+        name: "READ 64 KiB",
+        messages: 200,
+        traffic: |ends| ends.reads(200, 64 << 10),
+        sends: [1.05, 3.05],
+        waits: 4.0,
+    },
+    Kind { name: "READ 1 MiB", messages: 40, traffic: |ends| ends.reads(40, 1 << 20), sends: [4.0, 20.5], waits: 32.0 },
+];
+
+/// What a round of traffic cost.
+#[derive(Clone)]
+struct Cost {
+    messages: f64,
+    /// What each end counted.
+    ends: [Counters; 2],
+    /// Other calls, of all threads: those that wait, and those that nobody expects. `None` if the kernel does not tell.
+    others: Option<[u64; 2]>,
+}
+
+impl Cost {
+    /// For each message.
+    fn of(&self, end: usize, counter: Counter) -> f64 {
+        self.ends[end].get(counter) as f64 / self.messages
+    }
+
+    fn sends(&self) -> [f64; 2] {
+        [0, 1].map(|end| self.of(end, Counter::SendCalls))
+    }
+
+    /// For each message.
+    fn waits(&self) -> Option<f64> {
+        self.others.map(|others| others[0] as f64 / self.messages)
+    }
+}
+
+/// For each message, and how many packets leave together.
+impl fmt::Display for Cost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (end, name) in ["near", "far"].into_iter().enumerate() {
+            let [sends, receives, packets] =
+                [Counter::SendCalls, Counter::ReceiveCalls, Counter::SentPackets].map(|counter| self.of(end, counter));
+            write!(f, "{name} {sends:.3} sends of {:.1} packets, {receives:.3} receives; ", packets / sends)?;
+        }
+        match (self.waits(), self.others) {
+            (Some(waits), Some([_, strange])) => {
+                write!(f, "{waits:.3} waits and wake-ups, {strange} other calls in all")
+            }
+            _ => f.write_str("other calls unknown"),
+        }
+    }
+}
+
+/// The fewest sends, and the fewest other calls of either sort, of many rounds, after one that warms up.
+fn calmest(ends: &Ends, witness: Option<&Witness>, kind: &Kind) -> Cost {
+    (kind.traffic)(ends);
+    let counters = || [0, 1].map(|end: usize| ends.0[end].context.counters());
+    let round = |_| {
+        let (before, calls_before) = (counters(), witness.map(Witness::waits_and_strange));
+        (kind.traffic)(ends);
+        let others = witness.zip(calls_before).map(|(witness, before)| {
+            let now = witness.waits_and_strange();
+            [now[0] - before[0], now[1] - before[1]]
+        });
+        let after = counters();
+        let spent = [after[0].since(&before[0]), after[1].since(&before[1])];
+        Cost { messages: kind.messages as f64, ends: spent, others }
+    };
+    let rounds: Vec<Cost> = (0..ROUNDS).map(round).collect();
+    let both = |cost: &Cost| cost.sends().iter().sum::<f64>();
+    let calmest = rounds.iter().min_by(|one, other| both(one).total_cmp(&both(other))).unwrap();
+    let fewest = |place: usize| rounds.iter().filter_map(|round| round.others).map(|others| others[place]).min();
+    Cost { others: fewest(0).zip(fewest(1)).map(<[u64; 2]>::from), ..calmest.clone() }
+}
+
+#[test]
+fn a_message_takes_few_system_calls() {
+    // Before the devices are opened: their threads are watched, too.
+    let witness = Witness::watch();
+    if let Err(error) = &witness {
+        println!("other calls are not counted: the kernel does not let this thread be watched ({error})");
+    }
+    let (ends, witness) = (Ends::connect(["127.98.2.1", "127.98.2.2"]), witness.ok());
+    for kind in &KINDS {
+        let cost = calmest(&ends, witness.as_deref(), kind);
+        println!("{}: {cost}", kind.name);
+        for (sends, most) in cost.sends().into_iter().zip(kind.sends) {
+            assert!(sends <= most, "{}: {sends} sends a message, expected at most {most}: {cost}", kind.name);
+        }
+        let by_number = witness.as_deref().map(Witness::calls);
+        let (waits, most) = (cost.waits().unwrap_or_default(), kind.waits);
+        assert!(waits <= most, "{}: {waits} waits a message, expected at most {most}: {by_number:?}", kind.name);
+        let strange = cost.others.map_or(0, |others| others[1]);
+        assert_eq!(strange, 0, "{}: calls with no place on the way of a message: {by_number:?}", kind.name);
+    }
+}

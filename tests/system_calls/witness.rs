@@ -1,0 +1,136 @@
+//! A witness of system calls: a filter (seccomp) that lets sends and receives pass, and reports every other call of a
+//! thread, and of the threads that it starts, to a thread that counts it and lets it go on. It needs no privileges.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::thread;
+use std::time::Duration;
+
+/// What a message is made of. Who polls and finds nothing may let others have the processor.
+const PASSED: [libc::c_long; 7] = [
+    libc::SYS_sendto,
+    libc::SYS_sendmsg,
+    libc::SYS_sendmmsg,
+    libc::SYS_recvfrom,
+    libc::SYS_recvmsg,
+    libc::SYS_recvmmsg,
+    libc::SYS_sched_yield,
+];
+
+/// How threads sleep on sockets and events, and wake each other. Events are read and written.
+const WAITS: [libc::c_long; 4] = [libc::SYS_ppoll, libc::SYS_epoll_pwait, libc::SYS_read, libc::SYS_write];
+
+/// `SECCOMP_IOCTL_NOTIF_RECV` and `SECCOMP_IOCTL_NOTIF_SEND`, which libc does not name.
+const TAKE_REPORT: libc::c_ulong = 0xc050_2100;
+const ANSWER_REPORT: libc::c_ulong = 0xc018_2101;
+const _: () = assert!(size_of::<libc::seccomp_notif>() == 0x50 && size_of::<libc::seccomp_notif_resp>() == 0x18);
+
+/// What is known of the calls.
+pub(crate) struct Witness {
+    /// By the number of the call.
+    calls: Mutex<BTreeMap<i32, u64>>,
+}
+
+impl Witness {
+    /// Watches the calling thread and all that it starts, for the rest of their lives.
+    ///
+    /// # Errors
+    /// The kernel does not let the thread be watched.
+    pub(crate) fn watch() -> io::Result<Arc<Self>> {
+        let witness = Arc::new(Self { calls: Mutex::default() });
+        // It must not be watched itself, so it is there first. It is told without a call, which it would have to
+        // answer.
+        let outcome = Arc::new(OnceLock::new());
+        let (attending, told) = (Arc::clone(&witness), Arc::clone(&outcome));
+        thread::spawn(move || attending.attend(&told));
+        let installed = install();
+        let is_installed = installed.as_ref().map(drop).map_err(|error| io::Error::from(error.kind()));
+        assert!(outcome.set(installed.ok()).is_ok(), "told once");
+        is_installed.map(|()| witness)
+    }
+
+    /// Calls so far, by their numbers.
+    pub(crate) fn calls(&self) -> BTreeMap<i32, u64> {
+        self.calls.lock().unwrap().clone()
+    }
+
+    /// Calls so far: how often threads slept or woke each other, and all that have no place on the way of a message.
+    pub(crate) fn waits_and_strange(&self) -> [u64; 2] {
+        let calls = self.calls.lock().unwrap();
+        let is_wait = |number: &&i32| WAITS.contains(&libc::c_long::from(**number));
+        let waits = calls.iter().filter(|(number, _)| is_wait(number)).map(|(_, count)| count).sum();
+        [waits, calls.values().sum::<u64>() - waits]
+    }
+
+    /// Counts what is reported, as long as anybody is watched.
+    fn attend(&self, reports: &OnceLock<Option<OwnedFd>>) {
+        let reports = loop {
+            match reports.get() {
+                Some(reports) => break reports,
+                None => thread::sleep(Duration::from_millis(1)),
+            }
+        };
+        let Some(reports) = reports else { return };
+        while let Ok(report) = take(reports) {
+            if let Some((id, number)) = report {
+                *self.calls.lock().unwrap().entry(number).or_default() += 1;
+                let_go_on(reports, id);
+            }
+        }
+    }
+}
+
+/// Filters the calls of this thread; where the reports come from.
+fn install() -> io::Result<OwnedFd> {
+    let mut program = program();
+    let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+    // SAFETY: this call has no pointers; without new privileges a filter needs none.
+    if unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let (operation, flags) = (libc::SECCOMP_SET_MODE_FILTER, libc::SECCOMP_FILTER_FLAG_NEW_LISTENER);
+    // SAFETY: the filter and its program live beyond the call, which copies them.
+    let descriptor = unsafe { libc::syscall(libc::SYS_seccomp, operation, flags, &raw const filter) };
+    if descriptor < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just opened it, and nobody else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(descriptor as i32) })
+}
+
+/// Takes the call's number; if it is one of those, lets it pass; otherwise reports it.
+fn program() -> Vec<libc::sock_filter> {
+    let step = |code: u32, jt: usize, k: u32| libc::sock_filter { code: code as u16, jt: jt as u8, jf: 0, k };
+    let count = PASSED.len();
+    let mut steps = vec![step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0)];
+    // Each jumps over the others that are left, and over the report.
+    let jump = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
+    steps.extend(PASSED.iter().enumerate().map(|(place, number)| step(jump, count - place, *number as u32)));
+    steps.push(step(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_USER_NOTIF));
+    steps.push(step(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_ALLOW));
+    steps
+}
+
+/// Waits for a report: its name, and the call's number. `None`: the thread that called has gone on or ended.
+fn take(reports: &OwnedFd) -> io::Result<Option<(u64, i32)>> {
+    // SAFETY: the structure holds numbers only, for which zero is a value; the kernel insists on it.
+    let mut report: libc::seccomp_notif = unsafe { std::mem::zeroed() };
+    // SAFETY: the kernel writes one such structure, whose size the request's number names.
+    if unsafe { libc::ioctl(reports.as_raw_fd(), TAKE_REPORT, &raw mut report) } == 0 {
+        return Ok(Some((report.id, report.data.nr)));
+    }
+    match io::Error::last_os_error() {
+        error if matches!(error.raw_os_error(), Some(libc::EINTR | libc::ENOENT)) => Ok(None),
+        error => Err(error),
+    }
+}
+
+/// The call is made as if nobody had looked.
+fn let_go_on(reports: &OwnedFd, id: u64) {
+    let flags = libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32;
+    let mut answer = libc::seccomp_notif_resp { id, val: 0, error: 0, flags };
+    // SAFETY: the kernel reads one such structure. It refuses if the thread has ended, and then nobody waits.
+    unsafe { libc::ioctl(reports.as_raw_fd(), ANSWER_REPORT, &raw mut answer) };
+}
