@@ -23,7 +23,7 @@ pub(super) fn server(test: UcxTest, port: u16) -> Command {
     command.args(["-p", &port.to_string()]);
     command.env("UCX_TLS", "tcp,self").env("UCX_NET_DEVICES", "lo").env("UCX_LOG_LEVEL", "error");
     if test == UcxTest::TunedPutBandwidth {
-        command.env("UCX_TCP_TX_SEG_SIZE", LARGE_SEGMENTS).env("UCX_TCP_RX_SEG_SIZE", LARGE_SEGMENTS);
+        command.env("UCX_TCP_TX_SEG_SIZE", LARGE_SEGMENTS);
     }
     command
 }
