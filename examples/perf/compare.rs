@@ -31,7 +31,8 @@ pub(crate) fn references(job: &Job) -> Vec<(&'static str, Reference, usize)> {
                 let bytes = STREAM_BYTES.min(STREAM_MESSAGES * size as u64);
                 let test = stream(size, job.mtu.unwrap_or(4096) as usize, job.post_list as usize, bytes);
                 references.push((RAW_UDP, Reference::DatagramStream(test), size));
-                let test = TcpRate { size, wait: Wait::Spin, messages: (bytes / size as u64).max(1) };
+                let messages = (bytes / size as u64).max(1);
+                let test = TcpRate { size, call: size, wait: Wait::Spin, messages };
                 references.push((TCP, Reference::TcpRate(test), size));
             }
         }

@@ -13,26 +13,33 @@ const MEDIAN: usize = 1;
 const OVERALL_LATENCY: usize = 3;
 const OVERALL_BANDWIDTH: usize = 5;
 
-fn program(port: u16) -> Command {
+/// Messages that may be on their way: more of them leave the cache before they are taken.
+const FEW_OUTSTANDING: &str = "4";
+/// Of a put, which is cut into pieces of 8 KiB otherwise.
+const LARGE_SEGMENTS: &str = "64k";
+
+pub(super) fn server(test: UcxTest, port: u16) -> Command {
     let mut command = Command::new(PROGRAM);
     command.args(["-p", &port.to_string()]);
     command.env("UCX_TLS", "tcp,self").env("UCX_NET_DEVICES", "lo").env("UCX_LOG_LEVEL", "error");
+    if test == UcxTest::TunedPutBandwidth {
+        command.env("UCX_TCP_TX_SEG_SIZE", LARGE_SEGMENTS);
+    }
     command
-}
-
-pub(super) fn server(port: u16) -> Command {
-    program(port)
 }
 
 pub(super) fn client(external: &External, test: UcxTest, port: u16) -> Command {
     let name = match test {
         UcxTest::TagLatency => "tag_lat",
         UcxTest::PutLatency => "ucp_put_lat",
-        UcxTest::TagBandwidth => "tag_bw",
-        UcxTest::PutBandwidth => "ucp_put_bw",
+        UcxTest::TagBandwidth | UcxTest::TunedTagBandwidth => "tag_bw",
+        UcxTest::PutBandwidth | UcxTest::TunedPutBandwidth => "ucp_put_bw",
     };
     let External { size, iterations, warm_up, .. } = external;
-    let mut command = program(port);
+    let mut command = server(test, port);
+    if test == UcxTest::TunedTagBandwidth {
+        command.args(["-O", FEW_OUTSTANDING]);
+    }
     command.args(["-t", name, "-s", &size.to_string(), "-n", &iterations.to_string(), "-w", &warm_up.to_string()]);
     // Final figures only, and where the server is.
     command.args(["-f", "127.0.0.1"]);
@@ -52,7 +59,7 @@ pub(super) fn read(output: &str, size: usize, test: UcxTest) -> Option<Told> {
             let seconds = 2.0 * mean / 1e6 * messages as f64;
             Told { bytes: size, messages, seconds, median: Some(columns[MEDIAN]), mean: Some(mean) }
         }
-        UcxTest::TagBandwidth | UcxTest::PutBandwidth => {
+        UcxTest::TagBandwidth | UcxTest::PutBandwidth | UcxTest::TunedTagBandwidth | UcxTest::TunedPutBandwidth => {
             let seconds = messages as f64 * size as f64 / (columns[OVERALL_BANDWIDTH] * MEBIBYTE);
             Told { bytes: size, messages, seconds, median: None, mean: None }
         }

@@ -9,14 +9,15 @@ use serde::{Deserialize, Serialize};
 use socket2::{SockAddr, SockRef};
 
 use super::frame::{self, CRC_BYTES, HEADER_BYTES, OVERHEAD_BYTES};
-use super::{Impatience, Measured, Role, Span, WALK_BYTES, any_port, exchange, exchange_port, meet};
+use super::{Impatience, Measured, Role, Span, WALK_BYTES, WARM_UP_PART, any_port, exchange, exchange_port, meet};
 
 /// Most bytes of a send, segments and all.
 const SEND_BYTES: usize = 65_507;
 /// Most segments of a send that every kernel takes.
 const SEGMENTS: usize = 64;
-/// Payload on its way, if the receive buffer holds it.
-const WINDOW_BYTES: usize = 1 << 20;
+/// Payload on its way, if the receive buffer holds it. In segments of 1 KiB that is fewer than the kernel keeps between
+/// two interfaces (1,000), so that nothing is lost where it makes packets of them.
+const WINDOW_BYTES: usize = 896 << 10;
 /// Sends on their way: each takes room in the receive buffer, however small it is.
 const WINDOW_SENDS: usize = 1024;
 /// What is asked for the receive buffer; the kernel gives at most its limit.
@@ -59,14 +60,18 @@ impl DatagramStream {
                 Role::Server => setsockopt(&socket, sockopt::UdpGroSegment, &true)?,
             }
         }
+        let mut end = match role {
+            Role::Client => End::Sender(Sender::new(self, socket, peer, peer_buffer_bytes)),
+            Role::Server => End::Receiver(Receiver::new(self, socket, peer, buffer_bytes)),
+        };
+        let warm_up = self.whole_sends(self.bytes / WARM_UP_PART);
+        let bytes = self.whole_sends(self.bytes);
+        meet(stream)?;
+        end.run_to(warm_up)?;
         meet(stream)?;
         let span = Span::start()?;
-        match role {
-            Role::Client => Sender::new(self, socket, peer, peer_buffer_bytes).run()?,
-            Role::Server => Receiver::new(self, socket, peer, buffer_bytes).run()?,
-        }
+        end.run_to(warm_up + bytes)?;
         let (seconds, cpu_seconds) = span.end()?;
-        let bytes = self.total();
         Ok(Measured { times: None, messages: bytes / self.payload as u64, bytes, seconds, cpu_seconds })
     }
 
@@ -77,10 +82,10 @@ impl DatagramStream {
         segments * self.payload
     }
 
-    /// What is sent in all: whole sends, at least one.
-    fn total(&self) -> u64 {
+    /// So much in whole sends, at least one.
+    fn whole_sends(&self, bytes: u64) -> u64 {
         let send = self.send_payload() as u64;
-        self.bytes.div_ceil(send).max(1) * send
+        bytes.div_ceil(send).max(1) * send
     }
 
     /// Payload that may be on its way to a receive buffer of so many bytes, as its kernel counts.
@@ -101,6 +106,21 @@ fn walk(offset: usize, send_payload: usize) -> usize {
     if offset + 2 * send_payload > WALK_BYTES { 0 } else { offset + send_payload }
 }
 
+enum End<'a> {
+    Sender(Sender<'a>),
+    Receiver(Receiver<'a>),
+}
+
+impl End<'_> {
+    /// Goes on until so many bytes of payload have arrived since the beginning.
+    fn run_to(&mut self, total: u64) -> io::Result<()> {
+        match self {
+            Self::Sender(sender) => sender.run_to(total),
+            Self::Receiver(receiver) => receiver.run_to(total),
+        }
+    }
+}
+
 struct Sender<'a> {
     test: &'a DatagramStream,
     socket: UdpSocket,
@@ -109,7 +129,11 @@ struct Sender<'a> {
     source: Vec<u8>,
     /// Whole segments, for those who copy.
     staging: Vec<u8>,
+    sent: u64,
     acknowledged: u64,
+    /// Of the next segment, and where its payload lies.
+    number: u64,
+    offset: usize,
 }
 
 impl<'a> Sender<'a> {
@@ -123,23 +147,26 @@ impl<'a> Sender<'a> {
             test,
             socket,
             peer,
+            sent: 0,
             acknowledged: 0,
+            number: 0,
+            offset: 0,
         }
     }
 
-    fn run(&mut self) -> io::Result<()> {
-        let (send_payload, total) = (self.test.send_payload(), self.test.total());
-        let per_send = (send_payload / self.test.payload) as u64;
-        let (mut sent, mut number, mut offset) = (0, 0, 0);
-        while sent < total {
-            while sent + send_payload as u64 > self.acknowledged + self.window {
+    fn run_to(&mut self, total: u64) -> io::Result<()> {
+        let send_payload = self.test.send_payload();
+        while self.sent < total {
+            while self.sent + send_payload as u64 > self.acknowledged + self.window {
                 self.take_acknowledgement()?;
             }
             match self.test.offload {
-                Offload::Gather => self.send_gathered(number, offset)?,
-                Offload::None | Offload::Segmentation => self.send_copied(number, offset)?,
+                Offload::Gather => self.send_gathered(self.number, self.offset)?,
+                Offload::None | Offload::Segmentation => self.send_copied(self.number, self.offset)?,
             }
-            (sent, number, offset) = (sent + send_payload as u64, number + per_send, walk(offset, send_payload));
+            self.sent += send_payload as u64;
+            self.number += (send_payload / self.test.payload) as u64;
+            self.offset = walk(self.offset, send_payload);
         }
         while self.acknowledged < total {
             self.take_acknowledgement()?;
@@ -194,29 +221,37 @@ struct Receiver<'a> {
     stride: u64,
     memory: Vec<u8>,
     buffer: Vec<u8>,
+    received: u64,
+    acknowledged: u64,
+    /// Of the next segment.
+    number: u64,
 }
 
 impl<'a> Receiver<'a> {
     fn new(test: &'a DatagramStream, socket: UdpSocket, peer: SocketAddr, buffer_bytes: usize) -> Self {
         let stride = (test.window(buffer_bytes) / 4) as u64;
         let memory = vec![0; WALK_BYTES.max(test.send_payload())];
-        Self { test, socket, peer, stride, memory, buffer: vec![0; 1 << 16] }
+        let (received, acknowledged, number) = (0, 0, 0);
+        Self { test, socket, peer, stride, memory, buffer: vec![0; 1 << 16], received, acknowledged, number }
     }
 
-    fn run(&mut self) -> io::Result<()> {
-        let total = self.test.total();
-        let (mut received, mut acknowledged, mut number) = (0, 0, 0);
-        while received < total {
+    fn run_to(&mut self, total: u64) -> io::Result<()> {
+        while self.received < total {
             let length = look_until(|| self.socket.recv(&mut self.buffer))?;
             // What is merged has segments of one size.
             for segment in self.buffer[..length].chunks(self.test.payload + OVERHEAD_BYTES) {
-                received += frame::take(segment, number, &mut self.memory)? as u64;
-                number += 1;
+                self.received += frame::take(segment, self.number, &mut self.memory)? as u64;
+                self.number += 1;
             }
-            if received - acknowledged >= self.stride || received == total {
-                retry(|| self.socket.send_to(&received.to_le_bytes(), self.peer))?;
-                acknowledged = received;
-            }
+            self.acknowledge(total)?;
+        }
+        Ok(())
+    }
+
+    fn acknowledge(&mut self, total: u64) -> io::Result<()> {
+        if self.received - self.acknowledged >= self.stride || self.received == total {
+            retry(|| self.socket.send_to(&self.received.to_le_bytes(), self.peer))?;
+            self.acknowledged = self.received;
         }
         Ok(())
     }

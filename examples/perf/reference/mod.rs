@@ -32,6 +32,8 @@ const LOOKS: u32 = 1 << 16;
 const SPINS: u32 = 200;
 /// Longest time that is told apart in a histogram.
 const LONGEST: Duration = Duration::from_secs(60);
+/// What goes before a measured stream: such a part of it.
+const WARM_UP_PART: u64 = 8;
 /// Memory that streams walk over at both ends, so that neither has its data in the cache.
 const WALK_BYTES: usize = 8 << 20;
 

@@ -5,7 +5,10 @@ use std::net::{TcpListener, TcpStream};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Impatience, Measured, PATIENCE, Role, Span, Stopwatch, WALK_BYTES, Wait, any_port, exchange_port, meet};
+use super::{
+    Impatience, Measured, PATIENCE, Role, Span, Stopwatch, WALK_BYTES, WARM_UP_PART, Wait, any_port, exchange_port,
+    meet,
+};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct TcpLatency {
@@ -19,6 +22,8 @@ pub(crate) struct TcpLatency {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct TcpRate {
     pub(crate) size: usize,
+    /// Most bytes of a message that a call to the kernel moves.
+    pub(crate) call: usize,
     pub(crate) wait: Wait,
     pub(crate) messages: u64,
 }
@@ -55,20 +60,26 @@ impl TcpRate {
         // Both ends walk over their memory, message by message.
         let count = (WALK_BYTES / self.size.max(1)).max(1);
         let mut memory = vec![7; count * self.size];
+        let mut move_messages = |messages: u64| {
+            for number in 0..messages {
+                let start = (number % count as u64) as usize * self.size;
+                for part in memory[start..start + self.size].chunks_mut(self.call.max(1)) {
+                    match role {
+                        Role::Client => line.write(part)?,
+                        Role::Server => line.read(part)?,
+                    }
+                }
+            }
+            match role {
+                Role::Client => line.read(&mut [0]),
+                Role::Server => line.write(b"!"),
+            }
+        };
+        meet(stream)?;
+        move_messages((self.messages / WARM_UP_PART).max(1))?;
         meet(stream)?;
         let span = Span::start()?;
-        for number in 0..self.messages {
-            let start = (number % count as u64) as usize * self.size;
-            let message = &mut memory[start..start + self.size];
-            match role {
-                Role::Client => line.write(message)?,
-                Role::Server => line.read(message)?,
-            }
-        }
-        match role {
-            Role::Client => line.read(&mut [0])?,
-            Role::Server => line.write(b"!")?,
-        }
+        move_messages(self.messages)?;
         let (seconds, cpu_seconds) = span.end()?;
         let bytes = self.size as u64 * self.messages;
         Ok(Measured { times: None, messages: self.messages, bytes, seconds, cpu_seconds })

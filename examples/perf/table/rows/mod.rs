@@ -199,9 +199,9 @@ impl Scale {
 
     fn streams(&self) -> Vec<Row> {
         let mebibyte = |operation| Task::Verbs(Box::new(self.stream(operation, 1 << 20, 4096, STREAM_BYTES)));
-        let tcp = |wait| {
+        let tcp = |wait, call| {
             let messages = (STREAM_BYTES / self.divisor / (1 << 20)).max(16);
-            Task::Reference(Reference::TcpRate(TcpRate { size: 1 << 20, wait, messages }))
+            Task::Reference(Reference::TcpRate(TcpRate { size: 1 << 20, call, wait, messages }))
         };
         let stranger = self.stream(Operation::Write, 64 << 10, 4096, PLAIN_STREAM_BYTES);
         let stranger = Task::Verbs(Box::new(Job { strangers: true, ..stranger }));
@@ -211,8 +211,10 @@ impl Scale {
                 .beside("WRITE", mebibyte(Operation::Write))
                 .at_least(Figure::Bandwidth, 0.9),
             Row::new("WRITE 1 MiB beside TCP", mebibyte(Operation::Write))
-                .beside("TCP, spinning", tcp(Wait::Spin))
-                .beside("TCP, blocking", tcp(Wait::Block))
+                .beside("TCP, spinning", tcp(Wait::Spin, 1 << 20))
+                .beside("TCP, blocking", tcp(Wait::Block, 1 << 20))
+                .beside("TCP, spinning, 256 KiB a call", tcp(Wait::Spin, 256 << 10))
+                .beside("TCP, blocking, 256 KiB a call", tcp(Wait::Block, 256 << 10))
                 .at_least(Figure::Bandwidth, 1.0),
             Row::new("WRITE 64 KiB to a stranger", stranger)
                 .beside("raw sendto and recvfrom", plain)

@@ -30,6 +30,12 @@ impl Scale {
             Row::new("WRITE 1 MiB beside UCX put", mebibyte())
                 .beside(put, self.ucx(UcxTest::PutBandwidth, MEBIBYTE, STREAM_BYTES >> 20))
                 .at_least(Figure::Bandwidth, 2.5),
+            Row::new("WRITE 1 MiB beside UCX tag, tuned", mebibyte())
+                .beside(tag, self.ucx(UcxTest::TunedTagBandwidth, MEBIBYTE, STREAM_BYTES >> 20))
+                .shows(Figure::Bandwidth),
+            Row::new("WRITE 1 MiB beside UCX put, tuned", mebibyte())
+                .beside(put, self.ucx(UcxTest::TunedPutBandwidth, MEBIBYTE, STREAM_BYTES >> 20))
+                .shows(Figure::Bandwidth),
             Row::new("WRITE 1 MiB beside libfabric ping-pong", mebibyte())
                 .beside("fi_pingpong, udp;ofi_rxd", self.libfabric())
                 .at_least(Figure::Bandwidth, 8.0),
