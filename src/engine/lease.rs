@@ -2,9 +2,9 @@
 //!
 //! Were both to watch a socket, each packet would wake the shard's thread for nothing, on a core that may be the
 //! poller's. A poller that comes back soon after its last visit takes a lease; while it lasts, the shard's thread
-//! sleeps until its end. A single visit takes none: nobody knows whether another one follows. Nor do the few visits of a
-//! program that waits for its memory to change and polls in between only to take its own completions: for that one the
-//! shard's thread must be there.
+//! sleeps until its end. A single visit takes none: nobody knows whether another one follows. Nor do the few visits of
+//! a program that waits for its memory to change and polls in between only to take its own completions: for that one
+//! the shard's thread must be there.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;

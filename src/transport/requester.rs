@@ -462,8 +462,8 @@ impl QueuePair {
         self.requester.unanswered.len() < credits || planted(Mutation::ReadCreditIgnored)
     }
 
-    /// Whether `covers` packets from `psn` on, with so much payload, fit what the peer's socket (or, for READs, the own)
-    /// takes.
+    /// Whether `covers` packets from `psn` on, with so much payload, fit what the peer's socket takes; for READs, the
+    /// own.
     fn window_allows(&self, psn: Psn, covers: u32, payload: u32) -> bool {
         let Some(path) = &self.path else { return false };
         // A probe is a packet that was counted already, and may be what all wait for.
