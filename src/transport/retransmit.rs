@@ -180,6 +180,13 @@ impl QueuePair {
         }
     }
 
+    /// Others may wait for the answer to what was sent, and it was not asked for.
+    pub(super) fn probe_soon(&mut self, now: Time) {
+        let soon = now + self.requester.round_trip.smoothed.unwrap_or_default().max(SHORTEST_REORDER_WAIT);
+        let recovery = &mut self.requester.recovery;
+        recovery.probe_at = Time::earliest([recovery.probe_at, Some(soon)]);
+    }
+
     /// The clocks of the sending half, as far as they have run out.
     pub(super) fn requester_timeout(&mut self, now: Time) {
         let due = |time: Option<Time>| time.is_some_and(|time| time <= now);
@@ -192,6 +199,13 @@ impl QueuePair {
                 self.requester.go_back();
                 self.restart_timeout(now);
             }
+            return;
+        }
+        if self.waits_for_its_turn() && due(self.requester_deadline()) {
+            // The others' packets are not the peer's silence: this spends nothing, and the clocks run from its turn on.
+            let look_again = now + self.requester.round_trip.probe_wait();
+            let recovery = &mut self.requester.recovery;
+            (recovery.repair_at, recovery.timeout_at, recovery.probe_at) = (None, None, Some(look_again));
             return;
         }
         if due(self.requester.recovery.repair_at) {
