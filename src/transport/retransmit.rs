@@ -128,6 +128,11 @@ impl RoundTrip {
         }
     }
 
+    /// How long an answer that was asked for takes about.
+    fn answer_wait(&self) -> Duration {
+        self.smoothed.unwrap_or_default().max(SHORTEST_REORDER_WAIT)
+    }
+
     fn reorder_wait(&self) -> Duration {
         self.smoothed.map_or(SHORTEST_REORDER_WAIT, |smoothed| (smoothed / 4).max(SHORTEST_REORDER_WAIT))
     }
@@ -161,7 +166,9 @@ impl QueuePair {
             recovery.timeout_at = timeout.map(|wait| now + wait);
         }
         let backoff = recovery.probes.min(LARGEST_BACKOFF);
-        let wait = self.requester.round_trip.probe_wait() * (1 << backoff);
+        let round_trip = &self.requester.round_trip;
+        let wait = if self.waits_unasked() { round_trip.answer_wait() } else { round_trip.probe_wait() };
+        let wait = wait * (1 << backoff);
         self.requester.recovery.probe_at = Some(now + wait);
     }
 
@@ -178,13 +185,6 @@ impl QueuePair {
             let reorder_wait = self.requester.round_trip.reorder_wait();
             self.requester.recovery.repair_at = early.map(|_| now + reorder_wait);
         }
-    }
-
-    /// Others may wait for the answer to what was sent, and it was not asked for.
-    pub(super) fn probe_soon(&mut self, now: Time) {
-        let soon = now + self.requester.round_trip.smoothed.unwrap_or_default().max(SHORTEST_REORDER_WAIT);
-        let recovery = &mut self.requester.recovery;
-        recovery.probe_at = Time::earliest([recovery.probe_at, Some(soon)]);
     }
 
     /// The clocks of the sending half, as far as they have run out.

@@ -168,17 +168,25 @@ impl QueuePair {
         self.turn.is_on &= !is_asked && !(is_exhausted && !self.turn.is_crowded_out.get());
     }
 
-    /// Whether it shall be put in line.
-    fn joins_line(&mut self, now: Time) -> Option<IpAddr> {
+    /// Whether it stands in line, and the peer was not asked to answer what it has sent last: others may wait for that.
+    #[inline]
+    pub(super) fn waits_unasked(&self) -> bool {
+        self.turn.waits && !self.requester.has_asked
+    }
+
+    /// Whether it shall be put in line: where, and whether in front.
+    fn joins_line(&mut self, now: Time) -> Option<(IpAddr, bool)> {
         if !self.turn.is_crowded_out.get() || self.turn.waits {
             return None;
         }
         let peer = self.peer_address()?;
         self.turn.waits = true;
-        if !self.requester.has_asked && self.requester.counted_in_flight > 0 {
-            self.probe_soon(now);
+        // Whoever stands in line sends nothing: it could leave what it was put there for undone, and the line with it.
+        let in_front = std::mem::take(&mut self.turn.is_on);
+        if self.waits_unasked() && self.requester.counted_in_flight > 0 {
+            self.arm_timers(now);
         }
-        Some(peer)
+        Some((peer, in_front))
     }
 
     /// Whether it is worth while to let it in. Who cannot send in any case shall not keep others waiting.
@@ -194,8 +202,8 @@ impl Endpoint {
     #[inline]
     pub(super) fn take_turns(&mut self, now: Time, place: u32) {
         let Some(queue_pair) = self.at(place) else { return };
-        if let Some(peer) = queue_pair.joins_line(now) {
-            let (in_front, deadline) = (queue_pair.turn.is_on, queue_pair.next_deadline());
+        if let Some((peer, in_front)) = queue_pair.joins_line(now) {
+            let deadline = queue_pair.next_deadline();
             self.set_deadline(place, deadline);
             self.peers.push(peer, place, in_front);
         }

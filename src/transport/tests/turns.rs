@@ -131,20 +131,20 @@ fn turns_are_fair_and_full() {
     (0..count).for_each(|member| crowd.post(member, write, WRITE_BYTES, 16, 4));
     crowd.pair.drive(Duration::from_millis(1));
     let total = 16 * u64::from(WRITE_BYTES) / 1_024;
-    let mut sent: BTreeMap<Qpn, (u64, u64)> = BTreeMap::new();
+    let mut sent: BTreeMap<Qpn, u64> = BTreeMap::new();
     let mut most_apart = 0;
     for (qpn, packets) in &crowd.pair.sends {
-        let (sends, all) = sent.entry(*qpn).or_default();
-        (*sends, *all) = (*sends + 1, *all + *packets as u64);
+        let all = sent.entry(*qpn).or_default();
+        *all += *packets as u64;
         if *all >= total {
             break; // the first is done, and the others may go ahead
         }
         if sent.len() == count {
-            let sends = || sent.values().map(|(sends, _)| *sends);
-            most_apart = most_apart.max(sends().max().unwrap() - sends().min().unwrap());
+            most_apart = most_apart.max(sent.values().max().unwrap() - sent.values().min().unwrap());
         }
     }
-    assert!(most_apart <= 4, "somebody is {most_apart} sends ahead");
+    // Turns are as long as the room that there is: up to 64 packets, and most of what the luck of many adds up to.
+    assert!(most_apart <= 6 * 64, "somebody is {most_apart} packets ahead, and 64 leave at once");
     let (sends, packets) = (crowd.pair.sends.len(), crowd.pair.packets as usize);
     assert!(packets >= 16 * sends, "{sends} sends of {packets} packets");
 }
