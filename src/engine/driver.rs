@@ -61,6 +61,7 @@ impl Shard {
         let now = self.clock.now();
         self.lease.visit_if_taken(now);
         let progress = self.pass(core, plan, now, |now| self.lease.is_alive(now));
+        self.note_long(&progress);
         self.leave(&progress);
     }
 
@@ -79,12 +80,20 @@ impl Shard {
             let now = self.clock.now();
             let comes_back = self.visit(now);
             let progress = self.pass(core, POLLING, now, |_| comes_back && has_completions());
+            self.note_long(&progress);
             self.leave(&progress);
         });
         if outcome == Outcome::Held {
             self.visit(self.clock.now());
         }
         self.finish(outcome);
+    }
+
+    /// After a long pass of somebody who polls: it was here all the time.
+    fn note_long(&self, progress: &Progress) {
+        if progress.was_long {
+            self.lease.stay(self.clock.now());
+        }
     }
 
     /// Notes that a thread polls. Whether it comes back soon.

@@ -35,6 +35,9 @@ const SEGMENTING_SENDERS: u32 = 2;
 /// How long to wait after the kernel's send buffer was full.
 const SEND_RETRY: Duration = Duration::from_micros(100);
 
+/// A pass that takes in or sends as much may last longer than a poller's usual pause.
+const LONG_PASS_DATAGRAMS: usize = 64;
+const LONG_PASS_SENDS: usize = 4;
 /// Doorbells answered in one pass.
 const MAX_DOORBELLS: usize = 256;
 
@@ -76,6 +79,8 @@ pub(super) struct Progress {
     pub(super) worked: bool,
     /// A bound was reached: there is more to do at once.
     pub(super) has_more: bool,
+    /// It took long enough for the time to be looked at again.
+    pub(super) was_long: bool,
     /// When somebody must look again, for deadlines alone.
     pub(super) next_deadline: Option<Time>,
 }
@@ -367,6 +372,7 @@ impl Shard {
             endpoint.settle_arrivals(now);
             progress.worked |= batch.datagrams > 0;
             progress.has_more |= batch.is_full;
+            progress.was_long |= batch.datagrams >= LONG_PASS_DATAGRAMS;
         }
         if plan.deadlines && core.endpoint.next_timeout().is_some_and(|deadline| deadline <= now) {
             core.endpoint.handle_timeout(now, &memory);
@@ -421,7 +427,8 @@ impl Core {
         release: AckRelease,
         progress: &mut Progress,
     ) {
-        for _ in 0..max_calls {
+        for calls in 0..max_calls {
+            progress.was_long |= calls >= LONG_PASS_SENDS;
             let transmit = match self.unsent {
                 Some((_, retry_at)) if retry_at > now => return,
                 Some((transmit, _)) => transmit,
