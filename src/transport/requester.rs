@@ -386,8 +386,8 @@ impl QueuePair {
         if in_use > 0 && in_use.saturating_add(packets) >= 1 << 23 {
             return false;
         }
-        // Several READ request packets are on their way at once, so that answers never pause.
-        let chunk = self.path.as_ref().map_or(1, |path| (path.window_packets() / 4).max(1));
+        // Two READ request packets are on their way at once, so that answers never pause.
+        let chunk = self.path.as_ref().map_or(1, |path| (path.window_packets() / 2).max(1));
         let first = self.requester.cursor;
         self.requester.begin(InProgress {
             first,
