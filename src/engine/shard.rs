@@ -3,6 +3,7 @@
 //! One look at it is a *pass*: take the view of registered memory, answer the doorbells, receive a bounded batch, see
 //! to deadlines, send a bounded batch. The drivers in [`super::driver`] differ in what their passes may do.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::io;
 use std::net::IpAddr;
@@ -340,14 +341,14 @@ impl Shard {
     }
 
     /// One look at the shard, by whoever holds it. `hold_acknowledgements` is asked after what arrived was handled:
-    /// whether the application has something to answer and will come back soon. Otherwise acknowledgements leave,
-    /// after everything else.
+    /// whether the application has something to answer and will come back soon; it is told whether a WRITE ended, of
+    /// which no completion tells. Otherwise acknowledgements leave, after everything else.
     pub(super) fn pass(
         &self,
         core: &mut Core,
         plan: Plan,
         now: Time,
-        hold_acknowledgements: impl Fn(Time) -> bool,
+        hold_acknowledgements: impl Fn(Time, bool) -> bool,
     ) -> Progress {
         if self.has_failed() {
             return Progress::default();
@@ -357,7 +358,7 @@ impl Shard {
             return Progress::default();
         }
         let memory = self.memory.read();
-        let mut progress = Progress::default();
+        let (mut progress, wrote) = (Progress::default(), Cell::new(false));
         if let Some(qpn) = plan.posted {
             core.endpoint.handle_doorbell(now, qpn);
         }
@@ -366,8 +367,12 @@ impl Shard {
             let Core { endpoint, link, .. } = core;
             let batch = link.receive(
                 plan.receive_calls,
-                |datagram| endpoint.handle_arrival(now, &memory, datagram),
-                || plan.stops_for_answer && hold_acknowledgements(now),
+                |datagram| {
+                    let outcome = endpoint.handle_arrival(now, &memory, datagram);
+                    wrote.set(wrote.get() | outcome.ends_write);
+                    outcome
+                },
+                || plan.stops_for_answer && hold_acknowledgements(now, wrote.get()),
             );
             endpoint.settle_arrivals(now);
             progress.worked |= batch.datagrams > 0;
@@ -378,7 +383,7 @@ impl Shard {
             core.endpoint.handle_timeout(now, &memory);
         }
         core.transmit(now, &memory, plan.send_calls, AckRelease::Hold, &mut progress);
-        if core.endpoint.has_held_acknowledgements() && !hold_acknowledgements(now) {
+        if core.endpoint.has_held_acknowledgements() && !hold_acknowledgements(now, wrote.get()) {
             core.transmit(now, &memory, plan.send_calls, AckRelease::Now, &mut progress);
         }
         progress.next_deadline = core.next_deadline();

@@ -544,7 +544,8 @@ impl QueuePair {
             self.history.note_drop(reason, self.state, datagram.source, &packet.headers.bth);
         }
         let is_from_own_peer = dropped != Some(DropReason::WrongAddress) && self.is_peer_ours();
-        Outcome { dropped, is_from_own_peer }
+        let ends_write = dropped.is_none() && packet.headers.bth.opcode.ends_silent_write();
+        Outcome { dropped, is_from_own_peer, ends_write }
     }
 
     /// The checks that every packet passes before it may change anything.
