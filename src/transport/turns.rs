@@ -1,0 +1,192 @@
+//! Whose turn it is: queue pairs with a common peer address share what its socket holds.
+//!
+//! As long as all of their packets fit, everybody sends when it wants to. Who finds no room waits in line, and from
+//! then on all take turns, each for one send: so none starves, and each send is as full as the queue pair can make it,
+//! where a thousand queue pairs that take whatever room they find would all send single packets.
+
+use std::cell::Cell;
+use std::collections::{HashMap, VecDeque};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::endpoint::Endpoint;
+use super::queue_pair::QueuePair;
+
+/// Room for so many packets that somebody in line is let in.
+const ROOM: u32 = 16;
+
+/// What the queue pairs with a common peer address know of each other. All changes are made under the shard's lock, so
+/// none needs a read-modify-write.
+#[derive(Default, Debug)]
+pub(super) struct Shared {
+    in_flight: AtomicU32,
+    in_line: AtomicU32,
+}
+
+impl Shared {
+    /// Packets in flight, of all of them.
+    #[inline]
+    pub(super) fn in_flight(&self) -> u32 {
+        self.in_flight.load(Ordering::Relaxed)
+    }
+
+    /// One of them has more or fewer in flight.
+    #[inline]
+    pub(super) fn change_in_flight(&self, before: u32, now: u32) {
+        let all = self.in_flight();
+        self.in_flight.store(all.wrapping_add(now).wrapping_sub(before), Ordering::Relaxed);
+    }
+
+    /// Whether somebody waits.
+    #[inline]
+    pub(super) fn has_line(&self) -> bool {
+        self.in_line.load(Ordering::Relaxed) > 0
+    }
+}
+
+/// The queue pairs' peers, by address.
+#[derive(Default)]
+pub(super) struct Peers {
+    by_address: HashMap<IpAddr, Peer>,
+    /// Places in all lines.
+    in_line: usize,
+}
+
+#[derive(Default)]
+struct Peer {
+    shared: Arc<Shared>,
+    /// Places of queue pairs. One that does not wait any more stays until it is its turn.
+    line: VecDeque<u32>,
+}
+
+impl Peers {
+    pub(super) fn shared(&mut self, peer: IpAddr) -> Arc<Shared> {
+        Arc::clone(&self.by_address.entry(peer).or_default().shared)
+    }
+
+    pub(super) fn packets_in_flight(&self, peer: IpAddr) -> u32 {
+        self.by_address.get(&peer).map_or(0, |peer| peer.shared.in_flight())
+    }
+
+    /// Forgets peers that no queue pair has any more, if they are many.
+    pub(super) fn tidy(&mut self, queue_pairs: usize) {
+        if self.by_address.len() > 2 * queue_pairs + 16 {
+            self.by_address.retain(|_, peer| Arc::strong_count(&peer.shared) > 1);
+            self.in_line = self.by_address.values().map(|peer| peer.line.len()).sum();
+        }
+    }
+
+    /// In front: whoever has not finished its turn.
+    fn push(&mut self, peer: IpAddr, place: u32, in_front: bool) {
+        let peer = self.by_address.entry(peer).or_default();
+        if in_front {
+            peer.line.push_front(place);
+        } else {
+            peer.line.push_back(place);
+        }
+        peer.shared.in_line.store(peer.line.len() as u32, Ordering::Relaxed);
+        self.in_line += 1;
+    }
+
+    fn pop(&mut self, peer: IpAddr) -> Option<u32> {
+        let peer = self.by_address.get_mut(&peer)?;
+        let place = peer.line.pop_front()?;
+        peer.shared.in_line.store(peer.line.len() as u32, Ordering::Relaxed);
+        self.in_line -= 1;
+        Some(place)
+    }
+}
+
+/// Where a queue pair stands towards the others.
+#[derive(Default, Debug)]
+pub(super) struct Turn {
+    /// It wanted to send, and others had taken the room.
+    pub(super) is_crowded_out: Cell<bool>,
+    /// It stands in line.
+    waits: bool,
+    /// It may send although others wait.
+    is_on: bool,
+}
+
+impl QueuePair {
+    /// Whether the others leave room for this queue pair to have `end` packets in flight.
+    #[inline]
+    pub(super) fn others_allow(&self, shared: &Shared, end: u32, window: u32) -> bool {
+        if shared.has_line() && !self.turn.is_on {
+            return false;
+        }
+        let others = shared.in_flight().saturating_sub(self.requester.counted_in_flight);
+        others == 0 || others.saturating_add(end) <= window
+    }
+
+    /// Whether others have packets in flight to the same address.
+    #[inline]
+    pub(super) fn others_have_packets(&self) -> bool {
+        self.path.as_ref().is_some_and(|path| path.shared.in_flight() > self.requester.counted_in_flight)
+    }
+
+    /// It has sent, or has nothing to send now. Its turn goes on until it has asked for an answer: nobody would hear
+    /// of the room that its packets take.
+    #[inline]
+    pub(super) fn end_turn(&mut self, is_exhausted: bool) {
+        self.turn.is_on &= !self.requester.has_asked && !(is_exhausted && !self.turn.is_crowded_out.get());
+    }
+
+    /// Whether it shall be put in line.
+    fn joins_line(&mut self) -> Option<IpAddr> {
+        if !self.turn.is_crowded_out.get() || self.turn.waits {
+            return None;
+        }
+        let peer = self.peer_address()?;
+        self.turn.waits = true;
+        Some(peer)
+    }
+
+    /// Whether a send of this queue pair would find room.
+    fn has_room(&self) -> bool {
+        self.path.as_ref().is_none_or(|path| {
+            let (in_flight, window) = (path.shared.in_flight(), path.window_packets());
+            in_flight == 0 || in_flight + ROOM.min(window / 4) <= window
+        })
+    }
+}
+
+impl Endpoint {
+    /// After each change to a queue pair: lets others with the same peer in, if there is room now.
+    #[inline]
+    pub(super) fn take_turns(&mut self, place: u32) {
+        let Some(queue_pair) = self.at(place) else { return };
+        if let Some(peer) = queue_pair.joins_line() {
+            let in_front = queue_pair.turn.is_on;
+            self.peers.push(peer, place, in_front);
+        }
+        if self.peers.in_line > 0
+            && let Some(peer) = self.at(place).and_then(|queue_pair| queue_pair.peer_address())
+        {
+            self.admit(peer);
+        }
+    }
+
+    /// Lets the first in line in, if there is room. Its own send lets in the next.
+    pub(super) fn admit(&mut self, peer: IpAddr) {
+        while let Some(place) = self.peers.by_address.get(&peer).and_then(|peer| peer.line.front().copied()) {
+            let is_waiting =
+                |queue_pair: &&mut QueuePair| queue_pair.turn.waits && queue_pair.peer_address() == Some(peer);
+            let Some(queue_pair) = self.at(place).filter(is_waiting) else {
+                self.peers.pop(peer);
+                continue;
+            };
+            if !queue_pair.has_room() {
+                return;
+            }
+            queue_pair.turn = Turn { is_on: true, ..Turn::default() };
+            let is_listed = std::mem::replace(&mut queue_pair.listed, true);
+            self.peers.pop(peer);
+            if !is_listed {
+                self.list(place);
+            }
+            return;
+        }
+    }
+}
