@@ -74,14 +74,14 @@ impl Path {
         Flow { source: self.source.address, destination: self.peer_address, source_port: self.source.source_port }
     }
 
-    /// Whether the ICRC of a packet from the peer fits at once.
+    /// The IPv4 identification that the ICRC of a packet from the peer stands for, if that is found at once.
     #[inline]
-    pub(super) fn fits(&mut self, flow: &Flow, identification: u16, udp_payload: &[u8]) -> bool {
+    pub(super) fn identification_of(&mut self, flow: &Flow, expected: u16, udp_payload: &[u8]) -> Option<u16> {
         let seed = match self.peer_seed {
             Some((port, seed)) if port == flow.source_port => seed,
             _ => self.peer_seed.insert((flow.source_port, Seed::new(flow))).1,
         };
-        seed.fits(identification, udp_payload)
+        seed.identification_of(expected, udp_payload)
     }
 
     /// Packets that may be in flight to the peer, for all queue pairs together: what its receive socket holds. Small
