@@ -59,6 +59,9 @@ struct Layout {
     /// From one message to the next.
     stride: usize,
     slots: usize,
+    /// Areas in each direction. Queue pairs whose messages would make them larger than the cache share them, unless
+    /// what arrives is checked: memory is not what many queue pairs are compared by.
+    areas: usize,
     /// What comes before an incoming message.
     header: usize,
 }
@@ -73,7 +76,10 @@ impl Layout {
             0..SMALL_WALK_BYTES => SMALL_WALK_BYTES,
             _ => WALK_BYTES / job.queue_pairs,
         };
-        Self { stride, slots: (walk / stride).max(1), header }
+        let slots = (walk / stride).max(1);
+        let is_shared = stride >= SMALL_WALK_BYTES && job.measure == Measure::Bandwidth && !job.check;
+        let most = if is_shared { WALK_BYTES.div_ceil(slots * stride) } else { job.queue_pairs };
+        Self { stride, slots, areas: job.queue_pairs.min(most), header }
     }
 
     /// Memory of a queue pair in one direction.
@@ -88,7 +94,7 @@ impl Layout {
 
     /// Where a queue pair's message goes out from.
     fn outgoing(&self, pair: usize, number: u64) -> usize {
-        2 * pair * self.area() + self.place(number)
+        2 * (pair % self.areas) * self.area() + self.place(number)
     }
 
     /// Where a queue pair's message comes in, without its route header.
@@ -130,7 +136,7 @@ impl End {
         let layout = Layout::new(job, size);
         let outgoing = pattern::bytes(job.seed, layout.area());
         let nothing_yet = vec![0; layout.area()];
-        let contents = [outgoing.as_slice(), &nothing_yet].concat().repeat(job.queue_pairs);
+        let contents = [outgoing.as_slice(), &nothing_yet].concat().repeat(layout.areas);
         let memory = pd.reg_mr(contents, AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE)?;
         let create = |_| create_queue_pair(job, &pd, &cq, device);
         let mut end = Self {

@@ -60,7 +60,8 @@ impl Shard {
     fn send_posted(&self, core: &mut Core, plan: Plan) {
         let now = self.clock.now();
         self.lease.visit_if_taken(now);
-        let progress = self.pass(core, plan, now, |now| self.lease.is_alive(now));
+        let progress = self.pass(core, plan, now, |now, _| self.lease.is_alive(now));
+        self.note_long(&progress);
         self.leave(&progress);
     }
 
@@ -78,13 +79,21 @@ impl Shard {
             }
             let now = self.clock.now();
             let comes_back = self.visit(now);
-            let progress = self.pass(core, POLLING, now, |_| comes_back && has_completions());
+            let progress = self.pass(core, POLLING, now, |_, wrote| comes_back && (wrote || has_completions()));
+            self.note_long(&progress);
             self.leave(&progress);
         });
         if outcome == Outcome::Held {
             self.visit(self.clock.now());
         }
         self.finish(outcome);
+    }
+
+    /// After a long pass of somebody who polls: it was here all the time.
+    fn note_long(&self, progress: &Progress) {
+        if progress.was_long {
+            self.lease.stay(self.clock.now());
+        }
     }
 
     /// Notes that a thread polls. Whether it comes back soon.
@@ -100,7 +109,7 @@ impl Shard {
         let comes_back = self.lease.visit(self.clock.now());
         let mut has_more = false;
         let outcome = self.lock.drive(LOOKS, |core, _| {
-            let progress = self.pass(core, SERVING, self.clock.now(), |_| comes_back && has_events());
+            let progress = self.pass(core, SERVING, self.clock.now(), |_, _| comes_back && has_events());
             has_more = progress.has_more;
             self.leave(&progress);
         });
@@ -137,7 +146,7 @@ impl Shard {
         loop {
             let mut owes = false;
             let outcome = self.lock.drive(LOOKS, |core, _| {
-                let progress = self.pass(core, POSTING, self.clock.now(), |_| false);
+                let progress = self.pass(core, POSTING, self.clock.now(), |_, _| false);
                 owes = core.endpoint.owes_acknowledgement(qpn) || core.has_unsent();
                 self.leave(&progress);
             });
@@ -156,7 +165,7 @@ impl Shard {
         let mut served = Served { worked: false, sleeps_until: None };
         let outcome = self.lock.drive(LOOKS, |core, _| {
             let now = self.clock.now();
-            let progress = self.pass(core, SERVING, now, |_| false);
+            let progress = self.pass(core, SERVING, now, |_, _| false);
             served.worked |= progress.worked;
             let latest = if progress.has_more { None } else { rest(now, progress.worked) };
             let deadline =

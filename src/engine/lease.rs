@@ -53,6 +53,15 @@ impl Lease {
         comes_back
     }
 
+    /// Whoever visited last was here until now, driving the shard.
+    pub(super) fn stay(&self, now: Time) {
+        let polled = self.last_visit.load(Ordering::Relaxed).saturating_sub(self.first_visit.load(Ordering::Relaxed));
+        if Duration::from_nanos(polled) >= PROBATION {
+            self.last_visit.store(now.as_nanos(), Ordering::Relaxed);
+            self.visit(now);
+        }
+    }
+
     /// Completions were taken.
     #[inline]
     pub(super) fn note_taken(&self) {

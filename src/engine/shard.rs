@@ -3,6 +3,7 @@
 //! One look at it is a *pass*: take the view of registered memory, answer the doorbells, receive a bounded batch, see
 //! to deadlines, send a bounded batch. The drivers in [`super::driver`] differ in what their passes may do.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::io;
 use std::net::IpAddr;
@@ -35,6 +36,9 @@ const SEGMENTING_SENDERS: u32 = 2;
 /// How long to wait after the kernel's send buffer was full.
 const SEND_RETRY: Duration = Duration::from_micros(100);
 
+/// A pass that takes in or sends as much may last longer than a poller's usual pause.
+const LONG_PASS_DATAGRAMS: usize = 64;
+const LONG_PASS_SENDS: usize = 4;
 /// Doorbells answered in one pass.
 const MAX_DOORBELLS: usize = 256;
 
@@ -76,6 +80,8 @@ pub(super) struct Progress {
     pub(super) worked: bool,
     /// A bound was reached: there is more to do at once.
     pub(super) has_more: bool,
+    /// It took long enough for the time to be looked at again.
+    pub(super) was_long: bool,
     /// When somebody must look again, for deadlines alone.
     pub(super) next_deadline: Option<Time>,
 }
@@ -335,14 +341,14 @@ impl Shard {
     }
 
     /// One look at the shard, by whoever holds it. `hold_acknowledgements` is asked after what arrived was handled:
-    /// whether the application has something to answer and will come back soon. Otherwise acknowledgements leave,
-    /// after everything else.
+    /// whether the application has something to answer and will come back soon; it is told whether a WRITE ended, of
+    /// which no completion tells. Otherwise acknowledgements leave, after everything else.
     pub(super) fn pass(
         &self,
         core: &mut Core,
         plan: Plan,
         now: Time,
-        hold_acknowledgements: impl Fn(Time) -> bool,
+        hold_acknowledgements: impl Fn(Time, bool) -> bool,
     ) -> Progress {
         if self.has_failed() {
             return Progress::default();
@@ -352,7 +358,7 @@ impl Shard {
             return Progress::default();
         }
         let memory = self.memory.read();
-        let mut progress = Progress::default();
+        let (mut progress, wrote) = (Progress::default(), Cell::new(false));
         if let Some(qpn) = plan.posted {
             core.endpoint.handle_doorbell(now, qpn);
         }
@@ -361,18 +367,23 @@ impl Shard {
             let Core { endpoint, link, .. } = core;
             let batch = link.receive(
                 plan.receive_calls,
-                |datagram| endpoint.handle_arrival(now, &memory, datagram),
-                || plan.stops_for_answer && hold_acknowledgements(now),
+                |datagram| {
+                    let outcome = endpoint.handle_arrival(now, &memory, datagram);
+                    wrote.set(wrote.get() | outcome.ends_write);
+                    outcome
+                },
+                || plan.stops_for_answer && hold_acknowledgements(now, wrote.get()),
             );
             endpoint.settle_arrivals(now);
             progress.worked |= batch.datagrams > 0;
             progress.has_more |= batch.is_full;
+            progress.was_long |= batch.datagrams >= LONG_PASS_DATAGRAMS;
         }
         if plan.deadlines && core.endpoint.next_timeout().is_some_and(|deadline| deadline <= now) {
             core.endpoint.handle_timeout(now, &memory);
         }
         core.transmit(now, &memory, plan.send_calls, AckRelease::Hold, &mut progress);
-        if core.endpoint.has_held_acknowledgements() && !hold_acknowledgements(now) {
+        if core.endpoint.has_held_acknowledgements() && !hold_acknowledgements(now, wrote.get()) {
             core.transmit(now, &memory, plan.send_calls, AckRelease::Now, &mut progress);
         }
         progress.next_deadline = core.next_deadline();
@@ -421,7 +432,8 @@ impl Core {
         release: AckRelease,
         progress: &mut Progress,
     ) {
-        for _ in 0..max_calls {
+        for calls in 0..max_calls {
+            progress.was_long |= calls >= LONG_PASS_SENDS;
             let transmit = match self.unsent {
                 Some((_, retry_at)) if retry_at > now => return,
                 Some((transmit, _)) => transmit,

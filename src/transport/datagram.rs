@@ -31,12 +31,14 @@ pub struct Outcome {
     pub dropped: Option<DropReason>,
     /// It belongs to a connection with a peer that is known to be one of our own.
     pub is_from_own_peer: bool,
+    /// It ended a WRITE that makes no completion: whoever looks at the memory may have what it waits for.
+    pub ends_write: bool,
 }
 
 impl Outcome {
     /// Dropped before its connection was found.
     pub(super) fn dropped(reason: DropReason) -> Self {
-        Self { dropped: Some(reason), is_from_own_peer: false }
+        Self { dropped: Some(reason), ..Self::default() }
     }
 }
 

@@ -555,7 +555,8 @@ impl QueuePair {
             self.history.note_drop(reason, self.state, datagram.source, &packet.headers.bth);
         }
         let is_from_own_peer = dropped != Some(DropReason::WrongAddress) && self.is_peer_ours();
-        Outcome { dropped, is_from_own_peer }
+        let ends_write = dropped.is_none() && packet.headers.bth.opcode.ends_silent_write();
+        Outcome { dropped, is_from_own_peer, ends_write }
     }
 
     /// The checks that every packet passes before it may change anything.
@@ -608,8 +609,12 @@ impl QueuePair {
         let Some(path) = &mut self.path else { return Err(DropReason::WrongState) };
         let flow =
             Flow { source: datagram.source, destination: datagram.destination, source_port: datagram.source_port };
-        if path.fits(&flow, datagram.segment_index, datagram.payload) {
-            return Ok(());
+        match path.identification_of(&flow, datagram.segment_index, datagram.payload) {
+            Some(identification) if identification == datagram.segment_index => return Ok(()),
+            // A segment that came by itself.
+            Some(identification) if path.peer.is_ours() && identification < LARGEST_SEGMENT_INDEX => return Ok(()),
+            Some(_) if !path.peer.is_ours() && path.peer_dont_fragment == Some(true) => return Ok(()),
+            _ => {}
         }
         let options = icrc::Verify {
             first_identification: datagram.segment_index,

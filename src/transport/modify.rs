@@ -190,7 +190,6 @@ impl QueuePair {
             peer_dont_fragment: None,
             flush_as_linux: false,
             window_packets: 0,
-            small_window_packets: 0,
             shared: shared(peer_address),
         };
         path.note_peer();

@@ -387,8 +387,8 @@ impl QueuePair {
         if in_use > 0 && in_use.saturating_add(packets) >= 1 << 23 {
             return false;
         }
-        // Several READ request packets are on their way at once, so that answers never pause.
-        let chunk = self.path.as_ref().map_or(1, |path| (path.window_packets() / 4).max(1));
+        // Two READ request packets are on their way at once, so that answers never pause.
+        let chunk = self.path.as_ref().map_or(1, |path| (path.window_packets() / 2).max(1));
         let first = self.requester.cursor;
         self.requester.begin(InProgress {
             first,
@@ -421,7 +421,7 @@ impl QueuePair {
         let mtu = self.mtu_bytes();
         let is_last = offset + 1 == request.packets;
         let payload = if is_last { header.length - offset * mtu } else { mtu };
-        if !self.window_allows(psn, 1, payload) {
+        if !self.window_allows(psn, 1) {
             return None;
         }
         let opcode = data_opcode(&header.operation, offset == 0, is_last).of(self.wire_service());
@@ -437,7 +437,7 @@ impl QueuePair {
             chunk_end += 1;
         }
         let covers = chunk_end - offset;
-        if !self.read_credit_left() || !self.window_allows(psn, covers, self.mtu_bytes()) {
+        if !self.read_credit_left() || !self.window_allows(psn, covers) {
             return None;
         }
         let opcode = Opcode::RC_READ_REQUEST.of(self.wire_service());
@@ -446,7 +446,7 @@ impl QueuePair {
     }
 
     fn plan_atomic(&self, index: u32, psn: Psn, header: &SendHeader) -> Option<RequestPlan> {
-        if !self.read_credit_left() || !self.window_allows(psn, 1, 0) {
+        if !self.read_credit_left() || !self.window_allows(psn, 1) {
             return None;
         }
         let opcode = match header.operation {
@@ -463,9 +463,8 @@ impl QueuePair {
         self.requester.unanswered.len() < credits || planted(Mutation::ReadCreditIgnored)
     }
 
-    /// Whether `covers` packets from `psn` on, with so much payload, fit what the peer's socket takes; for READs, the
-    /// own.
-    fn window_allows(&self, psn: Psn, covers: u32, payload: u32) -> bool {
+    /// Whether `covers` packets from `psn` on fit what the peer's socket (or, for READs, the own) takes.
+    fn window_allows(&self, psn: Psn, covers: u32) -> bool {
         let Some(path) = &self.path else { return false };
         // A probe is a packet that was counted already, and may be what all wait for.
         let is_probe = self.requester.recovery.probe_pending() && !planted(Mutation::ProbeWaitsInLine);
@@ -473,7 +472,7 @@ impl QueuePair {
             return true;
         }
         let end = psn.plus(covers).distance_from(self.requester.unacknowledged).max(0) as u32;
-        let window = path.window_packets_of(payload);
+        let window = path.window_packets();
         let own_window = match self.requester.is_peer_silent() {
             true if path.is_shared() => 1,
             true => window.min(PACKETS_INTO_SILENCE),

@@ -46,7 +46,7 @@ fn hot_structures_stay_small() {
         // that do nothing cost memory too: 10,000 of them 16 MB.
         &bounds! {
             Seed: 8,
-            Path: 104,
+            Path: 96,
             Requester: 320,
             Replies: 128,
             Responder: 320,

@@ -320,6 +320,13 @@ impl Opcode {
         self.traits().contains(Traits::ONLY)
     }
 
+    /// Whether it ends a WRITE of which the receiver's application hears nothing.
+    pub fn ends_silent_write(self) -> bool {
+        let traits = self.traits();
+        let ends = traits.intersects(Traits::LAST.union(Traits::ONLY));
+        traits.contains(Traits::WRITE) && ends && !traits.contains(Traits::IMMEDIATE)
+    }
+
     /// Whether it is part of a SEND of any kind.
     pub fn is_send(self) -> bool {
         self.traits().contains(Traits::SEND)

@@ -21,9 +21,8 @@ const REQUESTS: u64 = 12;
 const DEPTH: u32 = 6;
 const BASE: u64 = 0x10_0000;
 const MOST_STEPS: u32 = 200_000;
-/// What a packet takes of a receive buffer besides its payload, and the payload of small packets.
+/// What a packet takes of a receive buffer besides its payload.
 const CHARGE: u32 = 832;
-const SMALL: u32 = 256;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum End {
@@ -65,7 +64,7 @@ struct World {
     regions: [Arc<Region>; 2],
     /// Bytes that a request has for itself.
     room: u64,
-    most_in_flight: u32,
+    window: u32,
     is_faultless: bool,
     outcome: Outcome,
 }
@@ -104,7 +103,6 @@ impl World {
         let (mtu, window) = (random.choose(&[Mtu::Mtu256, Mtu::Mtu1024, Mtu::Mtu4096]), random.between(16, 64) as u32);
         let receive_buffer_bytes = 2 * window * (mtu.bytes() + CHARGE);
         let peer = PeerCapabilities { version: 1, segmentation_offload: true, receive_buffer_bytes, extensions: 0 };
-        let small = receive_buffer_bytes / 2 / (SMALL.min(mtu.bytes()) + CHARGE);
         let (count, room) = (random.between(10, 40), u64::from(mtu.bytes()) * random.between(1, 12));
         let regions = [0, 1].map(|at: usize| {
             let backing = Backing::from_vec(vec![0; (count * REQUESTS * room) as usize]);
@@ -119,7 +117,7 @@ impl World {
         let mut network = Network::new(hosts.into(), faults.into(), random.number());
         network.observer = verbose.then_some(|line: &str| eprintln!("{line}"));
         let outcome = Outcome::default();
-        let mut world = Self { network, random, members, regions, room, most_in_flight: small, is_faultless, outcome };
+        let mut world = Self { network, random, members, regions, room, window, is_faultless, outcome };
         world.fill();
         world.connect(mtu, peer);
         world
@@ -180,8 +178,8 @@ impl World {
             member.look(network, regions, *room, outcome);
         }
         let in_flight = network.hosts[0].endpoint.packets_in_flight(network.hosts[1].address);
-        assert!(in_flight <= self.most_in_flight, "{in_flight} packets in flight, {} allowed", self.most_in_flight);
-        outcome.count_if(in_flight > self.most_in_flight / 2, "turns: window in use");
+        assert!(in_flight <= self.window, "{in_flight} packets in flight, {} allowed", self.window);
+        outcome.count_if(in_flight > self.window / 2, "turns: window in use");
     }
 
     fn finish(&mut self) {

@@ -281,7 +281,11 @@ proptest! {
         let payload = &payload;
         let datagram =
             Datagram { source, destination, source_port, segment_index, hop_limit, traffic_class, payload };
-        let outcome = Outcome { dropped: Some(crate::types::DropReason::Truncated), is_from_own_peer };
+        let outcome = Outcome {
+            dropped: Some(crate::types::DropReason::Truncated),
+            is_from_own_peer,
+            ..Outcome::default()
+        };
         tap.received(&datagram, &Arrival::now(None, None, false), outcome);
         tap.remove(&capture);
         prop_assert!(tap.is_idle());

@@ -6,7 +6,7 @@
 
 use std::sync::OnceLock;
 
-use super::{BTH_BYTES, Flow, ICRC_BYTES, backward_words, multiply, prefix};
+use super::{BTH_BYTES, Flow, ICRC_BYTES, backward_words, multiply, prefix, solve};
 
 /// Identifications of segments of one send are below this.
 const IDENTIFICATIONS: u16 = 128;
@@ -98,8 +98,21 @@ impl Seed {
     /// Whether the ICRC at the end of a datagram's payload fits exactly. If not, [`super::verify`] says more.
     #[inline]
     pub fn fits(&self, identification: u16, udp_payload: &[u8]) -> bool {
-        let Some((packet, received)) = udp_payload.split_last_chunk::<ICRC_BYTES>() else { return false };
-        self.compute(identification, packet) == Some(u32::from_le_bytes(*received))
+        self.identification_of(identification, udp_payload) == Some(identification)
+    }
+
+    /// The identification, with "don't fragment", that the ICRC at the end of a datagram's payload stands for, found
+    /// from an expected one without a second look at the packet. `None`: only [`super::verify`] can tell. Over IPv6,
+    /// which has none, the expected one.
+    #[inline]
+    pub fn identification_of(&self, expected: u16, udp_payload: &[u8]) -> Option<u16> {
+        let (packet, received) = udp_payload.split_last_chunk::<ICRC_BYTES>()?;
+        let difference = self.compute(expected, packet)? ^ u32::from_le_bytes(*received);
+        if difference == 0 {
+            return Some(expected);
+        }
+        // What the expected one and the real one differ by: a CRC is linear.
+        self.is_v4.then(|| solve(difference, udp_payload.len() + 20))?.map(|differs| expected ^ differs)
     }
 }
 
@@ -146,6 +159,11 @@ mod tests {
             let is_fast = packet.len() % 4 == 0 && packet.len() - ICRC_BYTES <= LARGEST_PACKET && masked == 0
                 && (identification < IDENTIFICATIONS || !seed.is_v4);
             prop_assert_eq!(seed.fits(identification, &packet), is_fast);
+            if is_fast && seed.is_v4 {
+                for expected in [0, 1, IDENTIFICATIONS - 1] {
+                    prop_assert_eq!(seed.identification_of(expected, &packet), Some(identification));
+                }
+            }
             let last = packet.len() - 1;
             packet[last] ^= 1;
             prop_assert!(!seed.fits(identification, &packet));
