@@ -85,8 +85,8 @@ impl Path {
     }
 
     /// Packets that may be in flight to the peer, for all queue pairs together: what its receive socket holds. Small
-    /// packets are not more, although there would be room: who waits sends fuller (8-byte WRITEs in batches of 16 go from
-    /// 2.5 to 6.5 million a second).
+    /// packets are not more, although there would be room: who waits sends fuller (8-byte WRITEs in batches of 16 go
+    /// from 2.5 to 6.5 million a second).
     #[inline]
     pub(super) fn window_packets(&self) -> u32 {
         self.window_packets
