@@ -178,7 +178,9 @@ impl World {
             member.look(network, regions, *room, outcome);
         }
         let in_flight = network.hosts[0].endpoint.packets_in_flight(network.hosts[1].address);
-        assert!(in_flight <= self.window, "{in_flight} packets in flight, {} allowed", self.window);
+        // Silence is not counted, and what was thought lost may be answered late: the buffer holds twice the window.
+        let most = if self.is_faultless { self.window } else { 2 * self.window };
+        assert!(in_flight <= most, "{in_flight} packets in flight, {most} allowed");
         outcome.count_if(in_flight > self.window / 2, "turns: window in use");
     }
 
@@ -190,9 +192,10 @@ impl World {
         let is_answered = members.iter().all(|member| member.end.0 != End::Abandoned);
         if self.is_faultless && is_answered {
             let (again, probes) = (counters.get(Counter::RetransmittedPackets), counters.get(Counter::TailProbe));
-            assert!(again <= probes, "{again} packets were sent again, {probes} of them to ask");
+            assert_eq!(again, probes, "packets sent again, and what asked for an answer");
             assert_eq!(counters.get(Counter::LocalAckTimeout), 0, "timeouts without faults");
             outcome.count("turns: without faults", 1);
+            outcome.count("turns: asked while waiting", probes);
         }
         outcome.packets = network.packets;
         outcome.simulated = Duration::from_nanos(network.now.as_nanos());
@@ -246,7 +249,7 @@ impl Member {
         // The last that there is room for is signaled, or nobody would know of the room; and the last before an end.
         let may_be_last = self.end.0 != End::Whole && number + 1 >= self.end.1;
         let is_last = number + 1 == REQUESTS || number + 1 - self.completed == u64::from(DEPTH) || may_be_last;
-        let flags = if is_last || random.chance(250) { SendFlags::SIGNALED } else { SendFlags::empty() };
+        let flags = if is_last || random.chance(100) { SendFlags::SIGNALED } else { SendFlags::empty() };
         let sges = [Sge { addr: BASE + at, length: request.length as u32, lkey: regions[0].lkey() }];
         let request = SendRequest { wr_id: number, operation, flags, data: Data::Sges(&sges) };
         let now = network.time_at(0);
