@@ -160,6 +160,12 @@ mutations! {
         WindowIgnored,
         /// What was in flight at RESET stays counted.
         InFlightLeaked,
+        /// Nobody is let in when an answer makes room.
+        LineNotAdmitted,
+        /// A destroyed queue pair leaves its packets counted.
+        DestroyedStaysCounted,
+        /// The packet that asks for a late answer waits in line.
+        ProbeWaitsInLine,
 
         // ---- execution ----
         /// A packet after a gap is executed at once.

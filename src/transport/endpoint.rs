@@ -187,7 +187,11 @@ impl Endpoint {
         if to == QueuePairState::ReadyToReceive {
             queue_pair.history.connect(now, &queue_pair.counters);
         }
+        let stood_in_line = queue_pair.is_in_line();
         queue_pair.apply_modify(to, attributes, source, |peer| peers.shared(peer));
+        let has_left = stood_in_line && !queue_pair.is_in_line();
+        left.filter(|_| has_left).into_iter().for_each(|peer| peers.leave(peer, place));
+        self.peers.tidy(self.by_number.len());
         self.settle(now, place);
         left.into_iter().for_each(|peer| self.admit(peer));
         Ok(())
@@ -219,7 +223,9 @@ impl Endpoint {
         let Some(place) = self.by_number.remove(&qpn) else { return false };
         let Some(mut queue_pair) = self.queue_pairs[place as usize].take() else { return false };
         queue_pair.requester.stop();
-        queue_pair.note_in_flight();
+        if !planted(Mutation::DestroyedStaysCounted) {
+            queue_pair.note_in_flight();
+        }
         self.counters.merge(&queue_pair.counters);
         self.timers.set(place, None);
         self.groups.forget(qpn);
@@ -227,6 +233,7 @@ impl Endpoint {
         self.held.retain(|held| *held != place);
         self.free.push(place);
         if let Some(peer) = queue_pair.peer_address() {
+            self.peers.leave(peer, place);
             self.admit(peer);
         }
         drop(queue_pair);
@@ -469,7 +476,7 @@ impl Endpoint {
             if !is_exhausted {
                 self.list_sender(now, place);
             }
-            self.take_turns(place);
+            self.take_turns(now, place);
             if transmit.is_some() {
                 return transmit;
             }
@@ -493,7 +500,7 @@ impl Endpoint {
     fn settle(&mut self, now: Time, place: u32) {
         self.settle_deadlines(now, place);
         self.list_sender(now, place);
-        self.take_turns(place);
+        self.take_turns(now, place);
     }
 
     /// Puts a queue pair, which is marked so, among those with something to send.
@@ -524,8 +531,12 @@ impl Endpoint {
             self.held.push(place);
         }
         let deadline = queue_pair.next_deadline();
-        self.timers.set(place, deadline);
+        self.set_deadline(place, deadline);
         overflowed
+    }
+
+    pub(super) fn set_deadline(&mut self, place: u32, deadline: Option<Time>) {
+        self.timers.set(place, deadline);
     }
 }
 
@@ -657,7 +668,7 @@ impl QueuePair {
         let limit = if merges { max_segments } else { 1 };
         let room = buffer.len().min(LARGEST_SEND_BYTES);
         let (mut length, mut segment, mut count, mut is_exhausted) = (0, 0, 0, false);
-        let mut repeats = Repeats::default();
+        let (mut repeats, mut has_sent_requests) = (Repeats::default(), false);
         while count < limit {
             let next = self.next_plan(pass.now).or_else(|| self.riding_acknowledgement(pass.now, segment));
             let Some((plan, size)) = next else {
@@ -674,7 +685,10 @@ impl QueuePair {
             let packet = &mut buffer[length..length + size];
             let written = match plan {
                 Plan::Reply(reply) => self.emit_reply(pass, reply, packet),
-                Plan::Request(request) => self.emit_request(pass, request, packet),
+                Plan::Request(request) => {
+                    has_sent_requests = true;
+                    self.emit_request(pass, request, packet)
+                }
             };
             let Some(sending) = written else { continue };
             repeats.note(count, sending);
@@ -698,7 +712,7 @@ impl QueuePair {
             }
         }
         self.replies_first = !self.replies_first;
-        self.end_turn(is_exhausted);
+        self.end_turn(has_sent_requests, is_exhausted);
         let Some(path) = self.path.as_ref().filter(|_| count > 0) else { return (None, is_exhausted) };
         let transmit = Transmit {
             source: path.source.address,

@@ -62,7 +62,7 @@ impl Endpoint {
                 }
                 self.settle_one(now, place);
                 self.list_sender(now, place);
-                self.take_turns(place);
+                self.take_turns(now, place);
             }
         }
     }

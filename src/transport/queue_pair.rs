@@ -92,6 +92,11 @@ impl Path {
         self.window_packets
     }
 
+    /// Whether other queue pairs have the same peer address. The endpoint's table holds one of the references.
+    pub(super) fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.shared) > 2
+    }
+
     /// The path MTU or what is known of the peer has changed.
     pub(super) fn note_peer(&mut self) {
         let mtu = self.mtu.bytes();

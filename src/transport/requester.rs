@@ -26,7 +26,8 @@ use crate::wire::{AtomicEth, Bth, FlushEth, Headers, Opcode, Reth, packet_bytes}
 const MOST_UNASKED_PACKETS: u32 = 64;
 /// The same while other queue pairs have packets in flight to the same address: they may wait for the room.
 const MOST_UNASKED_AMONG_OTHERS: u32 = 16;
-/// Most packets to a peer that did not answer a probe.
+/// Most packets to a peer that did not answer a probe. One, if other queue pairs have the same peer address: these
+/// packets are not counted, and a thousand queue pairs would fill the socket of a process that still lives there.
 const PACKETS_INTO_SILENCE: u32 = 16;
 /// How often a busy application's unsignaled requests ask for acknowledgement at least.
 const ASK_EVERY: Duration = Duration::from_micros(400);
@@ -350,7 +351,7 @@ impl QueuePair {
         has_packet || self.local_request_is_due()
     }
 
-    fn may_transmit(&self) -> bool {
+    pub(super) fn may_transmit(&self) -> bool {
         let state = matches!(self.state, QueuePairState::ReadyToSend | QueuePairState::SendQueueDrained);
         state && !self.requester.stopped && !self.requester.recovery.waits_for_receiver()
     }
@@ -466,21 +467,22 @@ impl QueuePair {
     fn window_allows(&self, psn: Psn, covers: u32) -> bool {
         let Some(path) = &self.path else { return false };
         // A probe is a packet that was counted already, and may be what all wait for.
-        if planted(Mutation::WindowIgnored) || self.requester.recovery.probe_pending() {
+        let is_probe = self.requester.recovery.probe_pending() && !planted(Mutation::ProbeWaitsInLine);
+        if planted(Mutation::WindowIgnored) || is_probe {
             return true;
         }
         let end = psn.plus(covers).distance_from(self.requester.unacknowledged).max(0) as u32;
-        let mut window = path.window_packets();
-        if self.requester.is_peer_silent() {
-            window = window.min(PACKETS_INTO_SILENCE);
-        }
+        let window = path.window_packets();
+        let own_window = match self.requester.is_peer_silent() {
+            true if path.is_shared() => 1,
+            true => window.min(PACKETS_INTO_SILENCE),
+            false => window,
+        };
         // One step is always allowed, however many packets it brings.
-        if end > covers && end > window {
+        if end > covers && end > own_window {
             return false;
         }
-        let allowed = self.others_allow(&path.shared, end, window);
-        self.turn.is_crowded_out.set(!allowed);
-        allowed
+        self.others_allow(&path.shared, end, window)
     }
 
     /// Whether the packet asks for an acknowledgement: because somebody waits for the completion, because much is
@@ -498,7 +500,8 @@ impl QueuePair {
         let since = plan.psn.distance_from(self.requester.last_ack_request).max(0) as u32;
         let most = if self.others_have_packets() { MOST_UNASKED_AMONG_OTHERS } else { MOST_UNASKED_PACKETS };
         let many = since >= (window / 4).clamp(1, most);
-        if many || plan.is_probe || header.operation.is_answered() {
+        // Into silence only few packets are sent, which are all that could be answered.
+        if many || plan.is_probe || header.operation.is_answered() || self.requester.is_peer_silent() {
             return true;
         }
         if plan.offset + 1 < self.requester.request(plan.index).packets {
@@ -510,7 +513,7 @@ impl QueuePair {
             || header.flags.contains(SendFlags::SIGNALED)
             || plan.psn.is_before(self.requester.limit)
             || self.path.as_ref().is_some_and(|path| path.shared.has_line())
-            || (self.may_pause_after(plan.index) && !self.asked_lately(now))
+            || (self.may_pause_after(plan.index) && (!self.asked_lately(now) || self.room_is_scarce()))
     }
 
     /// Whether nothing may leave for a while after this request.
@@ -679,6 +682,7 @@ impl QueuePair {
         }
         if plan.is_probe {
             self.requester.recovery.end_probe();
+            self.requester.has_asked |= plan.psn.plus(1) == self.requester.cursor;
             return Sending::Probe;
         }
         let end = plan.psn.plus(plan.covers);

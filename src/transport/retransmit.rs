@@ -128,6 +128,11 @@ impl RoundTrip {
         }
     }
 
+    /// How long an answer that was asked for takes about.
+    fn answer_wait(&self) -> Duration {
+        self.smoothed.unwrap_or_default().max(SHORTEST_REORDER_WAIT)
+    }
+
     fn reorder_wait(&self) -> Duration {
         self.smoothed.map_or(SHORTEST_REORDER_WAIT, |smoothed| (smoothed / 4).max(SHORTEST_REORDER_WAIT))
     }
@@ -161,7 +166,9 @@ impl QueuePair {
             recovery.timeout_at = timeout.map(|wait| now + wait);
         }
         let backoff = recovery.probes.min(LARGEST_BACKOFF);
-        let wait = self.requester.round_trip.probe_wait() * (1 << backoff);
+        let round_trip = &self.requester.round_trip;
+        let wait = if self.waits_unasked() { round_trip.answer_wait() } else { round_trip.probe_wait() };
+        let wait = wait * (1 << backoff);
         self.requester.recovery.probe_at = Some(now + wait);
     }
 
@@ -192,6 +199,13 @@ impl QueuePair {
                 self.requester.go_back();
                 self.restart_timeout(now);
             }
+            return;
+        }
+        if self.waits_for_its_turn() && due(self.requester_deadline()) {
+            // The others' packets are not the peer's silence: this spends nothing, and the clocks run from its turn on.
+            let look_again = now + self.requester.round_trip.probe_wait();
+            let recovery = &mut self.requester.recovery;
+            (recovery.repair_at, recovery.timeout_at, recovery.probe_at) = (None, None, Some(look_again));
             return;
         }
         if due(self.requester.recovery.repair_at) {

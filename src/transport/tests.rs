@@ -2,6 +2,7 @@
 
 mod flush;
 mod revoked;
+mod turns;
 mod unreliable;
 mod xrc;
 
@@ -48,23 +49,8 @@ impl End {
         let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE;
         let backing = Backing::from_vec(vec![0; 1 << 20]);
         let region = table.register(DomainId(1), backing, Some(0x10_0000), access).unwrap();
-        let send = SendQueue::new(64, 4, 128);
-        let receive = ReceiveQueue::new(64, 4);
-        let completions = CompletionQueue::new(1, 256, None);
-        let events = AsyncEventQueue::new(16, None);
-        let init = QueuePairInit {
-            service,
-            domain: DomainId(1),
-            send: send.consumer().unwrap(),
-            receive: source.unwrap_or_else(|| ReceiveSource::Own(receive.consumer().unwrap())),
-            send_completions: (completions.clone(), completions.attach(Some(send.clone()))),
-            receive_completions: (completions.clone(), completions.attach(None)),
-            signal_all: false,
-            cap: QueuePairCapabilities { max_send_wr: 64, max_recv_wr: 64, ..QueuePairCapabilities::default() },
-            events: events.clone(),
-        };
-        let qpn = endpoint.create_queue_pair(init).unwrap();
-        let address = address.parse().unwrap();
+        let (address, events) = (address.parse().unwrap(), AsyncEventQueue::new(16, None));
+        let Member { send, receive, completions, qpn } = Member::new(&mut endpoint, service, source, &events);
         Self { service, endpoint, address, table, region, send, receive, completions, events, qpn }
     }
 
@@ -155,6 +141,40 @@ impl End {
     }
 }
 
+/// A queue pair and its queues.
+struct Member {
+    send: Arc<SendQueue>,
+    receive: Arc<ReceiveQueue>,
+    completions: Arc<CompletionQueue>,
+    qpn: Qpn,
+}
+
+impl Member {
+    fn new(
+        endpoint: &mut Endpoint,
+        service: QueuePairType,
+        source: Option<ReceiveSource>,
+        events: &Arc<AsyncEventQueue>,
+    ) -> Self {
+        let send = SendQueue::new(64, 4, 128);
+        let receive = ReceiveQueue::new(64, 4);
+        let completions = CompletionQueue::new(1, 256, None);
+        let init = QueuePairInit {
+            service,
+            domain: DomainId(1),
+            send: send.consumer().unwrap(),
+            receive: source.unwrap_or_else(|| ReceiveSource::Own(receive.consumer().unwrap())),
+            send_completions: (completions.clone(), completions.attach(Some(send.clone()))),
+            receive_completions: (completions.clone(), completions.attach(None)),
+            signal_all: false,
+            cap: QueuePairCapabilities { max_send_wr: 64, max_recv_wr: 64, ..QueuePairCapabilities::default() },
+            events: events.clone(),
+        };
+        let qpn = endpoint.create_queue_pair(init).unwrap();
+        Self { send, receive, completions, qpn }
+    }
+}
+
 #[derive(Clone, Copy)]
 struct Peer {
     address: IpAddr,
@@ -166,6 +186,9 @@ struct Pair {
     ends: [End; 2],
     now: Time,
     packets: u64,
+    /// Packets of each send of the first end, and the most that it had in flight.
+    sends: Vec<(Qpn, usize)>,
+    most_in_flight: u32,
 }
 
 const OURS: PeerCapabilities =
@@ -180,7 +203,11 @@ impl Pair {
         let mut ends = [End::new(service, "192.0.2.1", 1), End::new(service, "192.0.2.2", 2)];
         let peers = [1, 0].map(|at| Peer { address: ends[at].address, qpn: ends[at].qpn, capabilities });
         ends.iter_mut().zip(&peers).for_each(|(end, peer)| end.connect(peer));
-        Self { ends, now: Time::from_nanos(1), packets: 0 }
+        Self::between(ends)
+    }
+
+    fn between(ends: [End; 2]) -> Self {
+        Self { ends, now: Time::from_nanos(1), packets: 0, sends: Vec::new(), most_in_flight: 0 }
     }
 
     /// Carries everything that one end has to say to the other. False if it was silent.
@@ -195,6 +222,11 @@ impl Pair {
             drop(view);
             let Some(transmit) = transmit else { return carried };
             carried = true;
+            if from == 0 {
+                self.sends.push((transmit.qpn, transmit.segments()));
+                let in_flight = sender.endpoint.packets_in_flight(receiver.address);
+                self.most_in_flight = self.most_in_flight.max(in_flight);
+            }
             let size = transmit.segment_size.unwrap_or(transmit.length);
             for (index, payload) in buffer[..transmit.length].chunks(size).enumerate() {
                 self.packets += 1;

@@ -12,6 +12,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::endpoint::Endpoint;
 use super::queue_pair::QueuePair;
+use crate::mutation::{Mutation, planted};
+use crate::types::Time;
 
 /// Room for so many packets that somebody in line is let in.
 const ROOM: u32 = 16;
@@ -56,7 +58,7 @@ pub(super) struct Peers {
 #[derive(Default)]
 struct Peer {
     shared: Arc<Shared>,
-    /// Places of queue pairs. One that does not wait any more stays until it is its turn.
+    /// Places of the queue pairs that wait, each once.
     line: VecDeque<u32>,
 }
 
@@ -89,12 +91,21 @@ impl Peers {
         self.in_line += 1;
     }
 
-    fn pop(&mut self, peer: IpAddr) -> Option<u32> {
-        let peer = self.by_address.get_mut(&peer)?;
-        let place = peer.line.pop_front()?;
+    fn first(&self, peer: IpAddr) -> Option<u32> {
+        self.by_address.get(&peer)?.line.front().copied()
+    }
+
+    /// Whoever has come to its turn, is destroyed or goes elsewhere stands in line no more.
+    pub(super) fn leave(&mut self, peer: IpAddr, place: u32) {
+        let Some(peer) = self.by_address.get_mut(&peer) else { return };
+        let before = peer.line.len();
+        if peer.line.front() == Some(&place) {
+            peer.line.pop_front();
+        } else {
+            peer.line.retain(|waiting| *waiting != place);
+        }
         peer.shared.in_line.store(peer.line.len() as u32, Ordering::Relaxed);
-        self.in_line -= 1;
-        Some(place)
+        self.in_line -= before - peer.line.len();
     }
 }
 
@@ -102,7 +113,9 @@ impl Peers {
 #[derive(Default, Debug)]
 pub(super) struct Turn {
     /// It wanted to send, and others had taken the room.
-    pub(super) is_crowded_out: Cell<bool>,
+    is_crowded_out: Cell<bool>,
+    /// With so many packets of others in flight, or fewer, it was worth while to let it in.
+    others_at_most: Cell<u32>,
     /// It stands in line.
     waits: bool,
     /// It may send although others wait.
@@ -110,14 +123,20 @@ pub(super) struct Turn {
 }
 
 impl QueuePair {
-    /// Whether the others leave room for this queue pair to have `end` packets in flight.
+    /// Whether the others leave room for this queue pair to have `end` packets in flight, of a window for all.
     #[inline]
     pub(super) fn others_allow(&self, shared: &Shared, end: u32, window: u32) -> bool {
-        if shared.has_line() && !self.turn.is_on {
-            return false;
+        let own = self.requester.counted_in_flight;
+        let others = shared.in_flight().saturating_sub(own);
+        let has_room = others == 0 || others.saturating_add(end) <= window;
+        let allowed = has_room && (self.turn.is_on || !shared.has_line());
+        if !allowed {
+            // Exactly what it needs at least: who is let in and finds no room would be let in again at once, for ever.
+            let needed = end.max(own + ROOM.min(window / 4));
+            self.turn.others_at_most.set(window.saturating_sub(needed));
         }
-        let others = shared.in_flight().saturating_sub(self.requester.counted_in_flight);
-        others == 0 || others.saturating_add(end) <= window
+        self.turn.is_crowded_out.set(!allowed);
+        allowed
     }
 
     /// Whether others have packets in flight to the same address.
@@ -126,42 +145,70 @@ impl QueuePair {
         self.path.as_ref().is_some_and(|path| path.shared.in_flight() > self.requester.counted_in_flight)
     }
 
-    /// It has sent, or has nothing to send now. Its turn goes on until it has asked for an answer: nobody would hear
-    /// of the room that its packets take.
+    /// Whether so much is in flight that somebody may wait for it soon.
     #[inline]
-    pub(super) fn end_turn(&mut self, is_exhausted: bool) {
-        self.turn.is_on &= !self.requester.has_asked && !(is_exhausted && !self.turn.is_crowded_out.get());
+    pub(super) fn room_is_scarce(&self) -> bool {
+        self.path.as_ref().is_some_and(|path| path.shared.in_flight() > path.window_packets() / 2)
     }
 
-    /// Whether it shall be put in line.
-    fn joins_line(&mut self) -> Option<IpAddr> {
+    /// Whether it stands in line and has nothing on its way: no answer can come, and no clock runs.
+    pub(super) fn waits_for_its_turn(&self) -> bool {
+        self.turn.waits && self.requester.cursor == self.requester.unacknowledged
+    }
+
+    pub(super) fn is_in_line(&self) -> bool {
+        self.turn.waits
+    }
+
+    /// It has sent requests, or has none to send now. Its turn goes on until it has asked for an answer: nobody would
+    /// hear of the room that its packets take.
+    #[inline]
+    pub(super) fn end_turn(&mut self, has_sent_requests: bool, is_exhausted: bool) {
+        let is_asked = has_sent_requests && self.requester.has_asked;
+        self.turn.is_on &= !is_asked && !(is_exhausted && !self.turn.is_crowded_out.get());
+    }
+
+    /// Whether it stands in line, and the peer was not asked to answer what it has sent last: others may wait for that.
+    #[inline]
+    pub(super) fn waits_unasked(&self) -> bool {
+        self.turn.waits && !self.requester.has_asked
+    }
+
+    /// Whether it shall be put in line: where, and whether in front.
+    fn joins_line(&mut self, now: Time) -> Option<(IpAddr, bool)> {
         if !self.turn.is_crowded_out.get() || self.turn.waits {
             return None;
         }
         let peer = self.peer_address()?;
         self.turn.waits = true;
-        Some(peer)
+        // Whoever stands in line sends nothing: it could leave what it was put there for undone, and the line with it.
+        let in_front = std::mem::take(&mut self.turn.is_on);
+        if self.waits_unasked() && self.requester.counted_in_flight > 0 {
+            self.arm_timers(now);
+        }
+        Some((peer, in_front))
     }
 
-    /// Whether a send of this queue pair would find room.
+    /// Whether it is worth while to let it in. Who cannot send in any case shall not keep others waiting.
     fn has_room(&self) -> bool {
-        self.path.as_ref().is_none_or(|path| {
-            let (in_flight, window) = (path.shared.in_flight(), path.window_packets());
-            in_flight == 0 || in_flight + ROOM.min(window / 4) <= window
-        })
+        let Some(path) = self.path.as_ref().filter(|_| self.may_transmit()) else { return true };
+        let others = path.shared.in_flight().saturating_sub(self.requester.counted_in_flight);
+        others == 0 || others <= self.turn.others_at_most.get()
     }
 }
 
 impl Endpoint {
     /// After each change to a queue pair: lets others with the same peer in, if there is room now.
     #[inline]
-    pub(super) fn take_turns(&mut self, place: u32) {
+    pub(super) fn take_turns(&mut self, now: Time, place: u32) {
         let Some(queue_pair) = self.at(place) else { return };
-        if let Some(peer) = queue_pair.joins_line() {
-            let in_front = queue_pair.turn.is_on;
+        if let Some((peer, in_front)) = queue_pair.joins_line(now) {
+            let deadline = queue_pair.next_deadline();
+            self.set_deadline(place, deadline);
             self.peers.push(peer, place, in_front);
         }
         if self.peers.in_line > 0
+            && !planted(Mutation::LineNotAdmitted)
             && let Some(peer) = self.at(place).and_then(|queue_pair| queue_pair.peer_address())
         {
             self.admit(peer);
@@ -170,23 +217,13 @@ impl Endpoint {
 
     /// Lets the first in line in, if there is room. Its own send lets in the next.
     pub(super) fn admit(&mut self, peer: IpAddr) {
-        while let Some(place) = self.peers.by_address.get(&peer).and_then(|peer| peer.line.front().copied()) {
-            let is_waiting =
-                |queue_pair: &&mut QueuePair| queue_pair.turn.waits && queue_pair.peer_address() == Some(peer);
-            let Some(queue_pair) = self.at(place).filter(is_waiting) else {
-                self.peers.pop(peer);
-                continue;
-            };
-            if !queue_pair.has_room() {
-                return;
-            }
-            queue_pair.turn = Turn { is_on: true, ..Turn::default() };
-            let is_listed = std::mem::replace(&mut queue_pair.listed, true);
-            self.peers.pop(peer);
-            if !is_listed {
-                self.list(place);
-            }
-            return;
+        let Some(place) = self.peers.first(peer) else { return };
+        let Some(queue_pair) = self.at(place).filter(|queue_pair| queue_pair.has_room()) else { return };
+        queue_pair.turn = Turn { is_on: true, ..Turn::default() };
+        let is_listed = std::mem::replace(&mut queue_pair.listed, true);
+        self.peers.leave(peer, place);
+        if !is_listed {
+            self.list(place);
         }
     }
 }

@@ -19,6 +19,8 @@ mod shared;
 mod store;
 #[path = "../netsim/terms.rs"]
 mod terms;
+#[path = "../netsim/turns.rs"]
+mod turns;
 #[path = "../netsim/unreliable.rs"]
 mod unreliable;
 #[path = "../netsim/watch.rs"]
@@ -57,7 +59,7 @@ const OF_SHARED_RECEIVES: &[Mutation] = &[
     Mutation::XrcDomainOfTarget,
 ];
 /// The smaller worlds.
-const SMALL: [fn(u64, bool) -> Outcome; 4] = [unreliable::run, shared::run, datagrams::run, windows::run];
+const SMALL: [fn(u64, bool) -> Outcome; 5] = [unreliable::run, shared::run, datagrams::run, windows::run, turns::run];
 
 /// What breaks in the first of the worlds in which something does, with this seed.
 fn break_of(seed: u64) -> Option<String> {

@@ -14,6 +14,7 @@ mod referee;
 mod shared;
 mod store;
 mod terms;
+mod turns;
 mod unreliable;
 mod watch;
 mod windows;
@@ -47,11 +48,12 @@ const REPORT_EVERY: Duration = Duration::from_secs(20);
 type World = fn(u64, bool) -> Outcome;
 
 /// The smaller worlds, by the variables that name a seed to replay.
-const SMALL: [(&str, World); 4] = [
+const SMALL: [(&str, World); 5] = [
     ("NETSIM_UNRELIABLE_SEED", unreliable::run),
     ("NETSIM_SHARED_SEED", shared::run),
     ("NETSIM_DATAGRAM_SEED", datagrams::run),
     ("NETSIM_WINDOW_SEED", windows::run),
+    ("NETSIM_TURNS_SEED", turns::run),
 ];
 
 fn number_from(variable: &str) -> Option<u64> {
@@ -209,6 +211,11 @@ fn datagrams_are_whole_or_absent() {
 #[test]
 fn nothing_passes_a_key_that_was_revoked() {
     judge_small(windows::run);
+}
+
+#[test]
+fn queue_pairs_with_a_common_peer_take_turns() {
+    judge_small(turns::run);
 }
 
 #[test]

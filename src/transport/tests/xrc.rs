@@ -45,7 +45,7 @@ impl Extended {
         let capabilities = PeerCapabilities::STRANGER;
         let peers = [1, 0].map(|at| Peer { address: ends[at].address, qpn: ends[at].qpn, capabilities });
         ends.iter_mut().zip(&peers).for_each(|(end, peer)| end.connect(peer));
-        let pair = Pair { ends, now: Time::from_nanos(1), packets: 0 };
+        let pair = Pair::between(ends);
         Self { pair, second, queues, domain, sent: Vec::new() }
     }
 

@@ -1,0 +1,277 @@
+//! Many queue pairs with a common peer: the room that they share, and the line for it.
+
+use std::collections::BTreeMap;
+
+use super::*;
+
+const WRITE_BYTES: u32 = 64 << 10;
+/// A receive buffer that holds so many packets of 1 KiB twice.
+const fn ours_with(window: u32) -> PeerCapabilities {
+    PeerCapabilities { receive_buffer_bytes: window * 2 * (1_024 + 832), ..OURS }
+}
+
+/// A pair of ends with many queue pairs each. What the ends do is done by the member that was called last.
+struct Crowd {
+    pair: Pair,
+    members: [Vec<Member>; 2],
+}
+
+impl Crowd {
+    fn new(count: usize, capabilities: PeerCapabilities) -> Self {
+        let mut crowd = Self { pair: Pair::new(capabilities), members: [Vec::new(), Vec::new()] };
+        for member in 0..count {
+            for (end, members) in crowd.pair.ends.iter_mut().zip(&mut crowd.members) {
+                members.push(Member::new(&mut end.endpoint, end.service, None, &end.events));
+            }
+            for at in 0..2 {
+                let qpn = crowd.members[1 - at][member].qpn;
+                let peer = Peer { address: crowd.pair.ends[1 - at].address, qpn, capabilities };
+                crowd.call(at, member).connect(&peer);
+            }
+        }
+        crowd
+    }
+
+    fn call(&mut self, at: usize, member: usize) -> &mut End {
+        let Member { send, receive, completions, qpn } = &self.members[at][member];
+        let end = &mut self.pair.ends[at];
+        (end.send, end.receive) = (send.clone(), receive.clone());
+        (end.completions, end.qpn) = (completions.clone(), *qpn);
+        end
+    }
+
+    /// Requests for one queue pair, of which each `signaled`-th and the last make a completion.
+    fn post(&mut self, member: usize, operation: Operation, bytes: u32, count: usize, signaled: usize) {
+        let now = self.pair.now;
+        let end = self.call(0, member);
+        let sge = end.sge(0, bytes);
+        end.send.begin();
+        for request in 1..=count {
+            let is_signaled = request % signaled == 0 || request == count;
+            let flags = if is_signaled { SendFlags::SIGNALED } else { SendFlags::empty() };
+            end.send.push(&SendRequest { wr_id: request as u64, operation, flags, data: Data::Sges(&[sge]) }).unwrap();
+        }
+        end.send.end(BatchEnd::Publish).unwrap();
+        end.endpoint.handle_doorbell(now, end.qpn);
+    }
+
+    fn write(&self) -> Operation {
+        Operation::Write { remote_addr: 0x10_0000, rkey: self.pair.ends[1].region.rkey() }
+    }
+
+    fn read(&self) -> Operation {
+        Operation::Read { remote_addr: 0x10_0000, rkey: self.pair.ends[1].region.rkey() }
+    }
+
+    fn go_to(&mut self, at: usize, member: usize, state: QueuePairState) {
+        let (now, attributes) =
+            (self.pair.now, QueuePairAttributes { qp_state: Some(state), ..QueuePairAttributes::default() });
+        let end = self.call(at, member);
+        end.endpoint.modify_queue_pair(now, end.qpn, &attributes, None, &LIMITS).unwrap();
+    }
+
+    fn destroy(&mut self, at: usize, member: usize) {
+        let end = self.call(at, member);
+        let qpn = end.qpn;
+        assert!(end.endpoint.destroy_queue_pair(qpn));
+    }
+
+    fn in_flight(&self) -> u32 {
+        self.pair.ends[0].endpoint.packets_in_flight(self.pair.ends[1].address)
+    }
+
+    fn counted(&self, counter: Counter) -> u64 {
+        self.pair.ends[0].endpoint.counters().get(counter)
+    }
+
+    /// Whether the last of so many requests has completed, and all before it well.
+    fn is_done(&mut self, member: usize, count: usize) -> bool {
+        let completions = self.call(0, member).poll();
+        assert!(completions.iter().all(|completion| completion.status.is_success()), "{completions:?}");
+        completions.last().is_some_and(|last| last.wr_id == count as u64)
+    }
+
+    fn expect_done(&mut self, members: impl IntoIterator<Item = usize>, count: usize) {
+        for member in members {
+            assert!(self.is_done(member, count), "queue pair {member} waits for ever");
+        }
+    }
+
+    /// All went well without a loss, and nothing is left behind.
+    fn expect_peace(&mut self, window: u32) {
+        assert_eq!(self.in_flight(), 0);
+        assert!(self.pair.most_in_flight <= window, "{} in flight", self.pair.most_in_flight);
+        assert_eq!(self.counted(Counter::LocalAckTimeout), 0);
+        let (again, probes) = (self.counted(Counter::RetransmittedPackets), self.counted(Counter::TailProbe));
+        assert!(again <= probes, "{again} packets were sent again, {probes} of them to ask");
+        assert_eq!(self.pair.ends[0].endpoint.next_timeout(), None);
+    }
+}
+
+/// What was found: everybody's packets were in flight, nobody had asked, and the packets that ask waited in line.
+#[test]
+fn many_queue_pairs_share_a_window_in_turns() {
+    for (count, window) in [(10, 256), (40, 256), (10, 16), (40, 16), (100, 64)] {
+        let mut crowd = Crowd::new(count, ours_with(window));
+        let write = crowd.write();
+        (0..count).for_each(|member| crowd.post(member, write, WRITE_BYTES, 16, 4));
+        // Less than a probe waits.
+        crowd.pair.drive(Duration::from_millis(1));
+        crowd.expect_done(0..count, 16);
+        crowd.expect_peace(window);
+    }
+}
+
+/// As long as all have something to send, nobody is far ahead, and sends are full.
+#[test]
+fn turns_are_fair_and_full() {
+    let (count, window) = (20, 256);
+    let mut crowd = Crowd::new(count, ours_with(window));
+    let write = crowd.write();
+    (0..count).for_each(|member| crowd.post(member, write, WRITE_BYTES, 16, 4));
+    crowd.pair.drive(Duration::from_millis(1));
+    let total = 16 * u64::from(WRITE_BYTES) / 1_024;
+    let mut sent: BTreeMap<Qpn, u64> = BTreeMap::new();
+    let mut most_apart = 0;
+    for (qpn, packets) in &crowd.pair.sends {
+        let all = sent.entry(*qpn).or_default();
+        *all += *packets as u64;
+        if *all >= total {
+            break; // the first is done, and the others may go ahead
+        }
+        if sent.len() == count {
+            most_apart = most_apart.max(sent.values().max().unwrap() - sent.values().min().unwrap());
+        }
+    }
+    // Turns are as long as the room that there is: up to 64 packets, and most of what the luck of many adds up to.
+    assert!(most_apart <= 6 * 64, "somebody is {most_apart} packets ahead, and 64 leave at once");
+    let (sends, packets) = (crowd.pair.sends.len(), crowd.pair.packets as usize);
+    assert!(packets >= 16 * sends, "{sends} sends of {packets} packets");
+}
+
+/// A READ takes a quarter of the window at once: who waits for more room than there is must not be let in for less.
+#[test]
+fn readers_wait_for_the_room_that_they_need() {
+    for window in [16, 64, 256] {
+        let mut crowd = Crowd::new(12, ours_with(window));
+        let operations = [crowd.read(), crowd.write()];
+        (0..12).for_each(|member| crowd.post(member, operations[member % 2], WRITE_BYTES, 8, 3));
+        crowd.pair.drive(Duration::from_millis(1));
+        crowd.expect_done(0..12, 8);
+        crowd.expect_peace(window);
+    }
+}
+
+/// Strangers take no runs, so each queue pair has sent one packet, and asked for nothing, when the window is full.
+#[test]
+fn a_window_full_of_packets_that_do_not_ask_is_asked_about_soon() {
+    let mut crowd = Crowd::new(64, PeerCapabilities::STRANGER);
+    let write = crowd.write();
+    (0..64).for_each(|member| crowd.post(member, write, 16 << 10, 4, 4));
+    crowd.pair.drive(Duration::from_millis(1));
+    crowd.expect_done(0..64, 4);
+    crowd.expect_peace(64);
+}
+
+/// Small packets have a larger window than large ones, and the large ones are not left behind.
+#[test]
+fn small_and_large_requests_wait_for_each_other() {
+    let mut crowd = Crowd::new(30, ours_with(32));
+    let write = crowd.write();
+    for member in 0..30 {
+        let bytes = if member % 2 == 0 { 8 } else { WRITE_BYTES };
+        crowd.post(member, write, bytes, 60, 7);
+    }
+    crowd.pair.drive(Duration::from_millis(1));
+    crowd.expect_done(0..30, 60);
+    crowd.expect_peace(32 * (1_024 + 832) / (256 + 832) + 1);
+}
+
+#[test]
+fn who_ends_in_line_or_in_flight_lets_the_others_go_on() {
+    for first in 0..12 {
+        let mut crowd = Crowd::new(12, ours_with(16));
+        let write = crowd.write();
+        (0..12).for_each(|member| crowd.post(member, write, WRITE_BYTES, 4, 4));
+        crowd.pair.carry(0); // the window is full, all but one or two wait
+        let gone = [first, (first + 1) % 12, (first + 2) % 12];
+        crowd.destroy(0, gone[0]);
+        crowd.go_to(0, gone[1], QueuePairState::Reset);
+        crowd.go_to(0, gone[2], QueuePairState::Error);
+        crowd.pair.drive(Duration::from_millis(1));
+        crowd.expect_done((0..12).filter(|member| !gone.contains(member)), 4);
+        crowd.expect_peace(16);
+    }
+}
+
+/// A process at the peer's address is gone, another one lives: those that talk to the first keep nobody.
+#[test]
+fn a_silent_peer_keeps_nobody() {
+    let mut crowd = Crowd::new(16, ours_with(16));
+    let write = crowd.write();
+    (0..8).for_each(|member| crowd.destroy(1, member));
+    (0..16).for_each(|member| crowd.post(member, write, WRITE_BYTES, 4, 4));
+    let start = crowd.pair.now;
+    let mut left: Vec<usize> = (8..16).collect();
+    while !left.is_empty() {
+        crowd.pair.drive(Duration::from_millis(1));
+        left.retain(|member| !crowd.is_done(*member, 4));
+        let waited = crowd.pair.now.saturating_since(start);
+        assert!(waited < Duration::from_millis(500), "{left:?} wait for those that nobody answers");
+        let end = &mut crowd.pair.ends[0];
+        let Some(next) = end.endpoint.next_timeout() else { continue };
+        crowd.pair.now = crowd.pair.now.max(next);
+        end.endpoint.handle_timeout(crowd.pair.now, &end.table.read());
+    }
+    crowd.pair.drive(Duration::from_secs(1));
+    for member in 0..8 {
+        let completions = crowd.call(0, member).poll();
+        assert_eq!(completions[0].status, CompletionStatus::RetryExceededError, "queue pair {member}");
+    }
+    assert_eq!(crowd.in_flight(), 0);
+}
+
+/// Without an answer only single packets are tried: they are not counted, and all together would fill the socket.
+#[test]
+fn many_queue_pairs_send_little_into_silence() {
+    let mut crowd = Crowd::new(50, ours_with(64));
+    let write = crowd.write();
+    (0..50).for_each(|member| crowd.destroy(1, member));
+    (0..50).for_each(|member| crowd.post(member, write, WRITE_BYTES, 4, 4));
+    crowd.pair.drive(Duration::from_secs(1));
+    let rounds = crowd.counted(Counter::TailProbe) + crowd.counted(Counter::LocalAckTimeout);
+    assert!(crowd.pair.packets <= 64 + 2 * rounds, "{} packets in {rounds} rounds", crowd.pair.packets);
+    assert_eq!(crowd.in_flight(), 0);
+}
+
+/// Who goes back for a lost packet and finds the room taken waits for its turn, not for the peer.
+#[test]
+fn waiting_in_line_spends_no_tries() {
+    let mut crowd = Crowd::new(2, ours_with(16));
+    let write = crowd.write();
+    let now = crowd.pair.now;
+    crowd.post(0, write, 4 << 10, 1, 1);
+    while !crowd.pair.ends[0].transmit(now).is_empty() {}
+    crowd.post(1, write, WRITE_BYTES, 1, 1);
+    while !crowd.pair.ends[0].transmit(now).is_empty() {}
+    assert_eq!(crowd.in_flight(), 16);
+    let qpn = crowd.members[0][0].qpn;
+    let endpoint = &mut crowd.pair.ends[0].endpoint;
+    let place = endpoint.place_of(qpn).unwrap();
+    // As if the peer had asked for the first packet; the other queue pair was first to take the room.
+    let queue_pair = endpoint.at(place).unwrap();
+    queue_pair.requester.go_back();
+    queue_pair.note_in_flight();
+    endpoint.handle_doorbell(now, qpn);
+    while !crowd.pair.ends[0].transmit(now).is_empty() {}
+    assert_eq!(crowd.in_flight(), 16);
+    let queue_pair = crowd.pair.ends[0].endpoint.at(place).unwrap();
+    assert!(queue_pair.waits_for_its_turn());
+    for wait in 1..20 {
+        queue_pair.requester_timeout(now + Duration::from_millis(100) * wait);
+    }
+    assert_eq!(queue_pair.requester.recovery.rounds(), 0);
+    crowd.pair.ends[0].endpoint.destroy_queue_pair(crowd.members[0][1].qpn);
+    crowd.pair.drive(Duration::from_millis(1));
+    crowd.expect_done([0], 1);
+}
