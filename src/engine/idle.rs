@@ -21,7 +21,7 @@ const LOOKS: u32 = 32;
 /// A yield that took longer was made use of.
 pub(super) const USEFUL_YIELD: Duration = Duration::from_nanos(1_500);
 /// A yield that took longer went through others' time slices.
-const LONG_YIELD: Duration = Duration::from_micros(200);
+const LONG_YIELD: Duration = Duration::from_micros(500);
 /// How long after such yields a core counts as crowded. One alone proves nothing: the machine itself may have been
 /// away.
 const CROWDED: Duration = Duration::from_millis(20);
