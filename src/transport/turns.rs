@@ -165,7 +165,8 @@ impl QueuePair {
     #[inline]
     pub(super) fn end_turn(&mut self, has_sent_requests: bool, is_exhausted: bool) {
         let is_asked = has_sent_requests && self.requester.has_asked;
-        self.turn.is_on &= !is_asked && !(is_exhausted && !self.turn.is_crowded_out.get());
+        let has_more = !is_exhausted || self.turn.is_crowded_out.get();
+        self.turn.is_on &= has_more && !is_asked;
     }
 
     /// Whether it stands in line, and the peer was not asked to answer what it has sent last: others may wait for that.
