@@ -4,7 +4,8 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
 
@@ -35,10 +36,14 @@ const TAKE_REPORT: libc::c_ulong = 0xc050_2100;
 const ANSWER_REPORT: libc::c_ulong = 0xc018_2101;
 const _: () = assert!(size_of::<libc::seccomp_notif>() == 0x50 && size_of::<libc::seccomp_notif_resp>() == 0x18);
 
+/// Numbers of calls are below it, or count as its last.
+const NUMBERS: usize = 1_024;
+
 /// What is known of the calls.
 pub(crate) struct Witness {
-    /// By the number of the call.
-    calls: Mutex<BTreeMap<i32, u64>>,
+    /// By the number of the call. No lock and no allocation: a watched thread that lets go of either may have to wake
+    /// the one that counts, by a call that this one must let go on.
+    calls: [AtomicU64; NUMBERS],
 }
 
 impl Witness {
@@ -47,7 +52,7 @@ impl Witness {
     /// # Errors
     /// The kernel does not let the thread be watched.
     pub(crate) fn watch() -> io::Result<Arc<Self>> {
-        let witness = Arc::new(Self { calls: Mutex::default() });
+        let witness = Arc::new(Self { calls: [const { AtomicU64::new(0) }; NUMBERS] });
         // It must not be watched itself, so it is there first. It is told without a call, which it would have to
         // answer.
         let outcome = Arc::new(OnceLock::new());
@@ -61,12 +66,13 @@ impl Witness {
 
     /// Calls so far, by their numbers.
     pub(crate) fn calls(&self) -> BTreeMap<i32, u64> {
-        self.calls.lock().unwrap().clone()
+        let counts = self.calls.iter().map(|count| count.load(Ordering::Relaxed));
+        (0..).zip(counts).filter(|(_, count)| *count > 0).collect()
     }
 
     /// Calls so far: how often threads slept or woke each other, and all that have no place on the way of a message.
     pub(crate) fn waits_and_strange(&self) -> [u64; 2] {
-        let calls = self.calls.lock().unwrap();
+        let calls = self.calls();
         let is_wait = |number: &&i32| WAITS.contains(&libc::c_long::from(**number));
         let waits = calls.iter().filter(|(number, _)| is_wait(number)).map(|(_, count)| count).sum();
         [waits, calls.values().sum::<u64>() - waits]
@@ -83,7 +89,8 @@ impl Witness {
         let Some(reports) = reports else { return };
         while let Ok(report) = take(reports) {
             if let Some((id, number)) = report {
-                *self.calls.lock().unwrap().entry(number).or_default() += 1;
+                let place = usize::try_from(number).unwrap_or(NUMBERS).min(NUMBERS - 1);
+                self.calls[place].fetch_add(1, Ordering::Relaxed);
                 let_go_on(reports, id);
             }
         }
