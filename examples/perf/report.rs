@@ -98,25 +98,33 @@ struct Totals {
     times: Option<Histogram<u64>>,
 }
 
-impl Line {
-    /// From what both ends have measured; `own` is the client's.
-    pub(crate) fn new(job: &Job, size: usize, own: Measured, other: Numbers) -> Self {
-        let is_stream = job.measure != Measure::Latency;
-        let totals = Totals {
-            bytes: size,
+impl Totals {
+    /// Of messages that all came, in one direction, as `own`, the client, has counted and timed them.
+    fn new(bytes: usize, own: Measured, other: &Numbers) -> Self {
+        Self {
+            bytes,
             iterations: own.messages,
             messages: own.messages,
             lost: 0,
             seconds: own.seconds,
             cpu_seconds: own.cpu_seconds + other.cpu_seconds,
             times: own.times,
-        };
+        }
+    }
+}
+
+impl Line {
+    /// From what both ends have measured; `own` is the client's.
+    pub(crate) fn new(job: &Job, size: usize, own: Measured, other: Numbers) -> Self {
+        let is_stream = job.measure != Measure::Latency;
+        let sent = own.messages;
+        let totals = Totals::new(size, own, &other);
         if is_stream && job.bidirectional {
-            return Self::of(Totals { messages: own.messages + other.messages, ..totals });
+            return Self::of(Totals { messages: sent + other.messages, ..totals });
         }
         // Only the receiver knows what of it has come.
         if is_stream && job.service != Service::Reliable && job.operation == Operation::Send {
-            let lost = own.messages.saturating_sub(other.messages);
+            let lost = sent.saturating_sub(other.messages);
             return Self::of(Totals { messages: other.messages, lost, seconds: other.seconds, ..totals });
         }
         Self::of(totals)
@@ -124,15 +132,8 @@ impl Line {
 
     /// Of messages of this size, or of the size that they really had.
     pub(crate) fn of_reference(size: Option<usize>, own: Measured, other: Numbers) -> Self {
-        let line = Self::of(Totals {
-            bytes: own.bytes.checked_div(own.messages).unwrap_or(0) as usize,
-            iterations: own.messages,
-            messages: own.messages,
-            lost: 0,
-            seconds: own.seconds,
-            cpu_seconds: own.cpu_seconds + other.cpu_seconds,
-            times: own.times,
-        });
+        let real = own.bytes.checked_div(own.messages).unwrap_or(0) as usize;
+        let line = Self::of(Totals::new(real, own, &other));
         match size {
             Some(size) => line.of_size(size),
             None => line,

@@ -161,7 +161,7 @@ impl Shard {
     /// A look by the shard's thread. Afterwards `rest` is asked, with the time and whether there was something to do,
     /// until when it may sleep; `None`: it looks again. If it sleeps, it says so while it holds the shard, so that
     /// nobody relies on it to be awake.
-    pub(super) fn serve(&self, rest: impl Fn(Time, bool) -> Option<Time>) -> Served {
+    pub(super) fn serve(&self, mut rest: impl FnMut(Time, bool) -> Option<Time>) -> Served {
         let mut served = Served { worked: false, sleeps_until: None };
         let outcome = self.lock.drive(LOOKS, |core, _| {
             let now = self.clock.now();

@@ -48,7 +48,7 @@ pub(super) struct Crowd {
 impl Crowd {
     /// Whether threads had to wait long after their yields lately.
     #[inline]
-    pub(super) fn is_present(&self, now: Time) -> bool {
+    fn is_present(&self, now: Time) -> bool {
         now.as_nanos() < self.until.load(Ordering::Relaxed)
     }
 

@@ -42,8 +42,7 @@ impl Lease {
         self.last_visit.store(now.as_nanos(), Ordering::Relaxed);
         let comes_back = last != 0 && now.saturating_since(Time::from_nanos(last)) < LEASE;
         if comes_back {
-            let polled =
-                Duration::from_nanos(now.as_nanos() - self.first_visit.load(Ordering::Relaxed).min(now.as_nanos()));
+            let polled = self.polled_until(now);
             if polled >= PROBATION {
                 self.end.store((now + (polled / PART_OF_POLLING).min(LONGEST_LEASE)).as_nanos(), Ordering::Relaxed);
             }
@@ -53,10 +52,14 @@ impl Lease {
         comes_back
     }
 
+    /// How long somebody had polled at this time.
+    fn polled_until(&self, time: Time) -> Duration {
+        time.saturating_since(Time::from_nanos(self.first_visit.load(Ordering::Relaxed)))
+    }
+
     /// Whoever visited last was here until now, driving the shard.
     pub(super) fn stay(&self, now: Time) {
-        let polled = self.last_visit.load(Ordering::Relaxed).saturating_sub(self.first_visit.load(Ordering::Relaxed));
-        if Duration::from_nanos(polled) >= PROBATION {
+        if self.polled_until(self.last_visit()) >= PROBATION {
             self.last_visit.store(now.as_nanos(), Ordering::Relaxed);
             self.visit(now);
         }

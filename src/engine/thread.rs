@@ -23,16 +23,15 @@ const LINGER: Duration = Duration::from_micros(50);
 /// that computes takes a whole time slice, a thread that sleeps on a packet is put first when it comes.
 const SHORTEST_COURTESY: Duration = Duration::from_millis(1);
 const LONGEST_COURTESY: Duration = Duration::from_secs(1);
+/// How long after its last work it sleeps without end at the earliest. Who posts a request needs it before the answer
+/// is overdue, which is later than this (2 ms at the earliest): so a busy connection's posts never call it.
+const LIGHT_SLEEP: Duration = Duration::from_millis(1);
 
 /// Starts the thread of a shard; signals stay with the application's threads.
 pub(super) fn start(shard: Arc<Shard>, name: String) -> io::Result<JoinHandle<()>> {
     let alarm = Alarm::new()?;
     with_signals_blocked(|| Builder::new().name(name).spawn(move || run(&shard, alarm)))
 }
-
-/// How long after its last work it sleeps without end at the earliest. Who posts a request needs it before the answer
-/// is overdue, which is later than this (2 ms at the earliest): so a busy connection's posts never call it.
-const LIGHT_SLEEP: Duration = Duration::from_millis(1);
 
 /// Whether the thread may stay awake without work.
 struct Stay {
@@ -57,19 +56,17 @@ impl Stay {
         }
     }
 
-    /// Until when the thread may sleep; `None`: it stays awake.
-    fn rest(&self, now: Time, worked: bool) -> Option<Time> {
-        let (until, light_until) =
-            if worked { (now + LINGER, now + LIGHT_SLEEP) } else { (self.until, self.light_until) };
-        if now < until && now >= self.not_before {
+    /// After a look, with the time after it if there was something to do: until when the thread may sleep; `None`: it
+    /// stays awake.
+    fn rest(&mut self, now: Time, worked: bool) -> Option<Time> {
+        if worked {
+            self.until = now + LINGER;
+            self.light_until = now + LIGHT_SLEEP;
+        }
+        if now < self.until && now >= self.not_before {
             return None;
         }
-        Some(if now < light_until { light_until } else { Time::NEVER })
-    }
-
-    fn note_work(&mut self, now: Time) {
-        self.until = now + LINGER;
-        self.light_until = now + LIGHT_SLEEP;
+        Some(if now < self.light_until { self.light_until } else { Time::NEVER })
     }
 
     /// It offered the core to others, and got it back after so long. Whether somebody took it the kernel knows: a
@@ -107,10 +104,7 @@ fn run(shard: &Shard, mut alarm: Alarm) {
             sleep(shard, &mut alarm, lease_ends.min(moderation_ends), Watch::Event);
             continue;
         }
-        let served = shard.serve(|now, worked| stay.rest(now, worked));
-        if served.worked {
-            stay.note_work(shard.clock.now());
-        }
+        let served = shard.serve(|now, worked| stay.rest(if worked { shard.clock.now() } else { now }, worked));
         match served.sleeps_until {
             None if served.worked => {}
             None => {

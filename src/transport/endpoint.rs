@@ -609,23 +609,15 @@ impl QueuePair {
         let Some(path) = &mut self.path else { return Err(DropReason::WrongState) };
         let flow =
             Flow { source: datagram.source, destination: datagram.destination, source_port: datagram.source_port };
-        match path.identification_of(&flow, datagram.segment_index, datagram.payload) {
-            Some(identification) if identification == datagram.segment_index => return Ok(()),
-            // A segment that came by itself.
-            Some(identification) if path.peer.is_ours() && identification < LARGEST_SEGMENT_INDEX => return Ok(()),
-            Some(_) if !path.peer.is_ours() && path.peer_dont_fragment == Some(true) => return Ok(()),
-            _ => {}
-        }
-        let options = icrc::Verify {
-            first_identification: datagram.segment_index,
-            solve: true,
-            expected_df: path.peer_dont_fragment.unwrap_or(true),
+        let expected = datagram.segment_index;
+        let verified = match path.identification_of(&flow, expected, datagram.payload) {
+            Some(identification) if identification == expected => return Ok(()),
+            // A segment that came by itself, or a stranger's packet.
+            Some(identification) if path.peer_dont_fragment != Some(false) => {
+                icrc::Match::Solved { identification, dont_fragment: true }
+            }
+            _ => path.verify(&flow, expected, datagram.payload),
         };
-        let mut verified = icrc::verify(&flow, &options, datagram.payload);
-        if verified == icrc::Match::Wrong && path.may_be_flush_of_linux(datagram.payload) {
-            verified = icrc::verify_as_linux(&flow, &options, datagram.payload);
-            path.flush_as_linux |= verified != icrc::Match::Wrong;
-        }
         match verified {
             icrc::Match::Exact { .. } => Ok(()),
             icrc::Match::Solved { identification, dont_fragment } => {

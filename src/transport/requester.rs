@@ -388,7 +388,7 @@ impl QueuePair {
             return false;
         }
         // Two READ request packets are on their way at once, so that answers never pause.
-        let chunk = self.path.as_ref().map_or(1, |path| (path.window_packets() / 2).max(1));
+        let chunk = self.path.as_ref().map_or(1, |path| (path.window_packets / 2).max(1));
         let first = self.requester.cursor;
         self.requester.begin(InProgress {
             first,
@@ -418,12 +418,12 @@ impl QueuePair {
         if request.is_bare && !self.read_credit_left() && !planted(Mutation::EmptyAnswerCreditIgnored) {
             return None;
         }
-        let mtu = self.mtu_bytes();
-        let is_last = offset + 1 == request.packets;
-        let payload = if is_last { header.length - offset * mtu } else { mtu };
         if !self.window_allows(psn, 1) {
             return None;
         }
+        let mtu = self.mtu_bytes();
+        let is_last = offset + 1 == request.packets;
+        let payload = if is_last { header.length - offset * mtu } else { mtu };
         let opcode = data_opcode(&header.operation, offset == 0, is_last).of(self.wire_service());
         let size = packet_bytes(opcode, payload);
         Some(RequestPlan { index, psn, offset, covers: 1, size, payload, opcode, is_probe: false })
@@ -472,7 +472,7 @@ impl QueuePair {
             return true;
         }
         let end = psn.plus(covers).distance_from(self.requester.unacknowledged).max(0) as u32;
-        let window = path.window_packets();
+        let window = path.window_packets;
         let own_window = match self.requester.is_peer_silent() {
             true if path.is_shared() => 1,
             true => window.min(PACKETS_INTO_SILENCE),
@@ -496,7 +496,7 @@ impl QueuePair {
             return false;
         }
         let header = self.send.header(plan.index);
-        let window = self.path.as_ref().map_or(1, |path| path.window_packets());
+        let window = self.path.as_ref().map_or(1, |path| path.window_packets);
         let since = plan.psn.distance_from(self.requester.last_ack_request).max(0) as u32;
         let most = if self.others_have_packets() { MOST_UNASKED_AMONG_OTHERS } else { MOST_UNASKED_PACKETS };
         let many = since >= (window / 4).clamp(1, most);

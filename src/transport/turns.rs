@@ -74,8 +74,8 @@ impl Peers {
     /// Forgets peers that no queue pair has any more, if they are many.
     pub(super) fn tidy(&mut self, queue_pairs: usize) {
         if self.by_address.len() > 2 * queue_pairs + 16 {
+            // Nobody stands in their lines.
             self.by_address.retain(|_, peer| Arc::strong_count(&peer.shared) > 1);
-            self.in_line = self.by_address.values().map(|peer| peer.line.len()).sum();
         }
     }
 
@@ -126,29 +126,34 @@ impl QueuePair {
     /// Whether the others leave room for this queue pair to have `end` packets in flight, of a window for all.
     #[inline]
     pub(super) fn others_allow(&self, shared: &Shared, end: u32, window: u32) -> bool {
-        let own = self.requester.counted_in_flight;
-        let others = shared.in_flight().saturating_sub(own);
+        let others = self.packets_of_others(shared);
         let has_room = others == 0 || others.saturating_add(end) <= window;
         let allowed = has_room && (self.turn.is_on || !shared.has_line());
         if !allowed {
             // Exactly what it needs at least: who is let in and finds no room would be let in again at once, for ever.
-            let needed = end.max(own + ROOM.min(window / 4));
+            let needed = end.max(self.requester.counted_in_flight + ROOM.min(window / 4));
             self.turn.others_at_most.set(window.saturating_sub(needed));
         }
         self.turn.is_crowded_out.set(!allowed);
         allowed
     }
 
+    /// Packets that the others have in flight to the same address.
+    #[inline]
+    fn packets_of_others(&self, shared: &Shared) -> u32 {
+        shared.in_flight().saturating_sub(self.requester.counted_in_flight)
+    }
+
     /// Whether others have packets in flight to the same address.
     #[inline]
     pub(super) fn others_have_packets(&self) -> bool {
-        self.path.as_ref().is_some_and(|path| path.shared.in_flight() > self.requester.counted_in_flight)
+        self.path.as_ref().is_some_and(|path| self.packets_of_others(&path.shared) > 0)
     }
 
     /// Whether so much is in flight that somebody may wait for it soon.
     #[inline]
     pub(super) fn room_is_scarce(&self) -> bool {
-        self.path.as_ref().is_some_and(|path| path.shared.in_flight() > path.window_packets() / 2)
+        self.path.as_ref().is_some_and(|path| path.shared.in_flight() > path.window_packets / 2)
     }
 
     /// Whether it stands in line and has nothing on its way: no answer can come, and no clock runs.
@@ -193,7 +198,7 @@ impl QueuePair {
     /// Whether it is worth while to let it in. Who cannot send in any case shall not keep others waiting.
     fn has_room(&self) -> bool {
         let Some(path) = self.path.as_ref().filter(|_| self.may_transmit()) else { return true };
-        let others = path.shared.in_flight().saturating_sub(self.requester.counted_in_flight);
+        let others = self.packets_of_others(&path.shared);
         others == 0 || others <= self.turn.others_at_most.get()
     }
 }

@@ -56,8 +56,8 @@ impl QueuePair {
         self.advance(pass, end);
         let Some(path) = &self.path else { return Sending::First };
         let (most, pause) = match path.peer.is_ours() {
-            true => (path.window_packets(), OWN_PAUSE),
-            false => (path.window_packets().min(STRANGER_BURST_PACKETS), STRANGER_PAUSE),
+            true => (path.window_packets, OWN_PAUSE),
+            false => (path.window_packets.min(STRANGER_BURST_PACKETS), STRANGER_PAUSE),
         };
         let resume = self.requester.pace.note_sent(pass.now, most, pause);
         self.requester.recovery.pause_until(resume);

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Impatience, Measured, PATIENCE, Role, Span, Stopwatch, Wait, any_port, exchange_port, meet};
+use super::{Impatience, Measured, PATIENCE, Role, Rounds, Wait, any_port, exchange_port, meet};
 
 /// Largest datagram of IPv4.
 pub(crate) const MOST_BYTES: usize = 65_507;
@@ -43,24 +43,11 @@ impl DatagramLatency {
     fn play(&self, end: &mut impl End, peer: SocketAddr, role: Role, stream: &mut TcpStream) -> io::Result<Measured> {
         let message = vec![7; self.size];
         meet(stream)?;
-        let mut exchange = || match role {
+        let rounds = Rounds { size: self.size, iterations: self.iterations, warm_up: self.warm_up };
+        rounds.play(role, || match role {
             Role::Client => end.send(&message, peer).and_then(|()| end.receive()),
             Role::Server => end.receive().and_then(|()| end.send(&message, peer)),
-        };
-        for _ in 0..self.warm_up {
-            exchange()?;
-        }
-        let span = Span::start()?;
-        let mut stopwatch = Stopwatch::start(2);
-        for _ in 0..self.iterations {
-            exchange()?;
-            if role == Role::Client {
-                stopwatch.mark();
-            }
-        }
-        let (seconds, cpu_seconds) = span.end()?;
-        let bytes = self.size as u64 * self.iterations;
-        Ok(Measured { times: Some(stopwatch.times()), messages: self.iterations, bytes, seconds, cpu_seconds })
+        })
     }
 
     fn hand_over(

@@ -132,6 +132,34 @@ impl Stopwatch {
     }
 }
 
+/// Rounds of a ping-pong over any sockets, after some that are not measured.
+struct Rounds {
+    size: usize,
+    iterations: u64,
+    warm_up: u64,
+}
+
+impl Rounds {
+    /// Plays this end; the client times the rounds.
+    #[inline]
+    fn play(&self, role: Role, mut exchange: impl FnMut() -> io::Result<()>) -> io::Result<Measured> {
+        for _ in 0..self.warm_up {
+            exchange()?;
+        }
+        let span = Span::start()?;
+        let mut stopwatch = Stopwatch::start(2);
+        for _ in 0..self.iterations {
+            exchange()?;
+            if role == Role::Client {
+                stopwatch.mark();
+            }
+        }
+        let (seconds, cpu_seconds) = span.end()?;
+        let bytes = self.size as u64 * self.iterations;
+        Ok(Measured { times: Some(stopwatch.times()), messages: self.iterations, bytes, seconds, cpu_seconds })
+    }
+}
+
 /// Time and processor time from here on.
 pub(crate) struct Span {
     start: Instant,

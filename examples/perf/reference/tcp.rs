@@ -6,8 +6,7 @@ use std::net::{TcpListener, TcpStream};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Impatience, Measured, PATIENCE, Role, Span, Stopwatch, WALK_BYTES, WARM_UP_PART, Wait, any_port, exchange_port,
-    meet,
+    Impatience, Measured, PATIENCE, Role, Rounds, Span, WALK_BYTES, WARM_UP_PART, Wait, any_port, exchange_port, meet,
 };
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -33,24 +32,11 @@ impl TcpLatency {
         let mut line = Line::open(role, self.wait, stream)?;
         let (message, mut answer) = (vec![7; self.size], vec![0; self.size]);
         meet(stream)?;
-        let mut exchange = || match role {
+        let rounds = Rounds { size: self.size, iterations: self.iterations, warm_up: self.warm_up };
+        rounds.play(role, || match role {
             Role::Client => line.write(&message).and_then(|()| line.read(&mut answer)),
             Role::Server => line.read(&mut answer).and_then(|()| line.write(&message)),
-        };
-        for _ in 0..self.warm_up {
-            exchange()?;
-        }
-        let span = Span::start()?;
-        let mut stopwatch = Stopwatch::start(2);
-        for _ in 0..self.iterations {
-            exchange()?;
-            if role == Role::Client {
-                stopwatch.mark();
-            }
-        }
-        let (seconds, cpu_seconds) = span.end()?;
-        let bytes = self.size as u64 * self.iterations;
-        Ok(Measured { times: Some(stopwatch.times()), messages: self.iterations, bytes, seconds, cpu_seconds })
+        })
     }
 }
 

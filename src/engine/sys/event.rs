@@ -15,10 +15,8 @@ pub(crate) struct EventFd {
 impl EventFd {
     pub(crate) fn new() -> io::Result<Self> {
         // SAFETY: takes no pointers.
-        let descriptor = check(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })?;
-        // SAFETY: the kernel just made this descriptor for us; nobody else owns it.
-        let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
-        Ok(Self { _not_inherited: NotInherited::new(descriptor.as_fd()), descriptor })
+        let (descriptor, _not_inherited) = own(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })?;
+        Ok(Self { _not_inherited, descriptor })
     }
 
     /// Makes it readable. Cannot fail in a way that matters: a full counter is readable already.
@@ -30,9 +28,7 @@ impl EventFd {
 
     /// Makes it unreadable.
     pub(crate) fn clear(&self) {
-        let mut count = 0u64;
-        // SAFETY: the kernel writes at most eight bytes into a live local variable.
-        unsafe { libc::read(self.descriptor.as_raw_fd(), (&raw mut count).cast(), size_of::<u64>()) };
+        clear(&self.descriptor);
     }
 }
 
@@ -52,10 +48,8 @@ impl Timer {
     pub(crate) fn new() -> io::Result<Self> {
         let flags = libc::TFD_CLOEXEC | libc::TFD_NONBLOCK;
         // SAFETY: takes no pointers.
-        let descriptor = check(unsafe { libc::timerfd_create(libc::CLOCK_MONOTONIC, flags) })?;
-        // SAFETY: the kernel just made this descriptor for us; nobody else owns it.
-        let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
-        Ok(Self { _not_inherited: NotInherited::new(descriptor.as_fd()), descriptor })
+        let (descriptor, _not_inherited) = own(unsafe { libc::timerfd_create(libc::CLOCK_MONOTONIC, flags) })?;
+        Ok(Self { _not_inherited, descriptor })
     }
 
     /// Readable after this time, and not before. What was set before is forgotten.
@@ -72,9 +66,7 @@ impl Timer {
 
     /// Makes it unreadable until its next time.
     pub(crate) fn clear(&self) {
-        let mut count = 0u64;
-        // SAFETY: the kernel writes at most eight bytes into a live local variable.
-        unsafe { libc::read(self.descriptor.as_raw_fd(), (&raw mut count).cast(), size_of::<u64>()) };
+        clear(&self.descriptor);
     }
 }
 
@@ -82,6 +74,22 @@ impl AsFd for Timer {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.descriptor.as_fd()
     }
+}
+
+/// What a call that opens a descriptor has made.
+fn own(made: libc::c_int) -> io::Result<(OwnedFd, NotInherited)> {
+    let descriptor = check(made)?;
+    // SAFETY: the kernel just made this descriptor for us; nobody else owns it.
+    let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
+    let not_inherited = NotInherited::new(descriptor.as_fd());
+    Ok((descriptor, not_inherited))
+}
+
+/// Makes an event counter or a timer unreadable.
+fn clear(descriptor: &OwnedFd) {
+    let mut count = 0u64;
+    // SAFETY: the kernel writes at most eight bytes into a live local variable.
+    unsafe { libc::read(descriptor.as_raw_fd(), (&raw mut count).cast(), size_of::<u64>()) };
 }
 
 fn timespec(duration: Duration) -> libc::timespec {
@@ -107,10 +115,8 @@ pub(crate) struct Epoll {
 impl Epoll {
     pub(crate) fn new() -> io::Result<Self> {
         // SAFETY: takes no pointers.
-        let descriptor = check(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
-        // SAFETY: the kernel just made this descriptor for us; nobody else owns it.
-        let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
-        Ok(Self { _not_inherited: NotInherited::new(descriptor.as_fd()), descriptor })
+        let (descriptor, _not_inherited) = own(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
+        Ok(Self { _not_inherited, descriptor })
     }
 
     /// Adds a descriptor to the set.
