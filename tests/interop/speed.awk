@@ -1,4 +1,4 @@
-# speed.awk: judges what `speed` has measured: lines of setting, measurement, side and figure, a line for each repetition.
+# speed.awk: judges what `speed` has measured: lines of setting, measurement, side and figure, one for each repetition.
 
 function sorted(list, count,    i, j, value) {
   for (i = 2; i <= count; i++) {
@@ -37,8 +37,9 @@ function row(name, setting, measurement, side, target,    own, other, i, one, pa
   if (json) print_json(name, measurement, own, other, part, met)
   else {
     mark = target == "" ? "" : met ? "pass" : "BELOW"
-    printf "%-58s %10.3f %10.3f %-5s %6.2f  %-15s %9s  %-7s %s\n", name, own_median, median, unit(measurement), ratio, \
-      sprintf("(%.2f-%.2f)", least, most), sprintf("%.0f/%.0f", 100 * own_spread, 100 * spread), target, mark
+    printf "%-58s %10.3f %10.3f %-5s %6.2f  %-15s %9s  %-7s %s\n", name, own_median, median, unit(measurement), \
+      ratio, sprintf("(%.2f-%.2f)", least, most), sprintf("%.0f/%.0f", 100 * own_spread, 100 * spread), target, \
+      mark
   }
 }
 
@@ -52,9 +53,10 @@ function all(key,    i, text) {
 function print_json(name, measurement, own, other, part, met) {
   printf "%s    {\"row\": \"%s\", \"figure\": \"%s\", \"unit\": \"%s\",\n", rows++ ? ",\n" : "", name, \
     measurement == "latency" ? "p50" : "bandwidth", unit(measurement)
-  printf "     \"ours\": %.6g, \"other\": %.6g, \"compared_with\": \"rxe\", \"ratio\": %.4f,\n", own_median, median, ratio
-  printf "     \"least_ratio\": %.4f, \"most_ratio\": %.4f, \"own_spread\": %.4f, \"other_spread\": %.4f,\n", least, most, \
-    own_spread, spread
+  printf "     \"ours\": %.6g, \"other\": %.6g, \"compared_with\": \"rxe\", \"ratio\": %.4f,\n", own_median, \
+    median, ratio
+  printf "     \"least_ratio\": %.4f, \"most_ratio\": %.4f, \"own_spread\": %.4f, \"other_spread\": %.4f,\n", least, \
+    most, own_spread, spread
   if (part[1] == "") printf "     \"target\": null, \"is_met\": null,\n"
   else printf "     \"target\": {\"%s\": %s}, \"is_met\": %s,\n", part[1] == ">=" ? "at_least" : "at_most", part[2], \
     met ? "true" : "false"
