@@ -70,8 +70,8 @@ function print_json(name, measurement, own, other, part, met) {
 
 END {
   if (json) {
-    printf "{\n  \"machine\": {\"processor\": \"%s\", \"cores\": %d, \"kernel\": \"%s\", \"load\": \"%s\"},\n", processor, \
-      cores, kernel, load
+    printf "{\n  \"machine\": {\"processor\": \"%s\", \"cores\": %d, \"kernel\": \"%s\", \"load\": \"%s\"},\n", \
+      processor, cores, kernel, load
     printf "  \"guest\": {\"kernel\": \"%s\", \"accelerator\": \"%s\", \"receive_buffer_limit\": %d},\n", guest, \
       accelerator, receive_buffer
     printf "  \"repetitions\": %d,\n  \"rows\": [\n", repetitions
