@@ -99,14 +99,14 @@ pub(super) fn after(sum: &Sum, crc: u32, head: &[u8]) -> u32 {
 /// # Safety
 /// As there.
 #[inline]
-pub(super) unsafe fn copy(source: *const u8, target: &mut [u8]) -> Option<Sum> {
+pub(super) unsafe fn copy(source: *const u8, target: &mut [u8], ahead: usize) -> Option<Sum> {
     let fits = target.len().is_power_of_two() && (LENGTHS[0]..=LENGTHS[LENGTHS.len() - 1]).contains(&target.len());
     if !fits || !is_supported() {
         return None;
     }
     // SAFETY: the caller answers for `source`; the length is a multiple of 256 and not 0, and the processor has what
     // the function was compiled for.
-    Some(unsafe { copy_and_sum(source, target) })
+    Some(unsafe { copy_and_sum(source, target, ahead) })
 }
 
 #[target_feature(enable = "avx512f,vpclmulqdq,pclmulqdq,sse4.1")]
@@ -233,13 +233,14 @@ fn sum_after(sum: &Sum, crc: u32, head: &[u8]) -> u32 {
 /// # Safety
 /// As [`super::copy`], and `target.len()` is a multiple of 256 and not 0.
 #[target_feature(enable = "avx512f,vpclmulqdq,pclmulqdq,sse4.1")]
-unsafe fn copy_and_sum(source: *const u8, target: &mut [u8]) -> Sum {
+unsafe fn copy_and_sum(source: *const u8, target: &mut [u8], ahead: usize) -> Sum {
     let over = same_in_all_lanes(FOUR_REGISTERS);
     let (a, b, c, d): (__m512i, __m512i, __m512i, __m512i);
     // SAFETY: loads and stores 256 bytes at 0, 256, ... as long as the offset is below `target.len()`, a multiple of
     // 256 and not 0: so all bytes of both ranges and no others. The caller answers for `source`, `target` is writable,
     // and they do not overlap. The block is opaque to the compiler, so other threads' accesses to `source` may meet
-    // its loads, of which there is one for each byte: what is stored is what is folded. It uses no stack.
+    // its loads, of which there is one for each byte: what is stored is what is folded. It uses no stack. What is fetched
+    // ahead is never accessed, and may lie anywhere.
     unsafe {
         asm!(
             "vmovdqu64 {a}, [{source}]",
@@ -254,6 +255,10 @@ unsafe fn copy_and_sum(source: *const u8, target: &mut [u8]) -> Sum {
             "cmp {offset}, {length}",
             "jae 3f",
             "2:",
+            "prefetcht0 [{fetched} + {offset}]",
+            "prefetcht0 [{fetched} + {offset} + 64]",
+            "prefetcht0 [{fetched} + {offset} + 128]",
+            "prefetcht0 [{fetched} + {offset} + 192]",
             "vmovdqu64 {e}, [{source} + {offset}]",
             "vmovdqu64 {f}, [{source} + {offset} + 64]",
             "vmovdqu64 {g}, [{source} + {offset} + 128]",
@@ -279,6 +284,7 @@ unsafe fn copy_and_sum(source: *const u8, target: &mut [u8]) -> Sum {
             "jb 2b",
             "3:",
             source = in(reg) source,
+            fetched = in(reg) source.wrapping_add(ahead),
             target = in(reg) target.as_mut_ptr(),
             length = in(reg) target.len(),
             offset = out(reg) _,
@@ -335,7 +341,7 @@ mod tests {
             for start in [0, 1, 64, 100] {
                 let mut target = vec![0; length];
                 // SAFETY: the range is of `bytes`, and `target` is another vector.
-                let sum = unsafe { copy(bytes[start..start + length].as_ptr(), &mut target) };
+                let sum = unsafe { copy(bytes[start..start + length].as_ptr(), &mut target, 64 * start) };
                 let Some(sum) = sum else { return assert!(!is_supported()) };
                 assert_eq!((&target[..], sum.length()), (&bytes[start..start + length], length));
                 for head in (4..=Sum::LONGEST_HEAD).step_by(4) {

@@ -54,17 +54,20 @@ impl Sum {
 /// Copies `target.len()` bytes from `source`, in any order, and sums them; each is read once. `None`: nothing was
 /// copied, because this processor cannot, or not so many. Those that it can are the payloads of full packets.
 ///
+/// The bytes that lie `ahead` bytes further on are fetched into the cache, 0 if nothing is. Memory of which megabytes are
+/// read once comes late otherwise: the processor itself looks ahead within a page only.
+///
 /// # Safety
 /// The bytes from `source` on are mapped and readable, and do not overlap `target`. Others may change them meanwhile;
 /// then what was copied is what was summed.
 #[inline]
-pub unsafe fn copy(source: *const u8, target: &mut [u8]) -> Option<Sum> {
+pub unsafe fn copy(source: *const u8, target: &mut [u8], ahead: usize) -> Option<Sum> {
     #[cfg(all(target_arch = "x86_64", not(any(loom, miri, rdma_verbs_sanitize))))]
     // SAFETY: the caller's promise is the same.
-    return unsafe { avx512::copy(source, target) };
+    return unsafe { avx512::copy(source, target, ahead) };
     #[cfg(not(all(target_arch = "x86_64", not(any(loom, miri, rdma_verbs_sanitize)))))]
     {
-        let _ = (source, target);
+        let _ = (source, target, ahead);
         None
     }
 }

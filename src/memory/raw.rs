@@ -41,6 +41,9 @@ mod tests;
 
 pub(super) use guarded::{Unusable, probe};
 
+/// How far behind what is read memory is fetched into the cache: time enough for it to come from anywhere.
+const FETCHED_AHEAD_BYTES: usize = 8_192;
+
 impl Backing {
     /// `len` bytes from `addr`, which somebody else owns.
     ///
@@ -219,13 +222,14 @@ impl Memory {
         Ok(())
     }
 
-    /// Copies out, and sums what it copies if that costs next to nothing.
+    /// Copies out, and sums what it copies if that costs next to nothing. `goes_on`: what follows is read soon.
     #[inline]
-    pub(super) fn read_summed(&self, offset: usize, out: &mut [u8]) -> Result<Option<Sum>, AccessError> {
+    pub(super) fn read_summed(&self, offset: usize, out: &mut [u8], goes_on: bool) -> Result<Option<Sum>, AccessError> {
         let source = self.at(offset, out.len())?;
         if !self.guarded {
+            let ahead = if goes_on { FETCHED_AHEAD_BYTES.min(self.length - offset - out.len()) } else { 0 };
             // SAFETY: as in `read`. Its loads are as opaque to the compiler as those of `direct`.
-            let sum = unsafe { checksum::copy(source, out) };
+            let sum = unsafe { checksum::copy(source, out, ahead) };
             if sum.is_some() {
                 return Ok(sum);
             }

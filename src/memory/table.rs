@@ -276,7 +276,7 @@ impl Payloads<'_> {
         if out.len() > self.end - self.next {
             return Err(AccessError::OutOfBounds);
         }
-        let sum = self.found.region.memory().read_summed(self.next, out)?;
+        let sum = self.found.region.memory().read_summed(self.next, out, true)?;
         self.next += out.len();
         Ok(sum)
     }
@@ -324,7 +324,7 @@ impl MemoryView<'_> {
         found.region.memory().read(found.offset, out)
     }
 
-    /// Fills `out`, a packet's payload, and sums it if that costs next to nothing.
+    /// Fills `out`, a packet's payload, and sums it if that costs next to nothing. `goes_on`: it is not the last one.
     ///
     /// # Errors
     /// As [`MemoryView::read`].
@@ -336,9 +336,10 @@ impl MemoryView<'_> {
         addr: u64,
         need: AccessFlags,
         out: &mut [u8],
+        goes_on: bool,
     ) -> Result<Option<Sum>, AccessError> {
         let found = self.resolve(key, accessor.into(), addr, out.len() as u64, need)?;
-        found.region.memory().read_summed(found.offset, out)
+        found.region.memory().read_summed(found.offset, out, goes_on)
     }
 
     /// The same for the payloads of several packets, which lie one behind the other from `addr` on.

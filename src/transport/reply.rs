@@ -532,7 +532,8 @@ impl QueuePair {
             let bytes = &mut room[..payload];
             let domain = if planted(Mutation::XrcDomainOfLastQueue) { self.remote_domain() } else { domain };
             let accessor = Accessor { domain, queue_pair: self.qpn };
-            let read = pass.memory.read_payload(reth.rkey.0, accessor, va, AccessFlags::REMOTE_READ, bytes);
+            let (need, goes_on) = (AccessFlags::REMOTE_READ, next + 1 < end);
+            let read = pass.memory.read_payload(reth.rkey.0, accessor, va, need, bytes, goes_on);
             let Ok(read) = read else {
                 self.refuse_read_answer(headers.bth.psn, resource.message_count, resource.answered);
                 return None;

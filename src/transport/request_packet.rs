@@ -169,9 +169,11 @@ impl QueuePair {
             return Ok(None);
         }
         let (payload, mut whole) = (out.len(), None);
+        let goes_on = offset + (payload as u64) < u64::from(self.send.header(index).length);
         for_each_piece(self.send.sges(index), offset, payload, |sge, addr, range| {
             let is_whole = range.len() == payload;
-            let sum = memory.read_payload(sge.lkey.0, self.domain, addr, AccessFlags::empty(), &mut out[range])?;
+            let piece = &mut out[range];
+            let sum = memory.read_payload(sge.lkey.0, self.domain, addr, AccessFlags::empty(), piece, goes_on)?;
             whole = sum.filter(|_| is_whole);
             Ok(())
         })?;
