@@ -102,7 +102,15 @@ pub(crate) unsafe extern "C" fn reg_dm_mr(
     pointer(register())
 }
 
+/// Adapters copy words: what is no multiple of four is refused here as well.
+fn is_aligned(offset: u64, length: usize) -> bool {
+    offset.is_multiple_of(4) && length.is_multiple_of(4)
+}
+
 unsafe extern "C" fn memcpy_to_dm(dm: *mut abi::Dm, offset: u64, from: *const c_void, length: usize) -> c_int {
+    if !is_aligned(offset, length) {
+        return INVALID.0;
+    }
     if length == 0 {
         return 0;
     }
@@ -112,6 +120,9 @@ unsafe extern "C" fn memcpy_to_dm(dm: *mut abi::Dm, offset: u64, from: *const c_
 }
 
 unsafe extern "C" fn memcpy_from_dm(to: *mut c_void, dm: *mut abi::Dm, offset: u64, length: usize) -> c_int {
+    if !is_aligned(offset, length) {
+        return INVALID.0;
+    }
     if length == 0 {
         return 0;
     }

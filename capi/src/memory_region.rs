@@ -195,7 +195,8 @@ fn checked(
     let access = (flags & change::ACCESS != 0).then(|| AccessFlags::from_bits_retain(access as u32));
     // SAFETY: the program's memory, which it lets requests access until the region is deregistered.
     let backing = moves.then(|| unsafe { Backing::raw(addr.cast(), length) });
-    Ok(Reregistration { backing, iova: None, access })
+    // Peers know the key: it stays for the same memory in the same domain.
+    Ok(Reregistration { backing, iova: None, access, keep_keys: flags == change::ACCESS })
 }
 
 #[unsafe(no_mangle)]

@@ -66,12 +66,14 @@ pub(crate) unsafe fn bind_operation(rkey: u32, info: &abi::MwBindInfo) -> Operat
         // SAFETY: the caller's promise.
         unsafe { (*info.mr).lkey }
     };
+    // Programs name the region's own right, too, which no window has.
+    let access = AccessFlags::from_bits_retain(info.mw_access_flags).difference(AccessFlags::LOCAL_WRITE);
     Operation::BindMemoryWindow {
         rkey: Rkey(rkey),
         lkey: Lkey(lkey),
         addr: info.addr,
         length: info.length,
-        access: AccessFlags::from_bits_retain(info.mw_access_flags),
+        access,
     }
 }
 

@@ -361,6 +361,9 @@ pub struct Reregistration {
     pub iova: Option<u64>,
     /// Other rights; `None`: the same.
     pub access: Option<AccessFlags>,
+    /// The keys shall stay as they are, which C programs rely on. A provider whose devices choose the keys need not be
+    /// able to.
+    pub keep_keys: bool,
 }
 
 /// A memory region.
