@@ -7,7 +7,7 @@ use std::fs::File;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use rdma_verbs::provider::{self, ErrorKind, abi};
 use rdma_verbs::types::DeviceAttributes;
@@ -41,9 +41,41 @@ pub(crate) struct Shared {
     next_handle: AtomicU32,
     /// The file that `cmd_fd` stands for.
     command_inode: u64,
+    /// The same device, opened anew in a process that inherited this one.
+    again: OnceLock<Arc<Shared>>,
 }
 
 impl Shared {
+    fn new(device: Arc<dyn provider::Context>, guid: u64, command_inode: u64) -> Arc<Self> {
+        Arc::new(Self {
+            attributes: device.query_device(),
+            device,
+            guid,
+            event_objects: EventObjects::default(),
+            xrc_domains: SharedDomains::default(),
+            importable: Mutex::default(),
+            next_handle: AtomicU32::new(1),
+            command_inode,
+            again: OnceLock::new(),
+        })
+    }
+
+    /// The device in this process: a child that inherited a context can make new objects on it, in a device of its own.
+    /// What it inherited besides remains the parent's.
+    fn here(self: &Arc<Self>) -> &Arc<Self> {
+        if self.device.check_process("open_device").is_ok() {
+            return self;
+        }
+        if let Some(again) = self.again.get() {
+            return again;
+        }
+        match settings().config.clone().open(self.device.name()) {
+            Ok(device) => self.again.get_or_init(|| Self::new(device, self.guid, self.command_inode)),
+            // The verb will say that the device is inherited.
+            Err(_) => self,
+        }
+    }
+
     /// A handle that no other object of the device has.
     pub(crate) fn next_handle(&self) -> u32 {
         self.next_handle.fetch_add(1, Ordering::Relaxed)
@@ -105,7 +137,7 @@ pub(crate) unsafe fn context_of<'a>(context: *mut abi::Context) -> &'a Context {
 /// As [`context_of`].
 pub(crate) unsafe fn shared_of<'a>(context: *mut abi::Context) -> &'a Arc<Shared> {
     // SAFETY: the caller's promise.
-    &unsafe { context_of(context) }.shared
+    unsafe { context_of(context) }.shared.here()
 }
 
 /// Devices that are open, so that they can be imported.
@@ -144,16 +176,7 @@ fn open(device: *mut abi::Device) -> Result<*mut abi::Context> {
         _ => error.into(),
     })?;
     let (command, command_inode) = command_file()?;
-    let shared = Arc::new(Shared {
-        attributes: inner.query_device(),
-        device: inner,
-        guid: *guid,
-        event_objects: EventObjects::default(),
-        xrc_domains: SharedDomains::default(),
-        importable: Mutex::default(),
-        next_handle: AtomicU32::new(1),
-        command_inode,
-    });
+    let shared = Shared::new(inner, *guid, command_inode);
     let mut open = open_devices();
     open.retain(|known| known.strong_count() > 0);
     open.push(Arc::downgrade(&shared));

@@ -68,13 +68,7 @@ pub(crate) unsafe fn bind_operation(rkey: u32, info: &abi::MwBindInfo) -> Operat
     };
     // Programs name the region's own right, too, which no window has.
     let access = AccessFlags::from_bits_retain(info.mw_access_flags).difference(AccessFlags::LOCAL_WRITE);
-    Operation::BindMemoryWindow {
-        rkey: Rkey(rkey),
-        lkey: Lkey(lkey),
-        addr: info.addr,
-        length: info.length,
-        access,
-    }
+    Operation::BindMemoryWindow { rkey: Rkey(rkey), lkey: Lkey(lkey), addr: info.addr, length: info.length, access }
 }
 
 /// Binds a window of type 1. Its new key is there when this returns, though the request may not be executed yet.
