@@ -5,6 +5,7 @@ use std::ffi::c_int;
 use rdma_verbs::provider::abi;
 use rdma_verbs::types::{
     AccessFlags, Mtu, PeerCapabilities, Psn, Qkey, Qpn, QueuePairAttributes, QueuePairState, QueuePairStatus,
+    QueuePairType,
 };
 
 use crate::address_handle::{address_attributes, address_vector};
@@ -46,6 +47,16 @@ mod mask {
 
 fn state(number: u32) -> Result<QueuePairState> {
     QueuePairState::ALL.get(number as usize).copied().ok_or(INVALID)
+}
+
+/// What counts for a queue pair of this kind: as the kernel has it, the halves of extended reliable connections ignore the
+/// attributes of the other half.
+fn own_bits(qp_type: QueuePairType, bits: u32) -> u32 {
+    match qp_type {
+        QueuePairType::XrcSend => bits & !(mask::MAX_DEST_RD_ATOMIC | mask::MIN_RNR_TIMER),
+        QueuePairType::XrcReceive => bits & !(mask::MAX_QP_RD_ATOMIC | mask::RETRY_CNT | mask::RNR_RETRY),
+        _ => bits,
+    }
 }
 
 /// What is given, as this library has it.
@@ -94,7 +105,7 @@ fn known_peer(queue_pair: &QueuePair, given: &QueuePairAttributes) -> Option<Pee
 unsafe fn modify(qp: *mut abi::Qp, from: &abi::QpAttr, bits: c_int) -> Result<()> {
     // SAFETY: the caller's promise.
     let queue_pair = unsafe { queue_pair_of(qp) };
-    let mut given = attributes(from, bits as u32)?;
+    let mut given = attributes(from, own_bits(queue_pair.qp_type, bits as u32))?;
     if let Some(vector) = &mut given.ah_attr
         && vector.hop_limit == 0
     {
