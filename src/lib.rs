@@ -25,6 +25,8 @@
 
 #[cfg(all(feature = "tokio", not(loom)))]
 pub mod asynchronous;
+#[doc(hidden)]
+pub mod checksum;
 mod engine;
 #[cfg(feature = "sim")]
 #[doc(hidden)]

@@ -41,6 +41,13 @@ mutations! {
         /// RESET leaves the message in progress.
         ResetKeepsMessage,
 
+        /// What follows a packet of its kind is taken for the next one, whatever its number.
+        FollowingNumberUnchecked,
+        /// What follows a packet of its kind is taken without a look at its ICRC.
+        FollowingIcrcUnchecked,
+        /// Packets that are made in one go leave without regard to the window.
+        MiddlesIgnoreWindow,
+
         // ---- duplicates ----
         /// A SEND that comes again is executed again.
         DuplicateSendExecuted,

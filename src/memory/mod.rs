@@ -47,6 +47,7 @@ pub use device_memory::{DeviceMemory, DeviceMemoryError, DeviceMemoryPool, Devic
 pub use error::{AccessError, AdviseError, BindError, Refused, RegisterError};
 pub use raw::{OwnedBytes, RawRange};
 pub use region::{Region, RegisterOptions};
+pub(crate) use table::Payloads;
 pub use table::{MemoryView, RegionTable};
 pub use window::{Window, WindowBind};
 

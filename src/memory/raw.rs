@@ -27,6 +27,7 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use super::{AccessError, Backing};
+use crate::checksum::{self, Sum};
 
 #[cfg(all(target_arch = "x86_64", target_pointer_width = "64", not(any(loom, miri, rdma_verbs_sanitize))))]
 #[path = "raw/instructions.rs"]
@@ -216,6 +217,20 @@ impl Memory {
         // no reference to registered bytes exists.
         unsafe { direct::copy_out(source, out) };
         Ok(())
+    }
+
+    /// Copies out, and sums what it copies if that costs next to nothing.
+    #[inline]
+    pub(super) fn read_summed(&self, offset: usize, out: &mut [u8]) -> Result<Option<Sum>, AccessError> {
+        let source = self.at(offset, out.len())?;
+        if !self.guarded {
+            // SAFETY: as in `read`. Its loads are as opaque to the compiler as those of `direct`.
+            let sum = unsafe { checksum::copy(source, out) };
+            if sum.is_some() {
+                return Ok(sum);
+            }
+        }
+        self.read(offset, out).map(|()| None)
     }
 
     /// Copies in: body first, then the tail in naturally aligned pieces, the last byte in the last store.

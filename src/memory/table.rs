@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, PoisonError};
 
+use crate::checksum::Sum;
 use crate::mutation::{Mutation, planted};
 use crate::types::{AccessFlags, Accessor, DomainId, MemoryWindowType};
 
@@ -268,6 +269,29 @@ pub(super) struct Found<'a> {
     pub(super) _using: Option<Using<'a>>,
 }
 
+/// Memory that is read packet by packet. While it lives, the key that led there is not taken back.
+pub(crate) struct Payloads<'a> {
+    found: Found<'a>,
+    next: usize,
+    end: usize,
+}
+
+impl Payloads<'_> {
+    /// Fills `out` with the next bytes, and sums them if that costs next to nothing.
+    ///
+    /// # Errors
+    /// [`AccessError::OutOfBounds`] behind the last, [`AccessError::Fault`].
+    #[inline]
+    pub(crate) fn read_next(&mut self, out: &mut [u8]) -> Result<Option<Sum>, AccessError> {
+        if out.len() > self.end - self.next {
+            return Err(AccessError::OutOfBounds);
+        }
+        let sum = self.found.region.memory().read_summed(self.next, out)?;
+        self.next += out.len();
+        Ok(sum)
+    }
+}
+
 /// Access to registered memory by key, for one pass of the engine. While it lives, no region that it finds can go.
 ///
 /// Every access checks, in this order: the key, tag and validity included; the protection domain; the rights; the
@@ -308,6 +332,39 @@ impl MemoryView<'_> {
     ) -> Result<(), AccessError> {
         let found = self.resolve(key, accessor.into(), addr, out.len() as u64, need)?;
         found.region.memory().read(found.offset, out)
+    }
+
+    /// Fills `out`, a packet's payload, and sums it if that costs next to nothing.
+    ///
+    /// # Errors
+    /// As [`MemoryView::read`].
+    #[inline]
+    pub(crate) fn read_payload(
+        &self,
+        key: u32,
+        accessor: impl Into<Accessor>,
+        addr: u64,
+        need: AccessFlags,
+        out: &mut [u8],
+    ) -> Result<Option<Sum>, AccessError> {
+        let found = self.resolve(key, accessor.into(), addr, out.len() as u64, need)?;
+        found.region.memory().read_summed(found.offset, out)
+    }
+
+    /// The same for the payloads of several packets, which lie one behind the other from `addr` on.
+    ///
+    /// # Errors
+    /// As [`MemoryView::check`].
+    pub(crate) fn payloads(
+        &self,
+        key: u32,
+        accessor: impl Into<Accessor>,
+        addr: u64,
+        length: u64,
+        need: AccessFlags,
+    ) -> Result<Payloads<'_>, AccessError> {
+        let found = self.resolve(key, accessor.into(), addr, length, need)?;
+        Ok(Payloads { next: found.offset, end: found.offset + length as usize, found })
     }
 
     /// Places `data` from `addr` on: the body first, in no promised order, then the tail in naturally aligned pieces,

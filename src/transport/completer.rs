@@ -3,7 +3,7 @@
 
 use super::endpoint::Pass;
 use super::queue_pair::QueuePair;
-use super::requester::for_each_piece;
+use super::request_packet::for_each_piece;
 use super::violation::local_cause;
 use crate::memory::AccessError;
 use crate::mutation::{Mutation, planted};

@@ -5,7 +5,8 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::net::IpAddr;
 use std::time::Duration;
 
-use super::datagram::{AckRelease, Datagram, ModifyLimits, Outcome, Repeats, SourceAddress, Transmit};
+use super::datagram::{AckRelease, Datagram, ModifyLimits, Outcome, SourceAddress, Transmit};
+use super::following::Likeness;
 use super::history::Strays;
 use super::modify::ModifyError;
 use super::multicast::Groups;
@@ -19,7 +20,7 @@ use crate::types::{
     Cause, Counter, Counters, DropReason, Qpn, QueuePairAttributes, QueuePairState, QueuePairStatus, QueuePairType,
     Time,
 };
-use crate::wire::{Flow, Opcode, Packet, icrc, packet_bytes};
+use crate::wire::{Flow, Opcode, Packet, icrc};
 
 /// What an endpoint is told when it is made.
 pub struct EndpointConfig {
@@ -108,8 +109,9 @@ pub struct Endpoint {
     held: Vec<u32>,
     timers: Timers,
     pub(super) peers: Peers,
-    /// The queue pair that the last datagram was for, if what follows from it was not seen to yet.
-    arrivals: Option<(Qpn, u32)>,
+    /// The queue pair that the last datagram was for, if what follows from it was not seen to yet, and what datagrams
+    /// are like that can be taken as the last one was.
+    arrivals: Option<(Qpn, u32, Option<Likeness>)>,
     /// Of packets without a queue pair, and of queue pairs that are gone.
     counters: Counters,
     strays: Strays,
@@ -340,6 +342,14 @@ impl Endpoint {
     /// once, when one to another comes. [`Endpoint::settle_arrivals`] must follow the last one, before anything else.
     #[inline]
     pub fn handle_arrival(&mut self, now: Time, memory: &MemoryView<'_>, datagram: &Datagram<'_>) -> Outcome {
+        if let Some((_, place, Some(like))) = &self.arrivals
+            && like.fits(datagram)
+        {
+            let (place, like, pass) = (*place, *like, self.pass(now, memory));
+            if let Some(outcome) = self.at(place).and_then(|pair| pair.take_following(&pass, &like, datagram)) {
+                return outcome;
+            }
+        }
         // By reference: what was just written in pieces is slow to copy.
         let parsed = Packet::parse(datagram.payload);
         let packet = match &parsed {
@@ -354,7 +364,7 @@ impl Endpoint {
             return self.handle_multicast(now, memory, datagram, packet);
         }
         let place = match self.arrivals {
-            Some((qpn, place)) if qpn == bth.destination => place,
+            Some((qpn, place, _)) if qpn == bth.destination => place,
             _ => {
                 self.settle_arrivals(now);
                 let anyone =
@@ -362,14 +372,16 @@ impl Endpoint {
                 let Some(place) = self.by_number.get(&bth.destination).or(anyone).copied() else {
                     return self.drop_stray(now, datagram, Some(bth.destination), DropReason::UnknownQueuePair);
                 };
-                self.arrivals = Some((bth.destination, place));
                 place
             }
         };
         let pass = self.pass(now, memory);
         let Some(queue_pair) = self.at(place) else { return Outcome::default() };
         let outcome = queue_pair.take(datagram, packet, |queue_pair| queue_pair.handle_packet(&pass, datagram, packet));
-        if queue_pair.requester.overflowed {
+        let like = if outcome.dropped.is_none() { queue_pair.likeness(datagram, bth) } else { None };
+        let has_overflowed = queue_pair.requester.overflowed;
+        self.arrivals = Some((bth.destination, place, like));
+        if has_overflowed {
             self.settle_arrivals(now);
         }
         outcome
@@ -378,7 +390,7 @@ impl Endpoint {
     /// Sees to what follows from the datagrams that [`Endpoint::handle_arrival`] took.
     #[inline]
     pub fn settle_arrivals(&mut self, now: Time) {
-        if let Some((_, place)) = self.arrivals.take() {
+        if let Some((_, place, _)) = self.arrivals.take() {
             self.settle(now, place);
         }
     }
@@ -605,7 +617,7 @@ impl QueuePair {
 
     /// The invariant CRC covers the IPv4 identification, which the socket does not show: our own peers send small
     /// ones, strangers' are solved for.
-    fn check_icrc(&mut self, datagram: &Datagram<'_>) -> Result<(), DropReason> {
+    pub(super) fn check_icrc(&mut self, datagram: &Datagram<'_>) -> Result<(), DropReason> {
         let Some(path) = &mut self.path else { return Err(DropReason::WrongState) };
         let flow =
             Flow { source: datagram.source, destination: datagram.destination, source_port: datagram.source_port };
@@ -649,109 +661,7 @@ impl QueuePair {
         }
         self.path.is_some() && (self.plan_reply(now).is_some() || self.may_send_request())
     }
-
-    /// Fills the buffer with as many packets as may leave together. Also says whether there is nothing more to send.
-    fn fill(&mut self, pass: &Pass<'_>, buffer: &mut [u8], max_segments: usize) -> (Option<Transmit>, bool) {
-        if self.is_datagram() {
-            return self.fill_datagram(pass, buffer);
-        }
-        let Some(path) = &self.path else { return (None, true) };
-        let (flow, seed, merges) = (path.flow(), path.seed, path.peer.segmentation_offload);
-        let limit = if merges { max_segments } else { 1 };
-        let room = buffer.len().min(LARGEST_SEND_BYTES);
-        let (mut length, mut segment, mut count, mut is_exhausted) = (0, 0, 0, false);
-        let (mut repeats, mut has_sent_requests) = (Repeats::default(), false);
-        while count < limit {
-            let next = self.next_plan(pass.now).or_else(|| self.riding_acknowledgement(pass.now, segment));
-            let Some((plan, size)) = next else {
-                if count == 0 && self.run_local_request(pass) {
-                    return (None, false);
-                }
-                // Whatever left just now stood before a request that no packet leaves for.
-                is_exhausted = !self.local_request_is_due() || planted(Mutation::LocalRequestForgotten);
-                break;
-            };
-            if length + size > room || (count > 0 && size > segment) {
-                break;
-            }
-            let packet = &mut buffer[length..length + size];
-            let written = match plan {
-                Plan::Reply(reply) => self.emit_reply(pass, reply, packet),
-                Plan::Request(request) => {
-                    has_sent_requests = true;
-                    self.emit_request(pass, request, packet)
-                }
-            };
-            let Some(sending) = written else { continue };
-            repeats.note(count, sending);
-            self.counters.add(Counter::SentPackets, 1);
-            self.counters.add(Counter::SentBytes, size as u64);
-            if count == 0 {
-                segment = size;
-            }
-            length += size;
-            count += 1;
-            if size < segment {
-                break; // only the last datagram of a run may be shorter
-            }
-        }
-        // Not right after each was written: a processor reads late what it has just stored in pieces.
-        for (index, packet) in buffer[..length].chunks_mut(segment.max(1)).enumerate() {
-            if packet[0] == Opcode::RC_FLUSH.0 && self.flushes_as_linux() {
-                icrc::append_as_linux(&flow, index as u16, packet);
-            } else {
-                seed.append(&flow, index as u16, packet);
-            }
-        }
-        self.replies_first = !self.replies_first;
-        self.end_turn(has_sent_requests, is_exhausted);
-        let Some(path) = self.path.as_ref().filter(|_| count > 0) else { return (None, is_exhausted) };
-        let transmit = Transmit {
-            source: path.source.address,
-            source_port: path.source.source_port,
-            destination: path.peer_address,
-            length,
-            segment_size: (count > 1).then_some(segment),
-            traffic_class: path.traffic_class,
-            hop_limit: path.hop_limit,
-            qpn: self.qpn,
-            repeats,
-        };
-        (Some(transmit), is_exhausted)
-    }
-
-    /// An acknowledgement that waits for the application's answer leaves behind it, as the last and shorter datagram
-    /// of its run: a send call less for us, a receive call less for the peer.
-    fn riding_acknowledgement(&mut self, now: Time, segment: usize) -> Option<(Plan, usize)> {
-        let fits = segment >= packet_bytes(Opcode::RC_ACKNOWLEDGE, 0);
-        if !fits || !self.responder.replies.is_held(now) {
-            return None;
-        }
-        self.responder.replies.release();
-        self.plan_reply(now).map(|reply| (Plan::Reply(reply), reply.size))
-    }
-
-    /// What leaves next. Acknowledgements leave after requests, other answers take turns with them.
-    fn next_plan(&mut self, now: Time) -> Option<(Plan, usize)> {
-        let reply = self.plan_reply(now);
-        let reply_first = self.replies_first && reply.is_some_and(|reply| reply.is_data());
-        if reply_first {
-            return reply.map(|reply| (Plan::Reply(reply), reply.size));
-        }
-        match self.plan_request() {
-            Some(request) => Some((Plan::Request(request), request.size)),
-            None => reply.map(|reply| (Plan::Reply(reply), reply.size)),
-        }
-    }
 }
 
-#[derive(Clone, Copy)]
-enum Plan {
-    Reply(super::reply::ReplyPlan),
-    Request(super::requester::RequestPlan),
-}
-
-/// A send of segments carries at most this (an IPv6 datagram's 65,535 less headers).
-const LARGEST_SEND_BYTES: usize = 65_000;
 /// More segments than this never leave together.
-const LARGEST_SEGMENT_INDEX: u16 = 128;
+pub(super) const LARGEST_SEGMENT_INDEX: u16 = 128;

@@ -74,6 +74,14 @@ impl History {
         self.heard[place] = Some(HeardPacket { at: now, opcode, aeth: headers.aeth });
     }
 
+    /// Another request of the peer like the last one.
+    #[inline]
+    pub(super) fn note_heard_again(&mut self, now: Time) {
+        if let Some(heard) = &mut self.heard[usize::from(true)] {
+            heard.at = now;
+        }
+    }
+
     /// A request of this side succeeded.
     #[inline]
     pub(super) fn note_done(&mut self, operation: &Operation, length: u32) {

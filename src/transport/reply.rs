@@ -9,6 +9,7 @@ use std::time::Duration;
 use super::datagram::Sending;
 use super::endpoint::Pass;
 use super::queue_pair::QueuePair;
+use super::run::{Run, Written};
 use crate::mutation::{Mutation, planted};
 use crate::types::{AccessFlags, Accessor, Counter, DEFAULT_PKEY, DomainId, Psn, SharedReceiveQueueNumber, Time};
 use crate::wire::{Aeth, Bth, Headers, NakCode, Opcode, Reth, Syndrome, packet_bytes};
@@ -125,6 +126,11 @@ impl ReplyPlan {
     /// Whether it brings data home to the peer, unlike acknowledgements and NAKs.
     pub(super) fn is_data(&self) -> bool {
         matches!(self.reply, Reply::Resource(_) | Reply::Empty { .. })
+    }
+
+    /// Whether others like it may follow: packets of a READ's answer between the first and the last.
+    pub(super) fn is_middle(&self) -> bool {
+        self.opcode == Opcode::RC_READ_RESPONSE_MIDDLE
     }
 }
 
@@ -451,7 +457,7 @@ impl QueuePair {
 
     /// Writes the planned packet, without its ICRC, and moves on. `None`: the READ's memory is gone, nothing was
     /// written.
-    pub(super) fn emit_reply(&mut self, pass: &Pass<'_>, plan: ReplyPlan, out: &mut [u8]) -> Option<Sending> {
+    pub(super) fn emit_reply(&mut self, pass: &Pass<'_>, plan: ReplyPlan, out: &mut [u8]) -> Option<Written> {
         let mut headers = Headers { bth: self.reply_header(&plan), ..Headers::default() };
         match plan.reply {
             Reply::Acknowledge { psn, message_count } => {
@@ -472,7 +478,7 @@ impl QueuePair {
         }
         headers.emit(out);
         self.responder.replies.pop();
-        Some(Sending::First)
+        Some(Written::unsummed(Sending::First))
     }
 
     fn reply_header(&self, plan: &ReplyPlan) -> Bth {
@@ -497,7 +503,7 @@ impl QueuePair {
         place: usize,
         mut headers: Headers,
         out: &mut [u8],
-    ) -> Option<Sending> {
+    ) -> Option<Written> {
         let resource = self.responder.replies.resources[place]?;
         let sending = |again| if again { Sending::Again } else { Sending::First };
         headers.aeth = Some(Aeth { syndrome: NO_CREDIT, msn: resource.message_count });
@@ -507,7 +513,7 @@ impl QueuePair {
                 headers.atomic_ack = Some(original);
                 headers.emit(out);
                 self.responder.replies.pop();
-                return Some(sending(resource.answered));
+                return Some(Written::unsummed(sending(resource.answered)));
             }
             ResourceKind::Read { reth, domain, next, end, sent } => (reth, domain, next, end, sent),
         };
@@ -518,6 +524,7 @@ impl QueuePair {
         let header_bytes = headers.emit(out);
         let payload = plan.payload as usize;
         let room = &mut out[header_bytes..];
+        let mut sum = None;
         if payload > 0 {
             let is_wrong = resource.answered && planted(Mutation::ReadRepeatedFromWrongOffset);
             let skipped = if is_wrong { 0 } else { next };
@@ -525,14 +532,42 @@ impl QueuePair {
             let bytes = &mut room[..payload];
             let domain = if planted(Mutation::XrcDomainOfLastQueue) { self.remote_domain() } else { domain };
             let accessor = Accessor { domain, queue_pair: self.qpn };
-            if pass.memory.read(reth.rkey.0, accessor, va, AccessFlags::REMOTE_READ, bytes).is_err() {
+            let read = pass.memory.read_payload(reth.rkey.0, accessor, va, AccessFlags::REMOTE_READ, bytes);
+            let Ok(read) = read else {
                 self.refuse_read_answer(headers.bth.psn, resource.message_count, resource.answered);
                 return None;
-            }
+            };
+            sum = read;
         }
         room[payload..payload.next_multiple_of(4)].fill(0);
         self.note_read_answer(pass.now, place, next + 1, end);
-        Some(sending(next < sent))
+        Some(Written { sending: sending(next < sent), sum })
+    }
+
+    /// Adds packets between the first and the last of a READ's answer, from the planned one on, that are sent for the
+    /// first time. Strangers get theirs one by one, with pauses. Whether any were added.
+    pub(super) fn add_middle_replies(&mut self, pass: &Pass<'_>, plan: &ReplyPlan, run: &mut Run<'_>) -> bool {
+        let Reply::Resource(place) = plan.reply else { return false };
+        let Some(resource) = self.responder.replies.resources[place] else { return false };
+        let ResourceKind::Read { reth, domain, next: first, end, sent } = resource.kind else { return false };
+        if first < sent || !self.is_peer_ours() || planted(Mutation::XrcDomainOfLastQueue) {
+            return false;
+        }
+        let (mtu, accessor) = (u64::from(plan.payload), Accessor { domain, queue_pair: self.qpn });
+        let (va, length) = (reth.va.wrapping_add(u64::from(first) * mtu), u64::from(end - 1 - first) * mtu);
+        let payloads = pass.memory.payloads(reth.rkey.0, accessor, va, length, AccessFlags::REMOTE_READ);
+        let Ok(mut payloads) = payloads else { return false };
+        let mut headers = Headers { bth: self.reply_header(plan), ..Headers::default() };
+        let mut next = first;
+        while next + 1 < end {
+            headers.bth.psn = resource.first.plus(next);
+            let Some(Ok(())) = run.add_middle(&headers, plan.payload, &mut payloads) else { break };
+            next += 1;
+        }
+        if next > first {
+            self.note_read_answer(pass.now, place, next, end);
+        }
+        next > first
     }
 
     fn note_read_answer(&mut self, now: Time, place: usize, next: u32, end: u32) {

@@ -8,19 +8,15 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::datagram::Sending;
-use super::endpoint::Pass;
 use super::queue_pair::QueuePair;
 use super::retransmit::{Recovery, RoundTrip};
 use super::unreliable::Pace;
 use super::violation::local_cause;
-use crate::memory::{AccessError, MemoryView};
+use crate::memory::AccessError;
 use crate::mutation::{Mutation, planted};
 use crate::queue::SendHeader;
-use crate::types::{
-    AccessFlags, Cause, CompletionStatus, Counter, DEFAULT_PKEY, FlushFlags, Operation, Psn, QueuePairState, SendFlags,
-    Sge, Time,
-};
-use crate::wire::{AtomicEth, Bth, FlushEth, Headers, Opcode, Reth, packet_bytes};
+use crate::types::{Cause, CompletionStatus, Counter, Operation, Psn, QueuePairState, SendFlags, Time};
+use crate::wire::{Opcode, packet_bytes};
 
 /// Most packets without a request for acknowledgement.
 const MOST_UNASKED_PACKETS: u32 = 64;
@@ -100,18 +96,25 @@ pub(super) struct Requester {
 /// A packet that may be sent now.
 #[derive(Clone, Copy)]
 pub(super) struct RequestPlan {
-    index: u32,
-    psn: Psn,
+    pub(super) index: u32,
+    pub(super) psn: Psn,
     /// Place in the request, in packets.
-    offset: u32,
+    pub(super) offset: u32,
     /// Numbers that it takes.
-    covers: u32,
+    pub(super) covers: u32,
     /// Bytes from the base transport header to the ICRC.
     pub(super) size: usize,
-    payload: u32,
-    opcode: Opcode,
+    pub(super) payload: u32,
+    pub(super) opcode: Opcode,
     /// Sent for its acknowledgement alone; the cursor stays where it is.
     is_probe: bool,
+}
+
+impl RequestPlan {
+    /// Whether others like it may follow: packets of SENDs and WRITEs between the first and the last.
+    pub(super) fn is_middle(&self) -> bool {
+        self.opcode.is_middle() && !self.is_probe
+    }
 }
 
 impl Requester {
@@ -464,7 +467,7 @@ impl QueuePair {
     }
 
     /// Whether `covers` packets from `psn` on fit what the peer's socket (or, for READs, the own) takes.
-    fn window_allows(&self, psn: Psn, covers: u32) -> bool {
+    pub(super) fn window_allows(&self, psn: Psn, covers: u32) -> bool {
         let Some(path) = &self.path else { return false };
         // A probe is a packet that was counted already, and may be what all wait for.
         let is_probe = self.requester.recovery.probe_pending() && !planted(Mutation::ProbeWaitsInLine);
@@ -488,7 +491,7 @@ impl QueuePair {
     /// Whether the packet asks for an acknowledgement: because somebody waits for the completion, because much is
     /// unacknowledged, or because nothing that asks may follow. Of unsignaled requests that follow each other closely
     /// only some ask; if the last one did not, the probe does so later.
-    fn wants_acknowledgement(&self, now: Time, plan: &RequestPlan) -> bool {
+    pub(super) fn wants_acknowledgement(&self, now: Time, plan: &RequestPlan) -> bool {
         if planted(Mutation::AcknowledgementNotRequested) {
             return plan.is_probe;
         }
@@ -556,116 +559,6 @@ impl QueuePair {
         None
     }
 
-    /// Writes the planned packet, without its ICRC, and moves on. `None`: the request's own memory failed, nothing
-    /// was written.
-    pub(super) fn emit_request(&mut self, pass: &Pass<'_>, plan: RequestPlan, out: &mut [u8]) -> Option<Sending> {
-        let ack_request = self.wants_acknowledgement(pass.now, &plan);
-        let headers = self.request_headers(&plan, ack_request);
-        let header_bytes = headers.emit(out);
-        let payload = plan.payload as usize;
-        let room = &mut out[header_bytes..];
-        let offset = u64::from(plan.offset) * u64::from(self.mtu_bytes());
-        if let Err(error) = self.gather(pass.memory, plan.index, offset, &mut room[..payload]) {
-            self.fail_request(plan.index, error);
-            return None;
-        }
-        let padded = payload.next_multiple_of(4);
-        room[payload..padded].fill(0);
-        if !self.service.is_reliable() {
-            return Some(self.note_sent_unreliable(pass, plan.psn.plus(1)));
-        }
-        let sending = self.note_sent(pass.now, &plan, ack_request);
-        if planted(Mutation::CompletionBeforeAcknowledgement) {
-            self.acknowledge_before(pass, plan.psn.plus(1), plan.psn);
-        }
-        Some(sending)
-    }
-
-    fn request_headers(&self, plan: &RequestPlan, ack_request: bool) -> Headers {
-        let header = self.send.header(plan.index);
-        let is_last = plan.offset + plan.covers == self.requester.request(plan.index).packets;
-        let may_solicit = !planted(Mutation::SolicitedLost)
-            && !matches!(header.operation, Operation::Write { .. })
-            && !header.operation.is_answered();
-        let bth = Bth {
-            opcode: plan.opcode,
-            solicited: is_last && may_solicit && header.flags.contains(SendFlags::SOLICITED),
-            migrated: true,
-            pad_count: (plan.payload.next_multiple_of(4) - plan.payload) as u8,
-            pkey: DEFAULT_PKEY,
-            becn: false,
-            fecn: false,
-            destination: self.path.as_ref().map_or(Default::default(), |path| path.destination),
-            ack_request,
-            psn: plan.psn,
-        };
-        let is_named = plan.offset == 0 || !planted(Mutation::XrcNamedOnce);
-        let mut headers = Headers { bth, xrc_srq: header.remote_srq().filter(|_| is_named), ..Headers::default() };
-        let skipped = u64::from(plan.offset) * u64::from(self.mtu_bytes());
-        match header.operation {
-            Operation::Read { remote_addr, rkey } => {
-                let whole = u64::from(plan.covers) * u64::from(self.mtu_bytes());
-                let length = whole.min(u64::from(header.length) - skipped) as u32;
-                let is_repair = !plan.offset.is_multiple_of(self.requester.request(plan.index).chunk);
-                let skipped = if is_repair && planted(Mutation::ReadRepairedFromWrongByte) { 0 } else { skipped };
-                headers.reth = Some(Reth { va: remote_addr.wrapping_add(skipped), rkey, length });
-            }
-            Operation::Write { remote_addr, rkey } | Operation::WriteWithImmediate { remote_addr, rkey, .. }
-                if plan.offset == 0 =>
-            {
-                headers.reth = Some(Reth { va: remote_addr, rkey, length: header.length });
-            }
-            Operation::AtomicWrite { remote_addr, rkey } => {
-                headers.reth = Some(Reth { va: remote_addr, rkey, length: header.length });
-            }
-            Operation::Flush { remote_addr, rkey, length, flags } => {
-                // Means nothing for a whole region; but Linux refuses more than 2^31 bytes even then.
-                let length = if flags.contains(FlushFlags::WHOLE_REGION) { 0 } else { length };
-                headers.reth = Some(Reth { va: remote_addr, rkey, length });
-                headers.flush = Some(flush_header(flags));
-            }
-            Operation::CompareAndSwap { remote_addr, rkey, compare, swap } => {
-                headers.atomic = Some(AtomicEth { va: remote_addr, rkey, swap_or_add: swap, compare });
-            }
-            Operation::FetchAndAdd { remote_addr, rkey, add } => {
-                headers.atomic = Some(AtomicEth { va: remote_addr, rkey, swap_or_add: add, compare: 0 });
-            }
-            _ => {}
-        }
-        if is_last {
-            match header.operation {
-                Operation::SendWithImmediate(immediate) | Operation::WriteWithImmediate { immediate, .. } => {
-                    headers.immediate = Some(immediate);
-                }
-                Operation::SendWithInvalidate(rkey) => headers.invalidate = Some(rkey),
-                _ => {}
-            }
-        }
-        headers
-    }
-
-    /// Copies the request's bytes from `offset` on into the packet.
-    pub(super) fn gather(
-        &self,
-        memory: &MemoryView<'_>,
-        index: u32,
-        offset: u64,
-        out: &mut [u8],
-    ) -> Result<(), AccessError> {
-        if out.is_empty() {
-            return Ok(());
-        }
-        if self.send.header(index).inline {
-            let data = self.send.inline_data(index);
-            let start = if planted(Mutation::InlineOffsetIgnored) { 0 } else { offset as usize };
-            out.copy_from_slice(&data[start..start + out.len()]);
-            return Ok(());
-        }
-        for_each_piece(self.send.sges(index), offset, out.len(), |sge, addr, range| {
-            memory.read(sge.lkey.0, self.domain, addr, AccessFlags::empty(), &mut out[range])
-        })
-    }
-
     /// The request's own memory failed: it ends when all before it have ended.
     pub(super) fn fail_request(&mut self, index: u32, error: AccessError) {
         let failure = (index, CompletionStatus::LocalProtectionError, local_cause(error));
@@ -675,7 +568,7 @@ impl QueuePair {
         }
     }
 
-    fn note_sent(&mut self, now: Time, plan: &RequestPlan, ack_request: bool) -> Sending {
+    pub(super) fn note_sent(&mut self, now: Time, plan: &RequestPlan, ack_request: bool) -> Sending {
         let is_repeat = plan.psn.is_before(self.requester.limit);
         if is_repeat {
             self.count(Counter::RetransmittedPackets);
@@ -687,14 +580,7 @@ impl QueuePair {
         }
         let end = plan.psn.plus(plan.covers);
         self.requester.move_cursor(end);
-        self.requester.has_asked = ack_request;
-        if ack_request {
-            self.requester.last_ack_request = plan.psn;
-            self.requester.last_ack_request_at = Some(now);
-            if !is_repeat {
-                self.requester.round_trip.begin_sample(end.minus(1), now);
-            }
-        }
+        self.note_asked(now, plan, ack_request, is_repeat);
         let request = *self.requester.request(plan.index);
         if request.brings_data_home() {
             self.requester.unanswered.push_back(end.minus(1));
@@ -703,40 +589,17 @@ impl QueuePair {
         self.arm_timers(now);
         if is_repeat { Sending::Again } else { Sending::First }
     }
-}
 
-fn flush_header(flags: FlushFlags) -> FlushEth {
-    let placement = flags & (FlushFlags::GLOBAL | FlushFlags::PERSISTENT);
-    FlushEth { selectivity: u8::from(flags.contains(FlushFlags::WHOLE_REGION)), placement: placement.bits() }
-}
-
-/// Walks over the pieces of a scatter-gather list that hold bytes `offset .. offset + length` of the message: the
-/// entry, the address in it, and the range of the packet's payload.
-pub(super) fn for_each_piece(
-    sges: &[Sge],
-    mut offset: u64,
-    length: usize,
-    mut access: impl FnMut(&Sge, u64, std::ops::Range<usize>) -> Result<(), AccessError>,
-) -> Result<(), AccessError> {
-    let mut done = 0;
-    for sge in sges {
-        let entry = u64::from(sge.length);
-        if offset >= entry {
-            offset -= entry;
-            continue;
-        }
-        let piece = (entry - offset).min((length - done) as u64) as usize;
-        if piece > 0 {
-            let address = sge.addr.checked_add(offset).ok_or(AccessError::OutOfBounds)?;
-            access(sge, address, done..done + piece)?;
-        }
-        done += piece;
-        if !planted(Mutation::PieceOffsetKept) {
-            offset = 0;
-        }
-        if done == length {
-            return Ok(());
+    /// Whether the packet that was just written asks for an acknowledgement.
+    #[inline]
+    pub(super) fn note_asked(&mut self, now: Time, plan: &RequestPlan, ack_request: bool, is_repeat: bool) {
+        self.requester.has_asked = ack_request;
+        if ack_request {
+            self.requester.last_ack_request = plan.psn;
+            self.requester.last_ack_request_at = Some(now);
+            if !is_repeat {
+                self.requester.round_trip.begin_sample(plan.psn.plus(plan.covers - 1), now);
+            }
         }
     }
-    if done == length { Ok(()) } else { Err(AccessError::OutOfBounds) }
 }

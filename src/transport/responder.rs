@@ -11,7 +11,7 @@ use super::flush;
 use super::queue_pair::QueuePair;
 use super::reorder::ReorderStore;
 use super::reply::{ReadRequest, Replies};
-use super::requester::for_each_piece;
+use super::request_packet::for_each_piece;
 use super::violation::Violation;
 use super::xrc::as_reliable;
 use crate::mutation::{Mutation, planted};
@@ -40,7 +40,7 @@ pub(super) struct ReceiveInProgress {
 
 /// The message whose packets are arriving.
 #[derive(Clone, Copy, Default)]
-enum Message {
+pub(super) enum Message {
     #[default]
     None,
     Send,
@@ -57,7 +57,7 @@ pub(super) struct Responder {
     pub(super) expected: Psn,
     /// Messages completed, modulo 2^24; peers see it in acknowledgements.
     pub(super) message_count: u32,
-    message: Message,
+    pub(super) message: Message,
     receive: Option<ReceiveInProgress>,
     /// Scatter list of the receive in progress.
     pub(super) receive_entries: Vec<Sge>,
@@ -146,6 +146,19 @@ impl Responder {
     /// The connection ended with this refusal.
     pub(super) fn note_refused(&mut self, psn: Psn, code: NakCode) {
         self.refused = Some((psn, code));
+    }
+
+    /// Whether no packet waits for an earlier one.
+    #[inline]
+    pub(super) fn keeps_nothing(&self) -> bool {
+        self.store.len() == 0
+    }
+
+    /// The expected packet has come, and none waits for it.
+    #[inline]
+    pub(super) fn note_in_turn(&mut self) {
+        self.waits_for_retry = false;
+        self.close_gap();
     }
 
     fn close_gap(&mut self) {
@@ -325,8 +338,14 @@ impl QueuePair {
         if is_answered_itself(packet.headers.bth.opcode) {
             return;
         }
+        self.note_executed(pass, psn, packet.headers.bth.ack_request);
+    }
+
+    /// A request that is not answered itself was executed.
+    #[inline]
+    pub(super) fn note_executed(&mut self, pass: &Pass<'_>, psn: Psn, asks: bool) {
         self.responder.replies.note_executed(psn);
-        if packet.headers.bth.ack_request && self.takes_requests() {
+        if asks && self.takes_requests() {
             let count = self.responder.message_count;
             self.responder.replies.acknowledge(count, pass.now, pass.ack_hold);
         }
@@ -611,7 +630,7 @@ impl QueuePair {
         taken.is_some() || planted(Mutation::MissingReceiveIgnored)
     }
 
-    fn fill_receive(&mut self, pass: &Pass<'_>, payload: &[u8]) -> Result<(), Violation> {
+    pub(super) fn fill_receive(&mut self, pass: &Pass<'_>, payload: &[u8]) -> Result<(), Violation> {
         if payload.is_empty() {
             return Ok(());
         }

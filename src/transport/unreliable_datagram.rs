@@ -4,7 +4,7 @@
 use super::datagram::{Datagram, Repeats, Transmit};
 use super::endpoint::Pass;
 use super::queue_pair::QueuePair;
-use super::requester::for_each_piece;
+use super::request_packet::for_each_piece;
 use super::violation::local_cause;
 use crate::mutation::{Mutation, planted};
 use crate::types::{

@@ -11,6 +11,7 @@ pub use flush::{append_as_linux, verify_as_linux};
 pub use seed::Seed;
 
 use super::packet::ICRC_BYTES;
+use crate::checksum;
 use crate::types::ROCE_PORT;
 
 /// Addresses of a datagram that the ICRC covers. The destination port is always 4791.
@@ -116,10 +117,7 @@ fn to_v6(address: IpAddr) -> [u8; 16] {
 pub fn compute(flow: &Flow, identification: u16, dont_fragment: bool, packet: &[u8]) -> u32 {
     let (bth, rest) = packet.split_at(BTH_BYTES);
     let (bytes, length) = prefix(flow, identification, dont_fragment, packet.len(), bth);
-    let mut hasher = crc32fast::Hasher::new();
-    hasher.update(&bytes[..length]);
-    hasher.update(rest);
-    hasher.finalize()
+    checksum::update(checksum::update(0, &bytes[..length]), rest)
 }
 
 /// Writes the ICRC into the last four bytes of a packet whose IPv4 identification will be `identification`.

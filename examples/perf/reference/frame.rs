@@ -2,6 +2,8 @@
 
 use std::io;
 
+use rdma_verbs::checksum;
+
 pub(super) const HEADER_BYTES: usize = 16;
 pub(super) const CRC_BYTES: usize = 4;
 /// What a segment has beside its payload.
@@ -21,17 +23,15 @@ pub(super) fn write(out: &mut [u8], number: u64, offset: usize, payload: &[u8]) 
     let (covered, crc) = out.split_at_mut(HEADER_BYTES + payload.len());
     covered[..HEADER_BYTES].copy_from_slice(&header(number, offset));
     covered[HEADER_BYTES..].copy_from_slice(payload);
-    crc.copy_from_slice(&crc32fast::hash(covered).to_le_bytes());
+    crc.copy_from_slice(&checksum::update(0, covered).to_le_bytes());
 }
 
 /// Header and CRC of a segment whose payload stays where it is.
 #[inline]
 pub(super) fn around(number: u64, offset: usize, payload: &[u8]) -> ([u8; HEADER_BYTES], [u8; CRC_BYTES]) {
     let header = header(number, offset);
-    let mut crc = crc32fast::Hasher::new();
-    crc.update(&header);
-    crc.update(payload);
-    (header, crc.finalize().to_le_bytes())
+    let crc = checksum::update(checksum::update(0, &header), payload);
+    (header, crc.to_le_bytes())
 }
 
 /// Checks a segment and copies its payload to where it belongs; returns the payload's length.
@@ -40,7 +40,7 @@ pub(super) fn take(segment: &[u8], expected_number: u64, into: &mut [u8]) -> io:
     let broken = |what: &str| io::Error::new(io::ErrorKind::InvalidData, format!("segment {expected_number}: {what}"));
     let (covered, crc) = segment.split_last_chunk::<CRC_BYTES>().ok_or_else(|| broken("too short"))?;
     let (header, payload) = covered.split_first_chunk::<HEADER_BYTES>().ok_or_else(|| broken("too short"))?;
-    if crc32fast::hash(covered).to_le_bytes() != *crc {
+    if checksum::update(0, covered).to_le_bytes() != *crc {
         return Err(broken("wrong CRC"));
     }
     let (number, offset) = header.split_at(8);

@@ -5,16 +5,13 @@
 //! does, and once more as they are, behind themselves. Nothing else on the wire differs.
 
 use super::{BTH_BYTES, Flow, ICRC_BYTES, Match, Verify, prefix, solve};
+use crate::checksum;
 
 /// The ICRC of a FLUSH as Linux computes it: [`super::compute`] with the packet once more behind itself.
 fn compute(flow: &Flow, identification: u16, dont_fragment: bool, packet: &[u8]) -> u32 {
     let (bth, rest) = packet.split_at(BTH_BYTES);
     let (bytes, length) = prefix(flow, identification, dont_fragment, packet.len(), bth);
-    let mut hasher = crc32fast::Hasher::new();
-    hasher.update(&bytes[..length]);
-    hasher.update(rest);
-    hasher.update(packet);
-    hasher.finalize()
+    [&bytes[..length], rest, packet].into_iter().fold(0, checksum::update)
 }
 
 /// Writes Linux's ICRC into the last four bytes of a FLUSH whose IPv4 identification will be `identification`.

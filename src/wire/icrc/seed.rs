@@ -7,6 +7,7 @@
 use std::sync::OnceLock;
 
 use super::{BTH_BYTES, Flow, ICRC_BYTES, backward_words, multiply, prefix, solve};
+use crate::checksum::{self, Sum};
 
 /// Identifications of segments of one send are below this.
 const IDENTIFICATIONS: u16 = 128;
@@ -35,7 +36,7 @@ struct Changes {
 /// The CRC of the masked headers before the base transport header.
 fn headers_sum(flow: &Flow, identification: u16, packet_bytes: usize) -> u32 {
     let (bytes, length) = prefix(flow, identification, true, packet_bytes, &[0; BTH_BYTES]);
-    crc32fast::hash(&bytes[..length - BTH_BYTES])
+    checksum::update(0, &bytes[..length - BTH_BYTES])
 }
 
 fn changes() -> &'static Changes {
@@ -69,17 +70,32 @@ impl Seed {
     /// `None`: the packet is one that only [`super::compute`] takes.
     #[inline]
     fn compute(&self, identification: u16, packet: &[u8]) -> Option<u32> {
+        let headers = self.headers(identification, packet)?;
+        Some(checksum::update(headers, packet))
+    }
+
+    /// The CRC of what comes before the packet.
+    #[inline]
+    fn headers(&self, identification: u16, packet: &[u8]) -> Option<u32> {
         if !packet.len().is_multiple_of(4) || *packet.get(MASKED)? != 0 {
             return None;
         }
         let changes = changes();
-        let mut sum = self.sum ^ changes.lengths[usize::from(self.is_v4)].get(packet.len() / 4)?;
-        if self.is_v4 {
-            sum ^= changes.identifications.get(usize::from(identification))?;
+        let sum = self.sum ^ changes.lengths[usize::from(self.is_v4)].get(packet.len() / 4)?;
+        if !self.is_v4 {
+            return Some(sum);
         }
-        let mut hasher = crc32fast::Hasher::new_with_initial(sum);
-        hasher.update(packet);
-        Some(hasher.finalize())
+        Some(sum ^ changes.identifications.get(usize::from(identification))?)
+    }
+
+    /// [`Seed::append`] for a packet that ends with a payload, without padding, that was summed as it was copied.
+    #[inline]
+    pub fn append_summed(&self, flow: &Flow, identification: u16, packet: &mut [u8], payload: Option<&Sum>) {
+        let covered = packet.len() - ICRC_BYTES;
+        let headers = payload.and_then(|sum| Some((sum, self.headers(identification, &packet[..covered])?)));
+        let Some((sum, headers)) = headers else { return self.append(flow, identification, packet) };
+        let value = sum.after(headers, &packet[..covered - sum.length()]);
+        packet[covered..].copy_from_slice(&value.to_le_bytes());
     }
 
     /// [`super::append`] for a packet of this flow.

@@ -1,0 +1,105 @@
+//! Packets that follow each other: between the first and the last of a message, all but the number and the payload is
+//! the same, and was looked at once.
+
+use std::net::IpAddr;
+
+use super::datagram::{Datagram, Outcome};
+use super::endpoint::Pass;
+use super::queue_pair::QueuePair;
+use super::responder::Message;
+use crate::mutation::{Mutation, planted};
+use crate::types::{AccessFlags, Counter, Psn};
+use crate::wire::{BTH_BYTES, Bth, ICRC_BYTES, Opcode};
+
+/// Bytes of the base transport header before the sequence number and what asks for an acknowledgement.
+const COMMON_BYTES: usize = 8;
+
+/// What packets of a message have in common.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Likeness {
+    source: IpAddr,
+    destination: IpAddr,
+    source_port: u16,
+    length: usize,
+    header: [u8; COMMON_BYTES],
+}
+
+impl Likeness {
+    fn of(datagram: &Datagram<'_>) -> Option<Self> {
+        let Datagram { source, destination, source_port, payload, .. } = *datagram;
+        let header = *payload.first_chunk()?;
+        Some(Self { source, destination, source_port, length: payload.len(), header })
+    }
+
+    /// Whether the datagram differs in nothing but sequence number, payload and whether it asks for an acknowledgement.
+    #[inline]
+    pub(super) fn fits(&self, datagram: &Datagram<'_>) -> bool {
+        datagram.payload.first_chunk() == Some(&self.header)
+            && datagram.payload.len() == self.length
+            && datagram.source_port == self.source_port
+            && datagram.source == self.source
+            && datagram.destination == self.destination
+    }
+
+    fn opcode(&self) -> Opcode {
+        Opcode(self.header[0])
+    }
+}
+
+impl QueuePair {
+    /// What those are like that follow a packet that was just executed, if they can be taken by that alone: full
+    /// packets between the first and the last of a SEND or WRITE.
+    pub(super) fn likeness(&self, datagram: &Datagram<'_>, bth: &Bth) -> Option<Likeness> {
+        let is_plain = self.service.is_reliable() && !self.is_extended();
+        let is_between = bth.opcode.is_middle() && bth.opcode.is_request();
+        let is_full = datagram.payload.len() == BTH_BYTES + self.mtu_bytes() as usize + ICRC_BYTES;
+        let is_executed = self.responder.expected == bth.psn.plus(1);
+        Likeness::of(datagram).filter(|_| is_plain && is_between && is_full && is_executed)
+    }
+
+    /// Takes a packet like one that was taken just before. `None`: it is not its turn or something is wrong with it,
+    /// and nothing has changed.
+    #[inline]
+    pub(super) fn take_following(
+        &mut self,
+        pass: &Pass<'_>,
+        like: &Likeness,
+        datagram: &Datagram<'_>,
+    ) -> Option<Outcome> {
+        let (header, rest) = datagram.payload.split_first_chunk::<BTH_BYTES>()?;
+        let (payload, _) = rest.split_last_chunk::<ICRC_BYTES>()?;
+        let psn = Psn::new(u32::from_be_bytes([0, header[9], header[10], header[11]]));
+        let is_next = psn == self.responder.expected || planted(Mutation::FollowingNumberUnchecked);
+        if !is_next || !self.takes_requests() || !self.responder.keeps_nothing() {
+            return None;
+        }
+        if self.check_icrc(datagram).is_err() && !planted(Mutation::FollowingIcrcUnchecked) {
+            return None;
+        }
+        self.place_middle(pass, like.opcode(), payload)?;
+        self.counters.add(Counter::ReceivedPackets, 1);
+        self.counters.add(Counter::ReceivedBytes, datagram.payload.len() as u64);
+        self.history.note_heard_again(pass.now);
+        self.responder.note_in_turn();
+        self.responder.expect(psn.plus(1));
+        let asks = header[8] & 0x80 != 0;
+        self.note_executed(pass, psn, asks);
+        Some(Outcome { is_from_own_peer: self.is_peer_ours(), ..Outcome::default() })
+    }
+
+    /// Places the payload of a packet between the first and the last.
+    #[inline]
+    fn place_middle(&mut self, pass: &Pass<'_>, opcode: Opcode, payload: &[u8]) -> Option<()> {
+        let length = payload.len() as u32;
+        match self.responder.message {
+            Message::Write { va, rkey, remaining, total } if opcode.is_write() && length < remaining => {
+                pass.memory.write(rkey.0, self.accessor(), va, AccessFlags::REMOTE_WRITE, payload).ok()?;
+                let va = va.wrapping_add(u64::from(length));
+                self.responder.message = Message::Write { va, rkey, remaining: remaining - length, total };
+                Some(())
+            }
+            Message::Send if opcode.is_send() => self.fill_receive(pass, payload).ok(),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! Packets of requests, as they are written: headers, and the payload out of registered memory.
+
+use super::endpoint::Pass;
+use super::queue_pair::QueuePair;
+use super::requester::RequestPlan;
+use super::run::{Run, Written};
+use crate::checksum::Sum;
+use crate::memory::{AccessError, MemoryView, Payloads};
+use crate::mutation::{Mutation, planted};
+use crate::types::{AccessFlags, DEFAULT_PKEY, FlushFlags, Operation, SendFlags, Sge};
+use crate::wire::{AtomicEth, Bth, FlushEth, Headers, Reth};
+
+impl QueuePair {
+    /// Writes the planned packet, without its ICRC, and moves on. `None`: the request's own memory failed, nothing
+    /// was written.
+    pub(super) fn emit_request(&mut self, pass: &Pass<'_>, plan: RequestPlan, out: &mut [u8]) -> Option<Written> {
+        let ack_request = self.wants_acknowledgement(pass.now, &plan);
+        let headers = self.request_headers(&plan, ack_request);
+        let header_bytes = headers.emit(out);
+        let payload = plan.payload as usize;
+        let room = &mut out[header_bytes..];
+        let offset = u64::from(plan.offset) * u64::from(self.mtu_bytes());
+        let sum = match self.gather(pass.memory, plan.index, offset, &mut room[..payload]) {
+            Ok(sum) => sum,
+            Err(error) => {
+                self.fail_request(plan.index, error);
+                return None;
+            }
+        };
+        let padded = payload.next_multiple_of(4);
+        room[payload..padded].fill(0);
+        if !self.service.is_reliable() {
+            return Some(Written { sending: self.note_sent_unreliable(pass, plan.psn.plus(1)), sum });
+        }
+        let sending = self.note_sent(pass.now, &plan, ack_request);
+        if planted(Mutation::CompletionBeforeAcknowledgement) {
+            self.acknowledge_before(pass, plan.psn.plus(1), plan.psn);
+        }
+        Some(Written { sending, sum })
+    }
+
+    /// Adds packets between the first and the last of a request, from the planned one on, that are sent for the first
+    /// time and lie in one entry of the scatter-gather list. Whether any were added.
+    pub(super) fn add_middle_requests(&mut self, pass: &Pass<'_>, first: &RequestPlan, run: &mut Run<'_>) -> bool {
+        let is_repeat = first.psn.is_before(self.requester.limit);
+        if is_repeat || !self.service.is_reliable() || planted(Mutation::CompletionBeforeAcknowledgement) {
+            return false;
+        }
+        let Some(mut payloads) = self.middle_payloads(pass.memory, first) else { return false };
+        let mut headers = self.request_headers(first, false);
+        let mut plan = *first;
+        let end = self.requester.request(first.index).packets - 1;
+        let is_unbounded = planted(Mutation::MiddlesIgnoreWindow);
+        // There is room for the first: it is planned.
+        while plan.offset < end && (plan.psn == first.psn || is_unbounded || self.window_allows(plan.psn, 1)) {
+            headers.bth.psn = plan.psn;
+            headers.bth.ack_request = self.wants_acknowledgement(pass.now, &plan);
+            // What does not fit or is not there is found out again, packet by packet.
+            let Some(Ok(())) = run.add_middle(&headers, plan.payload, &mut payloads) else { break };
+            self.note_asked(pass.now, &plan, headers.bth.ack_request, is_repeat);
+            plan.psn = plan.psn.plus(1);
+            plan.offset += 1;
+        }
+        let is_any = plan.psn != first.psn;
+        if is_any {
+            self.requester.move_cursor(plan.psn);
+            self.note_in_flight();
+            self.arm_timers(pass.now);
+        }
+        is_any
+    }
+
+    /// The payloads of the packets from the planned one on that lie in the same entry of the scatter-gather list.
+    fn middle_payloads<'a>(&self, memory: &'a MemoryView<'_>, plan: &RequestPlan) -> Option<Payloads<'a>> {
+        if self.send.header(plan.index).inline {
+            return None;
+        }
+        let mut offset = u64::from(plan.offset) * u64::from(self.mtu_bytes());
+        for sge in self.send.sges(plan.index) {
+            let entry = u64::from(sge.length);
+            if offset >= entry {
+                offset -= entry;
+                continue;
+            }
+            let address = sge.addr.checked_add(offset)?;
+            return memory.payloads(sge.lkey.0, self.domain, address, entry - offset, AccessFlags::empty()).ok();
+        }
+        None
+    }
+
+    fn request_headers(&self, plan: &RequestPlan, ack_request: bool) -> Headers {
+        let header = self.send.header(plan.index);
+        let is_last = plan.offset + plan.covers == self.requester.request(plan.index).packets;
+        let may_solicit = !planted(Mutation::SolicitedLost)
+            && !matches!(header.operation, Operation::Write { .. })
+            && !header.operation.is_answered();
+        let bth = Bth {
+            opcode: plan.opcode,
+            solicited: is_last && may_solicit && header.flags.contains(SendFlags::SOLICITED),
+            migrated: true,
+            pad_count: (plan.payload.next_multiple_of(4) - plan.payload) as u8,
+            pkey: DEFAULT_PKEY,
+            becn: false,
+            fecn: false,
+            destination: self.path.as_ref().map_or(Default::default(), |path| path.destination),
+            ack_request,
+            psn: plan.psn,
+        };
+        let is_named = plan.offset == 0 || !planted(Mutation::XrcNamedOnce);
+        let mut headers = Headers { bth, xrc_srq: header.remote_srq().filter(|_| is_named), ..Headers::default() };
+        let skipped = u64::from(plan.offset) * u64::from(self.mtu_bytes());
+        match header.operation {
+            Operation::Read { remote_addr, rkey } => {
+                let whole = u64::from(plan.covers) * u64::from(self.mtu_bytes());
+                let length = whole.min(u64::from(header.length) - skipped) as u32;
+                let is_repair = !plan.offset.is_multiple_of(self.requester.request(plan.index).chunk);
+                let skipped = if is_repair && planted(Mutation::ReadRepairedFromWrongByte) { 0 } else { skipped };
+                headers.reth = Some(Reth { va: remote_addr.wrapping_add(skipped), rkey, length });
+            }
+            Operation::Write { remote_addr, rkey } | Operation::WriteWithImmediate { remote_addr, rkey, .. }
+                if plan.offset == 0 =>
+            {
+                headers.reth = Some(Reth { va: remote_addr, rkey, length: header.length });
+            }
+            Operation::AtomicWrite { remote_addr, rkey } => {
+                headers.reth = Some(Reth { va: remote_addr, rkey, length: header.length });
+            }
+            Operation::Flush { remote_addr, rkey, length, flags } => {
+                // Means nothing for a whole region; but Linux refuses more than 2^31 bytes even then.
+                let length = if flags.contains(FlushFlags::WHOLE_REGION) { 0 } else { length };
+                headers.reth = Some(Reth { va: remote_addr, rkey, length });
+                headers.flush = Some(flush_header(flags));
+            }
+            Operation::CompareAndSwap { remote_addr, rkey, compare, swap } => {
+                headers.atomic = Some(AtomicEth { va: remote_addr, rkey, swap_or_add: swap, compare });
+            }
+            Operation::FetchAndAdd { remote_addr, rkey, add } => {
+                headers.atomic = Some(AtomicEth { va: remote_addr, rkey, swap_or_add: add, compare: 0 });
+            }
+            _ => {}
+        }
+        if is_last {
+            match header.operation {
+                Operation::SendWithImmediate(immediate) | Operation::WriteWithImmediate { immediate, .. } => {
+                    headers.immediate = Some(immediate);
+                }
+                Operation::SendWithInvalidate(rkey) => headers.invalidate = Some(rkey),
+                _ => {}
+            }
+        }
+        headers
+    }
+
+    /// Copies the request's bytes from `offset` on into the packet, and sums them if that costs next to nothing.
+    pub(super) fn gather(
+        &self,
+        memory: &MemoryView<'_>,
+        index: u32,
+        offset: u64,
+        out: &mut [u8],
+    ) -> Result<Option<Sum>, AccessError> {
+        if out.is_empty() {
+            return Ok(None);
+        }
+        if self.send.header(index).inline {
+            let data = self.send.inline_data(index);
+            let start = if planted(Mutation::InlineOffsetIgnored) { 0 } else { offset as usize };
+            out.copy_from_slice(&data[start..start + out.len()]);
+            return Ok(None);
+        }
+        let (payload, mut whole) = (out.len(), None);
+        for_each_piece(self.send.sges(index), offset, payload, |sge, addr, range| {
+            let is_whole = range.len() == payload;
+            let sum = memory.read_payload(sge.lkey.0, self.domain, addr, AccessFlags::empty(), &mut out[range])?;
+            whole = sum.filter(|_| is_whole);
+            Ok(())
+        })?;
+        Ok(whole)
+    }
+}
+
+fn flush_header(flags: FlushFlags) -> FlushEth {
+    let placement = flags & (FlushFlags::GLOBAL | FlushFlags::PERSISTENT);
+    FlushEth { selectivity: u8::from(flags.contains(FlushFlags::WHOLE_REGION)), placement: placement.bits() }
+}
+
+/// Walks over the pieces of a scatter-gather list that hold bytes `offset .. offset + length` of the message: the
+/// entry, the address in it, and the range of the packet's payload.
+pub(super) fn for_each_piece(
+    sges: &[Sge],
+    mut offset: u64,
+    length: usize,
+    mut access: impl FnMut(&Sge, u64, std::ops::Range<usize>) -> Result<(), AccessError>,
+) -> Result<(), AccessError> {
+    let mut done = 0;
+    for sge in sges {
+        let entry = u64::from(sge.length);
+        if offset >= entry {
+            offset -= entry;
+            continue;
+        }
+        let piece = (entry - offset).min((length - done) as u64) as usize;
+        if piece > 0 {
+            let address = sge.addr.checked_add(offset).ok_or(AccessError::OutOfBounds)?;
+            access(sge, address, done..done + piece)?;
+        }
+        done += piece;
+        if !planted(Mutation::PieceOffsetKept) {
+            offset = 0;
+        }
+        if done == length {
+            return Ok(());
+        }
+    }
+    if done == length { Ok(()) } else { Err(AccessError::OutOfBounds) }
+}

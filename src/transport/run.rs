@@ -1,0 +1,229 @@
+//! A run: packets of one queue pair that leave together, as they are written.
+//!
+//! They are of equal size, and only the last may be shorter: so the kernel cuts a send into packets.
+
+use super::datagram::{Repeats, Sending, Transmit};
+use super::endpoint::{LARGEST_SEGMENT_INDEX, Pass};
+use super::queue_pair::{Path, QueuePair};
+use super::reply::ReplyPlan;
+use super::requester::RequestPlan;
+use crate::checksum::Sum;
+use crate::memory::{AccessError, Payloads};
+use crate::mutation::{Mutation, planted};
+use crate::types::{Counter, Time};
+use crate::wire::icrc::{self, Seed};
+use crate::wire::{Flow, Headers, Opcode, packet_bytes};
+
+/// A send of segments carries at most this (an IPv6 datagram's 65,535 less headers).
+const LARGEST_SEND_BYTES: usize = 65_000;
+
+/// What leaves next.
+#[derive(Clone, Copy)]
+enum Plan {
+    Reply(ReplyPlan),
+    Request(RequestPlan),
+}
+
+/// A packet that was written, all but its ICRC.
+#[derive(Clone, Copy)]
+pub(super) struct Written {
+    pub(super) sending: Sending,
+    /// Of its payload, if it was summed as it was copied.
+    pub(super) sum: Option<Sum>,
+}
+
+impl Written {
+    pub(super) fn unsummed(sending: Sending) -> Self {
+        Self { sending, sum: None }
+    }
+}
+
+/// The packets so far.
+pub(super) struct Run<'a> {
+    buffer: &'a mut [u8],
+    seal: Seal,
+    most: usize,
+    count: usize,
+    length: usize,
+    /// Size of the first, which all have but the last.
+    segment: usize,
+    repeats: Repeats,
+    /// The last one, which has no ICRC yet: a processor reads late what it has just stored in pieces.
+    last: Option<(usize, Option<Sum>)>,
+}
+
+/// What the ICRCs take.
+struct Seal {
+    flow: Flow,
+    seed: Seed,
+    flushes_as_linux: bool,
+}
+
+impl Seal {
+    #[inline]
+    fn put(&self, index: u16, packet: &mut [u8], sum: Option<Sum>) {
+        if packet[0] == Opcode::RC_FLUSH.0 && self.flushes_as_linux {
+            icrc::append_as_linux(&self.flow, index, packet);
+        } else {
+            self.seed.append_summed(&self.flow, index, packet, sum.as_ref());
+        }
+    }
+}
+
+impl<'a> Run<'a> {
+    fn new(buffer: &'a mut [u8], path: &Path, max_segments: usize, flushes_as_linux: bool) -> Self {
+        let room = buffer.len().min(LARGEST_SEND_BYTES);
+        let most = if path.peer.segmentation_offload { max_segments } else { 1 };
+        Self {
+            buffer: &mut buffer[..room],
+            seal: Seal { flow: path.flow(), seed: path.seed, flushes_as_linux },
+            most: most.min(LARGEST_SEGMENT_INDEX.into()),
+            count: 0,
+            length: 0,
+            segment: 0,
+            repeats: Repeats::default(),
+            last: None,
+        }
+    }
+
+    /// Whether nothing can follow.
+    #[inline]
+    fn is_full(&self) -> bool {
+        let ends = self.last.is_some_and(|(size, _)| size < self.segment);
+        self.count >= self.most || ends
+    }
+
+    /// Where a packet of this size is to be written; `None` if it does not fit behind the others.
+    #[inline]
+    pub(super) fn room(&mut self, size: usize) -> Option<&mut [u8]> {
+        let fits = !self.is_full() && (self.count == 0 || size <= self.segment);
+        self.buffer.get_mut(self.length..self.length + size).filter(|_| fits)
+    }
+
+    /// A packet was written into the room.
+    #[inline]
+    pub(super) fn add(&mut self, size: usize, written: Written) {
+        self.seal_last();
+        self.repeats.note(self.count, written.sending);
+        if self.count == 0 {
+            self.segment = size;
+        }
+        self.last = Some((size, written.sum));
+        self.count += 1;
+        self.length += size;
+    }
+
+    /// Adds a packet of nothing but a base transport header and full payload. `None` if it does not fit.
+    #[inline]
+    pub(super) fn add_middle(
+        &mut self,
+        headers: &Headers,
+        payload: u32,
+        payloads: &mut Payloads<'_>,
+    ) -> Option<Result<(), AccessError>> {
+        let size = packet_bytes(headers.bth.opcode, payload);
+        let out = self.room(size)?;
+        let header_bytes = headers.emit(out);
+        let sum = payloads.read_next(&mut out[header_bytes..header_bytes + payload as usize]);
+        Some(sum.map(|sum| self.add(size, Written { sending: Sending::First, sum })))
+    }
+
+    #[inline]
+    fn seal_last(&mut self) {
+        if let Some((size, sum)) = self.last.take() {
+            let packet = &mut self.buffer[self.length - size..self.length];
+            self.seal.put(self.count as u16 - 1, packet, sum);
+        }
+    }
+}
+
+impl QueuePair {
+    /// Fills the buffer with as many packets as may leave together. Also says whether there is nothing more to send.
+    pub(super) fn fill(&mut self, pass: &Pass<'_>, buffer: &mut [u8], max_segments: usize) -> (Option<Transmit>, bool) {
+        if self.is_datagram() {
+            return self.fill_datagram(pass, buffer);
+        }
+        let Some(path) = &self.path else { return (None, true) };
+        let mut run = Run::new(buffer, path, max_segments, self.flushes_as_linux());
+        let (mut is_exhausted, mut has_sent_requests) = (false, false);
+        while !run.is_full() {
+            let next = self.next_plan(pass.now).or_else(|| self.riding_acknowledgement(pass.now, run.segment));
+            let Some((plan, size)) = next else {
+                if run.count == 0 && self.run_local_request(pass) {
+                    return (None, false);
+                }
+                // Whatever left just now stood before a request that no packet leaves for.
+                is_exhausted = !self.local_request_is_due() || planted(Mutation::LocalRequestForgotten);
+                break;
+            };
+            has_sent_requests |= matches!(plan, Plan::Request(_));
+            if self.add_middles(pass, &plan, &mut run) {
+                continue;
+            }
+            let Some(packet) = run.room(size) else { break };
+            let written = match plan {
+                Plan::Reply(reply) => self.emit_reply(pass, reply, packet),
+                Plan::Request(request) => self.emit_request(pass, request, packet),
+            };
+            if let Some(written) = written {
+                run.add(size, written);
+            }
+        }
+        run.seal_last();
+        self.replies_first = !self.replies_first;
+        self.end_turn(has_sent_requests, is_exhausted);
+        (self.transmit(&run), is_exhausted)
+    }
+
+    /// Adds the packets between the first and the last of a message, as far as the plan is one of them and they can be
+    /// made in one go. Whether any were added.
+    #[inline]
+    fn add_middles(&mut self, pass: &Pass<'_>, plan: &Plan, run: &mut Run<'_>) -> bool {
+        match plan {
+            Plan::Request(request) if request.is_middle() => self.add_middle_requests(pass, request, run),
+            Plan::Reply(reply) if reply.is_middle() => self.add_middle_replies(pass, reply, run),
+            _ => false,
+        }
+    }
+
+    fn transmit(&mut self, run: &Run<'_>) -> Option<Transmit> {
+        let path = self.path.as_ref().filter(|_| run.count > 0)?;
+        self.counters.add(Counter::SentPackets, run.count as u64);
+        self.counters.add(Counter::SentBytes, run.length as u64);
+        Some(Transmit {
+            source: path.source.address,
+            source_port: path.source.source_port,
+            destination: path.peer_address,
+            length: run.length,
+            segment_size: (run.count > 1).then_some(run.segment),
+            traffic_class: path.traffic_class,
+            hop_limit: path.hop_limit,
+            qpn: self.qpn,
+            repeats: run.repeats,
+        })
+    }
+
+    /// An acknowledgement that waits for the application's answer leaves behind it, as the last and shorter datagram
+    /// of its run: a send call less for us, a receive call less for the peer.
+    fn riding_acknowledgement(&mut self, now: Time, segment: usize) -> Option<(Plan, usize)> {
+        let fits = segment >= packet_bytes(Opcode::RC_ACKNOWLEDGE, 0);
+        if !fits || !self.responder.replies.is_held(now) {
+            return None;
+        }
+        self.responder.replies.release();
+        self.plan_reply(now).map(|reply| (Plan::Reply(reply), reply.size))
+    }
+
+    /// What leaves next. Acknowledgements leave after requests, other answers take turns with them.
+    fn next_plan(&mut self, now: Time) -> Option<(Plan, usize)> {
+        let reply = self.plan_reply(now);
+        let reply_first = self.replies_first && reply.is_some_and(|reply| reply.is_data());
+        if reply_first {
+            return reply.map(|reply| (Plan::Reply(reply), reply.size));
+        }
+        match self.plan_request() {
+            Some(request) => Some((Plan::Request(request), request.size)),
+            None => reply.map(|reply| (Plan::Reply(reply), reply.size)),
+        }
+    }
+}
