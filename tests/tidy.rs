@@ -38,6 +38,7 @@ const UNSAFE_ISLANDS: &[&str] = &[
     "src/engine/sys/",
     "src/owned/exclusive.rs",
     "src/owned/in_flight.rs",
+    "src/provider/abi/",
     "src/provider/ibverbs/sys/",
 ];
 

@@ -1,5 +1,5 @@
-//! Forking: nothing has to be prepared for it. Requests touch memory through this process's own mapping, so that no page
-//! must be kept from a child, and what a child inherits answers with errors.
+//! Forking: nothing has to be prepared for it. Requests touch memory through this process's own mapping, so that no
+//! page must be kept from a child, and what a child inherits answers with errors.
 
 use std::ffi::{c_int, c_void};
 

@@ -42,15 +42,15 @@ mod mask {
     pub(super) const RATE_LIMIT: u32 = 1 << 25;
     /// Two paths, other sizes, pacing.
     pub(super) const NOT_OFFERED: u32 = ALT_PATH | PATH_MIG_STATE | CAP | RATE_LIMIT;
-    pub(super) const KNOWN: u32 = (1 << 21) - 1 | RATE_LIMIT;
+    pub(super) const KNOWN: u32 = 0x001f_ffff | RATE_LIMIT;
 }
 
 fn state(number: u32) -> Result<QueuePairState> {
     QueuePairState::ALL.get(number as usize).copied().ok_or(INVALID)
 }
 
-/// What counts for a queue pair of this kind: as the kernel has it, the halves of extended reliable connections ignore the
-/// attributes of the other half.
+/// What counts for a queue pair of this kind: as the kernel has it, the halves of extended reliable connections ignore
+/// the attributes of the other half.
 fn own_bits(qp_type: QueuePairType, bits: u32) -> u32 {
     match qp_type {
         QueuePairType::XrcSend => bits & !(mask::MAX_DEST_RD_ATOMIC | mask::MIN_RNR_TIMER),

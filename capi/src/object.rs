@@ -66,7 +66,7 @@ macro_rules! zeroed {
 }
 
 zeroed! {
-    Device VerbsContext DeviceAttrEx Pd Mr Mw Dm Ah Td CompChannel CqEx QpEx QpExWithFlush Srq Xrcd AsyncEvent QpAttr
+    Device VerbsContext DeviceAttrEx Pd Mr Mw Dm Ah CompChannel CqEx QpEx QpExWithFlush Srq AsyncEvent QpAttr
 }
 
 /// As the application sees a queue pair that was made for it.

@@ -1,5 +1,5 @@
-//! Thread domains and parent domains. Neither changes anything here: posting takes one uncontended lock in any case, and
-//! the queues are this library's to allocate. So a parent domain is another name of its domain, and its allocators,
+//! Thread domains and parent domains. Neither changes anything here: posting takes one uncontended lock in any case,
+//! and the queues are this library's to allocate. So a parent domain is another name of its domain, and its allocators,
 //! which a library may use, are not called.
 
 use std::ffi::c_int;
@@ -9,7 +9,7 @@ use rdma_verbs::provider::abi;
 
 use crate::context::{Shared, shared_of};
 use crate::error::{INVALID, Result, UNSUPPORTED, number, pointer};
-use crate::object::{Object, Zeroed, make, own, take};
+use crate::object::{Object, make, own, take};
 use crate::protection_domain::{domain_of, parent_of};
 use crate::usage::Users;
 
@@ -32,7 +32,7 @@ pub(crate) unsafe extern "C" fn alloc_td(context: *mut abi::Context, init: *mut 
     if init.comp_mask != 0 {
         return pointer(Err(UNSUPPORTED));
     }
-    let visible = abi::Td { context, ..abi::Td::zeroed() };
+    let visible = abi::Td { context };
     make(visible, ThreadDomain { _shared: Arc::clone(shared), users: Users::default() })
 }
 

@@ -1,6 +1,6 @@
 //! Versions of symbols.
 
-/// Exports functions that are defined here under their names with a version: `exported! { "IBVERBS_1.1": ibv_f ibv_g }`.
+/// Exports functions that are defined here under their names with a version: `exported! { "IBVERBS_1.1": ibv_f; }`.
 /// Each must be `#[unsafe(no_mangle)]`. `tests/symbols.rs` compares what comes of it with the list.
 macro_rules! exported {
     ($($node:literal: $($name:ident)+;)+) => {

@@ -12,7 +12,7 @@ use rdma_verbs::provider::{ProtectionDomain, XrcDomain, abi};
 
 use crate::context::{Shared, shared_of};
 use crate::error::{Errno, INVALID, Result, UNSUPPORTED, number, pointer};
-use crate::object::{Object, Zeroed, make, own, take};
+use crate::object::{Object, make, own, take};
 use crate::usage::Users;
 
 /// Bits of `ibv_xrcd_init_attr_mask`: both are required.
@@ -87,7 +87,7 @@ fn open(shared: &Arc<Shared>, context: *mut abi::Context, init: &abi::XrcdInitAt
         let about = File::from(copy).metadata().map_err(|_| Errno(libc::EBADF))?;
         shared.xrc_domains.open(shared, (about.dev(), about.ino()), init.oflags)?
     };
-    let visible = abi::Xrcd { context, ..abi::Xrcd::zeroed() };
+    let visible = abi::Xrcd { context };
     Ok(make(visible, Xrcd { shared: Arc::clone(shared), inner, users: Users::default() }))
 }
 
