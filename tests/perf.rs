@@ -258,7 +258,13 @@ fn server(arguments: &str) -> Result<(Child, u16), Failed> {
 
 fn two_processes() -> Result<(), Failed> {
     let [near, far] = devices();
-    for command in ["send lat -n 100 --check", "write bw -n 100 -b", "read lat -n 10", "send bw -D 0.05 --core 0"] {
+    for command in [
+        "send lat -n 100 --check",
+        "write lat -n 100 --references",
+        "write bw -n 100 -b",
+        "read lat -n 10",
+        "send bw -D 0.05 --core 0",
+    ] {
         let (server, port) = server(&format!("{command} -d {far}"))?;
         let printed = output(&format!("{command} -d {near} -p {port} 127.0.0.1"))?;
         ensure(printed.contains("#bytes"), || printed.clone())?;

@@ -9,7 +9,7 @@
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::thread::yield_now;
+use std::thread::{sleep, yield_now};
 use std::time::Duration;
 
 use super::shard::Shard;
@@ -90,6 +90,11 @@ impl Shard {
     #[inline]
     pub(crate) fn idle(&self) {
         if self.crowd.is_present(self.lease.last_visit()) {
+            // While somebody else drives, packets may lie there that this thread must not take: a nap on the sockets
+            // would end at once, and whoever drives or wants to may be waiting for this very core.
+            if self.lock.is_taken() {
+                return sleep(NAP);
+            }
             // A failed nap is none; the next empty look tries again.
             let _ = wait_readable([self.sockets.as_fd()], Some(NAP));
         } else if self.crowd.takes_turn() {

@@ -87,6 +87,11 @@ impl<T> ShardLock<T> {
         }
     }
 
+    /// Whether somebody drives or waits to.
+    pub(super) fn is_taken(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) > 0 || self.guarded.is_held()
+    }
+
     /// For control verbs and the shard's thread: waits until it can drive. Every holder's time is bounded, so the
     /// wait is, too. Never [`Outcome::Held`].
     pub(super) fn drive(&self, looks: usize, work: impl FnMut(&mut T, Look)) -> Outcome {

@@ -289,6 +289,7 @@ impl Network {
             self.read_socket(at);
             let now = self.time_at(at);
             let host = &mut self.hosts[at];
+            host.endpoint.settle_arrivals(now);
             let is_due = host.endpoint.next_timeout().is_some_and(|deadline| deadline <= now);
             if is_due && !self.machines[at].is_stopped(self.now) {
                 host.endpoint.handle_timeout(now, &host.memory.read());
@@ -341,7 +342,8 @@ impl Network {
             traffic_class: None,
             payload: &flight.bytes,
         };
-        host.endpoint.handle_datagram(now, &host.memory.read(), &datagram);
+        // What follows is seen to when all that arrives now was taken, as by an engine.
+        host.endpoint.handle_arrival(now, &host.memory.read(), &datagram);
         self.forged += u64::from(flight.is_forged);
         let faults = &self.faults[flight.from];
         if is_real && self.random.chance(faults.forgery) {

@@ -233,9 +233,10 @@ fn exchange(stream: &mut TcpStream, number: u64) -> io::Result<u64> {
     Ok(u64::from_be_bytes(heard))
 }
 
-/// Tells the other end the port of a socket on this end's address; where the other end's socket is.
+/// Tells the other end the port of a socket on this end's address; where the other end's socket is. A stream of a
+/// listener for both IP versions calls an IPv4 address an IPv6 one, which sockets for IPv4 cannot send to.
 fn exchange_port(stream: &mut TcpStream, port: u16) -> io::Result<SocketAddr> {
-    let peer = stream.peer_addr()?.ip();
+    let peer = stream.peer_addr()?.ip().to_canonical();
     let heard = exchange(stream, port.into())?;
     let port = u16::try_from(heard).map_err(|_| io::Error::other(format!("{heard} is no port")))?;
     Ok(SocketAddr::new(peer, port))
@@ -243,12 +244,9 @@ fn exchange_port(stream: &mut TcpStream, port: u16) -> io::Result<SocketAddr> {
 
 /// Any port of the address by which the other end reaches this one.
 fn any_port(stream: &TcpStream) -> io::Result<SocketAddr> {
-    let own = stream.local_addr()?.ip();
-    // What a socket for both IP versions calls an IPv4 address.
-    let own = match own {
-        IpAddr::V6(address) => address.to_ipv4_mapped().map_or(own, IpAddr::from),
+    let own = match stream.local_addr()?.ip().to_canonical() {
         IpAddr::V4(address) if address.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
-        IpAddr::V4(_) => own,
+        own => own,
     };
     Ok(SocketAddr::new(own, 0))
 }

@@ -68,6 +68,11 @@ impl<T> Guarded<T> {
         taken.is_ok().then(|| Guard { guarded: self })
     }
 
+    /// Whether somebody has the value at this moment, or had it just now.
+    pub(crate) fn is_held(&self) -> bool {
+        self.word.load(Ordering::Relaxed) != FREE
+    }
+
     /// Takes the word if it is free, rings it otherwise. After `None`, the holder looks once more, and sees all that
     /// this thread did before.
     #[inline]
