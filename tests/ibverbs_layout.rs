@@ -1,14 +1,14 @@
-//! Holds the layout of the provider's own bindings to libibverbs' headers: a C program prints the sizes and offsets
-//! that the installed headers have, and each must be the number that `src/provider/ibverbs/sys/layout.rs` asserts.
+//! Holds the layout of this crate's own bindings to libibverbs' headers: a C program prints the sizes and offsets
+//! that the installed headers have, and each must be the number that `src/provider/abi/layout.rs` asserts.
 //!
 //! Skipped where there is no C compiler or no header, but not where `CI=true`.
-#![cfg(all(feature = "ibverbs", target_os = "linux", target_pointer_width = "64"))]
+#![cfg(all(target_os = "linux", target_pointer_width = "64"))]
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::process::Command;
 
-const LAYOUT: &str = include_str!("../src/provider/ibverbs/sys/layout.rs");
+const LAYOUT: &str = include_str!("../src/provider/abi/layout.rs");
 
 /// The C structure of ours, and where a field has another name or stands in a structure inside, that name.
 fn in_c(ours: &str) -> Option<(&'static str, &'static [(&'static str, &'static str)])> {
@@ -40,6 +40,10 @@ fn in_c(ours: &str) -> Option<(&'static str, &'static [(&'static str, &'static s
             ],
         ),
         "Pd" => ("ibv_pd", &[]),
+        "Td" => ("ibv_td", &[]),
+        "TdInitAttr" => ("ibv_td_init_attr", &[]),
+        "ParentDomainInitAttr" => ("ibv_parent_domain_init_attr", &[]),
+        "DataBuf" => ("ibv_data_buf", &[]),
         "Mr" => ("ibv_mr", &[]),
         "AllocDmAttr" => ("ibv_alloc_dm_attr", &[]),
         "Dm" => ("ibv_dm", &[]),

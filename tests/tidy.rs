@@ -25,7 +25,12 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("sim", &["types", "wire", "memory", "queue", "transport"]),
 ];
 
-/// The only places in which `unsafe` blocks may stand.
+/// What the library for C programs may use: the provider tier, and what that is told and answers. It is a sibling of
+/// `verbs`.
+const USED_BY_CAPI: &[&str] = &["types", "memory", "provider"];
+const CAPI_FILE_LINES_LIMIT: usize = 600;
+
+/// The only places in which `unsafe` blocks may stand, below `src`. All of `capi` is one: C's pointers are its matter.
 const UNSAFE_ISLANDS: &[&str] = &[
     "src/checksum/",
     "src/memory/raw",
@@ -33,6 +38,7 @@ const UNSAFE_ISLANDS: &[&str] = &[
     "src/engine/sys/",
     "src/owned/exclusive.rs",
     "src/owned/in_flight.rs",
+    "src/provider/abi/",
     "src/provider/ibverbs/sys/",
 ];
 
@@ -66,7 +72,7 @@ fn relative(path: &Path) -> String {
 }
 
 fn all_files() -> Vec<(String, String)> {
-    ["src", "tests", "examples", "benches"].into_iter().flat_map(rust_files).collect()
+    ["src", "tests", "examples", "benches", "capi"].into_iter().flat_map(rust_files).collect()
 }
 
 /// The line without its comment and without the text of string literals.
@@ -111,6 +117,28 @@ fn imports_never_point_upward() {
                     }
                 }
             }
+        }
+    }
+    report(problems);
+}
+
+#[test]
+fn the_library_for_c_stands_on_the_provider_tier_alone() {
+    let mut problems = Vec::new();
+    let files = rust_files("capi");
+    assert!(files.len() > 20, "{} files", files.len());
+    for (file, text) in files {
+        for (number, line) in text.lines().enumerate() {
+            for imported in code_of(line).split("rdma_verbs::").skip(1) {
+                let module: String = imported.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+                if !USED_BY_CAPI.contains(&module.as_str()) {
+                    problems.push(format!("{file}:{}: imports {module}", number + 1));
+                }
+            }
+        }
+        let lines = text.lines().count();
+        if lines > CAPI_FILE_LINES_LIMIT {
+            problems.push(format!("{file}: {lines} lines; at most {CAPI_FILE_LINES_LIMIT}"));
         }
     }
     report(problems);
@@ -200,7 +228,8 @@ fn nothing_is_left_unfinished() {
         for (number, line) in text.lines().enumerate() {
             let code = code_of(line);
             let banned = words.iter().any(|word| code.contains(word)) || marks.iter().any(|mark| line.contains(mark));
-            let printed = file.starts_with("src/") && (code.contains("println!") || code.contains("print!("));
+            let is_library = file.starts_with("src/") || file.starts_with("capi/src/");
+            let printed = is_library && (code.contains("println!") || code.contains("print!("));
             if banned || printed {
                 problems.push(format!("{file}:{}: {}", number + 1, line.trim()));
             }

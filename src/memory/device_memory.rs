@@ -197,6 +197,9 @@ mod tests {
         for (offset, length) in [(0, 17), (17, 0), (8, 9), (1, u64::MAX), (u64::MAX, 1)] {
             assert_eq!(Backing::device(&memory, offset, length).err(), Some(AccessError::OutOfBounds));
         }
+        let nothing = Backing::device(&memory, 16, 0).unwrap();
+        let region = RegionTable::new(1).register(DomainId(1), nothing, 0, AccessFlags::LOCAL_WRITE).unwrap();
+        assert_eq!((region.write_at(0, &[]), region.write_at(0, &[1])), (Ok(()), Err(AccessError::OutOfBounds)));
         assert!(matches!(pool.alloc(0), Err(DeviceMemoryError::Empty)));
         assert!(matches!(pool.alloc(u64::MAX), Err(DeviceMemoryError::Exhausted { .. })));
     }

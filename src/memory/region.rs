@@ -123,7 +123,7 @@ impl Region {
         self.memory.len() as u64
     }
 
-    /// Always false: a region has at least one byte.
+    /// False but for a region of no byte of device memory.
     pub fn is_empty(&self) -> bool {
         self.memory.len() == 0
     }
@@ -347,7 +347,8 @@ pub(super) fn check(backing: &Backing, options: &RegisterOptions) -> Result<Chec
 fn check_terms(backing: &Backing, options: &RegisterOptions) -> Result<Checked, RegisterError> {
     let access = check_access(options.access)?;
     let (address, length) = (backing.as_mut_ptr(), backing.len());
-    if length == 0 {
+    // C programs register no bytes of device memory, too; nothing can be done with them.
+    if length == 0 && !matches!(backing, Backing::Device(_)) {
         return Err(RegisterError::Empty);
     }
     let iova = match options.iova {

@@ -130,7 +130,8 @@ impl RegionTable {
     }
 
     /// Registers `old` anew, in one step: its keys are revoked, and the new ones lead to `backing`, or to the same
-    /// memory if that is `None`. Without an iova in `options` the same memory keeps its own.
+    /// memory if that is `None`. Without an iova in `options` the same memory keeps its own. With `keep_keys` the new
+    /// keys are the old ones: what was told to peers goes on to hold.
     ///
     /// # Errors
     /// As [`RegionTable::register`]; [`RegisterError::Bound`]; [`RegisterError::Deregistered`]. The region is as it
@@ -141,6 +142,7 @@ impl RegionTable {
         domain: DomainId,
         backing: Option<Backing>,
         options: &RegisterOptions,
+        keep_keys: bool,
     ) -> Result<Arc<Region>, (RegisterError, Option<Backing>)> {
         let options = match backing {
             None => RegisterOptions { iova: options.iova.or(Some(old.iova())), ..*options },
@@ -155,6 +157,7 @@ impl RegionTable {
         let key = match entries.holds(old) {
             false => Err(RegisterError::Deregistered),
             true if windows > 0 => Err(RegisterError::Bound { windows }),
+            true if keep_keys => Ok(entries.same_key(old)),
             // The old one leaves its place to the new one.
             true => entries.new_key(self.limit + 1),
         };
@@ -165,6 +168,7 @@ impl RegionTable {
         let memory = backing.map_or_else(|| old.memory().share(), Memory::new);
         let region = Arc::new(Region::of(domain, memory, checked, key));
         entries.regions.insert(index_of(key.0), Arc::clone(&region));
+        // If it has the same key, it was replaced already.
         entries.remove(old);
         Ok(region)
     }
@@ -223,6 +227,12 @@ impl Entries {
         let key = self.random_key()?;
         self.registrations += 1;
         Ok((key, self.registrations))
+    }
+
+    /// The key of a region for the one that takes its place, and a serial number of its own.
+    fn same_key(&mut self, old: &Arc<Region>) -> (u32, u64) {
+        self.registrations += 1;
+        (old.key(), self.registrations)
     }
 
     fn random_key(&mut self) -> Result<u32, RegisterError> {

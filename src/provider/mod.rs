@@ -8,6 +8,9 @@
 //! All verbs may be called from several threads at once. Objects are reference counted: a queue pair keeps its
 //! completion queues and its protection domain alive.
 
+#[cfg(all(target_os = "linux", target_pointer_width = "64"))]
+#[doc(hidden)]
+pub mod abi;
 mod error;
 #[cfg(all(feature = "ibverbs", target_os = "linux", target_pointer_width = "64"))]
 pub mod ibverbs;
@@ -358,6 +361,9 @@ pub struct Reregistration {
     pub iova: Option<u64>,
     /// Other rights; `None`: the same.
     pub access: Option<AccessFlags>,
+    /// The keys shall stay as they are, which C programs rely on. A provider whose devices choose the keys need not be
+    /// able to.
+    pub keep_keys: bool,
 }
 
 /// A memory region.

@@ -102,7 +102,10 @@ impl MemoryRegion {
                 return Err(RefusedChange { error, region: self, memory: Some(memory) });
             }
         };
-        match domain.inner().rereg_mr(self.inner(), provider::Reregistration { backing, iova, access }) {
+        match domain
+            .inner()
+            .rereg_mr(self.inner(), provider::Reregistration { backing, iova, access, keep_keys: false })
+        {
             Ok(inner) => {
                 let region = MemoryRegion::new(domain, inner);
                 let old = self.into_memory().filter(|_| is_moved);

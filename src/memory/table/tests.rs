@@ -111,6 +111,22 @@ fn a_deregistered_region_gives_its_memory_back() {
 }
 
 #[test]
+fn a_region_registered_anew_may_keep_its_keys() {
+    let table = RegionTable::new(10);
+    let old = registered(&table, 16, ALL);
+    let options = RegisterOptions { access: AccessFlags::LOCAL_WRITE, ..RegisterOptions::default() };
+    let new = table.reregister(&old, DOMAIN, None, &options, true).unwrap();
+    assert_eq!((new.rkey(), table.len()), (old.rkey(), 1));
+    let write = AccessFlags::REMOTE_WRITE;
+    assert_eq!(table.read().check(new.rkey().0, DOMAIN, 0x1000, 1, write), Err(AccessError::NoPermission));
+    assert!(!table.deregister(&old), "its place is the new one's");
+    let other = table.reregister(&new, DOMAIN, None, &options, false).unwrap();
+    assert_ne!(other.rkey(), new.rkey());
+    assert_eq!(table.read().check(new.rkey().0, DOMAIN, 0x1000, 1, write), Err(AccessError::UnknownKey));
+    assert!(table.deregister(&other) && table.is_empty());
+}
+
+#[test]
 fn another_tables_region_is_not_deregistered() {
     let (table, other) = (RegionTable::new(10), RegionTable::new(10));
     let region = registered(&table, 8, ALL);

@@ -19,7 +19,13 @@ pub(super) fn from_register(verb: &'static str, error: &RegisterError) -> Error 
         RegisterError::NoRandomness => ErrorKind::System,
         _ => ErrorKind::InvalidArgument,
     };
-    Error::new(verb, kind, error.to_string())
+    match error {
+        // For C programs, who know what is wrong by the number alone.
+        RegisterError::NotMapped { .. } | RegisterError::NotWritable { .. } => {
+            Error::from_source(verb, kind, error.to_string(), std::io::Error::from_raw_os_error(error.errno()))
+        }
+        _ => Error::new(verb, kind, error.to_string()),
+    }
 }
 
 pub(super) fn from_advise(error: &AdviseError) -> Error {

@@ -82,7 +82,8 @@ impl ProtectionDomain for SoftProtectionDomain {
         let old = region.region();
         let (access, invalidatable) = (change.access.unwrap_or(old.access()), old.is_invalidatable());
         let options = RegisterOptions { access, iova: change.iova, invalidatable };
-        let changed = self.shared.device.memory.reregister(old, self.shared.id, change.backing, &options);
+        let changed =
+            self.shared.device.memory.reregister(old, self.shared.id, change.backing, &options, change.keep_keys);
         let region = changed
             .map_err(|(error, backing)| RefusedChange { error: errors::from_register("rereg_mr", &error), backing })?;
         Ok(Arc::new(SoftMemoryRegion::new(Arc::clone(&self.shared), region)))

@@ -17,12 +17,10 @@
 //!
 //! [`Region`]: crate::memory::Region
 
-mod abi;
 mod completion;
 mod context;
 #[cfg(all(test, not(loom)))]
 pub(super) mod fake;
-mod layout;
 mod library;
 mod memory;
 mod post;
@@ -32,6 +30,7 @@ mod shared_receive;
 use std::ffi::c_int;
 use std::io;
 
+use super::super::abi;
 pub(super) use abi::{AhAttr, DeviceAttrEx, Gid, GidEntry, PortAttrWithSpeed, QpAttr, QpCap, SrqAttr, Wc};
 pub(super) use completion::{Channel, CompletionQueue, CompletionQueueInit};
 pub(super) use context::{Context, Event, EventSource, device_list};

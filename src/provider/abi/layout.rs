@@ -3,7 +3,7 @@
 
 use std::mem::offset_of;
 
-use super::abi::*;
+use super::*;
 
 macro_rules! layout {
     ($($name:ident $(= $size:literal)? { $($field:ident $offset:literal),* $(,)? })*) => {
@@ -27,7 +27,8 @@ layout! {
         post_recv 208,
     }
     VerbsContext = 648 {
-        query_port 0, advise_mr 8, reg_dm_mr 56, alloc_dm 64, free_dm 72, modify_cq 136, query_rt_values 192,
+        query_port 0, advise_mr 8, reg_dm_mr 56, alloc_dm 64, free_dm 72, alloc_parent_domain 112,
+        dealloc_td 120, alloc_td 128, modify_cq 136, query_rt_values 192,
         create_cq_ex 200, query_device_ex 216, create_qp_ex 264, get_srq_num 272, create_srq_ex 280,
         open_xrcd 288, close_xrcd 296, sz 312, context 320,
     }
@@ -55,6 +56,9 @@ layout! {
         static_rate 28, is_global 29, port_num 30,
     }
     Pd = 16 { context 0, handle 8 }
+    TdInitAttr = 4 { comp_mask 0 }
+    Td = 8 { context 0 }
+    ParentDomainInitAttr = 48 { pd 0, td 8, comp_mask 16, alloc 24, free 32, pd_context 40 }
     Mr = 48 { context 0, pd 8, addr 16, length 24, handle 32, lkey 36, rkey 40 }
     AllocDmAttr = 16 { length 0, log_align_req 8, comp_mask 12 }
     Dm = 32 { context 0, memcpy_to_dm 8, memcpy_from_dm 16, comp_mask 24, handle 28 }
@@ -67,6 +71,7 @@ layout! {
         base 0, comp_mask 128, status 132, wr_id 136, start_poll 144, next_poll 152, end_poll 160, read_opcode 168,
         read_vendor_err 176, read_byte_len 184, read_imm_data 192, read_qp_num 200, read_src_qp 208,
         read_wc_flags 216, read_slid 224, read_sl 232, read_dlid_path_bits 240, read_completion_ts 248,
+        read_completion_wallclock_ns 280,
     }
     CqInitAttrEx = 56 {
         cqe 0, cq_context 8, channel 16, comp_vector 24, wc_flags 32, comp_mask 40, flags 44, parent_domain 48,
@@ -97,6 +102,7 @@ layout! {
         qp_base 0, comp_mask 160, wr_id 168, wr_flags 176, wr_atomic_cmp_swp 184, wr_atomic_fetch_add 192,
         wr_bind_mw 200, wr_local_inv 208, wr_rdma_read 216, wr_rdma_write 224, wr_rdma_write_imm 232, wr_send 240,
         wr_send_imm 248, wr_send_inv 256, wr_set_ud_addr 272, wr_set_xrc_srqn 280, wr_set_inline_data 288,
+        wr_set_inline_data_list 296,
         wr_set_sge 304, wr_set_sge_list 312, wr_start 320, wr_complete 328, wr_abort 336, wr_atomic_write 344,
     }
     QpExWithFlush = 360 { base 0, wr_flush 352 }
@@ -106,6 +112,7 @@ layout! {
     Srq = 128 { context 0, srq_context 8, pd 16, handle 24, events_completed 120 }
     XrcdInitAttr = 12 { comp_mask 0, fd 4, oflags 8 }
     Sge = 16 { addr 0, length 8, lkey 12 }
+    DataBuf = 16 { addr 0, length 8 }
     MwBindInfo = 32 { mr 0, addr 8, length 16, mw_access_flags 24 }
     MwBind = 48 { wr_id 0, send_flags 8, bind_info 16 }
     SendWr = 128 {

@@ -1,0 +1,16 @@
+//! Links the library as `libibverbs.so.1`, with the versions of `nodes.map`.
+
+fn main() {
+    let folder = std::env::var("CARGO_MANIFEST_DIR").expect("cargo sets it");
+    println!("cargo:rerun-if-changed=nodes.map");
+    println!("cargo:rerun-if-changed=build.rs");
+    // The compiler passes an anonymous version script of its own, which only lld combines with named versions. On
+    // x86-64 it is what links anyway.
+    if std::env::var("CARGO_CFG_TARGET_ARCH").as_deref() != Ok("x86_64") {
+        println!("cargo:rustc-cdylib-link-arg=-fuse-ld=lld");
+    }
+    println!("cargo:rustc-cdylib-link-arg=-Wl,--version-script={folder}/nodes.map");
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libibverbs.so.1");
+    // Its threads may outlive a `dlclose`.
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
+}

@@ -1,0 +1,188 @@
+//! Asynchronous events: from the provider's numbers to the program's objects, and their acknowledgement.
+
+use std::collections::HashMap;
+use std::ffi::{c_int, c_void};
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rdma_verbs::provider::abi;
+use rdma_verbs::types::{AsyncEvent, EventObject};
+
+use crate::context::{Shared, shared_of};
+use crate::error::{Errno, Result, zero_or_minus_one};
+use crate::object::{Zeroed, own};
+use crate::version::exported;
+
+/// Numbers of `ibv_event_type`.
+mod kind {
+    pub(super) const CQ_ERR: u32 = 0;
+    pub(super) const QP_FATAL: u32 = 1;
+    pub(super) const QP_REQ_ERR: u32 = 2;
+    pub(super) const QP_ACCESS_ERR: u32 = 3;
+    pub(super) const COMM_EST: u32 = 4;
+    pub(super) const SQ_DRAINED: u32 = 5;
+    pub(super) const DEVICE_FATAL: u32 = 8;
+    pub(super) const PORT_ACTIVE: u32 = 9;
+    pub(super) const PORT_ERR: u32 = 10;
+    pub(super) const LID_CHANGE: u32 = 11;
+    pub(super) const PKEY_CHANGE: u32 = 12;
+    pub(super) const SM_CHANGE: u32 = 13;
+    pub(super) const SRQ_ERR: u32 = 14;
+    pub(super) const SRQ_LIMIT_REACHED: u32 = 15;
+    pub(super) const QP_LAST_WQE_REACHED: u32 = 16;
+    pub(super) const CLIENT_REREGISTER: u32 = 17;
+    pub(super) const GID_CHANGE: u32 = 18;
+}
+
+/// An object that the program holds; only its address is used here.
+#[derive(Clone, Copy)]
+struct Place(*mut c_void);
+
+// SAFETY: the address is handed to the program and never followed.
+unsafe impl Send for Place {}
+
+/// Objects that events can be about, while they are there.
+#[derive(Default)]
+pub(crate) struct EventObjects(Mutex<HashMap<EventObject, Place>>);
+
+impl EventObjects {
+    fn lock(&self) -> MutexGuard<'_, HashMap<EventObject, Place>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The program holds an object from now on.
+    pub(crate) fn add<T>(&self, object: EventObject, place: *mut T) {
+        self.lock().insert(object, Place(place.cast()));
+    }
+}
+
+impl Shared {
+    /// An object is about to go: no event of it is handed out any more. Returns when those that were are acknowledged.
+    pub(crate) fn end_events(&self, object: EventObject) -> Result<()> {
+        self.event_objects.lock().remove(&object);
+        self.device.wait_events_acked(object, None)?;
+        Ok(())
+    }
+
+    /// The next event about something that is there.
+    fn next_event(&self) -> Option<abi::AsyncEvent> {
+        // Held while an event is taken, so that an object that goes meanwhile either sees that its event was handed
+        // out, or keeps it from being so.
+        let objects = self.event_objects.lock();
+        loop {
+            let event = self.device.take_async_event()?;
+            let mut found = abi::AsyncEvent::zeroed();
+            found.event_type = event_type(&event)?;
+            match event.object() {
+                EventObject::Port(port) => found.element.port_num = port.into(),
+                EventObject::Device => {}
+                object => match objects.get(&object) {
+                    Some(place) => {
+                        found.element.qp = place.0.cast();
+                        return Some(found);
+                    }
+                    None => {
+                        self.device.ack_async_event(&event);
+                        continue;
+                    }
+                },
+            }
+            // Nobody waits for the acknowledgement of events that are about no object.
+            self.device.ack_async_event(&event);
+            return Some(found);
+        }
+    }
+}
+
+/// What it is in C; all that this version of the provider tier knows have a number.
+fn event_type(event: &AsyncEvent) -> Option<u32> {
+    Some(match event {
+        AsyncEvent::QueuePairFatal(_) => kind::QP_FATAL,
+        AsyncEvent::QueuePairRequestError(_) => kind::QP_REQ_ERR,
+        AsyncEvent::QueuePairAccessError(_) => kind::QP_ACCESS_ERR,
+        AsyncEvent::CommunicationEstablished(_) => kind::COMM_EST,
+        AsyncEvent::SendQueueDrained(_) => kind::SQ_DRAINED,
+        AsyncEvent::LastWorkQueueElementReached(_) => kind::QP_LAST_WQE_REACHED,
+        AsyncEvent::SharedReceiveQueueLimitReached(_) => kind::SRQ_LIMIT_REACHED,
+        AsyncEvent::SharedReceiveQueueError(_) => kind::SRQ_ERR,
+        AsyncEvent::CompletionQueueError(_) => kind::CQ_ERR,
+        AsyncEvent::PortActive(_) => kind::PORT_ACTIVE,
+        AsyncEvent::PortError(_) => kind::PORT_ERR,
+        AsyncEvent::GidChange(_) => kind::GID_CHANGE,
+        AsyncEvent::LidChange(_) => kind::LID_CHANGE,
+        AsyncEvent::PkeyChange(_) => kind::PKEY_CHANGE,
+        AsyncEvent::SubnetManagerChange(_) => kind::SM_CHANGE,
+        AsyncEvent::ClientReregister(_) => kind::CLIENT_REREGISTER,
+        AsyncEvent::DeviceFatal => kind::DEVICE_FATAL,
+        _ => return None,
+    })
+}
+
+/// Waits until a descriptor is readable, unless the program set it not to block: then fails with `EAGAIN`.
+pub(crate) fn wait_readable(fd: BorrowedFd<'_>) -> Result<()> {
+    if !may_block(fd) {
+        return Err(Errno(libc::EAGAIN));
+    }
+    let mut asked = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: one structure of our own.
+    if unsafe { libc::poll(&raw mut asked, 1, -1) } < 0 {
+        return Err(Errno(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)));
+    }
+    Ok(())
+}
+
+/// Whether the program lets reading from a descriptor wait.
+pub(crate) fn may_block(fd: BorrowedFd<'_>) -> bool {
+    // SAFETY: a call without memory.
+    let flags = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) };
+    flags & libc::O_NONBLOCK == 0
+}
+
+fn get_event(shared: &Shared) -> Result<abi::AsyncEvent> {
+    shared.check_process("get_async_event")?;
+    loop {
+        if let Some(event) = shared.next_event() {
+            return Ok(event);
+        }
+        match wait_readable(shared.device.async_fd()) {
+            Err(Errno(libc::EINTR)) | Ok(()) => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_get_async_event(context: *mut abi::Context, event: *mut abi::AsyncEvent) -> c_int {
+    // SAFETY: the program's context.
+    let found = get_event(unsafe { shared_of(context) });
+    // SAFETY: the program's structure, which may be written.
+    zero_or_minus_one(found.map(|found| unsafe { event.write(found) }))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_ack_async_event(event: *mut abi::AsyncEvent) {
+    // SAFETY: the program's structure, which it got from `ibv_get_async_event`; the kind says which pointer it holds,
+    // and its object waits for this acknowledgement before it goes.
+    unsafe {
+        match (*event).event_type {
+            kind::CQ_ERR => {
+                let queue = own((*event).element.cq.cast::<abi::CqEx>());
+                queue.shared.device.ack_async_event(&AsyncEvent::CompletionQueueError(queue.inner.number()));
+            }
+            kind::SRQ_ERR | kind::SRQ_LIMIT_REACHED => {
+                let queue = own((*event).element.srq);
+                let about = AsyncEvent::SharedReceiveQueueLimitReached(queue.inner.number());
+                queue.shared.device.ack_async_event(&about);
+            }
+            kind::QP_FATAL..=kind::SQ_DRAINED | kind::QP_LAST_WQE_REACHED => {
+                let queue_pair = own((*event).element.qp.cast::<abi::QpExWithFlush>());
+                queue_pair.shared.device.ack_async_event(&AsyncEvent::QueuePairFatal(queue_pair.inner.qpn()));
+            }
+            _ => {}
+        }
+    }
+}
+
+exported! {
+    "IBVERBS_1.1": ibv_get_async_event ibv_ack_async_event;
+}

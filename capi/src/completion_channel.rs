@@ -1,0 +1,142 @@
+//! Completion channels: events of completion queues, counted until they are acknowledged.
+
+use std::collections::HashMap;
+use std::ffi::{c_int, c_void};
+use std::os::fd::AsRawFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rdma_verbs::provider::{self, abi};
+
+use crate::async_event::may_block;
+use crate::context::{Shared, shared_of};
+use crate::error::{Errno, Result, number, pointer, zero_or_minus_one};
+use crate::object::{Object, Zeroed, make, own, take};
+use crate::usage::Users;
+use crate::version::exported;
+
+/// What is kept behind a channel.
+pub(crate) struct Channel {
+    shared: Arc<Shared>,
+    pub(crate) events: Arc<ChannelEvents>,
+    pub(crate) users: Users,
+}
+
+impl Object for abi::CompChannel {
+    type Own = Channel;
+}
+
+/// The channel, and the queues that announce their completions there.
+pub(crate) struct ChannelEvents {
+    pub(crate) inner: Arc<dyn provider::CompletionChannel>,
+    queues: Mutex<Queues>,
+}
+
+#[derive(Default)]
+struct Queues {
+    known: HashMap<u64, Announcing>,
+    next: u64,
+}
+
+/// A completion queue with this channel.
+struct Announcing {
+    place: *mut abi::Cq,
+    /// Events that the program got of it.
+    reported: u32,
+}
+
+// SAFETY: the queue's address is followed only under the channel's lock, while the queue is known there.
+unsafe impl Send for Announcing {}
+
+impl ChannelEvents {
+    fn queues(&self) -> MutexGuard<'_, Queues> {
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The number for a queue that is about to be made.
+    pub(crate) fn reserve(&self) -> u64 {
+        let mut queues = self.queues();
+        queues.next += 1;
+        queues.next
+    }
+
+    /// The queue with this number is there.
+    pub(crate) fn add(&self, number: u64, place: *mut abi::Cq) {
+        self.queues().known.insert(number, Announcing { place, reported: 0 });
+    }
+
+    /// It is going: nothing of it is handed out any more. How many events were.
+    pub(crate) fn remove(&self, number: u64) -> u32 {
+        self.queues().known.remove(&number).map_or(0, |queue| queue.reported)
+    }
+
+    /// The next event: its queue, and what the program calls that.
+    fn next(&self) -> Result<(*mut abi::Cq, *mut c_void)> {
+        loop {
+            let mut number = self.inner.poll_event();
+            if number.is_none() {
+                if !may_block(self.inner.fd()) {
+                    return Err(Errno(libc::EAGAIN));
+                }
+                number = self.inner.wait_event(None)?;
+            }
+            let Some(number) = number else { continue };
+            // Not known: the queue went while its event was on the way.
+            if let Some(queue) = self.queues().known.get_mut(&number) {
+                queue.reported = queue.reported.wrapping_add(1);
+                // SAFETY: the queue is known, so it is there; the field never changes.
+                return Ok((queue.place, unsafe { (*queue.place).cq_context }));
+            }
+        }
+    }
+}
+
+fn create(shared: &Arc<Shared>, context: *mut abi::Context) -> Result<*mut abi::CompChannel> {
+    let inner = shared.device.create_comp_channel()?;
+    let mut visible = abi::CompChannel::zeroed();
+    (visible.context, visible.fd) = (context, inner.fd().as_raw_fd());
+    let events = Arc::new(ChannelEvents { inner, queues: Mutex::default() });
+    Ok(make(visible, Channel { shared: Arc::clone(shared), events, users: Users::default() }))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_create_comp_channel(context: *mut abi::Context) -> *mut abi::CompChannel {
+    // SAFETY: the program's context.
+    pointer(create(unsafe { shared_of(context) }, context))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut abi::CompChannel) -> c_int {
+    // SAFETY: the program's channel.
+    let Channel { users, shared, .. } = unsafe { own(channel) };
+    let free = shared.check_process("destroy_comp_channel").and_then(|()| users.check_none());
+    // SAFETY: the program gives it up, and nothing uses it.
+    number(free.map(|()| drop(unsafe { take(channel) })))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_get_cq_event(
+    channel: *mut abi::CompChannel,
+    cq: *mut *mut abi::Cq,
+    cq_context: *mut *mut c_void,
+) -> c_int {
+    // SAFETY: the program's channel.
+    let found = unsafe { own(channel) }.events.next();
+    zero_or_minus_one(found.map(|(queue, context)| {
+        // SAFETY: the program's places for both, which may be written.
+        unsafe {
+            cq.write(queue);
+            cq_context.write(context);
+        }
+    }))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_ack_cq_events(cq: *mut abi::Cq, count: u32) {
+    // SAFETY: the program's completion queue, which waits for this before it goes.
+    unsafe { own(cq.cast::<abi::CqEx>()) }.acknowledgements.add(count);
+}
+
+exported! {
+    "IBVERBS_1.0": ibv_create_comp_channel ibv_destroy_comp_channel;
+    "IBVERBS_1.1": ibv_get_cq_event ibv_ack_cq_events;
+}

@@ -1,0 +1,249 @@
+//! Completion queues, and classic polling.
+
+use std::ffi::{c_int, c_void};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use rdma_verbs::provider::{self, CompletionQueueInit, abi};
+use rdma_verbs::types::{CompletionFlags, EventObject, RawCompletion};
+
+use crate::completion_channel::ChannelEvents;
+use crate::completion_queue_ex::Cursor;
+use crate::context::{Shared, shared_of};
+use crate::error::{Errno, INVALID, Result, UNSUPPORTED, number, pointer};
+use crate::object::{Object, Zeroed, make, own, take};
+use crate::usage::{Use, Users};
+use crate::version::exported;
+
+/// Completions that are taken at a time.
+const BATCH: usize = 16;
+/// `IBV_CQ_ATTR_MODERATE`.
+const MODERATE: u32 = 1;
+
+/// What is kept behind a completion queue. In front is always the extended form.
+pub(crate) struct CompletionQueue {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) inner: Arc<dyn provider::CompletionQueue>,
+    pub(crate) acknowledgements: Acknowledgements,
+    pub(crate) users: Users,
+    /// For extended polling.
+    pub(crate) cursor: Cursor,
+    /// The channel, and the queue's number there.
+    announced: Option<(Arc<ChannelEvents>, u64)>,
+    _uses: Vec<Use>,
+}
+
+impl Object for abi::CqEx {
+    type Own = CompletionQueue;
+}
+
+/// Events of a queue that were acknowledged, modulo 2^32.
+#[derive(Default)]
+pub(crate) struct Acknowledgements {
+    count: Mutex<u32>,
+    changed: Condvar,
+}
+
+impl Acknowledgements {
+    /// Some more.
+    pub(crate) fn add(&self, more: u32) {
+        let mut count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
+        *count = count.wrapping_add(more);
+        self.changed.notify_all();
+    }
+
+    /// Waits until there are as many as events.
+    fn wait(&self, events: u32) {
+        let mut count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
+        while (events.wrapping_sub(*count) as i32) > 0 {
+            count = self.changed.wait(count).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// What a queue shall be, from either function.
+pub(crate) struct Init {
+    pub(crate) cqe: u32,
+    pub(crate) cq_context: *mut c_void,
+    pub(crate) channel: *mut abi::CompChannel,
+    pub(crate) comp_vector: u32,
+    pub(crate) timestamps: bool,
+    pub(crate) uses: Vec<Use>,
+}
+
+/// Makes a queue.
+///
+/// # Safety
+/// The context and the channel, if there is one, are the program's.
+pub(crate) unsafe fn create(
+    context: *mut abi::Context,
+    mut visible: abi::CqEx,
+    mut init: Init,
+) -> Result<*mut abi::CqEx> {
+    // SAFETY: the caller's promise.
+    let shared = unsafe { shared_of(context) };
+    let mut announced = None;
+    if !init.channel.is_null() {
+        // SAFETY: the caller's promise.
+        let channel = unsafe { own(init.channel) };
+        init.uses.push(channel.users.begin());
+        announced = Some((Arc::clone(&channel.events), channel.events.reserve()));
+    }
+    let inner = shared.device.create_cq_with(&CompletionQueueInit {
+        cqe: init.cqe,
+        cq_context: announced.as_ref().map_or(0, |(_, number)| *number),
+        channel: announced.as_ref().map(|(channel, _)| &channel.inner),
+        comp_vector: init.comp_vector,
+        timestamps: init.timestamps,
+    })?;
+    let base = &mut visible.base;
+    (base.context, base.channel, base.cq_context) = (context, init.channel, init.cq_context);
+    (base.handle, base.cqe) = (shared.next_handle(), c_int::try_from(inner.cqe()).unwrap_or(c_int::MAX));
+    let object = EventObject::CompletionQueue(inner.number());
+    let made = make(
+        visible,
+        CompletionQueue {
+            shared: Arc::clone(shared),
+            inner,
+            acknowledgements: Acknowledgements::default(),
+            users: Users::default(),
+            cursor: Cursor::default(),
+            announced: announced.clone(),
+            _uses: init.uses,
+        },
+    );
+    if let Some((channel, number)) = announced {
+        channel.add(number, made.cast());
+    }
+    shared.event_objects.add(object, made);
+    Ok(made)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_create_cq(
+    context: *mut abi::Context,
+    cqe: c_int,
+    cq_context: *mut c_void,
+    channel: *mut abi::CompChannel,
+    comp_vector: c_int,
+) -> *mut abi::Cq {
+    let init = || {
+        let cqe = u32::try_from(cqe).map_err(|_| INVALID)?;
+        let comp_vector = u32::try_from(comp_vector).map_err(|_| INVALID)?;
+        Ok(Init { cqe, cq_context, channel, comp_vector, timestamps: false, uses: Vec::new() })
+    };
+    // SAFETY: the program's context and channel.
+    pointer(init().and_then(|init| unsafe { create(context, abi::CqEx::zeroed(), init) })).cast()
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_destroy_cq(cq: *mut abi::Cq) -> c_int {
+    let cq: *mut abi::CqEx = cq.cast();
+    let end = || {
+        // SAFETY: the program's completion queue.
+        let queue = unsafe { own(cq) };
+        queue.shared.check_process("destroy_cq")?;
+        queue.users.check_none()?;
+        if let Some((channel, number)) = &queue.announced {
+            let reported = channel.remove(*number);
+            queue.acknowledgements.wait(reported);
+        }
+        queue.shared.end_events(EventObject::CompletionQueue(queue.inner.number()))?;
+        // SAFETY: the program gives it up, and nothing uses it.
+        drop(unsafe { take(cq) });
+        Ok(())
+    };
+    number(end())
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_resize_cq(cq: *mut abi::Cq, cqe: c_int) -> c_int {
+    // SAFETY: the program's completion queue.
+    let queue = unsafe { own(cq.cast::<abi::CqEx>()) };
+    let resized = u32::try_from(cqe).map_err(|_| INVALID).and_then(|cqe| Ok(queue.inner.resize(cqe)?));
+    number(resized.map(|()| {
+        // SAFETY: the program's completion queue, of which it reads this field only after this verb.
+        unsafe { (*cq).cqe = c_int::try_from(queue.inner.cqe()).unwrap_or(c_int::MAX) };
+    }))
+}
+
+/// `imm_data` of a completion: immediate data in network order, or the key.
+#[inline]
+pub(crate) fn immediate(completion: &RawCompletion) -> u32 {
+    if completion.flags.contains(CompletionFlags::WITH_IMMEDIATE) {
+        completion.immediate_or_key.to_be()
+    } else {
+        completion.immediate_or_key
+    }
+}
+
+#[inline]
+fn work_completion(from: &RawCompletion) -> abi::Wc {
+    abi::Wc {
+        wr_id: from.wr_id,
+        status: from.status as u32,
+        opcode: from.opcode as u32,
+        vendor_err: from.cause as u32,
+        byte_len: from.byte_len,
+        imm_data: immediate(from),
+        qp_num: from.qpn.value(),
+        src_qp: from.source_qpn.value(),
+        wc_flags: from.flags.bits(),
+        pkey_index: 0,
+        slid: from.source_lid,
+        sl: from.sl,
+        dlid_path_bits: 0,
+    }
+}
+
+pub(crate) unsafe extern "C" fn poll_cq(cq: *mut abi::Cq, count: c_int, to: *mut abi::Wc) -> c_int {
+    // SAFETY: the program's completion queue.
+    let queue = unsafe { own(cq.cast::<abi::CqEx>()) };
+    let wanted = usize::try_from(count).unwrap_or(0);
+    let mut batch = [RawCompletion::default(); BATCH];
+    let mut done = 0;
+    while done < wanted {
+        let asked = BATCH.min(wanted - done);
+        let found = match queue.inner.poll(&mut batch[..asked]) {
+            Ok(found) => found,
+            Err(_) if done > 0 => break,
+            Err(error) => {
+                crate::error::set_errno(error.into());
+                return -1;
+            }
+        };
+        for (place, completion) in batch[..found].iter().enumerate() {
+            // SAFETY: the program's array of `count` structures; `done + place` is less.
+            unsafe { to.add(done + place).write(work_completion(completion)) };
+        }
+        done += found;
+        if found < asked {
+            break;
+        }
+    }
+    done as c_int
+}
+
+pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut abi::Cq, solicited_only: c_int) -> c_int {
+    // SAFETY: the program's completion queue.
+    let queue = unsafe { own(cq.cast::<abi::CqEx>()) };
+    if queue.announced.is_none() {
+        // Allowed, as there is nobody to be told.
+        return 0;
+    }
+    number(queue.inner.req_notify(solicited_only != 0).map_err(Errno::from))
+}
+
+pub(crate) unsafe extern "C" fn modify_cq(cq: *mut abi::Cq, attributes: *mut abi::ModifyCqAttr) -> c_int {
+    // SAFETY: the program's completion queue and structure.
+    let (queue, attributes) = unsafe { (own(cq.cast::<abi::CqEx>()), &*attributes) };
+    if attributes.attr_mask != MODERATE {
+        return UNSUPPORTED.0;
+    }
+    let period = Duration::from_micros(attributes.cq_period.into());
+    number(queue.inner.moderate(attributes.cq_count, period).map_err(Errno::from))
+}
+
+exported! {
+    "IBVERBS_1.1": ibv_create_cq ibv_destroy_cq ibv_resize_cq;
+}

@@ -1,0 +1,223 @@
+//! Devices: which there are, and what is known of them before they are opened.
+
+use std::collections::HashMap;
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+
+use rdma_verbs::provider::{Provider, abi, soft::SoftProvider};
+
+use crate::error::{Errno, Result, UNSUPPORTED, pointer, set_errno};
+use crate::object::{Object, Zeroed, make, own};
+use crate::settings::settings;
+use crate::version::exported;
+
+/// What is kept behind a device.
+pub(crate) struct Device {
+    /// What the provider opens.
+    pub(crate) provider_name: String,
+    /// Its own number, in host byte order.
+    pub(crate) guid: u64,
+}
+
+impl Object for abi::Device {
+    type Own = Device;
+}
+
+/// A device that was listed once. It is never freed: programs use devices after they have freed the list, and some
+/// never free the list.
+#[derive(Clone, Copy)]
+struct Known(*mut abi::Device);
+
+// SAFETY: a device does not change, and may be looked at by any thread.
+unsafe impl Send for Known {}
+
+/// Every device by its name, whether it is still there or not: as many as there were ever names.
+static KNOWN: Mutex<Option<HashMap<String, Known>>> = Mutex::new(None);
+
+/// Name in C, and name for the provider. Names have no colon: programs separate the port with one.
+fn names() -> Result<Vec<(String, String)>> {
+    let settings = settings();
+    if !settings.addresses.is_empty() {
+        let name = |address: &std::net::IpAddr| {
+            (format!("soft_{}", address.to_string().replace(':', "-")), format!("soft:{address}"))
+        };
+        return Ok(settings.addresses.iter().map(name).collect());
+    }
+    let mut names = SoftProvider::new().device_names()?;
+    // The first one is what programs take that were not told. Another host can reach it, if there is such an interface,
+    // and so can this one.
+    names.sort_by_key(|name| name == "soft_lo");
+    Ok(names.into_iter().map(|name| (name.clone(), name)).collect())
+}
+
+/// The same number whenever the device is looked at on this machine, marked as administered locally.
+fn guid(name: &str) -> u64 {
+    let machine = std::fs::read("/etc/machine-id").unwrap_or_default();
+    // FNV-1a: stable, which the standard library's hashes are not.
+    let bytes = machine.iter().chain(name.as_bytes());
+    let hash = bytes
+        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3));
+    let (group_bit, local_bit) = (1 << 56, 1 << 57);
+    hash & !group_bit | local_bit
+}
+
+fn copy_text(to: &mut [c_char], text: &str) {
+    let room = to.len() - 1;
+    for (to, from) in to.iter_mut().zip(text.bytes().take(room)) {
+        *to = from as c_char;
+    }
+}
+
+fn new_device(name: &str, provider_name: String) -> Known {
+    let mut visible = abi::Device::zeroed();
+    // A channel adapter of InfiniBand's kind, as all that speaks RoCE says.
+    (visible.node_type, visible.transport_type) = (1, 0);
+    copy_text(&mut visible.name, name);
+    copy_text(&mut visible.dev_name, name);
+    copy_text(&mut visible.dev_path, &format!("/sys/class/infiniband_verbs/{name}"));
+    copy_text(&mut visible.ibdev_path, &format!("/sys/class/infiniband/{name}"));
+    Known(make(visible, Device { provider_name, guid: guid(name) }))
+}
+
+/// The devices that there are now, and a null pointer at the end.
+fn list() -> Result<Vec<*mut abi::Device>> {
+    let names = names()?;
+    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    let known = known.get_or_insert_default();
+    let mut list = Vec::with_capacity(names.len() + 1);
+    for (name, provider_name) in names {
+        let device = known.entry(name).or_insert_with_key(|name| new_device(name, provider_name));
+        list.push(device.0);
+    }
+    list.push(std::ptr::null_mut());
+    Ok(list)
+}
+
+/// The device that the provider calls so.
+pub(crate) fn device_called(provider_name: &str) -> Result<*mut abi::Device> {
+    let known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut devices = known.iter().flat_map(HashMap::values);
+    // SAFETY: devices are made by this library and never freed.
+    let found = devices.find(|device| unsafe { own(device.0) }.provider_name == provider_name);
+    found.map(|device| device.0).ok_or(Errno(libc::ENODEV))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut abi::Device {
+    pointer(list().map(|list| {
+        if !count.is_null() {
+            // SAFETY: the program's number, which may be written.
+            unsafe { count.write((list.len() - 1) as c_int) };
+        }
+        Box::into_raw(list.into_boxed_slice()).cast()
+    }))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_free_device_list(list: *mut *mut abi::Device) {
+    if list.is_null() {
+        return;
+    }
+    let mut length = 1;
+    // SAFETY: the list is one that `ibv_get_device_list` gave, which ends with a null pointer.
+    while unsafe { !(*list.add(length - 1)).is_null() } {
+        length += 1;
+    }
+    // SAFETY: as above; it was let go of as a boxed slice of so many entries, and is freed once.
+    drop(unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(list, length)) });
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_get_device_name(device: *mut abi::Device) -> *const c_char {
+    // SAFETY: a device of this library, which is never freed; the place is computed and not read.
+    unsafe { &raw const (*device).name }.cast()
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_get_device_guid(device: *mut abi::Device) -> u64 {
+    // SAFETY: a device of this library, which is never freed.
+    unsafe { own(device) }.guid.to_be()
+}
+
+/// The kernel's number of a device; these are unknown to it.
+#[unsafe(no_mangle)]
+extern "C" fn ibv_get_device_index(_device: *mut abi::Device) -> c_int {
+    -1
+}
+
+/// Where the kernel would tell of devices.
+#[unsafe(no_mangle)]
+extern "C" fn ibv_get_sysfs_path() -> *const c_char {
+    c"/sys".as_ptr()
+}
+
+/// Reads a small file into `buffer`, without the line's end; how many bytes, or -1 and `errno`.
+fn read_file(path: &Path, buffer: &mut [u8]) -> Result<usize> {
+    let failed = |error: std::io::Error| Errno(error.raw_os_error().unwrap_or(libc::EIO));
+    let mut file = std::fs::File::open(path).map_err(failed)?;
+    let mut length = 0;
+    while length < buffer.len() {
+        match file.read(&mut buffer[length..]).map_err(failed)? {
+            0 => break,
+            count => length += count,
+        }
+    }
+    if length > 0 && buffer[length - 1] == b'\n' {
+        length -= 1;
+    }
+    match buffer.get_mut(length) {
+        Some(end) => *end = 0,
+        None => return Err(Errno(libc::EOVERFLOW)),
+    }
+    Ok(length)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_read_sysfs_file(
+    folder: *const c_char,
+    file: *const c_char,
+    buffer: *mut c_char,
+    size: usize,
+) -> c_int {
+    // SAFETY: the program's strings.
+    let [folder, file] = [folder, file].map(|text| unsafe { CStr::from_ptr(text) }.to_bytes());
+    let path = Path::new(std::ffi::OsStr::from_bytes(folder)).join(std::ffi::OsStr::from_bytes(file));
+    let mut read = vec![0; size.min(1 << 16)];
+    match read_file(&path, &mut read) {
+        Ok(length) => {
+            let count = (length + 1).min(read.len());
+            // SAFETY: the program's buffer of `size` bytes, and not more are copied.
+            unsafe { std::ptr::copy_nonoverlapping(read.as_ptr().cast(), buffer, count) };
+            length as c_int
+        }
+        Err(error) => {
+            set_errno(error);
+            -1
+        }
+    }
+}
+
+/// As above for a file of a device: there is none.
+#[unsafe(no_mangle)]
+extern "C" fn ibv_read_ibdev_sysfs_file(_buffer: *mut c_char, _size: usize, _device: *mut c_void) -> c_int {
+    set_errno(Errno(libc::ENOENT));
+    -1
+}
+
+/// For drivers of vendors, which resolve addresses of Ethernet by it.
+#[unsafe(no_mangle)]
+extern "C" fn ibv_resolve_eth_l2_from_gid() -> c_int {
+    set_errno(UNSUPPORTED);
+    -1
+}
+
+exported! {
+    "IBVERBS_1.0": ibv_get_sysfs_path ibv_read_sysfs_file;
+    "IBVERBS_1.1": ibv_get_device_list ibv_free_device_list ibv_get_device_name ibv_get_device_guid
+        ibv_resolve_eth_l2_from_gid;
+    "IBVERBS_1.9": ibv_get_device_index;
+    "IBVERBS_PRIVATE_34": ibv_read_ibdev_sysfs_file;
+}

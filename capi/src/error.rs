@@ -1,0 +1,97 @@
+//! Errors of verbs as C knows them.
+//!
+//! Functions answer in one of three ways: with the error number, with -1 and `errno`, or with a null pointer and
+//! `errno`. What is wrong in words goes to the log.
+
+use std::ffi::c_int;
+
+use rdma_verbs::provider::{Error, ErrorKind, Refused, RefusedChange};
+
+/// An error number.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Errno(pub(crate) c_int);
+
+/// A wrong argument.
+pub(crate) const INVALID: Errno = Errno(libc::EINVAL);
+/// What this library does not offer.
+pub(crate) const UNSUPPORTED: Errno = Errno(libc::EOPNOTSUPP);
+/// The object is used by others.
+pub(crate) const BUSY: Errno = Errno(libc::EBUSY);
+
+pub(crate) type Result<T, E = Errno> = std::result::Result<T, E>;
+
+impl From<Error> for Errno {
+    #[cold]
+    fn from(error: Error) -> Self {
+        let number = match error.kind() {
+            ErrorKind::AddressInUse => libc::EADDRINUSE,
+            ErrorKind::Unsupported => libc::EOPNOTSUPP,
+            ErrorKind::Busy => libc::EBUSY,
+            ErrorKind::QueueFull | ErrorKind::ResourceLimit => error.os_error().unwrap_or(libc::ENOMEM),
+            ErrorKind::PermissionDenied => error.os_error().unwrap_or(libc::EACCES),
+            ErrorKind::TimedOut => libc::ETIMEDOUT,
+            ErrorKind::System | ErrorKind::Protocol => error.os_error().unwrap_or(libc::EIO),
+            _ => error.os_error().unwrap_or(libc::EINVAL),
+        };
+        // What a program can do nothing about is told where people look; the rest is told to who asks for it.
+        match error.kind() {
+            ErrorKind::AddressInUse | ErrorKind::PermissionDenied | ErrorKind::System => tracing::warn!("{error}"),
+            ErrorKind::QueueFull => tracing::debug!("{error}"),
+            _ => tracing::info!("{error}"),
+        }
+        Self(number)
+    }
+}
+
+impl From<Refused> for Errno {
+    fn from(refused: Refused) -> Self {
+        refused.error.into()
+    }
+}
+
+impl From<RefusedChange> for Errno {
+    fn from(refused: RefusedChange) -> Self {
+        refused.error.into()
+    }
+}
+
+/// Sets `errno` of this thread.
+pub(crate) fn set_errno(error: Errno) {
+    // SAFETY: the C library's place of this thread's `errno`.
+    unsafe { *libc::__errno_location() = error.0 };
+}
+
+/// 0, or the error number.
+#[inline]
+pub(crate) fn number(result: Result<()>) -> c_int {
+    match result {
+        Ok(()) => 0,
+        Err(error) => failed_number(error),
+    }
+}
+
+/// Programs look at `errno` even where the answer is the number.
+#[cold]
+fn failed_number(error: Errno) -> c_int {
+    set_errno(error);
+    error.0
+}
+
+/// 0, or -1 and `errno`.
+pub(crate) fn zero_or_minus_one(result: Result<()>) -> c_int {
+    match result {
+        Ok(()) => 0,
+        Err(error) => {
+            set_errno(error);
+            -1
+        }
+    }
+}
+
+/// The pointer, or null and `errno`.
+pub(crate) fn pointer<T>(result: Result<*mut T>) -> *mut T {
+    result.unwrap_or_else(|error| {
+        set_errno(error);
+        std::ptr::null_mut()
+    })
+}

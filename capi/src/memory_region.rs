@@ -1,0 +1,311 @@
+//! Memory regions.
+
+use std::ffi::{c_int, c_void};
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rdma_verbs::memory::{Backing, RegisterOptions};
+use rdma_verbs::provider::{self, DmaBufInit, Reregistration, abi};
+use rdma_verbs::types::{AccessFlags, AdviceFlags, MemoryAdvice};
+
+use crate::context::Shared;
+use crate::error::{Errno, INVALID, Result, UNSUPPORTED, number, pointer, set_errno};
+use crate::object::{Object, Zeroed, make, own, take};
+use crate::protection_domain::{ProtectionDomain, domain_of};
+use crate::usage::Use;
+use crate::version::exported;
+
+/// Bits of `ibv_rereg_mr_flags`.
+mod change {
+    pub(super) const TRANSLATION: super::c_int = 1;
+    pub(super) const PD: super::c_int = 1 << 1;
+    pub(super) const ACCESS: super::c_int = 1 << 2;
+}
+
+/// What `ibv_rereg_mr` answers when its arguments are wrong, and when the device refuses; the region is as it was.
+const WRONG_INPUT: c_int = -1;
+const COMMAND_FAILED: c_int = -4;
+
+/// What is kept behind a memory region.
+pub(crate) struct MemoryRegion {
+    shared: Arc<Shared>,
+    registration: Arc<Registration>,
+    is_imported: bool,
+    /// Its domain, which may change, and device memory.
+    uses: Mutex<Vec<Use>>,
+}
+
+impl Object for abi::Mr {
+    type Own = MemoryRegion;
+}
+
+/// What an imported region has in common with the original.
+pub(crate) struct Registration {
+    /// The region; another one after registering anew.
+    inner: Mutex<Arc<dyn provider::MemoryRegion>>,
+}
+
+impl Registration {
+    fn inner(&self) -> Arc<dyn provider::MemoryRegion> {
+        Arc::clone(&self.inner.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// What the program sees of a region.
+pub(crate) fn visible(
+    domain: &ProtectionDomain,
+    pd: *mut abi::Pd,
+    inner: Arc<dyn provider::MemoryRegion>,
+    (addr, length): (*mut c_void, usize),
+    mut uses: Vec<Use>,
+) -> *mut abi::Mr {
+    uses.push(domain.users.begin());
+    let handle = domain.shared.next_handle();
+    let (lkey, rkey) = (inner.lkey().0, inner.rkey().0);
+    let registration = Arc::new(Registration { inner: Mutex::new(inner) });
+    let offered: std::sync::Weak<Registration> = Arc::downgrade(&registration);
+    domain.shared.offer(handle, offered);
+    // SAFETY: the domain is the program's, and this field never changes.
+    let context = unsafe { (*pd).context };
+    let visible = abi::Mr { context, pd, addr, length, handle, lkey, rkey };
+    let shared = Arc::clone(&domain.shared);
+    make(visible, MemoryRegion { shared, registration, is_imported: false, uses: Mutex::new(uses) })
+}
+
+/// All of the address space, as on-demand registration names it.
+fn is_everything(addr: *mut c_void, length: usize, access: AccessFlags) -> bool {
+    addr.is_null() && length == usize::MAX && access.contains(AccessFlags::ON_DEMAND)
+}
+
+/// Registers a range.
+///
+/// # Safety
+/// The domain is the program's, and so is the memory.
+unsafe fn register(
+    pd: *mut abi::Pd,
+    (addr, length): (*mut c_void, usize),
+    iova: Option<u64>,
+    access: c_int,
+) -> Result<*mut abi::Mr> {
+    // SAFETY: the caller's promise.
+    let domain = unsafe { domain_of(pd)? };
+    let access = AccessFlags::from_bits_retain(access as u32);
+    let backing = if is_everything(addr, length, access) {
+        // SAFETY: the program lets requests that name the region access whatever they name, as the crate's
+        // documentation has it.
+        unsafe { Backing::address_space() }
+    } else {
+        // SAFETY: the program's memory, which it lets requests access until the region is deregistered.
+        unsafe { Backing::raw(addr.cast(), length) }
+    };
+    let options = RegisterOptions { access, iova, invalidatable: false };
+    let inner = domain.domain.inner.reg_mr_with(backing, &options)?;
+    Ok(visible(domain, pd, inner, (addr, length), Vec::new()))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_reg_mr(pd: *mut abi::Pd, addr: *mut c_void, length: usize, access: c_int) -> *mut abi::Mr {
+    // SAFETY: the program's domain and memory.
+    pointer(unsafe { register(pd, (addr, length), None, access) })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_reg_mr_iova(
+    pd: *mut abi::Pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: c_int,
+) -> *mut abi::Mr {
+    // SAFETY: the program's domain and memory.
+    pointer(unsafe { register(pd, (addr, length), Some(iova), access) })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_reg_mr_iova2(
+    pd: *mut abi::Pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: u32,
+) -> *mut abi::Mr {
+    // SAFETY: the program's domain and memory.
+    pointer(unsafe { register(pd, (addr, length), Some(iova), access as c_int) })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_reg_dmabuf_mr(
+    pd: *mut abi::Pd,
+    offset: u64,
+    length: usize,
+    iova: u64,
+    fd: c_int,
+    access: c_int,
+) -> *mut abi::Mr {
+    let register = || {
+        // SAFETY: the program's domain.
+        let domain = unsafe { domain_of(pd)? };
+        if fd < 0 {
+            return Err(Errno(libc::EBADF));
+        }
+        // SAFETY: the program's descriptor, borrowed for this call; if it is not open, the call fails.
+        let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+        let access = AccessFlags::from_bits_retain(access as u32);
+        let init = DmaBufInit { fd, offset, length: length as u64, iova: Some(iova), access };
+        let inner = domain.domain.inner.reg_dmabuf_mr(&init)?;
+        Ok(visible(domain, pd, inner, (offset as *mut c_void, length), Vec::new()))
+    };
+    pointer(register())
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_dereg_mr(mr: *mut abi::Mr) -> c_int {
+    // SAFETY: the program's region; the number in front is this library's alone.
+    let (region, handle) = unsafe { (own(mr), (*mr).handle) };
+    let end = || {
+        region.shared.check_process("dereg_mr")?;
+        region.registration.inner().dereg()?;
+        if !region.is_imported {
+            region.shared.withdraw(handle);
+        }
+        // SAFETY: the program gives it up.
+        drop(unsafe { take(mr) });
+        Ok(())
+    };
+    number(end())
+}
+
+/// What a change asks for, if it makes sense.
+fn checked(
+    flags: c_int,
+    (addr, length): (*mut c_void, usize),
+    access: c_int,
+    has_domain: bool,
+) -> Result<Reregistration> {
+    let known = change::TRANSLATION | change::PD | change::ACCESS;
+    let moves = flags & change::TRANSLATION != 0;
+    let is_right = flags & !known == 0
+        && flags != 0
+        && (!moves || !addr.is_null() && length > 0)
+        && (access == 0 || flags & change::ACCESS != 0)
+        && (flags & change::PD == 0 || has_domain);
+    if !is_right {
+        return Err(INVALID);
+    }
+    let access = (flags & change::ACCESS != 0).then(|| AccessFlags::from_bits_retain(access as u32));
+    // SAFETY: the program's memory, which it lets requests access until the region is deregistered.
+    let backing = moves.then(|| unsafe { Backing::raw(addr.cast(), length) });
+    // Peers know the key: it stays for the same memory in the same domain.
+    Ok(Reregistration { backing, iova: None, access, keep_keys: flags == change::ACCESS })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_rereg_mr(
+    mr: *mut abi::Mr,
+    flags: c_int,
+    pd: *mut abi::Pd,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> c_int {
+    let wanted = match checked(flags, (addr, length), access, !pd.is_null()) {
+        Ok(wanted) => wanted,
+        Err(error) => {
+            set_errno(error);
+            return WRONG_INPUT;
+        }
+    };
+    // SAFETY: the program's region and domain.
+    let done = unsafe {
+        let pd = if flags & change::PD == 0 { (*mr).pd } else { pd };
+        reregister(mr, pd, wanted, (flags & change::TRANSLATION != 0).then_some((addr, length)))
+    };
+    done.map_or_else(
+        |error| {
+            set_errno(error);
+            COMMAND_FAILED
+        },
+        |()| 0,
+    )
+}
+
+/// # Safety
+/// Both are the program's.
+unsafe fn reregister(
+    mr: *mut abi::Mr,
+    pd: *mut abi::Pd,
+    wanted: Reregistration,
+    moved: Option<(*mut c_void, usize)>,
+) -> Result<()> {
+    // SAFETY: the caller's promise.
+    let (region, domain) = unsafe { (own(mr), domain_of(pd)?) };
+    region.shared.check_process("rereg_mr")?;
+    let mut inner = region.registration.inner.lock().unwrap_or_else(PoisonError::into_inner);
+    *inner = domain.domain.inner.rereg_mr(&inner, wanted)?;
+    let mut uses = region.uses.lock().unwrap_or_else(PoisonError::into_inner);
+    uses.clear();
+    uses.push(domain.users.begin());
+    // SAFETY: the program does not look at these fields while this verb changes them.
+    unsafe {
+        ((*mr).lkey, (*mr).rkey, (*mr).pd) = (inner.lkey().0, inner.rkey().0, pd);
+        if let Some((addr, length)) = moved {
+            ((*mr).addr, (*mr).length) = (addr, length);
+        }
+    }
+    Ok(())
+}
+
+pub(crate) unsafe extern "C" fn advise_mr(
+    pd: *mut abi::Pd,
+    advice: u32,
+    flags: u32,
+    list: *mut abi::Sge,
+    count: u32,
+) -> c_int {
+    let advice = match advice {
+        0 => MemoryAdvice::Prefetch,
+        1 => MemoryAdvice::PrefetchWrite,
+        2 => MemoryAdvice::PrefetchNoFault,
+        _ => return UNSUPPORTED.0,
+    };
+    if list.is_null() || count == 0 {
+        return INVALID.0;
+    }
+    // SAFETY: the program's list of so many entries, and its domain.
+    let (list, domain) = unsafe { (std::slice::from_raw_parts(list, count as usize), domain_of(pd)) };
+    let flags = AdviceFlags::from_bits_retain(flags);
+    number(domain.and_then(|domain| Ok(domain.domain.inner.advise_mr(advice, flags, list)?)))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_import_mr(pd: *mut abi::Pd, handle: u32) -> *mut abi::Mr {
+    let import = || {
+        // SAFETY: the program's domain.
+        let domain = unsafe { domain_of(pd)? };
+        let registration: Arc<Registration> = domain.shared.import(handle)?;
+        let inner = registration.inner();
+        // SAFETY: as above; this field never changes.
+        let context = unsafe { (*pd).context };
+        let (lkey, rkey) = (inner.lkey().0, inner.rkey().0);
+        let length = usize::try_from(inner.region().len()).unwrap_or(usize::MAX);
+        let visible = abi::Mr { context, pd, handle, lkey, rkey, length, ..abi::Mr::zeroed() };
+        let uses = Mutex::new(vec![domain.users.begin()]);
+        Ok(make(visible, MemoryRegion { shared: Arc::clone(&domain.shared), registration, is_imported: true, uses }))
+    };
+    pointer(import())
+}
+
+/// Gives up what was imported; the original stays.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_unimport_mr(mr: *mut abi::Mr) {
+    // SAFETY: the program gives it up.
+    drop(unsafe { take(mr) });
+}
+
+exported! {
+    "IBVERBS_1.1": ibv_reg_mr ibv_dereg_mr ibv_rereg_mr;
+    "IBVERBS_1.7": ibv_reg_mr_iova;
+    "IBVERBS_1.8": ibv_reg_mr_iova2;
+    "IBVERBS_1.10": ibv_import_mr ibv_unimport_mr;
+    "IBVERBS_1.12": ibv_reg_dmabuf_mr;
+}

@@ -1,0 +1,101 @@
+//! Memory windows.
+
+use std::ffi::c_int;
+use std::sync::Arc;
+
+use rdma_verbs::provider::{self, abi};
+use rdma_verbs::types::{AccessFlags, Data, Lkey, MemoryWindowType, Operation, Rkey, SendFlags, SendRequest};
+
+use crate::context::Shared;
+use crate::error::{INVALID, Result, number, pointer};
+use crate::object::{Object, QueuePairShell, make, own, take};
+use crate::protection_domain::domain_of;
+use crate::usage::Use;
+
+/// What is kept behind a memory window.
+pub(crate) struct MemoryWindow {
+    shared: Arc<Shared>,
+    inner: Arc<dyn provider::MemoryWindow>,
+    _domain: Use,
+}
+
+impl Object for abi::Mw {
+    type Own = MemoryWindow;
+}
+
+pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut abi::Pd, kind: u32) -> *mut abi::Mw {
+    let alloc = || {
+        // SAFETY: the program's domain.
+        let domain = unsafe { domain_of(pd)? };
+        let wanted = match kind {
+            1 => MemoryWindowType::Type1,
+            2 => MemoryWindowType::Type2,
+            _ => return Err(INVALID),
+        };
+        let inner = domain.domain.inner.alloc_mw(wanted)?;
+        // SAFETY: as above; this field never changes.
+        let context = unsafe { (*pd).context };
+        let visible = abi::Mw { context, pd, rkey: inner.rkey().0, handle: domain.shared.next_handle(), kind };
+        let shared = Arc::clone(&domain.shared);
+        Ok(make(visible, MemoryWindow { shared, inner, _domain: domain.users.begin() }))
+    };
+    pointer(alloc())
+}
+
+pub(crate) unsafe extern "C" fn dealloc_mw(mw: *mut abi::Mw) -> c_int {
+    // SAFETY: the program's window.
+    let window = unsafe { own(mw) };
+    let end = || {
+        window.shared.check_process("dealloc_mw")?;
+        window.inner.dealloc()?;
+        // SAFETY: the program gives it up.
+        drop(unsafe { take(mw) });
+        Ok(())
+    };
+    number(end())
+}
+
+/// The operation that binds a window.
+///
+/// # Safety
+/// The region, if there is one, is the program's.
+pub(crate) unsafe fn bind_operation(rkey: u32, info: &abi::MwBindInfo) -> Operation {
+    let lkey = if info.mr.is_null() {
+        0
+    } else {
+        // SAFETY: the caller's promise.
+        unsafe { (*info.mr).lkey }
+    };
+    // Programs name the region's own right, too, which no window has.
+    let access = AccessFlags::from_bits_retain(info.mw_access_flags).difference(AccessFlags::LOCAL_WRITE);
+    Operation::BindMemoryWindow { rkey: Rkey(rkey), lkey: Lkey(lkey), addr: info.addr, length: info.length, access }
+}
+
+/// Binds a window of type 1. Its new key is there when this returns, though the request may not be executed yet.
+///
+/// # Safety
+/// All pointers are the program's.
+unsafe fn bind(qp: *mut abi::Qp, mw: *mut abi::Mw, bind: &abi::MwBind) -> Result<()> {
+    if bind.bind_info.length > 0 && bind.bind_info.mr.is_null() {
+        return Err(INVALID);
+    }
+    // SAFETY: the caller's promise; the key is changed by nothing but this verb.
+    let (queue_pair, old) = unsafe { (own(qp.cast::<QueuePairShell>()), (*mw).rkey) };
+    let key = old & !0xff | (old.wrapping_add(1) & 0xff);
+    let request = SendRequest {
+        wr_id: bind.wr_id,
+        // SAFETY: the caller's promise.
+        operation: unsafe { bind_operation(key, &bind.bind_info) },
+        flags: SendFlags::from_bits_truncate(bind.send_flags),
+        data: Data::Sges(&[]),
+    };
+    queue_pair.inner.send_one(&request)?;
+    // SAFETY: as above.
+    unsafe { (*mw).rkey = key };
+    Ok(())
+}
+
+pub(crate) unsafe extern "C" fn bind_mw(qp: *mut abi::Qp, mw: *mut abi::Mw, info: *mut abi::MwBind) -> c_int {
+    // SAFETY: the program's objects and structure.
+    number(unsafe { bind(qp, mw, &*info) })
+}

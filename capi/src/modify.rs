@@ -1,0 +1,194 @@
+//! State changes of queue pairs, and what they say of themselves.
+
+use std::ffi::c_int;
+
+use rdma_verbs::provider::abi;
+use rdma_verbs::types::{
+    AccessFlags, Mtu, PeerCapabilities, Psn, Qkey, Qpn, QueuePairAttributes, QueuePairState, QueuePairStatus,
+    QueuePairType,
+};
+
+use crate::address_handle::{address_attributes, address_vector};
+use crate::error::{INVALID, Result, UNSUPPORTED, number};
+use crate::object::Zeroed;
+use crate::queue_pair::{QueuePair, queue_pair_of};
+use crate::queue_pair_init::cap;
+use crate::settings::settings;
+use crate::version::exported;
+
+/// Bits of `ibv_qp_attr_mask`.
+mod mask {
+    pub(super) const STATE: u32 = 1;
+    pub(super) const CUR_STATE: u32 = 1 << 1;
+    pub(super) const EN_SQD_ASYNC_NOTIFY: u32 = 1 << 2;
+    pub(super) const ACCESS_FLAGS: u32 = 1 << 3;
+    pub(super) const PKEY_INDEX: u32 = 1 << 4;
+    pub(super) const PORT: u32 = 1 << 5;
+    pub(super) const QKEY: u32 = 1 << 6;
+    pub(super) const AV: u32 = 1 << 7;
+    pub(super) const PATH_MTU: u32 = 1 << 8;
+    pub(super) const TIMEOUT: u32 = 1 << 9;
+    pub(super) const RETRY_CNT: u32 = 1 << 10;
+    pub(super) const RNR_RETRY: u32 = 1 << 11;
+    pub(super) const RQ_PSN: u32 = 1 << 12;
+    pub(super) const MAX_QP_RD_ATOMIC: u32 = 1 << 13;
+    pub(super) const ALT_PATH: u32 = 1 << 14;
+    pub(super) const MIN_RNR_TIMER: u32 = 1 << 15;
+    pub(super) const SQ_PSN: u32 = 1 << 16;
+    pub(super) const MAX_DEST_RD_ATOMIC: u32 = 1 << 17;
+    pub(super) const PATH_MIG_STATE: u32 = 1 << 18;
+    pub(super) const CAP: u32 = 1 << 19;
+    pub(super) const DEST_QPN: u32 = 1 << 20;
+    pub(super) const RATE_LIMIT: u32 = 1 << 25;
+    /// Two paths, other sizes, pacing.
+    pub(super) const NOT_OFFERED: u32 = ALT_PATH | PATH_MIG_STATE | CAP | RATE_LIMIT;
+    pub(super) const KNOWN: u32 = 0x001f_ffff | RATE_LIMIT;
+}
+
+fn state(number: u32) -> Result<QueuePairState> {
+    QueuePairState::ALL.get(number as usize).copied().ok_or(INVALID)
+}
+
+/// What counts for a queue pair of this kind: as the kernel has it, the halves of extended reliable connections ignore
+/// the attributes of the other half.
+fn own_bits(qp_type: QueuePairType, bits: u32) -> u32 {
+    match qp_type {
+        QueuePairType::XrcSend => bits & !(mask::MAX_DEST_RD_ATOMIC | mask::MIN_RNR_TIMER),
+        QueuePairType::XrcReceive => bits & !(mask::MAX_QP_RD_ATOMIC | mask::RETRY_CNT | mask::RNR_RETRY),
+        _ => bits,
+    }
+}
+
+/// What is given, as this library has it.
+fn attributes(from: &abi::QpAttr, bits: u32) -> Result<QueuePairAttributes> {
+    if bits & !mask::KNOWN != 0 {
+        return Err(INVALID);
+    }
+    if bits & mask::NOT_OFFERED != 0 {
+        return Err(UNSUPPORTED);
+    }
+    let mut to = QueuePairAttributes::default();
+    macro_rules! take {
+        ($($bit:ident $field:ident = $value:expr;)*) => { $(if bits & mask::$bit != 0 { to.$field = Some($value); })* };
+    }
+    take! {
+        STATE qp_state = state(from.qp_state)?;
+        CUR_STATE cur_qp_state = state(from.cur_qp_state)?;
+        EN_SQD_ASYNC_NOTIFY en_sqd_async_notify = from.en_sqd_async_notify != 0;
+        ACCESS_FLAGS qp_access_flags = AccessFlags::from_bits_retain(from.qp_access_flags);
+        PKEY_INDEX pkey_index = from.pkey_index;
+        PORT port_num = from.port_num;
+        QKEY qkey = Qkey(from.qkey);
+        AV ah_attr = address_vector(&from.ah_attr)?;
+        PATH_MTU path_mtu = u8::try_from(from.path_mtu).ok().and_then(Mtu::from_code).ok_or(INVALID)?;
+        TIMEOUT timeout = from.timeout;
+        RETRY_CNT retry_cnt = from.retry_cnt;
+        RNR_RETRY rnr_retry = from.rnr_retry;
+        RQ_PSN rq_psn = Psn::new(from.rq_psn);
+        MAX_QP_RD_ATOMIC max_rd_atomic = from.max_rd_atomic;
+        MIN_RNR_TIMER min_rnr_timer = from.min_rnr_timer;
+        SQ_PSN sq_psn = Psn::new(from.sq_psn);
+        MAX_DEST_RD_ATOMIC max_dest_rd_atomic = from.max_dest_rd_atomic;
+        DEST_QPN dest_qp_num = Qpn::new(from.dest_qp_num);
+    }
+    Ok(to)
+}
+
+/// What the environment says of the peer; it has the same software, and so the same abilities.
+fn known_peer(queue_pair: &QueuePair, given: &QueuePairAttributes) -> Option<PeerCapabilities> {
+    let peer = given.ah_attr?.dgid.to_ip();
+    settings().peers.contains(&peer).then(|| queue_pair.shared.device.peer_capabilities())
+}
+
+/// # Safety
+/// The queue pair is the program's.
+unsafe fn modify(qp: *mut abi::Qp, from: &abi::QpAttr, bits: c_int) -> Result<()> {
+    // SAFETY: the caller's promise.
+    let queue_pair = unsafe { queue_pair_of(qp) };
+    let mut given = attributes(from, own_bits(queue_pair.qp_type, bits as u32))?;
+    if let Some(vector) = &mut given.ah_attr
+        && vector.hop_limit == 0
+    {
+        // Programs leave it unset; a packet that may make no hop would not arrive anywhere.
+        vector.hop_limit = 64;
+    }
+    given.peer = known_peer(queue_pair, &given);
+    queue_pair.inner.modify(&given)?;
+    if let Some(state) = given.qp_state {
+        // SAFETY: the program reads this field only after this verb.
+        unsafe { (*qp).state = state as u32 };
+    }
+    Ok(())
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_modify_qp(qp: *mut abi::Qp, attributes: *mut abi::QpAttr, bits: c_int) -> c_int {
+    // SAFETY: the program's queue pair and structure.
+    number(unsafe { modify(qp, &*attributes, bits) })
+}
+
+/// What is known, as C has it; what was never set is zero.
+fn answer(status: &QueuePairStatus) -> abi::QpAttr {
+    let (from, mut to) = (&status.attributes, abi::QpAttr::zeroed());
+    (to.qp_state, to.cur_qp_state) = (status.qp_state as u32, status.qp_state as u32);
+    to.sq_draining = status.sq_draining.into();
+    to.cap = cap(status.cap);
+    to.path_mtu = from.path_mtu.map_or(0, |mtu| mtu as u32);
+    to.qkey = from.qkey.map_or(0, |key| key.0);
+    to.rq_psn = from.rq_psn.map_or(0, Psn::value);
+    to.sq_psn = from.sq_psn.map_or(0, Psn::value);
+    to.dest_qp_num = from.dest_qp_num.map_or(0, Qpn::value);
+    to.qp_access_flags = from.qp_access_flags.map_or(0, |flags| flags.bits());
+    if let Some(vector) = &from.ah_attr {
+        to.ah_attr = address_attributes(vector);
+    }
+    to.pkey_index = from.pkey_index.unwrap_or(0);
+    to.en_sqd_async_notify = from.en_sqd_async_notify.unwrap_or(false).into();
+    to.max_rd_atomic = from.max_rd_atomic.unwrap_or(0);
+    to.max_dest_rd_atomic = from.max_dest_rd_atomic.unwrap_or(0);
+    to.min_rnr_timer = from.min_rnr_timer.unwrap_or(0);
+    to.port_num = from.port_num.unwrap_or(0);
+    to.timeout = from.timeout.unwrap_or(0);
+    to.retry_cnt = from.retry_cnt.unwrap_or(0);
+    to.rnr_retry = from.rnr_retry.unwrap_or(0);
+    to
+}
+
+/// # Safety
+/// The queue pair and both structures are the program's.
+unsafe fn query(qp: *mut abi::Qp, attributes: *mut abi::QpAttr, init: *mut abi::QpInitAttr) -> Result<()> {
+    // SAFETY: the caller's promise.
+    let status = unsafe { queue_pair_of(qp) }.inner.query()?;
+    let found = answer(&status);
+    // SAFETY: the caller's promise; the fields in front never change, but for the state, which only verbs change.
+    unsafe {
+        (*qp).state = found.qp_state;
+        init.write(abi::QpInitAttr {
+            qp_context: (*qp).qp_context,
+            send_cq: (*qp).send_cq,
+            recv_cq: (*qp).recv_cq,
+            srq: (*qp).srq,
+            cap: found.cap,
+            qp_type: (*qp).qp_type,
+            sq_sig_all: status.sq_sig_all.into(),
+        });
+        attributes.write(found);
+    }
+    Ok(())
+}
+
+/// All is answered, whatever is asked for.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_query_qp(
+    qp: *mut abi::Qp,
+    attributes: *mut abi::QpAttr,
+    _bits: c_int,
+    init: *mut abi::QpInitAttr,
+) -> c_int {
+    // SAFETY: the program's queue pair and structures.
+    number(unsafe { query(qp, attributes, init) })
+}
+
+exported! {
+    "IBVERBS_1.1": ibv_modify_qp ibv_query_qp;
+}

@@ -1,0 +1,137 @@
+//! Protection domains.
+
+use std::ffi::c_int;
+use std::sync::Arc;
+
+use rdma_verbs::provider::{self, abi};
+
+use crate::context::{Shared, shared_of};
+use crate::error::{INVALID, Result, number, pointer};
+use crate::object::{Object, Zeroed, make, own, take};
+use crate::usage::{Use, Users};
+use crate::version::exported;
+
+/// What is kept behind a protection domain.
+pub(crate) struct ProtectionDomain {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) domain: Arc<Domain>,
+    pub(crate) users: Users,
+    /// Whether it is a parent domain: the alias of another one.
+    pub(crate) is_parent: bool,
+    /// Whether another handle of the domain was imported: it is not this one's to be deallocated.
+    is_imported: bool,
+    _uses: Vec<Use>,
+}
+
+impl Object for abi::Pd {
+    type Own = ProtectionDomain;
+}
+
+/// What an imported domain has in common with the original.
+pub(crate) struct Domain {
+    pub(crate) inner: Arc<dyn provider::ProtectionDomain>,
+}
+
+/// What is kept behind a domain that is given.
+///
+/// # Safety
+/// It is null, or the program's.
+pub(crate) unsafe fn domain_of<'a>(pd: *mut abi::Pd) -> Result<&'a ProtectionDomain> {
+    if pd.is_null() {
+        return Err(INVALID);
+    }
+    // SAFETY: the caller's promise.
+    Ok(unsafe { own(pd) })
+}
+
+/// What the program sees of a domain.
+fn visible(
+    shared: &Arc<Shared>,
+    context: *mut abi::Context,
+    domain: Arc<Domain>,
+    handle: u32,
+    is_imported: bool,
+) -> *mut abi::Pd {
+    let mut visible = abi::Pd::zeroed();
+    (visible.context, visible.handle) = (context, handle);
+    let users = Users::default();
+    make(
+        visible,
+        ProtectionDomain {
+            shared: Arc::clone(shared),
+            domain,
+            users,
+            is_parent: false,
+            is_imported,
+            _uses: Vec::new(),
+        },
+    )
+}
+
+/// The alias of a domain, in which everything is made that is made in the alias.
+pub(crate) fn parent_of(pd: &ProtectionDomain, context: *mut abi::Context, mut uses: Vec<Use>) -> *mut abi::Pd {
+    let mut visible = abi::Pd::zeroed();
+    (visible.context, visible.handle) = (context, pd.shared.next_handle());
+    uses.push(pd.users.begin());
+    make(
+        visible,
+        ProtectionDomain {
+            shared: Arc::clone(&pd.shared),
+            domain: Arc::clone(&pd.domain),
+            users: Users::default(),
+            is_parent: true,
+            is_imported: false,
+            _uses: uses,
+        },
+    )
+}
+
+fn alloc(shared: &Arc<Shared>, context: *mut abi::Context) -> Result<*mut abi::Pd> {
+    let domain = Arc::new(Domain { inner: shared.device.alloc_pd()? });
+    let handle = shared.next_handle();
+    let offered: std::sync::Weak<Domain> = Arc::downgrade(&domain);
+    shared.offer(handle, offered);
+    Ok(visible(shared, context, domain, handle, false))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_alloc_pd(context: *mut abi::Context) -> *mut abi::Pd {
+    // SAFETY: the program's context.
+    pointer(alloc(unsafe { shared_of(context) }, context))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_dealloc_pd(pd: *mut abi::Pd) -> c_int {
+    // SAFETY: the program's domain; the number in front is this library's alone.
+    let (domain, handle) = unsafe { (own(pd), (*pd).handle) };
+    let end = || {
+        domain.shared.check_process("dealloc_pd")?;
+        domain.users.check_none()?;
+        if !domain.is_imported {
+            domain.shared.withdraw(handle);
+        }
+        // SAFETY: the program gives it up, and nothing uses it.
+        drop(unsafe { take(pd) });
+        Ok(())
+    };
+    number(end())
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_import_pd(context: *mut abi::Context, handle: u32) -> *mut abi::Pd {
+    // SAFETY: the program's context.
+    let shared = unsafe { shared_of(context) };
+    pointer(shared.import(handle).map(|domain| visible(shared, context, domain, handle, true)))
+}
+
+/// Gives up what was imported; the original stays.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_unimport_pd(pd: *mut abi::Pd) {
+    // SAFETY: the program gives it up.
+    drop(unsafe { take(pd) });
+}
+
+exported! {
+    "IBVERBS_1.1": ibv_alloc_pd ibv_dealloc_pd;
+    "IBVERBS_1.10": ibv_import_pd ibv_unimport_pd;
+}

@@ -1,0 +1,110 @@
+//! Queue pairs: what they are, and the verbs that are neither creation, nor change, nor posting.
+
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+use rdma_verbs::provider::{self, abi};
+use rdma_verbs::types::{EventObject, Gid, QueuePairType};
+
+use crate::context::Shared;
+use crate::error::{Errno, UNSUPPORTED, number, pointer};
+use crate::object::{Object, QueuePairShell, own, take};
+use crate::queue_pair_ex::Stage;
+use crate::usage::Use;
+use crate::version::exported;
+
+/// What is kept behind a queue pair. In front is always the extended form.
+pub(crate) struct QueuePair {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) inner: Arc<dyn provider::QueuePair>,
+    pub(crate) qp_type: QueuePairType,
+    /// For extended posting, if it was created for that.
+    pub(crate) stage: Option<Stage>,
+    pub(crate) _uses: Vec<Use>,
+}
+
+impl Object for QueuePairShell {
+    type Own = QueuePair;
+}
+
+impl QueuePair {
+    /// Whether its requests name nothing but themselves.
+    #[inline]
+    pub(crate) fn is_plain(&self) -> bool {
+        matches!(self.qp_type, QueuePairType::ReliableConnection | QueuePairType::UnreliableConnection)
+    }
+}
+
+/// What is kept behind a queue pair that the program holds.
+///
+/// # Safety
+/// It is the program's.
+#[inline]
+pub(crate) unsafe fn queue_pair_of<'a>(qp: *mut abi::Qp) -> &'a QueuePair {
+    // SAFETY: every queue pair is made in this form; the caller promises the rest.
+    unsafe { own(qp.cast::<QueuePairShell>()) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_destroy_qp(qp: *mut abi::Qp) -> c_int {
+    let end = || {
+        // SAFETY: the program's queue pair.
+        let queue_pair = unsafe { queue_pair_of(qp) };
+        queue_pair.shared.check_process("destroy_qp")?;
+        queue_pair.shared.end_events(EventObject::QueuePair(queue_pair.inner.qpn()))?;
+        queue_pair.inner.destroy()?;
+        // SAFETY: the program gives it up.
+        drop(unsafe { take(qp.cast::<QueuePairShell>()) });
+        Ok(())
+    };
+    number(end())
+}
+
+/// The extended form of a queue pair that was created with operations for it.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_qp_to_qp_ex(qp: *mut abi::Qp) -> *mut abi::QpEx {
+    // SAFETY: the program's queue pair.
+    match unsafe { queue_pair_of(qp) }.stage {
+        Some(_) => qp.cast(),
+        None => pointer(Err(UNSUPPORTED)),
+    }
+}
+
+/// A WRITE's last byte is placed last, and never before those of an earlier one; nothing is promised of whole messages.
+#[unsafe(no_mangle)]
+extern "C" fn ibv_query_qp_data_in_order(_qp: *mut abi::Qp, _operation: u32, _flags: u32) -> c_int {
+    0
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_attach_mcast(qp: *mut abi::Qp, gid: *const abi::Gid, _lid: u16) -> c_int {
+    // SAFETY: the program's queue pair and number.
+    let (queue_pair, gid) = unsafe { (queue_pair_of(qp), (*gid).0) };
+    number(queue_pair.inner.attach_mcast(Gid::from_bytes(gid)).map_err(Errno::from))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_detach_mcast(qp: *mut abi::Qp, gid: *const abi::Gid, _lid: u16) -> c_int {
+    // SAFETY: the program's queue pair and number.
+    let (queue_pair, gid) = unsafe { (queue_pair_of(qp), (*gid).0) };
+    number(queue_pair.inner.detach_mcast(Gid::from_bytes(gid)).map_err(Errno::from))
+}
+
+/// Vendors' options of a connection: there are none.
+#[unsafe(no_mangle)]
+extern "C" fn ibv_set_ece(_qp: *mut abi::Qp, _ece: *mut c_void) -> c_int {
+    number(Err(UNSUPPORTED))
+}
+
+/// As above.
+#[unsafe(no_mangle)]
+extern "C" fn ibv_query_ece(_qp: *mut abi::Qp, _ece: *mut c_void) -> c_int {
+    number(Err(UNSUPPORTED))
+}
+
+exported! {
+    "IBVERBS_1.1": ibv_destroy_qp ibv_attach_mcast ibv_detach_mcast;
+    "IBVERBS_1.6": ibv_qp_to_qp_ex;
+    "IBVERBS_1.10": ibv_set_ece ibv_query_ece;
+    "IBVERBS_1.14": ibv_query_qp_data_in_order;
+}

@@ -1,0 +1,369 @@
+//! Extended posting: builders and setters between `ibv_wr_start` and `ibv_wr_complete`.
+//!
+//! The provider's batch is open meanwhile, which keeps other threads out: so the stage is the posting thread's alone. A
+//! builder begins a request in the stage, setters complete it, and it goes into the batch when the next builder or the
+//! end comes.
+
+use std::cell::UnsafeCell;
+use std::ffi::{c_int, c_void};
+use std::slice;
+
+use rdma_verbs::provider::{DatagramTarget, abi};
+use rdma_verbs::types::{
+    BatchEnd, Data, FlushFlags, Lkey, Operation, Qkey, Qpn, QueuePairCapabilities, QueuePairType, Rkey, SendFlags,
+    SendRequest, Sge, SharedReceiveQueueNumber,
+};
+
+use crate::error::{Errno, INVALID, Result, UNSUPPORTED, number};
+use crate::memory_window::bind_operation;
+use crate::object::{QueuePairShell, own};
+use crate::queue_pair::QueuePair;
+
+/// Where requests are built.
+pub(crate) struct Stage(UnsafeCell<State>);
+
+struct State {
+    pending: Option<Pending>,
+    /// What was wrong first; nothing of the batch is posted then.
+    error: Option<Errno>,
+    sges: Box<[Sge]>,
+    inline: Box<[u8]>,
+}
+
+#[derive(Clone, Copy)]
+struct Pending {
+    wr_id: u64,
+    flags: SendFlags,
+    operation: Operation,
+    payload: Payload,
+    target: Target,
+}
+
+/// How much of the stage's buffers the request uses.
+#[derive(Clone, Copy)]
+enum Payload {
+    Sges(usize),
+    Inline(usize),
+}
+
+/// Where it goes, as far as the queue pair does not say.
+#[derive(Clone, Copy)]
+enum Target {
+    Connected,
+    Datagram { ah: *mut abi::Ah, qpn: u32, qkey: u32 },
+    SharedReceiveQueue(u32),
+}
+
+impl Stage {
+    /// A stage for requests of a queue pair of this size.
+    pub(crate) fn new(cap: &QueuePairCapabilities) -> Self {
+        Self(UnsafeCell::new(State {
+            pending: None,
+            error: None,
+            sges: vec![Sge::default(); cap.max_send_sge as usize].into(),
+            inline: vec![0; cap.max_inline_data as usize].into(),
+        }))
+    }
+}
+
+impl State {
+    fn fail(&mut self, error: Errno) {
+        self.error.get_or_insert(error);
+    }
+
+    /// Puts the request that is complete into the batch.
+    fn flush(&mut self, queue_pair: &QueuePair) {
+        let Some(pending) = self.pending.take() else { return };
+        if self.error.is_none()
+            && let Err(error) = self.push(queue_pair, &pending)
+        {
+            self.error = Some(error);
+        }
+    }
+
+    fn push(&self, queue_pair: &QueuePair, pending: &Pending) -> Result<()> {
+        let piece;
+        let data = match pending.payload {
+            Payload::Sges(count) => Data::Sges(&self.sges[..count]),
+            Payload::Inline(length) => {
+                piece = [&self.inline[..length]];
+                Data::Inline(&piece)
+            }
+        };
+        let Pending { wr_id, flags, operation, .. } = *pending;
+        let request = SendRequest { wr_id, operation, flags, data };
+        let inner = &queue_pair.inner;
+        match (pending.target, queue_pair.qp_type) {
+            (Target::Datagram { ah, qpn, qkey }, QueuePairType::UnreliableDatagram) if !ah.is_null() => {
+                // SAFETY: the program's address handle, which it keeps until the request is posted.
+                let handle = unsafe { own(ah) }.inner.as_ref();
+                let target = DatagramTarget { handle, remote_qpn: Qpn::new(qpn), remote_qkey: Qkey(qkey) };
+                inner.send_push_to(&request, &target)?;
+            }
+            (Target::SharedReceiveQueue(queue), QueuePairType::XrcSend) => {
+                inner.send_push_to_srq(&request, SharedReceiveQueueNumber::new(queue))?;
+            }
+            (Target::Connected, QueuePairType::UnreliableDatagram) => return Err(INVALID),
+            (Target::Connected, _) => inner.send_push(&request)?,
+            _ => return Err(INVALID),
+        }
+        Ok(())
+    }
+
+    /// The request that setters are for.
+    fn pending(&mut self) -> Option<&mut Pending> {
+        if self.pending.is_none() {
+            self.fail(INVALID);
+        }
+        self.pending.as_mut()
+    }
+
+    fn set_payload(&mut self, payload: Payload) {
+        if let Some(pending) = self.pending() {
+            pending.payload = payload;
+        }
+    }
+
+    /// Copies the pieces behind one another.
+    fn set_inline<'a>(&mut self, pieces: impl Iterator<Item = &'a [u8]>) {
+        let mut used = 0;
+        for piece in pieces {
+            match self.inline.get_mut(used..used + piece.len()) {
+                Some(room) => room.copy_from_slice(piece),
+                None => return self.fail(INVALID),
+            }
+            used += piece.len();
+        }
+        self.set_payload(Payload::Inline(used));
+    }
+}
+
+/// The queue pair, and its stage.
+///
+/// # Safety
+/// The queue pair is the program's, which calls this thread's builders between start and end only.
+unsafe fn parts<'a>(qp: *mut abi::QpEx) -> Option<(&'a QueuePair, &'a mut State)> {
+    // SAFETY: every queue pair is made in this form; the caller promises the rest.
+    let queue_pair = unsafe { own(qp.cast::<QueuePairShell>()) };
+    let stage = queue_pair.stage.as_ref()?;
+    // SAFETY: the open batch is this thread's, so no other one uses the stage, and no reference of ours outlives a
+    // builder.
+    Some((queue_pair, unsafe { &mut *stage.0.get() }))
+}
+
+/// Begins a request, after the one before it is complete.
+///
+/// # Safety
+/// As [`parts`].
+unsafe fn begin(qp: *mut abi::QpEx, operation: Operation) {
+    // SAFETY: the caller's promise; the program has set these fields for this request.
+    let (Some((queue_pair, state)), wr_id, flags) = (unsafe { (parts(qp), (*qp).wr_id, (*qp).wr_flags) }) else {
+        return;
+    };
+    state.flush(queue_pair);
+    let flags = SendFlags::from_bits_truncate(flags);
+    state.pending = Some(Pending { wr_id, flags, operation, payload: Payload::Sges(0), target: Target::Connected });
+}
+
+/// Refuses the batch.
+///
+/// # Safety
+/// As [`parts`].
+unsafe fn refuse(qp: *mut abi::QpEx, error: Errno) {
+    // SAFETY: the caller's promise.
+    if let Some((_, state)) = unsafe { parts(qp) } {
+        state.fail(error);
+    }
+}
+
+unsafe extern "C" fn wr_start(qp: *mut abi::QpEx) {
+    // SAFETY: the program's queue pair.
+    let queue_pair = unsafe { own(qp.cast::<QueuePairShell>()) };
+    queue_pair.inner.send_begin();
+    // SAFETY: the batch is open.
+    if let Some((_, state)) = unsafe { parts(qp) } {
+        (state.pending, state.error) = (None, None);
+    }
+}
+
+unsafe extern "C" fn wr_complete(qp: *mut abi::QpEx) -> c_int {
+    // SAFETY: the program's queue pair, whose batch is open.
+    let Some((queue_pair, state)) = (unsafe { parts(qp) }) else { return UNSUPPORTED.0 };
+    state.flush(queue_pair);
+    let end = if state.error.is_some() { BatchEnd::Rollback } else { BatchEnd::Publish };
+    let error = state.error.take();
+    // From here on the stage may be another thread's.
+    let ended = queue_pair.inner.send_end(end).map_err(Errno::from);
+    number(error.map_or(ended, Err))
+}
+
+unsafe extern "C" fn wr_abort(qp: *mut abi::QpEx) {
+    // SAFETY: the program's queue pair, whose batch is open.
+    let Some((queue_pair, state)) = (unsafe { parts(qp) }) else { return };
+    state.pending = None;
+    // Nothing to be told to anybody: nothing is posted in any case.
+    let _ = queue_pair.inner.send_end(BatchEnd::Rollback);
+}
+
+macro_rules! builders {
+    ($($name:ident($($argument:ident: $type:ty),*) => $operation:expr;)*) => {
+        $(
+            unsafe extern "C" fn $name(qp: *mut abi::QpEx $(, $argument: $type)*) {
+                // SAFETY: the program calls builders between start and end.
+                unsafe { begin(qp, $operation) };
+            }
+        )*
+    };
+}
+
+builders! {
+    wr_send() => Operation::Send;
+    wr_send_imm(immediate: u32) => Operation::SendWithImmediate(u32::from_be(immediate));
+    wr_send_inv(key: u32) => Operation::SendWithInvalidate(Rkey(key));
+    wr_rdma_write(rkey: u32, remote_addr: u64) => Operation::Write { remote_addr, rkey: Rkey(rkey) };
+    wr_rdma_write_imm(rkey: u32, remote_addr: u64, immediate: u32) =>
+        Operation::WriteWithImmediate { remote_addr, rkey: Rkey(rkey), immediate: u32::from_be(immediate) };
+    wr_rdma_read(rkey: u32, remote_addr: u64) => Operation::Read { remote_addr, rkey: Rkey(rkey) };
+    wr_atomic_cmp_swp(rkey: u32, remote_addr: u64, compare: u64, swap: u64) =>
+        Operation::CompareAndSwap { remote_addr, rkey: Rkey(rkey), compare, swap };
+    wr_atomic_fetch_add(rkey: u32, remote_addr: u64, add: u64) =>
+        Operation::FetchAndAdd { remote_addr, rkey: Rkey(rkey), add };
+    wr_local_inv(key: u32) => Operation::LocalInvalidate(Rkey(key));
+}
+
+unsafe extern "C" fn wr_atomic_write(qp: *mut abi::QpEx, rkey: u32, remote_addr: u64, value: *const c_void) {
+    // SAFETY: the program calls builders between start and end, and gives eight bytes.
+    unsafe {
+        begin(qp, Operation::AtomicWrite { remote_addr, rkey: Rkey(rkey) });
+        if let Some((_, state)) = parts(qp) {
+            state.set_inline(std::iter::once(slice::from_raw_parts(value.cast(), 8)));
+        }
+    }
+}
+
+unsafe extern "C" fn wr_flush(qp: *mut abi::QpEx, rkey: u32, remote_addr: u64, length: usize, kind: u8, level: u8) {
+    // `kind` is a mask of placements; `level` 0 is a range, 1 the whole region.
+    let mut flags = FlushFlags::from_bits_truncate(kind);
+    flags.set(FlushFlags::WHOLE_REGION, level == 1);
+    // SAFETY: the program calls builders between start and end.
+    unsafe {
+        match u32::try_from(length) {
+            Ok(length) if level <= 1 => begin(qp, Operation::Flush { remote_addr, rkey: Rkey(rkey), length, flags }),
+            _ => refuse(qp, INVALID),
+        }
+    }
+}
+
+unsafe extern "C" fn wr_bind_mw(qp: *mut abi::QpEx, mw: *mut abi::Mw, rkey: u32, info: *const abi::MwBindInfo) {
+    // SAFETY: the program calls builders between start and end, with its window and structure.
+    unsafe {
+        if (*mw).kind == 2 {
+            begin(qp, bind_operation(rkey, &*info));
+        } else {
+            refuse(qp, INVALID);
+        }
+    }
+}
+
+/// For raw packets.
+unsafe extern "C" fn wr_send_tso(qp: *mut abi::QpEx, _header: *mut c_void, _header_bytes: u16, _segment: u16) {
+    // SAFETY: the program calls builders between start and end.
+    unsafe { refuse(qp, UNSUPPORTED) };
+}
+
+unsafe extern "C" fn wr_set_ud_addr(qp: *mut abi::QpEx, ah: *mut abi::Ah, qpn: u32, qkey: u32) {
+    // SAFETY: the program calls setters between start and end.
+    if let Some(pending) = unsafe { parts(qp) }.and_then(|(_, state)| state.pending()) {
+        pending.target = Target::Datagram { ah, qpn, qkey };
+    }
+}
+
+unsafe extern "C" fn wr_set_xrc_srqn(qp: *mut abi::QpEx, queue: u32) {
+    // SAFETY: the program calls setters between start and end.
+    if let Some(pending) = unsafe { parts(qp) }.and_then(|(_, state)| state.pending()) {
+        pending.target = Target::SharedReceiveQueue(queue);
+    }
+}
+
+unsafe extern "C" fn wr_set_sge(qp: *mut abi::QpEx, lkey: u32, addr: u64, length: u32) {
+    // SAFETY: the program calls setters between start and end.
+    let Some((_, state)) = (unsafe { parts(qp) }) else { return };
+    match state.sges.first_mut() {
+        Some(place) => {
+            *place = Sge { addr, length, lkey: Lkey(lkey) };
+            state.set_payload(Payload::Sges(1));
+        }
+        None => state.fail(INVALID),
+    }
+}
+
+unsafe extern "C" fn wr_set_sge_list(qp: *mut abi::QpEx, count: usize, list: *const abi::Sge) {
+    // SAFETY: the program calls setters between start and end.
+    let Some((_, state)) = (unsafe { parts(qp) }) else { return };
+    match state.sges.get_mut(..count) {
+        Some([]) => state.set_payload(Payload::Sges(0)),
+        Some(places) => {
+            // SAFETY: the program's list of so many entries.
+            places.copy_from_slice(unsafe { slice::from_raw_parts(list, count) });
+            state.set_payload(Payload::Sges(count));
+        }
+        None => state.fail(INVALID),
+    }
+}
+
+/// The bytes of a piece.
+///
+/// # Safety
+/// They are the program's.
+unsafe fn bytes<'a>(addr: *const c_void, length: usize) -> &'a [u8] {
+    if length == 0 {
+        return &[];
+    }
+    // SAFETY: the caller's promise.
+    unsafe { slice::from_raw_parts(addr.cast(), length) }
+}
+
+unsafe extern "C" fn wr_set_inline_data(qp: *mut abi::QpEx, addr: *const c_void, length: usize) {
+    // SAFETY: the program calls setters between start and end, with its bytes.
+    unsafe {
+        if let Some((_, state)) = parts(qp) {
+            state.set_inline(std::iter::once(bytes(addr, length)));
+        }
+    }
+}
+
+unsafe extern "C" fn wr_set_inline_data_list(qp: *mut abi::QpEx, count: usize, list: *const abi::DataBuf) {
+    // SAFETY: the program calls setters between start and end, with its list of so many pieces, and their bytes.
+    unsafe {
+        if let Some((_, state)) = parts(qp) {
+            state.set_inline((0..count).map(|place| bytes((*list.add(place)).addr, (*list.add(place)).length)));
+        }
+    }
+}
+
+/// Fills in the functions. All are there, whichever operations were asked for.
+pub(crate) fn set_builders(shell: &mut QueuePairShell) {
+    let table = &mut shell.base;
+    table.wr_atomic_cmp_swp = Some(wr_atomic_cmp_swp);
+    table.wr_atomic_fetch_add = Some(wr_atomic_fetch_add);
+    table.wr_bind_mw = Some(wr_bind_mw);
+    table.wr_local_inv = Some(wr_local_inv);
+    table.wr_rdma_read = Some(wr_rdma_read);
+    table.wr_rdma_write = Some(wr_rdma_write);
+    table.wr_rdma_write_imm = Some(wr_rdma_write_imm);
+    table.wr_send = Some(wr_send);
+    table.wr_send_imm = Some(wr_send_imm);
+    table.wr_send_inv = Some(wr_send_inv);
+    table.wr_send_tso = Some(wr_send_tso);
+    table.wr_set_ud_addr = Some(wr_set_ud_addr);
+    table.wr_set_xrc_srqn = Some(wr_set_xrc_srqn);
+    table.wr_set_inline_data = Some(wr_set_inline_data);
+    table.wr_set_inline_data_list = Some(wr_set_inline_data_list);
+    table.wr_set_sge = Some(wr_set_sge);
+    table.wr_set_sge_list = Some(wr_set_sge_list);
+    table.wr_start = Some(wr_start);
+    table.wr_complete = Some(wr_complete);
+    table.wr_abort = Some(wr_abort);
+    table.wr_atomic_write = Some(wr_atomic_write);
+    shell.wr_flush = Some(wr_flush);
+}

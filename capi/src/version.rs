@@ -1,0 +1,13 @@
+//! Versions of symbols.
+
+/// Exports functions that are defined here under their names with a version: `exported! { "IBVERBS_1.1": ibv_f; }`.
+/// Each must be `#[unsafe(no_mangle)]`. `tests/symbols.rs` compares what comes of it with the list.
+macro_rules! exported {
+    ($($node:literal: $($name:ident)+;)+) => {
+        $($(
+            std::arch::global_asm!(concat!(".symver ", stringify!($name), ", ", stringify!($name), "@@", $node));
+        )+)+
+    };
+}
+
+pub(crate) use exported;

@@ -1,0 +1,54 @@
+//! Holds the built library to its list: every symbol with its version, nothing else, under the right name.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::process::Command;
+
+const LIST: &str = include_str!("symbols.txt");
+
+/// The library that was built with this test, which stands in the folder above or beside it.
+fn library() -> PathBuf {
+    let test = std::env::current_exe().expect("a path");
+    let folder = test.parent().expect("a folder");
+    let built = folder.join("librdma_verbs_capi.so");
+    assert!(built.exists(), "no {}", built.display());
+    built
+}
+
+fn readelf(option: &str) -> String {
+    let output = Command::new("readelf").args([option, "-W"]).arg(library()).output().expect("readelf of binutils");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("text")
+}
+
+/// Symbols that are defined for others, with their kinds: `name@@VERSION FUNC`.
+fn exported() -> BTreeSet<String> {
+    let lines = readelf("--dyn-syms");
+    let mut found = BTreeSet::new();
+    for line in lines.lines() {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let [number, _, _, kind, binding, _, section, name] = fields[..] else { continue };
+        if number.ends_with(':') && number != "Num:" && binding != "LOCAL" && section != "UND" && section != "ABS" {
+            found.insert(format!("{name} {kind}"));
+        }
+    }
+    found
+}
+
+#[test]
+fn symbols_are_those_of_the_list() {
+    let wanted: BTreeSet<String> = LIST.lines().map(str::to_owned).collect();
+    assert_eq!(wanted.len(), 146, "75 public ones and 71 private ones");
+    let found = exported();
+    let missing: Vec<&String> = wanted.difference(&found).collect();
+    let unwanted: Vec<&String> = found.difference(&wanted).collect();
+    assert!(missing.is_empty() && unwanted.is_empty(), "missing: {missing:?}; not in the list: {unwanted:?}");
+}
+
+#[test]
+fn library_is_called_as_programs_ask_for_it() {
+    let dynamic = readelf("--dynamic");
+    assert!(dynamic.contains("Library soname: [libibverbs.so.1]"), "{dynamic}");
+    assert!(dynamic.contains("NODELETE"), "its threads outlive a dlclose: {dynamic}");
+    assert_eq!(dynamic.matches("libibverbs").count(), 1, "it needs no other one: {dynamic}");
+}

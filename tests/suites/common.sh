@@ -1,0 +1,82 @@
+# What the suites share: Debian's programs, the library, running a server and a client, and counting.
+# Sourced by the suites; needs `apt-get` of Debian 12, and nothing of it is installed into the system: packages are
+# unpacked below target/suites.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+suites=$PWD/${CARGO_TARGET_DIR:-target}/suites
+[[ ${CARGO_TARGET_DIR:-} = /* ]] && suites=$CARGO_TARGET_DIR/suites
+root=$suites/root
+library=${RDMA_VERBS_CAPI:-$suites/lib}
+logs=$(mktemp -d)
+trap 'rm -rf "$logs"' EXIT
+passed=0 failed=0
+# Ports of the programs' own exchange over TCP.
+port=$((20000 + $$ % 20000))
+
+# Unpacks what is not there yet.
+unpack() {
+  local package
+  mkdir -p "$root" "$suites/packages"
+  for package in "$@"; do
+    [ -e "$suites/packages/$package" ] && continue
+    (cd "$suites/packages" && { apt-get download -q "$package" || { apt-get update -q && apt-get download -q "$package"; }; } >/dev/null 2>&1) ||
+      { echo "package $package cannot be had" >&2; exit 1; }
+    dpkg -x "$suites/packages/$package"_*.deb "$root" && touch "$suites/packages/$package"
+  done
+}
+
+# Builds the library, unless RDMA_VERBS_CAPI names a folder with one.
+prepare() {
+  [ -n "${RDMA_VERBS_CAPI:-}" ] || capi/install "$library" >/dev/null || exit 1
+  export LD_LIBRARY_PATH=$library:$root/usr/lib/x86_64-linux-gnu
+}
+
+pass() {
+  passed=$((passed + 1))
+  [ -z "${VERBOSE:-}" ] || printf 'ok      %s\n' "$1"
+}
+
+fail() {
+  failed=$((failed + 1))
+  printf 'FAILED  %s\n' "$1"
+  shift
+  [ $# = 0 ] || tail -n 15 "$@" | sed 's/^/        /'
+}
+
+# check NAME COMMAND...: succeeds if the command does.
+check() {
+  local name=$1
+  shift
+  if timeout "${LIMIT:-60}" "$@" >"$logs/out" 2>&1; then pass "$name"; else fail "$name" "$logs/out"; fi
+}
+
+# pair NAME PROGRAM ARGUMENTS...: the program as a server, and once more with the address as a client; both must end
+# well. Sets the words of the output in $logs/client and $logs/server.
+pair() {
+  local name=$1 server client_status=1 server_status=0 try
+  shift
+  port=$((port + 1))
+  timeout "${LIMIT:-60}" "$@" -p "$port" >"$logs/server" 2>&1 &
+  server=$!
+  # The client comes when the server listens.
+  for try in $(seq 100); do
+    grep -q "$(printf ':%04X 00000000:0000 0A' "$port")" /proc/net/tcp 2>/dev/null && break
+    grep -q "$(printf ':%04X 00000000000000000000000000000000:0000 0A' "$port")" /proc/net/tcp6 2>/dev/null && break
+    kill -0 "$server" 2>/dev/null || break
+    sleep 0.02
+  done
+  timeout "${LIMIT:-60}" "$@" -p "$port" 127.0.0.1 >"$logs/client" 2>&1 && client_status=0
+  # A server whose client failed has nobody to wait for.
+  [ $client_status = 0 ] || kill "$server" 2>/dev/null
+  wait "$server" || server_status=$?
+  if [ $client_status = 0 ] && [ $server_status = 0 ]; then
+    pass "$name"
+  else
+    fail "$name (client $client_status, server $server_status)" "$logs/client" "$logs/server"
+  fi
+}
+
+finish() {
+  echo "$1: $passed passed, $failed failed"
+  [ "$failed" = 0 ]
+}
