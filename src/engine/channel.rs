@@ -123,7 +123,7 @@ impl Channel {
         let leaving = Leaving(self);
         let mut has_more = true;
         for _ in 0..ROUNDS {
-            has_more = self.shards.iter().fold(false, |more, shard| shard.serve_channel(|| self.has_events()) | more);
+            has_more = self.shards.iter().fold(false, |more, shard| shard.serve_channel() | more);
             if !has_more || self.has_events() {
                 break;
             }
