@@ -230,19 +230,45 @@ fn sum_after(sum: &Sum, crc: u32, head: &[u8]) -> u32 {
     reduce(_mm_xor_si128(add_lanes(head), payload))
 }
 
+/// [`fold`] of a register in the block below, onto what was loaded.
+macro_rules! folded {
+    ($register:literal, $loaded:literal) => {
+        concat!(
+            "vpclmulqdq {low}, {",
+            $register,
+            "}, {over}, 0x00\n",
+            "vpclmulqdq {",
+            $register,
+            "}, {",
+            $register,
+            "}, {over}, 0x11\n",
+            "vpternlogq {",
+            $register,
+            "}, {low}, {",
+            $loaded,
+            "}, 0x96",
+        )
+    };
+}
+
 /// # Safety
 /// As [`super::copy`], and `target.len()` is a multiple of 256 and not 0.
 #[target_feature(enable = "avx512f,vpclmulqdq,pclmulqdq,sse4.1")]
-unsafe fn copy_and_sum(source: *const u8, target: &mut [u8], ahead: usize) -> Sum {
+#[inline]
+unsafe fn copy_and_fold(source: *const u8, target: &mut [u8], ahead: usize) -> [__m512i; 4] {
     let over = same_in_all_lanes(FOUR_REGISTERS);
     let (a, b, c, d): (__m512i, __m512i, __m512i, __m512i);
     // SAFETY: loads and stores 256 bytes at 0, 256, ... as long as the offset is below `target.len()`, a multiple of
     // 256 and not 0: so all bytes of both ranges and no others. The caller answers for `source`, `target` is writable,
     // and they do not overlap. The block is opaque to the compiler, so other threads' accesses to `source` may meet
-    // its loads, of which there is one for each byte: what is stored is what is folded. It uses no stack. What is fetched
-    // ahead is never accessed, and may lie anywhere.
+    // its loads, of which there is one for each byte: what is stored is what is folded. It uses no stack. What is
+    // fetched ahead is never accessed, and may lie anywhere.
     unsafe {
         asm!(
+            "prefetcht0 [{fetched}]",
+            "prefetcht0 [{fetched} + 64]",
+            "prefetcht0 [{fetched} + 128]",
+            "prefetcht0 [{fetched} + 192]",
             "vmovdqu64 {a}, [{source}]",
             "vmovdqu64 {b}, [{source} + 64]",
             "vmovdqu64 {c}, [{source} + 128]",
@@ -267,18 +293,10 @@ unsafe fn copy_and_sum(source: *const u8, target: &mut [u8], ahead: usize) -> Su
             "vmovdqu64 [{target} + {offset} + 64], {f}",
             "vmovdqu64 [{target} + {offset} + 128], {g}",
             "vmovdqu64 [{target} + {offset} + 192], {h}",
-            "vpclmulqdq {low}, {a}, {over}, 0x00",
-            "vpclmulqdq {a}, {a}, {over}, 0x11",
-            "vpternlogq {a}, {low}, {e}, 0x96",
-            "vpclmulqdq {low}, {b}, {over}, 0x00",
-            "vpclmulqdq {b}, {b}, {over}, 0x11",
-            "vpternlogq {b}, {low}, {f}, 0x96",
-            "vpclmulqdq {low}, {c}, {over}, 0x00",
-            "vpclmulqdq {c}, {c}, {over}, 0x11",
-            "vpternlogq {c}, {low}, {g}, 0x96",
-            "vpclmulqdq {low}, {d}, {over}, 0x00",
-            "vpclmulqdq {d}, {d}, {over}, 0x11",
-            "vpternlogq {d}, {low}, {h}, 0x96",
+            folded!("a", "e"),
+            folded!("b", "f"),
+            folded!("c", "g"),
+            folded!("d", "h"),
             "add {offset}, 256",
             "cmp {offset}, {length}",
             "jb 2b",
@@ -301,7 +319,15 @@ unsafe fn copy_and_sum(source: *const u8, target: &mut [u8], ahead: usize) -> Su
             options(nostack),
         );
     }
-    let lane = join([a, b, c, d]);
+    [a, b, c, d]
+}
+
+/// # Safety
+/// As [`copy_and_fold`].
+#[target_feature(enable = "avx512f,vpclmulqdq,pclmulqdq,sse4.1")]
+unsafe fn copy_and_sum(source: *const u8, target: &mut [u8], ahead: usize) -> Sum {
+    // SAFETY: the caller's promise is the same.
+    let lane = join(unsafe { copy_and_fold(source, target, ahead) });
     let words = [_mm_cvtsi128_si64(lane) as u64, _mm_extract_epi64(lane, 1) as u64];
     Sum { words, length: target.len() }
 }

@@ -4,14 +4,17 @@
 //! as the bytes themselves. The one here is made for packets, and can copy bytes and sum them in one pass, which takes
 //! hardly longer than copying alone. Processors without AVX-512 have `crc32fast`.
 
-#[cfg(all(target_arch = "x86_64", not(any(loom, miri, rdma_verbs_sanitize))))]
-mod avx512;
+#[cfg(all(target_arch = "x86_64", target_pointer_width = "64", not(any(loom, miri, rdma_verbs_sanitize))))]
+#[path = "avx512.rs"]
+mod wide;
+#[cfg(not(all(target_arch = "x86_64", target_pointer_width = "64", not(any(loom, miri, rdma_verbs_sanitize)))))]
+#[path = "none.rs"]
+mod wide;
 
 /// The CRC of some bytes and `bytes` behind them, of which `crc` is that of the first (0 if there are none).
 #[inline]
 pub fn update(crc: u32, bytes: &[u8]) -> u32 {
-    #[cfg(all(target_arch = "x86_64", not(any(loom, miri, rdma_verbs_sanitize))))]
-    if let Some(crc) = avx512::update(crc, bytes) {
+    if let Some(crc) = wide::update(crc, bytes) {
         return crc;
     }
     let mut hasher = crc32fast::Hasher::new_with_initial(crc);
@@ -44,17 +47,14 @@ impl Sum {
     pub fn after(&self, crc: u32, head: &[u8]) -> u32 {
         let fits = (4..=Self::LONGEST_HEAD).contains(&head.len()) && head.len().is_multiple_of(4);
         assert!(fits, "{} bytes of head", head.len());
-        #[cfg(all(target_arch = "x86_64", not(any(loom, miri, rdma_verbs_sanitize))))]
-        return avx512::after(self, crc, head);
-        #[cfg(not(all(target_arch = "x86_64", not(any(loom, miri, rdma_verbs_sanitize)))))]
-        unreachable!("nothing is summed here")
+        wide::after(self, crc, head)
     }
 }
 
 /// Copies `target.len()` bytes from `source`, in any order, and sums them; each is read once. `None`: nothing was
 /// copied, because this processor cannot, or not so many. Those that it can are the payloads of full packets.
 ///
-/// The bytes that lie `ahead` bytes further on are fetched into the cache, 0 if nothing is. Memory of which megabytes are
+/// The bytes that lie `ahead` bytes further on are fetched into the cache; 0 is for none. Memory of which megabytes are
 /// read once comes late otherwise: the processor itself looks ahead within a page only.
 ///
 /// # Safety
@@ -62,12 +62,6 @@ impl Sum {
 /// then what was copied is what was summed.
 #[inline]
 pub unsafe fn copy(source: *const u8, target: &mut [u8], ahead: usize) -> Option<Sum> {
-    #[cfg(all(target_arch = "x86_64", not(any(loom, miri, rdma_verbs_sanitize))))]
     // SAFETY: the caller's promise is the same.
-    return unsafe { avx512::copy(source, target, ahead) };
-    #[cfg(not(all(target_arch = "x86_64", not(any(loom, miri, rdma_verbs_sanitize)))))]
-    {
-        let _ = (source, target, ahead);
-        None
-    }
+    unsafe { wide::copy(source, target, ahead) }
 }

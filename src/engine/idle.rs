@@ -5,7 +5,8 @@
 //!
 //! But among threads that compute, each yield gives away a whole round of time slices, many milliseconds: then
 //! connections time out although both ends are well. A thread that *sleeps* for a packet is put first when it comes. So
-//! a thread that had to wait long after its yields naps on the sockets for a while instead.
+//! a thread that had to wait long after its yields naps on the sockets for a while instead, and by the clock while what
+//! has arrived is somebody else's to take.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -25,7 +26,8 @@ const LONG_YIELD: Duration = Duration::from_micros(500);
 /// How long after such yields a core counts as crowded. One alone proves nothing: the machine itself may have been
 /// away.
 const CROWDED: Duration = Duration::from_millis(20);
-/// Longest nap: what comes other than by packet waits so long. Less than a lease, which a napping poller keeps.
+/// Longest nap: what comes other than by packet waits so long, and a packet that somebody else was about to take. Less
+/// than a lease, which a napping poller keeps.
 const NAP: Duration = Duration::from_micros(50);
 
 /// Glances between two whole looks of a thread that polls without a pause.
@@ -90,13 +92,13 @@ impl Shard {
     #[inline]
     pub(crate) fn idle(&self) {
         if self.crowd.is_present(self.lease.last_visit()) {
-            // While somebody else drives, packets may lie there that this thread must not take: a nap on the sockets
-            // would end at once, and whoever drives or wants to may be waiting for this very core.
-            if self.lock.is_taken() {
-                return sleep(NAP);
-            }
             // A failed nap is none; the next empty look tries again.
-            let _ = wait_readable([self.sockets.as_fd()], Some(NAP));
+            let is_readable = wait_readable([self.sockets.as_fd()], Some(NAP)).is_ok_and(|[is_readable]| is_readable);
+            // While somebody else drives, packets lie there that this thread must not take: naps on the sockets end at
+            // once, one after the other, and whoever drives or wants to may be waiting for this very core.
+            if is_readable && self.lock.is_taken() {
+                sleep(NAP);
+            }
         } else if self.crowd.takes_turn() {
             let took = self.yield_processor();
             self.crowd.note_yield(self.clock.now(), took);

@@ -157,7 +157,8 @@ impl RegionTable {
         let key = match entries.holds(old) {
             false => Err(RegisterError::Deregistered),
             true if windows > 0 => Err(RegisterError::Bound { windows }),
-            true if keep_keys => Ok(entries.same_key(old)),
+            // A key that a peer has revoked stays dead.
+            true if keep_keys && old.is_valid() => Ok(entries.same_key(old)),
             // The old one leaves its place to the new one.
             true => entries.new_key(self.limit + 1),
         };
@@ -269,9 +270,9 @@ pub(super) struct Found<'a> {
     pub(super) _using: Option<Using<'a>>,
 }
 
-/// Memory that is read packet by packet. While it lives, the key that led there is not taken back.
+/// Memory that is read packet by packet.
 pub(crate) struct Payloads<'a> {
-    found: Found<'a>,
+    memory: &'a Memory,
     next: usize,
     end: usize,
 }
@@ -286,7 +287,7 @@ impl Payloads<'_> {
         if out.len() > self.end - self.next {
             return Err(AccessError::OutOfBounds);
         }
-        let sum = self.found.region.memory().read_summed(self.next, out, true)?;
+        let sum = self.memory.read_summed(self.next, out, true)?;
         self.next += out.len();
         Ok(sum)
     }
@@ -352,10 +353,9 @@ impl MemoryView<'_> {
         found.region.memory().read_summed(found.offset, out, goes_on)
     }
 
-    /// The same for the payloads of several packets, which lie one behind the other from `addr` on.
-    ///
-    /// # Errors
-    /// As [`MemoryView::check`].
+    /// The same for the payloads of several packets, which lie one behind the other from `addr` on. `None`: the access
+    /// is not allowed, or the key may be taken back by a peer, who shall wait for the copy of one packet and not of
+    /// many.
     pub(crate) fn payloads(
         &self,
         key: u32,
@@ -363,9 +363,10 @@ impl MemoryView<'_> {
         addr: u64,
         length: u64,
         need: AccessFlags,
-    ) -> Result<Payloads<'_>, AccessError> {
-        let found = self.resolve(key, accessor.into(), addr, length, need)?;
-        Ok(Payloads { next: found.offset, end: found.offset + length as usize, found })
+    ) -> Option<Payloads<'_>> {
+        let found = self.resolve(key, accessor.into(), addr, length, need).ok()?;
+        let Found { region, offset, _using: None } = found else { return None };
+        Some(Payloads { memory: region.memory(), next: offset, end: offset + length as usize })
     }
 
     /// Places `data` from `addr` on: the body first, in no promised order, then the tail in naturally aligned pieces,

@@ -93,6 +93,13 @@ impl Hasher for QpnHasher {
     }
 }
 
+/// The queue pair that datagrams were for, and what those are like that can be taken as the last one was.
+struct Arrivals {
+    qpn: Qpn,
+    place: u32,
+    like: Option<Likeness>,
+}
+
 /// All queue pairs of one shard.
 ///
 /// Its methods are of four kinds: commands (`create_queue_pair`, `modify_queue_pair`, …), inputs (`handle_*`), outputs
@@ -109,9 +116,8 @@ pub struct Endpoint {
     held: Vec<u32>,
     timers: Timers,
     pub(super) peers: Peers,
-    /// The queue pair that the last datagram was for, if what follows from it was not seen to yet, and what datagrams
-    /// are like that can be taken as the last one was.
-    arrivals: Option<(Qpn, u32, Option<Likeness>)>,
+    /// Of the last datagram, if what follows from it was not seen to yet.
+    arrivals: Option<Arrivals>,
     /// Of packets without a queue pair, and of queue pairs that are gone.
     counters: Counters,
     strays: Strays,
@@ -342,7 +348,7 @@ impl Endpoint {
     /// once, when one to another comes. [`Endpoint::settle_arrivals`] must follow the last one, before anything else.
     #[inline]
     pub fn handle_arrival(&mut self, now: Time, memory: &MemoryView<'_>, datagram: &Datagram<'_>) -> Outcome {
-        if let Some((_, place, Some(like))) = &self.arrivals
+        if let Some(Arrivals { place, like: Some(like), .. }) = &self.arrivals
             && like.fits(datagram)
         {
             let (place, like, pass) = (*place, *like, self.pass(now, memory));
@@ -364,7 +370,7 @@ impl Endpoint {
             return self.handle_multicast(now, memory, datagram, packet);
         }
         let place = match self.arrivals {
-            Some((qpn, place, _)) if qpn == bth.destination => place,
+            Some(Arrivals { qpn, place, .. }) if qpn == bth.destination => place,
             _ => {
                 self.settle_arrivals(now);
                 let anyone =
@@ -377,10 +383,13 @@ impl Endpoint {
         };
         let pass = self.pass(now, memory);
         let Some(queue_pair) = self.at(place) else { return Outcome::default() };
+        let expected = queue_pair.responder.expected();
         let outcome = queue_pair.take(datagram, packet, |queue_pair| queue_pair.handle_packet(&pass, datagram, packet));
-        let like = if outcome.dropped.is_none() { queue_pair.likeness(datagram, bth) } else { None };
+        // Not of a duplicate, which was not looked at closely.
+        let is_executed = queue_pair.responder.expected() != expected;
+        let like = if is_executed { queue_pair.likeness(datagram, bth) } else { None };
         let has_overflowed = queue_pair.requester.overflowed;
-        self.arrivals = Some((bth.destination, place, like));
+        self.arrivals = Some(Arrivals { qpn: bth.destination, place, like });
         if has_overflowed {
             self.settle_arrivals(now);
         }
@@ -390,7 +399,7 @@ impl Endpoint {
     /// Sees to what follows from the datagrams that [`Endpoint::handle_arrival`] took.
     #[inline]
     pub fn settle_arrivals(&mut self, now: Time) {
-        if let Some((_, place, _)) = self.arrivals.take() {
+        if let Some(Arrivals { place, .. }) = self.arrivals.take() {
             self.settle(now, place);
         }
     }

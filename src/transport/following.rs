@@ -15,7 +15,7 @@ use crate::wire::{BTH_BYTES, Bth, ICRC_BYTES, Opcode};
 const COMMON_BYTES: usize = 8;
 
 /// What packets of a message have in common.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy)]
 pub(super) struct Likeness {
     source: IpAddr,
     destination: IpAddr,
@@ -50,15 +50,14 @@ impl QueuePair {
     /// What those are like that follow a packet that was just executed, if they can be taken by that alone: full
     /// packets between the first and the last of a SEND or WRITE.
     pub(super) fn likeness(&self, datagram: &Datagram<'_>, bth: &Bth) -> Option<Likeness> {
-        let is_plain = self.service.is_reliable() && !self.is_extended();
         let is_between = bth.opcode.is_middle() && bth.opcode.is_request();
+        let is_plain = self.service.is_reliable() && !self.is_extended() && bth.pad_count == 0;
         let is_full = datagram.payload.len() == BTH_BYTES + self.mtu_bytes() as usize + ICRC_BYTES;
-        let is_executed = self.responder.expected == bth.psn.plus(1);
-        Likeness::of(datagram).filter(|_| is_plain && is_between && is_full && is_executed)
+        if is_between && is_plain && is_full { Likeness::of(datagram) } else { None }
     }
 
-    /// Takes a packet like one that was taken just before. `None`: it is not its turn or something is wrong with it,
-    /// and nothing has changed.
+    /// Takes a packet like one that was taken just before. `None`: it is not its turn or something is wrong with it;
+    /// what has changed then, the long way does again.
     #[inline]
     pub(super) fn take_following(
         &mut self,

@@ -557,7 +557,7 @@ impl QueuePair {
         let (mtu, accessor) = (u64::from(plan.payload), Accessor { domain, queue_pair: self.qpn });
         let (va, length) = (reth.va.wrapping_add(u64::from(first) * mtu), u64::from(end - 1 - first) * mtu);
         let payloads = pass.memory.payloads(reth.rkey.0, accessor, va, length, AccessFlags::REMOTE_READ);
-        let Ok(mut payloads) = payloads else { return false };
+        let Some(mut payloads) = payloads else { return false };
         let mut headers = Headers { bth: self.reply_header(plan), ..Headers::default() };
         let mut next = first;
         while next + 1 < end {

@@ -51,8 +51,11 @@ impl QueuePair {
         let mut plan = *first;
         let end = self.requester.request(first.index).packets - 1;
         let is_unbounded = planted(Mutation::MiddlesIgnoreWindow);
-        // There is room for the first: it is planned.
-        while plan.offset < end && (plan.psn == first.psn || is_unbounded || self.window_allows(plan.psn, 1)) {
+        while plan.offset < end && run.fits(plan.size) {
+            // The window has room for the first: it is planned.
+            if plan.psn != first.psn && !is_unbounded && !self.window_allows(plan.psn, 1) {
+                break;
+            }
             headers.bth.psn = plan.psn;
             headers.bth.ack_request = self.wants_acknowledgement(pass.now, &plan);
             // What does not fit or is not there is found out again, packet by packet.
@@ -83,7 +86,7 @@ impl QueuePair {
                 continue;
             }
             let address = sge.addr.checked_add(offset)?;
-            return memory.payloads(sge.lkey.0, self.domain, address, entry - offset, AccessFlags::empty()).ok();
+            return memory.payloads(sge.lkey.0, self.domain, address, entry - offset, AccessFlags::empty());
         }
         None
     }

@@ -93,11 +93,19 @@ impl<'a> Run<'a> {
         self.count >= self.most || ends
     }
 
-    /// Where a packet of this size is to be written; `None` if it does not fit behind the others.
+    /// Whether a packet of this size fits behind the others.
+    #[inline]
+    pub(super) fn fits(&self, size: usize) -> bool {
+        !self.is_full() && (self.count == 0 || size <= self.segment) && self.length + size <= self.buffer.len()
+    }
+
+    /// Where a packet of this size is to be written; `None` if it does not fit.
     #[inline]
     pub(super) fn room(&mut self, size: usize) -> Option<&mut [u8]> {
-        let fits = !self.is_full() && (self.count == 0 || size <= self.segment);
-        self.buffer.get_mut(self.length..self.length + size).filter(|_| fits)
+        if !self.fits(size) {
+            return None;
+        }
+        self.buffer.get_mut(self.length..self.length + size)
     }
 
     /// A packet was written into the room.
@@ -113,7 +121,7 @@ impl<'a> Run<'a> {
         self.length += size;
     }
 
-    /// Adds a packet of nothing but a base transport header and full payload. `None` if it does not fit.
+    /// Adds a packet of these headers and full payload, which is sent for the first time. `None` if it does not fit.
     #[inline]
     pub(super) fn add_middle(
         &mut self,
@@ -156,11 +164,13 @@ impl QueuePair {
                 is_exhausted = !self.local_request_is_due() || planted(Mutation::LocalRequestForgotten);
                 break;
             };
-            has_sent_requests |= matches!(plan, Plan::Request(_));
+            let is_request = matches!(plan, Plan::Request(_));
             if self.add_middles(pass, &plan, &mut run) {
+                has_sent_requests |= is_request;
                 continue;
             }
             let Some(packet) = run.room(size) else { break };
+            has_sent_requests |= is_request;
             let written = match plan {
                 Plan::Reply(reply) => self.emit_reply(pass, reply, packet),
                 Plan::Request(request) => self.emit_request(pass, request, packet),

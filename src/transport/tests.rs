@@ -1,6 +1,7 @@
 //! Two endpoints on a perfect wire: every operation, and the rules that need no faults. Faults are the simulator's.
 
 mod flush;
+mod following;
 mod revoked;
 mod turns;
 mod unreliable;
