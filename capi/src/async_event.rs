@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rdma_verbs::provider::abi;
 use rdma_verbs::types::{AsyncEvent, EventObject};
@@ -161,25 +161,30 @@ unsafe extern "C" fn ibv_get_async_event(context: *mut abi::Context, event: *mut
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_ack_async_event(event: *mut abi::AsyncEvent) {
+    // The acknowledgement lets the object go, and maybe the device with it: it is made through a hold of its own, and
+    // the object is not looked at any more.
     // SAFETY: the program's structure, which it got from `ibv_get_async_event`; the kind says which pointer it holds,
     // and its object waits for this acknowledgement before it goes.
-    unsafe {
+    let (shared, about) = unsafe {
         match (*event).event_type {
             kind::CQ_ERR => {
                 let queue = own((*event).element.cq.cast::<abi::CqEx>());
-                queue.shared.device.ack_async_event(&AsyncEvent::CompletionQueueError(queue.inner.number()));
+                (Arc::clone(&queue.shared), AsyncEvent::CompletionQueueError(queue.inner.number()))
             }
             kind::SRQ_ERR | kind::SRQ_LIMIT_REACHED => {
                 let queue = own((*event).element.srq);
-                let about = AsyncEvent::SharedReceiveQueueLimitReached(queue.inner.number());
-                queue.shared.device.ack_async_event(&about);
+                (Arc::clone(&queue.shared), AsyncEvent::SharedReceiveQueueLimitReached(queue.inner.number()))
             }
             kind::QP_FATAL..=kind::SQ_DRAINED | kind::QP_LAST_WQE_REACHED => {
                 let queue_pair = own((*event).element.qp.cast::<abi::QpExWithFlush>());
-                queue_pair.shared.device.ack_async_event(&AsyncEvent::QueuePairFatal(queue_pair.inner.qpn()));
+                (Arc::clone(&queue_pair.shared), AsyncEvent::QueuePairFatal(queue_pair.inner.qpn()))
             }
-            _ => {}
+            _ => return,
         }
+    };
+    // The parent's objects wait for nothing that happens here.
+    if shared.check_process("ack_async_event").is_ok() {
+        shared.device.ack_async_event(&about);
     }
 }
 

@@ -16,7 +16,7 @@ use crate::version::exported;
 
 /// What is kept behind a channel.
 pub(crate) struct Channel {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
     pub(crate) events: Arc<ChannelEvents>,
     pub(crate) users: Users,
 }
@@ -120,7 +120,9 @@ unsafe extern "C" fn ibv_get_cq_event(
     cq_context: *mut *mut c_void,
 ) -> c_int {
     // SAFETY: the program's channel.
-    let found = unsafe { own(channel) }.events.next();
+    let Channel { shared, events, .. } = unsafe { own(channel) };
+    // First: a lock that is inherited may be held by a thread that is not here.
+    let found = shared.check_process("get_cq_event").and_then(|()| events.next());
     zero_or_minus_one(found.map(|(queue, context)| {
         // SAFETY: the program's places for both, which may be written.
         unsafe {
@@ -133,7 +135,11 @@ unsafe extern "C" fn ibv_get_cq_event(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_ack_cq_events(cq: *mut abi::Cq, count: u32) {
     // SAFETY: the program's completion queue, which waits for this before it goes.
-    unsafe { own(cq.cast::<abi::CqEx>()) }.acknowledgements.add(count);
+    let queue = unsafe { own(cq.cast::<abi::CqEx>()) };
+    if queue.shared.check_process("ack_cq_events").is_ok() {
+        // The last one lets the queue go: it is made through a hold of its own.
+        Arc::clone(&queue.acknowledgements).add(count);
+    }
 }
 
 exported! {
