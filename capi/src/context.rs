@@ -67,7 +67,8 @@ impl Shared {
             return self;
         }
         if let Some(again) = self.again.get() {
-            return again;
+            // A child's child inherited that one as well.
+            return again.here();
         }
         match settings().config.clone().open(self.device.name()) {
             Ok(device) => self.again.get_or_init(|| Self::new(device, self.guid, self.command_inode)),
