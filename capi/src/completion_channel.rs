@@ -4,12 +4,13 @@ use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use rdma_verbs::provider::{self, abi};
 
-use crate::async_event::may_block;
+use crate::async_event::wait_readable;
 use crate::context::{Shared, shared_of};
-use crate::error::{Errno, Result, number, pointer, zero_or_minus_one};
+use crate::error::{Result, number, pointer, zero_or_minus_one};
 use crate::object::{Object, Zeroed, make, own, take};
 use crate::usage::Users;
 use crate::version::exported;
@@ -72,14 +73,11 @@ impl ChannelEvents {
     /// The next event: its queue, and what the program calls that.
     fn next(&self) -> Result<(*mut abi::Cq, *mut c_void)> {
         loop {
-            let mut number = self.inner.poll_event();
-            if number.is_none() {
-                if !may_block(self.inner.fd()) {
-                    return Err(Errno(libc::EAGAIN));
-                }
-                number = self.inner.wait_event(None)?;
-            }
-            let Some(number) = number else { continue };
+            let Some(number) = self.inner.wait_event(Some(Duration::ZERO))? else {
+                // Here rather than there: a signal ends the program's waiting.
+                wait_readable(self.inner.fd())?;
+                continue;
+            };
             // Not known: the queue went while its event was on the way.
             if let Some(queue) = self.queues().known.get_mut(&number) {
                 queue.reported = queue.reported.wrapping_add(1);
