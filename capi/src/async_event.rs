@@ -134,8 +134,8 @@ fn handlers_interrupt() -> bool {
     })
 }
 
-/// Waits until a descriptor is readable, unless the program set it not to block: then fails with `EAGAIN`. A signal ends
-/// it with `EINTR`, unless all handlers let system calls go on.
+/// Waits until a descriptor is readable, unless the program set it not to block: then fails with `EAGAIN`. A signal
+/// ends it with `EINTR`, unless all handlers let system calls go on.
 pub(crate) fn wait_readable(fd: BorrowedFd<'_>) -> Result<()> {
     if !may_block(fd) {
         return Err(Errno(libc::EAGAIN));
