@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rdma_verbs::provider::abi;
 use rdma_verbs::types::{AsyncEvent, EventObject};
@@ -118,21 +118,41 @@ fn event_type(event: &AsyncEvent) -> Option<u32> {
     })
 }
 
-/// Waits until a descriptor is readable, unless the program set it not to block: then fails with `EAGAIN`.
+/// Whether some signal's handler was installed so that it ends system calls. Waiting for a descriptor is ended by any
+/// handler; reading from it, which the program takes this for, only by such a one.
+fn handlers_interrupt() -> bool {
+    (1..=libc::SIGRTMAX()).any(|signal| {
+        let mut action = std::mem::MaybeUninit::<libc::sigaction>::zeroed();
+        // SAFETY: nothing is changed; the kernel writes one structure, for which zero is valid as well.
+        let (known, action) = unsafe {
+            let known = libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr()) == 0;
+            (known, action.assume_init())
+        };
+        known
+            && !matches!(action.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN)
+            && action.sa_flags & libc::SA_RESTART == 0
+    })
+}
+
+/// Waits until a descriptor is readable, unless the program set it not to block: then fails with `EAGAIN`. A signal
+/// ends it with `EINTR`, unless all handlers let system calls go on.
 pub(crate) fn wait_readable(fd: BorrowedFd<'_>) -> Result<()> {
     if !may_block(fd) {
         return Err(Errno(libc::EAGAIN));
     }
     let mut asked = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
     // SAFETY: one structure of our own.
-    if unsafe { libc::poll(&raw mut asked, 1, -1) } < 0 {
-        return Err(Errno(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)));
+    while unsafe { libc::poll(&raw mut asked, 1, -1) } < 0 {
+        let error = std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
+        if error != libc::EINTR || handlers_interrupt() {
+            return Err(Errno(error));
+        }
     }
     Ok(())
 }
 
 /// Whether the program lets reading from a descriptor wait.
-pub(crate) fn may_block(fd: BorrowedFd<'_>) -> bool {
+fn may_block(fd: BorrowedFd<'_>) -> bool {
     // SAFETY: a call without memory.
     let flags = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) };
     flags & libc::O_NONBLOCK == 0
@@ -144,10 +164,7 @@ fn get_event(shared: &Shared) -> Result<abi::AsyncEvent> {
         if let Some(event) = shared.next_event() {
             return Ok(event);
         }
-        match wait_readable(shared.device.async_fd()) {
-            Err(Errno(libc::EINTR)) | Ok(()) => {}
-            Err(error) => return Err(error),
-        }
+        wait_readable(shared.device.async_fd())?;
     }
 }
 
@@ -161,25 +178,30 @@ unsafe extern "C" fn ibv_get_async_event(context: *mut abi::Context, event: *mut
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_ack_async_event(event: *mut abi::AsyncEvent) {
+    // The acknowledgement lets the object go, and maybe the device with it: it is made through a hold of its own, and
+    // the object is not looked at any more.
     // SAFETY: the program's structure, which it got from `ibv_get_async_event`; the kind says which pointer it holds,
     // and its object waits for this acknowledgement before it goes.
-    unsafe {
+    let (shared, about) = unsafe {
         match (*event).event_type {
             kind::CQ_ERR => {
                 let queue = own((*event).element.cq.cast::<abi::CqEx>());
-                queue.shared.device.ack_async_event(&AsyncEvent::CompletionQueueError(queue.inner.number()));
+                (Arc::clone(&queue.shared), AsyncEvent::CompletionQueueError(queue.inner.number()))
             }
             kind::SRQ_ERR | kind::SRQ_LIMIT_REACHED => {
                 let queue = own((*event).element.srq);
-                let about = AsyncEvent::SharedReceiveQueueLimitReached(queue.inner.number());
-                queue.shared.device.ack_async_event(&about);
+                (Arc::clone(&queue.shared), AsyncEvent::SharedReceiveQueueLimitReached(queue.inner.number()))
             }
             kind::QP_FATAL..=kind::SQ_DRAINED | kind::QP_LAST_WQE_REACHED => {
                 let queue_pair = own((*event).element.qp.cast::<abi::QpExWithFlush>());
-                queue_pair.shared.device.ack_async_event(&AsyncEvent::QueuePairFatal(queue_pair.inner.qpn()));
+                (Arc::clone(&queue_pair.shared), AsyncEvent::QueuePairFatal(queue_pair.inner.qpn()))
             }
-            _ => {}
+            _ => return,
         }
+    };
+    // The parent's objects wait for nothing that happens here.
+    if shared.check_process("ack_async_event").is_ok() {
+        shared.device.ack_async_event(&about);
     }
 }
 

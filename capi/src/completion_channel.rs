@@ -4,19 +4,20 @@ use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use rdma_verbs::provider::{self, abi};
 
-use crate::async_event::may_block;
+use crate::async_event::wait_readable;
 use crate::context::{Shared, shared_of};
-use crate::error::{Errno, Result, number, pointer, zero_or_minus_one};
+use crate::error::{Result, number, pointer, zero_or_minus_one};
 use crate::object::{Object, Zeroed, make, own, take};
 use crate::usage::Users;
 use crate::version::exported;
 
 /// What is kept behind a channel.
 pub(crate) struct Channel {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
     pub(crate) events: Arc<ChannelEvents>,
     pub(crate) users: Users,
 }
@@ -72,14 +73,11 @@ impl ChannelEvents {
     /// The next event: its queue, and what the program calls that.
     fn next(&self) -> Result<(*mut abi::Cq, *mut c_void)> {
         loop {
-            let mut number = self.inner.poll_event();
-            if number.is_none() {
-                if !may_block(self.inner.fd()) {
-                    return Err(Errno(libc::EAGAIN));
-                }
-                number = self.inner.wait_event(None)?;
-            }
-            let Some(number) = number else { continue };
+            let Some(number) = self.inner.wait_event(Some(Duration::ZERO))? else {
+                // Here rather than there: a signal ends the program's waiting.
+                wait_readable(self.inner.fd())?;
+                continue;
+            };
             // Not known: the queue went while its event was on the way.
             if let Some(queue) = self.queues().known.get_mut(&number) {
                 queue.reported = queue.reported.wrapping_add(1);
@@ -120,7 +118,9 @@ unsafe extern "C" fn ibv_get_cq_event(
     cq_context: *mut *mut c_void,
 ) -> c_int {
     // SAFETY: the program's channel.
-    let found = unsafe { own(channel) }.events.next();
+    let Channel { shared, events, .. } = unsafe { own(channel) };
+    // First: a lock that is inherited may be held by a thread that is not here.
+    let found = shared.check_process("get_cq_event").and_then(|()| events.next());
     zero_or_minus_one(found.map(|(queue, context)| {
         // SAFETY: the program's places for both, which may be written.
         unsafe {
@@ -133,7 +133,11 @@ unsafe extern "C" fn ibv_get_cq_event(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_ack_cq_events(cq: *mut abi::Cq, count: u32) {
     // SAFETY: the program's completion queue, which waits for this before it goes.
-    unsafe { own(cq.cast::<abi::CqEx>()) }.acknowledgements.add(count);
+    let queue = unsafe { own(cq.cast::<abi::CqEx>()) };
+    if queue.shared.check_process("ack_cq_events").is_ok() {
+        // The last one lets the queue go: it is made through a hold of its own.
+        Arc::clone(&queue.acknowledgements).add(count);
+    }
 }
 
 exported! {

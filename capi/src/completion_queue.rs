@@ -24,7 +24,8 @@ const MODERATE: u32 = 1;
 pub(crate) struct CompletionQueue {
     pub(crate) shared: Arc<Shared>,
     pub(crate) inner: Arc<dyn provider::CompletionQueue>,
-    pub(crate) acknowledgements: Acknowledgements,
+    /// With a hold of its own for whoever acknowledges: the last acknowledgement lets the queue go.
+    pub(crate) acknowledgements: Arc<Acknowledgements>,
     pub(crate) users: Users,
     /// For extended polling.
     pub(crate) cursor: Cursor,
@@ -86,6 +87,7 @@ pub(crate) unsafe fn create(
     if !init.channel.is_null() {
         // SAFETY: the caller's promise.
         let channel = unsafe { own(init.channel) };
+        channel.shared.check_process("create_cq")?;
         init.uses.push(channel.users.begin());
         announced = Some((Arc::clone(&channel.events), channel.events.reserve()));
     }
@@ -105,7 +107,7 @@ pub(crate) unsafe fn create(
         CompletionQueue {
             shared: Arc::clone(shared),
             inner,
-            acknowledgements: Acknowledgements::default(),
+            acknowledgements: Arc::default(),
             users: Users::default(),
             cursor: Cursor::default(),
             announced: announced.clone(),

@@ -39,14 +39,14 @@ pub(crate) struct Shared {
     /// What can be imported, by its handle.
     importable: Mutex<HashMap<u32, Weak<dyn Any + Send + Sync>>>,
     next_handle: AtomicU32,
-    /// The file that `cmd_fd` stands for.
-    command_inode: u64,
+    /// The file that `cmd_fd` stands for: file system and number.
+    command_file: (u64, u64),
     /// The same device, opened anew in a process that inherited this one.
     again: OnceLock<Arc<Shared>>,
 }
 
 impl Shared {
-    fn new(device: Arc<dyn provider::Context>, guid: u64, command_inode: u64) -> Arc<Self> {
+    fn new(device: Arc<dyn provider::Context>, guid: u64, command_file: (u64, u64)) -> Arc<Self> {
         Arc::new(Self {
             attributes: device.query_device(),
             device,
@@ -55,7 +55,7 @@ impl Shared {
             xrc_domains: SharedDomains::default(),
             importable: Mutex::default(),
             next_handle: AtomicU32::new(1),
-            command_inode,
+            command_file,
             again: OnceLock::new(),
         })
     }
@@ -67,10 +67,11 @@ impl Shared {
             return self;
         }
         if let Some(again) = self.again.get() {
-            return again;
+            // A child's child inherited that one as well.
+            return again.here();
         }
         match settings().config.clone().open(self.device.name()) {
-            Ok(device) => self.again.get_or_init(|| Self::new(device, self.guid, self.command_inode)),
+            Ok(device) => self.again.get_or_init(|| Self::new(device, self.guid, self.command_file)),
             // The verb will say that the device is inherited.
             Err(_) => self,
         }
@@ -152,7 +153,7 @@ fn system_error() -> Errno {
 }
 
 /// A file of which copies can be recognised: nothing is ever written to it.
-fn command_file() -> Result<(OwnedFd, u64)> {
+fn new_command_file() -> Result<(OwnedFd, (u64, u64))> {
     // SAFETY: a call without memory of ours but the name.
     let fd = unsafe { libc::memfd_create(c"rdma-verbs".as_ptr(), libc::MFD_CLOEXEC) };
     if fd < 0 {
@@ -160,12 +161,13 @@ fn command_file() -> Result<(OwnedFd, u64)> {
     }
     // SAFETY: a new descriptor that nobody else knows.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-    let inode = inode(fd.try_clone().map_err(|_| system_error())?)?;
-    Ok((fd, inode))
+    let identity = identity(fd.try_clone().map_err(|_| system_error())?)?;
+    Ok((fd, identity))
 }
 
-fn inode(fd: OwnedFd) -> Result<u64> {
-    Ok(File::from(fd).metadata().map_err(|_| Errno(libc::EBADF))?.ino())
+fn identity(fd: OwnedFd) -> Result<(u64, u64)> {
+    let about = File::from(fd).metadata().map_err(|_| Errno(libc::EBADF))?;
+    Ok((about.dev(), about.ino()))
 }
 
 fn open(device: *mut abi::Device) -> Result<*mut abi::Context> {
@@ -175,8 +177,8 @@ fn open(device: *mut abi::Device) -> Result<*mut abi::Context> {
         ErrorKind::NotFound => Errno(libc::ENODEV),
         _ => error.into(),
     })?;
-    let (command, command_inode) = command_file()?;
-    let shared = Shared::new(inner, *guid, command_inode);
+    let (command, command_file) = new_command_file()?;
+    let shared = Shared::new(inner, *guid, command_file);
     let mut open = open_devices();
     open.retain(|known| known.strong_count() > 0);
     open.push(Arc::downgrade(&shared));
@@ -253,10 +255,10 @@ fn import(cmd_fd: c_int) -> Result<*mut abi::Context> {
     }
     // SAFETY: borrowed for this call only, in which it is asked what it is; if it is not open, that fails.
     let copy = unsafe { BorrowedFd::borrow_raw(cmd_fd) }.try_clone_to_owned().map_err(|_| Errno(libc::EBADF))?;
-    let wanted = inode(copy.try_clone().map_err(|_| system_error())?)?;
+    let wanted = identity(copy.try_clone().map_err(|_| system_error())?)?;
     let open: Vec<Arc<Shared>> = open_devices().iter().filter_map(Weak::upgrade).collect();
     // Only this process's devices: nothing of another process's can be taken over.
-    let shared = open.into_iter().find(|shared| shared.command_inode == wanted).ok_or(crate::error::UNSUPPORTED)?;
+    let shared = open.into_iter().find(|shared| shared.command_file == wanted).ok_or(crate::error::UNSUPPORTED)?;
     let device = crate::device::device_called(shared.device.name())?;
     Ok(visible(device, shared, copy))
 }

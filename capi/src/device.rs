@@ -53,11 +53,26 @@ fn names() -> Result<Vec<(String, String)>> {
     Ok(names.into_iter().map(|name| (name.clone(), name)).collect())
 }
 
-/// The same number whenever the device is looked at on this machine, marked as administered locally.
+/// What tells this machine from others. Containers may have no number of their own, or an empty one: then the kernel's
+/// of this boot.
+fn machine() -> Vec<u8> {
+    let files = ["/etc/machine-id", "/proc/sys/kernel/random/boot_id"];
+    files
+        .into_iter()
+        .filter_map(|file| std::fs::read(file).ok())
+        .find(|id| !id.trim_ascii().is_empty())
+        .unwrap_or_default()
+}
+
+/// The same number whenever the device is looked at, marked as administered locally. It comes from the machine, the
+/// device's name, in which the address is if it has one, and the interface's hardware address: containers made from one
+/// image are one machine, and call their interfaces the same.
 fn guid(name: &str) -> u64 {
-    let machine = std::fs::read("/etc/machine-id").unwrap_or_default();
+    let interface = name.strip_prefix("soft_").unwrap_or(name);
+    let hardware = std::fs::read(format!("/sys/class/net/{interface}/address")).unwrap_or_default();
+    let machine = machine();
     // FNV-1a: stable, which the standard library's hashes are not.
-    let bytes = machine.iter().chain(name.as_bytes());
+    let bytes = machine.iter().chain(name.as_bytes()).chain(&hardware);
     let hash = bytes
         .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3));
     let (group_bit, local_bit) = (1 << 56, 1 << 57);

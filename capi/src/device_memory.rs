@@ -97,7 +97,7 @@ pub(crate) unsafe extern "C" fn reg_dm_mr(
             return Err(INVALID);
         }
         let inner = domain.domain.inner.reg_dm_mr(&memory.memory.0, offset, length as u64, access)?;
-        Ok(memory_region::visible(domain, pd, inner, (std::ptr::null_mut(), length), vec![memory.users.begin()]))
+        Ok(memory_region::visible(domain, pd, inner, (std::ptr::null_mut(), length), Some(memory.users.begin())))
     };
     pointer(register())
 }

@@ -31,12 +31,18 @@ pub(crate) struct MemoryRegion {
     shared: Arc<Shared>,
     registration: Arc<Registration>,
     is_imported: bool,
-    /// Its domain, which may change, and device memory.
-    uses: Mutex<Vec<Use>>,
+    uses: Mutex<Uses>,
 }
 
 impl Object for abi::Mr {
     type Own = MemoryRegion;
+}
+
+/// What a region uses, until it is registered anew.
+struct Uses {
+    _domain: Use,
+    /// If that is what is registered.
+    device_memory: Option<Use>,
 }
 
 /// What an imported region has in common with the original.
@@ -57,9 +63,9 @@ pub(crate) fn visible(
     pd: *mut abi::Pd,
     inner: Arc<dyn provider::MemoryRegion>,
     (addr, length): (*mut c_void, usize),
-    mut uses: Vec<Use>,
+    device_memory: Option<Use>,
 ) -> *mut abi::Mr {
-    uses.push(domain.users.begin());
+    let uses = Uses { _domain: domain.users.begin(), device_memory };
     let handle = domain.shared.next_handle();
     let (lkey, rkey) = (inner.lkey().0, inner.rkey().0);
     let registration = Arc::new(Registration { inner: Mutex::new(inner) });
@@ -100,7 +106,7 @@ unsafe fn register(
     };
     let options = RegisterOptions { access, iova, invalidatable: false };
     let inner = domain.domain.inner.reg_mr_with(backing, &options)?;
-    Ok(visible(domain, pd, inner, (addr, length), Vec::new()))
+    Ok(visible(domain, pd, inner, (addr, length), None))
 }
 
 #[unsafe(no_mangle)]
@@ -153,7 +159,7 @@ unsafe extern "C" fn ibv_reg_dmabuf_mr(
         let access = AccessFlags::from_bits_retain(access as u32);
         let init = DmaBufInit { fd, offset, length: length as u64, iova: Some(iova), access };
         let inner = domain.domain.inner.reg_dmabuf_mr(&init)?;
-        Ok(visible(domain, pd, inner, (offset as *mut c_void, length), Vec::new()))
+        Ok(visible(domain, pd, inner, (offset as *mut c_void, length), None))
     };
     pointer(register())
 }
@@ -243,8 +249,10 @@ unsafe fn reregister(
     let mut inner = region.registration.inner.lock().unwrap_or_else(PoisonError::into_inner);
     *inner = domain.domain.inner.rereg_mr(&inner, wanted)?;
     let mut uses = region.uses.lock().unwrap_or_else(PoisonError::into_inner);
-    uses.clear();
-    uses.push(domain.users.begin());
+    uses._domain = domain.users.begin();
+    if moved.is_some() {
+        uses.device_memory = None;
+    }
     // SAFETY: the program does not look at these fields while this verb changes them.
     unsafe {
         ((*mr).lkey, (*mr).rkey, (*mr).pd) = (inner.lkey().0, inner.rkey().0, pd);
@@ -289,7 +297,7 @@ unsafe extern "C" fn ibv_import_mr(pd: *mut abi::Pd, handle: u32) -> *mut abi::M
         let (lkey, rkey) = (inner.lkey().0, inner.rkey().0);
         let length = usize::try_from(inner.region().len()).unwrap_or(usize::MAX);
         let visible = abi::Mr { context, pd, handle, lkey, rkey, length, ..abi::Mr::zeroed() };
-        let uses = Mutex::new(vec![domain.users.begin()]);
+        let uses = Mutex::new(Uses { _domain: domain.users.begin(), device_memory: None });
         Ok(make(visible, MemoryRegion { shared: Arc::clone(&domain.shared), registration, is_imported: true, uses }))
     };
     pointer(import())

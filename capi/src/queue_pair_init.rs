@@ -211,10 +211,9 @@ unsafe extern "C" fn ibv_create_qp(pd: *mut abi::Pd, init: *mut abi::QpInitAttr)
 /// The context, the structure and all that it names are the program's.
 unsafe fn create_extended(context: *mut abi::Context, init: &mut abi::QpInitAttrEx) -> Result<*mut abi::Qp> {
     let has = |bit| init.comp_mask & bit != 0;
-    // Masks of other features may be set with their values at zero, as programs do that set all they know.
-    let is_bare = init.create_flags == 0 && init.max_tso_header == 0 && init.rwq_ind_tbl.is_null();
+    // Only what the mask names has a value. Flags may be named and be zero: that asks for nothing.
     let known = create::PD | create::XRCD | create::SEND_OPS_FLAGS | CREATE_FLAGS;
-    if init.comp_mask & !known != 0 || has(CREATE_FLAGS) && !is_bare {
+    if init.comp_mask & !known != 0 || has(CREATE_FLAGS) && init.create_flags != 0 {
         return Err(UNSUPPORTED);
     }
     let operations = has(create::SEND_OPS_FLAGS).then_some(init.send_ops_flags);

@@ -80,6 +80,8 @@ fn start_log() {
         .with_writer(std::io::stderr)
         .with_ansi(false)
         .without_time()
+        // Where nobody can be told, the program goes on: the default tells it where it just failed, and panics there.
+        .log_internal_errors(false)
         .finish();
     // Fails only if there is a log already, which then serves.
     let _ = tracing::subscriber::set_global_default(subscriber);

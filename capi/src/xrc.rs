@@ -35,11 +35,13 @@ pub(crate) struct Domain {
     /// The protection domain of its latest shared receive queue: C programs create targets without one, and peers reach
     /// this one's memory through them.
     pub(crate) protection: Mutex<Option<Arc<dyn ProtectionDomain>>>,
+    /// The file that names it, open as long as it is there: another file does not get the number meanwhile.
+    _file: Option<File>,
 }
 
 impl Domain {
-    fn open(shared: &Shared) -> Result<Arc<Self>> {
-        Ok(Arc::new(Self { inner: shared.device.open_xrcd()?, protection: Mutex::default() }))
+    fn open(shared: &Shared, file: Option<File>) -> Result<Arc<Self>> {
+        Ok(Arc::new(Self { inner: shared.device.open_xrcd()?, protection: Mutex::default(), _file: file }))
     }
 
     /// The protection domain for a target that was given none.
@@ -54,16 +56,18 @@ impl Domain {
 pub(crate) struct SharedDomains(Mutex<HashMap<(u64, u64), Weak<Domain>>>);
 
 impl SharedDomains {
-    fn open(&self, shared: &Shared, file: (u64, u64), flags: c_int) -> Result<Arc<Domain>> {
+    fn open(&self, shared: &Shared, file: File, flags: c_int) -> Result<Arc<Domain>> {
+        let about = file.metadata().map_err(|_| Errno(libc::EBADF))?;
+        let identity = (about.dev(), about.ino());
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         known.retain(|_, domain| domain.strong_count() > 0);
-        match known.get(&file).and_then(Weak::upgrade) {
+        match known.get(&identity).and_then(Weak::upgrade) {
             Some(_) if flags & libc::O_CREAT != 0 && flags & libc::O_EXCL != 0 => Err(INVALID),
             Some(domain) => Ok(domain),
             None if flags & libc::O_CREAT == 0 => Err(Errno(libc::EAGAIN)),
             None => {
-                let domain = Domain::open(shared)?;
-                known.insert(file, Arc::downgrade(&domain));
+                let domain = Domain::open(shared, Some(file))?;
+                known.insert(identity, Arc::downgrade(&domain));
                 Ok(domain)
             }
         }
@@ -78,14 +82,13 @@ fn open(shared: &Arc<Shared>, context: *mut abi::Context, init: &abi::XrcdInitAt
         return Err(INVALID);
     }
     let inner = if init.fd == -1 {
-        Domain::open(shared)?
+        Domain::open(shared, None)?
     } else if init.fd < 0 {
         return Err(Errno(libc::EBADF));
     } else {
         // SAFETY: the program's descriptor, borrowed for this call; if it is not open, the call fails.
         let copy = unsafe { BorrowedFd::borrow_raw(init.fd) }.try_clone_to_owned().map_err(|_| Errno(libc::EBADF))?;
-        let about = File::from(copy).metadata().map_err(|_| Errno(libc::EBADF))?;
-        shared.xrc_domains.open(shared, (about.dev(), about.ino()), init.oflags)?
+        shared.xrc_domains.open(shared, File::from(copy), init.oflags)?
     };
     let visible = abi::Xrcd { context };
     Ok(make(visible, Xrcd { shared: Arc::clone(shared), inner, users: Users::default() }))

@@ -79,7 +79,7 @@ impl AsyncEventQueue {
         *count -= 1;
         if *count == 0 {
             state.handed_out.remove(&object);
-            drop(state);
+            // With the queue locked: whoever waits may let go of it as soon as it is not.
             self.acknowledged.notify_all();
         }
     }

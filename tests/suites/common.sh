@@ -8,10 +8,22 @@ suites=$PWD/${CARGO_TARGET_DIR:-target}/suites
 root=$suites/root
 library=${RDMA_VERBS_CAPI:-$suites/lib}
 logs=$(mktemp -d)
-trap 'rm -rf "$logs"' EXIT
+server=
+# However it ends: no server stays behind.
+end() {
+  if [ -n "$server" ]; then
+    kill "$server" 2>/dev/null
+    wait "$server" 2>/dev/null
+  fi
+  rm -rf "$logs"
+}
+trap end EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
 passed=0 failed=0
-# Ports of the programs' own exchange over TCP.
-port=$((20000 + $$ % 20000))
+# Ports of the programs' own exchange over TCP: below those that the system hands out by itself.
+port=$((20000 + $$ % 10000))
+multiarch=$(dpkg-architecture -qDEB_HOST_MULTIARCH 2>/dev/null) || multiarch=$(uname -m)-linux-gnu
 
 # Unpacks what is not there yet.
 unpack() {
@@ -19,6 +31,8 @@ unpack() {
   mkdir -p "$root" "$suites/packages"
   for package in "$@"; do
     [ -e "$suites/packages/$package" ] && continue
+    # An older one that was fetched and not unpacked.
+    rm -f "$suites/packages/$package"_*.deb
     (cd "$suites/packages" && { apt-get download -q "$package" || { apt-get update -q && apt-get download -q "$package"; }; } >/dev/null 2>&1) ||
       { echo "package $package cannot be had" >&2; exit 1; }
     dpkg -x "$suites/packages/$package"_*.deb "$root" && touch "$suites/packages/$package"
@@ -28,7 +42,7 @@ unpack() {
 # Builds the library, unless RDMA_VERBS_CAPI names a folder with one.
 prepare() {
   [ -n "${RDMA_VERBS_CAPI:-}" ] || capi/install "$library" >/dev/null || exit 1
-  export LD_LIBRARY_PATH=$library:$root/usr/lib/x86_64-linux-gnu
+  export LD_LIBRARY_PATH=$library:$root/usr/lib/$multiarch
 }
 
 pass() {
@@ -53,7 +67,7 @@ check() {
 # pair NAME PROGRAM ARGUMENTS...: the program as a server, and once more with the address as a client; both must end
 # well. Sets the words of the output in $logs/client and $logs/server.
 pair() {
-  local name=$1 server client_status=1 server_status=0 try
+  local name=$1 client_status=1 server_status=0 try
   shift
   port=$((port + 1))
   timeout "${LIMIT:-60}" "$@" -p "$port" >"$logs/server" 2>&1 &
@@ -69,6 +83,7 @@ pair() {
   # A server whose client failed has nobody to wait for.
   [ $client_status = 0 ] || kill "$server" 2>/dev/null
   wait "$server" || server_status=$?
+  server=
   if [ $client_status = 0 ] && [ $server_status = 0 ]; then
     pass "$name"
   else
