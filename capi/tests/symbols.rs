@@ -1,18 +1,23 @@
 //! Holds the built library to its list: every symbol with its version, nothing else, under the right name.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::OnceLock;
 
 const LIST: &str = include_str!("symbols.txt");
 
-/// The library that was built with this test, which stands in the folder above or beside it.
-fn library() -> PathBuf {
-    let test = std::env::current_exe().expect("a path");
-    let folder = test.parent().expect("a folder");
-    let built = folder.join("librdma_verbs_capi.so");
-    assert!(built.exists(), "no {}", built.display());
-    built
+/// The library, which `cargo test` does not build: nothing can link to it as a test does.
+fn library() -> &'static Path {
+    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
+    LIBRARY.get_or_init(|| {
+        let test = std::env::current_exe().expect("a path");
+        let target = test.ancestors().nth(3).expect("TARGET/PROFILE/deps/TEST");
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.args(["build", "--quiet", "--package", "rdma-verbs-capi", "--target-dir"]).arg(target);
+        assert!(cargo.status().expect("cargo").success(), "{cargo:?} failed");
+        target.join("debug/librdma_verbs_capi.so")
+    })
 }
 
 fn readelf(option: &str) -> String {
