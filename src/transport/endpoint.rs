@@ -162,6 +162,9 @@ impl Endpoint {
         });
         self.queue_pairs[place as usize] = Some(queue_pair);
         self.by_number.insert(qpn, place);
+        // Each is listed once at most, and being listed shall allocate nothing.
+        self.ready.reserve(self.by_number.len().saturating_sub(self.ready.len()));
+        self.held.reserve(self.by_number.len().saturating_sub(self.held.len()));
         Ok(qpn)
     }
 
