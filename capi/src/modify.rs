@@ -2,7 +2,7 @@
 
 use std::ffi::c_int;
 
-use rdma_verbs::provider::abi;
+use rdma_verbs::provider::abi::{self, qp_attr as mask};
 use rdma_verbs::types::{
     AccessFlags, Mtu, PeerCapabilities, Psn, Qkey, Qpn, QueuePairAttributes, QueuePairState, QueuePairStatus,
     QueuePairType,
@@ -16,34 +16,9 @@ use crate::queue_pair_init::cap;
 use crate::settings::settings;
 use crate::version::exported;
 
-/// Bits of `ibv_qp_attr_mask`.
-mod mask {
-    pub(super) const STATE: u32 = 1;
-    pub(super) const CUR_STATE: u32 = 1 << 1;
-    pub(super) const EN_SQD_ASYNC_NOTIFY: u32 = 1 << 2;
-    pub(super) const ACCESS_FLAGS: u32 = 1 << 3;
-    pub(super) const PKEY_INDEX: u32 = 1 << 4;
-    pub(super) const PORT: u32 = 1 << 5;
-    pub(super) const QKEY: u32 = 1 << 6;
-    pub(super) const AV: u32 = 1 << 7;
-    pub(super) const PATH_MTU: u32 = 1 << 8;
-    pub(super) const TIMEOUT: u32 = 1 << 9;
-    pub(super) const RETRY_CNT: u32 = 1 << 10;
-    pub(super) const RNR_RETRY: u32 = 1 << 11;
-    pub(super) const RQ_PSN: u32 = 1 << 12;
-    pub(super) const MAX_QP_RD_ATOMIC: u32 = 1 << 13;
-    pub(super) const ALT_PATH: u32 = 1 << 14;
-    pub(super) const MIN_RNR_TIMER: u32 = 1 << 15;
-    pub(super) const SQ_PSN: u32 = 1 << 16;
-    pub(super) const MAX_DEST_RD_ATOMIC: u32 = 1 << 17;
-    pub(super) const PATH_MIG_STATE: u32 = 1 << 18;
-    pub(super) const CAP: u32 = 1 << 19;
-    pub(super) const DEST_QPN: u32 = 1 << 20;
-    pub(super) const RATE_LIMIT: u32 = 1 << 25;
-    /// Two paths, other sizes, pacing.
-    pub(super) const NOT_OFFERED: u32 = ALT_PATH | PATH_MIG_STATE | CAP | RATE_LIMIT;
-    pub(super) const KNOWN: u32 = 0x001f_ffff | RATE_LIMIT;
-}
+/// Two paths, other sizes, pacing.
+const NOT_OFFERED: u32 = mask::ALT_PATH | mask::PATH_MIG_STATE | mask::CAP | mask::RATE_LIMIT;
+const KNOWN: u32 = 0x001f_ffff | mask::RATE_LIMIT;
 
 fn state(number: u32) -> Result<QueuePairState> {
     QueuePairState::ALL.get(number as usize).copied().ok_or(INVALID)
@@ -61,10 +36,10 @@ fn own_bits(qp_type: QueuePairType, bits: u32) -> u32 {
 
 /// What is given, as this library has it.
 fn attributes(from: &abi::QpAttr, bits: u32) -> Result<QueuePairAttributes> {
-    if bits & !mask::KNOWN != 0 {
+    if bits & !KNOWN != 0 {
         return Err(INVALID);
     }
-    if bits & mask::NOT_OFFERED != 0 {
+    if bits & NOT_OFFERED != 0 {
         return Err(UNSUPPORTED);
     }
     let mut to = QueuePairAttributes::default();

@@ -67,6 +67,7 @@ const OVER_8_BYTES: i64 = distance(16)[1];
 const OVER_4_BYTES: i64 = power_of_x(64);
 
 fn is_supported() -> bool {
+    // One look for each packet instead of four.
     static SUPPORTED: LazyLock<bool> = LazyLock::new(|| {
         is_x86_feature_detected!("avx512f")
             && is_x86_feature_detected!("vpclmulqdq")

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use super::datagram::{Datagram, Outcome};
 use super::endpoint::Pass;
 use super::queue_pair::QueuePair;
-use super::responder::Message;
+use super::responder::{Message, WriteInProgress};
 use crate::mutation::{Mutation, planted};
 use crate::types::{AccessFlags, Counter, Psn};
 use crate::wire::{BTH_BYTES, Bth, ICRC_BYTES, Opcode};
@@ -91,10 +91,10 @@ impl QueuePair {
     fn place_middle(&mut self, pass: &Pass<'_>, opcode: Opcode, payload: &[u8]) -> Option<()> {
         let length = payload.len() as u32;
         match self.responder.message {
-            Message::Write { va, rkey, remaining, total } if opcode.is_write() && length < remaining => {
+            Message::Write(write) if opcode.is_write() && length < write.remaining => {
+                let WriteInProgress { va, rkey, .. } = write;
                 pass.memory.write(rkey.0, self.accessor(), va, AccessFlags::REMOTE_WRITE, payload).ok()?;
-                let va = va.wrapping_add(u64::from(length));
-                self.responder.message = Message::Write { va, rkey, remaining: remaining - length, total };
+                self.responder.message = Message::Write(write.after(length));
                 Some(())
             }
             Message::Send if opcode.is_send() => self.fill_receive(pass, payload).ok(),

@@ -44,12 +44,25 @@ pub(super) enum Message {
     #[default]
     None,
     Send,
-    Write {
-        va: u64,
-        rkey: Rkey,
-        remaining: u32,
-        total: u32,
-    },
+    Write(WriteInProgress),
+}
+
+/// A WRITE whose packets are arriving: where the next byte goes, and what is left.
+#[derive(Clone, Copy)]
+pub(super) struct WriteInProgress {
+    pub(super) va: u64,
+    pub(super) rkey: Rkey,
+    pub(super) remaining: u32,
+    total: u32,
+}
+
+impl WriteInProgress {
+    /// The same after a packet that is not the last.
+    #[inline]
+    pub(super) fn after(self, length: u32) -> Self {
+        let va = self.va.wrapping_add(u64::from(length));
+        Self { va, remaining: self.remaining - length, ..self }
+    }
 }
 
 /// State of the receiving half.
@@ -379,7 +392,7 @@ impl QueuePair {
         let fits = match self.responder.message {
             Message::None => !continues,
             Message::Send => continues && opcode.is_send(),
-            Message::Write { .. } => continues && opcode.is_write(),
+            Message::Write(_) => continues && opcode.is_write(),
         };
         if fits { Ok(()) } else { Err(Violation::OpcodeSequence) }
     }
@@ -447,7 +460,7 @@ impl QueuePair {
                 return Err(Violation::MessageLength);
             }
         }
-        if let Message::Write { remaining, .. } = self.responder.message {
+        if let Message::Write(WriteInProgress { remaining, .. }) = self.responder.message {
             let ends = opcode.is_last();
             if (ends && length as u32 != remaining) || (!ends && length as u32 >= remaining) {
                 return Err(Violation::MessageLength);
@@ -554,20 +567,19 @@ impl QueuePair {
 
     fn execute_write(&mut self, pass: &Pass<'_>, packet: &Packet<'_>) -> Result<(), Violation> {
         let opcode = packet.headers.bth.opcode;
-        let (va, rkey, remaining, total) = match (packet.headers.reth, self.responder.message) {
-            (Some(Reth { va, rkey, length }), _) => (va, rkey, length, length),
-            (None, Message::Write { va, rkey, remaining, total }) => (va, rkey, remaining, total),
+        let write = match (packet.headers.reth, self.responder.message) {
+            (Some(Reth { va, rkey, length }), _) => WriteInProgress { va, rkey, remaining: length, total: length },
+            (None, Message::Write(write)) => write,
             _ => return Err(Violation::OpcodeSequence),
         };
         let length = packet.payload.len() as u32;
         if length > 0 {
             pass.memory
-                .write(rkey.0, self.accessor(), va, AccessFlags::REMOTE_WRITE, packet.payload)
+                .write(write.rkey.0, self.accessor(), write.va, AccessFlags::REMOTE_WRITE, packet.payload)
                 .map_err(Violation::RemoteKey)?;
         }
         if opcode.is_first() || opcode.is_middle() {
-            let va = va.wrapping_add(u64::from(length));
-            self.responder.message = Message::Write { va, rkey, remaining: remaining - length, total };
+            self.responder.message = Message::Write(write.after(length));
             return Ok(());
         }
         self.responder.message = Message::None;
@@ -578,7 +590,7 @@ impl QueuePair {
                     opcode: CompletionOpcode::ReceiveRdmaWithImmediate,
                     flags: CompletionFlags::WITH_IMMEDIATE,
                     immediate_or_key: immediate,
-                    byte_len: total,
+                    byte_len: write.total,
                     ..RawCompletion::default()
                 },
                 packet.headers.bth.solicited,

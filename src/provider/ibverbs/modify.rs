@@ -5,37 +5,15 @@ use std::time::Duration;
 use super::address_handle::check_vector;
 use super::queue_pair::IbverbsQueuePair;
 use super::{convert, errors, sys};
+use crate::provider::abi::qp_attr as mask;
 use crate::provider::{Error, ErrorKind, Result};
 use crate::transport::{ModifyLimits, check_ranges, check_transition};
 use crate::types::{
     AccessFlags, Mtu, Psn, Qkey, Qpn, QueuePairAttributes, QueuePairState, QueuePairStatus, QueuePairType,
 };
 
-/// Bits of `ibv_qp_attr_mask`.
-mod mask {
-    pub(super) const STATE: u32 = 1;
-    pub(super) const CUR_STATE: u32 = 1 << 1;
-    pub(super) const EN_SQD_ASYNC_NOTIFY: u32 = 1 << 2;
-    pub(super) const ACCESS_FLAGS: u32 = 1 << 3;
-    pub(super) const PKEY_INDEX: u32 = 1 << 4;
-    pub(super) const PORT: u32 = 1 << 5;
-    pub(super) const QKEY: u32 = 1 << 6;
-    pub(super) const AV: u32 = 1 << 7;
-    pub(super) const PATH_MTU: u32 = 1 << 8;
-    pub(super) const TIMEOUT: u32 = 1 << 9;
-    pub(super) const RETRY_CNT: u32 = 1 << 10;
-    pub(super) const RNR_RETRY: u32 = 1 << 11;
-    pub(super) const RQ_PSN: u32 = 1 << 12;
-    pub(super) const MAX_QP_RD_ATOMIC: u32 = 1 << 13;
-    pub(super) const MIN_RNR_TIMER: u32 = 1 << 15;
-    pub(super) const SQ_PSN: u32 = 1 << 16;
-    pub(super) const MAX_DEST_RD_ATOMIC: u32 = 1 << 17;
-    pub(super) const CAP: u32 = 1 << 19;
-    pub(super) const DEST_QPN: u32 = 1 << 20;
-}
-
 /// All that is asked for.
-const EVERYTHING: u32 = 0x001f_ffff & !(1 << 14) & !mask::CAP;
+const EVERYTHING: u32 = 0x001f_ffff & !mask::ALT_PATH & !mask::CAP;
 
 /// How often a queue pair that drains is asked to go on, and the time in between.
 const DRAIN_TRIES: u32 = 200;

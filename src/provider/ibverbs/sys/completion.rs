@@ -25,7 +25,7 @@ unsafe impl Sync for Channel {}
 impl Channel {
     pub(in super::super) fn create(context: &Arc<Context>) -> io::Result<Arc<Self>> {
         // SAFETY: the context is open.
-        let raw = unsafe { (context.library.create_comp_channel)(context.raw()) };
+        let raw = unsafe { (context.functions.create_comp_channel)(context.raw()) };
         let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
         let channel = Self { raw, context: Arc::clone(context) };
         set_nonblocking(channel.number())?;
@@ -48,12 +48,13 @@ impl Channel {
     pub(in super::super) fn next_event(&self) -> Option<u64> {
         let (mut queue, mut number) = (ptr::null_mut(), ptr::null_mut());
         // SAFETY: the channel and the two variables live. The descriptor does not block.
-        let result = unsafe { (self.context.library.get_cq_event)(self.raw.as_ptr(), &raw mut queue, &raw mut number) };
+        let result =
+            unsafe { (self.context.functions.get_cq_event)(self.raw.as_ptr(), &raw mut queue, &raw mut number) };
         if result != 0 {
             return None;
         }
         // SAFETY: the event was just taken and is acknowledged once; who destroys the queue waits until then.
-        unsafe { (self.context.library.ack_cq_events)(queue, 1) };
+        unsafe { (self.context.functions.ack_cq_events)(queue, 1) };
         Some(number.addr() as u64)
     }
 }
@@ -64,7 +65,7 @@ impl Drop for Channel {
             return;
         }
         // SAFETY: its queues hold it, so this is the last use.
-        if unsafe { (self.context.library.destroy_comp_channel)(self.raw.as_ptr()) } != 0 {
+        if unsafe { (self.context.functions.destroy_comp_channel)(self.raw.as_ptr()) } != 0 {
             tracing::warn!(device = self.context.info().name, "a completion channel could not be destroyed");
         }
     }
@@ -273,7 +274,7 @@ impl CompletionQueue {
         let cqe = c_int::try_from(cqe).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
         let _locked = self.lock();
         // SAFETY: the queue lives.
-        check(unsafe { (self.context.library.resize_cq)(self.raw(), cqe) })
+        check(unsafe { (self.context.functions.resize_cq)(self.raw(), cqe) })
     }
 
     /// Lets events wait for so many completions or microseconds.
@@ -334,7 +335,7 @@ fn create_classic(context: &Context, init: &CompletionQueueInit<'_>) -> io::Resu
     let channel = init.channel.map_or(ptr::null_mut(), |channel| channel.raw.as_ptr());
     let number = ptr::without_provenance_mut(init.number as usize);
     // SAFETY: the context and the channel live.
-    let raw = unsafe { (context.library.create_cq)(context.raw(), cqe, number, channel, vector) };
+    let raw = unsafe { (context.functions.create_cq)(context.raw(), cqe, number, channel, vector) };
     NonNull::new(raw).ok_or_else(io::Error::last_os_error)
 }
 
@@ -342,7 +343,7 @@ impl Drop for CompletionQueue {
     fn drop(&mut self) {
         // SAFETY: its queue pairs hold it, so this is the last use. All its events are acknowledged as they are taken,
         // so this waits for no one but a thread that is taking one right now.
-        if !self.context.is_inherited() && unsafe { (self.context.library.destroy_cq)(self.raw()) } != 0 {
+        if !self.context.is_inherited() && unsafe { (self.context.functions.destroy_cq)(self.raw()) } != 0 {
             tracing::warn!(device = self.context.info().name, "a completion queue could not be destroyed");
         }
     }

@@ -27,7 +27,7 @@ pub(in super::super) struct DeviceInfo {
 
 /// The library's list, freed when it is dropped. Devices stay as long as the list or a context refers to them.
 struct List {
-    library: &'static Library,
+    functions: &'static Library,
     first: NonNull<*mut abi::Device>,
     count: usize,
 }
@@ -38,7 +38,7 @@ impl List {
         // SAFETY: the count is a live local variable.
         let first = unsafe { (library.get_device_list)(&raw mut count) };
         let first = NonNull::new(first).ok_or_else(io::Error::last_os_error)?;
-        Ok(Self { library, first, count: usize::try_from(count).unwrap_or(0) })
+        Ok(Self { functions: library, first, count: usize::try_from(count).unwrap_or(0) })
     }
 
     fn devices(&self) -> &[*mut abi::Device] {
@@ -61,7 +61,7 @@ impl List {
 impl Drop for List {
     fn drop(&mut self) {
         // SAFETY: the library's own list, freed once; open contexts keep their devices.
-        unsafe { (self.library.free_device_list)(self.first.as_ptr()) }
+        unsafe { (self.functions.free_device_list)(self.first.as_ptr()) }
     }
 }
 
@@ -84,7 +84,7 @@ pub(in super::super) fn device_list() -> io::Result<Vec<DeviceInfo>> {
 /// An open device.
 pub(in super::super) struct Context {
     raw: NonNull<abi::Context>,
-    pub(super) library: &'static Library,
+    pub(super) functions: &'static Library,
     info: DeviceInfo,
     generation: Generation,
     accepted: Accepted,
@@ -140,12 +140,12 @@ impl Context {
         else {
             return Ok(None);
         };
-        survive_forks(list.library);
+        survive_forks(list.functions);
         // SAFETY: a device of the list.
-        let raw = unsafe { (list.library.open_device)(device) };
+        let raw = unsafe { (list.functions.open_device)(device) };
         let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
         let context =
-            Self { raw, library: list.library, info, generation: Generation::now(), accepted: Accepted::new() };
+            Self { raw, functions: list.functions, info, generation: Generation::now(), accepted: Accepted::new() };
         set_nonblocking(context.async_fd())?;
         Ok(Some(Arc::new(context)))
     }
@@ -216,7 +216,7 @@ impl Context {
             }
         }
         // SAFETY: the attributes live.
-        check(unsafe { (self.library.query_device)(self.raw(), &raw mut attributes.orig_attr) })?;
+        check(unsafe { (self.functions.query_device)(self.raw(), &raw mut attributes.orig_attr) })?;
         attributes.phys_port_cnt_ex = attributes.orig_attr.phys_port_cnt.into();
         Ok(attributes)
     }
@@ -229,7 +229,7 @@ impl Context {
         let result = unsafe {
             match query {
                 Some(query) => query(self.raw(), port, first, size_of::<abi::PortAttrWithSpeed>()),
-                None => (self.library.query_port)(self.raw(), port, first),
+                None => (self.functions.query_port)(self.raw(), port, first),
             }
         };
         check(result).map(|()| attributes)
@@ -240,7 +240,7 @@ impl Context {
         let mut entry = abi::GidEntry::default();
         let size = size_of::<abi::GidEntry>();
         // SAFETY: the entry lives and is as large as is said.
-        let result = unsafe { (self.library.query_gid_ex)(self.raw(), port.into(), index, &raw mut entry, 0, size) };
+        let result = unsafe { (self.functions.query_gid_ex)(self.raw(), port.into(), index, &raw mut entry, 0, size) };
         match check(result) {
             Ok(()) => Ok((entry.gid.0 != [0; 16]).then_some(entry)),
             Err(error) if error.raw_os_error() == Some(libc::ENODATA) => Ok(None),
@@ -252,7 +252,7 @@ impl Context {
     pub(in super::super) fn query_pkey(&self, port: u8, index: u16) -> io::Result<u16> {
         let mut key = 0u16;
         // SAFETY: the key lives.
-        check(unsafe { (self.library.query_pkey)(self.raw(), port, index.into(), &raw mut key) })?;
+        check(unsafe { (self.functions.query_pkey)(self.raw(), port, index.into(), &raw mut key) })?;
         Ok(u16::from_be(key))
     }
 
@@ -272,7 +272,7 @@ impl Context {
     pub(in super::super) fn next_event(&self) -> Option<Event> {
         let mut event = abi::AsyncEvent { element: abi::EventElement { port_num: 0 }, event_type: 0 };
         // SAFETY: the event lives. The descriptor does not block.
-        if unsafe { (self.library.get_async_event)(self.raw(), &raw mut event) } != 0 {
+        if unsafe { (self.functions.get_async_event)(self.raw(), &raw mut event) } != 0 {
             return None;
         }
         // SAFETY: the element is of the kind that the type says. The object that it points to exists: whoever destroys
@@ -287,7 +287,7 @@ impl Context {
             }
         };
         // SAFETY: the event was just taken, and is acknowledged once.
-        unsafe { (self.library.ack_async_event)(&raw mut event) };
+        unsafe { (self.functions.ack_async_event)(&raw mut event) };
         Some(Event { event_type: event.event_type, source })
     }
 }
@@ -296,7 +296,7 @@ impl Drop for Context {
     fn drop(&mut self) {
         if !self.is_inherited() {
             // SAFETY: all objects of the context hold it, so this is the last use.
-            if unsafe { (self.library.close_device)(self.raw()) } != 0 {
+            if unsafe { (self.functions.close_device)(self.raw()) } != 0 {
                 tracing::warn!(device = self.info.name, "the device could not be closed");
             }
         }

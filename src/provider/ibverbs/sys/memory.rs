@@ -26,7 +26,7 @@ unsafe impl Sync for ProtectionDomain {}
 impl ProtectionDomain {
     pub(in super::super) fn alloc(context: &Arc<Context>) -> io::Result<Arc<Self>> {
         // SAFETY: the context is open.
-        let raw = unsafe { (context.library.alloc_pd)(context.raw()) };
+        let raw = unsafe { (context.functions.alloc_pd)(context.raw()) };
         let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
         Ok(Arc::new(Self { raw, context: Arc::clone(context) }))
     }
@@ -52,7 +52,7 @@ impl ProtectionDomain {
 impl Drop for ProtectionDomain {
     fn drop(&mut self) {
         // SAFETY: everything in the domain holds it, so this is the last use.
-        if !self.context.is_inherited() && unsafe { (self.context.library.dealloc_pd)(self.raw()) } != 0 {
+        if !self.context.is_inherited() && unsafe { (self.context.functions.dealloc_pd)(self.raw()) } != 0 {
             tracing::warn!(device = self.context.info().name, "a protection domain could not be deallocated");
         }
     }
@@ -188,7 +188,7 @@ impl MemoryRegion {
         access: u32,
     ) -> io::Result<Self> {
         let length = usize::try_from(region.len()).map_err(|_| io::Error::from_raw_os_error(libc::ENOMEM))?;
-        let register = domain.context.library.reg_mr_iova2;
+        let register = domain.context.functions.reg_mr_iova2;
         // SAFETY: the region owns so many bytes from there on, or its maker answers for them; it is held until they are
         // deregistered. Whoever accesses them meanwhile does so in ways that a device may meet (`crate::memory`).
         let raw = unsafe { register(domain.raw(), region.as_mut_ptr().cast(), length, iova, access) };
@@ -219,7 +219,7 @@ impl MemoryRegion {
         offset: u64,
         access: u32,
     ) -> io::Result<Self> {
-        let (register, number) = (domain.context.library.reg_dmabuf_mr, descriptor.as_raw_fd());
+        let (register, number) = (domain.context.functions.reg_dmabuf_mr, descriptor.as_raw_fd());
         let length = region.len() as usize;
         // SAFETY: the domain lives, and the descriptor is open. Its memory is no part of this process.
         let raw = unsafe { register(domain.raw(), offset, length, region.iova(), number, access as c_int) };
@@ -259,7 +259,7 @@ impl MemoryRegion {
         let Some(raw) = *place else { return Ok(()) };
         // SAFETY: registered, and nobody else uses the pointer while the place is locked. It is not used again if this
         // succeeds; if it fails, the library has kept it.
-        check(unsafe { (self.domain.context.library.dereg_mr)(raw.as_ptr()) })?;
+        check(unsafe { (self.domain.context.functions.dereg_mr)(raw.as_ptr()) })?;
         *place = None;
         Ok(())
     }
@@ -370,7 +370,7 @@ impl AddressHandle {
     pub(in super::super) fn create(domain: &Arc<ProtectionDomain>, attributes: &abi::AhAttr) -> io::Result<Self> {
         let mut attributes = *attributes;
         // SAFETY: the domain and the attributes live.
-        let raw = unsafe { (domain.context.library.create_ah)(domain.raw(), &raw mut attributes) };
+        let raw = unsafe { (domain.context.functions.create_ah)(domain.raw(), &raw mut attributes) };
         let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
         Ok(Self { raw, domain: Arc::clone(domain) })
     }
@@ -384,7 +384,7 @@ impl Drop for AddressHandle {
     fn drop(&mut self) {
         let context = &self.domain.context;
         // SAFETY: requests that name it hold it, so this is the last use.
-        if !context.is_inherited() && unsafe { (context.library.destroy_ah)(self.raw()) } != 0 {
+        if !context.is_inherited() && unsafe { (context.functions.destroy_ah)(self.raw()) } != 0 {
             tracing::warn!(device = context.info().name, "an address handle could not be destroyed");
         }
     }

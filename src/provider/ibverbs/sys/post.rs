@@ -229,7 +229,7 @@ impl SendStaging {
         range: std::ops::Range<usize>,
     ) -> Result<(), PostFailure> {
         // SAFETY: the queue pair was created with extended posting, since it has operations for it.
-        let extended = unsafe { (queue_pair.context().library.qp_to_qp_ex)(raw) };
+        let extended = unsafe { (queue_pair.context().functions.qp_to_qp_ex)(raw) };
         if extended.is_null() {
             return Err(PostFailure::nothing(not_supported()));
         }
@@ -261,7 +261,7 @@ impl SendStaging {
         let entry = Entry { wr_id, operation, flags, inline, first: 0, count, target: Target::Peer, bind: None };
         queue_pair.with(|raw| {
             // SAFETY: the queue pair was created with extended posting, since it has operations for it.
-            let extended = unsafe { (queue_pair.context().library.qp_to_qp_ex)(raw) };
+            let extended = unsafe { (queue_pair.context().functions.qp_to_qp_ex)(raw) };
             if extended.is_null() {
                 return Err(PostFailure::nothing(not_supported()));
             }

@@ -169,7 +169,7 @@ impl QueuePair {
     /// `None` once it is destroyed.
     pub(in super::super) fn modify(&self, attributes: &abi::QpAttr, mask: u32) -> Option<io::Result<()>> {
         let mut attributes = *attributes;
-        let modify = self.context().library.modify_qp;
+        let modify = self.context().functions.modify_qp;
         // SAFETY: the queue pair and the attributes live.
         self.with(|raw| check(unsafe { modify(raw, &raw mut attributes, mask as c_int) }))
     }
@@ -186,7 +186,7 @@ impl QueuePair {
             qp_type: 0,
             sq_sig_all: 0,
         };
-        let query = self.context().library.query_qp;
+        let query = self.context().functions.query_qp;
         self.with(|raw| {
             // SAFETY: the queue pair and both structures live.
             let result = unsafe { query(raw, &raw mut attributes, mask as c_int, &raw mut init) };
@@ -196,7 +196,7 @@ impl QueuePair {
 
     /// `None` once it is destroyed.
     pub(in super::super) fn attach_mcast(&self, gid: [u8; 16]) -> Option<io::Result<()>> {
-        let attach = self.context().library.attach_mcast;
+        let attach = self.context().functions.attach_mcast;
         let gid = abi::Gid(gid);
         // SAFETY: the queue pair and the address live. On Ethernet there are no LIDs.
         self.with(|raw| check(unsafe { attach(raw, &raw const gid, 0) }))
@@ -204,7 +204,7 @@ impl QueuePair {
 
     /// `None` once it is destroyed.
     pub(in super::super) fn detach_mcast(&self, gid: [u8; 16]) -> Option<io::Result<()>> {
-        let detach = self.context().library.detach_mcast;
+        let detach = self.context().functions.detach_mcast;
         let gid = abi::Gid(gid);
         // SAFETY: as above.
         self.with(|raw| check(unsafe { detach(raw, &raw const gid, 0) }))
@@ -216,7 +216,7 @@ impl QueuePair {
         let Some(pointer) = *raw else { return Ok(false) };
         // SAFETY: nobody else uses the pointer while the lock is held for writing. All its events are acknowledged as
         // they are taken, so this waits for no one but a thread that is taking one right now.
-        check(unsafe { (self.context().library.destroy_qp)(pointer.as_ptr()) })?;
+        check(unsafe { (self.context().functions.destroy_qp)(pointer.as_ptr()) })?;
         *raw = None;
         Ok(true)
     }
@@ -239,7 +239,7 @@ fn create_with(context: &Context, init: &QueuePairInit<'_>, srq: *mut abi::Srq, 
             sq_sig_all: init.sq_sig_all.into(),
         };
         // SAFETY: the domain, the attributes and all that they name live.
-        let raw = unsafe { (context.library.create_qp)(init.pd.raw(), &raw mut attributes) };
+        let raw = unsafe { (context.functions.create_qp)(init.pd.raw(), &raw mut attributes) };
         let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
         return Ok((raw, attributes.cap));
     }
@@ -266,10 +266,10 @@ fn create_with(context: &Context, init: &QueuePairInit<'_>, srq: *mut abi::Srq, 
     let raw = unsafe { create_qp(context.raw(), &raw mut attributes) };
     let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
     // SAFETY: just created.
-    if send_ops != 0 && unsafe { (context.library.qp_to_qp_ex)(raw.as_ptr()) }.is_null() {
+    if send_ops != 0 && unsafe { (context.functions.qp_to_qp_ex)(raw.as_ptr()) }.is_null() {
         // A driver that does not look at the flags has no such posting.
         // SAFETY: just created, and nobody else knows it.
-        check(unsafe { (context.library.destroy_qp)(raw.as_ptr()) })?;
+        check(unsafe { (context.functions.destroy_qp)(raw.as_ptr()) })?;
         return Err(not_supported());
     }
     Ok((raw, attributes.cap))

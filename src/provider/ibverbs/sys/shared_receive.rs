@@ -78,7 +78,7 @@ impl SharedReceiveQueue {
             None => {
                 let mut init = abi::SrqInitAttr { srq_context, attr: attributes };
                 // SAFETY: the domain and the attributes live.
-                (unsafe { (context.library.create_srq)(domain.raw(), &raw mut init) }, init.attr)
+                (unsafe { (context.functions.create_srq)(domain.raw(), &raw mut init) }, init.attr)
             }
             Some((xrc_domain, cq)) => {
                 let create = slot!(context, create_srq_ex).ok_or_else(not_supported)?;
@@ -123,7 +123,7 @@ impl SharedReceiveQueue {
     /// `None` once it is destroyed.
     pub(in super::super) fn modify(&self, attributes: &abi::SrqAttr, mask: i32) -> Option<io::Result<()>> {
         let mut attributes = *attributes;
-        let modify = self.context().library.modify_srq;
+        let modify = self.context().functions.modify_srq;
         // SAFETY: the queue and the attributes live.
         self.with(|raw| check(unsafe { modify(raw, &raw mut attributes, mask) }))
     }
@@ -131,7 +131,7 @@ impl SharedReceiveQueue {
     /// `None` once it is destroyed.
     pub(in super::super) fn query(&self) -> Option<io::Result<abi::SrqAttr>> {
         let mut attributes = abi::SrqAttr::default();
-        let query = self.context().library.query_srq;
+        let query = self.context().functions.query_srq;
         // SAFETY: the queue and the attributes live.
         self.with(|raw| check(unsafe { query(raw, &raw mut attributes) }).map(|()| attributes))
     }
@@ -141,7 +141,7 @@ impl SharedReceiveQueue {
         let mut raw = self.raw.write().unwrap_or_else(PoisonError::into_inner);
         let Some(pointer) = *raw else { return Ok(false) };
         // SAFETY: nobody else uses the pointer while the lock is held for writing.
-        check(unsafe { (self.context().library.destroy_srq)(pointer.as_ptr()) })?;
+        check(unsafe { (self.context().functions.destroy_srq)(pointer.as_ptr()) })?;
         *raw = None;
         Ok(true)
     }
