@@ -65,12 +65,19 @@ check() {
 }
 
 # pair NAME PROGRAM ARGUMENTS...: the program as a server, and once more with the address as a client; both must end
-# well. Sets the words of the output in $logs/client and $logs/server.
+# well, and so must JUDGE, if it is set: a command that reads what they said in $logs/client and $logs/server.
 pair() {
-  local name=$1 client_status=1 server_status=0 try
+  local name=$1
   shift
+  server_command=("$@") client_command=("$@")
+  pair_of_commands "$name"
+}
+
+# pair_of_commands NAME: the same with two commands, server_command and client_command.
+pair_of_commands() {
+  local name=$1 client_status=1 server_status=0 try
   port=$((port + 1))
-  timeout "${LIMIT:-60}" "$@" -p "$port" >"$logs/server" 2>&1 &
+  timeout "${LIMIT:-60}" "${server_command[@]}" -p "$port" >"$logs/server" 2>&1 &
   server=$!
   # The client comes when the server listens.
   for try in $(seq 100); do
@@ -79,12 +86,12 @@ pair() {
     kill -0 "$server" 2>/dev/null || break
     sleep 0.02
   done
-  timeout "${LIMIT:-60}" "$@" -p "$port" 127.0.0.1 >"$logs/client" 2>&1 && client_status=0
+  timeout "${LIMIT:-60}" "${client_command[@]}" -p "$port" 127.0.0.1 >"$logs/client" 2>&1 && client_status=0
   # A server whose client failed has nobody to wait for.
   [ $client_status = 0 ] || kill "$server" 2>/dev/null
   wait "$server" || server_status=$?
   server=
-  if [ $client_status = 0 ] && [ $server_status = 0 ]; then
+  if [ $client_status = 0 ] && [ $server_status = 0 ] && ${JUDGE:-true}; then
     pass "$name"
   else
     fail "$name (client $client_status, server $server_status)" "$logs/client" "$logs/server"
