@@ -74,11 +74,11 @@ pair() {
 }
 
 # unreliable_pair NAME PROGRAM ARGUMENTS...: the same with a service that may lose messages, for programs that wait for
-# each of them. Tried three times at most, and again only if the system says that a socket's buffer overflowed.
+# each of them. Tried five times at most, and again only if the system says that a socket's buffer overflowed.
 unreliable_pair() {
   local name=$1 try lost
   shift
-  for try in 1 2 3; do
+  for try in 1 2 3 4 5; do
     lost=$(datagrams_lost)
     LIMIT=${LIMIT:-20} run_pair "$@"
     if [ $((client_status + server_status)) = 0 ] || [ "$(datagrams_lost)" = "$lost" ]; then break; fi
