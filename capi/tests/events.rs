@@ -61,38 +61,35 @@ fn packets_of_others_make_no_descriptor_readable() {
     assert_eq!(unsafe { (verbs.close_device)(context) }, 0);
 }
 
+/// A message goes round all connections, and is sent on by whoever gets it: only one of the channels has an event at a
+/// time, and waiting for one on any other would last for ever.
 #[test]
 fn one_thread_serves_many_channels_by_what_their_descriptors_promise() {
-    const ROUNDS: u64 = 300;
+    const MESSAGES: u64 = 4_000;
     within_patience(|| {
         let context = open(library());
         let ends: Vec<End> = (0..8).map(|_| End::looped(library(), context)).collect();
         for end in &ends {
             end.arm();
             end.post_recv(0);
-            end.post_send(0, 0);
         }
-        let mut rounds = [0; 8];
-        while rounds.iter().any(|round| *round < ROUNDS) {
+        ends[0].post_send(0, 0);
+        let mut messages = 0;
+        while messages < MESSAGES {
             let mut asked: Vec<libc::pollfd> =
                 ends.iter().map(|end| libc::pollfd { fd: end.fd(), events: libc::POLLIN, revents: 0 }).collect();
             // SAFETY: as many structures as it says.
             let ready = unsafe { libc::poll(asked.as_mut_ptr(), 8, PATIENCE.as_millis() as c_int) };
-            assert!(ready > 0, "no event comes any more, in rounds {rounds:?}");
-            for ((end, asked), round) in ends.iter().zip(&asked).zip(&mut rounds) {
-                if asked.revents == 0 {
-                    continue;
-                }
+            assert!(ready > 0, "no event comes any more, after {messages} messages");
+            for (place, end) in ends.iter().enumerate().filter(|(place, _)| asked[*place].revents != 0) {
                 // It waits, unless the descriptor's promise is kept.
                 assert_eq!(end.get_event(), 0);
                 end.arm();
                 while let Some(completion) = end.poll() {
-                    assert_eq!((completion.status, completion.wr_id), (0, *round));
-                    *round += 1;
-                    if *round < ROUNDS {
-                        end.post_recv(*round);
-                        end.post_send(*round, 0);
-                    }
+                    assert_eq!(completion.status, 0);
+                    messages += 1;
+                    end.post_recv(messages);
+                    ends[(place + 1) % ends.len()].post_send(messages, 0);
                 }
             }
         }
@@ -111,6 +108,7 @@ fn whoever_sleeps_on_changes_of_the_descriptor_misses_none() {
         let mut event = libc::epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32, u64: 0 };
         // SAFETY: one structure of our own.
         assert_eq!(unsafe { libc::epoll_ctl(set, libc::EPOLL_CTL_ADD, end.fd(), &raw mut event) }, 0);
+        let start = Instant::now();
         for number in 0..2_000 {
             end.arm();
             end.post_recv(number);
@@ -121,6 +119,7 @@ fn whoever_sleeps_on_changes_of_the_descriptor_misses_none() {
             assert_eq!((end.get_event(), end.get_event()), (0, libc::EAGAIN));
             assert_eq!(end.complete().wr_id, number);
         }
+        println!("messages to a program that sleeps on a descriptor: {:?} each", start.elapsed() / 2_000);
         end.destroy();
     });
 }

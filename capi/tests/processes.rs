@@ -61,6 +61,7 @@ fn part() {
         Ok("logs") => logs(),
         Ok("forks") => forks(),
         Ok("works") => works(),
+        Ok("sleeps") => sleeps(),
         Ok(other) => panic!("unknown role {other}"),
         Err(_) => {}
     }
@@ -112,6 +113,48 @@ fn loads() {
 #[test]
 fn only_open_devices_have_threads_and_descriptors() {
     assert_ends_well(&mut role("loads"));
+}
+
+/// How often each of the library's threads went to sleep, or had to let others go on.
+fn switches() -> BTreeSet<String> {
+    let threads = fs::read_dir("/proc/self/task").unwrap().map(|thread| thread.unwrap().path());
+    let status = threads.map(|thread| fs::read_to_string(thread.join("status")).unwrap());
+    let is_told = |line: &&str| ["Name:", "Pid:", "ctxt_switches"].iter().any(|word| line.contains(word));
+    let told = status.map(|status| status.lines().filter(is_told).collect::<Vec<_>>().join(" "));
+    told.filter(|told| told.contains("rdma")).collect()
+}
+
+fn sleeps() {
+    let context = open(library());
+    let ends: Vec<End> = (0..8).map(|_| End::looped(library(), context)).collect();
+    for end in &ends {
+        end.arm();
+        (0..100).for_each(|number| end.exchange(number));
+        assert_eq!(end.get_event(), 0);
+        end.arm();
+    }
+    let mut asked: Vec<libc::pollfd> =
+        ends.iter().map(|end| libc::pollfd { fd: end.fd(), events: libc::POLLIN, revents: 0 }).collect();
+    // SAFETY: the context is open.
+    asked.push(libc::pollfd { fd: unsafe { (*context).async_fd }, events: libc::POLLIN, revents: 0 });
+    let mut sleep = |milliseconds| {
+        let before = switches();
+        // SAFETY: as many structures as it says.
+        let ready = unsafe { libc::poll(asked.as_mut_ptr(), asked.len() as libc::nfds_t, milliseconds) };
+        assert_eq!(ready, 0, "nothing is to be told");
+        before == switches()
+    };
+    let end = Instant::now() + PATIENCE;
+    while !sleep(300) {
+        assert!(Instant::now() < end, "its threads never rest");
+    }
+    assert!(switches().len() >= 2 && sleep(1_500), "somebody woke up: {:?}", switches());
+}
+
+/// Who sleeps on descriptors leaves the sockets to the library's thread, which sleeps there until a packet comes.
+#[test]
+fn nobody_wakes_up_while_a_program_sleeps_on_descriptors() {
+    assert_ends_well(&mut role("sleeps"));
 }
 
 /// Traffic and refusals, all of which are logged.
@@ -276,7 +319,7 @@ fn killed_process_disturbs_nobody() {
             end.post_send(number, SIGNALED);
             assert_eq!((end.complete().wr_id, end.complete().wr_id), (number, number));
         }
-        workers.iter_mut().for_each(|worker| drop(worker.wait().unwrap()));
+        assert!(workers.iter_mut().all(|worker| !worker.wait().unwrap().success()), "killed");
         start.elapsed()
     });
     println!("500 messages beside two processes that are killed took {:?} at most", slowest.max().unwrap());
