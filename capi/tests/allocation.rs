@@ -1,5 +1,5 @@
-//! The way of a request allocates nothing: neither in the verbs, nor in the library's threads. The process's allocator is
-//! this program's, which counts and passes on, so whatever the library asks of it is seen.
+//! The way of a request allocates nothing: neither in the verbs, nor in the library's threads. The process's allocator
+//! is this program's, which counts and passes on, so whatever the library asks of it is seen.
 
 mod library;
 

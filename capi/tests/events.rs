@@ -127,7 +127,7 @@ fn whoever_sleeps_on_changes_of_the_descriptor_misses_none() {
 /// Sends a message to `end` after a while, from another thread.
 fn send_later<'a>(scope: &'a std::thread::Scope<'a, '_>, end: &'a End, number: u64) {
     scope.spawn(move || {
-        std::thread::sleep(Duration::from_millis(u64::from(number % 7 == 0) * 3));
+        std::thread::sleep(Duration::from_millis(u64::from(number.is_multiple_of(7)) * 3));
         end.post_send(number, 0);
     });
 }

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::ffi::c_int;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ use rdma_verbs::provider::abi::{QpAttr, qp_attr};
 
 const ADDRESS: &str = "127.62.1.3";
 const ROLE: &str = "RDMA_VERBS_TEST_ROLE";
-/// The process closes its error output.
+/// When the process closes its error output: before or after it opened a device.
 const CLOSES: &str = "RDMA_VERBS_TEST_CLOSES";
 
 fn library() -> &'static Verbs {
@@ -159,14 +159,18 @@ fn nobody_wakes_up_while_a_program_sleeps_on_descriptors() {
 
 /// Traffic and refusals, all of which are logged.
 fn logs() {
-    // SAFETY: the signal is as in programs that are not in Rust; a descriptor that nothing here uses is closed.
-    unsafe {
-        libc::signal(libc::SIGPIPE, libc::SIG_DFL);
-        if std::env::var_os(CLOSES).is_some() {
-            libc::close(libc::STDERR_FILENO);
-        }
+    // SAFETY: the signal is as in programs that are not in Rust.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+    let closes = std::env::var(CLOSES).unwrap_or_default();
+    if closes == "before" {
+        close_error_output();
     }
-    let end = End::looped(library(), open(library()));
+    let context = open(library());
+    let other_file = (closes == "after").then(|| {
+        close_error_output();
+        fs::File::from(memfd())
+    });
+    let end = End::looped(library(), context);
     for number in 0..100 {
         end.exchange(number);
         let mut attributes = QpAttr { qp_state: 77, ..QpAttr::default() };
@@ -178,6 +182,21 @@ fn logs() {
         assert!(region.is_null());
     }
     end.destroy();
+    if let Some(file) = other_file {
+        assert_eq!(file.as_raw_fd(), libc::STDERR_FILENO);
+        assert_eq!(file.metadata().unwrap().len(), 0, "it was written to");
+    }
+}
+
+fn close_error_output() {
+    // SAFETY: nothing here writes there any more, but for failed assertions, which the exit status tells of.
+    assert_eq!(unsafe { libc::close(libc::STDERR_FILENO) }, 0);
+}
+
+/// A file, which gets the lowest number that is free.
+fn memfd() -> OwnedFd {
+    // SAFETY: a name with its zero; the descriptor is new.
+    unsafe { OwnedFd::from_raw_fd(libc::memfd_create(c"other".as_ptr(), libc::MFD_CLOEXEC)) }
 }
 
 #[test]
@@ -197,7 +216,10 @@ fn nobody_needs_to_read_what_is_logged() {
     for output in [OwnedFd::from(full), OwnedFd::from(abandoned)] {
         for level in ["warn", "trace"] {
             let error_output = output.try_clone().unwrap();
-            assert_ends_well(role("logs").env("RDMA_VERBS_LOG", level).stderr(error_output));
+            // What is wrong here is told at either level.
+            let mut process = role("logs");
+            process.env("RDMA_VERBS_MTU", "none").env("RDMA_VERBS_LOG", level);
+            assert_ends_well(process.stderr(error_output));
         }
     }
 }
@@ -206,7 +228,9 @@ fn nobody_needs_to_read_what_is_logged() {
 #[test]
 fn nothing_is_logged_into_other_files() {
     for level in ["warn", "trace"] {
-        assert_ends_well(role("logs").env("RDMA_VERBS_LOG", level).env(CLOSES, "1"));
+        for when in ["before", "after"] {
+            assert_ends_well(role("logs").env("RDMA_VERBS_LOG", level).env(CLOSES, when));
+        }
     }
 }
 

@@ -8,11 +8,11 @@
 //! event needs no system call for it.
 //!
 //! An *exact* channel gives the event itself for its descriptor, which is readable only while announcements wait. Who
-//! sleeps on that sleeps until the shard's thread has served the packet; who waits within the library sleeps on the set.
-//! Which of both the program will do when it has armed a queue nobody says, so it is taken to do what it did last: a
-//! thread that waited will wait again, until several announcements in a row were there before anybody asked. Taken for
-//! the wrong one it is served all the same: as one that waits it is left to the shard's thread, once the lease or the
-//! nap is over; as one that asks the descriptor it is woken by the packet, beside the shard's thread.
+//! sleeps on that sleeps until the shard's thread has served the packet; who waits within the library sleeps on the
+//! set. Which of both the program will do when it has armed a queue nobody says, so it is taken to do what it did last:
+//! a thread that waited will wait again, until many announcements in a row were there before anybody asked. Taken for
+//! the wrong one it is served all the same: a thread that sleeps on the descriptor when the lease or the nap of the
+//! shard's thread is over, one that waits by the packet, beside the shard's thread.
 
 use std::collections::VecDeque;
 use std::io;

@@ -189,8 +189,8 @@ pub trait Context: Send + Sync {
     /// Readable while an asynchronous event may wait; it may be readable for nothing, until it is polled.
     fn async_fd(&self) -> BorrowedFd<'_>;
 
-    /// Readable only while an asynchronous event waits, as an adapter's descriptor is. A software device starts a thread
-    /// for it, which listens to what the system says of its interface.
+    /// Readable only while an asynchronous event waits, as an adapter's descriptor is. A software device starts a
+    /// thread for it, which listens to what the system says of its interface.
     fn exact_async_fd(&self) -> Result<BorrowedFd<'_>> {
         Ok(self.async_fd())
     }
@@ -420,8 +420,8 @@ pub trait CompletionChannel: Send + Sync {
     /// [exact](Context::create_exact_comp_channel).
     fn fd(&self) -> BorrowedFd<'_>;
 
-    /// What a thread sleeps on, after it found no event, that does nothing else until there is one: readable when one may
-    /// wait, and for nothing. It wakes sooner than [`CompletionChannel::fd`] of an exact channel.
+    /// What a thread sleeps on, after it found no event, that does nothing else until there is one: readable when one
+    /// may wait, and for nothing. It wakes sooner than [`CompletionChannel::fd`] of an exact channel.
     fn waiting_fd(&self) -> BorrowedFd<'_> {
         self.fd()
     }

@@ -283,7 +283,7 @@ impl End {
 
     /// Posts a SEND of some bytes, which makes an event where it arrives.
     pub fn post_send(&self, wr_id: u64, flags: u32) {
-        let makes_room = flags == 0 && self.sends.fetch_add(1, Ordering::Relaxed) % ROOM == 0;
+        let makes_room = flags == 0 && self.sends.fetch_add(1, Ordering::Relaxed).is_multiple_of(ROOM);
         let (wr_id, flags) = if makes_room { (MAKES_ROOM, SIGNALED) } else { (wr_id, flags) };
         let mut entry = self.entry(8);
         // SAFETY: zero is valid for numbers and pointers, which is all that it has.

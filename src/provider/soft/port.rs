@@ -4,8 +4,8 @@
 //! asynchronous events, and every verb that asks for events, for the port or for its addresses looks into it first. So
 //! nothing runs while nobody asks, and who asks never sees the state before a change that was announced.
 //!
-//! A descriptor that is readable only while an event waits cannot have the socket in it. Who wants that one gets a thread
-//! that looks into the socket in everybody's place.
+//! A descriptor that is readable only while an event waits cannot have the socket in it. Who wants that one gets a
+//! thread that looks into the socket in everybody's place.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
