@@ -23,6 +23,11 @@
 //! 5. Drop everything, in any order.
 #![warn(missing_docs)]
 
+// First, so that its macros are known below.
+#[cfg(all(target_arch = "x86_64", target_pointer_width = "64", not(any(loom, miri, rdma_verbs_sanitize))))]
+#[macro_use]
+mod recoverable;
+
 #[cfg(all(feature = "tokio", not(loom)))]
 pub mod asynchronous;
 #[doc(hidden)]

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::str::FromStr;
 use std::sync::OnceLock;
 
+use rdma_verbs::memory;
 use rdma_verbs::provider::soft::SoftConfig;
 use rdma_verbs::types::{Mtu, VendorIdentity};
 use tracing::level_filters::LevelFilter;
@@ -19,6 +20,20 @@ pub(crate) struct Settings {
     pub(crate) peers: Vec<IpAddr>,
     /// How devices are opened.
     pub(crate) config: SoftConfig,
+    /// Whether pages that the program takes away are found by handlers of signals.
+    faults_by_signal: bool,
+}
+
+impl Settings {
+    /// What the process needs before the first device is open.
+    pub(crate) fn prepare_process(&self) {
+        if !self.faults_by_signal {
+            return;
+        }
+        if let Err(error) = memory::recover_from_faults() {
+            tracing::info!("{error}");
+        }
+    }
 }
 
 /// The settings of this process.
@@ -26,7 +41,12 @@ pub(crate) fn settings() -> &'static Settings {
     static SETTINGS: OnceLock<Settings> = OnceLock::new();
     SETTINGS.get_or_init(|| {
         start_log();
-        Settings { addresses: list("RDMA_VERBS_ADDRESSES"), peers: list("RDMA_VERBS_PEERS"), config: config() }
+        Settings {
+            addresses: list("RDMA_VERBS_ADDRESSES"),
+            peers: list("RDMA_VERBS_PEERS"),
+            config: config(),
+            faults_by_signal: faults_by_signal(),
+        }
     })
 }
 
@@ -71,6 +91,17 @@ fn config() -> SoftConfig {
         vendor_part_id: number("RDMA_VERBS_VENDOR_PART_ID").unwrap_or(usual.vendor_part_id),
         ..usual
     })
+}
+
+fn faults_by_signal() -> bool {
+    match value("RDMA_VERBS_FAULTS").as_deref() {
+        None | Some("signal") => true,
+        Some("kernel") => false,
+        Some(other) => {
+            ignored("RDMA_VERBS_FAULTS", other, "signal or kernel");
+            true
+        }
+    }
 }
 
 /// Warnings and errors go to the standard error output, more or less if `RDMA_VERBS_LOG` says so.

@@ -12,7 +12,7 @@ use std::arch::asm;
 use std::arch::x86_64::*;
 use std::sync::LazyLock;
 
-use super::Sum;
+use super::{Faulted, Sum};
 
 /// Bytes of a register.
 const REGISTER: usize = 64;
@@ -95,19 +95,23 @@ pub(super) fn after(sum: &Sum, crc: u32, head: &[u8]) -> u32 {
     unsafe { sum_after(sum, crc, head) }
 }
 
-/// [`super::copy`].
+/// [`super::copy`], or with `MAY_FAULT` [`super::try_copy`].
 ///
 /// # Safety
 /// As there.
 #[inline]
-pub(super) unsafe fn copy(source: *const u8, target: &mut [u8], ahead: usize) -> Option<Sum> {
+pub(super) unsafe fn copy<const MAY_FAULT: bool>(
+    source: *const u8,
+    target: &mut [u8],
+    ahead: usize,
+) -> Result<Option<Sum>, Faulted> {
     let fits = target.len().is_power_of_two() && (LENGTHS[0]..=LENGTHS[LENGTHS.len() - 1]).contains(&target.len());
     if !fits || !is_supported() {
-        return None;
+        return Ok(None);
     }
     // SAFETY: the caller answers for `source`; the length is a multiple of 256 and not 0, and the processor has what
     // the function was compiled for.
-    Some(unsafe { copy_and_sum(source, target, ahead) })
+    unsafe { copy_and_sum::<MAY_FAULT>(source, target, ahead) }.map(Some)
 }
 
 #[target_feature(enable = "avx512f,vpclmulqdq,pclmulqdq,sse4.1")]
@@ -256,9 +260,14 @@ macro_rules! folded {
 /// As [`super::copy`], and `target.len()` is a multiple of 256 and not 0.
 #[target_feature(enable = "avx512f,vpclmulqdq,pclmulqdq,sse4.1")]
 #[inline]
-unsafe fn copy_and_fold(source: *const u8, target: &mut [u8], ahead: usize) -> [__m512i; 4] {
+unsafe fn copy_and_fold<const MAY_FAULT: bool>(
+    source: *const u8,
+    target: &mut [u8],
+    ahead: usize,
+) -> Result<[__m512i; 4], Faulted> {
     let over = same_in_all_lanes(FOUR_REGISTERS);
     let (a, b, c, d): (__m512i, __m512i, __m512i, __m512i);
+    let faulted: u64;
     // SAFETY: loads and stores 256 bytes at 0, 256, ... as long as the offset is below `target.len()`, a multiple of
     // 256 and not 0: so all bytes of both ranges and no others. The caller answers for `source`, `target` is writable,
     // and they do not overlap. The block is opaque to the compiler, so other threads' accesses to `source` may meet
@@ -266,6 +275,7 @@ unsafe fn copy_and_fold(source: *const u8, target: &mut [u8], ahead: usize) -> [
     // fetched ahead is never accessed, and may lie anywhere.
     unsafe {
         asm!(
+            access_begins!(),
             "prefetcht0 [{fetched}]",
             "prefetcht0 [{fetched} + 64]",
             "prefetcht0 [{fetched} + 128]",
@@ -302,6 +312,8 @@ unsafe fn copy_and_fold(source: *const u8, target: &mut [u8], ahead: usize) -> [
             "cmp {offset}, {length}",
             "jb 2b",
             "3:",
+            access_ends!(),
+            recoverable = const MAY_FAULT as u8,
             source = in(reg) source,
             fetched = in(reg) source.wrapping_add(ahead),
             target = in(reg) target.as_mut_ptr(),
@@ -317,20 +329,25 @@ unsafe fn copy_and_fold(source: *const u8, target: &mut [u8], ahead: usize) -> [
             g = out(zmm_reg) _,
             h = out(zmm_reg) _,
             low = out(zmm_reg) _,
+            out("r11") faulted,
             options(nostack),
         );
     }
-    [a, b, c, d]
+    if MAY_FAULT && faulted != 0 { Err(Faulted) } else { Ok([a, b, c, d]) }
 }
 
 /// # Safety
 /// As [`copy_and_fold`].
 #[target_feature(enable = "avx512f,vpclmulqdq,pclmulqdq,sse4.1")]
-unsafe fn copy_and_sum(source: *const u8, target: &mut [u8], ahead: usize) -> Sum {
+unsafe fn copy_and_sum<const MAY_FAULT: bool>(
+    source: *const u8,
+    target: &mut [u8],
+    ahead: usize,
+) -> Result<Sum, Faulted> {
     // SAFETY: the caller's promise is the same.
-    let lane = join(unsafe { copy_and_fold(source, target, ahead) });
+    let lane = join(unsafe { copy_and_fold::<MAY_FAULT>(source, target, ahead) }?);
     let words = [_mm_cvtsi128_si64(lane) as u64, _mm_extract_epi64(lane, 1) as u64];
-    Sum { words, length: target.len() }
+    Ok(Sum { words, length: target.len() })
 }
 
 #[cfg(test)]
@@ -368,8 +385,8 @@ mod tests {
             for start in [0, 1, 64, 100] {
                 let mut target = vec![0; length];
                 // SAFETY: the range is of `bytes`, and `target` is another vector.
-                let sum = unsafe { copy(bytes[start..start + length].as_ptr(), &mut target, 64 * start) };
-                let Some(sum) = sum else { return assert!(!is_supported()) };
+                let sum = unsafe { copy::<false>(bytes[start..start + length].as_ptr(), &mut target, 64 * start) };
+                let Ok(Some(sum)) = sum else { return assert!(!is_supported()) };
                 assert_eq!((&target[..], sum.length()), (&bytes[start..start + length], length));
                 for head in (4..=Sum::LONGEST_HEAD).step_by(4) {
                     let whole = [&noise(head), &target[..]].concat();

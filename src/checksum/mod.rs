@@ -51,6 +51,10 @@ impl Sum {
     }
 }
 
+/// A page of what was to be copied is missing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Faulted;
+
 /// Copies `target.len()` bytes from `source`, in any order, and sums them; each is read once. `None`: nothing was
 /// copied, because this processor cannot, or not so many. Those that it can are the payloads of full packets.
 ///
@@ -62,6 +66,15 @@ impl Sum {
 /// then what was copied is what was summed.
 #[inline]
 pub unsafe fn copy(source: *const u8, target: &mut [u8], ahead: usize) -> Option<Sum> {
+    // SAFETY: the caller's promise is the same. Nothing faults.
+    unsafe { wide::copy::<false>(source, target, ahead) }.unwrap_or(None)
+}
+
+/// [`copy`] of memory whose pages may be missing; after an error, `target` may have been written in part.
+///
+/// # Safety
+/// As [`copy`], except that pages may be missing while the handler of `memory::raw` is there.
+pub(crate) unsafe fn try_copy(source: *const u8, target: &mut [u8], ahead: usize) -> Result<Option<Sum>, Faulted> {
     // SAFETY: the caller's promise is the same.
-    unsafe { wide::copy(source, target, ahead) }
+    unsafe { wide::copy::<true>(source, target, ahead) }
 }

@@ -1,6 +1,6 @@
 //! For processors that nothing is made for here, and where a checker must see the accesses.
 
-use super::Sum;
+use super::{Faulted, Sum};
 
 pub(super) fn update(_: u32, _: &[u8]) -> Option<u32> {
     None
@@ -12,6 +12,6 @@ pub(super) fn after(_: &Sum, _: u32, _: &[u8]) -> u32 {
 
 /// # Safety
 /// Nothing is accessed.
-pub(super) unsafe fn copy(_: *const u8, _: &mut [u8], _: usize) -> Option<Sum> {
-    None
+pub(super) unsafe fn copy<const MAY_FAULT: bool>(_: *const u8, _: &mut [u8], _: usize) -> Result<Option<Sum>, Faulted> {
+    Ok(None)
 }

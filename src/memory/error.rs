@@ -107,6 +107,29 @@ pub enum AdviseError {
     },
 }
 
+/// Why faults are not recovered from: see [`super::recover_from_faults`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RecoverError {
+    /// Not on this processor, or not in a program that a checker looks at.
+    #[error("faults are recovered from on x86-64 only, and not under Miri or a sanitizer; the kernel makes copies")]
+    Unsupported,
+    /// The kernel did not take the handler.
+    #[error("a handler of signal {signal} was refused (errno {errno}); the kernel makes copies")]
+    Refused {
+        /// The signal's number.
+        signal: i32,
+        /// What the kernel answered.
+        errno: i32,
+    },
+    /// Another handler was installed since.
+    #[error("the handler of signal {signal} was replaced by the program; the kernel makes copies")]
+    Replaced {
+        /// The signal's number.
+        signal: i32,
+    },
+}
+
 /// Why a registration was refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]

@@ -21,7 +21,8 @@
 //!
 //! Memory of our own ([`Backing::anonymous`], [`Backing::from_vec`]) is always there. A raw range may be unmapped and
 //! a file truncated by others; touching such a page would raise a signal. Copies to and from these two are made by the
-//! kernel, which answers [`AccessError::Fault`] instead; `raw` tells how, and what atomics do.
+//! kernel, which answers [`AccessError::Fault`] instead, or, several times as fast, with a handler of that signal if the
+//! program asks for it ([`recover_from_faults`]); `raw` tells how, and what atomics do.
 //!
 //! # Life
 //!
@@ -44,8 +45,8 @@ mod window;
 
 pub use backing::{Backing, Mapping};
 pub use device_memory::{DeviceMemory, DeviceMemoryError, DeviceMemoryPool, DevicePart};
-pub use error::{AccessError, AdviseError, BindError, Refused, RegisterError};
-pub use raw::{OwnedBytes, RawRange};
+pub use error::{AccessError, AdviseError, BindError, RecoverError, Refused, RegisterError};
+pub use raw::{OwnedBytes, RawRange, recover_from_faults};
 pub use region::{Region, RegisterOptions};
 pub(crate) use table::Payloads;
 pub use table::{MemoryView, RegionTable};

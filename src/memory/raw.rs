@@ -8,25 +8,29 @@
 //! gives it. Elsewhere, and where a checker must see the accesses (loom, Miri, sanitizers with
 //! `--cfg rdma_verbs_sanitize`), they are relaxed atomics of bytes and words.
 //!
-//! *Guarded*, for raw ranges and file mappings, whose pages others can take away. The kernel makes the copy
-//! (`process_vm_readv` and `process_vm_writev` on this process), and reports a missing page as an error instead of a
-//! signal. That costs 0.4 to 0.9 µs a copy out, and about 0.4 µs more a copy in, whose tail is a piece of its own.
-//! Loads and stores of words go the same way.
+//! *Guarded*, for raw ranges and file mappings, whose pages others can take away. There are two ways again.
+//!
+//! * If the program called [`recover_from_faults`], accesses are the direct ones, in blocks of their own: a handler of
+//!   signals knows their places, and ends one that meets a missing page with a note. That costs some nanoseconds.
+//! * Otherwise, and whenever a look finds that the handler is not in place or that the thread blocks its signals, the
+//!   kernel makes the copy (`process_vm_readv` and `process_vm_writev` on this process), and reports a missing page as
+//!   an error. That costs 0.4 to 0.9 µs a copy out, and about 0.4 µs more a copy in, whose tail is a piece of its own.
+//!   Loads and stores of words go the same way.
 //!
 //! Read-modify-write atomics have no such call. Reading a word and writing it back through the kernel would not be
 //! atomic towards the processor or another process: it would lose updates silently, and a peer's atomics are promised
-//! to be host atomics. So a guarded atomic first has the kernel make the page present and writable, which reports
-//! [`AccessError::Fault`] if it cannot, and then executes the instruction. Only when the page is taken away between
-//! these two steps, nanoseconds apart unless the thread is interrupted just there, does the process get the signal.
-//! That is the smaller evil: it needs a program that unmaps or truncates memory in the very moment in which a peer
-//! changes it, and it is loud.
+//! to be host atomics. So without the handler a guarded atomic first has the kernel make the page present and
+//! writable, which reports [`AccessError::Fault`] if it cannot, and then executes the instruction. Only when the page
+//! is taken away between these two steps, nanoseconds apart unless the thread is interrupted just there, does the
+//! process get the signal. That is the smaller evil: it needs a program that unmaps or truncates memory in the very
+//! moment in which a peer changes it, and it is loud.
 
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-use super::{AccessError, Backing};
+use super::{AccessError, Backing, RecoverError};
 use crate::checksum::{self, Sum};
 
 #[cfg(all(target_arch = "x86_64", target_pointer_width = "64", not(any(loom, miri, rdma_verbs_sanitize))))]
@@ -36,10 +40,20 @@ mod direct;
 #[path = "raw/atomics.rs"]
 mod direct;
 mod guarded;
+#[cfg(all(target_arch = "x86_64", target_pointer_width = "64", not(any(loom, miri, rdma_verbs_sanitize))))]
+mod handler;
+mod kernel;
+#[cfg(all(target_arch = "x86_64", target_pointer_width = "64", not(any(loom, miri, rdma_verbs_sanitize))))]
+mod recovery;
+#[cfg(not(all(target_arch = "x86_64", target_pointer_width = "64", not(any(loom, miri, rdma_verbs_sanitize)))))]
+#[path = "raw/no_recovery.rs"]
+mod recovery;
+#[cfg(all(test, target_arch = "x86_64", target_pointer_width = "64", not(any(loom, miri, rdma_verbs_sanitize))))]
+mod recovery_tests;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
-pub(super) use guarded::{Unusable, probe};
+pub(super) use kernel::{Unusable, probe};
 
 /// How far behind what is read memory is fetched into the cache: time enough for it to come from anywhere.
 const FETCHED_AHEAD_BYTES: usize = 8_192;
@@ -47,9 +61,10 @@ const FETCHED_AHEAD_BYTES: usize = 8_192;
 impl Backing {
     /// `len` bytes from `addr`, which somebody else owns.
     ///
-    /// Accesses never raise a signal, even if the range is unmapped after all: they end in [`AccessError::Fault`]. (A
-    /// peer's atomic that meets the unmapping within nanoseconds is the exception.) Registration refuses a range that
-    /// is not all mapped.
+    /// Accesses never raise a signal, even if the range is unmapped after all: they end in [`AccessError::Fault`]. The
+    /// kernel makes them, unless [`recover_from_faults`] was called, which makes them several times as fast. (A peer's
+    /// atomic that meets the unmapping within nanoseconds is the exception without that call.) Registration refuses a
+    /// range that is not all mapped.
     ///
     /// # Safety
     /// Until the backing is dropped; a region owns it while it is registered, and may give it back:
@@ -101,6 +116,51 @@ impl RawRange {
     pub(super) fn as_mut_ptr(&self) -> *mut u8 {
         self.address
     }
+}
+
+/// Makes accesses to memory of others, [`Backing::raw`] and [`Backing::file`], as fast as those to memory of this
+/// library's own, by handlers of the signals SIGSEGV and SIGBUS. They end an access of this library that meets a missing
+/// page in [`AccessError::Fault`], and give all other signals to the handlers that were there before; where there was
+/// none, the process ends as it would have. They stay until the process ends; calling this again changes nothing.
+///
+/// The library never does so by itself, because a process has but one handler of each signal. Without it the kernel
+/// makes each copy, at half a microsecond and more. So it does as well, at any time later,
+///
+/// * in a thread that blocks one of the two signals;
+/// * in all threads, if the program installed another handler, and for good: these are not installed a second time.
+///
+/// Both are looked for before an access, but at most every 100 µs or so. Within that time, a program that does one of the
+/// two *and* unmaps or truncates registered memory that is in use gets its own handler called, or is ended by the signal.
+///
+/// # Errors
+/// The process is as before, and the kernel makes the copies:
+///
+/// * [`RecoverError::Unsupported`] on other processors than x86-64, and under Miri and sanitizers;
+/// * [`RecoverError::Refused`] if the kernel does not take the handlers;
+/// * [`RecoverError::Replaced`] if another handler was installed since the first call.
+///
+/// ```
+/// use std::fs::File;
+/// use rdma_verbs::memory::{self, AccessError, Backing, RecoverError, RegionTable};
+/// use rdma_verbs::types::{AccessFlags, DomainId};
+///
+/// match memory::recover_from_faults() {
+///     Ok(()) | Err(RecoverError::Unsupported) => {}
+///     Err(error) => return Err(error.into()),
+/// }
+/// # let path = std::env::temp_dir().join(format!("rdma-verbs-recover-{}", std::process::id()));
+/// # let file = File::options().read(true).write(true).create_new(true).open(&path)?;
+/// # std::fs::remove_file(&path)?;
+/// file.set_len(8192)?;
+/// let backing = Backing::file(&file, 0, 8192, true)?;
+/// let region = RegionTable::new(1).register(DomainId(1), backing, 0u64, AccessFlags::LOCAL_WRITE)?;
+/// region.write_at(8000, b"there")?;
+/// file.set_len(0)?;
+/// assert_eq!(region.write_at(8000, b"gone"), Err(AccessError::Fault));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn recover_from_faults() -> Result<(), RecoverError> {
+    recovery::install()
 }
 
 /// A vector taken apart. A `Vec` or `Box` asserts whenever it is moved that nobody else accesses its bytes, which is
@@ -214,7 +274,10 @@ impl Memory {
     pub(super) fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), AccessError> {
         let source = self.at(offset, out.len())?;
         if self.guarded {
-            return guarded::read(self.exposed(source)?, out);
+            // SAFETY: `at` found the range in bounds of a raw range or file mapping. The caller of `Backing::raw`
+            // promised that it may be read if it can be, and that nothing else lies there; a file mapping of ours is
+            // only ever unmapped by `owner`'s destructor. `out` is apart, because no reference to it exists.
+            return unsafe { guarded::read(self.exposed(source)?, out) };
         }
         // SAFETY: `at` found the range in bounds, so by the invariant it is mapped; `out` cannot overlap it, because
         // no reference to registered bytes exists.
@@ -226,13 +289,16 @@ impl Memory {
     #[inline]
     pub(super) fn read_summed(&self, offset: usize, out: &mut [u8], goes_on: bool) -> Result<Option<Sum>, AccessError> {
         let source = self.at(offset, out.len())?;
-        if !self.guarded {
-            let ahead = if goes_on { FETCHED_AHEAD_BYTES.min(self.length - offset - out.len()) } else { 0 };
+        let ahead = if goes_on { FETCHED_AHEAD_BYTES.min(self.length - offset - out.len()) } else { 0 };
+        let sum = if self.guarded {
+            // SAFETY: as in `read`.
+            unsafe { guarded::read_summed(self.exposed(source)?, out, ahead) }?
+        } else {
             // SAFETY: as in `read`. Its loads are as opaque to the compiler as those of `direct`.
-            let sum = unsafe { checksum::copy(source, out, ahead) };
-            if sum.is_some() {
-                return Ok(sum);
-            }
+            unsafe { checksum::copy(source, out, ahead) }
+        };
+        if sum.is_some() {
+            return Ok(sum);
         }
         self.read(offset, out).map(|()| None)
     }
@@ -243,9 +309,7 @@ impl Memory {
         let target = self.at(offset, data.len())?;
         self.check_writable()?;
         if self.guarded {
-            // SAFETY: `at` found the range in bounds of a raw range or file mapping. The caller of `Backing::raw`
-            // promised that it may be written if it can be, and that nothing else lies there; a file mapping of ours
-            // is only ever unmapped by `owner`'s destructor. If pages are missing, the kernel says so.
+            // SAFETY: as in `read`, and it may be written if it can be.
             return unsafe { guarded::write(self.exposed(target)?, data) };
         }
         // SAFETY: as in `read`, and the pages of a backing that is not guarded are writable.
@@ -256,13 +320,22 @@ impl Memory {
     /// Atomically replaces the word by `new` if it equals `current`; gives the value found.
     pub(super) fn compare_exchange_u64(&self, offset: usize, current: u64, new: u64) -> Result<u64, AccessError> {
         let word = self.word_for_update(offset)?;
-        // SAFETY: `word_for_update` found the word in bounds, aligned and writable.
+        if self.guarded {
+            // SAFETY: `word_for_update` found the word in bounds and aligned; it may be changed if it can be, as in
+            // `write`.
+            return unsafe { guarded::compare_exchange_u64(word, current, new) };
+        }
+        // SAFETY: as above, and it is mapped and writable.
         Ok(unsafe { direct::compare_exchange_u64(word, current, new) })
     }
 
     /// Atomically adds to the word, modulo 2^64; gives the value found.
     pub(super) fn fetch_add_u64(&self, offset: usize, add: u64) -> Result<u64, AccessError> {
         let word = self.word_for_update(offset)?;
+        if self.guarded {
+            // SAFETY: as in `compare_exchange_u64`.
+            return unsafe { guarded::fetch_add_u64(word, add) };
+        }
         // SAFETY: as in `compare_exchange_u64`.
         Ok(unsafe { direct::fetch_add_u64(word, add) })
     }
@@ -271,6 +344,10 @@ impl Memory {
     /// which may be cut.
     pub(super) fn store_in_place_u64(&self, offset: usize, value: u64) -> Result<(), AccessError> {
         let word = self.word_for_update(offset)?;
+        if self.guarded {
+            // SAFETY: as in `compare_exchange_u64`.
+            return unsafe { guarded::store_in_place_u64(word, value) };
+        }
         // SAFETY: as in `compare_exchange_u64`.
         unsafe { direct::store_release_u64(word, value) };
         Ok(())
@@ -280,7 +357,7 @@ impl Memory {
     pub(super) fn flush(&self, offset: usize, length: usize, persist: bool) -> Result<(), AccessError> {
         let start = self.at(offset, length)?;
         fence(Ordering::SeqCst);
-        if persist { guarded::synchronize(start, length) } else { Ok(()) }
+        if persist { kernel::synchronize(start, length) } else { Ok(()) }
     }
 
     /// Makes the pages of a range present, writable ones if `write` says so.
@@ -299,12 +376,7 @@ impl Memory {
     fn word_for_update(&self, offset: usize) -> Result<*mut u64, AccessError> {
         let word = self.aligned_at(offset, size_of::<u64>())?;
         self.check_writable()?;
-        if !self.guarded {
-            return Ok(word.cast());
-        }
-        let word = self.exposed(word)?;
-        guarded::make_writable(word, size_of::<u64>())?;
-        Ok(word.cast())
+        Ok(if self.guarded { self.exposed(word)? } else { word }.cast())
     }
 
     /// The place by which memory of others is accessed. In the whole address space every allocation has its own
@@ -348,9 +420,8 @@ macro_rules! word_access {
                 pub(super) fn $load(&self, offset: usize) -> Result<$word, AccessError> {
                     let word = self.aligned_at(offset, size_of::<$word>())?;
                     if self.guarded {
-                        let mut bytes = [0; size_of::<$word>()];
-                        guarded::read(self.exposed(word)?, &mut bytes)?;
-                        return Ok(<$word>::from_ne_bytes(bytes));
+                        // SAFETY: as in `read`; the word is aligned.
+                        return unsafe { guarded::$load(self.exposed(word)?.cast()) };
                     }
                     // SAFETY: the word is in bounds and aligned, and by the invariant it is mapped.
                     Ok(unsafe { direct::$load(word.cast()) })
@@ -360,8 +431,8 @@ macro_rules! word_access {
                     let word = self.aligned_at(offset, size_of::<$word>())?;
                     self.check_writable()?;
                     if self.guarded {
-                        // SAFETY: as in `write`.
-                        return unsafe { guarded::write(self.exposed(word)?, &value.to_ne_bytes()) };
+                        // SAFETY: as in `write`; the word is aligned.
+                        return unsafe { guarded::$store(self.exposed(word)?.cast(), value) };
                     }
                     // SAFETY: as for the load, and the pages of a backing that is not guarded are writable.
                     unsafe { direct::$store(word.cast(), value) };

@@ -1,15 +1,18 @@
-//! Keeping signals away from the engine's threads: they belong to the application's.
+//! Keeping signals away from the engine's threads: they belong to the application's. All but those of faults, which a
+//! thread raises itself: blocked, they would end the process, whatever handles them.
 
 use std::mem::MaybeUninit;
 
-/// Runs `work` with all signals blocked for this thread; threads that it starts inherit that and keep it.
+/// Runs `work` with all other signals blocked for this thread; threads that it starts inherit that and keep it.
 pub(crate) fn with_signals_blocked<R>(work: impl FnOnce() -> R) -> R {
     let mut all = MaybeUninit::<libc::sigset_t>::uninit();
     let mut before = MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: `sigfillset` initialises the set it is given. `pthread_sigmask` reads that set and writes the previous
+    // SAFETY: `sigfillset` initialises the set it is given, which the next two change. `pthread_sigmask` reads that set and writes the previous
     // mask; both are live local variables.
     let blocked = unsafe {
         libc::sigfillset(all.as_mut_ptr());
+        libc::sigdelset(all.as_mut_ptr(), libc::SIGSEGV);
+        libc::sigdelset(all.as_mut_ptr(), libc::SIGBUS);
         libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr()) == 0
     };
     let result = work();
@@ -24,19 +27,25 @@ pub(crate) fn with_signals_blocked<R>(work: impl FnOnce() -> R) -> R {
 mod tests {
     use super::*;
 
-    fn blocks_terminate() -> bool {
+    fn blocks(signal: libc::c_int) -> bool {
         let mut mask = MaybeUninit::<libc::sigset_t>::uninit();
         // SAFETY: no new mask is given; the current one is written into a live local variable and then read.
         unsafe {
             libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), mask.as_mut_ptr());
-            libc::sigismember(mask.as_ptr(), libc::SIGTERM) == 1
+            libc::sigismember(mask.as_ptr(), signal) == 1
         }
     }
 
     #[test]
     fn threads_started_inside_block_signals_and_the_caller_does_not() {
-        let inside = with_signals_blocked(|| std::thread::spawn(blocks_terminate));
+        let inside = with_signals_blocked(|| std::thread::spawn(|| blocks(libc::SIGTERM)));
         assert!(inside.join().unwrap());
-        assert!(!blocks_terminate());
+        assert!(!blocks(libc::SIGTERM));
+    }
+
+    #[test]
+    fn signals_of_faults_are_not_blocked() {
+        let blocked = || [libc::SIGSEGV, libc::SIGBUS].map(blocks);
+        assert_eq!(with_signals_blocked(|| std::thread::spawn(blocked)).join().unwrap(), [false; 2]);
     }
 }

@@ -1,49 +1,31 @@
-//! Copies made by the kernel, for memory whose pages can vanish.
-//!
-//! `process_vm_readv` and `process_vm_writev` on this process copy between two of its ranges and answer with an error
-//! where a plain access would raise a signal. They take the pages as the process may access them, so what is mapped
-//! read-only is not written. A call costs 0.4 to 0.9 µs up to a page, and every further piece of the target 0.4 µs.
+//! Accesses to memory whose pages can vanish: directly where the handler of faults would end what meets a missing
+//! page, and by the kernel otherwise.
 
-use std::io;
-use std::sync::OnceLock;
-use std::sync::atomic::{Ordering, fence};
-
-use libc::{c_int, c_void, iovec, pid_t};
-
-use super::{AccessError, body_length, piece_size};
-use crate::mutation::{Mutation, planted};
-
-/// A call copies at most 2^31 - 4096 bytes; a power of two below.
-const MAX_CALL_BYTES: usize = 1 << 30;
-/// Pieces of a tail: at most 1, 2, 2 and 1 bytes.
-const MAX_PIECES: usize = 4;
-/// How often an interrupted `madvise` is tried again.
-const MAX_TRIES: usize = 64;
-/// Places probed by one call.
-const PROBES_PER_CALL: usize = 512;
-
-/// Why a range cannot be registered.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Unusable {
-    /// The kernel refuses to copy.
-    NoCopy { errno: i32 },
-    /// Not all of it is mapped and readable.
-    NotMapped,
-    /// Not all of it is writable.
-    NotWritable,
-}
+use super::{AccessError, direct, kernel, recovery};
+use crate::checksum::Sum;
 
 /// Copies out; after an error, `out` may have been written in part.
-pub(super) fn read(source: *const u8, out: &mut [u8]) -> Result<(), AccessError> {
-    let mut source = source.cast_mut();
-    for chunk in out.chunks_mut(MAX_CALL_BYTES) {
-        let local = span(chunk.as_mut_ptr(), chunk.len());
-        // SAFETY: the kernel writes to `chunk`, which is ours, and checks the other range itself.
-        let copied = unsafe { libc::process_vm_readv(own_process(), &local, 1, &span(source, chunk.len()), 1, 0) };
-        expect_copied(copied, chunk.len())?;
-        source = source.wrapping_add(chunk.len());
+///
+/// # Safety
+/// If the bytes from `source` on are mapped, reading them is allowed; they do not overlap `out`.
+pub(super) unsafe fn read(source: *const u8, out: &mut [u8]) -> Result<(), AccessError> {
+    match recovery::ready() {
+        // SAFETY: the caller's promise is the same.
+        Some(recovery) => unsafe { recovery.read(source, out) },
+        None => kernel::read(source, out),
     }
-    Ok(())
+}
+
+/// Copies out, and sums what it copies if that costs next to nothing; else it copies nothing, and gives `None`.
+///
+/// # Safety
+/// As [`read`].
+pub(super) unsafe fn read_summed(source: *const u8, out: &mut [u8], ahead: usize) -> Result<Option<Sum>, AccessError> {
+    match recovery::ready() {
+        // SAFETY: the caller's promise is the same.
+        Some(recovery) => unsafe { recovery.read_summed(source, out, ahead) },
+        None => Ok(None),
+    }
 }
 
 /// Copies in: the body, then the tail in naturally aligned pieces. After an error, some of it may have been placed.
@@ -51,204 +33,89 @@ pub(super) fn read(source: *const u8, out: &mut [u8]) -> Result<(), AccessError>
 /// # Safety
 /// If the range from `target` on is mapped and writable, then writing `data.len()` bytes there is allowed.
 pub(super) unsafe fn write(target: *mut u8, data: &[u8]) -> Result<(), AccessError> {
-    if data.is_empty() {
-        return Ok(());
-    }
-    let body = body_length(target.addr(), data.len());
-    // All but the last chunk of a long body go first; for the rest a single call does, as the kernel goes through
-    // the pieces in order.
-    let ahead = if body > MAX_CALL_BYTES { body } else { 0 };
-    let (first, rest) = data.split_at(ahead);
-    let mut place = target;
-    for chunk in first.chunks(MAX_CALL_BYTES) {
-        // SAFETY: the caller answers for the range, of which this is a part.
-        unsafe { write_pieces(&[span(place, chunk.len())], chunk) }?;
-        place = place.wrapping_add(chunk.len());
-    }
-    let body = body - ahead;
-    if cfg!(target_arch = "x86_64") {
+    match recovery::ready() {
+        // SAFETY: the caller's promise is the same; no reference to registered bytes exists, so `data` is apart.
+        Some(recovery) => unsafe { recovery.write(target, data) },
         // SAFETY: as above.
-        return unsafe { write_pieces(pieces(place, body, rest.len()).as_slice(), rest) };
+        None => unsafe { kernel::write(target, data) },
     }
-    // Elsewhere the kernel's stores may pass one another; the fence keeps the body's before the tail's.
-    let (body, tail) = rest.split_at(body);
-    if !body.is_empty() {
-        // SAFETY: as above.
-        unsafe { write_pieces(&[span(place, body.len())], body) }?;
-        fence(Ordering::SeqCst);
-    }
-    let place = place.wrapping_add(body.len());
-    // SAFETY: as above.
-    unsafe { write_pieces(pieces(place, 0, tail.len()).as_slice(), tail) }
 }
 
-/// Makes sure that a word can be written in place, at this moment.
-pub(super) fn make_writable(word: *mut u8, size: usize) -> Result<(), AccessError> {
-    if populate_is_known() {
-        return populate(word, size, libc::MADV_POPULATE_WRITE).map_err(|_| AccessError::Fault);
-    }
-    // Before Linux 5.14: mapped is all that can be found out without changing the word.
-    read(word, &mut [0; 8][..size])
-}
-
-/// Whether a range can be registered: all of it mapped, and writable if it has to be.
+/// Replaces the word by `new` if it equals `current`; gives the value found.
 ///
-/// Makes the pages present, as pinning them for an adapter does.
-pub(crate) fn probe(address: *mut u8, length: usize, write: bool) -> Result<(), Unusable> {
-    copy_is_allowed().map_err(|errno| Unusable::NoCopy { errno })?;
-    if length == 0 {
-        return Ok(());
+/// # Safety
+/// The word is aligned, and if it is mapped and writable, then changing it is allowed.
+pub(super) unsafe fn compare_exchange_u64(word: *mut u64, current: u64, new: u64) -> Result<u64, AccessError> {
+    if let Some(recovery) = recovery::ready() {
+        // SAFETY: the caller's promise is the same.
+        return unsafe { recovery.compare_exchange_u64(word, current, new) };
     }
-    if address.addr().checked_add(length).is_none_or(|end| end > isize::MAX as usize) {
-        return Err(Unusable::NotMapped);
-    }
-    if !populate_is_known() {
-        return probe_by_reading(address, length);
-    }
-    if write && populate(address, length, libc::MADV_POPULATE_WRITE).is_ok() {
-        return Ok(());
-    }
-    populate(address, length, libc::MADV_POPULATE_READ).map_err(|_| Unusable::NotMapped)?;
-    if write { Err(Unusable::NotWritable) } else { Ok(()) }
+    kernel::make_writable(word.cast(), size_of::<u64>())?;
+    // SAFETY: as above, and the word can be written now.
+    Ok(unsafe { direct::compare_exchange_u64(word, current, new) })
 }
 
-/// Reads a byte of each page. Before Linux 5.14 there is no way to try a write without changing anything, so that is
-/// left to the first write, which the kernel refuses then.
-fn probe_by_reading(address: *mut u8, length: usize) -> Result<(), Unusable> {
-    let page = page_size();
-    let lead = address.addr() % page;
-    let pages = (lead + length).div_ceil(page);
-    let mut bytes = [0u8; PROBES_PER_CALL];
-    for first in (0..pages).step_by(PROBES_PER_CALL) {
-        let count = PROBES_PER_CALL.min(pages - first);
-        let probes: [iovec; PROBES_PER_CALL] = std::array::from_fn(|index| {
-            let offset = ((first + index.min(count - 1)) * page).saturating_sub(lead);
-            span(address.wrapping_add(offset), 1)
-        });
-        let local = span(bytes.as_mut_ptr(), count);
-        // SAFETY: the kernel writes `count` bytes to `bytes`, which has room, and checks the other ranges itself.
-        let copied =
-            unsafe { libc::process_vm_readv(own_process(), &local, 1, probes.as_ptr(), count as libc::c_ulong, 0) };
-        expect_copied(copied, count).map_err(|_| Unusable::NotMapped)?;
+/// Adds to the word; gives the value found.
+///
+/// # Safety
+/// As [`compare_exchange_u64`].
+pub(super) unsafe fn fetch_add_u64(word: *mut u64, add: u64) -> Result<u64, AccessError> {
+    if let Some(recovery) = recovery::ready() {
+        // SAFETY: the caller's promise is the same.
+        return unsafe { recovery.fetch_add_u64(word, add) };
     }
+    kernel::make_writable(word.cast(), size_of::<u64>())?;
+    // SAFETY: as above, and the word can be written now.
+    Ok(unsafe { direct::fetch_add_u64(word, add) })
+}
+
+/// Stores the word in one piece and in place: never by the kernel's copy, which may be cut.
+///
+/// # Safety
+/// As [`compare_exchange_u64`].
+pub(super) unsafe fn store_in_place_u64(word: *mut u64, value: u64) -> Result<(), AccessError> {
+    if let Some(recovery) = recovery::ready() {
+        // SAFETY: the caller's promise is the same.
+        return unsafe { recovery.store_release_u64(word, value) };
+    }
+    kernel::make_writable(word.cast(), size_of::<u64>())?;
+    // SAFETY: as above, and the word can be written now.
+    unsafe { direct::store_release_u64(word, value) };
     Ok(())
 }
 
-/// The body and the pieces of the tail of a write.
-struct Pieces {
-    spans: [iovec; 1 + MAX_PIECES],
-    count: usize,
+macro_rules! words {
+    ($($word:ty, $load:ident, $store:ident;)*) => {
+        $(
+            /// # Safety
+            /// The word is aligned, and if it is mapped, reading it is allowed.
+            pub(super) unsafe fn $load(word: *const $word) -> Result<$word, AccessError> {
+                if let Some(recovery) = recovery::ready() {
+                    // SAFETY: the caller's promise is the same.
+                    return unsafe { recovery.$load(word) };
+                }
+                let mut bytes = [0; size_of::<$word>()];
+                kernel::read(word.cast(), &mut bytes)?;
+                Ok(<$word>::from_ne_bytes(bytes))
+            }
+
+            /// # Safety
+            /// The word is aligned, and if it is mapped and writable, writing it is allowed.
+            pub(super) unsafe fn $store(word: *mut $word, value: $word) -> Result<(), AccessError> {
+                match recovery::ready() {
+                    // SAFETY: the caller's promise is the same.
+                    Some(recovery) => unsafe { recovery.$store(word, value) },
+                    // SAFETY: as above.
+                    None => unsafe { kernel::write(word.cast(), &value.to_ne_bytes()) },
+                }
+            }
+        )*
+    };
 }
 
-impl Pieces {
-    fn as_slice(&self) -> &[iovec] {
-        &self.spans[..self.count]
-    }
-}
-
-fn pieces(target: *mut u8, body: usize, length: usize) -> Pieces {
-    let mut pieces = Pieces { spans: [span(target, body); 1 + MAX_PIECES], count: usize::from(body > 0) };
-    let mut offset = body;
-    while offset < length {
-        let place = target.wrapping_add(offset);
-        let size = piece_size(place.addr(), length - offset);
-        pieces.spans[pieces.count] = span(place, size);
-        pieces.count += 1;
-        offset += size;
-    }
-    pieces
-}
-
-/// # Safety
-/// As [`write`], for the ranges of `targets`, which together are as long as `data`.
-unsafe fn write_pieces(targets: &[iovec], data: &[u8]) -> Result<(), AccessError> {
-    let local = span(data.as_ptr().cast_mut(), data.len());
-    let count = targets.len() as libc::c_ulong;
-    // SAFETY: the kernel reads `data` and writes to the ranges that the caller answers for, as far as they are mapped.
-    let copied = unsafe { libc::process_vm_writev(own_process(), &local, 1, targets.as_ptr(), count, 0) };
-    expect_copied(copied, data.len())
-}
-
-fn expect_copied(copied: isize, expected: usize) -> Result<(), AccessError> {
-    if planted(Mutation::FaultIgnored) {
-        return Ok(());
-    }
-    if usize::try_from(copied) == Ok(expected) { Ok(()) } else { Err(AccessError::Fault) }
-}
-
-fn span(address: *mut u8, length: usize) -> iovec {
-    iovec { iov_base: address.cast(), iov_len: length }
-}
-
-/// Asked anew each time: after a fork, a remembered number would name the parent's memory.
-fn own_process() -> pid_t {
-    // SAFETY: has no preconditions.
-    unsafe { libc::getpid() }
-}
-
-/// Whether the kernel copies for us, or the error number with which it refuses (a seccomp filter, a small kernel).
-fn copy_is_allowed() -> Result<(), i32> {
-    static ALLOWED: OnceLock<Result<(), i32>> = OnceLock::new();
-    *ALLOWED.get_or_init(|| {
-        let (mut source, mut target) = (0x5au8, 0u8);
-        let (remote, local) = (span(&raw mut source, 1), span(&raw mut target, 1));
-        // SAFETY: both ranges are a byte on this stack, accessed by nobody else.
-        let read = unsafe { libc::process_vm_readv(own_process(), &local, 1, &remote, 1, 0) };
-        // SAFETY: as above.
-        if read == 1 && unsafe { libc::process_vm_writev(own_process(), &local, 1, &remote, 1, 0) } == 1 {
-            return Ok(());
-        }
-        Err(last_errno())
-    })
-}
-
-/// Whether the kernel has `MADV_POPULATE_READ` and `MADV_POPULATE_WRITE`: Linux 5.14.
-fn populate_is_known() -> bool {
-    static KNOWN: OnceLock<bool> = OnceLock::new();
-    *KNOWN.get_or_init(|| {
-        // SAFETY: an empty range; the kernel only says whether it knows the advice.
-        unsafe { libc::madvise(std::ptr::null_mut(), 0, libc::MADV_POPULATE_WRITE) == 0 }
-    })
-}
-
-/// Makes the pages of a range present, as if each were read or written.
-fn populate(address: *mut u8, length: usize, advice: c_int) -> Result<(), i32> {
-    let lead = address.addr() % page_size();
-    let start: *mut c_void = address.wrapping_sub(lead).cast();
-    for _ in 0..MAX_TRIES {
-        // SAFETY: populating changes no byte and takes no page away, wherever it is done.
-        if unsafe { libc::madvise(start, lead + length, advice) } == 0 {
-            return Ok(());
-        }
-        let errno = last_errno();
-        if errno != libc::EINTR && errno != libc::EAGAIN {
-            return Err(errno);
-        }
-    }
-    Err(libc::EAGAIN)
-}
-
-/// Writes the pages of a range of a file mapping to the file's storage, and waits for it.
-pub(super) fn synchronize(address: *mut u8, length: usize) -> Result<(), AccessError> {
-    if length == 0 {
-        return Ok(());
-    }
-    let lead = address.addr() % page_size();
-    let start: *mut c_void = address.wrapping_sub(lead).cast();
-    // SAFETY: synchronizing changes no byte and takes no page away, wherever it is done.
-    let result = unsafe { libc::msync(start, lead + length, libc::MS_SYNC) };
-    if result == 0 { Ok(()) } else { Err(AccessError::Fault) }
-}
-
-fn page_size() -> usize {
-    static SIZE: OnceLock<usize> = OnceLock::new();
-    *SIZE.get_or_init(|| {
-        // SAFETY: has no preconditions.
-        let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-        usize::try_from(size).unwrap_or(4096)
-    })
-}
-
-fn last_errno() -> i32 {
-    io::Error::last_os_error().raw_os_error().unwrap_or(0)
+words! {
+    u8, load_acquire_u8, store_release_u8;
+    u16, load_acquire_u16, store_release_u16;
+    u32, load_acquire_u32, store_release_u32;
+    u64, load_acquire_u64, store_release_u64;
 }

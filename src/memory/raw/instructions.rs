@@ -4,15 +4,25 @@
 //! acquire load or a release store; the blocks are not marked `nomem`, so the compiler moves no other access across
 //! them. Only within one string instruction may stores become visible in any order (9.2.4); those of the instruction
 //! before are all visible first. Hence the body may use `rep movsb`, and the tail must not.
+//!
+//! Each comes twice. With `MAY_FAULT` false it is for memory whose pages are there. With true, in the functions called
+//! `try_…`, a page may be missing, as long as the handler of faults is there to end the instruction: see `recoverable`.
 
 use std::arch::asm;
 use std::ptr;
 
-use super::{body_length, piece_size};
+use super::{AccessError, body_length, piece_size};
+use crate::mutation::{Mutation, planted};
 
 /// From about this size on, `rep movsb` beats a loop of four 16-byte moves: its start costs 9 ns, and 20 if source and
 /// target lie unluckily in their pages. Measured on a Zen 5.
 const STRING_INSTRUCTION_FROM: usize = 1280;
+
+/// What the note behind a block says. Nobody looks at it where no page can be missing.
+#[inline]
+fn outcome<const MAY_FAULT: bool>(faulted: u64) -> Result<(), AccessError> {
+    if MAY_FAULT && faulted != 0 && !planted(Mutation::FaultIgnored) { Err(AccessError::Fault) } else { Ok(()) }
+}
 
 /// Copies `out.len()` bytes out of registered memory, in any order.
 ///
@@ -20,8 +30,17 @@ const STRING_INSTRUCTION_FROM: usize = 1280;
 /// The bytes from `source` on are mapped and readable, and do not overlap `out`.
 #[inline]
 pub(super) unsafe fn copy_out(source: *const u8, out: &mut [u8]) {
+    // SAFETY: the caller answers for `source`; `out` is writable and does not overlap. Nothing faults.
+    let _ = unsafe { move_bytes::<false>(out.as_mut_ptr(), source, out.len()) };
+}
+
+/// [`copy_out`]; after a fault, `out` may have been written in part.
+///
+/// # Safety
+/// As [`copy_out`], except that pages may be missing while the handler is there.
+pub(super) unsafe fn try_copy_out(source: *const u8, out: &mut [u8]) -> Result<(), AccessError> {
     // SAFETY: the caller answers for `source`; `out` is writable and does not overlap.
-    unsafe { move_bytes(out.as_mut_ptr(), source, out.len()) }
+    unsafe { move_bytes::<true>(out.as_mut_ptr(), source, out.len()) }
 }
 
 /// Copies `data` into registered memory: the body in any order, then the tail in naturally aligned pieces.
@@ -30,22 +49,39 @@ pub(super) unsafe fn copy_out(source: *const u8, out: &mut [u8]) {
 /// `data.len()` bytes from `target` on are mapped and writable, and do not overlap `data`.
 #[inline]
 pub(super) unsafe fn copy_in(target: *mut u8, data: &[u8]) {
+    // SAFETY: the caller's promise is the same. Nothing faults.
+    let _ = unsafe { place::<false>(target, data) };
+}
+
+/// [`copy_in`]; after a fault, some of it may have been placed, and nothing behind the fault.
+///
+/// # Safety
+/// As [`copy_in`], except that pages may be missing or read-only while the handler is there.
+pub(super) unsafe fn try_copy_in(target: *mut u8, data: &[u8]) -> Result<(), AccessError> {
+    // SAFETY: the caller's promise is the same.
+    unsafe { place::<true>(target, data) }
+}
+
+/// # Safety
+/// As [`copy_in`] or [`try_copy_in`].
+#[inline]
+unsafe fn place<const MAY_FAULT: bool>(target: *mut u8, data: &[u8]) -> Result<(), AccessError> {
     if data.is_empty() {
-        return;
+        return Ok(());
     }
     let body = body_length(target.addr(), data.len());
     // SAFETY: `body` is less than `data.len()`: the last byte always lies in the last word. So the first copy stays
     // within both ranges and leaves the tail, at most 8 bytes that touch the ends of both.
     unsafe {
-        move_bytes(target, data.as_ptr(), body);
-        store_tail(target.add(body), &data[body..]);
+        move_bytes::<MAY_FAULT>(target, data.as_ptr(), body)?;
+        store_tail::<MAY_FAULT>(target.wrapping_add(body), &data[body..])
     }
 }
 
 /// # Safety
 /// `tail.len()` bytes from `target` on are mapped and writable.
 #[inline]
-unsafe fn store_tail(mut target: *mut u8, mut tail: &[u8]) {
+unsafe fn store_tail<const MAY_FAULT: bool>(mut target: *mut u8, mut tail: &[u8]) -> Result<(), AccessError> {
     while !tail.is_empty() {
         let size = piece_size(target.addr(), tail.len());
         let piece = tail.as_ptr();
@@ -53,15 +89,16 @@ unsafe fn store_tail(mut target: *mut u8, mut tail: &[u8]) {
         // made the store aligned. The pointer moves to the end of the piece, at most to the end of the range.
         unsafe {
             match size {
-                8 => store_release_u64(target.cast(), ptr::read_unaligned(piece.cast())),
-                4 => store_release_u32(target.cast(), ptr::read_unaligned(piece.cast())),
-                2 => store_release_u16(target.cast(), ptr::read_unaligned(piece.cast())),
-                _ => store_release_u8(target, *piece),
+                8 => put_u64::<MAY_FAULT>(target.cast(), ptr::read_unaligned(piece.cast()))?,
+                4 => put_u32::<MAY_FAULT>(target.cast(), ptr::read_unaligned(piece.cast()))?,
+                2 => put_u16::<MAY_FAULT>(target.cast(), ptr::read_unaligned(piece.cast()))?,
+                _ => put_u8::<MAY_FAULT>(target, *piece)?,
             }
-            target = target.add(size);
         }
+        target = target.wrapping_add(size);
         tail = &tail[size..];
     }
+    Ok(())
 }
 
 /// Copies `count` bytes in any order; bytes in the middle may be stored twice with the same value.
@@ -69,35 +106,44 @@ unsafe fn store_tail(mut target: *mut u8, mut tail: &[u8]) {
 /// # Safety
 /// `count` bytes are mapped at both addresses, readable at `source` and writable at `target`, and do not overlap.
 #[inline]
-unsafe fn move_bytes(target: *mut u8, source: *const u8, count: usize) {
+unsafe fn move_bytes<const MAY_FAULT: bool>(
+    target: *mut u8,
+    source: *const u8,
+    count: usize,
+) -> Result<(), AccessError> {
     // SAFETY: each branch passes a count in the range that its callee asks for; the caller answers for the rest.
-    unsafe {
+    let faulted = unsafe {
         match count {
-            0 => {}
-            1..4 => move_up_to_3(target, source, count),
-            4..8 => move_ends_of_4(target, source, count),
-            8..16 => move_ends_of_8(target, source, count),
-            16..64 => move_by_16(target, source, count),
-            64..STRING_INSTRUCTION_FROM => move_by_64(target, source, count),
-            _ => move_by_string_instruction(target, source, count),
+            0 => 0,
+            1..4 => move_up_to_3::<MAY_FAULT>(target, source, count),
+            4..8 => move_ends_of_4::<MAY_FAULT>(target, source, count),
+            8..16 => move_ends_of_8::<MAY_FAULT>(target, source, count),
+            16..64 => move_by_16::<MAY_FAULT>(target, source, count),
+            64..STRING_INSTRUCTION_FROM => move_by_64::<MAY_FAULT>(target, source, count),
+            _ => move_by_string_instruction::<MAY_FAULT>(target, source, count),
         }
-    }
+    };
+    outcome::<MAY_FAULT>(faulted)
 }
 
 /// # Safety
 /// As [`move_bytes`], with `count` from 1 to 3.
 #[inline]
-unsafe fn move_up_to_3(target: *mut u8, source: *const u8, count: usize) {
+unsafe fn move_up_to_3<const MAY_FAULT: bool>(target: *mut u8, source: *const u8, count: usize) -> u64 {
+    let faulted;
     // SAFETY: touches the bytes 0, `count / 2` and `count - 1`, which are all of 1, 2 or 3 bytes and no others. The
     // block uses no stack; flags it leaves alone.
     unsafe {
         asm!(
+            access_begins!(),
             "movzx {a:e}, byte ptr [{source}]",
             "movzx {b:e}, byte ptr [{source} + {middle}]",
             "movzx {c:e}, byte ptr [{source} + {last}]",
             "mov byte ptr [{target}], {a:l}",
             "mov byte ptr [{target} + {middle}], {b:l}",
             "mov byte ptr [{target} + {last}], {c:l}",
+            access_ends!(),
+            recoverable = const MAY_FAULT as u8,
             source = in(reg) source,
             target = in(reg) target,
             middle = in(reg) count / 2,
@@ -105,32 +151,40 @@ unsafe fn move_up_to_3(target: *mut u8, source: *const u8, count: usize) {
             a = out(reg) _,
             b = out(reg) _,
             c = out(reg) _,
+            out("r11") faulted,
             options(nostack, preserves_flags),
         );
     }
+    faulted
 }
 
 macro_rules! move_ends {
     ($name:ident, $size:literal, $register:literal, $range:literal) => {
         #[doc = concat!("# Safety\nAs [`move_bytes`], with `count` from ", $range, ".")]
         #[inline]
-        unsafe fn $name(target: *mut u8, source: *const u8, count: usize) {
+        unsafe fn $name<const MAY_FAULT: bool>(target: *mut u8, source: *const u8, count: usize) -> u64 {
+            let faulted;
             // SAFETY: touches the first and the last bytes of the range, which meet or overlap and lie within it,
             // because `count` is at least the size of one move and at most that of two.
             unsafe {
                 asm!(
+                    access_begins!(),
                     concat!("mov {first", $register, "}, [{source}]"),
                     concat!("mov {final", $register, "}, [{source} + {last}]"),
                     concat!("mov [{target}], {first", $register, "}"),
                     concat!("mov [{target} + {last}], {final", $register, "}"),
+                    access_ends!(),
+                    recoverable = const MAY_FAULT as u8,
                     source = in(reg) source,
                     target = in(reg) target,
                     last = in(reg) count - $size,
                     first = out(reg) _,
                     final = out(reg) _,
+                    out("r11") faulted,
                     options(nostack, preserves_flags),
                 );
             }
+            faulted
         }
     };
 }
@@ -141,12 +195,14 @@ move_ends!(move_ends_of_8, 8, ":r", "8 to 16");
 /// # Safety
 /// As [`move_bytes`], with `count` at least 16.
 #[inline]
-unsafe fn move_by_16(target: *mut u8, source: *const u8, count: usize) {
+unsafe fn move_by_16<const MAY_FAULT: bool>(target: *mut u8, source: *const u8, count: usize) -> u64 {
+    let faulted;
     // SAFETY: the loop moves 16 bytes at 0, 16, ... as long as the offset is below `count - 16`, so it ends within the
     // range; the last move covers the final 16 bytes. Together they touch every byte and none outside. The final bytes
     // are loaded first, which matters to nobody, as the ranges do not overlap.
     unsafe {
         asm!(
+            access_begins!(),
             "movups {end}, [{source} + {last}]",
             "xor {offset:e}, {offset:e}",
             "2:",
@@ -156,25 +212,31 @@ unsafe fn move_by_16(target: *mut u8, source: *const u8, count: usize) {
             "cmp {offset}, {last}",
             "jb 2b",
             "movups [{target} + {last}], {end}",
+            access_ends!(),
+            recoverable = const MAY_FAULT as u8,
             source = in(reg) source,
             target = in(reg) target,
             last = in(reg) count - 16,
             offset = out(reg) _,
             piece = out(xmm_reg) _,
             end = out(xmm_reg) _,
+            out("r11") faulted,
             options(nostack),
         );
     }
+    faulted
 }
 
 /// # Safety
 /// As [`move_bytes`], with `count` at least 64.
 #[inline]
-unsafe fn move_by_64(target: *mut u8, source: *const u8, count: usize) {
+unsafe fn move_by_64<const MAY_FAULT: bool>(target: *mut u8, source: *const u8, count: usize) -> u64 {
+    let faulted;
     // SAFETY: the loop moves 64 bytes at 0, 64, ... as long as the offset is below `count - 64`, so it ends within the
     // range; the moves after it cover the final 64 bytes. Together they touch every byte and none outside.
     unsafe {
         asm!(
+            access_begins!(),
             "xor {offset:e}, {offset:e}",
             "2:",
             "movups {a}, [{source} + {offset}]",
@@ -196,6 +258,8 @@ unsafe fn move_by_64(target: *mut u8, source: *const u8, count: usize) {
             "movups [{target} + {last} + 16], {b}",
             "movups [{target} + {last} + 32], {c}",
             "movups [{target} + {last} + 48], {d}",
+            access_ends!(),
+            recoverable = const MAY_FAULT as u8,
             source = in(reg) source,
             target = in(reg) target,
             last = in(reg) count - 64,
@@ -204,101 +268,188 @@ unsafe fn move_by_64(target: *mut u8, source: *const u8, count: usize) {
             b = out(xmm_reg) _,
             c = out(xmm_reg) _,
             d = out(xmm_reg) _,
+            out("r11") faulted,
             options(nostack),
         );
     }
+    faulted
 }
 
 /// # Safety
 /// As [`move_bytes`].
 #[inline]
-unsafe fn move_by_string_instruction(target: *mut u8, source: *const u8, count: usize) {
+unsafe fn move_by_string_instruction<const MAY_FAULT: bool>(target: *mut u8, source: *const u8, count: usize) -> u64 {
+    let faulted;
     // SAFETY: moves exactly `count` bytes upwards: the direction flag is clear on entry to every `asm!` block.
     unsafe {
         asm!(
+            access_begins!(),
             "rep movsb",
+            access_ends!(),
+            recoverable = const MAY_FAULT as u8,
             inout("rcx") count => _,
             inout("rdi") target => _,
             inout("rsi") source => _,
+            out("r11") faulted,
             options(nostack, preserves_flags),
         );
     }
+    faulted
 }
 
 macro_rules! word_access {
-    ($($word:ty, $load:ident, $store:ident, $class:ident, $size:literal, $register:literal;)*) => {
+    ($($word:ty, $class:ident, $size:literal, $register:literal: $get:ident, $load:ident, $try_load:ident,
+       $put:ident, $store:ident, $try_store:ident;)*) => {
         $(
+            /// # Safety
+            /// The word is mapped, readable and aligned; or its page may be missing while the handler is there.
+            #[inline]
+            unsafe fn $get<const MAY_FAULT: bool>(word: *const $word) -> Result<$word, AccessError> {
+                let (value, faulted);
+                // SAFETY: reads the word that the caller answers for, and nothing else.
+                unsafe {
+                    asm!(
+                        access_begins!(),
+                        concat!("mov {value", $register, "}, ", $size, " ptr [{word}]"),
+                        access_ends!(),
+                        recoverable = const MAY_FAULT as u8,
+                        word = in(reg) word,
+                        value = lateout($class) value,
+                        out("r11") faulted,
+                        options(nostack, preserves_flags),
+                    );
+                }
+                outcome::<MAY_FAULT>(faulted).map(|()| value)
+            }
+
             /// # Safety
             /// The word is mapped, readable and aligned.
             #[inline]
             pub(super) unsafe fn $load(word: *const $word) -> $word {
-                let value;
-                // SAFETY: reads the word that the caller answers for, and nothing else.
+                // SAFETY: the caller's promise is the same. Nothing faults.
+                unsafe { $get::<false>(word) }.unwrap_or_default()
+            }
+
+            /// # Safety
+            /// The word is aligned, and readable if its page is there, which it need not be while the handler is.
+            pub(super) unsafe fn $try_load(word: *const $word) -> Result<$word, AccessError> {
+                // SAFETY: the caller's promise is the same.
+                unsafe { $get::<true>(word) }
+            }
+
+            /// # Safety
+            /// The word is mapped, writable and aligned; or its page may be missing while the handler is there.
+            #[inline]
+            unsafe fn $put<const MAY_FAULT: bool>(word: *mut $word, value: $word) -> Result<(), AccessError> {
+                let faulted;
+                // SAFETY: writes the word that the caller answers for, and nothing else.
                 unsafe {
                     asm!(
-                        concat!("mov {value", $register, "}, ", $size, " ptr [{word}]"),
+                        access_begins!(),
+                        concat!("mov ", $size, " ptr [{word}], {value", $register, "}"),
+                        access_ends!(),
+                        recoverable = const MAY_FAULT as u8,
                         word = in(reg) word,
-                        value = lateout($class) value,
+                        value = in($class) value,
+                        out("r11") faulted,
                         options(nostack, preserves_flags),
                     );
                 }
-                value
+                outcome::<MAY_FAULT>(faulted)
             }
 
             /// # Safety
             /// The word is mapped, writable and aligned.
             #[inline]
             pub(super) unsafe fn $store(word: *mut $word, value: $word) {
-                // SAFETY: writes the word that the caller answers for, and nothing else.
-                unsafe {
-                    asm!(
-                        concat!("mov ", $size, " ptr [{word}], {value", $register, "}"),
-                        word = in(reg) word,
-                        value = in($class) value,
-                        options(nostack, preserves_flags),
-                    );
-                }
+                // SAFETY: the caller's promise is the same. Nothing faults.
+                let _ = unsafe { $put::<false>(word, value) };
+            }
+
+            /// # Safety
+            /// The word is aligned, and may be written if its page can be, which need not be while the handler is there.
+            pub(super) unsafe fn $try_store(word: *mut $word, value: $word) -> Result<(), AccessError> {
+                // SAFETY: the caller's promise is the same.
+                unsafe { $put::<true>(word, value) }
             }
         )*
     };
 }
 
 word_access! {
-    u8, load_acquire_u8, store_release_u8, reg_byte, "byte", "";
-    u16, load_acquire_u16, store_release_u16, reg, "word", ":x";
-    u32, load_acquire_u32, store_release_u32, reg, "dword", ":e";
-    u64, load_acquire_u64, store_release_u64, reg, "qword", ":r";
+    u8, reg_byte, "byte", "": get_u8, load_acquire_u8, try_load_acquire_u8, put_u8, store_release_u8, try_store_release_u8;
+    u16, reg, "word", ":x": get_u16, load_acquire_u16, try_load_acquire_u16, put_u16, store_release_u16, try_store_release_u16;
+    u32, reg, "dword", ":e": get_u32, load_acquire_u32, try_load_acquire_u32, put_u32, store_release_u32, try_store_release_u32;
+    u64, reg, "qword", ":r": get_u64, load_acquire_u64, try_load_acquire_u64, put_u64, store_release_u64, try_store_release_u64;
+}
+
+/// # Safety
+/// The word is mapped, writable and aligned; or its page may be missing or read-only while the handler is there.
+#[inline]
+unsafe fn exchange<const MAY_FAULT: bool>(word: *mut u64, current: u64, new: u64) -> Result<u64, AccessError> {
+    let (found, faulted);
+    // SAFETY: reads and writes the word that the caller answers for, and nothing else.
+    unsafe {
+        asm!(
+            access_begins!(),
+            "lock cmpxchg qword ptr [{word}], {new}",
+            access_ends!(),
+            recoverable = const MAY_FAULT as u8,
+            word = in(reg) word,
+            new = in(reg) new,
+            inout("rax") current => found,
+            out("r11") faulted,
+            options(nostack),
+        );
+    }
+    outcome::<MAY_FAULT>(faulted).map(|()| found)
+}
+
+/// # Safety
+/// As [`exchange`].
+#[inline]
+unsafe fn add<const MAY_FAULT: bool>(word: *mut u64, add: u64) -> Result<u64, AccessError> {
+    let (found, faulted);
+    // SAFETY: reads and writes the word that the caller answers for, and nothing else.
+    unsafe {
+        asm!(
+            access_begins!(),
+            "lock xadd qword ptr [{word}], {value}",
+            access_ends!(),
+            recoverable = const MAY_FAULT as u8,
+            word = in(reg) word,
+            value = inout(reg) add => found,
+            out("r11") faulted,
+            options(nostack),
+        );
+    }
+    outcome::<MAY_FAULT>(faulted).map(|()| found)
 }
 
 /// # Safety
 /// The word is mapped, writable and aligned.
 pub(super) unsafe fn compare_exchange_u64(word: *mut u64, current: u64, new: u64) -> u64 {
-    let found;
-    // SAFETY: reads and writes the word that the caller answers for, and nothing else.
-    unsafe {
-        asm!(
-            "lock cmpxchg qword ptr [{word}], {new}",
-            word = in(reg) word,
-            new = in(reg) new,
-            inout("rax") current => found,
-            options(nostack),
-        );
-    }
-    found
+    // SAFETY: the caller's promise is the same. Nothing faults.
+    unsafe { exchange::<false>(word, current, new) }.unwrap_or_default()
+}
+
+/// # Safety
+/// The word is aligned, and may be changed if its page can be, which need not be while the handler is there.
+pub(super) unsafe fn try_compare_exchange_u64(word: *mut u64, current: u64, new: u64) -> Result<u64, AccessError> {
+    // SAFETY: the caller's promise is the same.
+    unsafe { exchange::<true>(word, current, new) }
 }
 
 /// # Safety
 /// The word is mapped, writable and aligned.
-pub(super) unsafe fn fetch_add_u64(word: *mut u64, add: u64) -> u64 {
-    let found;
-    // SAFETY: reads and writes the word that the caller answers for, and nothing else.
-    unsafe {
-        asm!(
-            "lock xadd qword ptr [{word}], {value}",
-            word = in(reg) word,
-            value = inout(reg) add => found,
-            options(nostack),
-        );
-    }
-    found
+pub(super) unsafe fn fetch_add_u64(word: *mut u64, value: u64) -> u64 {
+    // SAFETY: the caller's promise is the same. Nothing faults.
+    unsafe { add::<false>(word, value) }.unwrap_or_default()
+}
+
+/// # Safety
+/// As [`try_compare_exchange_u64`].
+pub(super) unsafe fn try_fetch_add_u64(word: *mut u64, value: u64) -> Result<u64, AccessError> {
+    // SAFETY: the caller's promise is the same.
+    unsafe { add::<true>(word, value) }
 }

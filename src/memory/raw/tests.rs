@@ -13,13 +13,13 @@ const DOMAIN: DomainId = DomainId(1);
 const ALL: AccessFlags = AccessFlags::REMOTE.union(AccessFlags::LOCAL_WRITE);
 
 /// Pages of a test's own, which it may take away early.
-struct Pages {
-    address: *mut u8,
-    length: usize,
+pub(super) struct Pages {
+    pub(super) address: *mut u8,
+    pub(super) length: usize,
 }
 
 impl Pages {
-    fn new(count: usize, protection: i32) -> Self {
+    pub(super) fn new(count: usize, protection: i32) -> Self {
         let length = count * page();
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
@@ -28,14 +28,14 @@ impl Pages {
         Self { address: address.cast(), length }
     }
 
-    fn backing(&self) -> Backing {
+    pub(super) fn backing(&self) -> Backing {
         // SAFETY: the tests access these pages through the region alone. They do take pages away; nothing else is
         // mapped there meanwhile, because they put an inaccessible mapping in their place.
         unsafe { Backing::raw(self.address, self.length) }
     }
 
     /// Takes pages away. An inaccessible mapping keeps the place, so that no other thread's memory comes to lie there.
-    fn take_away(&self, first: usize, count: usize) {
+    pub(super) fn take_away(&self, first: usize, count: usize) {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
         let address = self.address.wrapping_add(first * page()).cast();
         // SAFETY: replaces pages of this object, to which no reference exists.
@@ -55,15 +55,47 @@ impl Drop for Pages {
     }
 }
 
-const READ_WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
+pub(super) const READ_WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
 
-fn page() -> usize {
+pub(super) fn page() -> usize {
     // SAFETY: has no preconditions.
     unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
 }
 
-fn pattern(length: usize, seed: usize) -> Vec<u8> {
+pub(super) fn pattern(length: usize, seed: usize) -> Vec<u8> {
     (0..length).map(|index| (index * 31 + seed * 17 + 1) as u8).collect()
+}
+
+/// Runs a test twice: with the kernel's copies, and, where there is one, with the handler of faults.
+pub(super) fn both_ways(test: impl Fn() + Sync) {
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            block_faults(libc::SIG_BLOCK, &[libc::SIGSEGV, libc::SIGBUS]);
+            assert!(recovery::ready().is_none());
+            test();
+        });
+    });
+    match recovery::install() {
+        Err(RecoverError::Unsupported) => {}
+        installed => {
+            installed.unwrap();
+            assert!(recovery::ready().is_some());
+            test();
+        }
+    }
+}
+
+/// Changes which signals the calling thread blocks.
+pub(super) fn block_faults(how: i32, signals: &[i32]) {
+    // SAFETY: `sigemptyset` initialises the set that the other calls change and read.
+    unsafe {
+        let mut set = std::mem::zeroed();
+        libc::sigemptyset(&mut set);
+        for signal in signals {
+            libc::sigaddset(&mut set, *signal);
+        }
+        assert_eq!(libc::pthread_sigmask(how, &set, ptr::null_mut()), 0);
+    }
 }
 
 /// Every length and alignment around the places where the way of copying changes; nothing around it is touched.
@@ -101,6 +133,10 @@ fn direct_copies_agree_with_slices() {
 #[test]
 #[cfg_attr(miri, ignore = "needs process_vm_readv")]
 fn guarded_copies_agree_with_slices() {
+    both_ways(guarded_copies);
+}
+
+fn guarded_copies() {
     let pages = Pages::new(2, READ_WRITE);
     let lengths: Vec<usize> = (0..=40).chain([255, 4096, 4097]).collect();
     // SAFETY: as in `Pages::backing`; two pages are enough for all lengths.
@@ -145,7 +181,11 @@ fn words_are_loaded_and_stored() {
     check(&Memory::new(Backing::anonymous(16).unwrap()));
     if !cfg!(miri) {
         let pages = Pages::new(1, READ_WRITE);
-        check(&Memory::new(pages.backing()));
+        let memory = Memory::new(pages.backing());
+        both_ways(|| {
+            memory.store_in_place_u64(0, 0).unwrap();
+            check(&memory);
+        });
     }
 }
 
@@ -198,7 +238,8 @@ fn aligned_tails_do_not_tear() {
     words_do_not_tear(&memory, 64, 300_000);
     let pages = Pages::new(1, READ_WRITE);
     pages.address.expose_provenance();
-    words_do_not_tear(&Memory::new(pages.backing()), 64, 300_000);
+    let memory = Memory::new(pages.backing());
+    both_ways(|| words_do_not_tear(&memory, 64, 300_000));
 }
 
 fn register(backing: Backing, access: AccessFlags) -> Result<std::sync::Arc<Region>, RegisterError> {
@@ -231,6 +272,10 @@ fn unmapped_memory_is_refused() {
 #[test]
 #[cfg_attr(miri, ignore = "needs mmap and process_vm_readv")]
 fn read_only_memory_takes_no_writes() {
+    both_ways(read_only_memory);
+}
+
+fn read_only_memory() {
     let pages = Pages::new(2, libc::PROT_READ);
     assert!(matches!(register(pages.backing(), ALL), Err(RegisterError::NotWritable { .. })));
     let region = register(pages.backing(), AccessFlags::REMOTE_READ).unwrap();
@@ -243,6 +288,10 @@ fn read_only_memory_takes_no_writes() {
 #[test]
 #[cfg_attr(miri, ignore = "needs mmap and process_vm_readv")]
 fn registration_changes_no_byte() {
+    both_ways(registration);
+}
+
+fn registration() {
     let pages = Pages::new(3, READ_WRITE);
     let memory = Memory::new(pages.backing());
     let bytes = pattern(pages.length, 3);
@@ -256,6 +305,10 @@ fn registration_changes_no_byte() {
 #[test]
 #[cfg_attr(miri, ignore = "needs mmap and process_vm_readv")]
 fn pages_that_were_taken_away_are_faults() {
+    both_ways(pages_taken_away);
+}
+
+fn pages_taken_away() {
     let pages = Pages::new(3, READ_WRITE);
     let (page, table) = (page(), RegionTable::new(1));
     let region = table.register(DOMAIN, pages.backing(), 0u64, ALL).unwrap();
@@ -281,6 +334,10 @@ fn pages_that_were_taken_away_are_faults() {
 #[test]
 #[cfg_attr(miri, ignore = "needs mmap and process_vm_readv")]
 fn a_range_that_was_unmapped_is_a_fault() {
+    both_ways(range_unmapped);
+}
+
+fn range_unmapped() {
     // Far larger than what another thread of the tests may map meanwhile, which would come to lie at its upper end.
     let pages = Pages::new(4096, libc::PROT_READ);
     let region = register(pages.backing(), AccessFlags::REMOTE_READ).unwrap();
@@ -290,7 +347,7 @@ fn a_range_that_was_unmapped_is_a_fault() {
 }
 
 /// A file that is deleted at once and lives as long as it is open.
-fn temporary_file(length: usize) -> File {
+pub(super) fn temporary_file(length: usize) -> File {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
     let path = std::env::temp_dir().join(format!("rdma-verbs-memory-{}-{number}", std::process::id()));
@@ -303,6 +360,10 @@ fn temporary_file(length: usize) -> File {
 #[test]
 #[cfg_attr(miri, ignore = "needs mmap and process_vm_readv")]
 fn a_truncated_file_is_a_fault() {
+    both_ways(truncated_file);
+}
+
+fn truncated_file() {
     let page = page();
     let file = temporary_file(3 * page);
     let region = register(Backing::file(&file, 0, 3 * page, true).unwrap(), ALL).unwrap();
@@ -322,6 +383,10 @@ fn a_truncated_file_is_a_fault() {
 #[test]
 #[cfg_attr(miri, ignore = "needs mmap and process_vm_readv")]
 fn files_are_checked_at_registration_and_written_through() {
+    both_ways(files);
+}
+
+fn files() {
     use std::os::unix::fs::FileExt;
     let page = page();
     let file = temporary_file(page);
