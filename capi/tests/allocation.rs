@@ -87,7 +87,7 @@ fn exchange_extended(verbs: &Verbs, end: &End, number: u64) {
         (*qp).wr_start.expect("extended")(qp);
         ((*qp).wr_id, (*qp).wr_flags) = (number, SIGNALED);
         (*qp).wr_send.expect("extended")(qp);
-        if number % 2 == 0 {
+        if number.is_multiple_of(2) {
             (*qp).wr_set_inline_data.expect("extended")(qp, (&raw const number).cast(), 8);
         } else {
             (*qp).wr_set_sge.expect("extended")(qp, (*end.mr).lkey, (*end.mr).addr as u64, 8);

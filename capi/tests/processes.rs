@@ -277,11 +277,11 @@ fn forks() {
     let (end, busy) = (End::looped(library(), context), End::looped(library(), context));
     std::thread::scope(|scope| {
         let worker = scope.spawn(|| (0..20_000).for_each(|number| busy.exchange(number)));
-        let mut rounds = 0;
+        let mut rounds = 0u32;
         while !worker.is_finished() && rounds < 20 {
             let status = in_child(|| {
                 // It has made objects in its own device before it forks, in every other round.
-                let own = (rounds % 2 == 0).then(|| End::looped(library(), context));
+                let own = rounds.is_multiple_of(2).then(|| End::looped(library(), context));
                 let status = in_child(|| {
                     check_inherited(&end);
                     own.iter().for_each(check_inherited);
