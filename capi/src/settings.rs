@@ -75,7 +75,8 @@ fn number(name: &str) -> Option<u32> {
 }
 
 fn config() -> SoftConfig {
-    let mut config = SoftConfig::new();
+    // Programs in C tell each other numbers of queue pairs in INIT, and no capabilities.
+    let mut config = SoftConfig::new().present_from_init(true);
     if let Some(bytes) = number("RDMA_VERBS_MTU") {
         match Mtu::from_bytes(bytes) {
             Some(mtu) => config = config.max_mtu(mtu),

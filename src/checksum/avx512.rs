@@ -256,6 +256,23 @@ macro_rules! folded {
     };
 }
 
+/// The lines of four registers, which are read later.
+macro_rules! fetched {
+    ($offset:literal) => {
+        concat!(
+            "prefetcht0 [{fetched}",
+            $offset,
+            "]\nprefetcht0 [{fetched}",
+            $offset,
+            " + 64]\nprefetcht0 [{fetched}",
+            $offset,
+            " + 128]\nprefetcht0 [{fetched}",
+            $offset,
+            " + 192]",
+        )
+    };
+}
+
 /// # Safety
 /// As [`super::copy`], and `target.len()` is a multiple of 256 and not 0.
 #[target_feature(enable = "avx512f,vpclmulqdq,pclmulqdq,sse4.1")]
@@ -276,10 +293,7 @@ unsafe fn copy_and_fold<const MAY_FAULT: bool>(
     unsafe {
         asm!(
             access_begins!(),
-            "prefetcht0 [{fetched}]",
-            "prefetcht0 [{fetched} + 64]",
-            "prefetcht0 [{fetched} + 128]",
-            "prefetcht0 [{fetched} + 192]",
+            fetched!(""),
             "vmovdqu64 {a}, [{source}]",
             "vmovdqu64 {b}, [{source} + 64]",
             "vmovdqu64 {c}, [{source} + 128]",
@@ -292,10 +306,7 @@ unsafe fn copy_and_fold<const MAY_FAULT: bool>(
             "cmp {offset}, {length}",
             "jae 3f",
             "2:",
-            "prefetcht0 [{fetched} + {offset}]",
-            "prefetcht0 [{fetched} + {offset} + 64]",
-            "prefetcht0 [{fetched} + {offset} + 128]",
-            "prefetcht0 [{fetched} + {offset} + 192]",
+            fetched!(" + {offset}"),
             "vmovdqu64 {e}, [{source} + {offset}]",
             "vmovdqu64 {f}, [{source} + {offset} + 64]",
             "vmovdqu64 {g}, [{source} + {offset} + 128]",

@@ -265,6 +265,12 @@ impl Shard {
         Ok(())
     }
 
+    /// Sees to it that packets to these addresses are received, and that other processes find this one there.
+    pub(crate) fn receive_connected(self: &Arc<Self>, addresses: &[LocalAddress]) -> Result<(), OpenError> {
+        let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
+        addresses.iter().try_for_each(|address| self.open_receiver(&mut opened, *address))
+    }
+
     /// Sees to it that datagrams to these addresses are received, with what their headers say.
     pub(crate) fn receive_datagrams(self: &Arc<Self>, addresses: &[LocalAddress]) -> Result<(), OpenError> {
         self.command(|core, _| core.link.report_headers());

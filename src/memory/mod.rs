@@ -19,10 +19,10 @@
 //!
 //! # Every access can fail
 //!
-//! Memory of our own ([`Backing::anonymous`], [`Backing::from_vec`]) is always there. A raw range may be unmapped and
-//! a file truncated by others; touching such a page would raise a signal. Copies to and from these two are made by the
-//! kernel, which answers [`AccessError::Fault`] instead, or, several times as fast, with a handler of that signal if the
-//! program asks for it ([`recover_from_faults`]); `raw` tells how, and what atomics do.
+//! Memory of our own ([`Backing::anonymous`], [`Backing::from_vec`]) is always there. A raw range may be unmapped and a
+//! file truncated by others; touching such a page would raise a signal. Copies to and from these two are made by the
+//! kernel, which answers [`AccessError::Fault`] instead, or, several times as fast, with a handler of that signal if
+//! the program asks for it ([`recover_from_faults`]); `raw` tells how, and what atomics do.
 //!
 //! # Life
 //!

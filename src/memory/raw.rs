@@ -119,9 +119,10 @@ impl RawRange {
 }
 
 /// Makes accesses to memory of others, [`Backing::raw`] and [`Backing::file`], as fast as those to memory of this
-/// library's own, by handlers of the signals SIGSEGV and SIGBUS. They end an access of this library that meets a missing
-/// page in [`AccessError::Fault`], and give all other signals to the handlers that were there before; where there was
-/// none, the process ends as it would have. They stay until the process ends; calling this again changes nothing.
+/// library's own, by handlers of the signals SIGSEGV and SIGBUS. They end an access of this library that meets a
+/// missing page in [`AccessError::Fault`], and give all other signals to the handlers that were there before; where
+/// there was none, the process ends as it would have. They stay until the process ends; calling this again changes
+/// nothing.
 ///
 /// The library never does so by itself, because a process has but one handler of each signal. Without it the kernel
 /// makes each copy, at half a microsecond and more. So it does as well, at any time later,
@@ -129,8 +130,9 @@ impl RawRange {
 /// * in a thread that blocks one of the two signals;
 /// * in all threads, if the program installed another handler, and for good: these are not installed a second time.
 ///
-/// Both are looked for before an access, but at most every 100 µs or so. Within that time, a program that does one of the
-/// two *and* unmaps or truncates registered memory that is in use gets its own handler called, or is ended by the signal.
+/// Both are looked for before an access, but at most every 100 µs or so. Within that time, a program that does one of
+/// the two *and* unmaps or truncates registered memory that is in use gets its own handler called, or is ended by the
+/// signal.
 ///
 /// # Errors
 /// The process is as before, and the kernel makes the copies:

@@ -57,11 +57,21 @@ fn chosen() -> Vec<Mutation> {
     Mutation::OF_VERBS.iter().chain(OF_PROTOCOL).copied().filter(is_chosen).collect()
 }
 
-/// Runs the suite in a process with this bug, or with none; what it found.
+/// As [`hunt_with`]. Missing pages are found in two ways, of which each must be seen to fail.
 fn hunt(mutation: Option<Mutation>) -> Option<String> {
+    let found = hunt_with(mutation, "kernel");
+    match mutation {
+        Some(Mutation::FaultIgnored) => found.and_then(|_| hunt_with(mutation, "signal")),
+        Some(_) => found,
+        None => found.or_else(|| hunt_with(None, "signal")),
+    }
+}
+
+/// Runs the suite in a process with this bug, or with none; what it found.
+fn hunt_with(mutation: Option<Mutation>, faults: &str) -> Option<String> {
     let mut suite = Command::new(std::env::current_exe().expect("the path of this program"));
     // The name chooses every scenario, and tells the process that it is the suite.
-    suite.arg("/").stdin(Stdio::null()).env("RDMA_VERBS_SUITE", "1");
+    suite.arg("/").stdin(Stdio::null()).env("RDMA_VERBS_SUITE", "1").env("RDMA_VERBS_FAULTS", faults);
     match mutation {
         Some(mutation) => suite.env(verbs::planted::PLANTED, format!("{mutation:?}")),
         None => suite.env_remove(verbs::planted::PLANTED),

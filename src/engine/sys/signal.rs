@@ -7,8 +7,8 @@ use std::mem::MaybeUninit;
 pub(crate) fn with_signals_blocked<R>(work: impl FnOnce() -> R) -> R {
     let mut all = MaybeUninit::<libc::sigset_t>::uninit();
     let mut before = MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: `sigfillset` initialises the set it is given, which the next two change. `pthread_sigmask` reads that set and writes the previous
-    // mask; both are live local variables.
+    // SAFETY: `sigfillset` initialises the set it is given, which the next two change. `pthread_sigmask` reads that set
+    // and writes the previous mask; both are live local variables.
     let blocked = unsafe {
         libc::sigfillset(all.as_mut_ptr());
         libc::sigdelset(all.as_mut_ptr(), libc::SIGSEGV);

@@ -126,7 +126,8 @@ fn install_for(signal: c_int, previous: &Previous) -> Result<(), RecoverError> {
 pub(super) fn is_ready() -> bool {
     let mut blocked = 0u64;
     let (how, set) = (libc::SIG_BLOCK, ptr::null::<u64>());
-    // SAFETY: with no set the call changes nothing; it writes the current one to `blocked`, which is as long as it says.
+    // SAFETY: with no set the call changes nothing; it writes the current one to `blocked`, which is as long as it
+    // says.
     let asked = unsafe { libc::syscall(libc::SYS_rt_sigprocmask, how, set, &raw mut blocked, SET_BYTES) };
     asked == 0 && SIGNALS.into_iter().all(|signal| blocked & (1 << (signal - 1)) == 0 && is_in_place(signal))
 }

@@ -367,7 +367,8 @@ macro_rules! word_access {
             }
 
             /// # Safety
-            /// The word is aligned, and may be written if its page can be, which need not be while the handler is there.
+            /// The word is aligned, and may be written if its page can be, which need not be while the handler is
+            /// there.
             pub(super) unsafe fn $try_store(word: *mut $word, value: $word) -> Result<(), AccessError> {
                 // SAFETY: the caller's promise is the same.
                 unsafe { $put::<true>(word, value) }
@@ -377,10 +378,14 @@ macro_rules! word_access {
 }
 
 word_access! {
-    u8, reg_byte, "byte", "": get_u8, load_acquire_u8, try_load_acquire_u8, put_u8, store_release_u8, try_store_release_u8;
-    u16, reg, "word", ":x": get_u16, load_acquire_u16, try_load_acquire_u16, put_u16, store_release_u16, try_store_release_u16;
-    u32, reg, "dword", ":e": get_u32, load_acquire_u32, try_load_acquire_u32, put_u32, store_release_u32, try_store_release_u32;
-    u64, reg, "qword", ":r": get_u64, load_acquire_u64, try_load_acquire_u64, put_u64, store_release_u64, try_store_release_u64;
+    u8, reg_byte, "byte", "": get_u8, load_acquire_u8, try_load_acquire_u8,
+        put_u8, store_release_u8, try_store_release_u8;
+    u16, reg, "word", ":x": get_u16, load_acquire_u16, try_load_acquire_u16,
+        put_u16, store_release_u16, try_store_release_u16;
+    u32, reg, "dword", ":e": get_u32, load_acquire_u32, try_load_acquire_u32,
+        put_u32, store_release_u32, try_store_release_u32;
+    u64, reg, "qword", ":r": get_u64, load_acquire_u64, try_load_acquire_u64,
+        put_u64, store_release_u64, try_store_release_u64;
 }
 
 /// # Safety

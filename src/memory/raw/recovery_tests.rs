@@ -198,64 +198,26 @@ fn child() {
     let Ok(case) = std::env::var(CHILD) else { return };
     // SAFETY: no core is to be written.
     unsafe { libc::setrlimit(libc::RLIMIT_CORE, &libc::rlimit { rlim_cur: 0, rlim_max: 0 }) };
-    match &*case {
-        "previous" => {
-            set_handler(libc::SIGSEGV, ends_well as *const () as usize, libc::SA_SIGINFO);
-            recover();
-            fault();
-        }
-        "previous, one argument" => {
-            set_handler(libc::SIGSEGV, ends_well_of_one as *const () as usize, 0);
-            recover();
-            fault();
-        }
-        "previous, once" => {
-            set_handler(libc::SIGSEGV, ends_well as *const () as usize, libc::SA_SIGINFO | libc::SA_RESETHAND);
-            recover();
-            fault();
-        }
+    let three = ends_well as *const () as usize;
+    let (handler, flags, then): (usize, c_int, fn()) = match &*case {
+        "previous" => (three, libc::SA_SIGINFO, fault),
+        "previous, one argument" => (ends_well_of_one as *const () as usize, 0, fault),
+        "previous, once" => (three, libc::SA_SIGINFO | libc::SA_RESETHAND, fault),
         // The instruction faults again, and then nobody is left.
-        "previous, twice" => {
-            set_handler(libc::SIGSEGV, returns as *const () as usize, libc::SA_RESETHAND);
-            recover();
-            fault();
-        }
-        "sent to previous" => {
-            set_handler(libc::SIGBUS, ends_well as *const () as usize, libc::SA_SIGINFO);
-            recover();
-            send(libc::SIGBUS);
-        }
-        "sent and ignored" => {
-            set_handler(libc::SIGSEGV, libc::SIG_IGN, 0);
-            recover();
-            send(libc::SIGSEGV);
-            std::process::exit(WELL);
-        }
-        "default" => {
-            set_handler(libc::SIGSEGV, libc::SIG_DFL, 0);
-            recover();
-            fault();
-        }
-        "default, memory of our own" => {
-            set_handler(libc::SIGSEGV, libc::SIG_DFL, 0);
-            recover();
-            // SAFETY: it is not there, which ends the process.
-            unsafe { direct::copy_out(ptr::without_provenance(8), &mut [0; 100]) };
-        }
-        "default, ignored" => {
-            set_handler(libc::SIGSEGV, libc::SIG_IGN, 0);
-            recover();
-            fault();
-        }
-        "sent by default" => {
-            set_handler(libc::SIGSEGV, libc::SIG_DFL, 0);
-            recover();
-            send(libc::SIGSEGV);
-        }
-        "replaced" => replaced(&[libc::SIGSEGV, libc::SIGBUS]),
-        "replaced in part" => replaced(&[libc::SIGBUS]),
+        "previous, twice" => (returns as *const () as usize, libc::SA_RESETHAND, fault),
+        "sent to previous" => (three, libc::SA_SIGINFO, send),
+        "sent and ignored" => (libc::SIG_IGN, 0, send_and_end),
+        "default" => (libc::SIG_DFL, 0, fault),
+        "default, memory of our own" => (libc::SIG_DFL, 0, fault_of_our_own),
+        "default, ignored" => (libc::SIG_IGN, 0, fault),
+        "sent by default" => (libc::SIG_DFL, 0, send),
+        "replaced" => (libc::SIG_DFL, 0, || replaced(&[libc::SIGSEGV, libc::SIGBUS])),
+        "replaced in part" => (libc::SIG_DFL, 0, || replaced(&[libc::SIGBUS])),
         other => panic!("no case {other}"),
-    }
+    };
+    set_handler(libc::SIGSEGV, handler, flags);
+    recover();
+    then();
     panic!("went on after {case}");
 }
 
@@ -271,7 +233,6 @@ fn recover() {
 }
 
 fn replaced(signals: &[c_int]) {
-    recover();
     let pages = Pages::new(1, READ_WRITE);
     let memory = Memory::new(pages.backing());
     pages.take_away(0, 1);
@@ -303,10 +264,21 @@ fn fault() {
     std::hint::black_box(unsafe { nothing.read_volatile() });
 }
 
+/// An access to memory of our own, whose pages are always there.
+fn fault_of_our_own() {
+    // SAFETY: it is not there, which ends the process.
+    unsafe { direct::copy_out(ptr::without_provenance(8), &mut [0; 100]) };
+}
+
 /// The signal without a fault.
-fn send(signal: c_int) {
+fn send() {
     // SAFETY: has no preconditions.
-    unsafe { libc::raise(signal) };
+    unsafe { libc::raise(libc::SIGSEGV) };
+}
+
+fn send_and_end() {
+    send();
+    std::process::exit(WELL);
 }
 
 extern "C" fn ends_well(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {

@@ -29,6 +29,7 @@ pub struct SoftConfig {
     pub(super) max_mtu: Mtu,
     pub(super) vendor: VendorIdentity,
     pub(super) capture: Option<CaptureConfig>,
+    pub(super) present_from_init: bool,
 }
 
 impl SoftConfig {
@@ -41,6 +42,7 @@ impl SoftConfig {
             max_mtu: Mtu::Mtu4096,
             vendor: VendorIdentity { vendor_id: 0x00ff_ffff, vendor_part_id: 1, hw_ver: 1 },
             capture: None,
+            present_from_init: false,
         }
     }
 
@@ -98,6 +100,15 @@ impl SoftConfig {
     /// ```
     pub fn capture(mut self, capture: CaptureConfig) -> Self {
         self.capture = Some(capture);
+        self
+    }
+
+    /// Lets other processes of this machine find what this one can as soon as it has a connected queue pair in INIT,
+    /// and not only once one is in RTR. For programs that exchange queue pair numbers between the two and nothing else:
+    /// with [`ConnectionInfo`](crate::types::ConnectionInfo) peers know each other's capabilities anyway. It opens the
+    /// receive sockets of all of the device's addresses.
+    pub const fn present_from_init(mut self, early: bool) -> Self {
+        self.present_from_init = early;
         self
     }
 

@@ -79,6 +79,8 @@ pub(super) struct Device {
     pub(super) address_handles: Limit,
     pub(super) attachments: Attachments,
     capabilities: Capabilities,
+    /// Whether peers find this process before its queue pairs are connected.
+    pub(super) present_from_init: bool,
     max_mtu: Mtu,
     next_domain: AtomicU32,
     next_completion_queue: AtomicU32,
@@ -139,6 +141,7 @@ impl Device {
             attachments: Attachments::default(),
             captures: Limit::new("the most captures of a device", MAX_CAPTURES),
             capabilities,
+            present_from_init: config.present_from_init,
             max_mtu: config.max_mtu,
             next_domain: AtomicU32::new(1),
             next_completion_queue: AtomicU32::new(1),

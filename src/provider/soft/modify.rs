@@ -56,17 +56,21 @@ impl SoftQueuePair {
                 Some(self.open_source(vector, kind, &given, &status)?)
             }
         };
+        let addresses =
+            || -> Vec<LocalAddress> { self.device.addresses().into_iter().map(|(_, address)| address).collect() };
         let is_datagram = self.qp_type == QueuePairType::UnreliableDatagram;
         if is_datagram && given.qp_state == Some(QueuePairState::ReadyToReceive) {
-            let addresses: Vec<LocalAddress> =
-                self.device.addresses().into_iter().map(|(_, address)| address).collect();
-            let opened = self.shard.receive_datagrams(&addresses);
+            let opened = self.shard.receive_datagrams(&addresses());
             opened.map_err(|error| errors::from_open("modify_qp", error))?;
         }
         if given.qp_state == Some(QueuePairState::Reset) {
             self.shard.send_acknowledgements(self.qpn);
         }
         self.modify_endpoint(&given, source, &limits)?;
+        if self.device.present_from_init && !is_datagram && given.qp_state == Some(QueuePairState::Init) {
+            // An address that cannot be had is refused when a queue pair needs it.
+            let _ = self.shard.receive_connected(&addresses());
+        }
         *path = if given.qp_state == Some(QueuePairState::Reset) { PathKind::None } else { kind };
         Ok(())
     }
