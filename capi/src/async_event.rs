@@ -2,16 +2,17 @@
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rdma_verbs::provider::abi;
 use rdma_verbs::types::{AsyncEvent, EventObject};
 
 use crate::context::{Shared, shared_of};
-use crate::error::{Errno, Result, zero_or_minus_one};
+use crate::error::Result;
 use crate::object::{Zeroed, own};
 use crate::version::exported;
+use crate::waiting::{Look, Uncancelled, may_block, wait_for};
 
 /// Numbers of `ibv_event_type`.
 mod kind {
@@ -118,66 +119,36 @@ fn event_type(event: &AsyncEvent) -> Option<u32> {
     })
 }
 
-/// Whether some signal's handler was installed so that it ends system calls. Waiting for a descriptor is ended by any
-/// handler; reading from it, which the program takes this for, only by such a one.
-fn handlers_interrupt() -> bool {
-    (1..=libc::SIGRTMAX()).any(|signal| {
-        let mut action = std::mem::MaybeUninit::<libc::sigaction>::zeroed();
-        // SAFETY: nothing is changed; the kernel writes one structure, for which zero is valid as well.
-        let (known, action) = unsafe {
-            let known = libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr()) == 0;
-            (known, action.assume_init())
-        };
-        known
-            && !matches!(action.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN)
-            && action.sa_flags & libc::SA_RESTART == 0
-    })
-}
-
-/// Waits until a descriptor is readable, unless the program set it not to block: then fails with `EAGAIN`. A signal
-/// ends it with `EINTR`, unless all handlers let system calls go on.
-pub(crate) fn wait_readable(fd: BorrowedFd<'_>) -> Result<()> {
-    if !may_block(fd) {
-        return Err(Errno(libc::EAGAIN));
-    }
-    let mut asked = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    // SAFETY: one structure of our own.
-    while unsafe { libc::poll(&raw mut asked, 1, -1) } < 0 {
-        let error = std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
-        if error != libc::EINTR || handlers_interrupt() {
-            return Err(Errno(error));
+/// One look for an event, without waiting. It does not unwind.
+///
+/// # Safety
+/// The program's context, and a structure that may be written.
+unsafe extern "C" fn look(context: *mut abi::Context, event: *mut abi::AsyncEvent) -> Look {
+    // SAFETY: the caller's promise.
+    let shared = unsafe { shared_of(context) };
+    Look::from(shared.check_process("get_async_event").and_then(|()| match shared.next_event() {
+        None => {
+            let descriptor = shared.device.exact_async_fd()?;
+            may_block(descriptor)?;
+            Ok(Look::Wait(descriptor.as_raw_fd()))
         }
-    }
-    Ok(())
-}
-
-/// Whether the program lets reading from a descriptor wait.
-fn may_block(fd: BorrowedFd<'_>) -> bool {
-    // SAFETY: a call without memory.
-    let flags = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) };
-    flags & libc::O_NONBLOCK == 0
-}
-
-fn get_event(shared: &Shared) -> Result<abi::AsyncEvent> {
-    shared.check_process("get_async_event")?;
-    loop {
-        if let Some(event) = shared.next_event() {
-            return Ok(event);
+        Some(found) => {
+            // SAFETY: the caller's promise.
+            unsafe { event.write(found) };
+            Ok(Look::Found)
         }
-        wait_readable(shared.device.async_fd())?;
-    }
+    }))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_get_async_event(context: *mut abi::Context, event: *mut abi::AsyncEvent) -> c_int {
-    // SAFETY: the program's context.
-    let found = get_event(unsafe { shared_of(context) });
-    // SAFETY: the program's structure, which may be written.
-    zero_or_minus_one(found.map(|found| unsafe { event.write(found) }))
+unsafe extern "C-unwind" fn ibv_get_async_event(context: *mut abi::Context, event: *mut abi::AsyncEvent) -> c_int {
+    // SAFETY: the program's context and structure.
+    unsafe { wait_for(|| look(context, event)) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_ack_async_event(event: *mut abi::AsyncEvent) {
+    let _held = Uncancelled::begin();
     // The acknowledgement lets the object go, and maybe the device with it: it is made through a hold of its own, and
     // the object is not looked at any more.
     // SAFETY: the program's structure, which it got from `ibv_get_async_event`; the kind says which pointer it holds,

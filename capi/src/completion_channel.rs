@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use rdma_verbs::provider::{self, abi};
 
-use crate::async_event::wait_readable;
 use crate::context::{Shared, shared_of};
-use crate::error::{Result, number, pointer, zero_or_minus_one};
+use crate::error::{Result, number, pointer};
 use crate::object::{Object, Zeroed, make, own, take};
 use crate::usage::Users;
 use crate::version::exported;
+use crate::waiting::{Look, Uncancelled, may_block, wait_for};
 
 /// What is kept behind a channel.
 pub(crate) struct Channel {
@@ -70,26 +70,23 @@ impl ChannelEvents {
         self.queues().known.remove(&number).map_or(0, |queue| queue.reported)
     }
 
-    /// The next event: its queue, and what the program calls that.
-    fn next(&self) -> Result<(*mut abi::Cq, *mut c_void)> {
+    /// The next event, if there is one: its queue, and what the program calls that.
+    fn next(&self) -> Result<Option<(*mut abi::Cq, *mut c_void)>> {
         loop {
-            let Some(number) = self.inner.wait_event(Some(Duration::ZERO))? else {
-                // Here rather than there: a signal ends the program's waiting.
-                wait_readable(self.inner.fd())?;
-                continue;
-            };
+            let Some(number) = self.inner.wait_event(Some(Duration::ZERO))? else { return Ok(None) };
             // Not known: the queue went while its event was on the way.
             if let Some(queue) = self.queues().known.get_mut(&number) {
                 queue.reported = queue.reported.wrapping_add(1);
                 // SAFETY: the queue is known, so it is there; the field never changes.
-                return Ok((queue.place, unsafe { (*queue.place).cq_context }));
+                return Ok(Some((queue.place, unsafe { (*queue.place).cq_context })));
             }
         }
     }
 }
 
 fn create(shared: &Arc<Shared>, context: *mut abi::Context) -> Result<*mut abi::CompChannel> {
-    let inner = shared.device.create_comp_channel()?;
+    // Exact: programs poll the descriptor, and then wait for the event that it promised.
+    let inner = shared.device.create_exact_comp_channel()?;
     let mut visible = abi::CompChannel::zeroed();
     (visible.context, visible.fd) = (context, inner.fd().as_raw_fd());
     let events = Arc::new(ChannelEvents { inner, queues: Mutex::default() });
@@ -111,27 +108,46 @@ unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut abi::CompChannel) ->
     number(free.map(|()| drop(unsafe { take(channel) })))
 }
 
-#[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_get_cq_event(
-    channel: *mut abi::CompChannel,
-    cq: *mut *mut abi::Cq,
-    cq_context: *mut *mut c_void,
-) -> c_int {
-    // SAFETY: the program's channel.
+/// One look for an event, without waiting. It does not unwind.
+///
+/// # Safety
+/// The program's channel, and places that may be written.
+unsafe extern "C" fn look(channel: *mut abi::CompChannel, cq: *mut *mut abi::Cq, context: *mut *mut c_void) -> Look {
+    // SAFETY: the caller's promise.
     let Channel { shared, events, .. } = unsafe { own(channel) };
     // First: a lock that is inherited may be held by a thread that is not here.
     let found = shared.check_process("get_cq_event").and_then(|()| events.next());
-    zero_or_minus_one(found.map(|(queue, context)| {
-        // SAFETY: the program's places for both, which may be written.
-        unsafe {
-            cq.write(queue);
-            cq_context.write(context);
+    let waits = || {
+        may_block(events.inner.fd())?;
+        // Not on the channel's own descriptor: here a packet wakes the program itself.
+        Ok(Look::Wait(events.inner.waiting_fd().as_raw_fd()))
+    };
+    Look::from(found.and_then(|found| match found {
+        None => waits(),
+        Some((queue, called)) => {
+            // SAFETY: the caller's promise.
+            unsafe {
+                cq.write(queue);
+                context.write(called);
+            }
+            Ok(Look::Found)
         }
     }))
 }
 
 #[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn ibv_get_cq_event(
+    channel: *mut abi::CompChannel,
+    cq: *mut *mut abi::Cq,
+    cq_context: *mut *mut c_void,
+) -> c_int {
+    // SAFETY: the program's channel, and its places for both answers.
+    unsafe { wait_for(|| look(channel, cq, cq_context)) }
+}
+
+#[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_ack_cq_events(cq: *mut abi::Cq, count: u32) {
+    let _held = Uncancelled::begin();
     // SAFETY: the program's completion queue, which waits for this before it goes.
     let queue = unsafe { own(cq.cast::<abi::CqEx>()) };
     if queue.shared.check_process("ack_cq_events").is_ok() {

@@ -14,6 +14,7 @@ use crate::error::{Errno, INVALID, Result, UNSUPPORTED, number, pointer};
 use crate::object::{Object, Zeroed, make, own, take};
 use crate::usage::{Use, Users};
 use crate::version::exported;
+use crate::waiting::Uncancelled;
 
 /// Completions that are taken at a time.
 const BATCH: usize = 16;
@@ -199,6 +200,7 @@ fn work_completion(from: &RawCompletion) -> abi::Wc {
 }
 
 pub(crate) unsafe extern "C" fn poll_cq(cq: *mut abi::Cq, count: c_int, to: *mut abi::Wc) -> c_int {
+    let _held = Uncancelled::begin();
     // SAFETY: the program's completion queue.
     let queue = unsafe { own(cq.cast::<abi::CqEx>()) };
     let wanted = usize::try_from(count).unwrap_or(0);
@@ -227,6 +229,7 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut abi::Cq, count: c_int, to: *mut
 }
 
 pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut abi::Cq, solicited_only: c_int) -> c_int {
+    let _held = Uncancelled::begin();
     // SAFETY: the program's completion queue.
     let queue = unsafe { own(cq.cast::<abi::CqEx>()) };
     if queue.announced.is_none() {

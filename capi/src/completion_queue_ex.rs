@@ -11,6 +11,7 @@ use crate::completion_queue::{CompletionQueue, Init, create, immediate};
 use crate::error::{Errno, INVALID, Result, UNSUPPORTED, number, pointer};
 use crate::object::{Zeroed, own};
 use crate::protection_domain::domain_of;
+use crate::waiting::Uncancelled;
 
 /// Bits of `ibv_create_cq_wc_flags`.
 mod with {
@@ -125,6 +126,7 @@ unsafe fn advance(cq: *mut abi::CqEx, queue: &CompletionQueue) -> Result<()> {
 }
 
 unsafe extern "C" fn start_poll(cq: *mut abi::CqEx, attributes: *mut u32) -> c_int {
+    let _held = Uncancelled::begin();
     // SAFETY: the program's structure, whose only field is the mask.
     if !attributes.is_null() && unsafe { *attributes } != 0 {
         return INVALID.0;
@@ -142,6 +144,7 @@ unsafe extern "C" fn start_poll(cq: *mut abi::CqEx, attributes: *mut u32) -> c_i
 }
 
 unsafe extern "C" fn next_poll(cq: *mut abi::CqEx) -> c_int {
+    let _held = Uncancelled::begin();
     // SAFETY: the program's completion queue, of which this thread has started to poll.
     number(unsafe { advance(cq, own(cq)) })
 }

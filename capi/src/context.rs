@@ -184,11 +184,11 @@ fn open(device: *mut abi::Device) -> Result<*mut abi::Context> {
     open.retain(|known| known.strong_count() > 0);
     open.push(Arc::downgrade(&shared));
     drop(open);
-    Ok(visible(device, shared, command))
+    visible(device, shared, command)
 }
 
 /// The context that the program sees.
-fn visible(device: *mut abi::Device, shared: Arc<Shared>, command: OwnedFd) -> *mut abi::Context {
+fn visible(device: *mut abi::Device, shared: Arc<Shared>, command: OwnedFd) -> Result<*mut abi::Context> {
     let mut table = abi::VerbsContext::zeroed();
     set_operations(&mut table.context.ops);
     set_extended_operations(&mut table);
@@ -196,12 +196,12 @@ fn visible(device: *mut abi::Device, shared: Arc<Shared>, command: OwnedFd) -> *
     let context = &mut table.context;
     context.device = device;
     context.cmd_fd = command.as_raw_fd();
-    context.async_fd = shared.device.async_fd().as_raw_fd();
+    context.async_fd = shared.device.exact_async_fd()?.as_raw_fd();
     context.num_comp_vectors = shared.attributes.num_comp_vectors as c_int;
     context.abi_compat = usize::MAX as *mut _;
     let made = make(table, Context { shared, _command: command });
     // SAFETY: the place is computed within the table that was just made.
-    unsafe { &raw mut (*made).context }
+    Ok(unsafe { &raw mut (*made).context })
 }
 
 fn set_operations(ops: &mut abi::ContextOps) {
@@ -261,7 +261,7 @@ fn import(cmd_fd: c_int) -> Result<*mut abi::Context> {
     // Only this process's devices: nothing of another process's can be taken over.
     let shared = open.into_iter().find(|shared| shared.command_file == wanted).ok_or(crate::error::UNSUPPORTED)?;
     let device = crate::device::device_called(shared.device.name())?;
-    Ok(visible(device, shared, copy))
+    visible(device, shared, copy)
 }
 
 #[unsafe(no_mangle)]

@@ -9,6 +9,7 @@ use rdma_verbs::provider::{Error, ErrorKind, Refused, RefusedChange};
 
 /// An error number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(transparent)]
 pub(crate) struct Errno(pub(crate) c_int);
 
 /// A wrong argument.

@@ -42,13 +42,14 @@ impl Object for abi::Mr {
 struct Uses {
     _domain: Use,
     /// If that is what is registered.
-    device_memory: Option<Use>,
+    _device_memory: Option<Use>,
 }
 
 /// What an imported region has in common with the original.
 pub(crate) struct Registration {
     /// The region; another one after registering anew.
     inner: Mutex<Arc<dyn provider::MemoryRegion>>,
+    is_device_memory: bool,
 }
 
 impl Registration {
@@ -65,10 +66,11 @@ pub(crate) fn visible(
     (addr, length): (*mut c_void, usize),
     device_memory: Option<Use>,
 ) -> *mut abi::Mr {
-    let uses = Uses { _domain: domain.users.begin(), device_memory };
+    let is_device_memory = device_memory.is_some();
+    let uses = Uses { _domain: domain.users.begin(), _device_memory: device_memory };
     let handle = domain.shared.next_handle();
     let (lkey, rkey) = (inner.lkey().0, inner.rkey().0);
-    let registration = Arc::new(Registration { inner: Mutex::new(inner) });
+    let registration = Arc::new(Registration { inner: Mutex::new(inner), is_device_memory });
     let offered: std::sync::Weak<Registration> = Arc::downgrade(&registration);
     domain.shared.offer(handle, offered);
     // SAFETY: the domain is the program's, and this field never changes.
@@ -246,13 +248,14 @@ unsafe fn reregister(
     // SAFETY: the caller's promise.
     let (region, domain) = unsafe { (own(mr), domain_of(pd)?) };
     region.shared.check_process("rereg_mr")?;
+    if region.registration.is_device_memory {
+        tracing::info!("rereg_mr: the region is of device memory, which is registered once; as Linux has it");
+        return Err(INVALID);
+    }
     let mut inner = region.registration.inner.lock().unwrap_or_else(PoisonError::into_inner);
     *inner = domain.domain.inner.rereg_mr(&inner, wanted)?;
     let mut uses = region.uses.lock().unwrap_or_else(PoisonError::into_inner);
     uses._domain = domain.users.begin();
-    if moved.is_some() {
-        uses.device_memory = None;
-    }
     // SAFETY: the program does not look at these fields while this verb changes them.
     unsafe {
         ((*mr).lkey, (*mr).rkey, (*mr).pd) = (inner.lkey().0, inner.rkey().0, pd);
@@ -297,7 +300,7 @@ unsafe extern "C" fn ibv_import_mr(pd: *mut abi::Pd, handle: u32) -> *mut abi::M
         let (lkey, rkey) = (inner.lkey().0, inner.rkey().0);
         let length = usize::try_from(inner.region().len()).unwrap_or(usize::MAX);
         let visible = abi::Mr { context, pd, handle, lkey, rkey, length, ..abi::Mr::zeroed() };
-        let uses = Mutex::new(Uses { _domain: domain.users.begin(), device_memory: None });
+        let uses = Mutex::new(Uses { _domain: domain.users.begin(), _device_memory: None });
         Ok(make(visible, MemoryRegion { shared: Arc::clone(&domain.shared), registration, is_imported: true, uses }))
     };
     pointer(import())

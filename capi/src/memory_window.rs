@@ -11,6 +11,7 @@ use crate::error::{INVALID, Result, number, pointer};
 use crate::object::{Object, QueuePairShell, make, own, take};
 use crate::protection_domain::domain_of;
 use crate::usage::Use;
+use crate::waiting::Uncancelled;
 
 /// What is kept behind a memory window.
 pub(crate) struct MemoryWindow {
@@ -96,6 +97,7 @@ unsafe fn bind(qp: *mut abi::Qp, mw: *mut abi::Mw, bind: &abi::MwBind) -> Result
 }
 
 pub(crate) unsafe extern "C" fn bind_mw(qp: *mut abi::Qp, mw: *mut abi::Mw, info: *mut abi::MwBind) -> c_int {
+    let _held = Uncancelled::begin();
     // SAFETY: the program's objects and structure.
     number(unsafe { bind(qp, mw, &*info) })
 }

@@ -1,6 +1,7 @@
 //! State changes of queue pairs, and what they say of themselves.
 
 use std::ffi::c_int;
+use std::sync::atomic::Ordering;
 
 use rdma_verbs::provider::abi::{self, qp_attr as mask};
 use rdma_verbs::types::{
@@ -11,7 +12,7 @@ use rdma_verbs::types::{
 use crate::address_handle::{address_attributes, address_vector};
 use crate::error::{INVALID, Result, UNSUPPORTED, number};
 use crate::object::Zeroed;
-use crate::queue_pair::{QueuePair, queue_pair_of};
+use crate::queue_pair::{Path, QueuePair, queue_pair_of};
 use crate::queue_pair_init::cap;
 use crate::settings::settings;
 use crate::version::exported;
@@ -89,6 +90,10 @@ unsafe fn modify(qp: *mut abi::Qp, from: &abi::QpAttr, bits: c_int) -> Result<()
     }
     given.peer = known_peer(queue_pair, &given);
     queue_pair.inner.modify(&given)?;
+    if given.ah_attr.is_some() {
+        queue_pair.path.static_rate.store(from.ah_attr.static_rate, Ordering::Relaxed);
+        queue_pair.path.src_path_bits.store(from.ah_attr.src_path_bits, Ordering::Relaxed);
+    }
     if let Some(state) = given.qp_state {
         // SAFETY: the program reads this field only after this verb.
         unsafe { (*qp).state = state as u32 };
@@ -103,7 +108,7 @@ unsafe extern "C" fn ibv_modify_qp(qp: *mut abi::Qp, attributes: *mut abi::QpAtt
 }
 
 /// What is known, as C has it; what was never set is zero.
-fn answer(status: &QueuePairStatus) -> abi::QpAttr {
+fn answer(status: &QueuePairStatus, path: &Path) -> abi::QpAttr {
     let (from, mut to) = (&status.attributes, abi::QpAttr::zeroed());
     (to.qp_state, to.cur_qp_state) = (status.qp_state as u32, status.qp_state as u32);
     to.sq_draining = status.sq_draining.into();
@@ -116,6 +121,8 @@ fn answer(status: &QueuePairStatus) -> abi::QpAttr {
     to.qp_access_flags = from.qp_access_flags.map_or(0, |flags| flags.bits());
     if let Some(vector) = &from.ah_attr {
         to.ah_attr = address_attributes(vector);
+        to.ah_attr.static_rate = path.static_rate.load(Ordering::Relaxed);
+        to.ah_attr.src_path_bits = path.src_path_bits.load(Ordering::Relaxed);
     }
     to.pkey_index = from.pkey_index.unwrap_or(0);
     to.en_sqd_async_notify = from.en_sqd_async_notify.unwrap_or(false).into();
@@ -133,8 +140,9 @@ fn answer(status: &QueuePairStatus) -> abi::QpAttr {
 /// The queue pair and both structures are the program's.
 unsafe fn query(qp: *mut abi::Qp, attributes: *mut abi::QpAttr, init: *mut abi::QpInitAttr) -> Result<()> {
     // SAFETY: the caller's promise.
-    let status = unsafe { queue_pair_of(qp) }.inner.query()?;
-    let found = answer(&status);
+    let queue_pair = unsafe { queue_pair_of(qp) };
+    let status = queue_pair.inner.query()?;
+    let found = answer(&status, &queue_pair.path);
     // SAFETY: the caller's promise; the fields in front never change, but for the state, which only verbs change.
     unsafe {
         (*qp).state = found.qp_state;

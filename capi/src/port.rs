@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_int};
 
 use rdma_verbs::provider::{ErrorKind, abi};
-use rdma_verbs::types::{DeviceAttributes, Gid, GidEntry, GidType, PortAttributes};
+use rdma_verbs::types::{AtomicCapability, DeviceAttributes, Gid, GidEntry, GidType, PortAttributes};
 
 use crate::context::{Shared, shared_of};
 use crate::error::{Errno, INVALID, Result, UNSUPPORTED, number, set_errno, zero_or_minus_one};
@@ -39,7 +39,8 @@ fn basic(from: &DeviceAttributes, guid: u64, to: &mut abi::DeviceAttr) {
     to.max_qp_rd_atom = from.max_qp_rd_atom.into();
     to.max_res_rd_atom = count(from.max_qp.saturating_mul(from.max_qp_rd_atom.into()));
     to.max_qp_init_rd_atom = from.max_qp_init_rd_atom.into();
-    to.atomic_cap = from.atomic_cap as u32;
+    // They are atomic against the processor's, too. But UCX uses the atomics of no device that says so.
+    to.atomic_cap = (from.atomic_cap as u32).min(AtomicCapability::Device as u32);
     to.max_mcast_grp = count(from.max_mcast_grp);
     to.max_mcast_qp_attach = count(from.max_mcast_qp_attach);
     to.max_total_mcast_qp_attach = count(from.max_total_mcast_qp_attach);

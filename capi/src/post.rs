@@ -13,6 +13,7 @@ use crate::error::{Errno, INVALID, Result, number};
 use crate::memory_window::bind_operation;
 use crate::object::own;
 use crate::queue_pair::{QueuePair, queue_pair_of};
+use crate::waiting::Uncancelled;
 
 /// `IBV_SEND_INLINE`.
 const INLINE: u32 = 1 << 3;
@@ -178,6 +179,7 @@ pub(crate) unsafe extern "C" fn post_send(
     request: *mut abi::SendWr,
     refused: *mut *mut abi::SendWr,
 ) -> c_int {
+    let _held = Uncancelled::begin();
     // SAFETY: the program's queue pair and list.
     unsafe {
         let queue_pair = queue_pair_of(qp);
@@ -251,6 +253,7 @@ pub(crate) unsafe extern "C" fn post_recv(
     request: *mut abi::RecvWr,
     refused: *mut *mut abi::RecvWr,
 ) -> c_int {
+    let _held = Uncancelled::begin();
     // SAFETY: the program's queue pair and list.
     unsafe { post_receives(queue_pair_of(qp), request, refused) }
 }

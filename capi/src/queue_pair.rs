@@ -2,6 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU8;
 
 use rdma_verbs::provider::{self, abi};
 use rdma_verbs::types::{EventObject, Gid, QueuePairType};
@@ -20,7 +21,15 @@ pub(crate) struct QueuePair {
     pub(crate) qp_type: QueuePairType,
     /// For extended posting, if it was created for that.
     pub(crate) stage: Option<Stage>,
+    pub(crate) path: Path,
     pub(crate) _uses: Vec<Use>,
+}
+
+/// What a program says of the path and Ethernet has no use for: it is only given back.
+#[derive(Default)]
+pub(crate) struct Path {
+    pub(crate) static_rate: AtomicU8,
+    pub(crate) src_path_bits: AtomicU8,
 }
 
 impl Object for QueuePairShell {

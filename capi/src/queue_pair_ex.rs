@@ -18,6 +18,7 @@ use crate::error::{Errno, INVALID, Result, UNSUPPORTED, number};
 use crate::memory_window::bind_operation;
 use crate::object::{QueuePairShell, own};
 use crate::queue_pair::QueuePair;
+use crate::waiting::Uncancelled;
 
 /// Where requests are built.
 pub(crate) struct Stage(UnsafeCell<State>);
@@ -187,6 +188,7 @@ unsafe extern "C" fn wr_start(qp: *mut abi::QpEx) {
 }
 
 unsafe extern "C" fn wr_complete(qp: *mut abi::QpEx) -> c_int {
+    let _held = Uncancelled::begin();
     // SAFETY: the program's queue pair, whose batch is open.
     let Some((queue_pair, state)) = (unsafe { parts(qp) }) else { return UNSUPPORTED.0 };
     state.flush(queue_pair);

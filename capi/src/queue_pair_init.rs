@@ -11,7 +11,7 @@ use crate::context::{Shared, shared_of};
 use crate::error::{INVALID, Result, UNSUPPORTED, pointer};
 use crate::object::{QueuePairShell, Zeroed, make, own};
 use crate::protection_domain::domain_of;
-use crate::queue_pair::QueuePair;
+use crate::queue_pair::{Path, QueuePair};
 use crate::queue_pair_ex::{Stage, set_builders};
 use crate::usage::Use;
 use crate::version::exported;
@@ -174,7 +174,8 @@ unsafe fn create_queue_pair(
         set_builders(&mut visible);
     }
     let object = EventObject::QueuePair(inner.qpn());
-    let made = make(visible, QueuePair { shared: Arc::clone(shared), inner, qp_type, stage, _uses: parts.uses });
+    let (path, _uses) = (Path::default(), parts.uses);
+    let made = make(visible, QueuePair { shared: Arc::clone(shared), inner, qp_type, stage, path, _uses });
     shared.event_objects.add(object, made);
     Ok((made, actual))
 }

@@ -10,6 +10,8 @@ use rdma_verbs::provider::soft::SoftConfig;
 use rdma_verbs::types::{Mtu, VendorIdentity};
 use tracing::level_filters::LevelFilter;
 
+use crate::error_output::ErrorOutput;
+
 /// All settings; read once.
 pub(crate) struct Settings {
     /// Devices that are listed: those of these addresses, or, if there are none, those of the interfaces.
@@ -107,9 +109,10 @@ fn faults_by_signal() -> bool {
 fn start_log() {
     let asked = value("RDMA_VERBS_LOG");
     let level = asked.as_deref().map_or(Ok(LevelFilter::WARN), str::parse);
+    let output = ErrorOutput::begin();
     let subscriber = tracing_subscriber::fmt()
         .with_max_level(*level.as_ref().unwrap_or(&LevelFilter::WARN))
-        .with_writer(std::io::stderr)
+        .with_writer(move || output)
         .with_ansi(false)
         .without_time()
         // Where nobody can be told, the program goes on: the default tells it where it just failed, and panics there.

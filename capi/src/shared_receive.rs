@@ -13,6 +13,7 @@ use crate::post::{Receives, post_receives};
 use crate::protection_domain::domain_of;
 use crate::usage::{Use, Users};
 use crate::version::exported;
+use crate::waiting::Uncancelled;
 
 /// Bits of `ibv_srq_init_attr_mask`.
 mod init {
@@ -193,6 +194,7 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
     request: *mut abi::RecvWr,
     refused: *mut *mut abi::RecvWr,
 ) -> c_int {
+    let _held = Uncancelled::begin();
     // SAFETY: the program's queue and list.
     unsafe { post_receives(own(srq), request, refused) }
 }

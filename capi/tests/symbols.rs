@@ -1,27 +1,15 @@
 //! Holds the built library to its list: every symbol with its version, nothing else, under the right name.
 
+mod library;
+
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::OnceLock;
 
 const LIST: &str = include_str!("symbols.txt");
 
-/// The library, which `cargo test` does not build: nothing can link to it as a test does.
-fn library() -> &'static Path {
-    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
-    LIBRARY.get_or_init(|| {
-        let test = std::env::current_exe().expect("a path");
-        let target = test.ancestors().nth(3).expect("TARGET/PROFILE/deps/TEST");
-        let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["build", "--quiet", "--package", "rdma-verbs-capi", "--target-dir"]).arg(target);
-        assert!(cargo.status().expect("cargo").success(), "{cargo:?} failed");
-        target.join("debug/librdma_verbs_capi.so")
-    })
-}
-
 fn readelf(option: &str) -> String {
-    let output = Command::new("readelf").args([option, "-W"]).arg(library()).output().expect("readelf of binutils");
+    let output =
+        Command::new("readelf").args([option, "-W"]).arg(library::path()).output().expect("readelf of binutils");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).expect("text")
 }

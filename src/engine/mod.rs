@@ -13,6 +13,7 @@
 //! table's read side, a completion queue, a channel's state, a capture's buffer. No two shards are ever held by one
 //! thread. Nothing calls back into the application.
 
+mod attendance;
 mod capture;
 mod channel;
 mod clock;
@@ -21,6 +22,7 @@ mod driver;
 mod idle;
 mod lease;
 mod link;
+mod link_listener;
 mod mailbox;
 mod multicast;
 mod path_errors;
@@ -48,13 +50,14 @@ pub use capture::capture_file;
 pub(crate) use channel::{Announcing, Channel};
 pub(crate) use clock::timestamp;
 pub(crate) use doorbell::Doorbell;
+pub(crate) use link_listener::LinkListener;
 pub(crate) use multicast::Group;
 pub(crate) use port_group::registered_capabilities;
 pub(crate) use qpn_block::QpnBlocks;
 #[cfg(feature = "sim")]
 pub use registry::registry_file;
 pub(crate) use shard::{Shard, ShardConfig};
-#[cfg(feature = "ibverbs")]
+#[cfg(any(test, feature = "ibverbs"))]
 pub(crate) use sys::wait_readable;
 pub(crate) use sys::{Epoll, EventFd, Generation, Interest, LinkState, LinkWatch, link_megabits, link_state};
 pub(crate) use udp::{Capabilities, LocalAddress, OpenError, SocketSizes, probe};

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
+use super::attendance::Attendance;
 use super::capture::Capture;
 use super::clock::Clock;
 use super::doorbell::{Doorbell, DoorbellQueue};
@@ -97,6 +98,15 @@ pub(crate) struct Core {
     in_pass: bool,
 }
 
+/// Whom a completion queue is armed for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum ArmedFor {
+    /// Somebody who sleeps on the sockets, and drives when a packet comes.
+    Sleeper,
+    /// Somebody who sleeps until an announcement makes a descriptor readable.
+    Descriptor,
+}
+
 /// A completion queue whose notification waits for more completions.
 pub(super) struct Moderated {
     due: Time,
@@ -114,8 +124,10 @@ pub(crate) struct Shard {
     pub(super) clock: Clock,
     /// Readable while a packet waits.
     pub(super) sockets: Epoll,
-    /// Completion queues that are armed on a channel.
+    /// Completion queues that are armed for somebody who sleeps on packets.
     pub(super) armed: AtomicU32,
+    /// Those that are armed for somebody who sleeps on a descriptor, which only the shard's thread can make readable.
+    pub(super) attendance: Attendance,
     /// Completion queues whose notifications wait, and until when.
     pub(super) moderated: Mutex<Vec<Moderated>>,
     /// The shard's thread shall end.
@@ -160,6 +172,7 @@ impl Shard {
             clock,
             sockets: Epoll::new()?,
             armed: AtomicU32::new(0),
+            attendance: Attendance::default(),
             moderated: Mutex::default(),
             stop: AtomicBool::new(false),
             failed: AtomicBool::new(false),
@@ -306,14 +319,30 @@ impl Shard {
         self.command(|core, _| core.link.remove_capture(capture));
     }
 
-    /// A completion queue was armed on a channel: whoever sleeps there shall have packets first.
-    pub(crate) fn channel_armed(&self) {
-        self.armed.fetch_add(1, Ordering::Relaxed);
+    /// Completion queues of a channel were armed: whoever sleeps on packets shall have them first; for whoever sleeps
+    /// on a descriptor the shard's thread shall be there.
+    pub(crate) fn channel_armed(&self, armed_for: ArmedFor, queues: u32) {
+        match armed_for {
+            ArmedFor::Sleeper => {
+                self.armed.fetch_add(queues, Ordering::Relaxed);
+            }
+            ArmedFor::Descriptor if queues == 0 => {}
+            ArmedFor::Descriptor => {
+                if self.attendance.need(self.clock.now(), queues) {
+                    self.wake.call();
+                }
+            }
+        }
     }
 
-    /// It is not armed any more.
-    pub(crate) fn channel_disarmed(&self) {
-        self.armed.fetch_sub(1, Ordering::Relaxed);
+    /// They are not armed any more.
+    pub(crate) fn channel_disarmed(&self, armed_for: ArmedFor, queues: u32) {
+        match armed_for {
+            ArmedFor::Sleeper => {
+                self.armed.fetch_sub(queues, Ordering::Relaxed);
+            }
+            ArmedFor::Descriptor => self.attendance.need_no_more(queues),
+        }
     }
 
     /// Has the shard's thread end the moderation of a completion queue's notification after this time.

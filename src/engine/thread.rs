@@ -1,8 +1,8 @@
 //! The shard's own thread: serves the peers' one-sided requests, deadlines and everything else when nobody polls.
 //!
 //! It sleeps on the sockets and on its own event. While an application thread polls it sleeps until the lease ends,
-//! without watching the sockets. While a completion queue is armed on a channel, it lets whoever sleeps there have a
-//! packet first, for one lease.
+//! without watching the sockets, unless somebody sleeps on a descriptor that only it makes readable. While a completion
+//! queue is armed on a channel, it lets whoever sleeps there on packets have one first, for one lease.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -96,12 +96,8 @@ fn run(shard: &Shard, mut alarm: Alarm) {
             return;
         }
         let now = shard.clock.now();
-        if shard.lease.is_alive(now) {
-            let lease_ends = shard.lease.end();
-            // Said before the look at the moderations: whoever adds one afterwards calls.
-            shard.wake.sleeps_until(lease_ends);
-            let moderation_ends = shard.end_moderations(now).unwrap_or(Time::NEVER);
-            sleep(shard, &mut alarm, lease_ends.min(moderation_ends), Watch::Event);
+        if shard.lease.is_alive(now) && !shard.attendance.is_needed(now) {
+            stand_back(shard, &mut alarm, now);
             continue;
         }
         let served = shard.serve(|now, worked| stay.rest(if worked { shard.clock.now() } else { now }, worked));
@@ -118,6 +114,18 @@ fn run(shard: &Shard, mut alarm: Alarm) {
                 }
             }
         }
+    }
+}
+
+/// Leaves the sockets to whoever polls, until the lease ends.
+fn stand_back(shard: &Shard, alarm: &mut Alarm, now: Time) {
+    let lease_ends = shard.lease.end();
+    // Said before the look at the moderations: whoever adds one afterwards calls.
+    shard.wake.sleeps_until(lease_ends);
+    let moderation_ends = shard.end_moderations(now).unwrap_or(Time::NEVER);
+    if shard.attendance.leave() {
+        sleep(shard, alarm, lease_ends.min(moderation_ends), Watch::Event);
+        shard.attendance.come_back();
     }
 }
 
@@ -191,6 +199,7 @@ fn sleep(shard: &Shard, alarm: &mut Alarm, until: Time, watch: Watch) -> bool {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use super::super::shard::ArmedFor;
     use super::super::tests::shard;
     use super::*;
 
@@ -213,6 +222,27 @@ mod tests {
         let before = wake_ups("idle-test");
         std::thread::sleep(Duration::from_millis(200));
         assert_eq!(wake_ups("idle-test"), before, "it wakes up for nothing");
+        shard.stop.store(true, Ordering::Release);
+        shard.wake.call();
+        thread.join().unwrap();
+    }
+
+    #[test]
+    fn thread_comes_back_for_whoever_sleeps_on_a_descriptor() {
+        let shard = Arc::new(shard());
+        while !shard.lease.is_alive(shard.clock.now()) {
+            shard.poll(|| false);
+        }
+        let thread = start(Arc::clone(&shard), "attend-test".into()).unwrap();
+        // Whether it has left, or is about to: the answer is the same.
+        shard.channel_armed(ArmedFor::Descriptor, 1);
+        let end = shard.clock.now() + Duration::from_secs(20);
+        // On the sockets it sleeps for good, without them until the lease ends, which goes on for ever.
+        while shard.wake.promised() != Time::NEVER {
+            assert!(shard.clock.now() < end, "it does not watch the sockets");
+            shard.lease.visit(shard.clock.now());
+            std::thread::yield_now();
+        }
         shard.stop.store(true, Ordering::Release);
         shard.wake.call();
         thread.join().unwrap();

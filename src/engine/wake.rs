@@ -31,6 +31,12 @@ impl Wake {
         self.event.clear();
     }
 
+    /// When the thread said that it will look.
+    #[cfg(all(test, not(loom)))]
+    pub(super) fn promised(&self) -> Time {
+        Time::from_nanos(self.wakes_at.load(Ordering::SeqCst))
+    }
+
     /// Anybody: somebody must look at `time` at the latest.
     #[inline]
     pub(super) fn needed_by(&self, time: Time) {

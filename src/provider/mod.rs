@@ -118,6 +118,12 @@ pub trait Context: Send + Sync {
     /// Creates a completion channel.
     fn create_comp_channel(&self) -> Result<Arc<dyn CompletionChannel>>;
 
+    /// Creates a completion channel whose descriptor is readable only while an event waits, as an adapter's is: for
+    /// programs that ask the descriptor, and then wait for the event that it promised.
+    fn create_exact_comp_channel(&self) -> Result<Arc<dyn CompletionChannel>> {
+        self.create_comp_channel()
+    }
+
     /// Creates a completion queue of at least `cqe` entries. `cq_context` comes back from the channel.
     fn create_cq(
         &self,
@@ -182,6 +188,12 @@ pub trait Context: Send + Sync {
 
     /// Readable while an asynchronous event may wait; it may be readable for nothing, until it is polled.
     fn async_fd(&self) -> BorrowedFd<'_>;
+
+    /// Readable only while an asynchronous event waits, as an adapter's descriptor is. A software device starts a
+    /// thread for it, which listens to what the system says of its interface.
+    fn exact_async_fd(&self) -> Result<BorrowedFd<'_>> {
+        Ok(self.async_fd())
+    }
 
     /// Counters of the whole device.
     fn counters(&self) -> Counters;
@@ -404,8 +416,15 @@ pub trait MemoryWindow: Send + Sync {
 
 /// Where completion queues announce completions.
 pub trait CompletionChannel: Send + Sync {
-    /// Readable when an event may wait, edge or level triggered; it may be readable for nothing.
+    /// Readable when an event may wait, edge or level triggered; it may be readable for nothing, unless the channel is
+    /// [exact](Context::create_exact_comp_channel).
     fn fd(&self) -> BorrowedFd<'_>;
+
+    /// What a thread sleeps on, after it found no event, that does nothing else until there is one: readable when one
+    /// may wait, and for nothing. It wakes sooner than [`CompletionChannel::fd`] of an exact channel.
+    fn waiting_fd(&self) -> BorrowedFd<'_> {
+        self.fd()
+    }
 
     /// The next event: the `cq_context` of a queue that was armed and got a completion. Drives the device; `None`
     /// if there is no event yet. Never blocks.

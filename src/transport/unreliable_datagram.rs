@@ -17,6 +17,9 @@ use crate::wire::{Bth, Deth, Flow, Headers, Opcode, Packet, icrc, packet_bytes};
 const USUAL_HOP_LIMIT: u8 = 64;
 /// Longest datagram that any port carries.
 const LONGEST_DATAGRAM: u32 = Mtu::Mtu4096.bytes();
+/// What a completion says of the network header: bit 3 means that a UDP header follows.
+const IPV4_HEADER: u8 = 0b1010;
+const IPV6_HEADER: u8 = 0b1001;
 
 /// What the ICRC showed of the IPv4 header.
 #[derive(Clone, Copy)]
@@ -89,6 +92,7 @@ impl QueuePair {
         completion.byte_len = (in_front + packet.payload.len()) as u32;
         completion.source_qpn = if planted(Mutation::DatagramSourceNotTold) { self.qpn } else { deth.source };
         completion.flags = CompletionFlags::GLOBAL_ROUTE_HEADER;
+        completion.sl = if datagram.destination.is_ipv4() { IPV4_HEADER } else { IPV6_HEADER };
         if let Some(immediate) = packet.headers.immediate {
             completion.flags |= CompletionFlags::WITH_IMMEDIATE;
             completion.immediate_or_key = immediate;

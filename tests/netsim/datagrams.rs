@@ -257,6 +257,8 @@ impl World {
         let flags = CompletionFlags::GLOBAL_ROUTE_HEADER | CompletionFlags::WITH_IMMEDIATE;
         let expected = (CompletionOpcode::Receive, flags, self.sides[sent.from].port.qpn);
         assert_eq!((completion.opcode, completion.flags, completion.source_qpn), expected, "{sent:?}");
+        let header_kind = if self.network.hosts[at].address.is_ipv4() { 10 } else { 9 };
+        assert_eq!(completion.sl, header_kind, "{sent:?}");
         let length = GlobalRouteHeader::BYTES as u64 + sent.length;
         assert_eq!(u64::from(completion.byte_len), length, "{sent:?}");
         let side = &mut self.sides[at];

@@ -10,13 +10,24 @@ use super::NotInherited;
 pub(crate) struct EventFd {
     _not_inherited: NotInherited,
     descriptor: OwnedFd,
+    /// Reading it may wait.
+    blocks: bool,
 }
 
 impl EventFd {
     pub(crate) fn new() -> io::Result<Self> {
+        Self::with_flags(libc::EFD_NONBLOCK)
+    }
+
+    /// One for the hands of programs, to whom the descriptor's flags say whether to wait for what it announces.
+    pub(crate) fn for_programs() -> io::Result<Self> {
+        Ok(Self { blocks: true, ..Self::with_flags(0)? })
+    }
+
+    fn with_flags(flags: libc::c_int) -> io::Result<Self> {
         // SAFETY: takes no pointers.
-        let (descriptor, _not_inherited) = own(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })?;
-        Ok(Self { _not_inherited, descriptor })
+        let (descriptor, _not_inherited) = own(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | flags) })?;
+        Ok(Self { _not_inherited, descriptor, blocks: false })
     }
 
     /// Makes it readable. Cannot fail in a way that matters: a full counter is readable already.
@@ -26,9 +37,12 @@ impl EventFd {
         unsafe { libc::write(self.descriptor.as_raw_fd(), (&raw const one).cast(), size_of::<u64>()) };
     }
 
-    /// Makes it unreadable.
+    /// Makes it unreadable. Not by two threads at a time, if it is for programs.
     pub(crate) fn clear(&self) {
-        clear(&self.descriptor);
+        // A program may have read what was here.
+        if !self.blocks || wait_readable([self.as_fd()], Some(Duration::ZERO)).is_ok_and(|[is_readable]| is_readable) {
+            clear(&self.descriptor);
+        }
     }
 }
 
@@ -178,6 +192,17 @@ mod tests {
         assert_eq!(wait_readable([event.as_fd()], None).unwrap(), [true]);
         event.clear();
         assert_eq!(wait_readable([event.as_fd()], Some(Duration::from_micros(10))).unwrap(), [false]);
+    }
+
+    #[test]
+    fn event_for_programs_never_blocks_whoever_clears_it() {
+        let event = EventFd::for_programs().unwrap();
+        event.clear();
+        event.signal();
+        event.signal();
+        event.clear();
+        assert_eq!(wait_readable([event.as_fd()], Some(Duration::ZERO)).unwrap(), [false]);
+        event.clear();
     }
 
     #[test]

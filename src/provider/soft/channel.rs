@@ -1,12 +1,13 @@
 //! Completion channels.
 
 use std::any::Any;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::device::Device;
-use crate::engine::Channel;
+use crate::engine::{Channel, Shard};
 use crate::provider::{CompletionChannel, Error, Result};
 
 /// A completion channel of a software device.
@@ -16,8 +17,18 @@ pub(super) struct SoftChannel {
 }
 
 impl SoftChannel {
+    /// A channel whose descriptor packets make readable.
     pub(super) fn new(device: Arc<Device>) -> Result<Self> {
-        let channel = Channel::new(device.engine.shards().to_vec()).map_err(|error| {
+        Self::with(Channel::new, device)
+    }
+
+    /// A channel whose descriptor is readable only while events wait.
+    pub(super) fn exact(device: Arc<Device>) -> Result<Self> {
+        Self::with(Channel::exact, device)
+    }
+
+    fn with(make: impl FnOnce(Vec<Arc<Shard>>) -> io::Result<Channel>, device: Arc<Device>) -> Result<Self> {
+        let channel = make(device.engine.shards().to_vec()).map_err(|error| {
             Error::from_io("create_comp_channel", "the system has no descriptors left for the channel", error)
         })?;
         Ok(Self { channel: Arc::new(channel), device })
@@ -35,6 +46,10 @@ impl SoftChannel {
 impl CompletionChannel for SoftChannel {
     fn fd(&self) -> BorrowedFd<'_> {
         self.channel.as_fd()
+    }
+
+    fn waiting_fd(&self) -> BorrowedFd<'_> {
+        self.channel.waiting_fd()
     }
 
     fn poll_event(&self) -> Option<u64> {

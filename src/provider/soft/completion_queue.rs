@@ -33,26 +33,11 @@ pub(super) struct SoftCompletionQueue {
 struct Announcer {
     channel: Arc<Channel>,
     announcing: Arc<Announcing>,
-    armed: AtomicBool,
-    /// Their threads stand back while the queue is armed.
+    /// One of them waits for the end of a moderation's period.
     shards: Vec<Arc<Shard>>,
-    /// Whose thread waits for the end of a moderation's period.
+    /// Which one.
     comp_vector: usize,
     queue: Weak<queue::CompletionQueue>,
-}
-
-impl Announcer {
-    fn arm(&self) {
-        if !self.armed.swap(true, Ordering::Relaxed) {
-            self.shards.iter().for_each(|shard| shard.channel_armed());
-        }
-    }
-
-    fn disarm(&self) {
-        if self.armed.swap(false, Ordering::Relaxed) {
-            self.shards.iter().for_each(|shard| shard.channel_disarmed());
-        }
-    }
 }
 
 impl Notify for Announcer {
@@ -63,7 +48,6 @@ impl Notify for Announcer {
     }
 
     fn notify(&self, _: u32) {
-        self.disarm();
         self.channel.announce(&self.announcing);
     }
 }
@@ -86,7 +70,6 @@ impl SoftCompletionQueue {
                 Arc::new(Announcer {
                     channel: Arc::clone(channel.engine_side()),
                     announcing: Arc::new(Announcing::new(init.cq_context)),
-                    armed: AtomicBool::new(false),
                     shards: shards.to_vec(),
                     comp_vector: init.comp_vector as usize,
                     queue: Weak::clone(queue),
@@ -198,7 +181,7 @@ impl CompletionQueue for SoftCompletionQueue {
             let message = "the queue was created without a channel";
             return Err(Error::new("req_notify_cq", ErrorKind::InvalidState, message));
         };
-        announcer.arm();
+        announcer.channel.arm(&announcer.announcing);
         self.queue.req_notify(solicited_only);
         Ok(())
     }
@@ -280,7 +263,6 @@ impl Drop for SoftCompletionQueue {
             return;
         }
         if let Some(announcer) = &self.announcer {
-            announcer.disarm();
             announcer.channel.forget(&announcer.announcing);
         }
         let number = self.queue.id();

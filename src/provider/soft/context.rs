@@ -113,6 +113,11 @@ impl Context for SoftContext {
         Ok(Arc::new(SoftChannel::new(Arc::clone(&self.device))?))
     }
 
+    fn create_exact_comp_channel(&self) -> Result<Arc<dyn CompletionChannel>> {
+        self.device.check_process("create_comp_channel")?;
+        Ok(Arc::new(SoftChannel::exact(Arc::clone(&self.device))?))
+    }
+
     fn create_cq_with(&self, init: &CompletionQueueInit<'_>) -> Result<Arc<dyn CompletionQueue>> {
         self.device.check_process("create_cq")?;
         let channel = match init.channel.map(|channel| channel.as_any().downcast_ref::<SoftChannel>()) {
@@ -185,6 +190,12 @@ impl Context for SoftContext {
 
     fn async_fd(&self) -> BorrowedFd<'_> {
         self.device.events.as_fd()
+    }
+
+    fn exact_async_fd(&self) -> Result<BorrowedFd<'_>> {
+        self.device.check_process("get_async_event")?;
+        self.device.listen_to_system()?;
+        Ok(self.device.events.waiting())
     }
 
     fn counters(&self) -> Counters {

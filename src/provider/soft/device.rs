@@ -15,7 +15,7 @@ use super::multicast::{Attachments, MAX_MCAST_GRP, MAX_MCAST_QP_ATTACH};
 use super::port::{Events, Port};
 use super::shared_receive::Numbers;
 use crate::engine::{
-    Capabilities, Engine, Generation, LocalAddress, QpnBlocks, Shard, ShardConfig, SocketSizes, probe,
+    Capabilities, Engine, Generation, LinkListener, LocalAddress, QpnBlocks, Shard, ShardConfig, SocketSizes, probe,
 };
 use crate::memory::{DeviceMemoryPool, RegionTable};
 use crate::provider::{Error, ErrorKind, Result};
@@ -65,8 +65,10 @@ pub(super) struct Device {
     generation: Generation,
     pub(super) memory: Arc<RegionTable>,
     pub(super) device_memory: DeviceMemoryPool,
-    pub(super) events: Events,
-    port: Port,
+    pub(super) events: Arc<Events>,
+    port: Arc<Port>,
+    /// Listens to the system on the port's behalf, if somebody cannot do so himself.
+    listener: OnceLock<LinkListener>,
     pub(super) attributes: DeviceAttributes,
     pub(super) domains: Limit,
     pub(super) completion_queues: Limit,
@@ -101,6 +103,7 @@ impl Device {
             .map_err(|error| fail(&format!("{} cannot be used: is it an address of this machine?", first.ip), error))?;
         let memory = Arc::new(RegionTable::new(MAX_MR as usize));
         let events = Events::new().map_err(|error| fail("the system has no descriptors left", error))?;
+        let events = Arc::new(events);
         let mut shards = Vec::new();
         for _ in 0..config.shards {
             let blocks = QpnBlocks::lease(BLOCKS_PER_SHARD)
@@ -123,7 +126,8 @@ impl Device {
             generation: Generation::now(),
             engine,
             attributes: attributes(&interface, config),
-            port: Port::new(&interface),
+            port: Arc::new(Port::new(&interface, &events)),
+            listener: OnceLock::new(),
             interface,
             memory,
             device_memory: DeviceMemoryPool::new(MAX_DM_SIZE),
@@ -183,7 +187,21 @@ impl Device {
 
     /// Looks at the interface if the system says that something has changed.
     pub(super) fn refresh_port(&self) {
-        self.port.refresh(&self.interface, &self.events);
+        self.port.refresh();
+    }
+
+    /// Has news of the interface looked at when they come, not only when somebody asks.
+    pub(super) fn listen_to_system(&self) -> Result<()> {
+        let Some(watch) = self.events.watch() else { return Ok(()) };
+        if self.listener.get().is_none() {
+            let (port, name) = (Arc::clone(&self.port), self.interface.name.as_deref().unwrap_or("soft"));
+            let started = LinkListener::start(name, Arc::clone(watch), move || port.refresh());
+            let started = started
+                .map_err(|error| Error::from_io("open_device", "the system has no room for another thread", error))?;
+            // Who came second ends the thread that it started.
+            let _ = self.listener.set(started);
+        }
+        Ok(())
     }
 
     /// The address behind an entry of the GID table, which `attribute` of `verb` names.

@@ -3,9 +3,12 @@
 //! The kernel announces changes on a socket. No thread waits for them: the socket is part of the descriptor of the
 //! asynchronous events, and every verb that asks for events, for the port or for its addresses looks into it first. So
 //! nothing runs while nobody asks, and who asks never sees the state before a change that was announced.
+//!
+//! A descriptor that is readable only while an event waits cannot have the socket in it. Who wants that one gets a
+//! thread that looks into the socket in everybody's place.
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use super::interface::Interface;
@@ -24,64 +27,89 @@ const LOOKS: usize = 16;
 /// The only port.
 const PORT: u8 = 1;
 
-/// The device's asynchronous events, and the descriptor that tells of them.
+/// The device's asynchronous events, and the descriptors that tell of them.
 pub(super) struct Events {
     pub(super) queue: Arc<AsyncEventQueue>,
-    /// Readable while events wait.
-    waiting: Arc<EventFd>,
-    /// That, and news of the interfaces.
+    waiting: Arc<Waiting>,
+    /// Readable while that is, and while there is news of the interfaces.
     set: Epoll,
-    watch: Option<LinkWatch>,
+    watch: Option<Arc<LinkWatch>>,
 }
 
-struct Signal(Arc<EventFd>);
+/// What is readable while events wait, and only then.
+struct Waiting {
+    event: EventFd,
+    /// Whether it is.
+    is_readable: Mutex<bool>,
+    queue: OnceLock<Weak<AsyncEventQueue>>,
+}
 
-impl Notify for Signal {
+impl Waiting {
+    /// Does something to the queue, and makes the descriptor follow from what is left.
+    fn settle<R>(&self, change: impl FnOnce() -> R) -> R {
+        let mut is_readable = self.is_readable.lock().unwrap_or_else(PoisonError::into_inner);
+        let changed = change();
+        // By the queue as it is now: an event may have been taken before its addition was told of.
+        let waits = self.queue.get().and_then(Weak::upgrade).is_some_and(|queue| !queue.is_empty());
+        match (std::mem::replace(&mut *is_readable, waits), waits) {
+            (false, true) => self.event.signal(),
+            (true, false) => self.event.clear(),
+            _ => {}
+        }
+        changed
+    }
+}
+
+impl Notify for Waiting {
     fn notify_within(&self, completion_queue: u32, _: Duration, _: u32) {
         self.notify(completion_queue);
     }
 
     fn notify(&self, _: u32) {
-        self.0.signal();
+        self.settle(|| ());
     }
 }
 
 impl Events {
     pub(super) fn new() -> std::io::Result<Self> {
-        let (set, waiting) = (Epoll::new()?, Arc::new(EventFd::new()?));
-        set.add(waiting.as_fd(), Interest::Readable)?;
+        let (set, event) = (Epoll::new()?, EventFd::for_programs()?);
+        set.add(event.as_fd(), Interest::Readable)?;
         let watch = LinkWatch::open().and_then(|watch| {
             set.add(watch.as_fd(), Interest::Readable)?;
-            Ok(watch)
+            Ok(Arc::new(watch))
         });
         let watch = watch.inspect_err(|error| {
             tracing::info!(%error, "the system does not tell of changes to interfaces: no events will tell of them");
         });
-        let queue = AsyncEventQueue::new(MAX_EVENTS, Some(Arc::new(Signal(Arc::clone(&waiting)))));
+        let waiting = Arc::new(Waiting { event, is_readable: Mutex::new(false), queue: OnceLock::new() });
+        let queue = AsyncEventQueue::new(MAX_EVENTS, Some(Arc::clone(&waiting) as Arc<dyn Notify>));
+        waiting.queue.get_or_init(|| Arc::downgrade(&queue));
         Ok(Self { queue, waiting, set, watch: watch.ok() })
+    }
+
+    /// Readable only while events wait; news of the interfaces make none unless somebody looks at them.
+    pub(super) fn waiting(&self) -> BorrowedFd<'_> {
+        self.waiting.event.as_fd()
+    }
+
+    /// What tells of news of the interfaces, if anything does.
+    pub(super) fn watch(&self) -> Option<&Arc<LinkWatch>> {
+        self.watch.as_ref()
     }
 
     /// Whether an interface or address of the machine may have changed since this was last asked.
     fn has_news(&self) -> bool {
-        self.watch.as_ref().is_some_and(LinkWatch::has_changed)
+        self.watch.as_ref().is_some_and(|watch| watch.has_changed())
     }
 
-    /// Takes an event by `take`, and makes the descriptor follow from what is left.
+    /// Takes an event by `take`.
     pub(super) fn next(&self, take: impl FnOnce(&AsyncEventQueue) -> Option<AsyncEvent>) -> Option<AsyncEvent> {
-        // Cleared first: an event that is added meanwhile makes it readable again.
-        self.waiting.clear();
-        let event = take(&self.queue);
-        if !self.queue.is_empty() {
-            self.waiting.signal();
-        }
-        event
+        self.waiting.settle(|| take(&self.queue))
     }
 
     /// Removes the events of which `is_stale` holds.
     pub(super) fn discard(&self, is_stale: impl FnMut(&AsyncEvent) -> bool) {
-        if self.queue.discard(is_stale) > 0 {
-            self.next(|_| None);
-        }
+        self.waiting.settle(|| self.queue.discard(is_stale));
     }
 }
 
@@ -94,6 +122,8 @@ impl AsFd for Events {
 /// What may change of the port.
 pub(super) struct Port {
     now: Mutex<Now>,
+    interface: Interface,
+    events: Arc<Events>,
 }
 
 struct Now {
@@ -104,23 +134,24 @@ struct Now {
 }
 
 impl Port {
-    pub(super) fn new(interface: &Interface) -> Self {
+    pub(super) fn new(interface: &Interface, events: &Arc<Events>) -> Self {
         let gids = interface.addresses.iter().copied().map(Some).take(MAX_GIDS).collect();
         let (running, megabits) = (interface.state().running, interface.megabits());
-        Self { now: Mutex::new(Now { gids, running, megabits }) }
+        let now = Mutex::new(Now { gids, running, megabits });
+        Self { now, interface: interface.clone(), events: Arc::clone(events) }
     }
 
     /// Looks at the interface anew if there is news, and tells of what has changed.
-    pub(super) fn refresh(&self, interface: &Interface, events: &Events) {
+    pub(super) fn refresh(&self) {
         // Locked before asking for news: a thread that comes meanwhile sees what this one finds.
         let mut now = self.lock();
         // What is announced during a look may be missed by it. Whoever sleeps on changes of the descriptor is not woken
         // for what is left in the socket.
         for _ in 0..LOOKS {
-            if !events.has_news() {
+            if !self.events.has_news() {
                 return;
             }
-            now.look(interface, events);
+            now.look(&self.interface, &self.events);
         }
     }
 
@@ -187,7 +218,29 @@ impl Now {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use super::super::interface::find;
     use super::*;
+    use crate::engine::wait_readable;
+
+    #[test]
+    fn descriptor_is_readable_while_events_wait_and_only_then() {
+        let events = Events::new().unwrap();
+        let is_readable = || wait_readable([events.waiting()], Some(Duration::ZERO)).unwrap()[0];
+        assert!(!is_readable());
+        (0..3).for_each(|_| assert!(events.queue.push(AsyncEvent::GidChange(PORT))));
+        assert!(is_readable() && events.next(AsyncEventQueue::poll).is_some() && is_readable());
+        events.discard(|_| true);
+        assert!(!is_readable() && events.next(AsyncEventQueue::poll).is_none());
+        // Whoever takes events while others come.
+        std::thread::scope(|scope| {
+            scope.spawn(|| (0..2_000).for_each(|_| assert!(events.queue.push(AsyncEvent::PortActive(PORT)))));
+            let mut taken = 0;
+            while taken < 2_000 {
+                taken += u32::from(events.next(AsyncEventQueue::poll).is_some());
+            }
+        });
+        assert!(!is_readable());
+    }
 
     #[test]
     fn addresses_keep_their_places() {
@@ -204,7 +257,8 @@ mod tests {
         assert!(now.take_addresses(&many));
         assert_eq!(now.gids.len(), MAX_GIDS);
         assert!(!now.take_addresses(&many));
-        let port = Port { now: Mutex::new(now) };
+        let interface = find("soft:127.0.0.1").unwrap().unwrap();
+        let port = Port { now: Mutex::new(now), interface, events: Arc::new(Events::new().unwrap()) };
         assert_eq!((port.gid_tbl_len(), port.gid(254)), (255, None), "one entry stays empty");
     }
 }

@@ -1,0 +1,138 @@
+//! The way of a request allocates nothing: neither in the verbs, nor in the library's threads. The process's allocator
+//! is this program's, which counts and passes on, so whatever the library asks of it is seen.
+
+mod library;
+
+use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use library::{End, SIGNALED, Verbs, open, verbs};
+use rdma_verbs::provider::abi::CqEx;
+
+const REQUESTS: u64 = 20_000;
+
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+fn count() {
+    ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+}
+
+/// The functions of the C library, by names that a program cannot take from it.
+mod system {
+    use super::c_void;
+
+    unsafe extern "C" {
+        pub(super) fn __libc_malloc(size: usize) -> *mut c_void;
+        pub(super) fn __libc_calloc(count: usize, size: usize) -> *mut c_void;
+        pub(super) fn __libc_realloc(memory: *mut c_void, size: usize) -> *mut c_void;
+        pub(super) fn __libc_memalign(alignment: usize, size: usize) -> *mut c_void;
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn malloc(size: usize) -> *mut c_void {
+    count();
+    // SAFETY: the C library's, with the same arguments.
+    unsafe { system::__libc_malloc(size) }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn calloc(number: usize, size: usize) -> *mut c_void {
+    count();
+    // SAFETY: as above.
+    unsafe { system::__libc_calloc(number, size) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn realloc(memory: *mut c_void, size: usize) -> *mut c_void {
+    count();
+    // SAFETY: as above.
+    unsafe { system::__libc_realloc(memory, size) }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn aligned_alloc(alignment: usize, size: usize) -> *mut c_void {
+    count();
+    // SAFETY: as above.
+    unsafe { system::__libc_memalign(alignment, size) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn posix_memalign(place: *mut *mut c_void, alignment: usize, size: usize) -> c_int {
+    count();
+    // SAFETY: as above; the place is the caller's.
+    unsafe {
+        let memory = system::__libc_memalign(alignment, size);
+        place.write(memory);
+        if memory.is_null() { libc::ENOMEM } else { 0 }
+    }
+}
+
+/// How often `work` allocates in `REQUESTS` rounds, once everything has the size that it needs.
+fn allocations(what: &str, mut work: impl FnMut(u64)) -> u64 {
+    (0..REQUESTS / 10).for_each(&mut work);
+    let before = ALLOCATIONS.load(Ordering::Relaxed);
+    (0..REQUESTS).for_each(work);
+    let found = ALLOCATIONS.load(Ordering::Relaxed) - before;
+    println!("{what}: {found} allocations in {REQUESTS} rounds");
+    found
+}
+
+/// Sends a message to itself by `ibv_wr_*`, and takes both completions by `ibv_start_poll`.
+fn exchange_extended(verbs: &Verbs, end: &End, number: u64) {
+    end.post_recv(number);
+    // SAFETY: objects of the extended interface that are there; the functions belong to them.
+    unsafe {
+        let qp = (verbs.qp_to_qp_ex)(end.qp);
+        (*qp).wr_start.expect("extended")(qp);
+        ((*qp).wr_id, (*qp).wr_flags) = (number, SIGNALED);
+        (*qp).wr_send.expect("extended")(qp);
+        if number.is_multiple_of(2) {
+            (*qp).wr_set_inline_data.expect("extended")(qp, (&raw const number).cast(), 8);
+        } else {
+            (*qp).wr_set_sge.expect("extended")(qp, (*end.mr).lkey, (*end.mr).addr as u64, 8);
+        }
+        assert_eq!((*qp).wr_complete.expect("extended")(qp), 0);
+        let cq: *mut CqEx = end.cq.cast();
+        for _ in 0..2 {
+            let mut attributes = 0u32;
+            while (*cq).start_poll.expect("extended")(cq, &raw mut attributes) != 0 {}
+            assert_eq!(((*cq).status, (*cq).wr_id), (0, number));
+            (*cq).read_byte_len.expect("extended")(cq);
+            (*cq).end_poll.expect("extended")(cq);
+        }
+    }
+}
+
+#[test]
+fn requests_allocate_nothing() {
+    let verbs = verbs("127.62.1.4");
+    let context = open(verbs);
+    let before = ALLOCATIONS.load(Ordering::Relaxed);
+    let end = End::looped(verbs, context);
+    let made = ALLOCATIONS.load(Ordering::Relaxed) - before;
+    assert!(made > 20, "the library's own allocations are counted: {made}");
+
+    let (near, far) = (End::new(verbs, open(verbs)), End::new(verbs, open(verbs)));
+    near.connect(&far);
+    far.connect(&near);
+    let (wide, mut found) = (End::extended(verbs, context), [0; 4]);
+    wide.connect(&wide);
+
+    found[0] = allocations("post_send, post_recv, poll_cq", |number| end.exchange(number));
+    found[1] = allocations("two devices", |number| {
+        far.post_recv(number);
+        near.post_send(number, SIGNALED);
+        assert_eq!((far.complete().wr_id, near.complete().wr_id), (number, number));
+    });
+    found[2] = allocations("ibv_wr_*, ibv_start_poll", |number| exchange_extended(verbs, &wide, number));
+    found[3] = allocations("req_notify_cq, get_cq_event", |number| {
+        far.arm();
+        far.post_recv(number);
+        near.post_send(number, SIGNALED);
+        assert_eq!((far.get_event(), far.complete().wr_id), (0, number));
+        near.complete();
+    });
+    assert_eq!(found, [0; 4]);
+    [end, near, far, wide].into_iter().for_each(End::destroy);
+}

@@ -1,0 +1,182 @@
+//! Descriptors of events, as programs use them: readable while an event waits and only then, whoever waits how.
+
+mod library;
+
+use std::ffi::c_int;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+use library::{End, PATIENCE, SIGNALED, Verbs, is_readable, open, set_nonblocking, verbs};
+
+const ADDRESS: &str = "127.62.1.1";
+const NOW: Duration = Duration::ZERO;
+
+fn library() -> &'static Verbs {
+    verbs(ADDRESS)
+}
+
+/// Ends within its time, or fails the test instead of hanging it.
+fn within_patience(work: impl FnOnce() + Send + 'static) {
+    let (done, ended) = channel();
+    let worker = std::thread::spawn(move || {
+        work();
+        done.send(()).unwrap();
+    });
+    match ended.recv_timeout(PATIENCE) {
+        Err(std::sync::mpsc::RecvTimeoutError::Timeout) => panic!("it waits for ever"),
+        _ => worker.join().unwrap(),
+    }
+}
+
+#[test]
+fn packets_of_others_make_no_descriptor_readable() {
+    let verbs = library();
+    let context = open(verbs);
+    let (busy, idle) = (End::looped(verbs, context), End::looped(verbs, context));
+    idle.arm();
+    // SAFETY: the context is open.
+    let async_fd = unsafe { (*context).async_fd };
+    for number in 0..2_000 {
+        busy.exchange(number);
+        assert!(!is_readable(idle.fd(), NOW), "nothing came for it");
+        assert!(!is_readable(busy.fd(), NOW), "it is not armed");
+        assert!(!is_readable(async_fd, NOW), "nothing happened");
+    }
+    // Packets that nobody polls for are served by the library's thread; they are no events either.
+    for number in 0..200 {
+        busy.post_recv(number);
+        busy.post_send(number, 0);
+        assert!(!is_readable(idle.fd(), Duration::from_millis(1)));
+        assert_eq!(busy.complete().wr_id, number);
+    }
+    idle.post_recv(7);
+    idle.post_send(7, 0);
+    assert!(is_readable(idle.fd(), PATIENCE), "this came for it");
+    assert!(!is_readable(busy.fd(), NOW));
+    assert_eq!(idle.get_event(), 0);
+    assert!(!is_readable(idle.fd(), NOW), "it was taken");
+    idle.destroy();
+    busy.destroy();
+    // SAFETY: nothing of it is left.
+    assert_eq!(unsafe { (verbs.close_device)(context) }, 0);
+}
+
+/// A message goes round all connections, and is sent on by whoever gets it: only one of the channels has an event at a
+/// time, and waiting for one on any other would last for ever.
+#[test]
+fn one_thread_serves_many_channels_by_what_their_descriptors_promise() {
+    const MESSAGES: u64 = 4_000;
+    within_patience(|| {
+        let context = open(library());
+        let ends: Vec<End> = (0..8).map(|_| End::looped(library(), context)).collect();
+        for end in &ends {
+            end.arm();
+            end.post_recv(0);
+        }
+        ends[0].post_send(0, 0);
+        let mut messages = 0;
+        while messages < MESSAGES {
+            let mut asked: Vec<libc::pollfd> =
+                ends.iter().map(|end| libc::pollfd { fd: end.fd(), events: libc::POLLIN, revents: 0 }).collect();
+            // SAFETY: as many structures as it says.
+            let ready = unsafe { libc::poll(asked.as_mut_ptr(), 8, PATIENCE.as_millis() as c_int) };
+            assert!(ready > 0, "no event comes any more, after {messages} messages");
+            for (place, end) in ends.iter().enumerate().filter(|(place, _)| asked[*place].revents != 0) {
+                // It waits, unless the descriptor's promise is kept.
+                assert_eq!(end.get_event(), 0);
+                end.arm();
+                while let Some(completion) = end.poll() {
+                    assert_eq!(completion.status, 0);
+                    messages += 1;
+                    end.post_recv(messages);
+                    ends[(place + 1) % ends.len()].post_send(messages, 0);
+                }
+            }
+        }
+        ends.into_iter().for_each(End::destroy);
+    });
+}
+
+#[test]
+fn whoever_sleeps_on_changes_of_the_descriptor_misses_none() {
+    within_patience(|| {
+        let end = End::looped(library(), open(library()));
+        set_nonblocking(end.fd());
+        assert_eq!(end.get_event(), libc::EAGAIN);
+        // SAFETY: a call without memory; the set is closed with the process.
+        let set = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+        let mut event = libc::epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32, u64: 0 };
+        // SAFETY: one structure of our own.
+        assert_eq!(unsafe { libc::epoll_ctl(set, libc::EPOLL_CTL_ADD, end.fd(), &raw mut event) }, 0);
+        let start = Instant::now();
+        for number in 0..2_000 {
+            end.arm();
+            end.post_recv(number);
+            end.post_send(number, 0);
+            // SAFETY: place for one structure.
+            let ready = unsafe { libc::epoll_wait(set, &raw mut event, 1, PATIENCE.as_millis() as c_int) };
+            assert_eq!(ready, 1, "message {number}");
+            assert_eq!((end.get_event(), end.get_event()), (0, libc::EAGAIN));
+            assert_eq!(end.complete().wr_id, number);
+        }
+        println!("messages to a program that sleeps on a descriptor: {:?} each", start.elapsed() / 2_000);
+        end.destroy();
+    });
+}
+
+/// Sends a message to `end` after a while, from another thread.
+fn send_later<'a>(scope: &'a std::thread::Scope<'a, '_>, end: &'a End, number: u64) {
+    scope.spawn(move || {
+        std::thread::sleep(Duration::from_millis(u64::from(number.is_multiple_of(7)) * 3));
+        end.post_send(number, 0);
+    });
+}
+
+/// A program may wait in the verb and on the descriptor by turns: the library expects either.
+#[test]
+fn both_ways_to_wait_can_follow_each_other() {
+    within_patience(|| {
+        let end = End::looped(library(), open(library()));
+        for number in 0..700 {
+            end.arm();
+            end.post_recv(number);
+            std::thread::scope(|scope| {
+                send_later(scope, &end, number);
+                if number / 100 % 2 == 1 {
+                    assert!(is_readable(end.fd(), PATIENCE), "message {number}");
+                }
+                assert_eq!(end.get_event(), 0);
+            });
+            assert_eq!(end.complete().wr_id, number);
+        }
+        end.destroy();
+    });
+}
+
+/// A program that polls keeps the library's thread from the sockets; then it goes to sleep on a descriptor.
+#[test]
+fn whoever_polled_a_moment_ago_is_woken_all_the_same() {
+    within_patience(|| {
+        let (near, far) = (End::new(library(), open(library())), End::new(library(), open(library())));
+        near.connect(&far);
+        far.connect(&near);
+        let mut longest = NOW;
+        for number in 0..100 {
+            far.post_recv(number);
+            far.arm();
+            let polled = Instant::now();
+            while polled.elapsed() < Duration::from_millis(1) {
+                assert!(far.poll().is_none());
+            }
+            near.post_send(number, SIGNALED);
+            let start = Instant::now();
+            assert!(is_readable(far.fd(), PATIENCE), "message {number}");
+            longest = longest.max(start.elapsed());
+            assert_eq!((far.get_event(), far.complete().wr_id), (0, number));
+            near.complete();
+        }
+        println!("the longest wait for a message: {longest:?}");
+        near.destroy();
+        far.destroy();
+    });
+}

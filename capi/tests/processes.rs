@@ -1,0 +1,351 @@
+//! What the library is to its process, and to other processes: loading, forking, dying, and an error output that nobody
+//! reads. Each scenario is a process of its own: this program again, with a role.
+
+mod library;
+
+use std::collections::BTreeSet;
+use std::ffi::c_int;
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use library::{End, PATIENCE, SIGNALED, Verbs, load, open, verbs};
+use rdma_verbs::provider::abi::{QpAttr, qp_attr};
+
+const ADDRESS: &str = "127.62.1.3";
+const ROLE: &str = "RDMA_VERBS_TEST_ROLE";
+/// When the process closes its error output: before or after it opened a device.
+const CLOSES: &str = "RDMA_VERBS_TEST_CLOSES";
+
+fn library() -> &'static Verbs {
+    verbs(ADDRESS)
+}
+
+fn role(name: &str) -> Command {
+    // Built here, not by each of the processes.
+    library::path();
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["part", "--exact", "--ignored", "--nocapture", "--test-threads=1", "--quiet"]).env(ROLE, name);
+    command
+}
+
+/// Waits for a process; one that does not end is killed.
+fn end_of(mut process: Child) -> ExitStatus {
+    let end = Instant::now() + 2 * PATIENCE;
+    loop {
+        if let Some(status) = process.try_wait().unwrap() {
+            return status;
+        }
+        if Instant::now() > end {
+            process.kill().unwrap();
+            process.wait().unwrap();
+            panic!("the process does not end");
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn assert_ends_well(command: &mut Command) {
+    let status = end_of(command.spawn().unwrap());
+    assert!(status.success(), "{command:?}: {status}");
+}
+
+/// Not a test: what the processes do that the others start.
+#[test]
+#[ignore = "a part of the other tests"]
+fn part() {
+    match std::env::var(ROLE).as_deref() {
+        Ok("loads") => loads(),
+        Ok("logs") => logs(),
+        Ok("forks") => forks(),
+        Ok("works") => works(),
+        Ok("sleeps") => sleeps(),
+        Ok(other) => panic!("unknown role {other}"),
+        Err(_) => {}
+    }
+}
+
+fn names(folder: &str) -> BTreeSet<String> {
+    let links = fs::read_dir(folder).unwrap().map(|entry| {
+        let entry = entry.unwrap();
+        let target = fs::read_link(entry.path()).map_or(String::new(), |target| target.display().to_string());
+        format!("{} {target}", entry.file_name().display())
+    });
+    // Of the listing itself.
+    links.filter(|link| !link.contains("/proc/")).collect()
+}
+
+fn threads_and_descriptors() -> [BTreeSet<String>; 2] {
+    ["/proc/self/task", "/proc/self/fd"].map(names)
+}
+
+fn loads() {
+    let before = threads_and_descriptors();
+    let handle = load(libc::RTLD_LAZY | libc::RTLD_LOCAL);
+    assert_eq!(threads_and_descriptors(), before, "loading the library");
+    let verbs = library();
+    // SAFETY: the list is there until it is freed.
+    unsafe {
+        let list = (verbs.get_device_list)(std::ptr::null_mut());
+        assert!(!list.is_null() && !(*list).is_null());
+        (verbs.free_device_list)(list);
+    }
+    assert_eq!(threads_and_descriptors(), before, "listing devices");
+    let context = open(verbs);
+    assert_ne!(threads_and_descriptors(), before, "an open device has descriptors");
+    let end = End::looped(verbs, context);
+    (0..100).for_each(|number| end.exchange(number));
+    // Its threads may outlive it: unloading must not take their code away.
+    for _ in 0..2 {
+        // SAFETY: opened twice.
+        assert_eq!(unsafe { libc::dlclose(handle) }, 0);
+    }
+    (0..100).for_each(|number| end.exchange(number));
+    end.destroy();
+    // SAFETY: nothing of it is left.
+    assert_eq!(unsafe { (verbs.close_device)(context) }, 0);
+    let [threads, _] = threads_and_descriptors();
+    assert_eq!(threads, before[0], "the device is closed");
+}
+
+#[test]
+fn only_open_devices_have_threads_and_descriptors() {
+    assert_ends_well(&mut role("loads"));
+}
+
+/// How often each of the library's threads went to sleep, or had to let others go on.
+fn switches() -> BTreeSet<String> {
+    let threads = fs::read_dir("/proc/self/task").unwrap().map(|thread| thread.unwrap().path());
+    let status = threads.map(|thread| fs::read_to_string(thread.join("status")).unwrap());
+    let is_told = |line: &&str| ["Name:", "Pid:", "ctxt_switches"].iter().any(|word| line.contains(word));
+    let told = status.map(|status| status.lines().filter(is_told).collect::<Vec<_>>().join(" "));
+    told.filter(|told| told.contains("rdma")).collect()
+}
+
+fn sleeps() {
+    let context = open(library());
+    let ends: Vec<End> = (0..8).map(|_| End::looped(library(), context)).collect();
+    for end in &ends {
+        end.arm();
+        (0..100).for_each(|number| end.exchange(number));
+        assert_eq!(end.get_event(), 0);
+        end.arm();
+    }
+    let mut asked: Vec<libc::pollfd> =
+        ends.iter().map(|end| libc::pollfd { fd: end.fd(), events: libc::POLLIN, revents: 0 }).collect();
+    // SAFETY: the context is open.
+    asked.push(libc::pollfd { fd: unsafe { (*context).async_fd }, events: libc::POLLIN, revents: 0 });
+    let mut sleep = |milliseconds| {
+        let before = switches();
+        // SAFETY: as many structures as it says.
+        let ready = unsafe { libc::poll(asked.as_mut_ptr(), asked.len() as libc::nfds_t, milliseconds) };
+        assert_eq!(ready, 0, "nothing is to be told");
+        before == switches()
+    };
+    let end = Instant::now() + PATIENCE;
+    while !sleep(300) {
+        assert!(Instant::now() < end, "its threads never rest");
+    }
+    assert!(switches().len() >= 2 && sleep(1_500), "somebody woke up: {:?}", switches());
+}
+
+/// Who sleeps on descriptors leaves the sockets to the library's thread, which sleeps there until a packet comes.
+#[test]
+fn nobody_wakes_up_while_a_program_sleeps_on_descriptors() {
+    assert_ends_well(&mut role("sleeps"));
+}
+
+/// Traffic and refusals, all of which are logged.
+fn logs() {
+    // SAFETY: the signal is as in programs that are not in Rust.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+    let closes = std::env::var(CLOSES).unwrap_or_default();
+    if closes == "before" {
+        close_error_output();
+    }
+    let context = open(library());
+    let other_file = (closes == "after").then(|| {
+        close_error_output();
+        fs::File::from(memfd())
+    });
+    let end = End::looped(library(), context);
+    for number in 0..100 {
+        end.exchange(number);
+        let mut attributes = QpAttr { qp_state: 77, ..QpAttr::default() };
+        // SAFETY: the queue pair and the structure are there.
+        let answer = unsafe { (library().modify_qp)(end.qp, &raw mut attributes, qp_attr::STATE as c_int) };
+        assert_eq!(answer, libc::EINVAL);
+        // SAFETY: a domain of this library; the memory is none, which is what is wrong.
+        let region = unsafe { (library().reg_mr)(end.pd, std::ptr::without_provenance_mut(4096), 4096, 1) };
+        assert!(region.is_null());
+    }
+    end.destroy();
+    if let Some(file) = other_file {
+        assert_eq!(file.as_raw_fd(), libc::STDERR_FILENO);
+        assert_eq!(file.metadata().unwrap().len(), 0, "it was written to");
+    }
+}
+
+fn close_error_output() {
+    // SAFETY: nothing here writes there any more, but for failed assertions, which the exit status tells of.
+    assert_eq!(unsafe { libc::close(libc::STDERR_FILENO) }, 0);
+}
+
+/// A file, which gets the lowest number that is free.
+fn memfd() -> OwnedFd {
+    // SAFETY: a name with its zero; the descriptor is new.
+    unsafe { OwnedFd::from_raw_fd(libc::memfd_create(c"other".as_ptr(), libc::MFD_CLOEXEC)) }
+}
+
+#[test]
+fn nobody_needs_to_read_what_is_logged() {
+    let pipe = || {
+        let (read, write) = std::io::pipe().unwrap();
+        (OwnedFd::from(read), write)
+    };
+    let (_unread, mut full) = pipe();
+    // SAFETY: a call without memory.
+    unsafe { libc::fcntl(full.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) };
+    while full.write(&[b'x'; 512]).is_ok() {}
+    // SAFETY: as above; the process shares the open file.
+    unsafe { libc::fcntl(full.as_raw_fd(), libc::F_SETFL, 0) };
+    let (unread, abandoned) = pipe();
+    drop(unread);
+    for output in [OwnedFd::from(full), OwnedFd::from(abandoned)] {
+        for level in ["warn", "trace"] {
+            let error_output = output.try_clone().unwrap();
+            // What is wrong here is told at either level.
+            let mut process = role("logs");
+            process.env("RDMA_VERBS_MTU", "none").env("RDMA_VERBS_LOG", level);
+            assert_ends_well(process.stderr(error_output));
+        }
+    }
+}
+
+/// A closed output's number is given to the next descriptor, which may be one of the library's.
+#[test]
+fn nothing_is_logged_into_other_files() {
+    for level in ["warn", "trace"] {
+        for when in ["before", "after"] {
+            assert_ends_well(role("logs").env("RDMA_VERBS_LOG", level).env(CLOSES, when));
+        }
+    }
+}
+
+#[test]
+fn what_is_logged_can_be_read() {
+    let output = role("logs").env("RDMA_VERBS_LOG", "info").output().unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success() && text.lines().filter(|line| line.contains("INFO")).count() >= 100, "{text}");
+}
+
+/// Runs `work` in a forked child. How it ended.
+fn in_child(work: impl FnOnce()) -> c_int {
+    // SAFETY: the child uses this library, whose business it is, and the allocator, which takes care of itself.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0);
+    if child == 0 {
+        let worked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+        // SAFETY: ends the child at once.
+        unsafe { libc::_exit(i32::from(worked.is_err())) };
+    }
+    let mut status = 0;
+    // SAFETY: a child of this process, and a local variable.
+    unsafe { libc::waitpid(child, &raw mut status, 0) };
+    status
+}
+
+/// Verbs on objects of another process.
+fn check_inherited(end: &End) {
+    let mut attributes = QpAttr::default();
+    // SAFETY: the objects are there, if only as copies.
+    let answers = unsafe {
+        [
+            (library().modify_qp)(end.qp, &raw mut attributes, 0),
+            (library().destroy_qp)(end.qp),
+            (library().destroy_cq)(end.cq),
+        ]
+    };
+    assert_eq!(answers, [libc::EINVAL; 3]);
+    assert_eq!(end.get_event(), libc::EINVAL, "it neither waits nor is anything there");
+}
+
+fn forks() {
+    let context = open(library());
+    let (end, busy) = (End::looped(library(), context), End::looped(library(), context));
+    std::thread::scope(|scope| {
+        let worker = scope.spawn(|| (0..20_000).for_each(|number| busy.exchange(number)));
+        let mut rounds = 0u32;
+        while !worker.is_finished() && rounds < 20 {
+            let status = in_child(|| {
+                // It has made objects in its own device before it forks, in every other round.
+                let own = rounds.is_multiple_of(2).then(|| End::looped(library(), context));
+                let status = in_child(|| {
+                    check_inherited(&end);
+                    own.iter().for_each(check_inherited);
+                    let new = End::looped(library(), context);
+                    (0..100).for_each(|number| new.exchange(number));
+                    new.destroy();
+                });
+                assert_eq!(status, 0, "the child's child");
+                check_inherited(&end);
+                let own = own.unwrap_or_else(|| End::looped(library(), context));
+                (0..100).for_each(|number| own.exchange(number));
+                own.destroy();
+            });
+            assert_eq!(status, 0, "the child in round {rounds}");
+            (0..100).for_each(|number| end.exchange(number));
+            rounds += 1;
+        }
+        assert!(rounds > 0);
+        worker.join().unwrap();
+    });
+    end.destroy();
+    busy.destroy();
+}
+
+#[test]
+fn child_of_a_child_starts_anew() {
+    assert_ends_well(&mut role("forks"));
+}
+
+/// Works on the address of all until it is killed.
+fn works() {
+    let end = End::looped(library(), open(library()));
+    for number in 0.. {
+        end.exchange(number);
+        if number == 100 {
+            println!("works");
+        }
+    }
+}
+
+#[test]
+fn killed_process_disturbs_nobody() {
+    let end = End::looped(library(), open(library()));
+    let slowest = (0..10).map(|round| {
+        let mut workers: Vec<Child> = (0..2).map(|_| role("works").stdout(Stdio::piped()).spawn().unwrap()).collect();
+        for worker in &mut workers {
+            let mut lines = BufReader::new(worker.stdout.take().unwrap()).lines();
+            assert!(lines.any(|line| line.unwrap().contains("works")), "it never began");
+        }
+        let start = Instant::now();
+        for number in 0..500 {
+            if number == 100 {
+                workers[0].kill().unwrap();
+            }
+            if number == 200 + round {
+                workers[1].kill().unwrap();
+            }
+            end.post_recv(number);
+            end.post_send(number, SIGNALED);
+            assert_eq!((end.complete().wr_id, end.complete().wr_id), (number, number));
+        }
+        assert!(workers.iter_mut().all(|worker| !worker.wait().unwrap().success()), "killed");
+        start.elapsed()
+    });
+    println!("500 messages beside two processes that are killed took {:?} at most", slowest.max().unwrap());
+    end.destroy();
+}
