@@ -134,6 +134,10 @@ impl RawRange {
 /// the two *and* unmaps or truncates registered memory that is in use gets its own handler called, or is ended by the
 /// signal.
 ///
+/// The handlers are code of the program or library that this crate is part of. A library that can be unloaded must not
+/// call this (or be linked with `-z nodelete`, as the library for C programs is). Where two of them in one process do,
+/// only the later one has its handlers in place.
+///
 /// # Errors
 /// The process is as before, and the kernel makes the copies:
 ///

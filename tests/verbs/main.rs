@@ -2,8 +2,8 @@
 //!
 //! `cargo test --test verbs` runs it on the software device, `RDMA_VERBS_DEVICES=first,second cargo test --test verbs`
 //! on the devices of these names (two ports that reach each other, or twice the same). A part of a name chooses
-//! scenarios: `cargo test --test verbs -- rc/send`; `--list` prints all. With `RDMA_VERBS_FAULTS=signal` missing pages are
-//! found by handlers of signals instead of the kernel's copies.
+//! scenarios: `cargo test --test verbs -- rc/send`; `--list` prints all. With `RDMA_VERBS_FAULTS=signal` missing pages
+//! are found by handlers of signals instead of the kernel's copies.
 //!
 //! Written against the public API only. A new family is a file with its `SCENARIOS`, its `mod` and its line in
 //! [`FAMILIES`].
