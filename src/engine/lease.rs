@@ -13,8 +13,11 @@ use crate::types::Time;
 
 /// How soon a poller must come back to count as one that polls.
 pub(super) const LEASE: Duration = Duration::from_micros(400);
-/// How long somebody must have polled to get a lease.
+/// How long somebody must have polled to get a lease, and twice as long for each lease in a row that was not kept: a
+/// program that polls for the completion of its own request, and for the peer's looks at its memory only, has gone when
+/// the lease begins, and waits for the shard's thread.
 const PROBATION: Duration = Duration::from_micros(100);
+const LONGEST_PROBATION: Duration = Duration::from_millis(100);
 /// How long a lease lasts at most. At each end the shard's thread wakes up to see whether the lease goes on, which
 /// takes the poller's core for some ten microseconds.
 const LONGEST_LEASE: Duration = Duration::from_millis(4);
@@ -22,14 +25,27 @@ const LONGEST_LEASE: Duration = Duration::from_millis(4);
 const PART_OF_POLLING: u32 = 2;
 
 /// A shard's lease.
-#[derive(Default)]
 pub(super) struct Lease {
     end: AtomicU64,
     last_visit: AtomicU64,
     /// When the first of the visits began that follow each other closely.
     first_visit: AtomicU64,
+    /// How long somebody must have polled now, in nanoseconds.
+    probation: AtomicU64,
     /// Completions were taken since the last visit: the poller is here, although it finds its queue never empty.
     taken: AtomicBool,
+}
+
+impl Default for Lease {
+    fn default() -> Self {
+        Self {
+            end: AtomicU64::default(),
+            last_visit: AtomicU64::default(),
+            first_visit: AtomicU64::default(),
+            probation: AtomicU64::new(PROBATION.as_nanos() as u64),
+            taken: AtomicBool::default(),
+        }
+    }
 }
 
 impl Lease {
@@ -43,7 +59,7 @@ impl Lease {
         let comes_back = last != 0 && now.saturating_since(Time::from_nanos(last)) < LEASE;
         if comes_back {
             let polled = self.polled_until(now);
-            if polled >= PROBATION {
+            if polled >= self.probation() {
                 self.end.store((now + (polled / PART_OF_POLLING).min(LONGEST_LEASE)).as_nanos(), Ordering::Relaxed);
             }
         } else {
@@ -57,9 +73,25 @@ impl Lease {
         time.saturating_since(Time::from_nanos(self.first_visit.load(Ordering::Relaxed)))
     }
 
+    fn probation(&self) -> Duration {
+        Duration::from_nanos(self.probation.load(Ordering::Relaxed))
+    }
+
+    /// The shard's thread stood back until what was a lease's end: whether somebody still polls shows who gets the next.
+    /// Who does not begins anew.
+    pub(super) fn note_end(&self, now: Time) {
+        let next = if self.is_alive(now) {
+            (self.probation() / 2).max(PROBATION)
+        } else {
+            self.first_visit.store(now.as_nanos(), Ordering::Relaxed);
+            (self.probation() * 2).min(LONGEST_PROBATION)
+        };
+        self.probation.store(next.as_nanos() as u64, Ordering::Relaxed);
+    }
+
     /// Whoever visited last was here until now, driving the shard.
     pub(super) fn stay(&self, now: Time) {
-        if self.polled_until(self.last_visit()) >= PROBATION {
+        if self.polled_until(self.last_visit()) >= self.probation() {
             self.last_visit.store(now.as_nanos(), Ordering::Relaxed);
             self.visit(now);
         }
@@ -137,6 +169,27 @@ mod tests {
         let late = end + LONGEST_LEASE * 2;
         let end = poll(&lease, late, PROBATION);
         assert_eq!(lease.end(), end + PROBATION / PART_OF_POLLING);
+    }
+
+    #[test]
+    fn who_is_gone_when_leases_end_must_poll_for_longer() {
+        let (lease, mut now) = (Lease::default(), Time::from_nanos(1_000));
+        let mut given = 0;
+        for _ in 0..1_000 {
+            // The looks at memory are shorter than a lease, so that the visits follow each other closely.
+            now = poll(&lease, now, PROBATION / 2) + PROBATION / 2;
+            if lease.is_alive(now) {
+                given += 1;
+                now = lease.end();
+                lease.note_end(now);
+            }
+        }
+        assert!((5..=10).contains(&given), "{given} leases in a tenth of a second");
+        now = poll(&lease, now, LONGEST_PROBATION);
+        assert!(lease.is_alive(now));
+        let before = lease.probation();
+        lease.note_end(now);
+        assert_eq!(lease.probation(), before / 2, "a lease was kept");
     }
 
     #[test]

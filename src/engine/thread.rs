@@ -126,6 +126,10 @@ fn stand_back(shard: &Shard, alarm: &mut Alarm, now: Time) {
     if shard.attendance.leave() {
         sleep(shard, alarm, lease_ends.min(moderation_ends), Watch::Event);
         shard.attendance.come_back();
+        let now = shard.clock.now();
+        if now >= lease_ends {
+            shard.lease.note_end(now);
+        }
     }
 }
 
