@@ -4,6 +4,7 @@
 
 use std::io;
 use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -57,7 +58,7 @@ impl io::Write for ErrorOutput {
 fn is_open() -> bool {
     let Some(about) = about() else { return false };
     match about.st_mode & libc::S_IFMT {
-        libc::S_IFCHR | libc::S_IFIFO => true,
+        libc::S_IFCHR if is_terminal() => true,
         libc::S_IFREG if is_appended_to() => true,
         _ => FILE.get().copied().flatten() == Some((about.st_dev, about.st_ino)),
     }
@@ -67,6 +68,11 @@ fn about() -> Option<libc::stat> {
     let mut about = MaybeUninit::<libc::stat>::zeroed();
     // SAFETY: the kernel writes one structure, for which zero is valid as well.
     unsafe { (libc::fstat(libc::STDERR_FILENO, about.as_mut_ptr()) == 0).then(|| about.assume_init()) }
+}
+
+fn is_terminal() -> bool {
+    // SAFETY: a call without memory.
+    unsafe { libc::isatty(libc::STDERR_FILENO) == 1 }
 }
 
 fn is_appended_to() -> bool {
@@ -81,8 +87,23 @@ fn has_room() -> bool {
     unsafe { libc::poll(&raw mut asked, 1, 0) == 1 && asked.revents == libc::POLLOUT }
 }
 
+/// The same terminal or pipe by a description of its own, which does not wait: what says that it has room may have less
+/// than a line needs. `None`: it is something else, or may not be opened.
+fn without_waiting() -> Option<OwnedFd> {
+    if !matches!(about()?.st_mode & libc::S_IFMT, libc::S_IFCHR | libc::S_IFIFO) {
+        return None;
+    }
+    let flags = libc::O_WRONLY | libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC;
+    // SAFETY: the path lives until the call returns.
+    let number = unsafe { libc::open(c"/proc/self/fd/2".as_ptr(), flags) };
+    // SAFETY: just opened, and nobody else's.
+    (number >= 0).then(|| unsafe { OwnedFd::from_raw_fd(number) })
+}
+
 /// Writes, without the signal that a pipe without a reader raises.
 fn write(line: &[u8]) {
+    let own = without_waiting();
+    let descriptor = own.as_ref().map_or(libc::STDERR_FILENO, AsRawFd::as_raw_fd);
     let mut pipe = MaybeUninit::<libc::sigset_t>::uninit();
     let mut mask = MaybeUninit::<libc::sigset_t>::uninit();
     let mut pending = MaybeUninit::<libc::sigset_t>::uninit();
@@ -94,7 +115,7 @@ fn write(line: &[u8]) {
         libc::sigpending(pending.as_mut_ptr());
         let was_pending = libc::sigismember(pending.as_ptr(), libc::SIGPIPE) == 1;
         libc::pthread_sigmask(libc::SIG_BLOCK, pipe.as_ptr(), mask.as_mut_ptr());
-        let written = libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len());
+        let written = libc::write(descriptor, line.as_ptr().cast(), line.len());
         if written < 0 && !was_pending && io::Error::last_os_error().raw_os_error() == Some(libc::EPIPE) {
             let at_once = libc::timespec { tv_sec: 0, tv_nsec: 0 };
             libc::sigtimedwait(pipe.as_ptr(), std::ptr::null_mut(), &raw const at_once);

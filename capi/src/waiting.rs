@@ -92,6 +92,11 @@ pub(crate) unsafe extern "C-unwind" fn wait_for(look: impl Fn() -> Look + Copy) 
         if unsafe { unwinding::poll(&raw mut asked, 1, -1) } < 0 && !goes_on() {
             return -1;
         }
+        if asked.revents & libc::POLLNVAL != 0 {
+            // The program has closed it, as daemons close all that is open.
+            set_errno(Errno(libc::EBADF));
+            return -1;
+        }
     }
 }
 

@@ -109,7 +109,9 @@ fn run(shard: &Shard, mut alarm: Alarm) {
             }
             Some(until) => {
                 let by_packet = sleep(shard, &mut alarm, until, Watch::Sockets);
-                if by_packet && shard.armed.load(Ordering::Relaxed) > 0 {
+                // Whoever sleeps on a descriptor is woken by this thread alone.
+                let is_for_others = shard.armed.load(Ordering::Relaxed) > 0 && shard.attendance.queues() == 0;
+                if by_packet && is_for_others {
                     sleep(shard, &mut alarm, until.min(shard.clock.now() + LEASE), Watch::Event);
                 }
             }

@@ -2,6 +2,8 @@
 # Sourced by the suites; needs `apt-get` of Debian 12, and nothing of it is installed into the system: packages are
 # unpacked below target/suites.
 set -uo pipefail
+# Settings of whoever runs this: the suites rely on the usual ones.
+unset RDMA_VERBS_ADDRESSES RDMA_VERBS_PEERS RDMA_VERBS_SHARDS RDMA_VERBS_FAULTS RDMA_VERBS_MTU
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 suites=$PWD/${CARGO_TARGET_DIR:-target}/suites
 [[ ${CARGO_TARGET_DIR:-} = /* ]] && suites=$CARGO_TARGET_DIR/suites

@@ -105,7 +105,7 @@ impl SoftConfig {
 
     /// Lets other processes of this machine find what this one can as soon as it has a connected queue pair in INIT,
     /// and not only once one is in RTR. For programs that exchange queue pair numbers between the two and nothing else:
-    /// with [`ConnectionInfo`](crate::types::ConnectionInfo) peers know each other's capabilities anyway. It opens the
+    /// with the `ConnectionInfo` of `verbs` peers know each other's capabilities anyway. It opens the
     /// receive sockets of all of the device's addresses.
     pub const fn present_from_init(mut self, early: bool) -> Self {
         self.present_from_init = early;

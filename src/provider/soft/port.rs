@@ -49,14 +49,18 @@ impl Waiting {
     fn settle<R>(&self, change: impl FnOnce() -> R) -> R {
         let mut is_readable = self.is_readable.lock().unwrap_or_else(PoisonError::into_inner);
         let changed = change();
-        // By the queue as it is now: an event may have been taken before its addition was told of.
-        let waits = self.queue.get().and_then(Weak::upgrade).is_some_and(|queue| !queue.is_empty());
+        let waits = self.has_events();
         match (std::mem::replace(&mut *is_readable, waits), waits) {
             (false, true) => self.event.signal(),
             (true, false) => self.event.clear(),
             _ => {}
         }
         changed
+    }
+
+    /// By the queue as it is now: an event may have been taken before its addition was told of.
+    fn has_events(&self) -> bool {
+        self.queue.get().and_then(Weak::upgrade).is_some_and(|queue| !queue.is_empty())
     }
 }
 
@@ -65,8 +69,13 @@ impl Notify for Waiting {
         self.notify(completion_queue);
     }
 
+    /// Each event is an edge, as an adapter's.
     fn notify(&self, _: u32) {
-        self.settle(|| ());
+        let mut is_readable = self.is_readable.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.has_events() {
+            *is_readable = true;
+            self.event.signal();
+        }
     }
 }
 
