@@ -77,8 +77,8 @@ impl Lease {
         Duration::from_nanos(self.probation.load(Ordering::Relaxed))
     }
 
-    /// The shard's thread stood back until what was a lease's end: whether somebody still polls shows who gets the next.
-    /// Who does not begins anew.
+    /// The shard's thread stood back until what was a lease's end. Who polls no more begins anew, and polls for longer
+    /// to get the next.
     pub(super) fn note_end(&self, now: Time) {
         let next = if self.is_alive(now) {
             (self.probation() / 2).max(PROBATION)
