@@ -13,9 +13,9 @@ use crate::types::Time;
 
 /// How soon a poller must come back to count as one that polls.
 pub(super) const LEASE: Duration = Duration::from_micros(400);
-/// How long somebody must have polled to get a lease, and twice as long for each lease in a row that was not kept: a
-/// program that polls for the completion of its own request, and for the peer's looks at its memory only, has gone when
-/// the lease begins, and waits for the shard's thread.
+/// How long somebody must have polled to get a lease, and twice as long after each one at whose end nobody polled and
+/// packets waited: a program that polls for the completion of its own request, and for the peer's looks at its memory
+/// only, has gone when the lease begins, and waits for the shard's thread.
 const PROBATION: Duration = Duration::from_micros(100);
 const LONGEST_PROBATION: Duration = Duration::from_millis(100);
 /// How long a lease lasts at most. At each end the shard's thread wakes up to see whether the lease goes on, which
@@ -77,14 +77,16 @@ impl Lease {
         Duration::from_nanos(self.probation.load(Ordering::Relaxed))
     }
 
-    /// The shard's thread stood back until what was a lease's end: whether somebody still polls shows who gets the next.
-    /// Who does not begins anew.
-    pub(super) fn note_end(&self, now: Time) {
+    /// The shard's thread stood back until what was a lease's end, and packets may have waited in vain. If so, who was
+    /// to take them begins anew, and polls for longer to get the next.
+    pub(super) fn note_end(&self, now: Time, packets_wait: impl FnOnce() -> bool) {
         let next = if self.is_alive(now) {
             (self.probation() / 2).max(PROBATION)
-        } else {
+        } else if packets_wait() {
             self.first_visit.store(now.as_nanos(), Ordering::Relaxed);
             (self.probation() * 2).min(LONGEST_PROBATION)
+        } else {
+            return;
         };
         self.probation.store(next.as_nanos() as u64, Ordering::Relaxed);
     }
@@ -181,15 +183,18 @@ mod tests {
             if lease.is_alive(now) {
                 given += 1;
                 now = lease.end();
-                lease.note_end(now);
+                lease.note_end(now, || true);
             }
         }
         assert!((5..=10).contains(&given), "{given} leases in a tenth of a second");
         now = poll(&lease, now, LONGEST_PROBATION);
         assert!(lease.is_alive(now));
         let before = lease.probation();
-        lease.note_end(now);
+        lease.note_end(now, || unreachable!("somebody polls"));
         assert_eq!(lease.probation(), before / 2, "a lease was kept");
+        now = lease.end();
+        lease.note_end(now, || false);
+        assert_eq!(lease.probation(), before / 2, "nobody waited");
     }
 
     #[test]

@@ -130,7 +130,8 @@ fn stand_back(shard: &Shard, alarm: &mut Alarm, now: Time) {
         shard.attendance.come_back();
         let now = shard.clock.now();
         if now >= lease_ends {
-            shard.lease.note_end(now);
+            let readable = || wait_readable([shard.sockets.as_fd()], Some(Duration::ZERO));
+            shard.lease.note_end(now, || readable().is_ok_and(|[packets_wait]| packets_wait));
         }
     }
 }
