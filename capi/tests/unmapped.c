@@ -1,6 +1,7 @@
-// Memory that a program takes away while it is registered: prints the statuses of a WRITE between whole pages, of one from
-// pages that are gone, and of one to pages that are gone, and whether there is a handler of SIGSEGV. With the argument
-// "filter" the kernel makes no copies any more once memory is registered; with "fault" it makes a fault of its own at the end.
+// Memory that a program takes away while it is registered: prints the statuses of a WRITE between whole pages, of one
+// from pages that are gone, and of one to pages that are gone, and whether there is a handler of SIGSEGV. With the
+// argument "filter" the kernel makes no copies any more once memory is registered; with "fault" it makes a fault of its
+// own at the end.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <infiniband/verbs.h>
