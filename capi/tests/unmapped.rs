@@ -1,9 +1,11 @@
 //! A program in C whose registered memory goes away: its requests fail, by handlers of signals and by the kernel's
 //! copies, and its own faults end it as ever.
 
+mod library;
+
 use std::os::unix::fs::symlink;
 use std::os::unix::process::ExitStatusExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
 
@@ -11,21 +13,18 @@ const ADDRESS: &str = "127.61.3.1";
 const SIGSEGV: i32 = 11;
 /// `IBV_WC_SUCCESS`, `IBV_WC_LOC_PROT_ERR`, `IBV_WC_REM_ACCESS_ERR`.
 const STATUSES: &str = "0 4 10";
+/// The same if nothing can be read.
+const NO_COPIES: &str = "4 4 4";
 
-/// The folder of the library and the program, which `cargo test` does not build.
+/// The folder of the program, and of the library by the name that the program looks for.
 fn folder() -> &'static PathBuf {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
-        let test = std::env::current_exe().expect("a path");
-        let target = test.ancestors().nth(3).expect("TARGET/PROFILE/deps/TEST");
-        let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["build", "--quiet", "--package", "rdma-verbs-capi", "--target-dir"]).arg(target);
-        assert!(cargo.status().expect("cargo").success(), "{cargo:?} failed");
-        let folder = target.join("debug/capi-unmapped");
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("capi-unmapped");
         std::fs::create_dir_all(&folder).expect("a folder");
         let library = folder.join("libibverbs.so.1");
         let _ = std::fs::remove_file(&library);
-        symlink("../librdma_verbs_capi.so", &library).expect("a link");
+        symlink(library::path().canonicalize().expect("the library"), &library).expect("a link");
         let mut compiler = Command::new("cc");
         compiler.args(["-Wall", "-Werror", "-o"]).arg(folder.join("unmapped"));
         compiler.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/unmapped.c")).arg(library);
@@ -44,10 +43,21 @@ fn run(faults: &str, arguments: &[&str]) -> Output {
 #[test]
 fn requests_whose_memory_is_gone_fail() {
     for (faults, handler) in [("signal", "handler"), ("kernel", "none")] {
-        let output = run(faults, &[]);
-        assert!(output.status.success(), "{faults}: {output:?}");
-        assert_eq!(String::from_utf8_lossy(&output.stdout), format!("{STATUSES} {handler}\n"), "{faults}");
+        expect(faults, &[], &format!("{STATUSES} {handler}\n"));
     }
+}
+
+/// Which way it is that serves a program.
+#[test]
+fn only_without_the_handlers_the_kernel_is_asked_for_copies() {
+    expect("signal", &["filter"], &format!("{STATUSES} handler\n"));
+    expect("kernel", &["filter"], &format!("{NO_COPIES} none\n"));
+}
+
+fn expect(faults: &str, arguments: &[&str], lines: &str) {
+    let output = run(faults, arguments);
+    assert!(output.status.success(), "{faults} {arguments:?}: {output:?}");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), lines, "{faults} {arguments:?}");
 }
 
 #[test]

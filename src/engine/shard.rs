@@ -265,10 +265,16 @@ impl Shard {
         Ok(())
     }
 
-    /// Sees to it that packets to these addresses are received, and that other processes find this one there.
-    pub(crate) fn receive_connected(self: &Arc<Self>, addresses: &[LocalAddress]) -> Result<(), OpenError> {
+    /// Sees to it that packets to these addresses are received, and that other processes find this one there. An
+    /// address that cannot be had is left to the queue pair that needs it, which is refused then.
+    pub(crate) fn receive_connected(self: &Arc<Self>, addresses: &[LocalAddress]) {
         let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
-        addresses.iter().try_for_each(|address| self.open_receiver(&mut opened, *address))
+        for address in addresses {
+            if let Err(error) = self.open_receiver(&mut opened, *address) {
+                let OpenError { message, source } = error;
+                tracing::debug!(address = %address.ip, message, error = %source, "not found there before RTR");
+            }
+        }
     }
 
     /// Sees to it that datagrams to these addresses are received, with what their headers say.

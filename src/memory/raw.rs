@@ -63,8 +63,8 @@ impl Backing {
     ///
     /// Accesses never raise a signal, even if the range is unmapped after all: they end in [`AccessError::Fault`]. The
     /// kernel makes them, unless [`recover_from_faults`] was called, which makes them several times as fast. (A peer's
-    /// atomic that meets the unmapping within nanoseconds is the exception without that call.) Registration refuses a
-    /// range that is not all mapped.
+    /// atomic that meets the unmapping within nanoseconds is the exception without that call, and with it where the
+    /// kernel makes the copies all the same.) Registration refuses a range that is not all mapped.
     ///
     /// # Safety
     /// Until the backing is dropped; a region owns it while it is registered, and may give it back:
@@ -130,19 +130,22 @@ impl RawRange {
 /// * in a thread that blocks one of the two signals;
 /// * in all threads, if the program installed another handler, and for good: these are not installed a second time.
 ///
-/// Both are looked for before an access, but at most every 100 µs or so. Within that time, a program that does one of
-/// the two *and* unmaps or truncates registered memory that is in use gets its own handler called, or is ended by the
-/// signal.
+/// There the exception for peers' atomics holds again that [`Backing::raw`] names.
+///
+/// Both are looked for before an access, but at most every 100 µs or so. Within that time, or during one access, a
+/// program that does one of the two *and* unmaps or truncates registered memory that is in use gets its own handler
+/// called, or is ended by the signal.
 ///
 /// The handlers are code of the program or library that this crate is part of. A library that can be unloaded must not
 /// call this (or be linked with `-z nodelete`, as the library for C programs is). Where two of them in one process do,
 /// only the later one has its handlers in place.
 ///
 /// # Errors
-/// The process is as before, and the kernel makes the copies:
+/// The kernel makes the copies as before:
 ///
 /// * [`RecoverError::Unsupported`] on other processors than x86-64, and under Miri and sanitizers;
-/// * [`RecoverError::Refused`] if the kernel does not take the handlers;
+/// * [`RecoverError::Refused`] if the kernel does not take the handlers; the first, if it took that one, stays, and
+///   gives all signals to the handler that was there before. The call may be repeated;
 /// * [`RecoverError::Replaced`] if another handler was installed since the first call.
 ///
 /// ```

@@ -64,6 +64,8 @@ impl Previous {
 }
 
 static PREVIOUS: [Previous; SIGNALS.len()] = [Previous::none(), Previous::none()];
+/// For which signals the handler was put in, whatever became of it since.
+static PUT_IN: [AtomicBool; SIGNALS.len()] = [AtomicBool::new(false), AtomicBool::new(false)];
 static INSTALLING: AtomicBool = AtomicBool::new(false);
 static INSTALLED: AtomicBool = AtomicBool::new(false);
 
@@ -84,7 +86,7 @@ pub(super) fn install() -> Result<(), RecoverError> {
         }
     } else {
         for (index, signal) in SIGNALS.into_iter().enumerate() {
-            if let Err(error) = install_for(signal, &PREVIOUS[index]) {
+            if let Err(error) = install_for(signal, &PREVIOUS[index], &PUT_IN[index]) {
                 // A handler that is in already stays and passes everything on.
                 INSTALLING.store(false, Ordering::Release);
                 return Err(error);
@@ -98,7 +100,11 @@ pub(super) fn install() -> Result<(), RecoverError> {
     }
 }
 
-fn install_for(signal: c_int, previous: &Previous) -> Result<(), RecoverError> {
+fn install_for(signal: c_int, previous: &Previous, put_in: &AtomicBool) -> Result<(), RecoverError> {
+    // After an installation that ended half-way: whoever replaced the handler since may call it.
+    if put_in.load(Ordering::Relaxed) {
+        return Ok(());
+    }
     let failed = |errno| RecoverError::Refused { signal, errno };
     let before = exchange(signal, None).map_err(failed)?;
     if before.handler == address() {
@@ -106,20 +112,31 @@ fn install_for(signal: c_int, previous: &Previous) -> Result<(), RecoverError> {
     }
     // Known before the handler can be called.
     previous.remember(&before);
-    let kept = before.flags & (libc::SA_NODEFER | libc::SA_RESTART) as u64;
     let action = Action {
         handler: address(),
-        // On the stack for signals, where a thread has one: its own may be what is missing.
-        flags: (libc::SA_SIGINFO | libc::SA_ONSTACK) as u64 | SA_RESTORER | kept,
-        restorer: restore as *const () as usize,
+        flags: libc::SA_SIGINFO as u64 | SA_RESTORER | kept_flags(&before),
+        // Behind the first byte: see there.
+        restorer: sigaction_restorer as *const () as usize + 1,
         // What the handler before wants blocked while it runs.
         mask: before.mask,
     };
-    let replaced = exchange(signal, Some(&action)).map_err(failed)?;
-    if replaced.handler != before.handler {
+    put_in.store(true, Ordering::Relaxed);
+    let replaced = exchange(signal, Some(&action)).map_err(|errno| {
+        put_in.store(false, Ordering::Relaxed);
+        failed(errno)
+    })?;
+    if (replaced.handler, replaced.flags) != (before.handler, before.flags) {
         previous.remember(&replaced);
     }
     Ok(())
+}
+
+/// The handler before runs as it did: also on the stack that it wants. Where there was none it is the one for signals,
+/// if the thread has one: its own may be what is missing.
+fn kept_flags(before: &Action) -> u64 {
+    let kept = libc::SA_NODEFER | libc::SA_RESTART | libc::SA_ONSTACK;
+    let added = if matches!(before.handler, libc::SIG_DFL | libc::SIG_IGN) { libc::SA_ONSTACK } else { 0 };
+    before.flags & kept as u64 | added as u64
 }
 
 /// Whether a fault would end in the handler now: it is in place, and the calling thread blocks neither signal.
@@ -150,24 +167,29 @@ fn exchange(signal: c_int, new: Option<&Action>) -> Result<Action, i32> {
     if result == 0 { Ok(old) } else { Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EINVAL)) }
 }
 
-/// Where handlers return to: the system call that goes on with what was interrupted. Debuggers know it by its bytes.
+/// Where handlers return to, behind its first byte: the system call that goes on with what was interrupted.
+///
+/// Debuggers and unwinders know it by its bytes. gdb looks at them if the function's name contains "sigaction";
+/// unwinders do if the byte before, where they look for what called the handler, belongs to no function with unwind
+/// tables. So that byte is this function's own, which has none.
 #[unsafe(naked)]
-unsafe extern "C" fn restore() {
-    naked_asm!("mov rax, {number}", "syscall", number = const libc::SYS_rt_sigreturn)
+unsafe extern "C" fn sigaction_restorer() {
+    naked_asm!("nop", "mov rax, {number}", "syscall", number = const libc::SYS_rt_sigreturn)
 }
 
-unsafe extern "C" fn handle(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
+/// Runtimes that throw an exception from their handlers of faults unwind through this one.
+unsafe extern "C-unwind" fn handle(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     // SAFETY: the kernel passes what was interrupted and why, which are this call's own.
     let (code, registers) = unsafe { ((*info).si_code, &mut (*context.cast::<ucontext_t>()).uc_mcontext.gregs) };
+    // The second is of memory that the interrupted instruction did not access.
+    let was_sent = code <= 0 || (signal == libc::SIGBUS && code == BUS_MCEERR_AO);
     let place = &mut registers[libc::REG_RIP as usize];
-    if code > 0
-        && let Some(end) = end_of_access(*place as usize)
-    {
+    if !was_sent && let Some(end) = end_of_access(*place as usize) {
         *place = end as i64;
         registers[libc::REG_R11 as usize] = 1;
         return;
     }
-    pass_on(signal, code, info, context);
+    pass_on(signal, was_sent, info, context);
 }
 
 /// Bounds of an access, each relative to where it stands.
@@ -217,32 +239,25 @@ fn end_of_access(place: usize) -> Option<usize> {
 }
 
 /// Does what would have been done without this handler.
-fn pass_on(signal: c_int, code: c_int, info: *mut siginfo_t, context: *mut c_void) {
+fn pass_on(signal: c_int, was_sent: bool, info: *mut siginfo_t, context: *mut c_void) {
     let previous = &PREVIOUS[usize::from(signal == SIGNALS[1])];
-    let flags = previous.flags.load(Ordering::Relaxed) as c_int;
-    let once = flags & libc::SA_RESETHAND != 0;
-    let handler = if once {
-        previous.handler.swap(libc::SIG_DFL, Ordering::AcqRel)
-    } else {
-        previous.handler.load(Ordering::Acquire)
-    };
-    // Of a fault the instruction cannot go on, so the kernel does not ignore it.
-    let was_sent = code <= 0 || (signal == libc::SIGBUS && code == BUS_MCEERR_AO);
+    // First: its flags were stored before it.
+    let mut handler = previous.handler.load(Ordering::Acquire);
+    let once = previous.flags.load(Ordering::Relaxed) as c_int & libc::SA_RESETHAND != 0;
+    // What is ignored stays so.
+    if once && handler != libc::SIG_IGN {
+        handler = previous.handler.swap(libc::SIG_DFL, Ordering::AcqRel);
+    }
     match handler {
+        // Of a fault the instruction cannot go on, so the kernel does not ignore it.
         libc::SIG_IGN if was_sent => {}
         libc::SIG_DFL | libc::SIG_IGN => end_by_default(signal, was_sent),
-        handler if flags & libc::SA_SIGINFO != 0 => {
-            // SAFETY: the address is that of a handler with three arguments, as the flag says, which are the kernel's.
-            unsafe {
-                let handler: extern "C" fn(c_int, *mut siginfo_t, *mut c_void) = std::mem::transmute(handler);
-                handler(signal, info, context);
-            }
-        }
         handler => {
-            // SAFETY: the address is that of a handler with one argument.
+            // SAFETY: the address is that of a handler, and the arguments are the kernel's. The kernel passes three to
+            // every handler as well: one that takes only the first does not look at the others.
             unsafe {
-                let handler: extern "C" fn(c_int) = std::mem::transmute(handler);
-                handler(signal);
+                let handler: extern "C-unwind" fn(c_int, *mut siginfo_t, *mut c_void) = std::mem::transmute(handler);
+                handler(signal, info, context);
             }
         }
     }

@@ -33,7 +33,8 @@ pub(super) fn install() -> Result<(), RecoverError> {
     installed
 }
 
-/// Says that the handler ends what faults in this thread, now and within the next microseconds.
+/// Says that the handler ends what faults in this thread, now and within the next microseconds, if the program does not
+/// replace it meanwhile.
 #[derive(Clone, Copy)]
 pub(super) struct Recovery(());
 
@@ -43,7 +44,8 @@ pub(super) fn ready() -> Option<Recovery> {
     if !handler::was_installed() {
         return None;
     }
-    // SAFETY: every processor of this architecture has the counter.
+    // SAFETY: every processor of this architecture has the counter. A program that forbids itself to read it
+    // (PR_SET_TSC) gets the signal that it asked for.
     let now = unsafe { _rdtsc() };
     let ready = match LAST_LOOK.get() {
         // Counters of different processors may differ: a look in the future is an old one.

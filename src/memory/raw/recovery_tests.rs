@@ -1,16 +1,17 @@
 //! The handler of faults: what it ends, what it passes on, and when it is not relied on. What changes a whole process
 //! runs in a child, which is this program with the name of what it shall do.
 
+use std::os::fd::AsRawFd;
 use std::os::unix::process::ExitStatusExt;
-use std::process::Command;
+use std::process::{Command, Output};
 use std::ptr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use libc::{c_int, c_void, siginfo_t};
 
-use super::tests::{Pages, READ_WRITE, block_faults, both_ways, page, pattern};
+use super::tests::{Pages, READ_WRITE, block_faults, both_ways, page, pattern, temporary_file};
 use super::*;
 
 /// Around each way of copying.
@@ -164,30 +165,60 @@ fn a_thread_that_blocks_the_signals_uses_the_kernel() {
 }
 
 /// Runs this program again, for one of the cases of [`child`].
-fn run_child(case: &str) -> std::process::ExitStatus {
+fn run_child(case: &str) -> Output {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "memory::raw::recovery_tests::child", "--include-ignored"]).env(CHILD, case);
-    command.output().unwrap().status
+    command.output().unwrap()
 }
 
 #[test]
 fn other_faults_go_to_the_handler_that_was_there() {
-    for case in ["previous", "previous, one argument", "previous, once", "sent to previous", "sent and ignored"] {
-        assert_eq!(run_child(case).code(), Some(WELL), "{case}");
+    for case in [
+        "previous",
+        "previous, one argument",
+        "previous, once",
+        "previous, of a file",
+        "previous, unwinds",
+        "sent to previous",
+        "sent and ignored",
+        "sent and ignored, twice",
+    ] {
+        ends_well_in(case);
     }
+}
+
+fn ends_well_in(case: &str) {
+    let output = run_child(case);
+    assert_eq!(output.status.code(), Some(WELL), "{case}: {output:?}");
+}
+
+/// Rust's own handler says what happened. It can only because it runs on another stack, and so does the one before it.
+#[test]
+fn an_overflow_of_a_stack_is_reported_as_ever() {
+    let output = run_child("overflow");
+    assert_eq!(output.status.signal(), Some(libc::SIGABRT), "{output:?}");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("has overflowed its stack"), "{said}");
 }
 
 #[test]
 fn other_faults_end_a_process_without_a_handler() {
-    for case in ["default", "default, memory of our own", "default, ignored", "sent by default", "previous, twice"] {
-        assert_eq!(run_child(case).signal(), Some(libc::SIGSEGV), "{case}");
+    for case in [
+        "default",
+        "default, memory of our own",
+        "default, ignored",
+        "sent by default",
+        "previous, twice",
+        "chained, default",
+    ] {
+        assert_eq!(run_child(case).status.signal(), Some(libc::SIGSEGV), "{case}");
     }
 }
 
 #[test]
 fn a_handler_that_comes_later_ends_recovery() {
-    for case in ["replaced", "replaced in part"] {
-        assert_eq!(run_child(case).code(), Some(WELL), "{case}");
+    for case in ["replaced", "replaced in part", "chained", "chained after a refusal"] {
+        ends_well_in(case);
     }
 }
 
@@ -206,17 +237,32 @@ fn child() {
         // The instruction faults again, and then nobody is left.
         "previous, twice" => (returns as *const () as usize, libc::SA_RESETHAND, fault),
         "sent to previous" => (three, libc::SA_SIGINFO, send),
+        "previous, unwinds" => (unwinds as *const () as usize, 0, caught),
+        "previous, of a file" => (three, libc::SA_SIGINFO, fault_of_a_file),
         "sent and ignored" => (libc::SIG_IGN, 0, send_and_end),
+        "sent and ignored, twice" => (libc::SIG_IGN, libc::SA_RESETHAND, || {
+            send();
+            send_and_end();
+        }),
         "default" => (libc::SIG_DFL, 0, fault),
         "default, memory of our own" => (libc::SIG_DFL, 0, fault_of_our_own),
         "default, ignored" => (libc::SIG_IGN, 0, fault),
         "sent by default" => (libc::SIG_DFL, 0, send),
         "replaced" => (libc::SIG_DFL, 0, || replaced(&[libc::SIGSEGV, libc::SIGBUS])),
         "replaced in part" => (libc::SIG_DFL, 0, || replaced(&[libc::SIGBUS])),
+        "chained" => (three, libc::SA_SIGINFO, chained),
+        "chained, default" => (libc::SIG_DFL, 0, chained),
+        "chained after a refusal" => (three, libc::SA_SIGINFO, refused_and_chained),
+        "overflow" => (0, 0, overflow),
         other => panic!("no case {other}"),
     };
-    set_handler(libc::SIGSEGV, handler, flags);
-    recover();
+    // Of an overflow Rust's own handler tells.
+    if case != "overflow" {
+        set_handler(if case == "previous, of a file" { libc::SIGBUS } else { libc::SIGSEGV }, handler, flags);
+    }
+    if case != "chained after a refusal" {
+        recover();
+    }
     then();
     panic!("went on after {case}");
 }
@@ -248,12 +294,75 @@ fn replaced(signals: &[c_int]) {
     std::process::exit(WELL);
 }
 
-fn set_handler(signal: c_int, handler: usize, flags: c_int) {
-    // SAFETY: the handlers are the functions below, which only end the process or return.
+/// A handler that comes later and calls the library's: the kernel makes the copies, and a fault of others is passed on
+/// once.
+fn chained() {
+    let pages = Pages::new(1, READ_WRITE);
+    let memory = Memory::new(pages.backing());
+    pages.take_away(0, 1);
+    CHAINED_TO.store(set_handler(libc::SIGSEGV, chains as *const () as usize, libc::SA_SIGINFO), Ordering::Relaxed);
+    thread::sleep(Duration::from_millis(5));
+    assert!(recovery::ready().is_none());
+    assert_eq!(memory.read(0, &mut [0; 4096]), Err(AccessError::Fault));
+    assert_eq!(memory.write(0, &[0; 4096]), Err(AccessError::Fault));
+    assert!(recover_from_faults().is_err(), "put in a second time");
+    assert_eq!(CHAINED.load(Ordering::Relaxed), 0, "called for an access of the library's");
+    fault();
+}
+
+/// The second handler is refused, so the call is repeated; the first one is in already, and stays as it is.
+fn refused_and_chained() {
+    refuse_handlers(libc::SIGBUS);
+    let refused = Err(RecoverError::Refused { signal: libc::SIGBUS, errno: libc::EPERM });
+    assert_eq!(recover_from_faults(), refused);
+    assert_eq!(recover_from_faults(), refused);
+    chained();
+}
+
+/// The kernel takes no more handlers of this signal from this thread.
+fn refuse_handlers(signal: c_int) {
+    let statement = |code: u32, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
+    let load = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
+    // Goes on if it is equal, and over so many otherwise.
+    let equal = |k: u32, jf: u8| libc::sock_filter { jf, ..statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, k) };
+    // Of `seccomp_data`: the number, then at 16 the arguments of 8 bytes each.
+    let mut filter = [
+        statement(load, 0),
+        equal(libc::SYS_rt_sigaction as u32, 5),
+        statement(load, 16),
+        equal(signal as u32, 3),
+        statement(load, 24),
+        // No new action is given.
+        libc::sock_filter { jt: 1, ..equal(0, 0) },
+        statement(libc::BPF_RET, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
+        statement(libc::BPF_RET, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: the kernel reads the program, and nothing else.
     unsafe {
-        let mut action: libc::sigaction = std::mem::zeroed();
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1u64, 0u64, 0u64, 0u64), 0);
+        let mode = u64::from(libc::SECCOMP_MODE_FILTER);
+        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const program), 0);
+    }
+}
+
+/// Gives the handler that was there before.
+fn set_handler(signal: c_int, handler: usize, flags: c_int) -> usize {
+    // SAFETY: the handlers are the functions below, which only end the process, return or call the one before.
+    unsafe {
+        let (mut action, mut before): (libc::sigaction, libc::sigaction) = (std::mem::zeroed(), std::mem::zeroed());
         (action.sa_sigaction, action.sa_flags) = (handler, flags);
-        assert_eq!(libc::sigaction(signal, &action, ptr::null_mut()), 0);
+        assert_eq!(libc::sigaction(signal, &action, &mut before), 0);
+        before.sa_sigaction
+    }
+}
+
+/// A fault that the handler before makes an exception of, as runtimes do. `fault` has nothing to clean up, so nothing is
+/// looked for at the instruction that faulted; and the compiler must not know that no call in it can end so.
+fn caught() {
+    let fault: fn() = std::hint::black_box(fault);
+    if std::panic::catch_unwind(fault).is_err() {
+        std::process::exit(WELL);
     }
 }
 
@@ -262,6 +371,27 @@ fn fault() {
     let nothing: *const u64 = ptr::without_provenance(std::hint::black_box(64));
     // SAFETY: it is not there, which ends the process or calls its handler.
     std::hint::black_box(unsafe { nothing.read_volatile() });
+}
+
+/// An access to a mapped page that its file has no more.
+fn fault_of_a_file() {
+    let file = temporary_file(page());
+    // SAFETY: a new mapping, which is accessed here alone; its page is not there any more, which calls the handler.
+    unsafe {
+        let descriptor = file.as_raw_fd();
+        let address = libc::mmap(ptr::null_mut(), page(), libc::PROT_READ, libc::MAP_SHARED, descriptor, 0);
+        assert_ne!(address, libc::MAP_FAILED);
+        file.set_len(0).unwrap();
+        std::hint::black_box(address.cast::<u64>().read_volatile());
+    }
+}
+
+fn overflow() {
+    fn deeper(depth: u64) -> u64 {
+        let room = std::hint::black_box([depth; 64]);
+        if depth == 0 { 0 } else { deeper(depth + 1) + room[1] }
+    }
+    thread::Builder::new().stack_size(1 << 17).spawn(|| deeper(1)).unwrap().join().unwrap();
 }
 
 /// An access to memory of our own, whose pages are always there.
@@ -281,6 +411,23 @@ fn send_and_end() {
     std::process::exit(WELL);
 }
 
+/// What [`chains`] calls, and how often it was called.
+static CHAINED_TO: AtomicUsize = AtomicUsize::new(0);
+static CHAINED: AtomicUsize = AtomicUsize::new(0);
+
+extern "C" fn chains(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
+    if CHAINED.fetch_add(1, Ordering::Relaxed) > 0 {
+        // SAFETY: as below.
+        unsafe { libc::_exit(1) };
+    }
+    // SAFETY: the library's handler was there before.
+    unsafe {
+        let next: extern "C-unwind" fn(c_int, *mut siginfo_t, *mut c_void) =
+            std::mem::transmute(CHAINED_TO.load(Ordering::Relaxed));
+        next(signal, info, context);
+    }
+}
+
 extern "C" fn ends_well(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     // SAFETY: what happened is passed to a handler with three arguments.
     let well = !context.is_null() && unsafe { (*info).si_signo } == signal;
@@ -296,6 +443,10 @@ extern "C" fn ends_well_of_one(signal: c_int) {
 extern "C" fn aborts(_: c_int) {
     // SAFETY: as above.
     unsafe { libc::abort() };
+}
+
+extern "C-unwind" fn unwinds(_: c_int) {
+    std::panic::resume_unwind(Box::new(()));
 }
 
 extern "C" fn returns(_: c_int) {}

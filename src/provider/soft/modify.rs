@@ -68,8 +68,7 @@ impl SoftQueuePair {
         }
         self.modify_endpoint(&given, source, &limits)?;
         if self.device.present_from_init && !is_datagram && given.qp_state == Some(QueuePairState::Init) {
-            // An address that cannot be had is refused when a queue pair needs it.
-            let _ = self.shard.receive_connected(&addresses());
+            self.shard.receive_connected(&addresses());
         }
         *path = if given.qp_state == Some(QueuePairState::Reset) { PathKind::None } else { kind };
         Ok(())
@@ -182,4 +181,49 @@ pub(super) fn fold_address(address: IpAddr) -> u32 {
         }
     };
     fold(number)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::net::IpAddr;
+
+    use crate::engine::registered_capabilities;
+    use crate::provider::QueuePairInit;
+    use crate::provider::soft::SoftConfig;
+    use crate::types::{AccessFlags, QueuePairAttributes, QueuePairCapabilities, QueuePairState, QueuePairType};
+
+    /// Whether other processes find what this one can while a queue pair at this address is in INIT.
+    fn is_present_in_init(config: SoftConfig, address: &str) -> bool {
+        let context = config.open(&format!("soft:{address}")).unwrap();
+        let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(4, 0, None).unwrap());
+        let init = QueuePairInit {
+            pd: &pd,
+            send_cq: &cq,
+            recv_cq: &cq,
+            srq: None,
+            xrc_domain: None,
+            qp_type: QueuePairType::ReliableConnection,
+            cap: QueuePairCapabilities::default(),
+            sq_sig_all: false,
+        };
+        let qp = context.create_qp(&init).unwrap();
+        let found = || registered_capabilities(address.parse::<IpAddr>().unwrap(), qp.qpn().value());
+        assert_eq!(found(), None, "in RESET");
+        let attributes = QueuePairAttributes {
+            qp_state: Some(QueuePairState::Init),
+            pkey_index: Some(0),
+            port_num: Some(1),
+            qp_access_flags: Some(AccessFlags::REMOTE),
+            ..Default::default()
+        };
+        qp.modify(&attributes).unwrap();
+        assert!(found().is_none_or(|capabilities| capabilities == context.peer_capabilities()));
+        found().is_some()
+    }
+
+    #[test]
+    fn a_process_is_found_from_init_on_if_it_is_to_be() {
+        assert!(is_present_in_init(SoftConfig::new().present_from_init(true), "127.61.0.1"));
+        assert!(!is_present_in_init(SoftConfig::new(), "127.61.0.2"));
+    }
 }
