@@ -357,8 +357,8 @@ fn set_handler(signal: c_int, handler: usize, flags: c_int) -> usize {
     }
 }
 
-/// A fault that the handler before makes an exception of, as runtimes do. `fault` has nothing to clean up, so nothing is
-/// looked for at the instruction that faulted; and the compiler must not know that no call in it can end so.
+/// A fault that the handler before makes an exception of, as runtimes do. `fault` has nothing to clean up, so nothing
+/// is looked for at the instruction that faulted; and the compiler must not know that no call in it can end so.
 fn caught() {
     let fault: fn() = std::hint::black_box(fault);
     if std::panic::catch_unwind(fault).is_err() {
