@@ -204,10 +204,20 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut abi::Cq, count: c_int, to: *mut
     // SAFETY: the program's completion queue.
     let queue = unsafe { own(cq.cast::<abi::CqEx>()) };
     let wanted = usize::try_from(count).unwrap_or(0);
-    let mut batch = [RawCompletion::default(); BATCH];
+    // Who waits for one, again and again, does not have room for many made ready each time.
+    // SAFETY: the program's array of `count` structures.
+    unsafe { if wanted == 1 { poll_by::<1>(queue, wanted, to) } else { poll_by::<BATCH>(queue, wanted, to) } }
+}
+
+/// Takes completions, this many at a time.
+///
+/// # Safety
+/// `to` has room for `wanted` structures.
+unsafe fn poll_by<const AT_A_TIME: usize>(queue: &CompletionQueue, wanted: usize, to: *mut abi::Wc) -> c_int {
+    let mut batch = [RawCompletion::default(); AT_A_TIME];
     let mut done = 0;
     while done < wanted {
-        let asked = BATCH.min(wanted - done);
+        let asked = AT_A_TIME.min(wanted - done);
         let found = match queue.inner.poll(&mut batch[..asked]) {
             Ok(found) => found,
             Err(_) if done > 0 => break,
@@ -217,7 +227,7 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut abi::Cq, count: c_int, to: *mut
             }
         };
         for (place, completion) in batch[..found].iter().enumerate() {
-            // SAFETY: the program's array of `count` structures; `done + place` is less.
+            // SAFETY: the caller's room for `wanted` structures; `done + place` is less.
             unsafe { to.add(done + place).write(work_completion(completion)) };
         }
         done += found;
