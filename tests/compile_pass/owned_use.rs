@@ -1,8 +1,8 @@
-//! The proper form of what the compile-fail tests do wrong with buffers. It is compiled, and run without a device.
+//! The proper form of what the compile-fail tests do wrong with buffers.
 
 use rdma_verbs::owned::{Buffer, CompletionQueue, QueuePair, Request};
 
-fn proper_use(qp: &QueuePair, cq: &CompletionQueue, mut buffer: Buffer) -> Option<u8> {
+pub(crate) fn proper_use(qp: &QueuePair, cq: &CompletionQueue, mut buffer: Buffer) -> Option<u8> {
     buffer[0] = 1;
     qp.post_send(Request::send(buffer).signaled()).ok()?;
     let buffer = cq.poll().ok()??.into_buffer().ok()?;
@@ -10,8 +10,4 @@ fn proper_use(qp: &QueuePair, cq: &CompletionQueue, mut buffer: Buffer) -> Optio
     let first = bytes[0];
     qp.post_recv(buffer, 1).ok()?;
     Some(first)
-}
-
-fn main() {
-    let _ = proper_use;
 }

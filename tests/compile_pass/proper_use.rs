@@ -1,10 +1,10 @@
-//! The proper form of what the compile-fail tests do wrong. It is compiled, and run without a device.
+//! The proper form of what the compile-fail tests do wrong.
 
 use rdma_verbs::verbs::{
     AccessFlags, Payload, ProtectionDomain, QueuePair, ReceiveRequest, RemoteMemory, Result, SendRequest,
 };
 
-fn proper_use(pd: &ProtectionDomain, qp: &QueuePair, remote: RemoteMemory) -> Result<Vec<u8>> {
+pub(crate) fn proper_use(pd: &ProtectionDomain, qp: &QueuePair, remote: RemoteMemory) -> Result<Vec<u8>> {
     let bytes = vec![0u8; 64];
     let region = pd.reg_mr(bytes, AccessFlags::LOCAL_WRITE)?;
     let range = region.slice(0..8)?;
@@ -18,8 +18,4 @@ fn proper_use(pd: &ProtectionDomain, qp: &QueuePair, remote: RemoteMemory) -> Re
     batch.push(&SendRequest::send(range))?;
     batch.post()?;
     Ok(region.dereg()?.into_vec().unwrap_or_default())
-}
-
-fn main() {
-    let _ = proper_use;
 }

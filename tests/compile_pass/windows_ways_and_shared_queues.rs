@@ -1,5 +1,4 @@
-//! The proper form of what the compile-fail tests do wrong with datagrams, windows, shared queues and lending polls. It
-//! is compiled, and run without a device.
+//! The proper form of what the compile-fail tests do wrong with datagrams, windows, shared queues and lending polls.
 
 use rdma_verbs::verbs::{
     AccessFlags, AddressHandle, CompletionQueue, FlushFlags, MemoryRegion, MemoryWindow, MemoryWindowBind, Payload,
@@ -7,13 +6,13 @@ use rdma_verbs::verbs::{
     SharedReceiveQueue, XrcDomain,
 };
 
-fn ways(qp: &QueuePair, way: AddressHandle, qpn: Qpn) -> Result<()> {
+pub(crate) fn ways(qp: &QueuePair, way: AddressHandle, qpn: Qpn) -> Result<()> {
     qp.post_send(&[SendRequest::send_to(Payload::EMPTY, &way, qpn, Qkey(1))])?;
     drop(way);
     Ok(())
 }
 
-fn windows(qp: &QueuePair, window: MemoryWindow, region: MemoryRegion) -> Result<()> {
+pub(crate) fn windows(qp: &QueuePair, window: MemoryWindow, region: MemoryRegion) -> Result<()> {
     let bind = MemoryWindowBind::new(&region, AccessFlags::REMOTE_READ);
     qp.post_send(&[SendRequest::bind_mw(&window, 1, &bind)?])?;
     window.dealloc()?;
@@ -21,7 +20,12 @@ fn windows(qp: &QueuePair, window: MemoryWindow, region: MemoryRegion) -> Result
     qp.post_send(&[SendRequest::send(&region)])
 }
 
-fn shared(pd: &ProtectionDomain, cq: &CompletionQueue, srq: SharedReceiveQueue, xrc: &XrcDomain) -> Result<()> {
+pub(crate) fn shared(
+    pd: &ProtectionDomain,
+    cq: &CompletionQueue,
+    srq: SharedReceiveQueue,
+    xrc: &XrcDomain,
+) -> Result<()> {
     let region = pd.alloc_mr(64, AccessFlags::LOCAL_WRITE)?;
     let mut batch = srq.recv_batch()?;
     batch.push(&ReceiveRequest::new(&region))?;
@@ -33,7 +37,7 @@ fn shared(pd: &ProtectionDomain, cq: &CompletionQueue, srq: SharedReceiveQueue, 
     Ok(())
 }
 
-fn one_sided(qp: &QueuePair, remote: RemoteMemory) -> Result<()> {
+pub(crate) fn one_sided(qp: &QueuePair, remote: RemoteMemory) -> Result<()> {
     qp.post_send(&[
         SendRequest::atomic_write(Payload::inline(&[0; 8]), remote),
         SendRequest::flush(remote, FlushFlags::GLOBAL),
@@ -41,7 +45,7 @@ fn one_sided(qp: &QueuePair, remote: RemoteMemory) -> Result<()> {
     ])
 }
 
-fn lent(cq: &CompletionQueue) -> Result<Vec<u64>> {
+pub(crate) fn lent(cq: &CompletionQueue) -> Result<Vec<u64>> {
     let mut kept = Vec::new();
     let mut polling = cq.polling();
     while let Some(completion) = polling.next()? {
@@ -52,8 +56,4 @@ fn lent(cq: &CompletionQueue) -> Result<Vec<u64>> {
         std::ops::ControlFlow::Continue(())
     })?;
     Ok(kept)
-}
-
-fn main() {
-    let _ = (ways, windows, shared, one_sided, lent);
 }
