@@ -206,7 +206,9 @@ impl Channel {
     /// Whoever sleeps on changes of the descriptor must not miss what is left in the sockets.
     fn leave_rest(&self, state: &mut State) {
         if self.is_exact {
-            self.shards.iter().for_each(|shard| shard.wake.call());
+            for shard in &self.shards {
+                shard.wake.call();
+            }
         } else {
             self.signal(state);
         }

@@ -58,9 +58,8 @@ impl Drop for LinkListener {
             return std::mem::forget(thread);
         }
         self.end.is_now.store(true, Ordering::Release);
-        self.end.event.signal();
-        // Had it panicked, it has said so; there is nothing to add.
-        let _ = thread.join();
+        let is_told = self.end.event.signal();
+        super::end_thread(thread, is_told);
     }
 }
 

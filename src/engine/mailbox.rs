@@ -234,10 +234,9 @@ impl Drop for Mailbox {
             return;
         }
         self.shared.stop.store(true, Ordering::Release);
-        self.shared.wake.signal();
+        let is_told = self.shared.wake.signal();
         if thread.thread().id() != std::thread::current().id() {
-            // A thread that panicked has said so.
-            let _ = thread.join();
+            super::end_thread(thread, is_told);
         }
     }
 }

@@ -108,6 +108,16 @@ impl Engine {
     }
 }
 
+/// Waits for the end of a thread that was told to end. One that could not be told sleeps on.
+fn end_thread(thread: JoinHandle<()>, is_told: bool) {
+    if is_told {
+        // A thread that panicked has said so; there is nothing to add.
+        let _ = thread.join();
+    } else {
+        tracing::warn!("a thread stays: the program has closed the descriptor by which it is woken");
+    }
+}
+
 impl Drop for Engine {
     /// Ends the threads. Each is at most one bounded pass away from seeing that it shall end.
     fn drop(&mut self) {
@@ -115,14 +125,14 @@ impl Drop for Engine {
             // The threads are the parent's.
             return std::mem::forget(std::mem::take(&mut self.threads));
         }
-        for shard in &self.shards {
+        let told = self.shards.iter().map(|shard| {
             shard.stop.store(true, Ordering::Release);
-            shard.wake.call();
-        }
+            shard.wake.call()
+        });
+        let told: Vec<bool> = told.collect();
         let threads = std::mem::take(self.threads.get_mut().unwrap_or_else(PoisonError::into_inner));
-        for thread in threads {
-            // A thread that panicked has said so; there is nothing to add.
-            let _ = thread.join();
+        for (thread, is_told) in threads.into_iter().zip(told) {
+            end_thread(thread, is_told);
         }
     }
 }

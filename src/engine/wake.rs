@@ -45,10 +45,10 @@ impl Wake {
         }
     }
 
-    /// Anybody: the thread shall look now.
-    pub(super) fn call(&self) {
+    /// Anybody: the thread shall look now. False: it cannot hear that, and may sleep for ever.
+    pub(super) fn call(&self) -> bool {
         self.wakes_at.store(0, Ordering::SeqCst);
-        self.event.signal();
+        self.event.signal()
     }
 }
 

@@ -30,11 +30,13 @@ impl EventFd {
         Ok(Self { _not_inherited, descriptor, blocks: false })
     }
 
-    /// Makes it readable. Cannot fail in a way that matters: a full counter is readable already.
-    pub(crate) fn signal(&self) {
+    /// Makes it readable; a full counter is so already. False: the program has closed the descriptor, as daemons close
+    /// all that is open, so nobody can be told.
+    pub(crate) fn signal(&self) -> bool {
         let one = 1u64;
         // SAFETY: the kernel reads eight bytes from a live local variable.
-        unsafe { libc::write(self.descriptor.as_raw_fd(), (&raw const one).cast(), size_of::<u64>()) };
+        let written = unsafe { libc::write(self.descriptor.as_raw_fd(), (&raw const one).cast(), size_of::<u64>()) };
+        written >= 0 || io::Error::last_os_error().raw_os_error() != Some(libc::EBADF)
     }
 
     /// Makes it unreadable.

@@ -51,7 +51,9 @@ impl Waiting {
         let changed = change();
         let waits = self.has_events();
         match (std::mem::replace(&mut *is_readable, waits), waits) {
-            (false, true) => self.event.signal(),
+            (false, true) => {
+                self.event.signal();
+            }
             (true, false) => self.event.clear(),
             _ => {}
         }
