@@ -108,6 +108,7 @@ fn clear(descriptor: &OwnedFd) {
 /// The same where the descriptor's flags say that reading waits, if there is something to read: a program may have read
 /// what was here.
 fn clear_at_once(descriptor: &OwnedFd) {
+    const NOWHERE: libc::c_long = -1;
     let mut count = 0u64;
     let into = libc::iovec { iov_base: (&raw mut count).cast(), iov_len: size_of::<u64>() };
     // SAFETY: the kernel writes at most eight bytes into a live local variable, of which it is told by another. Both
@@ -118,8 +119,8 @@ fn clear_at_once(descriptor: &OwnedFd) {
             descriptor.as_raw_fd(),
             &raw const into,
             1usize,
-            -1i64,
-            -1i64,
+            NOWHERE,
+            NOWHERE,
             libc::RWF_NOWAIT,
         )
     };
