@@ -14,7 +14,7 @@ use std::thread::{sleep, yield_now};
 use std::time::Duration;
 
 use super::shard::Shard;
-use super::sys::wait_readable;
+use super::sys::{involuntary_switches, wait_readable};
 use crate::types::Time;
 
 /// Empty looks between two yields that nobody made use of.
@@ -24,7 +24,7 @@ pub(super) const USEFUL_YIELD: Duration = Duration::from_nanos(1_500);
 /// A yield that took longer went through others' time slices.
 const LONG_YIELD: Duration = Duration::from_micros(500);
 /// How long after such yields a core counts as crowded. One alone proves nothing: the machine itself may have been
-/// away.
+/// away. After it the kernel is asked, for twice as long, whether another thread had the core.
 const CROWDED: Duration = Duration::from_millis(20);
 /// Longest nap: what comes other than by packet waits so long, and a packet that somebody else was about to take. Less
 /// than a lease, which a napping poller keeps.
@@ -76,13 +76,21 @@ impl Crowd {
         left == 0
     }
 
-    fn note_yield(&self, now: Time, took: Duration) {
+    /// Whether a yield took long lately.
+    #[inline]
+    fn is_suspected(&self, now: Time) -> bool {
+        let last = self.last_long_yield.load(Ordering::Relaxed);
+        last != 0 && now.saturating_since(Time::from_nanos(last)) < 2 * CROWDED
+    }
+
+    /// After a yield that ended now, in which another thread had the core as far as is known.
+    fn note_yield(&self, now: Time, took: Duration, was_used: bool) {
         self.looks.store(if took < USEFUL_YIELD { LOOKS } else { 0 }, Ordering::Relaxed);
-        if took >= LONG_YIELD {
-            let last = self.last_long_yield.swap(now.as_nanos(), Ordering::Relaxed);
-            if last != 0 && now.saturating_since(Time::from_nanos(last)) < 2 * CROWDED {
+        if took >= LONG_YIELD && was_used {
+            if self.is_suspected(now) {
                 self.until.store((now + CROWDED).as_nanos(), Ordering::Relaxed);
             }
+            self.last_long_yield.store(now.as_nanos(), Ordering::Relaxed);
         }
     }
 }
@@ -100,8 +108,10 @@ impl Shard {
                 sleep(NAP);
             }
         } else if self.crowd.takes_turn() {
+            let before = self.crowd.is_suspected(self.lease.last_visit()).then(involuntary_switches);
             let took = self.yield_processor();
-            self.crowd.note_yield(self.clock.now(), took);
+            let was_used = before.is_none_or(|before| involuntary_switches() != before);
+            self.crowd.note_yield(self.clock.now(), took, was_used);
         }
     }
 
@@ -122,9 +132,11 @@ mod tests {
     fn poller_naps_while_the_core_is_crowded() {
         let shard = shard();
         let start = shard.clock.now();
-        shard.crowd.note_yield(start, LONG_YIELD);
-        assert!(!shard.crowd.is_present(start), "once proves nothing");
-        shard.crowd.note_yield(start, LONG_YIELD);
+        shard.crowd.note_yield(start, LONG_YIELD, true);
+        assert!(shard.crowd.is_suspected(start) && !shard.crowd.is_present(start), "once proves nothing");
+        shard.crowd.note_yield(start, LONG_YIELD, false);
+        assert!(!shard.crowd.is_present(start), "nobody had the core");
+        shard.crowd.note_yield(start, LONG_YIELD, true);
         assert!(shard.crowd.is_present(start));
         shard.lease.visit(start);
         shard.idle();
@@ -137,10 +149,10 @@ mod tests {
         let crowd = Crowd::default();
         let turns = |looks: u32| (0..looks).filter(|_| crowd.takes_turn()).count();
         assert_eq!(turns(5), 5);
-        crowd.note_yield(Time::from_nanos(1), Duration::ZERO);
+        crowd.note_yield(Time::from_nanos(1), Duration::ZERO, true);
         assert_eq!(turns(LOOKS), 0);
         assert_eq!(turns(1), 1);
-        crowd.note_yield(Time::from_nanos(2), USEFUL_YIELD);
+        crowd.note_yield(Time::from_nanos(2), USEFUL_YIELD, true);
         assert_eq!(turns(1), 1);
     }
 }
