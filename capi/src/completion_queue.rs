@@ -204,7 +204,7 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut abi::Cq, count: c_int, to: *mut
     // SAFETY: the program's completion queue.
     let queue = unsafe { own(cq.cast::<abi::CqEx>()) };
     let wanted = usize::try_from(count).unwrap_or(0);
-    // Who waits for one, again and again, does not have room for many made ready each time.
+    // Who asks for one, again and again, need not pay for the room of many.
     // SAFETY: the program's array of `count` structures.
     unsafe { if wanted == 1 { poll_by::<1>(queue, wanted, to) } else { poll_by::<BATCH>(queue, wanted, to) } }
 }
