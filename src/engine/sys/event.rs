@@ -207,6 +207,8 @@ fn check(result: libc::c_int) -> io::Result<libc::c_int> {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
 
     #[test]
@@ -233,20 +235,29 @@ mod tests {
 
     #[test]
     fn event_for_programs_is_cleared_by_two_threads_at_once() {
+        const ROUNDS: usize = 20_000;
         let event = EventFd::for_programs().unwrap();
-        for _ in 0..500 {
-            event.signal();
-            let both = std::sync::Barrier::new(2);
-            std::thread::scope(|threads| {
-                for _ in 0..2 {
-                    threads.spawn(|| {
-                        both.wait();
+        let (come, gone) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        // Without sleeping, or one of them would be late.
+        let meet = |place: &AtomicUsize, round: usize| {
+            place.fetch_add(1, Ordering::SeqCst);
+            while place.load(Ordering::SeqCst) < 2 * (round + 1) {
+                std::thread::yield_now();
+            }
+        };
+        std::thread::scope(|threads| {
+            for _ in 0..2 {
+                threads.spawn(|| {
+                    for round in 0..ROUNDS {
+                        event.signal();
+                        meet(&come, round);
                         event.clear();
-                    });
-                }
-            });
-            assert_eq!(wait_readable([event.as_fd()], Some(Duration::ZERO)).unwrap(), [false]);
-        }
+                        meet(&gone, round);
+                    }
+                });
+            }
+        });
+        assert_eq!(wait_readable([event.as_fd()], Some(Duration::ZERO)).unwrap(), [false]);
     }
 
     #[test]
