@@ -35,7 +35,7 @@ pub mod checksum;
 mod engine;
 #[cfg(feature = "sim")]
 #[doc(hidden)]
-pub use engine::registry_file;
+pub use engine::{inbox_message, registry_file};
 pub mod memory;
 #[cfg(not(feature = "mutations"))]
 mod mutation;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use rdma_verbs::owned::{Buffer, BufferPool, CompletionQueue, FileBuffer, Finished, Loan, QueuePair, Request};
 use rdma_verbs::verbs::{
     self, AccessFlags, Cause, CompletionOpcode, CompletionStatus, ConnectOptions, Context, ErrorKind, MemoryRegion,
-    Notify, ProtectionDomain, QueuePairAttributes, QueuePairBuilder, QueuePairState, RemoteMemory, Rkey,
+    Notify, ProtectionDomain, QueuePairAttributes, QueuePairOptions, QueuePairState, RemoteMemory, Rkey,
 };
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -20,7 +20,7 @@ struct End {
 }
 
 impl End {
-    fn open(address: &str, shape: impl FnOnce(QueuePairBuilder<'_>) -> QueuePairBuilder<'_>) -> End {
+    fn open(address: &str, shape: impl FnOnce(QueuePairOptions) -> QueuePairOptions) -> End {
         let context = verbs::open(&format!("soft:{address}")).unwrap();
         let pd = context.alloc_pd().unwrap();
         let cq = CompletionQueue::new(&context, 256).unwrap();
@@ -78,11 +78,7 @@ fn pair(first: u8) -> (End, End) {
     pair_with(first, &ConnectOptions::default(), |builder| builder)
 }
 
-fn pair_with(
-    first: u8,
-    options: &ConnectOptions,
-    shape: impl Fn(QueuePairBuilder<'_>) -> QueuePairBuilder<'_>,
-) -> (End, End) {
+fn pair_with(first: u8, options: &ConnectOptions, shape: impl Fn(QueuePairOptions) -> QueuePairOptions) -> (End, End) {
     let [left, right] = [first, first + 1].map(|host| End::open(&format!("127.90.1.{host}"), &shape));
     let (left_info, right_info) = (left.qp.connection_info().unwrap(), right.qp.connection_info().unwrap());
     left.qp.connect_with(&right_info, options).unwrap();

@@ -15,7 +15,7 @@ use rdma_verbs::asynchronous::{AsyncEvents, CompletionBatches, CompletionQueue, 
 use rdma_verbs::owned::{Buffer, BufferPool, FileBuffer, Request};
 use rdma_verbs::verbs::{
     self, AccessFlags, AsyncEvent, Cause, Completion, CompletionStatus, Context, ErrorKind, MemoryRegion, Payload,
-    ProtectionDomain, QueuePairAttributes, QueuePairBuilder, QueuePairState, ReceiveRequest, RegionList, RemoteMemory,
+    ProtectionDomain, QueuePairAttributes, QueuePairOptions, QueuePairState, ReceiveRequest, RegionList, RemoteMemory,
     Rkey, SendRequest,
 };
 use tokio::runtime::{Builder, Runtime};
@@ -48,7 +48,7 @@ struct End {
 }
 
 impl End {
-    fn open(address: &str, shape: impl FnOnce(QueuePairBuilder<'_>) -> QueuePairBuilder<'_>) -> End {
+    fn open(address: &str, shape: impl FnOnce(QueuePairOptions) -> QueuePairOptions) -> End {
         let context = verbs::open(&format!("soft:{address}")).unwrap();
         let pd = context.alloc_pd().unwrap();
         let cq = CompletionQueue::new(&context, 256).unwrap();
@@ -79,7 +79,7 @@ fn connect(left: &QueuePair, right: &QueuePair) {
 }
 
 /// Two connected ends on 127.90.3.`first` and the address after it.
-fn pair_with(first: u8, shape: impl Fn(QueuePairBuilder<'_>) -> QueuePairBuilder<'_>) -> (End, End) {
+fn pair_with(first: u8, shape: impl Fn(QueuePairOptions) -> QueuePairOptions) -> (End, End) {
     let [left, right] = [first, first + 1].map(|host| End::open(&format!("127.90.3.{host}"), &shape));
     connect(&left.qp, &right.qp);
     (left, right)

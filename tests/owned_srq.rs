@@ -9,7 +9,7 @@ use std::time::Duration;
 use rdma_verbs::owned::{BufferPool, CompletionQueue, Finished, QueuePair, Request, SharedReceiveQueue};
 use rdma_verbs::verbs::{
     self, AccessFlags, AsyncEvent, Cause, CompletionStatus, Context, Counter, ErrorKind, ProtectionDomain, Qpn,
-    QueuePairAttributes, QueuePairState, SendRequest, SharedReceiveQueueAttributes,
+    QueuePairAttributes, QueuePairState, QueuePairType, SendRequest, SharedReceiveQueueAttributes,
 };
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -289,17 +289,16 @@ fn dropped_in_any_order_the_buffers_return_to_their_pool() {
 }
 
 #[test]
-fn other_queues_are_refused() {
+fn options_reach_the_device() {
     let sharing = Sharing::new(23, 0);
-    let plain = sharing.pd.create_srq(4, 1).build().unwrap();
-    let made = QueuePair::with_srq(&sharing.pd, &sharing.cq, &sharing.cq, &sharing.srq, |builder| builder.srq(&plain));
-    assert_eq!(made.unwrap_err().kind(), ErrorKind::Unsupported);
-    let domain = sharing.context.open_xrcd().unwrap();
-    let cq = sharing.context.create_cq(4).unwrap();
-    let made = SharedReceiveQueue::with(&sharing.pd, 4, |builder| builder.xrc(&domain, &cq));
-    assert_eq!(made.unwrap_err().kind(), ErrorKind::Unsupported);
-    let made = SharedReceiveQueue::with(&sharing.pd, 4, |builder| builder.srq_limit(2)).unwrap();
+    let made = SharedReceiveQueue::with(&sharing.pd, 4, |options| options.srq_limit(2)).unwrap();
     assert_eq!(made.query().unwrap().srq_limit, 2);
+    let (pd, cq, srq) = (&sharing.pd, &sharing.cq, &sharing.srq);
+    let made = QueuePair::with_srq(pd, cq, cq, srq, |options| options.max_send_wr(3)).unwrap();
+    assert!((3..128).contains(&made.cap().max_send_wr), "{:?}", made.cap());
+    // A target of extended connections needs a domain, which no option names.
+    let made = QueuePair::with(pd, cq, cq, |options| options.qp_type(QueuePairType::XrcReceive));
+    assert_eq!(made.unwrap_err().verb(), "create_qp");
 }
 
 /// Queue pairs come and go in the middle of traffic, while two threads poll and post: every buffer comes back once,

@@ -256,6 +256,27 @@ fn only_the_engine_reads_clocks_and_starts_threads() {
     report(problems);
 }
 
+/// Elsewhere a program with more rights than its caller would take orders from the caller's environment.
+#[test]
+fn one_place_reads_the_environment() {
+    let place = "src/engine/sys/environment.rs";
+    // `env!` is read by the compiler, `env::consts` is a constant.
+    let banned = ["env::var", "env::vars", "env::temp_dir", "env::home_dir", "getenv", "environ"];
+    let mut problems = Vec::new();
+    for (file, text) in ["src", "capi/src"].into_iter().flat_map(rust_files) {
+        let code_lines =
+            text.lines().take_while(|line| !line.contains("#[cfg(test)]") && !line.contains("#[cfg(all(test"));
+        for (number, line) in code_lines.enumerate().filter(|_| file != place && !is_test_file(&file)) {
+            let code = code_of(line).replace("environment", "");
+            if banned.iter().any(|word| code.contains(word)) {
+                problems.push(format!("{file}:{}: {}", number + 1, line.trim()));
+            }
+        }
+    }
+    assert!(root().join(place).is_file());
+    report(problems);
+}
+
 fn is_test_file(file: &str) -> bool {
     file.ends_with("tests.rs") || file.ends_with("_test.rs") || file.contains("loom") || file.contains("/tests/")
 }

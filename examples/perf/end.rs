@@ -172,6 +172,7 @@ impl End {
             let mut info = ConnectionInfo::from_bytes(bytes)?;
             if self.job.strangers {
                 info.peer = PeerCapabilities::STRANGER;
+                info.key = None;
             }
             if self.job.service == Service::Datagram {
                 qp.activate()?;

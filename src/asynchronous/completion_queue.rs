@@ -101,19 +101,31 @@ impl CompletionQueue {
         &self.handle.core.cq
     }
 
-    /// Delivers to these cells from now on; gives the upper half of the `wr_id`s.
-    pub(super) fn add_route(&self, cells: &Arc<Cells>, queue_pair: &Weak<QueuePairShared>) -> Result<u32> {
+    /// Numbers for two routes, the upper halves of their `wr_id`s. No number is given twice.
+    pub(super) fn reserve_routes(&self) -> Result<[u32; 2]> {
+        let mut routes = self.handle.core.routes();
+        let first = routes.next;
+        routes.next = first.checked_add(2).ok_or_else(|| {
+            let message = "2^31 queue pairs were made on this completion queue; make another one";
+            Error::new("create_qp", ErrorKind::ResourceLimit, message)
+        })?;
+        Ok([first, first + 1])
+    }
+
+    /// Delivers to the queue pair's cells from now on. It exists already, so that [`Core::close`] either finds it or
+    /// has been noticed here.
+    ///
+    /// # Errors
+    /// The task has ended.
+    pub(super) fn add_routes(&self, queue_pair: &Arc<QueuePairShared>) -> Result<()> {
         let mut routes = self.handle.core.routes();
         if routes.is_closed {
             return Err(closed());
         }
-        while routes.cells.contains_key(&routes.next) {
-            routes.next = routes.next.wrapping_add(1);
+        for (route, cells) in queue_pair.routes() {
+            routes.cells.insert(route, (Arc::clone(cells), Arc::downgrade(queue_pair)));
         }
-        let route = routes.next;
-        routes.next = route.wrapping_add(1);
-        routes.cells.insert(route, (Arc::clone(cells), Weak::clone(queue_pair)));
-        Ok(route)
+        Ok(())
     }
 
     pub(super) fn remove_route(&self, route: u32) {
@@ -122,7 +134,7 @@ impl CompletionQueue {
 }
 
 /// What is asked of a queue whose dispatcher has ended.
-pub(super) fn closed() -> Error {
+fn closed() -> Error {
     let message = "the completion queue's task has ended, with its runtime or because the queue overflowed";
     Error::new("poll_cq", ErrorKind::InvalidState, message)
 }

@@ -1,7 +1,7 @@
 //! Queue pairs whose requests are futures.
 
 use std::fmt;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use super::cells::{Cells, Ticket};
 use super::completion_queue::CompletionQueue;
@@ -9,7 +9,7 @@ use super::{Lend, Messages, RequestError};
 use crate::owned::{self, BufferPool, Finished, Loan, Refused, Request};
 use crate::verbs::{
     CompletionError, ConnectOptions, ConnectionInfo, Counters, ProtectionDomain, Qpn, QueuePairAttributes,
-    QueuePairBuilder, QueuePairCapabilities, QueuePairState, QueuePairStatus, RemoteMemory, Result, Success,
+    QueuePairCapabilities, QueuePairOptions, QueuePairState, QueuePairStatus, RemoteMemory, Result, Success,
 };
 
 /// A queue pair whose requests are futures: a buffer goes in, and comes back with what came of it.
@@ -73,17 +73,25 @@ struct Half {
 }
 
 impl Half {
-    fn new(count: u32, cq: &CompletionQueue, shared: &Weak<Shared>) -> Result<Self> {
-        let cells = Cells::new(count);
-        Ok(Self { route: cq.add_route(&cells, shared)?, cells })
-    }
-
     fn wr_id(&self, ticket: &Ticket) -> u64 {
         u64::from(self.route) << 32 | u64::from(ticket.index())
     }
 }
 
 impl Shared {
+    /// A queue pair that the completion queue's task does not know yet.
+    fn new(qp: owned::QueuePair, cq: &CompletionQueue) -> Result<Arc<Self>> {
+        let (cap, [sends, receives]) = (qp.cap(), cq.reserve_routes()?);
+        let half = |count, route| Half { cells: Cells::new(count), route };
+        let (sends, receives) = (half(cap.max_send_wr, sends), half(cap.max_recv_wr, receives));
+        Ok(Arc::new(Self { qp, cq: cq.clone(), sends, receives }))
+    }
+
+    /// Its routes at the completion queue.
+    pub(super) fn routes(&self) -> [(u32, &Arc<Cells>); 2] {
+        [&self.sends, &self.receives].map(|half| (half.route, &half.cells))
+    }
+
     /// Destroys the queue pair; its requests fail.
     pub(super) fn shut_down(&self) {
         match self.qp.shut_down() {
@@ -113,37 +121,24 @@ impl QueuePair {
     /// A queue pair with default attributes.
     ///
     /// # Errors
-    /// As [`QueuePairBuilder::build`]; the queue's task has ended.
+    /// As [`verbs::QueuePairBuilder::build`](crate::verbs::QueuePairBuilder::build); the queue's task has ended.
     pub fn new(domain: &ProtectionDomain, cq: &CompletionQueue) -> Result<Self> {
-        Self::with(domain, cq, |builder| builder)
+        Self::with(domain, cq, |options| options)
     }
 
     /// A queue pair with attributes that `shape` sets.
     ///
     /// # Errors
     /// As [`QueuePair::new`].
-    pub fn with<'a>(
-        domain: &'a ProtectionDomain,
-        cq: &'a CompletionQueue,
-        shape: impl FnOnce(QueuePairBuilder<'a>) -> QueuePairBuilder<'a>,
+    pub fn with(
+        domain: &ProtectionDomain,
+        cq: &CompletionQueue,
+        shape: impl FnOnce(QueuePairOptions) -> QueuePairOptions,
     ) -> Result<Self> {
         let qp = owned::QueuePair::with(domain, cq.owned(), cq.owned(), shape)?;
-        let cap = qp.cap();
-        let mut failure = None;
-        let shared = Arc::new_cyclic(|shared| {
-            let mut half = |count| {
-                Half::new(count, cq, shared).unwrap_or_else(|error| {
-                    failure = Some(error);
-                    Half { cells: Cells::new(0), route: u32::MAX }
-                })
-            };
-            let (sends, receives) = (half(cap.max_send_wr), half(cap.max_recv_wr));
-            Shared { qp, cq: cq.clone(), sends, receives }
-        });
-        match failure {
-            None => Ok(Self { shared }),
-            Some(error) => Err(error),
-        }
+        let shared = Shared::new(qp, cq)?;
+        cq.add_routes(&shared)?;
+        Ok(Self { shared })
     }
 
     /// Sends the buffer's filled part into the peer's next receive.
@@ -346,5 +341,40 @@ pub(super) fn outcome(finished: Finished) -> (Result<Success, RequestError>, Loa
 impl fmt::Debug for QueuePair {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.shared.qp.fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::verbs;
+
+    /// The queue's task ends before, during or after the making of a queue pair: it is never left behind, so no future
+    /// of it waits for ever.
+    #[test]
+    fn a_queue_pair_that_is_made_while_the_task_ends_is_destroyed() {
+        for steps_before in 0..3 {
+            let mut runtime = Some(tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap());
+            let context = verbs::open("soft:127.90.9.5").unwrap();
+            let pd = context.alloc_pd().unwrap();
+            let made = runtime.as_ref().unwrap().block_on(async { CompletionQueue::new(&context, 16) });
+            let cq = made.unwrap();
+            let qp = owned::QueuePair::new(&pd, cq.owned(), cq.owned()).unwrap();
+            let mut step = 0;
+            let mut end_in_turn = || {
+                if step == steps_before {
+                    drop(runtime.take());
+                }
+                step += 1;
+            };
+            end_in_turn();
+            let shared = Shared::new(qp, &cq).unwrap();
+            end_in_turn();
+            let added = cq.add_routes(&shared);
+            end_in_turn();
+            let state = shared.qp.state();
+            assert!(added.is_err() || state.is_err(), "after {steps_before}: left behind in {state:?}");
+            assert_eq!(added.is_err(), steps_before < 2, "after {steps_before}: {added:?}");
+        }
     }
 }

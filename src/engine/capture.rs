@@ -110,7 +110,10 @@ impl Capture {
 
     fn into_file(config: &CaptureConfig, device: &str, path: PathBuf, file: File) -> Result<Self, OpenError> {
         let mut pending = Vec::new();
-        let comment = format!("packets of device {device} in process {}", std::process::id());
+        let comment = format!(
+            "packets of device {device} in process {}; keyed packets are shown with the standard's ICRC",
+            std::process::id()
+        );
         pcapng::section_header(&mut pending, concat!("rdma-verbs ", env!("CARGO_PKG_VERSION")), &comment);
         pcapng::interface(&mut pending, device);
         let shared = Arc::new(Shared {

@@ -17,6 +17,7 @@ use std::time::Duration;
 use super::doorbell::Doorbell;
 use super::shard::{Core, Plan, Progress, Shard};
 use super::shard_lock::{Look, Outcome};
+use crate::queue::thread_token;
 use crate::transport::Datagram;
 use crate::types::{Qpn, Time};
 
@@ -45,6 +46,7 @@ pub(super) struct Served {
 impl Shard {
     /// After requests were published: sends them on the caller's own stack, or leaves that to whoever drives.
     pub(crate) fn post(&self, doorbell: &Arc<Doorbell>) {
+        self.contention.note_post(thread_token());
         let outcome = self.lock.try_drive(LOOKS, |core, look| {
             let posted = (look == Look::First).then_some(doorbell.qpn());
             self.send_posted(core, Plan { posted, ..POSTING });
@@ -71,8 +73,17 @@ impl Shard {
         self.lease.note_taken();
     }
 
-    /// A visit of a thread that found its completion queue empty.
-    pub(crate) fn poll(&self, has_completions: impl Fn() -> bool) {
+    /// A visit of a thread that found its completion queue empty. Whether it looked.
+    #[inline]
+    pub(crate) fn poll(&self, has_completions: impl Fn() -> bool) -> bool {
+        let is_due = self.contention.is_look_due();
+        if is_due {
+            self.look(has_completions);
+        }
+        is_due
+    }
+
+    fn look(&self, has_completions: impl Fn() -> bool) {
         let outcome = self.lock.try_drive(LOOKS, |core, look| {
             if look == Look::First && self.crowd.glances() && core.is_quiet() {
                 return;

@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use super::shard::Shard;
 use super::sys::{involuntary_switches, wait_readable};
+use crate::queue::thread_token;
 use crate::types::Time;
 
 /// Empty looks between two yields that nobody made use of.
@@ -99,7 +100,15 @@ impl Shard {
     /// After an empty look by a thread that polls.
     #[inline]
     pub(crate) fn idle(&self) {
-        if self.crowd.is_present(self.lease.last_visit()) {
+        self.contention.note_poll(thread_token());
+        let is_crowded = self.crowd.is_present(self.lease.last_visit());
+        if is_crowded || self.contention.spins() {
+            let now = self.clock.now();
+            if !self.contention.allows_sleep(now) {
+                return self.contention.note_look(now);
+            }
+        }
+        if is_crowded {
             // A failed nap is none; the next empty look tries again.
             let is_readable = wait_readable([self.sockets.as_fd()], Some(NAP)).is_ok_and(|[is_readable]| is_readable);
             // While somebody else drives, packets lie there that this thread must not take: naps on the sockets end at
@@ -113,6 +122,12 @@ impl Shard {
             let was_used = before.is_none_or(|before| involuntary_switches() != before);
             self.crowd.note_yield(self.clock.now(), took, was_used);
         }
+    }
+
+    /// After an idle poll: how many polls may be left out.
+    #[inline]
+    pub(crate) fn polls_to_skip(&self) -> u32 {
+        if self.contention.spins() { self.contention.take_skips() } else { 0 }
     }
 
     /// Lets others have the processor. How long they had it.

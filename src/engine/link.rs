@@ -500,6 +500,7 @@ mod tests {
             hop_limit: 64,
             qpn: Qpn::new(0x11),
             repeats: Repeats::default(),
+            is_keyed: false,
         }
     }
 

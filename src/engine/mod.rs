@@ -17,6 +17,7 @@ mod attendance;
 mod capture;
 mod channel;
 mod clock;
+mod contention;
 mod doorbell;
 mod driver;
 mod idle;
@@ -51,15 +52,17 @@ pub(crate) use channel::{Announcing, Channel};
 pub(crate) use clock::timestamp;
 pub(crate) use doorbell::Doorbell;
 pub(crate) use link_listener::LinkListener;
+#[cfg(feature = "sim")]
+pub use mailbox::inbox_message;
 pub(crate) use multicast::Group;
-pub(crate) use port_group::registered_capabilities;
+pub(crate) use port_group::{RegisteredPeer, registered_peer};
 pub(crate) use qpn_block::QpnBlocks;
 #[cfg(feature = "sim")]
 pub use registry::registry_file;
 pub(crate) use shard::{Shard, ShardConfig};
 #[cfg(any(test, feature = "ibverbs"))]
 pub(crate) use sys::wait_readable;
-pub(crate) use sys::{Epoll, EventFd, Generation, Interest, LinkState, LinkWatch, link_megabits, link_state};
+pub(crate) use sys::{Epoll, EventFd, Generation, Interest, LinkState, LinkWatch, link_megabits, link_state, variable};
 pub(crate) use udp::{Capabilities, LocalAddress, OpenError, SocketSizes, probe};
 
 use crate::types::CaptureConfig;
@@ -149,12 +152,13 @@ pub(crate) mod tests {
     /// A shard without queue pairs.
     pub(super) fn shard() -> Shard {
         let config = ShardConfig {
-            blocks: QpnBlocks::lease(1).unwrap(),
+            blocks: QpnBlocks::lease(1, 1).unwrap(),
             capabilities: PeerCapabilities::STRANGER,
             sizes: SocketSizes { receive_bytes: 1 << 20, send_bytes: 1 << 20 },
             max_queue_pairs: 16,
             max_segments: 64,
             ack_hold: Duration::from_micros(50),
+            reorder_budget: Arc::default(),
             events: AsyncEventQueue::new(16, None),
         };
         Shard::new(config, Arc::new(RegionTable::new(16))).unwrap()

@@ -11,6 +11,7 @@ use super::mailbox::Mailbox;
 use super::port_group::Group;
 use super::registry::Registry;
 use super::sys::Generation;
+use crate::types::KeyShare;
 
 /// Generations that can use the engine: forks of forks.
 const MAX_GENERATIONS: usize = 64;
@@ -24,6 +25,7 @@ pub(super) struct State {
     leased: Mutex<BTreeSet<u32>>,
     mailbox: Mutex<Weak<Mailbox>>,
     registry: OnceLock<Option<Arc<Registry>>>,
+    key_share: OnceLock<Option<KeyShare>>,
 }
 
 /// This generation's state; `None` after more forks than are counted.
@@ -47,13 +49,22 @@ impl State {
         self.registry.get_or_init(|| Registry::open().map(Arc::new)).as_ref()
     }
 
-    /// The mailbox, which lives as long as somebody has it.
+    /// This process's share of the keys that it has with each other process of the user. `None` without randomness:
+    /// then its connections have no key.
+    pub(super) fn key_share(&self) -> Option<KeyShare> {
+        *self.key_share.get_or_init(|| {
+            let mut bits = [0; KeyShare::BYTES];
+            getrandom::fill(&mut bits).ok().map(|()| KeyShare::new(bits))
+        })
+    }
+
+    /// The mailbox in the registry's folder, which lives as long as somebody has it.
     pub(super) fn mailbox(&self) -> Option<Arc<Mailbox>> {
         let mut place = self.mailbox.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(mailbox) = place.upgrade() {
             return Some(mailbox);
         }
-        match Mailbox::open() {
+        match Mailbox::open(self.registry()?.folder()) {
             Ok(mailbox) => {
                 *place = Arc::downgrade(&mailbox);
                 Some(mailbox)

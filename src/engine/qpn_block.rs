@@ -2,7 +2,7 @@
 //!
 //! A block is 4,096 numbers with the same top 12 bits. Each is owned by one shard of one process (the registry holds
 //! this for all processes of a user); numbers inside are random. Blocks are random too, so that two lives of a process
-//! rarely meet.
+//! rarely meet, and so that a sender who knows one number of a process has to guess the blocks of its others.
 
 use std::io;
 
@@ -21,12 +21,14 @@ pub(crate) struct QpnBlocks {
 }
 
 impl QpnBlocks {
-    /// Leases `count` random blocks.
+    /// Leases `most` random blocks. While more than an eighth of those that it looks at are in use, it stops at
+    /// `least`: then blocks last for several times as many processes, and the steering program of a full group for
+    /// older kernels holds them all.
     ///
     /// # Errors
     ///
-    /// If so many are not left, or there is no randomness.
-    pub(crate) fn lease(count: usize) -> io::Result<Self> {
+    /// If not even `least` are left, or there is no randomness.
+    pub(crate) fn lease(least: usize, most: usize) -> io::Result<Self> {
         let state = process::state().ok_or_else(|| io::Error::other("too many forks of forks"))?;
         let mut leased = state.leased();
         let start = (getrandom::u32().map_err(io::Error::other)? % BLOCKS as u32) as usize;
@@ -35,11 +37,21 @@ impl QpnBlocks {
         let candidates = (0..BLOCKS).map(|turn| (start.wrapping_add(turn.wrapping_mul(step)) % BLOCKS) as u32);
         // Without a registry, or if it cannot be asked, chance alone keeps processes apart.
         let is_free_elsewhere =
-            |block: &u32| state.registry().is_none_or(|registry| registry.lease_block(*block).unwrap_or(true));
-        let free = candidates.filter(|block| !RESERVED.contains(block) && !leased.contains(block));
-        let blocks: Vec<u32> = free.filter(is_free_elsewhere).take(count).collect();
+            |block: u32| state.registry().is_none_or(|registry| registry.lease_block(block).unwrap_or(true));
+        let (mut blocks, mut in_use) = (Vec::new(), 0);
+        for block in candidates.filter(|block| !RESERVED.contains(block)) {
+            let is_scarce = in_use * 8 > in_use + blocks.len();
+            if blocks.len() >= if is_scarce { least } else { most } {
+                break;
+            }
+            if !leased.contains(&block) && is_free_elsewhere(block) {
+                blocks.push(block);
+            } else {
+                in_use += 1;
+            }
+        }
         let lease = Self { blocks, generation: Generation::now() };
-        if lease.blocks.len() < count {
+        if lease.blocks.len() < least {
             drop(leased);
             let message = format!("all {BLOCKS} blocks of queue pair numbers are in use by this user's processes");
             return Err(io::Error::new(io::ErrorKind::QuotaExceeded, message));
@@ -73,15 +85,26 @@ mod tests {
 
     #[test]
     fn blocks_are_distinct_and_come_back() {
-        let (first, second) = (QpnBlocks::lease(5).unwrap(), QpnBlocks::lease(600).unwrap());
+        let exactly = |count| QpnBlocks::lease(count, count);
+        let (first, second) = (exactly(5).unwrap(), exactly(600).unwrap());
         let mut all: Vec<u32> = first.blocks().iter().chain(second.blocks()).copied().collect();
         all.sort_unstable();
         all.dedup();
         assert_eq!(all.len(), 605);
         assert!(all.iter().all(|block| (1..0xfff).contains(block)));
-        assert!(QpnBlocks::lease(BLOCKS - 605).is_err());
+        assert!(exactly(BLOCKS - 605).is_err());
         drop(second);
         drop(first);
-        assert!(QpnBlocks::lease(605).is_ok());
+        assert!(exactly(605).is_ok());
+    }
+
+    #[test]
+    fn scarce_blocks_are_left_to_others() {
+        // Other tests have some, too.
+        let many = QpnBlocks::lease(2_500, 2_500).unwrap();
+        let counts: Vec<usize> = (0..50).map(|_| QpnBlocks::lease(5, 15).unwrap().blocks().len()).collect();
+        // One that happens to look at many free blocks first takes a few more.
+        assert!(counts.iter().sum::<usize>() < 50 * 10, "{counts:?}");
+        drop(many);
     }
 }

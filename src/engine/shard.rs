@@ -14,6 +14,7 @@ use std::time::Duration;
 use super::attendance::Attendance;
 use super::capture::Capture;
 use super::clock::Clock;
+use super::contention::Contention;
 use super::doorbell::{Doorbell, DoorbellQueue};
 use super::idle::Crowd;
 use super::lease::Lease;
@@ -27,7 +28,7 @@ use super::udp::{Checksums, LocalAddress, OpenError, ReceiveSocket, SendSocket, 
 use super::wake::Wake;
 use crate::memory::{MemoryView, RegionTable};
 use crate::queue::{AsyncEventQueue, CompletionQueue};
-use crate::transport::{AckRelease, Endpoint, EndpointConfig, Transmit};
+use crate::transport::{AckRelease, Endpoint, EndpointConfig, ReorderBudget, Transmit};
 use crate::types::{AsyncEvent, Counters, PeerCapabilities, Qpn, QueuePairReport, Stray, Time};
 
 /// Sending sockets without checksums that an address has at most: the more, the better networks spread the flows.
@@ -54,6 +55,8 @@ pub(crate) struct ShardConfig {
     pub(crate) max_segments: usize,
     /// How long an acknowledgement may wait for the application's answer.
     pub(crate) ack_hold: Duration,
+    /// What all shards of the device may keep of packets that came before their turn.
+    pub(crate) reorder_budget: Arc<ReorderBudget>,
     /// Hears when the shard is out of use.
     pub(crate) events: Arc<AsyncEventQueue>,
 }
@@ -120,6 +123,7 @@ pub(crate) struct Shard {
     pub(super) doorbells: DoorbellQueue,
     pub(super) lease: Lease,
     pub(super) crowd: Crowd,
+    pub(super) contention: Contention,
     pub(super) wake: Wake,
     pub(super) clock: Clock,
     /// Readable while a packet waits.
@@ -158,7 +162,7 @@ impl Shard {
             max_queue_pairs: config.max_queue_pairs,
             ack_hold: config.ack_hold,
             max_segments: config.max_segments,
-            ..EndpointConfig::default()
+            reorder_budget: config.reorder_budget,
         });
         let buffer = vec![0; MAX_SEND_BYTES].into();
         let clock = Clock::new();
@@ -168,6 +172,7 @@ impl Shard {
             doorbells: DoorbellQueue::new(config.max_queue_pairs as usize),
             lease: Lease::default(),
             crowd: Crowd::default(),
+            contention: Contention::default(),
             wake: Wake::new()?,
             clock,
             sockets: Epoll::new()?,
@@ -256,7 +261,7 @@ impl Shard {
         let newcomer = Newcomer { address, blocks, capabilities: self.capabilities };
         let socket = ReceiveSocket::open(newcomer, &self.sizes)?;
         if let Some(mailbox) = socket.membership.mailbox() {
-            mailbox.add_shard(blocks, self);
+            mailbox.add_shard(address.ip, blocks, self);
         }
         let watched = self.sockets.add(socket.membership.descriptor(), Interest::Readable);
         watched.map_err(cannot_watch)?;
@@ -480,7 +485,10 @@ impl Core {
                 Some((transmit, _)) => transmit,
                 None => match self.endpoint.poll_transmit(now, memory, &mut self.buffer, release) {
                     Some(transmit) => transmit,
-                    None => return,
+                    None => {
+                        progress.has_more |= self.endpoint.has_more_to_send();
+                        return;
+                    }
                 },
             };
             self.unsent = None;

@@ -1,13 +1,15 @@
 //! Completion queues that give buffers back.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
+use std::collections::hash_map::{Entry, HashMap};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use super::finished::Finished;
 use super::in_flight::{Posted, PostedReceives, Side};
-use crate::verbs::{self, Completion, CompletionChannel, Context, Notify, Result, poll_until};
+use crate::types::CompletionSource;
+use crate::verbs::{self, Completion, CompletionChannel, Context, Error, ErrorKind, Notify, Result, poll_until};
 
 /// Completions taken from the device at a time.
 const BATCH: usize = 16;
@@ -52,46 +54,52 @@ struct State {
     polled: [Completion; BATCH],
     at: usize,
     count: usize,
-    /// By tag, the upper half of the device's `wr_id`. A tag is used once, so a completion never meets a queue pair
-    /// that it does not belong to, as it might by the queue pair's number.
-    attached: HashMap<u32, Attached>,
-    next_tag: u32,
+    /// By the name that the device gave the work queue, which says who added a completion. Nothing is matched by a
+    /// value that the poster of a request chooses. No name comes twice, so a completion never meets a queue pair that
+    /// it does not belong to, as it might by the queue pair's number.
+    attached: HashMap<CompletionSource, Attached>,
     /// Completions that were taken from the device before it would have removed them, older than `polled`.
-    kept: VecDeque<Completion>,
+    kept: VecDeque<Kept>,
 }
 
-/// Whose requests a tag stands for.
+/// Whose requests a work queue completes.
 enum Attached {
     Queue(Arc<Posted>, Side),
-    /// A shared receive queue that queue pairs use, or used: what they have completed may still be on its way.
+    /// The shared receive queue that a queue pair takes its receives from.
     Shared(Weak<PostedReceives>),
 }
 
-impl State {
-    /// The request that this completion finishes; `None` if all that it finishes has come back.
-    fn finish_one(&self, completion: &Completion) -> Option<Finished> {
-        // Without one, the queue pair is gone, and its buffers with it.
-        match self.attached.get(&tag_of(completion))? {
-            Attached::Queue(posted, side) => posted.finish_one(*side, completion),
-            Attached::Shared(posted) => posted.upgrade()?.finish(completion),
-        }
-    }
+/// A completion that was taken early.
+struct Kept {
+    completion: Completion,
+    /// The shared receive queue that it is of, because the queue pair that added it may be gone.
+    shared: Option<Weak<PostedReceives>>,
+}
 
-    /// Whether the completion may finish several requests, and must be looked at again.
-    fn may_finish_more(&self, completion: &Completion) -> bool {
-        matches!(self.attached.get(&tag_of(completion)), Some(Attached::Queue(..)))
+impl State {
+    /// The request that this completion finishes, and whether it may finish more and must be looked at again. `None` if
+    /// all that it finishes has come back.
+    fn finish_one(&self, completion: &Completion) -> Option<(Finished, bool)> {
+        // Without one, it is no completion of this tier, or the queue pair is gone, and its buffers with it.
+        match self.attached.get(&completion.source())? {
+            Attached::Queue(posted, side) => Some((posted.finish_one(*side, completion)?, true)),
+            Attached::Shared(posted) => Some((posted.upgrade()?.finish(completion)?, false)),
+        }
     }
 
     /// What the next completion finishes, of those that were taken from the device.
     fn next(&mut self) -> Option<Finished> {
         loop {
-            let completion = match self.kept.front() {
-                Some(kept) => *kept,
-                None if self.at < self.count => self.polled[self.at],
+            let found = match self.kept.front() {
+                Some(Kept { completion, shared: Some(shared) }) => {
+                    shared.upgrade().and_then(|shared| Some((shared.finish(completion)?, false)))
+                }
+                Some(Kept { completion, shared: None }) => self.finish_one(completion),
+                None if self.at < self.count => self.finish_one(&self.polled[self.at]),
                 None => return None,
             };
-            let finished = self.finish_one(&completion);
-            if finished.is_none() || !self.may_finish_more(&completion) {
+            let (finished, may_finish_more) = found.unzip();
+            if may_finish_more != Some(true) {
                 match self.kept.pop_front() {
                     Some(_) => {}
                     None => self.at += 1,
@@ -109,11 +117,6 @@ impl State {
         self.count = queue.poll(&mut self.polled)?;
         Ok(self.count as u32)
     }
-}
-
-/// The upper half of the device's `wr_id`.
-fn tag_of(completion: &Completion) -> u32 {
-    (completion.wr_id() >> 32) as u32
 }
 
 impl CompletionQueue {
@@ -146,7 +149,7 @@ impl CompletionQueue {
 
     fn over(queue: verbs::CompletionQueue) -> Self {
         let (polled, attached) = ([Completion::default(); BATCH], HashMap::new());
-        let state = State { polled, at: 0, count: 0, attached, next_tag: 0, kept: VecDeque::new() };
+        let state = State { polled, at: 0, count: 0, attached, kept: VecDeque::new() };
         Self { shared: Arc::new(Shared { queue, state: Mutex::new(state) }) }
     }
 
@@ -167,28 +170,31 @@ impl CompletionQueue {
     }
 
     /// Takes everything from the device, to be polled later: it is about to remove the completions of a queue pair, and
-    /// with them would go those of its receives, which came from a shared queue. `own` are the queue pair's tags, whose
-    /// requests come back otherwise. What is kept is bounded by what is in flight: nothing is kept of what is gone.
-    pub(super) fn keep_completions(&self, own: [Option<u32>; 2]) {
+    /// with them would go those of its receives, which came from a shared queue. The requests of `ending`, the queue
+    /// pair's send queue, come back otherwise. What is kept is bounded by what is in flight: nothing is kept of what is
+    /// gone.
+    pub(super) fn keep_completions(&self, ending: CompletionSource) {
         let mut state = self.state();
+        let State { attached, kept, .. } = &mut *state;
+        kept.retain(|Kept { completion, shared }| match shared {
+            Some(shared) => shared.strong_count() > 0,
+            None => completion.source() != ending && attached.contains_key(&completion.source()),
+        });
         loop {
-            let State { polled, at, count, kept, .. } = &mut *state;
-            kept.extend(&polled[*at..*count]);
+            let State { polled, at, count, attached, kept } = &mut *state;
+            let waited_for = polled[*at..*count].iter().filter(|completion| completion.source() != ending);
+            kept.extend(waited_for.filter_map(|completion| {
+                let shared = match attached.get(&completion.source())? {
+                    Attached::Queue(..) => None,
+                    Attached::Shared(posted) => Some(Weak::clone(posted)),
+                };
+                Some(Kept { completion: *completion, shared })
+            }));
             // An overflowed queue gives no more: the buffers come back with the shared queue.
             if !matches!(state.poll(&self.shared.queue), Ok(1..)) {
                 break;
             }
         }
-        let State { attached, kept, .. } = &mut *state;
-        let is_alive = |attached: &Attached| match attached {
-            Attached::Queue(..) => true,
-            Attached::Shared(posted) => posted.strong_count() > 0,
-        };
-        attached.retain(|_, attached| is_alive(attached));
-        kept.retain(|completion| {
-            let tag = tag_of(completion);
-            attached.contains_key(&tag) && !own.contains(&Some(tag))
-        });
     }
 
     /// The oldest request that is finished, waiting up to `timeout` for it; see [`verbs::CompletionQueue::wait`].
@@ -227,29 +233,37 @@ impl CompletionQueue {
         &self.shared.queue
     }
 
-    /// Takes completions of a queue from now on; gives the tag that they must carry.
-    pub(super) fn attach(&self, posted: &Arc<Posted>, side: Side) -> u32 {
-        let mut state = self.state();
-        while state.attached.contains_key(&state.next_tag) {
-            state.next_tag = state.next_tag.wrapping_add(1);
+    /// Takes the completions of a queue from now on.
+    ///
+    /// # Errors
+    /// The device gave the queue no name of its own.
+    pub(super) fn attach(&self, posted: &Arc<Posted>, side: Side) -> Result<()> {
+        let source = posted.source(side);
+        let owner = match (side, posted.shared()) {
+            (Side::Receive, Some(shared)) => Attached::Shared(Arc::downgrade(shared)),
+            _ => Attached::Queue(Arc::clone(posted), side),
+        };
+        match self.state().attached.entry(source) {
+            Entry::Vacant(vacant) if source != CompletionSource::NONE => {
+                vacant.insert(owner);
+                Ok(())
+            }
+            _ => {
+                let message = format!(
+                    "{} does not tell its work queues apart in their completions ({source:?}), which buffers need",
+                    self.context()
+                );
+                Err(Error::new("create_qp", ErrorKind::Unsupported, message))
+            }
         }
-        let tag = state.next_tag;
-        state.next_tag = tag.wrapping_add(1);
-        state.attached.insert(tag, Attached::Queue(Arc::clone(posted), side));
-        tag
-    }
-
-    /// Takes completions of a shared receive queue from now on, until it is gone.
-    pub(super) fn attach_shared(&self, posted: &Arc<PostedReceives>) {
-        self.state().attached.insert(posted.tag(), Attached::Shared(Arc::downgrade(posted)));
     }
 
     /// And no longer.
-    pub(super) fn detach(&self, tag: u32) {
+    pub(super) fn detach(&self, source: CompletionSource) {
         if self.context().check_process("destroy_qp").is_err() {
             return;
         }
-        let attached = self.state().attached.remove(&tag);
+        let attached = self.state().attached.remove(&source);
         // It may be the last reference to the queue pair, which is not to be dropped under the lock.
         drop(attached);
     }

@@ -53,18 +53,24 @@ mod completion_queue;
 mod exclusive;
 mod finished;
 mod in_flight;
+mod ledger;
 mod pool;
 mod queue_pair;
 mod request;
 mod shared_receive;
+#[cfg(all(test, not(loom)))]
+mod tests;
 
 pub use buffer::{Buffer, FileBuffer, Refused};
 pub use completion_queue::CompletionQueue;
 pub use finished::{Finished, NoBuffer};
+#[cfg(feature = "sim")]
+#[doc(hidden)]
+pub use ledger::{OrderedLedger, UnorderedLedger};
 pub use pool::{BufferPool, PoolStats};
 pub use queue_pair::QueuePair;
 pub use request::{Loan, Request};
-pub use shared_receive::SharedReceiveQueue;
+pub use shared_receive::{SharedReceiveQueue, SharedReceiveQueueOptions};
 
 const _: () = {
     const fn send_and_sync<T: Send + Sync>() {}

@@ -9,9 +9,10 @@ use super::finished::Finished;
 use super::in_flight::{Posted, Side};
 use super::request::{Loan, Request};
 use super::shared_receive::SharedReceiveQueue;
+use crate::types::CompletionSource;
 use crate::verbs::{
     CompletionError, ConnectOptions, ConnectionInfo, Context, Counters, Error, ErrorKind, ProtectionDomain, Qpn,
-    QueuePairAttributes, QueuePairBuilder, QueuePairCapabilities, QueuePairState, QueuePairStatus, Result,
+    QueuePairAttributes, QueuePairCapabilities, QueuePairOptions, QueuePairState, QueuePairStatus, Result,
 };
 
 /// A queue pair whose requests own their memory.
@@ -30,7 +31,7 @@ use crate::verbs::{
 /// use rdma_verbs::owned::{Buffer, CompletionQueue, QueuePair, Request};
 ///
 /// let cq = CompletionQueue::new(&context, 64)?;
-/// let qp = QueuePair::with(&pd, &cq, &cq, |builder| builder.max_send_wr(32))?;
+/// let qp = QueuePair::with(&pd, &cq, &cq, |options| options.max_send_wr(32))?;
 /// # qp.connect(&qp.connection_info()?)?; // to itself
 /// let buffer = Buffer::from_vec(&pd, vec![7; 100])?;
 /// qp.post_send(Request::write(buffer, remote).signaled())?;
@@ -42,68 +43,63 @@ pub struct QueuePair {
     posted: Arc<Posted>,
     send_cq: CompletionQueue,
     recv_cq: CompletionQueue,
-    send_tag: u32,
-    receive_tag: u32,
 }
 
 impl QueuePair {
     /// A queue pair with default attributes.
     ///
     /// # Errors
-    /// As [`QueuePairBuilder::build`].
+    /// As [`verbs::QueuePairBuilder::build`](crate::verbs::QueuePairBuilder::build).
     pub fn new(domain: &ProtectionDomain, send_cq: &CompletionQueue, recv_cq: &CompletionQueue) -> Result<Self> {
-        Self::with(domain, send_cq, recv_cq, |builder| builder)
+        Self::with(domain, send_cq, recv_cq, |options| options)
     }
 
     /// A queue pair with attributes that `shape` sets.
     ///
-    /// `max_send_wr` and `max_recv_wr` are also how many buffers it holds at most.
+    /// `max_send_wr` and `max_recv_wr` are also how many buffers it holds at most. The options are plain values: only
+    /// this constructor makes queue pairs on the completion queues of this tier.
     ///
     /// # Errors
-    /// As [`QueuePairBuilder::build`].
-    pub fn with<'a>(
-        domain: &'a ProtectionDomain,
-        send_cq: &'a CompletionQueue,
-        recv_cq: &'a CompletionQueue,
-        shape: impl FnOnce(QueuePairBuilder<'a>) -> QueuePairBuilder<'a>,
+    /// As [`verbs::QueuePairBuilder::build`](crate::verbs::QueuePairBuilder::build).
+    pub fn with(
+        domain: &ProtectionDomain,
+        send_cq: &CompletionQueue,
+        recv_cq: &CompletionQueue,
+        shape: impl FnOnce(QueuePairOptions) -> QueuePairOptions,
     ) -> Result<Self> {
         super::exclusive::check_device(domain)?;
-        let builder = shape(domain.create_qp(send_cq.queue(), recv_cq.queue()));
-        check_receives(&builder)?;
-        Ok(Self::over(Posted::new(builder.build()?, None), send_cq, recv_cq))
+        let builder = domain.create_qp(send_cq.queue(), recv_cq.queue()).options(shape(QueuePairOptions::default()));
+        Self::over(Posted::new(builder.build()?, None), send_cq, recv_cq)
     }
 
-    /// A queue pair whose receives come from a shared queue; `shape` may be `|builder| builder`. Receives are posted to
+    /// A queue pair whose receives come from a shared queue; `shape` may be `|options| options`. Receives are posted to
     /// `srq`; their buffers come back from `recv_cq`.
     ///
     /// # Errors
-    /// As [`QueuePairBuilder::build`].
+    /// As [`verbs::QueuePairBuilder::build`](crate::verbs::QueuePairBuilder::build).
     ///
     /// [`SharedReceiveQueue`] has an example.
-    pub fn with_srq<'a>(
-        domain: &'a ProtectionDomain,
-        send_cq: &'a CompletionQueue,
-        recv_cq: &'a CompletionQueue,
-        srq: &'a SharedReceiveQueue,
-        shape: impl FnOnce(QueuePairBuilder<'a>) -> QueuePairBuilder<'a>,
+    pub fn with_srq(
+        domain: &ProtectionDomain,
+        send_cq: &CompletionQueue,
+        recv_cq: &CompletionQueue,
+        srq: &SharedReceiveQueue,
+        shape: impl FnOnce(QueuePairOptions) -> QueuePairOptions,
     ) -> Result<Self> {
         super::exclusive::check_device(domain)?;
-        let builder = shape(domain.create_qp(send_cq.queue(), recv_cq.queue()));
-        check_receives(&builder)?;
+        let builder = domain.create_qp(send_cq.queue(), recv_cq.queue()).options(shape(QueuePairOptions::default()));
         let qp = builder.srq(srq.posted().queue()).build()?;
-        recv_cq.attach_shared(srq.posted());
-        Ok(Self::over(Posted::new(qp, Some(Arc::clone(srq.posted()))), send_cq, recv_cq))
+        Self::over(Posted::new(qp, Some(Arc::clone(srq.posted()))), send_cq, recv_cq)
     }
 
-    fn over(posted: Posted, send_cq: &CompletionQueue, recv_cq: &CompletionQueue) -> Self {
+    fn over(posted: Posted, send_cq: &CompletionQueue, recv_cq: &CompletionQueue) -> Result<Self> {
         let posted = Arc::new(posted);
-        Self {
-            send_tag: send_cq.attach(&posted, Side::Send),
-            receive_tag: recv_cq.attach(&posted, Side::Receive),
-            send_cq: send_cq.clone(),
-            recv_cq: recv_cq.clone(),
-            posted,
+        send_cq.attach(&posted, Side::Send)?;
+        if let Err(error) = recv_cq.attach(&posted, Side::Receive) {
+            send_cq.detach(posted.source(Side::Send));
+            return Err(error);
         }
+        Ok(Self { send_cq: send_cq.clone(), recv_cq: recv_cq.clone(), posted })
     }
 
     /// Posts a request to the send queue.
@@ -113,7 +109,7 @@ impl QueuePair {
     /// [`ErrorKind::QueueFull`] if as many buffers are in flight as the queue has slots.
     #[expect(clippy::result_large_err, reason = "the request comes back by value, as it went in")]
     pub fn post_send(&self, request: Request) -> Result<(), Refused<Request>> {
-        self.posted.post_send(self.send_tag, request)
+        self.posted.post_send(request)
     }
 
     /// Posts memory for one arriving message; all its capacity counts. `wr_id` comes back with it.
@@ -125,7 +121,7 @@ impl QueuePair {
     pub fn post_recv(&self, buffer: impl Into<Loan>, wr_id: u64) -> Result<(), Refused<Loan>> {
         let loan = buffer.into();
         match self.posted.shared() {
-            None => self.posted.post_recv(self.receive_tag, loan, wr_id),
+            None => self.posted.post_recv(loan, wr_id),
             Some(srq) => {
                 let message = format!(
                     "queue pair {} takes its receives from shared receive queue {}; post them there",
@@ -181,9 +177,10 @@ impl QueuePair {
 
     /// Receives of a shared queue that have completed are polled from the device before it removes them.
     fn keep_completions(&self) {
-        // Tags are those of one completion queue.
-        let own_sends = self.send_cq.is_same(&self.recv_cq).then_some(self.send_tag);
-        self.recv_cq.keep_completions([Some(self.receive_tag), own_sends]);
+        // Sources are those of one completion queue.
+        let completes_sends = self.send_cq.is_same(&self.recv_cq);
+        let ending = if completes_sends { self.posted.source(Side::Send) } else { CompletionSource::NONE };
+        self.recv_cq.keep_completions(ending);
     }
 
     /// As [`QueuePair::destroy`], while others still use it: what they do next fails.
@@ -284,23 +281,13 @@ impl QueuePair {
     }
 }
 
-/// This tier knows what is in flight, so it must know where receives come from.
-fn check_receives(builder: &QueuePairBuilder<'_>) -> Result<()> {
-    if builder.has_no_receive_queue() {
-        let message = "srq or xrc_target is set; queue pairs of the owned tier have a receive queue of their own, or, \
-                       from QueuePair::with_srq, one of this tier";
-        return Err(Error::new("create_qp", ErrorKind::Unsupported, message));
-    }
-    Ok(())
-}
-
 impl Drop for QueuePair {
     fn drop(&mut self) {
         if let Err(error) = self.end() {
             tracing::warn!(qpn = %self.qpn(), %error, "a dropped queue pair's buffers are lost");
         }
-        self.send_cq.detach(self.send_tag);
-        self.recv_cq.detach(self.receive_tag);
+        self.send_cq.detach(self.posted.source(Side::Send));
+        self.recv_cq.detach(self.posted.source(Side::Receive));
     }
 }
 

@@ -8,9 +8,24 @@ use super::finished::Finished;
 use super::in_flight::PostedReceives;
 use super::request::Loan;
 use crate::verbs::{
-    Context, ProtectionDomain, Result, SharedReceiveQueueAttributes, SharedReceiveQueueBuilder,
-    SharedReceiveQueueNumber, SharedReceiveQueueStatus,
+    Context, ProtectionDomain, Result, SharedReceiveQueueAttributes, SharedReceiveQueueNumber, SharedReceiveQueueStatus,
 };
+
+/// Attributes of a new [`SharedReceiveQueue`], each with a default: plain values, which create nothing.
+#[derive(Clone, Debug, Default)]
+#[must_use = "options do nothing by themselves"]
+pub struct SharedReceiveQueueOptions {
+    srq_limit: u32,
+}
+
+impl SharedReceiveQueueOptions {
+    /// Arms the limit event from the beginning; see
+    /// [`verbs::SharedReceiveQueueBuilder::srq_limit`](crate::verbs::SharedReceiveQueueBuilder::srq_limit).
+    pub fn srq_limit(mut self, srq_limit: u32) -> Self {
+        self.srq_limit = srq_limit;
+        self
+    }
+}
 
 /// A shared receive queue whose receives own their memory: buffers for the messages of several
 /// [`QueuePair`](super::QueuePair)s, made with [`QueuePair::with_srq`](super::QueuePair::with_srq).
@@ -32,8 +47,8 @@ use crate::verbs::{
 ///
 /// let cq = CompletionQueue::new(&context, 64)?;
 /// let srq = SharedReceiveQueue::new(&pd, 16)?;
-/// let first = QueuePair::with_srq(&pd, &cq, &cq, &srq, |builder| builder)?;
-/// let second = QueuePair::with_srq(&pd, &cq, &cq, &srq, |builder| builder)?;
+/// let first = QueuePair::with_srq(&pd, &cq, &cq, &srq, |options| options)?;
+/// let second = QueuePair::with_srq(&pd, &cq, &cq, &srq, |options| options)?;
 /// first.connect(&second.connection_info()?)?;
 /// second.connect(&first.connection_info()?)?;
 ///
@@ -59,22 +74,24 @@ impl SharedReceiveQueue {
     /// A queue that holds `max_wr` buffers at most.
     ///
     /// # Errors
-    /// As [`SharedReceiveQueueBuilder::build`]; the device is not one of this crate's own.
+    /// As [`verbs::SharedReceiveQueueBuilder::build`](crate::verbs::SharedReceiveQueueBuilder::build); the device is
+    /// not one of this crate's own.
     pub fn new(domain: &ProtectionDomain, max_wr: u32) -> Result<Self> {
-        Self::with(domain, max_wr, |builder| builder)
+        Self::with(domain, max_wr, |options| options)
     }
 
     /// The same, with attributes that `shape` sets.
     ///
     /// # Errors
-    /// As [`SharedReceiveQueue::new`]. Queues of XRC domains are refused: this tier has no XRC targets.
-    pub fn with<'a>(
-        domain: &'a ProtectionDomain,
+    /// As [`SharedReceiveQueue::new`].
+    pub fn with(
+        domain: &ProtectionDomain,
         max_wr: u32,
-        shape: impl FnOnce(SharedReceiveQueueBuilder<'a>) -> SharedReceiveQueueBuilder<'a>,
+        shape: impl FnOnce(SharedReceiveQueueOptions) -> SharedReceiveQueueOptions,
     ) -> Result<Self> {
         super::exclusive::check_device(domain)?;
-        let builder = shape(domain.create_srq(max_wr, 1));
+        let options = shape(SharedReceiveQueueOptions::default());
+        let builder = domain.create_srq(max_wr, 1).srq_limit(options.srq_limit);
         Ok(Self { posted: Arc::new(PostedReceives::new(&builder)?) })
     }
 

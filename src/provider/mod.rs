@@ -31,11 +31,11 @@ pub use shared_receive::{SharedReceiveQueue, SharedReceiveQueueInit, XrcDomain, 
 
 use crate::memory::{Backing, Region, RegisterOptions};
 use crate::types::{
-    AccessFlags, AddressVector, AdviceFlags, AsyncEvent, BatchEnd, CaptureConfig, CaptureSummary, Counters,
-    DeviceAttributes, DomainId, EventObject, Gid, GidEntry, GlobalRouteHeader, LiveObjects, Lkey, MemoryAdvice,
-    MemoryWindowType, PeerCapabilities, PortAttributes, Qkey, Qpn, QueuePairAttributes, QueuePairCapabilities,
-    QueuePairReport, QueuePairStatus, QueuePairType, RawCompletion, ReceiveRequest, Rkey, SendRequest, Sge,
-    SharedReceiveQueueNumber,
+    AccessFlags, AddressVector, AdviceFlags, AsyncEvent, BatchEnd, CaptureConfig, CaptureSummary, CompletionSource,
+    Counters, DeviceAttributes, DomainId, EventObject, Gid, GidEntry, GlobalRouteHeader, LiveObjects, Lkey,
+    MemoryAdvice, MemoryWindowType, PeerCapabilities, PortAttributes, Qkey, Qpn, QueuePairAttributes,
+    QueuePairCapabilities, QueuePairReport, QueuePairStatus, QueuePairType, RawCompletion, ReceiveRequest, Rkey,
+    SendRequest, Sge, SharedReceiveQueueNumber,
 };
 
 /// A kind of device: finds and opens devices by name.
@@ -362,6 +362,10 @@ pub struct DatagramTarget<'a> {
     pub remote_qpn: Qpn,
     /// Its Q_Key; with the highest bit set, the sending queue pair's own is sent instead.
     pub remote_qkey: Qkey,
+    /// Whether a message that is longer than the path takes is posted all the same and fails when its turn comes, with
+    /// [`CompletionStatus::LocalLengthError`](crate::types::CompletionStatus), as with adapters. Otherwise it is
+    /// refused. A hint: providers of adapters refuse it always.
+    pub long_fails_later: bool,
 }
 
 /// What a region shall be from now on.
@@ -443,6 +447,12 @@ pub trait CompletionQueue: Send + Sync {
     ///
     /// A failure means that the queue overflowed: completions were lost and its queue pairs are in error.
     fn poll(&self, out: &mut [RawCompletion]) -> Result<usize>;
+
+    /// After a poll that found nothing: how many polls may be left out because they would find nothing either, as far
+    /// as is known. What arrives meanwhile is found some microseconds later.
+    fn polls_to_skip(&self) -> u32 {
+        0
+    }
 
     /// Arms the queue: the next completion that is added makes one event on the channel. Completions added before
     /// count not: poll again after arming.
@@ -546,6 +556,12 @@ pub trait QueuePair: Send + Sync {
     /// provider that cannot tell says that there is none; whoever posted it waits then for the end of the shared queue.
     fn stop_receiving(&self) -> Result<Option<u64>> {
         Ok(None)
+    }
+
+    /// What its completions bear as their source: those of its sends, and those of its receives. A provider that does
+    /// not say lends itself to no tier that gives memory back by completions.
+    fn completion_sources(&self) -> [CompletionSource; 2] {
+        [CompletionSource::NONE; 2]
     }
 
     /// Takes the queue pair out of the device: nothing is sent or received for it any more, its completions are

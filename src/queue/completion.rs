@@ -51,16 +51,9 @@ enum Due {
     Within(Duration, u32),
 }
 
-#[derive(Clone, Copy)]
-struct Entry {
-    completion: RawCompletion,
-    source: SourceToken,
-}
-
-const _: () = assert!(size_of::<Entry>() <= 64, "an entry outgrew a cache line");
-
 struct State {
-    entries: VecDeque<Entry>,
+    /// Each with its source.
+    entries: VecDeque<RawCompletion>,
     capacity: usize,
     sources: Sources,
     arm: Arm,
@@ -200,12 +193,13 @@ impl CompletionQueue {
         // A source's later completion finishes all that its earlier ones do: of a run only the last one counts.
         let mut finished: Option<(SourceToken, u32)> = None;
         for (place, entry) in out.iter_mut().zip(entries.drain(..count)) {
-            *place = entry.completion;
-            if !is_of_send_queue(&entry.completion) {
+            *place = entry;
+            if !is_of_send_queue(&entry) {
                 continue;
             }
-            if let Some((source, retired)) = finished.replace((entry.source, entry.completion.retired))
-                && source != entry.source
+            let token = SourceToken::of(&entry);
+            if let Some((source, retired)) = finished.replace((token, entry.retired))
+                && source != token
             {
                 release(sources, source, retired);
             }
@@ -323,9 +317,9 @@ impl CompletionQueue {
             }
         } else if state.entries.len() != 2 || !planted(Mutation::CompletionLost) {
             // Under the lock, so that later entries bear later times.
-            let mut entry = Entry { completion: spoiled(*completion), source: token };
+            let mut entry = RawCompletion { source: token.source(), ..spoiled(*completion) };
             if let Some(clock) = self.clock {
-                entry.completion.timestamp = clock();
+                entry.timestamp = clock();
             }
             state.entries.push_back(entry);
             self.store_length(&state);
@@ -343,7 +337,8 @@ impl CompletionQueue {
     }
 
     fn purge_locked(&self, state: &mut State, token: SourceToken) {
-        state.entries.retain(|entry| entry.source != token && !planted(Mutation::PurgeTakesAll));
+        let source = token.source();
+        state.entries.retain(|entry| entry.source != source && !planted(Mutation::PurgeTakesAll));
         self.store_length(state);
         if let Some(send_queue) = state.sources.send_queue(token) {
             send_queue.release_retired();

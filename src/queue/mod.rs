@@ -58,6 +58,7 @@ pub use completion::{CompletionQueue, Overflow, TooSmall};
 pub use event::AsyncEventQueue;
 #[cfg(feature = "ibverbs")]
 pub(crate) use producer_lock::ProducerLock;
+pub(crate) use producer_lock::thread_token;
 pub use receive::{ReceiveConsumer, ReceiveQueue};
 #[cfg(feature = "ibverbs")]
 pub(crate) use send::check_request;

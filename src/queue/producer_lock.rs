@@ -36,7 +36,7 @@ impl ProducerLock {
 
     /// Takes the lock, waiting until it is free. Returns `false`, at once, if this thread holds it already.
     pub(crate) fn acquire(&self) -> bool {
-        let token = token();
+        let token = thread_token();
         let mut tries = 0;
         loop {
             match self.owner.compare_exchange(FREE, token, Acquire, Relaxed) {
@@ -59,7 +59,7 @@ impl ProducerLock {
     #[inline]
     pub(crate) fn is_held(&self) -> bool {
         // Relaxed: only this thread ever stores this thread's token, so it reads its own store or somebody else's.
-        self.owner.load(Relaxed) == token()
+        self.owner.load(Relaxed) == thread_token()
     }
 
     /// Gives the lock back; `false` if this thread does not hold it.
@@ -75,7 +75,7 @@ impl ProducerLock {
 
 /// The number of this thread, never 0 and never that of another thread, also not of one that has ended.
 #[inline]
-fn token() -> u64 {
+pub(crate) fn thread_token() -> u64 {
     TOKEN.with(|own| match own.get() {
         FREE => {
             let fresh = next_token();

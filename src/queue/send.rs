@@ -375,6 +375,7 @@ mod tests {
             hop_limit: 64,
             qpn: crate::types::Qpn::new(7),
             qkey: crate::types::Qkey(8),
+            is_too_long: false,
         };
         let queue = SendQueue::for_datagrams(4, 2, 3);
         let consumer = queue.consumer().unwrap();

@@ -4,21 +4,41 @@
 use std::sync::Arc;
 
 use super::send::SendQueue;
+use crate::types::{CompletionSource, RawCompletion};
 
-/// Names a source of a completion queue. Worthless after it was detached, also when its place is used again.
+/// Names a source of a completion queue. Worthless after it was detached, also when its place is used again: a
+/// completion queue never gives one token twice.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct SourceToken {
     index: u32,
+    /// Never 0.
     generation: u32,
 }
 
+impl SourceToken {
+    /// The source as its completions name it.
+    #[inline]
+    pub fn source(self) -> CompletionSource {
+        CompletionSource::new(u64::from(self.generation) << 32 | u64::from(self.index))
+    }
+
+    /// The token of an entry of the queue.
+    #[inline]
+    pub(super) fn of(completion: &RawCompletion) -> Self {
+        let number = completion.source.number();
+        Self { index: number as u32, generation: (number >> 32) as u32 }
+    }
+}
+
 /// One place of the table.
-#[derive(Default)]
 struct Place {
     generation: u32,
     attached: bool,
     send_queue: Option<Arc<SendQueue>>,
 }
+
+/// Generation of the first source of a place.
+const FIRST_GENERATION: u32 = 1;
 
 /// All sources of a completion queue.
 #[derive(Default)]
@@ -31,7 +51,7 @@ impl Sources {
     /// Adds a source whose send slots are released as its send completions are polled.
     pub(super) fn attach(&mut self, send_queue: Option<Arc<SendQueue>>) -> SourceToken {
         let index = self.free.pop().unwrap_or_else(|| {
-            self.places.push(Place::default());
+            self.places.push(Place { generation: FIRST_GENERATION, attached: false, send_queue: None });
             (self.places.len() - 1) as u32
         });
         let place = &mut self.places[index as usize];
@@ -47,8 +67,11 @@ impl Sources {
             return None;
         }
         place.attached = false;
-        place.generation = place.generation.wrapping_add(1);
-        self.free.push(token.index);
+        // A place that has used up its generations is not used again, so that no token comes twice.
+        if let Some(next) = place.generation.checked_add(1) {
+            place.generation = next;
+            self.free.push(token.index);
+        }
         place.send_queue.take()
     }
 
@@ -90,5 +113,33 @@ mod tests {
         assert!(sources.contains(third) && !sources.contains(first));
         assert!(sources.detach(first).is_none());
         assert!(sources.contains(third));
+    }
+
+    #[test]
+    fn no_token_comes_twice() {
+        let mut sources = Sources::default();
+        let first = sources.attach(None);
+        sources.detach(first);
+        sources.places[0].generation = u32::MAX;
+        let last = sources.attach(None);
+        assert_eq!((last.index, last.generation), (0, u32::MAX));
+        sources.detach(last);
+        let next = sources.attach(None);
+        assert_ne!(next.index, 0, "a place without generations left was used again");
+        assert!(sources.contains(next) && !sources.contains(first) && !sources.contains(last));
+    }
+
+    #[test]
+    fn completions_lead_back_to_their_token() {
+        let mut sources = Sources::default();
+        for _ in 0..3 {
+            let (token, other) = (sources.attach(None), sources.attach(None));
+            let completion = RawCompletion { source: token.source(), ..RawCompletion::default() };
+            assert_eq!(SourceToken::of(&completion), token);
+            assert_ne!(token.source(), other.source());
+            assert_ne!(token.source(), CompletionSource::NONE);
+            assert!(!sources.contains(SourceToken::of(&RawCompletion::default())));
+            sources.detach(token);
+        }
     }
 }

@@ -10,8 +10,8 @@ use crate::memory::RegionTable;
 use crate::queue::{AsyncEventQueue, CompletionQueue, Notify, QueueError, ReceiveQueue, SendQueue, SharedReceiveQueue};
 use crate::transport::{Endpoint, EndpointConfig, ModifyLimits, QueuePairInit, ReceiveSource, SourceAddress};
 use crate::types::{
-    AccessFlags, AddressVector, AsyncEvent, BatchEnd, Destination, DomainId, Mtu, PeerCapabilities, Psn, Qkey, Qpn,
-    QueuePairAttributes, QueuePairCapabilities, QueuePairState, QueuePairType, RawCompletion, ReceiveRequest,
+    AccessFlags, AddressVector, AsyncEvent, BatchEnd, Destination, DomainId, Mtu, PeerCapabilities, PeerKey, Psn, Qkey,
+    Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairState, QueuePairType, RawCompletion, ReceiveRequest,
     SendRequest, SharedReceiveQueueNumber, Time,
 };
 
@@ -84,6 +84,8 @@ pub struct Connection {
     pub peer_qpn: Qpn,
     /// What is known of the other end.
     pub peer: PeerCapabilities,
+    /// The key that this end has for the connection.
+    pub key: Option<PeerKey>,
     /// Payload of a full packet.
     pub path_mtu: Mtu,
     /// First number sent.
@@ -196,6 +198,7 @@ impl Host {
                 max_dest_rd_atomic: answers.then_some(terms.rd_atomic),
                 min_rnr_timer: answers.then_some(terms.min_rnr_timer),
                 peer: Some(terms.peer),
+                peer_key: terms.key,
                 ..QueuePairAttributes::default()
             },
         );

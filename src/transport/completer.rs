@@ -101,7 +101,9 @@ impl QueuePair {
     /// First number of the oldest request before `psn` that needs an answer of its own.
     fn first_awaiting_data(&self, psn: Psn) -> Option<Psn> {
         let mut index = self.requester.oldest();
+        let mut bound = self.requester.walk();
         while index != self.requester.next() {
+            bound.step();
             let request = self.requester.request(index);
             if !request.first.is_before(psn) {
                 return None;
@@ -120,7 +122,9 @@ impl QueuePair {
             return;
         }
         self.requester.move_unacknowledged(psn);
+        let mut bound = self.requester.walk();
         while !self.requester.is_idle() {
+            bound.step();
             let oldest = *self.requester.request(self.requester.oldest());
             if psn.is_before(oldest.end()) {
                 break;
@@ -140,7 +144,9 @@ impl QueuePair {
 
     fn place_of(&self, psn: Psn) -> Place {
         let mut index = self.requester.oldest();
+        let mut bound = self.requester.walk();
         while index != self.requester.next() {
+            bound.step();
             let request = self.requester.request(index);
             if psn.is_within(request.first, request.packets) {
                 let unacknowledged = self.requester.unacknowledged;

@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use crate::types::{DropReason, Mtu, Qpn};
+use crate::wire::Flow;
 
 /// A datagram that arrived on port 4791.
 #[derive(Clone, Copy, Debug)]
@@ -24,6 +25,25 @@ pub struct Datagram<'a> {
     pub payload: &'a [u8],
 }
 
+impl Datagram<'_> {
+    /// The addresses that its ICRC covers.
+    pub(super) fn flow(&self) -> Flow {
+        Flow { source: self.source, destination: self.destination, source_port: self.source_port }
+    }
+}
+
+/// What the check field of a packet holds, for those who show the packet to others.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum CheckField {
+    /// The standard's ICRC, right or wrong.
+    #[default]
+    Icrc,
+    /// The ICRC under the mask of the connection, which it would give away.
+    Keyed,
+    /// Perhaps the ICRC of a damaged packet under the mask of the connection.
+    Withheld,
+}
+
 /// What became of a datagram that arrived.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Outcome {
@@ -33,6 +53,8 @@ pub struct Outcome {
     pub is_from_own_peer: bool,
     /// It ended a WRITE that makes no completion: whoever looks at the memory may have what it waits for.
     pub ends_write: bool,
+    /// What its check field holds.
+    pub check_field: CheckField,
 }
 
 impl Outcome {
@@ -110,6 +132,8 @@ pub struct Transmit {
     pub qpn: Qpn,
     /// Which of them were sent before.
     pub repeats: Repeats,
+    /// Whether their check fields are under the mask of the connection.
+    pub is_keyed: bool,
 }
 
 impl Transmit {

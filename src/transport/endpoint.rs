@@ -3,14 +3,18 @@
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::datagram::{AckRelease, Datagram, ModifyLimits, Outcome, SourceAddress, Transmit};
 use super::following::Likeness;
 use super::history::Strays;
+use super::loop_bound::LoopBound;
 use super::modify::ModifyError;
 use super::multicast::Groups;
+use super::quarantine::Quarantine;
 use super::queue_pair::{QueuePair, QueuePairInit};
+use super::reorder::ReorderBudget;
 use super::timer::Timers;
 use super::turns::Peers;
 use super::xrc::as_reliable;
@@ -20,7 +24,7 @@ use crate::types::{
     Cause, Counter, Counters, DropReason, Qpn, QueuePairAttributes, QueuePairState, QueuePairStatus, QueuePairType,
     Time,
 };
-use crate::wire::{Flow, Opcode, Packet, icrc};
+use crate::wire::{Opcode, Packet};
 
 /// What an endpoint is told when it is made.
 pub struct EndpointConfig {
@@ -32,8 +36,8 @@ pub struct EndpointConfig {
     pub max_queue_pairs: u32,
     /// How long an acknowledgement may wait for the application's answer.
     pub ack_hold: Duration,
-    /// Request packets that a queue pair keeps while an earlier one is missing.
-    pub reorder_packets: usize,
+    /// What the queue pairs may keep of packets that came before their turn; all shards of a device share it.
+    pub reorder_budget: Arc<ReorderBudget>,
     /// Most datagrams in one segmented send (Linux: 64 before 6.3, then 128).
     pub max_segments: usize,
 }
@@ -45,7 +49,7 @@ impl Default for EndpointConfig {
             random: Box::new(|| 0),
             max_queue_pairs: 16_384,
             ack_hold: Duration::from_micros(50),
-            reorder_packets: 64,
+            reorder_budget: Arc::default(),
             max_segments: 64,
         }
     }
@@ -73,9 +77,12 @@ pub enum CreateError {
     Unsupported(QueuePairType),
 }
 
+/// Requests that no packet leaves for, executed in one go at most.
+const MOST_LOCAL_REQUESTS: usize = 1_024;
+
 /// Queue pair numbers are random, so their low bits make a good hash.
 #[derive(Default)]
-struct QpnHasher(u64);
+pub(super) struct QpnHasher(u64);
 
 impl Hasher for QpnHasher {
     fn finish(&self) -> u64 {
@@ -110,6 +117,7 @@ pub struct Endpoint {
     queue_pairs: Vec<Option<Box<QueuePair>>>,
     free: Vec<u32>,
     by_number: HashMap<Qpn, u32, BuildHasherDefault<QpnHasher>>,
+    quarantine: Quarantine,
     /// Queue pairs that may have something to send.
     ready: VecDeque<u32>,
     /// Queue pairs whose only packet to send is an acknowledgement that waits for the application's answer.
@@ -132,6 +140,7 @@ impl Endpoint {
             queue_pairs: Vec::new(),
             free: Vec::new(),
             by_number: HashMap::default(),
+            quarantine: Quarantine::default(),
             ready: VecDeque::new(),
             held: Vec::new(),
             timers: Timers::default(),
@@ -150,12 +159,12 @@ impl Endpoint {
         if !QueuePair::is_supported(init.service) {
             return Err(CreateError::Unsupported(init.service));
         }
-        let limit = self.config.max_queue_pairs.min(self.config.qpn_blocks.len() as u32 * 4_000);
+        let limit = self.most_queue_pairs();
         if self.by_number.len() as u32 >= limit {
             return Err(CreateError::TooMany { limit });
         }
         let qpn = self.free_number();
-        let queue_pair = Box::new(QueuePair::new(qpn, init, self.config.reorder_packets));
+        let queue_pair = Box::new(QueuePair::new(qpn, init, Arc::clone(&self.config.reorder_budget)));
         let place = self.free.pop().unwrap_or_else(|| {
             self.queue_pairs.push(None);
             self.queue_pairs.len() as u32 - 1
@@ -168,14 +177,19 @@ impl Endpoint {
         Ok(qpn)
     }
 
-    /// At most 4,000 of a block's 4,096 numbers are used, so a free one is found soon.
+    fn most_queue_pairs(&self) -> u32 {
+        self.config.max_queue_pairs.min(self.config.qpn_blocks.len() as u32 * 4_000)
+    }
+
+    /// At most 4,000 of a block's 4,096 numbers are used, and half of the others in quarantine, so a free one is found
+    /// soon.
     fn free_number(&mut self) -> Qpn {
         loop {
             let random = (self.config.random)();
             let block = self.config.qpn_blocks[(random >> 12) as usize % self.config.qpn_blocks.len()];
             let qpn = Qpn::new(block << 12 | random & 0xfff);
             let reserved = qpn.value() <= 1 || qpn == Qpn::MULTICAST;
-            if !reserved && !self.by_number.contains_key(&qpn) {
+            if !reserved && !self.by_number.contains_key(&qpn) && !self.quarantine.contains(qpn) {
                 return qpn;
             }
         }
@@ -233,6 +247,8 @@ impl Endpoint {
     pub fn destroy_queue_pair(&mut self, qpn: Qpn) -> bool {
         let Some(place) = self.by_number.remove(&qpn) else { return false };
         let Some(mut queue_pair) = self.queue_pairs[place as usize].take() else { return false };
+        let spare = self.config.qpn_blocks.len() * 4_096 - self.most_queue_pairs() as usize;
+        self.quarantine.add(qpn, spare);
         queue_pair.requester.stop();
         if !planted(Mutation::DestroyedStaysCounted) {
             queue_pair.note_in_flight();
@@ -274,6 +290,11 @@ impl Endpoint {
     /// Whether an acknowledgement or a NAK of the queue pair has not left yet.
     pub fn owes_acknowledgement(&self, qpn: Qpn) -> bool {
         self.find(qpn).is_some_and(|queue_pair| queue_pair.responder.replies.owes_acknowledgement())
+    }
+
+    /// Bytes that the device keeps of packets that came before their turn.
+    pub fn reorder_bytes(&self) -> usize {
+        self.config.reorder_budget.held()
     }
 
     /// Packets that all queue pairs together have in flight to an address.
@@ -474,6 +495,12 @@ impl Endpoint {
         self.ready.is_empty() && self.held.is_empty()
     }
 
+    /// Whether [`Endpoint::poll_transmit`] returned `None` although it may find more: it had executed many requests
+    /// that no packet leaves for, which other threads may post as fast.
+    pub fn has_more_to_send(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
     /// Writes the next datagram, or a run of datagrams to one destination, into `buffer` (at least 4,200 bytes).
     #[inline]
     pub fn poll_transmit(
@@ -492,7 +519,12 @@ impl Endpoint {
     fn transmit_ready(&mut self, now: Time, memory: &MemoryView<'_>, buffer: &mut [u8]) -> Option<Transmit> {
         let pass = self.pass(now, memory);
         let max_segments = self.config.max_segments;
+        let mut local_left = MOST_LOCAL_REQUESTS;
+        // A queue pair that has nothing to send is listed again once at most: when its turn in the line has come, or
+        // when a completion queue has overflowed. One that has executed a local request counts by that.
+        let mut bound = LoopBound::new("transmit", 4 * self.queue_pairs.len() + MOST_LOCAL_REQUESTS);
         while let Some(place) = self.ready.pop_front() {
+            bound.step();
             let Some(queue_pair) = self.at(place) else { continue };
             queue_pair.listed = false;
             let (transmit, is_exhausted) = queue_pair.fill(&pass, buffer, max_segments);
@@ -504,12 +536,19 @@ impl Endpoint {
             if transmit.is_some() {
                 return transmit;
             }
+            local_left -= usize::from(!is_exhausted);
+            if local_left == 0 {
+                break;
+            }
         }
         None
     }
 
     fn release_held(&mut self) {
+        // Each is in the list once at most, and none is added here.
+        let mut bound = LoopBound::new("release", self.held.len());
         while let Some(place) = self.held.pop() {
+            bound.step();
             if let Some(queue_pair) = self.at(place) {
                 queue_pair.held = false;
                 queue_pair.responder.replies.release();
@@ -580,7 +619,7 @@ impl QueuePair {
         }
         let is_from_own_peer = dropped != Some(DropReason::WrongAddress) && self.is_peer_ours();
         let ends_write = dropped.is_none() && packet.headers.bth.opcode.ends_silent_write();
-        Outcome { dropped, is_from_own_peer, ends_write }
+        Outcome { dropped, is_from_own_peer, ends_write, check_field: self.check_field(dropped) }
     }
 
     /// The checks that every packet passes before it may change anything.
@@ -606,8 +645,8 @@ impl QueuePair {
         if !self.is_from_peer(datagram.source, datagram.destination) {
             return Err(DropReason::WrongAddress);
         }
-        self.check_icrc(datagram)?;
         self.check_source_port(datagram.source_port)?;
+        let evidence = self.check_icrc(datagram)?;
         self.counters.add(Counter::ReceivedPackets, 1);
         self.counters.add(Counter::ReceivedBytes, datagram.payload.len() as u64);
         let translated;
@@ -617,54 +656,23 @@ impl QueuePair {
         } else {
             packet
         };
-        self.history.note_heard(pass.now, &packet.headers);
-        if !self.service.is_reliable() {
+        let bth = &packet.headers.bth;
+        let is_due = self.is_due(bth);
+        if is_due || self.is_recent(bth) {
+            self.history.note_heard(pass.now, &packet.headers);
+        }
+        let taken = if !self.service.is_reliable() {
             self.handle_unreliable(pass, packet)
-        } else if packet.headers.bth.opcode.is_request() {
-            self.handle_request(pass, packet, datagram.payload)
+        } else if bth.opcode.is_request() {
+            // What comes in its turn is learned from before what was kept for later is executed.
+            return self.handle_request(pass, packet, datagram.payload, evidence);
         } else {
             self.handle_response(pass, packet)
-        }
-    }
-
-    /// The invariant CRC covers the IPv4 identification, which the socket does not show: our own peers send small
-    /// ones, strangers' are solved for.
-    pub(super) fn check_icrc(&mut self, datagram: &Datagram<'_>) -> Result<(), DropReason> {
-        let Some(path) = &mut self.path else { return Err(DropReason::WrongState) };
-        let flow =
-            Flow { source: datagram.source, destination: datagram.destination, source_port: datagram.source_port };
-        let expected = datagram.segment_index;
-        let verified = match path.identification_of(&flow, expected, datagram.payload) {
-            Some(identification) if identification == expected => return Ok(()),
-            // A segment that came by itself, or a stranger's packet.
-            Some(identification) if path.peer_dont_fragment != Some(false) => {
-                icrc::Match::Solved { identification, dont_fragment: true }
-            }
-            _ => path.verify(&flow, expected, datagram.payload),
         };
-        match verified {
-            icrc::Match::Exact { .. } => Ok(()),
-            icrc::Match::Solved { identification, dont_fragment } => {
-                let accepted = if path.peer.is_ours() {
-                    dont_fragment && identification < LARGEST_SEGMENT_INDEX
-                } else {
-                    *path.peer_dont_fragment.get_or_insert(dont_fragment) == dont_fragment
-                };
-                if accepted { Ok(()) } else { Err(DropReason::BadIcrc) }
-            }
-            icrc::Match::Wrong if planted(Mutation::IcrcUnchecked) => Ok(()),
-            icrc::Match::Wrong => Err(DropReason::BadIcrc),
+        if is_due && taken.is_ok() {
+            self.learn(evidence);
         }
-    }
-
-    /// A peer of our own keeps its port; a stranger may use many.
-    fn check_source_port(&mut self, port: u16) -> Result<(), DropReason> {
-        let Some(path) = &mut self.path else { return Err(DropReason::WrongState) };
-        let is_pinned = path.peer.is_ours() && !planted(Mutation::SourcePortUnchecked);
-        if is_pinned && *path.peer_port.get_or_insert(port) != port {
-            return Err(DropReason::WrongSourcePort);
-        }
-        Ok(())
+        taken
     }
 
     fn wants_to_send(&mut self, now: Time) -> bool {
@@ -674,6 +682,3 @@ impl QueuePair {
         self.path.is_some() && (self.plan_reply(now).is_some() || self.may_send_request())
     }
 }
-
-/// More segments than this never leave together.
-pub(super) const LARGEST_SEGMENT_INDEX: u16 = 128;

@@ -3,6 +3,7 @@
 
 use std::net::IpAddr;
 
+use super::acceptance::Evidence;
 use super::datagram::{Datagram, Outcome};
 use super::endpoint::Pass;
 use super::queue_pair::QueuePair;
@@ -72,10 +73,13 @@ impl QueuePair {
         if !is_next || !self.takes_requests() || !self.responder.keeps_nothing() {
             return None;
         }
-        if self.check_icrc(datagram).is_err() && !planted(Mutation::FollowingIcrcUnchecked) {
-            return None;
-        }
+        let evidence = match self.check_icrc(datagram) {
+            Ok(evidence) => evidence,
+            Err(_) if planted(Mutation::FollowingIcrcUnchecked) => Evidence::default(),
+            Err(_) => return None,
+        };
         self.place_middle(pass, like.opcode(), payload)?;
+        self.learn(evidence);
         self.counters.add(Counter::ReceivedPackets, 1);
         self.counters.add(Counter::ReceivedBytes, datagram.payload.len() as u64);
         self.history.note_heard_again(pass.now);
@@ -83,7 +87,8 @@ impl QueuePair {
         self.responder.expect(psn.plus(1));
         let asks = header[8] & 0x80 != 0;
         self.note_executed(pass, psn, asks);
-        Some(Outcome { is_from_own_peer: self.is_peer_ours(), ..Outcome::default() })
+        let check_field = self.check_field(None);
+        Some(Outcome { is_from_own_peer: self.is_peer_ours(), check_field, ..Outcome::default() })
     }
 
     /// Places the payload of a packet between the first and the last.

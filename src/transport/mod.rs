@@ -1,6 +1,7 @@
 //! The RoCE transport without I/O: time and datagrams are arguments, output is polled.
 #![forbid(unsafe_code)]
 
+mod acceptance;
 mod completer;
 mod datagram;
 mod endpoint;
@@ -8,10 +9,13 @@ mod flush;
 mod following;
 mod history;
 mod local;
+mod loop_bound;
 mod mistakes;
 mod modify;
 mod multicast;
 mod overflow;
+mod packet_check;
+mod quarantine;
 mod queue_pair;
 mod receive_source;
 mod reorder;
@@ -34,13 +38,16 @@ mod sizes;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
-pub use datagram::{AckRelease, Datagram, ModifyLimits, Outcome, Repeats, Sending, SourceAddress, Transmit};
+pub use datagram::{
+    AckRelease, CheckField, Datagram, ModifyLimits, Outcome, Repeats, Sending, SourceAddress, Transmit,
+};
 pub use endpoint::{CreateError, Endpoint, EndpointConfig};
 pub use modify::ModifyError;
 #[cfg(feature = "ibverbs")]
 pub(crate) use modify::{check_ranges, check_transition};
 pub use queue_pair::QueuePairInit;
 pub use receive_source::ReceiveSource;
+pub use reorder::ReorderBudget;
 #[cfg(feature = "sim")]
 #[doc(hidden)]
 pub use timer::Deadlines;

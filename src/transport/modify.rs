@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::acceptance::HiddenFields;
 use super::datagram::{ModifyLimits, SourceAddress};
 use super::queue_pair::{Path, QueuePair, address_of};
 use super::state_machine::{self, Mask, Refused};
@@ -132,10 +133,17 @@ impl QueuePair {
             (Init, ReadyToReceive) => {
                 self.set_path(source, shared);
                 let expected = self.attributes.rq_psn.unwrap_or_default();
+                if let (Some(key), Some(path)) = (&self.attributes.peer_key, &self.path) {
+                    self.packet_check.start_receiving(key, self.qpn, path.destination, expected);
+                }
                 self.responder.start(expected, self.attributes.max_dest_rd_atomic.unwrap_or(0));
             }
             (ReadyToReceive, ReadyToSend) => {
                 let first = self.attributes.sq_psn.unwrap_or_default();
+                // From here on the masks are enough.
+                if let (Some(key), Some(path)) = (self.attributes.peer_key.take(), &self.path) {
+                    self.packet_check.start_sending(&key, self.qpn, path.destination, first);
+                }
                 self.requester.start(first, self.attributes.max_rd_atomic.unwrap_or(0));
             }
             (SendQueueError, ReadyToSend) => self.history.forget_ending(),
@@ -187,7 +195,7 @@ impl QueuePair {
             peer_port: None,
             seed: Seed::new(&flow),
             peer_seed: None,
-            peer_dont_fragment: None,
+            hidden_fields: HiddenFields::default(),
             flush_as_linux: false,
             window_packets: 0,
             shared: shared(peer_address),
@@ -258,5 +266,5 @@ fn merge(attributes: &mut QueuePairAttributes, given: &QueuePairAttributes) {
         ($($field:ident)*) => { $(if given.$field.is_some() { attributes.$field = given.$field; })* };
     }
     take!(pkey_index port_num qp_access_flags qkey ah_attr path_mtu dest_qp_num rq_psn sq_psn max_dest_rd_atomic
-        max_rd_atomic min_rnr_timer timeout retry_cnt rnr_retry en_sqd_async_notify peer);
+        max_rd_atomic min_rnr_timer timeout retry_cnt rnr_retry en_sqd_async_notify peer peer_key);
 }

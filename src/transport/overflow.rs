@@ -2,6 +2,7 @@
 //! pairs, and these go to the error state, because what they complete cannot be told any more.
 
 use super::endpoint::Endpoint;
+use super::loop_bound::LoopBound;
 use super::queue_pair::QueuePair;
 use crate::mutation::{Mutation, planted};
 use crate::queue::Overflow;
@@ -51,7 +52,9 @@ impl Endpoint {
     /// nothing to complete.
     pub fn fail_queue_pairs_of_overflowed(&mut self, now: Time) {
         // Flushing one may make another queue overflow. Each round leaves fewer queue pairs that work.
+        let mut bound = LoopBound::new("overflowed completion queues", self.queue_pair_count() + 1);
         loop {
+            bound.step();
             let places = self.places_where(QueuePair::lost_its_completion_queue);
             if places.is_empty() {
                 return;

@@ -3,9 +3,13 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use super::acceptance::HiddenFields;
 use super::datagram::SourceAddress;
 use super::history::History;
+use super::loop_bound::LoopBound;
+use super::packet_check::PacketCheck;
 use super::receive_source::{ReceiveSource, Receives};
+use super::reorder::ReorderBudget;
 use super::requester::Requester;
 use super::responder::Responder;
 use super::turns::{Shared, Turn};
@@ -17,7 +21,7 @@ use crate::types::{
     PeerCapabilities, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairState, QueuePairStatus, QueuePairType,
     RawCompletion, Time,
 };
-use crate::wire::icrc::{self, Seed};
+use crate::wire::icrc::Seed;
 use crate::wire::{Flow, Headers, Service};
 
 /// What a new queue pair is made of.
@@ -51,15 +55,14 @@ pub(super) struct Path {
     pub(super) peer: PeerCapabilities,
     pub(super) traffic_class: u8,
     pub(super) hop_limit: u8,
-    /// The peer's UDP port; learned from the first valid packet of a peer of our own.
+    /// The peer's UDP port; learned from the first accepted packet of a peer of our own.
     pub(super) peer_port: Option<u16>,
     /// What the ICRCs of outgoing packets begin with.
     pub(super) seed: Seed,
     /// The same of packets that come from this port, the last one.
     pub(super) peer_seed: Option<(u16, Seed)>,
-    /// Whether a stranger's IPv4 packets have "don't fragment" set; learned from the first solved ICRC, and fixed then:
-    /// with both values allowed, some flipped bits would look like the other one.
-    pub(super) peer_dont_fragment: Option<bool>,
+    /// What is known of a standard peer's IPv4 headers.
+    pub(super) hidden_fields: HiddenFields,
     /// Whether a stranger took FLUSH last with the ICRC that Linux gives to it, or sent one like that.
     pub(super) flush_as_linux: bool,
     /// Packets that may be in flight to the peer, for all queue pairs together: what its receive socket holds. Small
@@ -86,22 +89,16 @@ impl Path {
         seed.identification_of(expected, udp_payload)
     }
 
-    /// What the ICRC of any packet from the peer says, also of one whose identification was not found at once.
-    pub(super) fn verify(&mut self, flow: &Flow, first_identification: u16, udp_payload: &[u8]) -> icrc::Match {
-        let expected_df = self.peer_dont_fragment.unwrap_or(true);
-        let options = icrc::Verify { first_identification, solve: true, expected_df };
-        let verified = icrc::verify(flow, &options, udp_payload);
-        if verified != icrc::Match::Wrong || !self.may_be_flush_of_linux(udp_payload) {
-            return verified;
-        }
-        let verified = icrc::verify_as_linux(flow, &options, udp_payload);
-        self.flush_as_linux |= verified != icrc::Match::Wrong;
-        verified
-    }
-
     /// Whether other queue pairs have the same peer address. The endpoint's table holds one of the references.
     pub(super) fn is_shared(&self) -> bool {
         Arc::strong_count(&self.shared) > 2
+    }
+
+    /// How far ahead of the expected packet another one of the peer may be: as many as it has in flight at most. The
+    /// peer knows how much this end's socket holds, and this end does not know what it was told; but no peer of our own
+    /// goes beyond `OWN_WINDOW_BYTES`.
+    pub(super) fn reorder_window(&self) -> u32 {
+        if self.peer.is_ours() { (OWN_WINDOW_BYTES / self.mtu.bytes()).max(16) } else { STRANGER_REORDER_PACKETS }
     }
 
     /// The path MTU or what is known of the peer has changed.
@@ -119,6 +116,8 @@ impl Path {
 }
 
 const STRANGER_WINDOW_BYTES: u32 = 64 << 10;
+/// Packets of a standard peer that are kept. Linux has up to 128 in flight, and sends all of them again after a loss.
+const STRANGER_REORDER_PACKETS: u32 = 64;
 /// What the kernel charges a packet besides its payload.
 const PACKET_CHARGE_BYTES: u32 = 832;
 /// More than this in flight leaves the cache and gains nothing.
@@ -139,6 +138,7 @@ pub(super) struct QueuePair {
     pub(super) receive_completions: (Arc<CompletionQueue>, SourceToken),
     pub(super) events: Arc<AsyncEventQueue>,
     pub(super) path: Option<Path>,
+    pub(super) packet_check: PacketCheck,
     pub(super) requester: Requester,
     pub(super) responder: Responder,
     pub(super) counters: Counters,
@@ -153,10 +153,10 @@ pub(super) struct QueuePair {
 }
 
 impl QueuePair {
-    pub(super) fn new(qpn: Qpn, init: QueuePairInit, reorder_packets: usize) -> Self {
+    pub(super) fn new(qpn: Qpn, init: QueuePairInit, reorder_budget: Arc<ReorderBudget>) -> Self {
         let requester = Requester::new(init.cap.max_send_wr);
         let receive = Receives::new(init.receive);
-        let responder = Responder::new(reorder_packets, receive.max_sge(init.cap.max_recv_sge));
+        let responder = Responder::new(reorder_budget, receive.max_sge(init.cap.max_recv_sge));
         Self {
             qpn,
             service: init.service,
@@ -171,6 +171,7 @@ impl QueuePair {
             receive_completions: init.receive_completions,
             events: init.events,
             path: None,
+            packet_check: PacketCheck::default(),
             requester,
             responder,
             counters: Counters::default(),
@@ -227,7 +228,7 @@ impl QueuePair {
             sq_sig_all: self.signal_all,
             qp_state: self.state,
             sq_draining: self.state == QueuePairState::SendQueueDrained && !self.requester.is_idle(),
-            attributes: QueuePairAttributes { qp_state: Some(self.state), ..self.attributes },
+            attributes: QueuePairAttributes { qp_state: Some(self.state), peer_key: None, ..self.attributes },
             cap: self.cap,
         }
     }
@@ -273,6 +274,7 @@ impl QueuePair {
         self.requester.reset(start);
         self.responder.reset();
         self.path = None;
+        self.packet_check = PacketCheck::default();
         self.turn = Turn::default();
         self.attributes = QueuePairAttributes::default();
         self.history = History::default();
@@ -318,10 +320,11 @@ impl QueuePair {
             });
         }
         self.flush_sends(cause);
-        loop {
-            if planted(Mutation::FlushSkipsReceives) {
-                break;
-            }
+        if planted(Mutation::FlushSkipsReceives) {
+            return;
+        }
+        // Those that are there now: what other threads post meanwhile has a doorbell of its own.
+        for _ in 0..self.receive.available_own() {
             let mut entries = std::mem::take(&mut self.responder.receive_entries);
             let taken = self.receive.take_own(&mut entries);
             self.responder.receive_entries = entries;
@@ -339,7 +342,12 @@ impl QueuePair {
 
     /// Completes all posted sends as flushed.
     pub(super) fn flush_sends(&mut self, cause: Cause) {
-        while self.send.retired() != self.send.published() {
+        // Those that are there now: what other threads post meanwhile has a doorbell of its own.
+        let end = self.send.published();
+        let left = |send: &SendConsumer| end.wrapping_sub(send.retired()) as i32;
+        let mut bound = LoopBound::new("flush", left(&self.send).max(0) as usize);
+        while left(&self.send) > 0 {
+            bound.step();
             let newest = self.send.published().wrapping_sub(1);
             let index = if planted(Mutation::FlushOutOfOrder) { newest } else { self.send.retired() };
             self.count(Counter::Flushed);

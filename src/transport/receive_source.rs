@@ -87,6 +87,15 @@ impl Receives {
         }
     }
 
+    /// Receives that [`Receives::take_own`] may find.
+    pub(super) fn available_own(&self) -> u32 {
+        match &self.source {
+            ReceiveSource::Own(queue) => queue.available(),
+            ReceiveSource::Shared(queue) if planted(Mutation::ErrorFlushesShared) => queue.available(),
+            _ => 0,
+        }
+    }
+
     /// Takes the oldest receive of the own queue, to flush it. What waits in a shared one is for the other queue pairs.
     pub(super) fn take_own(&mut self, sges: &mut Vec<Sge>) -> Option<(u64, u32)> {
         match &mut self.source {

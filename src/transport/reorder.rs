@@ -1,85 +1,244 @@
-//! Request packets that came before their turn, kept until the gap before them is filled.
+//! The reorder buffer: request packets that came before their turn, until the gap before them is filled.
+//!
+//! A ring indexed by sequence number. It reaches as far ahead as the peer may have packets in flight, grows with the
+//! distance that is needed, and holds no memory while it is empty: a queue pair may be idle for long, and there may be
+//! many of them. All queue pairs of a device share one budget of bytes.
 
-use crate::types::Psn;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
-/// A bounded store of packets by sequence number. Its buffers are reused while a gap lasts. Empty, it holds no memory:
-/// a queue pair may be idle for long, and there may be many of them.
-#[derive(Default)]
-pub(super) struct ReorderStore {
-    entries: Vec<(Psn, Vec<u8>)>,
-    spare: Vec<Vec<u8>>,
+use crate::types::{Psn, Time};
+
+/// What a device holds at most if nothing else is said: the windows of 64 native peers with a gap at their beginning.
+const DEFAULT_BUDGET_BYTES: usize = 64 << 20;
+/// What the allocator takes for a packet besides its bytes, about.
+const OVERHEAD_BYTES: usize = 32;
+const SMALLEST_RING: usize = 16;
+/// A packet that waited longer is forgotten: in this time a peer has sent it again several times, unless it was forged.
+/// With the usual transport timeout (code 14) it is that of four tries.
+const KEPT_FOR: Duration = Duration::from_millis(270);
+
+/// Bytes that the reorder buffers of a device may hold together.
+#[derive(Debug)]
+pub struct ReorderBudget {
     limit: usize,
+    held: AtomicUsize,
 }
 
-impl ReorderStore {
-    /// A store for at most `limit` packets.
-    pub(super) fn new(limit: usize) -> Self {
-        Self { limit, ..Self::default() }
+impl Default for ReorderBudget {
+    fn default() -> Self {
+        Self::new(DEFAULT_BUDGET_BYTES)
+    }
+}
+
+impl ReorderBudget {
+    /// A budget of so many bytes.
+    pub const fn new(limit: usize) -> Self {
+        Self { limit, held: AtomicUsize::new(0) }
     }
 
-    /// Keeps a packet. False if it is full; true as well if the packet was there already.
-    pub(super) fn insert(&mut self, psn: Psn, packet: &[u8]) -> bool {
-        if self.contains(psn) {
-            return true;
+    /// Bytes held now.
+    pub fn held(&self) -> usize {
+        self.held.load(Ordering::Relaxed)
+    }
+
+    fn take(&self, bytes: usize) -> bool {
+        let before = self.held.fetch_add(bytes, Ordering::Relaxed);
+        let fits = before.saturating_add(bytes) <= self.limit;
+        if !fits {
+            self.give_back(bytes);
         }
-        if self.entries.len() >= self.limit {
-            return false;
-        }
-        let mut buffer = self.spare.pop().unwrap_or_default();
-        buffer.clear();
-        buffer.extend_from_slice(packet);
-        self.entries.push((psn, buffer));
-        true
+        fits
     }
 
-    /// Whether the packet is there.
-    pub(super) fn contains(&self, psn: Psn) -> bool {
-        self.entries.iter().any(|entry| entry.0 == psn)
+    fn give_back(&self, bytes: usize) {
+        self.held.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+/// A packet that came before its turn.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Early {
+    pub(super) bytes: Box<[u8]>,
+    /// The peer's port is known for sure when an earlier packet was executed.
+    pub(super) source_port: u16,
+    since: Time,
+}
+
+impl Early {
+    fn charge(&self) -> usize {
+        self.bytes.len() + OVERHEAD_BYTES
+    }
+}
+
+/// What became of a packet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Kept {
+    /// It is kept.
+    New,
+    /// Its number was there already.
+    Again,
+    /// The device holds as much as it may.
+    NoRoom,
+}
+
+/// Packets by number, all of them after `base` and less than the ring's length ahead of it.
+struct Ring {
+    /// A power of two of them; a number's slot is its remainder.
+    slots: Vec<Option<Early>>,
+    base: Psn,
+    packets: usize,
+    /// Charged to the budget, slots included.
+    charged: usize,
+    /// When it must be looked at for packets that waited too long.
+    forget_at: Time,
+}
+
+impl Ring {
+    fn slot(&self, psn: Psn) -> usize {
+        psn.value() as usize & (self.slots.len() - 1)
     }
 
-    /// Takes the packet out. Give the buffer back with [`ReorderStore::recycle`].
-    pub(super) fn take(&mut self, psn: Psn) -> Option<Vec<u8>> {
-        let place = self.entries.iter().position(|entry| entry.0 == psn)?;
-        Some(self.entries.swap_remove(place).1)
+    fn remove(&mut self, slot: usize) -> Option<Early> {
+        let early = self.slots[slot].take()?;
+        self.packets -= 1;
+        Some(early)
+    }
+}
+
+/// The packets of one queue pair that came before their turn.
+pub(super) struct ReorderBuffer {
+    ring: Option<Box<Ring>>,
+    budget: Arc<ReorderBudget>,
+}
+
+impl ReorderBuffer {
+    pub(super) fn new(budget: Arc<ReorderBudget>) -> Self {
+        Self { ring: None, budget }
     }
 
-    /// Gives a buffer back for reuse.
-    pub(super) fn recycle(&mut self, buffer: Vec<u8>) {
-        if self.entries.is_empty() {
-            return self.clear();
-        }
-        self.spare.push(buffer);
+    /// Whether it keeps nothing, and holds no memory.
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.ring.is_none()
     }
 
     /// Packets kept.
     pub(super) fn len(&self) -> usize {
-        self.entries.len()
+        self.ring.as_ref().map_or(0, |ring| ring.packets)
+    }
+
+    /// Keeps a packet that comes after `expected`. The caller bounds how far it is ahead, and its length.
+    pub(super) fn insert(&mut self, expected: Psn, psn: Psn, packet: &[u8], source_port: u16, now: Time) -> Kept {
+        self.advance(expected);
+        let charge = packet.len() + OVERHEAD_BYTES;
+        let has_room = self.make_room(expected, psn, now);
+        let Some(ring) = self.ring.as_mut().filter(|_| has_room) else { return Kept::NoRoom };
+        let slot = ring.slot(psn);
+        if ring.slots[slot].is_some() {
+            return Kept::Again;
+        }
+        if !self.budget.take(charge) {
+            self.clear_if_empty();
+            return Kept::NoRoom;
+        }
+        ring.slots[slot] = Some(Early { bytes: packet.into(), source_port, since: now });
+        ring.packets += 1;
+        ring.charged += charge;
+        Kept::New
+    }
+
+    /// Lets the ring reach up to `psn`.
+    fn make_room(&mut self, expected: Psn, psn: Psn, now: Time) -> bool {
+        let distance = psn.distance_from(expected).max(0) as usize;
+        let needed = (distance + 1).next_power_of_two().max(SMALLEST_RING);
+        let before = self.ring.as_ref().map_or(0, |ring| ring.slots.len());
+        if needed <= before {
+            return true;
+        }
+        let charge = (needed - before) * size_of::<Option<Early>>();
+        if !self.budget.take(charge) {
+            return false;
+        }
+        let ring = self.ring.get_or_insert_with(|| {
+            let (slots, forget_at) = (Vec::new(), now + KEPT_FOR);
+            Box::new(Ring { slots, base: expected, packets: 0, charged: 0, forget_at })
+        });
+        ring.charged += charge;
+        let mut slots: Vec<Option<Early>> = Vec::new();
+        slots.resize_with(needed, || None);
+        for ahead in 0..before {
+            let psn = ring.base.plus(ahead as u32);
+            slots[psn.value() as usize & (needed - 1)] = ring.slots[psn.value() as usize & (before - 1)].take();
+        }
+        ring.slots = slots;
+        true
+    }
+
+    /// Takes the packet of this number out, which is expected now.
+    pub(super) fn take(&mut self, expected: Psn) -> Option<Early> {
+        self.advance(expected);
+        let ring = self.ring.as_mut()?;
+        let early = ring.remove(ring.slot(expected))?;
+        ring.charged -= early.charge();
+        self.budget.give_back(early.charge());
+        self.clear_if_empty();
+        Some(early)
     }
 
     /// Forgets packets before `expected`: they were executed in another form.
-    pub(super) fn forget_before(&mut self, expected: Psn) {
-        let mut place = 0;
-        while place < self.entries.len() {
-            if self.entries[place].0.is_before(expected) {
-                let (_, buffer) = self.entries.swap_remove(place);
-                self.spare.push(buffer);
-            } else {
-                place += 1;
+    pub(super) fn advance(&mut self, expected: Psn) {
+        let Some(ring) = &mut self.ring else { return };
+        let passed = expected.distance_from(ring.base).max(0) as usize;
+        for ahead in 0..passed.min(ring.slots.len()) {
+            let slot = ring.slot(ring.base.plus(ahead as u32));
+            if let Some(early) = ring.remove(slot) {
+                ring.charged -= early.charge();
+                self.budget.give_back(early.charge());
             }
         }
-        if self.entries.is_empty() {
+        ring.base = expected;
+        self.clear_if_empty();
+    }
+
+    /// When [`ReorderBuffer::handle_timeout`] must be called.
+    pub(super) fn deadline(&self) -> Option<Time> {
+        self.ring.as_ref().map(|ring| ring.forget_at)
+    }
+
+    /// Forgets packets that waited too long.
+    pub(super) fn handle_timeout(&mut self, now: Time) {
+        let Some(ring) = self.ring.as_mut().filter(|ring| ring.forget_at <= now) else { return };
+        // Not for each packet by itself: that would be a look at the whole ring each time.
+        ring.forget_at = now + KEPT_FOR / 4;
+        for slot in 0..ring.slots.len() {
+            let waited = ring.slots[slot].as_ref().is_some_and(|early| early.since + KEPT_FOR <= now);
+            if let Some(early) = waited.then(|| ring.remove(slot)).flatten() {
+                ring.charged -= early.charge();
+                self.budget.give_back(early.charge());
+            }
+        }
+        self.clear_if_empty();
+    }
+
+    fn clear_if_empty(&mut self) {
+        if self.ring.as_ref().is_some_and(|ring| ring.packets == 0) {
             self.clear();
         }
     }
 
-    /// Forgets everything.
+    /// Forgets everything and gives the memory back.
     pub(super) fn clear(&mut self) {
-        *self = Self::new(self.limit);
+        if let Some(ring) = self.ring.take() {
+            self.budget.give_back(ring.charged);
+        }
     }
+}
 
-    #[cfg(test)]
-    fn holds_memory(&self) -> bool {
-        self.entries.capacity() + self.spare.capacity() > 0
+impl Drop for ReorderBuffer {
+    fn drop(&mut self) {
+        self.clear();
     }
 }
 
@@ -87,30 +246,86 @@ impl ReorderStore {
 mod tests {
     use super::*;
 
-    #[test]
-    fn keeps_a_bounded_number_of_packets() {
-        let mut store = ReorderStore::new(2);
-        assert!(store.insert(Psn::new(5), b"five"));
-        assert!(store.insert(Psn::new(5), b"again"));
-        assert!(store.insert(Psn::new(7), b"seven"));
-        assert!(!store.insert(Psn::new(8), b"eight"));
-        assert_eq!(store.take(Psn::new(5)).as_deref(), Some(&b"five"[..]));
-        assert_eq!(store.take(Psn::new(5)), None);
-        store.forget_before(Psn::new(8));
-        assert_eq!(store.len(), 0);
-        assert!(!store.holds_memory());
+    const BASE: Psn = Psn::new(0xff_fffa);
+
+    struct Buffer {
+        budget: Arc<ReorderBudget>,
+        buffer: ReorderBuffer,
+    }
+
+    impl Buffer {
+        fn new(limit: usize) -> Self {
+            let budget = Arc::new(ReorderBudget::new(limit));
+            Self { buffer: ReorderBuffer::new(Arc::clone(&budget)), budget }
+        }
+
+        fn insert(&mut self, expected: u32, ahead: u32, now: Time) -> Kept {
+            let psn = BASE.plus(ahead);
+            self.buffer.insert(BASE.plus(expected), psn, &ahead.to_be_bytes(), 1, now)
+        }
+
+        fn take(&mut self, expected: u32) -> Option<u32> {
+            let early = self.buffer.take(BASE.plus(expected))?;
+            Some(u32::from_be_bytes((&*early.bytes).try_into().unwrap()))
+        }
     }
 
     #[test]
-    fn holds_no_memory_when_the_gap_is_filled() {
-        let mut store = ReorderStore::new(4);
-        assert!(!store.holds_memory());
-        assert!(store.insert(Psn::new(2), b"two") && store.insert(Psn::new(3), b"three"));
-        for psn in [2, 3] {
-            assert!(store.holds_memory());
-            let packet = store.take(Psn::new(psn)).unwrap();
-            store.recycle(packet);
+    fn packets_come_out_by_their_number_as_the_ring_grows() {
+        let mut buffer = Buffer::new(1 << 20);
+        for ahead in [3, 1, 15, 16, 4_000, 70] {
+            assert_eq!(buffer.insert(0, ahead, Time::ZERO), Kept::New);
+            assert_eq!(buffer.insert(0, ahead, Time::ZERO), Kept::Again);
         }
-        assert!(!store.holds_memory());
+        assert_eq!(buffer.buffer.len(), 6);
+        assert_eq!((buffer.take(1), buffer.take(2), buffer.take(3)), (Some(1), None, Some(3)));
+        assert_eq!((buffer.take(15), buffer.take(16), buffer.take(71)), (Some(15), Some(16), None));
+        assert_eq!((buffer.buffer.len(), buffer.take(4_000)), (1, Some(4_000)));
+        assert!(buffer.buffer.is_empty());
+        assert_eq!(buffer.budget.held(), 0);
+    }
+
+    #[test]
+    fn a_slot_serves_the_next_lap() {
+        let mut buffer = Buffer::new(1 << 20);
+        for lap in 0..100 {
+            let expected = lap * 8;
+            assert_eq!(buffer.insert(expected, expected + 15, Time::ZERO), Kept::New);
+            let taken = buffer.take(expected + 7);
+            assert_eq!(taken, (lap > 0).then_some(expected + 7), "lap {lap}");
+        }
+    }
+
+    #[test]
+    fn the_budget_is_shared_and_given_back() {
+        let mut buffer = Buffer::new(4_096);
+        let mut other = ReorderBuffer::new(Arc::clone(&buffer.budget));
+        let packet = [0; 1_000];
+        assert_eq!(other.insert(BASE, BASE.plus(1), &packet, 1, Time::ZERO), Kept::New);
+        assert_eq!(other.insert(BASE, BASE.plus(2), &packet, 1, Time::ZERO), Kept::New);
+        let long = [0; 3_000];
+        assert_eq!(buffer.buffer.insert(BASE, BASE.plus(1), &long, 1, Time::ZERO), Kept::NoRoom);
+        assert!(buffer.buffer.is_empty());
+        assert_eq!(buffer.insert(0, 3_000, Time::ZERO), Kept::NoRoom, "nor does a ring of that length fit");
+        assert!(buffer.budget.held() <= 4_096);
+        drop(other);
+        assert_eq!(buffer.budget.held(), 0);
+        assert_eq!(buffer.buffer.insert(BASE, BASE.plus(1), &long, 1, Time::ZERO), Kept::New);
+    }
+
+    #[test]
+    fn what_waits_too_long_is_forgotten() {
+        let mut buffer = Buffer::new(1 << 20);
+        let later = Time::ZERO + KEPT_FOR / 2;
+        buffer.insert(0, 1, Time::ZERO);
+        buffer.insert(0, 2, later);
+        let mut rounds = 0;
+        while let Some(deadline) = buffer.buffer.deadline() {
+            buffer.buffer.handle_timeout(deadline);
+            assert!(deadline >= Time::ZERO + KEPT_FOR && deadline < later + 2 * KEPT_FOR);
+            rounds += 1;
+        }
+        assert!((2..8).contains(&rounds), "{rounds}");
+        assert_eq!(buffer.budget.held(), 0);
     }
 }

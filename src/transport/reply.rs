@@ -28,6 +28,19 @@ const MOST_HELD_PACKETS: i32 = 64;
 /// at most 128 packets without an answer.
 const MOST_EMPTY_ANSWERS: usize = 256;
 
+/// Bytes of an acknowledgement, a NAK or an empty READ response, headers and ICRC included.
+pub(super) const SHORT_REPLY_BYTES: usize = 20;
+/// The same of the result of an atomic.
+const ATOMIC_REPLY_BYTES: usize = 28;
+
+/// Repetitions of a READ that bring it no further than the one before and are answered at once: behind a READ that
+/// loses much, others are repeated each time. Then each needs a pause, which doubles after so many more. A READ's
+/// request is short and its response is long, so its repetitions are the only packets that can be answered by more
+/// bytes than they have. One that fits gives key and address of the memory, so it is no blind one.
+const MOST_REPEATS: u8 = 64;
+const REPEATS_OF_A_PAUSE: u8 = 16;
+const REPEAT_PAUSE: Duration = Duration::from_millis(1);
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Reply {
     Acknowledge {
@@ -75,10 +88,36 @@ enum ResourceKind {
         end: u32,
         /// Packets of the answer, from its first, that have left at least once.
         sent: u32,
+        repeats: Repeats,
     },
     Atomic {
         original: u64,
     },
+}
+
+/// How often a READ came again.
+#[derive(Clone, Copy, Default)]
+struct Repeats {
+    count: u8,
+    /// Where the last one began, counted from the READ's first packet.
+    from: u32,
+    at: Time,
+}
+
+impl Repeats {
+    /// Whether one more may be answered, from this packet on.
+    fn allow(&mut self, now: Time, from: u32) -> bool {
+        let goes_on = from > self.from;
+        let pause = match self.count.checked_sub(MOST_REPEATS) {
+            Some(beyond) => REPEAT_PAUSE * (1 << (beyond / REPEATS_OF_A_PAUSE)),
+            None => Duration::ZERO,
+        };
+        let allowed = goes_on || now.saturating_since(self.at) >= pause;
+        if allowed {
+            *self = Self { count: self.count.saturating_add(u8::from(!goes_on)), from, at: now };
+        }
+        allowed
+    }
 }
 
 /// The answers due to the peer.
@@ -100,6 +139,9 @@ pub(super) struct Replies {
     stopped: bool,
     burst: u32,
     pause_until: Option<Time>,
+    /// Bytes of repeated and early packets that came, less those that they were answered by. Whoever sends such packets
+    /// under the peer's address gets no more sent there than it has sent itself.
+    credit: usize,
 }
 
 /// A READ to be answered.
@@ -188,6 +230,18 @@ impl Replies {
         self.stopped = true;
     }
 
+    /// A packet came again, or before its turn.
+    pub(super) fn earn(&mut self, bytes: usize) {
+        self.credit = self.credit.saturating_add(bytes);
+    }
+
+    /// Whether such packets may be answered by so many bytes more.
+    pub(super) fn spend(&mut self, bytes: usize) -> bool {
+        let left = self.credit.checked_sub(bytes);
+        self.credit = left.unwrap_or(self.credit);
+        left.is_some()
+    }
+
     /// True for the first packet of the connection.
     pub(super) fn first_packet(&mut self) -> bool {
         !std::mem::replace(&mut self.established, true)
@@ -219,7 +273,7 @@ impl Replies {
 
     pub(super) fn push_read(&mut self, first: Psn, packets: u32, read: ReadRequest, message_count: u32) {
         let ReadRequest { reth, domain, named } = read;
-        let kind = ResourceKind::Read { reth, domain, next: 0, end: packets, sent: 0 };
+        let kind = ResourceKind::Read { reth, domain, next: 0, end: packets, sent: 0, repeats: Repeats::default() };
         self.push_resource(Resource { first, packets, message_count, named, kind, queued: true, answered: false });
     }
 
@@ -254,7 +308,7 @@ impl Replies {
     pub(super) fn repeat_empty(&mut self, psn: Psn, message_count: u32) {
         let is_queued =
             self.queue.iter().any(|reply| matches!(reply, Reply::Empty { psn: queued, .. } if *queued == psn));
-        if !is_queued && !self.is_crowded() {
+        if !is_queued && !self.is_crowded() && self.spend(SHORT_REPLY_BYTES) {
             self.push_empty(psn, message_count);
         }
     }
@@ -277,7 +331,7 @@ impl Replies {
 
     /// Acknowledges the last executed packet again, at once.
     pub(super) fn acknowledge_again(&mut self, message_count: u32, now: Time) {
-        if self.is_crowded() {
+        if self.is_crowded() || !self.spend(SHORT_REPLY_BYTES) {
             return;
         }
         self.push_acknowledge(self.last_executed, message_count);
@@ -317,6 +371,7 @@ impl Replies {
     /// A READ request came again: answers from its first packet on. False if the READ is not known (any more).
     pub(super) fn repeat_read(
         &mut self,
+        now: Time,
         psn: Psn,
         reth: Reth,
         named: Option<SharedReceiveQueueNumber>,
@@ -326,13 +381,13 @@ impl Replies {
         let Some((place, Some(resource))) = found.map(|place| (place, self.resources[place].as_mut())) else {
             return false;
         };
-        let ResourceKind::Read { reth: original, next, end, .. } = &mut resource.kind else { return false };
+        let ResourceKind::Read { reth: original, next, end, repeats, .. } = &mut resource.kind else { return false };
         let from = psn.distance_from(resource.first).max(0) as u32;
         let skipped = u64::from(from) * u64::from(mtu);
         let fits = reth.rkey == original.rkey
             && reth.va == original.va.wrapping_add(skipped)
             && skipped + u64::from(reth.length) <= u64::from(original.length);
-        if !fits {
+        if !fits || !repeats.allow(now, from) {
             return false;
         }
         let to = from + reth.length.div_ceil(mtu).max(1);
@@ -361,6 +416,8 @@ impl Replies {
             resource.kind = ResourceKind::Atomic { original: 0 };
         }
         if !std::mem::replace(&mut resource.queued, true) {
+            // Its request is longer.
+            self.spend(ATOMIC_REPLY_BYTES);
             self.queue.push_back(Reply::Resource(place));
         }
         true
@@ -515,7 +572,7 @@ impl QueuePair {
                 self.responder.replies.pop();
                 return Some(Written::unsummed(sending(resource.answered)));
             }
-            ResourceKind::Read { reth, domain, next, end, sent } => (reth, domain, next, end, sent),
+            ResourceKind::Read { reth, domain, next, end, sent, .. } => (reth, domain, next, end, sent),
         };
         headers.bth.psn = resource.first.plus(next);
         if plan.opcode == Opcode::RC_READ_RESPONSE_MIDDLE {
@@ -550,7 +607,7 @@ impl QueuePair {
     pub(super) fn add_middle_replies(&mut self, pass: &Pass<'_>, plan: &ReplyPlan, run: &mut Run<'_>) -> bool {
         let Reply::Resource(place) = plan.reply else { return false };
         let Some(resource) = self.responder.replies.resources[place] else { return false };
-        let ResourceKind::Read { reth, domain, next: first, end, sent } = resource.kind else { return false };
+        let ResourceKind::Read { reth, domain, next: first, end, sent, .. } = resource.kind else { return false };
         if first < sent || !self.is_peer_ours() || planted(Mutation::XrcDomainOfLastQueue) {
             return false;
         }

@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::datagram::Sending;
+use super::loop_bound::LoopBound;
 use super::queue_pair::QueuePair;
 use super::retransmit::{Recovery, RoundTrip};
 use super::unreliable::Pace;
@@ -294,8 +295,16 @@ impl Requester {
         self.find_cursor_request();
     }
 
+    /// The bound of a walk over the requests in progress.
+    #[inline]
+    pub(super) fn walk(&self) -> LoopBound {
+        LoopBound::new("requests in progress", self.requests.len())
+    }
+
     fn find_cursor_request(&mut self) {
+        let mut bound = self.walk();
         while self.cursor_request != self.next && !self.cursor.is_before(self.request(self.cursor_request).end()) {
+            bound.step();
             self.cursor_request = self.cursor_request.wrapping_add(1);
         }
     }
@@ -549,7 +558,9 @@ impl QueuePair {
     /// The request in progress that the number belongs to.
     pub(super) fn request_with(&self, psn: Psn) -> Option<u32> {
         let mut index = self.requester.oldest;
+        let mut bound = self.requester.walk();
         while index != self.requester.next {
+            bound.step();
             let request = self.requester.request(index);
             if psn.is_within(request.first, request.packets) {
                 return Some(index);
@@ -561,8 +572,15 @@ impl QueuePair {
 
     /// The request's own memory failed: it ends when all before it have ended.
     pub(super) fn fail_request(&mut self, index: u32, error: AccessError) {
+        // If it was the probe, it cannot be sent: it must not be tried for ever.
+        self.requester.recovery.end_probe();
         let failure = (index, CompletionStatus::LocalProtectionError, local_cause(error));
-        self.requester.failed = Some(failure);
+        let oldest = self.requester.oldest;
+        let is_first =
+            |other: (u32, CompletionStatus, Cause)| index.wrapping_sub(oldest) < other.0.wrapping_sub(oldest);
+        if self.requester.failed.is_none_or(is_first) {
+            self.requester.failed = Some(failure);
+        }
         if index == self.requester.oldest {
             self.fail_oldest(failure.1, failure.2);
         }

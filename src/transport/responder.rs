@@ -4,13 +4,16 @@
 //! key), is executed, completed and acknowledged. A packet before its turn is kept, a packet after its turn is a
 //! duplicate: SENDs and WRITEs are acknowledged again, READs are read again, atomics answered from the stored result.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use super::acceptance::Evidence;
 use super::endpoint::Pass;
 use super::flush;
+use super::loop_bound::LoopBound;
 use super::queue_pair::QueuePair;
-use super::reorder::ReorderStore;
-use super::reply::{ReadRequest, Replies};
+use super::reorder::{Kept, ReorderBudget, ReorderBuffer};
+use super::reply::{ReadRequest, Replies, SHORT_REPLY_BYTES};
 use super::request_packet::for_each_piece;
 use super::violation::Violation;
 use super::xrc::as_reliable;
@@ -23,10 +26,6 @@ use crate::wire::{NakCode, Opcode, Packet, Reth, Syndrome};
 
 /// Later packets than this show that an earlier one is lost and not just late.
 const GAP_EVIDENCE: u32 = 3;
-/// Packets further ahead are neither kept nor taken for the sign of a gap. Only behind a READ of many megabytes can
-/// they be of this connection, and then they come again; those of an earlier one under the same number would stay, and
-/// each packet executed would report the gap before them.
-const LARGEST_LEAD: u32 = 1 << 16;
 /// How long a gap may stay before the peer is told, when few packets follow.
 const REORDER_WAIT: Duration = Duration::from_micros(100);
 
@@ -75,9 +74,12 @@ pub(super) struct Responder {
     /// Scatter list of the receive in progress.
     pub(super) receive_entries: Vec<Sge>,
     pub(super) replies: Replies,
-    store: ReorderStore,
+    reorder: ReorderBuffer,
     /// Packets that came while the expected one was missing.
     gap_evidence: u32,
+    /// Early packets that came, less the gaps that were reported: what lies in the reorder buffer shows a gap before
+    /// each packet that is executed, but is no more evidence than it was when it came.
+    reports_left: u32,
     gap_reported: bool,
     report_gap_at: Option<Time>,
     /// An RNR NAK was sent for the expected packet: nothing is kept until it comes again.
@@ -87,7 +89,7 @@ pub(super) struct Responder {
 }
 
 impl Responder {
-    pub(super) fn new(reorder_packets: usize, max_recv_sge: u32) -> Self {
+    pub(super) fn new(reorder_budget: Arc<ReorderBudget>, max_recv_sge: u32) -> Self {
         Self {
             expected: Psn::default(),
             message_count: 0,
@@ -95,8 +97,9 @@ impl Responder {
             receive: None,
             receive_entries: Vec::with_capacity(max_recv_sge as usize),
             replies: Replies::default(),
-            store: ReorderStore::new(reorder_packets),
+            reorder: ReorderBuffer::new(reorder_budget),
             gap_evidence: 0,
+            reports_left: 0,
             gap_reported: false,
             report_gap_at: None,
             waits_for_retry: false,
@@ -124,7 +127,7 @@ impl Responder {
             self.message = Message::None;
         }
         if !planted(Mutation::ResetKeepsStore) {
-            self.store.clear();
+            self.reorder.clear();
         }
         self.close_gap();
         self.waits_for_retry = false;
@@ -164,7 +167,7 @@ impl Responder {
     /// Whether no packet waits for an earlier one.
     #[inline]
     pub(super) fn keeps_nothing(&self) -> bool {
-        self.store.len() == 0
+        self.reorder.is_empty()
     }
 
     /// The expected packet has come, and none waits for it.
@@ -178,11 +181,14 @@ impl Responder {
         self.gap_evidence = 0;
         self.gap_reported = false;
         self.report_gap_at = None;
+        if self.reorder.is_empty() {
+            self.reports_left = 0;
+        }
     }
 
     /// When the receiving half must be looked at again.
     pub(super) fn deadline(&self) -> Option<Time> {
-        Time::earliest([self.report_gap_at, self.replies.deadline()])
+        Time::earliest([self.report_gap_at, self.replies.deadline(), self.reorder.deadline()])
     }
 }
 
@@ -193,12 +199,12 @@ impl QueuePair {
         pass: &Pass<'_>,
         packet: &Packet<'_>,
         bytes: &[u8],
+        evidence: Evidence,
     ) -> Result<(), DropReason> {
         let psn = packet.headers.bth.psn;
         if !self.takes_requests() {
-            return self.repeat_refusal(packet);
+            return self.repeat_refusal(packet, bytes.len());
         }
-        self.note_established();
         let distance = match () {
             () if planted(Mutation::PsnComparedLinearly) => psn.value() as i32 - self.responder.expected.value() as i32,
             () => psn.distance_from(self.responder.expected),
@@ -209,22 +215,26 @@ impl QueuePair {
                 Ok(())
             }
             0 => {
+                self.note_established();
                 self.responder.waits_for_retry = false;
                 self.execute_in_turn(pass, packet);
+                if self.responder.expected != psn {
+                    self.learn(evidence);
+                }
                 self.execute_stored(pass);
                 Ok(())
             }
             1.. => {
                 self.handle_early_wrongly(pass, packet);
-                self.keep_for_later(pass, psn, bytes)
+                self.keep_for_later(pass, packet, bytes, evidence.source_port)
             }
-            _ => self.handle_duplicate(pass, packet),
+            _ => self.handle_duplicate(pass, packet, bytes.len()),
         }
     }
 
     /// In the error state only the packet that was refused gets an answer: the same one. A READ whose answer broke off
     /// may be asked for again from an earlier packet, which the peer lacks: then it is that one that is refused.
-    fn repeat_refusal(&mut self, packet: &Packet<'_>) -> Result<(), DropReason> {
+    fn repeat_refusal(&mut self, packet: &Packet<'_>, bytes: usize) -> Result<(), DropReason> {
         let psn = packet.headers.bth.psn;
         let read = packet.headers.reth.filter(|_| packet.headers.bth.opcode == Opcode::RC_READ_REQUEST);
         let asked_for = read.map_or(0, |reth| reth.length.div_ceil(self.mtu_bytes()));
@@ -233,7 +243,9 @@ impl QueuePair {
                 let count = self.responder.message_count;
                 let refused = if refused.is_within(psn, asked_for) { psn } else { refused };
                 // Whoever asks faster than it is answered is not answered each time.
-                if self.responder.replies.takes_empty() {
+                let replies = &mut self.responder.replies;
+                replies.earn(bytes);
+                if replies.takes_empty() && replies.spend(SHORT_REPLY_BYTES) {
                     self.responder.replies.push_nak(refused, Syndrome::Nak(code), count);
                 }
                 Ok(())
@@ -249,28 +261,47 @@ impl QueuePair {
         }
     }
 
-    fn keep_for_later(&mut self, pass: &Pass<'_>, psn: Psn, bytes: &[u8]) -> Result<(), DropReason> {
+    /// A packet that came before its turn. What the peer cannot have sent is neither kept nor taken for the sign of a
+    /// gap: what lies further ahead than it has packets in flight, and what is longer than the MTU.
+    fn keep_for_later(
+        &mut self,
+        pass: &Pass<'_>,
+        packet: &Packet<'_>,
+        bytes: &[u8],
+        source_port: u16,
+    ) -> Result<(), DropReason> {
+        let psn = packet.headers.bth.psn;
+        let window = self.path.as_ref().map_or(0, |path| path.reorder_window());
+        if !psn.is_within(self.responder.expected, window) {
+            return Err(DropReason::FarAhead);
+        }
+        if packet.payload.len() > self.mtu_bytes() as usize {
+            return Err(DropReason::BadLength);
+        }
         self.count(Counter::OutOfSequenceRequest);
-        if self.responder.waits_for_retry || !psn.is_within(self.responder.expected, LARGEST_LEAD) {
+        if self.responder.waits_for_retry {
             return Err(DropReason::OutOfOrder);
         }
-        let repeated = self.responder.store.contains(psn);
         let lost = if planted(Mutation::KeptPacketTruncated) { 4 } else { 0 };
-        let kept = self.responder.store.insert(psn, &bytes[..bytes.len() - lost]);
+        let expected = self.responder.expected;
+        let kept = self.responder.reorder.insert(expected, psn, &bytes[..bytes.len() - lost], source_port, pass.now);
         if planted(Mutation::AcknowledgesKeptPacket) {
             self.responder.replies.note_executed(psn);
         }
-        if kept && !repeated {
+        if kept == Kept::New {
             self.count(Counter::ReorderedRequest);
         }
-        self.responder.gap_evidence += u32::from(!repeated);
+        self.responder.replies.earn(bytes.len());
+        self.responder.reports_left = self.responder.reports_left.saturating_add(1);
+        self.responder.gap_evidence += u32::from(kept != Kept::Again);
         self.judge_gap(pass);
-        if kept { Ok(()) } else { Err(DropReason::OutOfOrder) }
+        if kept == Kept::NoRoom { Err(DropReason::OutOfOrder) } else { Ok(()) }
     }
 
     /// Tells the peer of a gap, once, when the missing packet is more likely lost than late.
     fn judge_gap(&mut self, pass: &Pass<'_>) {
-        if self.responder.gap_reported || self.responder.gap_evidence == 0 {
+        let Responder { gap_reported, gap_evidence, reports_left, .. } = self.responder;
+        if gap_reported || gap_evidence == 0 || reports_left == 0 {
             return;
         }
         if self.responder.gap_evidence >= GAP_EVIDENCE {
@@ -281,11 +312,16 @@ impl QueuePair {
     }
 
     fn report_gap(&mut self) {
-        self.responder.gap_reported = !planted(Mutation::GapReportedAgain);
         self.responder.report_gap_at = None;
+        // Only an early packet without payload is shorter than a NAK; then the next one tells of the gap.
+        if !self.responder.replies.spend(SHORT_REPLY_BYTES) {
+            return;
+        }
+        self.responder.gap_reported = !planted(Mutation::GapReportedAgain);
         if planted(Mutation::GapNotReported) {
             return;
         }
+        self.responder.reports_left = self.responder.reports_left.saturating_sub(1);
         self.count(Counter::SentSequenceNak);
         let (expected, count) = (self.responder.expected, self.responder.message_count);
         self.responder.replies.push_nak(expected, Syndrome::Nak(NakCode::SequenceError), count);
@@ -299,33 +335,37 @@ impl QueuePair {
         if self.responder.report_gap_at.is_some_and(|time| time <= now) {
             self.report_gap();
         }
+        self.responder.reorder.handle_timeout(now);
         self.responder.replies.handle_timeout(now);
     }
 
     /// The gap is filled: executes what was kept, up to the next gap.
     fn execute_stored(&mut self, pass: &Pass<'_>) {
-        let before = self.responder.store.len();
-        if before == 0 {
+        let kept = self.responder.reorder.len();
+        if kept == 0 {
             self.responder.close_gap();
             return;
         }
+        let mut bound = LoopBound::new("reorder buffer", kept + 1);
         while self.takes_requests() && !self.responder.waits_for_retry {
+            bound.step();
             let expected = self.responder.expected;
-            let Some(bytes) = self.responder.store.take(expected) else { break };
-            if let Ok(packet) = Packet::parse(&bytes) {
+            let Some(early) = self.responder.reorder.take(expected) else { break };
+            if self.check_source_port(early.source_port).is_ok()
+                && let Ok(packet) = Packet::parse(&early.bytes)
+            {
                 let is_extended = self.is_extended() && !planted(Mutation::KeptPacketNotTranslated);
                 let packet = if is_extended { as_reliable(&packet) } else { packet };
                 self.execute_in_turn(pass, &packet);
             }
-            self.responder.store.recycle(bytes);
         }
         let expected = self.responder.expected;
-        self.responder.store.forget_before(expected);
+        self.responder.reorder.advance(expected);
         if self.responder.waits_for_retry {
-            self.responder.store.clear();
+            self.responder.reorder.clear();
         }
         self.responder.close_gap();
-        self.responder.gap_evidence = self.responder.store.len() as u32;
+        self.responder.gap_evidence = self.responder.reorder.len() as u32;
         self.judge_gap(pass);
     }
 
@@ -372,13 +412,17 @@ impl QueuePair {
         let count = self.responder.message_count;
         self.responder.note_refused(psn, code);
         self.responder.replies.push_nak(psn, Syndrome::Nak(code), count);
+        if matches!(violation, Violation::RemoteKey(_)) {
+            // A WRITE with immediate data takes its receive even if it may not write.
+            self.claim_receive(packet);
+        }
         self.refuse(violation, Some((&packet.headers, packet.payload.len() as u32)));
     }
 
     fn send_receiver_not_ready(&mut self, psn: Psn) {
         self.count(Counter::SentRnr);
         self.responder.waits_for_retry = true;
-        self.responder.store.clear();
+        self.responder.reorder.clear();
         self.responder.close_gap();
         let timer = self.attributes.min_rnr_timer.unwrap_or(0);
         let count = self.responder.message_count;
@@ -677,15 +721,18 @@ impl QueuePair {
     }
 
     /// A packet that was executed before.
-    fn handle_duplicate(&mut self, pass: &Pass<'_>, packet: &Packet<'_>) -> Result<(), DropReason> {
+    fn handle_duplicate(&mut self, pass: &Pass<'_>, packet: &Packet<'_>, bytes: usize) -> Result<(), DropReason> {
         self.count(Counter::DuplicateRequest);
         let psn = packet.headers.bth.psn;
         let (opcode, named) = (packet.headers.bth.opcode, packet.headers.xrc_srq);
+        if opcode != Opcode::RC_READ_REQUEST {
+            self.responder.replies.earn(bytes);
+        }
         self.handle_duplicate_wrongly(pass, packet);
         let found = match (opcode, packet.headers.reth) {
             (Opcode::RC_READ_REQUEST, Some(reth)) => {
                 let mtu = self.mtu_bytes();
-                self.responder.replies.repeat_read(psn, reth, named, mtu)
+                self.responder.replies.repeat_read(pass.now, psn, reth, named, mtu)
             }
             (Opcode::RC_COMPARE_SWAP | Opcode::RC_FETCH_ADD, _) => self.responder.replies.repeat_atomic(psn, named),
             (Opcode::RC_ATOMIC_WRITE | Opcode::RC_FLUSH, _) if planted(Mutation::EmptyAnswerNotRepeated) => false,

@@ -2,8 +2,11 @@
 //!
 //! They are of equal size, and only the last may be shorter: so the kernel cuts a send into packets.
 
+use super::acceptance::LARGEST_SEGMENT_INDEX;
 use super::datagram::{Repeats, Sending, Transmit};
-use super::endpoint::{LARGEST_SEGMENT_INDEX, Pass};
+use super::endpoint::Pass;
+use super::loop_bound::LoopBound;
+use super::packet_check::Departing;
 use super::queue_pair::{Path, QueuePair};
 use super::reply::ReplyPlan;
 use super::requester::RequestPlan;
@@ -57,26 +60,30 @@ struct Seal {
     flow: Flow,
     seed: Seed,
     flushes_as_linux: bool,
+    check: Departing,
 }
 
 impl Seal {
     #[inline]
     fn put(&self, index: u16, packet: &mut [u8], sum: Option<Sum>) {
+        self.check.prepare(packet);
+        let identification = self.check.identification(index);
         if packet[0] == Opcode::RC_FLUSH.0 && self.flushes_as_linux {
-            icrc::append_as_linux(&self.flow, index, packet);
+            icrc::append_as_linux(&self.flow, identification, packet);
         } else {
-            self.seed.append_summed(&self.flow, index, packet, sum.as_ref());
+            self.seed.append_summed(&self.flow, identification, packet, sum.as_ref());
         }
+        self.check.finish(packet);
     }
 }
 
 impl<'a> Run<'a> {
-    fn new(buffer: &'a mut [u8], path: &Path, max_segments: usize, flushes_as_linux: bool) -> Self {
+    fn new(buffer: &'a mut [u8], path: &Path, max_segments: usize, flushes_as_linux: bool, check: Departing) -> Self {
         let room = buffer.len().min(LARGEST_SEND_BYTES);
         let most = if path.peer.segmentation_offload { max_segments } else { 1 };
         Self {
             buffer: &mut buffer[..room],
-            seal: Seal { flow: path.flow(), seed: path.seed, flushes_as_linux },
+            seal: Seal { flow: path.flow(), seed: path.seed, flushes_as_linux, check },
             most: most.min(LARGEST_SEGMENT_INDEX.into()),
             count: 0,
             length: 0,
@@ -152,9 +159,13 @@ impl QueuePair {
             return self.fill_datagram(pass, buffer);
         }
         let Some(path) = &self.path else { return (None, true) };
-        let mut run = Run::new(buffer, path, max_segments, self.flushes_as_linux());
+        let mut run = Run::new(buffer, path, max_segments, self.flushes_as_linux(), self.packet_check.departing());
         let (mut is_exhausted, mut has_sent_requests) = (false, false);
+        // Each round adds a packet, but where memory is gone: once of a request and once of its probe, which then end,
+        // and of READs, which are refused instead in the next round.
+        let mut bound = LoopBound::new("fill", 2 * run.most + 8);
         while !run.is_full() {
+            bound.step();
             let next = self.next_plan(pass.now).or_else(|| self.riding_acknowledgement(pass.now, run.segment));
             let Some((plan, size)) = next else {
                 if run.count == 0 && self.run_local_request(pass) {
@@ -210,6 +221,7 @@ impl QueuePair {
             hop_limit: path.hop_limit,
             qpn: self.qpn,
             repeats: run.repeats,
+            is_keyed: run.seal.check.is_keyed(),
         })
     }
 

@@ -1,7 +1,12 @@
 //! Two endpoints on a perfect wire: every operation, and the rules that need no faults. Faults are the simulator's.
 
+mod amplification;
+mod early;
+mod failures;
 mod flush;
 mod following;
+mod forged;
+mod keyed;
 mod revoked;
 mod turns;
 mod unreliable;
@@ -31,6 +36,8 @@ struct End {
     completions: Arc<CompletionQueue>,
     events: Arc<AsyncEventQueue>,
     qpn: Qpn,
+    /// What it may keep of early packets.
+    budget: Arc<ReorderBudget>,
 }
 
 impl End {
@@ -40,22 +47,38 @@ impl End {
 
     /// One whose receives come from `source` instead of its own queue.
     fn receiving(service: QueuePairType, address: &str, seed: u32, source: Option<ReceiveSource>) -> Self {
+        Self::keeping(service, address, seed, source, Arc::default())
+    }
+
+    fn keeping(
+        service: QueuePairType,
+        address: &str,
+        seed: u32,
+        source: Option<ReceiveSource>,
+        budget: Arc<ReorderBudget>,
+    ) -> Self {
         let mut state = seed;
         let random = Box::new(move || {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             state
         });
-        let mut endpoint = Endpoint::new(EndpointConfig { random, ..EndpointConfig::default() });
+        let reorder_budget = Arc::clone(&budget);
+        let mut endpoint = Endpoint::new(EndpointConfig { random, reorder_budget, ..EndpointConfig::default() });
         let table = RegionTable::new(16);
         let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE;
         let backing = Backing::from_vec(vec![0; 1 << 20]);
         let region = table.register(DomainId(1), backing, Some(0x10_0000), access).unwrap();
         let (address, events) = (address.parse().unwrap(), AsyncEventQueue::new(16, None));
         let Member { send, receive, completions, qpn } = Member::new(&mut endpoint, service, source, &events);
-        Self { service, endpoint, address, table, region, send, receive, completions, events, qpn }
+        Self { service, endpoint, address, table, region, send, receive, completions, events, qpn, budget }
     }
 
     fn connect(&mut self, peer: &Peer) {
+        self.connect_to(peer, None, QueuePairState::ReadyToSend);
+    }
+
+    /// Connects, as far as to this state.
+    fn connect_to(&mut self, peer: &Peer, key: Option<PeerKey>, last: QueuePairState) {
         let source = SourceAddress { address: self.address, source_port: 50_000 };
         let (access, reliable) = (AccessFlags::REMOTE, self.service.is_reliable());
         let asks = reliable && self.service != QueuePairType::XrcReceive;
@@ -76,6 +99,7 @@ impl End {
             max_dest_rd_atomic: answers.then_some(4),
             min_rnr_timer: answers.then_some(12),
             peer: Some(peer.capabilities),
+            peer_key: key,
             ..QueuePairAttributes::default()
         };
         let ready_to_send = QueuePairAttributes {
@@ -89,6 +113,9 @@ impl End {
         };
         for attributes in [init, ready_to_receive, ready_to_send] {
             self.endpoint.modify_queue_pair(Time::ZERO, self.qpn, &attributes, Some(source), &LIMITS).unwrap();
+            if attributes.qp_state == Some(last) {
+                break;
+            }
         }
     }
 
@@ -201,7 +228,17 @@ impl Pair {
     }
 
     fn of(service: QueuePairType, capabilities: PeerCapabilities) -> Self {
-        let mut ends = [End::new(service, "192.0.2.1", 1), End::new(service, "192.0.2.2", 2)];
+        Self::connected([End::new(service, "192.0.2.1", 1), End::new(service, "192.0.2.2", 2)], capabilities)
+    }
+
+    /// Standard peers that may keep so many bytes of early packets.
+    fn with_budget(bytes: usize) -> Self {
+        let service = QueuePairType::ReliableConnection;
+        let end = |address, seed| End::keeping(service, address, seed, None, Arc::new(ReorderBudget::new(bytes)));
+        Self::connected([end("192.0.2.1", 1), end("192.0.2.2", 2)], PeerCapabilities::STRANGER)
+    }
+
+    fn connected(mut ends: [End; 2], capabilities: PeerCapabilities) -> Self {
         let peers = [1, 0].map(|at| Peer { address: ends[at].address, qpn: ends[at].qpn, capabilities });
         ends.iter_mut().zip(&peers).for_each(|(end, peer)| end.connect(peer));
         Self::between(ends)

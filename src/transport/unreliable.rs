@@ -80,7 +80,9 @@ impl QueuePair {
         if !self.takes_requests() {
             return Err(DropReason::WrongState);
         }
-        self.note_established();
+        if self.is_due(&packet.headers.bth) {
+            self.note_established();
+        }
         let psn = packet.headers.bth.psn;
         let distance = psn.distance_from(self.responder.expected());
         if (-STALE_PACKETS..0).contains(&distance) && !planted(Mutation::UnreliableLateTaken) {

@@ -164,6 +164,7 @@ impl QueuePair {
         // It is out of the application's memory, and nobody will ever say what became of it.
         self.complete_send(index, CompletionStatus::Success, Cause::None);
         let transmit = Transmit {
+            is_keyed: false,
             source: destination.source,
             source_port: destination.source_port,
             destination: destination.address,
@@ -188,7 +189,7 @@ impl QueuePair {
         let headers = self.datagram_headers(index, destination);
         let payload = self.send.header(index).length;
         let size = packet_bytes(headers.bth.opcode, payload);
-        if payload > LONGEST_DATAGRAM || size > buffer.len() {
+        if destination.is_too_long || payload > LONGEST_DATAGRAM || size > buffer.len() {
             return Err((CompletionStatus::LocalLengthError, Cause::None));
         }
         let packet = &mut buffer[..size];

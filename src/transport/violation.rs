@@ -68,7 +68,8 @@ impl Violation {
         match self {
             Self::ReceiveTooSmall => (CompletionStatus::LocalLengthError, Cause::ReceiveTooSmall),
             Self::ReceiveMemory(error) => (CompletionStatus::LocalProtectionError, local_cause(error)),
-            Self::RemoteKey(_) => (CompletionStatus::RemoteAccessError, Cause::PeerAccessRefused),
+            // Only a WRITE with immediate data has both: what the standard calls local access error (11.6.2).
+            Self::RemoteKey(_) => (CompletionStatus::LocalAccessError, Cause::PeerAccessRefused),
             Self::Invalidate => (CompletionStatus::RemoteAccessError, Cause::InvalidateRefused),
             _ => (CompletionStatus::RemoteInvalidRequestError, Cause::PeerViolation),
         }

@@ -150,9 +150,32 @@ pub enum Cause {
     RegionNotBindable,
 }
 
+/// The work queue that added a completion to its completion queue: the provider's own name for it, unlike `wr_id`,
+/// which the poster of a request chooses.
+///
+/// A completion queue never gives the name of one work queue to another, also not after the first is destroyed, unless
+/// both take their receives from the same shared queue. Names of different completion queues are not comparable.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct CompletionSource(u64);
+
+impl CompletionSource {
+    /// No work queue. A provider that does not name its work queues gives all completions this source.
+    pub const NONE: Self = Self(0);
+
+    /// A work queue by its number; 0 is [`CompletionSource::NONE`].
+    pub const fn new(number: u64) -> Self {
+        Self(number)
+    }
+
+    /// Its number.
+    pub const fn number(self) -> u64 {
+        self.0
+    }
+}
+
 /// A completion as the provider tier hands it out.
 ///
-/// After a failure only `wr_id`, `status`, `cause`, `qpn` and `retired` mean something.
+/// After a failure only `wr_id`, `source`, `status`, `cause`, `qpn` and `retired` mean something.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct RawCompletion {
@@ -186,7 +209,9 @@ pub struct RawCompletion {
     /// When it was added to the queue, in nanoseconds of the device's clock; 0 if the queue was created without
     /// timestamps.
     pub timestamp: u64,
+    /// The work queue that added it, as
+    /// [`QueuePair::completion_sources`](crate::provider::QueuePair::completion_sources) names it.
+    pub source: CompletionSource,
 }
 
-/// A record and what the queue keeps beside it share a cache line.
-const _: () = assert!(size_of::<RawCompletion>() <= 56);
+const _: () = assert!(size_of::<RawCompletion>() <= 64, "a completion outgrew a cache line");

@@ -95,6 +95,9 @@ counters! {
         BadVersion = "drop_bad_version",
         /// The invariant CRC does not fit.
         BadIcrc = "drop_bad_icrc",
+        /// The check value is that of a packet without the connection's key: from a peer that does not have the key, or
+        /// forged.
+        Unkeyed = "drop_unkeyed",
         /// A partition key other than the default.
         BadPkey = "drop_bad_pkey",
         /// No queue pair has this number.
@@ -119,8 +122,10 @@ counters! {
         BadPsn = "drop_bad_psn",
         /// A duplicate READ or atomic whose resources are gone.
         StaleDuplicate = "drop_stale_duplicate",
-        /// Came before its turn, and the store for such packets is full or not in use.
+        /// Came before its turn, and the device holds as many such packets as it may, or is waiting for a receive.
         OutOfOrder = "drop_out_of_order",
+        /// Lies further ahead of the expected packet than the peer may have packets in flight.
+        FarAhead = "drop_far_ahead",
         /// A READ or atomic answer that came before its turn.
         OutOfOrderResponse = "drop_out_of_order_response",
         /// A congestion notification; counted, no reaction yet.

@@ -4,6 +4,9 @@ use std::net::IpAddr;
 
 use super::{Gid, Qkey, Qpn};
 
+/// Beside the number of the queue pair.
+const TOO_LONG: u32 = 1 << 31;
+
 /// The way of one datagram: what an address handle and a request say together, as the send queue keeps it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Destination {
@@ -21,6 +24,8 @@ pub struct Destination {
     pub qpn: Qpn,
     /// Its Q_Key; with the highest bit set, the sending queue pair's own is sent instead.
     pub qkey: Qkey,
+    /// The message is longer than the path takes: it fails when its turn comes.
+    pub is_too_long: bool,
 }
 
 impl Destination {
@@ -34,7 +39,9 @@ impl Destination {
         bytes[16..32].copy_from_slice(&Gid::from(self.address).to_bytes());
         bytes[32..34].copy_from_slice(&self.source_port.to_ne_bytes());
         bytes[34..36].copy_from_slice(&[self.traffic_class, self.hop_limit]);
-        bytes[36..40].copy_from_slice(&self.qpn.value().to_ne_bytes());
+        // The number has 24 bits.
+        let qpn = self.qpn.value() | if self.is_too_long { TOO_LONG } else { 0 };
+        bytes[36..40].copy_from_slice(&qpn.to_ne_bytes());
         bytes[40..44].copy_from_slice(&self.qkey.0.to_ne_bytes());
         bytes
     }
@@ -55,6 +62,7 @@ impl Destination {
             hop_limit: bytes[35],
             qpn: Qpn::new(number(36)),
             qkey: Qkey(number(40)),
+            is_too_long: number(36) & TOO_LONG != 0,
         }
     }
 }
@@ -78,10 +86,12 @@ mod tests {
             hop_limit: 3,
             qpn: Qpn::MULTICAST,
             qkey: Qkey(0x1234_5678),
+            is_too_long: false,
         };
         assert_eq!(Destination::from_bytes(&destination.to_bytes()), destination);
         destination.address = "2001:db8::7".parse().unwrap();
         destination.source = "2001:db8::8".parse().unwrap();
+        destination.is_too_long = true;
         assert_eq!(Destination::from_bytes(&destination.to_bytes()), destination);
     }
 

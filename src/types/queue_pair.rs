@@ -1,6 +1,6 @@
 //! Attributes of a queue pair, with the standard's field names.
 
-use super::{AccessFlags, Gid, Mtu, PeerCapabilities, Psn, Qkey, Qpn};
+use super::{AccessFlags, Gid, Mtu, PeerCapabilities, PeerKey, Psn, Qkey, Qpn};
 
 /// Transport service of a queue pair. The numbers are those of `ibv_qp_type`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -189,6 +189,8 @@ pub struct QueuePairAttributes {
     pub en_sqd_async_notify: Option<bool>,
     /// What is known of the peer beyond the standard. Nothing by default: a stranger.
     pub peer: Option<PeerCapabilities>,
+    /// The key that this end and a native peer share, for INIT to RTR. No query returns it.
+    pub peer_key: Option<PeerKey>,
 }
 
 /// The state and all attributes of a queue pair, as set or as they are by default.

@@ -4,10 +4,11 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use super::memory_window::check_device;
 use super::request::{Bytes, Regions, Target};
 use super::{
-    AccessFlags, Error, ErrorKind, FlushFlags, ProtectionDomain, QueuePair, ReceiveRequest, RegionList, RegionRange,
-    Result, SendRequest,
+    AccessFlags, Error, ErrorKind, FlushFlags, MemoryRegion, ProtectionDomain, QueuePair, ReceiveRequest, RegionList,
+    RegionRange, Result, SendRequest,
 };
 use crate::mutation::{Mutation, planted};
 use crate::provider::DatagramTarget;
@@ -63,6 +64,11 @@ fn lowered(
     push: impl FnOnce(&types::SendRequest<'_>) -> Result<()>,
 ) -> Result<()> {
     check_remote(request)?;
+    if let Some(window) = request.window {
+        check_device(queue_pair, "the window", window.protection_domain())?;
+        let region = request.bound_region.map(MemoryRegion::protection_domain);
+        region.map_or(Ok(()), |domain| check_device(queue_pair, "the region", domain))?;
+    }
     let push = |data: Data<'_>| {
         let SendRequest { wr_id, operation, flags, .. } = *request;
         push(&types::SendRequest { wr_id, operation, flags, data })
@@ -273,7 +279,8 @@ impl fmt::Debug for ReceiveBatch<'_> {
 }
 
 fn lower<'a>(target: &Target<'a>) -> DatagramTarget<'a> {
-    DatagramTarget { handle: target.handle.inner(), remote_qpn: target.qpn, remote_qkey: target.qkey }
+    let (remote_qpn, remote_qkey) = (target.qpn, target.qkey);
+    DatagramTarget { handle: target.handle.inner(), remote_qpn, remote_qkey, long_fails_later: false }
 }
 
 /// Whether the peer's memory has room for the request, as far as it is known here.

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::{Cause, CompletionOpcode, CompletionStatus, Qpn, Rkey};
-use crate::types::{CompletionFlags, RawCompletion};
+use crate::types::{CompletionFlags, CompletionSource, RawCompletion};
 
 /// A completed request (`ibv_wc`).
 ///
@@ -48,6 +48,11 @@ impl Completion {
     /// All requests of its queue with a number below this one are finished.
     pub(crate) const fn retired(&self) -> u32 {
         self.raw.retired
+    }
+
+    /// The work queue that added it. Unlike the number, the poster of the request has no say in it.
+    pub(crate) const fn source(&self) -> CompletionSource {
+        self.raw.source
     }
 
     /// The same with another number; the tiers above number requests for themselves.

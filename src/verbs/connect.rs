@@ -1,7 +1,7 @@
 //! Connecting a queue pair to a peer whose [`ConnectionInfo`] is known.
 
 use super::{
-    AddressVector, ConnectionInfo, Error, ErrorKind, Mtu, QueuePair, QueuePairAttributes, QueuePairState,
+    AddressVector, ConnectionInfo, Error, ErrorKind, Mtu, PeerKey, QueuePair, QueuePairAttributes, QueuePairState,
     QueuePairType, Result,
 };
 use crate::mutation::{Mutation, planted};
@@ -123,7 +123,8 @@ impl ConnectOptions {
 impl QueuePair {
     /// What a peer must know to connect to this queue pair.
     ///
-    /// The sequence number in it is random and belongs to this queue pair until [`QueuePair::reset`].
+    /// The PSN and the key share in it are random and belong to this queue pair until [`QueuePair::reset`]. Send them
+    /// to the peer alone.
     ///
     /// # Errors
     /// The builder's port or GID index does not exist.
@@ -150,11 +151,40 @@ impl QueuePair {
             path_mtu: port.active_mtu,
             max_dest_rd_atomic: self.max_dest_rd_atomic(),
             peer: context.peer_capabilities(),
+            key: self.key_share(),
         })
     }
 
+    /// The key of the connection to the queue pair that `remote` describes, for [`QueuePairAttributes::peer_key`] of a
+    /// program that changes the states itself. [`QueuePair::connect`] uses it. `None` if one of the two ends has no
+    /// share: adapters, datagrams, standard peers.
+    ///
+    /// Both ends must use the key, or neither: packets without it do not pass where it is used.
+    ///
+    /// ```
+    /// use rdma_verbs::verbs::{self, QueuePairAttributes};
+    ///
+    /// # let context = verbs::open("soft:127.0.1.85")?;
+    /// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+    /// # let qp = pd.create_qp(&cq, &cq).build()?;
+    /// # let remote = qp.connection_info()?;
+    /// let to_rtr = QueuePairAttributes {
+    ///     peer: Some(remote.peer),
+    ///     peer_key: qp.peer_key(&remote),
+    ///     // ... and the attributes of the standard.
+    ///     ..QueuePairAttributes::default()
+    /// };
+    /// assert!(to_rtr.peer_key.is_some());
+    /// # Ok::<(), verbs::Error>(())
+    /// ```
+    pub fn peer_key(&self, remote: &ConnectionInfo) -> Option<PeerKey> {
+        let shares = self.key_share().zip(remote.key).filter(|_| remote.peer.is_ours());
+        shares.map(|(local, remote)| PeerKey { local, remote, is_agreed: true })
+    }
+
     /// Connects to the queue pair that `remote` describes: INIT (unless it is there), RTR, RTS, with attributes that
-    /// suit most programs. Both ends must do it; what one end sends before the other is ready is repeated.
+    /// suit most programs. Both ends must do it, each with the other one's [`QueuePair::connection_info`] as it is now;
+    /// what one end sends before the other is ready is repeated.
     ///
     /// Nothing is sent, so nothing tells whether the peer exists.
     ///
@@ -213,6 +243,7 @@ impl QueuePair {
             max_dest_rd_atomic: answers.then_some(local.max_dest_rd_atomic),
             min_rnr_timer: answers.then_some(options.min_rnr_timer),
             peer: Some(remote.peer),
+            peer_key: self.peer_key(remote),
             ..QueuePairAttributes::default()
         }
     }

@@ -1,15 +1,22 @@
-//! What two ends tell each other before they connect, and its form as bytes.
+//! What two ends tell each other before they connect, and its form as bytes (`docs/wire.md`).
 
 use std::io::{self, Read, Write};
 
-use super::{Error, ErrorKind, Gid, Mtu, PeerCapabilities, Psn, Qpn, QueuePairType, Result};
+use super::{Error, ErrorKind, Gid, KeyShare, Mtu, PeerCapabilities, Psn, Qpn, QueuePairType, Result};
 
 const MAGIC: [u8; 4] = *b"RDMV";
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 /// Magic number, version, a reserved byte, length of what follows.
 const HEADER_BYTES: usize = 8;
-/// What version 1 says.
+/// The fields of version 1, which every version begins with.
 const BODY_BYTES: usize = 40;
+/// Type and length of a record.
+const RECORD_HEADER_BYTES: usize = 4;
+/// Fills space and says nothing.
+const RECORD_PADDING: u16 = 0;
+const RECORD_KEY_SHARE: u16 = 1;
+/// A reader that does not know a record of this type or above refuses the message; it skips other unknown records.
+const FIRST_MANDATORY_RECORD: u16 = 0x8000;
 /// Longest body that is read from later versions.
 const MAX_BODY_BYTES: usize = 1024;
 /// Bit in the flags byte: the peer's sockets take and make segmented datagrams.
@@ -17,34 +24,38 @@ const FLAG_SEGMENTATION: u8 = 1;
 
 /// What a peer must know to connect to a queue pair, as exchanged over any stream.
 ///
-/// It holds nothing secret but the sequence number, which protects against injection by those who cannot see the
-/// traffic; and no memory: a [`RemoteMemory`](super::RemoteMemory) is sent separately, by those who grant access.
+/// Keep it between the two ends: `psn` and `key` protect the connection against packets forged by those who do not see
+/// its traffic. It names no memory: a [`RemoteMemory`](super::RemoteMemory) is sent separately, by those who grant
+/// access.
 ///
 /// # Form
 ///
-/// 48 bytes, numbers in network byte order:
+/// 68 bytes, numbers in network byte order:
 ///
 /// | offset | size | field |
 /// |---|---|---|
 /// | 0 | 4 | `RDMV` |
-/// | 4 | 1 | version, 1 |
+/// | 4 | 1 | version, 2 |
 /// | 5 | 1 | reserved: 0, ignored |
-/// | 6 | 2 | length of the rest, 40 |
+/// | 6 | 2 | length of the rest, 60 |
 /// | 8 | 4 | `qpn` |
 /// | 12 | 4 | `psn` |
 /// | 16 | 16 | `gid` |
 /// | 32 | 1 | `path_mtu`, the standard's code 1 to 5 |
 /// | 33 | 1 | `max_dest_rd_atomic` |
-/// | 34 | 1 | `qp_type`: 2 RC, 3 UC, 4 UD |
+/// | 34 | 1 | `qp_type`: 2 RC, 3 UC, 4 UD, 9 XRC initiator, 10 XRC target |
 /// | 35 | 1 | `peer.version` |
 /// | 36 | 1 | `peer`: bit 0 segmentation offload; others 0, ignored |
 /// | 37 | 1 | reserved: 0, ignored |
 /// | 38 | 2 | `lid`; 0 on Ethernet |
 /// | 40 | 4 | `peer.receive_buffer_bytes` |
 /// | 44 | 4 | `peer.extensions` |
+/// | 48 | 2 | type of the first record: 1, a key share; 0, padding, if there is none |
+/// | 50 | 2 | length of the record's value, 16 |
+/// | 52 | 16 | `key`, or zeros |
 ///
-/// Later versions may add at the end and raise the version; an older reader takes what it knows and skips the rest. A
-/// change that is not an addition would have another magic number.
+/// Version 1 ends after 48 bytes. Later versions may add records and raise the version. A reader skips records whose
+/// type it does not know, and refuses the message if the type is 0x8000 or above.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct ConnectionInfo {
     /// Transport service.
@@ -63,14 +74,17 @@ pub struct ConnectionInfo {
     pub max_dest_rd_atomic: u8,
     /// What its device can do beyond the standard.
     pub peer: PeerCapabilities,
+    /// Its share of the connection's key, which authenticates the packets between native peers. Both ends must give
+    /// the other one's share to [`QueuePair::connect`](super::QueuePair::connect), or neither.
+    pub key: Option<KeyShare>,
 }
 
 impl ConnectionInfo {
     /// Size of [`ConnectionInfo::to_bytes`].
-    pub const ENCODED_BYTES: usize = HEADER_BYTES + BODY_BYTES;
+    pub const ENCODED_BYTES: usize = HEADER_BYTES + BODY_BYTES + RECORD_HEADER_BYTES + KeyShare::BYTES;
 
-    /// A queue pair of which some other way of exchange told the necessary: a reliable connection of a peer that knows
-    /// nothing but the standard, with one READ or atomic at a time.
+    /// A peer learned about out of band that speaks only standard RoCEv2: a reliable connection with one outstanding
+    /// READ or atomic.
     ///
     /// ```
     /// use std::net::Ipv4Addr;
@@ -82,10 +96,11 @@ impl ConnectionInfo {
     /// ```
     pub const fn stranger(qpn: Qpn, psn: Psn, gid: Gid, path_mtu: Mtu) -> Self {
         let qp_type = QueuePairType::ReliableConnection;
-        Self { qp_type, qpn, psn, gid, path_mtu, lid: 0, max_dest_rd_atomic: 1, peer: PeerCapabilities::STRANGER }
+        let peer = PeerCapabilities::STRANGER;
+        Self { qp_type, qpn, psn, gid, path_mtu, lid: 0, max_dest_rd_atomic: 1, peer, key: None }
     }
 
-    /// The 48 bytes that the other end takes.
+    /// The bytes that the other end takes.
     ///
     /// ```
     /// # use std::net::Ipv4Addr;
@@ -100,7 +115,7 @@ impl ConnectionInfo {
         let mut bytes = [0; Self::ENCODED_BYTES];
         bytes[..4].copy_from_slice(&MAGIC);
         bytes[4] = VERSION;
-        bytes[6..8].copy_from_slice(&(BODY_BYTES as u16).to_be_bytes());
+        bytes[6..8].copy_from_slice(&((Self::ENCODED_BYTES - HEADER_BYTES) as u16).to_be_bytes());
         bytes[8..12].copy_from_slice(&self.qpn.value().to_be_bytes());
         bytes[12..16].copy_from_slice(&self.psn.value().to_be_bytes());
         bytes[16..32].copy_from_slice(&self.gid.to_bytes());
@@ -112,10 +127,17 @@ impl ConnectionInfo {
         bytes[38..40].copy_from_slice(&self.lid.to_be_bytes());
         bytes[40..44].copy_from_slice(&self.peer.receive_buffer_bytes.to_be_bytes());
         bytes[44..48].copy_from_slice(&self.peer.extensions.to_be_bytes());
+        let (kind, share) = match self.key {
+            Some(share) => (RECORD_KEY_SHARE, share.to_bytes()),
+            None => (RECORD_PADDING, [0; KeyShare::BYTES]),
+        };
+        bytes[48..50].copy_from_slice(&kind.to_be_bytes());
+        bytes[50..52].copy_from_slice(&(KeyShare::BYTES as u16).to_be_bytes());
+        bytes[52..].copy_from_slice(&share);
         bytes
     }
 
-    /// What [`ConnectionInfo::to_bytes`] of this version, or of a later one, encoded.
+    /// Reads the bytes that [`ConnectionInfo::to_bytes`] of any version wrote.
     ///
     /// # Errors
     /// [`ErrorKind::Protocol`]: `bytes` is not exactly one such message, or holds a value that does not exist. The text
@@ -128,8 +150,8 @@ impl ConnectionInfo {
         if rest.len() != length {
             return Err(protocol(format!("{} bytes follow the header, which says {length}", rest.len())));
         }
-        match rest.first_chunk::<BODY_BYTES>() {
-            Some(body) => parse_body(body),
+        match rest.split_first_chunk::<BODY_BYTES>() {
+            Some((body, records)) => parse_records(parse_body(body)?, records),
             None => Err(protocol(format!("length is {length}; it is {BODY_BYTES} at least"))),
         }
     }
@@ -195,8 +217,8 @@ fn body_length(header: &[u8; HEADER_BYTES]) -> Result<usize> {
     let length = usize::from(u16::from_be_bytes([*high, *low]));
     match (*version, length) {
         (0, _) => Err(protocol("version is 0; versions count from 1".into())),
-        (VERSION, BODY_BYTES) => Ok(length),
-        (VERSION, _) => Err(protocol(format!("length is {length}; version {VERSION} has {BODY_BYTES}"))),
+        (1, BODY_BYTES) => Ok(length),
+        (1, _) => Err(protocol(format!("length is {length}; version 1 has {BODY_BYTES}"))),
         (_, BODY_BYTES..=MAX_BODY_BYTES) => Ok(length),
         (later, _) => {
             let message =
@@ -231,7 +253,40 @@ fn parse_body(body: &[u8; BODY_BYTES]) -> Result<ConnectionInfo> {
             receive_buffer_bytes: number(32),
             extensions: number(36),
         },
+        key: None,
     })
+}
+
+/// Takes what the records add to the fields.
+fn parse_records(mut info: ConnectionInfo, mut records: &[u8]) -> Result<ConnectionInfo> {
+    while !records.is_empty() {
+        let Some(([kind @ .., _, _], rest)) = records.split_first_chunk::<RECORD_HEADER_BYTES>() else {
+            return Err(protocol(format!("{} bytes at the end are no record", records.len())));
+        };
+        let kind = u16::from_be_bytes(*kind);
+        let length = usize::from(u16::from_be_bytes([records[2], records[3]]));
+        let Some((value, rest)) = rest.split_at_checked(length) else {
+            return Err(protocol(format!("record {kind:#x} has length {length}; {} bytes are left", rest.len())));
+        };
+        match (kind, value.try_into()) {
+            (RECORD_KEY_SHARE, _) if info.key.is_some() => {
+                return Err(protocol("it holds two key shares; one is allowed".into()));
+            }
+            (RECORD_KEY_SHARE, Ok(share)) => info.key = Some(KeyShare::new(share)),
+            (RECORD_KEY_SHARE, Err(_)) => {
+                return Err(protocol(format!("the key share has length {length}; it has {}", KeyShare::BYTES)));
+            }
+            (FIRST_MANDATORY_RECORD.., _) => {
+                return Err(protocol(format!(
+                    "record {kind:#x} must be understood, and this version does not know it"
+                )));
+            }
+            // Padding, and what later versions add.
+            _ => {}
+        }
+        records = rest;
+    }
+    Ok(info)
 }
 
 fn parse_type(code: u8) -> Result<QueuePairType> {
@@ -274,9 +329,9 @@ mod tests {
             any::<u8>(),
             any::<u16>(),
         );
-        let peer = (any::<u8>(), any::<bool>(), any::<u32>(), any::<u32>());
+        let peer = (any::<u8>(), any::<bool>(), any::<u32>(), any::<u32>(), any::<Option<[u8; 16]>>());
         (identity, limits, peer).prop_map(|((qpn, psn, gid), (qp_type, path_mtu, max_dest_rd_atomic, lid), peer)| {
-            let (version, segmentation_offload, receive_buffer_bytes, extensions) = peer;
+            let (version, segmentation_offload, receive_buffer_bytes, extensions, key) = peer;
             ConnectionInfo {
                 qp_type,
                 qpn: Qpn::new(qpn),
@@ -286,6 +341,7 @@ mod tests {
                 lid,
                 max_dest_rd_atomic,
                 peer: PeerCapabilities { version, segmentation_offload, receive_buffer_bytes, extensions },
+                key: key.map(KeyShare::new),
             }
         })
     }
@@ -299,7 +355,8 @@ mod tests {
             extensions: 0x8000_0001,
         };
         let stranger = ConnectionInfo::stranger(Qpn::new(0x01_0203), Psn::new(0xfe_dcba), gid, Mtu::Mtu4096);
-        ConnectionInfo { peer, max_dest_rd_atomic: 16, lid: 0x1234, ..stranger }
+        let key = Some(KeyShare::new(*b"sixteen bytes of"));
+        ConnectionInfo { peer, max_dest_rd_atomic: 16, lid: 0x1234, key, ..stranger }
     }
 
     proptest! {
@@ -332,14 +389,56 @@ mod tests {
         }
     }
 
+    fn bytes_of(hexadecimal: &str) -> Vec<u8> {
+        let digits: String = hexadecimal.split_whitespace().collect();
+        (0..digits.len()).step_by(2).map(|at| u8::from_str_radix(&digits[at..at + 2], 16).unwrap()).collect()
+    }
+
+    const FIELDS: &str = "00010203 00fedcba 00000000000000000000ffff0a000001 05 10 02 01 01 00 1234 00034000 80000001";
+
     /// The form is a promise to other versions: these bytes never change.
     #[test]
     fn form_of_version_1() {
-        let expected = "52444d56 01 00 0028 00010203 00fedcba 00000000000000000000ffff0a000001 05 10 02 01 01 00 1234 \
-                        00034000 80000001";
-        let expected: String = expected.split_whitespace().collect();
-        let actual: String = example().to_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
-        assert_eq!(actual, expected);
+        let bytes = bytes_of(&format!("52444d56 01 00 0028 {FIELDS}"));
+        assert_eq!(ConnectionInfo::from_bytes(&bytes).unwrap(), ConnectionInfo { key: None, ..example() });
+    }
+
+    #[test]
+    fn form_of_version_2() {
+        let record = "0001 0010 7369787465656e206279746573206f66";
+        assert_eq!(example().to_bytes().to_vec(), bytes_of(&format!("52444d56 02 00 003c {FIELDS} {record}")));
+        let padding = format!("0000 0010 {}", "00".repeat(16));
+        let keyless = ConnectionInfo { key: None, ..example() };
+        assert_eq!(keyless.to_bytes().to_vec(), bytes_of(&format!("52444d56 02 00 003c {FIELDS} {padding}")));
+    }
+
+    fn with_records(records: &str) -> Result<ConnectionInfo> {
+        let records = bytes_of(records);
+        let length = BODY_BYTES + records.len();
+        let header = bytes_of(&format!("52444d56 03 00 {length:04x} {FIELDS}"));
+        ConnectionInfo::from_bytes(&[header, records].concat())
+    }
+
+    #[test]
+    fn unknown_records_are_skipped_unless_they_are_mandatory() {
+        let share = "0001 0010 7369787465656e206279746573206f66";
+        assert_eq!(with_records(&format!("7fff 0003 aabbcc {share} 0002 0000")).unwrap(), example());
+        for (records, part) in [
+            ("8000 0000", "record 0x8000 must be understood"),
+            (&format!("{share} {share}"), "two key shares"),
+            ("0001 0004 aabbccdd", "the key share has length 4; it has 16"),
+            ("0002 0005 aabbccdd", "record 0x2 has length 5; 4 bytes are left"),
+            ("0002 00", "3 bytes at the end are no record"),
+        ] {
+            let error = with_records(records).unwrap_err().to_string();
+            assert!(error.contains(part), "{error}");
+        }
+    }
+
+    #[test]
+    fn debug_hides_the_key() {
+        let text = format!("{:?}", example());
+        assert!(text.contains("KeyShare(hidden)") && !text.contains("115, 105"), "{text}");
     }
 
     #[test]
@@ -347,8 +446,8 @@ mod tests {
         let mut later = example().to_bytes().to_vec();
         later[4] = 9;
         later[5] = 0xff; // reserved
-        later[6..8].copy_from_slice(&50u16.to_be_bytes());
-        later.extend([0xee; 10]);
+        later[6..8].copy_from_slice(&70u16.to_be_bytes());
+        later.extend([0x0e, 0xee, 0, 6, 1, 2, 3, 4, 5, 6]);
         later.extend(b"next message");
         let mut stream = &later[..];
         assert_eq!(ConnectionInfo::read_from(&mut stream).unwrap(), example());
@@ -361,7 +460,7 @@ mod tests {
         for (offset, value, part) in [
             (0, b'X', "begins with \"XDMV\""),
             (4, 0, "version is 0"),
-            (7, 41, "length is 41; version 1 has 40"),
+            (7, 39, "length is 39 in version 2"),
             (8, 1, "qpn is 0x1010203"),
             (12, 1, "psn is 0x1fedcba"),
             (32, 0, "path_mtu is 0"),
@@ -374,9 +473,9 @@ mod tests {
             assert!(error.starts_with("exchange: ") && error.contains(part), "{error}");
         }
         let mut huge = bytes;
-        huge[4] = 2;
+        huge[4] = 3;
         huge[6..8].copy_from_slice(&u16::MAX.to_be_bytes());
         let error = ConnectionInfo::read_from(&mut &huge[..]).unwrap_err();
-        assert!(error.to_string().contains("length is 65535 in version 2"), "{error}");
+        assert!(error.to_string().contains("length is 65535 in version 3"), "{error}");
     }
 }

@@ -160,11 +160,30 @@ impl<'a> MemoryWindowBind<'a> {
         RemoteMemory::new(base, rkey, length)
     }
 
-    fn operation(&self, rkey: Rkey) -> Operation {
+    fn request<'w>(&self, window: &'w MemoryWindow, rkey: Rkey) -> SendRequest<'w>
+    where
+        'a: 'w,
+    {
         let (addr, length) = self.range.map_or((0, 0), |range| range.extent());
         let lkey = self.range.map_or(Lkey(0), |range| range.region().lkey());
-        Operation::BindMemoryWindow { rkey, lkey, addr, length, access: self.access }
+        let operation = Operation::BindMemoryWindow { rkey, lkey, addr, length, access: self.access };
+        let mut request = SendRequest::new(operation, Payload::EMPTY, u64::MAX);
+        (request.wr_id, request.flags) = (self.wr_id, self.flags);
+        request.window = Some(window);
+        request.bound_region = self.range.map(|range| range.region());
+        request
     }
+}
+
+/// Refuses a window, or a region to bind it to, of another device than the queue pair's: its key may be that of another
+/// object there.
+pub(super) fn check_device(queue_pair: &QueuePair, what: &str, domain: &ProtectionDomain) -> Result<()> {
+    let own = queue_pair.protection_domain().context();
+    if domain.context().is_same(own) {
+        return Ok(());
+    }
+    let message = format!("{what} belongs to {}; it must be of this opening of {own}", domain.context());
+    Err(Error::new("post_send", ErrorKind::InvalidArgument, message))
 }
 
 fn check_kind(verb: &'static str, window: &MemoryWindow, allowed: MemoryWindowType, instead: &str) -> Result<()> {
@@ -185,9 +204,7 @@ impl<'a> SendRequest<'a> {
     /// [`MemoryWindow`] has an example.
     pub fn bind_mw(window: &'a MemoryWindow, tag: u8, bind: &MemoryWindowBind<'a>) -> Result<Self> {
         check_kind("post_send", window, MemoryWindowType::Type2, "QueuePair::bind_mw")?;
-        let mut request = Self::new(bind.operation(window.rkey_with(tag)), Payload::EMPTY, u64::MAX);
-        (request.wr_id, request.flags) = (bind.wr_id, bind.flags);
-        Ok(request)
+        Ok(bind.request(window, window.rkey_with(tag)))
     }
 }
 
@@ -223,9 +240,7 @@ impl QueuePair {
         let mut batch = self.send_batch()?;
         let old = window.key.load(Ordering::Acquire);
         let key = Rkey(old & !0xff | (old.wrapping_add(1) & 0xff));
-        let mut request = SendRequest::new(bind.operation(key), Payload::EMPTY, u64::MAX);
-        (request.wr_id, request.flags) = (bind.wr_id, bind.flags);
-        batch.push(&request)?;
+        batch.push(&bind.request(window, key))?;
         batch.post()?;
         window.key.store(key.0, Ordering::Release);
         Ok(key)

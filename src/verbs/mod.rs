@@ -85,6 +85,7 @@ mod polling;
 mod protection_domain;
 mod queue_pair;
 mod queue_pair_builder;
+mod queue_pair_options;
 mod remote;
 mod request;
 mod rereg;
@@ -115,6 +116,7 @@ pub use polling::Polling;
 pub use protection_domain::ProtectionDomain;
 pub use queue_pair::QueuePair;
 pub use queue_pair_builder::QueuePairBuilder;
+pub use queue_pair_options::QueuePairOptions;
 pub use remote::RemoteMemory;
 pub use request::{Payload, ReceiveRequest, RegionList, SendRequest};
 pub use rereg::{RefusedChange, Reregistration};
@@ -126,10 +128,10 @@ pub use crate::provider::{Error, ErrorKind, Result};
 pub use crate::types::{
     AccessFlags, AddressVector, AdviceFlags, AsyncEvent, CaptureConfig, CaptureSummary, Cause, CompletionOpcode,
     CompletionStatus, Counter, Counters, DeviceAttributes, DeviceCapabilities, DropReason, EventObject, FlushFlags,
-    Gid, GidEntry, GidType, GlobalRouteHeader, LinkLayer, LinkSpeed, LinkWidth, LiveObjects, Lkey, MemoryAdvice,
-    MemoryWindowType, Mtu, OnDemandCapabilities, OnDemandOperations, OnDemandSupport, PeerCapabilities, PortAttributes,
-    PortState, Psn, Qkey, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairReport, QueuePairState,
-    QueuePairStatus, QueuePairType, Rkey, SharedReceiveQueueAttributes, SharedReceiveQueueNumber,
+    Gid, GidEntry, GidType, GlobalRouteHeader, KeyShare, LinkLayer, LinkSpeed, LinkWidth, LiveObjects, Lkey,
+    MemoryAdvice, MemoryWindowType, Mtu, OnDemandCapabilities, OnDemandOperations, OnDemandSupport, PeerCapabilities,
+    PeerKey, PortAttributes, PortState, Psn, Qkey, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairReport,
+    QueuePairState, QueuePairStatus, QueuePairType, Rkey, SharedReceiveQueueAttributes, SharedReceiveQueueNumber,
     SharedReceiveQueueStatus, Transport,
 };
 
@@ -161,6 +163,7 @@ const _: () = {
     send_and_sync::<SharedReceiveQueueBuilder<'_>>();
     send_and_sync::<XrcDomain>();
     send_and_sync::<QueuePairBuilder<'_>>();
+    send_and_sync::<QueuePairOptions>();
     send_and_sync::<SendRequest<'_>>();
     send_and_sync::<ReceiveRequest<'_>>();
     send_and_sync::<Payload<'_>>();

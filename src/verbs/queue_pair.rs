@@ -1,18 +1,18 @@
 //! Queue pairs.
 
 use std::fmt;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::batch::Poster;
 use super::{
-    AccessFlags, AsyncEvent, CompletionError, CompletionQueue, Context, Counters, Error, ErrorKind, ProtectionDomain,
-    Psn, Qkey, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairReport, QueuePairState, QueuePairStatus,
-    QueuePairType, ReceiveBatch, ReceiveRequest, Result, SendBatch, SendRequest, SharedReceiveQueue, XrcDomain,
-    explain,
+    AccessFlags, AsyncEvent, CompletionError, CompletionQueue, Context, Counters, Error, ErrorKind, KeyShare,
+    ProtectionDomain, Psn, Qkey, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairReport, QueuePairState,
+    QueuePairStatus, QueuePairType, ReceiveBatch, ReceiveRequest, Result, SendBatch, SendRequest, SharedReceiveQueue,
+    XrcDomain, explain,
 };
 use crate::mutation::{Mutation, planted};
 use crate::provider;
+use crate::types::CompletionSource;
 
 /// What [`QueuePair::init`], [`QueuePair::connection_info`] and [`QueuePair::connect`] go by.
 #[derive(Clone, Copy, Debug)]
@@ -87,7 +87,7 @@ pub struct QueuePair {
     sources: Sources,
     settings: Settings,
     cap: QueuePairCapabilities,
-    psn: AtomicU32,
+    identity: Mutex<Identity>,
     sends: Poster,
     receives: Poster,
 }
@@ -101,9 +101,9 @@ impl QueuePair {
         settings: Settings,
     ) -> Result<Self> {
         let cap = inner.query()?.cap;
-        let psn = AtomicU32::new(random_psn("create_qp")?);
+        let identity = Mutex::new(Identity::random("create_qp")?);
         let (sends, receives) = (Poster::default(), Poster::default());
-        Ok(Self { inner, domain, send_cq, recv_cq, sources, settings, cap, psn, sends, receives })
+        Ok(Self { inner, domain, send_cq, recv_cq, sources, settings, cap, identity, sends, receives })
     }
 
     /// Its number, by which peers address it.
@@ -259,11 +259,11 @@ impl QueuePair {
     /// # Errors
     /// What the provider meets.
     pub fn reset(&self) -> Result<()> {
-        let psn = random_psn("modify_qp")?;
+        let identity = Identity::random("modify_qp")?;
         let reset = QueuePairAttributes { qp_state: Some(QueuePairState::Reset), ..QueuePairAttributes::default() };
         self.modify(&reset)?;
         if !planted(Mutation::ResetKeepsFirstNumber) {
-            self.psn.store(psn, Ordering::Release);
+            *self.lock_identity() = identity;
         }
         Ok(())
     }
@@ -431,6 +431,11 @@ impl QueuePair {
         explain::explain_state(self.qpn(), self.report().ok().as_ref())
     }
 
+    /// What its completions bear as their source: those of sends, and those of receives.
+    pub(crate) fn completion_sources(&self) -> [CompletionSource; 2] {
+        self.inner.completion_sources()
+    }
+
     /// Takes it out of the device while it is still borrowed: later verbs on it fail, nothing of it completes.
     pub(crate) fn destroy(&self) -> Result<()> {
         self.inner.destroy()
@@ -451,7 +456,18 @@ impl QueuePair {
 
     /// Sequence number of the first packet that this side sends.
     pub(super) fn first_psn(&self) -> Psn {
-        Psn::new(self.psn.load(Ordering::Acquire))
+        self.lock_identity().psn
+    }
+
+    /// This side's share of the key of its next connection; `None` where packets have no key: on adapters, for
+    /// datagrams.
+    pub(super) fn key_share(&self) -> Option<KeyShare> {
+        let is_native = self.context().peer_capabilities().is_ours();
+        (is_native && self.qp_type().is_connected()).then(|| self.lock_identity().key_share)
+    }
+
+    fn lock_identity(&self) -> MutexGuard<'_, Identity> {
+        self.identity.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn sends(&self) -> &Poster {
@@ -478,9 +494,19 @@ impl fmt::Debug for QueuePair {
     }
 }
 
-/// A sequence number that nobody can guess, so that nobody outside the path can inject packets.
-fn random_psn(verb: &'static str) -> Result<u32> {
-    let number = getrandom::u32()
-        .map_err(|error| Error::new(verb, ErrorKind::System, format!("the system gives no random numbers: {error}")))?;
-    Ok(Psn::new(number).value())
+/// What a peer must know to send to this queue pair and others must not guess. It serves one connection.
+struct Identity {
+    psn: Psn,
+    key_share: KeyShare,
+}
+
+impl Identity {
+    fn random(verb: &'static str) -> Result<Self> {
+        let mut bits = [0; 4 + KeyShare::BYTES];
+        getrandom::fill(&mut bits).map_err(|error| {
+            Error::new(verb, ErrorKind::System, format!("the system gives no random numbers: {error}"))
+        })?;
+        let [a, b, c, d, share @ ..] = bits;
+        Ok(Self { psn: Psn::new(u32::from_be_bytes([a, b, c, d])), key_share: KeyShare::new(share) })
+    }
 }

@@ -2,8 +2,8 @@
 
 use super::queue_pair::{Settings, Sources};
 use super::{
-    AccessFlags, CompletionQueue, Error, ErrorKind, ProtectionDomain, Qkey, QueuePair, QueuePairCapabilities,
-    QueuePairType, Result, SharedReceiveQueue, XrcDomain,
+    AccessFlags, CompletionQueue, Error, ErrorKind, ProtectionDomain, Qkey, QueuePair, QueuePairOptions, QueuePairType,
+    Result, SharedReceiveQueue, XrcDomain,
 };
 use crate::provider;
 
@@ -19,13 +19,9 @@ pub struct QueuePairBuilder<'a> {
     domain: &'a ProtectionDomain,
     send_cq: &'a CompletionQueue,
     recv_cq: &'a CompletionQueue,
-    cap: QueuePairCapabilities,
-    sq_sig_all: bool,
     srq: Option<&'a SharedReceiveQueue>,
     xrc_domain: Option<&'a XrcDomain>,
-    /// Of the own port's table; `None`: the one that the device would choose.
-    gid_index: Option<u8>,
-    settings: Settings,
+    options: QueuePairOptions,
 }
 
 impl<'a> QueuePairBuilder<'a> {
@@ -34,18 +30,13 @@ impl<'a> QueuePairBuilder<'a> {
         send_cq: &'a CompletionQueue,
         recv_cq: &'a CompletionQueue,
     ) -> Self {
-        let cap = QueuePairCapabilities::default();
-        Self {
-            domain,
-            send_cq,
-            recv_cq,
-            cap,
-            sq_sig_all: false,
-            srq: None,
-            xrc_domain: None,
-            gid_index: None,
-            settings: Settings::default(),
-        }
+        Self { domain, send_cq, recv_cq, srq: None, xrc_domain: None, options: QueuePairOptions::default() }
+    }
+
+    /// Sets all attributes at once, in place of those set before.
+    pub fn options(mut self, options: QueuePairOptions) -> Self {
+        self.options = options;
+        self
     }
 
     /// Transport service; a reliable connection by default.
@@ -70,37 +61,37 @@ impl<'a> QueuePairBuilder<'a> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn qp_type(mut self, qp_type: QueuePairType) -> Self {
-        self.settings.qp_type = qp_type;
+        self.options = self.options.qp_type(qp_type);
         self
     }
 
     /// Send requests that can be outstanding: posted, and no completion of theirs or of a later one polled.
     pub fn max_send_wr(mut self, max_send_wr: u32) -> Self {
-        self.cap.max_send_wr = max_send_wr;
+        self.options = self.options.max_send_wr(max_send_wr);
         self
     }
 
     /// Receives that can be posted at a time.
     pub fn max_recv_wr(mut self, max_recv_wr: u32) -> Self {
-        self.cap.max_recv_wr = max_recv_wr;
+        self.options = self.options.max_recv_wr(max_recv_wr);
         self
     }
 
     /// Memory ranges of a send request.
     pub fn max_send_sge(mut self, max_send_sge: u32) -> Self {
-        self.cap.max_send_sge = max_send_sge;
+        self.options = self.options.max_send_sge(max_send_sge);
         self
     }
 
     /// Memory ranges of a receive.
     pub fn max_recv_sge(mut self, max_recv_sge: u32) -> Self {
-        self.cap.max_recv_sge = max_recv_sge;
+        self.options = self.options.max_recv_sge(max_recv_sge);
         self
     }
 
     /// Bytes of a [`Payload::inline`](super::Payload::inline).
     pub fn max_inline_data(mut self, max_inline_data: u32) -> Self {
-        self.cap.max_inline_data = max_inline_data;
+        self.options = self.options.max_inline_data(max_inline_data);
         self
     }
 
@@ -137,50 +128,45 @@ impl<'a> QueuePairBuilder<'a> {
     ///
     /// [`XrcDomain`] has an example.
     pub fn xrc_target(mut self, domain: &'a XrcDomain) -> Self {
-        self.settings.qp_type = QueuePairType::XrcReceive;
+        self.options = self.options.qp_type(QueuePairType::XrcReceive);
         self.xrc_domain = Some(domain);
         self
     }
 
-    /// Whether receives come from elsewhere than a queue of its own.
-    pub(crate) fn has_no_receive_queue(&self) -> bool {
-        self.srq.is_some() || self.xrc_domain.is_some()
-    }
-
     /// Every send request makes a completion, as if it were signaled.
     pub fn sq_sig_all(mut self) -> Self {
-        self.sq_sig_all = true;
+        self.options = self.options.sq_sig_all();
         self
     }
 
     /// The port that [`QueuePair::init`] sets, from 1.
     pub fn port_num(mut self, port_num: u8) -> Self {
-        self.settings.port_num = port_num;
+        self.options = self.options.port_num(port_num);
         self
     }
 
     /// The own address that [`QueuePair::connection_info`] tells and [`QueuePair::connect`] uses: an index into the
     /// port's GID table. [`Context::find_gid`](super::Context::find_gid) finds it.
     pub fn gid_index(mut self, gid_index: u8) -> Self {
-        self.gid_index = Some(gid_index);
+        self.options = self.options.gid_index(gid_index);
         self
     }
 
     /// What the peer may do through this queue pair at most; [`QueuePair::init`] sets it.
     pub fn access(mut self, access: AccessFlags) -> Self {
-        self.settings.access = access;
+        self.options = self.options.access(access);
         self
     }
 
     /// The Q_Key of a datagram queue pair, which senders must name; [`QueuePair::init`] sets it. 0 by default.
     pub fn qkey(mut self, qkey: Qkey) -> Self {
-        self.settings.qkey = qkey;
+        self.options = self.options.qkey(qkey);
         self
     }
 
     /// READs and atomics that the peer may have outstanding here; by default what the device can, at most 16.
     pub fn max_dest_rd_atomic(mut self, max_dest_rd_atomic: u8) -> Self {
-        self.settings.max_dest_rd_atomic = Some(max_dest_rd_atomic);
+        self.options = self.options.max_dest_rd_atomic(max_dest_rd_atomic);
         self
     }
 
@@ -223,17 +209,16 @@ impl<'a> QueuePairBuilder<'a> {
             recv_cq: self.recv_cq.inner(),
             srq: self.srq.map(SharedReceiveQueue::inner),
             xrc_domain: self.xrc_domain.map(XrcDomain::inner),
-            qp_type: self.settings.qp_type,
-            cap: self.cap,
-            sq_sig_all: self.sq_sig_all,
+            qp_type: self.options.settings.qp_type,
+            cap: self.options.cap,
+            sq_sig_all: self.options.sq_sig_all,
         })?;
-        let settings = Settings {
-            gid_index: match self.gid_index {
-                Some(index) => index,
-                None => context.inner().default_gid_index(self.settings.port_num)?,
-            },
-            ..self.settings
+        let settings = self.options.settings;
+        let gid_index = match self.options.gid_index {
+            Some(index) => index,
+            None => context.inner().default_gid_index(settings.port_num)?,
         };
+        let settings = Settings { gid_index, ..settings };
         let queues = [self.send_cq.clone(), self.recv_cq.clone()];
         let sources = Sources { srq: self.srq.cloned(), xrc_domain: self.xrc_domain.cloned() };
         QueuePair::new(inner, self.domain.clone(), queues, sources, settings)

@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-use super::{AddressHandle, MemoryRegion, Qkey, Qpn, RegionRange, RemoteMemory, Rkey, SharedReceiveQueueNumber};
+use super::{
+    AddressHandle, MemoryRegion, MemoryWindow, Qkey, Qpn, RegionRange, RemoteMemory, Rkey, SharedReceiveQueueNumber,
+};
 use crate::types::{FlushFlags, Operation, SendFlags};
 
 /// Pieces of registered memory that a message is gathered from or scattered to, in order.
@@ -171,6 +173,10 @@ pub struct SendRequest<'a> {
     pub(super) remote_srq: Option<SharedReceiveQueueNumber>,
     /// Where a datagram goes.
     pub(super) target: Option<Target<'a>>,
+    /// The window that it binds.
+    pub(super) window: Option<&'a MemoryWindow>,
+    /// The region that the window is bound to.
+    pub(super) bound_region: Option<&'a MemoryRegion>,
 }
 
 /// Where a datagram goes.
@@ -337,7 +343,9 @@ impl<'a> SendRequest<'a> {
     }
 
     pub(super) fn new(operation: Operation, data: Payload<'a>, room: u64) -> Self {
-        Self { wr_id: 0, operation, flags: SendFlags::empty(), data, room, target: None, remote_srq: None }
+        let flags = SendFlags::empty();
+        let (target, remote_srq, window, bound_region) = (None, None, None, None);
+        Self { wr_id: 0, operation, flags, data, room, target, remote_srq, window, bound_region }
     }
 
     /// A number of the caller's own; comes back in the completion.

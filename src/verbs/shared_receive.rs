@@ -24,13 +24,6 @@ pub struct SharedReceiveQueueBuilder<'a> {
     xrc: Option<(&'a XrcDomain, &'a CompletionQueue)>,
 }
 
-impl SharedReceiveQueueBuilder<'_> {
-    /// Whether only XRC targets can use it.
-    pub(crate) fn is_for_xrc(&self) -> bool {
-        self.xrc.is_some()
-    }
-}
-
 impl<'a> SharedReceiveQueueBuilder<'a> {
     pub(super) fn new(domain: &'a ProtectionDomain, max_wr: u32, max_sge: u32) -> Self {
         Self { domain, max_wr, max_sge, srq_limit: 0, xrc: None }

@@ -3,6 +3,7 @@
 //! Source: InfiniBand specification volume 1, chapter 9 and annex 17. All fields are in network order.
 #![forbid(unsafe_code)]
 
+mod check_mask;
 mod header;
 pub mod icrc;
 mod opcode;
@@ -11,6 +12,7 @@ mod packet;
 #[cfg(test)]
 mod tests;
 
+pub use check_mask::{CheckMasks, PsnSequence};
 pub use header::{Aeth, AtomicEth, BTH_BYTES, Bth, Deth, FlushEth, NakCode, Reth, Syndrome};
 pub use icrc::Flow;
 pub use opcode::{Opcode, Service};

@@ -196,10 +196,15 @@ fn dropped_packets_say_why() {
     capture.stop().unwrap();
     let found = CaptureFile::read(&path);
     let comments: Vec<&str> = found.inbound().map(|packet| packet.comment.as_str()).collect();
-    assert_eq!(comments, ["dropped: truncated", "dropped: unknown QPN", "dropped: wrong address"]);
+    assert_eq!(
+        comments,
+        ["dropped: truncated", "dropped: unknown QPN", "dropped: wrong address; check field withheld"]
+    );
     assert_eq!(found.packets[0].payload(), b"short");
     assert_eq!(found.packets[1].fragmentation(), (0xbeef, true));
-    assert!(found.packets[1..].iter().all(Captured::icrc_fits));
+    assert!(found.packets[1].icrc_fits());
+    // A connection with a key: only a packet that passed is shown with an ICRC.
+    assert!(found.packets[2].payload().ends_with(&[0; 4]));
     std::fs::remove_file(path).unwrap();
 }
 

@@ -76,12 +76,28 @@ pub(crate) fn wrong_number_on_a_host_that_answers(case: u8) -> String {
     text
 }
 
+/// As for programs that exchange the standard's attributes alone: the key of a connection would show any mistake in
+/// them as packets of somebody else.
+fn without_key(info: ConnectionInfo) -> ConnectionInfo {
+    ConnectionInfo { key: None, ..info }
+}
+
+pub(crate) fn peer_lacks_the_key(case: u8) -> String {
+    let (left, right) = ends(case);
+    left.qp.connect_with(&without_key(right.info()), &hasty()).unwrap();
+    right.qp.connect_with(&left.info(), &hasty()).unwrap();
+    left.send();
+    left.fails();
+    right.qp.explain_state()
+}
+
 /// The right end expects other sequence numbers than the left one uses.
 fn sequence_off_by(case: u8, distance: u32) -> (End, End) {
     let (left, right) = ends(case);
     let info = left.info();
-    left.qp.connect_with(&right.info(), &hasty()).unwrap();
-    right.qp.connect_with(&ConnectionInfo { psn: info.psn.plus(distance), ..info }, &hasty()).unwrap();
+    let wrong = without_key(ConnectionInfo { psn: info.psn.plus(distance), ..info });
+    left.qp.connect_with(&without_key(right.info()), &hasty()).unwrap();
+    right.qp.connect_with(&wrong, &hasty()).unwrap();
     left.send();
     (left, right)
 }
@@ -178,8 +194,8 @@ pub(crate) fn peer_answers_elsewhere(case: u8) -> String {
     let (left, right) = ends(case);
     let info = left.info();
     let wrong = ConnectionInfo { qpn: Qpn::new(info.qpn.value() ^ 1), ..info };
-    left.qp.connect_with(&right.info(), &hasty()).unwrap();
-    right.qp.connect_with(&wrong, &hasty()).unwrap();
+    left.qp.connect_with(&without_key(right.info()), &hasty()).unwrap();
+    right.qp.connect_with(&without_key(wrong), &hasty()).unwrap();
     right.qp.post_recv(&[ReceiveRequest::new(RegionList::EMPTY)]).unwrap();
     left.post(SendRequest::send(Payload::EMPTY));
     left.why()

@@ -7,6 +7,8 @@
 mod application;
 #[path = "../netsim/datagrams.rs"]
 mod datagrams;
+#[path = "../netsim/keys.rs"]
+mod keys;
 #[path = "../netsim/oracle.rs"]
 mod oracle;
 #[path = "../netsim/pool.rs"]

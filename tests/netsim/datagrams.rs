@@ -201,6 +201,7 @@ impl World {
             hop_limit: 64,
             qpn: self.sides[to].port.qpn,
             qkey,
+            is_too_long: false,
         };
         let side = &mut self.sides[at];
         let offset = place(true, side.posted);

@@ -174,6 +174,7 @@ impl World {
                     peer_address: self.network.hosts[peer_at].address,
                     peer_qpn: peer_port.qpn,
                     peer,
+                    key: None,
                     path_mtu,
                     sq_psn: first[own],
                     rq_psn: first[1 - own],

@@ -6,6 +6,7 @@ use std::time::Duration;
 use rdma_verbs::sim::{Faults, Random, Socket};
 use rdma_verbs::types::{AccessFlags, Mtu, PeerCapabilities, Time};
 
+use super::keys::{Keys, keys_of};
 use super::store::GRANTABLE;
 
 /// Clients of a crowded server.
@@ -22,6 +23,8 @@ const LONG_STEP: Duration = Duration::from_millis(5);
 pub(crate) struct Terms {
     pub(crate) mtu: Mtu,
     pub(crate) peer: PeerCapabilities,
+    /// What the server and its clients know of the key of their connection.
+    pub(crate) keys: Keys,
     /// Of what each host sends. Host 0 is the one that all others talk to.
     pub(crate) faults: Vec<Faults>,
     pub(crate) addresses: Vec<IpAddr>,
@@ -82,13 +85,15 @@ impl Terms {
         let timeout = if is_slow || random.chance(150) { shortest.max(17) + random.below(2) as u8 } else { shortest };
         let is_timely = !jumps && !stops;
         let round_trip = round_trip(&faults);
+        let retry_cnt = random.between(3, 7) as u8;
         Self {
             mtu,
             peer,
+            keys: keys_of(peer, faults[0].delay.as_micros() as u64 + u64::from(retry_cnt)),
             is_patient: is_timely && timeout_of(timeout) > 16 * (2 * round_trip + Duration::from_millis(15)),
             faults,
             addresses: (0..hosts).map(|host| address(host as u8 + 1, is_v6)).collect(),
-            retry_cnt: random.between(3, 7) as u8,
+            retry_cnt,
             rnr_retry: random.choose(&[2, 6, 7, 7, 7]),
             min_rnr_timer: random.between(1, 14) as u8,
             timeout,

@@ -144,6 +144,7 @@ impl World {
                     peer_address: network.hosts[1 - own].address,
                     peer_qpn: ports[1 - own].qpn,
                     peer,
+                    key: None,
                     path_mtu,
                     sq_psn: first[own],
                     rq_psn: first[1 - own],

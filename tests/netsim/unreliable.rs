@@ -10,6 +10,7 @@ use rdma_verbs::types::{
     QueuePairCapabilities, QueuePairState, QueuePairType, RawCompletion, ReceiveRequest, SendFlags, SendRequest, Sge,
 };
 
+use super::keys::keys_of;
 use super::world::Outcome;
 
 const MESSAGES: u64 = 150;
@@ -145,6 +146,7 @@ pub(crate) fn run(seed: u64, verbose: bool) -> Outcome {
             peer_address: addresses[1 - at],
             peer_qpn: sides[1 - at].port.qpn,
             peer,
+            key: keys_of(peer, seed)[at],
             path_mtu,
             sq_psn: first[at],
             rq_psn: first[1 - at],

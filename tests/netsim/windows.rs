@@ -453,6 +453,7 @@ fn connect(network: &mut Network, ends: [&End; 2], peer: PeerCapabilities, mtu: 
             peer_address: network.hosts[ends[other].at].address,
             peer_qpn: ends[other].port.qpn,
             peer,
+            key: None,
             path_mtu: mtu,
             sq_psn: first[own],
             rq_psn: first[other],

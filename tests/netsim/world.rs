@@ -129,6 +129,7 @@ impl World {
                     peer_address: terms.addresses[peer_at],
                     peer_qpn: numbers[1 - own],
                     peer: terms.peer,
+                    key: terms.keys[own],
                     path_mtu: terms.mtu,
                     sq_psn: first[own],
                     rq_psn: first[1 - own],

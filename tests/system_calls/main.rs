@@ -5,6 +5,8 @@
 //! then a device's thread, which comes to help, acknowledges what would have been acknowledged with the next message.
 //! Empty receives are counted, but nobody bounds them: who polls makes them.
 
+#[cfg(target_arch = "x86_64")]
+mod faults;
 #[path = "../traffic/mod.rs"]
 mod traffic;
 mod witness;

@@ -69,7 +69,8 @@ pub(crate) fn ready_to_receive(own: &End, peer: &End) -> QueuePairAttributes {
     }
 }
 
-fn ready_to_send() -> QueuePairAttributes {
+/// What RTR to RTS needs, by hand.
+pub(crate) fn ready_to_send() -> QueuePairAttributes {
     QueuePairAttributes {
         qp_state: Some(QueuePairState::ReadyToSend),
         sq_psn: Some(Psn::new(0xff_fff0)),
@@ -210,7 +211,7 @@ fn info_nonsense(world: &World) {
 }
 
 /// Brings both ends to RTS by single steps, knowing nothing of each other but the standard's attributes.
-fn step_by_step(left: &End, right: &End) {
+pub(crate) fn step_by_step(left: &End, right: &End) {
     for (own, peer) in [(left, right), (right, left)] {
         own.is_in(QueuePairState::Reset);
         own.qp.init().unwrap();

@@ -41,8 +41,8 @@ facts! {
     WAITING_IS_DRAINED = "requests that wait for a receive do not drain";
     /// What was posted in SQD begins with the next post after RTS.
     RTS_BEGINS_NOTHING = "return from drained begins nothing";
-    /// A refused WRITE with immediate data fails the receive with the refusal's status, where it is to be flushed.
-    TAKEN_IS_REFUSED = "receives of refused WRITEs are not flushed";
+    /// A refused WRITE with immediate data fails the receive with the refusal's status, not with a local access error.
+    TAKEN_IS_REFUSED = "receives of refused WRITEs have the refusal's status";
     /// LOC_QP_OP_ERR where LOC_LEN_ERR is due, at the sender REM_OP_ERR where REM_INV_REQ_ERR is.
     LENGTH_STATUS = "status of receives that are too short";
     /// LOC_QP_OP_ERR where LOC_PROT_ERR is due, at receives.

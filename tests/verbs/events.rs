@@ -83,6 +83,7 @@ fn half_connected(world: &World) -> (End, End) {
         max_dest_rd_atomic: Some(device.max_qp_rd_atom.min(4)),
         min_rnr_timer: Some(12),
         peer: Some(near.peer),
+        peer_key: right.qp.peer_key(&near),
         ..Default::default()
     };
     right.qp.modify(&to_rtr).unwrap();

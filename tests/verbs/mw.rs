@@ -81,6 +81,12 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         window_of_another_domain,
     ),
     scenario(
+        "mw/bind/objects_of_another_device",
+        "IBTA, memory windows: protection domain",
+        TYPE_2,
+        objects_of_another_device,
+    ),
+    scenario(
         "mw/bind/region_of_another_domain",
         "IBTA, memory windows: protection domain",
         TYPE_2,
@@ -426,6 +432,18 @@ fn window_of_another_domain(world: &World) {
     let region = bindable(&end);
     let window = end.context.alloc_pd().unwrap().alloc_mw(MemoryWindowType::Type2).unwrap();
     bind_fails(&end, &window, MemoryWindowBind::new(&region, AccessFlags::REMOTE_READ), Cause::WindowUnknown);
+}
+
+/// Their keys may be those of other objects there.
+fn objects_of_another_device(world: &World) {
+    let (end, other) = (world.loopback(&Shape::default()), world.loopback(&Shape::default()));
+    let refused = |window: &MemoryWindow, region: &MemoryRegion| {
+        let bind = MemoryWindowBind::new(region, AccessFlags::REMOTE_READ);
+        let posted = end.qp.post_send(&[SendRequest::bind_mw(window, 1, &bind).expect("of type 2")]);
+        posted.map_err(|error| error.kind())
+    };
+    assert_eq!(refused(&window(&other), &bindable(&end)), Err(ErrorKind::InvalidArgument), "the window");
+    assert_eq!(refused(&window(&end), &bindable(&other)), Err(ErrorKind::InvalidArgument), "the region");
 }
 
 fn region_of_another_domain(world: &World) {

@@ -323,6 +323,6 @@ fn immediate_wrong_key(world: &World) {
     let write = SendRequest::write_with_immediate(left.at(0..8), other_key(&right, 0x5a5a_5a00), 1).wr_id(1);
     left.post(&[write]);
     left.fails(1, CompletionStatus::RemoteAccessError);
-    right.fails(5, TAKEN_IS_REFUSED.or(CompletionStatus::RemoteAccessError, CompletionStatus::WorkRequestFlushedError));
+    right.fails(5, TAKEN_IS_REFUSED.or(CompletionStatus::RemoteAccessError, CompletionStatus::LocalAccessError));
     right.silent();
 }

@@ -3,10 +3,12 @@
 use std::time::Duration;
 
 use rdma_verbs::verbs::{
-    Cause, CompletionStatus, ConnectOptions, ConnectionInfo, Counter, Payload, Qpn, QueuePairState, SendRequest,
+    Cause, CompletionStatus, ConnectOptions, ConnectionInfo, Counter, Payload, Qpn, QueuePairAttributes,
+    QueuePairState, SendRequest,
 };
 
 use super::bytes::{check, check_all, fill};
+use super::connect::{ready_to_receive, ready_to_send, step_by_step};
 use super::end::{End, Shape};
 use super::suite::Scenario;
 use super::world::{World, connect};
@@ -231,13 +233,16 @@ fn wrong_psn(world: &World) {
 }
 
 fn stranger(world: &World) {
-    let (left, right) = world.pair();
+    // By single steps, so with the same first PSN and without a key, which would show by itself who sends.
+    let (left, right) = (world.end(0, &Shape::default()), world.end(1, &Shape::default()));
+    step_by_step(&left, &right);
     right.receive(9, 0..64);
     // A third device claims to be connected to the right one, under the numbers of the left one.
     let third = world.end(2, &Shape::default());
-    let psn = left.qp.query().unwrap().attributes.sq_psn.unwrap();
-    let far = ConnectionInfo { psn, ..right.qp.connection_info().unwrap() };
-    third.qp.connect_with(&far, &impatient()).unwrap();
+    third.qp.init().unwrap();
+    third.qp.modify(&ready_to_receive(&third, &right)).unwrap();
+    let patience = QueuePairAttributes { timeout: Some(8), retry_cnt: Some(1), ..ready_to_send() };
+    third.qp.modify(&patience).unwrap();
     gives_up(&third);
     right.silent();
     left.post(&[SendRequest::send(Payload::inline(b"the peer"))]);

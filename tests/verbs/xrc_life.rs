@@ -50,10 +50,12 @@ fn to(state: QueuePairState) -> QueuePairAttributes {
 fn deaf(world: &World, options: &ConnectOptions) -> Extended {
     let ends = Extended::with(world, options);
     ends.target.reset().unwrap();
+    ends.initiator.reset().unwrap();
+    ends.initiator.connect_with(&ends.target.connection_info().unwrap(), options).unwrap();
     ends
 }
 
-/// The target listens again, from where the initiator began.
+/// The target listens, from where the initiator began.
 #[track_caller]
 fn listen(ends: &Extended, options: &ConnectOptions) {
     ends.target.connect_with(&ends.initiator.connection_info().unwrap(), options).unwrap();
@@ -237,6 +239,8 @@ fn to_rtr(ends: &Extended, target: &QueuePair) {
         rq_psn: Some(peer.psn),
         max_dest_rd_atomic: Some(1),
         min_rnr_timer: Some(1),
+        peer: Some(peer.peer),
+        peer_key: target.peer_key(&peer),
         ..to(QueuePairState::ReadyToReceive)
     };
     target.modify(&receive).unwrap();

@@ -1,10 +1,13 @@
 //! The file of a capture: its name, and making it.
 
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{File, Metadata, OpenOptions, TryLockError};
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use libc::{O_NOFOLLOW, O_NONBLOCK};
+
+use super::super::sys::{own_group, own_user};
 use super::super::udp::OpenError;
 use crate::types::CaptureConfig;
 
@@ -15,27 +18,91 @@ const MOST_NUMBERS: u32 = 1_000;
 /// Packets hold the application's data: only the user may read them.
 const PERMISSIONS: u32 = 0o600;
 
+/// Permissions of a folder: who may make and rename files there, and that each may rename only their own.
+const WRITABLE_BY_ALL: u32 = 0o002;
+const WRITABLE_BY_GROUP: u32 = 0o020;
+const STICKY: u32 = 0o1000;
+
 /// Makes the file that the configuration names, empty.
 pub(super) fn create(config: &CaptureConfig, device: &str) -> Result<(PathBuf, File), OpenError> {
     let path = expand(&config.path, device)?;
     for number in 1..=MOST_NUMBERS {
         let path = numbered(&path, number);
-        let fail = |error| explain(&path, error);
-        if path.metadata().is_ok_and(|found| !found.is_file()) {
-            return Err(fail(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file")));
+        match open(&path).map_err(|error| explain(&path, error))? {
+            Some(file) => return Ok((path, file)),
+            None => continue,
         }
-        let mut options = OpenOptions::new();
-        let file = options.write(true).create(true).truncate(false).mode(PERMISSIONS).open(&path).map_err(fail)?;
-        match file.try_lock() {
-            Err(TryLockError::WouldBlock) => continue,
-            // Some file systems know no locks; then whoever comes last wins.
-            Ok(()) | Err(TryLockError::Error(_)) => {}
-        }
-        file.set_len(0).map_err(fail)?;
-        return Ok((path, file));
     }
-    let message = format!("{MOST_NUMBERS} captures write to files named as {} already", path.display());
+    let message = format!(
+        "{MOST_NUMBERS} files named as {} are there already, and other captures write to them or other users may \
+         rename them; name a file in a folder of this user alone",
+        path.display()
+    );
     Err(OpenError { message, source: io::ErrorKind::AlreadyExists.into() })
+}
+
+/// Makes a file, or empties one that was there. `None` if the name is taken by a file that must stay as it is.
+///
+/// In a folder in which others write, a name proves nothing: they may have made a link to another file of this user, a
+/// file that they can read, or a device that waits. So what was there is used only if it is a regular file of this
+/// user with one name, and if nobody else could have given it that name.
+fn open(path: &Path) -> io::Result<Option<File>> {
+    let mut options = OpenOptions::new();
+    // Without waiting: a FIFO that another user made would hold the program up.
+    options.write(true).mode(PERMISSIONS).custom_flags(O_NOFOLLOW | O_NONBLOCK);
+    match options.clone().create_new(true).open(path) {
+        Ok(file) => {
+            // So that the next capture of this name finds it in use. Some file systems know no locks.
+            let _ = file.try_lock();
+            return Ok(Some(file));
+        }
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        Err(_) => {}
+    }
+    if names_prove_nothing(path) {
+        return Ok(None);
+    }
+    check_kind(&path.symlink_metadata()?)?;
+    let file = options.open(path)?;
+    check(&file.metadata()?)?;
+    match file.try_lock() {
+        Err(TryLockError::WouldBlock) => return Ok(None),
+        // Where there are no locks, the last one wins.
+        Ok(()) | Err(TryLockError::Error(_)) => {}
+    }
+    file.set_len(0)?;
+    Ok(Some(file))
+}
+
+/// Whether other users may rename files of this user in the folder of this path. The user's own group counts as the
+/// user: on many systems it has no other members, and folders are writable by it.
+fn names_prove_nothing(path: &Path) -> bool {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let Ok(found) = folder.metadata() else { return true };
+    let may = |permission| found.mode() & permission != 0;
+    let by_others = may(WRITABLE_BY_ALL) || may(WRITABLE_BY_GROUP) && found.gid() != own_group();
+    let is_ours = [0, own_user()].contains(&found.uid());
+    !is_ours || by_others && !may(STICKY)
+}
+
+/// Whether a capture may overwrite what this describes.
+fn check(found: &Metadata) -> io::Result<()> {
+    check_kind(found)?;
+    let refuse = |message: String| Err(io::Error::new(io::ErrorKind::PermissionDenied, message));
+    match (found.uid(), found.nlink()) {
+        (user, _) if user != own_user() => refuse(format!("it belongs to user {user}")),
+        (_, 1) => Ok(()),
+        (_, names) => refuse(format!("the file has {names} names (hard links)")),
+    }
+}
+
+fn check_kind(found: &Metadata) -> io::Result<()> {
+    let refuse = |message| Err(io::Error::new(io::ErrorKind::InvalidInput, message));
+    match found {
+        found if found.is_symlink() => refuse("a symbolic link, and captures follow none"),
+        found if !found.is_file() => refuse("not a regular file"),
+        _ => Ok(()),
+    }
 }
 
 fn explain(path: &Path, source: io::Error) -> OpenError {

@@ -1,5 +1,6 @@
 //! What the link calls: tells the captures under way what passes.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -7,9 +8,9 @@ use super::headers::Addressing;
 use super::pcapng::{Direction, Timestamp};
 use super::{Capture, PacketRecord};
 use crate::engine::udp::DEFAULT_HOP_LIMIT;
-use crate::transport::{Datagram, Outcome, Sending, Transmit};
+use crate::transport::{CheckField, Datagram, Outcome, Sending, Transmit};
 use crate::types::{DropReason, Qpn};
-use crate::wire::{Flow, Opcode, icrc};
+use crate::wire::{BTH_BYTES, Flow, ICRC_BYTES, Opcode, icrc};
 
 /// Bytes of a base transport header up to the end of the destination's number.
 const DESTINATION_END: usize = 8;
@@ -108,10 +109,13 @@ impl Tap {
             }
             if departure == Departure::Refused {
                 say(&mut comment, "refused by the system, did not leave");
-            } else if addressing.identification != expected && transmit.destination.is_ipv4() {
+            } else if addressing.identification != expected && transmit.destination.is_ipv4() && !transmit.is_keyed {
                 say(&mut comment, &format!("sent singly, its ICRC is for identification {expected}"));
             }
-            let record = PacketRecord { time, direction: Direction::Outbound, addressing, comment: &comment, payload };
+            let field = if transmit.is_keyed { CheckField::Keyed } else { CheckField::Icrc };
+            let payload = without_key(field, &addressing, payload, &mut comment);
+            let record =
+                PacketRecord { time, direction: Direction::Outbound, addressing, comment: &comment, payload: &payload };
             self.record(transmit.qpn, &record);
         }
     }
@@ -119,7 +123,10 @@ impl Tap {
     /// A datagram arrived.
     #[cold]
     pub(crate) fn received(&self, datagram: &Datagram<'_>, arrival: &Arrival, outcome: Outcome) {
-        let (identification, dont_fragment) = solve(datagram);
+        let (identification, dont_fragment) = match outcome.check_field {
+            CheckField::Icrc => solve(datagram),
+            CheckField::Keyed | CheckField::Withheld => (datagram.segment_index, true),
+        };
         let addressing = Addressing {
             source: datagram.source,
             destination: datagram.destination,
@@ -130,13 +137,14 @@ impl Tap {
             dont_fragment,
             has_checksum: arrival.is_merged || outcome.is_from_own_peer,
         };
-        let comment = outcome.dropped.map(drop_comment).unwrap_or_default();
+        let mut comment = outcome.dropped.map(drop_comment).unwrap_or_default();
+        let payload = without_key(outcome.check_field, &addressing, datagram.payload, &mut comment);
         let record = PacketRecord {
             time: arrival.time,
             direction: Direction::Inbound,
             addressing,
             comment: &comment,
-            payload: datagram.payload,
+            payload: &payload,
         };
         self.record(destination(datagram.payload), &record);
     }
@@ -144,6 +152,30 @@ impl Tap {
     fn record(&self, qpn: Qpn, record: &PacketRecord<'_>) {
         self.captures.iter().filter(|capture| capture.wants(qpn)).for_each(|capture| capture.record(record));
     }
+}
+
+/// The packet as others may see it: a check field under the mask of its connection would give the mask away.
+fn without_key<'a>(
+    field: CheckField,
+    addressing: &Addressing,
+    payload: &'a [u8],
+    comment: &mut String,
+) -> Cow<'a, [u8]> {
+    let covered = payload.len().saturating_sub(ICRC_BYTES);
+    let mut shown = match field {
+        CheckField::Keyed | CheckField::Withheld if covered >= BTH_BYTES => payload.to_vec(),
+        _ => return Cow::Borrowed(payload),
+    };
+    if field == CheckField::Keyed {
+        let Addressing { source, destination, source_port, identification, dont_fragment, .. } = *addressing;
+        let flow = Flow { source, destination, source_port };
+        let icrc = icrc::compute(&flow, identification, dont_fragment, &shown[..covered]);
+        shown[covered..].copy_from_slice(&icrc.to_le_bytes());
+    } else {
+        shown[covered..].fill(0);
+        say(comment, "check field withheld");
+    }
+    Cow::Owned(shown)
 }
 
 fn say(comment: &mut String, text: &str) {

@@ -15,6 +15,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
 use std::sync::{Arc, MutexGuard, PoisonError, RwLock};
 
 use socket2::Socket;
@@ -28,7 +29,7 @@ use super::steering;
 use super::sys::{Generation, NotInherited, attach_steering, detach_steering};
 use super::udp::LocalAddress;
 use crate::transport::Datagram;
-use crate::types::PeerCapabilities;
+use crate::types::{PeerCapabilities, PeerKey};
 
 /// Tries to open a file that is removed by whoever leaves last.
 const OPENINGS: usize = 16;
@@ -194,12 +195,24 @@ pub(super) fn look(address: IpAddr) -> Vec<Name> {
     state.groups().get_mut(&address).map_or_else(Vec::new, Group::look)
 }
 
-/// What a process of this user that has this queue pair on an address of this machine can do beyond the standard.
-pub(crate) fn registered_capabilities(address: IpAddr, qpn: u32) -> Option<PeerCapabilities> {
+/// What a process of this user that has this queue pair on an address of this machine says of itself.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct RegisteredPeer {
+    /// What it can do beyond the standard.
+    pub(crate) capabilities: PeerCapabilities,
+    /// The key of its connections with this process, which it may not have found yet.
+    pub(crate) key: Option<PeerKey>,
+}
+
+/// The process of this user that has this queue pair on an address of this machine.
+pub(crate) fn registered_peer(address: IpAddr, qpn: u32) -> Option<RegisteredPeer> {
     let state = process::state()?;
     let block = (qpn >> 12) as u16;
     let of = |members: Vec<(u8, Member)>| {
-        members.into_iter().find(|(_, member)| member.blocks.contains(&block)).map(|(_, member)| member.capabilities)
+        let (_, member) = members.into_iter().find(|(_, member)| member.blocks.contains(&block))?;
+        let key = state.key_share().zip(member.key_share);
+        let key = key.map(|(local, remote)| PeerKey { local, remote, is_agreed: false });
+        Some(RegisteredPeer { capabilities: member.capabilities, key })
     };
     if let Some(group) = state.groups().get(&address) {
         let file = group.file.as_ref()?;
@@ -212,16 +225,14 @@ impl Group {
     fn new(address: LocalAddress, state: &process::State) -> Self {
         let registry = state.registry();
         let mailbox = registry.and_then(|_| state.mailbox());
-        // Without a mailbox packets could not be passed on: then nothing is shared.
-        let file = registry.filter(|_| mailbox.is_some()).and_then(|registry| match registry.address(address.ip) {
-            Ok(file) => Some(Arc::new(file)),
-            Err(error) => {
-                tracing::warn!(address = %address.ip, %error, "the address cannot be shared with other processes");
-                None
-            }
-        });
+        let is_sharing = mailbox.is_some();
         let routes = Routes { address: address.ip, mailbox, by_block: RwLock::default() };
-        Self { address, file, members: Vec::new(), routes: Arc::new(routes) }
+        let mut group = Self { address, file: None, members: Vec::new(), routes: Arc::new(routes) };
+        // Without a mailbox packets could not be passed on: then nothing is shared.
+        if is_sharing {
+            group.open_file();
+        }
+        group
     }
 
     fn slots(&self) -> Vec<u8> {
@@ -233,33 +244,54 @@ impl Group {
         newcomer: Newcomer<'_>,
         bind: impl FnOnce(&[u64]) -> Result<Socket, E>,
     ) -> Result<Membership, E> {
+        let own = self.slots();
         for _ in 0..OPENINGS {
             let Some(file) = self.file.clone() else { return self.join_alone(newcomer, bind) };
-            match file.change() {
-                Ok(change) => return self.join_others(newcomer, &file, change, bind),
-                // Removed by whoever left last: opened again.
-                Err(error) if error.kind() == io::ErrorKind::NotFound && self.members.is_empty() => {
-                    let registry = process::state().and_then(process::State::registry);
-                    self.file = registry.map(|registry| registry.address(self.address.ip)).transpose()?.map(Arc::new);
+            let claimed = file.change().and_then(|change| Ok((file.claim(&own)?, change)));
+            match claimed {
+                Ok((Some(slot), change)) => return self.join_others(newcomer, &file, slot, change, bind),
+                Ok((None, _)) => {
+                    let message = "128 sockets of this user receive on the address, and no more can";
+                    return Err(io::Error::new(io::ErrorKind::QuotaExceeded, message).into());
                 }
-                Err(error) => return Err(error.into()),
+                // This process is among others already, and must not lose packets of theirs.
+                Err(error) if !own.is_empty() => return Err(error.into()),
+                // Removed by the process that left last: opened again.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => self.open_file(),
+                Err(error) => self.work_alone(&error, Some(&file)),
             }
         }
         Err(io::Error::other("the registry's file is removed again and again").into())
+    }
+
+    fn open_file(&mut self) {
+        let Some(registry) = process::state().and_then(process::State::registry) else { return self.file = None };
+        match registry.address(self.address.ip) {
+            Ok(file) => self.file = Some(Arc::new(file)),
+            Err(error) => self.work_alone(&error, None),
+        }
+    }
+
+    /// Does without the registry, for example because its file system is full. If there are other processes on the
+    /// address, binding the socket finds them and fails.
+    fn work_alone(&mut self, error: &io::Error, file: Option<&AddressFile>) {
+        let path = file.map_or(Path::new(""), AddressFile::path).display();
+        tracing::warn!(
+            address = %self.address.ip, %path, %error,
+            "the registry cannot be used: until this process has closed the address, no other process can share it"
+        );
+        self.file = None;
     }
 
     fn join_others<E: From<io::Error>>(
         &mut self,
         newcomer: Newcomer<'_>,
         file: &Arc<AddressFile>,
+        slot: u8,
         change: Change<'_>,
         bind: impl FnOnce(&[u64]) -> Result<Socket, E>,
     ) -> Result<Membership, E> {
         let own = self.slots();
-        let Some(slot) = file.claim(&own)? else {
-            let message = "128 sockets of this user receive on the address, and no more can";
-            return Err(io::Error::new(io::ErrorKind::QuotaExceeded, message).into());
-        };
         let bound = self.bind_member(newcomer, file, slot, bind);
         let socket = bound.inspect_err(|_| {
             file.release(slot);
@@ -290,6 +322,7 @@ impl Group {
             inode: inode(socket.as_fd()).unwrap_or_default(),
             name: self.routes.mailbox.as_ref().map_or_else(Name::default, |mailbox| mailbox.name()),
             capabilities: newcomer.capabilities,
+            key_share: process::state().and_then(process::State::key_share),
             blocks: newcomer.blocks(),
         };
         file.write_member(slot, &member)?;

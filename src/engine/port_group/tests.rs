@@ -116,7 +116,10 @@ fn answer_waiting(member: &Membership) {
 fn gaps_are_filled_with_the_silent() {
     let member = |slot| {
         let capabilities = PeerCapabilities::STRANGER;
-        (slot, Member { process: 1, inode: 1, name: Name::default(), capabilities, blocks: Vec::new() })
+        (
+            slot,
+            Member { process: 1, inode: 1, name: Name::default(), capabilities, key_share: None, blocks: Vec::new() },
+        )
     };
     let members = [member(2), member(5), member(7)];
     assert_eq!(fill_gaps(&[None, Some(5), None], &members), [2, 5, 7]);

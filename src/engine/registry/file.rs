@@ -3,13 +3,15 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::PathBuf;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use super::super::sys::{NotInherited, is_byte_locked_by_others, try_lock_byte, unlock_byte};
-use super::open_file;
+use super::super::sys::{
+    NotInherited, is_byte_locked_by_others, is_range_locked_by_others, try_lock_byte, unlock_byte,
+};
 use super::table::{ANSWER_BYTES, Answer, HEADER_BYTES, Header, MEMBER_BYTES, Member, Nonce, SLOTS};
+use super::{find_file, is_in_place, open_file};
 
 /// Where the bytes stand whose locks say who is there, and that somebody changes the group. Nothing is written there.
 const PRESENCE_OFFSET: u64 = 1 << 40;
@@ -42,8 +44,21 @@ impl Drop for Change<'_> {
 
 impl AddressFile {
     pub(super) fn open(path: PathBuf) -> io::Result<Self> {
-        let file = open_file(&path)?;
-        Ok(Self { _not_inherited: NotInherited::new(file.as_fd()), file, path })
+        open_file(&path).map(|file| Self::of(path, file))
+    }
+
+    /// The file if it is there.
+    pub(super) fn find(path: PathBuf) -> io::Result<Self> {
+        find_file(&path).map(|file| Self::of(path, file))
+    }
+
+    fn of(path: PathBuf, file: File) -> Self {
+        Self { _not_inherited: NotInherited::new(file.as_fd()), file, path }
+    }
+
+    /// Where it is.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Begins a change of the group.
@@ -62,16 +77,10 @@ impl AddressFile {
             tracing::warn!(path = %self.path.display(), "a process was stopped while it changed the group: going on");
         }
         let change = Change { file: self, locked };
-        if !self.is_in_place() {
+        if !is_in_place(&self.file, &self.path) {
             return Err(io::ErrorKind::NotFound.into());
         }
         Ok(change)
-    }
-
-    fn is_in_place(&self) -> bool {
-        let inodes =
-            (self.file.metadata().map(|own| own.ino()), std::fs::metadata(&self.path).map(|found| found.ino()));
-        matches!(inodes, (Ok(own), Ok(found)) if own == found)
     }
 
     /// Removes the file: nobody is there any more.
@@ -79,12 +88,27 @@ impl AddressFile {
         let _ = std::fs::remove_file(&self.path);
     }
 
+    /// Removes the file if no process is in the group, and none changes it. A process that has it open and wants to
+    /// join takes the same lock, and finds that the file is not in place any more.
+    pub(super) fn remove_unused(&self) -> io::Result<()> {
+        if !try_lock_byte(self.file.as_fd(), CHANGE_OFFSET)? {
+            return Ok(());
+        }
+        let change = Change { file: self, locked: true };
+        let is_used = is_range_locked_by_others(self.file.as_fd(), PRESENCE_OFFSET, SLOTS as u64)?;
+        if !is_used && is_in_place(&self.file, &self.path) {
+            self.remove(&change);
+        }
+        Ok(())
+    }
+
     /// Takes a free slot; `None` if there is none. `own` are slots that this process has.
     pub(crate) fn claim(&self, own: &[u8]) -> io::Result<Option<u8>> {
         for slot in (0..SLOTS as u8).filter(|slot| !own.contains(slot)) {
             if try_lock_byte(self.file.as_fd(), PRESENCE_OFFSET + u64::from(slot))? {
-                self.write(member_offset(slot), &[0; MEMBER_BYTES + ANSWER_BYTES])?;
-                return Ok(Some(slot));
+                // The first thing that fails where there is no room.
+                let emptied = self.write(member_offset(slot), &[0; MEMBER_BYTES + ANSWER_BYTES]);
+                return emptied.map(|()| Some(slot)).inspect_err(|_| self.release(slot));
             }
         }
         Ok(None)
@@ -162,7 +186,7 @@ mod tests {
 
     fn member(block: u16) -> Member {
         let capabilities = PeerCapabilities::STRANGER;
-        Member { process: 1, inode: 2, name: [3; NAME_BYTES], capabilities, blocks: vec![block] }
+        Member { process: 1, inode: 2, name: [3; NAME_BYTES], capabilities, key_share: None, blocks: vec![block] }
     }
 
     #[test]
@@ -190,6 +214,23 @@ mod tests {
         let file = AddressFile::open(path.clone()).unwrap();
         std::fs::remove_file(path).unwrap();
         assert_eq!(file.change().map(drop).unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn what_no_process_uses_is_removed() {
+        let path = path("unused");
+        let (one, other) = (AddressFile::open(path.clone()).unwrap(), AddressFile::open(path.clone()).unwrap());
+        let slot = one.claim(&[]).unwrap().unwrap();
+        other.remove_unused().unwrap();
+        assert!(path.exists(), "a member is there");
+        one.release(slot);
+        let change = one.change().unwrap();
+        other.remove_unused().unwrap();
+        assert!(path.exists(), "a member may be about to join");
+        drop(change);
+        other.remove_unused().unwrap();
+        assert!(!path.exists());
+        assert_eq!(one.change().map(drop).unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 
     #[test]

@@ -1,86 +1,132 @@
 //! The registry: how the processes of one user that receive on one address know of each other.
 //!
-//! A folder in shared memory holds a file for each address of each network namespace, and one for the blocks of queue
-//! pair numbers. Whoever is there holds a lock on a byte of the file, which ends with its process, however that ends:
-//! so nothing in a file has to be believed that belongs to nobody alive.
+//! A folder holds a file for each address of each network namespace, one for the blocks of queue pair numbers of each
+//! namespace, and the sockets of each process. A process that is there holds a lock on a byte of the file, which ends
+//! with the process, however that ends: so nothing in a file has to be believed that belongs to no living process. What
+//! no process uses any more is removed by the next one that starts.
+//!
+//! # Which folder
+//!
+//! All processes of a user must come to the same folder, or they cannot share an address. So the environment does not
+//! choose it: a login session has `XDG_RUNTIME_DIR`, a service or a scheduled job of the same user has none. The first
+//! choice is a name in `/dev/shm`, then in `/tmp`, which are there for all. Both are open to all users, and another
+//! user may have made the name first; that folder is not used. Then the private folder of the session serves
+//! (`/run/user/USER`, then `XDG_RUNTIME_DIR`), which no other user can enter. The folder is never removed, so that no
+//! other user can take the name later.
 
+mod blocks;
 mod file;
+mod folder;
 #[cfg(feature = "sim")]
 mod fuzz;
+mod socket;
 mod table;
 
-use std::fs::{DirBuilder, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::AsFd;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-pub(crate) use file::{AddressFile, Change};
+use self::blocks::BlocksFile;
+pub(crate) use self::file::{AddressFile, Change};
 #[cfg(feature = "sim")]
-pub use fuzz::registry_file;
-pub(crate) use table::{Answer, Header, Member, NAME_BYTES, Name, Nonce};
+pub use self::fuzz::registry_file;
+pub(crate) use self::socket::{inbox_path, life_path, place_socket, remove_sockets};
+pub(crate) use self::table::{Answer, Header, Member, NAME_BYTES, Name, Nonce, SLOTS};
 
-use super::sys::{NotInherited, own_user, try_lock_byte, unlock_byte};
-
-/// Where shared memory usually is, and where else there is room.
-const PLACES: [&str; 2] = ["/dev/shm", "/tmp"];
+/// Ends the name of the file for the blocks of a namespace.
+const BLOCKS: &str = "blocks";
+/// Entries of the folder that are looked at when a process starts. The folder is the user's own; this bounds the time.
+const MAX_SWEPT: usize = 8_192;
 
 /// The folder of this user.
 pub(super) struct Registry {
     folder: PathBuf,
-    /// A byte for each block that may be leased.
-    blocks: (NotInherited, File),
+    blocks: BlocksFile,
 }
 
 impl Registry {
-    /// Opens the folder, or makes it. `None` if there is no place for it: then addresses are not shared.
+    /// Opens the folder, or makes it. `None`, with a warning, if there is no place for it: then addresses are not
+    /// shared.
     pub(super) fn open() -> Option<Self> {
-        for place in PLACES {
-            match Self::open_in(Path::new(place)) {
-                Ok(registry) => return Some(registry),
-                Err(error) => tracing::debug!(place, %error, "no registry here"),
+        let mut refused = Vec::new();
+        for folder in folder::candidates() {
+            match Self::open_in(&folder) {
+                Ok(registry) => {
+                    folder::warn_of_others(&refused, &folder);
+                    registry.sweep();
+                    return Some(registry);
+                }
+                Err(error) => refused.push((folder, error)),
             }
         }
-        tracing::warn!("neither /dev/shm nor /tmp can be written: this process cannot share its addresses");
+        folder::warn_of_none(&refused);
         None
     }
 
-    fn open_in(place: &Path) -> io::Result<Self> {
-        let folder = place.join(format!("rdma-verbs-{}", own_user()));
-        match DirBuilder::new().mode(0o700).create(&folder) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-            _ => {}
-        }
-        let found = std::fs::symlink_metadata(&folder)?;
-        if !found.is_dir() || found.uid() != own_user() || found.mode() & 0o077 != 0 {
-            let message = format!("{} must be a folder that belongs to this user alone", folder.display());
-            return Err(io::Error::new(io::ErrorKind::PermissionDenied, message));
-        }
-        let blocks = open_file(&folder.join(format!("{}-blocks", namespace())))?;
-        Ok(Self { folder, blocks: (NotInherited::new(blocks.as_fd()), blocks) })
+    fn open_in(folder: &Path) -> io::Result<Self> {
+        folder::prepare(folder)?;
+        let blocks = BlocksFile::open(folder.join(format!("{}-{BLOCKS}", namespace())))?;
+        Ok(Self { folder: folder.to_owned(), blocks })
+    }
+
+    /// Where files and sockets are.
+    pub(super) fn folder(&self) -> &Path {
+        &self.folder
     }
 
     /// Takes a block, unless another process has it.
     pub(super) fn lease_block(&self, block: u32) -> io::Result<bool> {
-        try_lock_byte(self.blocks.1.as_fd(), block.into())
+        self.blocks.lease(block)
     }
 
     /// Gives a block back.
     pub(super) fn release_block(&self, block: u32) {
-        // It ends with the process in any case.
-        let _ = unlock_byte(self.blocks.1.as_fd(), block.into());
+        self.blocks.release(block);
+    }
+
+    fn path_of(&self, address: IpAddr) -> PathBuf {
+        self.folder.join(format!("{}-{address}", namespace()))
     }
 
     /// The file of an address.
     pub(super) fn address(&self, address: IpAddr) -> io::Result<AddressFile> {
-        AddressFile::open(self.folder.join(format!("{}-{address}", namespace())))
+        let path = self.path_of(address);
+        match AddressFile::open(path.clone()) {
+            // The folder was removed, as some systems do when the user's last session ends.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                folder::prepare(&self.folder)?;
+                AddressFile::open(path)
+            }
+            opened => opened,
+        }
     }
 
-    /// The file of an address, if anybody has made it.
+    /// The file of an address, if a process has made it.
     pub(super) fn find_address(&self, address: IpAddr) -> Option<AddressFile> {
-        let path = self.folder.join(format!("{}-{address}", namespace()));
-        path.exists().then(|| AddressFile::open(path).ok()).flatten()
+        AddressFile::find(self.path_of(address)).ok()
+    }
+
+    /// Removes what processes left that are gone: files of namespaces and addresses, and sockets. What cannot be looked
+    /// at stays.
+    fn sweep(&self) {
+        let Ok(entries) = std::fs::read_dir(&self.folder) else { return };
+        for entry in entries.take(MAX_SWEPT).flatten() {
+            let (path, name) = (entry.path(), entry.file_name());
+            let Some(name) = name.to_str() else { continue };
+            if socket::sweep(&self.folder, name) {
+                continue;
+            }
+            let _ = match name.split_once('-') {
+                Some((namespace, _)) if namespace.parse::<u64>().is_err() => Ok(()),
+                Some((_, BLOCKS)) => BlocksFile::remove_unused(&path),
+                Some((_, address)) if address.parse::<IpAddr>().is_ok() => {
+                    AddressFile::find(path).and_then(|file| file.remove_unused())
+                }
+                _ => Ok(()),
+            };
+        }
     }
 }
 
@@ -90,7 +136,25 @@ fn namespace() -> u64 {
 }
 
 fn open_file(path: &Path) -> io::Result<File> {
-    let mut options = OpenOptions::new();
-    options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
-    options.open(path)
+    options().create(true).truncate(false).open(path)
 }
+
+fn find_file(path: &Path) -> io::Result<File> {
+    options().open(path)
+}
+
+fn options() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).mode(0o600).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+    options
+}
+
+/// Whether the path still leads to this open file: another process may have removed it before a lock was taken.
+fn is_in_place(file: &File, path: &Path) -> bool {
+    let identity = |found: std::fs::Metadata| (found.dev(), found.ino());
+    let identities = (file.metadata().map(identity), std::fs::symlink_metadata(path).map(identity));
+    matches!(identities, (Ok(own), Ok(found)) if own == found)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests;

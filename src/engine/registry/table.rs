@@ -1,7 +1,7 @@
 //! What stands in a registry file, as bytes. Everything read may be nonsense: another process of the same user can
 //! write there what it likes, and a crash can leave half of it.
 
-use crate::types::PeerCapabilities;
+use crate::types::{KeyShare, PeerCapabilities};
 
 /// Most sockets that share an address.
 pub(crate) const SLOTS: usize = 128;
@@ -16,6 +16,11 @@ pub(crate) const NONCE_BYTES: usize = 16;
 const HEADER_MAGIC: [u8; 8] = *b"RDMVREG1";
 const MEMBER_MAGIC: [u8; 4] = *b"RDMV";
 const VERSION: u8 = 1;
+/// Bits of a member's flags byte.
+const FLAG_SEGMENTATION: u8 = 1;
+const FLAG_KEY_SHARE: u8 = 2;
+/// Where a member's key share stands: the last field before the checksum.
+const KEY_SHARE_OFFSET: usize = MEMBER_BYTES - 4 - KeyShare::BYTES;
 
 /// A random number that a probe bears, so that nobody else can answer or ask.
 pub(crate) type Nonce = [u8; NONCE_BYTES];
@@ -42,6 +47,8 @@ pub(crate) struct Member {
     pub(crate) inode: u64,
     pub(crate) name: Name,
     pub(crate) capabilities: PeerCapabilities,
+    /// The process's share of the keys that it has with each other one.
+    pub(crate) key_share: Option<KeyShare>,
     /// Blocks of queue pair numbers, at most [`MAX_BLOCKS`].
     pub(crate) blocks: Vec<u16>,
 }
@@ -92,7 +99,13 @@ impl Member {
         bytes[4] = VERSION;
         bytes[5] = self.blocks.len().min(MAX_BLOCKS) as u8;
         bytes[6] = self.capabilities.version;
-        bytes[7] = u8::from(self.capabilities.segmentation_offload);
+        if self.capabilities.segmentation_offload {
+            bytes[7] |= FLAG_SEGMENTATION;
+        }
+        if let Some(share) = self.key_share {
+            bytes[7] |= FLAG_KEY_SHARE;
+            bytes[KEY_SHARE_OFFSET..KEY_SHARE_OFFSET + KeyShare::BYTES].copy_from_slice(&share.to_bytes());
+        }
         bytes[8..12].copy_from_slice(&self.capabilities.receive_buffer_bytes.to_le_bytes());
         bytes[12..16].copy_from_slice(&self.capabilities.extensions.to_le_bytes());
         bytes[16..20].copy_from_slice(&self.process.to_le_bytes());
@@ -115,16 +128,18 @@ impl Member {
         if count > MAX_BLOCKS {
             return None;
         }
+        let share: [u8; KeyShare::BYTES] = bytes[KEY_SHARE_OFFSET..].first_chunk().copied()?;
         Some(Self {
             process: u32::from_le_bytes(bytes[16..20].try_into().ok()?),
             inode: u64::from_le_bytes(bytes[24..32].try_into().ok()?),
             name: bytes[32..48].try_into().ok()?,
             capabilities: PeerCapabilities {
                 version: bytes[6],
-                segmentation_offload: bytes[7] == 1,
+                segmentation_offload: bytes[7] & FLAG_SEGMENTATION != 0,
                 receive_buffer_bytes: u32::from_le_bytes(bytes[8..12].try_into().ok()?),
                 extensions: u32::from_le_bytes(bytes[12..16].try_into().ok()?),
             },
+            key_share: (bytes[7] & FLAG_KEY_SHARE != 0).then_some(KeyShare::new(share)),
             blocks: words.take(count).filter(|block| *block < 4_096).collect(),
         })
     }
@@ -164,7 +179,15 @@ mod tests {
     fn member() -> Member {
         let capabilities =
             PeerCapabilities { version: 1, segmentation_offload: true, receive_buffer_bytes: 8 << 20, extensions: 5 };
-        Member { process: 77, inode: 1 << 40, name: [9; NAME_BYTES], capabilities, blocks: vec![1, 0xffe, 7] }
+        let key_share = Some(KeyShare::new(*b"sixteen bytes of"));
+        Member {
+            process: 77,
+            inode: 1 << 40,
+            name: [9; NAME_BYTES],
+            capabilities,
+            key_share,
+            blocks: vec![1, 0xffe, 7],
+        }
     }
 
     #[test]
@@ -174,6 +197,8 @@ mod tests {
         let full = Header { order: (0..SLOTS as u8).collect(), ..Header::default() };
         assert_eq!(Header::parse(&full.to_bytes()), Some(full));
         assert_eq!(Member::parse(&member().to_bytes()), Some(member()));
+        let keyless = Member { key_share: None, ..member() };
+        assert_eq!(Member::parse(&keyless.to_bytes()), Some(keyless));
         let answer = Answer { nonce: [3; NONCE_BYTES], index: 127 };
         assert_eq!(Answer::parse(&answer.to_bytes()), Some(answer));
     }

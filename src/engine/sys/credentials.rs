@@ -10,6 +10,12 @@ pub(crate) fn own_user() -> u32 {
     unsafe { libc::geteuid() }
 }
 
+/// The group that this process acts as.
+pub(crate) fn own_group() -> u32 {
+    // SAFETY: takes nothing and cannot fail.
+    unsafe { libc::getegid() }
+}
+
 /// The user at the other end of a connected Unix socket, as it was when it connected or listened.
 pub(crate) fn peer_user(socket: BorrowedFd<'_>) -> io::Result<u32> {
     let mut credentials = MaybeUninit::<libc::ucred>::uninit();
@@ -24,12 +30,17 @@ pub(crate) fn peer_user(socket: BorrowedFd<'_>) -> io::Result<u32> {
     Ok(unsafe { credentials.assume_init() }.uid)
 }
 
-/// Room for one control message with credentials; aligned as its header needs.
+/// Bytes of one control message with credentials.
+// SAFETY: arithmetic alone.
+const CONTROL_BYTES: usize = unsafe { libc::CMSG_SPACE(size_of::<libc::ucred>() as u32) } as usize;
+
+/// Room for the credentials and nothing else; aligned as the header needs. Descriptors that a sender attaches find no
+/// room behind them, so the kernel discards them instead of installing them in this process.
 #[repr(C, align(8))]
-struct Control([u8; 64]);
+struct Control([u8; CONTROL_BYTES]);
 
 /// Receives a message without waiting, with the user that sent it (the socket must pass credentials); `None` if there
-/// is none.
+/// is none. A message that was cut, or that carries descriptors, has no user.
 pub(crate) fn receive_with_user(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Option<(usize, Option<u32>)>> {
     let mut control = MaybeUninit::<Control>::uninit();
     let mut piece = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
@@ -46,18 +57,41 @@ pub(crate) fn receive_with_user(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io
         let error = io::Error::last_os_error();
         return if error.kind() == io::ErrorKind::WouldBlock { Ok(None) } else { Err(error) };
     };
-    // SAFETY: `message` describes the control messages that the kernel wrote.
-    let header = unsafe { libc::CMSG_FIRSTHDR(&raw const message) };
-    if header.is_null() || message.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0 {
-        return Ok(Some((length, None)));
+    // SAFETY: `message` is as `recvmsg` left it, and `control` is alive.
+    let user = unsafe { read_user(&message) };
+    let is_whole = message.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) == 0;
+    Ok(Some((length, user.filter(|_| is_whole))))
+}
+
+/// The user in the only control message, if it is one with credentials. Closes descriptors that came instead, which
+/// happens if the socket does not pass credentials.
+///
+/// # Safety
+///
+/// `message` is as a successful `recvmsg` left it, its control buffer is alive, and nothing else has read it.
+unsafe fn read_user(message: &libc::msghdr) -> Option<u32> {
+    // SAFETY: `message` describes the control messages that the kernel wrote. There is room for one.
+    let header = unsafe { libc::CMSG_FIRSTHDR(message) };
+    if header.is_null() {
+        return None;
     }
-    // SAFETY: not null, so it points to a control message inside the buffer; credentials are plain numbers, and the
-    // read is unaligned, because the data's place promises nothing.
-    let user = unsafe {
-        let is_credentials = (*header).cmsg_level == libc::SOL_SOCKET && (*header).cmsg_type == libc::SCM_CREDENTIALS;
-        is_credentials.then(|| libc::CMSG_DATA(header).cast::<libc::ucred>().read_unaligned().uid)
-    };
-    Ok(Some((length, user)))
+    // SAFETY: not null, so it points to a control message inside the buffer. Credentials and descriptors are plain
+    // numbers, and the reads are unaligned, because the data's position promises nothing. The descriptors were
+    // installed for this process by this call, so nothing else uses their numbers.
+    unsafe {
+        let data = libc::CMSG_DATA(header);
+        match ((*header).cmsg_level, (*header).cmsg_type) {
+            (libc::SOL_SOCKET, libc::SCM_CREDENTIALS) => Some(data.cast::<libc::ucred>().read_unaligned().uid),
+            (libc::SOL_SOCKET, libc::SCM_RIGHTS) => {
+                let bytes = (*header).cmsg_len as usize - (data as usize - header as usize);
+                for index in 0..bytes / size_of::<libc::c_int>() {
+                    libc::close(data.cast::<libc::c_int>().add(index).read_unaligned());
+                }
+                None
+            }
+            _ => None,
+        }
+    }
 }
 
 #[cfg(all(test, not(loom)))]
@@ -76,6 +110,49 @@ mod tests {
         one.send(b"whose").unwrap();
         assert_eq!(receive_with_user(other.as_fd(), &mut buffer).unwrap(), Some((5, Some(own_user()))));
         assert_eq!(&buffer[..5], b"whose");
+    }
+
+    /// Sends a message with copies of a descriptor.
+    fn send_descriptors(socket: &UnixDatagram) {
+        let (mut control, mut bytes) = ([0u64; 8], *b"take");
+        let mut piece = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+        // SAFETY: zeros are a message without anything; piece, bytes and control outlive the call; the control message
+        // is written inside `control`, which has room for it and is aligned.
+        unsafe {
+            let mut message: libc::msghdr = zeroed();
+            (message.msg_iov, message.msg_iovlen) = (&raw mut piece, 1);
+            (message.msg_control, message.msg_controllen) = (control.as_mut_ptr().cast(), size_of_val(&control) as _);
+            let header = libc::CMSG_FIRSTHDR(&raw const message);
+            (*header).cmsg_level = libc::SOL_SOCKET;
+            (*header).cmsg_type = libc::SCM_RIGHTS;
+            (*header).cmsg_len = libc::CMSG_LEN(16) as _;
+            libc::CMSG_DATA(header).cast::<[libc::c_int; 4]>().write_unaligned([socket.as_raw_fd(); 4]);
+            message.msg_controllen = libc::CMSG_SPACE(16) as _;
+            assert_eq!(libc::sendmsg(socket.as_raw_fd(), &raw const message, 0), 4);
+        }
+    }
+
+    /// Descriptors that lead to the same socket as this one. Other tests open others meanwhile.
+    fn copies_of(socket: &UnixDatagram) -> usize {
+        let link = |number: i32| std::fs::read_link(format!("/proc/self/fd/{number}")).ok();
+        let own = link(socket.as_raw_fd());
+        let numbers = std::fs::read_dir("/proc/self/fd").unwrap().map(|entry| entry.unwrap().file_name());
+        numbers
+            .filter_map(|number| link(number.to_str()?.parse().ok()?))
+            .filter(|found| Some(found) == own.as_ref())
+            .count()
+    }
+
+    #[test]
+    fn descriptors_are_not_taken() {
+        for passes_credentials in [true, false] {
+            let (one, other) = UnixDatagram::pair().unwrap();
+            socket2::SockRef::from(&other).set_passcred(passes_credentials).unwrap();
+            send_descriptors(&one);
+            let mut buffer = [0; 16];
+            assert_eq!(receive_with_user(other.as_fd(), &mut buffer).unwrap(), Some((4, None)));
+            assert_eq!(copies_of(&one), 1);
+        }
     }
 
     #[test]

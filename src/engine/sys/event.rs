@@ -208,6 +208,7 @@ fn check(result: libc::c_int) -> io::Result<libc::c_int> {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Instant;
 
     use super::*;
 
@@ -238,10 +239,16 @@ mod tests {
         const ROUNDS: usize = 20_000;
         let event = EventFd::for_programs().unwrap();
         let (come, gone) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        // Without sleeping, or one of them would be late.
+        let end = Instant::now() + Duration::from_secs(30);
+        // Without sleeping, or one of them would be late. A thread that waits in vain frees the other, so that both
+        // end.
         let meet = |place: &AtomicUsize, round: usize| {
             place.fetch_add(1, Ordering::SeqCst);
             while place.load(Ordering::SeqCst) < 2 * (round + 1) {
+                if Instant::now() > end {
+                    event.signal();
+                    panic!("the other thread waits in round {round}");
+                }
                 std::thread::yield_now();
             }
         };

@@ -6,7 +6,16 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 /// Tries to lock the byte at `offset`, which need not exist. False if another open file has it.
 pub(crate) fn try_lock_byte(file: BorrowedFd<'_>, offset: u64) -> io::Result<bool> {
-    match control(file, libc::F_OFD_SETLK, libc::F_WRLCK, offset) {
+    try_lock(file, libc::F_WRLCK, offset)
+}
+
+/// The same for a lock that any number of open files may have. False if another one has it alone.
+pub(crate) fn try_share_byte(file: BorrowedFd<'_>, offset: u64) -> io::Result<bool> {
+    try_lock(file, libc::F_RDLCK, offset)
+}
+
+fn try_lock(file: BorrowedFd<'_>, kind: libc::c_int, offset: u64) -> io::Result<bool> {
+    match control(file, libc::F_OFD_SETLK, kind, offset, 1) {
         Ok(_) => Ok(true),
         Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => Ok(false),
         Err(error) => Err(error),
@@ -15,22 +24,33 @@ pub(crate) fn try_lock_byte(file: BorrowedFd<'_>, offset: u64) -> io::Result<boo
 
 /// Unlocks a byte.
 pub(crate) fn unlock_byte(file: BorrowedFd<'_>, offset: u64) -> io::Result<()> {
-    control(file, libc::F_OFD_SETLK, libc::F_UNLCK, offset).map(drop)
+    control(file, libc::F_OFD_SETLK, libc::F_UNLCK, offset, 1).map(drop)
 }
 
 /// Whether another open file has a lock on the byte.
 pub(crate) fn is_byte_locked_by_others(file: BorrowedFd<'_>, offset: u64) -> io::Result<bool> {
-    control(file, libc::F_OFD_GETLK, libc::F_WRLCK, offset).map(|kind| kind != libc::F_UNLCK)
+    is_range_locked_by_others(file, offset, 1)
+}
+
+/// Whether another open file has a lock on one of the `length` bytes.
+pub(crate) fn is_range_locked_by_others(file: BorrowedFd<'_>, offset: u64, length: u64) -> io::Result<bool> {
+    control(file, libc::F_OFD_GETLK, libc::F_WRLCK, offset, length).map(|kind| kind != libc::F_UNLCK)
 }
 
 /// Returns the kind of lock that the kernel left in the description.
-fn control(file: BorrowedFd<'_>, command: libc::c_int, kind: libc::c_int, offset: u64) -> io::Result<libc::c_int> {
-    let start = libc::off_t::try_from(offset).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+fn control(
+    file: BorrowedFd<'_>,
+    command: libc::c_int,
+    kind: libc::c_int,
+    offset: u64,
+    length: u64,
+) -> io::Result<libc::c_int> {
+    let number = |value| libc::off_t::try_from(value).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput));
     let mut lock = libc::flock {
         l_type: kind as libc::c_short,
         l_whence: libc::SEEK_SET as libc::c_short,
-        l_start: start,
-        l_len: 1,
+        l_start: number(offset)?,
+        l_len: number(length)?,
         l_pid: 0,
     };
     // SAFETY: the kernel reads and writes one lock description, which lives until the call returns.
@@ -48,12 +68,17 @@ mod tests {
     #[test]
     fn a_byte_is_locked_by_one_open_file() {
         let path = std::env::temp_dir().join(format!("rdma-verbs-lock-test-{}", std::process::id()));
-        let (one, other) = (File::create(&path).unwrap(), File::create(&path).unwrap());
+        let open = || File::options().read(true).write(true).create(true).truncate(true).open(&path).unwrap();
+        let (one, other) = (open(), open());
         assert!(try_lock_byte(one.as_fd(), 1 << 40).unwrap());
         assert!(!try_lock_byte(other.as_fd(), 1 << 40).unwrap());
         assert!(try_lock_byte(other.as_fd(), 5).unwrap());
         assert!(is_byte_locked_by_others(other.as_fd(), 1 << 40).unwrap());
         assert!(!is_byte_locked_by_others(one.as_fd(), 1 << 40).unwrap());
+        assert!(is_range_locked_by_others(other.as_fd(), 1 << 39, 1 << 40).unwrap());
+        assert!(!is_range_locked_by_others(other.as_fd(), 0, 1 << 39).unwrap());
+        assert!(try_share_byte(one.as_fd(), 9).unwrap() && try_share_byte(other.as_fd(), 9).unwrap());
+        assert!(!try_lock_byte(one.as_fd(), 9).unwrap());
         drop(one);
         assert!(!is_byte_locked_by_others(other.as_fd(), 1 << 40).unwrap());
         unlock_byte(other.as_fd(), 5).unwrap();

@@ -4,6 +4,7 @@
 //! lives here, so that another platform can be added beside it.
 
 mod credentials;
+mod environment;
 mod error_queue;
 mod event;
 mod file_lock;
@@ -18,10 +19,13 @@ mod signal;
 mod steer;
 mod time;
 
-pub(crate) use credentials::{own_user, peer_user, receive_with_user};
+pub(crate) use credentials::{own_group, own_user, peer_user, receive_with_user};
+pub(crate) use environment::variable;
 pub(crate) use error_queue::{QueuedError, receive_error};
 pub(crate) use event::{Epoll, EventFd, Interest, Timer, wait_readable};
-pub(crate) use file_lock::{is_byte_locked_by_others, try_lock_byte, unlock_byte};
+pub(crate) use file_lock::{
+    is_byte_locked_by_others, is_range_locked_by_others, try_lock_byte, try_share_byte, unlock_byte,
+};
 pub(crate) use fork::{Generation, NotInherited};
 pub(crate) use guarded::{Guard, Guarded};
 pub(crate) use interface::{LinkState, link_megabits, link_state};

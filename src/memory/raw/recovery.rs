@@ -1,8 +1,10 @@
 //! Direct accesses to memory whose pages can vanish, where the handler of faults ends those that meet a missing page.
 //!
 //! The handler can be replaced by the program at any time, and any thread can block its signals. So that it would be
-//! called is found out before an access, by three system calls; what was found serves the thread's accesses for the
-//! next [`TICKS_OF_A_LOOK`].
+//! called is found out before an access, by three system calls. What was found serves the thread's accesses for
+//! [`SHORTEST`], and each time that nothing has changed for twice as long, up to [`LONGEST`]. So a change is seen
+//! within the time for which there had been none, or within some milliseconds if that is less: programs install
+//! handlers when they start, or never.
 
 use std::arch::x86_64::_rdtsc;
 use std::cell::Cell;
@@ -11,15 +13,27 @@ use super::{AccessError, RecoverError, direct, handler};
 use crate::checksum::{self, Sum};
 use crate::mutation::{Mutation, planted};
 
-/// How long what was found holds, in ticks of the time stamp counter: 90 µs at 3 GHz. A look takes a third of a
-/// microsecond, so it costs at most a few thousandths of the time.
-const TICKS_OF_A_LOOK: u64 = 1 << 18;
+/// How long what was found holds at first and after a change, in ticks of the time stamp counter: 90 µs at 3 GHz.
+const SHORTEST: u64 = 1 << 18;
+/// How long at most: 5.6 ms at 3 GHz. A look takes a third of a microsecond, so a busy thread spends less
+/// than a ten-thousandth of its time on looks.
+const LONGEST: u64 = 1 << 24;
 
 /// What a thread found when it looked last.
 #[derive(Clone, Copy)]
 struct Look {
     at: u64,
+    /// How long it holds.
+    ticks: u64,
     ready: bool,
+}
+
+impl Look {
+    /// What is found at this time, after this look.
+    fn next(last: Option<Self>, at: u64, ready: bool) -> Self {
+        let unchanged = last.filter(|last| last.ready == ready);
+        Self { at, ticks: unchanged.map_or(SHORTEST, |last| (last.ticks * 2).min(LONGEST)), ready }
+    }
 }
 
 thread_local! {
@@ -49,17 +63,17 @@ pub(super) fn ready() -> Option<Recovery> {
     let now = unsafe { _rdtsc() };
     let ready = match LAST_LOOK.get() {
         // Counters of different processors may differ: a look in the future is an old one.
-        Some(look) if now.wrapping_sub(look.at) < TICKS_OF_A_LOOK => look.ready,
-        _ => look_again(now),
+        Some(look) if now.wrapping_sub(look.at) < look.ticks => look.ready,
+        last => look_again(last, now),
     };
     ready.then_some(Recovery(()))
 }
 
 #[cold]
-fn look_again(now: u64) -> bool {
-    let ready = handler::is_ready();
-    LAST_LOOK.set(Some(Look { at: now, ready }));
-    ready
+fn look_again(last: Option<Look>, now: u64) -> bool {
+    let look = Look::next(last, now, handler::is_ready());
+    LAST_LOOK.set(Some(look));
+    look.ready
 }
 
 impl Recovery {
@@ -142,4 +156,25 @@ words! {
     u16, load_acquire_u16, try_load_acquire_u16, store_release_u16, try_store_release_u16;
     u32, load_acquire_u32, try_load_acquire_u32, store_release_u32, try_store_release_u32;
     u64, load_acquire_u64, try_load_acquire_u64, store_release_u64, try_store_release_u64;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn looks_become_rare_while_nothing_changes() {
+        let mut last = None;
+        let periods = (0..10).map(|at| {
+            let look = Look::next(last, at, true);
+            last = Some(look);
+            look.ticks
+        });
+        assert_eq!(periods.collect::<Vec<_>>()[..7], [18, 19, 20, 21, 22, 23, 24].map(|power| 1 << power));
+        let last = last.unwrap();
+        assert_eq!(last.ticks, LONGEST, "and never longer");
+        let change = Look::next(Some(last), 10, false);
+        assert_eq!(change.ticks, SHORTEST, "what changed once may change again soon");
+        assert_eq!(Look::next(Some(change), 11, true).ticks, SHORTEST);
+    }
 }

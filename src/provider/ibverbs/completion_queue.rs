@@ -42,7 +42,7 @@ impl IbverbsCompletionQueue {
             let message = format!("{} has no clock for completions", device.name());
             return Err(Error::new("create_cq", ErrorKind::Unsupported, message));
         }
-        let number = device.next_number();
+        let number = device.next_number("create_cq")?;
         let created = sys::CompletionQueue::create(
             &device.sys,
             &sys::CompletionQueueInit {
@@ -207,7 +207,8 @@ impl Drop for IbverbsCompletionQueue {
 fn translate(wc: &sys::Wc, timestamp: u64, device: &Device, known: &mut KnownLedgers) -> Option<RawCompletion> {
     let status = status(wc.status);
     let (number, index) = ((wc.wr_id >> 32) as u32, wc.wr_id as u32);
-    let (wr_id, retired, qpn, datagrams) = match &**device.ledger(number, known)? {
+    let ledger = device.ledger(number, known)?;
+    let (wr_id, retired, qpn, datagrams) = match &**ledger {
         Ledger::Ordered(ledger) => {
             let (wr_id, retired) = ledger.complete(index, status.is_success())?;
             (wr_id, retired, ledger.qpn, ledger.datagrams)
@@ -217,7 +218,8 @@ fn translate(wc: &sys::Wc, timestamp: u64, device: &Device, known: &mut KnownLed
             (ledger.complete(index)?, 0, qpn, ledger.are_datagrams(qpn))
         }
     };
-    let outcome = RawCompletion { wr_id, retired, qpn, status, ..RawCompletion::default() };
+    let source = ledger.source(qpn);
+    let outcome = RawCompletion { wr_id, retired, qpn, status, source, ..RawCompletion::default() };
     if !status.is_success() {
         return Some(RawCompletion { cause: cause(status), ..outcome });
     }

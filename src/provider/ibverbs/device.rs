@@ -146,9 +146,13 @@ impl Device {
         port.link_layer == LinkLayer::InfiniBand
     }
 
-    /// A number that no other object of the device has.
-    pub(super) fn next_number(&self) -> u32 {
-        self.next_number.fetch_add(1, Ordering::Relaxed)
+    /// A number that no other object of the device ever has.
+    pub(super) fn next_number(&self, verb: &'static str) -> Result<u32> {
+        let next = |number: u32| number.checked_add(1);
+        self.next_number.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).map_err(|_| {
+            let message = "2^32 objects were created since the device was opened; open it again";
+            Error::new(verb, ErrorKind::ResourceLimit, message)
+        })
     }
 
     pub(super) fn add_ledger(&self, ledger: &Arc<Ledger>) {

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::memory::Window;
 use super::sys;
-use crate::types::Qpn;
+use crate::types::{CompletionSource, Qpn};
 
 /// Beside an index in `pending`.
 const PENDING: u64 = 1 << 32;
@@ -48,6 +48,13 @@ impl Ledger {
             Self::Ordered(ledger) => ledger.number,
             Self::Shared(ledger) => ledger.number,
         }
+    }
+
+    /// What completions of this queue bear as their source; those of a shared queue also say which queue pair took the
+    /// receive. No other queue ever has this number.
+    #[inline]
+    pub(super) fn source(&self, qpn: Qpn) -> CompletionSource {
+        CompletionSource::new(u64::from(self.number()) << 32 | u64::from(qpn.value()))
     }
 }
 

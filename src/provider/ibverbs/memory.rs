@@ -38,7 +38,7 @@ impl IbverbsProtectionDomain {
         let sys = allocated.map_err(|error| {
             errors::from_errno("alloc_pd", format!("a domain (max_pd {})", device.limits().max_pd), &error)
         })?;
-        let (device, id) = (Arc::clone(device), DomainId(device.next_number()));
+        let (device, id) = (Arc::clone(device), DomainId(device.next_number("alloc_pd")?));
         Ok(Self { shared: Arc::new(Domain { device, sys, id, spare: OnceLock::new() }) })
     }
 

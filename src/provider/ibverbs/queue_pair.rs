@@ -17,9 +17,9 @@ use crate::provider::{
     CompletionQueue, DatagramTarget, Error, ErrorKind, QueuePair, QueuePairInit, Result, XrcDomain, send_batch_of_one,
 };
 use crate::types::{
-    BatchEnd, Counters, Data, EventObject, Gid, GidEntry, MemoryWindowType, Operation, Qpn, QueuePairAttributes,
-    QueuePairCapabilities, QueuePairState, QueuePairStatus, QueuePairType, ReceiveRequest, SendRequest,
-    SharedReceiveQueueNumber, Transport,
+    BatchEnd, CompletionSource, Counters, Data, EventObject, Gid, GidEntry, MemoryWindowType, Operation, Qpn,
+    QueuePairAttributes, QueuePairCapabilities, QueuePairState, QueuePairStatus, QueuePairType, ReceiveRequest,
+    SendRequest, SharedReceiveQueueNumber, Transport,
 };
 
 /// A state that no queue pair of the standard has.
@@ -43,6 +43,7 @@ pub(super) struct IbverbsQueuePair {
     shared: Mutex<Option<Use>>,
     /// Number of that queue.
     srq: Option<SharedReceiveQueueNumber>,
+    sources: [CompletionSource; 2],
     /// Multicast groups that it is attached to, with its share in the host's membership.
     groups: Mutex<Vec<(Gid, Option<Membership>)>>,
     domain: Arc<Domain>,
@@ -96,6 +97,7 @@ impl IbverbsQueuePair {
         check_parts(device, init)?;
         let shared = init.srq.map(|srq| begin_use(device, srq)).transpose()?;
         let xrc_domain = init.xrc_domain.map(|domain| own_xrc_domain(device, domain, "create_qp")).transpose()?;
+        let numbers = [device.next_number("create_qp")?, device.next_number("create_qp")?];
         let created = sys::QueuePair::create(&sys::QueuePairInit {
             pd: &domain.sys,
             send_cq: send_cq.sys(),
@@ -109,14 +111,17 @@ impl IbverbsQueuePair {
         let sys = created.map_err(|error| create_failed(device, init, &asked, &error))?;
         let given = actual(convert::capabilities(sys.cap()), &asked, device.limits().max_qp_wr);
         let (qpn, cap) = (Qpn::new(sys.number()), given);
-        let [send, receive] = [(cap.max_send_wr, true), (cap.max_recv_wr, false)].map(|(limit, holds)| {
-            let mut book = Ordered::new(device.next_number(), qpn, limit, holds);
+        let queues = [(numbers[0], cap.max_send_wr, true), (numbers[1], cap.max_recv_wr, false)];
+        let [send, receive] = queues.map(|(number, limit, holds)| {
+            let mut book = Ordered::new(number, qpn, limit, holds);
             book.datagrams = init.qp_type == QueuePairType::UnreliableDatagram;
             Arc::new(Ledger::Ordered(book))
         });
         if let Some(shared) = shared.as_ref().filter(|_| init.qp_type == QueuePairType::UnreliableDatagram) {
             shared.note_datagrams(qpn, true);
         }
+        let receives = shared.as_ref().and_then(|shared| shared.source(qpn));
+        let sources = [send.source(qpn), receives.unwrap_or_else(|| receive.source(qpn))];
         device.add_ledger(&send);
         device.add_ledger(&receive);
         Ok(Self {
@@ -131,6 +136,7 @@ impl IbverbsQueuePair {
             send: Side::new(send, cap.max_send_sge),
             receive: Side::new(receive, cap.max_recv_sge),
             srq: shared.as_ref().map(Use::number),
+            sources,
             shared: Mutex::new(shared),
             groups: Mutex::default(),
             domain,
@@ -517,6 +523,10 @@ impl QueuePair for IbverbsQueuePair {
         }
         self.device.events.discard(&self.device, EventObject::QueuePair(self.qpn));
         Ok(())
+    }
+
+    fn completion_sources(&self) -> [CompletionSource; 2] {
+        self.sources
     }
 
     /// Adapters count for the device only.

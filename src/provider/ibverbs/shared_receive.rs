@@ -16,8 +16,8 @@ use crate::provider::{
 };
 use crate::queue::{ProducerLock, QueueError};
 use crate::types::{
-    AsyncEvent, BatchEnd, EventObject, Qpn, ReceiveRequest, SharedReceiveQueueAttributes, SharedReceiveQueueNumber,
-    SharedReceiveQueueStatus,
+    AsyncEvent, BatchEnd, CompletionSource, EventObject, Qpn, ReceiveRequest, SharedReceiveQueueAttributes,
+    SharedReceiveQueueNumber, SharedReceiveQueueStatus,
 };
 
 /// Bits of `ibv_srq_attr_mask`.
@@ -99,7 +99,7 @@ impl IbverbsSharedReceiveQueue {
         check_range("create_srq", "max_wr", init.max_wr, 1..=limits.max_srq_wr)?;
         check_range("create_srq", "max_sge", init.max_sge, 0..=limits.max_srq_sge)?;
         check_range("create_srq", "srq_limit", init.srq_limit, 0..=init.max_wr)?;
-        let number = device.next_number();
+        let number = device.next_number("create_srq")?;
         let asked = sys::SrqAttr { max_wr: init.max_wr, max_sge: init.max_sge.max(1), srq_limit: 0 };
         let xrc = match &init.xrc {
             None => None,
@@ -229,6 +229,11 @@ impl Use {
 
     pub(super) fn number(&self) -> SharedReceiveQueueNumber {
         self.0.number()
+    }
+
+    /// What completions of the receives that this queue pair takes bear as their source.
+    pub(super) fn source(&self, qpn: Qpn) -> Option<CompletionSource> {
+        self.0.as_any().downcast_ref::<IbverbsSharedReceiveQueue>().map(|queue| queue.ledger.source(qpn))
     }
 
     /// Whether the queue pair of this number takes receives for datagrams.

@@ -99,7 +99,9 @@ impl SoftAddressHandle {
             return Err(errors::foreign("post_send", "the address handle"));
         };
         let is_own = Arc::ptr_eq(&handle.domain, domain);
-        errors::check_datagram(is_own, handle.domain.id, domain.id, length, handle.mtu_bytes)?;
+        let is_too_long = length > u64::from(handle.mtu_bytes);
+        let checked_length = if target.long_fails_later { 0 } else { length };
+        errors::check_datagram(is_own, handle.domain.id, domain.id, checked_length, handle.mtu_bytes)?;
         Ok(Destination {
             source: handle.source,
             source_port: handle.source_ports[shard],
@@ -108,6 +110,7 @@ impl SoftAddressHandle {
             hop_limit: handle.vector.hop_limit,
             qpn: target.remote_qpn,
             qkey: target.remote_qkey,
+            is_too_long,
         })
     }
 }

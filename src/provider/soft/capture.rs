@@ -1,6 +1,5 @@
 //! Captures of a software device: by verb, by its configuration, by the environment.
 
-use std::env;
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, Weak};
@@ -68,7 +67,7 @@ impl Drop for SoftCapture {
 pub(super) fn start_with_device(engine: &Engine, device: &str, config: &SoftConfig) -> Result<()> {
     let from_environment = match &config.capture {
         Some(_) => None,
-        None => config_from(|name| env::var(name).ok())?,
+        None => config_from(engine::variable)?,
     };
     let Some(wanted) = config.capture.as_ref().or(from_environment.as_ref()) else { return Ok(()) };
     match engine.start_capture(wanted, device) {

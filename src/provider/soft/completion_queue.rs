@@ -64,7 +64,7 @@ impl SoftCompletionQueue {
         let share = device.completion_queues.take("create_cq")?;
         let shards = device.engine.shards();
         let mut announcer = None;
-        let number = device.next_completion_queue();
+        let number = device.completion_queue_numbers.take();
         let queue = Arc::new_cyclic(|queue: &Weak<queue::CompletionQueue>| {
             announcer = channel.map(|channel| {
                 Arc::new(Announcer {
@@ -158,10 +158,13 @@ impl CompletionQueue for SoftCompletionQueue {
             self.fed_by().for_each(|shard| shard.note_taken());
             return Ok(count);
         }
-        let mut first = None;
+        let (mut first, mut has_looked) = (None, false);
         for shard in self.fed_by() {
-            shard.poll(|| !self.queue.is_empty());
+            has_looked |= shard.poll(|| !self.queue.is_empty());
             first.get_or_insert(shard);
+        }
+        if !has_looked && first.is_some() {
+            return Ok(0);
         }
         let count = self.queue.poll(out);
         if count == 0 {
@@ -173,6 +176,10 @@ impl CompletionQueue for SoftCompletionQueue {
             }
         }
         Ok(count)
+    }
+
+    fn polls_to_skip(&self) -> u32 {
+        self.fed_by().next().map_or(0, |shard| shard.polls_to_skip())
     }
 
     fn req_notify(&self, solicited_only: bool) -> Result<()> {
@@ -267,5 +274,6 @@ impl Drop for SoftCompletionQueue {
         }
         let number = self.queue.id();
         self.device.events.discard(|event| *event == AsyncEvent::CompletionQueueError(number));
+        self.device.completion_queue_numbers.give_back(number);
     }
 }

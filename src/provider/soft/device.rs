@@ -1,7 +1,7 @@
 //! An open device: what all its objects share.
 
 use std::hash::{BuildHasher, RandomState};
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -12,8 +12,8 @@ use super::interface::Interface;
 use super::limit::{Limit, check_range};
 use super::link_speed::width_and_speed;
 use super::multicast::{Attachments, MAX_MCAST_GRP, MAX_MCAST_QP_ATTACH};
+use super::numbers::Numbers;
 use super::port::{Events, Port};
-use super::shared_receive::Numbers;
 use crate::engine::{
     Capabilities, Engine, Generation, LinkListener, LocalAddress, QpnBlocks, Shard, ShardConfig, SocketSizes, probe,
 };
@@ -26,8 +26,10 @@ use crate::types::{
 
 /// Queue pairs of a shard.
 const MAX_QP_PER_SHARD: u32 = 16_384;
-/// Blocks of numbers for them: five times 4,000.
-const BLOCKS_PER_SHARD: usize = 5;
+/// Blocks of numbers that they need: five times 4,000.
+const LEAST_BLOCKS: usize = 5;
+/// Blocks that a shard takes while there are many, so that one number tells little about the others.
+const MOST_BLOCKS: usize = 15;
 const MAX_QP_WR: u32 = 32_768;
 const MAX_SGE: u32 = 32;
 const MAX_INLINE: u32 = 1_024;
@@ -82,8 +84,9 @@ pub(super) struct Device {
     /// Whether peers find this process before its queue pairs are connected.
     pub(super) present_from_init: bool,
     max_mtu: Mtu,
-    next_domain: AtomicU32,
-    next_completion_queue: AtomicU32,
+    /// A region of one domain must never pass for one of another.
+    pub(super) domain_numbers: Numbers,
+    pub(super) completion_queue_numbers: Numbers,
     next_shard: AtomicUsize,
 }
 
@@ -105,8 +108,9 @@ impl Device {
         let events = Events::new().map_err(|error| fail("the system has no descriptors left", error))?;
         let events = Arc::new(events);
         let mut shards = Vec::new();
+        let reorder_budget = Arc::default();
         for _ in 0..config.shards {
-            let blocks = QpnBlocks::lease(BLOCKS_PER_SHARD)
+            let blocks = QpnBlocks::lease(LEAST_BLOCKS, MOST_BLOCKS)
                 .map_err(|error| fail("no queue pair numbers can be had for the device", error))?;
             let shard = ShardConfig {
                 blocks,
@@ -115,6 +119,7 @@ impl Device {
                 max_queue_pairs: MAX_QP_PER_SHARD,
                 max_segments: capabilities.max_segments.unwrap_or(1),
                 ack_hold: ACK_HOLD,
+                reorder_budget: Arc::clone(&reorder_budget),
                 events: Arc::clone(&events.queue),
             };
             let shard = Shard::new(shard, Arc::clone(&memory));
@@ -135,7 +140,7 @@ impl Device {
             domains: Limit::new("max_pd", MAX_PD),
             completion_queues: Limit::new("max_cq", MAX_CQ),
             shared_receive_queues: Limit::new("max_srq", MAX_SRQ),
-            shared_receive_numbers: Numbers::default(),
+            shared_receive_numbers: Numbers::up_to(0x00ff_ffff),
             xrc_domains: Limit::new("the most XRC domains of a device", MAX_XRC_DOMAINS),
             address_handles: Limit::new("max_ah", MAX_AH),
             attachments: Attachments::default(),
@@ -143,8 +148,8 @@ impl Device {
             capabilities,
             present_from_init: config.present_from_init,
             max_mtu: config.max_mtu,
-            next_domain: AtomicU32::new(1),
-            next_completion_queue: AtomicU32::new(1),
+            domain_numbers: Numbers::up_to(u32::MAX),
+            completion_queue_numbers: Numbers::up_to(u32::MAX),
             next_shard: AtomicUsize::new(0),
         }))
     }
@@ -220,14 +225,6 @@ impl Device {
     pub(super) fn addresses(&self) -> Vec<(u8, LocalAddress)> {
         self.refresh_port();
         (0..u8::MAX).filter_map(|index| Some((index, self.port.gid(index)?))).collect()
-    }
-
-    pub(super) fn next_domain(&self) -> u32 {
-        self.next_domain.fetch_add(1, Ordering::Relaxed)
-    }
-
-    pub(super) fn next_completion_queue(&self) -> u32 {
-        self.next_completion_queue.fetch_add(1, Ordering::Relaxed)
     }
 
     /// The shard for the next queue pair: its place and itself.

@@ -25,7 +25,8 @@
 //! and its like, [`SoftConfig::capture`] does so from the opening of the device on, and so does, for all devices of a
 //! process, the environment variable `RDMA_VERBS_CAPTURE`: it names a file or a folder, as
 //! [`CaptureConfig`](crate::types::CaptureConfig) describes. `RDMA_VERBS_CAPTURE_BYTES` limits each file; without it,
-//! the limit is 64 MiB. If the file cannot be made, opening the device fails and says why.
+//! the limit is 64 MiB. If the file cannot be made, opening the device fails and says why. Both variables are ignored,
+//! with a warning, in programs that have more rights than the user who starts them ([`environment_variable`]).
 //!
 //! # Devices and `fork`
 //!
@@ -48,6 +49,7 @@ mod memory_source;
 mod memory_window;
 mod modify;
 mod multicast;
+mod numbers;
 mod port;
 mod protection_domain;
 mod queue_pair;
@@ -59,6 +61,20 @@ use std::sync::Arc;
 use super::{Context, Error, ErrorKind, Provider, Result};
 
 pub use config::SoftConfig;
+
+/// An environment variable, as this crate reads its own: `None` if it is not set, is not UTF-8, or must not be trusted.
+///
+/// A program with more rights than its caller (setuid, setgid, file capabilities) trusts no variable, as with
+/// `secure_getenv` of C: a set variable is ignored with a warning.
+///
+/// ```
+/// use rdma_verbs::provider::soft::environment_variable;
+///
+/// assert_eq!(environment_variable("RDMA_VERBS_NOT_SET"), None);
+/// ```
+pub fn environment_variable(name: &str) -> Option<String> {
+    crate::engine::variable(name)
+}
 
 /// Finds and opens software devices.
 #[derive(Clone, Debug, Default)]

@@ -6,7 +6,7 @@ use std::sync::PoisonError;
 use super::errors;
 use super::limit::check_range;
 use super::queue_pair::SoftQueuePair;
-use crate::engine::{LocalAddress, registered_capabilities};
+use crate::engine::{LocalAddress, RegisteredPeer, registered_peer};
 use crate::provider::{Error, ErrorKind, Result};
 use crate::transport::{ModifyLimits, SourceAddress};
 use crate::types::{
@@ -49,7 +49,9 @@ impl SoftQueuePair {
                 self.check_before_opening(attributes, &limits)?;
                 let status = self.with_endpoint("modify_qp", |endpoint| endpoint.query_queue_pair(self.qpn))?;
                 if given.peer.is_none() && status.attributes.peer.is_none() {
-                    given.peer = self.registered_peer(vector, &given, can_segment);
+                    let found = self.registered_peer(vector, &given, can_segment);
+                    given.peer = found.map(|found| found.capabilities);
+                    given.peer_key = found.and_then(|found| found.key);
                 }
                 let peer = given.peer.or(status.attributes.peer).unwrap_or(PeerCapabilities::STRANGER);
                 kind = if peer.segmentation_offload { PathKind::Segmenting } else { PathKind::Plain };
@@ -80,9 +82,9 @@ impl SoftQueuePair {
         vector: &AddressVector,
         given: &QueuePairAttributes,
         can_segment: bool,
-    ) -> Option<PeerCapabilities> {
-        let mut peer = registered_capabilities(vector.dgid.to_ip(), given.dest_qp_num?.value())?;
-        peer.segmentation_offload &= can_segment;
+    ) -> Option<RegisteredPeer> {
+        let mut peer = registered_peer(vector.dgid.to_ip(), given.dest_qp_num?.value())?;
+        peer.capabilities.segmentation_offload &= can_segment;
         Some(peer)
     }
 
@@ -187,7 +189,7 @@ pub(super) fn fold_address(address: IpAddr) -> u32 {
 mod tests {
     use std::net::IpAddr;
 
-    use crate::engine::registered_capabilities;
+    use crate::engine::registered_peer;
     use crate::provider::QueuePairInit;
     use crate::provider::soft::SoftConfig;
     use crate::types::{AccessFlags, QueuePairAttributes, QueuePairCapabilities, QueuePairState, QueuePairType};
@@ -207,7 +209,7 @@ mod tests {
             sq_sig_all: false,
         };
         let qp = context.create_qp(&init).unwrap();
-        let found = || registered_capabilities(address.parse::<IpAddr>().unwrap(), qp.qpn().value());
+        let found = || registered_peer(address.parse::<IpAddr>().unwrap(), qp.qpn().value());
         assert_eq!(found(), None, "in RESET");
         let attributes = QueuePairAttributes {
             qp_state: Some(QueuePairState::Init),
@@ -217,7 +219,7 @@ mod tests {
             ..Default::default()
         };
         qp.modify(&attributes).unwrap();
-        assert!(found().is_none_or(|capabilities| capabilities == context.peer_capabilities()));
+        assert!(found().is_none_or(|found| found.capabilities == context.peer_capabilities() && found.key.is_some()));
         found().is_some()
     }
 

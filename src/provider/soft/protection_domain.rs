@@ -37,10 +37,18 @@ pub(super) struct Domain {
     _share: Share,
 }
 
+impl Drop for Domain {
+    fn drop(&mut self) {
+        if !self.device.is_inherited() {
+            self.device.domain_numbers.give_back(self.id.0);
+        }
+    }
+}
+
 impl SoftProtectionDomain {
     pub(super) fn new(device: Arc<Device>) -> Result<Self> {
         let share = device.domains.take("alloc_pd")?;
-        let id = DomainId(device.next_domain());
+        let id = DomainId(device.domain_numbers.take());
         Ok(Self { shared: Arc::new(Domain { device, id, _share: share }) })
     }
 

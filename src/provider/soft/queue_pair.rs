@@ -17,8 +17,9 @@ use crate::provider::{CompletionQueue, DatagramTarget, Error, ErrorKind, QueuePa
 use crate::queue::{ReceiveQueue, SendQueue, SourceToken};
 use crate::transport;
 use crate::types::{
-    BatchEnd, Counters, Data, EventObject, Gid, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairReport,
-    QueuePairState, QueuePairStatus, QueuePairType, ReceiveRequest, SendRequest, SharedReceiveQueueNumber,
+    BatchEnd, CompletionSource, Counters, Data, EventObject, Gid, Qpn, QueuePairAttributes, QueuePairCapabilities,
+    QueuePairReport, QueuePairState, QueuePairStatus, QueuePairType, ReceiveRequest, SendRequest,
+    SharedReceiveQueueNumber,
 };
 
 /// A state that no queue pair of the standard has.
@@ -338,6 +339,10 @@ impl QueuePair for SoftQueuePair {
             }
         });
         Ok(begun)
+    }
+
+    fn completion_sources(&self) -> [CompletionSource; 2] {
+        [self.send_side.token.source(), self.receive_side.token.source()]
     }
 
     /// Waits for the pass in progress and nothing else: what is outstanding is forgotten, not flushed.

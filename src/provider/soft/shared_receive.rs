@@ -1,7 +1,6 @@
 //! Shared receive queues, and the domains of extended reliable connections.
 
 use std::any::Any;
-use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::completion_queue::{Feed, SoftCompletionQueue};
@@ -17,28 +16,6 @@ use crate::types::{
     AsyncEvent, BatchEnd, ReceiveRequest, SharedReceiveQueueAttributes, SharedReceiveQueueNumber,
     SharedReceiveQueueStatus,
 };
-
-/// Numbers of shared receive queues: each is unique while its queue lives.
-#[derive(Default)]
-pub(super) struct Numbers(Mutex<(u32, HashSet<u32>)>);
-
-impl Numbers {
-    /// There are far more numbers than queues, so a free one is found soon.
-    fn take(&self) -> SharedReceiveQueueNumber {
-        let mut numbers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        loop {
-            numbers.0 = (numbers.0 + 1) & 0x00ff_ffff;
-            let number = numbers.0;
-            if number != 0 && numbers.1.insert(number) {
-                return SharedReceiveQueueNumber::new(number);
-            }
-        }
-    }
-
-    fn give_back(&self, number: SharedReceiveQueueNumber) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).1.remove(&number.value());
-    }
-}
 
 /// A domain of a software device.
 pub(super) struct SoftXrcDomain {
@@ -123,7 +100,7 @@ impl SoftSharedReceiveQueue {
         let xrc = init.xrc.map(|xrc| XrcSide::new(device, xrc.domain, xrc.cq)).transpose()?;
         let share = device.shared_receive_queues.take("create_srq")?;
         let queue = queue::SharedReceiveQueue::new(SharedReceiveInit {
-            number: device.shared_receive_numbers.take(),
+            number: SharedReceiveQueueNumber::new(device.shared_receive_numbers.take()),
             domain: domain.id,
             max_wr: init.max_wr,
             max_sge: init.max_sge.max(1),
@@ -264,7 +241,7 @@ impl SharedReceiveQueue for SoftSharedReceiveQueue {
             xrc.feed.detach();
         }
         self.device.events.discard(|event| *event == AsyncEvent::SharedReceiveQueueLimitReached(number));
-        self.device.shared_receive_numbers.give_back(number);
+        self.device.shared_receive_numbers.give_back(number.value());
         Ok(())
     }
 

@@ -177,10 +177,17 @@ pub(super) fn misdirected(peer: IpAddr, report: &QueuePairReport) -> Option<Diag
             "give the peer's queue pair the pkey_index of the default partition",
         ));
     }
+    if dropped(DropReason::Unkeyed) > 0 {
+        return Some(Diagnosis::new(
+            "the peer sends packets without the key of the connection: it was not given this end's connection_info",
+            "connect both ends with the other one's current connection_info, or give peer_key to both state changes",
+        ));
+    }
     if dropped(DropReason::BadIcrc) > 0 {
         return Some(Diagnosis::new(
             "the peer's packets arrive damaged: their ICRC is wrong",
-            "look for address translation or a middlebox on the way, which changes what the ICRC covers",
+            "look for address translation or a middlebox on the way, which changes what the ICRC covers; between \
+             native peers also compare the connection_info that each end used with that of the other",
         ));
     }
     if dropped(DropReason::WrongService) > 0 {

@@ -117,6 +117,24 @@ impl Seed {
         self.identification_of(identification, udp_payload) == Some(identification)
     }
 
+    /// What the last four bytes of a datagram's payload and the ICRC of the rest differ by, with identification 0 and
+    /// "don't fragment". `None`: it is too short to be a packet.
+    #[inline]
+    pub fn difference(&self, flow: &Flow, udp_payload: &[u8]) -> Option<u32> {
+        let (packet, received) = udp_payload.split_last_chunk::<ICRC_BYTES>()?;
+        let icrc = match self.compute(0, packet) {
+            Some(icrc) => icrc,
+            None if packet.len() < BTH_BYTES => return None,
+            None => super::compute(flow, 0, true, packet),
+        };
+        Some(icrc ^ u32::from_le_bytes(*received))
+    }
+
+    /// The IPv4 identification that explains a difference found by [`Seed::difference`] for so long a payload.
+    pub fn identification_behind(difference: u32, payload_bytes: usize) -> Option<u16> {
+        solve(difference, payload_bytes + 20)
+    }
+
     /// The identification, with "don't fragment", that the ICRC at the end of a datagram's payload stands for, found
     /// from an expected one without a second look at the packet. `None`: only [`super::verify`] can tell. Over IPv6,
     /// which has none, the expected one.

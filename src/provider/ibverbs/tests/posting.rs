@@ -120,7 +120,12 @@ fn a_way_is_held_until_its_datagram_has_been_sent() {
         let world = World::new(machine);
         let qp = world.datagrams();
         let handle = world.pd.create_ah(&AddressVector::new(PEER, 1)).unwrap();
-        let target = DatagramTarget { handle: &*handle, remote_qpn: Qpn::new(8), remote_qkey: Qkey(0x11) };
+        let target = DatagramTarget {
+            handle: &*handle,
+            remote_qpn: Qpn::new(8),
+            remote_qkey: Qkey(0x11),
+            long_fails_later: false,
+        };
         qp.send_begin();
         let flags = SendFlags::empty();
         let first = SendRequest { wr_id: 1, operation: Operation::Send, flags, data: Data::Sges(&[]) };

@@ -1,0 +1,235 @@
+//! Whether the sleep of a polling thread may hold up another thread of the program.
+//!
+//! A program whose threads share queues often guards them by a lock of its own, and polls while it holds this lock: UCX
+//! does. A poller that sleeps only inside the poll then sleeps only with the lock held. On a core that both threads
+//! share, the other one runs during these sleeps alone, and never finds the lock free: it starves for as long as the
+//! poller has nothing to do, which may be until the other thread posts.
+//!
+//! So a poller that sleeps does so for a while and then spins for a while. A spinning poller loses its core at moments
+//! that the kernel chooses, sometimes with the lock free. It then also looks at the sockets more rarely, so that the
+//! lock is free for a larger part of the time. Whether another thread waits cannot be seen: a thread that starves makes
+//! no calls. But one that used the shard until just now is more likely to, so the poller then spins more often; and the
+//! next call of another thread ends a spin.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::types::Time;
+
+/// How long a poller sleeps, now and then, after another thread used the shard. As long as such threads come more often
+/// than this, none starves, and it does not spin.
+const SHORTEST_SLEEPS: Duration = Duration::from_millis(4);
+/// The same if none comes any more: a quarter longer each time. In the end spins take a twelfth of the time, and a
+/// thread that waits all the same gets its chance ten times a second.
+const LONGEST_SLEEPS: Duration = Duration::from_millis(100);
+/// How long it spins: the kernel takes the core from a thread that computes after one to four milliseconds.
+const SPIN: Duration = Duration::from_millis(8);
+/// Time between looks at the sockets while it spins, and the polls in between. A look takes about a microsecond.
+const BETWEEN_LOOKS: Duration = Duration::from_micros(10);
+const MOST_SKIPS: u32 = 256;
+/// Token of no thread.
+const NONE: u64 = 0;
+
+/// Which threads use a shard, and what its poller does about it. All fields are hints: a value that is lost to a race
+/// makes a poller sleep or spin for one period longer.
+pub(super) struct Contention {
+    /// The thread that posted last, until the poller has seen it.
+    poster: AtomicU64,
+    /// The thread that polled last.
+    poller: AtomicU64,
+    /// Another thread than the poller used it since the poller asked last.
+    others_came: AtomicBool,
+    spins: AtomicBool,
+    /// When the sleeps end, or the spin.
+    end: AtomicU64,
+    /// Length of the sleeps, in nanoseconds.
+    sleeps: AtomicU64,
+    last_look: AtomicU64,
+    /// Polls without a look after each one with a look, and those that are left.
+    skip_count: AtomicU32,
+    skips: AtomicU32,
+}
+
+impl Default for Contention {
+    fn default() -> Self {
+        Self {
+            poster: AtomicU64::new(NONE),
+            poller: AtomicU64::new(NONE),
+            others_came: AtomicBool::default(),
+            spins: AtomicBool::default(),
+            end: AtomicU64::default(),
+            sleeps: AtomicU64::new(LONGEST_SLEEPS.as_nanos() as u64),
+            last_look: AtomicU64::default(),
+            skip_count: AtomicU32::default(),
+            skips: AtomicU32::default(),
+        }
+    }
+}
+
+impl Contention {
+    /// This thread posts.
+    #[inline]
+    pub(super) fn note_post(&self, thread: u64) {
+        if self.poster.load(Ordering::Relaxed) != thread {
+            self.poster.store(thread, Ordering::Relaxed);
+        }
+    }
+
+    /// This thread polled and found nothing.
+    #[inline]
+    pub(super) fn note_poll(&self, thread: u64) {
+        let (last, poster) = (self.poller.load(Ordering::Relaxed), self.poster.load(Ordering::Relaxed));
+        if last != thread || poster != NONE {
+            self.note_others(thread, [last, poster]);
+        }
+    }
+
+    #[cold]
+    fn note_others(&self, thread: u64, seen: [u64; 2]) {
+        self.poller.store(thread, Ordering::Relaxed);
+        self.poster.store(NONE, Ordering::Relaxed);
+        if seen.iter().any(|other| *other != NONE && *other != thread) {
+            self.others_came.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether a poller that would sleep now may do so.
+    pub(super) fn allows_sleep(&self, now: Time) -> bool {
+        let end = Time::from_nanos(self.end.load(Ordering::Relaxed));
+        if self.others_came.swap(false, Ordering::Relaxed) {
+            return self.begin_sleeps(now, SHORTEST_SLEEPS);
+        }
+        let (spins, last) = (self.spins(), Duration::from_nanos(self.sleeps.load(Ordering::Relaxed)));
+        if now < end {
+            !spins
+        } else if spins || end == Time::ZERO || now.saturating_since(end) > LONGEST_SLEEPS {
+            self.begin_sleeps(now, (last * 5 / 4).min(LONGEST_SLEEPS))
+        } else {
+            self.end.store((now + SPIN).as_nanos(), Ordering::Relaxed);
+            self.spins.store(true, Ordering::Relaxed);
+            false
+        }
+    }
+
+    fn begin_sleeps(&self, now: Time, length: Duration) -> bool {
+        self.sleeps.store(length.as_nanos() as u64, Ordering::Relaxed);
+        self.end.store((now + length).as_nanos(), Ordering::Relaxed);
+        self.spins.store(false, Ordering::Relaxed);
+        true
+    }
+
+    /// Whether the poller spins.
+    #[inline]
+    pub(super) fn spins(&self) -> bool {
+        self.spins.load(Ordering::Relaxed)
+    }
+
+    /// Whether this poll looks at the shard. One that does not costs next to nothing: it is the rest of the program's
+    /// loop in which the lock is free.
+    #[inline]
+    pub(super) fn is_look_due(&self) -> bool {
+        let left = self.skips.load(Ordering::Relaxed);
+        if left > 0 {
+            self.skips.store(left - 1, Ordering::Relaxed);
+        }
+        left == 0
+    }
+
+    /// The polls that may be left out until the next look is due, for a caller that counts them itself.
+    pub(super) fn take_skips(&self) -> u32 {
+        self.skips.swap(0, Ordering::Relaxed)
+    }
+
+    /// A look by a poller that spins: chooses how many polls do without the next one, by how long the last ones took.
+    pub(super) fn note_look(&self, now: Time) {
+        let last = Time::from_nanos(self.last_look.swap(now.as_nanos(), Ordering::Relaxed));
+        let count = self.skip_count.load(Ordering::Relaxed);
+        let is_late = now.saturating_since(last) > BETWEEN_LOOKS;
+        let count = if is_late { count / 2 } else { (count * 2).clamp(1, MOST_SKIPS) };
+        self.skip_count.store(count, Ordering::Relaxed);
+        self.skips.store(count, Ordering::Relaxed);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    const STEP: Duration = Duration::from_micros(100);
+
+    /// How long a poller that only sleeps is kept from it within this time, and how often.
+    fn spins(contention: &Contention, from: Time, length: Duration) -> (Duration, usize) {
+        let (mut now, mut spun, mut count, mut slept) = (from, Duration::ZERO, 0, true);
+        while now < from + length {
+            let sleeps = contention.allows_sleep(now);
+            spun += if sleeps { Duration::ZERO } else { STEP };
+            count += usize::from(slept && !sleeps);
+            (slept, now) = (sleeps, now + STEP);
+        }
+        (spun, count)
+    }
+
+    fn start() -> Time {
+        Time::from_nanos(1_000)
+    }
+
+    #[test]
+    fn poller_alone_mostly_sleeps() {
+        let contention = Contention::default();
+        let (mut total, mut count) = (Duration::ZERO, 0);
+        for second in 0..10 {
+            contention.note_post(7);
+            contention.note_poll(7);
+            let (spun, times) = spins(&contention, start() + Duration::from_secs(second), Duration::from_secs(1));
+            (total, count) = (total + spun, count + times);
+        }
+        assert!((85..=100).contains(&count), "{count} spins in ten seconds");
+        assert!(total < Duration::from_secs(1), "{total:?}");
+    }
+
+    #[test]
+    fn poller_without_the_other_thread_spins_at_once_and_ever_more_rarely() {
+        for second in [Contention::note_post, Contention::note_poll] {
+            let contention = Contention::default();
+            contention.note_poll(7);
+            second(&contention, 8);
+            contention.note_poll(7);
+            let (_, soon) = spins(&contention, start(), Duration::from_millis(100));
+            let (_, later) = spins(&contention, start() + Duration::from_millis(100), Duration::from_secs(10));
+            assert!((6..=8).contains(&soon), "{soon} spins in a tenth of a second");
+            assert!((94..=130).contains(&later), "{later} spins in ten seconds");
+        }
+    }
+
+    #[test]
+    fn poller_sleeps_while_the_other_thread_comes_and_when_it_comes_again() {
+        let (contention, mut now) = (Contention::default(), start());
+        for _ in 0..100 {
+            contention.note_post(8);
+            contention.note_poll(7);
+            assert_eq!(spins(&contention, now, SHORTEST_SLEEPS), (Duration::ZERO, 0));
+            now = now + SHORTEST_SLEEPS;
+        }
+        assert!(!contention.allows_sleep(now), "the other thread is late");
+        contention.note_poll(8);
+        contention.note_poll(7);
+        assert!(contention.allows_sleep(now), "it came");
+    }
+
+    #[test]
+    fn poller_that_spins_looks_at_the_sockets_by_the_clock() {
+        for (poll, expected) in [(20, 200..=256), (1_000, 6..=16), (50_000, 0..=1)] {
+            let (contention, mut now, mut polls, mut most) = (Contention::default(), Time::from_nanos(1_000), 0, 0);
+            for _ in 0..10_000 {
+                now = now + Duration::from_nanos(poll);
+                if contention.is_look_due() {
+                    most = most.max(std::mem::take(&mut polls));
+                    contention.note_look(now);
+                } else {
+                    polls += 1;
+                }
+            }
+            assert!(expected.contains(&most), "{most} polls without a look that take {poll} ns each");
+        }
+    }
+}

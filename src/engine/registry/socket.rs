@@ -1,0 +1,76 @@
+//! The sockets of a process in the registry's folder. Other users cannot enter it, so they cannot reach them.
+
+use std::io;
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::table::{NAME_BYTES, Name};
+
+const INBOX: &str = "inbox-";
+const LIFE: &str = "life-";
+/// In front of the name of a socket that does not work yet.
+const NEW: &str = "new-";
+/// A socket gets its proper name within microseconds, unless its process ended before. The time is generous.
+const LONGEST_NEW: Duration = Duration::from_secs(60);
+
+fn path(folder: &Path, kind: &str, name: &Name) -> PathBuf {
+    let hexadecimal: String = name.iter().map(|byte| format!("{byte:02x}")).collect();
+    folder.join(format!("{kind}{hexadecimal}"))
+}
+
+/// Where a process takes messages.
+pub(crate) fn inbox_path(folder: &Path, name: &Name) -> PathBuf {
+    path(folder, INBOX, name)
+}
+
+/// Where others connect to hear of its end.
+pub(crate) fn life_path(folder: &Path, name: &Name) -> PathBuf {
+    path(folder, LIFE, name)
+}
+
+/// Has `bind` make a working socket, and gives it its name then: what has its name and refuses to be connected to
+/// belongs to no living process.
+pub(crate) fn place_socket(path: &Path, bind: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let new = path.with_file_name(format!("{NEW}{name}"));
+    bind(&new).and_then(|()| std::fs::rename(&new, path)).inspect_err(|_| {
+        let _ = std::fs::remove_file(&new);
+    })
+}
+
+/// Removes the sockets of a process that is gone, or about to go.
+pub(crate) fn remove_sockets(folder: &Path, name: &Name) {
+    let _ = std::fs::remove_file(life_path(folder, name));
+    // Last, because the other one is judged by it.
+    let _ = std::fs::remove_file(inbox_path(folder, name));
+}
+
+/// Removes an entry of the folder if it is a socket of a process that is gone. False if it is no socket at all.
+pub(super) fn sweep(folder: &Path, entry: &str) -> bool {
+    if entry.starts_with(NEW) {
+        let made = std::fs::symlink_metadata(folder.join(entry)).and_then(|found| found.modified());
+        if made.is_ok_and(|made| made.elapsed().is_ok_and(|age| age > LONGEST_NEW)) {
+            let _ = std::fs::remove_file(folder.join(entry));
+        }
+        return true;
+    }
+    let Some(name) = [INBOX, LIFE].into_iter().find_map(|kind| parse(entry.strip_prefix(kind)?)) else { return false };
+    // The inbox is there first and goes last.
+    let is_gone = UnixDatagram::unbound().and_then(|socket| socket.connect(inbox_path(folder, &name)));
+    if is_gone.is_err_and(|error| matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound)) {
+        remove_sockets(folder, &name);
+    }
+    true
+}
+
+fn parse(digits: &str) -> Option<Name> {
+    let mut name = [0; NAME_BYTES];
+    if digits.len() != 2 * NAME_BYTES || !digits.is_ascii() {
+        return None;
+    }
+    for (byte, digits) in name.iter_mut().zip(digits.as_bytes().chunks_exact(2)) {
+        *byte = u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?;
+    }
+    Some(name)
+}

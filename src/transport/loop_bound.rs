@@ -1,0 +1,42 @@
+//! Bounds of the loops that run under the shard's lock. Each has an argued one; debug builds and the campaign of
+//! planted bugs check it, because a loop that does not end hangs the whole device.
+
+const IS_CHECKED: bool = cfg!(any(debug_assertions, feature = "mutations"));
+
+/// Counts the rounds of a loop. Costs nothing where it is not checked.
+pub(super) struct LoopBound {
+    name: &'static str,
+    rounds_left: usize,
+}
+
+impl LoopBound {
+    /// A loop that takes at most so many rounds.
+    #[inline]
+    pub(super) fn new(name: &'static str, rounds: usize) -> Self {
+        Self { name, rounds_left: if IS_CHECKED { rounds } else { 0 } }
+    }
+
+    /// A round begins.
+    ///
+    /// # Panics
+    /// In builds that check it, if it is one too many.
+    #[inline]
+    pub(super) fn step(&mut self) {
+        if IS_CHECKED {
+            let left = self.rounds_left.checked_sub(1);
+            self.rounds_left = left.unwrap_or_else(|| panic!("the loop \"{}\" exceeds its bound", self.name));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[should_panic(expected = "the loop \"test\" exceeds its bound")]
+    fn one_round_too_many_is_found() {
+        let mut bound = LoopBound::new("test", 3);
+        (0..4).for_each(|_| bound.step());
+    }
+}
