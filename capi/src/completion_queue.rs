@@ -1,6 +1,7 @@
 //! Completion queues, and classic polling.
 
 use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -28,11 +29,25 @@ pub(crate) struct CompletionQueue {
     /// With a hold of its own for whoever acknowledges: the last acknowledgement lets the queue go.
     pub(crate) acknowledgements: Arc<Acknowledgements>,
     pub(crate) users: Users,
+    /// Polls that find nothing without a look.
+    skips: AtomicU32,
     /// For extended polling.
     pub(crate) cursor: Cursor,
     /// The channel, and the queue's number there.
     announced: Option<(Arc<ChannelEvents>, u64)>,
     _uses: Vec<Use>,
+}
+
+impl CompletionQueue {
+    /// Whether this poll need not look: the provider says after an empty one how many more would be in vain.
+    #[inline]
+    fn skips_poll(&self) -> bool {
+        let left = self.skips.load(Ordering::Relaxed);
+        if left > 0 {
+            self.skips.store(left - 1, Ordering::Relaxed);
+        }
+        left > 0
+    }
 }
 
 impl Object for abi::CqEx {
@@ -110,6 +125,7 @@ pub(crate) unsafe fn create(
             inner,
             acknowledgements: Arc::default(),
             users: Users::default(),
+            skips: AtomicU32::default(),
             cursor: Cursor::default(),
             announced: announced.clone(),
             _uses: init.uses,
@@ -200,13 +216,21 @@ fn work_completion(from: &RawCompletion) -> abi::Wc {
 }
 
 pub(crate) unsafe extern "C" fn poll_cq(cq: *mut abi::Cq, count: c_int, to: *mut abi::Wc) -> c_int {
-    let _held = Uncancelled::begin();
     // SAFETY: the program's completion queue.
     let queue = unsafe { own(cq.cast::<abi::CqEx>()) };
+    if queue.skips_poll() {
+        return 0;
+    }
+    let _held = Uncancelled::begin();
     let wanted = usize::try_from(count).unwrap_or(0);
     // Who asks for one, again and again, need not pay for the room of many.
     // SAFETY: the program's array of `count` structures.
-    unsafe { if wanted == 1 { poll_by::<1>(queue, wanted, to) } else { poll_by::<BATCH>(queue, wanted, to) } }
+    let found =
+        unsafe { if wanted == 1 { poll_by::<1>(queue, wanted, to) } else { poll_by::<BATCH>(queue, wanted, to) } };
+    if found == 0 {
+        queue.skips.store(queue.inner.polls_to_skip(), Ordering::Relaxed);
+    }
+    found
 }
 
 /// Takes completions, this many at a time.

@@ -13,6 +13,9 @@ use crate::protection_domain::domain_of;
 use crate::usage::Use;
 use crate::waiting::Uncancelled;
 
+/// The part of a key that the program chooses.
+const TAG: u32 = 0xff;
+
 /// What is kept behind a memory window.
 pub(crate) struct MemoryWindow {
     shared: Arc<Shared>,
@@ -60,7 +63,7 @@ pub(crate) unsafe extern "C" fn dealloc_mw(mw: *mut abi::Mw) -> c_int {
 ///
 /// # Safety
 /// The region, if there is one, is the program's.
-pub(crate) unsafe fn bind_operation(rkey: u32, info: &abi::MwBindInfo) -> Operation {
+unsafe fn bind_operation(rkey: u32, info: &abi::MwBindInfo) -> Operation {
     let lkey = if info.mr.is_null() {
         0
     } else {
@@ -70,6 +73,26 @@ pub(crate) unsafe fn bind_operation(rkey: u32, info: &abi::MwBindInfo) -> Operat
     // Programs name the region's own right, too, which no window has.
     let access = AccessFlags::from_bits_retain(info.mw_access_flags).difference(AccessFlags::LOCAL_WRITE);
     Operation::BindMemoryWindow { rkey: Rkey(rkey), lkey: Lkey(lkey), addr: info.addr, length: info.length, access }
+}
+
+/// The operation that binds a window of type 2. The window is the one that is named; of the key only the tag counts, as
+/// with adapters.
+///
+/// # Safety
+/// The window and the region, if they are there, are the program's.
+pub(crate) unsafe fn bind_operation_of_type_2(
+    mw: *const abi::Mw,
+    rkey: u32,
+    info: &abi::MwBindInfo,
+) -> Result<Operation> {
+    // SAFETY: the caller's promise; the kind never changes.
+    if mw.is_null() || unsafe { (*mw).kind } != 2 {
+        return Err(INVALID);
+    }
+    // SAFETY: the caller's promise. The program may have changed the key that it sees.
+    let key = unsafe { own(mw) }.inner.rkey().0 & !TAG | rkey & TAG;
+    // SAFETY: the caller's promise.
+    Ok(unsafe { bind_operation(key, info) })
 }
 
 /// Binds a window of type 1. Its new key is there when this returns, though the request may not be executed yet.
@@ -82,7 +105,7 @@ unsafe fn bind(qp: *mut abi::Qp, mw: *mut abi::Mw, bind: &abi::MwBind) -> Result
     }
     // SAFETY: the caller's promise; the key is changed by nothing but this verb.
     let (queue_pair, old) = unsafe { (own(qp.cast::<QueuePairShell>()), (*mw).rkey) };
-    let key = old & !0xff | (old.wrapping_add(1) & 0xff);
+    let key = old & !TAG | old.wrapping_add(1) & TAG;
     let request = SendRequest {
         wr_id: bind.wr_id,
         // SAFETY: the caller's promise.

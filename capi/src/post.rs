@@ -10,7 +10,7 @@ use rdma_verbs::types::{
 };
 
 use crate::error::{Errno, INVALID, Result, number};
-use crate::memory_window::bind_operation;
+use crate::memory_window::bind_operation_of_type_2;
 use crate::object::own;
 use crate::queue_pair::{QueuePair, queue_pair_of};
 use crate::waiting::Uncancelled;
@@ -67,12 +67,8 @@ unsafe fn operation(request: &abi::SendWr) -> Result<Operation> {
         wr::LOCAL_INV => Operation::LocalInvalidate(Rkey(request.imm_data)),
         wr::BIND_MW => {
             let bind = &request.bind_mw;
-            // SAFETY: the caller's promise; the kind never changes.
-            if bind.mw.is_null() || unsafe { (*bind.mw).kind } != 2 {
-                return Err(INVALID);
-            }
             // SAFETY: the caller's promise.
-            unsafe { bind_operation(bind.rkey, &bind.bind_info) }
+            unsafe { bind_operation_of_type_2(bind.mw, bind.rkey, &bind.bind_info)? }
         }
         _ => return Err(INVALID),
     })
@@ -127,6 +123,7 @@ unsafe fn push(queue_pair: &QueuePair, request: &abi::SendWr) -> Result<()> {
                 handle: handle.inner.as_ref(),
                 remote_qpn: Qpn::new(ud.remote_qpn),
                 remote_qkey: Qkey(ud.remote_qkey),
+                long_fails_later: true,
             };
             // SAFETY: the caller's promise.
             unsafe { with_request(request, |lowered| inner.send_push_to(lowered, &target)) }
@@ -138,6 +135,18 @@ unsafe fn push(queue_pair: &QueuePair, request: &abi::SendWr) -> Result<()> {
         }
         // SAFETY: the caller's promise.
         _ => unsafe { with_request(request, |lowered| inner.send_push(lowered)) },
+    }
+}
+
+/// Says which request was refused. Programs that do not want to know give no place for it.
+///
+/// # Safety
+/// There is place for it, or none is given.
+#[inline]
+unsafe fn name_refused<T>(place: *mut *mut T, request: *mut T) {
+    if !place.is_null() {
+        // SAFETY: the caller's promise.
+        unsafe { place.write(request) };
     }
 }
 
@@ -168,8 +177,8 @@ unsafe fn post_sends(
         (outcome, request) = (Err(outcome.err().unwrap_or_else(|| error.into())), first);
     }
     if outcome.is_err() {
-        // SAFETY: the program's place for it.
-        unsafe { refused.write(request) };
+        // SAFETY: the program's place for it, if there is one.
+        unsafe { name_refused(refused, request) };
     }
     outcome
 }
@@ -188,7 +197,7 @@ pub(crate) unsafe extern "C" fn post_send(
         }
         let posted = with_request(&*request, |lowered| queue_pair.inner.send_one(lowered));
         if posted.is_err() {
-            refused.write(request);
+            name_refused(refused, request);
         }
         number(posted)
     }
@@ -242,8 +251,8 @@ pub(crate) unsafe fn post_receives(
         (outcome, request) = (Err(outcome.err().unwrap_or(error)), first);
     }
     if outcome.is_err() {
-        // SAFETY: the program's place for it.
-        unsafe { refused.write(request) };
+        // SAFETY: the program's place for it, if there is one.
+        unsafe { name_refused(refused, request) };
     }
     number(outcome)
 }

@@ -15,7 +15,7 @@ use rdma_verbs::types::{
 };
 
 use crate::error::{Errno, INVALID, Result, UNSUPPORTED, number};
-use crate::memory_window::bind_operation;
+use crate::memory_window::bind_operation_of_type_2;
 use crate::object::{QueuePairShell, own};
 use crate::queue_pair::QueuePair;
 use crate::waiting::Uncancelled;
@@ -98,7 +98,8 @@ impl State {
             (Target::Datagram { ah, qpn, qkey }, QueuePairType::UnreliableDatagram) if !ah.is_null() => {
                 // SAFETY: the program's address handle, which it keeps until the request is posted.
                 let handle = unsafe { own(ah) }.inner.as_ref();
-                let target = DatagramTarget { handle, remote_qpn: Qpn::new(qpn), remote_qkey: Qkey(qkey) };
+                let (remote_qpn, remote_qkey) = (Qpn::new(qpn), Qkey(qkey));
+                let target = DatagramTarget { handle, remote_qpn, remote_qkey, long_fails_later: true };
                 inner.send_push_to(&request, &target)?;
             }
             (Target::SharedReceiveQueue(queue), QueuePairType::XrcSend) => {
@@ -259,10 +260,9 @@ unsafe extern "C" fn wr_flush(qp: *mut abi::QpEx, rkey: u32, remote_addr: u64, l
 unsafe extern "C" fn wr_bind_mw(qp: *mut abi::QpEx, mw: *mut abi::Mw, rkey: u32, info: *const abi::MwBindInfo) {
     // SAFETY: the program calls builders between start and end, with its window and structure.
     unsafe {
-        if (*mw).kind == 2 {
-            begin(qp, bind_operation(rkey, &*info));
-        } else {
-            refuse(qp, INVALID);
+        match bind_operation_of_type_2(mw, rkey, &*info) {
+            Ok(operation) => begin(qp, operation),
+            Err(error) => refuse(qp, error),
         }
     }
 }

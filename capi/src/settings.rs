@@ -6,7 +6,7 @@ use std::str::FromStr;
 use std::sync::OnceLock;
 
 use rdma_verbs::memory;
-use rdma_verbs::provider::soft::SoftConfig;
+use rdma_verbs::provider::soft::{SoftConfig, environment_variable};
 use rdma_verbs::types::{Mtu, VendorIdentity};
 use tracing::level_filters::LevelFilter;
 
@@ -51,7 +51,7 @@ pub(crate) fn settings() -> &'static Settings {
 }
 
 fn value(name: &str) -> Option<String> {
-    std::env::var(name).ok().map(|value| value.trim().to_owned()).filter(|value| !value.is_empty())
+    environment_variable(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty())
 }
 
 fn ignored(name: &str, value: &str, expected: impl Display) {

@@ -3,11 +3,8 @@
 
 mod library;
 
-use std::os::unix::fs::symlink;
 use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
-use std::sync::OnceLock;
+use std::process::Output;
 
 const ADDRESS: &str = "127.61.3.1";
 const SIGSEGV: i32 = 11;
@@ -16,26 +13,9 @@ const STATUSES: &str = "0 4 10";
 /// The same if nothing can be read.
 const NO_COPIES: &str = "4 4 4";
 
-/// The folder of the program, and of the library by the name that the program looks for.
-fn folder() -> &'static PathBuf {
-    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
-    FOLDER.get_or_init(|| {
-        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("capi-unmapped");
-        std::fs::create_dir_all(&folder).expect("a folder");
-        let library = folder.join("libibverbs.so.1");
-        let _ = std::fs::remove_file(&library);
-        symlink(library::path().canonicalize().expect("the library"), &library).expect("a link");
-        let mut compiler = Command::new("cc");
-        compiler.args(["-Wall", "-Werror", "-o"]).arg(folder.join("unmapped"));
-        compiler.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/unmapped.c")).arg(library);
-        assert!(compiler.status().expect("a C compiler").success(), "{compiler:?} failed");
-        folder
-    })
-}
-
 fn run(faults: &str, arguments: &[&str]) -> Output {
-    let mut program = Command::new(folder().join("unmapped"));
-    program.args(arguments).env("LD_LIBRARY_PATH", folder());
+    let mut program = library::program("unmapped");
+    program.args(arguments);
     program.env("RDMA_VERBS_ADDRESSES", ADDRESS).env("RDMA_VERBS_FAULTS", faults);
     program.output().expect("the program runs")
 }

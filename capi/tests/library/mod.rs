@@ -2,11 +2,12 @@
 #![allow(dead_code, unreachable_pub, reason = "no test needs all of it")]
 
 use std::ffi::{CString, c_char, c_int, c_void};
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::ptr::null_mut;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use rdma_verbs::provider::abi::{
@@ -45,6 +46,28 @@ pub fn path() -> &'static Path {
         assert!(cargo.status().expect("cargo").success(), "{cargo:?} failed");
         target.join("debug/librdma_verbs_capi.so")
     })
+}
+
+/// A program in C of this folder, which finds the library as programs do.
+pub fn program(name: &str) -> Command {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("capi-{name}"));
+    let program = folder.join(name);
+    static BUILT: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+    let mut built = BUILT.lock().expect("no test fails while it builds");
+    if !built.contains(&program) {
+        std::fs::create_dir_all(&folder).expect("a folder");
+        let library = folder.join("libibverbs.so.1");
+        let _ = std::fs::remove_file(&library);
+        symlink(path().canonicalize().expect("the library"), &library).expect("a link");
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(name).with_extension("c");
+        let mut compiler = Command::new("cc");
+        compiler.args(["-Wall", "-Werror", "-O1", "-pthread", "-o"]).arg(&program).arg(source).arg(library);
+        assert!(compiler.status().expect("a C compiler").success(), "{compiler:?} failed");
+        built.push(program.clone());
+    }
+    let mut command = Command::new(program);
+    command.env("LD_LIBRARY_PATH", folder);
+    command
 }
 
 /// Calls that wait may be unwound by a cancellation.

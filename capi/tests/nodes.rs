@@ -1,0 +1,33 @@
+//! `rdma-verbs-run --nodes`: what programs look for before they ask the library.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+/// The device's name is that of an address that no interface has: its files are not there before.
+const ADDRESS: &str = "127.61.3.4";
+/// What UCX looks for; what Mooncake looks for, which goes up twice from where the link leads; and that the rest of the
+/// file system is as it was.
+const LOOKS: &str = "test -c /dev/infiniband/soft_127.61.3.4 && test -w /dev/null && test -d /dev/shm &&
+    cat /sys/class/infiniband/soft_127.61.3.4/../../numa_node /sys/class/infiniband/soft_127.61.3.4/device/numa_node &&
+    basename \"$(realpath /sys/class/infiniband/soft_127.61.3.4)\" && cat /sys/class/net/lo/ifindex && id -u";
+
+fn run() -> Output {
+    let runner = Path::new(env!("CARGO_MANIFEST_DIR")).join("rdma-verbs-run");
+    let mut command = Command::new(runner);
+    command.args(["--nodes", "sh", "-c", LOOKS]).env("RDMA_VERBS_ADDRESSES", ADDRESS);
+    command.output().expect("a shell")
+}
+
+#[test]
+fn programs_find_what_they_look_for() {
+    let output = run();
+    let said = String::from_utf8_lossy(&output.stderr);
+    if said.contains("no mount namespace") && std::env::var_os("CI").is_none() {
+        return println!("skipped: {said}");
+    }
+    // SAFETY: takes no arguments.
+    let user = unsafe { libc::geteuid() };
+    let expected = format!("-1\n-1\nsoft_{ADDRESS}\n1\n{user}\n");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), expected, "{said}");
+    assert!(!Path::new("/dev/infiniband").join(format!("soft_{ADDRESS}")).exists(), "it is there for all programs");
+}
