@@ -45,6 +45,7 @@ fn connect(network: &mut Network, ports: &[Port; 2]) {
             peer_address: address(2 - at as u8),
             peer_qpn: ports[1 - at].qpn,
             peer: PeerCapabilities::STRANGER,
+            key: None,
             path_mtu: Mtu::Mtu256,
             sq_psn: FIRST,
             rq_psn: FIRST,

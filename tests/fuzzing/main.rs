@@ -4,10 +4,13 @@
 //! made a target fail belong there, too.
 
 mod capture;
+mod completion_ledger;
 mod connection_info;
 mod endpoint;
+mod inbox;
 mod packet;
 mod registry;
+mod responder;
 mod verbs;
 
 use std::path::Path;
@@ -31,6 +34,11 @@ fn captures() {
 }
 
 #[test]
+fn completion_ledgers() {
+    replay("completion_ledger", completion_ledger::run);
+}
+
+#[test]
 fn connection_infos() {
     replay("connection_info", connection_info::run);
 }
@@ -38,6 +46,11 @@ fn connection_infos() {
 #[test]
 fn endpoints() {
     replay("endpoint", endpoint::run);
+}
+
+#[test]
+fn inbox_messages() {
+    replay("inbox", inbox::run);
 }
 
 #[test]
@@ -51,8 +64,29 @@ fn registry_files() {
 }
 
 #[test]
+fn responders() {
+    replay("responder", responder::run);
+}
+
+#[test]
 fn programs_of_verbs() {
     replay("verbs", verbs::run);
+}
+
+proptest! {
+    /// Any message with a header that is nearly right.
+    #[test]
+    fn any_inbox_message_is_read_or_ignored(
+        kind in 0u8..5, port in any::<[u8; 4]>(), reserved in 0u8..2, zeros in any::<bool>(),
+        mut rest in prop::collection::vec(any::<u8>(), 0..300),
+    ) {
+        if zeros {
+            let sources = rest.len().min(16);
+            rest[..sources].fill(0);
+        }
+        let port = if zeros { [0; 4] } else { port };
+        inbox::run(&[&[1, kind][..], &port, &[reserved, 0], &rest].concat());
+    }
 }
 
 proptest! {
@@ -62,5 +96,11 @@ proptest! {
     #[test]
     fn any_program_of_verbs_does_what_the_model_says(program in prop::collection::vec(any::<u8>(), 0..400)) {
         verbs::run(&program);
+    }
+
+    /// Any sequence of completions, forged and genuine, gives back what the model says.
+    #[test]
+    fn any_completions_give_back_what_the_model_says(program in prop::collection::vec(any::<u8>(), 0..600)) {
+        completion_ledger::run(&program);
     }
 }

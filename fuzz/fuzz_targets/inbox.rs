@@ -1,0 +1,7 @@
+//! See the file that this includes: `cargo test` runs it, too, with the inputs in `tests/fuzzing/corpus`.
+#![no_main]
+
+#[path = "../../tests/fuzzing/inbox.rs"]
+mod target;
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| target::run(bytes));
