@@ -1,0 +1,110 @@
+//! Messages of another user to the sockets that processes of one user pass packets by: they lie in a folder that other
+//! users cannot enter.
+
+use std::io::ErrorKind;
+use std::os::unix::net::UnixDatagram;
+use std::thread;
+
+use rdma_verbs::sim::Random;
+use rdma_verbs::types::{Psn, Qpn};
+use rdma_verbs::verbs::{Counter, Mtu};
+
+use super::forge::Aim;
+use super::world::{Kind, exchange, pair, still_work};
+use super::{Attack, Form};
+
+pub(super) const ATTACKS: &[Attack] = &[("inbox/messages_of_another_user_are_refused", messages)];
+
+const NOBODY: libc::uid_t = 65_534;
+const HEADER_BYTES: usize = 40;
+const VERSION: u8 = 1;
+const KINDS: [u8; 2] = [1, 2];
+
+/// Makes the calling thread, and no other, one of another user for good.
+fn become_nobody() {
+    // SAFETY: numbers only. The call itself, unlike the library's function, is about this thread alone.
+    let outcome = unsafe { libc::syscall(libc::SYS_setresuid, NOBODY, NOBODY, NOBODY) };
+    assert_eq!(outcome, 0, "setresuid: {}", std::io::Error::last_os_error());
+}
+
+/// The inboxes of the namespace, which are sockets in the folder of the user.
+fn inboxes() -> Vec<String> {
+    let table = std::fs::read_to_string("/proc/self/net/unix").expect("the sockets of the namespace");
+    let paths = table.lines().filter_map(|line| line.split_whitespace().nth(7));
+    // The table has the names that they were made under, before they worked.
+    let inboxes = paths.filter(|path| path.contains("/rdma-verbs") && path.contains("/new-inbox-"));
+    inboxes.map(|path| path.replace("/new-inbox-", "/inbox-")).collect()
+}
+
+/// A packet that is passed on by the rules.
+fn passed_on(aim: &Aim, psn: Psn) -> Vec<u8> {
+    let packet = aim.send(psn, b"passed on by another user");
+    let mut message = vec![0; HEADER_BYTES];
+    (message[0], message[1]) = (VERSION, KINDS[1]);
+    message[4..6].copy_from_slice(&aim.source_port.to_le_bytes());
+    message[8..24].copy_from_slice(&aim.source.to_ipv6_mapped().octets());
+    message[24..40].copy_from_slice(&aim.destination.to_ipv6_mapped().octets());
+    message.extend_from_slice(&packet.udp_payload());
+    message
+}
+
+fn random_message(random: &mut Random, valid: &[u8]) -> Vec<u8> {
+    let mut message = match random.below(3) {
+        0 => (0..random.below(9_000)).map(|_| random.number() as u8).collect(),
+        1 => valid.to_vec(),
+        _ => vec![random.number() as u8; random.below(100) as usize],
+    };
+    if let Some(start) = message.get_mut(..2) {
+        start.copy_from_slice(&[VERSION, random.choose(&KINDS)]);
+    }
+    for _ in 0..random.below(4) {
+        let length = message.len() as u64;
+        if length > 2 {
+            message[random.between(2, length - 1) as usize] ^= random.number() as u8;
+        }
+    }
+    message
+}
+
+fn messages(form: Form) {
+    let tries = form.tries(3_000, 300_000);
+    let (left, right) = pair(Kind::Standard, Mtu::Mtu1024);
+    exchange(&left, &right);
+    let inboxes = inboxes();
+    assert!(!inboxes.is_empty(), "the device has an inbox");
+    // The forger may even know the number that comes next, of an end that has sent nothing but the exchange.
+    let aim = left.aim(right.address, 50_123);
+    let valid: Vec<Vec<u8>> = (0..64).map(|number| passed_on(&aim, right.info().psn.plus(number))).collect();
+    let elsewhere = passed_on(&Aim { qpn: Qpn::new(left.qp.qpn().value() ^ 1), ..aim }, Psn::new(0));
+    let before = left.qp.counters();
+    let (sent, refused) = thread::scope(|scope| {
+        let attacker = scope.spawn(|| {
+            become_nobody();
+            let socket = UnixDatagram::unbound().expect("a socket");
+            let mut random = Random::new(0x1b0c5);
+            let (mut sent, mut refused) = (0, 0);
+            for number in 0..tries as usize {
+                let message = match number % 4 {
+                    0 | 1 => random_message(&mut random, &valid[number % valid.len()]),
+                    2 => valid[number % valid.len()].clone(),
+                    _ => elsewhere.clone(),
+                };
+                for path in &inboxes {
+                    match socket.send_to(&message, path) {
+                        Ok(_) => sent += 1,
+                        Err(error) => refused += u32::from(error.kind() == ErrorKind::PermissionDenied),
+                    }
+                }
+            }
+            (sent, refused)
+        });
+        attacker.join().expect("the other user's thread")
+    });
+    left.drive();
+    let since = left.qp.counters().since(&before);
+    println!("{refused} messages of user {NOBODY} to {} inboxes are refused", inboxes.len());
+    assert_eq!((sent, u64::from(refused)), (0, tries * inboxes.len() as u64));
+    let effects = [since.get(Counter::ReceivedPackets), since.total_drops()];
+    assert_eq!(effects, [0; 2], "packets of another user that reach the queue pair, or are dropped by it");
+    still_work(Kind::Standard, &left, &right);
+}
