@@ -1,0 +1,93 @@
+//! A member as its parent sees it.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::Sender;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use super::Arguments;
+use super::holdings::Holdings;
+
+/// A process that takes longer to end hangs.
+const LONGEST_END: Duration = Duration::from_secs(20);
+
+/// What a member says: who, in which of its lives, and the line.
+pub(crate) struct Said {
+    pub(crate) member: usize,
+    pub(crate) life: u64,
+    pub(crate) line: String,
+}
+
+pub(crate) struct Process {
+    child: Child,
+    input: ChildStdin,
+    pub(crate) life: u64,
+    /// What it held when it had worked for a while.
+    pub(crate) baseline: Option<Holdings>,
+}
+
+impl Process {
+    /// Starts a member, whose lines go to `said`.
+    pub(crate) fn start(arguments: &Arguments, member: usize, life: u64, said: &Sender<Said>) -> std::io::Result<Self> {
+        let numbers = [("--queue-pairs", arguments.queue_pairs), ("--processes", arguments.processes)];
+        let mut command = Command::new(std::env::current_exe()?);
+        for (name, value) in numbers {
+            command.args([name, &value.to_string()]);
+        }
+        if arguments.standard {
+            command.arg("--standard");
+        }
+        // A group of its own: Ctrl-C is for the parent alone.
+        command.args(["--member", &member.to_string()]).process_group(0);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let pipes = child.stdin.take().zip(child.stdout.take());
+        let (input, output) = pipes.ok_or_else(|| std::io::Error::other("a child without pipes"))?;
+        let said = said.clone();
+        std::thread::spawn(move || {
+            for line in BufReader::new(output).lines().map_while(Result::ok) {
+                if said.send(Said { member, life, line }).is_err() {
+                    return;
+                }
+            }
+        });
+        Ok(Self { child, input, life, baseline: None })
+    }
+
+    /// Tells it something. One that is gone is noticed elsewhere.
+    pub(crate) fn tell(&mut self, command: &str) {
+        let _ = self.input.write_all(format!("{command}\n").as_bytes()).and_then(|()| self.input.flush());
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        let _ = kill(Pid::from_raw(self.child.id() as i32), signal);
+    }
+
+    /// Kills it, and waits until it is gone.
+    pub(crate) fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// Has it end by itself; whether it did so in time and without an error.
+    pub(crate) fn end(&mut self) -> bool {
+        self.tell("end");
+        let deadline = Instant::now() + LONGEST_END;
+        while Instant::now() < deadline {
+            if let Ok(Some(status)) = self.child.try_wait() {
+                return status.success();
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        false
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
