@@ -88,6 +88,11 @@ impl Connection {
         }
     }
 
+    /// Which of the connections between the two processes it is.
+    pub(crate) fn number(&self) -> u64 {
+        self.salt
+    }
+
     /// Which connection a request belongs to.
     pub(crate) fn index_of(wr_id: u64) -> usize {
         (wr_id / KINDS) as usize

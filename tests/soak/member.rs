@@ -6,6 +6,7 @@
 //! | `link PEER` | forgets connections to it; says `infos PEER REMOTE UD-INFO INFO…` |
 //! | `go PEER REMOTE UD-INFO INFO…` | connects, and begins |
 //! | `cut PEER` | the peer is gone: failures are as they must be |
+//! | `tell PEER NUMBER` | says `end …`: how this end of a connection is, whose other end failed |
 //! | `holdings` | says `holdings JSON` |
 //! | `stop` | begins nothing more; says `idle COUNTS` when all has ended |
 //! | `end` | ends |
@@ -18,7 +19,8 @@ use std::time::{Duration, Instant};
 
 use rdma_verbs::verbs::{
     self, AccessFlags, AddressHandle, AddressVector, Completion, CompletionChannel, CompletionQueue, ConnectionInfo,
-    Context, MemoryRegion, Notify, Qkey, Qpn, QueuePair, QueuePairType, ReceiveRequest, RemoteMemory, SendRequest,
+    Context, Counter, MemoryRegion, Notify, Qkey, Qpn, QueuePair, QueuePairType, ReceiveRequest, RemoteMemory,
+    SendRequest,
 };
 
 use super::Arguments;
@@ -199,12 +201,25 @@ impl Member {
                 let holdings = serde_json::to_string(&Holdings::now(&self.context))?;
                 say(&format!("holdings {holdings}"))
             }
+            "tell" => {
+                let number = words.next().and_then(|word| word.parse().ok()).unwrap_or(u64::MAX);
+                self.tell(peer, number)
+            }
             "stop" => {
                 self.is_stopping = true;
                 Ok(())
             }
             other => Err(format!("unknown command {other}").into()),
         }
+    }
+
+    /// What this end knows of a connection whose other end failed.
+    fn tell(&self, peer: usize, number: u64) -> Result<(), Failure> {
+        let is_named = |connection: &&Connection| connection.peer == peer && connection.number() == number;
+        let Some(connection) = self.connections.iter().find(is_named) else { return Ok(()) };
+        let forwarded = self.context.counters().get(Counter::ForwardedPackets);
+        let state = connection.qp.explain_state();
+        say(&format!("end process {}: {number} to process {peer}: {state}; {forwarded} packets passed on", self.own))
     }
 
     /// Forgets what there was with this peer.
@@ -264,6 +279,7 @@ impl Member {
                 if connection.is_live {
                     connection.is_live = false;
                     let why = connection.qp.explain(&failure);
+                    say(&format!("asks {} {}", connection.peer, connection.number()))?;
                     self.suspects.push((connection.peer, Instant::now(), why));
                 }
                 return Ok(());

@@ -182,6 +182,16 @@ impl Parent<'_> {
     }
 
     fn note(&mut self, said: Said) {
+        if said.life != self.processes[said.member].life {
+            return;
+        }
+        if let Some((peer, number)) = said.line.strip_prefix("asks ").and_then(|rest| rest.split_once(' ')) {
+            let peer: Option<&mut Process> = peer.parse::<usize>().ok().and_then(|peer| self.processes.get_mut(peer));
+            peer.into_iter().for_each(|peer| peer.tell(&format!("tell {} {number}", said.member)));
+        }
+        if said.line.starts_with("end ") {
+            eprintln!("soak: {}", said.line);
+        }
         if said.line.starts_with("error ") && said.life == self.processes[said.member].life {
             eprintln!("soak: {}", said.line);
             self.report.errors.push(said.line);
@@ -268,7 +278,7 @@ impl Parent<'_> {
         for member in 0..count {
             let (now, before) = (self.holdings(member)?, self.processes[member].baseline);
             let grown = before.map(|before| now.since(&before));
-            self.report.leaks += u64::from(grown.is_some_and(|grown| grown.leaks()));
+            self.report.leaks += u64::from(grown.is_some_and(|grown| grown.leaks(count - 1)));
             self.report.grown.extend(grown);
         }
         Ok(())

@@ -16,6 +16,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, MutexGuard, PoisonError, RwLock};
 
 use socket2::Socket;
@@ -69,6 +70,8 @@ struct Routes {
     address: IpAddr,
     mailbox: Option<Arc<Mailbox>>,
     by_block: RwLock<HashMap<u16, Name>>,
+    /// A packet for another process came here: the order of the group may be another one than it was taken for.
+    is_doubtful: AtomicBool,
 }
 
 /// A bound socket's place in its group; it is closed when this is dropped.
@@ -140,6 +143,7 @@ impl Membership {
         let routes = &self.routes;
         let name = routes.by_block.read().unwrap_or_else(PoisonError::into_inner).get(&block).copied();
         if let Some(mailbox) = &routes.mailbox {
+            routes.is_doubtful.fetch_or(name.is_some(), Ordering::Relaxed);
             mailbox.request_look(routes.address, false);
             if name.is_some_and(|name| mailbox.forward(&name, datagram)) {
                 return Route::Forwarded;
@@ -226,7 +230,8 @@ impl Group {
         let registry = state.registry();
         let mailbox = registry.and_then(|_| state.mailbox());
         let is_sharing = mailbox.is_some();
-        let routes = Routes { address: address.ip, mailbox, by_block: RwLock::default() };
+        let routes =
+            Routes { address: address.ip, mailbox, by_block: RwLock::default(), is_doubtful: AtomicBool::default() };
         let mut group = Self { address, file: None, members: Vec::new(), routes: Arc::new(routes) };
         // Without a mailbox packets could not be passed on: then nothing is shared.
         if is_sharing {

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::super::registry::{AddressFile, Change, Header, Member, Nonce};
@@ -31,10 +32,14 @@ impl Group {
     ) {
         let mut header = file.header();
         let is_there = |slot: &u8| members.iter().any(|(present, _)| present == slot);
-        let was_settled = header.is_settled && header.order.iter().all(is_there);
+        // The member that had the newcomer's slot was killed, and nobody has noticed yet.
+        let is_replaced = newcomer.is_some_and(|newcomer| header.order.contains(&newcomer.slot));
+        let was_settled = header.is_settled && !is_replaced && header.order.iter().all(is_there);
+        let is_doubtful = self.routes.is_doubtful.swap(false, Ordering::Relaxed);
         let is_whole =
             |order: &[u8]| order.len() == members.len() && members.iter().all(|(slot, _)| order.contains(slot));
-        if newcomer.is_none() && was_settled && is_whole(&header.order) && self.answers_fit(file, &header) {
+        let is_known = newcomer.is_none() && was_settled && !is_doubtful && is_whole(&header.order);
+        if is_known && self.answers_fit(file, &header) {
             return self.steer(&header.order, members);
         }
         if let Some(newcomer) = newcomer.filter(|_| was_settled) {
@@ -44,6 +49,9 @@ impl Group {
             }
         }
         header.is_settled = false;
+        if !is_whole(&header.order) {
+            header.order = members.iter().map(|(slot, _)| *slot).collect();
+        }
         header.order = self.probe_order(file, &mut header, members, newcomer);
         self.settle(file, header, members);
     }
@@ -90,7 +98,7 @@ impl Group {
         false
     }
 
-    /// Finds out the order.
+    /// Finds out the order. Those that do not answer are taken to stand as the header has it.
     fn probe_order(
         &self,
         file: &AddressFile,
@@ -101,8 +109,7 @@ impl Group {
         let mut found: Vec<Option<u8>> = vec![None; members.len()];
         if members.len() > 1 {
             // Any order will do: probes go to the socket that they count.
-            let guess: Vec<u8> = members.iter().map(|(slot, _)| *slot).collect();
-            self.steer(&guess, members);
+            self.steer(&header.order, members);
             for _ in 0..ROUNDS {
                 match self.probe_round(file, header, members, newcomer) {
                     Ok(answers) => {
@@ -114,7 +121,7 @@ impl Group {
                 }
             }
         }
-        fill_gaps(&found, members)
+        fill_gaps(&found, &header.order)
     }
 
     /// One probe to each number. What the members answered, by number; an error if that does not fit together.
@@ -182,9 +189,9 @@ impl Group {
     }
 }
 
-/// Those that did not answer get the numbers that are left.
-pub(super) fn fill_gaps(found: &[Option<u8>], members: &[(u8, Member)]) -> Vec<u8> {
-    let mut silent = members.iter().map(|(slot, _)| *slot).filter(|slot| !found.contains(&Some(*slot)));
+/// Those that did not answer get the numbers that are left, in the order in which they were before.
+pub(super) fn fill_gaps(found: &[Option<u8>], before: &[u8]) -> Vec<u8> {
+    let mut silent = before.iter().copied().filter(|slot| !found.contains(&Some(*slot)));
     found.iter().filter_map(|slot| slot.or_else(|| silent.next())).collect()
 }
 

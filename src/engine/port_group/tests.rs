@@ -95,6 +95,56 @@ fn a_lost_order_is_found_out() {
     assert_eq!(members.iter().map(received).collect::<Vec<_>>(), [1; 5]);
 }
 
+/// However the order became wrong, a packet that comes to the wrong process shows it.
+#[test]
+fn a_packet_that_goes_astray_has_the_order_found_out() {
+    let address: IpAddr = "127.77.0.6".parse().unwrap();
+    let members = [join(address, &[0x500]), join(address, &[0x501])];
+    let file = members[0].file.clone().unwrap();
+    let right = file.header();
+    let wrong = Header { order: right.order.iter().rev().copied().collect(), ..right.clone() };
+    file.write_header(&wrong).unwrap();
+    look(address);
+    assert_eq!(file.header().order, wrong.order, "nothing shows it");
+    // Late answers would show it, too.
+    assert_eq!(members.each_ref().map(received), [0, 0]);
+    let routes = &members[0].routes;
+    routes.by_block.write().unwrap().insert(0x501, Name::default());
+    let mut packet = [0; 16];
+    packet[5..8].copy_from_slice(&0x50_1123_u32.to_be_bytes()[1..]);
+    members[0].route(&Datagram {
+        source: address,
+        destination: address,
+        source_port: 1,
+        segment_index: 0,
+        hop_limit: None,
+        traffic_class: None,
+        payload: &packet,
+    });
+    let end = Instant::now() + Duration::from_secs(5);
+    while file.header().order != right.order {
+        assert!(Instant::now() < end, "nobody found out the order");
+        members.iter().for_each(answer_waiting);
+    }
+}
+
+/// The others do not know yet, and the newcomer gets the slot of the one that was killed.
+#[test]
+fn a_newcomer_in_the_slot_of_a_killed_member_is_found() {
+    let address: IpAddr = "127.77.0.5".parse().unwrap();
+    let sender = UdpSocket::bind("127.77.0.2:0").unwrap();
+    let (mut killed, other) = (join(address, &[0x400]), join(address, &[0x401]));
+    process::state().unwrap().groups().get_mut(&address).unwrap().members.remove(0);
+    drop(killed.socket.take());
+    let file = other.file.clone().unwrap();
+    file.release(killed.slot);
+    let newcomer = join(address, &[0x402]);
+    assert_eq!(newcomer.slot, killed.slot);
+    assert_eq!(file.header().order, [other.slot, newcomer.slot]);
+    [0x401, 0x402].iter().for_each(|block| send_to_block(&sender, address, *block));
+    assert_eq!([&other, &newcomer].map(received), [1, 1]);
+}
+
 /// What a shard does with what arrives.
 fn answer_waiting(member: &Membership) {
     let mut buffer = [0; 256];
@@ -114,14 +164,7 @@ fn answer_waiting(member: &Membership) {
 
 #[test]
 fn gaps_are_filled_with_the_silent() {
-    let member = |slot| {
-        let capabilities = PeerCapabilities::STRANGER;
-        (
-            slot,
-            Member { process: 1, inode: 1, name: Name::default(), capabilities, key_share: None, blocks: Vec::new() },
-        )
-    };
-    let members = [member(2), member(5), member(7)];
-    assert_eq!(fill_gaps(&[None, Some(5), None], &members), [2, 5, 7]);
-    assert_eq!(fill_gaps(&[Some(7), Some(2), Some(5)], &members), [7, 2, 5]);
+    assert_eq!(fill_gaps(&[None, Some(5), None], &[2, 5, 7]), [2, 5, 7]);
+    assert_eq!(fill_gaps(&[None, Some(5), None], &[7, 5, 2]), [7, 5, 2]);
+    assert_eq!(fill_gaps(&[Some(7), Some(2), Some(5)], &[2, 5, 7]), [7, 2, 5]);
 }
