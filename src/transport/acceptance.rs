@@ -10,7 +10,7 @@ use super::queue_pair::{Path, QueuePair};
 use crate::mutation::{Mutation, planted};
 use crate::types::{DropReason, Psn, QueuePairState};
 use crate::wire::icrc::{self, Match};
-use crate::wire::{Bth, Flow, Opcode};
+use crate::wire::{Flow, Opcode};
 
 /// More segments than this never leave together.
 pub(super) const LARGEST_SEGMENT_INDEX: u16 = 128;
@@ -166,38 +166,46 @@ impl QueuePair {
 
     /// Whether a packet of this number may be the peer's next one, or closely follow it. Of responses: whether it
     /// answers what is in flight.
-    pub(super) fn is_due(&self, bth: &Bth) -> bool {
-        if !bth.opcode.is_request() {
-            return self.is_in_flight(bth.psn);
+    #[inline]
+    pub(super) fn is_due(&self, is_request: bool, psn: Psn) -> bool {
+        match is_request {
+            true => psn == self.responder.expected() || self.is_close_ahead(psn),
+            false => self.is_in_flight(psn),
         }
+    }
+
+    #[cold]
+    fn is_close_ahead(&self, psn: Psn) -> bool {
         let most = if self.service.is_reliable() { self.near() } else { PLAUSIBLE_LOSS };
-        (0..most).contains(&bth.psn.distance_from(self.responder.expected()))
+        (0..most).contains(&psn.distance_from(self.responder.expected()))
     }
 
     /// The same of a packet that was not parsed yet.
     fn may_be_due(&self, udp_payload: &[u8]) -> bool {
         let Some([opcode, .., high, middle, low]) = udp_payload.first_chunk::<12>() else { return false };
         let psn = Psn::new(u32::from_be_bytes([0, *high, *middle, *low]));
-        self.is_due(&Bth { opcode: Opcode(*opcode), psn, ..Bth::default() })
+        self.is_due(Opcode(*opcode).is_request(), psn)
     }
 
     /// Whether the number was sent and is not acknowledged.
+    #[inline]
     pub(super) fn is_in_flight(&self, psn: Psn) -> bool {
         psn.is_within(self.requester.unacknowledged, self.requester.packets_in_flight())
     }
 
     /// Whether the peer may have sent a packet of this number lately: a repetition too, or, after a failure, a response
     /// to what was in flight before.
-    pub(super) fn is_recent(&self, bth: &Bth) -> bool {
-        if self.is_due(bth) {
+    #[cold]
+    pub(super) fn is_recent(&self, is_request: bool, psn: Psn) -> bool {
+        if self.is_due(is_request, psn) {
             return true;
         }
         let near = self.near();
-        if bth.opcode.is_request() {
-            return (-near..0).contains(&bth.psn.distance_from(self.responder.expected()));
+        if is_request {
+            return (-near..0).contains(&psn.distance_from(self.responder.expected()));
         }
         let ahead = if self.state == QueuePairState::Error { near } else { 0 };
-        (-near..ahead).contains(&bth.psn.distance_from(self.requester.unacknowledged))
+        (-near..ahead).contains(&psn.distance_from(self.requester.unacknowledged))
     }
 
     /// Packets that are in flight together at most.

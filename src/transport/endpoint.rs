@@ -657,13 +657,14 @@ impl QueuePair {
             packet
         };
         let bth = &packet.headers.bth;
-        let is_due = self.is_due(bth);
-        if is_due || self.is_recent(bth) {
+        let is_request = bth.opcode.is_request();
+        let is_due = self.is_due(is_request, bth.psn);
+        if is_due || self.is_recent(is_request, bth.psn) {
             self.history.note_heard(pass.now, &packet.headers);
         }
         let taken = if !self.service.is_reliable() {
             self.handle_unreliable(pass, packet)
-        } else if bth.opcode.is_request() {
+        } else if is_request {
             // What comes in its turn is learned from before what was kept for later is executed.
             return self.handle_request(pass, packet, datagram.payload, evidence);
         } else {

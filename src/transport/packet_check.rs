@@ -11,7 +11,7 @@ use super::datagram::{CheckField, Datagram};
 use super::queue_pair::{Path, QueuePair};
 use crate::types::{DropReason, PeerKey, Psn, Qpn};
 use crate::wire::icrc::Seed;
-use crate::wire::{BTH_BYTES, CheckMasks, Flow, ICRC_BYTES, Opcode, PsnSequence};
+use crate::wire::{BTH_BYTES, CheckMasks, ICRC_BYTES, Opcode, PsnSequence};
 
 /// Byte 8 of the base transport header, behind the request for an acknowledgement: seven bits that the standard
 /// reserves, covers by the ICRC, and has receivers ignore.
@@ -79,8 +79,8 @@ impl PacketCheck {
         }
     }
 
-    /// A packet passed with the key.
-    #[inline]
+    /// The first packet passed with the key.
+    #[cold]
     fn note_keyed(&mut self) {
         self.sends_keyed = true;
         self.requires_key = true;
@@ -153,20 +153,31 @@ impl QueuePair {
         // Too short to have a check field: as wrong as any other.
         let difference = path.icrc_difference(datagram).unwrap_or(!mask);
         if difference == mask {
-            self.packet_check.note_keyed();
+            if !self.packet_check.requires_key {
+                self.packet_check.note_keyed();
+            }
             return Some(Ok(()));
         }
         self.packet_check.requires_key.then(|| Err(path.reason_without_key(datagram, difference)))
     }
 
     /// What the check field of a packet that arrived shows in a capture.
+    #[inline]
     pub(super) fn check_field(&self, dropped: Option<DropReason>) -> CheckField {
-        use DropReason::{BadIcrc, BadPkey, WrongAddress, WrongService, WrongSourcePort, WrongState};
-        let is_unverified =
-            matches!(dropped, Some(BadIcrc | BadPkey | WrongAddress | WrongService | WrongSourcePort | WrongState));
         match dropped {
-            _ if !self.packet_check.has_key() || dropped == Some(DropReason::Unkeyed) => CheckField::Icrc,
-            _ if is_unverified => CheckField::Withheld,
+            None if self.packet_check.requires_key => CheckField::Keyed,
+            None => CheckField::Icrc,
+            Some(reason) => self.check_field_of_dropped(reason),
+        }
+    }
+
+    #[cold]
+    fn check_field_of_dropped(&self, reason: DropReason) -> CheckField {
+        use DropReason::{BadIcrc, BadPkey, WrongAddress, WrongService, WrongSourcePort, WrongState};
+        match reason {
+            _ if !self.packet_check.has_key() => CheckField::Icrc,
+            DropReason::Unkeyed => CheckField::Icrc,
+            BadIcrc | BadPkey | WrongAddress | WrongService | WrongSourcePort | WrongState => CheckField::Withheld,
             _ if self.packet_check.requires_key => CheckField::Keyed,
             _ => CheckField::Icrc,
         }
@@ -174,13 +185,6 @@ impl QueuePair {
 }
 
 impl Path {
-    fn arriving_seed(&mut self, flow: &Flow) -> Seed {
-        match self.peer_seed {
-            Some((port, seed)) if port == flow.source_port => seed,
-            _ => self.peer_seed.insert((flow.source_port, Seed::new(flow))).1,
-        }
-    }
-
     /// What the check field of a packet and its ICRC differ by, with identification 0 and "don't fragment" as all keyed
     /// packets have it: these two are no part of what keyed peers check.
     #[inline]

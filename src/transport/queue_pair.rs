@@ -82,11 +82,15 @@ impl Path {
     /// The IPv4 identification that the ICRC of a packet from the peer stands for, if that is found at once.
     #[inline]
     pub(super) fn identification_of(&mut self, flow: &Flow, expected: u16, udp_payload: &[u8]) -> Option<u16> {
-        let seed = match self.peer_seed {
-            Some((port, seed)) if port == flow.source_port => seed,
-            _ => self.peer_seed.insert((flow.source_port, Seed::new(flow))).1,
-        };
-        seed.identification_of(expected, udp_payload)
+        self.arriving_seed(flow).identification_of(expected, udp_payload)
+    }
+
+    #[inline]
+    pub(super) fn arriving_seed(&mut self, flow: &Flow) -> &Seed {
+        if self.peer_seed.is_some_and(|(port, _)| port != flow.source_port) {
+            self.peer_seed = None;
+        }
+        &self.peer_seed.get_or_insert_with(|| (flow.source_port, Seed::new(flow))).1
     }
 
     /// Whether other queue pairs have the same peer address. The endpoint's table holds one of the references.

@@ -80,7 +80,7 @@ impl QueuePair {
         if !self.takes_requests() {
             return Err(DropReason::WrongState);
         }
-        if self.is_due(&packet.headers.bth) {
+        if self.is_due(true, packet.headers.bth.psn) {
             self.note_established();
         }
         let psn = packet.headers.bth.psn;
