@@ -72,6 +72,8 @@ struct Routes {
     by_block: RwLock<HashMap<u16, Name>>,
     /// A packet for another process came here: the order of the group may be another one than it was taken for.
     is_doubtful: AtomicBool,
+    /// A look was asked for on account of a packet, and has not begun: further packets need not ask.
+    is_look_asked: AtomicBool,
 }
 
 /// A bound socket's place in its group; it is closed when this is dropped.
@@ -143,8 +145,12 @@ impl Membership {
         let routes = &self.routes;
         let name = routes.by_block.read().unwrap_or_else(PoisonError::into_inner).get(&block).copied();
         if let Some(mailbox) = &routes.mailbox {
-            routes.is_doubtful.fetch_or(name.is_some(), Ordering::Relaxed);
-            mailbox.request_look(routes.address, false);
+            if name.is_some() {
+                routes.is_doubtful.store(true, Ordering::Relaxed);
+            }
+            if !routes.is_look_asked.swap(true, Ordering::Relaxed) {
+                mailbox.request_look(routes.address, false);
+            }
             if name.is_some_and(|name| mailbox.forward(&name, datagram)) {
                 return Route::Forwarded;
             }
@@ -230,8 +236,13 @@ impl Group {
         let registry = state.registry();
         let mailbox = registry.and_then(|_| state.mailbox());
         let is_sharing = mailbox.is_some();
-        let routes =
-            Routes { address: address.ip, mailbox, by_block: RwLock::default(), is_doubtful: AtomicBool::default() };
+        let routes = Routes {
+            address: address.ip,
+            mailbox,
+            by_block: RwLock::default(),
+            is_doubtful: AtomicBool::default(),
+            is_look_asked: AtomicBool::default(),
+        };
         let mut group = Self { address, file: None, members: Vec::new(), routes: Arc::new(routes) };
         // Without a mailbox packets could not be passed on: then nothing is shared.
         if is_sharing {
@@ -398,6 +409,7 @@ impl Group {
 
     /// Finds out whether all is as it should be, and puts it right if not.
     fn look(&mut self) -> Vec<Name> {
+        self.routes.is_look_asked.store(false, Ordering::Relaxed);
         let Some(file) = self.file.clone() else { return Vec::new() };
         let change = file.change();
         let members = file.members(&self.slots());
