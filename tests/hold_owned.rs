@@ -91,7 +91,7 @@ impl Program {
         (count > 0).then(|| self.random.random_range(0..count))
     }
 
-    /// Takes a buffer into the application's hand, filled anew.
+    /// Takes a buffer into the application's hand, filled again.
     fn hold(&mut self, mut buffer: Buffer) {
         let fill = self.random.random_range(0..FOREIGN);
         buffer.capacity_mut().fill(fill);
@@ -320,7 +320,7 @@ impl Program {
                 }
             }
             11 => {
-                // Queue pairs keep their completion queue, whoever drops the handle.
+                // Queue pairs keep their completion queue, even if the handle is dropped.
                 let index = self.random.random_range(0..self.queues.len());
                 self.queues[index] = CompletionQueue::new(context, 4096).unwrap();
             }

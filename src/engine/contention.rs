@@ -19,8 +19,8 @@ use crate::types::Time;
 /// How long a poller sleeps, now and then, after another thread used the shard. As long as such threads come more often
 /// than this, none starves, and it does not spin.
 const SHORTEST_SLEEPS: Duration = Duration::from_millis(4);
-/// The same if none comes any more: a quarter longer each time. In the end spins take a twelfth of the time, and a
-/// thread that waits all the same gets its chance ten times a second.
+/// The same if none comes any more: a quarter longer each time. In the end spins take a thirteenth of the time, and a
+/// thread that waits all the same gets its chance nine times a second.
 const LONGEST_SLEEPS: Duration = Duration::from_millis(100);
 /// How long it spins: the kernel takes the core from a thread that computes after one to four milliseconds.
 const SPIN: Duration = Duration::from_millis(8);

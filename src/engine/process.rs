@@ -58,7 +58,7 @@ impl State {
         })
     }
 
-    /// The mailbox in the registry's folder, which lives as long as somebody has it.
+    /// The mailbox in the registry's folder, which lives as long as there is a reference to it.
     pub(super) fn mailbox(&self) -> Option<Arc<Mailbox>> {
         let mut place = self.mailbox.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(mailbox) = place.upgrade() {

@@ -200,7 +200,7 @@ mod tests {
     #[test]
     fn a_completion_that_names_no_slot_in_flight_finishes_nothing() {
         let mut ledger = filled(2);
-        // Never posted, posted by nobody's count, retired beyond what completes, retired nothing.
+        // Never posted, a number that was never given, retired beyond what completes, retired nothing.
         for (wr_id, retired) in [(2, 1), (1 << 32, 1), (u64::MAX, 1), (0, 2), (1, 3), (0, 0), (0, u32::MAX)] {
             assert_eq!(ledger.finish(QUEUE, wr_id, retired), None, "wr_id {wr_id}, retired {retired}");
         }

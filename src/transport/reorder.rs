@@ -15,8 +15,8 @@ const DEFAULT_BUDGET_BYTES: usize = 64 << 20;
 /// What the allocator takes for a packet besides its bytes, about.
 const OVERHEAD_BYTES: usize = 32;
 const SMALLEST_RING: usize = 16;
-/// A packet that waited longer is forgotten: in this time a peer has sent it again several times, unless it was forged.
-/// With the usual transport timeout (code 14) it is that of four tries.
+/// A packet that waited longer is dropped at the next sweep, at most a quarter of this time later. In this time a peer
+/// has sent it again several times, unless it was forged: with the usual transport timeout (code 14), four tries.
 const KEPT_FOR: Duration = Duration::from_millis(270);
 
 /// Bytes that the reorder buffers of a device may hold together.

@@ -139,8 +139,8 @@ pub(super) struct Replies {
     stopped: bool,
     burst: u32,
     pause_until: Option<Time>,
-    /// Bytes of repeated and early packets that came, less those that they were answered by. Whoever sends such packets
-    /// under the peer's address gets no more sent there than it has sent itself.
+    /// Bytes of repeated and early packets that came, less those that they were answered by. A sender that forges
+    /// the peer's address cannot make this end send more bytes there than it sent itself.
     credit: usize,
 }
 

@@ -182,7 +182,10 @@ pub(super) fn check_device(queue_pair: &QueuePair, what: &str, domain: &Protecti
     if domain.context().is_same(own) {
         return Ok(());
     }
-    let message = format!("{what} belongs to {}; it must be of this opening of {own}", domain.context());
+    let message = format!(
+        "{what} belongs to {}; it must come from the same opened device as the queue pair: {own}",
+        domain.context()
+    );
     Err(Error::new("post_send", ErrorKind::InvalidArgument, message))
 }
 

@@ -494,7 +494,7 @@ impl fmt::Debug for QueuePair {
     }
 }
 
-/// What a peer must know to send to this queue pair and others must not guess. It serves one connection.
+/// The secrets that a peer needs to send to this queue pair. It serves one connection.
 struct Identity {
     psn: Psn,
     key_share: KeyShare,

@@ -109,7 +109,7 @@ fn mutated(kind: Kind, form: Form) {
         let mut bytes = line.bytes.clone();
         for _ in 0..line.lab.random.between(1, 6) {
             let place = line.lab.random.below(bytes.len() as u64) as usize;
-            // The low bits of the reserved byte are nobody's.
+            // The low bits of the reserved byte are not checked.
             if place != 4 {
                 bytes[place] ^= 1 << line.lab.random.below(8);
             }

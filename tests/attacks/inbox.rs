@@ -15,15 +15,15 @@ use super::{Attack, Form};
 
 pub(super) const ATTACKS: &[Attack] = &[("inbox/messages_of_another_user_are_refused", messages)];
 
-const NOBODY: libc::uid_t = 65_534;
+const OTHER_USER: libc::uid_t = 65_534;
 const HEADER_BYTES: usize = 40;
 const VERSION: u8 = 1;
 const KINDS: [u8; 2] = [1, 2];
 
 /// Makes the calling thread, and no other, one of another user for good.
-fn become_nobody() {
+fn become_other_user() {
     // SAFETY: numbers only. The call itself, unlike the library's function, is about this thread alone.
-    let outcome = unsafe { libc::syscall(libc::SYS_setresuid, NOBODY, NOBODY, NOBODY) };
+    let outcome = unsafe { libc::syscall(libc::SYS_setresuid, OTHER_USER, OTHER_USER, OTHER_USER) };
     assert_eq!(outcome, 0, "setresuid: {}", std::io::Error::last_os_error());
 }
 
@@ -79,7 +79,7 @@ fn messages(form: Form) {
     let before = left.qp.counters();
     let (sent, refused) = thread::scope(|scope| {
         let attacker = scope.spawn(|| {
-            become_nobody();
+            become_other_user();
             let socket = UnixDatagram::unbound().expect("a socket");
             let mut random = Random::new(0x1b0c5);
             let (mut sent, mut refused) = (0, 0);
@@ -102,7 +102,7 @@ fn messages(form: Form) {
     });
     left.drive();
     let since = left.qp.counters().since(&before);
-    println!("{refused} messages of user {NOBODY} to {} inboxes are refused", inboxes.len());
+    println!("{refused} messages of user {OTHER_USER} to {} inboxes are refused", inboxes.len());
     assert_eq!((sent, u64::from(refused)), (0, tries * inboxes.len() as u64));
     let effects = [since.get(Counter::ReceivedPackets), since.total_drops()];
     assert_eq!(effects, [0; 2], "packets of another user that reach the queue pair, or are dropped by it");

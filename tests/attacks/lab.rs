@@ -75,7 +75,7 @@ impl Lab {
         lab
     }
 
-    /// Makes the connection, or makes it anew with other numbers.
+    /// Makes the connection, or makes it again with other numbers.
     pub(crate) fn connect(&mut self) {
         let psns = [VICTIM, HONEST].map(|_| Psn::new(self.random.number() as u32 & 0xff_ffff));
         self.connect_at(psns);

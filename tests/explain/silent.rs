@@ -77,7 +77,7 @@ pub(crate) fn wrong_number_on_a_host_that_answers(case: u8) -> String {
 }
 
 /// As for programs that exchange the standard's attributes alone: the key of a connection would show any mistake in
-/// them as packets of somebody else.
+/// them as packets of another sender.
 fn without_key(info: ConnectionInfo) -> ConnectionInfo {
     ConnectionInfo { key: None, ..info }
 }

@@ -55,10 +55,9 @@ impl Holdings {
     }
 }
 
-/// Registry files of these addresses, in all places and namespaces.
+/// Registry files of these addresses below /dev/shm and /tmp, in all namespaces.
 pub(crate) fn registry_entries(addresses: &[String]) -> Vec<PathBuf> {
-    let runtime = std::env::var("XDG_RUNTIME_DIR").unwrap_or_default();
-    let folders = ["/dev/shm", "/tmp", &runtime].into_iter().flat_map(fs::read_dir).flatten().flatten();
+    let folders = ["/dev/shm", "/tmp"].into_iter().flat_map(fs::read_dir).flatten().flatten();
     let folders = folders.filter(|folder| folder.file_name().to_string_lossy().starts_with("rdma-verbs-"));
     let files = folders.flat_map(|folder| fs::read_dir(folder.path())).flatten().flatten().map(|file| file.path());
     let is_ours = |path: &PathBuf| {

@@ -306,7 +306,7 @@ impl Member {
         say(&format!("error process {}: {what}", self.own))
     }
 
-    /// Whoever failed without being killed is an error.
+    /// A connection that failed although its peer was not killed is an error.
     fn look_at_suspects(&mut self) -> Result<(), Failure> {
         let late: Vec<_> = self.suspects.extract_if(.., |suspect| suspect.1.elapsed() > EXCUSE).collect();
         late.into_iter().try_for_each(|(peer, _, why)| self.error(&format!("connection to process {peer}: {why}")))
@@ -317,7 +317,7 @@ impl Member {
         Ok(self.datagrams.post_recv(&[ReceiveRequest::new(range).wr_id(DATAGRAM + slot as u64)])?)
     }
 
-    /// To one peer after the other; lost ones are nobody's loss.
+    /// To one peer after the other; losses are allowed.
     fn send_datagram(&mut self) -> Result<(), Failure> {
         let rested = self.last_datagram.elapsed() >= BETWEEN_DATAGRAMS;
         if !rested || self.is_sending || self.is_stopping || self.targets.is_empty() {

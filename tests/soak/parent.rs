@@ -209,7 +209,7 @@ impl Parent<'_> {
         Ok(())
     }
 
-    /// Connects two members, anew if they were connected.
+    /// Connects two members, again if they were connected.
     fn link(&mut self, one: usize, other: usize) -> Outcome {
         let mut infos = Vec::new();
         for (member, peer) in [(one, other), (other, one)] {

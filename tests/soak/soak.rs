@@ -1,5 +1,5 @@
 //! Soak: a thousand queue pairs over eight processes, all operations, every byte verified, while processes are killed,
-//! stopped and started again at random. What the processes hold at the end must be what they held at the start.
+//! stopped and started again at random. At the end no process may hold much more than after its warm-up.
 //!
 //! ```text
 //! cargo run --release --example soak -- --seconds 600

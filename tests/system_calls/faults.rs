@@ -45,7 +45,7 @@ fn few_calls_ask_for_the_handlers_while_nothing_changes() {
     let asked = (questions() - before) as f64;
     let each_time = elapsed * CALLS_OF_A_QUESTION;
     println!("{asked} calls; one thread that asks every {TICKS_OF_A_QUESTION} ticks makes {each_time:.0}");
-    assert!(asked > 0.0, "nobody asked");
+    assert!(asked > 0.0, "no thread asked");
     assert!(asked < each_time / 10.0, "{asked} calls, of {each_time:.0} by a thread that asks each time");
 }
 

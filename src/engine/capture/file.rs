@@ -45,7 +45,7 @@ pub(super) fn create(config: &CaptureConfig, device: &str) -> Result<(PathBuf, F
 ///
 /// In a folder in which others write, a name proves nothing: they may have made a link to another file of this user, a
 /// file that they can read, or a device that waits. So what was there is used only if it is a regular file of this
-/// user with one name, and if nobody else could have given it that name.
+/// user with one name, and if no other user could have given it that name.
 fn open(path: &Path) -> io::Result<Option<File>> {
     let mut options = OpenOptions::new();
     // Without waiting: a FIFO that another user made would hold the program up.

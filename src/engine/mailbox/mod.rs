@@ -2,10 +2,11 @@
 //!
 //! Each process has two Unix sockets in the registry's folder, which other users cannot enter: they can neither send
 //! there nor use up the room of what waits. One socket takes messages: packets that reached the wrong process, and
-//! calls to look at a group. The other only listens: the others connect to it, and hear when it is gone, however its
-//! process ended.
+//! calls to look at a group. The other takes connections and carries no bytes: a connection ends when either process
+//! ends, however it ends.
 //!
-//! A thread sleeps on both. It starts with the first socket on an address and ends with the last.
+//! A thread sleeps until a message comes or a connection ends. It starts with the first socket on an address and ends
+//! with the last.
 
 mod message;
 mod neighbours;
@@ -161,7 +162,7 @@ impl Shared {
         }
     }
 
-    /// Takes messages; more wait than are taken at a time.
+    /// Takes up to [`MESSAGES`] messages; the rest wait for the next turn.
     fn take_messages(&self) {
         let mut buffer = [0; MESSAGE_BYTES];
         for _ in 0..MESSAGES {

@@ -32,7 +32,7 @@ impl Group {
     ) {
         let mut header = file.header();
         let is_there = |slot: &u8| members.iter().any(|(present, _)| present == slot);
-        // The member that had the newcomer's slot was killed, and nobody has noticed yet.
+        // The member that had the newcomer's slot was killed, and no process has noticed yet.
         let is_replaced = newcomer.is_some_and(|newcomer| header.order.contains(&newcomer.slot));
         let was_settled = header.is_settled && !is_replaced && header.order.iter().all(is_there);
         let is_doubtful = self.routes.is_doubtful.swap(false, Ordering::Relaxed);

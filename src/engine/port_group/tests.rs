@@ -84,7 +84,7 @@ fn a_lost_order_is_found_out() {
         scope.spawn(|| look(address));
         let end = Instant::now() + Duration::from_secs(5);
         while !file.header().is_settled {
-            assert!(Instant::now() < end, "nobody found out the order");
+            assert!(Instant::now() < end, "the order was not found");
             let groups = &members;
             groups.iter().for_each(answer_waiting);
         }
@@ -123,7 +123,7 @@ fn a_packet_that_goes_astray_has_the_order_found_out() {
     });
     let end = Instant::now() + Duration::from_secs(5);
     while file.header().order != right.order {
-        assert!(Instant::now() < end, "nobody found out the order");
+        assert!(Instant::now() < end, "the order was not found");
         members.iter().for_each(answer_waiting);
     }
 }

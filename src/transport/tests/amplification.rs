@@ -1,4 +1,4 @@
-//! What an end answers to packets that nobody asked for: never more bytes than came.
+//! Replies to unsolicited packets never have more bytes than those packets.
 //!
 //! Bytes of UDP payloads are counted, where the relation is worse than with all headers.
 

@@ -93,7 +93,7 @@ fn a_packet_that_waits_long_is_forgotten() {
     assert_eq!(pair.ends[1].endpoint.next_timeout(), None);
 }
 
-/// Whoever forges packets with all numbers that are plausible.
+/// A forger sends packets with all plausible numbers.
 #[test]
 fn what_a_peer_can_make_an_end_hold_is_bounded() {
     // Window times MTU, with headers and what the ring takes.

@@ -1,4 +1,4 @@
-//! Packets by somebody who knows the addresses and the queue pair number, and guesses the rest.
+//! Packets from a forger who knows the addresses and the queue pair number, and guesses the rest.
 
 use super::*;
 use crate::wire::{Bth, Flow, Headers, Opcode, icrc, packet_bytes};

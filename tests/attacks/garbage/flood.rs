@@ -95,7 +95,7 @@ impl Flood {
     }
 }
 
-/// Processor time of the whole process: the engine's threads count, too.
+/// Processor time of the calling thread, which does the work that is measured; the device's own thread sleeps.
 pub(crate) fn processor_time() -> Duration {
     Duration::from(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).expect("a clock that every system has"))
 }
