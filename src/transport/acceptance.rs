@@ -127,10 +127,8 @@ impl QueuePair {
             HiddenFields::Changing { dont_fragment, .. } if evidence.dont_fragment == Some(*dont_fragment) => {
                 Ok(evidence)
             }
-            HiddenFields::Usual { doubts } if is_plausible && *doubts == MOST_DOUBTS => {
-                path.hidden_fields = HiddenFields::Unknown;
-                Ok(evidence)
-            }
+            // If it is executed, that is learned.
+            HiddenFields::Usual { doubts } if is_plausible && *doubts == MOST_DOUBTS => Ok(evidence),
             HiddenFields::Usual { doubts } if is_plausible => {
                 *doubts += 1;
                 Err(DropReason::BadIcrc)

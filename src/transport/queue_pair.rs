@@ -450,7 +450,8 @@ impl QueuePair {
     /// `headers` are those of the refused packet, with the length of its payload.
     pub(super) fn refuse(&mut self, violation: Violation, headers: Option<(&Headers, u32)>) {
         let (status, cause) = violation.receive_status();
-        let receive = self.responder.take_receive();
+        // Without headers it is an earlier READ that is refused now: a receive belongs to another message.
+        let receive = headers.and_then(|_| self.responder.take_receive());
         self.note_refusal(violation, headers, receive.map(|receive| receive.wr_id));
         if let Some(receive) = receive {
             let retired = receive.index.wrapping_add(1);

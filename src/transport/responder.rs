@@ -186,6 +186,12 @@ impl Responder {
         }
     }
 
+    /// Forgets the packets that came before their turn.
+    pub(super) fn forget_early(&mut self) {
+        self.reorder.clear();
+        self.close_gap();
+    }
+
     /// When the receiving half must be looked at again.
     pub(super) fn deadline(&self) -> Option<Time> {
         let deadline = Time::earliest([self.report_gap_at, self.replies.deadline()]);

@@ -37,6 +37,7 @@ bitflags::bitflags! {
         const RNR_RETRY = 1 << 15;
         const SQD_NOTIFY = 1 << 16;
         const PEER = 1 << 17;
+        const PEER_KEY = 1 << 18;
     }
 }
 
@@ -62,6 +63,7 @@ impl Mask {
             (Self::RNR_RETRY, attributes.rnr_retry.is_some()),
             (Self::SQD_NOTIFY, attributes.en_sqd_async_notify.is_some()),
             (Self::PEER, attributes.peer.is_some()),
+            (Self::PEER_KEY, attributes.peer_key.is_some()),
         ];
         given.into_iter().filter(|entry| entry.1).fold(Self::empty(), |mask, entry| mask | entry.0)
     }
@@ -127,6 +129,8 @@ const RNR_RETRY: u32 = Mask::RNR_RETRY.bits();
 const NOTIFY: u32 = Mask::SQD_NOTIFY.bits();
 /// Not of the standard: goes where the path goes.
 const PEER: u32 = Mask::PEER.bits();
+/// Not of the standard: the peer's side of it is used from the first packet on.
+const KEY: u32 = Mask::PEER_KEY.bits();
 
 const CONNECTED_START: u32 = PKEY | PORT | ACCESS;
 const DATAGRAM_START: u32 = PKEY | PORT | QKEY;
@@ -148,11 +152,11 @@ const TRANSITIONS: &[Transition] = &[
     row(Init, Init, UD, 0, DATAGRAM_START),
     row(Init, Init, XRC_SEND, 0, CONNECTED_START),
     row(Init, Init, XRC_RECEIVE, 0, CONNECTED_START),
-    row(Init, ReadyToReceive, RC, CONNECTION | ANSWERING, ACCESS | PKEY | PEER),
-    row(Init, ReadyToReceive, UC, CONNECTION, ACCESS | PKEY | PEER),
+    row(Init, ReadyToReceive, RC, CONNECTION | ANSWERING, ACCESS | PKEY | PEER | KEY),
+    row(Init, ReadyToReceive, UC, CONNECTION, ACCESS | PKEY | PEER | KEY),
     row(Init, ReadyToReceive, UD, 0, PKEY | QKEY),
-    row(Init, ReadyToReceive, XRC_SEND, CONNECTION, ACCESS | PKEY | PEER),
-    row(Init, ReadyToReceive, XRC_RECEIVE, CONNECTION | ANSWERING, ACCESS | PKEY | PEER),
+    row(Init, ReadyToReceive, XRC_SEND, CONNECTION, ACCESS | PKEY | PEER | KEY),
+    row(Init, ReadyToReceive, XRC_RECEIVE, CONNECTION | ANSWERING, ACCESS | PKEY | PEER | KEY),
     row(ReadyToReceive, ReadyToSend, RC, SQ_PSN | ASKING, STATE | ACCESS | RNR_TIMER | PEER),
     row(ReadyToReceive, ReadyToSend, UC, SQ_PSN, STATE | ACCESS | PEER),
     row(ReadyToReceive, ReadyToSend, UD, SQ_PSN, STATE | QKEY),

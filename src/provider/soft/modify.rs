@@ -51,7 +51,9 @@ impl SoftQueuePair {
                 if given.peer.is_none() && status.attributes.peer.is_none() {
                     let found = self.registered_peer(vector, &given, can_segment);
                     given.peer = found.map(|found| found.capabilities);
-                    given.peer_key = found.and_then(|found| found.key);
+                    if given.peer_key.is_none() && given.qp_state == Some(QueuePairState::ReadyToReceive) {
+                        given.peer_key = found.and_then(|found| found.key);
+                    }
                 }
                 let peer = given.peer.or(status.attributes.peer).unwrap_or(PeerCapabilities::STRANGER);
                 kind = if peer.segmentation_offload { PathKind::Segmenting } else { PathKind::Plain };

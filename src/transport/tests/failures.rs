@@ -44,3 +44,27 @@ fn a_refused_write_with_immediate_completes_the_receive_in_local_access_error() 
         assert_eq!(statuses, [first, CompletionStatus::WorkRequestFlushedError], "{length} bytes");
     }
 }
+
+/// A READ that is refused when its response is due says nothing about the message that came after it.
+#[test]
+fn a_read_that_is_refused_late_leaves_the_next_messages_receive_alone() {
+    let mut pair = Pair::new(OURS);
+    let read_from = Backing::from_vec(vec![0; 4096]);
+    let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE;
+    let read_from = pair.ends[1].table.register(DomainId(1), read_from, Some(0x90_0000), access).unwrap();
+    let (into, local) = (pair.ends[1].sge(0, 4_096), pair.ends[0].sge(0, 3_000));
+    pair.ends[1].post_receive(&[into]);
+    let read = Operation::Read { remote_addr: 0x90_0000, rkey: read_from.rkey() };
+    pair.ends[0].post(pair.now, read, &[pair.ends[0].sge(0, 8)]);
+    pair.ends[0].post(pair.now, Operation::Send, &[local]);
+    let source = pair.ends[0].address;
+    // The READ, and the SEND's first packet of several.
+    for _ in 0..2 {
+        let packets = pair.ends[0].transmit(pair.now);
+        pair.ends[1].handle(pair.now, source, &packets[..1]);
+    }
+    assert!(pair.ends[1].table.deregister(&read_from));
+    pair.ends[1].transmit(pair.now);
+    let statuses: Vec<_> = pair.ends[1].poll().iter().map(|completion| completion.status).collect();
+    assert_eq!(statuses, [CompletionStatus::WorkRequestFlushedError]);
+}

@@ -256,3 +256,18 @@ fn an_early_packet_from_another_port_is_not_executed() {
     assert_eq!(Forged::new(Opcode::RC_SEND_ONLY, FIRST.plus(1)).arrive(&mut pair, 1).dropped, None);
     assert_eq!(pair.ends[1].poll().len(), 1);
 }
+
+/// Four of them would be believed, if they were executed.
+#[test]
+fn packets_that_wait_say_nothing_of_a_standard_peers_headers() {
+    let mut pair = Pair::new(PeerCapabilities::STRANGER);
+    let (local, into) = (pair.ends[0].sge(0, 8), pair.ends[1].sge(0, 8));
+    pair.ends[1].post_receive(&[into]);
+    pair.ends[0].post(pair.now, Operation::Send, &[local]);
+    pair.drive(Duration::from_millis(1));
+    let odd = |ahead: u32| Forged::new(Opcode::RC_SEND_ONLY, FIRST.plus(1 + ahead)).payload(b"odd").identified(ODD);
+    let dropped = [1, 2, 3, 4].map(|ahead| odd(ahead).arrive(&mut pair, 1).dropped);
+    assert_eq!(dropped, [Some(DropReason::BadIcrc), Some(DropReason::BadIcrc), Some(DropReason::BadIcrc), None]);
+    // Outside the window it is not believed.
+    assert_eq!(odd(1_000).arrive(&mut pair, 1).dropped, Some(DropReason::BadIcrc));
+}

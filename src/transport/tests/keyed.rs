@@ -228,3 +228,25 @@ fn the_mask_is_that_of_the_sequence() {
     let packet = pair.one_packet();
     assert_eq!(pair.mask_of(&packet), masks.requests);
 }
+
+/// Until the switch, packets without the key pass. One that waits then for an earlier one must not be executed later.
+#[test]
+fn what_was_kept_without_the_key_is_forgotten_at_the_switch() {
+    let mut pair = pair_with(QueuePairType::ReliableConnection, discovered());
+    let into = pair.ends[1].sge(0, 64);
+    (0..2).for_each(|_| pair.ends[1].post_receive(&[into]));
+    let (mut first, second) = (pair.one_packet(), pair.one_packet());
+    assert!(!pair.delivers(&second), "it is early");
+    assert!(pair.ends[1].endpoint.reorder_bytes() > 0);
+    let sequence =
+        PsnSequence { requester: pair.ends[0].qpn, responder: pair.ends[1].qpn, first: FIRST, is_local: true };
+    let mask = CheckMasks::new(&key(1, 2, false), &sequence).requests;
+    first[8] &= !1;
+    icrc::append(&pair.flow(), 0, &mut first);
+    let field = first.last_chunk_mut::<4>().unwrap();
+    *field = (u32::from_le_bytes(*field) ^ mask).to_le_bytes();
+    let source = pair.ends[0].address;
+    pair.ends[1].handle(pair.now, source, &[first]);
+    assert_eq!(pair.ends[1].poll().len(), 1);
+    assert_eq!(pair.ends[1].endpoint.reorder_bytes(), 0);
+}
