@@ -14,9 +14,12 @@ use super::path_errors::PathErrors;
 use super::port_group::Route;
 use super::sys::{self, SendOptions};
 use super::udp::{Checksums, DEFAULT_HOP_LIMIT, ReceiveSocket, SendSocket};
-use crate::transport::{Datagram, Outcome, Transmit};
+use crate::transport::{CheckField, Datagram, Outcome, Transmit};
 use crate::types::{Counter, Counters, PathError, Time};
 
+/// A packet for another socket. Its connection may have a key, which is not known here, so no capture may show it.
+const OF_ANOTHER_SOCKET: Outcome =
+    Outcome { dropped: None, is_from_own_peer: false, ends_write: false, check_field: CheckField::Withheld };
 /// Longest UDP payload over IPv4; as long as any that the kernel merges or segments.
 pub(super) const MAX_SEND_BYTES: usize = 65_507;
 const RECEIVE_BUFFER_BYTES: usize = 65_536;
@@ -443,8 +446,9 @@ fn split(
             Route::Here => deliver(datagram),
             Route::Forwarded => {
                 counters.add(Counter::ForwardedPackets, 1);
-                Outcome::default()
+                OF_ANOTHER_SOCKET
             }
+            Route::Lost => Outcome { dropped: deliver(datagram).dropped, ..OF_ANOTHER_SOCKET },
             Route::Probe => return,
         };
         if let Some(arrival) = &arrival {

@@ -64,7 +64,8 @@ impl State {
         if let Some(mailbox) = place.upgrade() {
             return Some(mailbox);
         }
-        match Mailbox::open(self.registry()?.folder()) {
+        let registry = self.registry()?;
+        match registry.prepare().and_then(|()| Mailbox::open(registry.folder())) {
             Ok(mailbox) => {
                 *place = Arc::downgrade(&mailbox);
                 Some(mailbox)

@@ -212,7 +212,7 @@ impl CompletionQueue {
     }
 
     /// Arms the queue: the next completion that is added makes one notification, after which it is not armed. What was
-    /// added before counts not: poll again after arming. With `solicited_only` only solicited and failed completions
+    /// added before does not count: poll again after arming. With `solicited_only` only solicited and failed completions
     /// count, unless the queue is already armed for all.
     pub fn req_notify(&self, solicited_only: bool) {
         let mut state = lock(&self.state);

@@ -32,7 +32,9 @@ use self::neighbours::Neighbours;
 use super::port_group;
 use super::registry::{NAME_BYTES, Name, inbox_path, life_path, place_socket, remove_sockets};
 use super::shard::Shard;
-use super::sys::{EventFd, Generation, NotInherited, own_user, receive_with_user, wait_readable, with_signals_blocked};
+use super::sys::{
+    EventFd, Generation, NotInherited, own_user, receive_with_user, send_as_user, wait_readable, with_signals_blocked,
+};
 use crate::transport::Datagram;
 
 /// Messages that are taken at a time.
@@ -51,6 +53,8 @@ pub(super) struct Mailbox {
 
 /// What the thread works with.
 struct Shared {
+    /// Goes first: the numbers of closed descriptors are given again.
+    _not_inherited: [NotInherited; 2],
     name: Name,
     folder: PathBuf,
     inbox: UnixDatagram,
@@ -61,7 +65,6 @@ struct Shared {
     shards: Mutex<HashMap<(IpAddr, u16), Weak<Shard>>>,
     /// Addresses whose groups are to be looked at, and whether it is urgent.
     looks: Mutex<BTreeMap<IpAddr, bool>>,
-    _not_inherited: [NotInherited; 2],
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -145,7 +148,8 @@ impl Mailbox {
     fn send(&self, name: &Name, message: &Message<'_>) -> io::Result<()> {
         let mut buffer = [0; MESSAGE_BYTES];
         let length = message.write(&mut buffer).ok_or(io::ErrorKind::InvalidInput)?;
-        self.shared.inbox.send_to(&buffer[..length], inbox_path(&self.shared.folder, name)).map(drop)
+        let to = SockAddr::unix(inbox_path(&self.shared.folder, name))?;
+        send_as_user(self.shared.inbox.as_fd(), &buffer[..length], &to)
     }
 }
 
@@ -229,7 +233,8 @@ fn run(shared: &Shared, mut neighbours: Neighbours) {
         let asked = std::mem::take(&mut *lock(&shared.looks));
         let (looks, waiting): (BTreeMap<IpAddr, bool>, BTreeMap<IpAddr, bool>) =
             asked.into_iter().partition(|(_, urgent)| *urgent || rested);
-        if !looks.is_empty() {
+        // Urgent ones do not put the others off.
+        if looks.values().any(|urgent| !urgent) {
             last_look = Some(Instant::now());
         }
         for address in looks.into_keys() {

@@ -78,7 +78,7 @@ struct Routes {
 
 /// A bound socket's place in its group; it is closed when this is dropped.
 pub(super) struct Membership {
-    _not_inherited: NotInherited,
+    not_inherited: Option<NotInherited>,
     address: IpAddr,
     socket: Option<Arc<Socket>>,
     blocks: Vec<u16>,
@@ -93,8 +93,10 @@ pub(super) struct Membership {
 pub(super) enum Route {
     /// It is for this socket, or for nobody that is known.
     Here,
-    /// It was for another process, and is on its way there.
+    /// It was for another socket, and is on its way there.
     Forwarded,
+    /// It was for another socket, which could not be reached.
+    Lost,
     /// It was one of the group's own.
     Probe,
 }
@@ -151,8 +153,8 @@ impl Membership {
             if !routes.is_look_asked.swap(true, Ordering::Relaxed) {
                 mailbox.request_look(routes.address, false);
             }
-            if name.is_some_and(|name| mailbox.forward(&name, datagram)) {
-                return Route::Forwarded;
+            if let Some(name) = name {
+                return if mailbox.forward(&name, datagram) { Route::Forwarded } else { Route::Lost };
             }
         }
         Route::Here
@@ -160,9 +162,12 @@ impl Membership {
 
     /// Answers if this is a probe that somebody of the group sent; the number used once shows it.
     fn answer_probe(&self, datagram: &Datagram<'_>) -> bool {
+        if datagram.source != self.address {
+            return false;
+        }
         let (Some(file), Some((index, nonce))) = (&self.file, parse_probe(datagram.payload)) else { return false };
         let header = file.header();
-        if datagram.source != self.address || nonce != header.nonce {
+        if nonce != header.nonce {
             return false;
         }
         // Without an answer the prober takes this socket for stopped.
@@ -177,6 +182,8 @@ impl Membership {
 
 impl Drop for Membership {
     fn drop(&mut self) {
+        // Before the socket is closed, and another descriptor gets its number.
+        self.not_inherited = None;
         let Some(socket) = self.socket.take() else { return };
         if !self.generation.is_current() {
             return;
@@ -311,8 +318,8 @@ impl Group {
         let bound = self.bind_member(newcomer, file, slot, bind);
         let socket = bound.inspect_err(|_| {
             file.release(slot);
-            if file.members(&own).is_empty() {
-                file.remove(&change);
+            if own.is_empty() {
+                file.remove_if_unused(&change);
             }
         })?;
         let membership = self.add(slot, socket, newcomer, Some(Arc::clone(file)));
@@ -363,7 +370,7 @@ impl Group {
         let (socket, blocks) = (Arc::new(socket), newcomer.blocks());
         self.members.push(OwnMember { slot, socket: Arc::clone(&socket), blocks: blocks.clone() });
         Membership {
-            _not_inherited: NotInherited::new(socket.as_fd()),
+            not_inherited: Some(NotInherited::new(socket.as_fd())),
             address: self.address.ip,
             socket: Some(socket),
             blocks,
@@ -399,9 +406,8 @@ impl Group {
         drop(socket);
         self.members.swap_remove(place);
         file.release(slot);
-        match &change {
-            Some(change) if others.is_empty() => file.remove(change),
-            _ => {}
+        if let Some(change) = change.as_ref().filter(|_| self.members.is_empty()) {
+            file.remove_if_unused(change);
         }
         drop(change);
         self.call_all(&others);
@@ -420,14 +426,13 @@ impl Group {
         self.refresh_routes(members)
     }
 
-    /// The names of the other processes in the group; from now on packets for them are passed on.
+    /// The names of the other processes in the group; from now on packets for its members are passed on.
     fn refresh_routes(&self, members: Vec<(u8, Member)>) -> Vec<Name> {
         let own = self.slots();
-        let others: Vec<Member> =
-            members.into_iter().filter(|(slot, _)| !own.contains(slot)).map(|(_, member)| member).collect();
-        let routes = others.iter().flat_map(|member| member.blocks.iter().map(|block| (*block, member.name)));
+        // This process's other sockets, too: a packet for one of them may come to another one.
+        let routes = members.iter().flat_map(|(_, member)| member.blocks.iter().map(|block| (*block, member.name)));
         *self.routes.by_block.write().unwrap_or_else(PoisonError::into_inner) = routes.collect();
-        others.into_iter().map(|member| member.name).collect()
+        members.into_iter().filter(|(slot, _)| !own.contains(slot)).map(|(_, member)| member.name).collect()
     }
 
     /// Has all processes of the group, this one too, look at it.

@@ -18,6 +18,8 @@ const OWN_ANSWER_TIME: Duration = Duration::from_millis(5);
 const ANSWER_PAUSE: Duration = Duration::from_micros(100);
 /// Rounds before the order is guessed.
 const ROUNDS: usize = 8;
+/// Packets taken between looks at the time.
+const MOST_TAKEN: usize = 64;
 pub(super) const PROBE_BYTES: usize = 40;
 const PROBE_MAGIC: [u8; 8] = *b"RDMVPROB";
 
@@ -171,10 +173,15 @@ impl Group {
         member.socket.local_addr()?.as_socket().ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
-    /// Receives for a socket that no shard has yet: probes are answered, and nobody can have sent anything else.
+    /// Receives for a socket that no shard has yet, and answers probes. Other packets that the kernel gave to it are
+    /// lost, or passed on if they fit.
     fn take_probes(&self, newcomer: &Membership) {
         let mut buffer = [0; 256];
-        while let Ok(Some(received)) = receive(newcomer.descriptor(), &mut buffer) {
+        for _ in 0..MOST_TAKEN {
+            let Ok(Some(received)) = receive(newcomer.descriptor(), &mut buffer) else { return };
+            if received.truncated {
+                continue;
+            }
             let datagram = Datagram {
                 source: received.source.ip(),
                 destination: self.address.ip,

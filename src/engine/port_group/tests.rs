@@ -108,8 +108,6 @@ fn a_packet_that_goes_astray_has_the_order_found_out() {
     assert_eq!(file.header().order, wrong.order, "nothing shows it");
     // Late answers would show it, too.
     assert_eq!(members.each_ref().map(received), [0, 0]);
-    let routes = &members[0].routes;
-    routes.by_block.write().unwrap().insert(0x501, Name::default());
     let mut packet = [0; 16];
     packet[5..8].copy_from_slice(&0x50_1123_u32.to_be_bytes()[1..]);
     members[0].route(&Datagram {

@@ -83,9 +83,13 @@ impl AddressFile {
         Ok(change)
     }
 
-    /// Removes the file: nobody is there any more.
-    pub(crate) fn remove(&self, _change: &Change<'_>) {
-        let _ = std::fs::remove_file(&self.path);
+    /// Removes the file unless another process is in the group, or may be about to join it because the change has no
+    /// lock.
+    pub(crate) fn remove_if_unused(&self, change: &Change<'_>) {
+        let is_used = is_range_locked_by_others(self.file.as_fd(), PRESENCE_OFFSET, SLOTS as u64).unwrap_or(true);
+        if change.locked && !is_used {
+            let _ = std::fs::remove_file(&self.path);
+        }
     }
 
     /// Removes the file if no process is in the group, and none changes it. A process that has it open and wants to
@@ -95,9 +99,8 @@ impl AddressFile {
             return Ok(());
         }
         let change = Change { file: self, locked: true };
-        let is_used = is_range_locked_by_others(self.file.as_fd(), PRESENCE_OFFSET, SLOTS as u64)?;
-        if !is_used && is_in_place(&self.file, &self.path) {
-            self.remove(&change);
+        if is_in_place(&self.file, &self.path) {
+            self.remove_if_unused(&change);
         }
         Ok(())
     }
@@ -204,7 +207,7 @@ mod tests {
         // Without a word, as a process that is killed.
         drop(one);
         assert_eq!(other.members(&[second]), both[1..]);
-        other.remove(&other.change().unwrap());
+        other.remove_if_unused(&other.change().unwrap());
         assert!(!path.exists());
     }
 

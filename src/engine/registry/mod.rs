@@ -34,6 +34,7 @@ pub(crate) use self::file::{AddressFile, Change};
 pub use self::fuzz::registry_file;
 pub(crate) use self::socket::{inbox_path, life_path, place_socket, remove_sockets};
 pub(crate) use self::table::{Answer, Header, Member, NAME_BYTES, Name, Nonce, SLOTS};
+use super::sys::own_user;
 
 /// Ends the name of the file for the blocks of a namespace.
 const BLOCKS: &str = "blocks";
@@ -92,15 +93,14 @@ impl Registry {
 
     /// The file of an address.
     pub(super) fn address(&self, address: IpAddr) -> io::Result<AddressFile> {
-        let path = self.path_of(address);
-        match AddressFile::open(path.clone()) {
-            // The folder was removed, as some systems do when the user's last session ends.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                folder::prepare(&self.folder)?;
-                AddressFile::open(path)
-            }
-            opened => opened,
-        }
+        self.prepare()?;
+        AddressFile::open(self.path_of(address))
+    }
+
+    /// Makes the folder again if it was removed, as some systems do when the user's last session ends. Another user may
+    /// have taken its name since: then it cannot be used any more.
+    pub(super) fn prepare(&self) -> io::Result<()> {
+        folder::prepare(&self.folder)
     }
 
     /// The file of an address, if a process has made it.
@@ -136,11 +136,20 @@ fn namespace() -> u64 {
 }
 
 fn open_file(path: &Path) -> io::Result<File> {
-    options().create(true).truncate(false).open(path)
+    options().create(true).truncate(false).open(path).and_then(check_owner)
 }
 
 fn find_file(path: &Path) -> io::Result<File> {
-    options().open(path)
+    options().open(path).and_then(check_owner)
+}
+
+/// What another user made tells nothing of this user's processes, and is told nothing.
+fn check_owner(file: File) -> io::Result<File> {
+    let owner = file.metadata()?.uid();
+    if owner == own_user() {
+        return Ok(file);
+    }
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, format!("the file belongs to user {owner}")))
 }
 
 fn options() -> OpenOptions {

@@ -4,6 +4,8 @@ use std::io;
 use std::mem::{MaybeUninit, zeroed};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
+use socket2::SockAddr;
+
 /// The user that this process acts as.
 pub(crate) fn own_user() -> u32 {
     // SAFETY: takes nothing and cannot fail.
@@ -38,6 +40,37 @@ const CONTROL_BYTES: usize = unsafe { libc::CMSG_SPACE(size_of::<libc::ucred>() 
 /// room behind them, so the kernel discards them instead of installing them in this process.
 #[repr(C, align(8))]
 struct Control([u8; CONTROL_BYTES]);
+
+/// Sends a message as the user that this process acts as: by itself the kernel names the user that started it, which
+/// is another one if the program is set-user-ID.
+pub(crate) fn send_as_user(socket: BorrowedFd<'_>, bytes: &[u8], to: &SockAddr) -> io::Result<()> {
+    // SAFETY: takes nothing and cannot fail.
+    let pid = unsafe { libc::getpid() };
+    let credentials = libc::ucred { pid, uid: own_user(), gid: own_group() };
+    let mut control = Control([0; CONTROL_BYTES]);
+    let mut piece = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+    // SAFETY: null pointers and zero lengths are values of all fields.
+    let mut message: libc::msghdr = unsafe { zeroed() };
+    message.msg_name = to.as_ptr().cast_mut().cast();
+    message.msg_namelen = to.len();
+    message.msg_iov = &raw mut piece;
+    message.msg_iovlen = 1;
+    message.msg_control = (&raw mut control).cast();
+    message.msg_controllen = size_of::<Control>() as _;
+    // SAFETY: `control` has room for one message with credentials and is aligned for its header, so the header is not
+    // null and lies inside, and so does the data behind it.
+    unsafe {
+        let header = libc::CMSG_FIRSTHDR(&raw const message);
+        (*header).cmsg_level = libc::SOL_SOCKET;
+        (*header).cmsg_type = libc::SCM_CREDENTIALS;
+        (*header).cmsg_len = libc::CMSG_LEN(size_of::<libc::ucred>() as u32) as _;
+        libc::CMSG_DATA(header).cast::<libc::ucred>().write_unaligned(credentials);
+    }
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    // SAFETY: address, control, piece and bytes live until the call returns, which only reads them.
+    let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, flags) };
+    if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
 
 /// Receives a message without waiting, with the user that sent it (the socket must pass credentials); `None` if there
 /// is none. A message that was cut, or that carries descriptors, has no user.
@@ -110,6 +143,31 @@ mod tests {
         one.send(b"whose").unwrap();
         assert_eq!(receive_with_user(other.as_fd(), &mut buffer).unwrap(), Some((5, Some(own_user()))));
         assert_eq!(&buffer[..5], b"whose");
+    }
+
+    /// A thread can act as another user than the rest of its process, as a set-user-ID program does.
+    #[test]
+    fn the_user_is_the_one_that_the_process_acts_as() {
+        let path = std::env::temp_dir().join(format!("rdma-verbs-credentials-{}", std::process::id()));
+        let inbox = UnixDatagram::bind(&path).unwrap();
+        socket2::SockRef::from(&inbox).set_passcred(true).unwrap();
+        let (to, other_user) = (SockAddr::unix(&path).unwrap(), 65_534);
+        let sender = UnixDatagram::unbound().unwrap();
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+        let acted_as = std::thread::spawn(move || {
+            if own_user() == 0 {
+                let unchanged = -1_i32 as libc::uid_t;
+                // SAFETY: changes the effective user of this thread alone, which ends soon.
+                assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, unchanged, other_user, unchanged) }, 0);
+            }
+            send_as_user(sender.as_fd(), b"whose", &to).unwrap();
+            own_user()
+        });
+        let acted_as = acted_as.join().unwrap();
+        let mut buffer = [0; 16];
+        let received = receive_with_user(inbox.as_fd(), &mut buffer);
+        std::fs::remove_file(path).unwrap();
+        assert_eq!(received.unwrap(), Some((5, Some(acted_as))));
     }
 
     /// Sends a message with copies of a descriptor.

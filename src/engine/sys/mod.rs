@@ -19,7 +19,7 @@ mod signal;
 mod steer;
 mod time;
 
-pub(crate) use credentials::{own_group, own_user, peer_user, receive_with_user};
+pub(crate) use credentials::{own_group, own_user, peer_user, receive_with_user, send_as_user};
 pub(crate) use environment::variable;
 pub(crate) use error_queue::{QueuedError, receive_error};
 pub(crate) use event::{Epoll, EventFd, Interest, Timer, wait_readable};
