@@ -39,14 +39,15 @@ pub(crate) struct CompletionQueue {
 }
 
 impl CompletionQueue {
-    /// Whether this poll need not look: the provider says after an empty one how many more would be in vain.
+    /// Whether this poll need not look: the provider says after an empty one how many more would be in vain. A
+    /// completion that waits is never left out: a program that has armed the queue polls once more and then sleeps.
     #[inline]
     fn skips_poll(&self) -> bool {
         let left = self.skips.load(Ordering::Relaxed);
         if left > 0 {
             self.skips.store(left - 1, Ordering::Relaxed);
         }
-        left > 0
+        left > 0 && self.inner.is_known_empty()
     }
 }
 

@@ -448,14 +448,20 @@ pub trait CompletionQueue: Send + Sync {
     /// A failure means that the queue overflowed: completions were lost and its queue pairs are in error.
     fn poll(&self, out: &mut [RawCompletion]) -> Result<usize>;
 
-    /// After a poll that found nothing: how many polls may be left out because they would find nothing either, as far
-    /// as is known. What arrives meanwhile is found some microseconds later.
+    /// After a poll that found nothing: how many polls may be left out as long as
+    /// [`is_known_empty`](Self::is_known_empty), because they would find nothing either, as far as is known. What arrives
+    /// meanwhile is found some microseconds later.
     fn polls_to_skip(&self) -> u32 {
         0
     }
 
+    /// Whether no completion waits that was added before. `false` also where that takes a poll to know. Takes no lock.
+    fn is_known_empty(&self) -> bool {
+        false
+    }
+
     /// Arms the queue: the next completion that is added makes one event on the channel. Completions added before
-    /// count not: poll again after arming.
+    /// do not count: poll again after arming.
     fn req_notify(&self, solicited_only: bool) -> Result<()>;
 
     /// Entries that fit.

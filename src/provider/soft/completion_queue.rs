@@ -182,6 +182,10 @@ impl CompletionQueue for SoftCompletionQueue {
         self.fed_by().next().map_or(0, |shard| shard.polls_to_skip())
     }
 
+    fn is_known_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
     fn req_notify(&self, solicited_only: bool) -> Result<()> {
         self.device.check_process("req_notify_cq")?;
         let Some(announcer) = &self.announcer else {
