@@ -186,10 +186,9 @@ impl Responder {
         }
     }
 
-    /// Forgets the packets that came before their turn.
+    /// Forgets the packets that came before their turn. The gap before them stays, and is not reported again.
     pub(super) fn forget_early(&mut self) {
         self.reorder.clear();
-        self.close_gap();
     }
 
     /// When the receiving half must be looked at again.
