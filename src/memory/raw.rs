@@ -132,8 +132,8 @@ impl RawRange {
 ///
 /// There the exception for peers' atomics holds again that [`Backing::raw`] names.
 ///
-/// Both are checked before an access: at first every 100 µs or so, and while nothing changes more and more rarely, up to
-/// some milliseconds. Between two checks, or during one access, a
+/// Both are checked before an access: at first every 100 µs or so, and while nothing changes more and more rarely, up
+/// to some milliseconds. Between two checks, or during one access, a
 /// program that does one of the two *and* unmaps or truncates registered memory that is in use gets its own handler
 /// called, or is ended by the signal.
 ///

@@ -449,8 +449,8 @@ pub trait CompletionQueue: Send + Sync {
     fn poll(&self, out: &mut [RawCompletion]) -> Result<usize>;
 
     /// After a poll that found nothing: how many polls may be left out as long as
-    /// [`is_known_empty`](Self::is_known_empty), because they would find nothing either, as far as is known. What arrives
-    /// meanwhile is found some microseconds later.
+    /// [`is_known_empty`](Self::is_known_empty), because they would find nothing either, as far as is known. What
+    /// arrives meanwhile is found some microseconds later.
     fn polls_to_skip(&self) -> u32 {
         0
     }

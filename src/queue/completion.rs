@@ -212,8 +212,8 @@ impl CompletionQueue {
     }
 
     /// Arms the queue: the next completion that is added makes one notification, after which it is not armed. What was
-    /// added before does not count: poll again after arming. With `solicited_only` only solicited and failed completions
-    /// count, unless the queue is already armed for all.
+    /// added before does not count: poll again after arming. With `solicited_only` only solicited and failed
+    /// completions count, unless the queue is already armed for all.
     pub fn req_notify(&self, solicited_only: bool) {
         let mut state = lock(&self.state);
         if !solicited_only {

@@ -1,8 +1,8 @@
 //! Which packets belong to the connection, and what they teach of the peer.
 //!
-//! A packet is checked first, and nothing is learned from it: anyone who knows the addresses and the queue pair number can
-//! send one with any sequence number. It teaches only when it was accepted: a request when it was executed in its turn,
-//! a response when it answers what is in flight, a packet of an unreliable connection when it lies close ahead.
+//! A packet is checked first, and nothing is learned from it: anyone who knows the addresses and the queue pair number
+//! can send one with any sequence number. It teaches only when it was accepted: a request when it was executed in its
+//! turn, a response when it answers what is in flight, a packet of an unreliable connection when it lies close ahead.
 
 use super::datagram::Datagram;
 use super::packet_check::offers_key;

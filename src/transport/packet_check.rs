@@ -3,8 +3,9 @@
 //!
 //! Peers that agreed on the key when they connected use it from the first packet on. Peers that each found the other's
 //! share by themselves do not know whether the other one found theirs. They begin with the ICRC and an *offer*, a
-//! reserved bit of the base transport header. An end that has the key and receives an offer sends with the key from then
-//! on. An end that receives a packet with the key accepts only such packets. A connection switches once and never back.
+//! reserved bit of the base transport header. An end that has the key and receives an offer sends with the key from
+//! then on. An end that receives a packet with the key accepts only such packets. A connection switches once and never
+//! back.
 
 use super::acceptance::LARGEST_SEGMENT_INDEX;
 use super::datagram::{CheckField, Datagram};

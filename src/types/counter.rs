@@ -124,8 +124,8 @@ counters! {
         StaleDuplicate = "drop_stale_duplicate",
         /// Came before its turn, and the device holds as many such packets as it may, or is waiting for a receive.
         OutOfOrder = "drop_out_of_order",
-        /// Lies further ahead of the expected packet than packets of this peer are kept: 64 packets, or 1 MiB of a native
-        /// peer's.
+        /// Lies further ahead of the expected packet than packets of this peer are kept: 64 packets, or 1 MiB of a
+        /// native peer's.
         FarAhead = "drop_far_ahead",
         /// A READ or atomic answer that came before its turn.
         OutOfOrderResponse = "drop_out_of_order_response",

@@ -51,7 +51,7 @@ impl BlocksFile {
     /// Removes a file that no process has open for leases.
     pub(super) fn remove_unused(path: &Path) -> io::Result<()> {
         let file = find_file(path)?;
-        // The lock ends with the file. A process that opens it meanwhile waits for the byte, and then opens the file again.
+        // The lock ends with the file. A process that opens it meanwhile waits for the byte, then opens it again.
         let is_alone = try_lock_byte(file.as_fd(), PRESENCE_OFFSET)?;
         // Leases of an earlier version, which does not share the byte.
         let is_used = is_range_locked_by_others(file.as_fd(), 0, BLOCKS)?;

@@ -60,8 +60,8 @@ pub(super) fn warn_of_others(refused: &[(PathBuf, io::Error)], used: &Path) {
         if error.kind() == io::ErrorKind::PermissionDenied && error.raw_os_error().is_none() {
             let (folder, used) = (folder.display(), used.display());
             tracing::warn!(
-                "{folder} cannot be used: {error}. Ask its owner or root to remove it, then restart the programs of this \
-                 user that share addresses. Until then {used} is used"
+                "{folder} cannot be used: {error}. Ask its owner or root to remove it, then restart the programs of \
+                 this user that share addresses. Until then {used} is used"
             );
         } else {
             tracing::debug!(folder = %folder.display(), %error, "no registry here");

@@ -180,7 +180,7 @@ pub(super) fn misdirected(peer: IpAddr, report: &QueuePairReport) -> Option<Diag
     if dropped(DropReason::Unkeyed) > 0 {
         return Some(Diagnosis::new(
             "the peer sends packets without the key of the connection: it was not given this end's connection_info",
-            "connect both ends with the other one's current connection_info, or give both ends peer_key from INIT to RTR",
+            "connect both ends with the other one's current connection_info, or give peer_key to both from INIT to RTR",
         ));
     }
     if dropped(DropReason::BadIcrc) > 0 {
