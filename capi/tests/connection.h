@@ -1,4 +1,4 @@
-// What the programs in C share: the device, and queue pairs that are connected to themselves.
+// What the programs in C share: the device, and queue pairs that are connected to themselves or to each other.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <infiniband/verbs.h>
@@ -51,8 +51,8 @@ static inline void initialize(struct ibv_qp *qp) {
     NEED(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
 }
 
-static inline void connect_to_itself(struct ibv_qp *qp) {
-    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = qp->qp_num,
+static inline void connect_to(struct ibv_qp *qp, struct ibv_qp *peer) {
+    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = peer->qp_num,
         .max_dest_rd_atomic = 1, .min_rnr_timer = 12, .ah_attr = {.is_global = 1, .port_num = 1, .grh = {.hop_limit = 64}}};
     NEED(!ibv_query_gid(context, 1, 0, &attr.ah_attr.grh.dgid));
     NEED(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
@@ -60,6 +60,10 @@ static inline void connect_to_itself(struct ibv_qp *qp) {
     struct ibv_qp_attr send = {.qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7, .max_rd_atomic = 1};
     NEED(!ibv_modify_qp(qp, &send, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
                                        IBV_QP_MAX_QP_RD_ATOMIC));
+}
+
+static inline void connect_to_itself(struct ibv_qp *qp) {
+    connect_to(qp, qp);
 }
 
 // The status of the next completion.

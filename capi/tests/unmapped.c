@@ -2,16 +2,11 @@
 // from pages that are gone, and of one to pages that are gone, and whether there is a handler of SIGSEGV. With the
 // argument "filter" the kernel makes no copies any more once memory is registered; with "fault" it makes a fault of its
 // own at the end.
-#define _GNU_SOURCE
-#include <errno.h>
-#include <infiniband/verbs.h>
+#include "connection.h"
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <signal.h>
 #include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -19,37 +14,11 @@
 #include <unistd.h>
 
 #define LENGTH 65536
-#define NEED(condition)                                           \
-    do {                                                          \
-        if (!(condition)) {                                       \
-            fprintf(stderr, "line %d: " #condition "\n", __LINE__); \
-            exit(2);                                              \
-        }                                                         \
-    } while (0)
 
-static struct ibv_context *context;
-static struct ibv_pd *pd;
-static struct ibv_cq *cq;
-
-static struct ibv_qp *create(void) {
-    struct ibv_qp_init_attr init = {.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC, .sq_sig_all = 1,
-        .cap = {.max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1}};
-    struct ibv_qp *qp = ibv_create_qp(pd, &init);
-    NEED(qp);
-    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = IBV_ACCESS_REMOTE_WRITE};
-    NEED(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
+static struct ibv_qp *initialized(void) {
+    struct ibv_qp *qp = create(IBV_QPT_RC);
+    initialize(qp);
     return qp;
-}
-
-static void connect_to(struct ibv_qp *qp, struct ibv_qp *peer) {
-    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = peer->qp_num,
-        .max_dest_rd_atomic = 1, .min_rnr_timer = 12, .ah_attr = {.is_global = 1, .port_num = 1, .grh = {.hop_limit = 64}}};
-    NEED(!ibv_query_gid(context, 1, 0, &attr.ah_attr.grh.dgid));
-    NEED(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-                                       IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
-    struct ibv_qp_attr send = {.qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7, .max_rd_atomic = 1};
-    NEED(!ibv_modify_qp(qp, &send, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
-                                       IBV_QP_MAX_QP_RD_ATOMIC));
 }
 
 static struct ibv_mr *pages(int value) {
@@ -82,7 +51,7 @@ static void forbid_copies(void) {
 }
 
 static enum ibv_wc_status write_from(struct ibv_mr *from, struct ibv_mr *to) {
-    struct ibv_qp *sender = create(), *receiver = create();
+    struct ibv_qp *sender = initialized(), *receiver = initialized();
     connect_to(sender, receiver);
     connect_to(receiver, sender);
     struct ibv_sge sge = {.addr = (uintptr_t)from->addr, .length = LENGTH, .lkey = from->lkey};
@@ -103,10 +72,7 @@ int main(int count, char **arguments) {
     const char *wish = count > 1 ? arguments[1] : "";
     struct rlimit none = {0, 0};
     NEED(!setrlimit(RLIMIT_CORE, &none));
-    struct ibv_device **list = ibv_get_device_list(NULL);
-    NEED(list && list[0]);
-    NEED((context = ibv_open_device(list[0])) && (pd = ibv_alloc_pd(context)));
-    NEED((cq = ibv_create_cq(context, 64, NULL, NULL, 0)));
+    open_device();
     struct ibv_mr *from = pages(1), *to = pages(2), *gone = pages(3);
     take_away(gone);
     if (!strcmp(wish, "filter")) forbid_copies();
