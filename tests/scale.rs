@@ -1,10 +1,12 @@
 //! Many objects on one device: 10,000 queue pairs, 100,000 regions. What each costs, and that nothing stays behind. One
 //! test, because memory, descriptors and threads are the process's.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicIsize, Ordering};
+#[path = "allocator/counting.rs"]
+mod counting;
+
 use std::time::{Duration, Instant};
 
+use counting::bytes;
 use rdma_verbs::verbs::{
     self, AccessFlags, CompletionQueue, Context, ErrorKind, LiveObjects, Payload, ProtectionDomain, QueuePair,
     SendRequest,
@@ -18,32 +20,8 @@ const MOST_BYTES: usize = 4_096;
 const DEPTH: u32 = 16;
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The system's allocator, knowing how many bytes are in use.
-struct Counting;
-
-static BYTES: AtomicIsize = AtomicIsize::new(0);
-
-// SAFETY: every call is passed on to the system's allocator unchanged; counting touches a number only.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        BYTES.fetch_add(layout.size() as isize, Ordering::Relaxed);
-        // SAFETY: the caller keeps the rules of `alloc`.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        BYTES.fetch_sub(layout.size() as isize, Ordering::Relaxed);
-        // SAFETY: the pointer came from `alloc` above, thus from `System`.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
-
-fn bytes() -> isize {
-    BYTES.load(Ordering::Relaxed)
-}
+static ALLOCATOR: counting::Counting = counting::Counting;
 
 fn entries(folder: &str) -> usize {
     std::fs::read_dir(folder).unwrap().count()

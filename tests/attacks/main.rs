@@ -7,6 +7,8 @@
 mod ahead;
 mod bits;
 mod blind;
+#[path = "../allocator/counting.rs"]
+mod counting;
 mod flood;
 mod forge;
 mod icmp;
@@ -24,7 +26,7 @@ use libtest_mimic::{Arguments, Trial};
 use nix::sched::{CloneFlags, unshare};
 
 #[global_allocator]
-static ALLOCATOR: memory::Counting = memory::Counting;
+static ALLOCATOR: counting::Counting = counting::Counting;
 
 /// How many tries an attack makes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,8 +1,6 @@
 //! What a peer can make a queue pair and a device hold: counted in bytes of this process's allocator.
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::net::{IpAddr, Ipv4Addr};
-use std::sync::atomic::{AtomicIsize, Ordering};
 
 use rdma_verbs::sim::{Connection, Host, Port};
 use rdma_verbs::transport::Datagram;
@@ -10,6 +8,7 @@ use rdma_verbs::types::{AccessFlags, Mtu, PeerCapabilities, Psn, Qpn, QueuePairC
 use rdma_verbs::wire::Opcode;
 
 use super::Attack;
+use super::counting::bytes;
 use super::forge::Aim;
 
 pub(super) const ATTACKS: &[Attack] = &[
@@ -17,31 +16,6 @@ pub(super) const ATTACKS: &[Attack] = &[
     ("memory/packets_of_a_queue_pair", |_| queue_pair(256)),
     ("memory/packets_of_a_device", |_| device()),
 ];
-
-/// The system's allocator, knowing how many bytes are in use.
-pub(crate) struct Counting;
-
-static BYTES: AtomicIsize = AtomicIsize::new(0);
-
-// SAFETY: every call is passed on to the system's allocator unchanged; counting touches a number only.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        BYTES.fetch_add(layout.size() as isize, Ordering::Relaxed);
-        // SAFETY: the caller keeps the rules of `alloc`.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        BYTES.fetch_sub(layout.size() as isize, Ordering::Relaxed);
-        // SAFETY: the pointer came from `alloc` above, thus from `System`.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
-/// Bytes in use.
-pub(crate) fn bytes() -> isize {
-    BYTES.load(Ordering::Relaxed)
-}
 
 /// Packets that a standard peer may have in flight.
 const WINDOW: u32 = 64;
