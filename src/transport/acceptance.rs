@@ -44,7 +44,6 @@ impl HiddenFields {
                 Self::Changing { dont_fragment, usual: usual + 1 }
             }
             (None, _) => Self::Usual { doubts: 0 },
-            (Some(_), Self::Changing { dont_fragment, .. }) => Self::Changing { dont_fragment, usual: 0 },
             (Some(dont_fragment), _) => Self::Changing { dont_fragment, usual: 0 },
         };
     }
@@ -58,7 +57,7 @@ impl HiddenFields {
     }
 }
 
-/// What a packet says of the peer whose ICRC fits, to be learned when the packet was accepted.
+/// A packet whose ICRC fits says this of the peer. It is learned when the packet was accepted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Evidence {
     /// It came from this port.
@@ -191,13 +190,10 @@ impl QueuePair {
         psn.is_within(self.requester.unacknowledged, self.requester.packets_in_flight())
     }
 
-    /// Whether the peer may have sent a packet of this number lately: a repetition too, or, after a failure, a response
-    /// to what was in flight before.
+    /// Whether a packet of this number, which is not due, may be of the peer all the same: a repetition, or, after a
+    /// failure, a response to what was in flight before.
     #[cold]
     pub(super) fn is_recent(&self, is_request: bool, psn: Psn) -> bool {
-        if self.is_due(is_request, psn) {
-            return true;
-        }
         let near = self.near();
         if is_request {
             return (-near..0).contains(&psn.distance_from(self.responder.expected()));

@@ -156,7 +156,7 @@ impl QueuePair {
         if difference == mask {
             if !self.packet_check.requires_key {
                 self.packet_check.note_keyed();
-                // What is kept came without the key. The peer sends it again.
+                // The packets that are kept came without the key. The peer sends them again.
                 self.responder.forget_early();
             }
             return Some(Ok(()));

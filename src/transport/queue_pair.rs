@@ -61,7 +61,7 @@ pub(super) struct Path {
     pub(super) seed: Seed,
     /// The same of packets that come from this port, the last one.
     pub(super) peer_seed: Option<(u16, Seed)>,
-    /// What is known of a standard peer's IPv4 headers.
+    /// How a standard peer fills the IPv4 fields that its ICRC covers and a socket does not show.
     pub(super) hidden_fields: HiddenFields,
     /// Whether a stranger took FLUSH last with the ICRC that Linux gives to it, or sent one like that.
     pub(super) flush_as_linux: bool,

@@ -100,9 +100,12 @@ impl Ring {
         psn.value() as usize & (self.slots.len() - 1)
     }
 
-    fn remove(&mut self, slot: usize) -> Option<Early> {
+    /// Takes a packet out, and gives back what it was charged for.
+    fn remove(&mut self, slot: usize, budget: &ReorderBudget) -> Option<Early> {
         let early = self.slots[slot].take()?;
         self.packets -= 1;
+        self.charged -= early.charge();
+        budget.give_back(early.charge());
         Some(early)
     }
 }
@@ -170,7 +173,8 @@ impl ReorderBuffer {
         slots.resize_with(needed, || None);
         for ahead in 0..before {
             let psn = ring.base.plus(ahead as u32);
-            slots[psn.value() as usize & (needed - 1)] = ring.slots[psn.value() as usize & (before - 1)].take();
+            let slot = ring.slot(psn);
+            slots[psn.value() as usize & (needed - 1)] = ring.slots[slot].take();
         }
         ring.slots = slots;
         true
@@ -180,9 +184,7 @@ impl ReorderBuffer {
     pub(super) fn take(&mut self, expected: Psn) -> Option<Early> {
         self.advance(expected);
         let ring = self.ring.as_mut()?;
-        let early = ring.remove(ring.slot(expected))?;
-        ring.charged -= early.charge();
-        self.budget.give_back(early.charge());
+        let early = ring.remove(ring.slot(expected), &self.budget)?;
         self.clear_if_empty();
         Some(early)
     }
@@ -197,10 +199,7 @@ impl ReorderBuffer {
         };
         for ahead in 0..passed.min(ring.slots.len()) {
             let slot = ring.slot(ring.base.plus(ahead as u32));
-            if let Some(early) = ring.remove(slot) {
-                ring.charged -= early.charge();
-                self.budget.give_back(early.charge());
-            }
+            ring.remove(slot, &self.budget);
         }
         ring.base = expected;
         self.clear_if_empty();
@@ -218,9 +217,8 @@ impl ReorderBuffer {
         ring.forget_at = now + KEPT_FOR / 4;
         for slot in 0..ring.slots.len() {
             let waited = ring.slots[slot].as_ref().is_some_and(|early| early.since + KEPT_FOR <= now);
-            if let Some(early) = waited.then(|| ring.remove(slot)).flatten() {
-                ring.charged -= early.charge();
-                self.budget.give_back(early.charge());
+            if waited {
+                ring.remove(slot, &self.budget);
             }
         }
         self.clear_if_empty();

@@ -212,7 +212,7 @@ pub(super) fn look(address: IpAddr) -> Vec<Name> {
     state.groups().get_mut(&address).map_or_else(Vec::new, Group::look)
 }
 
-/// What a process of this user that has this queue pair on an address of this machine says of itself.
+/// The registry's entry for the process of this user that has a queue pair on an address of this machine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct RegisteredPeer {
     /// What it can do beyond the standard.

@@ -29,7 +29,7 @@ struct Look {
 }
 
 impl Look {
-    /// What is found at this time, after this look.
+    /// The state at this time, after this look.
     fn next(last: Option<Self>, at: u64, ready: bool) -> Self {
         let unchanged = last.filter(|last| last.ready == ready);
         Self { at, ticks: unchanged.map_or(SHORTEST, |last| (last.ticks * 2).min(LONGEST)), ready }
