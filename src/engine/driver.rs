@@ -26,11 +26,9 @@ const LONGEST_FAREWELL: Duration = Duration::from_millis(10);
 /// Looks that a driver takes on others' account before it hands over.
 const LOOKS: usize = 16;
 /// A posting thread sends what it posted, and goes on.
-const POSTING: Plan =
-    Plan { posted: None, receive_calls: 0, send_calls: 16, deadlines: false, stops_for_answer: false };
-/// A receive call brings up to 64 KiB, so a batch is at most 2 MiB.
-const SERVING: Plan =
-    Plan { posted: None, receive_calls: 32, send_calls: 32, deadlines: true, stops_for_answer: false };
+const POSTING: Plan = Plan { posted: None, receives: 0, send_calls: 16, deadlines: false, stops_for_answer: false };
+/// A datagram, or merged ones, are 64 KiB at most, so a batch is at most 2 MiB.
+const SERVING: Plan = Plan { posted: None, receives: 32, send_calls: 32, deadlines: true, stops_for_answer: false };
 /// The same for a thread that comes back soon, which gets what it waits for without delay.
 const POLLING: Plan = Plan { stops_for_answer: true, ..SERVING };
 

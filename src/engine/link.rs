@@ -7,22 +7,18 @@ use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::capture::{Arrival, Capture, Departure, Tap};
+use super::capture::{Capture, Departure, Tap};
 use super::clock::Clock;
+use super::inbound::{Delivery, Inbound};
 use super::multicast::{GroupSocket, GroupSockets};
 use super::path_errors::PathErrors;
-use super::port_group::Route;
-use super::sys::{self, SendOptions};
+use super::sys::SendOptions;
 use super::udp::{Checksums, DEFAULT_HOP_LIMIT, ReceiveSocket, SendSocket};
-use crate::transport::{CheckField, Datagram, Outcome, Transmit};
+use crate::transport::{Datagram, Outcome, Transmit};
 use crate::types::{Counter, Counters, PathError, Time};
 
-/// A packet for another socket. Its connection may have a key, which is not known here, so no capture may show it.
-const OF_ANOTHER_SOCKET: Outcome =
-    Outcome { dropped: None, is_from_own_peer: false, ends_write: false, check_field: CheckField::Withheld };
 /// Longest UDP payload over IPv4; as long as any that the kernel merges or segments.
 pub(super) const MAX_SEND_BYTES: usize = 65_507;
-const RECEIVE_BUFFER_BYTES: usize = 65_536;
 const MOST_BATCHES_WITHOUT_GROUPS: u32 = 8;
 
 /// What a bounded batch of receiving brought.
@@ -57,9 +53,9 @@ pub(super) struct Link {
     /// Batches since the groups' sockets were looked at: they come last, and a busy shard shall hear them, too.
     batches_without_groups: u32,
     last_sender: usize,
-    buffer: Box<[u8]>,
-    /// What [`Link::is_quiet`] found: from which socket, and what is in the buffer.
-    found: Option<(usize, sys::Received)>,
+    inbound: Inbound,
+    /// The socket that [`Link::is_quiet`] found something at, which `inbound` keeps.
+    found: Option<usize>,
     counters: Counters,
     errors: PathErrors,
     tap: Tap,
@@ -75,7 +71,7 @@ impl Link {
             next_receiver: 0,
             batches_without_groups: 0,
             last_sender: 0,
-            buffer: vec![0; RECEIVE_BUFFER_BYTES].into(),
+            inbound: Inbound::new(),
             found: None,
             counters: Counters::default(),
             errors: PathErrors::new(clock),
@@ -147,93 +143,60 @@ impl Link {
         }
     }
 
-    /// Hands the datagrams that wait to `deliver`, until there are no more or `max_calls` system calls were made.
+    /// Hands the datagrams that wait to `deliver`, until there are no more or there were `most`, merged ones counted
+    /// once.
     ///
-    /// After each call `is_enough` is asked whether to leave the rest to another batch. No waiting and no question
-    /// whether there is something: the call itself says so, at the same price.
+    /// After each system call `is_enough` is asked whether to leave the rest to another batch. No waiting and no
+    /// question whether there is something: the call itself says so, at the same price.
     pub(super) fn receive(
         &mut self,
-        max_calls: usize,
-        mut deliver: impl FnMut(&Datagram<'_>) -> Outcome,
+        most: usize,
+        deliver: impl FnMut(&Datagram<'_>) -> Outcome,
         is_enough: impl Fn() -> bool,
     ) -> Batch {
         let mut batch = Batch::default();
+        let Self { receivers, groups, inbound, counters, tap, .. } = self;
+        let mut delivery = Delivery::new(counters, tap, deliver);
         if self.batches_without_groups >= MOST_BATCHES_WITHOUT_GROUPS {
             self.batches_without_groups = 0;
-            if self.groups.may_be_ready() {
-                self.receive_multicasts(max_calls.div_ceil(4), &mut deliver, &mut batch);
+            if groups.may_be_ready() {
+                receive_multicasts(groups, inbound, most.div_ceil(4), &mut delivery, &mut batch);
             }
         }
         self.batches_without_groups += 1;
-        if let Some((index, received)) = self.found.take() {
-            let socket = &mut self.receivers[index];
-            batch.datagrams += split(socket, &self.buffer, &received, &mut self.counters, &self.tap, &mut deliver);
+        if let Some(index) = self.found.take() {
+            batch.datagrams += inbound.take_found(&mut receivers[index], &mut delivery);
             if is_enough() {
                 return batch;
             }
         }
-        let mut calls = 0;
-        for turn in 0..self.receivers.len() {
-            let index = self.next_receiver.wrapping_add(turn) % self.receivers.len();
-            let socket = &mut self.receivers[index];
+        let mut left = most;
+        for turn in 0..receivers.len() {
+            let index = self.next_receiver.wrapping_add(turn) % receivers.len();
             loop {
-                if calls == max_calls {
+                if left == 0 {
                     self.next_receiver = index;
                     batch.is_full = true;
                     return batch;
                 }
-                calls += 1;
-                match sys::receive(socket.membership.descriptor(), &mut self.buffer) {
-                    Ok(Some(received)) => {
-                        self.counters.add(Counter::ReceiveCalls, 1);
-                        let counters = &mut self.counters;
-                        batch.datagrams += split(socket, &self.buffer, &received, counters, &self.tap, &mut deliver);
-                        if is_enough() {
-                            self.next_receiver = index + 1;
-                            return batch;
-                        }
-                    }
-                    Ok(None) => break,
-                    // A signal, or an error that was stored in the socket and is gone by now.
-                    Err(_) => {}
+                let taken = inbound.take(&mut receivers[index], left, &mut delivery);
+                if taken.received == 0 {
+                    break;
+                }
+                left -= taken.received;
+                batch.datagrams += taken.datagrams;
+                if taken.datagrams > 0 && is_enough() {
+                    self.next_receiver = index + 1;
+                    return batch;
                 }
             }
         }
         self.next_receiver = self.next_receiver.wrapping_add(1);
         self.batches_without_groups = 0;
-        if self.groups.may_be_ready() {
-            self.receive_multicasts(max_calls.saturating_sub(calls), deliver, &mut batch);
+        if groups.may_be_ready() {
+            receive_multicasts(groups, inbound, left, &mut delivery, &mut batch);
         }
         batch
-    }
-
-    #[cold]
-    fn receive_multicasts(
-        &mut self,
-        max_calls: usize,
-        mut deliver: impl FnMut(&Datagram<'_>) -> Outcome,
-        batch: &mut Batch,
-    ) {
-        let mut calls = 0;
-        for socket in &mut self.groups.sockets {
-            while calls < max_calls {
-                calls += 1;
-                match sys::receive(socket.descriptor(), &mut self.buffer) {
-                    Ok(Some(received)) => {
-                        self.counters.add(Counter::ReceiveCalls, 1);
-                        let counters = &mut self.counters;
-                        batch.datagrams += split(socket, &self.buffer, &received, counters, &self.tap, &mut deliver);
-                    }
-                    Ok(None) => break,
-                    Err(_) => {}
-                }
-            }
-        }
-        if calls == max_calls {
-            // Those at the end shall not starve.
-            batch.is_full = true;
-            self.groups.sockets.rotate_left(1);
-        }
     }
 
     /// Whether no datagram waits. One that does is kept for the next batch.
@@ -243,13 +206,13 @@ impl Link {
             return false;
         }
         for (index, socket) in self.receivers.iter().enumerate() {
-            match sys::receive(socket.membership.descriptor(), &mut self.buffer) {
-                Ok(Some(received)) => {
+            match self.inbound.find(socket) {
+                Ok(true) => {
                     self.counters.add(Counter::ReceiveCalls, 1);
-                    self.found = Some((index, received));
+                    self.found = Some(index);
                     return false;
                 }
-                Ok(None) => {}
+                Ok(false) => {}
                 // The next batch tries again.
                 Err(_) => return false,
             }
@@ -343,6 +306,32 @@ fn is_full(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::WouldBlock || error.raw_os_error() == Some(libc::ENOBUFS)
 }
 
+#[cold]
+fn receive_multicasts(
+    groups: &mut GroupSockets,
+    inbound: &mut Inbound,
+    most: usize,
+    delivery: &mut Delivery<'_, impl FnMut(&Datagram<'_>) -> Outcome>,
+    batch: &mut Batch,
+) {
+    let mut left = most;
+    for socket in &mut groups.sockets {
+        while left > 0 {
+            let taken = inbound.take(socket, left, delivery);
+            if taken.received == 0 {
+                break;
+            }
+            left -= taken.received;
+            batch.datagrams += taken.datagrams;
+        }
+    }
+    if left == 0 {
+        // The next batch begins with another socket, so that the last ones get their turn.
+        batch.is_full = true;
+        groups.sockets.rotate_left(1);
+    }
+}
+
 /// Sends the segments of a run one by one. Each bears identification 0 where its ICRC has its place in the run; our own
 /// peers, who alone get runs, solve for such small numbers. Returns how many were sent, how many refused, and the last
 /// refusal.
@@ -365,108 +354,6 @@ fn send_singly(
         }
     }
     (sent, refused, last)
-}
-
-/// A socket that packets arrive at.
-trait Source {
-    /// The address that its packets were sent to.
-    fn destination(&self) -> IpAddr;
-
-    /// Value of the kernel's count of dropped datagrams when it was last seen.
-    fn dropped(&mut self) -> &mut u32;
-
-    /// Whose packet it is.
-    fn route(&self, datagram: &Datagram<'_>) -> Route;
-}
-
-impl Source for ReceiveSocket {
-    #[inline]
-    fn destination(&self) -> IpAddr {
-        self.address.ip
-    }
-
-    #[inline]
-    fn dropped(&mut self) -> &mut u32 {
-        &mut self.dropped
-    }
-
-    #[inline]
-    fn route(&self, datagram: &Datagram<'_>) -> Route {
-        self.membership.route(datagram)
-    }
-}
-
-impl Source for GroupSocket {
-    fn destination(&self) -> IpAddr {
-        self.group
-    }
-
-    fn dropped(&mut self) -> &mut u32 {
-        &mut self.dropped
-    }
-
-    /// Every process that has joined gets its own copy.
-    fn route(&self, _: &Datagram<'_>) -> Route {
-        Route::Here
-    }
-}
-
-/// Hands over what one call brought, datagram by datagram; returns how many.
-#[inline]
-fn split(
-    socket: &mut impl Source,
-    buffer: &[u8],
-    received: &sys::Received,
-    counters: &mut Counters,
-    tap: &Tap,
-    deliver: &mut impl FnMut(&Datagram<'_>) -> Outcome,
-) -> usize {
-    if let Some(dropped) = received.dropped {
-        counters.add(Counter::SocketOverflow, dropped.wrapping_sub(*socket.dropped()).into());
-        *socket.dropped() = dropped;
-    }
-    if received.truncated {
-        return 0;
-    }
-    let bytes = &buffer[..received.length];
-    let mut datagram = Datagram {
-        source: received.source.ip(),
-        destination: socket.destination(),
-        source_port: received.source.port(),
-        segment_index: 0,
-        hop_limit: received.hop_limit,
-        traffic_class: received.traffic_class,
-        payload: bytes,
-    };
-    let segment_size = received.segment_size.filter(|size| *size < bytes.len());
-    let arrival =
-        (!tap.is_idle()).then(|| Arrival::now(received.hop_limit, received.traffic_class, segment_size.is_some()));
-    let mut take = |datagram: &Datagram<'_>| {
-        let outcome = match socket.route(datagram) {
-            Route::Here => deliver(datagram),
-            Route::Forwarded => {
-                counters.add(Counter::ForwardedPackets, 1);
-                OF_ANOTHER_SOCKET
-            }
-            Route::Lost => Outcome { dropped: deliver(datagram).dropped, ..OF_ANOTHER_SOCKET },
-            Route::Probe => return,
-        };
-        if let Some(arrival) = &arrival {
-            tap.received(datagram, arrival, outcome);
-        }
-    };
-    let Some(segment_size) = segment_size else {
-        take(&datagram);
-        return 1;
-    };
-    let mut count = 0;
-    for payload in bytes.chunks(segment_size) {
-        datagram.payload = payload;
-        datagram.segment_index = count as u16;
-        take(&datagram);
-        count += 1;
-    }
-    count
 }
 
 #[cfg(all(test, not(loom)))]
@@ -546,6 +433,30 @@ mod tests {
         assert_eq!(link.receive(3, take, || false), Batch { datagrams: 3, is_full: true });
         assert_eq!(link.receive(3, take, || true), Batch { datagrams: 1, is_full: false });
         assert_eq!(link.receive(3, take, || false), Batch { datagrams: 1, is_full: false });
+    }
+
+    #[test]
+    fn datagrams_that_come_alone_are_received_by_few_calls() {
+        let (mut link, address, plain, _) = link("127.77.3.7");
+        let sent: Vec<Vec<u8>> = (0..30_u8).map(|number| vec![number; 4 + usize::from(number) * 300]).collect();
+        for bytes in &sent {
+            link.send(&transmit(address, plain, bytes.len(), None), bytes);
+        }
+        let mut seen = Vec::new();
+        let take = |datagram: &Datagram<'_>| {
+            seen.push(datagram.payload.to_vec());
+            Outcome::default()
+        };
+        assert_eq!(link.receive(27, take, || false), Batch { datagrams: 27, is_full: true });
+        assert_eq!(seen, sent[..27]);
+        // Two alone, three times eight, and the last by a call that may bring no more.
+        assert_eq!(link.counters.get(Counter::ReceiveCalls), 2 + 3 + 1);
+        let take = |datagram: &Datagram<'_>| {
+            seen.push(datagram.payload.to_vec());
+            Outcome::default()
+        };
+        assert_eq!(link.receive(27, take, || false), Batch { datagrams: 3, is_full: false });
+        assert_eq!(seen, sent);
     }
 
     #[test]

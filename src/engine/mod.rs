@@ -21,6 +21,7 @@ mod contention;
 mod doorbell;
 mod driver;
 mod idle;
+mod inbound;
 mod lease;
 mod link;
 mod link_listener;

@@ -66,8 +66,8 @@ pub(crate) struct ShardConfig {
 pub(super) struct Plan {
     /// A queue pair with new work, whose doorbell need not ring.
     pub(super) posted: Option<Qpn>,
-    /// Most receive calls.
-    pub(super) receive_calls: usize,
+    /// Most datagrams to take in, merged ones counted once.
+    pub(super) receives: usize,
     /// Most send calls.
     pub(super) send_calls: usize,
     /// Whether deadlines are looked at.
@@ -409,10 +409,10 @@ impl Shard {
             core.endpoint.handle_doorbell(now, qpn);
         }
         progress.has_more |= self.answer_doorbells(core, now);
-        if plan.receive_calls > 0 {
+        if plan.receives > 0 {
             let Core { endpoint, link, .. } = core;
             let batch = link.receive(
-                plan.receive_calls,
+                plan.receives,
                 |datagram| {
                     let outcome = endpoint.handle_arrival(now, &memory, datagram);
                     wrote.set(wrote.get() | outcome.ends_write);

@@ -5,6 +5,7 @@ use std::io;
 use std::mem::{MaybeUninit, zeroed};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr;
 
 /// Room for the control messages of one call; aligned as their headers need.
 #[repr(C, align(8))]
@@ -29,34 +30,103 @@ pub(crate) struct Received {
     pub(crate) traffic_class: Option<u8>,
 }
 
+/// Datagrams that one call of [`receive_several`] may bring. Discarding a packet takes 2.05 times a plain receiver's
+/// processor time with one, 1.85 with two, 1.65 with four, 1.52 with eight, 1.49 with sixteen (the example `garbage`,
+/// medians of 15).
+pub(crate) const SEVERAL: usize = 8;
+
 /// Receives a datagram, or several merged ones, without waiting; `None` if there is none.
 #[inline]
 pub(crate) fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Option<Received>> {
     let mut name = MaybeUninit::<libc::sockaddr_storage>::uninit();
     let mut control = MaybeUninit::<Control>::uninit();
     let mut piece = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
+    let mut message = header(&mut name, &mut control, &mut piece);
+    // SAFETY: name, control, piece and buffer live until the call returns, and the lengths are theirs.
+    let length = unsafe { libc::syscall(libc::SYS_recvmsg, socket.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) };
+    let Ok(length) = usize::try_from(length) else {
+        return nothing_waits().map(|()| None);
+    };
+    // SAFETY: the kernel filled the message, and name and control are alive.
+    unsafe { read_message(&message, length) }.map(Some)
+}
+
+/// Receives as many datagrams as `received` has places, at most [`SEVERAL`], without waiting: each, or several merged
+/// ones, into a part of the buffer of its own. A datagram whose sender's address cannot be read leaves its place empty.
+/// Returns how many there were.
+pub(crate) fn receive_several(
+    socket: BorrowedFd<'_>,
+    buffer: &mut [u8],
+    part_bytes: usize,
+    received: &mut [Option<Received>],
+) -> io::Result<usize> {
+    let mut names = [const { MaybeUninit::<libc::sockaddr_storage>::uninit() }; SEVERAL];
+    let mut controls = [const { MaybeUninit::<Control>::uninit() }; SEVERAL];
+    let mut pieces = [libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 }; SEVERAL];
+    // SAFETY: null pointers and zero lengths are values of all fields.
+    let mut messages: [libc::mmsghdr; SEVERAL] = unsafe { zeroed() };
+    let places = received.len().min(SEVERAL);
+    let parts = buffer.chunks_exact_mut(part_bytes).take(places);
+    let mut prepared = 0_usize;
+    for ((((part, name), control), piece), message) in
+        parts.zip(&mut names).zip(&mut controls).zip(&mut pieces).zip(&mut messages)
+    {
+        *piece = libc::iovec { iov_base: part.as_mut_ptr().cast(), iov_len: part.len() };
+        message.msg_hdr = header(name, control, piece);
+        prepared += 1;
+    }
+    let (first, timeout) = (messages.as_mut_ptr(), ptr::null_mut::<libc::timespec>());
+    // SAFETY: the first `prepared` messages describe names, controls, pieces and parts of the buffer that live until
+    // the call returns, with their lengths.
+    let count =
+        unsafe { libc::syscall(libc::SYS_recvmmsg, socket.as_raw_fd(), first, prepared, libc::MSG_DONTWAIT, timeout) };
+    let Ok(count) = usize::try_from(count) else {
+        return nothing_waits().map(|()| 0);
+    };
+    for (message, received) in messages[..count].iter().zip(received) {
+        // SAFETY: the kernel filled the first `count` messages, and names and controls are alive.
+        *received = unsafe { read_message(&message.msg_hdr, message.msg_len as usize) }.ok();
+    }
+    Ok(count)
+}
+
+/// The header of a message to be received.
+#[inline]
+fn header(
+    name: &mut MaybeUninit<libc::sockaddr_storage>,
+    control: &mut MaybeUninit<Control>,
+    piece: &mut libc::iovec,
+) -> libc::msghdr {
     // SAFETY: null pointers and zero lengths are values of all fields.
     let mut message: libc::msghdr = unsafe { zeroed() };
     message.msg_name = name.as_mut_ptr().cast();
     message.msg_namelen = size_of::<libc::sockaddr_storage>() as libc::socklen_t;
-    message.msg_iov = &raw mut piece;
+    message.msg_iov = piece;
     message.msg_iovlen = 1;
     message.msg_control = control.as_mut_ptr().cast();
     message.msg_controllen = size_of::<Control>() as _;
-    // SAFETY: name, control, piece and buffer live until the call returns, and the lengths are theirs.
-    let length = unsafe { libc::syscall(libc::SYS_recvmsg, socket.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) };
-    let Ok(length) = usize::try_from(length) else {
-        let error = io::Error::last_os_error();
-        return if error.raw_os_error() == Some(libc::EAGAIN) { Ok(None) } else { Err(error) };
-    };
-    // SAFETY: the kernel wrote `msg_namelen` bytes of an address into `name`.
-    let source = unsafe { read_address(name.as_ptr(), message.msg_namelen) }?;
+    message
+}
+
+/// After a receive call failed: whether it was because no datagram waits.
+fn nothing_waits() -> io::Result<()> {
+    let error = io::Error::last_os_error();
+    if error.raw_os_error() == Some(libc::EAGAIN) { Ok(()) } else { Err(error) }
+}
+
+/// # Safety
+///
+/// `message` is as a successful `recvmsg` left it, and its name and control buffer are alive.
+#[inline]
+unsafe fn read_message(message: &libc::msghdr, length: usize) -> io::Result<Received> {
+    // SAFETY: the kernel wrote `msg_namelen` bytes of an address into the name.
+    let source = unsafe { read_address(message.msg_name.cast(), message.msg_namelen) }?;
     let truncated = message.msg_flags & libc::MSG_TRUNC != 0;
     let mut received =
         Received { length, source, segment_size: None, dropped: None, truncated, hop_limit: None, traffic_class: None };
-    // SAFETY: the kernel wrote the control messages that `message` describes, into `control`.
-    unsafe { read_control(&message, &mut received) };
-    Ok(Some(received))
+    // SAFETY: the kernel wrote the control messages that `message` describes, into its control buffer.
+    unsafe { read_control(message, &mut received) };
+    Ok(received)
 }
 
 /// # Safety
@@ -248,6 +318,32 @@ mod tests {
         let received = receive(receiver.as_fd(), &mut buffer[..100]).unwrap().unwrap();
         assert_eq!((received.length, received.segment_size, received.truncated), (100, None, true));
         assert!(receive(receiver.as_fd(), &mut buffer).unwrap().is_none());
+    }
+
+    #[test]
+    fn several_datagrams_come_by_one_call() {
+        let receiver = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let destination = receiver.local_addr().unwrap();
+        let mut buffer = vec![0xAA; 4 * 100];
+        let mut places = [None; 4];
+        let mut call = |places: &mut [Option<Received>]| {
+            receive_several(receiver.as_fd(), &mut buffer, 100, places).map(|count| (count, buffer.clone())).unwrap()
+        };
+        assert_eq!(call(&mut places).0, 0);
+        for length in [10, 100, 101, 0, 7] {
+            send(sender.as_fd(), &destination, &vec![length; length.into()], SendOptions::default()).unwrap();
+        }
+        let (count, bytes) = call(&mut places);
+        assert_eq!(count, 4);
+        let seen = places.map(|place| place.map(|received| (received.length, received.truncated)));
+        assert_eq!(seen, [Some((10, false)), Some((100, false)), Some((100, true)), Some((0, false))]);
+        assert!(places.iter().flatten().all(|received| received.source == sender.local_addr().unwrap()));
+        let parts: Vec<&[u8]> = bytes.chunks(100).collect();
+        assert_eq!((&parts[0][..10], parts[0][10], parts[1]), (&[10; 10][..], 0xAA, &[100; 100][..]));
+        assert_eq!(call(&mut places[..2]).0, 1);
+        assert_eq!(places[0].map(|received| received.length), Some(7));
+        assert_eq!(call(&mut places[..0]).0, 0);
     }
 
     #[test]

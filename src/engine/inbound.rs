@@ -1,0 +1,238 @@
+//! What the sockets bring: received by few system calls, and handed over datagram by datagram.
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
+
+use super::capture::{Arrival, Tap};
+use super::multicast::GroupSocket;
+use super::port_group::Route;
+use super::sys::{Received, SEVERAL, receive, receive_several};
+use super::udp::ReceiveSocket;
+use crate::transport::{CheckField, Datagram, Outcome};
+use crate::types::{Counter, Counters};
+
+/// A packet for another socket. Its connection may have a key, which is not known here, so no capture may show it.
+const OF_ANOTHER_SOCKET: Outcome =
+    Outcome { dropped: None, is_from_own_peer: false, ends_write: false, check_field: CheckField::Withheld };
+/// Room for one datagram, or for as many as the kernel merges.
+const PART_BYTES: usize = 65_536;
+/// After so many datagrams in a row that came alone, a call asks for several. Merged ones fill a call by themselves.
+/// Where each message is answered before the next comes, the second call finds nothing, and need not prepare eight
+/// places.
+const MOST_ALONE: usize = 2;
+
+/// What becomes of the datagrams of a batch.
+pub(super) struct Delivery<'a, D> {
+    counters: &'a mut Counters,
+    tap: &'a Tap,
+    deliver: D,
+    /// Datagrams in a row that came alone.
+    alone: usize,
+}
+
+impl<'a, D: FnMut(&Datagram<'_>) -> Outcome> Delivery<'a, D> {
+    #[inline]
+    pub(super) fn new(counters: &'a mut Counters, tap: &'a Tap, deliver: D) -> Self {
+        Self { counters, tap, deliver, alone: 0 }
+    }
+}
+
+/// What a system call brought.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Taken {
+    /// Merged ones counted once. 0: nothing waits.
+    pub(super) received: usize,
+    /// Merged ones counted singly, without those that do not fit a buffer.
+    pub(super) datagrams: usize,
+}
+
+/// The buffers of a shard's sockets.
+pub(super) struct Inbound {
+    /// Parts of [`PART_BYTES`]. One that nothing is received into is never backed by memory.
+    buffer: Box<[u8]>,
+    /// What is in the first part since [`Inbound::find`].
+    found: Option<Received>,
+}
+
+impl Inbound {
+    pub(super) fn new() -> Self {
+        Self { buffer: vec![0; PART_BYTES * SEVERAL].into(), found: None }
+    }
+
+    /// Whether a datagram waits. It is kept for [`Inbound::take_found`].
+    #[inline]
+    pub(super) fn find(&mut self, socket: &impl Source) -> io::Result<bool> {
+        self.found = receive(socket.descriptor(), &mut self.buffer[..PART_BYTES])?;
+        Ok(self.found.is_some())
+    }
+
+    /// Hands over what [`Inbound::find`] kept; returns how many datagrams.
+    #[inline]
+    pub(super) fn take_found(
+        &mut self,
+        socket: &mut impl Source,
+        delivery: &mut Delivery<'_, impl FnMut(&Datagram<'_>) -> Outcome>,
+    ) -> usize {
+        self.found.take().map_or(0, |received| split(socket, &self.buffer, &received, delivery))
+    }
+
+    /// Receives `most` at most by one system call, and hands them over.
+    #[inline]
+    pub(super) fn take(
+        &mut self,
+        socket: &mut impl Source,
+        most: usize,
+        delivery: &mut Delivery<'_, impl FnMut(&Datagram<'_>) -> Outcome>,
+    ) -> Taken {
+        if delivery.alone >= MOST_ALONE && most > 1 {
+            return self.take_several(socket, most, delivery);
+        }
+        let received = match receive(socket.descriptor(), &mut self.buffer[..PART_BYTES]) {
+            Ok(Some(received)) => received,
+            Ok(None) => return Taken { received: 0, datagrams: 0 },
+            // A signal, or an error that was stored in the socket and is gone by now.
+            Err(_) => return Taken { received: 1, datagrams: 0 },
+        };
+        delivery.counters.add(Counter::ReceiveCalls, 1);
+        delivery.alone = if received.segment_size.is_some() { 0 } else { delivery.alone + 1 };
+        Taken { received: 1, datagrams: split(socket, &self.buffer, &received, delivery) }
+    }
+
+    #[cold]
+    fn take_several(
+        &mut self,
+        socket: &mut impl Source,
+        most: usize,
+        delivery: &mut Delivery<'_, impl FnMut(&Datagram<'_>) -> Outcome>,
+    ) -> Taken {
+        let mut received = [None; SEVERAL];
+        let most = most.min(SEVERAL);
+        let Ok(count) = receive_several(socket.descriptor(), &mut self.buffer, PART_BYTES, &mut received[..most])
+        else {
+            return Taken { received: 1, datagrams: 0 };
+        };
+        if count > 0 {
+            delivery.counters.add(Counter::ReceiveCalls, 1);
+        }
+        let mut datagrams = 0;
+        for (received, part) in received.iter().take(count).zip(self.buffer.chunks(PART_BYTES)) {
+            if let Some(received) = received {
+                datagrams += split(socket, part, received, delivery);
+            }
+        }
+        Taken { received: count, datagrams }
+    }
+}
+
+/// A socket that packets arrive at.
+pub(super) trait Source {
+    fn descriptor(&self) -> BorrowedFd<'_>;
+
+    /// The address that its packets were sent to.
+    fn destination(&self) -> IpAddr;
+
+    /// Value of the kernel's count of dropped datagrams when it was last seen.
+    fn dropped(&mut self) -> &mut u32;
+
+    /// Whose packet it is.
+    fn route(&self, datagram: &Datagram<'_>) -> Route;
+}
+
+impl Source for ReceiveSocket {
+    #[inline]
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.membership.descriptor()
+    }
+
+    #[inline]
+    fn destination(&self) -> IpAddr {
+        self.address.ip
+    }
+
+    #[inline]
+    fn dropped(&mut self) -> &mut u32 {
+        &mut self.dropped
+    }
+
+    #[inline]
+    fn route(&self, datagram: &Datagram<'_>) -> Route {
+        self.membership.route(datagram)
+    }
+}
+
+impl Source for GroupSocket {
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.descriptor()
+    }
+
+    fn destination(&self) -> IpAddr {
+        self.group
+    }
+
+    fn dropped(&mut self) -> &mut u32 {
+        &mut self.dropped
+    }
+
+    /// Every process that has joined gets its own copy.
+    fn route(&self, _: &Datagram<'_>) -> Route {
+        Route::Here
+    }
+}
+
+/// Hands over one datagram, or merged ones one by one; returns how many.
+#[inline]
+fn split(
+    socket: &mut impl Source,
+    buffer: &[u8],
+    received: &Received,
+    delivery: &mut Delivery<'_, impl FnMut(&Datagram<'_>) -> Outcome>,
+) -> usize {
+    let Delivery { counters, tap, deliver, .. } = delivery;
+    if let Some(dropped) = received.dropped {
+        counters.add(Counter::SocketOverflow, dropped.wrapping_sub(*socket.dropped()).into());
+        *socket.dropped() = dropped;
+    }
+    if received.truncated {
+        return 0;
+    }
+    let bytes = &buffer[..received.length];
+    let mut datagram = Datagram {
+        source: received.source.ip(),
+        destination: socket.destination(),
+        source_port: received.source.port(),
+        segment_index: 0,
+        hop_limit: received.hop_limit,
+        traffic_class: received.traffic_class,
+        payload: bytes,
+    };
+    let segment_size = received.segment_size.filter(|size| *size < bytes.len());
+    let arrival =
+        (!tap.is_idle()).then(|| Arrival::now(received.hop_limit, received.traffic_class, segment_size.is_some()));
+    let mut take = |datagram: &Datagram<'_>| {
+        let outcome = match socket.route(datagram) {
+            Route::Here => deliver(datagram),
+            Route::Forwarded => {
+                counters.add(Counter::ForwardedPackets, 1);
+                OF_ANOTHER_SOCKET
+            }
+            Route::Lost => Outcome { dropped: deliver(datagram).dropped, ..OF_ANOTHER_SOCKET },
+            Route::Probe => return,
+        };
+        if let Some(arrival) = &arrival {
+            tap.received(datagram, arrival, outcome);
+        }
+    };
+    let Some(segment_size) = segment_size else {
+        take(&datagram);
+        return 1;
+    };
+    let mut count = 0;
+    for payload in bytes.chunks(segment_size) {
+        datagram.payload = payload;
+        datagram.segment_index = count as u16;
+        take(&datagram);
+        count += 1;
+    }
+    count
+}
