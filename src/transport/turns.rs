@@ -209,14 +209,25 @@ impl Endpoint {
     pub(super) fn take_turns(&mut self, now: Time, place: u32) {
         let Some(queue_pair) = self.at(place) else { return };
         if let Some((peer, in_front)) = queue_pair.joins_line(now) {
-            let deadline = queue_pair.next_deadline();
-            self.set_deadline(place, deadline);
-            self.peers.push(peer, place, in_front);
+            self.join(place, peer, in_front);
         }
-        if self.peers.in_line > 0
-            && !planted(Mutation::LineNotAdmitted)
-            && let Some(peer) = self.at(place).and_then(|queue_pair| queue_pair.peer_address())
-        {
+        if self.peers.in_line > 0 {
+            self.let_in(place);
+        }
+    }
+
+    #[cold]
+    fn join(&mut self, place: u32, peer: IpAddr, in_front: bool) {
+        let Some(queue_pair) = self.at(place) else { return };
+        let deadline = queue_pair.next_deadline();
+        self.set_deadline(place, deadline);
+        self.peers.push(peer, place, in_front);
+    }
+
+    #[cold]
+    fn let_in(&mut self, place: u32) {
+        let peer = self.at(place).and_then(|queue_pair| queue_pair.peer_address());
+        if let Some(peer) = peer.filter(|_| !planted(Mutation::LineNotAdmitted)) {
             self.admit(peer);
         }
     }
