@@ -49,6 +49,18 @@ pub struct Packet<'a> {
 struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
+    /// What comes after so many bytes of extended headers, without padding.
+    #[inline]
+    fn payload(&self, extended: usize, bth: &Bth, traits: Traits) -> Result<&'a [u8], DropReason> {
+        let rest = self.0.get(extended..).ok_or(DropReason::Truncated)?;
+        let padding = if planted(Mutation::PaddingDelivered) { 0 } else { usize::from(bth.pad_count) };
+        let length = rest.len().checked_sub(padding).ok_or(DropReason::BadLength)?;
+        if !traits.contains(Traits::PAYLOAD) && !rest.is_empty() {
+            return Err(DropReason::BadLength);
+        }
+        Ok(&rest[..length])
+    }
+
     fn take<const N: usize>(&mut self) -> Result<&'a [u8; N], DropReason> {
         let (taken, rest) = self.0.split_first_chunk::<N>().ok_or(DropReason::Truncated)?;
         self.0 = rest;
@@ -84,13 +96,15 @@ impl<'a> Packet<'a> {
             return Err(DropReason::BadLength);
         }
         let traits = bth.opcode.traits();
-        if bth.opcode.extended_bytes() > 0 {
-            return Self::parse_extended(bth, traits, reader);
+        let extended = bth.opcode.extended_bytes();
+        let payload = reader.payload(extended, &bth, traits)?;
+        if extended > 0 {
+            return Self::parse_extended(bth, traits, reader, payload);
         }
-        Self::finish(Headers { bth, ..Headers::default() }, traits, &reader)
+        Ok(Self { headers: Headers { bth, ..Headers::default() }, payload })
     }
 
-    fn parse_extended(bth: Bth, traits: Traits, mut reader: Reader<'a>) -> Result<Self, DropReason> {
+    fn parse_extended(bth: Bth, traits: Traits, mut reader: Reader<'a>, payload: &'a [u8]) -> Result<Self, DropReason> {
         let headers = Headers {
             bth,
             xrc_srq: reader.take_if(traits.contains(Traits::XRC), |bytes| {
@@ -106,18 +120,7 @@ impl<'a> Packet<'a> {
             invalidate: reader
                 .take_if(traits.contains(Traits::INVALIDATE), |bytes| Rkey(u32::from_be_bytes(*bytes)))?,
         };
-        Self::finish(headers, traits, &reader)
-    }
-
-    /// The rest is payload and padding.
-    #[inline]
-    fn finish(headers: Headers, traits: Traits, reader: &Reader<'a>) -> Result<Self, DropReason> {
-        let padding = if planted(Mutation::PaddingDelivered) { 0 } else { usize::from(headers.bth.pad_count) };
-        let length = reader.0.len().checked_sub(padding).ok_or(DropReason::BadLength)?;
-        if !traits.contains(Traits::PAYLOAD) && !reader.0.is_empty() {
-            return Err(DropReason::BadLength);
-        }
-        Ok(Self { headers, payload: &reader.0[..length] })
+        Ok(Self { headers, payload })
     }
 }
 
