@@ -9,8 +9,8 @@ use super::packet_check::offers_key;
 use super::queue_pair::{Path, QueuePair};
 use crate::mutation::{Mutation, planted};
 use crate::types::{DropReason, Psn, QueuePairState};
+use crate::wire::Opcode;
 use crate::wire::icrc::{self, Match};
-use crate::wire::{Flow, Opcode};
 
 /// More segments than this never leave together.
 pub(super) const LARGEST_SEGMENT_INDEX: u16 = 128;
@@ -72,14 +72,15 @@ pub(super) struct Evidence {
 
 impl Path {
     /// The ICRC of a packet whose identification is not the expected one.
-    fn verify(&mut self, flow: &Flow, datagram: &Datagram<'_>) -> (Match, bool) {
+    fn verify(&mut self, datagram: &Datagram<'_>) -> (Match, bool) {
+        let flow = datagram.flow();
         let expected_df = self.hidden_fields.dont_fragment().unwrap_or(true);
         let options = icrc::Verify { first_identification: datagram.segment_index, solve: true, expected_df };
-        let verified = icrc::verify(flow, &options, datagram.payload);
+        let verified = icrc::verify(&flow, &options, datagram.payload);
         if verified != Match::Wrong || !self.may_be_flush_of_linux(datagram.payload) {
             return (verified, false);
         }
-        (icrc::verify_as_linux(flow, &options, datagram.payload), true)
+        (icrc::verify_as_linux(&flow, &options, datagram.payload), true)
     }
 }
 
@@ -92,15 +93,14 @@ impl QueuePair {
             return verdict.map(|()| Evidence { source_port, ..Evidence::default() });
         }
         let Some(path) = &mut self.path else { return Err(DropReason::WrongState) };
-        let flow = datagram.flow();
         let usual = Evidence { source_port, offers_key: offers_key(datagram.payload), ..Evidence::default() };
-        let (verified, as_linux) = match path.identification_of(&flow, expected, datagram.payload) {
+        let (verified, as_linux) = match path.arriving_seed(datagram).identification_of(expected, datagram.payload) {
             Some(identification) if identification == expected => return Ok(usual),
             // A segment that came by itself, or a standard peer's packet.
             Some(identification) if path.hidden_fields.dont_fragment() != Some(false) => {
                 (Match::Solved { identification, dont_fragment: true }, false)
             }
-            _ => path.verify(&flow, datagram),
+            _ => path.verify(datagram),
         };
         match verified {
             Match::Exact { .. } => Ok(Evidence { as_linux, ..usual }),

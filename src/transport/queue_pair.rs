@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::acceptance::HiddenFields;
-use super::datagram::SourceAddress;
+use super::datagram::{Datagram, SourceAddress};
 use super::history::History;
 use super::loop_bound::LoopBound;
 use super::packet_check::PacketCheck;
@@ -79,18 +79,20 @@ impl Path {
         Flow { source: self.source.address, destination: self.peer_address, source_port: self.source.source_port }
     }
 
-    /// The IPv4 identification that the ICRC of a packet from the peer stands for, if that is found at once.
+    /// What the ICRCs of packets from this port of the peer begin with.
     #[inline]
-    pub(super) fn identification_of(&mut self, flow: &Flow, expected: u16, udp_payload: &[u8]) -> Option<u16> {
-        self.arriving_seed(flow).identification_of(expected, udp_payload)
+    pub(super) fn arriving_seed(&mut self, datagram: &Datagram<'_>) -> Seed {
+        match self.peer_seed {
+            Some((port, seed)) if port == datagram.source_port => seed,
+            _ => self.renew_peer_seed(datagram),
+        }
     }
 
-    #[inline]
-    pub(super) fn arriving_seed(&mut self, flow: &Flow) -> &Seed {
-        if self.peer_seed.is_some_and(|(port, _)| port != flow.source_port) {
-            self.peer_seed = None;
-        }
-        &self.peer_seed.get_or_insert_with(|| (flow.source_port, Seed::new(flow))).1
+    #[cold]
+    fn renew_peer_seed(&mut self, datagram: &Datagram<'_>) -> Seed {
+        let seed = Seed::new(&datagram.flow());
+        self.peer_seed = Some((datagram.source_port, seed));
+        seed
     }
 
     /// Whether other queue pairs have the same peer address. The endpoint's table holds one of the references.

@@ -118,14 +118,14 @@ impl Seed {
     }
 
     /// What the last four bytes of a datagram's payload and the ICRC of the rest differ by, with identification 0 and
-    /// "don't fragment". `None`: it is too short to be a packet.
+    /// "don't fragment". `None`: it is too short to be a packet. The flow is asked for only if the seed does not do.
     #[inline]
-    pub fn difference(&self, flow: &Flow, udp_payload: &[u8]) -> Option<u32> {
+    pub fn difference(&self, flow: impl FnOnce() -> Flow, udp_payload: &[u8]) -> Option<u32> {
         let (packet, received) = udp_payload.split_last_chunk::<ICRC_BYTES>()?;
         let icrc = match self.compute(0, packet) {
             Some(icrc) => icrc,
             None if packet.len() < BTH_BYTES => return None,
-            None => super::compute(flow, 0, true, packet),
+            None => super::compute(&flow(), 0, true, packet),
         };
         Some(icrc ^ u32::from_le_bytes(*received))
     }
