@@ -1,4 +1,4 @@
-//! What answers do to the sending half: acknowledgements retire requests in order, READ answers and atomics bring
+//! What responses do to the sending half: acknowledgements retire requests in order, READ responses and atomics bring
 //! their data home, NAKs lead to [`super::retransmit`] or to the end of the connection.
 
 use super::endpoint::Pass;
@@ -10,11 +10,11 @@ use crate::mutation::{Mutation, planted};
 use crate::types::{AccessFlags, Cause, CompletionStatus, Counter, DropReason, Psn};
 use crate::wire::{NakCode, Opcode, Packet, Syndrome};
 
-/// Where an answer's number stands among the requests in progress.
+/// Where a response's number stands among the requests in progress.
 enum Place {
     /// It answers request `index`, and nothing before it is missing but what it acknowledges itself.
     Expected(u32),
-    /// An earlier READ or atomic, or an earlier part of this READ, is still unanswered.
+    /// An earlier READ or atomic, or an earlier part of this READ, has no response yet.
     BeforeItsTurn,
     /// It was answered before.
     Duplicate,
@@ -36,8 +36,8 @@ impl QueuePair {
         }
         match packet.headers.bth.opcode {
             Opcode::RC_ACKNOWLEDGE => self.handle_acknowledge(pass, packet),
-            Opcode::RC_ATOMIC_ACKNOWLEDGE => self.handle_atomic_answer(pass, packet),
-            _ => self.handle_read_answer(pass, packet),
+            Opcode::RC_ATOMIC_ACKNOWLEDGE => self.handle_atomic_response(pass, packet),
+            _ => self.handle_read_response(pass, packet),
         }
     }
 
@@ -80,9 +80,9 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Everything before `psn` is acknowledged, except that READs and atomics need their answers. Returns whether
-    /// nothing held it up and the connection lives. `answer` is the number of the packet that says so.
-    pub(super) fn acknowledge_before(&mut self, pass: &Pass<'_>, psn: Psn, answer: Psn) -> bool {
+    /// Everything before `psn` is acknowledged, except that READs and atomics need their responses. Returns whether
+    /// nothing held it up and the connection lives. `response` is the number of the packet that says so.
+    pub(super) fn acknowledge_before(&mut self, pass: &Pass<'_>, psn: Psn, response: Psn) -> bool {
         let barrier = if self.requester.awaits_data() { self.first_awaiting_data(psn) } else { None };
         let start = self.requester.unacknowledged;
         let reached = match barrier {
@@ -92,13 +92,13 @@ impl QueuePair {
         };
         self.advance(pass, reached);
         if reached.is_before(psn) {
-            self.note_gap(pass.now, answer);
+            self.note_gap(pass.now, response);
             return false;
         }
         self.takes_responses()
     }
 
-    /// First number of the oldest request before `psn` that needs an answer of its own.
+    /// First number of the oldest request before `psn` that needs a response of its own.
     fn first_awaiting_data(&self, psn: Psn) -> Option<Psn> {
         let mut index = self.requester.oldest();
         let mut bound = self.requester.walk();
@@ -108,7 +108,7 @@ impl QueuePair {
             if !request.first.is_before(psn) {
                 return None;
             }
-            if request.brings_data_home() {
+            if request.needs_response() {
                 return Some(request.first);
             }
             index = index.wrapping_add(1);
@@ -158,7 +158,7 @@ impl QueuePair {
                     _ => Place::Duplicate,
                 };
             }
-            if request.brings_data_home() {
+            if request.needs_response() {
                 return Place::BeforeItsTurn;
             }
             index = index.wrapping_add(1);
@@ -167,7 +167,7 @@ impl QueuePair {
     }
 
     /// The request that this answer is for, if it is its turn.
-    fn answered_request(&mut self, pass: &Pass<'_>, psn: Psn) -> Result<u32, DropReason> {
+    fn request_of_response(&mut self, pass: &Pass<'_>, psn: Psn) -> Result<u32, DropReason> {
         match self.place_of(psn) {
             Place::Expected(index) => Ok(index),
             Place::BeforeItsTurn => {
@@ -182,35 +182,35 @@ impl QueuePair {
         }
     }
 
-    fn handle_read_answer(&mut self, pass: &Pass<'_>, packet: &Packet<'_>) -> Result<(), DropReason> {
+    fn handle_read_response(&mut self, pass: &Pass<'_>, packet: &Packet<'_>) -> Result<(), DropReason> {
         let psn = packet.headers.bth.psn;
-        let index = self.answered_request(pass, psn)?;
+        let index = self.request_of_response(pass, psn)?;
         let request = *self.requester.request(index);
         // After a repetition the peer may begin with a first, middle, last or only packet; what must fit is the length.
         let mtu = self.mtu_bytes();
         let place = psn.distance_from(request.first).max(0) as u32;
-        let total = if request.is_bare { 0 } else { self.send.header(index).length };
+        let total = if request.is_ack_only { 0 } else { self.send.header(index).length };
         let is_last = place + 1 == request.packets;
         let expected = if is_last { total - place * mtu } else { mtu };
         let acknowledges = packet.headers.aeth.is_none_or(|aeth| matches!(aeth.syndrome, Syndrome::Ack { .. }));
         let fits = packet.payload.len() == expected as usize || planted(Mutation::ReadAnswerLengthUnchecked);
-        if !(request.is_read || request.is_bare) || !acknowledges || !fits {
+        if !(request.is_read || request.is_ack_only) || !acknowledges || !fits {
             return self.bad_response(pass, psn);
         }
-        if request.is_bare {
-            self.note_bare_answer(index);
+        if request.is_ack_only {
+            self.note_ack_only_response(index);
         }
         let offset = u64::from(place) * u64::from(mtu);
         match self.scatter(pass, index, offset, packet.payload) {
             Ok(()) => self.advance(pass, psn.plus(1)),
-            Err(error) => self.fail_answered(pass, psn, CompletionStatus::LocalProtectionError, local_cause(error)),
+            Err(error) => self.fail_responded(pass, psn, CompletionStatus::LocalProtectionError, local_cause(error)),
         }
         Ok(())
     }
 
-    fn handle_atomic_answer(&mut self, pass: &Pass<'_>, packet: &Packet<'_>) -> Result<(), DropReason> {
+    fn handle_atomic_response(&mut self, pass: &Pass<'_>, packet: &Packet<'_>) -> Result<(), DropReason> {
         let psn = packet.headers.bth.psn;
-        let index = self.answered_request(pass, psn)?;
+        let index = self.request_of_response(pass, psn)?;
         let request = *self.requester.request(index);
         let Some(original) = packet.headers.atomic_ack else { return Err(DropReason::Truncated) };
         if !request.is_atomic {
@@ -218,7 +218,7 @@ impl QueuePair {
         }
         match self.scatter(pass, index, 0, &original.to_ne_bytes()) {
             Ok(()) => self.advance(pass, psn.plus(1)),
-            Err(error) => self.fail_answered(pass, psn, CompletionStatus::LocalProtectionError, local_cause(error)),
+            Err(error) => self.fail_responded(pass, psn, CompletionStatus::LocalProtectionError, local_cause(error)),
         }
         Ok(())
     }
@@ -233,14 +233,14 @@ impl QueuePair {
         })
     }
 
-    /// The answer breaks the protocol: the connection ends.
+    /// The response breaks the protocol: the connection ends.
     fn bad_response(&mut self, pass: &Pass<'_>, psn: Psn) -> Result<(), DropReason> {
-        self.fail_answered(pass, psn, CompletionStatus::BadResponseError, Cause::BadResponse);
+        self.fail_responded(pass, psn, CompletionStatus::BadResponseError, Cause::BadResponse);
         Err(DropReason::Unexpected)
     }
 
-    /// The answered request fails; those before it are acknowledged by the answer.
-    fn fail_answered(&mut self, pass: &Pass<'_>, psn: Psn, status: CompletionStatus, cause: Cause) {
+    /// The answered request fails; those before it are acknowledged by the response.
+    fn fail_responded(&mut self, pass: &Pass<'_>, psn: Psn, status: CompletionStatus, cause: Cause) {
         self.advance(pass, psn);
         if self.takes_responses() {
             self.fail_oldest(status, cause);

@@ -47,7 +47,7 @@ pub enum CheckField {
 /// What became of a datagram that arrived.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Outcome {
-    /// Why it was dropped without an answer, if it was.
+    /// Why it was dropped without a response, if it was.
     pub dropped: Option<DropReason>,
     /// It belongs to a connection with a peer that is known to be one of our own.
     pub is_from_own_peer: bool,
@@ -75,7 +75,7 @@ pub enum Sending {
     Probe,
 }
 
-/// Which datagrams of a run were sent before.
+/// Which datagrams of a burst were sent before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Repeats {
     again: u128,
@@ -83,7 +83,7 @@ pub struct Repeats {
 }
 
 impl Repeats {
-    /// Notes how the datagram at this place of the run is sent. No run is longer than 128.
+    /// Notes how the datagram at this place of the burst is sent. No burst is longer than 128.
     #[inline]
     pub fn note(&mut self, place: usize, sending: Sending) {
         let bit = Self::bit(place);
@@ -94,7 +94,7 @@ impl Repeats {
         }
     }
 
-    /// How the datagram at this place of the run is sent.
+    /// How the datagram at this place of the burst is sent.
     pub fn get(&self, place: usize) -> Sending {
         let bit = Self::bit(place);
         if self.again & bit != 0 {
@@ -111,7 +111,7 @@ impl Repeats {
     }
 }
 
-/// Datagrams to be sent: one, or a run of equal size (the last may be shorter) to one destination.
+/// Datagrams to be sent: one, or a burst of equal size (the last may be shorter) to one destination.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Transmit {
     /// The own address to send from.
@@ -122,7 +122,7 @@ pub struct Transmit {
     pub destination: IpAddr,
     /// Bytes in the buffer.
     pub length: usize,
-    /// For a run: the size of each datagram but the last. The ICRCs expect the identifications 0, 1, 2, ….
+    /// For a burst: the size of each datagram but the last. The ICRCs expect the identifications 0, 1, 2, ….
     pub segment_size: Option<usize>,
     /// Type of service byte.
     pub traffic_class: u8,
@@ -137,7 +137,7 @@ pub struct Transmit {
 }
 
 impl Transmit {
-    /// Datagrams in the run.
+    /// Datagrams in the burst.
     pub fn segments(&self) -> usize {
         self.segment_size.map_or(1, |size| self.length.div_ceil(size.max(1)))
     }
@@ -146,7 +146,7 @@ impl Transmit {
 /// Whether acknowledgements leave now or wait for the application's answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AckRelease {
-    /// Keep them back for the answer, except those that have waited too long.
+    /// Keep them back for the application's answer, except those that have waited too long.
     Hold,
     /// Nobody will answer soon: send them.
     Now,

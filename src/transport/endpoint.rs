@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::datagram::{AckRelease, Datagram, ModifyLimits, Outcome, SourceAddress, Transmit};
-use super::following::Likeness;
+use super::fast_path::HeaderTemplate;
 use super::history::Strays;
 use super::loop_bound::LoopBound;
 use super::modify::ModifyError;
@@ -100,11 +100,11 @@ impl Hasher for QpnHasher {
     }
 }
 
-/// The queue pair that datagrams were for, and what those are like that can be taken as the last one was.
+/// The queue pair that the last datagram was for, and the template of those that the fast path takes.
 struct Arrivals {
     qpn: Qpn,
     place: u32,
-    like: Option<Likeness>,
+    template: Option<HeaderTemplate>,
 }
 
 /// All queue pairs of one shard.
@@ -289,7 +289,7 @@ impl Endpoint {
 
     /// Whether an acknowledgement or a NAK of the queue pair has not left yet.
     pub fn owes_acknowledgement(&self, qpn: Qpn) -> bool {
-        self.find(qpn).is_some_and(|queue_pair| queue_pair.responder.replies.owes_acknowledgement())
+        self.find(qpn).is_some_and(|queue_pair| queue_pair.responder.responses.owes_acknowledgement())
     }
 
     /// Bytes that the device keeps of packets that came before their turn.
@@ -372,11 +372,11 @@ impl Endpoint {
     /// once, when one to another comes. [`Endpoint::settle_arrivals`] must follow the last one, before anything else.
     #[inline]
     pub fn handle_arrival(&mut self, now: Time, memory: &MemoryView<'_>, datagram: &Datagram<'_>) -> Outcome {
-        if let Some(Arrivals { place, like: Some(like), .. }) = &self.arrivals
-            && like.fits(datagram)
+        if let Some(Arrivals { place, template: Some(template), .. }) = &self.arrivals
+            && template.fits(datagram)
         {
-            let (place, like, pass) = (*place, *like, self.pass(now, memory));
-            if let Some(outcome) = self.at(place).and_then(|pair| pair.take_following(&pass, &like, datagram)) {
+            let (place, template, pass) = (*place, *template, self.pass(now, memory));
+            if let Some(outcome) = self.at(place).and_then(|pair| pair.take_by_template(&pass, &template, datagram)) {
                 return outcome;
             }
         }
@@ -411,9 +411,9 @@ impl Endpoint {
         let outcome = queue_pair.take(datagram, packet, |queue_pair| queue_pair.handle_packet(&pass, datagram, packet));
         // Not of a duplicate, which was not looked at closely.
         let is_executed = queue_pair.responder.expected() != expected;
-        let like = if is_executed { queue_pair.likeness(datagram, bth) } else { None };
+        let template = if is_executed { queue_pair.header_template(datagram, bth) } else { None };
         let has_overflowed = queue_pair.requester.overflowed;
-        self.arrivals = Some(Arrivals { qpn: bth.destination, place, like });
+        self.arrivals = Some(Arrivals { qpn: bth.destination, place, template });
         if has_overflowed {
             self.settle_arrivals(now);
         }
@@ -501,7 +501,7 @@ impl Endpoint {
         !self.ready.is_empty()
     }
 
-    /// Writes the next datagram, or a run of datagrams to one destination, into `buffer` (at least 4,200 bytes).
+    /// Writes the next datagram, or a burst of datagrams to one destination, into `buffer` (at least 4,200 bytes).
     #[inline]
     pub fn poll_transmit(
         &mut self,
@@ -551,7 +551,7 @@ impl Endpoint {
             bound.step();
             if let Some(queue_pair) = self.at(place) {
                 queue_pair.held = false;
-                queue_pair.responder.replies.release();
+                queue_pair.responder.responses.release();
                 if !std::mem::replace(&mut queue_pair.listed, true) {
                     self.ready.push_back(place);
                 }
@@ -589,7 +589,7 @@ impl Endpoint {
     pub(super) fn settle_one(&mut self, now: Time, place: u32) -> bool {
         let Some(queue_pair) = self.queue_pairs[place as usize].as_deref_mut() else { return false };
         let overflowed = queue_pair.settle();
-        if !queue_pair.held && queue_pair.responder.replies.is_held(now) {
+        if !queue_pair.held && queue_pair.responder.responses.is_held(now) {
             queue_pair.held = true;
             self.held.push(place);
         }
@@ -680,6 +680,6 @@ impl QueuePair {
         if self.is_datagram() {
             return self.may_send_datagram();
         }
-        self.path.is_some() && (self.plan_reply(now).is_some() || self.may_send_request())
+        self.path.is_some() && (self.plan_response(now).is_some() || self.may_send_request())
     }
 }

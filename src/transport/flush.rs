@@ -1,7 +1,7 @@
-//! ATOMIC WRITE and FLUSH at the responder: executed in their turn, and answered by an empty READ answer.
+//! ATOMIC WRITE and FLUSH at the responder: executed in their turn, and answered by an empty READ response.
 //!
-//! Their answers say nothing but that they were executed. So a repetition needs no memory of them: its number alone
-//! shows that it was executed before, and it gets the same answer.
+//! Their responses say nothing but that they were executed. So a repetition needs no memory of them: its number alone
+//! shows that it was executed before, and it gets the same response.
 //!
 //! Linux gives FLUSH an ICRC of its own (`icrc::append_as_linux`), and drops one with the standard's. Peers of our own
 //! never get it. A stranger gets the standard's first and, while it does not answer, both in turns; what it answered to
@@ -44,8 +44,8 @@ impl QueuePair {
         self.path.as_ref().is_some_and(|path| !path.peer.is_ours() && path.flush_as_linux != in_turn)
     }
 
-    /// The request's empty answer came. If it was for an earlier round, the next FLUSH needs one round more.
-    pub(super) fn note_bare_answer(&mut self, index: u32) {
+    /// The request's empty response came. If it was for an earlier round, the next FLUSH needs one round more.
+    pub(super) fn note_ack_only_response(&mut self, index: u32) {
         let took = self.flushes_as_linux();
         if let (Operation::Flush { .. }, Some(path)) = (self.send.header(index).operation, &mut self.path) {
             path.flush_as_linux = took;
@@ -53,7 +53,7 @@ impl QueuePair {
     }
 
     /// Executes an ATOMIC WRITE or a FLUSH.
-    pub(super) fn execute_bare(&mut self, pass: &Pass<'_>, packet: &Packet<'_>) -> Result<(), Violation> {
+    pub(super) fn execute_ack_only(&mut self, pass: &Pass<'_>, packet: &Packet<'_>) -> Result<(), Violation> {
         let psn = packet.headers.bth.psn;
         let reth = packet.headers.reth.ok_or(Violation::OpcodeSequence)?;
         match packet.headers.bth.opcode {
@@ -71,11 +71,11 @@ impl QueuePair {
         self.bump_message_count();
         let count = self.responder.message_count;
         if planted(Mutation::AtomicWriteAcknowledged) && packet.headers.flush.is_none() {
-            self.responder.replies.note_executed(psn);
-            self.responder.replies.acknowledge(count, pass.now, pass.ack_hold);
+            self.responder.responses.note_executed(psn);
+            self.responder.responses.acknowledge(count, pass.now, pass.ack_hold);
             return Ok(());
         }
-        self.responder.replies.push_empty(psn, count);
+        self.responder.responses.push_empty(psn, count);
         Ok(())
     }
 

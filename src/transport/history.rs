@@ -49,7 +49,7 @@ pub(super) struct History {
     connected_at: Time,
     /// The counters when the connection began, unless it is the first.
     base: Option<Box<Counters>>,
-    /// The last answer and the last request of the peer.
+    /// The last response and the last request of the peer.
     heard: [Option<HeardPacket>; 2],
     worked: Worked,
     ending: Option<Ending>,

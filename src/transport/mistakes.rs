@@ -34,7 +34,7 @@ impl QueuePair {
     pub(super) fn handle_early_wrongly(&mut self, pass: &Pass<'_>, packet: &Packet<'_>) {
         if planted(Mutation::FlushAnsweredEarly) && packet.headers.bth.opcode == Opcode::RC_FLUSH {
             let count = self.responder.message_count;
-            self.responder.replies.push_empty(packet.headers.bth.psn, count);
+            self.responder.responses.push_empty(packet.headers.bth.psn, count);
         }
         if planted(Mutation::InvalidatedOutOfTurn)
             && let Some(rkey) = packet.headers.invalidate

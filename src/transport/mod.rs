@@ -2,11 +2,12 @@
 #![forbid(unsafe_code)]
 
 mod acceptance;
+mod burst;
 mod completer;
 mod datagram;
 mod endpoint;
+mod fast_path;
 mod flush;
-mod following;
 mod history;
 mod local;
 mod loop_bound;
@@ -19,12 +20,11 @@ mod quarantine;
 mod queue_pair;
 mod receive_source;
 mod reorder;
-mod reply;
 mod request_packet;
 mod requester;
 mod responder;
+mod response_queue;
 mod retransmit;
-mod run;
 mod state_machine;
 mod timer;
 mod turns;

@@ -175,7 +175,7 @@ impl QueuePair {
             self.set_path(source, shared);
         }
         if let Some(places) = given.max_dest_rd_atomic {
-            self.responder.replies.make_room(places);
+            self.responder.responses.make_room(places);
         }
     }
 

@@ -153,8 +153,8 @@ pub(super) struct QueuePair {
     pub(super) listed: bool,
     /// Whether the endpoint's list of held acknowledgements has it.
     pub(super) held: bool,
-    /// Alternates between answers and requests when both wait.
-    pub(super) replies_first: bool,
+    /// Alternates between responses and requests when both wait.
+    pub(super) responses_first: bool,
     pub(super) turn: Turn,
 }
 
@@ -184,7 +184,7 @@ impl QueuePair {
             history: History::default(),
             listed: false,
             held: false,
-            replies_first: false,
+            responses_first: false,
             turn: Turn::default(),
         }
     }
@@ -245,7 +245,7 @@ impl QueuePair {
         matches!(self.state, ReadyToReceive | ReadyToSend | SendQueueDrained | SendQueueError)
     }
 
-    /// Whether answers of the peer are expected in this state.
+    /// Whether responses of the peer are expected in this state.
     pub(super) fn takes_responses(&self) -> bool {
         matches!(self.state, QueuePairState::ReadyToSend | QueuePairState::SendQueueDrained)
     }

@@ -1,9 +1,9 @@
 //! Packets of requests, as they are written: headers, and the payload out of registered memory.
 
+use super::burst::{Burst, Written};
 use super::endpoint::Pass;
 use super::queue_pair::QueuePair;
 use super::requester::RequestPlan;
-use super::run::{Run, Written};
 use crate::checksum::Sum;
 use crate::memory::{AccessError, MemoryView, Payloads};
 use crate::mutation::{Mutation, planted};
@@ -41,7 +41,7 @@ impl QueuePair {
 
     /// Adds packets between the first and the last of a request, from the planned one on, that are sent for the first
     /// time and lie in one entry of the scatter-gather list. Whether any were added.
-    pub(super) fn add_middle_requests(&mut self, pass: &Pass<'_>, first: &RequestPlan, run: &mut Run<'_>) -> bool {
+    pub(super) fn add_middle_requests(&mut self, pass: &Pass<'_>, first: &RequestPlan, burst: &mut Burst<'_>) -> bool {
         let is_repeat = first.psn.is_before(self.requester.limit);
         if is_repeat || !self.service.is_reliable() || planted(Mutation::CompletionBeforeAcknowledgement) {
             return false;
@@ -51,7 +51,7 @@ impl QueuePair {
         let mut plan = *first;
         let end = self.requester.request(first.index).packets - 1;
         let is_unbounded = planted(Mutation::MiddlesIgnoreWindow);
-        while plan.offset < end && run.fits(plan.size) {
+        while plan.offset < end && burst.fits(plan.size) {
             // The window has room for the first: it is planned.
             if plan.psn != first.psn && !is_unbounded && !self.window_allows(plan.psn, 1) {
                 break;
@@ -59,7 +59,7 @@ impl QueuePair {
             headers.bth.psn = plan.psn;
             headers.bth.ack_request = self.wants_acknowledgement(pass.now, &plan);
             // What does not fit or is not there is found out again, packet by packet.
-            let Some(Ok(())) = run.add_middle(&headers, plan.payload, &mut payloads) else { break };
+            let Some(Ok(())) = burst.add_middle(&headers, plan.payload, &mut payloads) else { break };
             self.note_asked(pass.now, &plan, headers.bth.ack_request, is_repeat);
             plan.psn = plan.psn.plus(1);
             plan.offset += 1;
@@ -96,7 +96,7 @@ impl QueuePair {
         let is_last = plan.offset + plan.covers == self.requester.request(plan.index).packets;
         let may_solicit = !planted(Mutation::SolicitedLost)
             && !matches!(header.operation, Operation::Write { .. })
-            && !header.operation.is_answered();
+            && !header.operation.has_explicit_response();
         let bth = Bth {
             opcode: plan.opcode,
             solicited: is_last && may_solicit && header.flags.contains(SendFlags::SOLICITED),

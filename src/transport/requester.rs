@@ -43,8 +43,8 @@ pub(super) struct InProgress {
     pub(super) chunk: u32,
     pub(super) is_read: bool,
     pub(super) is_atomic: bool,
-    /// Answered by an empty READ answer: ATOMIC WRITE and FLUSH.
-    pub(super) is_bare: bool,
+    /// Answered by an empty READ response: ATOMIC WRITE and FLUSH.
+    pub(super) is_ack_only: bool,
 }
 
 impl InProgress {
@@ -55,9 +55,9 @@ impl InProgress {
         if wrapped && planted(Mutation::PsnWrapOffByOne) { end.plus(1) } else { end }
     }
 
-    /// Whether it needs an answer of its own, which acknowledgements cannot stand for.
-    pub(super) fn brings_data_home(&self) -> bool {
-        self.is_read || self.is_atomic || self.is_bare
+    /// Whether it needs a response of its own, which acknowledgements cannot stand for.
+    pub(super) fn needs_response(&self) -> bool {
+        self.is_read || self.is_atomic || self.is_ack_only
     }
 }
 
@@ -72,15 +72,15 @@ pub(super) struct Requester {
     pub(super) unacknowledged: Psn,
     pub(super) cursor: Psn,
     pub(super) limit: Psn,
-    /// Last numbers of the READ request packets and atomics that are unanswered.
-    unanswered: VecDeque<Psn>,
+    /// Last numbers of the READ request packets and atomics that have no response yet.
+    awaiting_response: VecDeque<Psn>,
     /// READs and atomics among `oldest..next`.
     reads_in_progress: u32,
     /// Last number sent with a request for acknowledgement.
     last_ack_request: Psn,
     /// When that was.
     last_ack_request_at: Option<Time>,
-    /// Whether the last packet sent asks for an answer.
+    /// Whether the last packet sent asks for a response.
     pub(super) has_asked: bool,
     /// A request that cannot go on; it fails when it has become the oldest.
     pub(super) failed: Option<(u32, CompletionStatus, Cause)>,
@@ -129,7 +129,7 @@ impl Requester {
             unacknowledged: Psn::default(),
             cursor: Psn::default(),
             limit: Psn::default(),
-            unanswered: VecDeque::new(),
+            awaiting_response: VecDeque::new(),
             reads_in_progress: 0,
             last_ack_request: Psn::default(),
             last_ack_request_at: None,
@@ -151,15 +151,15 @@ impl Requester {
         self.cursor = psn;
         self.limit = psn;
         self.last_ack_request = psn.minus(1);
-        self.unanswered.reserve(usize::from(max_rd_atomic));
+        self.awaiting_response.reserve(usize::from(max_rd_atomic));
         self.stopped = false;
     }
 
     /// As new, counting requests from `index` on.
     pub(super) fn reset(&mut self, index: u32) {
         let places = self.requests.len() as u32;
-        *self = Self { unanswered: std::mem::take(&mut self.unanswered), ..Self::new(places) };
-        self.unanswered.clear();
+        *self = Self { awaiting_response: std::mem::take(&mut self.awaiting_response), ..Self::new(places) };
+        self.awaiting_response.clear();
         self.restart_at(index);
     }
 
@@ -167,7 +167,7 @@ impl Requester {
     pub(super) fn forget_all(&mut self) {
         self.cursor = self.unacknowledged;
         self.limit = self.unacknowledged;
-        self.unanswered.clear();
+        self.awaiting_response.clear();
         self.reads_in_progress = 0;
         self.failed = None;
         self.recovery = Recovery::default();
@@ -199,7 +199,7 @@ impl Requester {
         self.oldest == self.next
     }
 
-    /// Whether a request in progress needs an answer of its own.
+    /// Whether a request in progress needs a response of its own.
     pub(super) fn awaits_data(&self) -> bool {
         self.reads_in_progress > 0
     }
@@ -244,14 +244,14 @@ impl Requester {
         self.requests[place] = request;
         self.next = self.next.wrapping_add(1);
         self.drained_announced = false;
-        if request.brings_data_home() {
+        if request.needs_response() {
             self.reads_in_progress += 1;
         }
     }
 
     /// The oldest request is finished.
     pub(super) fn pop_oldest(&mut self) {
-        if self.request(self.oldest).brings_data_home() {
+        if self.request(self.oldest).needs_response() {
             self.reads_in_progress -= 1;
         }
         self.oldest = self.oldest.wrapping_add(1);
@@ -266,11 +266,11 @@ impl Requester {
         if self.cursor.is_before(psn) {
             self.cursor = psn;
         }
-        while self.unanswered.front().is_some_and(|last| last.is_before(psn)) {
+        while self.awaiting_response.front().is_some_and(|last| last.is_before(psn)) {
             if planted(Mutation::ReadCreditLost) {
                 break;
             }
-            self.unanswered.pop_front();
+            self.awaiting_response.pop_front();
         }
         self.find_cursor_request();
     }
@@ -279,7 +279,7 @@ impl Requester {
     pub(super) fn go_back(&mut self) {
         self.cursor = self.unacknowledged.plus(u32::from(planted(Mutation::GoBackTooShort)));
         self.cursor_request = self.oldest;
-        self.unanswered.clear();
+        self.awaiting_response.clear();
         // Of what is sent again, too, some packets must ask: a window that is full of it would wait for ever.
         self.last_ack_request = self.unacknowledged.minus(1);
         self.find_cursor_request();
@@ -399,7 +399,7 @@ impl QueuePair {
         if in_use > 0 && in_use.saturating_add(packets) >= 1 << 23 {
             return false;
         }
-        // Two READ request packets are on their way at once, so that answers never pause.
+        // Two READ request packets are on their way at once, so that responses never pause.
         let chunk = self.path.as_ref().map_or(1, |path| (path.window_packets / 2).max(1));
         let first = self.requester.cursor;
         self.requester.begin(InProgress {
@@ -408,7 +408,7 @@ impl QueuePair {
             chunk,
             is_read,
             is_atomic,
-            is_bare: header.operation.is_bare(),
+            is_ack_only: header.operation.is_ack_only(),
         });
         true
     }
@@ -427,7 +427,7 @@ impl QueuePair {
         if request.is_atomic {
             return self.plan_atomic(index, psn, header);
         }
-        if request.is_bare && !self.read_credit_left() && !planted(Mutation::EmptyAnswerCreditIgnored) {
+        if request.is_ack_only && !self.read_credit_left() && !planted(Mutation::EmptyAnswerCreditIgnored) {
             return None;
         }
         if !self.window_allows(psn, 1) {
@@ -472,7 +472,7 @@ impl QueuePair {
 
     fn read_credit_left(&self) -> bool {
         let credits = usize::from(self.attributes.max_rd_atomic.unwrap_or(0));
-        self.requester.unanswered.len() < credits || planted(Mutation::ReadCreditIgnored)
+        self.requester.awaiting_response.len() < credits || planted(Mutation::ReadCreditIgnored)
     }
 
     /// Whether `covers` packets from `psn` on fit what the peer's socket (or, for READs, the own) takes.
@@ -513,7 +513,7 @@ impl QueuePair {
         let most = if self.others_have_packets() { MOST_UNASKED_AMONG_OTHERS } else { MOST_UNASKED_PACKETS };
         let many = since >= (window / 4).clamp(1, most);
         // Into silence only few packets are sent, which are all that could be answered.
-        if many || plan.is_probe || header.operation.is_answered() || self.requester.is_peer_silent() {
+        if many || plan.is_probe || header.operation.has_explicit_response() || self.requester.is_peer_silent() {
             return true;
         }
         if plan.offset + 1 < self.requester.request(plan.index).packets {
@@ -535,11 +535,13 @@ impl QueuePair {
             return true;
         }
         let header = self.send.header(following);
-        header.flags.contains(SendFlags::FENCE) || header.operation.is_answered() || header.operation.is_local()
+        header.flags.contains(SendFlags::FENCE)
+            || header.operation.has_explicit_response()
+            || header.operation.is_local()
     }
 
     /// Whether an acknowledgement was asked for so lately that the next request of a busy application will be early
-    /// enough to ask again. Never if the transport timer might not wait for the probe and its answer.
+    /// enough to ask again. Never if the transport timer might not wait for the probe and its response.
     fn asked_lately(&self, now: Time) -> bool {
         let lately = self.requester.last_ack_request_at.is_some_and(|at| now.saturating_since(at) < ASK_EVERY);
         let timeout = self.transport_timeout();
@@ -600,8 +602,8 @@ impl QueuePair {
         self.requester.move_cursor(end);
         self.note_asked(now, plan, ack_request, is_repeat);
         let request = *self.requester.request(plan.index);
-        if request.brings_data_home() {
-            self.requester.unanswered.push_back(end.minus(1));
+        if request.needs_response() {
+            self.requester.awaiting_response.push_back(end.minus(1));
         }
         self.note_in_flight();
         self.arm_timers(now);

@@ -13,8 +13,8 @@ use super::flush;
 use super::loop_bound::LoopBound;
 use super::queue_pair::QueuePair;
 use super::reorder::{Kept, ReorderBudget, ReorderBuffer};
-use super::reply::{ReadRequest, Replies, SHORT_REPLY_BYTES};
 use super::request_packet::for_each_piece;
+use super::response_queue::{ReadRequest, ResponseQueue, SHORT_RESPONSE_BYTES};
 use super::violation::Violation;
 use super::xrc::as_reliable;
 use crate::mutation::{Mutation, planted};
@@ -73,7 +73,7 @@ pub(super) struct Responder {
     receive: Option<ReceiveInProgress>,
     /// Scatter list of the receive in progress.
     pub(super) receive_entries: Vec<Sge>,
-    pub(super) replies: Replies,
+    pub(super) responses: ResponseQueue,
     reorder: ReorderBuffer,
     /// Packets that came while the expected one was missing.
     gap_evidence: u32,
@@ -96,7 +96,7 @@ impl Responder {
             message: Message::None,
             receive: None,
             receive_entries: Vec::with_capacity(max_recv_sge as usize),
-            replies: Replies::default(),
+            responses: ResponseQueue::default(),
             reorder: ReorderBuffer::new(reorder_budget),
             gap_evidence: 0,
             reports_left: 0,
@@ -110,7 +110,7 @@ impl Responder {
     /// Ready to receive from `psn` on.
     pub(super) fn start(&mut self, psn: Psn, max_dest_rd_atomic: u8) {
         self.expected = psn;
-        self.replies.start(psn.minus(1), max_dest_rd_atomic);
+        self.responses.start(psn.minus(1), max_dest_rd_atomic);
     }
 
     pub(super) fn reset(&mut self) {
@@ -118,7 +118,7 @@ impl Responder {
         self.refused = None;
         self.message_count = 0;
         self.receive = None;
-        self.replies.clear();
+        self.responses.clear();
     }
 
     /// Nothing more is accepted. Answers that are already due still leave.
@@ -131,7 +131,7 @@ impl Responder {
         }
         self.close_gap();
         self.waits_for_retry = false;
-        self.replies.stop();
+        self.responses.stop();
     }
 
     pub(super) fn expected(&self) -> Psn {
@@ -193,7 +193,7 @@ impl Responder {
 
     /// When the receiving half must be looked at again.
     pub(super) fn deadline(&self) -> Option<Time> {
-        let deadline = Time::earliest([self.report_gap_at, self.replies.deadline()]);
+        let deadline = Time::earliest([self.report_gap_at, self.responses.deadline()]);
         // Most of the time nothing is kept.
         if self.reorder.is_empty() { deadline } else { Time::earliest([deadline, self.reorder.deadline()]) }
     }
@@ -239,8 +239,8 @@ impl QueuePair {
         }
     }
 
-    /// In the error state only the packet that was refused gets an answer: the same one. A READ whose answer broke off
-    /// may be asked for again from an earlier packet, which the peer lacks: then it is that one that is refused.
+    /// In the error state only the packet that was refused gets a response: the same one. A READ whose response broke
+    /// off may be asked for again from an earlier packet, which the peer lacks: then it is that one that is refused.
     fn repeat_refusal(&mut self, packet: &Packet<'_>, bytes: usize) -> Result<(), DropReason> {
         let psn = packet.headers.bth.psn;
         let read = packet.headers.reth.filter(|_| packet.headers.bth.opcode == Opcode::RC_READ_REQUEST);
@@ -250,10 +250,10 @@ impl QueuePair {
                 let count = self.responder.message_count;
                 let refused = if refused.is_within(psn, asked_for) { psn } else { refused };
                 // Whoever asks faster than it is answered is not answered each time.
-                let replies = &mut self.responder.replies;
-                replies.earn(bytes);
-                if replies.takes_empty() && replies.spend(SHORT_REPLY_BYTES) {
-                    self.responder.replies.push_nak(refused, Syndrome::Nak(code), count);
+                let responses = &mut self.responder.responses;
+                responses.earn(bytes);
+                if responses.takes_empty() && responses.spend(SHORT_RESPONSE_BYTES) {
+                    self.responder.responses.push_nak(refused, Syndrome::Nak(code), count);
                 }
                 Ok(())
             }
@@ -263,7 +263,7 @@ impl QueuePair {
 
     pub(super) fn note_established(&mut self) {
         let is_told = !planted(Mutation::EstablishedNotAnnounced);
-        if self.state == QueuePairState::ReadyToReceive && self.responder.replies.first_packet() && is_told {
+        if self.state == QueuePairState::ReadyToReceive && self.responder.responses.first_packet() && is_told {
             self.events.push(AsyncEvent::CommunicationEstablished(self.qpn));
         }
     }
@@ -293,12 +293,12 @@ impl QueuePair {
         let expected = self.responder.expected;
         let kept = self.responder.reorder.insert(expected, psn, &bytes[..bytes.len() - lost], source_port, pass.now);
         if planted(Mutation::AcknowledgesKeptPacket) {
-            self.responder.replies.note_executed(psn);
+            self.responder.responses.note_executed(psn);
         }
         if kept == Kept::New {
             self.count(Counter::ReorderedRequest);
         }
-        self.responder.replies.earn(bytes.len());
+        self.responder.responses.earn(bytes.len());
         self.responder.reports_left = self.responder.reports_left.saturating_add(1);
         self.responder.gap_evidence += u32::from(kept != Kept::Again);
         self.judge_gap(pass);
@@ -321,7 +321,7 @@ impl QueuePair {
     fn report_gap(&mut self) {
         self.responder.report_gap_at = None;
         // Only an early packet without payload is shorter than a NAK; then the next one tells of the gap.
-        if !self.responder.replies.spend(SHORT_REPLY_BYTES) {
+        if !self.responder.responses.spend(SHORT_RESPONSE_BYTES) {
             return;
         }
         self.responder.gap_reported = !planted(Mutation::GapReportedAgain);
@@ -331,7 +331,7 @@ impl QueuePair {
         self.responder.reports_left = self.responder.reports_left.saturating_sub(1);
         self.count(Counter::SentSequenceNak);
         let (expected, count) = (self.responder.expected, self.responder.message_count);
-        self.responder.replies.push_nak(expected, Syndrome::Nak(NakCode::SequenceError), count);
+        self.responder.responses.push_nak(expected, Syndrome::Nak(NakCode::SequenceError), count);
         if planted(Mutation::LostPacketSkipped) {
             self.responder.expected = expected.plus(1);
         }
@@ -343,7 +343,7 @@ impl QueuePair {
             self.report_gap();
         }
         self.responder.reorder.handle_timeout(now);
-        self.responder.replies.handle_timeout(now);
+        self.responder.responses.handle_timeout(now);
     }
 
     /// The gap is filled: executes what was kept, up to the next gap.
@@ -395,19 +395,19 @@ impl QueuePair {
         if let Err(violation) = self.execute(pass, packet) {
             return self.refuse_packet(packet, violation);
         }
-        if is_answered_itself(packet.headers.bth.opcode) {
+        if has_explicit_response(packet.headers.bth.opcode) {
             return;
         }
         self.note_executed(pass, psn, packet.headers.bth.ack_request);
     }
 
-    /// A request that is not answered itself was executed.
+    /// A request without an explicit response was executed.
     #[inline]
     pub(super) fn note_executed(&mut self, pass: &Pass<'_>, psn: Psn, asks: bool) {
-        self.responder.replies.note_executed(psn);
+        self.responder.responses.note_executed(psn);
         if asks && self.takes_requests() {
             let count = self.responder.message_count;
-            self.responder.replies.acknowledge(count, pass.now, pass.ack_hold);
+            self.responder.responses.acknowledge(count, pass.now, pass.ack_hold);
         }
     }
 
@@ -418,7 +418,7 @@ impl QueuePair {
         let code = violation.nak();
         let count = self.responder.message_count;
         self.responder.note_refused(psn, code);
-        self.responder.replies.push_nak(psn, Syndrome::Nak(code), count);
+        self.responder.responses.push_nak(psn, Syndrome::Nak(code), count);
         if matches!(violation, Violation::RemoteKey(_)) {
             // A WRITE with immediate data takes its receive even if it may not write.
             self.claim_receive(packet);
@@ -433,7 +433,7 @@ impl QueuePair {
         self.responder.close_gap();
         let timer = self.attributes.min_rnr_timer.unwrap_or(0);
         let count = self.responder.message_count;
-        self.responder.replies.push_nak(psn, Syndrome::ReceiverNotReady { timer }, count);
+        self.responder.responses.push_nak(psn, Syndrome::ReceiverNotReady { timer }, count);
     }
 
     /// Does the opcode continue the message in progress, or begin one when there is none?
@@ -467,13 +467,13 @@ impl QueuePair {
         self.check_room(opcode)
     }
 
-    /// Can another answer be owed, if the packet needs one? A FLUSH takes no resource: Linux counts none for it.
+    /// Can another response be owed, if the packet needs one? A FLUSH takes no resource: Linux counts none for it.
     fn check_room(&self, opcode: Opcode) -> Result<(), Violation> {
-        let replies = &self.responder.replies;
+        let responses = &self.responder.responses;
         let has_room = match opcode {
-            Opcode::RC_ATOMIC_WRITE => replies.has_resources() && replies.takes_empty(),
-            Opcode::RC_FLUSH => replies.takes_empty(),
-            _ => !is_answered_itself(opcode) || replies.has_room(),
+            Opcode::RC_ATOMIC_WRITE => responses.has_resources() && responses.takes_empty(),
+            Opcode::RC_FLUSH => responses.takes_empty(),
+            _ => !has_explicit_response(opcode) || responses.has_room(),
         };
         if has_room { Ok(()) } else { Err(Violation::TooManyReads) }
     }
@@ -566,7 +566,7 @@ impl QueuePair {
             return self.execute_atomic(pass, packet.headers.bth.psn, opcode, atomic);
         }
         if matches!(opcode, Opcode::RC_ATOMIC_WRITE | Opcode::RC_FLUSH) {
-            return self.execute_bare(pass, packet);
+            return self.execute_ack_only(pass, packet);
         }
         if opcode.is_write() {
             self.execute_write(pass, packet)?;
@@ -584,7 +584,7 @@ impl QueuePair {
         self.responder.expected = psn.plus(packets);
         self.bump_message_count();
         let read = ReadRequest { reth, domain: self.remote_domain(), named: self.receive.named_number() };
-        self.responder.replies.push_read(psn, packets, read, self.responder.message_count);
+        self.responder.responses.push_read(psn, packets, read, self.responder.message_count);
         Ok(())
     }
 
@@ -605,7 +605,7 @@ impl QueuePair {
         self.responder.expected = psn.plus(1);
         self.bump_message_count();
         let named = self.receive.named_number();
-        self.responder.replies.push_atomic(psn, original, named, self.responder.message_count);
+        self.responder.responses.push_atomic(psn, original, named, self.responder.message_count);
         Ok(())
     }
 
@@ -733,25 +733,25 @@ impl QueuePair {
         let psn = packet.headers.bth.psn;
         let (opcode, named) = (packet.headers.bth.opcode, packet.headers.xrc_srq);
         if opcode != Opcode::RC_READ_REQUEST {
-            self.responder.replies.earn(bytes);
+            self.responder.responses.earn(bytes);
         }
         self.handle_duplicate_wrongly(pass, packet);
         let found = match (opcode, packet.headers.reth) {
             (Opcode::RC_READ_REQUEST, Some(reth)) => {
                 let mtu = self.mtu_bytes();
-                self.responder.replies.repeat_read(pass.now, psn, reth, named, mtu)
+                self.responder.responses.repeat_read(pass.now, psn, reth, named, mtu)
             }
-            (Opcode::RC_COMPARE_SWAP | Opcode::RC_FETCH_ADD, _) => self.responder.replies.repeat_atomic(psn, named),
+            (Opcode::RC_COMPARE_SWAP | Opcode::RC_FETCH_ADD, _) => self.responder.responses.repeat_atomic(psn, named),
             (Opcode::RC_ATOMIC_WRITE | Opcode::RC_FLUSH, _) if planted(Mutation::EmptyAnswerNotRepeated) => false,
             (Opcode::RC_ATOMIC_WRITE | Opcode::RC_FLUSH, _) => {
                 let count = self.responder.message_count;
-                self.responder.replies.repeat_empty(psn, count);
+                self.responder.responses.repeat_empty(psn, count);
                 true
             }
             _ if planted(Mutation::DuplicateNotAcknowledged) => false,
             _ => {
                 let count = self.responder.message_count;
-                self.responder.replies.acknowledge_again(count, pass.now);
+                self.responder.responses.acknowledge_again(count, pass.now);
                 true
             }
         };
@@ -765,8 +765,8 @@ fn needs_receive(opcode: Opcode) -> bool {
     begins_send || (opcode.is_write() && opcode.has_immediate())
 }
 
-/// Whether the request has an answer of its own instead of an acknowledgement.
-fn is_answered_itself(opcode: Opcode) -> bool {
+/// Whether the request has a response of its own instead of an acknowledgement.
+fn has_explicit_response(opcode: Opcode) -> bool {
     matches!(
         opcode,
         Opcode::RC_READ_REQUEST

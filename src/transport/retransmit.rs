@@ -17,7 +17,7 @@ const RNR_RETRY_FOREVER: u8 = 7;
 const GAP_EVIDENCE: u32 = 3;
 /// First guess of the probe's wait, before any round trip was measured.
 const INITIAL_PROBE: Duration = Duration::from_millis(10);
-/// Shortest wait for late answers before a READ is repaired.
+/// Shortest wait for late responses before a READ is repaired.
 const SHORTEST_REORDER_WAIT: Duration = Duration::from_micros(100);
 /// A strange peer may hold its acknowledgements for this long.
 const PEER_ACK_DELAY: Duration = Duration::from_millis(1);
@@ -39,7 +39,7 @@ pub(super) struct Recovery {
     went_back_at: Option<Psn>,
     /// Answers that came before their turn since the last progress.
     gap_evidence: u32,
-    /// The latest number that an answer bore which came before its turn: it was not used and must be asked for.
+    /// The latest number that a response bore which came before its turn: it was not used and must be asked for.
     answered_early: Option<Psn>,
     repair_at: Option<Time>,
 }
@@ -63,7 +63,7 @@ impl Recovery {
         self.receiver_ready_at = resume;
     }
 
-    /// Tries spent since the last progress, without an answer and after RNR NAKs.
+    /// Tries spent since the last progress, without a response and after RNR NAKs.
     pub(super) fn spent(&self) -> (u8, u8) {
         (self.retries_spent, self.rnr_retries_spent)
     }
@@ -120,7 +120,7 @@ impl RoundTrip {
         });
     }
 
-    /// How long the probe waits for an answer.
+    /// How long the probe waits for a response.
     pub(super) fn probe_wait(&self) -> Duration {
         match self.smoothed {
             None => INITIAL_PROBE,
@@ -128,7 +128,7 @@ impl RoundTrip {
         }
     }
 
-    /// How long an answer that was asked for takes about.
+    /// How long a response that was asked for takes about.
     fn answer_wait(&self) -> Duration {
         self.smoothed.unwrap_or_default().max(SHORTEST_REORDER_WAIT)
     }
@@ -144,7 +144,7 @@ fn timeout_duration(code: u8) -> Option<Duration> {
 }
 
 impl QueuePair {
-    /// How long an answer may take; `None`: for ever.
+    /// How long a response may take; `None`: for ever.
     pub(super) fn transport_timeout(&self) -> Option<Duration> {
         timeout_duration(self.attributes.timeout.unwrap_or(0))
     }
@@ -242,7 +242,7 @@ impl QueuePair {
         self.restart_timeout(now);
     }
 
-    /// The answers are late: asks for them, without spending a try.
+    /// The responses are late: asks for them, without spending a try.
     fn probe(&mut self, now: Time) {
         self.count(Counter::TailProbe);
         self.requester.recovery.probes += 1;
@@ -256,7 +256,7 @@ impl QueuePair {
         // A READ is repeated from its first missing packet to the end of its request packet: a shorter one would
         // change what the peer remembers of it, and a later repetition would not be found.
         match tail {
-            Some(request) if first_probe && !request.brings_data_home() => {
+            Some(request) if first_probe && !request.needs_response() => {
                 self.requester.recovery.probe = Some(last_sent);
             }
             _ => self.requester.go_back(),
@@ -264,8 +264,8 @@ impl QueuePair {
         self.arm_timers(now);
     }
 
-    /// An answer with the number `psn` came before its turn, or an acknowledgement passed an unfinished READ or atomic:
-    /// an answer is missing, or late.
+    /// A response with the number `psn` came before its turn, or an acknowledgement passed an unfinished READ or
+    /// atomic: a response is missing, or late.
     pub(super) fn note_gap(&mut self, now: Time, psn: Psn) {
         let recovery = &mut self.requester.recovery;
         if recovery.answered_early.is_none_or(|early| early.is_before(psn)) {

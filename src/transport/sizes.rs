@@ -3,9 +3,9 @@
 //! larger says here why; whoever makes one smaller lowers its bound.
 
 use super::queue_pair::{Path, QueuePair};
-use super::reply::{Replies, ReplyPlan};
 use super::requester::{InProgress, RequestPlan, Requester};
 use super::responder::Responder;
+use super::response_queue::{ResponsePlan, ResponseQueue};
 use super::{Datagram, Transmit};
 use crate::memory::Region;
 use crate::queue::SendHeader;
@@ -32,7 +32,7 @@ fn hot_structures_stay_small() {
             Datagram<'_>: 64,
             Transmit: 112,
             RequestPlan: 32,
-            ReplyPlan: 32,
+            ResponsePlan: 32,
         }[..],
         // One for each slot of a queue. A completion, with its source, fills a cache line; a request's header shares
         // one with the counts of its entries and inline bytes.
@@ -48,7 +48,7 @@ fn hot_structures_stay_small() {
             Seed: 8,
             Path: 96,
             Requester: 320,
-            Replies: 128,
+            ResponseQueue: 128,
             Responder: 320,
             QueuePair: 1_664,
         }[..],

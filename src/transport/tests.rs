@@ -3,8 +3,8 @@
 mod amplification;
 mod early;
 mod failures;
+mod fast_path;
 mod flush;
-mod following;
 mod forged;
 mod keyed;
 mod revoked;
@@ -140,7 +140,7 @@ impl End {
         Sge { addr: 0x10_0000 + offset, length, lkey: self.region.lkey() }
     }
 
-    /// The next run of datagrams, while acknowledgements wait for an answer.
+    /// The next burst of datagrams, while acknowledgements wait for the application's answer.
     fn transmit(&mut self, now: Time) -> Vec<Vec<u8>> {
         let mut buffer = vec![0; 65_536];
         let view = self.table.read();
@@ -509,11 +509,11 @@ fn a_held_acknowledgement_rides_behind_the_answer() {
         pair.ends[1].post(now, Operation::Send, &[into]);
         let mut sent = Vec::new();
         loop {
-            let run = pair.ends[1].transmit(now);
-            if run.is_empty() {
+            let burst = pair.ends[1].transmit(now);
+            if burst.is_empty() {
                 break;
             }
-            sent.push(run.iter().map(|datagram| base_header(datagram).opcode).collect::<Vec<_>>());
+            sent.push(burst.iter().map(|datagram| base_header(datagram).opcode).collect::<Vec<_>>());
         }
         assert_eq!(sent, runs);
     }
@@ -529,11 +529,11 @@ fn unsignaled_requests_that_follow_closely_ask_seldom_and_the_probe_asks_for_the
     for turn in 0..50 {
         pair.now = pair.now + Duration::from_micros(10);
         pair.ends[0].post_flagged(pair.now, write, &[local], SendFlags::empty());
-        let run = pair.ends[0].transmit(pair.now);
-        if base_header(&run[0]).ack_request {
+        let burst = pair.ends[0].transmit(pair.now);
+        if base_header(&burst[0]).ack_request {
             asked.push(turn);
         }
-        pair.ends[1].handle(pair.now, asker, &run);
+        pair.ends[1].handle(pair.now, asker, &burst);
         pair.carry(1);
     }
     assert_eq!(asked, [0, 40], "once in 400 µs");
@@ -557,7 +557,7 @@ fn packets_that_are_sent_again_ask_for_acknowledgement() {
     assert_eq!(pair.ends[0].endpoint.counters().get(Counter::TailProbe), 0);
 }
 
-/// Found by the simulator: an acknowledgement that overtook the answer before it was forgotten when that came.
+/// Found by the simulator: an acknowledgement that overtook the response before it was forgotten when that came.
 #[test]
 fn an_answer_that_overtook_another_is_asked_for_again_soon() {
     let mut pair = Pair::new(OURS);

@@ -156,7 +156,7 @@ impl QueuePair {
         self.path.as_ref().is_some_and(|path| path.shared.in_flight() > path.window_packets / 2)
     }
 
-    /// Whether it stands in line and has nothing on its way: no answer can come, and no clock runs.
+    /// Whether it stands in line and has nothing on its way: no response can come, and no clock runs.
     pub(super) fn waits_for_its_turn(&self) -> bool {
         self.turn.waits && self.requester.cursor == self.requester.unacknowledged
     }
@@ -165,7 +165,7 @@ impl QueuePair {
         self.turn.waits
     }
 
-    /// It has sent requests, or has none to send now. Its turn goes on until it has asked for an answer: nobody would
+    /// It has sent requests, or has none to send now. Its turn goes on until it has asked for a response: nobody would
     /// hear of the room that its packets take.
     #[inline]
     pub(super) fn end_turn(&mut self, has_sent_requests: bool, is_exhausted: bool) {

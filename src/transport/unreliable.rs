@@ -20,7 +20,7 @@ use crate::wire::Packet;
 const STALE_PACKETS: i32 = 1 << 10;
 /// Between bursts to our own peers, whose socket buffers are large: at most about 2 GB/s.
 const OWN_PAUSE: Duration = Duration::from_micros(500);
-/// Between bursts to strangers, as for READ answers.
+/// Between bursts to strangers, as for READ responses.
 const STRANGER_PAUSE: Duration = Duration::from_micros(200);
 const STRANGER_BURST_PACKETS: u32 = 32;
 

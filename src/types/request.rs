@@ -154,23 +154,25 @@ impl Operation {
     pub const fn is_possible_on(&self, qp_type: QueuePairType) -> bool {
         match qp_type {
             QueuePairType::UnreliableDatagram => matches!(self, Self::Send | Self::SendWithImmediate(_)),
-            QueuePairType::UnreliableConnection => !self.is_answered() && !matches!(self, Self::SendWithInvalidate(_)),
+            QueuePairType::UnreliableConnection => {
+                !self.has_explicit_response() && !matches!(self, Self::SendWithInvalidate(_))
+            }
             _ => true,
         }
     }
 
-    /// Whether the answer brings data home: READ and atomics, which `max_rd_atomic` limits.
+    /// Whether the response carries data: READ and atomics, which `max_rd_atomic` limits.
     pub const fn is_read_or_atomic(&self) -> bool {
         matches!(self, Self::Read { .. } | Self::CompareAndSwap { .. } | Self::FetchAndAdd { .. })
     }
 
-    /// Whether the peer answers it by itself instead of acknowledging it; what `max_rd_atomic` limits.
-    pub const fn is_answered(&self) -> bool {
-        self.is_read_or_atomic() || self.is_bare()
+    /// Whether it has a response of its own instead of an acknowledgement; `max_rd_atomic` limits these.
+    pub const fn has_explicit_response(&self) -> bool {
+        self.is_read_or_atomic() || self.is_ack_only()
     }
 
-    /// Whether the peer's answer is an empty one.
-    pub const fn is_bare(&self) -> bool {
+    /// Whether its response is an empty READ response: ATOMIC WRITE and FLUSH.
+    pub const fn is_ack_only(&self) -> bool {
         matches!(self, Self::AtomicWrite { .. } | Self::Flush { .. })
     }
 

@@ -1,4 +1,4 @@
-//! Replies to unsolicited packets never have more bytes than those packets.
+//! Responses to unsolicited packets never have more bytes than those packets.
 //!
 //! Bytes of UDP payloads are counted, where the relation is worse than with all headers.
 

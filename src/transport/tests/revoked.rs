@@ -57,13 +57,13 @@ fn a_late_repetition_of_a_read_does_not_end_the_connection() {
     }
 }
 
-/// Whoever still waits for the answer hears that it will not come.
+/// Whoever still waits for the response hears that it will not come.
 #[test]
 fn a_read_whose_answer_was_lost_is_refused_when_its_key_is_gone() {
     (0..=3).for_each(refuse_lost_answer);
 }
 
-/// The key goes after so many runs of the answer, all of which are lost.
+/// The key goes after so many bursts of the response, all of which are lost.
 fn refuse_lost_answer(runs: u32) {
     let mut pair = Pair::new(OURS);
     let (now, source) = (pair.now, pair.ends[0].address);

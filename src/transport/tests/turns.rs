@@ -231,7 +231,7 @@ fn a_silent_peer_keeps_nobody() {
     assert_eq!(crowd.in_flight(), 0);
 }
 
-/// Without an answer only single packets are tried: they are not counted, and all together would fill the socket.
+/// Without a response only single packets are tried: they are not counted, and all together would fill the socket.
 #[test]
 fn many_queue_pairs_send_little_into_silence() {
     let mut crowd = Crowd::new(50, ours_with(64));

@@ -34,9 +34,9 @@ impl Lossy {
         end.post(now, operation, &[sge]);
         let before = self.sent.len();
         loop {
-            let run = self.pair.ends[0].transmit(self.pair.now);
-            if !run.is_empty() {
-                self.sent.extend(run);
+            let burst = self.pair.ends[0].transmit(self.pair.now);
+            if !burst.is_empty() {
+                self.sent.extend(burst);
                 continue;
             }
             let end = &mut self.pair.ends[0];
@@ -231,9 +231,9 @@ fn a_long_message_leaves_in_bursts_and_completes_with_its_last_packet() {
     let (mut left, mut pauses) = (0, 0);
     while left < 100 {
         let end = &mut wire.pair.ends[0];
-        let run = end.transmit(wire.pair.now);
-        left += run.len();
-        if run.is_empty() {
+        let burst = end.transmit(wire.pair.now);
+        left += burst.len();
+        if burst.is_empty() {
             assert!(end.poll().is_empty(), "{left} packets are not the whole request");
             assert!(left.is_multiple_of(32), "{left}");
             pauses += 1;

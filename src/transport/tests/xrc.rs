@@ -73,11 +73,11 @@ impl Extended {
         self.pair.ends[1].handle(self.pair.now, source, &[payload]);
         let mut answers = Vec::new();
         loop {
-            let run = self.pair.ends[1].transmit(self.pair.now);
-            if run.is_empty() {
+            let burst = self.pair.ends[1].transmit(self.pair.now);
+            if burst.is_empty() {
                 return answers;
             }
-            answers.extend(run);
+            answers.extend(burst);
         }
     }
 
@@ -101,7 +101,7 @@ impl Extended {
     }
 }
 
-/// The bytes that the answers of a READ bring.
+/// The bytes that the responses of a READ bring.
 fn payload_of(answers: &[Vec<u8>]) -> Vec<u8> {
     let packets = answers.iter().map(|answer| Packet::parse(answer).unwrap());
     packets

@@ -1,4 +1,4 @@
-//! A run: packets of one queue pair that leave together, as they are written.
+//! A burst: packets of one queue pair that leave together, as they are written.
 //!
 //! They are of equal size, and only the last may be shorter: so the kernel cuts a send into packets.
 
@@ -8,8 +8,8 @@ use super::endpoint::Pass;
 use super::loop_bound::LoopBound;
 use super::packet_check::Departing;
 use super::queue_pair::{Path, QueuePair};
-use super::reply::ReplyPlan;
 use super::requester::RequestPlan;
+use super::response_queue::ResponsePlan;
 use crate::checksum::Sum;
 use crate::memory::{AccessError, Payloads};
 use crate::mutation::{Mutation, planted};
@@ -23,7 +23,7 @@ const LARGEST_SEND_BYTES: usize = 65_000;
 /// What leaves next.
 #[derive(Clone, Copy)]
 enum Plan {
-    Reply(ReplyPlan),
+    Response(ResponsePlan),
     Request(RequestPlan),
 }
 
@@ -42,9 +42,9 @@ impl Written {
 }
 
 /// The packets so far.
-pub(super) struct Run<'a> {
+pub(super) struct Burst<'a> {
     buffer: &'a mut [u8],
-    seal: Seal,
+    icrc: IcrcContext,
     most: usize,
     count: usize,
     length: usize,
@@ -56,16 +56,16 @@ pub(super) struct Run<'a> {
 }
 
 /// What the ICRCs take.
-struct Seal {
+struct IcrcContext {
     flow: Flow,
     seed: Seed,
     flushes_as_linux: bool,
     check: Departing,
 }
 
-impl Seal {
+impl IcrcContext {
     #[inline]
-    fn put(&self, index: u16, packet: &mut [u8], sum: Option<Sum>) {
+    fn append(&self, index: u16, packet: &mut [u8], sum: Option<Sum>) {
         self.check.prepare(packet);
         let identification = self.check.identification(index);
         if packet[0] == Opcode::RC_FLUSH.0 && self.flushes_as_linux {
@@ -77,13 +77,13 @@ impl Seal {
     }
 }
 
-impl<'a> Run<'a> {
+impl<'a> Burst<'a> {
     fn new(buffer: &'a mut [u8], path: &Path, max_segments: usize, flushes_as_linux: bool, check: Departing) -> Self {
         let room = buffer.len().min(LARGEST_SEND_BYTES);
         let most = if path.peer.segmentation_offload { max_segments } else { 1 };
         Self {
             buffer: &mut buffer[..room],
-            seal: Seal { flow: path.flow(), seed: path.seed, flushes_as_linux, check },
+            icrc: IcrcContext { flow: path.flow(), seed: path.seed, flushes_as_linux, check },
             most: most.min(LARGEST_SEGMENT_INDEX.into()),
             count: 0,
             length: 0,
@@ -118,7 +118,7 @@ impl<'a> Run<'a> {
     /// A packet was written into the room.
     #[inline]
     pub(super) fn add(&mut self, size: usize, written: Written) {
-        self.seal_last();
+        self.append_last_icrc();
         self.repeats.note(self.count, written.sending);
         if self.count == 0 {
             self.segment = size;
@@ -144,10 +144,10 @@ impl<'a> Run<'a> {
     }
 
     #[inline]
-    fn seal_last(&mut self) {
+    fn append_last_icrc(&mut self) {
         if let Some((size, sum)) = self.last.take() {
             let packet = &mut self.buffer[self.length - size..self.length];
-            self.seal.put(self.count as u16 - 1, packet, sum);
+            self.icrc.append(self.count as u16 - 1, packet, sum);
         }
     }
 }
@@ -159,16 +159,16 @@ impl QueuePair {
             return self.fill_datagram(pass, buffer);
         }
         let Some(path) = &self.path else { return (None, true) };
-        let mut run = Run::new(buffer, path, max_segments, self.flushes_as_linux(), self.packet_check.departing());
+        let mut burst = Burst::new(buffer, path, max_segments, self.flushes_as_linux(), self.packet_check.departing());
         let (mut is_exhausted, mut has_sent_requests) = (false, false);
         // Each round adds a packet, but where memory is gone: once of a request and once of its probe, which then end,
         // and of READs, which are refused instead in the next round.
-        let mut bound = LoopBound::new("fill", 2 * run.most + 8);
-        while !run.is_full() {
+        let mut bound = LoopBound::new("fill", 2 * burst.most + 8);
+        while !burst.is_full() {
             bound.step();
-            let next = self.next_plan(pass.now).or_else(|| self.riding_acknowledgement(pass.now, run.segment));
+            let next = self.next_plan(pass.now).or_else(|| self.riding_acknowledgement(pass.now, burst.segment));
             let Some((plan, size)) = next else {
-                if run.count == 0 && self.run_local_request(pass) {
+                if burst.count == 0 && self.run_local_request(pass) {
                     return (None, false);
                 }
                 // Whatever left just now stood before a request that no packet leaves for.
@@ -176,76 +176,76 @@ impl QueuePair {
                 break;
             };
             let is_request = matches!(plan, Plan::Request(_));
-            if self.add_middles(pass, &plan, &mut run) {
+            if self.add_middles(pass, &plan, &mut burst) {
                 has_sent_requests |= is_request;
                 continue;
             }
-            let Some(packet) = run.room(size) else { break };
+            let Some(packet) = burst.room(size) else { break };
             has_sent_requests |= is_request;
             let written = match plan {
-                Plan::Reply(reply) => self.emit_reply(pass, reply, packet),
+                Plan::Response(response) => self.emit_response(pass, response, packet),
                 Plan::Request(request) => self.emit_request(pass, request, packet),
             };
             if let Some(written) = written {
-                run.add(size, written);
+                burst.add(size, written);
             }
         }
-        run.seal_last();
-        self.replies_first = !self.replies_first;
+        burst.append_last_icrc();
+        self.responses_first = !self.responses_first;
         self.end_turn(has_sent_requests, is_exhausted);
-        (self.transmit(&run), is_exhausted)
+        (self.transmit(&burst), is_exhausted)
     }
 
     /// Adds the packets between the first and the last of a message, as far as the plan is one of them and they can be
     /// made in one go. Whether any were added.
     #[inline]
-    fn add_middles(&mut self, pass: &Pass<'_>, plan: &Plan, run: &mut Run<'_>) -> bool {
+    fn add_middles(&mut self, pass: &Pass<'_>, plan: &Plan, burst: &mut Burst<'_>) -> bool {
         match plan {
-            Plan::Request(request) if request.is_middle() => self.add_middle_requests(pass, request, run),
-            Plan::Reply(reply) if reply.is_middle() => self.add_middle_replies(pass, reply, run),
+            Plan::Request(request) if request.is_middle() => self.add_middle_requests(pass, request, burst),
+            Plan::Response(response) if response.is_middle() => self.add_middle_responses(pass, response, burst),
             _ => false,
         }
     }
 
-    fn transmit(&mut self, run: &Run<'_>) -> Option<Transmit> {
-        let path = self.path.as_ref().filter(|_| run.count > 0)?;
-        self.counters.add(Counter::SentPackets, run.count as u64);
-        self.counters.add(Counter::SentBytes, run.length as u64);
+    fn transmit(&mut self, burst: &Burst<'_>) -> Option<Transmit> {
+        let path = self.path.as_ref().filter(|_| burst.count > 0)?;
+        self.counters.add(Counter::SentPackets, burst.count as u64);
+        self.counters.add(Counter::SentBytes, burst.length as u64);
         Some(Transmit {
             source: path.source.address,
             source_port: path.source.source_port,
             destination: path.peer_address,
-            length: run.length,
-            segment_size: (run.count > 1).then_some(run.segment),
+            length: burst.length,
+            segment_size: (burst.count > 1).then_some(burst.segment),
             traffic_class: path.traffic_class,
             hop_limit: path.hop_limit,
             qpn: self.qpn,
-            repeats: run.repeats,
-            is_keyed: run.seal.check.is_keyed(),
+            repeats: burst.repeats,
+            is_keyed: burst.icrc.check.is_keyed(),
         })
     }
 
     /// An acknowledgement that waits for the application's answer leaves behind it, as the last and shorter datagram
-    /// of its run: a send call less for us, a receive call less for the peer.
+    /// of its burst: a send call less for us, a receive call less for the peer.
     fn riding_acknowledgement(&mut self, now: Time, segment: usize) -> Option<(Plan, usize)> {
         let fits = segment >= packet_bytes(Opcode::RC_ACKNOWLEDGE, 0);
-        if !fits || !self.responder.replies.is_held(now) {
+        if !fits || !self.responder.responses.is_held(now) {
             return None;
         }
-        self.responder.replies.release();
-        self.plan_reply(now).map(|reply| (Plan::Reply(reply), reply.size))
+        self.responder.responses.release();
+        self.plan_response(now).map(|response| (Plan::Response(response), response.size))
     }
 
-    /// What leaves next. Acknowledgements leave after requests, other answers take turns with them.
+    /// What leaves next. Acknowledgements leave after requests, other responses take turns with them.
     fn next_plan(&mut self, now: Time) -> Option<(Plan, usize)> {
-        let reply = self.plan_reply(now);
-        let reply_first = self.replies_first && reply.is_some_and(|reply| reply.is_data());
-        if reply_first {
-            return reply.map(|reply| (Plan::Reply(reply), reply.size));
+        let response = self.plan_response(now);
+        let response_first = self.responses_first && response.is_some_and(|response| response.is_data());
+        if response_first {
+            return response.map(|response| (Plan::Response(response), response.size));
         }
         match self.plan_request() {
             Some(request) => Some((Plan::Request(request), request.size)),
-            None => reply.map(|reply| (Plan::Reply(reply), reply.size)),
+            None => response.map(|response| (Plan::Response(response), response.size)),
         }
     }
 }

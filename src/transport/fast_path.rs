@@ -1,5 +1,5 @@
-//! Packets that follow each other: between the first and the last of a message, all but the number and the payload is
-//! the same, and was looked at once.
+//! The fast path: packets between the first and the last of a message. Their headers differ in the PSN and the request
+//! for an acknowledgement only, so the rest is checked once for all of them.
 
 use std::net::IpAddr;
 
@@ -15,9 +15,9 @@ use crate::wire::{BTH_BYTES, Bth, ICRC_BYTES, Opcode};
 /// Bytes of the base transport header before the sequence number and what asks for an acknowledgement.
 const COMMON_BYTES: usize = 8;
 
-/// What packets of a message have in common.
+/// What the packets of a message between the first and the last have in common.
 #[derive(Clone, Copy)]
-pub(super) struct Likeness {
+pub(super) struct HeaderTemplate {
     source: IpAddr,
     destination: IpAddr,
     source_port: u16,
@@ -25,7 +25,7 @@ pub(super) struct Likeness {
     header: [u8; COMMON_BYTES],
 }
 
-impl Likeness {
+impl HeaderTemplate {
     fn of(datagram: &Datagram<'_>) -> Option<Self> {
         let Datagram { source, destination, source_port, payload, .. } = *datagram;
         let header = *payload.first_chunk()?;
@@ -48,22 +48,22 @@ impl Likeness {
 }
 
 impl QueuePair {
-    /// What those are like that follow a packet that was just executed, if they can be taken by that alone: full
-    /// packets between the first and the last of a SEND or WRITE.
-    pub(super) fn likeness(&self, datagram: &Datagram<'_>, bth: &Bth) -> Option<Likeness> {
+    /// The template of the packets after one that was just executed. `None`: the fast path does not take them. It takes
+    /// full packets between the first and the last of a SEND or WRITE.
+    pub(super) fn header_template(&self, datagram: &Datagram<'_>, bth: &Bth) -> Option<HeaderTemplate> {
         let is_between = bth.opcode.is_middle() && bth.opcode.is_request();
         let is_plain = self.service.is_reliable() && !self.is_extended() && bth.pad_count == 0;
         let is_full = datagram.payload.len() == BTH_BYTES + self.mtu_bytes() as usize + ICRC_BYTES;
-        if is_between && is_plain && is_full { Likeness::of(datagram) } else { None }
+        if is_between && is_plain && is_full { HeaderTemplate::of(datagram) } else { None }
     }
 
-    /// Takes a packet like one that was taken just before. `None`: it is not its turn or something is wrong with it;
-    /// what has changed then, the long way does again.
+    /// Takes a packet that fits the template. `None`: it is not the expected one, or something is wrong with it. Then
+    /// the general path takes it, and makes the same changes again.
     #[inline]
-    pub(super) fn take_following(
+    pub(super) fn take_by_template(
         &mut self,
         pass: &Pass<'_>,
-        like: &Likeness,
+        template: &HeaderTemplate,
         datagram: &Datagram<'_>,
     ) -> Option<Outcome> {
         let (header, rest) = datagram.payload.split_first_chunk::<BTH_BYTES>()?;
@@ -78,7 +78,7 @@ impl QueuePair {
             Err(_) if planted(Mutation::FollowingIcrcUnchecked) => Evidence::default(),
             Err(_) => return None,
         };
-        self.place_middle(pass, like.opcode(), payload)?;
+        self.place_middle(pass, template.opcode(), payload)?;
         self.learn(evidence);
         self.counters.add(Counter::ReceivedPackets, 1);
         self.counters.add(Counter::ReceivedBytes, datagram.payload.len() as u64);

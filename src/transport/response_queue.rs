@@ -1,22 +1,22 @@
-//! What the receiving half owes the peer, in order: acknowledgements, READ answers, results of atomics, NAKs.
+//! What the receiving half owes the peer, in order: acknowledgements, READ responses, results of atomics, NAKs.
 //!
-//! No acknowledgement passes an unanswered READ or atomic, because the peer would take it for their answer being lost.
+//! No acknowledgement passes an unanswered READ or atomic, because the peer would conclude that their response is lost.
 //! READs and atomics live in a ring of *resources* as long as a repetition may come.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use super::burst::{Burst, Written};
 use super::datagram::Sending;
 use super::endpoint::Pass;
 use super::queue_pair::QueuePair;
-use super::run::{Run, Written};
 use crate::mutation::{Mutation, planted};
 use crate::types::{AccessFlags, Accessor, Counter, DEFAULT_PKEY, DomainId, Psn, SharedReceiveQueueNumber, Time};
 use crate::wire::{Aeth, Bth, Headers, NakCode, Opcode, Reth, Syndrome, packet_bytes};
 
 /// Acknowledgements carry no credits: "unlimited".
 const NO_CREDIT: Syndrome = Syndrome::Ack { credit: 0x1f };
-/// Longest burst of READ answers to a stranger, whose receive buffer is unknown, and the pause after it.
+/// Longest burst of READ responses to a stranger, whose receive buffer is unknown, and the pause after it.
 const STRANGER_BURST_PACKETS: u32 = 32;
 const STRANGER_PAUSE: Duration = Duration::from_micros(200);
 
@@ -24,14 +24,14 @@ const STRANGER_PAUSE: Duration = Duration::from_micros(200);
 /// both ends would wait for each other in turns.
 const MOST_HELD_PACKETS: i32 = 64;
 
-/// Empty answers that may wait beside the others. Linux counts no FLUSH against what it may have outstanding, but sends
-/// at most 128 packets without an answer.
-const MOST_EMPTY_ANSWERS: usize = 256;
+/// Empty responses that may wait beside the others. Linux counts no FLUSH against what it may have outstanding, but
+/// sends at most 128 packets without a response.
+const MOST_EMPTY_RESPONSES: usize = 256;
 
 /// Bytes of an acknowledgement, a NAK or an empty READ response, headers and ICRC included.
-pub(super) const SHORT_REPLY_BYTES: usize = 20;
+pub(super) const SHORT_RESPONSE_BYTES: usize = 20;
 /// The same of the result of an atomic.
-const ATOMIC_REPLY_BYTES: usize = 28;
+const ATOMIC_RESPONSE_BYTES: usize = 28;
 
 /// Repetitions of a READ that bring it no further than the one before and are answered at once: behind a READ that
 /// loses much, others are repeated each time. Then each needs a pause, which doubles after so many more. A READ's
@@ -42,7 +42,7 @@ const REPEATS_OF_A_PAUSE: u8 = 16;
 const REPEAT_PAUSE: Duration = Duration::from_millis(1);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Reply {
+enum Response {
     Acknowledge {
         psn: Psn,
         message_count: u32,
@@ -52,7 +52,7 @@ enum Reply {
         syndrome: Syndrome,
         message_count: u32,
     },
-    /// The empty answer to an ATOMIC WRITE or a FLUSH. Nothing needs to be kept for a repetition: what was executed
+    /// The empty response to an ATOMIC WRITE or a FLUSH. Nothing needs to be kept for a repetition: what was executed
     /// once is answered the same way again.
     Empty {
         psn: Psn,
@@ -71,7 +71,7 @@ struct Resource {
     /// The shared receive queue that the request names, if it names one: a repetition names the same.
     named: Option<SharedReceiveQueueNumber>,
     kind: ResourceKind,
-    /// Whether its answer waits in the queue.
+    /// Whether its response waits in the queue.
     queued: bool,
     /// Whether it was answered in full before, so that what waits is a repetition.
     answered: bool,
@@ -83,10 +83,10 @@ enum ResourceKind {
         reth: Reth,
         /// Protection domain of the memory.
         domain: DomainId,
-        /// Next packet of the answer, and the one after its last, counted from the first.
+        /// Next packet of the response, and the one after its last, counted from the first.
         next: u32,
         end: u32,
-        /// Packets of the answer, from its first, that have left at least once.
+        /// Packets of the response, from its first, that have left at least once.
         sent: u32,
         repeats: Repeats,
     },
@@ -120,10 +120,10 @@ impl Repeats {
     }
 }
 
-/// The answers due to the peer.
+/// The responses due to the peer.
 #[derive(Default)]
-pub(super) struct Replies {
-    queue: VecDeque<Reply>,
+pub(super) struct ResponseQueue {
+    queue: VecDeque<Response>,
     /// Empty before the first READ or atomic of the connection: many never see one.
     resources: Vec<Option<Resource>>,
     /// READs and atomics that are kept, at most.
@@ -154,29 +154,29 @@ pub(super) struct ReadRequest {
     pub(super) named: Option<SharedReceiveQueueNumber>,
 }
 
-/// An answer packet that may leave now.
+/// A response packet that may leave now.
 #[derive(Clone, Copy)]
-pub(super) struct ReplyPlan {
+pub(super) struct ResponsePlan {
     /// Bytes from the base transport header to the ICRC.
     pub(super) size: usize,
     payload: u32,
     opcode: Opcode,
-    reply: Reply,
+    response: Response,
 }
 
-impl ReplyPlan {
+impl ResponsePlan {
     /// Whether it brings data home to the peer, unlike acknowledgements and NAKs.
     pub(super) fn is_data(&self) -> bool {
-        matches!(self.reply, Reply::Resource(_) | Reply::Empty { .. })
+        matches!(self.response, Response::Resource(_) | Response::Empty { .. })
     }
 
-    /// Whether others like it may follow: packets of a READ's answer between the first and the last.
+    /// Whether others like it may follow: packets of a READ's response between the first and the last.
     pub(super) fn is_middle(&self) -> bool {
         self.opcode == Opcode::RC_READ_RESPONSE_MIDDLE
     }
 }
 
-impl Replies {
+impl ResponseQueue {
     pub(super) fn start(&mut self, last_executed: Psn, max_dest_rd_atomic: u8) {
         self.clear();
         // Linux rounds the number up to a power of two and may have as many outstanding.
@@ -204,8 +204,8 @@ impl Replies {
         // The oldest comes first, so that the places after the newest are free.
         let oldest = self.next_resource;
         self.resources.rotate_left(oldest);
-        for reply in &mut self.queue {
-            if let Reply::Resource(place) = reply {
+        for response in &mut self.queue {
+            if let Response::Resource(place) = response {
                 *place = (*place + before - oldest) % before;
             }
         }
@@ -264,11 +264,11 @@ impl Replies {
         let place = self.next_resource;
         self.next_resource = (place + 1) % self.places.max(1);
         if self.resources[place].is_some_and(|old| old.queued) {
-            // A repetition that nobody waits for: the peer would not go on without the answer.
-            self.queue.retain(|reply| *reply != Reply::Resource(place));
+            // A repetition that nobody waits for: the peer would not go on without the response.
+            self.queue.retain(|response| *response != Response::Resource(place));
         }
         self.resources[place] = Some(resource);
-        self.queue.push_back(Reply::Resource(place));
+        self.queue.push_back(Response::Resource(place));
     }
 
     pub(super) fn push_read(&mut self, first: Psn, packets: u32, read: ReadRequest, message_count: u32) {
@@ -289,9 +289,9 @@ impl Replies {
         self.push_resource(Resource { first, packets, message_count, named, kind, queued: true, answered: false });
     }
 
-    /// Whether an empty answer may be owed as well: so many wait only if the peer asks for more than it may.
+    /// Whether an empty response may be owed as well: so many wait only if the peer asks for more than it may.
     pub(super) fn takes_empty(&self) -> bool {
-        self.queue.len() < 2 * self.places + MOST_EMPTY_ANSWERS
+        self.queue.len() < 2 * self.places + MOST_EMPTY_RESPONSES
     }
 
     /// Whether the peer may have READs and atomics outstanding at all.
@@ -301,14 +301,14 @@ impl Replies {
 
     /// Answers an ATOMIC WRITE or a FLUSH.
     pub(super) fn push_empty(&mut self, psn: Psn, message_count: u32) {
-        self.queue.push_back(Reply::Empty { psn, message_count });
+        self.queue.push_back(Response::Empty { psn, message_count });
     }
 
     /// An ATOMIC WRITE or a FLUSH came again.
     pub(super) fn repeat_empty(&mut self, psn: Psn, message_count: u32) {
         let is_queued =
-            self.queue.iter().any(|reply| matches!(reply, Reply::Empty { psn: queued, .. } if *queued == psn));
-        if !is_queued && !self.is_crowded() && self.spend(SHORT_REPLY_BYTES) {
+            self.queue.iter().any(|response| matches!(response, Response::Empty { psn: queued, .. } if *queued == psn));
+        if !is_queued && !self.is_crowded() && self.spend(SHORT_RESPONSE_BYTES) {
             self.push_empty(psn, message_count);
         }
     }
@@ -331,7 +331,7 @@ impl Replies {
 
     /// Acknowledges the last executed packet again, at once.
     pub(super) fn acknowledge_again(&mut self, message_count: u32, now: Time) {
-        if self.is_crowded() || !self.spend(SHORT_REPLY_BYTES) {
+        if self.is_crowded() || !self.spend(SHORT_RESPONSE_BYTES) {
             return;
         }
         self.push_acknowledge(self.last_executed, message_count);
@@ -340,16 +340,16 @@ impl Replies {
 
     fn push_acknowledge(&mut self, psn: Psn, message_count: u32) {
         if planted(Mutation::AcknowledgementPassesRead) {
-            return self.queue.push_front(Reply::Acknowledge { psn, message_count });
+            return self.queue.push_front(Response::Acknowledge { psn, message_count });
         }
-        if let Some(Reply::Acknowledge { .. }) = self.queue.back() {
+        if let Some(Response::Acknowledge { .. }) = self.queue.back() {
             if planted(Mutation::CoalescingKeepsOlder) {
                 return;
             }
             self.queue.pop_back();
         }
         // However much is due: nobody else owes it. Acknowledgements merge, so there is at most one for each answer.
-        self.queue.push_back(Reply::Acknowledge { psn, message_count });
+        self.queue.push_back(Response::Acknowledge { psn, message_count });
     }
 
     /// Whether so much is due that what the peer will ask for again need not be queued.
@@ -362,7 +362,7 @@ impl Replies {
         if !is_final && !self.takes_empty() {
             return;
         }
-        let nak = Reply::Nak { psn, syndrome, message_count };
+        let nak = Response::Nak { psn, syndrome, message_count };
         if self.queue.back() != Some(&nak) {
             self.queue.push_back(nak);
         }
@@ -399,7 +399,7 @@ impl Replies {
         }
         (*next, *end) = (from, to);
         resource.queued = true;
-        self.queue.push_back(Reply::Resource(place));
+        self.queue.push_back(Response::Resource(place));
         true
     }
 
@@ -417,8 +417,8 @@ impl Replies {
         }
         if !std::mem::replace(&mut resource.queued, true) {
             // Its request is longer.
-            self.spend(ATOMIC_REPLY_BYTES);
-            self.queue.push_back(Reply::Resource(place));
+            self.spend(ATOMIC_RESPONSE_BYTES);
+            self.queue.push_back(Response::Resource(place));
         }
         true
     }
@@ -437,13 +437,13 @@ impl Replies {
 
     /// Whether the only thing due is an acknowledgement that is still held.
     pub(super) fn is_held(&self, now: Time) -> bool {
-        let alone = self.queue.len() == 1 && matches!(self.queue.front(), Some(Reply::Acknowledge { .. }));
+        let alone = self.queue.len() == 1 && matches!(self.queue.front(), Some(Response::Acknowledge { .. }));
         alone && self.held_until.is_some_and(|time| now < time)
     }
 
     /// Whether an acknowledgement or a NAK has not left yet.
     pub(super) fn owes_acknowledgement(&self) -> bool {
-        self.queue.iter().any(|reply| !matches!(reply, Reply::Resource(_)))
+        self.queue.iter().any(|response| !matches!(response, Response::Resource(_)))
     }
 
     /// Lets held acknowledgements go.
@@ -469,7 +469,7 @@ impl Replies {
     }
 
     fn pop(&mut self) {
-        if let Some(Reply::Resource(place)) = self.queue.pop_front()
+        if let Some(Response::Resource(place)) = self.queue.pop_front()
             && let Some(resource) = &mut self.resources[place]
         {
             resource.queued = false;
@@ -483,21 +483,21 @@ impl Replies {
 
 impl QueuePair {
     /// The next answer packet that may leave now.
-    pub(super) fn plan_reply(&self, now: Time) -> Option<ReplyPlan> {
-        let replies = &self.responder.replies;
-        let reply = *replies.queue.front()?;
-        let plan = |opcode, payload| ReplyPlan { size: packet_bytes(opcode, payload), payload, opcode, reply };
-        if let Reply::Empty { .. } = reply {
+    pub(super) fn plan_response(&self, now: Time) -> Option<ResponsePlan> {
+        let responses = &self.responder.responses;
+        let response = *responses.queue.front()?;
+        let plan = |opcode, payload| ResponsePlan { size: packet_bytes(opcode, payload), payload, opcode, response };
+        if let Response::Empty { .. } = response {
             return Some(plan(Opcode::RC_READ_RESPONSE_ONLY, 0));
         }
-        let Reply::Resource(place) = reply else {
-            return (!replies.is_held(now)).then(|| plan(Opcode::RC_ACKNOWLEDGE, 0));
+        let Response::Resource(place) = response else {
+            return (!responses.is_held(now)).then(|| plan(Opcode::RC_ACKNOWLEDGE, 0));
         };
-        let resource = replies.resources[place]?;
+        let resource = responses.resources[place]?;
         let ResourceKind::Read { reth, next, end, .. } = resource.kind else {
             return Some(plan(Opcode::RC_ATOMIC_ACKNOWLEDGE, 0));
         };
-        if replies.pause_until.is_some() {
+        if responses.pause_until.is_some() {
             return None;
         }
         let mtu = self.mtu_bytes();
@@ -514,31 +514,31 @@ impl QueuePair {
 
     /// Writes the planned packet, without its ICRC, and moves on. `None`: the READ's memory is gone, nothing was
     /// written.
-    pub(super) fn emit_reply(&mut self, pass: &Pass<'_>, plan: ReplyPlan, out: &mut [u8]) -> Option<Written> {
-        let mut headers = Headers { bth: self.reply_header(&plan), ..Headers::default() };
-        match plan.reply {
-            Reply::Acknowledge { psn, message_count } => {
+    pub(super) fn emit_response(&mut self, pass: &Pass<'_>, plan: ResponsePlan, out: &mut [u8]) -> Option<Written> {
+        let mut headers = Headers { bth: self.response_header(&plan), ..Headers::default() };
+        match plan.response {
+            Response::Acknowledge { psn, message_count } => {
                 self.count(Counter::SentAcknowledge);
-                self.responder.replies.acknowledged = psn;
+                self.responder.responses.acknowledged = psn;
                 headers.bth.psn = psn;
                 headers.aeth = Some(Aeth { syndrome: NO_CREDIT, msn: message_count });
             }
-            Reply::Empty { psn, message_count } => {
+            Response::Empty { psn, message_count } => {
                 headers.bth.psn = psn;
                 headers.aeth = Some(Aeth { syndrome: NO_CREDIT, msn: message_count });
             }
-            Reply::Nak { psn, syndrome, message_count } => {
+            Response::Nak { psn, syndrome, message_count } => {
                 headers.bth.psn = psn;
                 headers.aeth = Some(Aeth { syndrome, msn: message_count });
             }
-            Reply::Resource(place) => return self.emit_resource(pass, plan, place, headers, out),
+            Response::Resource(place) => return self.emit_resource(pass, plan, place, headers, out),
         }
         headers.emit(out);
-        self.responder.replies.pop();
+        self.responder.responses.pop();
         Some(Written::unsummed(Sending::First))
     }
 
-    fn reply_header(&self, plan: &ReplyPlan) -> Bth {
+    fn response_header(&self, plan: &ResponsePlan) -> Bth {
         Bth {
             opcode: plan.opcode.of(self.wire_service()),
             solicited: false,
@@ -556,12 +556,12 @@ impl QueuePair {
     fn emit_resource(
         &mut self,
         pass: &Pass<'_>,
-        plan: ReplyPlan,
+        plan: ResponsePlan,
         place: usize,
         mut headers: Headers,
         out: &mut [u8],
     ) -> Option<Written> {
-        let resource = self.responder.replies.resources[place]?;
+        let resource = self.responder.responses.resources[place]?;
         let sending = |again| if again { Sending::Again } else { Sending::First };
         headers.aeth = Some(Aeth { syndrome: NO_CREDIT, msn: resource.message_count });
         headers.bth.psn = resource.first;
@@ -569,7 +569,7 @@ impl QueuePair {
             ResourceKind::Atomic { original } => {
                 headers.atomic_ack = Some(original);
                 headers.emit(out);
-                self.responder.replies.pop();
+                self.responder.responses.pop();
                 return Some(Written::unsummed(sending(resource.answered)));
             }
             ResourceKind::Read { reth, domain, next, end, sent, .. } => (reth, domain, next, end, sent),
@@ -602,11 +602,11 @@ impl QueuePair {
         Some(Written { sending: sending(next < sent), sum })
     }
 
-    /// Adds packets between the first and the last of a READ's answer, from the planned one on, that are sent for the
+    /// Adds packets between the first and the last of a READ's response, from the planned one on, that are sent for the
     /// first time. Strangers get theirs one by one, with pauses. Whether any were added.
-    pub(super) fn add_middle_replies(&mut self, pass: &Pass<'_>, plan: &ReplyPlan, run: &mut Run<'_>) -> bool {
-        let Reply::Resource(place) = plan.reply else { return false };
-        let Some(resource) = self.responder.replies.resources[place] else { return false };
+    pub(super) fn add_middle_responses(&mut self, pass: &Pass<'_>, plan: &ResponsePlan, burst: &mut Burst<'_>) -> bool {
+        let Response::Resource(place) = plan.response else { return false };
+        let Some(resource) = self.responder.responses.resources[place] else { return false };
         let ResourceKind::Read { reth, domain, next: first, end, sent, .. } = resource.kind else { return false };
         if first < sent || !self.is_peer_ours() || planted(Mutation::XrcDomainOfLastQueue) {
             return false;
@@ -615,11 +615,11 @@ impl QueuePair {
         let (va, length) = (reth.va.wrapping_add(u64::from(first) * mtu), u64::from(end - 1 - first) * mtu);
         let payloads = pass.memory.payloads(reth.rkey.0, accessor, va, length, AccessFlags::REMOTE_READ);
         let Some(mut payloads) = payloads else { return false };
-        let mut headers = Headers { bth: self.reply_header(plan), ..Headers::default() };
+        let mut headers = Headers { bth: self.response_header(plan), ..Headers::default() };
         let mut next = first;
         while next + 1 < end {
             headers.bth.psn = resource.first.plus(next);
-            let Some(Ok(())) = run.add_middle(&headers, plan.payload, &mut payloads) else { break };
+            let Some(Ok(())) = burst.add_middle(&headers, plan.payload, &mut payloads) else { break };
             next += 1;
         }
         if next > first {
@@ -630,40 +630,40 @@ impl QueuePair {
 
     fn note_read_answer(&mut self, now: Time, place: usize, next: u32, end: u32) {
         let paced = !self.is_peer_ours();
-        let replies = &mut self.responder.replies;
+        let responses = &mut self.responder.responses;
         if next == end {
-            replies.pop();
+            responses.pop();
         }
         if let Some(Resource { kind: ResourceKind::Read { next: stored, sent, .. }, .. }) =
-            &mut replies.resources[place]
+            &mut responses.resources[place]
         {
             *stored = next;
             *sent = next.max(*sent);
         }
         if paced {
-            replies.burst += 1;
-            if replies.burst >= STRANGER_BURST_PACKETS {
-                replies.pause_until = Some(now + STRANGER_PAUSE);
+            responses.burst += 1;
+            if responses.burst >= STRANGER_BURST_PACKETS {
+                responses.pause_until = Some(now + STRANGER_PAUSE);
             }
         }
     }
 
-    /// The region went away between the READ's request and its answer. A repetition may be a late one, whose READ the
+    /// The region went away between the READ's request and its response. A repetition may be a late one, whose READ the
     /// peer has completed long ago, before the key was revoked: then the refusal is nothing to the peer, and it must be
     /// nothing here.
     fn refuse_read_answer(&mut self, psn: Psn, message_count: u32, is_repetition: bool) {
         self.count(Counter::SentNak);
         if is_repetition && !planted(Mutation::LateReadEndsConnection) {
             let syndrome = Syndrome::Nak(NakCode::RemoteAccess);
-            self.responder.replies.pop();
-            return self.responder.replies.queue.push_front(Reply::Nak { psn, syndrome, message_count });
+            self.responder.responses.pop();
+            return self.responder.responses.queue.push_front(Response::Nak { psn, syndrome, message_count });
         }
-        self.responder.replies.queue.clear();
-        for resource in self.responder.replies.resources.iter_mut().flatten() {
+        self.responder.responses.queue.clear();
+        for resource in self.responder.responses.resources.iter_mut().flatten() {
             resource.queued = false;
         }
         self.responder.note_refused(psn, NakCode::RemoteAccess);
-        self.responder.replies.push_nak(psn, Syndrome::Nak(NakCode::RemoteAccess), message_count);
+        self.responder.responses.push_nak(psn, Syndrome::Nak(NakCode::RemoteAccess), message_count);
         self.refuse(super::violation::Violation::RemoteKey(crate::memory::AccessError::UnknownKey), None);
     }
 }
@@ -673,39 +673,39 @@ mod tests {
     use super::*;
     use crate::types::Rkey;
 
-    fn replies(max_dest_rd_atomic: u8) -> Replies {
-        let mut replies = Replies::default();
-        replies.start(Psn::new(0), max_dest_rd_atomic);
-        replies
+    fn responses(max_dest_rd_atomic: u8) -> ResponseQueue {
+        let mut responses = ResponseQueue::default();
+        responses.start(Psn::new(0), max_dest_rd_atomic);
+        responses
     }
 
     /// Begins READs from this number on, as many as there is room for.
-    fn begin(replies: &mut Replies, first: u32) -> u32 {
+    fn begin(responses: &mut ResponseQueue, first: u32) -> u32 {
         let mut begun = 0;
-        while replies.has_room() && begun < 100 {
+        while responses.has_room() && begun < 100 {
             let reth = Reth { va: 0, rkey: Rkey(1), length: 8 };
             let read = ReadRequest { reth, domain: DomainId(1), named: None };
-            replies.push_read(Psn::new(first + begun), 1, read, 0);
+            responses.push_read(Psn::new(first + begun), 1, read, 0);
             begun += 1;
         }
         begun
     }
 
-    fn answer_all(replies: &mut Replies) {
-        while !replies.queue.is_empty() {
-            replies.pop();
+    fn answer_all(responses: &mut ResponseQueue) {
+        while !responses.queue.is_empty() {
+            responses.pop();
         }
     }
 
     #[test]
     fn room_grows_and_never_shrinks() {
         for (before, after, room) in [(16, 2, 16), (1, 16, 16), (2, 8, 8), (0, 4, 4), (4, 0, 4), (0, 0, 0)] {
-            let mut fresh = replies(before);
+            let mut fresh = responses(before);
             fresh.make_room(after);
             assert_eq!(begin(&mut fresh, 1), room, "from {before} to {after}, before the first READ");
             assert_eq!(fresh.has_resources(), room > 0);
 
-            let mut used = replies(before);
+            let mut used = responses(before);
             let mut next = 1;
             for _ in 0..3 {
                 next += begin(&mut used, next);
@@ -718,24 +718,24 @@ mod tests {
 
     #[test]
     fn room_that_grows_keeps_what_was_begun() {
-        let mut replies = replies(2);
-        begin(&mut replies, 1);
-        replies.pop();
-        replies.make_room(8);
-        assert_eq!(begin(&mut replies, 3), 7, "one of eight waits for its answer");
-        let found = |psn| replies.find(Psn::new(psn), None).and_then(|place| replies.resources[place]);
+        let mut responses = responses(2);
+        begin(&mut responses, 1);
+        responses.pop();
+        responses.make_room(8);
+        assert_eq!(begin(&mut responses, 3), 7, "one of eight waits for its answer");
+        let found = |psn| responses.find(Psn::new(psn), None).and_then(|place| responses.resources[place]);
         assert!((2..10).all(|psn| found(psn).is_some_and(|resource| resource.first == Psn::new(psn))));
     }
 
     #[test]
     fn a_first_acknowledgement_waits_behind_any_number_of_empty_answers() {
-        let mut replies = replies(1);
+        let mut responses = responses(1);
         for psn in 1..=10 {
-            assert!(replies.takes_empty());
-            replies.push_empty(Psn::new(psn), psn);
+            assert!(responses.takes_empty());
+            responses.push_empty(Psn::new(psn), psn);
         }
-        replies.note_executed(Psn::new(11));
-        replies.acknowledge(11, Time::ZERO, Duration::ZERO);
-        assert_eq!(replies.queue.back(), Some(&Reply::Acknowledge { psn: Psn::new(11), message_count: 11 }));
+        responses.note_executed(Psn::new(11));
+        responses.acknowledge(11, Time::ZERO, Duration::ZERO);
+        assert_eq!(responses.queue.back(), Some(&Response::Acknowledge { psn: Psn::new(11), message_count: 11 }));
     }
 }
