@@ -192,7 +192,7 @@ impl QueuePair {
         }
         burst.append_last_icrc();
         self.responses_first = !self.responses_first;
-        self.end_turn(has_sent_requests, is_exhausted);
+        self.end_grant(has_sent_requests, is_exhausted);
         (self.transmit(&burst), is_exhausted)
     }
 

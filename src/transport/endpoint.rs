@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::datagram::{AckRelease, Datagram, ModifyLimits, Outcome, SourceAddress, Transmit};
+use super::fair_queue::Peers;
 use super::fast_path::HeaderTemplate;
 use super::history::Strays;
 use super::loop_bound::LoopBound;
@@ -16,7 +17,6 @@ use super::quarantine::Quarantine;
 use super::queue_pair::{QueuePair, QueuePairInit};
 use super::reorder::ReorderBudget;
 use super::timer::Timers;
-use super::turns::Peers;
 use super::xrc::as_reliable;
 use crate::memory::MemoryView;
 use crate::mutation::{Mutation, planted};
@@ -212,13 +212,13 @@ impl Endpoint {
         if to == QueuePairState::ReadyToReceive {
             queue_pair.history.connect(now, &queue_pair.counters);
         }
-        let stood_in_line = queue_pair.is_in_line();
-        queue_pair.apply_modify(to, attributes, source, |peer| peers.shared(peer));
-        let has_left = stood_in_line && !queue_pair.is_in_line();
-        left.filter(|_| has_left).into_iter().for_each(|peer| peers.leave(peer, place));
+        let stood_in_line = queue_pair.is_waiting();
+        queue_pair.apply_modify(to, attributes, source, |peer| peers.window_share(peer));
+        let has_left = stood_in_line && !queue_pair.is_waiting();
+        left.filter(|_| has_left).into_iter().for_each(|peer| peers.remove(peer, place));
         self.peers.tidy(self.by_number.len());
         self.settle(now, place);
-        left.into_iter().for_each(|peer| self.admit(peer));
+        left.into_iter().for_each(|peer| self.grant(peer));
         Ok(())
     }
 
@@ -260,8 +260,8 @@ impl Endpoint {
         self.held.retain(|held| *held != place);
         self.free.push(place);
         if let Some(peer) = queue_pair.peer_address() {
-            self.peers.leave(peer, place);
-            self.admit(peer);
+            self.peers.remove(peer, place);
+            self.grant(peer);
         }
         drop(queue_pair);
         self.peers.tidy(self.by_number.len());
@@ -532,7 +532,7 @@ impl Endpoint {
             if !is_exhausted {
                 self.list_sender(now, place);
             }
-            self.take_turns(now, place);
+            self.serve_fair_queue(now, place);
             if transmit.is_some() {
                 return transmit;
             }
@@ -563,7 +563,7 @@ impl Endpoint {
     fn settle(&mut self, now: Time, place: u32) {
         self.settle_deadlines(now, place);
         self.list_sender(now, place);
-        self.take_turns(now, place);
+        self.serve_fair_queue(now, place);
     }
 
     /// Puts a queue pair, which is marked so, among those with something to send.

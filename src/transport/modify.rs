@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use super::acceptance::HiddenFields;
 use super::datagram::{ModifyLimits, SourceAddress};
+use super::fair_queue::{FairShare, WindowShare};
 use super::queue_pair::{Path, QueuePair, address_of};
 use super::state_machine::{self, Mask, Refused};
-use super::turns::{Shared, Turn};
 use crate::mutation::{Mutation, planted};
 use crate::types::{Cause, Ending, PeerCapabilities, QueuePairAttributes, QueuePairState, QueuePairType};
 use crate::wire::Flow;
@@ -111,7 +111,7 @@ impl QueuePair {
         to: QueuePairState,
         given: &QueuePairAttributes,
         source: Option<SourceAddress>,
-        shared: impl FnOnce(std::net::IpAddr) -> Arc<Shared>,
+        window_share: impl FnOnce(std::net::IpAddr) -> Arc<WindowShare>,
     ) {
         match to {
             QueuePairState::Reset => return self.reset(),
@@ -131,7 +131,7 @@ impl QueuePair {
             // What was being posted while the queue pair was reset belongs to the connection before.
             (Reset, Init) => self.forget_posted(),
             (Init, ReadyToReceive) => {
-                self.set_path(source, shared);
+                self.set_path(source, window_share);
                 let expected = self.attributes.rq_psn.unwrap_or_default();
                 if let (Some(key), Some(path)) = (&self.attributes.peer_key, &self.path) {
                     self.packet_check.start_receiving(key, self.qpn, path.destination, expected);
@@ -147,7 +147,7 @@ impl QueuePair {
                 self.requester.start(first, self.attributes.max_rd_atomic.unwrap_or(0));
             }
             (SendQueueError, ReadyToSend) => self.history.forget_ending(),
-            (SendQueueDrained, SendQueueDrained) => self.apply_drained(given, source, shared),
+            (SendQueueDrained, SendQueueDrained) => self.apply_drained(given, source, window_share),
             (_, SendQueueDrained) => {
                 // Asked for anew each time.
                 if !planted(Mutation::DrainedAnnouncedUnasked) {
@@ -169,21 +169,25 @@ impl QueuePair {
         &mut self,
         given: &QueuePairAttributes,
         source: Option<SourceAddress>,
-        shared: impl FnOnce(std::net::IpAddr) -> Arc<Shared>,
+        window_share: impl FnOnce(std::net::IpAddr) -> Arc<WindowShare>,
     ) {
         if given.ah_attr.is_some() {
-            self.set_path(source, shared);
+            self.set_path(source, window_share);
         }
         if let Some(places) = given.max_dest_rd_atomic {
             self.responder.responses.make_room(places);
         }
     }
 
-    fn set_path(&mut self, source: Option<SourceAddress>, shared: impl FnOnce(std::net::IpAddr) -> Arc<Shared>) {
+    fn set_path(
+        &mut self,
+        source: Option<SourceAddress>,
+        window_share: impl FnOnce(std::net::IpAddr) -> Arc<WindowShare>,
+    ) {
         let (Some(source), Some(vector)) = (source, self.attributes.ah_attr) else { return };
         let peer_address = address_of(vector.dgid);
         let flow = Flow { source: source.address, destination: peer_address, source_port: source.source_port };
-        self.turn = Turn::default();
+        self.fair_share = FairShare::default();
         let mut path = Path {
             source,
             peer_address,
@@ -198,7 +202,7 @@ impl QueuePair {
             hidden_fields: HiddenFields::default(),
             flush_as_linux: false,
             window_packets: 0,
-            shared: shared(peer_address),
+            window_share: window_share(peer_address),
         };
         path.note_peer();
         self.path = Some(path);

@@ -65,7 +65,7 @@ impl Endpoint {
                 }
                 self.settle_one(now, place);
                 self.list_sender(now, place);
-                self.take_turns(now, place);
+                self.serve_fair_queue(now, place);
             }
         }
     }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::acceptance::HiddenFields;
 use super::datagram::{Datagram, SourceAddress};
+use super::fair_queue::{FairShare, WindowShare};
 use super::history::History;
 use super::loop_bound::LoopBound;
 use super::packet_check::PacketCheck;
@@ -12,7 +13,6 @@ use super::receive_source::{ReceiveSource, Receives};
 use super::reorder::ReorderBudget;
 use super::requester::Requester;
 use super::responder::Responder;
-use super::turns::{Shared, Turn};
 use super::violation::Violation;
 use crate::mutation::{Mutation, planted};
 use crate::queue::{AsyncEventQueue, CompletionQueue, SendConsumer, SourceToken};
@@ -70,7 +70,7 @@ pub(super) struct Path {
     /// from 2.5 to 6.5 million a second).
     pub(super) window_packets: u32,
     /// With the other queue pairs that have this peer's address.
-    pub(super) shared: Arc<Shared>,
+    pub(super) window_share: Arc<WindowShare>,
 }
 
 impl Path {
@@ -97,7 +97,7 @@ impl Path {
 
     /// Whether other queue pairs have the same peer address. The endpoint's table holds one of the references.
     pub(super) fn is_shared(&self) -> bool {
-        Arc::strong_count(&self.shared) > 2
+        Arc::strong_count(&self.window_share) > 2
     }
 
     /// How far ahead of the expected packet another one of the peer may be: as many as it has in flight at most. The
@@ -155,7 +155,7 @@ pub(super) struct QueuePair {
     pub(super) held: bool,
     /// Alternates between responses and requests when both wait.
     pub(super) responses_first: bool,
-    pub(super) turn: Turn,
+    pub(super) fair_share: FairShare,
 }
 
 impl QueuePair {
@@ -185,7 +185,7 @@ impl QueuePair {
             listed: false,
             held: false,
             responses_first: false,
-            turn: Turn::default(),
+            fair_share: FairShare::default(),
         }
     }
 
@@ -258,7 +258,7 @@ impl QueuePair {
         if now != before
             && let Some(path) = &self.path
         {
-            path.shared.change_in_flight(before, now);
+            path.window_share.change_in_flight(before, now);
         }
     }
 
@@ -281,7 +281,7 @@ impl QueuePair {
         self.responder.reset();
         self.path = None;
         self.packet_check = PacketCheck::default();
-        self.turn = Turn::default();
+        self.fair_share = FairShare::default();
         self.attributes = QueuePairAttributes::default();
         self.history = History::default();
         self.state = QueuePairState::Reset;

@@ -494,7 +494,7 @@ impl QueuePair {
         if end > covers && end > own_window {
             return false;
         }
-        self.others_allow(&path.shared, end, window)
+        self.share_allows(&path.window_share, end, window)
     }
 
     /// Whether the packet asks for an acknowledgement: because somebody waits for the completion, because much is
@@ -524,7 +524,7 @@ impl QueuePair {
             || is_draining
             || header.flags.contains(SendFlags::SIGNALED)
             || plan.psn.is_before(self.requester.limit)
-            || self.path.as_ref().is_some_and(|path| path.shared.has_line())
+            || self.path.as_ref().is_some_and(|path| path.window_share.has_waiters())
             || (self.may_pause_after(plan.index) && (!self.asked_lately(now) || self.room_is_scarce()))
     }
 

@@ -201,7 +201,7 @@ impl QueuePair {
             }
             return;
         }
-        if self.waits_for_its_turn() && due(self.requester_deadline()) {
+        if self.waits_for_grant() && due(self.requester_deadline()) {
             // The others' packets are not the peer's silence: this spends nothing, and the clocks run from its turn on.
             let look_again = now + self.requester.round_trip.probe_wait();
             let recovery = &mut self.requester.recovery;

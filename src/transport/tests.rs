@@ -3,12 +3,12 @@
 mod amplification;
 mod early;
 mod failures;
+mod fair_queue;
 mod fast_path;
 mod flush;
 mod forged;
 mod keyed;
 mod revoked;
-mod turns;
 mod unreliable;
 mod xrc;
 

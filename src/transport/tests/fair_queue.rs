@@ -266,7 +266,7 @@ fn waiting_in_line_spends_no_tries() {
     while !crowd.pair.ends[0].transmit(now).is_empty() {}
     assert_eq!(crowd.in_flight(), 16);
     let queue_pair = crowd.pair.ends[0].endpoint.at(place).unwrap();
-    assert!(queue_pair.waits_for_its_turn());
+    assert!(queue_pair.waits_for_grant());
     for wait in 1..20 {
         queue_pair.requester_timeout(now + Duration::from_millis(100) * wait);
     }
