@@ -184,6 +184,15 @@ fn long_traces() {
     expect_no_failures(&campaign);
 }
 
+/// A change that keeps the behavior keeps the traces: compare what two builds print.
+#[test]
+#[ignore = "prints the trace hashes of NETSIM_SEEDS seeds"]
+fn traces() {
+    for seed in 0..number_from("NETSIM_SEEDS").unwrap_or(LONG_TWICE) {
+        println!("seed {seed}: trace {:#018x}", run(seed, false).trace_hash);
+    }
+}
+
 /// Many seeds of a smaller world, which must see everything often that it counts.
 fn judge_small(world: World) {
     judge(world, SMALL_SEEDS);
