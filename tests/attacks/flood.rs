@@ -10,8 +10,8 @@ use rdma_verbs::types::{Psn, Qpn};
 use rdma_verbs::verbs::{Counter, DropReason, Mtu};
 use rdma_verbs::wire::Opcode;
 
+use super::counting::bytes;
 use super::forge::{Aim, Forgery, RawSender};
-use super::memory::bytes;
 use super::world::{End, Kind, exchange, pair, still_work};
 use super::{Attack, Form};
 
