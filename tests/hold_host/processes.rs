@@ -5,7 +5,6 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rdma_verbs::verbs::{self, CompletionQueue, Context, QueuePair};
@@ -75,13 +74,14 @@ pub(crate) fn run(mut command: Command) -> (bool, String) {
     (output.status.success(), text)
 }
 
-/// Runs an ignored test of this program behind a shell script, in a mount namespace of its own.
+/// Runs an ignored test of this program behind a shell script, in mount and network namespaces of its own: processes
+/// that find no registry in common cannot share addresses, not even with those of a test that runs beside.
 pub(crate) fn run_inside(script: &str, name: &str) {
-    static PROGRAM: OnceLock<(Folder, PathBuf)> = OnceLock::new();
-    let exe = &PROGRAM.get_or_init(|| (Folder::new("none"), std::env::current_exe().unwrap())).1;
-    let inner = role(exe, name);
+    let exe = std::env::current_exe().unwrap();
+    let inner = role(&exe, name);
     let mut command = Command::new("unshare");
-    command.args(["--mount", "--propagation", "private", "sh", "-ec", &format!("{script}\nexec \"$0\" \"$@\"")]);
+    let script = format!("ip link set lo up\n{script}\nexec \"$0\" \"$@\"");
+    command.args(["--mount", "--net", "--propagation", "private", "sh", "-ec", &script]);
     command.arg(exe).args(inner.get_args());
     let (is_success, text) = run(command);
     assert!(is_success, "{text}");
