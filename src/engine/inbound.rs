@@ -1,4 +1,4 @@
-//! What the sockets bring: received by few system calls, and handed over datagram by datagram.
+//! Inbound datagrams: received by few system calls, and handed over one by one.
 
 use std::io;
 use std::net::IpAddr;
@@ -22,7 +22,7 @@ const PART_BYTES: usize = 65_536;
 /// places.
 const MOST_ALONE: usize = 2;
 
-/// What becomes of the datagrams of a batch.
+/// The recipient of a batch of datagrams, with the counters and captures that hear of them.
 pub(super) struct Delivery<'a, D> {
     counters: &'a mut Counters,
     tap: &'a Tap,
@@ -38,7 +38,7 @@ impl<'a, D: FnMut(&Datagram<'_>) -> Outcome> Delivery<'a, D> {
     }
 }
 
-/// What a system call brought.
+/// Counts of one system call.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Taken {
     /// Merged ones counted once. 0: nothing waits.
@@ -51,30 +51,28 @@ pub(super) struct Taken {
 pub(super) struct Inbound {
     /// Parts of [`PART_BYTES`]. One that nothing is received into is never backed by memory.
     buffer: Box<[u8]>,
-    /// What is in the first part since [`Inbound::find`].
-    found: Option<Received>,
 }
 
 impl Inbound {
     pub(super) fn new() -> Self {
-        Self { buffer: vec![0; PART_BYTES * SEVERAL].into(), found: None }
+        Self { buffer: vec![0; PART_BYTES * SEVERAL].into() }
     }
 
-    /// Whether a datagram waits. It is kept for [`Inbound::take_found`].
+    /// Receives a datagram, or merged ones, and keeps the bytes until [`Inbound::take_found`] or another call.
     #[inline]
-    pub(super) fn find(&mut self, socket: &impl Source) -> io::Result<bool> {
-        self.found = receive(socket.descriptor(), &mut self.buffer[..PART_BYTES])?;
-        Ok(self.found.is_some())
+    pub(super) fn find(&mut self, socket: &impl Source) -> io::Result<Option<Received>> {
+        receive(socket.descriptor(), &mut self.buffer[..PART_BYTES])
     }
 
-    /// Hands over what [`Inbound::find`] kept; returns how many datagrams.
+    /// Hands over the result of [`Inbound::find`]; returns how many datagrams there are.
     #[inline]
     pub(super) fn take_found(
-        &mut self,
+        &self,
         socket: &mut impl Source,
+        found: &Received,
         delivery: &mut Delivery<'_, impl FnMut(&Datagram<'_>) -> Outcome>,
     ) -> usize {
-        self.found.take().map_or(0, |received| split(socket, &self.buffer, &received, delivery))
+        split(socket, &self.buffer, found, delivery)
     }
 
     /// Receives `most` at most by one system call, and hands them over.
@@ -88,7 +86,7 @@ impl Inbound {
         if delivery.alone >= MOST_ALONE && most > 1 {
             return self.take_several(socket, most, delivery);
         }
-        let received = match receive(socket.descriptor(), &mut self.buffer[..PART_BYTES]) {
+        let received = match self.find(socket) {
             Ok(Some(received)) => received,
             Ok(None) => return Taken { received: 0, datagrams: 0 },
             // A signal, or an error that was stored in the socket and is gone by now.
@@ -135,7 +133,7 @@ pub(super) trait Source {
     /// Value of the kernel's count of dropped datagrams when it was last seen.
     fn dropped(&mut self) -> &mut u32;
 
-    /// Whose packet it is.
+    /// The process that the packet is for.
     fn route(&self, datagram: &Datagram<'_>) -> Route;
 }
 

@@ -12,7 +12,7 @@ use super::clock::Clock;
 use super::inbound::{Delivery, Inbound};
 use super::multicast::{GroupSocket, GroupSockets};
 use super::path_errors::PathErrors;
-use super::sys::SendOptions;
+use super::sys::{self, SendOptions};
 use super::udp::{Checksums, DEFAULT_HOP_LIMIT, ReceiveSocket, SendSocket};
 use crate::transport::{Datagram, Outcome, Transmit};
 use crate::types::{Counter, Counters, PathError, Time};
@@ -54,8 +54,8 @@ pub(super) struct Link {
     batches_without_groups: u32,
     last_sender: usize,
     inbound: Inbound,
-    /// The socket that [`Link::is_quiet`] found something at, which `inbound` keeps.
-    found: Option<usize>,
+    /// The find of [`Link::is_quiet`], whose bytes `inbound` keeps, and the index of its socket.
+    found: Option<(usize, sys::Received)>,
     counters: Counters,
     errors: PathErrors,
     tap: Tap,
@@ -164,8 +164,8 @@ impl Link {
             }
         }
         self.batches_without_groups += 1;
-        if let Some(index) = self.found.take() {
-            batch.datagrams += inbound.take_found(&mut receivers[index], &mut delivery);
+        if let Some((index, found)) = self.found.take() {
+            batch.datagrams += inbound.take_found(&mut receivers[index], &found, &mut delivery);
             if is_enough() {
                 return batch;
             }
@@ -207,12 +207,12 @@ impl Link {
         }
         for (index, socket) in self.receivers.iter().enumerate() {
             match self.inbound.find(socket) {
-                Ok(true) => {
+                Ok(Some(found)) => {
                     self.counters.add(Counter::ReceiveCalls, 1);
-                    self.found = Some(index);
+                    self.found = Some((index, found));
                     return false;
                 }
-                Ok(false) => {}
+                Ok(None) => {}
                 // The next batch tries again.
                 Err(_) => return false,
             }

@@ -1,4 +1,4 @@
-//! What responses do to the sending half: acknowledgements retire requests in order, READ responses and atomics bring
+//! Responses at the sending half: acknowledgements retire requests in order, READ responses and atomics bring
 //! their data home, NAKs lead to [`super::retransmit`] or to the end of the connection.
 
 use super::endpoint::Pass;
@@ -203,7 +203,9 @@ impl QueuePair {
         let offset = u64::from(place) * u64::from(mtu);
         match self.scatter(pass, index, offset, packet.payload) {
             Ok(()) => self.advance(pass, psn.plus(1)),
-            Err(error) => self.fail_responded(pass, psn, CompletionStatus::LocalProtectionError, local_cause(error)),
+            Err(error) => {
+                self.fail_request_of_response(pass, psn, CompletionStatus::LocalProtectionError, local_cause(error))
+            }
         }
         Ok(())
     }
@@ -218,7 +220,9 @@ impl QueuePair {
         }
         match self.scatter(pass, index, 0, &original.to_ne_bytes()) {
             Ok(()) => self.advance(pass, psn.plus(1)),
-            Err(error) => self.fail_responded(pass, psn, CompletionStatus::LocalProtectionError, local_cause(error)),
+            Err(error) => {
+                self.fail_request_of_response(pass, psn, CompletionStatus::LocalProtectionError, local_cause(error))
+            }
         }
         Ok(())
     }
@@ -235,12 +239,12 @@ impl QueuePair {
 
     /// The response breaks the protocol: the connection ends.
     fn bad_response(&mut self, pass: &Pass<'_>, psn: Psn) -> Result<(), DropReason> {
-        self.fail_responded(pass, psn, CompletionStatus::BadResponseError, Cause::BadResponse);
+        self.fail_request_of_response(pass, psn, CompletionStatus::BadResponseError, Cause::BadResponse);
         Err(DropReason::Unexpected)
     }
 
-    /// The answered request fails; those before it are acknowledged by the response.
-    fn fail_responded(&mut self, pass: &Pass<'_>, psn: Psn, status: CompletionStatus, cause: Cause) {
+    /// The request of the response fails; the response acknowledges those before it.
+    fn fail_request_of_response(&mut self, pass: &Pass<'_>, psn: Psn, status: CompletionStatus, cause: Cause) {
         self.advance(pass, psn);
         if self.takes_responses() {
             self.fail_oldest(status, cause);

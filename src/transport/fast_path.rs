@@ -15,7 +15,7 @@ use crate::wire::{BTH_BYTES, Bth, ICRC_BYTES, Opcode};
 /// Bytes of the base transport header before the sequence number and what asks for an acknowledgement.
 const COMMON_BYTES: usize = 8;
 
-/// What the packets of a message between the first and the last have in common.
+/// The common part of the packets of a message between the first and the last.
 #[derive(Clone, Copy)]
 pub(super) struct HeaderTemplate {
     source: IpAddr,

@@ -31,8 +31,6 @@ pub(super) struct PacketCheck {
     sends_keyed: bool,
     /// Packets without the key do not pass any more.
     requires_key: bool,
-    /// How packets that leave now are checked: what follows from the rest.
-    departing: Departing,
 }
 
 impl PacketCheck {
@@ -44,16 +42,13 @@ impl PacketCheck {
             peer: Some(CheckMasks::new(key, &sequence)),
             sends_keyed: key.is_agreed,
             requires_key: key.is_agreed,
-            departing: Departing::default(),
         };
-        self.prepare_departing();
     }
 
     /// Requests of the queue pair `own` to the queue pair `peer` start at `first`.
     pub(super) fn start_sending(&mut self, key: &PeerKey, own: Qpn, peer: Qpn, first: Psn) {
         let sequence = PsnSequence { requester: own, responder: peer, first, is_local: true };
         self.own = Some(CheckMasks::new(key, &sequence));
-        self.prepare_departing();
     }
 
     /// Whether the two ends share a key.
@@ -73,19 +68,17 @@ impl PacketCheck {
     /// How packets that leave now are checked.
     #[inline]
     pub(super) fn departing(&self) -> Departing {
-        self.departing
-    }
-
-    fn prepare_departing(&mut self) {
-        self.departing = match self.sends_keyed {
-            _ if !self.has_key() => Departing::Icrc,
-            false => Departing::Offer,
-            // Requests leave only after the first PSN is known, and so the mask.
-            true => Departing::Masked {
-                requests: self.own.map_or(0, |masks| masks.requests),
-                responses: self.peer.map_or(0, |masks| masks.responses),
-            },
-        };
+        if !self.has_key() {
+            return Departing::Icrc;
+        }
+        if !self.sends_keyed {
+            return Departing::Offer;
+        }
+        // Requests leave only after the first PSN is known, and so the mask.
+        Departing::Masked {
+            requests: self.own.map_or(0, |masks| masks.requests),
+            responses: self.peer.map_or(0, |masks| masks.responses),
+        }
     }
 
     /// The first packet passed with the key.
@@ -93,14 +86,11 @@ impl PacketCheck {
     fn note_keyed(&mut self) {
         self.sends_keyed = true;
         self.requires_key = true;
-        self.prepare_departing();
     }
 
     /// The peer has the key.
-    #[cold]
     pub(super) fn note_offer(&mut self) {
         self.sends_keyed |= self.has_key();
-        self.prepare_departing();
     }
 }
 
@@ -110,10 +100,9 @@ pub(super) fn offers_key(packet: &[u8]) -> bool {
 }
 
 /// How the check field of packets that leave is made.
-#[derive(Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Departing {
     /// The ICRC.
-    #[default]
     Icrc,
     /// The ICRC, and the bit that says that the key is there.
     Offer,

@@ -79,7 +79,7 @@ impl Path {
         Flow { source: self.source.address, destination: self.peer_address, source_port: self.source.source_port }
     }
 
-    /// What the ICRCs of packets from this port of the peer begin with.
+    /// The start of the ICRCs of packets from this port of the peer.
     #[inline]
     pub(super) fn arriving_seed(&mut self, datagram: &Datagram<'_>) -> Seed {
         match self.peer_seed {

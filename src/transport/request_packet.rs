@@ -7,7 +7,7 @@ use super::requester::RequestPlan;
 use crate::checksum::Sum;
 use crate::memory::{AccessError, MemoryView, Payloads};
 use crate::mutation::{Mutation, planted};
-use crate::types::{AccessFlags, DEFAULT_PKEY, FlushFlags, Operation, SendFlags, Sge};
+use crate::types::{AccessFlags, FlushFlags, Operation, SendFlags, Sge};
 use crate::wire::{AtomicEth, Bth, FlushEth, Headers, Reth};
 
 impl QueuePair {
@@ -98,16 +98,11 @@ impl QueuePair {
             && !matches!(header.operation, Operation::Write { .. })
             && !header.operation.has_explicit_response();
         let bth = Bth {
-            opcode: plan.opcode,
             solicited: is_last && may_solicit && header.flags.contains(SendFlags::SOLICITED),
-            migrated: true,
-            pad_count: (plan.payload.next_multiple_of(4) - plan.payload) as u8,
-            pkey: DEFAULT_PKEY,
-            becn: false,
-            fecn: false,
             destination: self.path.as_ref().map_or(Default::default(), |path| path.destination),
             ack_request,
             psn: plan.psn,
+            ..Bth::with_payload(plan.opcode, plan.payload)
         };
         let is_named = plan.offset == 0 || !planted(Mutation::XrcNamedOnce);
         let mut headers = Headers { bth, xrc_srq: header.remote_srq().filter(|_| is_named), ..Headers::default() };

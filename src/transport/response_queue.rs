@@ -1,4 +1,5 @@
-//! What the receiving half owes the peer, in order: acknowledgements, READ responses, results of atomics, NAKs.
+//! Responses that the receiving half owes the peer, in order: acknowledgements, READ responses, results of atomics,
+//! NAKs.
 //!
 //! No acknowledgement passes an unanswered READ or atomic, because the peer would conclude that their response is lost.
 //! READs and atomics live in a ring of *resources* as long as a repetition may come.
@@ -11,7 +12,7 @@ use super::datagram::Sending;
 use super::endpoint::Pass;
 use super::queue_pair::QueuePair;
 use crate::mutation::{Mutation, planted};
-use crate::types::{AccessFlags, Accessor, Counter, DEFAULT_PKEY, DomainId, Psn, SharedReceiveQueueNumber, Time};
+use crate::types::{AccessFlags, Accessor, Counter, DomainId, Psn, SharedReceiveQueueNumber, Time};
 use crate::wire::{Aeth, Bth, Headers, NakCode, Opcode, Reth, Syndrome, packet_bytes};
 
 /// Acknowledgements carry no credits: "unlimited".
@@ -264,7 +265,7 @@ impl ResponseQueue {
         let place = self.next_resource;
         self.next_resource = (place + 1) % self.places.max(1);
         if self.resources[place].is_some_and(|old| old.queued) {
-            // A repetition that nobody waits for: the peer would not go on without the response.
+            // The peer does not wait for this repetition: without the response it would not have gone on.
             self.queue.retain(|response| *response != Response::Resource(place));
         }
         self.resources[place] = Some(resource);
@@ -392,7 +393,7 @@ impl ResponseQueue {
         }
         let to = from + reth.length.div_ceil(mtu).max(1);
         if resource.queued {
-            // Its answer is still on the way; it must not end sooner, nor begin later, than was asked for.
+            // Its response is still on the way; it must not end sooner, nor begin later, than was asked for.
             *next = (*next).min(from);
             *end = (*end).max(to);
             return true;
@@ -482,7 +483,7 @@ impl ResponseQueue {
 }
 
 impl QueuePair {
-    /// The next answer packet that may leave now.
+    /// The next response packet that may leave now.
     pub(super) fn plan_response(&self, now: Time) -> Option<ResponsePlan> {
         let responses = &self.responder.responses;
         let response = *responses.queue.front()?;
@@ -539,18 +540,8 @@ impl QueuePair {
     }
 
     fn response_header(&self, plan: &ResponsePlan) -> Bth {
-        Bth {
-            opcode: plan.opcode.of(self.wire_service()),
-            solicited: false,
-            migrated: true,
-            pad_count: (plan.payload.next_multiple_of(4) - plan.payload) as u8,
-            pkey: DEFAULT_PKEY,
-            becn: false,
-            fecn: false,
-            destination: self.path.as_ref().map_or(Default::default(), |path| path.destination),
-            ack_request: false,
-            psn: Psn::default(),
-        }
+        let destination = self.path.as_ref().map_or(Default::default(), |path| path.destination);
+        Bth { destination, ..Bth::with_payload(plan.opcode.of(self.wire_service()), plan.payload) }
     }
 
     fn emit_resource(
@@ -592,13 +583,13 @@ impl QueuePair {
             let (need, goes_on) = (AccessFlags::REMOTE_READ, next + 1 < end);
             let read = pass.memory.read_payload(reth.rkey.0, accessor, va, need, bytes, goes_on);
             let Ok(read) = read else {
-                self.refuse_read_answer(headers.bth.psn, resource.message_count, resource.answered);
+                self.refuse_read_response(headers.bth.psn, resource.message_count, resource.answered);
                 return None;
             };
             sum = read;
         }
         room[payload..payload.next_multiple_of(4)].fill(0);
-        self.note_read_answer(pass.now, place, next + 1, end);
+        self.note_read_response(pass.now, place, next + 1, end);
         Some(Written { sending: sending(next < sent), sum })
     }
 
@@ -623,12 +614,12 @@ impl QueuePair {
             next += 1;
         }
         if next > first {
-            self.note_read_answer(pass.now, place, next, end);
+            self.note_read_response(pass.now, place, next, end);
         }
         next > first
     }
 
-    fn note_read_answer(&mut self, now: Time, place: usize, next: u32, end: u32) {
+    fn note_read_response(&mut self, now: Time, place: usize, next: u32, end: u32) {
         let paced = !self.is_peer_ours();
         let responses = &mut self.responder.responses;
         if next == end {
@@ -651,7 +642,7 @@ impl QueuePair {
     /// The region went away between the READ's request and its response. A repetition may be a late one, whose READ the
     /// peer has completed long ago, before the key was revoked: then the refusal is nothing to the peer, and it must be
     /// nothing here.
-    fn refuse_read_answer(&mut self, psn: Psn, message_count: u32, is_repetition: bool) {
+    fn refuse_read_response(&mut self, psn: Psn, message_count: u32, is_repetition: bool) {
         self.count(Counter::SentNak);
         if is_repetition && !planted(Mutation::LateReadEndsConnection) {
             let syndrome = Syndrome::Nak(NakCode::RemoteAccess);
@@ -691,7 +682,7 @@ mod tests {
         begun
     }
 
-    fn answer_all(responses: &mut ResponseQueue) {
+    fn respond_all(responses: &mut ResponseQueue) {
         while !responses.queue.is_empty() {
             responses.pop();
         }
@@ -709,7 +700,7 @@ mod tests {
             let mut next = 1;
             for _ in 0..3 {
                 next += begin(&mut used, next);
-                answer_all(&mut used);
+                respond_all(&mut used);
             }
             used.make_room(after);
             assert_eq!(begin(&mut used, next), room, "from {before} to {after}, after READs");
@@ -722,13 +713,13 @@ mod tests {
         begin(&mut responses, 1);
         responses.pop();
         responses.make_room(8);
-        assert_eq!(begin(&mut responses, 3), 7, "one of eight waits for its answer");
+        assert_eq!(begin(&mut responses, 3), 7, "one of eight waits for its response");
         let found = |psn| responses.find(Psn::new(psn), None).and_then(|place| responses.resources[place]);
         assert!((2..10).all(|psn| found(psn).is_some_and(|resource| resource.first == Psn::new(psn))));
     }
 
     #[test]
-    fn a_first_acknowledgement_waits_behind_any_number_of_empty_answers() {
+    fn a_first_acknowledgement_waits_behind_any_number_of_empty_responses() {
         let mut responses = responses(1);
         for psn in 1..=10 {
             assert!(responses.takes_empty());

@@ -136,7 +136,7 @@ const CONNECTED_START: u32 = PKEY | PORT | ACCESS;
 const DATAGRAM_START: u32 = PKEY | PORT | QKEY;
 /// What every connected service is told of its peer.
 const CONNECTION: u32 = PATH | MTU | DEST | RQ_PSN;
-/// What the end is told that responses, and the end that asks.
+/// Attributes of the end that responds, and of the end that requests.
 const ANSWERING: u32 = DEST_RD | RNR_TIMER;
 const ASKING: u32 = TIMEOUT | RETRY | RNR_RETRY | RD;
 

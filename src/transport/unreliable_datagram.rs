@@ -8,7 +8,7 @@ use super::request_packet::for_each_piece;
 use super::violation::local_cause;
 use crate::mutation::{Mutation, planted};
 use crate::types::{
-    AccessFlags, AsyncEvent, Cause, CompletionFlags, CompletionStatus, Counter, DEFAULT_PKEY, Destination, DropReason,
+    AccessFlags, AsyncEvent, Cause, CompletionFlags, CompletionStatus, Counter, Destination, DropReason,
     GlobalRouteHeader, Mtu, Operation, QueuePairState, QueuePairType, RawCompletion, SendFlags, effective_qkey,
 };
 use crate::wire::{Bth, Deth, Flow, Headers, Opcode, Packet, icrc, packet_bytes};
@@ -215,16 +215,10 @@ impl QueuePair {
             _ => (Opcode::UD_SEND_ONLY, None),
         };
         let bth = Bth {
-            opcode,
             solicited: header.flags.contains(SendFlags::SOLICITED),
-            migrated: true,
-            pad_count: (header.length.next_multiple_of(4) - header.length) as u8,
-            pkey: DEFAULT_PKEY,
-            becn: false,
-            fecn: false,
             destination: destination.qpn,
-            ack_request: false,
             psn: self.requester.cursor,
+            ..Bth::with_payload(opcode, header.length)
         };
         let qkey = match effective_qkey(destination.qkey, self.attributes.qkey.unwrap_or_default()) {
             _ if planted(Mutation::OwnQkeyNotUsed) => destination.qkey,

@@ -50,6 +50,13 @@ impl Default for Bth {
 }
 
 impl Bth {
+    /// The header of a packet with a payload of this length, and the default in all other fields.
+    #[inline]
+    pub fn with_payload(opcode: Opcode, payload_bytes: u32) -> Self {
+        let pad_count = (payload_bytes.next_multiple_of(4) - payload_bytes) as u8;
+        Self { opcode, pad_count, ..Self::default() }
+    }
+
     pub(super) fn parse(bytes: &[u8; BTH_BYTES]) -> Self {
         Self {
             opcode: Opcode(bytes[0]),

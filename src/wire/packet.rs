@@ -49,7 +49,7 @@ pub struct Packet<'a> {
 struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
-    /// What comes after so many bytes of extended headers, without padding.
+    /// The payload behind so many bytes of extended headers, without padding.
     #[inline]
     fn payload(&self, extended: usize, bth: &Bth, traits: Traits) -> Result<&'a [u8], DropReason> {
         let rest = self.0.get(extended..).ok_or(DropReason::Truncated)?;
