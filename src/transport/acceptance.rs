@@ -6,7 +6,8 @@
 
 use super::datagram::Datagram;
 use super::packet_check::offers_key;
-use super::queue_pair::{Path, QueuePair};
+use super::path::Path;
+use super::queue_pair::QueuePair;
 use crate::mutation::{Mutation, planted};
 use crate::types::{DropReason, Psn, QueuePairState};
 use crate::wire::Opcode;
@@ -92,7 +93,7 @@ impl QueuePair {
         if let Some(verdict) = self.check_packet_key(datagram) {
             return verdict.map(|()| Evidence { source_port, ..Evidence::default() });
         }
-        let Some(path) = &mut self.path else { return Err(DropReason::WrongState) };
+        let Some(path) = &mut self.common.path else { return Err(DropReason::WrongState) };
         let usual = Evidence { source_port, offers_key: offers_key(datagram.payload), ..Evidence::default() };
         let (verified, as_linux) = match path.arriving_seed(datagram).identification_of(expected, datagram.payload) {
             Some(identification) if identification == expected => return Ok(usual),
@@ -120,7 +121,7 @@ impl QueuePair {
     /// A standard peer's packet with another identification than the usual one, or damaged.
     fn check_unusual(&mut self, datagram: &Datagram<'_>, evidence: Evidence) -> Result<Evidence, DropReason> {
         let is_plausible = self.may_be_due(datagram.payload);
-        let Some(path) = &mut self.path else { return Err(DropReason::WrongState) };
+        let Some(path) = &mut self.common.path else { return Err(DropReason::WrongState) };
         match &mut path.hidden_fields {
             HiddenFields::Unknown => Ok(evidence),
             HiddenFields::Changing { dont_fragment, .. } if evidence.dont_fragment == Some(*dont_fragment) => {
@@ -138,7 +139,7 @@ impl QueuePair {
 
     /// A peer of our own keeps its port; a standard peer may use many.
     pub(super) fn check_source_port(&self, port: u16) -> Result<(), DropReason> {
-        let Some(path) = &self.path else { return Err(DropReason::WrongState) };
+        let Some(path) = &self.common.path else { return Err(DropReason::WrongState) };
         let is_pinned = path.peer.is_ours() && !planted(Mutation::SourcePortUnchecked);
         if is_pinned && path.peer_port.is_some_and(|pinned| pinned != port) {
             return Err(DropReason::WrongSourcePort);
@@ -149,7 +150,7 @@ impl QueuePair {
     /// The packet was accepted, so it is the peer's.
     #[inline]
     pub(super) fn learn(&mut self, evidence: Evidence) {
-        let Some(path) = &mut self.path else { return };
+        let Some(path) = &mut self.common.path else { return };
         if path.peer.is_ours() {
             path.peer_port.get_or_insert(evidence.source_port);
             if evidence.offers_key {
@@ -173,7 +174,7 @@ impl QueuePair {
 
     #[cold]
     fn is_close_ahead(&self, psn: Psn) -> bool {
-        let most = if self.service.is_reliable() { self.near() } else { PLAUSIBLE_LOSS };
+        let most = if self.common.service.is_reliable() { self.near() } else { PLAUSIBLE_LOSS };
         (0..most).contains(&psn.distance_from(self.responder.expected()))
     }
 
@@ -198,13 +199,13 @@ impl QueuePair {
         if is_request {
             return (-near..0).contains(&psn.distance_from(self.responder.expected()));
         }
-        let ahead = if self.state == QueuePairState::Error { near } else { 0 };
+        let ahead = if self.common.state == QueuePairState::Error { near } else { 0 };
         (-near..ahead).contains(&psn.distance_from(self.requester.unacknowledged))
     }
 
     /// Packets that are in flight together at most.
     fn near(&self) -> i32 {
-        self.path.as_ref().map_or(0, |path| path.reorder_window() as i32)
+        self.common.path.as_ref().map_or(0, |path| path.reorder_window() as i32)
     }
 }
 

@@ -3,13 +3,14 @@
 //! They are of equal size, and only the last may be shorter: so the kernel cuts a send into packets.
 
 use super::acceptance::LARGEST_SEGMENT_INDEX;
+use super::common::Pass;
 use super::datagram::{Repeats, Sending, Transmit};
-use super::endpoint::Pass;
 use super::loop_bound::LoopBound;
 use super::packet_check::Departing;
-use super::queue_pair::{Path, QueuePair};
+use super::path::Path;
+use super::queue_pair::QueuePair;
 use super::requester::RequestPlan;
-use super::response_queue::ResponsePlan;
+use super::responder::ResponsePlan;
 use crate::checksum::Sum;
 use crate::memory::{AccessError, Payloads};
 use crate::mutation::{Mutation, planted};
@@ -155,10 +156,10 @@ impl<'a> Burst<'a> {
 impl QueuePair {
     /// Fills the buffer with as many packets as may leave together. Also says whether there is nothing more to send.
     pub(super) fn fill(&mut self, pass: &Pass<'_>, buffer: &mut [u8], max_segments: usize) -> (Option<Transmit>, bool) {
-        if self.is_datagram() {
+        if self.common.is_datagram() {
             return self.fill_datagram(pass, buffer);
         }
-        let Some(path) = &self.path else { return (None, true) };
+        let Some(path) = &self.common.path else { return (None, true) };
         let mut burst = Burst::new(buffer, path, max_segments, self.flushes_as_linux(), self.packet_check.departing());
         let (mut is_exhausted, mut has_sent_requests) = (false, false);
         // Each round adds a packet, but where memory is gone: once of a request and once of its probe, which then end,
@@ -202,15 +203,37 @@ impl QueuePair {
     fn add_middles(&mut self, pass: &Pass<'_>, plan: &Plan, burst: &mut Burst<'_>) -> bool {
         match plan {
             Plan::Request(request) if request.is_middle() => self.add_middle_requests(pass, request, burst),
-            Plan::Response(response) if response.is_middle() => self.add_middle_responses(pass, response, burst),
+            Plan::Response(response) if response.is_middle() => {
+                self.responder.add_middle_responses(&self.common, pass, response, burst)
+            }
             _ => false,
         }
     }
 
+    /// Writes the planned response; `None`: nothing was written.
+    fn emit_response(&mut self, pass: &Pass<'_>, plan: ResponsePlan, packet: &mut [u8]) -> Option<Written> {
+        match self.responder.emit_response(&mut self.common, pass, plan, packet) {
+            Ok(written) => written,
+            Err(violation) => {
+                self.refuse(violation, None);
+                None
+            }
+        }
+    }
+
+    /// Whether [`QueuePair::fill`] would find something.
+    pub(super) fn wants_to_send(&mut self, now: Time) -> bool {
+        if self.common.is_datagram() {
+            return self.may_send_datagram();
+        }
+        let has_response = self.common.path.is_some() && self.responder.plan_response(&self.common, now).is_some();
+        has_response || (self.common.path.is_some() && self.may_send_request())
+    }
+
     fn transmit(&mut self, burst: &Burst<'_>) -> Option<Transmit> {
-        let path = self.path.as_ref().filter(|_| burst.count > 0)?;
-        self.counters.add(Counter::SentPackets, burst.count as u64);
-        self.counters.add(Counter::SentBytes, burst.length as u64);
+        let path = self.common.path.as_ref().filter(|_| burst.count > 0)?;
+        self.common.counters.add(Counter::SentPackets, burst.count as u64);
+        self.common.counters.add(Counter::SentBytes, burst.length as u64);
         Some(Transmit {
             source: path.source.address,
             source_port: path.source.source_port,
@@ -219,7 +242,7 @@ impl QueuePair {
             segment_size: (burst.count > 1).then_some(burst.segment),
             traffic_class: path.traffic_class,
             hop_limit: path.hop_limit,
-            qpn: self.qpn,
+            qpn: self.common.qpn,
             repeats: burst.repeats,
             is_keyed: burst.icrc.check.is_keyed(),
         })
@@ -229,16 +252,16 @@ impl QueuePair {
     /// of its burst: a send call less for us, a receive call less for the peer.
     fn riding_acknowledgement(&mut self, now: Time, segment: usize) -> Option<(Plan, usize)> {
         let fits = segment >= packet_bytes(Opcode::RC_ACKNOWLEDGE, 0);
-        if !fits || !self.responder.responses.is_held(now) {
+        if !fits || !self.responder.holds_acknowledgement(now) {
             return None;
         }
-        self.responder.responses.release();
-        self.plan_response(now).map(|response| (Plan::Response(response), response.size))
+        self.responder.release_acknowledgement();
+        self.responder.plan_response(&self.common, now).map(|response| (Plan::Response(response), response.size))
     }
 
     /// What leaves next. Acknowledgements leave after requests, other responses take turns with them.
     fn next_plan(&mut self, now: Time) -> Option<(Plan, usize)> {
-        let response = self.plan_response(now);
+        let response = self.responder.plan_response(&self.common, now);
         let response_first = self.responses_first && response.is_some_and(|response| response.is_data());
         if response_first {
             return response.map(|response| (Plan::Response(response), response.size));

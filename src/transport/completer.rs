@@ -1,9 +1,9 @@
 //! Responses at the sending half: acknowledgements retire requests in order, READ responses and atomics bring
 //! their data home, NAKs lead to [`super::retransmit`] or to the end of the connection.
 
-use super::endpoint::Pass;
+use super::common::Pass;
 use super::queue_pair::QueuePair;
-use super::request_packet::for_each_piece;
+use super::segments::for_each_segment;
 use super::violation::local_cause;
 use crate::memory::AccessError;
 use crate::mutation::{Mutation, planted};
@@ -25,7 +25,7 @@ enum Place {
 impl QueuePair {
     /// A packet of the peer's receiving half.
     pub(super) fn handle_response(&mut self, pass: &Pass<'_>, packet: &Packet<'_>) -> Result<(), DropReason> {
-        if !self.takes_responses() {
+        if !self.common.takes_responses() {
             return Err(DropReason::WrongState);
         }
         let psn = packet.headers.bth.psn;
@@ -43,7 +43,7 @@ impl QueuePair {
 
     fn stale_or_unknown(&mut self, psn: Psn) -> DropReason {
         if psn.is_before(self.requester.unacknowledged) {
-            self.count(Counter::DuplicateResponse);
+            self.common.count(Counter::DuplicateResponse);
         }
         DropReason::BadPsn
     }
@@ -68,7 +68,7 @@ impl QueuePair {
                 }
             }
             Syndrome::Nak(code) => {
-                self.count(Counter::ReceivedNak);
+                self.common.count(Counter::ReceivedNak);
                 let is_oldest = planted(Mutation::RefusalFailsOldest);
                 if is_oldest || (self.acknowledge_before(pass, psn, psn) && self.requester.unacknowledged == psn) {
                     let (status, cause) = refusal(code);
@@ -95,7 +95,7 @@ impl QueuePair {
             self.note_gap(pass.now, response);
             return false;
         }
-        self.takes_responses()
+        self.common.takes_responses()
     }
 
     /// First number of the oldest request before `psn` that needs a response of its own.
@@ -175,7 +175,7 @@ impl QueuePair {
                 Err(DropReason::OutOfOrderResponse)
             }
             Place::Duplicate => {
-                self.count(Counter::DuplicateResponse);
+                self.common.count(Counter::DuplicateResponse);
                 Err(DropReason::BadPsn)
             }
             Place::Unknown => Err(DropReason::BadPsn),
@@ -187,7 +187,7 @@ impl QueuePair {
         let index = self.request_of_response(pass, psn)?;
         let request = *self.requester.request(index);
         // After a repetition the peer may begin with a first, middle, last or only packet; what must fit is the length.
-        let mtu = self.mtu_bytes();
+        let mtu = self.common.mtu_bytes();
         let place = psn.distance_from(request.first).max(0) as u32;
         let total = if request.is_ack_only { 0 } else { self.send.header(index).length };
         let is_last = place + 1 == request.packets;
@@ -232,8 +232,8 @@ impl QueuePair {
         if data.is_empty() {
             return Ok(());
         }
-        for_each_piece(self.send.sges(index), offset, data.len(), |sge, addr, range| {
-            pass.memory.write(sge.lkey.0, self.domain, addr, AccessFlags::LOCAL_WRITE, &data[range])
+        for_each_segment(self.send.sges(index), offset, data.len(), |sge, addr, range| {
+            pass.memory.write(sge.lkey.0, self.common.domain, addr, AccessFlags::LOCAL_WRITE, &data[range])
         })
     }
 
@@ -246,7 +246,7 @@ impl QueuePair {
     /// The request of the response fails; the response acknowledges those before it.
     fn fail_request_of_response(&mut self, pass: &Pass<'_>, psn: Psn, status: CompletionStatus, cause: Cause) {
         self.advance(pass, psn);
-        if self.takes_responses() {
+        if self.common.takes_responses() {
             self.fail_oldest(status, cause);
         }
     }

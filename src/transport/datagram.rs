@@ -5,6 +5,8 @@ use std::net::IpAddr;
 use crate::types::{DropReason, Mtu, Qpn};
 use crate::wire::Flow;
 
+/// Longest datagram that any port carries.
+pub(super) const LONGEST_DATAGRAM: u32 = Mtu::Mtu4096.bytes();
 /// A datagram that arrived on port 4791.
 #[derive(Clone, Copy, Debug)]
 pub struct Datagram<'a> {

@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::common::Pass;
 use super::datagram::{AckRelease, Datagram, ModifyLimits, Outcome, SourceAddress, Transmit};
 use super::fair_queue::Peers;
 use super::fast_path::HeaderTemplate;
@@ -15,14 +16,12 @@ use super::modify::ModifyError;
 use super::multicast::Groups;
 use super::quarantine::Quarantine;
 use super::queue_pair::{QueuePair, QueuePairInit};
-use super::reorder::ReorderBudget;
+use super::responder::ReorderBudget;
 use super::timer::Timers;
-use super::xrc::as_reliable;
 use crate::memory::MemoryView;
 use crate::mutation::{Mutation, planted};
 use crate::types::{
-    Cause, Counter, Counters, DropReason, Qpn, QueuePairAttributes, QueuePairState, QueuePairStatus, QueuePairType,
-    Time,
+    Cause, Counters, DropReason, Qpn, QueuePairAttributes, QueuePairState, QueuePairStatus, QueuePairType, Time,
 };
 use crate::wire::{Opcode, Packet};
 
@@ -53,13 +52,6 @@ impl Default for EndpointConfig {
             max_segments: 64,
         }
     }
-}
-
-/// One call into the endpoint: the time, and the registered memory as it is now.
-pub(super) struct Pass<'a> {
-    pub(super) now: Time,
-    pub(super) memory: &'a MemoryView<'a>,
-    pub(super) ack_hold: Duration,
 }
 
 /// Why a queue pair could not be created.
@@ -206,11 +198,11 @@ impl Endpoint {
     ) -> Result<(), ModifyError> {
         let place = *self.by_number.get(&qpn).ok_or(ModifyError::UnknownQueuePair)?;
         let peers = &mut self.peers;
-        let left = self.queue_pairs[place as usize].as_ref().and_then(|queue_pair| queue_pair.peer_address());
+        let left = self.queue_pairs[place as usize].as_ref().and_then(|queue_pair| queue_pair.common.peer_address());
         let queue_pair = self.queue_pairs[place as usize].as_mut().ok_or(ModifyError::UnknownQueuePair)?;
         let to = queue_pair.check_modify(attributes, limits)?;
         if to == QueuePairState::ReadyToReceive {
-            queue_pair.history.connect(now, &queue_pair.counters);
+            queue_pair.common.history.connect(now, &queue_pair.common.counters);
         }
         let stood_in_line = queue_pair.is_waiting();
         queue_pair.apply_modify(to, attributes, source, |peer| peers.window_share(peer));
@@ -240,7 +232,7 @@ impl Endpoint {
 
     /// The state now.
     pub fn queue_pair_state(&self, qpn: Qpn) -> Option<QueuePairState> {
-        self.find(qpn).map(|queue_pair| queue_pair.state)
+        self.find(qpn).map(|queue_pair| queue_pair.common.state)
     }
 
     /// Removes a queue pair without completions for what is outstanding. False if there is none of that number.
@@ -253,13 +245,13 @@ impl Endpoint {
         if !planted(Mutation::DestroyedStaysCounted) {
             queue_pair.note_in_flight();
         }
-        self.counters.merge(&queue_pair.counters);
+        self.counters.merge(&queue_pair.common.counters);
         self.timers.set(place, None);
         self.groups.forget(qpn);
         self.ready.retain(|ready| *ready != place);
         self.held.retain(|held| *held != place);
         self.free.push(place);
-        if let Some(peer) = queue_pair.peer_address() {
+        if let Some(peer) = queue_pair.common.peer_address() {
             self.peers.remove(peer, place);
             self.grant(peer);
         }
@@ -268,12 +260,20 @@ impl Endpoint {
         true
     }
 
+    /// A queue pair that takes its receives from a shared queue and is about to go, or to be reset, takes no more of
+    /// them; returns the `wr_id` of the one that a message had begun to fill, which never completes. What has completed
+    /// can be polled before it is purged.
+    pub fn stop_receiving(&mut self, qpn: Qpn) -> Option<u64> {
+        let place = self.place_of(qpn)?;
+        self.at(place)?.stop_receiving()
+    }
+
     // ---- getters ----
 
     /// Counters of the whole endpoint, queue pairs included.
     pub fn counters(&self) -> Counters {
         let mut sum = self.counters.clone();
-        self.queue_pairs.iter().flatten().for_each(|queue_pair| sum.merge(&queue_pair.counters));
+        self.queue_pairs.iter().flatten().for_each(|queue_pair| sum.merge(&queue_pair.common.counters));
         sum
     }
 
@@ -284,12 +284,12 @@ impl Endpoint {
 
     /// Counters of a queue pair.
     pub fn queue_pair_counters(&self, qpn: Qpn) -> Option<&Counters> {
-        self.find(qpn).map(|queue_pair| &queue_pair.counters)
+        self.find(qpn).map(|queue_pair| &queue_pair.common.counters)
     }
 
     /// Whether an acknowledgement or a NAK of the queue pair has not left yet.
     pub fn owes_acknowledgement(&self, qpn: Qpn) -> bool {
-        self.find(qpn).is_some_and(|queue_pair| queue_pair.responder.responses.owes_acknowledgement())
+        self.find(qpn).is_some_and(|queue_pair| queue_pair.responder.owes_acknowledgement())
     }
 
     /// Bytes that the device keeps of packets that came before their turn.
@@ -344,7 +344,7 @@ impl Endpoint {
     pub fn handle_doorbell(&mut self, now: Time, qpn: Qpn) {
         let Some(place) = self.by_number.get(&qpn).copied() else { return };
         let Some(queue_pair) = self.at(place) else { return };
-        match queue_pair.state {
+        match queue_pair.common.state {
             QueuePairState::Error if !planted(Mutation::PostedInErrorNotFlushed) => {
                 queue_pair.flush(Cause::QueuePairInError);
                 return self.settle(now, place);
@@ -412,7 +412,7 @@ impl Endpoint {
         // Not of a duplicate, which was not looked at closely.
         let is_executed = queue_pair.responder.expected() != expected;
         let template = if is_executed { queue_pair.header_template(datagram, bth) } else { None };
-        let has_overflowed = queue_pair.requester.overflowed;
+        let has_overflowed = queue_pair.common.has_overflowed();
         self.arrivals = Some(Arrivals { qpn: bth.destination, place, template });
         if has_overflowed {
             self.settle_arrivals(now);
@@ -471,7 +471,7 @@ impl Endpoint {
             let Some(place) = self.timers.pop_expired(now) else { break };
             if let Some(queue_pair) = self.at(place) {
                 queue_pair.requester_timeout(now);
-                queue_pair.responder_timeout(now);
+                queue_pair.responder.handle_timeout(&mut queue_pair.common, now);
             }
             self.settle(now, place);
         }
@@ -551,7 +551,7 @@ impl Endpoint {
             bound.step();
             if let Some(queue_pair) = self.at(place) {
                 queue_pair.held = false;
-                queue_pair.responder.responses.release();
+                queue_pair.responder.release_acknowledgement();
                 if !std::mem::replace(&mut queue_pair.listed, true) {
                     self.ready.push_back(place);
                 }
@@ -589,7 +589,7 @@ impl Endpoint {
     pub(super) fn settle_one(&mut self, now: Time, place: u32) -> bool {
         let Some(queue_pair) = self.queue_pairs[place as usize].as_deref_mut() else { return false };
         let overflowed = queue_pair.settle();
-        if !queue_pair.held && queue_pair.responder.responses.is_held(now) {
+        if !queue_pair.held && queue_pair.responder.holds_acknowledgement(now) {
             queue_pair.held = true;
             self.held.push(place);
         }
@@ -600,86 +600,5 @@ impl Endpoint {
 
     pub(super) fn set_deadline(&mut self, place: u32, deadline: Option<Time>) {
         self.timers.set(place, deadline);
-    }
-}
-
-impl QueuePair {
-    /// Takes a packet, or notes why it was dropped.
-    #[inline]
-    fn take(
-        &mut self,
-        datagram: &Datagram<'_>,
-        packet: &Packet<'_>,
-        take: impl FnOnce(&mut Self) -> Result<(), DropReason>,
-    ) -> Outcome {
-        let dropped = take(self).err();
-        if let Some(reason) = dropped {
-            self.counters.add_drop(reason);
-            self.history.note_drop(reason, self.state, datagram.source, &packet.headers.bth);
-        }
-        let is_from_own_peer = dropped != Some(DropReason::WrongAddress) && self.is_peer_ours();
-        let ends_write = dropped.is_none() && packet.headers.bth.opcode.ends_silent_write();
-        Outcome { dropped, is_from_own_peer, ends_write, check_field: self.check_field(dropped) }
-    }
-
-    /// The checks that every packet passes before it may change anything.
-    fn handle_packet(
-        &mut self,
-        pass: &Pass<'_>,
-        datagram: &Datagram<'_>,
-        packet: &Packet<'_>,
-    ) -> Result<(), DropReason> {
-        let bth = &packet.headers.bth;
-        if self.is_datagram() {
-            return self.handle_unreliable_datagram(pass, datagram, packet);
-        }
-        if !self.speaks(bth.opcode) {
-            return Err(DropReason::WrongService);
-        }
-        if self.path.is_none() {
-            return Err(DropReason::WrongState);
-        }
-        if bth.pkey & 0x7fff != 0x7fff && !planted(Mutation::PkeyUnchecked) {
-            return Err(DropReason::BadPkey);
-        }
-        if !self.is_from_peer(datagram.source, datagram.destination) {
-            return Err(DropReason::WrongAddress);
-        }
-        self.check_source_port(datagram.source_port)?;
-        let evidence = self.check_icrc(datagram)?;
-        self.counters.add(Counter::ReceivedPackets, 1);
-        self.counters.add(Counter::ReceivedBytes, datagram.payload.len() as u64);
-        let translated;
-        let packet = if self.is_extended() {
-            translated = as_reliable(packet);
-            &translated
-        } else {
-            packet
-        };
-        let bth = &packet.headers.bth;
-        let is_request = bth.opcode.is_request();
-        let is_due = self.is_due(is_request, bth.psn);
-        if is_due || self.is_recent(is_request, bth.psn) {
-            self.history.note_heard(pass.now, &packet.headers);
-        }
-        let taken = if !self.service.is_reliable() {
-            self.handle_unreliable(pass, packet)
-        } else if is_request {
-            // What comes in its turn is learned from before what was kept for later is executed.
-            return self.handle_request(pass, packet, datagram.payload, evidence);
-        } else {
-            self.handle_response(pass, packet)
-        };
-        if is_due && taken.is_ok() {
-            self.learn(evidence);
-        }
-        taken
-    }
-
-    fn wants_to_send(&mut self, now: Time) -> bool {
-        if self.is_datagram() {
-            return self.may_send_datagram();
-        }
-        self.path.is_some() && (self.plan_response(now).is_some() || self.may_send_request())
     }
 }

@@ -147,13 +147,13 @@ impl QueuePair {
     /// Whether others have packets in flight to the same address.
     #[inline]
     pub(super) fn others_have_packets(&self) -> bool {
-        self.path.as_ref().is_some_and(|path| self.packets_of_others(&path.window_share) > 0)
+        self.common.path.as_ref().is_some_and(|path| self.packets_of_others(&path.window_share) > 0)
     }
 
     /// Whether so much is in flight that another queue pair may wait soon.
     #[inline]
     pub(super) fn room_is_scarce(&self) -> bool {
-        self.path.as_ref().is_some_and(|path| path.window_share.in_flight() > path.window_packets / 2)
+        self.common.path.as_ref().is_some_and(|path| path.window_share.in_flight() > path.window_packets / 2)
     }
 
     /// Whether it waits for a grant with nothing in flight: no response can come, and no timer runs.
@@ -186,7 +186,7 @@ impl QueuePair {
         if !self.fair_share.is_blocked.get() || self.fair_share.is_waiting {
             return None;
         }
-        let peer = self.peer_address()?;
+        let peer = self.common.peer_address()?;
         self.fair_share.is_waiting = true;
         // A queue pair that waits sends nothing. With the grant left on it could stay in the queue without need.
         let in_front = std::mem::take(&mut self.fair_share.is_granted);
@@ -198,7 +198,7 @@ impl QueuePair {
 
     /// Whether a grant is worth while. A queue pair that cannot send in any case must not keep others waiting.
     fn has_room(&self) -> bool {
-        let Some(path) = self.path.as_ref().filter(|_| self.may_transmit()) else { return true };
+        let Some(path) = self.common.path.as_ref().filter(|_| self.may_transmit()) else { return true };
         let others = self.packets_of_others(&path.window_share);
         others == 0 || others <= self.fair_share.others_at_most.get()
     }
@@ -227,7 +227,7 @@ impl Endpoint {
 
     #[cold]
     fn grant_next(&mut self, place: u32) {
-        let peer = self.at(place).and_then(|queue_pair| queue_pair.peer_address());
+        let peer = self.at(place).and_then(|queue_pair| queue_pair.common.peer_address());
         if let Some(peer) = peer.filter(|_| !planted(Mutation::LineNotAdmitted)) {
             self.grant(peer);
         }

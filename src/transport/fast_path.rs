@@ -4,12 +4,11 @@
 use std::net::IpAddr;
 
 use super::acceptance::Evidence;
+use super::common::Pass;
 use super::datagram::{Datagram, Outcome};
-use super::endpoint::Pass;
 use super::queue_pair::QueuePair;
-use super::responder::{Message, WriteInProgress};
 use crate::mutation::{Mutation, planted};
-use crate::types::{AccessFlags, Counter, Psn};
+use crate::types::{Counter, Psn};
 use crate::wire::{BTH_BYTES, Bth, ICRC_BYTES, Opcode};
 
 /// Bytes of the base transport header before the sequence number and what asks for an acknowledgement.
@@ -52,8 +51,8 @@ impl QueuePair {
     /// full packets between the first and the last of a SEND or WRITE.
     pub(super) fn header_template(&self, datagram: &Datagram<'_>, bth: &Bth) -> Option<HeaderTemplate> {
         let is_between = bth.opcode.is_middle() && bth.opcode.is_request();
-        let is_plain = self.service.is_reliable() && !self.is_extended() && bth.pad_count == 0;
-        let is_full = datagram.payload.len() == BTH_BYTES + self.mtu_bytes() as usize + ICRC_BYTES;
+        let is_plain = self.common.service.is_reliable() && !self.common.is_extended() && bth.pad_count == 0;
+        let is_full = datagram.payload.len() == BTH_BYTES + self.common.mtu_bytes() as usize + ICRC_BYTES;
         if is_between && is_plain && is_full { HeaderTemplate::of(datagram) } else { None }
     }
 
@@ -69,8 +68,7 @@ impl QueuePair {
         let (header, rest) = datagram.payload.split_first_chunk::<BTH_BYTES>()?;
         let (payload, _) = rest.split_last_chunk::<ICRC_BYTES>()?;
         let psn = Psn::new(u32::from_be_bytes([0, header[9], header[10], header[11]]));
-        let is_next = psn == self.responder.expected || planted(Mutation::FollowingNumberUnchecked);
-        if !is_next || !self.takes_requests() || !self.responder.keeps_nothing() {
+        if !self.responder.may_execute_middle(psn) || !self.common.takes_requests() {
             return None;
         }
         let evidence = match self.check_icrc(datagram) {
@@ -78,32 +76,14 @@ impl QueuePair {
             Err(_) if planted(Mutation::FollowingIcrcUnchecked) => Evidence::default(),
             Err(_) => return None,
         };
-        self.place_middle(pass, template.opcode(), payload)?;
+        self.responder.execute_middle(&mut self.common, pass, template.opcode(), payload)?;
         self.learn(evidence);
-        self.counters.add(Counter::ReceivedPackets, 1);
-        self.counters.add(Counter::ReceivedBytes, datagram.payload.len() as u64);
-        self.history.note_heard_again(pass.now);
-        self.responder.note_in_turn();
-        self.responder.expect(psn.plus(1));
+        self.common.counters.add(Counter::ReceivedPackets, 1);
+        self.common.counters.add(Counter::ReceivedBytes, datagram.payload.len() as u64);
+        self.common.history.note_heard_again(pass.now);
         let asks = header[8] & 0x80 != 0;
-        self.note_executed(pass, psn, asks);
+        self.responder.note_middle(&self.common, pass, psn, asks);
         let check_field = self.check_field(None);
-        Some(Outcome { is_from_own_peer: self.is_peer_ours(), check_field, ..Outcome::default() })
-    }
-
-    /// Places the payload of a packet between the first and the last.
-    #[inline]
-    fn place_middle(&mut self, pass: &Pass<'_>, opcode: Opcode, payload: &[u8]) -> Option<()> {
-        let length = payload.len() as u32;
-        match self.responder.message {
-            Message::Write(write) if opcode.is_write() && length < write.remaining => {
-                let WriteInProgress { va, rkey, .. } = write;
-                pass.memory.write(rkey.0, self.accessor(), va, AccessFlags::REMOTE_WRITE, payload).ok()?;
-                self.responder.message = Message::Write(write.after(length));
-                Some(())
-            }
-            Message::Send if opcode.is_send() => self.fill_receive(pass, payload).ok(),
-            _ => None,
-        }
+        Some(Outcome { is_from_own_peer: self.common.is_peer_ours(), check_field, ..Outcome::default() })
     }
 }

@@ -12,7 +12,7 @@ use crate::types::{
     Cause, CompletionStatus, Counters, DropReason, Ending, FailedRequest, Heard, LastHeard, Operation, PeerFault, Qpn,
     QueuePairReport, QueuePairState, RefusedRequest, RemoteAccess, Stray, Time, Worked,
 };
-use crate::wire::{Aeth, Bth, Headers, NakCode, Opcode, Syndrome};
+use crate::wire::{Aeth, Bth, Headers, NakCode, Opcode, Packet, Syndrome};
 
 /// Kinds of stray packets that are remembered.
 const MOST_STRAYS: usize = 16;
@@ -118,6 +118,31 @@ impl History {
         self.gave_up_at.get_or_insert(now);
     }
 
+    /// Notes that a request of the peer is refused.
+    pub(super) fn note_refusal(&mut self, violation: Violation, packet: Option<&Packet<'_>>, wr_id: Option<u64>) {
+        let mut refused = RefusedRequest { wr_id, ..RefusedRequest::new(violation.fault()) };
+        if let Some(Packet { headers, payload, .. }) = packet {
+            let opcode = headers.bth.opcode;
+            refused.operation = match opcode {
+                Opcode::RC_READ_REQUEST => "READ",
+                Opcode::RC_ATOMIC_WRITE => "ATOMIC WRITE",
+                Opcode::RC_FLUSH => "FLUSH",
+                _ if opcode.is_write() => "WRITE",
+                _ if opcode.is_send() => "SEND",
+                _ => "atomic",
+            };
+            refused.length = payload.len() as u32;
+            if let Some(reth) = headers.reth {
+                (refused.remote, refused.length) = (Some((reth.va, reth.rkey)), reth.length);
+            } else if let Some(atomic) = headers.atomic {
+                (refused.remote, refused.length) = (Some((atomic.va, atomic.rkey)), 8);
+            } else if let Some(rkey) = headers.invalidate {
+                refused.remote = Some((0, rkey));
+            }
+        }
+        self.note_ending(Ending::PeerRequest(refused));
+    }
+
     /// A packet for this queue pair was dropped.
     pub(super) fn note_drop(&mut self, reason: DropReason, state: QueuePairState, source: IpAddr, bth: &Bth) {
         match reason {
@@ -167,7 +192,7 @@ impl QueuePair {
         let header = self.send.header(index);
         let (tries, rnr_tries) = self.requester.recovery.spent();
         let (wr_id, operation, length) = (header.wr_id, header.operation, header.length);
-        self.history.note_ending(Ending::Request(FailedRequest {
+        self.common.history.note_ending(Ending::Request(FailedRequest {
             wr_id,
             status,
             cause,
@@ -178,46 +203,21 @@ impl QueuePair {
         }));
     }
 
-    /// Notes that a request of the peer is refused.
-    pub(super) fn note_refusal(&mut self, violation: Violation, headers: Option<(&Headers, u32)>, wr_id: Option<u64>) {
-        let mut refused = RefusedRequest { wr_id, ..RefusedRequest::new(violation.fault()) };
-        if let Some((headers, payload)) = headers {
-            let opcode = headers.bth.opcode;
-            refused.operation = match opcode {
-                Opcode::RC_READ_REQUEST => "READ",
-                Opcode::RC_ATOMIC_WRITE => "ATOMIC WRITE",
-                Opcode::RC_FLUSH => "FLUSH",
-                _ if opcode.is_write() => "WRITE",
-                _ if opcode.is_send() => "SEND",
-                _ => "atomic",
-            };
-            refused.length = payload;
-            if let Some(reth) = headers.reth {
-                (refused.remote, refused.length) = (Some((reth.va, reth.rkey)), reth.length);
-            } else if let Some(atomic) = headers.atomic {
-                (refused.remote, refused.length) = (Some((atomic.va, atomic.rkey)), 8);
-            } else if let Some(rkey) = headers.invalidate {
-                refused.remote = Some((0, rkey));
-            }
-        }
-        self.history.note_ending(Ending::PeerRequest(refused));
-    }
-
     fn report(&self, now: Time) -> QueuePairReport {
-        let history = &self.history;
+        let history = &self.common.history;
         let [answer, request] = history.heard.map(|heard| heard.map(|packet| packet.report(now)));
-        let first = self.attributes.sq_psn.unwrap_or_default();
+        let first = self.common.attributes.sq_psn.unwrap_or_default();
         let unfinished = self.send.published().wrapping_sub(self.send.retired());
         let begun = self.requester.oldest() != self.requester.next();
         let counters = match &history.base {
-            Some(base) => self.counters.since(base),
-            None => self.counters.clone(),
+            Some(base) => self.common.counters.since(base),
+            None => self.common.counters.clone(),
         };
         let mut report = QueuePairReport::new(self.status(), counters);
         report.last_answer = answer;
         report.last_request = request;
         report.was_acknowledged = self.requester.unacknowledged != first;
-        report.was_requested = self.responder.message_count > 0;
+        report.was_requested = self.responder.message_count() > 0;
         report.ending = history.ending;
         report.worked = history.worked;
         report.last_try = self.requester.last_asked().map(|at| now.saturating_since(at));
@@ -228,8 +228,8 @@ impl QueuePair {
         report.unfinished = unfinished;
         report.oldest = begun.then(|| self.send.header(self.requester.oldest()).operation);
         report.in_flight = self.requester.packets_in_flight();
-        report.waits_for_receiver = self.service.is_reliable() && self.requester.recovery.waits_for_receiver();
-        report.receives = self.receive.available();
+        report.waits_for_receiver = self.common.service.is_reliable() && self.requester.recovery.waits_for_receiver();
+        report.receives = self.responder.available_receives();
         report
     }
 }
@@ -241,12 +241,12 @@ impl Endpoint {
         let mut report = queue_pair.report(now);
         report.device = self.counters();
         report.groups = self.groups_of(qpn);
-        let since = queue_pair.history.connected_at;
-        let peer = queue_pair.path.as_ref().map(|path| path.peer_address);
-        let others = self.all().filter(|other| other.qpn != qpn && peer.is_some());
-        let same_host = others.filter(|other| other.path.as_ref().map(|path| path.peer_address) == peer);
+        let since = queue_pair.common.history.connected_at;
+        let peer = queue_pair.common.path.as_ref().map(|path| path.peer_address);
+        let others = self.all().filter(|other| other.common.qpn != qpn && peer.is_some());
+        let same_host = others.filter(|other| other.common.path.as_ref().map(|path| path.peer_address) == peer);
         report.heard_elsewhere = same_host
-            .flat_map(|other| other.history.heard.into_iter().flatten())
+            .flat_map(|other| other.common.history.heard.into_iter().flatten())
             .filter(|packet| packet.at >= since)
             .max_by_key(|packet| packet.at)
             .map(|packet| packet.report(now));

@@ -3,7 +3,7 @@
 //! Such a request begins when all requests before it are complete, and is complete before the next one begins. So what
 //! is sent again of an earlier request still finds its key, and a failure needs no place among those in progress.
 
-use super::endpoint::Pass;
+use super::common::Pass;
 use super::queue_pair::QueuePair;
 use super::violation::local_cause;
 use crate::memory::{BindError, WindowBind};
@@ -14,7 +14,7 @@ impl QueuePair {
     pub(super) fn local_request_is_due(&self) -> bool {
         let index = self.requester.next();
         self.requester.is_idle()
-            && self.state == QueuePairState::ReadyToSend
+            && self.common.state == QueuePairState::ReadyToSend
             && index != self.send.published()
             && self.send.header(index).operation.is_local()
     }

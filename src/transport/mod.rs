@@ -3,6 +3,7 @@
 
 mod acceptance;
 mod burst;
+mod common;
 mod completer;
 mod datagram;
 mod endpoint;
@@ -12,20 +13,19 @@ mod flush;
 mod history;
 mod local;
 mod loop_bound;
-mod mistakes;
 mod modify;
 mod multicast;
 mod overflow;
 mod packet_check;
+mod path;
 mod quarantine;
 mod queue_pair;
-mod receive_source;
-mod reorder;
+mod receive_path;
 mod request_packet;
 mod requester;
 mod responder;
-mod response_queue;
 mod retransmit;
+mod segments;
 mod state_machine;
 mod timer;
 mod unreliable;
@@ -46,8 +46,7 @@ pub use modify::ModifyError;
 #[cfg(feature = "ibverbs")]
 pub(crate) use modify::{check_ranges, check_transition};
 pub use queue_pair::QueuePairInit;
-pub use receive_source::ReceiveSource;
-pub use reorder::ReorderBudget;
+pub use responder::{ReceiveSource, ReorderBudget};
 #[cfg(feature = "sim")]
 #[doc(hidden)]
 pub use timer::Deadlines;

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use super::acceptance::HiddenFields;
 use super::datagram::{ModifyLimits, SourceAddress};
 use super::fair_queue::{FairShare, WindowShare};
-use super::queue_pair::{Path, QueuePair, address_of};
+use super::path::Path;
+use super::queue_pair::{QueuePair, address_of};
 use super::state_machine::{self, Mask, Refused};
 use crate::mutation::{Mutation, planted};
 use crate::types::{Cause, Ending, PeerCapabilities, QueuePairAttributes, QueuePairState, QueuePairType};
@@ -92,8 +93,8 @@ impl QueuePair {
         given: &QueuePairAttributes,
         limits: &ModifyLimits,
     ) -> Result<QueuePairState, ModifyError> {
-        let from = self.state;
-        let to = check_transition(from, self.service, given)?;
+        let from = self.common.state;
+        let to = check_transition(from, self.common.service, given)?;
         let stays_drained = from == QueuePairState::SendQueueDrained && to == from;
         let stays_drained = stays_drained && !planted(Mutation::ChangedWhileDraining);
         if stays_drained && !Mask::of(given).is_empty() && !self.requester.is_idle() {
@@ -116,15 +117,15 @@ impl QueuePair {
         match to {
             QueuePairState::Reset => return self.reset(),
             QueuePairState::Error => {
-                self.history.note_ending(Ending::Application);
+                self.common.history.note_ending(Ending::Application);
                 return self.enter_error(Cause::QueuePairInError);
             }
             _ => {}
         }
-        let from = self.state;
-        merge(&mut self.attributes, given);
+        let from = self.common.state;
+        merge(&mut self.common.attributes, given);
         if planted(Mutation::RnrTimerForgotten) {
-            self.attributes.min_rnr_timer = Some(0);
+            self.common.attributes.min_rnr_timer = Some(0);
         }
         use QueuePairState::{Init, ReadyToReceive, ReadyToSend, Reset, SendQueueDrained, SendQueueError};
         match (from, to) {
@@ -132,36 +133,36 @@ impl QueuePair {
             (Reset, Init) => self.forget_posted(),
             (Init, ReadyToReceive) => {
                 self.set_path(source, window_share);
-                let expected = self.attributes.rq_psn.unwrap_or_default();
-                if let (Some(key), Some(path)) = (&self.attributes.peer_key, &self.path) {
-                    self.packet_check.start_receiving(key, self.qpn, path.destination, expected);
+                let expected = self.common.attributes.rq_psn.unwrap_or_default();
+                if let (Some(key), Some(path)) = (&self.common.attributes.peer_key, &self.common.path) {
+                    self.packet_check.start_receiving(key, self.common.qpn, path.destination, expected);
                 }
-                self.responder.start(expected, self.attributes.max_dest_rd_atomic.unwrap_or(0));
+                self.responder.start(expected, self.common.attributes.max_dest_rd_atomic.unwrap_or(0));
             }
             (ReadyToReceive, ReadyToSend) => {
-                let first = self.attributes.sq_psn.unwrap_or_default();
+                let first = self.common.attributes.sq_psn.unwrap_or_default();
                 // From here on the masks are enough.
-                if let (Some(key), Some(path)) = (self.attributes.peer_key.take(), &self.path) {
-                    self.packet_check.start_sending(&key, self.qpn, path.destination, first);
+                if let (Some(key), Some(path)) = (self.common.attributes.peer_key.take(), &self.common.path) {
+                    self.packet_check.start_sending(&key, self.common.qpn, path.destination, first);
                 }
-                self.requester.start(first, self.attributes.max_rd_atomic.unwrap_or(0));
+                self.requester.start(first, self.common.attributes.max_rd_atomic.unwrap_or(0));
             }
-            (SendQueueError, ReadyToSend) => self.history.forget_ending(),
+            (SendQueueError, ReadyToSend) => self.common.history.forget_ending(),
             (SendQueueDrained, SendQueueDrained) => self.apply_drained(given, source, window_share),
             (_, SendQueueDrained) => {
                 // Asked for anew each time.
                 if !planted(Mutation::DrainedAnnouncedUnasked) {
-                    self.attributes.en_sqd_async_notify = Some(given.en_sqd_async_notify.unwrap_or(false));
+                    self.common.attributes.en_sqd_async_notify = Some(given.en_sqd_async_notify.unwrap_or(false));
                 }
                 self.requester.drained_announced = false;
             }
             _ => {}
         }
-        if let (Some(peer), Some(path)) = (given.peer, &mut self.path) {
+        if let (Some(peer), Some(path)) = (given.peer, &mut self.common.path) {
             path.peer = peer;
             path.note_peer();
         }
-        self.state = to;
+        self.common.state = to;
     }
 
     /// Nothing is in flight, so the path may change as well.
@@ -175,7 +176,7 @@ impl QueuePair {
             self.set_path(source, window_share);
         }
         if let Some(places) = given.max_dest_rd_atomic {
-            self.responder.responses.make_room(places);
+            self.responder.make_room(places);
         }
     }
 
@@ -184,16 +185,16 @@ impl QueuePair {
         source: Option<SourceAddress>,
         window_share: impl FnOnce(std::net::IpAddr) -> Arc<WindowShare>,
     ) {
-        let (Some(source), Some(vector)) = (source, self.attributes.ah_attr) else { return };
+        let (Some(source), Some(vector)) = (source, self.common.attributes.ah_attr) else { return };
         let peer_address = address_of(vector.dgid);
         let flow = Flow { source: source.address, destination: peer_address, source_port: source.source_port };
         self.fair_share = FairShare::default();
         let mut path = Path {
             source,
             peer_address,
-            destination: self.attributes.dest_qp_num.unwrap_or_default(),
-            mtu: self.attributes.path_mtu.unwrap_or_default(),
-            peer: self.attributes.peer.unwrap_or(PeerCapabilities::STRANGER),
+            destination: self.common.attributes.dest_qp_num.unwrap_or_default(),
+            mtu: self.common.attributes.path_mtu.unwrap_or_default(),
+            peer: self.common.attributes.peer.unwrap_or(PeerCapabilities::STRANGER),
             traffic_class: vector.traffic_class,
             hop_limit: if vector.hop_limit == 0 { 64 } else { vector.hop_limit },
             peer_port: None,
@@ -205,7 +206,7 @@ impl QueuePair {
             window_share: window_share(peer_address),
         };
         path.note_peer();
-        self.path = Some(path);
+        self.common.path = Some(path);
     }
 
     pub(super) fn is_supported(service: QueuePairType) -> bool {

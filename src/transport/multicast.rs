@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use super::datagram::{Datagram, Outcome};
 use super::endpoint::Endpoint;
-use super::unreliable_datagram::identify;
+use super::responder::identify;
 use crate::memory::MemoryView;
 use crate::types::{DropReason, Gid, Qpn, Time};
 use crate::wire::Packet;

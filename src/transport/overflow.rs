@@ -5,23 +5,13 @@ use super::endpoint::Endpoint;
 use super::loop_bound::LoopBound;
 use super::queue_pair::QueuePair;
 use crate::mutation::{Mutation, planted};
-use crate::queue::Overflow;
-use crate::types::{AsyncEvent, Cause, Counter, Ending, QueuePairState, Time};
+use crate::types::{AsyncEvent, Cause, Ending, QueuePairState, Time};
 
 impl QueuePair {
-    /// A completion was lost: the queue pair cannot go on.
-    pub(super) fn completion_queue_overflowed(&mut self, queue: u32, overflow: Overflow) {
-        self.count(Counter::CompletionQueueOverflow);
-        if overflow.is_first && !planted(Mutation::OverflowNotAnnounced) {
-            self.events.push(AsyncEvent::CompletionQueueError(queue));
-        }
-        self.requester.overflowed |= overflow.is_first || self.state != QueuePairState::Error;
-    }
-
     /// Goes to the error state if a completion was lost since the last time; whether that was so.
     #[inline]
     pub(super) fn end_by_overflow(&mut self) -> bool {
-        let overflowed = std::mem::take(&mut self.requester.overflowed);
+        let overflowed = self.common.take_overflow();
         if overflowed {
             self.fail_by_overflow();
         }
@@ -30,20 +20,19 @@ impl QueuePair {
 
     #[cold]
     fn fail_by_overflow(&mut self) {
-        if matches!(self.state, QueuePairState::Reset | QueuePairState::Error) {
+        if matches!(self.common.state, QueuePairState::Reset | QueuePairState::Error) {
             return;
         }
         // Before what follows from it.
-        self.events.push(AsyncEvent::QueuePairFatal(self.qpn));
-        self.history.note_ending(Ending::CompletionQueueOverflow);
+        self.common.announce(AsyncEvent::QueuePairFatal(self.common.qpn));
+        self.common.history.note_ending(Ending::CompletionQueueOverflow);
         self.enter_error(Cause::CompletionQueueOverflow);
     }
 
     fn lost_its_completion_queue(&self) -> bool {
-        let is_ended = matches!(self.state, QueuePairState::Reset | QueuePairState::Error);
+        let is_ended = matches!(self.common.state, QueuePairState::Reset | QueuePairState::Error);
         let is_alive = !is_ended && !planted(Mutation::OverflowEndsOne);
-        let receives = self.receive.completions().unwrap_or(&self.receive_completions);
-        is_alive && (self.send_completions.0.overflowed() || receives.0.overflowed())
+        is_alive && (self.send_completions.0.overflowed() || self.responder.has_lost_completions())
     }
 }
 

@@ -9,7 +9,8 @@
 
 use super::acceptance::LARGEST_SEGMENT_INDEX;
 use super::datagram::{CheckField, Datagram};
-use super::queue_pair::{Path, QueuePair};
+use super::path::Path;
+use super::queue_pair::QueuePair;
 use crate::types::{DropReason, PeerKey, Psn, Qpn};
 use crate::wire::icrc::Seed;
 use crate::wire::{BTH_BYTES, CheckMasks, ICRC_BYTES, Opcode, PsnSequence};
@@ -151,7 +152,7 @@ impl QueuePair {
             // A response before the first request.
             return self.packet_check.requires_key.then_some(Err(DropReason::WrongState));
         };
-        let path = self.path.as_mut()?;
+        let path = self.common.path.as_mut()?;
         // Too short to have a check field: as wrong as any other.
         let difference = path.icrc_difference(datagram).unwrap_or(!mask);
         if difference == mask {

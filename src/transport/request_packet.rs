@@ -1,13 +1,14 @@
 //! Packets of requests, as they are written: headers, and the payload out of registered memory.
 
 use super::burst::{Burst, Written};
-use super::endpoint::Pass;
+use super::common::Pass;
 use super::queue_pair::QueuePair;
 use super::requester::RequestPlan;
+use super::segments::for_each_segment;
 use crate::checksum::Sum;
 use crate::memory::{AccessError, MemoryView, Payloads};
 use crate::mutation::{Mutation, planted};
-use crate::types::{AccessFlags, FlushFlags, Operation, SendFlags, Sge};
+use crate::types::{AccessFlags, FlushFlags, Operation, SendFlags};
 use crate::wire::{AtomicEth, Bth, FlushEth, Headers, Reth};
 
 impl QueuePair {
@@ -19,7 +20,7 @@ impl QueuePair {
         let header_bytes = headers.emit(out);
         let payload = plan.payload as usize;
         let room = &mut out[header_bytes..];
-        let offset = u64::from(plan.offset) * u64::from(self.mtu_bytes());
+        let offset = u64::from(plan.offset) * u64::from(self.common.mtu_bytes());
         let sum = match self.gather(pass.memory, plan.index, offset, &mut room[..payload]) {
             Ok(sum) => sum,
             Err(error) => {
@@ -29,7 +30,7 @@ impl QueuePair {
         };
         let padded = payload.next_multiple_of(4);
         room[payload..padded].fill(0);
-        if !self.service.is_reliable() {
+        if !self.common.service.is_reliable() {
             return Some(Written { sending: self.note_sent_unreliable(pass, plan.psn.plus(1)), sum });
         }
         let sending = self.note_sent(pass.now, &plan, ack_request);
@@ -43,7 +44,7 @@ impl QueuePair {
     /// time and lie in one entry of the scatter-gather list. Whether any were added.
     pub(super) fn add_middle_requests(&mut self, pass: &Pass<'_>, first: &RequestPlan, burst: &mut Burst<'_>) -> bool {
         let is_repeat = first.psn.is_before(self.requester.limit);
-        if is_repeat || !self.service.is_reliable() || planted(Mutation::CompletionBeforeAcknowledgement) {
+        if is_repeat || !self.common.service.is_reliable() || planted(Mutation::CompletionBeforeAcknowledgement) {
             return false;
         }
         let Some(mut payloads) = self.middle_payloads(pass.memory, first) else { return false };
@@ -78,7 +79,7 @@ impl QueuePair {
         if self.send.header(plan.index).inline {
             return None;
         }
-        let mut offset = u64::from(plan.offset) * u64::from(self.mtu_bytes());
+        let mut offset = u64::from(plan.offset) * u64::from(self.common.mtu_bytes());
         for sge in self.send.sges(plan.index) {
             let entry = u64::from(sge.length);
             if offset >= entry {
@@ -86,7 +87,7 @@ impl QueuePair {
                 continue;
             }
             let address = sge.addr.checked_add(offset)?;
-            return memory.payloads(sge.lkey.0, self.domain, address, entry - offset, AccessFlags::empty());
+            return memory.payloads(sge.lkey.0, self.common.domain, address, entry - offset, AccessFlags::empty());
         }
         None
     }
@@ -99,17 +100,17 @@ impl QueuePair {
             && !header.operation.has_explicit_response();
         let bth = Bth {
             solicited: is_last && may_solicit && header.flags.contains(SendFlags::SOLICITED),
-            destination: self.path.as_ref().map_or(Default::default(), |path| path.destination),
+            destination: self.common.path.as_ref().map_or(Default::default(), |path| path.destination),
             ack_request,
             psn: plan.psn,
             ..Bth::with_payload(plan.opcode, plan.payload)
         };
         let is_named = plan.offset == 0 || !planted(Mutation::XrcNamedOnce);
         let mut headers = Headers { bth, xrc_srq: header.remote_srq().filter(|_| is_named), ..Headers::default() };
-        let skipped = u64::from(plan.offset) * u64::from(self.mtu_bytes());
+        let skipped = u64::from(plan.offset) * u64::from(self.common.mtu_bytes());
         match header.operation {
             Operation::Read { remote_addr, rkey } => {
-                let whole = u64::from(plan.covers) * u64::from(self.mtu_bytes());
+                let whole = u64::from(plan.covers) * u64::from(self.common.mtu_bytes());
                 let length = whole.min(u64::from(header.length) - skipped) as u32;
                 let is_repair = !plan.offset.is_multiple_of(self.requester.request(plan.index).chunk);
                 let skipped = if is_repair && planted(Mutation::ReadRepairedFromWrongByte) { 0 } else { skipped };
@@ -168,10 +169,11 @@ impl QueuePair {
         }
         let (payload, mut whole) = (out.len(), None);
         let goes_on = offset + (payload as u64) < u64::from(self.send.header(index).length);
-        for_each_piece(self.send.sges(index), offset, payload, |sge, addr, range| {
+        for_each_segment(self.send.sges(index), offset, payload, |sge, addr, range| {
             let is_whole = range.len() == payload;
             let piece = &mut out[range];
-            let sum = memory.read_payload(sge.lkey.0, self.domain, addr, AccessFlags::empty(), piece, goes_on)?;
+            let sum =
+                memory.read_payload(sge.lkey.0, self.common.domain, addr, AccessFlags::empty(), piece, goes_on)?;
             whole = sum.filter(|_| is_whole);
             Ok(())
         })?;
@@ -182,35 +184,4 @@ impl QueuePair {
 fn flush_header(flags: FlushFlags) -> FlushEth {
     let placement = flags & (FlushFlags::GLOBAL | FlushFlags::PERSISTENT);
     FlushEth { selectivity: u8::from(flags.contains(FlushFlags::WHOLE_REGION)), placement: placement.bits() }
-}
-
-/// Walks over the pieces of a scatter-gather list that hold bytes `offset .. offset + length` of the message: the
-/// entry, the address in it, and the range of the packet's payload.
-pub(super) fn for_each_piece(
-    sges: &[Sge],
-    mut offset: u64,
-    length: usize,
-    mut access: impl FnMut(&Sge, u64, std::ops::Range<usize>) -> Result<(), AccessError>,
-) -> Result<(), AccessError> {
-    let mut done = 0;
-    for sge in sges {
-        let entry = u64::from(sge.length);
-        if offset >= entry {
-            offset -= entry;
-            continue;
-        }
-        let piece = (entry - offset).min((length - done) as u64) as usize;
-        if piece > 0 {
-            let address = sge.addr.checked_add(offset).ok_or(AccessError::OutOfBounds)?;
-            access(sge, address, done..done + piece)?;
-        }
-        done += piece;
-        if !planted(Mutation::PieceOffsetKept) {
-            offset = 0;
-        }
-        if done == length {
-            return Ok(());
-        }
-    }
-    if done == length { Ok(()) } else { Err(AccessError::OutOfBounds) }
 }

@@ -87,7 +87,6 @@ pub(super) struct Requester {
     pub(super) recovery: Recovery,
     pub(super) round_trip: RoundTrip,
     pub(super) counted_in_flight: u32,
-    pub(super) overflowed: bool,
     pub(super) drained_announced: bool,
     stopped: bool,
     /// Of unreliable connections.
@@ -138,7 +137,6 @@ impl Requester {
             recovery: Recovery::default(),
             round_trip: RoundTrip::default(),
             counted_in_flight: 0,
-            overflowed: false,
             drained_announced: false,
             stopped: false,
             pace: Pace::default(),
@@ -364,7 +362,7 @@ impl QueuePair {
     }
 
     pub(super) fn may_transmit(&self) -> bool {
-        let state = matches!(self.state, QueuePairState::ReadyToSend | QueuePairState::SendQueueDrained);
+        let state = matches!(self.common.state, QueuePairState::ReadyToSend | QueuePairState::SendQueueDrained);
         state && !self.requester.stopped && !self.requester.recovery.waits_for_receiver()
     }
 
@@ -379,7 +377,7 @@ impl QueuePair {
     /// Gives the next posted request its numbers, if it may begin.
     fn begin_next_request(&mut self) -> bool {
         let index = self.requester.next;
-        let may_begin = self.state == QueuePairState::ReadyToSend || planted(Mutation::DrainDoesNotStop);
+        let may_begin = self.common.state == QueuePairState::ReadyToSend || planted(Mutation::DrainDoesNotStop);
         if index == self.send.published() || !may_begin {
             return false;
         }
@@ -393,14 +391,14 @@ impl QueuePair {
         }
         let is_read = matches!(header.operation, Operation::Read { .. });
         let is_atomic = header.operation.is_atomic();
-        let packets = if is_atomic { 1 } else { header.length.div_ceil(self.mtu_bytes()).max(1) };
+        let packets = if is_atomic { 1 } else { header.length.div_ceil(self.common.mtu_bytes()).max(1) };
         // Numbers in use must stay within half the number space for their order to be known.
         let in_use = self.requester.packets_in_flight();
         if in_use > 0 && in_use.saturating_add(packets) >= 1 << 23 {
             return false;
         }
         // Two READ request packets are on their way at once, so that responses never pause.
-        let chunk = self.path.as_ref().map_or(1, |path| (path.window_packets / 2).max(1));
+        let chunk = self.common.path.as_ref().map_or(1, |path| (path.window_packets / 2).max(1));
         let first = self.requester.cursor;
         self.requester.begin(InProgress {
             first,
@@ -433,10 +431,10 @@ impl QueuePair {
         if !self.window_allows(psn, 1) {
             return None;
         }
-        let mtu = self.mtu_bytes();
+        let mtu = self.common.mtu_bytes();
         let is_last = offset + 1 == request.packets;
         let payload = if is_last { header.length - offset * mtu } else { mtu };
-        let opcode = data_opcode(&header.operation, offset == 0, is_last).of(self.wire_service());
+        let opcode = data_opcode(&header.operation, offset == 0, is_last).of(self.common.wire_service());
         let size = packet_bytes(opcode, payload);
         Some(RequestPlan { index, psn, offset, covers: 1, size, payload, opcode, is_probe: false })
     }
@@ -452,7 +450,7 @@ impl QueuePair {
         if !self.read_credit_left() || !self.window_allows(psn, covers) {
             return None;
         }
-        let opcode = Opcode::RC_READ_REQUEST.of(self.wire_service());
+        let opcode = Opcode::RC_READ_REQUEST.of(self.common.wire_service());
         let size = packet_bytes(opcode, 0);
         Some(RequestPlan { index, psn, offset, covers, size, payload: 0, opcode, is_probe: false })
     }
@@ -465,19 +463,19 @@ impl QueuePair {
             Operation::CompareAndSwap { .. } => Opcode::RC_COMPARE_SWAP,
             _ => Opcode::RC_FETCH_ADD,
         };
-        let opcode = opcode.of(self.wire_service());
+        let opcode = opcode.of(self.common.wire_service());
         let size = packet_bytes(opcode, 0);
         Some(RequestPlan { index, psn, offset: 0, covers: 1, size, payload: 0, opcode, is_probe: false })
     }
 
     fn read_credit_left(&self) -> bool {
-        let credits = usize::from(self.attributes.max_rd_atomic.unwrap_or(0));
+        let credits = usize::from(self.common.attributes.max_rd_atomic.unwrap_or(0));
         self.requester.awaiting_response.len() < credits || planted(Mutation::ReadCreditIgnored)
     }
 
     /// Whether `covers` packets from `psn` on fit what the peer's socket (or, for READs, the own) takes.
     pub(super) fn window_allows(&self, psn: Psn, covers: u32) -> bool {
-        let Some(path) = &self.path else { return false };
+        let Some(path) = &self.common.path else { return false };
         // A probe is a packet that was counted already, and may be what all wait for.
         let is_probe = self.requester.recovery.probe_pending() && !planted(Mutation::ProbeWaitsInLine);
         if planted(Mutation::WindowIgnored) || is_probe {
@@ -504,11 +502,11 @@ impl QueuePair {
         if planted(Mutation::AcknowledgementNotRequested) {
             return plan.is_probe;
         }
-        if !self.service.is_reliable() {
+        if !self.common.service.is_reliable() {
             return false;
         }
         let header = self.send.header(plan.index);
-        let window = self.path.as_ref().map_or(1, |path| path.window_packets);
+        let window = self.common.path.as_ref().map_or(1, |path| path.window_packets);
         let since = plan.psn.distance_from(self.requester.last_ack_request).max(0) as u32;
         let most = if self.others_have_packets() { MOST_UNASKED_AMONG_OTHERS } else { MOST_UNASKED_PACKETS };
         let many = since >= (window / 4).clamp(1, most);
@@ -519,12 +517,12 @@ impl QueuePair {
         if plan.offset + 1 < self.requester.request(plan.index).packets {
             return false;
         }
-        let is_draining = self.state == QueuePairState::SendQueueDrained;
+        let is_draining = self.common.state == QueuePairState::SendQueueDrained;
         self.signal_all
             || is_draining
             || header.flags.contains(SendFlags::SIGNALED)
             || plan.psn.is_before(self.requester.limit)
-            || self.path.as_ref().is_some_and(|path| path.window_share.has_waiters())
+            || self.common.path.as_ref().is_some_and(|path| path.window_share.has_waiters())
             || (self.may_pause_after(plan.index) && (!self.asked_lately(now) || self.room_is_scarce()))
     }
 
@@ -591,7 +589,7 @@ impl QueuePair {
     pub(super) fn note_sent(&mut self, now: Time, plan: &RequestPlan, ack_request: bool) -> Sending {
         let is_repeat = plan.psn.is_before(self.requester.limit);
         if is_repeat {
-            self.count(Counter::RetransmittedPackets);
+            self.common.count(Counter::RetransmittedPackets);
         }
         if plan.is_probe {
             self.requester.recovery.end_probe();

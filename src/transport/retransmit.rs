@@ -146,7 +146,7 @@ fn timeout_duration(code: u8) -> Option<Duration> {
 impl QueuePair {
     /// How long a response may take; `None`: for ever.
     pub(super) fn transport_timeout(&self) -> Option<Duration> {
-        timeout_duration(self.attributes.timeout.unwrap_or(0))
+        timeout_duration(self.common.attributes.timeout.unwrap_or(0))
     }
 
     /// When the sending half must be looked at again.
@@ -193,7 +193,7 @@ impl QueuePair {
         if self.requester.recovery.receiver_ready_at.is_some() {
             if due(self.requester.recovery.receiver_ready_at) {
                 self.requester.recovery.receiver_ready_at = None;
-                if !self.service.is_reliable() {
+                if !self.common.service.is_reliable() {
                     return; // just a pause
                 }
                 self.requester.go_back();
@@ -213,7 +213,7 @@ impl QueuePair {
             self.repair(now);
         }
         if due(self.requester.recovery.timeout_at) {
-            self.count(Counter::LocalAckTimeout);
+            self.common.count(Counter::LocalAckTimeout);
             self.spend_retry(now, Cause::NoAnswer);
         } else if due(self.requester.recovery.probe_at) {
             self.probe(now);
@@ -229,10 +229,10 @@ impl QueuePair {
 
     /// Tries once more from the oldest unacknowledged number, if a try is left.
     fn spend_retry(&mut self, now: Time, cause: Cause) {
-        let allowed = self.attributes.retry_cnt.unwrap_or(0);
+        let allowed = self.common.attributes.retry_cnt.unwrap_or(0);
         if self.requester.recovery.retries_spent >= allowed {
-            self.count(Counter::RetryExceeded);
-            self.history.note_gave_up(now);
+            self.common.count(Counter::RetryExceeded);
+            self.common.history.note_gave_up(now);
             self.fail_oldest(CompletionStatus::RetryExceededError, cause);
             return;
         }
@@ -244,7 +244,7 @@ impl QueuePair {
 
     /// The responses are late: asks for them, without spending a try.
     fn probe(&mut self, now: Time) {
-        self.count(Counter::TailProbe);
+        self.common.count(Counter::TailProbe);
         self.requester.recovery.probes += 1;
         self.requester.recovery.retries_spent += u8::from(planted(Mutation::ProbeSpendsRetry));
         if planted(Mutation::ProbeRepeatsNothing) {
@@ -287,7 +287,7 @@ impl QueuePair {
         if self.requester.packets_in_flight() == 0 {
             return;
         }
-        self.count(Counter::ReadRepair);
+        self.common.count(Counter::ReadRepair);
         let recovery = &mut self.requester.recovery;
         recovery.went_back_at = Some(self.requester.unacknowledged);
         recovery.gap_evidence = 0;
@@ -298,7 +298,7 @@ impl QueuePair {
 
     /// The peer misses the packet that is now the oldest unacknowledged.
     pub(super) fn sequence_nak(&mut self, now: Time) {
-        self.count(Counter::ReceivedSequenceNak);
+        self.common.count(Counter::ReceivedSequenceNak);
         let unacknowledged = self.requester.unacknowledged;
         let recovery = &self.requester.recovery;
         if recovery.went_back_at == Some(unacknowledged) || recovery.receiver_ready_at.is_some() {
@@ -310,13 +310,13 @@ impl QueuePair {
 
     /// The peer has no receive posted for the oldest unacknowledged packet.
     pub(super) fn receiver_not_ready(&mut self, now: Time, timer_code: u8) {
-        self.count(Counter::ReceivedRnr);
+        self.common.count(Counter::ReceivedRnr);
         if self.requester.recovery.receiver_ready_at.is_some() {
             return;
         }
-        let allowed = self.attributes.rnr_retry.unwrap_or(0);
+        let allowed = self.common.attributes.rnr_retry.unwrap_or(0);
         if allowed != RNR_RETRY_FOREVER && self.requester.recovery.rnr_retries_spent >= allowed {
-            self.count(Counter::RnrRetryExceeded);
+            self.common.count(Counter::RnrRetryExceeded);
             self.fail_oldest(CompletionStatus::ReceiverNotReadyRetryExceededError, Cause::ReceiverNotReady);
             return;
         }

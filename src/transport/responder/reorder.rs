@@ -59,10 +59,10 @@ impl ReorderBudget {
 
 /// A packet that came before its turn.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Early {
-    pub(super) bytes: Box<[u8]>,
+pub(in crate::transport) struct Early {
+    pub(in crate::transport) bytes: Box<[u8]>,
     /// The peer's port is known for sure when an earlier packet was executed.
-    pub(super) source_port: u16,
+    pub(in crate::transport) source_port: u16,
     since: Time,
 }
 

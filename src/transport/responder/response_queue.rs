@@ -7,16 +7,10 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::burst::{Burst, Written};
-use super::datagram::Sending;
-use super::endpoint::Pass;
-use super::queue_pair::QueuePair;
 use crate::mutation::{Mutation, planted};
-use crate::types::{AccessFlags, Accessor, Counter, DomainId, Psn, SharedReceiveQueueNumber, Time};
-use crate::wire::{Aeth, Bth, Headers, NakCode, Opcode, Reth, Syndrome, packet_bytes};
+use crate::types::{DomainId, Psn, SharedReceiveQueueNumber, Time};
+use crate::wire::{NakCode, Reth, Syndrome};
 
-/// Acknowledgements carry no credits: "unlimited".
-const NO_CREDIT: Syndrome = Syndrome::Ack { credit: 0x1f };
 /// Longest burst of READ responses to a stranger, whose receive buffer is unknown, and the pause after it.
 const STRANGER_BURST_PACKETS: u32 = 32;
 const STRANGER_PAUSE: Duration = Duration::from_micros(200);
@@ -42,8 +36,9 @@ const MOST_REPEATS: u8 = 64;
 const REPEATS_OF_A_PAUSE: u8 = 16;
 const REPEAT_PAUSE: Duration = Duration::from_millis(1);
 
+/// A response that is due.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Response {
+pub(super) enum Response {
     Acknowledge {
         psn: Psn,
         message_count: u32,
@@ -65,21 +60,21 @@ enum Response {
 
 /// A READ or atomic, kept as long as a repetition may come.
 #[derive(Clone, Copy)]
-struct Resource {
-    first: Psn,
+pub(super) struct Resource {
+    pub(super) first: Psn,
     packets: u32,
-    message_count: u32,
+    pub(super) message_count: u32,
     /// The shared receive queue that the request names, if it names one: a repetition names the same.
     named: Option<SharedReceiveQueueNumber>,
-    kind: ResourceKind,
+    pub(super) kind: ResourceKind,
     /// Whether its response waits in the queue.
     queued: bool,
     /// Whether it was answered in full before, so that what waits is a repetition.
-    answered: bool,
+    pub(super) answered: bool,
 }
 
 #[derive(Clone, Copy)]
-enum ResourceKind {
+pub(super) enum ResourceKind {
     Read {
         reth: Reth,
         /// Protection domain of the memory.
@@ -98,7 +93,7 @@ enum ResourceKind {
 
 /// How often a READ came again.
 #[derive(Clone, Copy, Default)]
-struct Repeats {
+pub(super) struct Repeats {
     count: u8,
     /// Where the last one began, counted from the READ's first packet.
     from: u32,
@@ -123,7 +118,7 @@ impl Repeats {
 
 /// The responses due to the peer.
 #[derive(Default)]
-pub(super) struct ResponseQueue {
+pub(in crate::transport) struct ResponseQueue {
     queue: VecDeque<Response>,
     /// Empty before the first READ or atomic of the connection: many never see one.
     resources: Vec<Option<Resource>>,
@@ -153,28 +148,6 @@ pub(super) struct ReadRequest {
     pub(super) domain: DomainId,
     /// The shared receive queue that it names.
     pub(super) named: Option<SharedReceiveQueueNumber>,
-}
-
-/// A response packet that may leave now.
-#[derive(Clone, Copy)]
-pub(super) struct ResponsePlan {
-    /// Bytes from the base transport header to the ICRC.
-    pub(super) size: usize,
-    payload: u32,
-    opcode: Opcode,
-    response: Response,
-}
-
-impl ResponsePlan {
-    /// Whether it brings data home to the peer, unlike acknowledgements and NAKs.
-    pub(super) fn is_data(&self) -> bool {
-        matches!(self.response, Response::Resource(_) | Response::Empty { .. })
-    }
-
-    /// Whether others like it may follow: packets of a READ's response between the first and the last.
-    pub(super) fn is_middle(&self) -> bool {
-        self.opcode == Opcode::RC_READ_RESPONSE_MIDDLE
-    }
 }
 
 impl ResponseQueue {
@@ -469,7 +442,59 @@ impl ResponseQueue {
         }
     }
 
-    fn pop(&mut self) {
+    /// The response that leaves next.
+    pub(super) fn front(&self) -> Option<Response> {
+        self.queue.front().copied()
+    }
+
+    pub(super) fn resource(&self, place: usize) -> Option<&Resource> {
+        self.resources[place].as_ref()
+    }
+
+    /// Whether READ responses wait for the end of a pause.
+    pub(super) fn is_paused(&self) -> bool {
+        self.pause_until.is_some()
+    }
+
+    /// An acknowledgement up to this number leaves.
+    pub(super) fn note_acknowledged(&mut self, psn: Psn) {
+        self.acknowledged = psn;
+    }
+
+    /// Packets of a READ's response left, up to the one before `next`. `is_paced`: pauses follow bursts of them.
+    pub(super) fn note_read_sent(&mut self, now: Time, place: usize, next: u32, end: u32, is_paced: bool) {
+        if next == end {
+            self.pop();
+        }
+        if let Some(Resource { kind: ResourceKind::Read { next: stored, sent, .. }, .. }) = &mut self.resources[place] {
+            *stored = next;
+            *sent = next.max(*sent);
+        }
+        if is_paced {
+            self.burst += 1;
+            if self.burst >= STRANGER_BURST_PACKETS {
+                self.pause_until = Some(now + STRANGER_PAUSE);
+            }
+        }
+    }
+
+    /// The READ that leaves now is refused, and with it everything that is due after it.
+    pub(super) fn refuse_read(&mut self, psn: Psn, code: NakCode, message_count: u32) {
+        self.queue.clear();
+        for resource in self.resources.iter_mut().flatten() {
+            resource.queued = false;
+        }
+        self.push_nak(psn, Syndrome::Nak(code), message_count);
+    }
+
+    /// The same of a repetition: what is due after it still leaves.
+    pub(super) fn refuse_repeated_read(&mut self, psn: Psn, code: NakCode, message_count: u32) {
+        self.pop();
+        self.queue.push_front(Response::Nak { psn, syndrome: Syndrome::Nak(code), message_count });
+    }
+
+    /// The front has left.
+    pub(super) fn pop(&mut self) {
         if let Some(Response::Resource(place)) = self.queue.pop_front()
             && let Some(resource) = &mut self.resources[place]
         {
@@ -479,183 +504,6 @@ impl ResponseQueue {
         if self.queue.is_empty() {
             self.held_until = None;
         }
-    }
-}
-
-impl QueuePair {
-    /// The next response packet that may leave now.
-    pub(super) fn plan_response(&self, now: Time) -> Option<ResponsePlan> {
-        let responses = &self.responder.responses;
-        let response = *responses.queue.front()?;
-        let plan = |opcode, payload| ResponsePlan { size: packet_bytes(opcode, payload), payload, opcode, response };
-        if let Response::Empty { .. } = response {
-            return Some(plan(Opcode::RC_READ_RESPONSE_ONLY, 0));
-        }
-        let Response::Resource(place) = response else {
-            return (!responses.is_held(now)).then(|| plan(Opcode::RC_ACKNOWLEDGE, 0));
-        };
-        let resource = responses.resources[place]?;
-        let ResourceKind::Read { reth, next, end, .. } = resource.kind else {
-            return Some(plan(Opcode::RC_ATOMIC_ACKNOWLEDGE, 0));
-        };
-        if responses.pause_until.is_some() {
-            return None;
-        }
-        let mtu = self.mtu_bytes();
-        // Only the READ's own first packet is a FIRST: Linux takes nothing but MIDDLE and LAST later.
-        let opcode = match (next == 0, next + 1 == end) {
-            (true, true) => Opcode::RC_READ_RESPONSE_ONLY,
-            (true, false) => Opcode::RC_READ_RESPONSE_FIRST,
-            (false, false) => Opcode::RC_READ_RESPONSE_MIDDLE,
-            (false, true) => Opcode::RC_READ_RESPONSE_LAST,
-        };
-        let payload = (reth.length - next * mtu).min(mtu);
-        Some(plan(opcode, payload))
-    }
-
-    /// Writes the planned packet, without its ICRC, and moves on. `None`: the READ's memory is gone, nothing was
-    /// written.
-    pub(super) fn emit_response(&mut self, pass: &Pass<'_>, plan: ResponsePlan, out: &mut [u8]) -> Option<Written> {
-        let mut headers = Headers { bth: self.response_header(&plan), ..Headers::default() };
-        match plan.response {
-            Response::Acknowledge { psn, message_count } => {
-                self.count(Counter::SentAcknowledge);
-                self.responder.responses.acknowledged = psn;
-                headers.bth.psn = psn;
-                headers.aeth = Some(Aeth { syndrome: NO_CREDIT, msn: message_count });
-            }
-            Response::Empty { psn, message_count } => {
-                headers.bth.psn = psn;
-                headers.aeth = Some(Aeth { syndrome: NO_CREDIT, msn: message_count });
-            }
-            Response::Nak { psn, syndrome, message_count } => {
-                headers.bth.psn = psn;
-                headers.aeth = Some(Aeth { syndrome, msn: message_count });
-            }
-            Response::Resource(place) => return self.emit_resource(pass, plan, place, headers, out),
-        }
-        headers.emit(out);
-        self.responder.responses.pop();
-        Some(Written::unsummed(Sending::First))
-    }
-
-    fn response_header(&self, plan: &ResponsePlan) -> Bth {
-        let destination = self.path.as_ref().map_or(Default::default(), |path| path.destination);
-        Bth { destination, ..Bth::with_payload(plan.opcode.of(self.wire_service()), plan.payload) }
-    }
-
-    fn emit_resource(
-        &mut self,
-        pass: &Pass<'_>,
-        plan: ResponsePlan,
-        place: usize,
-        mut headers: Headers,
-        out: &mut [u8],
-    ) -> Option<Written> {
-        let resource = self.responder.responses.resources[place]?;
-        let sending = |again| if again { Sending::Again } else { Sending::First };
-        headers.aeth = Some(Aeth { syndrome: NO_CREDIT, msn: resource.message_count });
-        headers.bth.psn = resource.first;
-        let (reth, domain, next, end, sent) = match resource.kind {
-            ResourceKind::Atomic { original } => {
-                headers.atomic_ack = Some(original);
-                headers.emit(out);
-                self.responder.responses.pop();
-                return Some(Written::unsummed(sending(resource.answered)));
-            }
-            ResourceKind::Read { reth, domain, next, end, sent, .. } => (reth, domain, next, end, sent),
-        };
-        headers.bth.psn = resource.first.plus(next);
-        if plan.opcode == Opcode::RC_READ_RESPONSE_MIDDLE {
-            headers.aeth = None;
-        }
-        let header_bytes = headers.emit(out);
-        let payload = plan.payload as usize;
-        let room = &mut out[header_bytes..];
-        let mut sum = None;
-        if payload > 0 {
-            let is_wrong = resource.answered && planted(Mutation::ReadRepeatedFromWrongOffset);
-            let skipped = if is_wrong { 0 } else { next };
-            let va = reth.va.wrapping_add(u64::from(skipped) * u64::from(self.mtu_bytes()));
-            let bytes = &mut room[..payload];
-            let domain = if planted(Mutation::XrcDomainOfLastQueue) { self.remote_domain() } else { domain };
-            let accessor = Accessor { domain, queue_pair: self.qpn };
-            let (need, goes_on) = (AccessFlags::REMOTE_READ, next + 1 < end);
-            let read = pass.memory.read_payload(reth.rkey.0, accessor, va, need, bytes, goes_on);
-            let Ok(read) = read else {
-                self.refuse_read_response(headers.bth.psn, resource.message_count, resource.answered);
-                return None;
-            };
-            sum = read;
-        }
-        room[payload..payload.next_multiple_of(4)].fill(0);
-        self.note_read_response(pass.now, place, next + 1, end);
-        Some(Written { sending: sending(next < sent), sum })
-    }
-
-    /// Adds packets between the first and the last of a READ's response, from the planned one on, that are sent for the
-    /// first time. Strangers get theirs one by one, with pauses. Whether any were added.
-    pub(super) fn add_middle_responses(&mut self, pass: &Pass<'_>, plan: &ResponsePlan, burst: &mut Burst<'_>) -> bool {
-        let Response::Resource(place) = plan.response else { return false };
-        let Some(resource) = self.responder.responses.resources[place] else { return false };
-        let ResourceKind::Read { reth, domain, next: first, end, sent, .. } = resource.kind else { return false };
-        if first < sent || !self.is_peer_ours() || planted(Mutation::XrcDomainOfLastQueue) {
-            return false;
-        }
-        let (mtu, accessor) = (u64::from(plan.payload), Accessor { domain, queue_pair: self.qpn });
-        let (va, length) = (reth.va.wrapping_add(u64::from(first) * mtu), u64::from(end - 1 - first) * mtu);
-        let payloads = pass.memory.payloads(reth.rkey.0, accessor, va, length, AccessFlags::REMOTE_READ);
-        let Some(mut payloads) = payloads else { return false };
-        let mut headers = Headers { bth: self.response_header(plan), ..Headers::default() };
-        let mut next = first;
-        while next + 1 < end {
-            headers.bth.psn = resource.first.plus(next);
-            let Some(Ok(())) = burst.add_middle(&headers, plan.payload, &mut payloads) else { break };
-            next += 1;
-        }
-        if next > first {
-            self.note_read_response(pass.now, place, next, end);
-        }
-        next > first
-    }
-
-    fn note_read_response(&mut self, now: Time, place: usize, next: u32, end: u32) {
-        let paced = !self.is_peer_ours();
-        let responses = &mut self.responder.responses;
-        if next == end {
-            responses.pop();
-        }
-        if let Some(Resource { kind: ResourceKind::Read { next: stored, sent, .. }, .. }) =
-            &mut responses.resources[place]
-        {
-            *stored = next;
-            *sent = next.max(*sent);
-        }
-        if paced {
-            responses.burst += 1;
-            if responses.burst >= STRANGER_BURST_PACKETS {
-                responses.pause_until = Some(now + STRANGER_PAUSE);
-            }
-        }
-    }
-
-    /// The region went away between the READ's request and its response. A repetition may be a late one, whose READ the
-    /// peer has completed long ago, before the key was revoked: then the refusal is nothing to the peer, and it must be
-    /// nothing here.
-    fn refuse_read_response(&mut self, psn: Psn, message_count: u32, is_repetition: bool) {
-        self.count(Counter::SentNak);
-        if is_repetition && !planted(Mutation::LateReadEndsConnection) {
-            let syndrome = Syndrome::Nak(NakCode::RemoteAccess);
-            self.responder.responses.pop();
-            return self.responder.responses.queue.push_front(Response::Nak { psn, syndrome, message_count });
-        }
-        self.responder.responses.queue.clear();
-        for resource in self.responder.responses.resources.iter_mut().flatten() {
-            resource.queued = false;
-        }
-        self.responder.note_refused(psn, NakCode::RemoteAccess);
-        self.responder.responses.push_nak(psn, Syndrome::Nak(NakCode::RemoteAccess), message_count);
-        self.refuse(super::violation::Violation::RemoteKey(crate::memory::AccessError::UnknownKey), None);
     }
 }
 

@@ -1,0 +1,170 @@
+//! The part of a queue pair that both halves use: its identity, its attributes, its path, and where its counts,
+//! completions and events go.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use super::history::History;
+use super::path::Path;
+use crate::memory::MemoryView;
+use crate::mutation::{Mutation, planted};
+use crate::queue::{AsyncEventQueue, CompletionQueue, Overflow, SourceToken};
+use crate::types::{
+    AsyncEvent, Counter, Counters, DomainId, Mtu, Qpn, QueuePairAttributes, QueuePairState, QueuePairType,
+    RawCompletion, Time,
+};
+use crate::wire::{Opcode, Service};
+
+/// One call into the endpoint: the time, and the registered memory as it is now.
+pub(super) struct Pass<'a> {
+    pub(super) now: Time,
+    pub(super) memory: &'a MemoryView<'a>,
+    pub(super) ack_hold: std::time::Duration,
+}
+
+/// A completion queue, and the queue pair's token at it.
+pub(super) type CompletionSink = (Arc<CompletionQueue>, SourceToken);
+
+/// See the module.
+pub(super) struct Common {
+    pub(super) qpn: Qpn,
+    pub(super) service: QueuePairType,
+    pub(super) domain: DomainId,
+    pub(super) state: QueuePairState,
+    pub(super) attributes: QueuePairAttributes,
+    pub(super) path: Option<Path>,
+    pub(super) counters: Counters,
+    pub(super) history: History,
+    events: Arc<AsyncEventQueue>,
+    /// A completion was lost, and the queue pair has not ended yet.
+    overflowed: bool,
+}
+
+impl Common {
+    pub(super) fn new(qpn: Qpn, service: QueuePairType, domain: DomainId, events: Arc<AsyncEventQueue>) -> Self {
+        Self {
+            qpn,
+            service,
+            domain,
+            state: QueuePairState::Reset,
+            attributes: QueuePairAttributes::default(),
+            path: None,
+            counters: Counters::default(),
+            history: History::default(),
+            events,
+            overflowed: false,
+        }
+    }
+
+    pub(super) fn reset(&mut self) {
+        self.path = None;
+        self.attributes = QueuePairAttributes::default();
+        self.history = History::default();
+        self.state = QueuePairState::Reset;
+        self.overflowed = false;
+    }
+
+    /// The service that its packets' operation codes name.
+    pub(super) fn wire_service(&self) -> Service {
+        match self.service {
+            QueuePairType::UnreliableConnection => Service::UnreliableConnection,
+            QueuePairType::UnreliableDatagram => Service::UnreliableDatagram,
+            QueuePairType::XrcSend | QueuePairType::XrcReceive => Service::ExtendedReliableConnection,
+            _ => Service::ReliableConnection,
+        }
+    }
+
+    pub(super) fn is_datagram(&self) -> bool {
+        self.service == QueuePairType::UnreliableDatagram
+    }
+
+    /// Whether it is an end of an extended reliable connection.
+    #[inline]
+    pub(super) fn is_extended(&self) -> bool {
+        matches!(self.service, QueuePairType::XrcSend | QueuePairType::XrcReceive)
+    }
+
+    /// Whether packets of this kind are for queue pairs of this service: an XRC initiator takes responses only, a
+    /// target only requests.
+    #[inline]
+    pub(super) fn speaks(&self, opcode: Opcode) -> bool {
+        let is_wrong_way = match self.service {
+            QueuePairType::XrcSend => opcode.is_request(),
+            QueuePairType::XrcReceive => opcode.is_response(),
+            _ => false,
+        };
+        opcode.service() == Some(self.wire_service()) && !is_wrong_way
+    }
+
+    pub(super) fn mtu_bytes(&self) -> u32 {
+        self.path.as_ref().map_or(Mtu::default().bytes(), |path| path.mtu.bytes())
+    }
+
+    /// The address of the peer, once it is known.
+    pub(super) fn peer_address(&self) -> Option<IpAddr> {
+        self.path.as_ref().map(|path| path.peer_address)
+    }
+
+    /// The peer's queue pair.
+    pub(super) fn destination(&self) -> Qpn {
+        self.path.as_ref().map_or(Qpn::default(), |path| path.destination)
+    }
+
+    pub(super) fn is_peer_ours(&self) -> bool {
+        self.path.as_ref().is_some_and(|path| path.peer.is_ours())
+    }
+
+    /// Whether packets of this peer belong to the connection.
+    pub(super) fn is_from_peer(&self, source: IpAddr, destination: IpAddr) -> bool {
+        let anybody = planted(Mutation::SourceAddressUnchecked);
+        let is_peer = |path: &Path| path.peer_address == source || anybody;
+        self.path.as_ref().is_some_and(|path| is_peer(path) && path.source.address == destination)
+    }
+
+    /// Whether requests of the peer are executed in this state.
+    pub(super) fn takes_requests(&self) -> bool {
+        use QueuePairState::{ReadyToReceive, ReadyToSend, SendQueueDrained, SendQueueError};
+        matches!(self.state, ReadyToReceive | ReadyToSend | SendQueueDrained | SendQueueError)
+    }
+
+    /// Whether responses of the peer are expected in this state.
+    pub(super) fn takes_responses(&self) -> bool {
+        matches!(self.state, QueuePairState::ReadyToSend | QueuePairState::SendQueueDrained)
+    }
+
+    pub(super) fn count(&mut self, counter: Counter) {
+        self.counters.add(counter, 1);
+    }
+
+    pub(super) fn announce(&self, event: AsyncEvent) {
+        self.events.push(event);
+    }
+
+    /// Adds a completion to a queue. If the queue is full, the queue pair ends when it is settled.
+    #[inline]
+    pub(super) fn complete(&mut self, (queue, token): &CompletionSink, completion: RawCompletion, solicited: bool) {
+        if let Err(overflow) = queue.push(*token, completion, solicited) {
+            self.note_overflow(queue.id(), overflow);
+        }
+    }
+
+    #[cold]
+    fn note_overflow(&mut self, queue: u32, overflow: Overflow) {
+        self.count(Counter::CompletionQueueOverflow);
+        if overflow.is_first && !planted(Mutation::OverflowNotAnnounced) {
+            self.announce(AsyncEvent::CompletionQueueError(queue));
+        }
+        self.overflowed |= overflow.is_first || self.state != QueuePairState::Error;
+    }
+
+    /// Whether a completion was lost since [`Common::take_overflow`].
+    #[inline]
+    pub(super) fn has_overflowed(&self) -> bool {
+        self.overflowed
+    }
+
+    #[inline]
+    pub(super) fn take_overflow(&mut self) -> bool {
+        std::mem::take(&mut self.overflowed)
+    }
+}

@@ -1,0 +1,213 @@
+//! What a queue pair does with a packet: the checks that every packet passes, and the half that takes it.
+
+use super::acceptance::Evidence;
+use super::common::Pass;
+use super::datagram::{Datagram, Outcome};
+use super::loop_bound::LoopBound;
+use super::queue_pair::QueuePair;
+use super::responder::{Failure, Identified, check_datagram, identify};
+use super::violation::Violation;
+use super::xrc::as_reliable;
+use crate::mutation::{Mutation, planted};
+use crate::types::{AsyncEvent, Cause, Counter, DropReason};
+use crate::wire::Packet;
+
+impl QueuePair {
+    /// Takes a packet, or notes why it was dropped.
+    #[inline]
+    pub(super) fn take(
+        &mut self,
+        datagram: &Datagram<'_>,
+        packet: &Packet<'_>,
+        take: impl FnOnce(&mut Self) -> Result<(), DropReason>,
+    ) -> Outcome {
+        let dropped = take(self).err();
+        if let Some(reason) = dropped {
+            self.common.counters.add_drop(reason);
+            self.common.history.note_drop(reason, self.common.state, datagram.source, &packet.headers.bth);
+        }
+        let is_from_own_peer = dropped != Some(DropReason::WrongAddress) && self.common.is_peer_ours();
+        let ends_write = dropped.is_none() && packet.headers.bth.opcode.ends_silent_write();
+        Outcome { dropped, is_from_own_peer, ends_write, check_field: self.check_field(dropped) }
+    }
+
+    /// The checks that every packet passes before it may change anything.
+    pub(super) fn handle_packet(
+        &mut self,
+        pass: &Pass<'_>,
+        datagram: &Datagram<'_>,
+        packet: &Packet<'_>,
+    ) -> Result<(), DropReason> {
+        let bth = &packet.headers.bth;
+        if self.common.is_datagram() {
+            return self.handle_unreliable_datagram(pass, datagram, packet);
+        }
+        if !self.common.speaks(bth.opcode) {
+            return Err(DropReason::WrongService);
+        }
+        if self.common.path.is_none() {
+            return Err(DropReason::WrongState);
+        }
+        if bth.pkey & 0x7fff != 0x7fff && !planted(Mutation::PkeyUnchecked) {
+            return Err(DropReason::BadPkey);
+        }
+        if !self.common.is_from_peer(datagram.source, datagram.destination) {
+            return Err(DropReason::WrongAddress);
+        }
+        self.check_source_port(datagram.source_port)?;
+        let evidence = self.check_icrc(datagram)?;
+        self.common.counters.add(Counter::ReceivedPackets, 1);
+        self.common.counters.add(Counter::ReceivedBytes, datagram.payload.len() as u64);
+        let translated;
+        let packet = if self.common.is_extended() {
+            translated = as_reliable(packet);
+            &translated
+        } else {
+            packet
+        };
+        let bth = &packet.headers.bth;
+        let is_request = bth.opcode.is_request();
+        let is_due = self.is_due(is_request, bth.psn);
+        if is_due || self.is_recent(is_request, bth.psn) {
+            self.common.history.note_heard(pass.now, &packet.headers);
+        }
+        let taken = if !self.common.service.is_reliable() {
+            self.handle_unreliable(pass, packet)
+        } else if is_request {
+            // What comes in its turn is learned from before what was kept for later is executed.
+            return self.handle_request(pass, packet, datagram.payload, evidence);
+        } else {
+            self.handle_response(pass, packet)
+        };
+        if is_due && taken.is_ok() {
+            self.learn(evidence);
+        }
+        taken
+    }
+
+    /// A packet of the peer's requester. `bytes` is the whole packet, kept if it came before its turn.
+    fn handle_request(
+        &mut self,
+        pass: &Pass<'_>,
+        packet: &Packet<'_>,
+        bytes: &[u8],
+        evidence: Evidence,
+    ) -> Result<(), DropReason> {
+        if !self.common.takes_requests() {
+            return self.responder.repeat_refusal(&self.common, packet, bytes.len());
+        }
+        let psn = packet.headers.bth.psn;
+        match self.responder.distance(psn) {
+            1 | 2 if planted(Mutation::ReorderedExecutedEarly) => self.execute(pass, packet),
+            0 => {
+                self.responder.note_established(&self.common);
+                self.execute(pass, packet);
+                if self.responder.expected() != psn {
+                    self.learn(evidence);
+                }
+                self.execute_kept(pass);
+            }
+            1.. => return self.responder.keep(&mut self.common, pass, packet, bytes, evidence.source_port),
+            _ => return self.responder.handle_duplicate(&mut self.common, pass, packet, bytes.len()),
+        }
+        Ok(())
+    }
+
+    /// Executes the expected packet, or refuses it, which ends the connection.
+    fn execute(&mut self, pass: &Pass<'_>, packet: &Packet<'_>) {
+        if let Err(violation) = self.responder.execute_expected(&mut self.common, pass, packet) {
+            self.responder.refuse(&mut self.common, packet, violation);
+            self.refuse(violation, Some(packet));
+        }
+    }
+
+    /// The gap is filled: executes the packets that were kept, up to the next gap.
+    fn execute_kept(&mut self, pass: &Pass<'_>) {
+        let kept = self.responder.kept();
+        if kept == 0 {
+            return self.responder.close_gap();
+        }
+        let mut bound = LoopBound::new("reorder buffer", kept + 1);
+        while self.common.takes_requests() {
+            bound.step();
+            let Some(early) = self.responder.take_kept() else { break };
+            if self.check_source_port(early.source_port).is_ok()
+                && let Ok(packet) = Packet::parse(&early.bytes)
+            {
+                let is_extended = self.common.is_extended() && !planted(Mutation::KeptPacketNotTranslated);
+                let packet = if is_extended { as_reliable(&packet) } else { packet };
+                self.execute(pass, &packet);
+            }
+        }
+        self.responder.end_kept(&mut self.common, pass.now);
+    }
+
+    /// A packet of an unreliable connection.
+    fn handle_unreliable(&mut self, pass: &Pass<'_>, packet: &Packet<'_>) -> Result<(), DropReason> {
+        if !self.common.takes_requests() {
+            return Err(DropReason::WrongState);
+        }
+        if self.is_due(true, packet.headers.bth.psn) {
+            self.responder.note_established(&self.common);
+        }
+        match self.responder.execute_unreliable(&mut self.common, pass, packet) {
+            Ok(()) => Ok(()),
+            Err(Failure::Dropped(reason)) => Err(reason),
+            Err(Failure::Receive(violation)) => {
+                self.refuse(violation, Some(packet));
+                Err(DropReason::Refused)
+            }
+        }
+    }
+
+    /// A datagram that was sent to this queue pair alone.
+    fn handle_unreliable_datagram(
+        &mut self,
+        pass: &Pass<'_>,
+        datagram: &Datagram<'_>,
+        packet: &Packet<'_>,
+    ) -> Result<(), DropReason> {
+        if datagram.destination.is_multicast() {
+            return Err(DropReason::WrongAddress);
+        }
+        check_datagram(&self.common, packet)?;
+        let identified = identify(datagram)?;
+        self.take_datagram(pass, datagram, packet, identified)
+    }
+
+    /// A datagram for this queue pair, by itself or by its group, whose ICRC fits.
+    pub(super) fn take_datagram(
+        &mut self,
+        pass: &Pass<'_>,
+        datagram: &Datagram<'_>,
+        packet: &Packet<'_>,
+        identified: Identified,
+    ) -> Result<(), DropReason> {
+        match self.responder.receive_datagram(&mut self.common, pass, datagram, packet, identified) {
+            Ok(()) => Ok(()),
+            Err(Failure::Dropped(reason)) => Err(reason),
+            Err(Failure::Receive(violation)) => {
+                let (status, cause) = violation.receive_status();
+                self.responder.fail_receive(&mut self.common, status, cause);
+                self.common.announce(AsyncEvent::QueuePairFatal(self.common.qpn));
+                self.enter_error(Cause::EarlierFailure);
+                Ok(())
+            }
+        }
+    }
+
+    /// Ends the connection because a request of the peer was wrong; the NAK is already due. Without the packet it is an
+    /// earlier READ that is refused, and a receive belongs to another message.
+    pub(super) fn refuse(&mut self, violation: Violation, packet: Option<&Packet<'_>>) {
+        let (status, cause) = violation.receive_status();
+        let wr_id = packet.and_then(|_| self.responder.begun_receive());
+        self.common.history.note_refusal(violation, packet, wr_id);
+        if packet.is_some() {
+            self.responder.fail_receive(&mut self.common, status, cause);
+        }
+        if !planted(Mutation::RefusalNotAnnounced) {
+            self.common.announce(violation.event(self.common.qpn));
+        }
+        self.enter_error(Cause::EarlierFailure);
+    }
+}

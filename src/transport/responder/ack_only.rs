@@ -1,0 +1,70 @@
+//! ATOMIC WRITE and FLUSH: executed in their turn, and answered by an empty READ response.
+//!
+//! Their responses say nothing but that they were executed. So a repetition needs no memory of them: its number alone
+//! shows that it was executed before, and it gets the same response.
+
+use super::{Common, Pass, Responder};
+use crate::mutation::{Mutation, planted};
+use crate::transport::violation::Violation;
+use crate::types::AccessFlags;
+use crate::wire::{FlushEth, Opcode, Packet, Reth};
+
+const TO_VISIBILITY: u8 = 1;
+const TO_PERSISTENCE: u8 = 2;
+const WHOLE_REGION: u8 = 1;
+
+/// The access flags that a FLUSH needs, if it asks for what exists.
+pub(super) fn flush_access(packet: &Packet<'_>) -> Result<AccessFlags, Violation> {
+    let FlushEth { selectivity, placement } = packet.headers.flush.ok_or(Violation::FlushType)?;
+    if selectivity > WHOLE_REGION || placement == 0 || placement & !(TO_VISIBILITY | TO_PERSISTENCE) != 0 {
+        return Err(Violation::FlushType);
+    }
+    let mut needed = AccessFlags::empty();
+    needed.set(AccessFlags::FLUSH_GLOBAL, placement & TO_VISIBILITY != 0);
+    needed.set(AccessFlags::FLUSH_PERSISTENT, placement & TO_PERSISTENCE != 0);
+    Ok(needed)
+}
+
+impl Responder {
+    /// Executes an ATOMIC WRITE or a FLUSH.
+    pub(super) fn execute_ack_only(
+        &mut self,
+        common: &Common,
+        pass: &Pass<'_>,
+        packet: &Packet<'_>,
+    ) -> Result<(), Violation> {
+        let psn = packet.headers.bth.psn;
+        let reth = packet.headers.reth.ok_or(Violation::OpcodeSequence)?;
+        match packet.headers.bth.opcode {
+            Opcode::RC_ATOMIC_WRITE => {
+                let mut word: [u8; 8] = packet.payload.try_into().map_err(|_| Violation::MessageLength)?;
+                if planted(Mutation::AtomicWriteHalf) {
+                    word[4..].fill(0);
+                }
+                let written = pass.memory.atomic_write(reth.rkey.0, self.accessor(common), reth.va, word);
+                written.map_err(Violation::of_atomic)?;
+            }
+            _ => self.flush_memory(common, pass, packet, reth)?,
+        }
+        self.expected = psn.plus(1);
+        self.count_message();
+        if planted(Mutation::AtomicWriteAcknowledged) && packet.headers.flush.is_none() {
+            self.responses.note_executed(psn);
+            self.responses.acknowledge(self.message_count, pass.now, pass.ack_hold);
+            return Ok(());
+        }
+        self.responses.push_empty(psn, self.message_count);
+        Ok(())
+    }
+
+    /// A flush to persistence waits for the file's storage, and everything that this thread drives with it.
+    fn flush_memory(&self, common: &Common, pass: &Pass<'_>, packet: &Packet<'_>, reth: Reth) -> Result<(), Violation> {
+        let need = flush_access(packet)?;
+        if planted(Mutation::FlushKeyUnchecked) {
+            return Ok(());
+        }
+        let is_whole = packet.headers.flush.is_some_and(|flush| flush.selectivity == WHOLE_REGION);
+        let range = (!is_whole).then_some((reth.va, u64::from(reth.length)));
+        pass.memory.flush(reth.rkey.0, self.accessor(common), range, need).map_err(Violation::RemoteKey)
+    }
+}

@@ -1,0 +1,130 @@
+//! The checks of a request packet, in the order in which the chain makes them.
+
+use super::{Common, Message, Pass, Responder, WriteInProgress, ack_only, has_explicit_response, needs_receive};
+use crate::mutation::{Mutation, planted};
+use crate::transport::violation::Violation;
+use crate::types::{AccessFlags, MAX_MESSAGE_BYTES, Rkey};
+use crate::wire::{Opcode, Packet};
+
+impl Responder {
+    /// Does the opcode continue the message in progress, or begin one when there is none?
+    pub(super) fn check_sequence(&self, packet: &Packet<'_>) -> Result<(), Violation> {
+        let opcode = packet.headers.bth.opcode;
+        let continues = opcode.is_middle() || opcode.is_last();
+        let fits = match self.message {
+            Message::None => !continues,
+            Message::Send => continues && opcode.is_send(),
+            Message::Write(_) => continues && opcode.is_write(),
+        };
+        if fits { Ok(()) } else { Err(Violation::OpcodeSequence) }
+    }
+
+    /// Does the queue pair grant such requests at all?
+    pub(super) fn check_operation(&self, common: &Common, packet: &Packet<'_>) -> Result<(), Violation> {
+        let opcode = packet.headers.bth.opcode;
+        let granted = common.attributes.qp_access_flags.unwrap_or_default();
+        let needed = match opcode {
+            Opcode::RC_READ_REQUEST => AccessFlags::REMOTE_READ,
+            Opcode::RC_COMPARE_SWAP | Opcode::RC_FETCH_ADD => AccessFlags::REMOTE_ATOMIC,
+            Opcode::RC_ATOMIC_WRITE => AccessFlags::REMOTE_WRITE,
+            Opcode::RC_FLUSH if planted(Mutation::FlushRightIgnored) => AccessFlags::empty(),
+            Opcode::RC_FLUSH => ack_only::flush_access(packet)?,
+            _ if opcode.is_write() => AccessFlags::REMOTE_WRITE,
+            _ => AccessFlags::empty(),
+        };
+        if !granted.contains(needed) && !planted(Mutation::QueuePairAccessIgnored) {
+            return Err(Violation::AccessNotGranted);
+        }
+        self.check_room(opcode)
+    }
+
+    /// Can another response be owed, if the packet needs one? A FLUSH takes no resource: Linux counts none for it.
+    fn check_room(&self, opcode: Opcode) -> Result<(), Violation> {
+        let responses = &self.responses;
+        let has_room = match opcode {
+            Opcode::RC_ATOMIC_WRITE => responses.has_resources() && responses.takes_empty(),
+            Opcode::RC_FLUSH => responses.takes_empty(),
+            _ => !has_explicit_response(opcode) || responses.has_room(),
+        };
+        if has_room { Ok(()) } else { Err(Violation::TooManyReads) }
+    }
+
+    /// Is a receive posted, if the packet needs one?
+    pub(super) fn has_receive(&self, packet: &Packet<'_>) -> bool {
+        !needs_receive(packet.headers.bth.opcode)
+            || self.receives.available() > 0
+            || self.receives.begun().is_some()
+            || planted(Mutation::MissingReceiveIgnored)
+    }
+
+    /// Does the payload have the length that its position in the message demands?
+    pub(super) fn check_length(&self, common: &Common, packet: &Packet<'_>) -> Result<(), Violation> {
+        let opcode = packet.headers.bth.opcode;
+        let mtu = common.mtu_bytes() as usize;
+        let length = packet.payload.len();
+        let fits = match opcode {
+            _ if opcode.is_first() || opcode.is_middle() => length == mtu,
+            _ if opcode.is_last() => (1..=mtu).contains(&length),
+            _ => length <= mtu,
+        };
+        if !fits {
+            return Err(Violation::PacketLength);
+        }
+        if let Some(reth) = packet.headers.reth {
+            let whole = opcode.is_only() && reth.length as usize != length;
+            let too_short = opcode.is_first() && reth.length as usize <= mtu;
+            let is_data = opcode.is_write() || opcode == Opcode::RC_ATOMIC_WRITE;
+            let is_wrong_word = opcode == Opcode::RC_ATOMIC_WRITE && length != 8;
+            let is_whole_flush = packet.headers.flush.is_some_and(|flush| flush.selectivity != 0);
+            let is_too_long = reth.length > MAX_MESSAGE_BYTES && !is_whole_flush;
+            if is_too_long || is_wrong_word || (is_data && (whole || too_short)) {
+                return Err(Violation::MessageLength);
+            }
+        }
+        if let Message::Write(WriteInProgress { remaining, .. }) = self.message {
+            let ends = opcode.is_last();
+            if (ends && length as u32 != remaining) || (!ends && length as u32 >= remaining) {
+                return Err(Violation::MessageLength);
+            }
+        }
+        Ok(())
+    }
+
+    /// Do key, bounds and access flags allow the access? For a WRITE of several packets, all of it at once.
+    pub(super) fn check_key(&self, common: &Common, pass: &Pass<'_>, packet: &Packet<'_>) -> Result<(), Violation> {
+        if let Some(atomic) = packet.headers.atomic {
+            if !atomic.va.is_multiple_of(8) {
+                return Err(Violation::Misaligned);
+            }
+            return self.check_range(common, pass, atomic.rkey, atomic.va, 8, AccessFlags::REMOTE_ATOMIC);
+        }
+        let Some(reth) = packet.headers.reth else { return Ok(()) };
+        if packet.headers.flush.is_some() {
+            return Ok(()); // flushing itself checks, whatever the length
+        }
+        if packet.headers.bth.opcode == Opcode::RC_ATOMIC_WRITE && !reth.va.is_multiple_of(8) {
+            return Err(Violation::Misaligned);
+        }
+        if packet.headers.bth.opcode == Opcode::RC_WRITE_ONLY && !packet.payload.is_empty() {
+            return Ok(()); // writing itself checks the same, and nothing is done before
+        }
+        let is_read = packet.headers.bth.opcode == Opcode::RC_READ_REQUEST;
+        let need = if is_read { AccessFlags::REMOTE_READ } else { AccessFlags::REMOTE_WRITE };
+        self.check_range(common, pass, reth.rkey, reth.va, u64::from(reth.length), need)
+    }
+
+    fn check_range(
+        &self,
+        common: &Common,
+        pass: &Pass<'_>,
+        rkey: Rkey,
+        va: u64,
+        length: u64,
+        need: AccessFlags,
+    ) -> Result<(), Violation> {
+        if length == 0 && !planted(Mutation::EmptyRequestKeyChecked) {
+            return Ok(()); // an access to nothing needs no key
+        }
+        pass.memory.check(rkey.0, self.accessor(common), va, length, need).map_err(Violation::RemoteKey)
+    }
+}

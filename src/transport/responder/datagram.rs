@@ -1,0 +1,114 @@
+//! Unreliable datagrams, as they are received: each fills a receive, behind the 40 bytes of its network header.
+
+use super::{Common, Failure, Pass, Responder};
+use crate::mutation::{Mutation, planted};
+use crate::transport::datagram::Datagram;
+use crate::transport::datagram::LONGEST_DATAGRAM;
+use crate::transport::violation::Violation;
+use crate::types::{CompletionFlags, Counter, DropReason, GlobalRouteHeader, RawCompletion};
+use crate::wire::{Deth, Flow, Packet, icrc};
+
+/// Hop limit in the network header if the socket does not report it.
+const USUAL_HOP_LIMIT: u8 = 64;
+/// What a completion says of the network header: bit 3 means that a UDP header follows.
+const IPV4_HEADER: u8 = 0b1010;
+const IPV6_HEADER: u8 = 0b1001;
+
+/// What the ICRC showed of the IPv4 header.
+#[derive(Clone, Copy)]
+pub(in crate::transport) struct Identified {
+    identification: u16,
+    dont_fragment: bool,
+}
+
+/// Checks the ICRC. Strangers' identifications are solved for, packet by packet, with either value of "don't fragment":
+/// nothing is known of the sender.
+pub(in crate::transport) fn identify(datagram: &Datagram<'_>) -> Result<Identified, DropReason> {
+    let flow = Flow { source: datagram.source, destination: datagram.destination, source_port: datagram.source_port };
+    let first_identification = datagram.segment_index;
+    let options = icrc::Verify { first_identification, solve: true, expected_df: true };
+    match icrc::verify(&flow, &options, datagram.payload) {
+        icrc::Match::Exact { identification } => Ok(Identified { identification, dont_fragment: true }),
+        icrc::Match::Solved { identification, dont_fragment } => Ok(Identified { identification, dont_fragment }),
+        icrc::Match::Wrong if planted(Mutation::DatagramIcrcUnchecked) => {
+            Ok(Identified { identification: 0, dont_fragment: true })
+        }
+        icrc::Match::Wrong => Err(DropReason::BadIcrc),
+    }
+}
+
+/// The checks that need no ICRC.
+pub(in crate::transport) fn check_datagram(common: &Common, packet: &Packet<'_>) -> Result<Deth, DropReason> {
+    let Some(deth) = packet.headers.deth else { return Err(DropReason::WrongService) };
+    if !common.takes_requests() {
+        return Err(DropReason::WrongState);
+    }
+    if packet.headers.bth.pkey & 0x7fff != 0x7fff {
+        return Err(DropReason::BadPkey);
+    }
+    if common.attributes.qkey != Some(deth.qkey) && !planted(Mutation::QkeyUnchecked) {
+        return Err(DropReason::BadQkey);
+    }
+    if packet.payload.len() > LONGEST_DATAGRAM as usize {
+        return Err(DropReason::BadLength);
+    }
+    Ok(deth)
+}
+
+impl Responder {
+    /// A datagram for this queue pair, by itself or by its group, whose ICRC fits.
+    pub(in crate::transport) fn receive_datagram(
+        &mut self,
+        common: &mut Common,
+        pass: &Pass<'_>,
+        datagram: &Datagram<'_>,
+        packet: &Packet<'_>,
+        identified: Identified,
+    ) -> Result<(), Failure> {
+        let deth = check_datagram(common, packet)?;
+        common.counters.add(Counter::ReceivedPackets, 1);
+        common.counters.add(Counter::ReceivedBytes, datagram.payload.len() as u64);
+        common.history.note_heard(pass.now, &packet.headers);
+        let in_front = if planted(Mutation::RouteHeaderTakesNoRoom) { 0 } else { GlobalRouteHeader::BYTES };
+        self.receives.begin_with_room((in_front + packet.payload.len()) as u64)?;
+        let header = route_header(datagram, identified);
+        self.receives
+            .scatter(common, pass, 0, &header)
+            .and_then(|()| self.receives.scatter(common, pass, header.len() as u64, packet.payload))
+            .map_err(|error| Failure::Receive(Violation::ReceiveMemory(error)))?;
+        let in_front = if planted(Mutation::RouteHeaderNotCounted) { 0 } else { GlobalRouteHeader::BYTES };
+        let source_qpn = if planted(Mutation::DatagramSourceNotTold) { common.qpn } else { deth.source };
+        let mut completion = RawCompletion {
+            byte_len: (in_front + packet.payload.len()) as u32,
+            source_qpn,
+            flags: CompletionFlags::GLOBAL_ROUTE_HEADER,
+            sl: if datagram.destination.is_ipv4() { IPV4_HEADER } else { IPV6_HEADER },
+            ..RawCompletion::default()
+        };
+        if let Some(immediate) = packet.headers.immediate {
+            completion.flags |= CompletionFlags::WITH_IMMEDIATE;
+            completion.immediate_or_key = immediate;
+        }
+        self.receives.finish(common, completion, packet.headers.bth.solicited);
+        Ok(())
+    }
+}
+
+/// The 40 bytes in front of the message. Fields that the socket does not show have the usual values.
+fn route_header(datagram: &Datagram<'_>, identified: Identified) -> [u8; GlobalRouteHeader::BYTES] {
+    let (source, destination) = match planted(Mutation::RouteHeaderTurned) {
+        true => (datagram.destination, datagram.source),
+        false => (datagram.source, datagram.destination),
+    };
+    GlobalRouteHeader {
+        source,
+        destination,
+        traffic_class: datagram.traffic_class.unwrap_or(0),
+        flow_label: 0,
+        hop_limit: datagram.hop_limit.unwrap_or(USUAL_HOP_LIMIT),
+        identification: identified.identification,
+        dont_fragment: identified.dont_fragment,
+        udp_bytes: (8 + datagram.payload.len()) as u16,
+    }
+    .to_bytes()
+}

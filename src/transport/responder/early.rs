@@ -1,0 +1,149 @@
+//! Packets that come before their turn: kept in the reorder buffer, and the peer is told of a gap that is more likely a
+//! loss than a delay.
+
+use std::time::Duration;
+
+use super::reorder::Kept;
+use super::{Common, Pass, Responder};
+use crate::mutation::{Mutation, planted};
+use crate::types::{Counter, DropReason, Time};
+use crate::wire::{NakCode, Packet, Syndrome};
+
+use super::reorder::Early;
+use super::response_queue::SHORT_RESPONSE_BYTES;
+
+/// Later packets than this show that an earlier one is lost and not just late.
+const GAP_EVIDENCE: u32 = 3;
+/// How long a gap may stay before the peer is told, when few packets follow.
+const REORDER_WAIT: Duration = Duration::from_micros(100);
+
+/// The gap before the early packets, and whether the peer was told of it.
+#[derive(Default)]
+pub(super) struct Gap {
+    /// Packets that came while the expected one was missing.
+    evidence: u32,
+    /// Early packets that came, less the gaps that were reported: what lies in the reorder buffer shows a gap before
+    /// each packet that is executed, but is no more evidence than it was when it came.
+    reports_left: u32,
+    is_reported: bool,
+    report_at: Option<Time>,
+}
+
+impl Gap {
+    pub(super) fn report_at(&self) -> Option<Time> {
+        self.report_at
+    }
+
+    /// The expected packet came. Reports are left only for packets that are still kept.
+    fn close(&mut self, is_anything_kept: bool) {
+        let reports_left = if is_anything_kept { self.reports_left } else { 0 };
+        *self = Self { reports_left, ..Self::default() };
+    }
+
+    fn note_early(&mut self, is_new: bool) {
+        self.reports_left = self.reports_left.saturating_add(1);
+        self.evidence += u32::from(is_new);
+    }
+}
+
+impl Responder {
+    /// Keeps a packet that came before its turn. What the peer cannot have sent is neither kept nor taken for the sign
+    /// of a gap: what lies further ahead than it has packets in flight, and what is longer than the MTU.
+    pub(in crate::transport) fn keep(
+        &mut self,
+        common: &mut Common,
+        pass: &Pass<'_>,
+        packet: &Packet<'_>,
+        bytes: &[u8],
+        source_port: u16,
+    ) -> Result<(), DropReason> {
+        self.handle_early_wrongly(common, pass, packet);
+        let psn = packet.headers.bth.psn;
+        let window = common.path.as_ref().map_or(0, |path| path.reorder_window());
+        if !psn.is_within(self.expected, window) {
+            return Err(DropReason::FarAhead);
+        }
+        if packet.payload.len() > common.mtu_bytes() as usize {
+            return Err(DropReason::BadLength);
+        }
+        common.count(Counter::OutOfSequenceRequest);
+        if self.waits_for_retry {
+            return Err(DropReason::OutOfOrder);
+        }
+        let lost = if planted(Mutation::KeptPacketTruncated) { 4 } else { 0 };
+        let kept = self.reorder.insert(self.expected, psn, &bytes[..bytes.len() - lost], source_port, pass.now);
+        if planted(Mutation::AcknowledgesKeptPacket) {
+            self.responses.note_executed(psn);
+        }
+        if kept == Kept::New {
+            common.count(Counter::ReorderedRequest);
+        }
+        self.responses.earn(bytes.len());
+        self.gap.note_early(kept != Kept::Again);
+        self.judge_gap(common, pass.now);
+        if kept == Kept::NoRoom { Err(DropReason::OutOfOrder) } else { Ok(()) }
+    }
+
+    /// Packets that are kept.
+    pub(in crate::transport) fn kept(&self) -> usize {
+        self.reorder.len()
+    }
+
+    /// Takes the expected packet out of the reorder buffer, if it is there.
+    pub(in crate::transport) fn take_kept(&mut self) -> Option<Early> {
+        if self.waits_for_retry { None } else { self.reorder.take(self.expected) }
+    }
+
+    /// What was kept is executed up to the next gap.
+    pub(in crate::transport) fn end_kept(&mut self, common: &mut Common, now: Time) {
+        self.reorder.advance(self.expected);
+        if self.waits_for_retry {
+            self.reorder.clear();
+        }
+        self.close_gap();
+        self.gap.evidence = self.reorder.len() as u32;
+        self.judge_gap(common, now);
+    }
+
+    /// Forgets the packets that came before their turn. The gap before them stays, and is not reported again.
+    pub(in crate::transport) fn forget_early(&mut self) {
+        self.reorder.clear();
+    }
+
+    /// The expected packet was executed, and none waits for it.
+    #[inline]
+    pub(in crate::transport) fn close_gap(&mut self) {
+        self.gap.close(!self.reorder.is_empty());
+    }
+
+    /// Tells the peer of a gap, once, when the missing packet is more likely lost than late.
+    fn judge_gap(&mut self, common: &mut Common, now: Time) {
+        let gap = &mut self.gap;
+        if gap.is_reported || gap.evidence == 0 || gap.reports_left == 0 {
+            return;
+        }
+        if gap.evidence >= GAP_EVIDENCE {
+            self.report_gap(common);
+        } else if gap.report_at.is_none() {
+            gap.report_at = Some(now + REORDER_WAIT);
+        }
+    }
+
+    pub(super) fn report_gap(&mut self, common: &mut Common) {
+        self.gap.report_at = None;
+        // Only an early packet without payload is shorter than a NAK; then the next one tells of the gap.
+        if !self.responses.spend(SHORT_RESPONSE_BYTES) {
+            return;
+        }
+        self.gap.is_reported = !planted(Mutation::GapReportedAgain);
+        if planted(Mutation::GapNotReported) {
+            return;
+        }
+        self.gap.reports_left = self.gap.reports_left.saturating_sub(1);
+        common.count(Counter::SentSequenceNak);
+        self.responses.push_nak(self.expected, Syndrome::Nak(NakCode::SequenceError), self.message_count);
+        if planted(Mutation::LostPacketSkipped) {
+            self.expected = self.expected.plus(1);
+        }
+    }
+}

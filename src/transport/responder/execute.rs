@@ -1,0 +1,233 @@
+//! Execution of the expected request packet, once its turn has come.
+
+use super::response_queue::ReadRequest;
+use super::{Common, Message, Pass, Responder, WriteInProgress, has_explicit_response, needs_receive};
+use crate::mutation::{Mutation, planted};
+use crate::transport::violation::Violation;
+use crate::types::{AccessFlags, CompletionFlags, CompletionOpcode, Counter, Psn, RawCompletion};
+use crate::wire::{AtomicEth, Opcode, Packet, Reth, Syndrome};
+
+impl Responder {
+    /// The chain: each step refuses by a violation, which ends the connection, or lets the packet pass. A packet that
+    /// finds no receive is asked for again.
+    pub(in crate::transport) fn execute_expected(
+        &mut self,
+        common: &mut Common,
+        pass: &Pass<'_>,
+        packet: &Packet<'_>,
+    ) -> Result<(), Violation> {
+        let bth = &packet.headers.bth;
+        self.waits_for_retry = false;
+        self.check_sequence(packet)?;
+        self.receives.select(packet)?;
+        self.check_operation(common, packet)?;
+        if !self.has_receive(packet) {
+            self.send_receiver_not_ready(common, bth.psn);
+            return Ok(());
+        }
+        self.check_length(common, packet)?;
+        self.check_key(common, pass, packet)?;
+        if !self.claim_receive(bth.opcode) {
+            self.send_receiver_not_ready(common, bth.psn);
+            return Ok(());
+        }
+        self.execute(common, pass, packet)?;
+        if !has_explicit_response(bth.opcode) {
+            self.note_executed(common, pass, bth.psn, bth.ack_request);
+        }
+        Ok(())
+    }
+
+    /// Executes a packet between the first and the last of a message that fits the template of the fast path: its
+    /// header is that of the packet before. `None`: it does not fit the message, and nothing has changed, or its memory
+    /// cannot be accessed. Then the general path finds out more.
+    #[inline]
+    pub(in crate::transport) fn execute_middle(
+        &mut self,
+        common: &mut Common,
+        pass: &Pass<'_>,
+        opcode: Opcode,
+        payload: &[u8],
+    ) -> Option<()> {
+        let length = payload.len() as u32;
+        match self.message {
+            Message::Write(write) if opcode.is_write() && length < write.remaining => {
+                let WriteInProgress { va, rkey, .. } = write;
+                pass.memory.write(rkey.0, self.accessor(common), va, AccessFlags::REMOTE_WRITE, payload).ok()?;
+                self.message = Message::Write(write.after(length));
+                Some(())
+            }
+            Message::Send if opcode.is_send() => self.receives.fill(common, pass, payload).ok(),
+            _ => None,
+        }
+    }
+
+    /// Whether the fast path may execute this packet: it is the expected one, and none waits for it.
+    #[inline]
+    pub(in crate::transport) fn may_execute_middle(&self, psn: Psn) -> bool {
+        (psn == self.expected || planted(Mutation::FollowingNumberUnchecked)) && self.reorder.is_empty()
+    }
+
+    /// The fast path executed this packet.
+    #[inline]
+    pub(in crate::transport) fn note_middle(&mut self, common: &Common, pass: &Pass<'_>, psn: Psn, asks: bool) {
+        self.waits_for_retry = false;
+        self.close_gap();
+        self.expected = psn.plus(1);
+        self.note_executed(common, pass, psn, asks);
+    }
+
+    /// A request without an explicit response was executed.
+    #[inline]
+    fn note_executed(&mut self, common: &Common, pass: &Pass<'_>, psn: Psn, asks: bool) {
+        self.responses.note_executed(psn);
+        if asks && common.takes_requests() {
+            self.responses.acknowledge(self.message_count, pass.now, pass.ack_hold);
+        }
+    }
+
+    fn send_receiver_not_ready(&mut self, common: &mut Common, psn: Psn) {
+        common.count(Counter::SentRnr);
+        self.waits_for_retry = true;
+        self.reorder.clear();
+        self.close_gap();
+        let timer = common.attributes.min_rnr_timer.unwrap_or(0);
+        self.responses.push_nak(psn, Syndrome::ReceiverNotReady { timer }, self.message_count);
+    }
+
+    /// Takes the next posted receive, if the packet needs one. There was one, but another queue pair may have taken it
+    /// meanwhile if the queue is shared. One that a dropped message left comes first.
+    pub(super) fn claim_receive(&mut self, opcode: Opcode) -> bool {
+        let takes_none = opcode.is_write() && planted(Mutation::WriteConsumesNoReceive);
+        if !needs_receive(opcode) || takes_none {
+            return true;
+        }
+        self.receives.begin() || planted(Mutation::MissingReceiveIgnored)
+    }
+
+    pub(super) fn execute(
+        &mut self,
+        common: &mut Common,
+        pass: &Pass<'_>,
+        packet: &Packet<'_>,
+    ) -> Result<(), Violation> {
+        let opcode = packet.headers.bth.opcode;
+        if opcode == Opcode::RC_READ_REQUEST {
+            return self.execute_read(common, packet);
+        }
+        if let Some(atomic) = packet.headers.atomic {
+            return self.execute_atomic(common, pass, packet, atomic);
+        }
+        if matches!(opcode, Opcode::RC_ATOMIC_WRITE | Opcode::RC_FLUSH) {
+            return self.execute_ack_only(common, pass, packet);
+        }
+        if opcode.is_write() {
+            self.execute_write(common, pass, packet)?;
+        } else {
+            self.execute_send(common, pass, packet)?;
+        }
+        self.expected = self.expected.plus(1);
+        Ok(())
+    }
+
+    fn execute_read(&mut self, common: &Common, packet: &Packet<'_>) -> Result<(), Violation> {
+        let reth = packet.headers.reth.ok_or(Violation::OpcodeSequence)?;
+        let psn = packet.headers.bth.psn;
+        let packets = reth.length.div_ceil(common.mtu_bytes()).max(1);
+        self.expected = psn.plus(packets);
+        self.count_message();
+        let read = ReadRequest { reth, domain: self.remote_domain(common), named: self.receives.named_number() };
+        self.responses.push_read(psn, packets, read, self.message_count);
+        Ok(())
+    }
+
+    fn execute_atomic(
+        &mut self,
+        common: &Common,
+        pass: &Pass<'_>,
+        packet: &Packet<'_>,
+        atomic: AtomicEth,
+    ) -> Result<(), Violation> {
+        let (key, accessor) = (atomic.rkey.0, self.accessor(common));
+        let result = if packet.headers.bth.opcode == Opcode::RC_COMPARE_SWAP {
+            pass.memory.compare_and_swap(key, accessor, atomic.va, atomic.compare, atomic.swap_or_add)
+        } else {
+            pass.memory.fetch_and_add(key, accessor, atomic.va, atomic.swap_or_add)
+        };
+        let original = result.map_err(Violation::of_atomic)?;
+        let psn = packet.headers.bth.psn;
+        self.expected = psn.plus(1);
+        self.count_message();
+        self.responses.push_atomic(psn, original, self.receives.named_number(), self.message_count);
+        Ok(())
+    }
+
+    pub(super) fn count_message(&mut self) {
+        if planted(Mutation::MessagesNotCounted) {
+            return;
+        }
+        self.message_count = (self.message_count + 1) & 0x00ff_ffff;
+    }
+
+    fn execute_write(&mut self, common: &mut Common, pass: &Pass<'_>, packet: &Packet<'_>) -> Result<(), Violation> {
+        let opcode = packet.headers.bth.opcode;
+        let write = match (packet.headers.reth, self.message) {
+            (Some(Reth { va, rkey, length }), _) => WriteInProgress { va, rkey, remaining: length, total: length },
+            (None, Message::Write(write)) => write,
+            _ => return Err(Violation::OpcodeSequence),
+        };
+        let length = packet.payload.len() as u32;
+        if length > 0 {
+            pass.memory
+                .write(write.rkey.0, self.accessor(common), write.va, AccessFlags::REMOTE_WRITE, packet.payload)
+                .map_err(Violation::RemoteKey)?;
+        }
+        if opcode.is_first() || opcode.is_middle() {
+            self.message = Message::Write(write.after(length));
+            return Ok(());
+        }
+        self.message = Message::None;
+        self.count_message();
+        if let Some(immediate) = packet.headers.immediate {
+            let completion = RawCompletion {
+                opcode: CompletionOpcode::ReceiveRdmaWithImmediate,
+                flags: CompletionFlags::WITH_IMMEDIATE,
+                immediate_or_key: immediate,
+                byte_len: write.total,
+                ..RawCompletion::default()
+            };
+            self.receives.finish(common, completion, packet.headers.bth.solicited);
+        }
+        Ok(())
+    }
+
+    fn execute_send(&mut self, common: &mut Common, pass: &Pass<'_>, packet: &Packet<'_>) -> Result<(), Violation> {
+        let opcode = packet.headers.bth.opcode;
+        self.receives.fill(common, pass, packet.payload)?;
+        if opcode.is_first() || opcode.is_middle() {
+            self.message = Message::Send;
+            return Ok(());
+        }
+        if let Some(rkey) = packet.headers.invalidate.filter(|_| !planted(Mutation::InvalidationForgotten)) {
+            pass.memory.invalidate(rkey.0, self.accessor(common)).map_err(|_| Violation::Invalidate)?;
+        }
+        self.message = Message::None;
+        self.count_message();
+        let filled = self.receives.filled();
+        let mut completion = RawCompletion { byte_len: filled, ..RawCompletion::default() };
+        if let Some(immediate) = packet.headers.immediate {
+            completion.flags = CompletionFlags::WITH_IMMEDIATE;
+            let is_swapped = planted(Mutation::ImmediateSwapped);
+            completion.immediate_or_key = if is_swapped { immediate.swap_bytes() } else { immediate };
+        } else if let Some(rkey) = packet.headers.invalidate {
+            completion.flags = CompletionFlags::WITH_INVALIDATE;
+            completion.immediate_or_key = rkey.0;
+        }
+        let is_forgotten = (filled == 0 && planted(Mutation::EmptyMessageNotCompleted))
+            || (opcode.is_last() && planted(Mutation::SendLastNotCompleted));
+        if !is_forgotten {
+            self.receives.finish(common, completion, packet.headers.bth.solicited);
+        }
+        Ok(())
+    }
+}

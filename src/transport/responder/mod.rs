@@ -1,0 +1,276 @@
+//! The responder: executes the peer's requests, exactly once and in order.
+//!
+//! A request packet with the expected PSN passes a visible chain of checks (opcode sequence, operation, resources,
+//! length, key), is executed, completed and acknowledged. A packet with a later PSN waits in the reorder buffer, one
+//! with an earlier PSN is a duplicate: SENDs and WRITEs are acknowledged again, READs are read again, atomics get the
+//! stored result again. Unreliable connections use the same checks, but drop what a reliable one refuses.
+
+mod ack_only;
+mod check;
+mod datagram;
+mod duplicate;
+mod early;
+mod execute;
+mod mistakes;
+mod receives;
+mod reorder;
+mod response_packet;
+mod response_queue;
+mod unreliable;
+
+use std::sync::Arc;
+
+use super::common::{Common, CompletionSink, Pass};
+use super::violation::Violation;
+use crate::mutation::{Mutation, planted};
+use crate::types::{Accessor, AsyncEvent, Cause, CompletionStatus, Counter, DomainId, Psn, QueuePairState, Rkey, Time};
+use crate::wire::{NakCode, Opcode, Packet, Syndrome};
+
+pub(super) use datagram::{Identified, check_datagram, identify};
+use early::Gap;
+pub use receives::ReceiveSource;
+pub(super) use receives::Receives;
+pub use reorder::ReorderBudget;
+use reorder::ReorderBuffer;
+pub(super) use response_packet::ResponsePlan;
+#[cfg(test)]
+pub(super) use response_queue::ResponseQueue;
+pub(super) use unreliable::Failure;
+
+/// The message whose packets are arriving.
+#[derive(Clone, Copy, Default)]
+enum Message {
+    #[default]
+    None,
+    Send,
+    Write(WriteInProgress),
+}
+
+/// A WRITE whose packets are arriving: where the next byte goes, and what is left.
+#[derive(Clone, Copy)]
+struct WriteInProgress {
+    va: u64,
+    rkey: Rkey,
+    remaining: u32,
+    total: u32,
+}
+
+impl WriteInProgress {
+    /// The same after a packet that is not the last.
+    #[inline]
+    fn after(self, length: u32) -> Self {
+        let va = self.va.wrapping_add(u64::from(length));
+        Self { va, remaining: self.remaining - length, ..self }
+    }
+}
+
+/// The receiving half of a queue pair.
+pub(super) struct Responder {
+    /// PSN of the next packet to execute.
+    expected: Psn,
+    /// Messages completed, modulo 2^24; the peer sees it in acknowledgements (MSN).
+    message_count: u32,
+    message: Message,
+    receives: Receives,
+    responses: response_queue::ResponseQueue,
+    reorder: ReorderBuffer,
+    gap: Gap,
+    /// An RNR NAK was sent for the expected packet: nothing is kept until it comes again.
+    waits_for_retry: bool,
+    /// The refusal that ended the connection; repeated when the refused packet comes again.
+    refused: Option<(Psn, NakCode)>,
+}
+
+impl Responder {
+    pub(super) fn new(reorder_budget: Arc<ReorderBudget>, receives: Receives) -> Self {
+        Self {
+            expected: Psn::default(),
+            message_count: 0,
+            message: Message::None,
+            receives,
+            responses: response_queue::ResponseQueue::default(),
+            reorder: ReorderBuffer::new(reorder_budget),
+            gap: Gap::default(),
+            waits_for_retry: false,
+            refused: None,
+        }
+    }
+
+    /// Ready to receive from `psn` on.
+    pub(super) fn start(&mut self, psn: Psn, max_dest_rd_atomic: u8) {
+        self.expected = psn;
+        self.responses.start(psn.minus(1), max_dest_rd_atomic);
+    }
+
+    /// Lets the peer have this many READs and atomics outstanding.
+    pub(super) fn make_room(&mut self, max_dest_rd_atomic: u8) {
+        self.responses.make_room(max_dest_rd_atomic);
+    }
+
+    pub(super) fn reset(&mut self) {
+        self.stop();
+        self.refused = None;
+        self.message_count = 0;
+        self.receives.forget_begun();
+        self.responses.clear();
+    }
+
+    /// Nothing more is accepted. Responses that are already due still leave.
+    pub(super) fn stop(&mut self) {
+        if !planted(Mutation::ResetKeepsMessage) {
+            self.message = Message::None;
+        }
+        if !planted(Mutation::ResetKeepsStore) {
+            self.reorder.clear();
+        }
+        self.close_gap();
+        self.waits_for_retry = false;
+        self.responses.stop();
+    }
+
+    /// Forgets the receives that were posted and not begun.
+    pub(super) fn forget_posted(&mut self) {
+        if !planted(Mutation::ResetKeepsReceives) {
+            self.receives.reset();
+        }
+    }
+
+    /// Removes completions that were not polled yet.
+    pub(super) fn purge_completions(&self) {
+        self.receives.purge_completions();
+    }
+
+    /// PSN of the next packet to execute.
+    #[inline]
+    pub(super) fn expected(&self) -> Psn {
+        self.expected
+    }
+
+    /// How far a packet lies ahead of the expected one; negative: it is a duplicate.
+    pub(super) fn distance(&self, psn: Psn) -> i32 {
+        match () {
+            () if planted(Mutation::PsnComparedLinearly) => psn.value() as i32 - self.expected.value() as i32,
+            () => psn.distance_from(self.expected),
+        }
+    }
+
+    /// Messages of the peer that were executed.
+    pub(super) fn message_count(&self) -> u32 {
+        self.message_count
+    }
+
+    /// Receives that wait for a message.
+    pub(super) fn available_receives(&self) -> u32 {
+        self.receives.available()
+    }
+
+    /// Whether receives come from a queue that others take from too.
+    pub(super) fn has_shared_receives(&self) -> bool {
+        self.receives.is_shared()
+    }
+
+    /// Whether the queue that receives complete into has overflowed.
+    pub(super) fn has_lost_completions(&self) -> bool {
+        self.receives.completions().0.overflowed()
+    }
+
+    /// The peer as registered memory sees it.
+    pub(super) fn accessor(&self, common: &Common) -> Accessor {
+        Accessor { domain: self.remote_domain(common), queue_pair: common.qpn }
+    }
+
+    /// The protection domain for what the peer accesses.
+    #[inline]
+    fn remote_domain(&self, common: &Common) -> DomainId {
+        self.receives.remote_domain(common.domain)
+    }
+
+    /// The first packet of the connection has come.
+    pub(super) fn note_established(&mut self, common: &Common) {
+        let is_told = !planted(Mutation::EstablishedNotAnnounced);
+        if common.state == QueuePairState::ReadyToReceive && self.responses.first_packet() && is_told {
+            common.announce(AsyncEvent::CommunicationEstablished(common.qpn));
+        }
+    }
+
+    /// A packet is refused, which ends the connection: queues the NAK.
+    pub(super) fn refuse(&mut self, common: &mut Common, packet: &Packet<'_>, violation: Violation) {
+        let psn = packet.headers.bth.psn;
+        common.count(Counter::SentNak);
+        tracing::debug!(qpn = %common.qpn, %psn, ?violation, "request refused");
+        let code = violation.nak();
+        self.refused = Some((psn, code));
+        self.responses.push_nak(psn, Syndrome::Nak(code), self.message_count);
+        if matches!(violation, Violation::RemoteKey(_)) {
+            // A WRITE with immediate data takes its receive even if it may not write.
+            self.claim_receive(packet.headers.bth.opcode);
+        }
+    }
+
+    /// `wr_id` of the receive that a message is being written into.
+    pub(super) fn begun_receive(&self) -> Option<u64> {
+        self.receives.begun()
+    }
+
+    /// Takes the receive that a message is being written into back, without a completion.
+    pub(super) fn take_begun_receive(&mut self) -> Option<u64> {
+        self.receives.take_begun()
+    }
+
+    /// Completes the receive that a message is being written into, if there is one, with an error.
+    pub(super) fn fail_receive(&mut self, common: &mut Common, status: CompletionStatus, cause: Cause) {
+        self.receives.fail_begun(common, status, cause);
+    }
+
+    /// Says whether receives that are posted complete as flushed.
+    pub(super) fn set_flushes(&mut self, flushes: bool) {
+        self.receives.set_flushes(flushes);
+    }
+
+    /// Completes the receive that a message is being written into as flushed.
+    pub(super) fn flush_begun(&mut self, common: &mut Common, cause: Cause) {
+        if planted(Mutation::HalfFilledNotFlushed) {
+            self.receives.forget_begun();
+        }
+        self.fail_receive(common, CompletionStatus::WorkRequestFlushedError, cause);
+    }
+
+    /// Completes the receives that are posted as flushed.
+    pub(super) fn flush_posted(&mut self, common: &mut Common, cause: Cause) {
+        self.receives.flush(common, cause);
+    }
+
+    /// When the responder must be looked at again.
+    pub(super) fn deadline(&self) -> Option<Time> {
+        let deadline = Time::earliest([self.gap.report_at(), self.responses.deadline()]);
+        // Most of the time nothing is kept.
+        if self.reorder.is_empty() { deadline } else { Time::earliest([deadline, self.reorder.deadline()]) }
+    }
+
+    /// The clocks of the responder, as far as they have run out.
+    pub(super) fn handle_timeout(&mut self, common: &mut Common, now: Time) {
+        if self.gap.report_at().is_some_and(|time| time <= now) {
+            self.report_gap(common);
+        }
+        self.reorder.handle_timeout(now);
+        self.responses.handle_timeout(now);
+    }
+}
+
+/// Whether a packet of this kind needs a posted receive.
+fn needs_receive(opcode: Opcode) -> bool {
+    let begins_send = opcode.is_send() && (opcode.is_first() || opcode.is_only());
+    begins_send || (opcode.is_write() && opcode.has_immediate())
+}
+
+/// Whether the request has a response of its own instead of an acknowledgement.
+fn has_explicit_response(opcode: Opcode) -> bool {
+    matches!(
+        opcode,
+        Opcode::RC_READ_REQUEST
+            | Opcode::RC_COMPARE_SWAP
+            | Opcode::RC_FETCH_ADD
+            | Opcode::RC_ATOMIC_WRITE
+            | Opcode::RC_FLUSH
+    )
+}

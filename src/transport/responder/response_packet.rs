@@ -1,0 +1,220 @@
+//! Packets of responses, as they are written: headers, and the payload of READ responses out of registered memory.
+
+use super::response_queue::{Resource, ResourceKind, Response};
+use super::{Common, Pass, Responder};
+use crate::memory::AccessError;
+use crate::mutation::{Mutation, planted};
+use crate::transport::burst::{Burst, Written};
+use crate::transport::datagram::Sending;
+use crate::transport::violation::Violation;
+use crate::types::{AccessFlags, Accessor, Counter, Time};
+use crate::wire::{Aeth, Bth, Headers, NakCode, Opcode, Syndrome, packet_bytes};
+
+/// Acknowledgements carry no credits: "unlimited".
+const NO_CREDIT: Syndrome = Syndrome::Ack { credit: 0x1f };
+
+/// A response packet that may leave now.
+#[derive(Clone, Copy)]
+pub(in crate::transport) struct ResponsePlan {
+    /// Bytes from the base transport header to the ICRC.
+    pub(in crate::transport) size: usize,
+    payload: u32,
+    opcode: Opcode,
+    response: Response,
+}
+
+impl ResponsePlan {
+    fn new(opcode: Opcode, payload: u32, response: Response) -> Self {
+        Self { size: packet_bytes(opcode, payload), payload, opcode, response }
+    }
+
+    /// Whether it brings data home to the peer, unlike acknowledgements and NAKs.
+    pub(in crate::transport) fn is_data(&self) -> bool {
+        matches!(self.response, Response::Resource(_) | Response::Empty { .. })
+    }
+
+    /// Whether others like it may follow: packets of a READ's response between the first and the last.
+    pub(in crate::transport) fn is_middle(&self) -> bool {
+        self.opcode == Opcode::RC_READ_RESPONSE_MIDDLE
+    }
+
+    fn header(&self, common: &Common) -> Bth {
+        let opcode = self.opcode.of(common.wire_service());
+        Bth { destination: common.destination(), ..Bth::with_payload(opcode, self.payload) }
+    }
+}
+
+impl Responder {
+    /// Whether an acknowledgement or a NAK has not left yet.
+    pub(in crate::transport) fn owes_acknowledgement(&self) -> bool {
+        self.responses.owes_acknowledgement()
+    }
+
+    /// Whether the only thing due is an acknowledgement that is still held.
+    #[inline]
+    pub(in crate::transport) fn holds_acknowledgement(&self, now: Time) -> bool {
+        self.responses.is_held(now)
+    }
+
+    /// Lets a held acknowledgement go.
+    pub(in crate::transport) fn release_acknowledgement(&mut self) {
+        self.responses.release();
+    }
+
+    /// The next response packet that may leave now.
+    pub(in crate::transport) fn plan_response(&self, common: &Common, now: Time) -> Option<ResponsePlan> {
+        let response = self.responses.front()?;
+        if let Response::Empty { .. } = response {
+            return Some(ResponsePlan::new(Opcode::RC_READ_RESPONSE_ONLY, 0, response));
+        }
+        let Response::Resource(place) = response else {
+            let is_held = self.responses.is_held(now);
+            return (!is_held).then(|| ResponsePlan::new(Opcode::RC_ACKNOWLEDGE, 0, response));
+        };
+        let resource = self.responses.resource(place)?;
+        let ResourceKind::Read { reth, next, end, .. } = resource.kind else {
+            return Some(ResponsePlan::new(Opcode::RC_ATOMIC_ACKNOWLEDGE, 0, response));
+        };
+        if self.responses.is_paused() {
+            return None;
+        }
+        let mtu = common.mtu_bytes();
+        // Only the READ's own first packet is a FIRST: Linux takes nothing but MIDDLE and LAST later.
+        let opcode = match (next == 0, next + 1 == end) {
+            (true, true) => Opcode::RC_READ_RESPONSE_ONLY,
+            (true, false) => Opcode::RC_READ_RESPONSE_FIRST,
+            (false, false) => Opcode::RC_READ_RESPONSE_MIDDLE,
+            (false, true) => Opcode::RC_READ_RESPONSE_LAST,
+        };
+        let payload = (reth.length - next * mtu).min(mtu);
+        Some(ResponsePlan::new(opcode, payload, response))
+    }
+
+    /// Writes the planned packet, without its ICRC, and moves on. `None`: nothing was written, because the memory of a
+    /// repeated READ is gone. An error: that of a READ is gone, which ends the connection.
+    pub(in crate::transport) fn emit_response(
+        &mut self,
+        common: &mut Common,
+        pass: &Pass<'_>,
+        plan: ResponsePlan,
+        out: &mut [u8],
+    ) -> Result<Option<Written>, Violation> {
+        let mut headers = Headers { bth: plan.header(common), ..Headers::default() };
+        match plan.response {
+            Response::Acknowledge { psn, message_count } => {
+                common.count(Counter::SentAcknowledge);
+                self.responses.note_acknowledged(psn);
+                headers.bth.psn = psn;
+                headers.aeth = Some(Aeth { syndrome: NO_CREDIT, msn: message_count });
+            }
+            Response::Empty { psn, message_count } => {
+                headers.bth.psn = psn;
+                headers.aeth = Some(Aeth { syndrome: NO_CREDIT, msn: message_count });
+            }
+            Response::Nak { psn, syndrome, message_count } => {
+                headers.bth.psn = psn;
+                headers.aeth = Some(Aeth { syndrome, msn: message_count });
+            }
+            Response::Resource(place) => return self.emit_resource(common, pass, plan, place, headers, out),
+        }
+        headers.emit(out);
+        self.responses.pop();
+        Ok(Some(Written::unsummed(Sending::First)))
+    }
+
+    fn emit_resource(
+        &mut self,
+        common: &mut Common,
+        pass: &Pass<'_>,
+        plan: ResponsePlan,
+        place: usize,
+        mut headers: Headers,
+        out: &mut [u8],
+    ) -> Result<Option<Written>, Violation> {
+        let Some(resource) = self.responses.resource(place).copied() else { return Ok(None) };
+        let sending = |again| if again { Sending::Again } else { Sending::First };
+        headers.aeth = Some(Aeth { syndrome: NO_CREDIT, msn: resource.message_count });
+        headers.bth.psn = resource.first;
+        let (reth, domain, next, end, sent) = match resource.kind {
+            ResourceKind::Atomic { original } => {
+                headers.atomic_ack = Some(original);
+                headers.emit(out);
+                self.responses.pop();
+                return Ok(Some(Written::unsummed(sending(resource.answered))));
+            }
+            ResourceKind::Read { reth, domain, next, end, sent, .. } => (reth, domain, next, end, sent),
+        };
+        headers.bth.psn = resource.first.plus(next);
+        if plan.opcode == Opcode::RC_READ_RESPONSE_MIDDLE {
+            headers.aeth = None;
+        }
+        let header_bytes = headers.emit(out);
+        let payload = plan.payload as usize;
+        let room = &mut out[header_bytes..];
+        let mut sum = None;
+        if payload > 0 {
+            let is_wrong = resource.answered && planted(Mutation::ReadRepeatedFromWrongOffset);
+            let skipped = if is_wrong { 0 } else { next };
+            let va = reth.va.wrapping_add(u64::from(skipped) * u64::from(common.mtu_bytes()));
+            let bytes = &mut room[..payload];
+            let is_last_domain = planted(Mutation::XrcDomainOfLastQueue);
+            let domain = if is_last_domain { self.remote_domain(common) } else { domain };
+            let accessor = Accessor { domain, queue_pair: common.qpn };
+            let (need, goes_on) = (AccessFlags::REMOTE_READ, next + 1 < end);
+            match pass.memory.read_payload(reth.rkey.0, accessor, va, need, bytes, goes_on) {
+                Ok(read) => sum = read,
+                Err(_) => return self.refuse_read(common, &resource, next).map(|()| None),
+            }
+        }
+        room[payload..payload.next_multiple_of(4)].fill(0);
+        self.responses.note_read_sent(pass.now, place, next + 1, end, !common.is_peer_ours());
+        Ok(Some(Written { sending: sending(next < sent), sum }))
+    }
+
+    /// Adds packets between the first and the last of a READ's response, from the planned one on, that are sent for the
+    /// first time. Strangers get theirs one by one, with pauses. Whether any were added.
+    pub(in crate::transport) fn add_middle_responses(
+        &mut self,
+        common: &Common,
+        pass: &Pass<'_>,
+        plan: &ResponsePlan,
+        burst: &mut Burst<'_>,
+    ) -> bool {
+        let Response::Resource(place) = plan.response else { return false };
+        let Some(resource) = self.responses.resource(place) else { return false };
+        let ResourceKind::Read { reth, domain, next: first, end, sent, .. } = resource.kind else { return false };
+        if first < sent || !common.is_peer_ours() || planted(Mutation::XrcDomainOfLastQueue) {
+            return false;
+        }
+        let (mtu, accessor) = (u64::from(plan.payload), Accessor { domain, queue_pair: common.qpn });
+        let (va, length) = (reth.va.wrapping_add(u64::from(first) * mtu), u64::from(end - 1 - first) * mtu);
+        let payloads = pass.memory.payloads(reth.rkey.0, accessor, va, length, AccessFlags::REMOTE_READ);
+        let Some(mut payloads) = payloads else { return false };
+        let mut headers = Headers { bth: plan.header(common), ..Headers::default() };
+        let mut next = first;
+        while next + 1 < end {
+            headers.bth.psn = resource.first.plus(next);
+            let Some(Ok(())) = burst.add_middle(&headers, plan.payload, &mut payloads) else { break };
+            next += 1;
+        }
+        if next > first {
+            self.responses.note_read_sent(pass.now, place, next, end, false);
+        }
+        next > first
+    }
+
+    /// The region went away between the READ's request and its response. A repetition may be a late one, whose READ the
+    /// peer has completed long ago, before the key was revoked: then the refusal is nothing to the peer, and it must be
+    /// nothing here.
+    fn refuse_read(&mut self, common: &mut Common, resource: &Resource, next: u32) -> Result<(), Violation> {
+        common.count(Counter::SentNak);
+        let (psn, code) = (resource.first.plus(next), NakCode::RemoteAccess);
+        if resource.answered && !planted(Mutation::LateReadEndsConnection) {
+            self.responses.refuse_repeated_read(psn, code, resource.message_count);
+            return Ok(());
+        }
+        self.refused = Some((psn, code));
+        self.responses.refuse_read(psn, code, resource.message_count);
+        Err(Violation::RemoteKey(AccessError::UnknownKey))
+    }
+}

@@ -1,0 +1,97 @@
+//! Requests of an unreliable connection: a message counts only as a whole. A gap, or a packet that does not continue
+//! the one before it, drops the message in progress, and the next first (or only) packet starts clean. What a dropped
+//! WRITE has written stays; a receive that a dropped SEND had begun to fill serves the next message.
+
+use super::{Common, Message, Pass, Responder};
+use crate::mutation::{Mutation, planted};
+use crate::transport::violation::Violation;
+use crate::types::{Counter, DropReason};
+use crate::wire::Packet;
+
+/// Packets that lie at most this far back are late or repeated ones: as many as a fast sender's network may hold.
+/// Further back, the peer has begun from the start, or a stray packet had led astray.
+const STALE_PACKETS: i32 = 1 << 10;
+
+/// Why a packet of an unreliable service was not executed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::transport) enum Failure {
+    /// It is dropped.
+    Dropped(DropReason),
+    /// The receive that it was for is wrong, which ends the queue pair.
+    Receive(Violation),
+}
+
+impl From<DropReason> for Failure {
+    fn from(reason: DropReason) -> Self {
+        Self::Dropped(reason)
+    }
+}
+
+impl Responder {
+    /// Executes a packet of an unreliable connection, or drops its message.
+    pub(in crate::transport) fn execute_unreliable(
+        &mut self,
+        common: &mut Common,
+        pass: &Pass<'_>,
+        packet: &Packet<'_>,
+    ) -> Result<(), Failure> {
+        let (psn, opcode) = (packet.headers.bth.psn, packet.headers.bth.opcode);
+        let distance = psn.distance_from(self.expected);
+        if (-STALE_PACKETS..0).contains(&distance) && !planted(Mutation::UnreliableLateTaken) {
+            common.count(Counter::DuplicateRequest);
+            return Err(DropReason::StaleDuplicate.into());
+        }
+        if distance != 0 {
+            common.count(Counter::OutOfSequenceRequest);
+        }
+        let is_gap = distance != 0 && !planted(Mutation::UnreliableGapIgnored);
+        if is_gap || opcode.is_first() || opcode.is_only() {
+            self.drop_message();
+        }
+        self.expected = psn;
+        let executed = self.check_and_execute(common, pass, packet);
+        match executed {
+            Ok(()) => return Ok(()),
+            // Its receive completes with the error.
+            Err(Failure::Receive(_)) => self.message = Message::None,
+            Err(Failure::Dropped(_)) => self.drop_message(),
+        }
+        self.expected = psn.plus(1);
+        executed
+    }
+
+    /// The chain of checks. What the peer did wrong drops its message; what is wrong with the own receive ends the
+    /// queue pair, as the standard has it for local errors.
+    fn check_and_execute(&mut self, common: &mut Common, pass: &Pass<'_>, packet: &Packet<'_>) -> Result<(), Failure> {
+        self.check_sequence(packet).map_err(|_| DropReason::OutOfOrder)?;
+        self.check_operation(common, packet).map_err(|_| DropReason::Refused)?;
+        if !self.has_receive(packet) {
+            return Err(DropReason::NoReceive.into());
+        }
+        let checked = self.check_length(common, packet).and_then(|()| self.check_key(common, pass, packet));
+        if checked.is_ok() && !self.claim_receive(packet.headers.bth.opcode) {
+            return Err(DropReason::NoReceive.into());
+        }
+        checked.and_then(|()| self.execute(common, pass, packet)).map_err(|violation| {
+            if is_local(violation) || planted(Mutation::UnreliableFaultEndsAll) {
+                return Failure::Receive(violation);
+            }
+            tracing::debug!(qpn = %common.qpn, psn = %packet.headers.bth.psn, ?violation, "message dropped");
+            Failure::Dropped(DropReason::Refused)
+        })
+    }
+
+    /// Forgets the message in progress. The receive that it had begun to fill serves the next one.
+    fn drop_message(&mut self) {
+        self.message = Message::None;
+        self.receives.restart();
+    }
+}
+
+/// Whether it is the own receive that is wrong.
+fn is_local(violation: Violation) -> bool {
+    match violation {
+        Violation::ReceiveTooSmall => !planted(Mutation::UnreliableLongMessageDropped),
+        violation => matches!(violation, Violation::ReceiveMemory(_)),
+    }
+}

@@ -1,0 +1,36 @@
+//! Scatter-gather lists.
+
+use crate::memory::AccessError;
+use crate::mutation::{Mutation, planted};
+use crate::types::Sge;
+
+/// Walks over the segments of a scatter-gather list that hold bytes `offset .. offset + length` of the message: the
+/// entry, the address in it, and the range of the packet's payload.
+pub(super) fn for_each_segment(
+    sges: &[Sge],
+    mut offset: u64,
+    length: usize,
+    mut access: impl FnMut(&Sge, u64, std::ops::Range<usize>) -> Result<(), AccessError>,
+) -> Result<(), AccessError> {
+    let mut done = 0;
+    for sge in sges {
+        let entry = u64::from(sge.length);
+        if offset >= entry {
+            offset -= entry;
+            continue;
+        }
+        let segment = (entry - offset).min((length - done) as u64) as usize;
+        if segment > 0 {
+            let address = sge.addr.checked_add(offset).ok_or(AccessError::OutOfBounds)?;
+            access(sge, address, done..done + segment)?;
+        }
+        done += segment;
+        if !planted(Mutation::PieceOffsetKept) {
+            offset = 0;
+        }
+        if done == length {
+            return Ok(());
+        }
+    }
+    if done == length { Ok(()) } else { Err(AccessError::OutOfBounds) }
+}
