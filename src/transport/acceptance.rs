@@ -188,7 +188,7 @@ impl QueuePair {
     /// Whether the number was sent and is not acknowledged.
     #[inline]
     pub(super) fn is_in_flight(&self, psn: Psn) -> bool {
-        psn.is_within(self.requester.unacknowledged, self.requester.packets_in_flight())
+        psn.is_within(self.requester.unacknowledged(), self.requester.packets_in_flight())
     }
 
     /// Whether a packet of this number, which is not due, may be of the peer all the same: a repetition, or, after a
@@ -200,7 +200,7 @@ impl QueuePair {
             return (-near..0).contains(&psn.distance_from(self.responder.expected()));
         }
         let ahead = if self.common.state == QueuePairState::Error { near } else { 0 };
-        (-near..ahead).contains(&psn.distance_from(self.requester.unacknowledged))
+        (-near..ahead).contains(&psn.distance_from(self.requester.unacknowledged()))
     }
 
     /// Packets that are in flight together at most.

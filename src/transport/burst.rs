@@ -3,30 +3,17 @@
 //! They are of equal size, and only the last may be shorter: so the kernel cuts a send into packets.
 
 use super::acceptance::LARGEST_SEGMENT_INDEX;
-use super::common::Pass;
 use super::datagram::{Repeats, Sending, Transmit};
-use super::loop_bound::LoopBound;
 use super::packet_check::Departing;
 use super::path::Path;
-use super::queue_pair::QueuePair;
-use super::requester::RequestPlan;
-use super::responder::ResponsePlan;
 use crate::checksum::Sum;
 use crate::memory::{AccessError, Payloads};
-use crate::mutation::{Mutation, planted};
-use crate::types::{Counter, Time};
+use crate::types::Qpn;
 use crate::wire::icrc::{self, Seed};
 use crate::wire::{Flow, Headers, Opcode, packet_bytes};
 
 /// A send of segments carries at most this (an IPv6 datagram's 65,535 less headers).
 const LARGEST_SEND_BYTES: usize = 65_000;
-
-/// What leaves next.
-#[derive(Clone, Copy)]
-enum Plan {
-    Response(ResponsePlan),
-    Request(RequestPlan),
-}
 
 /// A packet that was written, all but its ICRC.
 #[derive(Clone, Copy)]
@@ -79,7 +66,13 @@ impl IcrcContext {
 }
 
 impl<'a> Burst<'a> {
-    fn new(buffer: &'a mut [u8], path: &Path, max_segments: usize, flushes_as_linux: bool, check: Departing) -> Self {
+    pub(super) fn new(
+        buffer: &'a mut [u8],
+        path: &Path,
+        max_segments: usize,
+        flushes_as_linux: bool,
+        check: Departing,
+    ) -> Self {
         let room = buffer.len().min(LARGEST_SEND_BYTES);
         let most = if path.peer.segmentation_offload { max_segments } else { 1 };
         Self {
@@ -96,7 +89,7 @@ impl<'a> Burst<'a> {
 
     /// Whether nothing can follow.
     #[inline]
-    fn is_full(&self) -> bool {
+    pub(super) fn is_full(&self) -> bool {
         let ends = self.last.is_some_and(|(size, _)| size < self.segment);
         self.count >= self.most || ends
     }
@@ -144,131 +137,43 @@ impl<'a> Burst<'a> {
         Some(sum.map(|sum| self.add(size, Written { sending: Sending::First, sum })))
     }
 
+    /// Packets at most.
+    pub(super) fn most(&self) -> usize {
+        self.most
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Size of the first packet; 0 if there is none.
+    pub(super) fn segment(&self) -> usize {
+        self.segment
+    }
+
+    /// The burst is complete: what is sent, and how many packets it has. `None` if it is empty.
+    pub(super) fn finish(&mut self, path: &Path, qpn: Qpn) -> Option<(Transmit, usize)> {
+        self.append_last_icrc();
+        let transmit = Transmit {
+            source: path.source.address,
+            source_port: path.source.source_port,
+            destination: path.peer_address,
+            length: self.length,
+            segment_size: (self.count > 1).then_some(self.segment),
+            traffic_class: path.traffic_class,
+            hop_limit: path.hop_limit,
+            qpn,
+            repeats: self.repeats,
+            is_keyed: self.icrc.check.is_keyed(),
+        };
+        (self.count > 0).then_some((transmit, self.count))
+    }
+
     #[inline]
     fn append_last_icrc(&mut self) {
         if let Some((size, sum)) = self.last.take() {
             let packet = &mut self.buffer[self.length - size..self.length];
             self.icrc.append(self.count as u16 - 1, packet, sum);
-        }
-    }
-}
-
-impl QueuePair {
-    /// Fills the buffer with as many packets as may leave together. Also says whether there is nothing more to send.
-    pub(super) fn fill(&mut self, pass: &Pass<'_>, buffer: &mut [u8], max_segments: usize) -> (Option<Transmit>, bool) {
-        if self.common.is_datagram() {
-            return self.fill_datagram(pass, buffer);
-        }
-        let Some(path) = &self.common.path else { return (None, true) };
-        let mut burst = Burst::new(buffer, path, max_segments, self.flushes_as_linux(), self.packet_check.departing());
-        let (mut is_exhausted, mut has_sent_requests) = (false, false);
-        // Each round adds a packet, but where memory is gone: once of a request and once of its probe, which then end,
-        // and of READs, which are refused instead in the next round.
-        let mut bound = LoopBound::new("fill", 2 * burst.most + 8);
-        while !burst.is_full() {
-            bound.step();
-            let next = self.next_plan(pass.now).or_else(|| self.riding_acknowledgement(pass.now, burst.segment));
-            let Some((plan, size)) = next else {
-                if burst.count == 0 && self.run_local_request(pass) {
-                    return (None, false);
-                }
-                // Whatever left just now stood before a request that no packet leaves for.
-                is_exhausted = !self.local_request_is_due() || planted(Mutation::LocalRequestForgotten);
-                break;
-            };
-            let is_request = matches!(plan, Plan::Request(_));
-            if self.add_middles(pass, &plan, &mut burst) {
-                has_sent_requests |= is_request;
-                continue;
-            }
-            let Some(packet) = burst.room(size) else { break };
-            has_sent_requests |= is_request;
-            let written = match plan {
-                Plan::Response(response) => self.emit_response(pass, response, packet),
-                Plan::Request(request) => self.emit_request(pass, request, packet),
-            };
-            if let Some(written) = written {
-                burst.add(size, written);
-            }
-        }
-        burst.append_last_icrc();
-        self.responses_first = !self.responses_first;
-        self.end_grant(has_sent_requests, is_exhausted);
-        (self.transmit(&burst), is_exhausted)
-    }
-
-    /// Adds the packets between the first and the last of a message, as far as the plan is one of them and they can be
-    /// made in one go. Whether any were added.
-    #[inline]
-    fn add_middles(&mut self, pass: &Pass<'_>, plan: &Plan, burst: &mut Burst<'_>) -> bool {
-        match plan {
-            Plan::Request(request) if request.is_middle() => self.add_middle_requests(pass, request, burst),
-            Plan::Response(response) if response.is_middle() => {
-                self.responder.add_middle_responses(&self.common, pass, response, burst)
-            }
-            _ => false,
-        }
-    }
-
-    /// Writes the planned response; `None`: nothing was written.
-    fn emit_response(&mut self, pass: &Pass<'_>, plan: ResponsePlan, packet: &mut [u8]) -> Option<Written> {
-        match self.responder.emit_response(&mut self.common, pass, plan, packet) {
-            Ok(written) => written,
-            Err(violation) => {
-                self.refuse(violation, None);
-                None
-            }
-        }
-    }
-
-    /// Whether [`QueuePair::fill`] would find something.
-    pub(super) fn wants_to_send(&mut self, now: Time) -> bool {
-        if self.common.is_datagram() {
-            return self.may_send_datagram();
-        }
-        let has_response = self.common.path.is_some() && self.responder.plan_response(&self.common, now).is_some();
-        has_response || (self.common.path.is_some() && self.may_send_request())
-    }
-
-    fn transmit(&mut self, burst: &Burst<'_>) -> Option<Transmit> {
-        let path = self.common.path.as_ref().filter(|_| burst.count > 0)?;
-        self.common.counters.add(Counter::SentPackets, burst.count as u64);
-        self.common.counters.add(Counter::SentBytes, burst.length as u64);
-        Some(Transmit {
-            source: path.source.address,
-            source_port: path.source.source_port,
-            destination: path.peer_address,
-            length: burst.length,
-            segment_size: (burst.count > 1).then_some(burst.segment),
-            traffic_class: path.traffic_class,
-            hop_limit: path.hop_limit,
-            qpn: self.common.qpn,
-            repeats: burst.repeats,
-            is_keyed: burst.icrc.check.is_keyed(),
-        })
-    }
-
-    /// An acknowledgement that waits for the application's answer leaves behind it, as the last and shorter datagram
-    /// of its burst: a send call less for us, a receive call less for the peer.
-    fn riding_acknowledgement(&mut self, now: Time, segment: usize) -> Option<(Plan, usize)> {
-        let fits = segment >= packet_bytes(Opcode::RC_ACKNOWLEDGE, 0);
-        if !fits || !self.responder.holds_acknowledgement(now) {
-            return None;
-        }
-        self.responder.release_acknowledgement();
-        self.responder.plan_response(&self.common, now).map(|response| (Plan::Response(response), response.size))
-    }
-
-    /// What leaves next. Acknowledgements leave after requests, other responses take turns with them.
-    fn next_plan(&mut self, now: Time) -> Option<(Plan, usize)> {
-        let response = self.responder.plan_response(&self.common, now);
-        let response_first = self.responses_first && response.is_some_and(|response| response.is_data());
-        if response_first {
-            return response.map(|response| (Plan::Response(response), response.size));
-        }
-        match self.plan_request() {
-            Some(request) => Some((Plan::Request(request), request.size)),
-            None => response.map(|response| (Plan::Response(response), response.size)),
         }
     }
 }

@@ -204,9 +204,9 @@ impl Endpoint {
         if to == QueuePairState::ReadyToReceive {
             queue_pair.common.history.connect(now, &queue_pair.common.counters);
         }
-        let stood_in_line = queue_pair.is_waiting();
+        let stood_in_line = queue_pair.requester.is_waiting();
         queue_pair.apply_modify(to, attributes, source, |peer| peers.window_share(peer));
-        let has_left = stood_in_line && !queue_pair.is_waiting();
+        let has_left = stood_in_line && !queue_pair.requester.is_waiting();
         left.filter(|_| has_left).into_iter().for_each(|peer| peers.remove(peer, place));
         self.peers.tidy(self.by_number.len());
         self.settle(now, place);
@@ -243,7 +243,7 @@ impl Endpoint {
         self.quarantine.add(qpn, spare);
         queue_pair.requester.stop();
         if !planted(Mutation::DestroyedStaysCounted) {
-            queue_pair.note_in_flight();
+            queue_pair.requester.note_in_flight(&queue_pair.common);
         }
         self.counters.merge(&queue_pair.common.counters);
         self.timers.set(place, None);
@@ -350,7 +350,7 @@ impl Endpoint {
                 return self.settle(now, place);
             }
             QueuePairState::SendQueueError => {
-                queue_pair.flush_sends(Cause::QueuePairInError);
+                queue_pair.requester.flush(&mut queue_pair.common, Cause::QueuePairInError);
                 return self.settle(now, place);
             }
             _ => {}
@@ -470,8 +470,7 @@ impl Endpoint {
         for _ in 0..self.queue_pairs.len() {
             let Some(place) = self.timers.pop_expired(now) else { break };
             if let Some(queue_pair) = self.at(place) {
-                queue_pair.requester_timeout(now);
-                queue_pair.responder.handle_timeout(&mut queue_pair.common, now);
+                queue_pair.handle_timeout(now);
             }
             self.settle(now, place);
         }

@@ -4,9 +4,8 @@
 //! never get it. A stranger gets the standard's first and, while it does not answer, both in turns; what it answered to
 //! is what the next FLUSH begins with.
 
+use super::common::Common;
 use super::path::Path;
-use super::queue_pair::QueuePair;
-use crate::types::Operation;
 use crate::wire::Opcode;
 
 impl Path {
@@ -14,20 +13,19 @@ impl Path {
     pub(super) fn may_be_flush_of_linux(&self, udp_payload: &[u8]) -> bool {
         !self.peer.is_ours() && udp_payload.first() == Some(&Opcode::RC_FLUSH.0)
     }
+
+    /// Whether a FLUSH that leaves in this round of repetitions has Linux's ICRC.
+    pub(super) fn flushes_as_linux(&self, round: u32) -> bool {
+        let in_turn = round % 2 == 1;
+        !self.peer.is_ours() && self.flush_as_linux != in_turn
+    }
 }
 
-impl QueuePair {
-    /// Whether a FLUSH that leaves now has Linux's ICRC.
-    pub(super) fn flushes_as_linux(&self) -> bool {
-        let in_turn = self.requester.recovery.rounds() % 2 == 1;
-        self.common.path.as_ref().is_some_and(|path| !path.peer.is_ours() && path.flush_as_linux != in_turn)
-    }
-
-    /// The request's empty response came. If it was for an earlier round, the next FLUSH needs one round more.
-    pub(super) fn note_ack_only_response(&mut self, index: u32) {
-        let took = self.flushes_as_linux();
-        if let (Operation::Flush { .. }, Some(path)) = (self.send.header(index).operation, &mut self.common.path) {
-            path.flush_as_linux = took;
+impl Common {
+    /// The response of a FLUSH came in this round. If it was for an earlier one, the next FLUSH needs one round more.
+    pub(super) fn note_flush_taken(&mut self, round: u32) {
+        if let Some(path) = &mut self.path {
+            path.flush_as_linux = path.flushes_as_linux(round);
         }
     }
 }

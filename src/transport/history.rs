@@ -9,8 +9,8 @@ use super::queue_pair::QueuePair;
 use super::violation::Violation;
 use crate::memory::AccessError;
 use crate::types::{
-    Cause, CompletionStatus, Counters, DropReason, Ending, FailedRequest, Heard, LastHeard, Operation, PeerFault, Qpn,
-    QueuePairReport, QueuePairState, RefusedRequest, RemoteAccess, Stray, Time, Worked,
+    Counters, DropReason, Ending, Heard, LastHeard, Operation, PeerFault, Qpn, QueuePairReport, QueuePairState,
+    RefusedRequest, RemoteAccess, Stray, Time, Worked,
 };
 use crate::wire::{Aeth, Bth, Headers, NakCode, Opcode, Packet, Syndrome};
 
@@ -187,28 +187,10 @@ impl Strays {
 }
 
 impl QueuePair {
-    /// Notes that the oldest request fails.
-    pub(super) fn note_failure(&mut self, index: u32, status: CompletionStatus, cause: Cause) {
-        let header = self.send.header(index);
-        let (tries, rnr_tries) = self.requester.recovery.spent();
-        let (wr_id, operation, length) = (header.wr_id, header.operation, header.length);
-        self.common.history.note_ending(Ending::Request(FailedRequest {
-            wr_id,
-            status,
-            cause,
-            operation,
-            length,
-            tries,
-            rnr_tries,
-        }));
-    }
-
     fn report(&self, now: Time) -> QueuePairReport {
         let history = &self.common.history;
         let [answer, request] = history.heard.map(|heard| heard.map(|packet| packet.report(now)));
         let first = self.common.attributes.sq_psn.unwrap_or_default();
-        let unfinished = self.send.published().wrapping_sub(self.send.retired());
-        let begun = self.requester.oldest() != self.requester.next();
         let counters = match &history.base {
             Some(base) => self.common.counters.since(base),
             None => self.common.counters.clone(),
@@ -216,7 +198,7 @@ impl QueuePair {
         let mut report = QueuePairReport::new(self.status(), counters);
         report.last_answer = answer;
         report.last_request = request;
-        report.was_acknowledged = self.requester.unacknowledged != first;
+        report.was_acknowledged = self.requester.unacknowledged() != first;
         report.was_requested = self.responder.message_count() > 0;
         report.ending = history.ending;
         report.worked = history.worked;
@@ -225,10 +207,10 @@ impl QueuePair {
         report.late_answers = history.late_answers;
         report.wrong_source = history.wrong_source;
         report.wrong_pkey = history.wrong_pkey;
-        report.unfinished = unfinished;
-        report.oldest = begun.then(|| self.send.header(self.requester.oldest()).operation);
+        report.unfinished = self.requester.unfinished();
+        report.oldest = self.requester.oldest_operation();
         report.in_flight = self.requester.packets_in_flight();
-        report.waits_for_receiver = self.common.service.is_reliable() && self.requester.recovery.waits_for_receiver();
+        report.waits_for_receiver = self.common.service.is_reliable() && self.requester.waits_for_receiver();
         report.receives = self.responder.available_receives();
         report
     }

@@ -4,14 +4,12 @@
 mod acceptance;
 mod burst;
 mod common;
-mod completer;
 mod datagram;
 mod endpoint;
 mod fair_queue;
 mod fast_path;
 mod flush;
 mod history;
-mod local;
 mod loop_bound;
 mod modify;
 mod multicast;
@@ -21,16 +19,14 @@ mod path;
 mod quarantine;
 mod queue_pair;
 mod receive_path;
-mod request_packet;
 mod requester;
 mod responder;
-mod retransmit;
 mod segments;
 mod state_machine;
 mod timer;
-mod unreliable;
-mod unreliable_datagram;
+mod transmit_path;
 mod violation;
+mod window_share;
 mod xrc;
 
 #[cfg(all(test, not(loom)))]

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use super::acceptance::HiddenFields;
 use super::datagram::{ModifyLimits, SourceAddress};
-use super::fair_queue::{FairShare, WindowShare};
 use super::path::Path;
 use super::queue_pair::{QueuePair, address_of};
 use super::state_machine::{self, Mask, Refused};
+use super::window_share::WindowShare;
 use crate::mutation::{Mutation, planted};
 use crate::types::{Cause, Ending, PeerCapabilities, QueuePairAttributes, QueuePairState, QueuePairType};
 use crate::wire::Flow;
@@ -154,7 +154,7 @@ impl QueuePair {
                 if !planted(Mutation::DrainedAnnouncedUnasked) {
                     self.common.attributes.en_sqd_async_notify = Some(given.en_sqd_async_notify.unwrap_or(false));
                 }
-                self.requester.drained_announced = false;
+                self.requester.note_draining();
             }
             _ => {}
         }
@@ -188,7 +188,7 @@ impl QueuePair {
         let (Some(source), Some(vector)) = (source, self.common.attributes.ah_attr) else { return };
         let peer_address = address_of(vector.dgid);
         let flow = Flow { source: source.address, destination: peer_address, source_port: source.source_port };
-        self.fair_share = FairShare::default();
+        self.requester.reset_share();
         let mut path = Path {
             source,
             peer_address,

@@ -32,7 +32,7 @@ impl QueuePair {
     fn lost_its_completion_queue(&self) -> bool {
         let is_ended = matches!(self.common.state, QueuePairState::Reset | QueuePairState::Error);
         let is_alive = !is_ended && !planted(Mutation::OverflowEndsOne);
-        is_alive && (self.send_completions.0.overflowed() || self.responder.has_lost_completions())
+        is_alive && (self.requester.has_lost_completions() || self.responder.has_lost_completions())
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::acceptance::HiddenFields;
 use super::datagram::{Datagram, SourceAddress};
-use super::fair_queue::WindowShare;
+use super::window_share::WindowShare;
 use crate::types::{Mtu, PeerCapabilities, Qpn};
 use crate::wire::Flow;
 use crate::wire::icrc::Seed;

@@ -3,17 +3,15 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::common::{Common, CompletionSink};
-use super::fair_queue::FairShare;
-use super::loop_bound::LoopBound;
+use super::common::Common;
 use super::packet_check::PacketCheck;
-use super::requester::Requester;
+use super::requester::{RequestFailure, Requester};
 use super::responder::{ReceiveSource, Receives, ReorderBudget, Responder};
 use crate::mutation::{Mutation, planted};
 use crate::queue::{AsyncEventQueue, CompletionQueue, SendConsumer, SourceToken};
 use crate::types::{
-    Accessor, AsyncEvent, Cause, CompletionOpcode, CompletionStatus, Counter, DomainId, Gid, Operation, Qpn,
-    QueuePairAttributes, QueuePairCapabilities, QueuePairState, QueuePairStatus, QueuePairType, RawCompletion, Time,
+    Accessor, AsyncEvent, Cause, DomainId, Gid, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairState,
+    QueuePairStatus, QueuePairType, Time,
 };
 
 /// What a new queue pair is made of.
@@ -42,9 +40,6 @@ pub struct QueuePairInit {
 pub(super) struct QueuePair {
     pub(super) common: Common,
     pub(super) cap: QueuePairCapabilities,
-    pub(super) signal_all: bool,
-    pub(super) send: SendConsumer,
-    pub(super) send_completions: CompletionSink,
     pub(super) packet_check: PacketCheck,
     pub(super) requester: Requester,
     pub(super) responder: Responder,
@@ -54,7 +49,6 @@ pub(super) struct QueuePair {
     pub(super) held: bool,
     /// Alternates between responses and requests when both wait.
     pub(super) responses_first: bool,
-    pub(super) fair_share: FairShare,
 }
 
 impl QueuePair {
@@ -63,16 +57,12 @@ impl QueuePair {
         Self {
             common: Common::new(qpn, init.service, init.domain, init.events),
             cap: init.cap,
-            signal_all: init.signal_all,
-            send: init.send,
-            send_completions: init.send_completions,
             packet_check: PacketCheck::default(),
-            requester: Requester::new(init.cap.max_send_wr),
+            requester: Requester::new(init.send, init.send_completions, init.signal_all, init.cap.max_send_wr),
             responder: Responder::new(reorder_budget, receives),
             listed: false,
             held: false,
             responses_first: false,
-            fair_share: FairShare::default(),
         }
     }
 
@@ -88,7 +78,7 @@ impl QueuePair {
             } else {
                 self.common.service
             },
-            sq_sig_all: self.signal_all,
+            sq_sig_all: self.requester.signals_all(),
             qp_state: self.common.state,
             sq_draining: self.common.state == QueuePairState::SendQueueDrained && !self.requester.is_idle(),
             attributes: QueuePairAttributes {
@@ -100,43 +90,29 @@ impl QueuePair {
         }
     }
 
-    /// Changes how many packets this queue pair has in flight.
-    #[inline]
-    pub(super) fn note_in_flight(&mut self) {
-        let now = self.requester.packets_counted();
-        let before = std::mem::replace(&mut self.requester.counted_in_flight, now);
-        if now != before
-            && let Some(path) = &self.common.path
-        {
-            path.window_share.change_in_flight(before, now);
-        }
-    }
-
     /// Back to RESET: everything posted is forgotten without a completion, completions not yet polled are removed.
     pub(super) fn reset(&mut self) {
         self.requester.forget_all();
         if !planted(Mutation::InFlightLeaked) {
-            self.note_in_flight();
+            self.requester.note_in_flight(&self.common);
         }
-        let start = self.send.reset();
+        self.requester.reset();
         self.responder.forget_posted();
         self.responder.set_flushes(false);
         if !planted(Mutation::ResetKeepsCompletions) {
-            self.send_completions.0.purge(self.send_completions.1);
+            self.requester.purge_completions();
             self.responder.purge_completions();
         }
-        self.requester.reset(start);
         self.responder.reset();
         self.common.reset();
         self.packet_check = PacketCheck::default();
-        self.fair_share = FairShare::default();
+        self.requester.reset_share();
     }
 
     /// Forgets what was posted and not begun.
     pub(super) fn forget_posted(&mut self) {
-        let start = self.send.reset();
+        self.requester.reset();
         self.responder.forget_posted();
-        self.requester.reset(start);
     }
 
     /// To the error state, on the application's word or after a failure: flushes all that is outstanding, in order.
@@ -148,7 +124,7 @@ impl QueuePair {
         self.common.state = QueuePairState::Error;
         self.requester.stop();
         self.responder.stop();
-        self.note_in_flight();
+        self.requester.note_in_flight(&self.common);
         self.responder.set_flushes(true);
         self.flush(cause);
         if !was_error {
@@ -159,83 +135,15 @@ impl QueuePair {
     /// Completes everything posted as flushed.
     pub(super) fn flush(&mut self, cause: Cause) {
         self.responder.flush_begun(&mut self.common, cause);
-        self.flush_sends(cause);
+        self.requester.flush(&mut self.common, cause);
         if !planted(Mutation::FlushSkipsReceives) {
             self.responder.flush_posted(&mut self.common, cause);
         }
     }
 
-    /// Completes all posted sends as flushed.
-    pub(super) fn flush_sends(&mut self, cause: Cause) {
-        // Those that are there now: what other threads post meanwhile has a doorbell of its own.
-        let end = self.send.published();
-        let left = |send: &SendConsumer| end.wrapping_sub(send.retired()) as i32;
-        let mut bound = LoopBound::new("flush", left(&self.send).max(0) as usize);
-        while left(&self.send) > 0 {
-            bound.step();
-            let newest = self.send.published().wrapping_sub(1);
-            let index = if planted(Mutation::FlushOutOfOrder) { newest } else { self.send.retired() };
-            self.common.count(Counter::Flushed);
-            self.complete_send(index, CompletionStatus::WorkRequestFlushedError, cause);
-        }
-        self.requester.restart_at(self.send.retired());
-    }
-
-    /// Retires the send request `index` and, if it is signaled or failed, completes it.
-    pub(super) fn complete_send(&mut self, index: u32, status: CompletionStatus, cause: Cause) {
-        let header = self.send.header(index);
-        let signaled = (self.signal_all && !planted(Mutation::SignalAllIgnored))
-            || planted(Mutation::UnsignaledCompletes)
-            || header.flags.contains(crate::types::SendFlags::SIGNALED);
-        let retired = index.wrapping_add(1);
-        let (opcode, byte_len) = match header.operation {
-            Operation::Write { .. } | Operation::WriteWithImmediate { .. } => (CompletionOpcode::RdmaWrite, 0),
-            Operation::Read { .. } if planted(Mutation::ReadLengthNotTold) => (CompletionOpcode::RdmaRead, 0),
-            Operation::Read { .. } => (CompletionOpcode::RdmaRead, header.length),
-            Operation::CompareAndSwap { .. } => (CompletionOpcode::CompareAndSwap, 8),
-            Operation::FetchAndAdd { .. } => (CompletionOpcode::FetchAndAdd, 8),
-            Operation::AtomicWrite { .. } => (CompletionOpcode::AtomicWrite, 0),
-            Operation::Flush { .. } => (CompletionOpcode::Flush, 0),
-            Operation::LocalInvalidate(_) => (CompletionOpcode::LocalInvalidate, 0),
-            Operation::BindMemoryWindow { .. } => (CompletionOpcode::BindMemoryWindow, 0),
-            _ => (CompletionOpcode::Send, 0),
-        };
-        let newest = self.send.published().wrapping_sub(1);
-        let named = if planted(Mutation::CompletionOfWrongRequest) { newest } else { index };
-        let wr_id = if named == index { header.wr_id } else { self.send.header(named).wr_id };
-        if status.is_success() {
-            self.common.history.note_done(&header.operation, header.length);
-        }
-        self.send.retire(retired);
-        let retired = match () {
-            () if planted(Mutation::CompletionRetiresTooMuch) => newest.wrapping_add(1),
-            () if planted(Mutation::CompletionRetiresTooLittle) => index,
-            () => retired,
-        };
-        if (status.is_success() || planted(Mutation::UnsignaledFailureSilent)) && !signaled {
-            return;
-        }
-        let completion = RawCompletion {
-            wr_id,
-            status,
-            opcode,
-            cause,
-            byte_len,
-            qpn: self.common.qpn,
-            source_qpn: self.common.attributes.dest_qp_num.unwrap_or_default(),
-            retired,
-            ..RawCompletion::default()
-        };
-        self.common.complete(&self.send_completions, completion, false);
-    }
-
     /// Fails the oldest request and takes the queue pair to the error state, or, if it is unreliable, its send queue.
-    pub(super) fn fail_oldest(&mut self, status: CompletionStatus, cause: Cause) {
-        let index = self.requester.oldest();
-        if index != self.send.published() {
-            self.note_failure(index, status, cause);
-            self.complete_send(index, status, cause);
-        }
+    pub(super) fn fail(&mut self, failure: RequestFailure) {
+        self.requester.fail_oldest(&mut self.common, failure);
         if self.common.service.is_reliable() || planted(Mutation::SendQueueErrorEndsAll) {
             self.enter_error(Cause::EarlierFailure);
         } else {
@@ -243,28 +151,38 @@ impl QueuePair {
         }
     }
 
+    /// A local error of an unreliable service ends the send queue alone: what is left in it is flushed, receives go on.
+    pub(super) fn enter_send_queue_error(&mut self) {
+        self.common.state = QueuePairState::SendQueueError;
+        self.requester.forget_all();
+        self.requester.note_in_flight(&self.common);
+        self.requester.flush(&mut self.common, Cause::EarlierFailure);
+        if planted(Mutation::SendQueueErrorFlushesReceives) {
+            self.flush(Cause::EarlierFailure);
+        }
+    }
+
+    /// The clocks of both halves, as far as they have run out.
+    pub(super) fn handle_timeout(&mut self, now: Time) {
+        if let Err(failure) = self.requester.handle_timeout(&mut self.common, now) {
+            self.fail(failure);
+        }
+        self.responder.handle_timeout(&mut self.common, now);
+    }
+
     /// The earliest time at which something must happen by itself.
     pub(super) fn next_deadline(&self) -> Option<Time> {
-        Time::earliest([self.requester_deadline(), self.responder.deadline()])
+        Time::earliest([self.requester.deadline(), self.responder.deadline()])
     }
 
     /// After each input: the consequences that no single step carries out. Whether a completion queue overflowed.
     pub(super) fn settle(&mut self) -> bool {
         let overflowed = self.end_by_overflow();
         if self.common.state == QueuePairState::SendQueueDrained && self.requester.is_idle() {
-            self.announce_drained();
+            self.requester.announce_drained(&self.common);
         }
-        self.note_in_flight();
+        self.requester.note_in_flight(&self.common);
         overflowed
-    }
-
-    fn announce_drained(&mut self) {
-        let is_asked =
-            self.common.attributes.en_sqd_async_notify == Some(true) && !planted(Mutation::DrainedNotAnnounced);
-        if is_asked && !self.requester.drained_announced {
-            self.common.announce(AsyncEvent::SendQueueDrained(self.common.qpn));
-        }
-        self.requester.drained_announced = true;
     }
 }
 
@@ -279,7 +197,7 @@ impl QueuePair {
         self.common.state = QueuePairState::Init;
         self.requester.stop();
         self.responder.stop();
-        self.note_in_flight();
+        self.requester.note_in_flight(&self.common);
         self.responder.take_begun_receive()
     }
 

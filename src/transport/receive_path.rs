@@ -5,6 +5,7 @@ use super::common::Pass;
 use super::datagram::{Datagram, Outcome};
 use super::loop_bound::LoopBound;
 use super::queue_pair::QueuePair;
+use super::requester::ResponseError;
 use super::responder::{Failure, Identified, check_datagram, identify};
 use super::violation::Violation;
 use super::xrc::as_reliable;
@@ -113,7 +114,25 @@ impl QueuePair {
         Ok(())
     }
 
+    /// A packet of the peer's responder.
+    #[inline]
+    fn handle_response(&mut self, pass: &Pass<'_>, packet: &Packet<'_>) -> Result<(), DropReason> {
+        match self.requester.handle_response(&mut self.common, pass, packet) {
+            Ok(()) => Ok(()),
+            Err(ResponseError::Dropped(reason)) => Err(reason),
+            Err(ResponseError::Failed(failure)) => {
+                self.fail(failure);
+                Ok(())
+            }
+            Err(ResponseError::Invalid(failure)) => {
+                self.fail(failure);
+                Err(DropReason::Unexpected)
+            }
+        }
+    }
+
     /// Executes the expected packet, or refuses it, which ends the connection.
+    #[inline]
     fn execute(&mut self, pass: &Pass<'_>, packet: &Packet<'_>) {
         if let Err(violation) = self.responder.execute_expected(&mut self.common, pass, packet) {
             self.responder.refuse(&mut self.common, packet, violation);

@@ -47,7 +47,8 @@ fn hot_structures_stay_small() {
         &bounds! {
             Seed: 8,
             Path: 96,
-            Requester: 320,
+            // With the consuming end of the send queue and its share of the window.
+            Requester: 328,
             ResponseQueue: 128,
             // With the receives and the scatter list of the one in progress.
             Responder: 336,

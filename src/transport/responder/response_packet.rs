@@ -62,6 +62,7 @@ impl Responder {
     }
 
     /// The next response packet that may leave now.
+    #[inline]
     pub(in crate::transport) fn plan_response(&self, common: &Common, now: Time) -> Option<ResponsePlan> {
         let response = self.responses.front()?;
         if let Response::Empty { .. } = response {
@@ -90,15 +91,16 @@ impl Responder {
         Some(ResponsePlan::new(opcode, payload, response))
     }
 
-    /// Writes the planned packet, without its ICRC, and moves on. `None`: nothing was written, because the memory of a
-    /// repeated READ is gone. An error: that of a READ is gone, which ends the connection.
+    /// Adds the planned packet to the burst, and moves on. If the memory of a repeated READ is gone, nothing is added;
+    /// an error: that of a READ is gone, which ends the connection.
+    #[inline]
     pub(in crate::transport) fn emit_response(
         &mut self,
         common: &mut Common,
         pass: &Pass<'_>,
-        plan: ResponsePlan,
-        out: &mut [u8],
-    ) -> Result<Option<Written>, Violation> {
+        plan: &ResponsePlan,
+        burst: &mut Burst<'_>,
+    ) -> Result<(), Violation> {
         let mut headers = Headers { bth: plan.header(common), ..Headers::default() };
         match plan.response {
             Response::Acknowledge { psn, message_count } => {
@@ -115,23 +117,26 @@ impl Responder {
                 headers.bth.psn = psn;
                 headers.aeth = Some(Aeth { syndrome, msn: message_count });
             }
-            Response::Resource(place) => return self.emit_resource(common, pass, plan, place, headers, out),
+            Response::Resource(place) => return self.emit_resource(common, pass, plan, place, headers, burst),
         }
+        let Some(out) = burst.room(plan.size) else { return Ok(()) };
         headers.emit(out);
         self.responses.pop();
-        Ok(Some(Written::unsummed(Sending::First)))
+        burst.add(plan.size, Written::unsummed(Sending::First));
+        Ok(())
     }
 
     fn emit_resource(
         &mut self,
         common: &mut Common,
         pass: &Pass<'_>,
-        plan: ResponsePlan,
+        plan: &ResponsePlan,
         place: usize,
         mut headers: Headers,
-        out: &mut [u8],
-    ) -> Result<Option<Written>, Violation> {
-        let Some(resource) = self.responses.resource(place).copied() else { return Ok(None) };
+        burst: &mut Burst<'_>,
+    ) -> Result<(), Violation> {
+        let Some(resource) = self.responses.resource(place).copied() else { return Ok(()) };
+        let Some(out) = burst.room(plan.size) else { return Ok(()) };
         let sending = |again| if again { Sending::Again } else { Sending::First };
         headers.aeth = Some(Aeth { syndrome: NO_CREDIT, msn: resource.message_count });
         headers.bth.psn = resource.first;
@@ -140,7 +145,8 @@ impl Responder {
                 headers.atomic_ack = Some(original);
                 headers.emit(out);
                 self.responses.pop();
-                return Ok(Some(Written::unsummed(sending(resource.answered))));
+                burst.add(plan.size, Written::unsummed(sending(resource.answered)));
+                return Ok(());
             }
             ResourceKind::Read { reth, domain, next, end, sent, .. } => (reth, domain, next, end, sent),
         };
@@ -163,12 +169,13 @@ impl Responder {
             let (need, goes_on) = (AccessFlags::REMOTE_READ, next + 1 < end);
             match pass.memory.read_payload(reth.rkey.0, accessor, va, need, bytes, goes_on) {
                 Ok(read) => sum = read,
-                Err(_) => return self.refuse_read(common, &resource, next).map(|()| None),
+                Err(_) => return self.refuse_read(common, &resource, next),
             }
         }
         room[payload..payload.next_multiple_of(4)].fill(0);
         self.responses.note_read_sent(pass.now, place, next + 1, end, !common.is_peer_ours());
-        Ok(Some(Written { sending: sending(next < sent), sum }))
+        burst.add(plan.size, Written { sending: sending(next < sent), sum });
+        Ok(())
     }
 
     /// Adds packets between the first and the last of a READ's response, from the planned one on, that are sent for the

@@ -244,7 +244,7 @@ fn many_queue_pairs_send_little_into_silence() {
     assert_eq!(crowd.in_flight(), 0);
 }
 
-/// Who goes back for a lost packet and finds the room taken waits for its turn, not for the peer.
+/// A queue pair that goes back for a lost packet and finds the room taken waits for its turn, not for the peer.
 #[test]
 fn waiting_in_line_spends_no_tries() {
     let mut crowd = Crowd::new(2, ours_with(16));
@@ -261,16 +261,16 @@ fn waiting_in_line_spends_no_tries() {
     // As if the peer had asked for the first packet; the other queue pair was first to take the room.
     let queue_pair = endpoint.at(place).unwrap();
     queue_pair.requester.go_back();
-    queue_pair.note_in_flight();
+    queue_pair.requester.note_in_flight(&queue_pair.common);
     endpoint.handle_doorbell(now, qpn);
     while !crowd.pair.ends[0].transmit(now).is_empty() {}
     assert_eq!(crowd.in_flight(), 16);
     let queue_pair = crowd.pair.ends[0].endpoint.at(place).unwrap();
-    assert!(queue_pair.waits_for_grant());
+    assert!(queue_pair.requester.waits_for_grant());
     for wait in 1..20 {
-        queue_pair.requester_timeout(now + Duration::from_millis(100) * wait);
+        queue_pair.handle_timeout(now + Duration::from_millis(100) * wait);
     }
-    assert_eq!(queue_pair.requester.recovery.rounds(), 0);
+    assert_eq!(queue_pair.requester.rounds(), 0);
     crowd.pair.ends[0].endpoint.destroy_queue_pair(crowd.members[0][1].qpn);
     crowd.pair.drive(Duration::from_millis(1));
     crowd.expect_done([0], 1);

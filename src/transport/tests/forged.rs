@@ -227,7 +227,8 @@ fn an_implausible_flush_teaches_nothing_of_linux() {
     icrc::append_as_linux(&flow(&pair, 1, HONEST_PORT), 0, &mut forged);
     arrive(&mut pair, 1, HONEST_PORT, &forged);
     let end = &pair.ends[1];
-    assert!(!end.endpoint.find(end.qpn).unwrap().flushes_as_linux());
+    let path = end.endpoint.find(end.qpn).unwrap().common.path.as_ref();
+    assert!(!path.unwrap().flushes_as_linux(0));
 }
 
 #[test]

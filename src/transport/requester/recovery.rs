@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use super::queue_pair::QueuePair;
+use super::{Common, RequestFailure, Requester};
 use crate::mutation::{Mutation, planted};
 use crate::types::{Cause, CompletionStatus, Counter, Psn, RNR_TIMER_MICROSECONDS, Time};
 
@@ -107,6 +107,7 @@ impl RoundTrip {
         self.sample = None;
     }
 
+    #[inline]
     fn end_sample(&mut self, unacknowledged: Psn, now: Time) {
         let Some((psn, sent)) = self.sample else { return };
         if !psn.is_before(unacknowledged) {
@@ -143,15 +144,15 @@ fn timeout_duration(code: u8) -> Option<Duration> {
     (code > 0).then(|| Duration::from_nanos(4_096 << code.min(31)))
 }
 
-impl QueuePair {
+impl Requester {
     /// How long a response may take; `None`: for ever.
-    pub(super) fn transport_timeout(&self) -> Option<Duration> {
-        timeout_duration(self.common.attributes.timeout.unwrap_or(0))
+    pub(super) fn transport_timeout(&self, common: &Common) -> Option<Duration> {
+        timeout_duration(common.attributes.timeout.unwrap_or(0))
     }
 
     /// When the sending half must be looked at again.
-    pub(super) fn requester_deadline(&self) -> Option<Time> {
-        let recovery = &self.requester.recovery;
+    pub(in crate::transport) fn deadline(&self) -> Option<Time> {
+        let recovery = &self.recovery;
         if let Some(ready_at) = recovery.receiver_ready_at {
             return (!planted(Mutation::RnrTimerLost)).then_some(ready_at);
         }
@@ -159,170 +160,182 @@ impl QueuePair {
     }
 
     /// Something is in flight: the clocks run.
-    pub(super) fn arm_timers(&mut self, now: Time) {
-        let timeout = self.transport_timeout();
-        let recovery = &mut self.requester.recovery;
+    pub(super) fn arm_timers(&mut self, common: &Common, now: Time) {
+        let timeout = self.transport_timeout(common);
+        let recovery = &mut self.recovery;
         if recovery.timeout_at.is_none() && !planted(Mutation::TimeoutNotArmed) {
             recovery.timeout_at = timeout.map(|wait| now + wait);
         }
         let backoff = recovery.probes.min(LARGEST_BACKOFF);
-        let round_trip = &self.requester.round_trip;
+        let round_trip = &self.round_trip;
         let wait = if self.waits_unasked() { round_trip.answer_wait() } else { round_trip.probe_wait() };
         let wait = wait * (1 << backoff);
-        self.requester.recovery.probe_at = Some(now + wait);
+        self.recovery.probe_at = Some(now + wait);
     }
 
     /// Answers came: all clocks start anew, all tries are given back.
-    pub(super) fn note_progress(&mut self, now: Time) {
-        self.requester.round_trip.end_sample(self.requester.unacknowledged, now);
-        let unacknowledged = self.requester.unacknowledged;
-        let early = self.requester.recovery.answered_early.filter(|psn| !psn.is_before(unacknowledged));
-        let kept = self.requester.recovery.planted_leftovers();
-        self.requester.recovery = Recovery { answered_early: early, ..kept };
-        if self.requester.packets_in_flight() > 0 {
-            self.arm_timers(now);
+    #[inline]
+    pub(super) fn note_progress(&mut self, common: &Common, now: Time) {
+        self.round_trip.end_sample(self.unacknowledged, now);
+        let unacknowledged = self.unacknowledged;
+        let early = self.recovery.answered_early.filter(|psn| !psn.is_before(unacknowledged));
+        let kept = self.recovery.planted_leftovers();
+        self.recovery = Recovery { answered_early: early, ..kept };
+        if self.packets_in_flight() > 0 {
+            self.arm_timers(common, now);
             // That answer was not kept, and no other may come for it.
-            let reorder_wait = self.requester.round_trip.reorder_wait();
-            self.requester.recovery.repair_at = early.map(|_| now + reorder_wait);
+            let reorder_wait = self.round_trip.reorder_wait();
+            self.recovery.repair_at = early.map(|_| now + reorder_wait);
         }
     }
 
     /// The clocks of the sending half, as far as they have run out.
-    pub(super) fn requester_timeout(&mut self, now: Time) {
+    pub(in crate::transport) fn handle_timeout(
+        &mut self,
+        common: &mut Common,
+        now: Time,
+    ) -> Result<(), RequestFailure> {
         let due = |time: Option<Time>| time.is_some_and(|time| time <= now);
-        if self.requester.recovery.receiver_ready_at.is_some() {
-            if due(self.requester.recovery.receiver_ready_at) {
-                self.requester.recovery.receiver_ready_at = None;
-                if !self.common.service.is_reliable() {
-                    return; // just a pause
+        if self.recovery.receiver_ready_at.is_some() {
+            if due(self.recovery.receiver_ready_at) {
+                self.recovery.receiver_ready_at = None;
+                if !common.service.is_reliable() {
+                    return Ok(()); // just a pause
                 }
-                self.requester.go_back();
-                self.restart_timeout(now);
+                self.go_back();
+                self.restart_timeout(common, now);
             }
-            return;
+            return Ok(());
         }
-        if self.waits_for_grant() && due(self.requester_deadline()) {
+        if self.waits_for_grant() && due(self.deadline()) {
             // The others' packets are not the peer's silence: this spends nothing, and the clocks run from its turn on.
-            let look_again = now + self.requester.round_trip.probe_wait();
-            let recovery = &mut self.requester.recovery;
+            let look_again = now + self.round_trip.probe_wait();
+            let recovery = &mut self.recovery;
             (recovery.repair_at, recovery.timeout_at, recovery.probe_at) = (None, None, Some(look_again));
-            return;
+            return Ok(());
         }
-        if due(self.requester.recovery.repair_at) {
-            self.requester.recovery.repair_at = None;
-            self.repair(now);
+        if due(self.recovery.repair_at) {
+            self.recovery.repair_at = None;
+            self.repair(common, now);
         }
-        if due(self.requester.recovery.timeout_at) {
-            self.common.count(Counter::LocalAckTimeout);
-            self.spend_retry(now, Cause::NoAnswer);
-        } else if due(self.requester.recovery.probe_at) {
-            self.probe(now);
+        if due(self.recovery.timeout_at) {
+            common.count(Counter::LocalAckTimeout);
+            self.spend_retry(common, now, Cause::NoAnswer)?;
+        } else if due(self.recovery.probe_at) {
+            self.probe(common, now);
         }
+        Ok(())
     }
 
-    fn restart_timeout(&mut self, now: Time) {
+    fn restart_timeout(&mut self, common: &Common, now: Time) {
         if !planted(Mutation::TimeoutNotRestarted) {
-            self.requester.recovery.timeout_at = None;
+            self.recovery.timeout_at = None;
         }
-        self.arm_timers(now);
+        self.arm_timers(common, now);
     }
 
     /// Tries once more from the oldest unacknowledged number, if a try is left.
-    fn spend_retry(&mut self, now: Time, cause: Cause) {
-        let allowed = self.common.attributes.retry_cnt.unwrap_or(0);
-        if self.requester.recovery.retries_spent >= allowed {
-            self.common.count(Counter::RetryExceeded);
-            self.common.history.note_gave_up(now);
-            self.fail_oldest(CompletionStatus::RetryExceededError, cause);
-            return;
+    fn spend_retry(&mut self, common: &mut Common, now: Time, cause: Cause) -> Result<(), RequestFailure> {
+        let allowed = common.attributes.retry_cnt.unwrap_or(0);
+        if self.recovery.retries_spent >= allowed {
+            common.count(Counter::RetryExceeded);
+            common.history.note_gave_up(now);
+            return Err(RequestFailure::new(CompletionStatus::RetryExceededError, cause));
         }
-        self.requester.recovery.retries_spent += u8::from(!planted(Mutation::RetryNotCounted));
-        self.requester.recovery.went_back_at = None;
-        self.requester.go_back();
-        self.restart_timeout(now);
+        self.recovery.retries_spent += u8::from(!planted(Mutation::RetryNotCounted));
+        self.recovery.went_back_at = None;
+        self.go_back();
+        self.restart_timeout(common, now);
+        Ok(())
     }
 
     /// The responses are late: asks for them, without spending a try.
-    fn probe(&mut self, now: Time) {
-        self.common.count(Counter::TailProbe);
-        self.requester.recovery.probes += 1;
-        self.requester.recovery.retries_spent += u8::from(planted(Mutation::ProbeSpendsRetry));
+    fn probe(&mut self, common: &mut Common, now: Time) {
+        common.count(Counter::TailProbe);
+        self.recovery.probes += 1;
+        self.recovery.retries_spent += u8::from(planted(Mutation::ProbeSpendsRetry));
         if planted(Mutation::ProbeRepeatsNothing) {
-            return self.arm_timers(now);
+            return self.arm_timers(common, now);
         }
-        let first_probe = self.requester.recovery.probes == 1;
-        let last_sent = self.requester.limit.minus(1);
-        let tail = self.request_with(last_sent).map(|index| *self.requester.request(index));
+        let first_probe = self.recovery.probes == 1;
+        let last_sent = self.limit.minus(1);
+        let tail = self.request_with(last_sent).map(|index| *self.request(index));
         // A READ is repeated from its first missing packet to the end of its request packet: a shorter one would
         // change what the peer remembers of it, and a later repetition would not be found.
         match tail {
             Some(request) if first_probe && !request.needs_response() => {
-                self.requester.recovery.probe = Some(last_sent);
+                self.recovery.probe = Some(last_sent);
             }
-            _ => self.requester.go_back(),
+            _ => self.go_back(),
         }
-        self.arm_timers(now);
+        self.arm_timers(common, now);
     }
 
     /// A response with the number `psn` came before its turn, or an acknowledgement passed an unfinished READ or
     /// atomic: a response is missing, or late.
-    pub(super) fn note_gap(&mut self, now: Time, psn: Psn) {
-        let recovery = &mut self.requester.recovery;
+    pub(super) fn note_gap(&mut self, common: &mut Common, now: Time, psn: Psn) {
+        let recovery = &mut self.recovery;
         if recovery.answered_early.is_none_or(|early| early.is_before(psn)) {
             recovery.answered_early = Some(psn);
         }
-        if recovery.went_back_at == Some(self.requester.unacknowledged) || recovery.receiver_ready_at.is_some() {
+        if recovery.went_back_at == Some(self.unacknowledged) || recovery.receiver_ready_at.is_some() {
             return;
         }
         recovery.gap_evidence += 1;
         if recovery.gap_evidence >= GAP_EVIDENCE {
-            self.repair(now);
+            self.repair(common, now);
         } else if recovery.repair_at.is_none() {
-            recovery.repair_at = Some(now + self.requester.round_trip.reorder_wait());
+            recovery.repair_at = Some(now + self.round_trip.reorder_wait());
         }
     }
 
     /// Asks again for what is missing, once for each oldest missing number.
-    fn repair(&mut self, now: Time) {
-        if self.requester.packets_in_flight() == 0 {
+    fn repair(&mut self, common: &mut Common, now: Time) {
+        if self.packets_in_flight() == 0 {
             return;
         }
-        self.common.count(Counter::ReadRepair);
-        let recovery = &mut self.requester.recovery;
-        recovery.went_back_at = Some(self.requester.unacknowledged);
+        common.count(Counter::ReadRepair);
+        let recovery = &mut self.recovery;
+        recovery.went_back_at = Some(self.unacknowledged);
         recovery.gap_evidence = 0;
         recovery.repair_at = None;
-        self.requester.go_back();
-        self.arm_timers(now);
+        self.go_back();
+        self.arm_timers(common, now);
     }
 
     /// The peer misses the packet that is now the oldest unacknowledged.
-    pub(super) fn sequence_nak(&mut self, now: Time) {
-        self.common.count(Counter::ReceivedSequenceNak);
-        let unacknowledged = self.requester.unacknowledged;
-        let recovery = &self.requester.recovery;
+    pub(super) fn sequence_nak(&mut self, common: &mut Common, now: Time) -> Result<(), RequestFailure> {
+        common.count(Counter::ReceivedSequenceNak);
+        let unacknowledged = self.unacknowledged;
+        let recovery = &self.recovery;
         if recovery.went_back_at == Some(unacknowledged) || recovery.receiver_ready_at.is_some() {
-            return;
+            return Ok(());
         }
-        self.spend_retry(now, Cause::SequenceErrorsExceeded);
-        self.requester.recovery.went_back_at = Some(unacknowledged);
+        self.spend_retry(common, now, Cause::SequenceErrorsExceeded)?;
+        self.recovery.went_back_at = Some(unacknowledged);
+        Ok(())
     }
 
     /// The peer has no receive posted for the oldest unacknowledged packet.
-    pub(super) fn receiver_not_ready(&mut self, now: Time, timer_code: u8) {
-        self.common.count(Counter::ReceivedRnr);
-        if self.requester.recovery.receiver_ready_at.is_some() {
-            return;
+    pub(super) fn receiver_not_ready(
+        &mut self,
+        common: &mut Common,
+        now: Time,
+        timer_code: u8,
+    ) -> Result<(), RequestFailure> {
+        common.count(Counter::ReceivedRnr);
+        if self.recovery.receiver_ready_at.is_some() {
+            return Ok(());
         }
-        let allowed = self.common.attributes.rnr_retry.unwrap_or(0);
-        if allowed != RNR_RETRY_FOREVER && self.requester.recovery.rnr_retries_spent >= allowed {
-            self.common.count(Counter::RnrRetryExceeded);
-            self.fail_oldest(CompletionStatus::ReceiverNotReadyRetryExceededError, Cause::ReceiverNotReady);
-            return;
+        let allowed = common.attributes.rnr_retry.unwrap_or(0);
+        if allowed != RNR_RETRY_FOREVER && self.recovery.rnr_retries_spent >= allowed {
+            common.count(Counter::RnrRetryExceeded);
+            let status = CompletionStatus::ReceiverNotReadyRetryExceededError;
+            return Err(RequestFailure::new(status, Cause::ReceiverNotReady));
         }
         let wait = Duration::from_micros(u64::from(RNR_TIMER_MICROSECONDS[usize::from(timer_code & 31)]));
         let wait = if planted(Mutation::RnrTimerIgnored) { Duration::ZERO } else { wait };
-        let recovery = &mut self.requester.recovery;
+        let recovery = &mut self.recovery;
         let spent = u8::from(!planted(Mutation::RnrRetryNotCounted));
         recovery.rnr_retries_spent = recovery.rnr_retries_spent.saturating_add(spent);
         // The peer lives: its silence before this does not count.
@@ -333,7 +346,8 @@ impl QueuePair {
         recovery.repair_at = None;
         recovery.went_back_at = None;
         recovery.probe = None;
-        self.requester.round_trip.forget_sample();
+        self.round_trip.forget_sample();
+        Ok(())
     }
 }
 

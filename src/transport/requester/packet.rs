@@ -1,64 +1,73 @@
 //! Packets of requests, as they are written: headers, and the payload out of registered memory.
 
-use super::burst::{Burst, Written};
-use super::common::Pass;
-use super::queue_pair::QueuePair;
-use super::requester::RequestPlan;
-use super::segments::for_each_segment;
+use super::{Common, Pass, RequestFailure, RequestPlan, Requester};
 use crate::checksum::Sum;
 use crate::memory::{AccessError, MemoryView, Payloads};
 use crate::mutation::{Mutation, planted};
+use crate::transport::burst::{Burst, Written};
+use crate::transport::segments::for_each_segment;
 use crate::types::{AccessFlags, FlushFlags, Operation, SendFlags};
 use crate::wire::{AtomicEth, Bth, FlushEth, Headers, Reth};
 
-impl QueuePair {
-    /// Writes the planned packet, without its ICRC, and moves on. `None`: the request's own memory failed, nothing
-    /// was written.
-    pub(super) fn emit_request(&mut self, pass: &Pass<'_>, plan: RequestPlan, out: &mut [u8]) -> Option<Written> {
-        let ack_request = self.wants_acknowledgement(pass.now, &plan);
-        let headers = self.request_headers(&plan, ack_request);
+impl Requester {
+    /// Adds the planned packet to the burst, and moves on. If the request's own memory fails, nothing is added; an
+    /// error: it is the oldest, and ends the queue pair.
+    #[inline]
+    pub(in crate::transport) fn emit_request(
+        &mut self,
+        common: &mut Common,
+        pass: &Pass<'_>,
+        plan: &RequestPlan,
+        burst: &mut Burst<'_>,
+    ) -> Result<(), RequestFailure> {
+        let Some(out) = burst.room(plan.size) else { return Ok(()) };
+        let ack_request = self.wants_acknowledgement(common, pass.now, plan);
+        let headers = self.request_headers(common, plan, ack_request);
         let header_bytes = headers.emit(out);
         let payload = plan.payload as usize;
         let room = &mut out[header_bytes..];
-        let offset = u64::from(plan.offset) * u64::from(self.common.mtu_bytes());
-        let sum = match self.gather(pass.memory, plan.index, offset, &mut room[..payload]) {
+        let offset = u64::from(plan.offset) * u64::from(common.mtu_bytes());
+        let sum = match self.gather(common, pass.memory, plan.index, offset, &mut room[..payload]) {
             Ok(sum) => sum,
-            Err(error) => {
-                self.fail_request(plan.index, error);
-                return None;
-            }
+            Err(error) => return self.fail_when_oldest(plan.index, error),
         };
-        let padded = payload.next_multiple_of(4);
-        room[payload..padded].fill(0);
-        if !self.common.service.is_reliable() {
-            return Some(Written { sending: self.note_sent_unreliable(pass, plan.psn.plus(1)), sum });
+        room[payload..payload.next_multiple_of(4)].fill(0);
+        let sending = match common.service.is_reliable() {
+            true => self.note_sent(common, pass.now, plan, ack_request),
+            false => self.note_sent_unreliable(common, pass, plan.psn.plus(1)),
+        };
+        burst.add(plan.size, Written { sending, sum });
+        if planted(Mutation::CompletionBeforeAcknowledgement) && common.service.is_reliable() {
+            self.acknowledge_before(common, pass, plan.psn.plus(1), plan.psn)?;
         }
-        let sending = self.note_sent(pass.now, &plan, ack_request);
-        if planted(Mutation::CompletionBeforeAcknowledgement) {
-            self.acknowledge_before(pass, plan.psn.plus(1), plan.psn);
-        }
-        Some(Written { sending, sum })
+        Ok(())
     }
 
     /// Adds packets between the first and the last of a request, from the planned one on, that are sent for the first
     /// time and lie in one entry of the scatter-gather list. Whether any were added.
-    pub(super) fn add_middle_requests(&mut self, pass: &Pass<'_>, first: &RequestPlan, burst: &mut Burst<'_>) -> bool {
-        let is_repeat = first.psn.is_before(self.requester.limit);
-        if is_repeat || !self.common.service.is_reliable() || planted(Mutation::CompletionBeforeAcknowledgement) {
+    pub(in crate::transport) fn add_middle_requests(
+        &mut self,
+        common: &Common,
+        pass: &Pass<'_>,
+        first: &RequestPlan,
+        burst: &mut Burst<'_>,
+    ) -> bool {
+        let is_repeat = first.psn.is_before(self.limit);
+        if is_repeat || !common.service.is_reliable() || planted(Mutation::CompletionBeforeAcknowledgement) {
             return false;
         }
-        let Some(mut payloads) = self.middle_payloads(pass.memory, first) else { return false };
-        let mut headers = self.request_headers(first, false);
+        let Some(mut payloads) = self.middle_payloads(common, pass.memory, first) else { return false };
+        let mut headers = self.request_headers(common, first, false);
         let mut plan = *first;
-        let end = self.requester.request(first.index).packets - 1;
+        let end = self.request(first.index).packets - 1;
         let is_unbounded = planted(Mutation::MiddlesIgnoreWindow);
         while plan.offset < end && burst.fits(plan.size) {
             // The window has room for the first: it is planned.
-            if plan.psn != first.psn && !is_unbounded && !self.window_allows(plan.psn, 1) {
+            if plan.psn != first.psn && !is_unbounded && !self.window_allows(common, plan.psn, 1) {
                 break;
             }
             headers.bth.psn = plan.psn;
-            headers.bth.ack_request = self.wants_acknowledgement(pass.now, &plan);
+            headers.bth.ack_request = self.wants_acknowledgement(common, pass.now, &plan);
             // What does not fit or is not there is found out again, packet by packet.
             let Some(Ok(())) = burst.add_middle(&headers, plan.payload, &mut payloads) else { break };
             self.note_asked(pass.now, &plan, headers.bth.ack_request, is_repeat);
@@ -67,19 +76,24 @@ impl QueuePair {
         }
         let is_any = plan.psn != first.psn;
         if is_any {
-            self.requester.move_cursor(plan.psn);
-            self.note_in_flight();
-            self.arm_timers(pass.now);
+            self.move_cursor(plan.psn);
+            self.note_in_flight(common);
+            self.arm_timers(common, pass.now);
         }
         is_any
     }
 
     /// The payloads of the packets from the planned one on that lie in the same entry of the scatter-gather list.
-    fn middle_payloads<'a>(&self, memory: &'a MemoryView<'_>, plan: &RequestPlan) -> Option<Payloads<'a>> {
+    fn middle_payloads<'a>(
+        &self,
+        common: &Common,
+        memory: &'a MemoryView<'_>,
+        plan: &RequestPlan,
+    ) -> Option<Payloads<'a>> {
         if self.send.header(plan.index).inline {
             return None;
         }
-        let mut offset = u64::from(plan.offset) * u64::from(self.common.mtu_bytes());
+        let mut offset = u64::from(plan.offset) * u64::from(common.mtu_bytes());
         for sge in self.send.sges(plan.index) {
             let entry = u64::from(sge.length);
             if offset >= entry {
@@ -87,32 +101,32 @@ impl QueuePair {
                 continue;
             }
             let address = sge.addr.checked_add(offset)?;
-            return memory.payloads(sge.lkey.0, self.common.domain, address, entry - offset, AccessFlags::empty());
+            return memory.payloads(sge.lkey.0, common.domain, address, entry - offset, AccessFlags::empty());
         }
         None
     }
 
-    fn request_headers(&self, plan: &RequestPlan, ack_request: bool) -> Headers {
+    fn request_headers(&self, common: &Common, plan: &RequestPlan, ack_request: bool) -> Headers {
         let header = self.send.header(plan.index);
-        let is_last = plan.offset + plan.covers == self.requester.request(plan.index).packets;
+        let is_last = plan.offset + plan.covers == self.request(plan.index).packets;
         let may_solicit = !planted(Mutation::SolicitedLost)
             && !matches!(header.operation, Operation::Write { .. })
             && !header.operation.has_explicit_response();
         let bth = Bth {
             solicited: is_last && may_solicit && header.flags.contains(SendFlags::SOLICITED),
-            destination: self.common.path.as_ref().map_or(Default::default(), |path| path.destination),
+            destination: common.destination(),
             ack_request,
             psn: plan.psn,
             ..Bth::with_payload(plan.opcode, plan.payload)
         };
         let is_named = plan.offset == 0 || !planted(Mutation::XrcNamedOnce);
         let mut headers = Headers { bth, xrc_srq: header.remote_srq().filter(|_| is_named), ..Headers::default() };
-        let skipped = u64::from(plan.offset) * u64::from(self.common.mtu_bytes());
+        let skipped = u64::from(plan.offset) * u64::from(common.mtu_bytes());
         match header.operation {
             Operation::Read { remote_addr, rkey } => {
-                let whole = u64::from(plan.covers) * u64::from(self.common.mtu_bytes());
+                let whole = u64::from(plan.covers) * u64::from(common.mtu_bytes());
                 let length = whole.min(u64::from(header.length) - skipped) as u32;
-                let is_repair = !plan.offset.is_multiple_of(self.requester.request(plan.index).chunk);
+                let is_repair = !plan.offset.is_multiple_of(self.request(plan.index).chunk);
                 let skipped = if is_repair && planted(Mutation::ReadRepairedFromWrongByte) { 0 } else { skipped };
                 headers.reth = Some(Reth { va: remote_addr.wrapping_add(skipped), rkey, length });
             }
@@ -153,6 +167,7 @@ impl QueuePair {
     /// Copies the request's bytes from `offset` on into the packet, and sums them if that costs next to nothing.
     pub(super) fn gather(
         &self,
+        common: &Common,
         memory: &MemoryView<'_>,
         index: u32,
         offset: u64,
@@ -172,8 +187,7 @@ impl QueuePair {
         for_each_segment(self.send.sges(index), offset, payload, |sge, addr, range| {
             let is_whole = range.len() == payload;
             let piece = &mut out[range];
-            let sum =
-                memory.read_payload(sge.lkey.0, self.common.domain, addr, AccessFlags::empty(), piece, goes_on)?;
+            let sum = memory.read_payload(sge.lkey.0, common.domain, addr, AccessFlags::empty(), piece, goes_on)?;
             whole = sum.filter(|_| is_whole);
             Ok(())
         })?;

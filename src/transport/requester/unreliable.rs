@@ -3,11 +3,9 @@
 
 use std::time::Duration;
 
-use super::common::Pass;
-use super::datagram::Sending;
-use super::queue_pair::QueuePair;
-use crate::mutation::{Mutation, planted};
-use crate::types::{Cause, Psn, QueuePairState, Time};
+use super::{Common, Pass, Requester};
+use crate::transport::datagram::Sending;
+use crate::types::{Psn, Time};
 
 /// Between bursts to our own peers, whose socket buffers are large: at most about 2 GB/s.
 const OWN_PAUSE: Duration = Duration::from_micros(500);
@@ -40,30 +38,19 @@ impl Pace {
     }
 }
 
-impl QueuePair {
+impl Requester {
     /// A packet of an unreliable request has been written: it counts as sent and will not come again.
-    pub(super) fn note_sent_unreliable(&mut self, pass: &Pass<'_>, end: Psn) -> Sending {
-        self.requester.move_cursor(end);
-        self.advance(pass, end);
-        let Some(path) = &self.common.path else { return Sending::First };
+    pub(super) fn note_sent_unreliable(&mut self, common: &mut Common, pass: &Pass<'_>, end: Psn) -> Sending {
+        self.move_cursor(end);
+        self.retire_before(common, pass, end);
+        let Some(path) = &common.path else { return Sending::First };
         let (most, pause) = match path.peer.is_ours() {
             true => (path.window_packets, OWN_PAUSE),
             false => (path.window_packets.min(STRANGER_BURST_PACKETS), STRANGER_PAUSE),
         };
-        let resume = self.requester.pace.note_sent(pass.now, most, pause);
-        self.requester.recovery.pause_until(resume);
+        let resume = self.pace.note_sent(pass.now, most, pause);
+        self.recovery.pause_until(resume);
         Sending::First
-    }
-
-    /// A local error ends the send queue alone: what is left in it is flushed, receives go on.
-    pub(super) fn enter_send_queue_error(&mut self) {
-        self.common.state = QueuePairState::SendQueueError;
-        self.requester.forget_all();
-        self.note_in_flight();
-        self.flush_sends(Cause::EarlierFailure);
-        if planted(Mutation::SendQueueErrorFlushesReceives) {
-            self.flush(Cause::EarlierFailure);
-        }
     }
 }
 

@@ -1,0 +1,132 @@
+//! The end of requests: completed, failed or flushed, in order.
+
+use super::{Common, Requester};
+use crate::memory::AccessError;
+use crate::mutation::{Mutation, planted};
+use crate::queue::SendConsumer;
+use crate::transport::loop_bound::LoopBound;
+use crate::transport::violation::local_cause;
+use crate::types::{
+    Cause, CompletionOpcode, CompletionStatus, Counter, Ending, FailedRequest, Operation, RawCompletion, SendFlags,
+};
+
+/// How the oldest request fails. The queue pair decides what that means for the others.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::transport) struct RequestFailure {
+    pub(super) status: CompletionStatus,
+    pub(super) cause: Cause,
+}
+
+impl RequestFailure {
+    pub(super) fn new(status: CompletionStatus, cause: Cause) -> Self {
+        Self { status, cause }
+    }
+}
+
+impl From<AccessError> for RequestFailure {
+    fn from(error: AccessError) -> Self {
+        Self::new(CompletionStatus::LocalProtectionError, local_cause(error))
+    }
+}
+
+impl Requester {
+    /// Completes all posted sends as flushed.
+    pub(in crate::transport) fn flush(&mut self, common: &mut Common, cause: Cause) {
+        // Those that are there now: what other threads post meanwhile has a doorbell of its own.
+        let end = self.send.published();
+        let left = |send: &SendConsumer| end.wrapping_sub(send.retired()) as i32;
+        let mut bound = LoopBound::new("flush", left(&self.send).max(0) as usize);
+        while left(&self.send) > 0 {
+            bound.step();
+            let newest = self.send.published().wrapping_sub(1);
+            let index = if planted(Mutation::FlushOutOfOrder) { newest } else { self.send.retired() };
+            common.count(Counter::Flushed);
+            self.complete(common, index, CompletionStatus::WorkRequestFlushedError, cause);
+        }
+        self.restart_at(self.send.retired());
+    }
+
+    /// Retires the send request `index` and, if it is signaled or failed, completes it.
+    #[inline]
+    pub(super) fn complete(&mut self, common: &mut Common, index: u32, status: CompletionStatus, cause: Cause) {
+        let header = self.send.header(index);
+        let signaled = (self.signal_all && !planted(Mutation::SignalAllIgnored))
+            || planted(Mutation::UnsignaledCompletes)
+            || header.flags.contains(SendFlags::SIGNALED);
+        let retired = index.wrapping_add(1);
+        let (opcode, byte_len) = match header.operation {
+            Operation::Write { .. } | Operation::WriteWithImmediate { .. } => (CompletionOpcode::RdmaWrite, 0),
+            Operation::Read { .. } if planted(Mutation::ReadLengthNotTold) => (CompletionOpcode::RdmaRead, 0),
+            Operation::Read { .. } => (CompletionOpcode::RdmaRead, header.length),
+            Operation::CompareAndSwap { .. } => (CompletionOpcode::CompareAndSwap, 8),
+            Operation::FetchAndAdd { .. } => (CompletionOpcode::FetchAndAdd, 8),
+            Operation::AtomicWrite { .. } => (CompletionOpcode::AtomicWrite, 0),
+            Operation::Flush { .. } => (CompletionOpcode::Flush, 0),
+            Operation::LocalInvalidate(_) => (CompletionOpcode::LocalInvalidate, 0),
+            Operation::BindMemoryWindow { .. } => (CompletionOpcode::BindMemoryWindow, 0),
+            _ => (CompletionOpcode::Send, 0),
+        };
+        let newest = self.send.published().wrapping_sub(1);
+        let named = if planted(Mutation::CompletionOfWrongRequest) { newest } else { index };
+        let wr_id = if named == index { header.wr_id } else { self.send.header(named).wr_id };
+        if status.is_success() {
+            common.history.note_done(&header.operation, header.length);
+        }
+        self.send.retire(retired);
+        let retired = match () {
+            () if planted(Mutation::CompletionRetiresTooMuch) => newest.wrapping_add(1),
+            () if planted(Mutation::CompletionRetiresTooLittle) => index,
+            () => retired,
+        };
+        if (status.is_success() || planted(Mutation::UnsignaledFailureSilent)) && !signaled {
+            return;
+        }
+        let completion = RawCompletion {
+            wr_id,
+            status,
+            opcode,
+            cause,
+            byte_len,
+            qpn: common.qpn,
+            source_qpn: common.attributes.dest_qp_num.unwrap_or_default(),
+            retired,
+            ..RawCompletion::default()
+        };
+        common.complete(&self.completions, completion, false);
+    }
+
+    /// Completes the oldest request with an error.
+    pub(in crate::transport) fn fail_oldest(&mut self, common: &mut Common, failure: RequestFailure) {
+        if self.oldest != self.send.published() {
+            self.fail(common, self.oldest, failure);
+        }
+    }
+
+    /// Completes a request with an error, which is what ends the queue pair.
+    pub(super) fn fail(&mut self, common: &mut Common, index: u32, RequestFailure { status, cause }: RequestFailure) {
+        let header = self.send.header(index);
+        let (tries, rnr_tries) = self.recovery.spent();
+        common.history.note_ending(Ending::Request(FailedRequest {
+            wr_id: header.wr_id,
+            status,
+            cause,
+            operation: header.operation,
+            length: header.length,
+            tries,
+            rnr_tries,
+        }));
+        self.complete(common, index, status, cause);
+    }
+
+    /// The request's own memory failed: it ends when all before it have ended. An error if there are none.
+    pub(super) fn fail_when_oldest(&mut self, index: u32, error: AccessError) -> Result<(), RequestFailure> {
+        // If it was the probe, it cannot be sent: it must not be tried for ever.
+        self.recovery.end_probe();
+        let failure = RequestFailure::from(error);
+        let distance = |index: u32| index.wrapping_sub(self.oldest);
+        if self.failed.is_none_or(|(other, _)| distance(index) < distance(other)) {
+            self.failed = Some((index, failure));
+        }
+        if index == self.oldest { Err(failure) } else { Ok(()) }
+    }
+}

@@ -1,0 +1,364 @@
+//! The requester: cuts requests into packets, numbers them, and knows what is in flight.
+//!
+//! Requests have indices (the send queue's count), packets have sequence numbers. The numbers of the requests in
+//! progress follow each other without gaps: `oldest.first ..= limit - 1`. `cursor` is the next number to transmit; it
+//! equals `limit` except while something is sent again. Going back is setting the cursor back.
+
+mod completion;
+mod datagram;
+mod local;
+mod packet;
+mod plan;
+mod recovery;
+mod response;
+mod share;
+mod unreliable;
+
+use std::collections::VecDeque;
+
+use super::common::{Common, CompletionSink, Pass};
+use super::loop_bound::LoopBound;
+use crate::mutation::{Mutation, planted};
+use crate::queue::SendConsumer;
+use crate::types::{AsyncEvent, Operation, Psn, Time};
+
+pub(super) use completion::RequestFailure;
+pub(super) use plan::RequestPlan;
+use recovery::{Recovery, RoundTrip};
+pub(super) use response::ResponseError;
+use share::FairShare;
+use unreliable::Pace;
+
+/// A request that has its sequence numbers.
+#[derive(Clone, Copy, Default)]
+pub(in crate::transport) struct InProgress {
+    /// Number of its first packet.
+    first: Psn,
+    /// Numbers that it takes.
+    packets: u32,
+    /// For a READ: packets that one READ request packet asks for. Fixed for the request's life, because a repeated
+    /// request packet must lie within the original one.
+    chunk: u32,
+    is_read: bool,
+    is_atomic: bool,
+    /// Answered by an empty READ response: ATOMIC WRITE and FLUSH.
+    is_ack_only: bool,
+}
+
+impl InProgress {
+    /// The number after its last.
+    fn end(&self) -> Psn {
+        let end = self.first.plus(self.packets);
+        let wrapped = end.value() < self.first.value();
+        if wrapped && planted(Mutation::PsnWrapOffByOne) { end.plus(1) } else { end }
+    }
+
+    /// Whether it needs a response of its own, which acknowledgements cannot stand for.
+    fn needs_response(&self) -> bool {
+        self.is_read || self.is_atomic || self.is_ack_only
+    }
+}
+
+/// The sending half of a queue pair.
+pub(super) struct Requester {
+    send: SendConsumer,
+    completions: CompletionSink,
+    /// Every request makes a completion.
+    signal_all: bool,
+    /// By index modulo its length: the requests `oldest..next`.
+    requests: Box<[InProgress]>,
+    oldest: u32,
+    next: u32,
+    /// The request in which the cursor lies; `next` if it is at the limit.
+    cursor_request: u32,
+    unacknowledged: Psn,
+    cursor: Psn,
+    limit: Psn,
+    /// Last numbers of the READ request packets and atomics that have no response yet.
+    awaiting_response: VecDeque<Psn>,
+    /// READs and atomics among `oldest..next`.
+    reads_in_progress: u32,
+    /// Last number sent with a request for acknowledgement.
+    last_ack_request: Psn,
+    /// When that was.
+    last_ack_request_at: Option<Time>,
+    /// Whether the last packet sent asks for a response.
+    has_asked: bool,
+    /// A request that cannot go on; it fails when it has become the oldest.
+    failed: Option<(u32, RequestFailure)>,
+    recovery: Recovery,
+    round_trip: RoundTrip,
+    /// Packets that the window share counts for this queue pair.
+    counted_in_flight: u32,
+    fair_share: FairShare,
+    drained_announced: bool,
+    stopped: bool,
+    /// Of unreliable connections.
+    pace: Pace,
+}
+
+impl Requester {
+    pub(super) fn new(send: SendConsumer, completions: CompletionSink, signal_all: bool, max_send_wr: u32) -> Self {
+        let slots = max_send_wr.max(1).next_power_of_two() as usize;
+        Self {
+            send,
+            completions,
+            signal_all,
+            requests: vec![InProgress::default(); slots].into_boxed_slice(),
+            oldest: 0,
+            next: 0,
+            cursor_request: 0,
+            unacknowledged: Psn::default(),
+            cursor: Psn::default(),
+            limit: Psn::default(),
+            awaiting_response: VecDeque::new(),
+            reads_in_progress: 0,
+            last_ack_request: Psn::default(),
+            last_ack_request_at: None,
+            has_asked: true,
+            failed: None,
+            recovery: Recovery::default(),
+            round_trip: RoundTrip::default(),
+            counted_in_flight: 0,
+            fair_share: FairShare::default(),
+            drained_announced: false,
+            stopped: false,
+            pace: Pace::default(),
+        }
+    }
+
+    /// Ready to send from `psn` on.
+    pub(super) fn start(&mut self, psn: Psn, max_rd_atomic: u8) {
+        self.unacknowledged = psn;
+        self.cursor = psn;
+        self.limit = psn;
+        self.last_ack_request = psn.minus(1);
+        self.awaiting_response.reserve(usize::from(max_rd_atomic));
+        self.stopped = false;
+    }
+
+    /// Forgets everything that was posted, without completions.
+    pub(super) fn reset(&mut self) {
+        let start = self.send.reset();
+        self.requests.fill(InProgress::default());
+        self.forget_all();
+        self.cursor = Psn::default();
+        self.limit = Psn::default();
+        self.unacknowledged = Psn::default();
+        self.last_ack_request = Psn::default();
+        self.last_ack_request_at = None;
+        self.has_asked = true;
+        self.round_trip = RoundTrip::default();
+        self.counted_in_flight = 0;
+        self.drained_announced = false;
+        self.stopped = false;
+        self.pace = Pace::default();
+        self.restart_at(start);
+    }
+
+    /// Removes completions that were not polled yet.
+    pub(super) fn purge_completions(&self) {
+        let (queue, token) = &self.completions;
+        queue.purge(*token);
+    }
+
+    /// Nothing is in flight any more.
+    pub(super) fn forget_all(&mut self) {
+        self.cursor = self.unacknowledged;
+        self.limit = self.unacknowledged;
+        self.awaiting_response.clear();
+        self.reads_in_progress = 0;
+        self.failed = None;
+        self.recovery = Recovery::default();
+    }
+
+    /// No more packets: the queue pair is in error.
+    pub(super) fn stop(&mut self) {
+        self.forget_all();
+        self.stopped = true;
+    }
+
+    /// Continues with request `index` after a flush.
+    pub(super) fn restart_at(&mut self, index: u32) {
+        self.oldest = index;
+        self.next = index;
+        self.cursor_request = index;
+    }
+
+    /// Whether no request is in progress.
+    pub(super) fn is_idle(&self) -> bool {
+        self.oldest == self.next
+    }
+
+    /// Whether a request in progress needs a response of its own.
+    fn awaits_data(&self) -> bool {
+        self.reads_in_progress > 0
+    }
+
+    /// The oldest number that is not acknowledged.
+    #[inline]
+    pub(super) fn unacknowledged(&self) -> Psn {
+        self.unacknowledged
+    }
+
+    /// Requests that are posted and not complete.
+    pub(super) fn unfinished(&self) -> u32 {
+        self.send.published().wrapping_sub(self.send.retired())
+    }
+
+    /// The oldest request, if it has begun.
+    pub(super) fn oldest_operation(&self) -> Option<Operation> {
+        (!self.is_idle()).then(|| self.send.header(self.oldest).operation)
+    }
+
+    /// Every request makes a completion.
+    pub(super) fn signals_all(&self) -> bool {
+        self.signal_all
+    }
+
+    /// Whether the queue that requests complete into has overflowed.
+    pub(super) fn has_lost_completions(&self) -> bool {
+        self.completions.0.overflowed()
+    }
+
+    /// Whether the peer asked for a pause.
+    pub(super) fn waits_for_receiver(&self) -> bool {
+        self.recovery.waits_for_receiver()
+    }
+
+    /// Rounds of repetition since the last progress.
+    pub(super) fn rounds(&self) -> u32 {
+        self.recovery.rounds()
+    }
+
+    /// The send queue drains from now on; its end is announced once.
+    pub(super) fn note_draining(&mut self) {
+        self.drained_announced = false;
+    }
+
+    /// The send queue has drained.
+    pub(super) fn announce_drained(&mut self, common: &Common) {
+        let is_asked = common.attributes.en_sqd_async_notify == Some(true) && !planted(Mutation::DrainedNotAnnounced);
+        if is_asked && !self.drained_announced {
+            common.announce(AsyncEvent::SendQueueDrained(common.qpn));
+        }
+        self.drained_announced = true;
+    }
+
+    /// Changes how many packets the window share counts for this queue pair.
+    #[inline]
+    pub(super) fn note_in_flight(&mut self, common: &Common) {
+        let now = self.packets_counted();
+        let before = std::mem::replace(&mut self.counted_in_flight, now);
+        if now != before
+            && let Some(path) = &common.path
+        {
+            path.window_share.change_in_flight(before, now);
+        }
+    }
+
+    /// Numbers sent and not acknowledged.
+    pub(super) fn packets_in_flight(&self) -> u32 {
+        self.limit.distance_from(self.unacknowledged).max(0) as u32
+    }
+
+    /// What of it counts against the room that all queue pairs with the peer's address share. What is behind the
+    /// cursor is to be sent again and lies nowhere. Nor does it if the peer drops everything for a while, or is silent:
+    /// a peer that is gone must not keep others from theirs.
+    fn packets_counted(&self) -> u32 {
+        if self.recovery.waits_for_receiver() || self.is_peer_silent() {
+            return 0;
+        }
+        self.cursor.distance_from(self.unacknowledged).max(0) as u32
+    }
+
+    /// Whether the peer did not even answer a probe.
+    fn is_peer_silent(&self) -> bool {
+        self.recovery.rounds() >= 2
+    }
+
+    /// When a packet was sent last that asks for an acknowledgement.
+    pub(super) fn last_asked(&self) -> Option<Time> {
+        self.last_ack_request_at
+    }
+
+    fn request(&self, index: u32) -> &InProgress {
+        &self.requests[index as usize & (self.requests.len() - 1)]
+    }
+
+    /// The next request takes no packets and is finished; nothing else is in progress.
+    fn skip(&mut self) {
+        debug_assert!(self.is_idle());
+        self.restart_at(self.next.wrapping_add(1));
+    }
+
+    fn begin(&mut self, request: InProgress) {
+        let place = self.next as usize & (self.requests.len() - 1);
+        self.requests[place] = request;
+        self.next = self.next.wrapping_add(1);
+        self.drained_announced = false;
+        if request.needs_response() {
+            self.reads_in_progress += 1;
+        }
+    }
+
+    /// The oldest request is finished.
+    fn pop_oldest(&mut self) {
+        if self.request(self.oldest).needs_response() {
+            self.reads_in_progress -= 1;
+        }
+        self.oldest = self.oldest.wrapping_add(1);
+        if self.oldest.wrapping_sub(self.cursor_request) as i32 > 0 {
+            self.cursor_request = self.oldest;
+        }
+    }
+
+    /// Everything before `psn` is acknowledged.
+    fn move_unacknowledged(&mut self, psn: Psn) {
+        self.unacknowledged = psn;
+        if self.cursor.is_before(psn) {
+            self.cursor = psn;
+        }
+        while self.awaiting_response.front().is_some_and(|last| last.is_before(psn)) {
+            if planted(Mutation::ReadCreditLost) {
+                break;
+            }
+            self.awaiting_response.pop_front();
+        }
+        self.find_cursor_request();
+    }
+
+    /// Sends again from the oldest number that is not acknowledged.
+    pub(super) fn go_back(&mut self) {
+        self.cursor = self.unacknowledged.plus(u32::from(planted(Mutation::GoBackTooShort)));
+        self.cursor_request = self.oldest;
+        self.awaiting_response.clear();
+        // Of what is sent again, too, some packets must ask: a window that is full of it would wait for ever.
+        self.last_ack_request = self.unacknowledged.minus(1);
+        self.find_cursor_request();
+        self.round_trip.forget_sample();
+    }
+
+    /// Everything before `end` was sent.
+    fn move_cursor(&mut self, end: Psn) {
+        self.cursor = end;
+        if self.limit.is_before(end) {
+            self.limit = end;
+        }
+        self.find_cursor_request();
+    }
+
+    /// The bound of a walk over the requests in progress.
+    #[inline]
+    fn walk(&self) -> LoopBound {
+        LoopBound::new("requests in progress", self.requests.len())
+    }
+
+    fn find_cursor_request(&mut self) {
+        let mut bound = self.walk();
+        while self.cursor_request != self.next && !self.cursor.is_before(self.request(self.cursor_request).end()) {
+            bound.step();
+            self.cursor_request = self.cursor_request.wrapping_add(1);
+        }
+    }
+}

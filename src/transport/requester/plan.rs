@@ -1,0 +1,352 @@
+//! Which request packet leaves next, and whether it asks for an acknowledgement.
+
+use std::time::Duration;
+
+use super::{Common, InProgress, Requester};
+use crate::mutation::{Mutation, planted};
+use crate::queue::SendHeader;
+use crate::transport::datagram::Sending;
+use crate::types::{Counter, Operation, Psn, QueuePairState, SendFlags, Time};
+use crate::wire::{Opcode, packet_bytes};
+
+/// Most packets without a request for acknowledgement.
+const MOST_UNASKED_PACKETS: u32 = 64;
+/// The same while other queue pairs have packets in flight to the same address: they may wait for the room.
+const MOST_UNASKED_AMONG_OTHERS: u32 = 16;
+/// Most packets to a peer that did not answer a probe. One, if other queue pairs have the same peer address: these
+/// packets are not counted, and a thousand queue pairs would fill the socket of a process that still lives there.
+const PACKETS_INTO_SILENCE: u32 = 16;
+/// How often a busy application's unsignaled requests ask for acknowledgement at least.
+const ASK_EVERY: Duration = Duration::from_micros(400);
+/// A transport timeout below this (code 12) may expire before a late probe was answered.
+const SHORTEST_PATIENCE: Duration = Duration::from_micros(16_700);
+
+/// A packet that may be sent now.
+#[derive(Clone, Copy)]
+pub(in crate::transport) struct RequestPlan {
+    pub(super) index: u32,
+    pub(super) psn: Psn,
+    /// Place in the request, in packets.
+    pub(super) offset: u32,
+    /// Numbers that it takes.
+    pub(super) covers: u32,
+    /// Bytes from the base transport header to the ICRC.
+    pub(in crate::transport) size: usize,
+    pub(super) payload: u32,
+    pub(super) opcode: Opcode,
+    /// Sent for its acknowledgement alone; the cursor stays where it is.
+    is_probe: bool,
+}
+
+impl RequestPlan {
+    /// Whether others like it may follow: packets of SENDs and WRITEs between the first and the last.
+    pub(in crate::transport) fn is_middle(&self) -> bool {
+        self.opcode.is_middle() && !self.is_probe
+    }
+}
+
+/// Opcode of a SEND or WRITE packet by its place in the message.
+fn data_opcode(operation: &Operation, is_first: bool, is_last: bool) -> Opcode {
+    use Operation::{SendWithImmediate, SendWithInvalidate, Write, WriteWithImmediate};
+    match (operation, is_first, is_last) {
+        (Operation::AtomicWrite { .. }, ..) => Opcode::RC_ATOMIC_WRITE,
+        (Operation::Flush { .. }, ..) => Opcode::RC_FLUSH,
+        (Write { .. } | WriteWithImmediate { .. }, true, false) => Opcode::RC_WRITE_FIRST,
+        (Write { .. } | WriteWithImmediate { .. }, false, false) => Opcode::RC_WRITE_MIDDLE,
+        (Write { .. }, false, true) => Opcode::RC_WRITE_LAST,
+        (Write { .. }, true, true) => Opcode::RC_WRITE_ONLY,
+        (WriteWithImmediate { .. }, false, true) => Opcode::RC_WRITE_LAST_IMMEDIATE,
+        (WriteWithImmediate { .. }, true, true) => Opcode::RC_WRITE_ONLY_IMMEDIATE,
+        (_, true, false) => Opcode::RC_SEND_FIRST,
+        (_, false, false) => Opcode::RC_SEND_MIDDLE,
+        (SendWithImmediate(_), false, true) => Opcode::RC_SEND_LAST_IMMEDIATE,
+        (SendWithImmediate(_), true, true) => Opcode::RC_SEND_ONLY_IMMEDIATE,
+        (SendWithInvalidate(_), false, true) => Opcode::RC_SEND_LAST_INVALIDATE,
+        (SendWithInvalidate(_), true, true) => Opcode::RC_SEND_ONLY_INVALIDATE,
+        (_, false, true) => Opcode::RC_SEND_LAST,
+        (_, true, true) => Opcode::RC_SEND_ONLY,
+    }
+}
+
+impl Requester {
+    /// The next request packet that may leave now.
+    #[inline]
+    pub(in crate::transport) fn plan_request(&mut self, common: &Common) -> Option<RequestPlan> {
+        if !self.may_transmit(common) {
+            return None;
+        }
+        if let Some(probe) = self.recovery.probe() {
+            let plan = self.plan_probe(common, probe);
+            if plan.is_some() {
+                return plan;
+            }
+            self.recovery.end_probe();
+        }
+        if !self.prepare_request(common) {
+            return None;
+        }
+        self.plan_at(common, self.cursor_request, self.cursor)
+    }
+
+    /// Whether [`QueuePair::plan_request`] would find something.
+    pub(in crate::transport) fn may_send_request(&mut self, common: &Common) -> bool {
+        if !self.may_transmit(common) {
+            return false;
+        }
+        let (psn, probe) = (self.cursor, self.recovery.probe_pending());
+        let has_packet =
+            probe || (self.prepare_request(common) && self.plan_at(common, self.cursor_request, psn).is_some());
+        has_packet || self.local_request_is_due(common)
+    }
+
+    pub(super) fn may_transmit(&self, common: &Common) -> bool {
+        let state = matches!(common.state, QueuePairState::ReadyToSend | QueuePairState::SendQueueDrained);
+        state && !self.stopped && !self.recovery.waits_for_receiver()
+    }
+
+    /// Makes sure that the cursor lies in a request that can be sent; begins the next one if need be.
+    #[inline]
+    fn prepare_request(&mut self, common: &Common) -> bool {
+        if self.cursor_request == self.next && !self.begin_next_request(common) {
+            return false;
+        }
+        self.failed.is_none_or(|failed| failed.0 != self.cursor_request)
+    }
+
+    /// Gives the next posted request its numbers, if it may begin.
+    #[inline]
+    fn begin_next_request(&mut self, common: &Common) -> bool {
+        let index = self.next;
+        let may_begin = common.state == QueuePairState::ReadyToSend || planted(Mutation::DrainDoesNotStop);
+        if index == self.send.published() || !may_begin {
+            return false;
+        }
+        let header = self.send.header(index);
+        if header.operation.is_local() {
+            return false; // its turn comes when nothing is in progress
+        }
+        let is_fenced = header.flags.contains(SendFlags::FENCE) && !planted(Mutation::FenceIgnored);
+        if is_fenced && self.reads_in_progress > 0 {
+            return false;
+        }
+        let is_read = matches!(header.operation, Operation::Read { .. });
+        let is_atomic = header.operation.is_atomic();
+        let packets = if is_atomic { 1 } else { header.length.div_ceil(common.mtu_bytes()).max(1) };
+        // Numbers in use must stay within half the number space for their order to be known.
+        let in_use = self.packets_in_flight();
+        if in_use > 0 && in_use.saturating_add(packets) >= 1 << 23 {
+            return false;
+        }
+        // Two READ request packets are on their way at once, so that responses never pause.
+        let chunk = common.path.as_ref().map_or(1, |path| (path.window_packets / 2).max(1));
+        let first = self.cursor;
+        self.begin(InProgress {
+            first,
+            packets,
+            chunk,
+            is_read,
+            is_atomic,
+            is_ack_only: header.operation.is_ack_only(),
+        });
+        true
+    }
+
+    #[inline]
+    fn plan_at(&self, common: &Common, index: u32, psn: Psn) -> Option<RequestPlan> {
+        if index == self.next {
+            return None;
+        }
+        let request = self.request(index);
+        let offset = psn.distance_from(request.first).max(0) as u32;
+        let header = self.send.header(index);
+        if request.is_read {
+            return self.plan_read(common, index, psn, offset);
+        }
+        if request.is_atomic {
+            return self.plan_atomic(common, index, psn, header);
+        }
+        if request.is_ack_only && !self.read_credit_left(common) && !planted(Mutation::EmptyAnswerCreditIgnored) {
+            return None;
+        }
+        if !self.window_allows(common, psn, 1) {
+            return None;
+        }
+        let mtu = common.mtu_bytes();
+        let is_last = offset + 1 == request.packets;
+        let payload = if is_last { header.length - offset * mtu } else { mtu };
+        let opcode = data_opcode(&header.operation, offset == 0, is_last).of(common.wire_service());
+        let size = packet_bytes(opcode, payload);
+        Some(RequestPlan { index, psn, offset, covers: 1, size, payload, opcode, is_probe: false })
+    }
+
+    fn plan_read(&self, common: &Common, index: u32, psn: Psn, offset: u32) -> Option<RequestPlan> {
+        let request = self.request(index);
+        // A repeated request ends where the original one did.
+        let mut chunk_end = (offset / request.chunk + 1).saturating_mul(request.chunk).min(request.packets);
+        if planted(Mutation::ReadRepairedTooFar) && !offset.is_multiple_of(request.chunk) {
+            chunk_end += 1;
+        }
+        let covers = chunk_end - offset;
+        if !self.read_credit_left(common) || !self.window_allows(common, psn, covers) {
+            return None;
+        }
+        let opcode = Opcode::RC_READ_REQUEST.of(common.wire_service());
+        let size = packet_bytes(opcode, 0);
+        Some(RequestPlan { index, psn, offset, covers, size, payload: 0, opcode, is_probe: false })
+    }
+
+    fn plan_atomic(&self, common: &Common, index: u32, psn: Psn, header: &SendHeader) -> Option<RequestPlan> {
+        if !self.read_credit_left(common) || !self.window_allows(common, psn, 1) {
+            return None;
+        }
+        let opcode = match header.operation {
+            Operation::CompareAndSwap { .. } => Opcode::RC_COMPARE_SWAP,
+            _ => Opcode::RC_FETCH_ADD,
+        };
+        let opcode = opcode.of(common.wire_service());
+        let size = packet_bytes(opcode, 0);
+        Some(RequestPlan { index, psn, offset: 0, covers: 1, size, payload: 0, opcode, is_probe: false })
+    }
+
+    fn read_credit_left(&self, common: &Common) -> bool {
+        let credits = usize::from(common.attributes.max_rd_atomic.unwrap_or(0));
+        self.awaiting_response.len() < credits || planted(Mutation::ReadCreditIgnored)
+    }
+
+    /// Whether `covers` packets from `psn` on fit what the peer's socket (or, for READs, the own) takes.
+    pub(super) fn window_allows(&self, common: &Common, psn: Psn, covers: u32) -> bool {
+        let Some(path) = &common.path else { return false };
+        // A probe is a packet that was counted already, and may be what all wait for.
+        let is_probe = self.recovery.probe_pending() && !planted(Mutation::ProbeWaitsInLine);
+        if planted(Mutation::WindowIgnored) || is_probe {
+            return true;
+        }
+        let end = psn.plus(covers).distance_from(self.unacknowledged).max(0) as u32;
+        let window = path.window_packets;
+        let own_window = match self.is_peer_silent() {
+            true if path.is_shared() => 1,
+            true => window.min(PACKETS_INTO_SILENCE),
+            false => window,
+        };
+        // One step is always allowed, however many packets it brings.
+        if end > covers && end > own_window {
+            return false;
+        }
+        self.share_allows(&path.window_share, end, window)
+    }
+
+    /// Whether the packet asks for an acknowledgement: because somebody waits for the completion, because much is
+    /// unacknowledged, or because nothing that asks may follow. Of unsignaled requests that follow each other closely
+    /// only some ask; if the last one did not, the probe does so later.
+    pub(super) fn wants_acknowledgement(&self, common: &Common, now: Time, plan: &RequestPlan) -> bool {
+        if planted(Mutation::AcknowledgementNotRequested) {
+            return plan.is_probe;
+        }
+        if !common.service.is_reliable() {
+            return false;
+        }
+        let header = self.send.header(plan.index);
+        let window = common.path.as_ref().map_or(1, |path| path.window_packets);
+        let since = plan.psn.distance_from(self.last_ack_request).max(0) as u32;
+        let most = if self.others_have_packets(common) { MOST_UNASKED_AMONG_OTHERS } else { MOST_UNASKED_PACKETS };
+        let many = since >= (window / 4).clamp(1, most);
+        // Into silence only few packets are sent, which are all that could be answered.
+        if many || plan.is_probe || header.operation.has_explicit_response() || self.is_peer_silent() {
+            return true;
+        }
+        if plan.offset + 1 < self.request(plan.index).packets {
+            return false;
+        }
+        let is_draining = common.state == QueuePairState::SendQueueDrained;
+        self.signal_all
+            || is_draining
+            || header.flags.contains(SendFlags::SIGNALED)
+            || plan.psn.is_before(self.limit)
+            || common.path.as_ref().is_some_and(|path| path.window_share.has_waiters())
+            || (self.may_pause_after(plan.index) && (!self.asked_lately(common, now) || self.room_is_scarce(common)))
+    }
+
+    /// Whether nothing may leave for a while after this request.
+    fn may_pause_after(&self, index: u32) -> bool {
+        let following = index.wrapping_add(1);
+        if following == self.send.published() {
+            return true;
+        }
+        let header = self.send.header(following);
+        header.flags.contains(SendFlags::FENCE)
+            || header.operation.has_explicit_response()
+            || header.operation.is_local()
+    }
+
+    /// Whether an acknowledgement was asked for so lately that the next request of a busy application will be early
+    /// enough to ask again. Never if the transport timer might not wait for the probe and its response.
+    fn asked_lately(&self, common: &Common, now: Time) -> bool {
+        let lately = self.last_ack_request_at.is_some_and(|at| now.saturating_since(at) < ASK_EVERY);
+        let timeout = self.transport_timeout(common);
+        lately && timeout.is_none_or(|timeout| timeout >= SHORTEST_PATIENCE.max(4 * self.round_trip.probe_wait()))
+    }
+
+    /// A probe for a lost tail: the last packet sent, once more.
+    fn plan_probe(&mut self, common: &Common, psn: Psn) -> Option<RequestPlan> {
+        let index = self.request_with(psn)?;
+        let plan = self.plan_at(common, index, psn)?;
+        (plan.covers == 1).then_some(RequestPlan { is_probe: true, ..plan })
+    }
+
+    /// The request in progress that the number belongs to.
+    pub(super) fn request_with(&self, psn: Psn) -> Option<u32> {
+        let mut index = self.oldest;
+        let mut bound = self.walk();
+        while index != self.next {
+            bound.step();
+            let request = self.request(index);
+            if psn.is_within(request.first, request.packets) {
+                return Some(index);
+            }
+            index = index.wrapping_add(1);
+        }
+        None
+    }
+
+    #[inline]
+    pub(super) fn note_sent(
+        &mut self,
+        common: &mut Common,
+        now: Time,
+        plan: &RequestPlan,
+        ack_request: bool,
+    ) -> Sending {
+        let is_repeat = plan.psn.is_before(self.limit);
+        if is_repeat {
+            common.count(Counter::RetransmittedPackets);
+        }
+        if plan.is_probe {
+            self.recovery.end_probe();
+            self.has_asked |= plan.psn.plus(1) == self.cursor;
+            return Sending::Probe;
+        }
+        let end = plan.psn.plus(plan.covers);
+        self.move_cursor(end);
+        self.note_asked(now, plan, ack_request, is_repeat);
+        let request = *self.request(plan.index);
+        if request.needs_response() {
+            self.awaiting_response.push_back(end.minus(1));
+        }
+        self.note_in_flight(common);
+        self.arm_timers(common, now);
+        if is_repeat { Sending::Again } else { Sending::First }
+    }
+
+    /// Whether the packet that was just written asks for an acknowledgement.
+    #[inline]
+    pub(super) fn note_asked(&mut self, now: Time, plan: &RequestPlan, ack_request: bool, is_repeat: bool) {
+        self.has_asked = ack_request;
+        if ack_request {
+            self.last_ack_request = plan.psn;
+            self.last_ack_request_at = Some(now);
+            if !is_repeat {
+                self.round_trip.begin_sample(plan.psn.plus(plan.covers - 1), now);
+            }
+        }
+    }
+}

@@ -1,0 +1,321 @@
+//! Responses: acknowledgements retire requests in order, READ responses and atomics bring their data home, NAKs lead to
+//! [`super::recovery`] or to the end of the connection.
+
+use super::{Common, Pass, RequestFailure, Requester};
+use crate::memory::AccessError;
+use crate::mutation::{Mutation, planted};
+use crate::transport::segments::for_each_segment;
+use crate::types::{AccessFlags, Cause, CompletionStatus, Counter, DropReason, Operation, Psn};
+use crate::wire::{NakCode, Opcode, Packet, Syndrome};
+
+/// What a response leads to beside progress.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::transport) enum ResponseError {
+    /// It is dropped.
+    Dropped(DropReason),
+    /// The oldest request fails.
+    Failed(RequestFailure),
+    /// The oldest request fails, because the response breaks the protocol, and is dropped.
+    Invalid(RequestFailure),
+}
+
+impl From<DropReason> for ResponseError {
+    fn from(reason: DropReason) -> Self {
+        Self::Dropped(reason)
+    }
+}
+
+impl From<RequestFailure> for ResponseError {
+    fn from(failure: RequestFailure) -> Self {
+        Self::Failed(failure)
+    }
+}
+
+/// Where a response's number stands among the requests in progress.
+enum Place {
+    /// It answers request `index`, and nothing before it is missing but what it acknowledges itself.
+    Expected(u32),
+    /// An earlier READ or atomic, or an earlier part of this READ, has no response yet.
+    BeforeItsTurn,
+    /// It was answered before.
+    Duplicate,
+    /// It was never sent.
+    Unknown,
+}
+
+impl Requester {
+    /// A packet of the peer's responder.
+    #[inline]
+    pub(in crate::transport) fn handle_response(
+        &mut self,
+        common: &mut Common,
+        pass: &Pass<'_>,
+        packet: &Packet<'_>,
+    ) -> Result<(), ResponseError> {
+        if !common.takes_responses() {
+            return Err(DropReason::WrongState.into());
+        }
+        let psn = packet.headers.bth.psn;
+        let sent = self.limit.distance_from(self.unacknowledged).max(0) as u32;
+        let sent = sent.saturating_sub(u32::from(planted(Mutation::ResponseWindowTooShort)));
+        if !psn.is_within(self.unacknowledged, sent) {
+            return Err(self.stale_or_unknown(common, psn).into());
+        }
+        match packet.headers.bth.opcode {
+            Opcode::RC_ACKNOWLEDGE => self.handle_acknowledge(common, pass, packet),
+            Opcode::RC_ATOMIC_ACKNOWLEDGE => self.handle_atomic_response(common, pass, packet),
+            _ => self.handle_read_response(common, pass, packet),
+        }
+    }
+
+    fn stale_or_unknown(&mut self, common: &mut Common, psn: Psn) -> DropReason {
+        if psn.is_before(self.unacknowledged) {
+            common.count(Counter::DuplicateResponse);
+        }
+        DropReason::BadPsn
+    }
+
+    #[inline]
+    fn handle_acknowledge(
+        &mut self,
+        common: &mut Common,
+        pass: &Pass<'_>,
+        packet: &Packet<'_>,
+    ) -> Result<(), ResponseError> {
+        let psn = packet.headers.bth.psn;
+        let Some(aeth) = packet.headers.aeth else { return Err(DropReason::Truncated.into()) };
+        match aeth.syndrome {
+            Syndrome::Ack { .. } => {
+                self.acknowledge_before(common, pass, psn.plus(1), psn)?;
+            }
+            Syndrome::ReceiverNotReady { timer } => {
+                let taken = u32::from(planted(Mutation::RnrNakAcknowledgesRefused));
+                if self.acknowledge_before(common, pass, psn.plus(taken), psn)? {
+                    self.receiver_not_ready(common, pass.now, timer)?;
+                }
+            }
+            Syndrome::Nak(NakCode::SequenceError) => {
+                let missing = u32::from(planted(Mutation::NakAcknowledgesMissing));
+                if self.acknowledge_before(common, pass, psn.plus(missing), psn)? {
+                    self.sequence_nak(common, pass.now)?;
+                }
+            }
+            Syndrome::Nak(code) => {
+                common.count(Counter::ReceivedNak);
+                let is_oldest = planted(Mutation::RefusalFailsOldest);
+                if is_oldest || (self.acknowledge_before(common, pass, psn, psn)? && self.unacknowledged == psn) {
+                    return Err(refusal(code).into());
+                }
+            }
+            Syndrome::Reserved(_) => return Err(DropReason::Unexpected.into()),
+        }
+        Ok(())
+    }
+
+    /// Everything before `psn` is acknowledged, except that READs and atomics need their responses. Returns whether
+    /// nothing held it up. `response` is the number of the packet that says so.
+    #[inline]
+    pub(super) fn acknowledge_before(
+        &mut self,
+        common: &mut Common,
+        pass: &Pass<'_>,
+        psn: Psn,
+        response: Psn,
+    ) -> Result<bool, RequestFailure> {
+        let barrier = if self.awaits_data() { self.first_awaiting_data(psn) } else { None };
+        let start = self.unacknowledged;
+        let reached = match barrier {
+            Some(first) if first.is_before(start) => start,
+            Some(first) => first,
+            None => psn,
+        };
+        self.advance(common, pass, reached)?;
+        let is_held_up = reached.is_before(psn);
+        if is_held_up {
+            self.note_gap(common, pass.now, response);
+        }
+        Ok(!is_held_up)
+    }
+
+    /// First number of the oldest request before `psn` that needs a response of its own.
+    fn first_awaiting_data(&self, psn: Psn) -> Option<Psn> {
+        let mut index = self.oldest;
+        let mut bound = self.walk();
+        while index != self.next {
+            bound.step();
+            let request = self.request(index);
+            if !request.first.is_before(psn) {
+                return None;
+            }
+            if request.needs_response() {
+                return Some(request.first);
+            }
+            index = index.wrapping_add(1);
+        }
+        None
+    }
+
+    /// Moves the oldest unacknowledged number and completes what lies before it. An error: the request that is the
+    /// oldest now cannot go on.
+    #[inline]
+    fn advance(&mut self, common: &mut Common, pass: &Pass<'_>, psn: Psn) -> Result<(), RequestFailure> {
+        if !self.unacknowledged.is_before(psn) {
+            return Ok(());
+        }
+        self.retire_before(common, pass, psn);
+        match self.failed {
+            Some((index, failure)) if index == self.oldest => Err(failure),
+            _ => Ok(()),
+        }
+    }
+
+    /// Completes the requests whose last packet lies before `psn`.
+    #[inline]
+    pub(super) fn retire_before(&mut self, common: &mut Common, pass: &Pass<'_>, psn: Psn) {
+        self.move_unacknowledged(psn);
+        let mut bound = self.walk();
+        while !self.is_idle() {
+            bound.step();
+            if psn.is_before(self.request(self.oldest).end()) {
+                break;
+            }
+            let index = self.oldest;
+            self.pop_oldest();
+            self.complete(common, index, CompletionStatus::Success, Cause::None);
+        }
+        self.note_in_flight(common);
+        self.note_progress(common, pass.now);
+    }
+
+    fn place_of(&self, psn: Psn) -> Place {
+        let mut index = self.oldest;
+        let mut bound = self.walk();
+        while index != self.next {
+            bound.step();
+            let request = self.request(index);
+            if psn.is_within(request.first, request.packets) {
+                let unacknowledged = self.unacknowledged;
+                let expected = if request.first.is_before(unacknowledged) { unacknowledged } else { request.first };
+                return match psn.distance_from(expected) {
+                    0 => Place::Expected(index),
+                    1.. if planted(Mutation::ReadAnswerOutOfOrder) => Place::Expected(index),
+                    1.. => Place::BeforeItsTurn,
+                    _ => Place::Duplicate,
+                };
+            }
+            if request.needs_response() {
+                return Place::BeforeItsTurn;
+            }
+            index = index.wrapping_add(1);
+        }
+        Place::Unknown
+    }
+
+    /// The request that this answer is for, if it is its turn.
+    fn request_of_response(&mut self, common: &mut Common, pass: &Pass<'_>, psn: Psn) -> Result<u32, ResponseError> {
+        match self.place_of(psn) {
+            Place::Expected(index) => Ok(index),
+            Place::BeforeItsTurn => {
+                self.note_gap(common, pass.now, psn);
+                Err(DropReason::OutOfOrderResponse.into())
+            }
+            Place::Duplicate => {
+                common.count(Counter::DuplicateResponse);
+                Err(DropReason::BadPsn.into())
+            }
+            Place::Unknown => Err(DropReason::BadPsn.into()),
+        }
+    }
+
+    fn handle_read_response(
+        &mut self,
+        common: &mut Common,
+        pass: &Pass<'_>,
+        packet: &Packet<'_>,
+    ) -> Result<(), ResponseError> {
+        let psn = packet.headers.bth.psn;
+        let index = self.request_of_response(common, pass, psn)?;
+        let request = *self.request(index);
+        // After a repetition the peer may begin with a first, middle, last or only packet; what must fit is the length.
+        let mtu = common.mtu_bytes();
+        let place = psn.distance_from(request.first).max(0) as u32;
+        let total = if request.is_ack_only { 0 } else { self.send.header(index).length };
+        let is_last = place + 1 == request.packets;
+        let expected = if is_last { total - place * mtu } else { mtu };
+        let acknowledges = packet.headers.aeth.is_none_or(|aeth| matches!(aeth.syndrome, Syndrome::Ack { .. }));
+        let fits = packet.payload.len() == expected as usize || planted(Mutation::ReadAnswerLengthUnchecked);
+        if !(request.is_read || request.is_ack_only) || !acknowledges || !fits {
+            return self.bad_response(common, pass, psn);
+        }
+        if request.is_ack_only && matches!(self.send.header(index).operation, Operation::Flush { .. }) {
+            common.note_flush_taken(self.rounds());
+        }
+        let offset = u64::from(place) * u64::from(mtu);
+        let scattered = self.scatter(common, pass, index, offset, packet.payload);
+        self.finish_response(common, pass, psn, scattered)
+    }
+
+    fn handle_atomic_response(
+        &mut self,
+        common: &mut Common,
+        pass: &Pass<'_>,
+        packet: &Packet<'_>,
+    ) -> Result<(), ResponseError> {
+        let psn = packet.headers.bth.psn;
+        let index = self.request_of_response(common, pass, psn)?;
+        let request = *self.request(index);
+        let Some(original) = packet.headers.atomic_ack else { return Err(DropReason::Truncated.into()) };
+        if !request.is_atomic {
+            return self.bad_response(common, pass, psn);
+        }
+        let scattered = self.scatter(common, pass, index, 0, &original.to_ne_bytes());
+        self.finish_response(common, pass, psn, scattered)
+    }
+
+    /// Copies arrived bytes to where the request wants them.
+    fn scatter(
+        &self,
+        common: &Common,
+        pass: &Pass<'_>,
+        index: u32,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<(), AccessError> {
+        if data.is_empty() {
+            return Ok(());
+        }
+        for_each_segment(self.send.sges(index), offset, data.len(), |sge, addr, range| {
+            pass.memory.write(sge.lkey.0, common.domain, addr, AccessFlags::LOCAL_WRITE, &data[range])
+        })
+    }
+
+    /// The response brought its data home, or its request fails; those before it are acknowledged in any case.
+    fn finish_response(
+        &mut self,
+        common: &mut Common,
+        pass: &Pass<'_>,
+        psn: Psn,
+        scattered: Result<(), AccessError>,
+    ) -> Result<(), ResponseError> {
+        let done = if scattered.is_ok() { psn.plus(1) } else { psn };
+        self.advance(common, pass, done)?;
+        scattered.map_err(|error| RequestFailure::from(error).into())
+    }
+
+    /// The response breaks the protocol: the connection ends. Those before it are acknowledged.
+    fn bad_response(&mut self, common: &mut Common, pass: &Pass<'_>, psn: Psn) -> Result<(), ResponseError> {
+        let bad = RequestFailure::new(CompletionStatus::BadResponseError, Cause::BadResponse);
+        let failure = self.advance(common, pass, psn).err().unwrap_or(bad);
+        Err(ResponseError::Invalid(failure))
+    }
+}
+
+/// How the request ends that the peer refused.
+fn refusal(code: NakCode) -> RequestFailure {
+    let (status, cause) = match code {
+        NakCode::InvalidRequest => (CompletionStatus::RemoteInvalidRequestError, Cause::RefusedInvalid),
+        NakCode::RemoteAccess => (CompletionStatus::RemoteAccessError, Cause::RefusedAccess),
+        _ => (CompletionStatus::RemoteOperationError, Cause::RefusedOperational),
+    };
+    RequestFailure::new(status, cause)
+}
