@@ -122,6 +122,50 @@ fn imports_never_point_upward() {
     report(problems);
 }
 
+/// The parts of the transport, from the lowest to the highest.
+const TRANSPORT: &[&str] = &[
+    "datagram",
+    "loop_bound",
+    "segments",
+    "violation",
+    "window_share",
+    "packet_check",
+    "path",
+    "history",
+    "common",
+    "burst",
+    "requester",
+    "responder",
+    "queue_pair",
+    "endpoint",
+];
+
+#[test]
+fn parts_of_the_transport_import_downward_only() {
+    let mut problems = Vec::new();
+    let mut seen = 0;
+    for (file, text) in rust_files("src/transport") {
+        let parts: Vec<&str> = file.trim_start_matches("src/transport/").split('/').collect();
+        let Some(own) = TRANSPORT.iter().position(|part| *part == parts[0].trim_end_matches(".rs")) else {
+            assert!(matches!(parts[0], "mod.rs" | "sizes.rs" | "tests.rs" | "tests"), "{file} is in no list of parts");
+            continue;
+        };
+        seen += 1;
+        let parent = if parts.len() == 1 || parts[1] == "mod.rs" { "super::" } else { "super::super::" };
+        for (number, line) in text.lines().take_while(|line| !line.contains("#[cfg(test)]")).enumerate() {
+            let code = code_of(line);
+            for imported in code.split("crate::transport::").skip(1).chain(code.split(parent).skip(1)) {
+                let module: String = imported.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+                if TRANSPORT.iter().position(|part| *part == module).is_some_and(|other| other > own) {
+                    problems.push(format!("{file}:{}: {} imports {module}", number + 1, TRANSPORT[own]));
+                }
+            }
+        }
+    }
+    assert!(seen > 30, "{seen} files");
+    report(problems);
+}
+
 #[test]
 fn the_library_for_c_stands_on_the_provider_tier_alone() {
     let mut problems = Vec::new();

@@ -2,9 +2,8 @@
 //!
 //! They are of equal size, and only the last may be shorter: so the kernel cuts a send into packets.
 
-use super::acceptance::LARGEST_SEGMENT_INDEX;
 use super::datagram::{Repeats, Sending, Transmit};
-use super::packet_check::Departing;
+use super::packet_check::{Departing, LARGEST_SEGMENT_INDEX};
 use super::path::Path;
 use crate::checksum::Sum;
 use crate::memory::{AccessError, Payloads};

@@ -140,6 +140,13 @@ impl Common {
         self.events.push(event);
     }
 
+    /// The response of a FLUSH came in this round. If it was for an earlier one, the next FLUSH needs one round more.
+    pub(super) fn note_flush_taken(&mut self, round: u32) {
+        if let Some(path) = &mut self.path {
+            path.flush_as_linux = path.flushes_as_linux(round);
+        }
+    }
+
     /// Adds a completion to a queue. If the queue is full, the queue pair ends when it is settled.
     #[inline]
     pub(super) fn complete(&mut self, (queue, token): &CompletionSink, completion: RawCompletion, solicited: bool) {

@@ -4,12 +4,9 @@
 
 use std::net::IpAddr;
 
-use super::endpoint::Endpoint;
-use super::queue_pair::QueuePair;
 use super::violation::Violation;
-use crate::memory::AccessError;
 use crate::types::{
-    Counters, DropReason, Ending, Heard, LastHeard, Operation, PeerFault, Qpn, QueuePairReport, QueuePairState,
+    Counters, DropReason, Ending, Heard, LastHeard, Operation, Qpn, QueuePairReport, QueuePairState, QueuePairStatus,
     RefusedRequest, RemoteAccess, Stray, Time, Worked,
 };
 use crate::wire::{Aeth, Bth, Headers, NakCode, Opcode, Packet, Syndrome};
@@ -19,14 +16,14 @@ const MOST_STRAYS: usize = 16;
 
 /// A valid packet of the peer, as it came.
 #[derive(Clone, Copy)]
-struct HeardPacket {
-    at: Time,
+pub(super) struct HeardPacket {
+    pub(super) at: Time,
     opcode: Opcode,
     aeth: Option<Aeth>,
 }
 
 impl HeardPacket {
-    fn report(&self, now: Time) -> LastHeard {
+    pub(super) fn report(&self, now: Time) -> LastHeard {
         LastHeard { what: self.kind(), ago: now.saturating_since(self.at) }
     }
 
@@ -113,6 +110,33 @@ impl History {
         self.ending = None;
     }
 
+    /// When the connection began.
+    pub(super) fn connected_at(&self) -> Time {
+        self.connected_at
+    }
+
+    /// Valid packets of the peer since the connection began: the last response and the last request.
+    pub(super) fn heard(&self) -> impl Iterator<Item = HeardPacket> {
+        self.heard.into_iter().flatten()
+    }
+
+    /// What is remembered, as a report. The rest of it comes from what the queue pair is now.
+    pub(super) fn report(&self, now: Time, status: QueuePairStatus, counters: &Counters) -> QueuePairReport {
+        let counters = match &self.base {
+            Some(base) => counters.since(base),
+            None => counters.clone(),
+        };
+        let mut report = QueuePairReport::new(status, counters);
+        [report.last_answer, report.last_request] = self.heard.map(|heard| heard.map(|packet| packet.report(now)));
+        report.ending = self.ending;
+        report.worked = self.worked;
+        report.gave_up = self.gave_up_at.map(|at| now.saturating_since(at));
+        report.late_answers = self.late_answers;
+        report.wrong_source = self.wrong_source;
+        report.wrong_pkey = self.wrong_pkey;
+        report
+    }
+
     /// The tries of a request have run out.
     pub(super) fn note_gave_up(&mut self, now: Time) {
         self.gave_up_at.get_or_insert(now);
@@ -169,6 +193,18 @@ struct StrayPacket {
 }
 
 impl Strays {
+    /// Packets from `source` since `since`.
+    pub(super) fn report(&self, now: Time, source: IpAddr, since: Time) -> Vec<Stray> {
+        let fits = |stray: &&StrayPacket| stray.source == source && stray.at >= since;
+        let report = |stray: &StrayPacket| Stray {
+            qpn: stray.qpn,
+            reason: stray.reason,
+            count: stray.count,
+            ago: now.saturating_since(stray.at),
+        };
+        self.0.iter().filter(fits).map(report).collect()
+    }
+
     /// One more. The kind that was seen longest ago makes room for a new one.
     pub(super) fn note(&mut self, now: Time, source: IpAddr, qpn: Option<Qpn>, reason: DropReason) {
         let same = |stray: &&mut StrayPacket| (stray.source, stray.qpn, stray.reason) == (source, qpn, reason);
@@ -182,94 +218,6 @@ impl Strays {
             self.0.push(stray);
         } else if let Some(oldest) = self.0.iter_mut().min_by_key(|stray| stray.at) {
             *oldest = stray;
-        }
-    }
-}
-
-impl QueuePair {
-    fn report(&self, now: Time) -> QueuePairReport {
-        let history = &self.common.history;
-        let [answer, request] = history.heard.map(|heard| heard.map(|packet| packet.report(now)));
-        let first = self.common.attributes.sq_psn.unwrap_or_default();
-        let counters = match &history.base {
-            Some(base) => self.common.counters.since(base),
-            None => self.common.counters.clone(),
-        };
-        let mut report = QueuePairReport::new(self.status(), counters);
-        report.last_answer = answer;
-        report.last_request = request;
-        report.was_acknowledged = self.requester.unacknowledged() != first;
-        report.was_requested = self.responder.message_count() > 0;
-        report.ending = history.ending;
-        report.worked = history.worked;
-        report.last_try = self.requester.last_asked().map(|at| now.saturating_since(at));
-        report.gave_up = history.gave_up_at.map(|at| now.saturating_since(at));
-        report.late_answers = history.late_answers;
-        report.wrong_source = history.wrong_source;
-        report.wrong_pkey = history.wrong_pkey;
-        report.unfinished = self.requester.unfinished();
-        report.oldest = self.requester.oldest_operation();
-        report.in_flight = self.requester.packets_in_flight();
-        report.waits_for_receiver = self.common.service.is_reliable() && self.requester.waits_for_receiver();
-        report.receives = self.responder.available_receives();
-        report
-    }
-}
-
-impl Endpoint {
-    /// What a queue pair knows of itself and of its peer; also when its connection began.
-    pub fn queue_pair_report(&self, now: Time, qpn: Qpn) -> Option<(QueuePairReport, Time)> {
-        let queue_pair = self.find(qpn)?;
-        let mut report = queue_pair.report(now);
-        report.device = self.counters();
-        report.groups = self.groups_of(qpn);
-        let since = queue_pair.common.history.connected_at;
-        let peer = queue_pair.common.path.as_ref().map(|path| path.peer_address);
-        let others = self.all().filter(|other| other.common.qpn != qpn && peer.is_some());
-        let same_host = others.filter(|other| other.common.path.as_ref().map(|path| path.peer_address) == peer);
-        report.heard_elsewhere = same_host
-            .flat_map(|other| other.common.history.heard.into_iter().flatten())
-            .filter(|packet| packet.at >= since)
-            .max_by_key(|packet| packet.at)
-            .map(|packet| packet.report(now));
-        Some((report, since))
-    }
-
-    /// Packets from `source` since `since` that belong to no queue pair.
-    pub fn strays(&self, now: Time, source: IpAddr, since: Time) -> Vec<Stray> {
-        let fits = |stray: &&StrayPacket| stray.source == source && stray.at >= since;
-        let found = self.stray_packets().0.iter().filter(fits);
-        let report = |stray: &StrayPacket| Stray {
-            qpn: stray.qpn,
-            reason: stray.reason,
-            count: stray.count,
-            ago: now.saturating_since(stray.at),
-        };
-        found.map(report).collect()
-    }
-}
-
-impl Violation {
-    /// The same for explanations.
-    fn fault(self) -> PeerFault {
-        match self {
-            Self::OpcodeSequence => PeerFault::OpcodeSequence,
-            Self::AccessNotGranted => PeerFault::AccessNotGranted,
-            Self::TooManyReads => PeerFault::TooManyReads,
-            Self::PacketLength => PeerFault::PacketLength,
-            Self::MessageLength => PeerFault::MessageLength,
-            Self::Misaligned | Self::RemoteKey(AccessError::Misaligned) => PeerFault::Misaligned,
-            Self::RemoteKey(AccessError::WrongDomain) => PeerFault::WrongDomain,
-            Self::RemoteKey(AccessError::OutOfBounds) => PeerFault::OutOfBounds,
-            Self::RemoteKey(AccessError::NoPermission) => PeerFault::NoPermission,
-            Self::RemoteKey(AccessError::Fault) => PeerFault::MemoryFault,
-            Self::RemoteKey(AccessError::WrongQueuePair) => PeerFault::WrongQueuePair,
-            Self::RemoteKey(_) => PeerFault::UnknownKey,
-            Self::ReceiveTooSmall => PeerFault::ReceiveTooSmall,
-            Self::ReceiveMemory(_) => PeerFault::ReceiveMemory,
-            Self::Invalidate => PeerFault::Invalidate,
-            Self::UnknownSharedReceiveQueue => PeerFault::UnknownSharedReceiveQueue,
-            Self::FlushType => PeerFault::FlushType,
         }
     }
 }

@@ -7,14 +7,11 @@
 //! then on. An end that receives a packet with the key accepts only such packets. A connection switches once and never
 //! back.
 
-use super::acceptance::LARGEST_SEGMENT_INDEX;
-use super::datagram::{CheckField, Datagram};
-use super::path::Path;
-use super::queue_pair::QueuePair;
-use crate::types::{DropReason, PeerKey, Psn, Qpn};
-use crate::wire::icrc::Seed;
-use crate::wire::{BTH_BYTES, CheckMasks, ICRC_BYTES, Opcode, PsnSequence};
+use crate::types::{PeerKey, Psn, Qpn};
+use crate::wire::{CheckMasks, ICRC_BYTES, Opcode, PsnSequence};
 
+/// More segments than this never leave together.
+pub(super) const LARGEST_SEGMENT_INDEX: u16 = 128;
 /// Byte 8 of the base transport header, behind the request for an acknowledgement: seven bits that the standard
 /// reserves, covers by the ICRC, and has receivers ignore.
 const RESERVED_BYTE: usize = 8;
@@ -59,7 +56,7 @@ impl PacketCheck {
 
     /// The mask of a packet that arrives.
     #[inline]
-    fn arriving(&self, opcode: Opcode) -> Option<u32> {
+    pub(super) fn arriving(&self, opcode: Opcode) -> Option<u32> {
         match opcode.is_response() {
             true => self.own.map(|masks| masks.responses),
             false => self.peer.map(|masks| masks.requests),
@@ -82,9 +79,15 @@ impl PacketCheck {
         }
     }
 
+    /// Whether packets without the key do not pass any more.
+    #[inline]
+    pub(super) fn requires_key(&self) -> bool {
+        self.requires_key
+    }
+
     /// The first packet passed with the key.
     #[cold]
-    fn note_keyed(&mut self) {
+    pub(super) fn note_keyed(&mut self) {
         self.sends_keyed = true;
         self.requires_key = true;
     }
@@ -139,73 +142,5 @@ impl Departing {
         if let Some(field) = packet.last_chunk_mut::<ICRC_BYTES>() {
             *field = (u32::from_le_bytes(*field) ^ mask).to_le_bytes();
         }
-    }
-}
-
-impl QueuePair {
-    /// The verdict of the connection's key on a packet. `None`: there is no key, or the peer may not have it yet, and
-    /// the packet is not keyed.
-    #[inline]
-    pub(super) fn check_packet_key(&mut self, datagram: &Datagram<'_>) -> Option<Result<(), DropReason>> {
-        let opcode = Opcode(*datagram.payload.first()?);
-        let Some(mask) = self.packet_check.arriving(opcode) else {
-            // A response before the first request.
-            return self.packet_check.requires_key.then_some(Err(DropReason::WrongState));
-        };
-        let path = self.common.path.as_mut()?;
-        // Too short to have a check field: as wrong as any other.
-        let difference = path.icrc_difference(datagram).unwrap_or(!mask);
-        if difference == mask {
-            if !self.packet_check.requires_key {
-                self.packet_check.note_keyed();
-                // The packets that are kept came without the key. The peer sends them again.
-                self.responder.forget_early();
-            }
-            return Some(Ok(()));
-        }
-        self.packet_check.requires_key.then(|| Err(path.reason_without_key(datagram, difference)))
-    }
-
-    /// What the check field of a packet that arrived shows in a capture.
-    #[inline]
-    pub(super) fn check_field(&self, dropped: Option<DropReason>) -> CheckField {
-        match dropped {
-            None if self.packet_check.requires_key => CheckField::Keyed,
-            None => CheckField::Icrc,
-            Some(reason) => self.check_field_of_dropped(reason),
-        }
-    }
-
-    #[cold]
-    fn check_field_of_dropped(&self, reason: DropReason) -> CheckField {
-        use DropReason::{BadIcrc, BadPkey, WrongAddress, WrongService, WrongSourcePort, WrongState};
-        match reason {
-            _ if !self.packet_check.has_key() => CheckField::Icrc,
-            DropReason::Unkeyed => CheckField::Icrc,
-            BadIcrc | BadPkey | WrongAddress | WrongService | WrongSourcePort | WrongState => CheckField::Withheld,
-            _ if self.packet_check.requires_key => CheckField::Keyed,
-            _ => CheckField::Icrc,
-        }
-    }
-}
-
-impl Path {
-    /// What the check field of a packet and its ICRC differ by, with identification 0 and "don't fragment" as all keyed
-    /// packets have it: these two are no part of what keyed peers check.
-    #[inline]
-    fn icrc_difference(&mut self, datagram: &Datagram<'_>) -> Option<u32> {
-        self.arriving_seed(datagram).difference(|| datagram.flow(), datagram.payload)
-    }
-
-    /// Why a packet that is not keyed does not pass: it has the ICRC of a native peer without the key, or a wrong one.
-    #[cold]
-    fn reason_without_key(&self, datagram: &Datagram<'_>, difference: u32) -> DropReason {
-        let is_plain = match difference {
-            0 => true,
-            _ => Seed::identification_behind(difference, datagram.payload.len())
-                .is_some_and(|identification| datagram.source.is_ipv4() && identification < LARGEST_SEGMENT_INDEX),
-        };
-        let is_long_enough = datagram.payload.len() >= BTH_BYTES + ICRC_BYTES;
-        if is_plain && is_long_enough { DropReason::Unkeyed } else { DropReason::BadIcrc }
     }
 }

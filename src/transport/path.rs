@@ -1,14 +1,79 @@
 //! The path of a connection: where its packets go, and what is known of the peer there.
+//!
+//! Linux gives FLUSH an ICRC of its own (`icrc::append_as_linux`), and drops one with the standard's. Native peers
+//! never get it. A standard peer gets the standard's first and, while it does not answer, both in turns; the one that
+//! it answered to is what the next FLUSH begins with.
 
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::acceptance::HiddenFields;
 use super::datagram::{Datagram, SourceAddress};
+use super::packet_check::LARGEST_SEGMENT_INDEX;
 use super::window_share::WindowShare;
-use crate::types::{Mtu, PeerCapabilities, Qpn};
-use crate::wire::Flow;
-use crate::wire::icrc::Seed;
+use crate::types::{DropReason, Mtu, PeerCapabilities, Qpn};
+use crate::wire::icrc::{self, Match, Seed};
+use crate::wire::{BTH_BYTES, Flow, ICRC_BYTES, Opcode};
+
+const STRANGER_WINDOW_BYTES: u32 = 64 << 10;
+/// Packets of a standard peer that are kept. Linux has up to 128 in flight, and sends all of them again after a loss.
+const STRANGER_REORDER_PACKETS: u32 = 64;
+/// What the kernel charges a packet besides its payload.
+const PACKET_CHARGE_BYTES: u32 = 832;
+/// More than this in flight leaves the cache and gains nothing.
+const OWN_WINDOW_BYTES: u32 = 1 << 20;
+/// Plausible packets in a row with other hidden fields than the usual ones that are taken for damaged. A peer that
+/// really changes its identification repeats them, and the next one is believed.
+pub(super) const MOST_DOUBTS: u8 = 3;
+/// Executed packets in a row with the usual hidden fields until nothing else is expected.
+const USUAL_IN_A_ROW: u8 = 16;
+
+/// The IPv4 header fields of a standard peer that its ICRCs cover and that a socket does not show: identification and
+/// "don't fragment". Where several values are allowed, the ICRC misses some bits that flip: 1 or 2 of those of a longer
+/// packet. So they are narrowed down as far as the peer's packets permit.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) enum HiddenFields {
+    /// No packet was executed yet: any values.
+    #[default]
+    Unknown,
+    /// The usual ones: identification 0 and "don't fragment". Plausible packets in a row that have others.
+    Usual { doubts: u8 },
+    /// Any identification. Executed packets in a row that had the usual fields nevertheless.
+    Changing { dont_fragment: bool, usual: u8 },
+}
+
+impl HiddenFields {
+    /// A packet was executed whose ICRC stands for these: `None` for the usual ones.
+    pub(super) fn learn(&mut self, dont_fragment: Option<bool>) {
+        *self = match (dont_fragment, *self) {
+            (None, Self::Changing { dont_fragment, usual }) if usual < USUAL_IN_A_ROW => {
+                Self::Changing { dont_fragment, usual: usual + 1 }
+            }
+            (None, _) => Self::Usual { doubts: 0 },
+            (Some(dont_fragment), _) => Self::Changing { dont_fragment, usual: 0 },
+        };
+    }
+
+    /// The only value that "don't fragment" may have, if that is known.
+    pub(super) fn dont_fragment(self) -> Option<bool> {
+        match self {
+            Self::Changing { dont_fragment, .. } => Some(dont_fragment),
+            Self::Usual { .. } | Self::Unknown => None,
+        }
+    }
+}
+
+/// A packet whose ICRC fits says this of the peer. It is learned when the packet was accepted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Evidence {
+    /// It came from this port.
+    pub(super) source_port: u16,
+    /// The packet had another identification than the usual one, and this "don't fragment".
+    pub(super) dont_fragment: Option<bool>,
+    /// It is a FLUSH with the ICRC that Linux gives to it.
+    pub(super) as_linux: bool,
+    /// Its sender has the key of the connection.
+    pub(super) offers_key: bool,
+}
 
 /// The connection's path.
 pub(super) struct Path {
@@ -64,6 +129,17 @@ impl Path {
         Arc::strong_count(&self.window_share) > 2
     }
 
+    /// Whether a packet whose ICRC is wrong may be right by Linux's rule.
+    pub(super) fn may_be_flush_of_linux(&self, udp_payload: &[u8]) -> bool {
+        !self.peer.is_ours() && udp_payload.first() == Some(&Opcode::RC_FLUSH.0)
+    }
+
+    /// Whether a FLUSH that leaves in this round of repetitions has Linux's ICRC.
+    pub(super) fn flushes_as_linux(&self, round: u32) -> bool {
+        let in_turn = round % 2 == 1;
+        !self.peer.is_ours() && self.flush_as_linux != in_turn
+    }
+
     /// How far ahead of the expected packet another one of the peer may be: as many as it has in flight at most. The
     /// peer knows how much this end's socket holds, and this end does not know what it was told; but no peer of our own
     /// goes beyond `OWN_WINDOW_BYTES`.
@@ -85,10 +161,55 @@ impl Path {
     }
 }
 
-const STRANGER_WINDOW_BYTES: u32 = 64 << 10;
-/// Packets of a standard peer that are kept. Linux has up to 128 in flight, and sends all of them again after a loss.
-const STRANGER_REORDER_PACKETS: u32 = 64;
-/// What the kernel charges a packet besides its payload.
-const PACKET_CHARGE_BYTES: u32 = 832;
-/// More than this in flight leaves the cache and gains nothing.
-const OWN_WINDOW_BYTES: u32 = 1 << 20;
+impl Path {
+    /// The ICRC of a packet whose identification is not the expected one.
+    pub(super) fn verify(&mut self, datagram: &Datagram<'_>) -> (Match, bool) {
+        let flow = datagram.flow();
+        let expected_df = self.hidden_fields.dont_fragment().unwrap_or(true);
+        let options = icrc::Verify { first_identification: datagram.segment_index, solve: true, expected_df };
+        let verified = icrc::verify(&flow, &options, datagram.payload);
+        if verified != Match::Wrong || !self.may_be_flush_of_linux(datagram.payload) {
+            return (verified, false);
+        }
+        (icrc::verify_as_linux(&flow, &options, datagram.payload), true)
+    }
+}
+
+impl Path {
+    /// What the check field of a packet and its ICRC differ by, with identification 0 and "don't fragment" as all keyed
+    /// packets have it: these two are no part of what keyed peers check.
+    #[inline]
+    pub(super) fn icrc_difference(&mut self, datagram: &Datagram<'_>) -> Option<u32> {
+        self.arriving_seed(datagram).difference(|| datagram.flow(), datagram.payload)
+    }
+
+    /// Why a packet that is not keyed does not pass: it has the ICRC of a native peer without the key, or a wrong one.
+    #[cold]
+    pub(super) fn reason_without_key(&self, datagram: &Datagram<'_>, difference: u32) -> DropReason {
+        let is_plain = match difference {
+            0 => true,
+            _ => Seed::identification_behind(difference, datagram.payload.len())
+                .is_some_and(|identification| datagram.source.is_ipv4() && identification < LARGEST_SEGMENT_INDEX),
+        };
+        let is_long_enough = datagram.payload.len() >= BTH_BYTES + ICRC_BYTES;
+        if is_plain && is_long_enough { DropReason::Unkeyed } else { DropReason::BadIcrc }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hidden_fields_are_narrowed_down_again() {
+        let mut fields = HiddenFields::default();
+        fields.learn(Some(false));
+        assert_eq!(fields.dont_fragment(), Some(false));
+        // One packet in 65,536 has the usual identification by chance.
+        fields.learn(None);
+        fields.learn(Some(false));
+        assert_eq!(fields, HiddenFields::Changing { dont_fragment: false, usual: 0 });
+        (0..=USUAL_IN_A_ROW).for_each(|_| fields.learn(None));
+        assert_eq!(fields, HiddenFields::Usual { doubts: 0 });
+    }
+}

@@ -3,7 +3,7 @@
 
 use crate::memory::AccessError;
 use crate::mutation::{Mutation, planted};
-use crate::types::{AsyncEvent, Cause, CompletionStatus, Qpn};
+use crate::types::{AsyncEvent, Cause, CompletionStatus, PeerFault, Qpn};
 use crate::wire::NakCode;
 
 /// Why a request was refused. Each ends the connection.
@@ -82,6 +82,29 @@ impl Violation {
             Self::RemoteKey(_) | Self::Invalidate => AsyncEvent::QueuePairAccessError(qpn),
             Self::ReceiveMemory(_) => AsyncEvent::QueuePairFatal(qpn),
             _ => AsyncEvent::QueuePairRequestError(qpn),
+        }
+    }
+
+    /// The same for explanations.
+    pub(super) fn fault(self) -> PeerFault {
+        match self {
+            Self::OpcodeSequence => PeerFault::OpcodeSequence,
+            Self::AccessNotGranted => PeerFault::AccessNotGranted,
+            Self::TooManyReads => PeerFault::TooManyReads,
+            Self::PacketLength => PeerFault::PacketLength,
+            Self::MessageLength => PeerFault::MessageLength,
+            Self::Misaligned | Self::RemoteKey(AccessError::Misaligned) => PeerFault::Misaligned,
+            Self::RemoteKey(AccessError::WrongDomain) => PeerFault::WrongDomain,
+            Self::RemoteKey(AccessError::OutOfBounds) => PeerFault::OutOfBounds,
+            Self::RemoteKey(AccessError::NoPermission) => PeerFault::NoPermission,
+            Self::RemoteKey(AccessError::Fault) => PeerFault::MemoryFault,
+            Self::RemoteKey(AccessError::WrongQueuePair) => PeerFault::WrongQueuePair,
+            Self::RemoteKey(_) => PeerFault::UnknownKey,
+            Self::ReceiveTooSmall => PeerFault::ReceiveTooSmall,
+            Self::ReceiveMemory(_) => PeerFault::ReceiveMemory,
+            Self::Invalidate => PeerFault::Invalidate,
+            Self::UnknownSharedReceiveQueue => PeerFault::UnknownSharedReceiveQueue,
+            Self::FlushType => PeerFault::FlushType,
         }
     }
 }

@@ -3,11 +3,11 @@
 
 use std::net::IpAddr;
 
-use super::acceptance::Evidence;
-use super::common::Pass;
-use super::datagram::{Datagram, Outcome};
-use super::queue_pair::QueuePair;
+use super::QueuePair;
 use crate::mutation::{Mutation, planted};
+use crate::transport::common::Pass;
+use crate::transport::datagram::{Datagram, Outcome};
+use crate::transport::path::Evidence;
 use crate::types::{Counter, Psn};
 use crate::wire::{BTH_BYTES, Bth, ICRC_BYTES, Opcode};
 
@@ -16,7 +16,7 @@ const COMMON_BYTES: usize = 8;
 
 /// The common part of the packets of a message between the first and the last.
 #[derive(Clone, Copy)]
-pub(super) struct HeaderTemplate {
+pub(in crate::transport) struct HeaderTemplate {
     source: IpAddr,
     destination: IpAddr,
     source_port: u16,
@@ -33,7 +33,7 @@ impl HeaderTemplate {
 
     /// Whether the datagram differs in nothing but sequence number, payload and whether it asks for an acknowledgement.
     #[inline]
-    pub(super) fn fits(&self, datagram: &Datagram<'_>) -> bool {
+    pub(in crate::transport) fn fits(&self, datagram: &Datagram<'_>) -> bool {
         datagram.payload.first_chunk() == Some(&self.header)
             && datagram.payload.len() == self.length
             && datagram.source_port == self.source_port
@@ -49,7 +49,7 @@ impl HeaderTemplate {
 impl QueuePair {
     /// The template of the packets after one that was just executed. `None`: the fast path does not take them. It takes
     /// full packets between the first and the last of a SEND or WRITE.
-    pub(super) fn header_template(&self, datagram: &Datagram<'_>, bth: &Bth) -> Option<HeaderTemplate> {
+    pub(in crate::transport) fn header_template(&self, datagram: &Datagram<'_>, bth: &Bth) -> Option<HeaderTemplate> {
         let is_between = bth.opcode.is_middle() && bth.opcode.is_request();
         let is_plain = self.common.service.is_reliable() && !self.common.is_extended() && bth.pad_count == 0;
         let is_full = datagram.payload.len() == BTH_BYTES + self.common.mtu_bytes() as usize + ICRC_BYTES;
@@ -59,7 +59,7 @@ impl QueuePair {
     /// Takes a packet that fits the template. `None`: it is not the expected one, or something is wrong with it. Then
     /// the general path takes it, and makes the same changes again.
     #[inline]
-    pub(super) fn take_by_template(
+    pub(in crate::transport) fn take_by_template(
         &mut self,
         pass: &Pass<'_>,
         template: &HeaderTemplate,

@@ -8,14 +8,14 @@ use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::endpoint::Endpoint;
-use super::window_share::WindowShare;
+use super::Endpoint;
 use crate::mutation::{Mutation, planted};
+use crate::transport::window_share::WindowShare;
 use crate::types::Time;
 
 /// The queue pairs' peers, by address.
 #[derive(Default)]
-pub(super) struct Peers {
+pub(in crate::transport) struct Peers {
     by_address: HashMap<IpAddr, Peer>,
     /// Queue pairs that wait, of all peers.
     waiting: usize,
@@ -29,16 +29,16 @@ struct Peer {
 }
 
 impl Peers {
-    pub(super) fn window_share(&mut self, peer: IpAddr) -> Arc<WindowShare> {
+    pub(in crate::transport) fn window_share(&mut self, peer: IpAddr) -> Arc<WindowShare> {
         Arc::clone(&self.by_address.entry(peer).or_default().window_share)
     }
 
-    pub(super) fn packets_in_flight(&self, peer: IpAddr) -> u32 {
+    pub(in crate::transport) fn packets_in_flight(&self, peer: IpAddr) -> u32 {
         self.by_address.get(&peer).map_or(0, |peer| peer.window_share.in_flight())
     }
 
     /// Forgets peers that no queue pair has any more, if they are many.
-    pub(super) fn tidy(&mut self, queue_pairs: usize) {
+    pub(in crate::transport) fn tidy(&mut self, queue_pairs: usize) {
         if self.by_address.len() > 2 * queue_pairs + 16 {
             // A queue pair that waits holds a reference.
             self.by_address.retain(|_, peer| Arc::strong_count(&peer.window_share) > 1);
@@ -62,7 +62,7 @@ impl Peers {
     }
 
     /// The queue pair has its grant, is destroyed, or has another peer: it does not wait any more.
-    pub(super) fn remove(&mut self, peer: IpAddr, place: u32) {
+    pub(in crate::transport) fn remove(&mut self, peer: IpAddr, place: u32) {
         let Some(peer) = self.by_address.get_mut(&peer) else { return };
         let before = peer.waiters.len();
         if peer.waiters.front() == Some(&place) {
@@ -78,7 +78,7 @@ impl Peers {
 impl Endpoint {
     /// After each change to a queue pair: grants others with the same peer the room that there is now.
     #[inline]
-    pub(super) fn serve_fair_queue(&mut self, now: Time, place: u32) {
+    pub(in crate::transport) fn serve_fair_queue(&mut self, now: Time, place: u32) {
         let Some(queue_pair) = self.at(place) else { return };
         if let Some((peer, in_front)) = queue_pair.requester.begins_to_wait(&queue_pair.common, now) {
             self.enqueue(place, peer, in_front);
@@ -105,7 +105,7 @@ impl Endpoint {
     }
 
     /// Grants the first that waits its send, if there is room. That send leads to the next grant.
-    pub(super) fn grant(&mut self, peer: IpAddr) {
+    pub(in crate::transport) fn grant(&mut self, peer: IpAddr) {
         let Some(place) = self.peers.first(peer) else { return };
         let Some(queue_pair) = self.at(place).filter(|queue_pair| queue_pair.requester.has_room(&queue_pair.common))
         else {

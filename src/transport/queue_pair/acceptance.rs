@@ -4,91 +4,21 @@
 //! can send one with any sequence number. It teaches only when it was accepted: a request when it was executed in its
 //! turn, a response when it answers what is in flight, a packet of an unreliable connection when it lies close ahead.
 
-use super::datagram::Datagram;
-use super::packet_check::offers_key;
-use super::path::Path;
-use super::queue_pair::QueuePair;
+use super::QueuePair;
 use crate::mutation::{Mutation, planted};
+use crate::transport::datagram::{CheckField, Datagram};
+use crate::transport::packet_check::{LARGEST_SEGMENT_INDEX, offers_key};
+use crate::transport::path::{Evidence, HiddenFields, MOST_DOUBTS};
 use crate::types::{DropReason, Psn, QueuePairState};
 use crate::wire::Opcode;
-use crate::wire::icrc::{self, Match};
+use crate::wire::icrc::Match;
 
-/// More segments than this never leave together.
-pub(super) const LARGEST_SEGMENT_INDEX: u16 = 128;
 /// Packets of an unreliable connection that lie at most this far ahead are plausible: as many as a burst may lose.
 const PLAUSIBLE_LOSS: i32 = 1 << 10;
-/// Plausible packets in a row with other hidden fields than the usual ones that are taken for damaged. A peer that
-/// really changes its identification repeats them, and the next one is believed.
-const MOST_DOUBTS: u8 = 3;
-/// Executed packets in a row with the usual hidden fields until nothing else is expected.
-const USUAL_IN_A_ROW: u8 = 16;
-
-/// The IPv4 header fields of a standard peer that its ICRCs cover and that a socket does not show: identification and
-/// "don't fragment". Where several values are allowed, the ICRC misses some bits that flip: 1 or 2 of those of a longer
-/// packet. So they are narrowed down as far as the peer's packets permit.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) enum HiddenFields {
-    /// No packet was executed yet: any values.
-    #[default]
-    Unknown,
-    /// The usual ones: identification 0 and "don't fragment". Plausible packets in a row that have others.
-    Usual { doubts: u8 },
-    /// Any identification. Executed packets in a row that had the usual fields nevertheless.
-    Changing { dont_fragment: bool, usual: u8 },
-}
-
-impl HiddenFields {
-    /// A packet was executed whose ICRC stands for these: `None` for the usual ones.
-    fn learn(&mut self, dont_fragment: Option<bool>) {
-        *self = match (dont_fragment, *self) {
-            (None, Self::Changing { dont_fragment, usual }) if usual < USUAL_IN_A_ROW => {
-                Self::Changing { dont_fragment, usual: usual + 1 }
-            }
-            (None, _) => Self::Usual { doubts: 0 },
-            (Some(dont_fragment), _) => Self::Changing { dont_fragment, usual: 0 },
-        };
-    }
-
-    /// The only value that "don't fragment" may have, if that is known.
-    fn dont_fragment(self) -> Option<bool> {
-        match self {
-            Self::Changing { dont_fragment, .. } => Some(dont_fragment),
-            Self::Usual { .. } | Self::Unknown => None,
-        }
-    }
-}
-
-/// A packet whose ICRC fits says this of the peer. It is learned when the packet was accepted.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct Evidence {
-    /// It came from this port.
-    pub(super) source_port: u16,
-    /// The packet had another identification than the usual one, and this "don't fragment".
-    dont_fragment: Option<bool>,
-    /// It is a FLUSH with the ICRC that Linux gives to it.
-    as_linux: bool,
-    /// Its sender has the key of the connection.
-    offers_key: bool,
-}
-
-impl Path {
-    /// The ICRC of a packet whose identification is not the expected one.
-    fn verify(&mut self, datagram: &Datagram<'_>) -> (Match, bool) {
-        let flow = datagram.flow();
-        let expected_df = self.hidden_fields.dont_fragment().unwrap_or(true);
-        let options = icrc::Verify { first_identification: datagram.segment_index, solve: true, expected_df };
-        let verified = icrc::verify(&flow, &options, datagram.payload);
-        if verified != Match::Wrong || !self.may_be_flush_of_linux(datagram.payload) {
-            return (verified, false);
-        }
-        (icrc::verify_as_linux(&flow, &options, datagram.payload), true)
-    }
-}
-
 impl QueuePair {
     /// The invariant CRC covers the IPv4 identification, which the socket does not show: our own peers send small
     /// ones, standard peers' are solved for unless they are known.
-    pub(super) fn check_icrc(&mut self, datagram: &Datagram<'_>) -> Result<Evidence, DropReason> {
+    pub(in crate::transport) fn check_icrc(&mut self, datagram: &Datagram<'_>) -> Result<Evidence, DropReason> {
         let (expected, source_port) = (datagram.segment_index, datagram.source_port);
         if let Some(verdict) = self.check_packet_key(datagram) {
             return verdict.map(|()| Evidence { source_port, ..Evidence::default() });
@@ -138,7 +68,7 @@ impl QueuePair {
     }
 
     /// A peer of our own keeps its port; a standard peer may use many.
-    pub(super) fn check_source_port(&self, port: u16) -> Result<(), DropReason> {
+    pub(in crate::transport) fn check_source_port(&self, port: u16) -> Result<(), DropReason> {
         let Some(path) = &self.common.path else { return Err(DropReason::WrongState) };
         let is_pinned = path.peer.is_ours() && !planted(Mutation::SourcePortUnchecked);
         if is_pinned && path.peer_port.is_some_and(|pinned| pinned != port) {
@@ -149,7 +79,7 @@ impl QueuePair {
 
     /// The packet was accepted, so it is the peer's.
     #[inline]
-    pub(super) fn learn(&mut self, evidence: Evidence) {
+    pub(in crate::transport) fn learn(&mut self, evidence: Evidence) {
         let Some(path) = &mut self.common.path else { return };
         if path.peer.is_ours() {
             path.peer_port.get_or_insert(evidence.source_port);
@@ -165,7 +95,7 @@ impl QueuePair {
     /// Whether a packet of this number may be the peer's next one, or closely follow it. Of responses: whether it
     /// answers what is in flight.
     #[inline]
-    pub(super) fn is_due(&self, is_request: bool, psn: Psn) -> bool {
+    pub(in crate::transport) fn is_due(&self, is_request: bool, psn: Psn) -> bool {
         match is_request {
             true => psn == self.responder.expected() || self.is_close_ahead(psn),
             false => self.is_in_flight(psn),
@@ -187,14 +117,14 @@ impl QueuePair {
 
     /// Whether the number was sent and is not acknowledged.
     #[inline]
-    pub(super) fn is_in_flight(&self, psn: Psn) -> bool {
+    pub(in crate::transport) fn is_in_flight(&self, psn: Psn) -> bool {
         psn.is_within(self.requester.unacknowledged(), self.requester.packets_in_flight())
     }
 
     /// Whether a packet of this number, which is not due, may be of the peer all the same: a repetition, or, after a
     /// failure, a response to what was in flight before.
     #[cold]
-    pub(super) fn is_recent(&self, is_request: bool, psn: Psn) -> bool {
+    pub(in crate::transport) fn is_recent(&self, is_request: bool, psn: Psn) -> bool {
         let near = self.near();
         if is_request {
             return (-near..0).contains(&psn.distance_from(self.responder.expected()));
@@ -207,22 +137,49 @@ impl QueuePair {
     fn near(&self) -> i32 {
         self.common.path.as_ref().map_or(0, |path| path.reorder_window() as i32)
     }
-}
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+    /// The verdict of the connection's key on a packet. `None`: there is no key, or the peer may not have it yet, and
+    /// the packet is not keyed.
+    #[inline]
+    pub(in crate::transport) fn check_packet_key(&mut self, datagram: &Datagram<'_>) -> Option<Result<(), DropReason>> {
+        let opcode = Opcode(*datagram.payload.first()?);
+        let Some(mask) = self.packet_check.arriving(opcode) else {
+            // A response before the first request.
+            return self.packet_check.requires_key().then_some(Err(DropReason::WrongState));
+        };
+        let path = self.common.path.as_mut()?;
+        // Too short to have a check field: as wrong as any other.
+        let difference = path.icrc_difference(datagram).unwrap_or(!mask);
+        if difference == mask {
+            if !self.packet_check.requires_key() {
+                self.packet_check.note_keyed();
+                // The packets that are kept came without the key. The peer sends them again.
+                self.responder.forget_early();
+            }
+            return Some(Ok(()));
+        }
+        self.packet_check.requires_key().then(|| Err(path.reason_without_key(datagram, difference)))
+    }
 
-    #[test]
-    fn hidden_fields_are_narrowed_down_again() {
-        let mut fields = HiddenFields::default();
-        fields.learn(Some(false));
-        assert_eq!(fields.dont_fragment(), Some(false));
-        // One packet in 65,536 has the usual identification by chance.
-        fields.learn(None);
-        fields.learn(Some(false));
-        assert_eq!(fields, HiddenFields::Changing { dont_fragment: false, usual: 0 });
-        (0..=USUAL_IN_A_ROW).for_each(|_| fields.learn(None));
-        assert_eq!(fields, HiddenFields::Usual { doubts: 0 });
+    /// What the check field of a packet that arrived shows in a capture.
+    #[inline]
+    pub(in crate::transport) fn check_field(&self, dropped: Option<DropReason>) -> CheckField {
+        match dropped {
+            None if self.packet_check.requires_key() => CheckField::Keyed,
+            None => CheckField::Icrc,
+            Some(reason) => self.check_field_of_dropped(reason),
+        }
+    }
+
+    #[cold]
+    fn check_field_of_dropped(&self, reason: DropReason) -> CheckField {
+        use DropReason::{BadIcrc, BadPkey, WrongAddress, WrongService, WrongSourcePort, WrongState};
+        match reason {
+            _ if !self.packet_check.has_key() => CheckField::Icrc,
+            DropReason::Unkeyed => CheckField::Icrc,
+            BadIcrc | BadPkey | WrongAddress | WrongService | WrongSourcePort | WrongState => CheckField::Withheld,
+            _ if self.packet_check.requires_key() => CheckField::Keyed,
+            _ => CheckField::Icrc,
+        }
     }
 }

@@ -1,13 +1,13 @@
 //! What leaves a queue pair: packets of both halves, as many as may leave together.
 
-use super::burst::Burst;
-use super::common::Pass;
-use super::datagram::Transmit;
-use super::loop_bound::LoopBound;
-use super::queue_pair::QueuePair;
-use super::requester::RequestPlan;
-use super::responder::ResponsePlan;
+use super::QueuePair;
 use crate::mutation::{Mutation, planted};
+use crate::transport::burst::Burst;
+use crate::transport::common::Pass;
+use crate::transport::datagram::Transmit;
+use crate::transport::loop_bound::LoopBound;
+use crate::transport::requester::RequestPlan;
+use crate::transport::responder::ResponsePlan;
 use crate::types::{Counter, Time};
 use crate::wire::{Opcode, packet_bytes};
 
@@ -20,7 +20,12 @@ enum Plan {
 
 impl QueuePair {
     /// Fills the buffer with as many packets as may leave together. Also says whether there is nothing more to send.
-    pub(super) fn fill(&mut self, pass: &Pass<'_>, buffer: &mut [u8], max_segments: usize) -> (Option<Transmit>, bool) {
+    pub(in crate::transport) fn fill(
+        &mut self,
+        pass: &Pass<'_>,
+        buffer: &mut [u8],
+        max_segments: usize,
+    ) -> (Option<Transmit>, bool) {
         if self.common.is_datagram() {
             return self.fill_datagram(pass, buffer);
         }
@@ -117,7 +122,7 @@ impl QueuePair {
     }
 
     /// Whether [`QueuePair::fill`] would find something.
-    pub(super) fn wants_to_send(&mut self, now: Time) -> bool {
+    pub(in crate::transport) fn wants_to_send(&mut self, now: Time) -> bool {
         if self.common.is_datagram() {
             return self.requester.may_send_datagram(&self.common);
         }

@@ -1,5 +1,13 @@
 //! A queue pair as the endpoint holds it: its state, its path, its two halves, and the way into the error state.
 
+mod acceptance;
+mod fast_path;
+mod modify;
+mod receive_path;
+mod report;
+mod state_machine;
+mod transmit_path;
+
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -10,9 +18,14 @@ use super::responder::{ReceiveSource, Receives, ReorderBudget, Responder};
 use crate::mutation::{Mutation, planted};
 use crate::queue::{AsyncEventQueue, CompletionQueue, SendConsumer, SourceToken};
 use crate::types::{
-    Accessor, AsyncEvent, Cause, DomainId, Gid, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairState,
-    QueuePairStatus, QueuePairType, Time,
+    Accessor, AsyncEvent, Cause, DomainId, Ending, Gid, Qpn, QueuePairAttributes, QueuePairCapabilities,
+    QueuePairState, QueuePairStatus, QueuePairType, Time,
 };
+
+pub(super) use fast_path::HeaderTemplate;
+pub use modify::ModifyError;
+#[cfg(feature = "ibverbs")]
+pub(crate) use modify::{check_ranges, check_transition};
 
 /// What a new queue pair is made of.
 pub struct QueuePairInit {
@@ -183,6 +196,35 @@ impl QueuePair {
         }
         self.requester.note_in_flight(&self.common);
         overflowed
+    }
+}
+
+impl QueuePair {
+    /// Goes to the error state if a completion was lost since the last time; whether that was so.
+    #[inline]
+    pub(super) fn end_by_overflow(&mut self) -> bool {
+        let overflowed = self.common.take_overflow();
+        if overflowed {
+            self.fail_by_overflow();
+        }
+        overflowed
+    }
+
+    #[cold]
+    pub(super) fn fail_by_overflow(&mut self) {
+        if matches!(self.common.state, QueuePairState::Reset | QueuePairState::Error) {
+            return;
+        }
+        // Before what follows from it.
+        self.common.announce(AsyncEvent::QueuePairFatal(self.common.qpn));
+        self.common.history.note_ending(Ending::CompletionQueueOverflow);
+        self.enter_error(Cause::CompletionQueueOverflow);
+    }
+
+    pub(super) fn lost_its_completion_queue(&self) -> bool {
+        let is_ended = matches!(self.common.state, QueuePairState::Reset | QueuePairState::Error);
+        let is_alive = !is_ended && !planted(Mutation::OverflowEndsOne);
+        is_alive && (self.requester.has_lost_completions() || self.responder.has_lost_completions())
     }
 }
 

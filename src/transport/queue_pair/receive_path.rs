@@ -1,22 +1,21 @@
 //! What a queue pair does with a packet: the checks that every packet passes, and the half that takes it.
 
-use super::acceptance::Evidence;
-use super::common::Pass;
-use super::datagram::{Datagram, Outcome};
-use super::loop_bound::LoopBound;
-use super::queue_pair::QueuePair;
-use super::requester::ResponseError;
-use super::responder::{Failure, Identified, check_datagram, identify};
-use super::violation::Violation;
-use super::xrc::as_reliable;
+use super::QueuePair;
 use crate::mutation::{Mutation, planted};
+use crate::transport::common::Pass;
+use crate::transport::datagram::{Datagram, Outcome};
+use crate::transport::loop_bound::LoopBound;
+use crate::transport::path::Evidence;
+use crate::transport::requester::ResponseError;
+use crate::transport::responder::{Failure, Identified, check_datagram, identify};
+use crate::transport::violation::Violation;
 use crate::types::{AsyncEvent, Cause, Counter, DropReason};
-use crate::wire::Packet;
+use crate::wire::{Packet, Service};
 
 impl QueuePair {
     /// Takes a packet, or notes why it was dropped.
     #[inline]
-    pub(super) fn take(
+    pub(in crate::transport) fn take(
         &mut self,
         datagram: &Datagram<'_>,
         packet: &Packet<'_>,
@@ -33,7 +32,7 @@ impl QueuePair {
     }
 
     /// The checks that every packet passes before it may change anything.
-    pub(super) fn handle_packet(
+    pub(in crate::transport) fn handle_packet(
         &mut self,
         pass: &Pass<'_>,
         datagram: &Datagram<'_>,
@@ -195,7 +194,7 @@ impl QueuePair {
     }
 
     /// A datagram for this queue pair, by itself or by its group, whose ICRC fits.
-    pub(super) fn take_datagram(
+    pub(in crate::transport) fn take_datagram(
         &mut self,
         pass: &Pass<'_>,
         datagram: &Datagram<'_>,
@@ -217,7 +216,7 @@ impl QueuePair {
 
     /// Ends the connection because a request of the peer was wrong; the NAK is already due. Without the packet it is an
     /// earlier READ that is refused, and a receive belongs to another message.
-    pub(super) fn refuse(&mut self, violation: Violation, packet: Option<&Packet<'_>>) {
+    pub(in crate::transport) fn refuse(&mut self, violation: Violation, packet: Option<&Packet<'_>>) {
         let (status, cause) = violation.receive_status();
         let wr_id = packet.and_then(|_| self.responder.begun_receive());
         self.common.history.note_refusal(violation, packet, wr_id);
@@ -229,4 +228,12 @@ impl QueuePair {
         }
         self.enter_error(Cause::EarlierFailure);
     }
+}
+
+/// The packet with the operation code of a reliable connection: on the wire extended reliable connections have codes of
+/// their own, inside they have these.
+fn as_reliable<'a>(packet: &Packet<'a>) -> Packet<'a> {
+    let mut packet = *packet;
+    packet.headers.bth.opcode = packet.headers.bth.opcode.of(Service::ReliableConnection);
+    packet
 }

@@ -4,7 +4,7 @@
 use std::collections::{HashSet, VecDeque};
 use std::hash::BuildHasherDefault;
 
-use super::endpoint::QpnHasher;
+use super::QpnHasher;
 use crate::types::Qpn;
 
 /// Numbers that are kept at most.
@@ -12,19 +12,19 @@ const MOST: usize = 8_192;
 
 /// The latest numbers, oldest first.
 #[derive(Default)]
-pub(super) struct Quarantine {
+pub(in crate::transport) struct Quarantine {
     order: VecDeque<Qpn>,
     numbers: HashSet<Qpn, BuildHasherDefault<QpnHasher>>,
 }
 
 impl Quarantine {
-    pub(super) fn contains(&self, qpn: Qpn) -> bool {
+    pub(in crate::transport) fn contains(&self, qpn: Qpn) -> bool {
         self.numbers.contains(&qpn)
     }
 
     /// Adds a number. At most half of the `spare` ones that can never be in use at a time stay: among the others chance
     /// finds a free one.
-    pub(super) fn add(&mut self, qpn: Qpn, spare: usize) {
+    pub(in crate::transport) fn add(&mut self, qpn: Qpn, spare: usize) {
         self.numbers.insert(qpn);
         self.order.push_back(qpn);
         while self.order.len() > MOST.min(spare / 2) {

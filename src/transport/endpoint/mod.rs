@@ -1,5 +1,12 @@
 //! The endpoint: all queue pairs of one shard, and the way of packets to and from them.
 
+mod fair_queue;
+mod multicast;
+mod overflow;
+mod quarantine;
+mod report;
+mod timer;
+
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::net::IpAddr;
@@ -8,22 +15,23 @@ use std::time::Duration;
 
 use super::common::Pass;
 use super::datagram::{AckRelease, Datagram, ModifyLimits, Outcome, SourceAddress, Transmit};
-use super::fair_queue::Peers;
-use super::fast_path::HeaderTemplate;
 use super::history::Strays;
 use super::loop_bound::LoopBound;
-use super::modify::ModifyError;
-use super::multicast::Groups;
-use super::quarantine::Quarantine;
-use super::queue_pair::{QueuePair, QueuePairInit};
+use super::queue_pair::{HeaderTemplate, ModifyError, QueuePair, QueuePairInit};
 use super::responder::ReorderBudget;
-use super::timer::Timers;
 use crate::memory::MemoryView;
 use crate::mutation::{Mutation, planted};
 use crate::types::{
     Cause, Counters, DropReason, Qpn, QueuePairAttributes, QueuePairState, QueuePairStatus, QueuePairType, Time,
 };
 use crate::wire::{Opcode, Packet};
+
+use fair_queue::Peers;
+use multicast::Groups;
+use quarantine::Quarantine;
+#[cfg(feature = "sim")]
+pub use timer::Deadlines;
+use timer::Timers;
 
 /// What an endpoint is told when it is made.
 pub struct EndpointConfig {
@@ -305,10 +313,6 @@ impl Endpoint {
     /// Queue pairs that exist.
     pub fn queue_pair_count(&self) -> usize {
         self.by_number.len()
-    }
-
-    pub(super) fn stray_packets(&self) -> &Strays {
-        &self.strays
     }
 
     pub(super) fn all(&self) -> impl Iterator<Item = &QueuePair> {

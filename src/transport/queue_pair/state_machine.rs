@@ -18,7 +18,7 @@ use QueuePairState::{Error, Init, ReadyToReceive, ReadyToSend, Reset, SendQueueD
 bitflags::bitflags! {
     /// Which attributes of [`QueuePairAttributes`] are given.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-    pub(super) struct Mask: u32 {
+    pub(in crate::transport) struct Mask: u32 {
         const CUR_QP_STATE = 1;
         const PKEY_INDEX = 1 << 1;
         const PORT_NUM = 1 << 2;
@@ -43,7 +43,7 @@ bitflags::bitflags! {
 
 impl Mask {
     /// The attributes that are given.
-    pub(super) fn of(attributes: &QueuePairAttributes) -> Self {
+    pub(in crate::transport) fn of(attributes: &QueuePairAttributes) -> Self {
         let given = [
             (Self::CUR_QP_STATE, attributes.cur_qp_state.is_some()),
             (Self::PKEY_INDEX, attributes.pkey_index.is_some()),
@@ -69,7 +69,7 @@ impl Mask {
     }
 
     /// The names of the attributes, as `ibv_qp_attr` has them.
-    pub(super) fn names(self) -> String {
+    pub(in crate::transport) fn names(self) -> String {
         let name = |flag: &str| match flag {
             "ACCESS_FLAGS" => "qp_access_flags".to_owned(),
             "SQD_NOTIFY" => "en_sqd_async_notify".to_owned(),
@@ -188,7 +188,7 @@ const TRANSITIONS: &[Transition] = &[
 
 /// Why a transition is refused; the text names the attributes.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Refused {
+pub(in crate::transport) enum Refused {
     NoTransition,
     Missing(Mask),
     NotAllowed(Mask),
@@ -196,7 +196,7 @@ pub(super) enum Refused {
 }
 
 /// Whether a queue pair of this service may go from one state to another with these attributes.
-pub(super) fn check(
+pub(in crate::transport) fn check(
     from: QueuePairState,
     to: QueuePairState,
     service: QueuePairType,

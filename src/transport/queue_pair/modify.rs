@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use super::acceptance::HiddenFields;
-use super::datagram::{ModifyLimits, SourceAddress};
-use super::path::Path;
-use super::queue_pair::{QueuePair, address_of};
 use super::state_machine::{self, Mask, Refused};
-use super::window_share::WindowShare;
+use super::{QueuePair, address_of};
 use crate::mutation::{Mutation, planted};
+use crate::transport::datagram::{ModifyLimits, SourceAddress};
+use crate::transport::path::HiddenFields;
+use crate::transport::path::Path;
+use crate::transport::window_share::WindowShare;
 use crate::types::{Cause, Ending, PeerCapabilities, QueuePairAttributes, QueuePairState, QueuePairType};
 use crate::wire::Flow;
 use crate::wire::icrc::Seed;
@@ -88,7 +88,7 @@ pub enum ModifyError {
 
 impl QueuePair {
     /// Checks everything; changes nothing.
-    pub(super) fn check_modify(
+    pub(in crate::transport) fn check_modify(
         &self,
         given: &QueuePairAttributes,
         limits: &ModifyLimits,
@@ -107,7 +107,7 @@ impl QueuePair {
     }
 
     /// Carries out what [`QueuePair::check_modify`] allowed.
-    pub(super) fn apply_modify(
+    pub(in crate::transport) fn apply_modify(
         &mut self,
         to: QueuePairState,
         given: &QueuePairAttributes,
@@ -209,7 +209,7 @@ impl QueuePair {
         self.common.path = Some(path);
     }
 
-    pub(super) fn is_supported(service: QueuePairType) -> bool {
+    pub(in crate::transport) fn is_supported(service: QueuePairType) -> bool {
         use QueuePairType::{ReliableConnection, UnreliableConnection, UnreliableDatagram, XrcReceive, XrcSend};
         matches!(service, ReliableConnection | UnreliableConnection | UnreliableDatagram | XrcSend | XrcReceive)
     }

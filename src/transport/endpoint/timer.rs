@@ -9,7 +9,7 @@ const ABSENT: u32 = u32::MAX;
 
 /// The earliest deadline of each owner (a small dense number), and the earliest of all.
 #[derive(Default)]
-pub(super) struct Timers {
+pub(in crate::transport) struct Timers {
     heap: Vec<(Time, u32)>,
     /// Where an owner's entry stands in the heap.
     places: Vec<u32>,
@@ -17,7 +17,7 @@ pub(super) struct Timers {
 
 impl Timers {
     /// Sets or clears an owner's deadline.
-    pub(super) fn set(&mut self, owner: u32, deadline: Option<Time>) {
+    pub(in crate::transport) fn set(&mut self, owner: u32, deadline: Option<Time>) {
         if self.places.len() <= owner as usize {
             self.places.resize(owner as usize + 1, ABSENT);
         }
@@ -42,12 +42,12 @@ impl Timers {
     }
 
     /// The earliest deadline.
-    pub(super) fn next(&self) -> Option<Time> {
+    pub(in crate::transport) fn next(&self) -> Option<Time> {
         self.heap.first().map(|entry| entry.0)
     }
 
     /// Takes an owner whose deadline is not after `now`.
-    pub(super) fn pop_expired(&mut self, now: Time) -> Option<u32> {
+    pub(in crate::transport) fn pop_expired(&mut self, now: Time) -> Option<u32> {
         let (time, owner) = *self.heap.first()?;
         if time > now {
             return None;

@@ -3,22 +3,22 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 
-use super::datagram::{Datagram, Outcome};
-use super::endpoint::Endpoint;
-use super::responder::identify;
+use super::Endpoint;
 use crate::memory::MemoryView;
+use crate::transport::datagram::{Datagram, Outcome};
+use crate::transport::responder::identify;
 use crate::types::{DropReason, Gid, Qpn, Time};
 use crate::wire::Packet;
 
 /// The queue pairs attached to each group.
 #[derive(Default)]
-pub(super) struct Groups {
+pub(in crate::transport) struct Groups {
     members: HashMap<IpAddr, Vec<Qpn>>,
 }
 
 impl Groups {
     /// The queue pair is gone.
-    pub(super) fn forget(&mut self, qpn: Qpn) {
+    pub(in crate::transport) fn forget(&mut self, qpn: Qpn) {
         if self.members.is_empty() {
             return;
         }
@@ -50,7 +50,7 @@ impl Endpoint {
     }
 
     /// The groups that a queue pair is attached to, in order.
-    pub(super) fn groups_of(&self, qpn: Qpn) -> Vec<Gid> {
+    pub(in crate::transport) fn groups_of(&self, qpn: Qpn) -> Vec<Gid> {
         let attached = self.groups.members.iter().filter(|(_, members)| members.contains(&qpn));
         let mut groups: Vec<IpAddr> = attached.map(|(group, _)| *group).collect();
         groups.sort_unstable();
@@ -58,7 +58,7 @@ impl Endpoint {
     }
 
     /// A packet for all members of a group: each takes it or drops it for itself.
-    pub(super) fn handle_multicast(
+    pub(in crate::transport) fn handle_multicast(
         &mut self,
         now: Time,
         memory: &MemoryView<'_>,

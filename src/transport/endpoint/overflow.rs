@@ -1,0 +1,31 @@
+//! What the overflow of a completion queue does: the application is told of the queue once and of each of its queue
+//! pairs, and these go to the error state, because what they complete cannot be told any more.
+
+use super::Endpoint;
+use crate::transport::loop_bound::LoopBound;
+use crate::transport::queue_pair::QueuePair;
+use crate::types::Time;
+
+impl Endpoint {
+    /// Takes every queue pair to the error state that completes into a queue which has overflowed, also those that had
+    /// nothing to complete.
+    pub fn fail_queue_pairs_of_overflowed(&mut self, now: Time) {
+        // Flushing one may make another queue overflow. Each round leaves fewer queue pairs that work.
+        let mut bound = LoopBound::new("overflowed completion queues", self.queue_pair_count() + 1);
+        loop {
+            bound.step();
+            let places = self.places_where(QueuePair::lost_its_completion_queue);
+            if places.is_empty() {
+                return;
+            }
+            for place in places {
+                if let Some(queue_pair) = self.at(place) {
+                    queue_pair.fail_by_overflow();
+                }
+                self.settle_one(now, place);
+                self.list_sender(now, place);
+                self.serve_fair_queue(now, place);
+            }
+        }
+    }
+}

@@ -1,0 +1,31 @@
+//! Reports for explanations.
+
+use std::net::IpAddr;
+
+use super::Endpoint;
+use crate::types::{Qpn, QueuePairReport, Stray, Time};
+
+impl Endpoint {
+    /// What a queue pair knows of itself and of its peer; also when its connection began.
+    pub fn queue_pair_report(&self, now: Time, qpn: Qpn) -> Option<(QueuePairReport, Time)> {
+        let queue_pair = self.find(qpn)?;
+        let mut report = queue_pair.report(now);
+        report.device = self.counters();
+        report.groups = self.groups_of(qpn);
+        let since = queue_pair.common.history.connected_at();
+        let peer = queue_pair.common.peer_address();
+        let others = self.all().filter(|other| other.common.qpn != qpn && peer.is_some());
+        let same_host = others.filter(|other| other.common.peer_address() == peer);
+        report.heard_elsewhere = same_host
+            .flat_map(|other| other.common.history.heard())
+            .filter(|packet| packet.at >= since)
+            .max_by_key(|packet| packet.at)
+            .map(|packet| packet.report(now));
+        Some((report, since))
+    }
+
+    /// Packets from `source` since `since` that belong to no queue pair.
+    pub fn strays(&self, now: Time, source: IpAddr, since: Time) -> Vec<Stray> {
+        self.strays.report(now, source, since)
+    }
+}

@@ -1,0 +1,20 @@
+//! What a queue pair says of itself and of its peer, for explanations.
+
+use super::QueuePair;
+use crate::types::{QueuePairReport, Time};
+
+impl QueuePair {
+    pub(in crate::transport) fn report(&self, now: Time) -> QueuePairReport {
+        let first = self.common.attributes.sq_psn.unwrap_or_default();
+        let mut report = self.common.history.report(now, self.status(), &self.common.counters);
+        report.was_acknowledged = self.requester.unacknowledged() != first;
+        report.was_requested = self.responder.message_count() > 0;
+        report.last_try = self.requester.last_asked().map(|at| now.saturating_since(at));
+        report.unfinished = self.requester.unfinished();
+        report.oldest = self.requester.oldest_operation();
+        report.in_flight = self.requester.packets_in_flight();
+        report.waits_for_receiver = self.common.service.is_reliable() && self.requester.waits_for_receiver();
+        report.receives = self.responder.available_receives();
+        report
+    }
+}
