@@ -8,6 +8,7 @@ mod fast_path;
 mod flush;
 mod forged;
 mod keyed;
+mod paths_agree;
 mod revoked;
 mod unreliable;
 mod xrc;
