@@ -21,10 +21,11 @@ impl Requester {
         pass: &Pass<'_>,
         buffer: &mut [u8],
     ) -> Result<Option<Transmit>, RequestFailure> {
-        let index = self.send.retired();
-        let Some(destination) = self.send.destination(index).filter(|_| self.may_send_datagram(common)) else {
+        if !self.may_send_datagram(common) {
             return Ok(None);
-        };
+        }
+        let index = self.send.retired();
+        let Some(destination) = self.send.destination(index) else { return Ok(None) };
         let length = self.write_datagram(common, pass, index, &destination, buffer)?;
         common.counters.add(Counter::SentPackets, 1);
         common.counters.add(Counter::SentBytes, length as u64);
