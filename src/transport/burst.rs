@@ -42,7 +42,7 @@ pub(super) struct Burst<'a> {
     last: Option<(usize, Option<Sum>)>,
 }
 
-/// What the ICRCs take.
+/// The inputs of the ICRCs.
 struct IcrcContext {
     flow: Flow,
     seed: Seed,

@@ -1,4 +1,4 @@
-//! What goes into the endpoint and comes out of it: datagrams with their addresses.
+//! Inputs and outputs of the endpoint: datagrams with their addresses.
 
 use std::net::IpAddr;
 
@@ -34,7 +34,7 @@ impl Datagram<'_> {
     }
 }
 
-/// What the check field of a packet holds, for those who show the packet to others.
+/// The contents of a packet's check field, for captures.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum CheckField {
     /// The standard's ICRC, right or wrong.
@@ -46,16 +46,16 @@ pub enum CheckField {
     Withheld,
 }
 
-/// What became of a datagram that arrived.
+/// The outcome of a datagram that arrived.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Outcome {
     /// Why it was dropped without a response, if it was.
     pub dropped: Option<DropReason>,
     /// It belongs to a connection with a peer that is known to be one of our own.
     pub is_from_own_peer: bool,
-    /// It ended a WRITE that makes no completion: whoever looks at the memory may have what it waits for.
+    /// It ended a WRITE that makes no completion: a thread that polls the memory may find what it waits for.
     pub ends_write: bool,
-    /// What its check field holds.
+    /// The contents of its check field.
     pub check_field: CheckField,
 }
 
@@ -150,7 +150,7 @@ impl Transmit {
 pub enum AckRelease {
     /// Keep them back for the application's answer, except those that have waited too long.
     Hold,
-    /// Nobody will answer soon: send them.
+    /// The application does not respond soon: send them.
     Now,
 }
 
@@ -163,7 +163,7 @@ pub struct SourceAddress {
     pub source_port: u16,
 }
 
-/// What the device allows in a state change.
+/// Limits of the device for a state change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ModifyLimits {
     /// Most READs and atomics that a queue pair may have outstanding.

@@ -1,4 +1,4 @@
-//! What a queue pair remembers for explanations: when the peer was last heard, what worked, and what ended it.
+//! The history of a queue pair, for explanations: when the peer was last heard, the last successes, and the end.
 //!
 //! On the way of every packet this costs one store of a few words; everything else happens on ways that are rare.
 
@@ -40,7 +40,7 @@ impl HeardPacket {
     }
 }
 
-/// What a queue pair remembers of its connection.
+/// The history of one connection.
 #[derive(Default)]
 pub(super) struct History {
     connected_at: Time,
@@ -100,7 +100,7 @@ impl History {
         self.worked.longest = self.worked.longest.max(length);
     }
 
-    /// What took the queue pair to the error state; the first one counts.
+    /// The reason for the error state; the first one counts.
     pub(super) fn note_ending(&mut self, ending: Ending) {
         self.ending.get_or_insert(ending);
     }
@@ -120,7 +120,7 @@ impl History {
         self.heard.into_iter().flatten()
     }
 
-    /// What is remembered, as a report. The rest of it comes from what the queue pair is now.
+    /// The history as a report, which the queue pair completes with its present state.
     pub(super) fn report(&self, now: Time, status: QueuePairStatus, counters: &Counters) -> QueuePairReport {
         let counters = match &self.base {
             Some(base) => counters.since(base),

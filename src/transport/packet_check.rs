@@ -18,7 +18,7 @@ const RESERVED_BYTE: usize = 8;
 /// The sender has the connection's key.
 const OFFER: u8 = 1;
 
-/// What one queue pair knows of its connection's key.
+/// The key of one queue pair's connection, as far as it is known.
 #[derive(Clone, Copy, Default)]
 pub(super) struct PacketCheck {
     /// Of own requests and their responses; known with the first PSN sent.

@@ -17,7 +17,7 @@ use crate::wire::{BTH_BYTES, Flow, ICRC_BYTES, Opcode};
 const STRANGER_WINDOW_BYTES: u32 = 64 << 10;
 /// Packets of a standard peer that are kept. Linux has up to 128 in flight, and sends all of them again after a loss.
 const STRANGER_REORDER_PACKETS: u32 = 64;
-/// What the kernel charges a packet besides its payload.
+/// Bytes that the kernel charges for a packet besides its payload.
 const PACKET_CHARGE_BYTES: u32 = 832;
 /// More than this in flight leaves the cache and gains nothing.
 const OWN_WINDOW_BYTES: u32 = 1 << 20;
@@ -86,7 +86,7 @@ pub(super) struct Path {
     pub(super) hop_limit: u8,
     /// The peer's UDP port; learned from the first accepted packet of a peer of our own.
     pub(super) peer_port: Option<u16>,
-    /// What the ICRCs of outgoing packets begin with.
+    /// The start of the ICRCs of outgoing packets.
     pub(super) seed: Seed,
     /// The same of packets that come from this port, the last one.
     pub(super) peer_seed: Option<(u16, Seed)>,
@@ -176,8 +176,8 @@ impl Path {
 }
 
 impl Path {
-    /// What the check field of a packet and its ICRC differ by, with identification 0 and "don't fragment" as all keyed
-    /// packets have it: these two are no part of what keyed peers check.
+    /// The difference between the check field of a packet and its ICRC, with identification 0 and "don't fragment" as
+    /// all keyed packets have it: these two are no part of what keyed peers check.
     #[inline]
     pub(super) fn icrc_difference(&mut self, datagram: &Datagram<'_>) -> Option<u32> {
         self.arriving_seed(datagram).difference(|| datagram.flow(), datagram.payload)

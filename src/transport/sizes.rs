@@ -1,6 +1,6 @@
 //! Sizes of what every packet touches. A structure that grows takes cache lines from everything beside it, and there is
-//! one of many of them for each queue pair: a thousand busy ones shall stay in the cache of a core. Whoever makes one
-//! larger says here why; whoever makes one smaller lowers its bound.
+//! one of many of them for each queue pair: a thousand busy ones stay in the cache of a core. A change that makes one
+//! larger says here why; a change that makes one smaller lowers its bound.
 
 use super::path::Path;
 use super::queue_pair::QueuePair;
@@ -24,7 +24,7 @@ macro_rules! bounds {
 #[test]
 fn hot_structures_stay_small() {
     let bounds: Vec<Bound> = [
-        // Made anew for each packet that is sent or received: what is larger is cleared and copied more slowly.
+        // Made for each packet that is sent or received: larger ones are cleared and copied more slowly.
         &bounds! {
             Bth: 20,
             Headers: 152,

@@ -36,7 +36,7 @@ pub(super) enum Violation {
 }
 
 impl Violation {
-    /// What the failed access of an atomic is.
+    /// The violation of an atomic whose access failed.
     pub(super) fn of_atomic(error: AccessError) -> Self {
         match error {
             AccessError::Misaligned => Self::Misaligned,
@@ -44,7 +44,7 @@ impl Violation {
         }
     }
 
-    /// What the peer is told.
+    /// The NAK to the peer.
     pub(super) fn nak(self) -> NakCode {
         match self {
             Self::RemoteKey(_) if planted(Mutation::AccessRefusedAsInvalid) => NakCode::InvalidRequest,
@@ -75,7 +75,7 @@ impl Violation {
         }
     }
 
-    /// The event that tells the application.
+    /// The event for the application.
     pub(super) fn event(self, qpn: Qpn) -> AsyncEvent {
         match self {
             _ if planted(Mutation::RefusalAnnouncedAsFatal) => AsyncEvent::QueuePairFatal(qpn),

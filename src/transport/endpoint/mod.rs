@@ -33,7 +33,7 @@ use quarantine::Quarantine;
 pub use timer::Deadlines;
 use timer::Timers;
 
-/// What an endpoint is told when it is made.
+/// Options of an endpoint.
 pub struct EndpointConfig {
     /// Blocks of queue pair numbers (their top 12 bits) that it may use.
     pub qpn_blocks: Vec<u32>,
@@ -43,7 +43,7 @@ pub struct EndpointConfig {
     pub max_queue_pairs: u32,
     /// How long an acknowledgement may wait for the application's answer.
     pub ack_hold: Duration,
-    /// What the queue pairs may keep of packets that came before their turn; all shards of a device share it.
+    /// Limits what the queue pairs keep of early packets; all shards of a device share it.
     pub reorder_budget: Arc<ReorderBudget>,
     /// Most datagrams in one segmented send (Linux: 64 before 6.3, then 128).
     pub max_segments: usize,
@@ -171,7 +171,7 @@ impl Endpoint {
         });
         self.queue_pairs[place as usize] = Some(queue_pair);
         self.by_number.insert(qpn, place);
-        // Each is listed once at most, and being listed shall allocate nothing.
+        // Each is listed once at most, so that listing allocates nothing.
         self.ready.reserve(self.by_number.len().saturating_sub(self.ready.len()));
         self.held.reserve(self.by_number.len().saturating_sub(self.held.len()));
         Ok(qpn)
@@ -328,7 +328,7 @@ impl Endpoint {
         self.by_number.get(&qpn).copied()
     }
 
-    /// The places of the queue pairs of which `holds` holds.
+    /// The places of the queue pairs for which `holds` is true.
     pub(super) fn places_where(&self, holds: impl Fn(&QueuePair) -> bool) -> Vec<u32> {
         let all = (0..).zip(&self.queue_pairs);
         all.filter(|(_, queue_pair)| queue_pair.as_deref().is_some_and(&holds)).map(|(place, _)| place).collect()

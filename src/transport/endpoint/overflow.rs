@@ -1,5 +1,5 @@
-//! What the overflow of a completion queue does: the application is told of the queue once and of each of its queue
-//! pairs, and these go to the error state, because what they complete cannot be told any more.
+//! The overflow of a completion queue: one event names the queue, one each of its queue pairs, and these go to the
+//! error state, because their completions would be lost.
 
 use super::Endpoint;
 use crate::transport::loop_bound::LoopBound;

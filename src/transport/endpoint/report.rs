@@ -6,7 +6,7 @@ use super::Endpoint;
 use crate::types::{Qpn, QueuePairReport, Stray, Time};
 
 impl Endpoint {
-    /// What a queue pair knows of itself and of its peer; also when its connection began.
+    /// A queue pair's report on itself and its peer, and when its connection began.
     pub fn queue_pair_report(&self, now: Time, qpn: Qpn) -> Option<(QueuePairReport, Time)> {
         let queue_pair = self.find(qpn)?;
         let mut report = queue_pair.report(now);

@@ -161,7 +161,7 @@ impl QueuePair {
         self.packet_check.requires_key().then(|| Err(path.reason_without_key(datagram, difference)))
     }
 
-    /// What the check field of a packet that arrived shows in a capture.
+    /// How a capture shows the check field of a packet that arrived.
     #[inline]
     pub(in crate::transport) fn check_field(&self, dropped: Option<DropReason>) -> CheckField {
         match dropped {

@@ -27,7 +27,7 @@ pub use modify::ModifyError;
 #[cfg(feature = "ibverbs")]
 pub(crate) use modify::{check_ranges, check_transition};
 
-/// What a new queue pair is made of.
+/// The parts of a new queue pair.
 pub struct QueuePairInit {
     /// Transport service.
     pub service: QueuePairType,

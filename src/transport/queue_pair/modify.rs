@@ -69,9 +69,9 @@ pub enum ModifyError {
     /// `cur_qp_state` is not the state.
     #[error("cur_qp_state says {said}, but the queue pair is in {actual}", said = said.name(), actual = actual.name())]
     WrongCurrentState {
-        /// What the caller said.
+        /// The state that the caller gave.
         said: QueuePairState,
-        /// What it is.
+        /// The state now.
         actual: QueuePairState,
     },
     /// A value is outside its range.
@@ -79,9 +79,9 @@ pub enum ModifyError {
     OutOfRange {
         /// Name of the attribute.
         name: &'static str,
-        /// What was given.
+        /// The value given.
         given: u64,
-        /// What is allowed.
+        /// The values allowed.
         allowed: String,
     },
 }
@@ -150,7 +150,7 @@ impl QueuePair {
             (SendQueueError, ReadyToSend) => self.common.history.forget_ending(),
             (SendQueueDrained, SendQueueDrained) => self.apply_drained(given, source, window_share),
             (_, SendQueueDrained) => {
-                // Asked for anew each time.
+                // Each transition asks for it again.
                 if !planted(Mutation::DrainedAnnouncedUnasked) {
                     self.common.attributes.en_sqd_async_notify = Some(given.en_sqd_async_notify.unwrap_or(false));
                 }

@@ -1,4 +1,4 @@
-//! What a queue pair does with a packet: the checks that every packet passes, and the half that takes it.
+//! The way of a packet into a queue pair: the checks that every packet passes, then the half that takes it.
 
 use super::QueuePair;
 use crate::mutation::{Mutation, planted};

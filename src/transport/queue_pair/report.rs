@@ -1,4 +1,4 @@
-//! What a queue pair says of itself and of its peer, for explanations.
+//! A queue pair's report on itself and its peer, for explanations.
 
 use super::QueuePair;
 use crate::types::{QueuePairReport, Time};

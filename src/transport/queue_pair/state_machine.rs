@@ -134,7 +134,7 @@ const KEY: u32 = Mask::PEER_KEY.bits();
 
 const CONNECTED_START: u32 = PKEY | PORT | ACCESS;
 const DATAGRAM_START: u32 = PKEY | PORT | QKEY;
-/// What every connected service is told of its peer.
+/// The attributes that name the peer of every connected service.
 const CONNECTION: u32 = PATH | MTU | DEST | RQ_PSN;
 /// Attributes of the end that responds, and of the end that requests.
 const ANSWERING: u32 = DEST_RD | RNR_TIMER;

@@ -1,4 +1,4 @@
-//! What leaves a queue pair: packets of both halves, as many as may leave together.
+//! The way of packets out of a queue pair: those of both halves, as many as may leave together.
 
 use super::QueuePair;
 use crate::mutation::{Mutation, planted};
@@ -11,7 +11,7 @@ use crate::transport::responder::ResponsePlan;
 use crate::types::{Counter, Time};
 use crate::wire::{Opcode, packet_bytes};
 
-/// What leaves next.
+/// The packet that leaves next.
 #[derive(Clone, Copy)]
 enum Plan {
     Response(ResponsePlan),
@@ -148,7 +148,7 @@ impl QueuePair {
         self.responder.plan_response(&self.common, now).map(|response| (Plan::Response(response), response.size))
     }
 
-    /// What leaves next. Acknowledgements leave after requests, other responses take turns with them.
+    /// The packet that leaves next. Acknowledgements leave after requests, other responses take turns with them.
     fn next_plan(&mut self, now: Time) -> Option<(Plan, usize)> {
         let response = self.responder.plan_response(&self.common, now);
         let response_first = self.responses_first && response.is_some_and(|response| response.is_data());

@@ -262,9 +262,9 @@ impl Requester {
         self.limit.distance_from(self.unacknowledged).max(0) as u32
     }
 
-    /// What of it counts against the room that all queue pairs with the peer's address share. What is behind the
-    /// cursor is to be sent again and lies nowhere. Nor does it if the peer drops everything for a while, or is silent:
-    /// a peer that is gone must not keep others from theirs.
+    /// The part of it that counts against the window of the peer's address, which all its queue pairs share. What is
+    /// behind the cursor is to be sent again and lies nowhere. Nor does it if the peer drops everything for a while, or
+    /// is silent: a peer that is gone must not keep others from theirs.
     fn packets_counted(&self) -> u32 {
         if self.recovery.waits_for_receiver() || self.is_peer_silent() {
             return 0;

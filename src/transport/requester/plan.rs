@@ -235,9 +235,9 @@ impl Requester {
         self.share_allows(&path.window_share, end, window)
     }
 
-    /// Whether the packet asks for an acknowledgement: because somebody waits for the completion, because much is
-    /// unacknowledged, or because nothing that asks may follow. Of unsignaled requests that follow each other closely
-    /// only some ask; if the last one did not, the probe does so later.
+    /// Whether the packet asks for an acknowledgement: because the application waits for the completion, because much
+    /// is unacknowledged, or because nothing that asks may follow. Of unsignaled requests that follow each other
+    /// closely only some ask; if the last one did not, the probe does so later.
     pub(super) fn wants_acknowledgement(&self, common: &Common, now: Time, plan: &RequestPlan) -> bool {
         if planted(Mutation::AcknowledgementNotRequested) {
             return plan.is_probe;

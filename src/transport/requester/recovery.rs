@@ -1,4 +1,4 @@
-//! What happens when answers do not come: timers, probes, NAKs, and going back.
+//! Recovery when responses do not come: timers, probes, NAKs, and going back.
 //!
 //! Three clocks run for the sending half. The *transport timer* has the standard's meaning: each expiry without
 //! progress spends one of `retry_cnt`. The *probe timer* is shorter, follows the measured round trip and spends
@@ -13,7 +13,7 @@ use crate::types::{Cause, CompletionStatus, Counter, Psn, RNR_TIMER_MICROSECONDS
 
 /// 7 in `rnr_retry` means without end.
 const RNR_RETRY_FOREVER: u8 = 7;
-/// Later answers than this show that an earlier one is lost and not just late.
+/// Later responses than this show that an earlier one is lost and not just late.
 const GAP_EVIDENCE: u32 = 3;
 /// First guess of the probe's wait, before any round trip was measured.
 const INITIAL_PROBE: Duration = Duration::from_millis(10);
@@ -37,7 +37,7 @@ pub(super) struct Recovery {
     receiver_ready_at: Option<Time>,
     /// The oldest unacknowledged number when the requester last went back on a NAK or a gap: once is enough.
     went_back_at: Option<Psn>,
-    /// Answers that came before their turn since the last progress.
+    /// Responses that came before their turn since the last progress.
     gap_evidence: u32,
     /// The latest number that a response bore which came before its turn: it was not used and must be asked for.
     answered_early: Option<Psn>,
@@ -45,7 +45,7 @@ pub(super) struct Recovery {
 }
 
 impl Recovery {
-    /// What progress leaves of it: nothing, but for a planted mistake.
+    /// The part that survives progress: none, but for a planted mistake.
     fn planted_leftovers(&self) -> Self {
         Self {
             retries_spent: if planted(Mutation::RetryNotGivenBack) { self.retries_spent } else { 0 },
@@ -102,7 +102,7 @@ impl RoundTrip {
         }
     }
 
-    /// Something is sent again, so the next answer may belong to either.
+    /// Something is sent again, so the next response may belong to either.
     pub(super) fn forget_sample(&mut self) {
         self.sample = None;
     }
@@ -173,7 +173,7 @@ impl Requester {
         self.recovery.probe_at = Some(now + wait);
     }
 
-    /// Answers came: all clocks start anew, all tries are given back.
+    /// Responses came: all timers restart, all tries are given back.
     #[inline]
     pub(super) fn note_progress(&mut self, common: &Common, now: Time) {
         self.round_trip.end_sample(self.unacknowledged, now);
@@ -183,7 +183,7 @@ impl Requester {
         self.recovery = Recovery { answered_early: early, ..kept };
         if self.packets_in_flight() > 0 {
             self.arm_timers(common, now);
-            // That answer was not kept, and no other may come for it.
+            // That response was not kept, and no other may come for it.
             let reorder_wait = self.round_trip.reorder_wait();
             self.recovery.repair_at = early.map(|_| now + reorder_wait);
         }

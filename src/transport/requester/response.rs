@@ -8,7 +8,7 @@ use crate::transport::segments::for_each_segment;
 use crate::types::{AccessFlags, Cause, CompletionStatus, Counter, DropReason, Operation, Psn};
 use crate::wire::{NakCode, Opcode, Packet, Syndrome};
 
-/// What a response leads to beside progress.
+/// The consequences of a response other than progress.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::transport) enum ResponseError {
     /// It is dropped.
@@ -211,7 +211,7 @@ impl Requester {
         Place::Unknown
     }
 
-    /// The request that this answer is for, if it is its turn.
+    /// The request that this response is for, if it is its turn.
     fn request_of_response(&mut self, common: &mut Common, pass: &Pass<'_>, psn: Psn) -> Result<u32, ResponseError> {
         match self.place_of(psn) {
             Place::Expected(index) => Ok(index),

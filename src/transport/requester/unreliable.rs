@@ -65,7 +65,7 @@ mod tests {
         assert_eq!(pace.note_sent(at(0), 3, pause), None);
         assert_eq!(pace.note_sent(at(1), 3, pause), None);
         assert_eq!(pace.note_sent(at(2), 3, pause), Some(at(200)));
-        // Whoever sends slower than that never waits.
+        // A slower sender never waits.
         for packet in 0..10 {
             assert_eq!(pace.note_sent(at(1_000 + packet * 100), 3, pause), None, "{packet}");
         }

@@ -10,11 +10,11 @@ use crate::wire::{Deth, Flow, Packet, icrc};
 
 /// Hop limit in the network header if the socket does not report it.
 const USUAL_HOP_LIMIT: u8 = 64;
-/// What a completion says of the network header: bit 3 means that a UDP header follows.
+/// The network header type in a completion: bit 3 means that a UDP header follows.
 const IPV4_HEADER: u8 = 0b1010;
 const IPV6_HEADER: u8 = 0b1001;
 
-/// What the ICRC showed of the IPv4 header.
+/// The fields of the IPv4 header that the ICRC reveals.
 #[derive(Clone, Copy)]
 pub(in crate::transport) struct Identified {
     identification: u16,

@@ -1,4 +1,4 @@
-//! Packets that come before their turn: kept in the reorder buffer, and the peer is told of a gap that is more likely a
+//! Packets that come before their turn: kept in the reorder buffer. A NAK reports a gap that is more likely a
 //! loss than a delay.
 
 use std::time::Duration;
@@ -14,10 +14,10 @@ use super::response_queue::SHORT_RESPONSE_BYTES;
 
 /// Later packets than this show that an earlier one is lost and not just late.
 const GAP_EVIDENCE: u32 = 3;
-/// How long a gap may stay before the peer is told, when few packets follow.
+/// How long a gap may stay before it is reported, when few packets follow.
 const REORDER_WAIT: Duration = Duration::from_micros(100);
 
-/// The gap before the early packets, and whether the peer was told of it.
+/// The gap before the early packets, and whether it was reported.
 #[derive(Default)]
 pub(super) struct Gap {
     /// Packets that came while the expected one was missing.
@@ -94,7 +94,7 @@ impl Responder {
         if self.waits_for_retry { None } else { self.reorder.take(self.expected) }
     }
 
-    /// What was kept is executed up to the next gap.
+    /// The kept packets are executed up to the next gap.
     pub(in crate::transport) fn end_kept(&mut self, common: &mut Common, now: Time) {
         self.reorder.advance(self.expected);
         if self.waits_for_retry {
@@ -116,7 +116,7 @@ impl Responder {
         self.gap.close(!self.reorder.is_empty());
     }
 
-    /// Tells the peer of a gap, once, when the missing packet is more likely lost than late.
+    /// Reports a gap, once, when the missing packet is more likely lost than late.
     fn judge_gap(&mut self, common: &mut Common, now: Time) {
         let gap = &mut self.gap;
         if gap.is_reported || gap.evidence == 0 || gap.reports_left == 0 {
@@ -131,7 +131,7 @@ impl Responder {
 
     pub(super) fn report_gap(&mut self, common: &mut Common) {
         self.gap.report_at = None;
-        // Only an early packet without payload is shorter than a NAK; then the next one tells of the gap.
+        // Only an early packet without payload is shorter than a NAK; then the next one reports the gap.
         if !self.responses.spend(SHORT_RESPONSE_BYTES) {
             return;
         }

@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use crate::types::{Psn, Time};
 
-/// What a device holds at most if nothing else is said: the windows of 64 native peers with a gap at their beginning.
+/// Default limit of a device: the windows of 64 native peers with a gap at their beginning.
 const DEFAULT_BUDGET_BYTES: usize = 64 << 20;
-/// What the allocator takes for a packet besides its bytes, about.
+/// Bytes that the allocator takes for a packet besides its own, about.
 const OVERHEAD_BYTES: usize = 32;
 const SMALLEST_RING: usize = 16;
 /// A packet that waited longer is dropped at the next sweep, at most a quarter of this time later. In this time a peer
@@ -72,7 +72,7 @@ impl Early {
     }
 }
 
-/// What became of a packet.
+/// The outcome of an insertion.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kept {
     /// It is kept.

@@ -135,12 +135,12 @@ pub(in crate::transport) struct ResponseQueue {
     stopped: bool,
     burst: u32,
     pause_until: Option<Time>,
-    /// Bytes of repeated and early packets that came, less those that they were answered by. A sender that forges
+    /// Bytes of repeated and early packets that came, less those of the responses to them. A sender that forges
     /// the peer's address cannot make this end send more bytes there than it sent itself.
     credit: usize,
 }
 
-/// A READ to be answered.
+/// A READ that a response is due for.
 #[derive(Clone, Copy)]
 pub(super) struct ReadRequest {
     pub(super) reth: Reth,
@@ -198,7 +198,7 @@ impl ResponseQueue {
         };
     }
 
-    /// What is due still leaves, nothing is held.
+    /// Responses that are due still leave; none is held.
     pub(super) fn stop(&mut self) {
         self.held_until = None;
         self.stopped = true;
@@ -273,7 +273,7 @@ impl ResponseQueue {
         self.places > 0
     }
 
-    /// Answers an ATOMIC WRITE or a FLUSH.
+    /// Queues the response to an ATOMIC WRITE or a FLUSH.
     pub(super) fn push_empty(&mut self, psn: Psn, message_count: u32) {
         self.queue.push_back(Response::Empty { psn, message_count });
     }
@@ -322,7 +322,8 @@ impl ResponseQueue {
             }
             self.queue.pop_back();
         }
-        // However much is due: nobody else owes it. Acknowledgements merge, so there is at most one for each answer.
+        // Even if much is due: it is not repeated otherwise. Acknowledgements merge, so there is at most one for each
+        // other response.
         self.queue.push_back(Response::Acknowledge { psn, message_count });
     }
 
@@ -342,7 +343,7 @@ impl ResponseQueue {
         }
     }
 
-    /// A READ request came again: answers from its first packet on. False if the READ is not known (any more).
+    /// A READ request came again: responds from its first packet on. False if the READ is not known (any more).
     pub(super) fn repeat_read(
         &mut self,
         now: Time,
@@ -377,7 +378,7 @@ impl ResponseQueue {
         true
     }
 
-    /// An atomic came again: answers with the stored result. False if it is not known (any more).
+    /// An atomic came again: responds with the stored result. False if it is not known (any more).
     pub(super) fn repeat_atomic(&mut self, psn: Psn, named: Option<SharedReceiveQueueNumber>) -> bool {
         let found = self.find(psn, named);
         let Some((place, Some(resource))) = found.map(|place| (place, self.resources[place].as_mut())) else {
