@@ -110,7 +110,7 @@ fn imports_never_point_upward() {
             for (number, line) in text.lines().enumerate() {
                 let code = code_of(line);
                 for imported in code.split("crate::").skip(1) {
-                    let module: String = imported.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+                    let module = first_word(imported);
                     let known = LAYERS.iter().any(|(name, _)| *name == module);
                     if known && module != *layer && !allowed.contains(&module.as_str()) {
                         problems.push(format!("{file}:{}: {layer} imports {module}", number + 1));
@@ -120,6 +120,11 @@ fn imports_never_point_upward() {
         }
     }
     report(problems);
+}
+
+/// The name that a path begins with.
+fn first_word(path: &str) -> String {
+    path.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect()
 }
 
 /// The parts of the transport, from the lowest to the highest.
@@ -155,7 +160,7 @@ fn parts_of_the_transport_import_downward_only() {
         for (number, line) in text.lines().take_while(|line| !line.contains("#[cfg(test)]")).enumerate() {
             let code = code_of(line);
             for imported in code.split("crate::transport::").skip(1).chain(code.split(parent).skip(1)) {
-                let module: String = imported.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+                let module = first_word(imported);
                 if TRANSPORT.iter().position(|part| *part == module).is_some_and(|other| other > own) {
                     problems.push(format!("{file}:{}: {} imports {module}", number + 1, TRANSPORT[own]));
                 }
@@ -174,7 +179,7 @@ fn the_library_for_c_stands_on_the_provider_tier_alone() {
     for (file, text) in files {
         for (number, line) in text.lines().enumerate() {
             for imported in code_of(line).split("rdma_verbs::").skip(1) {
-                let module: String = imported.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+                let module = first_word(imported);
                 if !USED_BY_CAPI.contains(&module.as_str()) {
                     problems.push(format!("{file}:{}: imports {module}", number + 1));
                 }
