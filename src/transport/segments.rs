@@ -1,8 +1,24 @@
 //! Scatter-gather lists.
 
-use crate::memory::AccessError;
+use crate::memory::{AccessError, MemoryView};
 use crate::mutation::{Mutation, planted};
-use crate::types::Sge;
+use crate::types::{AccessFlags, DomainId, Sge};
+
+/// Writes bytes of a message, from `offset` on, into the memory of a scatter list.
+pub(super) fn scatter(
+    memory: &MemoryView<'_>,
+    sges: &[Sge],
+    domain: DomainId,
+    offset: u64,
+    bytes: &[u8],
+) -> Result<(), AccessError> {
+    if bytes.is_empty() {
+        return Ok(());
+    }
+    for_each_segment(sges, offset, bytes.len(), |sge, addr, range| {
+        memory.write(sge.lkey.0, domain, addr, AccessFlags::LOCAL_WRITE, &bytes[range])
+    })
+}
 
 /// Walks over the segments of a scatter-gather list that hold bytes `offset .. offset + length` of the message: the
 /// entry, the address in it, and the range of the packet's payload.

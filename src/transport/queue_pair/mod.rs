@@ -119,7 +119,6 @@ impl QueuePair {
         self.responder.reset();
         self.common.reset();
         self.packet_check = PacketCheck::default();
-        self.requester.reset_share();
     }
 
     /// Forgets what was posted and not begun.

@@ -126,8 +126,8 @@ impl QueuePair {
         if self.common.is_datagram() {
             return self.requester.may_send_datagram(&self.common);
         }
-        let has_response = self.common.path.is_some() && self.responder.plan_response(&self.common, now).is_some();
-        has_response || (self.common.path.is_some() && self.requester.may_send_request(&self.common))
+        let has_response = || self.responder.plan_response(&self.common, now).is_some();
+        self.common.path.is_some() && (has_response() || self.requester.may_send_request(&self.common))
     }
 
     fn transmit(&mut self, burst: &mut Burst<'_>) -> Option<Transmit> {

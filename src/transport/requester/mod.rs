@@ -150,6 +150,7 @@ impl Requester {
         self.has_asked = true;
         self.round_trip = RoundTrip::default();
         self.counted_in_flight = 0;
+        self.reset_share();
         self.drained_announced = false;
         self.stopped = false;
         self.pace = Pace::default();
@@ -179,7 +180,7 @@ impl Requester {
     }
 
     /// Continues with request `index` after a flush.
-    pub(super) fn restart_at(&mut self, index: u32) {
+    fn restart_at(&mut self, index: u32) {
         self.oldest = index;
         self.next = index;
         self.cursor_request = index;
@@ -346,6 +347,16 @@ impl Requester {
             self.limit = end;
         }
         self.find_cursor_request();
+    }
+
+    /// The requests in progress with their indices, from the oldest on.
+    fn in_progress(&self) -> impl Iterator<Item = (u32, &InProgress)> {
+        let mut bound = self.walk();
+        (0..self.next.wrapping_sub(self.oldest)).map(move |position| {
+            bound.step();
+            let index = self.oldest.wrapping_add(position);
+            (index, self.request(index))
+        })
     }
 
     /// The bound of a walk over the requests in progress.

@@ -295,17 +295,8 @@ impl Requester {
 
     /// The request in progress that the number belongs to.
     pub(super) fn request_with(&self, psn: Psn) -> Option<u32> {
-        let mut index = self.oldest;
-        let mut bound = self.walk();
-        while index != self.next {
-            bound.step();
-            let request = self.request(index);
-            if psn.is_within(request.first, request.packets) {
-                return Some(index);
-            }
-            index = index.wrapping_add(1);
-        }
-        None
+        let mut found = self.in_progress().filter(|(_, request)| psn.is_within(request.first, request.packets));
+        found.next().map(|(index, _)| index)
     }
 
     #[inline]

@@ -2,10 +2,9 @@
 //! [`super::recovery`] or to the end of the connection.
 
 use super::{Common, Pass, RequestFailure, Requester};
-use crate::memory::AccessError;
 use crate::mutation::{Mutation, planted};
-use crate::transport::segments::for_each_segment;
-use crate::types::{AccessFlags, Cause, CompletionStatus, Counter, DropReason, Operation, Psn};
+use crate::transport::segments::scatter;
+use crate::types::{Cause, CompletionStatus, Counter, DropReason, Operation, Psn};
 use crate::wire::{NakCode, Opcode, Packet, Syndrome};
 
 /// The consequences of a response other than progress.
@@ -56,8 +55,7 @@ impl Requester {
             return Err(DropReason::WrongState.into());
         }
         let psn = packet.headers.bth.psn;
-        let sent = self.limit.distance_from(self.unacknowledged).max(0) as u32;
-        let sent = sent.saturating_sub(u32::from(planted(Mutation::ResponseWindowTooShort)));
+        let sent = self.packets_in_flight().saturating_sub(u32::from(planted(Mutation::ResponseWindowTooShort)));
         if !psn.is_within(self.unacknowledged, sent) {
             return Err(self.stale_or_unknown(common, psn).into());
         }
@@ -139,20 +137,8 @@ impl Requester {
 
     /// First number of the oldest request before `psn` that needs a response of its own.
     fn first_awaiting_data(&self, psn: Psn) -> Option<Psn> {
-        let mut index = self.oldest;
-        let mut bound = self.walk();
-        while index != self.next {
-            bound.step();
-            let request = self.request(index);
-            if !request.first.is_before(psn) {
-                return None;
-            }
-            if request.needs_response() {
-                return Some(request.first);
-            }
-            index = index.wrapping_add(1);
-        }
-        None
+        let mut before = self.in_progress().take_while(|(_, request)| request.first.is_before(psn));
+        before.find(|(_, request)| request.needs_response()).map(|(_, request)| request.first)
     }
 
     /// Moves the oldest unacknowledged number and completes what lies before it. An error: the request that is the
@@ -188,11 +174,7 @@ impl Requester {
     }
 
     fn place_of(&self, psn: Psn) -> Place {
-        let mut index = self.oldest;
-        let mut bound = self.walk();
-        while index != self.next {
-            bound.step();
-            let request = self.request(index);
+        for (index, request) in self.in_progress() {
             if psn.is_within(request.first, request.packets) {
                 let unacknowledged = self.unacknowledged;
                 let expected = if request.first.is_before(unacknowledged) { unacknowledged } else { request.first };
@@ -206,7 +188,6 @@ impl Requester {
             if request.needs_response() {
                 return Place::BeforeItsTurn;
             }
-            index = index.wrapping_add(1);
         }
         Place::Unknown
     }
@@ -251,8 +232,7 @@ impl Requester {
             common.note_flush_taken(self.rounds());
         }
         let offset = u64::from(place) * u64::from(mtu);
-        let scattered = self.scatter(common, pass, index, offset, packet.payload);
-        self.finish_response(common, pass, psn, scattered)
+        self.bring_home(common, pass, psn, index, offset, packet.payload)
     }
 
     fn handle_atomic_response(
@@ -268,35 +248,21 @@ impl Requester {
         if !request.is_atomic {
             return self.bad_response(common, pass, psn);
         }
-        let scattered = self.scatter(common, pass, index, 0, &original.to_ne_bytes());
-        self.finish_response(common, pass, psn, scattered)
+        self.bring_home(common, pass, psn, index, 0, &original.to_ne_bytes())
     }
 
-    /// Copies arrived bytes to where the request wants them.
-    fn scatter(
-        &self,
-        common: &Common,
-        pass: &Pass<'_>,
-        index: u32,
-        offset: u64,
-        data: &[u8],
-    ) -> Result<(), AccessError> {
-        if data.is_empty() {
-            return Ok(());
-        }
-        for_each_segment(self.send.sges(index), offset, data.len(), |sge, addr, range| {
-            pass.memory.write(sge.lkey.0, common.domain, addr, AccessFlags::LOCAL_WRITE, &data[range])
-        })
-    }
-
-    /// The response brought its data home, or its request fails; those before it are acknowledged in any case.
-    fn finish_response(
+    /// Copies the bytes of a response to this offset of the request's memory. If that fails, the request fails; those
+    /// before it are acknowledged in any case.
+    fn bring_home(
         &mut self,
         common: &mut Common,
         pass: &Pass<'_>,
         psn: Psn,
-        scattered: Result<(), AccessError>,
+        index: u32,
+        offset: u64,
+        bytes: &[u8],
     ) -> Result<(), ResponseError> {
+        let scattered = scatter(pass.memory, self.send.sges(index), common.domain, offset, bytes);
         let done = if scattered.is_ok() { psn.plus(1) } else { psn };
         self.advance(common, pass, done)?;
         scattered.map_err(|error| RequestFailure::from(error).into())

@@ -33,7 +33,6 @@ pub(super) use receives::Receives;
 pub use reorder::ReorderBudget;
 use reorder::ReorderBuffer;
 pub(super) use response_packet::ResponsePlan;
-#[cfg(test)]
 pub(super) use response_queue::ResponseQueue;
 pub(super) use unreliable::Failure;
 
@@ -72,7 +71,7 @@ pub(super) struct Responder {
     message_count: u32,
     message: Message,
     receives: Receives,
-    responses: response_queue::ResponseQueue,
+    responses: ResponseQueue,
     reorder: ReorderBuffer,
     gap: Gap,
     /// An RNR NAK was sent for the expected packet: nothing is kept until it comes again.
@@ -88,7 +87,7 @@ impl Responder {
             message_count: 0,
             message: Message::None,
             receives,
-            responses: response_queue::ResponseQueue::default(),
+            responses: ResponseQueue::default(),
             reorder: ReorderBuffer::new(reorder_budget),
             gap: Gap::default(),
             waits_for_retry: false,

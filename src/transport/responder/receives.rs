@@ -7,11 +7,11 @@ use super::{Common, CompletionSink, Pass};
 use crate::memory::AccessError;
 use crate::mutation::{Mutation, planted};
 use crate::queue::{NotTaken, ReceiveConsumer, SharedReceiveQueue, XrcDomain};
-use crate::transport::segments::for_each_segment;
+use crate::transport::segments::scatter;
 use crate::transport::violation::Violation;
 use crate::types::{
-    AccessFlags, Cause, CompletionOpcode, CompletionStatus, Counter, DomainId, DropReason, MAX_MESSAGE_BYTES,
-    RawCompletion, Sge, SharedReceiveQueueNumber,
+    Cause, CompletionOpcode, CompletionStatus, Counter, DomainId, DropReason, MAX_MESSAGE_BYTES, RawCompletion, Sge,
+    SharedReceiveQueueNumber,
 };
 use crate::wire::Packet;
 
@@ -196,10 +196,7 @@ impl Receives {
         offset: u64,
         bytes: &[u8],
     ) -> Result<(), AccessError> {
-        let domain = self.domain(common.domain);
-        for_each_segment(&self.entries, offset, bytes.len(), |sge, addr, range| {
-            pass.memory.write(sge.lkey.0, domain, addr, AccessFlags::LOCAL_WRITE, &bytes[range])
-        })
+        scatter(pass.memory, &self.entries, self.domain(common.domain), offset, bytes)
     }
 
     /// Completes the begun receive: `completion` has all but what it shares with every other one of the queue pair.
