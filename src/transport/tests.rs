@@ -8,6 +8,7 @@ mod fast_path;
 mod flush;
 mod forged;
 mod keyed;
+mod panics;
 mod paths_agree;
 mod revoked;
 mod unreliable;
@@ -19,7 +20,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::memory::{Backing, Region, RegionTable};
-use crate::queue::{AsyncEventQueue, CompletionQueue, ReceiveQueue, SendQueue};
+use crate::queue::{AsyncEventQueue, CompletionQueue, Notify, ReceiveQueue, SendQueue};
 use crate::types::*;
 
 const LIMITS: ModifyLimits =
@@ -185,9 +186,20 @@ impl Member {
         source: Option<ReceiveSource>,
         events: &Arc<AsyncEventQueue>,
     ) -> Self {
+        Self::notifying(endpoint, service, source, events, None)
+    }
+
+    /// One whose completion queue notifies.
+    fn notifying(
+        endpoint: &mut Endpoint,
+        service: QueuePairType,
+        source: Option<ReceiveSource>,
+        events: &Arc<AsyncEventQueue>,
+        notify: Option<Arc<dyn Notify>>,
+    ) -> Self {
         let send = SendQueue::new(64, 4, 128);
         let receive = ReceiveQueue::new(64, 4);
-        let completions = CompletionQueue::new(1, 256, None);
+        let completions = CompletionQueue::new(1, 256, notify);
         let init = QueuePairInit {
             service,
             domain: DomainId(1),

@@ -148,6 +148,8 @@ pub enum Cause {
     WindowArguments,
     /// The memory region lacks the right to bind windows to it, or a right that the window needs.
     RegionNotBindable,
+    /// A panic in this library, a bug, ended the queue pair; its message is in the log.
+    Panic,
 }
 
 /// The work queue that added a completion to its completion queue: the provider's own name for it, unlike `wr_id`,

@@ -143,6 +143,8 @@ pub enum Ending {
     Application,
     /// A completion queue had no room.
     CompletionQueueOverflow,
+    /// A panic in this library, which is a bug.
+    Panic,
 }
 
 /// What the system or the network said about packets to the peer's address.

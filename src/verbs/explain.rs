@@ -116,6 +116,10 @@ fn ended(ending: &Ending, report: &QueuePairReport) -> Diagnosis {
             "nothing is wrong if that was meant; otherwise look for who calls modify",
         ),
         Ending::CompletionQueueOverflow => local::overflow(report),
+        Ending::Panic => Diagnosis::new(
+            "a panic in this library ended the queue pair, which is a bug",
+            "report it with the message of the panic, which is in the log, and connect again",
+        ),
     }
 }
 

@@ -3,6 +3,7 @@
 mod fair_queue;
 mod multicast;
 mod overflow;
+mod panic;
 mod quarantine;
 mod report;
 mod timer;
@@ -124,6 +125,8 @@ pub struct Endpoint {
     held: Vec<u32>,
     timers: Timers,
     pub(super) peers: Peers,
+    /// The queue pair whose code runs, or ran last.
+    running: u32,
     /// Of the last datagram, if what follows from it was not seen to yet.
     arrivals: Option<Arrivals>,
     /// Of packets without a queue pair, and of queue pairs that are gone.
@@ -145,6 +148,7 @@ impl Endpoint {
             held: Vec::new(),
             timers: Timers::default(),
             peers: Peers::default(),
+            running: 0,
             arrivals: None,
             counters: Counters::default(),
             strays: Strays::default(),
@@ -350,12 +354,10 @@ impl Endpoint {
         let Some(queue_pair) = self.at(place) else { return };
         match queue_pair.common.state {
             QueuePairState::Error if !planted(Mutation::PostedInErrorNotFlushed) => {
-                queue_pair.flush(Cause::QueuePairInError);
-                return self.settle(now, place);
+                return self.flush_posted(now, place, |queue_pair| queue_pair.flush(Cause::QueuePairInError));
             }
             QueuePairState::SendQueueError => {
-                queue_pair.requester.flush(&mut queue_pair.common, Cause::QueuePairInError);
-                return self.settle(now, place);
+                return self.flush_posted(now, place, |queue_pair| queue_pair.flush_sends(Cause::QueuePairInError));
             }
             _ => {}
         }
@@ -365,21 +367,39 @@ impl Endpoint {
         }
     }
 
+    #[cold]
+    fn flush_posted(&mut self, now: Time, place: u32, flush: impl FnOnce(&mut QueuePair)) {
+        self.guard(now, |endpoint| {
+            endpoint.running = place;
+            endpoint.at(place).map(flush);
+            endpoint.settle(now, place);
+        });
+    }
+
     /// A datagram arrived on port 4791.
     pub fn handle_datagram(&mut self, now: Time, memory: &MemoryView<'_>, datagram: &Datagram<'_>) -> Outcome {
-        let outcome = self.handle_arrival(now, memory, datagram);
-        self.settle_arrivals(now);
-        outcome
+        let taken = self.guard(now, |endpoint| {
+            let outcome = endpoint.take_arrival(now, memory, datagram);
+            endpoint.end_arrivals(now);
+            outcome
+        });
+        taken.unwrap_or_default()
     }
 
     /// The same for one of several datagrams that came together: what follows from those to one queue pair is seen to
     /// once, when one to another comes. [`Endpoint::settle_arrivals`] must follow the last one, before anything else.
     #[inline]
     pub fn handle_arrival(&mut self, now: Time, memory: &MemoryView<'_>, datagram: &Datagram<'_>) -> Outcome {
+        self.guard(now, |endpoint| endpoint.take_arrival(now, memory, datagram)).unwrap_or_default()
+    }
+
+    #[inline]
+    fn take_arrival(&mut self, now: Time, memory: &MemoryView<'_>, datagram: &Datagram<'_>) -> Outcome {
         if let Some(Arrivals { place, template: Some(template), .. }) = &self.arrivals
             && template.fits(datagram)
         {
             let (place, template, pass) = (*place, *template, self.pass(now, memory));
+            self.running = place;
             if let Some(outcome) = self.at(place).and_then(|pair| pair.take_by_template(&pass, &template, datagram)) {
                 return outcome;
             }
@@ -400,7 +420,7 @@ impl Endpoint {
         let place = match self.arrivals {
             Some(Arrivals { qpn, place, .. }) if qpn == bth.destination => place,
             _ => {
-                self.settle_arrivals(now);
+                self.end_arrivals(now);
                 let anyone =
                     if planted(Mutation::UnknownQueuePairTaken) { self.by_number.values().next() } else { None };
                 let Some(place) = self.by_number.get(&bth.destination).or(anyone).copied() else {
@@ -410,6 +430,7 @@ impl Endpoint {
             }
         };
         let pass = self.pass(now, memory);
+        self.running = place;
         let Some(queue_pair) = self.at(place) else { return Outcome::default() };
         let expected = queue_pair.responder.expected();
         let outcome = queue_pair.take(datagram, packet, |queue_pair| queue_pair.handle_packet(&pass, datagram, packet));
@@ -419,7 +440,7 @@ impl Endpoint {
         let has_overflowed = queue_pair.common.has_overflowed();
         self.arrivals = Some(Arrivals { qpn: bth.destination, place, template });
         if has_overflowed {
-            self.settle_arrivals(now);
+            self.end_arrivals(now);
         }
         outcome
     }
@@ -427,6 +448,13 @@ impl Endpoint {
     /// Sees to what follows from the datagrams that [`Endpoint::handle_arrival`] took.
     #[inline]
     pub fn settle_arrivals(&mut self, now: Time) {
+        if self.arrivals.is_some() {
+            self.guard(now, |endpoint| endpoint.end_arrivals(now));
+        }
+    }
+
+    #[inline]
+    fn end_arrivals(&mut self, now: Time) {
         if let Some(Arrivals { place, .. }) = self.arrivals.take() {
             self.settle(now, place);
         }
@@ -444,10 +472,14 @@ impl Endpoint {
         take: impl FnOnce(&mut QueuePair, &Pass<'_>) -> Result<(), DropReason>,
     ) -> Outcome {
         let pass = self.pass(now, memory);
-        let Some(queue_pair) = self.at(place) else { return Outcome::default() };
-        let outcome = queue_pair.take(datagram, packet, |queue_pair| take(queue_pair, &pass));
-        self.settle(now, place);
-        outcome
+        let taken = self.guard(now, |endpoint| {
+            endpoint.running = place;
+            let queue_pair = endpoint.at(place)?;
+            let outcome = queue_pair.take(datagram, packet, |queue_pair| take(queue_pair, &pass));
+            endpoint.settle(now, place);
+            Some(outcome)
+        });
+        taken.flatten().unwrap_or_default()
     }
 
     pub(super) fn drop_datagram(&mut self, reason: DropReason) -> Outcome {
@@ -473,10 +505,13 @@ impl Endpoint {
         // Each queue pair at most once: a deadline that lies in the past again waits for the next call.
         for _ in 0..self.queue_pairs.len() {
             let Some(place) = self.timers.pop_expired(now) else { break };
-            if let Some(queue_pair) = self.at(place) {
-                queue_pair.handle_timeout(now);
-            }
-            self.settle(now, place);
+            self.guard(now, |endpoint| {
+                endpoint.running = place;
+                if let Some(queue_pair) = endpoint.at(place) {
+                    queue_pair.handle_timeout(now);
+                }
+                endpoint.settle(now, place);
+            });
         }
     }
 
@@ -516,7 +551,15 @@ impl Endpoint {
         if release == AckRelease::Now {
             self.release_held();
         }
-        if self.ready.is_empty() { None } else { self.transmit_ready(now, memory, buffer) }
+        // Each panic ends a queue pair.
+        let mut bound = LoopBound::new("panics", self.queue_pairs.len());
+        while !self.ready.is_empty() {
+            if let Some(transmit) = self.guard(now, |endpoint| endpoint.transmit_ready(now, memory, buffer)) {
+                return transmit;
+            }
+            bound.step();
+        }
+        None
     }
 
     fn transmit_ready(&mut self, now: Time, memory: &MemoryView<'_>, buffer: &mut [u8]) -> Option<Transmit> {
@@ -528,6 +571,7 @@ impl Endpoint {
         let mut bound = LoopBound::new("transmit", 4 * self.queue_pairs.len() + MOST_LOCAL_REQUESTS);
         while let Some(place) = self.ready.pop_front() {
             bound.step();
+            self.running = place;
             let Some(queue_pair) = self.at(place) else { continue };
             queue_pair.listed = false;
             let (transmit, is_exhausted) = queue_pair.fill(&pass, buffer, max_segments);
@@ -575,6 +619,7 @@ impl Endpoint {
     }
 
     pub(super) fn list_sender(&mut self, now: Time, place: u32) {
+        self.running = place;
         let Some(queue_pair) = self.queue_pairs[place as usize].as_deref_mut() else { return };
         if !queue_pair.listed && queue_pair.wants_to_send(now) {
             queue_pair.listed = true;
@@ -590,6 +635,7 @@ impl Endpoint {
 
     /// Whether a completion queue overflowed.
     pub(super) fn settle_one(&mut self, now: Time, place: u32) -> bool {
+        self.running = place;
         let Some(queue_pair) = self.queue_pairs[place as usize].as_deref_mut() else { return false };
         let overflowed = queue_pair.settle();
         if !queue_pair.held && queue_pair.responder.holds_acknowledgement(now) {

@@ -19,6 +19,7 @@ impl Endpoint {
                 return;
             }
             for place in places {
+                self.running = place;
                 if let Some(queue_pair) = self.at(place) {
                     queue_pair.fail_by_overflow();
                 }

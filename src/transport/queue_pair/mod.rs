@@ -62,6 +62,8 @@ pub(super) struct QueuePair {
     pub(super) held: bool,
     /// Alternates between responses and requests when both wait.
     pub(super) responses_first: bool,
+    /// A panic has ended it.
+    has_panicked: bool,
 }
 
 impl QueuePair {
@@ -76,6 +78,7 @@ impl QueuePair {
             listed: false,
             held: false,
             responses_first: false,
+            has_panicked: false,
         }
     }
 
@@ -119,6 +122,7 @@ impl QueuePair {
         self.responder.reset();
         self.common.reset();
         self.packet_check = PacketCheck::default();
+        self.has_panicked = false;
     }
 
     /// Forgets what was posted and not begun.
@@ -142,6 +146,11 @@ impl QueuePair {
         if !was_error {
             self.announce_last_receive();
         }
+    }
+
+    /// Completes the requests that are posted as flushed.
+    pub(super) fn flush_sends(&mut self, cause: Cause) {
+        self.requester.flush(&mut self.common, cause);
     }
 
     /// Completes everything posted as flushed.
@@ -188,6 +197,7 @@ impl QueuePair {
     }
 
     /// After each input: the consequences that no single step carries out. Whether a completion queue overflowed.
+    #[inline]
     pub(super) fn settle(&mut self) -> bool {
         let overflowed = self.end_by_overflow();
         if self.common.state == QueuePairState::SendQueueDrained && self.requester.is_idle() {
@@ -218,6 +228,20 @@ impl QueuePair {
         self.common.announce(AsyncEvent::QueuePairFatal(self.common.qpn));
         self.common.history.note_ending(Ending::CompletionQueueOverflow);
         self.enter_error(Cause::CompletionQueueOverflow);
+    }
+
+    /// After a panic in its code: nothing of its connection is used again, and everything posted is flushed. False if
+    /// that was done since the last RESET.
+    pub(super) fn end_by_panic(&mut self) -> bool {
+        if std::mem::replace(&mut self.has_panicked, true) {
+            return false;
+        }
+        self.common.announce(AsyncEvent::QueuePairFatal(self.common.qpn));
+        self.common.history.note_ending(Ending::Panic);
+        self.requester.abandon();
+        self.responder.abandon();
+        self.enter_error(Cause::Panic);
+        true
     }
 
     pub(super) fn lost_its_completion_queue(&self) -> bool {

@@ -179,6 +179,13 @@ impl Requester {
         self.stopped = true;
     }
 
+    /// Forgets the requests in progress without a look at them: what is recorded of them may be wrong.
+    pub(super) fn abandon(&mut self) {
+        self.requests.fill(InProgress::default());
+        self.forget_all();
+        self.restart_at(self.send.retired());
+    }
+
     /// Continues with request `index` after a flush.
     fn restart_at(&mut self, index: u32) {
         self.oldest = index;

@@ -127,6 +127,11 @@ impl Responder {
         self.responses.stop();
     }
 
+    /// Forgets the responses that are due without a look at them: what is recorded of them may be wrong.
+    pub(super) fn abandon(&mut self) {
+        self.responses.clear();
+    }
+
     /// Forgets the receives that were posted and not begun.
     pub(super) fn forget_posted(&mut self) {
         if !planted(Mutation::ResetKeepsReceives) {

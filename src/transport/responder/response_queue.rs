@@ -578,4 +578,11 @@ mod tests {
         responses.acknowledge(11, Time::ZERO, Duration::ZERO);
         assert_eq!(responses.queue.back(), Some(&Response::Acknowledge { psn: Psn::new(11), message_count: 11 }));
     }
+
+    impl super::super::Responder {
+        /// Breaks the record of what is due.
+        pub(in crate::transport) fn break_responses(&mut self) {
+            self.responses.queue.push_back(Response::Resource(1_000));
+        }
+    }
 }

@@ -11,28 +11,32 @@ const fn ours_with(window: u32) -> PeerCapabilities {
 }
 
 /// A pair of ends with many queue pairs each. What the ends do is done by the member that was called last.
-struct Crowd {
-    pair: Pair,
+pub(super) struct Crowd {
+    pub(super) pair: Pair,
     members: [Vec<Member>; 2],
 }
 
 impl Crowd {
-    fn new(count: usize, capabilities: PeerCapabilities) -> Self {
+    pub(super) fn new(count: usize, capabilities: PeerCapabilities) -> Self {
         let mut crowd = Self { pair: Pair::new(capabilities), members: [Vec::new(), Vec::new()] };
-        for member in 0..count {
-            for (end, members) in crowd.pair.ends.iter_mut().zip(&mut crowd.members) {
-                members.push(Member::new(&mut end.endpoint, end.service, None, &end.events));
-            }
-            for at in 0..2 {
-                let qpn = crowd.members[1 - at][member].qpn;
-                let peer = Peer { address: crowd.pair.ends[1 - at].address, qpn, capabilities };
-                crowd.call(at, member).connect(&peer);
-            }
-        }
+        (0..count).for_each(|_| crowd.add(capabilities, [None, None]));
         crowd
     }
 
-    fn call(&mut self, at: usize, member: usize) -> &mut End {
+    /// Another queue pair at each end, whose completion queues notify.
+    pub(super) fn add(&mut self, capabilities: PeerCapabilities, notify: [Option<Arc<dyn Notify>>; 2]) {
+        let member = self.members[0].len();
+        for ((end, members), notify) in self.pair.ends.iter_mut().zip(&mut self.members).zip(notify) {
+            members.push(Member::notifying(&mut end.endpoint, end.service, None, &end.events, notify));
+        }
+        for at in 0..2 {
+            let qpn = self.members[1 - at][member].qpn;
+            let peer = Peer { address: self.pair.ends[1 - at].address, qpn, capabilities };
+            self.call(at, member).connect(&peer);
+        }
+    }
+
+    pub(super) fn call(&mut self, at: usize, member: usize) -> &mut End {
         let Member { send, receive, completions, qpn } = &self.members[at][member];
         let end = &mut self.pair.ends[at];
         (end.send, end.receive) = (send.clone(), receive.clone());
@@ -41,7 +45,7 @@ impl Crowd {
     }
 
     /// Requests for one queue pair, of which each `signaled`-th and the last make a completion.
-    fn post(&mut self, member: usize, operation: Operation, bytes: u32, count: usize, signaled: usize) {
+    pub(super) fn post(&mut self, member: usize, operation: Operation, bytes: u32, count: usize, signaled: usize) {
         let now = self.pair.now;
         let end = self.call(0, member);
         let sge = end.sge(0, bytes);
@@ -55,7 +59,7 @@ impl Crowd {
         end.endpoint.handle_doorbell(now, end.qpn);
     }
 
-    fn write(&self) -> Operation {
+    pub(super) fn write(&self) -> Operation {
         Operation::Write { remote_addr: 0x10_0000, rkey: self.pair.ends[1].region.rkey() }
     }
 
@@ -70,13 +74,13 @@ impl Crowd {
         end.endpoint.modify_queue_pair(now, end.qpn, &attributes, None, &LIMITS).unwrap();
     }
 
-    fn destroy(&mut self, at: usize, member: usize) {
+    pub(super) fn destroy(&mut self, at: usize, member: usize) {
         let end = self.call(at, member);
         let qpn = end.qpn;
         assert!(end.endpoint.destroy_queue_pair(qpn));
     }
 
-    fn in_flight(&self) -> u32 {
+    pub(super) fn in_flight(&self) -> u32 {
         self.pair.ends[0].endpoint.packets_in_flight(self.pair.ends[1].address)
     }
 
@@ -91,7 +95,7 @@ impl Crowd {
         completions.last().is_some_and(|last| last.wr_id == count as u64)
     }
 
-    fn expect_done(&mut self, members: impl IntoIterator<Item = usize>, count: usize) {
+    pub(super) fn expect_done(&mut self, members: impl IntoIterator<Item = usize>, count: usize) {
         for member in members {
             assert!(self.is_done(member, count), "queue pair {member} waits for ever");
         }

@@ -178,6 +178,9 @@ fn flushed_requests_name_the_first_failure() {
     flushed.ending = Some(Ending::CompletionQueueOverflow);
     let text = explain(&error(CompletionStatus::WorkRequestFlushedError, Cause::EarlierFailure), Some(&flushed));
     has(&text, &["its completion queue overflowed"]);
+    flushed.ending = Some(Ending::Panic);
+    let text = explain(&error(CompletionStatus::WorkRequestFlushedError, Cause::Panic), Some(&flushed));
+    has(&text, &["a panic in this library", "report it"]);
 }
 
 #[test]

@@ -1,0 +1,110 @@
+//! A panic in the code of a queue pair costs that queue pair. The panics come from what it calls (the notification of a
+//! completion queue), or from a broken record of responses.
+
+use super::fair_queue::Crowd;
+use super::*;
+
+/// A completion queue's notification that panics.
+struct Panicking;
+
+impl Notify for Panicking {
+    fn notify(&self, _: u32) {
+        panic!("the notification of a completion panics");
+    }
+
+    fn notify_within(&self, _: u32, _: Duration, _: u32) {
+        unreachable!("moderation is off");
+    }
+}
+
+const BYSTANDER: usize = 0;
+const VICTIM: usize = 1;
+
+/// A bystander, and a victim whose completion queue at this end panics, if it is named.
+fn start(panicking: Option<usize>) -> Crowd {
+    let mut crowd = Crowd::new(1, OURS);
+    let notify = [0, 1].map(|at| (panicking == Some(at)).then(|| Arc::new(Panicking) as Arc<dyn Notify>));
+    crowd.add(OURS, notify);
+    for at in 0..2 {
+        let end = crowd.call(at, VICTIM);
+        let sge = end.sge(0, 100);
+        (0..4).for_each(|_| end.post_receive(&[sge]));
+        if panicking == Some(at) {
+            end.completions.req_notify(false);
+        }
+    }
+    crowd
+}
+
+/// The victim is in the error state at this end, and its requests, or receives, have ended with it.
+fn check_victim(crowd: &mut Crowd, at: usize, succeeded: usize, flushed: usize) {
+    let end = crowd.call(at, VICTIM);
+    assert_eq!(end.endpoint.queue_pair_state(end.qpn), Some(QueuePairState::Error));
+    assert_eq!(end.events.poll(), Some(AsyncEvent::QueuePairFatal(end.qpn)));
+    let completions = end.poll();
+    let ended = |status| completions.iter().filter(|completion| completion.status == status).count();
+    assert_eq!(ended(CompletionStatus::Success), succeeded, "{completions:?}");
+    assert_eq!(ended(CompletionStatus::WorkRequestFlushedError), flushed, "{completions:?}");
+    assert!(completions.iter().all(|completion| completion.status.is_success() || completion.cause == Cause::Panic));
+}
+
+/// The other queue pair of the shard goes on.
+fn check_bystander(crowd: &mut Crowd) {
+    let write = crowd.write();
+    for _ in 0..20 {
+        crowd.post(BYSTANDER, write, 3_000, 50, 1);
+        crowd.pair.drive(Duration::from_secs(1));
+        crowd.expect_done([BYSTANDER], 50);
+    }
+    assert_eq!(crowd.in_flight(), 0);
+}
+
+#[test]
+fn a_panic_of_the_requester_costs_one_queue_pair() {
+    let mut crowd = start(Some(0));
+    crowd.post(VICTIM, Operation::Send, 100, 3, 1);
+    crowd.pair.drive(Duration::from_millis(1));
+    // The acknowledgement is for all three; the first completion panics.
+    check_victim(&mut crowd, 0, 1, 2 + 4);
+    check_bystander(&mut crowd);
+}
+
+#[test]
+fn a_panic_of_a_timer_costs_one_queue_pair() {
+    let mut crowd = start(Some(0));
+    crowd.destroy(1, VICTIM);
+    crowd.post(VICTIM, Operation::Send, 100, 3, 1);
+    crowd.pair.drive(Duration::from_secs(1));
+    let end = crowd.call(0, VICTIM);
+    let completions = end.poll();
+    assert_eq!(completions[0].status, CompletionStatus::RetryExceededError);
+    assert!(completions[1..].iter().all(|completion| completion.cause == Cause::Panic), "{completions:?}");
+    assert_eq!(completions.len(), 3 + 4);
+    check_bystander(&mut crowd);
+}
+
+#[test]
+fn a_panic_of_the_responder_costs_one_queue_pair() {
+    let mut crowd = start(Some(1));
+    crowd.post(VICTIM, Operation::Send, 100, 3, 1);
+    crowd.pair.drive(Duration::from_secs(1));
+    check_victim(&mut crowd, 1, 1, 3);
+    // The peer hears nothing more.
+    let statuses: Vec<_> = crowd.call(0, VICTIM).poll().iter().map(|completion| completion.status).collect();
+    assert_eq!(statuses[0], CompletionStatus::RetryExceededError);
+    assert_eq!(statuses[1..], [CompletionStatus::WorkRequestFlushedError; 2 + 4]);
+    check_bystander(&mut crowd);
+}
+
+#[test]
+fn a_panic_of_the_response_queue_costs_one_queue_pair() {
+    let mut crowd = start(None);
+    let qpn = crowd.call(1, VICTIM).qpn;
+    let endpoint = &mut crowd.pair.ends[1].endpoint;
+    let place = endpoint.place_of(qpn).unwrap();
+    endpoint.at(place).unwrap().responder.break_responses();
+    crowd.post(VICTIM, Operation::Send, 100, 3, 1);
+    crowd.pair.drive(Duration::from_secs(1));
+    check_victim(&mut crowd, 1, 1, 3);
+    check_bystander(&mut crowd);
+}
