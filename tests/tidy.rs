@@ -132,7 +132,7 @@ const TRANSPORT: &[&str] = &[
     "datagram",
     "loop_bound",
     "segments",
-    "violation",
+    "peer_fault",
     "window_share",
     "packet_check",
     "path",

@@ -4,10 +4,9 @@
 
 use std::net::IpAddr;
 
-use super::violation::Violation;
 use crate::types::{
-    Counters, DropReason, Ending, Heard, LastHeard, Operation, Qpn, QueuePairReport, QueuePairState, QueuePairStatus,
-    RefusedRequest, RemoteAccess, Stray, Time, Worked,
+    Counters, DropReason, Ending, Heard, LastHeard, Operation, PeerFault, Qpn, QueuePairReport, QueuePairState,
+    QueuePairStatus, RefusedRequest, RemoteAccess, Stray, Time, Worked,
 };
 use crate::wire::{Aeth, Bth, Headers, NakCode, Opcode, Packet, Syndrome};
 
@@ -143,8 +142,8 @@ impl History {
     }
 
     /// Notes that a request of the peer is refused.
-    pub(super) fn note_refusal(&mut self, violation: Violation, packet: Option<&Packet<'_>>, wr_id: Option<u64>) {
-        let mut refused = RefusedRequest { wr_id, ..RefusedRequest::new(violation.fault()) };
+    pub(super) fn note_refusal(&mut self, fault: PeerFault, packet: Option<&Packet<'_>>, wr_id: Option<u64>) {
+        let mut refused = RefusedRequest { wr_id, ..RefusedRequest::new(fault) };
         if let Some(Packet { headers, payload, .. }) = packet {
             let opcode = headers.bth.opcode;
             refused.operation = match opcode {

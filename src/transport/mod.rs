@@ -9,11 +9,11 @@ mod history;
 mod loop_bound;
 mod packet_check;
 mod path;
+mod peer_fault;
 mod queue_pair;
 mod requester;
 mod responder;
 mod segments;
-mod violation;
 mod window_share;
 
 #[cfg(all(test, not(loom)))]

@@ -49,7 +49,7 @@ pub struct LastHeard {
     pub ago: Duration,
 }
 
-/// What was wrong with a request of the peer.
+/// Why a request of the peer is refused, which ends the connection.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum PeerFault {
@@ -59,7 +59,7 @@ pub enum PeerFault {
     AccessNotGranted,
     /// More READs and atomics outstanding than `max_dest_rd_atomic`.
     TooManyReads,
-    /// A packet's payload does not have the length that its place in the message demands.
+    /// A packet's payload does not have the length that its position in the message demands.
     PacketLength,
     /// The message is longer than allowed, or than it said.
     MessageLength,
@@ -71,14 +71,14 @@ pub enum PeerFault {
     WrongDomain,
     /// The range reaches outside the region.
     OutOfBounds,
-    /// The region was registered without the right.
+    /// The region was registered without the access flag.
     NoPermission,
     /// The memory behind the region is gone.
     MemoryFault,
     /// The message is longer than the receive that was posted for it.
     ReceiveTooSmall,
-    /// The posted receive names memory that cannot be written.
-    ReceiveMemory,
+    /// The posted receive names memory that cannot be written; the cause says why.
+    ReceiveMemory(Cause),
     /// The key that the peer wanted to invalidate cannot be.
     Invalidate,
     /// The domain has no shared receive queue of the number that the message names.

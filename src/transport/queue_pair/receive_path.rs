@@ -8,8 +8,7 @@ use crate::transport::loop_bound::LoopBound;
 use crate::transport::path::Evidence;
 use crate::transport::requester::ResponseError;
 use crate::transport::responder::{Failure, Identified, check_datagram, identify};
-use crate::transport::violation::Violation;
-use crate::types::{AsyncEvent, Cause, Counter, DropReason};
+use crate::types::{AsyncEvent, Cause, Counter, DropReason, PeerFault};
 use crate::wire::{Packet, Service};
 
 impl QueuePair {
@@ -133,9 +132,9 @@ impl QueuePair {
     /// Executes the expected packet, or refuses it, which ends the connection.
     #[inline]
     fn execute(&mut self, pass: &Pass<'_>, packet: &Packet<'_>) {
-        if let Err(violation) = self.responder.execute_expected(&mut self.common, pass, packet) {
-            self.responder.refuse(&mut self.common, packet, violation);
-            self.refuse(violation, Some(packet));
+        if let Err(fault) = self.responder.execute_expected(&mut self.common, pass, packet) {
+            self.responder.refuse(&mut self.common, packet, fault);
+            self.refuse(fault, Some(packet));
         }
     }
 
@@ -171,8 +170,8 @@ impl QueuePair {
         match self.responder.execute_unreliable(&mut self.common, pass, packet) {
             Ok(()) => Ok(()),
             Err(Failure::Dropped(reason)) => Err(reason),
-            Err(Failure::Receive(violation)) => {
-                self.refuse(violation, Some(packet));
+            Err(Failure::Receive(fault)) => {
+                self.refuse(fault, Some(packet));
                 Err(DropReason::Refused)
             }
         }
@@ -204,8 +203,8 @@ impl QueuePair {
         match self.responder.receive_datagram(&mut self.common, pass, datagram, packet, identified) {
             Ok(()) => Ok(()),
             Err(Failure::Dropped(reason)) => Err(reason),
-            Err(Failure::Receive(violation)) => {
-                let (status, cause) = violation.receive_status();
+            Err(Failure::Receive(fault)) => {
+                let (status, cause) = fault.receive_status();
                 self.responder.fail_receive(&mut self.common, status, cause);
                 self.common.announce(AsyncEvent::QueuePairFatal(self.common.qpn));
                 self.enter_error(Cause::EarlierFailure);
@@ -216,15 +215,15 @@ impl QueuePair {
 
     /// Ends the connection because a request of the peer was wrong; the NAK is already due. Without the packet it is an
     /// earlier READ that is refused, and a receive belongs to another message.
-    pub(in crate::transport) fn refuse(&mut self, violation: Violation, packet: Option<&Packet<'_>>) {
-        let (status, cause) = violation.receive_status();
+    pub(in crate::transport) fn refuse(&mut self, fault: PeerFault, packet: Option<&Packet<'_>>) {
+        let (status, cause) = fault.receive_status();
         let wr_id = packet.and_then(|_| self.responder.begun_receive());
-        self.common.history.note_refusal(violation, packet, wr_id);
+        self.common.history.note_refusal(fault, packet, wr_id);
         if packet.is_some() {
             self.responder.fail_receive(&mut self.common, status, cause);
         }
         if !planted(Mutation::RefusalNotAnnounced) {
-            self.common.announce(violation.event(self.common.qpn));
+            self.common.announce(fault.event(self.common.qpn));
         }
         self.enter_error(Cause::EarlierFailure);
     }

@@ -114,8 +114,8 @@ impl QueuePair {
                 }
             }
             Plan::Response(response) => {
-                if let Err(violation) = self.responder.emit_response(&mut self.common, pass, response, burst) {
-                    self.refuse(violation, None);
+                if let Err(fault) = self.responder.emit_response(&mut self.common, pass, response, burst) {
+                    self.refuse(fault, None);
                 }
             }
         }

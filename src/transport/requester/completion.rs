@@ -5,7 +5,7 @@ use crate::memory::AccessError;
 use crate::mutation::{Mutation, planted};
 use crate::queue::SendConsumer;
 use crate::transport::loop_bound::LoopBound;
-use crate::transport::violation::local_cause;
+use crate::transport::peer_fault::local_cause;
 use crate::types::{
     Cause, CompletionOpcode, CompletionStatus, Counter, Ending, FailedRequest, Operation, RawCompletion, SendFlags,
 };

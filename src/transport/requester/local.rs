@@ -5,7 +5,7 @@
 
 use super::{Common, Pass, RequestFailure, Requester};
 use crate::memory::{BindError, WindowBind};
-use crate::transport::violation::local_cause;
+use crate::transport::peer_fault::local_cause;
 use crate::types::{Accessor, Cause, CompletionStatus, Operation, QueuePairState};
 
 impl Requester {

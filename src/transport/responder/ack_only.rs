@@ -5,8 +5,7 @@
 
 use super::{Common, Pass, Responder};
 use crate::mutation::{Mutation, planted};
-use crate::transport::violation::Violation;
-use crate::types::AccessFlags;
+use crate::types::{AccessFlags, PeerFault};
 use crate::wire::{FlushEth, Opcode, Packet, Reth};
 
 const TO_VISIBILITY: u8 = 1;
@@ -14,10 +13,10 @@ const TO_PERSISTENCE: u8 = 2;
 const WHOLE_REGION: u8 = 1;
 
 /// The access flags that a FLUSH needs, if it asks for what exists.
-pub(super) fn flush_access(packet: &Packet<'_>) -> Result<AccessFlags, Violation> {
-    let FlushEth { selectivity, placement } = packet.headers.flush.ok_or(Violation::FlushType)?;
+pub(super) fn flush_access(packet: &Packet<'_>) -> Result<AccessFlags, PeerFault> {
+    let FlushEth { selectivity, placement } = packet.headers.flush.ok_or(PeerFault::FlushType)?;
     if selectivity > WHOLE_REGION || placement == 0 || placement & !(TO_VISIBILITY | TO_PERSISTENCE) != 0 {
-        return Err(Violation::FlushType);
+        return Err(PeerFault::FlushType);
     }
     let mut needed = AccessFlags::empty();
     needed.set(AccessFlags::FLUSH_GLOBAL, placement & TO_VISIBILITY != 0);
@@ -32,17 +31,17 @@ impl Responder {
         common: &Common,
         pass: &Pass<'_>,
         packet: &Packet<'_>,
-    ) -> Result<(), Violation> {
+    ) -> Result<(), PeerFault> {
         let psn = packet.headers.bth.psn;
-        let reth = packet.headers.reth.ok_or(Violation::OpcodeSequence)?;
+        let reth = packet.headers.reth.ok_or(PeerFault::OpcodeSequence)?;
         match packet.headers.bth.opcode {
             Opcode::RC_ATOMIC_WRITE => {
-                let mut word: [u8; 8] = packet.payload.try_into().map_err(|_| Violation::MessageLength)?;
+                let mut word: [u8; 8] = packet.payload.try_into().map_err(|_| PeerFault::MessageLength)?;
                 if planted(Mutation::AtomicWriteHalf) {
                     word[4..].fill(0);
                 }
                 let written = pass.memory.atomic_write(reth.rkey.0, self.accessor(common), reth.va, word);
-                written.map_err(Violation::of_atomic)?;
+                written.map_err(PeerFault::from)?;
             }
             _ => self.flush_memory(common, pass, packet, reth)?,
         }
@@ -58,13 +57,13 @@ impl Responder {
     }
 
     /// A flush to persistence waits for the file's storage, and everything that this thread drives with it.
-    fn flush_memory(&self, common: &Common, pass: &Pass<'_>, packet: &Packet<'_>, reth: Reth) -> Result<(), Violation> {
+    fn flush_memory(&self, common: &Common, pass: &Pass<'_>, packet: &Packet<'_>, reth: Reth) -> Result<(), PeerFault> {
         let need = flush_access(packet)?;
         if planted(Mutation::FlushKeyUnchecked) {
             return Ok(());
         }
         let is_whole = packet.headers.flush.is_some_and(|flush| flush.selectivity == WHOLE_REGION);
         let range = (!is_whole).then_some((reth.va, u64::from(reth.length)));
-        pass.memory.flush(reth.rkey.0, self.accessor(common), range, need).map_err(Violation::RemoteKey)
+        pass.memory.flush(reth.rkey.0, self.accessor(common), range, need).map_err(PeerFault::from)
     }
 }

@@ -2,13 +2,12 @@
 
 use super::{Common, Message, Pass, Responder, WriteInProgress, ack_only, has_explicit_response, needs_receive};
 use crate::mutation::{Mutation, planted};
-use crate::transport::violation::Violation;
-use crate::types::{AccessFlags, MAX_MESSAGE_BYTES, Rkey};
+use crate::types::{AccessFlags, MAX_MESSAGE_BYTES, PeerFault, Rkey};
 use crate::wire::{Opcode, Packet};
 
 impl Responder {
     /// Does the opcode continue the message in progress, or begin one when there is none?
-    pub(super) fn check_sequence(&self, packet: &Packet<'_>) -> Result<(), Violation> {
+    pub(super) fn check_sequence(&self, packet: &Packet<'_>) -> Result<(), PeerFault> {
         let opcode = packet.headers.bth.opcode;
         let continues = opcode.is_middle() || opcode.is_last();
         let fits = match self.message {
@@ -16,11 +15,11 @@ impl Responder {
             Message::Send => continues && opcode.is_send(),
             Message::Write(_) => continues && opcode.is_write(),
         };
-        if fits { Ok(()) } else { Err(Violation::OpcodeSequence) }
+        if fits { Ok(()) } else { Err(PeerFault::OpcodeSequence) }
     }
 
     /// Does the queue pair grant such requests at all?
-    pub(super) fn check_operation(&self, common: &Common, packet: &Packet<'_>) -> Result<(), Violation> {
+    pub(super) fn check_operation(&self, common: &Common, packet: &Packet<'_>) -> Result<(), PeerFault> {
         let opcode = packet.headers.bth.opcode;
         let granted = common.attributes.qp_access_flags.unwrap_or_default();
         let needed = match opcode {
@@ -33,20 +32,20 @@ impl Responder {
             _ => AccessFlags::empty(),
         };
         if !granted.contains(needed) && !planted(Mutation::QueuePairAccessIgnored) {
-            return Err(Violation::AccessNotGranted);
+            return Err(PeerFault::AccessNotGranted);
         }
         self.check_room(opcode)
     }
 
     /// Can another response be owed, if the packet needs one? A FLUSH takes no resource: Linux counts none for it.
-    fn check_room(&self, opcode: Opcode) -> Result<(), Violation> {
+    fn check_room(&self, opcode: Opcode) -> Result<(), PeerFault> {
         let responses = &self.responses;
         let has_room = match opcode {
             Opcode::RC_ATOMIC_WRITE => responses.has_resources() && responses.takes_empty(),
             Opcode::RC_FLUSH => responses.takes_empty(),
             _ => !has_explicit_response(opcode) || responses.has_room(),
         };
-        if has_room { Ok(()) } else { Err(Violation::TooManyReads) }
+        if has_room { Ok(()) } else { Err(PeerFault::TooManyReads) }
     }
 
     /// Is a receive posted, if the packet needs one?
@@ -58,7 +57,7 @@ impl Responder {
     }
 
     /// Does the payload have the length that its position in the message demands?
-    pub(super) fn check_length(&self, common: &Common, packet: &Packet<'_>) -> Result<(), Violation> {
+    pub(super) fn check_length(&self, common: &Common, packet: &Packet<'_>) -> Result<(), PeerFault> {
         let opcode = packet.headers.bth.opcode;
         let mtu = common.mtu_bytes() as usize;
         let length = packet.payload.len();
@@ -68,7 +67,7 @@ impl Responder {
             _ => length <= mtu,
         };
         if !fits {
-            return Err(Violation::PacketLength);
+            return Err(PeerFault::PacketLength);
         }
         if let Some(reth) = packet.headers.reth {
             let whole = opcode.is_only() && reth.length as usize != length;
@@ -78,23 +77,23 @@ impl Responder {
             let is_whole_flush = packet.headers.flush.is_some_and(|flush| flush.selectivity != 0);
             let is_too_long = reth.length > MAX_MESSAGE_BYTES && !is_whole_flush;
             if is_too_long || is_wrong_word || (is_data && (whole || too_short)) {
-                return Err(Violation::MessageLength);
+                return Err(PeerFault::MessageLength);
             }
         }
         if let Message::Write(WriteInProgress { remaining, .. }) = self.message {
             let ends = opcode.is_last();
             if (ends && length as u32 != remaining) || (!ends && length as u32 >= remaining) {
-                return Err(Violation::MessageLength);
+                return Err(PeerFault::MessageLength);
             }
         }
         Ok(())
     }
 
     /// Do key, bounds and access flags allow the access? For a WRITE of several packets, all of it at once.
-    pub(super) fn check_key(&self, common: &Common, pass: &Pass<'_>, packet: &Packet<'_>) -> Result<(), Violation> {
+    pub(super) fn check_key(&self, common: &Common, pass: &Pass<'_>, packet: &Packet<'_>) -> Result<(), PeerFault> {
         if let Some(atomic) = packet.headers.atomic {
             if !atomic.va.is_multiple_of(8) {
-                return Err(Violation::Misaligned);
+                return Err(PeerFault::Misaligned);
             }
             return self.check_range(common, pass, atomic.rkey, atomic.va, 8, AccessFlags::REMOTE_ATOMIC);
         }
@@ -103,7 +102,7 @@ impl Responder {
             return Ok(()); // flushing itself checks, whatever the length
         }
         if packet.headers.bth.opcode == Opcode::RC_ATOMIC_WRITE && !reth.va.is_multiple_of(8) {
-            return Err(Violation::Misaligned);
+            return Err(PeerFault::Misaligned);
         }
         if packet.headers.bth.opcode == Opcode::RC_WRITE_ONLY && !packet.payload.is_empty() {
             return Ok(()); // writing itself checks the same, and nothing is done before
@@ -121,10 +120,10 @@ impl Responder {
         va: u64,
         length: u64,
         need: AccessFlags,
-    ) -> Result<(), Violation> {
+    ) -> Result<(), PeerFault> {
         if length == 0 && !planted(Mutation::EmptyRequestKeyChecked) {
             return Ok(()); // an access to nothing needs no key
         }
-        pass.memory.check(rkey.0, self.accessor(common), va, length, need).map_err(Violation::RemoteKey)
+        pass.memory.check(rkey.0, self.accessor(common), va, length, need).map_err(PeerFault::from)
     }
 }

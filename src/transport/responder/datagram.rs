@@ -4,8 +4,7 @@ use super::{Common, Failure, Pass, Responder};
 use crate::mutation::{Mutation, planted};
 use crate::transport::datagram::Datagram;
 use crate::transport::datagram::LONGEST_DATAGRAM;
-use crate::transport::violation::Violation;
-use crate::types::{CompletionFlags, Counter, DropReason, GlobalRouteHeader, RawCompletion};
+use crate::types::{CompletionFlags, Counter, DropReason, GlobalRouteHeader, PeerFault, RawCompletion};
 use crate::wire::{Deth, Flow, Packet, icrc};
 
 /// Hop limit in the network header if the socket does not report it.
@@ -75,7 +74,7 @@ impl Responder {
         self.receives
             .scatter(common, pass, 0, &header)
             .and_then(|()| self.receives.scatter(common, pass, header.len() as u64, packet.payload))
-            .map_err(|error| Failure::Receive(Violation::ReceiveMemory(error)))?;
+            .map_err(|error| Failure::Receive(PeerFault::of_receive(error)))?;
         let in_front = if planted(Mutation::RouteHeaderNotCounted) { 0 } else { GlobalRouteHeader::BYTES };
         let source_qpn = if planted(Mutation::DatagramSourceNotTold) { common.qpn } else { deth.source };
         let mut completion = RawCompletion {

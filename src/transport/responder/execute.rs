@@ -3,19 +3,18 @@
 use super::response_queue::ReadRequest;
 use super::{Common, Message, Pass, Responder, WriteInProgress, has_explicit_response, needs_receive};
 use crate::mutation::{Mutation, planted};
-use crate::transport::violation::Violation;
-use crate::types::{AccessFlags, CompletionFlags, CompletionOpcode, Counter, Psn, RawCompletion};
+use crate::types::{AccessFlags, CompletionFlags, CompletionOpcode, Counter, PeerFault, Psn, RawCompletion};
 use crate::wire::{AtomicEth, Opcode, Packet, Reth, Syndrome};
 
 impl Responder {
-    /// The chain: each step refuses by a violation, which ends the connection, or lets the packet pass. A packet that
+    /// The chain: each step refuses by a fault, which ends the connection, or lets the packet pass. A packet that
     /// finds no receive is asked for again.
     pub(in crate::transport) fn execute_expected(
         &mut self,
         common: &mut Common,
         pass: &Pass<'_>,
         packet: &Packet<'_>,
-    ) -> Result<(), Violation> {
+    ) -> Result<(), PeerFault> {
         let bth = &packet.headers.bth;
         self.waits_for_retry = false;
         self.check_sequence(packet)?;
@@ -110,7 +109,7 @@ impl Responder {
         common: &mut Common,
         pass: &Pass<'_>,
         packet: &Packet<'_>,
-    ) -> Result<(), Violation> {
+    ) -> Result<(), PeerFault> {
         let opcode = packet.headers.bth.opcode;
         if opcode == Opcode::RC_READ_REQUEST {
             return self.execute_read(common, packet);
@@ -130,8 +129,8 @@ impl Responder {
         Ok(())
     }
 
-    fn execute_read(&mut self, common: &Common, packet: &Packet<'_>) -> Result<(), Violation> {
-        let reth = packet.headers.reth.ok_or(Violation::OpcodeSequence)?;
+    fn execute_read(&mut self, common: &Common, packet: &Packet<'_>) -> Result<(), PeerFault> {
+        let reth = packet.headers.reth.ok_or(PeerFault::OpcodeSequence)?;
         let psn = packet.headers.bth.psn;
         let packets = reth.length.div_ceil(common.mtu_bytes()).max(1);
         self.expected = psn.plus(packets);
@@ -147,14 +146,14 @@ impl Responder {
         pass: &Pass<'_>,
         packet: &Packet<'_>,
         atomic: AtomicEth,
-    ) -> Result<(), Violation> {
+    ) -> Result<(), PeerFault> {
         let (key, accessor) = (atomic.rkey.0, self.accessor(common));
         let result = if packet.headers.bth.opcode == Opcode::RC_COMPARE_SWAP {
             pass.memory.compare_and_swap(key, accessor, atomic.va, atomic.compare, atomic.swap_or_add)
         } else {
             pass.memory.fetch_and_add(key, accessor, atomic.va, atomic.swap_or_add)
         };
-        let original = result.map_err(Violation::of_atomic)?;
+        let original = result.map_err(PeerFault::from)?;
         let psn = packet.headers.bth.psn;
         self.expected = psn.plus(1);
         self.count_message();
@@ -169,18 +168,18 @@ impl Responder {
         self.message_count = (self.message_count + 1) & 0x00ff_ffff;
     }
 
-    fn execute_write(&mut self, common: &mut Common, pass: &Pass<'_>, packet: &Packet<'_>) -> Result<(), Violation> {
+    fn execute_write(&mut self, common: &mut Common, pass: &Pass<'_>, packet: &Packet<'_>) -> Result<(), PeerFault> {
         let opcode = packet.headers.bth.opcode;
         let write = match (packet.headers.reth, self.message) {
             (Some(Reth { va, rkey, length }), _) => WriteInProgress { va, rkey, remaining: length, total: length },
             (None, Message::Write(write)) => write,
-            _ => return Err(Violation::OpcodeSequence),
+            _ => return Err(PeerFault::OpcodeSequence),
         };
         let length = packet.payload.len() as u32;
         if length > 0 {
             pass.memory
                 .write(write.rkey.0, self.accessor(common), write.va, AccessFlags::REMOTE_WRITE, packet.payload)
-                .map_err(Violation::RemoteKey)?;
+                .map_err(PeerFault::from)?;
         }
         if opcode.is_first() || opcode.is_middle() {
             self.message = Message::Write(write.after(length));
@@ -201,7 +200,7 @@ impl Responder {
         Ok(())
     }
 
-    fn execute_send(&mut self, common: &mut Common, pass: &Pass<'_>, packet: &Packet<'_>) -> Result<(), Violation> {
+    fn execute_send(&mut self, common: &mut Common, pass: &Pass<'_>, packet: &Packet<'_>) -> Result<(), PeerFault> {
         let opcode = packet.headers.bth.opcode;
         self.receives.fill(common, pass, packet.payload)?;
         if opcode.is_first() || opcode.is_middle() {
@@ -209,7 +208,7 @@ impl Responder {
             return Ok(());
         }
         if let Some(rkey) = packet.headers.invalidate.filter(|_| !planted(Mutation::InvalidationForgotten)) {
-            pass.memory.invalidate(rkey.0, self.accessor(common)).map_err(|_| Violation::Invalidate)?;
+            pass.memory.invalidate(rkey.0, self.accessor(common)).map_err(|_| PeerFault::Invalidate)?;
         }
         self.message = Message::None;
         self.count_message();

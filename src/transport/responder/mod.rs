@@ -21,9 +21,10 @@ mod unreliable;
 use std::sync::Arc;
 
 use super::common::{Common, CompletionSink, Pass};
-use super::violation::Violation;
 use crate::mutation::{Mutation, planted};
-use crate::types::{Accessor, AsyncEvent, Cause, CompletionStatus, Counter, DomainId, Psn, QueuePairState, Rkey, Time};
+use crate::types::{
+    Accessor, AsyncEvent, Cause, CompletionStatus, Counter, DomainId, PeerFault, Psn, QueuePairState, Rkey, Time,
+};
 use crate::wire::{NakCode, Opcode, Packet, Syndrome};
 
 pub(super) use datagram::{Identified, check_datagram, identify};
@@ -198,14 +199,14 @@ impl Responder {
     }
 
     /// A packet is refused, which ends the connection: queues the NAK.
-    pub(super) fn refuse(&mut self, common: &mut Common, packet: &Packet<'_>, violation: Violation) {
+    pub(super) fn refuse(&mut self, common: &mut Common, packet: &Packet<'_>, fault: PeerFault) {
         let psn = packet.headers.bth.psn;
         common.count(Counter::SentNak);
-        tracing::debug!(qpn = %common.qpn, %psn, ?violation, "request refused");
-        let code = violation.nak();
+        tracing::debug!(qpn = %common.qpn, %psn, ?fault, "request refused");
+        let code = fault.nak();
         self.refused = Some((psn, code));
         self.responses.push_nak(psn, Syndrome::Nak(code), self.message_count);
-        if matches!(violation, Violation::RemoteKey(_)) {
+        if fault.is_access() {
             // A WRITE with immediate data takes its receive even if it may not write.
             self.claim_receive(packet.headers.bth.opcode);
         }

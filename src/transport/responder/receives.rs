@@ -8,10 +8,9 @@ use crate::memory::AccessError;
 use crate::mutation::{Mutation, planted};
 use crate::queue::{NotTaken, ReceiveConsumer, SharedReceiveQueue, XrcDomain};
 use crate::transport::segments::scatter;
-use crate::transport::violation::Violation;
 use crate::types::{
-    Cause, CompletionOpcode, CompletionStatus, Counter, DomainId, DropReason, MAX_MESSAGE_BYTES, RawCompletion, Sge,
-    SharedReceiveQueueNumber,
+    Cause, CompletionOpcode, CompletionStatus, Counter, DomainId, DropReason, MAX_MESSAGE_BYTES, PeerFault,
+    RawCompletion, Sge, SharedReceiveQueueNumber,
 };
 use crate::wire::Packet;
 
@@ -167,23 +166,23 @@ impl Receives {
     }
 
     /// Writes the payload behind the bytes that the begun receive has.
-    pub(super) fn fill(&mut self, common: &Common, pass: &Pass<'_>, payload: &[u8]) -> Result<(), Violation> {
+    pub(super) fn fill(&mut self, common: &Common, pass: &Pass<'_>, payload: &[u8]) -> Result<(), PeerFault> {
         if payload.is_empty() {
             return Ok(());
         }
-        let Some(begun) = self.begun else { return Err(Violation::OpcodeSequence) };
+        let Some(begun) = self.begun else { return Err(PeerFault::OpcodeSequence) };
         let room: u64 = self.entries.iter().map(|entry| u64::from(entry.length)).sum();
         let filled = u64::from(begun.filled) + payload.len() as u64;
         if filled > room && planted(Mutation::LongMessageTaken) {
             return Ok(());
         }
         if filled > room {
-            return Err(Violation::ReceiveTooSmall);
+            return Err(PeerFault::ReceiveTooSmall);
         }
         if filled > u64::from(MAX_MESSAGE_BYTES) {
-            return Err(Violation::MessageLength);
+            return Err(PeerFault::MessageLength);
         }
-        self.scatter(common, pass, begun.filled.into(), payload).map_err(Violation::ReceiveMemory)?;
+        self.scatter(common, pass, begun.filled.into(), payload).map_err(PeerFault::of_receive)?;
         self.begun = Some(Begun { filled: filled as u32, ..begun });
         Ok(())
     }
@@ -313,14 +312,14 @@ impl Receives {
 
     /// Finds the queue that the packet names, if it names one.
     #[inline]
-    pub(super) fn select(&mut self, packet: &Packet<'_>) -> Result<(), Violation> {
+    pub(super) fn select(&mut self, packet: &Packet<'_>) -> Result<(), PeerFault> {
         let Some(number) = packet.headers.xrc_srq else { return Ok(()) };
         let opcode = packet.headers.bth.opcode;
         self.select_number(number, opcode.is_first() || opcode.is_only())
     }
 
     /// A message names its queue in each of its packets.
-    fn select_number(&mut self, number: SharedReceiveQueueNumber, begins: bool) -> Result<(), Violation> {
+    fn select_number(&mut self, number: SharedReceiveQueueNumber, begins: bool) -> Result<(), PeerFault> {
         let ReceiveSource::Named(domain) = &self.source else { return Ok(()) };
         let keeps = self.named.is_some() && planted(Mutation::XrcQueueKept);
         if begins && !keeps {
@@ -331,8 +330,8 @@ impl Receives {
         match &self.named {
             Some(_) if keeps || planted(Mutation::XrcUnknownQueueWaits) => Ok(()),
             Some(queue) if queue.number() == number && !queue.is_closed() => Ok(()),
-            Some(queue) if queue.number() != number => Err(Violation::OpcodeSequence),
-            _ => Err(Violation::UnknownSharedReceiveQueue),
+            Some(queue) if queue.number() != number => Err(PeerFault::OpcodeSequence),
+            _ => Err(PeerFault::UnknownSharedReceiveQueue),
         }
     }
 }

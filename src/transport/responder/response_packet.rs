@@ -2,12 +2,10 @@
 
 use super::response_queue::{Resource, ResourceKind, Response};
 use super::{Common, Pass, Responder};
-use crate::memory::AccessError;
 use crate::mutation::{Mutation, planted};
 use crate::transport::burst::{Burst, Written};
 use crate::transport::datagram::Sending;
-use crate::transport::violation::Violation;
-use crate::types::{AccessFlags, Accessor, Counter, Time};
+use crate::types::{AccessFlags, Accessor, Counter, PeerFault, Time};
 use crate::wire::{Aeth, Bth, Headers, NakCode, Opcode, Syndrome, packet_bytes};
 
 /// Acknowledgements carry no credits: "unlimited".
@@ -100,7 +98,7 @@ impl Responder {
         pass: &Pass<'_>,
         plan: &ResponsePlan,
         burst: &mut Burst<'_>,
-    ) -> Result<(), Violation> {
+    ) -> Result<(), PeerFault> {
         let mut headers = Headers { bth: plan.header(common), ..Headers::default() };
         match plan.response {
             Response::Acknowledge { psn, message_count } => {
@@ -134,7 +132,7 @@ impl Responder {
         place: usize,
         mut headers: Headers,
         burst: &mut Burst<'_>,
-    ) -> Result<(), Violation> {
+    ) -> Result<(), PeerFault> {
         let Some(resource) = self.responses.resource(place).copied() else { return Ok(()) };
         let Some(out) = burst.room(plan.size) else { return Ok(()) };
         let sending = |again| if again { Sending::Again } else { Sending::First };
@@ -213,7 +211,7 @@ impl Responder {
     /// The region went away between the READ's request and its response. A repetition may be a late one, whose READ the
     /// peer has completed long ago, before the key was revoked: then the refusal is nothing to the peer, and it must be
     /// nothing here.
-    fn refuse_read(&mut self, common: &mut Common, resource: &Resource, next: u32) -> Result<(), Violation> {
+    fn refuse_read(&mut self, common: &mut Common, resource: &Resource, next: u32) -> Result<(), PeerFault> {
         common.count(Counter::SentNak);
         let (psn, code) = (resource.first.plus(next), NakCode::RemoteAccess);
         if resource.answered && !planted(Mutation::LateReadEndsConnection) {
@@ -222,6 +220,6 @@ impl Responder {
         }
         self.refused = Some((psn, code));
         self.responses.refuse_read(psn, code, resource.message_count);
-        Err(Violation::RemoteKey(AccessError::UnknownKey))
+        Err(PeerFault::UnknownKey)
     }
 }

@@ -4,8 +4,7 @@
 
 use super::{Common, Message, Pass, Responder};
 use crate::mutation::{Mutation, planted};
-use crate::transport::violation::Violation;
-use crate::types::{Counter, DropReason};
+use crate::types::{Counter, DropReason, PeerFault};
 use crate::wire::Packet;
 
 /// Packets that lie at most this far back are late or repeated ones: as many as a fast sender's network may hold.
@@ -18,7 +17,7 @@ pub(in crate::transport) enum Failure {
     /// It is dropped.
     Dropped(DropReason),
     /// The receive that it was for is wrong, which ends the queue pair.
-    Receive(Violation),
+    Receive(PeerFault),
 }
 
 impl From<DropReason> for Failure {
@@ -72,11 +71,11 @@ impl Responder {
         if checked.is_ok() && !self.claim_receive(packet.headers.bth.opcode) {
             return Err(DropReason::NoReceive.into());
         }
-        checked.and_then(|()| self.execute(common, pass, packet)).map_err(|violation| {
-            if is_local(violation) || planted(Mutation::UnreliableFaultEndsAll) {
-                return Failure::Receive(violation);
+        checked.and_then(|()| self.execute(common, pass, packet)).map_err(|fault| {
+            if is_local(fault) || planted(Mutation::UnreliableFaultEndsAll) {
+                return Failure::Receive(fault);
             }
-            tracing::debug!(qpn = %common.qpn, psn = %packet.headers.bth.psn, ?violation, "message dropped");
+            tracing::debug!(qpn = %common.qpn, psn = %packet.headers.bth.psn, ?fault, "message dropped");
             Failure::Dropped(DropReason::Refused)
         })
     }
@@ -89,9 +88,9 @@ impl Responder {
 }
 
 /// Whether it is the own receive that is wrong.
-fn is_local(violation: Violation) -> bool {
-    match violation {
-        Violation::ReceiveTooSmall => !planted(Mutation::UnreliableLongMessageDropped),
-        violation => matches!(violation, Violation::ReceiveMemory(_)),
+fn is_local(fault: PeerFault) -> bool {
+    match fault {
+        PeerFault::ReceiveTooSmall => !planted(Mutation::UnreliableLongMessageDropped),
+        fault => matches!(fault, PeerFault::ReceiveMemory(_)),
     }
 }

@@ -110,7 +110,7 @@ pub(super) fn refused(refused: &RefusedRequest, report: &QueuePairReport) -> Dia
         PeerFault::ReceiveTooSmall => {
             ("it is longer than the receive posted for it".to_owned(), "post longer receives, or send shorter messages")
         }
-        PeerFault::ReceiveMemory => (
+        PeerFault::ReceiveMemory(_) => (
             "the memory of the posted receive cannot be written (deregistered, or without LOCAL_WRITE)".to_owned(),
             "keep the regions of posted receives registered and writable",
         ),

@@ -157,7 +157,7 @@ fn every_fault_of_the_peer_has_its_own_words() {
         NoPermission,
         MemoryFault,
         ReceiveTooSmall,
-        ReceiveMemory,
+        ReceiveMemory(Cause::LocalNotWritable),
         Invalidate,
     ];
     let explained = faults.map(|fault| {

@@ -1,0 +1,93 @@
+//! Faults of the peer's requests, and the one place that maps them to the NAK on the wire, the completion of a receive
+//! in progress, and the event.
+
+use crate::memory::AccessError;
+use crate::mutation::{Mutation, planted};
+use crate::types::{AsyncEvent, Cause, CompletionStatus, PeerFault, Qpn};
+use crate::wire::NakCode;
+
+impl From<AccessError> for PeerFault {
+    /// The fault of a request whose access to registered memory failed.
+    fn from(error: AccessError) -> Self {
+        match error {
+            AccessError::Misaligned => Self::Misaligned,
+            AccessError::WrongDomain => Self::WrongDomain,
+            AccessError::OutOfBounds => Self::OutOfBounds,
+            AccessError::NoPermission => Self::NoPermission,
+            AccessError::Fault => Self::MemoryFault,
+            AccessError::WrongQueuePair => Self::WrongQueuePair,
+            AccessError::UnknownKey | AccessError::NotInvalidatable | AccessError::Elsewhere => Self::UnknownKey,
+        }
+    }
+}
+
+impl PeerFault {
+    /// The fault of a request whose receive cannot be written.
+    pub(super) fn of_receive(error: AccessError) -> Self {
+        Self::ReceiveMemory(local_cause(error))
+    }
+
+    /// Whether the remote key, its bounds or its access flags are wrong.
+    pub(super) fn is_access(self) -> bool {
+        use PeerFault::{MemoryFault, NoPermission, OutOfBounds, UnknownKey, WrongDomain, WrongQueuePair};
+        matches!(self, UnknownKey | WrongDomain | OutOfBounds | NoPermission | MemoryFault | WrongQueuePair)
+    }
+
+    /// The NAK to the peer.
+    pub(super) fn nak(self) -> NakCode {
+        match self {
+            _ if self.is_access() && planted(Mutation::AccessRefusedAsInvalid) => NakCode::InvalidRequest,
+            Self::ReceiveMemory(_) if planted(Mutation::OperationalRefusedAsAccess) => NakCode::RemoteAccess,
+            Self::OpcodeSequence
+            | Self::AccessNotGranted
+            | Self::TooManyReads
+            | Self::PacketLength
+            | Self::MessageLength
+            | Self::Misaligned
+            | Self::FlushType
+            | Self::ReceiveTooSmall
+            | Self::UnknownSharedReceiveQueue => NakCode::InvalidRequest,
+            Self::ReceiveMemory(_) => NakCode::RemoteOperational,
+            Self::Invalidate
+            | Self::UnknownKey
+            | Self::WrongDomain
+            | Self::OutOfBounds
+            | Self::NoPermission
+            | Self::MemoryFault
+            | Self::WrongQueuePair => NakCode::RemoteAccess,
+        }
+    }
+
+    /// How a receive ends that the request had begun to fill.
+    pub(super) fn receive_status(self) -> (CompletionStatus, Cause) {
+        match self {
+            Self::ReceiveTooSmall => (CompletionStatus::LocalLengthError, Cause::ReceiveTooSmall),
+            Self::ReceiveMemory(cause) => (CompletionStatus::LocalProtectionError, cause),
+            // Only a WRITE with immediate data has both: what the standard calls local access error (11.6.2).
+            _ if self.is_access() => (CompletionStatus::LocalAccessError, Cause::PeerAccessRefused),
+            Self::Invalidate => (CompletionStatus::RemoteAccessError, Cause::InvalidateRefused),
+            _ => (CompletionStatus::RemoteInvalidRequestError, Cause::PeerViolation),
+        }
+    }
+
+    /// The event for the application.
+    pub(super) fn event(self, qpn: Qpn) -> AsyncEvent {
+        match self {
+            _ if planted(Mutation::RefusalAnnouncedAsFatal) => AsyncEvent::QueuePairFatal(qpn),
+            Self::ReceiveMemory(_) => AsyncEvent::QueuePairFatal(qpn),
+            _ if self.is_access() || self == Self::Invalidate => AsyncEvent::QueuePairAccessError(qpn),
+            _ => AsyncEvent::QueuePairRequestError(qpn),
+        }
+    }
+}
+
+/// The cause that a failed access to local memory has.
+pub(super) fn local_cause(error: AccessError) -> Cause {
+    match error {
+        AccessError::WrongDomain => Cause::LocalKeyWrongDomain,
+        AccessError::OutOfBounds | AccessError::Misaligned => Cause::LocalOutOfBounds,
+        AccessError::NoPermission => Cause::LocalNotWritable,
+        AccessError::Fault => Cause::LocalMemoryFault,
+        _ => Cause::LocalKeyUnknown,
+    }
+}
