@@ -129,16 +129,17 @@ fn first_word(path: &str) -> String {
 
 /// The parts of the transport, from the lowest to the highest.
 const TRANSPORT: &[&str] = &[
-    "datagram",
     "loop_bound",
     "segments",
     "peer_fault",
     "window_share",
     "packet_check",
+    "burst",
+    "datagram",
+    "udp_sink",
     "path",
     "history",
     "common",
-    "burst",
     "requester",
     "responder",
     "queue_pair",

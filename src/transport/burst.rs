@@ -1,178 +1,195 @@
-//! A burst: packets of one queue pair that leave together, as they are written.
+//! Bursts: consecutive packets of one message as a value, the payloads they carry, and the sinks that write them on a
+//! medium.
 //!
-//! They are of equal size, and only the last may be shorter: so the kernel cuts a send into packets.
+//! A queue pair opens a sink with the [`Envelope`] that the packets of a send have in common, adds bursts while they
+//! fit, and finishes the send. What a burst becomes is the sink's business: UDP datagrams with an ICRC
+//! ([`super::udp_sink::UdpSink`]), or records of another link.
 
-use super::datagram::{Repeats, Sending, Transmit};
-use super::packet_check::{Departing, LARGEST_SEGMENT_INDEX};
-use super::path::Path;
+use std::net::IpAddr;
+
+use super::packet_check::Departing;
 use crate::checksum::Sum;
 use crate::memory::{AccessError, Payloads};
 use crate::types::Qpn;
-use crate::wire::icrc::{self, Seed};
-use crate::wire::{Flow, Headers, Opcode, packet_bytes};
+use crate::wire::icrc::Seed;
+use crate::wire::{Flow, Headers, packet_bytes};
 
-/// A send of segments carries at most this (an IPv6 datagram's 65,535 less headers).
-const LARGEST_SEND_BYTES: usize = 65_000;
-
-/// A packet that was written, all but its ICRC.
-#[derive(Clone, Copy)]
-pub(super) struct Written {
-    pub(super) sending: Sending,
-    /// Of its payload, if it was summed as it was copied.
-    pub(super) sum: Option<Sum>,
+/// Whether packets are on their way for the first time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Sending {
+    /// They are.
+    First,
+    /// They were sent before and are not, or seem not, to have arrived.
+    Again,
+    /// The last packet once more, to find out whether it arrived.
+    Probe,
 }
 
-impl Written {
-    pub(super) fn unsummed(sending: Sending) -> Self {
-        Self { sending, sum: None }
-    }
+/// Which packets of a burst behind the first ask for an acknowledgement.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct AckRequests {
+    /// The first that does, counted from the first packet of the burst.
+    pub first: u32,
+    /// From there on each packet at this distance; 0: none does.
+    pub every: u32,
 }
 
-/// The packets so far.
-pub(super) struct Burst<'a> {
-    buffer: &'a mut [u8],
-    icrc: IcrcContext,
-    most: usize,
-    count: usize,
-    length: usize,
-    /// Size of the first, which all have but the last.
-    segment: usize,
-    repeats: Repeats,
-    /// The last one, which has no ICRC yet: a processor reads late what it has just stored in pieces.
-    last: Option<(usize, Option<Sum>)>,
-}
-
-/// The inputs of the ICRCs.
-struct IcrcContext {
-    flow: Flow,
-    seed: Seed,
-    flushes_as_linux: bool,
-    check: Departing,
-}
-
-impl IcrcContext {
+impl AckRequests {
+    /// Whether the packet at this index of the burst asks.
     #[inline]
-    fn append(&self, index: u16, packet: &mut [u8], sum: Option<Sum>) {
-        self.check.prepare(packet);
-        let identification = self.check.identification(index);
-        if packet[0] == Opcode::RC_FLUSH.0 && self.flushes_as_linux {
-            icrc::append_as_linux(&self.flow, identification, packet);
-        } else {
-            self.seed.append_summed(&self.flow, identification, packet, sum.as_ref());
-        }
-        self.check.finish(packet);
+    pub fn contains(self, index: u32) -> bool {
+        index >= self.first && (index - self.first).checked_rem(self.every) == Some(0)
+    }
+
+    /// The last packet that asks among the first `count` of the burst.
+    pub fn last_before(self, count: u32) -> Option<u32> {
+        let behind_first = count.checked_sub(1)?.checked_sub(self.first)?;
+        Some(self.first + behind_first - behind_first.checked_rem(self.every)?)
     }
 }
 
-impl<'a> Burst<'a> {
-    pub(super) fn new(
-        buffer: &'a mut [u8],
-        path: &Path,
-        max_segments: usize,
-        flushes_as_linux: bool,
-        check: Departing,
-    ) -> Self {
-        let room = buffer.len().min(LARGEST_SEND_BYTES);
-        let most = if path.peer.segmentation_offload { max_segments } else { 1 };
-        Self {
-            buffer: &mut buffer[..room],
-            icrc: IcrcContext { flow: path.flow(), seed: path.seed, flushes_as_linux, check },
-            most: most.min(LARGEST_SEGMENT_INDEX.into()),
-            count: 0,
-            length: 0,
-            segment: 0,
-            repeats: Repeats::default(),
-            last: None,
-        }
+/// Packets of one message with consecutive PSNs and payloads of equal size. Nothing of them is written yet.
+pub struct Burst<'a, P> {
+    /// Of the first packet. Those of the others differ in their PSN and their request for an acknowledgement.
+    pub headers: &'a mut Headers,
+    /// Packets, at least one.
+    pub count: u32,
+    /// Bytes of payload in each.
+    pub payload_bytes: u32,
+    /// The payloads, in order.
+    pub payload: P,
+    /// Which of the packets behind the first ask for an acknowledgement.
+    pub ack_requests: AckRequests,
+    /// Whether they are sent for the first time.
+    pub sending: Sending,
+}
+
+impl<'a, P> Burst<'a, P> {
+    /// A burst of one packet.
+    #[inline]
+    pub(super) fn single(headers: &'a mut Headers, payload_bytes: u32, payload: P, sending: Sending) -> Self {
+        Self { headers, count: 1, payload_bytes, payload, ack_requests: AckRequests::default(), sending }
     }
+
+    /// Bytes of each packet, from the base transport header to the ICRC.
+    #[inline]
+    pub fn packet_bytes(&self) -> usize {
+        packet_bytes(self.headers.bth.opcode, self.payload_bytes)
+    }
+
+    /// Goes on to the packet at this index of the burst.
+    #[inline]
+    pub fn advance(&mut self, index: u32) {
+        self.headers.bth.psn = self.headers.bth.psn.plus(1);
+        self.headers.bth.ack_request = self.ack_requests.contains(index);
+    }
+}
+
+/// Where the payloads of a burst come from.
+pub trait PayloadSource {
+    /// Fills `out` with the next payload, and sums it if that costs next to nothing.
+    ///
+    /// # Errors
+    /// The memory cannot be read.
+    fn read_next(&mut self, out: &mut [u8]) -> Result<Option<Sum>, AccessError>;
+}
+
+/// The packets carry none.
+pub struct NoPayload;
+
+impl PayloadSource for NoPayload {
+    #[inline]
+    fn read_next(&mut self, _: &mut [u8]) -> Result<Option<Sum>, AccessError> {
+        Ok(None)
+    }
+}
+
+impl PayloadSource for Payloads<'_> {
+    #[inline]
+    fn read_next(&mut self, out: &mut [u8]) -> Result<Option<Sum>, AccessError> {
+        Payloads::read_next(self, out)
+    }
+}
+
+/// What the packets of a send have in common beside their headers.
+pub struct Envelope {
+    /// The addresses that packets leave from and go to.
+    pub flow: Flow,
+    /// Type of service byte.
+    pub traffic_class: u8,
+    /// Time to live.
+    pub hop_limit: u8,
+    /// The queue pair that sends.
+    pub qpn: Qpn,
+    /// The peer takes datagrams that were cut out of one send.
+    pub segmentation_offload: bool,
+    /// The start of the ICRCs.
+    pub(super) seed: Seed,
+    /// FLUSH packets have the ICRC that Linux gives to them.
+    pub(super) flushes_as_linux: bool,
+    pub(super) check: Departing,
+}
+
+impl Envelope {
+    /// The address that the packets go to.
+    pub fn destination(&self) -> IpAddr {
+        self.flow.destination
+    }
+}
+
+/// A medium that packets are sent on.
+pub trait BurstSink {
+    /// Writes a send.
+    type Writer<'a>: BurstWriter
+    where
+        Self: 'a;
+
+    /// Begins a send of one queue pair.
+    fn open<'a>(&'a mut self, envelope: &'a Envelope) -> Self::Writer<'a>;
+}
+
+/// A send that has begun: the packets so far.
+pub trait BurstWriter {
+    /// Packets that it takes in all.
+    fn capacity(&self) -> usize;
+
+    /// Packets so far.
+    fn packets(&self) -> usize;
+
+    /// Their bytes, from the base transport headers to the ICRCs.
+    fn bytes(&self) -> usize;
 
     /// Whether nothing can follow.
-    #[inline]
-    pub(super) fn is_full(&self) -> bool {
-        let ends = self.last.is_some_and(|(size, _)| size < self.segment);
-        self.count >= self.most || ends
-    }
+    fn is_full(&self) -> bool;
 
     /// Whether a packet of this size fits behind the others.
-    #[inline]
-    pub(super) fn fits(&self, size: usize) -> bool {
-        !self.is_full() && (self.count == 0 || size <= self.segment) && self.length + size <= self.buffer.len()
-    }
+    fn fits(&self, size: usize) -> bool;
 
-    /// Where a packet of this size is to be written; `None` if it does not fit.
-    #[inline]
-    pub(super) fn room(&mut self, size: usize) -> Option<&mut [u8]> {
-        if !self.fits(size) {
-            return None;
-        }
-        self.buffer.get_mut(self.length..self.length + size)
-    }
+    /// Adds the packets of the burst, of which the first fits, in order, as far as they fit and their payloads can be
+    /// read. How many.
+    ///
+    /// # Errors
+    /// The payload of the first cannot be read; nothing was added.
+    fn add<P: PayloadSource>(&mut self, burst: &mut Burst<'_, P>) -> Result<u32, AccessError>;
 
-    /// A packet was written into the room.
-    #[inline]
-    pub(super) fn add(&mut self, size: usize, written: Written) {
-        self.append_last_icrc();
-        self.repeats.note(self.count, written.sending);
-        if self.count == 0 {
-            self.segment = size;
-        }
-        self.last = Some((size, written.sum));
-        self.count += 1;
-        self.length += size;
-    }
+    /// The send is complete. It may have no packets.
+    fn finish(self);
+}
 
-    /// Adds a packet of these headers and full payload, which is sent for the first time. `None` if it does not fit.
-    #[inline]
-    pub(super) fn add_middle(
-        &mut self,
-        headers: &Headers,
-        payload: u32,
-        payloads: &mut Payloads<'_>,
-    ) -> Option<Result<(), AccessError>> {
-        let size = packet_bytes(headers.bth.opcode, payload);
-        let out = self.room(size)?;
-        let header_bytes = headers.emit(out);
-        let sum = payloads.read_next(&mut out[header_bytes..header_bytes + payload as usize]);
-        Some(sum.map(|sum| self.add(size, Written { sending: Sending::First, sum })))
-    }
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-    /// Packets at most.
-    pub(super) fn most(&self) -> usize {
-        self.most
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.count == 0
-    }
-
-    /// Size of the first packet; 0 if there is none.
-    pub(super) fn segment(&self) -> usize {
-        self.segment
-    }
-
-    /// The burst is complete: what is sent, and how many packets it has. `None` if it is empty.
-    pub(super) fn finish(&mut self, path: &Path, qpn: Qpn) -> Option<(Transmit, usize)> {
-        self.append_last_icrc();
-        let transmit = Transmit {
-            source: path.source.address,
-            source_port: path.source.source_port,
-            destination: path.peer_address,
-            length: self.length,
-            segment_size: (self.count > 1).then_some(self.segment),
-            traffic_class: path.traffic_class,
-            hop_limit: path.hop_limit,
-            qpn,
-            repeats: self.repeats,
-            is_keyed: self.icrc.check.is_keyed(),
+    #[test]
+    fn acknowledgements_are_asked_for_at_equal_distances() {
+        let asks = |first, every| -> Vec<u32> {
+            (0..10).filter(|index| AckRequests { first, every }.contains(*index)).collect()
         };
-        (self.count > 0).then_some((transmit, self.count))
-    }
-
-    #[inline]
-    fn append_last_icrc(&mut self) {
-        if let Some((size, sum)) = self.last.take() {
-            let packet = &mut self.buffer[self.length - size..self.length];
-            self.icrc.append(self.count as u16 - 1, packet, sum);
-        }
+        assert_eq!(asks(2, 3), [2, 5, 8]);
+        assert_eq!(asks(0, 1), (0..10).collect::<Vec<_>>());
+        assert_eq!(asks(0, 0), []);
+        assert_eq!(asks(12, 4), []);
+        let last = |first, every, count| AckRequests { first, every }.last_before(count);
+        assert_eq!([last(2, 3, 2), last(2, 3, 3), last(2, 3, 9), last(0, 0, 9)], [None, Some(2), Some(8), None]);
     }
 }

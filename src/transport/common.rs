@@ -96,6 +96,7 @@ impl Common {
         opcode.service() == Some(self.wire_service()) && !is_wrong_way
     }
 
+    #[inline]
     pub(super) fn mtu_bytes(&self) -> u32 {
         self.path.as_ref().map_or(Mtu::default().bytes(), |path| path.mtu.bytes())
     }

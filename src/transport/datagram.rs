@@ -2,11 +2,13 @@
 
 use std::net::IpAddr;
 
+use super::burst::Sending;
 use crate::types::{DropReason, Mtu, Qpn};
 use crate::wire::Flow;
 
 /// Longest datagram that any port carries.
 pub(super) const LONGEST_DATAGRAM: u32 = Mtu::Mtu4096.bytes();
+
 /// A datagram that arrived on port 4791.
 #[derive(Clone, Copy, Debug)]
 pub struct Datagram<'a> {
@@ -66,18 +68,7 @@ impl Outcome {
     }
 }
 
-/// Whether a packet is on its way for the first time.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Sending {
-    /// It is.
-    First,
-    /// It was sent before and is not, or seems not, to have arrived.
-    Again,
-    /// The last packet once more, to find out whether it arrived.
-    Probe,
-}
-
-/// Which datagrams of a burst were sent before.
+/// Which datagrams of a send were sent before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Repeats {
     again: u128,
@@ -85,7 +76,7 @@ pub struct Repeats {
 }
 
 impl Repeats {
-    /// Notes how the datagram at this place of the burst is sent. No burst is longer than 128.
+    /// Notes how the datagram at this index of the send is sent. No send has more than 128.
     #[inline]
     pub fn note(&mut self, place: usize, sending: Sending) {
         let bit = Self::bit(place);
@@ -96,7 +87,7 @@ impl Repeats {
         }
     }
 
-    /// How the datagram at this place of the burst is sent.
+    /// How the datagram at this index of the send is sent.
     pub fn get(&self, place: usize) -> Sending {
         let bit = Self::bit(place);
         if self.again & bit != 0 {

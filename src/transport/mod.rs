@@ -14,6 +14,7 @@ mod queue_pair;
 mod requester;
 mod responder;
 mod segments;
+mod udp_sink;
 mod window_share;
 
 #[cfg(all(test, not(loom)))]
@@ -21,9 +22,8 @@ mod sizes;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
-pub use datagram::{
-    AckRelease, CheckField, Datagram, ModifyLimits, Outcome, Repeats, Sending, SourceAddress, Transmit,
-};
+pub use burst::{AckRequests, Burst, BurstSink, BurstWriter, Envelope, NoPayload, PayloadSource, Sending};
+pub use datagram::{AckRelease, CheckField, Datagram, ModifyLimits, Outcome, Repeats, SourceAddress, Transmit};
 #[cfg(feature = "sim")]
 #[doc(hidden)]
 pub use endpoint::Deadlines;
@@ -32,3 +32,4 @@ pub use queue_pair::{ModifyError, QueuePairInit};
 #[cfg(feature = "ibverbs")]
 pub(crate) use queue_pair::{check_ranges, check_transition};
 pub use responder::{ReceiveSource, ReorderBudget};
+pub use udp_sink::UdpSink;

@@ -1,6 +1,7 @@
 //! Two endpoints on a perfect wire: every operation, and the rules that need no faults. Faults are the simulator's.
 
 mod amplification;
+mod bursts;
 mod early;
 mod failures;
 mod fair_queue;

@@ -14,12 +14,14 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::burst::BurstSink;
 use super::common::Pass;
 use super::datagram::{AckRelease, Datagram, ModifyLimits, Outcome, SourceAddress, Transmit};
 use super::history::Strays;
 use super::loop_bound::LoopBound;
-use super::queue_pair::{HeaderTemplate, ModifyError, QueuePair, QueuePairInit};
+use super::queue_pair::{Filled, HeaderTemplate, ModifyError, QueuePair, QueuePairInit};
 use super::responder::ReorderBudget;
+use super::udp_sink::UdpSink;
 use crate::memory::MemoryView;
 use crate::mutation::{Mutation, planted};
 use crate::types::{
@@ -539,7 +541,7 @@ impl Endpoint {
         !self.ready.is_empty()
     }
 
-    /// Writes the next datagram, or a burst of datagrams to one destination, into `buffer` (at least 4,200 bytes).
+    /// Writes the next datagram, or a send of several to one destination, into `buffer` (at least 4,200 bytes).
     #[inline]
     pub fn poll_transmit(
         &mut self,
@@ -548,23 +550,49 @@ impl Endpoint {
         buffer: &mut [u8],
         release: AckRelease,
     ) -> Option<Transmit> {
+        if !self.has_ready(release) {
+            return None;
+        }
+        let mut sent = None;
+        let mut sink = UdpSink::new(buffer, self.config.max_segments, &mut sent);
+        self.transmit(now, memory, &mut sink);
+        sent
+    }
+
+    /// Gives the sink the next send, if there is one.
+    pub fn poll_transmit_into(
+        &mut self,
+        now: Time,
+        memory: &MemoryView<'_>,
+        sink: &mut impl BurstSink,
+        release: AckRelease,
+    ) -> bool {
+        self.has_ready(release) && self.transmit(now, memory, sink)
+    }
+
+    /// Whether queue pairs have something to send, perhaps.
+    #[inline]
+    fn has_ready(&mut self, release: AckRelease) -> bool {
         if release == AckRelease::Now {
             self.release_held();
         }
+        !self.ready.is_empty()
+    }
+
+    fn transmit(&mut self, now: Time, memory: &MemoryView<'_>, sink: &mut impl BurstSink) -> bool {
         // Each panic ends a queue pair.
         let mut bound = LoopBound::new("panics", self.queue_pairs.len());
         while !self.ready.is_empty() {
-            if let Some(transmit) = self.guard(now, |endpoint| endpoint.transmit_ready(now, memory, buffer)) {
-                return transmit;
+            if let Some(has_sent) = self.guard(now, |endpoint| endpoint.transmit_ready(now, memory, sink)) {
+                return has_sent;
             }
             bound.step();
         }
-        None
+        false
     }
 
-    fn transmit_ready(&mut self, now: Time, memory: &MemoryView<'_>, buffer: &mut [u8]) -> Option<Transmit> {
+    fn transmit_ready(&mut self, now: Time, memory: &MemoryView<'_>, sink: &mut impl BurstSink) -> bool {
         let pass = self.pass(now, memory);
-        let max_segments = self.config.max_segments;
         let mut local_left = MOST_LOCAL_REQUESTS;
         // A queue pair that has nothing to send is listed again once at most: when its turn in the line has come, or
         // when a completion queue has overflowed. One that has executed a local request counts by that.
@@ -574,21 +602,21 @@ impl Endpoint {
             self.running = place;
             let Some(queue_pair) = self.at(place) else { continue };
             queue_pair.listed = false;
-            let (transmit, is_exhausted) = queue_pair.fill(&pass, buffer, max_segments);
+            let Filled { has_sent, is_exhausted } = queue_pair.fill(&pass, sink);
             self.settle_deadlines(now, place);
             if !is_exhausted {
                 self.list_sender(now, place);
             }
             self.serve_fair_queue(now, place);
-            if transmit.is_some() {
-                return transmit;
+            if has_sent {
+                return true;
             }
             local_left -= usize::from(!is_exhausted);
             if local_left == 0 {
                 break;
             }
         }
-        None
+        false
     }
 
     fn release_held(&mut self) {

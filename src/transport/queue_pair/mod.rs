@@ -26,6 +26,7 @@ pub(super) use fast_path::HeaderTemplate;
 pub use modify::ModifyError;
 #[cfg(feature = "ibverbs")]
 pub(crate) use modify::{check_ranges, check_transition};
+pub(super) use transmit_path::Filled;
 
 /// The parts of a new queue pair.
 pub struct QueuePairInit {

@@ -2,14 +2,24 @@
 
 use super::QueuePair;
 use crate::mutation::{Mutation, planted};
-use crate::transport::burst::Burst;
+use crate::transport::burst::{BurstSink, BurstWriter, Envelope};
 use crate::transport::common::Pass;
-use crate::transport::datagram::Transmit;
 use crate::transport::loop_bound::LoopBound;
 use crate::transport::requester::RequestPlan;
 use crate::transport::responder::ResponsePlan;
 use crate::types::{Counter, Time};
 use crate::wire::{Opcode, packet_bytes};
+
+/// The outcome of filling a send.
+pub(in crate::transport) struct Filled {
+    pub(in crate::transport) has_sent: bool,
+    /// There is nothing more to send.
+    pub(in crate::transport) is_exhausted: bool,
+}
+
+impl Filled {
+    const NOTHING: Self = Self { has_sent: false, is_exhausted: true };
+}
 
 /// The packet that leaves next.
 #[derive(Clone, Copy)]
@@ -18,62 +28,64 @@ enum Plan {
     Request(RequestPlan),
 }
 
-impl QueuePair {
-    /// Fills the buffer with as many packets as may leave together. Also says whether there is nothing more to send.
-    pub(in crate::transport) fn fill(
-        &mut self,
-        pass: &Pass<'_>,
-        buffer: &mut [u8],
-        max_segments: usize,
-    ) -> (Option<Transmit>, bool) {
-        if self.common.is_datagram() {
-            return self.fill_datagram(pass, buffer);
+impl Plan {
+    /// Bytes from the base transport header to the ICRC.
+    #[inline]
+    fn size(&self) -> usize {
+        match self {
+            Self::Response(response) => response.size,
+            Self::Request(request) => request.size,
         }
-        let Some(path) = &self.common.path else { return (None, true) };
-        let as_linux = path.flushes_as_linux(self.requester.rounds());
-        let mut burst = Burst::new(buffer, path, max_segments, as_linux, self.packet_check.departing());
+    }
+}
+
+impl QueuePair {
+    /// Gives the sink as many packets as may leave together.
+    pub(in crate::transport) fn fill<S: BurstSink>(&mut self, pass: &Pass<'_>, sink: &mut S) -> Filled {
+        if self.common.is_datagram() {
+            return self.fill_datagram(pass, sink);
+        }
+        let Some(envelope) = self.envelope() else { return Filled::NOTHING };
+        let mut writer = sink.open(&envelope);
         let (mut is_exhausted, mut has_sent_requests) = (false, false);
         // Each round adds a packet, but where memory is gone: once of a request and once of its probe, which then end,
         // and of READs, which are refused instead in the next round.
-        let mut bound = LoopBound::new("fill", 2 * burst.most() + 8);
-        while !burst.is_full() {
+        let mut bound = LoopBound::new("fill", 2 * writer.capacity() + 8);
+        while !writer.is_full() {
             bound.step();
-            let next = self.next_plan(pass.now).or_else(|| self.riding_acknowledgement(pass.now, burst.segment()));
-            let Some((plan, size)) = next else {
-                if burst.is_empty() && self.run_local_request(pass) {
-                    return (None, false);
+            let next = self.next_plan(pass.now).or_else(|| self.riding_acknowledgement(pass.now, &writer));
+            let Some(plan) = next else {
+                if writer.packets() == 0 && self.run_local_request(pass) {
+                    return Filled { is_exhausted: false, ..Filled::NOTHING };
                 }
                 // Whatever left just now stood before a request that no packet leaves for.
                 is_exhausted =
                     !self.requester.local_request_is_due(&self.common) || planted(Mutation::LocalRequestForgotten);
                 break;
             };
-            let is_request = matches!(plan, Plan::Request(_));
-            if self.add_middles(pass, &plan, &mut burst) {
-                has_sent_requests |= is_request;
-                continue;
-            }
-            if !burst.fits(size) {
+            if !writer.fits(plan.size()) {
                 break;
             }
-            has_sent_requests |= is_request;
-            self.emit(pass, &plan, &mut burst);
+            has_sent_requests |= matches!(plan, Plan::Request(_));
+            if !self.add_middles(pass, &plan, &mut writer) {
+                self.emit(pass, &plan, &mut writer);
+            }
         }
         self.responses_first = !self.responses_first;
         self.requester.end_grant(has_sent_requests, is_exhausted);
-        (self.transmit(&mut burst), is_exhausted)
+        Filled { has_sent: self.finish(writer), is_exhausted }
     }
 
     /// Adds the packets between the first and the last of a message, as far as the plan is one of them and they can be
     /// made in one go. Whether any were added.
     #[inline]
-    fn add_middles(&mut self, pass: &Pass<'_>, plan: &Plan, burst: &mut Burst<'_>) -> bool {
+    fn add_middles(&mut self, pass: &Pass<'_>, plan: &Plan, writer: &mut impl BurstWriter) -> bool {
         match plan {
             Plan::Request(request) if request.is_middle() => {
-                self.requester.add_middle_requests(&self.common, pass, request, burst)
+                self.requester.add_middle_requests(&self.common, pass, request, writer)
             }
             Plan::Response(response) if response.is_middle() => {
-                self.responder.add_middle_responses(&self.common, pass, response, burst)
+                self.responder.add_middle_responses(&self.common, pass, response, writer)
             }
             _ => false,
         }
@@ -91,30 +103,52 @@ impl QueuePair {
         }
     }
 
-    /// Writes the next datagram. Also says whether there is nothing more to send.
-    fn fill_datagram(&mut self, pass: &Pass<'_>, buffer: &mut [u8]) -> (Option<Transmit>, bool) {
-        match self.requester.emit_datagram(&mut self.common, pass, buffer) {
-            Ok(transmit) => (transmit, !self.requester.may_send_datagram(&self.common)),
+    /// What the packets that leave now have in common. `None`: there is no connection.
+    #[inline]
+    fn envelope(&self) -> Option<Envelope> {
+        let path = self.common.path.as_ref()?;
+        Some(Envelope {
+            flow: path.flow(),
+            traffic_class: path.traffic_class,
+            hop_limit: path.hop_limit,
+            qpn: self.common.qpn,
+            segmentation_offload: path.peer.segmentation_offload,
+            seed: path.seed,
+            flushes_as_linux: path.flushes_as_linux(self.requester.rounds()),
+            check: self.packet_check.departing(),
+        })
+    }
+
+    /// Gives the sink the next datagram.
+    fn fill_datagram<S: BurstSink>(&mut self, pass: &Pass<'_>, sink: &mut S) -> Filled {
+        let Some(request) = self.requester.next_datagram(&self.common) else { return Filled::NOTHING };
+        let envelope = request.envelope(self.common.qpn);
+        let mut writer = sink.open(&envelope);
+        match self.requester.emit_datagram(&mut self.common, pass, &request, &mut writer) {
+            Ok(()) => {
+                let has_sent = self.finish(writer);
+                Filled { has_sent, is_exhausted: !self.requester.may_send_datagram(&self.common) }
+            }
             Err(failure) => {
                 // It fails, those behind it are flushed, receives go on.
                 self.requester.fail_datagram(&mut self.common, failure);
                 self.enter_send_queue_error();
-                (None, true)
+                Filled::NOTHING
             }
         }
     }
 
-    /// Adds the planned packet to the burst. What is wrong with it ends the connection.
+    /// Adds the planned packet. What is wrong with it ends the connection.
     #[inline]
-    fn emit(&mut self, pass: &Pass<'_>, plan: &Plan, burst: &mut Burst<'_>) {
+    fn emit(&mut self, pass: &Pass<'_>, plan: &Plan, writer: &mut impl BurstWriter) {
         match plan {
             Plan::Request(request) => {
-                if let Err(failure) = self.requester.emit_request(&mut self.common, pass, request, burst) {
+                if let Err(failure) = self.requester.emit_request(&mut self.common, pass, request, writer) {
                     self.fail(failure);
                 }
             }
             Plan::Response(response) => {
-                if let Err(fault) = self.responder.emit_response(&mut self.common, pass, response, burst) {
+                if let Err(fault) = self.responder.emit_response(&mut self.common, pass, response, writer) {
                     self.refuse(fault, None);
                 }
             }
@@ -130,34 +164,38 @@ impl QueuePair {
         self.common.path.is_some() && (has_response() || self.requester.may_send_request(&self.common))
     }
 
-    fn transmit(&mut self, burst: &mut Burst<'_>) -> Option<Transmit> {
-        let (transmit, packets) = burst.finish(self.common.path.as_ref()?, self.common.qpn)?;
+    /// Ends the send; whether it has packets.
+    #[inline]
+    fn finish(&mut self, writer: impl BurstWriter) -> bool {
+        let (packets, bytes) = (writer.packets(), writer.bytes());
         self.common.counters.add(Counter::SentPackets, packets as u64);
-        self.common.counters.add(Counter::SentBytes, transmit.length as u64);
-        Some(transmit)
+        self.common.counters.add(Counter::SentBytes, bytes as u64);
+        writer.finish();
+        packets > 0
     }
 
     /// An acknowledgement that waits for the application's answer leaves behind it, as the last and shorter datagram
-    /// of its burst: a send call less for us, a receive call less for the peer.
-    fn riding_acknowledgement(&mut self, now: Time, segment: usize) -> Option<(Plan, usize)> {
-        let fits = segment >= packet_bytes(Opcode::RC_ACKNOWLEDGE, 0);
-        if !fits || !self.responder.holds_acknowledgement(now) {
+    /// of its send: a send call less for us, a receive call less for the peer.
+    fn riding_acknowledgement(&mut self, now: Time, writer: &impl BurstWriter) -> Option<Plan> {
+        let rides = writer.packets() > 0 && self.responder.holds_acknowledgement(now);
+        if !rides || !writer.fits(packet_bytes(Opcode::RC_ACKNOWLEDGE, 0)) {
             return None;
         }
         self.responder.release_acknowledgement();
-        self.responder.plan_response(&self.common, now).map(|response| (Plan::Response(response), response.size))
+        self.responder.plan_response(&self.common, now).map(Plan::Response)
     }
 
     /// The packet that leaves next. Acknowledgements leave after requests, other responses take turns with them.
-    fn next_plan(&mut self, now: Time) -> Option<(Plan, usize)> {
+    #[inline]
+    fn next_plan(&mut self, now: Time) -> Option<Plan> {
         let response = self.responder.plan_response(&self.common, now);
         let response_first = self.responses_first && response.is_some_and(|response| response.is_data());
         if response_first {
-            return response.map(|response| (Plan::Response(response), response.size));
+            return response.map(Plan::Response);
         }
         match self.requester.plan_request(&self.common) {
-            Some(request) => Some((Plan::Request(request), request.size)),
-            None => response.map(|response| (Plan::Response(response), response.size)),
+            Some(request) => Some(Plan::Request(request)),
+            None => response.map(Plan::Response),
         }
     }
 }

@@ -2,11 +2,36 @@
 
 use super::{Common, Pass, RequestFailure, Requester};
 use crate::mutation::{Mutation, planted};
-use crate::transport::datagram::{LONGEST_DATAGRAM, Repeats, Transmit};
-use crate::types::{
-    Cause, CompletionStatus, Counter, Destination, Operation, QueuePairState, SendFlags, effective_qkey,
-};
-use crate::wire::{Bth, Deth, Flow, Headers, Opcode, icrc, packet_bytes};
+use crate::transport::burst::{Burst, BurstWriter, Envelope, Sending};
+use crate::transport::datagram::LONGEST_DATAGRAM;
+use crate::transport::packet_check::Departing;
+use crate::types::{Cause, CompletionStatus, Destination, Operation, Qpn, QueuePairState, SendFlags, effective_qkey};
+use crate::wire::icrc::Seed;
+use crate::wire::{Bth, Deth, Flow, Headers, Opcode};
+
+/// A datagram that may leave: its request, and where it goes.
+pub(in crate::transport) struct DatagramRequest {
+    index: u32,
+    destination: Destination,
+}
+
+impl DatagramRequest {
+    /// The envelope of its only packet.
+    pub(in crate::transport) fn envelope(&self, qpn: Qpn) -> Envelope {
+        let Destination { source, source_port, address, traffic_class, hop_limit, .. } = self.destination;
+        let flow = Flow { source, destination: address, source_port };
+        Envelope {
+            flow,
+            traffic_class,
+            hop_limit,
+            qpn,
+            segmentation_offload: false,
+            seed: Seed::new(&flow),
+            flushes_as_linux: false,
+            check: Departing::Icrc,
+        }
+    }
+}
 
 impl Requester {
     /// Whether a datagram waits and may leave.
@@ -14,70 +39,44 @@ impl Requester {
         common.state == QueuePairState::ReadyToSend && self.send.retired() != self.send.published()
     }
 
-    /// Writes the next datagram, and completes its request. An error: it cannot be sent.
+    /// The datagram that leaves next, if one may.
+    pub(in crate::transport) fn next_datagram(&self, common: &Common) -> Option<DatagramRequest> {
+        if !self.may_send_datagram(common) {
+            return None;
+        }
+        let index = self.send.retired();
+        Some(DatagramRequest { index, destination: self.send.destination(index)? })
+    }
+
+    /// Sends the datagram, and completes its request. An error: it cannot be sent.
     pub(in crate::transport) fn emit_datagram(
         &mut self,
         common: &mut Common,
         pass: &Pass<'_>,
-        buffer: &mut [u8],
-    ) -> Result<Option<Transmit>, RequestFailure> {
-        if !self.may_send_datagram(common) {
-            return Ok(None);
+        request: &DatagramRequest,
+        writer: &mut impl BurstWriter,
+    ) -> Result<(), RequestFailure> {
+        let DatagramRequest { index, destination } = request;
+        let mut headers = self.datagram_headers(common, *index, destination);
+        let payload = self.request_payload(common, pass.memory, *index, 0);
+        let mut burst = Burst::single(&mut headers, self.send.header(*index).length, payload, Sending::First);
+        let is_too_long = destination.is_too_long || burst.payload_bytes > LONGEST_DATAGRAM;
+        if is_too_long || !writer.fits(burst.packet_bytes()) {
+            return Err(RequestFailure::new(CompletionStatus::LocalLengthError, Cause::None));
         }
-        let index = self.send.retired();
-        let Some(destination) = self.send.destination(index) else { return Ok(None) };
-        let length = self.write_datagram(common, pass, index, &destination, buffer)?;
-        common.counters.add(Counter::SentPackets, 1);
-        common.counters.add(Counter::SentBytes, length as u64);
+        writer.add(&mut burst)?;
+        let next = headers.bth.psn.plus(1);
+        self.cursor = next;
+        self.limit = next;
+        self.unacknowledged = next;
         // It is out of the application's memory, and no response will ever say what became of it.
-        self.complete(common, index, CompletionStatus::Success, Cause::None);
-        Ok(Some(Transmit {
-            is_keyed: false,
-            source: destination.source,
-            source_port: destination.source_port,
-            destination: destination.address,
-            length,
-            segment_size: None,
-            traffic_class: destination.traffic_class,
-            hop_limit: destination.hop_limit,
-            qpn: common.qpn,
-            repeats: Repeats::default(),
-        }))
+        self.complete(common, *index, CompletionStatus::Success, Cause::None);
+        Ok(())
     }
 
     /// The datagram that leaves next cannot be sent: its request fails.
     pub(in crate::transport) fn fail_datagram(&mut self, common: &mut Common, failure: RequestFailure) {
         self.fail(common, self.send.retired(), failure);
-    }
-
-    /// Writes the packet; its length, or why the request fails.
-    fn write_datagram(
-        &mut self,
-        common: &Common,
-        pass: &Pass<'_>,
-        index: u32,
-        destination: &Destination,
-        buffer: &mut [u8],
-    ) -> Result<usize, RequestFailure> {
-        let headers = self.datagram_headers(common, index, destination);
-        let payload = self.send.header(index).length;
-        let size = packet_bytes(headers.bth.opcode, payload);
-        if destination.is_too_long || payload > LONGEST_DATAGRAM || size > buffer.len() {
-            return Err(RequestFailure::new(CompletionStatus::LocalLengthError, Cause::None));
-        }
-        let packet = &mut buffer[..size];
-        let header_bytes = headers.emit(packet);
-        let (payload, room) = (payload as usize, &mut packet[header_bytes..]);
-        self.gather(common, pass.memory, index, 0, &mut room[..payload])?;
-        room[payload..payload.next_multiple_of(4)].fill(0);
-        let flow =
-            Flow { source: destination.source, destination: destination.address, source_port: destination.source_port };
-        icrc::append(&flow, 0, packet);
-        let next = headers.bth.psn.plus(1);
-        self.cursor = next;
-        self.limit = next;
-        self.unacknowledged = next;
-        Ok(size)
     }
 
     fn datagram_headers(&self, common: &Common, index: u32, destination: &Destination) -> Headers {

@@ -266,6 +266,7 @@ impl Requester {
     }
 
     /// Numbers sent and not acknowledged.
+    #[inline]
     pub(super) fn packets_in_flight(&self) -> u32 {
         self.limit.distance_from(self.unacknowledged).max(0) as u32
     }
@@ -273,6 +274,7 @@ impl Requester {
     /// The part of it that counts against the window of the peer's address, which all its queue pairs share. What is
     /// behind the cursor is to be sent again and lies nowhere. Nor does it if the peer drops everything for a while, or
     /// is silent: a peer that is gone must not keep others from theirs.
+    #[inline]
     fn packets_counted(&self) -> u32 {
         if self.recovery.waits_for_receiver() || self.is_peer_silent() {
             return 0;

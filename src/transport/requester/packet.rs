@@ -4,13 +4,14 @@ use super::{Common, Pass, RequestFailure, RequestPlan, Requester};
 use crate::checksum::Sum;
 use crate::memory::{AccessError, MemoryView, Payloads};
 use crate::mutation::{Mutation, planted};
-use crate::transport::burst::{Burst, Written};
+use crate::queue::SendConsumer;
+use crate::transport::burst::{Burst, BurstWriter, PayloadSource, Sending};
 use crate::transport::segments::for_each_segment;
-use crate::types::{AccessFlags, FlushFlags, Operation, SendFlags};
+use crate::types::{AccessFlags, DomainId, FlushFlags, Operation, SendFlags};
 use crate::wire::{AtomicEth, Bth, FlushEth, Headers, Reth};
 
 impl Requester {
-    /// Adds the planned packet to the burst, and moves on. If the request's own memory fails, nothing is added; an
+    /// Adds the planned packet, which fits, and moves on. If the request's own memory fails, nothing is added; an
     /// error: it is the oldest, and ends the queue pair.
     #[inline]
     pub(in crate::transport) fn emit_request(
@@ -18,25 +19,20 @@ impl Requester {
         common: &mut Common,
         pass: &Pass<'_>,
         plan: &RequestPlan,
-        burst: &mut Burst<'_>,
+        writer: &mut impl BurstWriter,
     ) -> Result<(), RequestFailure> {
-        let Some(out) = burst.room(plan.size) else { return Ok(()) };
         let ack_request = self.wants_acknowledgement(common, pass.now, plan);
-        let headers = self.request_headers(common, plan, ack_request);
-        let header_bytes = headers.emit(out);
-        let payload = plan.payload as usize;
-        let room = &mut out[header_bytes..];
+        let mut headers = self.request_headers(common, plan, ack_request);
         let offset = u64::from(plan.offset) * u64::from(common.mtu_bytes());
-        let sum = match self.gather(common, pass.memory, plan.index, offset, &mut room[..payload]) {
-            Ok(sum) => sum,
+        let payload = self.request_payload(common, pass.memory, plan.index, offset);
+        match writer.add(&mut Burst::single(&mut headers, plan.payload, payload, self.sending(plan))) {
+            Ok(_) => {}
             Err(error) => return self.fail_when_oldest(plan.index, error),
-        };
-        room[payload..payload.next_multiple_of(4)].fill(0);
-        let sending = match common.service.is_reliable() {
+        }
+        match common.service.is_reliable() {
             true => self.note_sent(common, pass.now, plan, ack_request),
             false => self.note_sent_unreliable(common, pass, plan.psn.plus(1)),
-        };
-        burst.add(plan.size, Written { sending, sum });
+        }
         if planted(Mutation::CompletionBeforeAcknowledgement) && common.service.is_reliable() {
             self.acknowledge_before(common, pass, plan.psn.plus(1), plan.psn)?;
         }
@@ -50,37 +46,40 @@ impl Requester {
         common: &Common,
         pass: &Pass<'_>,
         first: &RequestPlan,
-        burst: &mut Burst<'_>,
+        writer: &mut impl BurstWriter,
     ) -> bool {
         let is_repeat = first.psn.is_before(self.limit);
         if is_repeat || !common.service.is_reliable() || planted(Mutation::CompletionBeforeAcknowledgement) {
             return false;
         }
-        let Some(mut payloads) = self.middle_payloads(common, pass.memory, first) else { return false };
-        let mut headers = self.request_headers(common, first, false);
-        let mut plan = *first;
-        let end = self.request(first.index).packets - 1;
-        let is_unbounded = planted(Mutation::MiddlesIgnoreWindow);
-        while plan.offset < end && burst.fits(plan.size) {
-            // The window has room for the first: it is planned.
-            if plan.psn != first.psn && !is_unbounded && !self.window_allows(common, plan.psn, 1) {
-                break;
-            }
-            headers.bth.psn = plan.psn;
-            headers.bth.ack_request = self.wants_acknowledgement(common, pass.now, &plan);
-            // What does not fit or is not there is found out again, packet by packet.
-            let Some(Ok(())) = burst.add_middle(&headers, plan.payload, &mut payloads) else { break };
-            self.note_asked(pass.now, &plan, headers.bth.ack_request, is_repeat);
-            plan.psn = plan.psn.plus(1);
-            plan.offset += 1;
+        let Some(payload) = self.middle_payloads(common, pass.memory, first) else { return false };
+        let ack_requests = self.ack_requests(common, first.psn);
+        let mut burst = Burst {
+            headers: &mut self.request_headers(common, first, ack_requests.contains(0)),
+            count: self.middles_allowed(common, first, writer.capacity()),
+            payload_bytes: first.payload,
+            payload,
+            ack_requests,
+            sending: Sending::First,
+        };
+        // What does not fit or is not there is found out again, packet by packet.
+        let Ok(added @ 1..) = writer.add(&mut burst) else { return false };
+        self.note_middles_asked(pass.now, first.psn, added, ack_requests);
+        self.move_cursor(first.psn.plus(added));
+        self.note_in_flight(common);
+        self.arm_timers(common, pass.now);
+        true
+    }
+
+    /// Packets between the first and the last of a request that the window has room for, from the planned one on, for
+    /// which it has; at most so many.
+    fn middles_allowed(&self, common: &Common, first: &RequestPlan, most: usize) -> u32 {
+        let left = self.request(first.index).packets - 1 - first.offset;
+        let most = left.min(most as u32);
+        if planted(Mutation::MiddlesIgnoreWindow) {
+            return most;
         }
-        let is_any = plan.psn != first.psn;
-        if is_any {
-            self.move_cursor(plan.psn);
-            self.note_in_flight(common);
-            self.arm_timers(common, pass.now);
-        }
-        is_any
+        (1..most).find(|count| !self.window_allows(common, first.psn.plus(*count), 1)).unwrap_or(most)
     }
 
     /// The payloads of the packets from the planned one on that lie in the same entry of the scatter-gather list.
@@ -164,30 +163,47 @@ impl Requester {
         headers
     }
 
-    /// Copies the request's bytes from `offset` on into the packet, and sums them if that costs next to nothing.
-    pub(super) fn gather(
-        &self,
+    /// The request's bytes from `offset` on.
+    #[inline]
+    pub(super) fn request_payload<'a>(
+        &'a self,
         common: &Common,
-        memory: &MemoryView<'_>,
+        memory: &'a MemoryView<'a>,
         index: u32,
         offset: u64,
-        out: &mut [u8],
-    ) -> Result<Option<Sum>, AccessError> {
+    ) -> RequestPayload<'a> {
+        RequestPayload { send: &self.send, memory, domain: common.domain, index, offset }
+    }
+}
+
+/// The payload of one packet of a request: inline data, or registered memory by the scatter-gather list.
+pub(super) struct RequestPayload<'a> {
+    send: &'a SendConsumer,
+    memory: &'a MemoryView<'a>,
+    domain: DomainId,
+    index: u32,
+    offset: u64,
+}
+
+impl PayloadSource for RequestPayload<'_> {
+    #[inline]
+    fn read_next(&mut self, out: &mut [u8]) -> Result<Option<Sum>, AccessError> {
+        let Self { send, memory, domain, index, offset } = *self;
         if out.is_empty() {
             return Ok(None);
         }
-        if self.send.header(index).inline {
-            let data = self.send.inline_data(index);
+        if send.header(index).inline {
+            let data = send.inline_data(index);
             let start = if planted(Mutation::InlineOffsetIgnored) { 0 } else { offset as usize };
             out.copy_from_slice(&data[start..start + out.len()]);
             return Ok(None);
         }
         let (payload, mut whole) = (out.len(), None);
-        let goes_on = offset + (payload as u64) < u64::from(self.send.header(index).length);
-        for_each_segment(self.send.sges(index), offset, payload, |sge, addr, range| {
+        let goes_on = offset + (payload as u64) < u64::from(send.header(index).length);
+        for_each_segment(send.sges(index), offset, payload, |sge, addr, range| {
             let is_whole = range.len() == payload;
             let piece = &mut out[range];
-            let sum = memory.read_payload(sge.lkey.0, common.domain, addr, AccessFlags::empty(), piece, goes_on)?;
+            let sum = memory.read_payload(sge.lkey.0, domain, addr, AccessFlags::empty(), piece, goes_on)?;
             whole = sum.filter(|_| is_whole);
             Ok(())
         })?;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::{Common, InProgress, Requester};
 use crate::mutation::{Mutation, planted};
 use crate::queue::SendHeader;
-use crate::transport::datagram::Sending;
+use crate::transport::burst::{AckRequests, Sending};
 use crate::types::{Counter, Operation, Psn, QueuePairState, SendFlags, Time};
 use crate::wire::{Opcode, packet_bytes};
 
@@ -246,12 +246,8 @@ impl Requester {
             return false;
         }
         let header = self.send.header(plan.index);
-        let window = common.path.as_ref().map_or(1, |path| path.window_packets);
-        let since = plan.psn.distance_from(self.last_ack_request).max(0) as u32;
-        let most = if self.others_have_packets(common) { MOST_UNASKED_AMONG_OTHERS } else { MOST_UNASKED_PACKETS };
-        let many = since >= (window / 4).clamp(1, most);
-        // Into silence only few packets are sent, which are all that could be answered.
-        if many || plan.is_probe || header.operation.has_explicit_response() || self.is_peer_silent() {
+        let many = self.unasked_before(plan.psn) >= self.most_unasked(common);
+        if many || plan.is_probe || header.operation.has_explicit_response() {
             return true;
         }
         if plan.offset + 1 < self.request(plan.index).packets {
@@ -264,6 +260,33 @@ impl Requester {
             || plan.psn.is_before(self.limit)
             || common.path.as_ref().is_some_and(|path| path.window_share.has_waiters())
             || (self.may_pause_after(plan.index) && (!self.asked_lately(common, now) || self.room_is_scarce(common)))
+    }
+
+    /// Numbers since the last request for an acknowledgement.
+    #[inline]
+    fn unasked_before(&self, psn: Psn) -> u32 {
+        psn.distance_from(self.last_ack_request).max(0) as u32
+    }
+
+    /// Packets after which an acknowledgement is asked for in any case.
+    #[inline]
+    fn most_unasked(&self, common: &Common) -> u32 {
+        // Into silence only few packets are sent, which are all that could be answered.
+        if self.is_peer_silent() {
+            return 0;
+        }
+        let window = common.path.as_ref().map_or(1, |path| path.window_packets);
+        let most = if self.others_have_packets(common) { MOST_UNASKED_AMONG_OTHERS } else { MOST_UNASKED_PACKETS };
+        (window / 4).clamp(1, most)
+    }
+
+    /// Which packets between the first and the last of a request, from this number on, ask for an acknowledgement.
+    pub(super) fn ack_requests(&self, common: &Common, first: Psn) -> AckRequests {
+        if planted(Mutation::AcknowledgementNotRequested) {
+            return AckRequests::default();
+        }
+        let most = self.most_unasked(common);
+        AckRequests { first: most.saturating_sub(self.unasked_before(first)), every: most.max(1) }
     }
 
     /// Whether nothing may leave for a while after this request.
@@ -300,13 +323,7 @@ impl Requester {
     }
 
     #[inline]
-    pub(super) fn note_sent(
-        &mut self,
-        common: &mut Common,
-        now: Time,
-        plan: &RequestPlan,
-        ack_request: bool,
-    ) -> Sending {
+    pub(super) fn note_sent(&mut self, common: &mut Common, now: Time, plan: &RequestPlan, ack_request: bool) {
         let is_repeat = plan.psn.is_before(self.limit);
         if is_repeat {
             common.count(Counter::RetransmittedPackets);
@@ -314,7 +331,7 @@ impl Requester {
         if plan.is_probe {
             self.recovery.end_probe();
             self.has_asked |= plan.psn.plus(1) == self.cursor;
-            return Sending::Probe;
+            return;
         }
         let end = plan.psn.plus(plan.covers);
         self.move_cursor(end);
@@ -325,12 +342,21 @@ impl Requester {
         }
         self.note_in_flight(common);
         self.arm_timers(common, now);
-        if is_repeat { Sending::Again } else { Sending::First }
+    }
+
+    /// Whether the packet is sent for the first time.
+    #[inline]
+    pub(super) fn sending(&self, plan: &RequestPlan) -> Sending {
+        match plan.psn.is_before(self.limit) {
+            _ if plan.is_probe => Sending::Probe,
+            true => Sending::Again,
+            false => Sending::First,
+        }
     }
 
     /// Whether the packet that was just written asks for an acknowledgement.
     #[inline]
-    pub(super) fn note_asked(&mut self, now: Time, plan: &RequestPlan, ack_request: bool, is_repeat: bool) {
+    fn note_asked(&mut self, now: Time, plan: &RequestPlan, ack_request: bool, is_repeat: bool) {
         self.has_asked = ack_request;
         if ack_request {
             self.last_ack_request = plan.psn;
@@ -338,6 +364,16 @@ impl Requester {
             if !is_repeat {
                 self.round_trip.begin_sample(plan.psn.plus(plan.covers - 1), now);
             }
+        }
+    }
+
+    /// The same of so many packets between the first and the last of a request, sent for the first time.
+    pub(super) fn note_middles_asked(&mut self, now: Time, first: Psn, count: u32, asked: AckRequests) {
+        self.has_asked = asked.contains(count - 1);
+        if let Some(last) = asked.last_before(count) {
+            self.last_ack_request = first.plus(last);
+            self.last_ack_request_at = Some(now);
+            self.round_trip.begin_sample(first.plus(asked.first), now);
         }
     }
 }

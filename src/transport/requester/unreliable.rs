@@ -4,7 +4,6 @@
 use std::time::Duration;
 
 use super::{Common, Pass, Requester};
-use crate::transport::datagram::Sending;
 use crate::types::{Psn, Time};
 
 /// Between bursts to our own peers, whose socket buffers are large: at most about 2 GB/s.
@@ -40,17 +39,16 @@ impl Pace {
 
 impl Requester {
     /// A packet of an unreliable request has been written: it counts as sent and will not come again.
-    pub(super) fn note_sent_unreliable(&mut self, common: &mut Common, pass: &Pass<'_>, end: Psn) -> Sending {
+    pub(super) fn note_sent_unreliable(&mut self, common: &mut Common, pass: &Pass<'_>, end: Psn) {
         self.move_cursor(end);
         self.retire_before(common, pass, end);
-        let Some(path) = &common.path else { return Sending::First };
+        let Some(path) = &common.path else { return };
         let (most, pause) = match path.peer.is_ours() {
             true => (path.window_packets, OWN_PAUSE),
             false => (path.window_packets.min(STRANGER_BURST_PACKETS), STRANGER_PAUSE),
         };
         let resume = self.pace.note_sent(pass.now, most, pause);
         self.recovery.pause_until(resume);
-        Sending::First
     }
 }
 

@@ -2,10 +2,11 @@
 
 use super::response_queue::{Resource, ResourceKind, Response};
 use super::{Common, Pass, Responder};
+use crate::checksum::Sum;
+use crate::memory::{AccessError, MemoryView};
 use crate::mutation::{Mutation, planted};
-use crate::transport::burst::{Burst, Written};
-use crate::transport::datagram::Sending;
-use crate::types::{AccessFlags, Accessor, Counter, PeerFault, Time};
+use crate::transport::burst::{AckRequests, Burst, BurstWriter, NoPayload, PayloadSource, Sending};
+use crate::types::{AccessFlags, Accessor, Counter, PeerFault, Rkey, Time};
 use crate::wire::{Aeth, Bth, Headers, NakCode, Opcode, Syndrome, packet_bytes};
 
 /// Acknowledgements carry no credits: "unlimited".
@@ -22,6 +23,7 @@ pub(in crate::transport) struct ResponsePlan {
 }
 
 impl ResponsePlan {
+    #[inline]
     fn new(opcode: Opcode, payload: u32, response: Response) -> Self {
         Self { size: packet_bytes(opcode, payload), payload, opcode, response }
     }
@@ -36,6 +38,7 @@ impl ResponsePlan {
         self.opcode == Opcode::RC_READ_RESPONSE_MIDDLE
     }
 
+    #[inline]
     fn header(&self, common: &Common) -> Bth {
         let opcode = self.opcode.of(common.wire_service());
         Bth { destination: common.destination(), ..Bth::with_payload(opcode, self.payload) }
@@ -89,7 +92,7 @@ impl Responder {
         Some(ResponsePlan::new(opcode, payload, response))
     }
 
-    /// Adds the planned packet to the burst, and moves on. If the memory of a repeated READ is gone, nothing is added;
+    /// Adds the planned packet, which fits, and moves on. If the memory of a repeated READ is gone, nothing is added;
     /// an error: that of a READ is gone, which ends the connection.
     #[inline]
     pub(in crate::transport) fn emit_response(
@@ -97,7 +100,7 @@ impl Responder {
         common: &mut Common,
         pass: &Pass<'_>,
         plan: &ResponsePlan,
-        burst: &mut Burst<'_>,
+        writer: &mut impl BurstWriter,
     ) -> Result<(), PeerFault> {
         let mut headers = Headers { bth: plan.header(common), ..Headers::default() };
         match plan.response {
@@ -115,12 +118,10 @@ impl Responder {
                 headers.bth.psn = psn;
                 headers.aeth = Some(Aeth { syndrome, msn: message_count });
             }
-            Response::Resource(place) => return self.emit_resource(common, pass, plan, place, headers, burst),
+            Response::Resource(place) => return self.emit_resource(common, pass, plan, place, headers, writer),
         }
-        let Some(out) = burst.room(plan.size) else { return Ok(()) };
-        headers.emit(out);
         self.responses.pop();
-        burst.add(plan.size, Written::unsummed(Sending::First));
+        writer.add(&mut Burst::single(&mut headers, 0, NoPayload, Sending::First))?;
         Ok(())
     }
 
@@ -131,19 +132,17 @@ impl Responder {
         plan: &ResponsePlan,
         place: usize,
         mut headers: Headers,
-        burst: &mut Burst<'_>,
+        writer: &mut impl BurstWriter,
     ) -> Result<(), PeerFault> {
         let Some(resource) = self.responses.resource(place).copied() else { return Ok(()) };
-        let Some(out) = burst.room(plan.size) else { return Ok(()) };
         let sending = |again| if again { Sending::Again } else { Sending::First };
         headers.aeth = Some(Aeth { syndrome: NO_CREDIT, msn: resource.message_count });
         headers.bth.psn = resource.first;
         let (reth, domain, next, end, sent) = match resource.kind {
             ResourceKind::Atomic { original } => {
                 headers.atomic_ack = Some(original);
-                headers.emit(out);
                 self.responses.pop();
-                burst.add(plan.size, Written::unsummed(sending(resource.answered)));
+                writer.add(&mut Burst::single(&mut headers, 0, NoPayload, sending(resource.answered)))?;
                 return Ok(());
             }
             ResourceKind::Read { reth, domain, next, end, sent, .. } => (reth, domain, next, end, sent),
@@ -152,27 +151,21 @@ impl Responder {
         if plan.opcode == Opcode::RC_READ_RESPONSE_MIDDLE {
             headers.aeth = None;
         }
-        let header_bytes = headers.emit(out);
-        let payload = plan.payload as usize;
-        let room = &mut out[header_bytes..];
-        let mut sum = None;
-        if payload > 0 {
-            let is_wrong = resource.answered && planted(Mutation::ReadRepeatedFromWrongOffset);
-            let skipped = if is_wrong { 0 } else { next };
-            let va = reth.va.wrapping_add(u64::from(skipped) * u64::from(common.mtu_bytes()));
-            let bytes = &mut room[..payload];
-            let is_last_domain = planted(Mutation::XrcDomainOfLastQueue);
-            let domain = if is_last_domain { self.remote_domain(common) } else { domain };
-            let accessor = Accessor { domain, queue_pair: common.qpn };
-            let (need, goes_on) = (AccessFlags::REMOTE_READ, next + 1 < end);
-            match pass.memory.read_payload(reth.rkey.0, accessor, va, need, bytes, goes_on) {
-                Ok(read) => sum = read,
-                Err(_) => return self.refuse_read(common, &resource, next),
-            }
+        let is_wrong = resource.answered && planted(Mutation::ReadRepeatedFromWrongOffset);
+        let skipped = if is_wrong { 0 } else { next };
+        let is_last_domain = planted(Mutation::XrcDomainOfLastQueue);
+        let domain = if is_last_domain { self.remote_domain(common) } else { domain };
+        let payload = ReadPayload {
+            memory: pass.memory,
+            key: reth.rkey,
+            accessor: Accessor { domain, queue_pair: common.qpn },
+            va: reth.va.wrapping_add(u64::from(skipped) * u64::from(common.mtu_bytes())),
+            goes_on: next + 1 < end,
+        };
+        if writer.add(&mut Burst::single(&mut headers, plan.payload, payload, sending(next < sent))).is_err() {
+            return self.refuse_read(common, &resource, next);
         }
-        room[payload..payload.next_multiple_of(4)].fill(0);
         self.responses.note_read_sent(pass.now, place, next + 1, end, !common.is_peer_ours());
-        burst.add(plan.size, Written { sending: sending(next < sent), sum });
         Ok(())
     }
 
@@ -183,7 +176,7 @@ impl Responder {
         common: &Common,
         pass: &Pass<'_>,
         plan: &ResponsePlan,
-        burst: &mut Burst<'_>,
+        writer: &mut impl BurstWriter,
     ) -> bool {
         let Response::Resource(place) = plan.response else { return false };
         let Some(resource) = self.responses.resource(place) else { return false };
@@ -193,19 +186,21 @@ impl Responder {
         }
         let (mtu, accessor) = (u64::from(plan.payload), Accessor { domain, queue_pair: common.qpn });
         let (va, length) = (reth.va.wrapping_add(u64::from(first) * mtu), u64::from(end - 1 - first) * mtu);
-        let payloads = pass.memory.payloads(reth.rkey.0, accessor, va, length, AccessFlags::REMOTE_READ);
-        let Some(mut payloads) = payloads else { return false };
+        let payload = pass.memory.payloads(reth.rkey.0, accessor, va, length, AccessFlags::REMOTE_READ);
+        let Some(payload) = payload else { return false };
         let mut headers = Headers { bth: plan.header(common), ..Headers::default() };
-        let mut next = first;
-        while next + 1 < end {
-            headers.bth.psn = resource.first.plus(next);
-            let Some(Ok(())) = burst.add_middle(&headers, plan.payload, &mut payloads) else { break };
-            next += 1;
-        }
-        if next > first {
-            self.responses.note_read_sent(pass.now, place, next, end, false);
-        }
-        next > first
+        headers.bth.psn = resource.first.plus(first);
+        let mut burst = Burst {
+            headers: &mut headers,
+            count: end - 1 - first,
+            payload_bytes: plan.payload,
+            payload,
+            ack_requests: AckRequests::default(),
+            sending: Sending::First,
+        };
+        let Ok(added @ 1..) = writer.add(&mut burst) else { return false };
+        self.responses.note_read_sent(pass.now, place, first + added, end, false);
+        true
     }
 
     /// The region went away between the READ's request and its response. A repetition may be a late one, whose READ the
@@ -221,5 +216,24 @@ impl Responder {
         self.refused = Some((psn, code));
         self.responses.refuse_read(psn, code, resource.message_count);
         Err(PeerFault::UnknownKey)
+    }
+}
+
+/// The payload of one packet of a READ's response.
+struct ReadPayload<'a> {
+    memory: &'a MemoryView<'a>,
+    key: Rkey,
+    accessor: Accessor,
+    va: u64,
+    goes_on: bool,
+}
+
+impl PayloadSource for ReadPayload<'_> {
+    #[inline]
+    fn read_next(&mut self, out: &mut [u8]) -> Result<Option<Sum>, AccessError> {
+        if out.is_empty() {
+            return Ok(None);
+        }
+        self.memory.read_payload(self.key.0, self.accessor, self.va, AccessFlags::REMOTE_READ, out, self.goes_on)
     }
 }

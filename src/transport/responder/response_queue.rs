@@ -495,6 +495,7 @@ impl ResponseQueue {
     }
 
     /// The front has left.
+    #[inline]
     pub(super) fn pop(&mut self) {
         if let Some(Response::Resource(place)) = self.queue.pop_front()
             && let Some(resource) = &mut self.resources[place]

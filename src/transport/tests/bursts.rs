@@ -1,0 +1,129 @@
+//! Bursts as values: a sink that keeps packets as headers and payloads gets what the UDP sink writes.
+
+use super::*;
+use crate::memory::AccessError;
+use crate::wire::{Headers, Packet, packet_bytes};
+
+/// Packets of one send: their headers and payloads, as they are given.
+#[derive(Default)]
+struct PlainSink {
+    packets: Vec<(Headers, Vec<u8>)>,
+    sends: usize,
+}
+
+struct PlainWriter<'a> {
+    sink: &'a mut PlainSink,
+    capacity: usize,
+    begun_at: usize,
+    bytes: usize,
+}
+
+impl BurstSink for PlainSink {
+    type Writer<'a> = PlainWriter<'a>;
+
+    fn open<'a>(&'a mut self, envelope: &'a Envelope) -> PlainWriter<'a> {
+        let begun_at = self.packets.len();
+        PlainWriter { sink: self, capacity: if envelope.segmentation_offload { 7 } else { 1 }, begun_at, bytes: 0 }
+    }
+}
+
+impl BurstWriter for PlainWriter<'_> {
+    fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    fn packets(&self) -> usize {
+        self.sink.packets.len() - self.begun_at
+    }
+
+    fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    fn is_full(&self) -> bool {
+        self.packets() >= self.capacity
+    }
+
+    fn fits(&self, _: usize) -> bool {
+        !self.is_full()
+    }
+
+    fn add<P: PayloadSource>(&mut self, burst: &mut Burst<'_, P>) -> Result<u32, AccessError> {
+        for index in 0..burst.count {
+            if index > 0 {
+                burst.advance(index);
+            }
+            let mut payload = vec![0; burst.payload_bytes as usize];
+            match burst.payload.read_next(&mut payload) {
+                _ if self.is_full() => return Ok(index),
+                Ok(_) => self.sink.packets.push((*burst.headers, payload)),
+                Err(error) if index == 0 => return Err(error),
+                Err(_) => return Ok(index),
+            }
+            self.bytes += packet_bytes(burst.headers.bth.opcode, burst.payload_bytes);
+        }
+        Ok(burst.count)
+    }
+
+    fn finish(self) {
+        self.sink.sends += usize::from(self.packets() > 0);
+    }
+}
+
+/// A pair whose first end has posted what bursts are made of: messages of one packet, of a few, and of many.
+fn posted() -> Pair {
+    let mut pair = Pair::new(OURS);
+    let rkey = Rkey(7);
+    let operations = [
+        (Operation::Send, 100),
+        (Operation::Write { remote_addr: 0x10_0000, rkey }, 3_001),
+        (Operation::Write { remote_addr: 0x10_0000, rkey }, 40_000),
+        (Operation::Send, 0),
+        (Operation::Read { remote_addr: 0x10_0000, rkey }, 5_000),
+    ];
+    let now = pair.now;
+    let bytes: Vec<u8> = (0..40_000_u32).map(|at| (at % 251) as u8).collect();
+    let sge = pair.ends[0].sge(0, 40_000);
+    pair.ends[0].table.read().write(sge.lkey.0, DomainId(1), sge.addr, AccessFlags::LOCAL_WRITE, &bytes).unwrap();
+    for (operation, bytes) in operations {
+        let end = &mut pair.ends[0];
+        let sge = end.sge(0, bytes);
+        end.post(now, operation, &[sge]);
+    }
+    pair
+}
+
+/// What leaves by datagrams.
+fn datagrams(pair: &mut Pair) -> Vec<(Headers, Vec<u8>)> {
+    let mut buffer = vec![0; 65_536];
+    let mut packets = Vec::new();
+    let end = &mut pair.ends[0];
+    let view = end.table.read();
+    while let Some(transmit) = end.endpoint.poll_transmit(pair.now, &view, &mut buffer, AckRelease::Now) {
+        for datagram in buffer[..transmit.length].chunks(transmit.segment_size.unwrap_or(transmit.length)) {
+            let packet = Packet::parse(datagram).expect("a packet");
+            packets.push((packet.headers, packet.payload.to_vec()));
+        }
+    }
+    packets
+}
+
+#[test]
+fn both_sinks_get_the_same_packets() {
+    let expected = datagrams(&mut posted());
+    assert!(expected.len() > 20, "{}", expected.len());
+    let mut pair = posted();
+    let mut sink = PlainSink::default();
+    let end = &mut pair.ends[0];
+    let view = end.table.read();
+    let mut sends = 0;
+    while end.endpoint.poll_transmit_into(pair.now, &view, &mut sink, AckRelease::Now) {
+        sends += 1;
+    }
+    assert_eq!(sink.sends, sends);
+    assert_eq!(sink.packets.len(), expected.len());
+    for (index, (plain, datagram)) in sink.packets.iter().zip(&expected).enumerate() {
+        assert_eq!(plain.0, datagram.0, "packet {index}");
+        assert!(plain.1 == datagram.1, "the payload of packet {index}");
+    }
+}
