@@ -9,10 +9,8 @@ use std::time::Duration;
 use thiserror::Error;
 
 use super::source::{SourceToken, Sources};
-use super::spoiled::spoiled;
 use super::sync::{AtomicBool, AtomicU32, CachePadded, Mutex, lock};
 use super::{Notify, SendQueue};
-use crate::mutation::{Mutation, planted};
 use crate::types::{CompletionOpcode, RawCompletion};
 
 /// The completion queue had no room: completions were lost, and the queue is of no more use.
@@ -67,9 +65,7 @@ struct State {
 
 impl State {
     fn disarm(&mut self) {
-        if !planted(Mutation::ArmingStays) {
-            self.arm = Arm::Disarmed;
-        }
+        self.arm = Arm::Disarmed;
         self.gathered = 0;
         self.gathering = self.gathering.wrapping_add(1);
     }
@@ -149,9 +145,7 @@ impl CompletionQueue {
     /// Removes a source, its entries and the reference to its send queue. Detaching again does nothing.
     pub fn detach(&self, token: SourceToken) {
         let mut state = lock(&self.state);
-        if !planted(Mutation::DestroyKeepsCompletions) {
-            self.purge_locked(&mut state, token);
-        }
+        self.purge_locked(&mut state, token);
         let send_queue = state.sources.detach(token);
         drop(state);
         // Here, because it may be the last reference: freeing a queue need not keep the others waiting.
@@ -217,9 +211,8 @@ impl CompletionQueue {
     pub fn req_notify(&self, solicited_only: bool) {
         let mut state = lock(&self.state);
         if !solicited_only {
-            let stays = state.arm == Arm::Solicited && planted(Mutation::ArmingNotWidened);
-            state.arm = if stays { Arm::Solicited } else { Arm::Any };
-        } else if state.arm == Arm::Disarmed || planted(Mutation::ArmingNarrowed) {
+            state.arm = Arm::Any;
+        } else if state.arm == Arm::Disarmed {
             state.arm = Arm::Solicited;
         }
     }
@@ -283,10 +276,6 @@ impl CompletionQueue {
             return Err(TooSmall { asked: capacity, waiting: waiting as u32 });
         }
         fresh.extend(state.entries.drain(..));
-        if planted(Mutation::ResizeForgets) {
-            fresh.clear();
-            self.length.0.store(0, Release);
-        }
         state.capacity = capacity as usize;
         let old = std::mem::replace(&mut state.entries, fresh);
         drop(state);
@@ -311,13 +300,9 @@ impl CompletionQueue {
         let is_lost = state.entries.len() == state.capacity;
         if is_lost {
             self.overflowed.store(true, Release);
-            if planted(Mutation::OverflowDropsWhatWaits) {
-                state.entries.clear();
-                self.store_length(&state);
-            }
-        } else if state.entries.len() != 2 || !planted(Mutation::CompletionLost) {
+        } else {
             // Under the lock, so that later entries bear later times.
-            let mut entry = RawCompletion { source: token.source(), ..spoiled(*completion) };
+            let mut entry = RawCompletion { source: token.source(), ..*completion };
             if let Some(clock) = self.clock {
                 entry.timestamp = clock();
             }
@@ -327,8 +312,6 @@ impl CompletionQueue {
         let is_due = match state.arm {
             Arm::Disarmed => false,
             Arm::Any => true,
-            Arm::Solicited if planted(Mutation::NotifiedUnsolicited) => true,
-            Arm::Solicited if planted(Mutation::FailureNotSolicited) => solicited,
             Arm::Solicited => solicited || is_lost || !completion.status.is_success(),
         };
         let may_wait = state.arm == Arm::Any && !is_lost && completion.status.is_success();
@@ -338,7 +321,7 @@ impl CompletionQueue {
 
     fn purge_locked(&self, state: &mut State, token: SourceToken) {
         let source = token.source();
-        state.entries.retain(|entry| entry.source != source && !planted(Mutation::PurgeTakesAll));
+        state.entries.retain(|entry| entry.source != source);
         self.store_length(state);
         if let Some(send_queue) = state.sources.send_queue(token) {
             send_queue.release_retired();

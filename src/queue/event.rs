@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use super::Notify;
 use super::sync::{Condvar, Mutex, lock};
-use crate::mutation::{Mutation, planted};
 use crate::types::{AsyncEvent, EventObject};
 
 /// Room for this many events is there from the beginning. Events are rare; more room is made when they are not.
@@ -65,9 +64,7 @@ impl AsyncEventQueue {
     pub fn take(&self) -> Option<AsyncEvent> {
         let mut state = lock(&self.state);
         let event = state.events.pop_front()?;
-        if !planted(Mutation::EventsNotCounted) {
-            *state.handed_out.entry(event.object()).or_default() += 1;
-        }
+        *state.handed_out.entry(event.object()).or_default() += 1;
         Some(event)
     }
 
@@ -101,9 +98,6 @@ impl AsyncEventQueue {
     /// called with the queue locked.
     pub fn discard(&self, mut is_stale: impl FnMut(&AsyncEvent) -> bool) -> usize {
         let mut state = lock(&self.state);
-        if planted(Mutation::EventsOutliveObjects) {
-            return 0;
-        }
         let before = state.events.len();
         state.events.retain(|event| !is_stale(event));
         before - state.events.len()

@@ -39,7 +39,6 @@ mod ring;
 mod send;
 mod shared_receive;
 mod source;
-mod spoiled;
 mod sync;
 mod xrc_domain;
 

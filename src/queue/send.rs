@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use super::QueueError;
 use super::ring::{Layout, Ring, RingConsumer};
-use crate::mutation::{Mutation, planted};
 use crate::types::{
     BatchEnd, Data, Destination, MAX_MESSAGE_BYTES, Operation, SendFlags, SendRequest, Sge, SharedReceiveQueueNumber,
 };
@@ -210,15 +209,13 @@ impl SendQueue {
     /// Length of the message that the entries describe.
     #[inline]
     fn check_sges(&self, operation: &Operation, sges: &[Sge]) -> Result<u32, QueueError> {
-        let limit = self.ring.layout().max_sge - u32::from(planted(Mutation::PieceLimitTooLow));
-        check_sges(operation, sges, limit)
+        check_sges(operation, sges, self.ring.layout().max_sge)
     }
 
     /// Length of the message that the pieces make.
     #[inline]
     fn check_inline(&self, operation: &Operation, pieces: &[&[u8]]) -> Result<u32, QueueError> {
-        let missing = u32::from(planted(Mutation::InlineLimitTooLow));
-        check_inline(operation, pieces, self.ring.layout().max_inline - self.prefix as u32 - missing)
+        check_inline(operation, pieces, self.ring.layout().max_inline - self.prefix as u32)
     }
 }
 
@@ -261,7 +258,7 @@ fn check_inline(operation: &Operation, pieces: &[&[u8]], limit: u32) -> Result<u
 fn check_operation(operation: &Operation, given: u64) -> Result<(), QueueError> {
     match operation {
         Operation::CompareAndSwap { .. } | Operation::FetchAndAdd { .. } | Operation::AtomicWrite { .. }
-            if given != 8 && !planted(Mutation::AtomicLengthUnchecked) =>
+            if given != 8 =>
         {
             Err(QueueError::BadAtomicLength)
         }

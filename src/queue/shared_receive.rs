@@ -9,7 +9,6 @@ use thiserror::Error;
 use super::producer_lock::ProducerLock;
 use super::sync::{AtomicU32, CachePadded, Mutex, lock};
 use super::{AsyncEventQueue, CompletionQueue, MAX_DEPTH, MAX_SGES, QueueError, SourceToken};
-use crate::mutation::{Mutation, planted};
 use crate::types::{
     AsyncEvent, BatchEnd, DomainId, ReceiveRequest, Sge, SharedReceiveQueueNumber, SharedReceiveQueueStatus,
 };
@@ -94,9 +93,8 @@ impl State {
 
     /// Whether the limit event is due; it is then disarmed.
     fn falls_below_limit(&mut self) -> bool {
-        let early = u32::from(self.srq_limit > 0 && planted(Mutation::SharedLimitReachedTooEarly));
-        let is_due = self.waiting() < self.srq_limit + early;
-        if is_due && !planted(Mutation::SharedLimitStaysArmed) {
+        let is_due = self.waiting() < self.srq_limit;
+        if is_due {
             self.srq_limit = 0;
         }
         is_due
@@ -183,7 +181,7 @@ impl SharedReceiveQueue {
         }
         let mut state = lock(&self.state);
         let max_wr = state.slots.len();
-        if state.tail - state.taken + u64::from(planted(Mutation::SharedQueueOneShort)) >= max_wr as u64 {
+        if state.tail - state.taken >= max_wr as u64 {
             return Err(QueueError::Full { limit: max_wr as u32 });
         }
         let place = state.place(state.tail);
@@ -240,14 +238,12 @@ impl SharedReceiveQueue {
         let Slot { wr_id, sge_count } = state.slots[place];
         let entries = &state.sges[place * self.max_sge as usize..][..sge_count as usize];
         let room: u64 = entries.iter().map(|entry| u64::from(entry.length)).sum();
-        if room < needed && !planted(Mutation::SharedRoomUnchecked) {
+        if room < needed {
             return Err(NotTaken::TooSmall);
         }
         sges.clear();
         sges.extend_from_slice(entries);
-        if !planted(Mutation::SharedReceiveTakenTwice) || number % 8 != 7 {
-            state.taken += 1;
-        }
+        state.taken += 1;
         self.show_waiting(&state);
         let is_due = state.falls_below_limit();
         drop(state);
@@ -280,7 +276,7 @@ impl SharedReceiveQueue {
             return Err(ChangeError::LimitTooLarge { limit, max_wr });
         }
         state.srq_limit = limit;
-        let is_due = !planted(Mutation::SharedLimitArmedForLater) && state.falls_below_limit();
+        let is_due = state.falls_below_limit();
         drop(state);
         self.raise_limit_if(is_due);
         Ok(())
@@ -321,13 +317,9 @@ impl SharedReceiveQueue {
         }
         let each = self.max_sge as usize;
         for number in state.taken..state.published {
-            let moved = number - if planted(Mutation::SharedResizeMixesUp) { state.taken } else { 0 };
-            let (old, new) = (state.place(number), (moved % u64::from(max_wr)) as usize);
+            let (old, new) = (state.place(number), (number % u64::from(max_wr)) as usize);
             slots[new] = state.slots[old];
             sges[new * each..][..each].copy_from_slice(&state.sges[old * each..][..each]);
-        }
-        if planted(Mutation::SharedResizeForgets) {
-            state.taken = state.published;
         }
         std::mem::swap(&mut state.slots, &mut slots);
         std::mem::swap(&mut state.sges, &mut sges);
@@ -353,7 +345,7 @@ impl SharedReceiveQueue {
 
     /// Without the lock: whoever hears of the event may ask for the queue's status.
     fn raise_limit_if(&self, is_due: bool) {
-        if is_due && !planted(Mutation::SharedLimitNotAnnounced) {
+        if is_due {
             self.events.push(AsyncEvent::SharedReceiveQueueLimitReached(self.number));
         }
     }
