@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use crate::mutation::{Mutation, planted};
 use crate::types::{AccessFlags, DomainId, MemoryAdvice, Sge};
 
 use super::raw::Unusable;
@@ -22,7 +21,7 @@ impl RegionTable {
             ranges.iter().map(|range| view.advisable(domain, advice, range)).collect::<Result<_, _>>()?
         };
         // A copy finds present pages by itself, so there is nothing to be told about them.
-        if advice == MemoryAdvice::PrefetchNoFault || planted(Mutation::AdviceNotFollowed) {
+        if advice == MemoryAdvice::PrefetchNoFault {
             return Ok(());
         }
         // Touching pages may take long. The table is free again, and the regions are held: what is deregistered
@@ -53,11 +52,10 @@ impl MemoryView<'_> {
         if region.domain() != domain {
             return Err(refused(AccessError::WrongDomain));
         }
-        if !region.access().contains(AccessFlags::ON_DEMAND) && !planted(Mutation::AdviceOnAnyRegion) {
+        if !region.access().contains(AccessFlags::ON_DEMAND) {
             return Err(AdviseError::NotOnDemand { lkey, access: region.access() });
         }
-        let for_write = advice == MemoryAdvice::PrefetchWrite && !planted(Mutation::AdviceRightsUnchecked);
-        if for_write && !region.access().contains(AccessFlags::LOCAL_WRITE) {
+        if advice == MemoryAdvice::PrefetchWrite && !region.access().contains(AccessFlags::LOCAL_WRITE) {
             return Err(refused(AccessError::NoPermission));
         }
         let offset = region.offset_of(addr, length.into()).map_err(refused)?;

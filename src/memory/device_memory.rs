@@ -6,8 +6,6 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::mutation::{Mutation, planted};
-
 use super::raw::Memory;
 use super::{AccessError, Backing};
 
@@ -79,9 +77,7 @@ struct Share {
 
 impl Drop for Share {
     fn drop(&mut self) {
-        if !planted(Mutation::DeviceMemoryNotGivenBack) {
-            self.used.fetch_sub(self.length, Ordering::Relaxed);
-        }
+        self.used.fetch_sub(self.length, Ordering::Relaxed);
     }
 }
 
@@ -153,7 +149,6 @@ impl Backing {
         end.ok_or(AccessError::OutOfBounds)?;
         // Both are at most the length of a mapping.
         let (offset, length) = (offset as usize, length as usize);
-        let offset = if planted(Mutation::DeviceMemoryFromItsStart) { 0 } else { offset };
         Ok(Backing::Device(DevicePart { memory: Arc::clone(memory), offset, length }))
     }
 }

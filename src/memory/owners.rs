@@ -6,7 +6,6 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::PoisonError;
 
-use crate::mutation::{Mutation, planted};
 use crate::types::Qpn;
 
 use super::key::BuildIndexHasher;
@@ -53,9 +52,7 @@ impl RegionTable {
     pub fn end_windows_of(&self, queue_pair: Qpn) {
         let view = self.read();
         for index in view.owners().take(queue_pair) {
-            if !planted(Mutation::WindowOutlivesQueuePair) {
-                view.end_window_of(queue_pair, index);
-            }
+            view.end_window_of(queue_pair, index);
         }
     }
 }

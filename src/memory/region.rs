@@ -4,7 +4,6 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::mutation::{Mutation, planted};
 use crate::types::{AccessFlags, DomainId, Lkey, Rkey};
 
 #[cfg(feature = "ibverbs")]
@@ -251,11 +250,7 @@ impl Region {
             return Ok(None);
         }
         let using = self.users.enter();
-        if self.is_valid() || planted(Mutation::InvalidatedKeyUsed) {
-            Ok(Some(using))
-        } else {
-            Err(AccessError::UnknownKey)
-        }
+        if self.is_valid() { Ok(Some(using)) } else { Err(AccessError::UnknownKey) }
     }
 
     pub(super) fn serial(&self) -> u64 {
@@ -393,7 +388,6 @@ fn check_memory(backing: &Backing, access: AccessFlags) -> Result<(), RegisterEr
     }
     // Whether pages that are looked up on demand are there is found out by each access.
     let is_on_demand = access.contains(AccessFlags::ON_DEMAND) && backing.may_be_absent();
-    let is_on_demand = is_on_demand && !planted(Mutation::OnDemandPagesProbed);
     let length_now = if is_on_demand { 0 } else { backing.len() };
     raw::probe(backing.as_mut_ptr(), length_now, write).map_err(|unusable| match unusable {
         Unusable::NoCopy { errno } => RegisterError::NoFaultSafeCopy { errno },

@@ -5,7 +5,6 @@ use std::fmt;
 use std::sync::{Arc, PoisonError};
 
 use crate::checksum::Sum;
-use crate::mutation::{Mutation, planted};
 use crate::types::{AccessFlags, Accessor, DomainId, MemoryWindowType};
 
 use super::key::{BuildIndexHasher, KeyGenerator, MAX_REGIONS, index_of};
@@ -250,9 +249,7 @@ impl Entries {
             return false;
         }
         self.keys.retire(region.key());
-        if !planted(Mutation::DeregisteredRegionUsed) {
-            self.regions.remove(&index_of(region.key()));
-        }
+        self.regions.remove(&index_of(region.key()));
         true
     }
 }
@@ -403,11 +400,7 @@ impl MemoryView<'_> {
         swap: u64,
     ) -> Result<u64, AccessError> {
         let found = self.resolve(key, accessor.into(), addr, 8, AccessFlags::REMOTE_ATOMIC)?;
-        let value = found.region.memory().compare_exchange_u64(found.offset, compare, swap)?;
-        if planted(Mutation::CompareIgnored) {
-            return found.region.memory().compare_exchange_u64(found.offset, value, swap);
-        }
-        Ok(value)
+        found.region.memory().compare_exchange_u64(found.offset, compare, swap)
     }
 
     /// A peer's fetch and add on the 8 bytes at `addr`, modulo 2^64. Gives the value found.
@@ -422,8 +415,7 @@ impl MemoryView<'_> {
         add: u64,
     ) -> Result<u64, AccessError> {
         let found = self.resolve(key, accessor.into(), addr, 8, AccessFlags::REMOTE_ATOMIC)?;
-        let value = found.region.memory().fetch_add_u64(found.offset, add)?;
-        Ok(if planted(Mutation::AddReturnsSum) { value.wrapping_add(add) } else { value })
+        found.region.memory().fetch_add_u64(found.offset, add)
     }
 
     /// A SEND with invalidate of a peer, or a local invalidation: revokes `key`, for every access that starts
@@ -497,10 +489,7 @@ impl MemoryView<'_> {
     /// The region with this key, unless the key was invalidated.
     #[inline]
     pub fn find(&self, key: u32) -> Option<&Arc<Region>> {
-        self.entries.regions.get(&index_of(key)).filter(|region| {
-            let is_same = region.key() == key || planted(Mutation::KeyTagIgnored);
-            is_same && (region.is_valid() || planted(Mutation::InvalidatedKeyUsed))
-        })
+        self.entries.regions.get(&index_of(key)).filter(|region| region.key() == key && region.is_valid())
     }
 
     #[inline]
@@ -513,14 +502,13 @@ impl MemoryView<'_> {
         need: AccessFlags,
     ) -> Result<Found<'_>, AccessError> {
         let Some(region) = self.find(key) else { return self.resolve_window(key, accessor, addr, length, need) };
-        if region.domain() != accessor.domain && !planted(Mutation::DomainIgnored) {
+        if region.domain() != accessor.domain {
             return Err(AccessError::WrongDomain);
         }
-        if !region.access().contains(need) && !planted(Mutation::RegionAccessIgnored) {
+        if !region.access().contains(need) {
             return Err(AccessError::NoPermission);
         }
-        let beyond = u64::from(planted(Mutation::RegionEndsTooEarly));
-        let offset = region.offset_of(addr, length + beyond)?;
+        let offset = region.offset_of(addr, length)?;
         Ok(Found { region, offset, _using: region.enter()? })
     }
 }

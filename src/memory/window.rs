@@ -7,7 +7,6 @@
 use std::fmt;
 use std::sync::PoisonError;
 
-use crate::mutation::{Mutation, planted};
 use crate::types::{AccessFlags, Accessor, DomainId, Lkey, MemoryWindowType, Qpn, Rkey};
 
 use super::key::index_of;
@@ -84,8 +83,7 @@ impl Window {
     }
 
     fn binding_of(&self, key: u32) -> Option<Binding> {
-        let any = planted(Mutation::WindowOldKeyWorks);
-        self.with(|state| if state.key == key || any { state.binding } else { None })
+        self.with(|state| if state.key == key { state.binding } else { None })
     }
 
     /// Takes the binding away for good. The region hears of it in [`Unbound::settle`].
@@ -144,16 +142,14 @@ impl MemoryView<'_> {
         if window.domain != accessor.domain {
             return Err(AccessError::WrongDomain);
         }
-        let is_strange = binding.queue_pair.is_some_and(|queue_pair| queue_pair != accessor.queue_pair);
-        if is_strange && !planted(Mutation::WindowOfAnybody) {
+        if binding.queue_pair.is_some_and(|queue_pair| queue_pair != accessor.queue_pair) {
             return Err(AccessError::WrongQueuePair);
         }
-        if !binding.access.contains(need & PEERS) && !planted(Mutation::WindowRightsIgnored) {
+        if !binding.access.contains(need & PEERS) {
             return Err(AccessError::NoPermission);
         }
         let region = self.region_of(&binding).ok_or(AccessError::UnknownKey)?;
-        let end = if planted(Mutation::WindowEndIgnored) { region.len() } else { binding.length };
-        let offset = offset_within(binding.base, end, addr, length).ok_or(AccessError::OutOfBounds)?;
+        let offset = offset_within(binding.base, binding.length, addr, length).ok_or(AccessError::OutOfBounds)?;
         // Binding found the whole window in the region, so this sum does not overflow.
         let offset = region.offset_of(binding.addr + offset as u64, length)?;
         Ok(Found { region, offset, _using: using })
@@ -251,8 +247,7 @@ impl MemoryView<'_> {
             if binding.queue_pair.is_some_and(|queue_pair| queue_pair != accessor.queue_pair) {
                 return Err(AccessError::WrongQueuePair);
             }
-            let stays = planted(Mutation::WindowStaysBound);
-            Ok(Unbound(if stays { None } else { state.binding.take() }))
+            Ok(Unbound(state.binding.take()))
         })?;
         self.end(ended, key);
         Ok(())
