@@ -15,7 +15,6 @@ use super::protection_domain::SoftProtectionDomain;
 use super::queue_pair::SoftQueuePair;
 use super::shared_receive::SoftXrcDomain;
 use crate::engine::timestamp;
-use crate::mutation::{Mutation, planted};
 use crate::provider::{
     Capture, CompletionChannel, CompletionQueue, CompletionQueueInit, Context, DeviceMemory, DeviceMemoryInit,
     ProtectionDomain, QueuePair, QueuePairInit, Result, XrcDomain,
@@ -45,15 +44,13 @@ impl SoftContext {
     }
 
     fn gid(&self, index: u8) -> Result<GidEntry> {
-        let place = if planted(Mutation::GidIndexUnchecked) { 0 } else { index };
-        let address = self.device.local_address("query_gid", "gid_index", place)?;
+        let address = self.device.local_address("query_gid", "gid_index", index)?;
         let ndev_ifindex = self.device.interface.index;
         Ok(GidEntry { gid: address.ip.into(), gid_index: index, gid_type: GidType::RoceV2, ndev_ifindex })
     }
 }
 
 fn check_port(verb: &'static str, port_num: u8) -> Result<()> {
-    let port_num = if planted(Mutation::PortUnchecked) { 1 } else { port_num };
     check_range(verb, "port_num", port_num.into(), 1..=1)
 }
 

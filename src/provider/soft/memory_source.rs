@@ -10,7 +10,6 @@ use super::device::Device;
 use super::errors;
 use super::limit::check_range;
 use crate::memory::{AccessError, Backing, DeviceMemoryError, RegisterError};
-use crate::mutation::{Mutation, planted};
 use crate::provider::{DeviceMemory, DeviceMemoryInit, DmaBufInit, Error, ErrorKind, Result};
 use crate::types::AccessFlags;
 
@@ -107,11 +106,10 @@ pub(super) fn map_descriptor(init: &DmaBufInit<'_>) -> Result<Backing> {
     };
     // What has no length of its own says so when it is mapped, or when its pages are looked at.
     let size = size_of(init).unwrap_or(0);
-    if size > 0 && end > size && !planted(Mutation::DescriptorEndUnchecked) {
+    if size > 0 && end > size {
         return refused(format!("offset is {offset} and length {length}; fd {number} has {size} bytes"));
     }
     let writable = access.contains(AccessFlags::LOCAL_WRITE);
-    let offset = if planted(Mutation::DescriptorOffsetIgnored) { 0 } else { offset };
     Backing::descriptor(fd, offset, len, writable).map_err(|source| {
         let kind = match source.raw_os_error() {
             Some(libc::ENODEV | libc::EOPNOTSUPP | libc::ENXIO) => ErrorKind::Unsupported,

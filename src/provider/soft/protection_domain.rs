@@ -12,7 +12,6 @@ use super::memory_source;
 use super::memory_window::SoftMemoryWindow;
 use super::shared_receive::SoftSharedReceiveQueue;
 use crate::memory::{Backing, RegisterOptions};
-use crate::mutation::{Mutation, planted};
 use crate::provider::{
     AddressHandle, DeviceMemory, DmaBufInit, Error, ErrorKind, MemoryRegion, MemoryWindow, ProtectionDomain, Refused,
     RefusedChange, Reregistration, Result, SharedReceiveQueue, SharedReceiveQueueInit,
@@ -107,8 +106,7 @@ impl ProtectionDomain for SoftProtectionDomain {
         let device = &self.shared.device;
         device.check_process("reg_dm_mr")?;
         let backing = memory_source::device_part(device, memory, dm_offset, length, access)?;
-        let based = if planted(Mutation::DeviceMemoryNotZeroBased) { AccessFlags::empty() } else { ZERO_BASED };
-        let options = RegisterOptions { access: access | based, ..RegisterOptions::default() };
+        let options = RegisterOptions { access: access | ZERO_BASED, ..RegisterOptions::default() };
         let registered = device.memory.register_with(self.shared.id, backing, &options);
         let region = registered.map_err(|refused| errors::from_register("reg_dm_mr", &refused.error))?;
         Ok(Arc::new(SoftMemoryRegion::new(Arc::clone(&self.shared), region)))
@@ -118,8 +116,7 @@ impl ProtectionDomain for SoftProtectionDomain {
         let device = &self.shared.device;
         device.check_process("reg_dmabuf_mr")?;
         let backing = memory_source::map_descriptor(init)?;
-        let iova = init.iova.filter(|_| !planted(Mutation::DescriptorAddressIgnored));
-        let options = RegisterOptions { access: init.access, iova, ..RegisterOptions::default() };
+        let options = RegisterOptions { access: init.access, iova: init.iova, ..RegisterOptions::default() };
         let registered = device.memory.register_with(self.shared.id, backing, &options);
         let region = registered.map_err(|refused| memory_source::from_register(init, &refused.error))?;
         Ok(Arc::new(SoftMemoryRegion::new(Arc::clone(&self.shared), region)))

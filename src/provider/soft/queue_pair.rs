@@ -12,7 +12,6 @@ use super::modify::PathKind;
 use super::protection_domain::{Domain, SoftProtectionDomain};
 use super::receive_role::Role;
 use crate::engine::{Doorbell, Shard};
-use crate::mutation::{Mutation, planted};
 use crate::provider::{CompletionQueue, DatagramTarget, Error, ErrorKind, QueuePair, QueuePairInit, Result};
 use crate::queue::{ReceiveQueue, SendQueue, SourceToken};
 use crate::transport;
@@ -84,11 +83,6 @@ fn check_queue(device: &Arc<Device>, queue: &Arc<dyn CompletionQueue>, name: &st
 /// Checks the sizes; those that are zero become the smallest that a queue has.
 fn check_sizes(device: &Device, asked: &QueuePairCapabilities) -> Result<QueuePairCapabilities> {
     let limits = &device.attributes;
-    let mut asked = *asked;
-    if planted(Mutation::CapabilitiesClamped) {
-        asked.max_inline_data = asked.max_inline_data.min(limits.max_inline_data);
-        asked.max_send_sge = asked.max_send_sge.min(limits.max_sge);
-    }
     check_range("create_qp", "max_send_wr", asked.max_send_wr, 0..=limits.max_qp_wr)?;
     check_range("create_qp", "max_recv_wr", asked.max_recv_wr, 0..=limits.max_qp_wr)?;
     check_range("create_qp", "max_send_sge", asked.max_send_sge, 0..=limits.max_sge)?;
@@ -176,8 +170,7 @@ impl SoftQueuePair {
     #[inline]
     fn check_state(&self, verb: &'static str, first: QueuePairState) -> Result<()> {
         let state = self.state.load(Ordering::Relaxed);
-        let is_late = state >= first as u8 || planted(Mutation::PostedTooEarly);
-        if is_late && state != DESTROYED { Ok(()) } else { Err(self.wrong_state(verb, state, first)) }
+        if state >= first as u8 && state != DESTROYED { Ok(()) } else { Err(self.wrong_state(verb, state, first)) }
     }
 
     /// The state may have changed since the batch was begun. If it becomes RESET only now, leaving RESET forgets what

@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::device::Device;
 use super::errors;
 use super::shared_receive::{Use, begin_use, own_xrc_domain};
-use crate::mutation::{Mutation, planted};
 use crate::provider::{Error, ErrorKind, QueuePairInit, Result, XrcDomain};
 use crate::queue::{self, QueueError, ReceiveQueue};
 use crate::transport::ReceiveSource;
@@ -68,7 +67,6 @@ impl Role {
     /// Refuses send requests that name no queue of the peer where they must.
     pub(super) fn check_plain_send(&self, qpn: Qpn) -> Result<()> {
         match self {
-            Self::Initiator if planted(Mutation::XrcPostedWithoutQueue) => Ok(()),
             Self::Initiator | Self::Target { .. } => Err(self.send_refused(qpn)),
             _ => Ok(()),
         }
