@@ -10,7 +10,6 @@ use super::{
     AccessFlags, Error, ErrorKind, FlushFlags, MemoryRegion, ProtectionDomain, QueuePair, ReceiveRequest, RegionList,
     RegionRange, Result, SendRequest,
 };
-use crate::mutation::{Mutation, planted};
 use crate::provider::DatagramTarget;
 use crate::types::{self, BatchEnd, Data, Sge};
 
@@ -287,14 +286,14 @@ fn lower<'a>(target: &Target<'a>) -> DatagramTarget<'a> {
 fn check_remote(request: &SendRequest<'_>) -> Result<()> {
     let invalid = |message| Err(Error::new("post_send", ErrorKind::InvalidArgument, message));
     let (len, room) = (request.data.len(), request.room);
-    if len > room && !planted(Mutation::RemoteRoomUnchecked) {
+    if len > room {
         return invalid(format!("length is {len} bytes; the peer's memory has {room}"));
     }
     match request.operation {
         types::Operation::CompareAndSwap { remote_addr, .. }
         | types::Operation::FetchAndAdd { remote_addr, .. }
         | types::Operation::AtomicWrite { remote_addr, .. }
-            if remote_addr % 8 != 0 && !planted(Mutation::AtomicAddressUnchecked) =>
+            if remote_addr % 8 != 0 =>
         {
             invalid(format!("remote_addr is {remote_addr:#x}; an atomic needs a multiple of 8"))
         }
@@ -351,13 +350,13 @@ impl RangeCheck<'_> {
     #[inline]
     fn entry(&self, range: &RegionRange<'_>) -> Result<Sge> {
         let region = range.region();
-        if !region.protection_domain().is_same(self.domain) && !planted(Mutation::ForeignRegionPosted) {
+        if !region.protection_domain().is_same(self.domain) {
             return Err(self.wrong_domain(range));
         }
-        if !region.access().contains(self.need) && !planted(Mutation::ReadOnlyRegionPosted) {
+        if !region.access().contains(self.need) {
             return Err(self.no_access(range));
         }
-        if region.is_revoked() && !planted(Mutation::RevokedRegionPosted) {
+        if region.is_revoked() {
             return Err(self.revoked(range));
         }
         range.to_sge().ok_or_else(|| self.too_long(range))

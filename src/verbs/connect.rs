@@ -4,7 +4,6 @@ use super::{
     AddressVector, ConnectionInfo, Error, ErrorKind, Mtu, PeerKey, QueuePair, QueuePairAttributes, QueuePairState,
     QueuePairType, Result,
 };
-use crate::mutation::{Mutation, planted};
 
 /// Most READs and atomics outstanding at a time, unless something else is asked for.
 const DEFAULT_RD_ATOMIC: u8 = 16;
@@ -282,7 +281,7 @@ fn check_reachable(local: &ConnectionInfo, remote: &ConnectionInfo) -> Result<()
         QueuePairType::XrcReceive => QueuePairType::XrcSend,
         same => same,
     };
-    let message = if remote.qp_type != counterpart && !planted(Mutation::XrcKindsUnchecked) {
+    let message = if remote.qp_type != counterpart {
         format!("the peer's qp_type is {:?}, the own is {:?}", remote.qp_type, local.qp_type)
     } else if remote.gid.is_zero() {
         "the peer's GID is not set; on its side, choose a gid_index".to_owned()

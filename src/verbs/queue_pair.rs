@@ -10,7 +10,6 @@ use super::{
     QueuePairStatus, QueuePairType, ReceiveBatch, ReceiveRequest, Result, SendBatch, SendRequest, SharedReceiveQueue,
     XrcDomain, explain,
 };
-use crate::mutation::{Mutation, planted};
 use crate::provider;
 use crate::types::CompletionSource;
 
@@ -262,9 +261,7 @@ impl QueuePair {
         let identity = Identity::random("modify_qp")?;
         let reset = QueuePairAttributes { qp_state: Some(QueuePairState::Reset), ..QueuePairAttributes::default() };
         self.modify(&reset)?;
-        if !planted(Mutation::ResetKeepsFirstNumber) {
-            *self.lock_identity() = identity;
-        }
+        *self.lock_identity() = identity;
         Ok(())
     }
 
