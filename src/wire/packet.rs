@@ -2,7 +2,6 @@
 
 use std::fmt;
 
-use crate::mutation::{Mutation, planted};
 use crate::types::{DropReason, Rkey, SharedReceiveQueueNumber};
 
 use super::header::{Aeth, AtomicEth, BTH_BYTES, Bth, Deth, FlushEth, Reth};
@@ -53,8 +52,7 @@ impl<'a> Reader<'a> {
     #[inline]
     fn payload(&self, extended: usize, bth: &Bth, traits: Traits) -> Result<&'a [u8], DropReason> {
         let rest = self.0.get(extended..).ok_or(DropReason::Truncated)?;
-        let padding = if planted(Mutation::PaddingDelivered) { 0 } else { usize::from(bth.pad_count) };
-        let length = rest.len().checked_sub(padding).ok_or(DropReason::BadLength)?;
+        let length = rest.len().checked_sub(usize::from(bth.pad_count)).ok_or(DropReason::BadLength)?;
         if !traits.contains(Traits::PAYLOAD) && !rest.is_empty() {
             return Err(DropReason::BadLength);
         }
