@@ -5,7 +5,6 @@
 //! turn, a response when it answers what is in flight, a packet of an unreliable connection when it lies close ahead.
 
 use super::QueuePair;
-use crate::mutation::{Mutation, planted};
 use crate::transport::datagram::{CheckField, Datagram};
 use crate::transport::packet_check::{LARGEST_SEGMENT_INDEX, offers_key};
 use crate::transport::path::{Evidence, HiddenFields, MOST_DOUBTS};
@@ -43,7 +42,6 @@ impl QueuePair {
             Match::Solved { dont_fragment, .. } => {
                 self.check_unusual(datagram, Evidence { dont_fragment: Some(dont_fragment), as_linux, ..usual })
             }
-            Match::Wrong if planted(Mutation::IcrcUnchecked) => Ok(usual),
             Match::Wrong => Err(DropReason::BadIcrc),
         }
     }
@@ -70,8 +68,7 @@ impl QueuePair {
     /// A peer of our own keeps its port; a standard peer may use many.
     pub(in crate::transport) fn check_source_port(&self, port: u16) -> Result<(), DropReason> {
         let Some(path) = &self.common.path else { return Err(DropReason::WrongState) };
-        let is_pinned = path.peer.is_ours() && !planted(Mutation::SourcePortUnchecked);
-        if is_pinned && path.peer_port.is_some_and(|pinned| pinned != port) {
+        if path.peer.is_ours() && path.peer_port.is_some_and(|pinned| pinned != port) {
             return Err(DropReason::WrongSourcePort);
         }
         Ok(())

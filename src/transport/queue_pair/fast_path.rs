@@ -4,10 +4,8 @@
 use std::net::IpAddr;
 
 use super::QueuePair;
-use crate::mutation::{Mutation, planted};
 use crate::transport::common::Pass;
 use crate::transport::datagram::{Datagram, Outcome};
-use crate::transport::path::Evidence;
 use crate::types::{Counter, Psn};
 use crate::wire::{BTH_BYTES, Bth, ICRC_BYTES, Opcode};
 
@@ -71,11 +69,7 @@ impl QueuePair {
         if !self.responder.may_execute_middle(psn) || !self.common.takes_requests() {
             return None;
         }
-        let evidence = match self.check_icrc(datagram) {
-            Ok(evidence) => evidence,
-            Err(_) if planted(Mutation::FollowingIcrcUnchecked) => Evidence::default(),
-            Err(_) => return None,
-        };
+        let evidence = self.check_icrc(datagram).ok()?;
         self.responder.execute_middle(&mut self.common, pass, template.opcode(), payload)?;
         self.learn(evidence);
         self.common.counters.add(Counter::ReceivedPackets, 1);

@@ -15,7 +15,6 @@ use super::common::Common;
 use super::packet_check::PacketCheck;
 use super::requester::{RequestFailure, Requester};
 use super::responder::{ReceiveSource, Receives, ReorderBudget, Responder};
-use crate::mutation::{Mutation, planted};
 use crate::queue::{AsyncEventQueue, CompletionQueue, SendConsumer, SourceToken};
 use crate::types::{
     Accessor, AsyncEvent, Cause, DomainId, Ending, Gid, Qpn, QueuePairAttributes, QueuePairCapabilities,
@@ -90,11 +89,7 @@ impl QueuePair {
 
     pub(super) fn status(&self) -> QueuePairStatus {
         QueuePairStatus {
-            qp_type: if planted(Mutation::TypeNotTold) {
-                QueuePairType::ReliableConnection
-            } else {
-                self.common.service
-            },
+            qp_type: self.common.service,
             sq_sig_all: self.requester.signals_all(),
             qp_state: self.common.state,
             sq_draining: self.common.state == QueuePairState::SendQueueDrained && !self.requester.is_idle(),
@@ -110,16 +105,12 @@ impl QueuePair {
     /// Back to RESET: everything posted is forgotten without a completion, completions not yet polled are removed.
     pub(super) fn reset(&mut self) {
         self.requester.forget_all();
-        if !planted(Mutation::InFlightLeaked) {
-            self.requester.note_in_flight(&self.common);
-        }
+        self.requester.note_in_flight(&self.common);
         self.requester.reset();
         self.responder.forget_posted();
         self.responder.set_flushes(false);
-        if !planted(Mutation::ResetKeepsCompletions) {
-            self.requester.purge_completions();
-            self.responder.purge_completions();
-        }
+        self.requester.purge_completions();
+        self.responder.purge_completions();
         self.responder.reset();
         self.common.reset();
         self.packet_check = PacketCheck::default();
@@ -158,15 +149,13 @@ impl QueuePair {
     pub(super) fn flush(&mut self, cause: Cause) {
         self.responder.flush_begun(&mut self.common, cause);
         self.requester.flush(&mut self.common, cause);
-        if !planted(Mutation::FlushSkipsReceives) {
-            self.responder.flush_posted(&mut self.common, cause);
-        }
+        self.responder.flush_posted(&mut self.common, cause);
     }
 
     /// Fails the oldest request and takes the queue pair to the error state, or, if it is unreliable, its send queue.
     pub(super) fn fail(&mut self, failure: RequestFailure) {
         self.requester.fail_oldest(&mut self.common, failure);
-        if self.common.service.is_reliable() || planted(Mutation::SendQueueErrorEndsAll) {
+        if self.common.service.is_reliable() {
             self.enter_error(Cause::EarlierFailure);
         } else {
             self.enter_send_queue_error();
@@ -179,9 +168,6 @@ impl QueuePair {
         self.requester.forget_all();
         self.requester.note_in_flight(&self.common);
         self.requester.flush(&mut self.common, Cause::EarlierFailure);
-        if planted(Mutation::SendQueueErrorFlushesReceives) {
-            self.flush(Cause::EarlierFailure);
-        }
     }
 
     /// The clocks of both halves, as far as they have run out.
@@ -247,8 +233,7 @@ impl QueuePair {
 
     pub(super) fn lost_its_completion_queue(&self) -> bool {
         let is_ended = matches!(self.common.state, QueuePairState::Reset | QueuePairState::Error);
-        let is_alive = !is_ended && !planted(Mutation::OverflowEndsOne);
-        is_alive && (self.requester.has_lost_completions() || self.responder.has_lost_completions())
+        !is_ended && (self.requester.has_lost_completions() || self.responder.has_lost_completions())
     }
 }
 
@@ -269,8 +254,7 @@ impl QueuePair {
 
     /// The last receive of a queue pair that is in error now has completed.
     fn announce_last_receive(&self) {
-        let is_told = self.responder.has_shared_receives() && !planted(Mutation::LastReceiveNotAnnounced);
-        if is_told || planted(Mutation::LastReceiveAnnouncedAlways) {
+        if self.responder.has_shared_receives() {
             self.common.announce(AsyncEvent::LastWorkQueueElementReached(self.common.qpn));
         }
     }

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use super::state_machine::{self, Mask, Refused};
 use super::{QueuePair, address_of};
-use crate::mutation::{Mutation, planted};
 use crate::transport::datagram::{ModifyLimits, SourceAddress};
 use crate::transport::path::HiddenFields;
 use crate::transport::path::Path;
@@ -96,13 +95,10 @@ impl QueuePair {
         let from = self.common.state;
         let to = check_transition(from, self.common.service, given)?;
         let stays_drained = from == QueuePairState::SendQueueDrained && to == from;
-        let stays_drained = stays_drained && !planted(Mutation::ChangedWhileDraining);
         if stays_drained && !Mask::of(given).is_empty() && !self.requester.is_idle() {
             return Err(ModifyError::StillDraining { names: Mask::of(given).names() });
         }
-        if !planted(Mutation::AttributeRangesUnchecked) {
-            check_ranges(given, limits)?;
-        }
+        check_ranges(given, limits)?;
         Ok(to)
     }
 
@@ -124,9 +120,6 @@ impl QueuePair {
         }
         let from = self.common.state;
         merge(&mut self.common.attributes, given);
-        if planted(Mutation::RnrTimerForgotten) {
-            self.common.attributes.min_rnr_timer = Some(0);
-        }
         use QueuePairState::{Init, ReadyToReceive, ReadyToSend, Reset, SendQueueDrained, SendQueueError};
         match (from, to) {
             // What was being posted while the queue pair was reset belongs to the connection before.
@@ -151,9 +144,7 @@ impl QueuePair {
             (SendQueueDrained, SendQueueDrained) => self.apply_drained(given, source, window_share),
             (_, SendQueueDrained) => {
                 // Each transition asks for it again.
-                if !planted(Mutation::DrainedAnnouncedUnasked) {
-                    self.common.attributes.en_sqd_async_notify = Some(given.en_sqd_async_notify.unwrap_or(false));
-                }
+                self.common.attributes.en_sqd_async_notify = Some(given.en_sqd_async_notify.unwrap_or(false));
                 self.requester.note_draining();
             }
             _ => {}
@@ -223,7 +214,6 @@ pub(crate) fn check_transition(
 ) -> Result<QueuePairState, ModifyError> {
     if let Some(said) = given.cur_qp_state
         && said != from
-        && !planted(Mutation::CurrentStateUnchecked)
     {
         return Err(ModifyError::WrongCurrentState { said, actual: from });
     }

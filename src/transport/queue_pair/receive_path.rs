@@ -1,7 +1,6 @@
 //! The way of a packet into a queue pair: the checks that every packet passes, then the half that takes it.
 
 use super::QueuePair;
-use crate::mutation::{Mutation, planted};
 use crate::transport::common::Pass;
 use crate::transport::datagram::{Datagram, Outcome};
 use crate::transport::loop_bound::LoopBound;
@@ -47,7 +46,7 @@ impl QueuePair {
         if self.common.path.is_none() {
             return Err(DropReason::WrongState);
         }
-        if bth.pkey & 0x7fff != 0x7fff && !planted(Mutation::PkeyUnchecked) {
+        if bth.pkey & 0x7fff != 0x7fff {
             return Err(DropReason::BadPkey);
         }
         if !self.common.is_from_peer(datagram.source, datagram.destination) {
@@ -97,7 +96,6 @@ impl QueuePair {
         }
         let psn = packet.headers.bth.psn;
         match self.responder.distance(psn) {
-            1 | 2 if planted(Mutation::ReorderedExecutedEarly) => self.execute(pass, packet),
             0 => {
                 self.responder.note_established(&self.common);
                 self.execute(pass, packet);
@@ -151,8 +149,7 @@ impl QueuePair {
             if self.check_source_port(early.source_port).is_ok()
                 && let Ok(packet) = Packet::parse(&early.bytes)
             {
-                let is_extended = self.common.is_extended() && !planted(Mutation::KeptPacketNotTranslated);
-                let packet = if is_extended { as_reliable(&packet) } else { packet };
+                let packet = if self.common.is_extended() { as_reliable(&packet) } else { packet };
                 self.execute(pass, &packet);
             }
         }
@@ -222,9 +219,7 @@ impl QueuePair {
         if packet.is_some() {
             self.responder.fail_receive(&mut self.common, status, cause);
         }
-        if !planted(Mutation::RefusalNotAnnounced) {
-            self.common.announce(fault.event(self.common.qpn));
-        }
+        self.common.announce(fault.event(self.common.qpn));
         self.enter_error(Cause::EarlierFailure);
     }
 }

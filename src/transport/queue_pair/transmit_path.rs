@@ -1,7 +1,6 @@
 //! The way of packets out of a queue pair: those of both halves, as many as may leave together.
 
 use super::QueuePair;
-use crate::mutation::{Mutation, planted};
 use crate::transport::burst::{BurstSink, BurstWriter, Envelope};
 use crate::transport::common::Pass;
 use crate::transport::loop_bound::LoopBound;
@@ -59,8 +58,7 @@ impl QueuePair {
                     return Filled { is_exhausted: false, ..Filled::NOTHING };
                 }
                 // Whatever left just now stood before a request that no packet leaves for.
-                is_exhausted =
-                    !self.requester.local_request_is_due(&self.common) || planted(Mutation::LocalRequestForgotten);
+                is_exhausted = !self.requester.local_request_is_due(&self.common);
                 break;
             };
             if !writer.fits(plan.size()) {
