@@ -23,7 +23,6 @@ use super::queue_pair::{Filled, HeaderTemplate, ModifyError, QueuePair, QueuePai
 use super::responder::ReorderBudget;
 use super::udp_sink::UdpSink;
 use crate::memory::MemoryView;
-use crate::mutation::{Mutation, planted};
 use crate::types::{
     Cause, Counters, DropReason, Qpn, QueuePairAttributes, QueuePairState, QueuePairStatus, QueuePairType, Time,
 };
@@ -256,9 +255,7 @@ impl Endpoint {
         let spare = self.config.qpn_blocks.len() * 4_096 - self.most_queue_pairs() as usize;
         self.quarantine.add(qpn, spare);
         queue_pair.requester.stop();
-        if !planted(Mutation::DestroyedStaysCounted) {
-            queue_pair.requester.note_in_flight(&queue_pair.common);
-        }
+        queue_pair.requester.note_in_flight(&queue_pair.common);
         self.counters.merge(&queue_pair.common.counters);
         self.timers.set(place, None);
         self.groups.forget(qpn);
@@ -355,7 +352,7 @@ impl Endpoint {
         let Some(place) = self.by_number.get(&qpn).copied() else { return };
         let Some(queue_pair) = self.at(place) else { return };
         match queue_pair.common.state {
-            QueuePairState::Error if !planted(Mutation::PostedInErrorNotFlushed) => {
+            QueuePairState::Error => {
                 return self.flush_posted(now, place, |queue_pair| queue_pair.flush(Cause::QueuePairInError));
             }
             QueuePairState::SendQueueError => {
@@ -423,9 +420,7 @@ impl Endpoint {
             Some(Arrivals { qpn, place, .. }) if qpn == bth.destination => place,
             _ => {
                 self.end_arrivals(now);
-                let anyone =
-                    if planted(Mutation::UnknownQueuePairTaken) { self.by_number.values().next() } else { None };
-                let Some(place) = self.by_number.get(&bth.destination).or(anyone).copied() else {
+                let Some(place) = self.place_of(bth.destination) else {
                     return self.drop_stray(now, datagram, Some(bth.destination), DropReason::UnknownQueuePair);
                 };
                 place
