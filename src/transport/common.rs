@@ -7,7 +7,6 @@ use std::sync::Arc;
 use super::history::History;
 use super::path::Path;
 use crate::memory::MemoryView;
-use crate::mutation::{Mutation, planted};
 use crate::queue::{AsyncEventQueue, CompletionQueue, Overflow, SourceToken};
 use crate::types::{
     AsyncEvent, Counter, Counters, DomainId, Mtu, Qpn, QueuePairAttributes, QueuePairState, QueuePairType,
@@ -117,9 +116,7 @@ impl Common {
 
     /// Whether packets of this peer belong to the connection.
     pub(super) fn is_from_peer(&self, source: IpAddr, destination: IpAddr) -> bool {
-        let anybody = planted(Mutation::SourceAddressUnchecked);
-        let is_peer = |path: &Path| path.peer_address == source || anybody;
-        self.path.as_ref().is_some_and(|path| is_peer(path) && path.source.address == destination)
+        self.path.as_ref().is_some_and(|path| path.peer_address == source && path.source.address == destination)
     }
 
     /// Whether requests of the peer are executed in this state.
@@ -159,7 +156,7 @@ impl Common {
     #[cold]
     fn note_overflow(&mut self, queue: u32, overflow: Overflow) {
         self.count(Counter::CompletionQueueOverflow);
-        if overflow.is_first && !planted(Mutation::OverflowNotAnnounced) {
+        if overflow.is_first {
             self.announce(AsyncEvent::CompletionQueueError(queue));
         }
         self.overflowed |= overflow.is_first || self.state != QueuePairState::Error;

@@ -2,7 +2,6 @@
 //! in progress, and the event.
 
 use crate::memory::AccessError;
-use crate::mutation::{Mutation, planted};
 use crate::types::{AsyncEvent, Cause, CompletionStatus, PeerFault, Qpn};
 use crate::wire::NakCode;
 
@@ -36,8 +35,6 @@ impl PeerFault {
     /// The NAK to the peer.
     pub(super) fn nak(self) -> NakCode {
         match self {
-            _ if self.is_access() && planted(Mutation::AccessRefusedAsInvalid) => NakCode::InvalidRequest,
-            Self::ReceiveMemory(_) if planted(Mutation::OperationalRefusedAsAccess) => NakCode::RemoteAccess,
             Self::OpcodeSequence
             | Self::AccessNotGranted
             | Self::TooManyReads
@@ -73,7 +70,6 @@ impl PeerFault {
     /// The event for the application.
     pub(super) fn event(self, qpn: Qpn) -> AsyncEvent {
         match self {
-            _ if planted(Mutation::RefusalAnnouncedAsFatal) => AsyncEvent::QueuePairFatal(qpn),
             Self::ReceiveMemory(_) => AsyncEvent::QueuePairFatal(qpn),
             _ if self.is_access() || self == Self::Invalidate => AsyncEvent::QueuePairAccessError(qpn),
             _ => AsyncEvent::QueuePairRequestError(qpn),

@@ -1,7 +1,6 @@
 //! Scatter-gather lists.
 
 use crate::memory::{AccessError, MemoryView};
-use crate::mutation::{Mutation, planted};
 use crate::types::{AccessFlags, DomainId, Sge};
 
 /// Writes bytes of a message, from `offset` on, into the memory of a scatter list.
@@ -41,9 +40,7 @@ pub(super) fn for_each_segment(
             access(sge, address, done..done + segment)?;
         }
         done += segment;
-        if !planted(Mutation::PieceOffsetKept) {
-            offset = 0;
-        }
+        offset = 0;
         if done == length {
             return Ok(());
         }
