@@ -4,7 +4,6 @@
 //! shows that it was executed before, and it gets the same response.
 
 use super::{Common, Pass, Responder};
-use crate::mutation::{Mutation, planted};
 use crate::types::{AccessFlags, PeerFault};
 use crate::wire::{FlushEth, Opcode, Packet, Reth};
 
@@ -36,10 +35,7 @@ impl Responder {
         let reth = packet.headers.reth.ok_or(PeerFault::OpcodeSequence)?;
         match packet.headers.bth.opcode {
             Opcode::RC_ATOMIC_WRITE => {
-                let mut word: [u8; 8] = packet.payload.try_into().map_err(|_| PeerFault::MessageLength)?;
-                if planted(Mutation::AtomicWriteHalf) {
-                    word[4..].fill(0);
-                }
+                let word: [u8; 8] = packet.payload.try_into().map_err(|_| PeerFault::MessageLength)?;
                 let written = pass.memory.atomic_write(reth.rkey.0, self.accessor(common), reth.va, word);
                 written.map_err(PeerFault::from)?;
             }
@@ -47,11 +43,6 @@ impl Responder {
         }
         self.expected = psn.plus(1);
         self.count_message();
-        if planted(Mutation::AtomicWriteAcknowledged) && packet.headers.flush.is_none() {
-            self.responses.note_executed(psn);
-            self.responses.acknowledge(self.message_count, pass.now, pass.ack_hold);
-            return Ok(());
-        }
         self.responses.push_empty(psn, self.message_count);
         Ok(())
     }
@@ -59,9 +50,6 @@ impl Responder {
     /// A flush to persistence waits for the file's storage, and everything that this thread drives with it.
     fn flush_memory(&self, common: &Common, pass: &Pass<'_>, packet: &Packet<'_>, reth: Reth) -> Result<(), PeerFault> {
         let need = flush_access(packet)?;
-        if planted(Mutation::FlushKeyUnchecked) {
-            return Ok(());
-        }
         let is_whole = packet.headers.flush.is_some_and(|flush| flush.selectivity == WHOLE_REGION);
         let range = (!is_whole).then_some((reth.va, u64::from(reth.length)));
         pass.memory.flush(reth.rkey.0, self.accessor(common), range, need).map_err(PeerFault::from)

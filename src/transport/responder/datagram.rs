@@ -1,7 +1,6 @@
 //! Unreliable datagrams, as they are received: each fills a receive, behind the 40 bytes of its network header.
 
 use super::{Common, Failure, Pass, Responder};
-use crate::mutation::{Mutation, planted};
 use crate::transport::datagram::Datagram;
 use crate::transport::datagram::LONGEST_DATAGRAM;
 use crate::types::{CompletionFlags, Counter, DropReason, GlobalRouteHeader, PeerFault, RawCompletion};
@@ -29,9 +28,6 @@ pub(in crate::transport) fn identify(datagram: &Datagram<'_>) -> Result<Identifi
     match icrc::verify(&flow, &options, datagram.payload) {
         icrc::Match::Exact { identification } => Ok(Identified { identification, dont_fragment: true }),
         icrc::Match::Solved { identification, dont_fragment } => Ok(Identified { identification, dont_fragment }),
-        icrc::Match::Wrong if planted(Mutation::DatagramIcrcUnchecked) => {
-            Ok(Identified { identification: 0, dont_fragment: true })
-        }
         icrc::Match::Wrong => Err(DropReason::BadIcrc),
     }
 }
@@ -45,7 +41,7 @@ pub(in crate::transport) fn check_datagram(common: &Common, packet: &Packet<'_>)
     if packet.headers.bth.pkey & 0x7fff != 0x7fff {
         return Err(DropReason::BadPkey);
     }
-    if common.attributes.qkey != Some(deth.qkey) && !planted(Mutation::QkeyUnchecked) {
+    if common.attributes.qkey != Some(deth.qkey) {
         return Err(DropReason::BadQkey);
     }
     if packet.payload.len() > LONGEST_DATAGRAM as usize {
@@ -68,18 +64,16 @@ impl Responder {
         common.counters.add(Counter::ReceivedPackets, 1);
         common.counters.add(Counter::ReceivedBytes, datagram.payload.len() as u64);
         common.history.note_heard(pass.now, &packet.headers);
-        let in_front = if planted(Mutation::RouteHeaderTakesNoRoom) { 0 } else { GlobalRouteHeader::BYTES };
-        self.receives.begin_with_room((in_front + packet.payload.len()) as u64)?;
+        let length = GlobalRouteHeader::BYTES + packet.payload.len();
+        self.receives.begin_with_room(length as u64)?;
         let header = route_header(datagram, identified);
         self.receives
             .scatter(common, pass, 0, &header)
             .and_then(|()| self.receives.scatter(common, pass, header.len() as u64, packet.payload))
             .map_err(|error| Failure::Receive(PeerFault::of_receive(error)))?;
-        let in_front = if planted(Mutation::RouteHeaderNotCounted) { 0 } else { GlobalRouteHeader::BYTES };
-        let source_qpn = if planted(Mutation::DatagramSourceNotTold) { common.qpn } else { deth.source };
         let mut completion = RawCompletion {
-            byte_len: (in_front + packet.payload.len()) as u32,
-            source_qpn,
+            byte_len: length as u32,
+            source_qpn: deth.source,
             flags: CompletionFlags::GLOBAL_ROUTE_HEADER,
             sl: if datagram.destination.is_ipv4() { IPV4_HEADER } else { IPV6_HEADER },
             ..RawCompletion::default()
@@ -95,13 +89,9 @@ impl Responder {
 
 /// The 40 bytes in front of the message. Fields that the socket does not show have the usual values.
 fn route_header(datagram: &Datagram<'_>, identified: Identified) -> [u8; GlobalRouteHeader::BYTES] {
-    let (source, destination) = match planted(Mutation::RouteHeaderTurned) {
-        true => (datagram.destination, datagram.source),
-        false => (datagram.source, datagram.destination),
-    };
     GlobalRouteHeader {
-        source,
-        destination,
+        source: datagram.source,
+        destination: datagram.destination,
         traffic_class: datagram.traffic_class.unwrap_or(0),
         flow_label: 0,
         hop_limit: datagram.hop_limit.unwrap_or(USUAL_HOP_LIMIT),

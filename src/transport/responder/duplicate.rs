@@ -2,7 +2,6 @@
 
 use super::response_queue::SHORT_RESPONSE_BYTES;
 use super::{Common, Pass, Responder};
-use crate::mutation::{Mutation, planted};
 use crate::types::{Counter, DropReason, QueuePairState};
 use crate::wire::{Opcode, Packet, Syndrome};
 
@@ -21,18 +20,15 @@ impl Responder {
         if opcode != Opcode::RC_READ_REQUEST {
             self.responses.earn(bytes);
         }
-        self.handle_duplicate_wrongly(common, pass, packet);
         let found = match (opcode, packet.headers.reth) {
             (Opcode::RC_READ_REQUEST, Some(reth)) => {
                 self.responses.repeat_read(pass.now, psn, reth, named, common.mtu_bytes())
             }
             (Opcode::RC_COMPARE_SWAP | Opcode::RC_FETCH_ADD, _) => self.responses.repeat_atomic(psn, named),
-            (Opcode::RC_ATOMIC_WRITE | Opcode::RC_FLUSH, _) if planted(Mutation::EmptyAnswerNotRepeated) => false,
             (Opcode::RC_ATOMIC_WRITE | Opcode::RC_FLUSH, _) => {
                 self.responses.repeat_empty(psn, self.message_count);
                 true
             }
-            _ if planted(Mutation::DuplicateNotAcknowledged) => false,
             _ => {
                 self.responses.acknowledge_again(self.message_count, pass.now);
                 true

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use super::reorder::Kept;
 use super::{Common, Pass, Responder};
-use crate::mutation::{Mutation, planted};
 use crate::types::{Counter, DropReason, Time};
 use crate::wire::{NakCode, Packet, Syndrome};
 
@@ -57,7 +56,6 @@ impl Responder {
         bytes: &[u8],
         source_port: u16,
     ) -> Result<(), DropReason> {
-        self.handle_early_wrongly(common, pass, packet);
         let psn = packet.headers.bth.psn;
         let window = common.path.as_ref().map_or(0, |path| path.reorder_window());
         if !psn.is_within(self.expected, window) {
@@ -70,11 +68,7 @@ impl Responder {
         if self.waits_for_retry {
             return Err(DropReason::OutOfOrder);
         }
-        let lost = if planted(Mutation::KeptPacketTruncated) { 4 } else { 0 };
-        let kept = self.reorder.insert(self.expected, psn, &bytes[..bytes.len() - lost], source_port, pass.now);
-        if planted(Mutation::AcknowledgesKeptPacket) {
-            self.responses.note_executed(psn);
-        }
+        let kept = self.reorder.insert(self.expected, psn, bytes, source_port, pass.now);
         if kept == Kept::New {
             common.count(Counter::ReorderedRequest);
         }
@@ -135,15 +129,9 @@ impl Responder {
         if !self.responses.spend(SHORT_RESPONSE_BYTES) {
             return;
         }
-        self.gap.is_reported = !planted(Mutation::GapReportedAgain);
-        if planted(Mutation::GapNotReported) {
-            return;
-        }
+        self.gap.is_reported = true;
         self.gap.reports_left = self.gap.reports_left.saturating_sub(1);
         common.count(Counter::SentSequenceNak);
         self.responses.push_nak(self.expected, Syndrome::Nak(NakCode::SequenceError), self.message_count);
-        if planted(Mutation::LostPacketSkipped) {
-            self.expected = self.expected.plus(1);
-        }
     }
 }

@@ -2,7 +2,6 @@
 
 use super::response_queue::ReadRequest;
 use super::{Common, Message, Pass, Responder, WriteInProgress, has_explicit_response, needs_receive};
-use crate::mutation::{Mutation, planted};
 use crate::types::{AccessFlags, CompletionFlags, CompletionOpcode, Counter, PeerFault, Psn, RawCompletion};
 use crate::wire::{AtomicEth, Opcode, Packet, Reth, Syndrome};
 
@@ -64,7 +63,7 @@ impl Responder {
     /// Whether the fast path may execute this packet: it is the expected one, and none waits for it.
     #[inline]
     pub(in crate::transport) fn may_execute_middle(&self, psn: Psn) -> bool {
-        (psn == self.expected || planted(Mutation::FollowingNumberUnchecked)) && self.reorder.is_empty()
+        psn == self.expected && self.reorder.is_empty()
     }
 
     /// The fast path executed this packet.
@@ -97,11 +96,7 @@ impl Responder {
     /// Takes the next posted receive, if the packet needs one. There was one, but another queue pair may have taken it
     /// meanwhile if the queue is shared. One that a dropped message left comes first.
     pub(super) fn claim_receive(&mut self, opcode: Opcode) -> bool {
-        let takes_none = opcode.is_write() && planted(Mutation::WriteConsumesNoReceive);
-        if !needs_receive(opcode) || takes_none {
-            return true;
-        }
-        self.receives.begin() || planted(Mutation::MissingReceiveIgnored)
+        !needs_receive(opcode) || self.receives.begin()
     }
 
     pub(super) fn execute(
@@ -162,9 +157,6 @@ impl Responder {
     }
 
     pub(super) fn count_message(&mut self) {
-        if planted(Mutation::MessagesNotCounted) {
-            return;
-        }
         self.message_count = (self.message_count + 1) & 0x00ff_ffff;
     }
 
@@ -207,26 +199,20 @@ impl Responder {
             self.message = Message::Send;
             return Ok(());
         }
-        if let Some(rkey) = packet.headers.invalidate.filter(|_| !planted(Mutation::InvalidationForgotten)) {
+        if let Some(rkey) = packet.headers.invalidate {
             pass.memory.invalidate(rkey.0, self.accessor(common)).map_err(|_| PeerFault::Invalidate)?;
         }
         self.message = Message::None;
         self.count_message();
-        let filled = self.receives.filled();
-        let mut completion = RawCompletion { byte_len: filled, ..RawCompletion::default() };
+        let mut completion = RawCompletion { byte_len: self.receives.filled(), ..RawCompletion::default() };
         if let Some(immediate) = packet.headers.immediate {
             completion.flags = CompletionFlags::WITH_IMMEDIATE;
-            let is_swapped = planted(Mutation::ImmediateSwapped);
-            completion.immediate_or_key = if is_swapped { immediate.swap_bytes() } else { immediate };
+            completion.immediate_or_key = immediate;
         } else if let Some(rkey) = packet.headers.invalidate {
             completion.flags = CompletionFlags::WITH_INVALIDATE;
             completion.immediate_or_key = rkey.0;
         }
-        let is_forgotten = (filled == 0 && planted(Mutation::EmptyMessageNotCompleted))
-            || (opcode.is_last() && planted(Mutation::SendLastNotCompleted));
-        if !is_forgotten {
-            self.receives.finish(common, completion, packet.headers.bth.solicited);
-        }
+        self.receives.finish(common, completion, packet.headers.bth.solicited);
         Ok(())
     }
 }

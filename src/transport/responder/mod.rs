@@ -11,7 +11,6 @@ mod datagram;
 mod duplicate;
 mod early;
 mod execute;
-mod mistakes;
 mod receives;
 mod reorder;
 mod response_packet;
@@ -21,7 +20,6 @@ mod unreliable;
 use std::sync::Arc;
 
 use super::common::{Common, CompletionSink, Pass};
-use crate::mutation::{Mutation, planted};
 use crate::types::{
     Accessor, AsyncEvent, Cause, CompletionStatus, Counter, DomainId, PeerFault, Psn, QueuePairState, Rkey, Time,
 };
@@ -117,12 +115,8 @@ impl Responder {
 
     /// Nothing more is accepted. Responses that are already due still leave.
     pub(super) fn stop(&mut self) {
-        if !planted(Mutation::ResetKeepsMessage) {
-            self.message = Message::None;
-        }
-        if !planted(Mutation::ResetKeepsStore) {
-            self.reorder.clear();
-        }
+        self.message = Message::None;
+        self.reorder.clear();
         self.close_gap();
         self.waits_for_retry = false;
         self.responses.stop();
@@ -135,9 +129,7 @@ impl Responder {
 
     /// Forgets the receives that were posted and not begun.
     pub(super) fn forget_posted(&mut self) {
-        if !planted(Mutation::ResetKeepsReceives) {
-            self.receives.reset();
-        }
+        self.receives.reset();
     }
 
     /// Removes completions that were not polled yet.
@@ -153,10 +145,7 @@ impl Responder {
 
     /// How far a packet lies ahead of the expected one; negative: it is a duplicate.
     pub(super) fn distance(&self, psn: Psn) -> i32 {
-        match () {
-            () if planted(Mutation::PsnComparedLinearly) => psn.value() as i32 - self.expected.value() as i32,
-            () => psn.distance_from(self.expected),
-        }
+        psn.distance_from(self.expected)
     }
 
     /// Messages of the peer that were executed.
@@ -192,8 +181,7 @@ impl Responder {
 
     /// The first packet of the connection has come.
     pub(super) fn note_established(&mut self, common: &Common) {
-        let is_told = !planted(Mutation::EstablishedNotAnnounced);
-        if common.state == QueuePairState::ReadyToReceive && self.responses.first_packet() && is_told {
+        if common.state == QueuePairState::ReadyToReceive && self.responses.first_packet() {
             common.announce(AsyncEvent::CommunicationEstablished(common.qpn));
         }
     }
@@ -234,9 +222,6 @@ impl Responder {
 
     /// Completes the receive that a message is being written into as flushed.
     pub(super) fn flush_begun(&mut self, common: &mut Common, cause: Cause) {
-        if planted(Mutation::HalfFilledNotFlushed) {
-            self.receives.forget_begun();
-        }
         self.fail_receive(common, CompletionStatus::WorkRequestFlushedError, cause);
     }
 

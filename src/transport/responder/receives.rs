@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use super::{Common, CompletionSink, Pass};
 use crate::memory::AccessError;
-use crate::mutation::{Mutation, planted};
 use crate::queue::{NotTaken, ReceiveConsumer, SharedReceiveQueue, XrcDomain};
 use crate::transport::segments::scatter;
 use crate::types::{
@@ -150,12 +149,7 @@ impl Receives {
 
     /// The message was dropped: the begun receive serves the next one, from its first byte on.
     pub(super) fn restart(&mut self) {
-        if planted(Mutation::UnreliableReceiveLost) {
-            self.begun = None;
-        }
-        if let Some(begun) = &mut self.begun
-            && !planted(Mutation::UnreliableFillKept)
-        {
+        if let Some(begun) = &mut self.begun {
             begun.filled = 0;
         }
     }
@@ -173,9 +167,6 @@ impl Receives {
         let Some(begun) = self.begun else { return Err(PeerFault::OpcodeSequence) };
         let room: u64 = self.entries.iter().map(|entry| u64::from(entry.length)).sum();
         let filled = u64::from(begun.filled) + payload.len() as u64;
-        if filled > room && planted(Mutation::LongMessageTaken) {
-            return Ok(());
-        }
         if filled > room {
             return Err(PeerFault::ReceiveTooSmall);
         }
@@ -216,20 +207,12 @@ impl Receives {
 
     /// Completes the receives of the own queue as flushed. Those of a shared one are for the other queue pairs.
     pub(super) fn flush(&mut self, common: &mut Common, cause: Cause) {
+        let ReceiveSource::Own(queue) = &self.source else { return };
         // Those that are there now: what other threads post meanwhile has a doorbell of its own.
-        for _ in 0..self.available_own() {
+        for _ in 0..queue.available() {
             let Some(taken) = self.take() else { break };
             common.count(Counter::Flushed);
             self.complete(common, taken.failure(CompletionStatus::WorkRequestFlushedError, cause), false);
-        }
-    }
-
-    /// Receives that [`Receives::flush`] takes.
-    fn available_own(&self) -> u32 {
-        match &self.source {
-            ReceiveSource::Own(queue) => queue.available(),
-            ReceiveSource::Shared(queue) if planted(Mutation::ErrorFlushesShared) => queue.available(),
-            _ => 0,
         }
     }
 
@@ -260,14 +243,8 @@ impl Receives {
     /// Forgets what waits in the own queue, and which queue was in use.
     pub(super) fn reset(&mut self) {
         self.named = None;
-        match &mut self.source {
-            ReceiveSource::Own(queue) => {
-                queue.reset();
-            }
-            ReceiveSource::Shared(queue) if planted(Mutation::ResetTakesShared) => {
-                while queue.take(&mut Vec::new()).is_some() {}
-            }
-            _ => {}
+        if let ReceiveSource::Own(queue) = &mut self.source {
+            queue.reset();
         }
     }
 
@@ -279,15 +256,13 @@ impl Receives {
     /// Where receives complete: the named queue may have a completion queue of its own.
     #[inline]
     pub(super) fn completions(&self) -> &CompletionSink {
-        let named = self.named.as_ref().filter(|_| !planted(Mutation::XrcCompletesAtTarget));
-        named.and_then(|queue| queue.completions()).unwrap_or(&self.completions)
+        self.named.as_ref().and_then(|queue| queue.completions()).unwrap_or(&self.completions)
     }
 
     /// The protection domain of the receives' memory.
     #[inline]
     fn domain(&self, own: DomainId) -> DomainId {
         match &self.source {
-            ReceiveSource::Shared(_) if planted(Mutation::SharedMemoryOfQueuePair) => own,
             ReceiveSource::Shared(queue) => queue.domain(),
             ReceiveSource::Named(_) => self.named.as_ref().map_or(own, |queue| queue.domain()),
             _ => own,
@@ -297,11 +272,6 @@ impl Receives {
     /// The protection domain for what the peer accesses: an XRC target has none of its own, but those of the queues.
     #[inline]
     pub(super) fn remote_domain(&self, own: DomainId) -> DomainId {
-        match &self.source {
-            ReceiveSource::Shared(queue) if planted(Mutation::SharedDomainForPeers) => return queue.domain(),
-            ReceiveSource::Named(_) if planted(Mutation::XrcDomainOfTarget) => return own,
-            _ => {}
-        }
         self.named.as_ref().map_or(own, |queue| queue.domain())
     }
 
@@ -321,14 +291,10 @@ impl Receives {
     /// A message names its queue in each of its packets.
     fn select_number(&mut self, number: SharedReceiveQueueNumber, begins: bool) -> Result<(), PeerFault> {
         let ReceiveSource::Named(domain) = &self.source else { return Ok(()) };
-        let keeps = self.named.is_some() && planted(Mutation::XrcQueueKept);
-        if begins && !keeps {
-            let found = domain.find(number);
-            let waits = found.is_none() && planted(Mutation::XrcUnknownQueueWaits);
-            self.named = if waits { self.named.take() } else { found };
+        if begins {
+            self.named = domain.find(number);
         }
         match &self.named {
-            Some(_) if keeps || planted(Mutation::XrcUnknownQueueWaits) => Ok(()),
             Some(queue) if queue.number() == number && !queue.is_closed() => Ok(()),
             Some(queue) if queue.number() != number => Err(PeerFault::OpcodeSequence),
             _ => Err(PeerFault::UnknownSharedReceiveQueue),

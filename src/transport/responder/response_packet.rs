@@ -4,7 +4,6 @@ use super::response_queue::{Resource, ResourceKind, Response};
 use super::{Common, Pass, Responder};
 use crate::checksum::Sum;
 use crate::memory::{AccessError, MemoryView};
-use crate::mutation::{Mutation, planted};
 use crate::transport::burst::{AckRequests, Burst, BurstWriter, NoPayload, PayloadSource, Sending};
 use crate::types::{AccessFlags, Accessor, Counter, PeerFault, Rkey, Time};
 use crate::wire::{Aeth, Bth, Headers, NakCode, Opcode, Syndrome, packet_bytes};
@@ -151,15 +150,11 @@ impl Responder {
         if plan.opcode == Opcode::RC_READ_RESPONSE_MIDDLE {
             headers.aeth = None;
         }
-        let is_wrong = resource.answered && planted(Mutation::ReadRepeatedFromWrongOffset);
-        let skipped = if is_wrong { 0 } else { next };
-        let is_last_domain = planted(Mutation::XrcDomainOfLastQueue);
-        let domain = if is_last_domain { self.remote_domain(common) } else { domain };
         let payload = ReadPayload {
             memory: pass.memory,
             key: reth.rkey,
             accessor: Accessor { domain, queue_pair: common.qpn },
-            va: reth.va.wrapping_add(u64::from(skipped) * u64::from(common.mtu_bytes())),
+            va: reth.va.wrapping_add(u64::from(next) * u64::from(common.mtu_bytes())),
             goes_on: next + 1 < end,
         };
         if writer.add(&mut Burst::single(&mut headers, plan.payload, payload, sending(next < sent))).is_err() {
@@ -181,7 +176,7 @@ impl Responder {
         let Response::Resource(place) = plan.response else { return false };
         let Some(resource) = self.responses.resource(place) else { return false };
         let ResourceKind::Read { reth, domain, next: first, end, sent, .. } = resource.kind else { return false };
-        if first < sent || !common.is_peer_ours() || planted(Mutation::XrcDomainOfLastQueue) {
+        if first < sent || !common.is_peer_ours() {
             return false;
         }
         let (mtu, accessor) = (u64::from(plan.payload), Accessor { domain, queue_pair: common.qpn });
@@ -209,7 +204,7 @@ impl Responder {
     fn refuse_read(&mut self, common: &mut Common, resource: &Resource, next: u32) -> Result<(), PeerFault> {
         common.count(Counter::SentNak);
         let (psn, code) = (resource.first.plus(next), NakCode::RemoteAccess);
-        if resource.answered && !planted(Mutation::LateReadEndsConnection) {
+        if resource.answered {
             self.responses.refuse_repeated_read(psn, code, resource.message_count);
             return Ok(());
         }

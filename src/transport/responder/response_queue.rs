@@ -7,7 +7,6 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::mutation::{Mutation, planted};
 use crate::types::{DomainId, Psn, SharedReceiveQueueNumber, Time};
 use crate::wire::{NakCode, Reth, Syndrome};
 
@@ -225,7 +224,6 @@ impl ResponseQueue {
     pub(super) fn has_room(&self) -> bool {
         match self.resources.get(self.next_resource) {
             None => self.places > 0,
-            Some(resource) if planted(Mutation::ResourceLeaked) => resource.is_none(),
             Some(resource) => resource.is_none_or(|resource| !resource.queued || resource.answered),
         }
     }
@@ -294,8 +292,7 @@ impl ResponseQueue {
 
     /// Acknowledges what was executed, holding it for the application's answer.
     pub(super) fn acknowledge(&mut self, message_count: u32, now: Time, hold: Duration) {
-        let beyond = u32::from(planted(Mutation::AcknowledgesTooFar));
-        self.push_acknowledge(self.last_executed.plus(beyond), message_count);
+        self.push_acknowledge(self.last_executed, message_count);
         if self.last_executed.distance_from(self.acknowledged) < MOST_HELD_PACKETS {
             self.held_until.get_or_insert(now + hold);
         } else {
@@ -313,13 +310,7 @@ impl ResponseQueue {
     }
 
     fn push_acknowledge(&mut self, psn: Psn, message_count: u32) {
-        if planted(Mutation::AcknowledgementPassesRead) {
-            return self.queue.push_front(Response::Acknowledge { psn, message_count });
-        }
         if let Some(Response::Acknowledge { .. }) = self.queue.back() {
-            if planted(Mutation::CoalescingKeepsOlder) {
-                return;
-            }
             self.queue.pop_back();
         }
         // Even if much is due: it is not repeated otherwise. Acknowledgements merge, so there is at most one for each
@@ -387,9 +378,6 @@ impl ResponseQueue {
         if !matches!(resource.kind, ResourceKind::Atomic { .. }) {
             return false;
         }
-        if planted(Mutation::AtomicResultNotStored) {
-            resource.kind = ResourceKind::Atomic { original: 0 };
-        }
         if !std::mem::replace(&mut resource.queued, true) {
             // Its request is longer.
             self.spend(ATOMIC_RESPONSE_BYTES);
@@ -428,8 +416,7 @@ impl ResponseQueue {
 
     /// When something must happen by itself.
     pub(super) fn deadline(&self) -> Option<Time> {
-        let is_forgotten = self.queue.is_empty() || planted(Mutation::HeldAcknowledgementForgotten);
-        let held = if is_forgotten { None } else { self.held_until };
+        let held = if self.queue.is_empty() { None } else { self.held_until };
         Time::earliest([held, self.pause_until])
     }
 

@@ -3,7 +3,6 @@
 //! WRITE has written stays; a receive that a dropped SEND had begun to fill serves the next message.
 
 use super::{Common, Message, Pass, Responder};
-use crate::mutation::{Mutation, planted};
 use crate::types::{Counter, DropReason, PeerFault};
 use crate::wire::Packet;
 
@@ -36,15 +35,14 @@ impl Responder {
     ) -> Result<(), Failure> {
         let (psn, opcode) = (packet.headers.bth.psn, packet.headers.bth.opcode);
         let distance = psn.distance_from(self.expected);
-        if (-STALE_PACKETS..0).contains(&distance) && !planted(Mutation::UnreliableLateTaken) {
+        if (-STALE_PACKETS..0).contains(&distance) {
             common.count(Counter::DuplicateRequest);
             return Err(DropReason::StaleDuplicate.into());
         }
         if distance != 0 {
             common.count(Counter::OutOfSequenceRequest);
         }
-        let is_gap = distance != 0 && !planted(Mutation::UnreliableGapIgnored);
-        if is_gap || opcode.is_first() || opcode.is_only() {
+        if distance != 0 || opcode.is_first() || opcode.is_only() {
             self.drop_message();
         }
         self.expected = psn;
@@ -72,7 +70,7 @@ impl Responder {
             return Err(DropReason::NoReceive.into());
         }
         checked.and_then(|()| self.execute(common, pass, packet)).map_err(|fault| {
-            if is_local(fault) || planted(Mutation::UnreliableFaultEndsAll) {
+            if is_local(fault) {
                 return Failure::Receive(fault);
             }
             tracing::debug!(qpn = %common.qpn, psn = %packet.headers.bth.psn, ?fault, "message dropped");
@@ -89,8 +87,5 @@ impl Responder {
 
 /// Whether it is the own receive that is wrong.
 fn is_local(fault: PeerFault) -> bool {
-    match fault {
-        PeerFault::ReceiveTooSmall => !planted(Mutation::UnreliableLongMessageDropped),
-        fault => matches!(fault, PeerFault::ReceiveMemory(_)),
-    }
+    matches!(fault, PeerFault::ReceiveTooSmall | PeerFault::ReceiveMemory(_))
 }
