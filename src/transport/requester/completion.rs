@@ -2,7 +2,6 @@
 
 use super::{Common, Requester};
 use crate::memory::AccessError;
-use crate::mutation::{Mutation, planted};
 use crate::queue::SendConsumer;
 use crate::transport::loop_bound::LoopBound;
 use crate::transport::peer_fault::local_cause;
@@ -38,10 +37,8 @@ impl Requester {
         let mut bound = LoopBound::new("flush", left(&self.send).max(0) as usize);
         while left(&self.send) > 0 {
             bound.step();
-            let newest = self.send.published().wrapping_sub(1);
-            let index = if planted(Mutation::FlushOutOfOrder) { newest } else { self.send.retired() };
             common.count(Counter::Flushed);
-            self.complete(common, index, CompletionStatus::WorkRequestFlushedError, cause);
+            self.complete(common, self.send.retired(), CompletionStatus::WorkRequestFlushedError, cause);
         }
         self.restart_at(self.send.retired());
     }
@@ -50,13 +47,10 @@ impl Requester {
     #[inline]
     pub(super) fn complete(&mut self, common: &mut Common, index: u32, status: CompletionStatus, cause: Cause) {
         let header = self.send.header(index);
-        let signaled = (self.signal_all && !planted(Mutation::SignalAllIgnored))
-            || planted(Mutation::UnsignaledCompletes)
-            || header.flags.contains(SendFlags::SIGNALED);
+        let signaled = self.signal_all || header.flags.contains(SendFlags::SIGNALED);
         let retired = index.wrapping_add(1);
         let (opcode, byte_len) = match header.operation {
             Operation::Write { .. } | Operation::WriteWithImmediate { .. } => (CompletionOpcode::RdmaWrite, 0),
-            Operation::Read { .. } if planted(Mutation::ReadLengthNotTold) => (CompletionOpcode::RdmaRead, 0),
             Operation::Read { .. } => (CompletionOpcode::RdmaRead, header.length),
             Operation::CompareAndSwap { .. } => (CompletionOpcode::CompareAndSwap, 8),
             Operation::FetchAndAdd { .. } => (CompletionOpcode::FetchAndAdd, 8),
@@ -66,19 +60,12 @@ impl Requester {
             Operation::BindMemoryWindow { .. } => (CompletionOpcode::BindMemoryWindow, 0),
             _ => (CompletionOpcode::Send, 0),
         };
-        let newest = self.send.published().wrapping_sub(1);
-        let named = if planted(Mutation::CompletionOfWrongRequest) { newest } else { index };
-        let wr_id = if named == index { header.wr_id } else { self.send.header(named).wr_id };
+        let wr_id = header.wr_id;
         if status.is_success() {
             common.history.note_done(&header.operation, header.length);
         }
         self.send.retire(retired);
-        let retired = match () {
-            () if planted(Mutation::CompletionRetiresTooMuch) => newest.wrapping_add(1),
-            () if planted(Mutation::CompletionRetiresTooLittle) => index,
-            () => retired,
-        };
-        if (status.is_success() || planted(Mutation::UnsignaledFailureSilent)) && !signaled {
+        if status.is_success() && !signaled {
             return;
         }
         let completion = RawCompletion {

@@ -1,7 +1,6 @@
 //! Unreliable datagrams, as they are sent: a message is one packet, and it is complete when it has left.
 
 use super::{Common, Pass, RequestFailure, Requester};
-use crate::mutation::{Mutation, planted};
 use crate::transport::burst::{Burst, BurstWriter, Envelope, Sending};
 use crate::transport::datagram::LONGEST_DATAGRAM;
 use crate::transport::packet_check::Departing;
@@ -91,10 +90,7 @@ impl Requester {
             psn: self.cursor,
             ..Bth::with_payload(opcode, header.length)
         };
-        let qkey = match effective_qkey(destination.qkey, common.attributes.qkey.unwrap_or_default()) {
-            _ if planted(Mutation::OwnQkeyNotUsed) => destination.qkey,
-            qkey => qkey,
-        };
+        let qkey = effective_qkey(destination.qkey, common.attributes.qkey.unwrap_or_default());
         Headers { bth, deth: Some(Deth { qkey, source: common.qpn }), immediate, ..Headers::default() }
     }
 }

@@ -18,7 +18,6 @@ use std::collections::VecDeque;
 
 use super::common::{Common, CompletionSink, Pass};
 use super::loop_bound::LoopBound;
-use crate::mutation::{Mutation, planted};
 use crate::queue::SendConsumer;
 use crate::types::{AsyncEvent, Operation, Psn, Time};
 
@@ -48,9 +47,7 @@ pub(in crate::transport) struct InProgress {
 impl InProgress {
     /// The number after its last.
     fn end(&self) -> Psn {
-        let end = self.first.plus(self.packets);
-        let wrapped = end.value() < self.first.value();
-        if wrapped && planted(Mutation::PsnWrapOffByOne) { end.plus(1) } else { end }
+        self.first.plus(self.packets)
     }
 
     /// Whether it needs a response of its own, which acknowledgements cannot stand for.
@@ -246,7 +243,7 @@ impl Requester {
 
     /// The send queue has drained.
     pub(super) fn announce_drained(&mut self, common: &Common) {
-        let is_asked = common.attributes.en_sqd_async_notify == Some(true) && !planted(Mutation::DrainedNotAnnounced);
+        let is_asked = common.attributes.en_sqd_async_notify == Some(true);
         if is_asked && !self.drained_announced {
             common.announce(AsyncEvent::SendQueueDrained(common.qpn));
         }
@@ -330,9 +327,6 @@ impl Requester {
             self.cursor = psn;
         }
         while self.awaiting_response.front().is_some_and(|last| last.is_before(psn)) {
-            if planted(Mutation::ReadCreditLost) {
-                break;
-            }
             self.awaiting_response.pop_front();
         }
         self.find_cursor_request();
@@ -340,7 +334,7 @@ impl Requester {
 
     /// Sends again from the oldest number that is not acknowledged.
     pub(super) fn go_back(&mut self) {
-        self.cursor = self.unacknowledged.plus(u32::from(planted(Mutation::GoBackTooShort)));
+        self.cursor = self.unacknowledged;
         self.cursor_request = self.oldest;
         self.awaiting_response.clear();
         // Of what is sent again, too, some packets must ask: a window that is full of it would wait for ever.

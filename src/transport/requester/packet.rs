@@ -3,7 +3,6 @@
 use super::{Common, Pass, RequestFailure, RequestPlan, Requester};
 use crate::checksum::Sum;
 use crate::memory::{AccessError, MemoryView, Payloads};
-use crate::mutation::{Mutation, planted};
 use crate::queue::SendConsumer;
 use crate::transport::burst::{Burst, BurstWriter, PayloadSource, Sending};
 use crate::transport::segments::for_each_segment;
@@ -33,9 +32,6 @@ impl Requester {
             true => self.note_sent(common, pass.now, plan, ack_request),
             false => self.note_sent_unreliable(common, pass, plan.psn.plus(1)),
         }
-        if planted(Mutation::CompletionBeforeAcknowledgement) && common.service.is_reliable() {
-            self.acknowledge_before(common, pass, plan.psn.plus(1), plan.psn)?;
-        }
         Ok(())
     }
 
@@ -49,7 +45,7 @@ impl Requester {
         writer: &mut impl BurstWriter,
     ) -> bool {
         let is_repeat = first.psn.is_before(self.limit);
-        if is_repeat || !common.service.is_reliable() || planted(Mutation::CompletionBeforeAcknowledgement) {
+        if is_repeat || !common.service.is_reliable() {
             return false;
         }
         let Some(payload) = self.middle_payloads(common, pass.memory, first) else { return false };
@@ -76,9 +72,6 @@ impl Requester {
     fn middles_allowed(&self, common: &Common, first: &RequestPlan, most: usize) -> u32 {
         let left = self.request(first.index).packets - 1 - first.offset;
         let most = left.min(most as u32);
-        if planted(Mutation::MiddlesIgnoreWindow) {
-            return most;
-        }
         (1..most).find(|count| !self.window_allows(common, first.psn.plus(*count), 1)).unwrap_or(most)
     }
 
@@ -108,9 +101,8 @@ impl Requester {
     fn request_headers(&self, common: &Common, plan: &RequestPlan, ack_request: bool) -> Headers {
         let header = self.send.header(plan.index);
         let is_last = plan.offset + plan.covers == self.request(plan.index).packets;
-        let may_solicit = !planted(Mutation::SolicitedLost)
-            && !matches!(header.operation, Operation::Write { .. })
-            && !header.operation.has_explicit_response();
+        let may_solicit =
+            !matches!(header.operation, Operation::Write { .. }) && !header.operation.has_explicit_response();
         let bth = Bth {
             solicited: is_last && may_solicit && header.flags.contains(SendFlags::SOLICITED),
             destination: common.destination(),
@@ -118,15 +110,12 @@ impl Requester {
             psn: plan.psn,
             ..Bth::with_payload(plan.opcode, plan.payload)
         };
-        let is_named = plan.offset == 0 || !planted(Mutation::XrcNamedOnce);
-        let mut headers = Headers { bth, xrc_srq: header.remote_srq().filter(|_| is_named), ..Headers::default() };
+        let mut headers = Headers { bth, xrc_srq: header.remote_srq(), ..Headers::default() };
         let skipped = u64::from(plan.offset) * u64::from(common.mtu_bytes());
         match header.operation {
             Operation::Read { remote_addr, rkey } => {
                 let whole = u64::from(plan.covers) * u64::from(common.mtu_bytes());
                 let length = whole.min(u64::from(header.length) - skipped) as u32;
-                let is_repair = !plan.offset.is_multiple_of(self.request(plan.index).chunk);
-                let skipped = if is_repair && planted(Mutation::ReadRepairedFromWrongByte) { 0 } else { skipped };
                 headers.reth = Some(Reth { va: remote_addr.wrapping_add(skipped), rkey, length });
             }
             Operation::Write { remote_addr, rkey } | Operation::WriteWithImmediate { remote_addr, rkey, .. }
@@ -194,7 +183,7 @@ impl PayloadSource for RequestPayload<'_> {
         }
         if send.header(index).inline {
             let data = send.inline_data(index);
-            let start = if planted(Mutation::InlineOffsetIgnored) { 0 } else { offset as usize };
+            let start = offset as usize;
             out.copy_from_slice(&data[start..start + out.len()]);
             return Ok(None);
         }

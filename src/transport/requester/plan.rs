@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use super::{Common, InProgress, Requester};
-use crate::mutation::{Mutation, planted};
 use crate::queue::SendHeader;
 use crate::transport::burst::{AckRequests, Sending};
 use crate::types::{Counter, Operation, Psn, QueuePairState, SendFlags, Time};
@@ -117,16 +116,14 @@ impl Requester {
     #[inline]
     fn begin_next_request(&mut self, common: &Common) -> bool {
         let index = self.next;
-        let may_begin = common.state == QueuePairState::ReadyToSend || planted(Mutation::DrainDoesNotStop);
-        if index == self.send.published() || !may_begin {
+        if index == self.send.published() || common.state != QueuePairState::ReadyToSend {
             return false;
         }
         let header = self.send.header(index);
         if header.operation.is_local() {
             return false; // its turn comes when nothing is in progress
         }
-        let is_fenced = header.flags.contains(SendFlags::FENCE) && !planted(Mutation::FenceIgnored);
-        if is_fenced && self.reads_in_progress > 0 {
+        if header.flags.contains(SendFlags::FENCE) && self.reads_in_progress > 0 {
             return false;
         }
         let is_read = matches!(header.operation, Operation::Read { .. });
@@ -165,7 +162,7 @@ impl Requester {
         if request.is_atomic {
             return self.plan_atomic(common, index, psn, header);
         }
-        if request.is_ack_only && !self.read_credit_left(common) && !planted(Mutation::EmptyAnswerCreditIgnored) {
+        if request.is_ack_only && !self.read_credit_left(common) {
             return None;
         }
         if !self.window_allows(common, psn, 1) {
@@ -182,10 +179,7 @@ impl Requester {
     fn plan_read(&self, common: &Common, index: u32, psn: Psn, offset: u32) -> Option<RequestPlan> {
         let request = self.request(index);
         // A repeated request ends where the original one did.
-        let mut chunk_end = (offset / request.chunk + 1).saturating_mul(request.chunk).min(request.packets);
-        if planted(Mutation::ReadRepairedTooFar) && !offset.is_multiple_of(request.chunk) {
-            chunk_end += 1;
-        }
+        let chunk_end = (offset / request.chunk + 1).saturating_mul(request.chunk).min(request.packets);
         let covers = chunk_end - offset;
         if !self.read_credit_left(common) || !self.window_allows(common, psn, covers) {
             return None;
@@ -210,15 +204,14 @@ impl Requester {
 
     fn read_credit_left(&self, common: &Common) -> bool {
         let credits = usize::from(common.attributes.max_rd_atomic.unwrap_or(0));
-        self.awaiting_response.len() < credits || planted(Mutation::ReadCreditIgnored)
+        self.awaiting_response.len() < credits
     }
 
     /// Whether `covers` packets from `psn` on fit what the peer's socket (or, for READs, the own) takes.
     pub(super) fn window_allows(&self, common: &Common, psn: Psn, covers: u32) -> bool {
         let Some(path) = &common.path else { return false };
         // A probe is a packet that was counted already, and may be what all wait for.
-        let is_probe = self.recovery.probe_pending() && !planted(Mutation::ProbeWaitsInLine);
-        if planted(Mutation::WindowIgnored) || is_probe {
+        if self.recovery.probe_pending() {
             return true;
         }
         let end = psn.plus(covers).distance_from(self.unacknowledged).max(0) as u32;
@@ -239,9 +232,6 @@ impl Requester {
     /// is unacknowledged, or because nothing that asks may follow. Of unsignaled requests that follow each other
     /// closely only some ask; if the last one did not, the probe does so later.
     pub(super) fn wants_acknowledgement(&self, common: &Common, now: Time, plan: &RequestPlan) -> bool {
-        if planted(Mutation::AcknowledgementNotRequested) {
-            return plan.is_probe;
-        }
         if !common.service.is_reliable() {
             return false;
         }
@@ -282,9 +272,6 @@ impl Requester {
 
     /// Which packets between the first and the last of a request, from this number on, ask for an acknowledgement.
     pub(super) fn ack_requests(&self, common: &Common, first: Psn) -> AckRequests {
-        if planted(Mutation::AcknowledgementNotRequested) {
-            return AckRequests::default();
-        }
         let most = self.most_unasked(common);
         AckRequests { first: most.saturating_sub(self.unasked_before(first)), every: most.max(1) }
     }

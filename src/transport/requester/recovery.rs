@@ -8,7 +8,6 @@
 use std::time::Duration;
 
 use super::{Common, RequestFailure, Requester};
-use crate::mutation::{Mutation, planted};
 use crate::types::{Cause, CompletionStatus, Counter, Psn, RNR_TIMER_MICROSECONDS, Time};
 
 /// 7 in `rnr_retry` means without end.
@@ -45,15 +44,6 @@ pub(super) struct Recovery {
 }
 
 impl Recovery {
-    /// The part that survives progress: none, but for a planted mistake.
-    fn planted_leftovers(&self) -> Self {
-        Self {
-            retries_spent: if planted(Mutation::RetryNotGivenBack) { self.retries_spent } else { 0 },
-            rnr_retries_spent: if planted(Mutation::RnrRetryNotGivenBack) { self.rnr_retries_spent } else { 0 },
-            ..Self::default()
-        }
-    }
-
     pub(super) fn waits_for_receiver(&self) -> bool {
         self.receiver_ready_at.is_some()
     }
@@ -153,8 +143,8 @@ impl Requester {
     /// When the sending half must be looked at again.
     pub(in crate::transport) fn deadline(&self) -> Option<Time> {
         let recovery = &self.recovery;
-        if let Some(ready_at) = recovery.receiver_ready_at {
-            return (!planted(Mutation::RnrTimerLost)).then_some(ready_at);
+        if recovery.receiver_ready_at.is_some() {
+            return recovery.receiver_ready_at;
         }
         Time::earliest([recovery.timeout_at, recovery.probe_at, recovery.repair_at])
     }
@@ -163,7 +153,7 @@ impl Requester {
     pub(super) fn arm_timers(&mut self, common: &Common, now: Time) {
         let timeout = self.transport_timeout(common);
         let recovery = &mut self.recovery;
-        if recovery.timeout_at.is_none() && !planted(Mutation::TimeoutNotArmed) {
+        if recovery.timeout_at.is_none() {
             recovery.timeout_at = timeout.map(|wait| now + wait);
         }
         let backoff = recovery.probes.min(LARGEST_BACKOFF);
@@ -179,8 +169,7 @@ impl Requester {
         self.round_trip.end_sample(self.unacknowledged, now);
         let unacknowledged = self.unacknowledged;
         let early = self.recovery.answered_early.filter(|psn| !psn.is_before(unacknowledged));
-        let kept = self.recovery.planted_leftovers();
-        self.recovery = Recovery { answered_early: early, ..kept };
+        self.recovery = Recovery { answered_early: early, ..Recovery::default() };
         if self.packets_in_flight() > 0 {
             self.arm_timers(common, now);
             // That response was not kept, and no other may come for it.
@@ -228,9 +217,7 @@ impl Requester {
     }
 
     fn restart_timeout(&mut self, common: &Common, now: Time) {
-        if !planted(Mutation::TimeoutNotRestarted) {
-            self.recovery.timeout_at = None;
-        }
+        self.recovery.timeout_at = None;
         self.arm_timers(common, now);
     }
 
@@ -242,7 +229,7 @@ impl Requester {
             common.history.note_gave_up(now);
             return Err(RequestFailure::new(CompletionStatus::RetryExceededError, cause));
         }
-        self.recovery.retries_spent += u8::from(!planted(Mutation::RetryNotCounted));
+        self.recovery.retries_spent += 1;
         self.recovery.went_back_at = None;
         self.go_back();
         self.restart_timeout(common, now);
@@ -253,10 +240,6 @@ impl Requester {
     fn probe(&mut self, common: &mut Common, now: Time) {
         common.count(Counter::TailProbe);
         self.recovery.probes += 1;
-        self.recovery.retries_spent += u8::from(planted(Mutation::ProbeSpendsRetry));
-        if planted(Mutation::ProbeRepeatsNothing) {
-            return self.arm_timers(common, now);
-        }
         let first_probe = self.recovery.probes == 1;
         let last_sent = self.limit.minus(1);
         let tail = self.request_with(last_sent).map(|index| *self.request(index));
@@ -334,10 +317,8 @@ impl Requester {
             return Err(RequestFailure::new(status, Cause::ReceiverNotReady));
         }
         let wait = Duration::from_micros(u64::from(RNR_TIMER_MICROSECONDS[usize::from(timer_code & 31)]));
-        let wait = if planted(Mutation::RnrTimerIgnored) { Duration::ZERO } else { wait };
         let recovery = &mut self.recovery;
-        let spent = u8::from(!planted(Mutation::RnrRetryNotCounted));
-        recovery.rnr_retries_spent = recovery.rnr_retries_spent.saturating_add(spent);
+        recovery.rnr_retries_spent = recovery.rnr_retries_spent.saturating_add(1);
         // The peer lives: its silence before this does not count.
         recovery.retries_spent = 0;
         recovery.receiver_ready_at = Some(now + wait);

@@ -2,7 +2,6 @@
 //! [`super::recovery`] or to the end of the connection.
 
 use super::{Common, Pass, RequestFailure, Requester};
-use crate::mutation::{Mutation, planted};
 use crate::transport::segments::scatter;
 use crate::types::{Cause, CompletionStatus, Counter, DropReason, Operation, Psn};
 use crate::wire::{NakCode, Opcode, Packet, Syndrome};
@@ -55,8 +54,7 @@ impl Requester {
             return Err(DropReason::WrongState.into());
         }
         let psn = packet.headers.bth.psn;
-        let sent = self.packets_in_flight().saturating_sub(u32::from(planted(Mutation::ResponseWindowTooShort)));
-        if !psn.is_within(self.unacknowledged, sent) {
+        if !psn.is_within(self.unacknowledged, self.packets_in_flight()) {
             return Err(self.stale_or_unknown(common, psn).into());
         }
         match packet.headers.bth.opcode {
@@ -87,21 +85,18 @@ impl Requester {
                 self.acknowledge_before(common, pass, psn.plus(1), psn)?;
             }
             Syndrome::ReceiverNotReady { timer } => {
-                let taken = u32::from(planted(Mutation::RnrNakAcknowledgesRefused));
-                if self.acknowledge_before(common, pass, psn.plus(taken), psn)? {
+                if self.acknowledge_before(common, pass, psn, psn)? {
                     self.receiver_not_ready(common, pass.now, timer)?;
                 }
             }
             Syndrome::Nak(NakCode::SequenceError) => {
-                let missing = u32::from(planted(Mutation::NakAcknowledgesMissing));
-                if self.acknowledge_before(common, pass, psn.plus(missing), psn)? {
+                if self.acknowledge_before(common, pass, psn, psn)? {
                     self.sequence_nak(common, pass.now)?;
                 }
             }
             Syndrome::Nak(code) => {
                 common.count(Counter::ReceivedNak);
-                let is_oldest = planted(Mutation::RefusalFailsOldest);
-                if is_oldest || (self.acknowledge_before(common, pass, psn, psn)? && self.unacknowledged == psn) {
+                if self.acknowledge_before(common, pass, psn, psn)? && self.unacknowledged == psn {
                     return Err(refusal(code).into());
                 }
             }
@@ -180,7 +175,6 @@ impl Requester {
                 let expected = if request.first.is_before(unacknowledged) { unacknowledged } else { request.first };
                 return match psn.distance_from(expected) {
                     0 => Place::Expected(index),
-                    1.. if planted(Mutation::ReadAnswerOutOfOrder) => Place::Expected(index),
                     1.. => Place::BeforeItsTurn,
                     _ => Place::Duplicate,
                 };
@@ -224,7 +218,7 @@ impl Requester {
         let is_last = place + 1 == request.packets;
         let expected = if is_last { total - place * mtu } else { mtu };
         let acknowledges = packet.headers.aeth.is_none_or(|aeth| matches!(aeth.syndrome, Syndrome::Ack { .. }));
-        let fits = packet.payload.len() == expected as usize || planted(Mutation::ReadAnswerLengthUnchecked);
+        let fits = packet.payload.len() == expected as usize;
         if !(request.is_read || request.is_ack_only) || !acknowledges || !fits {
             return self.bad_response(common, pass, psn);
         }
