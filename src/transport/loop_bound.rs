@@ -1,7 +1,7 @@
-//! Bounds of the loops that run under the shard's lock. Each has an argued one; debug builds and the campaign of
-//! planted bugs check it, because a loop that does not end hangs the whole device.
+//! Bounds of the loops that run under the shard's lock. Each has an argued one; debug builds check it,
+//! because a loop that does not end hangs the whole device.
 
-const IS_CHECKED: bool = cfg!(any(debug_assertions, feature = "mutations"));
+const IS_CHECKED: bool = cfg!(debug_assertions);
 
 /// Counts the rounds of a loop. Costs nothing where it is not checked.
 pub(super) struct LoopBound {

@@ -1,0 +1,89 @@
+//! Puts the faults of `tests/faults/table` into a copy of the source tree. `tests/faults/run` builds the copy and runs
+//! the campaigns that must find them; `docs/testing.md` says how a fault is added.
+#![forbid(unsafe_code)]
+
+mod edit;
+mod functions;
+mod generate;
+mod table;
+mod tree;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use table::{Campaign, Table};
+
+/// Faults of the table in `tests/faults/table`, in a copy of the source tree.
+#[derive(Parser)]
+struct Arguments {
+    /// The source tree.
+    #[arg(long, global = true, value_name = "DIRECTORY", default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))]
+    root: PathBuf,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Look that every text of the table occurs exactly once in its function; print those that do not.
+    Check,
+    /// Print every fault: its name, its campaign, and the functions that it changes.
+    List,
+    /// Make the directory a copy of the source tree with all faults in it, none of them on.
+    Apply {
+        /// A new or empty directory, or an earlier copy. Files that stay the same keep their time.
+        directory: PathBuf,
+    },
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    match run(&arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(problems) => {
+            problems.iter().for_each(|problem| eprintln!("error: {problem}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> Result<(), Vec<String>> {
+    let root = &arguments.root;
+    let table = Table::read(&root.join("tests/faults/table"))?;
+    match &arguments.command {
+        Command::Check => {
+            edit::edit_files(root, &table)?;
+            let of = |campaign| table.faults.iter().filter(|fault| fault.campaign == campaign).count();
+            println!(
+                "{} faults of the protocol and {} of the verbs fit the source",
+                of(Campaign::Protocol),
+                of(Campaign::Verbs)
+            );
+        }
+        Command::List => list(&table),
+        Command::Apply { directory } => apply(root, &table, directory)?,
+    }
+    Ok(())
+}
+
+fn list(table: &Table) {
+    for fault in &table.faults {
+        let mut places: Vec<String> = Vec::new();
+        for change in &fault.changes {
+            let place = format!("{} {}", change.file, change.function);
+            if !places.contains(&place) {
+                places.push(place);
+            }
+        }
+        println!("{}\t{}\t{}", fault.name, fault.campaign, places.join(", "));
+    }
+}
+
+fn apply(root: &Path, table: &Table, directory: &Path) -> Result<(), Vec<String>> {
+    let mut changed = edit::edit_files(root, table)?;
+    generate::add(root, table, &mut changed)?;
+    let written = tree::copy(root, directory, changed).map_err(|problem| vec![problem])?;
+    println!("{} faults in {}, {written} files written", table.faults.len(), directory.display());
+    Ok(())
+}
