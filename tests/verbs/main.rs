@@ -27,8 +27,6 @@ mod invalidate;
 mod memory;
 mod mw;
 mod pages;
-#[cfg(feature = "mutations")]
-pub(crate) mod planted;
 mod post;
 mod query;
 mod rc_atomic;
@@ -63,6 +61,8 @@ mod xrc;
 mod xrc_ends;
 mod xrc_life;
 mod xrc_one_sided;
+
+use std::time::Duration;
 
 use suite::Scenario;
 
@@ -114,11 +114,14 @@ const FAMILIES: &[&[Scenario]] = &[
     xrc_life::SCENARIOS,
 ];
 
-pub(crate) fn main() {
+pub(crate) fn main() -> ! {
+    run(suite::TIME_LIMIT, |_| {})
+}
+
+/// Runs the suite with this limit for each scenario; `failed` hears at once what one that fails says.
+pub(crate) fn run(limit: Duration, failed: fn(&str)) -> ! {
     if std::env::var("RDMA_VERBS_FAULTS").is_ok_and(|way| way == "signal") {
         rdma_verbs::memory::recover_from_faults().expect("handlers of faults");
     }
-    #[cfg(feature = "mutations")]
-    planted::plant_from_environment();
-    suite::main(FAMILIES)
+    suite::run(FAMILIES, limit, failed)
 }

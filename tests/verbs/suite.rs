@@ -146,13 +146,17 @@ struct Suite {
     devices: Arc<Devices>,
     known: Known,
     tally: Mutex<Tally>,
+    /// A scenario that takes longer hangs.
+    limit: Duration,
+    /// Hears what one that fails says.
+    failed: fn(&str),
 }
 
 /// Scenarios that have a row of their own in the table of deviations.
 const OWN_ROW: &str = "a row of its own";
 
 /// Runs what the command line asks for, prints how it went, and ends the process.
-pub(crate) fn main(families: &'static [&'static [Scenario]]) -> ! {
+pub(crate) fn run(families: &'static [&'static [Scenario]], limit: Duration, failed: fn(&str)) -> ! {
     let mut arguments = Arguments::from_args();
     arguments.test_threads.get_or_insert(THREADS);
     let devices = Arc::new(Devices::from_environment());
@@ -164,7 +168,7 @@ pub(crate) fn main(families: &'static [&'static [Scenario]]) -> ! {
     remember_panics();
     let names: Vec<&str> = families.iter().copied().flatten().map(|scenario| scenario.name).collect();
     let known = deviations::known(&devices.first(), &names);
-    let suite = Arc::new(Suite { devices, known, tally: Mutex::default() });
+    let suite = Arc::new(Suite { devices, known, tally: Mutex::default(), limit, failed });
     let trials = families.iter().copied().flatten().map(|scenario| trial(scenario, &suite)).collect();
     let start = Instant::now();
     let conclusion = libtest_mimic::run(&arguments, trials);
@@ -201,11 +205,12 @@ fn trial(scenario: &'static Scenario, suite: &Arc<Suite>) -> Trial {
             return Ok(Completion::ignored_with(lacked.name));
         }
         let row = suite.known.scenarios.get(scenario.name);
-        let limit = if row.is_some_and(Deviation::hangs) { KNOWN_TO_HANG } else { time_limit() };
+        let limit = if row.is_some_and(Deviation::hangs) { KNOWN_TO_HANG } else { suite.limit };
         let (outcome, facts) = run_within(limit, scenario, world, &suite.known);
         let outcome = suite.judge(scenario, row, &facts, outcome);
-        #[cfg(feature = "mutations")]
-        end_if_found(&outcome);
+        if let Err(failed) = &outcome {
+            (suite.failed)(failed.message().unwrap_or_default());
+        }
         outcome.map(|()| Completion::Completed)
     })
 }
@@ -236,26 +241,6 @@ impl Suite {
         tally.deviating += usize::from(!reasons.is_empty());
         reasons.into_iter().for_each(|reason| *tally.reasons.entry(reason).or_default() += 1);
         Ok(())
-    }
-}
-
-#[cfg(not(feature = "mutations"))]
-fn time_limit() -> Duration {
-    TIME_LIMIT
-}
-
-#[cfg(feature = "mutations")]
-fn time_limit() -> Duration {
-    if super::planted::is_planted() { super::planted::TIME_LIMIT } else { TIME_LIMIT }
-}
-
-/// One scenario that finds the planted bug is enough.
-#[cfg(feature = "mutations")]
-fn end_if_found(outcome: &Result<(), Failed>) {
-    if let (true, Err(failed)) = (super::planted::is_planted(), outcome) {
-        let said = failed.message().unwrap_or_default().split_whitespace().collect::<Vec<_>>().join(" ");
-        println!("found by {said}");
-        std::process::exit(1);
     }
 }
 

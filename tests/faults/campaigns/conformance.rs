@@ -1,0 +1,132 @@
+//! The conformance suite's power: it is run once with each of the faults, in a process of its own, and must find every
+//! one.
+//!
+//! `tests/faults/run conformance` prints which scenario found which fault. `FAULT=AddReturnsSum` tries one of them only.
+//! `RDMA_VERBS_FAULT=AddReturnsSum tests/faults/run conformance` runs the suite itself with a fault, to see what it says.
+
+#[path = "choice.rs"]
+mod choice;
+#[path = "../../verbs/main.rs"]
+mod verbs;
+
+use std::process::{Command, ExitCode, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use rdma_verbs::fault::{Fault, turn_on_everywhere};
+
+/// Names the fault that this process shall have, if any; with this variable it is the suite.
+const WITH_FAULT: &str = "RDMA_VERBS_FAULT";
+/// What it says where there shall be none.
+const NONE: &str = "none";
+/// With a fault, whoever waits waits in vain; without one, no scenario takes a tenth of this.
+const TIME_LIMIT: Duration = Duration::from_secs(4);
+
+/// Faults of the protocol that an application notices without a faulty network.
+const OF_PROTOCOL: &[Fault] = &[
+    Fault::CompletionOfWrongRequest,
+    Fault::CompletionRetiresTooMuch,
+    Fault::CompletionRetiresTooLittle,
+    Fault::UnsignaledCompletes,
+    Fault::ReadLengthNotTold,
+    Fault::CompletionLost,
+    Fault::FlushOutOfOrder,
+    Fault::FlushSkipsReceives,
+    Fault::PostedInErrorNotFlushed,
+    Fault::ResetKeepsCompletions,
+    Fault::ResetKeepsReceives,
+    Fault::RnrTimerLost,
+    Fault::RnrRetryNotCounted,
+    Fault::RetryNotCounted,
+    Fault::FenceIgnored,
+    Fault::PieceOffsetKept,
+    Fault::ReadCreditLost,
+    Fault::ImmediateSwapped,
+    Fault::SendLastNotCompleted,
+    Fault::WriteConsumesNoReceive,
+    Fault::EmptyMessageNotCompleted,
+    Fault::MissingReceiveIgnored,
+    Fault::LongMessageTaken,
+    Fault::PaddingDelivered,
+    Fault::CompareIgnored,
+    Fault::KeyTagIgnored,
+    Fault::QueuePairAccessIgnored,
+    Fault::RegionAccessIgnored,
+    Fault::DomainIgnored,
+    Fault::DeregisteredRegionUsed,
+    Fault::SourceAddressUnchecked,
+    Fault::DrainDoesNotStop,
+    Fault::DrainedNotAnnounced,
+];
+
+/// Runs the suite in this process.
+fn be_the_suite(name: &str) -> ! {
+    if name == NONE {
+        verbs::main();
+    }
+    turn_on_everywhere(choice::named(WITH_FAULT, name, &[Fault::VERBS, Fault::PROTOCOL].concat()));
+    verbs::run(TIME_LIMIT, |said| {
+        // One scenario that finds the fault is enough.
+        println!("found by {}", said.split_whitespace().collect::<Vec<_>>().join(" "));
+        std::process::exit(1);
+    });
+}
+
+/// As [`hunt_with`]. Missing pages are found in two ways, of which each must be seen to fail.
+fn hunt(fault: Option<Fault>) -> Option<String> {
+    let found = hunt_with(fault, "kernel");
+    match fault {
+        Some(Fault::FaultIgnored) => found.and_then(|_| hunt_with(fault, "signal")),
+        Some(_) => found,
+        None => found.or_else(|| hunt_with(None, "signal")),
+    }
+}
+
+/// Runs the suite in a process with this fault, or with none; what it found.
+fn hunt_with(fault: Option<Fault>, way: &str) -> Option<String> {
+    let mut suite = Command::new(std::env::current_exe().expect("the path of this program"));
+    // The name chooses every scenario.
+    suite.arg("/").stdin(Stdio::null()).env("RDMA_VERBS_FAULTS", way);
+    suite.env(WITH_FAULT, fault.map_or(NONE.to_owned(), |fault| format!("{fault:?}")));
+    let output = suite.output().expect("this program can be started again");
+    if output.status.success() {
+        return None;
+    }
+    let text = String::from_utf8_lossy(&output.stdout);
+    let found = text.lines().find_map(|line| line.split_once("found by ")).map(|(_, found)| found.to_owned());
+    Some(found.unwrap_or_else(|| format!("the end of the process, {}", output.status)))
+}
+
+fn main() -> ExitCode {
+    if let Ok(name) = std::env::var(WITH_FAULT) {
+        be_the_suite(&name);
+    }
+    let faults = choice::chosen(&[Fault::VERBS, OF_PROTOCOL].concat());
+    let start = Instant::now();
+    if let Some(said) = hunt(None) {
+        println!("without a fault the suite fails: {said}");
+        return ExitCode::FAILURE;
+    }
+    let (next, missed) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let threads = std::thread::available_parallelism().map_or(2, |threads| threads.get());
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                while let Some(&fault) = faults.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    match hunt(Some(fault)) {
+                        Some(said) => println!("{fault:?}: {}", said.chars().take(150).collect::<String>()),
+                        None => {
+                            println!("{fault:?}: NOT FOUND");
+                            missed.lock().expect("no panic while it is held").push(fault);
+                        }
+                    }
+                }
+            });
+        }
+    });
+    let missed = missed.into_inner().expect("no panic while it was held");
+    let (planted, found) = (faults.len(), faults.len() - missed.len());
+    println!("conformance: planted {planted}, found {found}, {:.0?}; not found: {missed:?}", start.elapsed());
+    if missed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}

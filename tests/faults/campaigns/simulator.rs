@@ -1,0 +1,132 @@
+//! The simulator's power: each fault is switched on, and seeds are run until the oracle finds it.
+//!
+//! `tests/faults/run simulator` prints which fault was found at which seed, and by what. `FAULT=FenceIgnored` tries one
+//! of them only.
+
+#[path = "choice.rs"]
+mod choice;
+
+#[path = "../../netsim/application.rs"]
+mod application;
+#[path = "../../netsim/datagrams.rs"]
+mod datagrams;
+#[path = "../../netsim/keys.rs"]
+mod keys;
+#[path = "../../netsim/oracle.rs"]
+mod oracle;
+#[path = "../../netsim/pool.rs"]
+mod pool;
+#[path = "../../netsim/referee.rs"]
+mod referee;
+#[path = "../../netsim/shared.rs"]
+mod shared;
+#[path = "../../netsim/store.rs"]
+mod store;
+#[path = "../../netsim/terms.rs"]
+mod terms;
+#[path = "../../netsim/turns.rs"]
+mod turns;
+#[path = "../../netsim/unreliable.rs"]
+mod unreliable;
+#[path = "../../netsim/watch.rs"]
+mod watch;
+#[path = "../../netsim/windows.rs"]
+mod windows;
+#[path = "../../netsim/world.rs"]
+mod world;
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use rdma_verbs::fault::{Fault, turn_on};
+use watch::{run_watched, watched};
+use world::Outcome;
+
+/// Seeds after which a fault counts as not found.
+const MOST_SEEDS: u64 = 1_000;
+/// Faults that may remain unfound, and the median of the seeds that the others may take.
+const MOST_MISSED: usize = 3;
+const LARGEST_MEDIAN: u64 = 100;
+
+/// Of the verbs' faults those that the simulator's shared receive queues must find as well.
+const OF_SHARED_RECEIVES: &[Fault] = &[
+    Fault::SharedQueueOneShort,
+    Fault::SharedLimitReachedTooEarly,
+    Fault::SharedLimitStaysArmed,
+    Fault::SharedLimitNotAnnounced,
+    Fault::SharedResizeForgets,
+    Fault::SharedResizeMixesUp,
+    Fault::ErrorFlushesShared,
+    Fault::HalfFilledNotFlushed,
+    Fault::XrcQueueKept,
+    Fault::XrcCompletesAtTarget,
+    Fault::XrcDomainOfTarget,
+];
+/// The smaller worlds.
+const SMALL: [fn(u64, bool) -> Outcome; 5] = [unreliable::run, shared::run, datagrams::run, windows::run, turns::run];
+
+/// What breaks in the first of the worlds in which something does, with this seed.
+fn break_of(seed: u64) -> Option<String> {
+    let small = || SMALL.iter().find_map(|world| watched(|| world(seed, false)).err());
+    small().or_else(|| run_watched(seed).err())
+}
+
+/// The seed that finds the fault, and what it said.
+fn hunt(fault: Fault) -> Option<(u64, String)> {
+    turn_on(Some(fault));
+    let found = (1..=MOST_SEEDS).find_map(|seed| break_of(seed).map(|said| (seed, said)));
+    turn_on(None);
+    found
+}
+
+/// The message of a panic on one short line.
+fn summary(said: &str) -> String {
+    let message = said.split_once('\n').map_or(said, |(_, message)| message);
+    let one_line: String = message.split_whitespace().collect::<Vec<_>>().join(" ");
+    one_line.chars().take(110).collect()
+}
+
+#[test]
+fn faults_are_found() {
+    let start = Instant::now();
+    let faults = choice::chosen(&[Fault::PROTOCOL, OF_SHARED_RECEIVES].concat());
+    let next = AtomicUsize::new(0);
+    let table = Mutex::new(Vec::new());
+    let threads = std::thread::available_parallelism().map_or(2, |threads| threads.get());
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                while let Some(fault) = faults.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let found = hunt(*fault);
+                    match &found {
+                        Some((seed, said)) => println!("{fault:?}: found at seed {seed}: {}", summary(said)),
+                        None => println!("{fault:?}: NOT FOUND in {MOST_SEEDS} seeds"),
+                    }
+                    table.lock().expect("no panic while it is held").push(found.map(|found| found.0));
+                }
+            });
+        }
+    });
+    let table = table.into_inner().expect("no panic while it was held");
+    let mut seeds: Vec<u64> = table.iter().flatten().copied().collect();
+    seeds.sort_unstable();
+    let median = seeds.get(seeds.len() / 2).copied().unwrap_or(MOST_SEEDS);
+    let (planted, found) = (table.len(), seeds.len());
+    println!("simulator: planted {planted}, found {found}, median {median} seeds, {:.0?}", start.elapsed());
+    assert!(found + MOST_MISSED >= planted, "only {found} of {planted} faults were found");
+    assert!(median <= LARGEST_MEDIAN, "the median of {median} seeds is larger than {LARGEST_MEDIAN}");
+}
+
+/// Without a fault the first seeds are fine: it is the faults that are found, not the oracle's own mistakes.
+#[test]
+fn nothing_is_found_without_a_fault() {
+    let mut total = Outcome::default();
+    for seed in 1..=60 {
+        total.merge(&run_watched(seed).unwrap_or_else(|said| panic!("seed {seed}: {said}")));
+        for world in SMALL {
+            total.merge(&watched(|| world(seed, false)).unwrap_or_else(|said| panic!("seed {seed}: {said}")));
+        }
+    }
+    assert!(total.packets > 100_000 && total.simulated > Duration::from_secs(1), "only {} packets", total.packets);
+}
