@@ -22,7 +22,7 @@ harness = false
 "#;
 
 /// What the campaigns depend on; to compile everything else that tests depend on takes longer than the library.
-const DEPENDENCIES: &[&str] = &["libtest-mimic", "rdma-verbs"];
+const DEPENDENCIES: &[&str] = &["libtest-mimic", "rdma-verbs", "tokio"];
 
 const SWITCHES: &str = "\
 thread_local! {
