@@ -37,11 +37,6 @@ mod engine;
 #[doc(hidden)]
 pub use engine::{inbox_message, registry_file};
 pub mod memory;
-#[cfg(not(feature = "mutations"))]
-mod mutation;
-#[cfg(feature = "mutations")]
-#[doc(hidden)]
-pub mod mutation;
 pub mod owned;
 pub mod provider;
 #[doc(hidden)]

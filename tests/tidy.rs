@@ -8,18 +8,17 @@ const FILE_LINES_LIMIT: usize = 800;
 const FUNCTION_LINES_LIMIT: usize = 70;
 const LINE_WIDTH_LIMIT: usize = 120;
 
-/// Layers from the ground up, and what each may import. `mutation` is one file: the planted bugs.
+/// Layers from the ground up, and what each may import.
 const LAYERS: &[(&str, &[&str])] = &[
-    ("mutation", &[]),
     ("types", &[]),
     ("checksum", &[]),
-    ("wire", &["types", "checksum", "mutation"]),
-    ("memory", &["types", "checksum", "mutation"]),
-    ("queue", &["types", "mutation"]),
-    ("transport", &["types", "checksum", "mutation", "wire", "memory", "queue"]),
+    ("wire", &["types", "checksum"]),
+    ("memory", &["types", "checksum"]),
+    ("queue", &["types"]),
+    ("transport", &["types", "checksum", "wire", "memory", "queue"]),
     ("engine", &["types", "wire", "memory", "queue", "transport"]),
-    ("provider", &["types", "mutation", "wire", "memory", "queue", "transport", "engine"]),
-    ("verbs", &["types", "mutation", "memory", "provider"]),
+    ("provider", &["types", "wire", "memory", "queue", "transport", "engine"]),
+    ("verbs", &["types", "memory", "provider"]),
     ("owned", &["types", "verbs"]),
     ("asynchronous", &["types", "verbs", "owned"]),
     ("sim", &["types", "wire", "memory", "queue", "transport"]),
@@ -343,5 +342,29 @@ fn every_operation_has_its_row_in_the_table_of_verbs() {
             problems.push(format!("docs/verbs.md: no row for the operation {name}"));
         }
     }
+    report(problems);
+}
+
+/// `tests/faults/run check` looks closer: at the functions that the faults name, and that a text occurs there once.
+#[test]
+fn faults_change_what_there_is() {
+    let mut problems = Vec::new();
+    let mut seen = 0;
+    for entry in fs::read_dir(root().join("tests/faults/table")).expect("the table of faults") {
+        let text = fs::read_to_string(entry.expect("a readable entry").path()).expect("a readable file");
+        let table: toml::Table = text.parse().expect("TOML");
+        for fault in table.get("fault").and_then(toml::Value::as_array).into_iter().flatten() {
+            let changes = fault.get("change").and_then(toml::Value::as_array);
+            for change in changes.map_or(std::slice::from_ref(fault), Vec::as_slice) {
+                let [file, text] = ["file", "text"].map(|key| change[key].as_str().expect("a text"));
+                let source = fs::read_to_string(root().join(file)).unwrap_or_default();
+                if !source.contains(text.strip_suffix('\n').unwrap_or(text)) {
+                    problems.push(format!("{file}: the text of the fault {} is gone", fault["name"]));
+                }
+                seen += 1;
+            }
+        }
+    }
+    assert!(seen > 200, "{seen} changes");
     report(problems);
 }
