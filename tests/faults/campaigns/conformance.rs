@@ -1,8 +1,9 @@
 //! The conformance suite's power: it is run once with each of the faults, in a process of its own, and must find every
 //! one.
 //!
-//! `tests/faults/run conformance` prints which scenario found which fault. `FAULT=AddReturnsSum` tries one of them only.
-//! `RDMA_VERBS_FAULT=AddReturnsSum tests/faults/run conformance` runs the suite itself with a fault, to see what it says.
+//! `tests/faults/run conformance` prints which scenario found which fault. `FAULT=AddReturnsSum` tries one of them
+//! only. `RDMA_VERBS_FAULT=AddReturnsSum tests/faults/run conformance` runs the suite itself with a fault, to see what
+//! it says.
 
 #[path = "choice.rs"]
 mod choice;
