@@ -20,10 +20,10 @@
 //!
 //! # Panics
 //!
-//! A panic is a bug of this library. It never crosses the boundary: every function that C can call is
-//! `extern "C"`, which aborts the process instead of unwinding into the caller. There is nothing to be saved: a program
-//! whose library has failed half-way through a verb must not go on as if it had not. The engine's own threads do not
-//! abort; what fails there makes verbs fail.
+//! A panic is a bug of this library, and aborts the process: `capi/install` builds it with `panic = "abort"` (the
+//! profile `drop-in`), which holds in the engine's threads as well. In other builds it never crosses the boundary
+//! either: every function that C can call is `extern "C"`, which aborts instead of unwinding into the caller. A program
+//! whose library has failed half-way through a verb must not go on as if it had not.
 #![warn(missing_docs)]
 
 mod address_handle;
