@@ -78,7 +78,7 @@ impl Endpoint {
     /// After each change to a queue pair: grants others with the same peer the room that there is now.
     #[inline]
     pub(in crate::transport) fn serve_fair_queue(&mut self, now: Time, place: u32) {
-        let Some(queue_pair) = self.at(place) else { return };
+        let Some(queue_pair) = self.enter(place) else { return };
         if let Some((peer, in_front)) = queue_pair.requester.begins_to_wait(&queue_pair.common, now) {
             self.enqueue(place, peer, in_front);
         }
@@ -106,10 +106,10 @@ impl Endpoint {
     /// Grants the first that waits its send, if there is room. That send leads to the next grant.
     pub(in crate::transport) fn grant(&mut self, peer: IpAddr) {
         let Some(place) = self.peers.first(peer) else { return };
-        let Some(queue_pair) = self.at(place).filter(|queue_pair| queue_pair.requester.has_room(&queue_pair.common))
-        else {
+        let Some(queue_pair) = self.enter(place) else { return };
+        if !queue_pair.requester.has_room(&queue_pair.common) {
             return;
-        };
+        }
         queue_pair.requester.grant();
         let is_listed = std::mem::replace(&mut queue_pair.listed, true);
         self.peers.remove(peer, place);

@@ -1,5 +1,6 @@
 //! The endpoint: all queue pairs of one shard, and the way of packets to and from them.
 
+mod arrival;
 mod fair_queue;
 mod multicast;
 mod overflow;
@@ -7,6 +8,7 @@ mod panic;
 mod quarantine;
 mod report;
 mod timer;
+mod transmit;
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
@@ -14,20 +16,15 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::burst::BurstSink;
 use super::common::Pass;
-use super::datagram::{AckRelease, Datagram, ModifyLimits, Outcome, SourceAddress, Transmit};
+use super::datagram::{ModifyLimits, SourceAddress};
 use super::history::Strays;
-use super::loop_bound::LoopBound;
-use super::queue_pair::{Filled, HeaderTemplate, ModifyError, QueuePair, QueuePairInit};
+use super::queue_pair::{ModifyError, QueuePair, QueuePairInit};
 use super::responder::ReorderBudget;
-use super::udp_sink::UdpSink;
 use crate::memory::MemoryView;
-use crate::types::{
-    Cause, Counters, DropReason, Qpn, QueuePairAttributes, QueuePairState, QueuePairStatus, QueuePairType, Time,
-};
-use crate::wire::{Opcode, Packet};
+use crate::types::{Cause, Counters, Qpn, QueuePairAttributes, QueuePairState, QueuePairStatus, QueuePairType, Time};
 
+use arrival::Arrivals;
 use fair_queue::Peers;
 use multicast::Groups;
 use quarantine::Quarantine;
@@ -79,9 +76,6 @@ pub enum CreateError {
     Unsupported(QueuePairType),
 }
 
-/// Requests that no packet leaves for, executed in one go at most.
-const MOST_LOCAL_REQUESTS: usize = 1_024;
-
 /// Queue pair numbers are random, so their low bits make a good hash.
 #[derive(Default)]
 pub(super) struct QpnHasher(u64);
@@ -102,13 +96,6 @@ impl Hasher for QpnHasher {
     }
 }
 
-/// The queue pair that the last datagram was for, and the template of those that the fast path takes.
-struct Arrivals {
-    qpn: Qpn,
-    place: u32,
-    template: Option<HeaderTemplate>,
-}
-
 /// All queue pairs of one shard.
 ///
 /// Its methods are of four kinds: commands (`create_queue_pair`, `modify_queue_pair`, …), inputs (`handle_*`), outputs
@@ -126,8 +113,8 @@ pub struct Endpoint {
     held: Vec<u32>,
     timers: Timers,
     pub(super) peers: Peers,
-    /// The queue pair whose code runs, or ran last.
-    running: u32,
+    /// The queue pair whose code runs, or ran last since the endpoint was called.
+    running: Option<u32>,
     /// Of the last datagram, if what follows from it was not seen to yet.
     arrivals: Option<Arrivals>,
     /// Of packets without a queue pair, and of queue pairs that are gone.
@@ -149,7 +136,7 @@ impl Endpoint {
             held: Vec::new(),
             timers: Timers::default(),
             peers: Peers::default(),
-            running: 0,
+            running: None,
             arrivals: None,
             counters: Counters::default(),
             strays: Strays::default(),
@@ -338,7 +325,14 @@ impl Endpoint {
     }
 
     pub(super) fn at(&mut self, place: u32) -> Option<&mut QueuePair> {
-        self.queue_pairs[place as usize].as_deref_mut()
+        self.queue_pairs.get_mut(place as usize)?.as_deref_mut()
+    }
+
+    /// The same of a queue pair whose code runs next: a panic is its own.
+    #[inline]
+    pub(super) fn enter(&mut self, place: u32) -> Option<&mut QueuePair> {
+        self.running = Some(place);
+        self.at(place)
     }
 
     fn pass<'a>(&self, now: Time, memory: &'a MemoryView<'a>) -> Pass<'a> {
@@ -369,131 +363,9 @@ impl Endpoint {
     #[cold]
     fn flush_posted(&mut self, now: Time, place: u32, flush: impl FnOnce(&mut QueuePair)) {
         self.guard(now, |endpoint| {
-            endpoint.running = place;
-            endpoint.at(place).map(flush);
+            endpoint.enter(place).map(flush);
             endpoint.settle(now, place);
         });
-    }
-
-    /// A datagram arrived on port 4791.
-    pub fn handle_datagram(&mut self, now: Time, memory: &MemoryView<'_>, datagram: &Datagram<'_>) -> Outcome {
-        let taken = self.guard(now, |endpoint| {
-            let outcome = endpoint.take_arrival(now, memory, datagram);
-            endpoint.end_arrivals(now);
-            outcome
-        });
-        taken.unwrap_or_default()
-    }
-
-    /// The same for one of several datagrams that came together: what follows from those to one queue pair is seen to
-    /// once, when one to another comes. [`Endpoint::settle_arrivals`] must follow the last one, before anything else.
-    #[inline]
-    pub fn handle_arrival(&mut self, now: Time, memory: &MemoryView<'_>, datagram: &Datagram<'_>) -> Outcome {
-        self.guard(now, |endpoint| endpoint.take_arrival(now, memory, datagram)).unwrap_or_default()
-    }
-
-    #[inline]
-    fn take_arrival(&mut self, now: Time, memory: &MemoryView<'_>, datagram: &Datagram<'_>) -> Outcome {
-        if let Some(Arrivals { place, template: Some(template), .. }) = &self.arrivals
-            && template.fits(datagram)
-        {
-            let (place, template, pass) = (*place, *template, self.pass(now, memory));
-            self.running = place;
-            if let Some(outcome) = self.at(place).and_then(|pair| pair.take_by_template(&pass, &template, datagram)) {
-                return outcome;
-            }
-        }
-        // By reference: what was just written in pieces is slow to copy.
-        let parsed = Packet::parse(datagram.payload);
-        let packet = match &parsed {
-            Ok(packet) => packet,
-            Err(reason) => return self.drop_stray(now, datagram, None, *reason),
-        };
-        let bth = &packet.headers.bth;
-        if bth.opcode == Opcode::CNP {
-            return self.drop_datagram(DropReason::CongestionNotification);
-        }
-        if bth.destination == Qpn::MULTICAST && datagram.destination.is_multicast() {
-            return self.handle_multicast(now, memory, datagram, packet);
-        }
-        let place = match self.arrivals {
-            Some(Arrivals { qpn, place, .. }) if qpn == bth.destination => place,
-            _ => {
-                self.end_arrivals(now);
-                let Some(place) = self.place_of(bth.destination) else {
-                    return self.drop_stray(now, datagram, Some(bth.destination), DropReason::UnknownQueuePair);
-                };
-                place
-            }
-        };
-        let pass = self.pass(now, memory);
-        self.running = place;
-        let Some(queue_pair) = self.at(place) else { return Outcome::default() };
-        let expected = queue_pair.responder.expected();
-        let outcome = queue_pair.take(datagram, packet, |queue_pair| queue_pair.handle_packet(&pass, datagram, packet));
-        // Not of a duplicate, which was not looked at closely.
-        let is_executed = queue_pair.responder.expected() != expected;
-        let template = if is_executed { queue_pair.header_template(datagram, bth) } else { None };
-        let has_overflowed = queue_pair.common.has_overflowed();
-        self.arrivals = Some(Arrivals { qpn: bth.destination, place, template });
-        if has_overflowed {
-            self.end_arrivals(now);
-        }
-        outcome
-    }
-
-    /// Sees to what follows from the datagrams that [`Endpoint::handle_arrival`] took.
-    #[inline]
-    pub fn settle_arrivals(&mut self, now: Time) {
-        if self.arrivals.is_some() {
-            self.guard(now, |endpoint| endpoint.end_arrivals(now));
-        }
-    }
-
-    #[inline]
-    fn end_arrivals(&mut self, now: Time) {
-        if let Some(Arrivals { place, .. }) = self.arrivals.take() {
-            self.settle(now, place);
-        }
-    }
-
-    /// Hands a packet to a queue pair, and sees to what follows.
-    #[inline]
-    pub(super) fn deliver(
-        &mut self,
-        now: Time,
-        memory: &MemoryView<'_>,
-        place: u32,
-        datagram: &Datagram<'_>,
-        packet: &Packet<'_>,
-        take: impl FnOnce(&mut QueuePair, &Pass<'_>) -> Result<(), DropReason>,
-    ) -> Outcome {
-        let pass = self.pass(now, memory);
-        let taken = self.guard(now, |endpoint| {
-            endpoint.running = place;
-            let queue_pair = endpoint.at(place)?;
-            let outcome = queue_pair.take(datagram, packet, |queue_pair| take(queue_pair, &pass));
-            endpoint.settle(now, place);
-            Some(outcome)
-        });
-        taken.flatten().unwrap_or_default()
-    }
-
-    pub(super) fn drop_datagram(&mut self, reason: DropReason) -> Outcome {
-        self.counters.add_drop(reason);
-        Outcome::dropped(reason)
-    }
-
-    /// A datagram that belongs to no queue pair.
-    pub(super) fn drop_stray(
-        &mut self,
-        now: Time,
-        datagram: &Datagram<'_>,
-        qpn: Option<Qpn>,
-        reason: DropReason,
-    ) -> Outcome {
-        self.strays.note(now, datagram.source, qpn, reason);
-        self.drop_datagram(reason)
     }
 
     /// Some deadline has come.
@@ -503,8 +375,7 @@ impl Endpoint {
         for _ in 0..self.queue_pairs.len() {
             let Some(place) = self.timers.pop_expired(now) else { break };
             self.guard(now, |endpoint| {
-                endpoint.running = place;
-                if let Some(queue_pair) = endpoint.at(place) {
+                if let Some(queue_pair) = endpoint.enter(place) {
                     queue_pair.handle_timeout(now);
                 }
                 endpoint.settle(now, place);
@@ -512,122 +383,7 @@ impl Endpoint {
         }
     }
 
-    // ---- outputs ----
-
-    /// When [`Endpoint::handle_timeout`] must be called.
-    pub fn next_timeout(&self) -> Option<Time> {
-        self.timers.next()
-    }
-
-    /// Whether acknowledgements wait for the application's answer.
-    pub fn has_held_acknowledgements(&self) -> bool {
-        !self.held.is_empty()
-    }
-
-    /// Whether nothing waits to be sent, not even for its time. Only a datagram, a command, a doorbell or a deadline
-    /// changes that.
-    pub fn has_nothing_to_send(&self) -> bool {
-        self.ready.is_empty() && self.held.is_empty()
-    }
-
-    /// Whether [`Endpoint::poll_transmit`] returned `None` although it may find more: it had executed many requests
-    /// that no packet leaves for, which other threads may post as fast.
-    pub fn has_more_to_send(&self) -> bool {
-        !self.ready.is_empty()
-    }
-
-    /// Writes the next datagram, or a send of several to one destination, into `buffer` (at least 4,200 bytes).
-    #[inline]
-    pub fn poll_transmit(
-        &mut self,
-        now: Time,
-        memory: &MemoryView<'_>,
-        buffer: &mut [u8],
-        release: AckRelease,
-    ) -> Option<Transmit> {
-        if !self.has_ready(release) {
-            return None;
-        }
-        let mut sent = None;
-        let mut sink = UdpSink::new(buffer, self.config.max_segments, &mut sent);
-        self.transmit(now, memory, &mut sink);
-        sent
-    }
-
-    /// Gives the sink the next send, if there is one.
-    pub fn poll_transmit_into(
-        &mut self,
-        now: Time,
-        memory: &MemoryView<'_>,
-        sink: &mut impl BurstSink,
-        release: AckRelease,
-    ) -> bool {
-        self.has_ready(release) && self.transmit(now, memory, sink)
-    }
-
-    /// Whether queue pairs have something to send, perhaps.
-    #[inline]
-    fn has_ready(&mut self, release: AckRelease) -> bool {
-        if release == AckRelease::Now {
-            self.release_held();
-        }
-        !self.ready.is_empty()
-    }
-
-    fn transmit(&mut self, now: Time, memory: &MemoryView<'_>, sink: &mut impl BurstSink) -> bool {
-        // Each panic ends a queue pair.
-        let mut bound = LoopBound::new("panics", self.queue_pairs.len());
-        while !self.ready.is_empty() {
-            if let Some(has_sent) = self.guard(now, |endpoint| endpoint.transmit_ready(now, memory, sink)) {
-                return has_sent;
-            }
-            bound.step();
-        }
-        false
-    }
-
-    fn transmit_ready(&mut self, now: Time, memory: &MemoryView<'_>, sink: &mut impl BurstSink) -> bool {
-        let pass = self.pass(now, memory);
-        let mut local_left = MOST_LOCAL_REQUESTS;
-        // A queue pair that has nothing to send is listed again once at most: when its turn in the line has come, or
-        // when a completion queue has overflowed. One that has executed a local request counts by that.
-        let mut bound = LoopBound::new("transmit", 4 * self.queue_pairs.len() + MOST_LOCAL_REQUESTS);
-        while let Some(place) = self.ready.pop_front() {
-            bound.step();
-            self.running = place;
-            let Some(queue_pair) = self.at(place) else { continue };
-            queue_pair.listed = false;
-            let Filled { has_sent, is_exhausted } = queue_pair.fill(&pass, sink);
-            self.settle_deadlines(now, place);
-            if !is_exhausted {
-                self.list_sender(now, place);
-            }
-            self.serve_fair_queue(now, place);
-            if has_sent {
-                return true;
-            }
-            local_left -= usize::from(!is_exhausted);
-            if local_left == 0 {
-                break;
-            }
-        }
-        false
-    }
-
-    fn release_held(&mut self) {
-        // Each is in the list once at most, and none is added here.
-        let mut bound = LoopBound::new("release", self.held.len());
-        while let Some(place) = self.held.pop() {
-            bound.step();
-            if let Some(queue_pair) = self.at(place) {
-                queue_pair.held = false;
-                queue_pair.responder.release_acknowledgement();
-                if !std::mem::replace(&mut queue_pair.listed, true) {
-                    self.ready.push_back(place);
-                }
-            }
-        }
-    }
+    // ---- what follows ----
 
     /// After each change: deadlines, and the list of those that have something to send.
     fn settle(&mut self, now: Time, place: u32) {
@@ -642,15 +398,14 @@ impl Endpoint {
     }
 
     pub(super) fn list_sender(&mut self, now: Time, place: u32) {
-        self.running = place;
-        let Some(queue_pair) = self.queue_pairs[place as usize].as_deref_mut() else { return };
+        let Some(queue_pair) = self.enter(place) else { return };
         if !queue_pair.listed && queue_pair.wants_to_send(now) {
             queue_pair.listed = true;
             self.ready.push_back(place);
         }
     }
 
-    fn settle_deadlines(&mut self, now: Time, place: u32) {
+    pub(super) fn settle_deadlines(&mut self, now: Time, place: u32) {
         if self.settle_one(now, place) {
             self.fail_queue_pairs_of_overflowed(now);
         }
@@ -658,14 +413,14 @@ impl Endpoint {
 
     /// Whether a completion queue overflowed.
     pub(super) fn settle_one(&mut self, now: Time, place: u32) -> bool {
-        self.running = place;
-        let Some(queue_pair) = self.queue_pairs[place as usize].as_deref_mut() else { return false };
+        let Some(queue_pair) = self.enter(place) else { return false };
         let overflowed = queue_pair.settle();
-        if !queue_pair.held && queue_pair.responder.holds_acknowledgement(now) {
-            queue_pair.held = true;
+        let begins_to_hold = !queue_pair.held && queue_pair.responder.holds_acknowledgement(now);
+        queue_pair.held |= begins_to_hold;
+        let deadline = queue_pair.next_deadline();
+        if begins_to_hold {
             self.held.push(place);
         }
-        let deadline = queue_pair.next_deadline();
         self.set_deadline(place, deadline);
         overflowed
     }

@@ -65,30 +65,28 @@ impl Endpoint {
         datagram: &Datagram<'_>,
         packet: &Packet<'_>,
     ) -> Outcome {
-        let members = self.groups.members.get_mut(&datagram.destination).map(std::mem::take).unwrap_or_default();
-        if members.is_empty() {
+        if self.groups.members.get(&datagram.destination).is_none_or(Vec::is_empty) {
             return self.drop_stray(now, datagram, Some(Qpn::MULTICAST), DropReason::UnknownQueuePair);
         }
-        let mut outcome = Outcome::default();
-        match identify(datagram) {
-            Err(reason) => outcome = self.drop_datagram(reason),
-            Ok(identified) => {
-                let mut is_taken = false;
-                for member in &members {
-                    let Some(place) = self.place_of(*member) else { continue };
-                    let taken = self.deliver(now, memory, place, datagram, packet, |queue_pair, pass| {
-                        queue_pair.take_datagram(pass, datagram, packet, identified)
-                    });
-                    is_taken |= taken.dropped.is_none();
-                    outcome.dropped = outcome.dropped.or(taken.dropped);
-                }
-                if is_taken {
-                    outcome.dropped = None;
-                }
-            }
+        let identified = match identify(datagram) {
+            Ok(identified) => identified,
+            Err(reason) => return self.drop_datagram(reason),
+        };
+        let members = self.groups.members.get_mut(&datagram.destination).map(std::mem::take).unwrap_or_default();
+        let (mut outcome, mut is_taken) = (Outcome::default(), false);
+        for member in &members {
+            let Some(place) = self.place_of(*member) else { continue };
+            let taken = self.deliver(now, memory, place, datagram, packet, |queue_pair, pass| {
+                queue_pair.take_datagram(pass, datagram, packet, identified)
+            });
+            is_taken |= taken.dropped.is_none();
+            outcome.dropped = outcome.dropped.or(taken.dropped);
         }
-        if let Some(place) = self.groups.members.get_mut(&datagram.destination) {
-            *place = members;
+        if is_taken {
+            outcome.dropped = None;
+        }
+        if let Some(emptied) = self.groups.members.get_mut(&datagram.destination) {
+            *emptied = members;
         }
         outcome
     }

@@ -19,14 +19,16 @@ impl Endpoint {
                 return;
             }
             for place in places {
-                self.running = place;
-                if let Some(queue_pair) = self.at(place) {
-                    queue_pair.fail_by_overflow();
-                }
-                self.settle_one(now, place);
-                self.list_sender(now, place);
-                self.serve_fair_queue(now, place);
+                self.guard(now, |endpoint| endpoint.fail_by_overflow(now, place));
             }
         }
+    }
+    fn fail_by_overflow(&mut self, now: Time, place: u32) {
+        if let Some(queue_pair) = self.enter(place) {
+            queue_pair.fail_by_overflow();
+        }
+        self.settle_one(now, place);
+        self.list_sender(now, place);
+        self.serve_fair_queue(now, place);
     }
 }

@@ -48,6 +48,29 @@ fn check_victim(crowd: &mut Crowd, at: usize, succeeded: usize, flushed: usize) 
     assert!(completions.iter().all(|completion| completion.status.is_success() || completion.cause == Cause::Panic));
 }
 
+/// The datagrams of one send that a queue pair makes at the first end.
+fn send_of(crowd: &mut Crowd, member: usize) -> Vec<Vec<u8>> {
+    crowd.post(member, Operation::Send, 100, 1, 1);
+    let now = crowd.pair.now;
+    crowd.call(0, member).transmit(now)
+}
+
+/// The outcomes of datagrams that come together at the second end.
+fn arrive(crowd: &mut Crowd, datagrams: &[Vec<u8>]) -> Vec<Outcome> {
+    let now = crowd.pair.now;
+    let [first, second] = &mut crowd.pair.ends;
+    let view = second.table.read();
+    let mut outcomes = Vec::new();
+    for payload in datagrams {
+        let (source, destination) = (first.address, second.address);
+        let (source_port, segment_index, hop_limit, traffic_class) = (50_000, 0, None, None);
+        let datagram = Datagram { source, destination, source_port, segment_index, hop_limit, traffic_class, payload };
+        outcomes.push(second.endpoint.handle_arrival(now, &view, &datagram));
+    }
+    second.endpoint.settle_arrivals(now);
+    outcomes
+}
+
 /// The other queue pair of the shard goes on.
 fn check_bystander(crowd: &mut Crowd) {
     let write = crowd.write();
@@ -107,4 +130,31 @@ fn a_panic_of_the_response_queue_costs_one_queue_pair() {
     crowd.pair.drive(Duration::from_secs(1));
     check_victim(&mut crowd, 1, 1, 3);
     check_bystander(&mut crowd);
+}
+
+#[test]
+fn a_datagram_behind_that_of_a_panic_is_taken() {
+    let mut crowd = start(None);
+    let sge = crowd.call(1, BYSTANDER).sge(0, 100);
+    crowd.call(1, BYSTANDER).post_receive(&[sge]);
+    let datagrams = [send_of(&mut crowd, VICTIM), send_of(&mut crowd, BYSTANDER)].concat();
+    let qpn = crowd.call(1, VICTIM).qpn;
+    let endpoint = &mut crowd.pair.ends[1].endpoint;
+    let place = endpoint.place_of(qpn).unwrap();
+    endpoint.at(place).unwrap().responder.break_responses();
+    let outcomes = arrive(&mut crowd, &datagrams);
+    assert_eq!(outcomes.iter().map(|outcome| outcome.dropped).collect::<Vec<_>>(), [None, None]);
+    check_victim(&mut crowd, 1, 1, 3);
+    assert_eq!(crowd.call(1, BYSTANDER).poll().len(), 1);
+}
+
+#[test]
+fn a_datagram_that_leads_to_a_panic_shows_nothing() {
+    let mut crowd = start(Some(1));
+    let datagrams = send_of(&mut crowd, VICTIM);
+    let outcomes = arrive(&mut crowd, &datagrams);
+    assert_eq!(outcomes[0].dropped, Some(DropReason::WrongState));
+    assert_eq!(outcomes[0].check_field, CheckField::Withheld);
+    assert_eq!(crowd.pair.ends[1].endpoint.counters().get_drop(DropReason::WrongState), 1);
+    check_victim(&mut crowd, 1, 1, 3);
 }

@@ -1,0 +1,141 @@
+//! The path of a datagram into the endpoint: to the queue pair that it names, or to the members of a group.
+
+use super::Endpoint;
+use crate::memory::MemoryView;
+use crate::transport::common::Pass;
+use crate::transport::datagram::{CheckField, Datagram, Outcome};
+use crate::transport::queue_pair::{HeaderTemplate, QueuePair};
+use crate::types::{DropReason, Qpn, Time};
+use crate::wire::{Opcode, Packet};
+
+/// The queue pair that the last datagram was for, and the template of those that the fast path takes.
+pub(super) struct Arrivals {
+    qpn: Qpn,
+    place: u32,
+    template: Option<HeaderTemplate>,
+}
+
+impl Endpoint {
+    /// A datagram arrived on port 4791.
+    pub fn handle_datagram(&mut self, now: Time, memory: &MemoryView<'_>, datagram: &Datagram<'_>) -> Outcome {
+        let outcome = self.handle_arrival(now, memory, datagram);
+        self.settle_arrivals(now);
+        outcome
+    }
+
+    /// The same for one of several datagrams that came together: what follows from those to one queue pair is seen to
+    /// once, when one to another comes. [`Endpoint::settle_arrivals`] must follow the last one, before anything else.
+    #[inline]
+    pub fn handle_arrival(&mut self, now: Time, memory: &MemoryView<'_>, datagram: &Datagram<'_>) -> Outcome {
+        match self.guard(now, |endpoint| endpoint.take_arrival(now, memory, datagram)) {
+            Some(outcome) => outcome,
+            None => self.drop_after_panic(),
+        }
+    }
+
+    #[inline]
+    fn take_arrival(&mut self, now: Time, memory: &MemoryView<'_>, datagram: &Datagram<'_>) -> Outcome {
+        if let Some(Arrivals { place, template: Some(template), .. }) = &self.arrivals
+            && template.fits(datagram)
+        {
+            let (place, template, pass) = (*place, *template, self.pass(now, memory));
+            if let Some(outcome) = self.enter(place).and_then(|pair| pair.take_by_template(&pass, &template, datagram))
+            {
+                return outcome;
+            }
+        }
+        // By reference: what was just written in pieces is slow to copy.
+        let parsed = Packet::parse(datagram.payload);
+        let packet = match &parsed {
+            Ok(packet) => packet,
+            Err(reason) => return self.drop_stray(now, datagram, None, *reason),
+        };
+        let bth = &packet.headers.bth;
+        if bth.opcode == Opcode::CNP {
+            return self.drop_datagram(DropReason::CongestionNotification);
+        }
+        if bth.destination == Qpn::MULTICAST && datagram.destination.is_multicast() {
+            return self.handle_multicast(now, memory, datagram, packet);
+        }
+        let place = match self.arrivals {
+            Some(Arrivals { qpn, place, .. }) if qpn == bth.destination => place,
+            _ => {
+                self.settle_arrivals(now);
+                let Some(place) = self.place_of(bth.destination) else {
+                    return self.drop_stray(now, datagram, Some(bth.destination), DropReason::UnknownQueuePair);
+                };
+                place
+            }
+        };
+        let pass = self.pass(now, memory);
+        let Some(queue_pair) = self.enter(place) else { return Outcome::default() };
+        let expected = queue_pair.responder.expected();
+        let outcome = queue_pair.take(datagram, packet, |queue_pair| queue_pair.handle_packet(&pass, datagram, packet));
+        // Not of a duplicate, which was not looked at closely.
+        let is_executed = queue_pair.responder.expected() != expected;
+        let template = if is_executed { queue_pair.header_template(datagram, bth) } else { None };
+        let has_overflowed = queue_pair.common.has_overflowed();
+        self.arrivals = Some(Arrivals { qpn: bth.destination, place, template });
+        if has_overflowed {
+            self.settle_arrivals(now);
+        }
+        outcome
+    }
+
+    /// Sees to what follows from the datagrams that [`Endpoint::handle_arrival`] took.
+    #[inline]
+    pub fn settle_arrivals(&mut self, now: Time) {
+        if let Some(Arrivals { place, .. }) = self.arrivals.take() {
+            self.guard(now, |endpoint| endpoint.settle(now, place));
+        }
+    }
+
+    /// Hands a packet to a queue pair, and sees to what follows.
+    #[inline]
+    pub(super) fn deliver(
+        &mut self,
+        now: Time,
+        memory: &MemoryView<'_>,
+        place: u32,
+        datagram: &Datagram<'_>,
+        packet: &Packet<'_>,
+        take: impl FnOnce(&mut QueuePair, &Pass<'_>) -> Result<(), DropReason>,
+    ) -> Outcome {
+        let pass = self.pass(now, memory);
+        let taken = self.guard(now, |endpoint| {
+            let queue_pair = endpoint.enter(place)?;
+            let outcome = queue_pair.take(datagram, packet, |queue_pair| take(queue_pair, &pass));
+            endpoint.settle(now, place);
+            Some(outcome)
+        });
+        match taken {
+            Some(outcome) => outcome.unwrap_or_default(),
+            None => self.drop_after_panic(),
+        }
+    }
+
+    /// A datagram at which its queue pair panicked, and ended. It may bear what a capture must not show.
+    #[cold]
+    fn drop_after_panic(&mut self) -> Outcome {
+        let reason = DropReason::WrongState;
+        self.counters.add_drop(reason);
+        Outcome { dropped: Some(reason), check_field: CheckField::Withheld, ..Outcome::default() }
+    }
+
+    pub(super) fn drop_datagram(&mut self, reason: DropReason) -> Outcome {
+        self.counters.add_drop(reason);
+        Outcome::dropped(reason)
+    }
+
+    /// A datagram that belongs to no queue pair.
+    pub(super) fn drop_stray(
+        &mut self,
+        now: Time,
+        datagram: &Datagram<'_>,
+        qpn: Option<Qpn>,
+        reason: DropReason,
+    ) -> Outcome {
+        self.strays.note(now, datagram.source, qpn, reason);
+        self.drop_datagram(reason)
+    }
+}

@@ -1,0 +1,129 @@
+//! The path of packets out of the endpoint: the queue pairs that have something to send, one after the other.
+
+use super::Endpoint;
+use crate::memory::MemoryView;
+use crate::transport::burst::BurstSink;
+use crate::transport::datagram::{AckRelease, Transmit};
+use crate::transport::loop_bound::LoopBound;
+use crate::transport::queue_pair::Filled;
+use crate::transport::udp_sink::UdpSink;
+use crate::types::Time;
+
+/// Requests that no packet leaves for, executed in one go at most.
+const MOST_LOCAL_REQUESTS: usize = 1_024;
+
+impl Endpoint {
+    /// When [`Endpoint::handle_timeout`] must be called.
+    pub fn next_timeout(&self) -> Option<Time> {
+        self.timers.next()
+    }
+
+    /// Whether acknowledgements wait for the application's answer.
+    pub fn has_held_acknowledgements(&self) -> bool {
+        !self.held.is_empty()
+    }
+
+    /// Whether nothing waits to be sent, not even for its time. Only a datagram, a command, a doorbell or a deadline
+    /// changes that.
+    pub fn has_nothing_to_send(&self) -> bool {
+        self.ready.is_empty() && self.held.is_empty()
+    }
+
+    /// Whether [`Endpoint::poll_transmit`] returned `None` although it may find more: it had executed many requests
+    /// that no packet leaves for, which other threads may post as fast.
+    pub fn has_more_to_send(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
+    /// Writes the next datagram, or a send of several to one destination, into `buffer` (at least 4,200 bytes).
+    #[inline]
+    pub fn poll_transmit(
+        &mut self,
+        now: Time,
+        memory: &MemoryView<'_>,
+        buffer: &mut [u8],
+        release: AckRelease,
+    ) -> Option<Transmit> {
+        if !self.has_ready(now, release) {
+            return None;
+        }
+        let mut sent = None;
+        let mut sink = UdpSink::new(buffer, self.config.max_segments, &mut sent);
+        // Without a send nothing of what the buffer holds leaves: its queue pair may have panicked behind it.
+        self.transmit(now, memory, &mut sink).then_some(sent).flatten()
+    }
+
+    /// Gives the sink the next send, if there is one.
+    pub fn poll_transmit_into(
+        &mut self,
+        now: Time,
+        memory: &MemoryView<'_>,
+        sink: &mut impl BurstSink,
+        release: AckRelease,
+    ) -> bool {
+        self.has_ready(now, release) && self.transmit(now, memory, sink)
+    }
+
+    /// Whether queue pairs have something to send, perhaps.
+    #[inline]
+    fn has_ready(&mut self, now: Time, release: AckRelease) -> bool {
+        if release == AckRelease::Now && !self.held.is_empty() {
+            self.guard(now, Self::release_held);
+        }
+        !self.ready.is_empty()
+    }
+
+    fn transmit(&mut self, now: Time, memory: &MemoryView<'_>, sink: &mut impl BurstSink) -> bool {
+        // Each panic ends a queue pair.
+        let mut bound = LoopBound::new("panics", self.queue_pairs.len());
+        while !self.ready.is_empty() {
+            if let Some(has_sent) = self.guard(now, |endpoint| endpoint.transmit_ready(now, memory, sink)) {
+                return has_sent;
+            }
+            bound.step();
+        }
+        false
+    }
+
+    fn transmit_ready(&mut self, now: Time, memory: &MemoryView<'_>, sink: &mut impl BurstSink) -> bool {
+        let pass = self.pass(now, memory);
+        let mut local_left = MOST_LOCAL_REQUESTS;
+        // A queue pair that has nothing to send is listed again once at most: when its turn in the line has come, or
+        // when a completion queue has overflowed. One that has executed a local request counts by that.
+        let mut bound = LoopBound::new("transmit", 4 * self.queue_pairs.len() + MOST_LOCAL_REQUESTS);
+        while let Some(place) = self.ready.pop_front() {
+            let Some(queue_pair) = self.enter(place) else { continue };
+            queue_pair.listed = false;
+            bound.step();
+            let Filled { has_sent, is_exhausted } = queue_pair.fill(&pass, sink);
+            self.settle_deadlines(now, place);
+            if !is_exhausted {
+                self.list_sender(now, place);
+            }
+            self.serve_fair_queue(now, place);
+            if has_sent {
+                return true;
+            }
+            local_left -= usize::from(!is_exhausted);
+            if local_left == 0 {
+                break;
+            }
+        }
+        false
+    }
+
+    fn release_held(&mut self) {
+        // Each is in the list once at most, and none is added here.
+        let mut bound = LoopBound::new("release", self.held.len());
+        while let Some(place) = self.held.pop() {
+            bound.step();
+            if let Some(queue_pair) = self.enter(place) {
+                queue_pair.held = false;
+                queue_pair.responder.release_acknowledgement();
+                if !std::mem::replace(&mut queue_pair.listed, true) {
+                    self.ready.push_back(place);
+                }
+            }
+        }
+    }
+}
