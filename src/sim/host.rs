@@ -10,7 +10,7 @@ use crate::memory::RegionTable;
 use crate::queue::{AsyncEventQueue, CompletionQueue, Notify, QueueError, ReceiveQueue, SendQueue, SharedReceiveQueue};
 use crate::transport::{Endpoint, EndpointConfig, ModifyLimits, QueuePairInit, ReceiveSource, SourceAddress};
 use crate::types::{
-    AccessFlags, AddressVector, AsyncEvent, BatchEnd, Destination, DomainId, Mtu, PeerCapabilities, PeerKey, Psn, Qkey,
+    AccessFlags, AddressVector, AsyncEvent, BatchEnd, Cause, Destination, DomainId, Mtu, PeerCapabilities, PeerKey, Psn, Qkey,
     Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairState, QueuePairType, RawCompletion, ReceiveRequest,
     SendRequest, SharedReceiveQueueNumber, Time,
 };
@@ -291,11 +291,16 @@ impl Host {
 
 impl Port {
     /// Takes all completions.
+    ///
+    /// # Panics
+    /// If one tells that its queue pair panicked: the endpoint catches that.
     pub fn poll(&self, out: &mut Vec<RawCompletion>) {
         let mut some = [RawCompletion::default(); 32];
         loop {
             let count = self.completions.poll(&mut some);
-            out.extend_from_slice(&some[..count]);
+            let polled = &some[..count];
+            assert!(polled.iter().all(|completion| completion.cause != Cause::Panic), "a panic ended a queue pair");
+            out.extend_from_slice(polled);
             if count < some.len() {
                 return;
             }

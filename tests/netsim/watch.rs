@@ -1,4 +1,5 @@
-//! Runs a seed and says how it failed, without printing a panic that is expected.
+//! Runs a seed and says how it failed, without printing a panic that is expected. The endpoint catches panics of its queue
+//! pairs, after which a completion tells of it and fails the run.
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -7,7 +8,7 @@ use std::sync::Once;
 use super::world::{Outcome, run};
 
 thread_local! {
-    /// What the last panic of this thread said, if it is to be kept quiet.
+    /// What the first panic of this thread said, if panics are to be kept quiet: later ones follow from it.
     static SAID: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
@@ -23,8 +24,15 @@ pub(crate) fn watched(run: impl FnOnce() -> Outcome) -> Result<Outcome, String> 
     HOOK.call_once(|| {
         let before = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |info| {
-            let quiet = SAID.with_borrow_mut(|said| said.as_mut().map(|said| *said = info.to_string()).is_some());
-            if !quiet {
+            let is_quiet = SAID.with_borrow_mut(|said| match said {
+                Some(said) if said.is_empty() => {
+                    *said = info.to_string();
+                    true
+                }
+                Some(_) => true,
+                None => false,
+            });
+            if !is_quiet {
                 before(info);
             }
         }));
