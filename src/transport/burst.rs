@@ -5,8 +5,6 @@
 //! fit, and finishes the send. What a burst becomes is the sink's business: UDP datagrams with an ICRC
 //! ([`super::udp_sink::UdpSink`]), or records of another link.
 
-use std::net::IpAddr;
-
 use super::packet_check::Departing;
 use crate::checksum::Sum;
 use crate::memory::{AccessError, Payloads};
@@ -25,10 +23,10 @@ pub enum Sending {
     Probe,
 }
 
-/// Which packets of a burst behind the first ask for an acknowledgement.
+/// Which packets of a burst ask for an acknowledgement. The headers of the first say it for themselves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct AckRequests {
-    /// The first that does, counted from the first packet of the burst.
+    /// The index of the first that does.
     pub first: u32,
     /// From there on each packet at this distance; 0: none does.
     pub every: u32,
@@ -95,7 +93,7 @@ pub trait PayloadSource {
 }
 
 /// The packets carry none.
-pub struct NoPayload;
+pub(super) struct NoPayload;
 
 impl PayloadSource for NoPayload {
     #[inline]
@@ -130,13 +128,6 @@ pub struct Envelope {
     pub(super) check: Departing,
 }
 
-impl Envelope {
-    /// The address that the packets go to.
-    pub fn destination(&self) -> IpAddr {
-        self.flow.destination
-    }
-}
-
 /// A medium that packets are sent on.
 pub trait BurstSink {
     /// Writes a send.
@@ -148,7 +139,8 @@ pub trait BurstSink {
     fn open<'a>(&'a mut self, envelope: &'a Envelope) -> Self::Writer<'a>;
 }
 
-/// A send that has begun: the packets so far.
+/// A send that has begun: the packets so far. One that is dropped without [`BurstWriter::finish`], because its queue
+/// pair has panicked, is not sent.
 pub trait BurstWriter {
     /// Packets that it takes in all.
     fn capacity(&self) -> usize;

@@ -104,7 +104,7 @@ impl Repeats {
     }
 }
 
-/// Datagrams to be sent: one, or a burst of equal size (the last may be shorter) to one destination.
+/// Datagrams to be sent: one, or several of equal size (the last may be shorter) to one destination.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Transmit {
     /// The own address to send from.
@@ -115,7 +115,7 @@ pub struct Transmit {
     pub destination: IpAddr,
     /// Bytes in the buffer.
     pub length: usize,
-    /// For a burst: the size of each datagram but the last. The ICRCs expect the identifications 0, 1, 2, ….
+    /// Of several: the size of each datagram but the last. The ICRCs expect the identifications 0, 1, 2, ….
     pub segment_size: Option<usize>,
     /// Type of service byte.
     pub traffic_class: u8,
@@ -130,7 +130,7 @@ pub struct Transmit {
 }
 
 impl Transmit {
-    /// Datagrams in the burst.
+    /// Datagrams in the send.
     pub fn segments(&self) -> usize {
         self.segment_size.map_or(1, |size| self.length.div_ceil(size.max(1)))
     }

@@ -22,7 +22,7 @@ mod sizes;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
-pub use burst::{AckRequests, Burst, BurstSink, BurstWriter, Envelope, NoPayload, PayloadSource, Sending};
+pub use burst::{AckRequests, Burst, BurstSink, BurstWriter, Envelope, PayloadSource, Sending};
 pub use datagram::{AckRelease, CheckField, Datagram, ModifyLimits, Outcome, Repeats, SourceAddress, Transmit};
 #[cfg(feature = "sim")]
 #[doc(hidden)]

@@ -128,7 +128,7 @@ impl Departing {
         }
     }
 
-    /// The identification that the ICRC of the packet at this index of a burst covers.
+    /// The identification that the ICRC of the packet at this index of a send covers.
     #[inline]
     pub(super) fn identification(self, index: u16) -> u16 {
         if self.is_keyed() { 0 } else { index }

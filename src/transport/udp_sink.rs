@@ -136,6 +136,7 @@ impl BurstWriter for UdpWriter<'_> {
 
     #[inline]
     fn add<P: PayloadSource>(&mut self, burst: &mut Burst<'_, P>) -> Result<u32, AccessError> {
+        debug_assert!(burst.count > 0, "a burst has a packet");
         let size = burst.packet_bytes();
         self.add_packet(size, burst)?;
         for index in 1..burst.count {

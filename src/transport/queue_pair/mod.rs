@@ -62,7 +62,7 @@ pub(super) struct QueuePair {
     pub(super) held: bool,
     /// Alternates between responses and requests when both wait.
     pub(super) responses_first: bool,
-    /// A panic has ended it.
+    /// A panic has ended it since its last RESET.
     has_panicked: bool,
 }
 

@@ -49,7 +49,7 @@ impl QueuePair {
         let (mut is_exhausted, mut has_sent_requests) = (false, false);
         // Each round adds a packet, but where memory is gone: once of a request and once of its probe, which then end,
         // and of READs, which are refused instead in the next round.
-        let mut bound = LoopBound::new("fill", 2 * writer.capacity() + 8);
+        let mut bound = LoopBound::new("fill", writer.capacity().saturating_mul(2).saturating_add(8));
         while !writer.is_full() {
             bound.step();
             let next = self.next_plan(pass.now).or_else(|| self.riding_acknowledgement(pass.now, &writer));

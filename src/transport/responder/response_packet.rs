@@ -119,8 +119,8 @@ impl Responder {
             }
             Response::Resource(place) => return self.emit_resource(common, pass, plan, place, headers, writer),
         }
-        self.responses.pop();
         writer.add(&mut Burst::single(&mut headers, 0, NoPayload, Sending::First))?;
+        self.responses.pop();
         Ok(())
     }
 
@@ -140,8 +140,8 @@ impl Responder {
         let (reth, domain, next, end, sent) = match resource.kind {
             ResourceKind::Atomic { original } => {
                 headers.atomic_ack = Some(original);
-                self.responses.pop();
                 writer.add(&mut Burst::single(&mut headers, 0, NoPayload, sending(resource.answered)))?;
+                self.responses.pop();
                 return Ok(());
             }
             ResourceKind::Read { reth, domain, next, end, sent, .. } => (reth, domain, next, end, sent),

@@ -65,8 +65,16 @@ impl BurstWriter for PlainWriter<'_> {
         Ok(burst.count)
     }
 
-    fn finish(self) {
+    fn finish(mut self) {
         self.sink.sends += usize::from(self.packets() > 0);
+        self.begun_at = self.sink.packets.len();
+    }
+}
+
+/// Without [`BurstWriter::finish`] nothing is sent.
+impl Drop for PlainWriter<'_> {
+    fn drop(&mut self) {
+        self.sink.packets.truncate(self.begun_at);
     }
 }
 
