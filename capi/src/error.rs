@@ -5,7 +5,7 @@
 
 use std::ffi::c_int;
 
-use rdma_verbs::provider::{Error, ErrorKind, Refused, RefusedChange};
+use rdma_verbs::provider::{Error, ErrorKind, RefusedBacking, RefusedChange};
 
 /// An error number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -44,8 +44,8 @@ impl From<Error> for Errno {
     }
 }
 
-impl From<Refused> for Errno {
-    fn from(refused: Refused) -> Self {
+impl From<RefusedBacking> for Errno {
+    fn from(refused: RefusedBacking) -> Self {
         refused.error.into()
     }
 }

@@ -159,7 +159,7 @@ mod loom_models {
     use loom::sync::Arc as LoomArc;
     use loom::sync::atomic::AtomicU32;
 
-    use super::super::shard_lock::{Outcome, ShardLock};
+    use super::super::shard_lock::{DriveOutcome, ShardLock};
     use super::*;
 
     /// Two threads post to one queue pair: publish, ring the doorbell, ring the lock. All that was published must have
@@ -178,7 +178,7 @@ mod loom_models {
                         *seen = published.load(Ordering::Relaxed);
                     }
                 });
-                assert_ne!(outcome, Outcome::HandOver);
+                assert_ne!(outcome, DriveOutcome::HandOver);
             };
             let other = LoomArc::clone(&shared);
             let poster = loom::thread::spawn(move || post(&other));

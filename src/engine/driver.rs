@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use super::doorbell::Doorbell;
 use super::shard::{Core, Plan, Progress, Shard};
-use super::shard_lock::{Look, Outcome};
+use super::shard_lock::{DriveOutcome, Look};
 use crate::queue::thread_token;
 use crate::transport::Datagram;
 use crate::types::{Qpn, Time};
@@ -49,7 +49,7 @@ impl Shard {
             let posted = (look == Look::First).then_some(doorbell.qpn());
             self.send_posted(core, Plan { posted, ..POSTING });
         });
-        if outcome != Outcome::Held {
+        if outcome != DriveOutcome::Held {
             return self.finish(outcome);
         }
         self.ring_doorbell(doorbell);
@@ -92,7 +92,7 @@ impl Shard {
             self.note_long(&progress);
             self.leave(&progress);
         });
-        if outcome == Outcome::Held {
+        if outcome == DriveOutcome::Held {
             self.visit(self.clock.now());
         }
         self.finish(outcome);
@@ -202,8 +202,8 @@ impl Shard {
         }
     }
 
-    fn finish(&self, outcome: Outcome) {
-        if outcome == Outcome::HandOver {
+    fn finish(&self, outcome: DriveOutcome) {
+        if outcome == DriveOutcome::HandOver {
             self.wake.call();
         }
     }
@@ -223,7 +223,7 @@ mod tests {
         let served = shard.serve(|_, _| {
             looks.set(looks.get() + 1);
             if looks.get() == 1 {
-                assert_eq!(shard.lock.ring(LOOKS, |_, _| unreachable!("it is held")), Outcome::Held);
+                assert_eq!(shard.lock.ring(LOOKS, |_, _| unreachable!("it is held")), DriveOutcome::Held);
                 return Some(Time::NEVER);
             }
             None

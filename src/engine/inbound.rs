@@ -9,12 +9,12 @@ use super::multicast::GroupSocket;
 use super::port_group::Route;
 use super::sys::{Received, SEVERAL, receive, receive_several};
 use super::udp::ReceiveSocket;
-use crate::transport::{CheckField, Datagram, Outcome};
+use crate::transport::{CheckField, Datagram, DatagramOutcome};
 use crate::types::{Counter, Counters};
 
 /// A packet for another socket. Its connection may have a key, which is not known here, so no capture may show it.
-const OF_ANOTHER_SOCKET: Outcome =
-    Outcome { dropped: None, is_from_own_peer: false, ends_write: false, check_field: CheckField::Withheld };
+const OF_ANOTHER_SOCKET: DatagramOutcome =
+    DatagramOutcome { dropped: None, is_from_own_peer: false, ends_write: false, check_field: CheckField::Withheld };
 /// Room for one datagram, or for as many as the kernel merges.
 const PART_BYTES: usize = 65_536;
 /// After so many datagrams in a row that came alone, a call asks for several. Merged ones fill a call by themselves.
@@ -31,7 +31,7 @@ pub(super) struct Delivery<'a, D> {
     alone: usize,
 }
 
-impl<'a, D: FnMut(&Datagram<'_>) -> Outcome> Delivery<'a, D> {
+impl<'a, D: FnMut(&Datagram<'_>) -> DatagramOutcome> Delivery<'a, D> {
     #[inline]
     pub(super) fn new(counters: &'a mut Counters, tap: &'a Tap, deliver: D) -> Self {
         Self { counters, tap, deliver, alone: 0 }
@@ -70,7 +70,7 @@ impl Inbound {
         &self,
         socket: &mut impl Source,
         found: &Received,
-        delivery: &mut Delivery<'_, impl FnMut(&Datagram<'_>) -> Outcome>,
+        delivery: &mut Delivery<'_, impl FnMut(&Datagram<'_>) -> DatagramOutcome>,
     ) -> usize {
         split(socket, &self.buffer, found, delivery)
     }
@@ -81,7 +81,7 @@ impl Inbound {
         &mut self,
         socket: &mut impl Source,
         most: usize,
-        delivery: &mut Delivery<'_, impl FnMut(&Datagram<'_>) -> Outcome>,
+        delivery: &mut Delivery<'_, impl FnMut(&Datagram<'_>) -> DatagramOutcome>,
     ) -> Taken {
         if delivery.alone >= MOST_ALONE && most > 1 {
             return self.take_several(socket, most, delivery);
@@ -102,7 +102,7 @@ impl Inbound {
         &mut self,
         socket: &mut impl Source,
         most: usize,
-        delivery: &mut Delivery<'_, impl FnMut(&Datagram<'_>) -> Outcome>,
+        delivery: &mut Delivery<'_, impl FnMut(&Datagram<'_>) -> DatagramOutcome>,
     ) -> Taken {
         let mut received = [None; SEVERAL];
         let most = most.min(SEVERAL);
@@ -184,7 +184,7 @@ fn split(
     socket: &mut impl Source,
     buffer: &[u8],
     received: &Received,
-    delivery: &mut Delivery<'_, impl FnMut(&Datagram<'_>) -> Outcome>,
+    delivery: &mut Delivery<'_, impl FnMut(&Datagram<'_>) -> DatagramOutcome>,
 ) -> usize {
     let Delivery { counters, tap, deliver, .. } = delivery;
     if let Some(dropped) = received.dropped {
@@ -214,7 +214,7 @@ fn split(
                 counters.add(Counter::ForwardedPackets, 1);
                 OF_ANOTHER_SOCKET
             }
-            Route::Lost => Outcome { dropped: deliver(datagram).dropped, ..OF_ANOTHER_SOCKET },
+            Route::Lost => DatagramOutcome { dropped: deliver(datagram).dropped, ..OF_ANOTHER_SOCKET },
             Route::Probe => return,
         };
         if let Some(arrival) = &arrival {

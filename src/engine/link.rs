@@ -14,7 +14,7 @@ use super::multicast::{GroupSocket, GroupSockets};
 use super::path_errors::PathErrors;
 use super::sys::{self, SendOptions};
 use super::udp::{Checksums, DEFAULT_HOP_LIMIT, ReceiveSocket, SendSocket};
-use crate::transport::{Datagram, Outcome, Transmit};
+use crate::transport::{Datagram, DatagramOutcome, Transmit};
 use crate::types::{Counter, Counters, PathError, Time};
 
 /// Longest UDP payload over IPv4; as long as any that the kernel merges or segments.
@@ -151,7 +151,7 @@ impl Link {
     pub(super) fn receive(
         &mut self,
         most: usize,
-        deliver: impl FnMut(&Datagram<'_>) -> Outcome,
+        deliver: impl FnMut(&Datagram<'_>) -> DatagramOutcome,
         is_enough: impl Fn() -> bool,
     ) -> Batch {
         let mut batch = Batch::default();
@@ -311,7 +311,7 @@ fn receive_multicasts(
     groups: &mut GroupSockets,
     inbound: &mut Inbound,
     most: usize,
-    delivery: &mut Delivery<'_, impl FnMut(&Datagram<'_>) -> Outcome>,
+    delivery: &mut Delivery<'_, impl FnMut(&Datagram<'_>) -> DatagramOutcome>,
     batch: &mut Batch,
 ) {
     let mut left = most;
@@ -408,7 +408,7 @@ mod tests {
             |datagram| {
                 assert_eq!((datagram.source, datagram.destination), (address.ip, address.ip));
                 seen.push((datagram.source_port, datagram.segment_index, datagram.payload.to_vec()));
-                Outcome::default()
+                DatagramOutcome::default()
             },
             || false,
         );
@@ -429,7 +429,7 @@ mod tests {
         for _ in 0..5 {
             link.send(&transmit(address, plain, 4, None), b"abcd");
         }
-        let take = |_: &Datagram<'_>| Outcome::default();
+        let take = |_: &Datagram<'_>| DatagramOutcome::default();
         assert_eq!(link.receive(3, take, || false), Batch { datagrams: 3, is_full: true });
         assert_eq!(link.receive(3, take, || true), Batch { datagrams: 1, is_full: false });
         assert_eq!(link.receive(3, take, || false), Batch { datagrams: 1, is_full: false });
@@ -445,7 +445,7 @@ mod tests {
         let mut seen = Vec::new();
         let take = |datagram: &Datagram<'_>| {
             seen.push(datagram.payload.to_vec());
-            Outcome::default()
+            DatagramOutcome::default()
         };
         assert_eq!(link.receive(27, take, || false), Batch { datagrams: 27, is_full: true });
         assert_eq!(seen, sent[..27]);
@@ -453,7 +453,7 @@ mod tests {
         assert_eq!(link.counters.get(Counter::ReceiveCalls), 2 + 3 + 1);
         let take = |datagram: &Datagram<'_>| {
             seen.push(datagram.payload.to_vec());
-            Outcome::default()
+            DatagramOutcome::default()
         };
         assert_eq!(link.receive(27, take, || false), Batch { datagrams: 3, is_full: false });
         assert_eq!(seen, sent);
@@ -478,7 +478,7 @@ mod tests {
             assert!(matches!(link.send(&closed, b"abcd"), Sent::Accepted));
             assert!(matches!(link.send(&transmit(address, plain, 4, None), b"abcd"), Sent::Accepted));
         }
-        assert_eq!(link.receive(16, |_| Outcome::default(), || false).datagrams, 3);
+        assert_eq!(link.receive(16, |_| DatagramOutcome::default(), || false).datagrams, 3);
         assert_eq!(link.counters.get(Counter::SendErrors), 0);
         let error = link.path_error(Time::NEVER, closed.destination, Time::ZERO).unwrap();
         assert_eq!((error.errno, error.count), (libc::ECONNREFUSED, 3));
@@ -492,10 +492,10 @@ mod tests {
         for _ in 0..4_000 {
             link.send(&transmit(address, plain, bytes.len(), None), &bytes);
         }
-        let received = link.receive(10_000, |_| Outcome::default(), || false).datagrams as u64;
+        let received = link.receive(10_000, |_| DatagramOutcome::default(), || false).datagrams as u64;
         // The count of drops comes with the next datagram that is taken in.
         link.send(&transmit(address, plain, 4, None), b"abcd");
-        link.receive(1, |_| Outcome::default(), || false);
+        link.receive(1, |_| DatagramOutcome::default(), || false);
         assert_eq!(received + link.counters.get(Counter::SocketOverflow), 4_000);
     }
 }

@@ -10,7 +10,7 @@
 //!   turn, which pollers grant by standing back while somebody waits.
 //!
 //! Letting go fails while the word is rung; then the holder looks again. The number of looks is bounded: a holder who
-//! was rung too often lets go all the same and is told that somebody else must look ([`Outcome::HandOver`]).
+//! was rung too often lets go all the same and is told that somebody else must look ([`DriveOutcome::HandOver`]).
 //!
 //! The models at the end check with every interleaving that nothing announced is missed.
 
@@ -45,7 +45,7 @@ pub(super) enum Look {
 /// What came of an attempt to drive.
 #[must_use]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Outcome {
+pub(super) enum DriveOutcome {
     /// This thread drove, and nothing announced before it let go was missed.
     Drove,
     /// Somebody else holds the lock. After ringing, that one looks once more.
@@ -68,22 +68,22 @@ impl<T> ShardLock<T> {
 
     /// For posters: drives, or rings whoever does.
     #[inline]
-    pub(super) fn ring(&self, looks: usize, work: impl FnMut(&mut T, Look)) -> Outcome {
+    pub(super) fn ring(&self, looks: usize, work: impl FnMut(&mut T, Look)) -> DriveOutcome {
         match self.guarded.acquire_or_ring() {
             Some(guard) => drive_guarded(guard, looks, work),
-            None => Outcome::Held,
+            None => DriveOutcome::Held,
         }
     }
 
     /// For pollers: drives if nobody else does or wants to.
     #[inline]
-    pub(super) fn try_drive(&self, looks: usize, work: impl FnMut(&mut T, Look)) -> Outcome {
+    pub(super) fn try_drive(&self, looks: usize, work: impl FnMut(&mut T, Look)) -> DriveOutcome {
         if self.waiting.load(Ordering::Relaxed) > 0 {
-            return Outcome::Held;
+            return DriveOutcome::Held;
         }
         match self.guarded.try_acquire() {
             Some(guard) => drive_guarded(guard, looks, work),
-            None => Outcome::Held,
+            None => DriveOutcome::Held,
         }
     }
 
@@ -93,8 +93,8 @@ impl<T> ShardLock<T> {
     }
 
     /// For control verbs and the shard's thread: waits until it can drive. Every holder's time is bounded, so the
-    /// wait is, too. Never [`Outcome::Held`].
-    pub(super) fn drive(&self, looks: usize, work: impl FnMut(&mut T, Look)) -> Outcome {
+    /// wait is, too. Never [`DriveOutcome::Held`].
+    pub(super) fn drive(&self, looks: usize, work: impl FnMut(&mut T, Look)) -> DriveOutcome {
         drive_guarded(self.wait(), looks, work)
     }
 
@@ -121,16 +121,16 @@ impl<T> ShardLock<T> {
 }
 
 #[inline]
-fn drive_guarded<T>(mut guard: Guard<'_, T>, looks: usize, mut work: impl FnMut(&mut T, Look)) -> Outcome {
+fn drive_guarded<T>(mut guard: Guard<'_, T>, looks: usize, mut work: impl FnMut(&mut T, Look)) -> DriveOutcome {
     guard.with(|value| work(value, Look::First));
     for _ in 0..looks {
         match guard.release() {
-            Ok(()) => return Outcome::Drove,
+            Ok(()) => return DriveOutcome::Drove,
             Err(rung) => guard = rung,
         }
         guard.with(|value| work(value, Look::Again));
     }
-    if guard.abandon() { Outcome::HandOver } else { Outcome::Drove }
+    if guard.abandon() { DriveOutcome::HandOver } else { DriveOutcome::Drove }
 }
 
 #[cfg(all(test, not(loom)))]
@@ -143,8 +143,11 @@ mod tests {
     #[test]
     fn free_lock_is_driven_once() {
         let lock = ShardLock::new(0);
-        assert_eq!(lock.ring(4, |value, look| *value += if look == Look::First { 1 } else { 100 }), Outcome::Drove);
-        assert_eq!(lock.try_drive(4, |value, _| assert_eq!(*value, 1)), Outcome::Drove);
+        assert_eq!(
+            lock.ring(4, |value, look| *value += if look == Look::First { 1 } else { 100 }),
+            DriveOutcome::Drove
+        );
+        assert_eq!(lock.try_drive(4, |value, _| assert_eq!(*value, 1)), DriveOutcome::Drove);
     }
 
     #[test]
@@ -153,11 +156,11 @@ mod tests {
         let outcome = lock.drive(4, |looks, look| {
             looks.push(look);
             if looks.len() < 3 {
-                assert_eq!(lock.ring(4, |_, _| unreachable!()), Outcome::Held);
-                assert_eq!(lock.try_drive(4, |_, _| unreachable!()), Outcome::Held);
+                assert_eq!(lock.ring(4, |_, _| unreachable!()), DriveOutcome::Held);
+                assert_eq!(lock.try_drive(4, |_, _| unreachable!()), DriveOutcome::Held);
             }
         });
-        assert_eq!(outcome, Outcome::Drove);
+        assert_eq!(outcome, DriveOutcome::Drove);
         let _ = lock.drive(0, |looks, _| assert_eq!(*looks, [Look::First, Look::Again, Look::Again]));
     }
 
@@ -166,9 +169,9 @@ mod tests {
         let lock = ShardLock::new(0);
         let outcome = lock.ring(3, |count, _| {
             *count += 1;
-            assert_eq!(lock.ring(3, |_, _| unreachable!()), Outcome::Held);
+            assert_eq!(lock.ring(3, |_, _| unreachable!()), DriveOutcome::Held);
         });
-        assert_eq!(outcome, Outcome::HandOver);
+        assert_eq!(outcome, DriveOutcome::HandOver);
         let _ = lock.drive(0, |count, _| assert_eq!(*count, 4));
     }
 
@@ -178,7 +181,7 @@ mod tests {
         let shared = Arc::clone(&lock);
         let panicked = std::thread::spawn(move || shared.drive(4, |_, _| panic!("on purpose"))).join();
         assert!(panicked.is_err());
-        assert_eq!(lock.try_drive(4, |value, _| *value += 1), Outcome::Drove);
+        assert_eq!(lock.try_drive(4, |value, _| *value += 1), DriveOutcome::Drove);
     }
 
     #[test]
@@ -193,7 +196,7 @@ mod tests {
             })
         });
         for _ in 0..100 {
-            assert_eq!(lock.drive(4, |value, _| *value += 1), Outcome::Drove);
+            assert_eq!(lock.drive(4, |value, _| *value += 1), DriveOutcome::Drove);
         }
         done.store(true, Ordering::Relaxed);
         assert!(poller.join().unwrap().is_some());
@@ -230,7 +233,7 @@ mod loom_models {
             }
         }
 
-        fn post(&self, poster: usize, looks: usize) -> Outcome {
+        fn post(&self, poster: usize, looks: usize) -> DriveOutcome {
             self.announced[poster].store(true, Ordering::Relaxed);
             self.lock.ring(looks, |seen, _| self.look(seen))
         }
@@ -246,8 +249,8 @@ mod loom_models {
             let model = Model::new();
             let other = Arc::clone(&model);
             let poster = loom::thread::spawn(move || other.post(1, 8));
-            assert_ne!(model.post(0, 8), Outcome::HandOver);
-            assert_ne!(poster.join().unwrap(), Outcome::HandOver);
+            assert_ne!(model.post(0, 8), DriveOutcome::HandOver);
+            assert_ne!(poster.join().unwrap(), DriveOutcome::HandOver);
             model.assert_all_seen();
         });
     }
@@ -262,9 +265,9 @@ mod loom_models {
             let (poster, poller) = (Arc::clone(&model), Arc::clone(&model));
             let poster = loom::thread::spawn(move || poster.post(1, 8));
             let poller = loom::thread::spawn(move || poller.lock.try_drive(8, |seen, _| poller.look(seen)));
-            assert_ne!(model.post(0, 8), Outcome::HandOver);
+            assert_ne!(model.post(0, 8), DriveOutcome::HandOver);
             let (posted, polled) = (poster.join().unwrap(), poller.join().unwrap());
-            assert!(posted != Outcome::HandOver && polled != Outcome::HandOver);
+            assert!(posted != DriveOutcome::HandOver && polled != DriveOutcome::HandOver);
             model.assert_all_seen();
         });
     }
@@ -275,7 +278,7 @@ mod loom_models {
             let model = Model::new();
             let other = Arc::clone(&model);
             let look_later = |model: &Model, outcome| {
-                if outcome == Outcome::HandOver {
+                if outcome == DriveOutcome::HandOver {
                     let _ = model.lock.drive(8, |seen, _| model.look(seen));
                 }
             };
@@ -297,8 +300,8 @@ mod loom_models {
             let other = Arc::clone(&model);
             let poster = loom::thread::spawn(move || other.post(1, 8));
             model.announced[0].store(true, Ordering::Relaxed);
-            assert_ne!(model.lock.drive(8, |seen, _| model.look(seen)), Outcome::Held);
-            assert_ne!(poster.join().unwrap(), Outcome::HandOver);
+            assert_ne!(model.lock.drive(8, |seen, _| model.look(seen)), DriveOutcome::Held);
+            assert_ne!(poster.join().unwrap(), DriveOutcome::HandOver);
             model.assert_all_seen();
         });
     }

@@ -236,15 +236,15 @@ impl RegisterError {
 /// A refused registration, with the memory that was to be registered.
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
-pub struct Refused {
+pub struct RefusedBacking<E = RegisterError> {
     /// Why it was refused.
-    pub error: RegisterError,
+    pub error: E,
     /// The memory, as it was given.
     pub backing: Backing,
 }
 
-impl From<Refused> for RegisterError {
-    fn from(refused: Refused) -> Self {
+impl From<RefusedBacking> for RegisterError {
+    fn from(refused: RefusedBacking) -> Self {
         refused.error
     }
 }

@@ -45,7 +45,7 @@ mod window;
 
 pub use backing::{Backing, Mapping};
 pub use device_memory::{DeviceMemory, DeviceMemoryError, DeviceMemoryPool, DevicePart};
-pub use error::{AccessError, AdviseError, BindError, RecoverError, Refused, RegisterError};
+pub use error::{AccessError, AdviseError, BindError, RecoverError, RefusedBacking, RegisterError};
 pub use raw::{OwnedBytes, RawRange, recover_from_faults};
 pub use region::{Region, RegisterOptions};
 pub(crate) use table::Payloads;

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use crate::types::{AccessFlags, DomainId, Lkey, Rkey};
 
 #[cfg(feature = "ibverbs")]
-use super::Refused;
+use super::RefusedBacking;
 use super::raw::{self, Memory, Unusable};
 use super::sync::AtomicU32;
 use super::users::{Users, Using};
@@ -87,10 +87,10 @@ impl Region {
         domain: DomainId,
         backing: Backing,
         options: &RegisterOptions,
-    ) -> Result<Arc<Self>, Refused> {
+    ) -> Result<Arc<Self>, RefusedBacking> {
         match check(&backing, options) {
             Ok(checked) => Ok(Arc::new(Self::new(domain, backing, checked, (0, 0)))),
-            Err(error) => Err(Refused { error, backing }),
+            Err(error) => Err(RefusedBacking { error, backing }),
         }
     }
 

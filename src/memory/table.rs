@@ -14,7 +14,7 @@ use super::region::{self, Region, RegisterOptions};
 use super::sync::{RwLock, RwLockReadGuard};
 use super::users::Using;
 use super::window::Window;
-use super::{AccessError, Backing, Refused, RegisterError};
+use super::{AccessError, Backing, RefusedBacking, RegisterError};
 
 /// The regions and memory windows of a device, by key.
 ///
@@ -74,16 +74,16 @@ impl RegionTable {
         domain: DomainId,
         backing: Backing,
         options: &RegisterOptions,
-    ) -> Result<Arc<Region>, Refused> {
+    ) -> Result<Arc<Region>, RefusedBacking> {
         // Looking at the memory may take long; it happens before the lock.
         let checked = match region::check(&backing, options) {
             Ok(checked) => checked,
-            Err(error) => return Err(Refused { error, backing }),
+            Err(error) => return Err(RefusedBacking { error, backing }),
         };
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
         let key = match entries.new_key(self.limit) {
             Ok(key) => key,
-            Err(error) => return Err(Refused { error, backing }),
+            Err(error) => return Err(RefusedBacking { error, backing }),
         };
         let region = Arc::new(Region::new(domain, backing, checked, key));
         entries.regions.insert(index_of(key.0), Arc::clone(&region));

@@ -31,7 +31,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::Refused;
 use super::finished::Finished;
 use super::ledger::{OrderedLedger, UnorderedLedger};
-use super::request::{Loan, Outcome, Request};
+use super::request::{CompletedLength, Loan, Request};
 use crate::types::{Cause, CompletionSource, CompletionStatus, Qpn, RawCompletion};
 use crate::verbs::{
     Completion, Error, ErrorKind, QueuePair, ReceiveRequest, Result, SharedReceiveQueue, SharedReceiveQueueAttributes,
@@ -63,7 +63,7 @@ impl InFlight {
 struct Entry {
     memory: InFlight,
     wr_id: u64,
-    outcome: Outcome,
+    outcome: CompletedLength,
 }
 
 /// A queue of a queue pair.
@@ -152,7 +152,7 @@ impl Posted {
         })();
         let result = match opened {
             Ok((ledger, batch)) => {
-                enter_then_post(ledger, Entry { memory, wr_id, outcome: Outcome::Received }, || batch.post())
+                enter_then_post(ledger, Entry { memory, wr_id, outcome: CompletedLength::Received }, || batch.post())
             }
             // SAFETY: as for sends.
             Err(error) => Err((error, unsafe { memory.reclaim() })),
@@ -291,7 +291,7 @@ impl PostedReceives {
         let result = match opened {
             Ok((mut ledger, number, batch)) => {
                 // As in `enter_then_post`: there before it is posted, and locked meanwhile.
-                ledger.enter(Entry { memory, wr_id, outcome: Outcome::Received });
+                ledger.enter(Entry { memory, wr_id, outcome: CompletedLength::Received });
                 batch.post().map_err(|error| {
                     let entry = ledger.take(number).expect("put there just now");
                     // SAFETY: the batch was refused as a whole, so the device has nothing.
@@ -415,16 +415,16 @@ fn destroyed(wr_id: u64, qpn: Qpn) -> Completion {
 }
 
 /// The memory, with its length set to what the request made of it. Without a completion it succeeded.
-fn filled(mut loan: Loan, outcome: Outcome, own: Option<&Completion>) -> Loan {
+fn filled(mut loan: Loan, outcome: CompletedLength, own: Option<&Completion>) -> Loan {
     let result = own.map(Completion::result).transpose();
     let len = match (outcome, result) {
-        (Outcome::Unchanged, _) => return loan,
+        (CompletedLength::Unchanged, _) => return loan,
         (_, Err(_)) => 0,
-        (Outcome::Filled(len), Ok(_)) => len,
-        (Outcome::Received, Ok(Some(success))) if success.opcode == crate::types::CompletionOpcode::Receive => {
+        (CompletedLength::Filled(len), Ok(_)) => len,
+        (CompletedLength::Received, Ok(Some(success))) if success.opcode == crate::types::CompletionOpcode::Receive => {
             success.byte_len as usize
         }
-        (Outcome::Received, Ok(_)) => 0,
+        (CompletedLength::Received, Ok(_)) => 0,
     };
     loan.set_len(len.min(loan.capacity()));
     loan

@@ -93,7 +93,7 @@ enum Operation {
 
 /// How long a buffer is filled when its request is finished.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Outcome {
+pub(super) enum CompletedLength {
     /// As before: it was only read.
     Unchanged,
     /// This many bytes, if the request succeeded.
@@ -266,12 +266,12 @@ impl Settings {
         }
     }
 
-    pub(super) fn outcome(&self, loan: &Loan) -> Outcome {
+    pub(super) fn outcome(&self, loan: &Loan) -> CompletedLength {
         match self.operation {
             Operation::Read(_) | Operation::CompareAndSwap(..) | Operation::FetchAndAdd(..) => {
-                Outcome::Filled(self.bytes_of(loan))
+                CompletedLength::Filled(self.bytes_of(loan))
             }
-            _ => Outcome::Unchanged,
+            _ => CompletedLength::Unchanged,
         }
     }
 }

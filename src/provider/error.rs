@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::memory::Backing;
+use crate::memory::{self, Backing};
 
 /// Kind of an error, for programs; the text of [`Error`] is for people.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -111,16 +111,10 @@ impl std::error::Error for Error {
 }
 
 /// A refused registration, with the memory that was to be registered.
-#[derive(Debug)]
-pub struct Refused {
-    /// Why it was refused.
-    pub error: Error,
-    /// The memory, as it was given.
-    pub backing: Backing,
-}
+pub type RefusedBacking = memory::RefusedBacking<Error>;
 
-impl From<Refused> for Error {
-    fn from(refused: Refused) -> Self {
+impl From<RefusedBacking> for Error {
+    fn from(refused: RefusedBacking) -> Self {
         refused.error
     }
 }

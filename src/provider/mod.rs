@@ -25,7 +25,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use error::{Error, ErrorKind, Refused, RefusedChange, Result};
+pub use error::{Error, ErrorKind, RefusedBacking, RefusedChange, Result};
 pub use memory_source::{DeviceMemory, DeviceMemoryInit, DmaBufInit};
 pub use shared_receive::{SharedReceiveQueue, SharedReceiveQueueInit, XrcDomain, XrcReceives};
 
@@ -259,7 +259,8 @@ pub trait ProtectionDomain: Send + Sync {
     fn id(&self) -> DomainId;
 
     /// Registers memory, with all options. A refusal gives the memory back.
-    fn reg_mr_with(&self, backing: Backing, options: &RegisterOptions) -> Result<Arc<dyn MemoryRegion>, Refused>;
+    fn reg_mr_with(&self, backing: Backing, options: &RegisterOptions)
+    -> Result<Arc<dyn MemoryRegion>, RefusedBacking>;
 
     /// Registers memory. Requests name its first byte by `iova`, or by its host address if that is `None`. A refusal
     /// gives the memory back.
@@ -268,7 +269,7 @@ pub trait ProtectionDomain: Send + Sync {
         backing: Backing,
         iova: Option<u64>,
         access: AccessFlags,
-    ) -> Result<Arc<dyn MemoryRegion>, Refused> {
+    ) -> Result<Arc<dyn MemoryRegion>, RefusedBacking> {
         self.reg_mr_with(backing, &RegisterOptions { access, iova, ..RegisterOptions::default() })
     }
 

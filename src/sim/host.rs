@@ -10,9 +10,9 @@ use crate::memory::RegionTable;
 use crate::queue::{AsyncEventQueue, CompletionQueue, Notify, QueueError, ReceiveQueue, SendQueue, SharedReceiveQueue};
 use crate::transport::{Endpoint, EndpointConfig, ModifyLimits, QueuePairInit, ReceiveSource, SourceAddress};
 use crate::types::{
-    AccessFlags, AddressVector, AsyncEvent, BatchEnd, Cause, Destination, DomainId, Mtu, PeerCapabilities, PeerKey, Psn, Qkey,
-    Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairState, QueuePairType, RawCompletion, ReceiveRequest,
-    SendRequest, SharedReceiveQueueNumber, Time,
+    AccessFlags, AddressVector, AsyncEvent, BatchEnd, Cause, Destination, DomainId, Mtu, PeerCapabilities, PeerKey,
+    Psn, Qkey, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairState, QueuePairType, RawCompletion,
+    ReceiveRequest, SendRequest, SharedReceiveQueueNumber, Time,
 };
 
 /// A host of the simulated network.

@@ -50,7 +50,7 @@ pub enum CheckField {
 
 /// The outcome of a datagram that arrived.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Outcome {
+pub struct DatagramOutcome {
     /// Why it was dropped without a response, if it was.
     pub dropped: Option<DropReason>,
     /// It belongs to a connection with a peer that is known to be one of our own.
@@ -61,7 +61,7 @@ pub struct Outcome {
     pub check_field: CheckField,
 }
 
-impl Outcome {
+impl DatagramOutcome {
     /// Dropped before its connection was found.
     pub(super) fn dropped(reason: DropReason) -> Self {
         Self { dropped: Some(reason), ..Self::default() }

@@ -23,7 +23,7 @@ mod sizes;
 mod tests;
 
 pub use burst::{AckRequests, Burst, BurstSink, BurstWriter, Envelope, PayloadSource, Sending};
-pub use datagram::{AckRelease, CheckField, Datagram, ModifyLimits, Outcome, Repeats, SourceAddress, Transmit};
+pub use datagram::{AckRelease, CheckField, Datagram, DatagramOutcome, ModifyLimits, Repeats, SourceAddress, Transmit};
 #[cfg(feature = "sim")]
 #[doc(hidden)]
 pub use endpoint::Deadlines;

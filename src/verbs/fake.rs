@@ -134,11 +134,12 @@ impl provider::ProtectionDomain for FakeDomain {
         &self,
         backing: Backing,
         options: &RegisterOptions,
-    ) -> Result<Arc<dyn provider::MemoryRegion>, provider::Refused> {
-        let region = self.regions.register_with(self.id, backing, options).map_err(|refused| provider::Refused {
-            error: Error::new("reg_mr", ErrorKind::InvalidArgument, refused.error.to_string()),
-            backing: refused.backing,
-        })?;
+    ) -> Result<Arc<dyn provider::MemoryRegion>, provider::RefusedBacking> {
+        let region =
+            self.regions.register_with(self.id, backing, options).map_err(|refused| provider::RefusedBacking {
+                error: Error::new("reg_mr", ErrorKind::InvalidArgument, refused.error.to_string()),
+                backing: refused.backing,
+            })?;
         Ok(Arc::new(FakeRegion { region, regions: Arc::clone(&self.regions) }))
     }
 

@@ -8,7 +8,7 @@ use super::{
     RefusedMemory, Result, SharedReceiveQueueBuilder,
 };
 use crate::memory::{Backing, RegisterOptions};
-use crate::provider::{self, Refused};
+use crate::provider::{self, RefusedBacking};
 use crate::types::{DomainId, MemoryWindowType};
 
 /// A protection domain (`ibv_pd`). A queue pair reaches only regions of its own domain, for requests of this host and
@@ -193,16 +193,16 @@ impl ProtectionDomain {
 
     fn register_safely(&self, memory: Memory, options: &RegisterOptions) -> Result<MemoryRegion, RefusedMemory> {
         self.register(memory.into_registrable("reg_mr")?, options)
-            .map_err(|Refused { error, backing }| RefusedMemory { error, memory: Memory::from_backing(backing) })
+            .map_err(|RefusedBacking { error, backing }| RefusedMemory { error, memory: Memory::from_backing(backing) })
     }
 
-    pub(super) fn register(&self, backing: Backing, options: &RegisterOptions) -> Result<MemoryRegion, Refused> {
+    pub(super) fn register(&self, backing: Backing, options: &RegisterOptions) -> Result<MemoryRegion, RefusedBacking> {
         let access = options.access;
         let needs_local_write = AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;
         if access.intersects(needs_local_write) && !access.contains(AccessFlags::LOCAL_WRITE) {
             let message = format!("access is {access:?}; REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE");
             let error = Error::new("reg_mr", ErrorKind::InvalidArgument, message);
-            return Err(Refused { error, backing });
+            return Err(RefusedBacking { error, backing });
         }
         Ok(MemoryRegion::new(self.clone(), self.inner.reg_mr_with(backing, options)?))
     }

@@ -8,7 +8,7 @@ use super::headers::Addressing;
 use super::pcapng::{Direction, Timestamp};
 use super::{Capture, PacketRecord};
 use crate::engine::udp::DEFAULT_HOP_LIMIT;
-use crate::transport::{CheckField, Datagram, Outcome, Sending, Transmit};
+use crate::transport::{CheckField, Datagram, DatagramOutcome, Sending, Transmit};
 use crate::types::{DropReason, Qpn};
 use crate::wire::{BTH_BYTES, Flow, ICRC_BYTES, Opcode, icrc};
 
@@ -122,7 +122,7 @@ impl Tap {
 
     /// A datagram arrived.
     #[cold]
-    pub(crate) fn received(&self, datagram: &Datagram<'_>, arrival: &Arrival, outcome: Outcome) {
+    pub(crate) fn received(&self, datagram: &Datagram<'_>, arrival: &Arrival, outcome: DatagramOutcome) {
         let (identification, dont_fragment) = match outcome.check_field {
             CheckField::Icrc => solve(datagram),
             CheckField::Keyed | CheckField::Withheld => (datagram.segment_index, true),

@@ -272,7 +272,7 @@ proptest! {
         payload in proptest::collection::vec(any::<u8>(), 0..200),
         is_from_own_peer: bool,
     ) {
-        use crate::transport::{Datagram, Outcome};
+        use crate::transport::{Datagram, DatagramOutcome};
         let capture = Arc::new(Capture::start(&config("tap"), "soft_test").unwrap());
         let mut tap = Tap::default();
         prop_assert!(tap.is_idle() && tap.time().is_none());
@@ -281,10 +281,10 @@ proptest! {
         let payload = &payload;
         let datagram =
             Datagram { source, destination, source_port, segment_index, hop_limit, traffic_class, payload };
-        let outcome = Outcome {
+        let outcome = DatagramOutcome {
             dropped: Some(crate::types::DropReason::Truncated),
             is_from_own_peer,
-            ..Outcome::default()
+            ..DatagramOutcome::default()
         };
         tap.received(&datagram, &Arrival::now(None, None, false), outcome);
         tap.remove(&capture);

@@ -10,8 +10,8 @@ use super::shared_receive::IbverbsSharedReceiveQueue;
 use super::{errors, memory_source, sys};
 use crate::memory::{Backing, Region, RegisterError, RegisterOptions};
 use crate::provider::{
-    AddressHandle, DeviceMemory, DmaBufInit, Error, ErrorKind, MemoryRegion, MemoryWindow, ProtectionDomain, Refused,
-    RefusedChange, Reregistration, Result, SharedReceiveQueue, SharedReceiveQueueInit,
+    AddressHandle, DeviceMemory, DmaBufInit, Error, ErrorKind, MemoryRegion, MemoryWindow, ProtectionDomain,
+    RefusedBacking, RefusedChange, Reregistration, Result, SharedReceiveQueue, SharedReceiveQueueInit,
 };
 use crate::types::{
     AccessFlags, AddressVector, AdviceFlags, DomainId, GlobalRouteHeader, Lkey, MemoryAdvice, MemoryWindowType,
@@ -123,22 +123,26 @@ impl ProtectionDomain for IbverbsProtectionDomain {
         self.shared.id
     }
 
-    fn reg_mr_with(&self, backing: Backing, options: &RegisterOptions) -> Result<Arc<dyn MemoryRegion>, Refused> {
+    fn reg_mr_with(
+        &self,
+        backing: Backing,
+        options: &RegisterOptions,
+    ) -> Result<Arc<dyn MemoryRegion>, RefusedBacking> {
         if let Err(error) = self.shared.device.check_process("reg_mr") {
-            return Err(Refused { error, backing });
+            return Err(RefusedBacking { error, backing });
         }
         if options.invalidatable {
             let message = "invalidatable is set; regions of programs cannot be invalidated through an adapter, bind a \
                            memory window of type 2 instead";
-            return Err(Refused { error: Error::new("reg_mr", ErrorKind::Unsupported, message), backing });
+            return Err(RefusedBacking { error: Error::new("reg_mr", ErrorKind::Unsupported, message), backing });
         }
         let region = Region::unlisted(self.shared.id, backing, options);
-        let region =
-            region.map_err(|given| Refused { error: refused("reg_mr", &given.error), backing: given.backing })?;
+        let region = region
+            .map_err(|given| RefusedBacking { error: refused("reg_mr", &given.error), backing: given.backing })?;
         match IbverbsMemoryRegion::register("reg_mr", &self.shared, &region) {
             Ok(registered) => Ok(Arc::new(registered)),
             Err(error) => match Region::into_backing(region) {
-                Ok(backing) => Err(Refused { error, backing }),
+                Ok(backing) => Err(RefusedBacking { error, backing }),
                 Err(_) => unreachable!("nobody else holds a region that was not registered"),
             },
         }

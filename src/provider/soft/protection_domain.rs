@@ -13,8 +13,8 @@ use super::memory_window::SoftMemoryWindow;
 use super::shared_receive::SoftSharedReceiveQueue;
 use crate::memory::{Backing, RegisterOptions};
 use crate::provider::{
-    AddressHandle, DeviceMemory, DmaBufInit, Error, ErrorKind, MemoryRegion, MemoryWindow, ProtectionDomain, Refused,
-    RefusedChange, Reregistration, Result, SharedReceiveQueue, SharedReceiveQueueInit,
+    AddressHandle, DeviceMemory, DmaBufInit, Error, ErrorKind, MemoryRegion, MemoryWindow, ProtectionDomain,
+    RefusedBacking, RefusedChange, Reregistration, Result, SharedReceiveQueue, SharedReceiveQueueInit,
 };
 use crate::types::{
     AccessFlags, AddressVector, AdviceFlags, DomainId, GlobalRouteHeader, MemoryAdvice, MemoryWindowType,
@@ -61,12 +61,16 @@ impl ProtectionDomain for SoftProtectionDomain {
         self.shared.id
     }
 
-    fn reg_mr_with(&self, backing: Backing, options: &RegisterOptions) -> Result<Arc<dyn MemoryRegion>, Refused> {
+    fn reg_mr_with(
+        &self,
+        backing: Backing,
+        options: &RegisterOptions,
+    ) -> Result<Arc<dyn MemoryRegion>, RefusedBacking> {
         if let Err(error) = self.shared.device.check_process("reg_mr") {
-            return Err(Refused { error, backing });
+            return Err(RefusedBacking { error, backing });
         }
         let registered = self.shared.device.memory.register_with(self.shared.id, backing, options);
-        let region = registered.map_err(|refused| Refused {
+        let region = registered.map_err(|refused| RefusedBacking {
             error: errors::from_register("reg_mr", &refused.error),
             backing: refused.backing,
         })?;

@@ -3,7 +3,7 @@
 use super::Endpoint;
 use crate::memory::MemoryView;
 use crate::transport::common::Pass;
-use crate::transport::datagram::{CheckField, Datagram, Outcome};
+use crate::transport::datagram::{CheckField, Datagram, DatagramOutcome};
 use crate::transport::queue_pair::{HeaderTemplate, QueuePair};
 use crate::types::{DropReason, Qpn, Time};
 use crate::wire::{Opcode, Packet};
@@ -17,7 +17,7 @@ pub(super) struct Arrivals {
 
 impl Endpoint {
     /// A datagram arrived on port 4791.
-    pub fn handle_datagram(&mut self, now: Time, memory: &MemoryView<'_>, datagram: &Datagram<'_>) -> Outcome {
+    pub fn handle_datagram(&mut self, now: Time, memory: &MemoryView<'_>, datagram: &Datagram<'_>) -> DatagramOutcome {
         let outcome = self.handle_arrival(now, memory, datagram);
         self.settle_arrivals(now);
         outcome
@@ -26,7 +26,7 @@ impl Endpoint {
     /// The same for one of several datagrams that came together: what follows from those to one queue pair is seen to
     /// once, when one to another comes. [`Endpoint::settle_arrivals`] must follow the last one, before anything else.
     #[inline]
-    pub fn handle_arrival(&mut self, now: Time, memory: &MemoryView<'_>, datagram: &Datagram<'_>) -> Outcome {
+    pub fn handle_arrival(&mut self, now: Time, memory: &MemoryView<'_>, datagram: &Datagram<'_>) -> DatagramOutcome {
         match self.guard(now, |endpoint| endpoint.take_arrival(now, memory, datagram)) {
             Some(outcome) => outcome,
             None => self.drop_after_panic(),
@@ -34,7 +34,7 @@ impl Endpoint {
     }
 
     #[inline]
-    fn take_arrival(&mut self, now: Time, memory: &MemoryView<'_>, datagram: &Datagram<'_>) -> Outcome {
+    fn take_arrival(&mut self, now: Time, memory: &MemoryView<'_>, datagram: &Datagram<'_>) -> DatagramOutcome {
         if let Some(Arrivals { place, template: Some(template), .. }) = &self.arrivals
             && template.fits(datagram)
         {
@@ -68,7 +68,7 @@ impl Endpoint {
             }
         };
         let pass = self.pass(now, memory);
-        let Some(queue_pair) = self.enter(place) else { return Outcome::default() };
+        let Some(queue_pair) = self.enter(place) else { return DatagramOutcome::default() };
         let expected = queue_pair.responder.expected();
         let outcome = queue_pair.take(datagram, packet, |queue_pair| queue_pair.handle_packet(&pass, datagram, packet));
         // Not of a duplicate, which was not looked at closely.
@@ -100,7 +100,7 @@ impl Endpoint {
         datagram: &Datagram<'_>,
         packet: &Packet<'_>,
         take: impl FnOnce(&mut QueuePair, &Pass<'_>) -> Result<(), DropReason>,
-    ) -> Outcome {
+    ) -> DatagramOutcome {
         let pass = self.pass(now, memory);
         let taken = self.guard(now, |endpoint| {
             let queue_pair = endpoint.enter(place)?;
@@ -116,15 +116,15 @@ impl Endpoint {
 
     /// A datagram at which its queue pair panicked, and ended. It may bear what a capture must not show.
     #[cold]
-    fn drop_after_panic(&mut self) -> Outcome {
+    fn drop_after_panic(&mut self) -> DatagramOutcome {
         let reason = DropReason::WrongState;
         self.counters.add_drop(reason);
-        Outcome { dropped: Some(reason), check_field: CheckField::Withheld, ..Outcome::default() }
+        DatagramOutcome { dropped: Some(reason), check_field: CheckField::Withheld, ..DatagramOutcome::default() }
     }
 
-    pub(super) fn drop_datagram(&mut self, reason: DropReason) -> Outcome {
+    pub(super) fn drop_datagram(&mut self, reason: DropReason) -> DatagramOutcome {
         self.counters.add_drop(reason);
-        Outcome::dropped(reason)
+        DatagramOutcome::dropped(reason)
     }
 
     /// A datagram that belongs to no queue pair.
@@ -134,7 +134,7 @@ impl Endpoint {
         datagram: &Datagram<'_>,
         qpn: Option<Qpn>,
         reason: DropReason,
-    ) -> Outcome {
+    ) -> DatagramOutcome {
         self.strays.note(now, datagram.source, qpn, reason);
         self.drop_datagram(reason)
     }

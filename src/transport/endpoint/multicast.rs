@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use super::Endpoint;
 use crate::memory::MemoryView;
-use crate::transport::datagram::{Datagram, Outcome};
+use crate::transport::datagram::{Datagram, DatagramOutcome};
 use crate::transport::responder::identify;
 use crate::types::{DropReason, Gid, Qpn, Time};
 use crate::wire::Packet;
@@ -64,7 +64,7 @@ impl Endpoint {
         memory: &MemoryView<'_>,
         datagram: &Datagram<'_>,
         packet: &Packet<'_>,
-    ) -> Outcome {
+    ) -> DatagramOutcome {
         if self.groups.members.get(&datagram.destination).is_none_or(Vec::is_empty) {
             return self.drop_stray(now, datagram, Some(Qpn::MULTICAST), DropReason::UnknownQueuePair);
         }
@@ -73,7 +73,7 @@ impl Endpoint {
             Err(reason) => return self.drop_datagram(reason),
         };
         let members = self.groups.members.get_mut(&datagram.destination).map(std::mem::take).unwrap_or_default();
-        let (mut outcome, mut is_taken) = (Outcome::default(), false);
+        let (mut outcome, mut is_taken) = (DatagramOutcome::default(), false);
         for member in &members {
             let Some(place) = self.place_of(*member) else { continue };
             let taken = self.deliver(now, memory, place, datagram, packet, |queue_pair, pass| {

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use super::QueuePair;
 use crate::transport::common::Pass;
-use crate::transport::datagram::{Datagram, Outcome};
+use crate::transport::datagram::{Datagram, DatagramOutcome};
 use crate::types::{Counter, Psn};
 use crate::wire::{BTH_BYTES, Bth, ICRC_BYTES, Opcode};
 
@@ -62,7 +62,7 @@ impl QueuePair {
         pass: &Pass<'_>,
         template: &HeaderTemplate,
         datagram: &Datagram<'_>,
-    ) -> Option<Outcome> {
+    ) -> Option<DatagramOutcome> {
         let (header, rest) = datagram.payload.split_first_chunk::<BTH_BYTES>()?;
         let (payload, _) = rest.split_last_chunk::<ICRC_BYTES>()?;
         let psn = Psn::new(u32::from_be_bytes([0, header[9], header[10], header[11]]));
@@ -78,6 +78,10 @@ impl QueuePair {
         let asks = header[8] & 0x80 != 0;
         self.responder.note_middle(&self.common, pass, psn, asks);
         let check_field = self.check_field(None);
-        Some(Outcome { is_from_own_peer: self.common.is_peer_ours(), check_field, ..Outcome::default() })
+        Some(DatagramOutcome {
+            is_from_own_peer: self.common.is_peer_ours(),
+            check_field,
+            ..DatagramOutcome::default()
+        })
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::state_machine::{self, Mask, Refused};
+use super::state_machine::{self, Mask, TransitionError};
 use super::{QueuePair, address_of};
 use crate::transport::datagram::{ModifyLimits, SourceAddress};
 use crate::transport::path::HiddenFields;
@@ -219,10 +219,10 @@ pub(crate) fn check_transition(
     }
     let to = given.qp_state.unwrap_or(from);
     state_machine::check(from, to, service, Mask::of(given)).map_err(|refused| match refused {
-        Refused::NoTransition => ModifyError::NoTransition { from, to },
-        Refused::Missing(mask) => ModifyError::Missing { from, to, names: mask.names() },
-        Refused::NotAllowed(mask) => ModifyError::NotAllowed { from, to, names: mask.names() },
-        Refused::MissingAndNotAllowed { missing, extra } => {
+        TransitionError::NoTransition => ModifyError::NoTransition { from, to },
+        TransitionError::Missing(mask) => ModifyError::Missing { from, to, names: mask.names() },
+        TransitionError::NotAllowed(mask) => ModifyError::NotAllowed { from, to, names: mask.names() },
+        TransitionError::MissingAndNotAllowed { missing, extra } => {
             ModifyError::MissingAndNotAllowed { from, to, missing: missing.names(), extra: extra.names() }
         }
     })?;

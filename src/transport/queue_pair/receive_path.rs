@@ -2,11 +2,11 @@
 
 use super::QueuePair;
 use crate::transport::common::Pass;
-use crate::transport::datagram::{Datagram, Outcome};
+use crate::transport::datagram::{Datagram, DatagramOutcome};
 use crate::transport::loop_bound::LoopBound;
 use crate::transport::path::Evidence;
 use crate::transport::requester::ResponseError;
-use crate::transport::responder::{Failure, Identified, check_datagram, identify};
+use crate::transport::responder::{Identified, ReceiveError, check_datagram, identify};
 use crate::types::{AsyncEvent, Cause, Counter, DropReason, PeerFault};
 use crate::wire::{Packet, Service};
 
@@ -18,7 +18,7 @@ impl QueuePair {
         datagram: &Datagram<'_>,
         packet: &Packet<'_>,
         take: impl FnOnce(&mut Self) -> Result<(), DropReason>,
-    ) -> Outcome {
+    ) -> DatagramOutcome {
         let dropped = take(self).err();
         if let Some(reason) = dropped {
             self.common.counters.add_drop(reason);
@@ -26,7 +26,7 @@ impl QueuePair {
         }
         let is_from_own_peer = dropped != Some(DropReason::WrongAddress) && self.common.is_peer_ours();
         let ends_write = dropped.is_none() && packet.headers.bth.opcode.ends_silent_write();
-        Outcome { dropped, is_from_own_peer, ends_write, check_field: self.check_field(dropped) }
+        DatagramOutcome { dropped, is_from_own_peer, ends_write, check_field: self.check_field(dropped) }
     }
 
     /// The checks that every packet passes before it may change anything.
@@ -166,8 +166,8 @@ impl QueuePair {
         }
         match self.responder.execute_unreliable(&mut self.common, pass, packet) {
             Ok(()) => Ok(()),
-            Err(Failure::Dropped(reason)) => Err(reason),
-            Err(Failure::Receive(fault)) => {
+            Err(ReceiveError::Dropped(reason)) => Err(reason),
+            Err(ReceiveError::Failed(fault)) => {
                 self.refuse(fault, Some(packet));
                 Err(DropReason::Refused)
             }
@@ -199,8 +199,8 @@ impl QueuePair {
     ) -> Result<(), DropReason> {
         match self.responder.receive_datagram(&mut self.common, pass, datagram, packet, identified) {
             Ok(()) => Ok(()),
-            Err(Failure::Dropped(reason)) => Err(reason),
-            Err(Failure::Receive(fault)) => {
+            Err(ReceiveError::Dropped(reason)) => Err(reason),
+            Err(ReceiveError::Failed(fault)) => {
                 let (status, cause) = fault.receive_status();
                 self.responder.fail_receive(&mut self.common, status, cause);
                 self.common.announce(AsyncEvent::QueuePairFatal(self.common.qpn));

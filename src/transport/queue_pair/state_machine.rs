@@ -187,7 +187,7 @@ const TRANSITIONS: &[Transition] = &[
 
 /// Why a transition is refused; the text names the attributes.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(in crate::transport) enum Refused {
+pub(in crate::transport) enum TransitionError {
     NoTransition,
     Missing(Mask),
     NotAllowed(Mask),
@@ -200,22 +200,22 @@ pub(in crate::transport) fn check(
     to: QueuePairState,
     service: QueuePairType,
     given: Mask,
-) -> Result<(), Refused> {
+) -> Result<(), TransitionError> {
     let (required, optional) = match to {
         Reset => (Mask::empty(), Mask::empty()),
         Error if from != Reset => (Mask::empty(), Mask::empty()),
         _ => {
             let found = TRANSITIONS.iter().find(|row| row.from == from && row.to == to && row.service == service);
-            let row = found.ok_or(Refused::NoTransition)?;
+            let row = found.ok_or(TransitionError::NoTransition)?;
             (row.required, row.optional)
         }
     };
     let (missing, extra) = (required - given, given - required - optional);
     match (missing.is_empty(), extra.is_empty()) {
         (true, true) => Ok(()),
-        (false, true) => Err(Refused::Missing(missing)),
-        (true, false) => Err(Refused::NotAllowed(extra)),
-        (false, false) => Err(Refused::MissingAndNotAllowed { missing, extra }),
+        (false, true) => Err(TransitionError::Missing(missing)),
+        (true, false) => Err(TransitionError::NotAllowed(extra)),
+        (false, false) => Err(TransitionError::MissingAndNotAllowed { missing, extra }),
     }
 }
 
@@ -231,12 +231,12 @@ mod tests {
                 for to in QueuePairState::ALL {
                     let required = match check(from, to, service, Mask::empty()) {
                         Ok(()) => Mask::empty(),
-                        Err(Refused::Missing(mask)) => mask,
+                        Err(TransitionError::Missing(mask)) => mask,
                         Err(_) => continue,
                     };
                     let all = Mask::all();
                     let optional = match check(from, to, service, all) {
-                        Err(Refused::NotAllowed(extra)) => all - extra - required,
+                        Err(TransitionError::NotAllowed(extra)) => all - extra - required,
                         _ => all - required,
                     };
                     let (from, to) = (from.name(), to.name());
@@ -258,13 +258,13 @@ mod tests {
     #[test]
     fn missing_and_extra_attributes_are_named() {
         let refused = check(Reset, Init, RC, Mask::PKEY_INDEX | Mask::PORT_NUM).unwrap_err();
-        assert_eq!(refused, Refused::Missing(Mask::ACCESS_FLAGS));
+        assert_eq!(refused, TransitionError::Missing(Mask::ACCESS_FLAGS));
         assert_eq!(Mask::ACCESS_FLAGS.names(), "qp_access_flags");
         let given = Mask::PKEY_INDEX | Mask::PORT_NUM | Mask::ACCESS_FLAGS | Mask::SQ_PSN;
-        assert_eq!(check(Reset, Init, RC, given).unwrap_err(), Refused::NotAllowed(Mask::SQ_PSN));
-        assert_eq!(check(Reset, Error, RC, Mask::empty()), Err(Refused::NoTransition));
-        let both = Refused::MissingAndNotAllowed { missing: Mask::ACCESS_FLAGS, extra: Mask::QKEY };
+        assert_eq!(check(Reset, Init, RC, given).unwrap_err(), TransitionError::NotAllowed(Mask::SQ_PSN));
+        assert_eq!(check(Reset, Error, RC, Mask::empty()), Err(TransitionError::NoTransition));
+        let both = TransitionError::MissingAndNotAllowed { missing: Mask::ACCESS_FLAGS, extra: Mask::QKEY };
         assert_eq!(check(Reset, Init, RC, Mask::PKEY_INDEX | Mask::PORT_NUM | Mask::QKEY), Err(both));
-        assert_eq!(check(Init, Reset, RC, Mask::CUR_QP_STATE), Err(Refused::NotAllowed(Mask::CUR_QP_STATE)));
+        assert_eq!(check(Init, Reset, RC, Mask::CUR_QP_STATE), Err(TransitionError::NotAllowed(Mask::CUR_QP_STATE)));
     }
 }

@@ -1,6 +1,6 @@
 //! Unreliable datagrams, as they are received: each fills a receive, behind the 40 bytes of its network header.
 
-use super::{Common, Failure, Pass, Responder};
+use super::{Common, Pass, ReceiveError, Responder};
 use crate::transport::datagram::Datagram;
 use crate::transport::datagram::LONGEST_DATAGRAM;
 use crate::types::{CompletionFlags, Counter, DropReason, GlobalRouteHeader, PeerFault, RawCompletion};
@@ -59,7 +59,7 @@ impl Responder {
         datagram: &Datagram<'_>,
         packet: &Packet<'_>,
         identified: Identified,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), ReceiveError> {
         let deth = check_datagram(common, packet)?;
         common.counters.add(Counter::ReceivedPackets, 1);
         common.counters.add(Counter::ReceivedBytes, datagram.payload.len() as u64);
@@ -70,7 +70,7 @@ impl Responder {
         self.receives
             .scatter(common, pass, 0, &header)
             .and_then(|()| self.receives.scatter(common, pass, header.len() as u64, packet.payload))
-            .map_err(|error| Failure::Receive(PeerFault::of_receive(error)))?;
+            .map_err(|error| ReceiveError::Failed(PeerFault::of_receive(error)))?;
         let mut completion = RawCompletion {
             byte_len: length as u32,
             source_qpn: deth.source,

@@ -33,7 +33,7 @@ pub use reorder::ReorderBudget;
 use reorder::ReorderBuffer;
 pub(super) use response_packet::ResponsePlan;
 pub(super) use response_queue::ResponseQueue;
-pub(super) use unreliable::Failure;
+pub(super) use unreliable::ReceiveError;
 
 /// The message whose packets are arriving.
 #[derive(Clone, Copy, Default)]

@@ -12,14 +12,14 @@ const STALE_PACKETS: i32 = 1 << 10;
 
 /// Why a packet of an unreliable service was not executed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in crate::transport) enum Failure {
+pub(in crate::transport) enum ReceiveError {
     /// It is dropped.
     Dropped(DropReason),
     /// The receive that it was for is wrong, which ends the queue pair.
-    Receive(PeerFault),
+    Failed(PeerFault),
 }
 
-impl From<DropReason> for Failure {
+impl From<DropReason> for ReceiveError {
     fn from(reason: DropReason) -> Self {
         Self::Dropped(reason)
     }
@@ -32,7 +32,7 @@ impl Responder {
         common: &mut Common,
         pass: &Pass<'_>,
         packet: &Packet<'_>,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), ReceiveError> {
         let (psn, opcode) = (packet.headers.bth.psn, packet.headers.bth.opcode);
         let distance = psn.distance_from(self.expected);
         if (-STALE_PACKETS..0).contains(&distance) {
@@ -50,8 +50,8 @@ impl Responder {
         match executed {
             Ok(()) => return Ok(()),
             // Its receive completes with the error.
-            Err(Failure::Receive(_)) => self.message = Message::None,
-            Err(Failure::Dropped(_)) => self.drop_message(),
+            Err(ReceiveError::Failed(_)) => self.message = Message::None,
+            Err(ReceiveError::Dropped(_)) => self.drop_message(),
         }
         self.expected = psn.plus(1);
         executed
@@ -59,7 +59,12 @@ impl Responder {
 
     /// The chain of checks. What the peer did wrong drops its message; what is wrong with the own receive ends the
     /// queue pair, as the standard has it for local errors.
-    fn check_and_execute(&mut self, common: &mut Common, pass: &Pass<'_>, packet: &Packet<'_>) -> Result<(), Failure> {
+    fn check_and_execute(
+        &mut self,
+        common: &mut Common,
+        pass: &Pass<'_>,
+        packet: &Packet<'_>,
+    ) -> Result<(), ReceiveError> {
         self.check_sequence(packet).map_err(|_| DropReason::OutOfOrder)?;
         self.check_operation(common, packet).map_err(|_| DropReason::Refused)?;
         if !self.has_receive(packet) {
@@ -71,10 +76,10 @@ impl Responder {
         }
         checked.and_then(|()| self.execute(common, pass, packet)).map_err(|fault| {
             if is_local(fault) {
-                return Failure::Receive(fault);
+                return ReceiveError::Failed(fault);
             }
             tracing::debug!(qpn = %common.qpn, psn = %packet.headers.bth.psn, ?fault, "message dropped");
-            Failure::Dropped(DropReason::Refused)
+            ReceiveError::Dropped(DropReason::Refused)
         })
     }
 

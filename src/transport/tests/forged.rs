@@ -58,7 +58,7 @@ impl Forged {
     }
 
     /// It arrives at the end `to`.
-    pub(super) fn arrive(&self, pair: &mut Pair, to: usize) -> Outcome {
+    pub(super) fn arrive(&self, pair: &mut Pair, to: usize) -> DatagramOutcome {
         let bytes = self.bytes(pair, to);
         arrive(pair, to, self.source_port, &bytes)
     }
@@ -74,7 +74,7 @@ fn seal(packet: &mut [u8], flow: &Flow, (identification, dont_fragment): (u16, b
     packet[covered..].copy_from_slice(&value.to_le_bytes());
 }
 
-pub(super) fn arrive(pair: &mut Pair, to: usize, source_port: u16, payload: &[u8]) -> Outcome {
+pub(super) fn arrive(pair: &mut Pair, to: usize, source_port: u16, payload: &[u8]) -> DatagramOutcome {
     let Flow { source, destination, .. } = flow(pair, to, source_port);
     let (segment_index, hop_limit, traffic_class) = (0, None, None);
     let datagram = Datagram { source, destination, source_port, segment_index, hop_limit, traffic_class, payload };

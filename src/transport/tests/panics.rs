@@ -56,7 +56,7 @@ fn send_of(crowd: &mut Crowd, member: usize) -> Vec<Vec<u8>> {
 }
 
 /// The outcomes of datagrams that come together at the second end.
-fn arrive(crowd: &mut Crowd, datagrams: &[Vec<u8>]) -> Vec<Outcome> {
+fn arrive(crowd: &mut Crowd, datagrams: &[Vec<u8>]) -> Vec<DatagramOutcome> {
     let now = crowd.pair.now;
     let [first, second] = &mut crowd.pair.ends;
     let view = second.table.read();
