@@ -173,7 +173,7 @@ impl QueuePair {
     }
 
     /// An acknowledgement that waits for the application's answer leaves behind it, as the last and shorter datagram
-    /// of its send: a send call less for us, a receive call less for the peer.
+    /// of its send: a send call less for us, a receive call less for the peer. If it does not fit it stays held.
     fn riding_acknowledgement(&mut self, now: Time, writer: &impl BurstWriter) -> Option<Plan> {
         let rides = writer.packets() > 0 && self.responder.holds_acknowledgement(now);
         if !rides || !writer.fits(packet_bytes(Opcode::RC_ACKNOWLEDGE, 0)) {
