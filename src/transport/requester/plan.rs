@@ -87,7 +87,7 @@ impl Requester {
         self.plan_at(common, self.cursor_request, self.cursor)
     }
 
-    /// Whether [`QueuePair::plan_request`] would find something.
+    /// Whether [`Requester::plan_request`] would find something.
     pub(in crate::transport) fn may_send_request(&mut self, common: &Common) -> bool {
         if !self.may_transmit(common) {
             return false;
