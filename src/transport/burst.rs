@@ -12,7 +12,7 @@ use crate::types::Qpn;
 use crate::wire::icrc::Seed;
 use crate::wire::{Flow, Headers, packet_bytes};
 
-/// Whether packets are on their way for the first time.
+/// Whether packets are sent for the first time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sending {
     /// They are.

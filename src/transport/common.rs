@@ -87,12 +87,12 @@ impl Common {
     /// target only requests.
     #[inline]
     pub(super) fn speaks(&self, opcode: Opcode) -> bool {
-        let is_wrong_way = match self.service {
+        let is_wrong_direction = match self.service {
             QueuePairType::XrcSend => opcode.is_request(),
             QueuePairType::XrcReceive => opcode.is_response(),
             _ => false,
         };
-        opcode.service() == Some(self.wire_service()) && !is_wrong_way
+        opcode.service() == Some(self.wire_service()) && !is_wrong_direction
     }
 
     #[inline]
@@ -110,7 +110,7 @@ impl Common {
         self.path.as_ref().map_or(Qpn::default(), |path| path.destination)
     }
 
-    pub(super) fn is_peer_ours(&self) -> bool {
+    pub(super) fn is_peer_native(&self) -> bool {
         self.path.as_ref().is_some_and(|path| path.peer.is_ours())
     }
 

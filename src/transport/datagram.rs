@@ -18,7 +18,7 @@ pub struct Datagram<'a> {
     pub destination: IpAddr,
     /// The sender's UDP port.
     pub source_port: u16,
-    /// Its place among the datagrams that the kernel merged into one; 0 if it came alone. Such datagrams carry this
+    /// Its index among the datagrams that the kernel merged into one; 0 if it came alone. Such datagrams carry this
     /// number as their IPv4 identification.
     pub segment_index: u16,
     /// Time to live or hop limit, if known.
@@ -53,7 +53,7 @@ pub enum CheckField {
 pub struct DatagramOutcome {
     /// Why it was dropped without a response, if it was.
     pub dropped: Option<DropReason>,
-    /// It belongs to a connection with a peer that is known to be one of our own.
+    /// It belongs to a connection with a peer that is known to be a native one.
     pub is_from_own_peer: bool,
     /// It ended a WRITE that makes no completion: a thread that polls the memory may find what it waits for.
     pub ends_write: bool,
@@ -78,8 +78,8 @@ pub struct Repeats {
 impl Repeats {
     /// Notes how the datagram at this index of the send is sent. No send has more than 128.
     #[inline]
-    pub fn note(&mut self, place: usize, sending: Sending) {
-        let bit = Self::bit(place);
+    pub fn note(&mut self, index: usize, sending: Sending) {
+        let bit = Self::bit(index);
         match sending {
             Sending::First => {}
             Sending::Again => self.again |= bit,
@@ -88,8 +88,8 @@ impl Repeats {
     }
 
     /// How the datagram at this index of the send is sent.
-    pub fn get(&self, place: usize) -> Sending {
-        let bit = Self::bit(place);
+    pub fn get(&self, index: usize) -> Sending {
+        let bit = Self::bit(index);
         if self.again & bit != 0 {
             Sending::Again
         } else if self.probes & bit != 0 {
@@ -99,8 +99,8 @@ impl Repeats {
         }
     }
 
-    fn bit(place: usize) -> u128 {
-        1_u128.checked_shl(place as u32).unwrap_or(0)
+    fn bit(index: usize) -> u128 {
+        1_u128.checked_shl(index as u32).unwrap_or(0)
     }
 }
 
@@ -136,10 +136,10 @@ impl Transmit {
     }
 }
 
-/// Whether acknowledgements leave now or wait for the application's answer.
+/// Whether acknowledgements leave now or wait for the application's reply.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AckRelease {
-    /// Keep them back for the application's answer, except those that have waited too long.
+    /// Keep them back for the application's reply, except those that have waited too long.
     Hold,
     /// The application does not respond soon: send them.
     Now,
@@ -174,12 +174,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn repeats_are_known_by_their_place() {
+    fn repeats_are_known_by_their_index() {
         let mut repeats = Repeats::default();
-        let places = [(0, Sending::Again), (1, Sending::First), (63, Sending::Probe), (127, Sending::Again)];
-        places.iter().for_each(|(place, sending)| repeats.note(*place, *sending));
-        for (place, sending) in places {
-            assert_eq!(repeats.get(place), sending, "{place}");
+        let cases = [(0, Sending::Again), (1, Sending::First), (63, Sending::Probe), (127, Sending::Again)];
+        cases.iter().for_each(|(index, sending)| repeats.note(*index, *sending));
+        for (index, sending) in cases {
+            assert_eq!(repeats.get(index), sending, "{index}");
         }
         repeats.note(128, Sending::Again);
         assert_eq!((repeats.get(128), repeats.get(2)), (Sending::First, Sending::First));

@@ -1,6 +1,6 @@
 //! The history of a queue pair, for explanations: when the peer was last heard, the last successes, and the end.
 //!
-//! On the way of every packet this costs one store of a few words; everything else happens on ways that are rare.
+//! On the path of every packet this costs one store of a few words; everything else happens on rare paths.
 
 use std::net::IpAddr;
 
@@ -50,7 +50,7 @@ pub(super) struct History {
     worked: Worked,
     ending: Option<Ending>,
     gave_up_at: Option<Time>,
-    late_answers: u32,
+    late_responses: u32,
     wrong_source: Option<IpAddr>,
     wrong_pkey: Option<u16>,
 }
@@ -66,8 +66,8 @@ impl History {
     #[inline]
     pub(super) fn note_heard(&mut self, now: Time, headers: &Headers) {
         let opcode = headers.bth.opcode;
-        let place = usize::from(opcode.is_request());
-        self.heard[place] = Some(HeardPacket { at: now, opcode, aeth: headers.aeth });
+        let half = usize::from(opcode.is_request());
+        self.heard[half] = Some(HeardPacket { at: now, opcode, aeth: headers.aeth });
     }
 
     /// Another request of the peer like the last one.
@@ -130,7 +130,7 @@ impl History {
         report.ending = self.ending;
         report.worked = self.worked;
         report.gave_up = self.gave_up_at.map(|at| now.saturating_since(at));
-        report.late_answers = self.late_answers;
+        report.late_answers = self.late_responses;
         report.wrong_source = self.wrong_source;
         report.wrong_pkey = self.wrong_pkey;
         report
@@ -172,7 +172,7 @@ impl History {
             DropReason::WrongAddress => self.wrong_source = Some(source),
             DropReason::BadPkey => self.wrong_pkey = Some(bth.pkey),
             DropReason::WrongState if state == QueuePairState::Error && bth.opcode.is_response() => {
-                self.late_answers = self.late_answers.saturating_add(1);
+                self.late_responses = self.late_responses.saturating_add(1);
             }
             _ => {}
         }

@@ -1,8 +1,8 @@
 //! The path of a connection: where its packets go, and what is known of the peer there.
 //!
 //! Linux gives FLUSH an ICRC of its own (`icrc::append_as_linux`), and drops one with the standard's. Native peers
-//! never get it. A standard peer gets the standard's first and, while it does not answer, both in turns; the one that
-//! it answered to is what the next FLUSH begins with.
+//! never get it. A standard peer gets the standard's first and, while it does not respond, both in turns; the one that
+//! it responded to is what the next FLUSH begins with.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -14,13 +14,13 @@ use crate::types::{DropReason, Mtu, PeerCapabilities, Qpn};
 use crate::wire::icrc::{self, Match, Seed};
 use crate::wire::{BTH_BYTES, Flow, ICRC_BYTES, Opcode};
 
-const STRANGER_WINDOW_BYTES: u32 = 64 << 10;
+const STANDARD_WINDOW_BYTES: u32 = 64 << 10;
 /// Packets of a standard peer that are kept. Linux has up to 128 in flight, and sends all of them again after a loss.
-const STRANGER_REORDER_PACKETS: u32 = 64;
+const STANDARD_REORDER_PACKETS: u32 = 64;
 /// Bytes that the kernel charges for a packet besides its payload.
 const PACKET_CHARGE_BYTES: u32 = 832;
 /// More than this in flight leaves the cache and gains nothing.
-const OWN_WINDOW_BYTES: u32 = 1 << 20;
+const NATIVE_WINDOW_BYTES: u32 = 1 << 20;
 /// Plausible packets in a row with other hidden fields than the usual ones that are taken for damaged. A peer that
 /// really changes its identification repeats them, and the next one is believed.
 pub(super) const MOST_DOUBTS: u8 = 3;
@@ -84,7 +84,7 @@ pub(super) struct Path {
     pub(super) peer: PeerCapabilities,
     pub(super) traffic_class: u8,
     pub(super) hop_limit: u8,
-    /// The peer's UDP port; learned from the first accepted packet of a peer of our own.
+    /// The peer's UDP port; learned from the first accepted packet of a native peer.
     pub(super) peer_port: Option<u16>,
     /// The start of the ICRCs of outgoing packets.
     pub(super) seed: Seed,
@@ -92,7 +92,7 @@ pub(super) struct Path {
     pub(super) peer_seed: Option<(u16, Seed)>,
     /// How a standard peer fills the IPv4 fields that its ICRC covers and a socket does not show.
     pub(super) hidden_fields: HiddenFields,
-    /// Whether a stranger took FLUSH last with the ICRC that Linux gives to it, or sent one like that.
+    /// Whether a standard peer took FLUSH last with the ICRC that Linux gives to it, or sent one like that.
     pub(super) flush_as_linux: bool,
     /// Packets that may be in flight to the peer, for all queue pairs together: what its receive socket holds. Small
     /// packets are not more, although there would be room: who waits sends fuller (8-byte WRITEs in batches of 16 go
@@ -141,10 +141,10 @@ impl Path {
     }
 
     /// How far ahead of the expected packet another one of the peer may be: as many as it has in flight at most. The
-    /// peer knows how much this end's socket holds, and this end does not know what it was told; but no peer of our own
-    /// goes beyond `OWN_WINDOW_BYTES`.
+    /// peer knows how much this end's socket holds, and this end does not know what it was told; but no native peer
+    /// goes beyond `NATIVE_WINDOW_BYTES`.
     pub(super) fn reorder_window(&self) -> u32 {
-        if self.peer.is_ours() { (OWN_WINDOW_BYTES / self.mtu.bytes()).max(16) } else { STRANGER_REORDER_PACKETS }
+        if self.peer.is_ours() { (NATIVE_WINDOW_BYTES / self.mtu.bytes()).max(16) } else { STANDARD_REORDER_PACKETS }
     }
 
     /// The path MTU or what is known of the peer has changed.
@@ -153,10 +153,10 @@ impl Path {
         self.window_packets = if self.peer.is_ours() && self.peer.receive_buffer_bytes > 0 {
             // Half of the buffer stays free for others.
             let held = self.peer.receive_buffer_bytes / 2 / (mtu + PACKET_CHARGE_BYTES);
-            held.clamp(16, (OWN_WINDOW_BYTES / mtu).max(16))
+            held.clamp(16, (NATIVE_WINDOW_BYTES / mtu).max(16))
         } else {
             // A default receive buffer holds 25 packets of 4 KiB, 92 of 1 KiB.
-            (STRANGER_WINDOW_BYTES / mtu).clamp(16, 64)
+            (STANDARD_WINDOW_BYTES / mtu).clamp(16, 64)
         };
     }
 }

@@ -85,7 +85,7 @@ impl End {
         let source = SourceAddress { address: self.address, source_port: 50_000 };
         let (access, reliable) = (AccessFlags::REMOTE, self.service.is_reliable());
         let asks = reliable && self.service != QueuePairType::XrcReceive;
-        let answers = reliable && self.service != QueuePairType::XrcSend;
+        let responds = reliable && self.service != QueuePairType::XrcSend;
         let init = QueuePairAttributes {
             qp_state: Some(QueuePairState::Init),
             pkey_index: Some(0),
@@ -99,8 +99,8 @@ impl End {
             path_mtu: Some(Mtu::Mtu1024),
             dest_qp_num: Some(peer.qpn),
             rq_psn: Some(Psn::new(0xff_fff0)),
-            max_dest_rd_atomic: answers.then_some(4),
-            min_rnr_timer: answers.then_some(12),
+            max_dest_rd_atomic: responds.then_some(4),
+            min_rnr_timer: responds.then_some(12),
             peer: Some(peer.capabilities),
             peer_key: key,
             ..QueuePairAttributes::default()
@@ -143,7 +143,7 @@ impl End {
         Sge { addr: 0x10_0000 + offset, length, lkey: self.region.lkey() }
     }
 
-    /// The next burst of datagrams, while acknowledgements wait for the application's answer.
+    /// The next burst of datagrams, while acknowledgements wait for the application's reply.
     fn transmit(&mut self, now: Time) -> Vec<Vec<u8>> {
         let mut buffer = vec![0; 65_536];
         let view = self.table.read();
@@ -233,7 +233,7 @@ struct Pair {
     most_in_flight: u32,
 }
 
-const OURS: PeerCapabilities =
+const NATIVE: PeerCapabilities =
     PeerCapabilities { version: 1, segmentation_offload: true, receive_buffer_bytes: 8 << 20, extensions: 0 };
 
 impl Pair {
@@ -325,7 +325,7 @@ fn contents(region: &Region, offset: u64, length: usize) -> Vec<u8> {
 
 #[test]
 fn every_operation_arrives_whole() {
-    for capabilities in [OURS, PeerCapabilities::STRANGER] {
+    for capabilities in [NATIVE, PeerCapabilities::STRANGER] {
         for length in [0_usize, 1, 3, 1_024, 1_025, 5_000, 300_000] {
             let mut pair = Pair::new(capabilities);
             let data = pattern(length);
@@ -362,7 +362,7 @@ fn every_operation_arrives_whole() {
 
 #[test]
 fn atomics_return_the_value_before() {
-    let mut pair = Pair::new(OURS);
+    let mut pair = Pair::new(NATIVE);
     let rkey = pair.ends[1].region.rkey();
     let remote_addr = 0x10_0000 + 64;
     pair.ends[1].region.write_at(64, &5_u64.to_ne_bytes()).unwrap();
@@ -379,7 +379,7 @@ fn atomics_return_the_value_before() {
 
 #[test]
 fn a_late_receive_is_waited_for() {
-    let mut pair = Pair::new(OURS);
+    let mut pair = Pair::new(NATIVE);
     let local = pair.ends[0].sge(0, 2_000);
     let now = pair.now;
     pair.ends[0].post(now, Operation::Send, &[local]);
@@ -395,7 +395,7 @@ fn a_late_receive_is_waited_for() {
 
 #[test]
 fn refusals_reach_both_sides() {
-    let mut pair = Pair::new(OURS);
+    let mut pair = Pair::new(NATIVE);
     let local = pair.ends[0].sge(0, 8);
     let now = pair.now;
     pair.ends[0].post(now, Operation::Write { remote_addr: 0x10_0000, rkey: Rkey(1) }, &[local]);
@@ -413,7 +413,7 @@ fn refusals_reach_both_sides() {
 
 #[test]
 fn a_silent_peer_ends_in_retry_exceeded_after_exactly_seven_repetitions() {
-    let mut pair = Pair::new(OURS);
+    let mut pair = Pair::new(NATIVE);
     let (qpn, local) = (pair.ends[1].qpn, pair.ends[0].sge(0, 8));
     assert!(pair.ends[1].endpoint.destroy_queue_pair(qpn));
     let start = pair.now;
@@ -430,7 +430,7 @@ fn a_silent_peer_ends_in_retry_exceeded_after_exactly_seven_repetitions() {
 
 #[test]
 fn an_unsignaled_request_is_acknowledged_before_the_one_that_fails() {
-    let mut pair = Pair::new(OURS);
+    let mut pair = Pair::new(NATIVE);
     let (good, rkey) = (pair.ends[0].sge(0, 8), pair.ends[1].region.rkey());
     let bad = Sge { lkey: Lkey(1), ..good };
     let write = Operation::Write { remote_addr: 0x10_0000, rkey };
@@ -451,7 +451,7 @@ fn an_unsignaled_request_is_acknowledged_before_the_one_that_fails() {
 
 #[test]
 fn every_drain_is_announced() {
-    let mut pair = Pair::new(OURS);
+    let mut pair = Pair::new(NATIVE);
     for _ in 0..2 {
         let end = &mut pair.ends[0];
         for state in [QueuePairState::SendQueueDrained, QueuePairState::ReadyToSend] {
@@ -497,7 +497,7 @@ fn a_crowd_of_duplicates_fills_no_queue() {
     while end.endpoint.poll_transmit(pair.now, &view, &mut buffer, AckRelease::Now).is_some() {
         sent += 1;
     }
-    assert!((1..100).contains(&sent), "{sent} answers");
+    assert!((1..100).contains(&sent), "{sent} responses");
 }
 
 fn base_header(datagram: &[u8]) -> crate::wire::Bth {
@@ -505,11 +505,11 @@ fn base_header(datagram: &[u8]) -> crate::wire::Bth {
 }
 
 #[test]
-fn a_held_acknowledgement_rides_behind_the_answer() {
+fn a_held_acknowledgement_rides_behind_the_reply() {
     use crate::wire::Opcode;
 
-    for (capabilities, runs) in [
-        (OURS, vec![vec![Opcode::RC_SEND_ONLY, Opcode::RC_ACKNOWLEDGE]]),
+    for (capabilities, bursts) in [
+        (NATIVE, vec![vec![Opcode::RC_SEND_ONLY, Opcode::RC_ACKNOWLEDGE]]),
         (PeerCapabilities::STRANGER, vec![vec![Opcode::RC_SEND_ONLY]]),
     ] {
         let mut pair = Pair::new(capabilities);
@@ -529,13 +529,13 @@ fn a_held_acknowledgement_rides_behind_the_answer() {
             }
             sent.push(burst.iter().map(|datagram| base_header(datagram).opcode).collect::<Vec<_>>());
         }
-        assert_eq!(sent, runs);
+        assert_eq!(sent, bursts);
     }
 }
 
 #[test]
 fn unsignaled_requests_that_follow_closely_ask_seldom_and_the_probe_asks_for_the_last() {
-    let mut pair = Pair::new(OURS);
+    let mut pair = Pair::new(NATIVE);
     let (local, asker) = (pair.ends[0].sge(0, 8), pair.ends[0].address);
     let rkey = pair.ends[1].region.rkey();
     let write = Operation::Write { remote_addr: 0x10_0000, rkey };
@@ -573,21 +573,21 @@ fn packets_that_are_sent_again_ask_for_acknowledgement() {
 
 /// Found by the simulator: an acknowledgement that overtook the response before it was forgotten when that came.
 #[test]
-fn an_answer_that_overtook_another_is_asked_for_again_soon() {
-    let mut pair = Pair::new(OURS);
+fn a_response_that_overtook_another_is_asked_for_again_soon() {
+    let mut pair = Pair::new(NATIVE);
     let (local, rkey) = (pair.ends[0].sge(0, 8), pair.ends[1].region.rkey());
     let remote_addr = 0x10_0000;
     pair.ends[0].post(pair.now, Operation::FetchAndAdd { remote_addr, rkey, add: 1 }, &[local]);
     pair.ends[0].post(pair.now, Operation::Write { remote_addr: remote_addr + 8, rkey }, &[local]);
     pair.carry(0);
-    let (peer, mut answers) = (pair.ends[1].address, Vec::new());
+    let (peer, mut responses) = (pair.ends[1].address, Vec::new());
     pair.ends[1].endpoint.handle_timeout(pair.now, &pair.ends[1].table.read());
-    while answers.len() < 2 {
+    while responses.len() < 2 {
         pair.now = pair.now + Duration::from_micros(50);
-        answers.extend(pair.ends[1].transmit(pair.now));
+        responses.extend(pair.ends[1].transmit(pair.now));
     }
-    for answer in answers.into_iter().rev() {
-        pair.ends[0].handle(pair.now, peer, &[answer]);
+    for response in responses.into_iter().rev() {
+        pair.ends[0].handle(pair.now, peer, &[response]);
     }
     pair.drive(Duration::from_millis(1));
     assert_eq!(pair.ends[0].poll().len(), 2, "before the probe, which comes after 2 ms");
@@ -598,7 +598,7 @@ fn an_answer_that_overtook_another_is_asked_for_again_soon() {
 /// Packets of an earlier connection under the same number, far ahead in the number space.
 #[test]
 fn packets_of_an_earlier_connection_are_not_kept() {
-    let mut pair = Pair::new(OURS);
+    let mut pair = Pair::new(NATIVE);
     let (local, rkey) = (pair.ends[0].sge(0, 8), pair.ends[1].region.rkey());
     let write = Operation::Write { remote_addr: 0x10_0000, rkey };
     pair.ends[0].post(pair.now, write, &[local]);

@@ -62,7 +62,7 @@ pub struct UdpWriter<'a> {
     /// Size of the first, which all have but the last.
     segment: usize,
     repeats: Repeats,
-    /// The last one, which has no ICRC yet: a processor reads late what it has just stored in pieces. The sum of its
+    /// The last one, which has no ICRC yet: a processor reads late what it has just stored in parts. The sum of its
     /// payload, if it was summed as it was copied.
     last: Option<(usize, Option<Sum>)>,
 }

@@ -44,7 +44,7 @@ impl Endpoint {
                 return outcome;
             }
         }
-        // By reference: what was just written in pieces is slow to copy.
+        // By reference: what was just written in parts is slow to copy.
         let parsed = Packet::parse(datagram.payload);
         let packet = match &parsed {
             Ok(packet) => packet,

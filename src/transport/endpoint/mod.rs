@@ -1,4 +1,4 @@
-//! The endpoint: all queue pairs of one shard, and the way of packets to and from them.
+//! The endpoint: all queue pairs of one shard, and the path of packets to and from them.
 
 mod arrival;
 mod fair_queue;
@@ -40,7 +40,7 @@ pub struct EndpointConfig {
     pub random: Box<dyn FnMut() -> u32 + Send>,
     /// Most queue pairs.
     pub max_queue_pairs: u32,
-    /// How long an acknowledgement may wait for the application's answer.
+    /// How long an acknowledgement may wait for the application's reply.
     pub ack_hold: Duration,
     /// Limits what the queue pairs keep of early packets; all shards of a device share it.
     pub reorder_budget: Arc<ReorderBudget>,
@@ -109,7 +109,7 @@ pub struct Endpoint {
     quarantine: Quarantine,
     /// Queue pairs that may have something to send.
     ready: VecDeque<u32>,
-    /// Queue pairs whose only packet to send is an acknowledgement that waits for the application's answer.
+    /// Queue pairs whose only packet to send is an acknowledgement that waits for the application's reply.
     held: Vec<u32>,
     timers: Timers,
     pub(super) peers: Peers,
@@ -204,9 +204,9 @@ impl Endpoint {
         if to == QueuePairState::ReadyToReceive {
             queue_pair.common.history.connect(now, &queue_pair.common.counters);
         }
-        let stood_in_line = queue_pair.requester.is_waiting();
+        let was_waiting = queue_pair.requester.is_waiting();
         queue_pair.apply_modify(to, attributes, source, |peer| peers.window_share(peer));
-        let has_left = stood_in_line && !queue_pair.requester.is_waiting();
+        let has_left = was_waiting && !queue_pair.requester.is_waiting();
         left.filter(|_| has_left).into_iter().for_each(|peer| peers.remove(peer, place));
         self.peers.tidy(self.by_number.len());
         self.settle(now, place);

@@ -18,7 +18,7 @@ impl Endpoint {
         self.timers.next()
     }
 
-    /// Whether acknowledgements wait for the application's answer.
+    /// Whether acknowledgements wait for the application's reply.
     pub fn has_held_acknowledgements(&self) -> bool {
         !self.held.is_empty()
     }
@@ -88,7 +88,7 @@ impl Endpoint {
     fn transmit_ready(&mut self, now: Time, memory: &MemoryView<'_>, sink: &mut impl BurstSink) -> bool {
         let pass = self.pass(now, memory);
         let mut local_left = MOST_LOCAL_REQUESTS;
-        // A queue pair that has nothing to send is listed again once at most: when its turn in the line has come, or
+        // A queue pair that has nothing to send is listed again once at most: when its grant has come, or
         // when a completion queue has overflowed. One that has executed a local request counts by that.
         let mut bound = LoopBound::new("transmit", 4 * self.queue_pairs.len() + MOST_LOCAL_REQUESTS);
         while let Some(place) = self.ready.pop_front() {

@@ -2,7 +2,8 @@
 //!
 //! A packet is checked first, and nothing is learned from it: anyone who knows the addresses and the queue pair number
 //! can send one with any sequence number. It teaches only when it was accepted: a request when it was executed in its
-//! turn, a response when it answers what is in flight, a packet of an unreliable connection when it lies close ahead.
+//! turn, a response when it belongs to what is in flight, a packet of an unreliable connection when it lies close
+//! ahead.
 
 use super::QueuePair;
 use crate::transport::datagram::{CheckField, Datagram};
@@ -15,8 +16,8 @@ use crate::wire::icrc::Match;
 /// Packets of an unreliable connection that lie at most this far ahead are plausible: as many as a burst may lose.
 const PLAUSIBLE_LOSS: i32 = 1 << 10;
 impl QueuePair {
-    /// The invariant CRC covers the IPv4 identification, which the socket does not show: our own peers send small
-    /// ones, standard peers' are solved for unless they are known.
+    /// The invariant CRC covers the IPv4 identification, which the socket does not show: native peers send small
+    /// ones; those of standard peers are solved for unless they are known.
     pub(in crate::transport) fn check_icrc(&mut self, datagram: &Datagram<'_>) -> Result<Evidence, DropReason> {
         let (expected, source_port) = (datagram.segment_index, datagram.source_port);
         if let Some(verdict) = self.check_packet_key(datagram) {
@@ -65,7 +66,7 @@ impl QueuePair {
         }
     }
 
-    /// A peer of our own keeps its port; a standard peer may use many.
+    /// A native peer keeps its port; a standard peer may use many.
     pub(in crate::transport) fn check_source_port(&self, port: u16) -> Result<(), DropReason> {
         let Some(path) = &self.common.path else { return Err(DropReason::WrongState) };
         if path.peer.is_ours() && path.peer_port.is_some_and(|pinned| pinned != port) {
@@ -90,7 +91,7 @@ impl QueuePair {
     }
 
     /// Whether a packet of this number may be the peer's next one, or closely follow it. Of responses: whether it
-    /// answers what is in flight.
+    /// belongs to what is in flight.
     #[inline]
     pub(in crate::transport) fn is_due(&self, is_request: bool, psn: Psn) -> bool {
         match is_request {

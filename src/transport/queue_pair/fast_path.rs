@@ -79,7 +79,7 @@ impl QueuePair {
         self.responder.note_middle(&self.common, pass, psn, asks);
         let check_field = self.check_field(None);
         Some(DatagramOutcome {
-            is_from_own_peer: self.common.is_peer_ours(),
+            is_from_own_peer: self.common.is_peer_native(),
             check_field,
             ..DatagramOutcome::default()
         })

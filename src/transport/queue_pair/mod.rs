@@ -1,4 +1,4 @@
-//! A queue pair as the endpoint holds it: its state, its path, its two halves, and the way into the error state.
+//! A queue pair as the endpoint holds it: its state, its path, its two halves, and the transition to the error state.
 
 mod acceptance;
 mod fast_path;

@@ -166,8 +166,8 @@ impl QueuePair {
         if given.ah_attr.is_some() {
             self.set_path(source, window_share);
         }
-        if let Some(places) = given.max_dest_rd_atomic {
-            self.responder.make_room(places);
+        if let Some(max_dest_rd_atomic) = given.max_dest_rd_atomic {
+            self.responder.make_room(max_dest_rd_atomic);
         }
     }
 

@@ -1,4 +1,4 @@
-//! The way of a packet into a queue pair: the checks that every packet passes, then the half that takes it.
+//! The receive path of a queue pair: the checks that every packet passes, then the half that takes it.
 
 use super::QueuePair;
 use crate::transport::common::Pass;
@@ -24,7 +24,7 @@ impl QueuePair {
             self.common.counters.add_drop(reason);
             self.common.history.note_drop(reason, self.common.state, datagram.source, &packet.headers.bth);
         }
-        let is_from_own_peer = dropped != Some(DropReason::WrongAddress) && self.common.is_peer_ours();
+        let is_from_own_peer = dropped != Some(DropReason::WrongAddress) && self.common.is_peer_native();
         let ends_write = dropped.is_none() && packet.headers.bth.opcode.ends_silent_write();
         DatagramOutcome { dropped, is_from_own_peer, ends_write, check_field: self.check_field(dropped) }
     }

@@ -136,8 +136,8 @@ const DATAGRAM_START: u32 = PKEY | PORT | QKEY;
 /// The attributes that name the peer of every connected service.
 const CONNECTION: u32 = PATH | MTU | DEST | RQ_PSN;
 /// Attributes of the end that responds, and of the end that requests.
-const ANSWERING: u32 = DEST_RD | RNR_TIMER;
-const ASKING: u32 = TIMEOUT | RETRY | RNR_RETRY | RD;
+const RESPONDING: u32 = DEST_RD | RNR_TIMER;
+const REQUESTING: u32 = TIMEOUT | RETRY | RNR_RETRY | RD;
 
 /// All transitions but those to RESET and ERR, which every state has (RESET to ERR excepted) without attributes.
 const TRANSITIONS: &[Transition] = &[
@@ -151,15 +151,15 @@ const TRANSITIONS: &[Transition] = &[
     row(Init, Init, UD, 0, DATAGRAM_START),
     row(Init, Init, XRC_SEND, 0, CONNECTED_START),
     row(Init, Init, XRC_RECEIVE, 0, CONNECTED_START),
-    row(Init, ReadyToReceive, RC, CONNECTION | ANSWERING, ACCESS | PKEY | PEER | KEY),
+    row(Init, ReadyToReceive, RC, CONNECTION | RESPONDING, ACCESS | PKEY | PEER | KEY),
     row(Init, ReadyToReceive, UC, CONNECTION, ACCESS | PKEY | PEER | KEY),
     row(Init, ReadyToReceive, UD, 0, PKEY | QKEY),
     row(Init, ReadyToReceive, XRC_SEND, CONNECTION, ACCESS | PKEY | PEER | KEY),
-    row(Init, ReadyToReceive, XRC_RECEIVE, CONNECTION | ANSWERING, ACCESS | PKEY | PEER | KEY),
-    row(ReadyToReceive, ReadyToSend, RC, SQ_PSN | ASKING, STATE | ACCESS | RNR_TIMER | PEER),
+    row(Init, ReadyToReceive, XRC_RECEIVE, CONNECTION | RESPONDING, ACCESS | PKEY | PEER | KEY),
+    row(ReadyToReceive, ReadyToSend, RC, SQ_PSN | REQUESTING, STATE | ACCESS | RNR_TIMER | PEER),
     row(ReadyToReceive, ReadyToSend, UC, SQ_PSN, STATE | ACCESS | PEER),
     row(ReadyToReceive, ReadyToSend, UD, SQ_PSN, STATE | QKEY),
-    row(ReadyToReceive, ReadyToSend, XRC_SEND, SQ_PSN | ASKING, STATE | ACCESS | PEER),
+    row(ReadyToReceive, ReadyToSend, XRC_SEND, SQ_PSN | REQUESTING, STATE | ACCESS | PEER),
     row(ReadyToReceive, ReadyToSend, XRC_RECEIVE, SQ_PSN | TIMEOUT, STATE | ACCESS | RNR_TIMER | PEER),
     row(ReadyToSend, ReadyToSend, RC, 0, STATE | ACCESS | RNR_TIMER),
     row(ReadyToSend, ReadyToSend, UC, 0, STATE | ACCESS),
@@ -178,11 +178,11 @@ const TRANSITIONS: &[Transition] = &[
     row(SendQueueDrained, ReadyToSend, UD, 0, STATE | QKEY),
     row(SendQueueDrained, ReadyToSend, XRC_SEND, 0, STATE | ACCESS),
     row(SendQueueDrained, ReadyToSend, XRC_RECEIVE, 0, STATE | ACCESS | RNR_TIMER),
-    row(SendQueueDrained, SendQueueDrained, RC, 0, PORT | PATH | ASKING | ANSWERING | ACCESS | PKEY | PEER),
+    row(SendQueueDrained, SendQueueDrained, RC, 0, PORT | PATH | REQUESTING | RESPONDING | ACCESS | PKEY | PEER),
     row(SendQueueDrained, SendQueueDrained, UC, 0, PATH | ACCESS | PKEY | PEER),
     row(SendQueueDrained, SendQueueDrained, UD, 0, PKEY | QKEY),
-    row(SendQueueDrained, SendQueueDrained, XRC_SEND, 0, PORT | PATH | ASKING | ACCESS | PKEY | PEER),
-    row(SendQueueDrained, SendQueueDrained, XRC_RECEIVE, 0, PORT | PATH | TIMEOUT | ANSWERING | ACCESS | PKEY | PEER),
+    row(SendQueueDrained, SendQueueDrained, XRC_SEND, 0, PORT | PATH | REQUESTING | ACCESS | PKEY | PEER),
+    row(SendQueueDrained, SendQueueDrained, XRC_RECEIVE, 0, PORT | PATH | TIMEOUT | RESPONDING | ACCESS | PKEY | PEER),
 ];
 
 /// Why a transition is refused; the text names the attributes.

@@ -1,4 +1,4 @@
-//! The way of packets out of a queue pair: those of both halves, as many as may leave together.
+//! The transmit path of a queue pair: packets of both halves, as many as may leave together.
 
 use super::QueuePair;
 use crate::transport::burst::{BurstSink, BurstWriter, Envelope};
@@ -172,7 +172,7 @@ impl QueuePair {
         packets > 0
     }
 
-    /// An acknowledgement that waits for the application's answer leaves behind it, as the last and shorter datagram
+    /// An acknowledgement that waits for the application's reply leaves behind it, as the last and shorter datagram
     /// of its send: a send call less for us, a receive call less for the peer. If it does not fit it stays held.
     fn riding_acknowledgement(&mut self, now: Time, writer: &impl BurstWriter) -> Option<Plan> {
         let rides = writer.packets() > 0 && self.responder.holds_acknowledgement(now);

@@ -1,7 +1,7 @@
 //! Requests that no packet leaves for: binding a memory window, invalidating a key of this host.
 //!
 //! Such a request begins when all requests before it are complete, and is complete before the next one begins. So what
-//! is sent again of an earlier request still finds its key, and a failure needs no place among those in progress.
+//! is sent again of an earlier request still finds its key, and a failure needs no position among those in progress.
 
 use super::{Common, Pass, RequestFailure, Requester};
 use crate::memory::{BindError, WindowBind};

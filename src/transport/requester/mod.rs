@@ -40,7 +40,7 @@ pub(in crate::transport) struct InProgress {
     chunk: u32,
     is_read: bool,
     is_atomic: bool,
-    /// Answered by an empty READ response: ATOMIC WRITE and FLUSH.
+    /// Its response is an empty READ response: ATOMIC WRITE and FLUSH.
     is_ack_only: bool,
 }
 
@@ -279,7 +279,7 @@ impl Requester {
         self.cursor.distance_from(self.unacknowledged).max(0) as u32
     }
 
-    /// Whether the peer did not even answer a probe.
+    /// Whether the peer did not even respond to a probe.
     fn is_peer_silent(&self) -> bool {
         self.recovery.rounds() >= 2
     }
@@ -300,8 +300,8 @@ impl Requester {
     }
 
     fn begin(&mut self, request: InProgress) {
-        let place = self.next as usize & (self.requests.len() - 1);
-        self.requests[place] = request;
+        let slot = self.next as usize & (self.requests.len() - 1);
+        self.requests[slot] = request;
         self.next = self.next.wrapping_add(1);
         self.drained_announced = false;
         if request.needs_response() {

@@ -191,8 +191,8 @@ impl PayloadSource for RequestPayload<'_> {
         let goes_on = offset + (payload as u64) < u64::from(send.header(index).length);
         for_each_segment(send.sges(index), offset, payload, |sge, addr, range| {
             let is_whole = range.len() == payload;
-            let piece = &mut out[range];
-            let sum = memory.read_payload(sge.lkey.0, domain, addr, AccessFlags::empty(), piece, goes_on)?;
+            let segment = &mut out[range];
+            let sum = memory.read_payload(sge.lkey.0, domain, addr, AccessFlags::empty(), segment, goes_on)?;
             whole = sum.filter(|_| is_whole);
             Ok(())
         })?;

@@ -12,12 +12,12 @@ use crate::wire::{Opcode, packet_bytes};
 const MOST_UNASKED_PACKETS: u32 = 64;
 /// The same while other queue pairs have packets in flight to the same address: they may wait for the room.
 const MOST_UNASKED_AMONG_OTHERS: u32 = 16;
-/// Most packets to a peer that did not answer a probe. One, if other queue pairs have the same peer address: these
+/// Most packets to a peer that did not respond to a probe. One, if other queue pairs have the same peer address: these
 /// packets are not counted, and a thousand queue pairs would fill the socket of a process that still lives there.
 const PACKETS_INTO_SILENCE: u32 = 16;
 /// How often a busy application's unsignaled requests ask for acknowledgement at least.
 const ASK_EVERY: Duration = Duration::from_micros(400);
-/// A transport timeout below this (code 12) may expire before a late probe was answered.
+/// A transport timeout below this (code 12) may expire before the response to a late probe.
 const SHORTEST_PATIENCE: Duration = Duration::from_micros(16_700);
 
 /// A packet that may be sent now.
@@ -25,7 +25,7 @@ const SHORTEST_PATIENCE: Duration = Duration::from_micros(16_700);
 pub(in crate::transport) struct RequestPlan {
     pub(super) index: u32,
     pub(super) psn: Psn,
-    /// Place in the request, in packets.
+    /// Position in the request, in packets.
     pub(super) offset: u32,
     /// Numbers that it takes.
     pub(super) covers: u32,
@@ -44,7 +44,7 @@ impl RequestPlan {
     }
 }
 
-/// Opcode of a SEND or WRITE packet by its place in the message.
+/// Opcode of a SEND or WRITE packet by its position in the message.
 fn data_opcode(operation: &Operation, is_first: bool, is_last: bool) -> Opcode {
     use Operation::{SendWithImmediate, SendWithInvalidate, Write, WriteWithImmediate};
     match (operation, is_first, is_last) {
@@ -134,7 +134,7 @@ impl Requester {
         if in_use > 0 && in_use.saturating_add(packets) >= 1 << 23 {
             return false;
         }
-        // Two READ request packets are on their way at once, so that responses never pause.
+        // Two READ request packets are in flight at once, so that responses never pause.
         let chunk = common.path.as_ref().map_or(1, |path| (path.window_packets / 2).max(1));
         let first = self.cursor;
         self.begin(InProgress {
@@ -261,7 +261,7 @@ impl Requester {
     /// Packets after which an acknowledgement is asked for in any case.
     #[inline]
     fn most_unasked(&self, common: &Common) -> u32 {
-        // Into silence only few packets are sent, which are all that could be answered.
+        // Into silence only few packets are sent, all of which ask for a response.
         if self.is_peer_silent() {
             return 0;
         }

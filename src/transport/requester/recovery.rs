@@ -2,7 +2,7 @@
 //!
 //! Three clocks run for the sending half. The *transport timer* has the standard's meaning: each expiry without
 //! progress spends one of `retry_cnt`. The *probe timer* is shorter, follows the measured round trip and spends
-//! nothing: it repeats the last packet, and if that is not answered either, goes back to the oldest unacknowledged
+//! nothing: it repeats the last packet, and if no response comes to that either, goes back to the oldest unacknowledged
 //! one. The *receiver-not-ready timer* is the wait that the peer asked for.
 
 use std::time::Duration;
@@ -18,7 +18,7 @@ const GAP_EVIDENCE: u32 = 3;
 const INITIAL_PROBE: Duration = Duration::from_millis(10);
 /// Shortest wait for late responses before a READ is repaired.
 const SHORTEST_REORDER_WAIT: Duration = Duration::from_micros(100);
-/// A strange peer may hold its acknowledgements for this long.
+/// A standard peer may hold its acknowledgements for this long.
 const PEER_ACK_DELAY: Duration = Duration::from_millis(1);
 const LARGEST_BACKOFF: u32 = 10;
 
@@ -39,7 +39,7 @@ pub(super) struct Recovery {
     /// Responses that came before their turn since the last progress.
     gap_evidence: u32,
     /// The latest number that a response bore which came before its turn: it was not used and must be asked for.
-    answered_early: Option<Psn>,
+    early_response: Option<Psn>,
     repair_at: Option<Time>,
 }
 
@@ -85,7 +85,7 @@ pub(super) struct RoundTrip {
 }
 
 impl RoundTrip {
-    /// A packet left that will be answered; only one at a time is measured.
+    /// A packet left that asks for a response; only one at a time is measured.
     pub(super) fn begin_sample(&mut self, psn: Psn, now: Time) {
         if self.sample.is_none() {
             self.sample = Some((psn, now));
@@ -120,7 +120,7 @@ impl RoundTrip {
     }
 
     /// How long a response that was asked for takes about.
-    fn answer_wait(&self) -> Duration {
+    fn response_wait(&self) -> Duration {
         self.smoothed.unwrap_or_default().max(SHORTEST_REORDER_WAIT)
     }
 
@@ -158,7 +158,7 @@ impl Requester {
         }
         let backoff = recovery.probes.min(LARGEST_BACKOFF);
         let round_trip = &self.round_trip;
-        let wait = if self.waits_unasked() { round_trip.answer_wait() } else { round_trip.probe_wait() };
+        let wait = if self.waits_unasked() { round_trip.response_wait() } else { round_trip.probe_wait() };
         let wait = wait * (1 << backoff);
         self.recovery.probe_at = Some(now + wait);
     }
@@ -168,8 +168,8 @@ impl Requester {
     pub(super) fn note_progress(&mut self, common: &Common, now: Time) {
         self.round_trip.end_sample(self.unacknowledged, now);
         let unacknowledged = self.unacknowledged;
-        let early = self.recovery.answered_early.filter(|psn| !psn.is_before(unacknowledged));
-        self.recovery = Recovery { answered_early: early, ..Recovery::default() };
+        let early = self.recovery.early_response.filter(|psn| !psn.is_before(unacknowledged));
+        self.recovery = Recovery { early_response: early, ..Recovery::default() };
         if self.packets_in_flight() > 0 {
             self.arm_timers(common, now);
             // That response was not kept, and no other may come for it.
@@ -258,8 +258,8 @@ impl Requester {
     /// atomic: a response is missing, or late.
     pub(super) fn note_gap(&mut self, common: &mut Common, now: Time, psn: Psn) {
         let recovery = &mut self.recovery;
-        if recovery.answered_early.is_none_or(|early| early.is_before(psn)) {
-            recovery.answered_early = Some(psn);
+        if recovery.early_response.is_none_or(|early| early.is_before(psn)) {
+            recovery.early_response = Some(psn);
         }
         if recovery.went_back_at == Some(self.unacknowledged) || recovery.receiver_ready_at.is_some() {
             return;
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn only_answers_to_the_measured_packet_end_a_sample() {
+    fn only_responses_to_the_measured_packet_end_a_sample() {
         let mut round_trip = RoundTrip::default();
         round_trip.begin_sample(Psn::new(0xff_ffff), Time::from_nanos(1_000));
         round_trip.end_sample(Psn::new(0xff_ffff), Time::from_nanos(2_000));

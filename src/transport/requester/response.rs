@@ -1,4 +1,4 @@
-//! Responses: acknowledgements retire requests in order, READ responses and atomics bring their data home, NAKs lead to
+//! Responses: acknowledgements retire requests in order, READ responses and atomics deliver their data, NAKs lead to
 //! [`super::recovery`] or to the end of the connection.
 
 use super::{Common, Pass, RequestFailure, Requester};
@@ -30,12 +30,12 @@ impl From<RequestFailure> for ResponseError {
 }
 
 /// Where a response's number stands among the requests in progress.
-enum Place {
-    /// It answers request `index`, and nothing before it is missing but what it acknowledges itself.
+enum Position {
+    /// It belongs to request `index`, and nothing before it is missing but what it acknowledges itself.
     Expected(u32),
     /// An earlier READ or atomic, or an earlier part of this READ, has no response yet.
     BeforeItsTurn,
-    /// It was answered before.
+    /// It came before.
     Duplicate,
     /// It was never sent.
     Unknown,
@@ -168,37 +168,37 @@ impl Requester {
         self.note_progress(common, pass.now);
     }
 
-    fn place_of(&self, psn: Psn) -> Place {
+    fn position_of(&self, psn: Psn) -> Position {
         for (index, request) in self.in_progress() {
             if psn.is_within(request.first, request.packets) {
                 let unacknowledged = self.unacknowledged;
                 let expected = if request.first.is_before(unacknowledged) { unacknowledged } else { request.first };
                 return match psn.distance_from(expected) {
-                    0 => Place::Expected(index),
-                    1.. => Place::BeforeItsTurn,
-                    _ => Place::Duplicate,
+                    0 => Position::Expected(index),
+                    1.. => Position::BeforeItsTurn,
+                    _ => Position::Duplicate,
                 };
             }
             if request.needs_response() {
-                return Place::BeforeItsTurn;
+                return Position::BeforeItsTurn;
             }
         }
-        Place::Unknown
+        Position::Unknown
     }
 
     /// The request that this response is for, if it is its turn.
     fn request_of_response(&mut self, common: &mut Common, pass: &Pass<'_>, psn: Psn) -> Result<u32, ResponseError> {
-        match self.place_of(psn) {
-            Place::Expected(index) => Ok(index),
-            Place::BeforeItsTurn => {
+        match self.position_of(psn) {
+            Position::Expected(index) => Ok(index),
+            Position::BeforeItsTurn => {
                 self.note_gap(common, pass.now, psn);
                 Err(DropReason::OutOfOrderResponse.into())
             }
-            Place::Duplicate => {
+            Position::Duplicate => {
                 common.count(Counter::DuplicateResponse);
                 Err(DropReason::BadPsn.into())
             }
-            Place::Unknown => Err(DropReason::BadPsn.into()),
+            Position::Unknown => Err(DropReason::BadPsn.into()),
         }
     }
 
@@ -213,10 +213,10 @@ impl Requester {
         let request = *self.request(index);
         // After a repetition the peer may begin with a first, middle, last or only packet; what must fit is the length.
         let mtu = common.mtu_bytes();
-        let place = psn.distance_from(request.first).max(0) as u32;
+        let position = psn.distance_from(request.first).max(0) as u32;
         let total = if request.is_ack_only { 0 } else { self.send.header(index).length };
-        let is_last = place + 1 == request.packets;
-        let expected = if is_last { total - place * mtu } else { mtu };
+        let is_last = position + 1 == request.packets;
+        let expected = if is_last { total - position * mtu } else { mtu };
         let acknowledges = packet.headers.aeth.is_none_or(|aeth| matches!(aeth.syndrome, Syndrome::Ack { .. }));
         let fits = packet.payload.len() == expected as usize;
         if !(request.is_read || request.is_ack_only) || !acknowledges || !fits {
@@ -225,8 +225,8 @@ impl Requester {
         if request.is_ack_only && matches!(self.send.header(index).operation, Operation::Flush { .. }) {
             common.note_flush_taken(self.rounds());
         }
-        let offset = u64::from(place) * u64::from(mtu);
-        self.bring_home(common, pass, psn, index, offset, packet.payload)
+        let offset = u64::from(position) * u64::from(mtu);
+        self.store_response(common, pass, psn, index, offset, packet.payload)
     }
 
     fn handle_atomic_response(
@@ -242,12 +242,12 @@ impl Requester {
         if !request.is_atomic {
             return self.bad_response(common, pass, psn);
         }
-        self.bring_home(common, pass, psn, index, 0, &original.to_ne_bytes())
+        self.store_response(common, pass, psn, index, 0, &original.to_ne_bytes())
     }
 
     /// Copies the bytes of a response to this offset of the request's memory. If that fails, the request fails; those
     /// before it are acknowledged in any case.
-    fn bring_home(
+    fn store_response(
         &mut self,
         common: &mut Common,
         pass: &Pass<'_>,

@@ -6,11 +6,11 @@ use std::time::Duration;
 use super::{Common, Pass, Requester};
 use crate::types::{Psn, Time};
 
-/// Between bursts to our own peers, whose socket buffers are large: at most about 2 GB/s.
-const OWN_PAUSE: Duration = Duration::from_micros(500);
-/// Between bursts to strangers, as for READ responses.
-const STRANGER_PAUSE: Duration = Duration::from_micros(200);
-const STRANGER_BURST_PACKETS: u32 = 32;
+/// Between bursts to native peers, whose socket buffers are large: at most about 2 GB/s.
+const NATIVE_PAUSE: Duration = Duration::from_micros(500);
+/// Between bursts to standard peers, as for READ responses.
+const STANDARD_PAUSE: Duration = Duration::from_micros(200);
+const STANDARD_BURST_PACKETS: u32 = 32;
 
 /// Keeps a long message, which no acknowledgement slows down, from overrunning the receiver's socket.
 #[derive(Clone, Copy, Default)]
@@ -44,8 +44,8 @@ impl Requester {
         self.retire_before(common, pass, end);
         let Some(path) = &common.path else { return };
         let (most, pause) = match path.peer.is_ours() {
-            true => (path.window_packets, OWN_PAUSE),
-            false => (path.window_packets.min(STRANGER_BURST_PACKETS), STRANGER_PAUSE),
+            true => (path.window_packets, NATIVE_PAUSE),
+            false => (path.window_packets.min(STANDARD_BURST_PACKETS), STANDARD_PAUSE),
         };
         let resume = self.pace.note_sent(pass.now, most, pause);
         self.recovery.pause_until(resume);

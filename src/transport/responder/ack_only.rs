@@ -1,4 +1,4 @@
-//! ATOMIC WRITE and FLUSH: executed in their turn, and answered by an empty READ response.
+//! ATOMIC WRITE and FLUSH: executed in their turn, with an empty READ response.
 //!
 //! Their responses say nothing but that they were executed. So a repetition needs no memory of them: its number alone
 //! shows that it was executed before, and it gets the same response.

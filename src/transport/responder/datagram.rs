@@ -19,8 +19,8 @@ pub(in crate::transport) struct Identified {
     dont_fragment: bool,
 }
 
-/// Checks the ICRC. Strangers' identifications are solved for, packet by packet, with either value of "don't fragment":
-/// nothing is known of the sender.
+/// Checks the ICRC. Standard peers' identifications are solved for, packet by packet, with either value of
+/// "don't fragment": nothing is known of the sender.
 pub(in crate::transport) fn identify(datagram: &Datagram<'_>) -> Result<Identified, DropReason> {
     let flow = Flow { source: datagram.source, destination: datagram.destination, source_port: datagram.source_port };
     let first_identification = datagram.segment_index;

@@ -27,7 +27,7 @@ impl ResponsePlan {
         Self { size: packet_bytes(opcode, payload), payload, opcode, response }
     }
 
-    /// Whether it brings data home to the peer, unlike acknowledgements and NAKs.
+    /// Whether it carries the result of a request, unlike acknowledgements and NAKs.
     pub(in crate::transport) fn is_data(&self) -> bool {
         matches!(self.response, Response::Resource(_) | Response::Empty { .. })
     }
@@ -68,11 +68,11 @@ impl Responder {
         if let Response::Empty { .. } = response {
             return Some(ResponsePlan::new(Opcode::RC_READ_RESPONSE_ONLY, 0, response));
         }
-        let Response::Resource(place) = response else {
+        let Response::Resource(slot) = response else {
             let is_held = self.responses.is_held(now);
             return (!is_held).then(|| ResponsePlan::new(Opcode::RC_ACKNOWLEDGE, 0, response));
         };
-        let resource = self.responses.resource(place)?;
+        let resource = self.responses.resource(slot)?;
         let ResourceKind::Read { reth, next, end, .. } = resource.kind else {
             return Some(ResponsePlan::new(Opcode::RC_ATOMIC_ACKNOWLEDGE, 0, response));
         };
@@ -117,7 +117,7 @@ impl Responder {
                 headers.bth.psn = psn;
                 headers.aeth = Some(Aeth { syndrome, msn: message_count });
             }
-            Response::Resource(place) => return self.emit_resource(common, pass, plan, place, headers, writer),
+            Response::Resource(slot) => return self.emit_resource(common, pass, plan, slot, headers, writer),
         }
         writer.add(&mut Burst::single(&mut headers, 0, NoPayload, Sending::First))?;
         self.responses.pop();
@@ -129,18 +129,18 @@ impl Responder {
         common: &mut Common,
         pass: &Pass<'_>,
         plan: &ResponsePlan,
-        place: usize,
+        slot: usize,
         mut headers: Headers,
         writer: &mut impl BurstWriter,
     ) -> Result<(), PeerFault> {
-        let Some(resource) = self.responses.resource(place).copied() else { return Ok(()) };
+        let Some(resource) = self.responses.resource(slot).copied() else { return Ok(()) };
         let sending = |again| if again { Sending::Again } else { Sending::First };
         headers.aeth = Some(Aeth { syndrome: NO_CREDIT, msn: resource.message_count });
         headers.bth.psn = resource.first;
         let (reth, domain, next, end, sent) = match resource.kind {
             ResourceKind::Atomic { original } => {
                 headers.atomic_ack = Some(original);
-                writer.add(&mut Burst::single(&mut headers, 0, NoPayload, sending(resource.answered)))?;
+                writer.add(&mut Burst::single(&mut headers, 0, NoPayload, sending(resource.was_sent)))?;
                 self.responses.pop();
                 return Ok(());
             }
@@ -160,12 +160,12 @@ impl Responder {
         if writer.add(&mut Burst::single(&mut headers, plan.payload, payload, sending(next < sent))).is_err() {
             return self.refuse_read(common, &resource, next);
         }
-        self.responses.note_read_sent(pass.now, place, next + 1, end, !common.is_peer_ours());
+        self.responses.note_read_sent(pass.now, slot, next + 1, end, !common.is_peer_native());
         Ok(())
     }
 
     /// Adds packets between the first and the last of a READ's response, from the planned one on, that are sent for the
-    /// first time. Strangers get theirs one by one, with pauses. Whether any were added.
+    /// first time. Standard peers get theirs one by one, with pauses. Whether any were added.
     pub(in crate::transport) fn add_middle_responses(
         &mut self,
         common: &Common,
@@ -173,10 +173,10 @@ impl Responder {
         plan: &ResponsePlan,
         writer: &mut impl BurstWriter,
     ) -> bool {
-        let Response::Resource(place) = plan.response else { return false };
-        let Some(resource) = self.responses.resource(place) else { return false };
+        let Response::Resource(slot) = plan.response else { return false };
+        let Some(resource) = self.responses.resource(slot) else { return false };
         let ResourceKind::Read { reth, domain, next: first, end, sent, .. } = resource.kind else { return false };
-        if first < sent || !common.is_peer_ours() {
+        if first < sent || !common.is_peer_native() {
             return false;
         }
         let (mtu, accessor) = (u64::from(plan.payload), Accessor { domain, queue_pair: common.qpn });
@@ -194,7 +194,7 @@ impl Responder {
             sending: Sending::First,
         };
         let Ok(added @ 1..) = writer.add(&mut burst) else { return false };
-        self.responses.note_read_sent(pass.now, place, first + added, end, false);
+        self.responses.note_read_sent(pass.now, slot, first + added, end, false);
         true
     }
 
@@ -204,7 +204,7 @@ impl Responder {
     fn refuse_read(&mut self, common: &mut Common, resource: &Resource, next: u32) -> Result<(), PeerFault> {
         common.count(Counter::SentNak);
         let (psn, code) = (resource.first.plus(next), NakCode::RemoteAccess);
-        if resource.answered {
+        if resource.was_sent {
             self.responses.refuse_repeated_read(psn, code, resource.message_count);
             return Ok(());
         }

@@ -1,7 +1,8 @@
 //! Responses that the receiving half owes the peer, in order: acknowledgements, READ responses, results of atomics,
 //! NAKs.
 //!
-//! No acknowledgement passes an unanswered READ or atomic, because the peer would conclude that their response is lost.
+//! No acknowledgement passes a READ or atomic without its response, because the peer would conclude that it is lost
+//! (`rxe_comp.c`, `check_psn`).
 //! READs and atomics live in a ring of *resources* as long as a repetition may come.
 
 use std::collections::VecDeque;
@@ -10,9 +11,9 @@ use std::time::Duration;
 use crate::types::{DomainId, Psn, SharedReceiveQueueNumber, Time};
 use crate::wire::{NakCode, Reth, Syndrome};
 
-/// Longest burst of READ responses to a stranger, whose receive buffer is unknown, and the pause after it.
-const STRANGER_BURST_PACKETS: u32 = 32;
-const STRANGER_PAUSE: Duration = Duration::from_micros(200);
+/// Longest burst of READ responses to a standard peer, whose receive buffer is unknown, and the pause after it.
+const STANDARD_BURST_PACKETS: u32 = 32;
+const STANDARD_PAUSE: Duration = Duration::from_micros(200);
 
 /// So many packets executed and not acknowledged, an acknowledgement is held no longer: the window would be full, and
 /// both ends would wait for each other in turns.
@@ -27,9 +28,9 @@ pub(super) const SHORT_RESPONSE_BYTES: usize = 20;
 /// The same of the result of an atomic.
 const ATOMIC_RESPONSE_BYTES: usize = 28;
 
-/// Repetitions of a READ that bring it no further than the one before and are answered at once: behind a READ that
+/// Repetitions of a READ that bring it no further than the one before and get a response at once: behind a READ that
 /// loses much, others are repeated each time. Then each needs a pause, which doubles after so many more. A READ's
-/// request is short and its response is long, so its repetitions are the only packets that can be answered by more
+/// request is short and its response is long, so its repetitions are the only packets whose response can have more
 /// bytes than they have. One that fits gives key and address of the memory, so it is no blind one.
 const MOST_REPEATS: u8 = 64;
 const REPEATS_OF_A_PAUSE: u8 = 16;
@@ -48,12 +49,12 @@ pub(super) enum Response {
         message_count: u32,
     },
     /// The empty response to an ATOMIC WRITE or a FLUSH. Nothing needs to be kept for a repetition: what was executed
-    /// once is answered the same way again.
+    /// once gets the same response again.
     Empty {
         psn: Psn,
         message_count: u32,
     },
-    /// The resource in this place.
+    /// The resource in this slot.
     Resource(usize),
 }
 
@@ -68,8 +69,8 @@ pub(super) struct Resource {
     pub(super) kind: ResourceKind,
     /// Whether its response waits in the queue.
     queued: bool,
-    /// Whether it was answered in full before, so that what waits is a repetition.
-    pub(super) answered: bool,
+    /// Whether its response was sent in full before, so that what waits is a repetition.
+    pub(super) was_sent: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -100,7 +101,7 @@ pub(super) struct Repeats {
 }
 
 impl Repeats {
-    /// Whether one more may be answered, from this packet on.
+    /// Whether one more may get a response, from this packet on.
     fn allow(&mut self, now: Time, from: u32) -> bool {
         let goes_on = from > self.from;
         let pause = match self.count.checked_sub(MOST_REPEATS) {
@@ -122,13 +123,13 @@ pub(in crate::transport) struct ResponseQueue {
     /// Empty before the first READ or atomic of the connection: many never see one.
     resources: Vec<Option<Resource>>,
     /// READs and atomics that are kept, at most.
-    places: usize,
+    slots: usize,
     next_resource: usize,
     /// Number of the last SEND or WRITE packet executed.
     last_executed: Psn,
     /// Number that the last acknowledgement reached up to.
     acknowledged: Psn,
-    /// Since when an acknowledgement waits for the application's answer, and until when it may.
+    /// Since when an acknowledgement waits for the application's reply, and until when it may.
     held_until: Option<Time>,
     established: bool,
     stopped: bool,
@@ -153,8 +154,8 @@ impl ResponseQueue {
     pub(super) fn start(&mut self, last_executed: Psn, max_dest_rd_atomic: u8) {
         self.clear();
         // Linux rounds the number up to a power of two and may have as many outstanding.
-        let places = usize::from(max_dest_rd_atomic);
-        self.places = if places == 0 { 0 } else { places.next_power_of_two() };
+        let slots = usize::from(max_dest_rd_atomic);
+        self.slots = if slots == 0 { 0 } else { slots.next_power_of_two() };
         self.queue.reserve(4);
         self.last_executed = last_executed;
         self.acknowledged = last_executed;
@@ -165,26 +166,26 @@ impl ResponseQueue {
         if max_dest_rd_atomic == 0 {
             return;
         }
-        let (before, places) = (self.resources.len(), usize::from(max_dest_rd_atomic).next_power_of_two());
-        if places <= self.places {
+        let (before, slots) = (self.resources.len(), usize::from(max_dest_rd_atomic).next_power_of_two());
+        if slots <= self.slots {
             return;
         }
-        self.places = places;
+        self.slots = slots;
         if before == 0 {
             // The room itself is made with the first READ or atomic.
             return;
         }
-        // The oldest comes first, so that the places after the newest are free.
+        // The oldest comes first, so that the slots after the newest are free.
         let oldest = self.next_resource;
         self.resources.rotate_left(oldest);
         for response in &mut self.queue {
-            if let Response::Resource(place) = response {
-                *place = (*place + before - oldest) % before;
+            if let Response::Resource(slot) = response {
+                *slot = (*slot + before - oldest) % before;
             }
         }
-        self.resources.resize(places, None);
+        self.resources.resize(slots, None);
         self.next_resource = before;
-        self.queue.reserve(2 * places + 4);
+        self.queue.reserve(2 * slots + 4);
     }
 
     pub(super) fn clear(&mut self) {
@@ -208,7 +209,7 @@ impl ResponseQueue {
         self.credit = self.credit.saturating_add(bytes);
     }
 
-    /// Whether such packets may be answered by so many bytes more.
+    /// Whether responses to such packets may have so many bytes more.
     pub(super) fn spend(&mut self, bytes: usize) -> bool {
         let left = self.credit.checked_sub(bytes);
         self.credit = left.unwrap_or(self.credit);
@@ -223,30 +224,30 @@ impl ResponseQueue {
     /// Whether another READ or atomic may be begun.
     pub(super) fn has_room(&self) -> bool {
         match self.resources.get(self.next_resource) {
-            None => self.places > 0,
-            Some(resource) => resource.is_none_or(|resource| !resource.queued || resource.answered),
+            None => self.slots > 0,
+            Some(resource) => resource.is_none_or(|resource| !resource.queued || resource.was_sent),
         }
     }
 
     fn push_resource(&mut self, resource: Resource) {
         if self.resources.is_empty() {
-            self.resources.resize(self.places, None);
-            self.queue.reserve(2 * self.places + 4);
+            self.resources.resize(self.slots, None);
+            self.queue.reserve(2 * self.slots + 4);
         }
-        let place = self.next_resource;
-        self.next_resource = (place + 1) % self.places.max(1);
-        if self.resources[place].is_some_and(|old| old.queued) {
+        let slot = self.next_resource;
+        self.next_resource = (slot + 1) % self.slots.max(1);
+        if self.resources[slot].is_some_and(|old| old.queued) {
             // The peer does not wait for this repetition: without the response it would not have gone on.
-            self.queue.retain(|response| *response != Response::Resource(place));
+            self.queue.retain(|response| *response != Response::Resource(slot));
         }
-        self.resources[place] = Some(resource);
-        self.queue.push_back(Response::Resource(place));
+        self.resources[slot] = Some(resource);
+        self.queue.push_back(Response::Resource(slot));
     }
 
     pub(super) fn push_read(&mut self, first: Psn, packets: u32, read: ReadRequest, message_count: u32) {
         let ReadRequest { reth, domain, named } = read;
         let kind = ResourceKind::Read { reth, domain, next: 0, end: packets, sent: 0, repeats: Repeats::default() };
-        self.push_resource(Resource { first, packets, message_count, named, kind, queued: true, answered: false });
+        self.push_resource(Resource { first, packets, message_count, named, kind, queued: true, was_sent: false });
     }
 
     pub(super) fn push_atomic(
@@ -258,17 +259,17 @@ impl ResponseQueue {
     ) {
         let kind = ResourceKind::Atomic { original };
         let (first, packets) = (psn, 1);
-        self.push_resource(Resource { first, packets, message_count, named, kind, queued: true, answered: false });
+        self.push_resource(Resource { first, packets, message_count, named, kind, queued: true, was_sent: false });
     }
 
     /// Whether an empty response may be owed as well: so many wait only if the peer asks for more than it may.
     pub(super) fn takes_empty(&self) -> bool {
-        self.queue.len() < 2 * self.places + MOST_EMPTY_RESPONSES
+        self.queue.len() < 2 * self.slots + MOST_EMPTY_RESPONSES
     }
 
     /// Whether the peer may have READs and atomics outstanding at all.
     pub(super) fn has_resources(&self) -> bool {
-        self.places > 0
+        self.slots > 0
     }
 
     /// Queues the response to an ATOMIC WRITE or a FLUSH.
@@ -290,7 +291,7 @@ impl ResponseQueue {
         self.last_executed = psn;
     }
 
-    /// Acknowledges what was executed, holding it for the application's answer.
+    /// Acknowledges what was executed, holding it for the application's reply.
     pub(super) fn acknowledge(&mut self, message_count: u32, now: Time, hold: Duration) {
         self.push_acknowledge(self.last_executed, message_count);
         if self.last_executed.distance_from(self.acknowledged) < MOST_HELD_PACKETS {
@@ -320,7 +321,7 @@ impl ResponseQueue {
 
     /// Whether so much is due that what the peer will ask for again need not be queued.
     fn is_crowded(&self) -> bool {
-        self.queue.len() >= 2 * self.places + 8
+        self.queue.len() >= 2 * self.slots + 8
     }
 
     pub(super) fn push_nak(&mut self, psn: Psn, syndrome: Syndrome, message_count: u32) {
@@ -344,7 +345,7 @@ impl ResponseQueue {
         mtu: u32,
     ) -> bool {
         let found = self.find(psn, named);
-        let Some((place, Some(resource))) = found.map(|place| (place, self.resources[place].as_mut())) else {
+        let Some((slot, Some(resource))) = found.map(|slot| (slot, self.resources[slot].as_mut())) else {
             return false;
         };
         let ResourceKind::Read { reth: original, next, end, repeats, .. } = &mut resource.kind else { return false };
@@ -358,21 +359,21 @@ impl ResponseQueue {
         }
         let to = from + reth.length.div_ceil(mtu).max(1);
         if resource.queued {
-            // Its response is still on the way; it must not end sooner, nor begin later, than was asked for.
+            // Its response is still queued; it must not end sooner, nor begin later, than was asked for.
             *next = (*next).min(from);
             *end = (*end).max(to);
             return true;
         }
         (*next, *end) = (from, to);
         resource.queued = true;
-        self.queue.push_back(Response::Resource(place));
+        self.queue.push_back(Response::Resource(slot));
         true
     }
 
     /// An atomic came again: responds with the stored result. False if it is not known (any more).
     pub(super) fn repeat_atomic(&mut self, psn: Psn, named: Option<SharedReceiveQueueNumber>) -> bool {
         let found = self.find(psn, named);
-        let Some((place, Some(resource))) = found.map(|place| (place, self.resources[place].as_mut())) else {
+        let Some((slot, Some(resource))) = found.map(|slot| (slot, self.resources[slot].as_mut())) else {
             return false;
         };
         if !matches!(resource.kind, ResourceKind::Atomic { .. }) {
@@ -381,7 +382,7 @@ impl ResponseQueue {
         if !std::mem::replace(&mut resource.queued, true) {
             // Its request is longer.
             self.spend(ATOMIC_RESPONSE_BYTES);
-            self.queue.push_back(Response::Resource(place));
+            self.queue.push_back(Response::Resource(slot));
         }
         true
     }
@@ -395,7 +396,7 @@ impl ResponseQueue {
         // The newest first: after 2^24 packets an old one may bear the same number.
         let count = self.resources.len();
         let newest_first = (1..=count).map(|back| (self.next_resource + count - back) % count);
-        newest_first.into_iter().find(|place| matches(&self.resources[*place]))
+        newest_first.into_iter().find(|slot| matches(&self.resources[*slot]))
     }
 
     /// Whether the only thing due is an acknowledgement that is still held.
@@ -435,8 +436,8 @@ impl ResponseQueue {
         self.queue.front().copied()
     }
 
-    pub(super) fn resource(&self, place: usize) -> Option<&Resource> {
-        self.resources[place].as_ref()
+    pub(super) fn resource(&self, slot: usize) -> Option<&Resource> {
+        self.resources[slot].as_ref()
     }
 
     /// Whether READ responses wait for the end of a pause.
@@ -450,18 +451,18 @@ impl ResponseQueue {
     }
 
     /// Packets of a READ's response left, up to the one before `next`. `is_paced`: pauses follow bursts of them.
-    pub(super) fn note_read_sent(&mut self, now: Time, place: usize, next: u32, end: u32, is_paced: bool) {
+    pub(super) fn note_read_sent(&mut self, now: Time, slot: usize, next: u32, end: u32, is_paced: bool) {
         if next == end {
             self.pop();
         }
-        if let Some(Resource { kind: ResourceKind::Read { next: stored, sent, .. }, .. }) = &mut self.resources[place] {
+        if let Some(Resource { kind: ResourceKind::Read { next: stored, sent, .. }, .. }) = &mut self.resources[slot] {
             *stored = next;
             *sent = next.max(*sent);
         }
         if is_paced {
             self.burst += 1;
-            if self.burst >= STRANGER_BURST_PACKETS {
-                self.pause_until = Some(now + STRANGER_PAUSE);
+            if self.burst >= STANDARD_BURST_PACKETS {
+                self.pause_until = Some(now + STANDARD_PAUSE);
             }
         }
     }
@@ -484,11 +485,11 @@ impl ResponseQueue {
     /// The front has left.
     #[inline]
     pub(super) fn pop(&mut self) {
-        if let Some(Response::Resource(place)) = self.queue.pop_front()
-            && let Some(resource) = &mut self.resources[place]
+        if let Some(Response::Resource(slot)) = self.queue.pop_front()
+            && let Some(resource) = &mut self.resources[slot]
         {
             resource.queued = false;
-            resource.answered = true;
+            resource.was_sent = true;
         }
         if self.queue.is_empty() {
             self.held_until = None;
@@ -551,7 +552,7 @@ mod tests {
         responses.pop();
         responses.make_room(8);
         assert_eq!(begin(&mut responses, 3), 7, "one of eight waits for its response");
-        let found = |psn| responses.find(Psn::new(psn), None).and_then(|place| responses.resources[place]);
+        let found = |psn| responses.find(Psn::new(psn), None).and_then(|slot| responses.resources[slot]);
         assert!((2..10).all(|psn| found(psn).is_some_and(|resource| resource.first == Psn::new(psn))));
     }
 

@@ -74,7 +74,7 @@ fn connection(capabilities: PeerCapabilities, past: Past) -> Pair {
     pair
 }
 
-/// Bytes that so many copies of a packet are answered by, for each byte that they have.
+/// Bytes of the responses to so many copies of a packet, for each byte that they have.
 fn amplification(pair: &mut Pair, opcode: Opcode, payload: usize, distance: i32, count: usize) -> f64 {
     let end = &pair.ends[1];
     let expected = end.endpoint.find(end.qpn).unwrap().responder.expected();
@@ -89,20 +89,20 @@ fn amplification(pair: &mut Pair, opcode: Opcode, payload: usize, distance: i32,
 }
 
 #[test]
-fn unsolicited_packets_are_answered_by_no_more_bytes_than_they_have() {
+fn responses_to_unsolicited_packets_have_no_more_bytes_than_they() {
     let mut worst = 0.0_f64;
     for (past, (opcode, payload)) in
         [Past::New, Past::Used, Past::Refused].iter().flat_map(|past| packets().map(move |packet| (*past, packet)))
     {
         for (distance, count) in DISTANCES.iter().flat_map(|distance| COUNTS.map(|count| (*distance, count))) {
-            let capabilities = if count == 2 { OURS } else { PeerCapabilities::STRANGER };
+            let capabilities = if count == 2 { NATIVE } else { PeerCapabilities::STRANGER };
             let mut pair = connection(capabilities, past);
             let ratio = amplification(&mut pair, opcode, payload, distance, count);
             worst = worst.max(ratio);
             assert!(ratio <= 1.0, "{ratio}: {count} of {opcode} at {distance}, {payload} bytes, {past:?}");
         }
     }
-    assert!(worst > 0.5, "something is answered, but at most {worst}");
+    assert!(worst > 0.5, "there are responses, but at most {worst}");
 }
 
 /// Who knows the key and the address may ask again; but only so often.
@@ -112,12 +112,12 @@ fn a_read_is_repeated_a_bounded_number_of_times() {
     let (rkey, length) = (pair.ends[1].region.rkey(), 100_000);
     let read = Forged::new(Opcode::RC_READ_REQUEST, FIRST)
         .with(|headers| headers.reth = Some(Reth { va: 0x10_0000, rkey, length }));
-    let mut answered = 0;
+    let mut responses = 0;
     for _ in 0..1_000 {
         read.arrive(&mut pair, 1);
-        answered += sent_bytes(&mut pair) / length as usize;
+        responses += sent_bytes(&mut pair) / length as usize;
     }
-    assert!((64..200).contains(&answered), "{answered} times");
+    assert!((64..200).contains(&responses), "{responses} times");
 }
 
 /// A genuine peer that repeats a packet because its acknowledgement was lost gets another one.

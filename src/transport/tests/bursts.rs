@@ -80,7 +80,7 @@ impl Drop for PlainWriter<'_> {
 
 /// A pair whose first end has posted what bursts are made of: messages of one packet, of a few, and of many.
 fn posted() -> Pair {
-    let mut pair = Pair::new(OURS);
+    let mut pair = Pair::new(NATIVE);
     let rkey = Rkey(7);
     let operations = [
         (Operation::Send, 100),

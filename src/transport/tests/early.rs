@@ -45,7 +45,7 @@ fn a_packet_beyond_what_a_standard_peer_has_in_flight_is_dropped() {
 
 #[test]
 fn a_packet_beyond_what_a_native_peer_has_in_flight_is_dropped() {
-    let mut pair = Pair::new(OURS);
+    let mut pair = Pair::new(NATIVE);
     assert!(ahead(1_024).arrive(&mut pair, 1).dropped.is_some());
     let arrived = send_honestly(&mut pair, 1_026);
     assert_eq!(arrived.iter().position(|bytes| *bytes != HONEST), None);
@@ -65,7 +65,7 @@ fn packets_far_ahead_are_no_evidence_of_a_gap() {
 /// Each of them may cost one NAK, and not one for each packet that is executed.
 #[test]
 fn packets_within_the_window_cause_a_nak_each_at_most() {
-    let mut pair = Pair::new(OURS);
+    let mut pair = Pair::new(NATIVE);
     for distance in 1_000..1_003 {
         ahead(distance).arrive(&mut pair, 1);
     }
@@ -76,7 +76,7 @@ fn packets_within_the_window_cause_a_nak_each_at_most() {
 
 #[test]
 fn a_packet_longer_than_the_mtu_is_not_kept() {
-    let mut pair = Pair::new(OURS);
+    let mut pair = Pair::new(NATIVE);
     let long = Forged::new(Opcode::RC_SEND_ONLY, FIRST.plus(1)).payload(&vec![1; 60_000]);
     assert!(long.arrive(&mut pair, 1).dropped.is_some(), "it is kept");
     assert_eq!(counter(&pair, Counter::ReorderedRequest), 0);
@@ -97,7 +97,7 @@ fn a_packet_that_waits_long_is_forgotten() {
 #[test]
 fn what_a_peer_can_make_an_end_hold_is_bounded() {
     // Window times MTU, with headers and what the ring takes.
-    for (capabilities, most) in [(PeerCapabilities::STRANGER, 80_000), (OURS, 1_200_000)] {
+    for (capabilities, most) in [(PeerCapabilities::STRANGER, 80_000), (NATIVE, 1_200_000)] {
         let mut pair = Pair::new(capabilities);
         for distance in (1..10_000).chain([1 << 20, 1 << 22]) {
             ahead(distance).payload(&[1; 1_024]).arrive(&mut pair, 1);

@@ -5,7 +5,7 @@ use super::*;
 /// The memory of the request that the probe repeats is gone, while an older one is not acknowledged.
 #[test]
 fn a_probe_whose_memory_is_gone_ends() {
-    let mut pair = Pair::new(OURS);
+    let mut pair = Pair::new(NATIVE);
     let end = &mut pair.ends[0];
     let other = Backing::from_vec(vec![0; 4096]);
     let other = end.table.register(DomainId(1), other, Some(0x90_0000), AccessFlags::LOCAL_WRITE).unwrap();
@@ -29,7 +29,7 @@ fn a_probe_whose_memory_is_gone_ends() {
 #[test]
 fn a_refused_write_with_immediate_completes_the_receive_in_local_access_error() {
     for length in [8, 3_000] {
-        let mut pair = Pair::new(OURS);
+        let mut pair = Pair::new(NATIVE);
         let (local, into) = (pair.ends[0].sge(0, length), pair.ends[1].sge(0, 8));
         (0..2).for_each(|_| pair.ends[1].post_receive(&[into]));
         let remote_addr = 0x10_0000;
@@ -48,7 +48,7 @@ fn a_refused_write_with_immediate_completes_the_receive_in_local_access_error() 
 /// A READ that is refused when its response is due says nothing about the message that came after it.
 #[test]
 fn a_read_that_is_refused_late_leaves_the_next_messages_receive_alone() {
-    let mut pair = Pair::new(OURS);
+    let mut pair = Pair::new(NATIVE);
     let read_from = Backing::from_vec(vec![0; 4096]);
     let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE;
     let read_from = pair.ends[1].table.register(DomainId(1), read_from, Some(0x90_0000), access).unwrap();

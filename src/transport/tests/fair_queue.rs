@@ -1,4 +1,4 @@
-//! Many queue pairs with a common peer: the room that they share, and the line for it.
+//! Many queue pairs with a common peer: the room that they share, and the queue for it.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use super::*;
 const WRITE_BYTES: u32 = 64 << 10;
 /// A receive buffer that holds so many packets of 1 KiB twice.
 const fn ours_with(window: u32) -> PeerCapabilities {
-    PeerCapabilities { receive_buffer_bytes: window * 2 * (1_024 + 832), ..OURS }
+    PeerCapabilities { receive_buffer_bytes: window * 2 * (1_024 + 832), ..NATIVE }
 }
 
 /// A pair of ends with many queue pairs each. What the ends do is done by the member that was called last.
@@ -112,7 +112,7 @@ impl Crowd {
     }
 }
 
-/// What was found: everybody's packets were in flight, nobody had asked, and the packets that ask waited in line.
+/// All queue pairs had packets in flight, none had asked, and the packets that ask waited in the queue.
 #[test]
 fn many_queue_pairs_share_a_window_in_turns() {
     for (count, window) in [(10, 256), (40, 256), (10, 16), (40, 16), (100, 64)] {
@@ -126,7 +126,7 @@ fn many_queue_pairs_share_a_window_in_turns() {
     }
 }
 
-/// As long as all have something to send, nobody is far ahead, and sends are full.
+/// As long as all have something to send, none is far ahead, and sends are full.
 #[test]
 fn turns_are_fair_and_full() {
     let (count, window) = (20, 256);
@@ -148,7 +148,7 @@ fn turns_are_fair_and_full() {
         }
     }
     // Turns are as long as the room that there is: up to 64 packets, and most of what the luck of many adds up to.
-    assert!(most_apart <= 6 * 64, "somebody is {most_apart} packets ahead, and 64 leave at once");
+    assert!(most_apart <= 6 * 64, "one is {most_apart} packets ahead, and 64 leave at once");
     let (sends, packets) = (crowd.pair.sends.len(), crowd.pair.packets as usize);
     assert!(packets >= 16 * sends, "{sends} sends of {packets} packets");
 }
@@ -166,7 +166,7 @@ fn readers_wait_for_the_room_that_they_need() {
     }
 }
 
-/// Strangers take no runs, so each queue pair has sent one packet, and asked for nothing, when the window is full.
+/// Standard peers take no bursts, so each queue pair has sent one packet and asked for nothing when the window is full.
 #[test]
 fn a_window_full_of_packets_that_do_not_ask_is_asked_about_soon() {
     let mut crowd = Crowd::new(64, PeerCapabilities::STRANGER);
@@ -208,9 +208,9 @@ fn who_ends_in_line_or_in_flight_lets_the_others_go_on() {
     }
 }
 
-/// A process at the peer's address is gone, another one lives: those that talk to the first keep nobody.
+/// A process at the peer's address is gone, another one lives: those that talk to the first delay no other.
 #[test]
-fn a_silent_peer_keeps_nobody() {
+fn a_silent_peer_delays_no_other() {
     let mut crowd = Crowd::new(16, ours_with(16));
     let write = crowd.write();
     (0..8).for_each(|member| crowd.destroy(1, member));
@@ -221,7 +221,7 @@ fn a_silent_peer_keeps_nobody() {
         crowd.pair.drive(Duration::from_millis(1));
         left.retain(|member| !crowd.is_done(*member, 4));
         let waited = crowd.pair.now.saturating_since(start);
-        assert!(waited < Duration::from_millis(500), "{left:?} wait for those that nobody answers");
+        assert!(waited < Duration::from_millis(500), "{left:?} wait for those without a response");
         let end = &mut crowd.pair.ends[0];
         let Some(next) = end.endpoint.next_timeout() else { continue };
         crowd.pair.now = crowd.pair.now.max(next);

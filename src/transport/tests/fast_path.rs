@@ -16,14 +16,14 @@ struct Started {
 
 impl Started {
     fn new() -> Self {
-        let mut pair = Pair::new(OURS);
+        let mut pair = Pair::new(NATIVE);
         let [sender, receiver] = &mut pair.ends;
         receiver.region.write_at(0, &[0xee; 4 * MTU]).unwrap();
         let write = Operation::Write { remote_addr: 0x10_0000, rkey: receiver.region.rkey() };
         let sge = sender.sge(0, 4 * MTU as u32);
         sender.post(pair.now, write, &[sge]);
-        let runs = [sender.transmit(pair.now), sender.transmit(pair.now)];
-        let mut started = Self { pair, packets: runs.concat() };
+        let bursts = [sender.transmit(pair.now), sender.transmit(pair.now)];
+        let mut started = Self { pair, packets: bursts.concat() };
         assert_eq!(started.packets.len(), 4);
         started.arrive(&[0, 1]);
         started

@@ -37,11 +37,11 @@ impl Wire {
         (packets[0].clone(), as_linux)
     }
 
-    /// The same, of the FLUSH that leaves when nobody has answered for a while.
+    /// The same, of the FLUSH that leaves when no response has come for a while.
     fn sent_again(&mut self) -> (Vec<u8>, bool) {
         for _ in 0..10 {
             let end = &mut self.pair.ends[0];
-            self.pair.now = end.endpoint.next_timeout().expect("something is unanswered");
+            self.pair.now = end.endpoint.next_timeout().expect("something has no response");
             end.endpoint.handle_timeout(self.pair.now, &end.table.read());
             let packets = end.transmit(self.pair.now);
             if !packets.is_empty() {
@@ -51,7 +51,7 @@ impl Wire {
         panic!("the FLUSH is not repeated");
     }
 
-    fn answer(&mut self, flush: &[u8]) {
+    fn respond(&mut self, flush: &[u8]) {
         let bth = Bth {
             opcode: Opcode::RC_READ_RESPONSE_ONLY,
             destination: self.pair.ends[0].qpn,
@@ -69,43 +69,43 @@ impl Wire {
 }
 
 #[test]
-fn a_stranger_that_answers_as_linux_gets_the_next_one_as_linux_at_once() {
+fn a_standard_peer_that_responds_as_linux_gets_the_next_one_as_linux_at_once() {
     let mut wire = Wire::new(PeerCapabilities::STRANGER);
     wire.post();
     assert!(!wire.sent().1, "the standard's comes first");
     let (flush, as_linux) = wire.sent_again();
     assert!(as_linux);
-    wire.answer(&flush);
+    wire.respond(&flush);
     wire.post();
     let (flush, as_linux) = wire.sent();
     assert!(as_linux);
     assert!(!wire.sent_again().1, "and if that is lost, the standard's again");
     assert!(wire.sent_again().1);
-    wire.answer(&flush);
+    wire.respond(&flush);
 }
 
 #[test]
-fn a_stranger_that_answers_to_the_standard_gets_the_standard() {
+fn a_peer_that_responds_to_the_standard_gets_the_standard() {
     let mut wire = Wire::new(PeerCapabilities::STRANGER);
     for _ in 0..3 {
         wire.post();
         let (flush, as_linux) = wire.sent();
         assert!(!as_linux);
-        wire.answer(&flush);
+        wire.respond(&flush);
     }
     wire.post();
     assert!(!wire.sent().1);
     assert!(wire.sent_again().1);
     let (flush, as_linux) = wire.sent_again();
     assert!(!as_linux);
-    wire.answer(&flush);
+    wire.respond(&flush);
     wire.post();
     assert!(!wire.sent().1);
 }
 
 #[test]
 fn a_peer_of_our_own_never_gets_linux_s() {
-    let mut wire = Wire::new(OURS);
+    let mut wire = Wire::new(NATIVE);
     wire.post();
     assert!(!wire.sent().1);
     for _ in 0..4 {
@@ -117,7 +117,7 @@ fn a_peer_of_our_own_never_gets_linux_s() {
 fn linux_s_icrc_is_taken_from_strangers_for_flush_only() {
     for (capabilities, opcode, dropped) in [
         (PeerCapabilities::STRANGER, Opcode::RC_FLUSH, 0),
-        (OURS, Opcode::RC_FLUSH, 1),
+        (NATIVE, Opcode::RC_FLUSH, 1),
         (PeerCapabilities::STRANGER, Opcode::RC_SEND_ONLY, 1),
     ] {
         let mut wire = Wire::new(capabilities);

@@ -82,7 +82,7 @@ pub(super) fn arrive(pair: &mut Pair, to: usize, source_port: u16, payload: &[u8
     end.endpoint.handle_datagram(pair.now, &end.table.read(), &datagram)
 }
 
-/// Packets from another port whose numbers are not plausible: far ahead, of the past, and answers to nothing.
+/// Packets from another port whose numbers are not plausible: far ahead, of the past, and responses to nothing.
 fn implausible() -> Vec<Forged> {
     let forged = |opcode, psn| Forged::new(opcode, psn).port(1).identified((5, true));
     vec![
@@ -96,7 +96,7 @@ fn implausible() -> Vec<Forged> {
 #[test]
 fn an_implausible_packet_pins_no_port() {
     for forged in implausible() {
-        let mut pair = Pair::new(OURS);
+        let mut pair = Pair::new(NATIVE);
         let (local, into) = (pair.ends[0].sge(0, 8), pair.ends[1].sge(0, 8));
         forged.clone().identified((0, true)).arrive(&mut pair, 1);
         pair.ends[1].post_receive(&[into]);
@@ -109,7 +109,7 @@ fn an_implausible_packet_pins_no_port() {
 
 #[test]
 fn an_executed_packet_pins_the_port() {
-    let mut pair = Pair::new(OURS);
+    let mut pair = Pair::new(NATIVE);
     let into = pair.ends[1].sge(0, 8);
     (0..2).for_each(|_| pair.ends[1].post_receive(&[into]));
     Forged::new(Opcode::RC_SEND_ONLY, FIRST).arrive(&mut pair, 1);
@@ -233,7 +233,7 @@ fn an_implausible_flush_teaches_nothing_of_linux() {
 
 #[test]
 fn a_packet_far_ahead_on_an_unreliable_connection_pins_no_port() {
-    let mut pair = Pair::of(QueuePairType::UnreliableConnection, OURS);
+    let mut pair = Pair::of(QueuePairType::UnreliableConnection, NATIVE);
     let (local, into) = (pair.ends[0].sge(0, 8), pair.ends[1].sge(0, 8));
     (0..2).for_each(|_| pair.ends[1].post_receive(&[into]));
     let ahead = Forged::new(Opcode(Opcode::RC_SEND_ONLY.0 | 0x20), FIRST.plus(1 << 22));
@@ -248,7 +248,7 @@ fn a_packet_far_ahead_on_an_unreliable_connection_pins_no_port() {
 /// A packet before its turn does not pin the port; whose port it has shows when an earlier one was executed.
 #[test]
 fn an_early_packet_from_another_port_is_not_executed() {
-    let mut pair = Pair::new(OURS);
+    let mut pair = Pair::new(NATIVE);
     let into = pair.ends[1].sge(0, 8);
     (0..2).for_each(|_| pair.ends[1].post_receive(&[into]));
     Forged::new(Opcode::RC_SEND_ONLY, FIRST.plus(1)).port(1).arrive(&mut pair, 1);

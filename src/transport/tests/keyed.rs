@@ -20,7 +20,7 @@ fn discovered() -> [Option<PeerKey>; 2] {
 
 fn pair_with(service: QueuePairType, keys: [Option<PeerKey>; 2]) -> Pair {
     let mut ends = [End::new(service, "192.0.2.1", 1), End::new(service, "192.0.2.2", 2)];
-    let peers = [1, 0].map(|at| Peer { address: ends[at].address, qpn: ends[at].qpn, capabilities: OURS });
+    let peers = [1, 0].map(|at| Peer { address: ends[at].address, qpn: ends[at].qpn, capabilities: NATIVE });
     for ((end, peer), key) in ends.iter_mut().zip(&peers).zip(keys) {
         end.connect_to(peer, key, QueuePairState::ReadyToSend);
     }
@@ -131,7 +131,7 @@ fn peers_that_found_each_other_switch_once_and_never_back() {
     assert_eq!(pair.ends[0].poll().len(), 1);
     pair.ends[1].post_receive(&[into]);
     let second = pair.one_packet();
-    assert_ne!(pair.mask_of(&second), 0, "the peer's answer had the key");
+    assert_ne!(pair.mask_of(&second), 0, "the peer's response had the key");
     let mut plain = second.clone();
     icrc::append(&pair.flow(), 0, &mut plain);
     assert!(pair.delivers(&second));

@@ -22,9 +22,9 @@ const VICTIM: usize = 1;
 
 /// A bystander, and a victim whose completion queue at this end panics, if it is named.
 fn start(panicking: Option<usize>) -> Crowd {
-    let mut crowd = Crowd::new(1, OURS);
+    let mut crowd = Crowd::new(1, NATIVE);
     let notify = [0, 1].map(|at| (panicking == Some(at)).then(|| Arc::new(Panicking) as Arc<dyn Notify>));
-    crowd.add(OURS, notify);
+    crowd.add(NATIVE, notify);
     for at in 0..2 {
         let end = crowd.call(at, VICTIM);
         let sge = end.sge(0, 100);

@@ -40,7 +40,7 @@ fn step() -> impl Strategy<Value = Step> {
 
 /// A pair with the packets of several messages, of which none has arrived.
 fn start() -> (Pair, Vec<Vec<u8>>) {
-    let mut pair = Pair::new(OURS);
+    let mut pair = Pair::new(NATIVE);
     let [sender, receiver] = &mut pair.ends;
     sender.region.write_at(0, &pattern(64 << 10)).unwrap();
     for offset in 0..8 {

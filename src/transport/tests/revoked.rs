@@ -13,7 +13,7 @@ fn revocable(end: &End) -> Arc<Region> {
 
 #[test]
 fn a_local_request_is_not_forgotten_behind_an_acknowledgement() {
-    let mut pair = Pair::new(OURS);
+    let mut pair = Pair::new(NATIVE);
     let (now, source) = (pair.now, pair.ends[0].address);
     let (message, room) = (pair.ends[0].sge(0, 8), pair.ends[1].sge(0, 8));
     pair.ends[1].post_receive(&[room]);
@@ -31,7 +31,7 @@ fn a_local_request_is_not_forgotten_behind_an_acknowledgement() {
 
 #[test]
 fn a_late_repetition_of_a_read_does_not_end_the_connection() {
-    for capabilities in [OURS, PeerCapabilities::STRANGER] {
+    for capabilities in [NATIVE, PeerCapabilities::STRANGER] {
         let mut pair = Pair::new(capabilities);
         let (now, addresses) = (pair.now, [0, 1].map(|at| pair.ends[at].address));
         let region = revocable(&pair.ends[1]);
@@ -59,13 +59,13 @@ fn a_late_repetition_of_a_read_does_not_end_the_connection() {
 
 /// A requester that still waits for the response learns that it will not come.
 #[test]
-fn a_read_whose_answer_was_lost_is_refused_when_its_key_is_gone() {
-    (0..=3).for_each(refuse_lost_answer);
+fn a_read_whose_response_was_lost_is_refused_when_its_key_is_gone() {
+    (0..=3).for_each(refuse_lost_response);
 }
 
 /// The key goes after so many bursts of the response, all of which are lost.
-fn refuse_lost_answer(runs: u32) {
-    let mut pair = Pair::new(OURS);
+fn refuse_lost_response(runs: u32) {
+    let mut pair = Pair::new(NATIVE);
     let (now, source) = (pair.now, pair.ends[0].address);
     let region = revocable(&pair.ends[1]);
     let back = pair.ends[0].sge(0, 4_096);
@@ -83,7 +83,7 @@ fn refuse_lost_answer(runs: u32) {
 /// In the error state a peer may ask for what was refused from ever other packets on.
 #[test]
 fn refusals_are_not_queued_without_bound() {
-    let mut pair = Pair::new(OURS);
+    let mut pair = Pair::new(NATIVE);
     let (now, addresses) = (pair.now, [0, 1].map(|at| pair.ends[at].address));
     let back = pair.ends[0].sge(0, 4_096);
     pair.ends[0].post(now, Operation::Read { remote_addr: 0x20_0000, rkey: Rkey(0xdead) }, &[back]);
@@ -98,6 +98,6 @@ fn refusals_are_not_queued_without_bound() {
         icrc::append(&Flow { source: addresses[0], destination: addresses[1], source_port: 50_000 }, 0, &mut forged);
         pair.ends[1].handle(now, addresses[0], &[forged]);
     }
-    let answers: usize = std::iter::from_fn(|| Some(pair.ends[1].transmit(now).len()).filter(|sent| *sent > 0)).sum();
-    assert!((2..=400).contains(&answers), "{answers} answers wait");
+    let responses: usize = std::iter::from_fn(|| Some(pair.ends[1].transmit(now).len()).filter(|sent| *sent > 0)).sum();
+    assert!((2..=400).contains(&responses), "{responses} responses wait");
 }

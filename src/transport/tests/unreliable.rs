@@ -64,7 +64,7 @@ impl Lossy {
             let payload = self.sent[packet].clone();
             self.pair.ends[1].handle(self.pair.now, source, &[payload]);
         }
-        assert!(self.pair.ends[1].transmit(self.pair.now).is_empty(), "nothing is ever answered");
+        assert!(self.pair.ends[1].transmit(self.pair.now).is_empty(), "there is never a response");
     }
 
     /// A copy of a packet, changed and with the right ICRC. Returns its number.
@@ -170,15 +170,15 @@ fn numbers_may_go_on_anywhere_after_a_long_outage() {
         if is_taken {
             wire.reached = Some(reached);
         }
-        let place = wire.forge(19, |bytes| bytes[9..12].copy_from_slice(&reached.value().to_be_bytes()[1..]));
-        wire.arrive([place]);
+        let packet = wire.forge(19, |bytes| bytes[9..12].copy_from_slice(&reached.value().to_be_bytes()[1..]));
+        wire.arrive([packet]);
     }
     wire.received(&[(1, 0), (1, 19), (1, 19), (1, 19), (1, 19)]);
     assert_eq!(wire.drops(DropReason::StaleDuplicate), 1);
 }
 
 #[test]
-fn a_write_without_its_middle_leaves_what_was_written_and_tells_nobody() {
+fn a_write_without_its_middle_leaves_what_was_written_and_completes_nothing() {
     let mut wire = Lossy::new();
     wire.post_receive(7);
     let rkey = wire.pair.ends[1].region.rkey();

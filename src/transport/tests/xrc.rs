@@ -1,4 +1,4 @@
-//! Extended reliable connections, packet by packet: what a repetition names, and what it is answered from.
+//! Extended reliable connections, packet by packet: what a repetition names, and what its response comes from.
 
 use super::*;
 use crate::queue::{SharedReceiveInit, SharedReceiveQueue, XrcDomain};
@@ -67,17 +67,17 @@ impl Extended {
         self.pair.ends[0].sge(offset, length)
     }
 
-    /// Hands a packet of the initiator to the target, which answers: so many packets, as they left.
+    /// Hands a packet of the initiator to the target. Returns its responses, as they left.
     fn arrive(&mut self, packet: usize) -> Vec<Vec<u8>> {
         let (source, payload) = (self.pair.ends[0].address, self.sent[packet].clone());
         self.pair.ends[1].handle(self.pair.now, source, &[payload]);
-        let mut answers = Vec::new();
+        let mut responses = Vec::new();
         loop {
             let burst = self.pair.ends[1].transmit(self.pair.now);
             if burst.is_empty() {
-                return answers;
+                return responses;
             }
-            answers.extend(burst);
+            responses.extend(burst);
         }
     }
 
@@ -102,8 +102,8 @@ impl Extended {
 }
 
 /// The bytes that the responses of a READ bring.
-fn payload_of(answers: &[Vec<u8>]) -> Vec<u8> {
-    let packets = answers.iter().map(|answer| Packet::parse(answer).unwrap());
+fn payload_of(responses: &[Vec<u8>]) -> Vec<u8> {
+    let packets = responses.iter().map(|response| Packet::parse(response).unwrap());
     packets
         .filter(|packet| packet.headers.bth.opcode != Opcode::RC_ACKNOWLEDGE)
         .flat_map(|p| p.payload.to_vec())
@@ -111,7 +111,7 @@ fn payload_of(answers: &[Vec<u8>]) -> Vec<u8> {
 }
 
 #[test]
-fn a_repeated_read_is_answered_from_the_domain_of_the_queue_that_it_names() {
+fn a_repeated_read_is_read_from_the_domain_of_the_queue_that_it_names() {
     let mut ends = Extended::new();
     ends.pair.ends[1].region.write_at(0, &pattern(100)).unwrap();
     let rkeys = [ends.pair.ends[1].region.rkey(), ends.second.rkey()];
@@ -141,7 +141,7 @@ fn what_names_another_queue_is_no_repetition() {
         let forged = ends.naming(packet, 1);
         assert_eq!(ends.arrive(forged), Vec::<Vec<u8>>::new());
         assert_eq!(ends.dropped(DropReason::StaleDuplicate), count);
-        assert_eq!(ends.arrive(packet).len(), 1, "the repetition itself is answered");
+        assert_eq!(ends.arrive(packet).len(), 1, "the repetition itself gets a response");
     }
     assert_eq!(contents(&ends.pair.ends[1].region, 0, 8), 5u64.to_ne_bytes(), "the atomic was executed once");
     assert_eq!(ends.target_state(), QueuePairState::ReadyToSend);
@@ -181,9 +181,9 @@ fn a_message_keeps_the_queue_that_its_first_packet_names() {
     }
     ends.arrive(first);
     let forged = ends.naming(first + 1, 1);
-    let answers = ends.arrive(forged);
+    let responses = ends.arrive(forged);
     assert_eq!(ends.target_state(), QueuePairState::Error, "a message of two queues is refused");
-    assert_eq!(answers.len(), 1);
+    assert_eq!(responses.len(), 1);
     let flushed = ends.pair.ends[1].poll();
     assert_eq!(flushed.len(), 1, "the receive that was begun ends, once: {flushed:?}");
     assert_eq!(flushed[0].wr_id, 1);
