@@ -83,8 +83,8 @@ impl Common {
         matches!(self.service, QueuePairType::XrcSend | QueuePairType::XrcReceive)
     }
 
-    /// Whether packets of this kind are for queue pairs of this service: an XRC initiator takes responses only, a
-    /// target only requests.
+    /// Whether packets of this kind are for queue pairs of this service (`rxe_recv.c`, `check_type_state`): an XRC
+    /// initiator takes responses only, a target only requests (IBTA, annex Extended Reliable Connected).
     #[inline]
     pub(super) fn speaks(&self, opcode: Opcode) -> bool {
         let is_wrong_direction = match self.service {
@@ -114,18 +114,18 @@ impl Common {
         self.path.as_ref().is_some_and(|path| path.peer.is_ours())
     }
 
-    /// Whether packets of this peer belong to the connection.
+    /// Whether packets of this peer belong to the connection: both addresses fit (`rxe_recv.c`, `check_addr`).
     pub(super) fn is_from_peer(&self, source: IpAddr, destination: IpAddr) -> bool {
         self.path.as_ref().is_some_and(|path| path.peer_address == source && path.source.address == destination)
     }
 
-    /// Whether requests of the peer are executed in this state.
+    /// Whether requests of the peer are executed in this state (`rxe_recv.c`, `check_type_state`).
     pub(super) fn takes_requests(&self) -> bool {
         use QueuePairState::{ReadyToReceive, ReadyToSend, SendQueueDrained, SendQueueError};
         matches!(self.state, ReadyToReceive | ReadyToSend | SendQueueDrained | SendQueueError)
     }
 
-    /// Whether responses of the peer are expected in this state.
+    /// Whether responses of the peer are expected in this state (`rxe_recv.c`, `check_type_state`).
     pub(super) fn takes_responses(&self) -> bool {
         matches!(self.state, QueuePairState::ReadyToSend | QueuePairState::SendQueueDrained)
     }
@@ -145,7 +145,8 @@ impl Common {
         }
     }
 
-    /// Adds a completion to a queue. If the queue is full, the queue pair ends when it is settled.
+    /// Adds a completion to a queue. If the queue is full, the queue pair ends when it is settled (IBTA, completion
+    /// queue errors).
     #[inline]
     pub(super) fn complete(&mut self, (queue, token): &CompletionSink, completion: RawCompletion, solicited: bool) {
         if let Err(overflow) = queue.push(*token, completion, solicited) {

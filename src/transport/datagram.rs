@@ -9,7 +9,7 @@ use crate::wire::Flow;
 /// Longest datagram that any port carries.
 pub(super) const LONGEST_DATAGRAM: u32 = Mtu::Mtu4096.bytes();
 
-/// A datagram that arrived on port 4791.
+/// A datagram that arrived on port 4791 (`ib_verbs.h`, `ROCE_V2_UDP_DPORT`).
 #[derive(Clone, Copy, Debug)]
 pub struct Datagram<'a> {
     /// Who sent it.
@@ -115,7 +115,7 @@ pub struct Transmit {
     pub destination: IpAddr,
     /// Bytes in the buffer.
     pub length: usize,
-    /// Of several: the size of each datagram but the last. The ICRCs expect the identifications 0, 1, 2, ….
+    /// Of several: the size of each datagram but the last. Identifications are 0, 1, 2, … (`inet_gso_segment`).
     pub segment_size: Option<usize>,
     /// Type of service byte.
     pub traffic_class: u8,

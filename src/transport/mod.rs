@@ -1,4 +1,9 @@
 //! The RoCE transport without I/O: time and datagrams are arguments, output is polled.
+//!
+//! A rule of the protocol names its source in the comment beside it: *IBTA* is volume 1 of the InfiniBand architecture
+//! specification, by clause or by the title of the chapter; `rxe_*.c` and `rxe_*.h` are Linux's software RoCE driver
+//! (`drivers/infiniband/sw/rxe`, as in 6.12), with the function that has the rule; names like `ibv_modify_qp(3)` are
+//! manual pages of rdma-core. Where this crate differs from the source, the comment says so.
 #![forbid(unsafe_code)]
 
 mod burst;

@@ -13,7 +13,8 @@ use crate::wire::{CheckMasks, ICRC_BYTES, Opcode, PsnSequence};
 /// More segments than this never leave together.
 pub(super) const LARGEST_SEGMENT_INDEX: u16 = 128;
 /// Byte 8 of the base transport header, behind the request for an acknowledgement: seven bits that the standard
-/// reserves, covers by the ICRC, and has receivers ignore.
+/// reserves (`rxe_hdr.h`, `BTH_RESV7_MASK`), covers by the ICRC (`rxe_icrc.c`, `rxe_icrc_hdr`), and has receivers
+/// ignore.
 const RESERVED_BYTE: usize = 8;
 /// The sender has the connection's key.
 const OFFER: u8 = 1;

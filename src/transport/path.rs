@@ -15,7 +15,8 @@ use crate::wire::icrc::{self, Match, Seed};
 use crate::wire::{BTH_BYTES, Flow, ICRC_BYTES, Opcode};
 
 const STANDARD_WINDOW_BYTES: u32 = 64 << 10;
-/// Packets of a standard peer that are kept. Linux has up to 128 in flight, and sends all of them again after a loss.
+/// Packets of a standard peer that are kept. Linux has up to 128 in flight, and sends all of them again after a loss
+/// (`rxe_param.h`, `RXE_MAX_UNACKED_PSNS`; `rxe_req.c`, `req_retry`).
 const STANDARD_REORDER_PACKETS: u32 = 64;
 /// Bytes that the kernel charges for a packet besides its payload.
 const PACKET_CHARGE_BYTES: u32 = 832;
@@ -28,8 +29,8 @@ pub(super) const MOST_DOUBTS: u8 = 3;
 const USUAL_IN_A_ROW: u8 = 16;
 
 /// The IPv4 header fields of a standard peer that its ICRCs cover and that a socket does not show: identification and
-/// "don't fragment". Where several values are allowed, the ICRC misses some bits that flip: 1 or 2 of those of a longer
-/// packet. So they are narrowed down as far as the peer's packets permit.
+/// "don't fragment" (`rxe_net.c`, `prepare_ipv4_hdr`). Where several values are allowed, the ICRC misses some bits that
+/// flip: 1 or 2 of those of a longer packet. So they are narrowed down as far as the peer's packets permit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) enum HiddenFields {
     /// No packet was executed yet: any values.

@@ -32,7 +32,7 @@ impl PeerFault {
         matches!(self, UnknownKey | WrongDomain | OutOfBounds | NoPermission | MemoryFault | WrongQueuePair)
     }
 
-    /// The NAK to the peer.
+    /// The NAK to the peer: that of rxe (`rxe_resp.c`, `do_class_ac_error`) unless noted.
     pub(super) fn nak(self) -> NakCode {
         match self {
             Self::OpcodeSequence
@@ -42,9 +42,11 @@ impl PeerFault {
             | Self::MessageLength
             | Self::Misaligned
             | Self::FlushType
+            // IBTA, reliable service. rxe: remote operational error.
             | Self::ReceiveTooSmall
             | Self::UnknownSharedReceiveQueue => NakCode::InvalidRequest,
             Self::ReceiveMemory(_) => NakCode::RemoteOperational,
+            // rxe acknowledges a SEND whose key to invalidate is wrong, and ends its own connection.
             Self::Invalidate
             | Self::UnknownKey
             | Self::WrongDomain
@@ -60,14 +62,14 @@ impl PeerFault {
         match self {
             Self::ReceiveTooSmall => (CompletionStatus::LocalLengthError, Cause::ReceiveTooSmall),
             Self::ReceiveMemory(cause) => (CompletionStatus::LocalProtectionError, cause),
-            // Only a WRITE with immediate data has both: what the standard calls local access error (11.6.2).
+            // Only a WRITE with immediate data has both: what the standard calls local access error (IBTA 11.6.2).
             _ if self.is_access() => (CompletionStatus::LocalAccessError, Cause::PeerAccessRefused),
             Self::Invalidate => (CompletionStatus::RemoteAccessError, Cause::InvalidateRefused),
             _ => (CompletionStatus::RemoteInvalidRequestError, Cause::PeerViolation),
         }
     }
 
-    /// The event for the application.
+    /// The event for the application (ibv_get_async_event(3)).
     pub(super) fn event(self, qpn: Qpn) -> AsyncEvent {
         match self {
             Self::ReceiveMemory(_) => AsyncEvent::QueuePairFatal(qpn),

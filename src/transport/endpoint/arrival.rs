@@ -51,6 +51,7 @@ impl Endpoint {
             Err(reason) => return self.drop_stray(now, datagram, None, *reason),
         };
         let bth = &packet.headers.bth;
+        // Without a response or a look at the PSN (IBTA A17.9.3).
         if bth.opcode == Opcode::CNP {
             return self.drop_datagram(DropReason::CongestionNotification);
         }

@@ -57,7 +57,7 @@ impl Endpoint {
         groups.into_iter().map(Gid::from).collect()
     }
 
-    /// A packet for all members of a group: each takes it or drops it for itself.
+    /// A packet for all members of a group: each takes it or drops it (`rxe_recv.c`, `rxe_rcv_mcast_pkt`).
     pub(in crate::transport) fn handle_multicast(
         &mut self,
         now: Time,

@@ -1,5 +1,5 @@
 //! The overflow of a completion queue: one event names the queue, one each of its queue pairs, and these go to the
-//! error state, because their completions would be lost.
+//! error state, because their completions would be lost (IBTA, completion queue errors).
 
 use super::Endpoint;
 use crate::transport::loop_bound::LoopBound;

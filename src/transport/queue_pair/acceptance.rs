@@ -16,8 +16,8 @@ use crate::wire::icrc::Match;
 /// Packets of an unreliable connection that lie at most this far ahead are plausible: as many as a burst may lose.
 const PLAUSIBLE_LOSS: i32 = 1 << 10;
 impl QueuePair {
-    /// The invariant CRC covers the IPv4 identification, which the socket does not show: native peers send small
-    /// ones; those of standard peers are solved for unless they are known.
+    /// The invariant CRC covers the IPv4 identification (IBTA A17.3.3), which the socket does not show: native peers
+    /// send small ones; those of standard peers are solved for unless they are known.
     pub(in crate::transport) fn check_icrc(&mut self, datagram: &Datagram<'_>) -> Result<Evidence, DropReason> {
         let (expected, source_port) = (datagram.segment_index, datagram.source_port);
         if let Some(verdict) = self.check_packet_key(datagram) {

@@ -123,7 +123,8 @@ impl QueuePair {
         self.responder.forget_posted();
     }
 
-    /// To the error state, on the application's word or after a failure: flushes all that is outstanding, in order.
+    /// To the error state, on the application's word or after a failure: flushes all that is outstanding, in order
+    /// (IBTA, queue pair states).
     pub(super) fn enter_error(&mut self, cause: Cause) {
         if self.common.state == QueuePairState::Reset {
             return;
@@ -162,7 +163,8 @@ impl QueuePair {
         }
     }
 
-    /// A local error of an unreliable service ends the send queue alone: what is left in it is flushed, receives go on.
+    /// A local error of an unreliable service ends the send queue alone: what is left in it is flushed, receives go on
+    /// (IBTA, queue pair states: SQE).
     pub(super) fn enter_send_queue_error(&mut self) {
         self.common.state = QueuePairState::SendQueueError;
         self.requester.forget_all();
@@ -196,7 +198,8 @@ impl QueuePair {
 }
 
 impl QueuePair {
-    /// Goes to the error state if a completion was lost since the last time; whether that was so.
+    /// Goes to the error state if a completion was lost since the last time (IBTA, completion queue errors); whether
+    /// that was so.
     #[inline]
     pub(super) fn end_by_overflow(&mut self) -> bool {
         let overflowed = self.common.take_overflow();
@@ -252,7 +255,8 @@ impl QueuePair {
         self.responder.take_begun_receive()
     }
 
-    /// The last receive of a queue pair that is in error now has completed.
+    /// The last receive of a queue pair that is in error now has completed; said only of one with a shared receive
+    /// queue (ibv_get_async_event(3)).
     fn announce_last_receive(&self) {
         if self.responder.has_shared_receives() {
             self.common.announce(AsyncEvent::LastWorkQueueElementReached(self.common.qpn));

@@ -1,4 +1,5 @@
-//! State changes on the application's word: checked as a whole first, then carried out.
+//! State changes on the application's word: checked as a whole first, then carried out, so that a refused one changes
+//! nothing (ibv_modify_qp(3)).
 
 use std::sync::Arc;
 
@@ -206,7 +207,8 @@ impl QueuePair {
     }
 }
 
-/// Whether a queue pair in this state may be changed so, as far as the standard's table says; the state it goes to.
+/// Whether a queue pair in this state may be changed so, as far as the standard's table says (`ib_modify_qp_is_ok`);
+/// the state it goes to.
 pub(crate) fn check_transition(
     from: QueuePairState,
     service: QueuePairType,

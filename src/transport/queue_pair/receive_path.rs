@@ -1,4 +1,5 @@
-//! The receive path of a queue pair: the checks that every packet passes, then the half that takes it.
+//! The receive path of a queue pair: the checks that every packet passes, then the half that takes it. A packet that
+//! fails one of them is dropped without a response (`rxe_recv.c`, `hdr_check`).
 
 use super::QueuePair;
 use crate::transport::common::Pass;
@@ -46,6 +47,7 @@ impl QueuePair {
         if self.common.path.is_none() {
             return Err(DropReason::WrongState);
         }
+        // The membership bit aside (`rxe_recv.c`, `check_keys`).
         if bth.pkey & 0x7fff != 0x7fff {
             return Err(DropReason::BadPkey);
         }

@@ -7,8 +7,9 @@
 //!            (again)        (again)  SQE -> RTS (unreliable services)
 //! ```
 //!
-//! Source: InfiniBand specification volume 1, 11.2.5.3 and table 99 as the Linux kernel reads it
-//! (`ib_modify_qp_is_ok`), less what belongs to alternate paths. RESET to ERR is no transition.
+//! Source: the table of the InfiniBand specification as the Linux kernel reads it (`verbs.c`, `ib_modify_qp_is_ok`;
+//! ibv_modify_qp(3) has the attributes that are needed), less what belongs to alternate paths: there is no path
+//! migration. RESET to ERR is no transition.
 
 use crate::types::{QueuePairAttributes, QueuePairState, QueuePairType};
 

@@ -90,6 +90,7 @@ impl Requester {
             psn: self.cursor,
             ..Bth::with_payload(opcode, header.length)
         };
+        // The queue pair's own if the high bit is set (IBTA, Q_Keys; rxe does not have the rule).
         let qkey = effective_qkey(destination.qkey, common.attributes.qkey.unwrap_or_default());
         Headers { bth, deth: Some(Deth { qkey, source: common.qpn }), immediate, ..Headers::default() }
     }

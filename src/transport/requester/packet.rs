@@ -104,6 +104,7 @@ impl Requester {
         let may_solicit =
             !matches!(header.operation, Operation::Write { .. }) && !header.operation.has_explicit_response();
         let bth = Bth {
+            // Only on a message's last packet, if that takes a receive (`rxe_req.c`, `init_req_packet`).
             solicited: is_last && may_solicit && header.flags.contains(SendFlags::SOLICITED),
             destination: common.destination(),
             ack_request,

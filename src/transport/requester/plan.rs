@@ -129,7 +129,7 @@ impl Requester {
         let is_read = matches!(header.operation, Operation::Read { .. });
         let is_atomic = header.operation.is_atomic();
         let packets = if is_atomic { 1 } else { header.length.div_ceil(common.mtu_bytes()).max(1) };
-        // Numbers in use must stay within half the number space for their order to be known.
+        // Numbers in use stay within half the number space, for their order to be known (rxe's `psn_compare`).
         let in_use = self.packets_in_flight();
         if in_use > 0 && in_use.saturating_add(packets) >= 1 << 23 {
             return false;
@@ -202,6 +202,7 @@ impl Requester {
         Some(RequestPlan { index, psn, offset: 0, covers: 1, size, payload: 0, opcode, is_probe: false })
     }
 
+    /// At most `max_rd_atomic` are outstanding (`rxe_req.c`, `check_init_depth`; rxe does not count FLUSHes).
     fn read_credit_left(&self, common: &Common) -> bool {
         let credits = usize::from(common.attributes.max_rd_atomic.unwrap_or(0));
         self.awaiting_response.len() < credits

@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::{Common, RequestFailure, Requester};
 use crate::types::{Cause, CompletionStatus, Counter, Psn, RNR_TIMER_MICROSECONDS, Time};
 
-/// 7 in `rnr_retry` means without end.
+/// 7 in `rnr_retry` means without end (`rxe_comp.c`, `rxe_completer`).
 const RNR_RETRY_FOREVER: u8 = 7;
 /// Later responses than this show that an earlier one is lost and not just late.
 const GAP_EVIDENCE: u32 = 3;
@@ -77,7 +77,7 @@ impl Recovery {
     }
 }
 
-/// The measured round trip (RFC 6298's smoothing).
+/// The measured round trip, smoothed with a gain of 1/8 (RFC 6298, section 2).
 #[derive(Clone, Default)]
 pub(super) struct RoundTrip {
     smoothed: Option<Duration>,
@@ -92,7 +92,7 @@ impl RoundTrip {
         }
     }
 
-    /// Something is sent again, so the next response may belong to either.
+    /// Something is sent again, so the next response may belong to either (Karn's algorithm: RFC 6298, section 3).
     pub(super) fn forget_sample(&mut self) {
         self.sample = None;
     }
@@ -129,7 +129,7 @@ impl RoundTrip {
     }
 }
 
-/// The standard's transport timeout: 4.096 µs × 2^code; code 0 is none.
+/// The standard's transport timeout (IBTA 9.7.6.1.3): 4.096 µs × 2^code; code 0 is none.
 fn timeout_duration(code: u8) -> Option<Duration> {
     (code > 0).then(|| Duration::from_nanos(4_096 << code.min(31)))
 }
@@ -221,7 +221,7 @@ impl Requester {
         self.arm_timers(common, now);
     }
 
-    /// Tries once more from the oldest unacknowledged number, if a try is left.
+    /// Tries once more from the oldest unacknowledged number, if a try is left. 7 is seven tries; in rxe, no limit.
     fn spend_retry(&mut self, common: &mut Common, now: Time, cause: Cause) -> Result<(), RequestFailure> {
         let allowed = common.attributes.retry_cnt.unwrap_or(0);
         if self.recovery.retries_spent >= allowed {
@@ -286,7 +286,8 @@ impl Requester {
         self.arm_timers(common, now);
     }
 
-    /// The peer misses the packet that is now the oldest unacknowledged.
+    /// The peer misses the packet that is now the oldest unacknowledged. One retry for each, as in rxe
+    /// (`started_retry`).
     pub(super) fn sequence_nak(&mut self, common: &mut Common, now: Time) -> Result<(), RequestFailure> {
         common.count(Counter::ReceivedSequenceNak);
         let unacknowledged = self.unacknowledged;

@@ -89,6 +89,7 @@ impl Requester {
                     self.receiver_not_ready(common, pass.now, timer)?;
                 }
             }
+            // It acknowledges everything before its number (`rxe_comp.c`, `check_ack`).
             Syndrome::Nak(NakCode::SequenceError) => {
                 if self.acknowledge_before(common, pass, psn, psn)? {
                     self.sequence_nak(common, pass.now)?;
@@ -106,7 +107,8 @@ impl Requester {
     }
 
     /// Everything before `psn` is acknowledged, except that READs and atomics need their responses. Returns whether
-    /// nothing held it up. `response` is the number of the packet that says so.
+    /// nothing held it up. `response` is the number of the packet that says so
+    /// (`rxe_comp.c`, `check_psn`).
     #[inline]
     pub(super) fn acknowledge_before(
         &mut self,
@@ -211,7 +213,7 @@ impl Requester {
         let psn = packet.headers.bth.psn;
         let index = self.request_of_response(common, pass, psn)?;
         let request = *self.request(index);
-        // After a repetition the peer may begin with a first, middle, last or only packet; what must fit is the length.
+        // After a repetition any of FIRST, MIDDLE, LAST and ONLY may come; the length must fit. rxe checks their order.
         let mtu = common.mtu_bytes();
         let position = psn.distance_from(request.first).max(0) as u32;
         let total = if request.is_ack_only { 0 } else { self.send.header(index).length };
@@ -270,7 +272,7 @@ impl Requester {
     }
 }
 
-/// How the request ends that the peer refused.
+/// How the request ends that the peer refused (`rxe_comp.c`, `check_ack`).
 fn refusal(code: NakCode) -> RequestFailure {
     let (status, cause) = match code {
         NakCode::InvalidRequest => (CompletionStatus::RemoteInvalidRequestError, Cause::RefusedInvalid),

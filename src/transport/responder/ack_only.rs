@@ -1,4 +1,5 @@
-//! ATOMIC WRITE and FLUSH: executed in their turn, with an empty READ response.
+//! ATOMIC WRITE and FLUSH: executed in their turn, with an empty READ response (`rxe_resp.c`,
+//! `send_read_response_ack`).
 //!
 //! Their responses say nothing but that they were executed. So a repetition needs no memory of them: its number alone
 //! shows that it was executed before, and it gets the same response.
@@ -7,6 +8,7 @@ use super::{Common, Pass, Responder};
 use crate::types::{AccessFlags, PeerFault};
 use crate::wire::{FlushEth, Opcode, Packet, Reth};
 
+/// Placement types and selectivity levels (`rxe_hdr.h`, `FETH_PLT_MASK` and `FETH_SEL_MASK`).
 const TO_VISIBILITY: u8 = 1;
 const TO_PERSISTENCE: u8 = 2;
 const WHOLE_REGION: u8 = 1;

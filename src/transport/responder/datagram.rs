@@ -1,4 +1,5 @@
-//! Unreliable datagrams, as they are received: each fills a receive, behind the 40 bytes of its network header.
+//! Unreliable datagrams, as they are received: each fills a receive, behind the 40 bytes of its network header
+//! (`rxe_resp.c`, `execute`).
 
 use super::{Common, Pass, ReceiveError, Responder};
 use crate::transport::datagram::Datagram;
@@ -32,7 +33,7 @@ pub(in crate::transport) fn identify(datagram: &Datagram<'_>) -> Result<Identifi
     }
 }
 
-/// The checks that need no ICRC.
+/// The checks that need no ICRC: the partition but for its membership bit, and the Q_Key (`rxe_recv.c`, `check_keys`).
 pub(in crate::transport) fn check_datagram(common: &Common, packet: &Packet<'_>) -> Result<Deth, DropReason> {
     let Some(deth) = packet.headers.deth else { return Err(DropReason::WrongService) };
     if !common.takes_requests() {
@@ -87,7 +88,9 @@ impl Responder {
     }
 }
 
-/// The 40 bytes in front of the message. Fields that the socket does not show have the usual values.
+/// The 40 bytes in front of the message: an IPv6 header, or an IPv4 header in the last 20. Fields that the socket does
+/// not show have the usual values, and the checksum is right: the kernel tells the two apart by it
+/// (`ib_get_rdma_header_version`).
 fn route_header(datagram: &Datagram<'_>, identified: Identified) -> [u8; GlobalRouteHeader::BYTES] {
     GlobalRouteHeader {
         source: datagram.source,

@@ -6,7 +6,8 @@ use crate::types::{Counter, DropReason, QueuePairState};
 use crate::wire::{Opcode, Packet, Syndrome};
 
 impl Responder {
-    /// A packet that was executed before.
+    /// A packet that was executed before: a SEND or WRITE is acknowledged, a READ is read again, an atomic gets its
+    /// first result (`rxe_resp.c`, `duplicate_request`).
     pub(in crate::transport) fn handle_duplicate(
         &mut self,
         common: &mut Common,

@@ -110,7 +110,7 @@ impl Responder {
         self.gap.close(!self.reorder.is_empty());
     }
 
-    /// Reports a gap, once, when the missing packet is more likely lost than late.
+    /// Reports a gap, once (`rxe_resp.c`, `check_psn`), when the missing packet is more likely lost than late.
     fn judge_gap(&mut self, common: &mut Common, now: Time) {
         let gap = &mut self.gap;
         if gap.is_reported || gap.evidence == 0 || gap.reports_left == 0 {
@@ -123,6 +123,7 @@ impl Responder {
         }
     }
 
+    /// The NAK has the number of the packet that is missing (`rxe_resp.c`, `RESPST_ERR_PSN_OUT_OF_SEQ`).
     pub(super) fn report_gap(&mut self, common: &mut Common) {
         self.gap.report_at = None;
         // Only an early packet without payload is shorter than a NAK; then the next one reports the gap.

@@ -6,8 +6,8 @@ use crate::types::{AccessFlags, CompletionFlags, CompletionOpcode, Counter, Peer
 use crate::wire::{AtomicEth, Opcode, Packet, Reth, Syndrome};
 
 impl Responder {
-    /// The chain: each step refuses by a fault, which ends the connection, or lets the packet pass. A packet that
-    /// finds no receive is asked for again.
+    /// The chain, in the order of rxe (`rxe_resp.c`): each step refuses by a fault, which ends the connection, or lets
+    /// the packet pass. A packet that finds no receive is asked for again.
     pub(in crate::transport) fn execute_expected(
         &mut self,
         common: &mut Common,
@@ -84,6 +84,7 @@ impl Responder {
         }
     }
 
+    /// An RNR NAK for this packet, which is expected again after `min_rnr_timer` (`rxe_resp.c`, `RESPST_ERR_RNR`).
     fn send_receiver_not_ready(&mut self, common: &mut Common, psn: Psn) {
         common.count(Counter::SentRnr);
         self.waits_for_retry = true;
@@ -124,6 +125,8 @@ impl Responder {
         Ok(())
     }
 
+    /// A READ takes a number for each packet of its response, at least one (`rxe_resp.c`, `rxe_prepare_res`), and
+    /// counts as a message when it is accepted (`execute`).
     fn execute_read(&mut self, common: &Common, packet: &Packet<'_>) -> Result<(), PeerFault> {
         let reth = packet.headers.reth.ok_or(PeerFault::OpcodeSequence)?;
         let psn = packet.headers.bth.psn;
@@ -135,6 +138,7 @@ impl Responder {
         Ok(())
     }
 
+    /// The result is kept for repetitions (`rxe_resp.c`, `atomic_reply`).
     fn execute_atomic(
         &mut self,
         common: &Common,
@@ -156,6 +160,7 @@ impl Responder {
         Ok(())
     }
 
+    /// The MSN: SENDs and WRITEs count at their last packet (`rxe_resp.c`, `execute`).
     pub(super) fn count_message(&mut self) {
         self.message_count = (self.message_count + 1) & 0x00ff_ffff;
     }

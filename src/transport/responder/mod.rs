@@ -3,7 +3,8 @@
 //! A request packet with the expected PSN passes a visible chain of checks (opcode sequence, operation, resources,
 //! length, key), is executed, completed and acknowledged. A packet with a later PSN waits in the reorder buffer, one
 //! with an earlier PSN is a duplicate: SENDs and WRITEs are acknowledged again, READs are read again, atomics get the
-//! stored result again. Unreliable connections use the same checks, but drop what a reliable one refuses.
+//! stored result again (`rxe_resp.c`, `check_psn` and `duplicate_request`; rxe keeps no later packet). Unreliable
+//! connections use the same checks, but drop what a reliable one refuses.
 
 mod ack_only;
 mod check;
@@ -186,7 +187,7 @@ impl Responder {
         }
     }
 
-    /// A packet is refused, which ends the connection: queues the NAK.
+    /// A packet is refused, which ends the connection: queues the NAK (`rxe_resp.c`, `do_class_ac_error`).
     pub(super) fn refuse(&mut self, common: &mut Common, packet: &Packet<'_>, fault: PeerFault) {
         let psn = packet.headers.bth.psn;
         common.count(Counter::SentNak);
@@ -247,13 +248,13 @@ impl Responder {
     }
 }
 
-/// Whether a packet of this kind needs a posted receive.
+/// Whether a packet of this kind needs a posted receive (`rxe_resp.c`, `check_resource`).
 fn needs_receive(opcode: Opcode) -> bool {
     let begins_send = opcode.is_send() && (opcode.is_first() || opcode.is_only());
     begins_send || (opcode.is_write() && opcode.has_immediate())
 }
 
-/// Whether the request has a response of its own instead of an acknowledgement.
+/// Whether the request has a response of its own instead of an acknowledgement (`rxe_resp.c`, `acknowledge`).
 fn has_explicit_response(opcode: Opcode) -> bool {
     matches!(
         opcode,

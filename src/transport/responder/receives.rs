@@ -205,7 +205,8 @@ impl Receives {
         }
     }
 
-    /// Completes the receives of the own queue as flushed. Those of a shared one are for the other queue pairs.
+    /// Completes the receives of the own queue as flushed. Those of a shared one are for the other queue pairs (IBTA,
+    /// queue pair states).
     pub(super) fn flush(&mut self, common: &mut Common, cause: Cause) {
         let ReceiveSource::Own(queue) = &self.source else { return };
         // Those that are there now: what other threads post meanwhile has a doorbell of its own.
@@ -288,7 +289,7 @@ impl Receives {
         self.select_number(number, opcode.is_first() || opcode.is_only())
     }
 
-    /// A message names its queue in each of its packets.
+    /// A message names its queue in each of its packets (IBTA, annex Extended Reliable Connected).
     fn select_number(&mut self, number: SharedReceiveQueueNumber, begins: bool) -> Result<(), PeerFault> {
         let ReceiveSource::Named(domain) = &self.source else { return Ok(()) };
         if begins {

@@ -8,7 +8,7 @@ use crate::transport::burst::{AckRequests, Burst, BurstWriter, NoPayload, Payloa
 use crate::types::{AccessFlags, Accessor, Counter, PeerFault, Rkey, Time};
 use crate::wire::{Aeth, Bth, Headers, NakCode, Opcode, Syndrome, packet_bytes};
 
-/// Acknowledgements carry no credits: "unlimited".
+/// Acknowledgements carry no credits: "unlimited" (`rxe_hdr.h`, `AETH_ACK_UNLIMITED`).
 const NO_CREDIT: Syndrome = Syndrome::Ack { credit: 0x1f };
 
 /// A response packet that may leave now.
@@ -80,7 +80,8 @@ impl Responder {
             return None;
         }
         let mtu = common.mtu_bytes();
-        // Only the READ's own first packet is a FIRST: Linux takes nothing but MIDDLE and LAST later.
+        // Only the READ's own first packet is a FIRST: Linux takes nothing but MIDDLE and LAST later (`rxe_comp.c`,
+        // `check_ack`), and sends the same (`rxe_resp.c`, `duplicate_request`).
         let opcode = match (next == 0, next + 1 == end) {
             (true, true) => Opcode::RC_READ_RESPONSE_ONLY,
             (true, false) => Opcode::RC_READ_RESPONSE_FIRST,
@@ -198,9 +199,9 @@ impl Responder {
         true
     }
 
-    /// The region went away between the READ's request and its response. A repetition may be a late one, whose READ the
-    /// peer has completed long ago, before the key was revoked: then the refusal is nothing to the peer, and it must be
-    /// nothing here.
+    /// The region went away between the READ's request and its response (`rxe_resp.c`, `rxe_recheck_mr`). A repetition
+    /// may be a late one, whose READ the peer has completed long ago, before the key was revoked: then the refusal is
+    /// nothing to the peer, and it must be nothing here.
     fn refuse_read(&mut self, common: &mut Common, resource: &Resource, next: u32) -> Result<(), PeerFault> {
         common.count(Counter::SentNak);
         let (psn, code) = (resource.first.plus(next), NakCode::RemoteAccess);

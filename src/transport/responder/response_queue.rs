@@ -20,7 +20,7 @@ const STANDARD_PAUSE: Duration = Duration::from_micros(200);
 const MOST_HELD_PACKETS: i32 = 64;
 
 /// Empty responses that may wait beside the others. Linux counts no FLUSH against what it may have outstanding, but
-/// sends at most 128 packets without a response.
+/// sends at most 128 packets without a response (`rxe_param.h`, `RXE_MAX_UNACKED_PSNS`).
 const MOST_EMPTY_RESPONSES: usize = 256;
 
 /// Bytes of an acknowledgement, a NAK or an empty READ response, headers and ICRC included.
@@ -153,7 +153,8 @@ pub(super) struct ReadRequest {
 impl ResponseQueue {
     pub(super) fn start(&mut self, last_executed: Psn, max_dest_rd_atomic: u8) {
         self.clear();
-        // Linux rounds the number up to a power of two and may have as many outstanding.
+        // Linux rounds the number up to a power of two and may have as many outstanding (`rxe_qp.c`,
+        // `rxe_qp_from_attr`).
         let slots = usize::from(max_dest_rd_atomic);
         self.slots = if slots == 0 { 0 } else { slots.next_power_of_two() };
         self.queue.reserve(4);
@@ -301,7 +302,7 @@ impl ResponseQueue {
         }
     }
 
-    /// Acknowledges the last executed packet again, at once.
+    /// Acknowledges the last executed packet again, at once (`rxe_resp.c`, `duplicate_request`).
     pub(super) fn acknowledge_again(&mut self, message_count: u32, now: Time) {
         if self.is_crowded() || !self.spend(SHORT_RESPONSE_BYTES) {
             return;
@@ -335,7 +336,8 @@ impl ResponseQueue {
         }
     }
 
-    /// A READ request came again: responds from its first packet on. False if the READ is not known (any more).
+    /// A READ request came again: responds from its first packet on. False if the READ is not known (any more), or if
+    /// the request reaches beyond it (`rxe_resp.c`, `duplicate_request`).
     pub(super) fn repeat_read(
         &mut self,
         now: Time,
@@ -370,7 +372,8 @@ impl ResponseQueue {
         true
     }
 
-    /// An atomic came again: responds with the stored result. False if it is not known (any more).
+    /// An atomic came again: responds with the stored result (`rxe_resp.c`, `duplicate_request`). False if it is not
+    /// known (any more).
     pub(super) fn repeat_atomic(&mut self, psn: Psn, named: Option<SharedReceiveQueueNumber>) -> bool {
         let found = self.find(psn, named);
         let Some((slot, Some(resource))) = found.map(|slot| (slot, self.resources[slot].as_mut())) else {

@@ -1,6 +1,7 @@
 //! Requests of an unreliable connection: a message counts only as a whole. A gap, or a packet that does not continue
-//! the one before it, drops the message in progress, and the next first (or only) packet starts clean. What a dropped
-//! WRITE has written stays; a receive that a dropped SEND had begun to fill serves the next message.
+//! the one before it, drops the message in progress, and the next first (or only) packet starts clean (`rxe_resp.c`,
+//! `check_psn`, `check_op_seq`, `do_class_d1e_error`). What a dropped WRITE has written stays; a receive that a dropped
+//! SEND had begun to fill serves the next message.
 
 use super::{Common, Message, Pass, Responder};
 use crate::types::{Counter, DropReason, PeerFault};
@@ -58,7 +59,7 @@ impl Responder {
     }
 
     /// The chain of checks. What the peer did wrong drops its message; what is wrong with the own receive ends the
-    /// queue pair, as the standard has it for local errors.
+    /// queue pair (IBTA, queue pair states: a local error of a receive is fatal).
     fn check_and_execute(
         &mut self,
         common: &mut Common,
