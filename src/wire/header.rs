@@ -7,14 +7,15 @@ use super::opcode::Opcode;
 /// Bytes of the base transport header.
 pub const BTH_BYTES: usize = 12;
 
-/// Base transport header.
+/// Base transport header (`rxe_bth`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Bth {
     /// What packet this is.
     pub opcode: Opcode,
     /// The receiver's completion counts as solicited.
     pub solicited: bool,
-    /// Migration state "migrated", the usual one.
+    /// Migration state "migrated", the usual one: adapters send it. rxe does not (`rxe_req.c`, `init_req_packet`).
+    /// Ignored when received: there is no path migration.
     pub migrated: bool,
     /// Padding bytes after the payload, 0 to 3.
     pub pad_count: u8,
@@ -22,7 +23,7 @@ pub struct Bth {
     pub pkey: u16,
     /// Forward congestion mark.
     pub fecn: bool,
-    /// Backward congestion mark; set in congestion notifications.
+    /// Backward congestion mark; set in congestion notifications (IBTA A17.9.3).
     pub becn: bool,
     /// Queue pair that it goes to.
     pub destination: Qpn,
@@ -85,14 +86,14 @@ impl Bth {
     }
 }
 
-/// RDMA extended transport header: where a WRITE or READ goes.
+/// RDMA extended transport header (`rxe_reth`): where a WRITE or READ goes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Reth {
     /// First address.
     pub va: u64,
     /// Key.
     pub rkey: Rkey,
-    /// Length of the whole access in bytes.
+    /// Length of the whole access in bytes, also in the first of several packets (`rxe_req.c`, `init_req_packet`).
     pub length: u32,
 }
 
@@ -108,7 +109,7 @@ impl Reth {
     }
 }
 
-/// FLUSH extended transport header: what is to be flushed, and how far.
+/// FLUSH extended transport header (`FETH_SEL_MASK`, `FETH_PLT_MASK`): what is to be flushed, and how far.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct FlushEth {
     /// 0: the range of the RETH; 1: the whole region; 2 and 3 are reserved.
@@ -127,7 +128,7 @@ impl FlushEth {
     }
 }
 
-/// Extended transport header of atomics.
+/// Extended transport header of atomics (`rxe_atmeth`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct AtomicEth {
     /// Address, a multiple of eight.
@@ -160,10 +161,10 @@ impl AtomicEth {
     }
 }
 
-/// What an acknowledgement says.
+/// What an acknowledgement says (`enum aeth_syndrome`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Syndrome {
-    /// Acknowledged, with a code for the receives that are posted (31: not told).
+    /// Acknowledged, with a code for the receives that are posted (31, `AETH_ACK_UNLIMITED`: not told).
     Ack {
         /// Credit code, 0 to 31.
         credit: u8,
@@ -182,15 +183,15 @@ pub enum Syndrome {
 /// Why a request was refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NakCode {
-    /// A packet before this one is missing.
+    /// A packet before this one is missing (`AETH_NAK_PSN_SEQ_ERROR`).
     SequenceError,
-    /// The request is not valid.
+    /// The request is not valid (`AETH_NAK_INVALID_REQ`).
     InvalidRequest,
-    /// Key, bounds or rights do not allow it.
+    /// Key, bounds or access flags do not allow it (`AETH_NAK_REM_ACC_ERR`).
     RemoteAccess,
-    /// It could not be executed.
+    /// It could not be executed (`AETH_NAK_REM_OP_ERR`).
     RemoteOperational,
-    /// Not valid for a reliable datagram.
+    /// Not valid for a reliable datagram (`AETH_NAK_INV_RD_REQ`).
     InvalidRdRequest,
     /// A code that the standard reserves.
     Other(u8),
@@ -234,7 +235,7 @@ impl Syndrome {
     }
 }
 
-/// Acknowledgement extended transport header.
+/// Acknowledgement extended transport header (`rxe_aeth`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Aeth {
     /// What it says.
@@ -255,7 +256,7 @@ impl Aeth {
     }
 }
 
-/// Datagram extended transport header.
+/// Datagram extended transport header (`rxe_deth`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Deth {
     /// Queue key of the receiving queue pair.

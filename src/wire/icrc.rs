@@ -1,4 +1,4 @@
-//! The invariant CRC: CRC-32 over the packet with the fields masked that routers may change.
+//! The invariant CRC: CRC-32 over the packet without the fields that routers may change (IBTA A17.3.3; `rxe_icrc.c`).
 //!
 //! It covers the IPv4 identification, which a UDP socket does not show. Because a CRC is linear, the identification can
 //! be solved for: the difference between the CRC received and the one for identification 0 must be what 16 bits at that
@@ -14,7 +14,7 @@ use super::packet::ICRC_BYTES;
 use crate::checksum;
 use crate::types::ROCE_PORT;
 
-/// Addresses of a datagram that the ICRC covers. The destination port is always 4791.
+/// Addresses of a datagram that the ICRC covers. The destination port is always 4791 (`ROCE_V2_UDP_DPORT`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Flow {
     /// Sender.
@@ -59,7 +59,8 @@ const BTH_BYTES: usize = 12;
 /// 8 bytes in place of the link header, an IPv6 and a UDP header, and the base transport header.
 const LARGEST_PREFIX: usize = 8 + 40 + 8 + BTH_BYTES;
 
-/// The masked headers, up to and including the base transport header.
+/// The masked headers, up to and including the base transport header (`rxe_icrc_hdr`): ones in place of the link
+/// header, traffic class, time to live, flow label, both checksums, and byte 4 of the base transport header.
 fn prefix(
     flow: &Flow,
     identification: u16,
@@ -110,7 +111,7 @@ fn to_v6(address: IpAddr) -> [u8; 16] {
 }
 
 /// The ICRC of a packet, given from its base transport header to the end of its padding. On the wire it stands with
-/// its least significant byte first.
+/// its least significant byte first (`rxe_icrc_generate`).
 ///
 /// # Panics
 /// If the packet is shorter than a base transport header.
@@ -120,7 +121,9 @@ pub fn compute(flow: &Flow, identification: u16, dont_fragment: bool, packet: &[
     checksum::update(checksum::update(0, &bytes[..length]), rest)
 }
 
-/// Writes the ICRC into the last four bytes of a packet whose IPv4 identification will be `identification`.
+/// Writes the ICRC into the last four bytes of a packet whose IPv4 identification will be `identification`. Linux sends
+/// 0 from an unconnected UDP socket that sets "don't fragment" (`ip_select_ident_segs`), and counts the segments of one
+/// send from 0 (`inet_gso_segment`).
 ///
 /// # Panics
 /// If the packet is shorter than a base transport header and an ICRC.

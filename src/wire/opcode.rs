@@ -1,4 +1,7 @@
-//! Operation codes: one row per code, which says what packet it is and which headers it carries.
+//! Operation codes: one row per code, which says what packet it is and which headers it carries (`rxe_opcode.c`).
+//!
+//! The codes of RC, UC and UD are those of `ib_pack.h`. Those of XRC are the codes of RC under another prefix, and its
+//! requests have one header more (IBTA, annex Extended Reliable Connected).
 
 use std::fmt;
 
@@ -117,9 +120,9 @@ opcodes! {
     RC_SEND_LAST_INVALIDATE = 0x16, "RC SEND_LAST_INV", [LAST | SEND | PAYLOAD | INVALIDATE];
     /// A SEND of one packet that invalidates a key.
     RC_SEND_ONLY_INVALIDATE = 0x17, "RC SEND_ONLY_INV", [ONLY | SEND | PAYLOAD | INVALIDATE];
-    /// Flush of the peer's memory.
+    /// Flush of the peer's memory (`IB_OPCODE_FLUSH`).
     RC_FLUSH = 0x1c, "RC FLUSH", [ONLY | FLUSH | RETH];
-    /// Atomic write of eight bytes.
+    /// Atomic write of eight bytes (`IB_OPCODE_ATOMIC_WRITE`).
     RC_ATOMIC_WRITE = 0x1d, "RC ATOMIC_WRITE", [ONLY | RETH | PAYLOAD];
     /// First packet of an unreliable SEND.
     UC_SEND_FIRST = 0x20, "UC SEND_FIRST", [FIRST | SEND | PAYLOAD];
@@ -199,7 +202,7 @@ opcodes! {
     XRC_FLUSH = 0xbc, "XRC FLUSH", [ONLY | FLUSH | RETH | XRC];
     /// Atomic write of eight bytes over an extended connection.
     XRC_ATOMIC_WRITE = 0xbd, "XRC ATOMIC_WRITE", [ONLY | RETH | PAYLOAD | XRC];
-    /// Congestion notification; its 16 reserved bytes count as payload.
+    /// Congestion notification (IBTA A17.9.3); its 16 reserved bytes count as payload.
     CNP = 0x81, "CNP", [ONLY | PAYLOAD];
 }
 

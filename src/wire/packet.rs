@@ -15,7 +15,7 @@ pub const ICRC_BYTES: usize = 4;
 pub struct Headers {
     /// Base transport header.
     pub bth: Bth,
-    /// The shared receive queue that an extended connection's request is for.
+    /// The shared receive queue that an extended connection's request is for (IBTA, annex Extended Reliable Connected).
     pub xrc_srq: Option<SharedReceiveQueueNumber>,
     /// Datagram header.
     pub deth: Option<Deth>,
@@ -75,8 +75,8 @@ impl<'a> Reader<'a> {
 }
 
 impl<'a> Packet<'a> {
-    /// Parses a datagram's payload, from the base transport header to the ICRC. Checks lengths, version and opcode, not
-    /// the ICRC; says why a packet must be dropped.
+    /// Parses a datagram's payload, from the base transport header to the ICRC. Checks lengths, version and opcode
+    /// (`rxe_recv.c`, `rxe_rcv` and `hdr_check`), not the ICRC; says why a packet must be dropped.
     pub fn parse(udp_payload: &'a [u8]) -> Result<Self, DropReason> {
         if udp_payload.len() < BTH_BYTES + ICRC_BYTES {
             return Err(DropReason::Truncated);
