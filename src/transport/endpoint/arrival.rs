@@ -11,7 +11,7 @@ use crate::wire::{Opcode, Packet};
 /// The queue pair that the last datagram was for, and the template of those that the fast path takes.
 pub(super) struct Arrivals {
     qpn: Qpn,
-    place: u32,
+    slot: u32,
     template: Option<HeaderTemplate>,
 }
 
@@ -35,12 +35,11 @@ impl Endpoint {
 
     #[inline]
     fn take_arrival(&mut self, now: Time, memory: &MemoryView<'_>, datagram: &Datagram<'_>) -> DatagramOutcome {
-        if let Some(Arrivals { place, template: Some(template), .. }) = &self.arrivals
+        if let Some(Arrivals { slot, template: Some(template), .. }) = &self.arrivals
             && template.fits(datagram)
         {
-            let (place, template, pass) = (*place, *template, self.pass(now, memory));
-            if let Some(outcome) = self.enter(place).and_then(|pair| pair.take_by_template(&pass, &template, datagram))
-            {
+            let (slot, template, pass) = (*slot, *template, self.pass(now, memory));
+            if let Some(outcome) = self.enter(slot).and_then(|pair| pair.take_by_template(&pass, &template, datagram)) {
                 return outcome;
             }
         }
@@ -58,25 +57,25 @@ impl Endpoint {
         if bth.destination == Qpn::MULTICAST && datagram.destination.is_multicast() {
             return self.handle_multicast(now, memory, datagram, packet);
         }
-        let place = match self.arrivals {
-            Some(Arrivals { qpn, place, .. }) if qpn == bth.destination => place,
+        let slot = match self.arrivals {
+            Some(Arrivals { qpn, slot, .. }) if qpn == bth.destination => slot,
             _ => {
                 self.settle_arrivals(now);
-                let Some(place) = self.place_of(bth.destination) else {
+                let Some(slot) = self.slot_of(bth.destination) else {
                     return self.drop_stray(now, datagram, Some(bth.destination), DropReason::UnknownQueuePair);
                 };
-                place
+                slot
             }
         };
         let pass = self.pass(now, memory);
-        let Some(queue_pair) = self.enter(place) else { return DatagramOutcome::default() };
+        let Some(queue_pair) = self.enter(slot) else { return DatagramOutcome::default() };
         let expected = queue_pair.responder.expected();
         let outcome = queue_pair.take(datagram, packet, |queue_pair| queue_pair.handle_packet(&pass, datagram, packet));
         // Not of a duplicate, which was not looked at closely.
         let is_executed = queue_pair.responder.expected() != expected;
         let template = if is_executed { queue_pair.header_template(datagram, bth) } else { None };
         let has_overflowed = queue_pair.common.has_overflowed();
-        self.arrivals = Some(Arrivals { qpn: bth.destination, place, template });
+        self.arrivals = Some(Arrivals { qpn: bth.destination, slot, template });
         if has_overflowed {
             self.settle_arrivals(now);
         }
@@ -86,8 +85,8 @@ impl Endpoint {
     /// Sees to what follows from the datagrams that [`Endpoint::handle_arrival`] took.
     #[inline]
     pub fn settle_arrivals(&mut self, now: Time) {
-        if let Some(Arrivals { place, .. }) = self.arrivals.take() {
-            self.guard(now, |endpoint| endpoint.settle(now, place));
+        if let Some(Arrivals { slot, .. }) = self.arrivals.take() {
+            self.guard(now, |endpoint| endpoint.settle(now, slot));
         }
     }
 
@@ -97,16 +96,16 @@ impl Endpoint {
         &mut self,
         now: Time,
         memory: &MemoryView<'_>,
-        place: u32,
+        slot: u32,
         datagram: &Datagram<'_>,
         packet: &Packet<'_>,
         take: impl FnOnce(&mut QueuePair, &Pass<'_>) -> Result<(), DropReason>,
     ) -> DatagramOutcome {
         let pass = self.pass(now, memory);
         let taken = self.guard(now, |endpoint| {
-            let queue_pair = endpoint.enter(place)?;
+            let queue_pair = endpoint.enter(slot)?;
             let outcome = queue_pair.take(datagram, packet, |queue_pair| take(queue_pair, &pass));
-            endpoint.settle(now, place);
+            endpoint.settle(now, slot);
             Some(outcome)
         });
         match taken {

@@ -23,7 +23,7 @@ pub(in crate::transport) struct Peers {
 #[derive(Default)]
 struct Peer {
     window_share: Arc<WindowShare>,
-    /// Places of the queue pairs that wait, each once.
+    /// Slots of the queue pairs that wait, each once.
     waiters: VecDeque<u32>,
 }
 
@@ -45,12 +45,12 @@ impl Peers {
     }
 
     /// In front: a queue pair whose grant is not used up.
-    fn enqueue(&mut self, peer: IpAddr, place: u32, in_front: bool) {
+    fn enqueue(&mut self, peer: IpAddr, slot: u32, in_front: bool) {
         let peer = self.by_address.entry(peer).or_default();
         if in_front {
-            peer.waiters.push_front(place);
+            peer.waiters.push_front(slot);
         } else {
-            peer.waiters.push_back(place);
+            peer.waiters.push_back(slot);
         }
         peer.window_share.set_waiters(peer.waiters.len());
         self.waiting += 1;
@@ -61,13 +61,13 @@ impl Peers {
     }
 
     /// The queue pair has its grant, is destroyed, or has another peer: it does not wait any more.
-    pub(in crate::transport) fn remove(&mut self, peer: IpAddr, place: u32) {
+    pub(in crate::transport) fn remove(&mut self, peer: IpAddr, slot: u32) {
         let Some(peer) = self.by_address.get_mut(&peer) else { return };
         let before = peer.waiters.len();
-        if peer.waiters.front() == Some(&place) {
+        if peer.waiters.front() == Some(&slot) {
             peer.waiters.pop_front();
         } else {
-            peer.waiters.retain(|waiting| *waiting != place);
+            peer.waiters.retain(|waiting| *waiting != slot);
         }
         peer.window_share.set_waiters(peer.waiters.len());
         self.waiting -= before - peer.waiters.len();
@@ -77,27 +77,27 @@ impl Peers {
 impl Endpoint {
     /// After each change to a queue pair: grants others with the same peer the room that there is now.
     #[inline]
-    pub(in crate::transport) fn serve_fair_queue(&mut self, now: Time, place: u32) {
-        let Some(queue_pair) = self.enter(place) else { return };
+    pub(in crate::transport) fn serve_fair_queue(&mut self, now: Time, slot: u32) {
+        let Some(queue_pair) = self.enter(slot) else { return };
         if let Some((peer, in_front)) = queue_pair.requester.begins_to_wait(&queue_pair.common, now) {
-            self.enqueue(place, peer, in_front);
+            self.enqueue(slot, peer, in_front);
         }
         if self.peers.waiting > 0 {
-            self.grant_next(place);
+            self.grant_next(slot);
         }
     }
 
     #[cold]
-    fn enqueue(&mut self, place: u32, peer: IpAddr, in_front: bool) {
-        let Some(queue_pair) = self.at(place) else { return };
+    fn enqueue(&mut self, slot: u32, peer: IpAddr, in_front: bool) {
+        let Some(queue_pair) = self.at(slot) else { return };
         let deadline = queue_pair.next_deadline();
-        self.set_deadline(place, deadline);
-        self.peers.enqueue(peer, place, in_front);
+        self.set_deadline(slot, deadline);
+        self.peers.enqueue(peer, slot, in_front);
     }
 
     #[cold]
-    fn grant_next(&mut self, place: u32) {
-        let peer = self.at(place).and_then(|queue_pair| queue_pair.common.peer_address());
+    fn grant_next(&mut self, slot: u32) {
+        let peer = self.at(slot).and_then(|queue_pair| queue_pair.common.peer_address());
         if let Some(peer) = peer {
             self.grant(peer);
         }
@@ -105,16 +105,16 @@ impl Endpoint {
 
     /// Grants the first that waits its send, if there is room. That send leads to the next grant.
     pub(in crate::transport) fn grant(&mut self, peer: IpAddr) {
-        let Some(place) = self.peers.first(peer) else { return };
-        let Some(queue_pair) = self.enter(place) else { return };
+        let Some(slot) = self.peers.first(peer) else { return };
+        let Some(queue_pair) = self.enter(slot) else { return };
         if !queue_pair.requester.has_room(&queue_pair.common) {
             return;
         }
         queue_pair.requester.grant();
         let is_listed = std::mem::replace(&mut queue_pair.listed, true);
-        self.peers.remove(peer, place);
+        self.peers.remove(peer, slot);
         if !is_listed {
-            self.list(place);
+            self.list(slot);
         }
     }
 }

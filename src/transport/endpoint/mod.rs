@@ -157,12 +157,12 @@ impl Endpoint {
         }
         let qpn = self.free_number();
         let queue_pair = Box::new(QueuePair::new(qpn, init, Arc::clone(&self.config.reorder_budget)));
-        let place = self.free.pop().unwrap_or_else(|| {
+        let slot = self.free.pop().unwrap_or_else(|| {
             self.queue_pairs.push(None);
             self.queue_pairs.len() as u32 - 1
         });
-        self.queue_pairs[place as usize] = Some(queue_pair);
-        self.by_number.insert(qpn, place);
+        self.queue_pairs[slot as usize] = Some(queue_pair);
+        self.by_number.insert(qpn, slot);
         // Each is listed once at most, so that listing allocates nothing.
         self.ready.reserve(self.by_number.len().saturating_sub(self.ready.len()));
         self.held.reserve(self.by_number.len().saturating_sub(self.held.len()));
@@ -196,10 +196,10 @@ impl Endpoint {
         source: Option<SourceAddress>,
         limits: &ModifyLimits,
     ) -> Result<(), ModifyError> {
-        let place = *self.by_number.get(&qpn).ok_or(ModifyError::UnknownQueuePair)?;
+        let slot = *self.by_number.get(&qpn).ok_or(ModifyError::UnknownQueuePair)?;
         let peers = &mut self.peers;
-        let left = self.queue_pairs[place as usize].as_ref().and_then(|queue_pair| queue_pair.common.peer_address());
-        let queue_pair = self.queue_pairs[place as usize].as_mut().ok_or(ModifyError::UnknownQueuePair)?;
+        let left = self.queue_pairs[slot as usize].as_ref().and_then(|queue_pair| queue_pair.common.peer_address());
+        let queue_pair = self.queue_pairs[slot as usize].as_mut().ok_or(ModifyError::UnknownQueuePair)?;
         let to = queue_pair.check_modify(attributes, limits)?;
         if to == QueuePairState::ReadyToReceive {
             queue_pair.common.history.connect(now, &queue_pair.common.counters);
@@ -207,9 +207,9 @@ impl Endpoint {
         let was_waiting = queue_pair.requester.is_waiting();
         queue_pair.apply_modify(to, attributes, source, |peer| peers.window_share(peer));
         let has_left = was_waiting && !queue_pair.requester.is_waiting();
-        left.filter(|_| has_left).into_iter().for_each(|peer| peers.remove(peer, place));
+        left.filter(|_| has_left).into_iter().for_each(|peer| peers.remove(peer, slot));
         self.peers.tidy(self.by_number.len());
-        self.settle(now, place);
+        self.settle(now, slot);
         left.into_iter().for_each(|peer| self.grant(peer));
         Ok(())
     }
@@ -237,20 +237,20 @@ impl Endpoint {
 
     /// Removes a queue pair without completions for what is outstanding. False if there is none of that number.
     pub fn destroy_queue_pair(&mut self, qpn: Qpn) -> bool {
-        let Some(place) = self.by_number.remove(&qpn) else { return false };
-        let Some(mut queue_pair) = self.queue_pairs[place as usize].take() else { return false };
+        let Some(slot) = self.by_number.remove(&qpn) else { return false };
+        let Some(mut queue_pair) = self.queue_pairs[slot as usize].take() else { return false };
         let spare = self.config.qpn_blocks.len() * 4_096 - self.most_queue_pairs() as usize;
         self.quarantine.add(qpn, spare);
         queue_pair.requester.stop();
         queue_pair.requester.note_in_flight(&queue_pair.common);
         self.counters.merge(&queue_pair.common.counters);
-        self.timers.set(place, None);
+        self.timers.set(slot, None);
         self.groups.forget(qpn);
-        self.ready.retain(|ready| *ready != place);
-        self.held.retain(|held| *held != place);
-        self.free.push(place);
+        self.ready.retain(|ready| *ready != slot);
+        self.held.retain(|held| *held != slot);
+        self.free.push(slot);
         if let Some(peer) = queue_pair.common.peer_address() {
-            self.peers.remove(peer, place);
+            self.peers.remove(peer, slot);
             self.grant(peer);
         }
         drop(queue_pair);
@@ -262,8 +262,8 @@ impl Endpoint {
     /// them; returns the `wr_id` of the one that a message had begun to fill, which never completes. What has completed
     /// can be polled before it is purged.
     pub fn stop_receiving(&mut self, qpn: Qpn) -> Option<u64> {
-        let place = self.place_of(qpn)?;
-        self.at(place)?.stop_receiving()
+        let slot = self.slot_of(qpn)?;
+        self.at(slot)?.stop_receiving()
     }
 
     // ---- getters ----
@@ -310,29 +310,29 @@ impl Endpoint {
     }
 
     pub(super) fn find(&self, qpn: Qpn) -> Option<&QueuePair> {
-        let place = *self.by_number.get(&qpn)?;
-        self.queue_pairs[place as usize].as_deref()
+        let slot = *self.by_number.get(&qpn)?;
+        self.queue_pairs[slot as usize].as_deref()
     }
 
-    pub(super) fn place_of(&self, qpn: Qpn) -> Option<u32> {
+    pub(super) fn slot_of(&self, qpn: Qpn) -> Option<u32> {
         self.by_number.get(&qpn).copied()
     }
 
-    /// The places of the queue pairs for which `holds` is true.
-    pub(super) fn places_where(&self, holds: impl Fn(&QueuePair) -> bool) -> Vec<u32> {
+    /// The slots of the queue pairs for which `holds` is true.
+    pub(super) fn slots_where(&self, holds: impl Fn(&QueuePair) -> bool) -> Vec<u32> {
         let all = (0..).zip(&self.queue_pairs);
-        all.filter(|(_, queue_pair)| queue_pair.as_deref().is_some_and(&holds)).map(|(place, _)| place).collect()
+        all.filter(|(_, queue_pair)| queue_pair.as_deref().is_some_and(&holds)).map(|(slot, _)| slot).collect()
     }
 
-    pub(super) fn at(&mut self, place: u32) -> Option<&mut QueuePair> {
-        self.queue_pairs.get_mut(place as usize)?.as_deref_mut()
+    pub(super) fn at(&mut self, slot: u32) -> Option<&mut QueuePair> {
+        self.queue_pairs.get_mut(slot as usize)?.as_deref_mut()
     }
 
     /// The same of a queue pair whose code runs next: a panic is its own.
     #[inline]
-    pub(super) fn enter(&mut self, place: u32) -> Option<&mut QueuePair> {
-        self.running = Some(place);
-        self.at(place)
+    pub(super) fn enter(&mut self, slot: u32) -> Option<&mut QueuePair> {
+        self.running = Some(slot);
+        self.at(slot)
     }
 
     fn pass<'a>(&self, now: Time, memory: &'a MemoryView<'a>) -> Pass<'a> {
@@ -343,28 +343,28 @@ impl Endpoint {
 
     /// The queue pair's send queue (or, in the error state, its receive queue) has new entries.
     pub fn handle_doorbell(&mut self, now: Time, qpn: Qpn) {
-        let Some(place) = self.by_number.get(&qpn).copied() else { return };
-        let Some(queue_pair) = self.at(place) else { return };
+        let Some(slot) = self.by_number.get(&qpn).copied() else { return };
+        let Some(queue_pair) = self.at(slot) else { return };
         match queue_pair.common.state {
             QueuePairState::Error => {
-                return self.flush_posted(now, place, |queue_pair| queue_pair.flush(Cause::QueuePairInError));
+                return self.flush_posted(now, slot, |queue_pair| queue_pair.flush(Cause::QueuePairInError));
             }
             QueuePairState::SendQueueError => {
-                return self.flush_posted(now, place, |queue_pair| queue_pair.flush_sends(Cause::QueuePairInError));
+                return self.flush_posted(now, slot, |queue_pair| queue_pair.flush_sends(Cause::QueuePairInError));
             }
             _ => {}
         }
         // What can be sent of it is found out when it is its turn.
         if !std::mem::replace(&mut queue_pair.listed, true) {
-            self.ready.push_back(place);
+            self.ready.push_back(slot);
         }
     }
 
     #[cold]
-    fn flush_posted(&mut self, now: Time, place: u32, flush: impl FnOnce(&mut QueuePair)) {
+    fn flush_posted(&mut self, now: Time, slot: u32, flush: impl FnOnce(&mut QueuePair)) {
         self.guard(now, |endpoint| {
-            endpoint.enter(place).map(flush);
-            endpoint.settle(now, place);
+            endpoint.enter(slot).map(flush);
+            endpoint.settle(now, slot);
         });
     }
 
@@ -373,12 +373,12 @@ impl Endpoint {
         let _ = memory;
         // Each queue pair at most once: a deadline that lies in the past again waits for the next call.
         for _ in 0..self.queue_pairs.len() {
-            let Some(place) = self.timers.pop_expired(now) else { break };
+            let Some(slot) = self.timers.pop_expired(now) else { break };
             self.guard(now, |endpoint| {
-                if let Some(queue_pair) = endpoint.enter(place) {
+                if let Some(queue_pair) = endpoint.enter(slot) {
                     queue_pair.handle_timeout(now);
                 }
-                endpoint.settle(now, place);
+                endpoint.settle(now, slot);
             });
         }
     }
@@ -386,46 +386,46 @@ impl Endpoint {
     // ---- what follows ----
 
     /// After each change: deadlines, and the list of those that have something to send.
-    fn settle(&mut self, now: Time, place: u32) {
-        self.settle_deadlines(now, place);
-        self.list_sender(now, place);
-        self.serve_fair_queue(now, place);
+    fn settle(&mut self, now: Time, slot: u32) {
+        self.settle_deadlines(now, slot);
+        self.list_sender(now, slot);
+        self.serve_fair_queue(now, slot);
     }
 
     /// Puts a queue pair, which is marked so, among those with something to send.
-    pub(super) fn list(&mut self, place: u32) {
-        self.ready.push_back(place);
+    pub(super) fn list(&mut self, slot: u32) {
+        self.ready.push_back(slot);
     }
 
-    pub(super) fn list_sender(&mut self, now: Time, place: u32) {
-        let Some(queue_pair) = self.enter(place) else { return };
+    pub(super) fn list_sender(&mut self, now: Time, slot: u32) {
+        let Some(queue_pair) = self.enter(slot) else { return };
         if !queue_pair.listed && queue_pair.wants_to_send(now) {
             queue_pair.listed = true;
-            self.ready.push_back(place);
+            self.ready.push_back(slot);
         }
     }
 
-    pub(super) fn settle_deadlines(&mut self, now: Time, place: u32) {
-        if self.settle_one(now, place) {
+    pub(super) fn settle_deadlines(&mut self, now: Time, slot: u32) {
+        if self.settle_one(now, slot) {
             self.fail_queue_pairs_of_overflowed(now);
         }
     }
 
     /// Whether a completion queue overflowed.
-    pub(super) fn settle_one(&mut self, now: Time, place: u32) -> bool {
-        let Some(queue_pair) = self.enter(place) else { return false };
+    pub(super) fn settle_one(&mut self, now: Time, slot: u32) -> bool {
+        let Some(queue_pair) = self.enter(slot) else { return false };
         let overflowed = queue_pair.settle();
         let begins_to_hold = !queue_pair.held && queue_pair.responder.holds_acknowledgement(now);
         queue_pair.held |= begins_to_hold;
         let deadline = queue_pair.next_deadline();
         if begins_to_hold {
-            self.held.push(place);
+            self.held.push(slot);
         }
-        self.set_deadline(place, deadline);
+        self.set_deadline(slot, deadline);
         overflowed
     }
 
-    pub(super) fn set_deadline(&mut self, place: u32, deadline: Option<Time>) {
-        self.timers.set(place, deadline);
+    pub(super) fn set_deadline(&mut self, slot: u32, deadline: Option<Time>) {
+        self.timers.set(slot, deadline);
     }
 }

@@ -75,8 +75,8 @@ impl Endpoint {
         let members = self.groups.members.get_mut(&datagram.destination).map(std::mem::take).unwrap_or_default();
         let (mut outcome, mut is_taken) = (DatagramOutcome::default(), false);
         for member in &members {
-            let Some(place) = self.place_of(*member) else { continue };
-            let taken = self.deliver(now, memory, place, datagram, packet, |queue_pair, pass| {
+            let Some(slot) = self.slot_of(*member) else { continue };
+            let taken = self.deliver(now, memory, slot, datagram, packet, |queue_pair, pass| {
                 queue_pair.take_datagram(pass, datagram, packet, identified)
             });
             is_taken |= taken.dropped.is_none();

@@ -14,21 +14,21 @@ impl Endpoint {
         let mut bound = LoopBound::new("overflowed completion queues", self.queue_pair_count() + 1);
         loop {
             bound.step();
-            let places = self.places_where(QueuePair::lost_its_completion_queue);
-            if places.is_empty() {
+            let slots = self.slots_where(QueuePair::lost_its_completion_queue);
+            if slots.is_empty() {
                 return;
             }
-            for place in places {
-                self.guard(now, |endpoint| endpoint.fail_by_overflow(now, place));
+            for slot in slots {
+                self.guard(now, |endpoint| endpoint.fail_by_overflow(now, slot));
             }
         }
     }
-    fn fail_by_overflow(&mut self, now: Time, place: u32) {
-        if let Some(queue_pair) = self.enter(place) {
+    fn fail_by_overflow(&mut self, now: Time, slot: u32) {
+        if let Some(queue_pair) = self.enter(slot) {
             queue_pair.fail_by_overflow();
         }
-        self.settle_one(now, place);
-        self.list_sender(now, place);
-        self.serve_fair_queue(now, place);
+        self.settle_one(now, slot);
+        self.list_sender(now, slot);
+        self.serve_fair_queue(now, slot);
     }
 }

@@ -31,12 +31,12 @@ impl Endpoint {
     fn end_running(&mut self, now: Time, panic: Box<dyn Any + Send>) {
         let text = panic.downcast_ref::<&str>().copied();
         let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message");
-        let Some(place) = self.running else { resume_unwind(panic) };
-        let Some(queue_pair) = self.at(place) else { resume_unwind(panic) };
+        let Some(slot) = self.running else { resume_unwind(panic) };
+        let Some(queue_pair) = self.at(slot) else { resume_unwind(panic) };
         tracing::error!(qpn = %queue_pair.common.qpn, panic = text, "a panic ends the queue pair; please report it");
         if !queue_pair.end_by_panic() {
             resume_unwind(panic);
         }
-        self.settle(now, place);
+        self.settle(now, slot);
     }
 }

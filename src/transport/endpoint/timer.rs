@@ -12,29 +12,29 @@ const ABSENT: u32 = u32::MAX;
 pub(in crate::transport) struct Timers {
     heap: Vec<(Time, u32)>,
     /// Where an owner's entry stands in the heap.
-    places: Vec<u32>,
+    positions: Vec<u32>,
 }
 
 impl Timers {
     /// Sets or clears an owner's deadline.
     pub(in crate::transport) fn set(&mut self, owner: u32, deadline: Option<Time>) {
-        if self.places.len() <= owner as usize {
-            self.places.resize(owner as usize + 1, ABSENT);
+        if self.positions.len() <= owner as usize {
+            self.positions.resize(owner as usize + 1, ABSENT);
         }
-        let place = self.places[owner as usize];
-        match (place, deadline) {
+        let position = self.positions[owner as usize];
+        match (position, deadline) {
             (ABSENT, None) => {}
             (ABSENT, Some(time)) => {
                 self.heap.push((time, owner));
                 self.rise(self.heap.len() - 1);
             }
-            (place, None) => self.remove(place as usize),
-            (place, Some(time)) => {
-                let place = place as usize;
-                if self.heap[place].0 != time {
-                    self.heap[place].0 = time;
+            (position, None) => self.remove(position as usize),
+            (position, Some(time)) => {
+                let position = position as usize;
+                if self.heap[position].0 != time {
+                    self.heap[position].0 = time;
                     if self.heap.len() > 1 {
-                        self.settle(place);
+                        self.settle(position);
                     }
                 }
             }
@@ -56,37 +56,37 @@ impl Timers {
         Some(owner)
     }
 
-    fn remove(&mut self, place: usize) {
-        self.places[self.heap[place].1 as usize] = ABSENT;
-        self.heap.swap_remove(place);
-        if place < self.heap.len() {
-            self.settle(place);
+    fn remove(&mut self, position: usize) {
+        self.positions[self.heap[position].1 as usize] = ABSENT;
+        self.heap.swap_remove(position);
+        if position < self.heap.len() {
+            self.settle(position);
         }
     }
 
-    fn settle(&mut self, place: usize) {
-        let place = self.rise(place);
-        self.sink(place);
+    fn settle(&mut self, position: usize) {
+        let position = self.rise(position);
+        self.sink(position);
     }
 
-    fn rise(&mut self, mut place: usize) -> usize {
-        let entry = self.heap[place];
-        while place > 0 {
-            let parent = (place - 1) / 2;
+    fn rise(&mut self, mut position: usize) -> usize {
+        let entry = self.heap[position];
+        while position > 0 {
+            let parent = (position - 1) / 2;
             if self.heap[parent].0 <= entry.0 {
                 break;
             }
-            self.put(place, self.heap[parent]);
-            place = parent;
+            self.put(position, self.heap[parent]);
+            position = parent;
         }
-        self.put(place, entry);
-        place
+        self.put(position, entry);
+        position
     }
 
-    fn sink(&mut self, mut place: usize) {
-        let entry = self.heap[place];
+    fn sink(&mut self, mut position: usize) {
+        let entry = self.heap[position];
         loop {
-            let mut child = 2 * place + 1;
+            let mut child = 2 * position + 1;
             if child >= self.heap.len() {
                 break;
             }
@@ -96,15 +96,15 @@ impl Timers {
             if entry.0 <= self.heap[child].0 {
                 break;
             }
-            self.put(place, self.heap[child]);
-            place = child;
+            self.put(position, self.heap[child]);
+            position = child;
         }
-        self.put(place, entry);
+        self.put(position, entry);
     }
 
-    fn put(&mut self, place: usize, entry: (Time, u32)) {
-        self.heap[place] = entry;
-        self.places[entry.1 as usize] = place as u32;
+    fn put(&mut self, position: usize, entry: (Time, u32)) {
+        self.heap[position] = entry;
+        self.positions[entry.1 as usize] = position as u32;
     }
 }
 

@@ -91,16 +91,16 @@ impl Endpoint {
         // A queue pair that has nothing to send is listed again once at most: when its grant has come, or
         // when a completion queue has overflowed. One that has executed a local request counts by that.
         let mut bound = LoopBound::new("transmit", 4 * self.queue_pairs.len() + MOST_LOCAL_REQUESTS);
-        while let Some(place) = self.ready.pop_front() {
-            let Some(queue_pair) = self.enter(place) else { continue };
+        while let Some(slot) = self.ready.pop_front() {
+            let Some(queue_pair) = self.enter(slot) else { continue };
             queue_pair.listed = false;
             bound.step();
             let Filled { has_sent, is_exhausted } = queue_pair.fill(&pass, sink);
-            self.settle_deadlines(now, place);
+            self.settle_deadlines(now, slot);
             if !is_exhausted {
-                self.list_sender(now, place);
+                self.list_sender(now, slot);
             }
-            self.serve_fair_queue(now, place);
+            self.serve_fair_queue(now, slot);
             if has_sent {
                 return true;
             }
@@ -115,13 +115,13 @@ impl Endpoint {
     fn release_held(&mut self) {
         // Each is in the list once at most, and none is added here.
         let mut bound = LoopBound::new("release", self.held.len());
-        while let Some(place) = self.held.pop() {
+        while let Some(slot) = self.held.pop() {
             bound.step();
-            if let Some(queue_pair) = self.enter(place) {
+            if let Some(queue_pair) = self.enter(slot) {
                 queue_pair.held = false;
                 queue_pair.responder.release_acknowledgement();
                 if !std::mem::replace(&mut queue_pair.listed, true) {
-                    self.ready.push_back(place);
+                    self.ready.push_back(slot);
                 }
             }
         }

@@ -261,15 +261,15 @@ fn waiting_in_line_spends_no_tries() {
     assert_eq!(crowd.in_flight(), 16);
     let qpn = crowd.members[0][0].qpn;
     let endpoint = &mut crowd.pair.ends[0].endpoint;
-    let place = endpoint.place_of(qpn).unwrap();
+    let slot = endpoint.slot_of(qpn).unwrap();
     // As if the peer had asked for the first packet; the other queue pair was first to take the room.
-    let queue_pair = endpoint.at(place).unwrap();
+    let queue_pair = endpoint.at(slot).unwrap();
     queue_pair.requester.go_back();
     queue_pair.requester.note_in_flight(&queue_pair.common);
     endpoint.handle_doorbell(now, qpn);
     while !crowd.pair.ends[0].transmit(now).is_empty() {}
     assert_eq!(crowd.in_flight(), 16);
-    let queue_pair = crowd.pair.ends[0].endpoint.at(place).unwrap();
+    let queue_pair = crowd.pair.ends[0].endpoint.at(slot).unwrap();
     assert!(queue_pair.requester.waits_for_grant());
     for wait in 1..20 {
         queue_pair.handle_timeout(now + Duration::from_millis(100) * wait);

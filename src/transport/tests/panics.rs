@@ -124,8 +124,8 @@ fn a_panic_of_the_response_queue_costs_one_queue_pair() {
     let mut crowd = start(None);
     let qpn = crowd.call(1, VICTIM).qpn;
     let endpoint = &mut crowd.pair.ends[1].endpoint;
-    let place = endpoint.place_of(qpn).unwrap();
-    endpoint.at(place).unwrap().responder.break_responses();
+    let slot = endpoint.slot_of(qpn).unwrap();
+    endpoint.at(slot).unwrap().responder.break_responses();
     crowd.post(VICTIM, Operation::Send, 100, 3, 1);
     crowd.pair.drive(Duration::from_secs(1));
     check_victim(&mut crowd, 1, 1, 3);
@@ -140,8 +140,8 @@ fn a_datagram_behind_that_of_a_panic_is_taken() {
     let datagrams = [send_of(&mut crowd, VICTIM), send_of(&mut crowd, BYSTANDER)].concat();
     let qpn = crowd.call(1, VICTIM).qpn;
     let endpoint = &mut crowd.pair.ends[1].endpoint;
-    let place = endpoint.place_of(qpn).unwrap();
-    endpoint.at(place).unwrap().responder.break_responses();
+    let slot = endpoint.slot_of(qpn).unwrap();
+    endpoint.at(slot).unwrap().responder.break_responses();
     let outcomes = arrive(&mut crowd, &datagrams);
     assert_eq!(outcomes.iter().map(|outcome| outcome.dropped).collect::<Vec<_>>(), [None, None]);
     check_victim(&mut crowd, 1, 1, 3);
