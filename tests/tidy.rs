@@ -136,6 +136,7 @@ const TRANSPORT: &[&str] = &[
     "burst",
     "datagram",
     "udp_sink",
+    "congestion",
     "path",
     "history",
     "common",

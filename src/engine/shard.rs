@@ -163,6 +163,7 @@ impl Shard {
             ack_hold: config.ack_hold,
             max_segments: config.max_segments,
             reorder_budget: config.reorder_budget,
+            congestion: None,
         });
         let buffer = vec![0; MAX_SEND_BYTES].into();
         let clock = Clock::new();

@@ -8,6 +8,7 @@
 
 mod burst;
 mod common;
+mod congestion;
 mod datagram;
 mod endpoint;
 mod history;
@@ -28,6 +29,9 @@ mod sizes;
 mod tests;
 
 pub use burst::{AckRequests, Burst, BurstSink, BurstWriter, Envelope, PayloadSource, Sending};
+pub use congestion::{
+    Acked, CongestionControl, CongestionEvent, CongestionFactory, CongestionKind, ConstantWindow, PathFacts,
+};
 pub use datagram::{AckRelease, CheckField, Datagram, DatagramOutcome, ModifyLimits, Repeats, SourceAddress, Transmit};
 #[cfg(feature = "sim")]
 #[doc(hidden)]

@@ -7,6 +7,7 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use super::congestion::PathFacts;
 use super::datagram::{Datagram, SourceAddress};
 use super::packet_check::LARGEST_SEGMENT_INDEX;
 use super::window_share::WindowShare;
@@ -98,7 +99,7 @@ pub(super) struct Path {
     /// Packets that may be in flight to the peer, for all queue pairs together: what its receive socket holds. Small
     /// packets are not more, although there would be room: who waits sends fuller (8-byte WRITEs in batches of 16 go
     /// from 2.5 to 6.5 million a second).
-    pub(super) window_packets: u32,
+    pub(super) socket_packets: u32,
     /// With the other queue pairs that have this peer's address.
     pub(super) window_share: Arc<WindowShare>,
 }
@@ -148,10 +149,16 @@ impl Path {
         if self.peer.is_ours() { (NATIVE_WINDOW_BYTES / self.mtu.bytes()).max(16) } else { STANDARD_REORDER_PACKETS }
     }
 
+    /// What a congestion controller is built from.
+    pub(super) fn facts(&self) -> PathFacts {
+        let socket_bytes = u64::from(self.socket_packets) * u64::from(self.mtu.bytes());
+        PathFacts::new(self.peer_address, self.mtu, self.peer.is_ours(), socket_bytes)
+    }
+
     /// The path MTU or what is known of the peer has changed.
     pub(super) fn note_peer(&mut self) {
         let mtu = self.mtu.bytes();
-        self.window_packets = if self.peer.is_ours() && self.peer.receive_buffer_bytes > 0 {
+        self.socket_packets = if self.peer.is_ours() && self.peer.receive_buffer_bytes > 0 {
             // Half of the buffer stays free for others.
             let held = self.peer.receive_buffer_bytes / 2 / (mtu + PACKET_CHARGE_BYTES);
             held.clamp(16, (NATIVE_WINDOW_BYTES / mtu).max(16))

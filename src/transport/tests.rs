@@ -2,6 +2,7 @@
 
 mod amplification;
 mod bursts;
+mod congestion;
 mod early;
 mod failures;
 mod fair_queue;
@@ -60,13 +61,24 @@ impl End {
         source: Option<ReceiveSource>,
         budget: Arc<ReorderBudget>,
     ) -> Self {
+        let config = EndpointConfig { reorder_budget: budget, ..EndpointConfig::default() };
+        Self::configured(service, address, seed, source, config)
+    }
+
+    fn configured(
+        service: QueuePairType,
+        address: &str,
+        seed: u32,
+        source: Option<ReceiveSource>,
+        config: EndpointConfig,
+    ) -> Self {
         let mut state = seed;
         let random = Box::new(move || {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             state
         });
-        let reorder_budget = Arc::clone(&budget);
-        let mut endpoint = Endpoint::new(EndpointConfig { random, reorder_budget, ..EndpointConfig::default() });
+        let budget = Arc::clone(&config.reorder_budget);
+        let mut endpoint = Endpoint::new(EndpointConfig { random, ..config });
         let table = RegionTable::new(16);
         let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE;
         let backing = Backing::from_vec(vec![0; 1 << 20]);

@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::common::Pass;
+use super::congestion::CongestionFactory;
 use super::datagram::{ModifyLimits, SourceAddress};
 use super::history::Strays;
 use super::queue_pair::{ModifyError, QueuePair, QueuePairInit};
@@ -46,6 +47,9 @@ pub struct EndpointConfig {
     pub reorder_budget: Arc<ReorderBudget>,
     /// Most datagrams in one segmented send (Linux: 64 before 6.3, then 128).
     pub max_segments: usize,
+    /// Builds the connections' congestion controllers. Without it each has the constant window that its peer's socket
+    /// takes.
+    pub congestion: Option<Arc<dyn CongestionFactory>>,
 }
 
 impl Default for EndpointConfig {
@@ -57,6 +61,7 @@ impl Default for EndpointConfig {
             ack_hold: Duration::from_micros(50),
             reorder_budget: Arc::default(),
             max_segments: 64,
+            congestion: None,
         }
     }
 }
@@ -197,7 +202,7 @@ impl Endpoint {
         limits: &ModifyLimits,
     ) -> Result<(), ModifyError> {
         let slot = *self.by_number.get(&qpn).ok_or(ModifyError::UnknownQueuePair)?;
-        let peers = &mut self.peers;
+        let (peers, congestion) = (&mut self.peers, self.config.congestion.as_deref());
         let left = self.queue_pairs[slot as usize].as_ref().and_then(|queue_pair| queue_pair.common.peer_address());
         let queue_pair = self.queue_pairs[slot as usize].as_mut().ok_or(ModifyError::UnknownQueuePair)?;
         let to = queue_pair.check_modify(attributes, limits)?;
@@ -205,7 +210,7 @@ impl Endpoint {
             queue_pair.common.history.connect(now, &queue_pair.common.counters);
         }
         let was_waiting = queue_pair.requester.is_waiting();
-        queue_pair.apply_modify(to, attributes, source, |peer| peers.window_share(peer));
+        queue_pair.apply_modify(to, attributes, source, |peer| peers.window_share(peer), congestion);
         let has_left = was_waiting && !queue_pair.requester.is_waiting();
         left.filter(|_| has_left).into_iter().for_each(|peer| peers.remove(peer, slot));
         self.peers.tidy(self.by_number.len());

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::state_machine::{self, Mask, TransitionError};
 use super::{QueuePair, address_of};
+use crate::transport::congestion::CongestionFactory;
 use crate::transport::datagram::{ModifyLimits, SourceAddress};
 use crate::transport::path::HiddenFields;
 use crate::transport::path::Path;
@@ -110,6 +111,7 @@ impl QueuePair {
         given: &QueuePairAttributes,
         source: Option<SourceAddress>,
         window_share: impl FnOnce(std::net::IpAddr) -> Arc<WindowShare>,
+        congestion: Option<&dyn CongestionFactory>,
     ) {
         match to {
             QueuePairState::Reset => return self.reset(),
@@ -150,11 +152,20 @@ impl QueuePair {
             }
             _ => {}
         }
-        if let (Some(peer), Some(path)) = (given.peer, &mut self.common.path) {
+        if given.ah_attr.is_some() || given.peer.is_some() {
+            self.note_path(given, congestion);
+        }
+        self.common.state = to;
+    }
+
+    /// The path may be another one, and something else known of the peer.
+    fn note_path(&mut self, given: &QueuePairAttributes, congestion: Option<&dyn CongestionFactory>) {
+        let Some(path) = &mut self.common.path else { return };
+        if let Some(peer) = given.peer {
             path.peer = peer;
             path.note_peer();
         }
-        self.common.state = to;
+        self.requester.take_path(path, congestion);
     }
 
     /// Nothing is in flight, so the path may change as well.
@@ -194,7 +205,7 @@ impl QueuePair {
             peer_seed: None,
             hidden_fields: HiddenFields::default(),
             flush_as_linux: false,
-            window_packets: 0,
+            socket_packets: 0,
             window_share: window_share(peer_address),
         };
         path.note_peer();

@@ -13,7 +13,7 @@ impl QueuePair {
         report.unfinished = self.requester.unfinished();
         report.oldest = self.requester.oldest_operation();
         report.in_flight = self.requester.packets_in_flight();
-        report.waits_for_receiver = self.common.service.is_reliable() && self.requester.waits_for_receiver();
+        report.waits_for_receiver = self.requester.waits_for_receiver();
         report.receives = self.responder.available_receives();
         report
     }

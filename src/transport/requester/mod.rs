@@ -5,6 +5,7 @@
 //! equals `limit` except while something is sent again. Going back is setting the cursor back.
 
 mod completion;
+mod control;
 mod datagram;
 mod local;
 mod packet;
@@ -17,16 +18,17 @@ mod unreliable;
 use std::collections::VecDeque;
 
 use super::common::{Common, CompletionSink, Pass};
+use super::congestion::Congestion;
 use super::loop_bound::LoopBound;
 use crate::queue::SendConsumer;
 use crate::types::{AsyncEvent, Operation, Psn, Time};
 
 pub(super) use completion::RequestFailure;
+use control::{Halt, Pace};
 pub(super) use plan::RequestPlan;
 use recovery::{Recovery, RoundTrip};
 pub(super) use response::ResponseError;
 use share::FairShare;
-use unreliable::Pace;
 
 /// A request that has its sequence numbers.
 #[derive(Clone, Copy, Default)]
@@ -89,8 +91,9 @@ pub(super) struct Requester {
     counted_in_flight: u32,
     fair_share: FairShare,
     drained_announced: bool,
-    stopped: bool,
-    /// Of unreliable connections.
+    congestion: Congestion,
+    /// What it allows to be in flight, as far as the peer's socket takes it.
+    window_packets: u32,
     pace: Pace,
 }
 
@@ -119,7 +122,8 @@ impl Requester {
             counted_in_flight: 0,
             fair_share: FairShare::default(),
             drained_announced: false,
-            stopped: false,
+            congestion: Congestion::default(),
+            window_packets: 1,
             pace: Pace::default(),
         }
     }
@@ -131,7 +135,7 @@ impl Requester {
         self.limit = psn;
         self.last_ack_request = psn.minus(1);
         self.awaiting_response.reserve(usize::from(max_rd_atomic));
-        self.stopped = false;
+        self.pace.release();
     }
 
     /// Forgets everything that was posted, without completions.
@@ -149,7 +153,8 @@ impl Requester {
         self.counted_in_flight = 0;
         self.reset_share();
         self.drained_announced = false;
-        self.stopped = false;
+        self.congestion = Congestion::default();
+        self.window_packets = 1;
         self.pace = Pace::default();
         self.restart_at(start);
     }
@@ -168,12 +173,13 @@ impl Requester {
         self.reads_in_progress = 0;
         self.failed = None;
         self.recovery = Recovery::default();
+        self.pace.release();
     }
 
     /// No more packets: the queue pair is in error.
     pub(super) fn stop(&mut self) {
         self.forget_all();
-        self.stopped = true;
+        self.pace.stop();
     }
 
     /// Forgets the requests in progress without a look at them: what is recorded of them may be wrong.
@@ -228,7 +234,7 @@ impl Requester {
 
     /// Whether the peer asked for a pause.
     pub(super) fn waits_for_receiver(&self) -> bool {
-        self.recovery.waits_for_receiver()
+        self.pace.halt() == Halt::Receiver
     }
 
     /// Rounds of repetition since the last progress.
@@ -273,7 +279,7 @@ impl Requester {
     /// is silent: a peer that is gone must not keep others from theirs.
     #[inline]
     fn packets_counted(&self) -> u32 {
-        if self.recovery.waits_for_receiver() || self.is_peer_silent() {
+        if self.waits_for_receiver() || self.is_peer_silent() {
             return 0;
         }
         self.cursor.distance_from(self.unacknowledged).max(0) as u32

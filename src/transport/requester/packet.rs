@@ -32,6 +32,7 @@ impl Requester {
             true => self.note_sent(common, pass.now, plan, ack_request),
             false => self.note_sent_unreliable(common, pass, plan.psn.plus(1)),
         }
+        self.tell_sent(common, pass.now, plan.covers);
         Ok(())
     }
 
@@ -64,6 +65,7 @@ impl Requester {
         self.move_cursor(first.psn.plus(added));
         self.note_in_flight(common);
         self.arm_timers(common, pass.now);
+        self.tell_sent(common, pass.now, added);
         true
     }
 

@@ -100,7 +100,7 @@ impl Requester {
 
     pub(super) fn may_transmit(&self, common: &Common) -> bool {
         let state = matches!(common.state, QueuePairState::ReadyToSend | QueuePairState::SendQueueDrained);
-        state && !self.stopped && !self.recovery.waits_for_receiver()
+        state && self.pace.is_free()
     }
 
     /// Makes sure that the cursor lies in a request that can be sent; begins the next one if need be.
@@ -135,7 +135,7 @@ impl Requester {
             return false;
         }
         // Two READ request packets are in flight at once, so that responses never pause.
-        let chunk = common.path.as_ref().map_or(1, |path| (path.window_packets / 2).max(1));
+        let chunk = (self.window_packets / 2).max(1);
         let first = self.cursor;
         self.begin(InProgress {
             first,
@@ -208,7 +208,7 @@ impl Requester {
         self.awaiting_response.len() < credits
     }
 
-    /// Whether `covers` packets from `psn` on fit what the peer's socket (or, for READs, the own) takes.
+    /// Whether `covers` packets from `psn` on fit the window, and what the peer's socket (for READs, the own) takes.
     pub(super) fn window_allows(&self, common: &Common, psn: Psn, covers: u32) -> bool {
         let Some(path) = &common.path else { return false };
         // A probe is a packet that was counted already, and may be what all wait for.
@@ -216,7 +216,7 @@ impl Requester {
             return true;
         }
         let end = psn.plus(covers).distance_from(self.unacknowledged).max(0) as u32;
-        let window = path.window_packets;
+        let window = self.window_packets;
         let own_window = match self.is_peer_silent() {
             true if path.is_shared() => 1,
             true => window.min(PACKETS_INTO_SILENCE),
@@ -226,7 +226,7 @@ impl Requester {
         if end > covers && end > own_window {
             return false;
         }
-        self.share_allows(&path.window_share, end, window)
+        self.share_allows(&path.window_share, end, path.socket_packets)
     }
 
     /// Whether the packet asks for an acknowledgement: because the application waits for the completion, because much
@@ -266,9 +266,8 @@ impl Requester {
         if self.is_peer_silent() {
             return 0;
         }
-        let window = common.path.as_ref().map_or(1, |path| path.window_packets);
         let most = if self.others_have_packets(common) { MOST_UNASKED_AMONG_OTHERS } else { MOST_UNASKED_PACKETS };
-        (window / 4).clamp(1, most)
+        (self.window_packets / 4).clamp(1, most)
     }
 
     /// Which packets between the first and the last of a request, from this number on, ask for an acknowledgement.

@@ -7,7 +7,8 @@
 
 use std::time::Duration;
 
-use super::{Common, RequestFailure, Requester};
+use super::{Common, Halt, RequestFailure, Requester};
+use crate::transport::congestion::CongestionKind;
 use crate::types::{Cause, CompletionStatus, Counter, Psn, RNR_TIMER_MICROSECONDS, Time};
 
 /// 7 in `rnr_retry` means without end (`rxe_comp.c`, `rxe_completer`).
@@ -33,7 +34,6 @@ pub(super) struct Recovery {
     /// Probes since the last progress; each doubles the wait.
     probes: u32,
     probe: Option<Psn>,
-    receiver_ready_at: Option<Time>,
     /// The oldest unacknowledged number when the requester last went back on a NAK or a gap: once is enough.
     went_back_at: Option<Psn>,
     /// Responses that came before their turn since the last progress.
@@ -44,13 +44,14 @@ pub(super) struct Recovery {
 }
 
 impl Recovery {
-    pub(super) fn waits_for_receiver(&self) -> bool {
-        self.receiver_ready_at.is_some()
+    /// Whether an answer is late by now.
+    pub(super) fn answer_is_late(&self, now: Time) -> bool {
+        [self.timeout_at, self.probe_at].into_iter().flatten().any(|time| time <= now)
     }
 
-    /// Nothing more is sent until then (unreliable connections: the receiver's socket needs a pause).
-    pub(super) fn pause_until(&mut self, resume: Option<Time>) {
-        self.receiver_ready_at = resume;
+    /// Answers are late at this time, not before; the transport timer runs again from then on.
+    pub(super) fn postpone_clocks(&mut self, look_again: Time) {
+        (self.timeout_at, self.probe_at) = (None, Some(look_again));
     }
 
     /// Tries spent since the last progress, without a response and after RNR NAKs.
@@ -99,16 +100,19 @@ impl RoundTrip {
 
     #[inline]
     fn end_sample(&mut self, unacknowledged: Psn, now: Time) {
-        let Some((psn, sent)) = self.sample else { return };
-        if !psn.is_before(unacknowledged) {
-            return;
-        }
+        let Some(measured) = self.measured(unacknowledged, now) else { return };
         self.sample = None;
-        let measured = now.saturating_since(sent);
         self.smoothed = Some(match self.smoothed {
             None => measured,
             Some(smoothed) => (smoothed * 7 + measured) / 8,
         });
+    }
+
+    /// The round trip of the measured packet, if it is acknowledged now.
+    #[inline]
+    pub(super) fn measured(&self, unacknowledged: Psn, now: Time) -> Option<Duration> {
+        let (_, sent) = self.sample.filter(|(psn, _)| psn.is_before(unacknowledged))?;
+        Some(now.saturating_since(sent))
     }
 
     /// How long the probe waits for a response.
@@ -143,10 +147,18 @@ impl Requester {
     /// When the sending half must be looked at again.
     pub(in crate::transport) fn deadline(&self) -> Option<Time> {
         let recovery = &self.recovery;
-        if recovery.receiver_ready_at.is_some() {
-            return recovery.receiver_ready_at;
+        let clocks = Time::earliest([recovery.timeout_at, recovery.probe_at, recovery.repair_at]);
+        if self.pace.is_free() { clocks } else { self.deadline_of_halt(clocks) }
+    }
+
+    /// The deadline while nothing may leave. No clock runs while the peer is not ready.
+    #[cold]
+    fn deadline_of_halt(&self, clocks: Option<Time>) -> Option<Time> {
+        let resume = self.pace.halted_until();
+        if self.waits_for_receiver() {
+            return resume;
         }
-        Time::earliest([recovery.timeout_at, recovery.probe_at, recovery.repair_at])
+        Time::earliest([resume, clocks])
     }
 
     /// Something is in flight: the clocks run.
@@ -170,6 +182,9 @@ impl Requester {
         let unacknowledged = self.unacknowledged;
         let early = self.recovery.early_response.filter(|psn| !psn.is_before(unacknowledged));
         self.recovery = Recovery { early_response: early, ..Recovery::default() };
+        if self.waits_for_receiver() {
+            self.pace.end_wait(now);
+        }
         if self.packets_in_flight() > 0 {
             self.arm_timers(common, now);
             // That response was not kept, and no other may come for it.
@@ -185,16 +200,17 @@ impl Requester {
         now: Time,
     ) -> Result<(), RequestFailure> {
         let due = |time: Option<Time>| time.is_some_and(|time| time <= now);
-        if self.recovery.receiver_ready_at.is_some() {
-            if due(self.recovery.receiver_ready_at) {
-                self.recovery.receiver_ready_at = None;
-                if !common.service.is_reliable() {
-                    return Ok(()); // just a pause
+        match self.pace.halt() {
+            Halt::Receiver => {
+                if due(self.pace.halted_until()) {
+                    self.pace.end_wait(now);
+                    self.go_back();
+                    self.restart_timeout(common, now);
                 }
-                self.go_back();
-                self.restart_timeout(common, now);
+                return Ok(());
             }
-            return Ok(());
+            Halt::Pace => self.handle_pause(now),
+            Halt::None | Halt::Stopped => {}
         }
         if self.waits_for_grant() && due(self.deadline()) {
             // The others' packets are not the peer's silence: this spends nothing, and the clocks run from its turn on.
@@ -209,6 +225,7 @@ impl Requester {
         }
         if due(self.recovery.timeout_at) {
             common.count(Counter::LocalAckTimeout);
+            self.tell_congestion(common, now, CongestionKind::Persistent);
             self.spend_retry(common, now, Cause::NoAnswer)?;
         } else if due(self.recovery.probe_at) {
             self.probe(common, now);
@@ -257,11 +274,12 @@ impl Requester {
     /// A response with the number `psn` came before its turn, or an acknowledgement passed an unfinished READ or
     /// atomic: a response is missing, or late.
     pub(super) fn note_gap(&mut self, common: &mut Common, now: Time, psn: Psn) {
+        let waits_for_receiver = self.waits_for_receiver();
         let recovery = &mut self.recovery;
         if recovery.early_response.is_none_or(|early| early.is_before(psn)) {
             recovery.early_response = Some(psn);
         }
-        if recovery.went_back_at == Some(self.unacknowledged) || recovery.receiver_ready_at.is_some() {
+        if recovery.went_back_at == Some(self.unacknowledged) || waits_for_receiver {
             return;
         }
         recovery.gap_evidence += 1;
@@ -278,6 +296,7 @@ impl Requester {
             return;
         }
         common.count(Counter::ReadRepair);
+        self.tell_congestion(common, now, CongestionKind::Loss);
         let recovery = &mut self.recovery;
         recovery.went_back_at = Some(self.unacknowledged);
         recovery.gap_evidence = 0;
@@ -291,10 +310,10 @@ impl Requester {
     pub(super) fn sequence_nak(&mut self, common: &mut Common, now: Time) -> Result<(), RequestFailure> {
         common.count(Counter::ReceivedSequenceNak);
         let unacknowledged = self.unacknowledged;
-        let recovery = &self.recovery;
-        if recovery.went_back_at == Some(unacknowledged) || recovery.receiver_ready_at.is_some() {
+        if self.recovery.went_back_at == Some(unacknowledged) || self.waits_for_receiver() {
             return Ok(());
         }
+        self.tell_congestion(common, now, CongestionKind::Loss);
         self.spend_retry(common, now, Cause::SequenceErrorsExceeded)?;
         self.recovery.went_back_at = Some(unacknowledged);
         Ok(())
@@ -308,7 +327,7 @@ impl Requester {
         timer_code: u8,
     ) -> Result<(), RequestFailure> {
         common.count(Counter::ReceivedRnr);
-        if self.recovery.receiver_ready_at.is_some() {
+        if self.waits_for_receiver() {
             return Ok(());
         }
         let allowed = common.attributes.rnr_retry.unwrap_or(0);
@@ -318,11 +337,11 @@ impl Requester {
             return Err(RequestFailure::new(status, Cause::ReceiverNotReady));
         }
         let wait = Duration::from_micros(u64::from(RNR_TIMER_MICROSECONDS[usize::from(timer_code & 31)]));
+        self.pace.wait_for_receiver(now + wait);
         let recovery = &mut self.recovery;
         recovery.rnr_retries_spent = recovery.rnr_retries_spent.saturating_add(1);
         // The peer lives: its silence before this does not count.
         recovery.retries_spent = 0;
-        recovery.receiver_ready_at = Some(now + wait);
         recovery.timeout_at = None;
         recovery.probe_at = None;
         recovery.repair_at = None;

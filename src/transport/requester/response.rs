@@ -155,6 +155,7 @@ impl Requester {
     /// Completes the requests whose last packet lies before `psn`.
     #[inline]
     pub(super) fn retire_before(&mut self, common: &mut Common, pass: &Pass<'_>, psn: Psn) {
+        let before = self.unacknowledged;
         self.move_unacknowledged(psn);
         let mut bound = self.walk();
         while !self.is_idle() {
@@ -167,6 +168,7 @@ impl Requester {
             self.complete(common, index, CompletionStatus::Success, Cause::None);
         }
         self.note_in_flight(common);
+        self.tell_acknowledged(common, pass.now, before);
         self.note_progress(common, pass.now);
     }
 

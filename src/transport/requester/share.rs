@@ -54,7 +54,7 @@ impl Requester {
     /// Whether so much is in flight that another queue pair may wait soon.
     #[inline]
     pub(super) fn room_is_scarce(&self, common: &Common) -> bool {
-        common.path.as_ref().is_some_and(|path| path.window_share.in_flight() > path.window_packets / 2)
+        common.path.as_ref().is_some_and(|path| path.window_share.in_flight() > path.socket_packets / 2)
     }
 
     /// Whether it waits for a grant with nothing in flight: no response can come, and no timer runs.

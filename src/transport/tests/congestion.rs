@@ -1,0 +1,281 @@
+//! Connections with a congestion controller of the test's own: what it says is done, and it hears what happens.
+
+use std::sync::Mutex;
+
+use super::*;
+
+const MTU: u64 = 1_024;
+
+/// What a controller was told.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Heard {
+    Sent { now: Time, bytes: u64, in_flight: u64 },
+    Acked(Acked),
+    Congestion(CongestionEvent),
+}
+
+/// A controller, and the factory of its kind, with a constant window and rate.
+#[derive(Clone)]
+struct Script {
+    window: u64,
+    rate: Option<u64>,
+    heard: Arc<Mutex<Vec<Heard>>>,
+    built: Arc<Mutex<Vec<PathFacts>>>,
+}
+
+impl CongestionControl for Script {
+    fn on_sent(&mut self, now: Time, bytes: u64, in_flight: u64) {
+        self.heard.lock().unwrap().push(Heard::Sent { now, bytes, in_flight });
+    }
+
+    fn on_ack(&mut self, ack: &Acked) {
+        self.heard.lock().unwrap().push(Heard::Acked(*ack));
+    }
+
+    fn on_congestion(&mut self, event: &CongestionEvent) {
+        self.heard.lock().unwrap().push(Heard::Congestion(*event));
+    }
+
+    fn window(&self) -> u64 {
+        self.window
+    }
+
+    fn pacing_rate(&self) -> Option<u64> {
+        self.rate
+    }
+}
+
+impl CongestionFactory for Script {
+    fn build(&self, path: &PathFacts) -> Box<dyn CongestionControl> {
+        self.built.lock().unwrap().push(*path);
+        Box::new(self.clone())
+    }
+}
+
+impl Script {
+    fn new(window: u64, rate: Option<u64>) -> Self {
+        Self { window, rate, heard: Arc::default(), built: Arc::default() }
+    }
+
+    /// A pair whose first end has this controller.
+    fn pair(&self, service: QueuePairType, capabilities: PeerCapabilities) -> Pair {
+        let config = EndpointConfig { congestion: Some(Arc::new(self.clone())), ..EndpointConfig::default() };
+        let first = End::configured(service, "192.0.2.1", 1, None, config);
+        Pair::connected([first, End::new(service, "192.0.2.2", 2)], capabilities)
+    }
+
+    fn reliable(&self, capabilities: PeerCapabilities) -> Pair {
+        self.pair(QueuePairType::ReliableConnection, capabilities)
+    }
+
+    fn heard(&self) -> Vec<Heard> {
+        self.heard.lock().unwrap().clone()
+    }
+
+    /// When packets left, and their bytes.
+    fn sends(&self) -> Vec<(Time, u64)> {
+        let heard = self.heard().into_iter();
+        heard
+            .filter_map(|heard| if let Heard::Sent { now, bytes, .. } = heard { Some((now, bytes)) } else { None })
+            .collect()
+    }
+
+    fn acknowledged(&self) -> Vec<Acked> {
+        let heard = self.heard().into_iter();
+        heard.filter_map(|heard| if let Heard::Acked(ack) = heard { Some(ack) } else { None }).collect()
+    }
+
+    fn events(&self) -> Vec<CongestionEvent> {
+        let heard = self.heard().into_iter();
+        heard.filter_map(|heard| if let Heard::Congestion(event) = heard { Some(event) } else { None }).collect()
+    }
+}
+
+fn write(pair: &mut Pair, bytes: u32) {
+    let (sge, rkey) = (pair.ends[0].sge(0, bytes), pair.ends[1].region.rkey());
+    let now = pair.now;
+    pair.ends[0].post(now, Operation::Write { remote_addr: 0x10_0000, rkey }, &[sge]);
+}
+
+fn read(pair: &mut Pair, bytes: u32) {
+    let (sge, rkey) = (pair.ends[0].sge(0, bytes), pair.ends[1].region.rkey());
+    let now = pair.now;
+    pair.ends[0].post(now, Operation::Read { remote_addr: 0x10_0000, rkey }, &[sge]);
+}
+
+/// All requests have completed well, without a packet sent twice.
+fn expect_done(pair: &mut Pair, requests: usize) {
+    let completions = pair.ends[0].poll();
+    assert_eq!(completions.len(), requests);
+    assert!(completions.iter().all(|completion| completion.status.is_success()), "{completions:?}");
+    let counters = pair.ends[0].endpoint.counters();
+    for counter in [Counter::RetransmittedPackets, Counter::TailProbe, Counter::LocalAckTimeout] {
+        assert_eq!(counters.get(counter), 0, "{counter:?}");
+    }
+}
+
+#[test]
+fn a_controller_is_built_once_for_a_path_and_knows_it() {
+    let script = Script::new(MTU, None);
+    let pair = script.reliable(NATIVE);
+    let built = script.built.lock().unwrap().clone();
+    assert_eq!(built.len(), 1, "{built:?}");
+    let PathFacts { peer, mtu, is_peer_native, socket_bytes } = built[0];
+    assert_eq!((peer, mtu, is_peer_native, socket_bytes), (pair.ends[1].address, Mtu::Mtu1024, true, 1 << 20));
+    let stranger = Script::new(MTU, None);
+    stranger.reliable(PeerCapabilities::STRANGER);
+    let built = stranger.built.lock().unwrap().clone();
+    assert_eq!((built.len(), built[0].is_peer_native, built[0].socket_bytes), (1, false, 64 << 10));
+}
+
+#[test]
+fn the_window_bounds_what_is_in_flight_as_the_socket_does() {
+    for (window, packets) in [(4 * MTU, 4), (5 * MTU - 1, 4), (40 * MTU, 40), (u64::MAX, 64)] {
+        let script = Script::new(window, None);
+        let mut pair = script.reliable(PeerCapabilities::STRANGER);
+        write(&mut pair, 200_000);
+        pair.drive(Duration::from_millis(1));
+        assert_eq!(pair.most_in_flight, packets, "{window}");
+        let most = script
+            .heard()
+            .iter()
+            .map(|heard| if let Heard::Sent { in_flight, .. } = heard { *in_flight } else { 0 })
+            .max();
+        assert_eq!(most, Some(u64::from(packets) * MTU));
+        expect_done(&mut pair, 1);
+    }
+}
+
+#[test]
+fn a_window_below_one_packet_lets_one_at_a_time_leave() {
+    for window in [0, 1, MTU - 1] {
+        let script = Script::new(window, None);
+        let mut pair = script.reliable(NATIVE);
+        write(&mut pair, 10_000);
+        read(&mut pair, 10_000);
+        pair.drive(Duration::from_millis(1));
+        assert_eq!(pair.most_in_flight, 1);
+        assert!(script.sends().iter().all(|(_, bytes)| *bytes == MTU));
+        expect_done(&mut pair, 2);
+    }
+}
+
+#[test]
+fn a_rate_spaces_packets_and_spends_no_try() {
+    // A packet every 10 ms: longer than a probe waits. 16 packets, without an answer, last longer than the transport
+    // timer.
+    let script = Script::new(u64::MAX, Some(100 * MTU));
+    let mut pair = script.reliable(PeerCapabilities::STRANGER);
+    let start = pair.now;
+    write(&mut pair, 40 * MTU as u32);
+    pair.drive(Duration::from_millis(10));
+    let sends = script.sends();
+    assert_eq!(sends.len(), 40);
+    for (packet, (now, bytes)) in (0..).zip(sends) {
+        assert_eq!((now, bytes), (start + packet * Duration::from_millis(10), MTU), "{packet}");
+    }
+    expect_done(&mut pair, 1);
+}
+
+#[test]
+fn what_leaves_in_one_send_is_paid_for_before_the_next() {
+    let script = Script::new(20 * MTU, Some(1_000 * MTU));
+    let mut pair = script.reliable(NATIVE);
+    let start = pair.now;
+    write(&mut pair, 100 * MTU as u32);
+    pair.drive(Duration::from_millis(20));
+    let sends = script.sends();
+    let sent_before = |end| -> u64 { sends.iter().filter(|(now, _)| *now < end).map(|(_, bytes)| *bytes).sum() };
+    for burst in 0..5 {
+        let begins = start + burst * Duration::from_millis(20);
+        assert_eq!(sent_before(begins), u64::from(burst) * 20 * MTU, "burst {burst}");
+    }
+    assert_eq!(sent_before(Time::NEVER), 100 * MTU);
+    expect_done(&mut pair, 1);
+}
+
+#[test]
+fn a_rate_takes_the_place_of_an_unreliable_connections_pauses() {
+    let script = Script::new(u64::MAX, Some(1_000 * MTU));
+    let mut pair = script.pair(QueuePairType::UnreliableConnection, PeerCapabilities::STRANGER);
+    let start = pair.now;
+    write(&mut pair, 50 * MTU as u32);
+    pair.drive(Duration::from_millis(1));
+    for (packet, (now, bytes)) in (0..).zip(script.sends()) {
+        assert_eq!((now, bytes), (start + packet * Duration::from_millis(1), MTU), "{packet}");
+    }
+    assert_eq!(script.heard().len(), 50, "nothing is acknowledged");
+    expect_done(&mut pair, 1);
+}
+
+#[test]
+fn acknowledgements_come_with_their_bytes_and_round_trips() {
+    let script = Script::new(u64::MAX, None);
+    let mut pair = script.reliable(NATIVE);
+    write(&mut pair, 100 * MTU as u32);
+    read(&mut pair, 10 * MTU as u32);
+    pair.carry(0);
+    let round_trip = Duration::from_micros(70);
+    pair.now = pair.now + round_trip;
+    pair.drive(Duration::from_millis(1));
+    expect_done(&mut pair, 2);
+    let sent: u64 = script.sends().iter().map(|(_, bytes)| bytes).sum();
+    let acknowledged = script.acknowledged();
+    assert_eq!((sent, acknowledged.iter().map(|ack| ack.bytes).sum()), (110 * MTU, 110 * MTU));
+    let mut in_flight = 110 * MTU;
+    for ack in &acknowledged {
+        in_flight -= ack.bytes;
+        assert_eq!((ack.in_flight, ack.now), (in_flight, pair.now));
+    }
+    assert_eq!(acknowledged[0].round_trip, Some(round_trip));
+    assert!(acknowledged.iter().filter_map(|ack| ack.round_trip).all(|measured| measured == round_trip));
+    assert_eq!(script.events(), []);
+}
+
+#[test]
+fn a_lost_packet_is_a_congestion_event() {
+    let script = Script::new(u64::MAX, None);
+    let mut pair = script.reliable(NATIVE);
+    write(&mut pair, 10 * MTU as u32);
+    let mut packets = Vec::new();
+    loop {
+        match pair.ends[0].transmit(pair.now) {
+            send if send.is_empty() => break,
+            send => packets.extend(send),
+        }
+    }
+    assert_eq!(packets.len(), 10);
+    packets.remove(4);
+    let source = pair.ends[0].address;
+    pair.ends[1].handle(pair.now, source, &packets);
+    pair.drive(Duration::from_millis(1));
+    assert!(pair.ends[0].poll()[0].status.is_success());
+    let events = script.events();
+    assert_eq!(events.len(), 1, "{events:?}");
+    // Four packets are acknowledged by what says that the fifth is missing.
+    assert_eq!((events[0].kind, events[0].in_flight), (CongestionKind::Loss, 6 * MTU));
+    assert_eq!(script.acknowledged().iter().map(|ack| ack.bytes).sum::<u64>(), 10 * MTU);
+}
+
+#[test]
+fn a_transport_timeout_is_persistent_congestion() {
+    let script = Script::new(u64::MAX, None);
+    let mut pair = script.reliable(NATIVE);
+    write(&mut pair, 10 * MTU as u32);
+    let end = &mut pair.ends[0];
+    while end.endpoint.counters().get(Counter::LocalAckTimeout) == 0 {
+        while !end.transmit(pair.now).is_empty() {}
+        pair.now = end.endpoint.next_timeout().expect("a clock runs");
+        end.endpoint.handle_timeout(pair.now, &end.table.read());
+    }
+    let kind = CongestionKind::Persistent;
+    assert_eq!(script.events().len(), 1);
+    let event = script.events()[0];
+    assert_eq!((event.now, event.kind, event.in_flight), (pair.now, kind, 10 * MTU));
+    // It leaves again, and counts again as sent; in flight it was already.
+    end.transmit(pair.now);
+    let again = Heard::Sent { now: pair.now, bytes: MTU, in_flight: 10 * MTU };
+    assert_eq!(script.heard().last(), Some(&again));
+    pair.drive(Duration::from_millis(1));
+    assert!(pair.ends[0].poll()[0].status.is_success());
+}
