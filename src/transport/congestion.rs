@@ -5,7 +5,7 @@
 //! holds, and how queue pairs with a common peer share that.
 //!
 //! All bytes are *bytes of the window*: a packet takes as many as the path MTU, however little it carries, and a READ
-//! request as many as the packets of its response. So what a controller hears and what it answers have one measure.
+//! request as many as the packets of its response. So what goes into a controller and what comes out have one measure.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -40,7 +40,7 @@ pub struct Acked {
     pub now: Time,
     /// What it acknowledges that was not acknowledged before.
     pub bytes: u64,
-    /// The round trip that it ends, if one was being measured: from a packet that asks for an answer to the answer.
+    /// The round trip that it ends, if one was being measured: from a packet that asks for a response to the response.
     /// One packet at a time is measured, never one that was sent again.
     pub round_trip: Option<Duration>,
     /// What is sent and not acknowledged now.
@@ -222,7 +222,7 @@ mod tests {
         socket_bytes: 64 << 10,
     };
 
-    /// A controller that answers what it is made with, and builds itself.
+    /// A controller whose window is counted from what it is made with, and builds itself.
     #[derive(Clone, Copy)]
     struct Fixed {
         window: u64,
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_custom_controller_hears_and_answers() {
+    fn a_custom_controller_has_inputs_and_outputs() {
         let mut congestion = Congestion::new(&PATH, Some(&Fixed { window: 10_000 }));
         assert!(!congestion.is_constant());
         tell_all(&mut congestion);

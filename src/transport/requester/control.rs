@@ -165,14 +165,14 @@ impl Requester {
         }
     }
 
-    /// A clock has run out, or the pause has, while the pace holds packets back. What is held back is not answered, so
-    /// the clocks of the answers run from the end of the pause on, and spend nothing before.
+    /// A clock has run out, or the pause has, while the pace holds packets back. What is held back has no response, so
+    /// the clocks of the responses run from the end of the pause on, and spend nothing before.
     pub(super) fn handle_pause(&mut self, now: Time) {
         let resume = self.pace.free_at.max(now);
         if resume == now {
             self.pace.release();
         }
-        if self.recovery.answer_is_late(now) {
+        if self.recovery.response_is_late(now) {
             self.recovery.postpone_clocks(resume + self.round_trip.probe_wait());
         }
     }

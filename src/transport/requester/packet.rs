@@ -53,7 +53,7 @@ impl Requester {
         let ack_requests = self.ack_requests(common, first.psn);
         let mut burst = Burst {
             headers: &mut self.request_headers(common, first, ack_requests.contains(0)),
-            count: self.middles_allowed(common, first, writer.capacity()),
+            count: self.middles_allowed(common, first, writer.capacity().saturating_sub(writer.packets())),
             payload_bytes: first.payload,
             payload,
             ack_requests,
@@ -69,12 +69,11 @@ impl Requester {
         true
     }
 
-    /// Packets between the first and the last of a request that the window has room for, from the planned one on, for
-    /// which it has; at most so many.
-    fn middles_allowed(&self, common: &Common, first: &RequestPlan, most: usize) -> u32 {
+    /// Packets between the first and the last of a request that the window has room for, from the planned one on, which
+    /// it has allowed; at most as many as fit.
+    fn middles_allowed(&self, common: &Common, first: &RequestPlan, fit: usize) -> u32 {
         let left = self.request(first.index).packets - 1 - first.offset;
-        let most = left.min(most as u32);
-        (1..most).find(|count| !self.window_allows(common, first.psn.plus(*count), 1)).unwrap_or(most)
+        self.packets_allowed(common, first.psn, left.min(u32::try_from(fit).unwrap_or(u32::MAX)))
     }
 
     /// The payloads of the packets from the planned one on that lie in the same entry of the scatter-gather list.

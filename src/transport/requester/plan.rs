@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::{Common, InProgress, Requester};
 use crate::queue::SendHeader;
 use crate::transport::burst::{AckRequests, Sending};
+use crate::transport::path::Path;
 use crate::types::{Counter, Operation, Psn, QueuePairState, SendFlags, Time};
 use crate::wire::{Opcode, packet_bytes};
 
@@ -216,17 +217,33 @@ impl Requester {
             return true;
         }
         let end = psn.plus(covers).distance_from(self.unacknowledged).max(0) as u32;
-        let window = self.window_packets;
-        let own_window = match self.is_peer_silent() {
-            true if path.is_shared() => 1,
-            true => window.min(PACKETS_INTO_SILENCE),
-            false => window,
-        };
         // One step is always allowed, however many packets it brings.
-        if end > covers && end > own_window {
+        if end > covers && end > self.own_window(path) {
             return false;
         }
         self.share_allows(&path.window_share, end, path.socket_packets)
+    }
+
+    /// Packets that this queue pair may have in flight, whatever others have.
+    #[inline]
+    fn own_window(&self, path: &Path) -> u32 {
+        match self.is_peer_silent() {
+            true if path.is_shared() => 1,
+            true => self.window_packets.min(PACKETS_INTO_SILENCE),
+            false => self.window_packets,
+        }
+    }
+
+    /// Packets from `first` on for which the window has room, as [`Requester::window_allows`] has it: one, which it has
+    /// allowed, to `most`.
+    pub(super) fn packets_allowed(&self, common: &Common, first: Psn, most: u32) -> u32 {
+        let Some(path) = &common.path else { return 1 };
+        if self.recovery.probe_pending() {
+            return most;
+        }
+        let in_front = first.distance_from(self.unacknowledged).max(0) as u32;
+        let end = self.own_window(path).min(self.share_of(&path.window_share, path.socket_packets));
+        end.saturating_sub(in_front).min(most).max(1)
     }
 
     /// Whether the packet asks for an acknowledgement: because the application waits for the completion, because much

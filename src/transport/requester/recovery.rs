@@ -44,12 +44,12 @@ pub(super) struct Recovery {
 }
 
 impl Recovery {
-    /// Whether an answer is late by now.
-    pub(super) fn answer_is_late(&self, now: Time) -> bool {
+    /// Whether a response is late by now.
+    pub(super) fn response_is_late(&self, now: Time) -> bool {
         [self.timeout_at, self.probe_at].into_iter().flatten().any(|time| time <= now)
     }
 
-    /// Answers are late at this time, not before; the transport timer runs again from then on.
+    /// Responses are late at this time, not before; the transport timer runs again from then on.
     pub(super) fn postpone_clocks(&mut self, look_again: Time) {
         (self.timeout_at, self.probe_at) = (None, Some(look_again));
     }

@@ -27,9 +27,7 @@ impl Requester {
     /// Whether the others leave room for this queue pair to have `end` packets in flight, of a window for all.
     #[inline]
     pub(super) fn share_allows(&self, share: &WindowShare, end: u32, window: u32) -> bool {
-        let others = self.packets_of_others(share);
-        let has_room = others == 0 || others.saturating_add(end) <= window;
-        let allowed = has_room && (self.fair_share.is_granted || !share.has_waiters());
+        let allowed = end <= self.share_of(share, window);
         if !allowed {
             // At least what it needs: a queue pair with a grant and no room would get the next grant at once, for ever.
             let needed = end.max(self.counted_in_flight + ROOM.min(window / 4));
@@ -37,6 +35,18 @@ impl Requester {
         }
         self.fair_share.is_blocked.set(!allowed);
         allowed
+    }
+
+    /// Packets that this queue pair may have in flight, of a window for all.
+    #[inline]
+    pub(super) fn share_of(&self, share: &WindowShare, window: u32) -> u32 {
+        if share.has_waiters() && !self.fair_share.is_granted {
+            return 0;
+        }
+        match self.packets_of_others(share) {
+            0 => u32::MAX,
+            others => window.saturating_sub(others),
+        }
     }
 
     /// Packets that the others have in flight to the same address.

@@ -162,7 +162,7 @@ fn a_window_below_one_packet_lets_one_at_a_time_leave() {
 
 #[test]
 fn a_rate_spaces_packets_and_spends_no_try() {
-    // A packet every 10 ms: longer than a probe waits. 16 packets, without an answer, last longer than the transport
+    // A packet every 10 ms: longer than a probe waits. 16 packets, without a response, last longer than the transport
     // timer.
     let script = Script::new(u64::MAX, Some(100 * MTU));
     let mut pair = script.reliable(PeerCapabilities::STRANGER);
