@@ -8,6 +8,7 @@ mod completion;
 mod control;
 mod datagram;
 mod local;
+mod pace;
 mod packet;
 mod plan;
 mod recovery;
@@ -24,7 +25,7 @@ use crate::queue::SendConsumer;
 use crate::types::{AsyncEvent, Operation, Psn, Time};
 
 pub(super) use completion::RequestFailure;
-use control::{Halt, Pace};
+use pace::{Halt, Pace};
 pub(super) use plan::RequestPlan;
 use recovery::{Recovery, RoundTrip};
 pub(super) use response::ResponseError;

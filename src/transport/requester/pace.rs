@@ -1,0 +1,160 @@
+//! What keeps the next packet from leaving at once: a wait that the peer asked for, a pause, or the end.
+
+use std::time::Duration;
+
+use crate::types::Time;
+
+/// What keeps the sending half from sending, if anything does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) enum Halt {
+    #[default]
+    None,
+    /// The peer asked for a wait: it drops what comes before.
+    Receiver,
+    /// What was sent is not paid for.
+    Pace,
+    /// The queue pair is in error.
+    Stopped,
+}
+
+/// When the next packet may leave.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Pace {
+    halt: Halt,
+    /// Packets of an unreliable connection since `free_at`.
+    burst: u32,
+    /// When the halt ends, if it has an end. Without one: when what was sent is paid for, or when the burst began.
+    free_at: Time,
+}
+
+impl Pace {
+    #[inline]
+    pub(super) fn halt(&self) -> Halt {
+        self.halt
+    }
+
+    #[inline]
+    pub(super) fn is_free(&self) -> bool {
+        self.halt == Halt::None
+    }
+
+    /// When the halt ends, if it has an end.
+    #[inline]
+    pub(super) fn halted_until(&self) -> Option<Time> {
+        matches!(self.halt, Halt::Receiver | Halt::Pace).then_some(self.free_at)
+    }
+
+    /// Nothing leaves any more.
+    pub(super) fn stop(&mut self) {
+        self.halt = Halt::Stopped;
+    }
+
+    /// No halt any more, whatever it was.
+    pub(super) fn release(&mut self) {
+        self.halt = Halt::None;
+    }
+
+    /// The peer asks for a wait.
+    pub(super) fn wait_for_receiver(&mut self, ready: Time) {
+        self.halt = Halt::Receiver;
+        self.free_at = self.free_at.max(ready);
+    }
+
+    /// The wait that the peer asked for is over, perhaps early.
+    #[cold]
+    pub(super) fn end_wait(&mut self, now: Time) {
+        self.halt = Halt::None;
+        self.free_at = self.free_at.min(now);
+    }
+
+    /// So much time pays for what was just sent.
+    pub(super) fn charge(&mut self, now: Time, cost: Duration) {
+        self.free_at = self.free_at.max(now) + cost;
+    }
+
+    /// Nothing leaves until all is paid for.
+    pub(super) fn hold_back(&mut self, now: Time) {
+        if self.free_at > now && self.halt == Halt::None {
+            self.halt = Halt::Pace;
+        }
+    }
+
+    /// Ends the pause if its time has come. When it ends, or now.
+    pub(super) fn end_pause(&mut self, now: Time) -> Time {
+        if self.free_at <= now {
+            self.halt = Halt::None;
+        }
+        self.free_at.max(now)
+    }
+
+    /// A packet of an unreliable connection leaves: after so many there is a pause.
+    pub(super) fn note_unreliable(&mut self, now: Time, most: u32, pause: Duration) {
+        if now.saturating_since(self.free_at) >= pause {
+            (self.burst, self.free_at) = (0, now);
+        }
+        self.burst += 1;
+        if self.burst >= most {
+            // The burst began at `free_at`, so the wait is counted from there: a slow sender hardly waits.
+            self.burst = 0;
+            self.free_at = self.free_at + pause;
+            self.halt = Halt::Pace;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(microseconds: u64) -> Time {
+        Time::from_nanos(1_000_000 + microseconds * 1_000)
+    }
+
+    #[test]
+    fn bursts_are_followed_by_a_pause() {
+        let (mut pace, pause) = (Pace::default(), Duration::from_micros(200));
+        let mut send = |now| {
+            pace.release();
+            pace.note_unreliable(now, 3, pause);
+            pace.halted_until()
+        };
+        assert_eq!(send(at(0)), None);
+        assert_eq!(send(at(1)), None);
+        assert_eq!(send(at(2)), Some(at(200)));
+        // A slower sender never waits.
+        for packet in 0..10 {
+            assert_eq!(send(at(1_000 + packet * 100)), None, "{packet}");
+        }
+    }
+
+    #[test]
+    fn what_is_sent_is_paid_for_before_the_next_send() {
+        let mut pace = Pace::default();
+        pace.charge(at(0), Duration::from_micros(10));
+        pace.charge(at(0), Duration::from_micros(5));
+        assert!(pace.is_free(), "a send is not interrupted");
+        pace.hold_back(at(0));
+        assert_eq!(pace.halted_until(), Some(at(15)));
+        pace.release();
+        // Time without packets saves nothing up.
+        pace.charge(at(100), Duration::from_micros(10));
+        pace.hold_back(at(100));
+        assert_eq!(pace.halted_until(), Some(at(110)));
+    }
+
+    #[test]
+    fn a_wait_for_the_receiver_outlasts_the_pace_and_a_stop_both() {
+        let mut pace = Pace::default();
+        pace.charge(at(0), Duration::from_micros(10));
+        pace.wait_for_receiver(at(5));
+        pace.hold_back(at(0));
+        assert_eq!((pace.halt(), pace.halted_until()), (Halt::Receiver, Some(at(10))));
+        pace.end_wait(at(3));
+        pace.hold_back(at(3));
+        assert!(pace.is_free(), "the peer takes packets again");
+        pace.stop();
+        pace.charge(at(3), Duration::from_micros(10));
+        pace.hold_back(at(3));
+        assert_eq!((pace.halt(), pace.halted_until()), (Halt::Stopped, None));
+    }
+}
