@@ -122,9 +122,9 @@ fn a_controller_is_built_once_for_a_path_and_knows_it() {
     assert_eq!(built.len(), 1, "{built:?}");
     let PathFacts { peer, mtu, is_peer_native, socket_bytes } = built[0];
     assert_eq!((peer, mtu, is_peer_native, socket_bytes), (pair.ends[1].address, Mtu::Mtu1024, true, 1 << 20));
-    let stranger = Script::new(MTU, None);
-    stranger.reliable(PeerCapabilities::STRANGER);
-    let built = stranger.built.lock().unwrap().clone();
+    let standard = Script::new(MTU, None);
+    standard.reliable(PeerCapabilities::STRANGER);
+    let built = standard.built.lock().unwrap().clone();
     assert_eq!((built.len(), built[0].is_peer_native, built[0].socket_bytes), (1, false, 64 << 10));
 }
 
