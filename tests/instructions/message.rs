@@ -1,7 +1,7 @@
 //! Sends messages between two transports without a network, for `tests/instructions/run`, which counts the
 //! processor's instructions with callgrind. They are the same in every run, whatever else the machine does.
 //!
-//! `transport_instructions send|write BYTES COUNT`
+//! `transport_instructions send|write BYTES COUNT [BATCH]`: so many are posted before they leave, one by default.
 
 use std::error::Error;
 
@@ -70,8 +70,11 @@ fn carry(hosts: &mut [Host; 2], from: usize, now: Time, buffer: &mut [u8]) -> bo
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [operation, bytes, count] = &arguments[..] else { return Err("send|write BYTES COUNT".into()) };
-    let (bytes, count): (u32, u32) = (bytes.parse()?, count.parse()?);
+    let [operation, bytes, count, batch @ ..] = &arguments[..] else {
+        return Err("send|write BYTES COUNT [BATCH]".into());
+    };
+    let batch: u64 = batch.first().map_or(Ok(1), |batch| batch.parse())?;
+    let (bytes, count): (u32, u64) = (bytes.parse()?, count.parse()?);
     let mut hosts = [1, 2].map(|number| Host::new([192, 0, 2, number].into(), number.into()));
     let ports = hosts.each_mut().map(|host| host.create_queue_pair(QueuePairCapabilities::default()));
     let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE;
@@ -86,16 +89,18 @@ fn main() -> Result<(), Box<dyn Error>> {
         _ => return Err("the operation is send or write".into()),
     };
     let (mut buffer, mut done, mut now) = (vec![0; 65_536], Vec::new(), Time::from_nanos(1));
-    for wr_id in 0..count.into() {
+    for first in (0..count).step_by(batch as usize) {
         now = now + std::time::Duration::from_micros(1);
-        if operation == Operation::Send {
-            assert!(hosts[1].post_receive(now, &ports[1], &ReceiveRequest { wr_id, sges: &sges[1] }));
+        for wr_id in first..count.min(first + batch) {
+            if operation == Operation::Send {
+                assert!(hosts[1].post_receive(now, &ports[1], &ReceiveRequest { wr_id, sges: &sges[1] }));
+            }
+            let request = SendRequest { wr_id, operation, flags: SendFlags::SIGNALED, data: Data::Sges(&sges[0]) };
+            assert!(hosts[0].post_send(now, &ports[0], &request));
         }
-        let request = SendRequest { wr_id, operation, flags: SendFlags::SIGNALED, data: Data::Sges(&sges[0]) };
-        assert!(hosts[0].post_send(now, &ports[0], &request));
         while carry(&mut hosts, 0, now, &mut buffer) | carry(&mut hosts, 1, now, &mut buffer) {}
         ports.iter().for_each(|port| port.poll(&mut done));
-        assert!(done.drain(..).all(|completion| completion.status.is_success()), "message {wr_id} failed");
+        assert!(done.drain(..).all(|completion| completion.status.is_success()), "a message from {first} on failed");
     }
     Ok(())
 }
