@@ -97,8 +97,6 @@ pub(crate) struct Core {
     buffer: Box<[u8]>,
     /// Written into the buffer, but the kernel's was full.
     unsent: Option<(Transmit, Time)>,
-    /// Set during a pass: found set at the start of one, a pass before has panicked.
-    in_pass: bool,
 }
 
 /// Whom a completion queue is armed for.
@@ -167,7 +165,7 @@ impl Shard {
         });
         let buffer = vec![0; MAX_SEND_BYTES].into();
         let clock = Clock::new();
-        let core = Core { endpoint, link: Link::new(clock), buffer, unsent: None, in_pass: false };
+        let core = Core { endpoint, link: Link::new(clock), buffer, unsent: None };
         Ok(Self {
             lock: ShardLock::new(core),
             doorbells: DoorbellQueue::new(config.max_queue_pairs as usize),
@@ -400,10 +398,7 @@ impl Shard {
         if self.has_failed() {
             return Progress::default();
         }
-        if std::mem::replace(&mut core.in_pass, true) {
-            self.fail();
-            return Progress::default();
-        }
+        let unfinished = Unfinished(self);
         let memory = self.memory.read();
         let (mut progress, wrote) = (Progress::default(), Cell::new(false));
         if let Some(qpn) = plan.posted {
@@ -427,22 +422,22 @@ impl Shard {
             progress.was_long |= batch.datagrams >= LONG_PASS_DATAGRAMS;
         }
         if plan.deadlines && core.endpoint.next_timeout().is_some_and(|deadline| deadline <= now) {
-            core.endpoint.handle_timeout(now, &memory);
+            core.endpoint.handle_timeout(now);
         }
         core.transmit(now, &memory, plan.send_calls, AckRelease::Hold, &mut progress);
         if core.endpoint.has_held_acknowledgements() && !hold_acknowledgements(now, wrote.get()) {
             core.transmit(now, &memory, plan.send_calls, AckRelease::Now, &mut progress);
         }
         progress.next_deadline = core.next_deadline();
-        core.in_pass = false;
+        std::mem::forget(unfinished);
         progress
     }
 
-    /// A pass before this one has panicked.
+    /// A pass or a change has panicked.
     #[cold]
     fn fail(&self) {
         if !self.failed.swap(true, Ordering::AcqRel) {
-            tracing::error!("a pass over the shard has panicked; its queue pairs are out of use");
+            tracing::error!("the shard has panicked; its queue pairs are out of use; please report it");
             self.events.push(AsyncEvent::DeviceFatal);
         }
     }
@@ -459,13 +454,22 @@ impl Shard {
 
     /// A change to the endpoint by a control verb: not a pass, but as careful. Returns whether it was carried out.
     pub(super) fn change(&self, core: &mut Core, change: impl FnOnce(&mut Core, Time)) -> bool {
-        if self.has_failed() || std::mem::replace(&mut core.in_pass, true) {
-            self.fail();
+        if self.has_failed() {
             return false;
         }
+        let unfinished = Unfinished(self);
         change(core, self.clock.now());
-        core.in_pass = false;
+        std::mem::forget(unfinished);
         true
+    }
+}
+
+/// A pass or a change that has begun. Only a panic drops it, and what it leaves may not be used: the shard fails.
+struct Unfinished<'a>(&'a Shard);
+
+impl Drop for Unfinished<'_> {
+    fn drop(&mut self) {
+        self.0.fail();
     }
 }
 
@@ -553,8 +557,10 @@ mod tests {
         let shared = Arc::clone(&shard);
         let panicked = std::thread::spawn(move || shared.command(|_, _| panic!("on purpose"))).join();
         assert!(panicked.is_err());
-        (0..3).for_each(|_| assert!(!shard.command(|_, _| unreachable!("the endpoint is out of use"))));
+        // At once, not when another call finds it.
         assert!(shard.has_failed());
-        assert_eq!((shard.events.poll(), shard.events.poll()), (Some(AsyncEvent::DeviceFatal), None));
+        assert_eq!(shard.events.poll(), Some(AsyncEvent::DeviceFatal));
+        (0..3).for_each(|_| assert!(!shard.command(|_, _| unreachable!("the endpoint is out of use"))));
+        assert_eq!(shard.events.poll(), None);
     }
 }
