@@ -119,13 +119,15 @@ impl Common {
         self.path.as_ref().is_some_and(|path| path.peer_address == source && path.source.address == destination)
     }
 
-    /// Whether requests of the peer are executed in this state (`rxe_recv.c`, `check_type_state`).
+    /// Whether requests of the peer are executed in this state (`rxe_recv.c`, `check_type_state`; rxe lets those in ERR
+    /// pass, and drops them later).
     pub(super) fn takes_requests(&self) -> bool {
         use QueuePairState::{ReadyToReceive, ReadyToSend, SendQueueDrained, SendQueueError};
         matches!(self.state, ReadyToReceive | ReadyToSend | SendQueueDrained | SendQueueError)
     }
 
-    /// Whether responses of the peer are expected in this state (`rxe_recv.c`, `check_type_state`).
+    /// Whether responses of the peer are expected in this state (`rxe_recv.c`, `check_type_state`; rxe also lets those
+    /// in SQE and ERR pass).
     pub(super) fn takes_responses(&self) -> bool {
         matches!(self.state, QueuePairState::ReadyToSend | QueuePairState::SendQueueDrained)
     }

@@ -42,7 +42,7 @@ impl PeerFault {
             | Self::MessageLength
             | Self::Misaligned
             | Self::FlushType
-            // IBTA, reliable service. rxe: remote operational error.
+            // rxe: remote operational error.
             | Self::ReceiveTooSmall
             | Self::UnknownSharedReceiveQueue => NakCode::InvalidRequest,
             Self::ReceiveMemory(_) => NakCode::RemoteOperational,
@@ -62,7 +62,8 @@ impl PeerFault {
         match self {
             Self::ReceiveTooSmall => (CompletionStatus::LocalLengthError, Cause::ReceiveTooSmall),
             Self::ReceiveMemory(cause) => (CompletionStatus::LocalProtectionError, cause),
-            // Only a WRITE with immediate data has both: what the standard calls local access error (IBTA 11.6.2).
+            // Only a WRITE with immediate data needs a receive and can have an access fault: a local access error (IBTA
+            // 11.6.2). rxe: remote access error.
             _ if self.is_access() => (CompletionStatus::LocalAccessError, Cause::PeerAccessRefused),
             Self::Invalidate => (CompletionStatus::RemoteAccessError, Cause::InvalidateRefused),
             _ => (CompletionStatus::RemoteInvalidRequestError, Cause::PeerViolation),

@@ -121,7 +121,7 @@ impl Responder {
         need: AccessFlags,
     ) -> Result<(), PeerFault> {
         if length == 0 {
-            return Ok(()); // an access to nothing needs no key (IBTA, reliable service)
+            return Ok(()); // an access to nothing needs no key (`rxe_resp.c`, `check_rkey`)
         }
         pass.memory.check(rkey.0, self.accessor(common), va, length, need).map_err(PeerFault::from)
     }

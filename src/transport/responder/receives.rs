@@ -219,7 +219,7 @@ impl Receives {
 
     #[inline]
     fn complete(&self, common: &mut Common, mut completion: RawCompletion, solicited: bool) {
-        // In place: what was just written in parts is slow to copy.
+        // In place: a copy would wait for the stores of its fields.
         if completion.opcode != CompletionOpcode::ReceiveRdmaWithImmediate {
             completion.opcode = CompletionOpcode::Receive;
         }

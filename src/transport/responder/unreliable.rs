@@ -1,14 +1,15 @@
 //! Requests of an unreliable connection: a message counts only as a whole. A gap, or a packet that does not continue
 //! the one before it, drops the message in progress, and the next first (or only) packet starts clean (`rxe_resp.c`,
 //! `check_psn`, `check_op_seq`, `do_class_d1e_error`). What a dropped WRITE has written stays; a receive that a dropped
-//! SEND had begun to fill serves the next message.
+//! SEND had begun to fill serves the next message. rxe differs in two points: it completes such a receive of a shared
+//! queue with an error, and takes each first packet however far back its number lies.
 
 use super::{Common, Message, Pass, Responder};
 use crate::types::{Counter, DropReason, PeerFault};
 use crate::wire::Packet;
 
 /// Packets that lie at most this far back are late or repeated ones: as many as a fast sender's network may hold.
-/// Further back, the peer has begun from the start, or a stray packet had led astray.
+/// Further back, the peer has begun from the start, or the number expected came from a stray packet.
 const STALE_PACKETS: i32 = 1 << 10;
 
 /// Why a packet of an unreliable service was not executed.
