@@ -272,6 +272,9 @@ impl Network {
     }
 
     /// Goes to the next arrival or deadline, at most by `limit`, and lets it happen. Packets that answer it are sent.
+    ///
+    /// # Panics
+    /// If a queue pair has panicked, which the endpoint catches.
     pub fn step(&mut self, limit: Duration) {
         self.transmit();
         let horizon = self.now + limit;
@@ -292,10 +295,12 @@ impl Network {
             host.endpoint.settle_arrivals(now);
             let is_due = host.endpoint.next_timeout().is_some_and(|deadline| deadline <= now);
             if is_due && !self.machines[at].is_stopped(self.now) {
-                host.endpoint.handle_timeout(now, &host.memory.read());
+                host.endpoint.handle_timeout(now);
             }
         }
         self.transmit();
+        let panics: u64 = self.hosts.iter().map(|host| host.endpoint.panics()).sum();
+        assert_eq!(panics, 0, "queue pairs panicked");
     }
 
     fn arrive(&mut self, flight: Flight) {

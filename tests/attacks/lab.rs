@@ -258,7 +258,7 @@ impl Lab {
         self.now = self.now + length;
         for host in &mut self.hosts {
             while host.endpoint.next_timeout().is_some_and(|deadline| deadline <= self.now) {
-                host.endpoint.handle_timeout(self.now, &host.memory.read());
+                host.endpoint.handle_timeout(self.now);
             }
         }
     }

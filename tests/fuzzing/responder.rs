@@ -127,7 +127,7 @@ impl Responder {
 
     fn pass_time(&mut self, step: Duration) {
         self.now = self.now + step;
-        self.host.endpoint.handle_timeout(self.now, &self.host.memory.read());
+        self.host.endpoint.handle_timeout(self.now);
         let mut buffer = vec![0; 65_536];
         loop {
             let view = self.host.memory.read();

@@ -1,5 +1,5 @@
 //! Runs a seed and says how it failed, without printing a panic that is expected. The endpoint catches panics of its
-//! queue pairs; a completion then tells of it, and fails the run.
+//! queue pairs; the simulation then fails with a panic of its own.
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};

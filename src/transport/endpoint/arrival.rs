@@ -43,14 +43,14 @@ impl Endpoint {
                 return outcome;
             }
         }
-        // By reference: what was just written in parts is slow to copy.
+        // By reference: a copy would wait for the stores of its fields.
         let parsed = Packet::parse(datagram.payload);
         let packet = match &parsed {
             Ok(packet) => packet,
             Err(reason) => return self.drop_stray(now, datagram, None, *reason),
         };
         let bth = &packet.headers.bth;
-        // Without a response or a look at the PSN (IBTA A17.9.3).
+        // A CNP has no response, and its PSN means nothing (IBTA A17.9.3); nothing here acts on it.
         if bth.opcode == Opcode::CNP {
             return self.drop_datagram(DropReason::CongestionNotification);
         }
@@ -104,10 +104,9 @@ impl Endpoint {
         let pass = self.pass(now, memory);
         let taken = self.guard(now, |endpoint| {
             let queue_pair = endpoint.enter(slot)?;
-            let outcome = queue_pair.take(datagram, packet, |queue_pair| take(queue_pair, &pass));
-            endpoint.settle(now, slot);
-            Some(outcome)
+            Some(queue_pair.take(datagram, packet, |queue_pair| take(queue_pair, &pass)))
         });
+        self.guard(now, |endpoint| endpoint.settle(now, slot));
         match taken {
             Some(outcome) => outcome.unwrap_or_default(),
             None => self.drop_after_panic(),

@@ -111,10 +111,7 @@ impl Endpoint {
             return;
         }
         queue_pair.requester.grant();
-        let is_listed = std::mem::replace(&mut queue_pair.listed, true);
         self.peers.remove(peer, slot);
-        if !is_listed {
-            self.list(slot);
-        }
+        self.list(slot);
     }
 }

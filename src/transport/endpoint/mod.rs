@@ -118,9 +118,13 @@ pub struct Endpoint {
     held: Vec<u32>,
     timers: Timers,
     pub(super) peers: Peers,
-    /// The queue pair whose code runs, or ran last since the endpoint was called.
+    /// The queue pair whose code runs, or ran last, under the guard; none outside.
     running: Option<u32>,
-    /// Of the last datagram, if what follows from it was not seen to yet.
+    /// Queue pairs that a panic has ended.
+    panics: u64,
+    /// [`Endpoint::fail_queue_pairs_of_overflowed`] is at work.
+    fails_overflowed: bool,
+    /// Of the last datagram's queue pair, until it is settled.
     arrivals: Option<Arrivals>,
     /// Of packets without a queue pair, and of queue pairs that are gone.
     counters: Counters,
@@ -142,6 +146,8 @@ impl Endpoint {
             timers: Timers::default(),
             peers: Peers::default(),
             running: None,
+            panics: 0,
+            fails_overflowed: false,
             arrivals: None,
             counters: Counters::default(),
             strays: Strays::default(),
@@ -216,6 +222,7 @@ impl Endpoint {
         self.peers.tidy(self.by_number.len());
         self.settle(now, slot);
         left.into_iter().for_each(|peer| self.grant(peer));
+        self.running = None;
         Ok(())
     }
 
@@ -257,6 +264,7 @@ impl Endpoint {
         if let Some(peer) = queue_pair.common.peer_address() {
             self.peers.remove(peer, slot);
             self.grant(peer);
+            self.running = None;
         }
         drop(queue_pair);
         self.peers.tidy(self.by_number.len());
@@ -329,11 +337,12 @@ impl Endpoint {
         all.filter(|(_, queue_pair)| queue_pair.as_deref().is_some_and(&holds)).map(|(slot, _)| slot).collect()
     }
 
+    /// The queue pair of this slot.
     pub(super) fn at(&mut self, slot: u32) -> Option<&mut QueuePair> {
         self.queue_pairs.get_mut(slot as usize)?.as_deref_mut()
     }
 
-    /// The same of a queue pair whose code runs next: a panic is its own.
+    /// The queue pair of this slot, whose code runs next: the guard ends it if that panics.
     #[inline]
     pub(super) fn enter(&mut self, slot: u32) -> Option<&mut QueuePair> {
         self.running = Some(slot);
@@ -360,9 +369,7 @@ impl Endpoint {
             _ => {}
         }
         // What can be sent of it is found out when it is its turn.
-        if !std::mem::replace(&mut queue_pair.listed, true) {
-            self.ready.push_back(slot);
-        }
+        self.list(slot);
     }
 
     #[cold]
@@ -374,9 +381,8 @@ impl Endpoint {
     }
 
     /// Some deadline has come.
-    pub fn handle_timeout(&mut self, now: Time, memory: &MemoryView<'_>) {
-        let _ = memory;
-        // Each queue pair at most once: a deadline that lies in the past again waits for the next call.
+    pub fn handle_timeout(&mut self, now: Time) {
+        // As many deadlines as there are queue pairs, at most; what is due again then waits for the next call.
         for _ in 0..self.queue_pairs.len() {
             let Some(slot) = self.timers.pop_expired(now) else { break };
             self.guard(now, |endpoint| {
@@ -388,8 +394,6 @@ impl Endpoint {
         }
     }
 
-    // ---- what follows ----
-
     /// After each change: deadlines, and the list of those that have something to send.
     fn settle(&mut self, now: Time, slot: u32) {
         self.settle_deadlines(now, slot);
@@ -397,9 +401,14 @@ impl Endpoint {
         self.serve_fair_queue(now, slot);
     }
 
-    /// Puts a queue pair, which is marked so, among those with something to send.
+    /// Puts a queue pair among those with something to send.
+    #[inline]
     pub(super) fn list(&mut self, slot: u32) {
-        self.ready.push_back(slot);
+        if let Some(queue_pair) = self.at(slot)
+            && !std::mem::replace(&mut queue_pair.listed, true)
+        {
+            self.ready.push_back(slot);
+        }
     }
 
     pub(super) fn list_sender(&mut self, now: Time, slot: u32) {
@@ -421,9 +430,9 @@ impl Endpoint {
         let Some(queue_pair) = self.enter(slot) else { return false };
         let overflowed = queue_pair.settle();
         let begins_to_hold = !queue_pair.held && queue_pair.responder.holds_acknowledgement(now);
-        queue_pair.held |= begins_to_hold;
         let deadline = queue_pair.next_deadline();
         if begins_to_hold {
+            queue_pair.held = true;
             self.held.push(slot);
         }
         self.set_deadline(slot, deadline);

@@ -10,6 +10,15 @@ impl Endpoint {
     /// Takes every queue pair to the error state that completes into a queue which has overflowed, also those that had
     /// nothing to complete.
     pub fn fail_queue_pairs_of_overflowed(&mut self, now: Time) {
+        // What a round causes, the next one of the same loop finds.
+        if std::mem::replace(&mut self.fails_overflowed, true) {
+            return;
+        }
+        self.fail_until_none_is_left(now);
+        self.fails_overflowed = false;
+    }
+
+    fn fail_until_none_is_left(&mut self, now: Time) {
         // Flushing one may make another queue overflow. Each round leaves fewer queue pairs that work.
         let mut bound = LoopBound::new("overflowed completion queues", self.queue_pair_count() + 1);
         loop {
@@ -23,6 +32,7 @@ impl Endpoint {
             }
         }
     }
+
     fn fail_by_overflow(&mut self, now: Time, slot: u32) {
         if let Some(queue_pair) = self.enter(slot) {
             queue_pair.fail_by_overflow();

@@ -12,31 +12,41 @@ impl Endpoint {
     ///
     /// Each queue pair is noted in [`Endpoint::running`] before its code runs. The endpoint's own lists change only
     /// between such calls, so they are whole when one of them panics; the queue pair's records may not be, and are
-    /// forgotten. A guard within another one catches first. Commands and getters have none: their panic is the shard's.
+    /// forgotten. Guards may be nested; the inner one catches the panic. Commands and getters have none: their panic
+    /// ends the shard.
     #[inline]
     pub(super) fn guard<R>(&mut self, now: Time, code: impl FnOnce(&mut Self) -> R) -> Option<R> {
-        self.running = None;
-        match catch_unwind(AssertUnwindSafe(|| code(self))) {
+        let result = match catch_unwind(AssertUnwindSafe(|| code(self))) {
             Ok(result) => Some(result),
             Err(panic) => {
                 self.end_running(now, panic);
                 None
             }
-        }
+        };
+        self.running = None;
+        result
     }
 
-    /// Ends the queue pair whose code panicked. If that panics as well, or was done before, or if it was the code of no
-    /// queue pair, the panic is the shard's.
+    /// Ends the queue pair whose code panicked. The panic goes on, and ends the shard, if no queue pair's code ran, or
+    /// if that queue pair has panicked before.
     #[cold]
     fn end_running(&mut self, now: Time, panic: Box<dyn Any + Send>) {
         let text = panic.downcast_ref::<&str>().copied();
         let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message");
         let Some(slot) = self.running else { resume_unwind(panic) };
         let Some(queue_pair) = self.at(slot) else { resume_unwind(panic) };
-        tracing::error!(qpn = %queue_pair.common.qpn, panic = text, "a panic ends the queue pair; please report it");
+        let qpn = queue_pair.common.qpn;
         if !queue_pair.end_by_panic() {
+            tracing::error!(%qpn, panic = text, "a second panic of a queue pair; please report it");
             resume_unwind(panic);
         }
-        self.settle(now, slot);
+        tracing::error!(%qpn, panic = text, "a panic ends the queue pair; please report it");
+        self.panics += 1;
+        self.guard(now, |endpoint| endpoint.settle(now, slot));
+    }
+
+    /// Queue pairs that a panic has ended.
+    pub fn panics(&self) -> u64 {
+        self.panics
     }
 }

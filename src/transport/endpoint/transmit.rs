@@ -5,7 +5,6 @@ use crate::memory::MemoryView;
 use crate::transport::burst::BurstSink;
 use crate::transport::datagram::{AckRelease, Transmit};
 use crate::transport::loop_bound::LoopBound;
-use crate::transport::queue_pair::Filled;
 use crate::transport::udp_sink::UdpSink;
 use crate::types::Time;
 
@@ -48,9 +47,8 @@ impl Endpoint {
             return None;
         }
         let mut sent = None;
-        let mut sink = UdpSink::new(buffer, self.config.max_segments, &mut sent);
-        // Without a send nothing of what the buffer holds leaves: its queue pair may have panicked behind it.
-        self.transmit(now, memory, &mut sink).then_some(sent).flatten()
+        self.transmit(now, memory, &mut UdpSink::new(buffer, self.config.max_segments, &mut sent));
+        sent
     }
 
     /// Gives the sink the next send, if there is one.
@@ -67,8 +65,11 @@ impl Endpoint {
     /// Whether queue pairs have something to send, perhaps.
     #[inline]
     fn has_ready(&mut self, now: Time, release: AckRelease) -> bool {
-        if release == AckRelease::Now && !self.held.is_empty() {
-            self.guard(now, Self::release_held);
+        if release == AckRelease::Now {
+            // A panic of one of them is no reason to hold those of the others.
+            while !self.held.is_empty() {
+                self.guard(now, Self::release_held);
+            }
         }
         !self.ready.is_empty()
     }
@@ -76,40 +77,45 @@ impl Endpoint {
     fn transmit(&mut self, now: Time, memory: &MemoryView<'_>, sink: &mut impl BurstSink) -> bool {
         // Each panic ends a queue pair.
         let mut bound = LoopBound::new("panics", self.queue_pairs.len());
-        while !self.ready.is_empty() {
-            if let Some(has_sent) = self.guard(now, |endpoint| endpoint.transmit_ready(now, memory, sink)) {
-                return has_sent;
+        // A send stands, also if a panic follows it.
+        let mut has_sent = false;
+        while !has_sent && !self.ready.is_empty() {
+            let is_done =
+                self.guard(now, |endpoint| endpoint.transmit_ready(now, memory, sink, &mut has_sent)).is_some();
+            if is_done {
+                break;
             }
             bound.step();
         }
-        false
+        has_sent
     }
 
-    fn transmit_ready(&mut self, now: Time, memory: &MemoryView<'_>, sink: &mut impl BurstSink) -> bool {
+    fn transmit_ready(&mut self, now: Time, memory: &MemoryView<'_>, sink: &mut impl BurstSink, has_sent: &mut bool) {
         let pass = self.pass(now, memory);
         let mut local_left = MOST_LOCAL_REQUESTS;
-        // A queue pair that has nothing to send is listed again once at most: when its grant has come, or
-        // when a completion queue has overflowed. One that has executed a local request counts by that.
+        // A queue pair that has nothing to send is listed again once at most: when its grant has come, or when a
+        // completion queue has overflowed. One that has executed a local request counts by that.
         let mut bound = LoopBound::new("transmit", 4 * self.queue_pairs.len() + MOST_LOCAL_REQUESTS);
         while let Some(slot) = self.ready.pop_front() {
+            bound.step();
             let Some(queue_pair) = self.enter(slot) else { continue };
             queue_pair.listed = false;
-            bound.step();
-            let Filled { has_sent, is_exhausted } = queue_pair.fill(&pass, sink);
+            let filled = queue_pair.fill(&pass, sink);
+            *has_sent = filled.has_sent;
             self.settle_deadlines(now, slot);
-            if !is_exhausted {
+            if !filled.is_exhausted {
                 self.list_sender(now, slot);
             }
             self.serve_fair_queue(now, slot);
-            if has_sent {
-                return true;
+            if filled.has_sent {
+                return;
             }
-            local_left -= usize::from(!is_exhausted);
+            self.running = None;
+            local_left -= usize::from(!filled.is_exhausted);
             if local_left == 0 {
-                break;
+                return;
             }
         }
-        false
     }
 
     fn release_held(&mut self) {
@@ -120,10 +126,9 @@ impl Endpoint {
             if let Some(queue_pair) = self.enter(slot) {
                 queue_pair.held = false;
                 queue_pair.responder.release_acknowledgement();
-                if !std::mem::replace(&mut queue_pair.listed, true) {
-                    self.ready.push_back(slot);
-                }
+                self.list(slot);
             }
+            self.running = None;
         }
     }
 }

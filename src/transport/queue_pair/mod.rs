@@ -25,7 +25,6 @@ pub(super) use fast_path::HeaderTemplate;
 pub use modify::ModifyError;
 #[cfg(feature = "ibverbs")]
 pub(crate) use modify::{check_ranges, check_transition};
-pub(super) use transmit_path::Filled;
 
 /// The parts of a new queue pair.
 pub struct QueuePairInit {
@@ -214,7 +213,7 @@ impl QueuePair {
         if matches!(self.common.state, QueuePairState::Reset | QueuePairState::Error) {
             return;
         }
-        // Before what follows from it.
+        // Before the events of the error state.
         self.common.announce(AsyncEvent::QueuePairFatal(self.common.qpn));
         self.common.history.note_ending(Ending::CompletionQueueOverflow);
         self.enter_error(Cause::CompletionQueueOverflow);

@@ -20,7 +20,7 @@ impl QueuePair {
         packet: &Packet<'_>,
         take: impl FnOnce(&mut Self) -> Result<(), DropReason>,
     ) -> DatagramOutcome {
-        let dropped = take(self).err();
+        let dropped = if self.has_panicked { Some(DropReason::WrongState) } else { take(self).err() };
         if let Some(reason) = dropped {
             self.common.counters.add_drop(reason);
             self.common.history.note_drop(reason, self.common.state, datagram.source, &packet.headers.bth);

@@ -41,6 +41,9 @@ impl Plan {
 impl QueuePair {
     /// Gives the sink as many packets as may leave together.
     pub(in crate::transport) fn fill<S: BurstSink>(&mut self, pass: &Pass<'_>, sink: &mut S) -> Filled {
+        if self.has_panicked {
+            return Filled::NOTHING;
+        }
         if self.common.is_datagram() {
             return self.fill_datagram(pass, sink);
         }

@@ -40,7 +40,7 @@ fn sent_bytes(pair: &mut Pair) -> usize {
         }
         let Some(next) = end.endpoint.next_timeout() else { return bytes };
         pair.now = pair.now.max(next);
-        end.endpoint.handle_timeout(pair.now, &view);
+        end.endpoint.handle_timeout(pair.now);
     }
 }
 

@@ -2,7 +2,10 @@
 
 use super::*;
 use crate::memory::AccessError;
-use crate::wire::{Headers, Packet, packet_bytes};
+use crate::transport::burst::NoPayload;
+use crate::transport::packet_check::Departing;
+use crate::wire::icrc::Seed;
+use crate::wire::{Bth, Flow, Headers, Opcode, Packet, packet_bytes};
 
 /// Packets of one send: their headers and payloads, as they are given.
 #[derive(Default)]
@@ -134,4 +137,32 @@ fn both_sinks_get_the_same_packets() {
         assert_eq!(plain.0, datagram.0, "packet {index}");
         assert!(plain.1 == datagram.1, "the payload of packet {index}");
     }
+}
+
+/// Adds a packet to a send, and does not finish it.
+fn begin(sink: &mut impl BurstSink) {
+    let flow = Flow { source: [192, 0, 2, 1].into(), destination: [192, 0, 2, 2].into(), source_port: 50_000 };
+    let envelope = Envelope {
+        flow,
+        traffic_class: 0,
+        hop_limit: 64,
+        qpn: Qpn::new(2),
+        segmentation_offload: true,
+        seed: Seed::new(&flow),
+        flushes_as_linux: false,
+        check: Departing::Icrc,
+    };
+    let mut headers = Headers { bth: Bth::with_payload(Opcode::RC_SEND_ONLY, 0), ..Headers::default() };
+    let mut writer = sink.open(&envelope);
+    assert_eq!(writer.add(&mut Burst::single(&mut headers, 0, NoPayload, Sending::First)), Ok(1));
+}
+
+#[test]
+fn a_send_that_is_not_finished_is_not_sent() {
+    let mut plain = PlainSink::default();
+    begin(&mut plain);
+    assert_eq!((plain.sends, plain.packets.len()), (0, 0));
+    let (mut buffer, mut sent) = (vec![0; 4_200], None);
+    begin(&mut UdpSink::new(&mut buffer, 64, &mut sent));
+    assert_eq!(sent, None);
 }

@@ -266,7 +266,7 @@ fn a_transport_timeout_is_persistent_congestion() {
     while end.endpoint.counters().get(Counter::LocalAckTimeout) == 0 {
         while !end.transmit(pair.now).is_empty() {}
         pair.now = end.endpoint.next_timeout().expect("a clock runs");
-        end.endpoint.handle_timeout(pair.now, &end.table.read());
+        end.endpoint.handle_timeout(pair.now);
     }
     let kind = CongestionKind::Persistent;
     assert_eq!(script.events().len(), 1);

@@ -18,7 +18,7 @@ fn a_probe_whose_memory_is_gone_ends() {
     assert_eq!(end.transmit(now).len(), 2);
     assert!(end.table.deregister(&other));
     let probe_at = end.endpoint.next_timeout().unwrap();
-    end.endpoint.handle_timeout(probe_at, &end.table.read());
+    end.endpoint.handle_timeout(probe_at);
     assert!(end.transmit(probe_at).is_empty(), "the probe cannot be sent");
     pair.drive(Duration::from_secs(1));
     let statuses: Vec<_> = pair.ends[0].poll().iter().map(|completion| completion.status).collect();

@@ -225,7 +225,7 @@ fn a_silent_peer_delays_no_other() {
         let end = &mut crowd.pair.ends[0];
         let Some(next) = end.endpoint.next_timeout() else { continue };
         crowd.pair.now = crowd.pair.now.max(next);
-        end.endpoint.handle_timeout(crowd.pair.now, &end.table.read());
+        end.endpoint.handle_timeout(crowd.pair.now);
     }
     crowd.pair.drive(Duration::from_secs(1));
     for member in 0..8 {

@@ -42,7 +42,7 @@ impl Wire {
         for _ in 0..10 {
             let end = &mut self.pair.ends[0];
             self.pair.now = end.endpoint.next_timeout().expect("something has no response");
-            end.endpoint.handle_timeout(self.pair.now, &end.table.read());
+            end.endpoint.handle_timeout(self.pair.now);
             let packets = end.transmit(self.pair.now);
             if !packets.is_empty() {
                 return self.look_at(packets);

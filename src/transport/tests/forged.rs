@@ -176,7 +176,7 @@ fn a_peer_that_began_with_identification_0_may_go_on_with_others() {
             if let Some(next) = pair.ends[0].endpoint.next_timeout() {
                 pair.now = pair.now.max(next);
                 let end = &mut pair.ends[0];
-                end.endpoint.handle_timeout(pair.now, &end.table.read());
+                end.endpoint.handle_timeout(pair.now);
             }
         }
     }

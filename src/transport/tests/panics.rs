@@ -7,6 +7,9 @@ use super::*;
 /// A completion queue's notification that panics.
 struct Panicking;
 
+/// A request that no packet leaves for: it completes while its queue pair's packets are asked for.
+const LOCAL: Operation = Operation::LocalInvalidate(Rkey(1));
+
 impl Notify for Panicking {
     fn notify(&self, _: u32) {
         panic!("the notification of a completion panics");
@@ -157,4 +160,36 @@ fn a_datagram_that_leads_to_a_panic_shows_nothing() {
     assert_eq!(outcomes[0].check_field, CheckField::Withheld);
     assert_eq!(crowd.pair.ends[1].endpoint.counters().get_drop(DropReason::WrongState), 1);
     check_victim(&mut crowd, 1, 1, 3);
+    // Sent again, it is dropped before any code of the connection sees it.
+    let qpn = crowd.call(1, VICTIM).qpn;
+    let received = |crowd: &Crowd| {
+        let counters = crowd.pair.ends[1].endpoint.queue_pair_counters(qpn).unwrap();
+        (counters.get(Counter::ReceivedPackets), counters.get_drop(DropReason::WrongState))
+    };
+    let (packets, drops) = received(&crowd);
+    let outcomes = arrive(&mut crowd, &datagrams);
+    assert_eq!(outcomes[0].dropped, Some(DropReason::WrongState));
+    assert_eq!(received(&crowd), (packets, drops + 1));
+}
+
+#[test]
+fn a_panic_while_packets_are_made_costs_no_other_packets() {
+    let mut crowd = start(Some(0));
+    crowd.post(VICTIM, LOCAL, 0, 1, 1);
+    // The bystander's send leaves in the same call.
+    assert_eq!(send_of(&mut crowd, BYSTANDER).len(), 1);
+    let end = crowd.call(0, VICTIM);
+    assert_eq!(end.endpoint.queue_pair_state(end.qpn), Some(QueuePairState::Error));
+    assert_eq!(end.endpoint.panics(), 1);
+}
+
+#[test]
+fn a_second_panic_of_a_queue_pair_is_not_caught() {
+    let mut crowd = start(Some(0));
+    crowd.post(VICTIM, LOCAL, 0, 1, 1);
+    let now = crowd.pair.now;
+    assert!(crowd.call(0, VICTIM).transmit(now).is_empty());
+    crowd.call(0, VICTIM).completions.req_notify(false);
+    let again = std::panic::AssertUnwindSafe(|| crowd.post(VICTIM, Operation::Send, 100, 1, 1));
+    assert!(std::panic::catch_unwind(again).is_err());
 }

@@ -121,7 +121,7 @@ fn run(steps: &[Step], is_general: bool) -> (Vec<String>, Vec<u8>) {
         if let Step::Pause(microseconds) = step {
             receiver.endpoint.settle_arrivals(pair.now);
             pair.now = pair.now + Duration::from_micros(*microseconds);
-            receiver.endpoint.handle_timeout(pair.now, &receiver.table.read());
+            receiver.endpoint.handle_timeout(pair.now);
             seen.push(format!("{:?}", receiver.transmit(pair.now)));
         }
     }

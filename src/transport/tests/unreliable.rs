@@ -42,7 +42,7 @@ impl Lossy {
             let end = &mut self.pair.ends[0];
             let Some(next) = end.endpoint.next_timeout() else { break };
             self.pair.now = next;
-            end.endpoint.handle_timeout(next, &end.table.read());
+            end.endpoint.handle_timeout(next);
         }
         assert_eq!(self.sent.len() - before, packets);
     }
@@ -240,7 +240,7 @@ fn a_long_message_leaves_in_bursts_and_completes_with_its_last_packet() {
             let next = end.endpoint.next_timeout().expect("the rest has its time");
             assert!(next > wire.pair.now);
             wire.pair.now = next;
-            end.endpoint.handle_timeout(next, &end.table.read());
+            end.endpoint.handle_timeout(next);
         }
     }
     assert_eq!(pauses, 3);
