@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rdma_verbs::memory::{Backing, Region};
 use rdma_verbs::sim::{Connection, Host, Port, Random};
-use rdma_verbs::transport::{AckRelease, Datagram, Outcome};
+use rdma_verbs::transport::{AckRelease, Datagram, DatagramOutcome};
 use rdma_verbs::types::{
     AccessFlags, Counter, Counters, Data, DomainId, DropReason, KeyShare, Mtu, Operation, PeerCapabilities, PeerKey,
     Psn, QueuePairCapabilities, QueuePairState, RawCompletion, ReceiveRequest, SendFlags, SendRequest, Sge, Time,
@@ -154,7 +154,7 @@ impl Lab {
     }
 
     /// A forged packet arrives at the victim.
-    pub(crate) fn forge(&mut self, packet: &Forgery) -> Outcome {
+    pub(crate) fn forge(&mut self, packet: &Forgery) -> DatagramOutcome {
         let mut bytes = std::mem::take(&mut self.forged);
         packet.write_udp_payload(&mut bytes);
         let outcome = self.deliver_forged(packet, &bytes);
@@ -163,7 +163,7 @@ impl Lab {
     }
 
     /// The same with other bytes than those that the packet has itself.
-    pub(crate) fn deliver_forged(&mut self, packet: &Forgery, udp_payload: &[u8]) -> Outcome {
+    pub(crate) fn deliver_forged(&mut self, packet: &Forgery, udp_payload: &[u8]) -> DatagramOutcome {
         let victim = &mut self.hosts[VICTIM];
         let datagram = Datagram {
             source: IpAddr::V4(packet.source),
@@ -232,7 +232,7 @@ impl Lab {
     }
 
     /// What was taken off the wire arrives, now or again.
-    pub(crate) fn deliver(&mut self, packet: &Overheard) -> Outcome {
+    pub(crate) fn deliver(&mut self, packet: &Overheard) -> DatagramOutcome {
         let to = &mut self.hosts[packet.to];
         let datagram = Datagram {
             source: IpAddr::V4(ADDRESSES[1 - packet.to]),
