@@ -161,13 +161,21 @@ pub(crate) struct Known {
     pub(crate) facts: Arc<BTreeSet<&'static str>>,
 }
 
+/// Whether the table's `all`, `SERIES` or `SERIES before RELEASE` names this release: `6.12 before 6.12.117` names
+/// 6.12.107+deb13-amd64.
+fn names_release(kernel: &str, release: &str) -> bool {
+    let numbers =
+        |text: &str| -> Vec<u32> { text.split(['.', '-', '+']).map_while(|part| part.parse().ok()).collect() };
+    let (series, end) = kernel.split_once(" before ").map_or((kernel, None), |(series, end)| (series, Some(end)));
+    let release = numbers(release);
+    kernel == "all" || release.starts_with(&numbers(series)) && end.is_none_or(|end| release < numbers(end))
+}
+
 /// The rows for this device: `provider | kernel | scenario or fact | clause | what comes instead, and why`.
 pub(crate) fn known(device: &str, scenarios: &[&str]) -> Known {
     let provider = verbs::devices().ok().and_then(|devices| devices.into_iter().find(|found| found.name() == device));
     let provider = provider.map_or("soft", |found| found.provider_name());
     let release = std::fs::read_to_string(KERNEL).unwrap_or_default();
-    let is_running =
-        |kernel: &str| kernel == "all" || release.strip_prefix(kernel).is_some_and(|rest| rest.starts_with(['.', '-']));
     let (mut known, mut facts) = (Known::default(), BTreeSet::new());
     for line in TABLE.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
         let columns: Vec<&str> = line.splitn(5, " | ").map(str::trim).collect();
@@ -179,7 +187,7 @@ pub(crate) fn known(device: &str, scenarios: &[&str]) -> Known {
         let is_fact = !name.contains('/');
         let exists = if is_fact { FACTS.contains(&name) } else { scenarios.contains(&name) };
         assert!(exists, "deviations.txt names {name}, which does not exist");
-        if of != provider || !is_running(kernel) {
+        if of != provider || !names_release(kernel, &release) {
             continue;
         }
         match is_fact {
