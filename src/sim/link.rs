@@ -5,11 +5,13 @@ use std::time::Duration;
 use super::Random;
 use crate::types::Time;
 
-/// Faults of one direction of a link. Rates are in permille of the packets.
+/// Faults of one direction of a link. Rates are in permille of the packets, if nothing else is said.
 #[derive(Clone, Debug, Default)]
 pub struct Faults {
     /// Packets that vanish.
     pub loss: u32,
+    /// The same in parts per million.
+    pub rare_loss: u32,
     /// Packets with which a burst of losses begins, and those with which it ends.
     pub bursts: Option<(u32, u32)>,
     /// Packets that arrive twice.
@@ -57,12 +59,17 @@ impl Faults {
         [Some(first), doubled.then(|| self.decide_one(now, in_burst, random))]
     }
 
+    /// Draws no number where there are no such losses.
+    fn is_rare_loss(&self, random: &mut Random) -> bool {
+        self.rare_loss > 0 && random.below(1_000_000) < u64::from(self.rare_loss)
+    }
+
     fn decide_one(&self, now: Time, in_burst: &mut bool, random: &mut Random) -> Fate {
         if let Some((begin, end)) = self.bursts {
             let changes = random.chance(if *in_burst { end } else { begin });
             *in_burst ^= changes;
         }
-        if *in_burst || self.is_parted(now) || random.chance(self.loss) {
+        if *in_burst || self.is_parted(now) || random.chance(self.loss) || self.is_rare_loss(random) {
             return Fate::Lost;
         }
         let mut at = now + self.delay;
@@ -98,6 +105,15 @@ mod tests {
         let dark: Vec<_> =
             (0..12).filter(|second| faults.is_parted(Time::from_nanos(second * 1_000_000_000))).collect();
         assert_eq!(dark, [3, 4, 8, 9]);
+    }
+
+    #[test]
+    fn rare_losses_are_parts_per_million() {
+        let faults = Faults { rare_loss: 1_500, ..Faults::default() };
+        let mut random = Random::new(1);
+        let fates = (0..1_000_000).map(|_| faults.decide_one(Time::ZERO, &mut false, &mut random));
+        let losses = fates.filter(|fate| matches!(fate, Fate::Lost)).count();
+        assert!((1_350..1_650).contains(&losses), "{losses}");
     }
 
     #[test]

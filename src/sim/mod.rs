@@ -4,6 +4,7 @@
 //! alone (but for the keys of memory regions, on which no decision depends).
 #![forbid(unsafe_code)]
 
+mod bottleneck;
 mod forger;
 mod host;
 mod link;
@@ -11,6 +12,7 @@ mod machine;
 mod network;
 mod random;
 
+pub use bottleneck::{Bottleneck, Discipline};
 pub use host::{Bell, Connection, Host, Port, PortInit};
 pub use link::Faults;
 pub use machine::Socket;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::forger::{forge, shorten_answer};
 use super::link::{Fate, corrupt};
 use super::machine::{Machine, Socket};
-use super::{Faults, Host, Random};
+use super::{Bottleneck, Faults, Host, Random};
 use crate::transport::{AckRelease, Datagram, Transmit};
 use crate::types::{Psn, Time};
 use crate::wire::{Headers, Opcode, Packet};
@@ -91,6 +91,9 @@ pub struct Network {
     harmed: Vec<u64>,
     /// Packets from each host to each that later ones could overtake.
     late: Vec<u64>,
+    bottlenecks: Vec<Bottleneck>,
+    /// The bottleneck between each host and each, if there is one.
+    routes: Vec<Option<usize>>,
     flights: BinaryHeap<Reverse<(Time, u64)>>,
     /// What is in flight, by its order number.
     cargo: HashMap<u64, Flight>,
@@ -120,6 +123,8 @@ impl Network {
             in_burst: vec![false; count],
             harmed: vec![0; count * count],
             late: vec![0; count * count],
+            bottlenecks: Vec::new(),
+            routes: vec![None; count * count],
             flights: BinaryHeap::new(),
             cargo: HashMap::new(),
             order: 0,
@@ -164,6 +169,27 @@ impl Network {
     /// Gives a host's socket a bounded buffer and a slow reader.
     pub fn set_socket(&mut self, host: usize, socket: Socket) {
         self.machines[host].socket = Some(socket);
+    }
+
+    /// Has all packets of these pairs of hosts, from the first to the second, pass a bottleneck that they share.
+    pub fn share(&mut self, bottleneck: Bottleneck, pairs: &[(usize, usize)]) {
+        for (from, to) in pairs {
+            self.routes[from * self.hosts.len() + to] = Some(self.bottlenecks.len());
+        }
+        self.bottlenecks.push(bottleneck);
+    }
+
+    /// The bottleneck that packets of one host to another pass.
+    pub fn bottleneck(&self, from: usize, to: usize) -> Option<&Bottleneck> {
+        self.routes[from * self.hosts.len() + to].map(|index| &self.bottlenecks[index])
+    }
+
+    /// How long the bottleneck between two hosts delays a packet of so many bytes. `None`: it drops it.
+    fn pass(&mut self, from: usize, to: usize, bytes: usize) -> Option<Duration> {
+        match self.routes[from * self.hosts.len() + to] {
+            Some(index) => self.bottlenecks[index].pass(self.now, bytes),
+            None => Some(Duration::ZERO),
+        }
     }
 
     /// A host's clock jumps ahead.
@@ -215,6 +241,10 @@ impl Network {
             self.observe(from, to, bytes, fates[0]);
             for fate in fates.into_iter().flatten() {
                 let Fate::Arrives { at, corrupt: is_corrupt } = fate else { continue };
+                let Some(wait) = self.pass(from, to, bytes.len()) else {
+                    self.note_harm(from, to);
+                    continue;
+                };
                 let is_late = at > self.now + self.faults[from].delay;
                 self.late[from * self.hosts.len() + to] += u64::from(is_late);
                 let (source, source_port) = (transmit.source, transmit.source_port);
@@ -228,7 +258,7 @@ impl Network {
                 if is_corrupt {
                     flight.is_corrupt = corrupt(&mut flight.bytes, &mut self.random);
                 }
-                self.launch(at, flight);
+                self.launch(at + wait, flight);
             }
         }
     }
