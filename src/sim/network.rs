@@ -12,7 +12,7 @@ use super::machine::{Machine, Socket};
 use super::{Bottleneck, Faults, Host, Random};
 use crate::transport::{AckRelease, Datagram, Transmit};
 use crate::types::{Psn, Time};
-use crate::wire::{Headers, Opcode, Packet};
+use crate::wire::{GapRun, GapRuns, Headers, Opcode, Packet};
 
 /// More packets than this at one moment from one host are an endless loop.
 const MOST_PACKETS_AT_ONCE: u64 = 100_000;
@@ -48,7 +48,7 @@ pub struct Record {
 }
 
 /// A packet that was seen: when it left, or when it arrived undamaged.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Sighting {
     /// When.
     pub at: Time,
@@ -60,6 +60,23 @@ pub struct Sighting {
     pub arrived: bool,
     /// What it is.
     pub headers: Headers,
+    /// The gaps that it names, if it is a NAK that does.
+    pub gap_runs: Vec<GapRun>,
+}
+
+impl Sighting {
+    fn new(at: Time, from: usize, to: usize, arrived: bool, packet: &Packet<'_>) -> Self {
+        let is_nak = packet.headers.bth.opcode == Opcode::RC_ACKNOWLEDGE;
+        let runs = GapRuns::parse(packet.payload).filter(|_| is_nak);
+        Self {
+            at,
+            from,
+            to,
+            arrived,
+            headers: packet.headers,
+            gap_runs: runs.into_iter().flat_map(GapRuns::iter).collect(),
+        }
+    }
 }
 
 /// Hosts, and a link from each to every other with the faults of its sender.
@@ -284,7 +301,7 @@ impl Network {
         let record = Record { at: self.now, from, opcode, psn, length: bytes.len(), harmed };
         record.hash(&mut self.trace);
         if let Some(sightings) = &mut self.sightings {
-            sightings.push(Sighting { at: self.now, from, to, arrived: false, headers: packet.headers });
+            sightings.push(Sighting::new(self.now, from, to, false, &packet));
         }
         if let Some(observer) = self.observer {
             let mark = if harmed { " HARMED" } else { "" };
@@ -365,7 +382,7 @@ impl Network {
             && let Ok(packet) = Packet::parse(&flight.bytes)
         {
             let Flight { from, to, .. } = *flight;
-            sightings.push(Sighting { at: self.now, from, to, arrived: true, headers: packet.headers });
+            sightings.push(Sighting::new(self.now, from, to, true, &packet));
         }
         let host = &mut self.hosts[flight.to];
         let datagram = Datagram {

@@ -114,6 +114,16 @@ impl Common {
         self.path.as_ref().is_some_and(|path| path.peer.is_ours())
     }
 
+    /// How many times the READs that may be outstanding are remembered.
+    pub(super) fn read_laps(&self) -> usize {
+        self.path.as_ref().map_or(1, Path::read_laps)
+    }
+
+    /// Whether the peer is told of all gaps at once, and tells of them.
+    pub(super) fn takes_gap_runs(&self) -> bool {
+        self.path.as_ref().is_some_and(Path::takes_gap_runs)
+    }
+
     /// Whether packets of this peer belong to the connection: both addresses fit (`rxe_recv.c`, `check_addr`).
     pub(super) fn is_from_peer(&self, source: IpAddr, destination: IpAddr) -> bool {
         self.path.as_ref().is_some_and(|path| path.peer_address == source && path.source.address == destination)

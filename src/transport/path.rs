@@ -23,6 +23,12 @@ const STANDARD_REORDER_PACKETS: u32 = 64;
 const PACKET_CHARGE_BYTES: u32 = 832;
 /// More than this in flight leaves the cache and gains nothing.
 const NATIVE_WINDOW_BYTES: u32 = 1 << 20;
+/// A native peer that is told of all gaps goes on while the first one is repaired: with one window, two losses in a row
+/// of the same packet would stop it for a round trip.
+const WINDOWS_AHEAD: u32 = 4;
+/// A READ request packet whose responses have all come makes room for another one, although responses before them are
+/// missing. The responder remembers so many times the READs that may be outstanding.
+pub(super) const READ_LAPS: usize = 4;
 /// Plausible packets in a row with other hidden fields than the usual ones that are taken for damaged. A peer that
 /// really changes its identification repeats them, and the next one is believed.
 pub(super) const MOST_DOUBTS: u8 = 3;
@@ -146,7 +152,22 @@ impl Path {
     /// peer knows how much this end's socket holds, and this end does not know what it was told; but no native peer
     /// goes beyond `NATIVE_WINDOW_BYTES`.
     pub(super) fn reorder_window(&self) -> u32 {
-        if self.peer.is_ours() { (NATIVE_WINDOW_BYTES / self.mtu.bytes()).max(16) } else { STANDARD_REORDER_PACKETS }
+        let native = (NATIVE_WINDOW_BYTES / self.mtu.bytes()).max(16);
+        match self.peer.is_ours() {
+            true if self.takes_gap_runs() => native * WINDOWS_AHEAD,
+            true => native,
+            false => STANDARD_REORDER_PACKETS,
+        }
+    }
+
+    /// How many times the READs that may be outstanding are remembered.
+    pub(super) fn read_laps(&self) -> usize {
+        if self.takes_gap_runs() { READ_LAPS } else { 1 }
+    }
+
+    /// Whether the peer is told of all gaps at once, and tells of them.
+    pub(super) fn takes_gap_runs(&self) -> bool {
+        self.peer.has_extension(PeerCapabilities::GAP_RUNS)
     }
 
     /// What a congestion controller is built from.

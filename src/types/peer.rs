@@ -9,13 +9,15 @@ pub struct PeerCapabilities {
     pub segmentation_offload: bool,
     /// Bytes that the peer's receive socket holds, as its kernel counts; 0: unknown.
     pub receive_buffer_bytes: u32,
-    /// Agreed extensions, a bit each; none is defined yet.
+    /// Extensions that it understands, a bit each: [`PeerCapabilities::GAP_RUNS`]. Unknown ones mean nothing.
     pub extensions: u32,
 }
 
 impl PeerCapabilities {
     /// Version that this crate speaks.
     pub const VERSION: u8 = 1;
+    /// Extension: a NAK for a sequence error may name all gaps, and the peer keeps packets four windows ahead.
+    pub const GAP_RUNS: u32 = 1;
     /// A peer of which nothing is known.
     pub const STRANGER: PeerCapabilities =
         PeerCapabilities { version: 0, segmentation_offload: false, receive_buffer_bytes: 0, extensions: 0 };
@@ -23,5 +25,10 @@ impl PeerCapabilities {
     /// Whether the peer runs this crate.
     pub const fn is_ours(&self) -> bool {
         self.version > 0
+    }
+
+    /// Whether it has an extension.
+    pub const fn has_extension(&self, extension: u32) -> bool {
+        self.version > 0 && self.extensions & extension == extension
     }
 }

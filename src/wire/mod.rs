@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod check_mask;
+mod gap_runs;
 mod header;
 pub mod icrc;
 mod opcode;
@@ -15,6 +16,7 @@ mod packet;
 mod tests;
 
 pub use check_mask::{CheckMasks, PsnSequence};
+pub use gap_runs::{GapRun, GapRuns};
 pub use header::{Aeth, AtomicEth, BTH_BYTES, Bth, Deth, FlushEth, NakCode, Reth, Syndrome};
 pub use icrc::Flow;
 pub use opcode::{Opcode, Service};

@@ -109,7 +109,7 @@ opcodes! {
     /// A READ's answer of one packet.
     RC_READ_RESPONSE_ONLY = 0x10, "RC READ_RESPONSE_ONLY", [ONLY | RESPONSE | PAYLOAD | AETH];
     /// Acknowledgement or NAK.
-    RC_ACKNOWLEDGE = 0x11, "RC ACKNOWLEDGE", [ONLY | RESPONSE | AETH];
+    RC_ACKNOWLEDGE = 0x11, "RC ACKNOWLEDGE", [ONLY | RESPONSE | AETH | PAYLOAD];
     /// Answer to an atomic.
     RC_ATOMIC_ACKNOWLEDGE = 0x12, "RC ATOMIC_ACKNOWLEDGE", [ONLY | RESPONSE | AETH | ATOMIC_ACK];
     /// Compare-and-swap.
@@ -187,7 +187,7 @@ opcodes! {
     /// An extended READ's answer of one packet.
     XRC_READ_RESPONSE_ONLY = 0xb0, "XRC READ_RESPONSE_ONLY", [ONLY | RESPONSE | PAYLOAD | AETH];
     /// Acknowledgement or NAK of an extended connection.
-    XRC_ACKNOWLEDGE = 0xb1, "XRC ACKNOWLEDGE", [ONLY | RESPONSE | AETH];
+    XRC_ACKNOWLEDGE = 0xb1, "XRC ACKNOWLEDGE", [ONLY | RESPONSE | AETH | PAYLOAD];
     /// Answer to an extended atomic.
     XRC_ATOMIC_ACKNOWLEDGE = 0xb2, "XRC ATOMIC_ACKNOWLEDGE", [ONLY | RESPONSE | AETH | ATOMIC_ACK];
     /// Compare-and-swap over an extended connection.

@@ -94,9 +94,9 @@ fn each_defect_has_its_reason() {
     assert_eq!(Packet::parse(&changed(0, Opcode::RC_ACKNOWLEDGE.0)).unwrap().payload, b"");
     let padded_away = bytes_of(&Headers { bth: Bth { pad_count: 3, ..headers.bth }, ..headers }, b"");
     assert_eq!(Packet::parse(&padded_away), Err(DropReason::BadLength));
-    let acknowledge =
-        Headers { aeth: Some(Aeth { syndrome: Syndrome::Ack { credit: 31 }, msn: 1 }), ..Headers::default() };
-    let mut long = bytes_of(&acknowledge, &[]);
+    let bth = Bth { opcode: Opcode::RC_ATOMIC_ACKNOWLEDGE, ..Bth::default() };
+    let aeth = Some(Aeth { syndrome: Syndrome::Ack { credit: 31 }, msn: 1 });
+    let mut long = bytes_of(&Headers { bth, aeth, atomic_ack: Some(1), ..Headers::default() }, &[]);
     long.extend([0; 4]);
     assert_eq!(Packet::parse(&long), Err(DropReason::BadLength));
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use rdma_verbs::sim::Sighting;
 use rdma_verbs::types::{Psn, Time};
-use rdma_verbs::wire::{Aeth, Headers, NakCode, Opcode, Syndrome};
+use rdma_verbs::wire::{Aeth, GapRun, Headers, NakCode, Opcode, Syndrome};
 
 use super::terms::Terms;
 use super::world::Outcome;
@@ -145,7 +145,7 @@ impl Flow {
         assert!(is_reported || !is_judged || !is_old, "the gap at {} was not reported", self.arrived);
     }
 
-    fn answer_sent(&mut self, headers: &Headers) {
+    fn answer_sent(&mut self, headers: &Headers, gap_runs: &[GapRun], terms: &Terms) {
         let psn = headers.bth.psn;
         let place = self.place(psn);
         match (headers.bth.opcode, headers.aeth) {
@@ -154,7 +154,9 @@ impl Flow {
             }
             (Opcode::RC_ACKNOWLEDGE, Some(Aeth { syndrome: Syndrome::Nak(NakCode::SequenceError), .. })) => {
                 let Some(place) = place else { return };
-                assert!(self.reported_gaps.insert(place), "the gap at {place} was reported twice");
+                let is_new = self.reported_gaps.insert(place);
+                assert!(is_new || terms.tells_gaps(), "the gap at {place} was reported twice");
+                self.gaps_told(place, gap_runs);
             }
             (Opcode::RC_ACKNOWLEDGE, Some(Aeth { syndrome: Syndrome::ReceiverNotReady { .. }, .. })) => {
                 self.has_lacked_receives = true;
@@ -166,6 +168,17 @@ impl Flow {
                 assert!(place < self.arrived, "{place} was answered, but {} has not arrived", self.arrived);
                 self.marks[place] |= ANSWERED;
             }
+        }
+    }
+
+    /// What is kept has arrived.
+    fn gaps_told(&self, mut place: usize, gap_runs: &[GapRun]) {
+        for run in gap_runs {
+            place += usize::from(run.missing);
+            let kept = place..place + usize::from(run.kept);
+            place = kept.end;
+            let has_arrived = |place| self.marks.get(place).is_some_and(|mark| mark & ARRIVED != 0);
+            assert!(kept.clone().all(has_arrived), "{kept:?} are told of as kept, and have not arrived");
         }
     }
 
@@ -265,7 +278,7 @@ impl Referee {
         match (headers.bth.opcode.is_request(), sighting.arrived) {
             (true, false) => self.flows[sender].request_sent(headers, terms),
             (true, true) => self.flows[sender].request_arrived(sighting.at, headers, terms),
-            (false, false) => self.flows[1 - sender].answer_sent(headers),
+            (false, false) => self.flows[1 - sender].answer_sent(headers, &sighting.gap_runs, terms),
             (false, true) => self.flows[1 - sender].answer_arrived(headers, terms),
         }
         self.flows.iter().for_each(|flow| flow.check_gap(sighting.at, terms));

@@ -86,6 +86,9 @@ impl Terms {
         let is_timely = !jumps && !stops;
         let round_trip = round_trip(&faults);
         let retry_cnt = random.between(3, 7) as u8;
+        // Not drawn, so that the other terms stay what they were.
+        let tells_gaps = !is_stranger && (mtu as u8 + retry_cnt).is_multiple_of(2);
+        let peer = PeerCapabilities { extensions: if tells_gaps { PeerCapabilities::GAP_RUNS } else { 0 }, ..peer };
         Self {
             mtu,
             peer,
@@ -121,6 +124,11 @@ impl Terms {
     /// Whether the hosts know each other as hosts of this project.
     pub(crate) fn is_ours(&self) -> bool {
         self.peer.segmentation_offload
+    }
+
+    /// Whether they tell each other of all gaps at once.
+    pub(crate) fn tells_gaps(&self) -> bool {
+        self.peer.has_extension(PeerCapabilities::GAP_RUNS)
     }
 
     /// How long the transport timer runs.

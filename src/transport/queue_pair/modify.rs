@@ -133,7 +133,11 @@ impl QueuePair {
                 if let (Some(key), Some(path)) = (&self.common.attributes.peer_key, &self.common.path) {
                     self.packet_check.start_receiving(key, self.common.qpn, path.destination, expected);
                 }
-                self.responder.start(expected, self.common.attributes.max_dest_rd_atomic.unwrap_or(0));
+                self.responder.start(
+                    expected,
+                    self.common.attributes.max_dest_rd_atomic.unwrap_or(0),
+                    self.common.read_laps(),
+                );
             }
             (ReadyToReceive, ReadyToSend) => {
                 let first = self.common.attributes.sq_psn.unwrap_or_default();
@@ -141,7 +145,7 @@ impl QueuePair {
                 if let (Some(key), Some(path)) = (self.common.attributes.peer_key.take(), &self.common.path) {
                     self.packet_check.start_sending(&key, self.common.qpn, path.destination, first);
                 }
-                self.requester.start(first, self.common.attributes.max_rd_atomic.unwrap_or(0));
+                self.requester.start(first);
             }
             (SendQueueError, ReadyToSend) => self.common.history.forget_ending(),
             (SendQueueDrained, SendQueueDrained) => self.apply_drained(given, source, window_share),
@@ -179,7 +183,7 @@ impl QueuePair {
             self.set_path(source, window_share);
         }
         if let Some(max_dest_rd_atomic) = given.max_dest_rd_atomic {
-            self.responder.make_room(max_dest_rd_atomic);
+            self.responder.make_room(max_dest_rd_atomic, self.common.read_laps());
         }
     }
 

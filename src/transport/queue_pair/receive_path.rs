@@ -115,7 +115,8 @@ impl QueuePair {
     /// A packet of the peer's responder.
     #[inline]
     fn handle_response(&mut self, pass: &Pass<'_>, packet: &Packet<'_>) -> Result<(), DropReason> {
-        match self.requester.handle_response(&mut self.common, pass, packet) {
+        let is_keyed = self.packet_check.requires_key();
+        match self.requester.handle_response(&mut self.common, pass, packet, is_keyed) {
             Ok(()) => Ok(()),
             Err(ResponseError::Dropped(reason)) => Err(reason),
             Err(ResponseError::Failed(failure)) => {

@@ -7,12 +7,18 @@
 mod completion;
 mod control;
 mod datagram;
+mod early_responses;
 mod local;
+mod missing;
 mod pace;
 mod packet;
 mod plan;
+mod read_repair;
 mod recovery;
 mod response;
+mod round_trip;
+mod scoreboard;
+mod selective;
 mod share;
 mod unreliable;
 
@@ -25,10 +31,13 @@ use crate::queue::SendConsumer;
 use crate::types::{AsyncEvent, Operation, Psn, Time};
 
 pub(super) use completion::RequestFailure;
+use early_responses::EarlyResponses;
 use pace::{Halt, Pace};
 pub(super) use plan::RequestPlan;
-use recovery::{Recovery, RoundTrip};
+use recovery::Recovery;
 pub(super) use response::ResponseError;
+use round_trip::RoundTrip;
+use scoreboard::Scoreboard;
 use share::FairShare;
 
 /// A request that has its sequence numbers.
@@ -53,10 +62,24 @@ impl InProgress {
         self.first.plus(self.packets)
     }
 
+    /// For a READ: where the request packet that this packet of the response belongs to ends.
+    fn end_of_chunk(&self, offset: u32) -> u32 {
+        (offset / self.chunk.max(1) + 1).saturating_mul(self.chunk.max(1)).min(self.packets)
+    }
+
     /// Whether it needs a response of its own, which acknowledgements cannot stand for.
     fn needs_response(&self) -> bool {
         self.is_read || self.is_atomic || self.is_ack_only
     }
+}
+
+/// A READ request packet or an atomic, until everything before its end is acknowledged.
+#[derive(Clone, Copy)]
+struct Awaited {
+    /// Its last number.
+    last: Psn,
+    /// All of its responses have come.
+    has_come: bool,
 }
 
 /// The sending half of a queue pair.
@@ -74,8 +97,10 @@ pub(super) struct Requester {
     unacknowledged: Psn,
     cursor: Psn,
     limit: Psn,
-    /// Last numbers of the READ request packets and atomics that have no response yet.
-    awaiting_response: VecDeque<Psn>,
+    /// The READ request packets and atomics before whose end some response has not come, in order.
+    awaiting_response: VecDeque<Awaited>,
+    /// Those of them whose own responses have all come, before their turn.
+    answered_early: usize,
     /// READs and atomics among `oldest..next`.
     reads_in_progress: u32,
     /// Last number sent with a request for acknowledgement.
@@ -87,6 +112,14 @@ pub(super) struct Requester {
     /// A request that cannot go on; it fails when it has become the oldest.
     failed: Option<(u32, RequestFailure)>,
     recovery: Recovery,
+    /// What a native peer misses of the packets in flight. While there is one, nothing goes back.
+    scoreboard: Option<Box<Scoreboard>>,
+    /// What has come, and what is missing, of the responses behind the oldest unacknowledged number.
+    early: Option<Box<EarlyResponses>>,
+    /// Responses that come before their turn are placed: the peer is native and shares a key.
+    places_early: bool,
+    /// The request packet that was sent again last because the peer misses it, and when.
+    resent: (Psn, Time),
     round_trip: RoundTrip,
     /// Packets that the window share counts for this queue pair.
     counted_in_flight: u32,
@@ -113,12 +146,17 @@ impl Requester {
             cursor: Psn::default(),
             limit: Psn::default(),
             awaiting_response: VecDeque::new(),
+            answered_early: 0,
             reads_in_progress: 0,
             last_ack_request: Psn::default(),
             last_ack_request_at: None,
             has_asked: true,
             failed: None,
             recovery: Recovery::default(),
+            scoreboard: None,
+            early: None,
+            places_early: false,
+            resent: (Psn::default(), Time::ZERO),
             round_trip: RoundTrip::default(),
             counted_in_flight: 0,
             fair_share: FairShare::default(),
@@ -130,12 +168,11 @@ impl Requester {
     }
 
     /// Ready to send from `psn` on.
-    pub(super) fn start(&mut self, psn: Psn, max_rd_atomic: u8) {
+    pub(super) fn start(&mut self, psn: Psn) {
         self.unacknowledged = psn;
         self.cursor = psn;
         self.limit = psn;
         self.last_ack_request = psn.minus(1);
-        self.awaiting_response.reserve(usize::from(max_rd_atomic));
         self.pace.release();
     }
 
@@ -150,6 +187,7 @@ impl Requester {
         self.last_ack_request = Psn::default();
         self.last_ack_request_at = None;
         self.has_asked = true;
+        self.places_early = false;
         self.round_trip = RoundTrip::default();
         self.counted_in_flight = 0;
         self.reset_share();
@@ -170,10 +208,11 @@ impl Requester {
     pub(super) fn forget_all(&mut self) {
         self.cursor = self.unacknowledged;
         self.limit = self.unacknowledged;
-        self.awaiting_response.clear();
+        self.forget_awaited();
         self.reads_in_progress = 0;
         self.failed = None;
         self.recovery = Recovery::default();
+        (self.scoreboard, self.early) = (None, None);
         self.pace.release();
     }
 
@@ -283,6 +322,12 @@ impl Requester {
         if self.waits_for_receiver() || self.is_peer_silent() {
             return 0;
         }
+        if self.repeats_selectively() { self.packets_in_queues() } else { self.packets_before_cursor() }
+    }
+
+    /// Packets from the oldest unacknowledged one to the cursor.
+    #[inline]
+    fn packets_before_cursor(&self) -> u32 {
         self.cursor.distance_from(self.unacknowledged).max(0) as u32
     }
 
@@ -330,10 +375,14 @@ impl Requester {
     /// Everything before `psn` is acknowledged.
     fn move_unacknowledged(&mut self, psn: Psn) {
         self.unacknowledged = psn;
+        if self.repeats_selectively() {
+            self.trim_missing(psn);
+        }
         if self.cursor.is_before(psn) {
             self.cursor = psn;
         }
-        while self.awaiting_response.front().is_some_and(|last| last.is_before(psn)) {
+        while let Some(awaited) = self.awaiting_response.front().filter(|awaited| awaited.last.is_before(psn)) {
+            self.answered_early -= usize::from(awaited.has_come);
             self.awaiting_response.pop_front();
         }
         self.find_cursor_request();
@@ -341,13 +390,19 @@ impl Requester {
 
     /// Sends again from the oldest number that is not acknowledged.
     pub(super) fn go_back(&mut self) {
+        (self.scoreboard, self.early) = (None, None);
         self.cursor = self.unacknowledged;
         self.cursor_request = self.oldest;
-        self.awaiting_response.clear();
+        self.forget_awaited();
         // Of what is sent again, too, some packets must ask: a window that is full of it would wait for ever.
         self.last_ack_request = self.unacknowledged.minus(1);
         self.find_cursor_request();
         self.round_trip.forget_sample();
+    }
+
+    fn forget_awaited(&mut self) {
+        self.awaiting_response.clear();
+        self.answered_early = 0;
     }
 
     /// Everything before `end` was sent.

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use super::{Common, InProgress, Requester};
+use super::{Awaited, Common, InProgress, Requester};
 use crate::queue::SendHeader;
 use crate::transport::burst::{AckRequests, Sending};
-use crate::transport::path::Path;
+use crate::transport::path::{Path, READ_LAPS};
 use crate::types::{Counter, Operation, Psn, QueuePairState, SendFlags, Time};
 use crate::wire::{Opcode, packet_bytes};
 
@@ -34,16 +34,29 @@ pub(in crate::transport) struct RequestPlan {
     pub(in crate::transport) size: usize,
     pub(super) payload: u32,
     pub(super) opcode: Opcode,
-    /// Sent for its acknowledgement alone; the cursor stays where it is.
-    is_probe: bool,
+    pub(super) turn: Turn,
+}
+
+/// Why a packet is sent now.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Turn {
+    /// It lies at the cursor.
+    Cursor,
+    /// The peer misses it; the cursor stays where it is.
+    Missing,
+    /// For its acknowledgement alone; the cursor stays where it is.
+    Probe,
 }
 
 impl RequestPlan {
     /// Whether others like it may follow: packets of SENDs and WRITEs between the first and the last.
     pub(in crate::transport) fn is_middle(&self) -> bool {
-        self.opcode.is_middle() && !self.is_probe
+        self.opcode.is_middle() && self.turn == Turn::Cursor
     }
 }
+
+/// A packet that goes first cannot leave now, so nothing does.
+struct NoRoom;
 
 /// Opcode of a SEND or WRITE packet by its position in the message.
 fn data_opcode(operation: &Operation, is_first: bool, is_last: bool) -> Opcode {
@@ -82,6 +95,11 @@ impl Requester {
             }
             self.recovery.end_probe();
         }
+        if self.repeats_selectively()
+            && let Some(plan) = self.plan_missing(common)
+        {
+            return plan.ok();
+        }
         if !self.prepare_request(common) {
             return None;
         }
@@ -94,6 +112,11 @@ impl Requester {
             return false;
         }
         let (psn, probe) = (self.cursor, self.recovery.probe_pending());
+        if self.repeats_selectively()
+            && let Some(plan) = self.plan_missing(common)
+        {
+            return plan.is_ok();
+        }
         let has_packet =
             probe || (self.prepare_request(common) && self.plan_at(common, self.cursor_request, psn).is_some());
         has_packet || self.local_request_is_due(common)
@@ -174,20 +197,19 @@ impl Requester {
         let payload = if is_last { header.length - offset * mtu } else { mtu };
         let opcode = data_opcode(&header.operation, offset == 0, is_last).of(common.wire_service());
         let size = packet_bytes(opcode, payload);
-        Some(RequestPlan { index, psn, offset, covers: 1, size, payload, opcode, is_probe: false })
+        Some(RequestPlan { index, psn, offset, covers: 1, size, payload, opcode, turn: Turn::Cursor })
     }
 
     fn plan_read(&self, common: &Common, index: u32, psn: Psn, offset: u32) -> Option<RequestPlan> {
         let request = self.request(index);
         // A repeated request ends where the original one did.
-        let chunk_end = (offset / request.chunk + 1).saturating_mul(request.chunk).min(request.packets);
-        let covers = chunk_end - offset;
+        let covers = request.end_of_chunk(offset) - offset;
         if !self.read_credit_left(common) || !self.window_allows(common, psn, covers) {
             return None;
         }
         let opcode = Opcode::RC_READ_REQUEST.of(common.wire_service());
         let size = packet_bytes(opcode, 0);
-        Some(RequestPlan { index, psn, offset, covers, size, payload: 0, opcode, is_probe: false })
+        Some(RequestPlan { index, psn, offset, covers, size, payload: 0, opcode, turn: Turn::Cursor })
     }
 
     fn plan_atomic(&self, common: &Common, index: u32, psn: Psn, header: &SendHeader) -> Option<RequestPlan> {
@@ -200,13 +222,18 @@ impl Requester {
         };
         let opcode = opcode.of(common.wire_service());
         let size = packet_bytes(opcode, 0);
-        Some(RequestPlan { index, psn, offset: 0, covers: 1, size, payload: 0, opcode, is_probe: false })
+        Some(RequestPlan { index, psn, offset: 0, covers: 1, size, payload: 0, opcode, turn: Turn::Cursor })
     }
 
     /// At most `max_rd_atomic` are outstanding (`rxe_req.c`, `check_init_depth`; rxe does not count FLUSHes).
     fn read_credit_left(&self, common: &Common) -> bool {
+        // What is sent again was counted.
+        if self.recovery.probe_pending() || self.early.as_ref().is_some_and(|early| early.first_lost().is_some()) {
+            return true;
+        }
         let credits = usize::from(common.attributes.max_rd_atomic.unwrap_or(0));
-        self.awaiting_response.len() < credits
+        let (all, answered) = (self.awaiting_response.len(), self.answered_early);
+        all - answered < credits && (answered == 0 || all < credits * READ_LAPS)
     }
 
     /// Whether `covers` packets from `psn` on fit the window, and what the peer's socket (for READs, the own) takes.
@@ -216,7 +243,11 @@ impl Requester {
         if self.recovery.probe_pending() {
             return true;
         }
-        let end = psn.plus(covers).distance_from(self.unacknowledged).max(0) as u32;
+        let end = match self.repeats_selectively() {
+            false => psn.plus(covers).distance_from(self.unacknowledged).max(0) as u32,
+            true if covers > self.packets_kept_from(path, psn) => return false,
+            true => self.packets_in_queues() + covers,
+        };
         // One step is always allowed, however many packets it brings.
         if end > covers && end > self.own_window(path) {
             return false;
@@ -241,9 +272,18 @@ impl Requester {
         if self.recovery.probe_pending() {
             return most;
         }
-        let in_front = first.distance_from(self.unacknowledged).max(0) as u32;
+        let in_front = self.packets_behind(first);
+        let most = if self.repeats_selectively() { most.min(self.packets_kept_from(path, first)) } else { most };
         let end = self.own_window(path).min(self.share_of(&path.window_share, path.socket_packets));
         end.saturating_sub(in_front).min(most).max(1)
+    }
+
+    /// Packets in flight when the one of this number leaves.
+    fn packets_behind(&self, psn: Psn) -> u32 {
+        match self.repeats_selectively() {
+            false => psn.distance_from(self.unacknowledged).max(0) as u32,
+            true => self.packets_in_queues(),
+        }
     }
 
     /// Whether the packet asks for an acknowledgement: because the application waits for the completion, because much
@@ -255,7 +295,10 @@ impl Requester {
         }
         let header = self.send.header(plan.index);
         let many = self.unasked_before(plan.psn) >= self.most_unasked(common);
-        if many || plan.is_probe || header.operation.has_explicit_response() {
+        if plan.turn == Turn::Missing {
+            return self.asks_how_it_stands(plan.psn);
+        }
+        if many || plan.turn == Turn::Probe || header.operation.has_explicit_response() {
             return true;
         }
         if plan.offset + 1 < self.request(plan.index).packets {
@@ -317,7 +360,25 @@ impl Requester {
     fn plan_probe(&mut self, common: &Common, psn: Psn) -> Option<RequestPlan> {
         let index = self.request_with(psn)?;
         let plan = self.plan_at(common, index, psn)?;
-        (plan.covers == 1).then_some(RequestPlan { is_probe: true, ..plan })
+        Some(RequestPlan { turn: Turn::Probe, ..plan })
+    }
+
+    /// What is missing and leaves before anything else. An error: it has no room.
+    #[cold]
+    fn plan_missing(&self, common: &Common) -> Option<Result<RequestPlan, NoRoom>> {
+        let plan = match self.next_lost() {
+            Some(psn) => self.request_with(psn).and_then(|index| self.plan_again(common, index, psn)),
+            None => return self.plan_lost_response(common).map(Ok),
+        };
+        Some(plan.ok_or(NoRoom))
+    }
+
+    /// A request packet that was sent before.
+    pub(super) fn plan_again(&self, common: &Common, index: u32, psn: Psn) -> Option<RequestPlan> {
+        if self.failed.is_some_and(|(failed, _)| failed == index) {
+            return None;
+        }
+        Some(RequestPlan { turn: Turn::Missing, ..self.plan_at(common, index, psn)? })
     }
 
     /// The request in progress that the number belongs to.
@@ -332,27 +393,45 @@ impl Requester {
         if is_repeat {
             common.count(Counter::RetransmittedPackets);
         }
-        if plan.is_probe {
-            self.recovery.end_probe();
-            self.has_asked |= plan.psn.plus(1) == self.cursor;
-            return;
+        match plan.turn {
+            Turn::Cursor => {}
+            Turn::Probe => {
+                self.recovery.end_probe();
+                self.has_asked |= plan.psn.plus(1) == self.cursor;
+                return;
+            }
+            Turn::Missing => {
+                self.note_sent_again(plan, now);
+                self.note_in_flight(common);
+                self.arm_timers(common, now);
+                return;
+            }
         }
         let end = plan.psn.plus(plan.covers);
         self.move_cursor(end);
         self.note_asked(now, plan, ack_request, is_repeat);
         let request = *self.request(plan.index);
         if request.needs_response() {
-            self.awaiting_response.push_back(end.minus(1));
+            self.reserve_awaited(common);
+            self.awaiting_response.push_back(Awaited { last: end.minus(1), has_come: false });
         }
         self.note_in_flight(common);
         self.arm_timers(common, now);
+    }
+
+    /// Room for all that may wait, made with the first of them: many connections never read.
+    #[inline]
+    fn reserve_awaited(&mut self, common: &Common) {
+        if self.awaiting_response.capacity() == 0 {
+            self.awaiting_response.reserve(usize::from(common.attributes.max_rd_atomic.unwrap_or(0)));
+        }
     }
 
     /// Whether the packet is sent for the first time.
     #[inline]
     pub(super) fn sending(&self, plan: &RequestPlan) -> Sending {
         match plan.psn.is_before(self.limit) {
-            _ if plan.is_probe => Sending::Probe,
+            _ if plan.turn == Turn::Probe => Sending::Probe,
             true => Sending::Again,
             false => Sending::First,
         }

@@ -15,12 +15,6 @@ use crate::types::{Cause, CompletionStatus, Counter, Psn, RNR_TIMER_MICROSECONDS
 const RNR_RETRY_FOREVER: u8 = 7;
 /// Later responses than this show that an earlier one is lost and not just late.
 const GAP_EVIDENCE: u32 = 3;
-/// First guess of the probe's wait, before any round trip was measured.
-const INITIAL_PROBE: Duration = Duration::from_millis(10);
-/// Shortest wait for late responses before a READ is repaired.
-const SHORTEST_REORDER_WAIT: Duration = Duration::from_micros(100);
-/// A standard peer may hold its acknowledgements for this long.
-const PEER_ACK_DELAY: Duration = Duration::from_millis(1);
 const LARGEST_BACKOFF: u32 = 10;
 
 /// Where the sending half stands in recovering from a loss.
@@ -72,64 +66,24 @@ impl Recovery {
         self.probe
     }
 
+    /// Whether a response came before its turn that was not kept.
+    pub(super) fn has_early_response(&self) -> bool {
+        self.early_response.is_some()
+    }
+
+    /// What is missing is looked at then.
+    pub(super) fn arm_repair(&mut self, at: Option<Time>) {
+        self.repair_at = at;
+    }
+
+    /// This packet is sent once more.
+    pub(super) fn send_probe(&mut self, psn: Psn) {
+        self.probe = Some(psn);
+    }
+
     /// The probe was sent, or cannot be.
     pub(super) fn end_probe(&mut self) {
         self.probe = None;
-    }
-}
-
-/// The measured round trip, smoothed with a gain of 1/8 (RFC 6298, section 2).
-#[derive(Clone, Default)]
-pub(super) struct RoundTrip {
-    smoothed: Option<Duration>,
-    sample: Option<(Psn, Time)>,
-}
-
-impl RoundTrip {
-    /// A packet left that asks for a response; only one at a time is measured.
-    pub(super) fn begin_sample(&mut self, psn: Psn, now: Time) {
-        if self.sample.is_none() {
-            self.sample = Some((psn, now));
-        }
-    }
-
-    /// Something is sent again, so the next response may belong to either (Karn's algorithm: RFC 6298, section 3).
-    pub(super) fn forget_sample(&mut self) {
-        self.sample = None;
-    }
-
-    #[inline]
-    fn end_sample(&mut self, unacknowledged: Psn, now: Time) {
-        let Some(measured) = self.measured(unacknowledged, now) else { return };
-        self.sample = None;
-        self.smoothed = Some(match self.smoothed {
-            None => measured,
-            Some(smoothed) => (smoothed * 7 + measured) / 8,
-        });
-    }
-
-    /// The round trip of the measured packet, if it is acknowledged now.
-    #[inline]
-    pub(super) fn measured(&self, unacknowledged: Psn, now: Time) -> Option<Duration> {
-        let (_, sent) = self.sample.filter(|(psn, _)| psn.is_before(unacknowledged))?;
-        Some(now.saturating_since(sent))
-    }
-
-    /// How long the probe waits for a response.
-    pub(super) fn probe_wait(&self) -> Duration {
-        match self.smoothed {
-            None => INITIAL_PROBE,
-            Some(smoothed) => (smoothed * 2).max(PEER_ACK_DELAY + Duration::from_millis(1)),
-        }
-    }
-
-    /// How long a response that was asked for takes about.
-    fn response_wait(&self) -> Duration {
-        self.smoothed.unwrap_or_default().max(SHORTEST_REORDER_WAIT)
-    }
-
-    fn reorder_wait(&self) -> Duration {
-        self.smoothed.map_or(SHORTEST_REORDER_WAIT, |smoothed| (smoothed / 4).max(SHORTEST_REORDER_WAIT))
     }
 }
 
@@ -187,9 +141,9 @@ impl Requester {
         }
         if self.packets_in_flight() > 0 {
             self.arm_timers(common, now);
-            // That response was not kept, and no other may come for it.
-            let reorder_wait = self.round_trip.reorder_wait();
-            self.recovery.repair_at = early.map(|_| now + reorder_wait);
+            if early.is_some() || self.repeats_selectively() {
+                self.arm_repair(now);
+            }
         }
     }
 
@@ -221,7 +175,7 @@ impl Requester {
         }
         if due(self.recovery.repair_at) {
             self.recovery.repair_at = None;
-            self.repair(common, now);
+            if self.repeats_selectively() { self.give_up_missing(common, now) } else { self.repair(common, now) }
         }
         if due(self.recovery.timeout_at) {
             common.count(Counter::LocalAckTimeout);
@@ -231,6 +185,12 @@ impl Requester {
             self.probe(common, now);
         }
         Ok(())
+    }
+
+    /// The peer has packets that it did not have before: its silence before this does not count.
+    pub(super) fn note_sign_of_life(&mut self, common: &Common, now: Time) {
+        (self.recovery.probes, self.recovery.retries_spent) = (0, 0);
+        self.restart_timeout(common, now);
     }
 
     fn restart_timeout(&mut self, common: &Common, now: Time) {
@@ -263,6 +223,10 @@ impl Requester {
         // A READ is repeated from its first missing packet to the end of its request packet: a shorter one would
         // change what the peer remembers of it, and a later repetition would not be found.
         match tail {
+            Some(_) if self.is_selective() => {
+                self.recovery.probe = Some(self.probe_in_turn(self.recovery.probes));
+            }
+            Some(_) if self.places_early() && self.request(self.oldest).is_read => self.give_up_oldest_read(now),
             Some(request) if first_probe && !request.needs_response() => {
                 self.recovery.probe = Some(last_sent);
             }
@@ -362,15 +326,5 @@ mod tests {
         assert_eq!(timeout_duration(1), Some(Duration::from_nanos(8_192)));
         assert_eq!(timeout_duration(14), Some(Duration::from_nanos(67_108_864)));
         assert_eq!(timeout_duration(31), Some(Duration::from_nanos(4_096 << 31)));
-    }
-
-    #[test]
-    fn only_responses_to_the_measured_packet_end_a_sample() {
-        let mut round_trip = RoundTrip::default();
-        round_trip.begin_sample(Psn::new(0xff_ffff), Time::from_nanos(1_000));
-        round_trip.end_sample(Psn::new(0xff_ffff), Time::from_nanos(2_000));
-        assert_eq!(round_trip.smoothed, None);
-        round_trip.end_sample(Psn::new(0), Time::from_nanos(5_000));
-        assert_eq!(round_trip.smoothed, Some(Duration::from_nanos(4_000)));
     }
 }

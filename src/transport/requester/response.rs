@@ -3,8 +3,8 @@
 
 use super::{Common, Pass, RequestFailure, Requester};
 use crate::transport::segments::scatter;
-use crate::types::{Cause, CompletionStatus, Counter, DropReason, Operation, Psn};
-use crate::wire::{NakCode, Opcode, Packet, Syndrome};
+use crate::types::{Cause, CompletionStatus, Counter, DropReason, Operation, Psn, Time};
+use crate::wire::{GapRuns, NakCode, Opcode, Packet, Syndrome};
 
 /// The consequences of a response other than progress.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -42,13 +42,14 @@ enum Position {
 }
 
 impl Requester {
-    /// A packet of the peer's responder.
+    /// A packet of the peer's responder. `is_keyed`: only the peer can have made it.
     #[inline]
     pub(in crate::transport) fn handle_response(
         &mut self,
         common: &mut Common,
         pass: &Pass<'_>,
         packet: &Packet<'_>,
+        is_keyed: bool,
     ) -> Result<(), ResponseError> {
         if !common.takes_responses() {
             return Err(DropReason::WrongState.into());
@@ -60,7 +61,7 @@ impl Requester {
         match packet.headers.bth.opcode {
             Opcode::RC_ACKNOWLEDGE => self.handle_acknowledge(common, pass, packet),
             Opcode::RC_ATOMIC_ACKNOWLEDGE => self.handle_atomic_response(common, pass, packet),
-            _ => self.handle_read_response(common, pass, packet),
+            _ => self.handle_read_response(common, pass, packet, is_keyed),
         }
     }
 
@@ -80,6 +81,9 @@ impl Requester {
     ) -> Result<(), ResponseError> {
         let psn = packet.headers.bth.psn;
         let Some(aeth) = packet.headers.aeth else { return Err(DropReason::Truncated.into()) };
+        if !packet.payload.is_empty() && aeth.syndrome != Syndrome::Nak(NakCode::SequenceError) {
+            return Err(DropReason::BadLength.into());
+        }
         match aeth.syndrome {
             Syndrome::Ack { .. } => {
                 self.acknowledge_before(common, pass, psn.plus(1), psn)?;
@@ -91,9 +95,9 @@ impl Requester {
             }
             // It acknowledges everything before its number (`rxe_comp.c`, `check_ack`).
             Syndrome::Nak(NakCode::SequenceError) => {
-                if self.acknowledge_before(common, pass, psn, psn)? {
-                    self.sequence_nak(common, pass.now)?;
-                }
+                let runs = gap_runs(common, packet.payload)?;
+                let is_complete = self.acknowledge_before(common, pass, psn, psn)?;
+                self.take_sequence_nak(common, pass.now, psn, runs, is_complete)?;
             }
             Syndrome::Nak(code) => {
                 common.count(Counter::ReceivedNak);
@@ -102,6 +106,25 @@ impl Requester {
                 }
             }
             Syndrome::Reserved(_) => return Err(DropReason::Unexpected.into()),
+        }
+        Ok(())
+    }
+
+    /// The peer misses the packet `psn`. Native peers name all that they miss. `is_complete`: `psn` is the oldest
+    /// unacknowledged number.
+    fn take_sequence_nak(
+        &mut self,
+        common: &mut Common,
+        now: Time,
+        psn: Psn,
+        runs: Option<GapRuns<'_>>,
+        is_complete: bool,
+    ) -> Result<(), ResponseError> {
+        match runs {
+            Some(runs) if is_complete && !self.awaits_data() => self.take_gap_runs(common, now, runs)?,
+            Some(_) if self.places_early() => self.resend_request(common, now, psn),
+            _ if is_complete => self.sequence_nak(common, now)?,
+            _ => {}
         }
         Ok(())
     }
@@ -126,7 +149,9 @@ impl Requester {
         };
         self.advance(common, pass, reached)?;
         let is_held_up = reached.is_before(psn);
-        if is_held_up {
+        if is_held_up && self.places_early() {
+            self.note_executed_before(common, pass.now, psn);
+        } else if is_held_up {
             self.note_gap(common, pass.now, response);
         }
         Ok(!is_held_up)
@@ -211,9 +236,10 @@ impl Requester {
         common: &mut Common,
         pass: &Pass<'_>,
         packet: &Packet<'_>,
+        is_keyed: bool,
     ) -> Result<(), ResponseError> {
         let psn = packet.headers.bth.psn;
-        let index = self.request_of_response(common, pass, psn)?;
+        let (index, is_early) = self.request_of_read_response(common, pass, psn, is_keyed)?;
         let request = *self.request(index);
         // After a repetition any of FIRST, MIDDLE, LAST and ONLY may come; the length must fit. rxe checks their order.
         let mtu = common.mtu_bytes();
@@ -230,7 +256,47 @@ impl Requester {
             common.note_flush_taken(self.rounds());
         }
         let offset = u64::from(position) * u64::from(mtu);
+        if is_early {
+            return self.store_early_response(common, pass, psn, index, offset, packet.payload);
+        }
         self.store_response(common, pass, psn, index, offset, packet.payload)
+    }
+
+    /// The READ that this response is for, and whether it came before its turn.
+    fn request_of_read_response(
+        &mut self,
+        common: &mut Common,
+        pass: &Pass<'_>,
+        psn: Psn,
+        is_keyed: bool,
+    ) -> Result<(u32, bool), ResponseError> {
+        self.places_early = is_keyed && common.takes_gap_runs();
+        if !self.places_early || !matches!(self.position_of(psn), Position::BeforeItsTurn) {
+            return self.request_of_response(common, pass, psn).map(|index| (index, false));
+        }
+        let index = self.request_with(psn).filter(|index| self.request(*index).needs_response());
+        if self.has_come_early(psn) {
+            common.count(Counter::DuplicateResponse);
+            return Err(DropReason::BadPsn.into());
+        }
+        index.map(|index| (index, true)).ok_or(DropReason::BadPsn.into())
+    }
+
+    /// Copies the bytes of a response that came before its turn. If that fails, the request fails in its turn.
+    fn store_early_response(
+        &mut self,
+        common: &mut Common,
+        pass: &Pass<'_>,
+        psn: Psn,
+        index: u32,
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<(), ResponseError> {
+        match scatter(pass.memory, self.send.sges(index), common.domain, offset, bytes) {
+            Ok(_) => self.note_early_response(common, pass.now, psn),
+            Err(error) => self.fail_when_oldest(index, error)?,
+        }
+        Ok(())
     }
 
     fn handle_atomic_response(
@@ -261,9 +327,17 @@ impl Requester {
         bytes: &[u8],
     ) -> Result<(), ResponseError> {
         let scattered = scatter(pass.memory, self.send.sges(index), common.domain, offset, bytes);
-        let done = if scattered.is_ok() { psn.plus(1) } else { psn };
+        let done = if scattered.is_ok() { self.complete_from(psn) } else { psn };
         self.advance(common, pass, done)?;
         scattered.map_err(|error| RequestFailure::from(error).into())
+    }
+
+    /// The response of this number has come in its turn: the number up to which everything has come with it.
+    fn complete_from(&mut self, psn: Psn) -> Psn {
+        let Some(early) = &mut self.early else { return psn.plus(1) };
+        early.remove(psn);
+        let complete = early.complete_before();
+        if psn.is_before(complete) { complete } else { psn.plus(1) }
     }
 
     /// The response breaks the protocol: the connection ends. Those before it are acknowledged.
@@ -272,6 +346,16 @@ impl Requester {
         let failure = self.advance(common, pass, psn).err().unwrap_or(bad);
         Err(ResponseError::Invalid(failure))
     }
+}
+
+/// The gaps that a NAK for a sequence error names. A standard one has none.
+#[inline]
+fn gap_runs<'a>(common: &Common, payload: &'a [u8]) -> Result<Option<GapRuns<'a>>, DropReason> {
+    if payload.is_empty() {
+        return Ok(None);
+    }
+    let runs = if common.takes_gap_runs() { GapRuns::parse(payload) } else { None };
+    runs.ok_or(DropReason::BadLength).map(Some)
 }
 
 /// How the request ends that the peer refused (`rxe_comp.c`, `check_ack`).

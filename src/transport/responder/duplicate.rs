@@ -23,11 +23,17 @@ impl Responder {
         }
         let found = match (opcode, packet.headers.reth) {
             (Opcode::RC_READ_REQUEST, Some(reth)) => {
-                self.responses.repeat_read(pass.now, psn, reth, named, common.mtu_bytes())
+                let in_parts = common.takes_gap_runs();
+                self.responses.repeat_read(pass.now, psn, reth, named, common.mtu_bytes(), in_parts)
             }
             (Opcode::RC_COMPARE_SWAP | Opcode::RC_FETCH_ADD, _) => self.responses.repeat_atomic(psn, named),
             (Opcode::RC_ATOMIC_WRITE | Opcode::RC_FLUSH, _) => {
                 self.responses.repeat_empty(psn, self.message_count);
+                true
+            }
+            // It acknowledges as much.
+            _ if self.has_gap() && common.takes_gap_runs() => {
+                self.report_gap(common);
                 true
             }
             _ => {

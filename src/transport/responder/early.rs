@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use super::reorder::Kept;
 use super::{Common, Pass, Responder};
-use crate::types::{Counter, DropReason, Time};
-use crate::wire::{NakCode, Packet, Syndrome};
+use crate::types::{Counter, DropReason, Psn, Time};
+use crate::wire::{GapRun, NakCode, Packet, Syndrome};
 
 use super::reorder::Early;
 use super::response_queue::SHORT_RESPONSE_BYTES;
@@ -68,14 +68,46 @@ impl Responder {
         if self.waits_for_retry {
             return Err(DropReason::OutOfOrder);
         }
+        let opens_gap = self.reorder.opens_gap(psn);
         let kept = self.reorder.insert(self.expected, psn, bytes, source_port, pass.now);
         if kept == Kept::New {
             common.count(Counter::ReorderedRequest);
         }
         self.responses.earn(bytes.len());
         self.gap.note_early(kept != Kept::Again);
+        if common.takes_gap_runs() {
+            self.note_more(common, packet.headers.bth.ack_request, opens_gap && kept == Kept::New);
+        }
         self.judge_gap(common, pass.now);
         if kept == Kept::NoRoom { Err(DropReason::OutOfOrder) } else { Ok(()) }
+    }
+
+    /// A peer that is told of all gaps hears of each new one, and how it stands whenever it asks.
+    fn note_more(&mut self, common: &mut Common, asks: bool, opens_gap: bool) {
+        if asks {
+            return self.report_gap(common);
+        }
+        if opens_gap && self.gap.is_reported {
+            (self.gap.is_reported, self.gap.evidence) = (false, 1);
+        }
+    }
+
+    /// Bytes of the runs that a NAK for this number has behind it.
+    pub(super) fn gap_bytes(&self, common: &Common, psn: Psn) -> u32 {
+        let most = common.mtu_bytes() as usize / GapRun::BYTES;
+        let has_runs = common.takes_gap_runs() && psn == self.expected;
+        let runs = if has_runs { self.gap_runs().take(most).count() } else { 0 };
+        (runs * GapRun::BYTES) as u32
+    }
+
+    /// The gaps that a NAK names: as many as it has room for.
+    pub(super) fn gap_runs(&self) -> impl Iterator<Item = GapRun> + '_ {
+        self.reorder.gap_runs(self.expected).take(GapRun::MOST)
+    }
+
+    /// Whether packets wait behind a gap.
+    pub(super) fn has_gap(&self) -> bool {
+        !self.reorder.is_empty()
     }
 
     /// Packets that are kept.
@@ -127,7 +159,8 @@ impl Responder {
     pub(super) fn report_gap(&mut self, common: &mut Common) {
         self.gap.report_at = None;
         // Only an early packet without payload is shorter than a NAK; then the next one reports the gap.
-        if !self.responses.spend(SHORT_RESPONSE_BYTES) {
+        let bytes = SHORT_RESPONSE_BYTES + self.gap_bytes(common, self.expected) as usize;
+        if !self.responses.spend(bytes) {
             return;
         }
         self.gap.is_reported = true;

@@ -95,15 +95,15 @@ impl Responder {
         }
     }
 
-    /// Ready to receive from `psn` on.
-    pub(super) fn start(&mut self, psn: Psn, max_dest_rd_atomic: u8) {
+    /// Ready to receive from `psn` on. So many times the READs that may be outstanding are remembered.
+    pub(super) fn start(&mut self, psn: Psn, max_dest_rd_atomic: u8, laps: usize) {
         self.expected = psn;
-        self.responses.start(psn.minus(1), max_dest_rd_atomic);
+        self.responses.start(psn.minus(1), max_dest_rd_atomic, laps);
     }
 
     /// Lets the peer have this many READs and atomics outstanding.
-    pub(super) fn make_room(&mut self, max_dest_rd_atomic: u8) {
-        self.responses.make_room(max_dest_rd_atomic);
+    pub(super) fn make_room(&mut self, max_dest_rd_atomic: u8, laps: usize) {
+        self.responses.make_room(max_dest_rd_atomic, laps);
     }
 
     pub(super) fn reset(&mut self) {

@@ -9,8 +9,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crate::types::{Psn, Time};
+use crate::wire::GapRun;
 
-/// Default limit of a device: the windows of 64 native peers with a gap at their beginning.
+/// Default limit of a device: what 16 native peers may send behind a gap.
 const DEFAULT_BUDGET_BYTES: usize = 64 << 20;
 /// Bytes that the allocator takes for a packet besides its own, about.
 const OVERHEAD_BYTES: usize = 32;
@@ -88,6 +89,8 @@ struct Ring {
     /// A power of two of them; a number's slot is its remainder.
     slots: Vec<Option<Early>>,
     base: Psn,
+    /// The number after the last packet that was kept.
+    end: Psn,
     packets: usize,
     /// Charged to the budget, slots included.
     charged: usize,
@@ -98,6 +101,10 @@ struct Ring {
 impl Ring {
     fn slot(&self, psn: Psn) -> usize {
         psn.value() as usize & (self.slots.len() - 1)
+    }
+
+    fn is_kept(&self, psn: Psn) -> bool {
+        self.slots[self.slot(psn)].is_some()
     }
 
     /// Takes a packet out, and gives back what it was charged for.
@@ -147,6 +154,9 @@ impl ReorderBuffer {
             return Kept::NoRoom;
         }
         ring.slots[slot] = Some(Early { bytes: packet.into(), source_port, since: now });
+        if ring.end.is_before(psn.plus(1)) {
+            ring.end = psn.plus(1);
+        }
         ring.packets += 1;
         ring.charged += charge;
         Kept::New
@@ -166,7 +176,7 @@ impl ReorderBuffer {
         }
         let ring = self.ring.get_or_insert_with(|| {
             let (slots, forget_at) = (Vec::new(), now + KEPT_FOR);
-            Box::new(Ring { slots, base: expected, packets: 0, charged: 0, forget_at })
+            Box::new(Ring { slots, base: expected, end: expected, packets: 0, charged: 0, forget_at })
         });
         ring.charged += charge;
         let mut slots: Vec<Option<Early>> = Vec::new();
@@ -178,6 +188,29 @@ impl ReorderBuffer {
         }
         ring.slots = slots;
         true
+    }
+
+    /// Whether a packet of this number has a gap of its own in front: it comes after the last one that is kept, and not
+    /// right behind it.
+    pub(super) fn opens_gap(&self, psn: Psn) -> bool {
+        self.ring.as_ref().is_some_and(|ring| ring.end.is_before(psn))
+    }
+
+    /// The gaps from `expected` on, which is missing, and the packets kept behind each.
+    pub(super) fn gap_runs(&self, expected: Psn) -> impl Iterator<Item = GapRun> + '_ {
+        let mut ahead = 0;
+        let count = move |ring: &Ring, ahead: &mut u32, is_kept: bool| {
+            let start = *ahead;
+            while expected.plus(*ahead).is_before(ring.end) && ring.is_kept(expected.plus(*ahead)) == is_kept {
+                *ahead += 1;
+            }
+            u16::try_from(*ahead - start).ok().filter(|packets| *packets > 0)
+        };
+        std::iter::from_fn(move || {
+            let ring = self.ring.as_ref()?;
+            let missing = count(ring, &mut ahead, false)?;
+            Some(GapRun { missing, kept: count(ring, &mut ahead, true)? })
+        })
     }
 
     /// Takes the packet of this number out, which is expected now.

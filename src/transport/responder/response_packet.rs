@@ -6,7 +6,7 @@ use crate::checksum::Sum;
 use crate::memory::{AccessError, MemoryView};
 use crate::transport::burst::{AckRequests, Burst, BurstWriter, NoPayload, PayloadSource, Sending};
 use crate::types::{AccessFlags, Accessor, Counter, PeerFault, Rkey, Time};
-use crate::wire::{Aeth, Bth, Headers, NakCode, Opcode, Syndrome, packet_bytes};
+use crate::wire::{Aeth, Bth, GapRun, Headers, NakCode, Opcode, Syndrome, packet_bytes};
 
 /// Acknowledgements carry no credits: "unlimited" (`rxe_hdr.h`, `AETH_ACK_UNLIMITED`).
 const NO_CREDIT: Syndrome = Syndrome::Ack { credit: 0x1f };
@@ -69,6 +69,9 @@ impl Responder {
             return Some(ResponsePlan::new(Opcode::RC_READ_RESPONSE_ONLY, 0, response));
         }
         let Response::Resource(slot) = response else {
+            if let Response::Nak { .. } = response {
+                return Some(self.plan_nak(common, response));
+            }
             let is_held = self.responses.is_held(now);
             return (!is_held).then(|| ResponsePlan::new(Opcode::RC_ACKNOWLEDGE, 0, response));
         };
@@ -117,10 +120,37 @@ impl Responder {
             Response::Nak { psn, syndrome, message_count } => {
                 headers.bth.psn = psn;
                 headers.aeth = Some(Aeth { syndrome, msn: message_count });
+                if plan.payload > 0 {
+                    return self.emit_gaps(plan, headers, writer);
+                }
             }
             Response::Resource(slot) => return self.emit_resource(common, pass, plan, slot, headers, writer),
         }
         writer.add(&mut Burst::single(&mut headers, 0, NoPayload, Sending::First))?;
+        self.responses.pop();
+        Ok(())
+    }
+
+    /// A NAK, with all gaps if it is for a sequence error and the peer takes them.
+    #[cold]
+    fn plan_nak(&self, common: &Common, response: Response) -> ResponsePlan {
+        let bytes = match response {
+            Response::Nak { psn, syndrome: Syndrome::Nak(NakCode::SequenceError), .. } => self.gap_bytes(common, psn),
+            _ => 0,
+        };
+        ResponsePlan::new(Opcode::RC_ACKNOWLEDGE, bytes, response)
+    }
+
+    /// Adds a NAK that names all gaps.
+    #[cold]
+    fn emit_gaps(
+        &mut self,
+        plan: &ResponsePlan,
+        mut headers: Headers,
+        writer: &mut impl BurstWriter,
+    ) -> Result<(), PeerFault> {
+        let payload = GapPayload(self.gap_runs());
+        writer.add(&mut Burst::single(&mut headers, plan.payload, payload, Sending::First))?;
         self.responses.pop();
         Ok(())
     }
@@ -212,6 +242,18 @@ impl Responder {
         self.refused = Some((psn, code));
         self.responses.refuse_read(psn, code, resource.message_count);
         Err(PeerFault::UnknownKey)
+    }
+}
+
+/// The gaps behind a NAK.
+struct GapPayload<I>(I);
+
+impl<I: Iterator<Item = GapRun>> PayloadSource for GapPayload<I> {
+    fn read_next(&mut self, out: &mut [u8]) -> Result<Option<Sum>, AccessError> {
+        for (place, run) in out.as_chunks_mut().0.iter_mut().zip(&mut self.0) {
+            *place = run.to_bytes();
+        }
+        Ok(None)
     }
 }
 

@@ -28,6 +28,9 @@ pub(super) const SHORT_RESPONSE_BYTES: usize = 20;
 /// The same of the result of an atomic.
 const ATOMIC_RESPONSE_BYTES: usize = 28;
 
+/// Parts of READs that wait: as many as a NAK names gaps.
+const MOST_PARTS: usize = 256;
+
 /// Repetitions of a READ that bring it no further than the one before and get a response at once: behind a READ that
 /// loses much, others are repeated each time. Then each needs a pause, which doubles after so many more. A READ's
 /// request is short and its response is long, so its repetitions are the only packets whose response can have more
@@ -116,6 +119,14 @@ impl Repeats {
     }
 }
 
+/// A part of a READ: packets of its response, counted from its first.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Part {
+    slot: usize,
+    from: u32,
+    to: u32,
+}
+
 /// The responses due to the peer.
 #[derive(Default)]
 pub(in crate::transport) struct ResponseQueue {
@@ -125,6 +136,8 @@ pub(in crate::transport) struct ResponseQueue {
     /// READs and atomics that are kept, at most.
     slots: usize,
     next_resource: usize,
+    /// Parts of READs that native peers ask for once more, while another part of the same READ is queued.
+    parts: Vec<Part>,
     /// Number of the last SEND or WRITE packet executed.
     last_executed: Psn,
     /// Number that the last acknowledgement reached up to.
@@ -151,23 +164,23 @@ pub(super) struct ReadRequest {
 }
 
 impl ResponseQueue {
-    pub(super) fn start(&mut self, last_executed: Psn, max_dest_rd_atomic: u8) {
+    pub(super) fn start(&mut self, last_executed: Psn, max_dest_rd_atomic: u8, laps: usize) {
         self.clear();
         // Linux rounds the number up to a power of two and may have as many outstanding (`rxe_qp.c`,
         // `rxe_qp_from_attr`).
         let slots = usize::from(max_dest_rd_atomic);
-        self.slots = if slots == 0 { 0 } else { slots.next_power_of_two() };
+        self.slots = if slots == 0 { 0 } else { slots.next_power_of_two() * laps };
         self.queue.reserve(4);
         self.last_executed = last_executed;
         self.acknowledged = last_executed;
     }
 
     /// Lets the peer have this many READs and atomics outstanding. Never fewer than before: what it has begun goes on.
-    pub(super) fn make_room(&mut self, max_dest_rd_atomic: u8) {
+    pub(super) fn make_room(&mut self, max_dest_rd_atomic: u8, laps: usize) {
         if max_dest_rd_atomic == 0 {
             return;
         }
-        let (before, slots) = (self.resources.len(), usize::from(max_dest_rd_atomic).next_power_of_two());
+        let (before, slots) = (self.resources.len(), usize::from(max_dest_rd_atomic).next_power_of_two() * laps);
         if slots <= self.slots {
             return;
         }
@@ -179,11 +192,13 @@ impl ResponseQueue {
         // The oldest comes first, so that the slots after the newest are free.
         let oldest = self.next_resource;
         self.resources.rotate_left(oldest);
+        let moved = |slot: usize| (slot + before - oldest) % before;
         for response in &mut self.queue {
             if let Response::Resource(slot) = response {
-                *slot = (*slot + before - oldest) % before;
+                *slot = moved(*slot);
             }
         }
+        self.parts.iter_mut().for_each(|part| part.slot = moved(part.slot));
         self.resources.resize(slots, None);
         self.next_resource = before;
         self.queue.reserve(2 * slots + 4);
@@ -192,6 +207,7 @@ impl ResponseQueue {
     pub(super) fn clear(&mut self) {
         self.queue.clear();
         self.resources.clear();
+        self.parts.clear();
         *self = Self {
             queue: std::mem::take(&mut self.queue),
             resources: std::mem::take(&mut self.resources),
@@ -241,6 +257,7 @@ impl ResponseQueue {
             // The peer does not wait for this repetition: without the response it would not have gone on.
             self.queue.retain(|response| *response != Response::Resource(slot));
         }
+        self.parts.retain(|part| part.slot != slot);
         self.resources[slot] = Some(resource);
         self.queue.push_back(Response::Resource(slot));
     }
@@ -336,7 +353,8 @@ impl ResponseQueue {
         }
     }
 
-    /// A READ request came again: responds from its first packet on. False if the READ is not known (any more), or if
+    /// A READ request came again: responds from its first packet on. `in_parts`: and with nothing else, if it is a part
+    /// of the original one. False if the READ is not known (any more), or if
     /// the request reaches beyond it (`rxe_resp.c`, `duplicate_request`).
     pub(super) fn repeat_read(
         &mut self,
@@ -345,6 +363,7 @@ impl ResponseQueue {
         reth: Reth,
         named: Option<SharedReceiveQueueNumber>,
         mtu: u32,
+        in_parts: bool,
     ) -> bool {
         let found = self.find(psn, named);
         let Some((slot, Some(resource))) = found.map(|slot| (slot, self.resources[slot].as_mut())) else {
@@ -360,6 +379,14 @@ impl ResponseQueue {
             return false;
         }
         let to = from + reth.length.div_ceil(mtu).max(1);
+        if resource.queued && in_parts {
+            let part = Part { slot, from, to };
+            let is_due = (*next <= from && to <= *end) || self.parts.contains(&part);
+            if !is_due && self.parts.len() < MOST_PARTS {
+                self.parts.push(part);
+            }
+            return true;
+        }
         if resource.queued {
             // Its response is still queued; it must not end sooner, nor begin later, than was asked for.
             *next = (*next).min(from);
@@ -455,12 +482,12 @@ impl ResponseQueue {
 
     /// Packets of a READ's response left, up to the one before `next`. `is_paced`: pauses follow bursts of them.
     pub(super) fn note_read_sent(&mut self, now: Time, slot: usize, next: u32, end: u32, is_paced: bool) {
-        if next == end {
-            self.pop();
-        }
         if let Some(Resource { kind: ResourceKind::Read { next: stored, sent, .. }, .. }) = &mut self.resources[slot] {
             *stored = next;
             *sent = next.max(*sent);
+        }
+        if next == end {
+            self.pop();
         }
         if is_paced {
             self.burst += 1;
@@ -473,6 +500,7 @@ impl ResponseQueue {
     /// The READ that leaves now is refused, and with it everything that is due after it.
     pub(super) fn refuse_read(&mut self, psn: Psn, code: NakCode, message_count: u32) {
         self.queue.clear();
+        self.parts.clear();
         for resource in self.resources.iter_mut().flatten() {
             resource.queued = false;
         }
@@ -485,6 +513,17 @@ impl ResponseQueue {
         self.queue.push_front(Response::Nak { psn, syndrome: Syndrome::Nak(code), message_count });
     }
 
+    /// A part of this READ has left; the next one that waits is queued.
+    #[cold]
+    fn queue_part(&mut self, slot: usize) {
+        let Some(place) = self.parts.iter().position(|part| part.slot == slot) else { return };
+        let part = self.parts.remove(place);
+        if let Some(Resource { kind: ResourceKind::Read { next, end, .. }, queued, .. }) = &mut self.resources[slot] {
+            (*next, *end, *queued) = (part.from, part.to, true);
+            self.queue.push_back(Response::Resource(slot));
+        }
+    }
+
     /// The front has left.
     #[inline]
     pub(super) fn pop(&mut self) {
@@ -493,6 +532,9 @@ impl ResponseQueue {
         {
             resource.queued = false;
             resource.was_sent = true;
+            if !self.parts.is_empty() {
+                self.queue_part(slot);
+            }
         }
         if self.queue.is_empty() {
             self.held_until = None;
@@ -507,7 +549,7 @@ mod tests {
 
     fn responses(max_dest_rd_atomic: u8) -> ResponseQueue {
         let mut responses = ResponseQueue::default();
-        responses.start(Psn::new(0), max_dest_rd_atomic);
+        responses.start(Psn::new(0), max_dest_rd_atomic, 1);
         responses
     }
 
@@ -533,7 +575,7 @@ mod tests {
     fn room_grows_and_never_shrinks() {
         for (before, after, room) in [(16, 2, 16), (1, 16, 16), (2, 8, 8), (0, 4, 4), (4, 0, 4), (0, 0, 0)] {
             let mut fresh = responses(before);
-            fresh.make_room(after);
+            fresh.make_room(after, 1);
             assert_eq!(begin(&mut fresh, 1), room, "from {before} to {after}, before the first READ");
             assert_eq!(fresh.has_resources(), room > 0);
 
@@ -543,7 +585,7 @@ mod tests {
                 next += begin(&mut used, next);
                 respond_all(&mut used);
             }
-            used.make_room(after);
+            used.make_room(after, 1);
             assert_eq!(begin(&mut used, next), room, "from {before} to {after}, after READs");
         }
     }
@@ -553,7 +595,7 @@ mod tests {
         let mut responses = responses(2);
         begin(&mut responses, 1);
         responses.pop();
-        responses.make_room(8);
+        responses.make_room(8, 1);
         assert_eq!(begin(&mut responses, 3), 7, "one of eight waits for its response");
         let found = |psn| responses.find(Psn::new(psn), None).and_then(|slot| responses.resources[slot]);
         assert!((2..10).all(|psn| found(psn).is_some_and(|resource| resource.first == Psn::new(psn))));

@@ -1,0 +1,176 @@
+//! Packets that are missing on one side of a connection, and what was done about it.
+
+use std::time::Duration;
+
+use crate::types::{Psn, Time};
+
+/// Later packets than this show that an earlier one is lost and not just late.
+pub(super) const LOSS_EVIDENCE: u32 = 3;
+/// Most ranges. Beyond that, neighbors of which different things are known share one.
+const MOST_RANGES: usize = 1_024;
+
+/// What is known of a missing packet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Missing {
+    /// Few packets have come after it: it may be late.
+    Late,
+    /// It is lost, and to be sent again.
+    Lost,
+    /// It was sent again at this time.
+    Again(Time),
+}
+
+impl Missing {
+    /// What is known when it still has not come. `patience`: in this time it comes if it was sent again.
+    pub(super) fn still(self, is_lost: bool, now: Time, patience: Duration) -> Self {
+        match self {
+            Self::Again(at) if now.saturating_since(at) < patience => self,
+            Self::Late if !is_lost => Self::Late,
+            _ => Self::Lost,
+        }
+    }
+}
+
+/// Consecutive packets of which the same is known.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Range {
+    pub(super) first: Psn,
+    pub(super) packets: u32,
+    pub(super) missing: Missing,
+}
+
+impl Range {
+    pub(super) fn end(&self) -> Psn {
+        self.first.plus(self.packets)
+    }
+
+    fn contains(&self, psn: Psn) -> bool {
+        psn.is_within(self.first, self.packets)
+    }
+
+    /// The part before `psn`, and the part from there on.
+    fn split(self, psn: Psn) -> [Self; 2] {
+        let before = psn.distance_from(self.first).clamp(0, self.packets as i32) as u32;
+        let behind = Self { first: self.first.plus(before), packets: self.packets - before, ..self };
+        [Self { packets: before, ..self }, behind]
+    }
+}
+
+/// The missing packets, in order. No range is empty.
+#[derive(Clone, Default, Debug)]
+pub(super) struct MissingPackets {
+    ranges: Vec<Range>,
+}
+
+impl MissingPackets {
+    /// Adds packets behind all others.
+    pub(super) fn push(&mut self, range: Range) {
+        let is_full = self.ranges.len() >= MOST_RANGES;
+        match self.ranges.last_mut() {
+            _ if range.packets == 0 => {}
+            Some(last) if last.end() == range.first && (last.missing == range.missing || is_full) => {
+                last.packets += range.packets;
+            }
+            _ => self.ranges.push(range),
+        }
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Range> {
+        self.ranges.iter()
+    }
+
+    /// All of them.
+    pub(super) fn packets(&self) -> u32 {
+        self.ranges.iter().map(|range| range.packets).sum()
+    }
+
+    /// Those that are lost and not sent again.
+    pub(super) fn lost(&self) -> u32 {
+        self.all_lost().map(|range| range.packets).sum()
+    }
+
+    fn all_lost(&self) -> impl Iterator<Item = &Range> {
+        self.ranges.iter().filter(|range| range.missing == Missing::Lost)
+    }
+
+    /// The first packets that are to be sent again.
+    pub(super) fn first_lost(&self) -> Option<Range> {
+        self.all_lost().next().copied()
+    }
+
+    /// Whether packets behind this one are to be sent again.
+    pub(super) fn has_lost_behind(&self, psn: Psn) -> bool {
+        self.all_lost().any(|range| psn.plus(1).is_before(range.end()))
+    }
+
+    /// When the first of those was sent again that were.
+    pub(super) fn oldest_again(&self) -> Option<Time> {
+        let again = |range: &Range| if let Missing::Again(at) = range.missing { Some(at) } else { None };
+        self.ranges.iter().filter_map(again).min()
+    }
+
+    pub(super) fn has_late(&self) -> bool {
+        self.ranges.iter().any(|range| range.missing == Missing::Late)
+    }
+
+    pub(super) fn contains(&self, psn: Psn) -> bool {
+        self.ranges.iter().any(|range| range.contains(psn))
+    }
+
+    /// Whether any of these is missing.
+    pub(super) fn contains_any(&self, begin: Psn, end: Psn) -> bool {
+        self.ranges.iter().any(|range| range.first.is_before(end) && begin.is_before(range.end()))
+    }
+
+    /// The first packet that is missing.
+    pub(super) fn first(&self) -> Option<Psn> {
+        self.ranges.first().map(|range| range.first)
+    }
+
+    /// Those before `psn` are missing no more.
+    pub(super) fn remove_before(&mut self, psn: Psn) {
+        self.ranges.retain_mut(|range| {
+            *range = range.split(psn)[1];
+            range.packets > 0
+        });
+    }
+
+    /// This packet is missing no more. Whether it was.
+    pub(super) fn remove(&mut self, psn: Psn) -> bool {
+        let Some(place) = self.ranges.iter().position(|range| range.contains(psn)) else { return false };
+        let [before, rest] = self.ranges[place].split(psn);
+        let [_, behind] = rest.split(psn.plus(1));
+        self.replace(place, [before, behind]);
+        true
+    }
+
+    /// So many packets from the beginning of [`MissingPackets::first_lost`] on were sent again.
+    pub(super) fn note_sent_again(&mut self, packets: u32, now: Time) {
+        let Some(place) = self.ranges.iter().position(|range| range.missing == Missing::Lost) else { return };
+        let [sent, left] = self.ranges[place].split(self.ranges[place].first.plus(packets));
+        let sent = Range { missing: Missing::Again(now), ..sent };
+        match place.checked_sub(1).map(|before| &mut self.ranges[before]) {
+            Some(before) if before.end() == sent.first && before.missing == sent.missing => {
+                before.packets += sent.packets;
+                self.replace(place, [left]);
+            }
+            _ => self.replace(place, [sent, left]),
+        }
+    }
+
+    fn replace<const N: usize>(&mut self, place: usize, parts: [Range; N]) {
+        self.ranges.splice(place..=place, parts.into_iter().filter(|part| part.packets > 0));
+    }
+
+    /// Says anew of each range what is known.
+    pub(super) fn judge(&mut self, judge: impl Fn(&Range) -> Missing) {
+        for range in &mut self.ranges {
+            range.missing = judge(range);
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn ranges(&self) -> usize {
+        self.ranges.len()
+    }
+}

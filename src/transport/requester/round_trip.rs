@@ -1,0 +1,116 @@
+//! The measured round trip, and the waits that follow from it.
+
+use std::time::Duration;
+
+use crate::types::{Psn, Time};
+
+/// First guess of the probe's wait, before any round trip was measured.
+const INITIAL_PROBE: u64 = 10_000_000;
+/// Shortest wait for late responses before a READ is repaired.
+const SHORTEST_REORDER_WAIT: u64 = 100_000;
+/// A standard peer may hold its acknowledgements for 1 ms; and as long as that for the rest.
+const SHORTEST_PROBE: u64 = 2_000_000;
+
+/// The measured round trip, smoothed with a gain of 1/8 (RFC 6298, section 2). All times are in nanoseconds.
+#[derive(Clone, Default)]
+pub(super) struct RoundTrip {
+    /// 0: nothing was measured.
+    smoothed: u64,
+    /// How much a sample differs from that on average, with a gain of 1/4 (RFC 6298, section 2).
+    variation: u64,
+    sample: Option<(Psn, Time)>,
+}
+
+impl RoundTrip {
+    /// A packet left that asks for a response; only one at a time is measured.
+    pub(super) fn begin_sample(&mut self, psn: Psn, now: Time) {
+        if self.sample.is_none() {
+            self.sample = Some((psn, now));
+        }
+    }
+
+    /// Something is sent again, so the next response may belong to either (Karn's algorithm: RFC 6298, section 3).
+    pub(super) fn forget_sample(&mut self) {
+        self.sample = None;
+    }
+
+    /// The same if it is the measured packet that is sent again.
+    pub(super) fn forget_sample_if(&mut self, is_lost: impl FnOnce(Psn) -> bool) {
+        self.sample.take_if(|(psn, _)| is_lost(*psn));
+    }
+
+    /// Everything before this number is acknowledged.
+    #[inline]
+    pub(super) fn end_sample(&mut self, unacknowledged: Psn, now: Time) {
+        self.end_sample_if(now, |psn| psn.is_before(unacknowledged));
+    }
+
+    /// The same if the measured packet has arrived.
+    #[inline]
+    pub(super) fn end_sample_if(&mut self, now: Time, has_arrived: impl FnOnce(Psn) -> bool) {
+        let Some((_, sent)) = self.sample.take_if(|(psn, _)| has_arrived(*psn)) else { return };
+        let measured = now.as_nanos().saturating_sub(sent.as_nanos());
+        (self.smoothed, self.variation) = match self.smoothed {
+            0 => (measured.max(1), measured / 2),
+            smoothed => ((smoothed * 7 + measured) / 8, (self.variation * 3 + smoothed.abs_diff(measured)) / 4),
+        };
+    }
+
+    /// The round trip of the measured packet, if it is acknowledged now.
+    #[inline]
+    pub(super) fn measured(&self, unacknowledged: Psn, now: Time) -> Option<Duration> {
+        let (_, sent) = self.sample.filter(|(psn, _)| psn.is_before(unacknowledged))?;
+        Some(now.saturating_since(sent))
+    }
+
+    /// How long the probe waits for a response.
+    #[inline]
+    pub(super) fn probe_wait(&self) -> Duration {
+        Duration::from_nanos(if self.smoothed == 0 { INITIAL_PROBE } else { (self.smoothed * 2).max(SHORTEST_PROBE) })
+    }
+
+    /// How long a response that was asked for takes about.
+    pub(super) fn response_wait(&self) -> Duration {
+        Duration::from_nanos(self.smoothed.max(SHORTEST_REORDER_WAIT))
+    }
+
+    /// After this time a packet that was sent again has arrived, and the peer has told of it.
+    pub(super) fn repeat_wait(&self) -> Duration {
+        let smoothed = if self.smoothed == 0 { INITIAL_PROBE } else { self.smoothed };
+        Duration::from_nanos(smoothed + (smoothed / 4).max(4 * self.variation).max(SHORTEST_REORDER_WAIT))
+    }
+
+    /// How long a response may be late before it is taken for lost.
+    pub(super) fn reorder_wait(&self) -> Duration {
+        Duration::from_nanos((self.smoothed / 4).max(SHORTEST_REORDER_WAIT))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_responses_to_the_measured_packet_end_a_sample() {
+        let mut round_trip = RoundTrip::default();
+        round_trip.begin_sample(Psn::new(0xff_ffff), Time::from_nanos(1_000));
+        round_trip.end_sample(Psn::new(0xff_ffff), Time::from_nanos(2_000));
+        assert_eq!(round_trip.smoothed, 0);
+        round_trip.end_sample(Psn::new(0), Time::from_nanos(5_000));
+        assert_eq!(round_trip.smoothed, 4_000);
+    }
+
+    #[test]
+    fn a_repetition_waits_longer_where_round_trips_vary() {
+        let measured = |samples: &[u64]| {
+            let mut round_trip = RoundTrip::default();
+            for sample in samples {
+                round_trip.begin_sample(Psn::new(1), Time::from_nanos(1));
+                round_trip.end_sample(Psn::new(2), Time::from_nanos(1 + sample * 1_000_000));
+            }
+            round_trip.repeat_wait()
+        };
+        assert_eq!(measured(&[8; 40]), Duration::from_millis(10));
+        assert!(measured(&[4, 12].repeat(20)) > Duration::from_millis(20));
+    }
+}

@@ -1,0 +1,254 @@
+//! What a native peer has said that it misses, and what was done about it.
+//!
+//! While there is a scoreboard the requester does not go back: the peer keeps what comes behind a gap, and what is
+//! missing is sent again by itself. Of all packets in flight those are listed that the peer misses; the others before
+//! `end` are kept there.
+
+use std::time::Duration;
+
+use super::missing::{LOSS_EVIDENCE, Missing, MissingPackets, Range};
+use crate::types::{Psn, Time};
+use crate::wire::GapRun;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Scoreboard {
+    missing: MissingPackets,
+    /// The oldest number that is not acknowledged.
+    begin: Psn,
+    /// The number after the last one that the peer keeps.
+    end: Psn,
+    /// Packets before `end` that lie in no queue: kept by the peer, or lost and not sent again yet.
+    absent: u32,
+    /// When the peer told of its gaps last.
+    told_at: Time,
+    /// Losses before this number are one event of congestion.
+    event_end: Psn,
+}
+
+/// What a report has changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Learned {
+    /// The peer keeps packets that it did not keep before.
+    pub(super) has_delivered: bool,
+    /// Packets are lost that were not before, none of them in an event of congestion that is known.
+    pub(super) is_new_event: bool,
+}
+
+impl Scoreboard {
+    /// Of a peer that has told of no gap yet.
+    pub(super) fn new(begin: Psn) -> Self {
+        let missing = MissingPackets::default();
+        Self { missing, begin, end: begin, absent: 0, told_at: Time::ZERO, event_end: begin }
+    }
+
+    /// The peer tells of its gaps. A packet that was sent again is lost again if the peer still misses it after
+    /// `patience`, in which a packet arrives and is told of. `limit` is the number after the last one sent.
+    pub(super) fn take(
+        &mut self,
+        runs: impl Iterator<Item = GapRun> + Clone,
+        limit: Psn,
+        now: Time,
+        patience: Duration,
+    ) -> Learned {
+        let end = self.begin.plus(runs.clone().map(GapRun::packets).sum());
+        // A report that a newer one has overtaken. If the peer has given up what it kept, it says so again later.
+        if end.is_before(self.end) && now.saturating_since(self.told_at) < patience {
+            return Learned::default();
+        }
+        let (kept_before, lost_before) = (self.kept(), self.missing.lost());
+        let before = std::mem::take(&mut self.missing);
+        let mut known = before.iter().copied().peekable();
+        let mut kept_behind: u32 = runs.clone().map(|run| u32::from(run.kept)).sum();
+        let mut psn = self.begin;
+        for run in runs {
+            let is_lost = kept_behind >= LOSS_EVIDENCE;
+            for _ in 0..run.missing {
+                while known.next_if(|range| !psn.is_before(range.end())).is_some() {}
+                let missing = known.peek().filter(|range| !psn.is_before(range.first)).map(|range| range.missing);
+                let missing = missing.unwrap_or(Missing::Late).still(is_lost, now, patience);
+                self.missing.push(Range { first: psn, packets: 1, missing });
+                psn = psn.plus(1);
+            }
+            psn = psn.plus(u32::from(run.kept));
+            kept_behind -= u32::from(run.kept);
+        }
+        (self.end, self.told_at) = (end, now);
+        self.recount();
+        let is_new_event = self.missing.lost() > lost_before && !self.begin.is_before(self.event_end);
+        if is_new_event {
+            self.event_end = limit;
+        }
+        Learned { has_delivered: self.kept() > kept_before, is_new_event }
+    }
+
+    /// Everything before `psn` is acknowledged. Whether anything else is known.
+    pub(super) fn acknowledge_before(&mut self, psn: Psn) -> bool {
+        self.begin = psn;
+        self.missing.remove_before(psn);
+        self.recount();
+        psn.is_before(self.end)
+    }
+
+    /// Packets before `end` that lie in no queue.
+    #[inline]
+    pub(super) fn absent(&self) -> u32 {
+        self.absent
+    }
+
+    fn recount(&mut self) {
+        self.absent = self.kept() + self.missing.lost();
+    }
+
+    /// Packets that the peer keeps.
+    fn kept(&self) -> u32 {
+        (self.end.distance_from(self.begin).max(0) as u32).saturating_sub(self.missing.packets())
+    }
+
+    /// Whether the peer keeps a packet.
+    pub(super) fn is_kept(&self, psn: Psn) -> bool {
+        !psn.is_before(self.begin) && psn.is_before(self.end) && !self.missing.contains(psn)
+    }
+
+    /// Whether the peer misses a packet, and keeps later ones.
+    pub(super) fn is_missing(&self, psn: Psn) -> bool {
+        self.missing.contains(psn)
+    }
+
+    /// The first packet that is to be sent again.
+    pub(super) fn next_lost(&self) -> Option<Psn> {
+        self.missing.first_lost().map(|range| range.first)
+    }
+
+    /// Whether packets behind this one are to be sent again.
+    pub(super) fn has_lost_behind(&self, psn: Psn) -> bool {
+        self.missing.has_lost_behind(psn)
+    }
+
+    /// The packet of [`Scoreboard::next_lost`] was sent.
+    pub(super) fn note_sent_again(&mut self, now: Time) {
+        self.missing.note_sent_again(1, now);
+        self.absent = self.absent.saturating_sub(1);
+    }
+
+    /// What may have been late, and what was sent again before `patience`, is lost.
+    pub(super) fn give_up(&mut self, now: Time, patience: Duration) {
+        self.missing.judge(|range| range.missing.still(true, now, patience));
+        self.recount();
+    }
+
+    /// What is missing.
+    pub(super) fn missing(&self) -> &MissingPackets {
+        &self.missing
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BEGIN: Psn = Psn::new(0xff_fff0);
+    const PATIENCE: Duration = Duration::from_millis(1);
+
+    fn at(microseconds: u64) -> Time {
+        Time::from_nanos(1_000_000_000 + microseconds * 1_000)
+    }
+
+    struct Board(Scoreboard);
+
+    impl Board {
+        fn new() -> Self {
+            Self(Scoreboard::new(BEGIN))
+        }
+
+        fn take(&mut self, runs: &[(u16, u16)], now: Time) -> Learned {
+            let runs = runs.iter().map(|(missing, kept)| GapRun { missing: *missing, kept: *kept });
+            self.0.take(runs, BEGIN.plus(100), now, PATIENCE)
+        }
+
+        /// Sends all again that is lost. Their distances from the first number.
+        fn send_again(&mut self, now: Time) -> Vec<i32> {
+            let mut sent = Vec::new();
+            while let Some(psn) = self.0.next_lost() {
+                sent.push(psn.distance_from(BEGIN));
+                self.0.note_sent_again(now);
+            }
+            sent
+        }
+    }
+
+    #[test]
+    fn gaps_with_enough_behind_them_are_lost_and_each_packet_is_sent_again_once() {
+        let mut board = Board::new();
+        let learned = board.take(&[(2, 5), (1, 1), (3, 2)], at(0));
+        assert_eq!(learned, Learned { has_delivered: true, is_new_event: true });
+        // Eight are kept, three lost; the last three may be late.
+        assert_eq!(board.0.absent(), 11);
+        assert_eq!(board.send_again(at(1)), [0, 1, 7]);
+        assert_eq!(board.0.absent(), 8);
+        let learned = board.take(&[(2, 5), (1, 1), (3, 3)], at(2));
+        assert_eq!(learned, Learned { has_delivered: true, ..Learned::default() });
+        assert_eq!(board.send_again(at(3)), [9, 10, 11]);
+    }
+
+    #[test]
+    fn what_is_lost_again_is_sent_again_after_a_while() {
+        let mut board = Board::new();
+        board.take(&[(1, 3)], at(0));
+        assert_eq!(board.send_again(at(0)), [0]);
+        board.take(&[(1, 9)], at(999));
+        assert_eq!(board.send_again(at(999)), []);
+        let learned = board.take(&[(1, 20)], at(1_000));
+        assert!(!learned.is_new_event, "one event for all that was in flight");
+        assert_eq!(board.send_again(at(1_000)), [0]);
+    }
+
+    #[test]
+    fn acknowledgements_end_it() {
+        let mut board = Board::new();
+        board.take(&[(2, 5), (2, 3)], at(0));
+        assert!(board.0.acknowledge_before(BEGIN.plus(1)));
+        assert_eq!(board.send_again(at(0)), [1, 7, 8]);
+        assert!(board.0.acknowledge_before(BEGIN.plus(8)));
+        assert_eq!(
+            (board.0.absent(), board.0.is_kept(BEGIN.plus(8)), board.0.is_kept(BEGIN.plus(9))),
+            (3, false, true)
+        );
+        assert!(!board.0.acknowledge_before(BEGIN.plus(12)));
+        assert_eq!(board.0.absent(), 0);
+    }
+
+    #[test]
+    fn a_report_that_was_overtaken_changes_nothing_unless_it_comes_again() {
+        let mut board = Board::new();
+        board.take(&[(1, 9), (1, 9)], at(0));
+        board.send_again(at(0));
+        assert_eq!(board.take(&[(1, 5)], at(10)), Learned::default());
+        assert!(board.0.is_kept(BEGIN.plus(9)));
+        // The peer has forgotten what it kept.
+        board.take(&[(1, 5)], at(2_000));
+        assert!(!board.0.is_kept(BEGIN.plus(9)));
+    }
+
+    #[test]
+    fn late_packets_can_be_given_up() {
+        let mut board = Board::new();
+        board.take(&[(1, 2)], at(0));
+        assert_eq!(board.send_again(at(0)), []);
+        board.0.give_up(at(0), PATIENCE);
+        assert_eq!(board.send_again(at(0)), [0]);
+    }
+
+    #[test]
+    fn ranges_are_bounded() {
+        let mut board = Board::new();
+        let runs: Vec<(u16, u16)> = vec![(100, 1); GapRun::MOST];
+        for round in 0..200 {
+            board.take(&runs, at(round * 10_000));
+            for _ in 0..round {
+                board.0.note_sent_again(at(round * 10_000));
+            }
+            assert!(board.0.missing.ranges() <= 1_024 + GapRun::MOST + 200);
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! Selective repeat: a native peer names all packets that it misses, and exactly those are sent again.
+
+use super::missing::MissingPackets;
+use super::scoreboard::Scoreboard;
+use super::{Common, RequestPlan, Requester};
+use crate::transport::congestion::CongestionKind;
+use crate::transport::path::Path;
+use crate::types::{Counter, DropReason, Psn, Time};
+use crate::wire::GapRuns;
+
+/// Of the packets that are sent again in a row, each one whose number this divides asks how it stands.
+const ASK_EVERY: u32 = 16;
+
+impl Requester {
+    /// Whether the peer's gaps are known.
+    #[inline]
+    pub(super) fn is_selective(&self) -> bool {
+        self.scoreboard.is_some()
+    }
+
+    /// Whether what is lost is sent again by itself.
+    #[inline]
+    pub(super) fn repeats_selectively(&self) -> bool {
+        self.scoreboard.is_some() || self.early.is_some()
+    }
+
+    /// The peer misses the oldest unacknowledged packet, keeps later ones, and names all gaps.
+    #[cold]
+    pub(super) fn take_gap_runs(
+        &mut self,
+        common: &mut Common,
+        now: Time,
+        runs: GapRuns<'_>,
+    ) -> Result<(), DropReason> {
+        if runs.packets() > self.packets_in_flight() || self.cursor != self.limit {
+            return Err(DropReason::BadPsn);
+        }
+        common.count(Counter::ReceivedSequenceNak);
+        if self.waits_for_receiver() {
+            return Ok(());
+        }
+        let (patience, begin, limit) = (self.round_trip.repeat_wait(), self.unacknowledged, self.limit);
+        let board = self.scoreboard.get_or_insert_with(|| Box::new(Scoreboard::new(begin)));
+        let learned = board.take(runs.iter(), limit, now, patience);
+        self.round_trip.end_sample_if(now, |psn| board.is_kept(psn));
+        self.round_trip.forget_sample_if(|psn| board.is_missing(psn));
+        if learned.is_new_event {
+            self.tell_congestion(common, now, CongestionKind::Loss);
+        }
+        if learned.has_delivered {
+            self.note_sign_of_life(common, now);
+        }
+        self.arm_repair(now);
+        self.note_in_flight(common);
+        Ok(())
+    }
+
+    /// What was late, or was sent again, has not come.
+    pub(super) fn give_up_missing(&mut self, common: &Common, now: Time) {
+        let (limit, patience) = (self.limit, self.round_trip.repeat_wait());
+        if let Some(board) = &mut self.scoreboard {
+            board.give_up(now, patience);
+        }
+        if let Some(early) = &mut self.early {
+            early.give_up_before(limit, now, patience);
+        }
+        self.arm_repair(now);
+        self.note_in_flight(common);
+        self.arm_timers(common, now);
+    }
+
+    /// The clock of what is missing: when it is lost, or lost again.
+    #[cold]
+    pub(super) fn arm_repair(&mut self, now: Time) {
+        let kept = self.scoreboard.as_ref().map(|board| board.missing());
+        let responses = self.early.as_ref().map(|early| early.missing());
+        let missing = || [kept, responses].into_iter().flatten();
+        // A response that came before its turn and was not kept: no other may come for it.
+        let is_late = missing().any(MissingPackets::has_late) || self.recovery.has_early_response();
+        let late = is_late.then(|| now + self.round_trip.reorder_wait());
+        let again = missing().filter_map(MissingPackets::oldest_again).min();
+        let again = again.map(|at| at + self.round_trip.repeat_wait());
+        self.recovery.arm_repair(Time::earliest([late, again]));
+    }
+
+    /// Everything before this number is acknowledged.
+    #[cold]
+    pub(super) fn trim_missing(&mut self, psn: Psn) {
+        self.scoreboard.take_if(|board| !board.acknowledge_before(psn));
+        self.early.take_if(|early| !early.acknowledge_before(psn));
+    }
+
+    /// Packets of this connection that lie in a queue of the path.
+    #[cold]
+    pub(super) fn packets_in_queues(&self) -> u32 {
+        let kept = self.scoreboard.as_ref().map_or(0, |board| board.absent());
+        let absent = kept + self.early.as_ref().map_or(0, |early| early.absent());
+        self.packets_before_cursor().saturating_sub(absent)
+    }
+
+    /// Packets from `first` on that the peer keeps if they come before their turn.
+    pub(super) fn packets_kept_from(&self, path: &Path, first: Psn) -> u32 {
+        path.reorder_window().saturating_sub(first.distance_from(self.unacknowledged).max(0) as u32)
+    }
+
+    /// The next packet that the peer misses.
+    pub(super) fn next_lost(&self) -> Option<Psn> {
+        self.scoreboard.as_ref()?.next_lost()
+    }
+
+    /// The packet of [`Requester::next_lost`], or the request for lost responses, has left.
+    pub(super) fn note_sent_again(&mut self, plan: &RequestPlan, now: Time) {
+        if self.request(plan.index).needs_response() {
+            if let Some(early) = &mut self.early {
+                early.note_asked_again(plan.covers, now);
+            }
+        } else if let Some(board) = &mut self.scoreboard {
+            board.note_sent_again(now);
+        }
+        self.arm_repair(now);
+    }
+
+    /// Whether a packet that is sent again asks how it stands: some do, and the last one.
+    pub(super) fn asks_how_it_stands(&self, psn: Psn) -> bool {
+        let is_last = self.scoreboard.as_ref().is_none_or(|board| !board.has_lost_behind(psn));
+        is_last || psn.value().is_multiple_of(ASK_EVERY)
+    }
+
+    /// What to repeat when nothing is heard: the oldest packet, which all wait for, and the newest, in turns.
+    pub(super) fn probe_in_turn(&self, probes: u32) -> Psn {
+        if probes % 2 == 1 { self.unacknowledged } else { self.limit.minus(1) }
+    }
+}

@@ -1,0 +1,37 @@
+//! Streams over links that lose packets keep their rate, and send again what was lost. In virtual time: the same on every
+//! machine.
+
+mod stream;
+
+use std::time::Duration;
+
+use stream::{Cell, Link, Stream, measure};
+
+/// A link of 1 Gbit/s.
+fn at_loss(operation: Stream, round_trip: Duration, loss: u32) -> Cell {
+    measure(operation, Link { rate: 1_000, round_trip, loss, seed: 1 }, Duration::from_millis(300))
+}
+
+/// Asserts what a stream keeps of its rate, and that it repeats little besides what was lost.
+fn keeps(operation: Stream, round_trip: Duration, least: [(u32, f64); 4]) {
+    let whole = at_loss(operation, round_trip, 0);
+    assert!(!whole.failed && whole.repeated < 0.02, "{operation:?} without losses: {whole:?}");
+    for (loss, least) in least {
+        let cell = at_loss(operation, round_trip, loss);
+        let kept = cell.megabytes_per_second / whole.megabytes_per_second;
+        assert!(!cell.failed && kept >= least, "{operation:?}, {loss} of a million lost: {kept:.2} is kept, {cell:?}");
+        assert!(loss > 10_000 || cell.repeated < 0.05, "{operation:?}, {loss} of a million lost: {cell:?}");
+    }
+}
+
+#[test]
+fn writes_keep_their_rate() {
+    keeps(Stream::Write, Duration::from_micros(50), [(1_000, 0.95), (10_000, 0.9), (50_000, 0.6), (100_000, 0.25)]);
+    keeps(Stream::Write, Duration::from_millis(1), [(1_000, 0.95), (10_000, 0.9), (50_000, 0.6), (100_000, 0.25)]);
+}
+
+#[test]
+fn reads_keep_their_rate() {
+    keeps(Stream::Read, Duration::from_micros(50), [(1_000, 0.95), (10_000, 0.9), (50_000, 0.6), (100_000, 0.25)]);
+    keeps(Stream::Read, Duration::from_millis(1), [(1_000, 0.95), (10_000, 0.9), (50_000, 0.4), (100_000, 0.1)]);
+}
