@@ -28,8 +28,19 @@ pub(super) fn holders(address: IpAddr, port: u16) -> Vec<Holder> {
     let table = if address.is_ipv4() { "udp" } else { "udp6" };
     // The thread's namespace, which may not be the process's.
     let Ok(text) = std::fs::read_to_string(format!("/proc/thread-self/net/{table}")) else { return Vec::new() };
-    let sockets = text.lines().skip(1).filter_map(|line| parse_line(line, port));
-    sockets.filter(|holder| holder.address == address || holder.address.is_unspecified()).collect()
+    holders_in(&text, address, port)
+}
+
+/// The same of the kernel's table. It is read in pieces: where sockets come and go meanwhile, a line may appear twice.
+fn holders_in(table: &str, address: IpAddr, port: u16) -> Vec<Holder> {
+    let mut found = Vec::new();
+    for holder in table.lines().skip(1).filter_map(|line| parse_line(line, port)) {
+        let is_here = holder.address == address || holder.address.is_unspecified();
+        if is_here && !found.contains(&holder) {
+            found.push(holder);
+        }
+    }
+    found
 }
 
 /// The inode of a socket of this process, by which it is found among the holders.
@@ -92,6 +103,13 @@ mod tests {
             assert_eq!(found[0].address, local.ip());
             assert!(holders(local.ip(), local.port() ^ 1).is_empty());
         }
+    }
+
+    #[test]
+    fn a_line_that_appears_twice_is_one_socket() {
+        let line = "  1: 0100007F:12B7 00000000:0000 07 00000000:00000000 00:00000000 00000000 0 0 77 2 0 0";
+        let found = holders_in(&["header", line, line].join("\n"), Ipv4Addr::LOCALHOST.into(), 4791);
+        assert_eq!(found, [Holder { address: Ipv4Addr::LOCALHOST.into(), user: 0, inode: 77 }]);
     }
 
     #[test]
