@@ -1,5 +1,5 @@
-//! Streams over links that lose packets keep their rate, and send again what was lost. In virtual time: the same on every
-//! machine.
+//! Streams over links that lose packets keep their rate, and send again what was lost. In virtual time: the same
+//! everywhere.
 
 mod stream;
 
