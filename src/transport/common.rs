@@ -119,7 +119,12 @@ impl Common {
         self.path.as_ref().map_or(1, Path::read_laps)
     }
 
-    /// Whether the peer is told of all gaps at once, and tells of them.
+    /// Whether the peer is told of all gaps at once.
+    pub(super) fn tells_gap_runs(&self) -> bool {
+        self.path.as_ref().is_some_and(|path| path.takes_gap_runs() && path.is_known_to_peer)
+    }
+
+    /// Whether the peer has the extension to tell of all gaps at once.
     pub(super) fn takes_gap_runs(&self) -> bool {
         self.path.as_ref().is_some_and(Path::takes_gap_runs)
     }

@@ -90,6 +90,8 @@ pub(super) struct Path {
     pub(super) destination: Qpn,
     pub(super) mtu: Mtu,
     pub(super) peer: PeerCapabilities,
+    /// The peer knows this end's capabilities, too. Peers that find each other by themselves learn it from each other.
+    pub(super) is_known_to_peer: bool,
     pub(super) traffic_class: u8,
     pub(super) hop_limit: u8,
     /// The peer's UDP port; learned from the first accepted packet of a native peer.
@@ -165,7 +167,7 @@ impl Path {
         if self.takes_gap_runs() { READ_LAPS } else { 1 }
     }
 
-    /// Whether the peer is told of all gaps at once, and tells of them.
+    /// Whether the peer is told of all gaps at once, if it knows that this end does so.
     pub(super) fn takes_gap_runs(&self) -> bool {
         self.peer.has_extension(PeerCapabilities::GAP_RUNS)
     }

@@ -83,6 +83,7 @@ impl QueuePair {
             path.peer_port.get_or_insert(evidence.source_port);
             if evidence.offers_key {
                 self.packet_check.note_offer();
+                path.is_known_to_peer = true;
             }
         } else {
             path.flush_as_linux |= evidence.as_linux;
@@ -151,6 +152,7 @@ impl QueuePair {
         if difference == mask {
             if !self.packet_check.requires_key() {
                 self.packet_check.note_keyed();
+                path.is_known_to_peer = true;
                 // The packets that are kept came without the key. The peer sends them again.
                 self.responder.forget_early();
             }

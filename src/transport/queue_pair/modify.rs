@@ -196,12 +196,15 @@ impl QueuePair {
         let peer_address = address_of(vector.dgid);
         let flow = Flow { source: source.address, destination: peer_address, source_port: source.source_port };
         self.requester.reset_share();
+        let begins_known = || self.common.attributes.peer_key.as_ref().is_none_or(|key| key.is_agreed);
+        let is_known_to_peer = self.common.path.as_ref().map_or_else(begins_known, |path| path.is_known_to_peer);
         let mut path = Path {
             source,
             peer_address,
             destination: self.common.attributes.dest_qp_num.unwrap_or_default(),
             mtu: self.common.attributes.path_mtu.unwrap_or_default(),
             peer: self.common.attributes.peer.unwrap_or(PeerCapabilities::STRANGER),
+            is_known_to_peer,
             traffic_class: vector.traffic_class,
             hop_limit: if vector.hop_limit == 0 { 64 } else { vector.hop_limit },
             peer_port: None,

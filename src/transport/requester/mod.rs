@@ -188,6 +188,7 @@ impl Requester {
         self.last_ack_request_at = None;
         self.has_asked = true;
         self.places_early = false;
+        self.resent = (Psn::default(), Time::ZERO);
         self.round_trip = RoundTrip::default();
         self.counted_in_flight = 0;
         self.reset_share();

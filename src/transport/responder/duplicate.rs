@@ -32,7 +32,7 @@ impl Responder {
                 true
             }
             // It acknowledges as much.
-            _ if self.has_gap() && common.takes_gap_runs() => {
+            _ if self.has_gap() && common.tells_gap_runs() => {
                 self.report_gap(common);
                 true
             }

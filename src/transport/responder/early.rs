@@ -75,7 +75,7 @@ impl Responder {
         }
         self.responses.earn(bytes.len());
         self.gap.note_early(kept != Kept::Again);
-        if common.takes_gap_runs() {
+        if common.tells_gap_runs() {
             self.note_more(common, packet.headers.bth.ack_request, opens_gap && kept == Kept::New);
         }
         self.judge_gap(common, pass.now);
@@ -95,7 +95,7 @@ impl Responder {
     /// Bytes of the runs that a NAK for this number has behind it.
     pub(super) fn gap_bytes(&self, common: &Common, psn: Psn) -> u32 {
         let most = common.mtu_bytes() as usize / GapRun::BYTES;
-        let has_runs = common.takes_gap_runs() && psn == self.expected;
+        let has_runs = common.tells_gap_runs() && psn == self.expected;
         let runs = if has_runs { self.gap_runs().take(most).count() } else { 0 };
         (runs * GapRun::BYTES) as u32
     }
