@@ -156,7 +156,10 @@ impl Flow {
                 let Some(place) = place else { return };
                 let is_new = self.reported_gaps.insert(place);
                 assert!(is_new || terms.tells_gaps(), "the gap at {place} was reported twice");
-                self.gaps_told(place, gap_runs);
+                // A forged packet may be kept until its turn comes.
+                if terms.faults.iter().all(|faults| faults.forgery == 0) {
+                    self.gaps_told(place, gap_runs);
+                }
             }
             (Opcode::RC_ACKNOWLEDGE, Some(Aeth { syndrome: Syndrome::ReceiverNotReady { .. }, .. })) => {
                 self.has_lacked_receives = true;

@@ -54,6 +54,15 @@ impl Requester {
         self.judge_missing(common, now, psn);
     }
 
+    /// The peer has no receive for a packet, and responses before it are missing: with those alone it would not hear of
+    /// that packet again, and say so again.
+    pub(super) fn ask_all_again(&mut self, common: &Common, now: Time) {
+        if self.places_early {
+            self.go_back();
+            self.arm_timers(common, now);
+        }
+    }
+
     /// The responses that belong to numbers before this one have left the peer.
     fn expect_responses_before(&mut self, end: Psn) {
         let begin = self.unacknowledged;

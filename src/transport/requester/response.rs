@@ -91,6 +91,8 @@ impl Requester {
             Syndrome::ReceiverNotReady { timer } => {
                 if self.acknowledge_before(common, pass, psn, psn)? {
                     self.receiver_not_ready(common, pass.now, timer)?;
+                } else {
+                    self.ask_all_again(common, pass.now);
                 }
             }
             // It acknowledges everything before its number (`rxe_comp.c`, `check_ack`).
