@@ -107,8 +107,8 @@ fn check_packets(file: &CaptureFile, begun: u64, acquaintance: Acquaintance) {
         assert_eq!((packet.hop_limit(), packet.traffic_class()), (17, 0x28), "{packet:?}");
         assert_eq!(packet.has_udp_checksum(), acquaintance == Acquaintance::Ours, "{packet:?}");
         assert!((begun..=ended).contains(&packet.time), "{packet:?}");
-        // On a busy machine answers may be late, probes ask for them, and one of two answers is dropped. A queue pair in
-        // the error state drops it before it verifies the check field.
+        // On a busy machine answers may be late, probes ask for them, and one of two answers is dropped. A queue pair
+        // in the error state drops it before it verifies the check field.
         let is_expected = match packet.comment.as_str() {
             "" => true,
             "retransmission" | "probe" => packet.is_outbound,
