@@ -14,6 +14,9 @@ use crate::types::{
 };
 use crate::wire::{Opcode, Service};
 
+/// A packet is lost, and not just late, when so many later ones have come (RFC 9002, section 6.1.1).
+pub(super) const LOSS_EVIDENCE: u32 = 3;
+
 /// One call into the endpoint: the time, and the registered memory as it is now.
 pub(super) struct Pass<'a> {
     pub(super) now: Time,

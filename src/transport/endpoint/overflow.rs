@@ -10,7 +10,7 @@ impl Endpoint {
     /// Takes every queue pair to the error state that completes into a queue which has overflowed, also those that had
     /// nothing to complete.
     pub fn fail_queue_pairs_of_overflowed(&mut self, now: Time) {
-        // What a round causes, the next one of the same loop finds.
+        // The next round of the same loop finds the consequences of this one.
         if std::mem::replace(&mut self.fails_overflowed, true) {
             return;
         }

@@ -4,12 +4,10 @@ use std::time::Duration;
 
 use crate::types::{Psn, Time};
 
-/// Later packets than this show that an earlier one is lost and not just late.
-pub(super) const LOSS_EVIDENCE: u32 = 3;
-/// Most ranges. Beyond that, neighbors of which different things are known share one.
+/// Most ranges. Beyond that, neighbors in different states share one.
 const MOST_RANGES: usize = 1_024;
 
-/// What is known of a missing packet.
+/// State of a missing packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Missing {
     /// Few packets have come after it: it may be late.
@@ -21,7 +19,7 @@ pub(super) enum Missing {
 }
 
 impl Missing {
-    /// What is known when it still has not come. `patience`: in this time it comes if it was sent again.
+    /// Its state while it still has not come. `patience`: a packet that is sent again comes in this time.
     pub(super) fn still(self, is_lost: bool, now: Time, patience: Duration) -> Self {
         match self {
             Self::Again(at) if now.saturating_since(at) < patience => self,
@@ -31,7 +29,7 @@ impl Missing {
     }
 }
 
-/// Consecutive packets of which the same is known.
+/// Consecutive packets in the same state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Range {
     pub(super) first: Psn,
@@ -162,7 +160,7 @@ impl MissingPackets {
         self.ranges.splice(place..=place, parts.into_iter().filter(|part| part.packets > 0));
     }
 
-    /// Says anew of each range what is known.
+    /// Sets the state of each range.
     pub(super) fn judge(&mut self, judge: impl Fn(&Range) -> Missing) {
         for range in &mut self.ranges {
             range.missing = judge(range);

@@ -7,7 +7,7 @@
 mod completion;
 mod control;
 mod datagram;
-mod early_responses;
+mod gaps;
 mod local;
 mod missing;
 mod pace;
@@ -31,7 +31,7 @@ use crate::queue::SendConsumer;
 use crate::types::{AsyncEvent, Operation, Psn, Time};
 
 pub(super) use completion::RequestFailure;
-use early_responses::EarlyResponses;
+use gaps::Gaps;
 use pace::{Halt, Pace};
 pub(super) use plan::RequestPlan;
 use recovery::Recovery;
@@ -112,10 +112,10 @@ pub(super) struct Requester {
     /// A request that cannot go on; it fails when it has become the oldest.
     failed: Option<(u32, RequestFailure)>,
     recovery: Recovery,
-    /// What a native peer misses of the packets in flight. While there is one, nothing goes back.
+    /// The packets in flight that a native peer has reported missing. While there is one, nothing goes back.
     scoreboard: Option<Box<Scoreboard>>,
-    /// What has come, and what is missing, of the responses behind the oldest unacknowledged number.
-    early: Option<Box<EarlyResponses>>,
+    /// The responses behind the oldest unacknowledged number: which have come, and which are missing.
+    early: Option<Box<Gaps>>,
     /// Responses that come before their turn are placed: the peer is native and shares a key.
     places_early: bool,
     /// The request packet that was sent again last because the peer misses it, and when.

@@ -227,8 +227,8 @@ impl Requester {
 
     /// At most `max_rd_atomic` are outstanding (`rxe_req.c`, `check_init_depth`; rxe does not count FLUSHes).
     fn read_credit_left(&self, common: &Common) -> bool {
-        // What is sent again was counted.
-        if self.recovery.probe_pending() || self.early.as_ref().is_some_and(|early| early.first_lost().is_some()) {
+        // Packets that are sent again were counted.
+        if self.recovery.probe_pending() || self.early.as_ref().is_some_and(|early| early.missing().lost() > 0) {
             return true;
         }
         let credits = usize::from(common.attributes.max_rd_atomic.unwrap_or(0));
@@ -363,7 +363,7 @@ impl Requester {
         Some(RequestPlan { turn: Turn::Probe, ..plan })
     }
 
-    /// What is missing and leaves before anything else. An error: it has no room.
+    /// The missing packet that leaves before anything else. An error: it has no room.
     #[cold]
     fn plan_missing(&self, common: &Common) -> Option<Result<RequestPlan, NoRoom>> {
         let plan = match self.next_lost() {

@@ -1,6 +1,6 @@
 //! READs whose responses are lost: which are asked for again, and when.
 
-use super::early_responses::EarlyResponses;
+use super::gaps::Gaps;
 use super::plan::Turn;
 use super::{Common, RequestPlan, Requester};
 use crate::transport::congestion::CongestionKind;
@@ -15,7 +15,7 @@ impl Requester {
 
     /// Whether the response of this number has come before its turn.
     pub(super) fn has_come_early(&self, psn: Psn) -> bool {
-        self.early.as_ref().is_some_and(|early| early.has_come(psn))
+        self.early.as_ref().is_some_and(|early| early.has_arrived(psn))
     }
 
     /// A response came before its turn, and its bytes are placed.
@@ -23,8 +23,7 @@ impl Requester {
         self.expect_responses_before(psn.plus(1));
         if let Some(early) = &mut self.early {
             early.remove(psn);
-            self.round_trip.end_sample_if(now, |psn| early.has_come(psn));
-            self.round_trip.forget_sample_if(|psn| early.is_missing(psn));
+            self.round_trip.note_gaps(early, now);
         }
         self.note_answered(psn);
         self.judge_missing(common, now, psn.plus(1));
@@ -38,7 +37,7 @@ impl Requester {
         let offset = psn.distance_from(request.first).max(0) as u32;
         let end = request.first.plus(request.end_of_chunk(offset));
         let begin = request.first.plus(offset / request.chunk.max(1) * request.chunk);
-        if !self.early.as_ref().is_some_and(|early| early.have_all_come(begin, end)) {
+        if !self.early.as_ref().is_some_and(|early| early.have_all_arrived(begin, end)) {
             return;
         }
         let mut awaited = self.awaiting_response.iter_mut();
@@ -66,7 +65,7 @@ impl Requester {
     /// The responses that belong to numbers before this one have left the peer.
     fn expect_responses_before(&mut self, end: Psn) {
         let begin = self.unacknowledged;
-        let mut early = self.early.take().unwrap_or_else(|| Box::new(EarlyResponses::new(begin)));
+        let mut early = self.early.take().unwrap_or_else(|| Box::new(Gaps::new(begin)));
         let from = early.end();
         if from.is_before(end) {
             let later = |a: Psn, b: Psn| if a.is_before(b) { b } else { a };
@@ -109,8 +108,8 @@ impl Requester {
     #[inline]
     pub(super) fn plan_lost_response(&self, common: &Common) -> Option<RequestPlan> {
         let early = self.early.as_ref()?;
-        let (psn, packets) = early.first_lost()?;
-        self.plan_response_again(common, psn, packets)
+        let lost = early.missing().first_lost()?;
+        self.plan_response_again(common, lost.first, lost.packets)
     }
 
     #[cold]

@@ -8,13 +8,12 @@
 use std::time::Duration;
 
 use super::{Common, Halt, RequestFailure, Requester};
+use crate::transport::common::LOSS_EVIDENCE;
 use crate::transport::congestion::CongestionKind;
 use crate::types::{Cause, CompletionStatus, Counter, Psn, RNR_TIMER_MICROSECONDS, Time};
 
 /// 7 in `rnr_retry` means without end (`rxe_comp.c`, `rxe_completer`).
 const RNR_RETRY_FOREVER: u8 = 7;
-/// Later responses than this show that an earlier one is lost and not just late.
-const GAP_EVIDENCE: u32 = 3;
 const LARGEST_BACKOFF: u32 = 10;
 
 /// Where the sending half stands in recovering from a loss.
@@ -71,7 +70,7 @@ impl Recovery {
         self.early_response.is_some()
     }
 
-    /// What is missing is looked at then.
+    /// Sets when the missing packets are looked at.
     pub(super) fn arm_repair(&mut self, at: Option<Time>) {
         self.repair_at = at;
     }
@@ -224,11 +223,11 @@ impl Requester {
         // change what the peer remembers of it, and a later repetition would not be found.
         match tail {
             Some(_) if self.is_selective() => {
-                self.recovery.probe = Some(self.probe_in_turn(self.recovery.probes));
+                self.recovery.send_probe(self.probe_in_turn(self.recovery.probes));
             }
             Some(_) if self.places_early() && self.request(self.oldest).is_read => self.give_up_oldest_read(now),
             Some(request) if first_probe && !request.needs_response() => {
-                self.recovery.probe = Some(last_sent);
+                self.recovery.send_probe(last_sent);
             }
             _ => self.go_back(),
         }
@@ -247,7 +246,7 @@ impl Requester {
             return;
         }
         recovery.gap_evidence += 1;
-        if recovery.gap_evidence >= GAP_EVIDENCE {
+        if recovery.gap_evidence >= LOSS_EVIDENCE {
             self.repair(common, now);
         } else if recovery.repair_at.is_none() {
             recovery.repair_at = Some(now + self.round_trip.reorder_wait());

@@ -2,6 +2,7 @@
 //! [`super::recovery`] or to the end of the connection.
 
 use super::{Common, Pass, RequestFailure, Requester};
+use crate::memory::AccessError;
 use crate::transport::segments::scatter;
 use crate::types::{Cause, CompletionStatus, Counter, DropReason, Operation, Psn, Time};
 use crate::wire::{GapRuns, NakCode, Opcode, Packet, Syndrome};
@@ -258,10 +259,11 @@ impl Requester {
             common.note_flush_taken(self.rounds());
         }
         let offset = u64::from(position) * u64::from(mtu);
+        let scattered = self.scatter_response(common, pass, index, offset, packet.payload);
         if is_early {
-            return self.store_early_response(common, pass, psn, index, offset, packet.payload);
+            return self.take_early_response(common, pass, psn, index, scattered);
         }
-        self.store_response(common, pass, psn, index, offset, packet.payload)
+        self.take_response(common, pass, psn, scattered)
     }
 
     /// The READ that this response is for, and whether it came before its turn.
@@ -284,18 +286,17 @@ impl Requester {
         index.map(|index| (index, true)).ok_or(DropReason::BadPsn.into())
     }
 
-    /// Copies the bytes of a response that came before its turn. If that fails, the request fails in its turn.
-    fn store_early_response(
+    /// A response came before its turn. If its bytes cannot be stored, the request fails in its turn.
+    fn take_early_response(
         &mut self,
         common: &mut Common,
         pass: &Pass<'_>,
         psn: Psn,
         index: u32,
-        offset: u64,
-        bytes: &[u8],
+        scattered: Result<(), AccessError>,
     ) -> Result<(), ResponseError> {
-        match scatter(pass.memory, self.send.sges(index), common.domain, offset, bytes) {
-            Ok(_) => self.note_early_response(common, pass.now, psn),
+        match scattered {
+            Ok(()) => self.note_early_response(common, pass.now, psn),
             Err(error) => self.fail_when_oldest(index, error)?,
         }
         Ok(())
@@ -314,21 +315,31 @@ impl Requester {
         if !request.is_atomic {
             return self.bad_response(common, pass, psn);
         }
-        self.store_response(common, pass, psn, index, 0, &original.to_ne_bytes())
+        let scattered = self.scatter_response(common, pass, index, 0, &original.to_ne_bytes());
+        self.take_response(common, pass, psn, scattered)
     }
 
-    /// Copies the bytes of a response to this offset of the request's memory. If that fails, the request fails; those
-    /// before it are acknowledged in any case.
-    fn store_response(
+    /// Copies the bytes of a response to this offset of the request's memory.
+    fn scatter_response(
+        &self,
+        common: &Common,
+        pass: &Pass<'_>,
+        index: u32,
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<(), AccessError> {
+        scatter(pass.memory, self.send.sges(index), common.domain, offset, bytes)
+    }
+
+    /// A response came in its turn. If its bytes cannot be stored, the request fails; those before it are acknowledged
+    /// in any case.
+    fn take_response(
         &mut self,
         common: &mut Common,
         pass: &Pass<'_>,
         psn: Psn,
-        index: u32,
-        offset: u64,
-        bytes: &[u8],
+        scattered: Result<(), AccessError>,
     ) -> Result<(), ResponseError> {
-        let scattered = scatter(pass.memory, self.send.sges(index), common.domain, offset, bytes);
         let done = if scattered.is_ok() { self.complete_from(psn) } else { psn };
         self.advance(common, pass, done)?;
         scattered.map_err(|error| RequestFailure::from(error).into())

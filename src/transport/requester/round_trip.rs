@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::gaps::Gaps;
 use crate::types::{Psn, Time};
 
 /// First guess of the probe's wait, before any round trip was measured.
@@ -34,9 +35,10 @@ impl RoundTrip {
         self.sample = None;
     }
 
-    /// The same if it is the measured packet that is sent again.
-    pub(super) fn forget_sample_if(&mut self, is_lost: impl FnOnce(Psn) -> bool) {
-        self.sample.take_if(|(psn, _)| is_lost(*psn));
+    /// The sample ends if its packet has arrived. If that is missing, the sample is forgotten.
+    pub(super) fn note_gaps(&mut self, gaps: &Gaps, now: Time) {
+        self.end_sample_if(now, |psn| gaps.has_arrived(psn));
+        self.sample.take_if(|(psn, _)| gaps.is_missing(*psn));
     }
 
     /// Everything before this number is acknowledged.
@@ -47,7 +49,7 @@ impl RoundTrip {
 
     /// The same if the measured packet has arrived.
     #[inline]
-    pub(super) fn end_sample_if(&mut self, now: Time, has_arrived: impl FnOnce(Psn) -> bool) {
+    fn end_sample_if(&mut self, now: Time, has_arrived: impl FnOnce(Psn) -> bool) {
         let Some((_, sent)) = self.sample.take_if(|(psn, _)| has_arrived(*psn)) else { return };
         let measured = now.as_nanos().saturating_sub(sent.as_nanos());
         (self.smoothed, self.variation) = match self.smoothed {

@@ -1,4 +1,4 @@
-//! What a native peer has said that it misses, and what was done about it.
+//! The packets that a native peer has reported missing, and whether they were sent again.
 //!
 //! While there is a scoreboard the requester does not go back: the peer keeps what comes behind a gap, and what is
 //! missing is sent again by itself. Of all packets in flight those are listed that the peer misses; the others before
@@ -6,27 +6,21 @@
 
 use std::time::Duration;
 
-use super::missing::{LOSS_EVIDENCE, Missing, MissingPackets, Range};
+use super::gaps::Gaps;
+use super::missing::{Missing, MissingPackets, Range};
+use crate::transport::common::LOSS_EVIDENCE;
 use crate::types::{Psn, Time};
 use crate::wire::GapRun;
 
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Scoreboard {
-    missing: MissingPackets,
-    /// The oldest number that is not acknowledged.
-    begin: Psn,
-    /// The number after the last one that the peer keeps.
-    end: Psn,
-    /// Packets before `end` that lie in no queue: kept by the peer, or lost and not sent again yet.
-    absent: u32,
+    gaps: Gaps,
     /// When the peer told of its gaps last.
     told_at: Time,
-    /// Losses before this number are one event of congestion.
-    event_end: Psn,
 }
 
-/// What a report has changed.
+/// The news in a report.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Learned {
     /// The peer keeps packets that it did not keep before.
@@ -38,8 +32,15 @@ pub(super) struct Learned {
 impl Scoreboard {
     /// Of a peer that has told of no gap yet.
     pub(super) fn new(begin: Psn) -> Self {
-        let missing = MissingPackets::default();
-        Self { missing, begin, end: begin, absent: 0, told_at: Time::ZERO, event_end: begin }
+        Self { gaps: Gaps::new(begin), told_at: Time::ZERO }
+    }
+
+    pub(super) fn gaps(&self) -> &Gaps {
+        &self.gaps
+    }
+
+    pub(super) fn gaps_mut(&mut self) -> &mut Gaps {
+        &mut self.gaps
     }
 
     /// The peer tells of its gaps. A packet that was sent again is lost again if the peer still misses it after
@@ -51,95 +52,42 @@ impl Scoreboard {
         now: Time,
         patience: Duration,
     ) -> Learned {
-        let end = self.begin.plus(runs.clone().map(GapRun::packets).sum());
+        let end = self.gaps.begin().plus(runs.clone().map(GapRun::packets).sum());
         // A report that a newer one has overtaken. If the peer has given up what it kept, it says so again later.
-        if end.is_before(self.end) && now.saturating_since(self.told_at) < patience {
+        if end.is_before(self.gaps.end()) && now.saturating_since(self.told_at) < patience {
             return Learned::default();
         }
-        let (kept_before, lost_before) = (self.kept(), self.missing.lost());
-        let before = std::mem::take(&mut self.missing);
-        let mut known = before.iter().copied().peekable();
+        self.told_at = now;
+        let arrived_before = self.gaps.arrived();
+        let missing = self.missing_after(runs, now, patience);
+        let is_new_event = self.gaps.replace(missing, end, limit);
+        Learned { has_delivered: self.gaps.arrived() > arrived_before, is_new_event }
+    }
+
+    /// The missing packets that a report names, with what was known of them before.
+    fn missing_after(
+        &self,
+        runs: impl Iterator<Item = GapRun> + Clone,
+        now: Time,
+        patience: Duration,
+    ) -> MissingPackets {
+        let mut missing = MissingPackets::default();
+        let mut known = self.gaps.missing().iter().peekable();
         let mut kept_behind: u32 = runs.clone().map(|run| u32::from(run.kept)).sum();
-        let mut psn = self.begin;
+        let mut psn = self.gaps.begin();
         for run in runs {
             let is_lost = kept_behind >= LOSS_EVIDENCE;
             for _ in 0..run.missing {
                 while known.next_if(|range| !psn.is_before(range.end())).is_some() {}
-                let missing = known.peek().filter(|range| !psn.is_before(range.first)).map(|range| range.missing);
-                let missing = missing.unwrap_or(Missing::Late).still(is_lost, now, patience);
-                self.missing.push(Range { first: psn, packets: 1, missing });
+                let before = known.peek().filter(|range| !psn.is_before(range.first)).map(|range| range.missing);
+                let still = before.unwrap_or(Missing::Late).still(is_lost, now, patience);
+                missing.push(Range { first: psn, packets: 1, missing: still });
                 psn = psn.plus(1);
             }
             psn = psn.plus(u32::from(run.kept));
             kept_behind -= u32::from(run.kept);
         }
-        (self.end, self.told_at) = (end, now);
-        self.recount();
-        let is_new_event = self.missing.lost() > lost_before && !self.begin.is_before(self.event_end);
-        if is_new_event {
-            self.event_end = limit;
-        }
-        Learned { has_delivered: self.kept() > kept_before, is_new_event }
-    }
-
-    /// Everything before `psn` is acknowledged. Whether anything else is known.
-    pub(super) fn acknowledge_before(&mut self, psn: Psn) -> bool {
-        self.begin = psn;
-        self.missing.remove_before(psn);
-        self.recount();
-        psn.is_before(self.end)
-    }
-
-    /// Packets before `end` that lie in no queue.
-    #[inline]
-    pub(super) fn absent(&self) -> u32 {
-        self.absent
-    }
-
-    fn recount(&mut self) {
-        self.absent = self.kept() + self.missing.lost();
-    }
-
-    /// Packets that the peer keeps.
-    fn kept(&self) -> u32 {
-        (self.end.distance_from(self.begin).max(0) as u32).saturating_sub(self.missing.packets())
-    }
-
-    /// Whether the peer keeps a packet.
-    pub(super) fn is_kept(&self, psn: Psn) -> bool {
-        !psn.is_before(self.begin) && psn.is_before(self.end) && !self.missing.contains(psn)
-    }
-
-    /// Whether the peer misses a packet, and keeps later ones.
-    pub(super) fn is_missing(&self, psn: Psn) -> bool {
-        self.missing.contains(psn)
-    }
-
-    /// The first packet that is to be sent again.
-    pub(super) fn next_lost(&self) -> Option<Psn> {
-        self.missing.first_lost().map(|range| range.first)
-    }
-
-    /// Whether packets behind this one are to be sent again.
-    pub(super) fn has_lost_behind(&self, psn: Psn) -> bool {
-        self.missing.has_lost_behind(psn)
-    }
-
-    /// The packet of [`Scoreboard::next_lost`] was sent.
-    pub(super) fn note_sent_again(&mut self, now: Time) {
-        self.missing.note_sent_again(1, now);
-        self.absent = self.absent.saturating_sub(1);
-    }
-
-    /// What may have been late, and what was sent again before `patience`, is lost.
-    pub(super) fn give_up(&mut self, now: Time, patience: Duration) {
-        self.missing.judge(|range| range.missing.still(true, now, patience));
-        self.recount();
-    }
-
-    /// What is missing.
-    pub(super) fn missing(&self) -> &MissingPackets {
-        &self.missing
+        missing
     }
 }
 
@@ -169,9 +117,9 @@ mod tests {
         /// Sends all again that is lost. Their distances from the first number.
         fn send_again(&mut self, now: Time) -> Vec<i32> {
             let mut sent = Vec::new();
-            while let Some(psn) = self.0.next_lost() {
-                sent.push(psn.distance_from(BEGIN));
-                self.0.note_sent_again(now);
+            while let Some(range) = self.0.gaps.missing().first_lost() {
+                sent.push(range.first.distance_from(BEGIN));
+                self.0.gaps.note_sent_again(1, now);
             }
             sent
         }
@@ -183,9 +131,9 @@ mod tests {
         let learned = board.take(&[(2, 5), (1, 1), (3, 2)], at(0));
         assert_eq!(learned, Learned { has_delivered: true, is_new_event: true });
         // Eight are kept, three lost; the last three may be late.
-        assert_eq!(board.0.absent(), 11);
+        assert_eq!(board.0.gaps.absent(), 11);
         assert_eq!(board.send_again(at(1)), [0, 1, 7]);
-        assert_eq!(board.0.absent(), 8);
+        assert_eq!(board.0.gaps.absent(), 8);
         let learned = board.take(&[(2, 5), (1, 1), (3, 3)], at(2));
         assert_eq!(learned, Learned { has_delivered: true, ..Learned::default() });
         assert_eq!(board.send_again(at(3)), [9, 10, 11]);
@@ -207,15 +155,15 @@ mod tests {
     fn acknowledgements_end_it() {
         let mut board = Board::new();
         board.take(&[(2, 5), (2, 3)], at(0));
-        assert!(board.0.acknowledge_before(BEGIN.plus(1)));
+        assert!(board.0.gaps.acknowledge_before(BEGIN.plus(1)));
         assert_eq!(board.send_again(at(0)), [1, 7, 8]);
-        assert!(board.0.acknowledge_before(BEGIN.plus(8)));
+        assert!(board.0.gaps.acknowledge_before(BEGIN.plus(8)));
         assert_eq!(
-            (board.0.absent(), board.0.is_kept(BEGIN.plus(8)), board.0.is_kept(BEGIN.plus(9))),
+            (board.0.gaps.absent(), board.0.gaps.has_arrived(BEGIN.plus(8)), board.0.gaps.has_arrived(BEGIN.plus(9))),
             (3, false, true)
         );
-        assert!(!board.0.acknowledge_before(BEGIN.plus(12)));
-        assert_eq!(board.0.absent(), 0);
+        assert!(!board.0.gaps.acknowledge_before(BEGIN.plus(12)));
+        assert_eq!(board.0.gaps.absent(), 0);
     }
 
     #[test]
@@ -224,10 +172,10 @@ mod tests {
         board.take(&[(1, 9), (1, 9)], at(0));
         board.send_again(at(0));
         assert_eq!(board.take(&[(1, 5)], at(10)), Learned::default());
-        assert!(board.0.is_kept(BEGIN.plus(9)));
+        assert!(board.0.gaps.has_arrived(BEGIN.plus(9)));
         // The peer has forgotten what it kept.
         board.take(&[(1, 5)], at(2_000));
-        assert!(!board.0.is_kept(BEGIN.plus(9)));
+        assert!(!board.0.gaps.has_arrived(BEGIN.plus(9)));
     }
 
     #[test]
@@ -235,7 +183,7 @@ mod tests {
         let mut board = Board::new();
         board.take(&[(1, 2)], at(0));
         assert_eq!(board.send_again(at(0)), []);
-        board.0.give_up(at(0), PATIENCE);
+        board.0.gaps.give_up_before(BEGIN.plus(100), at(0), PATIENCE);
         assert_eq!(board.send_again(at(0)), [0]);
     }
 
@@ -246,9 +194,9 @@ mod tests {
         for round in 0..200 {
             board.take(&runs, at(round * 10_000));
             for _ in 0..round {
-                board.0.note_sent_again(at(round * 10_000));
+                board.0.gaps.note_sent_again(1, at(round * 10_000));
             }
-            assert!(board.0.missing.ranges() <= 1_024 + GapRun::MOST + 200);
+            assert!(board.0.gaps.missing().ranges() <= 1_024 + GapRun::MOST + 200);
         }
     }
 }

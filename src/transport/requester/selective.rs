@@ -42,8 +42,7 @@ impl Requester {
         let (patience, begin, limit) = (self.round_trip.repeat_wait(), self.unacknowledged, self.limit);
         let board = self.scoreboard.get_or_insert_with(|| Box::new(Scoreboard::new(begin)));
         let learned = board.take(runs.iter(), limit, now, patience);
-        self.round_trip.end_sample_if(now, |psn| board.is_kept(psn));
-        self.round_trip.forget_sample_if(|psn| board.is_missing(psn));
+        self.round_trip.note_gaps(board.gaps(), now);
         if learned.is_new_event {
             self.tell_congestion(common, now, CongestionKind::Loss);
         }
@@ -55,11 +54,11 @@ impl Requester {
         Ok(())
     }
 
-    /// What was late, or was sent again, has not come.
+    /// Packets that were late, or were sent again, have not come: they are lost.
     pub(super) fn give_up_missing(&mut self, common: &Common, now: Time) {
         let (limit, patience) = (self.limit, self.round_trip.repeat_wait());
         if let Some(board) = &mut self.scoreboard {
-            board.give_up(now, patience);
+            board.gaps_mut().give_up_before(limit, now, patience);
         }
         if let Some(early) = &mut self.early {
             early.give_up_before(limit, now, patience);
@@ -69,10 +68,10 @@ impl Requester {
         self.arm_timers(common, now);
     }
 
-    /// The clock of what is missing: when it is lost, or lost again.
+    /// The clock of the missing packets: when they are lost, or lost again.
     #[cold]
     pub(super) fn arm_repair(&mut self, now: Time) {
-        let kept = self.scoreboard.as_ref().map(|board| board.missing());
+        let kept = self.scoreboard.as_ref().map(|board| board.gaps().missing());
         let responses = self.early.as_ref().map(|early| early.missing());
         let missing = || [kept, responses].into_iter().flatten();
         // A response that came before its turn and was not kept: no other may come for it.
@@ -86,14 +85,14 @@ impl Requester {
     /// Everything before this number is acknowledged.
     #[cold]
     pub(super) fn trim_missing(&mut self, psn: Psn) {
-        self.scoreboard.take_if(|board| !board.acknowledge_before(psn));
+        self.scoreboard.take_if(|board| !board.gaps_mut().acknowledge_before(psn));
         self.early.take_if(|early| !early.acknowledge_before(psn));
     }
 
     /// Packets of this connection that lie in a queue of the path.
     #[cold]
     pub(super) fn packets_in_queues(&self) -> u32 {
-        let kept = self.scoreboard.as_ref().map_or(0, |board| board.absent());
+        let kept = self.scoreboard.as_ref().map_or(0, |board| board.gaps().absent());
         let absent = kept + self.early.as_ref().map_or(0, |early| early.absent());
         self.packets_before_cursor().saturating_sub(absent)
     }
@@ -105,28 +104,28 @@ impl Requester {
 
     /// The next packet that the peer misses.
     pub(super) fn next_lost(&self) -> Option<Psn> {
-        self.scoreboard.as_ref()?.next_lost()
+        Some(self.scoreboard.as_ref()?.gaps().missing().first_lost()?.first)
     }
 
     /// The packet of [`Requester::next_lost`], or the request for lost responses, has left.
     pub(super) fn note_sent_again(&mut self, plan: &RequestPlan, now: Time) {
         if self.request(plan.index).needs_response() {
             if let Some(early) = &mut self.early {
-                early.note_asked_again(plan.covers, now);
+                early.note_sent_again(plan.covers, now);
             }
         } else if let Some(board) = &mut self.scoreboard {
-            board.note_sent_again(now);
+            board.gaps_mut().note_sent_again(1, now);
         }
         self.arm_repair(now);
     }
 
     /// Whether a packet that is sent again asks how it stands: some do, and the last one.
     pub(super) fn asks_how_it_stands(&self, psn: Psn) -> bool {
-        let is_last = self.scoreboard.as_ref().is_none_or(|board| !board.has_lost_behind(psn));
+        let is_last = self.scoreboard.as_ref().is_none_or(|board| !board.gaps().missing().has_lost_behind(psn));
         is_last || psn.value().is_multiple_of(ASK_EVERY)
     }
 
-    /// What to repeat when nothing is heard: the oldest packet, which all wait for, and the newest, in turns.
+    /// The packet to repeat when nothing is heard: in turns the oldest, which all others wait for, and the newest.
     pub(super) fn probe_in_turn(&self, probes: u32) -> Psn {
         if probes % 2 == 1 { self.unacknowledged } else { self.limit.minus(1) }
     }

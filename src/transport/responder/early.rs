@@ -3,16 +3,13 @@
 
 use std::time::Duration;
 
-use super::reorder::Kept;
+use super::reorder::{Early, Kept};
+use super::response_queue::SHORT_RESPONSE_BYTES;
 use super::{Common, Pass, Responder};
+use crate::transport::common::LOSS_EVIDENCE;
 use crate::types::{Counter, DropReason, Psn, Time};
 use crate::wire::{GapRun, NakCode, Packet, Syndrome};
 
-use super::reorder::Early;
-use super::response_queue::SHORT_RESPONSE_BYTES;
-
-/// Later packets than this show that an earlier one is lost and not just late.
-const GAP_EVIDENCE: u32 = 3;
 /// How long a gap may stay before it is reported, when few packets follow.
 const REORDER_WAIT: Duration = Duration::from_micros(100);
 
@@ -148,7 +145,7 @@ impl Responder {
         if gap.is_reported || gap.evidence == 0 || gap.reports_left == 0 {
             return;
         }
-        if gap.evidence >= GAP_EVIDENCE {
+        if gap.evidence >= LOSS_EVIDENCE {
             self.report_gap(common);
         } else if gap.report_at.is_none() {
             gap.report_at = Some(now + REORDER_WAIT);

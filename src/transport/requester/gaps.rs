@@ -1,0 +1,223 @@
+//! The packets behind the oldest unacknowledged number, as far as something is known of them: which are missing, which
+//! of those were sent again, and how many lie in no queue.
+//!
+//! Of requests, a native peer tells ([`super::scoreboard`]). Of responses, the requester sees itself what has come:
+//! responses leave in order, so one that comes shows that everything before it was executed, and that the responses
+//! before it have left.
+
+use std::time::Duration;
+
+use super::missing::{Missing, MissingPackets, Range};
+use crate::transport::common::LOSS_EVIDENCE;
+use crate::types::{Psn, Time};
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Gaps {
+    missing: MissingPackets,
+    /// The oldest number that is not acknowledged.
+    begin: Psn,
+    /// Nothing is known from this number on. Every packet before it has arrived or is missing.
+    end: Psn,
+    /// Packets before `end` that lie in no queue: they have arrived, or are lost and not sent again yet.
+    absent: u32,
+    /// Losses before this number are one event of congestion.
+    event_end: Psn,
+}
+
+impl Gaps {
+    /// Nothing is known from this number on.
+    pub(super) fn new(begin: Psn) -> Self {
+        let missing = MissingPackets::default();
+        Self { missing, begin, end: begin, absent: 0, event_end: begin }
+    }
+
+    pub(super) fn begin(&self) -> Psn {
+        self.begin
+    }
+
+    /// Nothing is known from this number on.
+    pub(super) fn end(&self) -> Psn {
+        self.end
+    }
+
+    /// The missing packets.
+    pub(super) fn missing(&self) -> &MissingPackets {
+        &self.missing
+    }
+
+    /// Whether a packet is missing, and not just unknown.
+    pub(super) fn is_missing(&self, psn: Psn) -> bool {
+        self.missing.contains(psn)
+    }
+
+    /// Whether a packet has arrived.
+    pub(super) fn has_arrived(&self, psn: Psn) -> bool {
+        !psn.is_before(self.begin) && psn.is_before(self.end) && !self.missing.contains(psn)
+    }
+
+    /// Whether all packets of these numbers have arrived.
+    pub(super) fn have_all_arrived(&self, begin: Psn, end: Psn) -> bool {
+        !self.end.is_before(end) && !self.missing.contains_any(begin, end)
+    }
+
+    /// The number up to which everything has arrived.
+    pub(super) fn complete_before(&self) -> Psn {
+        self.missing.first().unwrap_or(self.end)
+    }
+
+    /// Packets that have arrived.
+    pub(super) fn arrived(&self) -> u32 {
+        (self.end.distance_from(self.begin).max(0) as u32).saturating_sub(self.missing.packets())
+    }
+
+    /// Packets before [`Gaps::end`] that lie in no queue.
+    #[inline]
+    pub(super) fn absent(&self) -> u32 {
+        self.absent
+    }
+
+    fn recount(&mut self) {
+        self.absent = self.arrived() + self.missing.lost();
+    }
+
+    /// The packets before `end` are known: of those that were not, these numbers, in order, are missing.
+    pub(super) fn extend(&mut self, end: Psn, missing: impl Iterator<Item = (Psn, u32)>) {
+        for (first, packets) in missing {
+            self.missing.push(Range { first, packets, missing: Missing::Late });
+        }
+        self.end = end;
+        self.recount();
+    }
+
+    /// The packets before `end` are known, and these are missing. Whether that is an event of congestion, which lasts
+    /// to `limit`.
+    pub(super) fn replace(&mut self, missing: MissingPackets, end: Psn, limit: Psn) -> bool {
+        let lost_before = self.missing.lost();
+        (self.missing, self.end) = (missing, end);
+        self.note_losses(lost_before, limit)
+    }
+
+    /// A packet has arrived. Whether it was missing.
+    pub(super) fn remove(&mut self, psn: Psn) -> bool {
+        let was_missing = self.missing.remove(psn);
+        self.recount();
+        was_missing
+    }
+
+    /// The packet before `end` has arrived, and packets leave in order: one that is missing is lost if it is far enough
+    /// behind that, or if it was sent again before `patience`. Whether that is an event of congestion, which lasts to
+    /// `limit`.
+    pub(super) fn judge(&mut self, end: Psn, limit: Psn, now: Time, patience: Duration) -> bool {
+        let lost_before = self.missing.lost();
+        let is_far_behind = |range: &Range| end.distance_from(range.end()) >= LOSS_EVIDENCE as i32;
+        self.missing.judge(|range| range.missing.still(is_far_behind(range), now, patience));
+        self.note_losses(lost_before, limit)
+    }
+
+    /// Whether more is lost than before, and nothing of that in an event of congestion that is known.
+    fn note_losses(&mut self, lost_before: u32, limit: Psn) -> bool {
+        self.recount();
+        let is_event = self.missing.lost() > lost_before && !self.begin.is_before(self.event_end);
+        if is_event {
+            self.event_end = limit;
+        }
+        is_event
+    }
+
+    /// Before `end`, a packet that may have been late is lost, and so is one that was sent again before `patience`.
+    pub(super) fn give_up_before(&mut self, end: Psn, now: Time, patience: Duration) {
+        let is_due = |range: &Range| range.first.is_before(end);
+        self.missing
+            .judge(|range| if is_due(range) { range.missing.still(true, now, patience) } else { range.missing });
+        self.recount();
+    }
+
+    /// The first packets of [`MissingPackets::first_lost`] were sent again, or asked for again.
+    pub(super) fn note_sent_again(&mut self, packets: u32, now: Time) {
+        self.missing.note_sent_again(packets, now);
+        self.recount();
+    }
+
+    /// Everything before `psn` is acknowledged. Whether anything else is known.
+    pub(super) fn acknowledge_before(&mut self, psn: Psn) -> bool {
+        self.begin = psn;
+        self.missing.remove_before(psn);
+        self.recount();
+        psn.is_before(self.end)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BEGIN: Psn = Psn::new(0xff_fff0);
+    const PATIENCE: Duration = Duration::from_millis(1);
+
+    fn at(microseconds: u64) -> Time {
+        Time::from_nanos(1_000_000_000 + microseconds * 1_000)
+    }
+
+    struct Responses(Gaps);
+
+    impl Responses {
+        fn new() -> Self {
+            Self(Gaps::new(BEGIN))
+        }
+
+        /// A response of one long READ comes.
+        fn come(&mut self, place: u32, now: Time) -> bool {
+            let (psn, from) = (BEGIN.plus(place), self.0.end());
+            if from.is_before(psn.plus(1)) {
+                let packets = psn.plus(1).distance_from(from) as u32;
+                self.0.extend(psn.plus(1), [(from, packets)].into_iter());
+            }
+            assert!(self.0.remove(psn), "{place} came twice");
+            self.0.judge(psn.plus(1), BEGIN.plus(100), now, PATIENCE)
+        }
+
+        fn ask_again(&mut self, now: Time) -> Vec<(i32, u32)> {
+            let mut asked = Vec::new();
+            while let Some(range) = self.0.missing().first_lost() {
+                asked.push((range.first.distance_from(BEGIN), range.packets));
+                self.0.note_sent_again(range.packets, now);
+            }
+            asked
+        }
+    }
+
+    #[test]
+    fn what_is_missing_is_asked_for_again_after_three_later_responses() {
+        let mut responses = Responses::new();
+        assert!(!responses.come(2, at(0)) && !responses.come(3, at(0)));
+        assert!(responses.0.missing().has_late());
+        assert_eq!(responses.ask_again(at(0)), []);
+        assert!(responses.come(4, at(0)), "an event of congestion");
+        assert_eq!(responses.0.absent(), 5);
+        assert_eq!(responses.ask_again(at(0)), [(0, 2)]);
+        assert_eq!(responses.0.absent(), 3);
+        assert!(!responses.come(9, at(1)) && !responses.come(1, at(2)));
+        assert_eq!(responses.0.complete_before(), BEGIN);
+        assert!(responses.0.has_arrived(BEGIN.plus(1)) && !responses.0.has_arrived(BEGIN.plus(8)));
+        // The one that was asked for again is lost again, the four before the last are late.
+        responses.come(10, at(1_000));
+        assert_eq!(responses.ask_again(at(1_000)), [(0, 1)]);
+        responses.0.give_up_before(BEGIN.plus(6), at(1_000), PATIENCE);
+        assert_eq!(responses.ask_again(at(1_000)), [(5, 4)]);
+        responses.come(0, at(1_100));
+        assert_eq!(responses.0.complete_before(), BEGIN.plus(5));
+        assert!(responses.0.acknowledge_before(BEGIN.plus(5)));
+        assert!(!responses.0.acknowledge_before(BEGIN.plus(11)));
+    }
+
+    #[test]
+    fn numbers_without_a_response_are_not_missing() {
+        let mut responses = Responses::new();
+        responses.0.extend(BEGIN.plus(10), [(BEGIN, 2), (BEGIN.plus(8), 2)].into_iter());
+        assert!(responses.0.has_arrived(BEGIN.plus(5)));
+        responses.0.remove(BEGIN);
+        responses.0.remove(BEGIN.plus(1));
+        assert_eq!(responses.0.complete_before(), BEGIN.plus(8));
+    }
+}
