@@ -269,8 +269,12 @@ impl Network {
                 let bytes = bytes.to_vec();
                 let mut flight =
                     Flight { from, to, source, source_port, segment_index, bytes, is_corrupt, is_forged: false };
-                if self.random.chance(self.faults[from].short_answers) {
-                    self.shortened += u64::from(shorten_answer(&mut flight, transmit.destination));
+                if self.random.chance(self.faults[from].short_answers)
+                    && shorten_answer(&mut flight, transmit.destination)
+                {
+                    // A keyed peer drops it.
+                    self.shortened += 1;
+                    self.note_harm(from, to);
                 }
                 if is_corrupt {
                     flight.is_corrupt = corrupt(&mut flight.bytes, &mut self.random);
