@@ -156,7 +156,7 @@ impl QueuePair {
                 self.execute(pass, &packet);
             }
         }
-        self.responder.end_kept(&mut self.common, pass.now);
+        self.responder.end_kept(&self.common, pass.now);
     }
 
     /// A packet of an unreliable connection.

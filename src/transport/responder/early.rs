@@ -8,7 +8,7 @@ use super::response_queue::SHORT_RESPONSE_BYTES;
 use super::{Common, Pass, Responder};
 use crate::transport::common::LOSS_EVIDENCE;
 use crate::types::{Counter, DropReason, Psn, Time};
-use crate::wire::{GapRun, NakCode, Packet, Syndrome};
+use crate::wire::{GapRun, Packet};
 
 /// How long a gap may stay before it is reported, when few packets follow.
 const REORDER_WAIT: Duration = Duration::from_micros(100);
@@ -80,7 +80,7 @@ impl Responder {
     }
 
     /// A peer that is told of all gaps hears of each new one, and how it stands whenever it asks.
-    fn note_more(&mut self, common: &mut Common, asks: bool, opens_gap: bool) {
+    fn note_more(&mut self, common: &Common, asks: bool, opens_gap: bool) {
         if asks {
             return self.report_gap(common);
         }
@@ -118,7 +118,7 @@ impl Responder {
     }
 
     /// The kept packets are executed up to the next gap.
-    pub(in crate::transport) fn end_kept(&mut self, common: &mut Common, now: Time) {
+    pub(in crate::transport) fn end_kept(&mut self, common: &Common, now: Time) {
         self.reorder.advance(self.expected);
         if self.waits_for_retry {
             self.reorder.clear();
@@ -137,10 +137,13 @@ impl Responder {
     #[inline]
     pub(in crate::transport) fn close_gap(&mut self) {
         self.gap.close(!self.reorder.is_empty());
+        if self.responses.owes_sequence_nak() {
+            self.responses.withdraw_sequence_nak();
+        }
     }
 
     /// Reports a gap, once (`rxe_resp.c`, `check_psn`), when the missing packet is more likely lost than late.
-    fn judge_gap(&mut self, common: &mut Common, now: Time) {
+    fn judge_gap(&mut self, common: &Common, now: Time) {
         let gap = &mut self.gap;
         if gap.is_reported || gap.evidence == 0 || gap.reports_left == 0 {
             return;
@@ -153,8 +156,13 @@ impl Responder {
     }
 
     /// The NAK has the number of the packet that is missing (`rxe_resp.c`, `RESPST_ERR_PSN_OUT_OF_SEQ`).
-    pub(super) fn report_gap(&mut self, common: &mut Common) {
+    pub(super) fn report_gap(&mut self, common: &Common) {
         self.gap.report_at = None;
+        // The NAK that is due will say how it stands when it leaves: an early packet adds less to it than it earns.
+        if self.responses.owes_sequence_nak() {
+            self.gap.is_reported = true;
+            return;
+        }
         // Only an early packet without payload is shorter than a NAK; then the next one reports the gap.
         let bytes = SHORT_RESPONSE_BYTES + self.gap_bytes(common, self.expected) as usize;
         if !self.responses.spend(bytes) {
@@ -162,7 +170,6 @@ impl Responder {
         }
         self.gap.is_reported = true;
         self.gap.reports_left = self.gap.reports_left.saturating_sub(1);
-        common.count(Counter::SentSequenceNak);
-        self.responses.push_nak(self.expected, Syndrome::Nak(NakCode::SequenceError), self.message_count);
+        self.responses.push_sequence_nak(self.expected, self.message_count);
     }
 }

@@ -120,6 +120,9 @@ impl Responder {
             Response::Nak { psn, syndrome, message_count } => {
                 headers.bth.psn = psn;
                 headers.aeth = Some(Aeth { syndrome, msn: message_count });
+                if syndrome == Syndrome::Nak(NakCode::SequenceError) {
+                    common.count(Counter::SentSequenceNak);
+                }
                 if plan.payload > 0 {
                     return self.emit_gaps(plan, headers, writer);
                 }

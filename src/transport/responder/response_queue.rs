@@ -28,6 +28,8 @@ pub(super) const SHORT_RESPONSE_BYTES: usize = 20;
 /// The same of the result of an atomic.
 const ATOMIC_RESPONSE_BYTES: usize = 28;
 
+const SEQUENCE_ERROR: Syndrome = Syndrome::Nak(NakCode::SequenceError);
+
 /// Parts of READs that wait: as many as a NAK names gaps.
 const MOST_PARTS: usize = 256;
 
@@ -59,6 +61,12 @@ pub(super) enum Response {
     },
     /// The resource in this slot.
     Resource(usize),
+}
+
+impl Response {
+    fn is_sequence_nak(&self) -> bool {
+        matches!(self, Self::Nak { syndrome: SEQUENCE_ERROR, .. })
+    }
 }
 
 /// A READ or atomic, kept as long as a repetition may come.
@@ -144,6 +152,8 @@ pub(in crate::transport) struct ResponseQueue {
     acknowledged: Psn,
     /// Since when an acknowledgement waits for the application's reply, and until when it may.
     held_until: Option<Time>,
+    /// Whether a NAK for a sequence error is queued; there is never more than one.
+    owes_sequence_nak: bool,
     established: bool,
     stopped: bool,
     burst: u32,
@@ -343,13 +353,37 @@ impl ResponseQueue {
     }
 
     pub(super) fn push_nak(&mut self, psn: Psn, syndrome: Syndrome, message_count: u32) {
-        let is_final = matches!(syndrome, Syndrome::Nak(code) if code != NakCode::SequenceError);
+        let is_final = matches!(syndrome, Syndrome::Nak(_));
         if !is_final && !self.takes_empty() {
             return;
         }
         let nak = Response::Nak { psn, syndrome, message_count };
         if self.queue.back() != Some(&nak) {
             self.queue.push_back(nak);
+        }
+    }
+
+    /// Reports a gap before all that has arrived. The NAK says how it stands when it leaves.
+    pub(super) fn push_sequence_nak(&mut self, psn: Psn, message_count: u32) {
+        if !self.owes_sequence_nak && self.takes_empty() {
+            self.owes_sequence_nak = true;
+            self.queue.push_back(Response::Nak { psn, syndrome: SEQUENCE_ERROR, message_count });
+        }
+    }
+
+    /// Whether a gap is to be reported.
+    #[inline]
+    pub(super) fn owes_sequence_nak(&self) -> bool {
+        self.owes_sequence_nak
+    }
+
+    /// The gap is closed before its report has left: the peer would send again what is executed.
+    #[cold]
+    pub(super) fn withdraw_sequence_nak(&mut self) {
+        self.owes_sequence_nak = false;
+        self.queue.retain(|response| !response.is_sequence_nak());
+        if self.queue.is_empty() {
+            self.held_until = None;
         }
     }
 
@@ -500,6 +534,7 @@ impl ResponseQueue {
     /// The READ that leaves now is refused, and with it everything that is due after it.
     pub(super) fn refuse_read(&mut self, psn: Psn, code: NakCode, message_count: u32) {
         self.queue.clear();
+        self.owes_sequence_nak = false;
         self.parts.clear();
         for resource in self.resources.iter_mut().flatten() {
             resource.queued = false;
@@ -524,17 +559,22 @@ impl ResponseQueue {
         }
     }
 
+    fn note_resource_sent(&mut self, slot: usize) {
+        let Some(resource) = &mut self.resources[slot] else { return };
+        resource.queued = false;
+        resource.was_sent = true;
+        if !self.parts.is_empty() {
+            self.queue_part(slot);
+        }
+    }
+
     /// The front has left.
     #[inline]
     pub(super) fn pop(&mut self) {
-        if let Some(Response::Resource(slot)) = self.queue.pop_front()
-            && let Some(resource) = &mut self.resources[slot]
-        {
-            resource.queued = false;
-            resource.was_sent = true;
-            if !self.parts.is_empty() {
-                self.queue_part(slot);
-            }
+        match self.queue.pop_front() {
+            Some(Response::Resource(slot)) => self.note_resource_sent(slot),
+            Some(response) if response.is_sequence_nak() => self.owes_sequence_nak = false,
+            _ => {}
         }
         if self.queue.is_empty() {
             self.held_until = None;

@@ -174,3 +174,29 @@ fn responses_to_what_is_not_in_flight_change_nothing() {
         assert!(pair.ends[0].transmit(pair.now).is_empty());
     }
 }
+
+/// The peer would send again what is executed. An engine takes many packets before it sends.
+#[test]
+fn a_gap_that_closes_before_its_report_leaves_is_not_reported() {
+    let gaps = PeerCapabilities { extensions: PeerCapabilities::GAP_RUNS, ..NATIVE };
+    for capabilities in [PeerCapabilities::STRANGER, NATIVE, gaps] {
+        let mut pair = Pair::new(capabilities);
+        let (local, into) = (pair.ends[0].sge(0, 8), pair.ends[1].sge(512, 8));
+        (0..5).for_each(|_| pair.ends[1].post_receive(&[into]));
+        (0..5).for_each(|_| pair.ends[0].post(pair.now, Operation::Send, &[local]));
+        let mut packets: Vec<Vec<u8>> = Vec::new();
+        while let sent @ [_, ..] = &pair.ends[0].transmit(pair.now)[..] {
+            packets.extend_from_slice(sent);
+        }
+        assert_eq!(packets.len(), 5);
+        packets.rotate_left(1);
+        let source = pair.ends[0].address;
+        pair.ends[1].handle(pair.now, source, &packets);
+        pair.drive(Duration::from_millis(50));
+        assert_eq!(counter(&pair, Counter::ReorderedRequest), 4);
+        assert_eq!(counter(&pair, Counter::SentSequenceNak), 0);
+        let requester = pair.ends[0].endpoint.counters();
+        assert_eq!(requester.get(Counter::ReceivedSequenceNak) + requester.get(Counter::RetransmittedPackets), 0);
+        assert_eq!(pair.ends[1].poll().len(), 5);
+    }
+}
