@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use rdma_verbs::memory::{Backing, Region};
-use rdma_verbs::sim::{Bottleneck, Connection, Discipline, Faults, Host, Network, Port};
+use rdma_verbs::sim::{Bottleneck, Connection, Discipline, Faults, Host, Network, Port, Socket};
 use rdma_verbs::types::{
     AccessFlags, Data, DomainId, KeyShare, Mtu, Operation, PeerCapabilities, PeerKey, Psn, QueuePairCapabilities,
     RawCompletion, SendFlags, SendRequest, Sge, Time,
@@ -17,6 +17,8 @@ const MESSAGE_BYTES: u32 = 64 << 10;
 const DEPTH: usize = 64;
 /// Holds all that is in flight: nothing is lost but by chance.
 const LARGE_QUEUE: Discipline = Discipline::TailDrop { queue_bytes: 1 << 30 };
+/// An engine takes all packets that have come before it sends any.
+const SOCKET: Socket = Socket { packets: usize::MAX, wake: Duration::from_micros(20) };
 const NATIVE: PeerCapabilities = PeerCapabilities {
     version: 1,
     segmentation_offload: true,
@@ -82,6 +84,7 @@ impl World {
         let faults = Faults { rare_loss: loss, delay: round_trip / 2, ..Faults::default() };
         let mut network = Network::new(hosts.into(), vec![faults.clone(), faults], seed);
         network.release = 1_000;
+        (0..2).for_each(|host| network.set_socket(host, SOCKET));
         for pair in [(0, 1), (1, 0)] {
             network.share(Bottleneck::new(rate * 125_000, LARGE_QUEUE), &[pair]);
         }
