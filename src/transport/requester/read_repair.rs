@@ -132,6 +132,8 @@ impl Requester {
     /// The peer misses this request packet. It is sent again, at most once in the time in which the peer would tell.
     pub(super) fn resend_request(&mut self, common: &mut Common, now: Time, psn: Psn) {
         common.count(Counter::ReceivedSequenceNak);
+        // The responses behind the missing packet wait for it.
+        self.round_trip.forget_sample();
         let (last, at) = self.resent;
         let is_underway = last == psn && now.saturating_since(at) < self.round_trip.repeat_wait();
         if !is_underway && !self.waits_for_receiver() {

@@ -134,7 +134,9 @@ impl Requester {
         self.round_trip.end_sample(self.unacknowledged, now);
         let unacknowledged = self.unacknowledged;
         let early = self.recovery.early_response.filter(|psn| !psn.is_before(unacknowledged));
-        self.recovery = Recovery { early_response: early, ..Recovery::default() };
+        // A request packet that the peer misses is still to be sent again.
+        let probe = self.recovery.probe.filter(|psn| self.places_early && !psn.is_before(unacknowledged));
+        self.recovery = Recovery { early_response: early, probe, ..Recovery::default() };
         if self.waits_for_receiver() {
             self.pace.end_wait(now);
         }
