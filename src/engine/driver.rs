@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::doorbell::Doorbell;
+use super::held;
 use super::shard::{Core, Plan, Progress, Shard};
 use super::shard_lock::{DriveOutcome, Look};
 use crate::queue::thread_token;
@@ -73,7 +74,7 @@ impl Shard {
 
     /// A visit of a thread that found its completion queue empty. Whether it looked.
     #[inline]
-    pub(crate) fn poll(&self, has_completions: impl Fn() -> bool) -> bool {
+    pub(crate) fn poll(self: &Arc<Self>, has_completions: impl Fn() -> bool) -> bool {
         let is_due = self.contention.is_look_due();
         if is_due {
             self.look(has_completions);
@@ -81,7 +82,10 @@ impl Shard {
         is_due
     }
 
-    fn look(&self, has_completions: impl Fn() -> bool) {
+    fn look(self: &Arc<Self>, has_completions: impl Fn() -> bool) {
+        if let Some(other) = held::take_other(self) {
+            other.release_acknowledgements();
+        }
         let outcome = self.lock.try_drive(LOOKS, |core, look| {
             if look == Look::First && self.crowd.glances() && core.is_quiet() {
                 return;
@@ -89,12 +93,27 @@ impl Shard {
             let now = self.clock.now();
             let comes_back = self.visit(now);
             let progress = self.pass(core, POLLING, now, |_, wrote| comes_back && (wrote || has_completions()));
+            if core.endpoint.has_held_acknowledgements() {
+                held::note(self);
+            }
             self.note_long(&progress);
             self.leave(&progress);
         });
         if outcome == DriveOutcome::Held {
             self.visit(self.clock.now());
         }
+        self.finish(outcome);
+    }
+
+    /// Sends the acknowledgements that wait for the application's answer: this thread, which left them, turns to
+    /// another shard. If somebody else drives, that one comes back or sends them.
+    fn release_acknowledgements(&self) {
+        let outcome = self.lock.try_drive(LOOKS, |core, look| {
+            if look == Look::Again || core.endpoint.has_held_acknowledgements() {
+                let progress = self.pass(core, POSTING, self.clock.now(), |_, _| false);
+                self.leave(&progress);
+            }
+        });
         self.finish(outcome);
     }
 

@@ -20,6 +20,7 @@ mod clock;
 mod contention;
 mod doorbell;
 mod driver;
+mod held;
 mod idle;
 mod inbound;
 mod lease;

@@ -1,6 +1,7 @@
 //! Many threads, many devices, and things dropped while others are at work.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use rdma_verbs::memory::Backing;
 use rdma_verbs::types::*;
@@ -91,4 +92,33 @@ fn queue_pairs_are_destroyed_in_the_middle_of_transfers() {
             _ => a.mr.dereg().unwrap(),
         }
     }
+}
+
+/// Median of how long a message takes to arrive and to complete, if one thread polls both ends, and has polled the
+/// receiver's for so long before.
+fn message_time(from: &Node, to: &Node, polled: Duration) -> Duration {
+    let mut times = [(); 25].map(|()| {
+        to.post_recv(1, &[to.sge(0, 1)]).unwrap();
+        // Longer than a lease: whatever was polled before does not count.
+        std::thread::sleep(Duration::from_millis(10));
+        let (mut out, start) = ([RawCompletion::default()], Instant::now());
+        while start.elapsed() < polled {
+            assert_eq!(to.cq.poll(&mut out).unwrap(), 0);
+        }
+        let start = Instant::now();
+        from.post_send(2, Operation::Send, Data::Inline(&[b"x"])).unwrap();
+        to.success(1);
+        from.success(2);
+        start.elapsed()
+    });
+    times.sort_unstable();
+    times[times.len() / 2]
+}
+
+/// The receiver's acknowledgement waits for an answer of the thread that polls, but not while this thread waits for it.
+#[test]
+fn a_thread_that_polls_both_ends_does_not_wait_for_itself() {
+    let (a, b) = pair("127.78.5.13", "127.78.5.14", 4_096, Acquaintance::Ours);
+    let (unpolled, polled) = (message_time(&a, &b, Duration::ZERO), message_time(&a, &b, Duration::from_millis(10)));
+    assert!(polled < 10 * unpolled, "{polled:?} after polling, {unpolled:?} without");
 }

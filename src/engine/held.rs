@@ -1,0 +1,85 @@
+//! Acknowledgements that a polling thread has left to wait for the application's answer.
+//!
+//! They leave with the answer, or when the thread polls there again, or when the lease ends. But a thread that stays at
+//! another shard may wait there for just what these acknowledgements lead to: a program whose one thread drives both
+//! ends of a connection does. A thread that polls another shard for the second time, and has not come back in between,
+//! stays there; one that polls several in turn comes back.
+
+use std::cell::RefCell;
+use std::ptr;
+use std::sync::{Arc, Weak};
+
+use super::shard::Shard;
+
+/// What a thread has left behind.
+struct Held {
+    /// Where acknowledgements wait for this thread.
+    shard: Weak<Shard>,
+    /// The shard that this thread polled next. Only compared.
+    elsewhere: *const Shard,
+}
+
+thread_local! {
+    static HELD: RefCell<Held> = const { RefCell::new(Held { shard: Weak::new(), elsewhere: ptr::null() }) };
+}
+
+/// This thread leaves acknowledgements waiting at the shard.
+#[inline]
+pub(super) fn note(shard: &Arc<Shard>) {
+    // A thread that is ending has no such place any more; the lease's end remains.
+    let _ = HELD.try_with(|held| {
+        let mut held = held.borrow_mut();
+        held.elsewhere = ptr::null();
+        if held.shard.as_ptr() != Arc::as_ptr(shard) {
+            held.shard = Arc::downgrade(shard);
+        }
+    });
+}
+
+/// This thread polls the shard. The other one where it has left acknowledgements, if it stays away from that one.
+#[inline]
+pub(super) fn take_other(shard: &Arc<Shard>) -> Option<Arc<Shard>> {
+    HELD.try_with(|held| held.borrow_mut().take_other(shard)).ok()?
+}
+
+impl Held {
+    #[inline]
+    fn take_other(&mut self, polled: &Arc<Shard>) -> Option<Arc<Shard>> {
+        let polled = Arc::as_ptr(polled);
+        if self.shard.as_ptr() == polled {
+            self.elsewhere = ptr::null();
+        } else if self.elsewhere.is_null() {
+            self.elsewhere = polled;
+        } else if self.elsewhere == polled {
+            return std::mem::take(&mut self.shard).upgrade();
+        }
+        None
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::super::tests::shard;
+    use super::*;
+
+    #[test]
+    fn a_thread_that_stays_elsewhere_is_told_once() {
+        let [held, other, third] = [(); 3].map(|()| Arc::new(shard()));
+        assert!((0..3).all(|_| take_other(&other).is_none()), "nothing waits");
+        note(&held);
+        assert!(take_other(&other).is_none() && take_other(&third).is_none());
+        assert!(take_other(&other).is_some_and(|shard| Arc::ptr_eq(&shard, &held)));
+        assert!((0..3).all(|_| take_other(&other).is_none()), "they were sent");
+    }
+
+    #[test]
+    fn a_thread_that_comes_back_is_not_told() {
+        let [held, other] = [(); 2].map(|()| Arc::new(shard()));
+        note(&held);
+        assert!((0..3).all(|_| take_other(&other).is_none() && take_other(&held).is_none()));
+        note(&held);
+        assert!(take_other(&other).is_none());
+        drop(held);
+        assert!(take_other(&other).is_none(), "it is gone");
+    }
+}
