@@ -35,7 +35,7 @@ pub(super) struct Batch {
 pub(super) enum Sent {
     /// The kernel has it.
     Accepted,
-    /// The kernel's buffer is full: try again soon.
+    /// The socket's send buffer is full: try again soon.
     Full,
     /// The kernel refuses it. The transport repeats what matters.
     Refused,
@@ -233,11 +233,13 @@ impl Link {
         match departure {
             None => Sent::Full,
             Some(Departure::Refused) => Sent::Refused,
-            Some(Departure::Whole | Departure::Singly) => Sent::Accepted,
+            // A loss on the way as any other.
+            Some(Departure::Whole | Departure::Singly | Departure::Dropped) => Sent::Accepted,
         }
     }
 
-    /// `None`: the kernel's buffer is full.
+    /// `None`: the socket's send buffer is full. If the queue of the network interface is, the packets are lost as on
+    /// the way: trying until it has room would hold up all that comes behind them.
     #[inline]
     fn depart(&mut self, transmit: &Transmit, bytes: &[u8]) -> Option<Departure> {
         let Some(index) = self.find_sender(transmit.source, transmit.source_port) else {
@@ -259,7 +261,13 @@ impl Link {
                     return Some(Departure::Whole);
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if is_full(&error) => return None,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return None,
+                Err(error) if is_dropped(&error) => {
+                    self.counters.add(Counter::SendQueueDrops, 1);
+                    let sent = send_what_fits(socket, transmit, bytes, options);
+                    self.counters.add(Counter::SendCalls, sent);
+                    return Some(Departure::Dropped);
+                }
                 // The way out cannot compute checksums, which segmenting needs. Or something else is wrong, perhaps
                 // with the segments' length; for a single datagram the kernel says what.
                 Err(error) if options.segment_size.is_some() && is_about_segments(&error) => {
@@ -297,13 +305,24 @@ impl Link {
     }
 }
 
+/// Whether the queue of the network interface has no room.
+fn is_dropped(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::ENOBUFS)
+}
+
+/// Sends the packets of a run one by one, up to the first for which the queue of the network interface has no room: a
+/// run that is longer than the queue would never pass as a whole. The number of those sent.
+#[cold]
+fn send_what_fits(socket: &SendSocket, transmit: &Transmit, bytes: &[u8], options: SendOptions) -> u64 {
+    let Some(size) = transmit.segment_size else { return 0 };
+    let single = SendOptions { segment_size: None, ..options };
+    let segments = bytes.chunks(size.max(1));
+    segments.take_while(|segment| socket.send(transmit.destination, segment, single).is_ok()).count() as u64
+}
+
 /// Whether the kernel may refuse a run of segments for being one.
 fn is_about_segments(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EIO | libc::EINVAL))
-}
-
-fn is_full(error: &io::Error) -> bool {
-    error.kind() == io::ErrorKind::WouldBlock || error.raw_os_error() == Some(libc::ENOBUFS)
 }
 
 #[cold]

@@ -77,6 +77,8 @@ counters! {
         ReceiveCalls = "receive_calls",
         /// Sends that the kernel refused.
         SendErrors = "send_err",
+        /// Sends of which the queue of the own network interface dropped packets.
+        SendQueueDrops = "send_queue_drop",
         /// Datagrams that the kernel dropped because the socket's buffer was full.
         SocketOverflow = "socket_overflow",
     }

@@ -25,6 +25,8 @@ pub(crate) enum Departure {
     Whole,
     /// One by one, because the kernel could not segment it.
     Singly,
+    /// The queue of the own network interface dropped all of it, or some.
+    Dropped,
     /// Not at all.
     Refused,
 }
@@ -109,6 +111,8 @@ impl Tap {
             }
             if departure == Departure::Refused {
                 say(&mut comment, "refused by the system, did not leave");
+            } else if departure == Departure::Dropped {
+                say(&mut comment, "the interface's queue dropped this send, or some of it");
             } else if addressing.identification != expected && transmit.destination.is_ipv4() && !transmit.is_keyed {
                 say(&mut comment, &format!("sent singly, its ICRC is for identification {expected}"));
             }
