@@ -5,11 +5,15 @@ mod stream;
 
 use std::time::Duration;
 
-use stream::{Cell, Link, Stream, measure};
+use stream::{Cell, LARGE_QUEUE, Link, Stream, measure};
 
 /// A link of 1 Gbit/s.
 fn at_loss(operation: Stream, round_trip: Duration, loss: u32) -> Cell {
-    measure(operation, Link { rate: 1_000, round_trip, loss, seed: 1 }, Duration::from_millis(300))
+    measure(
+        operation,
+        Link { rate: 1_000, round_trip, queue_bytes: LARGE_QUEUE, loss, seed: 1 },
+        Duration::from_millis(300),
+    )
 }
 
 /// Asserts what a stream keeps of its rate, and that it repeats little besides what was lost.
@@ -34,4 +38,17 @@ fn writes_keep_their_rate() {
 fn reads_keep_their_rate() {
     keeps(Stream::Read, Duration::from_micros(50), [(1_000, 0.95), (10_000, 0.95), (50_000, 0.7), (100_000, 0.5)]);
     keeps(Stream::Read, Duration::from_millis(1), [(1_000, 0.95), (10_000, 0.95), (50_000, 0.65), (100_000, 0.4)]);
+}
+
+/// A window is many times the queue, so most of each is lost. Nothing but congestion control helps the rate, but no
+/// connection ends.
+#[test]
+fn a_short_queue_ends_no_connection() {
+    for (rate, queue_bytes) in [(1_000, 64 << 10), (50, 30 << 10), (10, 8 << 10)] {
+        for operation in [Stream::Write, Stream::Read] {
+            let link = Link { rate, round_trip: Duration::from_millis(1), queue_bytes, loss: 0, seed: 1 };
+            let cell = measure(operation, link, Duration::from_secs(1));
+            assert!(!cell.failed, "{operation:?} at {rate} Mbit/s: {cell:?}");
+        }
+    }
 }

@@ -16,7 +16,7 @@ const MESSAGE_BYTES: u32 = 64 << 10;
 /// Requests that are posted and not complete: more than the largest window.
 const DEPTH: usize = 64;
 /// Holds all that is in flight: nothing is lost but by chance.
-const LARGE_QUEUE: Discipline = Discipline::TailDrop { queue_bytes: 1 << 30 };
+pub(crate) const LARGE_QUEUE: u64 = 1 << 30;
 /// An engine takes all packets that have come before it sends any.
 const SOCKET: Socket = Socket { packets: usize::MAX, wake: Duration::from_micros(20) };
 const NATIVE: PeerCapabilities = PeerCapabilities {
@@ -55,6 +55,8 @@ pub(crate) struct Link {
     /// Mbit/s.
     pub(crate) rate: u64,
     pub(crate) round_trip: Duration,
+    /// Bytes that wait in front of the link in each direction; more are lost.
+    pub(crate) queue_bytes: u64,
     /// Packets lost of a million.
     pub(crate) loss: u32,
     pub(crate) seed: u64,
@@ -75,7 +77,7 @@ struct World {
 
 impl World {
     fn new(stream: Stream, link: Link) -> Self {
-        let Link { rate, round_trip, loss, seed } = link;
+        let Link { rate, round_trip, queue_bytes, loss, seed } = link;
         let mut hosts = [1, 2].map(|number| Host::new([192, 0, 2, number].into(), number.into()));
         let cap = QueuePairCapabilities { max_send_wr: DEPTH as u32, ..QueuePairCapabilities::default() };
         let ports = hosts.each_mut().map(|host| host.create_queue_pair(cap));
@@ -86,7 +88,7 @@ impl World {
         network.release = 1_000;
         (0..2).for_each(|host| network.set_socket(host, SOCKET));
         for pair in [(0, 1), (1, 0)] {
-            network.share(Bottleneck::new(rate * 125_000, LARGE_QUEUE), &[pair]);
+            network.share(Bottleneck::new(rate * 125_000, Discipline::TailDrop { queue_bytes }), &[pair]);
         }
         let rkey = regions[1].rkey();
         let (operation, direction) = match stream {

@@ -7,7 +7,7 @@ mod stream;
 use std::time::Duration;
 
 use clap::Parser;
-use stream::{Cell, Link, Stream, measure};
+use stream::{Cell, LARGE_QUEUE, Link, Stream, measure};
 
 const ROUND_TRIPS: [Duration; 3] = [Duration::from_micros(50), Duration::from_millis(1), Duration::from_millis(20)];
 const LOSSES: [u32; 5] = [0, 1_000, 10_000, 50_000, 100_000];
@@ -53,7 +53,8 @@ fn main() -> Result<(), serde_json::Error> {
         for round_trip in ROUND_TRIPS {
             let without = cells.len();
             for loss in LOSSES {
-                let link = Link { rate: arguments.rate, round_trip, loss, seed: arguments.seed };
+                let link =
+                    Link { rate: arguments.rate, round_trip, queue_bytes: LARGE_QUEUE, loss, seed: arguments.seed };
                 let mut cell = measure(operation, link, Duration::from_millis(arguments.milliseconds));
                 let undisturbed =
                     cells.get(without).map_or(cell.megabytes_per_second, |cell| cell.megabytes_per_second);

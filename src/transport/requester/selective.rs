@@ -32,7 +32,7 @@ impl Requester {
         now: Time,
         runs: GapRuns<'_>,
     ) -> Result<(), DropReason> {
-        if runs.packets() > self.packets_in_flight() || self.cursor != self.limit {
+        if runs.packets() > self.packets_in_flight() {
             return Err(DropReason::BadPsn);
         }
         common.count(Counter::ReceivedSequenceNak);
@@ -42,7 +42,12 @@ impl Requester {
         let (patience, begin, limit) = (self.round_trip.repeat_wait(), self.unacknowledged, self.limit);
         let board = self.scoreboard.get_or_insert_with(|| Box::new(Scoreboard::new(begin)));
         let learned = board.take(runs.iter(), limit, now, patience);
+        let end = board.gaps().end();
         self.round_trip.note_gaps(board.gaps(), now);
+        // After going back: up to there the peer has told what it misses.
+        if self.cursor.is_before(end) {
+            self.move_cursor(end);
+        }
         if learned.is_new_event {
             self.tell_congestion(common, now, CongestionKind::Loss);
         }
