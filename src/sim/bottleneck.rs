@@ -63,7 +63,11 @@ impl Bottleneck {
 
     /// How long a packet of so many bytes, from the base transport header on, is delayed. `None`: it is dropped.
     pub(super) fn pass(&mut self, now: Time, bytes: usize) -> Option<Duration> {
-        let bytes = bytes as u64 + HEADER_BYTES;
+        self.pass_frame(now, bytes as u64 + HEADER_BYTES)
+    }
+
+    /// The same for a packet of so many bytes from the Ethernet header on.
+    pub(super) fn pass_frame(&mut self, now: Time, bytes: u64) -> Option<Duration> {
         let (Discipline::TailDrop { queue_bytes: room } | Discipline::Policer { burst_bytes: room }) = self.discipline;
         let backlog = self.backlog_bytes(now);
         if backlog > 0 && backlog + bytes > room {

@@ -11,6 +11,8 @@ mod link;
 mod machine;
 mod network;
 mod random;
+mod streams;
+mod tcp;
 
 pub use bottleneck::{Bottleneck, Discipline};
 pub use host::{Bell, Connection, Host, Port, PortInit};
@@ -18,3 +20,5 @@ pub use link::Faults;
 pub use machine::Socket;
 pub use network::{Network, Record, Sighting};
 pub use random::Random;
+pub use streams::{Stream, StreamId};
+pub use tcp::{Growth, TcpConfig};

@@ -9,6 +9,7 @@ use std::time::Duration;
 use super::forger::{forge, shorten_answer};
 use super::link::{Fate, corrupt};
 use super::machine::{Machine, Socket};
+use super::streams::Streams;
 use super::{Bottleneck, Faults, Host, Random};
 use crate::transport::{AckRelease, Datagram, Transmit};
 use crate::types::{Psn, Time};
@@ -101,9 +102,10 @@ pub struct Network {
     pub forged: u64,
     /// Answers that were made too short.
     pub shortened: u64,
-    random: Random,
+    pub(super) random: Random,
+    pub(super) streams: Streams,
     machines: Vec<Machine>,
-    in_burst: Vec<bool>,
+    pub(super) in_burst: Vec<bool>,
     /// Packets from each host to each that were lost, damaged or held up.
     harmed: Vec<u64>,
     /// Packets from each host to each that later ones could overtake.
@@ -136,6 +138,7 @@ impl Network {
             forged: 0,
             shortened: 0,
             random: Random::new(seed),
+            streams: Streams::default(),
             machines: std::iter::repeat_with(Machine::default).take(count).collect(),
             in_burst: vec![false; count],
             harmed: vec![0; count * count],
@@ -205,6 +208,14 @@ impl Network {
     fn pass(&mut self, from: usize, to: usize, bytes: usize) -> Option<Duration> {
         match self.routes[from * self.hosts.len() + to] {
             Some(index) => self.bottlenecks[index].pass(self.now, bytes),
+            None => Some(Duration::ZERO),
+        }
+    }
+
+    /// The same for a frame of so many bytes from the Ethernet header on.
+    pub(super) fn pass_frame(&mut self, from: usize, to: usize, bytes: u64) -> Option<Duration> {
+        match self.routes[from * self.hosts.len() + to] {
+            Some(index) => self.bottlenecks[index].pass_frame(self.now, bytes),
             None => Some(Duration::ZERO),
         }
     }
@@ -319,7 +330,7 @@ impl Network {
         let read = self.machines.iter().filter_map(|machine| machine.reads_at).min();
         let deadline = |(host, machine): (&Host, &Machine)| host.endpoint.next_timeout().map(|at| machine.due(at));
         let timeout = self.hosts.iter().zip(&self.machines).filter_map(deadline).min();
-        [arrival, read, timeout].into_iter().flatten().min()
+        [arrival, read, timeout, self.streams.next_event()].into_iter().flatten().min()
     }
 
     /// Goes to the next arrival or deadline, at most by `limit`, and lets it happen. Packets that answer it are sent.
@@ -339,6 +350,7 @@ impl Network {
                 self.arrive(flight);
             }
         }
+        self.step_streams();
         for at in 0..self.hosts.len() {
             self.read_socket(at);
             let now = self.time_at(at);

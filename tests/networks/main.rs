@@ -2,18 +2,15 @@
 //! everywhere.
 
 mod stream;
+mod tcp;
 
 use std::time::Duration;
 
-use stream::{Cell, LARGE_QUEUE, Link, Stream, measure};
+use stream::{Cell, Link, Stream, measure};
 
 /// A link of 1 Gbit/s.
 fn at_loss(operation: Stream, round_trip: Duration, loss: u32) -> Cell {
-    measure(
-        operation,
-        Link { rate: 1_000, round_trip, queue_bytes: LARGE_QUEUE, loss, seed: 1 },
-        Duration::from_millis(300),
-    )
+    measure(operation, Link::new(1_000, round_trip, loss), Duration::from_millis(300))
 }
 
 /// Asserts what a stream keeps of its rate, and that it repeats little besides what was lost.
@@ -46,9 +43,23 @@ fn reads_keep_their_rate() {
 fn a_short_queue_ends_no_connection() {
     for (rate, queue_bytes) in [(1_000, 64 << 10), (50, 30 << 10), (10, 8 << 10)] {
         for operation in [Stream::Write, Stream::Read] {
-            let link = Link { rate, round_trip: Duration::from_millis(1), queue_bytes, loss: 0, seed: 1 };
+            let link = Link { queue_bytes, ..Link::new(rate, Duration::from_millis(1), 0) };
             let cell = measure(operation, link, Duration::from_secs(1));
             assert!(!cell.failed, "{operation:?} at {rate} Mbit/s: {cell:?}");
+        }
+    }
+}
+
+#[test]
+fn writes_keep_at_least_what_tcp_keeps() {
+    for round_trip in [Duration::from_micros(50), Duration::from_millis(1)] {
+        let rates =
+            |operation| [0, 50_000, 100_000].map(|loss| at_loss(operation, round_trip, loss).megabytes_per_second);
+        let ([ours, ours_lossy @ ..], [tcp, tcp_lossy @ ..]) = (rates(Stream::Write), rates(Stream::Tcp));
+        assert!(tcp > 110.0, "TCP without losses: {tcp:.1} MB/s");
+        for (percent, (lossy, tcp_lossy)) in [5, 10].into_iter().zip(ours_lossy.into_iter().zip(tcp_lossy)) {
+            let (kept, tcp_kept) = (lossy / ours, tcp_lossy / tcp);
+            assert!(kept >= tcp_kept, "{percent} % lost, {round_trip:?}: {kept:.2} is kept, by TCP {tcp_kept:.2}");
         }
     }
 }

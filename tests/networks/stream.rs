@@ -1,4 +1,4 @@
-//! A stream of WRITEs or READs of 64 KiB over a link with a rate that loses packets, in virtual time.
+//! A stream of WRITEs or READs of 64 KiB, or of TCP, over a link with a rate that loses packets, in virtual time.
 
 use std::time::Duration;
 
@@ -15,8 +15,6 @@ const BASE: u64 = 0x10_0000;
 const MESSAGE_BYTES: u32 = 64 << 10;
 /// Requests that are posted and not complete: more than the largest window.
 const DEPTH: usize = 64;
-/// Holds all that is in flight: nothing is lost but by chance.
-pub(crate) const LARGE_QUEUE: u64 = 1 << 30;
 /// An engine takes all packets that have come before it sends any.
 const SOCKET: Socket = Socket { packets: usize::MAX, wake: Duration::from_micros(20) };
 const NATIVE: PeerCapabilities = PeerCapabilities {
@@ -31,6 +29,10 @@ const NATIVE: PeerCapabilities = PeerCapabilities {
 pub(crate) enum Stream {
     Write,
     Read,
+    /// The simulator's model of TCP in the same place, by the RFCs.
+    Tcp,
+    /// The same with the growth of the window that Linux has.
+    Linux,
 }
 
 /// One measurement.
@@ -55,11 +57,36 @@ pub(crate) struct Link {
     /// Mbit/s.
     pub(crate) rate: u64,
     pub(crate) round_trip: Duration,
-    /// Bytes that wait in front of the link in each direction; more are lost.
-    pub(crate) queue_bytes: u64,
     /// Packets lost of a million.
     pub(crate) loss: u32,
+    /// Bytes that wait before the link.
+    pub(crate) queue_bytes: u64,
     pub(crate) seed: u64,
+}
+
+impl Link {
+    /// Of this rate in Mbit/s, with a queue that holds all that is in flight: nothing is lost but by chance.
+    pub(crate) fn new(rate: u64, round_trip: Duration, loss: u32) -> Self {
+        Self { rate, round_trip, loss, queue_bytes: 1 << 30, seed: 1 }
+    }
+
+    /// These hosts with the link between them, one bottleneck in each direction.
+    pub(crate) fn network(self, hosts: [Host; 2]) -> Network {
+        let Self { rate, round_trip, loss, queue_bytes, seed } = self;
+        let faults = Faults { rare_loss: loss, delay: round_trip / 2, ..Faults::default() };
+        let mut network = Network::new(hosts.into(), vec![faults.clone(), faults], seed);
+        network.release = 1_000;
+        for pair in [(0, 1), (1, 0)] {
+            let bottleneck = Bottleneck::new(rate * 125_000, Discipline::TailDrop { queue_bytes });
+            network.share(bottleneck, &[pair]);
+        }
+        network
+    }
+
+    /// How long a stream runs before it is measured.
+    pub(crate) fn warm_up(self) -> Duration {
+        (20 * self.round_trip).max(Duration::from_millis(50))
+    }
 }
 
 /// Two hosts, a stream between them, and the link.
@@ -76,24 +103,19 @@ struct World {
 }
 
 impl World {
-    fn new(stream: Stream, link: Link) -> Self {
-        let Link { rate, round_trip, queue_bytes, loss, seed } = link;
-        let mut hosts = [1, 2].map(|number| Host::new([192, 0, 2, number].into(), number.into()));
+    fn new(is_read: bool, link: Link) -> Self {
+        let mut hosts = hosts();
         let cap = QueuePairCapabilities { max_send_wr: DEPTH as u32, ..QueuePairCapabilities::default() };
         let ports = hosts.each_mut().map(|host| host.create_queue_pair(cap));
         let regions = hosts.each_ref().map(register);
         connect(&mut hosts, &ports);
-        let faults = Faults { rare_loss: loss, delay: round_trip / 2, ..Faults::default() };
-        let mut network = Network::new(hosts.into(), vec![faults.clone(), faults], seed);
-        network.release = 1_000;
+        let mut network = link.network(hosts);
         (0..2).for_each(|host| network.set_socket(host, SOCKET));
-        for pair in [(0, 1), (1, 0)] {
-            network.share(Bottleneck::new(rate * 125_000, Discipline::TailDrop { queue_bytes }), &[pair]);
-        }
         let rkey = regions[1].rkey();
-        let (operation, direction) = match stream {
-            Stream::Write => (Operation::Write { remote_addr: BASE, rkey }, (0, 1)),
-            Stream::Read => (Operation::Read { remote_addr: BASE, rkey }, (1, 0)),
+        let (operation, direction) = if is_read {
+            (Operation::Read { remote_addr: BASE, rkey }, (1, 0))
+        } else {
+            (Operation::Write { remote_addr: BASE, rkey }, (0, 1))
         };
         let sge = Sge { addr: BASE, length: MESSAGE_BYTES, lkey: regions[0].lkey() };
         Self { network, ports, operation, sge, direction, outstanding: 0, done: Vec::new(), failed: false }
@@ -131,6 +153,11 @@ impl World {
     }
 }
 
+/// Two hosts with nothing on them.
+pub(crate) fn hosts() -> [Host; 2] {
+    [1, 2].map(|number| Host::new([192, 0, 2, number].into(), number.into()))
+}
+
 fn register(host: &Host) -> std::sync::Arc<Region> {
     let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE;
     let backing = Backing::from_vec(vec![1; MESSAGE_BYTES as usize]);
@@ -164,10 +191,17 @@ const WIRE_BYTES_OF_A_PACKET: f64 = 1_082.0;
 
 /// Measures a stream for this time, and at least 50 round trips.
 pub(crate) fn measure(operation: Stream, link: Link, least: Duration) -> Cell {
+    let length = least.max(50 * link.round_trip);
+    match operation {
+        Stream::Tcp | Stream::Linux => super::tcp::measure(operation, link, length),
+        Stream::Write | Stream::Read => measure_verb(operation, link, length),
+    }
+}
+
+fn measure_verb(operation: Stream, link: Link, length: Duration) -> Cell {
     let Link { round_trip, loss, .. } = link;
-    let mut world = World::new(operation, link);
-    let length = least.max(50 * round_trip);
-    let begin = world.network.now + (20 * round_trip).max(Duration::from_millis(50));
+    let mut world = World::new(operation == Stream::Read, link);
+    let begin = world.network.now + link.warm_up();
     world.run(begin);
     let wire_before = world.data_bytes_on_the_wire();
     let bytes = world.run(begin + length);

@@ -3,21 +3,32 @@
 //! `cargo run --release --example virtual_networks -- --help`
 
 mod stream;
+mod tcp;
 
 use std::time::Duration;
 
-use clap::Parser;
-use stream::{Cell, LARGE_QUEUE, Link, Stream, measure};
+use clap::{Parser, ValueEnum};
+use stream::{Cell, Link, Stream, measure};
 
 const ROUND_TRIPS: [Duration; 3] = [Duration::from_micros(50), Duration::from_millis(1), Duration::from_millis(20)];
 const LOSSES: [u32; 5] = [0, 1_000, 10_000, 50_000, 100_000];
-/// What streams of 64 KiB keep of their rate on a link that loses packets, in virtual time.
+
+/// What streams of 64 KiB, and the model of TCP, keep of their rate on a link that loses packets, in virtual time.
 #[derive(Parser)]
 struct Arguments {
     /// Rate of the link in Mbit/s
     #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u64).range(1..=100_000))]
     rate: u64,
-    /// Milliseconds of virtual time that are measured, and at least 50 round trips
+    /// Bytes of the queue before the link; without it nothing is lost but by chance
+    #[arg(long, default_value_t = 1 << 30, value_parser = clap::value_parser!(u64).range(1..))]
+    queue: u64,
+    /// Only this round trip, in microseconds
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
+    round_trip: Option<u64>,
+    /// Only this loss, in packets of a million, and none
+    #[arg(long, value_parser = clap::value_parser!(u32).range(0..=900_000))]
+    loss: Option<u32>,
+    /// Milliseconds of virtual time that are measured, and at least 50 round trips; ten times as many for TCP
     #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=100_000))]
     milliseconds: u64,
     /// Only this operation
@@ -43,24 +54,30 @@ fn print(cells: &[Cell]) {
     }
 }
 
+/// The cells of an operation at a round trip; the first is without losses.
+fn measure_row(arguments: &Arguments, operation: Stream, round_trip: Duration) -> Vec<Cell> {
+    let mut losses = arguments.loss.map_or(LOSSES.to_vec(), |loss| vec![0, loss]);
+    losses.dedup();
+    let mut cells: Vec<Cell> = Vec::new();
+    for loss in losses {
+        let Arguments { rate, queue, seed, milliseconds, .. } = *arguments;
+        let link = Link { queue_bytes: queue, seed, ..Link::new(rate, round_trip, loss) };
+        let mut cell = measure(operation, link, Duration::from_millis(milliseconds));
+        let undisturbed = cells.first().map_or(cell.megabytes_per_second, |cell| cell.megabytes_per_second);
+        cell.kept = cell.megabytes_per_second / undisturbed;
+        cells.push(cell);
+    }
+    cells
+}
+
 fn main() -> Result<(), serde_json::Error> {
     let arguments = Arguments::parse();
+    let operations = arguments.operation.map_or(Stream::value_variants().to_vec(), |only| vec![only]);
+    let round_trips = arguments.round_trip.map_or(ROUND_TRIPS.to_vec(), |only| vec![Duration::from_micros(only)]);
     let mut cells: Vec<Cell> = Vec::new();
-    for operation in [Stream::Write, Stream::Read] {
-        if arguments.operation.is_some_and(|only| only != operation) {
-            continue;
-        }
-        for round_trip in ROUND_TRIPS {
-            let without = cells.len();
-            for loss in LOSSES {
-                let link =
-                    Link { rate: arguments.rate, round_trip, queue_bytes: LARGE_QUEUE, loss, seed: arguments.seed };
-                let mut cell = measure(operation, link, Duration::from_millis(arguments.milliseconds));
-                let undisturbed =
-                    cells.get(without).map_or(cell.megabytes_per_second, |cell| cell.megabytes_per_second);
-                cell.kept = cell.megabytes_per_second / undisturbed;
-                cells.push(cell);
-            }
+    for operation in operations {
+        for round_trip in &round_trips {
+            cells.extend(measure_row(&arguments, operation, *round_trip));
         }
     }
     if arguments.json {

@@ -1,0 +1,286 @@
+//! The congestion window of CUBIC (RFC 9438), in segments.
+
+use std::time::Duration;
+
+use super::Growth;
+use crate::types::Time;
+
+/// How fast the window grows, in segments for a second cubed (RFC 9438, 5.1).
+const C: f64 = 0.4;
+/// What a reduction leaves of the window (RFC 9438, 4.6).
+const BETA: f64 = 0.7;
+/// Growth of the Reno-friendly estimate for a window of acknowledged segments, until it reaches the window before the
+/// reduction (RFC 9438, 4.3).
+const ALPHA: f64 = 3.0 * (1.0 - BETA) / (1.0 + BETA);
+/// The initial window (RFC 6928).
+const INITIAL_WINDOW: f64 = 10.0;
+/// The least slow start threshold (RFC 5681, equation 4).
+const LEAST_THRESHOLD: f64 = 2.0;
+/// How long Linux keeps a rate of growth while the window does not change: more than a 32nd of a second, in ticks.
+const LINUX_INTERVAL: Duration = Duration::from_millis(32);
+/// The most segments that Linux adds for one that is delivered, the least in windows, and the least after a timeout.
+const LINUX_MOST: f64 = 0.5;
+const LINUX_LEAST: f64 = 0.01;
+const LINUX_LEAST_AT_FIRST: f64 = 0.05;
+
+/// A stage of congestion avoidance.
+#[derive(Clone, Debug)]
+struct Epoch {
+    /// When it began.
+    began: Time,
+    /// Seconds until the window is where it was before the reduction.
+    k: f64,
+    /// The plateau.
+    w_max: f64,
+    /// The window that Reno would have.
+    w_est: f64,
+    /// Linux' rate of growth, for one segment, and when and at which window it was computed.
+    rate: f64,
+    computed: Option<(Time, u64)>,
+}
+
+/// State of the window.
+#[derive(Clone, Debug)]
+pub(super) struct Cubic {
+    growth: Growth,
+    window: f64,
+    threshold: f64,
+    /// Window before the latest reduction, reduced more if it shrinks from one reduction to the next.
+    w_max: f64,
+    /// Window before the latest reduction.
+    prior_window: f64,
+    epoch: Option<Epoch>,
+}
+
+impl Cubic {
+    pub(super) fn new(growth: Growth) -> Self {
+        let (window, threshold) = (INITIAL_WINDOW, f64::INFINITY);
+        Self { growth, window, threshold, w_max: 0.0, prior_window: 0.0, epoch: None }
+    }
+
+    pub(super) fn window(&self) -> f64 {
+        self.window
+    }
+
+    pub(super) fn threshold(&self) -> f64 {
+        self.threshold
+    }
+
+    /// During recovery another rule sets the window (RFC 6937).
+    pub(super) fn set_window(&mut self, window: f64) {
+        self.window = window.max(1.0);
+    }
+
+    /// So many segments were newly delivered while the window was the limit.
+    pub(super) fn on_delivered(&mut self, now: Time, segments: u64, round_trip: Duration) {
+        let mut segments = segments as f64;
+        if self.window < self.threshold {
+            let grown = (self.window + segments).min(self.threshold);
+            segments -= grown - self.window;
+            self.window = grown;
+        }
+        if segments > 0.0 {
+            self.avoid_congestion(now, segments, round_trip.as_secs_f64());
+        }
+    }
+
+    fn avoid_congestion(&mut self, now: Time, segments: f64, round_trip: f64) {
+        let (window, w_max, prior) = (self.window, self.w_max, self.prior_window);
+        let epoch = self.epoch.get_or_insert_with(|| Epoch::new(now, window, w_max));
+        let elapsed = now.saturating_since(epoch.began).as_secs_f64();
+        let alpha = if epoch.w_est < prior { ALPHA } else { 1.0 };
+        epoch.w_est += alpha * segments / window;
+        if self.growth == Growth::Linux {
+            epoch.compute_rate(now, window, epoch.cubic(elapsed + round_trip), w_max == 0.0);
+            self.window += epoch.rate * segments;
+        } else if epoch.cubic(elapsed) < epoch.w_est {
+            // The Reno-friendly region (RFC 9438, 4.3). The estimate begins at the window and may lag behind it.
+            self.window = window.max(epoch.w_est);
+        } else {
+            // The concave and the convex region (RFC 9438, 4.4 and 4.5), with the bounds of 4.2.
+            let target = epoch.cubic(elapsed + round_trip).clamp(window, 1.5 * window);
+            self.window += (target - window) / window * segments;
+        }
+    }
+
+    /// Segments were lost, for the first time in a window (RFC 9438, 4.6). The window itself is left to the recovery.
+    pub(super) fn on_congestion(&mut self) {
+        // Fast convergence (RFC 9438, 4.7): a shrinking share leaves room for a newcomer.
+        self.w_max = if self.window < self.w_max { self.window * (1.0 + BETA) / 2.0 } else { self.window };
+        self.prior_window = self.window;
+        let threshold = (self.window * BETA).max(LEAST_THRESHOLD);
+        self.threshold = if self.growth == Growth::Linux { threshold.floor() } else { threshold };
+        self.epoch = None;
+    }
+
+    /// The retransmission timer went off (RFC 9438, 4.8). `is_first`: for this segment (RFC 5681, 3.1).
+    pub(super) fn on_timeout(&mut self, is_first: bool) {
+        if is_first {
+            self.on_congestion();
+        }
+        // The next stage of congestion avoidance has its plateau where it begins.
+        self.w_max = 0.0;
+        self.epoch = None;
+        self.window = 1.0;
+    }
+}
+
+impl Epoch {
+    fn new(began: Time, window: f64, w_max: f64) -> Self {
+        let (k, w_max) = if window < w_max { (cube_root((w_max - window) / C), w_max) } else { (0.0, window) };
+        Self { began, k, w_max, w_est: window, rate: 0.0, computed: None }
+    }
+
+    /// The greater of the cubic function's rate and Reno's, if it is time for another.
+    fn compute_rate(&mut self, now: Time, window: f64, target: f64, is_first: bool) {
+        let is_old = |at: Time| now.saturating_since(at) >= LINUX_INTERVAL;
+        if self.computed.is_some_and(|(at, before)| before == window as u64 && !is_old(at)) {
+            return;
+        }
+        let least = if is_first { LINUX_LEAST_AT_FIRST } else { LINUX_LEAST / window };
+        // Linux counts in whole segments: Reno's window is no larger until a whole window has been delivered.
+        let growth = target.max(self.w_est).floor() - window.floor();
+        self.rate = (growth / window).clamp(least, LINUX_MOST);
+        self.computed = Some((now, window as u64));
+    }
+
+    /// RFC 9438, figure 1.
+    fn cubic(&self, seconds: f64) -> f64 {
+        let distance = seconds - self.k;
+        C * distance * distance * distance + self.w_max
+    }
+}
+
+/// By Newton's method: that of the system's library may differ from one system to the next, and so would the traces.
+fn cube_root(value: f64) -> f64 {
+    let mut root = value.sqrt().max(1.0);
+    for _ in 0..40 {
+        root -= (root - value / (root * root)) / 3.0;
+    }
+    root
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ROUND_TRIP: Duration = Duration::from_millis(100);
+
+    /// Delivers a window in each round trip, segment by segment.
+    fn run(cubic: &mut Cubic, from: Time, seconds: f64) -> Time {
+        let end = from + Duration::from_secs_f64(seconds);
+        let mut now = from;
+        while now < end {
+            now = now + ROUND_TRIP.div_f64(cubic.window());
+            cubic.on_delivered(now, 1, ROUND_TRIP);
+        }
+        now
+    }
+
+    /// After a reduction from 1,000 segments at the beginning of time.
+    fn reduced() -> Cubic {
+        let mut cubic = Cubic { window: 1_000.0, ..Cubic::new(Growth::Continuous) };
+        cubic.on_congestion();
+        cubic.set_window(cubic.threshold());
+        cubic
+    }
+
+    #[test]
+    fn slow_start_adds_what_is_delivered_up_to_the_threshold() {
+        let mut cubic = Cubic::new(Growth::Continuous);
+        cubic.on_delivered(Time::ZERO, 10, ROUND_TRIP);
+        assert_eq!(cubic.window(), 20.0);
+        cubic.threshold = 24.0;
+        cubic.on_delivered(Time::ZERO, 20, ROUND_TRIP);
+        assert!(cubic.window() > 24.0 && cubic.window() < 26.0, "{}", cubic.window());
+    }
+
+    /// K = cbrt((1,000 - 700) / 0.4) = 9.086 s; W(t) = 0.4 (t - K)^3 + 1,000.
+    #[test]
+    fn the_window_follows_the_cubic_function() {
+        let mut cubic = reduced();
+        assert_eq!(cubic.window(), 700.0);
+        let mut now = Time::ZERO;
+        for (until, expected) in [(3.0, 909.9), (6.0, 988.2), (9.0, 1_000.0), (12.0, 1_009.9), (15.0, 1_082.7)] {
+            let left = until - now.saturating_since(Time::ZERO).as_secs_f64();
+            now = run(&mut cubic, now, left);
+            assert!((cubic.window() / expected - 1.0).abs() < 0.01, "at {until} s {} for {expected}", cubic.window());
+        }
+    }
+
+    /// With 14 segments Reno is faster: alpha = 0.529 segments for each round trip up to 20, one from there on.
+    #[test]
+    fn small_windows_grow_as_reno() {
+        let mut cubic = Cubic { window: 20.0, ..Cubic::new(Growth::Continuous) };
+        cubic.on_congestion();
+        cubic.set_window(cubic.threshold());
+        let now = run(&mut cubic, Time::ZERO, 0.9);
+        assert!((cubic.window() - (14.0 + 9.0 * 0.529)).abs() < 0.6, "{}", cubic.window());
+        let now = run(&mut cubic, now, 0.3);
+        let before = cubic.window();
+        run(&mut cubic, now, 0.8);
+        assert!((cubic.window() - before - 8.0).abs() < 0.6, "{before} to {}", cubic.window());
+    }
+
+    #[test]
+    fn a_window_that_shrinks_leaves_room() {
+        let mut cubic = reduced();
+        assert_eq!((cubic.w_max, cubic.threshold()), (1_000.0, 700.0));
+        cubic.set_window(800.0);
+        cubic.on_congestion();
+        assert_eq!((cubic.w_max, cubic.threshold()), (680.0, 560.0));
+    }
+
+    #[test]
+    fn a_timeout_starts_slowly_again() {
+        let mut cubic = reduced();
+        for is_first in [true, false] {
+            cubic.on_timeout(is_first);
+            assert_eq!((cubic.window(), cubic.threshold().round()), (1.0, 490.0));
+        }
+        cubic.on_delivered(Time::ZERO, 489, ROUND_TRIP);
+        // The plateau is where congestion avoidance begins: 0.4 * 1^3 after a second.
+        let now = run(&mut cubic, Time::ZERO, 0.1);
+        assert!(cubic.epoch.as_ref().is_some_and(|epoch| epoch.k == 0.0), "{cubic:?}");
+        run(&mut cubic, now, 1.0);
+        assert!(cubic.window() < 505.0, "{}", cubic.window());
+    }
+
+    /// At a round trip of 1 ms and 28 segments, Linux waits for 32 ms and then grows faster than the function.
+    #[test]
+    fn linux_grows_late() {
+        let windows = [Growth::Continuous, Growth::Linux].map(|growth| {
+            let mut cubic = Cubic { window: 40.0, ..Cubic::new(growth) };
+            cubic.on_congestion();
+            cubic.set_window(cubic.threshold());
+            let mut after = Vec::new();
+            for millisecond in 0..60 {
+                let now = Time::from_nanos(millisecond * 1_000_000);
+                cubic.on_delivered(now, cubic.window() as u64, Duration::from_millis(1));
+                after.extend([30, 59].contains(&millisecond).then_some(cubic.window()));
+            }
+            (after[0], after[1])
+        });
+        let [(early, late), (linux_early, linux_late)] = windows;
+        assert!(early > 42.0 && linux_early < 29.0, "{windows:?}");
+        assert!(linux_late / linux_early > late / early && linux_late < late, "{windows:?}");
+    }
+
+    /// Over seconds it follows the same function.
+    #[test]
+    fn linux_follows_the_cubic_function() {
+        let mut cubic = Cubic { growth: Growth::Linux, ..reduced() };
+        let now = run(&mut cubic, Time::ZERO, 6.0);
+        assert!((cubic.window() / 988.2 - 1.0).abs() < 0.01, "{}", cubic.window());
+        run(&mut cubic, now, 9.0);
+        assert!((cubic.window() / 1_082.7 - 1.0).abs() < 0.01, "{}", cubic.window());
+    }
+
+    #[test]
+    fn cube_roots_are_right() {
+        for root in [0.01_f64, 0.5, 1.0, 9.086, 1_000.0] {
+            let found = cube_root(root.powi(3));
+            assert!((found / root - 1.0).abs() < 1e-9, "{found} for {root}");
+        }
+    }
+}
