@@ -8,7 +8,6 @@
 use std::time::Duration;
 
 use super::missing::{Missing, MissingPackets, Range};
-use crate::transport::common::LOSS_EVIDENCE;
 use crate::types::{Psn, Time};
 
 /// See the module.
@@ -71,6 +70,11 @@ impl Gaps {
         (self.end.distance_from(self.begin).max(0) as u32).saturating_sub(self.missing.packets())
     }
 
+    /// How many were sent again within this time, for the first time.
+    pub(super) fn sent_again_within(&self, time: Duration, now: Time) -> u32 {
+        self.missing.sent_again_within(time, now)
+    }
+
     /// Packets before [`Gaps::end`] that lie in no queue.
     #[inline]
     pub(super) fn absent(&self) -> u32 {
@@ -105,12 +109,12 @@ impl Gaps {
         was_missing
     }
 
-    /// The packet before `end` has arrived, and packets leave in order: one that is missing is lost if it is far enough
-    /// behind that, or if it was sent again before `patience`. Whether that is an event of congestion, which lasts to
-    /// `limit`.
-    pub(super) fn judge(&mut self, end: Psn, limit: Psn, now: Time, patience: Duration) -> bool {
+    /// The packet before `end` has arrived, and packets leave in order: one that is missing is lost if it is so many
+    /// packets (`evidence`) behind that, or if it was sent again before `patience`. Whether that is an event of
+    /// congestion, which lasts to `limit`.
+    pub(super) fn judge(&mut self, end: Psn, limit: Psn, now: Time, patience: Duration, evidence: u32) -> bool {
         let lost_before = self.missing.lost();
-        let is_far_behind = |range: &Range| end.distance_from(range.end()) >= LOSS_EVIDENCE as i32;
+        let is_far_behind = |range: &Range| end.distance_from(range.end()) >= evidence as i32;
         self.missing.judge(|range| range.missing.still(is_far_behind(range), now, patience));
         self.note_losses(lost_before, limit)
     }
@@ -151,6 +155,7 @@ impl Gaps {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::transport::common::LOSS_EVIDENCE;
 
     const BEGIN: Psn = Psn::new(0xff_fff0);
     const PATIENCE: Duration = Duration::from_millis(1);
@@ -174,7 +179,7 @@ mod tests {
                 self.0.extend(psn.plus(1), [(from, packets)].into_iter());
             }
             assert!(self.0.remove(psn), "{place} came twice");
-            self.0.judge(psn.plus(1), BEGIN.plus(100), now, PATIENCE)
+            self.0.judge(psn.plus(1), BEGIN.plus(100), now, PATIENCE, LOSS_EVIDENCE)
         }
 
         fn ask_again(&mut self, now: Time) -> Vec<(i32, u32)> {

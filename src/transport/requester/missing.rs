@@ -12,19 +12,20 @@ const MOST_RANGES: usize = 1_024;
 pub(super) enum Missing {
     /// Few packets have come after it: it may be late.
     Late,
-    /// It is lost, and to be sent again.
-    Lost,
-    /// It was sent again at this time.
-    Again(Time),
+    /// It is lost, and to be sent again; a repetition of it was lost before.
+    Lost { again: bool },
+    /// It was sent again at this time; `again`: not for the first time.
+    Sent { at: Time, again: bool },
 }
 
 impl Missing {
     /// Its state while it still has not come. `patience`: a packet that is sent again comes in this time.
     pub(super) fn still(self, is_lost: bool, now: Time, patience: Duration) -> Self {
         match self {
-            Self::Again(at) if now.saturating_since(at) < patience => self,
-            Self::Late if !is_lost => Self::Late,
-            _ => Self::Lost,
+            Self::Sent { at, .. } if now.saturating_since(at) < patience => self,
+            Self::Sent { .. } => Self::Lost { again: true },
+            Self::Late if is_lost => Self::Lost { again: false },
+            Self::Late | Self::Lost { .. } => self,
         }
     }
 }
@@ -40,6 +41,10 @@ pub(super) struct Range {
 impl Range {
     pub(super) fn end(&self) -> Psn {
         self.first.plus(self.packets)
+    }
+
+    fn is_lost(&self) -> bool {
+        matches!(self.missing, Missing::Lost { .. })
     }
 
     fn contains(&self, psn: Psn) -> bool {
@@ -88,7 +93,7 @@ impl MissingPackets {
     }
 
     fn all_lost(&self) -> impl Iterator<Item = &Range> {
-        self.ranges.iter().filter(|range| range.missing == Missing::Lost)
+        self.ranges.iter().filter(|range| range.is_lost())
     }
 
     /// The first packets that are to be sent again.
@@ -103,8 +108,17 @@ impl MissingPackets {
 
     /// When the first of those was sent again that were.
     pub(super) fn oldest_again(&self) -> Option<Time> {
-        let again = |range: &Range| if let Missing::Again(at) = range.missing { Some(at) } else { None };
+        let again = |range: &Range| if let Missing::Sent { at, .. } = range.missing { Some(at) } else { None };
         self.ranges.iter().filter_map(again).min()
+    }
+
+    /// How many were sent again within this time, for the first time.
+    pub(super) fn sent_again_within(&self, time: Duration, now: Time) -> u32 {
+        let is_recent = |range: &&Range| match range.missing {
+            Missing::Sent { at, again: false } => now.saturating_since(at) < time,
+            _ => false,
+        };
+        self.ranges.iter().filter(is_recent).map(|range| range.packets).sum()
     }
 
     pub(super) fn has_late(&self) -> bool {
@@ -144,9 +158,10 @@ impl MissingPackets {
 
     /// So many packets from the beginning of [`MissingPackets::first_lost`] on were sent again.
     pub(super) fn note_sent_again(&mut self, packets: u32, now: Time) {
-        let Some(place) = self.ranges.iter().position(|range| range.missing == Missing::Lost) else { return };
+        let Some(place) = self.ranges.iter().position(Range::is_lost) else { return };
+        let again = self.ranges[place].missing == Missing::Lost { again: true };
         let [sent, left] = self.ranges[place].split(self.ranges[place].first.plus(packets));
-        let sent = Range { missing: Missing::Again(now), ..sent };
+        let sent = Range { missing: Missing::Sent { at: now, again }, ..sent };
         match place.checked_sub(1).map(|before| &mut self.ranges[before]) {
             Some(before) if before.end() == sent.first && before.missing == sent.missing => {
                 before.packets += sent.packets;

@@ -15,6 +15,7 @@ mod packet;
 mod plan;
 mod read_repair;
 mod recovery;
+mod reordering;
 mod response;
 mod round_trip;
 mod scoreboard;
@@ -35,6 +36,7 @@ use gaps::Gaps;
 use pace::{Halt, Pace};
 pub(super) use plan::RequestPlan;
 use recovery::Recovery;
+use reordering::Reordering;
 pub(super) use response::ResponseError;
 use round_trip::RoundTrip;
 use scoreboard::Scoreboard;
@@ -121,6 +123,7 @@ pub(super) struct Requester {
     /// The request packet that was sent again last because the peer misses it, and when.
     resent: (Psn, Time),
     round_trip: RoundTrip,
+    reordering: Reordering,
     /// Packets that the window share counts for this queue pair.
     counted_in_flight: u32,
     fair_share: FairShare,
@@ -158,6 +161,7 @@ impl Requester {
             places_early: false,
             resent: (Psn::default(), Time::ZERO),
             round_trip: RoundTrip::default(),
+            reordering: Reordering::default(),
             counted_in_flight: 0,
             fair_share: FairShare::default(),
             drained_announced: false,
@@ -190,6 +194,7 @@ impl Requester {
         self.places_early = false;
         self.resent = (Psn::default(), Time::ZERO);
         self.round_trip = RoundTrip::default();
+        self.reordering = Reordering::default();
         self.counted_in_flight = 0;
         self.reset_share();
         self.drained_announced = false;
@@ -374,10 +379,10 @@ impl Requester {
     }
 
     /// Everything before `psn` is acknowledged.
-    fn move_unacknowledged(&mut self, psn: Psn) {
+    fn move_unacknowledged(&mut self, now: Time, psn: Psn) {
         self.unacknowledged = psn;
         if self.repeats_selectively() {
-            self.trim_missing(psn);
+            self.trim_missing(now, psn);
         }
         if self.cursor.is_before(psn) {
             self.cursor = psn;

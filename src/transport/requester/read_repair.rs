@@ -21,13 +21,21 @@ impl Requester {
     /// A response came before its turn, and its bytes are placed.
     pub(super) fn note_early_response(&mut self, common: &mut Common, now: Time, psn: Psn) {
         self.expect_responses_before(psn.plus(1));
-        if let Some(early) = &mut self.early {
-            early.remove(psn);
+        self.remove_missing_response(now, psn);
+        if let Some(early) = &self.early {
             self.round_trip.note_gaps(early, now);
         }
         self.note_answered(psn);
         self.judge_missing(common, now, psn.plus(1));
         self.note_sign_of_life(common, now);
+    }
+
+    /// The response of this number has come.
+    pub(super) fn remove_missing_response(&mut self, now: Time, psn: Psn) {
+        let Some(early) = &mut self.early else { return };
+        let too_short = self.round_trip.too_short();
+        let recent = |early: &Gaps| early.sent_again_within(too_short, now);
+        self.reordering.watch(&mut **early, recent, |early| early.remove(psn));
     }
 
     /// If this was the last response that a READ request packet waited for, the next one may leave.
@@ -82,11 +90,13 @@ impl Requester {
 
     fn judge_missing(&mut self, common: &mut Common, now: Time, end: Psn) {
         let (limit, patience) = (self.limit, self.round_trip.repeat_wait());
+        let evidence = self.reordering.evidence(self.packets_in_flight());
         let Some(early) = &mut self.early else { return };
-        let is_event = early.judge(end, limit, now, patience);
+        let is_event = early.judge(end, limit, now, patience, evidence);
         self.arm_repair(now);
         if is_event {
             common.count(Counter::ReadRepair);
+            self.reordering.note_loss_event();
             self.tell_congestion(common, now, CongestionKind::Loss);
         }
         self.note_in_flight(common);

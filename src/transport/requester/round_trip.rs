@@ -19,6 +19,8 @@ pub(super) struct RoundTrip {
     smoothed: u64,
     /// How much a sample differs from that on average, with a gain of 1/4 (RFC 6298, section 2).
     variation: u64,
+    /// The shortest sample; 0 if there is none.
+    least: u64,
     sample: Option<(Psn, Time)>,
 }
 
@@ -52,6 +54,7 @@ impl RoundTrip {
     fn end_sample_if(&mut self, now: Time, has_arrived: impl FnOnce(Psn) -> bool) {
         let Some((_, sent)) = self.sample.take_if(|(psn, _)| has_arrived(*psn)) else { return };
         let measured = now.as_nanos().saturating_sub(sent.as_nanos());
+        self.least = if self.least == 0 { measured } else { self.least.min(measured) };
         (self.smoothed, self.variation) = match self.smoothed {
             0 => (measured.max(1), measured / 2),
             smoothed => ((smoothed * 7 + measured) / 8, (self.variation * 3 + smoothed.abs_diff(measured)) / 4),
@@ -80,6 +83,12 @@ impl RoundTrip {
     pub(super) fn repeat_wait(&self) -> Duration {
         let smoothed = if self.smoothed == 0 { INITIAL_PROBE } else { self.smoothed };
         Duration::from_nanos(smoothed + (smoothed / 4).max(4 * self.variation).max(SHORTEST_REORDER_WAIT))
+    }
+
+    /// What was sent again cannot have come, and been told of, in this time. Half of the shortest round trip: the
+    /// packet that is measured is the last of a burst, and waits for those before it.
+    pub(super) fn too_short(&self) -> Duration {
+        Duration::from_nanos(self.least / 2)
     }
 
     /// How long a response may be late before it is taken for lost.

@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use super::gaps::Gaps;
 use super::missing::{Missing, MissingPackets, Range};
-use crate::transport::common::LOSS_EVIDENCE;
 use crate::types::{Psn, Time};
 use crate::wire::GapRun;
 
@@ -44,13 +43,15 @@ impl Scoreboard {
     }
 
     /// The peer tells of its gaps. A packet that was sent again is lost again if the peer still misses it after
-    /// `patience`, in which a packet arrives and is told of. `limit` is the number after the last one sent.
+    /// `patience`, in which a packet arrives and is told of; one that was not is lost if so many packets (`evidence`)
+    /// are kept behind it. `limit` is the number after the last one sent.
     pub(super) fn take(
         &mut self,
         runs: impl Iterator<Item = GapRun> + Clone,
         limit: Psn,
         now: Time,
         patience: Duration,
+        evidence: u32,
     ) -> Learned {
         let end = self.gaps.begin().plus(runs.clone().map(GapRun::packets).sum());
         // A report that a newer one has overtaken. If the peer has given up what it kept, it says so again later.
@@ -59,7 +60,7 @@ impl Scoreboard {
         }
         self.told_at = now;
         let arrived_before = self.gaps.arrived();
-        let missing = self.missing_after(runs, now, patience);
+        let missing = self.missing_after(runs, now, patience, evidence);
         let is_new_event = self.gaps.replace(missing, end, limit);
         Learned { has_delivered: self.gaps.arrived() > arrived_before, is_new_event }
     }
@@ -70,13 +71,14 @@ impl Scoreboard {
         runs: impl Iterator<Item = GapRun> + Clone,
         now: Time,
         patience: Duration,
+        evidence: u32,
     ) -> MissingPackets {
         let mut missing = MissingPackets::default();
         let mut known = self.gaps.missing().iter().peekable();
         let mut kept_behind: u32 = runs.clone().map(|run| u32::from(run.kept)).sum();
         let mut psn = self.gaps.begin();
         for run in runs {
-            let is_lost = kept_behind >= LOSS_EVIDENCE;
+            let is_lost = kept_behind >= evidence;
             for _ in 0..run.missing {
                 while known.next_if(|range| !psn.is_before(range.end())).is_some() {}
                 let before = known.peek().filter(|range| !psn.is_before(range.first)).map(|range| range.missing);
@@ -94,6 +96,7 @@ impl Scoreboard {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::transport::common::LOSS_EVIDENCE;
 
     const BEGIN: Psn = Psn::new(0xff_fff0);
     const PATIENCE: Duration = Duration::from_millis(1);
@@ -111,7 +114,7 @@ mod tests {
 
         fn take(&mut self, runs: &[(u16, u16)], now: Time) -> Learned {
             let runs = runs.iter().map(|(missing, kept)| GapRun { missing: *missing, kept: *kept });
-            self.0.take(runs, BEGIN.plus(100), now, PATIENCE)
+            self.0.take(runs, BEGIN.plus(100), now, PATIENCE, LOSS_EVIDENCE)
         }
 
         /// Sends all again that is lost. Their distances from the first number.

@@ -1,5 +1,6 @@
 //! Selective repeat: a native peer names all packets that it misses, and exactly those are sent again.
 
+use super::gaps::Gaps;
 use super::missing::MissingPackets;
 use super::scoreboard::Scoreboard;
 use super::{Common, RequestPlan, Requester};
@@ -40,8 +41,14 @@ impl Requester {
             return Ok(());
         }
         let (patience, begin, limit) = (self.round_trip.repeat_wait(), self.unacknowledged, self.limit);
+        let evidence = self.reordering.evidence(self.packets_in_flight());
         let board = self.scoreboard.get_or_insert_with(|| Box::new(Scoreboard::new(begin)));
-        let learned = board.take(runs.iter(), limit, now, patience);
+        let too_short = self.round_trip.too_short();
+        let learned = self.reordering.watch(
+            &mut **board,
+            |board| board.gaps().sent_again_within(too_short, now),
+            |board| board.take(runs.iter(), limit, now, patience, evidence),
+        );
         let end = board.gaps().end();
         self.round_trip.note_gaps(board.gaps(), now);
         // After going back: up to there the peer has told what it misses.
@@ -49,6 +56,7 @@ impl Requester {
             self.move_cursor(end);
         }
         if learned.is_new_event {
+            self.reordering.note_loss_event();
             self.tell_congestion(common, now, CongestionKind::Loss);
         }
         if learned.has_delivered {
@@ -89,9 +97,14 @@ impl Requester {
 
     /// Everything before this number is acknowledged.
     #[cold]
-    pub(super) fn trim_missing(&mut self, psn: Psn) {
-        self.scoreboard.take_if(|board| !board.gaps_mut().acknowledge_before(psn));
-        self.early.take_if(|early| !early.acknowledge_before(psn));
+    pub(super) fn trim_missing(&mut self, now: Time, psn: Psn) {
+        let too_short = self.round_trip.too_short();
+        let mut is_over = |gaps: &mut Gaps| {
+            let recent = |gaps: &Gaps| gaps.sent_again_within(too_short, now);
+            !self.reordering.watch(gaps, recent, |gaps| gaps.acknowledge_before(psn))
+        };
+        self.scoreboard.take_if(|board| is_over(board.gaps_mut()));
+        self.early.take_if(|early| is_over(early));
     }
 
     /// Packets of this connection that lie in a queue of the path.
