@@ -49,6 +49,18 @@ pub(crate) struct Cell {
     pub(crate) repeated: f64,
     /// Whether the connection ended.
     pub(crate) failed: bool,
+    /// The longest time between two completions.
+    pub(crate) longest_pause: Duration,
+}
+
+/// What is wrong with a link beside losses at random.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Trouble {
+    None,
+    /// One packet of a hundred is late by up to this time.
+    Reordering(Duration),
+    /// Nothing passes in each second for this time.
+    Outages(Duration),
 }
 
 /// The link.
@@ -62,18 +74,24 @@ pub(crate) struct Link {
     /// Bytes that wait before the link.
     pub(crate) queue_bytes: u64,
     pub(crate) seed: u64,
+    pub(crate) trouble: Trouble,
 }
 
 impl Link {
     /// Of this rate in Mbit/s, with a queue that holds all that is in flight: nothing is lost but by chance.
     pub(crate) fn new(rate: u64, round_trip: Duration, loss: u32) -> Self {
-        Self { rate, round_trip, loss, queue_bytes: 1 << 30, seed: 1 }
+        Self { rate, round_trip, loss, queue_bytes: 1 << 30, seed: 1, trouble: Trouble::None }
     }
 
     /// These hosts with the link between them, one bottleneck in each direction.
     pub(crate) fn network(self, hosts: [Host; 2]) -> Network {
-        let Self { rate, round_trip, loss, queue_bytes, seed } = self;
+        let Self { rate, round_trip, loss, queue_bytes, seed, trouble } = self;
         let faults = Faults { rare_loss: loss, delay: round_trip / 2, ..Faults::default() };
+        let faults = match trouble {
+            Trouble::None => faults,
+            Trouble::Reordering(lateness) => Faults { reordering: 10, lateness, ..faults },
+            Trouble::Outages(length) => Faults { blackouts: Some((Duration::from_secs(1), length)), ..faults },
+        };
         let mut network = Network::new(hosts.into(), vec![faults.clone(), faults], seed);
         network.release = 1_000;
         for pair in [(0, 1), (1, 0)] {
@@ -100,6 +118,8 @@ struct World {
     outstanding: usize,
     done: Vec<RawCompletion>,
     failed: bool,
+    last_completion: Time,
+    longest_pause: Duration,
 }
 
 impl World {
@@ -118,7 +138,9 @@ impl World {
             (Operation::Write { remote_addr: BASE, rkey }, (0, 1))
         };
         let sge = Sge { addr: BASE, length: MESSAGE_BYTES, lkey: regions[0].lkey() };
-        Self { network, ports, operation, sge, direction, outstanding: 0, done: Vec::new(), failed: false }
+        let (last_completion, longest_pause) = (network.now, Duration::ZERO);
+        let (done, outstanding, failed) = (Vec::new(), 0, false);
+        Self { network, ports, operation, sge, direction, outstanding, done, failed, last_completion, longest_pause }
     }
 
     /// Runs until then. Bytes of the messages that have completed meanwhile.
@@ -128,6 +150,11 @@ impl World {
             self.post();
             self.network.step(Duration::from_millis(1));
             self.ports[0].poll(&mut self.done);
+            if !self.done.is_empty() {
+                let now = self.network.now;
+                let pause = now.saturating_since(std::mem::replace(&mut self.last_completion, now));
+                self.longest_pause = self.longest_pause.max(pause);
+            }
             for completion in self.done.drain(..) {
                 self.failed |= !completion.status.is_success();
                 self.outstanding -= 1;
@@ -203,6 +230,7 @@ fn measure_verb(operation: Stream, link: Link, length: Duration) -> Cell {
     let mut world = World::new(operation == Stream::Read, link);
     let begin = world.network.now + link.warm_up();
     world.run(begin);
+    world.longest_pause = Duration::ZERO;
     let wire_before = world.data_bytes_on_the_wire();
     let bytes = world.run(begin + length);
     let needed = bytes as f64 / 1_024.0 * WIRE_BYTES_OF_A_PACKET;
@@ -215,5 +243,6 @@ fn measure_verb(operation: Stream, link: Link, length: Duration) -> Cell {
         kept: 0.0,
         repeated: (on_the_wire / needed - 1.0).max(0.0),
         failed: world.failed,
+        longest_pause: world.longest_pause,
     }
 }

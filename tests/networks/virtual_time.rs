@@ -8,7 +8,7 @@ mod tcp;
 use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
-use stream::{Cell, Link, Stream, measure};
+use stream::{Cell, Link, Stream, Trouble, measure};
 
 const ROUND_TRIPS: [Duration; 3] = [Duration::from_micros(50), Duration::from_millis(1), Duration::from_millis(20)];
 const LOSSES: [u32; 5] = [0, 1_000, 10_000, 50_000, 100_000];
@@ -28,6 +28,12 @@ struct Arguments {
     /// Only this loss, in packets of a million, and none
     #[arg(long, value_parser = clap::value_parser!(u32).range(0..=900_000))]
     loss: Option<u32>,
+    /// One packet of a hundred is late by up to so many microseconds
+    #[arg(long, conflicts_with = "outage", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    lateness: Option<u64>,
+    /// Nothing passes for so many microseconds of each second
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=900_000))]
+    outage: Option<u64>,
     /// Milliseconds of virtual time that are measured, and at least 50 round trips; ten times as many for TCP
     #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=100_000))]
     milliseconds: u64,
@@ -42,10 +48,20 @@ struct Arguments {
     json: bool,
 }
 
+impl Arguments {
+    fn trouble(&self) -> Trouble {
+        match (self.lateness, self.outage) {
+            (Some(lateness), _) => Trouble::Reordering(Duration::from_micros(lateness)),
+            (None, Some(outage)) => Trouble::Outages(Duration::from_micros(outage)),
+            (None, None) => Trouble::None,
+        }
+    }
+}
+
 fn print(cells: &[Cell]) {
     println!("{:<6} {:>10} {:>8} {:>9} {:>7} {:>9}", "", "round trip", "loss", "MB/s", "kept", "repeated");
     for cell in cells {
-        let Cell { operation, round_trip_microseconds, loss, megabytes_per_second, kept, repeated, failed } = cell;
+        let Cell { operation, round_trip_microseconds, loss, megabytes_per_second, kept, repeated, failed, .. } = cell;
         let name = format!("{operation:?}").to_uppercase();
         let (loss, kept, repeated) = (f64::from(*loss) / 1e4, kept * 100.0, repeated * 100.0);
         let end = if *failed { "  the connection ended" } else { "" };
@@ -61,7 +77,7 @@ fn measure_row(arguments: &Arguments, operation: Stream, round_trip: Duration) -
     let mut cells: Vec<Cell> = Vec::new();
     for loss in losses {
         let Arguments { rate, queue, seed, milliseconds, .. } = *arguments;
-        let link = Link { queue_bytes: queue, seed, ..Link::new(rate, round_trip, loss) };
+        let link = Link { queue_bytes: queue, seed, trouble: arguments.trouble(), ..Link::new(rate, round_trip, loss) };
         let mut cell = measure(operation, link, Duration::from_millis(milliseconds));
         let undisturbed = cells.first().map_or(cell.megabytes_per_second, |cell| cell.megabytes_per_second);
         cell.kept = cell.megabytes_per_second / undisturbed;
