@@ -1,6 +1,8 @@
 // What posting refuses, and which object a request is for: prints numbers, a line a case.
 #include "connection.h"
 
+#include <unistd.h>
+
 static char memory[16384];
 
 // Refused requests, without a place for the one that was refused.
@@ -118,6 +120,8 @@ static void datagram(void) {
 
 int main(int count, char **arguments) {
     NEED(count == 2);
+    // So that a completion that never comes ends the program.
+    alarm(60);
     open_device();
     const char *wanted = arguments[1];
     if (!strcmp(wanted, "refused")) refused();
