@@ -42,7 +42,7 @@ pub fn path() -> &'static Path {
         let test = std::env::current_exe().expect("a path");
         let target = test.ancestors().nth(3).expect("TARGET/PROFILE/deps/TEST");
         let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["build", "--package", "rdma-verbs-capi", "--target-dir"]).arg(target);
+        cargo.args(["build", "--quiet", "--package", "rdma-verbs-capi", "--target-dir"]).arg(target);
         assert!(cargo.status().expect("cargo").success(), "{cargo:?} failed");
         target.join("debug/librdma_verbs_capi.so")
     })
