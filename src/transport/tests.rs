@@ -12,6 +12,7 @@ mod forged;
 mod keyed;
 mod panics;
 mod paths_agree;
+mod recovery;
 mod revoked;
 mod unreliable;
 mod xrc;
@@ -42,6 +43,8 @@ struct End {
     qpn: Qpn,
     /// What it may keep of early packets.
     budget: Arc<ReorderBudget>,
+    /// The transport timeout's code.
+    timeout: u8,
 }
 
 impl End {
@@ -85,7 +88,7 @@ impl End {
         let region = table.register(DomainId(1), backing, Some(0x10_0000), access).unwrap();
         let (address, events) = (address.parse().unwrap(), AsyncEventQueue::new(16, None));
         let Member { send, receive, completions, qpn } = Member::new(&mut endpoint, service, source, &events);
-        Self { service, endpoint, address, table, region, send, receive, completions, events, qpn, budget }
+        Self { service, endpoint, address, table, region, send, receive, completions, events, qpn, budget, timeout: 14 }
     }
 
     fn connect(&mut self, peer: &Peer) {
@@ -119,7 +122,7 @@ impl End {
         };
         let ready_to_send = QueuePairAttributes {
             qp_state: Some(QueuePairState::ReadyToSend),
-            timeout: reliable.then_some(14),
+            timeout: reliable.then_some(self.timeout),
             retry_cnt: asks.then_some(7),
             rnr_retry: asks.then_some(7),
             sq_psn: Some(Psn::new(0xff_fff0)),

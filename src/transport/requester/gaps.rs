@@ -114,8 +114,9 @@ impl Gaps {
     /// congestion, which lasts to `limit`.
     pub(super) fn judge(&mut self, end: Psn, limit: Psn, now: Time, patience: Duration, evidence: u32) -> bool {
         let lost_before = self.missing.lost();
+        let is_overdue = |at: Time| now.saturating_since(at) >= patience;
         let is_far_behind = |range: &Range| end.distance_from(range.end()) >= evidence as i32;
-        self.missing.judge(|range| range.missing.still(is_far_behind(range), now, patience));
+        self.missing.judge(|range| range.missing.still(is_far_behind(range), is_overdue));
         self.note_losses(lost_before, limit)
     }
 
@@ -129,11 +130,10 @@ impl Gaps {
         is_event
     }
 
-    /// Before `end`, a packet that may have been late is lost, and so is one that was sent again before `patience`.
-    pub(super) fn give_up_before(&mut self, end: Psn, now: Time, patience: Duration) {
+    /// Before `end`, a packet that may have been late is lost, and so is one that was sent again and is overdue.
+    pub(super) fn give_up_before(&mut self, end: Psn, is_overdue: impl Fn(Time) -> bool) {
         let is_due = |range: &Range| range.first.is_before(end);
-        self.missing
-            .judge(|range| if is_due(range) { range.missing.still(true, now, patience) } else { range.missing });
+        self.missing.judge(|range| if is_due(range) { range.missing.still(true, &is_overdue) } else { range.missing });
         self.recount();
     }
 
@@ -208,7 +208,7 @@ mod tests {
         // The one that was asked for again is lost again, the four before the last are late.
         responses.come(10, at(1_000));
         assert_eq!(responses.ask_again(at(1_000)), [(0, 1)]);
-        responses.0.give_up_before(BEGIN.plus(6), at(1_000), PATIENCE);
+        responses.0.give_up_before(BEGIN.plus(6), |_| false);
         assert_eq!(responses.ask_again(at(1_000)), [(5, 4)]);
         responses.come(0, at(1_100));
         assert_eq!(responses.0.complete_before(), BEGIN.plus(5));

@@ -12,20 +12,19 @@ const MOST_RANGES: usize = 1_024;
 pub(super) enum Missing {
     /// Few packets have come after it: it may be late.
     Late,
-    /// It is lost, and to be sent again; a repetition of it was lost before.
+    /// It is lost, and to be sent again; `again`: not for the first time.
     Lost { again: bool },
     /// It was sent again at this time; `again`: not for the first time.
     Sent { at: Time, again: bool },
 }
 
 impl Missing {
-    /// Its state while it still has not come. `patience`: a packet that is sent again comes in this time.
-    pub(super) fn still(self, is_lost: bool, now: Time, patience: Duration) -> Self {
+    /// Its state while it still has not come: whether it is lost, and whether one that was sent again at some time is.
+    pub(super) fn still(self, is_lost: bool, is_lost_again: impl Fn(Time) -> bool) -> Self {
         match self {
-            Self::Sent { at, .. } if now.saturating_since(at) < patience => self,
-            Self::Sent { .. } => Self::Lost { again: true },
+            Self::Sent { at, .. } if is_lost_again(at) => Self::Lost { again: true },
             Self::Late if is_lost => Self::Lost { again: false },
-            Self::Late | Self::Lost { .. } => self,
+            Self::Late | Self::Lost { .. } | Self::Sent { .. } => self,
         }
     }
 }

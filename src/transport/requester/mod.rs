@@ -35,6 +35,7 @@ pub(super) use completion::RequestFailure;
 use gaps::Gaps;
 use pace::{Halt, Pace};
 pub(super) use plan::RequestPlan;
+use read_repair::Resent;
 use recovery::Recovery;
 use reordering::Reordering;
 pub(super) use response::ResponseError;
@@ -120,8 +121,7 @@ pub(super) struct Requester {
     early: Option<Box<Gaps>>,
     /// Responses that come before their turn are placed: the peer is native and shares a key.
     places_early: bool,
-    /// The request packet that was sent again last because the peer misses it, and when.
-    resent: (Psn, Time),
+    resent: Resent,
     round_trip: RoundTrip,
     reordering: Reordering,
     /// Packets that the window share counts for this queue pair.
@@ -159,7 +159,7 @@ impl Requester {
             scoreboard: None,
             early: None,
             places_early: false,
-            resent: (Psn::default(), Time::ZERO),
+            resent: Resent::default(),
             round_trip: RoundTrip::default(),
             reordering: Reordering::default(),
             counted_in_flight: 0,
@@ -192,7 +192,7 @@ impl Requester {
         self.last_ack_request_at = None;
         self.has_asked = true;
         self.places_early = false;
-        self.resent = (Psn::default(), Time::ZERO);
+        self.resent = Resent::default();
         self.round_trip = RoundTrip::default();
         self.reordering = Reordering::default();
         self.counted_in_flight = 0;
@@ -386,6 +386,10 @@ impl Requester {
         }
         if self.cursor.is_before(psn) {
             self.cursor = psn;
+            // The peer has executed what it had no receive for.
+            if self.waits_for_receiver() {
+                self.pace.end_wait(now);
+            }
         }
         while let Some(awaited) = self.awaiting_response.front().filter(|awaited| awaited.last.is_before(psn)) {
             self.answered_early -= usize::from(awaited.has_come);
@@ -397,11 +401,22 @@ impl Requester {
     /// Sends again from the oldest number that is not acknowledged.
     pub(super) fn go_back(&mut self) {
         (self.scoreboard, self.early) = (None, None);
-        self.cursor = self.unacknowledged;
+        self.go_back_to(self.unacknowledged);
+    }
+
+    /// Sends again from this number on.
+    fn go_back_to(&mut self, psn: Psn) {
+        if psn.is_before(self.cursor) {
+            self.cursor = psn;
+        }
         self.cursor_request = self.oldest;
-        self.forget_awaited();
+        while let Some(awaited) = self.awaiting_response.back().filter(|awaited| !awaited.last.is_before(psn)) {
+            self.answered_early -= usize::from(awaited.has_come);
+            self.awaiting_response.pop_back();
+        }
         // Of what is sent again, too, some packets must ask: a window that is full of it would wait for ever.
-        self.last_ack_request = self.unacknowledged.minus(1);
+        self.last_ack_request = self.cursor.minus(1);
+        self.recovery.forget_gap();
         self.find_cursor_request();
         self.round_trip.forget_sample();
     }

@@ -103,7 +103,7 @@ impl Requester {
         if !self.prepare_request(common) {
             return None;
         }
-        self.plan_at(common, self.cursor_request, self.cursor)
+        self.plan_at(common, self.cursor_request, self.cursor, Turn::Cursor)
     }
 
     /// Whether [`Requester::plan_request`] would find something.
@@ -111,14 +111,16 @@ impl Requester {
         if !self.may_transmit(common) {
             return false;
         }
-        let (psn, probe) = (self.cursor, self.recovery.probe_pending());
+        if self.recovery.probe().is_some() {
+            return true;
+        }
         if self.repeats_selectively()
             && let Some(plan) = self.plan_missing(common)
         {
             return plan.is_ok();
         }
-        let has_packet =
-            probe || (self.prepare_request(common) && self.plan_at(common, self.cursor_request, psn).is_some());
+        let has_packet = self.prepare_request(common)
+            && self.plan_at(common, self.cursor_request, self.cursor, Turn::Cursor).is_some();
         has_packet || self.local_request_is_due(common)
     }
 
@@ -173,7 +175,7 @@ impl Requester {
     }
 
     #[inline]
-    fn plan_at(&self, common: &Common, index: u32, psn: Psn) -> Option<RequestPlan> {
+    fn plan_at(&self, common: &Common, index: u32, psn: Psn, turn: Turn) -> Option<RequestPlan> {
         if index == self.next {
             return None;
         }
@@ -181,15 +183,15 @@ impl Requester {
         let offset = psn.distance_from(request.first).max(0) as u32;
         let header = self.send.header(index);
         if request.is_read {
-            return self.plan_read(common, index, psn, offset);
+            return self.plan_read(common, index, psn, offset, turn);
         }
         if request.is_atomic {
-            return self.plan_atomic(common, index, psn, header);
+            return self.plan_atomic(common, index, psn, header, turn);
         }
-        if request.is_ack_only && !self.read_credit_left(common) {
+        if request.is_ack_only && !self.read_credit_left(common, turn) {
             return None;
         }
-        if !self.window_allows(common, psn, 1) {
+        if !self.window_allows(common, psn, 1, turn) {
             return None;
         }
         let mtu = common.mtu_bytes();
@@ -197,23 +199,30 @@ impl Requester {
         let payload = if is_last { header.length - offset * mtu } else { mtu };
         let opcode = data_opcode(&header.operation, offset == 0, is_last).of(common.wire_service());
         let size = packet_bytes(opcode, payload);
-        Some(RequestPlan { index, psn, offset, covers: 1, size, payload, opcode, turn: Turn::Cursor })
+        Some(RequestPlan { index, psn, offset, covers: 1, size, payload, opcode, turn })
     }
 
-    fn plan_read(&self, common: &Common, index: u32, psn: Psn, offset: u32) -> Option<RequestPlan> {
+    fn plan_read(&self, common: &Common, index: u32, psn: Psn, offset: u32, turn: Turn) -> Option<RequestPlan> {
         let request = self.request(index);
         // A repeated request ends where the original one did.
         let covers = request.end_of_chunk(offset) - offset;
-        if !self.read_credit_left(common) || !self.window_allows(common, psn, covers) {
+        if !self.read_credit_left(common, turn) || !self.window_allows(common, psn, covers, turn) {
             return None;
         }
         let opcode = Opcode::RC_READ_REQUEST.of(common.wire_service());
         let size = packet_bytes(opcode, 0);
-        Some(RequestPlan { index, psn, offset, covers, size, payload: 0, opcode, turn: Turn::Cursor })
+        Some(RequestPlan { index, psn, offset, covers, size, payload: 0, opcode, turn })
     }
 
-    fn plan_atomic(&self, common: &Common, index: u32, psn: Psn, header: &SendHeader) -> Option<RequestPlan> {
-        if !self.read_credit_left(common) || !self.window_allows(common, psn, 1) {
+    fn plan_atomic(
+        &self,
+        common: &Common,
+        index: u32,
+        psn: Psn,
+        header: &SendHeader,
+        turn: Turn,
+    ) -> Option<RequestPlan> {
+        if !self.read_credit_left(common, turn) || !self.window_allows(common, psn, 1, turn) {
             return None;
         }
         let opcode = match header.operation {
@@ -222,13 +231,13 @@ impl Requester {
         };
         let opcode = opcode.of(common.wire_service());
         let size = packet_bytes(opcode, 0);
-        Some(RequestPlan { index, psn, offset: 0, covers: 1, size, payload: 0, opcode, turn: Turn::Cursor })
+        Some(RequestPlan { index, psn, offset: 0, covers: 1, size, payload: 0, opcode, turn })
     }
 
     /// At most `max_rd_atomic` are outstanding (`rxe_req.c`, `check_init_depth`; rxe does not count FLUSHes).
-    fn read_credit_left(&self, common: &Common) -> bool {
+    fn read_credit_left(&self, common: &Common, turn: Turn) -> bool {
         // Packets that are sent again were counted.
-        if self.recovery.probe_pending() || self.early.as_ref().is_some_and(|early| early.missing().lost() > 0) {
+        if turn != Turn::Cursor {
             return true;
         }
         let credits = usize::from(common.attributes.max_rd_atomic.unwrap_or(0));
@@ -237,10 +246,10 @@ impl Requester {
     }
 
     /// Whether `covers` packets from `psn` on fit the window, and what the peer's socket (for READs, the own) takes.
-    pub(super) fn window_allows(&self, common: &Common, psn: Psn, covers: u32) -> bool {
+    pub(super) fn window_allows(&self, common: &Common, psn: Psn, covers: u32, turn: Turn) -> bool {
         let Some(path) = &common.path else { return false };
         // A probe is a packet that was counted already, and may be what all wait for.
-        if self.recovery.probe_pending() {
+        if turn == Turn::Probe {
             return true;
         }
         let end = match self.repeats_selectively() {
@@ -269,9 +278,6 @@ impl Requester {
     /// allowed, to `most`.
     pub(super) fn packets_allowed(&self, common: &Common, first: Psn, most: u32) -> u32 {
         let Some(path) = &common.path else { return 1 };
-        if self.recovery.probe_pending() {
-            return most;
-        }
         let in_front = self.packets_behind(first);
         let most = if self.repeats_selectively() { most.min(self.packets_kept_from(path, first)) } else { most };
         let end = self.own_window(path).min(self.share_of(&path.window_share, path.socket_packets));
@@ -359,16 +365,16 @@ impl Requester {
     /// A probe for a lost tail: the last packet sent, once more.
     fn plan_probe(&mut self, common: &Common, psn: Psn) -> Option<RequestPlan> {
         let index = self.request_with(psn)?;
-        let plan = self.plan_at(common, index, psn)?;
-        Some(RequestPlan { turn: Turn::Probe, ..plan })
+        self.plan_at(common, index, psn, Turn::Probe)
     }
 
     /// The missing packet that leaves before anything else. An error: it has no room.
     #[cold]
     fn plan_missing(&self, common: &Common) -> Option<Result<RequestPlan, NoRoom>> {
-        let plan = match self.next_lost() {
-            Some(psn) => self.request_with(psn).and_then(|index| self.plan_again(common, index, psn)),
-            None => return self.plan_lost_response(common).map(Ok),
+        let plan = match (self.next_lost(), self.next_lost_response()) {
+            (Some(psn), _) => self.request_with(psn).and_then(|index| self.plan_again(common, index, psn)),
+            (None, Some(lost)) => self.plan_response_again(common, lost),
+            (None, None) => return None,
         };
         Some(plan.ok_or(NoRoom))
     }
@@ -378,7 +384,7 @@ impl Requester {
         if self.failed.is_some_and(|(failed, _)| failed == index) {
             return None;
         }
-        Some(RequestPlan { turn: Turn::Missing, ..self.plan_at(common, index, psn)? })
+        self.plan_at(common, index, psn, Turn::Missing)
     }
 
     /// The request in progress that the number belongs to.

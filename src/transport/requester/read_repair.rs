@@ -1,16 +1,35 @@
 //! READs whose responses are lost: which are asked for again, and when.
 
 use super::gaps::Gaps;
+use super::missing::Range;
 use super::plan::Turn;
 use super::{Common, RequestPlan, Requester};
 use crate::transport::congestion::CongestionKind;
 use crate::types::{Counter, Psn, Time};
 use crate::wire::{Opcode, packet_bytes};
 
+/// So often the same request packet may be lost, at 10 % loss once in 100,000,000 times, before it spends tries that
+/// the peer still misses it.
+const MOST_SIGNS_OF_LIFE: u32 = 8;
+
+/// A request packet that was sent again because the peer misses it.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Resent {
+    psn: Psn,
+    times: u32,
+    /// When it was sent last.
+    at: Time,
+}
+
 impl Requester {
     /// Whether responses that come before their turn are placed.
     pub(super) fn places_early(&self) -> bool {
         self.places_early
+    }
+
+    /// Whether a response shows that the request packet of this number was executed.
+    pub(super) fn is_executed(&self, psn: Psn) -> bool {
+        self.early.as_ref().is_some_and(|early| psn.is_before(early.end()))
     }
 
     /// Whether the response of this number has come before its turn.
@@ -26,8 +45,8 @@ impl Requester {
             self.round_trip.note_gaps(early, now);
         }
         self.note_answered(psn);
-        self.judge_missing(common, now, psn.plus(1));
         self.note_sign_of_life(common, now);
+        self.judge_missing(common, now, psn.plus(1));
     }
 
     /// The response of this number has come.
@@ -61,18 +80,11 @@ impl Requester {
         self.judge_missing(common, now, psn);
     }
 
-    /// The peer has no receive for a packet, and responses before it are missing: with those alone it would not hear of
-    /// that packet again, and say so again.
-    pub(super) fn ask_all_again(&mut self, common: &Common, now: Time) {
-        if self.places_early {
-            self.go_back();
-            self.arm_timers(common, now);
-        }
-    }
-
-    /// The responses that belong to numbers before this one have left the peer.
+    /// The responses that belong to numbers before this one have left the peer. Those of requests that are to be sent
+    /// again come again.
     fn expect_responses_before(&mut self, end: Psn) {
         let begin = self.unacknowledged;
+        let end = if self.cursor.is_before(end) { self.cursor } else { end };
         let mut early = self.early.take().unwrap_or_else(|| Box::new(Gaps::new(begin)));
         let from = early.end();
         if from.is_before(end) {
@@ -108,30 +120,29 @@ impl Requester {
         let offset = self.unacknowledged.distance_from(request.first).max(0) as u32;
         let end = request.first.plus(request.end_of_chunk(offset));
         self.expect_responses_before(end);
-        let patience = self.round_trip.repeat_wait();
+        let patience = self.patience();
         if let Some(early) = &mut self.early {
-            early.give_up_before(end, now, patience);
+            early.give_up_before(end, |sent_at| patience.end(sent_at) <= now);
         }
     }
 
-    /// The request for the first responses that are missing.
-    #[inline]
-    pub(super) fn plan_lost_response(&self, common: &Common) -> Option<RequestPlan> {
-        let early = self.early.as_ref()?;
-        let lost = early.missing().first_lost()?;
-        self.plan_response_again(common, lost.first, lost.packets)
+    /// The first responses that are missing.
+    pub(super) fn next_lost_response(&self) -> Option<Range> {
+        self.early.as_ref()?.missing().first_lost()
     }
 
+    /// The request for lost responses.
     #[cold]
-    fn plan_response_again(&self, common: &Common, psn: Psn, packets: u32) -> Option<RequestPlan> {
+    pub(super) fn plan_response_again(&self, common: &Common, lost: Range) -> Option<RequestPlan> {
+        let psn = lost.first;
         let index = self.request_with(psn)?;
         let request = self.request(index);
         if !request.is_read {
             return self.plan_again(common, index, psn);
         }
         let offset = psn.distance_from(request.first).max(0) as u32;
-        let covers = packets.min(request.end_of_chunk(offset) - offset);
-        if !self.window_allows(common, psn, covers) {
+        let covers = lost.packets.min(request.end_of_chunk(offset) - offset);
+        if !self.window_allows(common, psn, covers, Turn::Missing) {
             return None;
         }
         let opcode = Opcode::RC_READ_REQUEST.of(common.wire_service());
@@ -140,17 +151,21 @@ impl Requester {
     }
 
     /// The peer misses this request packet. It is sent again, at most once in the time in which the peer would tell.
+    /// It is alive, but a packet that never arrives must not keep the connection for ever.
     pub(super) fn resend_request(&mut self, common: &mut Common, now: Time, psn: Psn) {
         common.count(Counter::ReceivedSequenceNak);
         // The responses behind the missing packet wait for it.
         self.round_trip.forget_sample();
-        let (last, at) = self.resent;
-        let is_underway = last == psn && now.saturating_since(at) < self.round_trip.repeat_wait();
+        let last = self.resent;
+        let is_underway = last.psn == psn && now.saturating_since(last.at) < self.round_trip.repeat_wait();
         if !is_underway && !self.waits_for_receiver() {
-            self.resent = (psn, now);
+            let times = if last.psn == psn { last.times.saturating_add(1) } else { 1 };
+            self.resent = Resent { psn, times, at: now };
             self.tell_congestion(common, now, CongestionKind::Loss);
             self.recovery.send_probe(psn);
         }
-        self.note_sign_of_life(common, now);
+        if self.resent.times <= MOST_SIGNS_OF_LIFE {
+            self.note_sign_of_life(common, now);
+        }
     }
 }

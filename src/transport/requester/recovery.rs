@@ -24,8 +24,10 @@ pub(super) struct Recovery {
     /// When the transport timer runs out.
     timeout_at: Option<Time>,
     probe_at: Option<Time>,
-    /// Probes since the last progress; each doubles the wait.
+    /// Probes since the last sign of life; each doubles the wait.
     probes: u32,
+    /// When the last sign of life came.
+    heard_at: Time,
     probe: Option<Psn>,
     /// The oldest unacknowledged number when the requester last went back on a NAK or a gap: once is enough.
     went_back_at: Option<Psn>,
@@ -57,10 +59,6 @@ impl Recovery {
         self.probes + u32::from(self.retries_spent)
     }
 
-    pub(super) fn probe_pending(&self) -> bool {
-        self.probe.is_some()
-    }
-
     pub(super) fn probe(&self) -> Option<Psn> {
         self.probe
     }
@@ -73,6 +71,16 @@ impl Recovery {
     /// Sets when the missing packets are looked at.
     pub(super) fn arm_repair(&mut self, at: Option<Time>) {
         self.repair_at = at;
+    }
+
+    /// When a sign of life came last.
+    pub(super) fn heard_at(&self) -> Time {
+        self.heard_at
+    }
+
+    /// Nothing that came shows a gap: all is sent again.
+    pub(super) fn forget_gap(&mut self) {
+        (self.gap_evidence, self.early_response, self.repair_at) = (0, None, None);
     }
 
     /// This packet is sent once more.
@@ -136,10 +144,7 @@ impl Requester {
         let early = self.recovery.early_response.filter(|psn| !psn.is_before(unacknowledged));
         // A request packet that the peer misses is still to be sent again.
         let probe = self.recovery.probe.filter(|psn| self.places_early && !psn.is_before(unacknowledged));
-        self.recovery = Recovery { early_response: early, probe, ..Recovery::default() };
-        if self.waits_for_receiver() {
-            self.pace.end_wait(now);
-        }
+        self.recovery = Recovery { early_response: early, probe, heard_at: now, ..Recovery::default() };
         if self.packets_in_flight() > 0 {
             self.arm_timers(common, now);
             if early.is_some() || self.repeats_selectively() {
@@ -159,8 +164,8 @@ impl Requester {
             Halt::Receiver => {
                 if due(self.pace.halted_until()) {
                     self.pace.end_wait(now);
-                    self.go_back();
                     self.restart_timeout(common, now);
+                    self.arm_repair(now);
                 }
                 return Ok(());
             }
@@ -190,7 +195,8 @@ impl Requester {
 
     /// The peer has packets that it did not have before: its silence before this does not count.
     pub(super) fn note_sign_of_life(&mut self, common: &Common, now: Time) {
-        (self.recovery.probes, self.recovery.retries_spent) = (0, 0);
+        let recovery = &mut self.recovery;
+        (recovery.probes, recovery.retries_spent, recovery.heard_at) = (0, 0, now);
         self.restart_timeout(common, now);
     }
 
@@ -229,6 +235,7 @@ impl Requester {
             }
             Some(_) if self.places_early() && self.request(self.oldest).is_read => self.give_up_oldest_read(now),
             Some(request) if first_probe && !request.needs_response() => {
+                self.round_trip.forget_sample();
                 self.recovery.send_probe(last_sent);
             }
             _ => self.go_back(),
@@ -264,8 +271,6 @@ impl Requester {
         self.tell_congestion(common, now, CongestionKind::Loss);
         let recovery = &mut self.recovery;
         recovery.went_back_at = Some(self.unacknowledged);
-        recovery.gap_evidence = 0;
-        recovery.repair_at = None;
         self.go_back();
         self.arm_timers(common, now);
     }
@@ -284,11 +289,12 @@ impl Requester {
         Ok(())
     }
 
-    /// The peer has no receive posted for the oldest unacknowledged packet.
+    /// The peer has no receive posted for this packet, and drops what follows. Before it, only responses are missing.
     pub(super) fn receiver_not_ready(
         &mut self,
         common: &mut Common,
         now: Time,
+        psn: Psn,
         timer_code: u8,
     ) -> Result<(), RequestFailure> {
         common.count(Counter::ReceivedRnr);
@@ -309,10 +315,10 @@ impl Requester {
         recovery.retries_spent = 0;
         recovery.timeout_at = None;
         recovery.probe_at = None;
-        recovery.repair_at = None;
         recovery.went_back_at = None;
         recovery.probe = None;
-        self.round_trip.forget_sample();
+        self.scoreboard = None;
+        self.go_back_to(psn);
         Ok(())
     }
 }

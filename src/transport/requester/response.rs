@@ -90,10 +90,10 @@ impl Requester {
                 self.acknowledge_before(common, pass, psn.plus(1), psn)?;
             }
             Syndrome::ReceiverNotReady { timer } => {
-                if self.acknowledge_before(common, pass, psn, psn)? {
-                    self.receiver_not_ready(common, pass.now, timer)?;
-                } else {
-                    self.ask_all_again(common, pass.now);
+                // One that a later response has overtaken says nothing.
+                let is_news = !self.is_executed(psn);
+                if is_news && (self.acknowledge_before(common, pass, psn, psn)? || self.places_early()) {
+                    self.receiver_not_ready(common, pass.now, psn, timer)?;
                 }
             }
             // It acknowledges everything before its number (`rxe_comp.c`, `check_ack`).
@@ -277,6 +277,11 @@ impl Requester {
         self.places_early = is_keyed && common.takes_gap_runs();
         if !self.places_early || !matches!(self.position_of(psn), Position::BeforeItsTurn) {
             return self.request_of_response(common, pass, psn).map(|index| (index, false));
+        }
+        if !psn.is_before(self.cursor) {
+            // It is asked for again.
+            self.note_sign_of_life(common, pass.now);
+            return Err(DropReason::OutOfOrderResponse.into());
         }
         let index = self.request_with(psn).filter(|index| self.request(*index).needs_response());
         if self.has_come_early(psn) {

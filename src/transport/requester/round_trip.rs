@@ -21,26 +21,35 @@ pub(super) struct RoundTrip {
     variation: u64,
     /// The shortest sample; 0 if there is none.
     least: u64,
-    sample: Option<(Psn, Time)>,
+    /// The packet that is measured, and when it left; [`Time::ZERO`]: none is.
+    sample: (Psn, Time),
 }
 
 impl RoundTrip {
     /// A packet left that asks for a response; only one at a time is measured.
     pub(super) fn begin_sample(&mut self, psn: Psn, now: Time) {
-        if self.sample.is_none() {
-            self.sample = Some((psn, now));
+        if self.sample.1 == Time::ZERO {
+            self.sample = (psn, now);
         }
     }
 
     /// Something is sent again, so the next response may belong to either (Karn's algorithm: RFC 6298, section 3).
     pub(super) fn forget_sample(&mut self) {
-        self.sample = None;
+        self.sample.1 = Time::ZERO;
+    }
+
+    /// The packet that is measured, and when it left.
+    #[inline]
+    fn sample(&self) -> Option<(Psn, Time)> {
+        (self.sample.1 != Time::ZERO).then_some(self.sample)
     }
 
     /// The sample ends if its packet has arrived. If that is missing, the sample is forgotten.
     pub(super) fn note_gaps(&mut self, gaps: &Gaps, now: Time) {
         self.end_sample_if(now, |psn| gaps.has_arrived(psn));
-        self.sample.take_if(|(psn, _)| gaps.is_missing(*psn));
+        if self.sample().is_some_and(|(psn, _)| gaps.is_missing(psn)) {
+            self.forget_sample();
+        }
     }
 
     /// Everything before this number is acknowledged.
@@ -52,7 +61,8 @@ impl RoundTrip {
     /// The same if the measured packet has arrived.
     #[inline]
     fn end_sample_if(&mut self, now: Time, has_arrived: impl FnOnce(Psn) -> bool) {
-        let Some((_, sent)) = self.sample.take_if(|(psn, _)| has_arrived(*psn)) else { return };
+        let Some((_, sent)) = self.sample().filter(|(psn, _)| has_arrived(*psn)) else { return };
+        self.forget_sample();
         let measured = now.as_nanos().saturating_sub(sent.as_nanos());
         self.least = if self.least == 0 { measured } else { self.least.min(measured) };
         (self.smoothed, self.variation) = match self.smoothed {
@@ -64,7 +74,7 @@ impl RoundTrip {
     /// The round trip of the measured packet, if it is acknowledged now.
     #[inline]
     pub(super) fn measured(&self, unacknowledged: Psn, now: Time) -> Option<Duration> {
-        let (_, sent) = self.sample.filter(|(psn, _)| psn.is_before(unacknowledged))?;
+        let (_, sent) = self.sample().filter(|(psn, _)| psn.is_before(unacknowledged))?;
         Some(now.saturating_since(sent))
     }
 

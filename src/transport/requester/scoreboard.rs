@@ -54,25 +54,29 @@ impl Scoreboard {
         evidence: u32,
     ) -> Learned {
         let end = self.gaps.begin().plus(runs.clone().map(GapRun::packets).sum());
+        let (missing, names_arrived) = self.missing_after(runs, now, patience, evidence);
         // A report that a newer one has overtaken. If the peer has given up what it kept, it says so again later.
-        if end.is_before(self.gaps.end()) && now.saturating_since(self.told_at) < patience {
+        let is_older = names_arrived || end.is_before(self.gaps.end());
+        if is_older && now.saturating_since(self.told_at) < patience {
             return Learned::default();
         }
         self.told_at = now;
         let arrived_before = self.gaps.arrived();
-        let missing = self.missing_after(runs, now, patience, evidence);
         let is_new_event = self.gaps.replace(missing, end, limit);
         Learned { has_delivered: self.gaps.arrived() > arrived_before, is_new_event }
     }
 
-    /// The missing packets that a report names, with what was known of them before.
+    /// The missing packets that a report names, with what was known of them before, and whether some of them had
+    /// arrived.
     fn missing_after(
         &self,
         runs: impl Iterator<Item = GapRun> + Clone,
         now: Time,
         patience: Duration,
         evidence: u32,
-    ) -> MissingPackets {
+    ) -> (MissingPackets, bool) {
+        let is_overdue = |at: Time| now.saturating_since(at) >= patience;
+        let mut names_arrived = false;
         let mut missing = MissingPackets::default();
         let mut known = self.gaps.missing().iter().peekable();
         let mut kept_behind: u32 = runs.clone().map(|run| u32::from(run.kept)).sum();
@@ -82,14 +86,15 @@ impl Scoreboard {
             for _ in 0..run.missing {
                 while known.next_if(|range| !psn.is_before(range.end())).is_some() {}
                 let before = known.peek().filter(|range| !psn.is_before(range.first)).map(|range| range.missing);
-                let still = before.unwrap_or(Missing::Late).still(is_lost, now, patience);
+                names_arrived |= before.is_none() && psn.is_before(self.gaps.end());
+                let still = before.unwrap_or(Missing::Late).still(is_lost, is_overdue);
                 missing.push(Range { first: psn, packets: 1, missing: still });
                 psn = psn.plus(1);
             }
             psn = psn.plus(u32::from(run.kept));
             kept_behind -= u32::from(run.kept);
         }
-        missing
+        (missing, names_arrived)
     }
 }
 
@@ -181,12 +186,26 @@ mod tests {
         assert!(!board.0.gaps.has_arrived(BEGIN.plus(9)));
     }
 
+    /// Both have the same end, and only the newer one is right.
+    #[test]
+    fn two_reports_in_turns_send_nothing_again_twice() {
+        let mut board = Board::new();
+        let (older, newer) = ([(1, 4), (1, 4)], [(1, 9)]);
+        board.take(&older, at(0));
+        assert_eq!(board.send_again(at(0)), [0, 5]);
+        for turn in 1..10 {
+            board.take(&newer, at(10 * turn));
+            board.take(&older, at(10 * turn + 5));
+            assert_eq!(board.send_again(at(10 * turn + 5)), []);
+        }
+    }
+
     #[test]
     fn late_packets_can_be_given_up() {
         let mut board = Board::new();
         board.take(&[(1, 2)], at(0));
         assert_eq!(board.send_again(at(0)), []);
-        board.0.gaps.give_up_before(BEGIN.plus(100), at(0), PATIENCE);
+        board.0.gaps.give_up_before(BEGIN.plus(100), |_| false);
         assert_eq!(board.send_again(at(0)), [0]);
     }
 

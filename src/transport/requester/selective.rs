@@ -1,5 +1,7 @@
 //! Selective repeat: a native peer names all packets that it misses, and exactly those are sent again.
 
+use std::time::Duration;
+
 use super::gaps::Gaps;
 use super::missing::MissingPackets;
 use super::scoreboard::Scoreboard;
@@ -11,6 +13,22 @@ use crate::wire::GapRuns;
 
 /// Of the packets that are sent again in a row, each one whose number this divides asks how it stands.
 const ASK_EVERY: u32 = 16;
+
+/// How long a packet that is sent again may take to be told of.
+#[derive(Clone, Copy)]
+pub(super) struct Patience {
+    least: Duration,
+    /// When a sign of life came last.
+    heard_at: Time,
+}
+
+impl Patience {
+    /// When a packet is overdue that was sent again at this time. Into silence, each repetition waits longer than the
+    /// one before: half as long as the silence has lasted.
+    pub(super) fn end(self, sent_at: Time) -> Time {
+        sent_at + self.least.max(sent_at.saturating_since(self.heard_at) / 2)
+    }
+}
 
 impl Requester {
     /// Whether the peer's gaps are known.
@@ -69,16 +87,19 @@ impl Requester {
 
     /// Packets that were late, or were sent again, have not come: they are lost.
     pub(super) fn give_up_missing(&mut self, common: &Common, now: Time) {
-        let (limit, patience) = (self.limit, self.round_trip.repeat_wait());
-        if let Some(board) = &mut self.scoreboard {
-            board.gaps_mut().give_up_before(limit, now, patience);
-        }
-        if let Some(early) = &mut self.early {
-            early.give_up_before(limit, now, patience);
+        let (limit, patience) = (self.limit, self.patience());
+        let requests = self.scoreboard.as_mut().map(|board| board.gaps_mut());
+        for gaps in requests.into_iter().chain(self.early.as_deref_mut()) {
+            gaps.give_up_before(limit, |sent_at| patience.end(sent_at) <= now);
         }
         self.arm_repair(now);
         self.note_in_flight(common);
         self.arm_timers(common, now);
+    }
+
+    /// How long packets that are sent again may take.
+    pub(super) fn patience(&self) -> Patience {
+        Patience { least: self.round_trip.repeat_wait(), heard_at: self.recovery.heard_at() }
     }
 
     /// The clock of the missing packets: when they are lost, or lost again.
@@ -91,13 +112,17 @@ impl Requester {
         let is_late = missing().any(MissingPackets::has_late) || self.recovery.has_early_response();
         let late = is_late.then(|| now + self.round_trip.reorder_wait());
         let again = missing().filter_map(MissingPackets::oldest_again).min();
-        let again = again.map(|at| at + self.round_trip.repeat_wait());
+        let again = again.map(|at| self.patience().end(at));
         self.recovery.arm_repair(Time::earliest([late, again]));
     }
 
     /// Everything before this number is acknowledged.
     #[cold]
     pub(super) fn trim_missing(&mut self, now: Time, psn: Psn) {
+        if self.has_forgotten(psn) {
+            self.go_back_to(psn);
+            self.scoreboard = None;
+        }
         let too_short = self.round_trip.too_short();
         let mut is_over = |gaps: &mut Gaps| {
             let recent = |gaps: &Gaps| gaps.sent_again_within(too_short, now);
@@ -105,6 +130,13 @@ impl Requester {
         };
         self.scoreboard.take_if(|board| is_over(board.gaps_mut()));
         self.early.take_if(|early| is_over(early));
+    }
+
+    /// Whether the peer expects a packet that it has kept: it would have executed it with those before, and
+    /// acknowledged it with them.
+    fn has_forgotten(&self, psn: Psn) -> bool {
+        let is_kept = self.scoreboard.as_ref().is_some_and(|board| board.gaps().has_arrived(psn));
+        is_kept && self.request_with(psn).is_some_and(|index| !self.request(index).needs_response())
     }
 
     /// Packets of this connection that lie in a queue of the path.

@@ -123,6 +123,7 @@ impl Responder {
         if self.waits_for_retry {
             self.reorder.clear();
         }
+        self.responses.acknowledge_kept(self.message_count);
         self.close_gap();
         self.gap.evidence = self.reorder.len() as u32;
         self.judge_gap(common, now);
@@ -165,7 +166,7 @@ impl Responder {
         }
         // Only an early packet without payload is shorter than a NAK; then the next one reports the gap.
         let bytes = SHORT_RESPONSE_BYTES + self.gap_bytes(common, self.expected) as usize;
-        if !self.responses.spend(bytes) {
+        if !self.responses.takes_empty() || !self.responses.spend(bytes) {
             return;
         }
         self.gap.is_reported = true;

@@ -347,6 +347,14 @@ impl ResponseQueue {
         self.queue.push_back(Response::Acknowledge { psn, message_count });
     }
 
+    /// Packets were executed that had been kept: the acknowledgement that is due reaches up to the last of them. The
+    /// peer knows that they were kept, and concludes from less that they are gone.
+    pub(super) fn acknowledge_kept(&mut self, message_count: u32) {
+        if let Some(last @ Response::Acknowledge { .. }) = self.queue.back_mut() {
+            *last = Response::Acknowledge { psn: self.last_executed, message_count };
+        }
+    }
+
     /// Whether so much is due that what the peer will ask for again need not be queued.
     fn is_crowded(&self) -> bool {
         self.queue.len() >= 2 * self.slots + 8
@@ -363,12 +371,12 @@ impl ResponseQueue {
         }
     }
 
-    /// Reports a gap before all that has arrived. The NAK says how it stands when it leaves.
+    /// Reports a gap before all that has arrived, if no report is due and there is room. The NAK says how it stands
+    /// when it leaves.
     pub(super) fn push_sequence_nak(&mut self, psn: Psn, message_count: u32) {
-        if !self.owes_sequence_nak && self.takes_empty() {
-            self.owes_sequence_nak = true;
-            self.queue.push_back(Response::Nak { psn, syndrome: SEQUENCE_ERROR, message_count });
-        }
+        debug_assert!(!self.owes_sequence_nak && self.takes_empty());
+        self.owes_sequence_nak = true;
+        self.queue.push_back(Response::Nak { psn, syndrome: SEQUENCE_ERROR, message_count });
     }
 
     /// Whether a gap is to be reported.

@@ -10,7 +10,7 @@ fn key(own: u8, other: u8, is_agreed: bool) -> PeerKey {
     PeerKey { local: KeyShare::new([own; 16]), remote: KeyShare::new([other; 16]), is_agreed }
 }
 
-fn agreed() -> [Option<PeerKey>; 2] {
+pub(super) fn agreed() -> [Option<PeerKey>; 2] {
     [Some(key(1, 2, true)), Some(key(2, 1, true))]
 }
 
@@ -19,8 +19,13 @@ fn discovered() -> [Option<PeerKey>; 2] {
 }
 
 fn pair_with(service: QueuePairType, keys: [Option<PeerKey>; 2]) -> Pair {
-    let mut ends = [End::new(service, "192.0.2.1", 1), End::new(service, "192.0.2.2", 2)];
-    let peers = [1, 0].map(|at| Peer { address: ends[at].address, qpn: ends[at].qpn, capabilities: NATIVE });
+    let ends = [End::new(service, "192.0.2.1", 1), End::new(service, "192.0.2.2", 2)];
+    connect(ends, keys, NATIVE)
+}
+
+/// Connects native peers with these keys.
+pub(super) fn connect(mut ends: [End; 2], keys: [Option<PeerKey>; 2], capabilities: PeerCapabilities) -> Pair {
+    let peers = [1, 0].map(|at| Peer { address: ends[at].address, qpn: ends[at].qpn, capabilities });
     for ((end, peer), key) in ends.iter_mut().zip(&peers).zip(keys) {
         end.connect_to(peer, key, QueuePairState::ReadyToSend);
     }

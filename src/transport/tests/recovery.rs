@@ -1,0 +1,265 @@
+//! Recovery on a wire that loses chosen packets, in virtual time and without delay.
+
+use super::keyed::{agreed, connect};
+use super::*;
+use crate::wire::{Headers, Opcode, Packet};
+
+const FIRST: Psn = Psn::new(0xff_fff0);
+const MTU: u32 = 1_024;
+const GAP_RUNS: PeerCapabilities = PeerCapabilities { extensions: PeerCapabilities::GAP_RUNS, ..NATIVE };
+/// What an attribute `timeout` of 14 stands for.
+const TIMEOUT: Duration = Duration::from_nanos(4_096 << 14);
+
+/// A packet that an end has sent.
+#[derive(Clone)]
+struct Sent {
+    from: usize,
+    at: Time,
+    headers: Headers,
+    bytes: Vec<u8>,
+}
+
+impl Sent {
+    /// How far its number is behind the first one.
+    fn place(&self) -> i32 {
+        self.headers.bth.psn.distance_from(FIRST)
+    }
+
+    fn is_read_request(&self) -> bool {
+        self.headers.bth.opcode == Opcode::RC_READ_REQUEST
+    }
+
+    fn is_read_response(&self) -> bool {
+        self.headers.bth.opcode.is_response() && self.headers.bth.opcode != Opcode::RC_ACKNOWLEDGE
+    }
+
+    /// Numbers that it takes.
+    fn packets(&self) -> u32 {
+        self.headers.reth.filter(|_| self.is_read_request()).map_or(1, |reth| reth.length.div_ceil(MTU))
+    }
+}
+
+/// Native peers with a key, which tell each other of all gaps.
+fn keyed() -> Pair {
+    keyed_with_timeout(14)
+}
+
+/// The same with this code of the transport timeout.
+fn keyed_with_timeout(timeout: u8) -> Pair {
+    let service = QueuePairType::ReliableConnection;
+    let ends = [("192.0.2.1", 1), ("192.0.2.2", 2)].map(|(address, seed)| {
+        let end = End::new(service, address, seed);
+        End { timeout, ..end }
+    });
+    connect(ends, agreed(), GAP_RUNS)
+}
+
+impl Pair {
+    fn begin_write(&mut self, packets: u32) {
+        let (now, local) = (self.now, self.ends[0].sge(0, packets * MTU));
+        let rkey = self.ends[1].region.rkey();
+        self.ends[0].post(now, Operation::Write { remote_addr: 0x10_0000, rkey }, &[local]);
+    }
+
+    fn begin_read(&mut self, bytes: u32) {
+        let (now, local) = (self.now, self.ends[0].sge(0, bytes));
+        let rkey = self.ends[1].region.rkey();
+        self.ends[0].post(now, Operation::Read { remote_addr: 0x10_0000, rkey }, &[local]);
+    }
+
+    /// All that an end sends now, which does not arrive.
+    fn catch(&mut self, from: usize) -> Vec<Sent> {
+        let mut caught = Vec::new();
+        loop {
+            let packets = self.ends[from].transmit(self.now);
+            if packets.is_empty() {
+                return caught;
+            }
+            caught.extend(packets.into_iter().map(|bytes| {
+                let headers = Packet::parse(&bytes).unwrap().headers;
+                Sent { from, at: self.now, headers, bytes }
+            }));
+        }
+    }
+
+    fn deliver(&mut self, sent: &Sent) {
+        let source = self.ends[sent.from].address;
+        self.ends[1 - sent.from].handle(self.now, source, std::slice::from_ref(&sent.bytes));
+    }
+
+    /// Runs for so long. All that was sent, of which `is_lost` has not arrived.
+    fn run(&mut self, time: Duration, mut is_lost: impl FnMut(&Sent) -> bool) -> Vec<Sent> {
+        let (end, mut all) = (self.now + time, Vec::new());
+        for _ in 0..1_000_000 {
+            let sent: Vec<Sent> = (0..2).flat_map(|from| self.catch(from)).collect();
+            for packet in &sent {
+                if !is_lost(packet) {
+                    self.deliver(packet);
+                }
+            }
+            if sent.is_empty() {
+                let next = self.ends.iter().filter_map(|end| end.endpoint.next_timeout()).min();
+                let Some(next) = next.filter(|next| *next <= end) else { break };
+                self.now = self.now.max(next);
+                self.ends.iter_mut().for_each(|end| end.endpoint.handle_timeout(self.now));
+            }
+            all.extend(sent);
+        }
+        self.now = end;
+        all
+    }
+
+    fn statuses(&self) -> Vec<CompletionStatus> {
+        self.ends[0].poll().iter().map(|completion| completion.status).collect()
+    }
+}
+
+fn requests(sent: &[Sent]) -> usize {
+    sent.iter().filter(|sent| sent.from == 0).count()
+}
+
+/// The peer would refuse it, or forget an earlier READ whose responses are still missing.
+#[test]
+fn what_has_no_room_to_be_asked_for_again_lets_no_read_past_its_limit() {
+    let mut pair = keyed();
+    pair.begin_read(200 * MTU);
+    pair.catch(0).iter().for_each(|sent| pair.deliver(sent));
+    let responses = pair.catch(1);
+    assert_eq!(responses.len(), 200);
+    {
+        let end = &pair.ends[0];
+        let queue_pair = end.endpoint.find(end.qpn).unwrap();
+        let path = queue_pair.common.path.as_ref().unwrap();
+        path.window_share.change_in_flight(0, path.socket_packets - 150);
+    }
+    responses[100..104].iter().for_each(|sent| pair.deliver(sent));
+    (0..30).for_each(|_| pair.begin_read(8));
+    let sent = pair.catch(0);
+    assert!(sent.len() <= 3, "{} requests beside one of at most four", sent.len());
+}
+
+#[test]
+fn repetitions_into_silence_become_fewer_and_end() {
+    for is_read in [false, true] {
+        let mut pair = keyed();
+        if is_read {
+            pair.begin_read(50 * MTU)
+        } else {
+            pair.begin_write(50)
+        }
+        let is_first = |sent: &Sent| sent.place() == 0 && (sent.from == 0) != is_read;
+        let mut lost = false;
+        let mut heard = 0;
+        let sent = pair.run(TIMEOUT, |sent| {
+            let is_silent = heard > 0 && (sent.from == 0 || !is_read);
+            lost |= is_first(sent);
+            heard += u32::from(sent.from == 1 && lost);
+            is_silent || is_first(sent)
+        });
+        assert!(requests(&sent) < 100, "{} packets in one timeout", requests(&sent));
+        let sent = pair.run(60 * TIMEOUT, |_| true);
+        assert!(requests(&sent) < 400, "{} packets until it fails", requests(&sent));
+        assert_eq!(pair.statuses(), [CompletionStatus::RetryExceededError]);
+    }
+}
+
+/// The peer keeps what comes before its turn for 270 ms.
+#[test]
+fn what_the_peer_has_forgotten_is_sent_again_at_once() {
+    let mut pair = keyed_with_timeout(20);
+    pair.begin_write(50);
+    let start = pair.now;
+    let first_is_lost = |sent: &Sent| {
+        sent.from == 0 && sent.place() == 0 && sent.at.saturating_since(start) < Duration::from_millis(400)
+    };
+    pair.run(Duration::from_millis(400), first_is_lost);
+    assert_eq!(pair.statuses(), []);
+    let sent = pair.run(Duration::from_secs(1), |_| false);
+    assert_eq!(pair.statuses(), [CompletionStatus::Success]);
+    let times: Vec<Time> = sent.iter().filter(|sent| sent.from == 0).map(|sent| sent.at).collect();
+    let took = times.last().unwrap().saturating_since(times[0]);
+    assert!(took < Duration::from_millis(5), "{took:?} from the first to the last packet");
+}
+
+/// A path that does not take packets of this length.
+#[test]
+fn a_packet_that_never_arrives_fails_although_a_read_behind_it_does() {
+    let mut pair = keyed();
+    // The peer's first response shows that it has the key.
+    pair.begin_read(8);
+    pair.run(TIMEOUT, |_| false);
+    assert_eq!(pair.statuses(), [CompletionStatus::Success]);
+    pair.begin_write(1);
+    pair.begin_read(8);
+    let mut sent = 0;
+    for _ in 0..100 {
+        sent += requests(&pair.run(TIMEOUT, |sent| sent.bytes.len() > 1_000));
+    }
+    assert_eq!(pair.statuses()[0], CompletionStatus::RetryExceededError, "after {sent} packets");
+}
+
+#[test]
+fn what_a_timeout_sends_again_is_not_sent_twice() {
+    let mut pair = Pair::new(PeerCapabilities::STRANGER);
+    pair.begin_read(10 * MTU);
+    pair.catch(0).iter().for_each(|sent| pair.deliver(sent));
+    let responses = pair.catch(1);
+    pair.run(TIMEOUT - Duration::from_micros(50), |_| true);
+    pair.deliver(&responses[5]);
+    let sent = pair.run(Duration::from_micros(800), |sent| sent.from == 1);
+    assert_eq!(requests(&sent), 1, "one of the timeout");
+}
+
+#[test]
+fn responses_that_come_after_going_back_are_asked_for_once() {
+    let mut pair = keyed();
+    (0..4).for_each(|_| pair.begin_read(10 * MTU));
+    pair.catch(0).iter().for_each(|sent| pair.deliver(sent));
+    let late: Vec<Sent> = pair.catch(1);
+    pair.run(TIMEOUT - Duration::from_micros(1), |_| true);
+    pair.now = pair.now + Duration::from_micros(2);
+    let now = pair.now;
+    pair.ends[0].endpoint.handle_timeout(now);
+    let mut asked = pair.catch(0);
+    asked.iter().chain(&late[21..]).for_each(|sent| pair.deliver(sent));
+    asked.extend(pair.run(Duration::from_millis(10), |_| false));
+    assert_eq!(pair.statuses(), [CompletionStatus::Success; 4]);
+    for place in 0..40 {
+        let covers =
+            |sent: &&Sent| sent.from == 0 && (sent.place()..sent.place() + sent.packets() as i32).contains(&place);
+        let times = asked.iter().filter(covers).count();
+        assert!(times <= 1, "response {place} was asked for {times} times");
+    }
+}
+
+#[test]
+fn missing_responses_do_not_shorten_the_wait_for_a_receiver() {
+    let mut pair = keyed();
+    pair.begin_read(10 * MTU);
+    let (now, local) = (pair.now, pair.ends[0].sge(0, 8));
+    pair.ends[0].post(now, Operation::Send, &[local]);
+    let mut first = true;
+    let sent = pair.run(Duration::from_micros(600), |sent| sent.is_read_response() && std::mem::take(&mut first));
+    let count = |sent: &[Sent], place| sent.iter().filter(|sent| sent.from == 0 && sent.place() == place).count();
+    assert_eq!(count(&sent, 10), 1, "the receiver is not ready for 640 µs");
+    let into = pair.ends[1].sge(512, 8);
+    pair.ends[1].post_receive(&[into]);
+    let sent = pair.run(Duration::from_millis(10), |_| false);
+    assert_eq!(pair.statuses(), [CompletionStatus::Success; 2]);
+    let asked: Vec<u32> = sent.iter().filter(|sent| sent.is_read_request()).map(Sent::packets).collect();
+    assert!(asked.is_empty() || asked == [1], "READ requests of {asked:?} packets for one that was lost");
+}
+
+/// The response may be that of either (Karn's algorithm).
+#[test]
+fn the_response_to_a_probe_measures_nothing() {
+    let mut pair = Pair::new(PeerCapabilities::STRANGER);
+    let first_wait = |pair: &mut Pair| {
+        pair.begin_write(1);
+        let mut first = true;
+        let sent = pair.run(Duration::from_millis(40), |_| std::mem::take(&mut first));
+        let times: Vec<Time> = sent.iter().filter(|sent| sent.from == 0).map(|sent| sent.at).collect();
+        times[1].saturating_since(times[0])
+    };
+    assert_eq!(first_wait(&mut pair), first_wait(&mut pair));
+}
