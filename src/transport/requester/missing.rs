@@ -77,6 +77,13 @@ impl MissingPackets {
         }
     }
 
+    /// Adds packets behind all others that are not sent together with those.
+    pub(super) fn push_apart(&mut self, range: Range) {
+        if self.ranges.len() < MOST_RANGES {
+            self.ranges.push(range);
+        }
+    }
+
     pub(super) fn iter(&self) -> impl Iterator<Item = &Range> {
         self.ranges.iter()
     }

@@ -10,6 +10,7 @@ mod datagram;
 mod gaps;
 mod local;
 mod missing;
+mod missing_requests;
 mod pace;
 mod packet;
 mod plan;
@@ -33,9 +34,9 @@ use crate::types::{AsyncEvent, Operation, Psn, Time};
 
 pub(super) use completion::RequestFailure;
 use gaps::Gaps;
+use missing_requests::MissingRequests;
 use pace::{Halt, Pace};
 pub(super) use plan::RequestPlan;
-use read_repair::Resent;
 use recovery::Recovery;
 use reordering::Reordering;
 pub(super) use response::ResponseError;
@@ -121,7 +122,8 @@ pub(super) struct Requester {
     early: Option<Box<Gaps>>,
     /// Responses that come before their turn are placed: the peer is native and shares a key.
     places_early: bool,
-    resent: Resent,
+    /// The request packets that a native peer has reported missing while READs are in progress.
+    missing_requests: Option<Box<MissingRequests>>,
     round_trip: RoundTrip,
     reordering: Reordering,
     /// Packets that the window share counts for this queue pair.
@@ -159,7 +161,7 @@ impl Requester {
             scoreboard: None,
             early: None,
             places_early: false,
-            resent: Resent::default(),
+            missing_requests: None,
             round_trip: RoundTrip::default(),
             reordering: Reordering::default(),
             counted_in_flight: 0,
@@ -192,7 +194,6 @@ impl Requester {
         self.last_ack_request_at = None;
         self.has_asked = true;
         self.places_early = false;
-        self.resent = Resent::default();
         self.round_trip = RoundTrip::default();
         self.reordering = Reordering::default();
         self.counted_in_flight = 0;
@@ -218,7 +219,7 @@ impl Requester {
         self.reads_in_progress = 0;
         self.failed = None;
         self.recovery = Recovery::default();
-        (self.scoreboard, self.early) = (None, None);
+        (self.scoreboard, self.early, self.missing_requests) = (None, None, None);
         self.pace.release();
     }
 
@@ -400,7 +401,7 @@ impl Requester {
 
     /// Sends again from the oldest number that is not acknowledged.
     pub(super) fn go_back(&mut self) {
-        (self.scoreboard, self.early) = (None, None);
+        self.forget_missing();
         self.go_back_to(self.unacknowledged);
     }
 

@@ -44,6 +44,8 @@ pub(super) enum Turn {
     Cursor,
     /// The peer misses it; the cursor stays where it is.
     Missing,
+    /// The peer misses it, and READs are in progress; it counts as in flight, and the cursor stays where it is.
+    Request,
     /// For its acknowledgement alone; the cursor stays where it is.
     Probe,
 }
@@ -248,8 +250,8 @@ impl Requester {
     /// Whether `covers` packets from `psn` on fit the window, and what the peer's socket (for READs, the own) takes.
     pub(super) fn window_allows(&self, common: &Common, psn: Psn, covers: u32, turn: Turn) -> bool {
         let Some(path) = &common.path else { return false };
-        // A probe is a packet that was counted already, and may be what all wait for.
-        if turn == Turn::Probe {
+        // It was counted already, and may be what all wait for.
+        if matches!(turn, Turn::Probe | Turn::Request) {
             return true;
         }
         let end = match self.repeats_selectively() {
@@ -304,7 +306,7 @@ impl Requester {
         if plan.turn == Turn::Missing {
             return self.asks_how_it_stands(plan.psn);
         }
-        if many || plan.turn == Turn::Probe || header.operation.has_explicit_response() {
+        if many || matches!(plan.turn, Turn::Probe | Turn::Request) || header.operation.has_explicit_response() {
             return true;
         }
         if plan.offset + 1 < self.request(plan.index).packets {
@@ -371,8 +373,13 @@ impl Requester {
     /// The missing packet that leaves before anything else. An error: it has no room.
     #[cold]
     fn plan_missing(&self, common: &Common) -> Option<Result<RequestPlan, NoRoom>> {
+        if let Some(plan) = self.plan_missing_request(common) {
+            return Some(Ok(plan));
+        }
         let plan = match (self.next_lost(), self.next_lost_response()) {
-            (Some(psn), _) => self.request_with(psn).and_then(|index| self.plan_again(common, index, psn)),
+            (Some(psn), _) => {
+                self.request_with(psn).and_then(|index| self.plan_again(common, index, psn, Turn::Missing))
+            }
             (None, Some(lost)) => self.plan_response_again(common, lost),
             (None, None) => return None,
         };
@@ -380,11 +387,11 @@ impl Requester {
     }
 
     /// A request packet that was sent before.
-    pub(super) fn plan_again(&self, common: &Common, index: u32, psn: Psn) -> Option<RequestPlan> {
+    pub(super) fn plan_again(&self, common: &Common, index: u32, psn: Psn, turn: Turn) -> Option<RequestPlan> {
         if self.failed.is_some_and(|(failed, _)| failed == index) {
             return None;
         }
-        self.plan_at(common, index, psn, Turn::Missing)
+        self.plan_at(common, index, psn, turn)
     }
 
     /// The request in progress that the number belongs to.
@@ -404,6 +411,11 @@ impl Requester {
             Turn::Probe => {
                 self.recovery.end_probe();
                 self.has_asked |= plan.psn.plus(1) == self.cursor;
+                return;
+            }
+            Turn::Request => {
+                self.note_request_sent_again(plan, now);
+                self.arm_timers(common, now);
                 return;
             }
             Turn::Missing => {

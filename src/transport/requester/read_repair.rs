@@ -8,19 +8,6 @@ use crate::transport::congestion::CongestionKind;
 use crate::types::{Counter, Psn, Time};
 use crate::wire::{Opcode, packet_bytes};
 
-/// So often the same request packet may be lost, at 10 % loss once in 100,000,000 times, before it spends tries that
-/// the peer still misses it.
-const MOST_SIGNS_OF_LIFE: u32 = 8;
-
-/// A request packet that was sent again because the peer misses it.
-#[derive(Clone, Copy, Default)]
-pub(super) struct Resent {
-    psn: Psn,
-    times: u32,
-    /// When it was sent last.
-    at: Time,
-}
-
 impl Requester {
     /// Whether responses that come before their turn are placed.
     pub(super) fn places_early(&self) -> bool {
@@ -83,6 +70,7 @@ impl Requester {
     /// The responses that belong to numbers before this one have left the peer. Those of requests that are to be sent
     /// again come again.
     fn expect_responses_before(&mut self, end: Psn) {
+        self.trim_missing_requests(end);
         let begin = self.unacknowledged;
         let end = if self.cursor.is_before(end) { self.cursor } else { end };
         let mut early = self.early.take().unwrap_or_else(|| Box::new(Gaps::new(begin)));
@@ -138,7 +126,7 @@ impl Requester {
         let index = self.request_with(psn)?;
         let request = self.request(index);
         if !request.is_read {
-            return self.plan_again(common, index, psn);
+            return self.plan_again(common, index, psn, Turn::Missing);
         }
         let offset = psn.distance_from(request.first).max(0) as u32;
         let covers = lost.packets.min(request.end_of_chunk(offset) - offset);
@@ -148,24 +136,5 @@ impl Requester {
         let opcode = Opcode::RC_READ_REQUEST.of(common.wire_service());
         let size = packet_bytes(opcode, 0);
         Some(RequestPlan { index, psn, offset, covers, size, payload: 0, opcode, turn: Turn::Missing })
-    }
-
-    /// The peer misses this request packet. It is sent again, at most once in the time in which the peer would tell.
-    /// It is alive, but a packet that never arrives must not keep the connection for ever.
-    pub(super) fn resend_request(&mut self, common: &mut Common, now: Time, psn: Psn) {
-        common.count(Counter::ReceivedSequenceNak);
-        // The responses behind the missing packet wait for it.
-        self.round_trip.forget_sample();
-        let last = self.resent;
-        let is_underway = last.psn == psn && now.saturating_since(last.at) < self.round_trip.repeat_wait();
-        if !is_underway && !self.waits_for_receiver() {
-            let times = if last.psn == psn { last.times.saturating_add(1) } else { 1 };
-            self.resent = Resent { psn, times, at: now };
-            self.tell_congestion(common, now, CongestionKind::Loss);
-            self.recovery.send_probe(psn);
-        }
-        if self.resent.times <= MOST_SIGNS_OF_LIFE {
-            self.note_sign_of_life(common, now);
-        }
     }
 }

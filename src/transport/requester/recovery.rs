@@ -142,9 +142,7 @@ impl Requester {
         self.round_trip.end_sample(self.unacknowledged, now);
         let unacknowledged = self.unacknowledged;
         let early = self.recovery.early_response.filter(|psn| !psn.is_before(unacknowledged));
-        // A request packet that the peer misses is still to be sent again.
-        let probe = self.recovery.probe.filter(|psn| self.places_early && !psn.is_before(unacknowledged));
-        self.recovery = Recovery { early_response: early, probe, heard_at: now, ..Recovery::default() };
+        self.recovery = Recovery { early_response: early, heard_at: now, ..Recovery::default() };
         if self.packets_in_flight() > 0 {
             self.arm_timers(common, now);
             if early.is_some() || self.repeats_selectively() {
@@ -233,7 +231,10 @@ impl Requester {
             Some(_) if self.is_selective() => {
                 self.recovery.send_probe(self.probe_in_turn(self.recovery.probes));
             }
-            Some(_) if self.places_early() && self.request(self.oldest).is_read => self.give_up_oldest_read(now),
+            Some(_) if self.places_early() && self.request(self.oldest).is_read => match self.recovery.probes % 2 {
+                1 => self.give_up_oldest_read(now),
+                _ => self.recovery.send_probe(last_sent),
+            },
             Some(request) if first_probe && !request.needs_response() => {
                 self.round_trip.forget_sample();
                 self.recovery.send_probe(last_sent);

@@ -125,7 +125,7 @@ impl Requester {
     ) -> Result<(), ResponseError> {
         match runs {
             Some(runs) if is_complete && !self.awaits_data() => self.take_gap_runs(common, now, runs)?,
-            Some(_) if self.places_early() => self.resend_request(common, now, psn),
+            Some(runs) if self.places_early() => self.take_missing_requests(common, now, psn, runs)?,
             _ if is_complete => self.sequence_nak(common, now)?,
             _ => {}
         }

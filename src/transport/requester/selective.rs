@@ -40,7 +40,15 @@ impl Requester {
     /// Whether what is lost is sent again by itself.
     #[inline]
     pub(super) fn repeats_selectively(&self) -> bool {
-        self.scoreboard.is_some() || self.early.is_some()
+        self.scoreboard.is_some() || self.early.is_some() || self.missing_requests.is_some()
+    }
+
+    /// All is sent again.
+    pub(super) fn forget_missing(&mut self) {
+        (self.scoreboard, self.early) = (None, None);
+        if let Some(requests) = &mut self.missing_requests {
+            requests.forget();
+        }
     }
 
     /// The peer misses the oldest unacknowledged packet, keeps later ones, and names all gaps.
@@ -92,6 +100,9 @@ impl Requester {
         for gaps in requests.into_iter().chain(self.early.as_deref_mut()) {
             gaps.give_up_before(limit, |sent_at| patience.end(sent_at) <= now);
         }
+        if let Some(requests) = &mut self.missing_requests {
+            requests.give_up(|sent_at| patience.end(sent_at) <= now);
+        }
         self.arm_repair(now);
         self.note_in_flight(common);
         self.arm_timers(common, now);
@@ -107,7 +118,8 @@ impl Requester {
     pub(super) fn arm_repair(&mut self, now: Time) {
         let kept = self.scoreboard.as_ref().map(|board| board.gaps().missing());
         let responses = self.early.as_ref().map(|early| early.missing());
-        let missing = || [kept, responses].into_iter().flatten();
+        let requests = self.missing_requests.as_ref().map(|requests| requests.missing());
+        let missing = || [kept, responses, requests].into_iter().flatten();
         // A response that came before its turn and was not kept: no other may come for it.
         let is_late = missing().any(MissingPackets::has_late) || self.recovery.has_early_response();
         let late = is_late.then(|| now + self.round_trip.reorder_wait());
@@ -130,6 +142,7 @@ impl Requester {
         };
         self.scoreboard.take_if(|board| is_over(board.gaps_mut()));
         self.early.take_if(|early| is_over(early));
+        self.trim_missing_requests(psn);
     }
 
     /// Whether the peer expects a packet that it has kept: it would have executed it with those before, and

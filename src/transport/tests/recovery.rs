@@ -263,3 +263,22 @@ fn the_response_to_a_probe_measures_nothing() {
     };
     assert_eq!(first_wait(&mut pair), first_wait(&mut pair));
 }
+
+/// Not one after the other, and those that are lost again not by the probe.
+#[test]
+fn requests_of_reads_that_are_lost_are_made_again_together() {
+    let mut pair = keyed();
+    pair.begin_read(8);
+    pair.run(Duration::from_millis(1), |_| false);
+    (0..4).for_each(|_| pair.begin_read(10 * MTU));
+    let mut left = [2, 0, 1, 0];
+    let is_lost = |sent: &Sent| {
+        let read = ((sent.place() - 1) / 10).clamp(0, 3) as usize;
+        let is_lost = sent.is_read_request() && left[read] > 0;
+        left[read] -= u32::from(is_lost);
+        is_lost
+    };
+    let sent = pair.run(Duration::from_millis(1), is_lost);
+    assert_eq!(pair.statuses(), [CompletionStatus::Success; 5]);
+    assert_eq!(sent.iter().filter(|sent| sent.is_read_request()).count(), 4 + 3);
+}

@@ -1,0 +1,157 @@
+//! Request packets that a native peer misses while READs are in progress.
+//!
+//! A READ takes as many numbers as it has responses, of which its request packet has the first. What the peer reports
+//! is therefore read number by number only where a request packet begins. The packets listed here count as in flight:
+//! a READ whose request is missing has its place in the window until its responses have come.
+
+use super::missing::{Missing, MissingPackets, Range};
+use super::plan::Turn;
+use super::{Common, RequestPlan, Requester};
+use crate::transport::congestion::CongestionKind;
+use crate::types::{Counter, DropReason, Psn, Time};
+use crate::wire::GapRuns;
+
+/// So many reports without news are signs of life. A packet that is lost as often, at 10 % loss once in 100,000,000
+/// times, spends tries; one that no path takes must not keep the connection for ever.
+const MOST_REPORTS_WITHOUT_NEWS: u32 = 8;
+
+/// See the module.
+#[derive(Default, Debug)]
+pub(super) struct MissingRequests {
+    missing: MissingPackets,
+    /// The latest report with news: the first missing number, and how many packets are kept behind it.
+    first: Psn,
+    kept: u32,
+    /// Reports since the last one with news.
+    reports: u32,
+}
+
+impl MissingRequests {
+    pub(super) fn missing(&self) -> &MissingPackets {
+        &self.missing
+    }
+
+    /// Notes a report. Whether it is a sign of life.
+    fn note_report(&mut self, first: Psn, kept: u32) -> bool {
+        let is_news = first != self.first || kept > self.kept;
+        self.reports = if is_news { 0 } else { self.reports.saturating_add(1) };
+        if is_news {
+            (self.first, self.kept) = (first, kept);
+        }
+        self.reports < MOST_REPORTS_WITHOUT_NEWS
+    }
+
+    /// All is sent again. What was reported is no news later.
+    pub(super) fn forget(&mut self) {
+        self.missing = MissingPackets::default();
+    }
+
+    /// Those that may have been late are lost, and so are those that were sent again and are overdue.
+    pub(super) fn give_up(&mut self, is_overdue: impl Fn(Time) -> bool) {
+        self.missing.judge(|range| range.missing.still(true, &is_overdue));
+    }
+
+    /// Everything before this number was executed. Whether the latest report is of some use still.
+    fn remove_before(&mut self, psn: Psn) -> bool {
+        self.missing.remove_before(psn);
+        !self.first.is_before(psn) || self.missing.first().is_some()
+    }
+}
+
+impl Requester {
+    /// The peer has executed everything before `psn`, misses that packet, and tells which later ones it keeps.
+    #[cold]
+    pub(super) fn take_missing_requests(
+        &mut self,
+        common: &mut Common,
+        now: Time,
+        psn: Psn,
+        runs: GapRuns<'_>,
+    ) -> Result<(), DropReason> {
+        let end = psn.plus(runs.packets());
+        if self.limit.is_before(end) {
+            return Err(DropReason::BadPsn);
+        }
+        common.count(Counter::ReceivedSequenceNak);
+        if self.waits_for_receiver() {
+            return Ok(());
+        }
+        // The responses behind a missing packet wait for it.
+        self.round_trip.forget_sample();
+        let mut requests = self.missing_requests.take().unwrap_or_default();
+        let lost_before = requests.missing.lost();
+        requests.missing = self.missing_after(&requests.missing, now, psn, runs);
+        let kept = runs.iter().map(|run| u32::from(run.kept)).sum();
+        let is_sign_of_life = requests.note_report(psn, kept);
+        let loses = requests.missing.lost() > lost_before;
+        self.missing_requests = Some(requests);
+        if loses {
+            self.tell_congestion(common, now, CongestionKind::Loss);
+        }
+        if is_sign_of_life {
+            self.note_sign_of_life(common, now);
+        }
+        self.arm_repair(now);
+        Ok(())
+    }
+
+    /// The request packets that a report names, with what was known of them before.
+    fn missing_after(&self, known: &MissingPackets, now: Time, psn: Psn, runs: GapRuns<'_>) -> MissingPackets {
+        let patience = self.round_trip.repeat_wait();
+        let evidence = self.reordering.evidence(self.packets_in_flight());
+        let mut missing = MissingPackets::default();
+        let mut known = known.iter().peekable();
+        let mut kept_behind: u32 = runs.iter().map(|run| u32::from(run.kept)).sum();
+        let mut begin = psn;
+        let mut packets = self.request_packets_from(psn).peekable();
+        for run in runs.iter() {
+            let kept = begin.plus(u32::from(run.missing));
+            while let Some((first, packets)) = packets.next_if(|(first, _)| first.is_before(kept)) {
+                while known.next_if(|range| range.first.is_before(first)).is_some() {}
+                let before = known.peek().filter(|range| range.first == first).map(|range| range.missing);
+                let is_overdue = |at: Time| now.saturating_since(at) >= patience;
+                let still = before.unwrap_or(Missing::Late).still(kept_behind >= evidence, is_overdue);
+                missing.push_apart(Range { first, packets, missing: still });
+            }
+            begin = kept.plus(u32::from(run.kept));
+            kept_behind -= u32::from(run.kept);
+            while packets.next_if(|(first, _)| first.is_before(begin)).is_some() {}
+        }
+        missing
+    }
+
+    /// The first numbers of the request packets that were sent, from this one on, and how many each takes.
+    fn request_packets_from(&self, psn: Psn) -> impl Iterator<Item = (Psn, u32)> + '_ {
+        let later = self.in_progress().skip_while(move |(_, request)| !psn.is_before(request.end()));
+        let packets = later.flat_map(move |(_, request)| {
+            let step = if request.is_read { request.chunk.max(1) } else { 1 };
+            let from = (psn.distance_from(request.first).max(0) as u32).div_ceil(step);
+            (from..request.packets.div_ceil(step)).map(move |place| {
+                let offset = place * step;
+                (request.first.plus(offset), step.min(request.packets - offset))
+            })
+        });
+        packets.take_while(|(first, _)| first.is_before(self.cursor))
+    }
+
+    /// Everything before this number was executed.
+    pub(super) fn trim_missing_requests(&mut self, psn: Psn) {
+        self.missing_requests.take_if(|requests| !requests.remove_before(psn));
+    }
+
+    /// The first request packet that the peer misses.
+    #[cold]
+    pub(super) fn plan_missing_request(&self, common: &Common) -> Option<RequestPlan> {
+        let lost = self.missing_requests.as_ref()?.missing.first_lost()?;
+        let index = self.request_with(lost.first)?;
+        self.plan_again(common, index, lost.first, Turn::Request)
+    }
+
+    /// The packet of [`Requester::plan_missing_request`] has left.
+    pub(super) fn note_request_sent_again(&mut self, plan: &RequestPlan, now: Time) {
+        if let Some(requests) = &mut self.missing_requests {
+            requests.missing.note_sent_again(plan.covers, now);
+        }
+        self.arm_repair(now);
+    }
+}
