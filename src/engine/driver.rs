@@ -106,7 +106,7 @@ impl Shard {
     }
 
     /// Sends the acknowledgements that wait for the application's answer: this thread, which left them, turns to
-    /// another shard. If somebody else drives, that one comes back or sends them.
+    /// another shard. If another thread drives this one, that thread comes back or sends them.
     fn release_acknowledgements(&self) {
         let outcome = self.lock.try_drive(LOOKS, |core, look| {
             if look == Look::Again || core.endpoint.has_held_acknowledgements() {

@@ -11,7 +11,7 @@ use std::sync::{Arc, Weak};
 
 use super::shard::Shard;
 
-/// What a thread has left behind.
+/// A shard that a thread has turned away from.
 struct Held {
     /// Where acknowledgements wait for this thread.
     shard: Weak<Shard>,

@@ -61,13 +61,8 @@ impl Bottleneck {
         (left * u128::from(self.bytes_per_second)).div_ceil(SECOND_PICOSECONDS) as u64
     }
 
-    /// How long a packet of so many bytes, from the base transport header on, is delayed. `None`: it is dropped.
-    pub(super) fn pass(&mut self, now: Time, bytes: usize) -> Option<Duration> {
-        self.pass_frame(now, bytes as u64 + HEADER_BYTES)
-    }
-
-    /// The same for a packet of so many bytes from the Ethernet header on.
-    pub(super) fn pass_frame(&mut self, now: Time, bytes: u64) -> Option<Duration> {
+    /// How long a packet of so many bytes, from the Ethernet header on, is delayed. `None`: it is dropped.
+    pub(super) fn pass(&mut self, now: Time, bytes: u64) -> Option<Duration> {
         let (Discipline::TailDrop { queue_bytes: room } | Discipline::Policer { burst_bytes: room }) = self.discipline;
         let backlog = self.backlog_bytes(now);
         if backlog > 0 && backlog + bytes > room {
@@ -85,6 +80,11 @@ impl Bottleneck {
             }
         }
     }
+}
+
+/// Bytes from the Ethernet header on of a packet that has so many from the base transport header on.
+pub(super) fn frame_bytes(bytes: usize) -> u64 {
+    bytes as u64 + HEADER_BYTES
 }
 
 fn picoseconds(time: Time) -> u128 {
@@ -107,42 +107,42 @@ mod tests {
     fn packets_leave_one_after_the_other_at_the_rate() {
         let mut link = Bottleneck::new(GIGABIT, Discipline::TailDrop { queue_bytes: 1 << 20 });
         for packet in 1..=10 {
-            assert_eq!(link.pass(at(100), PACKET), Some(Duration::from_micros(8 * packet)));
+            assert_eq!(link.pass(at(100), frame_bytes(PACKET)), Some(Duration::from_micros(8 * packet)));
         }
         assert_eq!(link.backlog_bytes(at(100)), 10_000);
         assert_eq!(link.backlog_bytes(at(140)), 5_000);
         // It idles, and saves nothing up.
-        assert_eq!(link.pass(at(500), PACKET), Some(Duration::from_micros(8)));
+        assert_eq!(link.pass(at(500), frame_bytes(PACKET)), Some(Duration::from_micros(8)));
         assert_eq!((link.passed_bytes(), link.dropped_packets()), (11_000, 0));
     }
 
     #[test]
     fn a_full_queue_drops_what_comes_last() {
         let mut link = Bottleneck::new(GIGABIT, Discipline::TailDrop { queue_bytes: 3_500 });
-        let passed: Vec<bool> = (0..5).map(|_| link.pass(at(0), PACKET).is_some()).collect();
+        let passed: Vec<bool> = (0..5).map(|_| link.pass(at(0), frame_bytes(PACKET)).is_some()).collect();
         assert_eq!(passed, [true, true, true, false, false]);
-        assert!(link.pass(at(4), PACKET).is_some(), "500 bytes have left");
+        assert!(link.pass(at(4), frame_bytes(PACKET)).is_some(), "500 bytes have left");
         assert_eq!(link.dropped_packets(), 2);
         let mut narrow = Bottleneck::new(GIGABIT, Discipline::TailDrop { queue_bytes: 0 });
-        assert_eq!(narrow.pass(at(0), PACKET), Some(Duration::from_micros(8)));
-        assert_eq!(narrow.pass(at(7), PACKET), None);
-        assert_eq!(narrow.pass(at(8), PACKET), Some(Duration::from_micros(8)));
+        assert_eq!(narrow.pass(at(0), frame_bytes(PACKET)), Some(Duration::from_micros(8)));
+        assert_eq!(narrow.pass(at(7), frame_bytes(PACKET)), None);
+        assert_eq!(narrow.pass(at(8), frame_bytes(PACKET)), Some(Duration::from_micros(8)));
     }
 
     #[test]
     fn a_policer_lets_a_burst_and_then_the_rate_pass_without_delay() {
         let mut link = Bottleneck::new(GIGABIT, Discipline::Policer { burst_bytes: 64_000 });
-        let passed = (0..100).filter(|_| link.pass(at(0), PACKET) == Some(Duration::ZERO)).count();
+        let passed = (0..100).filter(|_| link.pass(at(0), frame_bytes(PACKET)) == Some(Duration::ZERO)).count();
         assert_eq!(passed, 64);
         // In each 8 µs one more.
-        let passed = (1..=1_000).filter(|packet| link.pass(at(packet * 2), PACKET).is_some()).count();
+        let passed = (1..=1_000).filter(|packet| link.pass(at(packet * 2), frame_bytes(PACKET)).is_some()).count();
         assert_eq!(passed, 250);
     }
 
     #[test]
     fn rounding_does_not_add_up() {
         let mut link = Bottleneck::new(100 * GIGABIT, Discipline::TailDrop { queue_bytes: u64::MAX });
-        let last = (0..1_000_000).map(|_| link.pass(at(0), PACKET)).last();
+        let last = (0..1_000_000).map(|_| link.pass(at(0), frame_bytes(PACKET))).last();
         assert_eq!(last, Some(Some(Duration::from_millis(80))));
     }
 }

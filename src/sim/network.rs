@@ -6,6 +6,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::IpAddr;
 use std::time::Duration;
 
+use super::bottleneck::frame_bytes;
 use super::forger::{forge, shorten_answer};
 use super::link::{Fate, corrupt};
 use super::machine::{Machine, Socket};
@@ -204,18 +205,11 @@ impl Network {
         self.routes[from * self.hosts.len() + to].map(|index| &self.bottlenecks[index])
     }
 
-    /// How long the bottleneck between two hosts delays a packet of so many bytes. `None`: it drops it.
-    fn pass(&mut self, from: usize, to: usize, bytes: usize) -> Option<Duration> {
+    /// How long the bottleneck between two hosts delays a packet of so many bytes, from the Ethernet header on. `None`:
+    /// it drops it.
+    pub(super) fn pass(&mut self, from: usize, to: usize, bytes: u64) -> Option<Duration> {
         match self.routes[from * self.hosts.len() + to] {
             Some(index) => self.bottlenecks[index].pass(self.now, bytes),
-            None => Some(Duration::ZERO),
-        }
-    }
-
-    /// The same for a frame of so many bytes from the Ethernet header on.
-    pub(super) fn pass_frame(&mut self, from: usize, to: usize, bytes: u64) -> Option<Duration> {
-        match self.routes[from * self.hosts.len() + to] {
-            Some(index) => self.bottlenecks[index].pass_frame(self.now, bytes),
             None => Some(Duration::ZERO),
         }
     }
@@ -269,7 +263,7 @@ impl Network {
             self.observe(from, to, bytes, fates[0]);
             for fate in fates.into_iter().flatten() {
                 let Fate::Arrives { at, corrupt: is_corrupt } = fate else { continue };
-                let Some(wait) = self.pass(from, to, bytes.len()) else {
+                let Some(wait) = self.pass(from, to, frame_bytes(bytes.len())) else {
                     self.note_harm(from, to);
                     continue;
                 };

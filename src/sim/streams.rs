@@ -80,7 +80,7 @@ enum Cargo {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Streams {
     streams: Vec<Stream>,
-    /// What is on its way, by arrival and order of sending, with the stream's index.
+    /// Segments and acknowledgements in flight, by arrival and order of sending, with the stream's index.
     flights: BTreeMap<(Time, u64), (usize, Cargo)>,
     order: u64,
 }
@@ -170,7 +170,7 @@ impl Network {
         let fates = self.faults[from].decide(self.now, &mut self.in_burst[from], &mut self.random);
         for fate in fates.into_iter().flatten() {
             let Fate::Arrives { at, corrupt: is_corrupt } = fate else { continue };
-            let Some(wait) = self.pass_frame(from, to, bytes as u64) else { continue };
+            let Some(wait) = self.pass(from, to, bytes as u64) else { continue };
             // The checksum finds damage.
             if !is_corrupt {
                 self.streams.order += 1;
@@ -187,7 +187,7 @@ mod tests {
     use super::*;
     use crate::sim::{Bottleneck, Discipline, Faults, Host};
 
-    /// What of a link's rate is payload of full segments: 1,448 of 1,514 bytes.
+    /// Share of a link's rate that is payload of full segments: 1,448 of 1,514 bytes.
     const PAYLOAD: f64 = 1_448.0 / 1_514.0;
 
     /// Two hosts. The link has this rate in Mbit/s, and a queue in parts of the product of rate and round trip.

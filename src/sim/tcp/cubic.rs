@@ -7,7 +7,7 @@ use crate::types::Time;
 
 /// How fast the window grows, in segments for a second cubed (RFC 9438, 5.1).
 const C: f64 = 0.4;
-/// What a reduction leaves of the window (RFC 9438, 4.6).
+/// Share of the window that a reduction leaves (RFC 9438, 4.6).
 const BETA: f64 = 0.7;
 /// Growth of the Reno-friendly estimate for a window of acknowledged segments, until it reaches the window before the
 /// reduction (RFC 9438, 4.3).

@@ -1,7 +1,7 @@
 //! Proportional rate reduction (RFC 6937): during recovery the window goes down to the threshold as segments are
 //! delivered, instead of at once.
 
-/// What was delivered and sent since the recovery began.
+/// Progress of a recovery since it began.
 #[derive(Clone, Debug)]
 pub(super) struct Prr {
     /// In flight when it began (RecoverFS).
