@@ -264,7 +264,10 @@ impl Link {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return None,
                 Err(error) if is_dropped(&error) => {
                     self.counters.add(Counter::SendQueueDrops, 1);
-                    let sent = send_what_fits(socket, transmit, bytes, options);
+                    let sent = match options.segment_size {
+                        Some(_) => send_what_fits(socket, transmit, bytes, options),
+                        None => 0,
+                    };
                     self.counters.add(Counter::SendCalls, sent);
                     return Some(Departure::Dropped);
                 }
@@ -314,10 +317,20 @@ fn is_dropped(error: &io::Error) -> bool {
 /// run that is longer than the queue would never pass as a whole. The number of those sent.
 #[cold]
 fn send_what_fits(socket: &SendSocket, transmit: &Transmit, bytes: &[u8], options: SendOptions) -> u64 {
-    let Some(size) = transmit.segment_size else { return 0 };
+    send_each(socket, transmit, bytes, options).take_while(io::Result::is_ok).count() as u64
+}
+
+/// Sends the segments of a run one by one, as far as the outcomes are taken. Each bears identification 0 where its ICRC
+/// has its place in the run; our own peers, who alone get runs, solve for such small numbers.
+fn send_each<'a>(
+    socket: &'a SendSocket,
+    transmit: &'a Transmit,
+    bytes: &'a [u8],
+    options: SendOptions,
+) -> impl Iterator<Item = io::Result<()>> + 'a {
     let single = SendOptions { segment_size: None, ..options };
-    let segments = bytes.chunks(size.max(1));
-    segments.take_while(|segment| socket.send(transmit.destination, segment, single).is_ok()).count() as u64
+    let size = transmit.segment_size.unwrap_or(bytes.len()).max(1);
+    bytes.chunks(size).map(move |segment| socket.send(transmit.destination, segment, single))
 }
 
 /// Whether the kernel may refuse a run of segments for being one.
@@ -351,20 +364,16 @@ fn receive_multicasts(
     }
 }
 
-/// Sends the segments of a run one by one. Each bears identification 0 where its ICRC has its place in the run; our own
-/// peers, who alone get runs, solve for such small numbers. Returns how many were sent, how many refused, and the last
-/// refusal.
+/// Sends the segments of a run one by one: how many were sent, how many refused, and the last refusal.
 fn send_singly(
     socket: &SendSocket,
     transmit: &Transmit,
     bytes: &[u8],
     options: SendOptions,
 ) -> (u64, u64, Option<io::Error>) {
-    let single = SendOptions { segment_size: None, ..options };
-    let size = transmit.segment_size.unwrap_or(bytes.len()).max(1);
     let (mut sent, mut refused, mut last) = (0, 0, None);
-    for segment in bytes.chunks(size) {
-        match socket.send(transmit.destination, segment, single) {
+    for outcome in send_each(socket, transmit, bytes, options) {
+        match outcome {
             Ok(()) => sent += 1,
             Err(error) => {
                 refused += 1;
