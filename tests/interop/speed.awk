@@ -1,13 +1,5 @@
 # speed.awk: judges what `speed` has measured: lines of setting, measurement, side and figure, one for each repetition.
 
-function sorted(list, count,    i, j, value) {
-  for (i = 2; i <= count; i++) {
-    value = list[i]
-    for (j = i - 1; j >= 1 && list[j] > value; j--) list[j + 1] = list[j]
-    list[j + 1] = value
-  }
-}
-
 # Sets `median` (of an even number the upper one) and `spread`, how far the values lie apart as a part of it.
 function weigh(key,    i, list) {
   for (i = 1; i <= count[key]; i++) list[i] = value[key, i]

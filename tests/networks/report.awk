@@ -1,14 +1,6 @@
 # report.awk: judges what `run` has measured: lines of NAME=VALUE, one for each stream. With `check` its exit status is 1
 # if a robust check fails; the targets in the table are for a quiet machine.
 
-function sorted(list, count,    i, j, value) {
-  for (i = 2; i <= count; i++) {
-    value = list[i]
-    for (j = i - 1; j >= 1 && list[j] > value; j--) list[j + 1] = list[j]
-    list[j + 1] = value
-  }
-}
-
 function median(key,    i, list) {
   for (i = 1; i <= streams[key]; i++) list[i] = rate[key, i]
   sorted(list, streams[key])

@@ -2,12 +2,9 @@
 # Fails if a row's ratio is above `limit` (but for `write lat`), or a row has no figures of one side.
 
 # Sets `median` (of an even number the upper one), `least` and `most`.
-function weigh(key,    list, i, j, one) {
-  for (i = 1; i <= count[key]; i++) {
-    one = value[key, i]
-    for (j = i - 1; j >= 1 && list[j] > one; j--) list[j + 1] = list[j]
-    list[j + 1] = one
-  }
+function weigh(key,    list, i) {
+  for (i = 1; i <= count[key]; i++) list[i] = value[key, i]
+  sorted(list, count[key])
   median = list[int(count[key] / 2) + 1]
   least = list[1]
   most = list[count[key]]
