@@ -23,15 +23,24 @@ impl fmt::Display for Holder {
     }
 }
 
+/// The kernel's table is read in pieces: where sockets come and go meanwhile, a line may be missing, or appear twice.
+const MOST_LOOKS: usize = 4;
+
 /// Sockets that hold `port` on `address`, or on all addresses of its kind. Empty if the system does not tell.
 pub(super) fn holders(address: IpAddr, port: u16) -> Vec<Holder> {
     let table = if address.is_ipv4() { "udp" } else { "udp6" };
-    // The thread's namespace, which may not be the process's.
-    let Ok(text) = std::fs::read_to_string(format!("/proc/thread-self/net/{table}")) else { return Vec::new() };
-    holders_in(&text, address, port)
+    for _ in 0..MOST_LOOKS {
+        // The thread's namespace, which may not be the process's.
+        let Ok(text) = std::fs::read_to_string(format!("/proc/thread-self/net/{table}")) else { break };
+        let found = holders_in(&text, address, port);
+        if !found.is_empty() {
+            return found;
+        }
+    }
+    Vec::new()
 }
 
-/// The same of the kernel's table. It is read in pieces: where sockets come and go meanwhile, a line may appear twice.
+/// The same of the kernel's table.
 fn holders_in(table: &str, address: IpAddr, port: u16) -> Vec<Holder> {
     let mut found = Vec::new();
     for holder in table.lines().skip(1).filter_map(|line| parse_line(line, port)) {
