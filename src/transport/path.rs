@@ -26,8 +26,8 @@ const NATIVE_WINDOW_BYTES: u32 = 1 << 20;
 /// A native peer that is told of all gaps goes on while the first one is repaired: with one window, two losses in a row
 /// of the same packet would stop it for a round trip.
 const WINDOWS_AHEAD: u32 = 4;
-/// A READ request packet whose responses have all come makes room for another one, although responses before them are
-/// missing. The responder remembers so many times the READs that may be outstanding.
+/// A READ request packet whose responses have all left makes room for another one, although some of them are lost. The
+/// responder remembers so many times the READs that may be outstanding.
 pub(super) const READ_LAPS: usize = 4;
 /// Plausible packets in a row with other hidden fields than the usual ones that are taken for damaged. A peer that
 /// really changes its identification repeats them, and the next one is believed.

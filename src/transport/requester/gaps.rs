@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use super::missing::{Missing, MissingPackets, Range};
+use super::missing::{LossDetection, Missing, MissingPackets, Range, Repetition};
 use crate::types::{Psn, Time};
 
 /// See the module.
@@ -18,6 +18,8 @@ pub(super) struct Gaps {
     begin: Psn,
     /// Nothing is known from this number on. Every packet before it has arrived or is missing.
     end: Psn,
+    /// Requests before this number were executed. Of later ones before `end` that is not known.
+    executed: Psn,
     /// Packets before `end` that lie in no queue: they have arrived, or are lost and not sent again yet.
     absent: u32,
     /// Losses before this number are one event of congestion.
@@ -28,7 +30,7 @@ impl Gaps {
     /// Nothing is known from this number on.
     pub(super) fn new(begin: Psn) -> Self {
         let missing = MissingPackets::default();
-        Self { missing, begin, end: begin, absent: 0, event_end: begin }
+        Self { missing, begin, end: begin, executed: begin, absent: 0, event_end: begin }
     }
 
     pub(super) fn begin(&self) -> Psn {
@@ -38,6 +40,18 @@ impl Gaps {
     /// Nothing is known from this number on.
     pub(super) fn end(&self) -> Psn {
         self.end
+    }
+
+    /// Requests before this number were executed.
+    pub(super) fn executed_before(&self) -> Psn {
+        self.executed
+    }
+
+    /// A response shows that the requests before this number were executed.
+    pub(super) fn note_executed_before(&mut self, psn: Psn) {
+        if self.executed.is_before(psn) {
+            self.executed = psn;
+        }
     }
 
     /// The missing packets.
@@ -53,11 +67,6 @@ impl Gaps {
     /// Whether a packet has arrived.
     pub(super) fn has_arrived(&self, psn: Psn) -> bool {
         !psn.is_before(self.begin) && psn.is_before(self.end) && !self.missing.contains(psn)
-    }
-
-    /// Whether all packets of these numbers have arrived.
-    pub(super) fn have_all_arrived(&self, begin: Psn, end: Psn) -> bool {
-        !self.end.is_before(end) && !self.missing.contains_any(begin, end)
     }
 
     /// The number up to which everything has arrived.
@@ -102,21 +111,22 @@ impl Gaps {
         self.note_losses(lost_before, limit)
     }
 
-    /// A packet has arrived. Whether it was missing.
-    pub(super) fn remove(&mut self, psn: Psn) -> bool {
-        let was_missing = self.missing.remove(psn);
+    /// A packet has arrived. Its state, if it was missing.
+    pub(super) fn remove(&mut self, psn: Psn) -> Option<Missing> {
+        let was = self.missing.remove(psn);
         self.recount();
-        was_missing
+        was
     }
 
-    /// The packet before `end` has arrived, and packets leave in order: one that is missing is lost if it is so many
-    /// packets (`evidence`) behind that, or if it was sent again before `patience`. Whether that is an event of
-    /// congestion, which lasts to `limit`.
-    pub(super) fn judge(&mut self, end: Psn, limit: Psn, now: Time, patience: Duration, evidence: u32) -> bool {
+    /// The packet before `end` has arrived, and packets leave in order: those that left much sooner are lost. Whether
+    /// that is an event of congestion, which lasts to `limit`.
+    pub(super) fn judge(&mut self, end: Psn, limit: Psn, detection: LossDetection) -> bool {
         let lost_before = self.missing.lost();
-        let is_overdue = |at: Time| now.saturating_since(at) >= patience;
-        let is_far_behind = |range: &Range| end.distance_from(range.end()) >= evidence as i32;
-        self.missing.judge(|range| range.missing.still(is_far_behind(range), is_overdue));
+        let is_lost_again = |repetition| detection.is_lost_again(repetition, end);
+        self.missing.judge(|range| {
+            let is_lost = detection.is_far_behind(range.end(), end);
+            range.missing.still(is_lost, is_lost_again)
+        });
         self.note_losses(lost_before, limit)
     }
 
@@ -131,15 +141,15 @@ impl Gaps {
     }
 
     /// Before `end`, a packet that may have been late is lost, and so is one that was sent again and is overdue.
-    pub(super) fn give_up_before(&mut self, end: Psn, is_overdue: impl Fn(Time) -> bool) {
+    pub(super) fn give_up_before(&mut self, end: Psn, is_overdue: impl Fn(Repetition) -> bool) {
         let is_due = |range: &Range| range.first.is_before(end);
         self.missing.judge(|range| if is_due(range) { range.missing.still(true, &is_overdue) } else { range.missing });
         self.recount();
     }
 
     /// The first packets of [`MissingPackets::first_lost`] were sent again, or asked for again.
-    pub(super) fn note_sent_again(&mut self, packets: u32, now: Time) {
-        self.missing.note_sent_again(packets, now);
+    pub(super) fn note_sent_again(&mut self, packets: u32, repetition: Repetition) {
+        self.missing.note_sent_again(packets, repetition);
         self.recount();
     }
 
@@ -158,7 +168,8 @@ mod tests {
     use crate::transport::common::LOSS_EVIDENCE;
 
     const BEGIN: Psn = Psn::new(0xff_fff0);
-    const PATIENCE: Duration = Duration::from_millis(1);
+    /// Later numbers are sent for the first time.
+    const LIMIT: Psn = BEGIN.plus(100);
 
     fn at(microseconds: u64) -> Time {
         Time::from_nanos(1_000_000_000 + microseconds * 1_000)
@@ -178,15 +189,17 @@ mod tests {
                 let packets = psn.plus(1).distance_from(from) as u32;
                 self.0.extend(psn.plus(1), [(from, packets)].into_iter());
             }
-            assert!(self.0.remove(psn), "{place} came twice");
-            self.0.judge(psn.plus(1), BEGIN.plus(100), now, PATIENCE, LOSS_EVIDENCE)
+            assert!(self.0.remove(psn).is_some(), "{place} came twice");
+            let detection =
+                LossDetection { now, packet_threshold: LOSS_EVIDENCE, time_threshold: Duration::from_millis(1) };
+            self.0.judge(psn.plus(1), LIMIT, detection)
         }
 
         fn ask_again(&mut self, now: Time) -> Vec<(i32, u32)> {
             let mut asked = Vec::new();
             while let Some(range) = self.0.missing().first_lost() {
                 asked.push((range.first.distance_from(BEGIN), range.packets));
-                self.0.note_sent_again(range.packets, now);
+                self.0.note_sent_again(range.packets, Repetition { at: now, later: LIMIT });
             }
             asked
         }
@@ -214,6 +227,21 @@ mod tests {
         assert_eq!(responses.0.complete_before(), BEGIN.plus(5));
         assert!(responses.0.acknowledge_before(BEGIN.plus(5)));
         assert!(!responses.0.acknowledge_before(BEGIN.plus(11)));
+    }
+
+    /// The third response from the limit on shows it.
+    #[test]
+    fn a_repetition_is_lost_when_enough_has_come_that_left_after_it() {
+        let mut responses = Responses::new();
+        responses.come(99, at(0));
+        responses.0.give_up_before(LIMIT, |_| false);
+        assert_eq!(responses.ask_again(at(1)), [(0, 99)]);
+        for place in [0, 100, 101] {
+            responses.come(place, at(2));
+            assert_eq!(responses.ask_again(at(2)), []);
+        }
+        responses.come(102, at(2));
+        assert_eq!(responses.ask_again(at(2)), [(1, 98)]);
     }
 
     #[test]

@@ -14,15 +14,45 @@ pub(super) enum Missing {
     Late,
     /// It is lost, and to be sent again; `again`: not for the first time.
     Lost { again: bool },
-    /// It was sent again at this time; `again`: not for the first time.
-    Sent { at: Time, again: bool },
+    /// It was sent again; `again`: not for the first time.
+    Sent { repetition: Repetition, again: bool },
+}
+
+/// When a packet was sent again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Repetition {
+    pub(super) at: Time,
+    /// Packets from this number on left later.
+    pub(super) later: Psn,
+}
+
+/// What tells packets that are lost from those that are late.
+#[derive(Clone, Copy)]
+pub(super) struct LossDetection {
+    pub(super) now: Time,
+    /// So many packets that left later have arrived (RFC 9002, section 6.1.1).
+    pub(super) packet_threshold: u32,
+    /// A packet that was sent again has arrived, and was told of, after this time (RFC 9002, section 6.1.2).
+    pub(super) time_threshold: Duration,
+}
+
+impl LossDetection {
+    /// Whether a packet that was sent again is lost once more. The one before `arrived` has arrived.
+    pub(super) fn is_lost_again(self, repetition: Repetition, arrived: Psn) -> bool {
+        self.is_far_behind(repetition.later, arrived) || self.now.saturating_since(repetition.at) >= self.time_threshold
+    }
+
+    /// Whether enough of the packets from `later` on have arrived. The one before `arrived` has.
+    pub(super) fn is_far_behind(self, later: Psn, arrived: Psn) -> bool {
+        arrived.distance_from(later) >= self.packet_threshold as i32
+    }
 }
 
 impl Missing {
-    /// Its state while it still has not come: whether it is lost, and whether one that was sent again at some time is.
-    pub(super) fn still(self, is_lost: bool, is_lost_again: impl Fn(Time) -> bool) -> Self {
+    /// Its state while it still has not come: whether it is lost, and whether one that was sent again is.
+    pub(super) fn still(self, is_lost: bool, is_lost_again: impl Fn(Repetition) -> bool) -> Self {
         match self {
-            Self::Sent { at, .. } if is_lost_again(at) => Self::Lost { again: true },
+            Self::Sent { repetition, .. } if is_lost_again(repetition) => Self::Lost { again: true },
             Self::Late if is_lost => Self::Lost { again: false },
             Self::Late | Self::Lost { .. } | Self::Sent { .. } => self,
         }
@@ -114,14 +144,17 @@ impl MissingPackets {
 
     /// When the first of those was sent again that were.
     pub(super) fn oldest_again(&self) -> Option<Time> {
-        let again = |range: &Range| if let Missing::Sent { at, .. } = range.missing { Some(at) } else { None };
-        self.ranges.iter().filter_map(again).min()
+        let again = self.ranges.iter().filter_map(|range| match range.missing {
+            Missing::Sent { repetition, .. } => Some(repetition.at),
+            _ => None,
+        });
+        again.min()
     }
 
     /// How many were sent again within this time, for the first time.
     pub(super) fn sent_again_within(&self, time: Duration, now: Time) -> u32 {
         let is_recent = |range: &&Range| match range.missing {
-            Missing::Sent { at, again: false } => now.saturating_since(at) < time,
+            Missing::Sent { repetition, again: false } => now.saturating_since(repetition.at) < time,
             _ => false,
         };
         self.ranges.iter().filter(is_recent).map(|range| range.packets).sum()
@@ -133,11 +166,6 @@ impl MissingPackets {
 
     pub(super) fn contains(&self, psn: Psn) -> bool {
         self.ranges.iter().any(|range| range.contains(psn))
-    }
-
-    /// Whether any of these is missing.
-    pub(super) fn contains_any(&self, begin: Psn, end: Psn) -> bool {
-        self.ranges.iter().any(|range| range.first.is_before(end) && begin.is_before(range.end()))
     }
 
     /// The first packet that is missing.
@@ -153,21 +181,22 @@ impl MissingPackets {
         });
     }
 
-    /// This packet is missing no more. Whether it was.
-    pub(super) fn remove(&mut self, psn: Psn) -> bool {
-        let Some(place) = self.ranges.iter().position(|range| range.contains(psn)) else { return false };
+    /// This packet is missing no more. Its state, if it was.
+    pub(super) fn remove(&mut self, psn: Psn) -> Option<Missing> {
+        let place = self.ranges.iter().position(|range| range.contains(psn))?;
+        let was = self.ranges[place].missing;
         let [before, rest] = self.ranges[place].split(psn);
         let [_, behind] = rest.split(psn.plus(1));
         self.replace(place, [before, behind]);
-        true
+        Some(was)
     }
 
     /// So many packets from the beginning of [`MissingPackets::first_lost`] on were sent again.
-    pub(super) fn note_sent_again(&mut self, packets: u32, now: Time) {
+    pub(super) fn note_sent_again(&mut self, packets: u32, repetition: Repetition) {
         let Some(place) = self.ranges.iter().position(Range::is_lost) else { return };
         let again = self.ranges[place].missing == Missing::Lost { again: true };
         let [sent, left] = self.ranges[place].split(self.ranges[place].first.plus(packets));
-        let sent = Range { missing: Missing::Sent { at: now, again }, ..sent };
+        let sent = Range { missing: Missing::Sent { repetition, again }, ..sent };
         match place.checked_sub(1).map(|before| &mut self.ranges[before]) {
             Some(before) if before.end() == sent.first && before.missing == sent.missing => {
                 before.packets += sent.packets;

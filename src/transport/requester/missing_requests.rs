@@ -4,7 +4,7 @@
 //! is therefore read number by number only where a request packet begins. The packets listed here count as in flight:
 //! a READ whose request is missing has its place in the window until its responses have come.
 
-use super::missing::{Missing, MissingPackets, Range};
+use super::missing::{Missing, MissingPackets, Range, Repetition};
 use super::plan::Turn;
 use super::{Common, RequestPlan, Requester};
 use crate::transport::congestion::CongestionKind;
@@ -47,7 +47,7 @@ impl MissingRequests {
     }
 
     /// Those that may have been late are lost, and so are those that were sent again and are overdue.
-    pub(super) fn give_up(&mut self, is_overdue: impl Fn(Time) -> bool) {
+    pub(super) fn give_up(&mut self, is_overdue: impl Fn(Repetition) -> bool) {
         self.missing.judge(|range| range.missing.still(true, &is_overdue));
     }
 
@@ -97,8 +97,9 @@ impl Requester {
 
     /// The request packets that a report names, with what was known of them before.
     fn missing_after(&self, known: &MissingPackets, now: Time, psn: Psn, runs: GapRuns<'_>) -> MissingPackets {
-        let patience = self.round_trip.repeat_wait();
-        let evidence = self.reordering.evidence(self.packets_in_flight());
+        let detection = self.loss_detection(now);
+        let end = psn.plus(runs.packets());
+        let is_lost_again = |repetition| detection.is_lost_again(repetition, end);
         let mut missing = MissingPackets::default();
         let mut known = known.iter().peekable();
         let mut kept_behind: u32 = runs.iter().map(|run| u32::from(run.kept)).sum();
@@ -109,8 +110,8 @@ impl Requester {
             while let Some((first, packets)) = packets.next_if(|(first, _)| first.is_before(kept)) {
                 while known.next_if(|range| range.first.is_before(first)).is_some() {}
                 let before = known.peek().filter(|range| range.first == first).map(|range| range.missing);
-                let is_overdue = |at: Time| now.saturating_since(at) >= patience;
-                let still = before.unwrap_or(Missing::Late).still(kept_behind >= evidence, is_overdue);
+                let is_lost = kept_behind >= detection.packet_threshold;
+                let still = before.unwrap_or(Missing::Late).still(is_lost, is_lost_again);
                 missing.push_apart(Range { first, packets, missing: still });
             }
             begin = kept.plus(u32::from(run.kept));
@@ -149,8 +150,9 @@ impl Requester {
 
     /// The packet of [`Requester::plan_missing_request`] has left.
     pub(super) fn note_request_sent_again(&mut self, plan: &RequestPlan, now: Time) {
+        let repetition = self.repetition(now);
         if let Some(requests) = &mut self.missing_requests {
-            requests.missing.note_sent_again(plan.covers, now);
+            requests.missing.note_sent_again(plan.covers, repetition);
         }
         self.arm_repair(now);
     }

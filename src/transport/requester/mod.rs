@@ -77,15 +77,6 @@ impl InProgress {
     }
 }
 
-/// A READ request packet or an atomic, until everything before its end is acknowledged.
-#[derive(Clone, Copy)]
-struct Awaited {
-    /// Its last number.
-    last: Psn,
-    /// All of its responses have come.
-    has_come: bool,
-}
-
 /// The sending half of a queue pair.
 pub(super) struct Requester {
     send: SendConsumer,
@@ -101,10 +92,8 @@ pub(super) struct Requester {
     unacknowledged: Psn,
     cursor: Psn,
     limit: Psn,
-    /// The READ request packets and atomics before whose end some response has not come, in order.
-    awaiting_response: VecDeque<Awaited>,
-    /// Those of them whose own responses have all come, before their turn.
-    answered_early: usize,
+    /// The last numbers of the READ request packets and atomics before whose end some response has not come, in order.
+    awaiting_response: VecDeque<Psn>,
     /// READs and atomics among `oldest..next`.
     reads_in_progress: u32,
     /// Last number sent with a request for acknowledgement.
@@ -151,7 +140,6 @@ impl Requester {
             cursor: Psn::default(),
             limit: Psn::default(),
             awaiting_response: VecDeque::new(),
-            answered_early: 0,
             reads_in_progress: 0,
             last_ack_request: Psn::default(),
             last_ack_request_at: None,
@@ -215,7 +203,7 @@ impl Requester {
     pub(super) fn forget_all(&mut self) {
         self.cursor = self.unacknowledged;
         self.limit = self.unacknowledged;
-        self.forget_awaited();
+        self.awaiting_response.clear();
         self.reads_in_progress = 0;
         self.failed = None;
         self.recovery = Recovery::default();
@@ -392,8 +380,7 @@ impl Requester {
                 self.pace.end_wait(now);
             }
         }
-        while let Some(awaited) = self.awaiting_response.front().filter(|awaited| awaited.last.is_before(psn)) {
-            self.answered_early -= usize::from(awaited.has_come);
+        while self.awaiting_response.front().is_some_and(|last| last.is_before(psn)) {
             self.awaiting_response.pop_front();
         }
         self.find_cursor_request();
@@ -411,8 +398,7 @@ impl Requester {
             self.cursor = psn;
         }
         self.cursor_request = self.oldest;
-        while let Some(awaited) = self.awaiting_response.back().filter(|awaited| !awaited.last.is_before(psn)) {
-            self.answered_early -= usize::from(awaited.has_come);
+        while self.awaiting_response.back().is_some_and(|last| !last.is_before(psn)) {
             self.awaiting_response.pop_back();
         }
         // Of what is sent again, too, some packets must ask: a window that is full of it would wait for ever.
@@ -420,11 +406,6 @@ impl Requester {
         self.recovery.forget_gap();
         self.find_cursor_request();
         self.round_trip.forget_sample();
-    }
-
-    fn forget_awaited(&mut self) {
-        self.awaiting_response.clear();
-        self.answered_early = 0;
     }
 
     /// Everything before `end` was sent.

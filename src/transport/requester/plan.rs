@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Awaited, Common, InProgress, Requester};
+use super::{Common, InProgress, Requester};
 use crate::queue::SendHeader;
 use crate::transport::burst::{AckRequests, Sending};
 use crate::transport::path::{Path, READ_LAPS};
@@ -243,7 +243,7 @@ impl Requester {
             return true;
         }
         let credits = usize::from(common.attributes.max_rd_atomic.unwrap_or(0));
-        let (all, answered) = (self.awaiting_response.len(), self.answered_early);
+        let (all, answered) = (self.awaiting_response.len(), self.reads_answered());
         all - answered < credits && (answered == 0 || all < credits * READ_LAPS)
     }
 
@@ -431,7 +431,7 @@ impl Requester {
         let request = *self.request(plan.index);
         if request.needs_response() {
             self.reserve_awaited(common);
-            self.awaiting_response.push_back(Awaited { last: end.minus(1), has_come: false });
+            self.awaiting_response.push_back(end.minus(1));
         }
         self.note_in_flight(common);
         self.arm_timers(common, now);

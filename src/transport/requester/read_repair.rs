@@ -16,7 +16,7 @@ impl Requester {
 
     /// Whether a response shows that the request packet of this number was executed.
     pub(super) fn is_executed(&self, psn: Psn) -> bool {
-        self.early.as_ref().is_some_and(|early| psn.is_before(early.end()))
+        self.early.as_ref().is_some_and(|early| psn.is_before(early.executed_before()))
     }
 
     /// Whether the response of this number has come before its turn.
@@ -26,12 +26,11 @@ impl Requester {
 
     /// A response came before its turn, and its bytes are placed.
     pub(super) fn note_early_response(&mut self, common: &mut Common, now: Time, psn: Psn) {
-        self.expect_responses_before(psn.plus(1));
+        self.note_executed(psn.plus(1));
         self.remove_missing_response(now, psn);
         if let Some(early) = &self.early {
             self.round_trip.note_gaps(early, now);
         }
-        self.note_answered(psn);
         self.note_sign_of_life(common, now);
         self.judge_missing(common, now, psn.plus(1));
     }
@@ -44,31 +43,30 @@ impl Requester {
         self.reordering.watch(&mut **early, recent, |early| early.remove(psn));
     }
 
-    /// If this was the last response that a READ request packet waited for, the next one may leave.
-    fn note_answered(&mut self, psn: Psn) {
-        let Some(index) = self.request_with(psn) else { return };
-        let request = *self.request(index);
-        let offset = psn.distance_from(request.first).max(0) as u32;
-        let end = request.first.plus(request.end_of_chunk(offset));
-        let begin = request.first.plus(offset / request.chunk.max(1) * request.chunk);
-        if !self.early.as_ref().is_some_and(|early| early.have_all_arrived(begin, end)) {
-            return;
-        }
-        let mut awaited = self.awaiting_response.iter_mut();
-        if let Some(awaited) = awaited.find(|awaited| awaited.last.plus(1) == end && !awaited.has_come) {
-            awaited.has_come = true;
-            self.answered_early += 1;
-        }
+    /// READ request packets and atomics whose responses have all left the peer, although some have not come. They are
+    /// outstanding there no more.
+    #[inline]
+    pub(super) fn reads_answered(&self) -> usize {
+        let Some(early) = &self.early else { return 0 };
+        self.awaiting_response.partition_point(|last| last.is_before(early.executed_before()))
     }
 
     /// Everything before this number was executed, although not all of its responses have come.
     pub(super) fn note_executed_before(&mut self, common: &mut Common, now: Time, psn: Psn) {
-        self.expect_responses_before(psn);
+        self.note_executed(psn);
         self.judge_missing(common, now, psn);
     }
 
-    /// The responses that belong to numbers before this one have left the peer. Those of requests that are to be sent
-    /// again come again.
+    /// A response shows that everything before this number was executed.
+    fn note_executed(&mut self, psn: Psn) {
+        self.expect_responses_before(psn);
+        if let Some(early) = &mut self.early {
+            early.note_executed_before(psn);
+        }
+    }
+
+    /// The responses to requests before this number are missing if they have not come. Those to requests that are to be
+    /// sent again come again.
     fn expect_responses_before(&mut self, end: Psn) {
         self.trim_missing_requests(end);
         let begin = self.unacknowledged;
@@ -89,10 +87,9 @@ impl Requester {
     }
 
     fn judge_missing(&mut self, common: &mut Common, now: Time, end: Psn) {
-        let (limit, patience) = (self.limit, self.round_trip.repeat_wait());
-        let evidence = self.reordering.evidence(self.packets_in_flight());
+        let (limit, detection) = (self.limit, self.loss_detection(now));
         let Some(early) = &mut self.early else { return };
-        let is_event = early.judge(end, limit, now, patience, evidence);
+        let is_event = early.judge(end, limit, detection);
         self.arm_repair(now);
         if is_event {
             common.count(Counter::ReadRepair);
@@ -110,7 +107,7 @@ impl Requester {
         self.expect_responses_before(end);
         let patience = self.patience();
         if let Some(early) = &mut self.early {
-            early.give_up_before(end, |sent_at| patience.end(sent_at) <= now);
+            early.give_up_before(end, |repetition| patience.is_over(repetition, now));
         }
     }
 

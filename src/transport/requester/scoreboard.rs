@@ -4,10 +4,8 @@
 //! missing is sent again by itself. Of all packets in flight those are listed that the peer misses; the others before
 //! `end` are kept there.
 
-use std::time::Duration;
-
 use super::gaps::Gaps;
-use super::missing::{Missing, MissingPackets, Range};
+use super::missing::{LossDetection, Missing, MissingPackets, Range};
 use crate::types::{Psn, Time};
 use crate::wire::GapRun;
 
@@ -42,22 +40,20 @@ impl Scoreboard {
         &mut self.gaps
     }
 
-    /// The peer tells of its gaps. A packet that was sent again is lost again if the peer still misses it after
-    /// `patience`, in which a packet arrives and is told of; one that was not is lost if so many packets (`evidence`)
-    /// are kept behind it. `limit` is the number after the last one sent.
+    /// The peer tells of its gaps. A packet is lost if enough that left later are kept. `limit` is the number after the
+    /// last one sent.
     pub(super) fn take(
         &mut self,
         runs: impl Iterator<Item = GapRun> + Clone,
         limit: Psn,
-        now: Time,
-        patience: Duration,
-        evidence: u32,
+        detection: LossDetection,
     ) -> Learned {
+        let now = detection.now;
         let end = self.gaps.begin().plus(runs.clone().map(GapRun::packets).sum());
-        let (missing, names_arrived) = self.missing_after(runs, now, patience, evidence);
+        let (missing, names_arrived) = self.missing_after(runs, end, detection);
         // A report that a newer one has overtaken. If the peer has given up what it kept, it says so again later.
         let is_older = names_arrived || end.is_before(self.gaps.end());
-        if is_older && now.saturating_since(self.told_at) < patience {
+        if is_older && now.saturating_since(self.told_at) < detection.time_threshold {
             return Learned::default();
         }
         self.told_at = now;
@@ -66,28 +62,27 @@ impl Scoreboard {
         Learned { has_delivered: self.gaps.arrived() > arrived_before, is_new_event }
     }
 
-    /// The missing packets that a report names, with what was known of them before, and whether some of them had
-    /// arrived.
+    /// The missing packets before `end` that a report names, with what was known of them before, and whether some of
+    /// them had arrived.
     fn missing_after(
         &self,
         runs: impl Iterator<Item = GapRun> + Clone,
-        now: Time,
-        patience: Duration,
-        evidence: u32,
+        end: Psn,
+        detection: LossDetection,
     ) -> (MissingPackets, bool) {
-        let is_overdue = |at: Time| now.saturating_since(at) >= patience;
+        let is_lost_again = |repetition| detection.is_lost_again(repetition, end);
         let mut names_arrived = false;
         let mut missing = MissingPackets::default();
         let mut known = self.gaps.missing().iter().peekable();
         let mut kept_behind: u32 = runs.clone().map(|run| u32::from(run.kept)).sum();
         let mut psn = self.gaps.begin();
         for run in runs {
-            let is_lost = kept_behind >= evidence;
+            let is_lost = kept_behind >= detection.packet_threshold;
             for _ in 0..run.missing {
                 while known.next_if(|range| !psn.is_before(range.end())).is_some() {}
                 let before = known.peek().filter(|range| !psn.is_before(range.first)).map(|range| range.missing);
                 names_arrived |= before.is_none() && psn.is_before(self.gaps.end());
-                let still = before.unwrap_or(Missing::Late).still(is_lost, is_overdue);
+                let still = before.unwrap_or(Missing::Late).still(is_lost, is_lost_again);
                 missing.push(Range { first: psn, packets: 1, missing: still });
                 psn = psn.plus(1);
             }
@@ -100,11 +95,15 @@ impl Scoreboard {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use super::super::missing::Repetition;
     use super::*;
     use crate::transport::common::LOSS_EVIDENCE;
 
     const BEGIN: Psn = Psn::new(0xff_fff0);
-    const PATIENCE: Duration = Duration::from_millis(1);
+    /// Later numbers are sent for the first time.
+    const LIMIT: Psn = BEGIN.plus(100);
 
     fn at(microseconds: u64) -> Time {
         Time::from_nanos(1_000_000_000 + microseconds * 1_000)
@@ -119,7 +118,9 @@ mod tests {
 
         fn take(&mut self, runs: &[(u16, u16)], now: Time) -> Learned {
             let runs = runs.iter().map(|(missing, kept)| GapRun { missing: *missing, kept: *kept });
-            self.0.take(runs, BEGIN.plus(100), now, PATIENCE, LOSS_EVIDENCE)
+            let detection =
+                LossDetection { now, packet_threshold: LOSS_EVIDENCE, time_threshold: Duration::from_millis(1) };
+            self.0.take(runs, LIMIT, detection)
         }
 
         /// Sends all again that is lost. Their distances from the first number.
@@ -127,7 +128,7 @@ mod tests {
             let mut sent = Vec::new();
             while let Some(range) = self.0.gaps.missing().first_lost() {
                 sent.push(range.first.distance_from(BEGIN));
-                self.0.gaps.note_sent_again(1, now);
+                self.0.gaps.note_sent_again(1, Repetition { at: now, later: LIMIT });
             }
             sent
         }
@@ -157,6 +158,17 @@ mod tests {
         let learned = board.take(&[(1, 20)], at(1_000));
         assert!(!learned.is_new_event, "one event for all that was in flight");
         assert_eq!(board.send_again(at(1_000)), [0]);
+    }
+
+    #[test]
+    fn what_is_lost_again_is_sent_again_when_enough_is_kept_that_left_after_it() {
+        let mut board = Board::new();
+        board.take(&[(1, 99)], at(0));
+        assert_eq!(board.send_again(at(0)), [0]);
+        board.take(&[(1, 101)], at(1));
+        assert_eq!(board.send_again(at(1)), []);
+        board.take(&[(1, 102)], at(1));
+        assert_eq!(board.send_again(at(1)), [0]);
     }
 
     #[test]
@@ -205,7 +217,7 @@ mod tests {
         let mut board = Board::new();
         board.take(&[(1, 2)], at(0));
         assert_eq!(board.send_again(at(0)), []);
-        board.0.gaps.give_up_before(BEGIN.plus(100), |_| false);
+        board.0.gaps.give_up_before(LIMIT, |_| false);
         assert_eq!(board.send_again(at(0)), [0]);
     }
 
@@ -216,7 +228,7 @@ mod tests {
         for round in 0..200 {
             board.take(&runs, at(round * 10_000));
             for _ in 0..round {
-                board.0.gaps.note_sent_again(1, at(round * 10_000));
+                board.0.gaps.note_sent_again(1, Repetition { at: at(round * 10_000), later: LIMIT });
             }
             assert!(board.0.gaps.missing().ranges() <= 1_024 + GapRun::MOST + 200);
         }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::gaps::Gaps;
-use super::missing::MissingPackets;
+use super::missing::{LossDetection, MissingPackets, Repetition};
 use super::scoreboard::Scoreboard;
 use super::{Common, RequestPlan, Requester};
 use crate::transport::congestion::CongestionKind;
@@ -25,8 +25,13 @@ pub(super) struct Patience {
 impl Patience {
     /// When a packet is overdue that was sent again at this time. Into silence, each repetition waits longer than the
     /// one before: half as long as the silence has lasted.
-    pub(super) fn end(self, sent_at: Time) -> Time {
+    fn end(self, sent_at: Time) -> Time {
         sent_at + self.least.max(sent_at.saturating_since(self.heard_at) / 2)
+    }
+
+    /// Whether a packet that was sent again is overdue.
+    pub(super) fn is_over(self, repetition: Repetition, now: Time) -> bool {
+        self.end(repetition.at) <= now
     }
 }
 
@@ -66,14 +71,13 @@ impl Requester {
         if self.waits_for_receiver() {
             return Ok(());
         }
-        let (patience, begin, limit) = (self.round_trip.repeat_wait(), self.unacknowledged, self.limit);
-        let evidence = self.reordering.evidence(self.packets_in_flight());
+        let (detection, begin, limit) = (self.loss_detection(now), self.unacknowledged, self.limit);
         let board = self.scoreboard.get_or_insert_with(|| Box::new(Scoreboard::new(begin)));
         let too_short = self.round_trip.too_short();
         let learned = self.reordering.watch(
             &mut **board,
             |board| board.gaps().sent_again_within(too_short, now),
-            |board| board.take(runs.iter(), limit, now, patience, evidence),
+            |board| board.take(runs.iter(), limit, detection),
         );
         let end = board.gaps().end();
         self.round_trip.note_gaps(board.gaps(), now);
@@ -98,14 +102,25 @@ impl Requester {
         let (limit, patience) = (self.limit, self.patience());
         let requests = self.scoreboard.as_mut().map(|board| board.gaps_mut());
         for gaps in requests.into_iter().chain(self.early.as_deref_mut()) {
-            gaps.give_up_before(limit, |sent_at| patience.end(sent_at) <= now);
+            gaps.give_up_before(limit, |repetition| patience.is_over(repetition, now));
         }
         if let Some(requests) = &mut self.missing_requests {
-            requests.give_up(|sent_at| patience.end(sent_at) <= now);
+            requests.give_up(|repetition| patience.is_over(repetition, now));
         }
         self.arm_repair(now);
         self.note_in_flight(common);
         self.arm_timers(common, now);
+    }
+
+    /// What tells packets that are lost from those that are late.
+    pub(super) fn loss_detection(&self, now: Time) -> LossDetection {
+        let packet_threshold = self.reordering.evidence(self.packets_in_flight());
+        LossDetection { now, packet_threshold, time_threshold: self.round_trip.repeat_wait() }
+    }
+
+    /// A packet is sent again now.
+    pub(super) fn repetition(&self, now: Time) -> Repetition {
+        Repetition { at: now, later: self.limit }
     }
 
     /// How long packets that are sent again may take.
@@ -172,12 +187,13 @@ impl Requester {
 
     /// The packet of [`Requester::next_lost`], or the request for lost responses, has left.
     pub(super) fn note_sent_again(&mut self, plan: &RequestPlan, now: Time) {
+        let repetition = self.repetition(now);
         if self.request(plan.index).needs_response() {
             if let Some(early) = &mut self.early {
-                early.note_sent_again(plan.covers, now);
+                early.note_sent_again(plan.covers, repetition);
             }
         } else if let Some(board) = &mut self.scoreboard {
-            board.gaps_mut().note_sent_again(1, now);
+            board.gaps_mut().note_sent_again(1, repetition);
         }
         self.arm_repair(now);
     }

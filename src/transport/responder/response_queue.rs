@@ -556,14 +556,15 @@ impl ResponseQueue {
         self.queue.push_front(Response::Nak { psn, syndrome: Syndrome::Nak(code), message_count });
     }
 
-    /// A part of this READ has left; the next one that waits is queued.
+    /// A part of this READ has left. The next one that waits is queued before all that was asked for later: if that
+    /// came first, this would be taken for lost.
     #[cold]
     fn queue_part(&mut self, slot: usize) {
         let Some(place) = self.parts.iter().position(|part| part.slot == slot) else { return };
         let part = self.parts.remove(place);
         if let Some(Resource { kind: ResourceKind::Read { next, end, .. }, queued, .. }) = &mut self.resources[slot] {
             (*next, *end, *queued) = (part.from, part.to, true);
-            self.queue.push_back(Response::Resource(slot));
+            self.queue.push_front(Response::Resource(slot));
         }
     }
 
@@ -647,6 +648,29 @@ mod tests {
         assert_eq!(begin(&mut responses, 3), 7, "one of eight waits for its response");
         let found = |psn| responses.find(Psn::new(psn), None).and_then(|slot| responses.resources[slot]);
         assert!((2..10).all(|psn| found(psn).is_some_and(|resource| resource.first == Psn::new(psn))));
+    }
+
+    #[test]
+    fn parts_of_a_read_leave_before_what_is_asked_for_later() {
+        let mut responses = responses(2);
+        let part = |from: u32, packets: u32| Reth { va: u64::from(from), rkey: Rkey(1), length: packets };
+        let read = |from, packets| ReadRequest { reth: part(from, packets), domain: DomainId(1), named: None };
+        responses.push_read(Psn::new(1), 9, read(0, 9), 0);
+        respond_all(&mut responses);
+        for place in [2, 4] {
+            let psn = Psn::new(1 + place);
+            assert!(responses.repeat_read(Time::ZERO, psn, part(place, 1), None, 1, true));
+        }
+        responses.push_read(Psn::new(10), 1, read(0, 1), 0);
+        let mut left = Vec::new();
+        while let Some(Response::Resource(slot)) = responses.front() {
+            let resource = responses.resource(slot).unwrap();
+            if let ResourceKind::Read { next, .. } = resource.kind {
+                left.push(resource.first.plus(next).value());
+            }
+            responses.pop();
+        }
+        assert_eq!(left, [3, 5, 10]);
     }
 
     #[test]

@@ -138,6 +138,36 @@ fn what_has_no_room_to_be_asked_for_again_lets_no_read_past_its_limit() {
     assert!(sent.len() <= 3, "{} requests beside one of at most four", sent.len());
 }
 
+/// Its request was executed, and with it all before: the peer has no work with them any more.
+#[test]
+fn a_read_whose_response_is_lost_makes_room_for_another() {
+    let mut pair = keyed();
+    (0..12).for_each(|_| pair.begin_read(8));
+    let requests = pair.catch(0);
+    assert_eq!(requests.len(), 4, "as many as may be outstanding");
+    requests.iter().for_each(|sent| pair.deliver(sent));
+    let responses = pair.catch(1);
+    responses[1..3].iter().for_each(|sent| pair.deliver(sent));
+    let places = |sent: &[Sent]| -> Vec<i32> { sent.iter().map(Sent::place).collect() };
+    let mut sent = pair.catch(0);
+    assert_eq!(places(&sent), [4, 5, 6], "the last one may not have been executed");
+    pair.deliver(&responses[3]);
+    sent.extend(pair.catch(0));
+    assert_eq!(places(&sent), [4, 5, 6, 0, 7], "and the first one is lost");
+    sent.iter().for_each(|sent| pair.deliver(sent));
+    pair.run(Duration::from_millis(10), |_| false);
+    assert_eq!(pair.statuses(), [CompletionStatus::Success; 12]);
+}
+
+#[test]
+fn a_read_that_was_not_executed_makes_no_room() {
+    let mut pair = keyed();
+    (0..8).for_each(|_| pair.begin_read(8));
+    let sent = pair.run(Duration::from_millis(50), |sent| sent.is_read_request());
+    assert!(sent.len() > 4, "some are made again");
+    assert!(sent.iter().all(|sent| sent.place() < 4), "no more than may be outstanding");
+}
+
 #[test]
 fn repetitions_into_silence_become_fewer_and_end() {
     for is_read in [false, true] {
