@@ -123,6 +123,9 @@ impl Gaps {
     pub(super) fn judge(&mut self, end: Psn, limit: Psn, detection: LossDetection) -> bool {
         let lost_before = self.missing.lost();
         let is_lost_again = |repetition| detection.is_lost_again(repetition, end);
+        if !self.missing.may_be_lost(is_lost_again) {
+            return false;
+        }
         self.missing.judge(|range| {
             let is_lost = detection.is_far_behind(range.end(), end);
             range.missing.still(is_lost, is_lost_again)

@@ -92,25 +92,63 @@ impl Range {
 #[derive(Clone, Default, Debug)]
 pub(super) struct MissingPackets {
     ranges: Vec<Range>,
+    /// Packets in all ranges, in those that may be late, and in those that are to be sent again.
+    packets: u32,
+    late: u32,
+    lost: u32,
+    /// None was sent again before this. The one that was may have arrived since.
+    oldest_again: Option<Repetition>,
 }
 
 impl MissingPackets {
     /// Adds packets behind all others.
     pub(super) fn push(&mut self, range: Range) {
+        if range.packets == 0 {
+            return;
+        }
         let is_full = self.ranges.len() >= MOST_RANGES;
-        match self.ranges.last_mut() {
-            _ if range.packets == 0 => {}
+        let missing = match self.ranges.last_mut() {
             Some(last) if last.end() == range.first && (last.missing == range.missing || is_full) => {
                 last.packets += range.packets;
+                last.missing
             }
-            _ => self.ranges.push(range),
-        }
+            _ => {
+                self.ranges.push(range);
+                range.missing
+            }
+        };
+        self.count(missing, range.packets);
     }
 
     /// Adds packets behind all others that are not sent together with those.
     pub(super) fn push_apart(&mut self, range: Range) {
         if self.ranges.len() < MOST_RANGES {
             self.ranges.push(range);
+            self.count(range.missing, range.packets);
+        }
+    }
+
+    fn count(&mut self, missing: Missing, packets: u32) {
+        self.packets += packets;
+        match missing {
+            Missing::Late => self.late += packets,
+            Missing::Lost { .. } => self.lost += packets,
+            Missing::Sent { repetition, .. } => {
+                let is_older = self.oldest_again.is_none_or(|oldest| repetition.at < oldest.at);
+                self.oldest_again = if is_older { Some(repetition) } else { self.oldest_again };
+            }
+        }
+    }
+
+    fn discount(&mut self, missing: Missing, packets: u32) {
+        self.packets -= packets;
+        match missing {
+            Missing::Late => self.late -= packets,
+            Missing::Lost { .. } => self.lost -= packets,
+            Missing::Sent { .. } => {}
+        }
+        if self.packets == 0 {
+            self.oldest_again = None;
         }
     }
 
@@ -120,16 +158,17 @@ impl MissingPackets {
 
     /// All of them.
     pub(super) fn packets(&self) -> u32 {
-        self.ranges.iter().map(|range| range.packets).sum()
+        self.packets
     }
 
     /// Those that are lost and not sent again.
     pub(super) fn lost(&self) -> u32 {
-        self.all_lost().map(|range| range.packets).sum()
+        self.lost
     }
 
     fn all_lost(&self) -> impl Iterator<Item = &Range> {
-        self.ranges.iter().filter(|range| range.is_lost())
+        let ranges = if self.lost == 0 { &[] } else { &self.ranges[..] };
+        ranges.iter().filter(|range| range.is_lost())
     }
 
     /// The first packets that are to be sent again.
@@ -142,13 +181,14 @@ impl MissingPackets {
         self.all_lost().any(|range| psn.plus(1).is_before(range.end()))
     }
 
-    /// When the first of those was sent again that were.
+    /// When the first of those was sent again that were, or earlier.
     pub(super) fn oldest_again(&self) -> Option<Time> {
-        let again = self.ranges.iter().filter_map(|range| match range.missing {
-            Missing::Sent { repetition, .. } => Some(repetition.at),
-            _ => None,
-        });
-        again.min()
+        Some(self.oldest_again?.at)
+    }
+
+    /// Whether time or what arrives may show now that any of these is lost.
+    pub(super) fn may_be_lost(&self, is_lost_again: impl Fn(Repetition) -> bool) -> bool {
+        self.late > 0 || self.oldest_again.is_some_and(is_lost_again)
     }
 
     /// How many were sent again within this time, for the first time.
@@ -161,11 +201,18 @@ impl MissingPackets {
     }
 
     pub(super) fn has_late(&self) -> bool {
-        self.ranges.iter().any(|range| range.missing == Missing::Late)
+        self.late > 0
     }
 
     pub(super) fn contains(&self, psn: Psn) -> bool {
-        self.ranges.iter().any(|range| range.contains(psn))
+        self.place_of(psn).is_ok()
+    }
+
+    /// The place of the range with this number; an error: of the first one behind it.
+    fn place_of(&self, psn: Psn) -> Result<usize, usize> {
+        let place = self.ranges.partition_point(|range| !psn.is_before(range.end()));
+        let is_missing = self.ranges.get(place).is_some_and(|range| range.contains(psn));
+        if is_missing { Ok(place) } else { Err(place) }
     }
 
     /// The first packet that is missing.
@@ -175,28 +222,39 @@ impl MissingPackets {
 
     /// Those before `psn` are missing no more.
     pub(super) fn remove_before(&mut self, psn: Psn) {
-        self.ranges.retain_mut(|range| {
-            *range = range.split(psn)[1];
-            range.packets > 0
-        });
+        let place = match self.place_of(psn) {
+            Ok(place) => {
+                let [before, rest] = self.ranges[place].split(psn);
+                self.ranges[place] = rest;
+                self.discount(before.missing, before.packets);
+                place
+            }
+            Err(place) => place,
+        };
+        for removed in 0..place {
+            let range = self.ranges[removed];
+            self.discount(range.missing, range.packets);
+        }
+        self.ranges.drain(..place);
     }
 
     /// This packet is missing no more. Its state, if it was.
     pub(super) fn remove(&mut self, psn: Psn) -> Option<Missing> {
-        let place = self.ranges.iter().position(|range| range.contains(psn))?;
+        let place = self.place_of(psn).ok()?;
         let was = self.ranges[place].missing;
         let [before, rest] = self.ranges[place].split(psn);
         let [_, behind] = rest.split(psn.plus(1));
         self.replace(place, [before, behind]);
+        self.discount(was, 1);
         Some(was)
     }
 
     /// So many packets from the beginning of [`MissingPackets::first_lost`] on were sent again.
     pub(super) fn note_sent_again(&mut self, packets: u32, repetition: Repetition) {
         let Some(place) = self.ranges.iter().position(Range::is_lost) else { return };
-        let again = self.ranges[place].missing == Missing::Lost { again: true };
+        let was = self.ranges[place].missing;
         let [sent, left] = self.ranges[place].split(self.ranges[place].first.plus(packets));
-        let sent = Range { missing: Missing::Sent { repetition, again }, ..sent };
+        let sent = Range { missing: Missing::Sent { repetition, again: was == Missing::Lost { again: true } }, ..sent };
         match place.checked_sub(1).map(|before| &mut self.ranges[before]) {
             Some(before) if before.end() == sent.first && before.missing == sent.missing => {
                 before.packets += sent.packets;
@@ -204,6 +262,8 @@ impl MissingPackets {
             }
             _ => self.replace(place, [sent, left]),
         }
+        self.count(sent.missing, sent.packets);
+        self.discount(was, sent.packets);
     }
 
     fn replace<const N: usize>(&mut self, place: usize, parts: [Range; N]) {
@@ -212,9 +272,13 @@ impl MissingPackets {
 
     /// Sets the state of each range.
     pub(super) fn judge(&mut self, judge: impl Fn(&Range) -> Missing) {
-        for range in &mut self.ranges {
+        let mut ranges = std::mem::take(&mut self.ranges);
+        *self = Self::default();
+        for range in &mut ranges {
             range.missing = judge(range);
+            self.count(range.missing, range.packets);
         }
+        self.ranges = ranges;
     }
 
     #[cfg(test)]

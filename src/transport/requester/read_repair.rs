@@ -1,7 +1,7 @@
 //! READs whose responses are lost: which are asked for again, and when.
 
 use super::gaps::Gaps;
-use super::missing::Range;
+use super::missing::{Missing, Range};
 use super::plan::Turn;
 use super::{Common, RequestPlan, Requester};
 use crate::transport::congestion::CongestionKind;
@@ -39,8 +39,13 @@ impl Requester {
     pub(super) fn remove_missing_response(&mut self, now: Time, psn: Psn) {
         let Some(early) = &mut self.early else { return };
         let too_short = self.round_trip.too_short();
-        let recent = |early: &Gaps| early.sent_again_within(too_short, now);
-        self.reordering.watch(&mut **early, recent, |early| early.remove(psn));
+        let was_late = match early.remove(psn) {
+            Some(Missing::Sent { repetition, again: false }) => now.saturating_since(repetition.at) < too_short,
+            _ => false,
+        };
+        if was_late {
+            self.reordering.note_false_repetition();
+        }
     }
 
     /// READ request packets and atomics whose responses have all left the peer, although some have not come. They are

@@ -43,7 +43,8 @@ impl Reordering {
         learned
     }
 
-    fn note_false_repetition(&mut self) {
+    /// A packet was sent again that had been late.
+    pub(super) fn note_false_repetition(&mut self) {
         self.evidence = self.evidence.saturating_mul(2);
         self.events_left = PERSISTENCE;
     }
