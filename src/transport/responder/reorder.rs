@@ -16,6 +16,7 @@ const DEFAULT_BUDGET_BYTES: usize = 64 << 20;
 /// Bytes that the allocator takes for a packet besides its own, about.
 const OVERHEAD_BYTES: usize = 32;
 const SMALLEST_RING: usize = 16;
+const WORD_BITS: usize = u64::BITS as usize;
 /// A packet that waited longer is dropped at the next sweep, at most a quarter of this time later. In this time a peer
 /// has sent it again several times, unless it was forged: with the usual transport timeout (code 14), four tries.
 const KEPT_FOR: Duration = Duration::from_millis(270);
@@ -88,6 +89,8 @@ pub(super) enum Kept {
 struct Ring {
     /// A power of two of them; a number's slot is its remainder.
     slots: Vec<Option<Early>>,
+    /// A bit for each slot that holds a packet. A report of gaps reads these words instead of all slots.
+    kept: Vec<u64>,
     base: Psn,
     /// The number after the last packet that was kept.
     end: Psn,
@@ -103,13 +106,45 @@ impl Ring {
         psn.value() as usize & (self.slots.len() - 1)
     }
 
-    fn is_kept(&self, psn: Psn) -> bool {
-        self.slots[self.slot(psn)].is_some()
+    /// How many numbers from this one on, of at most so many, are kept, or are not.
+    fn run(&self, psn: Psn, most: u32, is_kept: bool) -> u32 {
+        let mut run = 0;
+        while run < most {
+            let slot = self.slot(psn.plus(run));
+            let word = self.kept[slot / WORD_BITS] >> (slot % WORD_BITS);
+            let same = if is_kept { word.trailing_ones() } else { word.trailing_zeros() };
+            let until_wrap = (WORD_BITS - slot % WORD_BITS).min(self.slots.len() - slot) as u32;
+            run += same.min(until_wrap);
+            if same < until_wrap {
+                break;
+            }
+        }
+        run.min(most)
+    }
+
+    /// Gives the ring so many slots, more than it had.
+    fn grow(&mut self, slots: usize) {
+        let mut before = std::mem::take(&mut self.slots);
+        self.slots.resize_with(slots, || None);
+        self.kept = vec![0; slots.div_ceil(WORD_BITS)];
+        for ahead in 0..before.len() {
+            let psn = self.base.plus(ahead as u32);
+            let slot = psn.value() as usize & (before.len() - 1);
+            if let Some(early) = before[slot].take() {
+                self.put(self.slot(psn), early);
+            }
+        }
+    }
+
+    fn put(&mut self, slot: usize, early: Early) {
+        self.slots[slot] = Some(early);
+        self.kept[slot / WORD_BITS] |= 1 << (slot % WORD_BITS);
     }
 
     /// Takes a packet out, and gives back what it was charged for.
     fn remove(&mut self, slot: usize, budget: &ReorderBudget) -> Option<Early> {
         let early = self.slots[slot].take()?;
+        self.kept[slot / WORD_BITS] &= !(1 << (slot % WORD_BITS));
         self.packets -= 1;
         self.charged -= early.charge();
         budget.give_back(early.charge());
@@ -153,7 +188,7 @@ impl ReorderBuffer {
             self.clear_if_empty();
             return Kept::NoRoom;
         }
-        ring.slots[slot] = Some(Early { bytes: packet.into(), source_port, since: now });
+        ring.put(slot, Early { bytes: packet.into(), source_port, since: now });
         if ring.end.is_before(psn.plus(1)) {
             ring.end = psn.plus(1);
         }
@@ -175,18 +210,11 @@ impl ReorderBuffer {
             return false;
         }
         let ring = self.ring.get_or_insert_with(|| {
-            let (slots, forget_at) = (Vec::new(), now + KEPT_FOR);
-            Box::new(Ring { slots, base: expected, end: expected, packets: 0, charged: 0, forget_at })
+            let (slots, kept, forget_at) = (Vec::new(), Vec::new(), now + KEPT_FOR);
+            Box::new(Ring { slots, kept, base: expected, end: expected, packets: 0, charged: 0, forget_at })
         });
         ring.charged += charge;
-        let mut slots: Vec<Option<Early>> = Vec::new();
-        slots.resize_with(needed, || None);
-        for ahead in 0..before {
-            let psn = ring.base.plus(ahead as u32);
-            let slot = ring.slot(psn);
-            slots[psn.value() as usize & (needed - 1)] = ring.slots[slot].take();
-        }
-        ring.slots = slots;
+        ring.grow(needed);
         true
     }
 
@@ -198,18 +226,16 @@ impl ReorderBuffer {
 
     /// The gaps from `expected` on, which is missing, and the packets kept behind each.
     pub(super) fn gap_runs(&self, expected: Psn) -> impl Iterator<Item = GapRun> + '_ {
-        let mut ahead = 0;
-        let count = move |ring: &Ring, ahead: &mut u32, is_kept: bool| {
-            let start = *ahead;
-            while expected.plus(*ahead).is_before(ring.end) && ring.is_kept(expected.plus(*ahead)) == is_kept {
-                *ahead += 1;
-            }
-            u16::try_from(*ahead - start).ok().filter(|packets| *packets > 0)
+        let mut psn = expected;
+        let mut next = move |ring: &Ring, is_kept: bool| {
+            let left = ring.end.distance_from(psn).max(0) as u32;
+            let run = ring.run(psn, left, is_kept);
+            psn = psn.plus(run);
+            u16::try_from(run).ok().filter(|packets| *packets > 0)
         };
         std::iter::from_fn(move || {
             let ring = self.ring.as_ref()?;
-            let missing = count(ring, &mut ahead, false)?;
-            Some(GapRun { missing, kept: count(ring, &mut ahead, true)? })
+            Some(GapRun { missing: next(ring, false)?, kept: next(ring, true)? })
         })
     }
 
@@ -318,6 +344,31 @@ mod tests {
         assert_eq!((buffer.buffer.len(), buffer.take(4_000)), (1, Some(4_000)));
         assert!(buffer.buffer.is_empty());
         assert_eq!(buffer.budget.held(), 0);
+    }
+
+    /// Around the end of a word, of the ring, and of all numbers.
+    #[test]
+    fn gap_runs_tell_what_is_kept() {
+        for (expected, kept) in [
+            (0, vec![1]),
+            (0, (1..16).collect()),
+            (50, vec![51, 52, 55, 100, 101, 113, 114, 115, 120]),
+            (50, (51..=300).filter(|ahead| ahead % 7 > 1).collect()),
+            (4_090, (4_091..=8_000).filter(|ahead| *ahead < 4_200 || *ahead > 7_990).collect::<Vec<u32>>()),
+        ] {
+            let mut buffer = Buffer::new(1 << 20);
+            for ahead in &kept {
+                assert_eq!(buffer.insert(expected, *ahead, Time::ZERO), Kept::New);
+            }
+            let mut told = Vec::new();
+            let mut ahead = expected;
+            for run in buffer.buffer.gap_runs(BASE.plus(expected)) {
+                ahead += u32::from(run.missing);
+                told.extend(ahead..ahead + u32::from(run.kept));
+                ahead += u32::from(run.kept);
+            }
+            assert_eq!(told, kept, "from {expected} on");
+        }
     }
 
     /// The responses of a READ of 2 GiB with an MTU of 256 take half of all numbers.
