@@ -78,13 +78,14 @@ impl Requester {
         }
         // The responses behind a missing packet wait for it.
         self.round_trip.forget_sample();
-        let mut requests = self.missing_requests.take().unwrap_or_default();
+        let known = self.repair.get_or_insert_default().requests.take();
+        let mut requests = known.unwrap_or_default();
         let lost_before = requests.missing.lost();
         requests.missing = self.missing_after(&requests.missing, now, psn, runs);
         let kept = runs.iter().map(|run| u32::from(run.kept)).sum();
         let is_sign_of_life = requests.note_report(psn, kept);
         let loses = requests.missing.lost() > lost_before;
-        self.missing_requests = Some(requests);
+        self.repair.get_or_insert_default().requests = Some(requests);
         if loses {
             self.tell_congestion(common, now, CongestionKind::Loss);
         }
@@ -137,13 +138,15 @@ impl Requester {
 
     /// Everything before this number was executed.
     pub(super) fn trim_missing_requests(&mut self, psn: Psn) {
-        self.missing_requests.take_if(|requests| !requests.remove_before(psn));
+        if let Some(repair) = &mut self.repair {
+            repair.requests.take_if(|requests| !requests.remove_before(psn));
+        }
     }
 
     /// The first request packet that the peer misses.
     #[cold]
     pub(super) fn plan_missing_request(&self, common: &Common) -> Option<RequestPlan> {
-        let lost = self.missing_requests.as_ref()?.missing.first_lost()?;
+        let lost = self.repair.as_ref()?.requests.as_ref()?.missing.first_lost()?;
         let index = self.request_with(lost.first)?;
         self.plan_again(common, index, lost.first, Turn::Request)
     }
@@ -151,7 +154,7 @@ impl Requester {
     /// The packet of [`Requester::plan_missing_request`] has left.
     pub(super) fn note_request_sent_again(&mut self, plan: &RequestPlan, now: Time) {
         let repetition = self.repetition(now);
-        if let Some(requests) = &mut self.missing_requests {
+        if let Some(requests) = self.repair.as_mut().and_then(|repair| repair.requests.as_mut()) {
             requests.missing.note_sent_again(plan.covers, repetition);
         }
         self.arm_repair(now);

@@ -17,6 +17,7 @@ mod plan;
 mod read_repair;
 mod recovery;
 mod reordering;
+mod repair;
 mod response;
 mod round_trip;
 mod scoreboard;
@@ -33,15 +34,13 @@ use crate::queue::SendConsumer;
 use crate::types::{AsyncEvent, Operation, Psn, Time};
 
 pub(super) use completion::RequestFailure;
-use gaps::Gaps;
-use missing_requests::MissingRequests;
 use pace::{Halt, Pace};
 pub(super) use plan::RequestPlan;
 use recovery::Recovery;
 use reordering::Reordering;
+use repair::Repair;
 pub(super) use response::ResponseError;
 use round_trip::RoundTrip;
-use scoreboard::Scoreboard;
 use share::FairShare;
 
 /// A request that has its sequence numbers.
@@ -105,14 +104,10 @@ pub(super) struct Requester {
     /// A request that cannot go on; it fails when it has become the oldest.
     failed: Option<(u32, RequestFailure)>,
     recovery: Recovery,
-    /// The packets in flight that a native peer has reported missing. While there is one, nothing goes back.
-    scoreboard: Option<Box<Scoreboard>>,
-    /// The responses behind the oldest unacknowledged number: which have come, and which are missing.
-    early: Option<Box<Gaps>>,
+    /// What is missing. `None`: nothing is.
+    repair: Option<Box<Repair>>,
     /// Responses that come before their turn are placed: the peer is native and shares a key.
     places_early: bool,
-    /// The request packets that a native peer has reported missing while READs are in progress.
-    missing_requests: Option<Box<MissingRequests>>,
     round_trip: RoundTrip,
     reordering: Reordering,
     /// Packets that the window share counts for this queue pair.
@@ -146,10 +141,8 @@ impl Requester {
             has_asked: true,
             failed: None,
             recovery: Recovery::default(),
-            scoreboard: None,
-            early: None,
+            repair: None,
             places_early: false,
-            missing_requests: None,
             round_trip: RoundTrip::default(),
             reordering: Reordering::default(),
             counted_in_flight: 0,
@@ -207,7 +200,7 @@ impl Requester {
         self.reads_in_progress = 0;
         self.failed = None;
         self.recovery = Recovery::default();
-        (self.scoreboard, self.early, self.missing_requests) = (None, None, None);
+        self.repair = None;
         self.pace.release();
     }
 

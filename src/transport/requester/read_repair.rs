@@ -14,21 +14,29 @@ impl Requester {
         self.places_early
     }
 
+    pub(super) fn early(&self) -> Option<&Gaps> {
+        self.repair.as_ref()?.early.as_ref()
+    }
+
+    pub(super) fn early_mut(&mut self) -> Option<&mut Gaps> {
+        self.repair.as_mut()?.early.as_mut()
+    }
+
     /// Whether a response shows that the request packet of this number was executed.
     pub(super) fn is_executed(&self, psn: Psn) -> bool {
-        self.early.as_ref().is_some_and(|early| psn.is_before(early.executed_before()))
+        self.early().is_some_and(|early| psn.is_before(early.executed_before()))
     }
 
     /// Whether the response of this number has come before its turn.
     pub(super) fn has_come_early(&self, psn: Psn) -> bool {
-        self.early.as_ref().is_some_and(|early| early.has_arrived(psn))
+        self.early().is_some_and(|early| early.has_arrived(psn))
     }
 
     /// A response came before its turn, and its bytes are placed.
     pub(super) fn note_early_response(&mut self, common: &mut Common, now: Time, psn: Psn) {
         self.note_executed(psn.plus(1));
         self.remove_missing_response(now, psn);
-        if let Some(early) = &self.early {
+        if let Some(early) = self.repair.as_ref().and_then(|repair| repair.early.as_ref()) {
             self.round_trip.note_gaps(early, now);
         }
         self.note_sign_of_life(common, now);
@@ -37,8 +45,8 @@ impl Requester {
 
     /// The response of this number has come.
     pub(super) fn remove_missing_response(&mut self, now: Time, psn: Psn) {
-        let Some(early) = &mut self.early else { return };
         let too_short = self.round_trip.too_short();
+        let Some(early) = self.early_mut() else { return };
         let was_late = match early.remove(psn) {
             Some(Missing::Sent { repetition, again: false }) => now.saturating_since(repetition.at) < too_short,
             _ => false,
@@ -52,7 +60,7 @@ impl Requester {
     /// outstanding there no more.
     #[inline]
     pub(super) fn reads_answered(&self) -> usize {
-        let Some(early) = &self.early else { return 0 };
+        let Some(early) = self.early() else { return 0 };
         self.awaiting_response.partition_point(|last| last.is_before(early.executed_before()))
     }
 
@@ -65,7 +73,7 @@ impl Requester {
     /// A response shows that everything before this number was executed.
     fn note_executed(&mut self, psn: Psn) {
         self.expect_responses_before(psn);
-        if let Some(early) = &mut self.early {
+        if let Some(early) = self.early_mut() {
             early.note_executed_before(psn);
         }
     }
@@ -76,7 +84,8 @@ impl Requester {
         self.trim_missing_requests(end);
         let begin = self.unacknowledged;
         let end = if self.cursor.is_before(end) { self.cursor } else { end };
-        let mut early = self.early.take().unwrap_or_else(|| Box::new(Gaps::new(begin)));
+        let early = self.repair.as_mut().and_then(|repair| repair.early.take());
+        let mut early = early.unwrap_or_else(|| Gaps::new(begin));
         let from = early.end();
         if from.is_before(end) {
             let later = |a: Psn, b: Psn| if a.is_before(b) { b } else { a };
@@ -88,12 +97,12 @@ impl Requester {
             });
             early.extend(end, parts);
         }
-        self.early = Some(early);
+        self.repair.get_or_insert_default().early = Some(early);
     }
 
     fn judge_missing(&mut self, common: &mut Common, now: Time, end: Psn) {
         let (limit, detection) = (self.limit, self.loss_detection(now));
-        let Some(early) = &mut self.early else { return };
+        let Some(early) = self.early_mut() else { return };
         let is_event = early.judge(end, limit, detection);
         self.arm_repair(now);
         if is_event {
@@ -111,14 +120,14 @@ impl Requester {
         let end = request.first.plus(request.end_of_chunk(offset));
         self.expect_responses_before(end);
         let patience = self.patience();
-        if let Some(early) = &mut self.early {
+        if let Some(early) = self.early_mut() {
             early.give_up_before(end, |repetition| patience.is_over(repetition, now));
         }
     }
 
     /// The first responses that are missing.
     pub(super) fn next_lost_response(&self) -> Option<Range> {
-        self.early.as_ref()?.missing().first_lost()
+        self.early()?.missing().first_lost()
     }
 
     /// The request for lost responses.

@@ -318,7 +318,7 @@ impl Requester {
         recovery.probe_at = None;
         recovery.went_back_at = None;
         recovery.probe = None;
-        self.scoreboard = None;
+        self.forget_scoreboard();
         self.go_back_to(psn);
         Ok(())
     }

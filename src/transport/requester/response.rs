@@ -353,7 +353,7 @@ impl Requester {
     /// The response of this number has come in its turn: the number up to which everything has come with it.
     fn complete_from(&mut self, now: Time, psn: Psn) -> Psn {
         self.remove_missing_response(now, psn);
-        let Some(early) = &self.early else { return psn.plus(1) };
+        let Some(early) = self.early() else { return psn.plus(1) };
         let complete = early.complete_before();
         if psn.is_before(complete) { complete } else { psn.plus(1) }
     }

@@ -39,21 +39,42 @@ impl Requester {
     /// Whether the peer's gaps are known.
     #[inline]
     pub(super) fn is_selective(&self) -> bool {
-        self.scoreboard.is_some()
+        self.scoreboard().is_some()
     }
 
     /// Whether what is lost is sent again by itself.
     #[inline]
     pub(super) fn repeats_selectively(&self) -> bool {
-        self.scoreboard.is_some() || self.early.is_some() || self.missing_requests.is_some()
+        self.repair.is_some()
+    }
+
+    #[inline]
+    fn scoreboard(&self) -> Option<&Scoreboard> {
+        self.repair.as_ref()?.scoreboard.as_ref()
+    }
+
+    fn scoreboard_mut(&mut self) -> Option<&mut Scoreboard> {
+        self.repair.as_mut()?.scoreboard.as_mut()
+    }
+
+    /// What the peer reported is no longer true.
+    pub(super) fn forget_scoreboard(&mut self) {
+        if let Some(repair) = &mut self.repair {
+            repair.scoreboard = None;
+        }
+        self.end_repair();
+    }
+
+    /// The repair ends when nothing is missing.
+    fn end_repair(&mut self) {
+        self.repair.take_if(|repair| repair.is_over());
     }
 
     /// All is sent again.
     pub(super) fn forget_missing(&mut self) {
-        (self.scoreboard, self.early) = (None, None);
-        if let Some(requests) = &mut self.missing_requests {
-            requests.forget();
-        }
+        let Some(repair) = &mut self.repair else { return };
+        repair.forget();
+        self.end_repair();
     }
 
     /// The peer misses the oldest unacknowledged packet, keeps later ones, and names all gaps.
@@ -72,10 +93,10 @@ impl Requester {
             return Ok(());
         }
         let (detection, begin, limit) = (self.loss_detection(now), self.unacknowledged, self.limit);
-        let board = self.scoreboard.get_or_insert_with(|| Box::new(Scoreboard::new(begin)));
+        let board = self.repair.get_or_insert_default().scoreboard.get_or_insert_with(|| Scoreboard::new(begin));
         let too_short = self.round_trip.too_short();
         let learned = self.reordering.watch(
-            &mut **board,
+            board,
             |board| board.gaps().sent_again_within(too_short, now),
             |board| board.take(runs.iter(), limit, detection),
         );
@@ -100,12 +121,8 @@ impl Requester {
     /// Packets that were late, or were sent again, have not come: they are lost.
     pub(super) fn give_up_missing(&mut self, common: &Common, now: Time) {
         let (limit, patience) = (self.limit, self.patience());
-        let requests = self.scoreboard.as_mut().map(|board| board.gaps_mut());
-        for gaps in requests.into_iter().chain(self.early.as_deref_mut()) {
-            gaps.give_up_before(limit, |repetition| patience.is_over(repetition, now));
-        }
-        if let Some(requests) = &mut self.missing_requests {
-            requests.give_up(|repetition| patience.is_over(repetition, now));
+        if let Some(repair) = &mut self.repair {
+            repair.give_up(limit, patience, now);
         }
         self.arm_repair(now);
         self.note_in_flight(common);
@@ -131,10 +148,7 @@ impl Requester {
     /// The clock of the missing packets: when they are lost, or lost again.
     #[cold]
     pub(super) fn arm_repair(&mut self, now: Time) {
-        let kept = self.scoreboard.as_ref().map(|board| board.gaps().missing());
-        let responses = self.early.as_ref().map(|early| early.missing());
-        let requests = self.missing_requests.as_ref().map(|requests| requests.missing());
-        let missing = || [kept, responses, requests].into_iter().flatten();
+        let missing = || self.repair.iter().flat_map(|repair| repair.missing());
         // A response that came before its turn and was not kept: no other may come for it.
         let is_late = missing().any(MissingPackets::has_late) || self.recovery.has_early_response();
         let late = is_late.then(|| now + self.round_trip.reorder_wait());
@@ -148,30 +162,32 @@ impl Requester {
     pub(super) fn trim_missing(&mut self, now: Time, psn: Psn) {
         if self.has_forgotten(psn) {
             self.go_back_to(psn);
-            self.scoreboard = None;
+            self.forget_scoreboard();
         }
         let too_short = self.round_trip.too_short();
         let mut is_over = |gaps: &mut Gaps| {
             let recent = |gaps: &Gaps| gaps.sent_again_within(too_short, now);
             !self.reordering.watch(gaps, recent, |gaps| gaps.acknowledge_before(psn))
         };
-        self.scoreboard.take_if(|board| is_over(board.gaps_mut()));
-        self.early.take_if(|early| is_over(early));
+        if let Some(repair) = &mut self.repair {
+            repair.scoreboard.take_if(|board| is_over(board.gaps_mut()));
+            repair.early.take_if(is_over);
+        }
         self.trim_missing_requests(psn);
+        self.end_repair();
     }
 
     /// Whether the peer expects a packet that it has kept: it would have executed it with those before, and
     /// acknowledged it with them.
     fn has_forgotten(&self, psn: Psn) -> bool {
-        let is_kept = self.scoreboard.as_ref().is_some_and(|board| board.gaps().has_arrived(psn));
+        let is_kept = self.scoreboard().is_some_and(|board| board.gaps().has_arrived(psn));
         is_kept && self.request_with(psn).is_some_and(|index| !self.request(index).needs_response())
     }
 
     /// Packets of this connection that lie in a queue of the path.
     #[cold]
     pub(super) fn packets_in_queues(&self) -> u32 {
-        let kept = self.scoreboard.as_ref().map_or(0, |board| board.gaps().absent());
-        let absent = kept + self.early.as_ref().map_or(0, |early| early.absent());
+        let absent = self.repair.as_ref().map_or(0, |repair| repair.absent());
         self.packets_before_cursor().saturating_sub(absent)
     }
 
@@ -182,17 +198,18 @@ impl Requester {
 
     /// The next packet that the peer misses.
     pub(super) fn next_lost(&self) -> Option<Psn> {
-        Some(self.scoreboard.as_ref()?.gaps().missing().first_lost()?.first)
+        Some(self.scoreboard()?.gaps().missing().first_lost()?.first)
     }
 
     /// The packet of [`Requester::next_lost`], or the request for lost responses, has left.
     pub(super) fn note_sent_again(&mut self, plan: &RequestPlan, now: Time) {
         let repetition = self.repetition(now);
-        if self.request(plan.index).needs_response() {
-            if let Some(early) = &mut self.early {
+        let needs_response = self.request(plan.index).needs_response();
+        if needs_response {
+            if let Some(early) = self.early_mut() {
                 early.note_sent_again(plan.covers, repetition);
             }
-        } else if let Some(board) = &mut self.scoreboard {
+        } else if let Some(board) = self.scoreboard_mut() {
             board.gaps_mut().note_sent_again(1, repetition);
         }
         self.arm_repair(now);
@@ -200,7 +217,7 @@ impl Requester {
 
     /// Whether a packet that is sent again asks how it stands: some do, and the last one.
     pub(super) fn asks_how_it_stands(&self, psn: Psn) -> bool {
-        let is_last = self.scoreboard.as_ref().is_none_or(|board| !board.gaps().missing().has_lost_behind(psn));
+        let is_last = self.scoreboard().is_none_or(|board| !board.gaps().missing().has_lost_behind(psn));
         is_last || psn.value().is_multiple_of(ASK_EVERY)
     }
 

@@ -1,0 +1,59 @@
+//! What is missing of the packets in flight, as long as something is.
+
+use super::gaps::Gaps;
+use super::missing::MissingPackets;
+use super::missing_requests::MissingRequests;
+use super::scoreboard::Scoreboard;
+use super::selective::Patience;
+use crate::types::{Psn, Time};
+
+/// See the module.
+#[derive(Default)]
+pub(super) struct Repair {
+    /// The packets in flight that a native peer has reported missing. While there is one, nothing goes back.
+    pub(super) scoreboard: Option<Scoreboard>,
+    /// The responses behind the oldest unacknowledged number: which have come, and which are missing.
+    pub(super) early: Option<Gaps>,
+    /// The request packets that a native peer has reported missing while READs are in progress.
+    pub(super) requests: Option<MissingRequests>,
+}
+
+impl Repair {
+    /// Whether nothing is known to be missing.
+    pub(super) fn is_over(&self) -> bool {
+        self.scoreboard.is_none() && self.early.is_none() && self.requests.is_none()
+    }
+
+    /// All is sent again.
+    pub(super) fn forget(&mut self) {
+        (self.scoreboard, self.early) = (None, None);
+        if let Some(requests) = &mut self.requests {
+            requests.forget();
+        }
+    }
+
+    /// The missing packets of each kind.
+    pub(super) fn missing(&self) -> impl Iterator<Item = &MissingPackets> {
+        let kept = self.scoreboard.as_ref().map(|board| board.gaps().missing());
+        let responses = self.early.as_ref().map(Gaps::missing);
+        let requests = self.requests.as_ref().map(MissingRequests::missing);
+        [kept, responses, requests].into_iter().flatten()
+    }
+
+    /// Packets before `limit` that were late are lost, and so are those that were sent again and are overdue.
+    pub(super) fn give_up(&mut self, limit: Psn, patience: Patience, now: Time) {
+        let requests = self.scoreboard.as_mut().map(Scoreboard::gaps_mut);
+        for gaps in requests.into_iter().chain(&mut self.early) {
+            gaps.give_up_before(limit, |repetition| patience.is_over(repetition, now));
+        }
+        if let Some(requests) = &mut self.requests {
+            requests.give_up(|repetition| patience.is_over(repetition, now));
+        }
+    }
+
+    /// Packets that lie in no queue.
+    pub(super) fn absent(&self) -> u32 {
+        let kept = self.scoreboard.as_ref().map_or(0, |board| board.gaps().absent());
+        kept + self.early.as_ref().map_or(0, Gaps::absent)
+    }
+}
