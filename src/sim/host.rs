@@ -8,7 +8,9 @@ use std::time::Duration;
 use super::Random;
 use crate::memory::RegionTable;
 use crate::queue::{AsyncEventQueue, CompletionQueue, Notify, QueueError, ReceiveQueue, SendQueue, SharedReceiveQueue};
-use crate::transport::{Endpoint, EndpointConfig, ModifyLimits, QueuePairInit, ReceiveSource, SourceAddress};
+use crate::transport::{
+    CongestionFactory, Endpoint, EndpointConfig, ModifyLimits, QueuePairInit, ReceiveSource, SourceAddress,
+};
 use crate::types::{
     AccessFlags, AddressVector, AsyncEvent, BatchEnd, Destination, DomainId, Mtu, PeerCapabilities, PeerKey, Psn, Qkey,
     Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairState, QueuePairType, RawCompletion, ReceiveRequest,
@@ -113,9 +115,15 @@ const SOURCE_PORT: u16 = 50_000;
 impl Host {
     /// A host with nothing on it.
     pub fn new(address: IpAddr, seed: u64) -> Self {
+        Self::with_congestion(address, seed, None)
+    }
+
+    /// The same with a congestion control of its connections.
+    pub fn with_congestion(address: IpAddr, seed: u64, congestion: Option<Arc<dyn CongestionFactory>>) -> Self {
         let mut random = Random::new(seed);
         let numbers = Box::new(move || random.number() as u32);
-        let config = EndpointConfig { random: numbers, qpn_blocks: vec![0x123], ..EndpointConfig::default() };
+        let config =
+            EndpointConfig { random: numbers, qpn_blocks: vec![0x123], congestion, ..EndpointConfig::default() };
         Self { address, endpoint: Endpoint::new(config), memory: RegionTable::new(1_024) }
     }
 

@@ -10,7 +10,7 @@
 
 mod burst;
 mod common;
-mod congestion;
+pub(crate) mod congestion;
 mod datagram;
 mod endpoint;
 mod history;
@@ -32,7 +32,8 @@ mod tests;
 
 pub use burst::{AckRequests, Burst, BurstSink, BurstWriter, Envelope, PayloadSource, Sending};
 pub use congestion::{
-    Acked, CongestionControl, CongestionEvent, CongestionFactory, CongestionKind, ConstantWindow, PathFacts,
+    Acked, CongestionControl, CongestionEvent, CongestionFactory, CongestionKind, ConstantWindow, Cubic, CubicFactory,
+    PathFacts,
 };
 pub use datagram::{AckRelease, CheckField, Datagram, DatagramOutcome, ModifyLimits, Repeats, SourceAddress, Transmit};
 #[cfg(feature = "sim")]

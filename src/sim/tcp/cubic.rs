@@ -3,15 +3,9 @@
 use std::time::Duration;
 
 use super::Growth;
+use crate::transport::congestion::curve::{BETA, Curve, plateau_after};
 use crate::types::Time;
 
-/// How fast the window grows, in segments for a second cubed (RFC 9438, 5.1).
-const C: f64 = 0.4;
-/// Share of the window that a reduction leaves (RFC 9438, 4.6).
-const BETA: f64 = 0.7;
-/// Growth of the Reno-friendly estimate for a window of acknowledged segments, until it reaches the window before the
-/// reduction (RFC 9438, 4.3).
-const ALPHA: f64 = 3.0 * (1.0 - BETA) / (1.0 + BETA);
 /// The initial window (RFC 6928).
 const INITIAL_WINDOW: f64 = 10.0;
 /// The least slow start threshold (RFC 5681, equation 4).
@@ -23,18 +17,9 @@ const LINUX_MOST: f64 = 0.5;
 const LINUX_LEAST: f64 = 0.01;
 const LINUX_LEAST_AT_FIRST: f64 = 0.05;
 
-/// A stage of congestion avoidance.
-#[derive(Clone, Debug)]
-struct Epoch {
-    /// When it began.
-    began: Time,
-    /// Seconds until the window is where it was before the reduction.
-    k: f64,
-    /// The plateau.
-    w_max: f64,
-    /// The window that Reno would have.
-    w_est: f64,
-    /// Linux' rate of growth, for one segment, and when and at which window it was computed.
+/// Linux' rate of growth, for one segment, and when and at which window it was computed.
+#[derive(Clone, Debug, Default)]
+struct LinuxRate {
     rate: f64,
     computed: Option<(Time, u64)>,
 }
@@ -46,16 +31,18 @@ pub(super) struct Cubic {
     window: f64,
     threshold: f64,
     /// Window before the latest reduction, reduced more if it shrinks from one reduction to the next.
-    w_max: f64,
+    plateau: f64,
     /// Window before the latest reduction.
     prior_window: f64,
-    epoch: Option<Epoch>,
+    curve: Option<Curve>,
+    linux: LinuxRate,
 }
 
 impl Cubic {
     pub(super) fn new(growth: Growth) -> Self {
         let (window, threshold) = (INITIAL_WINDOW, f64::INFINITY);
-        Self { growth, window, threshold, w_max: 0.0, prior_window: 0.0, epoch: None }
+        let (curve, linux) = (None, LinuxRate::default());
+        Self { growth, window, threshold, plateau: 0.0, prior_window: 0.0, curve, linux }
     }
 
     pub(super) fn window(&self) -> f64 {
@@ -80,37 +67,34 @@ impl Cubic {
             self.window = grown;
         }
         if segments > 0.0 {
-            self.avoid_congestion(now, segments, round_trip.as_secs_f64());
+            self.avoid_congestion(now, segments, round_trip);
         }
     }
 
-    fn avoid_congestion(&mut self, now: Time, segments: f64, round_trip: f64) {
-        let (window, w_max, prior) = (self.window, self.w_max, self.prior_window);
-        let epoch = self.epoch.get_or_insert_with(|| Epoch::new(now, window, w_max));
-        let elapsed = now.saturating_since(epoch.began).as_secs_f64();
-        let alpha = if epoch.w_est < prior { ALPHA } else { 1.0 };
-        epoch.w_est += alpha * segments / window;
+    fn avoid_congestion(&mut self, now: Time, segments: f64, round_trip: Duration) {
+        let (window, plateau, prior) = (self.window, self.plateau, self.prior_window);
+        let curve = self.curve.get_or_insert_with(|| Curve::new(now, window, plateau, prior));
+        curve.note_acknowledged(segments, window);
         if self.growth == Growth::Linux {
-            epoch.compute_rate(now, window, epoch.cubic(elapsed + round_trip), w_max == 0.0);
-            self.window += epoch.rate * segments;
-        } else if epoch.cubic(elapsed) < epoch.w_est {
-            // The Reno-friendly region (RFC 9438, 4.3). The estimate begins at the window and may lag behind it.
-            self.window = window.max(epoch.w_est);
+            self.linux.compute(now, window, curve.at(now, round_trip).max(curve.reno()), plateau == 0.0);
+            self.window += self.linux.rate * segments;
         } else {
-            // The concave and the convex region (RFC 9438, 4.4 and 4.5), with the bounds of 4.2.
-            let target = epoch.cubic(elapsed + round_trip).clamp(window, 1.5 * window);
-            self.window += (target - window) / window * segments;
+            self.window = curve.window_after(now, segments, window, round_trip);
         }
     }
 
     /// Segments were lost, for the first time in a window (RFC 9438, 4.6). The window itself is left to the recovery.
     pub(super) fn on_congestion(&mut self) {
-        // Fast convergence (RFC 9438, 4.7): a shrinking share leaves room for a newcomer.
-        self.w_max = if self.window < self.w_max { self.window * (1.0 + BETA) / 2.0 } else { self.window };
+        self.plateau = plateau_after(self.window, self.plateau);
         self.prior_window = self.window;
         let threshold = (self.window * BETA).max(LEAST_THRESHOLD);
         self.threshold = if self.growth == Growth::Linux { threshold.floor() } else { threshold };
-        self.epoch = None;
+        self.end_stage();
+    }
+
+    /// The next acknowledgement begins another stage of congestion avoidance.
+    fn end_stage(&mut self) {
+        (self.curve, self.linux) = (None, LinuxRate::default());
     }
 
     /// The retransmission timer went off (RFC 9438, 4.8). `is_first`: for this segment (RFC 5681, 3.1).
@@ -119,45 +103,25 @@ impl Cubic {
             self.on_congestion();
         }
         // The next stage of congestion avoidance has its plateau where it begins.
-        self.w_max = 0.0;
-        self.epoch = None;
+        self.plateau = 0.0;
+        self.end_stage();
         self.window = 1.0;
     }
 }
 
-impl Epoch {
-    fn new(began: Time, window: f64, w_max: f64) -> Self {
-        let (k, w_max) = if window < w_max { (cube_root((w_max - window) / C), w_max) } else { (0.0, window) };
-        Self { began, k, w_max, w_est: window, rate: 0.0, computed: None }
-    }
-
-    /// The greater of the cubic function's rate and Reno's, if it is time for another.
-    fn compute_rate(&mut self, now: Time, window: f64, target: f64, is_first: bool) {
+impl LinuxRate {
+    /// The rate at which the window comes to the target in a round trip, if it is time for another.
+    fn compute(&mut self, now: Time, window: f64, target: f64, is_first: bool) {
         let is_old = |at: Time| now.saturating_since(at) >= LINUX_INTERVAL;
         if self.computed.is_some_and(|(at, before)| before == window as u64 && !is_old(at)) {
             return;
         }
         let least = if is_first { LINUX_LEAST_AT_FIRST } else { LINUX_LEAST / window };
         // Linux counts in whole segments: Reno's window is no larger until a whole window has been delivered.
-        let growth = target.max(self.w_est).floor() - window.floor();
+        let growth = target.floor() - window.floor();
         self.rate = (growth / window).clamp(least, LINUX_MOST);
         self.computed = Some((now, window as u64));
     }
-
-    /// RFC 9438, figure 1.
-    fn cubic(&self, seconds: f64) -> f64 {
-        let distance = seconds - self.k;
-        C * distance * distance * distance + self.w_max
-    }
-}
-
-/// By Newton's method: that of the system's library may differ from one system to the next, and so would the traces.
-fn cube_root(value: f64) -> f64 {
-    let mut root = value.sqrt().max(1.0);
-    for _ in 0..40 {
-        root -= (root - value / (root * root)) / 3.0;
-    }
-    root
 }
 
 #[cfg(test)]
@@ -223,15 +187,6 @@ mod tests {
     }
 
     #[test]
-    fn a_window_that_shrinks_leaves_room() {
-        let mut cubic = reduced();
-        assert_eq!((cubic.w_max, cubic.threshold()), (1_000.0, 700.0));
-        cubic.set_window(800.0);
-        cubic.on_congestion();
-        assert_eq!((cubic.w_max, cubic.threshold()), (680.0, 560.0));
-    }
-
-    #[test]
     fn a_timeout_starts_slowly_again() {
         let mut cubic = reduced();
         for is_first in [true, false] {
@@ -241,7 +196,6 @@ mod tests {
         cubic.on_delivered(Time::ZERO, 489, ROUND_TRIP);
         // The plateau is where congestion avoidance begins: 0.4 * 1^3 after a second.
         let now = run(&mut cubic, Time::ZERO, 0.1);
-        assert!(cubic.epoch.as_ref().is_some_and(|epoch| epoch.k == 0.0), "{cubic:?}");
         run(&mut cubic, now, 1.0);
         assert!(cubic.window() < 505.0, "{}", cubic.window());
     }
@@ -274,13 +228,5 @@ mod tests {
         assert!((cubic.window() / 988.2 - 1.0).abs() < 0.01, "{}", cubic.window());
         run(&mut cubic, now, 9.0);
         assert!((cubic.window() / 1_082.7 - 1.0).abs() < 0.01, "{}", cubic.window());
-    }
-
-    #[test]
-    fn cube_roots_are_right() {
-        for root in [0.01_f64, 0.5, 1.0, 9.086, 1_000.0] {
-            let found = cube_root(root.powi(3));
-            assert!((found / root - 1.0).abs() < 1e-9, "{found} for {root}");
-        }
     }
 }

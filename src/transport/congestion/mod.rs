@@ -7,10 +7,16 @@
 //! All bytes are *bytes of the window*: a packet takes as many as the path MTU, however little it carries, and a READ
 //! request as many as the packets of its response. So what goes into a controller and what comes out have one measure.
 
+mod cubic;
+pub(crate) mod curve;
+mod slow_start;
+
 use std::net::IpAddr;
 use std::time::Duration;
 
 use crate::types::{Mtu, Time};
+
+pub use cubic::{Cubic, CubicFactory};
 
 /// What is known of a path before anything is sent on it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

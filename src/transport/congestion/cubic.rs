@@ -1,0 +1,304 @@
+//! CUBIC (RFC 9438) with HyStart++ (RFC 9406), as TCP has it: a connection takes its share of a link beside others.
+
+use std::time::Duration;
+
+use super::curve::{BETA, Curve, plateau_after};
+use super::slow_start::SlowStart;
+use super::{Acked, CongestionControl, CongestionEvent, CongestionFactory, CongestionKind, PathFacts};
+use crate::types::Time;
+
+/// The law counts in segments of TCP on Ethernet, whatever the path MTU: else a connection with large packets grows
+/// faster than the TCP beside it.
+const SEGMENT_BYTES: f64 = 1_448.0;
+/// The first window, at most 16 packets.
+const FIRST_WINDOW_BYTES: u64 = 64 << 10;
+const FIRST_WINDOW_PACKETS: u64 = 16;
+/// The least window, in packets.
+const LEAST_WINDOW_PACKETS: u64 = 2;
+/// Packets leave so much faster than a window in a round trip, in slow start and later, so that the window stays the
+/// bound (Linux: `tcp_pacing_ss_ratio`, `tcp_pacing_ca_ratio`).
+const SLOW_START_PACE: f64 = 2.0;
+const PACE: f64 = 1.2;
+/// Below this round trip the acknowledgements space the packets well enough: a pause would take longer than intended.
+const SHORTEST_PACED: Duration = Duration::from_micros(200);
+
+/// Builds a [`Cubic`] for each connection.
+///
+/// # Examples
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use rdma_verbs::transport::{CubicFactory, EndpointConfig};
+///
+/// let config = EndpointConfig { congestion: Some(Arc::new(CubicFactory)), ..EndpointConfig::default() };
+/// assert!(config.congestion.is_some());
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct CubicFactory;
+
+impl CongestionFactory for CubicFactory {
+    fn build(&self, path: &PathFacts) -> Box<dyn CongestionControl> {
+        Box::new(Cubic::new(path))
+    }
+}
+
+/// The controller of a connection: a window that losses reduce to 0.7 and that grows again along the cubic function.
+#[derive(Clone, Debug)]
+pub struct Cubic {
+    /// In segments, like all windows here.
+    window: f64,
+    least_window: f64,
+    threshold: f64,
+    plateau: f64,
+    prior: f64,
+    curve: Option<Curve>,
+    slow_start: SlowStart,
+    smoothed: Option<Duration>,
+    /// The most that was in flight in this round, in bytes.
+    most_in_flight: u64,
+    /// Bytes to be acknowledged until the round is over.
+    round_left: u64,
+    /// Bytes to be acknowledged until everything is that was in flight when losses were noticed: more losses among it
+    /// are the same event (RFC 9438, 4.6).
+    recovery_left: u64,
+}
+
+impl Cubic {
+    /// At the beginning of a path.
+    pub fn new(path: &PathFacts) -> Self {
+        let packet = u64::from(path.mtu.bytes());
+        let first = FIRST_WINDOW_BYTES.min(FIRST_WINDOW_PACKETS * packet);
+        Self {
+            window: segments(first),
+            least_window: segments(LEAST_WINDOW_PACKETS * packet),
+            threshold: f64::INFINITY,
+            plateau: 0.0,
+            prior: 0.0,
+            curve: None,
+            slow_start: SlowStart::default(),
+            smoothed: None,
+            most_in_flight: 0,
+            round_left: 0,
+            recovery_left: 0,
+        }
+    }
+
+    fn is_in_slow_start(&self) -> bool {
+        self.window < self.threshold
+    }
+
+    /// A connection that used less than half of its window has not tried it (RFC 7661, 4.3).
+    fn is_limited_by_window(&self) -> bool {
+        segments(self.most_in_flight) * 2.0 >= self.window
+    }
+
+    fn note_round_trip(&mut self, measured: Duration) {
+        self.smoothed = Some(self.smoothed.map_or(measured, |smoothed| (smoothed * 7 + measured) / 8));
+        if self.is_in_slow_start() {
+            self.slow_start.note_round_trip(measured);
+        }
+    }
+
+    fn grow(&mut self, now: Time, acknowledged: f64) {
+        let mut acknowledged = acknowledged;
+        if self.is_in_slow_start() {
+            let grown = (self.window + self.slow_start.growth(acknowledged)).min(self.threshold);
+            acknowledged -= grown - self.window;
+            self.window = grown;
+            if self.window < self.threshold {
+                return;
+            }
+        }
+        let (window, plateau, prior) = (self.window, self.plateau, self.prior);
+        let curve = self.curve.get_or_insert_with(|| Curve::new(now, window, plateau, prior));
+        curve.note_acknowledged(acknowledged, window);
+        self.window = curve.window_after(now, acknowledged, window, self.smoothed.unwrap_or_default());
+    }
+
+    fn end_round(&mut self, in_flight: u64) {
+        self.round_left = in_flight;
+        self.most_in_flight = in_flight;
+        if self.is_in_slow_start() && self.slow_start.end_round() {
+            self.threshold = self.window;
+        }
+    }
+
+    fn reduce(&mut self, in_flight: u64) {
+        self.plateau = plateau_after(self.window, self.plateau);
+        self.prior = self.window;
+        self.threshold = (self.window * BETA).max(self.least_window);
+        self.window = self.threshold;
+        self.curve = None;
+        self.recovery_left = in_flight;
+    }
+}
+
+impl CongestionControl for Cubic {
+    fn on_sent(&mut self, _: Time, _: u64, in_flight: u64) {
+        self.most_in_flight = self.most_in_flight.max(in_flight);
+    }
+
+    fn on_ack(&mut self, ack: &Acked) {
+        if let Some(measured) = ack.round_trip {
+            self.note_round_trip(measured);
+        }
+        let is_recovering = self.recovery_left > 0;
+        self.recovery_left = self.recovery_left.saturating_sub(ack.bytes);
+        if !is_recovering && self.is_limited_by_window() {
+            self.grow(ack.now, segments(ack.bytes));
+        }
+        self.round_left = self.round_left.saturating_sub(ack.bytes);
+        if self.round_left == 0 {
+            self.end_round(ack.in_flight);
+        }
+    }
+
+    fn on_congestion(&mut self, event: &CongestionEvent) {
+        match event.kind {
+            CongestionKind::Loss if self.recovery_left > 0 => {}
+            CongestionKind::Loss => self.reduce(event.in_flight),
+            CongestionKind::Persistent => {
+                self.reduce(event.in_flight);
+                // The next stage of congestion avoidance has its plateau where it begins (RFC 9438, 4.8).
+                self.plateau = 0.0;
+                self.window = self.least_window;
+            }
+        }
+    }
+
+    fn window(&self) -> u64 {
+        (self.window * SEGMENT_BYTES).round() as u64
+    }
+
+    fn pacing_rate(&self) -> Option<u64> {
+        let smoothed = self.smoothed.filter(|smoothed| *smoothed >= SHORTEST_PACED)?;
+        let pace = if self.is_in_slow_start() { SLOW_START_PACE } else { PACE };
+        Some((pace * self.window * SEGMENT_BYTES / smoothed.as_secs_f64()) as u64)
+    }
+}
+
+fn segments(bytes: u64) -> f64 {
+    bytes as f64 / SEGMENT_BYTES
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::Mtu;
+
+    const ROUND_TRIP: Duration = Duration::from_millis(100);
+    const PACKET: u64 = 4_096;
+
+    fn cubic() -> Cubic {
+        let peer = std::net::Ipv4Addr::LOCALHOST.into();
+        Cubic::new(&PathFacts::new(peer, Mtu::Mtu4096, true, 64 << 20))
+    }
+
+    fn at(seconds: f64) -> Time {
+        Time::ZERO + Duration::from_secs_f64(seconds)
+    }
+
+    /// A window is sent and acknowledged, packet by packet, within a round trip that ends then.
+    fn round(cubic: &mut Cubic, end: f64, round_trip: Duration) {
+        let packets = (cubic.window() / PACKET).max(1);
+        cubic.on_sent(at(end), packets * PACKET, packets * PACKET);
+        for packet in 0..packets {
+            let part = 1.0 - (packet + 1) as f64 / packets as f64;
+            let round_trip = (packet == 0).then_some(round_trip);
+            let in_flight = packets * PACKET;
+            let now = at((end - part * ROUND_TRIP.as_secs_f64()).max(0.0));
+            cubic.on_ack(&Acked { now, bytes: PACKET, round_trip, in_flight });
+        }
+    }
+
+    fn lose(cubic: &mut Cubic, kind: CongestionKind, in_flight: u64) {
+        cubic.on_congestion(&CongestionEvent { now: Time::ZERO, kind, in_flight });
+    }
+
+    #[test]
+    fn the_window_doubles_in_a_round_trip_until_the_first_loss() {
+        let mut cubic = cubic();
+        assert_eq!(cubic.window() / 1_000, 65);
+        for doubled in 1..5 {
+            round(&mut cubic, 1.0, ROUND_TRIP);
+            let expected = 65_536.0 * f64::from(1 << doubled);
+            assert!((cubic.window() as f64 / expected - 1.0).abs() < 0.05, "{} for {expected}", cubic.window());
+        }
+        let before = cubic.window();
+        lose(&mut cubic, CongestionKind::Loss, before);
+        assert_eq!(cubic.window() * 10 / before, 6, "0.7 of it, rounded down");
+    }
+
+    #[test]
+    fn losses_in_one_window_are_one_event() {
+        let mut cubic = cubic();
+        lose(&mut cubic, CongestionKind::Loss, 10 * PACKET);
+        let reduced = cubic.window();
+        let ack = Acked { now: at(0.1), bytes: 9 * PACKET, round_trip: None, in_flight: 20 * PACKET };
+        cubic.on_ack(&ack);
+        lose(&mut cubic, CongestionKind::Loss, 20 * PACKET);
+        assert_eq!(cubic.window(), reduced);
+        cubic.on_ack(&Acked { bytes: PACKET, ..ack });
+        lose(&mut cubic, CongestionKind::Loss, 20 * PACKET);
+        assert!(cubic.window() < reduced);
+    }
+
+    /// From 1,000 segments: K = cbrt((1,000 - 700) / 0.4) = 9.086 s; W(t) = 0.4 (t - K)^3 + 1,000.
+    #[test]
+    fn the_window_follows_the_cubic_function() {
+        let mut cubic = Cubic { window: 1_000.0, ..cubic() };
+        lose(&mut cubic, CongestionKind::Loss, 0);
+        for tenth in 1..=150 {
+            round(&mut cubic, f64::from(tenth) * 0.1, ROUND_TRIP);
+            let seconds = f64::from(tenth) * 0.1 - 9.086;
+            let expected = 0.4 * seconds.powi(3) + 1_000.0;
+            assert!((cubic.window / expected - 1.0).abs() < 0.03, "at {tenth}: {} for {expected}", cubic.window);
+        }
+    }
+
+    #[test]
+    fn a_window_that_is_not_used_does_not_grow() {
+        let mut cubic = cubic();
+        let before = cubic.window();
+        for _ in 0..100 {
+            cubic.on_sent(at(1.0), PACKET, PACKET);
+            cubic.on_ack(&Acked { now: at(1.0), bytes: PACKET, round_trip: None, in_flight: 0 });
+        }
+        assert_eq!(cubic.window(), before);
+    }
+
+    #[test]
+    fn a_growing_queue_ends_slow_start() {
+        let mut cubic = cubic();
+        for later in 0..8 {
+            round(&mut cubic, 1.0, ROUND_TRIP + later * Duration::from_millis(20));
+        }
+        assert!(!cubic.is_in_slow_start());
+        let before = cubic.window();
+        round(&mut cubic, 1.0, ROUND_TRIP);
+        assert!(cubic.window() < before * 11 / 10, "{before} to {}", cubic.window());
+    }
+
+    #[test]
+    fn persistent_congestion_begins_with_two_packets_again() {
+        let mut cubic = cubic();
+        let threshold = cubic.window * BETA;
+        lose(&mut cubic, CongestionKind::Persistent, 0);
+        assert_eq!((cubic.window() / PACKET, cubic.threshold), (2, threshold));
+        round(&mut cubic, 1.0, ROUND_TRIP);
+        assert_eq!(cubic.window() / PACKET, 4);
+    }
+
+    #[test]
+    fn long_paths_are_paced() {
+        let mut cubic = cubic();
+        assert_eq!(cubic.pacing_rate(), None);
+        cubic.note_round_trip(Duration::from_micros(100));
+        assert_eq!(cubic.pacing_rate(), None);
+        let mut cubic = self::cubic();
+        cubic.note_round_trip(Duration::from_millis(1));
+        let rate = cubic.pacing_rate().map(|rate| rate / 1_000_000);
+        assert_eq!(rate, Some(131), "two windows of 64 KiB in a millisecond");
+    }
+}

@@ -1,0 +1,94 @@
+//! When slow start ends before a packet is lost: HyStart++ (RFC 9406), with thresholds for short paths.
+
+use std::time::Duration;
+
+/// A queue shows itself when the round trip has grown by an eighth of the shortest one, within these bounds. RFC 9406
+/// (4.3) has 4 ms as the least: at 1 Gbit/s that is a queue of 500 kB, more than many a switch has.
+const LEAST_RISE: Duration = Duration::from_micros(100);
+const MOST_RISE: Duration = Duration::from_millis(16);
+/// Conservative slow start grows so much more slowly (RFC 9406, 4.3: `CSS_GROWTH_DIVISOR`).
+const CONSERVATIVE_DIVISOR: f64 = 4.0;
+/// So many rounds of it end slow start (RFC 9406, 4.3: `CSS_ROUNDS`).
+const CONSERVATIVE_ROUNDS: u32 = 5;
+
+/// What is known of the round trips while the window grows fast.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct SlowStart {
+    /// The shortest of this round and of the one before.
+    current: Option<Duration>,
+    last: Option<Duration>,
+    conservative: Option<Conservative>,
+}
+
+/// Round trips have grown. It may have been chance.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Conservative {
+    /// The shortest round trip when it began. A shorter one shows that it was chance.
+    baseline: Duration,
+    rounds: u32,
+}
+
+impl SlowStart {
+    /// A round trip was measured.
+    pub(super) fn note_round_trip(&mut self, measured: Duration) {
+        let current = self.current.map_or(measured, |current| current.min(measured));
+        self.current = Some(current);
+        match self.conservative {
+            Some(conservative) if current < conservative.baseline => self.conservative = None,
+            None if self.last.is_some_and(|last| current >= last + rise(last)) => {
+                self.conservative = Some(Conservative { baseline: current, rounds: 0 });
+            }
+            _ => {}
+        }
+    }
+
+    /// A round is over: what was in flight at its beginning is acknowledged. Whether slow start ends.
+    pub(super) fn end_round(&mut self) -> bool {
+        if let Some(current) = self.current.take() {
+            self.last = Some(current);
+        }
+        let Some(conservative) = &mut self.conservative else { return false };
+        conservative.rounds += 1;
+        conservative.rounds > CONSERVATIVE_ROUNDS
+    }
+
+    /// Segments by which the window grows when so many are acknowledged.
+    pub(super) fn growth(&self, segments: f64) -> f64 {
+        if self.conservative.is_some() { segments / CONSERVATIVE_DIVISOR } else { segments }
+    }
+}
+
+/// How much a round trip is longer where there is a queue.
+fn rise(round_trip: Duration) -> Duration {
+    (round_trip / 8).clamp(LEAST_RISE, MOST_RISE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn round(slow_start: &mut SlowStart, microseconds: u64) -> bool {
+        slow_start.note_round_trip(Duration::from_micros(microseconds));
+        slow_start.end_round()
+    }
+
+    #[test]
+    fn a_round_trip_that_grows_ends_slow_start_in_five_rounds() {
+        let mut slow_start = SlowStart::default();
+        assert!(!round(&mut slow_start, 1_000) && !round(&mut slow_start, 1_120));
+        assert_eq!(slow_start.growth(8.0), 8.0);
+        let ends: Vec<bool> = (0..6).map(|later| round(&mut slow_start, 1_300 + later)).collect();
+        assert_eq!(ends, [false, false, false, false, false, true]);
+        assert_eq!(slow_start.growth(8.0), 2.0);
+    }
+
+    #[test]
+    fn a_round_trip_that_was_long_by_chance_does_not() {
+        let mut slow_start = SlowStart::default();
+        round(&mut slow_start, 1_000);
+        round(&mut slow_start, 2_000);
+        assert_eq!(slow_start.growth(8.0), 2.0);
+        round(&mut slow_start, 1_000);
+        assert_eq!(slow_start.growth(8.0), 8.0);
+    }
+}
