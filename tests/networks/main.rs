@@ -1,12 +1,18 @@
 //! Streams over links that lose packets keep their rate, and send again what was lost. In virtual time: the same
 //! everywhere.
 
+mod shared;
 mod stream;
 mod tcp;
 
 use std::time::Duration;
 
-use stream::{Cell, Link, Stream, Trouble, measure};
+use shared::Crowd;
+use stream::{Cell, Control, Link, Stream, Trouble};
+
+fn measure(operation: Stream, link: Link, least: Duration) -> Cell {
+    stream::measure(operation, link, Control::Constant, least)
+}
 
 /// A link of 1 Gbit/s.
 fn at_loss(operation: Stream, round_trip: Duration, loss: u32) -> Cell {
@@ -108,4 +114,27 @@ fn writes_keep_at_least_what_tcp_keeps() {
             assert!(kept >= tcp_kept, "{percent} % lost, {round_trip:?}: {kept:.2} is kept, by TCP {tcp_kept:.2}");
         }
     }
+}
+
+/// A link of 1 Gbit/s with the queue of a switch, which is a tenth of the streams' windows.
+fn short_queue(round_trip: Duration) -> Link {
+    Link { queue_bytes: 100_000, ..Link::new(1_000, round_trip, 0) }
+}
+
+#[test]
+fn streams_that_share_a_short_queue_use_the_link_and_share_it_evenly() {
+    for operation in [Stream::Write, Stream::Read] {
+        let crowd = Crowd { operation, control: Control::Cubic, streams: 4, tcp: 0 };
+        let shares = shared::measure(crowd, short_queue(Duration::from_micros(100)), Duration::from_secs(2));
+        assert!(shares.failed == 0 && shares.used >= 0.95 && shares.fairness >= 0.95, "{operation:?}: {shares:?}");
+        assert!(shares.repeated.is_some_and(|repeated| repeated < 0.02), "{operation:?}: {shares:?}");
+    }
+}
+
+#[test]
+fn a_stream_beside_tcp_leaves_it_its_share() {
+    let crowd = Crowd { operation: Stream::Write, control: Control::Cubic, streams: 1, tcp: 1 };
+    let shares = shared::measure(crowd, short_queue(Duration::from_millis(1)), Duration::from_secs(5));
+    let part = shares.rates[0] / (shares.rates[0] + shares.tcp[0]);
+    assert!(shares.used >= 0.95 && (0.35..0.65).contains(&part), "{part:.2}: {shares:?}");
 }

@@ -1,10 +1,12 @@
 //! A stream of WRITEs or READs of 64 KiB, or of TCP, over a link with a rate that loses packets, in virtual time.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::ValueEnum;
 use rdma_verbs::memory::{Backing, Region};
 use rdma_verbs::sim::{Bottleneck, Connection, Discipline, Faults, Host, Network, Port, Socket};
+use rdma_verbs::transport::{CongestionFactory, CubicFactory};
 use rdma_verbs::types::{
     AccessFlags, Data, DomainId, KeyShare, Mtu, Operation, PeerCapabilities, PeerKey, Psn, QueuePairCapabilities,
     RawCompletion, SendFlags, SendRequest, Sge, Time,
@@ -83,8 +85,8 @@ impl Link {
         Self { rate, round_trip, loss, queue_bytes: 1 << 30, seed: 1, trouble: Trouble::None }
     }
 
-    /// These hosts with the link between them, one bottleneck in each direction.
-    pub(crate) fn network(self, hosts: [Host; 2]) -> Network {
+    /// Pairs of hosts that share the link, one bottleneck in each direction.
+    pub(crate) fn network(self, hosts: Vec<Host>) -> Network {
         let Self { rate, round_trip, loss, queue_bytes, seed, trouble } = self;
         let faults = Faults { rare_loss: loss, delay: round_trip / 2, ..Faults::default() };
         let faults = match trouble {
@@ -92,11 +94,14 @@ impl Link {
             Trouble::Reordering(lateness) => Faults { reordering: 10, lateness, ..faults },
             Trouble::Outages(length) => Faults { blackouts: Some((Duration::from_secs(1), length)), ..faults },
         };
-        let mut network = Network::new(hosts.into(), vec![faults.clone(), faults], seed);
+        let there: Vec<(usize, usize)> = (0..hosts.len()).step_by(2).map(|first| (first, first + 1)).collect();
+        let back: Vec<(usize, usize)> = there.iter().map(|(first, second)| (*second, *first)).collect();
+        let faults = vec![faults; hosts.len()];
+        let mut network = Network::new(hosts, faults, seed);
         network.release = 1_000;
-        for pair in [(0, 1), (1, 0)] {
+        for pairs in [there, back] {
             let bottleneck = Bottleneck::new(rate * 125_000, Discipline::TailDrop { queue_bytes });
-            network.share(bottleneck, &[pair]);
+            network.share(bottleneck, &pairs);
         }
         network
     }
@@ -107,82 +112,142 @@ impl Link {
     }
 }
 
-/// Two hosts, a stream between them, and the link.
-struct World {
-    network: Network,
-    ports: [Port; 2],
+/// What holds the streams of RoCE back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Control {
+    /// As much in flight as the peer's socket takes.
+    #[default]
+    Constant,
+    Cubic,
+}
+
+impl Control {
+    fn factory(self) -> Option<Arc<dyn CongestionFactory>> {
+        match self {
+            Self::Constant => None,
+            Self::Cubic => Some(Arc::new(CubicFactory)),
+        }
+    }
+}
+
+/// A stream of messages from one host of a pair, or to it.
+pub(crate) struct Flow {
+    /// The host that requests.
+    host: usize,
+    port: Port,
     operation: Operation,
     sge: Sge,
-    /// The hosts that data leaves and reaches.
-    direction: (usize, usize),
     outstanding: usize,
     done: Vec<RawCompletion>,
-    failed: bool,
+    /// Bytes of the messages that have completed.
+    pub(crate) bytes: u64,
+    pub(crate) failed: bool,
     last_completion: Time,
     longest_pause: Duration,
 }
 
-impl World {
-    fn new(is_read: bool, link: Link) -> Self {
-        let mut hosts = hosts();
+impl Flow {
+    /// A stream between these hosts, the first of which requests.
+    fn new(is_read: bool, hosts: &mut [Host; 2], host: usize) -> Self {
         let cap = QueuePairCapabilities { max_send_wr: DEPTH as u32, ..QueuePairCapabilities::default() };
         let ports = hosts.each_mut().map(|host| host.create_queue_pair(cap));
         let regions = hosts.each_ref().map(register);
-        connect(&mut hosts, &ports);
-        let mut network = link.network(hosts);
-        (0..2).for_each(|host| network.set_socket(host, SOCKET));
-        let rkey = regions[1].rkey();
-        let (operation, direction) = if is_read {
-            (Operation::Read { remote_addr: BASE, rkey }, (1, 0))
-        } else {
-            (Operation::Write { remote_addr: BASE, rkey }, (0, 1))
-        };
-        let sge = Sge { addr: BASE, length: MESSAGE_BYTES, lkey: regions[0].lkey() };
-        let (last_completion, longest_pause) = (network.now, Duration::ZERO);
-        let (done, outstanding, failed) = (Vec::new(), 0, false);
-        Self { network, ports, operation, sge, direction, outstanding, done, failed, last_completion, longest_pause }
-    }
-
-    /// Runs until then. Bytes of the messages that have completed meanwhile.
-    fn run(&mut self, end: Time) -> u64 {
-        let mut bytes = 0;
-        while self.network.now < end && !self.failed {
-            self.post();
-            self.network.step(Duration::from_millis(1));
-            self.ports[0].poll(&mut self.done);
-            if !self.done.is_empty() {
-                let now = self.network.now;
-                let pause = now.saturating_since(std::mem::replace(&mut self.last_completion, now));
-                self.longest_pause = self.longest_pause.max(pause);
-            }
-            for completion in self.done.drain(..) {
-                self.failed |= !completion.status.is_success();
-                self.outstanding -= 1;
-                bytes += u64::from(MESSAGE_BYTES);
-            }
+        connect(hosts, &ports);
+        let (remote_addr, rkey) = (BASE, regions[1].rkey());
+        let operation =
+            if is_read { Operation::Read { remote_addr, rkey } } else { Operation::Write { remote_addr, rkey } };
+        let [port, _] = ports;
+        Self {
+            host,
+            port,
+            operation,
+            sge: Sge { addr: BASE, length: MESSAGE_BYTES, lkey: regions[0].lkey() },
+            outstanding: 0,
+            done: Vec::new(),
+            bytes: 0,
+            failed: false,
+            last_completion: Time::ZERO,
+            longest_pause: Duration::ZERO,
         }
-        bytes
     }
 
-    fn post(&mut self) {
-        let (now, sges) = (self.network.now, [self.sge]);
+    fn post(&mut self, network: &mut Network) {
+        let (now, sges) = (network.now, [self.sge]);
         let (flags, operation) = (SendFlags::SIGNALED, self.operation);
-        while self.outstanding < DEPTH {
+        while self.outstanding < DEPTH && !self.failed {
             let request = SendRequest { wr_id: 1, operation, flags, data: Data::Sges(&sges) };
-            assert!(self.network.hosts[0].post_send(now, &self.ports[0], &request), "the send queue has room");
+            assert!(network.hosts[self.host].post_send(now, &self.port, &request), "the send queue has room");
             self.outstanding += 1;
         }
     }
 
-    fn data_bytes_on_the_wire(&self) -> u64 {
+    fn poll(&mut self, now: Time) {
+        self.port.poll(&mut self.done);
+        if !self.done.is_empty() {
+            let pause = now.saturating_since(std::mem::replace(&mut self.last_completion, now));
+            self.longest_pause = self.longest_pause.max(pause);
+        }
+        for completion in self.done.drain(..) {
+            self.failed |= !completion.status.is_success();
+            self.outstanding -= 1;
+            self.bytes += if self.failed { 0 } else { u64::from(MESSAGE_BYTES) };
+        }
+    }
+}
+
+/// Pairs of hosts that share a link, with a stream between those of the first pairs.
+pub(crate) struct World {
+    pub(crate) network: Network,
+    pub(crate) flows: Vec<Flow>,
+    /// The hosts of the first pair that data leaves and reaches.
+    direction: (usize, usize),
+}
+
+impl World {
+    /// So many streams, and so many pairs of hosts besides.
+    pub(crate) fn new(is_read: bool, link: Link, control: Control, streams: usize, others: usize) -> Self {
+        let mut all = Vec::new();
+        let mut flows = Vec::new();
+        for pair in 0..streams + others {
+            let mut pair_hosts = hosts(pair, control);
+            if pair < streams {
+                flows.push(Flow::new(is_read, &mut pair_hosts, 2 * pair));
+            }
+            all.extend(pair_hosts);
+        }
+        let mut network = link.network(all);
+        (0..2 * streams).for_each(|host| network.set_socket(host, SOCKET));
+        let direction = if is_read { (1, 0) } else { (0, 1) };
+        Self { network, flows, direction }
+    }
+
+    /// Runs until then, or until no stream is left.
+    pub(crate) fn run(&mut self, end: Time) {
+        let has_tcp = self.flows.len() * 2 < self.network.hosts.len();
+        while self.network.now < end && (has_tcp || self.flows.iter().any(|flow| !flow.failed)) {
+            for flow in &mut self.flows {
+                flow.post(&mut self.network);
+            }
+            self.network.step(Duration::from_millis(1).min(end - self.network.now));
+            let now = self.network.now;
+            self.flows.iter_mut().for_each(|flow| flow.poll(now));
+        }
+    }
+
+    /// Bytes on the wire in the direction of the data.
+    pub(crate) fn data_bytes_on_the_wire(&self) -> u64 {
         let (from, to) = self.direction;
         self.network.bottleneck(from, to).map_or(0, Bottleneck::passed_bytes)
     }
 }
 
 /// Two hosts with nothing on them.
-pub(crate) fn hosts() -> [Host; 2] {
-    [1, 2].map(|number| Host::new([192, 0, 2, number].into(), number.into()))
+pub(crate) fn hosts(pair: usize, control: Control) -> [Host; 2] {
+    [1, 2].map(|end| {
+        let number = (2 * pair + end) as u8;
+        Host::with_congestion([192, 0, 2, number].into(), number.into(), control.factory())
+    })
 }
 
 fn register(host: &Host) -> std::sync::Arc<Region> {
@@ -217,22 +282,24 @@ fn connect(hosts: &mut [Host; 2], ports: &[Port; 2]) {
 const WIRE_BYTES_OF_A_PACKET: f64 = 1_082.0;
 
 /// Measures a stream for this time, and at least 50 round trips.
-pub(crate) fn measure(operation: Stream, link: Link, least: Duration) -> Cell {
+pub(crate) fn measure(operation: Stream, link: Link, control: Control, least: Duration) -> Cell {
     let length = least.max(50 * link.round_trip);
     match operation {
         Stream::Tcp | Stream::Linux => super::tcp::measure(operation, link, length),
-        Stream::Write | Stream::Read => measure_verb(operation, link, length),
+        Stream::Write | Stream::Read => measure_verb(operation, link, control, length),
     }
 }
 
-fn measure_verb(operation: Stream, link: Link, length: Duration) -> Cell {
+fn measure_verb(operation: Stream, link: Link, control: Control, length: Duration) -> Cell {
     let Link { round_trip, loss, .. } = link;
-    let mut world = World::new(operation == Stream::Read, link);
+    let mut world = World::new(operation == Stream::Read, link, control, 1, 0);
     let begin = world.network.now + link.warm_up();
     world.run(begin);
-    world.longest_pause = Duration::ZERO;
-    let wire_before = world.data_bytes_on_the_wire();
-    let bytes = world.run(begin + length);
+    world.flows[0].longest_pause = Duration::ZERO;
+    let (bytes_before, wire_before) = (world.flows[0].bytes, world.data_bytes_on_the_wire());
+    world.run(begin + length);
+    let flow = &world.flows[0];
+    let bytes = flow.bytes - bytes_before;
     let needed = bytes as f64 / 1_024.0 * WIRE_BYTES_OF_A_PACKET;
     let on_the_wire = (world.data_bytes_on_the_wire() - wire_before) as f64;
     Cell {
@@ -242,7 +309,7 @@ fn measure_verb(operation: Stream, link: Link, length: Duration) -> Cell {
         megabytes_per_second: bytes as f64 / 1e6 / length.as_secs_f64(),
         kept: 0.0,
         repeated: (on_the_wire / needed - 1.0).max(0.0),
-        failed: world.failed,
-        longest_pause: world.longest_pause,
+        failed: flow.failed,
+        longest_pause: flow.longest_pause,
     }
 }

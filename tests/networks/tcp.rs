@@ -5,7 +5,7 @@ use std::time::Duration;
 use rdma_verbs::sim::{Growth, Network, StreamId, TcpConfig};
 use rdma_verbs::types::Time;
 
-use super::stream::{Cell, Link, Stream, hosts};
+use super::stream::{Cell, Control, Link, Stream, hosts};
 
 /// A stream that loses much stands still for 200 ms now and then, so its mean takes longer to settle.
 const LENGTHS: u32 = 10;
@@ -14,7 +14,7 @@ const LENGTHS: u32 = 10;
 pub(crate) fn measure(operation: Stream, link: Link, length: Duration) -> Cell {
     let Link { rate, round_trip, loss, .. } = link;
     let length = LENGTHS * length;
-    let mut network = link.network(hosts());
+    let mut network = link.network(hosts(0, Control::Constant).into());
     let growth = if operation == Stream::Linux { Growth::Linux } else { Growth::Continuous };
     let stream = network.add_stream(0, 1, TcpConfig { growth, ..config(rate, round_trip) });
     let end = network.now + link.warm_up();
@@ -35,7 +35,7 @@ pub(crate) fn measure(operation: Stream, link: Link, length: Duration) -> Cell {
 }
 
 /// The receive window holds two round trips at the link's rate, so that without losses it is no limit.
-fn config(rate: u64, round_trip: Duration) -> TcpConfig {
+pub(crate) fn config(rate: u64, round_trip: Duration) -> TcpConfig {
     let config = TcpConfig::default();
     let two_round_trips = rate as f64 * 125_000.0 * 2.0 * round_trip.as_secs_f64();
     TcpConfig { receive_window_bytes: config.receive_window_bytes.max(two_round_trips as u32), ..config }

@@ -2,13 +2,16 @@
 //!
 //! `cargo run --release --example virtual_networks -- --help`
 
+mod shared;
 mod stream;
 mod tcp;
 
 use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
-use stream::{Cell, Link, Stream, Trouble, measure};
+use serde::Serialize;
+use shared::{Crowd, Shares};
+use stream::{Cell, Control, Link, Stream, Trouble, measure};
 
 const ROUND_TRIPS: [Duration; 3] = [Duration::from_micros(50), Duration::from_millis(1), Duration::from_millis(20)];
 const LOSSES: [u32; 5] = [0, 1_000, 10_000, 50_000, 100_000];
@@ -40,6 +43,15 @@ struct Arguments {
     /// Only this operation
     #[arg(long)]
     operation: Option<Stream>,
+    /// What holds the streams of RoCE back
+    #[arg(long, value_enum, default_value_t = Control::Constant)]
+    control: Control,
+    /// So many streams of as many pairs of hosts share the link, for what each of them gets
+    #[arg(long, value_parser = clap::value_parser!(u8).range(1..=100))]
+    streams: Option<u8>,
+    /// So many streams of TCP beside them, as Linux has it
+    #[arg(long, requires = "streams", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=27))]
+    tcp: u8,
     /// Seed of the losses
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -49,6 +61,19 @@ struct Arguments {
 }
 
 impl Arguments {
+    fn link(&self, round_trip: Duration, loss: u32) -> Link {
+        let Self { rate, queue, seed, .. } = *self;
+        Link { queue_bytes: queue, seed, trouble: self.trouble(), ..Link::new(rate, round_trip, loss) }
+    }
+
+    fn operations(&self) -> Vec<Stream> {
+        self.operation.map_or(Stream::value_variants().to_vec(), |only| vec![only])
+    }
+
+    fn round_trips(&self) -> Vec<Duration> {
+        self.round_trip.map_or(ROUND_TRIPS.to_vec(), |only| vec![Duration::from_micros(only)])
+    }
+
     fn trouble(&self) -> Trouble {
         match (self.lateness, self.outage) {
             (Some(lateness), _) => Trouble::Reordering(Duration::from_micros(lateness)),
@@ -76,9 +101,8 @@ fn measure_row(arguments: &Arguments, operation: Stream, round_trip: Duration) -
     losses.dedup();
     let mut cells: Vec<Cell> = Vec::new();
     for loss in losses {
-        let Arguments { rate, queue, seed, milliseconds, .. } = *arguments;
-        let link = Link { queue_bytes: queue, seed, trouble: arguments.trouble(), ..Link::new(rate, round_trip, loss) };
-        let mut cell = measure(operation, link, Duration::from_millis(milliseconds));
+        let (link, milliseconds) = (arguments.link(round_trip, loss), arguments.milliseconds);
+        let mut cell = measure(operation, link, arguments.control, Duration::from_millis(milliseconds));
         let undisturbed = cells.first().map_or(cell.megabytes_per_second, |cell| cell.megabytes_per_second);
         cell.kept = cell.megabytes_per_second / undisturbed;
         cells.push(cell);
@@ -86,14 +110,67 @@ fn measure_row(arguments: &Arguments, operation: Stream, round_trip: Duration) -
     cells
 }
 
+/// One row of what streams that share a link get.
+#[derive(Serialize)]
+struct SharedRow {
+    operation: Stream,
+    round_trip_microseconds: u128,
+    #[serde(flatten)]
+    shares: Shares,
+}
+
+/// What so many streams of WRITEs or READs get at each round trip.
+fn measure_shares(arguments: &Arguments, streams: u8) -> Vec<SharedRow> {
+    let is_verb = |operation: &Stream| matches!(operation, Stream::Write | Stream::Read);
+    let mut rows = Vec::new();
+    for operation in arguments.operations().into_iter().filter(is_verb) {
+        for round_trip in arguments.round_trips() {
+            let (control, streams, tcp) = (arguments.control, usize::from(streams), usize::from(arguments.tcp));
+            let crowd = Crowd { operation, control, streams, tcp };
+            let link = arguments.link(round_trip, arguments.loss.unwrap_or(0));
+            let shares = shared::measure(crowd, link, Duration::from_millis(arguments.milliseconds));
+            rows.push(SharedRow { operation, round_trip_microseconds: round_trip.as_micros(), shares });
+        }
+    }
+    rows
+}
+
+/// From 0, since the sum of nothing is -0.
+fn total(rates: &[f64]) -> f64 {
+    rates.iter().fold(0.0, |sum, rate| sum + rate)
+}
+
+fn print_shares(rows: &[SharedRow]) {
+    println!(
+        "{:<6} {:>10} {:>9} {:>9} {:>7} {:>9} {:>9}",
+        "", "round trip", "MB/s", "TCP", "used", "fairness", "repeated"
+    );
+    for SharedRow { operation, round_trip_microseconds, shares } in rows {
+        let name = format!("{operation:?}").to_uppercase();
+        let (sum, tcp) = (total(&shares.rates), total(&shares.tcp));
+        let repeated = shares.repeated.map_or("-".into(), |repeated| format!("{:.1} %", repeated * 100.0));
+        let (used, fairness) = (shares.used * 100.0, shares.fairness);
+        let end = if shares.failed == 0 { String::new() } else { format!("  {} connections ended", shares.failed) };
+        let column = format!("{name:<6} {round_trip_microseconds:>7} µs {sum:>9.1} {tcp:>9.1}");
+        println!("{column} {used:>5.1} % {fairness:>9.3} {repeated:>9}{end}");
+    }
+}
+
 fn main() -> Result<(), serde_json::Error> {
     let arguments = Arguments::parse();
-    let operations = arguments.operation.map_or(Stream::value_variants().to_vec(), |only| vec![only]);
-    let round_trips = arguments.round_trip.map_or(ROUND_TRIPS.to_vec(), |only| vec![Duration::from_micros(only)]);
+    if let Some(streams) = arguments.streams {
+        let rows = measure_shares(&arguments, streams);
+        if arguments.json {
+            println!("{}", serde_json::to_string_pretty(&rows)?);
+        } else {
+            print_shares(&rows);
+        }
+        return Ok(());
+    }
     let mut cells: Vec<Cell> = Vec::new();
-    for operation in operations {
-        for round_trip in &round_trips {
-            cells.extend(measure_row(&arguments, operation, *round_trip));
+    for operation in arguments.operations() {
+        for round_trip in arguments.round_trips() {
+            cells.extend(measure_row(&arguments, operation, round_trip));
         }
     }
     if arguments.json {
