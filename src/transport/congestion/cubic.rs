@@ -21,6 +21,8 @@ const SLOW_START_PACE: f64 = 2.0;
 const PACE: f64 = 1.2;
 /// Below this round trip the acknowledgements space the packets well enough: a pause would take longer than intended.
 const SHORTEST_PACED: Duration = Duration::from_micros(200);
+/// A longer time is none of the path's: the process or the machine stood still. It would pace packets for hours.
+const LONGEST_ROUND_TRIP: Duration = Duration::from_secs(1);
 
 /// Builds a [`Cubic`] for each connection.
 ///
@@ -140,7 +142,7 @@ impl CongestionControl for Cubic {
     }
 
     fn on_ack(&mut self, ack: &Acked) {
-        if let Some(measured) = ack.round_trip {
+        if let Some(measured) = ack.round_trip.filter(|measured| *measured <= LONGEST_ROUND_TRIP) {
             self.note_round_trip(measured);
         }
         let is_recovering = self.recovery_left > 0;
@@ -288,6 +290,18 @@ mod tests {
         assert_eq!((cubic.window() / PACKET, cubic.threshold), (2, threshold));
         round(&mut cubic, 1.0, ROUND_TRIP);
         assert_eq!(cubic.window() / PACKET, 4);
+    }
+
+    /// Stopped for an hour while a packet was measured.
+    #[test]
+    fn a_process_that_stood_still_paces_no_slower() {
+        let mut cubic = cubic();
+        let mut ack = Acked { now: at(1.0), bytes: PACKET, round_trip: Some(ROUND_TRIP), in_flight: 0 };
+        cubic.on_ack(&ack);
+        let rate = cubic.pacing_rate();
+        ack.round_trip = Some(Duration::from_secs(3_600));
+        cubic.on_ack(&ack);
+        assert!(rate.is_some() && cubic.pacing_rate() >= rate, "{rate:?}");
     }
 
     #[test]
