@@ -210,7 +210,7 @@ mod tests {
             let round_trip = (packet == 0).then_some(round_trip);
             let in_flight = packets * PACKET;
             let now = at((end - part * ROUND_TRIP.as_secs_f64()).max(0.0));
-            cubic.on_ack(&Acked { now, bytes: PACKET, round_trip, in_flight });
+            cubic.on_ack(&Acked { now, bytes: PACKET, round_trip, repetition: None, in_flight });
         }
     }
 
@@ -237,7 +237,7 @@ mod tests {
         let mut cubic = cubic();
         lose(&mut cubic, CongestionKind::Loss, 10 * PACKET);
         let reduced = cubic.window();
-        let ack = Acked { now: at(0.1), bytes: 9 * PACKET, round_trip: None, in_flight: 20 * PACKET };
+        let ack = Acked { now: at(0.1), bytes: 9 * PACKET, round_trip: None, repetition: None, in_flight: 20 * PACKET };
         cubic.on_ack(&ack);
         lose(&mut cubic, CongestionKind::Loss, 20 * PACKET);
         assert_eq!(cubic.window(), reduced);
@@ -265,7 +265,7 @@ mod tests {
         let before = cubic.window();
         for _ in 0..100 {
             cubic.on_sent(at(1.0), PACKET, PACKET);
-            cubic.on_ack(&Acked { now: at(1.0), bytes: PACKET, round_trip: None, in_flight: 0 });
+            cubic.on_ack(&Acked { now: at(1.0), bytes: PACKET, round_trip: None, repetition: None, in_flight: 0 });
         }
         assert_eq!(cubic.window(), before);
     }
@@ -296,7 +296,8 @@ mod tests {
     #[test]
     fn a_process_that_stood_still_paces_no_slower() {
         let mut cubic = cubic();
-        let mut ack = Acked { now: at(1.0), bytes: PACKET, round_trip: Some(ROUND_TRIP), in_flight: 0 };
+        let mut ack =
+            Acked { now: at(1.0), bytes: PACKET, round_trip: Some(ROUND_TRIP), repetition: None, in_flight: 0 };
         cubic.on_ack(&ack);
         let rate = cubic.pacing_rate();
         ack.round_trip = Some(Duration::from_secs(3_600));

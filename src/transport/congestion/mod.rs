@@ -49,6 +49,9 @@ pub struct Acked {
     /// The round trip that it ends, if one was being measured: from a packet that asks for a response to the response.
     /// One packet at a time is measured, never one that was sent again.
     pub round_trip: Option<Duration>,
+    /// The same of a packet that was sent again because it was known to be missing. It waited behind what was sent in
+    /// vain. A short one may be the response to something else.
+    pub repetition: Option<Duration>,
     /// What is sent and not acknowledged now.
     pub in_flight: u64,
 }
@@ -265,7 +268,7 @@ mod tests {
     fn tell_all(congestion: &mut Congestion) {
         let now = Time::ZERO;
         congestion.on_sent(now, 1_024, 1_024);
-        congestion.on_ack(&Acked { now, bytes: 2_048, round_trip: None, in_flight: 0 });
+        congestion.on_ack(&Acked { now, bytes: 2_048, round_trip: None, repetition: None, in_flight: 0 });
     }
 
     #[test]

@@ -52,9 +52,9 @@ impl Requester {
     fn control_acknowledged(&mut self, common: &Common, now: Time, before: Psn) {
         let Some(path) = common.path.as_ref().filter(|_| common.service.is_reliable()) else { return };
         let packets = self.unacknowledged.distance_from(before).max(0) as u32;
-        let round_trip = self.round_trip.measured(self.unacknowledged, now);
+        let [round_trip, repetition] = self.round_trip.measured(self.unacknowledged, now);
         let in_flight = window_bytes(common, self.packets_in_flight());
-        self.congestion.on_ack(&Acked { now, bytes: window_bytes(common, packets), round_trip, in_flight });
+        self.congestion.on_ack(&Acked { now, bytes: window_bytes(common, packets), round_trip, repetition, in_flight });
         self.renew_window(path);
     }
 

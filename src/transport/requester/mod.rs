@@ -398,7 +398,7 @@ impl Requester {
         self.last_ack_request = self.cursor.minus(1);
         self.recovery.forget_gap();
         self.find_cursor_request();
-        self.round_trip.forget_sample();
+        self.round_trip.doubt_sample();
     }
 
     /// Everything before `end` was sent.

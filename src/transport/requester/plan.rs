@@ -462,8 +462,11 @@ impl Requester {
         if ack_request {
             self.last_ack_request = plan.psn;
             self.last_ack_request_at = Some(now);
+            let last = plan.psn.plus(plan.covers - 1);
             if !is_repeat {
-                self.round_trip.begin_sample(plan.psn.plus(plan.covers - 1), now);
+                self.round_trip.begin_sample(last, now);
+            } else if self.recovery.went_back_on_evidence() {
+                self.round_trip.begin_repetition(last, now);
             }
         }
     }

@@ -59,6 +59,11 @@ impl Recovery {
         self.probes + u32::from(self.retries_spent)
     }
 
+    /// Whether the requester went back on a NAK or a gap since the last progress, and not in silence.
+    pub(super) fn went_back_on_evidence(&self) -> bool {
+        self.went_back_at.is_some()
+    }
+
     pub(super) fn probe(&self) -> Option<Psn> {
         self.probe
     }
@@ -236,7 +241,7 @@ impl Requester {
                 _ => self.recovery.send_probe(last_sent),
             },
             Some(request) if first_probe && !request.needs_response() => {
-                self.round_trip.forget_sample();
+                self.round_trip.doubt_sample();
                 self.recovery.send_probe(last_sent);
             }
             _ => self.go_back(),
@@ -270,9 +275,8 @@ impl Requester {
         }
         common.count(Counter::ReadRepair);
         self.tell_congestion(common, now, CongestionKind::Loss);
-        let recovery = &mut self.recovery;
-        recovery.went_back_at = Some(self.unacknowledged);
         self.go_back();
+        self.recovery.went_back_at = Some(self.unacknowledged);
         self.arm_timers(common, now);
     }
 

@@ -11,6 +11,19 @@ const INITIAL_PROBE: u64 = 10_000_000;
 const SHORTEST_REORDER_WAIT: u64 = 100_000;
 /// A standard peer may hold its acknowledgements for 1 ms; and as long as that for the rest.
 const SHORTEST_PROBE: u64 = 2_000_000;
+/// A doubtful sample makes the probe's wait longer by this factor at most: it may be a loss.
+const LONGEST_DOUBT: u64 = 4;
+
+/// Which copy of the measured packet the response is to.
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+enum MeasuredCopy {
+    #[default]
+    Only,
+    /// The first one was measured, and the packet may have been sent again.
+    Either,
+    /// The packet was sent again before, and this copy is measured.
+    Repetition,
+}
 
 /// The measured round trip, smoothed with a gain of 1/8 (RFC 6298, section 2). All times are in nanoseconds.
 #[derive(Clone, Default)]
@@ -23,17 +36,33 @@ pub(super) struct RoundTrip {
     least: u64,
     /// The packet that is measured, and when it left; [`Time::ZERO`]: none is.
     sample: (Psn, Time),
+    copy: MeasuredCopy,
+    /// How long the latest doubtful sample took: the round trip may be as long. 0 as soon as another one ends.
+    perhaps: u64,
 }
 
 impl RoundTrip {
     /// A packet left that asks for a response; only one at a time is measured.
     pub(super) fn begin_sample(&mut self, psn: Psn, now: Time) {
-        if self.sample.1 == Time::ZERO {
-            self.sample = (psn, now);
+        if self.sample.1 == Time::ZERO || self.copy != MeasuredCopy::Only {
+            (self.sample, self.copy) = ((psn, now), MeasuredCopy::Only);
         }
     }
 
-    /// Something is sent again, so the next response may belong to either (Karn's algorithm: RFC 6298, section 3).
+    /// The same of a packet that is sent again because the peer misses it.
+    pub(super) fn begin_repetition(&mut self, psn: Psn, now: Time) {
+        if self.sample.1 == Time::ZERO || self.copy == MeasuredCopy::Either {
+            (self.sample, self.copy) = ((psn, now), MeasuredCopy::Repetition);
+        }
+    }
+
+    /// Something is sent again, so the next response may belong to either copy, and is no sample (Karn's algorithm: RFC
+    /// 6298, section 3). But the wait of the probe grows (section 5.5): else all probes might come too early.
+    pub(super) fn doubt_sample(&mut self) {
+        self.copy = MeasuredCopy::Either;
+    }
+
+    /// The measured packet has not arrived as it was sent.
     pub(super) fn forget_sample(&mut self) {
         self.sample.1 = Time::ZERO;
     }
@@ -64,6 +93,15 @@ impl RoundTrip {
         let Some((_, sent)) = self.sample().filter(|(psn, _)| has_arrived(*psn)) else { return };
         self.forget_sample();
         let measured = now.as_nanos().saturating_sub(sent.as_nanos());
+        match self.copy {
+            MeasuredCopy::Only => {}
+            MeasuredCopy::Either => {
+                self.perhaps = measured.min(LONGEST_DOUBT * self.probe_wait().as_nanos() as u64);
+                return;
+            }
+            MeasuredCopy::Repetition => return,
+        }
+        self.perhaps = 0;
         self.least = if self.least == 0 { measured } else { self.least.min(measured) };
         (self.smoothed, self.variation) = match self.smoothed {
             0 => (measured.max(1), measured / 2),
@@ -71,17 +109,23 @@ impl RoundTrip {
         };
     }
 
-    /// The round trip of the measured packet, if it is acknowledged now.
+    /// The round trip of the measured packet, if it is acknowledged now and was sent once, or if it was sent again.
     #[inline]
-    pub(super) fn measured(&self, unacknowledged: Psn, now: Time) -> Option<Duration> {
-        let (_, sent) = self.sample().filter(|(psn, _)| psn.is_before(unacknowledged))?;
-        Some(now.saturating_since(sent))
+    pub(super) fn measured(&self, unacknowledged: Psn, now: Time) -> [Option<Duration>; 2] {
+        let sample = self.sample().filter(|(psn, _)| psn.is_before(unacknowledged));
+        let measured = sample.map(|(_, sent)| now.saturating_since(sent));
+        [MeasuredCopy::Only, MeasuredCopy::Repetition].map(|copy| measured.filter(|_| self.copy == copy))
     }
 
     /// How long the probe waits for a response.
     #[inline]
     pub(super) fn probe_wait(&self) -> Duration {
-        Duration::from_nanos(if self.smoothed == 0 { INITIAL_PROBE } else { (self.smoothed * 2).max(SHORTEST_PROBE) })
+        Duration::from_nanos(self.known_wait().max(self.perhaps * 2))
+    }
+
+    #[inline]
+    fn known_wait(&self) -> u64 {
+        if self.smoothed == 0 { INITIAL_PROBE } else { (self.smoothed * 2).max(SHORTEST_PROBE) }
     }
 
     /// How long a response that was asked for takes about.
@@ -120,6 +164,22 @@ mod tests {
         assert_eq!(round_trip.smoothed, 0);
         round_trip.end_sample(Psn::new(0), Time::from_nanos(5_000));
         assert_eq!(round_trip.smoothed, 4_000);
+    }
+
+    /// Each probe comes before the response.
+    #[test]
+    fn probes_that_come_too_early_come_later() {
+        let (round_trip_time, mut probes) = (100_000_000, 0);
+        let mut round_trip = RoundTrip::default();
+        for start in [1, 2, 3].map(|second| second * 1_000_000_000) {
+            round_trip.begin_sample(Psn::new(1), Time::from_nanos(start));
+            if (round_trip.probe_wait().as_nanos() as u64) < round_trip_time {
+                probes += 1;
+                round_trip.doubt_sample();
+            }
+            round_trip.end_sample(Psn::new(2), Time::from_nanos(start + round_trip_time));
+        }
+        assert_eq!((probes, round_trip.smoothed), (2, round_trip_time));
     }
 
     #[test]
