@@ -8,7 +8,7 @@ mod tcp;
 use std::time::Duration;
 
 use shared::Crowd;
-use stream::{Cell, Control, Link, Stream, Trouble};
+use stream::{Cell, Control, Link, Peers, Stream, Trouble};
 
 fn measure(operation: Stream, link: Link, least: Duration) -> Cell {
     stream::measure(operation, link, Control::Constant, least)
@@ -114,6 +114,28 @@ fn writes_keep_at_least_what_tcp_keeps() {
             assert!(kept >= tcp_kept, "{percent} % lost, {round_trip:?}: {kept:.2} is kept, by TCP {tcp_kept:.2}");
         }
     }
+}
+
+/// A slow link, where all of a window waits in the queue. With that window they kept 0.65 and repeated 0.5.
+#[test]
+fn little_is_repeated_for_a_standard_peer() {
+    for operation in [Stream::Write, Stream::Read] {
+        let [whole, lossy] = [0, 10_000].map(|loss| {
+            let link = Link { peers: Peers::Standard, ..Link::new(50, Duration::from_millis(1), loss) };
+            measure(operation, link, Duration::from_secs(3))
+        });
+        let kept = lossy.megabytes_per_second / whole.megabytes_per_second;
+        assert!(!lossy.failed && kept >= 0.72, "{operation:?}: {kept:.2} is kept, {lossy:?}");
+        assert!(lossy.repeated < 0.35 && whole.repeated < 0.01, "{operation:?}: {lossy:?}, {whole:?}");
+    }
+}
+
+/// The first guess of the probe's wait is shorter than the round trip.
+#[test]
+fn reads_over_a_long_path_are_made_once() {
+    let link = Link { peers: Peers::Standard, ..Link::new(50, Duration::from_millis(20), 0) };
+    let cell = measure(Stream::Read, link, Duration::from_secs(3));
+    assert!(!cell.failed && cell.repeated < 0.01, "{cell:?}");
 }
 
 /// A link of 1 Gbit/s with the queue of a switch, which is a tenth of the streams' windows.

@@ -55,6 +55,17 @@ pub(crate) struct Cell {
     pub(crate) longest_pause: Duration,
 }
 
+/// How the ends of a stream know each other.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Peers {
+    /// As endpoints of this crate, which share a key.
+    #[default]
+    Native,
+    /// As any RoCE endpoints.
+    Standard,
+}
+
 /// What is wrong with a link beside losses at random.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Trouble {
@@ -77,17 +88,19 @@ pub(crate) struct Link {
     pub(crate) queue_bytes: u64,
     pub(crate) seed: u64,
     pub(crate) trouble: Trouble,
+    pub(crate) peers: Peers,
 }
 
 impl Link {
     /// Of this rate in Mbit/s, with a queue that holds all that is in flight: nothing is lost but by chance.
     pub(crate) fn new(rate: u64, round_trip: Duration, loss: u32) -> Self {
-        Self { rate, round_trip, loss, queue_bytes: 1 << 30, seed: 1, trouble: Trouble::None }
+        let (trouble, peers) = (Trouble::None, Peers::Native);
+        Self { rate, round_trip, loss, queue_bytes: 1 << 30, seed: 1, trouble, peers }
     }
 
     /// Pairs of hosts that share the link, one bottleneck in each direction.
     pub(crate) fn network(self, hosts: Vec<Host>) -> Network {
-        let Self { rate, round_trip, loss, queue_bytes, seed, trouble } = self;
+        let Self { rate, round_trip, loss, queue_bytes, seed, trouble, .. } = self;
         let faults = Faults { rare_loss: loss, delay: round_trip / 2, ..Faults::default() };
         let faults = match trouble {
             Trouble::None => faults,
@@ -149,11 +162,11 @@ pub(crate) struct Flow {
 
 impl Flow {
     /// A stream between these hosts, the first of which requests.
-    fn new(is_read: bool, hosts: &mut [Host; 2], host: usize) -> Self {
+    fn new(is_read: bool, peers: Peers, hosts: &mut [Host; 2], host: usize) -> Self {
         let cap = QueuePairCapabilities { max_send_wr: DEPTH as u32, ..QueuePairCapabilities::default() };
         let ports = hosts.each_mut().map(|host| host.create_queue_pair(cap));
         let regions = hosts.each_ref().map(register);
-        connect(hosts, &ports);
+        connect(hosts, &ports, peers);
         let (remote_addr, rkey) = (BASE, regions[1].rkey());
         let operation =
             if is_read { Operation::Read { remote_addr, rkey } } else { Operation::Write { remote_addr, rkey } };
@@ -212,7 +225,7 @@ impl World {
         for pair in 0..streams + others {
             let mut pair_hosts = hosts(pair, control);
             if pair < streams {
-                flows.push(Flow::new(is_read, &mut pair_hosts, 2 * pair));
+                flows.push(Flow::new(is_read, link.peers, &mut pair_hosts, 2 * pair));
             }
             all.extend(pair_hosts);
         }
@@ -256,14 +269,19 @@ fn register(host: &Host) -> std::sync::Arc<Region> {
     host.memory.register(DomainId(1), backing, Some(BASE), access).expect("a region")
 }
 
-fn connect(hosts: &mut [Host; 2], ports: &[Port; 2]) {
+fn connect(hosts: &mut [Host; 2], ports: &[Port; 2], peers: Peers) {
     for own in 0..2 {
         let share = |end: usize| KeyShare::new([end as u8; KeyShare::BYTES]);
+        let key = PeerKey { local: share(own), remote: share(1 - own), is_agreed: true };
+        let (peer, key) = match peers {
+            Peers::Native => (NATIVE, Some(key)),
+            Peers::Standard => (PeerCapabilities::default(), None),
+        };
         let connection = Connection {
             peer_address: hosts[1 - own].address,
             peer_qpn: ports[1 - own].qpn,
-            peer: NATIVE,
-            key: Some(PeerKey { local: share(own), remote: share(1 - own), is_agreed: true }),
+            peer,
+            key,
             path_mtu: Mtu::Mtu1024,
             sq_psn: Psn::new(100),
             rq_psn: Psn::new(100),

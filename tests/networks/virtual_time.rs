@@ -11,7 +11,7 @@ use std::time::Duration;
 use clap::{Parser, ValueEnum};
 use serde::Serialize;
 use shared::{Crowd, Shares};
-use stream::{Cell, Control, Link, Stream, Trouble, measure};
+use stream::{Cell, Control, Link, Peers, Stream, Trouble, measure};
 
 const ROUND_TRIPS: [Duration; 3] = [Duration::from_micros(50), Duration::from_millis(1), Duration::from_millis(20)];
 const LOSSES: [u32; 5] = [0, 1_000, 10_000, 50_000, 100_000];
@@ -46,6 +46,9 @@ struct Arguments {
     /// What holds the streams of RoCE back
     #[arg(long, value_enum, default_value_t = Control::Constant)]
     control: Control,
+    /// How the ends of the streams of RoCE know each other
+    #[arg(long, value_enum, default_value_t = Peers::Native)]
+    peers: Peers,
     /// So many streams of as many pairs of hosts share the link, for what each of them gets
     #[arg(long, value_parser = clap::value_parser!(u8).range(1..=100))]
     streams: Option<u8>,
@@ -62,8 +65,8 @@ struct Arguments {
 
 impl Arguments {
     fn link(&self, round_trip: Duration, loss: u32) -> Link {
-        let Self { rate, queue, seed, .. } = *self;
-        Link { queue_bytes: queue, seed, trouble: self.trouble(), ..Link::new(rate, round_trip, loss) }
+        let Self { rate, queue, seed, peers, .. } = *self;
+        Link { queue_bytes: queue, seed, peers, trouble: self.trouble(), ..Link::new(rate, round_trip, loss) }
     }
 
     fn operations(&self) -> Vec<Stream> {

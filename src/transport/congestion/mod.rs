@@ -9,6 +9,7 @@
 
 mod cubic;
 pub(crate) mod curve;
+mod go_back;
 mod slow_start;
 
 use std::net::IpAddr;
@@ -17,6 +18,7 @@ use std::time::Duration;
 use crate::types::{Mtu, Time};
 
 pub use cubic::{Cubic, CubicFactory};
+use go_back::GoBackWindow;
 
 /// What is known of a path before anything is sent on it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -143,9 +145,10 @@ impl CongestionControl for ConstantWindow {
     }
 }
 
-/// The controller of a connection. The built-in one is not called through a pointer.
+/// The controller of a connection. The built-in ones are not called through a pointer.
 pub(super) enum Congestion {
     Constant(ConstantWindow),
+    GoBack(Box<GoBackWindow>),
     Custom(Box<dyn CongestionControl>),
 }
 
@@ -159,7 +162,8 @@ impl Default for Congestion {
 impl Congestion {
     pub(super) fn new(path: &PathFacts, factory: Option<&dyn CongestionFactory>) -> Self {
         match factory {
-            None => Self::Constant(ConstantWindow::new(path)),
+            None if path.is_peer_native => Self::Constant(ConstantWindow::new(path)),
+            None => Self::GoBack(Box::new(GoBackWindow::new(path))),
             Some(factory) => Self::Custom(factory.build(path)),
         }
     }
@@ -183,6 +187,7 @@ impl CongestionControl for Congestion {
     fn on_sent(&mut self, now: Time, bytes: u64, in_flight: u64) {
         match self {
             Self::Constant(constant) => constant.on_sent(now, bytes, in_flight),
+            Self::GoBack(go_back) => go_back.on_sent(now, bytes, in_flight),
             Self::Custom(custom) => custom.on_sent(now, bytes, in_flight),
         }
     }
@@ -191,6 +196,7 @@ impl CongestionControl for Congestion {
     fn on_ack(&mut self, ack: &Acked) {
         match self {
             Self::Constant(constant) => constant.on_ack(ack),
+            Self::GoBack(go_back) => go_back.on_ack(ack),
             Self::Custom(custom) => custom.on_ack(ack),
         }
     }
@@ -199,6 +205,7 @@ impl CongestionControl for Congestion {
     fn on_congestion(&mut self, event: &CongestionEvent) {
         match self {
             Self::Constant(constant) => constant.on_congestion(event),
+            Self::GoBack(go_back) => go_back.on_congestion(event),
             Self::Custom(custom) => custom.on_congestion(event),
         }
     }
@@ -207,6 +214,7 @@ impl CongestionControl for Congestion {
     fn window(&self) -> u64 {
         match self {
             Self::Constant(constant) => constant.window(),
+            Self::GoBack(go_back) => go_back.window(),
             Self::Custom(custom) => custom.window(),
         }
     }
@@ -215,6 +223,7 @@ impl CongestionControl for Congestion {
     fn pacing_rate(&self) -> Option<u64> {
         match self {
             Self::Constant(constant) => constant.pacing_rate(),
+            Self::GoBack(go_back) => go_back.pacing_rate(),
             Self::Custom(custom) => custom.pacing_rate(),
         }
     }
