@@ -77,7 +77,7 @@ pub(crate) enum Trouble {
 }
 
 /// The link.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Link {
     /// Mbit/s.
     pub(crate) rate: u64,

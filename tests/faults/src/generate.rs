@@ -16,13 +16,17 @@ name = "faults_simulator"
 path = "tests/faults/campaigns/simulator.rs"
 
 [[test]]
+name = "faults_recovery"
+path = "tests/faults/campaigns/recovery.rs"
+
+[[test]]
 name = "faults_conformance"
 path = "tests/faults/campaigns/conformance.rs"
 harness = false
 "#;
 
 /// What the campaigns depend on; to compile everything else that tests depend on takes longer than the library.
-const DEPENDENCIES: &[&str] = &["libtest-mimic", "rdma-verbs", "tokio"];
+const DEPENDENCIES: &[&str] = &["clap", "libtest-mimic", "rdma-verbs", "serde", "tokio"];
 
 const SWITCHES: &str = "\
 thread_local! {
@@ -94,6 +98,7 @@ fn switches(table: &Table) -> String {
     text.push_str("}\n\nimpl Fault {\n");
     let lists = [
         ("PROTOCOL", Campaign::Protocol, "Those of the protocol, which the simulator must find."),
+        ("RECOVERY", Campaign::Recovery, "Those of recovery, which streams over lossy links must find."),
         ("VERBS", Campaign::Verbs, "Those of the verbs, which the conformance suite must find."),
     ];
     for (list, campaign, what) in lists {
@@ -123,7 +128,7 @@ mod tests {
             after["dev-dependencies"].as_table().expect("a table").keys().collect::<Vec<_>>(),
             ["libtest-mimic"]
         );
-        assert_eq!(after["test"].as_array().map(Vec::len), Some(3), "{text}");
+        assert_eq!(after["test"].as_array().map(Vec::len), Some(4), "{text}");
         assert!(!text.contains("nix =") && text.contains("name = \"a\""), "{text}");
     }
 

@@ -30,6 +30,7 @@ pub(crate) struct Fault {
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Campaign {
     Protocol,
+    Recovery,
     Verbs,
 }
 
@@ -161,6 +162,7 @@ impl fmt::Display for Campaign {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(match self {
             Self::Protocol => "protocol",
+            Self::Recovery => "recovery",
             Self::Verbs => "verbs",
         })
     }

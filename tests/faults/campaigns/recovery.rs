@@ -1,0 +1,115 @@
+//! The power of the streams in virtual time: each fault of recovery is switched on, and streams over lossy links are
+//! measured until one is slower, pauses longer or sends more again than without it.
+//!
+//! `tests/faults/run recovery` prints which fault was found by which stream. `FAULT=LateIsLost` tries one of them only.
+
+#[path = "choice.rs"]
+mod choice;
+
+#[path = "../../networks/stream.rs"]
+mod stream;
+#[path = "../../networks/tcp.rs"]
+mod tcp;
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use rdma_verbs::fault::{Fault, turn_on};
+use stream::{Cell, Control, Link, Peers, Stream, Trouble, measure};
+
+/// What a stream may lose of its rate, add to its longest pause, and send again beyond what it does without a fault.
+const SLOWER: f64 = 0.95;
+const LONGER: f64 = 1.3;
+const REPEATED: f64 = 0.003;
+
+/// A stream over a link, and for how long.
+type Case = (Stream, Link, Duration);
+
+fn cases() -> Vec<Case> {
+    let (short, long) = (Duration::from_millis(300), Duration::from_secs(2));
+    let [metre, land, sea] = [50, 1_000, 20_000].map(Duration::from_micros);
+    let troubled = |rate, round_trip, trouble| Link { trouble, ..Link::new(rate, round_trip, 0) };
+    let standard = |round_trip, loss| Link { peers: Peers::Standard, ..Link::new(50, round_trip, loss) };
+    let late = Trouble::Reordering(Duration::from_micros(500));
+    let links = [
+        (Link::new(1_000, land, 10_000), short),
+        (Link::new(1_000, land, 100_000), short),
+        (Link::new(1_000, sea, 50_000), short),
+        (Link::new(1_000, metre, 100_000), short),
+        (troubled(1_000, land, late), short),
+        (troubled(10_000, land, Trouble::Outages(Duration::from_micros(55))), Duration::from_millis(1_500)),
+        (Link { loss: 10_000, ..troubled(1_000, metre, Trouble::Outages(Duration::from_millis(300))) }, long),
+        (Link { queue_bytes: 100_000, ..Link::new(1_000, land, 0) }, short),
+        (standard(land, 10_000), long),
+        (standard(land, 50_000), long),
+        (standard(sea, 0), long),
+        (standard(sea, 10_000), Duration::from_secs(8)),
+    ];
+    links
+        .into_iter()
+        .flat_map(|(link, time)| [Stream::Write, Stream::Read].map(|stream| (stream, link, time)))
+        .collect()
+}
+
+fn run((operation, link, time): Case) -> Cell {
+    measure(operation, link, Control::Constant, time)
+}
+
+/// What is worse than it was without a fault.
+fn difference(sound: &Cell, cell: &Cell) -> Option<String> {
+    let (rate, before) = (cell.megabytes_per_second, sound.megabytes_per_second);
+    if cell.failed {
+        Some("the connection ended".into())
+    } else if rate < SLOWER * before {
+        Some(format!("{rate:.1} MB/s instead of {before:.1}"))
+    } else if cell.repeated > sound.repeated + REPEATED.max(sound.repeated / 4.0) {
+        Some(format!("{:.1} % sent again instead of {:.1}", 100.0 * cell.repeated, 100.0 * sound.repeated))
+    } else if cell.longest_pause > sound.longest_pause.mul_f64(LONGER) {
+        Some(format!("a pause of {:?} instead of {:?}", cell.longest_pause, sound.longest_pause))
+    } else {
+        None
+    }
+}
+
+/// The first case that finds the fault, and what it saw.
+fn hunt(fault: Fault, sound: &[(Case, Cell)]) -> Option<String> {
+    turn_on(Some(fault));
+    let found = sound.iter().find_map(|(case, sound)| {
+        let seen = difference(sound, &run(*case))?;
+        let (operation, Link { round_trip, loss, .. }, _) = case;
+        Some(format!("{operation:?}, {round_trip:?}, {loss} of a million lost: {seen}"))
+    });
+    turn_on(None);
+    found
+}
+
+#[test]
+fn faults_are_found() {
+    let start = Instant::now();
+    let sound: Vec<(Case, Cell)> = cases().into_iter().map(|case| (case, run(case))).collect();
+    assert!(sound.iter().all(|(_, cell)| !cell.failed), "a stream ends without a fault: {sound:?}");
+    let faults = choice::chosen(Fault::RECOVERY);
+    let next = AtomicUsize::new(0);
+    let missed = Mutex::new(Vec::new());
+    let threads = std::thread::available_parallelism().map_or(2, |threads| threads.get());
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                while let Some(fault) = faults.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    match hunt(*fault, &sound) {
+                        Some(seen) => println!("{fault:?}: {seen}"),
+                        None => {
+                            println!("{fault:?}: NOT FOUND");
+                            missed.lock().expect("no panic while it is held").push(*fault);
+                        }
+                    }
+                }
+            });
+        }
+    });
+    let missed = missed.into_inner().expect("no panic while it was held");
+    let (planted, found) = (faults.len(), faults.len() - missed.len());
+    println!("recovery: planted {planted}, found {found}, {:.0?}", start.elapsed());
+    assert!(missed.is_empty(), "not found: {missed:?}");
+}
