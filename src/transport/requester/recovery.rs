@@ -184,7 +184,7 @@ impl Requester {
         }
         if due(self.recovery.repair_at) {
             self.recovery.repair_at = None;
-            if self.repeats_selectively() { self.give_up_missing(common, now) } else { self.repair(common, now) }
+            if self.waits_for_missing() { self.give_up_missing(common, now) } else { self.repair(common, now) }
         }
         if due(self.recovery.timeout_at) {
             common.count(Counter::LocalAckTimeout);

@@ -48,6 +48,12 @@ impl Requester {
         self.repair.is_some()
     }
 
+    /// Whether packets are known to be missing, so that not just an early response was seen that was not kept.
+    pub(super) fn waits_for_missing(&self) -> bool {
+        let has_missing = self.repair.iter().flat_map(|repair| repair.missing()).any(|missing| missing.packets() > 0);
+        has_missing || (self.repeats_selectively() && !self.recovery.has_early_response())
+    }
+
     #[inline]
     fn scoreboard(&self) -> Option<&Scoreboard> {
         self.repair.as_ref()?.scoreboard.as_ref()

@@ -280,6 +280,28 @@ fn missing_responses_do_not_shorten_the_wait_for_a_receiver() {
     assert!(asked.is_empty() || asked == [1], "READ requests of {asked:?} packets for one that was lost");
 }
 
+/// No transport timer runs, so only the probe and what is seen of gaps can ask again.
+#[test]
+fn responses_of_atomics_that_come_early_after_going_back_stop_no_clock() {
+    let mut pair = keyed_with_timeout(0);
+    pair.begin_read(8);
+    pair.run(Duration::from_millis(5), |_| false);
+    assert_eq!(pair.statuses(), [CompletionStatus::Success]);
+    for _ in 0..3 {
+        let (now, local, rkey) = (pair.now, pair.ends[0].sge(0, 8), pair.ends[1].region.rkey());
+        pair.ends[0].post(now, Operation::FetchAndAdd { remote_addr: 0x10_0000, rkey, add: 1 }, &[local]);
+    }
+    let sent = pair.catch(0);
+    [0, 2].iter().for_each(|place| pair.deliver(&sent[*place]));
+    let is_first = |sent: &Sent| sent.headers.bth.opcode == Opcode::RC_ATOMIC_ACKNOWLEDGE && sent.place() == 1;
+    pair.catch(1).iter().filter(|sent| !is_first(sent)).for_each(|sent| pair.deliver(sent));
+    pair.run(Duration::from_millis(100), |_| true);
+    let mut left = 1;
+    let lose_once = |sent: &Sent| is_first(sent) && std::mem::replace(&mut left, 0) == 1;
+    pair.run(Duration::from_secs(5), lose_once);
+    assert_eq!(pair.statuses(), [CompletionStatus::Success; 3]);
+}
+
 /// The response may be to either copy (Karn's algorithm). If it is to the first one, the next probe must not come too
 /// early again.
 #[test]
