@@ -129,7 +129,7 @@ impl Link {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Control {
-    /// As much in flight as the peer's socket takes.
+    /// As devices do: as much in flight as the peer's socket takes, towards standard peers less after a loss.
     #[default]
     Constant,
     Cubic,

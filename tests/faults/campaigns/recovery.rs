@@ -18,7 +18,8 @@ use std::time::{Duration, Instant};
 use rdma_verbs::fault::{Fault, turn_on};
 use stream::{Cell, Control, Link, Peers, Stream, Trouble, measure};
 
-/// What a stream may lose of its rate, add to its longest pause, and send again beyond what it does without a fault.
+/// The least part of the rate, the largest multiple of the longest pause and the repetitions besides that pass, all
+/// compared with the same stream without a fault.
 const SLOWER: f64 = 0.95;
 const LONGER: f64 = 1.3;
 const REPEATED: f64 = 0.003;
@@ -56,7 +57,7 @@ fn run((operation, link, time): Case) -> Cell {
     measure(operation, link, Control::Constant, time)
 }
 
-/// What is worse than it was without a fault.
+/// The first of these that is worse with a fault.
 fn difference(sound: &Cell, cell: &Cell) -> Option<String> {
     let (rate, before) = (cell.megabytes_per_second, sound.megabytes_per_second);
     if cell.failed {
