@@ -13,6 +13,7 @@ mod keyed;
 mod panics;
 mod paths_agree;
 mod recovery;
+mod repair;
 mod revoked;
 mod unreliable;
 mod xrc;

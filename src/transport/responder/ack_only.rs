@@ -44,7 +44,7 @@ impl Responder {
             _ => self.flush_memory(common, pass, packet, reth)?,
         }
         self.expected = psn.plus(1);
-        self.count_message();
+        self.count_response();
         self.responses.push_empty(psn, self.message_count);
         Ok(())
     }

@@ -123,7 +123,7 @@ impl Responder {
         if self.waits_for_retry {
             self.reorder.clear();
         }
-        self.responses.acknowledge_kept(self.message_count);
+        self.responses.complete_acknowledgement(self.message_count);
         self.close_gap();
         self.gap.evidence = self.reorder.len() as u32;
         self.judge_gap(common, now);

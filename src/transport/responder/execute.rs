@@ -132,7 +132,7 @@ impl Responder {
         let psn = packet.headers.bth.psn;
         let packets = reth.length.div_ceil(common.mtu_bytes()).max(1);
         self.expected = psn.plus(packets);
-        self.count_message();
+        self.count_response();
         let read = ReadRequest { reth, domain: self.remote_domain(common), named: self.receives.named_number() };
         self.responses.push_read(psn, packets, read, self.message_count);
         Ok(())
@@ -155,13 +155,19 @@ impl Responder {
         let original = result.map_err(PeerFault::from)?;
         let psn = packet.headers.bth.psn;
         self.expected = psn.plus(1);
-        self.count_message();
+        self.count_response();
         self.responses.push_atomic(psn, original, self.receives.named_number(), self.message_count);
         Ok(())
     }
 
+    /// A message with a response of its own.
+    pub(super) fn count_response(&mut self) {
+        self.responses.complete_acknowledgement(self.message_count);
+        self.count_message();
+    }
+
     /// The MSN: SENDs and WRITEs count at their last packet (`rxe_resp.c`, `execute`).
-    pub(super) fn count_message(&mut self) {
+    fn count_message(&mut self) {
         self.message_count = (self.message_count + 1) & 0x00ff_ffff;
     }
 

@@ -347,9 +347,10 @@ impl ResponseQueue {
         self.queue.push_back(Response::Acknowledge { psn, message_count });
     }
 
-    /// Packets were executed that had been kept: the acknowledgement that is due reaches up to the last of them. The
-    /// peer knows that they were kept, and concludes from less that they are gone.
-    pub(super) fn acknowledge_kept(&mut self, message_count: u32) {
+    /// The acknowledgement that is due reaches up to the last executed packet. The peer may know that the packets
+    /// before it were kept, and concludes from less that they are gone. A response of another kind ends what an
+    /// acknowledgement reaches up to.
+    pub(super) fn complete_acknowledgement(&mut self, message_count: u32) {
         if let Some(last @ Response::Acknowledge { .. }) = self.queue.back_mut() {
             *last = Response::Acknowledge { psn: self.last_executed, message_count };
         }

@@ -5,47 +5,47 @@ use super::*;
 use crate::wire::{Headers, Opcode, Packet};
 
 const FIRST: Psn = Psn::new(0xff_fff0);
-const MTU: u32 = 1_024;
+pub(super) const MTU: u32 = 1_024;
 const GAP_RUNS: PeerCapabilities = PeerCapabilities { extensions: PeerCapabilities::GAP_RUNS, ..NATIVE };
 /// What an attribute `timeout` of 14 stands for.
 const TIMEOUT: Duration = Duration::from_nanos(4_096 << 14);
 
 /// A packet that an end has sent.
 #[derive(Clone)]
-struct Sent {
-    from: usize,
-    at: Time,
-    headers: Headers,
+pub(super) struct Sent {
+    pub(super) from: usize,
+    pub(super) at: Time,
+    pub(super) headers: Headers,
     bytes: Vec<u8>,
 }
 
 impl Sent {
     /// How far its number is behind the first one.
-    fn place(&self) -> i32 {
+    pub(super) fn place(&self) -> i32 {
         self.headers.bth.psn.distance_from(FIRST)
     }
 
-    fn is_read_request(&self) -> bool {
+    pub(super) fn is_read_request(&self) -> bool {
         self.headers.bth.opcode == Opcode::RC_READ_REQUEST
     }
 
-    fn is_read_response(&self) -> bool {
+    pub(super) fn is_read_response(&self) -> bool {
         self.headers.bth.opcode.is_response() && self.headers.bth.opcode != Opcode::RC_ACKNOWLEDGE
     }
 
     /// Numbers that it takes.
-    fn packets(&self) -> u32 {
+    pub(super) fn packets(&self) -> u32 {
         self.headers.reth.filter(|_| self.is_read_request()).map_or(1, |reth| reth.length.div_ceil(MTU))
     }
 }
 
 /// Native peers with a key, which tell each other of all gaps.
-fn keyed() -> Pair {
+pub(super) fn keyed() -> Pair {
     keyed_with_timeout(14)
 }
 
 /// The same with this code of the transport timeout.
-fn keyed_with_timeout(timeout: u8) -> Pair {
+pub(super) fn keyed_with_timeout(timeout: u8) -> Pair {
     let service = QueuePairType::ReliableConnection;
     let ends = [("192.0.2.1", 1), ("192.0.2.2", 2)].map(|(address, seed)| {
         let end = End::new(service, address, seed);
@@ -55,20 +55,20 @@ fn keyed_with_timeout(timeout: u8) -> Pair {
 }
 
 impl Pair {
-    fn begin_write(&mut self, packets: u32) {
+    pub(super) fn begin_write(&mut self, packets: u32) {
         let (now, local) = (self.now, self.ends[0].sge(0, packets * MTU));
         let rkey = self.ends[1].region.rkey();
         self.ends[0].post(now, Operation::Write { remote_addr: 0x10_0000, rkey }, &[local]);
     }
 
-    fn begin_read(&mut self, bytes: u32) {
+    pub(super) fn begin_read(&mut self, bytes: u32) {
         let (now, local) = (self.now, self.ends[0].sge(0, bytes));
         let rkey = self.ends[1].region.rkey();
         self.ends[0].post(now, Operation::Read { remote_addr: 0x10_0000, rkey }, &[local]);
     }
 
     /// All that an end sends now, which does not arrive.
-    fn catch(&mut self, from: usize) -> Vec<Sent> {
+    pub(super) fn catch(&mut self, from: usize) -> Vec<Sent> {
         let mut caught = Vec::new();
         loop {
             let packets = self.ends[from].transmit(self.now);
@@ -82,13 +82,13 @@ impl Pair {
         }
     }
 
-    fn deliver(&mut self, sent: &Sent) {
+    pub(super) fn deliver(&mut self, sent: &Sent) {
         let source = self.ends[sent.from].address;
         self.ends[1 - sent.from].handle(self.now, source, std::slice::from_ref(&sent.bytes));
     }
 
     /// Runs for so long. All that was sent, of which `is_lost` has not arrived.
-    fn run(&mut self, time: Duration, mut is_lost: impl FnMut(&Sent) -> bool) -> Vec<Sent> {
+    pub(super) fn run(&mut self, time: Duration, mut is_lost: impl FnMut(&Sent) -> bool) -> Vec<Sent> {
         let (end, mut all) = (self.now + time, Vec::new());
         for _ in 0..1_000_000 {
             let sent: Vec<Sent> = (0..2).flat_map(|from| self.catch(from)).collect();
@@ -109,7 +109,7 @@ impl Pair {
         all
     }
 
-    fn statuses(&self) -> Vec<CompletionStatus> {
+    pub(super) fn statuses(&self) -> Vec<CompletionStatus> {
         self.ends[0].poll().iter().map(|completion| completion.status).collect()
     }
 }
