@@ -61,7 +61,7 @@ impl Requester {
         }
         match packet.headers.bth.opcode {
             Opcode::RC_ACKNOWLEDGE => self.handle_acknowledge(common, pass, packet),
-            Opcode::RC_ATOMIC_ACKNOWLEDGE => self.handle_atomic_response(common, pass, packet),
+            Opcode::RC_ATOMIC_ACKNOWLEDGE => self.handle_atomic_response(common, pass, packet, is_keyed),
             _ => self.handle_read_response(common, pass, packet, is_keyed),
         }
     }
@@ -219,7 +219,7 @@ impl Requester {
     }
 
     /// The request that this response is for, if it is its turn.
-    fn request_of_response(&mut self, common: &mut Common, pass: &Pass<'_>, psn: Psn) -> Result<u32, ResponseError> {
+    fn request_in_turn(&mut self, common: &mut Common, pass: &Pass<'_>, psn: Psn) -> Result<u32, ResponseError> {
         match self.position_of(psn) {
             Position::Expected(index) => Ok(index),
             Position::BeforeItsTurn => {
@@ -242,7 +242,7 @@ impl Requester {
         is_keyed: bool,
     ) -> Result<(), ResponseError> {
         let psn = packet.headers.bth.psn;
-        let (index, is_early) = self.request_of_read_response(common, pass, psn, is_keyed)?;
+        let (index, is_early) = self.request_of_response(common, pass, psn, is_keyed)?;
         let request = *self.request(index);
         // After a repetition any of FIRST, MIDDLE, LAST and ONLY may come; the length must fit. rxe checks their order.
         let mtu = common.mtu_bytes();
@@ -266,8 +266,8 @@ impl Requester {
         self.take_response(common, pass, psn, scattered)
     }
 
-    /// The READ that this response is for, and whether it came before its turn.
-    fn request_of_read_response(
+    /// The request that this response is for, and whether it came before its turn.
+    fn request_of_response(
         &mut self,
         common: &mut Common,
         pass: &Pass<'_>,
@@ -276,7 +276,7 @@ impl Requester {
     ) -> Result<(u32, bool), ResponseError> {
         self.places_early = is_keyed && common.takes_gap_runs();
         if !self.places_early || !matches!(self.position_of(psn), Position::BeforeItsTurn) {
-            return self.request_of_response(common, pass, psn).map(|index| (index, false));
+            return self.request_in_turn(common, pass, psn).map(|index| (index, false));
         }
         if !psn.is_before(self.cursor) {
             // It is asked for again.
@@ -312,15 +312,19 @@ impl Requester {
         common: &mut Common,
         pass: &Pass<'_>,
         packet: &Packet<'_>,
+        is_keyed: bool,
     ) -> Result<(), ResponseError> {
         let psn = packet.headers.bth.psn;
-        let index = self.request_of_response(common, pass, psn)?;
+        let (index, is_early) = self.request_of_response(common, pass, psn, is_keyed)?;
         let request = *self.request(index);
         let Some(original) = packet.headers.atomic_ack else { return Err(DropReason::Truncated.into()) };
         if !request.is_atomic {
             return self.bad_response(common, pass, psn);
         }
         let scattered = self.scatter_response(common, pass, index, 0, &original.to_ne_bytes());
+        if is_early {
+            return self.take_early_response(common, pass, psn, index, scattered);
+        }
         self.take_response(common, pass, psn, scattered)
     }
 

@@ -30,6 +30,18 @@ fn requested(sent: &[Sent]) -> Vec<i32> {
     sent.iter().filter(|sent| sent.from == 0).map(Sent::place).collect()
 }
 
+#[test]
+fn responses_of_atomics_behind_a_read_that_misses_some_are_kept() {
+    let mut pair = acquainted();
+    pair.begin_read(10 * MTU);
+    (0..3).for_each(|_| pair.begin_atomic());
+    pair.carry_without(0, &[]);
+    pair.carry_without(1, &[3]);
+    let sent = pair.run(Duration::from_millis(1), |_| false);
+    assert_eq!(pair.statuses(), [CompletionStatus::Success; 4]);
+    assert_eq!(requested(&sent), [3]);
+}
+
 /// The acknowledgement stands in the queue before the READ's response, and reaches up to the READ.
 #[test]
 fn a_read_behind_kept_packets_holds_their_acknowledgement_not_up() {
