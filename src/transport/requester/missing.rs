@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use crate::types::{Psn, Time};
 
-/// Most ranges. Beyond that, neighbors in different states share one.
+/// Most ranges. Beyond that, neighbors in different states share one; packets that arrive in between may still part
+/// them, at most once for two packets in flight.
 const MOST_RANGES: usize = 1_024;
 
 /// State of a missing packet.
@@ -76,7 +77,7 @@ impl Range {
         matches!(self.missing, Missing::Lost { .. })
     }
 
-    fn contains(&self, psn: Psn) -> bool {
+    pub(super) fn contains(&self, psn: Psn) -> bool {
         psn.is_within(self.first, self.packets)
     }
 

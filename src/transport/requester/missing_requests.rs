@@ -68,8 +68,7 @@ impl Requester {
         psn: Psn,
         runs: GapRuns<'_>,
     ) -> Result<(), DropReason> {
-        let end = psn.plus(runs.packets());
-        if self.limit.is_before(end) {
+        if runs.packets() > packets_between(psn, self.limit) {
             return Err(DropReason::BadPsn);
         }
         common.count(Counter::ReceivedSequenceNak);
@@ -109,8 +108,8 @@ impl Requester {
         for run in runs.iter() {
             let kept = begin.plus(u32::from(run.missing));
             while let Some((first, packets)) = packets.next_if(|(first, _)| first.is_before(kept)) {
-                while known.next_if(|range| range.first.is_before(first)).is_some() {}
-                let before = known.peek().filter(|range| range.first == first).map(|range| range.missing);
+                while known.next_if(|range| !first.is_before(range.end())).is_some() {}
+                let before = known.peek().filter(|range| range.contains(first)).map(|range| range.missing);
                 let is_lost = kept_behind >= detection.packet_threshold;
                 let still = before.unwrap_or(Missing::Late).still(is_lost, is_lost_again);
                 missing.push_apart(Range { first, packets, missing: still });
@@ -127,7 +126,7 @@ impl Requester {
         let later = self.in_progress().skip_while(move |(_, request)| !psn.is_before(request.end()));
         let packets = later.flat_map(move |(_, request)| {
             let step = if request.is_read { request.chunk.max(1) } else { 1 };
-            let from = (psn.distance_from(request.first).max(0) as u32).div_ceil(step);
+            let from = packets_between(request.first, psn).div_ceil(step);
             (from..request.packets.div_ceil(step)).map(move |place| {
                 let offset = place * step;
                 (request.first.plus(offset), step.min(request.packets - offset))
@@ -136,11 +135,23 @@ impl Requester {
         packets.take_while(|(first, _)| first.is_before(self.cursor))
     }
 
-    /// Everything before this number was executed.
+    /// Everything before this number was executed, and with a part of a READ's responses all that its request packet
+    /// asks for.
     pub(super) fn trim_missing_requests(&mut self, psn: Psn) {
-        if let Some(repair) = &mut self.repair {
-            repair.requests.take_if(|requests| !requests.remove_before(psn));
+        if !self.repair.as_ref().is_some_and(|repair| repair.requests.is_some()) {
+            return;
         }
+        let executed = self.end_of_request_packet(psn.minus(1)).unwrap_or(psn);
+        if let Some(repair) = &mut self.repair {
+            repair.requests.take_if(|requests| !requests.remove_before(executed));
+        }
+    }
+
+    /// The number after those that the request packet takes to which this one belongs.
+    fn end_of_request_packet(&self, psn: Psn) -> Option<Psn> {
+        let request = self.request(self.request_with(psn)?);
+        let offset = packets_between(request.first, psn);
+        Some(if request.is_read { request.first.plus(request.end_of_chunk(offset)) } else { psn.plus(1) })
     }
 
     /// The first request packet that the peer misses.
@@ -159,4 +170,9 @@ impl Requester {
         }
         self.arm_repair(now);
     }
+}
+
+/// Numbers from the first one to the one before the second. None if that comes first.
+fn packets_between(first: Psn, end: Psn) -> u32 {
+    end.distance_from(first).max(0) as u32
 }

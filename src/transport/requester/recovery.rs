@@ -322,7 +322,7 @@ impl Requester {
         recovery.probe_at = None;
         recovery.went_back_at = None;
         recovery.probe = None;
-        self.forget_scoreboard();
+        self.forget_missing_requests();
         self.go_back_to(psn);
         Ok(())
     }

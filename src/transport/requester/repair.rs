@@ -26,7 +26,13 @@ impl Repair {
 
     /// All is sent again.
     pub(super) fn forget(&mut self) {
-        (self.scoreboard, self.early) = (None, None);
+        self.early = None;
+        self.forget_requests();
+    }
+
+    /// All requests that have not been executed are sent again.
+    pub(super) fn forget_requests(&mut self) {
+        self.scoreboard = None;
         if let Some(requests) = &mut self.requests {
             requests.forget();
         }

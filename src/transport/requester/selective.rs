@@ -63,11 +63,10 @@ impl Requester {
         self.repair.as_mut()?.scoreboard.as_mut()
     }
 
-    /// What the peer reported is no longer true.
-    pub(super) fn forget_scoreboard(&mut self) {
-        if let Some(repair) = &mut self.repair {
-            repair.scoreboard = None;
-        }
+    /// All requests that have not been executed are sent again. Of the others only responses are missing.
+    pub(super) fn forget_missing_requests(&mut self) {
+        let Some(repair) = &mut self.repair else { return };
+        repair.forget_requests();
         self.end_repair();
     }
 
@@ -168,7 +167,7 @@ impl Requester {
     pub(super) fn trim_missing(&mut self, now: Time, psn: Psn) {
         if self.has_forgotten(psn) {
             self.go_back_to(psn);
-            self.forget_scoreboard();
+            self.forget_missing_requests();
         }
         let too_short = self.round_trip.too_short();
         let mut is_over = |gaps: &mut Gaps| {

@@ -42,6 +42,65 @@ fn responses_of_atomics_behind_a_read_that_misses_some_are_kept() {
     assert_eq!(requested(&sent), [3]);
 }
 
+/// Those that are sent again at the same time are known as one range.
+#[test]
+fn reports_that_follow_repeat_nothing_that_was_just_sent_again() {
+    let mut pair = acquainted();
+    (0..2).for_each(|_| pair.begin_atomic());
+    (0..4).for_each(|_| pair.begin_write(1));
+    let sent = pair.catch(0);
+    assert_eq!(requested(&sent), [1, 2, 3, 4, 5, 6]);
+    sent[2..5].iter().for_each(|sent| pair.deliver(sent));
+    pair.carry_without(1, &[]);
+    assert_eq!(requested(&pair.catch(0)), [1, 2]);
+    pair.deliver(&sent[5]);
+    let report = pair.catch(1);
+    assert_eq!(report.len(), 1);
+    pair.deliver(&report[0]);
+    assert_eq!(requested(&pair.catch(0)), []);
+}
+
+#[test]
+fn a_read_whose_responses_come_is_not_missing() {
+    let mut pair = acquainted();
+    pair.begin_read(10 * MTU);
+    (0..3).for_each(|_| pair.begin_write(1));
+    pair.carry_without(0, &[1]);
+    pair.carry_without(1, &[]);
+    let again = pair.catch(0);
+    assert_eq!(requested(&again), [1]);
+    pair.deliver(&again[0]);
+    let responses = pair.catch(1);
+    pair.deliver(&responses[0]);
+    let sent = pair.run(Duration::from_millis(1), |_| true);
+    assert_eq!(requested(&sent), [], "within the wait of the probe");
+}
+
+#[test]
+fn what_follows_a_packet_without_a_receive_is_sent_again_once() {
+    let mut pair = acquainted();
+    pair.begin_atomic();
+    let (now, local, into) = (pair.now, pair.ends[0].sge(0, 8), pair.ends[1].sge(512, 8));
+    pair.ends[0].post(now, Operation::Send, &[local]);
+    pair.begin_atomic();
+    (0..3).for_each(|_| pair.begin_write(1));
+    pair.carry_without(0, &[1, 3]);
+    pair.carry_without(1, &[]);
+    let again = pair.catch(0);
+    assert_eq!(requested(&again), [1, 3]);
+    pair.deliver(&again[0]);
+    pair.carry_without(1, &[]);
+    pair.ends[1].post_receive(&[into]);
+    pair.now = pair.now + Duration::from_millis(1);
+    let now = pair.now;
+    (0..2).for_each(|_| pair.ends[0].endpoint.handle_timeout(now));
+    let sent = pair.catch(0);
+    assert_eq!(requested(&sent), [2, 3, 4, 5, 6]);
+    sent.iter().for_each(|sent| pair.deliver(sent));
+    pair.run(Duration::from_millis(1), |_| false);
+    assert_eq!(pair.statuses(), [CompletionStatus::Success; 6]);
+}
+
 /// The acknowledgement stands in the queue before the READ's response, and reaches up to the READ.
 #[test]
 fn a_read_behind_kept_packets_holds_their_acknowledgement_not_up() {
