@@ -36,9 +36,6 @@ impl Requester {
     pub(super) fn note_early_response(&mut self, common: &mut Common, now: Time, psn: Psn) {
         self.note_executed(psn.plus(1));
         self.remove_missing_response(now, psn);
-        if let Some(early) = self.repair.as_ref().and_then(|repair| repair.early.as_ref()) {
-            self.round_trip.note_gaps(early, now);
-        }
         self.note_sign_of_life(common, now);
         self.judge_missing(common, now, psn.plus(1));
     }
@@ -102,7 +99,8 @@ impl Requester {
 
     fn judge_missing(&mut self, common: &mut Common, now: Time, end: Psn) {
         let (limit, detection) = (self.limit, self.loss_detection(now));
-        let Some(early) = self.early_mut() else { return };
+        let Some(early) = self.repair.as_mut().and_then(|repair| repair.early.as_mut()) else { return };
+        self.round_trip.note_gaps(early, now);
         let is_event = early.judge(end, limit, detection);
         self.arm_repair(now);
         if is_event {

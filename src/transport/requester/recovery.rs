@@ -227,6 +227,7 @@ impl Requester {
     fn probe(&mut self, common: &mut Common, now: Time) {
         common.count(Counter::TailProbe);
         self.recovery.probes += 1;
+        self.round_trip.doubt_sample();
         let first_probe = self.recovery.probes == 1;
         let last_sent = self.limit.minus(1);
         let tail = self.request_with(last_sent).map(|index| *self.request(index));
@@ -240,10 +241,7 @@ impl Requester {
                 1 => self.give_up_oldest_read(now),
                 _ => self.recovery.send_probe(last_sent),
             },
-            Some(request) if first_probe && !request.needs_response() => {
-                self.round_trip.doubt_sample();
-                self.recovery.send_probe(last_sent);
-            }
+            Some(request) if first_probe && !request.needs_response() => self.recovery.send_probe(last_sent),
             _ => self.go_back(),
         }
         self.arm_timers(common, now);
@@ -324,6 +322,8 @@ impl Requester {
         recovery.probe = None;
         self.forget_missing_requests();
         self.go_back_to(psn);
+        // The wait is no part of a round trip.
+        self.round_trip.forget_sample();
         Ok(())
     }
 }

@@ -37,8 +37,10 @@ pub(super) struct RoundTrip {
     /// The packet that is measured, and when it left; [`Time::ZERO`]: none is.
     sample: (Psn, Time),
     copy: MeasuredCopy,
-    /// How long the latest doubtful sample took: the round trip may be as long. 0 as soon as another one ends.
+    /// How long the round trip may be after doubtful samples. 0 as soon as another one ends.
     perhaps: u64,
+    /// How long the latest doubtful sample took; 0 if another one has ended since.
+    doubtful: u64,
 }
 
 impl RoundTrip {
@@ -95,18 +97,23 @@ impl RoundTrip {
         let measured = now.as_nanos().saturating_sub(sent.as_nanos());
         match self.copy {
             MeasuredCopy::Only => {}
-            MeasuredCopy::Either => {
-                self.perhaps = measured.min(LONGEST_DOUBT * self.probe_wait().as_nanos() as u64);
-                return;
-            }
+            MeasuredCopy::Either => return self.note_doubtful(measured),
             MeasuredCopy::Repetition => return,
         }
-        self.perhaps = 0;
+        (self.perhaps, self.doubtful) = (0, 0);
         self.least = if self.least == 0 { measured } else { self.least.min(measured) };
         (self.smoothed, self.variation) = match self.smoothed {
             0 => (measured.max(1), measured / 2),
             smoothed => ((smoothed * 7 + measured) / 8, (self.variation * 3 + smoothed.abs_diff(measured)) / 4),
         };
+    }
+
+    /// A doubtful sample took so long: the round trip, and the wait for the probe if the first copy was lost. One that
+    /// takes longer than the one before is more likely of the second kind.
+    fn note_doubtful(&mut self, measured: u64) {
+        let before = std::mem::replace(&mut self.doubtful, measured);
+        let shorter = if before == 0 { measured } else { measured.min(before) };
+        self.perhaps = shorter.min(LONGEST_DOUBT * self.probe_wait().as_nanos() as u64);
     }
 
     /// The round trip of the measured packet, if it is acknowledged now and was sent once, or if it was sent again.
@@ -180,6 +187,21 @@ mod tests {
             round_trip.end_sample(Psn::new(2), Time::from_nanos(start + round_trip_time));
         }
         assert_eq!((probes, round_trip.smoothed), (2, round_trip_time));
+    }
+
+    /// The response to each first copy is lost.
+    #[test]
+    fn losses_that_follow_each_other_double_the_wait_at_most() {
+        let mut round_trip = RoundTrip::default();
+        let mut waits = Vec::new();
+        for start in (1..=6).map(|round| round * 1_000_000_000) {
+            let wait = round_trip.probe_wait().as_nanos() as u64;
+            waits.push(wait / 1_000_000);
+            round_trip.begin_sample(Psn::new(1), Time::from_nanos(start));
+            round_trip.doubt_sample();
+            round_trip.end_sample(Psn::new(2), Time::from_nanos(start + wait + 1_000));
+        }
+        assert_eq!(waits, [10, 20, 20, 40, 40, 80]);
     }
 
     #[test]

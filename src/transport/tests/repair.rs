@@ -2,6 +2,7 @@
 
 use super::recovery::{MTU, Sent, keyed};
 use super::*;
+use crate::wire::Opcode;
 
 /// Native peers, of which the first knows that the other has the key: it has read the number 0.
 fn acquainted() -> Pair {
@@ -123,4 +124,70 @@ fn a_read_behind_kept_packets_holds_their_acknowledgement_not_up() {
         assert_eq!(requested(&pair.catch(0)), []);
     }
     assert_eq!(pair.statuses(), [CompletionStatus::Success; 2]);
+}
+
+impl Pair {
+    /// How long a lost WRITE waits for its repetition.
+    fn probe_wait(&mut self) -> Duration {
+        self.begin_write(1);
+        let mut is_first = true;
+        let sent = self.run(Duration::from_secs(5), |_| std::mem::take(&mut is_first));
+        let times: Vec<Time> = sent.iter().filter(|sent| sent.from == 0).map(|sent| sent.at).collect();
+        times[1].saturating_since(times[0])
+    }
+}
+
+const SOON: Duration = Duration::from_millis(3);
+
+#[test]
+fn a_wait_for_a_receiver_is_no_round_trip() {
+    let mut pair = Pair::new(PeerCapabilities::STRANGER);
+    let longest = QueuePairAttributes { min_rnr_timer: Some(0), ..QueuePairAttributes::default() };
+    let qpn = pair.ends[1].qpn;
+    pair.ends[1].endpoint.modify_queue_pair(Time::ZERO, qpn, &longest, None, &LIMITS).unwrap();
+    pair.begin_write(1);
+    pair.run(Duration::from_millis(1), |_| false);
+    let (now, local, into) = (pair.now, pair.ends[0].sge(0, 8), pair.ends[1].sge(512, 8));
+    pair.ends[0].post(now, Operation::Send, &[local]);
+    pair.run(Duration::from_millis(1), |_| false);
+    pair.ends[1].post_receive(&[into]);
+    pair.run(Duration::from_secs(1), |_| false);
+    assert_eq!(pair.statuses(), [CompletionStatus::Success; 2]);
+    assert!(pair.probe_wait() < SOON);
+}
+
+/// The report may be of either copy (Karn's algorithm).
+#[test]
+fn a_probe_while_packets_are_missing_makes_no_long_sample() {
+    let mut pair = acquainted();
+    (0..5).for_each(|_| pair.begin_write(1));
+    pair.carry_without(0, &[1]);
+    pair.carry_without(1, &[]);
+    pair.begin_write(1);
+    let is_lost = |place| move |sent: &Sent| sent.from == 0 && sent.place() >= place;
+    pair.run(Duration::from_millis(20), is_lost(1));
+    pair.run(Duration::from_millis(20), |sent| is_lost(1)(sent) && !is_lost(6)(sent));
+    pair.run(Duration::from_millis(20), |_| false);
+    assert_eq!(pair.statuses(), [CompletionStatus::Success; 6]);
+    pair.begin_write(1);
+    pair.run(Duration::from_millis(1), |_| false);
+    assert!(pair.probe_wait() < SOON);
+}
+
+#[test]
+fn the_response_of_a_read_that_is_asked_for_again_makes_no_long_sample() {
+    let mut pair = acquainted();
+    pair.begin_read(8);
+    pair.begin_write(1);
+    pair.carry_without(0, &[]);
+    let responses = pair.catch(1);
+    let is_acknowledgement = |sent: &&Sent| sent.headers.bth.opcode == Opcode::RC_ACKNOWLEDGE;
+    responses.iter().filter(is_acknowledgement).for_each(|sent| pair.deliver(sent));
+    pair.now = pair.now + Duration::from_millis(50);
+    let now = pair.now;
+    pair.ends[0].endpoint.handle_timeout(now);
+    let sent = pair.run(Duration::from_millis(1), |_| false);
+    assert_eq!(requested(&sent), [1]);
+    assert_eq!(pair.statuses(), [CompletionStatus::Success; 2]);
+    assert!(pair.probe_wait() < SOON);
 }
