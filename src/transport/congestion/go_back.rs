@@ -11,6 +11,9 @@ use crate::types::Time;
 
 /// Packets beyond what the path holds, so that it does not run dry between two responses.
 const SPARE_PACKETS: u64 = 8;
+/// The shortest round trip is that of one to two such periods, so that a path which has become longer gets its window
+/// back (BBR remembers it as long: draft-ietf-ccwg-bbr, `MinRTTFilterLen`).
+const PERIOD: Duration = Duration::from_secs(10);
 /// So many losses without a round trip that can be measured between them halve the window.
 const LOSSES_UNMEASURED: u32 = 2;
 
@@ -21,8 +24,9 @@ pub(in crate::transport) struct GoBackWindow {
     /// What the peer's socket takes.
     most: u64,
     packet: u64,
-    /// The shortest round trip.
-    least: Option<Duration>,
+    /// The shortest round trip of this period, and of the one before.
+    least: [Option<Duration>; 2],
+    period_began: Time,
     /// The shortest one since the last loss, of packets that were sent again, too: what is longer in all of them is the
     /// queue, and not a delay of one packet.
     recent: Option<Duration>,
@@ -39,7 +43,8 @@ impl GoBackWindow {
             bytes: path.socket_bytes,
             most: path.socket_bytes,
             packet: u64::from(path.mtu.bytes()),
-            least: None,
+            least: [None; 2],
+            period_began: Time::ZERO,
             recent: None,
             unmeasured: 0,
             unused: 0,
@@ -61,6 +66,21 @@ impl GoBackWindow {
         }
         self.unmeasured = 0;
         (self.bytes / 2).max(2 * self.spare())
+    }
+
+    /// A packet that was sent once took so long.
+    fn note_round_trip(&mut self, now: Time, measured: Duration) {
+        let [this, _] = self.least;
+        let periods = now.saturating_since(self.period_began).as_nanos() / PERIOD.as_nanos();
+        self.least = match periods {
+            0 => self.least,
+            1 => [None, this],
+            2.. => [None; 2],
+        };
+        if periods > 0 {
+            self.period_began = now;
+        }
+        self.least[0] = shorter(self.least[0], measured);
     }
 
     fn spare(&self) -> u64 {
@@ -86,8 +106,8 @@ impl CongestionControl for GoBackWindow {
     fn on_sent(&mut self, _: Time, _: u64, _: u64) {}
 
     fn on_ack(&mut self, ack: &Acked) {
-        if let Some(measured) = ack.round_trip {
-            self.least = shorter(self.least, measured);
+        if let Some(measured) = ack.round_trip.filter(|measured| !measured.is_zero()) {
+            self.note_round_trip(ack.now, measured);
         }
         for measured in [ack.round_trip, ack.repetition].into_iter().flatten() {
             self.recent = shorter(self.recent, measured);
@@ -99,7 +119,8 @@ impl CongestionControl for GoBackWindow {
     }
 
     fn on_congestion(&mut self, _: &CongestionEvent) {
-        let reduced = match (self.least, self.recent.take()) {
+        let least = self.least.into_iter().flatten().min();
+        let reduced = match (least, self.recent.take()) {
             (Some(least), Some(recent)) => self.without_queue(least, recent),
             _ => self.without_measure(),
         };
@@ -159,6 +180,20 @@ mod tests {
             acknowledge(&mut window, 1, Some(milliseconds));
         }
         assert_eq!(lose(&mut window), 64);
+    }
+
+    #[test]
+    fn a_path_that_has_become_longer_gets_its_window_back() {
+        let mut window = window();
+        acknowledge(&mut window, 1, Some(1));
+        lose(&mut window);
+        for period in 1..=3 {
+            let (now, round_trip) = (Time::ZERO + period * PERIOD, Some(Duration::from_millis(20)));
+            window.on_ack(&Acked { now, bytes: 16 * PACKET, round_trip, repetition: None, in_flight: 0 });
+            let packets = lose(&mut window);
+            assert_eq!(packets < 64, period < 2, "{packets} after period {period}");
+            (0..200).for_each(|_| acknowledge(&mut window, 64, None));
+        }
     }
 
     /// What seems shorter than a round trip was the response to something else.
