@@ -138,7 +138,7 @@ impl Requester {
     /// Everything before this number was executed, and with a part of a READ's responses all that its request packet
     /// asks for.
     pub(super) fn trim_missing_requests(&mut self, psn: Psn) {
-        if !self.repair.as_ref().is_some_and(|repair| repair.requests.is_some()) {
+        if self.repair.as_ref().is_none_or(|repair| repair.requests.is_none()) {
             return;
         }
         let executed = self.end_of_request_packet(psn.minus(1)).unwrap_or(psn);
