@@ -11,7 +11,7 @@ use shared::Crowd;
 use stream::{Cell, Control, Link, Peers, Stream, Trouble};
 
 fn measure(operation: Stream, link: Link, least: Duration) -> Cell {
-    stream::measure(operation, link, Control::Constant, least)
+    stream::measure(operation, link, Control::Default, least)
 }
 
 /// A link of 1 Gbit/s.

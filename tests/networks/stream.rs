@@ -131,14 +131,14 @@ impl Link {
 pub(crate) enum Control {
     /// As devices do: as much in flight as the peer's socket takes, towards standard peers less after a loss.
     #[default]
-    Constant,
+    Default,
     Cubic,
 }
 
 impl Control {
     fn factory(self) -> Option<Arc<dyn CongestionFactory>> {
         match self {
-            Self::Constant => None,
+            Self::Default => None,
             Self::Cubic => Some(Arc::new(CubicFactory)),
         }
     }

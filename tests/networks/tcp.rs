@@ -14,7 +14,7 @@ const LENGTHS: u32 = 10;
 pub(crate) fn measure(operation: Stream, link: Link, length: Duration) -> Cell {
     let Link { rate, round_trip, loss, .. } = link;
     let length = LENGTHS * length;
-    let mut network = link.network(hosts(0, Control::Constant).into());
+    let mut network = link.network(hosts(0, Control::Default).into());
     let growth = if operation == Stream::Linux { Growth::Linux } else { Growth::Continuous };
     let stream = network.add_stream(0, 1, TcpConfig { growth, ..config(rate, round_trip) });
     let end = network.now + link.warm_up();

@@ -44,7 +44,7 @@ struct Arguments {
     #[arg(long)]
     operation: Option<Stream>,
     /// What holds the streams of RoCE back
-    #[arg(long, value_enum, default_value_t = Control::Constant)]
+    #[arg(long, value_enum, default_value_t = Control::Default)]
     control: Control,
     /// How the ends of the streams of RoCE know each other
     #[arg(long, value_enum, default_value_t = Peers::Native)]

@@ -1,4 +1,7 @@
-//! Faults by their names, as the environment gives them.
+//! Which faults a campaign tries: by their names, as the environment gives them, and one on each processor.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rdma_verbs::fault::Fault;
 
@@ -17,4 +20,27 @@ pub(crate) fn chosen(all: &[Fault]) -> Vec<Fault> {
         Ok(name) => vec![named("FAULT", &name, all)],
         Err(_) => all.to_vec(),
     }
+}
+
+/// Hunts each of these faults, as many at a time as there are processors. What was found of each, in any order.
+///
+/// # Panics
+/// If a hunt does.
+pub(crate) fn hunt_each<T: Send>(
+    faults: &[Fault],
+    hunt: impl Fn(Fault) -> Option<T> + Sync,
+) -> Vec<(Fault, Option<T>)> {
+    let (next, found) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let threads = std::thread::available_parallelism().map_or(2, |threads| threads.get());
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                while let Some(&fault) = faults.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let seen = hunt(fault);
+                    found.lock().expect("no panic while it is held").push((fault, seen));
+                }
+            });
+        }
+    });
+    found.into_inner().expect("no panic while it was held")
 }

@@ -11,8 +11,6 @@ mod choice;
 mod verbs;
 
 use std::process::{Command, ExitCode, Stdio};
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use rdma_verbs::fault::{Fault, turn_on_everywhere};
@@ -109,24 +107,12 @@ fn main() -> ExitCode {
         println!("without a fault the suite fails: {said}");
         return ExitCode::FAILURE;
     }
-    let (next, missed) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
-    let threads = std::thread::available_parallelism().map_or(2, |threads| threads.get());
-    std::thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(|| {
-                while let Some(&fault) = faults.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    match hunt(Some(fault)) {
-                        Some(said) => println!("{fault:?}: {}", said.chars().take(150).collect::<String>()),
-                        None => {
-                            println!("{fault:?}: NOT FOUND");
-                            missed.lock().expect("no panic while it is held").push(fault);
-                        }
-                    }
-                }
-            });
-        }
+    let found = choice::hunt_each(&faults, |fault| {
+        let said = hunt(Some(fault));
+        println!("{fault:?}: {}", said.as_deref().unwrap_or("NOT FOUND").chars().take(150).collect::<String>());
+        said
     });
-    let missed = missed.into_inner().expect("no panic while it was held");
+    let missed: Vec<Fault> = found.iter().filter(|(_, said)| said.is_none()).map(|(fault, _)| *fault).collect();
     let (planted, found) = (faults.len(), faults.len() - missed.len());
     println!("conformance: planted {planted}, found {found}, {:.0?}; not found: {missed:?}", start.elapsed());
     if missed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }

@@ -11,8 +11,6 @@ mod stream;
 #[path = "../../networks/tcp.rs"]
 mod tcp;
 
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use rdma_verbs::fault::{Fault, turn_on};
@@ -54,7 +52,7 @@ fn cases() -> Vec<Case> {
 }
 
 fn run((operation, link, time): Case) -> Cell {
-    measure(operation, link, Control::Constant, time)
+    measure(operation, link, Control::Default, time)
 }
 
 /// The first of these that is worse with a fault.
@@ -82,6 +80,7 @@ fn hunt(fault: Fault, sound: &[(Case, Cell)]) -> Option<String> {
         Some(format!("{operation:?}, {round_trip:?}, {loss} of a million lost: {seen}"))
     });
     turn_on(None);
+    println!("{fault:?}: {}", found.as_deref().unwrap_or("NOT FOUND"));
     found
 }
 
@@ -91,25 +90,8 @@ fn faults_are_found() {
     let sound: Vec<(Case, Cell)> = cases().into_iter().map(|case| (case, run(case))).collect();
     assert!(sound.iter().all(|(_, cell)| !cell.failed), "a stream ends without a fault: {sound:?}");
     let faults = choice::chosen(Fault::RECOVERY);
-    let next = AtomicUsize::new(0);
-    let missed = Mutex::new(Vec::new());
-    let threads = std::thread::available_parallelism().map_or(2, |threads| threads.get());
-    std::thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(|| {
-                while let Some(fault) = faults.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    match hunt(*fault, &sound) {
-                        Some(seen) => println!("{fault:?}: {seen}"),
-                        None => {
-                            println!("{fault:?}: NOT FOUND");
-                            missed.lock().expect("no panic while it is held").push(*fault);
-                        }
-                    }
-                }
-            });
-        }
-    });
-    let missed = missed.into_inner().expect("no panic while it was held");
+    let found = choice::hunt_each(&faults, |fault| hunt(fault, &sound));
+    let missed: Vec<Fault> = found.iter().filter(|(_, seen)| seen.is_none()).map(|(fault, _)| *fault).collect();
     let (planted, found) = (faults.len(), faults.len() - missed.len());
     println!("recovery: planted {planted}, found {found}, {:.0?}", start.elapsed());
     assert!(missed.is_empty(), "not found: {missed:?}");

@@ -35,8 +35,6 @@ mod windows;
 #[path = "../../netsim/world.rs"]
 mod world;
 
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use rdma_verbs::fault::{Fault, turn_on};
@@ -72,12 +70,16 @@ fn break_of(seed: u64) -> Option<String> {
     small().or_else(|| run_watched(seed).err())
 }
 
-/// The seed that finds the fault, and what it said.
-fn hunt(fault: Fault) -> Option<(u64, String)> {
+/// The seed that finds the fault.
+fn hunt(fault: Fault) -> Option<u64> {
     turn_on(Some(fault));
     let found = (1..=MOST_SEEDS).find_map(|seed| break_of(seed).map(|said| (seed, said)));
     turn_on(None);
-    found
+    match &found {
+        Some((seed, said)) => println!("{fault:?}: found at seed {seed}: {}", summary(said)),
+        None => println!("{fault:?}: NOT FOUND in {MOST_SEEDS} seeds"),
+    }
+    Some(found?.0)
 }
 
 /// The message of a panic on one short line.
@@ -91,25 +93,8 @@ fn summary(said: &str) -> String {
 fn faults_are_found() {
     let start = Instant::now();
     let faults = choice::chosen(&[Fault::PROTOCOL, OF_SHARED_RECEIVES].concat());
-    let next = AtomicUsize::new(0);
-    let table = Mutex::new(Vec::new());
-    let threads = std::thread::available_parallelism().map_or(2, |threads| threads.get());
-    std::thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(|| {
-                while let Some(fault) = faults.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let found = hunt(*fault);
-                    match &found {
-                        Some((seed, said)) => println!("{fault:?}: found at seed {seed}: {}", summary(said)),
-                        None => println!("{fault:?}: NOT FOUND in {MOST_SEEDS} seeds"),
-                    }
-                    table.lock().expect("no panic while it is held").push(found.map(|found| found.0));
-                }
-            });
-        }
-    });
-    let table = table.into_inner().expect("no panic while it was held");
-    let mut seeds: Vec<u64> = table.iter().flatten().copied().collect();
+    let table = choice::hunt_each(&faults, hunt);
+    let mut seeds: Vec<u64> = table.iter().filter_map(|(_, seed)| *seed).collect();
     seeds.sort_unstable();
     let median = seeds.get(seeds.len() / 2).copied().unwrap_or(MOST_SEEDS);
     let (planted, found) = (table.len(), seeds.len());
