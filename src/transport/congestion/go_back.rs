@@ -11,9 +11,10 @@ use crate::types::Time;
 
 /// Packets beyond what the path holds, so that it does not run dry between two responses.
 const SPARE_PACKETS: u64 = 8;
-/// The shortest round trip is that of one to two such periods, so that a path which has become longer gets its window
-/// back (BBR remembers it as long: draft-ietf-ccwg-bbr, `MinRTTFilterLen`).
-const PERIOD: Duration = Duration::from_secs(10);
+/// The shortest round trip is believed for so long, and measured again with the next loss after that, so that a path
+/// which has become longer gets its window back (BBR believes it as long: draft-ietf-ccwg-bbr, `MinRTTFilterLen`). No
+/// more than the spare packets are in flight meanwhile: otherwise the window's own queue would count as part of the path.
+const BELIEVED: Duration = Duration::from_secs(10);
 /// So many losses without a round trip that can be measured between them halve the window.
 const LOSSES_UNMEASURED: u32 = 2;
 
@@ -24,9 +25,10 @@ pub(in crate::transport) struct GoBackWindow {
     /// What the peer's socket takes.
     most: u64,
     packet: u64,
-    /// The shortest round trip of this period, and of the one before.
-    least: [Option<Duration>; 2],
-    period_began: Time,
+    /// The shortest round trip, and when it was measured.
+    least: Option<(Duration, Time)>,
+    /// The window before it shrank to measure that again.
+    before_measure: Option<u64>,
     /// The shortest one since the last loss, of packets that were sent again, too: what is longer in all of them is the
     /// queue, and not a delay of one packet.
     recent: Option<Duration>,
@@ -43,8 +45,8 @@ impl GoBackWindow {
             bytes: path.socket_bytes,
             most: path.socket_bytes,
             packet: u64::from(path.mtu.bytes()),
-            least: [None; 2],
-            period_began: Time::ZERO,
+            least: None,
+            before_measure: None,
             recent: None,
             unmeasured: 0,
             unused: 0,
@@ -70,17 +72,22 @@ impl GoBackWindow {
 
     /// A packet that was sent once took so long.
     fn note_round_trip(&mut self, now: Time, measured: Duration) {
-        let [this, _] = self.least;
-        let periods = now.saturating_since(self.period_began).as_nanos() / PERIOD.as_nanos();
-        self.least = match periods {
-            0 => self.least,
-            1 => [None, this],
-            2.. => [None; 2],
-        };
-        if periods > 0 {
-            self.period_began = now;
+        if let Some(before) = self.before_measure.take() {
+            (self.least, self.bytes) = (None, before);
         }
-        self.least[0] = shorter(self.least[0], measured);
+        if self.least.is_none_or(|(least, _)| measured <= least) {
+            self.least = Some((measured, now));
+        }
+    }
+
+    /// Lets the queue run dry if the shortest round trip is to be measured again. Whether it is.
+    fn measures_again(&mut self, now: Time) -> bool {
+        let is_old = self.least.is_some_and(|(_, at)| now.saturating_since(at) >= BELIEVED);
+        if is_old && self.before_measure.is_none() {
+            self.before_measure = Some(self.bytes);
+            self.bytes = self.bytes.min(self.spare());
+        }
+        self.before_measure.is_some()
     }
 
     fn spare(&self) -> u64 {
@@ -106,10 +113,11 @@ impl CongestionControl for GoBackWindow {
     fn on_sent(&mut self, _: Time, _: u64, _: u64) {}
 
     fn on_ack(&mut self, ack: &Acked) {
-        if let Some(measured) = ack.round_trip.filter(|measured| !measured.is_zero()) {
+        let [once, again] = [ack.round_trip, ack.repetition].map(|measured| measured.filter(|time| !time.is_zero()));
+        if let Some(measured) = once {
             self.note_round_trip(ack.now, measured);
         }
-        for measured in [ack.round_trip, ack.repetition].into_iter().flatten() {
+        for measured in [once, again].into_iter().flatten() {
             self.recent = shorter(self.recent, measured);
             self.unmeasured = 0;
         }
@@ -118,14 +126,17 @@ impl CongestionControl for GoBackWindow {
         }
     }
 
-    fn on_congestion(&mut self, _: &CongestionEvent) {
-        let least = self.least.into_iter().flatten().min();
-        let reduced = match (least, self.recent.take()) {
-            (Some(least), Some(recent)) => self.without_queue(least, recent),
+    fn on_congestion(&mut self, event: &CongestionEvent) {
+        self.unused = 0;
+        if self.measures_again(event.now) {
+            self.recent = None;
+            return;
+        }
+        let reduced = match (self.least, self.recent.take()) {
+            (Some((least, _)), Some(recent)) => self.without_queue(least, recent),
             _ => self.without_measure(),
         };
         self.bytes = self.bytes.min(reduced);
-        self.unused = 0;
     }
 
     fn window(&self) -> u64 {
@@ -182,18 +193,51 @@ mod tests {
         assert_eq!(lose(&mut window), 64);
     }
 
+    /// A round trip on a path that takes a packet in 0.16 ms, with the window full.
+    fn fill(window: &mut GoBackWindow, now: Time, base: Duration) {
+        let packets = window.window() / PACKET;
+        let queue = Duration::from_micros(160) * packets as u32;
+        let round_trip = Some(base.max(queue));
+        window.on_ack(&Acked { now, bytes: packets * PACKET, round_trip, repetition: None, in_flight: 0 });
+    }
+
     #[test]
     fn a_path_that_has_become_longer_gets_its_window_back() {
         let mut window = window();
         acknowledge(&mut window, 1, Some(1));
         lose(&mut window);
-        for period in 1..=3 {
-            let (now, round_trip) = (Time::ZERO + period * PERIOD, Some(Duration::from_millis(20)));
-            window.on_ack(&Acked { now, bytes: 16 * PACKET, round_trip, repetition: None, in_flight: 0 });
-            let packets = lose(&mut window);
-            assert_eq!(packets < 64, period < 2, "{packets} after period {period}");
-            (0..200).for_each(|_| acknowledge(&mut window, 64, None));
+        let mut before = 0;
+        for milliseconds in 1..=60_000 {
+            let now = Time::ZERO + Duration::from_millis(milliseconds);
+            if milliseconds % 20 == 0 {
+                fill(&mut window, now, Duration::from_millis(20));
+            }
+            if milliseconds % 2_000 == 0 {
+                window.on_congestion(&CongestionEvent { now, kind: CongestionKind::Loss, in_flight: 0 });
+                before = if milliseconds == 8_000 { window.window() / PACKET } else { before };
+            }
         }
+        assert!(before < 15, "{before} packets where a round trip of 1 ms is believed");
+        assert_eq!(window.window() / PACKET, 64);
+    }
+
+    /// The window is never empty, and its queue never becomes part of the path.
+    #[test]
+    fn a_stream_that_goes_on_keeps_the_queue_out() {
+        let mut window = window();
+        acknowledge(&mut window, 1, Some(1));
+        lose(&mut window);
+        let mut now = Time::ZERO;
+        for loss in 0..2_000 {
+            for _ in 0..5 {
+                now = now + Duration::from_micros(160) * (window.window() / PACKET) as u32;
+                fill(&mut window, now, Duration::from_millis(1));
+            }
+            window.on_congestion(&CongestionEvent { now, kind: CongestionKind::Loss, in_flight: 0 });
+            let packets = window.window() / PACKET;
+            assert!(packets < 24, "{packets} packets after {loss} losses");
+        }
+        assert!(now > Time::ZERO + 2 * BELIEVED);
     }
 
     /// What seems shorter than a round trip was the response to something else.
