@@ -348,8 +348,8 @@ impl ResponseQueue {
     }
 
     /// The acknowledgement that is due reaches up to the last executed packet. The peer may know that the packets
-    /// before it were kept, and concludes from less that they are gone. A response of another kind ends what an
-    /// acknowledgement reaches up to.
+    /// before it were kept, and concludes from less that they are gone. An acknowledgement cannot be
+    /// extended once another response is queued behind it.
     pub(super) fn complete_acknowledgement(&mut self, message_count: u32) {
         if let Some(last @ Response::Acknowledge { .. }) = self.queue.back_mut() {
             *last = Response::Acknowledge { psn: self.last_executed, message_count };
@@ -366,6 +366,7 @@ impl ResponseQueue {
         if !is_final && !self.takes_empty() {
             return;
         }
+        self.complete_acknowledgement(message_count);
         let nak = Response::Nak { psn, syndrome, message_count };
         if self.queue.back() != Some(&nak) {
             self.queue.push_back(nak);
