@@ -111,8 +111,8 @@ impl Requester {
         self.note_in_flight(common);
     }
 
-    /// No response comes: the oldest READ request is made once more, without what has come of its responses.
-    pub(super) fn give_up_oldest_read(&mut self, now: Time) {
+    /// No response comes: the oldest request is made once more, a READ without what has come of its responses.
+    pub(super) fn give_up_oldest_response(&mut self, now: Time) {
         let request = *self.request(self.oldest);
         let offset = self.unacknowledged.distance_from(request.first).max(0) as u32;
         let end = request.first.plus(request.end_of_chunk(offset));

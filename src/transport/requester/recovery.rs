@@ -15,11 +15,16 @@ use crate::types::{Cause, CompletionStatus, Counter, Psn, RNR_TIMER_MICROSECONDS
 /// 7 in `rnr_retry` means without end (`rxe_comp.c`, `rxe_completer`).
 const RNR_RETRY_FOREVER: u8 = 7;
 const LARGEST_BACKOFF: u32 = 10;
+/// So often signs of life give the tries back before anything is acknowledged: what never arrives must not keep the
+/// connection for ever because something behind it does, each time that all is sent again.
+const MOST_RETURNS: u8 = 8;
 
 /// Where the sending half stands in recovering from a loss.
 #[derive(Clone, Default)]
 pub(super) struct Recovery {
     retries_spent: u8,
+    /// How often they were given back since the last progress.
+    returns: u8,
     rnr_retries_spent: u8,
     /// When the transport timer runs out.
     timeout_at: Option<Time>,
@@ -199,7 +204,11 @@ impl Requester {
     /// The peer has packets that it did not have before: its silence before this does not count.
     pub(super) fn note_sign_of_life(&mut self, common: &Common, now: Time) {
         let recovery = &mut self.recovery;
-        (recovery.probes, recovery.retries_spent, recovery.heard_at) = (0, 0, now);
+        (recovery.probes, recovery.heard_at) = (0, now);
+        if recovery.retries_spent > 0 && recovery.returns < MOST_RETURNS {
+            recovery.retries_spent = 0;
+            recovery.returns += 1;
+        }
         self.restart_timeout(common, now);
     }
 
@@ -237,10 +246,12 @@ impl Requester {
             Some(_) if self.is_selective() => {
                 self.recovery.send_probe(self.probe_in_turn(self.recovery.probes));
             }
-            Some(_) if self.places_early() && self.request(self.oldest).is_read => match self.recovery.probes % 2 {
-                1 => self.give_up_oldest_read(now),
-                _ => self.recovery.send_probe(last_sent),
-            },
+            Some(_) if self.places_early() && self.request(self.oldest).needs_response() => {
+                match self.recovery.probes % 2 {
+                    1 => self.give_up_oldest_response(now),
+                    _ => self.recovery.send_probe(last_sent),
+                }
+            }
             Some(request) if first_probe && !request.needs_response() => self.recovery.send_probe(last_sent),
             _ => self.go_back(),
         }

@@ -124,6 +124,8 @@ impl Requester {
         is_complete: bool,
     ) -> Result<(), ResponseError> {
         match runs {
+            // A later response has overtaken it.
+            _ if self.is_executed(psn) => {}
             Some(runs) if is_complete && !self.awaits_data() => self.take_gap_runs(common, now, runs)?,
             Some(runs) if self.places_early() => self.take_missing_requests(common, now, psn, runs)?,
             _ if is_complete => self.sequence_nak(common, now)?,
@@ -253,7 +255,7 @@ impl Requester {
         let acknowledges = packet.headers.aeth.is_none_or(|aeth| matches!(aeth.syndrome, Syndrome::Ack { .. }));
         let fits = packet.payload.len() == expected as usize;
         if !(request.is_read || request.is_ack_only) || !acknowledges || !fits {
-            return self.bad_response(common, pass, psn);
+            return self.bad_response(common, pass, psn, is_early);
         }
         if request.is_ack_only && matches!(self.send.header(index).operation, Operation::Flush { .. }) {
             common.note_flush_taken(self.rounds());
@@ -319,7 +321,7 @@ impl Requester {
         let request = *self.request(index);
         let Some(original) = packet.headers.atomic_ack else { return Err(DropReason::Truncated.into()) };
         if !request.is_atomic {
-            return self.bad_response(common, pass, psn);
+            return self.bad_response(common, pass, psn, is_early);
         }
         let scattered = self.scatter_response(common, pass, index, 0, &original.to_ne_bytes());
         if is_early {
@@ -362,10 +364,18 @@ impl Requester {
         if psn.is_before(complete) { complete } else { psn.plus(1) }
     }
 
-    /// The response breaks the protocol: the connection ends. Those before it are acknowledged.
-    fn bad_response(&mut self, common: &mut Common, pass: &Pass<'_>, psn: Psn) -> Result<(), ResponseError> {
+    /// The response breaks the protocol: the connection ends. Those before it are acknowledged, unless it came before
+    /// its turn: then some of them have no response yet.
+    fn bad_response(
+        &mut self,
+        common: &mut Common,
+        pass: &Pass<'_>,
+        psn: Psn,
+        is_early: bool,
+    ) -> Result<(), ResponseError> {
         let bad = RequestFailure::new(CompletionStatus::BadResponseError, Cause::BadResponse);
-        let failure = self.advance(common, pass, psn).err().unwrap_or(bad);
+        let reached = if is_early { self.unacknowledged } else { psn };
+        let failure = self.advance(common, pass, reached).err().unwrap_or(bad);
         Err(ResponseError::Invalid(failure))
     }
 }

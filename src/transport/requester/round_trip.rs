@@ -38,15 +38,16 @@ pub(super) struct RoundTrip {
     sample: (Psn, Time),
     copy: MeasuredCopy,
     /// How long the round trip may be after doubtful samples. 0 as soon as another one ends.
-    perhaps: u64,
+    possible: u64,
     /// How long the latest doubtful sample took; 0 if another one has ended since.
-    doubtful: u64,
+    last_doubtful: u64,
 }
 
 impl RoundTrip {
-    /// A packet left that asks for a response; only one at a time is measured.
+    /// A packet left that asks for a response; only one at a time is measured. A doubtful sample goes on: where the round
+    /// trip has become longer, all are doubtful until one has ended.
     pub(super) fn begin_sample(&mut self, psn: Psn, now: Time) {
-        if self.sample.1 == Time::ZERO || self.copy != MeasuredCopy::Only {
+        if self.sample.1 == Time::ZERO || self.copy == MeasuredCopy::Repetition {
             (self.sample, self.copy) = ((psn, now), MeasuredCopy::Only);
         }
     }
@@ -59,9 +60,13 @@ impl RoundTrip {
     }
 
     /// Something is sent again, so the next response may belong to either copy, and is no sample (Karn's algorithm: RFC
-    /// 6298, section 3). But the wait of the probe grows (section 5.5): else all probes might come too early.
+    /// 6298, section 3). But the wait of the probe grows (section 5.5): else all probes might come too early. Of a
+    /// repetition nothing is left: its response may be to a copy that left sooner.
     pub(super) fn doubt_sample(&mut self) {
-        self.copy = MeasuredCopy::Either;
+        match self.copy {
+            MeasuredCopy::Repetition => self.forget_sample(),
+            MeasuredCopy::Only | MeasuredCopy::Either => self.copy = MeasuredCopy::Either,
+        }
     }
 
     /// The measured packet has not arrived as it was sent.
@@ -100,7 +105,7 @@ impl RoundTrip {
             MeasuredCopy::Either => return self.note_doubtful(measured),
             MeasuredCopy::Repetition => return,
         }
-        (self.perhaps, self.doubtful) = (0, 0);
+        (self.possible, self.last_doubtful) = (0, 0);
         self.least = if self.least == 0 { measured } else { self.least.min(measured) };
         (self.smoothed, self.variation) = match self.smoothed {
             0 => (measured.max(1), measured / 2),
@@ -111,9 +116,9 @@ impl RoundTrip {
     /// A doubtful sample took so long: the round trip, and the wait for the probe if the first copy was lost. One that
     /// takes longer than the one before is more likely of the second kind.
     fn note_doubtful(&mut self, measured: u64) {
-        let before = std::mem::replace(&mut self.doubtful, measured);
+        let before = std::mem::replace(&mut self.last_doubtful, measured);
         let shorter = if before == 0 { measured } else { measured.min(before) };
-        self.perhaps = shorter.min(LONGEST_DOUBT * self.probe_wait().as_nanos() as u64);
+        self.possible = shorter.min(LONGEST_DOUBT * self.probe_wait().as_nanos() as u64);
     }
 
     /// The round trip of the measured packet, if it is acknowledged now and was sent once, or if it was sent again.
@@ -127,7 +132,7 @@ impl RoundTrip {
     /// How long the probe waits for a response.
     #[inline]
     pub(super) fn probe_wait(&self) -> Duration {
-        Duration::from_nanos(self.known_wait().max(self.perhaps * 2))
+        Duration::from_nanos(self.known_wait().max(self.possible * 2))
     }
 
     #[inline]

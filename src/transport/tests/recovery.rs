@@ -16,7 +16,7 @@ pub(super) struct Sent {
     pub(super) from: usize,
     pub(super) at: Time,
     pub(super) headers: Headers,
-    bytes: Vec<u8>,
+    pub(super) bytes: Vec<u8>,
 }
 
 impl Sent {

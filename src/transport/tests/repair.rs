@@ -104,7 +104,7 @@ fn what_follows_a_packet_without_a_receive_is_sent_again_once() {
 
 /// The acknowledgement stands in the queue before the READ's response, and reaches up to the READ.
 #[test]
-fn a_read_behind_kept_packets_holds_their_acknowledgement_not_up() {
+fn a_read_behind_kept_packets_does_not_hold_up_their_acknowledgement() {
     let mut pair = acquainted();
     pair.begin_write(1);
     let (now, local, rkey) = (pair.now, pair.ends[0].sge(0, 8), pair.ends[1].region.rkey());
@@ -190,4 +190,98 @@ fn the_response_of_a_read_that_is_asked_for_again_makes_no_long_sample() {
     assert_eq!(requested(&sent), [1]);
     assert_eq!(pair.statuses(), [CompletionStatus::Success; 2]);
     assert!(pair.probe_wait() < SOON);
+}
+
+/// Its response is longer than the path takes. What comes behind it is no progress.
+#[test]
+fn a_response_that_never_arrives_fails_although_one_behind_it_does() {
+    let mut pair = acquainted();
+    pair.begin_read(MTU);
+    pair.begin_atomic();
+    let mut sent = 0;
+    for _ in 0..200 {
+        sent += requested(&pair.run(Duration::from_millis(67), |sent| sent.bytes.len() > 1_000)).len();
+    }
+    let statuses = pair.statuses();
+    assert_eq!(statuses.first(), Some(&CompletionStatus::RetryExceededError), "after {sent} packets");
+}
+
+/// The report was on its way while the packet was sent again.
+#[test]
+fn a_late_report_repeats_nothing_that_was_executed_since() {
+    let mut pair = acquainted();
+    pair.begin_read(8);
+    pair.begin_read(10 * MTU);
+    (0..3).for_each(|_| pair.begin_write(1));
+    let sent = pair.catch(0);
+    [0, 2, 3, 4].iter().for_each(|index| pair.deliver(&sent[*index]));
+    let reports = pair.catch(1);
+    let is_report = |sent: &&Sent| sent.headers.bth.opcode == Opcode::RC_ACKNOWLEDGE;
+    let report = reports.iter().rfind(is_report).unwrap();
+    pair.deliver(report);
+    let again = pair.catch(0);
+    assert_eq!(requested(&again), [2]);
+    pair.deliver(&again[0]);
+    let responses = pair.catch(1);
+    responses[..5].iter().for_each(|sent| pair.deliver(sent));
+    pair.catch(0);
+    pair.deliver(report);
+    let again = pair.catch(0);
+    assert!(again.iter().all(|sent| sent.place() == 1), "{:?}", requested(&again));
+}
+
+#[test]
+fn responses_that_were_kept_are_not_asked_for_again_by_a_probe_for_an_atomic() {
+    let mut pair = acquainted();
+    pair.begin_atomic();
+    pair.begin_read(40 * MTU);
+    let sent = pair.run(Duration::from_millis(60), |sent| sent.place() == 1 && sent.from == 1);
+    assert!(requested(&sent).iter().skip(2).all(|place| [1, 41].contains(place)), "{:?}", requested(&sent));
+    pair.run(Duration::from_millis(60), |_| false);
+    assert_eq!(pair.statuses(), [CompletionStatus::Success; 2]);
+}
+
+#[test]
+fn an_acknowledgement_before_a_receiver_that_is_not_ready_reaches_up_to_it() {
+    let mut pair = acquainted();
+    pair.begin_write(1);
+    let (now, local, rkey) = (pair.now, pair.ends[0].sge(0, 8), pair.ends[1].region.rkey());
+    for _ in 0..3 {
+        let write = Operation::Write { remote_addr: 0x10_0000, rkey };
+        pair.ends[0].post_flagged(now, write, &[local], SendFlags::empty());
+    }
+    pair.ends[0].post(now, Operation::Send, &[local]);
+    let sent = pair.catch(0);
+    sent[1..].iter().for_each(|sent| pair.deliver(sent));
+    pair.carry_without(1, &[]);
+    let again = pair.catch(0);
+    assert_eq!(requested(&again), [1]);
+    pair.deliver(&again[0]);
+    let places: Vec<i32> = pair.catch(1).iter().map(Sent::place).collect();
+    assert_eq!(places, [4, 5], "an acknowledgement, and that there is no receive");
+}
+
+/// One READ every 30 ms, and the first round trips were short.
+#[test]
+fn reads_in_a_row_on_a_path_that_has_become_longer_are_asked_for_once() {
+    let mut pair = acquainted();
+    let round_trip = Duration::from_millis(100);
+    let (mut on_the_way, mut asked) = (std::collections::VecDeque::new(), 0);
+    for step in 0..3_000 {
+        if step % 30 == 0 {
+            pair.begin_read(8);
+        }
+        pair.ends.iter_mut().for_each(|end| end.endpoint.handle_timeout(pair.now));
+        let requests = pair.catch(0);
+        asked += if step > 1_500 { requested(&requests).len() } else { 0 };
+        requests.iter().for_each(|sent| pair.deliver(sent));
+        on_the_way.extend(pair.catch(1).into_iter().map(|sent| (pair.now + round_trip, sent)));
+        while on_the_way.front().is_some_and(|(at, _)| *at <= pair.now) {
+            let (_, sent) = on_the_way.pop_front().unwrap();
+            pair.deliver(&sent);
+        }
+        pair.statuses();
+        pair.now = pair.now + Duration::from_millis(1);
+    }
+    assert!((49..=60).contains(&asked), "{asked} requests for 50 READs");
 }
