@@ -1,4 +1,4 @@
-//! Which faults a campaign tries: by their names, as the environment gives them, and one on each processor.
+//! Which faults a campaign tries, and the loop that tries them on all processors.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
