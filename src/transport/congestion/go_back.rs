@@ -12,9 +12,11 @@ use crate::types::Time;
 /// Packets beyond what the path holds, so that it does not run dry between two responses.
 const SPARE_PACKETS: u64 = 8;
 /// The shortest round trip is believed for so long, and measured again with the next loss after that, so that a path
-/// which has become longer gets its window back (BBR believes it as long: draft-ietf-ccwg-bbr, `MinRTTFilterLen`). No
-/// more than the spare packets are in flight meanwhile: otherwise the window's own queue would count as part of the path.
+/// which has become longer gets its window back (BBR believes it as long: draft-ietf-ccwg-bbr, `MinRTTFilterLen`). The
+/// window is no more than the spare packets meanwhile: otherwise its own queue would count as part of the path.
 const BELIEVED: Duration = Duration::from_secs(10);
+/// The shortest of so many round trips is taken: one alone may have met a busy host.
+const MEASURES: u32 = 4;
 /// So many losses without a round trip that can be measured between them halve the window.
 const LOSSES_UNMEASURED: u32 = 2;
 
@@ -27,8 +29,8 @@ pub(in crate::transport) struct GoBackWindow {
     packet: u64,
     /// The shortest round trip, and when it was measured.
     least: Option<(Duration, Time)>,
-    /// The window before it shrank to measure that again.
-    before_measure: Option<u64>,
+    /// While that is measured again: the window before, and the round trips that are left to measure.
+    measure: Option<Measure>,
     /// The shortest one since the last loss, of packets that were sent again, too: what is longer in all of them is the
     /// queue, and not a delay of one packet.
     recent: Option<Duration>,
@@ -36,6 +38,14 @@ pub(in crate::transport) struct GoBackWindow {
     unmeasured: u32,
     /// Bytes that were acknowledged since the window grew last.
     unused: u64,
+}
+
+/// The shortest round trip is measured again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Measure {
+    window: u64,
+    shortest: Duration,
+    left: u32,
 }
 
 impl GoBackWindow {
@@ -46,7 +56,7 @@ impl GoBackWindow {
             most: path.socket_bytes,
             packet: u64::from(path.mtu.bytes()),
             least: None,
-            before_measure: None,
+            measure: None,
             recent: None,
             unmeasured: 0,
             unused: 0,
@@ -72,22 +82,40 @@ impl GoBackWindow {
 
     /// A packet that was sent once took so long.
     fn note_round_trip(&mut self, now: Time, measured: Duration) {
-        if let Some(before) = self.before_measure.take() {
-            (self.least, self.bytes) = (None, before);
-        }
-        if self.least.is_none_or(|(least, _)| measured <= least) {
-            self.least = Some((measured, now));
+        if let Some(measure) = &mut self.measure {
+            measure.shortest = measure.shortest.min(measured);
+            measure.left -= 1;
+            if measure.left > 0 {
+                return;
+            }
+            // What is measured with so little in flight says nothing of the queue.
+            (self.least, self.recent) = (Some((measure.shortest, now)), None);
+            self.bytes = measure.window;
+            self.measure = None;
+        } else {
+            if self.least.is_none_or(|(least, _)| measured <= least) {
+                self.least = Some((measured, now));
+            }
+            self.recent = shorter(self.recent, measured);
         }
     }
 
     /// Lets the queue run dry if the shortest round trip is to be measured again. Whether it is.
     fn measures_again(&mut self, now: Time) -> bool {
         let is_old = self.least.is_some_and(|(_, at)| now.saturating_since(at) >= BELIEVED);
-        if is_old && self.before_measure.is_none() {
-            self.before_measure = Some(self.bytes);
+        if is_old && self.measure.is_none() {
+            self.measure = Some(Measure { window: self.bytes, shortest: Duration::MAX, left: MEASURES });
+        }
+        let measures = self.measure.is_some();
+        if measures {
             self.bytes = self.bytes.min(self.spare());
         }
-        self.before_measure.is_some()
+        measures
+    }
+
+    /// The window, or what it will be again after the measure.
+    pub(super) fn usual(&self) -> u64 {
+        self.measure.map_or(self.bytes, |measure| measure.window)
     }
 
     fn spare(&self) -> u64 {
@@ -114,14 +142,16 @@ impl CongestionControl for GoBackWindow {
 
     fn on_ack(&mut self, ack: &Acked) {
         let [once, again] = [ack.round_trip, ack.repetition].map(|measured| measured.filter(|time| !time.is_zero()));
+        if once.is_some() || again.is_some() {
+            self.unmeasured = 0;
+        }
         if let Some(measured) = once {
             self.note_round_trip(ack.now, measured);
         }
-        for measured in [once, again].into_iter().flatten() {
+        if let Some(measured) = again {
             self.recent = shorter(self.recent, measured);
-            self.unmeasured = 0;
         }
-        if self.bytes < self.most {
+        if self.bytes < self.most && self.measure.is_none() {
             self.grow(ack.bytes);
         }
     }
@@ -219,6 +249,30 @@ mod tests {
         }
         assert!(before < 15, "{before} packets where a round trip of 1 ms is believed");
         assert_eq!(window.window() / PACKET, 64);
+    }
+
+    /// Where a busy host delays one of the round trips that are measured, and losses go on meanwhile.
+    #[test]
+    fn the_shortest_round_trip_is_measured_with_few_packets_and_is_no_recent_one() {
+        let mut window = window();
+        acknowledge(&mut window, 1, Some(1));
+        lose(&mut window);
+        acknowledge(&mut window, 64, Some(10));
+        let later = |window: &mut GoBackWindow| {
+            let now = Time::ZERO + BELIEVED;
+            window.on_congestion(&CongestionEvent { now, kind: CongestionKind::Loss, in_flight: 0 });
+            window.window() / PACKET
+        };
+        assert_eq!(later(&mut window), SPARE_PACKETS);
+        assert_eq!(window.usual() / PACKET, 64);
+        for milliseconds in [20, 2, 2] {
+            acknowledge(&mut window, 8, Some(milliseconds));
+            assert_eq!(later(&mut window), SPARE_PACKETS);
+        }
+        acknowledge(&mut window, 8, Some(2));
+        assert_eq!(window.window() / PACKET, 64);
+        acknowledge(&mut window, 64, Some(10));
+        assert_eq!(lose(&mut window), 64 / 5 + SPARE_PACKETS);
     }
 
     /// The window is never empty, and its queue never becomes part of the path.

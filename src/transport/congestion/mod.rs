@@ -176,10 +176,22 @@ impl Congestion {
 
     /// Packets that the connection may have in flight.
     pub(super) fn window_packets(&self, path: &PathFacts) -> u32 {
-        let bytes = self.window().min(path.socket_bytes);
-        let packets = bytes / u64::from(path.mtu.bytes());
-        u32::try_from(packets).unwrap_or(u32::MAX).max(1)
+        packets_of(self.window(), path)
     }
+
+    /// The same where it is not as small as that for a moment only: what is begun now lasts longer.
+    pub(super) fn usual_packets(&self, path: &PathFacts) -> u32 {
+        match self {
+            Self::GoBack(go_back) => packets_of(go_back.usual(), path),
+            Self::Constant(_) | Self::Custom(_) => self.window_packets(path),
+        }
+    }
+}
+
+/// Packets of a window of so many bytes, as far as the peer's socket takes it.
+fn packets_of(window: u64, path: &PathFacts) -> u32 {
+    let packets = window.min(path.socket_bytes) / u64::from(path.mtu.bytes());
+    u32::try_from(packets).unwrap_or(u32::MAX).max(1)
 }
 
 impl CongestionControl for Congestion {

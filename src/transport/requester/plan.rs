@@ -162,8 +162,7 @@ impl Requester {
         if in_use > 0 && in_use.saturating_add(packets) >= 1 << 23 {
             return false;
         }
-        // Two READ request packets are in flight at once, so that responses never pause.
-        let chunk = (self.window_packets / 2).max(1);
+        let chunk = if is_read { self.read_chunk(common) } else { 0 };
         let first = self.cursor;
         self.begin(InProgress {
             first,
@@ -174,6 +173,13 @@ impl Requester {
             is_ack_only: header.operation.is_ack_only(),
         });
         true
+    }
+
+    /// Packets that a READ request packet asks for at most. Two of them are in flight at once, so that responses never
+    /// pause.
+    fn read_chunk(&self, common: &Common) -> u32 {
+        let window = common.path.as_ref().map_or(1, |path| self.congestion.usual_packets(&path.facts()));
+        (window / 2).max(1)
     }
 
     #[inline]
