@@ -69,6 +69,7 @@ impl Requester {
 
     /// A response shows that everything before this number was executed.
     fn note_executed(&mut self, psn: Psn) {
+        self.trim_missing_requests(psn);
         self.expect_responses_before(psn);
         if let Some(early) = self.early_mut() {
             early.note_executed_before(psn);
@@ -78,7 +79,6 @@ impl Requester {
     /// The responses to requests before this number are missing if they have not come. Those to requests that are to be
     /// sent again come again.
     fn expect_responses_before(&mut self, end: Psn) {
-        self.trim_missing_requests(end);
         let begin = self.unacknowledged;
         let end = if self.cursor.is_before(end) { self.cursor } else { end };
         let early = self.repair.as_mut().and_then(|repair| repair.early.take());

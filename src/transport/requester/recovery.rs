@@ -36,6 +36,8 @@ pub(super) struct Recovery {
     probe: Option<Psn>,
     /// The oldest unacknowledged number when the requester last went back on a NAK or a gap: once is enough.
     went_back_at: Option<Psn>,
+    /// It went back on a NAK or a gap, and has not asked in silence since.
+    repeats_on_evidence: bool,
     /// Responses that came before their turn since the last progress.
     gap_evidence: u32,
     /// The latest number that a response bore which came before its turn: it was not used and must be asked for.
@@ -66,7 +68,12 @@ impl Recovery {
 
     /// Whether the requester went back on a NAK or a gap since the last progress, and not in silence.
     pub(super) fn went_back_on_evidence(&self) -> bool {
-        self.went_back_at.is_some()
+        self.repeats_on_evidence
+    }
+
+    /// The requester has gone back on a NAK or a gap, from this number on.
+    fn note_went_back(&mut self, psn: Psn) {
+        (self.went_back_at, self.repeats_on_evidence) = (Some(psn), true);
     }
 
     pub(super) fn probe(&self) -> Option<Psn> {
@@ -226,7 +233,7 @@ impl Requester {
             return Err(RequestFailure::new(CompletionStatus::RetryExceededError, cause));
         }
         self.recovery.retries_spent += 1;
-        self.recovery.went_back_at = None;
+        (self.recovery.went_back_at, self.recovery.repeats_on_evidence) = (None, false);
         self.go_back();
         self.restart_timeout(common, now);
         Ok(())
@@ -236,6 +243,7 @@ impl Requester {
     fn probe(&mut self, common: &mut Common, now: Time) {
         common.count(Counter::TailProbe);
         self.recovery.probes += 1;
+        self.recovery.repeats_on_evidence = false;
         self.round_trip.doubt_sample();
         let first_probe = self.recovery.probes == 1;
         let last_sent = self.limit.minus(1);
@@ -285,7 +293,7 @@ impl Requester {
         common.count(Counter::ReadRepair);
         self.tell_congestion(common, now, CongestionKind::Loss);
         self.go_back();
-        self.recovery.went_back_at = Some(self.unacknowledged);
+        self.recovery.note_went_back(self.unacknowledged);
         self.arm_timers(common, now);
     }
 
@@ -299,7 +307,7 @@ impl Requester {
         }
         self.tell_congestion(common, now, CongestionKind::Loss);
         self.spend_retry(common, now, Cause::SequenceErrorsExceeded)?;
-        self.recovery.went_back_at = Some(unacknowledged);
+        self.recovery.note_went_back(unacknowledged);
         Ok(())
     }
 
@@ -329,7 +337,7 @@ impl Requester {
         recovery.retries_spent = 0;
         recovery.timeout_at = None;
         recovery.probe_at = None;
-        recovery.went_back_at = None;
+        (recovery.went_back_at, recovery.repeats_on_evidence) = (None, false);
         recovery.probe = None;
         self.forget_missing_requests();
         self.go_back_to(psn);

@@ -206,6 +206,27 @@ fn a_response_that_never_arrives_fails_although_one_behind_it_does() {
     assert_eq!(statuses.first(), Some(&CompletionStatus::RetryExceededError), "after {sent} packets");
 }
 
+/// The peer reports it whenever a later packet asks. That is no news.
+#[test]
+fn a_request_that_never_arrives_fails_although_what_follows_it_does() {
+    for is_read in [false, true] {
+        let mut pair = acquainted();
+        if is_read {
+            pair.begin_read(8)
+        } else {
+            pair.begin_atomic()
+        }
+        (0..3).for_each(|_| pair.begin_write(1));
+        let mut sent = 0;
+        for _ in 0..200 {
+            let is_first = |sent: &Sent| sent.from == 0 && sent.place() == 1;
+            sent += requested(&pair.run(Duration::from_millis(67), is_first)).len();
+        }
+        let statuses = pair.statuses();
+        assert_eq!(statuses.first(), Some(&CompletionStatus::RetryExceededError), "after {sent} packets");
+    }
+}
+
 /// The report was on its way while the packet was sent again.
 #[test]
 fn a_late_report_repeats_nothing_that_was_executed_since() {
