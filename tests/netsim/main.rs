@@ -30,7 +30,7 @@ use watch::{run_watched, watched};
 use world::{Outcome, run};
 
 /// Seeds of a run; `NETSIM_SEEDS` asks for more.
-const SEEDS: u64 = 2_000;
+const SEEDS: u64 = 2_200;
 /// Seeds of the smaller worlds: unreliable connections, shared receive queues.
 const SMALL_SEEDS: u64 = 600;
 const MINIMUM_PACKETS: u64 = 10_000_000;
