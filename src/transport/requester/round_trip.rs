@@ -44,8 +44,8 @@ pub(super) struct RoundTrip {
 }
 
 impl RoundTrip {
-    /// A packet left that asks for a response; only one at a time is measured. A doubtful sample goes on: where the round
-    /// trip has become longer, all are doubtful until one has ended.
+    /// A packet left that asks for a response; only one at a time is measured. A doubtful sample goes on: where the
+    /// round trip has become longer, all are doubtful until one has ended.
     pub(super) fn begin_sample(&mut self, psn: Psn, now: Time) {
         if self.sample.1 == Time::ZERO || self.copy == MeasuredCopy::Repetition {
             (self.sample, self.copy) = ((psn, now), MeasuredCopy::Only);
