@@ -17,6 +17,7 @@ mod history;
 mod loop_bound;
 mod packet_check;
 mod path;
+mod path_control;
 mod peer_fault;
 mod queue_pair;
 mod requester;

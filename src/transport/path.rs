@@ -150,6 +150,13 @@ impl Path {
         !self.peer.is_ours() && self.flush_as_linux != in_turn
     }
 
+    /// Packets that may be in flight to the peer, of all queue pairs together: what its socket holds, and what the
+    /// path's controller allows.
+    #[inline]
+    pub(super) fn common_window(&self) -> u32 {
+        self.socket_packets.min(self.window_share.window())
+    }
+
     /// How far ahead of the expected packet another one of the peer may be: as many as it has in flight at most. The
     /// peer knows how much this end's socket holds, and this end does not know what it was told; but no native peer
     /// goes beyond `NATIVE_WINDOW_BYTES`.

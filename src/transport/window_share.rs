@@ -1,13 +1,33 @@
 //! The window of a peer address, as the queue pairs that have it share it.
 
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
 
-/// The part of a peer address's window that is in use, and who waits for more. All changes are made under the shard's
-/// lock, so none needs a read-modify-write.
-#[derive(Default, Debug)]
+use super::congestion::{CongestionFactory, PathFacts};
+use super::path_control::PathControl;
+
+/// The window where no controller says less.
+const NO_CONTROL: u32 = u32::MAX;
+
+/// The part of a peer address's window that is in use, who waits for more, and the controller. All changes are made
+/// under the shard's lock, so none needs a read-modify-write, and the controller's lock is always free.
 pub(super) struct WindowShare {
     in_flight: AtomicU32,
     waiters: AtomicU32,
+    /// Packets that the controller lets be in flight.
+    window: AtomicU32,
+    control: Mutex<Option<PathControl>>,
+}
+
+impl Default for WindowShare {
+    fn default() -> Self {
+        Self {
+            in_flight: AtomicU32::new(0),
+            waiters: AtomicU32::new(0),
+            window: AtomicU32::new(NO_CONTROL),
+            control: Mutex::new(None),
+        }
+    }
 }
 
 impl WindowShare {
@@ -32,5 +52,47 @@ impl WindowShare {
     #[inline]
     pub(super) fn has_waiters(&self) -> bool {
         self.waiters.load(Ordering::Relaxed) > 0
+    }
+
+    /// Packets that may be in flight, of all queue pairs together, as far as a controller bounds them.
+    #[inline]
+    pub(super) fn window(&self) -> u32 {
+        self.window.load(Ordering::Relaxed)
+    }
+
+    /// Whether there is a controller.
+    #[inline]
+    pub(super) fn is_controlled(&self) -> bool {
+        self.window() != NO_CONTROL
+    }
+
+    /// A queue pair has the path: a controller is made for the first one.
+    pub(super) fn take_path(&self, facts: &PathFacts, factory: &dyn CongestionFactory) {
+        let mut control = self.control.lock().unwrap_or_else(PoisonError::into_inner);
+        match &mut *control {
+            Some(control) => control.renew(facts, factory),
+            None => *control = Some(PathControl::new(facts, factory)),
+        }
+        self.renew_window(control.as_ref());
+    }
+
+    /// Tells the controller something, or asks it, if there is one.
+    #[cold]
+    pub(super) fn with_control<T>(&self, tell: impl FnOnce(&mut PathControl) -> T) -> Option<T> {
+        // A controller that has panicked may say anything; what it says is bounded.
+        let mut control = self.control.lock().unwrap_or_else(PoisonError::into_inner);
+        let told = control.as_mut().map(tell);
+        self.renew_window(control.as_ref());
+        told
+    }
+
+    /// Whether its packets have a rate.
+    #[inline]
+    pub(super) fn is_paced(&self) -> bool {
+        self.is_controlled() && self.with_control(|control| control.is_paced()) == Some(true)
+    }
+
+    fn renew_window(&self, control: Option<&PathControl>) {
+        self.window.store(control.map_or(NO_CONTROL, PathControl::window_packets), Ordering::Relaxed);
     }
 }

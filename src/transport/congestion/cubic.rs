@@ -1,4 +1,4 @@
-//! CUBIC (RFC 9438) with HyStart++ (RFC 9406), as TCP has it: a connection takes its share of a link beside others.
+//! CUBIC (RFC 9438) with HyStart++ (RFC 9406), as TCP has it: a path takes its share of a link beside others.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ const SHORTEST_PACED: Duration = Duration::from_micros(200);
 /// A longer time is none of the path's: the process or the machine stood still. It would pace packets for hours.
 const LONGEST_ROUND_TRIP: Duration = Duration::from_secs(1);
 
-/// Builds a [`Cubic`] for each connection.
+/// Builds a [`Cubic`] for each path.
 ///
 /// # Examples
 ///
@@ -45,7 +45,7 @@ impl CongestionFactory for CubicFactory {
     }
 }
 
-/// The controller of a connection: a window that losses reduce to 0.7 and that grows again along the cubic function.
+/// The controller of a path: a window that losses reduce to 0.7 and that grows again along the cubic function.
 #[derive(Clone, Debug)]
 pub struct Cubic {
     /// In segments, like all windows here.

@@ -1,8 +1,8 @@
-//! The congestion seam: how much a connection may have in flight, and how fast it may send.
+//! The congestion seam: how much may be in flight on a path, and how fast packets may leave.
 //!
-//! The requester tells a controller what leaves, what is acknowledged and what seems lost, and asks it for two numbers,
-//! a window and a pacing rate. All else stays with the requester: what is sent again and when, what the peer's socket
-//! holds, and how queue pairs with a common peer share that.
+//! The requesters of a path's queue pairs tell its controller what leaves, what is acknowledged and what seems lost,
+//! and ask it for two numbers, a window and a pacing rate, which are those of all of them together. All else stays with
+//! the requesters: what is sent again and when, what the peer's socket holds, and how they share the window.
 //!
 //! All bytes are *bytes of the window*: a packet takes as many as the path MTU, however little it carries, and a READ
 //! request as many as the packets of its response. So what goes into a controller and what comes out have one measure.
@@ -38,6 +38,12 @@ impl PathFacts {
     pub(super) fn new(peer: IpAddr, mtu: Mtu, is_peer_native: bool, socket_bytes: u64) -> Self {
         Self { peer, mtu, is_peer_native, socket_bytes }
     }
+
+    /// Packets that a window of so many bytes lets be in flight.
+    pub(super) fn packets_of(&self, window: u64) -> u32 {
+        let packets = window.min(self.socket_bytes) / u64::from(self.mtu.bytes());
+        u32::try_from(packets).unwrap_or(u32::MAX).max(1)
+    }
 }
 
 /// An acknowledgement, or another response, that arrived and moved the oldest unacknowledged packet.
@@ -54,7 +60,7 @@ pub struct Acked {
     /// The same of a packet that was sent again because it was known to be missing. It waited behind what was sent in
     /// vain. A short one may be the response to something else.
     pub repetition: Option<Duration>,
-    /// What is sent and not acknowledged now.
+    /// What is sent on the path and not acknowledged now.
     pub in_flight: u64,
 }
 
@@ -77,16 +83,17 @@ pub struct CongestionEvent {
     pub now: Time,
     /// What it is concluded from.
     pub kind: CongestionKind,
-    /// What is sent and not acknowledged, lost packets included.
+    /// What is sent on the path and not acknowledged, the lost packets of this connection included.
     pub in_flight: u64,
 }
 
-/// Decides how much a connection may have in flight and how fast it may send. Bytes are bytes of the window: a packet
+/// Decides how much may be in flight on a path and how fast packets may leave. Bytes are bytes of the window: a packet
 /// counts as a whole path MTU.
 ///
-/// It has no clock and does no I/O: time is an argument. It is called under the lock of a shard, so it must return
-/// soon. An unreliable connection tells it only what it sends, has nothing in flight, and uses the window as the length
-/// of a burst.
+/// All queue pairs of a device's shard with a common peer address share it: together they are one flow, as a connection
+/// of TCP is. It has no clock and does no I/O: time is an argument. It is called under the lock of a shard, so it must
+/// return soon. An unreliable connection tells it only what it sends, has nothing in flight, and uses the window as the
+/// length of a burst.
 pub trait CongestionControl: Send {
     /// Packets of so many bytes have left, for the first time, again or as a probe. `in_flight` is what is sent and not
     /// acknowledged, these included.
@@ -99,8 +106,8 @@ pub trait CongestionControl: Send {
     fn on_congestion(&mut self, event: &CongestionEvent);
 
     /// Bytes that may be in flight; what is no whole packet does not count. It is used as far as the peer's socket
-    /// takes it. One packet, or one READ request, may be in flight however small it is. Asked for after
-    /// [`CongestionControl::on_ack`] and [`CongestionControl::on_congestion`].
+    /// takes it. One packet, or one READ request, may be in flight however small it is. Asked for after each of the
+    /// above.
     fn window(&self) -> u64;
 
     /// Bytes a second (0 counts as 1); `None`: packets are not paced. What leaves in one send is not spaced, but paid
@@ -108,9 +115,10 @@ pub trait CongestionControl: Send {
     fn pacing_rate(&self) -> Option<u64>;
 }
 
-/// Builds the controllers of an endpoint's connections.
+/// Builds the controllers of an endpoint's paths.
 pub trait CongestionFactory: Send + Sync {
-    /// A controller for one connection. Called when its path is set or changed, or its peer turns out to be another.
+    /// A controller for one path. Called when its first queue pair is connected, and when the peer turns out to be of
+    /// another kind.
     fn build(&self, path: &PathFacts) -> Box<dyn CongestionControl>;
 }
 
@@ -145,98 +153,58 @@ impl CongestionControl for ConstantWindow {
     }
 }
 
-/// The controller of a connection. The built-in ones are not called through a pointer.
-pub(super) enum Congestion {
+/// What bounds a connection's window besides the controller of its path.
+pub(super) enum ConnectionWindow {
     Constant(ConstantWindow),
     GoBack(Box<GoBackWindow>),
-    Custom(Box<dyn CongestionControl>),
 }
 
-impl Default for Congestion {
+impl Default for ConnectionWindow {
     /// Of a connection without a path.
     fn default() -> Self {
         Self::Constant(ConstantWindow::default())
     }
 }
 
-impl Congestion {
-    pub(super) fn new(path: &PathFacts, factory: Option<&dyn CongestionFactory>) -> Self {
-        match factory {
-            None if path.is_peer_native => Self::Constant(ConstantWindow::new(path)),
-            None => Self::GoBack(Box::new(GoBackWindow::new(path))),
-            Some(factory) => Self::Custom(factory.build(path)),
+impl ConnectionWindow {
+    pub(super) fn new(path: &PathFacts) -> Self {
+        match path.is_peer_native {
+            true => Self::Constant(ConstantWindow::new(path)),
+            false => Self::GoBack(Box::new(GoBackWindow::new(path))),
         }
     }
 
-    /// Whether it takes no inputs and its outputs never change.
+    /// Whether it takes no inputs and its output never changes.
     #[inline]
     pub(super) fn is_constant(&self) -> bool {
         matches!(self, Self::Constant(_))
     }
 
     /// Packets that the connection may have in flight.
-    pub(super) fn window_packets(&self, path: &PathFacts) -> u32 {
-        packets_of(self.window(), path)
+    pub(super) fn packets(&self, path: &PathFacts) -> u32 {
+        path.packets_of(match self {
+            Self::Constant(constant) => constant.window(),
+            Self::GoBack(go_back) => go_back.window(),
+        })
     }
 
     /// The same where it is not as small as that for a moment only: what is begun now lasts longer.
     pub(super) fn usual_packets(&self, path: &PathFacts) -> u32 {
-        match self {
-            Self::GoBack(go_back) => packets_of(go_back.usual(), path),
-            Self::Constant(_) | Self::Custom(_) => self.window_packets(path),
-        }
-    }
-}
-
-/// Packets of a window of so many bytes, as far as the peer's socket takes it.
-fn packets_of(window: u64, path: &PathFacts) -> u32 {
-    let packets = window.min(path.socket_bytes) / u64::from(path.mtu.bytes());
-    u32::try_from(packets).unwrap_or(u32::MAX).max(1)
-}
-
-impl CongestionControl for Congestion {
-    #[inline]
-    fn on_sent(&mut self, now: Time, bytes: u64, in_flight: u64) {
-        match self {
-            Self::Constant(constant) => constant.on_sent(now, bytes, in_flight),
-            Self::GoBack(go_back) => go_back.on_sent(now, bytes, in_flight),
-            Self::Custom(custom) => custom.on_sent(now, bytes, in_flight),
-        }
-    }
-
-    #[inline]
-    fn on_ack(&mut self, ack: &Acked) {
-        match self {
-            Self::Constant(constant) => constant.on_ack(ack),
-            Self::GoBack(go_back) => go_back.on_ack(ack),
-            Self::Custom(custom) => custom.on_ack(ack),
-        }
-    }
-
-    #[inline]
-    fn on_congestion(&mut self, event: &CongestionEvent) {
-        match self {
-            Self::Constant(constant) => constant.on_congestion(event),
-            Self::GoBack(go_back) => go_back.on_congestion(event),
-            Self::Custom(custom) => custom.on_congestion(event),
-        }
-    }
-
-    #[inline]
-    fn window(&self) -> u64 {
-        match self {
+        path.packets_of(match self {
             Self::Constant(constant) => constant.window(),
-            Self::GoBack(go_back) => go_back.window(),
-            Self::Custom(custom) => custom.window(),
+            Self::GoBack(go_back) => go_back.usual(),
+        })
+    }
+
+    pub(super) fn note_acknowledged(&mut self, ack: &Acked) {
+        if let Self::GoBack(go_back) = self {
+            go_back.on_ack(ack);
         }
     }
 
-    #[inline]
-    fn pacing_rate(&self) -> Option<u64> {
-        match self {
-            Self::Constant(constant) => constant.pacing_rate(),
-            Self::GoBack(go_back) => go_back.pacing_rate(),
-            Self::Custom(custom) => custom.pacing_rate(),
+    pub(super) fn note_congestion(&mut self, event: &CongestionEvent) {
+        if let Self::GoBack(go_back) = self {
+            go_back.on_congestion(event);
         }
     }
 }
@@ -252,78 +220,18 @@ mod tests {
         socket_bytes: 64 << 10,
     };
 
-    /// A controller whose window is counted from what it is made with, and builds itself.
-    #[derive(Clone, Copy)]
-    struct Fixed {
-        window: u64,
-    }
-
-    impl CongestionControl for Fixed {
-        fn on_sent(&mut self, _: Time, bytes: u64, _: u64) {
-            self.window -= bytes;
-        }
-
-        fn on_ack(&mut self, ack: &Acked) {
-            self.window += ack.bytes;
-        }
-
-        fn on_congestion(&mut self, _: &CongestionEvent) {
-            self.window = 0;
-        }
-
-        fn window(&self) -> u64 {
-            self.window
-        }
-
-        fn pacing_rate(&self) -> Option<u64> {
-            Some(self.window)
-        }
-    }
-
-    impl CongestionFactory for Fixed {
-        fn build(&self, _: &PathFacts) -> Box<dyn CongestionControl> {
-            Box::new(*self)
-        }
-    }
-
-    fn tell_all(congestion: &mut Congestion) {
-        let now = Time::ZERO;
-        congestion.on_sent(now, 1_024, 1_024);
-        congestion.on_ack(&Acked { now, bytes: 2_048, round_trip: None, repetition: None, in_flight: 0 });
-    }
-
     #[test]
     fn the_constant_window_is_what_the_socket_takes_whatever_happens() {
-        let mut congestion = Congestion::new(&PATH, None);
-        assert!(congestion.is_constant());
-        tell_all(&mut congestion);
-        congestion.on_congestion(&CongestionEvent { now: Time::ZERO, kind: CongestionKind::Loss, in_flight: 1_024 });
-        assert_eq!((congestion.window(), congestion.pacing_rate()), (64 << 10, None));
-        assert_eq!(congestion.window_packets(&PATH), 64);
-    }
-
-    #[test]
-    fn a_custom_controller_has_inputs_and_outputs() {
-        let mut congestion = Congestion::new(&PATH, Some(&Fixed { window: 10_000 }));
-        assert!(!congestion.is_constant());
-        tell_all(&mut congestion);
-        assert_eq!((congestion.window(), congestion.pacing_rate()), (11_024, Some(11_024)));
-        congestion.on_congestion(&CongestionEvent { now: Time::ZERO, kind: CongestionKind::Persistent, in_flight: 0 });
-        assert_eq!(congestion.window(), 0);
-    }
-
-    #[test]
-    fn a_window_is_whole_packets_at_least_one_and_no_more_than_the_socket_takes() {
-        for (window, packets) in
-            [(0, 1), (1, 1), (1_023, 1), (2_047, 1), (2_048, 2), (64 << 10, 64), (65 << 10, 64), (u64::MAX, 64)]
-        {
-            let congestion = Congestion::new(&PATH, Some(&Fixed { window }));
-            assert_eq!(congestion.window_packets(&PATH), packets, "{window}");
-        }
+        let mut window = ConnectionWindow::new(&PATH);
+        assert!(window.is_constant());
+        let now = Time::ZERO;
+        window.note_acknowledged(&Acked { now, bytes: 2_048, round_trip: None, repetition: None, in_flight: 0 });
+        window.note_congestion(&CongestionEvent { now, kind: CongestionKind::Loss, in_flight: 1_024 });
+        assert_eq!(window.packets(&PATH), 64);
     }
 
     #[test]
     fn a_connection_without_a_path_has_a_window_of_one_packet() {
-        assert_eq!(Congestion::default().window_packets(&PATH), 1);
+        assert_eq!(ConnectionWindow::default().packets(&PATH), 1);
     }
 }

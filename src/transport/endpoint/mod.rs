@@ -47,7 +47,7 @@ pub struct EndpointConfig {
     pub reorder_budget: Arc<ReorderBudget>,
     /// Most datagrams in one segmented send (Linux: 64 before 6.3, then 128).
     pub max_segments: usize,
-    /// Builds the connections' congestion controllers. Without it each connection has as much in flight as its peer's
+    /// Builds the paths' congestion controllers. Without it each connection has as much in flight as its peer's
     /// socket takes; towards a standard peer, less after a loss.
     pub congestion: Option<Arc<dyn CongestionFactory>>,
 }

@@ -48,6 +48,7 @@ impl QueuePair {
             return self.fill_datagram(pass, sink);
         }
         let Some(envelope) = self.envelope() else { return Filled::NOTHING };
+        self.requester.hold_back(&self.common, pass.now);
         let mut writer = sink.open(&envelope);
         let (mut is_exhausted, mut has_sent_requests) = (false, false);
         // Each round adds a packet, but where memory is gone: once of a request and once of its probe, which then end,
@@ -74,7 +75,7 @@ impl QueuePair {
         }
         self.responses_first = !self.responses_first;
         self.requester.end_grant(has_sent_requests, is_exhausted);
-        self.requester.hold_back(pass.now);
+        self.requester.hold_back(&self.common, pass.now);
         Filled { has_sent: self.finish(writer), is_exhausted }
     }
 

@@ -28,7 +28,7 @@ mod unreliable;
 use std::collections::VecDeque;
 
 use super::common::{Common, CompletionSink, Pass};
-use super::congestion::Congestion;
+use super::congestion::ConnectionWindow;
 use super::loop_bound::LoopBound;
 use crate::queue::SendConsumer;
 use crate::types::{AsyncEvent, Operation, Psn, Time};
@@ -114,7 +114,7 @@ pub(super) struct Requester {
     counted_in_flight: u32,
     fair_share: FairShare,
     drained_announced: bool,
-    congestion: Congestion,
+    window: ConnectionWindow,
     /// What it allows to be in flight, as far as the peer's socket takes it.
     window_packets: u32,
     pace: Pace,
@@ -148,7 +148,7 @@ impl Requester {
             counted_in_flight: 0,
             fair_share: FairShare::default(),
             drained_announced: false,
-            congestion: Congestion::default(),
+            window: ConnectionWindow::default(),
             window_packets: 1,
             pace: Pace::default(),
         }
@@ -180,7 +180,7 @@ impl Requester {
         self.counted_in_flight = 0;
         self.reset_share();
         self.drained_announced = false;
-        self.congestion = Congestion::default();
+        self.window = ConnectionWindow::default();
         self.window_packets = 1;
         self.pace = Pace::default();
         self.restart_at(start);

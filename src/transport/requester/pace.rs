@@ -67,20 +67,17 @@ impl Pace {
         self.free_at = self.free_at.min(now);
     }
 
-    /// So much time pays for what was just sent.
-    pub(super) fn charge(&mut self, now: Time, cost: Duration) {
-        self.free_at = self.free_at.max(now) + cost;
-    }
-
-    /// Nothing leaves until all is paid for.
-    pub(super) fn hold_back(&mut self, now: Time) {
-        if self.free_at > now && self.halt == Halt::None {
-            self.halt = Halt::Pace;
+    /// Nothing leaves until all is paid for that has left on the path.
+    pub(super) fn hold_back(&mut self, now: Time, paid_at: Time) {
+        if paid_at > now && self.halt == Halt::None {
+            (self.halt, self.free_at) = (Halt::Pace, paid_at);
         }
     }
 
-    /// Ends the pause if its time has come. When it ends, or now.
-    pub(super) fn end_pause(&mut self, now: Time) -> Time {
+    /// Ends the pause if its time has come, and nothing has left on the path since that is not paid for. When it ends,
+    /// or now.
+    pub(super) fn end_pause(&mut self, now: Time, paid_at: Time) -> Time {
+        self.free_at = self.free_at.max(paid_at);
         if self.free_at <= now {
             self.halt = Halt::None;
         }
@@ -128,33 +125,26 @@ mod tests {
     }
 
     #[test]
-    fn what_is_sent_is_paid_for_before_the_next_send() {
+    fn a_pause_lasts_until_all_is_paid_for() {
         let mut pace = Pace::default();
-        pace.charge(at(0), Duration::from_micros(10));
-        pace.charge(at(0), Duration::from_micros(5));
-        assert!(pace.is_free(), "a send is not interrupted");
-        pace.hold_back(at(0));
+        pace.hold_back(at(10), at(10));
+        assert!(pace.is_free());
+        pace.hold_back(at(0), at(15));
         assert_eq!(pace.halted_until(), Some(at(15)));
-        pace.release();
-        // Time without packets saves nothing up.
-        pace.charge(at(100), Duration::from_micros(10));
-        pace.hold_back(at(100));
-        assert_eq!(pace.halted_until(), Some(at(110)));
+        assert_eq!((pace.end_pause(at(15), at(20)), pace.is_free()), (at(20), false), "another one has sent");
+        assert_eq!((pace.end_pause(at(21), at(20)), pace.is_free()), (at(21), true));
     }
 
     #[test]
     fn a_wait_for_the_receiver_outlasts_the_pace_and_a_stop_both() {
         let mut pace = Pace::default();
-        pace.charge(at(0), Duration::from_micros(10));
         pace.wait_for_receiver(at(5));
-        pace.hold_back(at(0));
-        assert_eq!((pace.halt(), pace.halted_until()), (Halt::Receiver, Some(at(10))));
+        pace.hold_back(at(0), at(10));
+        assert_eq!((pace.halt(), pace.halted_until()), (Halt::Receiver, Some(at(5))));
         pace.end_wait(at(3));
-        pace.hold_back(at(3));
         assert!(pace.is_free(), "the peer takes packets again");
         pace.stop();
-        pace.charge(at(3), Duration::from_micros(10));
-        pace.hold_back(at(3));
+        pace.hold_back(at(3), at(10));
         assert_eq!((pace.halt(), pace.halted_until()), (Halt::Stopped, None));
     }
 }

@@ -178,8 +178,8 @@ impl Requester {
     /// Packets that a READ request packet asks for at most. Two of them are in flight at once, so that responses never
     /// pause.
     fn read_chunk(&self, common: &Common) -> u32 {
-        let window = common.path.as_ref().map_or(1, |path| self.congestion.usual_packets(&path.facts()));
-        (window / 2).max(1)
+        let usual = |path: &Path| self.window.usual_packets(&path.facts()).min(path.window_share.window());
+        (common.path.as_ref().map_or(1, usual) / 2).max(1)
     }
 
     #[inline]
@@ -269,7 +269,7 @@ impl Requester {
         if end > covers && end > self.own_window(path) {
             return false;
         }
-        self.share_allows(&path.window_share, end, path.socket_packets)
+        self.share_allows(&path.window_share, end, path.common_window())
     }
 
     /// Packets that this queue pair may have in flight, whatever others have.
@@ -277,9 +277,15 @@ impl Requester {
     fn own_window(&self, path: &Path) -> u32 {
         match self.is_peer_silent() {
             true if path.is_shared() => 1,
-            true => self.window_packets.min(PACKETS_INTO_SILENCE),
-            false => self.window_packets,
+            true => self.window_on(path).min(PACKETS_INTO_SILENCE),
+            false => self.window_on(path),
         }
+    }
+
+    /// The same while the peer responds.
+    #[inline]
+    pub(super) fn window_on(&self, path: &Path) -> u32 {
+        self.window_packets.min(path.window_share.window())
     }
 
     /// Packets from `first` on for which the window has room, as [`Requester::window_allows`] has it: one, which it has
@@ -288,7 +294,7 @@ impl Requester {
         let Some(path) = &common.path else { return 1 };
         let in_front = self.packets_behind(first);
         let most = if self.repeats_selectively() { most.min(self.packets_kept_from(path, first)) } else { most };
-        let end = self.own_window(path).min(self.share_of(&path.window_share, path.socket_packets));
+        let end = self.own_window(path).min(self.share_of(&path.window_share, path.common_window()));
         end.saturating_sub(in_front).min(most).max(1)
     }
 
@@ -341,7 +347,8 @@ impl Requester {
             return 0;
         }
         let most = if self.others_have_packets(common) { MOST_UNASKED_AMONG_OTHERS } else { MOST_UNASKED_PACKETS };
-        (self.window_packets / 4).clamp(1, most)
+        let window = common.path.as_ref().map_or(1, |path| self.window_on(path));
+        (window / 4).clamp(1, most)
     }
 
     /// Which packets between the first and the last of a request, from this number on, ask for an acknowledgement.

@@ -184,7 +184,7 @@ impl Requester {
                 }
                 return Ok(());
             }
-            Halt::Pace => self.handle_pause(now),
+            Halt::Pace => self.handle_pause(common, now),
             Halt::None | Halt::Stopped => {}
         }
         if self.waits_for_grant() && due(self.deadline()) {

@@ -51,7 +51,7 @@ impl Requester {
 
     /// Packets that the others have in flight to the same address.
     #[inline]
-    fn packets_of_others(&self, share: &WindowShare) -> u32 {
+    pub(super) fn packets_of_others(&self, share: &WindowShare) -> u32 {
         share.in_flight().saturating_sub(self.counted_in_flight)
     }
 
@@ -64,7 +64,7 @@ impl Requester {
     /// Whether so much is in flight that another queue pair may wait soon.
     #[inline]
     pub(super) fn room_is_scarce(&self, common: &Common) -> bool {
-        common.path.as_ref().is_some_and(|path| path.window_share.in_flight() > path.socket_packets / 2)
+        common.path.as_ref().is_some_and(|path| path.window_share.in_flight() > path.common_window() / 2)
     }
 
     /// Whether it waits for a grant with nothing in flight: no response can come, and no timer runs.

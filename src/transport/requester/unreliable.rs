@@ -4,7 +4,6 @@
 use std::time::Duration;
 
 use super::{Common, Pass, Requester};
-use crate::transport::congestion::CongestionControl;
 use crate::types::Psn;
 
 /// Between bursts to native peers, whose socket buffers are large: at most about 2 GB/s.
@@ -20,10 +19,11 @@ impl Requester {
         self.move_cursor(end);
         self.retire_before(common, pass, end);
         // A pacing rate takes the place of the pauses.
-        let Some(path) = common.path.as_ref().filter(|_| self.congestion.pacing_rate().is_none()) else { return };
+        let Some(path) = common.path.as_ref().filter(|path| !path.window_share.is_paced()) else { return };
+        let window = self.window_on(path);
         let (most, pause) = match path.peer.is_ours() {
-            true => (self.window_packets, NATIVE_PAUSE),
-            false => (self.window_packets.min(STANDARD_BURST_PACKETS), STANDARD_PAUSE),
+            true => (window, NATIVE_PAUSE),
+            false => (window.min(STANDARD_BURST_PACKETS), STANDARD_PAUSE),
         };
         self.pace.note_unreliable(pass.now, most, pause);
     }

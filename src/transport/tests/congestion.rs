@@ -2,6 +2,7 @@
 
 use std::sync::Mutex;
 
+use super::fair_queue::Crowd;
 use super::*;
 
 const MTU: u64 = 1_024;
@@ -57,11 +58,20 @@ impl Script {
         Self { window, rate, heard: Arc::default(), built: Arc::default() }
     }
 
+    /// Two ends, of which the first one has this controller.
+    fn ends(&self, service: QueuePairType) -> [End; 2] {
+        let config = EndpointConfig { congestion: Some(Arc::new(self.clone())), ..EndpointConfig::default() };
+        [End::configured(service, "192.0.2.1", 1, None, config), End::new(service, "192.0.2.2", 2)]
+    }
+
     /// A pair whose first end has this controller.
     fn pair(&self, service: QueuePairType, capabilities: PeerCapabilities) -> Pair {
-        let config = EndpointConfig { congestion: Some(Arc::new(self.clone())), ..EndpointConfig::default() };
-        let first = End::configured(service, "192.0.2.1", 1, None, config);
-        Pair::connected([first, End::new(service, "192.0.2.2", 2)], capabilities)
+        Pair::connected(self.ends(service), capabilities)
+    }
+
+    /// The same with so many queue pairs, and the one that a pair has.
+    fn crowd(&self, count: usize) -> Crowd {
+        Crowd::of(self.reliable(NATIVE), count, NATIVE)
     }
 
     fn reliable(&self, capabilities: PeerCapabilities) -> Pair {
@@ -278,4 +288,33 @@ fn a_transport_timeout_is_persistent_congestion() {
     assert_eq!(script.heard().last(), Some(&again));
     pair.drive(Duration::from_millis(1));
     assert!(pair.ends[0].poll()[0].status.is_success());
+}
+
+/// With one flow's window and rate.
+#[test]
+fn queue_pairs_with_a_common_peer_share_a_controller() {
+    let script = Script::new(20 * MTU, Some(1_000 * MTU));
+    let mut crowd = script.crowd(8);
+    let (start, write) = (crowd.pair.now, crowd.write());
+    (0..8).for_each(|member| crowd.post(member, write, 10 * MTU as u32, 1, 1));
+    crowd.pair.drive(Duration::from_millis(20));
+    crowd.expect_done(0..8, 1);
+    assert_eq!(script.built.lock().unwrap().len(), 1);
+    assert!(crowd.pair.most_in_flight <= 20, "{} in flight", crowd.pair.most_in_flight);
+    let sends = script.sends();
+    assert_eq!(sends.iter().map(|(_, bytes)| *bytes).sum::<u64>(), 80 * MTU);
+    let (last, _) = sends.last().copied().unwrap();
+    assert!(last >= start + Duration::from_millis(60), "80 packets of 1 ms in {:?}", last.saturating_since(start));
+    assert_eq!(script.acknowledged().iter().map(|ack| ack.bytes).sum::<u64>(), 80 * MTU);
+}
+
+#[test]
+fn a_window_of_one_packet_is_used_in_turns() {
+    let script = Script::new(MTU, None);
+    let mut crowd = script.crowd(4);
+    let write = crowd.write();
+    (0..4).for_each(|member| crowd.post(member, write, 10 * MTU as u32, 1, 1));
+    crowd.pair.drive(Duration::from_millis(1));
+    crowd.expect_done(0..4, 1);
+    assert_eq!(crowd.pair.most_in_flight, 1);
 }

@@ -18,7 +18,12 @@ pub(super) struct Crowd {
 
 impl Crowd {
     pub(super) fn new(count: usize, capabilities: PeerCapabilities) -> Self {
-        let mut crowd = Self { pair: Pair::new(capabilities), members: [Vec::new(), Vec::new()] };
+        Self::of(Pair::new(capabilities), count, capabilities)
+    }
+
+    /// So many queue pairs besides the pair's own.
+    pub(super) fn of(pair: Pair, count: usize, capabilities: PeerCapabilities) -> Self {
+        let mut crowd = Self { pair, members: [Vec::new(), Vec::new()] };
         (0..count).for_each(|_| crowd.add(capabilities, [None, None]));
         crowd
     }

@@ -1,0 +1,149 @@
+//! The congestion controller of a path, and its pace. All queue pairs of an endpoint with a common peer address share
+//! it: together they are one flow, as a connection of TCP is.
+
+use std::time::Duration;
+
+use super::congestion::{Acked, CongestionControl, CongestionEvent, CongestionFactory, PathFacts};
+use crate::types::Time;
+
+const SECOND_NANOSECONDS: u64 = 1_000_000_000;
+
+/// See the module.
+pub(super) struct PathControl {
+    controller: Box<dyn CongestionControl>,
+    /// The path as the queue pair knows it that was connected last.
+    facts: PathFacts,
+    /// When what was sent is paid for.
+    paid_at: Time,
+}
+
+impl PathControl {
+    pub(super) fn new(facts: &PathFacts, factory: &dyn CongestionFactory) -> Self {
+        Self { controller: factory.build(facts), facts: *facts, paid_at: Time::ZERO }
+    }
+
+    /// Another queue pair has the path. Its controller goes on, unless the peer turns out to be of another kind.
+    pub(super) fn renew(&mut self, facts: &PathFacts, factory: &dyn CongestionFactory) {
+        if facts.is_peer_native == self.facts.is_peer_native {
+            self.facts = *facts;
+        } else {
+            *self = Self::new(facts, factory);
+        }
+    }
+
+    /// Packets that may be in flight, of all queue pairs together.
+    pub(super) fn window_packets(&self) -> u32 {
+        self.facts.packets_of(self.controller.window())
+    }
+
+    /// Packets of so many bytes have left. What leaves in one send is not spaced, but paid for before the next one.
+    pub(super) fn note_sent(&mut self, now: Time, bytes: u64, in_flight: u64) {
+        self.controller.on_sent(now, bytes, in_flight);
+        if let Some(rate) = self.controller.pacing_rate() {
+            let cost = Duration::from_nanos(bytes.saturating_mul(SECOND_NANOSECONDS) / rate.max(1));
+            self.paid_at = self.paid_at.max(now) + cost;
+        }
+    }
+
+    pub(super) fn note_acknowledged(&mut self, ack: &Acked) {
+        self.controller.on_ack(ack);
+    }
+
+    pub(super) fn note_congestion(&mut self, event: &CongestionEvent) {
+        self.controller.on_congestion(event);
+    }
+
+    /// When the next packet may leave.
+    pub(super) fn paid_at(&self) -> Time {
+        self.paid_at
+    }
+
+    /// Whether its packets have a rate.
+    pub(super) fn is_paced(&self) -> bool {
+        self.controller.pacing_rate().is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::Mtu;
+
+    const PACKET: u64 = 1_024;
+
+    /// A controller whose window is counted from what it is made with, and builds itself.
+    #[derive(Clone, Copy)]
+    struct Fixed {
+        window: u64,
+        rate: Option<u64>,
+    }
+
+    impl CongestionControl for Fixed {
+        fn on_sent(&mut self, _: Time, bytes: u64, _: u64) {
+            self.window -= bytes;
+        }
+
+        fn on_ack(&mut self, ack: &Acked) {
+            self.window += ack.bytes;
+        }
+
+        fn on_congestion(&mut self, _: &CongestionEvent) {
+            self.window = 0;
+        }
+
+        fn window(&self) -> u64 {
+            self.window
+        }
+
+        fn pacing_rate(&self) -> Option<u64> {
+            self.rate
+        }
+    }
+
+    impl CongestionFactory for Fixed {
+        fn build(&self, _: &PathFacts) -> Box<dyn CongestionControl> {
+            Box::new(*self)
+        }
+    }
+
+    fn facts(is_peer_native: bool) -> PathFacts {
+        PathFacts::new(std::net::Ipv4Addr::LOCALHOST.into(), Mtu::Mtu1024, is_peer_native, 64 * PACKET)
+    }
+
+    fn at(microseconds: u64) -> Time {
+        Time::from_nanos(1_000_000 + microseconds * 1_000)
+    }
+
+    #[test]
+    fn what_is_sent_is_paid_for_before_the_next_send() {
+        let fixed = Fixed { window: 64 * PACKET, rate: Some(100_000 * PACKET) };
+        let mut control = PathControl::new(&facts(true), &fixed);
+        control.note_sent(at(0), PACKET, PACKET);
+        control.note_sent(at(0), PACKET / 2, PACKET);
+        assert_eq!(control.paid_at(), at(15));
+        // Time without packets saves nothing up.
+        control.note_sent(at(100), PACKET, PACKET);
+        assert_eq!(control.paid_at(), at(110));
+    }
+
+    #[test]
+    fn another_queue_pair_goes_on_with_the_window_unless_the_peer_is_of_another_kind() {
+        let fixed = Fixed { window: 32 * PACKET, rate: None };
+        let mut control = PathControl::new(&facts(false), &fixed);
+        control.note_sent(at(0), 8 * PACKET, 8 * PACKET);
+        control.renew(&facts(false), &fixed);
+        assert_eq!(control.window_packets(), 24);
+        control.renew(&facts(true), &fixed);
+        assert_eq!(control.window_packets(), 32);
+    }
+
+    #[test]
+    fn a_window_is_whole_packets_at_least_one_and_no_more_than_the_socket_takes() {
+        for (window, packets) in
+            [(0, 1), (1, 1), (1_023, 1), (2_047, 1), (2_048, 2), (64 << 10, 64), (65 << 10, 64), (u64::MAX, 64)]
+        {
+            let control = PathControl::new(&facts(true), &Fixed { window, rate: None });
+            assert_eq!(control.window_packets(), packets, "{window}");
+        }
+    }
+}
