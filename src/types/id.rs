@@ -80,6 +80,12 @@ impl Psn {
         ((self.0.wrapping_sub(earlier.0) << 8) as i32) >> 8
     }
 
+    /// Packets from `earlier` to the one before this number; none if this number is the earlier one.
+    pub(crate) const fn packets_since(self, earlier: Psn) -> u32 {
+        let distance = self.distance_from(earlier);
+        if distance < 0 { 0 } else { distance as u32 }
+    }
+
     /// Whether this number lies in the window of `count` packets that starts at `first`.
     pub const fn is_within(self, first: Psn, count: u32) -> bool {
         self.0.wrapping_sub(first.0) & MASK_24 < count

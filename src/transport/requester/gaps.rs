@@ -76,7 +76,7 @@ impl Gaps {
 
     /// Packets that have arrived.
     pub(super) fn arrived(&self) -> u32 {
-        (self.end.distance_from(self.begin).max(0) as u32).saturating_sub(self.missing.packets())
+        self.end.packets_since(self.begin).saturating_sub(self.missing.packets())
     }
 
     /// How many were sent again within this time, for the first time.

@@ -68,7 +68,7 @@ impl Requester {
         psn: Psn,
         runs: GapRuns<'_>,
     ) -> Result<(), DropReason> {
-        if runs.packets() > packets_between(psn, self.limit) {
+        if runs.packets() > self.limit.packets_since(psn) {
             return Err(DropReason::BadPsn);
         }
         common.count(Counter::ReceivedSequenceNak);
@@ -126,7 +126,7 @@ impl Requester {
         let later = self.in_progress().skip_while(move |(_, request)| !psn.is_before(request.end()));
         let packets = later.flat_map(move |(_, request)| {
             let step = if request.is_read { request.chunk.max(1) } else { 1 };
-            let from = packets_between(request.first, psn).div_ceil(step);
+            let from = psn.packets_since(request.first).div_ceil(step);
             (from..request.packets.div_ceil(step)).map(move |place| {
                 let offset = place * step;
                 (request.first.plus(offset), step.min(request.packets - offset))
@@ -150,7 +150,7 @@ impl Requester {
     /// The number after those that the request packet takes to which this one belongs.
     fn end_of_request_packet(&self, psn: Psn) -> Option<Psn> {
         let request = self.request(self.request_with(psn)?);
-        let offset = packets_between(request.first, psn);
+        let offset = psn.packets_since(request.first);
         Some(if request.is_read { request.first.plus(request.end_of_chunk(offset)) } else { psn.plus(1) })
     }
 
@@ -170,9 +170,4 @@ impl Requester {
         }
         self.arm_repair(now);
     }
-}
-
-/// Numbers from the first one to the one before the second. None if that comes first.
-fn packets_between(first: Psn, end: Psn) -> u32 {
-    end.distance_from(first).max(0) as u32
 }

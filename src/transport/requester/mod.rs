@@ -299,7 +299,7 @@ impl Requester {
     /// Numbers sent and not acknowledged.
     #[inline]
     pub(super) fn packets_in_flight(&self) -> u32 {
-        self.limit.distance_from(self.unacknowledged).max(0) as u32
+        self.limit.packets_since(self.unacknowledged)
     }
 
     /// The part of it that counts against the window of the peer's address, which all its queue pairs share. What is
@@ -316,7 +316,7 @@ impl Requester {
     /// Packets from the oldest unacknowledged one to the cursor.
     #[inline]
     fn packets_before_cursor(&self) -> u32 {
-        self.cursor.distance_from(self.unacknowledged).max(0) as u32
+        self.cursor.packets_since(self.unacknowledged)
     }
 
     /// Whether the peer did not even respond to a probe.

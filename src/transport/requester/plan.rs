@@ -188,7 +188,7 @@ impl Requester {
             return None;
         }
         let request = self.request(index);
-        let offset = psn.distance_from(request.first).max(0) as u32;
+        let offset = psn.packets_since(request.first);
         let header = self.send.header(index);
         if request.is_read {
             return self.plan_read(common, index, psn, offset, turn);
@@ -261,7 +261,7 @@ impl Requester {
             return true;
         }
         let end = match self.repeats_selectively() {
-            false => psn.plus(covers).distance_from(self.unacknowledged).max(0) as u32,
+            false => psn.plus(covers).packets_since(self.unacknowledged),
             true if covers > self.packets_kept_from(path, psn) => return false,
             true => self.packets_in_queues() + covers,
         };
@@ -301,7 +301,7 @@ impl Requester {
     /// Packets in flight when the one of this number leaves.
     fn packets_behind(&self, psn: Psn) -> u32 {
         match self.repeats_selectively() {
-            false => psn.distance_from(self.unacknowledged).max(0) as u32,
+            false => psn.packets_since(self.unacknowledged),
             true => self.packets_in_queues(),
         }
     }
@@ -336,7 +336,7 @@ impl Requester {
     /// Numbers since the last request for an acknowledgement.
     #[inline]
     fn unasked_before(&self, psn: Psn) -> u32 {
-        psn.distance_from(self.last_ack_request).max(0) as u32
+        psn.packets_since(self.last_ack_request)
     }
 
     /// Packets after which an acknowledgement is asked for in any case.

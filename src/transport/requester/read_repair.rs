@@ -114,7 +114,7 @@ impl Requester {
     /// No response comes: the oldest request is made once more, a READ without what has come of its responses.
     pub(super) fn give_up_oldest_response(&mut self, now: Time) {
         let request = *self.request(self.oldest);
-        let offset = self.unacknowledged.distance_from(request.first).max(0) as u32;
+        let offset = self.unacknowledged.packets_since(request.first);
         let end = request.first.plus(request.end_of_chunk(offset));
         self.expect_responses_before(end);
         let patience = self.patience();
@@ -137,7 +137,7 @@ impl Requester {
         if !request.is_read {
             return self.plan_again(common, index, psn, Turn::Missing);
         }
-        let offset = psn.distance_from(request.first).max(0) as u32;
+        let offset = psn.packets_since(request.first);
         let covers = lost.packets.min(request.end_of_chunk(offset) - offset);
         if !self.window_allows(common, psn, covers, Turn::Missing) {
             return None;

@@ -71,6 +71,11 @@ impl Recovery {
         self.repeats_on_evidence
     }
 
+    /// All is sent again without a NAK or a gap.
+    fn forget_evidence(&mut self) {
+        (self.went_back_at, self.repeats_on_evidence) = (None, false);
+    }
+
     /// The requester has gone back on a NAK or a gap, from this number on.
     fn note_went_back(&mut self, psn: Psn) {
         (self.went_back_at, self.repeats_on_evidence) = (Some(psn), true);
@@ -233,7 +238,7 @@ impl Requester {
             return Err(RequestFailure::new(CompletionStatus::RetryExceededError, cause));
         }
         self.recovery.retries_spent += 1;
-        (self.recovery.went_back_at, self.recovery.repeats_on_evidence) = (None, false);
+        self.recovery.forget_evidence();
         self.go_back();
         self.restart_timeout(common, now);
         Ok(())
@@ -337,7 +342,7 @@ impl Requester {
         recovery.retries_spent = 0;
         recovery.timeout_at = None;
         recovery.probe_at = None;
-        (recovery.went_back_at, recovery.repeats_on_evidence) = (None, false);
+        recovery.forget_evidence();
         recovery.probe = None;
         self.forget_missing_requests();
         self.go_back_to(psn);

@@ -248,7 +248,7 @@ impl Requester {
         let request = *self.request(index);
         // After a repetition any of FIRST, MIDDLE, LAST and ONLY may come; the length must fit. rxe checks their order.
         let mtu = common.mtu_bytes();
-        let position = psn.distance_from(request.first).max(0) as u32;
+        let position = psn.packets_since(request.first);
         let total = if request.is_ack_only { 0 } else { self.send.header(index).length };
         let is_last = position + 1 == request.packets;
         let expected = if is_last { total - position * mtu } else { mtu };

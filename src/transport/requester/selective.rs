@@ -198,7 +198,7 @@ impl Requester {
 
     /// Packets from `first` on that the peer keeps if they come before their turn.
     pub(super) fn packets_kept_from(&self, path: &Path, first: Psn) -> u32 {
-        path.reorder_window().saturating_sub(first.distance_from(self.unacknowledged).max(0) as u32)
+        path.reorder_window().saturating_sub(first.packets_since(self.unacknowledged))
     }
 
     /// The next packet that the peer misses.

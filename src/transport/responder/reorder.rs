@@ -228,7 +228,7 @@ impl ReorderBuffer {
     pub(super) fn gap_runs(&self, expected: Psn) -> impl Iterator<Item = GapRun> + '_ {
         let mut psn = expected;
         let mut next = move |ring: &Ring, is_kept: bool| {
-            let left = ring.end.distance_from(psn).max(0) as u32;
+            let left = ring.end.packets_since(psn);
             let run = ring.run(psn, left, is_kept);
             psn = psn.plus(run);
             u16::try_from(run).ok().filter(|packets| *packets > 0)

@@ -414,7 +414,7 @@ impl ResponseQueue {
             return false;
         };
         let ResourceKind::Read { reth: original, next, end, repeats, .. } = &mut resource.kind else { return false };
-        let from = psn.distance_from(resource.first).max(0) as u32;
+        let from = psn.packets_since(resource.first);
         let skipped = u64::from(from) * u64::from(mtu);
         let fits = reth.rkey == original.rkey
             && reth.va == original.va.wrapping_add(skipped)
