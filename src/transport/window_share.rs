@@ -1,10 +1,11 @@
 //! The window of a peer address, as the queue pairs that have it share it.
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::congestion::{CongestionFactory, PathFacts};
 use super::path_control::PathControl;
+use crate::types::Time;
 
 /// The window where no controller says less.
 const NO_CONTROL: u32 = u32::MAX;
@@ -68,7 +69,7 @@ impl WindowShare {
 
     /// A queue pair has the path: a controller is made for the first one.
     pub(super) fn take_path(&self, facts: &PathFacts, factory: &dyn CongestionFactory) {
-        let mut control = self.control.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut control = self.lock();
         match &mut *control {
             Some(control) => control.renew(facts, factory),
             None => *control = Some(PathControl::new(facts, factory)),
@@ -76,20 +77,31 @@ impl WindowShare {
         self.renew_window(control.as_ref());
     }
 
-    /// Tells the controller something, or asks it, if there is one.
+    /// Tells the controller something, if there is one.
     #[cold]
-    pub(super) fn with_control<T>(&self, tell: impl FnOnce(&mut PathControl) -> T) -> Option<T> {
-        // A controller that has panicked may say anything; what it says is bounded.
-        let mut control = self.control.lock().unwrap_or_else(PoisonError::into_inner);
-        let told = control.as_mut().map(tell);
+    pub(super) fn tell(&self, tell: impl FnOnce(&mut PathControl)) {
+        let mut control = self.lock();
+        if let Some(control) = control.as_mut() {
+            tell(control);
+        }
         self.renew_window(control.as_ref());
-        told
+    }
+
+    /// When what was sent is paid for.
+    #[cold]
+    pub(super) fn paid_at(&self) -> Time {
+        self.lock().as_ref().map_or(Time::ZERO, PathControl::paid_at)
     }
 
     /// Whether its packets have a rate.
     #[inline]
     pub(super) fn is_paced(&self) -> bool {
-        self.is_controlled() && self.with_control(|control| control.is_paced()) == Some(true)
+        self.is_controlled() && self.lock().as_ref().is_some_and(PathControl::is_paced)
+    }
+
+    /// A controller that has panicked may say anything; what it says is bounded.
+    fn lock(&self) -> MutexGuard<'_, Option<PathControl>> {
+        self.control.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn renew_window(&self, control: Option<&PathControl>) {

@@ -28,7 +28,7 @@ impl Requester {
     pub(super) fn tell_sent(&mut self, common: &Common, now: Time, packets: u32) {
         if let Some(path) = common.path.as_ref().filter(|path| path.window_share.is_controlled()) {
             let (bytes, in_flight) = (window_bytes(common, packets), self.in_flight_on(common, path));
-            path.window_share.with_control(|control| control.note_sent(now, bytes, in_flight));
+            path.window_share.tell(|control| control.note_sent(now, bytes, in_flight));
         }
     }
 
@@ -46,13 +46,13 @@ impl Requester {
         if !common.service.is_reliable() {
             return;
         }
-        let packets = self.unacknowledged.distance_from(before).max(0) as u32;
+        let packets = self.unacknowledged.packets_since(before);
         let [round_trip, repetition] = self.round_trip.measured(self.unacknowledged, now);
         let bytes = window_bytes(common, packets);
         let ack = Acked { now, bytes, round_trip, repetition, in_flight: self.in_flight_on(common, path) };
         self.window.note_acknowledged(&ack);
         self.renew_window(&path.facts());
-        path.window_share.with_control(|control| control.note_acknowledged(&ack));
+        path.window_share.tell(|control| control.note_acknowledged(&ack));
     }
 
     /// Packets seem lost, and are about to be sent again.
@@ -62,7 +62,7 @@ impl Requester {
         let event = CongestionEvent { now, kind, in_flight: self.in_flight_on(common, path) };
         self.window.note_congestion(&event);
         self.renew_window(&path.facts());
-        path.window_share.with_control(|control| control.note_congestion(&event));
+        path.window_share.tell(|control| control.note_congestion(&event));
     }
 
     /// Bytes in flight on the path: of this queue pair all that is not acknowledged, of the others what counts against
@@ -76,25 +76,19 @@ impl Requester {
     #[inline]
     pub(in crate::transport) fn hold_back(&mut self, common: &Common, now: Time) {
         if let Some(path) = common.path.as_ref().filter(|path| path.window_share.is_controlled()) {
-            self.pace.hold_back(now, paid_at(path));
+            self.pace.hold_back(now, path.window_share.paid_at());
         }
     }
 
     /// A clock has run out, or the pause has, while the pace holds packets back. What is held back has no response, so
     /// the clocks of the responses run from the end of the pause on, and spend nothing before.
     pub(super) fn handle_pause(&mut self, common: &Common, now: Time) {
-        let paid_at = common.path.as_ref().map_or(Time::ZERO, paid_at);
+        let paid_at = common.path.as_ref().map_or(Time::ZERO, |path| path.window_share.paid_at());
         let resume = self.pace.end_pause(now, paid_at);
         if self.recovery.response_is_late(now) {
             self.recovery.postpone_clocks(resume + self.round_trip.probe_wait());
         }
     }
-}
-
-/// When what was sent on this path is paid for.
-#[cold]
-fn paid_at(path: &Path) -> Time {
-    path.window_share.with_control(|control| control.paid_at()).unwrap_or(Time::ZERO)
 }
 
 /// What so many packets take of the window.
