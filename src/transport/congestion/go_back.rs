@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use super::{Acked, CongestionControl, CongestionEvent, PathFacts};
+use super::{Acked, CongestionEvent, PathFacts};
 use crate::types::Time;
 
 /// Packets beyond what the path holds, so that it does not run dry between two responses.
@@ -88,7 +88,7 @@ impl GoBackWindow {
             if measure.left > 0 {
                 return;
             }
-            // What is measured with so little in flight says nothing of the queue.
+            // So few packets make no queue, so the next loss needs a round trip of the whole window.
             (self.least, self.recent) = (Some((measure.shortest, now)), None);
             self.bytes = measure.window;
             self.measure = None;
@@ -137,10 +137,9 @@ fn shorter(known: Option<Duration>, measured: Duration) -> Option<Duration> {
     Some(known.map_or(measured, |known| known.min(measured)))
 }
 
-impl CongestionControl for GoBackWindow {
-    fn on_sent(&mut self, _: Time, _: u64, _: u64) {}
-
-    fn on_ack(&mut self, ack: &Acked) {
+impl GoBackWindow {
+    /// Something was acknowledged.
+    pub(super) fn note_acknowledged(&mut self, ack: &Acked) {
         let [once, again] = [ack.round_trip, ack.repetition].map(|measured| measured.filter(|time| !time.is_zero()));
         if once.is_some() || again.is_some() {
             self.unmeasured = 0;
@@ -156,7 +155,8 @@ impl CongestionControl for GoBackWindow {
         }
     }
 
-    fn on_congestion(&mut self, event: &CongestionEvent) {
+    /// Packets seem lost.
+    pub(super) fn note_congestion(&mut self, event: &CongestionEvent) {
         self.unused = 0;
         if self.measures_again(event.now) {
             self.recent = None;
@@ -169,12 +169,9 @@ impl CongestionControl for GoBackWindow {
         self.bytes = self.bytes.min(reduced);
     }
 
-    fn window(&self) -> u64 {
+    /// Bytes that may be in flight.
+    pub(super) fn window(&self) -> u64 {
         self.bytes
-    }
-
-    fn pacing_rate(&self) -> Option<u64> {
-        None
     }
 }
 
@@ -192,11 +189,21 @@ mod tests {
 
     fn acknowledge(window: &mut GoBackWindow, packets: u64, milliseconds: Option<u64>) {
         let round_trip = milliseconds.map(Duration::from_millis);
-        window.on_ack(&Acked { now: Time::ZERO, bytes: packets * PACKET, round_trip, repetition: None, in_flight: 0 });
+        window.note_acknowledged(&Acked {
+            now: Time::ZERO,
+            bytes: packets * PACKET,
+            round_trip,
+            repetition: None,
+            in_flight: 0,
+        });
     }
 
     fn lose(window: &mut GoBackWindow) -> u64 {
-        window.on_congestion(&CongestionEvent { now: Time::ZERO, kind: CongestionKind::Loss, in_flight: 0 });
+        lose_at(window, Time::ZERO)
+    }
+
+    fn lose_at(window: &mut GoBackWindow, now: Time) -> u64 {
+        window.note_congestion(&CongestionEvent { now, kind: CongestionKind::Loss, in_flight: 0 });
         window.window() / PACKET
     }
 
@@ -228,7 +235,7 @@ mod tests {
         let packets = window.window() / PACKET;
         let queue = Duration::from_micros(160) * packets as u32;
         let round_trip = Some(base.max(queue));
-        window.on_ack(&Acked { now, bytes: packets * PACKET, round_trip, repetition: None, in_flight: 0 });
+        window.note_acknowledged(&Acked { now, bytes: packets * PACKET, round_trip, repetition: None, in_flight: 0 });
     }
 
     #[test]
@@ -243,8 +250,8 @@ mod tests {
                 fill(&mut window, now, Duration::from_millis(20));
             }
             if milliseconds % 2_000 == 0 {
-                window.on_congestion(&CongestionEvent { now, kind: CongestionKind::Loss, in_flight: 0 });
-                before = if milliseconds == 8_000 { window.window() / PACKET } else { before };
+                let packets = lose_at(&mut window, now);
+                before = if milliseconds == 8_000 { packets } else { before };
             }
         }
         assert!(before < 15, "{before} packets where a round trip of 1 ms is believed");
@@ -258,16 +265,12 @@ mod tests {
         acknowledge(&mut window, 1, Some(1));
         lose(&mut window);
         acknowledge(&mut window, 64, Some(10));
-        let later = |window: &mut GoBackWindow| {
-            let now = Time::ZERO + BELIEVED;
-            window.on_congestion(&CongestionEvent { now, kind: CongestionKind::Loss, in_flight: 0 });
-            window.window() / PACKET
-        };
-        assert_eq!(later(&mut window), SPARE_PACKETS);
+        let later = Time::ZERO + BELIEVED;
+        assert_eq!(lose_at(&mut window, later), SPARE_PACKETS);
         assert_eq!(window.usual() / PACKET, 64);
         for milliseconds in [20, 2, 2] {
             acknowledge(&mut window, 8, Some(milliseconds));
-            assert_eq!(later(&mut window), SPARE_PACKETS);
+            assert_eq!(lose_at(&mut window, later), SPARE_PACKETS);
         }
         acknowledge(&mut window, 8, Some(2));
         assert_eq!(window.window() / PACKET, 64);
@@ -287,8 +290,7 @@ mod tests {
                 now = now + Duration::from_micros(160) * (window.window() / PACKET) as u32;
                 fill(&mut window, now, Duration::from_millis(1));
             }
-            window.on_congestion(&CongestionEvent { now, kind: CongestionKind::Loss, in_flight: 0 });
-            let packets = window.window() / PACKET;
+            let packets = lose_at(&mut window, now);
             assert!(packets < 24, "{packets} packets after {loss} losses");
         }
         assert!(now > Time::ZERO + 2 * BELIEVED);
@@ -301,7 +303,7 @@ mod tests {
         acknowledge(&mut window, 1, Some(1));
         let mut repeat = |microseconds| {
             let repetition = Some(Duration::from_micros(microseconds));
-            window.on_ack(&Acked { now: Time::ZERO, bytes: 0, round_trip: None, repetition, in_flight: 0 });
+            window.note_acknowledged(&Acked { now: Time::ZERO, bytes: 0, round_trip: None, repetition, in_flight: 0 });
             lose(&mut window)
         };
         assert_eq!([repeat(10), repeat(16_000)], [64, 4 + SPARE_PACKETS]);

@@ -60,7 +60,7 @@ pub struct Acked {
     /// The same of a packet that was sent again because it was known to be missing. It waited behind what was sent in
     /// vain. A short one may be the response to something else.
     pub repetition: Option<Duration>,
-    /// What is sent on the path and not acknowledged now.
+    /// Bytes sent on the path and not acknowledged now.
     pub in_flight: u64,
 }
 
@@ -83,7 +83,7 @@ pub struct CongestionEvent {
     pub now: Time,
     /// What it is concluded from.
     pub kind: CongestionKind,
-    /// What is sent on the path and not acknowledged, the lost packets of this connection included.
+    /// Bytes sent on the path and not acknowledged, the lost packets of this connection included.
     pub in_flight: u64,
 }
 
@@ -198,13 +198,13 @@ impl ConnectionWindow {
 
     pub(super) fn note_acknowledged(&mut self, ack: &Acked) {
         if let Self::GoBack(go_back) = self {
-            go_back.on_ack(ack);
+            go_back.note_acknowledged(ack);
         }
     }
 
     pub(super) fn note_congestion(&mut self, event: &CongestionEvent) {
         if let Self::GoBack(go_back) = self {
-            go_back.on_congestion(event);
+            go_back.note_congestion(event);
         }
     }
 }
