@@ -19,6 +19,12 @@ impl Pair {
         self.ends[0].post(now, Operation::FetchAndAdd { remote_addr: 0x10_0000, rkey, add: 1 }, &[local]);
     }
 
+    fn begin_unsignaled_write(&mut self) {
+        let (now, local, rkey) = (self.now, self.ends[0].sge(0, 8), self.ends[1].region.rkey());
+        let write = Operation::Write { remote_addr: 0x10_0000, rkey };
+        self.ends[0].post_flagged(now, write, &[local], SendFlags::empty());
+    }
+
     /// All that an end sends now, of which the packets at these places are lost.
     fn carry_without(&mut self, from: usize, lost: &[i32]) {
         let sent = self.catch(from);
@@ -107,11 +113,7 @@ fn what_follows_a_packet_without_a_receive_is_sent_again_once() {
 fn a_read_behind_kept_packets_does_not_hold_up_their_acknowledgement() {
     let mut pair = acquainted();
     pair.begin_write(1);
-    let (now, local, rkey) = (pair.now, pair.ends[0].sge(0, 8), pair.ends[1].region.rkey());
-    for _ in 0..4 {
-        let write = Operation::Write { remote_addr: 0x10_0000, rkey };
-        pair.ends[0].post_flagged(now, write, &[local], SendFlags::empty());
-    }
+    (0..4).for_each(|_| pair.begin_unsignaled_write());
     pair.carry_without(0, &[1]);
     pair.carry_without(1, &[]);
     let again = pair.catch(0);
@@ -266,11 +268,8 @@ fn responses_that_were_kept_are_not_asked_for_again_by_a_probe_for_an_atomic() {
 fn an_acknowledgement_before_a_receiver_that_is_not_ready_reaches_up_to_it() {
     let mut pair = acquainted();
     pair.begin_write(1);
-    let (now, local, rkey) = (pair.now, pair.ends[0].sge(0, 8), pair.ends[1].region.rkey());
-    for _ in 0..3 {
-        let write = Operation::Write { remote_addr: 0x10_0000, rkey };
-        pair.ends[0].post_flagged(now, write, &[local], SendFlags::empty());
-    }
+    (0..3).for_each(|_| pair.begin_unsignaled_write());
+    let (now, local) = (pair.now, pair.ends[0].sge(0, 8));
     pair.ends[0].post(now, Operation::Send, &[local]);
     let sent = pair.catch(0);
     sent[1..].iter().for_each(|sent| pair.deliver(sent));
