@@ -3,10 +3,15 @@
 
 use std::time::Duration;
 
-use super::congestion::{Acked, CongestionControl, CongestionEvent, CongestionFactory, PathFacts};
+use super::congestion::{Acked, CongestionControl, CongestionEvent, CongestionFactory, PathFacts, Sent};
 use crate::types::Time;
 
 const SECOND_NANOSECONDS: u64 = 1_000_000_000;
+/// What leaves in one send takes this long at the path's rate at most: shorter pauses than that are no longer exact
+/// where a thread sleeps, and longer ones overflow the short queue of a switch (31 kB at 1 Gbit/s).
+const BURST: Duration = Duration::from_micros(250);
+/// A send may have so many packets, whatever the rate.
+const LEAST_BURST_PACKETS: u32 = 2;
 
 /// See the module.
 pub(super) struct PathControl {
@@ -36,12 +41,12 @@ impl PathControl {
         self.facts.packets_of(self.controller.window())
     }
 
-    /// Packets of so many bytes have left. What leaves in one send is not spaced, but paid for before the next one.
-    pub(super) fn note_sent(&mut self, now: Time, bytes: u64, in_flight: u64) {
-        self.controller.on_sent(now, bytes, in_flight);
+    /// Packets have left. What leaves in one send is not spaced, but paid for before the next one.
+    pub(super) fn note_sent(&mut self, sent: &Sent) {
+        self.controller.on_sent(sent);
         if let Some(rate) = self.controller.pacing_rate() {
-            let cost = Duration::from_nanos(bytes.saturating_mul(SECOND_NANOSECONDS) / rate.max(1));
-            self.paid_at = self.paid_at.max(now) + cost;
+            let cost = Duration::from_nanos(sent.bytes.saturating_mul(SECOND_NANOSECONDS) / rate.max(1));
+            self.paid_at = self.paid_at.max(sent.now) + cost;
         }
     }
 
@@ -51,6 +56,14 @@ impl PathControl {
 
     pub(super) fn note_congestion(&mut self, event: &CongestionEvent) {
         self.controller.on_congestion(event);
+    }
+
+    /// Packets that may leave in one send.
+    pub(super) fn burst_packets(&self) -> u32 {
+        let Some(rate) = self.controller.pacing_rate() else { return u32::MAX };
+        let bytes = u128::from(rate) * BURST.as_nanos() / u128::from(SECOND_NANOSECONDS);
+        let packets = bytes / u128::from(self.facts.mtu.bytes());
+        u32::try_from(packets).unwrap_or(u32::MAX).max(LEAST_BURST_PACKETS)
     }
 
     /// When the next packet may leave.
@@ -79,8 +92,8 @@ mod tests {
     }
 
     impl CongestionControl for Fixed {
-        fn on_sent(&mut self, _: Time, bytes: u64, _: u64) {
-            self.window -= bytes;
+        fn on_sent(&mut self, sent: &Sent) {
+            self.window -= sent.bytes;
         }
 
         fn on_ack(&mut self, ack: &Acked) {
@@ -114,15 +127,19 @@ mod tests {
         Time::from_nanos(1_000_000 + microseconds * 1_000)
     }
 
+    fn sent(microseconds: u64, bytes: u64) -> Sent {
+        Sent { now: at(microseconds), bytes, lost: 0, in_flight: bytes }
+    }
+
     #[test]
     fn what_is_sent_is_paid_for_before_the_next_send() {
         let fixed = Fixed { window: 64 * PACKET, rate: Some(100_000 * PACKET) };
         let mut control = PathControl::new(&facts(true), &fixed);
-        control.note_sent(at(0), PACKET, PACKET);
-        control.note_sent(at(0), PACKET / 2, PACKET);
+        control.note_sent(&sent(0, PACKET));
+        control.note_sent(&sent(0, PACKET / 2));
         assert_eq!(control.paid_at(), at(15));
         // Time without packets saves nothing up.
-        control.note_sent(at(100), PACKET, PACKET);
+        control.note_sent(&sent(100, PACKET));
         assert_eq!(control.paid_at(), at(110));
     }
 
@@ -130,7 +147,7 @@ mod tests {
     fn another_queue_pair_goes_on_with_the_window_unless_the_peer_is_of_another_kind() {
         let fixed = Fixed { window: 32 * PACKET, rate: None };
         let mut control = PathControl::new(&facts(false), &fixed);
-        control.note_sent(at(0), 8 * PACKET, 8 * PACKET);
+        control.note_sent(&sent(0, 8 * PACKET));
         control.renew(&facts(false), &fixed);
         assert_eq!(control.window_packets(), 24);
         control.renew(&facts(true), &fixed);

@@ -47,12 +47,13 @@ fn hot_structures_stay_small() {
         &bounds! {
             Seed: 8,
             Path: 96,
-            // With the consuming end of the send queue and its share of the window.
-            Requester: 384,
+            // With the consuming end of the send queue, its share of the window, and the pointer to the samples that a
+            // controller wants.
+            Requester: 392,
             ResponseQueue: 152,
             // With the receives and the scatter list of the one in progress.
             Responder: 360,
-            QueuePair: 1_744,
+            QueuePair: 1_752,
         }[..],
         // One for each region, behind the table's pointer.
         &bounds! {

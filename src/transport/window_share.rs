@@ -87,10 +87,10 @@ impl WindowShare {
         self.renew_window(control.as_ref());
     }
 
-    /// When what was sent is paid for.
+    /// When what was sent is paid for, and how many packets may leave in one send.
     #[cold]
-    pub(super) fn paid_at(&self) -> Time {
-        self.lock().as_ref().map_or(Time::ZERO, PathControl::paid_at)
+    pub(super) fn allowance(&self) -> (Time, u32) {
+        self.lock().as_ref().map_or((Time::ZERO, u32::MAX), |control| (control.paid_at(), control.burst_packets()))
     }
 
     /// Whether its packets have a rate.

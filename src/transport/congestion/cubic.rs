@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use super::curve::{BETA, Curve, plateau_after};
+use super::loss_test::{LossTest, Verdict};
 use super::slow_start::SlowStart;
-use super::{Acked, CongestionControl, CongestionEvent, CongestionFactory, CongestionKind, PathFacts};
+use super::{Acked, CongestionControl, CongestionEvent, CongestionFactory, CongestionKind, PathFacts, Sent};
 use crate::types::Time;
 
 /// The law counts in segments of TCP on Ethernet, whatever the path MTU: else a connection with large packets grows
@@ -56,6 +57,13 @@ pub struct Cubic {
     prior: f64,
     curve: Option<Curve>,
     slow_start: SlowStart,
+    losses: LossTest,
+    /// The window and the threshold before a reduction that may turn out to be for nothing.
+    before: (f64, f64),
+    /// Packets are lost by chance, and a larger window would make a queue: the window when that began. 0: it grows.
+    held_at: f64,
+    /// Bytes of a packet.
+    packet: u64,
     smoothed: Option<Duration>,
     /// The most that was in flight in this round, in bytes.
     most_in_flight: u64,
@@ -79,6 +87,10 @@ impl Cubic {
             prior: 0.0,
             curve: None,
             slow_start: SlowStart::default(),
+            losses: LossTest::default(),
+            before: (0.0, 0.0),
+            held_at: 0.0,
+            packet,
             smoothed: None,
             most_in_flight: 0,
             round_left: 0,
@@ -95,7 +107,8 @@ impl Cubic {
         segments(self.most_in_flight) * 2.0 >= self.window
     }
 
-    fn note_round_trip(&mut self, measured: Duration) {
+    fn note_round_trip(&mut self, now: Time, measured: Duration) {
+        self.losses.note_round_trip(now, measured);
         self.smoothed = Some(self.smoothed.map_or(measured, |smoothed| (smoothed * 7 + measured) / 8));
         if self.is_in_slow_start() {
             self.slow_start.note_round_trip(measured);
@@ -105,12 +118,16 @@ impl Cubic {
     fn grow(&mut self, now: Time, acknowledged: f64) {
         let mut acknowledged = acknowledged;
         if self.is_in_slow_start() {
-            let grown = (self.window + self.slow_start.growth(acknowledged)).min(self.threshold);
+            let is_careful = self.losses.is_in_doubt();
+            let grown = (self.window + self.slow_start.growth(acknowledged, is_careful)).min(self.threshold);
             acknowledged -= grown - self.window;
             self.window = grown;
             if self.window < self.threshold {
                 return;
             }
+        }
+        if self.held_at > 0.0 {
+            return;
         }
         let (window, plateau, prior) = (self.window, self.plateau, self.prior);
         let curve = self.curve.get_or_insert_with(|| Curve::new(now, window, plateau, prior));
@@ -118,15 +135,50 @@ impl Cubic {
         self.window = curve.window_after(now, acknowledged, window, self.smoothed.unwrap_or_default());
     }
 
-    fn end_round(&mut self, in_flight: u64) {
+    fn end_round(&mut self, now: Time, in_flight: u64) {
         self.round_left = in_flight;
         self.most_in_flight = in_flight;
         if self.is_in_slow_start() && self.slow_start.end_round() {
             self.threshold = self.window;
         }
+        if self.recovery_left > 0 {
+            return;
+        }
+        self.hold();
+        match self.losses.end_round(now) {
+            Verdict::Chance => {}
+            Verdict::Congestion => self.reduce(in_flight),
+            Verdict::Acquittal => self.take_back(),
+        }
+    }
+
+    /// Where packets are lost by chance, the window stays below what makes a queue: with one, the next loss would be
+    /// taken for congestion.
+    fn hold(&mut self) {
+        let Some(part) = self.losses.excess() else {
+            self.held_at = 0.0;
+            return;
+        };
+        if self.held_at == 0.0 {
+            self.held_at = self.window;
+        }
+        self.window = (self.window * part).max(self.held_at * BETA).max(self.least_window);
+        self.plateau = self.window;
+        self.curve = None;
+    }
+
+    /// The latest reduction was for nothing.
+    fn take_back(&mut self) {
+        let (window, threshold) = self.before;
+        if window > self.window {
+            (self.window, self.threshold, self.curve) = (window, threshold, None);
+        }
     }
 
     fn reduce(&mut self, in_flight: u64) {
+        self.losses.note_reduced();
+        self.held_at = 0.0;
+        self.before = (self.window, self.threshold);
         self.plateau = plateau_after(self.window, self.plateau);
         self.prior = self.window;
         self.threshold = (self.window * BETA).max(self.least_window);
@@ -137,29 +189,37 @@ impl Cubic {
 }
 
 impl CongestionControl for Cubic {
-    fn on_sent(&mut self, _: Time, _: u64, in_flight: u64) {
-        self.most_in_flight = self.most_in_flight.max(in_flight);
+    fn on_sent(&mut self, sent: &Sent) {
+        self.most_in_flight = self.most_in_flight.max(sent.in_flight);
+        self.losses.note_sent(sent.bytes / self.packet, sent.lost / self.packet);
     }
 
     fn on_ack(&mut self, ack: &Acked) {
         if let Some(measured) = ack.round_trip.filter(|measured| *measured <= LONGEST_ROUND_TRIP) {
-            self.note_round_trip(measured);
+            self.note_round_trip(ack.now, measured);
         }
         let is_recovering = self.recovery_left > 0;
         self.recovery_left = self.recovery_left.saturating_sub(ack.bytes);
+        if is_recovering && self.recovery_left == 0 {
+            self.losses.begin_count();
+        }
         if !is_recovering && self.is_limited_by_window() {
             self.grow(ack.now, segments(ack.bytes));
         }
         self.round_left = self.round_left.saturating_sub(ack.bytes);
         if self.round_left == 0 {
-            self.end_round(ack.in_flight);
+            self.end_round(ack.now, ack.in_flight);
         }
     }
 
     fn on_congestion(&mut self, event: &CongestionEvent) {
         match event.kind {
             CongestionKind::Loss if self.recovery_left > 0 => {}
-            CongestionKind::Loss => self.reduce(event.in_flight),
+            CongestionKind::Loss => {
+                if self.losses.judge() == Verdict::Congestion {
+                    self.reduce(event.in_flight);
+                }
+            }
             CongestionKind::Persistent => {
                 self.reduce(event.in_flight);
                 // The next stage of congestion avoidance has its plateau where it begins (RFC 9438, 4.8).
@@ -204,13 +264,25 @@ mod tests {
     /// A window is sent and acknowledged, packet by packet, within a round trip that ends then.
     fn round(cubic: &mut Cubic, end: f64, round_trip: Duration) {
         let packets = (cubic.window() / PACKET).max(1);
-        cubic.on_sent(at(end), packets * PACKET, packets * PACKET);
+        cubic.on_sent(&sent(packets * PACKET));
         for packet in 0..packets {
             let part = 1.0 - (packet + 1) as f64 / packets as f64;
             let round_trip = (packet == 0).then_some(round_trip);
             let in_flight = packets * PACKET;
             let now = at((end - part * ROUND_TRIP.as_secs_f64()).max(0.0));
             cubic.on_ack(&Acked { now, bytes: PACKET, round_trip, repetition: None, in_flight });
+        }
+    }
+
+    fn sent(bytes: u64) -> Sent {
+        Sent { now: Time::ZERO, bytes, lost: 0, in_flight: bytes }
+    }
+
+    /// A queue is seen, so a loss is taken for congestion.
+    fn see_queue(cubic: &mut Cubic) {
+        for _ in 0..2 {
+            cubic.losses.note_round_trip(at(1.0), 2 * ROUND_TRIP);
+            cubic.losses.end_round(at(1.0));
         }
     }
 
@@ -228,6 +300,7 @@ mod tests {
             assert!((cubic.window() as f64 / expected - 1.0).abs() < 0.05, "{} for {expected}", cubic.window());
         }
         let before = cubic.window();
+        see_queue(&mut cubic);
         lose(&mut cubic, CongestionKind::Loss, before);
         assert_eq!(cubic.window() * 10 / before, 6, "0.7 of it, rounded down");
     }
@@ -264,7 +337,7 @@ mod tests {
         let mut cubic = cubic();
         let before = cubic.window();
         for _ in 0..100 {
-            cubic.on_sent(at(1.0), PACKET, PACKET);
+            cubic.on_sent(&sent(PACKET));
             cubic.on_ack(&Acked { now: at(1.0), bytes: PACKET, round_trip: None, repetition: None, in_flight: 0 });
         }
         assert_eq!(cubic.window(), before);
@@ -309,10 +382,10 @@ mod tests {
     fn long_paths_are_paced() {
         let mut cubic = cubic();
         assert_eq!(cubic.pacing_rate(), None);
-        cubic.note_round_trip(Duration::from_micros(100));
+        cubic.note_round_trip(Time::ZERO, Duration::from_micros(100));
         assert_eq!(cubic.pacing_rate(), None);
         let mut cubic = self::cubic();
-        cubic.note_round_trip(Duration::from_millis(1));
+        cubic.note_round_trip(Time::ZERO, Duration::from_millis(1));
         let rate = cubic.pacing_rate().map(|rate| rate / 1_000_000);
         assert_eq!(rate, Some(131), "two windows of 64 KiB in a millisecond");
     }

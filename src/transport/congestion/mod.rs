@@ -10,6 +10,8 @@
 mod cubic;
 pub(crate) mod curve;
 mod go_back;
+mod loss_test;
+mod round_trips;
 mod slow_start;
 
 use std::net::IpAddr;
@@ -46,16 +48,32 @@ impl PathFacts {
     }
 }
 
-/// An acknowledgement, or another response, that arrived and moved the oldest unacknowledged packet.
+/// Packets that have left.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Sent {
+    /// When they left.
+    pub now: Time,
+    /// What they take of the window.
+    pub bytes: u64,
+    /// Of that, what is sent again because it was lost. What is sent again with it, although it may have arrived, does
+    /// not count.
+    pub lost: u64,
+    /// Bytes sent on the path and not acknowledged, these included.
+    pub in_flight: u64,
+}
+
+/// An acknowledgement, or another response, that arrived.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Acked {
     /// When it arrived.
     pub now: Time,
-    /// What it acknowledges that was not acknowledged before.
+    /// What it acknowledges that was not acknowledged before. 0: it tells of packets that have arrived while an earlier
+    /// one is missing.
     pub bytes: u64,
-    /// The round trip that it ends, if one was being measured: from a packet that asks for a response to the response.
-    /// One packet at a time is measured, never one that was sent again.
+    /// The shortest round trip that it ends: from a packet that asks for a response to the response. Some packets of a
+    /// window are measured, none that was sent again.
     pub round_trip: Option<Duration>,
     /// The same of a packet that was sent again because it was known to be missing. It waited behind what was sent in
     /// vain. A short one may be the response to something else.
@@ -95,9 +113,8 @@ pub struct CongestionEvent {
 /// return soon. An unreliable connection tells it only what it sends, has nothing in flight, and uses the window as the
 /// length of a burst.
 pub trait CongestionControl: Send {
-    /// Packets of so many bytes have left, for the first time, again or as a probe. `in_flight` is what is sent and not
-    /// acknowledged, these included.
-    fn on_sent(&mut self, now: Time, bytes: u64, in_flight: u64);
+    /// Packets have left, for the first time, again or as a probe.
+    fn on_sent(&mut self, sent: &Sent);
 
     /// Something was acknowledged. Called once for an arriving packet, whatever it acknowledges.
     fn on_ack(&mut self, ack: &Acked);
@@ -136,7 +153,7 @@ impl ConstantWindow {
 }
 
 impl CongestionControl for ConstantWindow {
-    fn on_sent(&mut self, _: Time, _: u64, _: u64) {}
+    fn on_sent(&mut self, _: &Sent) {}
 
     fn on_ack(&mut self, _: &Acked) {}
 

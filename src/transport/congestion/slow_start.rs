@@ -52,9 +52,9 @@ impl SlowStart {
         conservative.rounds > CONSERVATIVE_ROUNDS
     }
 
-    /// Segments by which the window grows when so many are acknowledged.
-    pub(super) fn growth(&self, segments: f64) -> f64 {
-        if self.conservative.is_some() { segments / CONSERVATIVE_DIVISOR } else { segments }
+    /// Segments by which the window grows when so many are acknowledged, perhaps with care.
+    pub(super) fn growth(&self, segments: f64, is_careful: bool) -> f64 {
+        if is_careful || self.conservative.is_some() { segments / CONSERVATIVE_DIVISOR } else { segments }
     }
 }
 
@@ -76,10 +76,10 @@ mod tests {
     fn a_round_trip_that_grows_ends_slow_start_in_five_rounds() {
         let mut slow_start = SlowStart::default();
         assert!(!round(&mut slow_start, 1_000) && !round(&mut slow_start, 1_120));
-        assert_eq!(slow_start.growth(8.0), 8.0);
+        assert_eq!(slow_start.growth(8.0, false), 8.0);
         let ends: Vec<bool> = (0..6).map(|later| round(&mut slow_start, 1_300 + later)).collect();
         assert_eq!(ends, [false, false, false, false, false, true]);
-        assert_eq!(slow_start.growth(8.0), 2.0);
+        assert_eq!(slow_start.growth(8.0, false), 2.0);
     }
 
     #[test]
@@ -87,8 +87,8 @@ mod tests {
         let mut slow_start = SlowStart::default();
         round(&mut slow_start, 1_000);
         round(&mut slow_start, 2_000);
-        assert_eq!(slow_start.growth(8.0), 2.0);
+        assert_eq!(slow_start.growth(8.0, false), 2.0);
         round(&mut slow_start, 1_000);
-        assert_eq!(slow_start.growth(8.0), 8.0);
+        assert_eq!(slow_start.growth(8.0, false), 8.0);
     }
 }

@@ -1,8 +1,11 @@
 //! The requester's side of the congestion seam.
 
-use super::{Common, Requester};
+use std::time::Duration;
+
+use super::plan::Turn;
+use super::{Common, RequestPlan, Requester};
 use crate::transport::congestion::{
-    Acked, CongestionEvent, CongestionFactory, CongestionKind, ConnectionWindow, PathFacts,
+    Acked, CongestionEvent, CongestionFactory, CongestionKind, ConnectionWindow, PathFacts, Sent,
 };
 use crate::transport::path::Path;
 use crate::types::{Psn, Time};
@@ -23,12 +26,25 @@ impl Requester {
         self.window_packets = self.window.packets(facts);
     }
 
-    /// So many packets have left.
+    /// So many packets have left, and this is how many of them were lost before.
     #[inline]
-    pub(super) fn tell_sent(&mut self, common: &Common, now: Time, packets: u32) {
+    pub(super) fn tell_sent(&mut self, common: &Common, now: Time, packets: u32, lost: u32) {
         if let Some(path) = common.path.as_ref().filter(|path| path.window_share.is_controlled()) {
-            let (bytes, in_flight) = (window_bytes(common, packets), self.in_flight_on(common, path));
-            path.window_share.tell(|control| control.note_sent(now, bytes, in_flight));
+            let [bytes, lost] = [packets, lost].map(|packets| window_bytes(common, packets));
+            let sent = Sent { now, bytes, lost, in_flight: self.in_flight_on(common, path) };
+            path.window_share.tell(|control| control.note_sent(&sent));
+            let (paid_at, _) = path.window_share.allowance();
+            self.pace.spend(packets, paid_at);
+        }
+    }
+
+    /// Packets that are sent because they were lost, with this one. Going back, only the first of them is known to be.
+    pub(super) fn lost_packets_of(&self, plan: &RequestPlan) -> u32 {
+        match plan.turn {
+            Turn::Missing => plan.covers,
+            Turn::Request => 1,
+            Turn::Probe => 0,
+            Turn::Cursor => u32::from(plan.psn == self.unacknowledged && plan.psn.is_before(self.limit)),
         }
     }
 
@@ -46,13 +62,51 @@ impl Requester {
         if !common.service.is_reliable() {
             return;
         }
-        let packets = self.unacknowledged.packets_since(before);
+        let bytes = window_bytes(common, self.unacknowledged.packets_since(before));
         let [round_trip, repetition] = self.round_trip.measured(self.unacknowledged, now);
-        let bytes = window_bytes(common, packets);
         let ack = Acked { now, bytes, round_trip, repetition, in_flight: self.in_flight_on(common, path) };
-        self.window.note_acknowledged(&ack);
-        self.renew_window(&path.facts());
+        if !self.window.is_constant() {
+            self.window.note_acknowledged(&ack);
+            self.renew_window(&path.facts());
+        }
+        let (unacknowledged, delays) = (self.unacknowledged, self.delays.as_mut());
+        let ack = Acked { round_trip: delays.and_then(|delays| delays.end_before(unacknowledged, now)), ..ack };
         path.window_share.tell(|control| control.note_acknowledged(&ack));
+    }
+
+    /// Whether a packet asks for a response because that is measured: a small message, if no other one is.
+    #[inline]
+    pub(super) fn wants_delay(&self, common: &Common) -> bool {
+        common.path.as_ref().is_some_and(|path| path.window_share.is_controlled())
+            && self.delays.as_ref().is_none_or(|delays| delays.is_idle())
+    }
+
+    /// The same of the first packet of several that leave now.
+    #[inline]
+    pub(super) fn wants_delay_of_several(&self, common: &Common, now: Time) -> bool {
+        common.path.as_ref().is_some_and(|path| path.window_share.is_controlled())
+            && self.delays.as_ref().is_none_or(|delays| delays.wants(now))
+    }
+
+    /// The response to this packet is measured, if a controller wants to know.
+    #[inline]
+    pub(super) fn begin_delay(&mut self, common: &Common, psn: Psn, now: Time) {
+        if common.path.as_ref().is_some_and(|path| path.window_share.is_controlled()) {
+            self.delays.get_or_insert_default().begin(psn, now);
+        }
+    }
+
+    /// Packets have arrived behind a missing one, and the shortest round trip of those that were measured is this.
+    pub(super) fn tell_arrived(&self, common: &Common, now: Time, round_trip: Option<Duration>) {
+        let Some(path) = common.path.as_ref().filter(|_| round_trip.is_some()) else { return };
+        let ack = Acked { now, bytes: 0, round_trip, repetition: None, in_flight: self.in_flight_on(common, path) };
+        path.window_share.tell(|control| control.note_acknowledged(&ack));
+    }
+
+    /// Something is sent again: a response may belong to either copy (Karn's algorithm: RFC 6298, section 3).
+    pub(super) fn doubt_samples(&mut self) {
+        self.round_trip.doubt_sample();
+        self.delays = None;
     }
 
     /// Packets seem lost, and are about to be sent again.
@@ -76,14 +130,14 @@ impl Requester {
     #[inline]
     pub(in crate::transport) fn hold_back(&mut self, common: &Common, now: Time) {
         if let Some(path) = common.path.as_ref().filter(|path| path.window_share.is_controlled()) {
-            self.pace.hold_back(now, path.window_share.paid_at());
+            self.pace.hold_back(now, path.window_share.allowance());
         }
     }
 
     /// A clock has run out, or the pause has, while the pace holds packets back. What is held back has no response, so
     /// the clocks of the responses run from the end of the pause on, and spend nothing before.
     pub(super) fn handle_pause(&mut self, common: &Common, now: Time) {
-        let paid_at = common.path.as_ref().map_or(Time::ZERO, |path| path.window_share.paid_at());
+        let paid_at = common.path.as_ref().map_or(Time::ZERO, |path| path.window_share.allowance().0);
         let resume = self.pace.end_pause(now, paid_at);
         if self.recovery.response_is_late(now) {
             self.recovery.postpone_clocks(resume + self.round_trip.probe_wait());

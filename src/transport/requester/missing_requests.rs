@@ -77,6 +77,7 @@ impl Requester {
         }
         // The responses behind a missing packet wait for it.
         self.round_trip.forget_sample();
+        self.delays = None;
         let known = self.repair.get_or_insert_default().requests.take();
         let mut requests = known.unwrap_or_default();
         let lost_before = requests.missing.lost();

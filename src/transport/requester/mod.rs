@@ -7,6 +7,7 @@
 mod completion;
 mod control;
 mod datagram;
+mod delays;
 mod gaps;
 mod local;
 mod missing;
@@ -34,6 +35,7 @@ use crate::queue::SendConsumer;
 use crate::types::{AsyncEvent, Operation, Psn, Time};
 
 pub(super) use completion::RequestFailure;
+use delays::Delays;
 use pace::{Halt, Pace};
 pub(super) use plan::RequestPlan;
 use recovery::Recovery;
@@ -109,6 +111,8 @@ pub(super) struct Requester {
     /// Responses that come before their turn are placed: the peer is native and shares a key.
     places_early: bool,
     round_trip: RoundTrip,
+    /// On a path with a controller.
+    delays: Option<Box<Delays>>,
     reordering: Reordering,
     /// Packets that the window share counts for this queue pair.
     counted_in_flight: u32,
@@ -144,6 +148,7 @@ impl Requester {
             repair: None,
             places_early: false,
             round_trip: RoundTrip::default(),
+            delays: None,
             reordering: Reordering::default(),
             counted_in_flight: 0,
             fair_share: FairShare::default(),
@@ -176,6 +181,7 @@ impl Requester {
         self.has_asked = true;
         self.places_early = false;
         self.round_trip = RoundTrip::default();
+        self.delays = None;
         self.reordering = Reordering::default();
         self.counted_in_flight = 0;
         self.reset_share();
@@ -398,7 +404,7 @@ impl Requester {
         self.last_ack_request = self.cursor.minus(1);
         self.recovery.forget_gap();
         self.find_cursor_request();
-        self.round_trip.doubt_sample();
+        self.doubt_samples();
     }
 
     /// Everything before `end` was sent.

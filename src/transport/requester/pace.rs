@@ -18,13 +18,21 @@ pub(super) enum Halt {
 }
 
 /// When the next packet may leave.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Pace {
     halt: Halt,
     /// Packets of an unreliable connection since `free_at`.
     burst: u32,
+    /// Packets that the rate lets leave in this send.
+    allowed: u32,
     /// When the halt ends, if it has an end. Without one: when what was sent is paid for, or when the burst began.
     free_at: Time,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self { halt: Halt::None, burst: 0, allowed: u32::MAX, free_at: Time::ZERO }
+    }
 }
 
 impl Pace {
@@ -67,9 +75,24 @@ impl Pace {
         self.free_at = self.free_at.min(now);
     }
 
-    /// Nothing leaves until all is paid for that has left on the path.
-    pub(super) fn hold_back(&mut self, now: Time, paid_at: Time) {
+    /// Nothing leaves until all is paid for that has left on the path; then so many packets in one send.
+    pub(super) fn hold_back(&mut self, now: Time, (paid_at, packets): (Time, u32)) {
+        self.allowed = packets;
         if paid_at > now && self.halt == Halt::None {
+            (self.halt, self.free_at) = (Halt::Pace, paid_at);
+        }
+    }
+
+    /// Packets that may leave before the next pause.
+    #[inline]
+    pub(super) fn allowed(&self) -> u32 {
+        self.allowed
+    }
+
+    /// So many packets have left, which are paid for at this time.
+    pub(super) fn spend(&mut self, packets: u32, paid_at: Time) {
+        self.allowed = self.allowed.saturating_sub(packets);
+        if self.allowed == 0 && self.halt == Halt::None {
             (self.halt, self.free_at) = (Halt::Pace, paid_at);
         }
     }
@@ -127,9 +150,9 @@ mod tests {
     #[test]
     fn a_pause_lasts_until_all_is_paid_for() {
         let mut pace = Pace::default();
-        pace.hold_back(at(10), at(10));
+        pace.hold_back(at(10), (at(10), 1));
         assert!(pace.is_free());
-        pace.hold_back(at(0), at(15));
+        pace.hold_back(at(0), (at(15), 1));
         assert_eq!(pace.halted_until(), Some(at(15)));
         assert_eq!((pace.end_pause(at(15), at(20)), pace.is_free()), (at(20), false), "another one has sent");
         assert_eq!((pace.end_pause(at(21), at(20)), pace.is_free()), (at(21), true));
@@ -139,12 +162,12 @@ mod tests {
     fn a_wait_for_the_receiver_outlasts_the_pace_and_a_stop_both() {
         let mut pace = Pace::default();
         pace.wait_for_receiver(at(5));
-        pace.hold_back(at(0), at(10));
+        pace.hold_back(at(0), (at(10), 1));
         assert_eq!((pace.halt(), pace.halted_until()), (Halt::Receiver, Some(at(5))));
         pace.end_wait(at(3));
         assert!(pace.is_free(), "the peer takes packets again");
         pace.stop();
-        pace.hold_back(at(3), at(10));
+        pace.hold_back(at(3), (at(10), 1));
         assert_eq!((pace.halt(), pace.halted_until()), (Halt::Stopped, None));
     }
 }

@@ -28,11 +28,15 @@ impl Requester {
             Ok(_) => {}
             Err(error) => return self.fail_when_oldest(plan.index, error),
         }
+        let lost = self.lost_packets_of(plan);
+        if ack_request && self.sending(plan) == Sending::First {
+            self.begin_delay(common, plan.psn, pass.now);
+        }
         match common.service.is_reliable() {
             true => self.note_sent(common, pass.now, plan, ack_request),
             false => self.note_sent_unreliable(common, pass, plan.psn.plus(1)),
         }
-        self.tell_sent(common, pass.now, plan.covers);
+        self.tell_sent(common, pass.now, plan.covers, lost);
         Ok(())
     }
 
@@ -50,7 +54,7 @@ impl Requester {
             return false;
         }
         let Some(payload) = self.middle_payloads(common, pass.memory, first) else { return false };
-        let ack_requests = self.ack_requests(common, first.psn);
+        let ack_requests = self.ack_requests(common, first.psn, pass.now);
         let mut burst = Burst {
             headers: &mut self.request_headers(common, first, ack_requests.contains(0)),
             count: self.middles_allowed(common, first, writer.capacity().saturating_sub(writer.packets())),
@@ -62,10 +66,13 @@ impl Requester {
         // What does not fit or is not there is found out again, packet by packet.
         let Ok(added @ 1..) = writer.add(&mut burst) else { return false };
         self.note_middles_asked(pass.now, first.psn, added, ack_requests);
+        if ack_requests.first < added {
+            self.begin_delay(common, first.psn.plus(ack_requests.first), pass.now);
+        }
         self.move_cursor(first.psn.plus(added));
         self.note_in_flight(common);
         self.arm_timers(common, pass.now);
-        self.tell_sent(common, pass.now, added);
+        self.tell_sent(common, pass.now, added, 0);
         true
     }
 
@@ -73,7 +80,8 @@ impl Requester {
     /// it has allowed; at most as many as fit.
     fn middles_allowed(&self, common: &Common, first: &RequestPlan, fit: usize) -> u32 {
         let left = self.request(first.index).packets - 1 - first.offset;
-        self.packets_allowed(common, first.psn, left.min(u32::try_from(fit).unwrap_or(u32::MAX)))
+        let fit = u32::try_from(fit).unwrap_or(u32::MAX).min(self.pace.allowed());
+        self.packets_allowed(common, first.psn, left.min(fit))
     }
 
     /// The payloads of the packets from the planned one on that lie in the same entry of the scatter-gather list.

@@ -176,10 +176,12 @@ impl Requester {
     }
 
     /// Packets that a READ request packet asks for at most. Two of them are in flight at once, so that responses never
-    /// pause.
+    /// pause; on a path with a controller four, so that its window moves in smaller steps.
     fn read_chunk(&self, common: &Common) -> u32 {
-        let usual = |path: &Path| self.window.usual_packets(&path.facts()).min(path.window_share.window());
-        (common.path.as_ref().map_or(1, usual) / 2).max(1)
+        let Some(path) = &common.path else { return 1 };
+        let window = self.window.usual_packets(&path.facts()).min(path.window_share.window());
+        let is_controlled = path.window_share.is_controlled() && common.attributes.max_rd_atomic >= Some(4);
+        (window / if is_controlled { 4 } else { 2 }).max(1)
     }
 
     #[inline]
@@ -318,7 +320,12 @@ impl Requester {
         if plan.turn == Turn::Missing {
             return self.asks_how_it_stands(plan.psn);
         }
-        if many || matches!(plan.turn, Turn::Probe | Turn::Request) || header.operation.has_explicit_response() {
+        let is_measured = plan.turn == Turn::Cursor && self.wants_delay(common);
+        if many
+            || is_measured
+            || matches!(plan.turn, Turn::Probe | Turn::Request)
+            || header.operation.has_explicit_response()
+        {
             return true;
         }
         if plan.offset + 1 < self.request(plan.index).packets {
@@ -352,9 +359,10 @@ impl Requester {
     }
 
     /// Which packets between the first and the last of a request, from this number on, ask for an acknowledgement.
-    pub(super) fn ack_requests(&self, common: &Common, first: Psn) -> AckRequests {
+    pub(super) fn ack_requests(&self, common: &Common, first: Psn, now: Time) -> AckRequests {
         let most = self.most_unasked(common);
-        AckRequests { first: most.saturating_sub(self.unasked_before(first)), every: most.max(1) }
+        let unasked = if self.wants_delay_of_several(common, now) { most } else { self.unasked_before(first) };
+        AckRequests { first: most.saturating_sub(unasked), every: most.max(1) }
     }
 
     /// Whether nothing may leave for a while after this request.

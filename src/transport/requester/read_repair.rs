@@ -101,7 +101,9 @@ impl Requester {
         let (limit, detection) = (self.limit, self.loss_detection(now));
         let Some(early) = self.repair.as_mut().and_then(|repair| repair.early.as_mut()) else { return };
         self.round_trip.note_gaps(early, now);
+        let measured = self.delays.as_mut().and_then(|delays| delays.end_arrived(early, now));
         let is_event = early.judge(end, limit, detection);
+        self.tell_arrived(common, now, measured);
         self.arm_repair(now);
         if is_event {
             common.count(Counter::ReadRepair);

@@ -249,7 +249,7 @@ impl Requester {
         common.count(Counter::TailProbe);
         self.recovery.probes += 1;
         self.recovery.repeats_on_evidence = false;
-        self.round_trip.doubt_sample();
+        self.doubt_samples();
         let first_probe = self.recovery.probes == 1;
         let last_sent = self.limit.minus(1);
         let tail = self.request_with(last_sent).map(|index| *self.request(index));
@@ -348,6 +348,7 @@ impl Requester {
         self.go_back_to(psn);
         // The wait is no part of a round trip.
         self.round_trip.forget_sample();
+        self.delays = None;
         Ok(())
     }
 }

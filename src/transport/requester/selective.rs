@@ -107,10 +107,12 @@ impl Requester {
         );
         let end = board.gaps().end();
         self.round_trip.note_gaps(board.gaps(), now);
+        let measured = self.delays.as_mut().and_then(|delays| delays.end_arrived(board.gaps(), now));
         // After going back: up to there the peer has told what it misses.
         if self.cursor.is_before(end) {
             self.move_cursor(end);
         }
+        self.tell_arrived(common, now, measured);
         if learned.is_new_event {
             self.reordering.note_loss_event();
             self.tell_congestion(common, now, CongestionKind::Loss);

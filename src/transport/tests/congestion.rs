@@ -10,7 +10,7 @@ const MTU: u64 = 1_024;
 /// What a controller was told.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Heard {
-    Sent { now: Time, bytes: u64, in_flight: u64 },
+    Sent(Sent),
     Acked(Acked),
     Congestion(CongestionEvent),
 }
@@ -25,8 +25,8 @@ struct Script {
 }
 
 impl CongestionControl for Script {
-    fn on_sent(&mut self, now: Time, bytes: u64, in_flight: u64) {
-        self.heard.lock().unwrap().push(Heard::Sent { now, bytes, in_flight });
+    fn on_sent(&mut self, sent: &Sent) {
+        self.heard.lock().unwrap().push(Heard::Sent(*sent));
     }
 
     fn on_ack(&mut self, ack: &Acked) {
@@ -86,7 +86,9 @@ impl Script {
     fn sends(&self) -> Vec<(Time, u64)> {
         let heard = self.heard().into_iter();
         heard
-            .filter_map(|heard| if let Heard::Sent { now, bytes, .. } = heard { Some((now, bytes)) } else { None })
+            .filter_map(
+                |heard| if let Heard::Sent(Sent { now, bytes, .. }) = heard { Some((now, bytes)) } else { None },
+            )
             .collect()
     }
 
@@ -146,11 +148,8 @@ fn the_window_bounds_what_is_in_flight_as_the_socket_does() {
         write(&mut pair, 200_000);
         pair.drive(Duration::from_millis(1));
         assert_eq!(pair.most_in_flight, packets, "{window}");
-        let most = script
-            .heard()
-            .iter()
-            .map(|heard| if let Heard::Sent { in_flight, .. } = heard { *in_flight } else { 0 })
-            .max();
+        let most =
+            script.heard().iter().map(|heard| if let Heard::Sent(sent) = heard { sent.in_flight } else { 0 }).max();
         assert_eq!(most, Some(u64::from(packets) * MTU));
         expect_done(&mut pair, 1);
     }
@@ -282,10 +281,12 @@ fn a_transport_timeout_is_persistent_congestion() {
     assert_eq!(script.events().len(), 1);
     let event = script.events()[0];
     assert_eq!((event.now, event.kind, event.in_flight), (pair.now, kind, 10 * MTU));
-    // It leaves again, and counts again as sent; in flight it was already.
+    // All leave again, and count again as sent; in flight they were already. Only the first is known to be lost.
+    let before = script.heard().len();
     end.transmit(pair.now);
-    let again = Heard::Sent { now: pair.now, bytes: MTU, in_flight: 10 * MTU };
-    assert_eq!(script.heard().last(), Some(&again));
+    let again = |lost| Heard::Sent(Sent { now: pair.now, bytes: MTU, lost, in_flight: 10 * MTU });
+    let heard = script.heard().split_off(before);
+    assert_eq!((heard[0], heard[1..].iter().all(|heard| *heard == again(0))), (again(MTU), true));
     pair.drive(Duration::from_millis(1));
     assert!(pair.ends[0].poll()[0].status.is_success());
 }

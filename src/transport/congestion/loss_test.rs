@@ -1,0 +1,277 @@
+//! Whether lost packets tell of congestion, or were lost by chance: without that, CUBIC has a window of 12 packets on a
+//! path that loses 1 % of them, however fast the path is.
+//!
+//! A queue that overflows shows itself in the round trip before it does. So losses are taken for chance while no queue
+//! is seen and they are few (the bound is BBRv2's: draft-cardwell-iccrg-bbr-congestion-control-02, `BBRLossThresh`).
+//! Where they are more, a trial decides: the window is reduced as for congestion, and if as many packets are lost then,
+//! the window was not the reason. That way a policer, which has no queue, is not taken for chance.
+
+use std::time::Duration;
+
+use super::round_trips::ShortestRoundTrip;
+use crate::types::Time;
+
+/// A queue is seen when the shortest round trip of a round is longer than the path's by an eighth, and by this.
+const LEAST_RISE: Duration = Duration::from_micros(100);
+/// Where packets are lost by chance, the window is large enough when half of such a queue is seen.
+const FULL: f64 = 0.5;
+/// Share of the packets that may be lost by chance without a trial.
+const TOLERATED: f64 = 0.02;
+/// Share that a trial can show to be chance. A queue that a first window overflows loses more.
+const MOST_TOLERATED: f64 = 0.2;
+/// After a trial so many times the share is tolerated that it has shown: losses come in heaps.
+const SPARE: f64 = 2.0;
+/// Chance is what loses at least this part as much with the reduced window.
+const SAME: f64 = 0.5;
+/// Losses that are expected in a trial, for its outcome to be no accident itself.
+const LOSSES_OF_A_TRIAL: f64 = 8.0;
+/// What a trial has shown is believed so long on a path whose round trip is at most that. Where it is longer, a queue
+/// that never runs empty may pass for the path, and many that share it would each find that their windows change
+/// nothing.
+const BELIEVED: Duration = Duration::from_secs(10);
+const NEAR: Duration = Duration::from_millis(2);
+/// The share is counted over this many packets at least.
+const LEAST_PACKETS: u64 = 64;
+/// So many losses more than the share are an accident.
+const ACCIDENTS: f64 = 2.0;
+/// Losses that were taken for chance are judged lost until so many rounds are over: a queue that they came from is
+/// seen by then.
+const DOUBTFUL_ROUNDS: u32 = 2;
+
+/// What became of a round.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Verdict {
+    /// Nothing to do.
+    Chance,
+    Congestion,
+    /// The window was reduced for nothing.
+    Acquittal,
+}
+
+/// See the module.
+#[derive(Clone, Debug, Default)]
+pub(super) struct LossTest {
+    shortest: ShortestRoundTrip,
+    /// The shortest round trip of this round and of the one before.
+    current: Option<Duration>,
+    last: Option<Duration>,
+    /// Packets sent, and those of them that were lost before, since the count began.
+    sent: u64,
+    lost: u64,
+    doubtful_rounds: u32,
+    /// The latest losses were taken for chance.
+    tolerates: bool,
+    trial: Trial,
+}
+
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+enum Trial {
+    #[default]
+    None,
+    /// The window is reduced because this share was lost.
+    Runs { share: f64 },
+    /// This share is lost by chance, it was found then.
+    Over { share: f64, at: Time },
+}
+
+impl LossTest {
+    /// A packet took so long.
+    pub(super) fn note_round_trip(&mut self, now: Time, measured: Duration) {
+        self.shortest.note(now, measured);
+        self.current = Some(self.current.map_or(measured, |current| current.min(measured)));
+    }
+
+    /// So many packets have left, and this is how many of them were lost before.
+    pub(super) fn note_sent(&mut self, packets: u64, lost: u64) {
+        self.sent += packets;
+        self.lost += lost;
+    }
+
+    /// The shortest round trip of this round and of the one before.
+    fn recent(&self) -> Option<Duration> {
+        [self.current, self.last].into_iter().flatten().min()
+    }
+
+    /// Whether a queue is seen that is longer than this part of what counts as one.
+    fn sees_queue_of(&self, part: f64) -> bool {
+        let (Some(shortest), Some(recent)) = (self.shortest.get(), self.recent()) else { return true };
+        recent > shortest + (shortest / 8).max(LEAST_RISE).mul_f64(part)
+    }
+
+    /// Whether a queue is seen.
+    fn sees_queue(&self) -> bool {
+        self.sees_queue_of(1.0)
+    }
+
+    /// Part of the window that makes no queue which has the next loss taken for congestion. `None`: it makes none.
+    pub(super) fn excess(&self) -> Option<f64> {
+        if !self.tolerates || !self.sees_queue_of(FULL) {
+            return None;
+        }
+        let (shortest, recent) = (self.shortest.get()?, self.recent()?);
+        let full = shortest + (shortest / 8).max(LEAST_RISE).mul_f64(FULL);
+        Some(full.as_secs_f64() / recent.as_secs_f64())
+    }
+
+    /// Losses were taken for chance lately.
+    pub(super) fn is_in_doubt(&self) -> bool {
+        self.doubtful_rounds > 0
+    }
+
+    /// Packets were lost. Whether for congestion, as far as that is known now.
+    pub(super) fn judge(&mut self) -> Verdict {
+        if self.sees_queue() {
+            return Verdict::Congestion;
+        }
+        (self.doubtful_rounds, self.tolerates) = (DOUBTFUL_ROUNDS, true);
+        Verdict::Chance
+    }
+
+    /// The window was reduced, and what was in flight is acknowledged: from now on its packets are counted.
+    pub(super) fn begin_count(&mut self) {
+        (self.sent, self.lost) = (0, 0);
+    }
+
+    /// The window was reduced, or began lost.
+    pub(super) fn note_reduced(&mut self) {
+        (self.doubtful_rounds, self.tolerates) = (0, false);
+        self.begin_count();
+    }
+
+    /// A round is over.
+    pub(super) fn end_round(&mut self, now: Time) -> Verdict {
+        let is_congestion = self.is_in_doubt() && self.sees_queue();
+        self.doubtful_rounds = self.doubtful_rounds.saturating_sub(1);
+        self.last = self.current.take().or(self.last);
+        if is_congestion {
+            self.trial = Trial::None;
+            return Verdict::Congestion;
+        }
+        self.judge_share(now)
+    }
+
+    fn judge_share(&mut self, now: Time) -> Verdict {
+        let needed = match self.trial {
+            Trial::Runs { share } => (LOSSES_OF_A_TRIAL / share) as u64,
+            Trial::None | Trial::Over { .. } => LEAST_PACKETS,
+        };
+        if self.sent < needed {
+            return Verdict::Chance;
+        }
+        let (sent, lost) = (self.sent as f64, self.lost as f64);
+        let share = lost / sent;
+        self.begin_count();
+        if let Trial::Runs { share: before } = self.trial {
+            let is_same = share >= SAME * before && !self.sees_queue();
+            self.trial = if is_same { Trial::Over { share: before.max(share), at: now } } else { Trial::None };
+            return if is_same { Verdict::Acquittal } else { Verdict::Chance };
+        }
+        if lost <= self.tolerated(now) * sent + ACCIDENTS {
+            return Verdict::Chance;
+        }
+        let is_near = self.shortest.get().is_some_and(|shortest| shortest <= NEAR);
+        let may_be_chance = is_near && share <= MOST_TOLERATED && !self.sees_queue();
+        self.trial = if may_be_chance { Trial::Runs { share } } else { Trial::None };
+        Verdict::Congestion
+    }
+
+    fn tolerated(&self, now: Time) -> f64 {
+        match self.trial {
+            Trial::Over { share, at } if now.saturating_since(at) < BELIEVED => (SPARE * share).min(MOST_TOLERATED),
+            _ => TOLERATED,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ROUND_TRIP: Duration = Duration::from_micros(400);
+
+    fn at(round: u64) -> Time {
+        Time::from_nanos(round * 400_000)
+    }
+
+    /// A test that knows the path.
+    fn begun() -> LossTest {
+        let mut test = LossTest::default();
+        round(&mut test, 1, ROUND_TRIP, (0, 0));
+        test
+    }
+
+    /// A round with this shortest round trip, and packets of which so many were lost.
+    fn round(test: &mut LossTest, number: u64, shortest: Duration, (sent, lost): (u64, u64)) -> Verdict {
+        test.note_round_trip(at(number), shortest);
+        test.note_sent(sent, lost);
+        test.end_round(at(number))
+    }
+
+    #[test]
+    fn few_losses_without_a_queue_are_chance() {
+        let mut test = begun();
+        for number in 2..100 {
+            assert_eq!(test.judge(), Verdict::Chance);
+            let verdict = round(&mut test, number, ROUND_TRIP + LEAST_RISE, (100, 2));
+            assert_eq!(verdict, Verdict::Chance, "round {number}");
+        }
+    }
+
+    #[test]
+    fn losses_with_a_queue_are_congestion() {
+        let mut test = begun();
+        let queue = ROUND_TRIP + LEAST_RISE * 11 / 10;
+        test.note_round_trip(at(2), queue);
+        assert_eq!(test.judge(), Verdict::Chance, "one round alone may have met a busy host");
+        assert_eq!(round(&mut test, 2, queue, (100, 0)), Verdict::Chance);
+        assert_eq!(round(&mut test, 3, queue, (100, 1)), Verdict::Congestion);
+        assert_eq!(test.judge(), Verdict::Congestion);
+        assert_eq!(LossTest::default().judge(), Verdict::Congestion, "nothing is known of the path");
+    }
+
+    #[test]
+    fn many_losses_are_chance_if_a_smaller_window_loses_as_much() {
+        let mut test = begun();
+        test.judge();
+        assert_eq!(round(&mut test, 2, ROUND_TRIP, (100, 10)), Verdict::Congestion);
+        test.note_reduced();
+        assert_eq!(round(&mut test, 3, ROUND_TRIP, (70, 7)), Verdict::Chance, "too few to tell");
+        assert_eq!(round(&mut test, 4, ROUND_TRIP, (70, 7)), Verdict::Acquittal);
+        let verdicts: Vec<_> = (5..50).map(|number| round(&mut test, number, ROUND_TRIP, (100, 15))).collect();
+        assert!(verdicts.iter().all(|verdict| *verdict == Verdict::Chance));
+        assert_eq!(round(&mut test, 50, ROUND_TRIP, (100, 30)), Verdict::Congestion, "as much again may be");
+        // What a trial has shown is forgotten.
+        let later = at(100) + BELIEVED;
+        test.trial = Trial::Over { share: 0.1, at: at(100) };
+        test.note_round_trip(later, ROUND_TRIP);
+        test.note_sent(100, 10);
+        assert_eq!(test.end_round(later), Verdict::Congestion);
+    }
+
+    #[test]
+    fn many_losses_are_congestion_if_a_smaller_window_loses_less() {
+        let mut test = begun();
+        assert_eq!(round(&mut test, 2, ROUND_TRIP, (100, 10)), Verdict::Congestion);
+        test.note_reduced();
+        assert_eq!(round(&mut test, 3, ROUND_TRIP, (100, 2)), Verdict::Chance);
+        assert_eq!(round(&mut test, 4, ROUND_TRIP, (100, 10)), Verdict::Congestion, "so it is tried again");
+        // Where a queue may pass for the path there is no trial.
+        let mut far = LossTest::default();
+        let round_trip = NEAR + LEAST_RISE;
+        round(&mut far, 1, round_trip, (0, 0));
+        assert_eq!(round(&mut far, 2, round_trip, (100, 10)), Verdict::Congestion);
+        assert_eq!(round(&mut far, 3, round_trip, (100, 10)), Verdict::Congestion);
+    }
+
+    #[test]
+    fn a_queue_that_is_seen_while_losses_are_chance_is_left_out_of_the_window() {
+        let mut test = begun();
+        assert_eq!(test.excess(), None);
+        test.judge();
+        (2..4).for_each(|number| _ = round(&mut test, number, ROUND_TRIP + LEAST_RISE * 3 / 4, (100, 0)));
+        let part = test.excess().expect("a queue is seen");
+        assert!((part - 450.0 / 475.0).abs() < 0.001, "{part}");
+        test.note_reduced();
+        assert_eq!(test.excess(), None, "the verdict was congestion");
+    }
+}

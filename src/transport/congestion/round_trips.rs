@@ -1,0 +1,49 @@
+//! The shortest round trip of a path.
+
+use std::time::Duration;
+
+use crate::types::Time;
+
+/// A round trip is believed to be the path's for this time, and at most for twice as long: after that the path may have
+/// become another one (BBR believes one for 10 s: draft-ietf-ccwg-bbr, `MinRTTFilterLen`).
+const BELIEVED: Duration = Duration::from_secs(10);
+
+/// The shortest round trip of this period and of the one before.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct ShortestRoundTrip {
+    began: Time,
+    current: Option<Duration>,
+    before: Option<Duration>,
+}
+
+impl ShortestRoundTrip {
+    /// A packet took so long.
+    pub(super) fn note(&mut self, now: Time, measured: Duration) {
+        if now.saturating_since(self.began) >= BELIEVED {
+            (self.before, self.current, self.began) = (self.current, None, now);
+        }
+        self.current = Some(self.current.map_or(measured, |current| current.min(measured)));
+    }
+
+    /// The shortest one.
+    pub(super) fn get(&self) -> Option<Duration> {
+        [self.current, self.before].into_iter().flatten().min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_shortest_one_is_forgotten_after_a_while() {
+        let mut shortest = ShortestRoundTrip::default();
+        assert_eq!(shortest.get(), None);
+        let mut after = |seconds, milliseconds| {
+            shortest.note(Time::ZERO + Duration::from_secs(seconds), Duration::from_millis(milliseconds));
+            shortest.get().map(|shortest| shortest.as_millis())
+        };
+        assert_eq!([after(1, 5), after(2, 3), after(3, 9)], [Some(5), Some(3), Some(3)]);
+        assert_eq!([after(12, 8), after(21, 7), after(23, 9)], [Some(3), Some(3), Some(7)]);
+    }
+}
