@@ -16,9 +16,12 @@ use super::{find_file, is_in_place, open_file};
 /// Where the bytes stand whose locks say who is there, and that somebody changes the group. Nothing is written there.
 const PRESENCE_OFFSET: u64 = 1 << 40;
 const CHANGE_OFFSET: u64 = 1 << 41;
-/// Whoever waits longer for a change to end goes on without: its maker was stopped in the middle, and what it does
-/// later is found out and put right like a crash.
+/// A process that waits longer for a change to end goes on without: its maker was stopped in the middle, and what it
+/// does later is found out and put right like a crash.
 const LONGEST_CHANGE: Duration = Duration::from_secs(2);
+/// Where many processes begin at once on few processors, others' changes end meanwhile. So many times the wait begins
+/// again for that: a minute.
+const MOST_WAITS: usize = 30;
 const RETRY: Duration = Duration::from_micros(200);
 
 /// An open file of an address.
@@ -67,11 +70,14 @@ impl AddressFile {
     ///
     /// [`io::ErrorKind::NotFound`] if the file was removed meanwhile, because everybody had gone: open it again.
     pub(crate) fn change(&self) -> io::Result<Change<'_>> {
-        let end = Instant::now() + LONGEST_CHANGE;
         let mut locked = try_lock_byte(self.file.as_fd(), CHANGE_OFFSET)?;
-        while !locked && Instant::now() < end {
-            std::thread::sleep(RETRY);
-            locked = try_lock_byte(self.file.as_fd(), CHANGE_OFFSET)?;
+        for _ in 0..MOST_WAITS {
+            let before = self.header();
+            locked = locked || self.wait_for_change()?;
+            // Each change gives the group another header.
+            if locked || self.header() == before {
+                break;
+            }
         }
         if !locked {
             tracing::warn!(path = %self.path.display(), "a process was stopped while it changed the group: going on");
@@ -81,6 +87,18 @@ impl AddressFile {
             return Err(io::ErrorKind::NotFound.into());
         }
         Ok(change)
+    }
+
+    /// Waits for a change to end. Whether this process may make one now.
+    fn wait_for_change(&self) -> io::Result<bool> {
+        let end = Instant::now() + LONGEST_CHANGE;
+        while Instant::now() < end {
+            std::thread::sleep(RETRY);
+            if try_lock_byte(self.file.as_fd(), CHANGE_OFFSET)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Removes the file unless another process is in the group, or may be about to join it because the change has no
@@ -217,6 +235,24 @@ mod tests {
         let file = AddressFile::open(path.clone()).unwrap();
         std::fs::remove_file(path).unwrap();
         assert_eq!(file.change().map(drop).unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+
+    /// A process may wait for many others that join before it.
+    #[test]
+    fn a_wait_goes_on_while_the_group_changes() {
+        let path = path("busy");
+        let (one, other) = (AddressFile::open(path.clone()).unwrap(), AddressFile::open(path.clone()).unwrap());
+        let change = one.change().unwrap();
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| other.change().unwrap().locked);
+            for slot in 0..3 {
+                std::thread::sleep(LONGEST_CHANGE / 2);
+                one.write_header(&Header { order: vec![slot], ..Header::default() }).unwrap();
+            }
+            drop(change);
+            assert!(waiter.join().unwrap());
+        });
+        std::fs::remove_file(path).unwrap();
     }
 
     #[test]
