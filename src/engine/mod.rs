@@ -29,6 +29,7 @@ mod link_listener;
 mod mailbox;
 mod multicast;
 mod path_errors;
+mod paths;
 mod port_group;
 mod port_holder;
 mod process;
@@ -149,7 +150,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::memory::RegionTable;
     use crate::queue::AsyncEventQueue;
-    use crate::types::PeerCapabilities;
+    use crate::types::{CongestionAlgorithm, PeerCapabilities};
 
     /// A shard without queue pairs.
     pub(super) fn shard() -> Shard {
@@ -160,6 +161,7 @@ pub(crate) mod tests {
             max_queue_pairs: 16,
             max_segments: 64,
             ack_hold: Duration::from_micros(50),
+            congestion: CongestionAlgorithm::default(),
             reorder_budget: Arc::default(),
             events: AsyncEventQueue::new(16, None),
         };

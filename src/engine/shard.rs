@@ -20,6 +20,7 @@ use super::idle::Crowd;
 use super::lease::Lease;
 use super::link::{Link, MAX_SEND_BYTES, Sent};
 use super::multicast::{Group, GroupSocket};
+use super::paths::congestion_of;
 use super::port_group::Newcomer;
 use super::qpn_block::QpnBlocks;
 use super::shard_lock::ShardLock;
@@ -29,7 +30,7 @@ use super::wake::Wake;
 use crate::memory::{MemoryView, RegionTable};
 use crate::queue::{AsyncEventQueue, CompletionQueue};
 use crate::transport::{AckRelease, Endpoint, EndpointConfig, ReorderBudget, Transmit};
-use crate::types::{AsyncEvent, Counters, PeerCapabilities, Qpn, QueuePairReport, Stray, Time};
+use crate::types::{AsyncEvent, CongestionAlgorithm, Counters, PeerCapabilities, Qpn, QueuePairReport, Stray, Time};
 
 /// Sending sockets without checksums that an address has at most: the more, the better networks spread the flows.
 const PLAIN_SENDERS: u32 = 4;
@@ -55,6 +56,8 @@ pub(crate) struct ShardConfig {
     pub(crate) max_segments: usize,
     /// How long an acknowledgement may wait for the application's answer.
     pub(crate) ack_hold: Duration,
+    /// What holds senders back on paths that leave this host.
+    pub(crate) congestion: CongestionAlgorithm,
     /// What all shards of the device may keep of packets that came before their turn.
     pub(crate) reorder_budget: Arc<ReorderBudget>,
     /// Hears when the shard is out of use.
@@ -161,7 +164,7 @@ impl Shard {
             ack_hold: config.ack_hold,
             max_segments: config.max_segments,
             reorder_budget: config.reorder_budget,
-            congestion: None,
+            congestion: congestion_of(config.congestion),
         });
         let buffer = vec![0; MAX_SEND_BYTES].into();
         let clock = Clock::new();

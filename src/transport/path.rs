@@ -182,7 +182,7 @@ impl Path {
     /// What a congestion controller is built from.
     pub(super) fn facts(&self) -> PathFacts {
         let socket_bytes = u64::from(self.socket_packets) * u64::from(self.mtu.bytes());
-        PathFacts::new(self.peer_address, self.mtu, self.peer.is_ours(), socket_bytes)
+        PathFacts::new([self.source.address, self.peer_address], self.mtu, self.peer.is_ours(), socket_bytes)
     }
 
     /// The path MTU or what is known of the peer has changed.

@@ -23,17 +23,19 @@ pub(super) struct PathControl {
 }
 
 impl PathControl {
-    pub(super) fn new(facts: &PathFacts, factory: &dyn CongestionFactory) -> Self {
-        Self { controller: factory.build(facts), facts: *facts, paid_at: Time::ZERO }
+    /// `None`: the path needs no control.
+    pub(super) fn new(facts: &PathFacts, factory: &dyn CongestionFactory) -> Option<Self> {
+        Some(Self { controller: factory.build(facts)?, facts: *facts, paid_at: Time::ZERO })
     }
 
-    /// Another queue pair has the path. Its controller goes on, unless the peer turns out to be of another kind.
-    pub(super) fn renew(&mut self, facts: &PathFacts, factory: &dyn CongestionFactory) {
-        if facts.is_peer_native == self.facts.is_peer_native {
+    /// Another queue pair has the path. Whether its controller goes on: not if the peer turns out to be of another
+    /// kind.
+    pub(super) fn goes_on(&mut self, facts: &PathFacts) -> bool {
+        let goes_on = facts.is_peer_native == self.facts.is_peer_native;
+        if goes_on {
             self.facts = *facts;
-        } else {
-            *self = Self::new(facts, factory);
         }
+        goes_on
     }
 
     /// Packets that may be in flight, of all queue pairs together.
@@ -114,13 +116,13 @@ mod tests {
     }
 
     impl CongestionFactory for Fixed {
-        fn build(&self, _: &PathFacts) -> Box<dyn CongestionControl> {
-            Box::new(*self)
+        fn build(&self, _: &PathFacts) -> Option<Box<dyn CongestionControl>> {
+            Some(Box::new(*self))
         }
     }
 
     fn facts(is_peer_native: bool) -> PathFacts {
-        PathFacts::new(std::net::Ipv4Addr::LOCALHOST.into(), Mtu::Mtu1024, is_peer_native, 64 * PACKET)
+        PathFacts::new([std::net::Ipv4Addr::LOCALHOST.into(); 2], Mtu::Mtu1024, is_peer_native, 64 * PACKET)
     }
 
     fn at(microseconds: u64) -> Time {
@@ -134,7 +136,7 @@ mod tests {
     #[test]
     fn what_is_sent_is_paid_for_before_the_next_send() {
         let fixed = Fixed { window: 64 * PACKET, rate: Some(100_000 * PACKET) };
-        let mut control = PathControl::new(&facts(true), &fixed);
+        let mut control = PathControl::new(&facts(true), &fixed).expect("a controller");
         control.note_sent(&sent(0, PACKET));
         control.note_sent(&sent(0, PACKET / 2));
         assert_eq!(control.paid_at(), at(15));
@@ -146,12 +148,11 @@ mod tests {
     #[test]
     fn another_queue_pair_goes_on_with_the_window_unless_the_peer_is_of_another_kind() {
         let fixed = Fixed { window: 32 * PACKET, rate: None };
-        let mut control = PathControl::new(&facts(false), &fixed);
+        let mut control = PathControl::new(&facts(false), &fixed).expect("a controller");
         control.note_sent(&sent(0, 8 * PACKET));
-        control.renew(&facts(false), &fixed);
+        assert!(control.goes_on(&facts(false)));
         assert_eq!(control.window_packets(), 24);
-        control.renew(&facts(true), &fixed);
-        assert_eq!(control.window_packets(), 32);
+        assert!(!control.goes_on(&facts(true)));
     }
 
     #[test]
@@ -160,7 +161,7 @@ mod tests {
             [(0, 1), (1, 1), (1_023, 1), (2_047, 1), (2_048, 2), (64 << 10, 64), (65 << 10, 64), (u64::MAX, 64)]
         {
             let control = PathControl::new(&facts(true), &Fixed { window, rate: None });
-            assert_eq!(control.window_packets(), packets, "{window}");
+            assert_eq!(control.map(|control| control.window_packets()), Some(packets), "{window}");
         }
     }
 }

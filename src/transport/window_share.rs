@@ -70,9 +70,8 @@ impl WindowShare {
     /// A queue pair has the path: a controller is made for the first one.
     pub(super) fn take_path(&self, facts: &PathFacts, factory: &dyn CongestionFactory) {
         let mut control = self.lock();
-        match &mut *control {
-            Some(control) => control.renew(facts, factory),
-            None => *control = Some(PathControl::new(facts, factory)),
+        if !control.as_mut().is_some_and(|control| control.goes_on(facts)) {
+            *control = PathControl::new(facts, factory);
         }
         self.renew_window(control.as_ref());
     }

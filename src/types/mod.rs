@@ -4,6 +4,7 @@
 mod access;
 mod capture;
 mod completion;
+mod congestion;
 mod counter;
 mod destination;
 mod device;
@@ -26,6 +27,7 @@ mod window;
 pub use access::AccessFlags;
 pub use capture::{CaptureConfig, CaptureSummary};
 pub use completion::{Cause, CompletionFlags, CompletionOpcode, CompletionSource, CompletionStatus, RawCompletion};
+pub use congestion::{CongestionAlgorithm, UnknownAlgorithm};
 pub use counter::{Counter, Counters, DropReason};
 pub use destination::{Destination, effective_qkey};
 pub use device::{AtomicCapability, DeviceAttributes, DeviceCapabilities, Transport, VendorIdentity};

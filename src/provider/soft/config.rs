@@ -3,10 +3,12 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::SoftProvider;
+use super::{SoftProvider, environment_variable};
 use crate::provider::{Context, Provider, Result};
-use crate::types::{CaptureConfig, Mtu, VendorIdentity};
+use crate::types::{CaptureConfig, CongestionAlgorithm, Mtu, VendorIdentity};
 
+/// Names what holds senders back on paths that others may share.
+const CONGESTION_VARIABLE: &str = "RDMA_VERBS_CONGESTION";
 /// Most shards of a device.
 pub(super) const MAX_SHARDS: u32 = 16;
 
@@ -30,6 +32,7 @@ pub struct SoftConfig {
     pub(super) vendor: VendorIdentity,
     pub(super) capture: Option<CaptureConfig>,
     pub(super) present_from_init: bool,
+    pub(super) congestion: Option<CongestionAlgorithm>,
 }
 
 impl SoftConfig {
@@ -43,6 +46,7 @@ impl SoftConfig {
             vendor: VendorIdentity { vendor_id: 0x00ff_ffff, vendor_part_id: 1, hw_ver: 1 },
             capture: None,
             present_from_init: false,
+            congestion: None,
         }
     }
 
@@ -110,6 +114,32 @@ impl SoftConfig {
     pub const fn present_from_init(mut self, early: bool) -> Self {
         self.present_from_init = early;
         self
+    }
+
+    /// How the device finds out how fast it may send to other hosts; CUBIC by default. Goes before what the environment
+    /// variable `RDMA_VERBS_CONGESTION` says.
+    ///
+    /// ```
+    /// use rdma_verbs::provider::soft::SoftConfig;
+    /// use rdma_verbs::types::CongestionAlgorithm;
+    ///
+    /// let context = SoftConfig::new().congestion(CongestionAlgorithm::Constant).open("soft:127.0.1.93")?;
+    /// # drop(context);
+    /// # Ok::<(), rdma_verbs::provider::Error>(())
+    /// ```
+    pub const fn congestion(mut self, algorithm: CongestionAlgorithm) -> Self {
+        self.congestion = Some(algorithm);
+        self
+    }
+
+    /// What is configured, or what the environment says.
+    pub(super) fn congestion_algorithm(&self) -> CongestionAlgorithm {
+        let from_environment = || {
+            let name = environment_variable(CONGESTION_VARIABLE).filter(|name| !name.trim().is_empty())?;
+            let parsed = name.trim().parse();
+            parsed.inspect_err(|error| tracing::warn!("{CONGESTION_VARIABLE} is ignored: {error}")).ok()
+        };
+        self.congestion.or_else(from_environment).unwrap_or_default()
     }
 
     /// Opens a device by name with these settings.

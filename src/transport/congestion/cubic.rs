@@ -41,8 +41,8 @@ const LONGEST_ROUND_TRIP: Duration = Duration::from_secs(1);
 pub struct CubicFactory;
 
 impl CongestionFactory for CubicFactory {
-    fn build(&self, path: &PathFacts) -> Box<dyn CongestionControl> {
-        Box::new(Cubic::new(path))
+    fn build(&self, path: &PathFacts) -> Option<Box<dyn CongestionControl>> {
+        Some(Box::new(Cubic::new(path)))
     }
 }
 
@@ -253,8 +253,8 @@ mod tests {
     const PACKET: u64 = 4_096;
 
     fn cubic() -> Cubic {
-        let peer = std::net::Ipv4Addr::LOCALHOST.into();
-        Cubic::new(&PathFacts::new(peer, Mtu::Mtu4096, true, 64 << 20))
+        let address = std::net::Ipv4Addr::LOCALHOST.into();
+        Cubic::new(&PathFacts::new([address; 2], Mtu::Mtu4096, true, 64 << 20))
     }
 
     fn at(seconds: f64) -> Time {

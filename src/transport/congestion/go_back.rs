@@ -184,7 +184,7 @@ mod tests {
     const PACKET: u64 = 1_024;
 
     fn window() -> GoBackWindow {
-        GoBackWindow::new(&PathFacts::new(std::net::Ipv4Addr::LOCALHOST.into(), Mtu::Mtu1024, false, 64 * PACKET))
+        GoBackWindow::new(&PathFacts::new([std::net::Ipv4Addr::LOCALHOST.into(); 2], Mtu::Mtu1024, false, 64 * PACKET))
     }
 
     fn acknowledge(window: &mut GoBackWindow, packets: u64, milliseconds: Option<u64>) {

@@ -11,8 +11,10 @@ use std::time::Duration;
 use super::round_trips::ShortestRoundTrip;
 use crate::types::Time;
 
-/// A queue is seen when the shortest round trip of a round is longer than the path's by an eighth, and by this.
-const LEAST_RISE: Duration = Duration::from_micros(100);
+/// A queue is seen when the shortest round trip of a round is longer than the path's by an eighth, and by this: hosts
+/// that take turns on a processor add as much. With 100 µs, a stream over veth that loses 10 % of its packets gets 20
+/// MB/s, and 900 with this.
+const LEAST_RISE: Duration = Duration::from_micros(250);
 /// Where packets are lost by chance, the window is large enough when half of such a queue is seen.
 const FULL: f64 = 0.5;
 /// Share of the packets that may be lost by chance without a trial.
@@ -144,7 +146,6 @@ impl LossTest {
         self.doubtful_rounds = self.doubtful_rounds.saturating_sub(1);
         self.last = self.current.take().or(self.last);
         if is_congestion {
-            self.trial = Trial::None;
             return Verdict::Congestion;
         }
         self.judge_share(now)
@@ -270,7 +271,7 @@ mod tests {
         test.judge();
         (2..4).for_each(|number| _ = round(&mut test, number, ROUND_TRIP + LEAST_RISE * 3 / 4, (100, 0)));
         let part = test.excess().expect("a queue is seen");
-        assert!((part - 450.0 / 475.0).abs() < 0.001, "{part}");
+        assert!((part - 525.0 / 587.5).abs() < 0.001, "{part}");
         test.note_reduced();
         assert_eq!(test.excess(), None, "the verdict was congestion");
     }

@@ -26,6 +26,8 @@ use go_back::GoBackWindow;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct PathFacts {
+    /// The own address.
+    pub own: IpAddr,
     /// Address of the peer.
     pub peer: IpAddr,
     /// Path MTU.
@@ -37,8 +39,9 @@ pub struct PathFacts {
 }
 
 impl PathFacts {
-    pub(super) fn new(peer: IpAddr, mtu: Mtu, is_peer_native: bool, socket_bytes: u64) -> Self {
-        Self { peer, mtu, is_peer_native, socket_bytes }
+    /// A path from the first address to the second.
+    pub(crate) fn new([own, peer]: [IpAddr; 2], mtu: Mtu, is_peer_native: bool, socket_bytes: u64) -> Self {
+        Self { own, peer, mtu, is_peer_native, socket_bytes }
     }
 
     /// Packets that a window of so many bytes lets be in flight.
@@ -134,9 +137,9 @@ pub trait CongestionControl: Send {
 
 /// Builds the controllers of an endpoint's paths.
 pub trait CongestionFactory: Send + Sync {
-    /// A controller for one path. Called when its first queue pair is connected, and when the peer turns out to be of
-    /// another kind.
-    fn build(&self, path: &PathFacts) -> Box<dyn CongestionControl>;
+    /// A controller for one path; `None`: the path needs none. Called when its first queue pair is connected, and when
+    /// the peer turns out to be of another kind.
+    fn build(&self, path: &PathFacts) -> Option<Box<dyn CongestionControl>>;
 }
 
 /// As much as the peer's socket takes, whatever happens: no control.
@@ -231,6 +234,7 @@ mod tests {
     use super::*;
 
     const PATH: PathFacts = PathFacts {
+        own: IpAddr::V4(std::net::Ipv4Addr::LOCALHOST),
         peer: IpAddr::V4(std::net::Ipv4Addr::LOCALHOST),
         mtu: Mtu::Mtu1024,
         is_peer_native: true,

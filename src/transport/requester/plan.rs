@@ -181,7 +181,7 @@ impl Requester {
         let Some(path) = &common.path else { return 1 };
         let window = self.window.usual_packets(&path.facts()).min(path.window_share.window());
         let is_controlled = path.window_share.is_controlled() && common.attributes.max_rd_atomic >= Some(4);
-        (window / if is_controlled { 4 } else { 2 }).max(1)
+        if is_controlled && window >= 64 { window / 4 } else { (window / 2).max(1) }
     }
 
     #[inline]

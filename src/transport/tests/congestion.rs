@@ -47,9 +47,9 @@ impl CongestionControl for Script {
 }
 
 impl CongestionFactory for Script {
-    fn build(&self, path: &PathFacts) -> Box<dyn CongestionControl> {
+    fn build(&self, path: &PathFacts) -> Option<Box<dyn CongestionControl>> {
         self.built.lock().unwrap().push(*path);
-        Box::new(self.clone())
+        Some(Box::new(self.clone()))
     }
 }
 
@@ -132,8 +132,9 @@ fn a_controller_is_built_once_for_a_path_and_knows_it() {
     let pair = script.reliable(NATIVE);
     let built = script.built.lock().unwrap().clone();
     assert_eq!(built.len(), 1, "{built:?}");
-    let PathFacts { peer, mtu, is_peer_native, socket_bytes } = built[0];
-    assert_eq!((peer, mtu, is_peer_native, socket_bytes), (pair.ends[1].address, Mtu::Mtu1024, true, 1 << 20));
+    let PathFacts { own, peer, mtu, is_peer_native, socket_bytes } = built[0];
+    assert_eq!((own, peer), (pair.ends[0].address, pair.ends[1].address));
+    assert_eq!((mtu, is_peer_native, socket_bytes), (Mtu::Mtu1024, true, 1 << 20));
     let standard = Script::new(MTU, None);
     standard.reliable(PeerCapabilities::STRANGER);
     let built = standard.built.lock().unwrap().clone();
