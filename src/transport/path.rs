@@ -10,6 +10,7 @@ use std::sync::Arc;
 use super::congestion::PathFacts;
 use super::datagram::{Datagram, SourceAddress};
 use super::packet_check::LARGEST_SEGMENT_INDEX;
+use super::path_control::MOST_IN_FLIGHT;
 use super::window_share::WindowShare;
 use crate::types::{DropReason, Mtu, PeerCapabilities, Qpn};
 use crate::wire::icrc::{self, Match, Seed};
@@ -150,18 +151,18 @@ impl Path {
         !self.peer.is_ours() && self.flush_as_linux != in_turn
     }
 
-    /// Packets that may be in flight to the peer, of all queue pairs together: what its socket holds, and what the
-    /// path's controller allows.
+    /// Packets that may be in flight to the peer, of all queue pairs together: what the path's controller allows, or
+    /// what the peer's socket holds.
     #[inline]
     pub(super) fn common_window(&self) -> u32 {
-        self.socket_packets.min(self.window_share.window())
+        if self.window_share.is_controlled() { self.window_share.window() } else { self.socket_packets }
     }
 
     /// How far ahead of the expected packet another one of the peer may be: as many as it has in flight at most. The
-    /// peer knows how much this end's socket holds, and this end does not know what it was told; but no native peer
-    /// goes beyond `NATIVE_WINDOW_BYTES`.
+    /// peer knows how much this end's socket holds and how long the path is, and this end does not; but no native peer
+    /// goes beyond `MOST_IN_FLIGHT`.
     pub(super) fn reorder_window(&self) -> u32 {
-        let native = (NATIVE_WINDOW_BYTES / self.mtu.bytes()).max(16);
+        let native = (MOST_IN_FLIGHT as u32 / self.mtu.bytes()).max(16);
         match self.peer.is_ours() {
             true if self.takes_gap_runs() => native * WINDOWS_AHEAD,
             true => native,

@@ -3,7 +3,9 @@
 
 use std::time::Duration;
 
-use super::congestion::{Acked, CongestionControl, CongestionEvent, CongestionFactory, PathFacts, Sent};
+use super::congestion::{
+    Acked, CongestionControl, CongestionEvent, CongestionFactory, PathFacts, Sent, ShortestRoundTrip,
+};
 use crate::types::Time;
 
 const SECOND_NANOSECONDS: u64 = 1_000_000_000;
@@ -13,11 +15,18 @@ const BURST: Duration = Duration::from_micros(250);
 /// A send may have so many packets, whatever the rate.
 const LEAST_BURST_PACKETS: u32 = 2;
 
+/// What a native peer's socket takes, it reads in this time at the latest, so that as much may come again. A peer that
+/// takes longer loses packets, and gets fewer.
+const READ_TIME: Duration = Duration::from_millis(1);
+/// Most bytes in flight to a native peer, which keeps four times as many that come behind a gap.
+pub(super) const MOST_IN_FLIGHT: u64 = 16 << 20;
+
 /// See the module.
 pub(super) struct PathControl {
     controller: Box<dyn CongestionControl>,
     /// The path as the queue pair knows it that was connected last.
     facts: PathFacts,
+    shortest: ShortestRoundTrip,
     /// When what was sent is paid for.
     paid_at: Time,
 }
@@ -25,7 +34,7 @@ pub(super) struct PathControl {
 impl PathControl {
     /// `None`: the path needs no control.
     pub(super) fn new(facts: &PathFacts, factory: &dyn CongestionFactory) -> Option<Self> {
-        Some(Self { controller: factory.build(facts)?, facts: *facts, paid_at: Time::ZERO })
+        Some(Self { controller: factory.build(facts)?, facts: *facts, shortest: ShortestRoundTrip::default(), paid_at: Time::ZERO })
     }
 
     /// Another queue pair has the path. Whether its controller goes on: not if the peer turns out to be of another
@@ -40,7 +49,17 @@ impl PathControl {
 
     /// Packets that may be in flight, of all queue pairs together.
     pub(super) fn window_packets(&self) -> u32 {
-        self.facts.packets_of(self.controller.window())
+        self.facts.packets_within(self.controller.window(), self.most_in_flight())
+    }
+
+    /// Bytes that the peer's socket takes while they travel.
+    fn most_in_flight(&self) -> u64 {
+        let socket = self.facts.socket_bytes;
+        if !self.facts.is_peer_native {
+            return socket;
+        }
+        let reads = self.shortest.get().map_or(0, |shortest| (shortest.as_nanos() / READ_TIME.as_nanos()) as u64);
+        socket.saturating_mul(reads).min(MOST_IN_FLIGHT).max(socket)
     }
 
     /// Packets have left. What leaves in one send is not spaced, but paid for before the next one.
@@ -53,6 +72,9 @@ impl PathControl {
     }
 
     pub(super) fn note_acknowledged(&mut self, ack: &Acked) {
+        if let Some(measured) = ack.round_trip {
+            self.shortest.note(ack.now, measured);
+        }
         self.controller.on_ack(ack);
     }
 

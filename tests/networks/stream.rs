@@ -16,7 +16,7 @@ use serde::Serialize;
 const BASE: u64 = 0x10_0000;
 const MESSAGE_BYTES: u32 = 64 << 10;
 /// Requests that are posted and not complete: more than the largest window.
-const DEPTH: usize = 64;
+const DEPTH: usize = 256;
 /// An engine takes all packets that have come before it sends any.
 const SOCKET: Socket = Socket { packets: usize::MAX, wake: Duration::from_micros(20) };
 const NATIVE: PeerCapabilities = PeerCapabilities {

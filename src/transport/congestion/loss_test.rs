@@ -60,6 +60,8 @@ pub(super) struct LossTest {
     /// Packets sent, and those of them that were lost before, since the count began.
     sent: u64,
     lost: u64,
+    /// The same of the count before. What is lost in one round is sent again in the next, which may be a small one.
+    before: (u64, u64),
     doubtful_rounds: u32,
     /// The latest losses were taken for chance.
     tolerates: bool,
@@ -131,7 +133,7 @@ impl LossTest {
 
     /// The window was reduced, and what was in flight is acknowledged: from now on its packets are counted.
     pub(super) fn begin_count(&mut self) {
-        (self.sent, self.lost) = (0, 0);
+        (self.sent, self.lost, self.before) = (0, 0, (0, 0));
     }
 
     /// The window was reduced, or began lost.
@@ -152,16 +154,18 @@ impl LossTest {
     }
 
     fn judge_share(&mut self, now: Time) -> Verdict {
+        let counted = (self.sent, self.lost);
+        let (sent, lost) = (counted.0 + self.before.0, counted.1 + self.before.1);
         let needed = match self.trial {
             Trial::Runs { share } => (LOSSES_OF_A_TRIAL / share) as u64,
             Trial::None | Trial::Over { .. } => LEAST_PACKETS,
         };
-        if self.sent < needed {
+        if sent < needed {
             return Verdict::Chance;
         }
-        let (sent, lost) = (self.sent as f64, self.lost as f64);
+        (self.sent, self.lost, self.before) = (0, 0, counted);
+        let (sent, lost) = (sent as f64, lost as f64);
         let share = lost / sent;
-        self.begin_count();
         if let Trial::Runs { share: before } = self.trial {
             let is_same = share >= SAME * before && !self.sees_queue();
             self.trial = if is_same { Trial::Over { share: before.max(share), at: now } } else { Trial::None };

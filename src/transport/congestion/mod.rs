@@ -21,6 +21,7 @@ use crate::types::{Mtu, Time};
 
 pub use cubic::{Cubic, CubicFactory};
 use go_back::GoBackWindow;
+pub(super) use round_trips::ShortestRoundTrip;
 
 /// What is known of a path before anything is sent on it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -34,7 +35,9 @@ pub struct PathFacts {
     pub mtu: Mtu,
     /// The peer is an endpoint of this crate.
     pub is_peer_native: bool,
-    /// What the peer's receive socket takes, of all queue pairs with this peer together. No window is used beyond it.
+    /// What the peer's receive socket takes at a time, of all queue pairs with this peer together. No window is used
+    /// beyond it on a path that is shorter than a millisecond, nor towards a standard peer; on a longer path as much for
+    /// each millisecond of its shortest round trip, up to 16 MiB.
     pub socket_bytes: u64,
 }
 
@@ -44,9 +47,14 @@ impl PathFacts {
         Self { own, peer, mtu, is_peer_native, socket_bytes }
     }
 
-    /// Packets that a window of so many bytes lets be in flight.
+    /// Packets that a window of so many bytes lets be in flight of what the peer's socket takes.
     pub(super) fn packets_of(&self, window: u64) -> u32 {
-        let packets = window.min(self.socket_bytes) / u64::from(self.mtu.bytes());
+        self.packets_within(window, self.socket_bytes)
+    }
+
+    /// The same of so many bytes.
+    pub(super) fn packets_within(&self, window: u64, most: u64) -> u32 {
+        let packets = window.min(most) / u64::from(self.mtu.bytes());
         u32::try_from(packets).unwrap_or(u32::MAX).max(1)
     }
 }

@@ -10,7 +10,7 @@ const BELIEVED: Duration = Duration::from_secs(10);
 
 /// The shortest round trip of this period and of the one before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct ShortestRoundTrip {
+pub(in crate::transport) struct ShortestRoundTrip {
     began: Time,
     current: Option<Duration>,
     before: Option<Duration>,
@@ -18,7 +18,7 @@ pub(super) struct ShortestRoundTrip {
 
 impl ShortestRoundTrip {
     /// A packet took so long.
-    pub(super) fn note(&mut self, now: Time, measured: Duration) {
+    pub(in crate::transport) fn note(&mut self, now: Time, measured: Duration) {
         if now.saturating_since(self.began) >= BELIEVED {
             (self.before, self.current, self.began) = (self.current, None, now);
         }
@@ -26,7 +26,7 @@ impl ShortestRoundTrip {
     }
 
     /// The shortest one.
-    pub(super) fn get(&self) -> Option<Duration> {
+    pub(in crate::transport) fn get(&self) -> Option<Duration> {
         [self.current, self.before].into_iter().flatten().min()
     }
 }

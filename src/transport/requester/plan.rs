@@ -16,6 +16,10 @@ const MOST_UNASKED_AMONG_OTHERS: u32 = 16;
 /// Most packets to a peer that did not respond to a probe. One, if other queue pairs have the same peer address: these
 /// packets are not counted, and a thousand queue pairs would fill the socket of a process that still lives there.
 const PACKETS_INTO_SILENCE: u32 = 16;
+/// On a path with a controller and a window of so many packets, a READ is cut more finely, and into so many packets,
+/// unless the READs that may be outstanding would not fill the window then.
+const FINE_READ_WINDOW: u32 = 64;
+const FINE_READ_PACKETS: u32 = 64;
 /// How often a busy application's unsignaled requests ask for acknowledgement at least.
 const ASK_EVERY: Duration = Duration::from_micros(400);
 /// A transport timeout below this (code 12) may expire before the response to a late probe.
@@ -176,12 +180,16 @@ impl Requester {
     }
 
     /// Packets that a READ request packet asks for at most. Two of them are in flight at once, so that responses never
-    /// pause; on a path with a controller four, so that its window moves in smaller steps.
+    /// pause; on a path with a controller more of them, so that its window moves in smaller steps.
     fn read_chunk(&self, common: &Common) -> u32 {
         let Some(path) = &common.path else { return 1 };
-        let window = self.window.usual_packets(&path.facts()).min(path.window_share.window());
-        let is_controlled = path.window_share.is_controlled() && common.attributes.max_rd_atomic >= Some(4);
-        if is_controlled && window >= 64 { window / 4 } else { (window / 2).max(1) }
+        let window = match self.window.is_constant() {
+            true => self.window_on(path),
+            false => self.window.usual_packets(&path.facts()).min(path.window_share.window()),
+        };
+        let reads = u32::from(common.attributes.max_rd_atomic.unwrap_or(0));
+        let is_fine = path.window_share.is_controlled() && window >= FINE_READ_WINDOW && reads >= 4;
+        if is_fine { (window / 4).min(FINE_READ_PACKETS.max(window / reads)) } else { (window / 2).max(1) }
     }
 
     #[inline]
@@ -287,7 +295,9 @@ impl Requester {
     /// The same while the peer responds.
     #[inline]
     pub(super) fn window_on(&self, path: &Path) -> u32 {
-        self.window_packets.min(path.window_share.window())
+        let window = path.window_share.window();
+        let is_bounded = !self.window.is_constant() || !path.window_share.is_controlled();
+        if is_bounded { window.min(self.window_packets) } else { window }
     }
 
     /// Packets from `first` on for which the window has room, as [`Requester::window_allows`] has it: one, which it has
