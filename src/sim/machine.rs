@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use super::Random;
 use super::network::Flight;
 use crate::types::Time;
 
@@ -11,7 +12,8 @@ use crate::types::Time;
 pub struct Socket {
     /// Packets that it holds; more are lost.
     pub packets: usize,
-    /// From the first packet in the buffer until the reader comes.
+    /// From the first packet in the buffer until the reader comes: this on average, from half of it to one and a half.
+    /// Without that, senders that share a queue keep step, and the same ones find it full each time.
     pub wake: Duration,
 }
 
@@ -55,8 +57,9 @@ impl Machine {
     }
 
     /// Puts an arriving packet into the buffer. Gives it back if it can be read at once; `Err` if there is no room.
-    pub(super) fn arrive(&mut self, now: Time, flight: Flight) -> Result<Option<Flight>, ()> {
+    pub(super) fn arrive(&mut self, now: Time, flight: Flight, random: &mut Random) -> Result<Option<Flight>, ()> {
         let wake = self.socket.map_or(Duration::ZERO, |socket| socket.wake);
+        let wake = wake / 2 + Duration::from_nanos(random.below(wake.as_nanos() as u64 + 1));
         let reads_at = (now + wake).max(self.stopped_until);
         if reads_at <= now && self.waiting.is_empty() {
             return Ok(Some(flight));
@@ -94,7 +97,7 @@ mod tests {
             is_corrupt: false,
             is_forged: false,
         };
-        assert!(machine.arrive(now, flight).is_ok_and(|at_once| at_once.is_none()));
+        assert!(machine.arrive(now, flight, &mut Random::new(1)).is_ok_and(|at_once| at_once.is_none()));
         machine.stop(until);
         assert_eq!(machine.reads_at, Some(until));
     }

@@ -365,7 +365,7 @@ impl Network {
         if self.is_stopped(to) {
             self.note_harm(from, to);
         }
-        match self.machines[to].arrive(self.now, flight) {
+        match self.machines[to].arrive(self.now, flight, &mut self.random) {
             Ok(Some(flight)) => self.deliver(&flight),
             Ok(None) => {}
             Err(()) => self.note_harm(from, to),

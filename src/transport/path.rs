@@ -162,10 +162,10 @@ impl Path {
     /// peer knows how much this end's socket holds and how long the path is, and this end does not; but no native peer
     /// goes beyond `MOST_IN_FLIGHT`.
     pub(super) fn reorder_window(&self) -> u32 {
-        let native = (MOST_IN_FLIGHT as u32 / self.mtu.bytes()).max(16);
+        let packets_of = |bytes: u32| (bytes / self.mtu.bytes()).max(16);
         match self.peer.is_ours() {
-            true if self.takes_gap_runs() => native * WINDOWS_AHEAD,
-            true => native,
+            true if self.takes_gap_runs() => packets_of(MOST_IN_FLIGHT as u32) * WINDOWS_AHEAD,
+            true => packets_of(NATIVE_WINDOW_BYTES),
             false => STANDARD_REORDER_PACKETS,
         }
     }

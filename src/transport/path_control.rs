@@ -34,7 +34,12 @@ pub(super) struct PathControl {
 impl PathControl {
     /// `None`: the path needs no control.
     pub(super) fn new(facts: &PathFacts, factory: &dyn CongestionFactory) -> Option<Self> {
-        Some(Self { controller: factory.build(facts)?, facts: *facts, shortest: ShortestRoundTrip::default(), paid_at: Time::ZERO })
+        Some(Self {
+            controller: factory.build(facts)?,
+            facts: *facts,
+            shortest: ShortestRoundTrip::default(),
+            paid_at: Time::ZERO,
+        })
     }
 
     /// Another queue pair has the path. Whether its controller goes on: not if the peer turns out to be of another
@@ -87,7 +92,7 @@ impl PathControl {
         let Some(rate) = self.controller.pacing_rate() else { return u32::MAX };
         let bytes = u128::from(rate) * BURST.as_nanos() / u128::from(SECOND_NANOSECONDS);
         let packets = bytes / u128::from(self.facts.mtu.bytes());
-        u32::try_from(packets).unwrap_or(u32::MAX).max(LEAST_BURST_PACKETS)
+        u32::try_from(packets).unwrap_or(u32::MAX).max(LEAST_BURST_PACKETS).min(self.window_packets())
     }
 
     /// When the next packet may leave.

@@ -14,8 +14,13 @@ const SEGMENT_BYTES: f64 = 1_448.0;
 /// The first window, at most 16 packets.
 const FIRST_WINDOW_BYTES: u64 = 64 << 10;
 const FIRST_WINDOW_PACKETS: u64 = 16;
-/// The least window, in packets.
-const LEAST_WINDOW_PACKETS: u64 = 2;
+/// The least window, in packets. With less than one, a packet leaves only after as many round trips as make one: a
+/// hundred senders can share a queue that holds fewer packets (Swift: Kumar et al., SIGCOMM 2020, section 3.4).
+const LEAST_WINDOW_PACKETS: f64 = 1.0 / 64.0;
+/// Below so many packets the rate holds back what the window cannot.
+const SMALL_WINDOW_PACKETS: f64 = 2.0;
+/// What is left after persistent congestion, in packets.
+const RESTART_PACKETS: f64 = 1.0;
 /// Packets leave so much faster than a window in a round trip, in slow start and later, so that the window stays the
 /// bound (Linux: `tcp_pacing_ss_ratio`, `tcp_pacing_ca_ratio`).
 const SLOW_START_PACE: f64 = 2.0;
@@ -81,7 +86,7 @@ impl Cubic {
         let first = FIRST_WINDOW_BYTES.min(FIRST_WINDOW_PACKETS * packet);
         Self {
             window: segments(first),
-            least_window: segments(LEAST_WINDOW_PACKETS * packet),
+            least_window: segments(packet) * LEAST_WINDOW_PACKETS,
             threshold: f64::INFINITY,
             plateau: 0.0,
             prior: 0.0,
@@ -131,6 +136,8 @@ impl Cubic {
         }
         let (window, plateau, prior) = (self.window, self.plateau, self.prior);
         let curve = self.curve.get_or_insert_with(|| Curve::new(now, window, plateau, prior));
+        // What is acknowledged is a round trip's at most, however small the window.
+        let acknowledged = acknowledged.min(window);
         curve.note_acknowledged(acknowledged, window);
         self.window = curve.window_after(now, acknowledged, window, self.smoothed.unwrap_or_default());
     }
@@ -224,7 +231,7 @@ impl CongestionControl for Cubic {
                 self.reduce(event.in_flight);
                 // The next stage of congestion avoidance has its plateau where it begins (RFC 9438, 4.8).
                 self.plateau = 0.0;
-                self.window = self.least_window;
+                self.window = segments(self.packet) * RESTART_PACKETS;
             }
         }
     }
@@ -234,7 +241,8 @@ impl CongestionControl for Cubic {
     }
 
     fn pacing_rate(&self) -> Option<u64> {
-        let smoothed = self.smoothed.filter(|smoothed| *smoothed >= SHORTEST_PACED)?;
+        let is_small = self.window < segments(self.packet) * SMALL_WINDOW_PACKETS;
+        let smoothed = self.smoothed.filter(|smoothed| is_small || *smoothed >= SHORTEST_PACED)?;
         let pace = if self.is_in_slow_start() { SLOW_START_PACE } else { PACE };
         Some((pace * self.window * SEGMENT_BYTES / smoothed.as_secs_f64()) as u64)
     }
@@ -356,13 +364,13 @@ mod tests {
     }
 
     #[test]
-    fn persistent_congestion_begins_with_two_packets_again() {
+    fn persistent_congestion_begins_with_one_packet_again() {
         let mut cubic = cubic();
         let threshold = cubic.window * BETA;
         lose(&mut cubic, CongestionKind::Persistent, 0);
-        assert_eq!((cubic.window() / PACKET, cubic.threshold), (2, threshold));
+        assert_eq!((cubic.window() / PACKET, cubic.threshold), (1, threshold));
         round(&mut cubic, 1.0, ROUND_TRIP);
-        assert_eq!(cubic.window() / PACKET, 4);
+        assert_eq!(cubic.window() / PACKET, 2);
     }
 
     /// Stopped for an hour while a packet was measured.

@@ -36,8 +36,8 @@ pub struct PathFacts {
     /// The peer is an endpoint of this crate.
     pub is_peer_native: bool,
     /// What the peer's receive socket takes at a time, of all queue pairs with this peer together. No window is used
-    /// beyond it on a path that is shorter than a millisecond, nor towards a standard peer; on a longer path as much for
-    /// each millisecond of its shortest round trip, up to 16 MiB.
+    /// beyond it on a path that is shorter than a millisecond, nor towards a standard peer; on a longer path as much
+    /// for each millisecond of its shortest round trip, up to 16 MiB.
     pub socket_bytes: u64,
 }
 

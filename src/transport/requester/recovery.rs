@@ -15,6 +15,9 @@ use crate::types::{Cause, CompletionStatus, Counter, Psn, RNR_TIMER_MICROSECONDS
 /// 7 in `rnr_retry` means without end (`rxe_comp.c`, `rxe_completer`).
 const RNR_RETRY_FOREVER: u8 = 7;
 const LARGEST_BACKOFF: u32 = 10;
+/// A probe waits no longer than this part of the transport timeout, unless the round trip is as long: each try consists
+/// of some packets, which a full queue does not drop all.
+const PROBES_OF_A_TRY: u32 = 4;
 /// So often signs of life give the tries back before anything is acknowledged: what never arrives must not keep the
 /// connection for ever because something behind it does, each time that all is sent again.
 const MOST_RETURNS: u8 = 8;
@@ -154,8 +157,19 @@ impl Requester {
         let backoff = recovery.probes.min(LARGEST_BACKOFF);
         let round_trip = &self.round_trip;
         let wait = if self.waits_unasked() { round_trip.response_wait() } else { round_trip.probe_wait() };
-        let wait = wait * (1 << backoff);
+        let longest = timeout.map_or(Duration::MAX, |timeout| wait.max(timeout / PROBES_OF_A_TRY));
+        let wait = (wait * (1 << backoff)).min(longest);
+        let wait = if backoff == 0 { wait } else { self.spread(common, wait) };
         self.recovery.probe_at = Some(now + wait);
+    }
+
+    /// Half of the time to one and a half, by the queue pair and the probe: senders that lost packets together would
+    /// probe together, and lose again.
+    #[cold]
+    fn spread(&self, common: &Common, wait: Duration) -> Duration {
+        let seed = common.qpn.value() ^ self.recovery.rounds() << 24;
+        let part = seed.wrapping_mul(0x9e37_79b1) >> 16;
+        wait / 2 + wait.mul_f64(f64::from(part) / 65_536.0)
     }
 
     /// Responses came: all timers restart, all tries are given back.
