@@ -8,8 +8,8 @@ use rdma_verbs::memory::{Backing, Region};
 use rdma_verbs::sim::{Bottleneck, Connection, Discipline, Faults, Host, Network, Port, Socket};
 use rdma_verbs::transport::{CongestionFactory, CubicFactory};
 use rdma_verbs::types::{
-    AccessFlags, Data, DomainId, KeyShare, Mtu, Operation, PeerCapabilities, PeerKey, Psn, QueuePairCapabilities,
-    RawCompletion, SendFlags, SendRequest, Sge, Time,
+    AccessFlags, Counter, Data, DomainId, KeyShare, Mtu, Operation, PeerCapabilities, PeerKey, Psn,
+    QueuePairCapabilities, RawCompletion, SendFlags, SendRequest, Sge, Time,
 };
 use serde::Serialize;
 
@@ -53,6 +53,8 @@ pub(crate) struct Cell {
     pub(crate) failed: bool,
     /// The longest time between two completions.
     pub(crate) longest_pause: Duration,
+    /// Probes, those of the warm-up included.
+    pub(crate) probes: u64,
 }
 
 /// How the ends of a stream know each other.
@@ -89,13 +91,15 @@ pub(crate) struct Link {
     pub(crate) seed: u64,
     pub(crate) trouble: Trouble,
     pub(crate) peers: Peers,
+    /// Code of the transport timeout of the streams.
+    pub(crate) timeout: u8,
 }
 
 impl Link {
     /// Of this rate in Mbit/s, with a queue that holds all that is in flight: nothing is lost but by chance.
     pub(crate) fn new(rate: u64, round_trip: Duration, loss: u32) -> Self {
         let (trouble, peers) = (Trouble::None, Peers::Native);
-        Self { rate, round_trip, loss, queue_bytes: 1 << 30, seed: 1, trouble, peers }
+        Self { rate, round_trip, loss, queue_bytes: 1 << 30, seed: 1, trouble, peers, timeout: 14 }
     }
 
     /// Pairs of hosts that share the link, one bottleneck in each direction.
@@ -162,11 +166,11 @@ pub(crate) struct Flow {
 
 impl Flow {
     /// A stream between these hosts, the first of which requests.
-    fn new(is_read: bool, peers: Peers, hosts: &mut [Host; 2], host: usize) -> Self {
+    fn new(is_read: bool, link: Link, hosts: &mut [Host; 2], host: usize) -> Self {
         let cap = QueuePairCapabilities { max_send_wr: DEPTH as u32, ..QueuePairCapabilities::default() };
         let ports = hosts.each_mut().map(|host| host.create_queue_pair(cap));
         let regions = hosts.each_ref().map(register);
-        connect(hosts, &ports, peers);
+        connect(hosts, &ports, link);
         let (remote_addr, rkey) = (BASE, regions[1].rkey());
         let operation =
             if is_read { Operation::Read { remote_addr, rkey } } else { Operation::Write { remote_addr, rkey } };
@@ -225,7 +229,7 @@ impl World {
         for pair in 0..streams + others {
             let mut pair_hosts = hosts(pair, control);
             if pair < streams {
-                flows.push(Flow::new(is_read, link.peers, &mut pair_hosts, 2 * pair));
+                flows.push(Flow::new(is_read, link, &mut pair_hosts, 2 * pair));
             }
             all.extend(pair_hosts);
         }
@@ -269,11 +273,11 @@ fn register(host: &Host) -> std::sync::Arc<Region> {
     host.memory.register(DomainId(1), backing, Some(BASE), access).expect("a region")
 }
 
-fn connect(hosts: &mut [Host; 2], ports: &[Port; 2], peers: Peers) {
+fn connect(hosts: &mut [Host; 2], ports: &[Port; 2], link: Link) {
     for own in 0..2 {
         let share = |end: usize| KeyShare::new([end as u8; KeyShare::BYTES]);
         let key = PeerKey { local: share(own), remote: share(1 - own), is_agreed: true };
-        let (peer, key) = match peers {
+        let (peer, key) = match link.peers {
             Peers::Native => (NATIVE, Some(key)),
             Peers::Standard => (PeerCapabilities::default(), None),
         };
@@ -287,7 +291,7 @@ fn connect(hosts: &mut [Host; 2], ports: &[Port; 2], peers: Peers) {
             rq_psn: Psn::new(100),
             access: AccessFlags::REMOTE,
             rd_atomic: 16,
-            timeout: 14,
+            timeout: link.timeout,
             retry_cnt: 7,
             rnr_retry: 7,
             min_rnr_timer: 2,
@@ -329,5 +333,6 @@ fn measure_verb(operation: Stream, link: Link, control: Control, length: Duratio
         repeated: (on_the_wire / needed - 1.0).max(0.0),
         failed: flow.failed,
         longest_pause: flow.longest_pause,
+        probes: world.network.hosts[flow.host].endpoint.counters().get(Counter::TailProbe),
     }
 }

@@ -31,6 +31,7 @@ pub(crate) fn measure(operation: Stream, link: Link, length: Duration) -> Cell {
         repeated: (after.again - before.again) as f64 / (after.sent - before.sent).max(1) as f64,
         failed: false,
         longest_pause: Duration::ZERO,
+        probes: 0,
     }
 }
 

@@ -21,6 +21,8 @@ use stream::{Cell, Control, Link, Peers, Stream, Trouble, measure};
 const SLOWER: f64 = 0.95;
 const LONGER: f64 = 1.3;
 const REPEATED: f64 = 0.003;
+/// So many probes more than twice as many are no accident.
+const MORE_PROBES: u64 = 8;
 
 /// A stream over a link, and for how long.
 type Case = (Stream, Link, Duration);
@@ -39,6 +41,8 @@ fn cases() -> Vec<Case> {
         (troubled(1_000, land, late), short),
         (troubled(10_000, land, Trouble::Outages(Duration::from_micros(55))), Duration::from_millis(1_500)),
         (Link { loss: 10_000, ..troubled(1_000, metre, Trouble::Outages(Duration::from_millis(300))) }, long),
+        // The transport timeout does not bound how late probes come.
+        (Link { timeout: 18, ..troubled(1_000, metre, Trouble::Outages(Duration::from_millis(300))) }, long),
         (Link { queue_bytes: 100_000, ..Link::new(1_000, land, 0) }, short),
         (standard(land, 10_000), long),
         (standard(land, 50_000), long),
@@ -66,6 +70,8 @@ fn difference(sound: &Cell, cell: &Cell) -> Option<String> {
         Some(format!("{:.1} % sent again instead of {:.1}", 100.0 * cell.repeated, 100.0 * sound.repeated))
     } else if cell.longest_pause > sound.longest_pause.mul_f64(LONGER) {
         Some(format!("a pause of {:?} instead of {:?}", cell.longest_pause, sound.longest_pause))
+    } else if cell.probes > 2 * sound.probes + MORE_PROBES {
+        Some(format!("{} probes instead of {}", cell.probes, sound.probes))
     } else {
         None
     }
