@@ -204,9 +204,9 @@ fn until_polled(world: &World) {
     let (left, right) = world.pair_of(&small_queue(), &ConnectOptions::default());
     let slots = left.qp.cap().max_send_wr;
     let number = |wr_id: u32| right.far(wr_id as usize * 8..wr_id as usize * 8 + 8);
-    for wr_id in 0..slots {
-        left.post(&[SendRequest::write(Payload::inline(&[7; 8]), number(wr_id)).wr_id(wr_id.into()).signaled()]);
-    }
+    // In one call: no completion comes before all are posted.
+    let write = |wr_id: u32| SendRequest::write(Payload::inline(&[7; 8]), number(wr_id)).wr_id(wr_id.into()).signaled();
+    left.post(&(0..slots).map(write).collect::<Vec<_>>());
     // All are done, but nobody has polled.
     while right.region.load_acquire_u8(slots as usize * 8 - 1).unwrap() != 7 {
         std::thread::yield_now();
