@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::history::History;
-use super::path::Path;
+use super::path::{Path, PathKey};
 use crate::memory::MemoryView;
 use crate::queue::{AsyncEventQueue, CompletionQueue, Overflow, SourceToken};
 use crate::types::{
@@ -106,6 +106,11 @@ impl Common {
     /// The address of the peer, once it is known.
     pub(super) fn peer_address(&self) -> Option<IpAddr> {
         self.path.as_ref().map(|path| path.peer_address)
+    }
+
+    /// What queue pairs have in common that share a window.
+    pub(super) fn path_key(&self) -> Option<PathKey> {
+        self.path.as_ref().map(Path::key)
     }
 
     /// The peer's queue pair.

@@ -84,6 +84,17 @@ pub(super) struct Evidence {
     pub(super) offers_key: bool,
 }
 
+/// What the packets of queue pairs have in common that share a window and a controller.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) struct PathKey {
+    /// Own address.
+    pub(super) own: IpAddr,
+    /// Address of the peer.
+    pub(super) peer: IpAddr,
+    /// Differentiated services code point: packets of different ones may wait in different queues.
+    pub(super) dscp: u8,
+}
+
 /// The connection's path.
 pub(super) struct Path {
     pub(super) source: SourceAddress,
@@ -109,7 +120,7 @@ pub(super) struct Path {
     /// packets are not more, although there would be room: who waits sends fuller (8-byte WRITEs in batches of 16 go
     /// from 2.5 to 6.5 million a second).
     pub(super) socket_packets: u32,
-    /// With the other queue pairs that have this peer's address.
+    /// With the other queue pairs of this path.
     pub(super) window_share: Arc<WindowShare>,
 }
 
@@ -117,6 +128,11 @@ impl Path {
     /// The addresses of outgoing packets.
     pub(super) fn flow(&self) -> Flow {
         Flow { source: self.source.address, destination: self.peer_address, source_port: self.source.source_port }
+    }
+
+    /// With which other queue pairs it shares its window.
+    pub(super) fn key(&self) -> PathKey {
+        PathKey { own: self.source.address, peer: self.peer_address, dscp: self.traffic_class >> 2 }
     }
 
     /// The start of the ICRCs of packets from this port of the peer.
@@ -135,7 +151,7 @@ impl Path {
         seed
     }
 
-    /// Whether other queue pairs have the same peer address. The endpoint's table holds one of the references.
+    /// Whether other queue pairs have the same path. The endpoint's table holds one of the references.
     pub(super) fn is_shared(&self) -> bool {
         Arc::strong_count(&self.window_share) > 2
     }

@@ -1,5 +1,5 @@
-//! The congestion controller of a path, and its pace. All queue pairs of an endpoint with a common peer address share
-//! it: together they are one flow, as a connection of TCP is.
+//! The congestion controller of a path, and its pace. All queue pairs of an endpoint with common addresses and DSCP
+//! share it: together they are one flow, as a connection of TCP is.
 
 use std::time::Duration;
 

@@ -46,6 +46,8 @@ struct End {
     budget: Arc<ReorderBudget>,
     /// The transport timeout's code.
     timeout: u8,
+    /// Of what it sends.
+    traffic_class: u8,
 }
 
 impl End {
@@ -89,7 +91,22 @@ impl End {
         let region = table.register(DomainId(1), backing, Some(0x10_0000), access).unwrap();
         let (address, events) = (address.parse().unwrap(), AsyncEventQueue::new(16, None));
         let Member { send, receive, completions, qpn } = Member::new(&mut endpoint, service, source, &events);
-        Self { service, endpoint, address, table, region, send, receive, completions, events, qpn, budget, timeout: 14 }
+        let (timeout, traffic_class) = (14, 0);
+        Self {
+            service,
+            endpoint,
+            address,
+            table,
+            region,
+            send,
+            receive,
+            completions,
+            events,
+            qpn,
+            budget,
+            timeout,
+            traffic_class,
+        }
     }
 
     fn connect(&mut self, peer: &Peer) {
@@ -111,7 +128,10 @@ impl End {
         };
         let ready_to_receive = QueuePairAttributes {
             qp_state: Some(QueuePairState::ReadyToReceive),
-            ah_attr: Some(AddressVector::new(peer.address.into(), 0)),
+            ah_attr: Some(AddressVector {
+                traffic_class: self.traffic_class,
+                ..AddressVector::new(peer.address.into(), 0)
+            }),
             path_mtu: Some(Mtu::Mtu1024),
             dest_qp_num: Some(peer.qpn),
             rq_psn: Some(Psn::new(0xff_fff0)),

@@ -1,4 +1,4 @@
-//! The window of a peer address, as the queue pairs that have it share it.
+//! The window of a path, as the queue pairs of the path share it.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,7 +10,7 @@ use crate::types::Time;
 /// The window where no controller says less.
 const NO_CONTROL: u32 = u32::MAX;
 
-/// The part of a peer address's window that is in use, who waits for more, and the controller. All changes are made
+/// The part of a path's window that is in use, who waits for more, and the controller. All changes are made
 /// under the shard's lock, so none needs a read-modify-write, and the controller's lock is always free.
 pub(super) struct WindowShare {
     in_flight: AtomicU32,

@@ -119,10 +119,10 @@ pub struct CongestionEvent {
 /// Decides how much may be in flight on a path and how fast packets may leave. Bytes are bytes of the window: a packet
 /// counts as a whole path MTU.
 ///
-/// All queue pairs of a device's shard with a common peer address share it: together they are one flow, as a connection
-/// of TCP is. It has no clock and does no I/O: time is an argument. It is called under the lock of a shard, so it must
-/// return soon. An unreliable connection tells it only what it sends, has nothing in flight, and uses the window as the
-/// length of a burst.
+/// All queue pairs of a device's shard with common addresses and DSCP share it: together they are one flow, as a
+/// connection of TCP is. It has no clock and does no I/O: time is an argument. It is called under the lock of a
+/// shard, so it must return soon. An unreliable connection tells it only what it sends, has nothing in flight, and
+/// uses the window as the length of a burst.
 pub trait CongestionControl: Send {
     /// Packets have left, for the first time, again or as a probe.
     fn on_sent(&mut self, sent: &Sent);

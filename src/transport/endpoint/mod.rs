@@ -26,7 +26,7 @@ use crate::memory::MemoryView;
 use crate::types::{Cause, Counters, Qpn, QueuePairAttributes, QueuePairState, QueuePairStatus, QueuePairType, Time};
 
 use arrival::Arrivals;
-use fair_queue::Peers;
+use fair_queue::Paths;
 use multicast::Groups;
 use quarantine::Quarantine;
 #[cfg(feature = "sim")]
@@ -117,7 +117,7 @@ pub struct Endpoint {
     /// Queue pairs whose only packet to send is an acknowledgement that waits for the application's reply.
     held: Vec<u32>,
     timers: Timers,
-    pub(super) peers: Peers,
+    pub(super) paths: Paths,
     /// The queue pair whose code runs, or ran last, under the guard; none outside.
     running: Option<u32>,
     /// Queue pairs that a panic has ended.
@@ -144,7 +144,7 @@ impl Endpoint {
             ready: VecDeque::new(),
             held: Vec::new(),
             timers: Timers::default(),
-            peers: Peers::default(),
+            paths: Paths::default(),
             running: None,
             panics: 0,
             fails_overflowed: false,
@@ -208,20 +208,20 @@ impl Endpoint {
         limits: &ModifyLimits,
     ) -> Result<(), ModifyError> {
         let slot = *self.by_number.get(&qpn).ok_or(ModifyError::UnknownQueuePair)?;
-        let (peers, congestion) = (&mut self.peers, self.config.congestion.as_deref());
-        let left = self.queue_pairs[slot as usize].as_ref().and_then(|queue_pair| queue_pair.common.peer_address());
+        let (paths, congestion) = (&mut self.paths, self.config.congestion.as_deref());
+        let left = self.queue_pairs[slot as usize].as_ref().and_then(|queue_pair| queue_pair.common.path_key());
         let queue_pair = self.queue_pairs[slot as usize].as_mut().ok_or(ModifyError::UnknownQueuePair)?;
         let to = queue_pair.check_modify(attributes, limits)?;
         if to == QueuePairState::ReadyToReceive {
             queue_pair.common.history.connect(now, &queue_pair.common.counters);
         }
         let was_waiting = queue_pair.requester.is_waiting();
-        queue_pair.apply_modify(to, attributes, source, |peer| peers.window_share(peer), congestion);
+        queue_pair.apply_modify(to, attributes, source, |key| paths.window_share(key), congestion);
         let has_left = was_waiting && !queue_pair.requester.is_waiting();
-        left.filter(|_| has_left).into_iter().for_each(|peer| peers.remove(peer, slot));
-        self.peers.tidy(self.by_number.len());
+        left.filter(|_| has_left).iter().for_each(|key| paths.remove(key, slot));
+        self.paths.tidy(self.by_number.len());
         self.settle(now, slot);
-        left.into_iter().for_each(|peer| self.grant(peer));
+        left.iter().for_each(|key| self.grant(key));
         self.running = None;
         Ok(())
     }
@@ -261,13 +261,13 @@ impl Endpoint {
         self.ready.retain(|ready| *ready != slot);
         self.held.retain(|held| *held != slot);
         self.free.push(slot);
-        if let Some(peer) = queue_pair.common.peer_address() {
-            self.peers.remove(peer, slot);
-            self.grant(peer);
+        if let Some(key) = queue_pair.common.path_key() {
+            self.paths.remove(&key, slot);
+            self.grant(&key);
             self.running = None;
         }
         drop(queue_pair);
-        self.peers.tidy(self.by_number.len());
+        self.paths.tidy(self.by_number.len());
         true
     }
 
@@ -310,7 +310,7 @@ impl Endpoint {
 
     /// Packets that all queue pairs together have in flight to an address.
     pub fn packets_in_flight(&self, peer: IpAddr) -> u32 {
-        self.peers.packets_in_flight(peer)
+        self.paths.packets_in_flight(peer)
     }
 
     /// Queue pairs that exist.

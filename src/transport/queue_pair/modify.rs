@@ -7,8 +7,7 @@ use super::state_machine::{self, Mask, TransitionError};
 use super::{QueuePair, address_of};
 use crate::transport::congestion::CongestionFactory;
 use crate::transport::datagram::{ModifyLimits, SourceAddress};
-use crate::transport::path::HiddenFields;
-use crate::transport::path::Path;
+use crate::transport::path::{HiddenFields, Path, PathKey};
 use crate::transport::window_share::WindowShare;
 use crate::types::{Cause, Ending, PeerCapabilities, QueuePairAttributes, QueuePairState, QueuePairType};
 use crate::wire::Flow;
@@ -110,7 +109,7 @@ impl QueuePair {
         to: QueuePairState,
         given: &QueuePairAttributes,
         source: Option<SourceAddress>,
-        window_share: impl FnOnce(std::net::IpAddr) -> Arc<WindowShare>,
+        window_share: impl FnOnce(PathKey) -> Arc<WindowShare>,
         congestion: Option<&dyn CongestionFactory>,
     ) {
         match to {
@@ -177,7 +176,7 @@ impl QueuePair {
         &mut self,
         given: &QueuePairAttributes,
         source: Option<SourceAddress>,
-        window_share: impl FnOnce(std::net::IpAddr) -> Arc<WindowShare>,
+        window_share: impl FnOnce(PathKey) -> Arc<WindowShare>,
     ) {
         if given.ah_attr.is_some() {
             self.set_path(source, window_share);
@@ -187,13 +186,10 @@ impl QueuePair {
         }
     }
 
-    fn set_path(
-        &mut self,
-        source: Option<SourceAddress>,
-        window_share: impl FnOnce(std::net::IpAddr) -> Arc<WindowShare>,
-    ) {
+    fn set_path(&mut self, source: Option<SourceAddress>, window_share: impl FnOnce(PathKey) -> Arc<WindowShare>) {
         let (Some(source), Some(vector)) = (source, self.common.attributes.ah_attr) else { return };
         let peer_address = address_of(vector.dgid);
+        let key = PathKey { own: source.address, peer: peer_address, dscp: vector.traffic_class >> 2 };
         let flow = Flow { source: source.address, destination: peer_address, source_port: source.source_port };
         self.requester.reset_share();
         let begins_known = || self.common.attributes.peer_key.as_ref().is_none_or(|key| key.is_agreed);
@@ -213,7 +209,7 @@ impl QueuePair {
             hidden_fields: HiddenFields::default(),
             flush_as_linux: false,
             socket_packets: 0,
-            window_share: window_share(peer_address),
+            window_share: window_share(key),
         };
         path.note_peer();
         self.common.path = Some(path);

@@ -11,9 +11,9 @@ use crate::wire::{Opcode, packet_bytes};
 
 /// Most packets without a request for acknowledgement.
 const MOST_UNASKED_PACKETS: u32 = 64;
-/// The same while other queue pairs have packets in flight to the same address: they may wait for the room.
+/// The same while other queue pairs have packets in flight on the same path: they may wait for the room.
 const MOST_UNASKED_AMONG_OTHERS: u32 = 16;
-/// Most packets to a peer that did not respond to a probe. One, if other queue pairs have the same peer address: these
+/// Most packets to a peer that did not respond to a probe. One, if other queue pairs have the same path: these
 /// packets are not counted, and a thousand queue pairs would fill the socket of a process that still lives there.
 const PACKETS_INTO_SILENCE: u32 = 16;
 /// On a path with a controller and a window of so many packets, a READ is cut more finely, and into so many packets,

@@ -1,9 +1,9 @@
-//! The requester's part in the fair queue: whether the other queue pairs with the same peer address leave it room.
+//! The requester's part in the fair queue: whether the other queue pairs of the path leave it room.
 
 use std::cell::Cell;
-use std::net::IpAddr;
 
 use super::{Common, Requester};
+use crate::transport::path::PathKey;
 use crate::transport::window_share::WindowShare;
 use crate::types::Time;
 
@@ -49,13 +49,13 @@ impl Requester {
         }
     }
 
-    /// Packets that the others have in flight to the same address.
+    /// Packets that the others have in flight on the same path.
     #[inline]
     pub(super) fn packets_of_others(&self, share: &WindowShare) -> u32 {
         share.in_flight().saturating_sub(self.counted_in_flight)
     }
 
-    /// Whether others have packets in flight to the same address.
+    /// Whether others have packets in flight on the same path.
     #[inline]
     pub(super) fn others_have_packets(&self, common: &Common) -> bool {
         common.path.as_ref().is_some_and(|path| self.packets_of_others(&path.window_share) > 0)
@@ -102,19 +102,19 @@ impl Requester {
         self.fair_share.is_waiting && !self.has_asked
     }
 
-    /// Whether it waits from now on: for which peer, and whether in front.
-    pub(in crate::transport) fn begins_to_wait(&mut self, common: &Common, now: Time) -> Option<(IpAddr, bool)> {
+    /// Whether it waits from now on: for which path, and whether in front.
+    pub(in crate::transport) fn begins_to_wait(&mut self, common: &Common, now: Time) -> Option<(PathKey, bool)> {
         if !self.fair_share.is_blocked.get() || self.fair_share.is_waiting {
             return None;
         }
-        let peer = common.peer_address()?;
+        let key = common.path_key()?;
         self.fair_share.is_waiting = true;
         // A queue pair that waits sends nothing. With the grant left on it could stay in the queue without need.
         let in_front = std::mem::take(&mut self.fair_share.is_granted);
         if self.waits_unasked() && self.counted_in_flight > 0 {
             self.arm_timers(common, now);
         }
-        Some((peer, in_front))
+        Some((key, in_front))
     }
 
     /// Whether a grant is worth while. A queue pair that cannot send in any case must not keep others waiting.

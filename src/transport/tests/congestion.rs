@@ -320,3 +320,14 @@ fn a_window_of_one_packet_is_used_in_turns() {
     crowd.expect_done(0..4, 1);
     assert_eq!(crowd.pair.most_in_flight, 1);
 }
+
+#[test]
+fn queue_pairs_with_another_dscp_have_a_controller_of_their_own() {
+    let script = Script::new(16 * MTU, None);
+    let mut crowd = script.crowd(0);
+    for (traffic_class, built) in [(0, 1), (0x28, 2), (0x28, 2), (0, 2)] {
+        crowd.pair.ends[0].traffic_class = traffic_class;
+        crowd.add(NATIVE, [None, None]);
+        assert_eq!(script.built.lock().unwrap().len(), built, "class {traffic_class:#x}");
+    }
+}
