@@ -13,7 +13,7 @@ use super::inbound::{Delivery, Inbound};
 use super::multicast::{GroupSocket, GroupSockets};
 use super::path_errors::PathErrors;
 use super::sys::{self, SendOptions};
-use super::udp::{Checksums, DEFAULT_HOP_LIMIT, ReceiveSocket, SendSocket};
+use super::udp::{Checksums, DEFAULT_HOP_LIMIT, ReceiveSocket, ReportedFields, SendSocket};
 use crate::transport::{Datagram, DatagramOutcome, Transmit};
 use crate::types::{Counter, Counters, PathError, Time};
 
@@ -47,6 +47,8 @@ pub(super) struct Link {
     groups: GroupSockets,
     /// Whether hop limit and traffic class of what arrives are wanted, for datagrams.
     reports_headers: bool,
+    /// The same of the traffic class alone.
+    reports_marks: bool,
     senders: Vec<SendSocket>,
     /// Where the next batch begins, so that no socket starves the others.
     next_receiver: usize,
@@ -67,6 +69,7 @@ impl Link {
             receivers: Vec::new(),
             groups: GroupSockets::default(),
             reports_headers: false,
+            reports_marks: false,
             senders: Vec::new(),
             next_receiver: 0,
             batches_without_groups: 0,
@@ -80,16 +83,35 @@ impl Link {
     }
 
     pub(super) fn add_receiver(&mut self, socket: ReceiveSocket) {
-        if self.reports_headers || !self.tap.is_idle() {
-            socket.report_headers(true);
-        }
+        socket.report(self.reported_fields());
         self.receivers.push(socket);
+    }
+
+    fn reported_fields(&self) -> ReportedFields {
+        let headers = self.reports_headers || !self.tap.is_idle();
+        ReportedFields { hop_limit: headers, traffic_class: headers || self.reports_marks }
+    }
+
+    fn renew_reports(&self) {
+        let fields = self.reported_fields();
+        self.receivers.iter().for_each(|socket| socket.report(fields));
+    }
+
+    pub(super) fn reports_marks(&self) -> bool {
+        self.reports_marks
+    }
+
+    /// Datagrams are told whether a queue on the way has marked them, from now on.
+    pub(super) fn report_marks(&mut self) {
+        if !std::mem::replace(&mut self.reports_marks, true) {
+            self.renew_reports();
+        }
     }
 
     /// Datagrams are told hop limit and traffic class from now on.
     pub(super) fn report_headers(&mut self) {
         if !std::mem::replace(&mut self.reports_headers, true) {
-            self.receivers.iter().for_each(|socket| socket.report_headers(true));
+            self.renew_reports();
         }
     }
 
@@ -133,14 +155,12 @@ impl Link {
 
     pub(super) fn add_capture(&mut self, capture: Arc<Capture>) {
         self.tap.add(capture);
-        self.receivers.iter().for_each(|socket| socket.report_headers(true));
+        self.renew_reports();
     }
 
     pub(super) fn remove_capture(&mut self, capture: &Arc<Capture>) {
         self.tap.remove(capture);
-        if self.tap.is_idle() && !self.reports_headers {
-            self.receivers.iter().for_each(|socket| socket.report_headers(false));
-        }
+        self.renew_reports();
     }
 
     /// Hands the datagrams that wait to `deliver`, until there are no more or there were `most`, merged ones counted
@@ -245,11 +265,11 @@ impl Link {
         let Some(index) = self.find_sender(transmit.source, transmit.source_port) else {
             return Some(self.refused(transmit, &io::ErrorKind::AddrNotAvailable.into()));
         };
-        let socket = &self.senders[index];
+        let socket = &mut self.senders[index];
         debug_assert!(transmit.segment_size.is_none() || socket.checksums == Checksums::On);
         let options = SendOptions {
             segment_size: transmit.segment_size.map(|size| size as u16),
-            traffic_class: Some(transmit.traffic_class).filter(|class| *class != 0),
+            traffic_class: socket.class_option(transmit.traffic_class),
             hop_limit: Some(transmit.hop_limit).filter(|limit| !matches!(*limit, 0 | DEFAULT_HOP_LIMIT)),
         };
         let mut took_errors = false;

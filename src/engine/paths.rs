@@ -20,9 +20,13 @@ struct CubicToOtherHosts;
 
 impl CongestionFactory for CubicToOtherHosts {
     fn build(&self, path: &PathFacts) -> Option<Box<dyn CongestionControl>> {
-        let is_controlled = path.own != path.peer && !is_of_this_host(path.peer);
-        is_controlled.then(|| Box::new(Cubic::new(path)) as _)
+        leaves_host(path.own, path.peer).then(|| Box::new(Cubic::new(path)) as _)
     }
+}
+
+/// Whether packets between these addresses leave this host.
+pub(super) fn leaves_host(own: IpAddr, peer: IpAddr) -> bool {
+    own != peer && !is_of_this_host(peer)
 }
 
 /// Whether this host has the address. One that is not listed passes for another host's: that costs speed and nothing

@@ -20,7 +20,7 @@ use super::idle::Crowd;
 use super::lease::Lease;
 use super::link::{Link, MAX_SEND_BYTES, Sent};
 use super::multicast::{Group, GroupSocket};
-use super::paths::congestion_of;
+use super::paths::{congestion_of, leaves_host};
 use super::port_group::Newcomer;
 use super::qpn_block::QpnBlocks;
 use super::shard_lock::ShardLock;
@@ -289,6 +289,15 @@ impl Shard {
         self.command(|core, _| core.link.report_headers());
         let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
         addresses.iter().try_for_each(|address| self.open_receiver(&mut opened, *address))
+    }
+
+    /// There is a path between these addresses: queues on the way may mark packets.
+    pub(crate) fn receive_marks(&self, own: IpAddr, peer: IpAddr) {
+        self.command(|core, _| {
+            if !core.link.reports_marks() && leaves_host(own, peer) {
+                core.link.report_marks();
+            }
+        });
     }
 
     /// Lets the sender on this port send to groups.

@@ -21,11 +21,13 @@ use socket2::{Domain, Socket, Type};
 
 use super::port_group::{Membership, Newcomer};
 use super::port_holder::{Holder, holders, inode, is_kernel_transport_loaded};
-use super::sys::{NotInherited, SendOptions, SocketOption, receive, send, set_option};
+use super::sys::{NotInherited, SendOptions, SocketOption, receive, send, set_option, set_traffic_class};
 use crate::types::ROCE_PORT;
 
 /// Hop limit of a socket; packets with another one say so themselves.
 pub(super) const DEFAULT_HOP_LIMIT: u8 = 64;
+/// A traffic class that was asked for so many times becomes the socket's. Changing it is a system call.
+const CLASS_RUN: u32 = 64;
 /// Ports for sending: those that the standard's convention uses.
 const SOURCE_PORTS: std::ops::RangeInclusive<u16> = 49_152..=65_535;
 /// Random ports that are tried before giving up.
@@ -81,6 +83,13 @@ impl OpenError {
     }
 }
 
+/// Header fields that the kernel reports of what arrives.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct ReportedFields {
+    pub(super) hop_limit: bool,
+    pub(super) traffic_class: bool,
+}
+
 /// A socket on port 4791 of an address.
 pub(super) struct ReceiveSocket {
     pub(super) address: LocalAddress,
@@ -101,14 +110,14 @@ impl ReceiveSocket {
         Ok(Self { address, membership, dropped: 0 })
     }
 
-    /// Has the kernel report hop limit and traffic class of what arrives, or not. For captures: if it cannot, they show
-    /// the usual ones.
-    pub(super) fn report_headers(&self, on: bool) {
-        let options = match self.address.ip {
+    /// Has the kernel report these header fields of what arrives. If it cannot, captures show the usual ones, and marks
+    /// are not seen.
+    pub(super) fn report(&self, fields: ReportedFields) {
+        let [hop_limit, traffic_class] = match self.address.ip {
             IpAddr::V4(_) => [SocketOption::ReportHopLimit4, SocketOption::ReportTrafficClass4],
             IpAddr::V6(_) => [SocketOption::ReportHopLimit6, SocketOption::ReportTrafficClass6],
         };
-        for option in options {
+        for (option, on) in [(hop_limit, fields.hop_limit), (traffic_class, fields.traffic_class)] {
             if let Err(error) = set_option(self.membership.descriptor(), option, on) {
                 tracing::debug!(?option, %error, "a header field of received packets stays unknown");
             }
@@ -190,6 +199,10 @@ pub(super) struct SendSocket {
     pub(super) address: LocalAddress,
     pub(super) port: u16,
     pub(super) checksums: Checksums,
+    /// The traffic class of packets that are sent without one.
+    class: u8,
+    /// The last other one, and how often it was asked for since.
+    other_class: (u8, u32),
 }
 
 impl SendSocket {
@@ -210,6 +223,8 @@ impl SendSocket {
                         address,
                         port,
                         checksums,
+                        class: 0,
+                        other_class: (0, 0),
                     });
                 }
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse => last = error,
@@ -230,6 +245,28 @@ impl SendSocket {
                 self.socket.set_multicast_if_v6(interface)
             }
         }
+    }
+
+    /// How a send says that its packets have this traffic class; `None`: the socket's packets have it. Most sends of a
+    /// socket have the same one, and a send that names none costs less.
+    #[inline]
+    pub(super) fn class_option(&mut self, class: u8) -> Option<u8> {
+        if class == self.class { None } else { self.name_class(class) }
+    }
+
+    #[cold]
+    fn name_class(&mut self, class: u8) -> Option<u8> {
+        let (other, asked) = self.other_class;
+        let asked = if other == class { asked.saturating_add(1) } else { 1 };
+        self.other_class = (class, asked);
+        if asked % CLASS_RUN != 0 {
+            return Some(class);
+        }
+        if set_traffic_class(self.descriptor(), self.address.ip.is_ipv6(), class).is_err() {
+            return Some(class);
+        }
+        (self.class, self.other_class) = (class, (self.class, 0));
+        None
     }
 
     /// For its error queue.
@@ -373,6 +410,32 @@ mod tests {
         plain.send(address.ip, b"abcd", SendOptions::default()).unwrap();
         assert!(plain.send(address.ip, b"abcdefgh", options).is_err());
         segmenting.send(address.ip, b"abcdefgh", options).unwrap();
+    }
+
+    #[test]
+    fn a_traffic_class_that_is_asked_for_often_becomes_the_sockets() {
+        for address in ["127.77.2.5", "::1"] {
+            let address = local(address);
+            let mut sender = SendSocket::open(address, Checksums::On, &SIZES).unwrap();
+            let receiver = UdpSocket::bind((address.ip, 0)).unwrap();
+            let report = match address.ip {
+                IpAddr::V4(_) => SocketOption::ReportTrafficClass4,
+                IpAddr::V6(_) => SocketOption::ReportTrafficClass6,
+            };
+            set_option(receiver.as_fd(), report, true).unwrap();
+            let mut named = |class: u8| {
+                let traffic_class = sender.class_option(class);
+                let options = SendOptions { traffic_class, ..Default::default() };
+                let (to, mut buffer) = (receiver.local_addr().unwrap(), [0; 8]);
+                send(sender.socket.as_fd(), &to, b"abcd", options).unwrap();
+                let received = receive(receiver.as_fd(), &mut buffer).unwrap().unwrap();
+                assert_eq!(received.traffic_class, Some(class));
+                traffic_class.is_some()
+            };
+            let count = |named: &mut dyn FnMut(u8) -> bool, class| (0..100).filter(|_| named(class)).count();
+            assert_eq!([0, 0x2a, 0x2a, 0].map(|class| count(&mut named, class)), [0, 63, 0, 63]);
+            assert!((0..100).all(|turn| named(if turn % 2 == 0 { 0 } else { 2 }) == (turn % 2 == 1)), "in turns");
+        }
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::history::History;
+use super::marks::ArrivedMarks;
 use super::path::{Path, PathKey};
 use crate::memory::MemoryView;
 use crate::queue::{AsyncEventQueue, CompletionQueue, Overflow, SourceToken};
@@ -37,6 +38,7 @@ pub(super) struct Common {
     pub(super) path: Option<Path>,
     pub(super) counters: Counters,
     pub(super) history: History,
+    pub(super) arrived_marks: ArrivedMarks,
     events: Arc<AsyncEventQueue>,
     /// A completion was lost, and the queue pair has not ended yet.
     overflowed: bool,
@@ -53,6 +55,7 @@ impl Common {
             path: None,
             counters: Counters::default(),
             history: History::default(),
+            arrived_marks: ArrivedMarks::default(),
             events,
             overflowed: false,
         }
@@ -62,6 +65,7 @@ impl Common {
         self.path = None;
         self.attributes = QueuePairAttributes::default();
         self.history = History::default();
+        self.arrived_marks = ArrivedMarks::default();
         self.state = QueuePairState::Reset;
         self.overflowed = false;
     }

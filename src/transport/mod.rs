@@ -15,6 +15,7 @@ mod datagram;
 mod endpoint;
 mod history;
 mod loop_bound;
+mod marks;
 mod packet_check;
 mod path;
 mod path_control;

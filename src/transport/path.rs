@@ -4,11 +4,13 @@
 //! never get it. A standard peer gets the standard's first and, while it does not respond, both in turns; the one that
 //! it responded to is what the next FLUSH begins with.
 
+use std::cell::Cell;
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::congestion::PathFacts;
 use super::datagram::{Datagram, SourceAddress};
+use super::marks::{Marking, TrafficClass};
 use super::packet_check::LARGEST_SEGMENT_INDEX;
 use super::path_control::MOST_IN_FLIGHT;
 use super::window_share::WindowShare;
@@ -104,7 +106,8 @@ pub(super) struct Path {
     pub(super) peer: PeerCapabilities,
     /// The peer knows this end's capabilities, too. Peers that find each other by themselves learn it from each other.
     pub(super) is_known_to_peer: bool,
-    pub(super) traffic_class: u8,
+    /// Whether queues may mark packets changes with what is acknowledged.
+    pub(super) traffic_class: Cell<TrafficClass>,
     pub(super) hop_limit: u8,
     /// The peer's UDP port; learned from the first accepted packet of a native peer.
     pub(super) peer_port: Option<u16>,
@@ -130,9 +133,15 @@ impl Path {
         Flow { source: self.source.address, destination: self.peer_address, source_port: self.source.source_port }
     }
 
+    /// Something tells whether packets that may be marked pass.
+    pub(super) fn note_marking(&self, next: impl FnOnce(Marking) -> Marking) {
+        let class = self.traffic_class.get();
+        self.traffic_class.set(class.with(next(class.marking())));
+    }
+
     /// With which other queue pairs it shares its window.
     pub(super) fn key(&self) -> PathKey {
-        PathKey { own: self.source.address, peer: self.peer_address, dscp: self.traffic_class >> 2 }
+        PathKey { own: self.source.address, peer: self.peer_address, dscp: self.traffic_class.get().dscp() }
     }
 
     /// The start of the ICRCs of packets from this port of the peer.

@@ -10,6 +10,7 @@ mod fast_path;
 mod flush;
 mod forged;
 mod keyed;
+mod marks;
 mod panics;
 mod paths_agree;
 mod recovery;
@@ -267,6 +268,8 @@ struct Pair {
     /// Packets of each send of the first end, and the most that it had in flight.
     sends: Vec<(Qpn, usize)>,
     most_in_flight: u32,
+    /// A queue on the way marks what it may.
+    is_marking: bool,
 }
 
 const NATIVE: PeerCapabilities =
@@ -295,7 +298,8 @@ impl Pair {
     }
 
     fn between(ends: [End; 2]) -> Self {
-        Self { ends, now: Time::from_nanos(1), packets: 0, sends: Vec::new(), most_in_flight: 0 }
+        let now = Time::from_nanos(1);
+        Self { ends, now, packets: 0, sends: Vec::new(), most_in_flight: 0, is_marking: false }
     }
 
     /// Carries everything that one end has to say to the other. False if it was silent.
@@ -315,6 +319,7 @@ impl Pair {
                 let in_flight = sender.endpoint.packets_in_flight(receiver.address);
                 self.most_in_flight = self.most_in_flight.max(in_flight);
             }
+            let is_marked = self.is_marking && transmit.traffic_class & 3 == 2;
             let size = transmit.segment_size.unwrap_or(transmit.length);
             for (index, payload) in buffer[..transmit.length].chunks(size).enumerate() {
                 self.packets += 1;
@@ -324,7 +329,7 @@ impl Pair {
                     source_port: transmit.source_port,
                     segment_index: index as u16,
                     hop_limit: None,
-                    traffic_class: None,
+                    traffic_class: Some(transmit.traffic_class | u8::from(is_marked)),
                     payload,
                 };
                 receiver.endpoint.handle_datagram(self.now, &receiver.table.read(), &datagram);

@@ -61,6 +61,12 @@ counters! {
         ReadRepair = "read_repair",
         /// Answers for packets that are not outstanding.
         DuplicateResponse = "duplicate_response",
+        /// Packets that a queue on the way had marked (ECN).
+        EcnMarkedPackets = "np_ecn_marked_roce_packets",
+        /// Congestion notifications sent.
+        CnpSent = "np_cnp_sent",
+        /// Congestion notifications that were heeded.
+        CnpHandled = "rp_cnp_handled",
         /// Requests that failed because no answer came.
         RetryExceeded = "retry_exceeded_err",
         /// Requests that failed because the peer had no receive posted.
@@ -131,7 +137,8 @@ counters! {
         FarAhead = "drop_far_ahead",
         /// A READ or atomic answer that came before its turn.
         OutOfOrderResponse = "drop_out_of_order_response",
-        /// A congestion notification; counted, no reaction yet.
+        /// A congestion notification of a peer that has no reason to send one: a native one, or no packet that may be
+        /// marked is in flight to it.
         CongestionNotification = "drop_cnp",
         /// Something arrived that this kind of queue pair never expects.
         Unexpected = "drop_unexpected",

@@ -16,7 +16,7 @@ pub struct Destination {
     pub source_port: u16,
     /// The receiver's address, or a group's.
     pub address: IpAddr,
-    /// Type of service byte.
+    /// Type of service byte; a soft device leaves its lower two bits out.
     pub traffic_class: u8,
     /// Time to live.
     pub hop_limit: u8,

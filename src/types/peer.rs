@@ -9,7 +9,8 @@ pub struct PeerCapabilities {
     pub segmentation_offload: bool,
     /// Bytes that the peer's receive socket holds, as its kernel counts; 0: unknown.
     pub receive_buffer_bytes: u32,
-    /// Extensions that it understands, a bit each: [`PeerCapabilities::GAP_RUNS`]. Unknown ones mean nothing.
+    /// Extensions that it understands, a bit each: [`PeerCapabilities::GAP_RUNS`], [`PeerCapabilities::MARKS`].
+    /// Unknown ones mean nothing.
     pub extensions: u32,
 }
 
@@ -18,6 +19,8 @@ impl PeerCapabilities {
     pub const VERSION: u8 = 1;
     /// Extension: a NAK for a sequence error may name all gaps, and the peer keeps packets four windows ahead.
     pub const GAP_RUNS: u32 = 1;
+    /// Extension: it echoes the marks of queues on the way (ECN), so packets to it may be marked instead of dropped.
+    pub const MARKS: u32 = 2;
     /// A peer of which nothing is known.
     pub const STRANGER: PeerCapabilities =
         PeerCapabilities { version: 0, segmentation_offload: false, receive_buffer_bytes: 0, extensions: 0 };

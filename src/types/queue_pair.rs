@@ -131,7 +131,8 @@ pub struct AddressVector {
     pub flow_label: u32,
     /// Time to live of the packets; 0 means the default of 64.
     pub hop_limit: u8,
-    /// Type of service byte (DSCP and ECN) of the packets.
+    /// Type of service byte of the packets: the upper six bits are their DSCP. The lower two are a soft device's: 2
+    /// (ECT(0)) tells it that a standard peer reports marks of queues on the way (ECN).
     pub traffic_class: u8,
     /// Service level (0 to 15); has no meaning on Ethernet without priorities.
     pub sl: u8,

@@ -31,7 +31,7 @@ pub(crate) use guarded::{Guard, Guarded};
 pub(crate) use interface::{LinkState, link_megabits, link_state};
 pub(crate) use link_watch::LinkWatch;
 pub(crate) use message::{Received, SEVERAL, SendOptions, receive, receive_several, send};
-pub(crate) use option::{SocketOption, set_option};
+pub(crate) use option::{SocketOption, set_option, set_traffic_class};
 pub(crate) use schedule::{ask_for_short_slices, involuntary_switches};
 pub(crate) use signal::with_signals_blocked;
 pub(crate) use steer::{Instruction, attach_steering, detach_steering};

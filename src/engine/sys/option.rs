@@ -74,8 +74,16 @@ impl SocketOption {
 
 /// Switches a socket option on or off.
 pub(crate) fn set_option(socket: BorrowedFd<'_>, option: SocketOption, on: bool) -> io::Result<()> {
-    let (level, name) = option.level_and_name();
-    let value = option.value(on);
+    set_number(socket, option.level_and_name(), option.value(on))
+}
+
+/// Sets the traffic class of packets that are sent without one.
+pub(crate) fn set_traffic_class(socket: BorrowedFd<'_>, is_ipv6: bool, class: u8) -> io::Result<()> {
+    let option = if is_ipv6 { (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) } else { (libc::IPPROTO_IP, libc::IP_TOS) };
+    set_number(socket, option, class.into())
+}
+
+fn set_number(socket: BorrowedFd<'_>, (level, name): (libc::c_int, libc::c_int), value: libc::c_int) -> io::Result<()> {
     let size = size_of::<libc::c_int>() as libc::socklen_t;
     // SAFETY: the kernel reads a number of the given size from a live local variable.
     let result = unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const value).cast(), size) };

@@ -242,7 +242,7 @@ fn peer_capabilities(capabilities: &Capabilities) -> PeerCapabilities {
         version: PeerCapabilities::VERSION,
         segmentation_offload: capabilities.max_segments.is_some(),
         receive_buffer_bytes: capabilities.receive_buffer_bytes,
-        extensions: PeerCapabilities::GAP_RUNS,
+        extensions: PeerCapabilities::GAP_RUNS | PeerCapabilities::MARKS,
     }
 }
 

@@ -150,6 +150,7 @@ impl SoftQueuePair {
         };
         let opened = self.shard.open_path(local, segmenting, entropy);
         let source_port = opened.map_err(|error| errors::from_open("modify_qp", error))?;
+        self.shard.receive_marks(local.ip, peer);
         Ok(SourceAddress { address: local.ip, source_port })
     }
 

@@ -19,6 +19,10 @@ const FIRST_WINDOW_PACKETS: u64 = 16;
 const LEAST_WINDOW_PACKETS: f64 = 1.0 / 64.0;
 /// Below so many packets the rate holds back what the window cannot.
 const SMALL_WINDOW_PACKETS: f64 = 2.0;
+/// What is left of the window after a mark: the queue that marks is shorter than one that overflows (RFC 8511, 3.1).
+const MARKED: f64 = 0.85;
+/// Marks alone reduce the window to so many packets at least: a forged one costs no more.
+const LEAST_MARKED_PACKETS: f64 = 2.0;
 /// What is left after persistent congestion, in packets.
 const RESTART_PACKETS: f64 = 1.0;
 /// Packets leave so much faster than a window in a round trip, in slow start and later, so that the window stays the
@@ -154,7 +158,7 @@ impl Cubic {
         self.hold();
         match self.losses.end_round(now) {
             Verdict::Chance => {}
-            Verdict::Congestion => self.reduce(in_flight),
+            Verdict::Congestion => self.reduce(BETA, in_flight),
             Verdict::Acquittal => self.take_back(),
         }
     }
@@ -182,13 +186,14 @@ impl Cubic {
         }
     }
 
-    fn reduce(&mut self, in_flight: u64) {
+    /// Leaves this part of the window.
+    fn reduce(&mut self, part: f64, in_flight: u64) {
         self.losses.note_reduced();
         self.held_at = 0.0;
         self.before = (self.window, self.threshold);
         self.plateau = plateau_after(self.window, self.plateau);
         self.prior = self.window;
-        self.threshold = (self.window * BETA).max(self.least_window);
+        self.threshold = (self.window * part).max(self.least_window);
         self.window = self.threshold;
         self.curve = None;
         self.recovery_left = in_flight;
@@ -224,11 +229,18 @@ impl CongestionControl for Cubic {
             CongestionKind::Loss if self.recovery_left > 0 => {}
             CongestionKind::Loss => {
                 if self.losses.judge() == Verdict::Congestion {
-                    self.reduce(event.in_flight);
+                    self.reduce(BETA, event.in_flight);
+                }
+            }
+            CongestionKind::Marked => {
+                self.losses.note_marked();
+                let least = segments(self.packet) * LEAST_MARKED_PACKETS;
+                if self.recovery_left == 0 && self.window > least {
+                    self.reduce(MARKED.max(least / self.window), event.in_flight);
                 }
             }
             CongestionKind::Persistent => {
-                self.reduce(event.in_flight);
+                self.reduce(BETA, event.in_flight);
                 // The next stage of congestion avoidance has its plateau where it begins (RFC 9438, 4.8).
                 self.plateau = 0.0;
                 self.window = segments(self.packet) * RESTART_PACKETS;
@@ -325,6 +337,26 @@ mod tests {
         cubic.on_ack(&Acked { bytes: PACKET, ..ack });
         lose(&mut cubic, CongestionKind::Loss, 20 * PACKET);
         assert!(cubic.window() < reduced);
+    }
+
+    #[test]
+    fn a_mark_reduces_the_window_once_in_a_round_trip_and_down_to_two_packets() {
+        let mut cubic = Cubic { window: 1_000.0, ..cubic() };
+        lose(&mut cubic, CongestionKind::Marked, 10 * PACKET);
+        assert_eq!((cubic.window, cubic.is_in_slow_start()), (850.0, false));
+        lose(&mut cubic, CongestionKind::Marked, 10 * PACKET);
+        assert_eq!(cubic.window, 850.0);
+        let mut ack =
+            Acked { now: at(0.1), bytes: 10 * PACKET, round_trip: None, repetition: None, in_flight: 10 * PACKET };
+        for _ in 0..100 {
+            cubic.on_ack(&ack);
+            lose(&mut cubic, CongestionKind::Marked, 10 * PACKET);
+            ack.now = ack.now + ROUND_TRIP;
+        }
+        assert_eq!(cubic.window() / PACKET, 2);
+        let mut small = Cubic { window: 1.0, ..self::cubic() };
+        lose(&mut small, CongestionKind::Marked, PACKET);
+        assert_eq!(small.window, 1.0);
     }
 
     /// From 1,000 segments: K = cbrt((1,000 - 700) / 0.4) = 9.086 s; W(t) = 0.4 (t - K)^3 + 1,000.

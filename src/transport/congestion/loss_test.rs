@@ -43,6 +43,9 @@ const DOUBTFUL_ROUNDS: u32 = 2;
 /// link: without an end, one of four streams had 2 of 118 MB/s.
 const HOLD_ROUNDS: u32 = 16;
 
+/// A mark says for this round and the next that there is a queue: losses are noticed a round trip later.
+const MARKED_ROUNDS: u32 = 2;
+
 /// What became of a round.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Verdict {
@@ -68,6 +71,8 @@ pub(super) struct LossTest {
     doubtful_rounds: u32,
     /// The latest losses were taken for chance: rounds in which that keeps a queue out of the window.
     hold_rounds: u32,
+    /// Rounds for which a mark tells of a queue.
+    marked_rounds: u32,
     trial: Trial,
 }
 
@@ -88,6 +93,11 @@ impl LossTest {
         self.current = Some(self.current.map_or(measured, |current| current.min(measured)));
     }
 
+    /// A queue has marked a packet.
+    pub(super) fn note_marked(&mut self) {
+        self.marked_rounds = MARKED_ROUNDS;
+    }
+
     /// So many packets have left, and this is how many of them were lost before.
     pub(super) fn note_sent(&mut self, packets: u64, lost: u64) {
         self.sent += packets;
@@ -101,6 +111,9 @@ impl LossTest {
 
     /// Whether a queue is seen that is longer than this part of what counts as one.
     fn sees_queue_of(&self, part: f64) -> bool {
+        if self.marked_rounds > 0 {
+            return true;
+        }
         let (Some(shortest), Some(recent)) = (self.shortest.get(), self.recent()) else { return true };
         recent > shortest + (shortest / 8).max(LEAST_RISE).mul_f64(part)
     }
@@ -117,7 +130,7 @@ impl LossTest {
         }
         let (shortest, recent) = (self.shortest.get()?, self.recent()?);
         let full = shortest + (shortest / 8).max(LEAST_RISE).mul_f64(FULL);
-        Some(full.as_secs_f64() / recent.as_secs_f64())
+        Some((full.as_secs_f64() / recent.as_secs_f64()).min(1.0))
     }
 
     /// Losses were taken for chance lately.
@@ -150,6 +163,7 @@ impl LossTest {
         let is_congestion = self.is_in_doubt() && self.sees_queue();
         self.doubtful_rounds = self.doubtful_rounds.saturating_sub(1);
         self.hold_rounds = self.hold_rounds.saturating_sub(1);
+        self.marked_rounds = self.marked_rounds.saturating_sub(1);
         self.last = self.current.take().or(self.last);
         if is_congestion {
             return Verdict::Congestion;
@@ -236,6 +250,17 @@ mod tests {
         assert_eq!(round(&mut test, 3, queue, (100, 1)), Verdict::Congestion);
         assert_eq!(test.judge(), Verdict::Congestion);
         assert_eq!(LossTest::default().judge(), Verdict::Congestion, "nothing is known of the path");
+    }
+
+    #[test]
+    fn losses_beside_marks_are_congestion() {
+        let mut test = begun();
+        test.note_marked();
+        assert_eq!(test.judge(), Verdict::Congestion);
+        round(&mut test, 2, ROUND_TRIP, (100, 0));
+        assert_eq!(test.judge(), Verdict::Congestion, "they are noticed a round trip later");
+        round(&mut test, 3, ROUND_TRIP, (100, 0));
+        assert_eq!(test.judge(), Verdict::Chance);
     }
 
     #[test]

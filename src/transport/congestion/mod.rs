@@ -102,9 +102,12 @@ pub enum CongestionKind {
     Loss,
     /// The transport timer ran out: nothing was acknowledged for all of its time.
     Persistent,
+    /// A queue on the way has marked a packet (ECN). Raised for each echo, so several times in a round trip. Nothing is
+    /// lost.
+    Marked,
 }
 
-/// Packets seem lost; those in flight are about to be sent again.
+/// Packets seem lost, and those in flight are about to be sent again; or a queue has marked one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct CongestionEvent {
@@ -130,7 +133,7 @@ pub trait CongestionControl: Send {
     /// Something was acknowledged. Called once for an arriving packet, whatever it acknowledges.
     fn on_ack(&mut self, ack: &Acked);
 
-    /// Packets seem lost.
+    /// Packets seem lost, or a queue fills.
     fn on_congestion(&mut self, event: &CongestionEvent);
 
     /// Bytes that may be in flight; what is no whole packet does not count. It is used as far as the peer's socket

@@ -6,7 +6,7 @@ use crate::transport::common::Pass;
 use crate::transport::datagram::{CheckField, Datagram, DatagramOutcome};
 use crate::transport::queue_pair::{HeaderTemplate, QueuePair};
 use crate::types::{DropReason, Qpn, Time};
-use crate::wire::{Opcode, Packet};
+use crate::wire::Packet;
 
 /// The queue pair that the last datagram was for, and the template of those that the fast path takes.
 pub(super) struct Arrivals {
@@ -39,7 +39,12 @@ impl Endpoint {
             && template.fits(datagram)
         {
             let (slot, template, pass) = (*slot, *template, self.pass(now, memory));
-            if let Some(outcome) = self.enter(slot).and_then(|pair| pair.take_by_template(&pass, &template, datagram)) {
+            if let Some(queue_pair) = self.enter(slot)
+                && let Some(outcome) = queue_pair.take_by_template(&pass, &template, datagram)
+            {
+                if datagram.is_marked() {
+                    queue_pair.note_marks(now, datagram, template.opcode(), false);
+                }
                 return outcome;
             }
         }
@@ -50,10 +55,6 @@ impl Endpoint {
             Err(reason) => return self.drop_stray(now, datagram, None, *reason),
         };
         let bth = &packet.headers.bth;
-        // A CNP has no response, and its PSN means nothing (IBTA A17.9.3); nothing here acts on it.
-        if bth.opcode == Opcode::CNP {
-            return self.drop_datagram(DropReason::CongestionNotification);
-        }
         if bth.destination == Qpn::MULTICAST && datagram.destination.is_multicast() {
             return self.handle_multicast(now, memory, datagram, packet);
         }
@@ -71,6 +72,9 @@ impl Endpoint {
         let Some(queue_pair) = self.enter(slot) else { return DatagramOutcome::default() };
         let expected = queue_pair.responder.expected();
         let outcome = queue_pair.take(datagram, packet, |queue_pair| queue_pair.handle_packet(&pass, datagram, packet));
+        if (datagram.is_marked() || bth.becn) && outcome.dropped.is_none() {
+            queue_pair.note_marks(now, datagram, bth.opcode, bth.becn);
+        }
         // Not of a duplicate, which was not looked at closely.
         let is_executed = queue_pair.responder.expected() != expected;
         let template = if is_executed { queue_pair.header_template(datagram, bth) } else { None };

@@ -39,7 +39,7 @@ impl HeaderTemplate {
             && datagram.destination == self.destination
     }
 
-    fn opcode(&self) -> Opcode {
+    pub(in crate::transport) fn opcode(&self) -> Opcode {
         Opcode(self.header[0])
     }
 }

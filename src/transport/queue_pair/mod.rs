@@ -2,6 +2,7 @@
 
 mod acceptance;
 mod fast_path;
+mod marks;
 mod modify;
 mod receive_path;
 mod report;

@@ -7,6 +7,7 @@ use super::state_machine::{self, Mask, TransitionError};
 use super::{QueuePair, address_of};
 use crate::transport::congestion::CongestionFactory;
 use crate::transport::datagram::{ModifyLimits, SourceAddress};
+use crate::transport::marks::{Marking, TrafficClass};
 use crate::transport::path::{HiddenFields, Path, PathKey};
 use crate::transport::window_share::WindowShare;
 use crate::types::{Cause, Ending, PeerCapabilities, QueuePairAttributes, QueuePairState, QueuePairType};
@@ -169,6 +170,10 @@ impl QueuePair {
             path.note_peer();
         }
         self.requester.take_path(path, congestion);
+        let has_marks = self.common.service.is_reliable() && path.window_share.is_controlled();
+        let wished = self.common.attributes.ah_attr.map_or(0, |vector| vector.traffic_class);
+        let marking = if has_marks { Marking::begin(&path.peer, wished) } else { Marking::Off };
+        path.traffic_class.set(path.traffic_class.get().with(marking));
     }
 
     /// Nothing is in flight, so the path may change as well.
@@ -201,7 +206,7 @@ impl QueuePair {
             mtu: self.common.attributes.path_mtu.unwrap_or_default(),
             peer: self.common.attributes.peer.unwrap_or(PeerCapabilities::STRANGER),
             is_known_to_peer,
-            traffic_class: vector.traffic_class,
+            traffic_class: TrafficClass::unmarked(vector.traffic_class).into(),
             hop_limit: if vector.hop_limit == 0 { 64 } else { vector.hop_limit },
             peer_port: None,
             seed: Seed::new(&flow),

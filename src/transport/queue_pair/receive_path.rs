@@ -9,7 +9,7 @@ use crate::transport::path::Evidence;
 use crate::transport::requester::ResponseError;
 use crate::transport::responder::{Identified, ReceiveError, check_datagram, identify};
 use crate::types::{AsyncEvent, Cause, Counter, DropReason, PeerFault};
-use crate::wire::{Packet, Service};
+use crate::wire::{Opcode, Packet, Service};
 
 impl QueuePair {
     /// Takes a packet, or notes why it was dropped.
@@ -38,6 +38,9 @@ impl QueuePair {
         packet: &Packet<'_>,
     ) -> Result<(), DropReason> {
         let bth = &packet.headers.bth;
+        if bth.opcode == Opcode::CNP {
+            return self.handle_notification(pass.now, datagram, packet);
+        }
         if self.common.is_datagram() {
             return self.handle_unreliable_datagram(pass, datagram, packet);
         }

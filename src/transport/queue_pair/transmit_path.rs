@@ -48,6 +48,9 @@ impl QueuePair {
             return self.fill_datagram(pass, sink);
         }
         let Some(envelope) = self.envelope() else { return Filled::NOTHING };
+        if self.owes_notification() {
+            return self.fill_notification(sink, envelope);
+        }
         self.requester.hold_back(&self.common, pass.now);
         let mut writer = sink.open(&envelope);
         let (mut is_exhausted, mut has_sent_requests) = (false, false);
@@ -112,7 +115,7 @@ impl QueuePair {
         let path = self.common.path.as_ref()?;
         Some(Envelope {
             flow: path.flow(),
-            traffic_class: path.traffic_class,
+            traffic_class: path.traffic_class.get().departing(),
             hop_limit: path.hop_limit,
             qpn: self.common.qpn,
             segmentation_offload: path.peer.segmentation_offload,
@@ -164,12 +167,13 @@ impl QueuePair {
             return self.requester.may_send_datagram(&self.common);
         }
         let has_response = || self.responder.plan_response(&self.common, now).is_some();
-        self.common.path.is_some() && (has_response() || self.requester.may_send_request(&self.common))
+        let may_send = || has_response() || self.owes_notification();
+        self.common.path.is_some() && (may_send() || self.requester.may_send_request(&self.common))
     }
 
     /// Ends the send; whether it has packets.
     #[inline]
-    fn finish(&mut self, writer: impl BurstWriter) -> bool {
+    pub(super) fn finish(&mut self, writer: impl BurstWriter) -> bool {
         let (packets, bytes) = (writer.packets(), writer.bytes());
         self.common.counters.add(Counter::SentPackets, packets as u64);
         self.common.counters.add(Counter::SentBytes, bytes as u64);

@@ -7,6 +7,7 @@ use super::{Common, RequestPlan, Requester};
 use crate::transport::congestion::{
     Acked, CongestionEvent, CongestionFactory, CongestionKind, ConnectionWindow, PathFacts, Sent,
 };
+use crate::transport::marks::Marking;
 use crate::transport::path::Path;
 use crate::types::{Psn, Time};
 
@@ -62,6 +63,7 @@ impl Requester {
         if !common.service.is_reliable() {
             return;
         }
+        path.note_marking(Marking::note_progress);
         let bytes = window_bytes(common, self.unacknowledged.packets_since(before));
         let [round_trip, repetition] = self.round_trip.measured(self.unacknowledged, now);
         let ack = Acked { now, bytes, round_trip, repetition, in_flight: self.in_flight_on(common, path) };
@@ -113,10 +115,27 @@ impl Requester {
     #[cold]
     pub(super) fn tell_congestion(&mut self, common: &Common, now: Time, kind: CongestionKind) {
         let Some(path) = &common.path else { return };
+        if kind == CongestionKind::Persistent {
+            path.note_marking(Marking::note_silence);
+        }
         let event = CongestionEvent { now, kind, in_flight: self.in_flight_on(common, path) };
         self.window.note_congestion(&event);
         self.renew_window(&path.facts());
         path.window_share.tell(|control| control.note_congestion(&event));
+    }
+
+    /// A queue on the way has marked a packet of the path: it will overflow soon.
+    #[cold]
+    pub(in crate::transport) fn tell_marked(&self, common: &Common, now: Time) {
+        let Some(path) = &common.path else { return };
+        let event = CongestionEvent { now, kind: CongestionKind::Marked, in_flight: self.in_flight_on(common, path) };
+        path.window_share.tell(|control| control.note_congestion(&event));
+    }
+
+    /// Whether packets of the path are in flight that queues may mark.
+    pub(in crate::transport) fn sends_markable(&self, common: &Common) -> bool {
+        let path = common.path.as_ref().filter(|path| path.traffic_class.get().marking() != Marking::Off);
+        path.is_some_and(|path| self.in_flight_on(common, path) > 0)
     }
 
     /// Bytes in flight on the path: of this queue pair all that is not acknowledged, of the others what counts against

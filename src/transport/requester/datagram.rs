@@ -3,6 +3,7 @@
 use super::{Common, Pass, RequestFailure, Requester};
 use crate::transport::burst::{Burst, BurstWriter, Envelope, Sending};
 use crate::transport::datagram::LONGEST_DATAGRAM;
+use crate::transport::marks::without_ecn;
 use crate::transport::packet_check::Departing;
 use crate::types::{Cause, CompletionStatus, Destination, Operation, Qpn, QueuePairState, SendFlags, effective_qkey};
 use crate::wire::icrc::Seed;
@@ -21,7 +22,7 @@ impl DatagramRequest {
         let flow = Flow { source, destination: address, source_port };
         Envelope {
             flow,
-            traffic_class,
+            traffic_class: without_ecn(traffic_class),
             hop_limit,
             qpn,
             segmentation_offload: false,

@@ -109,6 +109,7 @@ impl Responder {
         match plan.response {
             Response::Acknowledge { psn, message_count } => {
                 common.count(Counter::SentAcknowledge);
+                headers.bth.becn = common.arrived_marks.take();
                 self.responses.note_acknowledged(psn);
                 headers.bth.psn = psn;
                 headers.aeth = Some(Aeth { syndrome: NO_CREDIT, msn: message_count });
@@ -118,6 +119,7 @@ impl Responder {
                 headers.aeth = Some(Aeth { syndrome: NO_CREDIT, msn: message_count });
             }
             Response::Nak { psn, syndrome, message_count } => {
+                headers.bth.becn = common.arrived_marks.take();
                 headers.bth.psn = psn;
                 headers.aeth = Some(Aeth { syndrome, msn: message_count });
                 if syndrome == Syndrome::Nak(NakCode::SequenceError) {

@@ -17,7 +17,7 @@ enum Heard {
 
 /// A controller, and the factory of its kind, with a constant window and rate.
 #[derive(Clone)]
-struct Script {
+pub(super) struct Script {
     window: u64,
     rate: Option<u64>,
     heard: Arc<Mutex<Vec<Heard>>>,
@@ -54,18 +54,18 @@ impl CongestionFactory for Script {
 }
 
 impl Script {
-    fn new(window: u64, rate: Option<u64>) -> Self {
+    pub(super) fn new(window: u64, rate: Option<u64>) -> Self {
         Self { window, rate, heard: Arc::default(), built: Arc::default() }
     }
 
     /// Two ends, of which the first one has this controller.
-    fn ends(&self, service: QueuePairType) -> [End; 2] {
+    pub(super) fn ends(&self, service: QueuePairType) -> [End; 2] {
         let config = EndpointConfig { congestion: Some(Arc::new(self.clone())), ..EndpointConfig::default() };
         [End::configured(service, "192.0.2.1", 1, None, config), End::new(service, "192.0.2.2", 2)]
     }
 
     /// A pair whose first end has this controller.
-    fn pair(&self, service: QueuePairType, capabilities: PeerCapabilities) -> Pair {
+    pub(super) fn pair(&self, service: QueuePairType, capabilities: PeerCapabilities) -> Pair {
         Pair::connected(self.ends(service), capabilities)
     }
 
@@ -74,7 +74,7 @@ impl Script {
         Crowd::of(self.reliable(NATIVE), count, NATIVE)
     }
 
-    fn reliable(&self, capabilities: PeerCapabilities) -> Pair {
+    pub(super) fn reliable(&self, capabilities: PeerCapabilities) -> Pair {
         self.pair(QueuePairType::ReliableConnection, capabilities)
     }
 
@@ -97,26 +97,26 @@ impl Script {
         heard.filter_map(|heard| if let Heard::Acked(ack) = heard { Some(ack) } else { None }).collect()
     }
 
-    fn events(&self) -> Vec<CongestionEvent> {
+    pub(super) fn events(&self) -> Vec<CongestionEvent> {
         let heard = self.heard().into_iter();
         heard.filter_map(|heard| if let Heard::Congestion(event) = heard { Some(event) } else { None }).collect()
     }
 }
 
-fn write(pair: &mut Pair, bytes: u32) {
+pub(super) fn write(pair: &mut Pair, bytes: u32) {
     let (sge, rkey) = (pair.ends[0].sge(0, bytes), pair.ends[1].region.rkey());
     let now = pair.now;
     pair.ends[0].post(now, Operation::Write { remote_addr: 0x10_0000, rkey }, &[sge]);
 }
 
-fn read(pair: &mut Pair, bytes: u32) {
+pub(super) fn read(pair: &mut Pair, bytes: u32) {
     let (sge, rkey) = (pair.ends[0].sge(0, bytes), pair.ends[1].region.rkey());
     let now = pair.now;
     pair.ends[0].post(now, Operation::Read { remote_addr: 0x10_0000, rkey }, &[sge]);
 }
 
 /// All requests have completed well, without a packet sent twice.
-fn expect_done(pair: &mut Pair, requests: usize) {
+pub(super) fn expect_done(pair: &mut Pair, requests: usize) {
     let completions = pair.ends[0].poll();
     assert_eq!(completions.len(), requests);
     assert!(completions.iter().all(|completion| completion.status.is_success()), "{completions:?}");

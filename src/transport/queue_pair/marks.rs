@@ -1,0 +1,100 @@
+//! Marks of queues on the way: those of arriving packets, their echoes, and congestion notifications.
+
+use super::QueuePair;
+use super::transmit_path::Filled;
+use crate::checksum::Sum;
+use crate::memory::AccessError;
+use crate::transport::burst::{Burst, BurstSink, BurstWriter, Envelope, PayloadSource, Sending};
+use crate::transport::datagram::Datagram;
+use crate::transport::marks::{NOTIFICATION_BYTES, NOTIFICATION_CLASS};
+use crate::types::{Counter, DropReason, PeerCapabilities, Psn, Time};
+use crate::wire::{Bth, Headers, Opcode, Packet};
+
+impl QueuePair {
+    /// An accepted packet was marked on its way, or echoes the mark of one of this end's.
+    #[cold]
+    pub(in crate::transport) fn note_marks(&mut self, now: Time, datagram: &Datagram<'_>, opcode: Opcode, becn: bool) {
+        let Some(path) = self.common.path.as_ref().filter(|_| self.common.service.is_reliable()) else { return };
+        let peer = path.peer;
+        let echoes = peer.has_extension(PeerCapabilities::MARKS);
+        if datagram.is_marked() {
+            self.common.count(Counter::EcnMarkedPackets);
+            if !opcode.is_request() {
+                // Its queue is the one that READs fill, which this end asks for.
+                self.requester.tell_marked(&self.common, now);
+            } else if echoes {
+                self.common.arrived_marks.owe_echo();
+            } else if !peer.is_ours() {
+                self.common.arrived_marks.owe_notification(now);
+            }
+        }
+        if becn && echoes && opcode.is_response() && self.requester.sends_markable(&self.common) {
+            self.requester.tell_marked(&self.common, now);
+        }
+    }
+
+    /// A CNP of a standard peer: its adapter has received marked packets of this end's (IBTA A17.9.3). Its PSN means
+    /// nothing, and it teaches nothing of the peer.
+    #[cold]
+    pub(in crate::transport) fn handle_notification(
+        &mut self,
+        now: Time,
+        datagram: &Datagram<'_>,
+        packet: &Packet<'_>,
+    ) -> Result<(), DropReason> {
+        let bth = &packet.headers.bth;
+        let is_native = self.common.is_peer_native();
+        let has_form = packet.payload.len() == NOTIFICATION_BYTES as usize && bth.becn;
+        if is_native || !has_form || !self.requester.sends_markable(&self.common) {
+            return Err(DropReason::CongestionNotification);
+        }
+        if bth.pkey & 0x7fff != 0x7fff {
+            return Err(DropReason::BadPkey);
+        }
+        if !self.common.is_from_peer(datagram.source, datagram.destination) {
+            return Err(DropReason::WrongAddress);
+        }
+        self.check_icrc(datagram)?;
+        self.common.count(Counter::CnpHandled);
+        self.requester.tell_marked(&self.common, now);
+        Ok(())
+    }
+
+    /// Whether a CNP is to be sent.
+    #[inline]
+    pub(super) fn owes_notification(&self) -> bool {
+        self.common.arrived_marks.is_due() && !self.common.is_peer_native()
+    }
+
+    /// Gives the sink a CNP.
+    #[cold]
+    pub(super) fn fill_notification<S: BurstSink>(&mut self, sink: &mut S, mut envelope: Envelope) -> Filled {
+        envelope.traffic_class = NOTIFICATION_CLASS;
+        let mut writer = sink.open(&envelope);
+        self.common.arrived_marks.take();
+        let bth = Bth {
+            // As adapters send it.
+            migrated: false,
+            becn: true,
+            psn: Psn::default(),
+            destination: self.common.destination(),
+            ..Bth::with_payload(Opcode::CNP, NOTIFICATION_BYTES)
+        };
+        let mut headers = Headers { bth, ..Headers::default() };
+        let mut burst = Burst::single(&mut headers, NOTIFICATION_BYTES, ReservedBytes, Sending::First);
+        if writer.add(&mut burst).is_ok() {
+            self.common.count(Counter::CnpSent);
+        }
+        Filled { has_sent: self.finish(writer), is_exhausted: false }
+    }
+}
+
+/// The payload of a CNP.
+struct ReservedBytes;
+
+impl PayloadSource for ReservedBytes {
+    fn read_next(&mut self, out: &mut [u8]) -> Result<Option<Sum>, AccessError> {
+        out.fill(0);
+        Ok(None)
+    }
+}

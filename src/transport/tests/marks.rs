@@ -1,0 +1,197 @@
+//! Marks of queues on the way: who may be marked, and who is told.
+
+use super::congestion::{Script, expect_done, read, write};
+use super::*;
+use crate::wire::{Bth, Flow, Headers, Opcode, icrc};
+
+const ECHOES: PeerCapabilities = PeerCapabilities { extensions: PeerCapabilities::MARKS, ..NATIVE };
+/// As the application sets it towards a standard peer that reports marks: DSCP 10 and ECT(0).
+const MARKABLE: u8 = 10 << 2 | 0b10;
+
+/// The next send of an end.
+fn transmit(pair: &mut Pair, from: usize) -> Option<(Transmit, Vec<u8>)> {
+    let (now, end, mut buffer) = (pair.now, &mut pair.ends[from], vec![0; 65_536]);
+    let view = end.table.read();
+    let transmit = end.endpoint.poll_transmit(now, &view, &mut buffer, AckRelease::Now)?;
+    buffer.truncate(transmit.length);
+    Some((transmit, buffer))
+}
+
+/// Standard peers, of which the first has a controller and sends with this traffic class.
+fn standard(script: &Script, traffic_class: u8) -> Pair {
+    let mut ends = script.ends(QueuePairType::ReliableConnection);
+    ends[0].traffic_class = traffic_class;
+    Pair::connected(ends, PeerCapabilities::STRANGER)
+}
+
+/// An end takes a datagram with this traffic class.
+fn deliver(pair: &mut Pair, to: usize, traffic_class: u8, payload: &[u8]) -> DatagramOutcome {
+    let [source, destination] = [1 - to, to].map(|end| pair.ends[end].address);
+    let (source_port, traffic_class) = (50_000, Some(traffic_class));
+    let datagram =
+        Datagram { source, destination, source_port, segment_index: 0, hop_limit: None, traffic_class, payload };
+    let end = &mut pair.ends[to];
+    end.endpoint.handle_datagram(pair.now, &end.table.read(), &datagram)
+}
+
+/// A CNP for the first end, of the second one.
+fn notification(pair: &Pair) -> Vec<u8> {
+    let bth =
+        Bth { becn: true, psn: Psn::default(), destination: pair.ends[0].qpn, ..Bth::with_payload(Opcode::CNP, 16) };
+    let mut bytes = vec![0; 12];
+    Headers { bth, ..Headers::default() }.emit(&mut bytes);
+    bytes.extend([0; 20]);
+    let [destination, source] = [0, 1].map(|end| pair.ends[end].address);
+    icrc::append(&Flow { source, destination, source_port: 50_000 }, 0, &mut bytes);
+    bytes
+}
+
+fn counted(pair: &Pair, end: usize, counter: Counter) -> u64 {
+    pair.ends[end].endpoint.counters().get(counter)
+}
+
+#[test]
+fn packets_may_be_marked_where_a_controller_hears_of_it() {
+    let script = Script::new(u64::MAX, None);
+    let controlled = |capabilities, class| {
+        let mut ends = script.ends(QueuePairType::ReliableConnection);
+        ends[0].traffic_class = class;
+        Pair::connected(ends, capabilities)
+    };
+    let cases = [
+        (controlled(ECHOES, 0x28), 0x2a),
+        (controlled(ECHOES, 0x2b), 0x2a),
+        (controlled(NATIVE, 0x2a), 0x28),
+        (controlled(PeerCapabilities::STRANGER, 0x29), 0x28),
+        (controlled(PeerCapabilities::STRANGER, 0x2a), 0x2a),
+        (Pair::new(ECHOES), 0),
+        (script.pair(QueuePairType::UnreliableConnection, ECHOES), 0),
+    ];
+    for (mut pair, class) in cases {
+        write(&mut pair, 100);
+        assert_eq!(transmit(&mut pair, 0).unwrap().0.traffic_class, class);
+    }
+}
+
+#[test]
+fn a_native_peer_echoes_marks_of_requests_and_hears_those_of_responses() {
+    for (ask, hearer) in [(write as fn(&mut Pair, u32), 1), (read, 0)] {
+        let script = Script::new(u64::MAX, None);
+        let mut ends = script.ends(QueuePairType::ReliableConnection);
+        let config = EndpointConfig { congestion: Some(Arc::new(script.clone())), ..EndpointConfig::default() };
+        ends[1] = End::configured(QueuePairType::ReliableConnection, "192.0.2.2", 2, None, config);
+        let mut pair = Pair::connected(ends, ECHOES);
+        ask(&mut pair, 20_000);
+        pair.drive(Duration::from_millis(1));
+        assert_eq!(script.events(), []);
+        pair.is_marking = true;
+        ask(&mut pair, 20_000);
+        pair.drive(Duration::from_millis(1));
+        expect_done(&mut pair, 2);
+        let events = script.events();
+        assert!(!events.is_empty() && events.iter().all(|event| event.kind == CongestionKind::Marked), "{events:?}");
+        assert!(counted(&pair, hearer, Counter::EcnMarkedPackets) >= 20);
+        // What was told is told once.
+        pair.is_marking = false;
+        ask(&mut pair, 20_000);
+        pair.drive(Duration::from_millis(1));
+        assert_eq!(script.events().len(), events.len());
+    }
+}
+
+#[test]
+fn echoes_of_a_peer_that_makes_none_are_ignored() {
+    for capabilities in [NATIVE, PeerCapabilities::STRANGER] {
+        let script = Script::new(u64::MAX, None);
+        let mut pair = script.reliable(capabilities);
+        write(&mut pair, 100);
+        pair.carry(0);
+        let (_, mut acknowledge) = transmit(&mut pair, 1).unwrap();
+        // The BECN bit, which the ICRC does not cover.
+        acknowledge[4] |= 0x40;
+        assert_eq!(deliver(&mut pair, 0, 0, &acknowledge).dropped, None);
+        expect_done(&mut pair, 1);
+        assert_eq!(script.events(), []);
+    }
+}
+
+#[test]
+fn a_standard_peer_gets_a_notification_of_no_more_bytes_than_the_marked_packet() {
+    let script = Script::new(u64::MAX, None);
+    let mut pair = standard(&script, MARKABLE);
+    pair.is_marking = true;
+    write(&mut pair, 20 * 1_024);
+    pair.carry(0);
+    let (sent, bytes) = transmit(&mut pair, 1).expect("a notification");
+    assert_eq!((bytes.len(), sent.traffic_class), (32, 48 << 2));
+    assert_eq!(bytes[..5], [0x81, 0x00, 0xff, 0xff, 0x40]);
+    assert_eq!((counted(&pair, 1, Counter::CnpSent), counted(&pair, 1, Counter::EcnMarkedPackets)), (1, 20));
+    assert_eq!(deliver(&mut pair, 0, 0, &bytes).dropped, None);
+    assert_eq!(counted(&pair, 0, Counter::CnpHandled), 1);
+    assert!(script.events().iter().all(|event| event.kind == CongestionKind::Marked));
+    assert_eq!(script.events().len(), 1);
+    pair.drive(Duration::from_millis(1));
+    expect_done(&mut pair, 1);
+}
+
+#[test]
+fn notifications_are_heeded_only_of_the_peer_while_markable_packets_are_in_flight() {
+    let refused = Some(DropReason::CongestionNotification);
+    let script = Script::new(u64::MAX, None);
+    let mut pair = standard(&script, 0);
+    let good = notification(&pair);
+    write(&mut pair, 1_024);
+    while transmit(&mut pair, 0).is_some() {}
+    assert_eq!(deliver(&mut pair, 0, 0, &good).dropped, refused, "no packet may be marked");
+
+    let mut pair = standard(&script, MARKABLE);
+    assert_eq!(deliver(&mut pair, 0, 0, &good).dropped, refused, "nothing is in flight");
+    write(&mut pair, 1_024);
+    while transmit(&mut pair, 0).is_some() {}
+    for (place, bits, reason) in [
+        (4, 0x40, DropReason::CongestionNotification),
+        (2, 0x7f, DropReason::BadPkey),
+        (30, 0x01, DropReason::BadIcrc),
+        (8, 0x01, DropReason::BadIcrc),
+    ] {
+        let mut bad = good.clone();
+        bad[place] ^= bits;
+        assert_eq!(deliver(&mut pair, 0, 0, &bad).dropped, Some(reason), "byte {place}");
+    }
+    assert_eq!(script.events(), []);
+    assert_eq!(deliver(&mut pair, 0, 0, &good).dropped, None);
+    assert_eq!(script.events().len(), 1);
+}
+
+#[test]
+fn a_native_peer_sends_no_notifications() {
+    let script = Script::new(u64::MAX, None);
+    let mut pair = script.reliable(ECHOES);
+    write(&mut pair, 1_024);
+    while transmit(&mut pair, 0).is_some() {}
+    let forged = notification(&pair);
+    assert_eq!(deliver(&mut pair, 0, 0, &forged).dropped, Some(DropReason::CongestionNotification));
+    assert_eq!(script.events(), []);
+}
+
+#[test]
+fn a_path_that_loses_markable_packets_is_used_without_marks() {
+    let script = Script::new(u64::MAX, None);
+    let mut pair = script.reliable(ECHOES);
+    write(&mut pair, 1_024);
+    let classes = |pair: &mut Pair| {
+        let mut classes = Vec::new();
+        while let Some((sent, _)) = transmit(pair, 0) {
+            classes.push(sent.traffic_class);
+        }
+        classes
+    };
+    assert_eq!(classes(&mut pair), [0b10]);
+    while counted(&pair, 0, Counter::LocalAckTimeout) == 0 {
+        pair.now = pair.ends[0].endpoint.next_timeout().expect("a clock runs");
+        pair.ends[0].endpoint.handle_timeout(pair.now);
+        let sent = classes(&mut pair);
+        let is_over = counted(&pair, 0, Counter::LocalAckTimeout) > 0;
+        assert!(sent.iter().all(|class| *class == if is_over { 0 } else { 0b10 }), "{sent:?}");
+    }
+}
