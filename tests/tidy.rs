@@ -134,6 +134,7 @@ const TRANSPORT: &[&str] = &[
     "packet_check",
     "burst",
     "datagram",
+    "marks",
     "udp_sink",
     "congestion",
     "path_control",
