@@ -117,10 +117,11 @@ fn what_a_peer_can_make_an_end_hold_is_bounded() {
 
 #[test]
 fn all_queue_pairs_share_what_the_device_may_hold() {
-    let mut pair = Pair::with_budget(4_000);
+    let mut pair = Pair::with_budget(8_000);
     for distance in 1..64 {
         ahead(distance).payload(&[1; 1_000]).arrive(&mut pair, 1);
     }
+    // One alone may have half of it.
     assert!((2_000..=4_000).contains(&pair.ends[1].budget.held()));
     assert_eq!(counter_of_drops(&pair, DropReason::OutOfOrder), 60);
 }
