@@ -83,7 +83,10 @@ impl Link {
     }
 
     pub(super) fn add_receiver(&mut self, socket: ReceiveSocket) {
-        socket.report(self.reported_fields());
+        let fields = self.reported_fields();
+        if fields != ReportedFields::default() {
+            socket.report(fields);
+        }
         self.receivers.push(socket);
     }
 
