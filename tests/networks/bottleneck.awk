@@ -27,6 +27,21 @@ function print_row(key,    words, used) {
       100 * used, median("part", key), median("jain", key), number(again_percent(key), "%.2f"), failed[key]
 }
 
+# A time of an incast, of what the link needs for all bytes.
+function times_ideal(name, key) { return median(name, key) / median("ideal", key) }
+
+function print_incast(key,    words) {
+  split(key, words, SUBSEP)
+  if (json)
+    printf "%s    {\"case\": \"incast\", \"queue_bytes\": %d, \"operation\": \"%s\", \"ideal_milliseconds\": %.4g, \"first\": %.3f,\n     \"median\": %.3f, \"longest\": %.3f}", \
+      rows++ ? ",\n" : "", words[2], words[3], median("ideal", key), times_ideal("first", key), \
+      times_ideal("median", key), times_ideal("longest", key)
+  else
+    printf "%-7s %8d %-10s last byte after %.2f times %.1f ms, in the first round %.2f, at most %.2f\n", words[1], \
+      words[2], words[3], times_ideal("median", key), median("ideal", key), times_ideal("first", key), \
+      times_ideal("longest", key)
+}
+
 function demand(what, holds) {
   demands++
   if (holds) return
@@ -37,6 +52,10 @@ function demand(what, holds) {
 function check_row(key,    words, name, used, part) {
   split(key, words, SUBSEP)
   if (words[3] == "tcp") return
+  if (words[1] == "incast") {
+    demand(words[3] " incast " words[2] ": the last byte comes after " times_ideal("median", key), times_ideal("median", key) <= 2)
+    return
+  }
   name = words[1] " " words[2] " " words[3]
   demand(name ": " failed[key] " streams failed", failed[key] == 0)
   used = median("sum", key) / ceiling(words[3])
@@ -56,6 +75,10 @@ function check_row(key,    words, name, used, part) {
   key = field["case"] SUBSEP field["queue"] SUBSEP field["name"]
   if (!(key in measured)) order[++keys] = key
   at = ++measured[key]
+  if (field["case"] == "incast") {
+    for (i in times) value[times[i], key, at] = field[times[i]]
+    next
+  }
   streams = split(halves[2], rates, " ")
   sum = squares = 0
   for (i = 1; i <= streams; i++) {
@@ -73,6 +96,8 @@ function check_row(key,    words, name, used, part) {
   }
 }
 
+BEGIN { split("ideal first median longest", times, " ") }
+
 END {
   if (json) printf "{\n  \"rate_megabits\": %d, \"repetitions\": %d, \"seconds\": %d,\n  \"rows\": [\n", rate_of_link, repetitions, seconds
   else {
@@ -80,7 +105,7 @@ END {
     printf "Medians of %d repetitions. Part: of the first stream. Again: packets of data of all repetitions, in percent.\n", repetitions
     printf "%-7s %8s %-10s %7s %6s %6s %6s %7s %6s\n", "case", "queue", "stream", "MB/s", "used %", "part", "Jain", "again %", "failed"
   }
-  for (i = 1; i <= keys; i++) print_row(order[i])
+  for (i = 1; i <= keys; i++) if (order[i] ~ /^incast/) print_incast(order[i]); else print_row(order[i])
   if (json) print "\n  ]\n}"
   if (check) {
     for (i = 1; i <= keys; i++) check_row(order[i])
