@@ -154,18 +154,23 @@ impl Requester {
         if recovery.timeout_at.is_none() {
             recovery.timeout_at = timeout.map(|wait| now + wait);
         }
-        let backoff = recovery.probes.min(LARGEST_BACKOFF);
+        let is_first = recovery.probes == 0;
         let round_trip = &self.round_trip;
         let wait = if self.waits_unasked() { round_trip.response_wait() } else { round_trip.probe_wait() };
-        let longest = timeout.map_or(Duration::MAX, |timeout| wait.max(timeout / PROBES_OF_A_TRY));
-        let wait = (wait * (1 << backoff)).min(longest);
-        let wait = if backoff == 0 { wait } else { self.spread(common, wait) };
+        let wait = if is_first { wait } else { self.wait_for_later_probe(common, wait, timeout) };
         self.recovery.probe_at = Some(now + wait);
+    }
+
+    /// The wait before a probe that is not the first, which waits so long.
+    #[cold]
+    fn wait_for_later_probe(&self, common: &Common, first: Duration, timeout: Option<Duration>) -> Duration {
+        let backoff = self.recovery.probes.min(LARGEST_BACKOFF);
+        let longest = timeout.map_or(Duration::MAX, |timeout| first.max(timeout / PROBES_OF_A_TRY));
+        self.spread(common, (first * (1 << backoff)).min(longest))
     }
 
     /// Half of the time to one and a half, by the queue pair and the probe: senders that lost packets together would
     /// probe together, and lose again.
-    #[cold]
     fn spread(&self, common: &Common, wait: Duration) -> Duration {
         let seed = common.qpn.value() ^ self.recovery.rounds() << 24;
         let part = seed.wrapping_mul(0x9e37_79b1) >> 16;
