@@ -137,6 +137,7 @@ const TRANSPORT: &[&str] = &[
     "marks",
     "udp_sink",
     "congestion",
+    "path_measures",
     "path_control",
     "window_share",
     "path",

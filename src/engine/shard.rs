@@ -30,7 +30,9 @@ use super::wake::Wake;
 use crate::memory::{MemoryView, RegionTable};
 use crate::queue::{AsyncEventQueue, CompletionQueue};
 use crate::transport::{AckRelease, Endpoint, EndpointConfig, ReorderBudget, Transmit};
-use crate::types::{AsyncEvent, CongestionAlgorithm, Counters, PeerCapabilities, Qpn, QueuePairReport, Stray, Time};
+use crate::types::{
+    AsyncEvent, CongestionAlgorithm, Counters, PathReport, PeerCapabilities, Qpn, QueuePairReport, Stray, Time,
+};
 
 /// Sending sockets without checksums that an address has at most: the more, the better networks spread the flows.
 const PLAIN_SENDERS: u32 = 4;
@@ -205,6 +207,13 @@ impl Shard {
             counters.merge(core.link.counters());
         });
         counters
+    }
+
+    /// The paths that its queue pairs have.
+    pub(crate) fn path_reports(&self) -> Vec<PathReport> {
+        let mut reports = Vec::new();
+        self.command(|core, now| reports = core.endpoint.path_reports(now));
+        reports
     }
 
     /// Queue pairs of this shard.

@@ -33,7 +33,7 @@ use crate::memory::{Backing, Region, RegisterOptions};
 use crate::types::{
     AccessFlags, AddressVector, AdviceFlags, AsyncEvent, BatchEnd, CaptureConfig, CaptureSummary, CompletionSource,
     Counters, DeviceAttributes, DomainId, EventObject, Gid, GidEntry, GlobalRouteHeader, LiveObjects, Lkey,
-    MemoryAdvice, MemoryWindowType, PeerCapabilities, PortAttributes, Qkey, Qpn, QueuePairAttributes,
+    MemoryAdvice, MemoryWindowType, PathReport, PeerCapabilities, PortAttributes, Qkey, Qpn, QueuePairAttributes,
     QueuePairCapabilities, QueuePairReport, QueuePairStatus, QueuePairType, RawCompletion, ReceiveRequest, Rkey,
     SendRequest, Sge, SharedReceiveQueueNumber,
 };
@@ -197,6 +197,11 @@ pub trait Context: Send + Sync {
 
     /// Counters of the whole device.
     fn counters(&self) -> Counters;
+
+    /// The paths that its queue pairs have. Empty if this kind of device does not say.
+    fn path_reports(&self) -> Vec<PathReport> {
+        Vec::new()
+    }
 
     /// Begins a capture of the device's packets. [`ErrorKind::Unsupported`] if this kind of device cannot capture.
     fn start_capture(&self, config: &CaptureConfig) -> Result<Box<dyn Capture>> {

@@ -19,6 +19,7 @@ mod marks;
 mod packet_check;
 mod path;
 mod path_control;
+mod path_measures;
 mod peer_fault;
 mod queue_pair;
 mod requester;

@@ -14,7 +14,7 @@ use super::marks::{Marking, TrafficClass};
 use super::packet_check::LARGEST_SEGMENT_INDEX;
 use super::path_control::MOST_IN_FLIGHT;
 use super::window_share::WindowShare;
-use crate::types::{DropReason, Mtu, PeerCapabilities, Qpn};
+use crate::types::{DropReason, Mtu, PathReport, PeerCapabilities, Qpn, Time};
 use crate::wire::icrc::{self, Match, Seed};
 use crate::wire::{BTH_BYTES, Flow, ICRC_BYTES, Opcode};
 
@@ -209,6 +209,20 @@ impl Path {
     pub(super) fn facts(&self) -> PathFacts {
         let socket_bytes = u64::from(self.socket_packets) * u64::from(self.mtu.bytes());
         PathFacts::new([self.source.address, self.peer_address], self.mtu, self.peer.is_ours(), socket_bytes)
+    }
+
+    /// What is seen of it.
+    pub(super) fn report(&self, now: Time) -> PathReport {
+        let bytes_of = |packets: u32| u64::from(packets) * u64::from(self.mtu.bytes());
+        let PathKey { own, peer, dscp } = self.key();
+        let mut report = PathReport::new(own, peer);
+        report.dscp = dscp;
+        // Without the endpoint's table.
+        report.queue_pairs = Arc::strong_count(&self.window_share) as u32 - 1;
+        report.window = bytes_of(self.common_window());
+        report.in_flight = bytes_of(self.window_share.in_flight());
+        self.window_share.report(now, &mut report);
+        report
     }
 
     /// The path MTU or what is known of the peer has changed.

@@ -6,7 +6,8 @@ use std::time::Duration;
 use super::congestion::{
     Acked, CongestionControl, CongestionEvent, CongestionFactory, PathFacts, Sent, ShortestRoundTrip,
 };
-use crate::types::Time;
+use super::path_measures::{Blocked, PathMeasures};
+use crate::types::{Counters, PathReport, Time};
 
 const SECOND_NANOSECONDS: u64 = 1_000_000_000;
 /// What leaves in one send takes this long at the path's rate at most: shorter pauses than that are no longer exact
@@ -29,6 +30,7 @@ pub(super) struct PathControl {
     shortest: ShortestRoundTrip,
     /// When what was sent is paid for.
     paid_at: Time,
+    measures: PathMeasures,
 }
 
 impl PathControl {
@@ -39,6 +41,7 @@ impl PathControl {
             facts: *facts,
             shortest: ShortestRoundTrip::default(),
             paid_at: Time::ZERO,
+            measures: PathMeasures::default(),
         })
     }
 
@@ -69,6 +72,10 @@ impl PathControl {
 
     /// Packets have left. What leaves in one send is not spaced, but paid for before the next one.
     pub(super) fn note_sent(&mut self, sent: &Sent) {
+        if self.measures.is_period_over(sent.now) {
+            self.measures.begin_period(sent.now, &self.controller.report());
+        }
+        self.measures.note_sent(sent, u64::from(self.facts.mtu.bytes()));
         self.controller.on_sent(sent);
         if let Some(rate) = self.controller.pacing_rate() {
             let cost = Duration::from_nanos(sent.bytes.saturating_mul(SECOND_NANOSECONDS) / rate.max(1));
@@ -80,11 +87,14 @@ impl PathControl {
         if let Some(measured) = ack.round_trip {
             self.shortest.note(ack.now, measured);
         }
+        self.measures.note_acknowledged(ack);
         self.controller.on_ack(ack);
     }
 
     pub(super) fn note_congestion(&mut self, event: &CongestionEvent) {
+        let before = self.controller.report();
         self.controller.on_congestion(event);
+        self.measures.note_congestion(event.kind, &before, &self.controller.report());
     }
 
     /// Packets that may leave in one send.
@@ -103,6 +113,40 @@ impl PathControl {
     /// Whether its packets have a rate.
     pub(super) fn is_paced(&self) -> bool {
         self.controller.pacing_rate().is_some()
+    }
+}
+
+/// What is seen of the path.
+impl PathControl {
+    /// Goes on with what was measured under the path's controller before this one.
+    pub(super) fn after(mut self, before: Option<Self>) -> Self {
+        if let Some(Self { controller, measures, .. }) = before {
+            self.measures = measures;
+            self.measures.end_controller(&controller.report());
+        }
+        self
+    }
+
+    /// Packets that were sent again had only been late.
+    pub(super) fn note_spurious(&mut self, packets: u64) {
+        self.measures.note_spurious(packets);
+    }
+
+    /// A queue pair has something to send that waits.
+    pub(super) fn note_blocked(&mut self, now: Time, blocked: Blocked) {
+        self.measures.note_blocked(now, blocked);
+    }
+
+    /// Fills in what the controller says and what is measured.
+    pub(super) fn report(&self, now: Time, report: &mut PathReport) {
+        report.control = Some(self.controller.report());
+        report.pacing_rate = self.controller.pacing_rate();
+        self.measures.report(now, &self.controller.report(), self.shortest.get(), report);
+    }
+
+    /// Adds what the counters of a device have of a path.
+    pub(super) fn add_to(&self, counters: &mut Counters) {
+        self.measures.add_to(&self.controller.report(), counters);
     }
 }
 

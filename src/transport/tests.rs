@@ -12,6 +12,7 @@ mod forged;
 mod keyed;
 mod marks;
 mod panics;
+mod path_report;
 mod paths_agree;
 mod recovery;
 mod repair;

@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::congestion::{CongestionFactory, PathFacts};
 use super::path_control::PathControl;
-use crate::types::Time;
+use crate::types::{Counters, PathReport, Time};
 
 /// The window where no controller says less.
 const NO_CONTROL: u32 = u32::MAX;
@@ -71,7 +71,8 @@ impl WindowShare {
     pub(super) fn take_path(&self, facts: &PathFacts, factory: &dyn CongestionFactory) {
         let mut control = self.lock();
         if !control.as_mut().is_some_and(|control| control.goes_on(facts)) {
-            *control = PathControl::new(facts, factory);
+            let before = control.take();
+            *control = PathControl::new(facts, factory).map(|control| control.after(before));
         }
         self.renew_window(control.as_ref());
     }
@@ -96,6 +97,16 @@ impl WindowShare {
     #[inline]
     pub(super) fn is_paced(&self) -> bool {
         self.is_controlled() && self.lock().as_ref().is_some_and(PathControl::is_paced)
+    }
+
+    /// Fills in what the controller says and what is measured, if there is one.
+    pub(super) fn report(&self, now: Time, report: &mut PathReport) {
+        self.lock().iter().for_each(|control| control.report(now, report));
+    }
+
+    /// Adds what the counters of a device have of a path.
+    pub(super) fn add_to(&self, counters: &mut Counters) {
+        self.lock().iter().for_each(|control| control.add_to(counters));
     }
 
     /// A controller that has panicked may say anything; what it says is bounded.

@@ -87,6 +87,18 @@ counters! {
         SendQueueDrops = "send_queue_drop",
         /// Datagrams that the kernel dropped because the socket's buffer was full.
         SocketOverflow = "socket_overflow",
+        /// Packets sent again because they were missing. When a requester goes back, only the first one is known to be.
+        LostPackets = "lost_pkts",
+        /// Packets sent again that had only been late. A standard peer does not tell of them.
+        SpuriousRetransmits = "spurious_retransmits",
+        /// Reductions of a window because a network is congested. Of a device, because its queue pairs share windows.
+        CongestionEvents = "congestion_events",
+        /// Lost packets that were taken for losses by chance, so that no window was reduced. Of a device.
+        ChanceLosses = "chance_losses",
+        /// Microseconds in which a path had something to send and waited for its pace. Of a device.
+        PaceWait = "pace_wait_us",
+        /// Microseconds in which a path had something to send and its window was full. Of a device.
+        WindowWait = "window_wait_us",
     }
 }
 

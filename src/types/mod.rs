@@ -14,6 +14,7 @@ mod key;
 mod live_objects;
 mod mtu;
 mod on_demand;
+mod path;
 mod peer;
 mod port;
 mod queue_pair;
@@ -37,6 +38,7 @@ pub use key::{KeyShare, PeerKey};
 pub use live_objects::LiveObjects;
 pub use mtu::Mtu;
 pub use on_demand::{AdviceFlags, MemoryAdvice, OnDemandCapabilities, OnDemandOperations, OnDemandSupport};
+pub use path::{ControlReport, PacketCounts, PathReport, RoundTripReport};
 pub use peer::PeerCapabilities;
 pub use port::{GidEntry, GidType, LinkLayer, LinkSpeed, LinkWidth, PortAttributes, PortState};
 pub use queue_pair::{

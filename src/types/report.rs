@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use super::{Cause, CompletionStatus, Counters, DropReason, Gid, Operation, Qpn, QueuePairStatus, Rkey};
+use super::{Cause, CompletionStatus, Counters, DropReason, Gid, Operation, PathReport, Qpn, QueuePairStatus, Rkey};
 
 /// What kind of packet came from the peer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -253,6 +253,9 @@ pub struct QueuePairReport {
     pub receives: u32,
     /// Multicast groups that it is attached to.
     pub groups: Vec<Gid>,
+    /// The path to the peer, with what all queue pairs on it have sent. `None`: it has no path, or its device does not
+    /// say.
+    pub path: Option<PathReport>,
 }
 
 impl QueuePairReport {
@@ -282,6 +285,7 @@ impl QueuePairReport {
             waits_for_receiver: false,
             receives: 0,
             groups: Vec::new(),
+            path: None,
         }
     }
 

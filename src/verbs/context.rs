@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use super::{
     AsyncEvent, Capture, CaptureConfig, CompletionChannel, CompletionQueue, CompletionQueueOptions, Counters,
-    DeviceAttributes, Error, ErrorKind, EventObject, Gid, GidEntry, LiveObjects, PeerCapabilities, PortAttributes,
-    ProtectionDomain, Result, UnacknowledgedEvent,
+    DeviceAttributes, Error, ErrorKind, EventObject, Gid, GidEntry, LiveObjects, PathReport, PeerCapabilities,
+    PortAttributes, ProtectionDomain, Result, UnacknowledgedEvent,
 };
 use crate::provider;
 
@@ -305,6 +305,27 @@ impl Context {
     /// ```
     pub fn counters(&self) -> Counters {
         self.inner.counters()
+    }
+
+    /// The paths to peers that queue pairs of this device have, with what is seen there: round trips, window and rate,
+    /// lost packets and what they are taken for, and what packets wait for. As text, each one is a judgement of its
+    /// path. A path is in the list once for each shard that has it. Empty for adapters, which do not say.
+    ///
+    /// ```
+    /// use rdma_verbs::verbs;
+    ///
+    /// let context = verbs::open("soft:127.0.1.7")?;
+    /// let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+    /// let qp = pd.create_qp(&cq, &cq).build()?;
+    /// qp.connect(&qp.connection_info()?)?; // to itself
+    /// for path in context.path_reports() {
+    ///     println!("{path}"); // The path from 127.0.1.7 to 127.0.1.7 is not controlled: …
+    /// }
+    /// # assert_eq!(context.path_reports().len(), 1);
+    /// # Ok::<(), verbs::Error>(())
+    /// ```
+    pub fn path_reports(&self) -> Vec<PathReport> {
+        self.inner.path_reports()
     }
 
     /// Begins a capture: what the device sends and receives from now on goes into a file in pcapng format, for

@@ -129,10 +129,10 @@ pub use crate::types::{
     AccessFlags, AddressVector, AdviceFlags, AsyncEvent, CaptureConfig, CaptureSummary, Cause, CompletionOpcode,
     CompletionStatus, Counter, Counters, DeviceAttributes, DeviceCapabilities, DropReason, EventObject, FlushFlags,
     Gid, GidEntry, GidType, GlobalRouteHeader, KeyShare, LinkLayer, LinkSpeed, LinkWidth, LiveObjects, Lkey,
-    MemoryAdvice, MemoryWindowType, Mtu, OnDemandCapabilities, OnDemandOperations, OnDemandSupport, PeerCapabilities,
-    PeerKey, PortAttributes, PortState, Psn, Qkey, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairReport,
-    QueuePairState, QueuePairStatus, QueuePairType, Rkey, SharedReceiveQueueAttributes, SharedReceiveQueueNumber,
-    SharedReceiveQueueStatus, Transport,
+    MemoryAdvice, MemoryWindowType, Mtu, OnDemandCapabilities, OnDemandOperations, OnDemandSupport, PathReport,
+    PeerCapabilities, PeerKey, PortAttributes, PortState, Psn, Qkey, Qpn, QueuePairAttributes, QueuePairCapabilities,
+    QueuePairReport, QueuePairState, QueuePairStatus, QueuePairType, Rkey, SharedReceiveQueueAttributes,
+    SharedReceiveQueueNumber, SharedReceiveQueueStatus, Transport,
 };
 
 /// The promise of the module's documentation, held by the compiler: these types may be shared between threads.

@@ -5,5 +5,6 @@ mod device;
 mod errors;
 mod events;
 mod operations;
+mod paths;
 mod threads;
 mod used;

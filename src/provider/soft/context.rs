@@ -22,7 +22,7 @@ use crate::provider::{
 use crate::queue::AsyncEventQueue;
 use crate::types::{
     AsyncEvent, CaptureConfig, Counters, DEFAULT_PKEY, DeviceAttributes, EventObject, GidEntry, GidType, LiveObjects,
-    PeerCapabilities, PortAttributes,
+    PathReport, PeerCapabilities, PortAttributes,
 };
 
 /// An open software device.
@@ -202,6 +202,13 @@ impl Context for SoftContext {
         }
         self.device.engine.shards().iter().for_each(|shard| sum.merge(&shard.counters()));
         sum
+    }
+
+    fn path_reports(&self) -> Vec<PathReport> {
+        if self.device.is_inherited() {
+            return Vec::new();
+        }
+        self.device.engine.shards().iter().flat_map(|shard| shard.path_reports()).collect()
     }
 
     fn start_capture(&self, config: &CaptureConfig) -> Result<Box<dyn Capture>> {

@@ -6,7 +6,7 @@ use super::curve::{BETA, Curve, plateau_after};
 use super::loss_test::{LossTest, Verdict};
 use super::slow_start::SlowStart;
 use super::{Acked, CongestionControl, CongestionEvent, CongestionFactory, CongestionKind, PathFacts, Sent};
-use crate::types::Time;
+use crate::types::{ControlReport, Time};
 
 /// The law counts in segments of TCP on Ethernet, whatever the path MTU: else a connection with large packets grows
 /// faster than the TCP beside it.
@@ -81,6 +81,9 @@ pub struct Cubic {
     /// Bytes to be acknowledged until everything is that was in flight when losses were noticed: more losses among it
     /// are the same event (RFC 9438, 4.6).
     recovery_left: u64,
+    /// Reductions, and those that were taken back.
+    events: u64,
+    undone_events: u64,
 }
 
 impl Cubic {
@@ -104,6 +107,8 @@ impl Cubic {
             most_in_flight: 0,
             round_left: 0,
             recovery_left: 0,
+            events: 0,
+            undone_events: 0,
         }
     }
 
@@ -183,12 +188,14 @@ impl Cubic {
         let (window, threshold) = self.before;
         if window > self.window {
             (self.window, self.threshold, self.curve) = (window, threshold, None);
+            self.undone_events += 1;
         }
     }
 
     /// Leaves this part of the window.
     fn reduce(&mut self, part: f64, in_flight: u64) {
         self.losses.note_reduced();
+        self.events += 1;
         self.held_at = 0.0;
         self.before = (self.window, self.threshold);
         self.plateau = plateau_after(self.window, self.plateau);
@@ -257,6 +264,17 @@ impl CongestionControl for Cubic {
         let smoothed = self.smoothed.filter(|smoothed| is_small || *smoothed >= SHORTEST_PACED)?;
         let pace = if self.is_in_slow_start() { SLOW_START_PACE } else { PACE };
         Some((pace * self.window * SEGMENT_BYTES / smoothed.as_secs_f64()) as u64)
+    }
+
+    fn report(&self) -> ControlReport {
+        ControlReport {
+            is_in_slow_start: self.is_in_slow_start(),
+            congestion_events: self.events,
+            undone_events: self.undone_events,
+            tolerates_losses: self.recovery_left == 0,
+            sees_queue: Some(self.losses.sees_queue()),
+            ..ControlReport::new("cubic")
+        }
     }
 }
 

@@ -118,8 +118,8 @@ impl LossTest {
         recent > shortest + (shortest / 8).max(LEAST_RISE).mul_f64(part)
     }
 
-    /// Whether a queue is seen.
-    fn sees_queue(&self) -> bool {
+    /// Whether a queue is seen, or nothing is known of the path.
+    pub(super) fn sees_queue(&self) -> bool {
         self.sees_queue_of(1.0)
     }
 

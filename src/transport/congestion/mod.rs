@@ -17,7 +17,7 @@ mod slow_start;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use crate::types::{Mtu, Time};
+use crate::types::{ControlReport, Mtu, Time};
 
 pub use cubic::{Cubic, CubicFactory};
 use go_back::GoBackWindow;
@@ -144,6 +144,11 @@ pub trait CongestionControl: Send {
     /// Bytes a second (0 counts as 1); `None`: packets are not paced. What leaves in one send is not spaced, but paid
     /// for before the next send. Asked for when packets leave.
     fn pacing_rate(&self) -> Option<u64>;
+
+    /// What it says of itself, for reports and explanations. Asked for when packets leave or seem lost, too.
+    fn report(&self) -> ControlReport {
+        ControlReport::new("custom")
+    }
 }
 
 /// Builds the controllers of an endpoint's paths.
@@ -181,6 +186,10 @@ impl CongestionControl for ConstantWindow {
     #[inline]
     fn pacing_rate(&self) -> Option<u64> {
         None
+    }
+
+    fn report(&self) -> ControlReport {
+        ControlReport::new("constant")
     }
 }
 

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use super::Endpoint;
 use crate::transport::path::PathKey;
 use crate::transport::window_share::WindowShare;
-use crate::types::Time;
+use crate::types::{Counters, Time};
 
 /// The queue pairs' paths.
 #[derive(Default)]
@@ -19,6 +19,8 @@ pub(in crate::transport) struct Paths {
     by_key: HashMap<PathKey, PathUsers>,
     /// Queue pairs that wait, of all paths.
     waiting: usize,
+    /// What was counted of paths that are forgotten.
+    counters: Counters,
 }
 
 #[derive(Default)]
@@ -42,8 +44,16 @@ impl Paths {
     pub(in crate::transport) fn tidy(&mut self, queue_pairs: usize) {
         if self.by_key.len() > 2 * queue_pairs + 16 {
             // A queue pair that waits holds a reference.
-            self.by_key.retain(|_, path| Arc::strong_count(&path.window_share) > 1);
+            for (_, forgotten) in self.by_key.extract_if(|_, path| Arc::strong_count(&path.window_share) == 1) {
+                forgotten.window_share.add_to(&mut self.counters);
+            }
         }
+    }
+
+    /// Adds what the counters of a device have of paths.
+    pub(in crate::transport) fn add_to(&self, counters: &mut Counters) {
+        counters.merge(&self.counters);
+        self.by_key.values().for_each(|path| path.window_share.add_to(counters));
     }
 
     /// In front: a queue pair whose grant is not used up.

@@ -285,6 +285,7 @@ impl Endpoint {
     pub fn counters(&self) -> Counters {
         let mut sum = self.counters.clone();
         self.queue_pairs.iter().flatten().for_each(|queue_pair| sum.merge(&queue_pair.common.counters));
+        self.paths.add_to(&mut sum);
         sum
     }
 

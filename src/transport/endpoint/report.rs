@@ -1,9 +1,10 @@
 //! Reports for explanations.
 
+use std::collections::HashMap;
 use std::net::IpAddr;
 
 use super::Endpoint;
-use crate::types::{Qpn, QueuePairReport, Stray, Time};
+use crate::types::{PathReport, Qpn, QueuePairReport, Stray, Time};
 
 impl Endpoint {
     /// A queue pair's report on itself and its peer, and when its connection began.
@@ -22,6 +23,15 @@ impl Endpoint {
             .max_by_key(|packet| packet.at)
             .map(|packet| packet.report(now));
         Some((report, since))
+    }
+
+    /// The paths that queue pairs have, each once, by address.
+    pub fn path_reports(&self, now: Time) -> Vec<PathReport> {
+        let paths = self.all().filter_map(|queue_pair| queue_pair.common.path.as_ref());
+        let by_key: HashMap<_, _> = paths.map(|path| (path.key(), path)).collect();
+        let mut reports: Vec<PathReport> = by_key.into_values().map(|path| path.report(now)).collect();
+        reports.sort_by_key(|report| (report.peer, report.own, report.dscp));
+        reports
     }
 
     /// Packets from `source` since `since` that belong to no queue pair.

@@ -78,7 +78,7 @@ impl QueuePair {
         }
         self.responses_first = !self.responses_first;
         self.requester.end_grant(has_sent_requests, is_exhausted);
-        self.requester.hold_back(&self.common, pass.now);
+        self.requester.end_send(&self.common, pass.now);
         Filled { has_sent: self.finish(writer), is_exhausted }
     }
 

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::pace::Halt;
 use super::plan::Turn;
 use super::{Common, RequestPlan, Requester};
 use crate::transport::congestion::{
@@ -9,7 +10,8 @@ use crate::transport::congestion::{
 };
 use crate::transport::marks::Marking;
 use crate::transport::path::Path;
-use crate::types::{Psn, Time};
+use crate::transport::path_measures::Blocked;
+use crate::types::{Counter, Psn, QueuePairState, Time};
 
 impl Requester {
     /// The path is another one, or something else is known of the peer: control begins from the start, but for what the
@@ -136,6 +138,44 @@ impl Requester {
     pub(in crate::transport) fn sends_markable(&self, common: &Common) -> bool {
         let path = common.path.as_ref().filter(|path| path.traffic_class.get().marking() != Marking::Off);
         path.is_some_and(|path| self.in_flight_on(common, path) > 0)
+    }
+
+    /// Packets that were sent again had only been late, as far as that was found out just now.
+    #[cold]
+    pub(super) fn count_spurious(&mut self, common: &mut Common) {
+        let packets = u64::from(self.reordering.take_spurious());
+        if packets > 0 {
+            common.counters.add(Counter::SpuriousRetransmits, packets);
+            common.path.iter().for_each(|path| path.window_share.tell(|control| control.note_spurious(packets)));
+        }
+    }
+
+    /// What left is on its way. What keeps the rest from leaving, if the path does.
+    #[inline]
+    pub(in crate::transport) fn end_send(&mut self, common: &Common, now: Time) {
+        self.hold_back(common, now);
+        if let Some(path) = common.path.as_ref().filter(|path| path.window_share.is_controlled())
+            && self.has_unsent(common)
+        {
+            self.tell_blocked(path, now);
+        }
+    }
+
+    #[cold]
+    fn tell_blocked(&self, path: &Path, now: Time) {
+        let share = &path.window_share;
+        let blocked = match self.pace.halt() {
+            Halt::None | Halt::Pace if share.in_flight() >= share.window() => Blocked::Window,
+            Halt::Pace => Blocked::Pace(share.allowance().0),
+            Halt::None | Halt::Receiver | Halt::Stopped => return,
+        };
+        share.tell(|control| control.note_blocked(now, blocked));
+    }
+
+    /// Whether packets wait that have not left yet, or are to leave again.
+    fn has_unsent(&self, common: &Common) -> bool {
+        let has_new = self.next != self.send.published() && common.state == QueuePairState::ReadyToSend;
+        self.cursor_request != self.next || has_new
     }
 
     /// Bytes in flight on the path: of this queue pair all that is not acknowledged, of the others what counts against

@@ -367,10 +367,10 @@ impl Requester {
     }
 
     /// Everything before `psn` is acknowledged.
-    fn move_unacknowledged(&mut self, now: Time, psn: Psn) {
+    fn move_unacknowledged(&mut self, common: &mut Common, now: Time, psn: Psn) {
         self.unacknowledged = psn;
         if self.repeats_selectively() {
-            self.trim_missing(now, psn);
+            self.trim_missing(common, now, psn);
         }
         if self.cursor.is_before(psn) {
             self.cursor = psn;

@@ -439,6 +439,7 @@ impl Requester {
         let is_repeat = plan.psn.is_before(self.limit);
         if is_repeat {
             common.count(Counter::RetransmittedPackets);
+            common.counters.add(Counter::LostPackets, u64::from(self.lost_packets_of(plan)));
         }
         match plan.turn {
             Turn::Cursor => {}

@@ -35,13 +35,13 @@ impl Requester {
     /// A response came before its turn, and its bytes are placed.
     pub(super) fn note_early_response(&mut self, common: &mut Common, now: Time, psn: Psn) {
         self.note_executed(psn.plus(1));
-        self.remove_missing_response(now, psn);
+        self.remove_missing_response(common, now, psn);
         self.note_sign_of_life(common, now);
         self.judge_missing(common, now, psn.plus(1));
     }
 
     /// The response of this number has come.
-    pub(super) fn remove_missing_response(&mut self, now: Time, psn: Psn) {
+    pub(super) fn remove_missing_response(&mut self, common: &mut Common, now: Time, psn: Psn) {
         let too_short = self.round_trip.too_short();
         let Some(early) = self.early_mut() else { return };
         let was_late = match early.remove(psn) {
@@ -49,7 +49,8 @@ impl Requester {
             _ => false,
         };
         if was_late {
-            self.reordering.note_false_repetition();
+            self.reordering.note_late();
+            self.count_spurious(common);
         }
     }
 

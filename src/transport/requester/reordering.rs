@@ -7,17 +7,19 @@
 use crate::transport::common::LOSS_EVIDENCE;
 
 /// After so many events of loss with nothing sent again in vain, the path reorders no more (RFC 8985, section 6.2).
-const PERSISTENCE: u32 = 16;
+const PERSISTENCE: u16 = 16;
 
 /// What is known of the path.
 pub(super) struct Reordering {
     evidence: u32,
-    events_left: u32,
+    events_left: u16,
+    /// Packets that were sent again in vain, and are not counted yet.
+    spurious: u16,
 }
 
 impl Default for Reordering {
     fn default() -> Self {
-        Self { evidence: LOSS_EVIDENCE, events_left: 0 }
+        Self { evidence: LOSS_EVIDENCE, events_left: 0, spurious: 0 }
     }
 }
 
@@ -37,14 +39,27 @@ impl Reordering {
     ) -> T {
         let before = recent(missing);
         let learned = learn(missing);
-        if recent(missing) < before {
+        let late = before.saturating_sub(recent(missing));
+        if late > 0 {
             self.note_false_repetition();
+            self.spurious = self.spurious.saturating_add(u16::try_from(late).unwrap_or(u16::MAX));
         }
         learned
     }
 
-    /// A packet was sent again that had been late.
-    pub(super) fn note_false_repetition(&mut self) {
+    /// A packet was sent again, and it had been late.
+    pub(super) fn note_late(&mut self) {
+        self.note_false_repetition();
+        self.spurious = self.spurious.saturating_add(1);
+    }
+
+    /// Packets that were sent again in vain since this was asked last.
+    pub(super) fn take_spurious(&mut self) -> u16 {
+        std::mem::take(&mut self.spurious)
+    }
+
+    /// Something was sent again that had been late.
+    fn note_false_repetition(&mut self) {
         self.evidence = self.evidence.saturating_mul(2);
         self.events_left = PERSISTENCE;
     }
@@ -53,7 +68,7 @@ impl Reordering {
     pub(super) fn note_loss_event(&mut self) {
         self.events_left = self.events_left.saturating_sub(1);
         if self.events_left == 0 {
-            *self = Self::default();
+            *self = Self { spurious: self.spurious, ..Self::default() };
         }
     }
 }

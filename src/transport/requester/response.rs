@@ -186,7 +186,7 @@ impl Requester {
     #[inline]
     pub(super) fn retire_before(&mut self, common: &mut Common, pass: &Pass<'_>, psn: Psn) {
         let before = self.unacknowledged;
-        self.move_unacknowledged(pass.now, psn);
+        self.move_unacknowledged(common, pass.now, psn);
         let mut bound = self.walk();
         while !self.is_idle() {
             bound.step();
@@ -351,14 +351,14 @@ impl Requester {
         psn: Psn,
         scattered: Result<(), AccessError>,
     ) -> Result<(), ResponseError> {
-        let done = if scattered.is_ok() { self.complete_from(pass.now, psn) } else { psn };
+        let done = if scattered.is_ok() { self.complete_from(common, pass.now, psn) } else { psn };
         self.advance(common, pass, done)?;
         scattered.map_err(|error| RequestFailure::from(error).into())
     }
 
     /// The response of this number has come in its turn: the number up to which everything has come with it.
-    fn complete_from(&mut self, now: Time, psn: Psn) -> Psn {
-        self.remove_missing_response(now, psn);
+    fn complete_from(&mut self, common: &mut Common, now: Time, psn: Psn) -> Psn {
+        self.remove_missing_response(common, now, psn);
         let Some(early) = self.early() else { return psn.plus(1) };
         let complete = early.complete_before();
         if psn.is_before(complete) { complete } else { psn.plus(1) }

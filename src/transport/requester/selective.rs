@@ -113,6 +113,7 @@ impl Requester {
             self.move_cursor(end);
         }
         self.tell_arrived(common, now, measured);
+        self.count_spurious(common);
         if learned.is_new_event {
             self.reordering.note_loss_event();
             self.tell_congestion(common, now, CongestionKind::Loss);
@@ -166,7 +167,7 @@ impl Requester {
 
     /// Everything before this number is acknowledged.
     #[cold]
-    pub(super) fn trim_missing(&mut self, now: Time, psn: Psn) {
+    pub(super) fn trim_missing(&mut self, common: &mut Common, now: Time, psn: Psn) {
         if self.has_forgotten(psn) {
             self.go_back_to(psn);
             self.forget_missing_requests();
@@ -180,6 +181,7 @@ impl Requester {
             repair.scoreboard.take_if(|board| is_over(board.gaps_mut()));
             repair.early.take_if(is_over);
         }
+        self.count_spurious(common);
         self.trim_missing_requests(psn);
         self.end_repair();
     }
