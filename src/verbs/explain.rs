@@ -1,10 +1,11 @@
 //! Why a request failed, in two sentences: what happened and most likely why; what was last heard of the peer, and what
-//! to try.
+//! to try. Where packets may have been lost on a path with a congestion controller, a third one judges the path.
 //!
 //! Everything is concluded from what this end knows. Where that cannot tell two causes apart, both are named, the
 //! likelier one first. `docs/explanations.md` has the table.
 
 mod local;
+mod path;
 mod refusal;
 mod silence;
 mod state;
@@ -81,9 +82,18 @@ pub(super) fn explain_event(event: &AsyncEvent, report: Option<&QueuePairReport>
     compose(&format!("{event:?}"), &diagnosis, report)
 }
 
-/// The two sentences.
+/// The two sentences; where packets may have been lost, a third one on the path.
 fn compose(headline: &str, diagnosis: &Diagnosis, report: &QueuePairReport) -> String {
-    format!("{headline}: {}. {}; {}", diagnosis.cause, evidence(report), diagnosis.advice)
+    let text = format!("{headline}: {}. {}; {}", diagnosis.cause, evidence(report), diagnosis.advice);
+    match path::of_failure(report).filter(|_| is_unanswered(report)) {
+        Some(path) => format!("{text}. {path}"),
+        None => text,
+    }
+}
+
+/// Whether the queue pair ended because no answer came, which losses on its path may be the reason of.
+fn is_unanswered(report: &QueuePairReport) -> bool {
+    matches!(&report.ending, Some(Ending::Request(failed)) if failed.status == CompletionStatus::RetryExceededError)
 }
 
 /// Why a request of this side failed.
@@ -155,7 +165,7 @@ fn evidence(report: &QueuePairReport) -> String {
 fn details(report: &QueuePairReport) -> Vec<String> {
     let mut details = Vec::new();
     if let Some(Ending::Request(failed)) = &report.ending
-        && failed.status == CompletionStatus::RetryExceededError
+        && is_unanswered(report)
     {
         details.push(tries(failed, report));
     }

@@ -366,7 +366,8 @@ impl QueuePair {
 
     /// Why a request of this queue pair failed, in two sentences for people: what happened and most likely why; what
     /// was last heard of the peer and when, and what to try. Where this end cannot tell two causes apart, both are
-    /// named, the likelier one first. Ask before the queue pair is reset: it is made from what the queue pair knows
+    /// named, the likelier one first. If no answer came, and packets may have been lost on a path to another host, a
+    /// third sentence judges the path. Ask before the queue pair is reset: it is made from what the queue pair knows
     /// now.
     ///
     /// ```

@@ -2,8 +2,8 @@ use std::collections::HashSet;
 
 use super::*;
 use crate::types::{
-    AddressVector, Counters, DropReason, Gid, Heard, LastHeard, PathError, PeerFault, Qpn, QueuePairAttributes,
-    QueuePairCapabilities, QueuePairState, QueuePairStatus, QueuePairType, RefusedRequest, Rkey,
+    AddressVector, ControlReport, Counters, DropReason, Gid, Heard, LastHeard, PathError, PathReport, PeerFault, Qpn,
+    QueuePairAttributes, QueuePairCapabilities, QueuePairState, QueuePairStatus, QueuePairType, RefusedRequest, Rkey,
 };
 
 const NO_ANSWER: FailedRequest = FailedRequest {
@@ -196,4 +196,23 @@ fn what_is_forgotten_is_not_guessed() {
 fn times_are_said_in_fitting_units() {
     let said = [1, 1_500, 2_100_000].map(|micros| time(Duration::from_micros(micros)));
     assert_eq!(said, ["1 µs", "1.5 ms", "2.1 s"]);
+}
+
+#[test]
+fn the_path_is_judged_where_no_answer_came() {
+    let [own, peer] = ["192.0.2.1", "10.0.0.2"].map(|address| address.parse().unwrap());
+    let mut path = PathReport::new(own, peer);
+    path.control = Some(ControlReport::new("cubic"));
+    (path.recent.sent, path.recent.lost) = (1_000, 50);
+    (path.recent.loss_events, path.recent.loss_events_with_queue) = (10, 10);
+    let with_path = || QueuePairReport { path: Some(path.clone()), ..report("10.0.0.2") };
+    let judgement = ". The path from 192.0.2.1 to 10.0.0.2 loses 5.0 % of the packets; its round trip is not known: a \
+                     queue on the way is full";
+    let text = of(NO_ANSWER, with_path());
+    assert!(text.ends_with(judgement), "{text}");
+    let refused =
+        FailedRequest { status: CompletionStatus::RemoteAccessError, cause: Cause::RefusedAccess, ..NO_ANSWER };
+    assert!(!of(refused, with_path()).contains("The path"), "a refusal has another reason");
+    path.recent.sent = 60;
+    assert!(!of(NO_ANSWER, QueuePairReport { path: Some(path), ..report("10.0.0.2") }).contains("The path"));
 }
