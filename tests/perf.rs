@@ -36,6 +36,7 @@ fn trials() -> Vec<Trial> {
     trials.extend([
         Trial::test("all_sizes_with_references_and_a_plot", all_sizes_with_references_and_a_plot),
         Trial::test("bandwidth_plot", bandwidth_plot),
+        Trial::test("path_report", path_report),
         Trial::test("text", text),
         Trial::test("two_processes", two_processes),
         Trial::test("two_processes_that_differ", two_processes_that_differ),
@@ -243,6 +244,18 @@ fn text() -> Result<(), Failed> {
     ensure(bandwidth.contains("MsgRate[Mpps]") && bandwidth.contains(" 2048 "), || bandwidth.clone())?;
     let help = output("--help")?;
     ensure(help.contains("perf self send lat"), || help.clone())
+}
+
+/// Within the host nothing is controlled, so nothing is counted.
+fn path_report() -> Result<(), Failed> {
+    let report = output(&both("write bw -n 50 --report"))?;
+    ensure(report.lines().any(|line| line.starts_with("The path from ")), || report.clone())?;
+    let document = json(&both("write bw -n 50 --report"))?;
+    let paths = document["paths"].as_array().ok_or("no paths")?;
+    ensure(paths.len() == 1 && paths[0]["algorithm"].is_null(), || format!("{paths:?}"))?;
+    ensure(number(&paths[0], "window_bytes")? > 0.0, || format!("{paths:?}"))?;
+    let without = json(&both("write bw -n 50"))?;
+    ensure(without["paths"].is_null(), || format!("nobody asked for {}", without["paths"]))
 }
 
 /// A server, once it listens.

@@ -157,6 +157,9 @@ pub(crate) struct TestFlags {
     /// Print one JSON document instead of a table.
     #[arg(long)]
     json: bool,
+    /// Print what was seen of the path to the other end: losses, round trips, window and rate.
+    #[arg(long)]
+    report: bool,
     /// Draw what was measured.
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,

@@ -1,6 +1,9 @@
 //! What was measured, for people and for programs.
 
+use std::net::IpAddr;
+
 use hdrhistogram::Histogram;
+use rdma_verbs::verbs::PathReport;
 use serde::{Deserialize, Serialize};
 
 use super::job::{Job, Measure, Operation, Service};
@@ -32,6 +35,56 @@ pub(crate) struct Line {
     pub(crate) cpu_seconds_per_gigabyte: f64,
     #[serde(skip)]
     times: Option<Histogram<u64>>,
+    /// The client's paths.
+    #[serde(skip)]
+    pub(crate) paths: Vec<PathReport>,
+}
+
+/// What was seen of a path. Times are in seconds, and what is not known is null in JSON.
+#[derive(Clone, Debug, Serialize)]
+struct PathLine {
+    own: IpAddr,
+    peer: IpAddr,
+    dscp: u8,
+    algorithm: Option<&'static str>,
+    window_bytes: u64,
+    bytes_per_second: Option<u64>,
+    smoothed_round_trip: Option<f64>,
+    round_trip_variation: Option<f64>,
+    shortest_round_trip: Option<f64>,
+    packets: u64,
+    lost: u64,
+    lost_by_chance: u64,
+    sent_again_in_vain: u64,
+    congestion_events: Option<u64>,
+    pace_wait: f64,
+    window_wait: f64,
+    text: String,
+}
+
+impl From<&PathReport> for PathLine {
+    fn from(path: &PathReport) -> Self {
+        let round_trip = path.round_trip;
+        Self {
+            own: path.own,
+            peer: path.peer,
+            dscp: path.dscp,
+            algorithm: path.control.map(|control| control.algorithm),
+            window_bytes: path.window,
+            bytes_per_second: path.pacing_rate,
+            smoothed_round_trip: round_trip.map(|measured| measured.smoothed.as_secs_f64()),
+            round_trip_variation: round_trip.map(|measured| measured.variation.as_secs_f64()),
+            shortest_round_trip: round_trip.map(|measured| measured.shortest.as_secs_f64()),
+            packets: path.total.sent,
+            lost: path.total.lost,
+            lost_by_chance: path.total.lost_by_chance,
+            sent_again_in_vain: path.total.spurious,
+            congestion_events: path.control.map(|control| control.congestion_events),
+            pace_wait: path.pace_wait.as_secs_f64(),
+            window_wait: path.window_wait.as_secs_f64(),
+            text: path.to_string(),
+        }
+    }
 }
 
 /// Microseconds. What is not known is no number, and null in JSON.
@@ -175,6 +228,7 @@ impl Line {
             million_messages_per_second: over(messages as f64 / 1e6, seconds),
             cpu_seconds_per_gigabyte: over(cpu_seconds, gigabytes),
             times,
+            paths: Vec::new(),
         }
     }
 
@@ -208,13 +262,19 @@ pub(crate) struct Report<'a> {
     machine: Description,
     results: Vec<Line>,
     references: Vec<ReferenceLine>,
+    /// After the last size. `None`: they are not asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    paths: Option<Vec<PathLine>>,
+    #[serde(skip)]
+    pub(crate) shows_paths: bool,
     #[serde(skip)]
     is_json: bool,
 }
 
 impl<'a> Report<'a> {
     pub(crate) fn new(test: &'a Job, is_json: bool) -> Outcome<Self> {
-        Ok(Self { test, machine: Description::now()?, results: Vec::new(), references: Vec::new(), is_json })
+        let (machine, results, references) = (Description::now()?, Vec::new(), Vec::new());
+        Ok(Self { test, machine, results, references, paths: None, shows_paths: false, is_json })
     }
 
     /// Prints what comes before the first line.
@@ -262,6 +322,9 @@ impl<'a> Report<'a> {
         if !self.is_json {
             line.print("");
         }
+        if self.shows_paths {
+            self.paths = Some(line.paths.iter().map(PathLine::from).collect());
+        }
         self.results.push(line);
     }
 
@@ -277,6 +340,8 @@ impl<'a> Report<'a> {
         if self.is_json {
             let text = serde_json::to_string_pretty(self).map_err(|error| format!("no JSON: {error}"))?;
             println!("{text}");
+        } else {
+            self.paths.iter().flatten().for_each(|path| println!("{}", path.text));
         }
         Ok(())
     }

@@ -106,6 +106,7 @@ fn open(wanted: &Wanted) -> Outcome<Device> {
 /// The client's part: measures, and shows what came of it.
 fn ask(wanted: &Wanted, device: &Device, channel: &mut Channel) -> Outcome {
     let mut report = Report::new(&wanted.job, wanted.json)?;
+    report.shows_paths = wanted.report;
     report.begin();
     let progress = Progress::start(&wanted.job);
     for size in &wanted.job.sizes {
@@ -226,9 +227,12 @@ pub(crate) fn perform(
         let came = if job.operation == Operation::Send && role == Role::Server { own.messages } else { sent };
         check(&end, role, first + sent / job.queue_pairs as u64, came)?;
     }
+    let paths = device.context.path_reports();
     // Nobody goes while the other one still looks.
     channel.meet()?;
-    Ok(Line::new(job, size, own, other))
+    let mut line = Line::new(job, size, own, other);
+    line.paths = paths;
+    Ok(line)
 }
 
 #[cfg(feature = "tokio")]

@@ -31,6 +31,7 @@ pub(crate) struct Wanted {
     pub(crate) partner_device: Option<String>,
     pub(crate) loopback: bool,
     pub(crate) json: bool,
+    pub(crate) report: bool,
     pub(crate) plot: Option<PathBuf>,
     pub(crate) references: bool,
 }
@@ -72,6 +73,7 @@ impl TestFlags {
             placement,
             loopback: both,
             json: self.json,
+            report: self.report,
             plot: self.plot.clone(),
             references: self.references,
         })
