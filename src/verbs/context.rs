@@ -320,6 +320,9 @@ impl Context {
     /// qp.connect(&qp.connection_info()?)?; // to itself
     /// for path in context.path_reports() {
     ///     println!("{path}"); // The path from 127.0.1.7 to 127.0.1.7 is not controlled: …
+    ///     if let Some(control) = path.control {
+    ///         println!("{} packets lost, {} events", path.total.lost, control.congestion_events);
+    ///     }
     /// }
     /// # assert_eq!(context.path_reports().len(), 1);
     /// # Ok::<(), verbs::Error>(())
