@@ -13,6 +13,8 @@ const SECOND_NANOSECONDS: u64 = 1_000_000_000;
 /// What leaves in one send takes this long at the path's rate at most: shorter pauses than that are no longer exact
 /// where a thread sleeps, and longer ones overflow the short queue of a switch (31 kB at 1 Gbit/s).
 const BURST: Duration = Duration::from_micros(250);
+/// So long after READs of this end the controller's rate is not taken for that of the direction to the peer.
+const READ_AGE: Duration = Duration::from_secs(1);
 /// A send may have so many packets, whatever the rate.
 const LEAST_BURST_PACKETS: u32 = 2;
 
@@ -31,6 +33,9 @@ pub(super) struct PathControl {
     /// When what was sent is paid for.
     paid_at: Time,
     measures: PathMeasures,
+    /// When SENDs or WRITEs of this end were acknowledged last, and when READs were.
+    data_at: Option<Time>,
+    reads_at: Option<Time>,
 }
 
 impl PathControl {
@@ -42,6 +47,8 @@ impl PathControl {
             shortest: ShortestRoundTrip::default(),
             paid_at: Time::ZERO,
             measures: PathMeasures::default(),
+            data_at: None,
+            reads_at: None,
         })
     }
 
@@ -78,12 +85,36 @@ impl PathControl {
         self.measures.note_sent(sent, u64::from(self.facts.mtu.bytes()));
         self.controller.on_sent(sent);
         if let Some(rate) = self.controller.pacing_rate() {
-            let cost = Duration::from_nanos(sent.bytes.saturating_mul(SECOND_NANOSECONDS) / rate.max(1));
-            self.paid_at = self.paid_at.max(sent.now) + cost;
+            self.pay(sent.now, sent.bytes, rate);
         }
     }
 
-    pub(super) fn note_acknowledged(&mut self, ack: &Acked) {
+    fn pay(&mut self, now: Time, bytes: u64, rate: u64) {
+        let cost = Duration::from_nanos(bytes.saturating_mul(SECOND_NANOSECONDS) / rate.max(1));
+        self.paid_at = self.paid_at.max(now) + cost;
+    }
+
+    /// What is never acknowledged has left: so many bytes.
+    pub(super) fn charge(&mut self, now: Time, bytes: u64) {
+        if let Some(rate) = self.known_rate(now) {
+            self.pay(now, bytes, rate);
+        }
+    }
+
+    /// The rate of what is never acknowledged.
+    fn known_rate(&self, now: Time) -> Option<u64> {
+        let age_of = |at: Option<Time>| at.map(|at| now.saturating_since(at));
+        // READs travel the other way: what they tell is not said of what leaves here.
+        let has_read = age_of(self.reads_at).is_some_and(|age| age < READ_AGE);
+        self.controller.known_rate(age_of(self.data_at).filter(|_| !has_read))
+    }
+
+    /// `is_read`: what it acknowledges are responses of READs.
+    pub(super) fn note_acknowledged(&mut self, ack: &Acked, is_read: bool) {
+        if ack.bytes > 0 {
+            let at = if is_read { &mut self.reads_at } else { &mut self.data_at };
+            *at = Some(ack.now);
+        }
         if let Some(measured) = ack.round_trip {
             self.shortest.note(ack.now, measured);
         }
@@ -99,7 +130,10 @@ impl PathControl {
 
     /// Packets that may leave in one send.
     pub(super) fn burst_packets(&self) -> u32 {
-        let Some(rate) = self.controller.pacing_rate() else { return u32::MAX };
+        self.controller.pacing_rate().map_or(u32::MAX, |rate| self.packets_in_a_burst(rate))
+    }
+
+    fn packets_in_a_burst(&self, rate: u64) -> u32 {
         let bytes = u128::from(rate) * BURST.as_nanos() / u128::from(SECOND_NANOSECONDS);
         let packets = bytes / u128::from(self.facts.mtu.bytes());
         u32::try_from(packets).unwrap_or(u32::MAX).max(LEAST_BURST_PACKETS).min(self.window_packets())
@@ -110,9 +144,10 @@ impl PathControl {
         self.paid_at
     }
 
-    /// Whether its packets have a rate.
-    pub(super) fn is_paced(&self) -> bool {
-        self.controller.pacing_rate().is_some()
+    /// When the next packet that is never acknowledged may leave, and how many in one send; `None`: there is no rate for
+    /// them.
+    pub(super) fn unacknowledged_allowance(&self, now: Time) -> Option<(Time, u32)> {
+        self.known_rate(now).map(|rate| (self.paid_at, self.packets_in_a_burst(rate)))
     }
 }
 
@@ -184,6 +219,10 @@ mod tests {
         fn pacing_rate(&self) -> Option<u64> {
             self.rate
         }
+
+        fn known_rate(&self, data_age: Option<Duration>) -> Option<u64> {
+            self.rate.filter(|_| data_age.is_some_and(|age| age <= Duration::from_millis(500)))
+        }
     }
 
     impl CongestionFactory for Fixed {
@@ -214,6 +253,27 @@ mod tests {
         // Time without packets saves nothing up.
         control.note_sent(&sent(100, PACKET));
         assert_eq!(control.paid_at(), at(110));
+    }
+
+    fn acknowledged(microseconds: u64) -> Acked {
+        Acked { now: at(microseconds), bytes: PACKET, round_trip: None, repetition: None, in_flight: 0 }
+    }
+
+    #[test]
+    fn what_is_never_acknowledged_has_a_rate_after_data_of_this_direction_was() {
+        let fixed = Fixed { window: 64 * PACKET, rate: Some(100_000 * PACKET) };
+        let mut control = PathControl::new(&facts(true), &fixed).expect("a controller");
+        control.charge(at(0), PACKET);
+        assert_eq!((control.paid_at(), control.unacknowledged_allowance(at(0))), (Time::ZERO, None));
+        control.note_acknowledged(&acknowledged(10), false);
+        control.charge(at(20), PACKET);
+        assert_eq!(control.unacknowledged_allowance(at(20)), Some((at(30), 25)));
+        assert_eq!(control.unacknowledged_allowance(at(500_011)), None, "it is too old");
+        control.note_acknowledged(&acknowledged(600_000), true);
+        control.note_acknowledged(&acknowledged(600_000), false);
+        assert_eq!(control.unacknowledged_allowance(at(600_000)), None, "READs tell of the other direction");
+        control.note_acknowledged(&acknowledged(1_600_000), false);
+        assert!(control.unacknowledged_allowance(at(1_600_000)).is_some());
     }
 
     #[test]

@@ -11,6 +11,7 @@ mod flush;
 mod forged;
 mod keyed;
 mod marks;
+mod pacing;
 mod panics;
 mod path_report;
 mod paths_agree;

@@ -93,10 +93,10 @@ impl WindowShare {
         self.lock().as_ref().map_or((Time::ZERO, u32::MAX), |control| (control.paid_at(), control.burst_packets()))
     }
 
-    /// Whether its packets have a rate.
-    #[inline]
-    pub(super) fn is_paced(&self) -> bool {
-        self.is_controlled() && self.lock().as_ref().is_some_and(PathControl::is_paced)
+    /// The same of packets that are never acknowledged; `None`: there is no rate for them.
+    #[cold]
+    pub(super) fn unacknowledged_allowance(&self, now: Time) -> Option<(Time, u32)> {
+        self.lock().as_ref()?.unacknowledged_allowance(now)
     }
 
     /// Fills in what the controller says and what is measured, if there is one.

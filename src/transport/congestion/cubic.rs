@@ -33,6 +33,8 @@ const PACE: f64 = 1.2;
 const SHORTEST_PACED: Duration = Duration::from_micros(200);
 /// A longer time is none of the path's: the process or the machine stood still. It would pace packets for hours.
 const LONGEST_ROUND_TRIP: Duration = Duration::from_secs(1);
+/// A rate that was tried longer ago may be another one now.
+const LONGEST_DATA_AGE: Duration = Duration::from_secs(1);
 
 /// Builds a [`Cubic`] for each path.
 ///
@@ -275,6 +277,14 @@ impl CongestionControl for Cubic {
             sees_queue: Some(self.losses.sees_queue()),
             ..ControlReport::new("cubic")
         }
+    }
+
+    /// Before the first sign of the path's limit, and where the own data does not use the window, the rate only tells
+    /// how much was tried.
+    fn known_rate(&self, data_age: Option<Duration>) -> Option<u64> {
+        let is_recent = data_age.is_some_and(|age| age <= LONGEST_DATA_AGE);
+        let is_measured = self.threshold.is_finite() && self.is_limited_by_window();
+        self.pacing_rate().filter(|_| is_recent && is_measured)
     }
 }
 

@@ -124,8 +124,8 @@ pub struct CongestionEvent {
 ///
 /// All queue pairs of a device's shard with common addresses and DSCP share it: together they are one flow, as a
 /// connection of TCP is. It has no clock and does no I/O: time is an argument. It is called under the lock of a
-/// shard, so it must return soon. An unreliable connection tells it only what it sends, has nothing in flight, and
-/// uses the window as the length of a burst.
+/// shard, so it must return soon. An unreliable connection tells it nothing, and uses the window as the length of a
+/// burst.
 pub trait CongestionControl: Send {
     /// Packets have left, for the first time, again or as a probe.
     fn on_sent(&mut self, sent: &Sent);
@@ -148,6 +148,15 @@ pub trait CongestionControl: Send {
     /// What it says of itself, for reports and explanations. Asked for when packets leave or seem lost, too.
     fn report(&self) -> ControlReport {
         ControlReport::new("custom")
+    }
+
+    /// The rate of what the controller hears nothing of because it is never acknowledged: READ responses, and what
+    /// unreliable queue pairs send. `None`: the pacing rate does not tell how much the path takes, and nothing of that
+    /// kind is held back. `data_age`: time since SENDs or WRITEs of this end were acknowledged last. It is `None` before
+    /// the first, and while READs tell of the direction from the peer instead.
+    fn known_rate(&self, data_age: Option<Duration>) -> Option<u64> {
+        let _ = data_age;
+        self.pacing_rate()
     }
 }
 

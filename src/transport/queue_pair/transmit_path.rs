@@ -51,7 +51,7 @@ impl QueuePair {
         if self.owes_notification() {
             return self.fill_notification(sink, envelope);
         }
-        self.requester.hold_back(&self.common, pass.now);
+        self.hold_back(pass.now);
         let mut writer = sink.open(&envelope);
         let (mut is_exhausted, mut has_sent_requests) = (false, false);
         // Each round adds a packet, but where memory is gone: once of a request and once of its probe, which then end,
@@ -78,8 +78,16 @@ impl QueuePair {
         }
         self.responses_first = !self.responses_first;
         self.requester.end_grant(has_sent_requests, is_exhausted);
+        self.responder.pay(&self.common, pass.now);
         self.requester.end_send(&self.common, pass.now);
         Filled { has_sent: self.finish(writer), is_exhausted }
+    }
+
+    /// What carries payload waits until all is paid for that has left on the path.
+    #[inline]
+    fn hold_back(&mut self, now: Time) {
+        self.requester.hold_back(&self.common, now);
+        self.responder.hold_back(&self.common, now);
     }
 
     /// Adds the packets between the first and the last of a message, as far as the plan is one of them and they can be

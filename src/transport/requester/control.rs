@@ -32,7 +32,8 @@ impl Requester {
     /// So many packets have left, and this is how many of them were lost before.
     #[inline]
     pub(super) fn tell_sent(&mut self, common: &Common, now: Time, packets: u32, lost: u32) {
-        if let Some(path) = common.path.as_ref().filter(|path| path.window_share.is_controlled()) {
+        let is_controlled = |path: &&Path| path.window_share.is_controlled() && common.service.is_reliable();
+        if let Some(path) = common.path.as_ref().filter(is_controlled) {
             let [bytes, lost] = [packets, lost].map(|packets| window_bytes(common, packets));
             let sent = Sent { now, bytes, lost, in_flight: self.in_flight_on(common, path) };
             path.window_share.tell(|control| control.note_sent(&sent));
@@ -51,17 +52,17 @@ impl Requester {
         }
     }
 
-    /// The packets from this number on are acknowledged that were not before.
+    /// The packets from this number on are acknowledged that were not before. `is_read`: the first is one of a READ.
     #[inline]
-    pub(super) fn tell_acknowledged(&mut self, common: &Common, now: Time, before: Psn) {
+    pub(super) fn tell_acknowledged(&mut self, common: &Common, now: Time, before: Psn, is_read: bool) {
         let Some(path) = &common.path else { return };
         if !self.window.is_constant() || path.window_share.is_controlled() {
-            self.control_acknowledged(common, path, now, before);
+            self.control_acknowledged(common, path, now, (before, is_read));
         }
     }
 
     #[cold]
-    fn control_acknowledged(&mut self, common: &Common, path: &Path, now: Time, before: Psn) {
+    fn control_acknowledged(&mut self, common: &Common, path: &Path, now: Time, (before, is_read): (Psn, bool)) {
         if !common.service.is_reliable() {
             return;
         }
@@ -75,7 +76,7 @@ impl Requester {
         }
         let (unacknowledged, delays) = (self.unacknowledged, self.delays.as_mut());
         let ack = Acked { round_trip: delays.and_then(|delays| delays.end_before(unacknowledged, now)), ..ack };
-        path.window_share.tell(|control| control.note_acknowledged(&ack));
+        path.window_share.tell(|control| control.note_acknowledged(&ack, is_read));
     }
 
     /// Whether a packet asks for a response because that is measured: a small message, if no other one is.
@@ -104,7 +105,7 @@ impl Requester {
     pub(super) fn tell_arrived(&self, common: &Common, now: Time, round_trip: Option<Duration>) {
         let Some(path) = common.path.as_ref().filter(|_| round_trip.is_some()) else { return };
         let ack = Acked { now, bytes: 0, round_trip, repetition: None, in_flight: self.in_flight_on(common, path) };
-        path.window_share.tell(|control| control.note_acknowledged(&ack));
+        path.window_share.tell(|control| control.note_acknowledged(&ack, false));
     }
 
     /// Something is sent again: a response may belong to either copy (Karn's algorithm: RFC 6298, section 3).
@@ -189,18 +190,26 @@ impl Requester {
     #[inline]
     pub(in crate::transport) fn hold_back(&mut self, common: &Common, now: Time) {
         if let Some(path) = common.path.as_ref().filter(|path| path.window_share.is_controlled()) {
-            self.pace.hold_back(now, path.window_share.allowance());
+            self.pace.hold_back(now, allowance_on(common, path, now));
         }
     }
 
     /// A clock has run out, or the pause has, while the pace holds packets back. What is held back has no response, so
     /// the clocks of the responses run from the end of the pause on, and spend nothing before.
     pub(super) fn handle_pause(&mut self, common: &Common, now: Time) {
-        let paid_at = common.path.as_ref().map_or(Time::ZERO, |path| path.window_share.allowance().0);
+        let paid_at = common.path.as_ref().map_or(Time::ZERO, |path| allowance_on(common, path, now).0);
         let resume = self.pace.end_pause(now, paid_at);
         if self.recovery.response_is_late(now) {
             self.recovery.postpone_clocks(resume + self.round_trip.probe_wait());
         }
+    }
+}
+
+/// When what was sent on the path is paid for, and how many packets may leave in one send.
+fn allowance_on(common: &Common, path: &Path, now: Time) -> (Time, u32) {
+    match common.service.is_reliable() {
+        true => path.window_share.allowance(),
+        false => path.window_share.unacknowledged_allowance(now).unwrap_or((Time::ZERO, u32::MAX)),
     }
 }
 

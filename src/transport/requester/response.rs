@@ -185,7 +185,7 @@ impl Requester {
     /// Completes the requests whose last packet lies before `psn`.
     #[inline]
     pub(super) fn retire_before(&mut self, common: &mut Common, pass: &Pass<'_>, psn: Psn) {
-        let before = self.unacknowledged;
+        let (before, is_read) = (self.unacknowledged, self.request(self.oldest).is_read);
         self.move_unacknowledged(common, pass.now, psn);
         let mut bound = self.walk();
         while !self.is_idle() {
@@ -198,7 +198,7 @@ impl Requester {
             self.complete(common, index, CompletionStatus::Success, Cause::None);
         }
         self.note_in_flight(common);
-        self.tell_acknowledged(common, pass.now, before);
+        self.tell_acknowledged(common, pass.now, before, is_read);
         self.note_progress(common, pass.now);
     }
 

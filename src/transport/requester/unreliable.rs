@@ -4,7 +4,8 @@
 use std::time::Duration;
 
 use super::{Common, Pass, Requester};
-use crate::types::Psn;
+use crate::transport::path::Path;
+use crate::types::{Psn, Time};
 
 /// Between bursts to native peers, whose socket buffers are large: at most about 2 GB/s.
 const NATIVE_PAUSE: Duration = Duration::from_micros(500);
@@ -18,13 +19,25 @@ impl Requester {
     pub(super) fn note_sent_unreliable(&mut self, common: &mut Common, pass: &Pass<'_>, end: Psn) {
         self.move_cursor(end);
         self.retire_before(common, pass, end);
-        // A pacing rate takes the place of the pauses.
-        let Some(path) = common.path.as_ref().filter(|path| !path.window_share.is_paced()) else { return };
+        let Some(path) = &common.path else { return };
+        if path.window_share.is_controlled() && self.pay_unreliable(path, pass.now) {
+            return;
+        }
         let window = self.window_on(path);
         let (most, pause) = match path.peer.is_ours() {
             true => (window, NATIVE_PAUSE),
             false => (window.min(STANDARD_BURST_PACKETS), STANDARD_PAUSE),
         };
         self.pace.note_unreliable(pass.now, most, pause);
+    }
+
+    /// The packet is paid for at the rate of the path, which takes the place of the pauses. False if it is not known.
+    #[cold]
+    fn pay_unreliable(&mut self, path: &Path, now: Time) -> bool {
+        let bytes = u64::from(path.mtu.bytes());
+        path.window_share.tell(|control| control.charge(now, bytes));
+        let Some((paid_at, _)) = path.window_share.unacknowledged_allowance(now) else { return false };
+        self.pace.spend(1, paid_at);
+        true
     }
 }

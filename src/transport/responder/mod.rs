@@ -14,6 +14,7 @@ mod early;
 mod execute;
 mod receives;
 mod reorder;
+mod response_pace;
 mod response_packet;
 mod response_queue;
 mod unreliable;

@@ -196,6 +196,7 @@ impl Responder {
         if writer.add(&mut Burst::single(&mut headers, plan.payload, payload, sending(next < sent))).is_err() {
             return self.refuse_read(common, &resource, next);
         }
+        self.responses.note_packets(1, plan.size);
         self.responses.note_read_sent(pass.now, slot, next + 1, end, !common.is_peer_native());
         Ok(())
     }
@@ -223,13 +224,14 @@ impl Responder {
         headers.bth.psn = resource.first.plus(first);
         let mut burst = Burst {
             headers: &mut headers,
-            count: end - 1 - first,
+            count: (end - 1 - first).min(self.responses.packets_allowed()),
             payload_bytes: plan.payload,
             payload,
             ack_requests: AckRequests::default(),
             sending: Sending::First,
         };
         let Ok(added @ 1..) = writer.add(&mut burst) else { return false };
+        self.responses.note_packets(added, plan.size);
         self.responses.note_read_sent(pass.now, slot, first + added, end, false);
         true
     }

@@ -8,6 +8,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use super::response_pace::ResponsePace;
 use crate::types::{DomainId, Psn, SharedReceiveQueueNumber, Time};
 use crate::wire::{NakCode, Reth, Syndrome};
 
@@ -158,6 +159,8 @@ pub(in crate::transport) struct ResponseQueue {
     stopped: bool,
     burst: u32,
     pause_until: Option<Time>,
+    /// On a path with a rate for READ responses.
+    pub(super) pace: Option<Box<ResponsePace>>,
     /// Bytes of repeated and early packets that came, less those of the responses to them. A sender that forges
     /// the peer's address cannot make this end send more bytes there than it sent itself.
     credit: usize,
@@ -516,7 +519,34 @@ impl ResponseQueue {
 
     /// Whether READ responses wait for the end of a pause.
     pub(super) fn is_paused(&self) -> bool {
-        self.pause_until.is_some()
+        self.pause_until.is_some() || self.pace.as_ref().is_some_and(|pace| pace.is_spent())
+    }
+
+    /// Packets of READ responses that may leave now.
+    #[inline]
+    pub(super) fn packets_allowed(&self) -> u32 {
+        self.pace.as_ref().map_or(u32::MAX, |pace| pace.allowed())
+    }
+
+    /// So many packets of a READ's response leave, each with so many bytes.
+    #[inline]
+    pub(super) fn note_packets(&mut self, packets: u32, packet_bytes: usize) {
+        if let Some(pace) = &mut self.pace {
+            pace.spend(packets, packet_bytes);
+        }
+    }
+
+    /// No response of a READ leaves before this time.
+    pub(super) fn pause(&mut self, until: Time) {
+        self.pause_until = self.pause_until.max(Some(until));
+    }
+
+    /// Whether the response of a READ is due, or a part of it.
+    pub(super) fn owes_read(&self) -> bool {
+        let is_read = |slot: usize| {
+            self.resources[slot].is_some_and(|resource| matches!(resource.kind, ResourceKind::Read { .. }))
+        };
+        self.queue.iter().any(|response| matches!(response, Response::Resource(slot) if is_read(*slot)))
     }
 
     /// An acknowledgement up to this number leaves.

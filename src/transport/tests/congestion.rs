@@ -9,7 +9,7 @@ const MTU: u64 = 1_024;
 
 /// What a controller was told.
 #[derive(Clone, Copy, PartialEq, Debug)]
-enum Heard {
+pub(super) enum Heard {
     Sent(Sent),
     Acked(Acked),
     Congestion(CongestionEvent),
@@ -20,6 +20,8 @@ enum Heard {
 pub(super) struct Script {
     window: u64,
     rate: Option<u64>,
+    /// The rate is what the path takes.
+    is_known: bool,
     heard: Arc<Mutex<Vec<Heard>>>,
     built: Arc<Mutex<Vec<PathFacts>>>,
 }
@@ -44,6 +46,10 @@ impl CongestionControl for Script {
     fn pacing_rate(&self) -> Option<u64> {
         self.rate
     }
+
+    fn known_rate(&self, _: Option<Duration>) -> Option<u64> {
+        self.rate.filter(|_| self.is_known)
+    }
 }
 
 impl CongestionFactory for Script {
@@ -55,13 +61,23 @@ impl CongestionFactory for Script {
 
 impl Script {
     pub(super) fn new(window: u64, rate: Option<u64>) -> Self {
-        Self { window, rate, heard: Arc::default(), built: Arc::default() }
+        Self { window, rate, is_known: true, heard: Arc::default(), built: Arc::default() }
+    }
+
+    /// With a rate that does not tell what the path takes.
+    pub(super) fn with_unknown_rate(window: u64, rate: u64) -> Self {
+        Self { is_known: false, ..Self::new(window, Some(rate)) }
+    }
+
+    /// An end with this controller.
+    pub(super) fn end(&self, service: QueuePairType) -> End {
+        let config = EndpointConfig { congestion: Some(Arc::new(self.clone())), ..EndpointConfig::default() };
+        End::configured(service, "192.0.2.1", 1, None, config)
     }
 
     /// Two ends, of which the first one has this controller.
     pub(super) fn ends(&self, service: QueuePairType) -> [End; 2] {
-        let config = EndpointConfig { congestion: Some(Arc::new(self.clone())), ..EndpointConfig::default() };
-        [End::configured(service, "192.0.2.1", 1, None, config), End::new(service, "192.0.2.2", 2)]
+        [self.end(service), End::new(service, "192.0.2.2", 2)]
     }
 
     /// A pair whose first end has this controller.
@@ -78,7 +94,7 @@ impl Script {
         self.pair(QueuePairType::ReliableConnection, capabilities)
     }
 
-    fn heard(&self) -> Vec<Heard> {
+    pub(super) fn heard(&self) -> Vec<Heard> {
         self.heard.lock().unwrap().clone()
     }
 
@@ -201,20 +217,6 @@ fn what_leaves_in_one_send_is_paid_for_before_the_next() {
         assert_eq!(sent_before(begins), u64::from(burst) * 20 * MTU, "burst {burst}");
     }
     assert_eq!(sent_before(Time::NEVER), 100 * MTU);
-    expect_done(&mut pair, 1);
-}
-
-#[test]
-fn a_rate_takes_the_place_of_an_unreliable_connections_pauses() {
-    let script = Script::new(u64::MAX, Some(1_000 * MTU));
-    let mut pair = script.pair(QueuePairType::UnreliableConnection, PeerCapabilities::STRANGER);
-    let start = pair.now;
-    write(&mut pair, 50 * MTU as u32);
-    pair.drive(Duration::from_millis(1));
-    for (packet, (now, bytes)) in (0..).zip(script.sends()) {
-        assert_eq!((now, bytes), (start + packet * Duration::from_millis(1), MTU), "{packet}");
-    }
-    assert_eq!(script.heard().len(), 50, "nothing is acknowledged");
     expect_done(&mut pair, 1);
 }
 

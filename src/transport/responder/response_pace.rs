@@ -1,0 +1,124 @@
+//! READ responses leave at the pace of the path. They are never acknowledged, so they have no part in its window: they
+//! wait until all is paid for that has left on the path, and are paid for themselves. Acknowledgements, NAKs and results
+//! of atomics cost nothing and wait for nothing but the READ responses before them.
+
+use std::time::Duration;
+
+use super::{Common, Responder};
+use crate::transport::path::Path;
+use crate::types::Time;
+
+/// READ responses wait no longer than this: a clock of the peer runs meanwhile, and sends a probe after 2 ms at the
+/// earliest (`Requester`).
+const LONGEST_WAIT: Duration = Duration::from_millis(2);
+
+/// What READ responses may take of the path's pace.
+#[derive(Clone, Copy, Default)]
+pub(super) struct ResponsePace {
+    /// Packets that may leave before all must be paid for. A burst is one send to a native peer, and several to others.
+    allowed: u32,
+    /// Bytes that have left in this send.
+    unpaid: u64,
+    /// Since when responses wait.
+    waits_since: Option<Time>,
+}
+
+impl ResponsePace {
+    /// Packets that may leave now.
+    #[inline]
+    pub(super) fn allowed(&self) -> u32 {
+        self.allowed
+    }
+
+    /// Whether the burst is over, and the wait after it has not begun.
+    pub(super) fn is_spent(&self) -> bool {
+        self.allowed == 0 && self.waits_since.is_none()
+    }
+
+    /// So many packets leave, each with so many bytes.
+    #[inline]
+    pub(super) fn spend(&mut self, packets: u32, packet_bytes: usize) {
+        self.allowed = self.allowed.saturating_sub(packets);
+        self.unpaid += u64::from(packets) * packet_bytes as u64;
+    }
+
+    /// Until when responses wait, if a burst is over; else as many may leave as a burst has.
+    fn wait_until(&mut self, now: Time, paid_at: Time, burst: u32) -> Option<Time> {
+        if paid_at > now && self.allowed > 0 {
+            return None;
+        }
+        let since = *self.waits_since.get_or_insert(now);
+        let until = paid_at.min(since + LONGEST_WAIT);
+        if until > now {
+            return Some(until);
+        }
+        (self.allowed, self.waits_since) = (burst, None);
+        None
+    }
+}
+
+impl Responder {
+    /// READ responses wait until what has left on the path is paid for.
+    #[inline]
+    pub(in crate::transport) fn hold_back(&mut self, common: &Common, now: Time) {
+        if let Some(path) = common.path.as_ref().filter(|path| path.window_share.is_controlled()) {
+            self.hold_back_on(path, now);
+        }
+    }
+
+    #[cold]
+    fn hold_back_on(&mut self, path: &Path, now: Time) {
+        let responses = &mut self.responses;
+        let allowance = if responses.owes_read() { path.window_share.unacknowledged_allowance(now) } else { None };
+        let Some((paid_at, burst)) = allowance else {
+            responses.pace = None;
+            return;
+        };
+        if let Some(until) = responses.pace.get_or_insert_default().wait_until(now, paid_at, burst) {
+            responses.pause(until);
+        }
+    }
+
+    /// The send is complete: the path is charged for the READ responses in it, and those that follow wait.
+    #[inline]
+    pub(in crate::transport) fn pay(&mut self, common: &Common, now: Time) {
+        let bytes = self.responses.pace.as_mut().map_or(0, |pace| std::mem::take(&mut pace.unpaid));
+        if let Some(path) = common.path.as_ref().filter(|_| bytes > 0) {
+            path.window_share.tell(|control| control.charge(now, bytes));
+            self.hold_back_on(path, now);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(microseconds: u64) -> Time {
+        Time::from_nanos(microseconds * 1_000)
+    }
+
+    #[test]
+    fn a_burst_is_paid_for_before_the_next_one() {
+        let mut pace = ResponsePace::default();
+        assert_eq!((pace.wait_until(at(1), at(1), 3), pace.allowed()), (None, 3));
+        pace.spend(2, 1_044);
+        assert_eq!((pace.allowed(), pace.unpaid), (1, 2_088));
+        assert_eq!(pace.wait_until(at(1), at(100), 3), None, "the burst goes on");
+        pace.spend(1, 1_044);
+        assert_eq!(pace.wait_until(at(1), at(150), 3), Some(at(150)));
+        assert_eq!(pace.wait_until(at(150), at(200), 3), Some(at(200)), "others have sent in the meantime");
+        assert_eq!((pace.wait_until(at(200), at(200), 3), pace.allowed()), (None, 3));
+    }
+
+    #[test]
+    fn a_wait_has_an_end() {
+        let mut pace = ResponsePace::default();
+        for start in [1_000, 5_000] {
+            assert_eq!(pace.wait_until(at(start), at(start + 1_500), 3), Some(at(start + 1_500)));
+            assert_eq!(pace.wait_until(at(start + 1_500), at(start + 9_000), 3), Some(at(start + 2_000)));
+            assert_eq!((pace.wait_until(at(start + 2_000), at(start + 9_000), 3), pace.allowed()), (None, 3));
+            pace.spend(3, 1_044);
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! What no acknowledgement paces: READ responses and unreliable packets, on paths whose controller has a rate.
+
+use super::congestion::Script;
+use super::*;
+use crate::wire::Opcode;
+
+const MTU: u32 = 1_024;
+/// Bytes of a full packet between the first and the last of a READ's response or of a message.
+const FULL: u64 = 1_024 + 16;
+
+/// Two ends, and what the second one sends: when, the bytes and the operation code.
+struct Watched {
+    pair: Pair,
+    departures: Vec<(Time, usize, Opcode)>,
+}
+
+impl Watched {
+    /// The second end has the controller.
+    fn new(script: &Script, service: QueuePairType, capabilities: PeerCapabilities) -> Self {
+        let ends = [End::new(service, "192.0.2.2", 2), script.end(service)];
+        Self { pair: Pair::connected(ends, capabilities), departures: Vec::new() }
+    }
+
+    fn reliable(script: &Script) -> Self {
+        Self::new(script, QueuePairType::ReliableConnection, NATIVE)
+    }
+
+    fn post(&mut self, from: usize, operation: impl FnOnce(u64, Rkey) -> Operation, bytes: u32) {
+        let sge = self.pair.ends[from].sge(0, bytes);
+        let operation = operation(0x10_0000, self.pair.ends[1 - from].region.rkey());
+        let now = self.pair.now;
+        self.pair.ends[from].post(now, operation, &[sge]);
+    }
+
+    /// The first end reads from the second one.
+    fn read(&mut self, packets: u32) {
+        self.post(0, |remote_addr, rkey| Operation::Read { remote_addr, rkey }, packets * MTU);
+    }
+
+    fn write(&mut self, from: usize, packets: u32) {
+        self.post(from, |remote_addr, rkey| Operation::Write { remote_addr, rkey }, packets * MTU);
+    }
+
+    /// Carries all that leaves now. False if that is nothing.
+    fn carry(&mut self) -> bool {
+        let mut has_carried = false;
+        for from in [0, 1] {
+            loop {
+                let sent = self.pair.ends[from].transmit(self.pair.now);
+                if sent.is_empty() {
+                    break;
+                }
+                has_carried = true;
+                if from == 1 {
+                    let now = self.pair.now;
+                    self.departures.extend(sent.iter().map(|packet| (now, packet.len(), Opcode(packet[0]))));
+                }
+                let source = self.pair.ends[from].address;
+                self.pair.ends[1 - from].handle(self.pair.now, source, &sent);
+            }
+        }
+        has_carried
+    }
+
+    /// Carries what leaves before this time.
+    fn run(&mut self, until: Time) {
+        for _ in 0..100_000 {
+            if self.carry() {
+                continue;
+            }
+            let next = self.pair.ends.iter().filter_map(|end| end.endpoint.next_timeout()).min();
+            let Some(next) = next.filter(|next| *next < until) else {
+                self.pair.now = until;
+                return;
+            };
+            self.pair.now = self.pair.now.max(next);
+            self.pair.ends.iter_mut().for_each(|end| end.endpoint.handle_timeout(next));
+        }
+        panic!("the endpoints never fell silent");
+    }
+
+    fn run_for(&mut self, milliseconds: u64) {
+        self.run(self.pair.now + Duration::from_millis(milliseconds));
+    }
+
+    /// Packets of each moment in which the second end sent some, from its beginning.
+    fn bursts(&self) -> Vec<(Time, usize)> {
+        let mut bursts: Vec<(Time, usize)> = Vec::new();
+        for (now, ..) in &self.departures {
+            match bursts.last_mut().filter(|(last, _)| last == now) {
+                Some((_, packets)) => *packets += 1,
+                None => bursts.push((*now, 1)),
+            }
+        }
+        bursts
+    }
+
+    fn expect_done(&self, end: usize, requests: usize) {
+        let completions = self.pair.ends[end].poll();
+        assert_eq!(completions.len(), requests);
+        assert!(completions.iter().all(|completion| completion.status.is_success()), "{completions:?}");
+        let counters = self.pair.ends[end].endpoint.counters();
+        for counter in [Counter::RetransmittedPackets, Counter::LocalAckTimeout] {
+            assert_eq!(counters.get(counter), 0, "{counter:?}");
+        }
+    }
+}
+
+/// What so many bytes cost at a rate.
+fn cost(bytes: u64, rate: u64) -> Duration {
+    Duration::from_nanos(bytes * 1_000_000_000 / rate)
+}
+
+#[test]
+fn read_responses_leave_in_bursts_that_are_paid_for() {
+    for (capabilities, packets_per_second, burst) in
+        [(NATIVE, 2_000, 2), (PeerCapabilities::STRANGER, 20_000, 5), (NATIVE, 20_000, 5)]
+    {
+        let rate = packets_per_second * u64::from(MTU);
+        let mut watched =
+            Watched::new(&Script::new(64 << 10, Some(rate)), QueuePairType::ReliableConnection, capabilities);
+        watched.read(64);
+        watched.run_for(100);
+        watched.expect_done(0, 1);
+        let bursts = watched.bursts();
+        assert_eq!(bursts.iter().map(|(_, packets)| packets).sum::<usize>(), 64);
+        for pair in bursts.windows(2) {
+            let [(before, packets), (now, _)] = pair else { unreachable!() };
+            assert!(*packets <= burst, "{packets} packets in a burst");
+            let (least, waited) = (cost(*packets as u64 * FULL, rate), now.saturating_since(*before));
+            // Costs are whole nanoseconds.
+            assert!(waited + Duration::from_nanos(*packets as u64) >= least, "{waited:?}");
+        }
+    }
+}
+
+#[test]
+fn without_a_known_rate_read_responses_leave_at_once() {
+    let script = Script::with_unknown_rate(64 << 10, 2_000 * u64::from(MTU));
+    let mut watched = Watched::reliable(&script);
+    watched.read(64);
+    let start = watched.pair.now;
+    watched.run_for(10);
+    watched.expect_done(0, 1);
+    assert_eq!(watched.bursts(), [(start, 64)]);
+    // Nor are they charged.
+    watched.write(1, 1);
+    let start = watched.pair.now;
+    watched.run_for(10);
+    assert_eq!(watched.bursts()[1], (start, 1));
+}
+
+#[test]
+fn responses_and_requests_share_the_pace() {
+    let rate = 20_000 * u64::from(MTU);
+    let mut watched = Watched::reliable(&Script::new(64 << 10, Some(rate)));
+    watched.read(64);
+    watched.write(1, 64);
+    let start = watched.pair.now;
+    watched.run_for(100);
+    for end in [0, 1] {
+        watched.expect_done(end, 1);
+    }
+    let (last, ..) = watched.departures[watched.departures.len() - 1];
+    let took = last.saturating_since(start);
+    // The last burst of each is not paid for.
+    assert!(took >= cost(118 * u64::from(MTU), rate), "{took:?}");
+    // Neither waits for the other's end.
+    let half = start + took / 2;
+    let early = watched.departures.iter().filter(|(now, ..)| *now < half);
+    let responses = early.filter(|(.., opcode)| opcode.is_response()).count();
+    assert!((16..=48).contains(&responses), "{responses} responses in the first half");
+}
+
+#[test]
+fn acknowledgements_and_results_of_atomics_wait_for_no_pace() {
+    let mut watched = Watched::reliable(&Script::new(64 << 10, Some(100 * u64::from(MTU))));
+    watched.write(1, 2);
+    assert!(watched.carry());
+    let before = watched.departures.len();
+    watched.post(0, |remote_addr, rkey| Operation::FetchAndAdd { remote_addr, rkey, add: 1 }, 8);
+    watched.write(0, 1);
+    let start = watched.pair.now;
+    watched.run_for(1);
+    watched.expect_done(0, 2);
+    let sent: Vec<_> = watched.departures[before..].iter().map(|(_, _, opcode)| *opcode).collect();
+    assert_eq!(sent, [Opcode::RC_ATOMIC_ACKNOWLEDGE, Opcode::RC_ACKNOWLEDGE]);
+    // Nor do they cost anything: two packets of 10 ms are paid for after 20 ms.
+    watched.write(1, 1);
+    watched.run_for(50);
+    let (last, ..) = watched.departures[watched.departures.len() - 1];
+    assert_eq!(last, start + Duration::from_millis(20));
+}
+
+#[test]
+fn an_acknowledgement_stays_behind_the_read_before_it() {
+    let mut watched = Watched::reliable(&Script::new(64 << 10, Some(1_000 * u64::from(MTU))));
+    watched.read(8);
+    watched.write(0, 1);
+    watched.run_for(100);
+    watched.expect_done(0, 2);
+    let sent: Vec<_> = watched.departures.iter().map(|(_, _, opcode)| *opcode).collect();
+    assert_eq!((sent.len(), sent[7], sent[8]), (9, Opcode::RC_READ_RESPONSE_LAST, Opcode::RC_ACKNOWLEDGE));
+}
+
+/// The peer's clocks run.
+#[test]
+fn a_read_response_waits_two_milliseconds_at_most() {
+    let mut watched = Watched::reliable(&Script::new(64 << 10, Some(2 * u64::from(MTU))));
+    watched.read(6);
+    let start = watched.pair.now;
+    watched.run_for(100);
+    watched.expect_done(0, 1);
+    let at = |milliseconds| start + Duration::from_millis(milliseconds);
+    assert_eq!(watched.bursts(), [(at(0), 2), (at(2), 2), (at(4), 2)]);
+}
+
+#[test]
+fn a_known_rate_takes_the_place_of_an_unreliable_connections_pauses() {
+    let script = Script::new(u64::MAX, Some(1_000 * u64::from(MTU)));
+    let mut watched = Watched::new(&script, QueuePairType::UnreliableConnection, PeerCapabilities::STRANGER);
+    let start = watched.pair.now;
+    watched.write(1, 50);
+    watched.run_for(200);
+    watched.expect_done(1, 1);
+    for (packet, (now, packets)) in (0..).zip(watched.bursts()) {
+        assert_eq!((now, packets), (start + packet * Duration::from_millis(1), 1), "{packet}");
+    }
+    assert_eq!(script.heard(), [], "it is not the controller's");
+}
+
+#[test]
+fn without_a_known_rate_an_unreliable_connection_has_its_pauses() {
+    let script = Script::with_unknown_rate(u64::MAX, 1_000 * u64::from(MTU));
+    let mut watched = Watched::new(&script, QueuePairType::UnreliableConnection, PeerCapabilities::STRANGER);
+    let start = watched.pair.now;
+    watched.write(1, 64);
+    watched.run_for(200);
+    watched.expect_done(1, 1);
+    let bursts: Vec<_> = watched.bursts().iter().map(|(_, packets)| *packets).collect();
+    assert_eq!(bursts, [32, 32]);
+    assert!(watched.pair.now > start);
+}
