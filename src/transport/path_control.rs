@@ -185,6 +185,14 @@ impl PathControl {
     }
 }
 
+impl PathControl {
+    /// Until when a datagram waits, if it does: until all is paid for, once more has left than one send may have.
+    pub(super) fn datagram_waits_until(&self, now: Time) -> Option<Time> {
+        let is_due = self.known_rate(now).is_some() && self.paid_at > now + BURST;
+        is_due.then_some(self.paid_at)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -237,7 +237,10 @@ impl Member {
         events: &Arc<AsyncEventQueue>,
         notify: Option<Arc<dyn Notify>>,
     ) -> Self {
-        let send = SendQueue::new(64, 4, 128);
+        let send = match service {
+            QueuePairType::UnreliableDatagram => SendQueue::for_datagrams(64, 4, 128),
+            _ => SendQueue::new(64, 4, 128),
+        };
         let receive = ReceiveQueue::new(64, 4);
         let completions = CompletionQueue::new(1, 256, notify);
         let init = QueuePairInit {

@@ -109,6 +109,12 @@ impl WindowShare {
         self.lock().iter().for_each(|control| control.add_to(counters));
     }
 
+    /// Until when a datagram waits, if it does.
+    #[cold]
+    pub(super) fn datagram_waits_until(&self, now: Time) -> Option<Time> {
+        self.lock().as_ref()?.datagram_waits_until(now)
+    }
+
     /// A controller that has panicked may say anything; what it says is bounded.
     fn lock(&self) -> MutexGuard<'_, Option<PathControl>> {
         self.control.lock().unwrap_or_else(PoisonError::into_inner)

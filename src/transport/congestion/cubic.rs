@@ -354,6 +354,29 @@ mod tests {
     }
 
     #[test]
+    fn the_rate_is_known_after_a_limit_while_the_window_is_used() {
+        let mut cubic = cubic();
+        round(&mut cubic, 1.0, ROUND_TRIP);
+        let now = Some(Duration::ZERO);
+        assert!(cubic.pacing_rate().is_some() && cubic.known_rate(now).is_none(), "slow start has found no limit");
+        see_queue(&mut cubic);
+        let in_flight = cubic.window();
+        lose(&mut cubic, CongestionKind::Loss, in_flight);
+        round(&mut cubic, 1.2, ROUND_TRIP);
+        assert_eq!(cubic.known_rate(now), cubic.pacing_rate());
+        assert_eq!(cubic.known_rate(Some(LONGEST_DATA_AGE + ROUND_TRIP)), None, "too old");
+        assert_eq!(cubic.known_rate(None), None, "of the other direction");
+        for seconds in [1.4, 1.6] {
+            cubic.on_ack(&Acked { now: at(seconds), bytes: cubic.window(), in_flight: PACKET, ..ack() });
+        }
+        assert_eq!(cubic.known_rate(now), None, "the window is not used");
+    }
+
+    fn ack() -> Acked {
+        Acked { now: Time::ZERO, bytes: 0, round_trip: None, repetition: None, in_flight: 0 }
+    }
+
+    #[test]
     fn losses_in_one_window_are_one_event() {
         let mut cubic = cubic();
         lose(&mut cubic, CongestionKind::Loss, 10 * PACKET);

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use super::Endpoint;
 use crate::transport::path::PathKey;
 use crate::transport::window_share::WindowShare;
-use crate::types::{Counters, Time};
+use crate::types::{Counters, Destination, Time};
 
 /// The queue pairs' paths.
 #[derive(Default)]
@@ -21,6 +21,8 @@ pub(in crate::transport) struct Paths {
     waiting: usize,
     /// What was counted of paths that are forgotten.
     counters: Counters,
+    /// Some path has had a controller.
+    has_controlled: bool,
 }
 
 #[derive(Default)]
@@ -33,6 +35,19 @@ struct PathUsers {
 impl Paths {
     pub(in crate::transport) fn window_share(&mut self, key: PathKey) -> Arc<WindowShare> {
         Arc::clone(&self.by_key.entry(key).or_default().window_share)
+    }
+
+    /// A queue pair has this path.
+    pub(in crate::transport) fn note_path(&mut self, path: &WindowShare) {
+        self.has_controlled |= path.is_controlled();
+    }
+
+    /// The path to this destination, if queue pairs have it and a controller holds them back.
+    fn controlled(&self, destination: &Destination) -> Option<Arc<WindowShare>> {
+        let Destination { source, address, traffic_class, .. } = *destination;
+        let key = PathKey { own: source, peer: address, dscp: traffic_class >> 2 };
+        let path = &self.by_key.get(&key)?.window_share;
+        path.is_controlled().then(|| Arc::clone(path))
     }
 
     pub(in crate::transport) fn packets_in_flight(&self, peer: IpAddr) -> u32 {
@@ -87,6 +102,19 @@ impl Paths {
 }
 
 impl Endpoint {
+    /// The path that the next datagram of the queue pair takes, if it has a controller.
+    #[inline]
+    pub(super) fn datagram_path(&mut self, slot: u32) -> Option<Arc<WindowShare>> {
+        if self.paths.has_controlled { self.find_datagram_path(slot) } else { None }
+    }
+
+    #[cold]
+    fn find_datagram_path(&mut self, slot: u32) -> Option<Arc<WindowShare>> {
+        let queue_pair = self.at(slot).filter(|queue_pair| queue_pair.common.is_datagram())?;
+        let destination = queue_pair.requester.next_destination(&queue_pair.common)?;
+        self.paths.controlled(&destination)
+    }
+
     /// After each change to a queue pair: grants others with the same path the room that there is now.
     #[inline]
     pub(in crate::transport) fn serve_fair_queue(&mut self, now: Time, slot: u32) {

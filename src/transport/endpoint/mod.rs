@@ -217,6 +217,7 @@ impl Endpoint {
         }
         let was_waiting = queue_pair.requester.is_waiting();
         queue_pair.apply_modify(to, attributes, source, |key| paths.window_share(key), congestion);
+        queue_pair.common.path.iter().for_each(|path| paths.note_path(&path.window_share));
         let has_left = was_waiting && !queue_pair.requester.is_waiting();
         left.filter(|_| has_left).iter().for_each(|key| paths.remove(key, slot));
         self.paths.tidy(self.by_number.len());

@@ -98,9 +98,10 @@ impl Endpoint {
         let mut bound = LoopBound::new("transmit", 4 * self.queue_pairs.len() + MOST_LOCAL_REQUESTS);
         while let Some(slot) = self.ready.pop_front() {
             bound.step();
+            let path = self.datagram_path(slot);
             let Some(queue_pair) = self.enter(slot) else { continue };
             queue_pair.listed = false;
-            let filled = queue_pair.fill(&pass, sink);
+            let filled = queue_pair.fill(&pass, sink, path.as_deref());
             *has_sent = filled.has_sent;
             self.settle_deadlines(now, slot);
             if !filled.is_exhausted {

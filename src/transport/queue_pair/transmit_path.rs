@@ -6,6 +6,7 @@ use crate::transport::common::Pass;
 use crate::transport::loop_bound::LoopBound;
 use crate::transport::requester::RequestPlan;
 use crate::transport::responder::ResponsePlan;
+use crate::transport::window_share::WindowShare;
 use crate::types::{Counter, Time};
 use crate::wire::{Opcode, packet_bytes};
 
@@ -39,13 +40,18 @@ impl Plan {
 }
 
 impl QueuePair {
-    /// Gives the sink as many packets as may leave together.
-    pub(in crate::transport) fn fill<S: BurstSink>(&mut self, pass: &Pass<'_>, sink: &mut S) -> Filled {
+    /// Gives the sink as many packets as may leave together. `path`: the controlled path of the next datagram.
+    pub(in crate::transport) fn fill<S: BurstSink>(
+        &mut self,
+        pass: &Pass<'_>,
+        sink: &mut S,
+        path: Option<&WindowShare>,
+    ) -> Filled {
         if self.has_panicked {
             return Filled::NOTHING;
         }
         if self.common.is_datagram() {
-            return self.fill_datagram(pass, sink);
+            return self.fill_datagram(pass, sink, path);
         }
         let Some(envelope) = self.envelope() else { return Filled::NOTHING };
         if self.owes_notification() {
@@ -134,12 +140,18 @@ impl QueuePair {
     }
 
     /// Gives the sink the next datagram.
-    fn fill_datagram<S: BurstSink>(&mut self, pass: &Pass<'_>, sink: &mut S) -> Filled {
+    fn fill_datagram<S: BurstSink>(&mut self, pass: &Pass<'_>, sink: &mut S, path: Option<&WindowShare>) -> Filled {
         let Some(request) = self.requester.next_datagram(&self.common) else { return Filled::NOTHING };
+        if path.is_some_and(|path| self.requester.hold_datagram_back(path, pass.now)) {
+            return Filled::NOTHING;
+        }
         let envelope = request.envelope(self.common.qpn);
         let mut writer = sink.open(&envelope);
         match self.requester.emit_datagram(&mut self.common, pass, &request, &mut writer) {
             Ok(()) => {
+                if let Some(path) = path {
+                    path.tell(|control| control.charge(pass.now, writer.bytes() as u64));
+                }
                 let has_sent = self.finish(writer);
                 Filled { has_sent, is_exhausted: !self.requester.may_send_datagram(&self.common) }
             }

@@ -5,7 +5,10 @@ use crate::transport::burst::{Burst, BurstWriter, Envelope, Sending};
 use crate::transport::datagram::LONGEST_DATAGRAM;
 use crate::transport::marks::without_ecn;
 use crate::transport::packet_check::Departing;
-use crate::types::{Cause, CompletionStatus, Destination, Operation, Qpn, QueuePairState, SendFlags, effective_qkey};
+use crate::transport::window_share::WindowShare;
+use crate::types::{
+    Cause, CompletionStatus, Destination, Operation, Qpn, QueuePairState, SendFlags, Time, effective_qkey,
+};
 use crate::wire::icrc::Seed;
 use crate::wire::{Bth, Deth, Flow, Headers, Opcode};
 
@@ -36,7 +39,9 @@ impl DatagramRequest {
 impl Requester {
     /// Whether a datagram waits and may leave.
     pub(in crate::transport) fn may_send_datagram(&self, common: &Common) -> bool {
-        common.state == QueuePairState::ReadyToSend && self.send.retired() != self.send.published()
+        common.state == QueuePairState::ReadyToSend
+            && self.send.retired() != self.send.published()
+            && self.pace.is_free()
     }
 
     /// The datagram that leaves next, if one may.
@@ -46,6 +51,19 @@ impl Requester {
         }
         let index = self.send.retired();
         Some(DatagramRequest { index, destination: self.send.destination(index)? })
+    }
+
+    /// Where the datagram goes that leaves next.
+    pub(in crate::transport) fn next_destination(&self, common: &Common) -> Option<Destination> {
+        self.next_datagram(common).map(|request| request.destination)
+    }
+
+    /// Whether the datagram that leaves next waits for the pace of the path that it takes, and all behind it with it.
+    #[cold]
+    pub(in crate::transport) fn hold_datagram_back(&mut self, path: &WindowShare, now: Time) -> bool {
+        let paid_at = path.datagram_waits_until(now);
+        paid_at.into_iter().for_each(|paid_at| self.pace.hold_back(now, (paid_at, u32::MAX)));
+        paid_at.is_some()
     }
 
     /// Sends the datagram, and completes its request. An error: it cannot be sent.

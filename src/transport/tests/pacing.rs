@@ -241,3 +241,110 @@ fn without_a_known_rate_an_unreliable_connection_has_its_pauses() {
     assert_eq!(bursts, [32, 32]);
     assert!(watched.pair.now > start);
 }
+
+/// A datagram queue pair of an end with a controlled path to the other end, and an address without one.
+struct Datagrams {
+    end: End,
+    member: Member,
+    paced: IpAddr,
+    free: IpAddr,
+    now: Time,
+}
+
+impl Datagrams {
+    fn new(script: &Script) -> Self {
+        let mut end = script.end(QueuePairType::ReliableConnection);
+        let paced = "192.0.2.2".parse().unwrap();
+        end.connect(&super::Peer { address: paced, qpn: Qpn::new(0x1234), capabilities: NATIVE });
+        let member = Member::new(&mut end.endpoint, QueuePairType::UnreliableDatagram, None, &end.events);
+        let step = |state| QueuePairAttributes { qp_state: Some(state), ..QueuePairAttributes::default() };
+        let init = QueuePairAttributes {
+            pkey_index: Some(0),
+            port_num: Some(1),
+            qkey: Some(Qkey(7)),
+            ..step(QueuePairState::Init)
+        };
+        let ready = QueuePairAttributes { sq_psn: Some(Psn::new(0)), ..step(QueuePairState::ReadyToSend) };
+        for attributes in [init, step(QueuePairState::ReadyToReceive), ready] {
+            end.endpoint.modify_queue_pair(Time::ZERO, member.qpn, &attributes, None, &LIMITS).unwrap();
+        }
+        Self { end, member, paced, free: "192.0.2.3".parse().unwrap(), now: Time::from_nanos(1) }
+    }
+
+    fn post(&mut self, address: IpAddr, bytes: u32) {
+        let destination = Destination {
+            source: self.end.address,
+            source_port: 50_000,
+            address,
+            traffic_class: 0,
+            hop_limit: 64,
+            qpn: Qpn::new(0x99),
+            qkey: Qkey(7),
+            is_too_long: false,
+        };
+        let sges = [self.end.sge(0, bytes)];
+        let (flags, data) = (SendFlags::SIGNALED, Data::Sges(&sges));
+        self.member.send.begin();
+        let request = SendRequest { wr_id: 7, operation: Operation::Send, flags, data };
+        self.member.send.push_to(&request, &destination).unwrap();
+        self.member.send.end(BatchEnd::Publish).unwrap();
+        self.end.endpoint.handle_doorbell(self.now, self.member.qpn);
+    }
+
+    /// When datagrams leave, until all have.
+    fn departures(&mut self) -> Vec<Time> {
+        let mut departures = Vec::new();
+        loop {
+            match self.end.transmit(self.now).len() {
+                0 => {}
+                sent => {
+                    departures.extend(std::iter::repeat_n(self.now, sent));
+                    continue;
+                }
+            }
+            let Some(next) = self.end.endpoint.next_timeout() else { return departures };
+            self.now = next;
+            self.end.endpoint.handle_timeout(next);
+        }
+    }
+}
+
+#[test]
+fn datagrams_leave_at_the_pace_of_the_path_to_their_destination() {
+    let rate = 20_000 * u64::from(MTU);
+    let mut datagrams = Datagrams::new(&Script::new(64 << 10, Some(rate)));
+    let start = datagrams.now;
+    (0..40).for_each(|_| datagrams.post(datagrams.paced, MTU));
+    let departures = datagrams.departures();
+    assert_eq!(departures.len(), 40);
+    let took = departures[39].saturating_since(start);
+    let of = |packets: u64| cost(packets * u64::from(MTU), rate);
+    assert!(took >= of(33) && took <= of(42), "{took:?}");
+    let most = departures.chunk_by(|before, now| before == now).map(<[_]>::len).max();
+    assert!(most <= Some(6), "{most:?} in a burst");
+}
+
+#[test]
+fn datagrams_without_a_controlled_path_or_a_known_rate_leave_at_once() {
+    let rate = 100 * u64::from(MTU);
+    let mut datagrams = Datagrams::new(&Script::new(64 << 10, Some(rate)));
+    let start = datagrams.now;
+    (0..40).for_each(|_| datagrams.post(datagrams.free, MTU));
+    assert_eq!(datagrams.departures(), [start; 40]);
+    let mut datagrams = Datagrams::new(&Script::with_unknown_rate(64 << 10, rate));
+    (0..40).for_each(|_| datagrams.post(datagrams.paced, MTU));
+    assert_eq!(datagrams.departures(), [start; 40]);
+}
+
+#[test]
+fn a_datagram_that_waits_holds_up_those_behind_it() {
+    let rate = 100 * u64::from(MTU);
+    let mut datagrams = Datagrams::new(&Script::new(64 << 10, Some(rate)));
+    let start = datagrams.now;
+    for address in [datagrams.paced, datagrams.free, datagrams.paced, datagrams.free] {
+        datagrams.post(address, MTU);
+    }
+    let paid = datagrams.departures();
+    assert_eq!(paid[..2], [start; 2]);
+    assert!(paid[2] > start + Duration::from_millis(10) && paid[2] == paid[3], "{paid:?}");
+}
