@@ -20,8 +20,8 @@ use crate::settings::settings;
 use crate::version::exported;
 use crate::xrc::SharedDomains;
 use crate::{
-    completion_queue, completion_queue_ex, device_memory, memory_region, memory_window, parent_domain, port, post,
-    queue_pair_init, shared_receive, xrc,
+    completion_queue, completion_queue_ex, device_memory, memory_region, memory_window, modify, parent_domain, port,
+    post, queue_pair_init, shared_receive, xrc,
 };
 
 /// What the objects of an open device share; they keep it alive.
@@ -230,6 +230,7 @@ fn set_extended_operations(table: &mut abi::VerbsContext) {
     table.create_cq_ex = Some(completion_queue_ex::create_cq_ex);
     table.modify_cq = Some(completion_queue::modify_cq);
     table.create_qp_ex = Some(queue_pair_init::create_qp_ex);
+    table.modify_qp_rate_limit = Some(modify::modify_qp_rate_limit);
     table.create_srq_ex = Some(shared_receive::create_srq_ex);
     table.get_srq_num = Some(shared_receive::get_srq_num);
     table.open_xrcd = Some(xrc::open_xrcd);

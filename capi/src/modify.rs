@@ -6,18 +6,18 @@ use std::sync::atomic::Ordering;
 use rdma_verbs::provider::abi::{self, qp_attr as mask};
 use rdma_verbs::types::{
     AccessFlags, Mtu, PeerCapabilities, Psn, Qkey, Qpn, QueuePairAttributes, QueuePairState, QueuePairStatus,
-    QueuePairType,
+    QueuePairType, RateLimit,
 };
 
 use crate::address_handle::{address_attributes, address_vector};
-use crate::error::{INVALID, Result, UNSUPPORTED, number};
+use crate::error::{Errno, INVALID, Result, UNSUPPORTED, number};
 use crate::object::Zeroed;
 use crate::queue_pair::{Path, QueuePair, queue_pair_of};
 use crate::queue_pair_init::cap;
 use crate::settings::settings;
 use crate::version::exported;
 
-/// Two paths, other sizes, pacing.
+/// Two paths, other sizes, pacing (which `ibv_modify_qp_rate_limit` offers).
 const NOT_OFFERED: u32 = mask::ALT_PATH | mask::PATH_MIG_STATE | mask::CAP | mask::RATE_LIMIT;
 const KNOWN: u32 = 0x001f_ffff | mask::RATE_LIMIT;
 
@@ -99,6 +99,19 @@ unsafe fn modify(qp: *mut abi::Qp, from: &abi::QpAttr, bits: c_int) -> Result<()
         unsafe { (*qp).state = state as u32 };
     }
     Ok(())
+}
+
+/// # Safety
+/// The queue pair and the structure are the program's.
+pub(crate) unsafe extern "C" fn modify_qp_rate_limit(qp: *mut abi::Qp, attributes: *mut abi::QpRateLimitAttr) -> c_int {
+    // SAFETY: the caller's promise.
+    let (queue_pair, given) = unsafe { (queue_pair_of(qp), *attributes) };
+    if given.comp_mask != 0 {
+        return INVALID.0;
+    }
+    let abi::QpRateLimitAttr { rate_limit, max_burst_sz, typical_pkt_sz, .. } = given;
+    let limit = RateLimit { rate_limit, max_burst_sz, typical_pkt_sz };
+    number(queue_pair.inner.limit_rate(&limit).map_err(Errno::from))
 }
 
 #[unsafe(no_mangle)]

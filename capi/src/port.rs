@@ -52,6 +52,9 @@ fn basic(from: &DeviceAttributes, guid: u64, to: &mut abi::DeviceAttr) {
     to.phys_port_cnt = from.phys_port_cnt;
 }
 
+/// Kinds of queue pairs that send, a bit for the number of each: RC, UC, UD, XRC initiators.
+const PACED_KINDS: u32 = 1 << 2 | 1 << 3 | 1 << 4 | 1 << 9;
+
 fn extended(shared: &Shared) -> abi::DeviceAttrEx {
     let (from, mut to) = (&shared.attributes, abi::DeviceAttrEx::zeroed());
     basic(from, shared.guid, &mut to.orig_attr);
@@ -63,6 +66,8 @@ fn extended(shared: &Shared) -> abi::DeviceAttrEx {
     to.device_cap_flags_ex = from.device_cap_flags.bits();
     (to.max_cq_count, to.max_cq_period) = (from.max_cq_count, from.max_cq_period);
     to.max_dm_size = from.max_dm_size;
+    to.packet_pacing_caps =
+        abi::PacketPacingCaps { qp_rate_limit_min: 1, qp_rate_limit_max: u32::MAX, supported_qpts: PACED_KINDS };
     to.phys_port_cnt_ex = from.phys_port_cnt.into();
     to
 }

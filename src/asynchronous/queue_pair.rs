@@ -9,7 +9,7 @@ use super::{Lend, Messages, RequestError};
 use crate::owned::{self, BufferPool, Finished, Loan, Refused, Request};
 use crate::verbs::{
     CompletionError, ConnectOptions, ConnectionInfo, Counters, ProtectionDomain, Qpn, QueuePairAttributes,
-    QueuePairCapabilities, QueuePairOptions, QueuePairState, QueuePairStatus, RemoteMemory, Result, Success,
+    QueuePairCapabilities, QueuePairOptions, QueuePairState, QueuePairStatus, RateLimit, RemoteMemory, Result, Success,
 };
 
 /// A queue pair whose requests are futures: a buffer goes in, and comes back with what came of it.
@@ -251,6 +251,14 @@ impl QueuePair {
     /// As there.
     pub fn modify(&self, attributes: &QueuePairAttributes) -> Result<()> {
         self.shared.qp.modify(attributes)
+    }
+
+    /// Limits the rate at which it sends; see [`verbs::QueuePair::limit_rate`](crate::verbs::QueuePair::limit_rate).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn limit_rate(&self, limit: &RateLimit) -> Result<()> {
+        self.shared.qp.limit_rate(limit)
     }
 
     /// To the INIT state, in which receives can be posted before the peer is known.

@@ -162,6 +162,7 @@ pub(crate) mod tests {
             max_segments: 64,
             ack_hold: Duration::from_micros(50),
             congestion: CongestionAlgorithm::default(),
+            max_bytes_per_second: None,
             reorder_budget: Arc::default(),
             events: AsyncEventQueue::new(16, None),
         };

@@ -1,26 +1,44 @@
 //! Which paths of a device have a congestion controller: those that leave this host.
 
 use std::net::IpAddr;
+use std::num::NonZeroU64;
 use std::sync::Arc;
 
-use crate::transport::{CongestionControl, CongestionFactory, Cubic, PathFacts};
+use crate::transport::{Capped, CongestionControl, CongestionFactory, ConstantWindow, Cubic, PathFacts};
 use crate::types::CongestionAlgorithm;
 
-/// Builds what the paths of a device are controlled by.
-pub(super) fn congestion_of(algorithm: CongestionAlgorithm) -> Option<Arc<dyn CongestionFactory>> {
-    match algorithm {
-        CongestionAlgorithm::Cubic => Some(Arc::new(CubicToOtherHosts)),
-        CongestionAlgorithm::Constant => None,
+/// Builds what the paths of a device are controlled by; with a bound of the rate of each, if there is one.
+pub(super) fn congestion_of(
+    algorithm: CongestionAlgorithm,
+    max_bytes_per_second: Option<NonZeroU64>,
+) -> Option<Arc<dyn CongestionFactory>> {
+    let is_controlled = algorithm != CongestionAlgorithm::Constant || max_bytes_per_second.is_some();
+    is_controlled.then(|| Arc::new(PathsToOtherHosts { algorithm, max_bytes_per_second }) as _)
+}
+
+/// Controls paths to other hosts. Within a host nothing is lost but what a socket does not hold, so the window is what
+/// that takes.
+struct PathsToOtherHosts {
+    algorithm: CongestionAlgorithm,
+    max_bytes_per_second: Option<NonZeroU64>,
+}
+
+impl PathsToOtherHosts {
+    fn control(&self, path: &PathFacts) -> Box<dyn CongestionControl> {
+        let control: Box<dyn CongestionControl> = match self.algorithm {
+            CongestionAlgorithm::Cubic => Box::new(Cubic::new(path)),
+            CongestionAlgorithm::Constant => Box::new(ConstantWindow::new(path)),
+        };
+        match self.max_bytes_per_second {
+            Some(most) => Box::new(Capped::new(control, most.get())),
+            None => control,
+        }
     }
 }
 
-/// CUBIC on paths to other hosts. Within a host nothing is lost but what a socket does not hold, so the window is what
-/// that takes.
-struct CubicToOtherHosts;
-
-impl CongestionFactory for CubicToOtherHosts {
+impl CongestionFactory for PathsToOtherHosts {
     fn build(&self, path: &PathFacts) -> Option<Box<dyn CongestionControl>> {
-        leaves_host(path.own, path.peer).then(|| Box::new(Cubic::new(path)) as _)
+        leaves_host(path.own, path.peer).then(|| self.control(path))
     }
 }
 
@@ -42,8 +60,30 @@ mod tests {
     use crate::types::Mtu;
 
     fn is_controlled(own: &str, peer: &str) -> bool {
+        control(CongestionAlgorithm::Cubic, None, own, peer).is_some()
+    }
+
+    fn control(
+        algorithm: CongestionAlgorithm,
+        most: Option<u64>,
+        own: &str,
+        peer: &str,
+    ) -> Option<Box<dyn CongestionControl>> {
         let [own, peer] = [own, peer].map(|address| address.parse().unwrap());
-        CubicToOtherHosts.build(&PathFacts::new([own, peer], Mtu::Mtu1024, true, 64 << 10)).is_some()
+        let factory = congestion_of(algorithm, most.and_then(NonZeroU64::new))?;
+        factory.build(&PathFacts::new([own, peer], Mtu::Mtu1024, true, 64 << 10))
+    }
+
+    #[test]
+    fn a_bound_of_the_rate_holds_for_each_path_to_another_host() {
+        for algorithm in CongestionAlgorithm::ALL {
+            let to = |peer| control(algorithm, Some(1_000), "198.51.100.1", peer);
+            let capped = to("198.51.100.2").expect("a controller");
+            assert_eq!((capped.pacing_rate(), capped.known_rate(None)), (Some(1_000), Some(1_000)));
+            assert!(capped.window() >= 16 << 10);
+            assert!(to("127.0.0.1").is_none());
+        }
+        assert!(control(CongestionAlgorithm::Constant, None, "198.51.100.1", "198.51.100.2").is_none());
     }
 
     #[test]

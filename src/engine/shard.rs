@@ -7,6 +7,7 @@ use std::cell::Cell;
 use std::collections::HashMap;
 use std::io;
 use std::net::IpAddr;
+use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
@@ -60,6 +61,8 @@ pub(crate) struct ShardConfig {
     pub(crate) ack_hold: Duration,
     /// What holds senders back on paths that leave this host.
     pub(crate) congestion: CongestionAlgorithm,
+    /// Most bytes a second on each path to another host.
+    pub(crate) max_bytes_per_second: Option<NonZeroU64>,
     /// What all shards of the device may keep of packets that came before their turn.
     pub(crate) reorder_budget: Arc<ReorderBudget>,
     /// Hears when the shard is out of use.
@@ -166,7 +169,7 @@ impl Shard {
             ack_hold: config.ack_hold,
             max_segments: config.max_segments,
             reorder_budget: config.reorder_budget,
-            congestion: congestion_of(config.congestion),
+            congestion: congestion_of(config.congestion, config.max_bytes_per_second),
         });
         let buffer = vec![0; MAX_SEND_BYTES].into();
         let clock = Clock::new();

@@ -12,7 +12,7 @@ use super::shared_receive::SharedReceiveQueue;
 use crate::types::CompletionSource;
 use crate::verbs::{
     CompletionError, ConnectOptions, ConnectionInfo, Context, Counters, Error, ErrorKind, ProtectionDomain, Qpn,
-    QueuePairAttributes, QueuePairCapabilities, QueuePairOptions, QueuePairState, QueuePairStatus, Result,
+    QueuePairAttributes, QueuePairCapabilities, QueuePairOptions, QueuePairState, QueuePairStatus, RateLimit, Result,
 };
 
 /// A queue pair whose requests own their memory.
@@ -199,6 +199,14 @@ impl QueuePair {
             return Err(Error::new("modify_qp", ErrorKind::InvalidArgument, message));
         }
         self.posted.qp().modify(attributes)
+    }
+
+    /// Limits the rate at which it sends; see [`verbs::QueuePair::limit_rate`](crate::verbs::QueuePair::limit_rate).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn limit_rate(&self, limit: &RateLimit) -> Result<()> {
+        self.posted.qp().limit_rate(limit)
     }
 
     /// To the INIT state; see [`verbs::QueuePair::init`](crate::verbs::QueuePair::init).

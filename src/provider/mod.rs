@@ -34,8 +34,8 @@ use crate::types::{
     AccessFlags, AddressVector, AdviceFlags, AsyncEvent, BatchEnd, CaptureConfig, CaptureSummary, CompletionSource,
     Counters, DeviceAttributes, DomainId, EventObject, Gid, GidEntry, GlobalRouteHeader, LiveObjects, Lkey,
     MemoryAdvice, MemoryWindowType, PathReport, PeerCapabilities, PortAttributes, Qkey, Qpn, QueuePairAttributes,
-    QueuePairCapabilities, QueuePairReport, QueuePairStatus, QueuePairType, RawCompletion, ReceiveRequest, Rkey,
-    SendRequest, Sge, SharedReceiveQueueNumber,
+    QueuePairCapabilities, QueuePairReport, QueuePairStatus, QueuePairType, RateLimit, RawCompletion, ReceiveRequest,
+    Rkey, SendRequest, Sge, SharedReceiveQueueNumber,
 };
 
 /// A kind of device: finds and opens devices by name.
@@ -508,6 +508,12 @@ pub trait QueuePair: Send + Sync {
 
     /// State and attributes as they are now.
     fn query(&self) -> Result<QueuePairStatus>;
+
+    /// Limits the rate of what it sends, or ends the limit.
+    fn limit_rate(&self, limit: &RateLimit) -> Result<()> {
+        let message = format!("this kind of device limits no queue pair's rate; {limit:?} was given");
+        Err(Error::new("modify_qp_rate_limit", ErrorKind::Unsupported, message))
+    }
 
     /// Begins a batch of send requests.
     fn send_begin(&self);

@@ -35,8 +35,8 @@ mod tests;
 
 pub use burst::{AckRequests, Burst, BurstSink, BurstWriter, Envelope, PayloadSource, Sending};
 pub use congestion::{
-    Acked, CongestionControl, CongestionEvent, CongestionFactory, CongestionKind, ConstantWindow, Cubic, CubicFactory,
-    PathFacts, Sent,
+    Acked, Capped, CongestionControl, CongestionEvent, CongestionFactory, CongestionKind, ConstantWindow, Cubic,
+    CubicFactory, PathFacts, Sent,
 };
 pub use datagram::{AckRelease, CheckField, Datagram, DatagramOutcome, ModifyLimits, Repeats, SourceAddress, Transmit};
 #[cfg(feature = "sim")]

@@ -18,6 +18,7 @@ mod path;
 mod peer;
 mod port;
 mod queue_pair;
+mod rate_limit;
 mod report;
 mod request;
 mod route_header;
@@ -45,6 +46,7 @@ pub use queue_pair::{
     AddressVector, QueuePairAttributes, QueuePairCapabilities, QueuePairState, QueuePairStatus, QueuePairType,
     RNR_TIMER_MICROSECONDS,
 };
+pub use rate_limit::RateLimit;
 pub use report::{
     Ending, FailedRequest, Heard, LastHeard, PathError, PeerFault, QueuePairReport, RefusedRequest, RemoteAccess,
     Stray, Worked,

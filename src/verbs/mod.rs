@@ -131,7 +131,7 @@ pub use crate::types::{
     Gid, GidEntry, GidType, GlobalRouteHeader, KeyShare, LinkLayer, LinkSpeed, LinkWidth, LiveObjects, Lkey,
     MemoryAdvice, MemoryWindowType, Mtu, OnDemandCapabilities, OnDemandOperations, OnDemandSupport, PathReport,
     PeerCapabilities, PeerKey, PortAttributes, PortState, Psn, Qkey, Qpn, QueuePairAttributes, QueuePairCapabilities,
-    QueuePairReport, QueuePairState, QueuePairStatus, QueuePairType, Rkey, SharedReceiveQueueAttributes,
+    QueuePairReport, QueuePairState, QueuePairStatus, QueuePairType, RateLimit, Rkey, SharedReceiveQueueAttributes,
     SharedReceiveQueueNumber, SharedReceiveQueueStatus, Transport,
 };
 

@@ -7,8 +7,8 @@ use super::batch::Poster;
 use super::{
     AccessFlags, AsyncEvent, CompletionError, CompletionQueue, Context, Counters, Error, ErrorKind, KeyShare,
     ProtectionDomain, Psn, Qkey, Qpn, QueuePairAttributes, QueuePairCapabilities, QueuePairReport, QueuePairState,
-    QueuePairStatus, QueuePairType, ReceiveBatch, ReceiveRequest, Result, SendBatch, SendRequest, SharedReceiveQueue,
-    XrcDomain, explain,
+    QueuePairStatus, QueuePairType, RateLimit, ReceiveBatch, ReceiveRequest, Result, SendBatch, SendRequest,
+    SharedReceiveQueue, XrcDomain, explain,
 };
 use crate::provider;
 use crate::types::CompletionSource;
@@ -215,6 +215,31 @@ impl QueuePair {
     /// ```
     pub fn modify(&self, attributes: &QueuePairAttributes) -> Result<()> {
         self.inner.modify(attributes)
+    }
+
+    /// Limits the rate at which it sends, or ends the limit (`ibv_modify_qp_rate_limit`), in any state; RESET ends it,
+    /// too. It counts what its requests send, headers included, and the responses that its READs ask for. Responses to
+    /// the peer are not limited. On a path to another host the pace of the path holds as well.
+    ///
+    /// What leaves in one burst is not spaced, but paid for before the next one. Waiting spends no try.
+    ///
+    /// # Errors
+    /// The device limits no rates ([`ErrorKind::Unsupported`](crate::provider::ErrorKind::Unsupported)), or not to this
+    /// one.
+    ///
+    /// ```
+    /// use rdma_verbs::verbs::{self, RateLimit};
+    ///
+    /// let context = verbs::open("soft:127.0.1.95")?;
+    /// let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+    /// let qp = pd.create_qp(&cq, &cq).build()?;
+    /// // 100 Mbit/s, 16 KiB at once.
+    /// qp.limit_rate(&RateLimit { rate_limit: 100_000, max_burst_sz: 16_384, ..RateLimit::default() })?;
+    /// qp.limit_rate(&RateLimit::default())?;
+    /// # Ok::<(), verbs::Error>(())
+    /// ```
+    pub fn limit_rate(&self, limit: &RateLimit) -> Result<()> {
+        self.inner.limit_rate(limit)
     }
 
     /// State and attributes as they are now (`ibv_query_qp`), changes by failures included.

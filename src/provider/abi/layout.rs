@@ -27,7 +27,8 @@ layout! {
         post_recv 208,
     }
     VerbsContext = 648 {
-        query_port 0, advise_mr 8, reg_dm_mr 56, alloc_dm 64, free_dm 72, alloc_parent_domain 112,
+        query_port 0, advise_mr 8, reg_dm_mr 56, alloc_dm 64, free_dm 72, modify_qp_rate_limit 104,
+        alloc_parent_domain 112,
         dealloc_td 120, alloc_td 128, modify_cq 136, query_rt_values 192,
         create_cq_ex 200, query_device_ex 216, create_qp_ex 264, get_srq_num 272, create_srq_ex 280,
         open_xrcd 288, close_xrcd 296, sz 312, context 320,
@@ -40,9 +41,11 @@ layout! {
     }
     DeviceAttrEx = 400 {
         orig_attr 0, comp_mask 232, odp_general_caps 240, odp_transport_caps 248, completion_timestamp_mask 264,
-        hca_core_clock 272, device_cap_flags_ex 280, rest 288, max_cq_count 368,
+        hca_core_clock 272, device_cap_flags_ex 280, rest 288, packet_pacing_caps 332, max_cq_count 368,
         max_cq_period 370, max_dm_size 376, pci_atomic_caps 384, xrc_odp_caps 392, phys_port_cnt_ex 396,
     }
+    QpRateLimitAttr = 16 { rate_limit 0, max_burst_sz 4, typical_pkt_sz 8, comp_mask 12 }
+    PacketPacingCaps = 12 { qp_rate_limit_min 0, qp_rate_limit_max 4, supported_qpts 8 }
     PortAttr = 52 {
         state 0, max_mtu 4, active_mtu 8, gid_tbl_len 12, port_cap_flags 16, max_msg_sz 20, bad_pkey_cntr 24,
         qkey_viol_cntr 28, pkey_tbl_len 32, lid 34, sm_lid 36, lmc 38, max_vl_num 39, sm_sl 40, subnet_timeout 41,

@@ -60,7 +60,8 @@ pub struct VerbsContext {
     pub reg_dm_mr: Option<unsafe extern "C" fn(*mut Pd, *mut Dm, u64, usize, u32) -> *mut Mr>,
     pub alloc_dm: Option<unsafe extern "C" fn(*mut Context, *mut AllocDmAttr) -> *mut Dm>,
     pub free_dm: Option<unsafe extern "C" fn(*mut Dm) -> c_int>,
-    pub unused_flow_actions: [Slot; 4],
+    pub unused_flow_actions: [Slot; 3],
+    pub modify_qp_rate_limit: Option<unsafe extern "C" fn(*mut Qp, *mut QpRateLimitAttr) -> c_int>,
     pub alloc_parent_domain: Option<unsafe extern "C" fn(*mut Context, *mut ParentDomainInitAttr) -> *mut Pd>,
     pub dealloc_td: Option<unsafe extern "C" fn(*mut Td) -> c_int>,
     pub alloc_td: Option<unsafe extern "C" fn(*mut Context, *mut TdInitAttr) -> *mut Td>,
@@ -126,7 +127,26 @@ pub struct DeviceAttr {
     pub phys_port_cnt: u8,
 }
 
-/// What `rest` covers, from `tso_caps` on, is not looked at.
+/// `ibv_qp_rate_limit_attr`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct QpRateLimitAttr {
+    pub rate_limit: u32,
+    pub max_burst_sz: u32,
+    pub typical_pkt_sz: u16,
+    pub comp_mask: u32,
+}
+
+/// `ibv_packet_pacing_caps`: kilobits a second, and a bit for each kind of queue pair.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct PacketPacingCaps {
+    pub qp_rate_limit_min: u32,
+    pub qp_rate_limit_max: u32,
+    pub supported_qpts: u32,
+}
+
+/// What `rest` covers, from `tso_caps` on, and `more` is not looked at.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct DeviceAttrEx {
@@ -137,7 +157,9 @@ pub struct DeviceAttrEx {
     pub completion_timestamp_mask: u64,
     pub hca_core_clock: u64,
     pub device_cap_flags_ex: u64,
-    pub rest: [u32; 20],
+    pub rest: [u32; 11],
+    pub packet_pacing_caps: PacketPacingCaps,
+    pub more: [u32; 6],
     pub max_cq_count: u16,
     pub max_cq_period: u16,
     pub max_dm_size: u64,

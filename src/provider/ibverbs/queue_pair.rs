@@ -18,8 +18,8 @@ use crate::provider::{
 };
 use crate::types::{
     BatchEnd, CompletionSource, Counters, Data, EventObject, Gid, GidEntry, MemoryWindowType, Operation, Qpn,
-    QueuePairAttributes, QueuePairCapabilities, QueuePairState, QueuePairStatus, QueuePairType, ReceiveRequest,
-    SendRequest, SharedReceiveQueueNumber, Transport,
+    QueuePairAttributes, QueuePairCapabilities, QueuePairState, QueuePairStatus, QueuePairType, RateLimit,
+    ReceiveRequest, SendRequest, SharedReceiveQueueNumber, Transport,
 };
 
 /// A state that no queue pair of the standard has.
@@ -350,6 +350,13 @@ impl QueuePair for IbverbsQueuePair {
     fn modify(&self, attributes: &QueuePairAttributes) -> Result<()> {
         self.device.check_process("modify_qp")?;
         self.modify_state(attributes)
+    }
+
+    fn limit_rate(&self, limit: &RateLimit) -> Result<()> {
+        let verb = "modify_qp_rate_limit";
+        self.device.check_process(verb)?;
+        let limited = self.sys.limit_rate(limit).ok_or_else(|| self.destroyed(verb))?;
+        limited.map_err(|error| errors::from_errno(verb, format!("{limit:?}"), &error))
     }
 
     fn query(&self) -> Result<QueuePairStatus> {

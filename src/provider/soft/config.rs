@@ -1,6 +1,7 @@
 //! How a software device is set up.
 
 use std::net::IpAddr;
+use std::num::NonZeroU64;
 use std::sync::Arc;
 
 use super::{SoftProvider, environment_variable};
@@ -9,6 +10,8 @@ use crate::types::{CaptureConfig, CongestionAlgorithm, Mtu, VendorIdentity};
 
 /// Names what holds senders back on paths that others may share.
 const CONGESTION_VARIABLE: &str = "RDMA_VERBS_CONGESTION";
+/// Bounds the rate of each path to another host.
+const PATH_RATE_VARIABLE: &str = "RDMA_VERBS_MAX_PATH_BYTES_PER_SECOND";
 /// Most shards of a device.
 pub(super) const MAX_SHARDS: u32 = 16;
 
@@ -33,6 +36,7 @@ pub struct SoftConfig {
     pub(super) capture: Option<CaptureConfig>,
     pub(super) present_from_init: bool,
     pub(super) congestion: Option<CongestionAlgorithm>,
+    pub(super) max_path_bytes_per_second: Option<u64>,
 }
 
 impl SoftConfig {
@@ -47,6 +51,7 @@ impl SoftConfig {
             capture: None,
             present_from_init: false,
             congestion: None,
+            max_path_bytes_per_second: None,
         }
     }
 
@@ -132,6 +137,34 @@ impl SoftConfig {
         self
     }
 
+    /// Most bytes a second that the device sends to each other host, whatever the path would take; without a bound by
+    /// default, and with 0. All queue pairs of a shard with that peer share it, and it holds for all that carries
+    /// payload: requests, responses of READs, datagrams. Paths within the host have none. Goes before what the
+    /// environment variable `RDMA_VERBS_MAX_PATH_BYTES_PER_SECOND` says. For a single queue pair there is
+    /// [`QueuePair::limit_rate`](crate::verbs::QueuePair::limit_rate).
+    ///
+    /// ```
+    /// use rdma_verbs::provider::soft::SoftConfig;
+    ///
+    /// let context = SoftConfig::new().max_path_bytes_per_second(100_000_000).open("soft:127.0.1.94")?;
+    /// # drop(context);
+    /// # Ok::<(), rdma_verbs::provider::Error>(())
+    /// ```
+    pub const fn max_path_bytes_per_second(mut self, bytes: u64) -> Self {
+        self.max_path_bytes_per_second = Some(bytes);
+        self
+    }
+
+    /// What is configured, or what the environment says.
+    pub(super) fn path_rate(&self) -> Option<NonZeroU64> {
+        let from_environment = || {
+            let given = environment_variable(PATH_RATE_VARIABLE).filter(|given| !given.trim().is_empty())?;
+            let parsed = parse_rate(&given);
+            parsed.inspect_err(|error| tracing::warn!("{PATH_RATE_VARIABLE} is ignored: {error}")).ok()
+        };
+        self.max_path_bytes_per_second.or_else(from_environment).and_then(NonZeroU64::new)
+    }
+
     /// What is configured, or what the environment says.
     pub(super) fn congestion_algorithm(&self) -> CongestionAlgorithm {
         let from_environment = || {
@@ -164,5 +197,32 @@ impl SoftConfig {
 impl Default for SoftConfig {
     fn default() -> Self {
         Self::new()
+    }
+}
+
+/// Bytes a second, as the environment has them.
+fn parse_rate(given: &str) -> std::result::Result<u64, String> {
+    let refused = |_| format!("\"{given}\" is no rate; allowed are whole bytes a second, and 0 for no bound");
+    given.trim().parse().map_err(refused)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rate_is_a_number_of_bytes() {
+        assert_eq!((parse_rate(" 125000000 "), parse_rate("0")), (Ok(125_000_000), Ok(0)));
+        for given in ["", "-1", "1.5", "100M", "18446744073709551616"] {
+            let error = parse_rate(given).unwrap_err();
+            assert!(error.starts_with(&format!("\"{given}\"")) && error.contains("0 for no bound"), "{error}");
+        }
+    }
+
+    #[test]
+    fn no_bound_is_the_default_and_zero() {
+        let bound = |config: SoftConfig| config.path_rate().map(NonZeroU64::get);
+        assert_eq!(bound(SoftConfig::new().max_path_bytes_per_second(5)), Some(5));
+        assert_eq!(bound(SoftConfig::new().max_path_bytes_per_second(0)), None);
     }
 }

@@ -109,7 +109,7 @@ impl Device {
         let events = Arc::new(events);
         let mut shards = Vec::new();
         let reorder_budget = Arc::default();
-        let congestion = config.congestion_algorithm();
+        let (congestion, max_bytes_per_second) = (config.congestion_algorithm(), config.path_rate());
         for _ in 0..config.shards {
             let blocks = QpnBlocks::lease(LEAST_BLOCKS, MOST_BLOCKS)
                 .map_err(|error| fail("no queue pair numbers can be had for the device", error))?;
@@ -121,6 +121,7 @@ impl Device {
                 max_segments: capabilities.max_segments.unwrap_or(1),
                 ack_hold: ACK_HOLD,
                 congestion,
+                max_bytes_per_second,
                 reorder_budget: Arc::clone(&reorder_budget),
                 events: Arc::clone(&events.queue),
             };

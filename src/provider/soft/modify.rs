@@ -10,7 +10,7 @@ use crate::engine::{LocalAddress, RegisteredPeer, registered_peer};
 use crate::provider::{Error, ErrorKind, Result};
 use crate::transport::{ModifyLimits, SourceAddress};
 use crate::types::{
-    AddressVector, PeerCapabilities, QueuePairAttributes, QueuePairState, QueuePairStatus, QueuePairType,
+    AddressVector, PeerCapabilities, QueuePairAttributes, QueuePairState, QueuePairStatus, QueuePairType, RateLimit,
 };
 
 /// What sockets the queue pair's packets leave from.
@@ -124,6 +124,20 @@ impl SoftQueuePair {
                 self.note_state(state);
             }
             outcome = modified.map_err(|error| errors::from_modify(&error));
+        });
+        outcome
+    }
+
+    pub(super) fn change_rate(&self, limit: &RateLimit) -> Result<()> {
+        let verb = "modify_qp_rate_limit";
+        let mut outcome = Err(errors::engine_failed(verb));
+        self.shard.command(|core, now| {
+            // The number may be another queue pair's after the end of this one.
+            outcome = self.check_alive(verb);
+            if outcome.is_ok() {
+                let limited = core.endpoint.limit_rate(now, self.qpn, limit);
+                outcome = limited.map_err(|error| errors::from_modify(&error));
+            }
         });
         outcome
     }

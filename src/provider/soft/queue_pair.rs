@@ -17,7 +17,7 @@ use crate::queue::{ReceiveQueue, SendQueue, SourceToken};
 use crate::transport;
 use crate::types::{
     BatchEnd, CompletionSource, Counters, Data, EventObject, Gid, Qpn, QueuePairAttributes, QueuePairCapabilities,
-    QueuePairReport, QueuePairState, QueuePairStatus, QueuePairType, ReceiveRequest, SendRequest,
+    QueuePairReport, QueuePairState, QueuePairStatus, QueuePairType, RateLimit, ReceiveRequest, SendRequest,
     SharedReceiveQueueNumber,
 };
 
@@ -231,6 +231,11 @@ impl QueuePair for SoftQueuePair {
     fn modify(&self, attributes: &QueuePairAttributes) -> Result<()> {
         self.device.check_process("modify_qp")?;
         self.modify_state(attributes)
+    }
+
+    fn limit_rate(&self, limit: &RateLimit) -> Result<()> {
+        self.device.check_process("modify_qp_rate_limit")?;
+        self.change_rate(limit)
     }
 
     fn query(&self) -> Result<QueuePairStatus> {

@@ -7,6 +7,7 @@
 //! All bytes are *bytes of the window*: a packet takes as many as the path MTU, however little it carries, and a READ
 //! request as many as the packets of its response. So what goes into a controller and what comes out have one measure.
 
+mod capped;
 mod cubic;
 pub(crate) mod curve;
 mod go_back;
@@ -19,6 +20,7 @@ use std::time::Duration;
 
 use crate::types::{ControlReport, Mtu, Time};
 
+pub use capped::Capped;
 pub use cubic::{Cubic, CubicFactory};
 use go_back::GoBackWindow;
 pub(super) use round_trips::ShortestRoundTrip;

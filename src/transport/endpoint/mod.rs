@@ -23,7 +23,9 @@ use super::history::Strays;
 use super::queue_pair::{ModifyError, QueuePair, QueuePairInit};
 use super::responder::ReorderBudget;
 use crate::memory::MemoryView;
-use crate::types::{Cause, Counters, Qpn, QueuePairAttributes, QueuePairState, QueuePairStatus, QueuePairType, Time};
+use crate::types::{
+    Cause, Counters, Qpn, QueuePairAttributes, QueuePairState, QueuePairStatus, QueuePairType, RateLimit, Time,
+};
 
 use arrival::Arrivals;
 use fair_queue::Paths;
@@ -236,6 +238,16 @@ impl Endpoint {
     ) -> Result<(), ModifyError> {
         let queue_pair = self.find(qpn).ok_or(ModifyError::UnknownQueuePair)?;
         queue_pair.check_modify(attributes, limits).map(drop)
+    }
+
+    /// Limits the rate of what the queue pair sends, or ends the limit. It lasts until RESET.
+    pub fn limit_rate(&mut self, now: Time, qpn: Qpn, limit: &RateLimit) -> Result<(), ModifyError> {
+        let slot = self.slot_of(qpn).ok_or(ModifyError::UnknownQueuePair)?;
+        let queue_pair = self.at(slot).ok_or(ModifyError::UnknownQueuePair)?;
+        queue_pair.requester.limit_rate(limit);
+        self.settle(now, slot);
+        self.running = None;
+        Ok(())
     }
 
     /// State and attributes now.

@@ -142,7 +142,7 @@ impl QueuePair {
     /// Gives the sink the next datagram.
     fn fill_datagram<S: BurstSink>(&mut self, pass: &Pass<'_>, sink: &mut S, path: Option<&WindowShare>) -> Filled {
         let Some(request) = self.requester.next_datagram(&self.common) else { return Filled::NOTHING };
-        if path.is_some_and(|path| self.requester.hold_datagram_back(path, pass.now)) {
+        if self.requester.holds_datagram_back(path, pass.now) {
             return Filled::NOTHING;
         }
         let envelope = request.envelope(self.common.qpn);

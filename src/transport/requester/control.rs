@@ -2,16 +2,16 @@
 
 use std::time::Duration;
 
-use super::pace::Halt;
+use super::limiter::Limiter;
 use super::plan::Turn;
-use super::{Common, RequestPlan, Requester};
+use super::{Common, Halt, RequestPlan, Requester};
 use crate::transport::congestion::{
     Acked, CongestionEvent, CongestionFactory, CongestionKind, ConnectionWindow, PathFacts, Sent,
 };
 use crate::transport::marks::Marking;
 use crate::transport::path::Path;
 use crate::transport::path_measures::Blocked;
-use crate::types::{Counter, Psn, QueuePairState, Time};
+use crate::types::{Counter, Psn, QueuePairState, RateLimit, Time};
 
 impl Requester {
     /// The path is another one, or something else is known of the peer: control begins from the start, but for what the
@@ -29,17 +29,34 @@ impl Requester {
         self.window_packets = self.window.packets(facts);
     }
 
-    /// So many packets have left, and this is how many of them were lost before.
+    /// Packets have left.
     #[inline]
-    pub(super) fn tell_sent(&mut self, common: &Common, now: Time, packets: u32, lost: u32) {
-        let is_controlled = |path: &&Path| path.window_share.is_controlled() && common.service.is_reliable();
-        if let Some(path) = common.path.as_ref().filter(is_controlled) {
-            let [bytes, lost] = [packets, lost].map(|packets| window_bytes(common, packets));
-            let sent = Sent { now, bytes, lost, in_flight: self.in_flight_on(common, path) };
-            path.window_share.tell(|control| control.note_sent(&sent));
-            let (paid_at, _) = path.window_share.allowance();
-            self.pace.spend(packets, paid_at);
+    pub(super) fn tell_sent(&mut self, common: &Common, now: Time, left: &Left) {
+        let path = common.path.as_ref().filter(|path| path.window_share.is_controlled());
+        if path.is_some() || self.limiter.is_some() {
+            self.pay(common, path, now, left);
         }
+    }
+
+    /// They are paid for, on the path and at the queue pair's own rate.
+    #[cold]
+    fn pay(&mut self, common: &Common, path: Option<&Path>, now: Time, left: &Left) {
+        let paid_on_path = path.and_then(|path| self.pay_on(common, path, now, left));
+        let paid = self.limiter.as_mut().map(|limiter| limiter.pay(now, left.bytes));
+        if let Some(paid_at) = paid.max(paid_on_path) {
+            self.pace.spend(left.packets, paid_at);
+        }
+    }
+
+    /// When they are paid for on the path. `None`: they have no rate.
+    fn pay_on(&self, common: &Common, path: &Path, now: Time, left: &Left) -> Option<Time> {
+        let [bytes, lost] = [left.packets, left.lost].map(|packets| window_bytes(common, packets));
+        let sent = Sent { now, bytes, lost, in_flight: self.in_flight_on(common, path) };
+        path.window_share.tell(|control| match common.service.is_reliable() {
+            true => control.note_sent(&sent),
+            false => control.charge(now, bytes),
+        });
+        allowance_on(common, path, now).map(|(paid_at, _)| paid_at)
     }
 
     /// Packets that are sent because they were lost, with this one. Going back, only the first of them is known to be.
@@ -186,18 +203,37 @@ impl Requester {
         window_bytes(common, others.saturating_add(self.packets_in_flight()))
     }
 
-    /// Nothing leaves until what the path's queue pairs have sent is paid for.
+    /// Nothing leaves until what the path's queue pairs have sent is paid for, and what this one has sent at its own
+    /// rate.
     #[inline]
     pub(in crate::transport) fn hold_back(&mut self, common: &Common, now: Time) {
-        if let Some(path) = common.path.as_ref().filter(|path| path.window_share.is_controlled()) {
-            self.pace.hold_back(now, allowance_on(common, path, now));
+        let is_controlled = common.path.as_ref().is_some_and(|path| path.window_share.is_controlled());
+        if is_controlled || self.limiter.is_some() {
+            self.pace.hold_back(now, self.allowance(common, now));
+        }
+    }
+
+    /// When that is, and how many packets may leave in one send then.
+    #[cold]
+    fn allowance(&self, common: &Common, now: Time) -> (Time, u32) {
+        let unlimited = (Time::ZERO, u32::MAX);
+        let on_path = common.path.as_ref().and_then(|path| allowance_on(common, path, now)).unwrap_or(unlimited);
+        let own = self.limiter.as_ref().map_or(unlimited, |limiter| limiter.allowance(common.mtu_bytes()));
+        (on_path.0.max(own.0), on_path.1.min(own.1))
+    }
+
+    /// The queue pair has another rate limit, or none. What was sent under the last one is paid for.
+    pub(in crate::transport) fn limit_rate(&mut self, limit: &RateLimit) {
+        self.limiter = Limiter::new(limit).map(Box::new);
+        if self.pace.halt() == Halt::Pace {
+            self.pace.release();
         }
     }
 
     /// A clock has run out, or the pause has, while the pace holds packets back. What is held back has no response, so
     /// the clocks of the responses run from the end of the pause on, and spend nothing before.
     pub(super) fn handle_pause(&mut self, common: &Common, now: Time) {
-        let paid_at = common.path.as_ref().map_or(Time::ZERO, |path| allowance_on(common, path, now).0);
+        let (paid_at, _) = self.allowance(common, now);
         let resume = self.pace.end_pause(now, paid_at);
         if self.recovery.response_is_late(now) {
             self.recovery.postpone_clocks(resume + self.round_trip.probe_wait());
@@ -205,11 +241,20 @@ impl Requester {
     }
 }
 
-/// When what was sent on the path is paid for, and how many packets may leave in one send.
-fn allowance_on(common: &Common, path: &Path, now: Time) -> (Time, u32) {
+/// Packets that leave.
+pub(super) struct Left {
+    pub(super) packets: u32,
+    /// Packets among them that were lost before.
+    pub(super) lost: u32,
+    /// Their bytes, or those of the responses to READ requests.
+    pub(super) bytes: u64,
+}
+
+/// When what was sent on the path is paid for, and how many packets may leave in one send. `None`: they have no rate.
+fn allowance_on(common: &Common, path: &Path, now: Time) -> Option<(Time, u32)> {
     match common.service.is_reliable() {
-        true => path.window_share.allowance(),
-        false => path.window_share.unacknowledged_allowance(now).unwrap_or((Time::ZERO, u32::MAX)),
+        true => Some(path.window_share.allowance()),
+        false => path.window_share.unacknowledged_allowance(now),
     }
 }
 

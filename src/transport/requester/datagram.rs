@@ -58,10 +58,18 @@ impl Requester {
         self.next_datagram(common).map(|request| request.destination)
     }
 
-    /// Whether the datagram that leaves next waits for the pace of the path that it takes, and all behind it with it.
+    /// Whether the datagram that leaves next waits for the pace of the path that it takes or for the queue pair's own
+    /// rate, and all behind it with it.
+    #[inline]
+    pub(in crate::transport) fn holds_datagram_back(&mut self, path: Option<&WindowShare>, now: Time) -> bool {
+        (path.is_some() || self.limiter.is_some()) && self.hold_datagram_back(path, now)
+    }
+
     #[cold]
-    pub(in crate::transport) fn hold_datagram_back(&mut self, path: &WindowShare, now: Time) -> bool {
-        let paid_at = path.datagram_waits_until(now);
+    fn hold_datagram_back(&mut self, path: Option<&WindowShare>, now: Time) -> bool {
+        let on_path = path.and_then(|path| path.datagram_waits_until(now));
+        let own = self.limiter.as_ref().and_then(|limiter| limiter.datagram_waits_until(now));
+        let paid_at = on_path.max(own);
         paid_at.into_iter().for_each(|paid_at| self.pace.hold_back(now, (paid_at, u32::MAX)));
         paid_at.is_some()
     }
@@ -82,7 +90,11 @@ impl Requester {
         if is_too_long || !writer.fits(burst.packet_bytes()) {
             return Err(RequestFailure::new(CompletionStatus::LocalLengthError, Cause::None));
         }
+        let bytes = burst.packet_bytes() as u64;
         writer.add(&mut burst)?;
+        if let Some(limiter) = &mut self.limiter {
+            limiter.pay(pass.now, bytes);
+        }
         let next = headers.bth.psn.plus(1);
         self.cursor = next;
         self.limit = next;

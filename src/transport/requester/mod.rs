@@ -9,6 +9,7 @@ mod control;
 mod datagram;
 mod delays;
 mod gaps;
+mod limiter;
 mod local;
 mod missing;
 mod missing_requests;
@@ -36,6 +37,7 @@ use crate::types::{AsyncEvent, Operation, Psn, Time};
 
 pub(super) use completion::RequestFailure;
 use delays::Delays;
+use limiter::Limiter;
 use pace::{Halt, Pace};
 pub(super) use plan::RequestPlan;
 use recovery::Recovery;
@@ -122,6 +124,8 @@ pub(super) struct Requester {
     /// What it allows to be in flight, as far as the peer's socket takes it.
     window_packets: u32,
     pace: Pace,
+    /// The application limits its rate.
+    limiter: Option<Box<Limiter>>,
 }
 
 impl Requester {
@@ -156,6 +160,7 @@ impl Requester {
             window: ConnectionWindow::default(),
             window_packets: 1,
             pace: Pace::default(),
+            limiter: None,
         }
     }
 
@@ -189,6 +194,7 @@ impl Requester {
         self.window = ConnectionWindow::default();
         self.window_packets = 1;
         self.pace = Pace::default();
+        self.limiter = None;
         self.restart_at(start);
     }
 

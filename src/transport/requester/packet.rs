@@ -1,5 +1,6 @@
 //! Packets of requests, as they are written: headers, and the payload out of registered memory.
 
+use super::control::Left;
 use super::{Common, Pass, RequestFailure, RequestPlan, Requester};
 use crate::checksum::Sum;
 use crate::memory::{AccessError, MemoryView, Payloads};
@@ -36,7 +37,9 @@ impl Requester {
             true => self.note_sent(common, pass.now, plan, ack_request),
             false => self.note_sent_unreliable(common, pass, plan.psn.plus(1)),
         }
-        self.tell_sent(common, pass.now, plan.covers, lost);
+        let response = if self.request(plan.index).is_read { plan.covers * common.mtu_bytes() } else { 0 };
+        let bytes = plan.size as u64 + u64::from(response);
+        self.tell_sent(common, pass.now, &Left { packets: plan.covers, lost, bytes });
         Ok(())
     }
 
@@ -72,7 +75,11 @@ impl Requester {
         self.move_cursor(first.psn.plus(added));
         self.note_in_flight(common);
         self.arm_timers(common, pass.now);
-        self.tell_sent(common, pass.now, added, 0);
+        self.tell_sent(
+            common,
+            pass.now,
+            &Left { packets: added, lost: 0, bytes: u64::from(added) * first.size as u64 },
+        );
         true
     }
 

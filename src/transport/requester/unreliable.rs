@@ -4,8 +4,7 @@
 use std::time::Duration;
 
 use super::{Common, Pass, Requester};
-use crate::transport::path::Path;
-use crate::types::{Psn, Time};
+use crate::types::Psn;
 
 /// Between bursts to native peers, whose socket buffers are large: at most about 2 GB/s.
 const NATIVE_PAUSE: Duration = Duration::from_micros(500);
@@ -20,7 +19,8 @@ impl Requester {
         self.move_cursor(end);
         self.retire_before(common, pass, end);
         let Some(path) = &common.path else { return };
-        if path.window_share.is_controlled() && self.pay_unreliable(path, pass.now) {
+        // A rate takes the place of the pauses.
+        if path.window_share.is_controlled() && path.window_share.unacknowledged_allowance(pass.now).is_some() {
             return;
         }
         let window = self.window_on(path);
@@ -29,15 +29,5 @@ impl Requester {
             false => (window.min(STANDARD_BURST_PACKETS), STANDARD_PAUSE),
         };
         self.pace.note_unreliable(pass.now, most, pause);
-    }
-
-    /// The packet is paid for at the rate of the path, which takes the place of the pauses. False if it is not known.
-    #[cold]
-    fn pay_unreliable(&mut self, path: &Path, now: Time) -> bool {
-        let bytes = u64::from(path.mtu.bytes());
-        path.window_share.tell(|control| control.charge(now, bytes));
-        let Some((paid_at, _)) = path.window_share.unacknowledged_allowance(now) else { return false };
-        self.pace.spend(1, paid_at);
-        true
     }
 }

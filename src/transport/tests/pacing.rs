@@ -21,6 +21,19 @@ impl Watched {
         Self { pair: Pair::connected(ends, capabilities), departures: Vec::new() }
     }
 
+    /// Neither end has a controller.
+    fn uncontrolled(service: QueuePairType, capabilities: PeerCapabilities) -> Self {
+        let ends = [End::new(service, "192.0.2.2", 2), End::new(service, "192.0.2.1", 1)];
+        Self { pair: Pair::connected(ends, capabilities), departures: Vec::new() }
+    }
+
+    /// Limits the rate of the second end.
+    fn limit(&mut self, rate_limit: u32, max_burst_sz: u32) {
+        let limit = RateLimit { rate_limit, max_burst_sz, typical_pkt_sz: 0 };
+        let end = &mut self.pair.ends[1];
+        end.endpoint.limit_rate(self.pair.now, end.qpn, &limit).unwrap();
+    }
+
     fn reliable(script: &Script) -> Self {
         Self::new(script, QueuePairType::ReliableConnection, NATIVE)
     }
@@ -347,4 +360,110 @@ fn a_datagram_that_waits_holds_up_those_behind_it() {
     let paid = datagrams.departures();
     assert_eq!(paid[..2], [start; 2]);
     assert!(paid[2] > start + Duration::from_millis(10) && paid[2] == paid[3], "{paid:?}");
+}
+
+/// A megabyte a second, in kilobits.
+const MEGABYTE: u32 = 8_000;
+
+#[test]
+fn a_rate_limit_holds_on_a_path_without_a_controller() {
+    for (service, capabilities, burst) in [
+        (QueuePairType::ReliableConnection, NATIVE, 4),
+        (QueuePairType::ReliableConnection, PeerCapabilities::STRANGER, 1),
+        (QueuePairType::UnreliableConnection, NATIVE, 4),
+    ] {
+        let mut watched = Watched::uncontrolled(service, capabilities);
+        watched.limit(MEGABYTE, 4 * MTU);
+        watched.write(1, 100);
+        let start = watched.pair.now;
+        watched.run_for(1_000);
+        watched.expect_done(1, 1);
+        let bursts = watched.bursts();
+        assert!(bursts.iter().all(|(_, packets)| *packets <= burst), "{service:?} {bursts:?}");
+        let (last, ..) = watched.departures[99];
+        let took = last.saturating_since(start);
+        // All but the last burst are paid for.
+        assert!((99_800..=104_200).contains(&took.as_micros()), "{service:?} {took:?}");
+    }
+}
+
+#[test]
+fn a_rate_limit_spends_no_try() {
+    let mut watched = Watched::uncontrolled(QueuePairType::ReliableConnection, NATIVE);
+    // A packet in 80 ms, which is longer than the transport timer runs.
+    watched.limit(100, 1);
+    watched.write(1, 10);
+    watched.run_for(2_000);
+    watched.expect_done(1, 1);
+    assert_eq!(watched.bursts().len(), 10);
+}
+
+#[test]
+fn what_waits_leaves_when_its_limit_ends() {
+    let mut watched = Watched::uncontrolled(QueuePairType::ReliableConnection, NATIVE);
+    watched.limit(1, 1);
+    watched.write(1, 10);
+    watched.run_for(10);
+    assert_eq!(watched.departures.len(), 1);
+    watched.limit(0, 0);
+    let now = watched.pair.now;
+    watched.run_for(1);
+    assert_eq!(watched.bursts()[1], (now, 9));
+    watched.expect_done(1, 1);
+}
+
+#[test]
+fn reads_pay_for_their_responses_and_responses_to_the_peer_for_nothing() {
+    let mut watched = Watched::uncontrolled(QueuePairType::ReliableConnection, NATIVE);
+    watched.limit(MEGABYTE, MTU);
+    let start = watched.pair.now;
+    for _ in 0..2 {
+        watched.post(1, |remote_addr, rkey| Operation::Read { remote_addr, rkey }, 10 * MTU);
+    }
+    watched.read(64);
+    watched.run_for(100);
+    for (end, requests) in [(1, 2), (0, 1)] {
+        watched.expect_done(end, requests);
+    }
+    let requests = watched.departures.iter().filter(|(.., opcode)| *opcode == Opcode::RC_READ_REQUEST);
+    let requests: Vec<_> = requests.map(|(now, ..)| now.saturating_since(start).as_micros()).collect();
+    assert_eq!((requests.len(), requests[0]), (2, 0));
+    assert!((10_240..10_400).contains(&requests[1]), "{requests:?}");
+    let responses = watched.departures.iter().filter(|(.., opcode)| opcode.is_response());
+    assert!(responses.clone().count() == 64 && responses.clone().all(|(now, ..)| *now == start));
+}
+
+#[test]
+fn a_rate_limit_ends_with_a_reset() {
+    let mut watched = Watched::uncontrolled(QueuePairType::ReliableConnection, NATIVE);
+    watched.limit(1, 1);
+    let peers = [1, 0].map(|at| {
+        let end = &watched.pair.ends[at];
+        super::Peer { address: end.address, qpn: end.qpn, capabilities: NATIVE }
+    });
+    let reset = QueuePairAttributes { qp_state: Some(QueuePairState::Reset), ..QueuePairAttributes::default() };
+    for (end, peer) in watched.pair.ends.iter_mut().zip(&peers) {
+        end.endpoint.modify_queue_pair(Time::ZERO, end.qpn, &reset, None, &LIMITS).unwrap();
+        end.connect(peer);
+    }
+    watched.write(1, 10);
+    let now = watched.pair.now;
+    watched.run_for(1);
+    assert_eq!(watched.bursts(), [(now, 10)]);
+}
+
+#[test]
+fn a_rate_limit_holds_for_datagrams() {
+    let mut datagrams = Datagrams::new(&Script::with_unknown_rate(64 << 10, 1));
+    let limit = RateLimit { rate_limit: MEGABYTE, max_burst_sz: 4 * MTU, typical_pkt_sz: 0 };
+    let qpn = datagrams.member.qpn;
+    datagrams.end.endpoint.limit_rate(datagrams.now, qpn, &limit).unwrap();
+    let start = datagrams.now;
+    (0..40).for_each(|_| datagrams.post(datagrams.free, MTU));
+    let departures = datagrams.departures();
+    assert_eq!(departures.len(), 40);
+    let took = departures[39].saturating_since(start);
+    assert!(took >= Duration::from_micros(36 * 1_024) && took <= Duration::from_micros(42 * 1_100), "{took:?}");
+    let most = departures.chunk_by(|before, now| before == now).map(<[_]>::len).max();
+    assert_eq!(most, Some(4));
 }

@@ -12,6 +12,7 @@ use super::context::{Context, slot};
 use super::memory::ProtectionDomain;
 use super::shared_receive::{SharedReceiveQueue, XrcDomain};
 use super::{check, not_supported};
+use crate::types::RateLimit;
 
 /// What a new queue pair shall be.
 pub(in super::super) struct QueuePairInit<'a> {
@@ -172,6 +173,15 @@ impl QueuePair {
         let modify = self.context().functions.modify_qp;
         // SAFETY: the queue pair and the attributes live.
         self.with(|raw| check(unsafe { modify(raw, &raw mut attributes, mask as c_int) }))
+    }
+
+    /// `None` once it is destroyed.
+    pub(in super::super) fn limit_rate(&self, limit: &RateLimit) -> Option<io::Result<()>> {
+        let RateLimit { rate_limit, max_burst_sz, typical_pkt_sz } = *limit;
+        let mut attributes = abi::QpRateLimitAttr { rate_limit, max_burst_sz, typical_pkt_sz, comp_mask: 0 };
+        let Some(limit) = slot!(self.context(), modify_qp_rate_limit) else { return Some(Err(not_supported())) };
+        // SAFETY: the queue pair and the attributes live.
+        self.with(|raw| check(unsafe { limit(raw, &raw mut attributes) }))
     }
 
     /// `None` once it is destroyed.

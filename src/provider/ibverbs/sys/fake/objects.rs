@@ -473,6 +473,7 @@ fn fill_table(table: &mut abi::VerbsContext) {
     table.create_cq_ex = Some(create_cq_ex);
     table.query_device_ex = Some(query_device_ex);
     table.create_qp_ex = Some(posting::create_qp_ex);
+    table.modify_qp_rate_limit = Some(posting::modify_qp_rate_limit);
     table.get_srq_num = Some(get_srq_num);
     table.create_srq_ex = Some(create_srq_ex);
     table.open_xrcd = Some(open_xrcd);

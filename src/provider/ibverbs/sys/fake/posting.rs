@@ -124,6 +124,13 @@ calls! {
         0
     }
 
+    fn modify_qp_rate_limit(qp: *mut Qp, attributes: *mut QpRateLimitAttr) -> c_int {
+        let QpRateLimitAttr { rate_limit, max_burst_sz, typical_pkt_sz, comp_mask } = attributes.read();
+        let limit = format!("{rate_limit} kbit/s {max_burst_sz} at once of {typical_pkt_sz} mask {comp_mask}");
+        answer!(of((*qp).context), "modify_qp_rate_limit", "{limit}");
+        0
+    }
+
     fn destroy_qp(qp: *mut Qp) -> c_int {
         let fake = of((*qp).context);
         answer!(fake, "destroy_qp", "in state {}", (*qp).state);

@@ -1,0 +1,81 @@
+//! The rate limit of a queue pair, beside the pace of its path.
+
+use std::time::Duration;
+
+use crate::types::{RateLimit, Time};
+
+const SECOND_NANOSECONDS: u64 = 1_000_000_000;
+/// What leaves in one send takes this long at most, if the application does not say how much it may be.
+const BURST: Duration = Duration::from_micros(250);
+/// A send may have so many packets then, whatever the rate.
+const LEAST_BURST_PACKETS: u64 = 2;
+
+/// When what the queue pair has sent is paid for at its own rate.
+pub(super) struct Limiter {
+    bytes_per_second: u64,
+    limit: RateLimit,
+    paid_at: Time,
+}
+
+impl Limiter {
+    /// `None`: there is no limit.
+    pub(super) fn new(limit: &RateLimit) -> Option<Self> {
+        Some(Self { bytes_per_second: limit.bytes_per_second()?, limit: *limit, paid_at: Time::ZERO })
+    }
+
+    fn cost(&self, bytes: u64) -> Duration {
+        Duration::from_nanos(bytes.saturating_mul(SECOND_NANOSECONDS) / self.bytes_per_second)
+    }
+
+    /// So many bytes leave, which are paid for at the time that is returned.
+    pub(super) fn pay(&mut self, now: Time, bytes: u64) -> Time {
+        self.paid_at = self.paid_at.max(now) + self.cost(bytes);
+        self.paid_at
+    }
+
+    /// When the next packet may leave, and how many in one send.
+    pub(super) fn allowance(&self, mtu: u32) -> (Time, u32) {
+        let packet = match self.limit.typical_pkt_sz {
+            0 => u64::from(mtu),
+            typical => u64::from(mtu).min(typical.into()),
+        };
+        let packets = match self.limit.max_burst_sz {
+            0 => (self.bytes_in(BURST) / packet).max(LEAST_BURST_PACKETS),
+            most => (u64::from(most) / packet).max(1),
+        };
+        (self.paid_at, u32::try_from(packets).unwrap_or(u32::MAX))
+    }
+
+    fn bytes_in(&self, time: Duration) -> u64 {
+        self.bytes_per_second / (SECOND_NANOSECONDS / time.as_nanos() as u64)
+    }
+
+    /// Until when a datagram waits, if it does: until all is paid for, once a burst has left.
+    pub(super) fn datagram_waits_until(&self, now: Time) -> Option<Time> {
+        let burst = match self.limit.max_burst_sz {
+            0 => BURST,
+            most => self.cost(most.into()),
+        };
+        (self.paid_at > now && self.paid_at >= now + burst).then_some(self.paid_at)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_burst_is_what_was_asked_for_or_250_microseconds() {
+        let packets = |rate_limit, max_burst_sz, typical_pkt_sz| {
+            let limit = RateLimit { rate_limit, max_burst_sz, typical_pkt_sz };
+            Limiter::new(&limit).map(|limiter| limiter.allowance(1_024).1)
+        };
+        assert_eq!(packets(0, 4_096, 0), None);
+        assert_eq!(packets(1, 0, 0), Some(2));
+        assert_eq!(packets(1_000_000, 0, 0), Some(30));
+        assert_eq!(packets(1_000_000, 0, 100), Some(312));
+        assert_eq!(packets(1_000_000, 4_096, 0), Some(4));
+        assert_eq!(packets(1_000_000, 1, u16::MAX), Some(1));
+        assert_eq!(packets(u32::MAX, u32::MAX, 1), Some(u32::MAX));
+    }
+}
