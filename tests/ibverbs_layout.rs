@@ -10,6 +10,15 @@ use std::process::Command;
 
 const LAYOUT: &str = include_str!("../src/provider/abi/layout.rs");
 
+/// The fields of an address vector that stand in its global route header.
+const AH_ATTR: &[(&str, &str)] = &[
+    ("dgid", "grh.dgid"),
+    ("flow_label", "grh.flow_label"),
+    ("sgid_index", "grh.sgid_index"),
+    ("hop_limit", "grh.hop_limit"),
+    ("traffic_class", "grh.traffic_class"),
+];
+
 /// The C structure of ours, and where a field has another name or stands in a structure inside, that name.
 fn in_c(ours: &str) -> Option<(&'static str, &'static [(&'static str, &'static str)])> {
     Some(match ours {
@@ -27,18 +36,11 @@ fn in_c(ours: &str) -> Option<(&'static str, &'static [(&'static str, &'static s
                 ("max_cq_period", "cq_mod_caps.max_cq_period"),
             ],
         ),
+        "QpRateLimitAttr" => ("ibv_qp_rate_limit_attr", &[]),
+        "PacketPacingCaps" => ("ibv_packet_pacing_caps", &[]),
         "PortAttr" => ("ibv_port_attr", &[]),
         "GidEntry" => ("ibv_gid_entry", &[]),
-        "AhAttr" => (
-            "ibv_ah_attr",
-            &[
-                ("dgid", "grh.dgid"),
-                ("flow_label", "grh.flow_label"),
-                ("sgid_index", "grh.sgid_index"),
-                ("hop_limit", "grh.hop_limit"),
-                ("traffic_class", "grh.traffic_class"),
-            ],
-        ),
+        "AhAttr" => ("ibv_ah_attr", AH_ATTR),
         "Pd" => ("ibv_pd", &[]),
         "Td" => ("ibv_td", &[]),
         "TdInitAttr" => ("ibv_td_init_attr", &[]),

@@ -118,6 +118,21 @@ static void datagram(void) {
     printf(" %d\n", complete());
 }
 
+// A rate limit is taken, one with an unknown part is not, and 0 ends it.
+static void rate_limit(void) {
+    struct ibv_device_attr_ex device;
+    NEED(!ibv_query_device_ex(context, NULL, &device));
+    printf("%d", (device.packet_pacing_caps.supported_qpts & 1 << IBV_QPT_RC) != 0);
+    struct ibv_qp *qp = create(IBV_QPT_RC);
+    initialize(qp);
+    connect_to_itself(qp);
+    struct ibv_qp_rate_limit_attr limit = {.rate_limit = 80, .max_burst_sz = 1};
+    printf(" %d", ibv_modify_qp_rate_limit(qp, &limit));
+    struct ibv_qp_rate_limit_attr unknown = {.comp_mask = 1}, none = {0};
+    printf(" %d", ibv_modify_qp_rate_limit(qp, &unknown));
+    printf(" %d\n", ibv_modify_qp_rate_limit(qp, &none));
+}
+
 int main(int count, char **arguments) {
     NEED(count == 2);
     // So that a completion that never comes ends the program.
@@ -129,6 +144,7 @@ int main(int count, char **arguments) {
     else if (!strcmp(wanted, "extended window")) window(1);
     else if (!strcmp(wanted, "no window")) no_window();
     else if (!strcmp(wanted, "datagram")) datagram();
+    else if (!strcmp(wanted, "rate limit")) rate_limit();
     else NEED(!"a case");
     fflush(stdout);
     return 0;

@@ -36,3 +36,8 @@ fn a_bind_is_for_the_window_that_it_names() {
 fn a_datagram_longer_than_its_path_takes_fails_by_its_completion() {
     assert_eq!(says("datagram", "127.61.3.6"), "0 1 1 0 0");
 }
+
+#[test]
+fn a_rate_limit_is_taken_and_ended() {
+    assert_eq!(says("rate limit", "127.61.3.7"), format!("1 0 {EINVAL} 0"));
+}

@@ -144,8 +144,8 @@ impl PathControl {
         self.paid_at
     }
 
-    /// When the next packet that is never acknowledged may leave, and how many in one send; `None`: there is no rate for
-    /// them.
+    /// When the next packet that is never acknowledged may leave, and how many in one send; `None`: there is no rate
+    /// for them.
     pub(super) fn unacknowledged_allowance(&self, now: Time) -> Option<(Time, u32)> {
         self.known_rate(now).map(|rate| (self.paid_at, self.packets_in_a_burst(rate)))
     }

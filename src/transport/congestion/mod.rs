@@ -154,8 +154,8 @@ pub trait CongestionControl: Send {
 
     /// The rate of what the controller hears nothing of because it is never acknowledged: READ responses, and what
     /// unreliable queue pairs send. `None`: the pacing rate does not tell how much the path takes, and nothing of that
-    /// kind is held back. `data_age`: time since SENDs or WRITEs of this end were acknowledged last. It is `None` before
-    /// the first, and while READs tell of the direction from the peer instead.
+    /// kind is held back. `data_age`: time since SENDs or WRITEs of this end were acknowledged last. It is `None`
+    /// before the first, and while READs tell of the direction from the peer instead.
     fn known_rate(&self, data_age: Option<Duration>) -> Option<u64> {
         let _ = data_age;
         self.pacing_rate()

@@ -1,6 +1,6 @@
 //! READ responses leave at the pace of the path. They are never acknowledged, so they have no part in its window: they
-//! wait until all is paid for that has left on the path, and are paid for themselves. Acknowledgements, NAKs and results
-//! of atomics cost nothing and wait for nothing but the READ responses before them.
+//! wait until all is paid for that has left on the path, and are paid for themselves. Acknowledgements, NAKs and
+//! results of atomics cost nothing and wait for nothing but the READ responses before them.
 
 use std::time::Duration;
 

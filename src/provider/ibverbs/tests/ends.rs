@@ -5,7 +5,7 @@ use std::thread;
 
 use super::*;
 use crate::provider::{SharedReceiveQueue, SharedReceiveQueueInit, XrcReceives};
-use crate::types::{AsyncEvent, EventObject};
+use crate::types::{AsyncEvent, EventObject, RateLimit};
 
 fn shared(world: &World) -> Arc<dyn SharedReceiveQueue> {
     let init = SharedReceiveQueueInit { max_wr: 16, max_sge: 1, srq_limit: 0, xrc: None };
@@ -37,6 +37,22 @@ fn a_queue_pair_that_is_busy_can_be_destroyed_later() {
     world.fake.fail("destroy_qp", 0);
     qp.destroy().unwrap();
     refused(post(&*qp, &[5]), ErrorKind::InvalidState, &["destroyed"]);
+    drop(qp);
+    world.end();
+}
+
+#[test]
+fn an_adapter_is_asked_for_a_rate_limit() {
+    let world = World::new(Machine::default());
+    let qp = world.connected();
+    world.fake.log();
+    let limit = RateLimit { rate_limit: 1_000, max_burst_sz: 4_096, typical_pkt_sz: 64 };
+    qp.limit_rate(&limit).unwrap();
+    assert_eq!(world.fake.log(), ["modify_qp_rate_limit 1000 kbit/s 4096 at once of 64 mask 0"]);
+    world.fake.fail_once("modify_qp_rate_limit", libc::EOPNOTSUPP);
+    refused(qp.limit_rate(&limit), ErrorKind::Unsupported, &["1000"]);
+    qp.destroy().unwrap();
+    refused(qp.limit_rate(&limit), ErrorKind::InvalidState, &["destroyed"]);
     drop(qp);
     world.end();
 }
