@@ -36,6 +36,8 @@ pub(super) struct Common {
     pub(super) state: QueuePairState,
     pub(super) attributes: QueuePairAttributes,
     pub(super) path: Option<Path>,
+    /// Whether the path has a controller: asked for several times for each packet.
+    is_controlled: bool,
     pub(super) counters: Counters,
     pub(super) history: History,
     pub(super) arrived_marks: ArrivedMarks,
@@ -53,6 +55,7 @@ impl Common {
             state: QueuePairState::Reset,
             attributes: QueuePairAttributes::default(),
             path: None,
+            is_controlled: false,
             counters: Counters::default(),
             history: History::default(),
             arrived_marks: ArrivedMarks::default(),
@@ -62,7 +65,7 @@ impl Common {
     }
 
     pub(super) fn reset(&mut self) {
-        self.path = None;
+        (self.path, self.is_controlled) = (None, false);
         self.attributes = QueuePairAttributes::default();
         self.history = History::default();
         self.arrived_marks = ArrivedMarks::default();
@@ -115,6 +118,23 @@ impl Common {
     /// What queue pairs have in common that share a window.
     pub(super) fn path_key(&self) -> Option<PathKey> {
         self.path.as_ref().map(Path::key)
+    }
+
+    /// The path has a controller, or has none.
+    pub(super) fn note_control(&mut self) {
+        self.is_controlled = self.path.as_ref().is_some_and(|path| path.window_share.is_controlled());
+    }
+
+    /// Whether the path has a controller.
+    #[inline]
+    pub(super) fn is_controlled(&self) -> bool {
+        self.is_controlled
+    }
+
+    /// The path, if it has a controller.
+    #[inline]
+    pub(super) fn controlled_path(&self) -> Option<&Path> {
+        if self.is_controlled { self.path.as_ref() } else { None }
     }
 
     /// The peer's queue pair.

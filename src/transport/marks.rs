@@ -36,7 +36,8 @@ impl Datagram<'_> {
     }
 }
 
-/// The traffic class of a path's packets: its DSCP, and what queues may do with the packets.
+/// The traffic class of a path's packets: its DSCP, and what queues may do with the packets. Without the lowest bit
+/// it is the byte of packets that leave.
 #[derive(Clone, Copy, Default)]
 pub(super) struct TrafficClass(u8);
 
@@ -54,9 +55,9 @@ impl TrafficClass {
     /// Whether packets may be marked.
     pub(super) fn marking(self) -> Marking {
         match self.0 & FIELD {
-            0 => Marking::Off,
-            1 => Marking::Untested,
-            _ => Marking::On,
+            0b10 => Marking::On,
+            0b11 => Marking::Untested,
+            _ => Marking::Off,
         }
     }
 
@@ -66,8 +67,9 @@ impl TrafficClass {
     }
 
     /// The byte of packets that leave.
+    #[inline]
     pub(super) fn departing(self) -> u8 {
-        without_ecn(self.0) | self.marking().bits()
+        self.0 & !1
     }
 }
 
@@ -76,11 +78,11 @@ impl TrafficClass {
 pub(super) enum Marking {
     /// They are dropped instead.
     #[default]
-    Off,
-    /// They may be, and none has been acknowledged yet: there are paths on which such packets are lost.
-    Untested,
+    Off = 0b00,
     /// They may be, and pass.
-    On,
+    On = ECT0 as isize,
+    /// They may be, and none has been acknowledged yet: there are paths on which such packets are lost.
+    Untested = 0b11,
 }
 
 impl Marking {
@@ -91,11 +93,6 @@ impl Marking {
             false => traffic_class & FIELD == ECT0,
         };
         if is_reported { Self::Untested } else { Self::Off }
-    }
-
-    /// The lower two bits of the packets' traffic class.
-    pub(super) fn bits(self) -> u8 {
-        if self == Self::Off { 0 } else { ECT0 }
     }
 
     /// Packets were acknowledged.
@@ -166,9 +163,13 @@ mod tests {
 
     #[test]
     fn a_path_that_loses_markable_packets_gets_none_any_more() {
-        assert_eq!(Marking::Untested.note_silence().bits(), 0);
-        assert_eq!(Marking::Untested.note_progress().note_silence().bits(), ECT0);
-        assert_eq!(Marking::Off.note_progress().bits(), 0);
+        let departing = |marking| TrafficClass::unmarked(0x2b).with(marking).departing();
+        assert_eq!(departing(Marking::Untested), 0x2a);
+        assert_eq!(departing(Marking::Untested.note_silence()), 0x28);
+        assert_eq!(departing(Marking::Untested.note_progress().note_silence()), 0x2a);
+        assert_eq!(departing(Marking::Off.note_progress()), 0x28);
+        let marking = TrafficClass::default().with(Marking::Untested).with(Marking::On).marking();
+        assert_eq!(marking, Marking::On);
     }
 
     #[test]

@@ -180,7 +180,7 @@ impl Path {
     /// what the peer's socket holds.
     #[inline]
     pub(super) fn common_window(&self) -> u32 {
-        if self.window_share.is_controlled() { self.window_share.window() } else { self.socket_packets }
+        self.window_share.controlled_window().unwrap_or(self.socket_packets)
     }
 
     /// How far ahead of the expected packet another one of the peer may be: as many as it has in flight at most. The

@@ -61,10 +61,16 @@ impl WindowShare {
         self.window.load(Ordering::Relaxed)
     }
 
+    /// The same if there is a controller.
+    #[inline]
+    pub(super) fn controlled_window(&self) -> Option<u32> {
+        Some(self.window()).filter(|window| *window != NO_CONTROL)
+    }
+
     /// Whether there is a controller.
     #[inline]
     pub(super) fn is_controlled(&self) -> bool {
-        self.window() != NO_CONTROL
+        self.controlled_window().is_some()
     }
 
     /// A queue pair has the path: a controller is made for the first one.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::{Acked, CongestionControl, CongestionEvent, Sent};
+use crate::types::ControlReport;
 
 /// Does what another controller says, at no more than so many bytes a second. That bound is always known, so what is
 /// never acknowledged keeps it, too.
@@ -46,6 +47,10 @@ impl CongestionControl for Capped {
     fn known_rate(&self, data_age: Option<Duration>) -> Option<u64> {
         Some(self.cap(self.control.known_rate(data_age)))
     }
+
+    fn report(&self) -> ControlReport {
+        self.control.report()
+    }
 }
 
 #[cfg(test)]
@@ -69,6 +74,10 @@ mod tests {
             self.0
         }
 
+        fn report(&self) -> ControlReport {
+            ControlReport::new("fixed")
+        }
+
         fn known_rate(&self, data_age: Option<Duration>) -> Option<u64> {
             self.0.filter(|_| data_age.is_some())
         }
@@ -79,6 +88,7 @@ mod tests {
         for (rate, capped) in [(None, 1_000), (Some(5_000), 1_000), (Some(300), 300)] {
             let control = Capped::new(Box::new(Fixed(rate)), 1_000);
             assert_eq!((control.pacing_rate(), control.window()), (Some(capped), 4_096));
+            assert_eq!(control.report(), control.control.report(), "the cap has nothing to say");
             assert_eq!(control.known_rate(Some(Duration::ZERO)), Some(capped));
             assert_eq!(control.known_rate(None), Some(1_000), "it holds for what has no rate of its own");
         }

@@ -164,8 +164,8 @@ pub trait CongestionControl: Send {
 
 /// Builds the controllers of an endpoint's paths.
 pub trait CongestionFactory: Send + Sync {
-    /// A controller for one path; `None`: the path needs none. Called when its first queue pair is connected, and when
-    /// the peer turns out to be of another kind.
+    /// A controller for one path; `None`: the path needs none, which may depend on its addresses only. Called when
+    /// its first queue pair is connected, and when the peer turns out to be of another kind.
     fn build(&self, path: &PathFacts) -> Option<Box<dyn CongestionControl>>;
 }
 

@@ -174,6 +174,7 @@ impl QueuePair {
         let wished = self.common.attributes.ah_attr.map_or(0, |vector| vector.traffic_class);
         let marking = if has_marks { Marking::begin(&path.peer, wished) } else { Marking::Off };
         path.traffic_class.set(path.traffic_class.get().with(marking));
+        self.common.note_control();
     }
 
     /// Nothing is in flight, so the path may change as well.

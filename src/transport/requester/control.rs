@@ -29,19 +29,23 @@ impl Requester {
         self.window_packets = self.window.packets(facts);
     }
 
-    /// Packets have left.
+    /// Whether something wants to know what leaves: the path, or the queue pair's own rate.
     #[inline]
-    pub(super) fn tell_sent(&mut self, common: &Common, now: Time, left: &Left) {
-        let path = common.path.as_ref().filter(|path| path.window_share.is_controlled());
-        if path.is_some() || self.limiter.is_some() {
-            self.pay(common, path, now, left);
-        }
+    pub(super) fn pays(&self, common: &Common) -> bool {
+        common.is_controlled() || self.limiter.is_some()
     }
 
-    /// They are paid for, on the path and at the queue pair's own rate.
+    /// The packet that leaves now, before anything is noted of it.
+    pub(super) fn left_of(&self, common: &Common, plan: &RequestPlan) -> Left {
+        let response = if self.request(plan.index).is_read { plan.covers * common.mtu_bytes() } else { 0 };
+        let bytes = plan.size as u64 + u64::from(response);
+        Left { packets: plan.covers, lost: self.lost_packets_of(plan), bytes }
+    }
+
+    /// Packets have left. They are paid for, on the path and at the queue pair's own rate.
     #[cold]
-    fn pay(&mut self, common: &Common, path: Option<&Path>, now: Time, left: &Left) {
-        let paid_on_path = path.and_then(|path| self.pay_on(common, path, now, left));
+    pub(super) fn tell_sent(&mut self, common: &Common, now: Time, left: &Left) {
+        let paid_on_path = common.controlled_path().and_then(|path| self.pay_on(common, path, now, left));
         let paid = self.limiter.as_mut().map(|limiter| limiter.pay(now, left.bytes));
         if let Some(paid_at) = paid.max(paid_on_path) {
             self.pace.spend(left.packets, paid_at);
@@ -72,8 +76,9 @@ impl Requester {
     /// The packets from this number on are acknowledged that were not before. `is_read`: the first is one of a READ.
     #[inline]
     pub(super) fn tell_acknowledged(&mut self, common: &Common, now: Time, before: Psn, is_read: bool) {
-        let Some(path) = &common.path else { return };
-        if !self.window.is_constant() || path.window_share.is_controlled() {
+        if (common.is_controlled() || !self.window.is_constant())
+            && let Some(path) = &common.path
+        {
             self.control_acknowledged(common, path, now, (before, is_read));
         }
     }
@@ -99,21 +104,18 @@ impl Requester {
     /// Whether a packet asks for a response because that is measured: a small message, if no other one is.
     #[inline]
     pub(super) fn wants_delay(&self, common: &Common) -> bool {
-        common.path.as_ref().is_some_and(|path| path.window_share.is_controlled())
-            && self.delays.as_ref().is_none_or(|delays| delays.is_idle())
+        common.is_controlled() && self.delays.as_ref().is_none_or(|delays| delays.is_idle())
     }
 
     /// The same of the first packet of several that leave now.
     #[inline]
     pub(super) fn wants_delay_of_several(&self, common: &Common, now: Time) -> bool {
-        common.path.as_ref().is_some_and(|path| path.window_share.is_controlled())
-            && self.delays.as_ref().is_none_or(|delays| delays.wants(now))
+        common.is_controlled() && self.delays.as_ref().is_none_or(|delays| delays.wants(now))
     }
 
     /// The response to this packet is measured, if a controller wants to know.
-    #[inline]
     pub(super) fn begin_delay(&mut self, common: &Common, psn: Psn, now: Time) {
-        if common.path.as_ref().is_some_and(|path| path.window_share.is_controlled()) {
+        if common.is_controlled() {
             self.delays.get_or_insert_default().begin(psn, now);
         }
     }
@@ -172,7 +174,7 @@ impl Requester {
     #[inline]
     pub(in crate::transport) fn end_send(&mut self, common: &Common, now: Time) {
         self.hold_back(common, now);
-        if let Some(path) = common.path.as_ref().filter(|path| path.window_share.is_controlled())
+        if let Some(path) = common.controlled_path()
             && self.has_unsent(common)
         {
             self.tell_blocked(path, now);
@@ -207,8 +209,7 @@ impl Requester {
     /// rate.
     #[inline]
     pub(in crate::transport) fn hold_back(&mut self, common: &Common, now: Time) {
-        let is_controlled = common.path.as_ref().is_some_and(|path| path.window_share.is_controlled());
-        if is_controlled || self.limiter.is_some() {
+        if self.pays(common) {
             self.pace.hold_back(now, self.allowance(common, now));
         }
     }

@@ -29,17 +29,17 @@ impl Requester {
             Ok(_) => {}
             Err(error) => return self.fail_when_oldest(plan.index, error),
         }
-        let lost = self.lost_packets_of(plan);
-        if ack_request && self.sending(plan) == Sending::First {
+        let left = self.pays(common).then(|| self.left_of(common, plan));
+        if common.is_controlled() && ack_request && self.sending(plan) == Sending::First {
             self.begin_delay(common, plan.psn, pass.now);
         }
         match common.service.is_reliable() {
             true => self.note_sent(common, pass.now, plan, ack_request),
             false => self.note_sent_unreliable(common, pass, plan.psn.plus(1)),
         }
-        let response = if self.request(plan.index).is_read { plan.covers * common.mtu_bytes() } else { 0 };
-        let bytes = plan.size as u64 + u64::from(response);
-        self.tell_sent(common, pass.now, &Left { packets: plan.covers, lost, bytes });
+        if let Some(left) = left {
+            self.tell_sent(common, pass.now, &left);
+        }
         Ok(())
     }
 
@@ -75,11 +75,10 @@ impl Requester {
         self.move_cursor(first.psn.plus(added));
         self.note_in_flight(common);
         self.arm_timers(common, pass.now);
-        self.tell_sent(
-            common,
-            pass.now,
-            &Left { packets: added, lost: 0, bytes: u64::from(added) * first.size as u64 },
-        );
+        if self.pays(common) {
+            let left = Left { packets: added, lost: 0, bytes: u64::from(added) * first.size as u64 };
+            self.tell_sent(common, pass.now, &left);
+        }
         true
     }
 

@@ -298,9 +298,11 @@ impl Requester {
     /// The same while the peer responds.
     #[inline]
     pub(super) fn window_on(&self, path: &Path) -> u32 {
-        let window = path.window_share.window();
-        let is_bounded = !self.window.is_constant() || !path.window_share.is_controlled();
-        if is_bounded { window.min(self.window_packets) } else { window }
+        match path.window_share.controlled_window() {
+            None => self.window_packets,
+            Some(window) if self.window.is_constant() => window,
+            Some(window) => window.min(self.window_packets),
+        }
     }
 
     /// Packets from `first` on for which the window has room, as [`Requester::window_allows`] has it: one, which it has

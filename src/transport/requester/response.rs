@@ -185,7 +185,8 @@ impl Requester {
     /// Completes the requests whose last packet lies before `psn`.
     #[inline]
     pub(super) fn retire_before(&mut self, common: &mut Common, pass: &Pass<'_>, psn: Psn) {
-        let (before, is_read) = (self.unacknowledged, self.request(self.oldest).is_read);
+        let before = self.unacknowledged;
+        let is_read = common.is_controlled() && self.request(self.oldest).is_read;
         self.move_unacknowledged(common, pass.now, psn);
         let mut bound = self.walk();
         while !self.is_idle() {

@@ -61,7 +61,7 @@ impl Responder {
     /// READ responses wait until what has left on the path is paid for.
     #[inline]
     pub(in crate::transport) fn hold_back(&mut self, common: &Common, now: Time) {
-        if let Some(path) = common.path.as_ref().filter(|path| path.window_share.is_controlled()) {
+        if let Some(path) = common.controlled_path() {
             self.hold_back_on(path, now);
         }
     }
