@@ -305,11 +305,12 @@ impl Shard {
 
     /// There is a path between these addresses: queues on the way may mark packets.
     pub(crate) fn receive_marks(&self, own: IpAddr, peer: IpAddr) {
-        self.command(|core, _| {
-            if !core.link.reports_marks() && leaves_host(own, peer) {
-                core.link.report_marks();
-            }
-        });
+        let mut reports = false;
+        self.command(|core, _| reports = core.link.reports_marks());
+        // It asks the kernel for all addresses: not while others wait for the shard.
+        if !reports && leaves_host(own, peer) {
+            self.command(|core, _| core.link.report_marks());
+        }
     }
 
     /// Lets the sender on this port send to groups.

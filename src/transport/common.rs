@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::history::History;
-use super::marks::ArrivedMarks;
+use super::marks::{ArrivedMarks, Marking};
 use super::path::{Path, PathKey};
 use crate::memory::MemoryView;
 use crate::queue::{AsyncEventQueue, CompletionQueue, Overflow, SourceToken};
@@ -113,6 +113,11 @@ impl Common {
     /// The address of the peer, once it is known.
     pub(super) fn peer_address(&self) -> Option<IpAddr> {
         self.path.as_ref().map(|path| path.peer_address)
+    }
+
+    /// Whether queues may mark its packets.
+    pub(super) fn is_markable(&self) -> bool {
+        self.path.as_ref().is_some_and(|path| path.traffic_class.get().marking() != Marking::Off)
     }
 
     /// What queue pairs have in common that share a window.

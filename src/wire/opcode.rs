@@ -303,6 +303,13 @@ impl Opcode {
         self.traits().contains(Traits::RESPONSE)
     }
 
+    /// Whether it carries data of a READ.
+    pub fn is_read_response(self) -> bool {
+        let reliable = self.of(Service::ReliableConnection);
+        let is_data = (Self::RC_READ_RESPONSE_FIRST.0..=Self::RC_READ_RESPONSE_ONLY.0).contains(&reliable.0);
+        is_data && self.is_response()
+    }
+
     /// Whether it begins a message of several packets.
     pub fn is_first(self) -> bool {
         self.traits().contains(Traits::FIRST)

@@ -83,6 +83,8 @@ pub struct Cubic {
     /// Bytes to be acknowledged until everything is that was in flight when losses were noticed: more losses among it
     /// are the same event (RFC 9438, 4.6).
     recovery_left: u64,
+    /// Until then another mark is of the same round trip as the last one: nothing may be in flight when it comes.
+    marked_until: Time,
     /// Reductions, and those that were taken back.
     events: u64,
     undone_events: u64,
@@ -109,6 +111,7 @@ impl Cubic {
             most_in_flight: 0,
             round_left: 0,
             recovery_left: 0,
+            marked_until: Time::ZERO,
             events: 0,
             undone_events: 0,
         }
@@ -244,7 +247,9 @@ impl CongestionControl for Cubic {
             CongestionKind::Marked => {
                 self.losses.note_marked();
                 let least = segments(self.packet) * LEAST_MARKED_PACKETS;
-                if self.recovery_left == 0 && self.window > least {
+                let is_new = self.recovery_left == 0 && event.now >= self.marked_until;
+                if is_new && self.window > least {
+                    self.marked_until = event.now + self.smoothed.unwrap_or_default();
                     self.reduce(MARKED.max(least / self.window), event.in_flight);
                 }
             }

@@ -19,16 +19,19 @@ impl QueuePair {
         let echoes = peer.has_extension(PeerCapabilities::MARKS);
         if datagram.is_marked() {
             self.common.count(Counter::EcnMarkedPackets);
-            if !opcode.is_request() {
+            if opcode.is_read_response() {
                 // Its queue is the one that READs fill, which this end asks for.
                 self.requester.tell_marked(&self.common, now);
+            } else if !opcode.is_request() {
+                // An acknowledgement's queue is the peer's.
             } else if echoes {
                 self.common.arrived_marks.owe_echo();
             } else if !peer.is_ours() {
                 self.common.arrived_marks.owe_notification(now);
             }
         }
-        if becn && echoes && opcode.is_response() && self.requester.sends_markable(&self.common) {
+        // It may acknowledge the last packet in flight, which was checked.
+        if becn && echoes && opcode.is_response() && self.common.is_markable() {
             self.requester.tell_marked(&self.common, now);
         }
     }
@@ -45,7 +48,7 @@ impl QueuePair {
         let bth = &packet.headers.bth;
         let is_native = self.common.is_peer_native();
         let has_form = packet.payload.len() == NOTIFICATION_BYTES as usize && bth.becn;
-        if is_native || !has_form || !self.requester.sends_markable(&self.common) {
+        if is_native || !has_form || !self.common.is_markable() || !self.requester.has_in_flight(&self.common) {
             return Err(DropReason::CongestionNotification);
         }
         if bth.pkey & 0x7fff != 0x7fff {

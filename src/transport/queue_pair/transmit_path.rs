@@ -4,6 +4,7 @@ use super::QueuePair;
 use crate::transport::burst::{BurstSink, BurstWriter, Envelope};
 use crate::transport::common::Pass;
 use crate::transport::loop_bound::LoopBound;
+use crate::transport::marks::without_ecn;
 use crate::transport::requester::RequestPlan;
 use crate::transport::responder::ResponsePlan;
 use crate::transport::window_share::WindowShare;
@@ -53,11 +54,14 @@ impl QueuePair {
         if self.common.is_datagram() {
             return self.fill_datagram(pass, sink, path);
         }
-        let Some(envelope) = self.envelope() else { return Filled::NOTHING };
+        let Some(mut envelope) = self.envelope() else { return Filled::NOTHING };
         if self.owes_notification() {
             return self.fill_notification(sink, envelope);
         }
         self.hold_back(pass.now);
+        if self.common.is_markable() && !self.begins_with_data(pass.now) {
+            envelope.traffic_class = without_ecn(envelope.traffic_class);
+        }
         let mut writer = sink.open(&envelope);
         let (mut is_exhausted, mut has_sent_requests) = (false, false);
         // Each round adds a packet, but where memory is gone: once of a request and once of its probe, which then end,
@@ -87,6 +91,16 @@ impl QueuePair {
         self.responder.pay(&self.common, pass.now);
         self.requester.end_send(&self.common, pass.now);
         Filled { has_sent: self.finish(writer), is_exhausted }
+    }
+
+    /// Whether what leaves next is more than an acknowledgement. Queues must not mark those that leave alone, since
+    /// nothing is told of it (RFC 3168, 6.1.4).
+    #[cold]
+    fn begins_with_data(&mut self, now: Time) -> bool {
+        match self.next_plan(now) {
+            Some(Plan::Response(response)) => response.is_data(),
+            Some(Plan::Request(_)) | None => true,
+        }
     }
 
     /// What carries payload waits until all is paid for that has left on the path.
@@ -142,7 +156,7 @@ impl QueuePair {
     /// Gives the sink the next datagram.
     fn fill_datagram<S: BurstSink>(&mut self, pass: &Pass<'_>, sink: &mut S, path: Option<&WindowShare>) -> Filled {
         let Some(request) = self.requester.next_datagram(&self.common) else { return Filled::NOTHING };
-        if self.requester.holds_datagram_back(path, pass.now) {
+        if self.requester.holds_datagram_back(self.common.qpn, path, pass.now) {
             return Filled::NOTHING;
         }
         let envelope = request.envelope(self.common.qpn);

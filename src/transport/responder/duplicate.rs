@@ -2,6 +2,7 @@
 
 use super::response_queue::SHORT_RESPONSE_BYTES;
 use super::{Common, Pass, Responder};
+use crate::transport::marks::Marking;
 use crate::types::{Counter, DropReason, QueuePairState};
 use crate::wire::{Opcode, Packet, Syndrome};
 
@@ -24,6 +25,9 @@ impl Responder {
         let found = match (opcode, packet.headers.reth) {
             (Opcode::RC_READ_REQUEST, Some(reth)) => {
                 let in_parts = common.takes_gap_runs();
+                if self.responses.is_whole_read(psn, &reth, named) {
+                    common.path.iter().for_each(|path| path.note_marking(Marking::note_silence));
+                }
                 self.responses.repeat_read(pass.now, psn, reth, named, common.mtu_bytes(), in_parts)
             }
             (Opcode::RC_COMPARE_SWAP | Opcode::RC_FETCH_ADD, _) => self.responses.repeat_atomic(psn, named),

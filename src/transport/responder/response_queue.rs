@@ -446,6 +446,15 @@ impl ResponseQueue {
         true
     }
 
+    /// Whether it is all of a READ that is asked for again: nothing of its response has arrived.
+    pub(super) fn is_whole_read(&self, psn: Psn, reth: &Reth, named: Option<SharedReceiveQueueNumber>) -> bool {
+        let read = self.find(psn, named).and_then(|slot| self.resources[slot]);
+        read.is_some_and(|read| {
+            let length = if let ResourceKind::Read { reth, .. } = read.kind { reth.length } else { 0 };
+            read.was_sent && read.first == psn && length == reth.length
+        })
+    }
+
     /// An atomic came again: responds with the stored result (`rxe_resp.c`, `duplicate_request`). False if it is not
     /// known (any more).
     pub(super) fn repeat_atomic(&mut self, psn: Psn, named: Option<SharedReceiveQueueNumber>) -> bool {

@@ -195,3 +195,75 @@ fn a_path_that_loses_markable_packets_is_used_without_marks() {
         assert!(sent.iter().all(|class| *class == if is_over { 0 } else { 0b10 }), "{sent:?}");
     }
 }
+
+/// Both ends have controllers, and know of each other that they echo marks.
+fn both_controlled(script: &Script) -> Pair {
+    let mut ends = script.ends(QueuePairType::ReliableConnection);
+    let config = EndpointConfig { congestion: Some(Arc::new(script.clone())), ..EndpointConfig::default() };
+    ends[1] = End::configured(QueuePairType::ReliableConnection, "192.0.2.2", 2, None, config);
+    Pair::connected(ends, ECHOES)
+}
+
+#[test]
+fn acknowledgements_alone_may_not_be_marked_and_a_mark_on_one_means_nothing() {
+    let script = Script::new(u64::MAX, None);
+    let mut pair = both_controlled(&script);
+    write(&mut pair, 1_024);
+    pair.carry(0);
+    let (sent, acknowledge) = transmit(&mut pair, 1).expect("an acknowledgement");
+    assert_eq!(sent.traffic_class, 0);
+    assert_eq!(deliver(&mut pair, 0, 0b11, &acknowledge).dropped, None);
+    expect_done(&mut pair, 1);
+    assert_eq!(script.events(), []);
+}
+
+#[test]
+fn the_echo_of_the_last_packet_in_flight_is_heard() {
+    let script = Script::new(u64::MAX, None);
+    let mut pair = script.reliable(ECHOES);
+    write(&mut pair, 10 * 1_024);
+    let mut sent = 0;
+    while let Some((send, bytes)) = transmit(&mut pair, 0) {
+        for (index, payload) in bytes.chunks(send.segment_size.unwrap_or(bytes.len())).enumerate() {
+            sent += 1;
+            let Transmit { source, destination, .. } = send;
+            let (source_port, segment_index, hop_limit) = (50_000, index as u16, None);
+            let traffic_class = Some(if sent == 10 { 0b11 } else { 0b10 });
+            let datagram =
+                Datagram { source, destination, source_port, segment_index, hop_limit, traffic_class, payload };
+            let end = &mut pair.ends[1];
+            assert_eq!(end.endpoint.handle_datagram(pair.now, &end.table.read(), &datagram).dropped, None);
+        }
+    }
+    assert_eq!(sent, 10);
+    pair.drive(Duration::from_millis(1));
+    expect_done(&mut pair, 1);
+    assert_eq!(script.events().len(), 1);
+}
+
+#[test]
+fn a_read_that_is_asked_for_again_as_a_whole_ends_marks_of_its_responses() {
+    for (repeated, class) in [(10 * 1_024, 0), (5 * 1_024, 0b10)] {
+        let script = Script::new(u64::MAX, None);
+        let mut pair = both_controlled(&script);
+        read(&mut pair, 10 * 1_024);
+        let (_, mut request) = transmit(&mut pair, 0).expect("a request");
+        assert_eq!(deliver(&mut pair, 1, 0, &request).dropped, None);
+        let mut classes = Vec::new();
+        for _ in 0..2 {
+            while let Some((sent, _)) = transmit(&mut pair, 1) {
+                classes.push(sent.traffic_class);
+            }
+            // The length, and the ICRC.
+            let length = request.len();
+            request[24..28].copy_from_slice(&u32::to_be_bytes(repeated));
+            request.truncate(length - 4);
+            let [source, destination] = [0, 1].map(|end| pair.ends[end].address);
+            request.extend([0; 4]);
+            icrc::append(&Flow { source, destination, source_port: 50_000 }, 0, &mut request);
+            pair.now = pair.now + Duration::from_millis(1);
+            deliver(&mut pair, 1, 0, &request);
+        }
+        assert_eq!((classes[0], classes.last()), (0b10, Some(&class)), "{repeated} bytes");
+    }
+}
