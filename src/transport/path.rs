@@ -160,6 +160,11 @@ impl Path {
         seed
     }
 
+    /// What a queue pair draws with for its turn among those that wait for the pace; 0: there are no others.
+    pub(super) fn lot(&self, qpn: Qpn) -> u32 {
+        if self.is_shared() || self.window_share.carries_datagrams() { qpn.value() } else { 0 }
+    }
+
     /// Whether other queue pairs have the same path. The endpoint's table holds one of the references.
     pub(super) fn is_shared(&self) -> bool {
         Arc::strong_count(&self.window_share) > 2

@@ -15,6 +15,10 @@ const SECOND_NANOSECONDS: u64 = 1_000_000_000;
 const BURST: Duration = Duration::from_micros(250);
 /// So long after READs of this end the controller's rate is not taken for that of the direction to the peer.
 const READ_AGE: Duration = Duration::from_secs(1);
+/// What READ responses wait for the pace at most, which is what others wait for them at most.
+pub(super) const LONGEST_DEBT: Duration = Duration::from_millis(2);
+/// Queue pairs that wait for the same time are spread over this part of the latest send's.
+const PARTS_OF_A_DRAW: u32 = 8;
 /// A send may have so many packets, whatever the rate.
 const LEAST_BURST_PACKETS: u32 = 2;
 
@@ -30,8 +34,9 @@ pub(super) struct PathControl {
     /// The path as the queue pair knows it that was connected last.
     facts: PathFacts,
     shortest: ShortestRoundTrip,
-    /// When what was sent is paid for.
+    /// When what was sent is paid for, and what the latest send cost.
     paid_at: Time,
+    cost: Duration,
     measures: PathMeasures,
     /// When SENDs or WRITEs of this end were acknowledged last, and when READs were.
     data_at: Option<Time>,
@@ -46,6 +51,7 @@ impl PathControl {
             facts: *facts,
             shortest: ShortestRoundTrip::default(),
             paid_at: Time::ZERO,
+            cost: Duration::ZERO,
             measures: PathMeasures::default(),
             data_at: None,
             reads_at: None,
@@ -92,6 +98,7 @@ impl PathControl {
     fn pay(&mut self, now: Time, bytes: u64, rate: u64) {
         let cost = Duration::from_nanos(bytes.saturating_mul(SECOND_NANOSECONDS) / rate.max(1));
         self.paid_at = self.paid_at.max(now) + cost;
+        self.cost = cost;
     }
 
     /// What is never acknowledged has left: so many bytes.
@@ -99,6 +106,14 @@ impl PathControl {
         if let Some(rate) = self.known_rate(now) {
             self.pay(now, bytes, rate);
         }
+    }
+
+    /// The same of READ responses. They leave after a while in any case; what is not paid for then is forgotten, so
+    /// that others need not wait for it.
+    pub(super) fn charge_responses(&mut self, now: Time, bytes: u64) {
+        let most = self.paid_at.max(now + LONGEST_DEBT);
+        self.charge(now, bytes);
+        self.paid_at = self.paid_at.min(most);
     }
 
     /// The rate of what is never acknowledged.
@@ -139,15 +154,21 @@ impl PathControl {
         u32::try_from(packets).unwrap_or(u32::MAX).max(LEAST_BURST_PACKETS).min(self.window_packets())
     }
 
-    /// When the next packet may leave.
-    pub(super) fn paid_at(&self) -> Time {
-        self.paid_at
+    /// When the next packet may leave, of a queue pair with this lot. Queue pairs that wait for one time draw for who
+    /// is first: without that it is always the same one. 0 waits no longer than all do.
+    pub(super) fn turn(&self, lot: u32) -> Time {
+        if lot == 0 {
+            return self.paid_at;
+        }
+        let drawn = (u64::from(lot) ^ self.paid_at.as_nanos()).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48;
+        let most = (self.cost / PARTS_OF_A_DRAW).as_nanos() as u64;
+        self.paid_at + Duration::from_nanos(most.saturating_mul(drawn) >> 16)
     }
 
     /// When the next packet that is never acknowledged may leave, and how many in one send; `None`: there is no rate
     /// for them.
-    pub(super) fn unacknowledged_allowance(&self, now: Time) -> Option<(Time, u32)> {
-        self.known_rate(now).map(|rate| (self.paid_at, self.packets_in_a_burst(rate)))
+    pub(super) fn unacknowledged_allowance(&self, now: Time, lot: u32) -> Option<(Time, u32)> {
+        self.known_rate(now).map(|rate| (self.turn(lot), self.packets_in_a_burst(rate)))
     }
 }
 
@@ -187,9 +208,9 @@ impl PathControl {
 
 impl PathControl {
     /// Until when a datagram waits, if it does: until all is paid for, once more has left than one send may have.
-    pub(super) fn datagram_waits_until(&self, now: Time) -> Option<Time> {
+    pub(super) fn datagram_waits_until(&self, now: Time, lot: u32) -> Option<Time> {
         let is_due = self.known_rate(now).is_some() && self.paid_at > now + BURST;
-        is_due.then_some(self.paid_at)
+        is_due.then(|| self.turn(lot))
     }
 }
 
@@ -257,10 +278,10 @@ mod tests {
         let mut control = PathControl::new(&facts(true), &fixed).expect("a controller");
         control.note_sent(&sent(0, PACKET));
         control.note_sent(&sent(0, PACKET / 2));
-        assert_eq!(control.paid_at(), at(15));
+        assert_eq!(control.turn(0), at(15));
         // Time without packets saves nothing up.
         control.note_sent(&sent(100, PACKET));
-        assert_eq!(control.paid_at(), at(110));
+        assert_eq!(control.turn(0), at(110));
     }
 
     fn acknowledged(microseconds: u64) -> Acked {
@@ -272,16 +293,16 @@ mod tests {
         let fixed = Fixed { window: 64 * PACKET, rate: Some(100_000 * PACKET) };
         let mut control = PathControl::new(&facts(true), &fixed).expect("a controller");
         control.charge(at(0), PACKET);
-        assert_eq!((control.paid_at(), control.unacknowledged_allowance(at(0))), (Time::ZERO, None));
+        assert_eq!((control.turn(0), control.unacknowledged_allowance(at(0), 0)), (Time::ZERO, None));
         control.note_acknowledged(&acknowledged(10), false);
         control.charge(at(20), PACKET);
-        assert_eq!(control.unacknowledged_allowance(at(20)), Some((at(30), 25)));
-        assert_eq!(control.unacknowledged_allowance(at(500_011)), None, "it is too old");
+        assert_eq!(control.unacknowledged_allowance(at(20), 0), Some((at(30), 25)));
+        assert_eq!(control.unacknowledged_allowance(at(500_011), 0), None, "it is too old");
         control.note_acknowledged(&acknowledged(600_000), true);
         control.note_acknowledged(&acknowledged(600_000), false);
-        assert_eq!(control.unacknowledged_allowance(at(600_000)), None, "READs tell of the other direction");
+        assert_eq!(control.unacknowledged_allowance(at(600_000), 0), None, "READs tell of the other direction");
         control.note_acknowledged(&acknowledged(1_600_000), false);
-        assert!(control.unacknowledged_allowance(at(1_600_000)).is_some());
+        assert!(control.unacknowledged_allowance(at(1_600_000), 0).is_some());
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The window of a path, as the queue pairs of the path share it.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::congestion::{CongestionFactory, PathFacts};
@@ -17,6 +17,8 @@ pub(super) struct WindowShare {
     waiters: AtomicU32,
     /// Packets that the controller lets be in flight.
     window: AtomicU32,
+    /// Datagrams have taken the path, which have no part in the window.
+    carries_datagrams: AtomicBool,
     control: Mutex<Option<PathControl>>,
 }
 
@@ -26,6 +28,7 @@ impl Default for WindowShare {
             in_flight: AtomicU32::new(0),
             waiters: AtomicU32::new(0),
             window: AtomicU32::new(NO_CONTROL),
+            carries_datagrams: AtomicBool::new(false),
             control: Mutex::new(None),
         }
     }
@@ -73,9 +76,13 @@ impl WindowShare {
         self.controlled_window().is_some()
     }
 
-    /// A queue pair has the path: a controller is made for the first one.
-    pub(super) fn take_path(&self, facts: &PathFacts, factory: &dyn CongestionFactory) {
+    /// A queue pair has the path: a controller is made for the first one. If that had none, others have none, although
+    /// the factory may see the path differently by now: all must tell of what they send, or none.
+    pub(super) fn take_path(&self, facts: &PathFacts, factory: &dyn CongestionFactory, is_first: bool) {
         let mut control = self.lock();
+        if control.is_none() && !is_first {
+            return;
+        }
         if !control.as_mut().is_some_and(|control| control.goes_on(facts)) {
             let before = control.take();
             *control = PathControl::new(facts, factory).map(|control| control.after(before));
@@ -93,16 +100,21 @@ impl WindowShare {
         self.renew_window(control.as_ref());
     }
 
-    /// When what was sent is paid for, and how many packets may leave in one send.
+    /// When what was sent is paid for, for a queue pair with this lot, and how many packets may leave in one send.
     #[cold]
-    pub(super) fn allowance(&self) -> (Time, u32) {
-        self.lock().as_ref().map_or((Time::ZERO, u32::MAX), |control| (control.paid_at(), control.burst_packets()))
+    pub(super) fn allowance(&self, lot: u32) -> (Time, u32) {
+        self.lock().as_ref().map_or((Time::ZERO, u32::MAX), |control| (control.turn(lot), control.burst_packets()))
     }
 
     /// The same of packets that are never acknowledged; `None`: there is no rate for them.
     #[cold]
-    pub(super) fn unacknowledged_allowance(&self, now: Time) -> Option<(Time, u32)> {
-        self.lock().as_ref()?.unacknowledged_allowance(now)
+    pub(super) fn unacknowledged_allowance(&self, now: Time, lot: u32) -> Option<(Time, u32)> {
+        self.lock().as_ref()?.unacknowledged_allowance(now, lot)
+    }
+
+    /// Whether datagrams wait for the pace as well, perhaps.
+    pub(super) fn carries_datagrams(&self) -> bool {
+        self.carries_datagrams.load(Ordering::Relaxed)
     }
 
     /// Fills in what the controller says and what is measured, if there is one.
@@ -117,8 +129,9 @@ impl WindowShare {
 
     /// Until when a datagram waits, if it does.
     #[cold]
-    pub(super) fn datagram_waits_until(&self, now: Time) -> Option<Time> {
-        self.lock().as_ref()?.datagram_waits_until(now)
+    pub(super) fn datagram_waits_until(&self, now: Time, lot: u32) -> Option<Time> {
+        self.carries_datagrams.store(true, Ordering::Relaxed);
+        self.lock().as_ref()?.datagram_waits_until(now, lot)
     }
 
     /// A controller that has panicked may say anything; what it says is bounded.

@@ -21,7 +21,7 @@ impl Requester {
         self.window = ConnectionWindow::new(&facts);
         self.renew_window(&facts);
         if let Some(factory) = factory {
-            path.window_share.take_path(&facts, factory);
+            path.window_share.take_path(&facts, factory, !path.is_shared());
         }
     }
 
@@ -154,10 +154,9 @@ impl Requester {
         path.window_share.tell(|control| control.note_congestion(&event));
     }
 
-    /// Whether packets of the path are in flight that queues may mark.
-    pub(in crate::transport) fn sends_markable(&self, common: &Common) -> bool {
-        let path = common.path.as_ref().filter(|path| path.traffic_class.get().marking() != Marking::Off);
-        path.is_some_and(|path| self.in_flight_on(common, path) > 0)
+    /// Whether packets of the path are in flight.
+    pub(in crate::transport) fn has_in_flight(&self, common: &Common) -> bool {
+        common.path.as_ref().is_some_and(|path| self.in_flight_on(common, path) > 0)
     }
 
     /// Packets that were sent again had only been late, as far as that was found out just now.
@@ -186,7 +185,7 @@ impl Requester {
         let share = &path.window_share;
         let blocked = match self.pace.halt() {
             Halt::None | Halt::Pace if share.in_flight() >= share.window() => Blocked::Window,
-            Halt::Pace => Blocked::Pace(share.allowance().0),
+            Halt::Pace => Blocked::Pace(share.allowance(0).0),
             Halt::None | Halt::Receiver | Halt::Stopped => return,
         };
         share.tell(|control| control.note_blocked(now, blocked));
@@ -226,9 +225,7 @@ impl Requester {
     /// The queue pair has another rate limit, or none. What was sent under the last one is paid for.
     pub(in crate::transport) fn limit_rate(&mut self, limit: &RateLimit) {
         self.limiter = Limiter::new(limit).map(Box::new);
-        if self.pace.halt() == Halt::Pace {
-            self.pace.release();
-        }
+        self.pace.forget_rate();
     }
 
     /// A clock has run out, or the pause has, while the pace holds packets back. What is held back has no response, so
@@ -254,8 +251,8 @@ pub(super) struct Left {
 /// When what was sent on the path is paid for, and how many packets may leave in one send. `None`: they have no rate.
 fn allowance_on(common: &Common, path: &Path, now: Time) -> Option<(Time, u32)> {
     match common.service.is_reliable() {
-        true => Some(path.window_share.allowance()),
-        false => path.window_share.unacknowledged_allowance(now),
+        true => Some(path.window_share.allowance(path.lot(common.qpn))),
+        false => path.window_share.unacknowledged_allowance(now, path.lot(common.qpn)),
     }
 }
 

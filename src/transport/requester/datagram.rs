@@ -61,13 +61,19 @@ impl Requester {
     /// Whether the datagram that leaves next waits for the pace of the path that it takes or for the queue pair's own
     /// rate, and all behind it with it.
     #[inline]
-    pub(in crate::transport) fn holds_datagram_back(&mut self, path: Option<&WindowShare>, now: Time) -> bool {
-        (path.is_some() || self.limiter.is_some()) && self.hold_datagram_back(path, now)
+    pub(in crate::transport) fn holds_datagram_back(
+        &mut self,
+        qpn: Qpn,
+        path: Option<&WindowShare>,
+        now: Time,
+    ) -> bool {
+        (path.is_some() || self.limiter.is_some()) && self.hold_datagram_back(qpn, path, now)
     }
 
     #[cold]
-    fn hold_datagram_back(&mut self, path: Option<&WindowShare>, now: Time) -> bool {
-        let on_path = path.and_then(|path| path.datagram_waits_until(now));
+    fn hold_datagram_back(&mut self, qpn: Qpn, path: Option<&WindowShare>, now: Time) -> bool {
+        // Connections have the path, too.
+        let on_path = path.and_then(|path| path.datagram_waits_until(now, qpn.value()));
         let own = self.limiter.as_ref().and_then(|limiter| limiter.datagram_waits_until(now));
         let paid_at = on_path.max(own);
         paid_at.into_iter().for_each(|paid_at| self.pace.hold_back(now, (paid_at, u32::MAX)));

@@ -57,6 +57,14 @@ impl Pace {
         self.halt = Halt::Stopped;
     }
 
+    /// There is another rate, or none.
+    pub(super) fn forget_rate(&mut self) {
+        self.allowed = u32::MAX;
+        if self.halt == Halt::Pace {
+            self.halt = Halt::None;
+        }
+    }
+
     /// No halt any more, whatever it was.
     pub(super) fn release(&mut self) {
         self.halt = Halt::None;

@@ -191,8 +191,11 @@ impl Requester {
         };
         let reads = u32::from(common.attributes.max_rd_atomic.unwrap_or(0));
         let is_fine = path.window_share.is_controlled() && window >= FINE_READ_WINDOW && reads >= 4;
-        let (_, burst) = path.window_share.allowance();
-        if is_fine { (window / 4).min(burst.min(FINE_READ_PACKETS).max(window / reads)) } else { (window / 2).max(1) }
+        if !is_fine {
+            return (window / 2).max(1);
+        }
+        let (_, burst) = path.window_share.allowance(0);
+        (window / 4).min(burst.min(FINE_READ_PACKETS).max(window / reads))
     }
 
     #[inline]

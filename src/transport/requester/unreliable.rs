@@ -20,7 +20,7 @@ impl Requester {
         self.retire_before(common, pass, end);
         let Some(path) = &common.path else { return };
         // A rate takes the place of the pauses.
-        if path.window_share.is_controlled() && path.window_share.unacknowledged_allowance(pass.now).is_some() {
+        if path.window_share.is_controlled() && path.window_share.unacknowledged_allowance(pass.now, 0).is_some() {
             return;
         }
         let window = self.window_on(path);

@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use super::{Common, Responder};
 use crate::transport::path::Path;
-use crate::types::Time;
+use crate::transport::path_control::LONGEST_DEBT;
+use crate::types::{Qpn, Time};
 
 /// READ responses wait no longer than this: a clock of the peer runs meanwhile, and sends a probe after 2 ms at the
 /// earliest (`Requester`).
-const LONGEST_WAIT: Duration = Duration::from_millis(2);
+const LONGEST_WAIT: Duration = LONGEST_DEBT;
 
 /// What READ responses may take of the path's pace.
 #[derive(Clone, Copy, Default)]
@@ -62,14 +63,17 @@ impl Responder {
     #[inline]
     pub(in crate::transport) fn hold_back(&mut self, common: &Common, now: Time) {
         if let Some(path) = common.controlled_path() {
-            self.hold_back_on(path, now);
+            self.hold_back_on(path, common.qpn, now);
         }
     }
 
     #[cold]
-    fn hold_back_on(&mut self, path: &Path, now: Time) {
+    fn hold_back_on(&mut self, path: &Path, qpn: Qpn, now: Time) {
         let responses = &mut self.responses;
-        let allowance = if responses.owes_read() { path.window_share.unacknowledged_allowance(now) } else { None };
+        let allowance = match responses.owes_read() {
+            true => path.window_share.unacknowledged_allowance(now, path.lot(qpn)),
+            false => None,
+        };
         let Some((paid_at, burst)) = allowance else {
             responses.pace = None;
             return;
@@ -84,8 +88,8 @@ impl Responder {
     pub(in crate::transport) fn pay(&mut self, common: &Common, now: Time) {
         let bytes = self.responses.pace.as_mut().map_or(0, |pace| std::mem::take(&mut pace.unpaid));
         if let Some(path) = common.path.as_ref().filter(|_| bytes > 0) {
-            path.window_share.tell(|control| control.charge(now, bytes));
-            self.hold_back_on(path, now);
+            path.window_share.tell(|control| control.charge_responses(now, bytes));
+            self.hold_back_on(path, common.qpn, now);
         }
     }
 }

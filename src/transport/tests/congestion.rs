@@ -313,6 +313,23 @@ fn queue_pairs_with_a_common_peer_share_a_controller() {
 }
 
 #[test]
+fn queue_pairs_that_wait_for_the_pace_take_turns() {
+    let script = Script::new(u64::MAX, Some(1_000 * MTU));
+    let mut crowd = script.crowd(4);
+    let write = crowd.write();
+    (0..4).for_each(|member| crowd.post(member, write, 100 * MTU as u32, 1, 1));
+    crowd.pair.drive(Duration::from_millis(20));
+    crowd.expect_done(0..4, 1);
+    let mut sent = std::collections::BTreeMap::new();
+    let mut left = 200;
+    for (qpn, packets) in &crowd.pair.sends {
+        left = usize::saturating_sub(left, *packets);
+        *sent.entry(*qpn).or_insert(0) += if left > 0 { *packets } else { 0 };
+    }
+    assert!(sent.len() == 4 && sent.values().all(|packets| (25..=75).contains(packets)), "of 200: {sent:?}");
+}
+
+#[test]
 fn a_window_of_one_packet_is_used_in_turns() {
     let script = Script::new(MTU, None);
     let mut crowd = script.crowd(4);

@@ -362,6 +362,42 @@ fn a_datagram_that_waits_holds_up_those_behind_it() {
     assert!(paid[2] > start + Duration::from_millis(10) && paid[2] == paid[3], "{paid:?}");
 }
 
+#[test]
+fn datagrams_beside_a_connection_get_their_turns() {
+    let mut datagrams = Datagrams::new(&Script::new(u64::MAX, Some(2_000 * u64::from(MTU))));
+    let (sge, rkey) = (datagrams.end.sge(0, 500 * MTU), datagrams.end.region.rkey());
+    datagrams.end.post(datagrams.now, Operation::Write { remote_addr: 0x10_0000, rkey }, &[sge]);
+    (0..20).for_each(|_| datagrams.post(datagrams.paced, MTU));
+    let (mut packets, mut of_datagrams) = (0, 0);
+    while of_datagrams < 20 && packets < 1_000 {
+        match datagrams.end.transmit(datagrams.now) {
+            sent if sent.is_empty() => {
+                datagrams.now = datagrams.end.endpoint.next_timeout().expect("something waits");
+                datagrams.end.endpoint.handle_timeout(datagrams.now);
+            }
+            sent => {
+                packets += sent.len();
+                of_datagrams += sent.iter().filter(|packet| Opcode(packet[0]) == Opcode::UD_SEND_ONLY).count();
+            }
+        }
+    }
+    assert!(of_datagrams == 20 && packets < 200, "{of_datagrams} datagrams of {packets} packets");
+}
+
+#[test]
+fn what_follows_read_responses_waits_for_them_no_longer_than_they_did() {
+    let script = Script::new(64 << 10, Some(250 * u64::from(MTU)));
+    let mut watched = Watched::reliable(&script);
+    watched.read(200);
+    watched.run_for(300);
+    let (before, start) = (watched.departures.len(), watched.pair.now);
+    watched.write(1, 1);
+    watched.run_for(20);
+    let is_write = |(_, _, opcode): &&(Time, usize, Opcode)| *opcode == Opcode::RC_WRITE_ONLY;
+    let write = watched.departures[before..].iter().find(is_write).expect("it has left");
+    assert!(write.0 <= start + Duration::from_millis(8), "after {:?}", write.0.saturating_since(start));
+}
+
 /// A megabyte a second, in kilobits.
 const MEGABYTE: u32 = 8_000;
 
