@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use super::{Delays, Random};
 use crate::types::Time;
 
 /// Bytes of a packet in front of the base transport header, as queueing disciplines of Linux count them: Ethernet, IPv4
@@ -25,6 +26,65 @@ pub enum Discipline {
         /// Bytes that pass at once; one packet always does.
         burst_bytes: u64,
     },
+    /// They wait. A packet that finds a longer queue than this is marked if its sender knows marks (RFC 3168); one that
+    /// does not fit is dropped.
+    Step {
+        /// Bytes that the queue holds; one packet always fits.
+        queue_bytes: u64,
+        /// Bytes from which on packets are marked.
+        mark_bytes: u64,
+    },
+    /// Random early detection, by the queue as it is and not by its mean, as switches are configured: the longer the
+    /// queue, the more packets are marked, or dropped.
+    Red {
+        /// Bytes that the queue holds; one packet always fits.
+        queue_bytes: u64,
+        /// Bytes up to which no packet is chosen.
+        least_bytes: u64,
+        /// Bytes from which on every packet is chosen.
+        most_bytes: u64,
+        /// Packets of a thousand that are chosen just below that.
+        permille: u32,
+        /// Whether chosen packets are marked, if their sender knows marks. Else they are dropped.
+        marks: bool,
+    },
+}
+
+impl Discipline {
+    /// The bytes that a packet may find, itself included.
+    fn room(&self) -> u64 {
+        match *self {
+            Self::TailDrop { queue_bytes } | Self::Step { queue_bytes, .. } | Self::Red { queue_bytes, .. } => {
+                queue_bytes
+            }
+            Self::Policer { burst_bytes } => burst_bytes,
+        }
+    }
+
+    /// Whether a packet that finds so long a queue is chosen.
+    fn chooses(&self, backlog: u64, random: &mut Random) -> bool {
+        match *self {
+            Self::TailDrop { .. } | Self::Policer { .. } => false,
+            Self::Step { mark_bytes, .. } => backlog > mark_bytes,
+            Self::Red { least_bytes, most_bytes, permille, .. } => {
+                let above = backlog.saturating_sub(least_bytes);
+                let range = most_bytes.saturating_sub(least_bytes);
+                backlog >= most_bytes || above > 0 && random.below(1_000 * range) < above * u64::from(permille)
+            }
+        }
+    }
+
+    fn drops_chosen(&self, knows_marks: bool) -> bool {
+        matches!(self, Self::Red { marks, .. } if !(*marks && knows_marks))
+    }
+}
+
+/// What becomes of a packet that a link takes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Passage {
+    /// Until it is sent.
+    pub(super) wait: Duration,
+    pub(super) is_marked: bool,
 }
 
 /// A link with a rate.
@@ -34,15 +94,29 @@ pub struct Bottleneck {
     discipline: Discipline,
     /// When all that it has taken is sent, in picoseconds: a packet of 1 KiB takes 86,560 of them at 100 Gbit/s.
     free_at: u128,
+    /// What waited when the rate changed: until when it is sent, and at which rate.
+    earlier: (u128, u64),
     passed_bytes: u64,
+    passed_packets: u64,
     dropped_packets: u64,
+    marked_packets: u64,
+    delays: Delays,
 }
 
 impl Bottleneck {
     /// An empty link.
     pub fn new(bytes_per_second: u64, discipline: Discipline) -> Self {
-        let bytes_per_second = bytes_per_second.max(1);
-        Self { bytes_per_second, discipline, free_at: 0, passed_bytes: 0, dropped_packets: 0 }
+        Self {
+            bytes_per_second: bytes_per_second.max(1),
+            discipline,
+            free_at: 0,
+            earlier: (0, 1),
+            passed_bytes: 0,
+            passed_packets: 0,
+            dropped_packets: 0,
+            marked_packets: 0,
+            delays: Delays::default(),
+        }
     }
 
     /// Bytes that have passed, headers included.
@@ -50,35 +124,68 @@ impl Bottleneck {
         self.passed_bytes
     }
 
+    /// Packets that have passed.
+    pub fn passed_packets(&self) -> u64 {
+        self.passed_packets
+    }
+
     /// Packets that were dropped.
     pub fn dropped_packets(&self) -> u64 {
         self.dropped_packets
     }
 
-    /// Bytes that are not sent yet.
-    pub fn backlog_bytes(&self, now: Time) -> u64 {
-        let left = self.free_at.saturating_sub(picoseconds(now));
-        (left * u128::from(self.bytes_per_second)).div_ceil(SECOND_PICOSECONDS) as u64
+    /// Packets that were marked.
+    pub fn marked_packets(&self) -> u64 {
+        self.marked_packets
     }
 
-    /// How long a packet of so many bytes, from the Ethernet header on, is delayed. `None`: it is dropped.
-    pub(super) fn pass(&mut self, now: Time, bytes: u64) -> Option<Duration> {
-        let (Discipline::TailDrop { queue_bytes: room } | Discipline::Policer { burst_bytes: room }) = self.discipline;
+    /// How long the packets waited for those before them.
+    pub fn delays(&self) -> &Delays {
+        &self.delays
+    }
+
+    /// Forgets how long packets waited.
+    pub fn forget_delays(&mut self) {
+        self.delays = Delays::default();
+    }
+
+    /// The link is faster or slower from now on. What waits already is still sent at the rate before.
+    pub fn set_rate(&mut self, now: Time, bytes_per_second: u64) {
+        // Of two changes before the queue has emptied the second one's rate counts for what is left of both.
+        self.earlier = (self.free_at.max(picoseconds(now)), self.bytes_per_second);
+        self.bytes_per_second = bytes_per_second.max(1);
+    }
+
+    /// Bytes that are not sent yet.
+    pub fn backlog_bytes(&self, now: Time) -> u64 {
+        let (now, (changed_at, rate)) = (picoseconds(now), self.earlier);
+        let earlier = changed_at.saturating_sub(now) * u128::from(rate);
+        let later = self.free_at.saturating_sub(changed_at.max(now)) * u128::from(self.bytes_per_second);
+        (earlier + later).div_ceil(SECOND_PICOSECONDS) as u64
+    }
+
+    /// What becomes of a packet of so many bytes, from the Ethernet header on. `None`: it is dropped.
+    pub(super) fn pass(&mut self, now: Time, bytes: u64, knows_marks: bool, random: &mut Random) -> Option<Passage> {
         let backlog = self.backlog_bytes(now);
-        if backlog > 0 && backlog + bytes > room {
+        let is_full = backlog > 0 && backlog + bytes > self.discipline.room();
+        let is_chosen = !is_full && self.discipline.chooses(backlog, random);
+        if is_full || is_chosen && self.discipline.drops_chosen(knows_marks) {
             self.dropped_packets += 1;
             return None;
         }
+        let is_marked = is_chosen && knows_marks;
+        let (now, before) = (picoseconds(now), self.free_at);
         let cost = u128::from(bytes) * SECOND_PICOSECONDS / u128::from(self.bytes_per_second);
-        self.free_at = self.free_at.max(picoseconds(now)) + cost;
+        self.free_at = before.max(now) + cost;
         self.passed_bytes += bytes;
-        match self.discipline {
-            Discipline::Policer { .. } => Some(Duration::ZERO),
-            Discipline::TailDrop { .. } => {
-                let wait = (self.free_at - picoseconds(now)).div_ceil(NANOSECOND_PICOSECONDS);
-                Some(Duration::from_nanos(wait as u64))
-            }
+        self.passed_packets += 1;
+        self.marked_packets += u64::from(is_marked);
+        let nanoseconds = |wait: u128| Duration::from_nanos(wait.div_ceil(NANOSECOND_PICOSECONDS) as u64);
+        if matches!(self.discipline, Discipline::Policer { .. }) {
+            return Some(Passage { wait: Duration::ZERO, is_marked });
         }
+        self.delays.note(nanoseconds(before.saturating_sub(now)));
+        Some(Passage { wait: nanoseconds(self.free_at - now), is_marked })
     }
 }
 
@@ -99,6 +206,11 @@ mod tests {
     /// With its headers 1,000 bytes: 8 µs at 1 Gbit/s.
     const PACKET: usize = 1_000 - HEADER_BYTES as usize;
 
+    /// How long a packet that knows no marks waits.
+    fn wait(link: &mut Bottleneck, now: Time) -> Option<Duration> {
+        link.pass(now, frame_bytes(PACKET), false, &mut Random::new(1)).map(|passage| passage.wait)
+    }
+
     fn at(microseconds: u64) -> Time {
         Time::from_nanos(microseconds * 1_000)
     }
@@ -107,42 +219,111 @@ mod tests {
     fn packets_leave_one_after_the_other_at_the_rate() {
         let mut link = Bottleneck::new(GIGABIT, Discipline::TailDrop { queue_bytes: 1 << 20 });
         for packet in 1..=10 {
-            assert_eq!(link.pass(at(100), frame_bytes(PACKET)), Some(Duration::from_micros(8 * packet)));
+            assert_eq!(wait(&mut link, at(100)), Some(Duration::from_micros(8 * packet)));
         }
         assert_eq!(link.backlog_bytes(at(100)), 10_000);
         assert_eq!(link.backlog_bytes(at(140)), 5_000);
         // It idles, and saves nothing up.
-        assert_eq!(link.pass(at(500), frame_bytes(PACKET)), Some(Duration::from_micros(8)));
+        assert_eq!(wait(&mut link, at(500)), Some(Duration::from_micros(8)));
         assert_eq!((link.passed_bytes(), link.dropped_packets()), (11_000, 0));
     }
 
     #[test]
     fn a_full_queue_drops_what_comes_last() {
         let mut link = Bottleneck::new(GIGABIT, Discipline::TailDrop { queue_bytes: 3_500 });
-        let passed: Vec<bool> = (0..5).map(|_| link.pass(at(0), frame_bytes(PACKET)).is_some()).collect();
+        let passed: Vec<bool> = (0..5).map(|_| wait(&mut link, at(0)).is_some()).collect();
         assert_eq!(passed, [true, true, true, false, false]);
-        assert!(link.pass(at(4), frame_bytes(PACKET)).is_some(), "500 bytes have left");
+        assert!(wait(&mut link, at(4)).is_some(), "500 bytes have left");
         assert_eq!(link.dropped_packets(), 2);
         let mut narrow = Bottleneck::new(GIGABIT, Discipline::TailDrop { queue_bytes: 0 });
-        assert_eq!(narrow.pass(at(0), frame_bytes(PACKET)), Some(Duration::from_micros(8)));
-        assert_eq!(narrow.pass(at(7), frame_bytes(PACKET)), None);
-        assert_eq!(narrow.pass(at(8), frame_bytes(PACKET)), Some(Duration::from_micros(8)));
+        assert_eq!(wait(&mut narrow, at(0)), Some(Duration::from_micros(8)));
+        assert_eq!(wait(&mut narrow, at(7)), None);
+        assert_eq!(wait(&mut narrow, at(8)), Some(Duration::from_micros(8)));
     }
 
     #[test]
     fn a_policer_lets_a_burst_and_then_the_rate_pass_without_delay() {
         let mut link = Bottleneck::new(GIGABIT, Discipline::Policer { burst_bytes: 64_000 });
-        let passed = (0..100).filter(|_| link.pass(at(0), frame_bytes(PACKET)) == Some(Duration::ZERO)).count();
+        let passed = (0..100).filter(|_| wait(&mut link, at(0)) == Some(Duration::ZERO)).count();
         assert_eq!(passed, 64);
         // In each 8 µs one more.
-        let passed = (1..=1_000).filter(|packet| link.pass(at(packet * 2), frame_bytes(PACKET)).is_some()).count();
+        let passed = (1..=1_000).filter(|packet| wait(&mut link, at(packet * 2)).is_some()).count();
         assert_eq!(passed, 250);
+    }
+
+    /// Packets of a thousand that arrive while so many bytes wait, and are marked and dropped.
+    fn chosen(discipline: Discipline, backlog: u64, knows_marks: bool) -> (u64, u64) {
+        let mut random = Random::new(1);
+        let (mut marked, mut dropped) = (0, 0);
+        for _ in 0..1_000 {
+            let mut link = Bottleneck::new(GIGABIT, Discipline::TailDrop { queue_bytes: u64::MAX });
+            (0..backlog / 1_000).for_each(|_| assert!(wait(&mut link, at(0)).is_some()));
+            link.discipline = discipline;
+            let passage = link.pass(at(0), frame_bytes(PACKET), knows_marks, &mut random);
+            marked += u64::from(passage.is_some_and(|passage| passage.is_marked));
+            dropped += u64::from(passage.is_none());
+        }
+        (marked, dropped)
+    }
+
+    #[test]
+    fn a_step_marks_what_finds_a_longer_queue() {
+        let step = Discipline::Step { queue_bytes: 20_000, mark_bytes: 10_000 };
+        assert_eq!(chosen(step, 10_000, true), (0, 0));
+        assert_eq!(chosen(step, 11_000, true), (1_000, 0));
+        assert_eq!(chosen(step, 11_000, false), (0, 0), "its sender knows no marks");
+        assert_eq!(chosen(step, 20_000, true), (0, 1_000), "it does not fit");
+    }
+
+    #[test]
+    fn early_detection_chooses_more_the_longer_the_queue_is() {
+        let red = |marks| {
+            let (least_bytes, most_bytes) = (10_000, 30_000);
+            Discipline::Red { queue_bytes: 40_000, least_bytes, most_bytes, permille: 200, marks }
+        };
+        assert_eq!(chosen(red(true), 10_000, true), (0, 0));
+        let (marked, dropped) = chosen(red(true), 20_000, true);
+        assert!((80..120).contains(&marked) && dropped == 0, "a tenth, not {marked}, and {dropped}");
+        let (marked, _) = chosen(red(true), 29_000, true);
+        assert!((160..220).contains(&marked), "{marked}");
+        assert_eq!(chosen(red(true), 30_000, true), (1_000, 0));
+        // Where nothing is marked, or the sender does not know marks, they are dropped.
+        for (marks, knows_marks) in [(false, true), (true, false)] {
+            let (marked, dropped) = chosen(red(marks), 20_000, knows_marks);
+            assert!(marked == 0 && (80..120).contains(&dropped), "{marked}, {dropped}");
+            assert_eq!(chosen(red(marks), 30_000, knows_marks), (0, 1_000));
+        }
+    }
+
+    /// What waits at a change leaves as it would have, so that nothing is overtaken.
+    #[test]
+    fn a_rate_changes_for_what_comes_later() {
+        for (rate, expected) in [(GIGABIT / 10, 80 + 80), (GIGABIT * 8, 80 + 1)] {
+            let mut link = Bottleneck::new(GIGABIT, Discipline::TailDrop { queue_bytes: 12_000 });
+            (0..10).for_each(|_| assert!(wait(&mut link, at(0)).is_some()));
+            link.set_rate(at(0), rate);
+            assert_eq!(link.backlog_bytes(at(0)), 10_000);
+            assert_eq!(wait(&mut link, at(0)), Some(Duration::from_micros(expected)));
+            assert_eq!(link.backlog_bytes(at(0)), 11_000);
+            assert_eq!(link.backlog_bytes(at(40)), 6_000);
+            assert_eq!(link.backlog_bytes(at(80)), 1_000);
+        }
+    }
+
+    #[test]
+    fn delays_are_those_of_waiting() {
+        let mut link = Bottleneck::new(GIGABIT, Discipline::TailDrop { queue_bytes: u64::MAX });
+        (0..100).for_each(|_| assert!(wait(&mut link, at(0)).is_some()));
+        let median = link.delays().quantile(0.5).as_nanos() as f64 / 1e3;
+        assert!((49.0 * 8.0..51.0 * 8.0).contains(&median), "{median}");
+        link.forget_delays();
+        assert_eq!(link.delays().total(), 0);
     }
 
     #[test]
     fn rounding_does_not_add_up() {
         let mut link = Bottleneck::new(100 * GIGABIT, Discipline::TailDrop { queue_bytes: u64::MAX });
-        let last = (0..1_000_000).map(|_| link.pass(at(0), frame_bytes(PACKET))).last();
+        let last = (0..1_000_000).map(|_| wait(&mut link, at(0))).last();
         assert_eq!(last, Some(Some(Duration::from_millis(80))));
     }
 }

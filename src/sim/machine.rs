@@ -32,6 +32,10 @@ pub(super) struct Machine {
     pub(super) waiting: VecDeque<Flight>,
     /// When the reader comes for it.
     pub(super) reads_at: Option<Time>,
+    /// Its timers go off at multiples of this. Zero: when they are due, and it looks at all times for what to send.
+    pub(super) timer_period: Duration,
+    /// When it did something last.
+    pub(super) active_at: Time,
 }
 
 impl Machine {
@@ -53,7 +57,14 @@ impl Machine {
     /// When a deadline of the host comes, in the simulation's time.
     pub(super) fn due(&self, deadline: Time) -> Time {
         let ahead = self.ahead.as_nanos() as u64;
-        Time::from_nanos(deadline.as_nanos().saturating_sub(ahead)).max(self.stopped_until)
+        let due = deadline.as_nanos().saturating_sub(ahead);
+        let period = self.timer_period.as_nanos().max(1) as u64;
+        Time::from_nanos(due.next_multiple_of(period)).max(self.stopped_until)
+    }
+
+    /// Whether it looks for what to send: it does something now, or always.
+    pub(super) fn may_send(&self, now: Time) -> bool {
+        self.timer_period.is_zero() || self.active_at == Time::ZERO || self.active_at == now
     }
 
     /// Puts an arriving packet into the buffer. Gives it back if it can be read at once; `Err` if there is no room.
@@ -81,6 +92,18 @@ mod tests {
 
     use super::*;
 
+    #[test]
+    fn coarse_timers_go_off_late_and_nothing_is_sent_in_between() {
+        let at = |microseconds: u64| Time::from_nanos(microseconds * 1_000);
+        let mut machine = Machine { timer_period: Duration::from_micros(50), ..Machine::default() };
+        assert_eq!([49, 50, 51, 100].map(|due| machine.due(at(due))), [50, 50, 100, 100].map(at));
+        assert!(machine.may_send(at(1)), "it has not begun");
+        machine.active_at = at(50);
+        assert!(machine.may_send(at(50)) && !machine.may_send(at(51)));
+        let exact = Machine { active_at: at(50), ..Machine::default() };
+        assert!(exact.due(at(51)) == at(51) && exact.may_send(at(51)));
+    }
+
     /// Seed 52,788 of the long campaign stood still: the reader of a socket was due and its host stopped.
     #[test]
     fn a_stopped_host_reads_its_socket_when_it_goes_on() {
@@ -93,6 +116,7 @@ mod tests {
             source: IpAddr::from([127, 0, 0, 1]),
             source_port: 50_000,
             segment_index: 0,
+            traffic_class: 0,
             bytes: vec![0; 20],
             is_corrupt: false,
             is_forged: false,

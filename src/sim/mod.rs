@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod bottleneck;
+mod delays;
 mod forger;
 mod host;
 mod link;
@@ -15,6 +16,7 @@ mod streams;
 mod tcp;
 
 pub use bottleneck::{Bottleneck, Discipline};
+pub use delays::Delays;
 pub use host::{Bell, Connection, Host, Port, PortInit};
 pub use link::Faults;
 pub use machine::Socket;

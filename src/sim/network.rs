@@ -6,7 +6,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::IpAddr;
 use std::time::Duration;
 
-use super::bottleneck::frame_bytes;
+use super::bottleneck::{Passage, frame_bytes};
 use super::forger::{forge, shorten_answer};
 use super::link::{Fate, corrupt};
 use super::machine::{Machine, Socket};
@@ -19,6 +19,9 @@ use crate::wire::{GapRun, GapRuns, Headers, Opcode, Packet};
 /// More packets than this at one moment from one host are an endless loop.
 const MOST_PACKETS_AT_ONCE: u64 = 100_000;
 
+/// The bits of a traffic class that say that a packet was marked (RFC 3168).
+const MARKED: u8 = 0b11;
+
 /// A packet on its way.
 #[derive(Clone)]
 pub(super) struct Flight {
@@ -27,6 +30,7 @@ pub(super) struct Flight {
     pub(super) source: IpAddr,
     pub(super) source_port: u16,
     pub(super) segment_index: u16,
+    pub(super) traffic_class: u8,
     pub(super) bytes: Vec<u8>,
     pub(super) is_corrupt: bool,
     pub(super) is_forged: bool,
@@ -205,13 +209,24 @@ impl Network {
         self.routes[from * self.hosts.len() + to].map(|index| &self.bottlenecks[index])
     }
 
-    /// How long the bottleneck between two hosts delays a packet of so many bytes, from the Ethernet header on. `None`:
-    /// it drops it.
-    pub(super) fn pass(&mut self, from: usize, to: usize, bytes: u64) -> Option<Duration> {
+    /// The same, to change it.
+    pub fn bottleneck_mut(&mut self, from: usize, to: usize) -> Option<&mut Bottleneck> {
+        self.routes[from * self.hosts.len() + to].map(|index| &mut self.bottlenecks[index])
+    }
+
+    /// What becomes of a packet of so many bytes, from the Ethernet header on, at the bottleneck between two hosts.
+    /// `None`: it drops it.
+    pub(super) fn pass(&mut self, from: usize, to: usize, bytes: u64, knows_marks: bool) -> Option<Passage> {
         match self.routes[from * self.hosts.len() + to] {
-            Some(index) => self.bottlenecks[index].pass(self.now, bytes),
-            None => Some(Duration::ZERO),
+            Some(index) => self.bottlenecks[index].pass(self.now, bytes, knows_marks, &mut self.random),
+            None => Some(Passage { wait: Duration::ZERO, is_marked: false }),
         }
+    }
+
+    /// Has a host's timers go off at multiples of this only. The host sends when one does or when a packet comes, not
+    /// whenever the simulation goes on.
+    pub fn set_timer_period(&mut self, host: usize, period: Duration) {
+        self.machines[host].timer_period = period;
     }
 
     /// A host's clock jumps ahead.
@@ -233,7 +248,7 @@ impl Network {
     /// Puts everything on the wire that the hosts have to say now.
     pub fn transmit(&mut self) {
         for from in 0..self.hosts.len() {
-            if self.is_stopped(from) {
+            if self.is_stopped(from) || !self.machines[from].may_send(self.now) {
                 continue;
             }
             let release = if self.random.chance(self.release) { AckRelease::Now } else { AckRelease::Hold };
@@ -263,17 +278,27 @@ impl Network {
             self.observe(from, to, bytes, fates[0]);
             for fate in fates.into_iter().flatten() {
                 let Fate::Arrives { at, corrupt: is_corrupt } = fate else { continue };
-                let Some(wait) = self.pass(from, to, frame_bytes(bytes.len())) else {
+                let knows_marks = matches!(transmit.traffic_class & MARKED, 0b01 | 0b10);
+                let Some(passage) = self.pass(from, to, frame_bytes(bytes.len()), knows_marks) else {
                     self.note_harm(from, to);
                     continue;
                 };
+                let mark = if passage.is_marked { MARKED } else { 0 };
                 let is_late = at > self.now + self.faults[from].delay;
                 self.late[from * self.hosts.len() + to] += u64::from(is_late);
                 let (source, source_port) = (transmit.source, transmit.source_port);
                 let segment_index = if is_merged { index as u16 } else { 0 };
-                let bytes = bytes.to_vec();
-                let mut flight =
-                    Flight { from, to, source, source_port, segment_index, bytes, is_corrupt, is_forged: false };
+                let mut flight = Flight {
+                    from,
+                    to,
+                    source,
+                    source_port,
+                    segment_index,
+                    traffic_class: transmit.traffic_class | mark,
+                    bytes: bytes.to_vec(),
+                    is_corrupt,
+                    is_forged: false,
+                };
                 if self.random.chance(self.faults[from].short_answers)
                     && shorten_answer(&mut flight, transmit.destination)
                 {
@@ -284,7 +309,7 @@ impl Network {
                 if is_corrupt {
                     flight.is_corrupt = corrupt(&mut flight.bytes, &mut self.random);
                 }
-                self.launch(at + wait, flight);
+                self.launch(at + passage.wait, flight);
             }
         }
     }
@@ -350,8 +375,9 @@ impl Network {
             let now = self.time_at(at);
             let host = &mut self.hosts[at];
             host.endpoint.settle_arrivals(now);
-            let is_due = host.endpoint.next_timeout().is_some_and(|deadline| deadline <= now);
-            if is_due && !self.machines[at].is_stopped(self.now) {
+            let machine = &mut self.machines[at];
+            if host.endpoint.next_timeout().is_some_and(|deadline| machine.due(deadline) <= self.now) {
+                machine.active_at = self.now;
                 host.endpoint.handle_timeout(now);
             }
         }
@@ -386,6 +412,7 @@ impl Network {
 
     fn deliver(&mut self, flight: &Flight) {
         let now = self.time_at(flight.to);
+        self.machines[flight.to].active_at = self.now;
         let is_real = !flight.is_corrupt && !flight.is_forged;
         if is_real
             && let Some(sightings) = &mut self.sightings
@@ -401,7 +428,7 @@ impl Network {
             source_port: flight.source_port,
             segment_index: flight.segment_index,
             hop_limit: None,
-            traffic_class: None,
+            traffic_class: Some(flight.traffic_class),
             payload: &flight.bytes,
         };
         // What follows is seen to when all that arrives now was taken, as by an engine.

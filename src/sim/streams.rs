@@ -12,7 +12,7 @@ use crate::types::Time;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct StreamId(usize);
 
-/// A TCP stream from one host to another, whose application always has data.
+/// A TCP stream from one host to another.
 #[derive(Clone, Debug)]
 pub struct Stream {
     from: usize,
@@ -170,11 +170,11 @@ impl Network {
         let fates = self.faults[from].decide(self.now, &mut self.in_burst[from], &mut self.random);
         for fate in fates.into_iter().flatten() {
             let Fate::Arrives { at, corrupt: is_corrupt } = fate else { continue };
-            let Some(wait) = self.pass(from, to, bytes as u64) else { continue };
+            let Some(passage) = self.pass(from, to, bytes as u64, false) else { continue };
             // The checksum finds damage.
             if !is_corrupt {
                 self.streams.order += 1;
-                self.streams.flights.insert((at + wait, self.streams.order), (index, cargo.clone()));
+                self.streams.flights.insert((at + passage.wait, self.streams.order), (index, cargo.clone()));
             }
         }
     }
