@@ -1,7 +1,7 @@
 //! A model of TCP as Linux has it: CUBIC, selective acknowledgements, RACK-TLP and proportional rate reduction. It is
 //! the yardstick for streams on the same link, and their competitor.
 //!
-//! One stream in one direction, whose application always has data. All segments are full, so sequence numbers count
+//! One stream in one direction, whose application has data until all is sent. All segments are full, so sequence numbers count
 //! segments. The parts do no I/O: they take the time and what arrives, and give what to send.
 //!
 //! It leaves out: the handshake, HyStart (RFC 9406), F-RTO (RFC 5682), the undoing of reductions that duplicates show
@@ -48,12 +48,14 @@ pub struct TcpConfig {
     pub receive_window_bytes: u32,
     /// How the congestion window grows.
     pub growth: Growth,
+    /// Bytes that the application sends; `None`: it always has more.
+    pub most_bytes: Option<u64>,
 }
 
 impl Default for TcpConfig {
     /// Ethernet's MTU, and a window that is Linux' default for large buffers (`tcp_rmem`).
     fn default() -> Self {
-        Self { segment_bytes: 1_448, receive_window_bytes: 6 << 20, growth: Growth::default() }
+        Self { segment_bytes: 1_448, receive_window_bytes: 6 << 20, growth: Growth::default(), most_bytes: None }
     }
 }
 
@@ -61,6 +63,11 @@ impl TcpConfig {
     /// The most segments in flight; at least two, so that delayed acknowledgements do not stop the stream.
     fn window_segments(&self) -> u64 {
         u64::from(self.receive_window_bytes / self.segment_bytes.max(1)).max(2)
+    }
+
+    /// The segments of all that the application sends.
+    fn most_segments(&self) -> u64 {
+        self.most_bytes.map_or(u64::MAX, |bytes| bytes.div_ceil(u64::from(self.segment_bytes.max(1))))
     }
 
     /// Bytes of a data segment on the wire, from Ethernet on.

@@ -38,10 +38,12 @@ struct Probe {
     is_retransmission: bool,
 }
 
-/// The sending end of a stream that always has data.
+/// The sending end of a stream.
 #[derive(Clone, Debug)]
 pub(in crate::sim) struct Sender {
     window_segments: u64,
+    /// Of all that the application sends.
+    most_segments: u64,
     board: Scoreboard,
     cubic: Cubic,
     rack: Rack,
@@ -65,6 +67,7 @@ impl Sender {
     pub(in crate::sim) fn new(now: Time, config: &TcpConfig) -> Self {
         Self {
             window_segments: config.window_segments(),
+            most_segments: config.most_segments(),
             board: Scoreboard::default(),
             cubic: Cubic::new(config.growth),
             rack: Rack::new(),
@@ -127,9 +130,9 @@ impl Sender {
         Some(sequence)
     }
 
-    /// Whether the receive window takes a new segment.
+    /// Whether there is a new segment and the receive window takes it.
     fn has_room(&self) -> bool {
-        self.board.next() - self.board.first() < self.window_segments
+        self.board.next() < self.most_segments && self.board.next() - self.board.first() < self.window_segments
     }
 
     fn send_new(&mut self, now: Time) -> u64 {

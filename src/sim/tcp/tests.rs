@@ -112,6 +112,17 @@ fn a_stream_without_losses_fills_the_receive_window() {
     assert_eq!((link.sender.timeouts(), link.sender.probes()), (0, 0));
 }
 
+/// The last segment of eight is lost once, and a probe repairs it.
+#[test]
+fn a_stream_ends_when_all_is_delivered() {
+    let config = TcpConfig { segment_bytes: SEGMENT_BYTES, most_bytes: Some(7_500), ..TcpConfig::default() };
+    let mut link = Link::new(50, |sent| if sent.sequence == 7 && sent.number == 0 { None } else { ON_TIME });
+    link.sender = Sender::new(Time::ZERO, &config);
+    link.run(Duration::from_secs(1));
+    assert_eq!((link.receiver.delivered(), link.sent.len(), link.sender.probes()), (8, 9, 1));
+    assert_eq!(link.sender.next_timeout(), None);
+}
+
 #[test]
 fn several_losses_are_repaired_in_one_round_trip() {
     let mut link = Link::new(50, |sent| {
