@@ -4,11 +4,13 @@
 mod shared;
 mod stream;
 mod tcp;
+mod world;
 
 use std::time::Duration;
 
 use shared::Crowd;
-use stream::{Cell, Control, Link, Peers, Stream, Trouble};
+use stream::{Cell, Stream};
+use world::{Control, Link, Peers, Trouble};
 
 fn measure(operation: Stream, link: Link, least: Duration) -> Cell {
     stream::measure(operation, link, Control::Default, least)

@@ -2,14 +2,11 @@
 
 use std::time::Duration;
 
-use rdma_verbs::sim::{Growth, StreamId, TcpConfig};
+use rdma_verbs::sim::{Growth, TcpConfig};
 use serde::Serialize;
 
-use super::stream::{Control, Link, Stream, World};
-use super::tcp::config;
-
-/// Bytes of a message in a packet of 1 KiB, and of TCP in a segment, of those on the wire: the link's rate in payload.
-const PAYLOAD_SHARE: f64 = 1_024.0 / 1_082.0;
+use super::stream::Stream;
+use super::world::{Control, Link, PAYLOAD_SHARE, Plan, World, fairness};
 
 /// Who shares the link.
 #[derive(Clone, Copy, Debug)]
@@ -42,35 +39,29 @@ pub(crate) struct Shares {
 /// Lets all run for this time, after the link's warm-up.
 pub(crate) fn measure(crowd: Crowd, link: Link, length: Duration) -> Shares {
     let Crowd { operation, control, streams, tcp } = crowd;
-    let mut world = World::new(operation == Stream::Read, link, control, streams, tcp);
-    let linux = TcpConfig { growth: Growth::Linux, ..config(link.rate, link.round_trip) };
-    let data =
-        |pair: usize| if operation == Stream::Read { (2 * pair + 1, 2 * pair) } else { (2 * pair, 2 * pair + 1) };
-    let beside: Vec<StreamId> =
-        (streams..streams + tcp).map(|pair| world.network.add_stream(data(pair).0, data(pair).1, linux)).collect();
+    let is_read = operation == Stream::Read;
+    let mut world = World::of_pairs(link, control, streams + tcp);
+    let plan = |pair: usize| Plan::new(is_read, (2 * pair, 2 * pair + 1));
+    let data = |pair: usize| plan(pair).direction();
+    (0..streams).for_each(|pair| world.add(plan(pair)));
+    let linux = TcpConfig { growth: Growth::Linux, ..link.tcp() };
+    (streams..streams + tcp).for_each(|pair| world.add_tcp(data(pair).0, data(pair).1, linux));
     let begin = world.network.now + link.warm_up();
     world.run(begin);
-    let (before, wire_before) = (delivered(&world, &beside), world.data_bytes_on_the_wire());
+    let (before, wire_before) = (world.delivered(), world.wire_bytes(data(0)));
     world.run(begin + length);
-    let after = delivered(&world, &beside);
+    let after = world.delivered();
     let rates: Vec<f64> =
         before.iter().zip(&after).map(|(before, after)| (after - before) as f64 / 1e6 / length.as_secs_f64()).collect();
-    let wire = (world.data_bytes_on_the_wire() - wire_before) as f64;
+    let wire = (world.wire_bytes(data(0)) - wire_before) as f64;
     let sum: f64 = rates.iter().sum();
-    let squares: f64 = rates.iter().map(|rate| rate * rate).sum();
     let needed = sum * 1e6 * length.as_secs_f64() / PAYLOAD_SHARE;
     Shares {
         used: sum / (link.rate as f64 / 8.0 * PAYLOAD_SHARE),
-        fairness: sum * sum / (rates.len() as f64 * squares),
+        fairness: fairness(&rates),
         repeated: (tcp == 0).then_some((wire / needed - 1.0).max(0.0)),
         failed: world.flows.iter().filter(|flow| flow.failed).count(),
         tcp: rates[streams..].to_vec(),
         rates: rates[..streams].to_vec(),
     }
-}
-
-/// Bytes that have come to the applications.
-fn delivered(world: &World, beside: &[StreamId]) -> Vec<u64> {
-    let messages = world.flows.iter().map(|flow| flow.bytes);
-    messages.chain(beside.iter().map(|id| world.network.stream(*id).delivered_bytes())).collect()
 }

@@ -5,13 +5,15 @@
 mod shared;
 mod stream;
 mod tcp;
+mod world;
 
 use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
 use serde::Serialize;
 use shared::{Crowd, Shares};
-use stream::{Cell, Control, Link, Peers, Stream, Trouble, measure};
+use stream::{Cell, Stream, measure};
+use world::{Control, Link, Peers, Trouble};
 
 const ROUND_TRIPS: [Duration; 3] = [Duration::from_micros(50), Duration::from_millis(1), Duration::from_millis(20)];
 const LOSSES: [u32; 5] = [0, 1_000, 10_000, 50_000, 100_000];

@@ -10,11 +10,14 @@ mod choice;
 mod stream;
 #[path = "../../networks/tcp.rs"]
 mod tcp;
+#[path = "../../networks/world.rs"]
+mod world;
 
 use std::time::{Duration, Instant};
 
 use rdma_verbs::fault::{Fault, turn_on};
-use stream::{Cell, Control, Link, Peers, Stream, Trouble, measure};
+use stream::{Cell, Stream, measure};
+use world::{Control, Link, Peers, Trouble};
 
 /// The least part of the rate, the largest multiple of the longest pause and the repetitions besides that pass, all
 /// compared with the same stream without a fault.

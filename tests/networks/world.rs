@@ -1,0 +1,342 @@
+//! Hosts in virtual time that share a link with a rate, and streams of messages of 64 KiB between them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use rdma_verbs::memory::{Backing, Region};
+use rdma_verbs::sim::{Bottleneck, Connection, Discipline, Faults, Host, Network, Port, Socket, StreamId, TcpConfig};
+use rdma_verbs::transport::{CongestionFactory, CubicFactory};
+use rdma_verbs::types::{
+    AccessFlags, Data, DomainId, KeyShare, Mtu, Operation, PeerCapabilities, PeerKey, Psn, QueuePairCapabilities,
+    QueuePairType, RawCompletion, SendFlags, SendRequest, Sge, Time,
+};
+use serde::Serialize;
+
+/// Bytes of a message in a packet of 1 KiB, of those on the wire: the link's rate in payload.
+pub(crate) const PAYLOAD_SHARE: f64 = 1_024.0 / 1_082.0;
+const BASE: u64 = 0x10_0000;
+pub(crate) const MESSAGE_BYTES: u32 = 64 << 10;
+/// Requests of a stream that are posted and not complete: more than the largest window.
+const DEPTH: usize = 256;
+/// An engine takes all packets that have come before it sends any.
+const SOCKET: Socket = Socket { packets: usize::MAX, wake: Duration::from_micros(20) };
+const NATIVE: PeerCapabilities = PeerCapabilities {
+    version: 1,
+    segmentation_offload: true,
+    receive_buffer_bytes: 8 << 20,
+    extensions: PeerCapabilities::GAP_RUNS,
+};
+
+/// How the ends of a stream know each other.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Peers {
+    /// As endpoints of this crate, which share a key.
+    #[default]
+    Native,
+    /// As any RoCE endpoints.
+    Standard,
+}
+
+/// What is wrong with a link beside losses at random.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Trouble {
+    None,
+    /// One packet of a hundred is late by up to this time.
+    Reordering(Duration),
+    /// Nothing passes in each second for this time.
+    Outages(Duration),
+}
+
+/// The link.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Link {
+    /// Mbit/s.
+    pub(crate) rate: u64,
+    pub(crate) round_trip: Duration,
+    /// Packets lost of a million.
+    pub(crate) loss: u32,
+    /// Bytes that wait before the link.
+    pub(crate) queue_bytes: u64,
+    pub(crate) seed: u64,
+    pub(crate) trouble: Trouble,
+    pub(crate) peers: Peers,
+    /// Code of the transport timeout of the streams.
+    pub(crate) timeout: u8,
+}
+
+impl Link {
+    /// Of this rate in Mbit/s, with a queue that holds all that is in flight: nothing is lost but by chance.
+    pub(crate) fn new(rate: u64, round_trip: Duration, loss: u32) -> Self {
+        let (trouble, peers) = (Trouble::None, Peers::Native);
+        Self { rate, round_trip, loss, queue_bytes: 1 << 30, seed: 1, trouble, peers, timeout: 14 }
+    }
+
+    fn faults(self) -> Faults {
+        let Self { round_trip, loss, trouble, .. } = self;
+        let faults = Faults { rare_loss: loss, delay: round_trip / 2, ..Faults::default() };
+        match trouble {
+            Trouble::None => faults,
+            Trouble::Reordering(lateness) => Faults { reordering: 10, lateness, ..faults },
+            Trouble::Outages(length) => Faults { blackouts: Some((Duration::from_secs(1), length)), ..faults },
+        }
+    }
+
+    /// These hosts, and one bottleneck in each direction that what goes from the first to the second hosts of the pairs
+    /// shares.
+    pub(crate) fn network(self, hosts: Vec<Host>, there: &[(usize, usize)]) -> Network {
+        let Self { rate, queue_bytes, seed, .. } = self;
+        let back: Vec<(usize, usize)> = there.iter().map(|(first, second)| (*second, *first)).collect();
+        let faults = vec![self.faults(); hosts.len()];
+        let mut network = Network::new(hosts, faults, seed);
+        network.release = 1_000;
+        for pairs in [there, &back] {
+            let bottleneck = Bottleneck::new(rate * 125_000, Discipline::TailDrop { queue_bytes });
+            network.share(bottleneck, pairs);
+        }
+        network
+    }
+
+    /// How long a stream runs before it is measured.
+    pub(crate) fn warm_up(self) -> Duration {
+        (20 * self.round_trip).max(Duration::from_millis(50))
+    }
+
+    /// TCP over it. The receive window holds two round trips at the link's rate, so that without losses it is no limit.
+    pub(crate) fn tcp(self) -> TcpConfig {
+        let config = TcpConfig::default();
+        let two_round_trips = self.rate as f64 * 125_000.0 * 2.0 * self.round_trip.as_secs_f64();
+        TcpConfig { receive_window_bytes: config.receive_window_bytes.max(two_round_trips as u32), ..config }
+    }
+}
+
+/// What holds the streams of RoCE back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Control {
+    /// As devices do: as much in flight as the peer's socket takes, towards standard peers less after a loss.
+    #[default]
+    Default,
+    Cubic,
+}
+
+impl Control {
+    fn factory(self) -> Option<Arc<dyn CongestionFactory>> {
+        match self {
+            Self::Default => None,
+            Self::Cubic => Some(Arc::new(CubicFactory)),
+        }
+    }
+}
+
+/// A stream of messages, between these hosts of which the first requests.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Plan {
+    pub(crate) hosts: (usize, usize),
+    /// READs, or else WRITEs.
+    pub(crate) is_read: bool,
+    /// Over an unreliable connection a WRITE is complete when it has left.
+    pub(crate) service: QueuePairType,
+    /// Requests that are posted and not complete.
+    pub(crate) depth: usize,
+    /// All messages.
+    pub(crate) messages: usize,
+}
+
+impl Plan {
+    /// A stream over a reliable connection that does not end.
+    pub(crate) fn new(is_read: bool, hosts: (usize, usize)) -> Self {
+        Self { hosts, is_read, service: QueuePairType::ReliableConnection, depth: DEPTH, messages: usize::MAX }
+    }
+
+    /// From whom to whom the data goes.
+    pub(crate) fn direction(&self) -> (usize, usize) {
+        let (requester, responder) = self.hosts;
+        if self.is_read { (responder, requester) } else { (requester, responder) }
+    }
+}
+
+/// A stream of messages.
+pub(crate) struct Flow {
+    /// The host that requests.
+    pub(crate) host: usize,
+    depth: usize,
+    /// Messages to be posted.
+    pub(crate) left: usize,
+    port: Port,
+    operation: Operation,
+    sge: Sge,
+    outstanding: usize,
+    done: Vec<RawCompletion>,
+    /// Bytes of the messages that have completed.
+    pub(crate) bytes: u64,
+    pub(crate) failed: bool,
+    pub(crate) last_completion: Time,
+    pub(crate) longest_pause: Duration,
+}
+
+impl Flow {
+    fn new(plan: Plan, link: Link, hosts: [&mut Host; 2]) -> Self {
+        let cap = QueuePairCapabilities { max_send_wr: plan.depth as u32, ..QueuePairCapabilities::default() };
+        let mut hosts = hosts;
+        let ports = hosts.each_mut().map(|host| host.create_queue_pair_of(plan.service, cap));
+        let regions = hosts.each_ref().map(|host| register(host));
+        connect(&mut hosts, &ports, link);
+        let (remote_addr, rkey) = (BASE, regions[1].rkey());
+        let operation = match plan.is_read {
+            true => Operation::Read { remote_addr, rkey },
+            false => Operation::Write { remote_addr, rkey },
+        };
+        let [port, _] = ports;
+        Self {
+            host: plan.hosts.0,
+            depth: plan.depth,
+            left: plan.messages,
+            port,
+            operation,
+            sge: Sge { addr: BASE, length: MESSAGE_BYTES, lkey: regions[0].lkey() },
+            outstanding: 0,
+            done: Vec::new(),
+            bytes: 0,
+            failed: false,
+            last_completion: Time::ZERO,
+            longest_pause: Duration::ZERO,
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.failed || self.left == 0 && self.outstanding == 0
+    }
+
+    fn post(&mut self, network: &mut Network) {
+        let (now, sges) = (network.now, [self.sge]);
+        let (flags, operation) = (SendFlags::SIGNALED, self.operation);
+        while self.outstanding < self.depth && self.left > 0 && !self.failed {
+            let request = SendRequest { wr_id: 1, operation, flags, data: Data::Sges(&sges) };
+            assert!(network.hosts[self.host].post_send(now, &self.port, &request), "the send queue has room");
+            self.outstanding += 1;
+            self.left -= 1;
+        }
+    }
+
+    fn poll(&mut self, now: Time) {
+        self.port.poll(&mut self.done);
+        if !self.done.is_empty() {
+            let pause = now.saturating_since(std::mem::replace(&mut self.last_completion, now));
+            self.longest_pause = self.longest_pause.max(pause);
+        }
+        for completion in self.done.drain(..) {
+            self.failed |= !completion.status.is_success();
+            self.outstanding -= 1;
+            self.bytes += if self.failed { 0 } else { u64::from(MESSAGE_BYTES) };
+        }
+    }
+}
+
+/// Hosts that share a link, and the streams between them.
+pub(crate) struct World {
+    pub(crate) network: Network,
+    pub(crate) flows: Vec<Flow>,
+    pub(crate) tcp: Vec<StreamId>,
+    link: Link,
+}
+
+impl World {
+    /// So many pairs of hosts that share the link. Nothing is on it yet.
+    pub(crate) fn of_pairs(link: Link, control: Control, pairs: usize) -> Self {
+        let there: Vec<(usize, usize)> = (0..pairs).map(|pair| (2 * pair, 2 * pair + 1)).collect();
+        Self::new(link, control, 2 * pairs, &there)
+    }
+
+    /// So many hosts, and a link between the first and the second hosts of these pairs.
+    pub(crate) fn new(link: Link, control: Control, hosts: usize, there: &[(usize, usize)]) -> Self {
+        let hosts = (0..hosts).map(|index| host(index, control)).collect();
+        Self { network: link.network(hosts, there), flows: Vec::new(), tcp: Vec::new(), link }
+    }
+
+    /// Starts a stream.
+    pub(crate) fn add(&mut self, plan: Plan) {
+        let (from, to) = plan.hosts;
+        let hosts = self.network.hosts.get_disjoint_mut([from, to]).expect("two hosts of the network");
+        self.flows.push(Flow::new(plan, self.link, hosts));
+        [from, to].into_iter().for_each(|host| self.network.set_socket(host, SOCKET));
+    }
+
+    /// Starts a stream of TCP.
+    pub(crate) fn add_tcp(&mut self, from: usize, to: usize, config: TcpConfig) {
+        self.tcp.push(self.network.add_stream(from, to, config));
+    }
+
+    /// Runs until then, or until no stream is left.
+    pub(crate) fn run(&mut self, end: Time) {
+        while self.network.now < end && (!self.tcp.is_empty() || self.flows.iter().any(|flow| !flow.is_over())) {
+            for flow in &mut self.flows {
+                flow.post(&mut self.network);
+            }
+            // Every millisecond, so that streams are posted to which nothing happens.
+            let limit = if self.flows.is_empty() { Duration::MAX } else { Duration::from_millis(1) };
+            self.network.step(limit.min(end - self.network.now));
+            let now = self.network.now;
+            self.flows.iter_mut().for_each(|flow| flow.poll(now));
+        }
+    }
+
+    /// Bytes that have come to the applications: of all streams, those of TCP last.
+    pub(crate) fn delivered(&self) -> Vec<u64> {
+        let messages = self.flows.iter().map(|flow| flow.bytes);
+        messages.chain(self.tcp.iter().map(|id| self.network.stream(*id).delivered_bytes())).collect()
+    }
+
+    /// Bytes on the wire from one host to another, and all that share their link.
+    pub(crate) fn wire_bytes(&self, (from, to): (usize, usize)) -> u64 {
+        self.network.bottleneck(from, to).map_or(0, Bottleneck::passed_bytes)
+    }
+}
+
+/// A host with nothing on it.
+fn host(index: usize, control: Control) -> Host {
+    let number = index as u16 + 1;
+    let [high, low] = number.to_be_bytes();
+    Host::with_congestion([192, 0, 2 + high, low].into(), number.into(), control.factory())
+}
+
+fn register(host: &Host) -> Arc<Region> {
+    let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE;
+    let backing = Backing::from_vec(vec![1; MESSAGE_BYTES as usize]);
+    host.memory.register(DomainId(1), backing, Some(BASE), access).expect("a region")
+}
+
+fn connect(hosts: &mut [&mut Host; 2], ports: &[Port; 2], link: Link) {
+    for own in 0..2 {
+        let share = |end: usize| KeyShare::new([end as u8; KeyShare::BYTES]);
+        let key = PeerKey { local: share(own), remote: share(1 - own), is_agreed: true };
+        let (peer, key) = match link.peers {
+            Peers::Native => (NATIVE, Some(key)),
+            Peers::Standard => (PeerCapabilities::default(), None),
+        };
+        let connection = Connection {
+            peer_address: hosts[1 - own].address,
+            peer_qpn: ports[1 - own].qpn,
+            peer,
+            key,
+            path_mtu: Mtu::Mtu1024,
+            sq_psn: Psn::new(100),
+            rq_psn: Psn::new(100),
+            access: AccessFlags::REMOTE,
+            rd_atomic: 16,
+            timeout: link.timeout,
+            retry_cnt: 7,
+            rnr_retry: 7,
+            min_rnr_timer: 2,
+        };
+        hosts[own].connect(Time::ZERO, ports[own].qpn, &connection);
+    }
+}
+
+/// Jain's index: 1 if all rates are equal, one by their number if one has all.
+pub(crate) fn fairness(rates: &[f64]) -> f64 {
+    let sum: f64 = rates.iter().sum();
+    let squares: f64 = rates.iter().map(|rate| rate * rate).sum();
+    sum * sum / (rates.len() as f64 * squares)
+}
