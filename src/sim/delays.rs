@@ -4,7 +4,7 @@ use std::time::Duration;
 
 /// Buckets of a doubling, as a power of two.
 const BITS: u32 = 5;
-const BUCKETS: usize = (u64::BITS - BITS + 1 << BITS) as usize;
+const BUCKETS: usize = ((u64::BITS - BITS + 1) << BITS) as usize;
 
 /// A histogram of durations.
 #[derive(Clone, Debug)]

@@ -25,7 +25,7 @@ const NATIVE: PeerCapabilities = PeerCapabilities {
     version: 1,
     segmentation_offload: true,
     receive_buffer_bytes: 8 << 20,
-    extensions: PeerCapabilities::GAP_RUNS,
+    extensions: PeerCapabilities::GAP_RUNS | PeerCapabilities::MARKS,
 };
 
 /// How the ends of a stream know each other.
@@ -239,6 +239,8 @@ pub(crate) struct World {
     pub(crate) network: Network,
     pub(crate) flows: Vec<Flow>,
     pub(crate) tcp: Vec<StreamId>,
+    /// How often the applications look for completions at most. Zero: whenever something happens.
+    pub(crate) look_every: Duration,
     link: Link,
 }
 
@@ -252,7 +254,8 @@ impl World {
     /// So many hosts, and a link between the first and the second hosts of these pairs.
     pub(crate) fn new(link: Link, control: Control, hosts: usize, there: &[(usize, usize)]) -> Self {
         let hosts = (0..hosts).map(|index| host(index, control)).collect();
-        Self { network: link.network(hosts, there), flows: Vec::new(), tcp: Vec::new(), link }
+        let network = link.network(hosts, there);
+        Self { network, flows: Vec::new(), tcp: Vec::new(), look_every: Duration::ZERO, link }
     }
 
     /// Starts a stream.
@@ -276,7 +279,11 @@ impl World {
             }
             // Every millisecond, so that streams are posted to which nothing happens.
             let limit = if self.flows.is_empty() { Duration::MAX } else { Duration::from_millis(1) };
+            let look_at = end.min(self.network.now + self.look_every);
             self.network.step(limit.min(end - self.network.now));
+            while self.network.now < look_at {
+                self.network.step(look_at - self.network.now);
+            }
             let now = self.network.now;
             self.flows.iter_mut().for_each(|flow| flow.poll(now));
         }

@@ -1,8 +1,8 @@
 //! A model of TCP as Linux has it: CUBIC, selective acknowledgements, RACK-TLP and proportional rate reduction. It is
 //! the yardstick for streams on the same link, and their competitor.
 //!
-//! One stream in one direction, whose application has data until all is sent. All segments are full, so sequence numbers count
-//! segments. The parts do no I/O: they take the time and what arrives, and give what to send.
+//! One stream in one direction, whose application has data until all is sent. All segments are full, so sequence
+//! numbers count segments. The parts do no I/O: they take the time and what arrives, and give what to send.
 //!
 //! It leaves out: the handshake, HyStart (RFC 9406), F-RTO (RFC 5682), the undoing of reductions that duplicates show
 //! to be wrong, ECN, pacing, the sender's local queue, and the quick acknowledgements at the start of a connection.

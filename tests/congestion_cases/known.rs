@@ -1,0 +1,220 @@
+//! Marks that are known to be missed, and why. What is only presumed was not traced in a run.
+
+use super::row::Row;
+
+/// Rows that miss a mark for the same reason.
+struct Miss {
+    reason: &'static str,
+    /// The number of the case, and the row's parameters.
+    rows: &'static [(u8, &'static str)],
+}
+
+/// Why a row misses its mark, if it is known to.
+pub(crate) fn reason(row: &Row) -> Option<&'static str> {
+    let is_it = |(case, parameters): &(u8, &str)| *case == row.case && *parameters == row.parameters;
+    MISSES.iter().find(|miss| miss.rows.iter().any(is_it)).map(|miss| miss.reason)
+}
+
+const MISSES: &[Miss] = &[
+    Miss {
+        reason: "Presumably: a queue of eight packets allows a window of nine, which loses a packet of 26.",
+        rows: &[
+            (1, "10 Mbit/s, 20 µs, queue 0.25 BDP"),
+            (1, "10 Mbit/s, 20 ms, queue 0.25 BDP"),
+            (1, "10 Mbit/s, 20 µs, queue 1 BDP"),
+            (1, "10 Mbit/s, 20 µs, queue 4 BDP"),
+            (1, "10 Mbit/s, 1 ms, queue 0.25 BDP"),
+            (1, "10 Mbit/s, 1 ms, queue 1 BDP"),
+            (1, "10 Mbit/s, 1 ms, queue 4 BDP"),
+        ],
+    },
+    Miss {
+        reason: "Unknown: on a slow link whose queue takes as long as the path, half of the packets leave twice.",
+        rows: &[
+            (1, "10 Mbit/s, 100 ms, queue 0.25 BDP"),
+            (1, "10 Mbit/s, 100 ms, queue 1 BDP"),
+            (1, "10 Mbit/s, 100 ms, queue 4 BDP"),
+        ],
+    },
+    Miss {
+        reason: "Packets are not paced where the round trip is below 200 µs: a send overflows a queue of some packets.",
+        rows: &[
+            (1, "1 Gbit/s, 20 µs, queue 0.25 BDP"),
+            (1, "1 Gbit/s, 20 µs, queue 1 BDP"),
+            (1, "1 Gbit/s, 20 µs, queue 4 BDP"),
+            (1, "10 Gbit/s, 20 µs, queue 0.25 BDP"),
+            (1, "10 Gbit/s, 20 µs, queue 1 BDP"),
+            (1, "100 Gbit/s, 20 µs, queue 0.25 BDP"),
+            (1, "100 Gbit/s, 20 µs, queue 1 BDP"),
+        ],
+    },
+    Miss {
+        reason: "Presumably: losses of a queue of 250 µs pass for chance, and the window keeps it empty.",
+        rows: &[(1, "1 Gbit/s, 1 ms, queue 0.25 BDP"), (5, "1 and 1, 1 Gbit/s, 1 ms, queue 0.25 BDP")],
+    },
+    Miss {
+        reason: "The peer's socket bounds the window: 1 MiB, as much for each millisecond, 16 MiB at most.",
+        rows: &[
+            (1, "10 Gbit/s, 1 ms, queue 0.25 BDP"),
+            (1, "10 Gbit/s, 1 ms, queue 1 BDP"),
+            (1, "10 Gbit/s, 1 ms, queue 4 BDP"),
+            (1, "10 Gbit/s, 20 ms, queue 0.25 BDP"),
+            (1, "10 Gbit/s, 20 ms, queue 1 BDP"),
+            (1, "10 Gbit/s, 20 ms, queue 4 BDP"),
+            (1, "100 Gbit/s, 1 ms, queue 0.25 BDP"),
+            (1, "100 Gbit/s, 1 ms, queue 1 BDP"),
+            (1, "100 Gbit/s, 1 ms, queue 4 BDP"),
+        ],
+    },
+    Miss {
+        reason: "The transport timer is shorter than the round trip: each expiry counts as persistent congestion.",
+        rows: &[(1, "1 Gbit/s, 100 ms, queue 1 BDP, timeout 14")],
+    },
+    Miss {
+        reason: "Presumably: windows are less than a packet, and what is lost waits for the transport timer.",
+        rows: &[(2, "64 hosts, 1 Gbit/s, 1 ms, queue 200 kB"), (2, "256 hosts, 1 Gbit/s, 1 ms, queue 200 kB")],
+    },
+    Miss {
+        reason: "Presumably: queue pairs have a packet or two in flight each, and a probe finds what they lose.",
+        rows: &[(3, "64 queue pairs, 1 Gbit/s, 1 ms"), (3, "1000 queue pairs, 1 Gbit/s, 1 ms")],
+    },
+    Miss {
+        reason: "Unknown: TCP gets more of a long queue, where the windows need many seconds to change.",
+        rows: &[
+            (5, "1 and 1, 1 Gbit/s, 1 ms, queue 4 BDP"),
+            (5, "1 and 1, 1 Gbit/s, 20 ms, queue 1 BDP"),
+            (5, "1 and 1, 1 Gbit/s, 20 ms, queue 4 BDP"),
+            (5, "4 and 4, 1 Gbit/s, 20 ms, queue 1 BDP"),
+            (5, "4 and 4, 1 Gbit/s, 20 ms, queue 4 BDP"),
+        ],
+    },
+    Miss {
+        reason: "Presumably: besides what the link loses, the queue overflows when the window has grown.",
+        rows: &[
+            (6, "1 Gbit/s, 50 µs, 0.01 % lost"),
+            (6, "1 Gbit/s, 20 ms, 0.01 % lost"),
+            (6, "1 Gbit/s, 20 ms, 0.1 % lost"),
+        ],
+    },
+    Miss {
+        reason: "No trial where the round trip is longer than 2 ms: more than 2 % lost are congestion.",
+        rows: &[(6, "1 Gbit/s, 20 ms, 2 % lost")],
+    },
+    Miss {
+        reason: "Presumably: the link is full, so TCP's round trips are longer than beside another TCP.",
+        rows: &[(7, "1 Gbit/s, 50 µs, 1 % lost, queue 1 BDP")],
+    },
+    Miss {
+        reason: "Presumably: a send of 31 kB finds or makes the queue that marks, and the window stays small.",
+        rows: &[
+            (9, "1 stream, 1 Gbit/s, 1 ms, marks from 0.1 BDP"),
+            (9, "1 stream, 1 Gbit/s, 1 ms, marks from 0.2 BDP"),
+            (9, "1 stream, 1 Gbit/s, 1 ms, 10 % marks at 0.2 to 0.6 BDP"),
+            (9, "4 streams, 1 Gbit/s, 1 ms, marks from 0.1 BDP"),
+        ],
+    },
+    Miss {
+        reason: "Presumably: early drops reduce one stream until the link runs empty. TCP is near the mark, too.",
+        rows: &[(9, "1 stream, 1 Gbit/s, 1 ms, 10 % drops at 0.2 to 0.6 BDP")],
+    },
+    Miss {
+        reason: "Presumably: first windows of 16 packets overflow the queue together, and a probe finds a lost end.",
+        rows: &[
+            (10, "64 KiB each, WRITE, 1 Gbit/s, queue 1 MiB"),
+            (10, "64 KiB each, WRITE, 10 Gbit/s, queue 1 MiB"),
+            (10, "64 KiB each, WRITE, 10 Gbit/s, queue 200 kB"),
+            (10, "64 KiB each, WRITE, 100 Gbit/s, queue 1 MiB"),
+            (10, "64 KiB each, WRITE, 100 Gbit/s, queue 200 kB"),
+        ],
+    },
+    Miss {
+        reason: "Presumably: nothing bounds the sum of the responses of all hosts, and probes find lost ends.",
+        rows: &[
+            (10, "64 KiB each, READ, 1 Gbit/s, queue 1 MiB"),
+            (10, "64 KiB each, READ, 1 Gbit/s, queue 200 kB"),
+            (10, "64 KiB each, READ, 10 Gbit/s, queue 1 MiB"),
+            (10, "64 KiB each, READ, 10 Gbit/s, queue 200 kB"),
+            (10, "64 KiB each, READ, 100 Gbit/s, queue 1 MiB"),
+            (10, "64 KiB each, READ, 100 Gbit/s, queue 200 kB"),
+        ],
+    },
+    Miss {
+        reason: "Presumably: READs make a short queue overflow sooner, since each request stands for many packets.",
+        rows: &[
+            (12, "1 Gbit/s, alone, 20 µs, queue 0.25 BDP"),
+            (12, "1 Gbit/s, alone, 20 µs, queue 1 BDP"),
+            (12, "1 Gbit/s, alone, 20 µs, queue 4 BDP"),
+            (12, "1 Gbit/s, alone, 1 ms, queue 0.25 BDP"),
+        ],
+    },
+    Miss {
+        reason: "Presumably: READs over a long path: requests are limited, and less is in flight than of WRITEs.",
+        rows: &[
+            (12, "1 Gbit/s, alone, 20 ms, queue 0.25 BDP"),
+            (12, "1 Gbit/s, alone, 20 ms, queue 1 BDP"),
+            (12, "1 Gbit/s, alone, 20 ms, queue 4 BDP"),
+            (12, "1 Gbit/s, 20 ms, 0.01 % lost"),
+            (12, "1 Gbit/s, 20 ms, 0.1 % lost"),
+            (12, "1 Gbit/s, 20 ms, 1 % lost"),
+            (12, "1 Gbit/s, 20 ms, 2 % lost"),
+            (12, "1 Gbit/s, 20 ms, 5 % lost"),
+            (12, "1 Gbit/s, 20 ms, 10 % lost"),
+        ],
+    },
+    Miss {
+        reason: "Unknown: the window of READs beside TCP is smaller than that of WRITEs.",
+        rows: &[
+            (12, "1 Gbit/s, beside TCP, 1 ms, queue 0.25 BDP"),
+            (12, "1 Gbit/s, beside TCP, 1 ms, queue 1 BDP"),
+            (12, "1 Gbit/s, beside TCP, 20 ms, queue 0.25 BDP"),
+            (12, "1 Gbit/s, beside TCP, 20 ms, queue 1 BDP"),
+            (12, "1 Gbit/s, beside TCP, 20 ms, queue 4 BDP"),
+        ],
+    },
+    Miss {
+        reason: "Presumably: a lost request or response costs a READ a round trip more than a WRITE.",
+        rows: &[
+            (12, "1 Gbit/s, 50 µs, 5 % lost"),
+            (12, "1 Gbit/s, 50 µs, 10 % lost"),
+            (12, "1 Gbit/s, 1 ms, 2 % lost"),
+            (12, "1 Gbit/s, 1 ms, 5 % lost"),
+            (12, "1 Gbit/s, 1 ms, 10 % lost"),
+        ],
+    },
+    Miss {
+        reason: "Presumably: drops of a policer are congestion, and the window grows slowly after them.",
+        rows: &[(13, "1 Gbit/s, 1 ms, burst 64 KiB"), (13, "1 Gbit/s, 20 ms, burst 64 KiB")],
+    },
+    Miss {
+        reason: "Presumably: that the path reorders is learned from packets that were sent again in vain.",
+        rows: &[(14, "1 Gbit/s, 20 ms, 1 % by up to half a round trip")],
+    },
+    Miss {
+        reason: "Each expiry of the transport timer lowers the threshold of slow start, so none follows the outage.",
+        rows: &[
+            (15, "1 Gbit/s, 1 ms, for 300 ms, timeout 14"),
+            (15, "1 Gbit/s, 20 ms, for 300 ms, timeout 14"),
+            (15, "1 Gbit/s, 20 ms, for 2 s, timeout 18"),
+        ],
+    },
+    Miss {
+        reason: "Presumably: slow start overshoots by more than a quarter of the window.",
+        rows: &[(16, "1 Gbit/s, 1 ms, queue 4 BDP")],
+    },
+    Miss {
+        reason: "A send takes 250 µs of the rate at most, and a timer of 1 ms lets one leave in each millisecond.",
+        rows: &[
+            (18, "1 Gbit/s, 50 µs, timers of 1 ms"),
+            (18, "1 Gbit/s, 1 ms, timers of 1 ms"),
+            (18, "1 Gbit/s, 20 ms, timers of 1 ms"),
+        ],
+    },
+    Miss {
+        reason: "Presumably: hosts take 20 µs to read, and an acknowledgement stands for several packets.",
+        rows: &[(19, "50 Mbit/s, 20 ms"), (19, "1 Gbit/s, 1 ms")],
+    },
+    Miss {
+        reason: "Presumably: the unreliable connection of the same hosts takes all of the path's pace.",
+        rows: &[(20, "of the same hosts, 1 Gbit/s, 1 ms")],
+    },
+];
