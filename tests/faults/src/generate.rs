@@ -20,6 +20,10 @@ name = "faults_recovery"
 path = "tests/faults/campaigns/recovery.rs"
 
 [[test]]
+name = "faults_congestion"
+path = "tests/faults/campaigns/congestion.rs"
+
+[[test]]
 name = "faults_conformance"
 path = "tests/faults/campaigns/conformance.rs"
 harness = false
@@ -99,6 +103,7 @@ fn switches(table: &Table) -> String {
     let lists = [
         ("PROTOCOL", Campaign::Protocol, "Those of the protocol, which the simulator must find."),
         ("RECOVERY", Campaign::Recovery, "Those of recovery, which streams over lossy links must find."),
+        ("CONGESTION", Campaign::Congestion, "Those of congestion control, which its cases must find."),
         ("VERBS", Campaign::Verbs, "Those of the verbs, which the conformance suite must find."),
     ];
     for (list, campaign, what) in lists {
@@ -128,7 +133,7 @@ mod tests {
             after["dev-dependencies"].as_table().expect("a table").keys().collect::<Vec<_>>(),
             ["libtest-mimic"]
         );
-        assert_eq!(after["test"].as_array().map(Vec::len), Some(4), "{text}");
+        assert_eq!(after["test"].as_array().map(Vec::len), Some(5), "{text}");
         assert!(!text.contains("nix =") && text.contains("name = \"a\""), "{text}");
     }
 

@@ -31,6 +31,7 @@ pub(crate) struct Fault {
 pub(crate) enum Campaign {
     Protocol,
     Recovery,
+    Congestion,
     Verbs,
 }
 
@@ -163,6 +164,7 @@ impl fmt::Display for Campaign {
         formatter.write_str(match self {
             Self::Protocol => "protocol",
             Self::Recovery => "recovery",
+            Self::Congestion => "congestion",
             Self::Verbs => "verbs",
         })
     }
