@@ -83,6 +83,8 @@ pub struct Cubic {
     /// Bytes to be acknowledged until everything is that was in flight when losses were noticed: more losses among it
     /// are the same event (RFC 9438, 4.6).
     recovery_left: u64,
+    /// Nothing was acknowledged since the last persistent congestion.
+    is_silent: bool,
     /// Until then another mark is of the same round trip as the last one: nothing may be in flight when it comes.
     marked_until: Time,
     /// Reductions, and those that were taken back.
@@ -111,6 +113,7 @@ impl Cubic {
             most_in_flight: 0,
             round_left: 0,
             recovery_left: 0,
+            is_silent: false,
             marked_until: Time::ZERO,
             events: 0,
             undone_events: 0,
@@ -222,6 +225,7 @@ impl CongestionControl for Cubic {
         if let Some(measured) = ack.round_trip.filter(|measured| *measured <= LONGEST_ROUND_TRIP) {
             self.note_round_trip(ack.now, measured);
         }
+        self.is_silent &= ack.bytes == 0;
         let is_recovering = self.recovery_left > 0;
         self.recovery_left = self.recovery_left.saturating_sub(ack.bytes);
         if is_recovering && self.recovery_left == 0 {
@@ -253,7 +257,10 @@ impl CongestionControl for Cubic {
                     self.reduce(MARKED.max(least / self.window), event.in_flight);
                 }
             }
+            // While it lasts, the threshold tells what the path took before (RFC 5681, 3.1).
+            CongestionKind::Persistent if self.is_silent => {}
             CongestionKind::Persistent => {
+                self.is_silent = true;
                 self.reduce(BETA, event.in_flight);
                 // The next stage of congestion avoidance has its plateau where it begins (RFC 9438, 4.8).
                 self.plateau = 0.0;
@@ -459,6 +466,17 @@ mod tests {
         assert_eq!((cubic.window() / PACKET, cubic.threshold), (1, threshold));
         round(&mut cubic, 1.0, ROUND_TRIP);
         assert_eq!(cubic.window() / PACKET, 2);
+    }
+
+    #[test]
+    fn a_long_outage_lowers_the_threshold_once() {
+        let mut cubic = cubic();
+        let threshold = cubic.window * BETA;
+        (0..5).for_each(|_| lose(&mut cubic, CongestionKind::Persistent, PACKET));
+        assert_eq!((cubic.window() / PACKET, cubic.threshold), (1, threshold));
+        round(&mut cubic, 1.0, ROUND_TRIP);
+        lose(&mut cubic, CongestionKind::Persistent, PACKET);
+        assert!(cubic.threshold < threshold, "the path was heard of in between");
     }
 
     /// Stopped for an hour while a packet was measured.
