@@ -137,13 +137,13 @@ impl SoftConfig {
         self
     }
 
-    /// Most bytes a second that the device sends to each other host, whatever the path would take; without a bound by
-    /// default, and with 0. All queue pairs of a shard with that peer share it: it holds for requests, for responses of
-    /// READs that this end asks for, and for datagrams to a peer that has a connection of the same shard. A packet of a
-    /// connection counts as a whole MTU. Responses of READs that the peer asks for wait 2 ms at most, so that many queue
-    /// pairs that serve READs may send more. Paths within the host have no bound. Goes before what the environment
-    /// variable `RDMA_VERBS_MAX_PATH_BYTES_PER_SECOND` says. For a single queue pair there is
-    /// [`QueuePair::limit_rate`](crate::verbs::QueuePair::limit_rate).
+    /// Most bytes a second that the device sends to each other host, whatever the path would take; without a bound
+    /// by default, and with 0. All queue pairs of a shard with that peer share it: it holds for requests, for
+    /// responses of READs that this end asks for, and for datagrams to a peer that has a connection of the same
+    /// shard. A packet of a connection counts as a whole MTU. Responses of READs that the peer asks for wait 2 ms
+    /// at most, so that many queue pairs that serve READs may send more. Paths within the host have no bound. Goes
+    /// before what the environment variable `RDMA_VERBS_MAX_PATH_BYTES_PER_SECOND` says. For a single queue pair
+    /// there is [`QueuePair::limit_rate`](crate::verbs::QueuePair::limit_rate).
     ///
     /// ```
     /// use rdma_verbs::provider::soft::SoftConfig;
