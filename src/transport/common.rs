@@ -116,8 +116,9 @@ impl Common {
     }
 
     /// Whether queues may mark its packets.
+    #[inline]
     pub(super) fn is_markable(&self) -> bool {
-        self.path.as_ref().is_some_and(|path| path.traffic_class.get().marking() != Marking::Off)
+        self.controlled_path().is_some_and(|path| path.traffic_class.get().marking() != Marking::Off)
     }
 
     /// What queue pairs have in common that share a window.
