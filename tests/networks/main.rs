@@ -1,6 +1,7 @@
 //! Streams over links that lose packets keep their rate, and send again what was lost. In virtual time: the same
 //! everywhere.
 
+mod seen;
 mod shared;
 mod stream;
 mod tcp;
