@@ -161,12 +161,15 @@ counters! {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Counters {
     counts: [u64; Counter::ALL.len()],
-    drops: [u64; DropReason::ALL.len()],
+    /// Since the first drop: most queue pairs have none.
+    drops: Option<Box<Drops>>,
 }
+
+type Drops = [u64; DropReason::ALL.len()];
 
 impl Default for Counters {
     fn default() -> Self {
-        Self { counts: [0; Counter::ALL.len()], drops: [0; DropReason::ALL.len()] }
+        Self { counts: [0; Counter::ALL.len()], drops: None }
     }
 }
 
@@ -178,7 +181,13 @@ impl Counters {
 
     /// Counts a dropped packet.
     pub fn add_drop(&mut self, reason: DropReason) {
-        self.drops[reason as usize] = self.drops[reason as usize].wrapping_add(1);
+        let drops = self.drops_mut();
+        drops[reason as usize] = drops[reason as usize].wrapping_add(1);
+    }
+
+    #[cold]
+    fn drops_mut(&mut self) -> &mut Drops {
+        self.drops.get_or_insert_with(|| Box::new([0; DropReason::ALL.len()]))
     }
 
     /// Adds all of another set.
@@ -186,8 +195,10 @@ impl Counters {
         for (mine, theirs) in self.counts.iter_mut().zip(&other.counts) {
             *mine = mine.wrapping_add(*theirs);
         }
-        for (mine, theirs) in self.drops.iter_mut().zip(&other.drops) {
-            *mine = mine.wrapping_add(*theirs);
+        if let Some(drops) = &other.drops {
+            for (mine, theirs) in self.drops_mut().iter_mut().zip(drops.iter()) {
+                *mine = mine.wrapping_add(*theirs);
+            }
         }
     }
 
@@ -198,8 +209,10 @@ impl Counters {
         for (now, before) in since.counts.iter_mut().zip(&earlier.counts) {
             *now = now.wrapping_sub(*before);
         }
-        for (now, before) in since.drops.iter_mut().zip(&earlier.drops) {
-            *now = now.wrapping_sub(*before);
+        if let (Some(drops), Some(earlier)) = (&mut since.drops, &earlier.drops) {
+            for (now, before) in drops.iter_mut().zip(earlier.iter()) {
+                *now = now.wrapping_sub(*before);
+            }
         }
         since
     }
@@ -211,12 +224,12 @@ impl Counters {
 
     /// How many packets were dropped for this reason.
     pub fn get_drop(&self, reason: DropReason) -> u64 {
-        self.drops[reason as usize]
+        self.drops.as_ref().map_or(0, |drops| drops[reason as usize])
     }
 
     /// Packets dropped for any reason.
     pub fn total_drops(&self) -> u64 {
-        self.drops.iter().sum()
+        self.drops.iter().flat_map(|drops| drops.iter()).sum()
     }
 
     /// All names and values, drops included, zeros too.
