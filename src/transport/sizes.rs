@@ -42,7 +42,7 @@ fn hot_structures_stay_small() {
             Sge: 16,
             RawCompletion: 64,
         }[..],
-        // One for each queue pair, all in one allocation of 29 cache lines; counters are a quarter of it, the masks of
+        // One for each queue pair, all in one allocation of 27 cache lines; counters are a fifth of it, the masks of
         // its packets half a line. Connections that do nothing cost memory too: 10,000 of them 17 MB.
         &bounds! {
             Seed: 8,
