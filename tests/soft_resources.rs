@@ -34,13 +34,13 @@ fn descriptors() -> usize {
     entries("/proc/self/fd")
 }
 
-/// Times that threads of this process gave up their processors.
+/// Times that threads of this process gave up their processors. What others take from them does not count.
 fn switches() -> u64 {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
     tasks
         .map(|task| {
             let status = std::fs::read_to_string(task.path().join("status")).unwrap_or_default();
-            let lines = status.lines().filter(|line| line.contains("ctxt_switches"));
+            let lines = status.lines().filter(|line| line.starts_with("voluntary_ctxt_switches"));
             lines.map(|line| line.split_whitespace().last().unwrap().parse::<u64>().unwrap()).sum::<u64>()
         })
         .sum()
