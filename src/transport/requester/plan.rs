@@ -16,10 +16,10 @@ const MOST_UNASKED_AMONG_OTHERS: u32 = 16;
 /// Most packets to a peer that did not respond to a probe. One, if other queue pairs have the same path: these
 /// packets are not counted, and a thousand queue pairs would fill the socket of a process that still lives there.
 const PACKETS_INTO_SILENCE: u32 = 16;
-/// On a path with a controller and a window of so many packets, a READ is cut more finely: into as many packets as
-/// leave in one send, and at most so many, unless the READs that may be outstanding would not fill the window then.
-/// What the peer sends at once is what a full queue drops: with a quarter of the window a READ stream beside TCP on
-/// a queue of 1 MB gets 19 of 119 MB/s instead of 45.
+/// On a path with a controller and a window of so many packets, a READ is cut more finely, and into so many packets,
+/// unless the READs that may be outstanding would not fill the window then. The pieces grow with the window: the peer
+/// sends each at once, and a full queue drops most of a burst. With pieces of a paced send, whatever the window, one of
+/// four streams on a real link has 90 of 118 MB/s.
 const FINE_READ_WINDOW: u32 = 64;
 const FINE_READ_PACKETS: u32 = 64;
 /// How often a busy application's unsignaled requests ask for acknowledgement at least.
@@ -191,11 +191,7 @@ impl Requester {
         };
         let reads = u32::from(common.attributes.max_rd_atomic.unwrap_or(0));
         let is_fine = path.window_share.is_controlled() && window >= FINE_READ_WINDOW && reads >= 4;
-        if !is_fine {
-            return (window / 2).max(1);
-        }
-        let (_, burst) = path.window_share.allowance(0);
-        (window / 4).min(burst.min(FINE_READ_PACKETS).max(window / reads))
+        if is_fine { (window / 4).min(FINE_READ_PACKETS.max(window / reads)) } else { (window / 2).max(1) }
     }
 
     #[inline]
