@@ -136,6 +136,7 @@ const TRANSPORT: &[&str] = &[
     "datagram",
     "marks",
     "udp_sink",
+    "pacing",
     "congestion",
     "path_measures",
     "path_control",

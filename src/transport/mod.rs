@@ -16,6 +16,7 @@ mod endpoint;
 mod history;
 mod loop_bound;
 mod marks;
+mod pacing;
 mod packet_check;
 mod path;
 mod path_control;

@@ -6,21 +6,17 @@ use std::time::Duration;
 use super::congestion::{
     Acked, CongestionControl, CongestionEvent, CongestionFactory, PathFacts, Sent, ShortestRoundTrip,
 };
+use super::pacing::{self, BURST};
 use super::path_measures::{Blocked, PathMeasures};
 use crate::types::{Counters, PathReport, Time};
 
-const SECOND_NANOSECONDS: u64 = 1_000_000_000;
-/// What leaves in one send takes this long at the path's rate at most: shorter pauses than that are no longer exact
-/// where a thread sleeps, and longer ones overflow the short queue of a switch (31 kB at 1 Gbit/s).
-const BURST: Duration = Duration::from_micros(250);
 /// So long after READs of this end the controller's rate is not taken for that of the direction to the peer.
 const READ_AGE: Duration = Duration::from_secs(1);
-/// What READ responses wait for the pace at most, which is what others wait for them at most.
+/// READ responses wait for the pace no longer than this, and others no longer for them: a clock of the peer runs
+/// meanwhile, and sends a probe after 2 ms at the earliest (`Requester`).
 pub(super) const LONGEST_DEBT: Duration = Duration::from_millis(2);
 /// Queue pairs that wait for the same time are spread over this part of the latest send's.
 const PARTS_OF_A_DRAW: u32 = 8;
-/// A send may have so many packets, whatever the rate.
-const LEAST_BURST_PACKETS: u32 = 2;
 
 /// What a native peer's socket takes, it reads in this time at the latest, so that as much may come again. A peer that
 /// takes longer loses packets, and gets fewer.
@@ -96,9 +92,8 @@ impl PathControl {
     }
 
     fn pay(&mut self, now: Time, bytes: u64, rate: u64) {
-        let cost = Duration::from_nanos(bytes.saturating_mul(SECOND_NANOSECONDS) / rate.max(1));
-        self.paid_at = self.paid_at.max(now) + cost;
-        self.cost = cost;
+        self.cost = pacing::cost(bytes, rate);
+        self.paid_at = self.paid_at.max(now) + self.cost;
     }
 
     /// What is never acknowledged has left: so many bytes.
@@ -149,9 +144,7 @@ impl PathControl {
     }
 
     fn packets_in_a_burst(&self, rate: u64) -> u32 {
-        let bytes = u128::from(rate) * BURST.as_nanos() / u128::from(SECOND_NANOSECONDS);
-        let packets = bytes / u128::from(self.facts.mtu.bytes());
-        u32::try_from(packets).unwrap_or(u32::MAX).max(LEAST_BURST_PACKETS).min(self.window_packets())
+        pacing::burst_packets(rate, self.facts.mtu.bytes().into()).min(self.window_packets())
     }
 
     /// When the next packet may leave, of a queue pair with this lot. Queue pairs that wait for one time draw for who
@@ -169,6 +162,12 @@ impl PathControl {
     /// for them.
     pub(super) fn unacknowledged_allowance(&self, now: Time, lot: u32) -> Option<(Time, u32)> {
         self.known_rate(now).map(|rate| (self.turn(lot), self.packets_in_a_burst(rate)))
+    }
+
+    /// Until when a datagram waits, if it does: until all is paid for, once more has left than one send may have.
+    pub(super) fn datagram_waits_until(&self, now: Time, lot: u32) -> Option<Time> {
+        let is_due = self.known_rate(now).is_some() && self.paid_at > now + BURST;
+        is_due.then(|| self.turn(lot))
     }
 }
 
@@ -195,22 +194,15 @@ impl PathControl {
 
     /// Fills in what the controller says and what is measured.
     pub(super) fn report(&self, now: Time, report: &mut PathReport) {
-        report.control = Some(self.controller.report());
+        let control = self.controller.report();
+        report.control = Some(control);
         report.pacing_rate = self.controller.pacing_rate();
-        self.measures.report(now, &self.controller.report(), self.shortest.get(), report);
+        self.measures.report(now, &control, self.shortest.get(), report);
     }
 
     /// Adds what the counters of a device have of a path.
     pub(super) fn add_to(&self, counters: &mut Counters) {
         self.measures.add_to(&self.controller.report(), counters);
-    }
-}
-
-impl PathControl {
-    /// Until when a datagram waits, if it does: until all is paid for, once more has left than one send may have.
-    pub(super) fn datagram_waits_until(&self, now: Time, lot: u32) -> Option<Time> {
-        let is_due = self.known_rate(now).is_some() && self.paid_at > now + BURST;
-        is_due.then(|| self.turn(lot))
     }
 }
 

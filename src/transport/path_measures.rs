@@ -136,9 +136,10 @@ impl PathMeasures {
             counts.begin_period(now, control);
         }
         report.recent = counts.last.plus(counts.current);
-        report.round_trip = self.round_trip.map(|(smoothed, variation)| {
-            let shortest = shortest.map_or(smoothed, |shortest| shortest);
-            RoundTripReport { smoothed, variation, shortest }
+        report.round_trip = self.round_trip.map(|(smoothed, variation)| RoundTripReport {
+            smoothed,
+            variation,
+            shortest: shortest.unwrap_or(smoothed),
         });
         report.age = self.began.map_or(Duration::ZERO, |began| now.saturating_since(began));
         // What is paid for later has not been waited for yet.

@@ -2,13 +2,8 @@
 
 use std::time::Duration;
 
+use crate::transport::pacing::{self, BURST};
 use crate::types::{RateLimit, Time};
-
-const SECOND_NANOSECONDS: u64 = 1_000_000_000;
-/// What leaves in one send takes this long at most, if the application does not say how much it may be.
-const BURST: Duration = Duration::from_micros(250);
-/// A send may have so many packets then, whatever the rate.
-const LEAST_BURST_PACKETS: u64 = 2;
 
 /// When what the queue pair has sent is paid for at its own rate.
 pub(super) struct Limiter {
@@ -24,7 +19,7 @@ impl Limiter {
     }
 
     fn cost(&self, bytes: u64) -> Duration {
-        Duration::from_nanos(bytes.saturating_mul(SECOND_NANOSECONDS) / self.bytes_per_second)
+        pacing::cost(bytes, self.bytes_per_second)
     }
 
     /// So many bytes leave, which are paid for at the time that is returned.
@@ -40,14 +35,10 @@ impl Limiter {
             typical => u64::from(mtu).min(typical.into()),
         };
         let packets = match self.limit.max_burst_sz {
-            0 => (self.bytes_in(BURST) / packet).max(LEAST_BURST_PACKETS),
-            most => (u64::from(most) / packet).max(1),
+            0 => pacing::burst_packets(self.bytes_per_second, packet),
+            most => u32::try_from(u64::from(most) / packet).unwrap_or(u32::MAX).max(1),
         };
-        (self.paid_at, u32::try_from(packets).unwrap_or(u32::MAX))
-    }
-
-    fn bytes_in(&self, time: Duration) -> u64 {
-        self.bytes_per_second / (SECOND_NANOSECONDS / time.as_nanos() as u64)
+        (self.paid_at, packets)
     }
 
     /// Until when a datagram waits, if it does: until all is paid for, once a burst has left.

@@ -2,16 +2,10 @@
 //! wait until all is paid for that has left on the path, and are paid for themselves. Acknowledgements, NAKs and
 //! results of atomics cost nothing and wait for nothing but the READ responses before them.
 
-use std::time::Duration;
-
 use super::{Common, Responder};
 use crate::transport::path::Path;
 use crate::transport::path_control::LONGEST_DEBT;
 use crate::types::{Qpn, Time};
-
-/// READ responses wait no longer than this: a clock of the peer runs meanwhile, and sends a probe after 2 ms at the
-/// earliest (`Requester`).
-const LONGEST_WAIT: Duration = LONGEST_DEBT;
 
 /// What READ responses may take of the path's pace.
 #[derive(Clone, Copy, Default)]
@@ -49,7 +43,7 @@ impl ResponsePace {
             return None;
         }
         let since = *self.waits_since.get_or_insert(now);
-        let until = paid_at.min(since + LONGEST_WAIT);
+        let until = paid_at.min(since + LONGEST_DEBT);
         if until > now {
             return Some(until);
         }
