@@ -10,8 +10,8 @@ use crate::transport::datagram::{CheckField, Datagram};
 use crate::transport::packet_check::{LARGEST_SEGMENT_INDEX, offers_key};
 use crate::transport::path::{Evidence, HiddenFields, MOST_DOUBTS};
 use crate::types::{DropReason, Psn, QueuePairState};
-use crate::wire::Opcode;
 use crate::wire::icrc::Match;
+use crate::wire::{Bth, Opcode};
 
 /// Packets of an unreliable connection that lie at most this far ahead are plausible: as many as a burst may lose.
 const PLAUSIBLE_LOSS: i32 = 1 << 10;
@@ -64,6 +64,18 @@ impl QueuePair {
             }
             _ => Err(DropReason::BadIcrc),
         }
+    }
+
+    /// The partition key, the membership bit aside (`rxe_recv.c`, `check_keys`), and the addresses.
+    #[inline]
+    pub(in crate::transport) fn check_addressing(&self, datagram: &Datagram<'_>, bth: &Bth) -> Result<(), DropReason> {
+        if bth.pkey & 0x7fff != 0x7fff {
+            return Err(DropReason::BadPkey);
+        }
+        if !self.common.is_from_peer(datagram.source, datagram.destination) {
+            return Err(DropReason::WrongAddress);
+        }
+        Ok(())
     }
 
     /// A native peer keeps its port; a standard peer may use many.

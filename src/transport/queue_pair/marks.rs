@@ -22,13 +22,12 @@ impl QueuePair {
             if opcode.is_read_response() {
                 // Its queue is the one that READs fill, which this end asks for.
                 self.requester.tell_marked(&self.common, now);
-            } else if !opcode.is_request() {
-                // An acknowledgement's queue is the peer's.
-            } else if echoes {
+            } else if opcode.is_request() && echoes {
                 self.common.arrived_marks.owe_echo();
-            } else if !peer.is_ours() {
+            } else if opcode.is_request() && !peer.is_ours() {
                 self.common.arrived_marks.owe_notification(now);
             }
+            // The queue of an acknowledgement is the peer's.
         }
         // It may acknowledge the last packet in flight, which was checked.
         if becn && echoes && opcode.is_response() && self.common.is_markable() {
@@ -51,12 +50,7 @@ impl QueuePair {
         if is_native || !has_form || !self.common.is_markable() || !self.requester.has_in_flight(&self.common) {
             return Err(DropReason::CongestionNotification);
         }
-        if bth.pkey & 0x7fff != 0x7fff {
-            return Err(DropReason::BadPkey);
-        }
-        if !self.common.is_from_peer(datagram.source, datagram.destination) {
-            return Err(DropReason::WrongAddress);
-        }
+        self.check_addressing(datagram, bth)?;
         self.check_icrc(datagram)?;
         self.common.count(Counter::CnpHandled);
         self.requester.tell_marked(&self.common, now);

@@ -50,13 +50,7 @@ impl QueuePair {
         if self.common.path.is_none() {
             return Err(DropReason::WrongState);
         }
-        // The membership bit aside (`rxe_recv.c`, `check_keys`).
-        if bth.pkey & 0x7fff != 0x7fff {
-            return Err(DropReason::BadPkey);
-        }
-        if !self.common.is_from_peer(datagram.source, datagram.destination) {
-            return Err(DropReason::WrongAddress);
-        }
+        self.check_addressing(datagram, bth)?;
         self.check_source_port(datagram.source_port)?;
         let evidence = self.check_icrc(datagram)?;
         self.common.counters.add(Counter::ReceivedPackets, 1);
