@@ -97,6 +97,13 @@ pub(super) struct PathKey {
     pub(super) dscp: u8,
 }
 
+impl PathKey {
+    /// Of packets from one address to another, with this traffic class.
+    pub(super) fn new(own: IpAddr, peer: IpAddr, traffic_class: TrafficClass) -> Self {
+        Self { own, peer, dscp: traffic_class.dscp() }
+    }
+}
+
 /// The connection's path.
 pub(super) struct Path {
     pub(super) source: SourceAddress,
@@ -141,7 +148,7 @@ impl Path {
 
     /// With which other queue pairs it shares its window.
     pub(super) fn key(&self) -> PathKey {
-        PathKey { own: self.source.address, peer: self.peer_address, dscp: self.traffic_class.get().dscp() }
+        PathKey::new(self.source.address, self.peer_address, self.traffic_class.get())
     }
 
     /// The start of the ICRCs of packets from this port of the peer.
@@ -160,7 +167,8 @@ impl Path {
         seed
     }
 
-    /// What a queue pair draws with for its turn among those that wait for the pace; 0: there are no others.
+    /// The number with which a queue pair draws for its turn among those that wait for the pace; 0: there are no
+    /// others.
     pub(super) fn lot(&self, qpn: Qpn) -> u32 {
         if self.is_shared() || self.window_share.carries_datagrams() { qpn.value() } else { 0 }
     }
@@ -216,7 +224,7 @@ impl Path {
         PathFacts::new([self.source.address, self.peer_address], self.mtu, self.peer.is_ours(), socket_bytes)
     }
 
-    /// What is seen of it.
+    /// The report on it.
     pub(super) fn report(&self, now: Time) -> PathReport {
         let bytes_of = |packets: u32| u64::from(packets) * u64::from(self.mtu.bytes());
         let PathKey { own, peer, dscp } = self.key();

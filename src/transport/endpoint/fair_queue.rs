@@ -9,6 +9,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::Endpoint;
+use crate::transport::marks::TrafficClass;
 use crate::transport::path::PathKey;
 use crate::transport::window_share::WindowShare;
 use crate::types::{Counters, Destination, Time};
@@ -19,7 +20,7 @@ pub(in crate::transport) struct Paths {
     by_key: HashMap<PathKey, PathUsers>,
     /// Queue pairs that wait, of all paths.
     waiting: usize,
-    /// What was counted of paths that are forgotten.
+    /// The counters of paths that are forgotten.
     counters: Counters,
     /// Some path has had a controller.
     has_controlled: bool,
@@ -45,7 +46,7 @@ impl Paths {
     /// The path to this destination, if queue pairs have it and a controller holds them back.
     fn controlled(&self, destination: &Destination) -> Option<Arc<WindowShare>> {
         let Destination { source, address, traffic_class, .. } = *destination;
-        let key = PathKey { own: source, peer: address, dscp: traffic_class >> 2 };
+        let key = PathKey::new(source, address, TrafficClass::unmarked(traffic_class));
         let path = &self.by_key.get(&key)?.window_share;
         path.is_controlled().then(|| Arc::clone(path))
     }

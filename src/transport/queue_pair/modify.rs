@@ -195,7 +195,8 @@ impl QueuePair {
     fn set_path(&mut self, source: Option<SourceAddress>, window_share: impl FnOnce(PathKey) -> Arc<WindowShare>) {
         let (Some(source), Some(vector)) = (source, self.common.attributes.ah_attr) else { return };
         let peer_address = address_of(vector.dgid);
-        let key = PathKey { own: source.address, peer: peer_address, dscp: vector.traffic_class >> 2 };
+        let traffic_class = TrafficClass::unmarked(vector.traffic_class);
+        let key = PathKey::new(source.address, peer_address, traffic_class);
         let flow = Flow { source: source.address, destination: peer_address, source_port: source.source_port };
         self.requester.reset_share();
         let begins_known = || self.common.attributes.peer_key.as_ref().is_none_or(|key| key.is_agreed);
@@ -207,7 +208,7 @@ impl QueuePair {
             mtu: self.common.attributes.path_mtu.unwrap_or_default(),
             peer: self.common.attributes.peer.unwrap_or(PeerCapabilities::STRANGER),
             is_known_to_peer,
-            traffic_class: TrafficClass::unmarked(vector.traffic_class).into(),
+            traffic_class: traffic_class.into(),
             hop_limit: if vector.hop_limit == 0 { 64 } else { vector.hop_limit },
             peer_port: None,
             seed: Seed::new(&flow),
