@@ -113,11 +113,9 @@ impl Requester {
         common.is_controlled() && self.delays.as_ref().is_none_or(|delays| delays.wants(now))
     }
 
-    /// The response to this packet is measured, if a controller wants to know.
-    pub(super) fn begin_delay(&mut self, common: &Common, psn: Psn, now: Time) {
-        if common.is_controlled() {
-            self.delays.get_or_insert_default().begin(psn, now);
-        }
+    /// The response to this packet is measured, for the controller.
+    pub(super) fn begin_delay(&mut self, psn: Psn, now: Time) {
+        self.delays.get_or_insert_default().begin(psn, now);
     }
 
     /// Packets have arrived behind a missing one, and the shortest round trip of those that were measured is this.
@@ -217,7 +215,7 @@ impl Requester {
     #[cold]
     fn allowance(&self, common: &Common, now: Time) -> (Time, u32) {
         let unlimited = (Time::ZERO, u32::MAX);
-        let on_path = common.path.as_ref().and_then(|path| allowance_on(common, path, now)).unwrap_or(unlimited);
+        let on_path = common.controlled_path().and_then(|path| allowance_on(common, path, now)).unwrap_or(unlimited);
         let own = self.limiter.as_ref().map_or(unlimited, |limiter| limiter.allowance(common.mtu_bytes()));
         (on_path.0.max(own.0), on_path.1.min(own.1))
     }

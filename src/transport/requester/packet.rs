@@ -31,7 +31,7 @@ impl Requester {
         }
         let left = self.pays(common).then(|| self.left_of(common, plan));
         if common.is_controlled() && ack_request && self.sending(plan) == Sending::First {
-            self.begin_delay(common, plan.psn, pass.now);
+            self.begin_delay(plan.psn, pass.now);
         }
         match common.service.is_reliable() {
             true => self.note_sent(common, pass.now, plan, ack_request),
@@ -69,8 +69,8 @@ impl Requester {
         // What does not fit or is not there is found out again, packet by packet.
         let Ok(added @ 1..) = writer.add(&mut burst) else { return false };
         self.note_middles_asked(pass.now, first.psn, added, ack_requests);
-        if ack_requests.first < added {
-            self.begin_delay(common, first.psn.plus(ack_requests.first), pass.now);
+        if common.is_controlled() && ack_requests.first < added {
+            self.begin_delay(first.psn.plus(ack_requests.first), pass.now);
         }
         self.move_cursor(first.psn.plus(added));
         self.note_in_flight(common);

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use super::{Common, Pass, Requester};
+use crate::transport::path::Path;
 use crate::types::Psn;
 
 /// Between bursts to native peers, whose socket buffers are large: at most about 2 GB/s.
@@ -20,7 +21,8 @@ impl Requester {
         self.retire_before(common, pass, end);
         let Some(path) = &common.path else { return };
         // A rate takes the place of the pauses.
-        if path.window_share.is_controlled() && path.window_share.unacknowledged_allowance(pass.now, 0).is_some() {
+        let rate = |path: &Path| path.window_share.unacknowledged_allowance(pass.now, 0);
+        if common.controlled_path().and_then(rate).is_some() {
             return;
         }
         let window = self.window_on(path);
