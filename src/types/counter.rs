@@ -185,7 +185,6 @@ impl Counters {
         drops[reason as usize] = drops[reason as usize].wrapping_add(1);
     }
 
-    #[cold]
     fn drops_mut(&mut self) -> &mut Drops {
         self.drops.get_or_insert_with(|| Box::new([0; DropReason::ALL.len()]))
     }

@@ -140,17 +140,7 @@ pub struct PathReport {
 
 impl PathReport {
     /// A path of which nothing is known.
-    pub const fn new(own: IpAddr, peer: IpAddr) -> Self {
-        const NONE: PacketCounts = PacketCounts {
-            sent: 0,
-            lost: 0,
-            lost_by_chance: 0,
-            spurious: 0,
-            loss_events: 0,
-            loss_events_with_queue: 0,
-            congestion_events: 0,
-            marks: 0,
-        };
+    pub fn new(own: IpAddr, peer: IpAddr) -> Self {
         Self {
             own,
             peer,
@@ -161,8 +151,8 @@ impl PathReport {
             control: None,
             pacing_rate: None,
             round_trip: None,
-            total: NONE,
-            recent: NONE,
+            total: PacketCounts::default(),
+            recent: PacketCounts::default(),
             age: Duration::ZERO,
             pace_wait: Duration::ZERO,
             window_wait: Duration::ZERO,

@@ -1,5 +1,6 @@
 //! How a software device is set up.
 
+use std::fmt::Display;
 use std::net::IpAddr;
 use std::num::NonZeroU64;
 use std::sync::Arc;
@@ -157,23 +158,15 @@ impl SoftConfig {
         self
     }
 
-    /// What is configured, or what the environment says.
+    /// The bound that is configured, or that of the environment.
     pub(super) fn path_rate(&self) -> Option<NonZeroU64> {
-        let from_environment = || {
-            let given = environment_variable(PATH_RATE_VARIABLE).filter(|given| !given.trim().is_empty())?;
-            let parsed = parse_rate(&given);
-            parsed.inspect_err(|error| tracing::warn!("{PATH_RATE_VARIABLE} is ignored: {error}")).ok()
-        };
+        let from_environment = || from_environment(PATH_RATE_VARIABLE, parse_rate);
         self.max_path_bytes_per_second.or_else(from_environment).and_then(NonZeroU64::new)
     }
 
-    /// What is configured, or what the environment says.
+    /// The algorithm that is configured, or that of the environment.
     pub(super) fn congestion_algorithm(&self) -> CongestionAlgorithm {
-        let from_environment = || {
-            let name = environment_variable(CONGESTION_VARIABLE).filter(|name| !name.trim().is_empty())?;
-            let parsed = name.trim().parse();
-            parsed.inspect_err(|error| tracing::warn!("{CONGESTION_VARIABLE} is ignored: {error}")).ok()
-        };
+        let from_environment = || from_environment(CONGESTION_VARIABLE, |name| name.trim().parse());
         self.congestion.or_else(from_environment).unwrap_or_default()
     }
 
@@ -200,6 +193,13 @@ impl Default for SoftConfig {
     fn default() -> Self {
         Self::new()
     }
+}
+
+/// The value of an environment variable, if it is set and has one. A value that is not understood is ignored, with a
+/// warning that says so.
+fn from_environment<T, E: Display>(variable: &str, parse: impl FnOnce(&str) -> std::result::Result<T, E>) -> Option<T> {
+    let given = environment_variable(variable).filter(|given| !given.trim().is_empty())?;
+    parse(&given).inspect_err(|error| tracing::warn!("{variable} is ignored: {error}")).ok()
 }
 
 /// Bytes a second, as the environment has them.
