@@ -40,7 +40,7 @@ pub(crate) struct Line {
     pub(crate) paths: Vec<PathReport>,
 }
 
-/// What was seen of a path. Times are in seconds, and what is not known is null in JSON.
+/// The report on a path. Times are in seconds; an unknown value is null in JSON.
 #[derive(Clone, Debug, Serialize)]
 struct PathLine {
     own: IpAddr,

@@ -22,8 +22,8 @@ const LEFT_OUT: &[&str] = &[
     "paths that hold more than 64 MiB: 10 Gbit/s at 100 ms, 100 Gbit/s from 20 ms on",
     "in case 16 the 8-byte ping-pong: what packets wait in the queue is measured instead",
     "in case 14 reductions of the window, which the rate shows only if there are many",
-    "in case 19 an adapter that answers marks by congestion notification packets, which the transport drops",
-    "in case 20 datagrams: unreliable connections stand for them; neither has a rate that can be set",
+    "in case 19 an adapter that answers marks by congestion notification packets",
+    "in case 20 datagrams: unreliable connections stand for them, without a limit of their rate",
     "case 21, faults in the controller: `tests/faults/run congestion`",
 ];
 

@@ -19,7 +19,7 @@ const FIRST_WINDOW_PACKETS: u64 = 16;
 const LEAST_WINDOW_PACKETS: f64 = 1.0 / 64.0;
 /// Below so many packets the rate holds back what the window cannot.
 const SMALL_WINDOW_PACKETS: f64 = 2.0;
-/// What is left of the window after a mark: the queue that marks is shorter than one that overflows (RFC 8511, 3.1).
+/// A mark leaves this part of the window: the queue that marks is shorter than one that overflows (RFC 8511, 3.1).
 const MARKED: f64 = 0.85;
 /// Marks alone reduce the window to so many packets at least: a forged one costs no more.
 const LEAST_MARKED_PACKETS: f64 = 2.0;
