@@ -9,6 +9,8 @@ use super::opcode::{Opcode, Traits};
 
 /// Bytes of the invariant CRC at the end of a packet.
 pub const ICRC_BYTES: usize = 4;
+/// Bytes of an acknowledgement's extended header.
+const AETH_BYTES: usize = 4;
 
 /// The headers of one packet. Which ones it has follows from the opcode; the others are ignored when it is emitted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -96,10 +98,13 @@ impl<'a> Packet<'a> {
         let traits = bth.opcode.traits();
         let extended = bth.opcode.extended_bytes();
         let payload = reader.payload(extended, &bth, traits)?;
-        if extended > 0 {
-            return Self::parse_extended(bth, traits, reader, payload);
-        }
-        Ok(Self { headers: Headers { bth, ..Headers::default() }, payload })
+        let aeth = match extended {
+            0 => None,
+            // Of most packets that have one at all it is the only one.
+            AETH_BYTES if traits.contains(Traits::AETH) => Some(Aeth::parse(reader.take()?)),
+            _ => return Self::parse_extended(bth, traits, reader, payload),
+        };
+        Ok(Self { headers: Headers { bth, aeth, ..Headers::default() }, payload })
     }
 
     fn parse_extended(bth: Bth, traits: Traits, mut reader: Reader<'a>, payload: &'a [u8]) -> Result<Self, DropReason> {

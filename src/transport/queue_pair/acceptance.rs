@@ -18,11 +18,16 @@ const PLAUSIBLE_LOSS: i32 = 1 << 10;
 impl QueuePair {
     /// The invariant CRC covers the IPv4 identification (IBTA A17.3.3), which the socket does not show: native peers
     /// send small ones; those of standard peers are solved for unless they are known.
+    #[inline]
     pub(in crate::transport) fn check_icrc(&mut self, datagram: &Datagram<'_>) -> Result<Evidence, DropReason> {
-        let (expected, source_port) = (datagram.segment_index, datagram.source_port);
-        if let Some(verdict) = self.check_packet_key(datagram) {
-            return verdict.map(|()| Evidence { source_port, ..Evidence::default() });
+        match self.check_packet_key(datagram) {
+            Some(verdict) => verdict.map(|()| Evidence { source_port: datagram.source_port, ..Evidence::default() }),
+            None => self.check_unkeyed(datagram),
         }
+    }
+
+    fn check_unkeyed(&mut self, datagram: &Datagram<'_>) -> Result<Evidence, DropReason> {
+        let (expected, source_port) = (datagram.segment_index, datagram.source_port);
         let Some(path) = &mut self.common.path else { return Err(DropReason::WrongState) };
         let usual = Evidence { source_port, offers_key: offers_key(datagram.payload), ..Evidence::default() };
         let (verified, as_linux) = match path.arriving_seed(datagram).identification_of(expected, datagram.payload) {

@@ -160,6 +160,7 @@ impl Receives {
     }
 
     /// Writes the payload behind the bytes that the begun receive has.
+    #[inline]
     pub(super) fn fill(&mut self, common: &Common, pass: &Pass<'_>, payload: &[u8]) -> Result<(), PeerFault> {
         if payload.is_empty() {
             return Ok(());
