@@ -283,7 +283,7 @@ fn what_arrives_behind_a_gap_is_told_once_and_at_once() {
     let in_flight = script.acknowledged().last().map(|ack| ack.in_flight);
     assert_eq!((arrived, in_flight), (9 * MTU, Some(MTU)));
     pair.drive(Duration::from_millis(1));
-    expect_done(&mut pair, 1);
+    assert!(pair.ends[0].poll()[0].status.is_success());
     let acknowledged = script.acknowledged();
     assert_eq!(acknowledged.iter().map(|ack| ack.bytes).sum::<u64>(), 10 * MTU);
     assert_eq!(acknowledged.last().map(|ack| ack.in_flight), Some(0));
