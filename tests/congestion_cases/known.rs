@@ -17,7 +17,8 @@ pub(crate) fn reason(row: &Row) -> Option<&'static str> {
 
 const MISSES: &[Miss] = &[
     Miss {
-        reason: "Presumably: a queue of eight packets allows a window of nine, which loses a packet of 26.",
+        reason: "By calculation: eight packets in a queue allow a window of ten; from 0.7 of it CUBIC (RFC 9438, 4.3) \
+                 is there again after four round trips, and loses one packet of about 30.",
         rows: &[
             (1, "10 Mbit/s, 20 µs, queue 0.25 BDP"),
             (1, "10 Mbit/s, 20 ms, queue 0.25 BDP"),
@@ -26,14 +27,6 @@ const MISSES: &[Miss] = &[
             (1, "10 Mbit/s, 1 ms, queue 0.25 BDP"),
             (1, "10 Mbit/s, 1 ms, queue 1 BDP"),
             (1, "10 Mbit/s, 1 ms, queue 4 BDP"),
-        ],
-    },
-    Miss {
-        reason: "Unknown: on a slow link whose queue takes as long as the path, half of the packets leave twice.",
-        rows: &[
-            (1, "10 Mbit/s, 100 ms, queue 0.25 BDP"),
-            (1, "10 Mbit/s, 100 ms, queue 1 BDP"),
-            (1, "10 Mbit/s, 100 ms, queue 4 BDP"),
         ],
     },
     Miss {
@@ -67,15 +60,18 @@ const MISSES: &[Miss] = &[
         ],
     },
     Miss {
-        reason: "The transport timer is shorter than the round trip: each expiry counts as persistent congestion.",
+        reason: "Traced: the transport timer expires once, before the first response. That is persistent congestion, \
+                 and ends slow start at 11 packets.",
         rows: &[(1, "1 Gbit/s, 100 ms, queue 1 BDP, timeout 14")],
     },
     Miss {
-        reason: "Presumably: windows are less than a packet, and what is lost waits for the transport timer.",
+        reason: "Traced: many hosts never see the queue empty, take it for the path, and losses for chance; a third of \
+                 the packets is dropped, of 256 hosts 0.6.",
         rows: &[(2, "64 hosts, 1 Gbit/s, 1 ms, queue 200 kB"), (2, "256 hosts, 1 Gbit/s, 1 ms, queue 200 kB")],
     },
     Miss {
-        reason: "Presumably: queue pairs have a packet or two in flight each, and a probe finds what they lose.",
+        reason: "Traced: next to nothing is lost. A queue pair that finds no room has not asked for an \
+                 acknowledgement with its last packet, and does so by a probe, a round trip later.",
         rows: &[(3, "64 queue pairs, 1 Gbit/s, 1 ms"), (3, "1000 queue pairs, 1 Gbit/s, 1 ms")],
     },
     Miss {
@@ -90,11 +86,7 @@ const MISSES: &[Miss] = &[
     },
     Miss {
         reason: "Presumably: besides what the link loses, the queue overflows when the window has grown.",
-        rows: &[
-            (6, "1 Gbit/s, 50 µs, 0.01 % lost"),
-            (6, "1 Gbit/s, 20 ms, 0.01 % lost"),
-            (6, "1 Gbit/s, 20 ms, 0.1 % lost"),
-        ],
+        rows: &[(6, "1 Gbit/s, 50 µs, 0.01 % lost")],
     },
     Miss {
         reason: "No trial where the round trip is longer than 2 ms: more than 2 % lost are congestion.",
@@ -120,7 +112,6 @@ const MISSES: &[Miss] = &[
     Miss {
         reason: "Presumably: first windows of 16 packets overflow the queue together, and a probe finds a lost end.",
         rows: &[
-            (10, "64 KiB each, WRITE, 1 Gbit/s, queue 1 MiB"),
             (10, "64 KiB each, WRITE, 10 Gbit/s, queue 1 MiB"),
             (10, "64 KiB each, WRITE, 10 Gbit/s, queue 200 kB"),
             (10, "64 KiB each, WRITE, 100 Gbit/s, queue 1 MiB"),
@@ -164,7 +155,6 @@ const MISSES: &[Miss] = &[
     Miss {
         reason: "Unknown: the window of READs beside TCP is smaller than that of WRITEs.",
         rows: &[
-            (12, "1 Gbit/s, beside TCP, 1 ms, queue 0.25 BDP"),
             (12, "1 Gbit/s, beside TCP, 1 ms, queue 1 BDP"),
             (12, "1 Gbit/s, beside TCP, 20 ms, queue 0.25 BDP"),
             (12, "1 Gbit/s, beside TCP, 20 ms, queue 1 BDP"),
@@ -186,7 +176,10 @@ const MISSES: &[Miss] = &[
     },
     Miss {
         reason: "Presumably: that the path reorders is learned from packets that were sent again in vain.",
-        rows: &[(14, "1 Gbit/s, 20 ms, 1 % by up to half a round trip")],
+        rows: &[
+            (14, "1 Gbit/s, 20 ms, 1 % by up to 10 packets"),
+            (14, "1 Gbit/s, 20 ms, 1 % by up to half a round trip"),
+        ],
     },
     Miss {
         reason: "Unknown: over a long path the rate is not back in time after an outage.",
@@ -209,7 +202,8 @@ const MISSES: &[Miss] = &[
         rows: &[(12, "1 Gbit/s, beside TCP, 1 ms, queue 4 BDP")],
     },
     Miss {
-        reason: "Presumably: hosts take 20 µs to read, and an acknowledgement stands for several packets.",
+        reason: "By calculation: an acknowledgement is asked for every 16 packets, a quarter of the window, so that the \
+                 round trip is longer by 16 packets: 0.88 and 0.85.",
         rows: &[(19, "50 Mbit/s, 20 ms"), (19, "1 Gbit/s, 1 ms")],
     },
 ];

@@ -72,7 +72,7 @@ pub struct Sent {
     /// Of that, what is sent again because it was lost. What is sent again with it, although it may have arrived, does
     /// not count.
     pub lost: u64,
-    /// Bytes sent on the path and not acknowledged, these included.
+    /// Bytes sent on the path and not known to have arrived, these included.
     pub in_flight: u64,
 }
 
@@ -82,8 +82,8 @@ pub struct Sent {
 pub struct Acked {
     /// When it arrived.
     pub now: Time,
-    /// What it acknowledges that was not acknowledged before. 0: it tells of packets that have arrived while an earlier
-    /// one is missing.
+    /// What it shows to have arrived that was not known to have: what it acknowledges, and what has arrived while an
+    /// earlier packet is missing. 0: nothing, it only ends a round trip.
     pub bytes: u64,
     /// The shortest round trip that it ends: from a packet that asks for a response to the response. Some packets of a
     /// window are measured, none that was sent again.
@@ -91,7 +91,7 @@ pub struct Acked {
     /// The same of a packet that was sent again because it was known to be missing. It waited behind what was sent in
     /// vain. A short one may be the response to something else.
     pub repetition: Option<Duration>,
-    /// Bytes sent on the path and not acknowledged now.
+    /// Bytes sent on the path and not known to have arrived now.
     pub in_flight: u64,
 }
 
@@ -117,7 +117,7 @@ pub struct CongestionEvent {
     pub now: Time,
     /// What it is concluded from.
     pub kind: CongestionKind,
-    /// Bytes sent on the path and not acknowledged, the lost packets of this connection included.
+    /// Bytes sent on the path and not known to have arrived, the lost packets of this connection included.
     pub in_flight: u64,
 }
 

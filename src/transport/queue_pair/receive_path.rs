@@ -7,7 +7,7 @@ use crate::transport::datagram::{Datagram, DatagramOutcome};
 use crate::transport::loop_bound::LoopBound;
 use crate::transport::path::Evidence;
 use crate::transport::requester::ResponseError;
-use crate::transport::responder::{Identified, ReceiveError, check_datagram, identify};
+use crate::transport::responder::{Arrived, Identified, ReceiveError, check_datagram, identify};
 use crate::types::{AsyncEvent, Cause, Counter, DropReason, PeerFault};
 use crate::wire::{Opcode, Packet, Service};
 
@@ -103,7 +103,11 @@ impl QueuePair {
                 }
                 self.execute_kept(pass);
             }
-            1.. => return self.responder.keep(&mut self.common, pass, packet, bytes, evidence.source_port),
+            1.. => {
+                let is_keyed = self.packet_check.requires_key();
+                let arrived = Arrived { bytes, source_port: evidence.source_port, is_keyed };
+                return self.responder.keep(&mut self.common, pass, packet, arrived);
+            }
             _ => return self.responder.handle_duplicate(&mut self.common, pass, packet, bytes.len()),
         }
         Ok(())

@@ -89,7 +89,7 @@ impl Requester {
             return;
         }
         path.note_marking(Marking::note_progress);
-        let bytes = window_bytes(common, self.unacknowledged.packets_since(before));
+        let bytes = window_bytes(common, self.packets_delivered(self.unacknowledged.packets_since(before)));
         let [round_trip, repetition] = self.round_trip.measured(self.unacknowledged, now);
         let ack = Acked { now, bytes, round_trip, repetition, in_flight: self.in_flight_on(common, path) };
         if !self.window.is_constant() {
@@ -118,11 +118,27 @@ impl Requester {
         self.delays.get_or_insert_default().begin(psn, now);
     }
 
-    /// Packets have arrived behind a missing one, and the shortest round trip of those that were measured is this.
-    pub(super) fn tell_arrived(&self, common: &Common, now: Time, round_trip: Option<Duration>) {
-        let Some(path) = common.path.as_ref().filter(|_| round_trip.is_some()) else { return };
-        let ack = Acked { now, bytes: 0, round_trip, repetition: None, in_flight: self.in_flight_on(common, path) };
-        path.window_share.tell(|control| control.note_acknowledged(&ack, false));
+    /// Packets may have arrived behind a missing one, and the shortest round trip of those that were measured is this.
+    pub(super) fn tell_arrived(&mut self, common: &Common, now: Time, round_trip: Option<Duration>, is_read: bool) {
+        let Some(path) = common.controlled_path() else { return };
+        let bytes = window_bytes(common, self.packets_delivered(0));
+        if bytes > 0 || round_trip.is_some() {
+            let ack = Acked { now, bytes, round_trip, repetition: None, in_flight: self.in_flight_on(common, path) };
+            path.window_share.tell(|control| control.note_acknowledged(&ack, is_read));
+        }
+    }
+
+    /// Packets that have arrived since this was asked last: so many that are acknowledged now, and those that are known
+    /// to have arrived behind a gap. Each counts once.
+    fn packets_delivered(&mut self, acknowledged: u32) -> u32 {
+        let arrived = self.packets_arrived();
+        let before = std::mem::replace(&mut self.told_arrived, arrived);
+        (acknowledged + arrived).saturating_sub(before)
+    }
+
+    /// Packets that are known to have arrived behind a gap.
+    fn packets_arrived(&self) -> u32 {
+        self.repair.as_ref().map_or(0, |repair| repair.arrived())
     }
 
     /// Something is sent again: a response may belong to either copy (Karn's algorithm: RFC 6298, section 3).
@@ -195,11 +211,12 @@ impl Requester {
         self.cursor_request != self.next || has_new
     }
 
-    /// Bytes in flight on the path: of this queue pair all that is not acknowledged, of the others what counts against
-    /// the common window.
+    /// Bytes in flight on the path: of this queue pair all that is not known to have arrived, of the others what counts
+    /// against the common window.
     fn in_flight_on(&self, common: &Common, path: &Path) -> u64 {
         let others = self.packets_of_others(&path.window_share);
-        window_bytes(common, others.saturating_add(self.packets_in_flight()))
+        let own = self.packets_in_flight().saturating_sub(self.packets_arrived());
+        window_bytes(common, others.saturating_add(own))
     }
 
     /// Nothing leaves until what the path's queue pairs have sent is paid for, and what this one has sent at its own

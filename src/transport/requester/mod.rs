@@ -118,6 +118,8 @@ pub(super) struct Requester {
     reordering: Reordering,
     /// Packets that the window share counts for this queue pair.
     counted_in_flight: u32,
+    /// Packets behind a gap that the controller of the path knows to have arrived.
+    told_arrived: u32,
     fair_share: FairShare,
     drained_announced: bool,
     window: ConnectionWindow,
@@ -155,6 +157,7 @@ impl Requester {
             delays: None,
             reordering: Reordering::default(),
             counted_in_flight: 0,
+            told_arrived: 0,
             fair_share: FairShare::default(),
             drained_announced: false,
             window: ConnectionWindow::default(),
@@ -188,7 +191,7 @@ impl Requester {
         self.round_trip = RoundTrip::default();
         self.delays = None;
         self.reordering = Reordering::default();
-        self.counted_in_flight = 0;
+        (self.counted_in_flight, self.told_arrived) = (0, 0);
         self.reset_share();
         self.drained_announced = false;
         self.window = ConnectionWindow::default();

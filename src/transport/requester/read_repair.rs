@@ -104,7 +104,7 @@ impl Requester {
         self.round_trip.note_gaps(early, now);
         let measured = self.delays.as_mut().and_then(|delays| delays.end_arrived(early, now));
         let is_event = early.judge(end, limit, detection);
-        self.tell_arrived(common, now, measured);
+        self.tell_arrived(common, now, measured, true);
         self.arm_repair(now);
         if is_event {
             common.count(Counter::ReadRepair);

@@ -18,6 +18,11 @@ const LARGEST_BACKOFF: u32 = 10;
 /// A probe waits no longer than this part of the transport timeout, unless the round trip is as long: each try consists
 /// of some packets, which a full queue does not drop all.
 const PROBES_OF_A_TRY: u32 = 4;
+/// Where the round trip is as long, the transport timer waits for so many probes, as far as the standard lets it: an
+/// expiry after one packet, or before the response can come, says little of the peer.
+const LEAST_PROBES_OF_A_TRY: u32 = 3;
+/// The timer may take so many times the timeout (IBTA 9.7.6.1.3).
+const MOST_TIMEOUTS: u32 = 4;
 /// So often signs of life give the tries back before anything is acknowledged: what never arrives must not keep the
 /// connection for ever because something behind it does, each time that all is sent again.
 const MOST_RETURNS: u8 = 8;
@@ -124,6 +129,13 @@ fn timeout_duration(code: u8) -> Option<Duration> {
     (code > 0).then(|| Duration::from_nanos(4_096 << code.min(31)))
 }
 
+/// How long the transport timer runs.
+#[inline]
+fn wait_of_a_try(timeout: Duration, probe_wait: Duration) -> Duration {
+    let wait = probe_wait * LEAST_PROBES_OF_A_TRY;
+    if wait <= timeout { timeout } else { wait.min(timeout * MOST_TIMEOUTS) }
+}
+
 impl Requester {
     /// How long a response may take; `None`: for ever.
     pub(super) fn transport_timeout(&self, common: &Common) -> Option<Duration> {
@@ -150,13 +162,13 @@ impl Requester {
     /// Something is in flight: the clocks run.
     pub(super) fn arm_timers(&mut self, common: &Common, now: Time) {
         let timeout = self.transport_timeout(common);
+        let probe_wait = self.round_trip.probe_wait();
         let recovery = &mut self.recovery;
         if recovery.timeout_at.is_none() {
-            recovery.timeout_at = timeout.map(|wait| now + wait);
+            recovery.timeout_at = timeout.map(|timeout| now + wait_of_a_try(timeout, probe_wait));
         }
         let is_first = recovery.probes == 0;
-        let round_trip = &self.round_trip;
-        let wait = if self.waits_unasked() { round_trip.response_wait() } else { round_trip.probe_wait() };
+        let wait = if self.waits_unasked() { self.round_trip.response_wait() } else { probe_wait };
         let wait = if is_first { wait } else { self.wait_for_later_probe(common, wait, timeout) };
         self.recovery.probe_at = Some(now + wait);
     }
@@ -382,5 +394,11 @@ mod tests {
         assert_eq!(timeout_duration(1), Some(Duration::from_nanos(8_192)));
         assert_eq!(timeout_duration(14), Some(Duration::from_nanos(67_108_864)));
         assert_eq!(timeout_duration(31), Some(Duration::from_nanos(4_096 << 31)));
+    }
+
+    #[test]
+    fn the_transport_timer_waits_for_some_probes_within_its_bounds() {
+        let wait = |probe: u64| wait_of_a_try(Duration::from_millis(67), Duration::from_millis(probe)).as_millis();
+        assert_eq!([2, 22, 30, 68, 200].map(wait), [67, 67, 90, 204, 268]);
     }
 }

@@ -57,6 +57,12 @@ impl Repair {
         }
     }
 
+    /// Packets that have arrived behind a gap.
+    pub(super) fn arrived(&self) -> u32 {
+        let kept = self.scoreboard.as_ref().map_or(0, |board| board.gaps().arrived());
+        kept + self.early.as_ref().map_or(0, Gaps::arrived)
+    }
+
     /// Packets that lie in no queue.
     pub(super) fn absent(&self) -> u32 {
         let kept = self.scoreboard.as_ref().map_or(0, |board| board.gaps().absent());

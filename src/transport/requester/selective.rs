@@ -112,7 +112,7 @@ impl Requester {
         if self.cursor.is_before(end) {
             self.move_cursor(end);
         }
-        self.tell_arrived(common, now, measured);
+        self.tell_arrived(common, now, measured, false);
         self.count_spurious(common);
         if learned.is_new_event {
             self.reordering.note_loss_event();

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::reorder::{Early, Kept};
+use super::reorder::{Arrived, Early, Kept};
 use super::response_queue::SHORT_RESPONSE_BYTES;
 use super::{Common, Pass, Responder};
 use crate::transport::common::LOSS_EVIDENCE;
@@ -50,8 +50,7 @@ impl Responder {
         common: &mut Common,
         pass: &Pass<'_>,
         packet: &Packet<'_>,
-        bytes: &[u8],
-        source_port: u16,
+        arrived: Arrived<'_>,
     ) -> Result<(), DropReason> {
         let psn = packet.headers.bth.psn;
         let window = common.path.as_ref().map_or(0, |path| path.reorder_window());
@@ -66,11 +65,11 @@ impl Responder {
             return Err(DropReason::OutOfOrder);
         }
         let opens_gap = self.reorder.opens_gap(psn);
-        let kept = self.reorder.insert(self.expected, psn, bytes, source_port, pass.now);
+        let kept = self.reorder.insert(self.expected, psn, arrived, pass.now);
         if kept == Kept::New {
             common.count(Counter::ReorderedRequest);
         }
-        self.responses.earn(bytes.len());
+        self.responses.earn(arrived.bytes.len());
         self.gap.note_early(kept != Kept::Again);
         if common.tells_gap_runs() {
             self.note_more(common, packet.headers.bth.ack_request, opens_gap && kept == Kept::New);

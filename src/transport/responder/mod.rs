@@ -31,6 +31,7 @@ pub(super) use datagram::{Identified, check_datagram, identify};
 use early::Gap;
 pub use receives::ReceiveSource;
 pub(super) use receives::Receives;
+pub(super) use reorder::Arrived;
 pub use reorder::ReorderBudget;
 use reorder::ReorderBuffer;
 pub(super) use response_packet::ResponsePlan;

@@ -20,6 +20,9 @@ const WORD_BITS: usize = u64::BITS as usize;
 /// A packet that waited longer is dropped at the next sweep, at most a quarter of this time later. In this time a peer
 /// has sent it again several times, unless it was forged: with the usual transport timeout (code 14), four tries.
 const KEPT_FOR: Duration = Duration::from_millis(270);
+/// The same where only the peer can have sent it. Until all of a window is repaired may take many round trips, and
+/// a peer must send again what is dropped here: at 10 Mbit/s with a queue of 500 kB they take 500 ms each.
+const KEPT_FOR_KEYED: Duration = Duration::from_secs(10);
 
 /// Bytes that the reorder buffers of a device may hold together.
 #[derive(Debug)]
@@ -68,12 +71,27 @@ pub(in crate::transport) struct Early {
     pub(in crate::transport) bytes: Box<[u8]>,
     /// The peer's port is known for sure when an earlier packet was executed.
     pub(in crate::transport) source_port: u16,
-    since: Time,
+    forget_at: Time,
 }
 
 impl Early {
     fn charge(&self) -> usize {
         self.bytes.len() + OVERHEAD_BYTES
+    }
+}
+
+/// A packet as it comes.
+#[derive(Clone, Copy)]
+pub(in crate::transport) struct Arrived<'a> {
+    pub(in crate::transport) bytes: &'a [u8],
+    pub(in crate::transport) source_port: u16,
+    /// Only the peer can have made it.
+    pub(in crate::transport) is_keyed: bool,
+}
+
+impl Arrived<'_> {
+    fn kept_for(self) -> Duration {
+        if self.is_keyed { KEPT_FOR_KEYED } else { KEPT_FOR }
     }
 }
 
@@ -178,10 +196,11 @@ impl ReorderBuffer {
     }
 
     /// Keeps a packet that comes after `expected`. The caller bounds how far it is ahead, and its length.
-    pub(super) fn insert(&mut self, expected: Psn, psn: Psn, packet: &[u8], source_port: u16, now: Time) -> Kept {
+    pub(super) fn insert(&mut self, expected: Psn, psn: Psn, packet: Arrived<'_>, now: Time) -> Kept {
         self.advance(expected);
-        let charge = packet.len() + OVERHEAD_BYTES;
-        let has_room = self.make_room(expected, psn, now);
+        let charge = packet.bytes.len() + OVERHEAD_BYTES;
+        let forget_at = now + packet.kept_for();
+        let has_room = self.make_room(expected, psn, forget_at);
         let Some(ring) = self.ring.as_mut().filter(|_| has_room) else { return Kept::NoRoom };
         let slot = ring.slot(psn);
         if ring.slots[slot].is_some() {
@@ -191,7 +210,7 @@ impl ReorderBuffer {
             self.clear_if_empty();
             return Kept::NoRoom;
         }
-        ring.put(slot, Early { bytes: packet.into(), source_port, since: now });
+        ring.put(slot, Early { bytes: packet.bytes.into(), source_port: packet.source_port, forget_at });
         if ring.end.is_before(psn.plus(1)) {
             ring.end = psn.plus(1);
         }
@@ -201,7 +220,7 @@ impl ReorderBuffer {
     }
 
     /// Lets the ring reach up to `psn`.
-    fn make_room(&mut self, expected: Psn, psn: Psn, now: Time) -> bool {
+    fn make_room(&mut self, expected: Psn, psn: Psn, forget_at: Time) -> bool {
         let distance = psn.distance_from(expected).max(0) as usize;
         let needed = (distance + 1).next_power_of_two().max(SMALLEST_RING);
         let before = self.ring.as_ref().map_or(0, |ring| ring.slots.len());
@@ -214,7 +233,7 @@ impl ReorderBuffer {
             return false;
         }
         let ring = self.ring.get_or_insert_with(|| {
-            let (slots, kept, forget_at) = (Vec::new(), Vec::new(), now + KEPT_FOR);
+            let (slots, kept) = (Vec::new(), Vec::new());
             Box::new(Ring { slots, kept, base: expected, end: expected, packets: 0, charged: 0, forget_at })
         });
         ring.charged += charge;
@@ -276,14 +295,16 @@ impl ReorderBuffer {
     /// Forgets packets that waited too long.
     pub(super) fn handle_timeout(&mut self, now: Time) {
         let Some(ring) = self.ring.as_mut().filter(|ring| ring.forget_at <= now) else { return };
-        // Not for each packet by itself: that would be a look at the whole ring each time.
-        ring.forget_at = now + KEPT_FOR / 4;
+        let mut next = Time::NEVER;
         for slot in 0..ring.slots.len() {
-            let waited = ring.slots[slot].as_ref().is_some_and(|early| early.since + KEPT_FOR <= now);
-            if waited {
-                ring.remove(slot, &self.budget);
+            match ring.slots[slot].as_ref().map(|early| early.forget_at) {
+                Some(forget_at) if forget_at <= now => _ = ring.remove(slot, &self.budget),
+                Some(forget_at) => next = next.min(forget_at),
+                None => {}
             }
         }
+        // Not for each packet by itself: that would be a look at the whole ring each time.
+        ring.forget_at = next.max(now + KEPT_FOR / 4);
         self.clear_if_empty();
     }
 
@@ -313,6 +334,10 @@ mod tests {
 
     const BASE: Psn = Psn::new(0xff_fffa);
 
+    fn packet(bytes: &[u8]) -> Arrived<'_> {
+        Arrived { bytes, source_port: 1, is_keyed: false }
+    }
+
     struct Buffer {
         budget: Arc<ReorderBudget>,
         buffer: ReorderBuffer,
@@ -326,7 +351,7 @@ mod tests {
 
         fn insert(&mut self, expected: u32, ahead: u32, now: Time) -> Kept {
             let psn = BASE.plus(ahead);
-            self.buffer.insert(BASE.plus(expected), psn, &ahead.to_be_bytes(), 1, now)
+            self.buffer.insert(BASE.plus(expected), psn, packet(&ahead.to_be_bytes()), now)
         }
 
         fn take(&mut self, expected: u32) -> Option<u32> {
@@ -400,17 +425,17 @@ mod tests {
     fn the_budget_is_shared_and_given_back() {
         let mut buffer = Buffer::new(9_000);
         let mut other = ReorderBuffer::new(Arc::clone(&buffer.budget));
-        let packet = [0; 1_000];
-        let kept = (1..10).filter(|ahead| other.insert(BASE, BASE.plus(*ahead), &packet, 1, Time::ZERO) == Kept::New);
+        let short = packet(&[0; 1_000]);
+        let kept = (1..10).filter(|ahead| other.insert(BASE, BASE.plus(*ahead), short, Time::ZERO) == Kept::New);
         assert_eq!(kept.count(), 3, "as much as it leaves to others");
-        let long = [0; 2_300];
-        assert_eq!(buffer.buffer.insert(BASE, BASE.plus(1), &long, 1, Time::ZERO), Kept::NoRoom);
+        let long = packet(&[0; 2_300]);
+        assert_eq!(buffer.buffer.insert(BASE, BASE.plus(1), long, Time::ZERO), Kept::NoRoom);
         assert!(buffer.buffer.is_empty());
         assert_eq!(buffer.insert(0, 3_000, Time::ZERO), Kept::NoRoom, "nor does a ring of that length fit");
         assert_eq!(buffer.insert(0, 1, Time::ZERO), Kept::New);
         assert!(buffer.budget.held() <= 9_000);
         drop(other);
-        assert_eq!(buffer.buffer.insert(BASE, BASE.plus(2), &long, 1, Time::ZERO), Kept::New);
+        assert_eq!(buffer.buffer.insert(BASE, BASE.plus(2), long, Time::ZERO), Kept::New);
         buffer.buffer.clear();
         assert_eq!(buffer.budget.held(), 0);
     }
@@ -429,5 +454,17 @@ mod tests {
         }
         assert!((2..8).contains(&rounds), "{rounds}");
         assert_eq!(buffer.budget.held(), 0);
+    }
+
+    #[test]
+    fn what_has_the_key_waits_longer_than_what_anyone_may_have_sent() {
+        let mut buffer = Buffer::new(1 << 20);
+        buffer.insert(0, 1, Time::ZERO);
+        buffer.buffer.insert(BASE, BASE.plus(2), Arrived { is_keyed: true, ..packet(&[2]) }, Time::ZERO);
+        buffer.buffer.handle_timeout(Time::ZERO + KEPT_FOR);
+        assert_eq!(buffer.buffer.len(), 1);
+        assert_eq!(buffer.buffer.deadline(), Some(Time::ZERO + KEPT_FOR_KEYED), "no look at it before");
+        buffer.buffer.handle_timeout(Time::ZERO + KEPT_FOR_KEYED);
+        assert!(buffer.buffer.is_empty());
     }
 }

@@ -269,6 +269,26 @@ fn a_lost_packet_is_a_congestion_event() {
     assert_eq!(script.acknowledged().iter().map(|ack| ack.bytes).sum::<u64>(), 10 * MTU);
 }
 
+/// A round trip is over when its packets have arrived, although one before them is lost again and again.
+#[test]
+fn what_arrives_behind_a_gap_is_told_once_and_at_once() {
+    let script = Script::new(u64::MAX, None);
+    let gap_runs = PeerCapabilities { extensions: PeerCapabilities::GAP_RUNS, ..NATIVE };
+    let mut pair = script.reliable(gap_runs);
+    write(&mut pair, 10 * MTU as u32);
+    let packets = pair.catch(0);
+    packets[1..].iter().for_each(|sent| pair.deliver(sent));
+    pair.catch(1).iter().for_each(|sent| pair.deliver(sent));
+    let arrived: u64 = script.acknowledged().iter().map(|ack| ack.bytes).sum();
+    let in_flight = script.acknowledged().last().map(|ack| ack.in_flight);
+    assert_eq!((arrived, in_flight), (9 * MTU, Some(MTU)));
+    pair.drive(Duration::from_millis(1));
+    assert!(pair.ends[0].poll()[0].status.is_success());
+    let acknowledged = script.acknowledged();
+    assert_eq!(acknowledged.iter().map(|ack| ack.bytes).sum::<u64>(), 10 * MTU);
+    assert_eq!(acknowledged.last().map(|ack| ack.in_flight), Some(0));
+}
+
 #[test]
 fn a_transport_timeout_is_persistent_congestion() {
     let script = Script::new(u64::MAX, None);

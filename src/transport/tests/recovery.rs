@@ -193,21 +193,34 @@ fn repetitions_into_silence_become_fewer_and_end() {
     }
 }
 
-/// The peer keeps what comes before its turn for 270 ms.
-#[test]
-fn what_the_peer_has_forgotten_is_sent_again_at_once() {
-    let mut pair = keyed_with_timeout(20);
+/// What a requester of 50 packets sends after the first one was lost, again and again, for so long.
+fn sent_after_the_first_was_lost_for(length: Duration) -> Vec<Sent> {
+    let mut pair = keyed_with_timeout(24);
+    // The peer's first response shows that it has the key.
+    pair.begin_write(1);
+    pair.run(TIMEOUT, |_| false);
     pair.begin_write(50);
     let start = pair.now;
-    let first_is_lost = |sent: &Sent| {
-        sent.from == 0 && sent.place() == 0 && sent.at.saturating_since(start) < Duration::from_millis(400)
-    };
-    pair.run(Duration::from_millis(400), first_is_lost);
-    assert_eq!(pair.statuses(), []);
-    let sent = pair.run(Duration::from_secs(1), |_| false);
+    pair.run(length, |sent| sent.from == 0 && sent.place() == 1 && sent.at.saturating_since(start) < length);
     assert_eq!(pair.statuses(), [CompletionStatus::Success]);
-    let times: Vec<Time> = sent.iter().filter(|sent| sent.from == 0).map(|sent| sent.at).collect();
-    let took = times.last().unwrap().saturating_since(times[0]);
+    let mut sent = pair.run(Duration::from_secs(10), |_| false);
+    assert_eq!(pair.statuses(), [CompletionStatus::Success]);
+    sent.retain(|sent| sent.from == 0);
+    sent
+}
+
+#[test]
+fn what_the_peer_keeps_for_seconds_is_not_sent_again() {
+    let sent = sent_after_the_first_was_lost_for(Duration::from_secs(5));
+    assert!(sent.len() <= 2, "{} packets", sent.len());
+}
+
+/// The peer keeps what comes before its turn for 10 seconds.
+#[test]
+fn what_the_peer_has_forgotten_is_sent_again_at_once() {
+    let sent = sent_after_the_first_was_lost_for(Duration::from_millis(10_100));
+    assert!(sent.len() >= 50, "{} packets", sent.len());
+    let took = sent[sent.len() - 1].at.saturating_since(sent[0].at);
     assert!(took < Duration::from_millis(5), "{took:?} from the first to the last packet");
 }
 
