@@ -254,8 +254,11 @@ fn path_report() -> Result<(), Failed> {
     let paths = document["paths"].as_array().ok_or("no paths")?;
     ensure(paths.len() == 1 && paths[0]["algorithm"].is_null(), || format!("{paths:?}"))?;
     ensure(number(&paths[0], "window_bytes")? > 0.0, || format!("{paths:?}"))?;
+    let counters = &document["counters"];
+    ensure(number(counters, "sent_pkts")? > 0.0 && counters["lost_pkts"].is_null(), || format!("{counters}"))?;
     let without = json(&both("write bw -n 50"))?;
-    ensure(without["paths"].is_null(), || format!("nobody asked for {}", without["paths"]))
+    let is_silent = without["paths"].is_null() && without["counters"].is_null();
+    ensure(is_silent, || format!("nobody asked for {without}"))
 }
 
 /// A server, once it listens.

@@ -157,7 +157,8 @@ pub(crate) struct TestFlags {
     /// Print one JSON document instead of a table.
     #[arg(long)]
     json: bool,
-    /// Print what was seen of the path to the other end: losses, round trips, window and rate.
+    /// Print what was seen of the path to the other end: losses, round trips, window and rate. A server prints its
+    /// device's counters; JSON has the client's.
     #[arg(long)]
     report: bool,
     /// Draw what was measured.

@@ -1,5 +1,6 @@
 //! What was measured, for people and for programs.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use hdrhistogram::Histogram;
@@ -56,6 +57,7 @@ struct PathLine {
     lost: u64,
     lost_by_chance: u64,
     sent_again_in_vain: u64,
+    marks: u64,
     congestion_events: Option<u64>,
     pace_wait: f64,
     window_wait: f64,
@@ -79,6 +81,7 @@ impl From<&PathReport> for PathLine {
             lost: path.total.lost,
             lost_by_chance: path.total.lost_by_chance,
             sent_again_in_vain: path.total.spurious,
+            marks: path.total.marks,
             congestion_events: path.control.map(|control| control.congestion_events),
             pace_wait: path.pace_wait.as_secs_f64(),
             window_wait: path.window_wait.as_secs_f64(),
@@ -265,6 +268,9 @@ pub(crate) struct Report<'a> {
     /// After the last size. `None`: they are not asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     paths: Option<Vec<PathLine>>,
+    /// The client's device's, without those that are zero. `None`: they are not asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) counters: Option<BTreeMap<&'static str, u64>>,
     #[serde(skip)]
     pub(crate) shows_paths: bool,
     #[serde(skip)]
@@ -274,7 +280,7 @@ pub(crate) struct Report<'a> {
 impl<'a> Report<'a> {
     pub(crate) fn new(test: &'a Job, is_json: bool) -> Outcome<Self> {
         let (machine, results, references) = (Description::now()?, Vec::new(), Vec::new());
-        Ok(Self { test, machine, results, references, paths: None, shows_paths: false, is_json })
+        Ok(Self { test, machine, results, references, paths: None, counters: None, shows_paths: false, is_json })
     }
 
     /// Prints what comes before the first line.

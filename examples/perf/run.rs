@@ -123,6 +123,7 @@ fn ask(wanted: &Wanted, device: &Device, channel: &mut Channel) -> Outcome {
     }
     channel.say(&Assignment::End)?;
     drop(progress);
+    report.counters = wanted.report.then(|| counted(device).collect());
     report.end()?;
     if let Some(file) = &wanted.plot {
         plot::draw(file, &report.picture())?;
@@ -146,9 +147,19 @@ fn serve(wanted: &Wanted) -> Outcome {
                 refer(&reference, None, Role::Server, &mut channel)?;
             }
             Assignment::Verbs { .. } => return Err("the client asks for more than it said".into()),
-            Assignment::End => return Ok(()),
+            Assignment::End => break,
         }
     }
+    if wanted.report {
+        counted(&device).for_each(|(name, count)| println!("{name} {count}"));
+    }
+    Ok(())
+}
+
+/// What the device has counted.
+fn counted(device: &Device) -> impl Iterator<Item = (&'static str, u64)> {
+    let counts: Vec<_> = device.context.counters().iter().filter(|(_, count)| *count > 0).collect();
+    counts.into_iter()
 }
 
 /// The server's part of a whole job.

@@ -41,6 +41,7 @@ use limiter::Limiter;
 use pace::{Halt, Pace};
 pub(super) use plan::RequestPlan;
 use recovery::Recovery;
+pub(super) use recovery::timeout_duration;
 use reordering::Reordering;
 use repair::Repair;
 pub(super) use response::ResponseError;

@@ -125,7 +125,7 @@ impl Recovery {
 }
 
 /// The standard's transport timeout (IBTA 9.7.6.1.3): 4.096 µs × 2^code; code 0 is none.
-fn timeout_duration(code: u8) -> Option<Duration> {
+pub(in crate::transport) fn timeout_duration(code: u8) -> Option<Duration> {
     (code > 0).then(|| Duration::from_nanos(4_096 << code.min(31)))
 }
 

@@ -1,10 +1,16 @@
 //! Request packets that were executed, or refused, before.
 
+use std::time::Duration;
+
 use super::response_queue::SHORT_RESPONSE_BYTES;
 use super::{Common, Pass, Responder};
 use crate::transport::marks::Marking;
-use crate::types::{Counter, DropReason, QueuePairState};
+use crate::transport::requester::timeout_duration;
+use crate::types::{Counter, DropReason, Psn, QueuePairState, Time};
 use crate::wire::{Opcode, Packet, Syndrome};
+
+/// The transport timeout of code 14, which is the usual one, for ends that have none because they only respond.
+const USUAL_TIMEOUT: Duration = Duration::from_nanos(4_096 << 14);
 
 impl Responder {
     /// A packet that was executed before: a SEND or WRITE is acknowledged, a READ is read again, an atomic gets its
@@ -26,7 +32,7 @@ impl Responder {
             (Opcode::RC_READ_REQUEST, Some(reth)) => {
                 let in_parts = common.takes_gap_runs();
                 if self.responses.is_whole_read(psn, &reth, named) {
-                    common.path.iter().for_each(|path| path.note_marking(Marking::note_silence));
+                    self.note_unheard(common, psn, pass.now);
                 }
                 self.responses.repeat_read(pass.now, psn, reth, named, common.mtu_bytes(), in_parts)
             }
@@ -46,6 +52,25 @@ impl Responder {
             }
         };
         if found { Ok(()) } else { Err(DropReason::StaleDuplicate) }
+    }
+
+    /// Nothing of the response to a READ has arrived, so it came again. If that is so for the transport timeout, packets
+    /// that may be marked seem to be lost. Sooner it is a probe, which may be sent before a response can arrive.
+    #[cold]
+    fn note_unheard(&mut self, common: &Common, psn: Psn, now: Time) {
+        let Some(path) = common.path.as_ref().filter(|path| path.traffic_class.get().marking() == Marking::Untested)
+        else {
+            return;
+        };
+        let unheard = self.unheard_read.get_or_insert_with(|| Box::new((psn, now)));
+        if unheard.0 != psn {
+            **unheard = (psn, now);
+        }
+        let since = unheard.1;
+        let timeout = common.attributes.timeout.and_then(timeout_duration).unwrap_or(USUAL_TIMEOUT);
+        if now >= since + timeout {
+            path.note_marking(Marking::note_silence);
+        }
     }
 
     /// In the error state only the packet that was refused gets a response: the same one. A READ whose response broke

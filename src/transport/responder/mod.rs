@@ -80,6 +80,8 @@ pub(super) struct Responder {
     waits_for_retry: bool,
     /// The refusal that ended the connection; repeated when the refused packet comes again.
     refused: Option<(Psn, NakCode)>,
+    /// A READ of whose response nothing had arrived when it came again, and when that was first.
+    unheard_read: Option<Box<(Psn, Time)>>,
 }
 
 impl Responder {
@@ -94,6 +96,7 @@ impl Responder {
             gap: Gap::default(),
             waits_for_retry: false,
             refused: None,
+            unheard_read: None,
         }
     }
 
