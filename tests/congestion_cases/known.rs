@@ -189,10 +189,6 @@ const MISSES: &[Miss] = &[
         rows: &[(14, "1 Gbit/s, 20 ms, 1 % by up to half a round trip")],
     },
     Miss {
-        reason: "Unknown: over a long path the rate is not back in time after an outage.",
-        rows: &[(15, "1 Gbit/s, 20 ms, for 300 ms, timeout 14"), (15, "1 Gbit/s, 20 ms, for 2 s, timeout 18")],
-    },
-    Miss {
         reason: "Presumably: slow start overshoots by more than a quarter of the window.",
         rows: &[(16, "1 Gbit/s, 1 ms, queue 4 BDP")],
     },
