@@ -246,7 +246,7 @@ impl CongestionControl for Cubic {
         match event.kind {
             CongestionKind::Loss if self.recovery_left > 0 => {}
             CongestionKind::Loss => {
-                if self.losses.judge() == Verdict::Congestion {
+                if self.losses.judge(self.is_in_slow_start()) == Verdict::Congestion {
                     self.reduce(BETA, event.in_flight);
                 }
             }
