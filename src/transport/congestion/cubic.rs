@@ -231,7 +231,9 @@ impl CongestionControl for Cubic {
         if is_recovering && self.recovery_left == 0 {
             self.losses.begin_count();
         }
-        if !is_recovering && self.is_limited_by_window() {
+        // What was in flight before a long silence is acknowledged in slow start (RFC 5681, 3.1): one packet in a round
+        // trip would take for ever.
+        if (!is_recovering || self.is_in_slow_start()) && self.is_limited_by_window() {
             self.grow(ack.now, segments(ack.bytes));
         }
         self.round_left = self.round_left.saturating_sub(ack.bytes);
@@ -244,7 +246,7 @@ impl CongestionControl for Cubic {
         match event.kind {
             CongestionKind::Loss if self.recovery_left > 0 => {}
             CongestionKind::Loss => {
-                if self.losses.judge() == Verdict::Congestion {
+                if self.losses.judge(self.is_in_slow_start()) == Verdict::Congestion {
                     self.reduce(BETA, event.in_flight);
                 }
             }
@@ -466,6 +468,22 @@ mod tests {
         assert_eq!((cubic.window() / PACKET, cubic.threshold), (1, threshold));
         round(&mut cubic, 1.0, ROUND_TRIP);
         assert_eq!(cubic.window() / PACKET, 2);
+    }
+
+    #[test]
+    fn what_was_in_flight_before_persistent_congestion_does_not_keep_the_window_from_growing() {
+        let mut cubic = Cubic { window: 1_000.0, ..cubic() };
+        let in_flight = cubic.window();
+        cubic.on_sent(&sent(in_flight));
+        lose(&mut cubic, CongestionKind::Persistent, in_flight);
+        let mut rounds = 0;
+        while cubic.is_in_slow_start() {
+            round(&mut cubic, 1.0, ROUND_TRIP);
+            rounds += 1;
+        }
+        assert_eq!((rounds, cubic.window.round()), (8, 700.0), "from 3 segments");
+        lose(&mut cubic, CongestionKind::Loss, in_flight);
+        assert_eq!(cubic.window.round(), 700.0, "it was in flight before");
     }
 
     #[test]

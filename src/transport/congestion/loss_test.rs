@@ -111,11 +111,13 @@ impl LossTest {
 
     /// Whether a queue is seen that is longer than this part of what counts as one.
     fn sees_queue_of(&self, part: f64) -> bool {
-        if self.marked_rounds > 0 {
-            return true;
-        }
-        let (Some(shortest), Some(recent)) = (self.shortest.get(), self.recent()) else { return true };
-        recent > shortest + (shortest / 8).max(LEAST_RISE).mul_f64(part)
+        self.marked_rounds > 0 || self.recent().is_none_or(|recent| self.has_queue(recent, part))
+    }
+
+    /// The same of a packet that took so long.
+    fn has_queue(&self, measured: Duration, part: f64) -> bool {
+        let full = |shortest: Duration| shortest + (shortest / 8).max(LEAST_RISE).mul_f64(part);
+        self.shortest.get().is_none_or(|shortest| measured > full(shortest))
     }
 
     /// Whether a queue is seen, or nothing is known of the path.
@@ -138,9 +140,11 @@ impl LossTest {
         self.doubtful_rounds > 0
     }
 
-    /// Packets were lost. Whether for congestion, as far as that is known now.
-    pub(super) fn judge(&mut self) -> Verdict {
-        if self.sees_queue() {
+    /// Packets were lost. Whether for congestion, as far as that is known now. A window that doubles may have filled a
+    /// queue in this round: then the round before tells nothing of it.
+    pub(super) fn judge(&mut self, is_doubling: bool) -> Verdict {
+        let is_full_now = || self.current.is_some_and(|current| self.has_queue(current, 1.0));
+        if self.sees_queue() || is_doubling && is_full_now() {
             return Verdict::Congestion;
         }
         (self.doubtful_rounds, self.hold_rounds) = (DOUBTFUL_ROUNDS, HOLD_ROUNDS);
@@ -234,7 +238,7 @@ mod tests {
     fn few_losses_without_a_queue_are_chance() {
         let mut test = begun();
         for number in 2..100 {
-            assert_eq!(test.judge(), Verdict::Chance);
+            assert_eq!(test.judge(false), Verdict::Chance);
             let verdict = round(&mut test, number, ROUND_TRIP + LEAST_RISE, (100, 2));
             assert_eq!(verdict, Verdict::Chance, "round {number}");
         }
@@ -245,28 +249,29 @@ mod tests {
         let mut test = begun();
         let queue = ROUND_TRIP + LEAST_RISE * 11 / 10;
         test.note_round_trip(at(2), queue);
-        assert_eq!(test.judge(), Verdict::Chance, "one round alone may have met a busy host");
+        assert_eq!(test.judge(false), Verdict::Chance, "one round alone may have met a busy host");
+        assert_eq!(test.clone().judge(true), Verdict::Congestion, "the window was half as large in the round before");
         assert_eq!(round(&mut test, 2, queue, (100, 0)), Verdict::Chance);
         assert_eq!(round(&mut test, 3, queue, (100, 1)), Verdict::Congestion);
-        assert_eq!(test.judge(), Verdict::Congestion);
-        assert_eq!(LossTest::default().judge(), Verdict::Congestion, "nothing is known of the path");
+        assert_eq!(test.judge(false), Verdict::Congestion);
+        assert_eq!(LossTest::default().judge(false), Verdict::Congestion, "nothing is known of the path");
     }
 
     #[test]
     fn losses_beside_marks_are_congestion() {
         let mut test = begun();
         test.note_marked();
-        assert_eq!(test.judge(), Verdict::Congestion);
+        assert_eq!(test.judge(false), Verdict::Congestion);
         round(&mut test, 2, ROUND_TRIP, (100, 0));
-        assert_eq!(test.judge(), Verdict::Congestion, "they are noticed a round trip later");
+        assert_eq!(test.judge(false), Verdict::Congestion, "they are noticed a round trip later");
         round(&mut test, 3, ROUND_TRIP, (100, 0));
-        assert_eq!(test.judge(), Verdict::Chance);
+        assert_eq!(test.judge(false), Verdict::Chance);
     }
 
     #[test]
     fn many_losses_are_chance_if_a_smaller_window_loses_as_much() {
         let mut test = begun();
-        test.judge();
+        test.judge(false);
         assert_eq!(round(&mut test, 2, ROUND_TRIP, (100, 10)), Verdict::Congestion);
         test.note_reduced();
         assert_eq!(round(&mut test, 3, ROUND_TRIP, (70, 7)), Verdict::Chance, "too few to tell");
@@ -301,7 +306,7 @@ mod tests {
     fn a_queue_that_is_seen_while_losses_are_chance_is_left_out_of_the_window() {
         let mut test = begun();
         assert_eq!(test.excess(), None);
-        test.judge();
+        test.judge(false);
         (2..4).for_each(|number| _ = round(&mut test, number, ROUND_TRIP + LEAST_RISE * 3 / 4, (100, 0)));
         let part = test.excess().expect("a queue is seen");
         assert!((part - 525.0 / 587.5).abs() < 0.001, "{part}");
