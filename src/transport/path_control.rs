@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::congestion::{
     Acked, CongestionControl, CongestionEvent, CongestionFactory, PathFacts, Sent, ShortestRoundTrip,
 };
-use super::pacing::{self, BURST};
+use super::pacing::{self, Account, BURST};
 use super::path_measures::{Blocked, PathMeasures};
 use crate::types::{Counters, PathReport, Time};
 
@@ -30,8 +30,8 @@ pub(super) struct PathControl {
     /// The path as the queue pair knows it that was connected last.
     facts: PathFacts,
     shortest: ShortestRoundTrip,
-    /// When what was sent is paid for, and what the latest send cost.
-    paid_at: Time,
+    account: Account,
+    /// What the latest send cost.
     cost: Duration,
     measures: PathMeasures,
     /// When SENDs or WRITEs of this end were acknowledged last, and when READs were.
@@ -46,7 +46,7 @@ impl PathControl {
             controller: factory.build(facts)?,
             facts: *facts,
             shortest: ShortestRoundTrip::default(),
-            paid_at: Time::ZERO,
+            account: Account::default(),
             cost: Duration::ZERO,
             measures: PathMeasures::default(),
             data_at: None,
@@ -93,7 +93,7 @@ impl PathControl {
 
     fn pay(&mut self, now: Time, bytes: u64, rate: u64) {
         self.cost = pacing::cost(bytes, rate);
-        self.paid_at = self.paid_at.max(now) + self.cost;
+        self.account.pay(now, self.cost);
     }
 
     /// What is never acknowledged has left: so many bytes.
@@ -106,9 +106,9 @@ impl PathControl {
     /// The same of READ responses. They leave after a while in any case; what is not paid for then is forgotten, so
     /// that others need not wait for it.
     pub(super) fn charge_responses(&mut self, now: Time, bytes: u64) {
-        let most = self.paid_at.max(now + LONGEST_DEBT);
+        let most = self.account.paid_at().max(now + LONGEST_DEBT);
         self.charge(now, bytes);
-        self.paid_at = self.paid_at.min(most);
+        self.account.forgive_after(most);
     }
 
     /// The rate of what is never acknowledged.
@@ -150,12 +150,13 @@ impl PathControl {
     /// When the next packet may leave, of a queue pair with this lot. Queue pairs that wait for one time draw for who
     /// is first: without that it is always the same one. 0 waits no longer than all do.
     pub(super) fn turn(&self, lot: u32) -> Time {
+        let paid_at = self.account.paid_at();
         if lot == 0 {
-            return self.paid_at;
+            return paid_at;
         }
-        let drawn = (u64::from(lot) ^ self.paid_at.as_nanos()).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48;
+        let drawn = (u64::from(lot) ^ paid_at.as_nanos()).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48;
         let most = (self.cost / PARTS_OF_A_DRAW).as_nanos() as u64;
-        self.paid_at + Duration::from_nanos(most.saturating_mul(drawn) >> 16)
+        paid_at + Duration::from_nanos(most.saturating_mul(drawn) >> 16)
     }
 
     /// When the next packet that is never acknowledged may leave, and how many in one send; `None`: there is no rate
@@ -165,9 +166,17 @@ impl PathControl {
     }
 
     /// Until when a datagram waits, if it does: until all is paid for, once more has left than one send may have.
-    pub(super) fn datagram_waits_until(&self, now: Time, lot: u32) -> Option<Time> {
-        let is_due = self.known_rate(now).is_some() && self.paid_at > now + BURST;
-        is_due.then(|| self.turn(lot))
+    pub(super) fn datagram_waits_until(&mut self, now: Time, lot: u32) -> Option<Time> {
+        let waits = self.known_rate(now).is_some() && self.account.paid_at() > now + BURST;
+        waits.then(|| {
+            self.note_awaited();
+            self.turn(lot)
+        })
+    }
+
+    /// Something waits until all is paid for.
+    pub(super) fn note_awaited(&mut self) {
+        self.account.set_awaited(true);
     }
 }
 
@@ -189,6 +198,7 @@ impl PathControl {
 
     /// A queue pair has something to send that waits.
     pub(super) fn note_blocked(&mut self, now: Time, blocked: Blocked) {
+        self.account.set_awaited(matches!(blocked, Blocked::Pace(_)));
         self.measures.note_blocked(now, blocked);
     }
 
@@ -288,7 +298,7 @@ mod tests {
         assert_eq!((control.turn(0), control.unacknowledged_allowance(at(0), 0)), (Time::ZERO, None));
         control.note_acknowledged(&acknowledged(10), false);
         control.charge(at(20), PACKET);
-        assert_eq!(control.unacknowledged_allowance(at(20), 0), Some((at(30), 25)));
+        assert_eq!(control.unacknowledged_allowance(at(20), 0), Some((at(30), 6)));
         assert_eq!(control.unacknowledged_allowance(at(500_011), 0), None, "it is too old");
         control.note_acknowledged(&acknowledged(600_000), true);
         control.note_acknowledged(&acknowledged(600_000), false);

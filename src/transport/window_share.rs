@@ -131,7 +131,7 @@ impl WindowShare {
     #[cold]
     pub(super) fn datagram_waits_until(&self, now: Time, lot: u32) -> Option<Time> {
         self.carries_datagrams.store(true, Ordering::Relaxed);
-        self.lock().as_ref()?.datagram_waits_until(now, lot)
+        self.lock().as_mut()?.datagram_waits_until(now, lot)
     }
 
     /// A controller that has panicked may say anything; what it says is bounded.

@@ -187,15 +187,19 @@ impl Requester {
     #[inline]
     pub(in crate::transport) fn end_send(&mut self, common: &Common, now: Time) {
         self.hold_back(common, now);
-        if let Some(path) = common.controlled_path()
-            && self.has_unsent(common)
-        {
-            self.tell_blocked(path, now);
+        if self.pays(common) && self.has_unsent(common) {
+            self.tell_blocked(common, now);
         }
     }
 
     #[cold]
-    fn tell_blocked(&self, path: &Path, now: Time) {
+    fn tell_blocked(&mut self, common: &Common, now: Time) {
+        if self.pace.halt() == Halt::Pace
+            && let Some(limiter) = &mut self.limiter
+        {
+            limiter.note_awaited();
+        }
+        let Some(path) = common.controlled_path() else { return };
         let share = &path.window_share;
         let blocked = match self.pace.halt() {
             Halt::None | Halt::Pace if share.in_flight() >= share.window() => Blocked::Window,

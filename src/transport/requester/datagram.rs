@@ -74,7 +74,7 @@ impl Requester {
     fn hold_datagram_back(&mut self, qpn: Qpn, path: Option<&WindowShare>, now: Time) -> bool {
         // Connections have the path, too.
         let on_path = path.and_then(|path| path.datagram_waits_until(now, qpn.value()));
-        let own = self.limiter.as_ref().and_then(|limiter| limiter.datagram_waits_until(now));
+        let own = self.limiter.as_mut().and_then(|limiter| limiter.datagram_waits_until(now));
         let paid_at = on_path.max(own);
         paid_at.into_iter().for_each(|paid_at| self.pace.hold_back(now, (paid_at, u32::MAX)));
         paid_at.is_some()

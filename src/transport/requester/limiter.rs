@@ -2,20 +2,20 @@
 
 use std::time::Duration;
 
-use crate::transport::pacing::{self, BURST};
+use crate::transport::pacing::{self, Account, BURST};
 use crate::types::{RateLimit, Time};
 
 /// When what the queue pair has sent is paid for at its own rate.
 pub(super) struct Limiter {
     bytes_per_second: u64,
     limit: RateLimit,
-    paid_at: Time,
+    account: Account,
 }
 
 impl Limiter {
     /// `None`: there is no limit.
     pub(super) fn new(limit: &RateLimit) -> Option<Self> {
-        Some(Self { bytes_per_second: limit.bytes_per_second()?, limit: *limit, paid_at: Time::ZERO })
+        Some(Self { bytes_per_second: limit.bytes_per_second()?, limit: *limit, account: Account::default() })
     }
 
     fn cost(&self, bytes: u64) -> Duration {
@@ -24,8 +24,13 @@ impl Limiter {
 
     /// So many bytes leave, which are paid for at the time that is returned.
     pub(super) fn pay(&mut self, now: Time, bytes: u64) -> Time {
-        self.paid_at = self.paid_at.max(now) + self.cost(bytes);
-        self.paid_at
+        self.account.pay(now, self.cost(bytes));
+        self.account.paid_at()
+    }
+
+    /// Something waits until what has left is paid for.
+    pub(super) fn note_awaited(&mut self) {
+        self.account.set_awaited(true);
     }
 
     /// When the next packet may leave, and how many in one send.
@@ -38,16 +43,21 @@ impl Limiter {
             0 => pacing::burst_packets(self.bytes_per_second, packet),
             most => u32::try_from(u64::from(most) / packet).unwrap_or(u32::MAX).max(1),
         };
-        (self.paid_at, packets)
+        (self.account.paid_at(), packets)
     }
 
     /// Until when a datagram waits, if it does: until all is paid for, once a burst has left.
-    pub(super) fn datagram_waits_until(&self, now: Time) -> Option<Time> {
+    pub(super) fn datagram_waits_until(&mut self, now: Time) -> Option<Time> {
         let burst = match self.limit.max_burst_sz {
             0 => BURST,
             most => self.cost(most.into()),
         };
-        (self.paid_at > now && self.paid_at >= now + burst).then_some(self.paid_at)
+        let paid_at = self.account.paid_at();
+        let waits = paid_at > now && paid_at >= now + burst;
+        waits.then(|| {
+            self.note_awaited();
+            paid_at
+        })
     }
 }
 
@@ -56,15 +66,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_burst_is_what_was_asked_for_or_250_microseconds() {
+    fn a_burst_is_what_was_asked_for_or_60_microseconds() {
         let packets = |rate_limit, max_burst_sz, typical_pkt_sz| {
             let limit = RateLimit { rate_limit, max_burst_sz, typical_pkt_sz };
             Limiter::new(&limit).map(|limiter| limiter.allowance(1_024).1)
         };
         assert_eq!(packets(0, 4_096, 0), None);
         assert_eq!(packets(1, 0, 0), Some(2));
-        assert_eq!(packets(1_000_000, 0, 0), Some(30));
-        assert_eq!(packets(1_000_000, 0, 100), Some(312));
+        assert_eq!(packets(1_000_000, 0, 0), Some(7));
+        assert_eq!(packets(1_000_000, 0, 100), Some(75));
         assert_eq!(packets(1_000_000, 4_096, 0), Some(4));
         assert_eq!(packets(1_000_000, 1, u16::MAX), Some(1));
         assert_eq!(packets(u32::MAX, u32::MAX, 1), Some(u32::MAX));

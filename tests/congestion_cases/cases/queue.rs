@@ -14,7 +14,7 @@ const BLOAT: Case = Case(16, "a long queue");
 const CHANGES: Case = Case(17, "the link changes");
 
 const LENGTH: Duration = Duration::from_secs(4);
-/// What leaves in one send at 1 Gbit/s takes 250 µs.
+/// What leaves without a pause at 1 Gbit/s takes 250 µs at most, if a timer was late.
 const QUANTUM: Duration = Duration::from_micros(250);
 
 pub(crate) fn rows() -> Vec<Row> {
