@@ -6,8 +6,8 @@ use std::time::Duration;
 use crate::types::Time;
 
 const SECOND_NANOSECONDS: u64 = 1_000_000_000;
-/// What leaves in one send takes this long at the rate at most (7 kB at 1 Gbit/s). Beside TCP a full queue drops more of
-/// what comes together: with 250 µs a stream has 0.73 of its fair share of a long queue, with 60 µs it has 0.89.
+/// What leaves in one send takes this long at the rate at most (7 kB at 1 Gbit/s). A full queue drops more of what
+/// comes together: beside TCP, a stream has 0.73 of its fair share of a long queue with 250 µs, and 0.89 with 60 µs.
 pub(super) const BURST: Duration = Duration::from_micros(60);
 /// Lateness that is made up for, by sends that follow each other (31 kB at 1 Gbit/s together): a thread that sleeps
 /// wakes up later than intended. With timers of 1 ms a stream has 0.95 of the rate, and 0.25 without.

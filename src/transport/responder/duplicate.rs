@@ -54,8 +54,8 @@ impl Responder {
         if found { Ok(()) } else { Err(DropReason::StaleDuplicate) }
     }
 
-    /// Nothing of the response to a READ has arrived, so it came again. If that is so for the transport timeout, packets
-    /// that may be marked seem to be lost. Sooner it is a probe, which may be sent before a response can arrive.
+    /// Nothing of the response to a READ has arrived, so it came again. If that is so for the transport timeout,
+    /// packets that may be marked seem to be lost. Sooner it is a probe, which may leave before a response can arrive.
     #[cold]
     fn note_unheard(&mut self, common: &Common, psn: Psn, now: Time) {
         let Some(path) = common.path.as_ref().filter(|path| path.traffic_class.get().marking() == Marking::Untested)
