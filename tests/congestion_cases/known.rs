@@ -196,7 +196,7 @@ const MISSES: &[Miss] = &[
         ],
     },
     Miss {
-        reason: "By calculation: an acknowledgement is asked for every 16 packets, so the round trip is longer by them.",
+        reason: "By calculation: acknowledgements are asked for every 16 packets, so the round trip is longer by them.",
         rows: &[(19, "50 Mbit/s, 20 ms"), (19, "1 Gbit/s, 1 ms")],
     },
 ];
