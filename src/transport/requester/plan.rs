@@ -13,6 +13,9 @@ use crate::wire::{Opcode, packet_bytes};
 const MOST_UNASKED_PACKETS: u32 = 64;
 /// The same while other queue pairs have packets in flight on the same path: they may wait for the room.
 const MOST_UNASKED_AMONG_OTHERS: u32 = 16;
+/// The same on a path with a controller: a queue pair that finds no room, and has not asked with its last packet, does
+/// so by a probe, a round trip later. 64 queue pairs have 0.96 of the rate of one, with 8 packets 0.94, with 16 0.74.
+const MOST_UNASKED_UNDER_CONTROL: u32 = 4;
 /// Most packets to a peer that did not respond to a probe. One, if other queue pairs have the same path: these
 /// packets are not counted, and a thousand queue pairs would fill the socket of a process that still lives there.
 const PACKETS_INTO_SILENCE: u32 = 16;
@@ -367,7 +370,11 @@ impl Requester {
         if self.is_peer_silent() {
             return 0;
         }
-        let most = if self.others_have_packets(common) { MOST_UNASKED_AMONG_OTHERS } else { MOST_UNASKED_PACKETS };
+        let most = match self.others_have_packets(common) {
+            true if common.is_controlled() => MOST_UNASKED_UNDER_CONTROL,
+            true => MOST_UNASKED_AMONG_OTHERS,
+            false => MOST_UNASKED_PACKETS,
+        };
         let window = common.path.as_ref().map_or(1, |path| self.window_on(path));
         (window / 4).clamp(1, most)
     }

@@ -360,6 +360,22 @@ fn a_window_of_one_packet_is_used_in_turns() {
     assert_eq!(crowd.pair.most_in_flight, 1);
 }
 
+/// Others may wait for the room that its packets take.
+#[test]
+fn among_others_on_a_controlled_path_each_fourth_packet_asks_for_a_response() {
+    let script = Script::new(100 * MTU, None);
+    let mut crowd = script.crowd(2);
+    let write = crowd.write();
+    let mut asking = |member, packets: u32| {
+        crowd.post(member, write, packets * MTU as u32, 1, 1);
+        let sent = crowd.pair.catch(0);
+        (sent.len(), sent.iter().filter(|sent| sent.headers.bth.ack_request).count())
+    };
+    let (alone, among_others) = (asking(0, 40), asking(1, 40));
+    assert!(alone.0 == 40 && alone.1 <= 4, "{alone:?}");
+    assert!(among_others.0 == 40 && (10..=12).contains(&among_others.1), "{among_others:?}");
+}
+
 #[test]
 fn queue_pairs_with_another_dscp_have_a_controller_of_their_own() {
     let script = Script::new(16 * MTU, None);
