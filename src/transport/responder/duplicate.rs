@@ -12,6 +12,15 @@ use crate::wire::{Opcode, Packet, Syndrome};
 /// The transport timeout of code 14, which is the usual one, for ends that have none because they only respond.
 const USUAL_TIMEOUT: Duration = Duration::from_nanos(4_096 << 14);
 
+/// A READ that came again, of whose response nothing had arrived.
+#[derive(Clone, Copy)]
+pub(super) struct RepeatedRead {
+    psn: Psn,
+    /// When it came again first, and last.
+    first: Time,
+    last: Time,
+}
+
 impl Responder {
     /// A packet that was executed before: a SEND or WRITE is acknowledged, a READ is read again, an atomic gets its
     /// first result (`rxe_resp.c`, `duplicate_request`).
@@ -56,19 +65,22 @@ impl Responder {
 
     /// Nothing of the response to a READ has arrived, so it came again. If that is so for the transport timeout,
     /// packets that may be marked seem to be lost. Sooner it is a probe, which may leave before a response can arrive.
+    /// Of several READs one is watched, as long as it keeps coming.
     #[cold]
     fn note_unheard(&mut self, common: &Common, psn: Psn, now: Time) {
         let Some(path) = common.path.as_ref().filter(|path| path.traffic_class.get().marking() == Marking::Untested)
         else {
             return;
         };
-        let unheard = self.unheard_read.get_or_insert_with(|| Box::new((psn, now)));
-        if unheard.0 != psn {
-            **unheard = (psn, now);
-        }
-        let since = unheard.1;
         let timeout = common.attributes.timeout.and_then(timeout_duration).unwrap_or(USUAL_TIMEOUT);
-        if now >= since + timeout {
+        let begun = RepeatedRead { psn, first: now, last: now };
+        let watched = self.repeated_read.get_or_insert_with(|| Box::new(begun));
+        if watched.psn == psn {
+            watched.last = now;
+        } else if now >= watched.last + timeout {
+            **watched = begun;
+        }
+        if now >= watched.first + timeout {
             path.note_marking(Marking::note_silence);
         }
     }

@@ -28,6 +28,7 @@ use crate::types::{
 use crate::wire::{NakCode, Opcode, Packet, Syndrome};
 
 pub(super) use datagram::{Identified, check_datagram, identify};
+use duplicate::RepeatedRead;
 use early::Gap;
 pub use receives::ReceiveSource;
 pub(super) use receives::Receives;
@@ -80,8 +81,8 @@ pub(super) struct Responder {
     waits_for_retry: bool,
     /// The refusal that ended the connection; repeated when the refused packet comes again.
     refused: Option<(Psn, NakCode)>,
-    /// A READ of whose response nothing had arrived when it came again, and when that was first.
-    unheard_read: Option<Box<(Psn, Time)>>,
+    /// Watched while it is not known whether packets that may be marked pass.
+    repeated_read: Option<Box<RepeatedRead>>,
 }
 
 impl Responder {
@@ -96,7 +97,7 @@ impl Responder {
             gap: Gap::default(),
             waits_for_retry: false,
             refused: None,
-            unheard_read: None,
+            repeated_read: None,
         }
     }
 
@@ -114,6 +115,7 @@ impl Responder {
     pub(super) fn reset(&mut self) {
         self.stop();
         self.refused = None;
+        self.repeated_read = None;
         self.message_count = 0;
         self.receives.forget_begun();
         self.responses.clear();

@@ -268,3 +268,21 @@ fn a_read_that_is_asked_for_again_as_a_whole_for_the_timeout_ends_marks_of_its_r
         assert_eq!((classes[0], classes.last()), (0b10, Some(&class)), "{repeated} bytes, {milliseconds} ms");
     }
 }
+
+#[test]
+fn reads_that_come_again_in_turns_end_marks_as_one_does() {
+    let script = Script::new(u64::MAX, None);
+    let mut pair = both_controlled(&script);
+    (0..2).for_each(|_| read(&mut pair, 4 * 1_024));
+    let requests = pair.catch(0);
+    assert_eq!(requests.len(), 2);
+    let mut classes = Vec::new();
+    for _ in 0..6 {
+        requests.iter().for_each(|request| _ = deliver(&mut pair, 1, 0, &request.bytes));
+        while let Some((sent, _)) = transmit(&mut pair, 1) {
+            classes.push(sent.traffic_class);
+        }
+        pair.now = pair.now + Duration::from_millis(20);
+    }
+    assert_eq!((classes[0], classes.last()), (0b10, Some(&0)), "{classes:?}");
+}
