@@ -253,7 +253,9 @@ impl CongestionControl for Cubic {
             CongestionKind::Marked => {
                 self.losses.note_marked();
                 let least = segments(self.packet) * LEAST_MARKED_PACKETS;
-                let is_new = self.recovery_left == 0 && event.now >= self.marked_until;
+                // After a long silence, what is acknowledged may be old, but the mark is not.
+                let is_recovering = self.recovery_left > 0 && !self.is_in_slow_start();
+                let is_new = !is_recovering && event.now >= self.marked_until;
                 if is_new && self.window > least {
                     self.marked_until = event.now + self.smoothed.unwrap_or_default();
                     self.reduce(MARKED.max(least / self.window), event.in_flight);
@@ -484,6 +486,19 @@ mod tests {
         assert_eq!((rounds, cubic.window.round()), (8, 700.0), "from 3 segments");
         lose(&mut cubic, CongestionKind::Loss, in_flight);
         assert_eq!(cubic.window.round(), 700.0, "it was in flight before");
+    }
+
+    #[test]
+    fn a_mark_after_persistent_congestion_ends_slow_start_whatever_was_in_flight_before() {
+        let mut cubic = Cubic { window: 1_000.0, ..cubic() };
+        let in_flight = cubic.window();
+        lose(&mut cubic, CongestionKind::Persistent, in_flight);
+        (0..4).for_each(|_| round(&mut cubic, 1.0, ROUND_TRIP));
+        let window = cubic.window;
+        for _ in 0..2 {
+            cubic.on_congestion(&CongestionEvent { now: at(1.0), kind: CongestionKind::Marked, in_flight: PACKET });
+            assert_eq!(cubic.window, window * MARKED, "once in a round trip");
+        }
     }
 
     #[test]
