@@ -18,10 +18,11 @@ const OVERHEAD_BYTES: usize = 32;
 const SMALLEST_RING: usize = 16;
 const WORD_BITS: usize = u64::BITS as usize;
 /// A packet that waited longer is dropped at the next sweep, at most a quarter of this time later. In this time a peer
-/// has sent it again several times, unless it was forged: with the usual transport timeout (code 14), four tries.
+/// has sent it again, unless it was forged: with the usual transport timeout (code 14), one to four times.
 const KEPT_FOR: Duration = Duration::from_millis(270);
 /// The same where only the peer can have sent it. Until all of a window is repaired may take many round trips, and
-/// a peer must send again what is dropped here: at 10 Mbit/s with a queue of 500 kB they take 500 ms each.
+/// a peer must send again what is dropped here: at 10 Mbit/s with a queue of 500 kB they take 500 ms each. Not once a
+/// quarter of the budget is taken: a peer could keep it from others with little effort.
 const KEPT_FOR_KEYED: Duration = Duration::from_secs(10);
 
 /// Bytes that the reorder buffers of a device may hold together.
@@ -87,12 +88,6 @@ pub(in crate::transport) struct Arrived<'a> {
     pub(in crate::transport) source_port: u16,
     /// Only the peer can have made it.
     pub(in crate::transport) is_keyed: bool,
-}
-
-impl Arrived<'_> {
-    fn kept_for(self) -> Duration {
-        if self.is_keyed { KEPT_FOR_KEYED } else { KEPT_FOR }
-    }
 }
 
 /// The outcome of an insertion.
@@ -199,7 +194,8 @@ impl ReorderBuffer {
     pub(super) fn insert(&mut self, expected: Psn, psn: Psn, packet: Arrived<'_>, now: Time) -> Kept {
         self.advance(expected);
         let charge = packet.bytes.len() + OVERHEAD_BYTES;
-        let forget_at = now + packet.kept_for();
+        let is_kept_longer = packet.is_keyed && self.budget.held() <= self.budget.limit / 4;
+        let forget_at = now + if is_kept_longer { KEPT_FOR_KEYED } else { KEPT_FOR };
         let has_room = self.make_room(expected, psn, forget_at);
         let Some(ring) = self.ring.as_mut().filter(|_| has_room) else { return Kept::NoRoom };
         let slot = ring.slot(psn);
@@ -210,6 +206,7 @@ impl ReorderBuffer {
             self.clear_if_empty();
             return Kept::NoRoom;
         }
+        ring.forget_at = ring.forget_at.min(forget_at);
         ring.put(slot, Early { bytes: packet.bytes.into(), source_port: packet.source_port, forget_at });
         if ring.end.is_before(psn.plus(1)) {
             ring.end = psn.plus(1);
@@ -466,5 +463,17 @@ mod tests {
         assert_eq!(buffer.buffer.deadline(), Some(Time::ZERO + KEPT_FOR_KEYED), "no look at it before");
         buffer.buffer.handle_timeout(Time::ZERO + KEPT_FOR_KEYED);
         assert!(buffer.buffer.is_empty());
+    }
+
+    #[test]
+    fn what_has_the_key_waits_no_longer_once_a_quarter_of_the_budget_is_taken() {
+        let mut buffer = Buffer::new(1 << 20);
+        for ahead in 1..=300 {
+            let packet = Arrived { is_keyed: true, ..packet(&[0; 1_000]) };
+            buffer.buffer.insert(BASE, BASE.plus(ahead), packet, Time::ZERO);
+        }
+        assert_eq!((buffer.buffer.len(), buffer.buffer.deadline()), (300, Some(Time::ZERO + KEPT_FOR)));
+        buffer.buffer.handle_timeout(Time::ZERO + KEPT_FOR);
+        assert!((200..300).contains(&buffer.buffer.len()), "{}", buffer.buffer.len());
     }
 }
