@@ -12,6 +12,8 @@ pub(super) const BURST: Duration = Duration::from_micros(60);
 /// Lateness that is made up for, by sends that follow each other (31 kB at 1 Gbit/s together): a thread that sleeps
 /// wakes up later than intended. With timers of 1 ms a stream has 0.95 of the rate, and 0.25 without.
 const MOST_MADE_UP: Duration = Duration::from_micros(250);
+/// What leaves later than that after it could have was not there before.
+const LONGEST_LATENESS: Duration = Duration::from_millis(20);
 /// A send may have so many packets, whatever the rate.
 const LEAST_BURST_PACKETS: u32 = 2;
 
@@ -49,14 +51,20 @@ impl Account {
     /// Something leaves that takes so long. Time in which nothing waited is not saved up.
     pub(super) fn pay(&mut self, now: Time, cost: Duration) {
         let late = now.saturating_since(self.paid_at);
-        let made_up = if self.is_awaited { late.min(MOST_MADE_UP) } else { Duration::ZERO };
+        let is_lateness = self.is_awaited && late <= LONGEST_LATENESS;
+        let made_up = if is_lateness { late.min(MOST_MADE_UP) } else { Duration::ZERO };
         self.paid_at = self.paid_at + (late - made_up) + cost;
-        self.is_awaited &= self.paid_at < now;
+        self.is_awaited = is_lateness && self.paid_at < now;
     }
 
-    /// Whether something waits until all is paid for.
-    pub(super) fn set_awaited(&mut self, is_awaited: bool) {
-        self.is_awaited = is_awaited;
+    /// Something waits until all is paid for, if that is not so already: then it waits for something else.
+    pub(super) fn note_awaited(&mut self, now: Time) {
+        self.is_awaited |= self.paid_at > now;
+    }
+
+    /// What waits, waits for something else.
+    pub(super) fn forget_awaited(&mut self) {
+        self.is_awaited = false;
     }
 
     /// What is paid for later is forgotten.
@@ -89,13 +97,21 @@ mod tests {
     fn lateness_is_made_up_for() {
         let mut account = Account::default();
         account.pay(at(0), COST);
-        account.set_awaited(true);
+        account.note_awaited(at(1));
         // Due at 60: three sends leave at 200, and the next one when it would have left without the lateness.
         (0..3).for_each(|_| account.pay(at(200), COST));
         assert_eq!(account.paid_at(), at(240));
         // No more than 250 µs of it.
-        account.set_awaited(true);
+        account.note_awaited(at(200));
         account.pay(at(9_000), COST);
         assert_eq!(account.paid_at(), at(9_000 - 250 + 60));
+        // The account was paid for, and what waited had another reason. Later there was nothing to send.
+        account.forget_awaited();
+        account.note_awaited(at(9_000));
+        account.pay(at(9_100), COST);
+        assert_eq!(account.paid_at(), at(9_160));
+        account.note_awaited(at(9_100));
+        account.pay(at(30_000), COST);
+        assert_eq!(account.paid_at(), at(30_060));
     }
 }

@@ -169,14 +169,14 @@ impl PathControl {
     pub(super) fn datagram_waits_until(&mut self, now: Time, lot: u32) -> Option<Time> {
         let waits = self.known_rate(now).is_some() && self.account.paid_at() > now + BURST;
         waits.then(|| {
-            self.note_awaited();
+            self.note_awaited(now);
             self.turn(lot)
         })
     }
 
     /// Something waits until all is paid for.
-    pub(super) fn note_awaited(&mut self) {
-        self.account.set_awaited(true);
+    pub(super) fn note_awaited(&mut self, now: Time) {
+        self.account.note_awaited(now);
     }
 }
 
@@ -198,7 +198,10 @@ impl PathControl {
 
     /// A queue pair has something to send that waits.
     pub(super) fn note_blocked(&mut self, now: Time, blocked: Blocked) {
-        self.account.set_awaited(matches!(blocked, Blocked::Pace(_)));
+        match blocked {
+            Blocked::Window => self.account.forget_awaited(),
+            Blocked::Pace(_) => self.note_awaited(now),
+        }
         self.measures.note_blocked(now, blocked);
     }
 

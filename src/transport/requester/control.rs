@@ -197,7 +197,7 @@ impl Requester {
         if self.pace.halt() == Halt::Pace
             && let Some(limiter) = &mut self.limiter
         {
-            limiter.note_awaited();
+            limiter.note_awaited(now);
         }
         let Some(path) = common.controlled_path() else { return };
         let share = &path.window_share;

@@ -28,9 +28,11 @@ impl Limiter {
         self.account.paid_at()
     }
 
-    /// Something waits until what has left is paid for.
-    pub(super) fn note_awaited(&mut self) {
-        self.account.set_awaited(true);
+    /// Something waits until what has left is paid for. Lateness is not made up for if what leaves at once is bounded.
+    pub(super) fn note_awaited(&mut self, now: Time) {
+        if self.limit.max_burst_sz == 0 {
+            self.account.note_awaited(now);
+        }
     }
 
     /// When the next packet may leave, and how many in one send.
@@ -55,7 +57,7 @@ impl Limiter {
         let paid_at = self.account.paid_at();
         let waits = paid_at > now && paid_at >= now + burst;
         waits.then(|| {
-            self.note_awaited();
+            self.note_awaited(now);
             paid_at
         })
     }

@@ -4,7 +4,7 @@
 
 use super::{Common, Responder};
 use crate::transport::path::Path;
-use crate::transport::path_control::{LONGEST_DEBT, PathControl};
+use crate::transport::path_control::LONGEST_DEBT;
 use crate::types::{Qpn, Time};
 
 /// What READ responses may take of the path's pace.
@@ -74,7 +74,7 @@ impl Responder {
         };
         if let Some(until) = responses.pace.get_or_insert_default().wait_until(now, paid_at, burst) {
             responses.pause(until);
-            path.window_share.tell(PathControl::note_awaited);
+            path.window_share.tell(|control| control.note_awaited(now));
         }
     }
 
