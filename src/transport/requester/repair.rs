@@ -60,7 +60,8 @@ impl Repair {
     /// Packets that have arrived behind a gap.
     pub(super) fn arrived(&self) -> u32 {
         let kept = self.scoreboard.as_ref().map_or(0, |board| board.gaps().arrived());
-        kept + self.early.as_ref().map_or(0, Gaps::arrived)
+        // Both begin at the oldest packet that is not acknowledged: a response shows the requests before it, too.
+        kept.max(self.early.as_ref().map_or(0, Gaps::arrived))
     }
 
     /// Packets that lie in no queue.
