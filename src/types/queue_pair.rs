@@ -180,7 +180,8 @@ pub struct QueuePairAttributes {
     pub max_rd_atomic: Option<u8>,
     /// Code (0 to 31) of the time that a peer waits when no receive is posted here.
     pub min_rnr_timer: Option<u8>,
-    /// Code (0 to 31) of the time to wait for an answer: 4.096 µs × 2^timeout; 0: for ever.
+    /// Code (0 to 31) of the time to wait for a response: 4.096 µs × 2^timeout, up to four times as long on a path
+    /// whose round trip takes more than a sixth of it; 0: for ever.
     pub timeout: Option<u8>,
     /// How often a request is repeated without an answer, 0 to 7. 7 means seven.
     pub retry_cnt: Option<u8>,

@@ -132,7 +132,7 @@ pub trait CongestionControl: Send {
     /// Packets have left, for the first time, again or as a probe.
     fn on_sent(&mut self, sent: &Sent);
 
-    /// Something was acknowledged. Called once for an arriving packet, whatever it acknowledges.
+    /// Something was acknowledged, or has arrived behind a gap. An arriving packet may tell of both, by two calls.
     fn on_ack(&mut self, ack: &Acked);
 
     /// Packets seem lost, or a queue fills.
