@@ -7,6 +7,10 @@ use rdma_verbs::types::{Counter, Time};
 
 use super::world::{Control, Link, PAYLOAD_SHARE, Plan, World, fairness};
 
+/// READs of a stream that may be outstanding: as many as a device allows. With 16, what a connection has by default,
+/// 1 MiB is in flight, less than half of what 1 Gbit/s and 20 ms hold.
+pub(crate) const READS: u8 = 128;
+
 /// Bytes of a full packet of 1 KiB on the wire.
 pub(crate) const PACKET_BYTES: u64 = 1_082;
 const PAYLOAD_BYTES: f64 = 1_024.0;
@@ -184,7 +188,7 @@ pub(crate) fn bdp(rate: u64, round_trip: Duration) -> f64 {
 /// A link with a queue of so many times what the path holds, and at least eight packets.
 pub(crate) fn link(rate: u64, round_trip: Duration, queue: f64, seed: u64) -> Link {
     let queue_bytes = ((queue * bdp(rate, round_trip)) as u64).max(8 * PACKET_BYTES);
-    Link { queue_bytes, seed, ..Link::new(rate, round_trip, 0) }
+    Link { queue_bytes, seed, reads: READS, ..Link::new(rate, round_trip, 0) }
 }
 
 /// The same with a queue of what the path holds, and at least 200 kB, as the smallest switches have.

@@ -19,9 +19,8 @@ const BASE: u64 = 0x10_0000;
 pub(crate) const MESSAGE_BYTES: u32 = 64 << 10;
 /// Requests of a stream that are posted and not complete: more than the largest window.
 const DEPTH: usize = 256;
-/// READs of a stream that are outstanding: as many as a device allows. With 16, what a connection has by default, 1 MiB
-/// is in flight, less than half of what 1 Gbit/s and 20 ms hold.
-const READS: u8 = 128;
+/// READs of a stream that may be outstanding, if nothing else is said: what a connection has by default.
+const READS: u8 = 16;
 /// An engine takes all packets that have come before it sends any.
 const SOCKET: Socket = Socket { packets: usize::MAX, wake: Duration::from_micros(20) };
 const NATIVE: PeerCapabilities = PeerCapabilities {
@@ -67,13 +66,15 @@ pub(crate) struct Link {
     pub(crate) peers: Peers,
     /// Code of the transport timeout of the streams.
     pub(crate) timeout: u8,
+    /// READs of a stream that may be outstanding.
+    pub(crate) reads: u8,
 }
 
 impl Link {
     /// Of this rate in Mbit/s, with a queue that holds all that is in flight: nothing is lost but by chance.
     pub(crate) fn new(rate: u64, round_trip: Duration, loss: u32) -> Self {
         let (trouble, peers) = (Trouble::None, Peers::Native);
-        Self { rate, round_trip, loss, queue_bytes: 1 << 30, seed: 1, trouble, peers, timeout: 14 }
+        Self { rate, round_trip, loss, queue_bytes: 1 << 30, seed: 1, trouble, peers, timeout: 14, reads: READS }
     }
 
     fn faults(self) -> Faults {
@@ -334,7 +335,7 @@ fn connect(hosts: &mut [&mut Host; 2], ports: &[Port; 2], link: Link) {
             sq_psn: Psn::new(100),
             rq_psn: Psn::new(100),
             access: AccessFlags::REMOTE,
-            rd_atomic: READS,
+            rd_atomic: link.reads,
             timeout: link.timeout,
             retry_cnt: 7,
             rnr_retry: 7,

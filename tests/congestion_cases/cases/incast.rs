@@ -6,7 +6,7 @@ use rdma_verbs::sim::{Growth, TcpConfig};
 use rdma_verbs::types::{Counter, Time};
 
 use super::super::row::{Case, Check, Outcome, Row, Unit};
-use super::super::scene::{PACKET_BYTES, milliseconds, rate_text};
+use super::super::scene::{PACKET_BYTES, READS, milliseconds, rate_text};
 use super::super::world::{Control, Link, MESSAGE_BYTES, Plan, World};
 
 const INCAST: Case = Case(10, "64 hosts and one");
@@ -25,7 +25,7 @@ pub(crate) fn rows() -> Vec<Row> {
                 let most = if is_read { 1.3 } else { most };
                 let parameters = format!("64 KiB each, {operation}, {}, queue {queue}", rate_text(rate));
                 let row = INCAST.row(parameters, move |seed| {
-                    let link = Link { queue_bytes, seed, ..Link::new(rate, ROUND_TRIP, 0) };
+                    let link = Link { queue_bytes, seed, reads: READS, ..Link::new(rate, ROUND_TRIP, 0) };
                     incast(link, is_read, most)
                 });
                 rows.push(row.selected_if(true));
