@@ -1,19 +1,4 @@
-# bottleneck.awk: judges what `bottleneck` has measured: lines of NAME=VALUE, one for each measurement, at whose end are
-# the rates of its streams in MB/s. With `check` its exit status is 1 if a check fails.
-
-# The link's rate in payload, in MB/s: 1,024 of 1,082 bytes of a packet with its Ethernet header, 1,448 of 1,514 of TCP.
-function ceiling(name) { return rate_of_link / 8 * (name ~ /tcp/ ? 1448 / 1514 : 1024 / 1082) }
-
-function median(kind, key,    i, list) {
-  for (i = 1; i <= measured[key]; i++) list[i] = value[kind, key, i]
-  sorted(list, measured[key])
-  return list[int(measured[key] / 2) + 1]
-}
-
-# Packets sent again in percent of those that are needed, of all repetitions.
-function again_percent(key) { return needed[key] > 0 ? 100 * again[key] / needed[key] : -1 }
-
-function number(value, format) { return value < 0 ? (json ? "null" : "-") : sprintf(format, value) }
+# bottleneck.awk: judges what `bottleneck` has measured: see streams.awk. With `check` its exit status is 1 if a check fails.
 
 function print_row(key,    words, used) {
   split(key, words, SUBSEP)
@@ -42,13 +27,6 @@ function print_incast(key,    words) {
       times_ideal("longest", key)
 }
 
-function demand(what, holds) {
-  demands++
-  if (holds) return
-  failed_demands++
-  printf "bottleneck: FAILED: %s\n", what >"/dev/stderr"
-}
-
 function check_row(key,    words, name, used, part) {
   split(key, words, SUBSEP)
   if (words[3] == "tcp") return
@@ -66,50 +44,26 @@ function check_row(key,    words, name, used, part) {
 }
 
 {
-  split($0, halves, " rates=")
-  split(halves[1], fields, " ")
-  for (i in fields) {
-    split(fields[i], word, "=")
-    field[word[1]] = word[2]
-  }
+  read_line()
   key = field["case"] SUBSEP field["queue"] SUBSEP field["name"]
-  if (!(key in measured)) order[++keys] = key
-  at = ++measured[key]
+  at = next_of(key)
   if (field["case"] == "incast") {
     for (i in times) value[times[i], key, at] = field[times[i]]
     next
   }
-  streams = split(halves[2], rates, " ")
-  sum = squares = 0
-  for (i = 1; i <= streams; i++) {
-    sum += rates[i]
-    squares += rates[i] * rates[i]
-  }
-  value["sum", key, at] = sum
-  value["part", key, at] = sum > 0 ? rates[1] / sum : 0
-  value["jain", key, at] = squares > 0 ? sum * sum / (streams * squares) : 0
-  failed[key] += field["failed"]
-  # Of a measurement with a failed stream, what was needed is not known.
-  if (field["failed"] == 0 && field["name"] != "write+tcp") {
-    again[key] += field["again"]
-    needed[key] += field["needed"]
-  }
+  add_streams(key, at, field["name"] != "write+tcp")
 }
 
 BEGIN { split("ideal first median longest", times, " ") }
 
 END {
-  if (json) printf "{\n  \"rate_megabits\": %d, \"repetitions\": %d, \"seconds\": %d,\n  \"rows\": [\n", rate_of_link, repetitions, seconds
-  else {
-    printf "%s, %d core(s), Linux %s, load %s; %d Mbit/s\n", processor, cores, kernel, load, rate_of_link
-    printf "Medians of %d repetitions. Part: of the first stream. Again: packets of data of all repetitions, in percent.\n", repetitions
+  print_head()
+  if (!json)
     printf "%-7s %8s %-10s %7s %6s %6s %6s %7s %6s\n", "case", "queue", "stream", "MB/s", "used %", "part", "Jain", "again %", "failed"
-  }
   for (i = 1; i <= keys; i++) if (order[i] ~ /^incast/) print_incast(order[i]); else print_row(order[i])
   if (json) print "\n  ]\n}"
   if (check) {
     for (i = 1; i <= keys; i++) check_row(order[i])
-    printf "bottleneck: %d checks, %d failed\n", demands, failed_demands >"/dev/stderr"
-    if (failed_demands) exit 1
+    end_checks()
   }
 }
