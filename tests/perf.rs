@@ -258,7 +258,7 @@ fn path_report() -> Result<(), Failed> {
     ensure(number(counters, "sent_pkts")? > 0.0 && counters["lost_pkts"].is_null(), || format!("{counters}"))?;
     let without = json(&both("write bw -n 50"))?;
     let is_silent = without["paths"].is_null() && without["counters"].is_null();
-    ensure(is_silent, || format!("nobody asked for {without}"))
+    ensure(is_silent, || format!("not asked for: {without}"))
 }
 
 /// A server, once it listens.

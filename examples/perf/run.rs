@@ -156,7 +156,7 @@ fn serve(wanted: &Wanted) -> Outcome {
     Ok(())
 }
 
-/// What the device has counted.
+/// The device's counters that are not zero.
 fn counted(device: &Device) -> impl Iterator<Item = (&'static str, u64)> {
     let counts: Vec<_> = device.context.counters().iter().filter(|(_, count)| *count > 0).collect();
     counts.into_iter()

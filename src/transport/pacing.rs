@@ -12,7 +12,7 @@ pub(super) const BURST: Duration = Duration::from_micros(60);
 /// Lateness that is made up for, by sends that follow each other (31 kB at 1 Gbit/s together): a thread that sleeps
 /// wakes up later than intended. With timers of 1 ms a stream has 0.95 of the rate, and 0.25 without.
 const MOST_MADE_UP: Duration = Duration::from_micros(250);
-/// What leaves later than that after it could have was not there before.
+/// A longer delay is no lateness: there was nothing to send.
 const LONGEST_LATENESS: Duration = Duration::from_millis(20);
 /// A send may have so many packets, whatever the rate.
 const LEAST_BURST_PACKETS: u32 = 2;
@@ -29,17 +29,11 @@ pub(super) fn burst_packets(bytes_per_second: u64, packet_bytes: u64) -> u32 {
 }
 
 /// When what has left is paid for.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Account {
     paid_at: Time,
     /// Something waits until all is paid for. What leaves later than that was late: others follow without a pause.
     is_awaited: bool,
-}
-
-impl Default for Account {
-    fn default() -> Self {
-        Self { paid_at: Time::ZERO, is_awaited: false }
-    }
 }
 
 impl Account {
@@ -57,17 +51,17 @@ impl Account {
         self.is_awaited = is_lateness && self.paid_at < now;
     }
 
-    /// Something waits until all is paid for, if that is not so already: then it waits for something else.
+    /// Something waits. If all is paid for already, it waits for something else.
     pub(super) fn note_awaited(&mut self, now: Time) {
         self.is_awaited |= self.paid_at > now;
     }
 
-    /// What waits, waits for something else.
+    /// Nothing waits for that any more.
     pub(super) fn forget_awaited(&mut self) {
         self.is_awaited = false;
     }
 
-    /// What is paid for later is forgotten.
+    /// All is paid for at this time at the latest.
     pub(super) fn forgive_after(&mut self, time: Time) {
         self.paid_at = self.paid_at.min(time);
     }

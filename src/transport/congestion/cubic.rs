@@ -231,8 +231,8 @@ impl CongestionControl for Cubic {
         if is_recovering && self.recovery_left == 0 {
             self.losses.begin_count();
         }
-        // What was in flight before a long silence is acknowledged in slow start (RFC 5681, 3.1): one packet in a round
-        // trip would take for ever.
+        // After a long silence, slow start goes on while older packets are acknowledged (RFC 5681, 3.1): one packet in
+        // a round trip would take for ever.
         if (!is_recovering || self.is_in_slow_start()) && self.is_limited_by_window() {
             self.grow(ack.now, segments(ack.bytes));
         }

@@ -193,7 +193,7 @@ fn repetitions_into_silence_become_fewer_and_end() {
     }
 }
 
-/// What a requester of 50 packets sends after the first one was lost, again and again, for so long.
+/// The first of 50 packets is lost again and again for this long: the packets that the requester sends after that.
 fn sent_after_the_first_was_lost_for(length: Duration) -> Vec<Sent> {
     let mut pair = keyed_with_timeout(24);
     // The peer's first response shows that it has the key.
