@@ -1,4 +1,4 @@
-//! Address handles: ways to receivers of datagrams, checked and with their sockets opened when they are made.
+//! Address handles: validated paths to datagram receivers. Creating one opens its sockets.
 
 use std::any::Any;
 use std::net::IpAddr;
@@ -20,7 +20,7 @@ pub(super) struct SoftAddressHandle {
     source: IpAddr,
     /// Source port of each shard's socket.
     source_ports: Box<[u16]>,
-    /// Longest message that the port carried when this was made.
+    /// Longest message that the port carried at creation.
     mtu_bytes: u32,
     _share: Share,
 }
@@ -39,7 +39,7 @@ impl SoftAddressHandle {
             if peer.is_multicast() {
                 let allowed = shard.allow_multicast(local.ip, port, device.interface.index);
                 allowed.map_err(|error| {
-                    let message = format!("interface {} takes no multicasts", device.interface.index);
+                    let message = format!("interface {} cannot send multicast packets", device.interface.index);
                     Error::from_io("create_ah", message, error)
                 })?;
             }
@@ -55,7 +55,7 @@ impl SoftAddressHandle {
         })
     }
 
-    /// The way back to where a datagram came from.
+    /// Creates a handle for the sender of a received datagram.
     pub(super) fn answering(
         domain: &Arc<Domain>,
         completion: &RawCompletion,
@@ -73,7 +73,7 @@ impl SoftAddressHandle {
             );
         };
         let addresses = domain.device.addresses();
-        // What was sent to a group is answered from the first address of its kind.
+        // A reply to a multicast leaves from the first address of the same family.
         let exact = addresses.iter().find(|(_, own)| own.ip == header.destination);
         let same_kind = || addresses.iter().find(|(_, own)| own.ip.is_ipv4() == header.source.is_ipv4());
         let found = if header.destination.is_multicast() { same_kind() } else { exact };
@@ -88,7 +88,7 @@ impl SoftAddressHandle {
         Self::new(domain, &vector)
     }
 
-    /// What a datagram of a queue pair in this domain, on this shard, must know to go there.
+    /// Returns the destination of a datagram from a queue pair of this domain and shard.
     pub(super) fn destination(
         target: &DatagramTarget<'_>,
         domain: &Arc<Domain>,
@@ -125,7 +125,7 @@ impl AddressHandle for SoftAddressHandle {
     }
 }
 
-/// Checks the attributes; the own address.
+/// Checks the attributes and returns the local address.
 fn check_vector(device: &Device, vector: &AddressVector) -> Result<LocalAddress> {
     check_range("create_ah", "port_num", vector.port_num.into(), 1..=1)?;
     check_range("create_ah", "flow_label", vector.flow_label, 0..=0xf_ffff)?;

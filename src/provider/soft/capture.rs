@@ -1,4 +1,4 @@
-//! Captures of a software device: by verb, by its configuration, by the environment.
+//! Packet captures of a software device, started by the verb, the configuration or the environment.
 
 use std::io;
 use std::path::Path;
@@ -11,15 +11,15 @@ use crate::engine::{self, Engine, OpenError};
 use crate::provider::{Capture, Error, ErrorKind, Result};
 use crate::types::{CaptureConfig, CaptureSummary};
 
-/// Names the file, or the folder, that every device's packets are captured into.
+/// Environment variable naming the file or folder that every device's packets are captured into.
 const PATH_VARIABLE: &str = "RDMA_VERBS_CAPTURE";
-/// Says how many bytes a file has at most.
+/// Environment variable with the largest size of a capture file in bytes.
 const BYTES_VARIABLE: &str = "RDMA_VERBS_CAPTURE_BYTES";
 
-/// A capture that a verb began.
+/// A capture started by `start_capture`.
 pub(super) struct SoftCapture {
     capture: Arc<engine::Capture>,
-    /// The capture does not keep the device open.
+    /// Weak, so that a capture does not keep the device open.
     device: Weak<Device>,
     _share: Share,
 }
@@ -51,7 +51,7 @@ impl Capture for SoftCapture {
     fn stop(&self) -> Result<CaptureSummary> {
         self.detach();
         self.capture.finish().map_err(|error| {
-            let message = format!("the capture file {} could not be written to its end", self.path().display());
+            let message = format!("the capture file {} could not be completed", self.path().display());
             Error::from_io("stop_capture", message, error)
         })
     }
@@ -63,7 +63,7 @@ impl Drop for SoftCapture {
     }
 }
 
-/// Begins the capture that the configuration wants, or else the environment. It lasts as long as the device.
+/// Starts the capture that the configuration requests, or else the environment's. It lasts as long as the device.
 pub(super) fn start_with_device(engine: &Engine, device: &str, config: &SoftConfig) -> Result<()> {
     let from_environment = match &config.capture {
         Some(_) => None,
@@ -101,7 +101,7 @@ fn config_from(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Captu
 
 fn explain(verb: &'static str, error: OpenError) -> Error {
     match error.source.get_ref() {
-        // No failure of the system: the text says it all.
+        // Not a system failure: the message says it all.
         None if error.source.kind() == io::ErrorKind::InvalidInput && error.source.raw_os_error().is_none() => {
             Error::new(verb, ErrorKind::InvalidArgument, error.message)
         }

@@ -17,12 +17,12 @@ pub(super) struct SoftChannel {
 }
 
 impl SoftChannel {
-    /// A channel whose descriptor packets make readable.
+    /// Creates a channel whose descriptor packets make readable as well.
     pub(super) fn new(device: Arc<Device>) -> Result<Self> {
         Self::with(Channel::new, device)
     }
 
-    /// A channel whose descriptor is readable only while events wait.
+    /// Creates an edge-exact channel: its descriptor is readable only while events are pending.
     pub(super) fn exact(device: Arc<Device>) -> Result<Self> {
         Self::with(Channel::exact, device)
     }

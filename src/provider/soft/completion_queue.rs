@@ -14,28 +14,28 @@ use crate::provider::{CompletionQueue, CompletionQueueInit, Error, ErrorKind, Re
 use crate::queue::{self, Notify};
 use crate::types::{AsyncEvent, RawCompletion};
 
-/// The standard's field has 16 bits.
+/// Longest moderation period: the standard's field has 16 bits.
 const LONGEST_PERIOD: Duration = Duration::from_micros(u16::MAX as u64);
 
 /// A completion queue of a software device.
 pub(super) struct SoftCompletionQueue {
     queue: Arc<queue::CompletionQueue>,
-    /// Queue pair sides of each shard that complete here; polling drives those shards.
+    /// Number of sources on each shard that complete here; polling drives those shards.
     feeding: Vec<AtomicU32>,
     announcer: Option<Arc<Announcer>>,
-    /// All shards know that it overflowed.
+    /// Whether the overflow was passed on to all shards.
     overflow_spread: AtomicBool,
     device: Arc<Device>,
     _share: Share,
 }
 
-/// Carries announcements of one completion queue to its channel.
+/// Notifies the channel of one completion queue's events.
 struct Announcer {
     channel: Arc<Channel>,
     announcing: Arc<Announcing>,
-    /// One of them waits for the end of a moderation's period.
+    /// The device's shards; that at `comp_vector` times the moderation periods.
     shards: Vec<Arc<Shard>>,
-    /// Which one.
+    /// Index of the shard that times the moderation periods.
     comp_vector: usize,
     queue: Weak<queue::CompletionQueue>,
 }
@@ -101,23 +101,23 @@ impl SoftCompletionQueue {
         &self.queue
     }
 
-    /// A side of a queue pair on this shard completes here from now on.
+    /// Records a source on this shard that completes here.
     pub(super) fn add_feeding(&self, shard: usize) {
         self.feeding[shard].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// And no longer.
+    /// Removes a source recorded by [`Self::add_feeding`].
     pub(super) fn remove_feeding(&self, shard: usize) {
         self.feeding[shard].fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// The shards whose queue pairs complete here.
+    /// Returns the shards with sources that complete here.
     fn fed_by(&self) -> impl Iterator<Item = &Arc<Shard>> {
         let shards = self.device.engine.shards().iter().zip(&self.feeding);
         shards.filter(|(_, feeding)| feeding.load(Ordering::Relaxed) > 0).map(|(shard, _)| shard)
     }
 
-    /// The shard whose completion was lost has seen to its queue pairs; the others see to theirs.
+    /// Fails the queue pairs on all feeding shards. The shard that lost the completion has already failed its own.
     fn spread_overflow(&self) {
         if !self.overflow_spread.swap(true, Ordering::AcqRel) {
             for shard in self.fed_by() {
@@ -126,7 +126,8 @@ impl SoftCompletionQueue {
         }
     }
 
-    /// What an empty queue means, when the shards had their turn: nothing yet, or nothing ever.
+    /// Fails if the queue overflowed or a shard failed. Called when the queue is empty after driving the shards: the
+    /// completions are then either not there yet or never will be.
     fn check_alive(&self) -> Result<()> {
         if self.queue.overflowed() {
             self.spread_overflow();
@@ -145,9 +146,9 @@ impl SoftCompletionQueue {
 }
 
 impl CompletionQueue for SoftCompletionQueue {
-    /// What waits is handed out without driving: the shards get their turn when the queue is empty. An empty poll
-    /// ends with the processor offered to other threads, which costs next to nothing if there are none, and lets a
-    /// peer on the same core go on.
+    /// Returns queued completions without driving the shards, which are driven only when the queue is empty. An empty
+    /// poll backs off, by default by yielding the processor: that costs next to nothing if no other thread is runnable,
+    /// and lets a peer on the same core proceed.
     fn poll(&self, out: &mut [RawCompletion]) -> Result<usize> {
         self.device.check_process("poll_cq")?;
         if out.is_empty() {
@@ -169,7 +170,7 @@ impl CompletionQueue for SoftCompletionQueue {
         let count = self.queue.poll(out);
         if count == 0 {
             self.check_alive()?;
-            // With several shards the first one's packets count.
+            // With several shards, a nap ends early only for packets of the first one.
             match first {
                 Some(shard) => shard.idle(),
                 None => std::thread::yield_now(),
@@ -229,8 +230,7 @@ impl CompletionQueue for SoftCompletionQueue {
     }
 }
 
-/// Completions that come from any shard: those of a shared receive queue that completes here. Keeps the completion
-/// queue alive.
+/// A source of completions on any shard: a shared receive queue that completes here. Keeps the completion queue alive.
 pub(super) struct Feed {
     queue: Arc<dyn CompletionQueue>,
     token: queue::SourceToken,
@@ -247,7 +247,7 @@ impl Feed {
         (Arc::clone(&soft(&self.queue).queue), self.token)
     }
 
-    /// Nothing more completes here; what waits to be polled is removed. Detaching again does nothing.
+    /// Stops completions from this source and removes those not yet polled. Detaching twice has no effect.
     pub(super) fn detach(&self) {
         soft(&self.queue).queue.detach(self.token);
     }
@@ -263,7 +263,7 @@ impl Drop for Feed {
     }
 }
 
-/// The queue behind the trait; checked before.
+/// Returns the queue behind the trait object. The caller has checked that it is a software device's.
 pub(super) fn soft(queue: &Arc<dyn CompletionQueue>) -> &SoftCompletionQueue {
     queue.as_any().downcast_ref().expect("checked before it was used")
 }

@@ -1,4 +1,4 @@
-//! How a software device is set up.
+//! Configuration of a software device.
 
 use std::fmt::Display;
 use std::net::IpAddr;
@@ -9,14 +9,14 @@ use super::{SoftProvider, environment_variable};
 use crate::provider::{Context, Provider, Result};
 use crate::types::{CaptureConfig, CongestionAlgorithm, Mtu, VendorIdentity};
 
-/// Names what holds senders back on paths that others may share.
+/// Environment variable naming the congestion control of paths that others may share.
 const CONGESTION_VARIABLE: &str = "RDMA_VERBS_CONGESTION";
-/// Bounds the rate of each path to another host.
+/// Environment variable bounding the rate of each path to another host.
 const PATH_RATE_VARIABLE: &str = "RDMA_VERBS_MAX_PATH_BYTES_PER_SECOND";
-/// Most shards of a device.
+/// Largest number of shards of a device.
 pub(super) const MAX_SHARDS: u32 = 16;
 
-/// Settings of a software device; the defaults suit almost everybody.
+/// Settings of a software device; the defaults suit almost every application.
 ///
 /// ```
 /// use rdma_verbs::provider::soft::SoftConfig;
@@ -56,8 +56,8 @@ impl SoftConfig {
         }
     }
 
-    /// Parts of the device that are driven independently, each with a thread and a socket of its own: 1 to 16; 1 by
-    /// default. Queue pairs are spread over them in turn; each stays where it was created.
+    /// Sets the number of shards, from 1 to 16; 1 by default. Each shard is driven independently, with its own thread
+    /// and socket. Queue pairs are assigned to shards in turn and stay on theirs.
     pub const fn shards(mut self, shards: u32) -> Self {
         self.shards = if shards == 0 {
             1
@@ -69,34 +69,34 @@ impl SoftConfig {
         self
     }
 
-    /// Size that is asked for the receive socket's buffer, in bytes; 64 MiB by default. The kernel gives at most its
-    /// limit (`net.core.rmem_max`); what it gave is told to peers, which keep no more in flight.
+    /// Sets the size requested for the receive socket's buffer, in bytes; 64 MiB by default. The kernel grants at most
+    /// its limit (`net.core.rmem_max`). Peers learn the granted size and keep no more in flight.
     pub const fn receive_buffer_bytes(mut self, bytes: u32) -> Self {
         self.receive_buffer_bytes = bytes;
         self
     }
 
-    /// Size that is asked for the send sockets' buffers, in bytes; 16 MiB by default. The kernel gives at most its
-    /// limit (`net.core.wmem_max`).
+    /// Sets the size requested for the send sockets' buffers, in bytes; 16 MiB by default. The kernel grants at most
+    /// its limit (`net.core.wmem_max`).
     pub const fn send_buffer_bytes(mut self, bytes: u32) -> Self {
         self.send_buffer_bytes = bytes;
         self
     }
 
-    /// Largest path MTU that the port reports and accepts, if the interface carries it; 4096 by default.
+    /// Sets the largest path MTU that the port reports and accepts, if the interface carries it; 4096 by default.
     pub const fn max_mtu(mut self, mtu: Mtu) -> Self {
         self.max_mtu = mtu;
         self
     }
 
-    /// The identity that the device reports.
+    /// Sets the identity that the device reports.
     pub const fn vendor(mut self, vendor: VendorIdentity) -> Self {
         self.vendor = vendor;
         self
     }
 
-    /// Captures all packets from the opening of the device to its end; nothing by default. Goes before what the
-    /// environment variable `RDMA_VERBS_CAPTURE` says.
+    /// Captures all packets from the opening of the device to its end; off by default. Overrides the environment
+    /// variable `RDMA_VERBS_CAPTURE`.
     ///
     /// ```
     /// use rdma_verbs::provider::soft::SoftConfig;
@@ -113,17 +113,17 @@ impl SoftConfig {
         self
     }
 
-    /// Lets other processes of this machine find what this one can as soon as it has a connected queue pair in INIT,
-    /// and not only once one is in RTR. For programs that exchange queue pair numbers between the two and nothing else:
-    /// with the `ConnectionInfo` of `verbs` peers know each other's capabilities anyway. It opens the
-    /// receive sockets of all of the device's addresses.
+    /// Publishes this process's capabilities to other processes of this machine as soon as a queue pair of a connected
+    /// type is in INIT, not only once one is in RTR. For programs that exchange only queue pair numbers, between the
+    /// two states: with the `ConnectionInfo` of `verbs`, peers know each other's capabilities anyway. Opens the receive
+    /// sockets of all of the device's addresses.
     pub const fn present_from_init(mut self, early: bool) -> Self {
         self.present_from_init = early;
         self
     }
 
-    /// How the device finds out how fast it may send to other hosts; CUBIC by default. Goes before what the environment
-    /// variable `RDMA_VERBS_CONGESTION` says.
+    /// Sets the algorithm that determines how fast the device may send to other hosts; CUBIC by default. Overrides the
+    /// environment variable `RDMA_VERBS_CONGESTION`.
     ///
     /// ```
     /// use rdma_verbs::provider::soft::SoftConfig;
@@ -138,13 +138,13 @@ impl SoftConfig {
         self
     }
 
-    /// Most bytes a second that the device sends to each other host, whatever the path would take; without a bound
-    /// by default, and with 0. All queue pairs of a shard with that peer share it: it holds for requests, for
-    /// responses of READs that this end asks for, and for datagrams to a peer that has a connection of the same
-    /// shard. A packet of a connection counts as a whole MTU. Responses of READs that the peer asks for wait 2 ms
-    /// at most, so that many queue pairs that serve READs may send more. Paths within the host have no bound. Goes
-    /// before what the environment variable `RDMA_VERBS_MAX_PATH_BYTES_PER_SECOND` says. For a single queue pair
-    /// there is [`QueuePair::limit_rate`](crate::verbs::QueuePair::limit_rate).
+    /// Limits the bytes per second that the device sends to each other host, whatever the path would carry; unlimited
+    /// by default and with 0. All queue pairs of a shard with that peer share the limit. It applies to requests, to
+    /// responses to READs that this end posts, and to datagrams to a peer that has a connection on the same shard. A
+    /// packet of a connection counts as a whole MTU. Responses to READs that the peer posts wait at most 2 ms, so many
+    /// queue pairs that serve READs may send more. Paths within the host have no limit. Overrides the environment
+    /// variable `RDMA_VERBS_MAX_PATH_BYTES_PER_SECOND`. To limit a single queue pair, use
+    /// [`QueuePair::limit_rate`](crate::verbs::QueuePair::limit_rate).
     ///
     /// ```
     /// use rdma_verbs::provider::soft::SoftConfig;
@@ -158,13 +158,13 @@ impl SoftConfig {
         self
     }
 
-    /// The bound that is configured, or that of the environment.
+    /// Returns the configured limit, or that of the environment.
     pub(super) fn path_rate(&self) -> Option<NonZeroU64> {
         let from_environment = || from_environment(PATH_RATE_VARIABLE, parse_rate);
         self.max_path_bytes_per_second.or_else(from_environment).and_then(NonZeroU64::new)
     }
 
-    /// The algorithm that is configured, or that of the environment.
+    /// Returns the configured algorithm, or that of the environment.
     pub(super) fn congestion_algorithm(&self) -> CongestionAlgorithm {
         let from_environment = || from_environment(CONGESTION_VARIABLE, |name| name.trim().parse());
         self.congestion.or_else(from_environment).unwrap_or_default()
@@ -183,7 +183,7 @@ impl SoftConfig {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::NotFound`](crate::provider::ErrorKind::NotFound) if it is no address of this machine.
+    /// [`ErrorKind::NotFound`](crate::provider::ErrorKind::NotFound) if it is not an address of this machine.
     pub fn open_address(self, address: IpAddr) -> Result<Arc<dyn Context>> {
         self.open(&format!("soft:{address}"))
     }
@@ -195,16 +195,16 @@ impl Default for SoftConfig {
     }
 }
 
-/// The value of an environment variable, if it is set and has one. A value that is not understood is ignored, with a
+/// Returns the parsed value of an environment variable, if it is set and not blank. An invalid value is ignored with a
 /// warning that says so.
 fn from_environment<T, E: Display>(variable: &str, parse: impl FnOnce(&str) -> std::result::Result<T, E>) -> Option<T> {
     let given = environment_variable(variable).filter(|given| !given.trim().is_empty())?;
     parse(&given).inspect_err(|error| tracing::warn!("{variable} is ignored: {error}")).ok()
 }
 
-/// Bytes a second, as the environment has them.
+/// Parses a rate in bytes per second.
 fn parse_rate(given: &str) -> std::result::Result<u64, String> {
-    let refused = |_| format!("\"{given}\" is no rate; allowed are whole bytes a second, and 0 for no bound");
+    let refused = |_| format!("\"{given}\" is not a rate; allowed are whole bytes per second, and 0 for no bound");
     given.trim().parse().map_err(refused)
 }
 

@@ -1,4 +1,4 @@
-//! The device as the application holds it.
+//! The context: a device as the application holds it.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! An open device: what all its objects share.
+//! The state of an open device, shared by all its objects.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -24,11 +24,11 @@ use crate::types::{
     OnDemandSupport, PeerCapabilities, PortAttributes, PortState,
 };
 
-/// Queue pairs of a shard.
+/// Largest number of queue pairs of a shard.
 const MAX_QP_PER_SHARD: u32 = 16_384;
-/// Blocks of numbers that they need: five times 4,000.
+/// Least number of QPN blocks of a shard: its queue pairs need five blocks of 4,000 numbers.
 const LEAST_BLOCKS: usize = 5;
-/// Blocks that a shard takes while there are many, so that one number tells little about the others.
+/// Number of QPN blocks that a shard takes while many are free, so that one number reveals little about the others.
 const MOST_BLOCKS: usize = 15;
 const MAX_QP_WR: u32 = 32_768;
 const MAX_SGE: u32 = 32;
@@ -37,24 +37,24 @@ const MAX_CQ: u32 = 65_536;
 const MAX_CQE: u32 = 1 << 20;
 const MAX_MR: u32 = 1 << 20;
 pub(super) const MAX_MW: u32 = 1 << 20;
-/// Device memory, all allocations together.
+/// Bytes of device memory, over all allocations.
 const MAX_DM_SIZE: u64 = 64 << 20;
 const MAX_PD: u32 = 65_536;
 const MAX_SRQ: u32 = 65_536;
 const MAX_XRC_DOMAINS: u32 = 65_536;
 const MAX_RD_ATOMIC: u8 = 128;
 const MAX_AH: u32 = 65_536;
-/// Captures that a verb began.
+/// Largest number of captures started by `start_capture`.
 const MAX_CAPTURES: u32 = 16;
 
-/// How long an acknowledgement waits for the application's answer while somebody polls.
+/// How long an acknowledgement waits for the application's reply while a thread polls.
 const ACK_HOLD: Duration = Duration::from_micros(50);
-/// What peers are told: 4.096 µs × 2^8, 1.05 ms. A poller that turns to other work leaves its acknowledgements to the
-/// engine's thread, which takes over within 0.4 ms, and then must get a processor.
+/// Delay reported to peers: 4.096 µs × 2^8, 1.05 ms. When a poller turns to other work, the engine's thread takes over
+/// its acknowledgements within 0.4 ms, and then must get a processor.
 const LOCAL_CA_ACK_DELAY: u8 = 8;
 
-/// Bytes of a packet besides its payload, at most: IP, UDP, transport headers, ICRC. The longest headers are those of
-/// an XRC WRITE with immediate.
+/// Largest overhead of a packet in bytes: IP, UDP, transport headers, ICRC. The longest headers are those of an XRC
+/// WRITE with immediate.
 const OVERHEAD_V4_BYTES: u32 = 20 + 8 + HEADERS_BYTES;
 const OVERHEAD_V6_BYTES: u32 = 40 + 8 + HEADERS_BYTES;
 const HEADERS_BYTES: u32 = 12 + 4 + 16 + 4 + 4;
@@ -63,13 +63,13 @@ const HEADERS_BYTES: u32 = 12 + 4 + 16 + 4 + 4;
 pub(super) struct Device {
     pub(super) interface: Interface,
     pub(super) engine: Engine,
-    /// Forks before it was opened.
+    /// Fork generation in which the device was opened.
     generation: Generation,
     pub(super) memory: Arc<RegionTable>,
     pub(super) device_memory: DeviceMemoryPool,
     pub(super) events: Arc<Events>,
     port: Arc<Port>,
-    /// Listens to the system on the port's behalf, if somebody cannot do so himself.
+    /// Thread that watches for interface changes, started with the edge-exact descriptor.
     listener: OnceLock<LinkListener>,
     pub(super) attributes: DeviceAttributes,
     pub(super) domains: Limit,
@@ -84,14 +84,14 @@ pub(super) struct Device {
     /// Whether peers find this process before its queue pairs are connected.
     pub(super) present_from_init: bool,
     max_mtu: Mtu,
-    /// A region of one domain must never pass for one of another.
+    /// Unique, because a region of one domain must never pass for one of another.
     pub(super) domain_numbers: Numbers,
     pub(super) completion_queue_numbers: Numbers,
     next_shard: AtomicUsize,
 }
 
 impl Device {
-    /// Opens the device of an interface. No port is taken and no thread started yet.
+    /// Opens the device of an interface. Binds no port and starts no thread yet.
     pub(super) fn open(interface: Interface, config: &SoftConfig) -> Result<Arc<Self>> {
         let fail = |message: &str, error| Error::from_io("open_device", message, error);
         let sizes = SocketSizes {
@@ -112,7 +112,7 @@ impl Device {
         let (congestion, max_bytes_per_second) = (config.congestion_algorithm(), config.path_rate());
         for _ in 0..config.shards {
             let blocks = QpnBlocks::lease(LEAST_BLOCKS, MOST_BLOCKS)
-                .map_err(|error| fail("no queue pair numbers can be had for the device", error))?;
+                .map_err(|error| fail("no queue pair numbers are available for the device", error))?;
             let shard = ShardConfig {
                 blocks,
                 capabilities: peer_capabilities(&capabilities),
@@ -144,10 +144,10 @@ impl Device {
             completion_queues: Limit::new("max_cq", MAX_CQ),
             shared_receive_queues: Limit::new("max_srq", MAX_SRQ),
             shared_receive_numbers: Numbers::up_to(0x00ff_ffff),
-            xrc_domains: Limit::new("the most XRC domains of a device", MAX_XRC_DOMAINS),
+            xrc_domains: Limit::new("the limit on XRC domains", MAX_XRC_DOMAINS),
             address_handles: Limit::new("max_ah", MAX_AH),
             attachments: Attachments::default(),
-            captures: Limit::new("the most captures of a device", MAX_CAPTURES),
+            captures: Limit::new("the limit on captures", MAX_CAPTURES),
             capabilities,
             present_from_init: config.present_from_init,
             max_mtu: config.max_mtu,
@@ -157,25 +157,25 @@ impl Device {
         }))
     }
 
-    /// Whether this process only inherited the device: then nothing of it may be touched but plain data. Locks may be
-    /// held by threads that exist in the parent only.
+    /// Returns whether this process merely inherited the device through a fork. If so, only plain data may be touched:
+    /// locks may be held by threads that exist only in the parent.
     #[inline]
     pub(super) fn is_inherited(&self) -> bool {
         !self.generation.is_current()
     }
 
-    /// Every verb begins with this.
+    /// Fails in a process that inherited the device. Every verb calls this first.
     #[inline]
     pub(super) fn check_process(&self, verb: &'static str) -> Result<()> {
         if self.is_inherited() { Err(errors::inherited(verb)) } else { Ok(()) }
     }
 
-    /// What peers should know of this device.
+    /// Returns the capabilities to report to peers.
     pub(super) fn peer_capabilities(&self) -> PeerCapabilities {
         peer_capabilities(&self.capabilities)
     }
 
-    /// The port as it is now.
+    /// Returns the current attributes of the port.
     pub(super) fn port(&self) -> PortAttributes {
         let state = self.interface.state();
         self.refresh_port();
@@ -193,26 +193,26 @@ impl Device {
         }
     }
 
-    /// Looks at the interface if the system says that something has changed.
+    /// Reads the interface again if the system reports a change.
     pub(super) fn refresh_port(&self) {
         self.port.refresh();
     }
 
-    /// Has news of the interface looked at when they come, not only when somebody asks.
+    /// Handles interface changes as they come, not only when the application asks.
     pub(super) fn listen_to_system(&self) -> Result<()> {
         let Some(watch) = self.events.watch() else { return Ok(()) };
         if self.listener.get().is_none() {
             let (port, name) = (Arc::clone(&self.port), self.interface.name.as_deref().unwrap_or("soft"));
             let started = LinkListener::start(name, Arc::clone(watch), move || port.refresh());
             let started = started
-                .map_err(|error| Error::from_io("open_device", "the system has no room for another thread", error))?;
-            // Who came second ends the thread that it started.
+                .map_err(|error| Error::from_io("open_device", "the system cannot start another thread", error))?;
+            // If two threads race, the second one's listener is dropped, which ends its thread.
             let _ = self.listener.set(started);
         }
         Ok(())
     }
 
-    /// The address behind an entry of the GID table, which `attribute` of `verb` names.
+    /// Returns the address of a GID table entry. Errors name `verb` and `attribute`.
     pub(super) fn local_address(&self, verb: &'static str, attribute: &str, index: u8) -> Result<LocalAddress> {
         self.refresh_port();
         if let Some(address) = self.port.gid(index) {
@@ -224,13 +224,13 @@ impl Device {
         Err(Error::new(verb, ErrorKind::NotFound, message))
     }
 
-    /// The own addresses now, with their places in the GID table.
+    /// Returns the current local addresses with their GID table indices.
     pub(super) fn addresses(&self) -> Vec<(u8, LocalAddress)> {
         self.refresh_port();
         (0..u8::MAX).filter_map(|index| Some((index, self.port.gid(index)?))).collect()
     }
 
-    /// The shard for the next queue pair: its place and itself.
+    /// Returns the shard for the next queue pair, with its index.
     pub(super) fn next_shard(&self) -> (usize, Arc<Shard>) {
         let shards = self.engine.shards();
         let index = self.next_shard.fetch_add(1, Ordering::Relaxed) % shards.len();
@@ -311,8 +311,8 @@ fn attributes(interface: &Interface, config: &SoftConfig) -> DeviceAttributes {
     }
 }
 
-/// Every copy between packets and memory that others own goes through the kernel, whatever the service: so every
-/// operation can use on-demand regions.
+/// Every operation can use on-demand regions: whatever the service, each copy between packets and memory that others
+/// own goes through the kernel.
 fn on_demand_capabilities() -> OnDemandCapabilities {
     OnDemandCapabilities {
         general: OnDemandSupport::EXPLICIT | OnDemandSupport::IMPLICIT,
@@ -323,8 +323,8 @@ fn on_demand_capabilities() -> OnDemandCapabilities {
     }
 }
 
-/// Differs between processes, even on one machine, because peers tell devices apart by it; the same for a device as
-/// long as the process lives. Marked as administered locally.
+/// Returns a locally administered GUID. It differs between processes, even on one machine, because peers distinguish
+/// devices by it, and stays the same for a device while the process lives.
 fn guid(device_name: &str) -> u64 {
     static PROCESS: OnceLock<RandomState> = OnceLock::new();
     let group_bit = 1 << 56;

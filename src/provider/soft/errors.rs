@@ -1,4 +1,4 @@
-//! Errors of the layers below, as verbs report them.
+//! Conversion of errors of lower layers into errors of verbs.
 
 use crate::engine::OpenError;
 use crate::memory::{AdviseError, RegisterError};
@@ -20,7 +20,7 @@ pub(super) fn from_register(verb: &'static str, error: &RegisterError) -> Error 
         _ => ErrorKind::InvalidArgument,
     };
     match error {
-        // For C programs, who know what is wrong by the number alone.
+        // For C programs, which see only the error number.
         RegisterError::NotMapped { .. } | RegisterError::NotWritable { .. } => {
             Error::from_source(verb, kind, error.to_string(), std::io::Error::from_raw_os_error(error.errno()))
         }
@@ -36,7 +36,7 @@ pub(super) fn from_advise(error: &AdviseError) -> Error {
     Error::new("advise_mr", kind, error.to_string())
 }
 
-/// Why a send request was not queued. A full queue has a trap: unsignaled requests alone never leave it.
+/// Explains why a send request was not queued. A full queue has a trap: unsignaled requests alone never leave it.
 #[cold]
 pub(super) fn from_send_queue(queue: &SendQueue, error: &QueueError) -> Error {
     let QueueError::Full { limit } = error else { return from_queue("post_send", error) };
@@ -62,7 +62,7 @@ pub(super) fn from_open(verb: &'static str, error: OpenError) -> Error {
     Error::from_io(verb, error.message, error.source)
 }
 
-/// The shard is out of use because the engine panicked.
+/// Reports that the shard is unusable because the engine panicked.
 pub(super) fn engine_failed(verb: &'static str) -> Error {
     Error::new(verb, ErrorKind::System, "the engine has failed by a panic; close the device and open it again")
 }

@@ -1,4 +1,4 @@
-//! Which software devices there are: network interfaces and addresses of this machine.
+//! Discovery of software devices: network interfaces and addresses of this machine.
 
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, UdpSocket};
@@ -9,16 +9,16 @@ use if_addrs::Interface as SystemAddress;
 use crate::engine::{LinkState, LocalAddress, link_megabits, link_state};
 use crate::provider::{Error, ErrorKind, Result};
 
-/// Interface MTU assumed if the system does not tell.
+/// Interface MTU assumed if the system does not report one.
 const USUAL_MTU_BYTES: u32 = 1_500;
 
-/// A network interface, or the part of one, that a device stands for.
+/// A network interface, or the part of one, that a device represents.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Interface {
     pub(super) device_name: String,
     /// Name of the system's interface, if known.
     pub(super) name: Option<String>,
-    /// Number of the system's interface; 0: unknown.
+    /// Index of the system's interface, or 0 if unknown.
     pub(super) index: u32,
     /// Its addresses in the order of the GID table.
     pub(super) addresses: Vec<LocalAddress>,
@@ -30,19 +30,19 @@ pub(super) struct Interface {
 enum Reach {
     /// All.
     Whole,
-    /// The one that the device is called after.
+    /// Only the one that the device is named after.
     Address,
-    /// The same, and the system does not list it, though it is its own: what becomes of it is not known.
+    /// The same, but the system owns the address without listing it, so its removal goes unnoticed.
     Unlisted,
 }
 
 impl Interface {
-    /// The state of the interface now.
+    /// Returns the current state of the interface.
     pub(super) fn state(&self) -> LinkState {
         let unknown = LinkState { mtu_bytes: USUAL_MTU_BYTES, running: true };
         let Some(name) = &self.name else { return unknown };
         let ask = || {
-            // Any socket will do for the question.
+            // Any socket serves for the query.
             let socket = UdpSocket::bind((Ipv6Addr::LOCALHOST, 0)).or_else(|_| UdpSocket::bind("127.0.0.1:0"))?;
             link_state(socket.as_fd(), name)
         };
@@ -50,12 +50,12 @@ impl Interface {
         ask().unwrap_or(LinkState { running: false, ..unknown })
     }
 
-    /// Its speed now, if it knows.
+    /// Returns the interface's current speed, if it reports one.
     pub(super) fn megabits(&self) -> Option<u32> {
         self.name.as_deref().and_then(link_megabits)
     }
 
-    /// The addresses that the device has now, in no particular order.
+    /// Returns the device's current addresses, in no particular order.
     pub(super) fn addresses_now(&self) -> io::Result<Vec<LocalAddress>> {
         let all = match self.reach {
             Reach::Unlisted => return Ok(self.addresses.clone()),
@@ -71,7 +71,7 @@ impl Interface {
     }
 }
 
-/// All interfaces that are up and have an address.
+/// Returns all interfaces that are up and have an address.
 pub(super) fn all() -> io::Result<Vec<Interface>> {
     let addresses = if_addrs::get_if_addrs()?;
     let mut names: Vec<&str> = Vec::new();
@@ -83,12 +83,12 @@ pub(super) fn all() -> io::Result<Vec<Interface>> {
     Ok(names.into_iter().map(|name| of_name(name, &addresses)).collect())
 }
 
-/// The interface behind a device name; `None` if the name is of no kind that exists here.
+/// Returns the interface behind a device name, or `None` if this machine has no such device.
 pub(super) fn find(device_name: &str) -> Result<Option<Interface>> {
     let fail = |error| Error::from_io("open_device", "the network interfaces cannot be listed", error);
     if let Some(address) = device_name.strip_prefix("soft:") {
         let address: IpAddr = address.parse().map_err(|_| {
-            let message = format!("\"{address}\" is no IP address; expected is soft:ADDRESS as in soft:127.0.0.1");
+            let message = format!("\"{address}\" is not an IP address; use soft:ADDRESS, as in soft:127.0.0.1");
             Error::new("open_device", ErrorKind::InvalidArgument, message)
         })?;
         let known = if_addrs::get_if_addrs().map_err(fail)?;
@@ -105,7 +105,7 @@ fn is_up(address: &SystemAddress) -> bool {
 fn of_name(name: &str, all: &[SystemAddress]) -> Interface {
     let mine: Vec<&SystemAddress> = all.iter().filter(|address| address.name == name).collect();
     let mut addresses: Vec<LocalAddress> = mine.iter().map(|address| local(address)).collect();
-    // Link-local addresses need the interface's name at both ends: only if there is nothing else.
+    // Link-local addresses need the interface's name at both ends, so they are used only if there is nothing else.
     if addresses.iter().any(|address| !is_link_local_v6(address.ip)) {
         addresses.retain(|address| !is_link_local_v6(address.ip));
     }

@@ -6,25 +6,25 @@ use std::sync::atomic::{AtomicU32, Ordering};
 pub(super) use crate::provider::refusal::check_range;
 use crate::provider::{Error, ErrorKind, Result};
 
-/// How many objects of a kind there are, and may be.
+/// The number of objects of a kind, and its limit.
 pub(super) struct Limit {
     used: Arc<AtomicU32>,
     max: u32,
     attribute: &'static str,
 }
 
-/// An object's share; given back when dropped.
+/// One object's share of a [`Limit`], returned on drop.
 pub(super) struct Share {
     used: Arc<AtomicU32>,
 }
 
 impl Limit {
-    /// `attribute` is the name of the device attribute that says the limit.
+    /// Creates a limit; `attribute` is the device attribute that reports it.
     pub(super) fn new(attribute: &'static str, max: u32) -> Self {
         Self { used: Arc::default(), max, attribute }
     }
 
-    /// A share for one more object, which `verb` creates.
+    /// Takes a share for one more object, which `verb` creates.
     pub(super) fn take(&self, verb: &'static str) -> Result<Share> {
         let more = |used: u32| (used < self.max).then_some(used + 1);
         match self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more) {
@@ -36,7 +36,7 @@ impl Limit {
         }
     }
 
-    /// Objects that there are now.
+    /// Returns the number of objects in use.
     pub(super) fn used(&self) -> u32 {
         self.used.load(Ordering::Relaxed)
     }

@@ -1,8 +1,9 @@
-//! How fast a port says it is: width and speed in the standard's steps, by the interface's speed.
+//! Width and speed that a port reports, in the standard's steps, derived from the interface's speed.
 
 use crate::types::{LinkSpeed, LinkWidth};
 
-/// Megabits per second up to which an Ethernet link is told as this width and speed; the steps are those of Linux.
+/// Upper limit, in megabits per second, of the Ethernet links reported with each width and speed. The steps are those
+/// of Linux.
 const STEPS: [(u32, LinkWidth, LinkSpeed); 9] = [
     (1_000, LinkWidth::X1, LinkSpeed::Sdr),
     (10_000, LinkWidth::X1, LinkSpeed::Fdr10),
@@ -15,8 +16,8 @@ const STEPS: [(u32, LinkWidth, LinkSpeed); 9] = [
     (400_000, LinkWidth::X4, LinkSpeed::Ndr),
 ];
 
-/// Width and speed of a link. One that does not know its speed, like loopback, is told as the slowest: programs that
-/// share work by speed then prefer real links.
+/// Returns the width and speed of a link. A link that does not know its speed, like loopback, is reported as the
+/// slowest, so that programs that share work by speed prefer real links.
 pub(super) fn width_and_speed(megabits: Option<u32>) -> (LinkWidth, LinkSpeed) {
     let megabits = megabits.unwrap_or(0);
     let step = STEPS.iter().find(|(limit, ..)| megabits <= *limit);

@@ -33,7 +33,7 @@ impl MemoryRegion for SoftMemoryRegion {
         self.region.rkey()
     }
 
-    /// Waits for the passes in progress, because each holds the view of the table that it began with.
+    /// Waits for the engine's passes in progress, because each uses the view of the table that it began with.
     fn dereg(&self) -> Result<()> {
         self.domain.device.check_process("dereg_mr")?;
         let done = self.domain.device.memory.deregister_unbound(&self.region);
@@ -49,7 +49,7 @@ impl MemoryRegion for SoftMemoryRegion {
 
 impl Drop for SoftMemoryRegion {
     fn drop(&mut self) {
-        // In a forked process there is nothing to be done: no engine reaches this copy.
+        // Nothing to do in a forked process: no engine reaches this copy.
         let _ = self.revoke();
     }
 }

@@ -13,13 +13,13 @@ use crate::memory::{AccessError, Backing, DeviceMemoryError, RegisterError};
 use crate::provider::{DeviceMemory, DeviceMemoryInit, DmaBufInit, Error, ErrorKind, Result};
 use crate::types::AccessFlags;
 
-/// Every allocation begins at a page, and pages have at least 4 KiB.
+/// Largest `log_align_req`: every allocation begins at a page, and pages have at least 4 KiB.
 const MAX_LOG_ALIGN: u32 = 12;
 
-/// What device memory cannot have: it has no pages.
+/// Access flags that device memory lacks because it has no pages.
 const NOT_OF_DEVICES: AccessFlags = AccessFlags::ON_DEMAND.union(AccessFlags::HUGETLB);
 
-/// Memory of a software device: this host's.
+/// Device memory of a software device, which is host memory.
 pub(super) struct SoftDeviceMemory {
     device: Arc<Device>,
     memory: Arc<crate::memory::DeviceMemory>,
@@ -67,7 +67,7 @@ impl DeviceMemory for SoftDeviceMemory {
     }
 }
 
-/// The part of device memory that shall be registered in a domain of `device`.
+/// Returns the part of device memory to register in a domain of `device`.
 pub(super) fn device_part(
     device: &Arc<Device>,
     memory: &Arc<dyn DeviceMemory>,
@@ -93,7 +93,7 @@ pub(super) fn device_part(
     })
 }
 
-/// The memory behind a descriptor, mapped.
+/// Maps the memory behind a descriptor.
 pub(super) fn map_descriptor(init: &DmaBufInit<'_>) -> Result<Backing> {
     let &DmaBufInit { fd, offset, length, access, .. } = init;
     let number = fd.as_raw_fd();
@@ -104,7 +104,7 @@ pub(super) fn map_descriptor(init: &DmaBufInit<'_>) -> Result<Backing> {
     let Some(end) = offset.checked_add(length) else {
         return refused(format!("offset is {offset} and length {length}; their sum must not exceed 2^64 - 1"));
     };
-    // What has no length of its own says so when it is mapped, or when its pages are looked at.
+    // A descriptor without a length of its own fails when it is mapped, or when its pages are checked.
     let size = size_of(init).unwrap_or(0);
     if size > 0 && end > size {
         return refused(format!("offset is {offset} and length {length}; fd {number} has {size} bytes"));
@@ -120,25 +120,25 @@ pub(super) fn map_descriptor(init: &DmaBufInit<'_>) -> Result<Backing> {
         let rights = if writable { "reading and writing, for LOCAL_WRITE" } else { "reading" };
         let message = format!(
             "fd is {number}, and mmap of {length} bytes from offset {offset} for {rights} failed; allowed are \
-             descriptors that mmap takes so: dma-bufs whose exporter lets the processor map them, memfds, files"
+             descriptors that support this mapping: dma-bufs whose exporter lets the processor map them, memfds, files"
         );
         Error::from_source("reg_dmabuf_mr", kind, message, source)
     })
 }
 
-/// As many bytes as the descriptor says that it has.
+/// Returns the number of bytes that the descriptor reports.
 fn size_of(init: &DmaBufInit<'_>) -> io::Result<u64> {
     Ok(File::from(init.fd.try_clone_to_owned()?).metadata()?.len())
 }
 
-/// Why mapped memory of a descriptor is not registered.
+/// Explains why mapped memory of a descriptor cannot be registered.
 pub(super) fn from_register(init: &DmaBufInit<'_>, error: &RegisterError) -> Error {
     if !matches!(error, RegisterError::NotMapped { .. } | RegisterError::NotWritable { .. }) {
         return errors::from_register("reg_dmabuf_mr", error);
     }
     let message = format!(
-        "fd is {}, and mmap took {} bytes from offset {}, but the kernel does not copy them for the process: they are \
-         not memory, or not there; allowed is what lies within the descriptor and consists of ordinary pages",
+        "fd is {}, and mmap took {} bytes from offset {}, but the kernel cannot copy them for the process; the range \
+         must lie within the descriptor and consist of ordinary pages",
         init.fd.as_raw_fd(),
         init.length,
         init.offset

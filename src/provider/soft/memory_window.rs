@@ -33,7 +33,7 @@ impl MemoryWindow for SoftMemoryWindow {
         self.window.rkey()
     }
 
-    /// Waits for the passes in progress, because each holds the view of the table that it began with.
+    /// Waits for the engine's passes in progress, because each uses the view of the table that it began with.
     fn dealloc(&self) -> Result<()> {
         self.domain.device.check_process("dealloc_mw")?;
         self.domain.device.memory.dealloc_window(&self.window);
@@ -43,7 +43,7 @@ impl MemoryWindow for SoftMemoryWindow {
 
 impl Drop for SoftMemoryWindow {
     fn drop(&mut self) {
-        // In a forked process there is nothing to be done: no engine reaches this copy.
+        // Nothing to do in a forked process: no engine reaches this copy.
         let _ = self.dealloc();
     }
 }

@@ -1,37 +1,37 @@
 //! The software device: a complete RoCEv2 transport in user space, on ordinary UDP sockets.
 //!
-//! No kernel module, no privileges. There is a device for each network interface that is up, named after it (`soft_lo`,
-//! `soft_eth0`); its GIDs are the interface's addresses, those of IPv4 first. `soft:ADDRESS` names a device with just
-//! one address of this machine, for example `soft:127.0.0.2`; such devices are always there and never listed.
+//! It needs no kernel module and no privileges. There is a device for each network interface that is up, named after it
+//! (`soft_lo`, `soft_eth0`); its GIDs are the interface's addresses, IPv4 first. `soft:ADDRESS` names a device with
+//! just one address of this machine, for example `soft:127.0.0.2`; such devices always exist and are never listed.
 //!
 //! # The port
 //!
-//! RoCEv2 lives on UDP port 4791, and the check sum of its packets covers that number. It cannot be configured. A
-//! device takes the port of an address when the first queue pair is connected from it, and keeps it until the device
-//! and all its objects are closed. Any number of devices, in up to 128 processes of one user, may use one address:
-//! they find each other through files in `/dev/shm` (or `/tmp`), and each gets its own packets. Processes of other
-//! users, and those that do not see the same files, get an error that says so.
+//! RoCEv2 uses UDP port 4791. The port is covered by the checksum of the packets and cannot be configured. A device
+//! binds the port of an address when the first queue pair is connected from it, and keeps it until the device and all
+//! its objects are closed. Any number of devices, in up to 128 processes of one user, may use one address: they find
+//! each other through files in `/dev/shm` (or `/tmp`), and each gets its own packets. Processes of other users, and
+//! those that do not see the same files, get an error that says so.
 //!
 //! # Threads
 //!
-//! Opening a device starts nothing. The first queue pair starts one thread for each shard, which serves the peers'
-//! requests while no thread of the application polls; the first connection of the process starts one that hears of the
-//! other processes on its addresses. They sleep while there is nothing to do, take no signals, and end when the device
+//! Opening a device starts no thread. The first queue pair starts one for each shard, which serves the peers' requests
+//! while no thread of the application polls. The first connection of the process starts one that tracks the other
+//! processes on its addresses. These threads sleep while there is nothing to do, block signals, and end when the device
 //! and all its objects are closed.
 //!
 //! # Captures
 //!
 //! [`start_capture`](super::Context::start_capture) writes what the device sends and receives into a file for Wireshark
-//! and its like, [`SoftConfig::capture`] does so from the opening of the device on, and so does, for all devices of a
-//! process, the environment variable `RDMA_VERBS_CAPTURE`: it names a file or a folder, as
-//! [`CaptureConfig`](crate::types::CaptureConfig) describes. `RDMA_VERBS_CAPTURE_BYTES` limits each file; without it,
-//! the limit is 64 MiB. If the file cannot be made, opening the device fails and says why. Both variables are ignored,
-//! with a warning, in programs that have more rights than the user who starts them ([`environment_variable`]).
+//! and similar tools. [`SoftConfig::capture`] does so from the opening of the device on. The environment variable
+//! `RDMA_VERBS_CAPTURE` does so for all devices of a process: it names a file or a folder, as
+//! [`CaptureConfig`](crate::types::CaptureConfig) describes. `RDMA_VERBS_CAPTURE_BYTES` limits each file; the default
+//! is 64 MiB. If the file cannot be created, opening the device fails and says why. Both variables are ignored, with a
+//! warning, in programs that have more privileges than the user who starts them ([`environment_variable`]).
 //!
 //! # Devices and `fork`
 //!
-//! What a child inherits answers every verb with an error, and can be dropped; the parent notices nothing of it. The
-//! child may open devices anew, also on the same addresses.
+//! In a child process every verb on an inherited object fails. Inherited objects can be dropped, which does not affect
+//! the parent. The child may open devices of its own, also on the same addresses.
 
 mod address_handle;
 mod capture;
@@ -62,9 +62,10 @@ use super::{Context, Error, ErrorKind, Provider, Result};
 
 pub use config::SoftConfig;
 
-/// An environment variable, as this crate reads its own: `None` if it is not set, is not UTF-8, or must not be trusted.
+/// Reads an environment variable as this crate reads its own: `None` if it is not set, is not UTF-8, or must not be
+/// trusted.
 ///
-/// A program with more rights than its caller (setuid, setgid, file capabilities) trusts no variable, as with
+/// A program with more privileges than its caller (setuid, setgid, file capabilities) trusts no variable, as with
 /// `secure_getenv` of C: a set variable is ignored with a warning.
 ///
 /// ```
@@ -83,12 +84,12 @@ pub struct SoftProvider {
 }
 
 impl SoftProvider {
-    /// A provider whose devices have the default configuration.
+    /// Creates a provider whose devices have the default configuration.
     pub const fn new() -> Self {
         Self { config: SoftConfig::new() }
     }
 
-    /// A provider whose devices have this configuration.
+    /// Creates a provider whose devices have this configuration.
     pub const fn with_config(config: SoftConfig) -> Self {
         Self { config }
     }

@@ -1,4 +1,4 @@
-//! State changes of a queue pair: what the endpoint cannot do because it opens sockets.
+//! State changes of a queue pair: the part that opens sockets, which the endpoint cannot do.
 
 use std::net::IpAddr;
 use std::sync::PoisonError;
@@ -13,15 +13,15 @@ use crate::types::{
     AddressVector, PeerCapabilities, QueuePairAttributes, QueuePairState, QueuePairStatus, QueuePairType, RateLimit,
 };
 
-/// What sockets the queue pair's packets leave from.
+/// The kind of sockets that the queue pair's packets leave from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) enum PathKind {
     /// It has no path yet.
     #[default]
     None,
-    /// Those that send packets one by one.
+    /// Sockets that send packets one by one.
     Plain,
-    /// Those that send segmented runs.
+    /// Sockets that send segmented bursts.
     Segmenting,
 }
 
@@ -39,7 +39,7 @@ impl SoftQueuePair {
         let mut given = *attributes;
         let can_segment = self.device.peer_capabilities().segmentation_offload;
         if let Some(peer) = &mut given.peer {
-            // Later news of the peer change nothing about the sockets.
+            // Capabilities learned later do not change the sockets.
             peer.segmentation_offload &= can_segment && *path != PathKind::Plain;
         }
         let mut kind = *path;
@@ -78,7 +78,7 @@ impl SoftQueuePair {
         Ok(())
     }
 
-    /// What another process of this user, on an address of this machine, said of itself.
+    /// Returns the entry of another process of this user, on an address of this machine.
     fn registered_peer(
         &self,
         vector: &AddressVector,
@@ -90,7 +90,7 @@ impl SoftQueuePair {
         Some(peer)
     }
 
-    /// What is wrong with the change itself is said before anything about the path, and no socket is opened for it.
+    /// Reports errors of the change itself before any of the path, and before a socket is opened for it.
     fn check_before_opening(&self, given: &QueuePairAttributes, limits: &ModifyLimits) -> Result<()> {
         self.with_endpoint("modify_qp", |endpoint| Some(endpoint.check_modify(self.qpn, given, limits)))?
             .map_err(|error| errors::from_modify(&error))
@@ -132,7 +132,7 @@ impl SoftQueuePair {
         let verb = "modify_qp_rate_limit";
         let mut outcome = Err(errors::engine_failed(verb));
         self.shard.command(|core, now| {
-            // The number may be another queue pair's after the end of this one.
+            // The number may be another queue pair's once this one is destroyed.
             outcome = self.check_alive(verb);
             if outcome.is_ok() {
                 let limited = core.endpoint.limit_rate(now, self.qpn, limit);
@@ -142,7 +142,7 @@ impl SoftQueuePair {
         outcome
     }
 
-    /// The own end of the path: opens the sockets of the address at its first use.
+    /// Returns the local end of the path. Opens the sockets of the address at its first use.
     fn open_source(
         &self,
         vector: &AddressVector,
@@ -184,7 +184,7 @@ impl SoftQueuePair {
     }
 }
 
-/// The standard's way to fold numbers into a flow label of 20 bits.
+/// Folds a number into a flow label of 20 bits, as the standard does.
 pub(super) fn fold(mut value: u64) -> u32 {
     value ^= value >> 20;
     value ^= value >> 40;
@@ -211,7 +211,7 @@ mod tests {
     use crate::provider::soft::SoftConfig;
     use crate::types::{AccessFlags, QueuePairAttributes, QueuePairCapabilities, QueuePairState, QueuePairType};
 
-    /// Whether other processes find what this one can while a queue pair at this address is in INIT.
+    /// Returns whether other processes find this one's capabilities while a queue pair at this address is in INIT.
     fn is_present_in_init(config: SoftConfig, address: &str) -> bool {
         let context = config.open(&format!("soft:{address}")).unwrap();
         let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(4, 0, None).unwrap());

@@ -1,4 +1,4 @@
-//! Multicast groups of a device: which queue pairs are attached, within its limits.
+//! Multicast groups of a device: the attached queue pairs, within its limits.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -10,12 +10,12 @@ use crate::engine::Group;
 use crate::provider::{Error, ErrorKind, Result};
 use crate::types::{Gid, Qpn, QueuePairType};
 
-/// Groups of a device; each takes a socket of each shard that has members.
+/// Largest number of groups of a device; each needs a socket on each shard that has members.
 pub(super) const MAX_MCAST_GRP: u32 = 128;
-/// Queue pairs attached to a group: each packet is copied to all of them.
+/// Largest number of queue pairs attached to a group: each packet is copied to all of them.
 pub(super) const MAX_MCAST_QP_ATTACH: u32 = 64;
 
-/// Attachments of a device.
+/// Multicast attachments of a device.
 #[derive(Default)]
 pub(super) struct Attachments {
     groups: Mutex<BTreeMap<IpAddr, Vec<Qpn>>>,
@@ -28,11 +28,11 @@ impl Attachments {
 }
 
 impl SoftQueuePair {
-    /// Attaching again does nothing, as in Linux.
+    /// Attaches the queue pair to a group. Attaching twice has no effect, as in Linux.
     pub(super) fn attach_group(&self, gid: Gid) -> Result<()> {
         let group = self.check_group("attach_mcast", gid)?;
         let mut groups = self.device.attachments.lock();
-        // Looked at under the lock: destruction takes it after the queue pair was marked.
+        // Checked under the lock: destruction marks the queue pair before it takes the lock.
         self.check_alive("attach_mcast")?;
         let members = groups.get(&group.address).map_or(&[][..], Vec::as_slice);
         if members.contains(&self.qpn) {
@@ -43,10 +43,10 @@ impl SoftQueuePair {
             Err(Error::new("attach_mcast", ErrorKind::ResourceLimit, message))
         };
         if members.is_empty() && groups.len() >= MAX_MCAST_GRP as usize {
-            return limit("max_mcast_grp", MAX_MCAST_GRP, "so many groups have members");
+            return limit("max_mcast_grp", MAX_MCAST_GRP, "that many groups have members");
         }
         if members.len() >= MAX_MCAST_QP_ATTACH as usize {
-            return limit("max_mcast_qp_attach", MAX_MCAST_QP_ATTACH, "so many queue pairs are attached to the group");
+            return limit("max_mcast_qp_attach", MAX_MCAST_QP_ATTACH, "that many queue pairs are in the group");
         }
         let attached = self.shard.attach_multicast(self.qpn, &group);
         attached.map_err(|error| errors::from_open("attach_mcast", error))?;
@@ -70,7 +70,7 @@ impl SoftQueuePair {
         Ok(())
     }
 
-    /// The queue pair is being destroyed.
+    /// Detaches the queue pair from all groups when it is destroyed.
     pub(super) fn leave_groups(&self) {
         if self.qp_type != QueuePairType::UnreliableDatagram {
             return;
@@ -102,7 +102,7 @@ impl SoftQueuePair {
         let own = addresses.iter().find(|(_, own)| own.ip.is_ipv4() == address.is_ipv4());
         match own {
             Some((_, own)) => Ok(Group { address, own: own.ip, interface: interface.index }),
-            None => refuse(format!("gid is {gid}, but the device has no address of that kind")),
+            None => refuse(format!("gid is {gid}, but the device has no address of that family")),
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Gives numbers from 1 on, each to one living object. After the largest it begins again with those that are free.
+/// Allocates numbers from 1 on, each to one live object. After the largest it continues with the free ones from 1.
 pub(super) struct Numbers {
     taken: Mutex<Taken>,
     largest: u32,
@@ -16,12 +16,12 @@ struct Taken {
 }
 
 impl Numbers {
-    /// Numbers up to `largest`, which is at least one more than there can be objects.
+    /// Allocates numbers up to `largest`, which must exceed the largest number of objects.
     pub(super) fn up_to(largest: u32) -> Self {
         Self { taken: Mutex::default(), largest }
     }
 
-    /// There are far more numbers than objects, so a free one is found soon.
+    /// Takes a free number. There are far more numbers than objects, so one is found soon.
     pub(super) fn take(&self) -> u32 {
         let mut taken = self.lock();
         loop {

@@ -1,11 +1,11 @@
-//! The device's port: its addresses and whether it works, as they are now, and the events that tell of changes.
+//! The device's port: its current addresses and link state, and the events that report changes.
 //!
 //! The kernel announces changes on a socket. No thread waits for them: the socket is part of the descriptor of the
-//! asynchronous events, and every verb that asks for events, for the port or for its addresses looks into it first. So
-//! nothing runs while nobody asks, and who asks never sees the state before a change that was announced.
+//! asynchronous events, and every verb that queries events, the port or its addresses reads it first. So nothing runs
+//! while the application does not ask, and a query never returns the state before an announced change.
 //!
-//! A descriptor that is readable only while an event waits cannot have the socket in it. Who wants that one gets a
-//! thread that looks into the socket in everybody's place.
+//! An edge-exact descriptor is readable only while an event is pending, so it cannot contain the socket. An application
+//! that requests it gets a thread that reads the socket on its behalf.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -16,36 +16,36 @@ use crate::engine::{Epoll, EventFd, Interest, LinkWatch, LocalAddress};
 use crate::queue::{AsyncEventQueue, Notify};
 use crate::types::AsyncEvent;
 
-/// Asynchronous events that wait to be read: some for every queue pair that a device may have.
+/// Largest number of unread asynchronous events: four for every queue pair of a shard.
 const MAX_EVENTS: u32 = 1 << 16;
-/// Entries of the GID table, at least. One is never used, so that programs meet an empty entry wherever they run.
+/// Least number of GID table entries. One is never used, so that programs meet an empty entry wherever they run.
 const LEAST_GIDS: usize = 16;
-/// Addresses in the GID table, at most.
+/// Largest number of addresses in the GID table.
 const MAX_GIDS: usize = 254;
-/// Looks at the interface in a row, while there is always more news.
+/// Most consecutive reads of the interface while changes keep coming.
 const LOOKS: usize = 16;
 /// The only port.
 const PORT: u8 = 1;
 
-/// The device's asynchronous events, and the descriptors that tell of them.
+/// The device's asynchronous events, and the descriptors that report them.
 pub(super) struct Events {
     pub(super) queue: Arc<AsyncEventQueue>,
     waiting: Arc<Waiting>,
-    /// Readable while that is, and while there is news of the interfaces.
+    /// Readable while `waiting` is, and while interface changes are pending.
     set: Epoll,
     watch: Option<Arc<LinkWatch>>,
 }
 
-/// What is readable while events wait, and only then.
+/// A descriptor that is readable only while events are pending.
 struct Waiting {
     event: EventFd,
-    /// Whether it is.
+    /// Whether `event` is readable.
     is_readable: Mutex<bool>,
     queue: OnceLock<Weak<AsyncEventQueue>>,
 }
 
 impl Waiting {
-    /// Does something to the queue, and makes the descriptor follow from what is left.
+    /// Applies `change` to the queue and updates the descriptor to match the remaining events.
     fn settle<R>(&self, change: impl FnOnce() -> R) -> R {
         let mut is_readable = self.is_readable.lock().unwrap_or_else(PoisonError::into_inner);
         let changed = change();
@@ -60,7 +60,7 @@ impl Waiting {
         changed
     }
 
-    /// By the queue as it is now: an event may have been taken before its addition was told of.
+    /// Reads the queue itself: an event may be taken before the notification of its arrival.
     fn has_events(&self) -> bool {
         self.queue.get().and_then(Weak::upgrade).is_some_and(|queue| !queue.is_empty())
     }
@@ -71,7 +71,7 @@ impl Notify for Waiting {
         self.notify(completion_queue);
     }
 
-    /// Each event is an edge, as an adapter's.
+    /// Signals each event as an edge, as adapters do.
     fn notify(&self, _: u32) {
         let mut is_readable = self.is_readable.lock().unwrap_or_else(PoisonError::into_inner);
         if self.has_events() {
@@ -90,7 +90,7 @@ impl Events {
             Ok(Arc::new(watch))
         });
         let watch = watch.inspect_err(|error| {
-            tracing::info!(%error, "the system does not tell of changes to interfaces: no events will tell of them");
+            tracing::info!(%error, "the system does not report interface changes: no events will report them");
         });
         let waiting = Arc::new(Waiting { event, is_readable: Mutex::new(false), queue: OnceLock::new() });
         let queue = AsyncEventQueue::new(MAX_EVENTS, Some(Arc::clone(&waiting) as Arc<dyn Notify>));
@@ -98,27 +98,28 @@ impl Events {
         Ok(Self { queue, waiting, set, watch: watch.ok() })
     }
 
-    /// Readable only while events wait; news of the interfaces make none unless somebody looks at them.
+    /// Returns a descriptor that is readable only while events are pending. An interface change becomes an event only
+    /// once it is read.
     pub(super) fn waiting(&self) -> BorrowedFd<'_> {
         self.waiting.event.as_fd()
     }
 
-    /// What tells of news of the interfaces, if anything does.
+    /// Returns the source of interface changes, if there is one.
     pub(super) fn watch(&self) -> Option<&Arc<LinkWatch>> {
         self.watch.as_ref()
     }
 
-    /// Whether an interface or address of the machine may have changed since this was last asked.
+    /// Returns whether an interface or address of the machine may have changed since the last call.
     fn has_news(&self) -> bool {
         self.watch.as_ref().is_some_and(|watch| watch.has_changed())
     }
 
-    /// Takes an event by `take`.
+    /// Takes an event with `take`.
     pub(super) fn next(&self, take: impl FnOnce(&AsyncEventQueue) -> Option<AsyncEvent>) -> Option<AsyncEvent> {
         self.waiting.settle(|| take(&self.queue))
     }
 
-    /// Removes the events of which `is_stale` holds.
+    /// Removes the events for which `is_stale` holds.
     pub(super) fn discard(&self, is_stale: impl FnMut(&AsyncEvent) -> bool) {
         self.waiting.settle(|| self.queue.discard(is_stale));
     }
@@ -130,7 +131,7 @@ impl AsFd for Events {
     }
 }
 
-/// What may change of the port.
+/// The part of the port that may change.
 pub(super) struct Port {
     now: Mutex<Now>,
     interface: Interface,
@@ -138,7 +139,7 @@ pub(super) struct Port {
 }
 
 struct Now {
-    /// The GID table: an address that goes leaves an empty entry, the others keep their places.
+    /// The GID table. A removed address leaves an empty entry; the others keep their indices.
     gids: Vec<Option<LocalAddress>>,
     running: bool,
     megabits: Option<u32>,
@@ -152,12 +153,12 @@ impl Port {
         Self { now, interface: interface.clone(), events: Arc::clone(events) }
     }
 
-    /// Looks at the interface anew if there is news, and tells of what has changed.
+    /// Reads the interface again if changes are pending, and reports them as events.
     pub(super) fn refresh(&self) {
-        // Locked before asking for news: a thread that comes meanwhile sees what this one finds.
+        // Locked before the check: a concurrent caller sees what this one finds.
         let mut now = self.lock();
-        // What is announced during a look may be missed by it. Whoever sleeps on changes of the descriptor is not woken
-        // for what is left in the socket.
+        // A read may miss a change announced during it. An edge-triggered waiter is not woken for what is left in the
+        // socket.
         for _ in 0..LOOKS {
             if !self.events.has_news() {
                 return;
@@ -166,22 +167,22 @@ impl Port {
         }
     }
 
-    /// The entry of the GID table; `None` if it is empty or does not exist.
+    /// Returns an entry of the GID table, or `None` if it is empty or does not exist.
     pub(super) fn gid(&self, index: u8) -> Option<LocalAddress> {
         self.lock().gids.get(usize::from(index)).copied().flatten()
     }
 
-    /// Entries of the GID table, the empty ones included.
+    /// Returns the number of GID table entries, the empty ones included.
     pub(super) fn gid_tbl_len(&self) -> u32 {
         (self.lock().gids.len() + 1).max(LEAST_GIDS) as u32
     }
 
-    /// Megabits per second of the link, if it knows.
+    /// Returns the link's speed in megabits per second, if known.
     pub(super) fn megabits(&self) -> Option<u32> {
         self.lock().megabits
     }
 
-    /// Whether it has an IPv6 address.
+    /// Returns whether the port has an IPv6 address.
     pub(super) fn has_v6(&self) -> bool {
         self.lock().gids.iter().flatten().any(|address| address.ip.is_ipv6())
     }
@@ -192,7 +193,7 @@ impl Port {
 }
 
 impl Now {
-    /// Tells of what has changed.
+    /// Reads the interface and reports changes as events.
     fn look(&mut self, interface: &Interface, events: &Events) {
         let running = interface.state().running;
         self.megabits = interface.megabits();
@@ -207,7 +208,7 @@ impl Now {
         }
     }
 
-    /// Makes the table follow the addresses; whether it had to change.
+    /// Updates the table to match the addresses and returns whether it changed.
     fn take_addresses(&mut self, addresses: &[LocalAddress]) -> bool {
         let before = self.gids.clone();
         for entry in &mut self.gids {
@@ -242,7 +243,7 @@ mod tests {
         assert!(is_readable() && events.next(AsyncEventQueue::poll).is_some() && is_readable());
         events.discard(|_| true);
         assert!(!is_readable() && events.next(AsyncEventQueue::poll).is_none());
-        // Whoever takes events while others come.
+        // Events are taken while others arrive.
         std::thread::scope(|scope| {
             scope.spawn(|| (0..2_000).for_each(|_| assert!(events.queue.push(AsyncEvent::PortActive(PORT)))));
             let mut taken = 0;

@@ -21,7 +21,7 @@ use crate::types::{
     RawCompletion, Sge,
 };
 
-/// How device memory is named.
+/// Addressing of device memory: by offsets.
 const ZERO_BASED: AccessFlags = AccessFlags::ZERO_BASED;
 
 /// A protection domain of a software device.
@@ -29,7 +29,7 @@ pub(super) struct SoftProtectionDomain {
     shared: Arc<Domain>,
 }
 
-/// What the domain's regions keep alive.
+/// State of a protection domain that its regions keep alive.
 pub(super) struct Domain {
     pub(super) device: Arc<Device>,
     pub(super) id: DomainId,
@@ -126,7 +126,7 @@ impl ProtectionDomain for SoftProtectionDomain {
         Ok(Arc::new(SoftMemoryRegion::new(Arc::clone(&self.shared), region)))
     }
 
-    /// With and without [`AdviceFlags::FLUSH`], the advice was followed when this returns.
+    /// Follows the advice before it returns, with and without [`AdviceFlags::FLUSH`].
     fn advise_mr(&self, advice: MemoryAdvice, flags: AdviceFlags, sg_list: &[Sge]) -> Result<()> {
         self.shared.device.check_process("advise_mr")?;
         if !AdviceFlags::all().contains(flags) {

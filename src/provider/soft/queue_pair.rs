@@ -1,4 +1,4 @@
-//! Queue pairs: their life, and posting to them.
+//! Queue pairs: lifecycle and posting.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
@@ -21,7 +21,7 @@ use crate::types::{
     SharedReceiveQueueNumber,
 };
 
-/// A state that no queue pair of the standard has.
+/// Marks a destroyed queue pair; not a state of the standard.
 const DESTROYED: u8 = u8::MAX;
 
 /// A queue pair of a software device.
@@ -30,10 +30,10 @@ pub(super) struct SoftQueuePair {
     pub(super) qp_type: QueuePairType,
     pub(super) shard: Arc<Shard>,
     pub(super) device: Arc<Device>,
-    /// One state change at a time; what kind of path it has.
+    /// Kind of the path. The lock serializes state changes.
     pub(super) path: Mutex<PathKind>,
-    /// The state as the application last set it, for posting threads to look at: the engine's own changes, which lead
-    /// to the error states only, make no difference to them.
+    /// State last set by the application, read by posting threads. The engine's own changes lead only to the error
+    /// states, which make no difference to posting.
     state: AtomicU8,
     doorbell: Arc<Doorbell>,
     send: Arc<SendQueue>,
@@ -44,7 +44,7 @@ pub(super) struct SoftQueuePair {
     domain: Arc<Domain>,
 }
 
-/// Where a side of the queue pair completes. Keeps the completion queue alive.
+/// The completion source of the send or receive side. Keeps the completion queue alive.
 struct Side {
     queue: Arc<dyn CompletionQueue>,
     token: SourceToken,
@@ -80,7 +80,7 @@ fn check_queue(device: &Arc<Device>, queue: &Arc<dyn CompletionQueue>, name: &st
     }
 }
 
-/// Checks the sizes; those that are zero become the smallest that a queue has.
+/// Checks the sizes and raises those that are zero to the smallest that a queue has.
 fn check_sizes(device: &Device, asked: &QueuePairCapabilities) -> Result<QueuePairCapabilities> {
     let limits = &device.attributes;
     check_range("create_qp", "max_send_wr", asked.max_send_wr, 0..=limits.max_qp_wr)?;
@@ -156,7 +156,7 @@ impl SoftQueuePair {
         })
     }
 
-    /// Notes the state after a change; a destroyed queue pair remains so.
+    /// Records the state after a change; a destroyed queue pair stays destroyed.
     pub(super) fn note_state(&self, state: QueuePairState) {
         let keep_destroyed = |old: u8| (old != DESTROYED).then_some(state as u8);
         let _ = self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, keep_destroyed);
@@ -166,15 +166,15 @@ impl SoftQueuePair {
         self.state.load(Ordering::Acquire) == DESTROYED
     }
 
-    /// Posting is refused in states below `first`.
+    /// Fails in states below `first`, in which posting is refused.
     #[inline]
     fn check_state(&self, verb: &'static str, first: QueuePairState) -> Result<()> {
         let state = self.state.load(Ordering::Relaxed);
         if state >= first as u8 && state != DESTROYED { Ok(()) } else { Err(self.wrong_state(verb, state, first)) }
     }
 
-    /// The state may have changed since the batch was begun. If it becomes RESET only now, leaving RESET forgets what
-    /// was posted there.
+    /// Checks the state again, since it may have changed after the batch began. If it becomes RESET only now, leaving
+    /// RESET discards what was posted there.
     #[inline]
     fn check_batch(&self, verb: &'static str, first: QueuePairState, end: BatchEnd) -> Result<()> {
         if end == BatchEnd::Rollback { Ok(()) } else { self.check_state(verb, first) }
@@ -207,7 +207,8 @@ impl SoftQueuePair {
     ) -> Result<R> {
         let mut answer = None;
         let commanded = self.shard.command(|core, _| {
-            // Asked with the shard held, which destruction takes after saying so: the number may be another one's then.
+            // Checked with the shard held: destruction marks the queue pair before it takes the shard, and the number
+            // may be another queue pair's afterwards.
             if !self.is_destroyed() {
                 answer = read(&core.endpoint);
             }
@@ -343,7 +344,7 @@ impl QueuePair for SoftQueuePair {
         [self.send_side.token.source(), self.receive_side.token.source()]
     }
 
-    /// Waits for the pass in progress and nothing else: what is outstanding is forgotten, not flushed.
+    /// Waits only for the engine's pass in progress. Outstanding requests are discarded, not flushed.
     fn destroy(&self) -> Result<()> {
         self.device.check_process("destroy_qp")?;
         if self.state.swap(DESTROYED, Ordering::AcqRel) == DESTROYED {
@@ -353,7 +354,7 @@ impl QueuePair for SoftQueuePair {
         self.shard.send_acknowledgements(self.qpn);
         self.shard.command(|core, _| {
             core.endpoint.destroy_queue_pair(self.qpn);
-            // The number can be given again as soon as the shard is free.
+            // The number can be reused as soon as the shard is free.
             self.device.memory.end_windows_of(self.qpn);
         });
         for side in [&self.send_side, &self.receive_side] {
@@ -378,7 +379,7 @@ impl QueuePair for SoftQueuePair {
         let (mut report, since) =
             self.shard.queue_pair_report(self.qpn).filter(|_| !self.is_destroyed()).ok_or_else(destroyed)?;
         if let Some(peer) = report.peer_address() {
-            // Strays may arrive at any shard. Their clocks begin with the device, within microseconds.
+            // Unmatched packets may arrive at any shard. The shards' clocks start with the device, within microseconds.
             let shards = self.device.engine.shards().iter();
             report.strays = shards.flat_map(|shard| shard.strays(peer, since)).collect();
         }
@@ -388,7 +389,7 @@ impl QueuePair for SoftQueuePair {
 
 impl Drop for SoftQueuePair {
     fn drop(&mut self) {
-        // Fails only in a process that inherited it, where there is nothing to be done.
+        // Fails only in a process that inherited it, where there is nothing to do.
         let _ = self.destroy();
     }
 }

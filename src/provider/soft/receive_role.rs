@@ -1,4 +1,4 @@
-//! Which queues a queue pair has, and which requests it therefore takes.
+//! The queues of a queue pair, and the requests that it therefore accepts.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -10,7 +10,7 @@ use crate::queue::{self, QueueError, ReceiveQueue};
 use crate::transport::ReceiveSource;
 use crate::types::{Qpn, QueuePairCapabilities, QueuePairType, SharedReceiveQueueNumber};
 
-/// Which queues it has.
+/// The queues of a queue pair.
 pub(super) enum Role {
     /// A send queue and a receive queue of its own.
     Both,
@@ -23,7 +23,7 @@ pub(super) enum Role {
 }
 
 impl Role {
-    /// What `init` asks for.
+    /// Returns the role that `init` requests.
     pub(super) fn of(device: &Arc<Device>, init: &QueuePairInit<'_>) -> Result<Self> {
         errors::check_parts(init)?;
         match (init.qp_type, init.srq, init.xrc_domain) {
@@ -40,7 +40,7 @@ impl Role {
         }
     }
 
-    /// The sizes of the queues that it has.
+    /// Sets the sizes of missing queues to 0.
     pub(super) fn limit(&self, mut cap: QueuePairCapabilities) -> QueuePairCapabilities {
         if !matches!(self, Self::Both) {
             (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
@@ -51,7 +51,7 @@ impl Role {
         cap
     }
 
-    /// Where the endpoint takes receives from; `own` is the queue pair's own queue.
+    /// Returns the source of the endpoint's receives; `own` is the queue pair's own queue.
     pub(super) fn receive_source(&self, own: &Arc<ReceiveQueue>) -> ReceiveSource {
         match self {
             Self::Both => match own.consumer() {
@@ -64,7 +64,7 @@ impl Role {
         }
     }
 
-    /// Refuses send requests that name no queue of the peer where they must.
+    /// Refuses send requests that name no queue of the peer but must.
     pub(super) fn check_plain_send(&self, qpn: Qpn) -> Result<()> {
         match self {
             Self::Initiator | Self::Target { .. } => Err(self.send_refused(qpn)),
@@ -72,7 +72,7 @@ impl Role {
         }
     }
 
-    /// Why a plain send request is refused.
+    /// Explains why a plain send request is refused.
     #[cold]
     fn send_refused(&self, qpn: Qpn) -> Error {
         let message = match self {
@@ -85,7 +85,7 @@ impl Role {
         Error::new("post_send", ErrorKind::InvalidArgument, message)
     }
 
-    /// Refuses requests that name a queue of the peer where they cannot.
+    /// Refuses requests that name a queue of the peer but cannot.
     pub(super) fn check_named_queue(&self, qpn: Qpn, srq: SharedReceiveQueueNumber) -> Result<()> {
         match self {
             Self::Initiator => Ok(()),
@@ -100,7 +100,7 @@ impl Role {
         }
     }
 
-    /// Why a receive is refused: a queue that the queue pair does not have is never anything but full.
+    /// Explains why a receive is refused. A queue that the queue pair does not have is always full.
     #[cold]
     pub(super) fn receive_refused(&self, qpn: Qpn, error: &QueueError) -> Error {
         let message = match self {
@@ -117,7 +117,7 @@ impl Role {
         Error::new("post_recv", ErrorKind::InvalidArgument, message)
     }
 
-    /// The queue pair is destroyed: it uses the shared queue no more.
+    /// Ends the use of the shared queue when the queue pair is destroyed.
     pub(super) fn end(&self) {
         if let Self::Sharing { usage, .. } = self {
             let ended = usage.lock().unwrap_or_else(PoisonError::into_inner).take();

@@ -1,4 +1,4 @@
-//! Shared receive queues, and the domains of extended reliable connections.
+//! Shared receive queues and XRC domains.
 
 use std::any::Any;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,7 +17,7 @@ use crate::types::{
     SharedReceiveQueueStatus,
 };
 
-/// A domain of a software device.
+/// An XRC domain of a software device.
 pub(super) struct SoftXrcDomain {
     device: Arc<Device>,
     table: Arc<queue::XrcDomain>,
@@ -41,7 +41,7 @@ impl XrcDomain for SoftXrcDomain {
     }
 }
 
-/// The domain behind the trait, if it is of this device.
+/// Returns the domain behind the trait object, if it is of this device.
 pub(super) fn own_xrc_domain<'a>(
     device: &Arc<Device>,
     domain: &'a Arc<dyn XrcDomain>,
@@ -53,14 +53,14 @@ pub(super) fn own_xrc_domain<'a>(
     }
 }
 
-/// Who uses the queue, and whether it is still there.
+/// The queue's users, and whether it is destroyed.
 #[derive(Default)]
 struct Life {
     queue_pairs: u32,
     destroyed: bool,
 }
 
-/// What an XRC queue has beside the others.
+/// The additional parts of an XRC queue.
 struct XrcSide {
     _domain: Arc<dyn XrcDomain>,
     table: Arc<queue::XrcDomain>,
@@ -234,7 +234,8 @@ impl SharedReceiveQueue for SoftSharedReceiveQueue {
         let number = self.queue.number();
         if let Some(xrc) = &self.xrc {
             xrc.table.remove(number);
-            // No queue pair that could find it goes first: a pass in progress may be about to complete or announce.
+            // Queue pairs that can find the queue need not be destroyed first, so a pass in progress may be about to
+            // complete a receive or push an event.
             self.device.engine.shards().iter().for_each(|shard| {
                 shard.command(|_, _| {});
             });
