@@ -16,7 +16,7 @@ use crate::version::exported;
 /// `IBV_WC_GRH`.
 const WITH_HEADER: u32 = 1;
 
-/// What is kept behind an address handle.
+/// The state behind an address handle.
 pub(crate) struct AddressHandle {
     shared: Arc<Shared>,
     pub(crate) inner: Arc<dyn provider::AddressHandle>,
@@ -27,10 +27,10 @@ impl Object for abi::Ah {
     type Own = AddressHandle;
 }
 
-/// A way, as this library has it. Without a GID there is none on Ethernet.
+/// Converts a path to this library's form. Without a GID there is none on Ethernet.
 pub(crate) fn address_vector(from: &abi::AhAttr) -> Result<AddressVector> {
     if from.is_global == 0 {
-        tracing::info!("ah_attr.is_global is 0; on Ethernet a way is a GID: set is_global and grh.dgid");
+        tracing::info!("ah_attr.is_global is 0; on Ethernet a path needs a GID: set is_global and grh.dgid");
         return Err(INVALID);
     }
     let mut vector = AddressVector::new(Gid::from_bytes(from.dgid.0), from.sgid_index);
@@ -43,7 +43,7 @@ pub(crate) fn address_vector(from: &abi::AhAttr) -> Result<AddressVector> {
     Ok(vector)
 }
 
-/// The opposite.
+/// Converts a path to the C form.
 pub(crate) fn address_attributes(from: &AddressVector) -> abi::AhAttr {
     abi::AhAttr {
         dgid: abi::Gid(from.dgid.to_bytes()),
@@ -60,7 +60,7 @@ pub(crate) fn address_attributes(from: &AddressVector) -> abi::AhAttr {
     }
 }
 
-/// Makes a handle.
+/// Creates a handle.
 ///
 /// # Safety
 /// The domain is the program's.
@@ -69,7 +69,7 @@ unsafe fn create(pd: *mut abi::Pd, attributes: &abi::AhAttr) -> Result<*mut abi:
     let domain = unsafe { domain_of(pd)? };
     let mut vector = address_vector(attributes)?;
     if vector.hop_limit == 0 {
-        // Programs leave it unset; a packet that may make no hop would not arrive anywhere.
+        // Programs leave it unset, and a packet with a hop limit of 0 would not arrive anywhere.
         vector.hop_limit = 64;
     }
     let inner = domain.domain.inner.create_ah(&vector)?;
@@ -93,7 +93,7 @@ unsafe extern "C" fn ibv_destroy_ah(ah: *mut abi::Ah) -> c_int {
     number(own_process.map(|()| drop(unsafe { take(ah) })))
 }
 
-/// The way back to the sender of a datagram, from the first 40 bytes of what was received.
+/// Returns the path to the sender of a datagram, from the first 40 bytes of the received message.
 fn way_back(shared: &Shared, port_num: u8, completion: &abi::Wc, header: &[u8; 40]) -> Result<abi::AhAttr> {
     if completion.wc_flags & WITH_HEADER == 0 {
         return Err(INVALID);
@@ -101,7 +101,7 @@ fn way_back(shared: &Shared, port_num: u8, completion: &abi::Wc, header: &[u8; 4
     let header = GlobalRouteHeader::from_bytes(header).ok_or(Errno(libc::EPROTONOSUPPORT))?;
     let table = shared.device.gid_table(port_num)?;
     let exact = table.iter().find(|entry| entry.gid.to_ip() == header.destination);
-    // What was sent to a group is answered from the first address of its kind.
+    // A reply to a multicast leaves from the first address of the same family.
     let same_kind = || table.iter().find(|entry| entry.gid.to_ip().is_ipv4() == header.source.is_ipv4());
     let own = if header.destination.is_multicast() { same_kind() } else { exact }.ok_or(INVALID)?;
     let mut vector = AddressVector::new(header.source.into(), own.gid_index);

@@ -1,4 +1,4 @@
-//! Asynchronous events: from the provider's numbers to the program's objects, and their acknowledgement.
+//! Asynchronous events: translation from the provider's numbers to the program's objects, and acknowledgement.
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
@@ -14,7 +14,7 @@ use crate::object::{Zeroed, own};
 use crate::version::exported;
 use crate::waiting::{Look, Uncancelled, may_block, wait_for};
 
-/// Numbers of `ibv_event_type`.
+/// Values of `ibv_event_type`.
 mod kind {
     pub(super) const CQ_ERR: u32 = 0;
     pub(super) const QP_FATAL: u32 = 1;
@@ -42,7 +42,7 @@ struct Place(*mut c_void);
 // SAFETY: the address is handed to the program and never followed.
 unsafe impl Send for Place {}
 
-/// Objects that events can be about, while they are there.
+/// Live objects that events can refer to.
 #[derive(Default)]
 pub(crate) struct EventObjects(Mutex<HashMap<EventObject, Place>>);
 
@@ -51,24 +51,25 @@ impl EventObjects {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The program holds an object from now on.
+    /// Registers an object that the program holds.
     pub(crate) fn add<T>(&self, object: EventObject, place: *mut T) {
         self.lock().insert(object, Place(place.cast()));
     }
 }
 
 impl Shared {
-    /// An object is about to go: no event of it is handed out any more. Returns when those that were are acknowledged.
+    /// Stops delivering events of an object that is about to be destroyed. Returns when those already delivered are
+    /// acknowledged.
     pub(crate) fn end_events(&self, object: EventObject) -> Result<()> {
         self.event_objects.lock().remove(&object);
         self.device.wait_events_acked(object, None)?;
         Ok(())
     }
 
-    /// The next event about something that is there.
+    /// Returns the next event of a live object.
     fn next_event(&self) -> Option<abi::AsyncEvent> {
-        // Held while an event is taken, so that an object that goes meanwhile either sees that its event was handed
-        // out, or keeps it from being so.
+        // Held while an event is taken: an object that is destroyed concurrently either sees that its event was
+        // delivered, or prevents the delivery.
         let objects = self.event_objects.lock();
         loop {
             let event = self.device.take_async_event()?;
@@ -88,14 +89,14 @@ impl Shared {
                     }
                 },
             }
-            // Nobody waits for the acknowledgement of events that are about no object.
+            // No destruction waits for the acknowledgement of events without an object.
             self.device.ack_async_event(&event);
             return Some(found);
         }
     }
 }
 
-/// What it is in C; all that this version of the provider tier knows have a number.
+/// Returns the value in C. Every event that this version of the provider tier knows has one.
 fn event_type(event: &AsyncEvent) -> Option<u32> {
     Some(match event {
         AsyncEvent::QueuePairFatal(_) => kind::QP_FATAL,
@@ -119,7 +120,7 @@ fn event_type(event: &AsyncEvent) -> Option<u32> {
     })
 }
 
-/// One look for an event, without waiting. It does not unwind.
+/// Polls for an event once, without waiting. Does not unwind.
 ///
 /// # Safety
 /// The program's context, and a structure that may be written.
@@ -149,10 +150,10 @@ unsafe extern "C-unwind" fn ibv_get_async_event(context: *mut abi::Context, even
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_ack_async_event(event: *mut abi::AsyncEvent) {
     let _held = Uncancelled::begin();
-    // The acknowledgement lets the object go, and maybe the device with it: it is made through a hold of its own, and
-    // the object is not looked at any more.
-    // SAFETY: the program's structure, which it got from `ibv_get_async_event`; the kind says which pointer it holds,
-    // and its object waits for this acknowledgement before it goes.
+    // The acknowledgement lets the object go, and maybe the device with it: it is made through a reference of its own,
+    // and the object is not accessed any more.
+    // SAFETY: the program's structure, which it got from `ibv_get_async_event`; the type says which pointer it holds,
+    // and destroying its object waits for this acknowledgement.
     let (shared, about) = unsafe {
         match (*event).event_type {
             kind::CQ_ERR => {
@@ -170,7 +171,7 @@ unsafe extern "C" fn ibv_ack_async_event(event: *mut abi::AsyncEvent) {
             _ => return,
         }
     };
-    // The parent's objects wait for nothing that happens here.
+    // The parent's objects do not wait for acknowledgements in this process.
     if shared.check_process("ack_async_event").is_ok() {
         shared.device.ack_async_event(&about);
     }

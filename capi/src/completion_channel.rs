@@ -15,7 +15,7 @@ use crate::usage::Users;
 use crate::version::exported;
 use crate::waiting::{Look, Uncancelled, may_block, wait_for};
 
-/// What is kept behind a channel.
+/// The state behind a channel.
 pub(crate) struct Channel {
     pub(crate) shared: Arc<Shared>,
     pub(crate) events: Arc<ChannelEvents>,
@@ -26,7 +26,7 @@ impl Object for abi::CompChannel {
     type Own = Channel;
 }
 
-/// The channel, and the queues that announce their completions there.
+/// The channel, and the completion queues that notify it.
 pub(crate) struct ChannelEvents {
     pub(crate) inner: Arc<dyn provider::CompletionChannel>,
     queues: Mutex<Queues>,
@@ -41,7 +41,7 @@ struct Queues {
 /// A completion queue with this channel.
 struct Announcing {
     place: *mut abi::Cq,
-    /// Events that the program got of it.
+    /// Number of the queue's events that the program received.
     reported: u32,
 }
 
@@ -53,31 +53,31 @@ impl ChannelEvents {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The number for a queue that is about to be made.
+    /// Reserves the number of a queue that is about to be created.
     pub(crate) fn reserve(&self) -> u64 {
         let mut queues = self.queues();
         queues.next += 1;
         queues.next
     }
 
-    /// The queue with this number is there.
+    /// Registers the queue with this number.
     pub(crate) fn add(&self, number: u64, place: *mut abi::Cq) {
         self.queues().known.insert(number, Announcing { place, reported: 0 });
     }
 
-    /// It is going: nothing of it is handed out any more. How many events were.
+    /// Unregisters a queue, whose events are not delivered any more. Returns how many were.
     pub(crate) fn remove(&self, number: u64) -> u32 {
         self.queues().known.remove(&number).map_or(0, |queue| queue.reported)
     }
 
-    /// The next event, if there is one: its queue, and what the program calls that.
+    /// Returns the next event, if there is one: its queue and the queue's `cq_context`.
     fn next(&self) -> Result<Option<(*mut abi::Cq, *mut c_void)>> {
         loop {
             let Some(number) = self.inner.wait_event(Some(Duration::ZERO))? else { return Ok(None) };
-            // Not known: the queue went while its event was on the way.
+            // Unknown if the queue was destroyed while its event was pending.
             if let Some(queue) = self.queues().known.get_mut(&number) {
                 queue.reported = queue.reported.wrapping_add(1);
-                // SAFETY: the queue is known, so it is there; the field never changes.
+                // SAFETY: the queue is known, so it exists; the field never changes.
                 return Ok(Some((queue.place, unsafe { (*queue.place).cq_context })));
             }
         }
@@ -85,7 +85,7 @@ impl ChannelEvents {
 }
 
 fn create(shared: &Arc<Shared>, context: *mut abi::Context) -> Result<*mut abi::CompChannel> {
-    // Exact: programs poll the descriptor, and then wait for the event that it promised.
+    // Edge-exact: programs poll the descriptor, and then wait for the event that it promised.
     let inner = shared.device.create_exact_comp_channel()?;
     let mut visible = abi::CompChannel::zeroed();
     (visible.context, visible.fd) = (context, inner.fd().as_raw_fd());
@@ -108,18 +108,18 @@ unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut abi::CompChannel) ->
     number(free.map(|()| drop(unsafe { take(channel) })))
 }
 
-/// One look for an event, without waiting. It does not unwind.
+/// Polls for an event once, without waiting. Does not unwind.
 ///
 /// # Safety
-/// The program's channel, and places that may be written.
+/// The program's channel, and pointers that may be written.
 unsafe extern "C" fn look(channel: *mut abi::CompChannel, cq: *mut *mut abi::Cq, context: *mut *mut c_void) -> Look {
     // SAFETY: the caller's promise.
     let Channel { shared, events, .. } = unsafe { own(channel) };
-    // First: a lock that is inherited may be held by a thread that is not here.
+    // Checked first: an inherited lock may be held by a thread that does not exist here.
     let found = shared.check_process("get_cq_event").and_then(|()| events.next());
     let waits = || {
         may_block(events.inner.fd())?;
-        // Not on the channel's own descriptor: here a packet wakes the program itself.
+        // Not on the channel's own descriptor: with this one a packet wakes the program itself.
         Ok(Look::Wait(events.inner.waiting_fd().as_raw_fd()))
     };
     Look::from(found.and_then(|found| match found {
@@ -141,17 +141,17 @@ unsafe extern "C-unwind" fn ibv_get_cq_event(
     cq: *mut *mut abi::Cq,
     cq_context: *mut *mut c_void,
 ) -> c_int {
-    // SAFETY: the program's channel, and its places for both answers.
+    // SAFETY: the program's channel, and its pointers for both results.
     unsafe { wait_for(|| look(channel, cq, cq_context)) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_ack_cq_events(cq: *mut abi::Cq, count: u32) {
     let _held = Uncancelled::begin();
-    // SAFETY: the program's completion queue, which waits for this before it goes.
+    // SAFETY: the program's completion queue, whose destruction waits for this.
     let queue = unsafe { own(cq.cast::<abi::CqEx>()) };
     if queue.shared.check_process("ack_cq_events").is_ok() {
-        // The last one lets the queue go: it is made through a hold of its own.
+        // The last one lets the queue go: it is made through a reference of its own.
         Arc::clone(&queue.acknowledgements).add(count);
     }
 }

@@ -17,30 +17,30 @@ use crate::usage::{Use, Users};
 use crate::version::exported;
 use crate::waiting::Uncancelled;
 
-/// Completions that are taken at a time.
+/// Number of completions taken at a time.
 const BATCH: usize = 16;
 /// `IBV_CQ_ATTR_MODERATE`.
 const MODERATE: u32 = 1;
 
-/// What is kept behind a completion queue. In front is always the extended form.
+/// The state behind a completion queue. The visible part is always the extended form.
 pub(crate) struct CompletionQueue {
     pub(crate) shared: Arc<Shared>,
     pub(crate) inner: Arc<dyn provider::CompletionQueue>,
-    /// With a hold of its own for whoever acknowledges: the last acknowledgement lets the queue go.
+    /// Shared with the acknowledging thread, because the last acknowledgement lets the queue go.
     pub(crate) acknowledgements: Arc<Acknowledgements>,
     pub(crate) users: Users,
-    /// Polls that find nothing without a look.
+    /// Number of polls to skip while the queue is known to be empty.
     skips: AtomicU32,
-    /// For extended polling.
+    /// The state of extended polling.
     pub(crate) cursor: Cursor,
-    /// The channel, and the queue's number there.
+    /// The channel, and the queue's number in it.
     announced: Option<(Arc<ChannelEvents>, u64)>,
     _uses: Vec<Use>,
 }
 
 impl CompletionQueue {
-    /// Whether this poll need not look: the provider says after an empty one how many more would be in vain. A
-    /// completion that waits is never left out: a program that has armed the queue polls once more and then sleeps.
+    /// Returns whether to skip this poll: after an empty one the provider says how many more would be useless. A
+    /// waiting completion is never skipped: a program that has armed the queue polls once more and then sleeps.
     #[inline]
     fn skips_poll(&self) -> bool {
         let left = self.skips.load(Ordering::Relaxed);
@@ -55,7 +55,7 @@ impl Object for abi::CqEx {
     type Own = CompletionQueue;
 }
 
-/// Events of a queue that were acknowledged, modulo 2^32.
+/// Number of a queue's acknowledged events, modulo 2^32.
 #[derive(Default)]
 pub(crate) struct Acknowledgements {
     count: Mutex<u32>,
@@ -63,14 +63,14 @@ pub(crate) struct Acknowledgements {
 }
 
 impl Acknowledgements {
-    /// Some more.
+    /// Adds acknowledgements.
     pub(crate) fn add(&self, more: u32) {
         let mut count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
         *count = count.wrapping_add(more);
         self.changed.notify_all();
     }
 
-    /// Waits until there are as many as events.
+    /// Waits until as many events are acknowledged.
     fn wait(&self, events: u32) {
         let mut count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
         while (events.wrapping_sub(*count) as i32) > 0 {
@@ -79,7 +79,7 @@ impl Acknowledgements {
     }
 }
 
-/// What a queue shall be, from either function.
+/// Options for creating a queue, from either function.
 pub(crate) struct Init {
     pub(crate) cqe: u32,
     pub(crate) cq_context: *mut c_void,
@@ -89,7 +89,7 @@ pub(crate) struct Init {
     pub(crate) uses: Vec<Use>,
 }
 
-/// Makes a queue.
+/// Creates a queue.
 ///
 /// # Safety
 /// The context and the channel, if there is one, are the program's.
@@ -182,12 +182,12 @@ unsafe extern "C" fn ibv_resize_cq(cq: *mut abi::Cq, cqe: c_int) -> c_int {
     let queue = unsafe { own(cq.cast::<abi::CqEx>()) };
     let resized = u32::try_from(cqe).map_err(|_| INVALID).and_then(|cqe| Ok(queue.inner.resize(cqe)?));
     number(resized.map(|()| {
-        // SAFETY: the program's completion queue, of which it reads this field only after this verb.
+        // SAFETY: the program's completion queue; the program reads this field only after this verb.
         unsafe { (*cq).cqe = c_int::try_from(queue.inner.cqe()).unwrap_or(c_int::MAX) };
     }))
 }
 
-/// `imm_data` of a completion: immediate data in network order, or the key.
+/// Returns `imm_data` of a completion: immediate data in network order, or the key.
 #[inline]
 pub(crate) fn immediate(completion: &RawCompletion) -> u32 {
     if completion.flags.contains(CompletionFlags::WITH_IMMEDIATE) {
@@ -224,7 +224,7 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut abi::Cq, count: c_int, to: *mut
     }
     let _held = Uncancelled::begin();
     let wanted = usize::try_from(count).unwrap_or(0);
-    // Who asks for one, again and again, need not pay for the room of many.
+    // Programs that repeatedly ask for one completion need not pay for the room of many.
     // SAFETY: the program's array of `count` structures.
     let found =
         unsafe { if wanted == 1 { poll_by::<1>(queue, wanted, to) } else { poll_by::<BATCH>(queue, wanted, to) } };
@@ -234,7 +234,7 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut abi::Cq, count: c_int, to: *mut
     found
 }
 
-/// Takes completions, this many at a time.
+/// Polls completions, at most `AT_A_TIME` at a time.
 ///
 /// # Safety
 /// `to` has room for `wanted` structures.
@@ -268,7 +268,7 @@ pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut abi::Cq, solicited_only: 
     // SAFETY: the program's completion queue.
     let queue = unsafe { own(cq.cast::<abi::CqEx>()) };
     if queue.announced.is_none() {
-        // Allowed, as there is nobody to be told.
+        // Allowed: there is no channel to notify.
         return 0;
     }
     number(queue.inner.req_notify(solicited_only != 0).map_err(Errno::from))

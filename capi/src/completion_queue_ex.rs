@@ -28,11 +28,11 @@ mod init {
     pub(super) const SINGLE_THREADED: u32 = 1;
 }
 
-/// Where a thread is between `ibv_start_poll` and `ibv_end_poll`; other threads that start wait for its end.
+/// The position of a thread between `ibv_start_poll` and `ibv_end_poll`. Other threads that start wait for its end.
 #[derive(Default)]
 pub(crate) struct Cursor {
     is_held: AtomicBool,
-    /// The holder's.
+    /// The completion that the holder is at.
     completion: UnsafeCell<RawCompletion>,
 }
 
@@ -48,7 +48,7 @@ impl Cursor {
     }
 }
 
-/// Makes a queue for extended polling.
+/// Creates a queue for extended polling.
 ///
 /// # Safety
 /// All pointers are the program's.
@@ -116,7 +116,7 @@ unsafe fn advance(cq: *mut abi::CqEx, queue: &CompletionQueue) -> Result<()> {
         return Err(Errno(libc::ENOENT));
     }
     let [next] = next;
-    // SAFETY: by the caller's promise nobody else uses the cursor, or these fields, now.
+    // SAFETY: by the caller's promise no other thread uses the cursor, or these fields, now.
     unsafe {
         (*cq).status = next.status as u32;
         (*cq).wr_id = next.wr_id;
@@ -137,7 +137,7 @@ unsafe extern "C" fn start_poll(cq: *mut abi::CqEx, attributes: *mut u32) -> c_i
     // SAFETY: held.
     let started = unsafe { advance(cq, queue) };
     if started.is_err() {
-        // Nothing was started, and nothing will be ended.
+        // Nothing was started, so the program will not end it.
         queue.cursor.release();
     }
     number(started)
@@ -145,7 +145,7 @@ unsafe extern "C" fn start_poll(cq: *mut abi::CqEx, attributes: *mut u32) -> c_i
 
 unsafe extern "C" fn next_poll(cq: *mut abi::CqEx) -> c_int {
     let _held = Uncancelled::begin();
-    // SAFETY: the program's completion queue, of which this thread has started to poll.
+    // SAFETY: the program's completion queue, which this thread has started to poll.
     number(unsafe { advance(cq, own(cq)) })
 }
 
@@ -154,12 +154,12 @@ unsafe extern "C" fn end_poll(cq: *mut abi::CqEx) {
     unsafe { own(cq) }.cursor.release();
 }
 
-/// The completion that the thread is at.
+/// Returns the completion that the thread is at.
 ///
 /// # Safety
 /// The queue is the program's, and this thread is between start and end.
 unsafe fn current<'a>(cq: *mut abi::CqEx) -> &'a RawCompletion {
-    // SAFETY: by the caller's promise this thread holds the cursor, so nobody writes there.
+    // SAFETY: by the caller's promise this thread holds the cursor, so no other thread writes there.
     unsafe { &*own(cq).cursor.completion.get() }
 }
 
@@ -200,7 +200,7 @@ fn nanoseconds(clock: libc::clockid_t) -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// The time of day at which the device's clock, the system's monotonic one, showed `stamp`.
+/// Returns the time of day at which the device's clock, the system's monotonic one, showed `stamp`.
 fn wall_clock(stamp: u64) -> u64 {
     let age = nanoseconds(libc::CLOCK_MONOTONIC).saturating_sub(stamp);
     nanoseconds(libc::CLOCK_REALTIME).saturating_sub(age)

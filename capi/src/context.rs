@@ -1,4 +1,5 @@
-//! Open devices: the tables of functions that are compiled into programs, and what all objects of a device share.
+//! Open devices: the function tables that programs are compiled against, and the state shared by all objects of a
+//! device.
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -24,24 +25,24 @@ use crate::{
     post, queue_pair_init, shared_receive, xrc,
 };
 
-/// What the objects of an open device share; they keep it alive.
+/// State shared by the objects of an open device, which keep it alive.
 pub(crate) struct Shared {
     /// The device.
     pub(crate) device: Arc<dyn provider::Context>,
     /// Its limits and capabilities.
     pub(crate) attributes: DeviceAttributes,
-    /// Its number, in host byte order.
+    /// Its GUID, in host byte order.
     pub(crate) guid: u64,
-    /// Objects that events can be about.
+    /// Objects that events can refer to.
     pub(crate) event_objects: EventObjects,
-    /// Domains of extended reliable connections that files name.
+    /// XRC domains that files name.
     pub(crate) xrc_domains: SharedDomains,
-    /// What can be imported, by its handle.
+    /// Importable objects, by handle.
     importable: Mutex<HashMap<u32, Weak<dyn Any + Send + Sync>>>,
     next_handle: AtomicU32,
-    /// The file that `cmd_fd` stands for: file system and number.
+    /// Identity of the file that `cmd_fd` stands for: device and inode number.
     command_file: (u64, u64),
-    /// The same device, opened anew in a process that inherited this one.
+    /// The same device, opened again in a process that inherited this one.
     again: OnceLock<Arc<Shared>>,
 }
 
@@ -60,29 +61,29 @@ impl Shared {
         })
     }
 
-    /// The device in this process: a child that inherited a context can make new objects on it, in a device of its own.
-    /// What it inherited besides remains the parent's.
+    /// Returns the device in this process. A child that inherited a context can create new objects on it, in a device
+    /// of its own. Everything else that it inherited remains the parent's.
     fn here(self: &Arc<Self>) -> &Arc<Self> {
         if self.device.check_process("open_device").is_ok() {
             return self;
         }
         if let Some(again) = self.again.get() {
-            // A child's child inherited that one as well.
+            // A grandchild inherited that one as well.
             return again.here();
         }
         match settings().config.clone().open(self.device.name()) {
             Ok(device) => self.again.get_or_init(|| Self::new(device, self.guid, self.command_file)),
-            // The verb will say that the device is inherited.
+            // The verb will report that the device is inherited.
             Err(_) => self,
         }
     }
 
-    /// A handle that no other object of the device has.
+    /// Returns a handle that no other object of the device has.
     pub(crate) fn next_handle(&self) -> u32 {
         self.next_handle.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Fails if this process only inherited the device in a fork: then no lock here may be taken.
+    /// Fails if this process inherited the device through a fork: then no lock here may be taken.
     pub(crate) fn check_process(&self, verb: &'static str) -> Result<()> {
         Ok(self.device.check_process(verb)?)
     }
@@ -91,24 +92,24 @@ impl Shared {
         self.importable.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets an object be imported by its handle as long as it lives.
+    /// Makes an object importable by its handle while it lives.
     pub(crate) fn offer(&self, handle: u32, object: Weak<dyn Any + Send + Sync>) {
         self.importable().insert(handle, object);
     }
 
-    /// The object is going away.
+    /// Removes an object that is about to be destroyed.
     pub(crate) fn withdraw(&self, handle: u32) {
         self.importable().remove(&handle);
     }
 
-    /// The object with a handle.
+    /// Returns the object with this handle.
     pub(crate) fn import<T: Send + Sync + 'static>(&self, handle: u32) -> Result<Arc<T>> {
         let found = self.importable().get(&handle).and_then(Weak::upgrade).ok_or(Errno(libc::ENOENT))?;
         found.downcast().map_err(|_| INVALID)
     }
 }
 
-/// What is kept behind an open device.
+/// The state behind an open device.
 pub(crate) struct Context {
     pub(crate) shared: Arc<Shared>,
     _command: OwnedFd,
@@ -118,21 +119,21 @@ impl Object for abi::VerbsContext {
     type Own = Context;
 }
 
-/// The table that ends with what the program holds.
+/// Returns the table that ends with the program's context.
 fn table(context: *mut abi::Context) -> *mut abi::VerbsContext {
     context.wrapping_byte_sub(std::mem::offset_of!(abi::VerbsContext, context)).cast()
 }
 
-/// What is kept behind a context.
+/// Returns the state behind a context.
 ///
 /// # Safety
 /// The context came from this library, and is not closed before the reference ends.
 pub(crate) unsafe fn context_of<'a>(context: *mut abi::Context) -> &'a Context {
-    // SAFETY: contexts are made with their table in front, by the caller's promise this one is.
+    // SAFETY: contexts are created with their table in front; by the caller's promise this one was.
     unsafe { own(table(context)) }
 }
 
-/// What the objects of a context share.
+/// Returns the state that the objects of a context share.
 ///
 /// # Safety
 /// As [`context_of`].
@@ -141,7 +142,7 @@ pub(crate) unsafe fn shared_of<'a>(context: *mut abi::Context) -> &'a Arc<Shared
     unsafe { context_of(context) }.shared.here()
 }
 
-/// Devices that are open, so that they can be imported.
+/// Open devices, for imports.
 static OPEN: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
 
 fn open_devices() -> MutexGuard<'static, Vec<Weak<Shared>>> {
@@ -152,14 +153,14 @@ fn system_error() -> Errno {
     Errno(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
 }
 
-/// A file of which copies can be recognised: nothing is ever written to it.
+/// Creates a file whose copies can be recognized. Nothing is ever written to it.
 fn new_command_file() -> Result<(OwnedFd, (u64, u64))> {
     // SAFETY: a call without memory of ours but the name.
     let fd = unsafe { libc::memfd_create(c"rdma-verbs".as_ptr(), libc::MFD_CLOEXEC) };
     if fd < 0 {
         return Err(system_error());
     }
-    // SAFETY: a new descriptor that nobody else knows.
+    // SAFETY: a new descriptor with no other owner.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     let identity = identity(fd.try_clone().map_err(|_| system_error())?)?;
     Ok((fd, identity))
@@ -187,7 +188,7 @@ fn open(device: *mut abi::Device) -> Result<*mut abi::Context> {
     visible(device, shared, command)
 }
 
-/// The context that the program sees.
+/// Creates the context that the program sees.
 fn visible(device: *mut abi::Device, shared: Arc<Shared>, command: OwnedFd) -> Result<*mut abi::Context> {
     let mut table = abi::VerbsContext::zeroed();
     set_operations(&mut table.context.ops);
@@ -200,7 +201,7 @@ fn visible(device: *mut abi::Device, shared: Arc<Shared>, command: OwnedFd) -> R
     context.num_comp_vectors = shared.attributes.num_comp_vectors as c_int;
     context.abi_compat = usize::MAX as *mut _;
     let made = make(table, Context { shared, _command: command });
-    // SAFETY: the place is computed within the table that was just made.
+    // SAFETY: the address is computed within the table that was just made.
     Ok(unsafe { &raw mut (*made).context })
 }
 
@@ -215,7 +216,7 @@ fn set_operations(ops: &mut abi::ContextOps) {
     ops.post_recv = Some(post::post_recv);
 }
 
-/// What is missing answers `EOPNOTSUPP` in the headers' own functions.
+/// The headers' own functions return `EOPNOTSUPP` for a missing operation.
 fn set_extended_operations(table: &mut abi::VerbsContext) {
     table.query_port = Some(port::query_port);
     table.query_device_ex = Some(port::query_device_ex);
@@ -242,7 +243,7 @@ unsafe extern "C" fn ibv_open_device(device: *mut abi::Device) -> *mut abi::Cont
     pointer(open(device))
 }
 
-/// Objects that are still there keep the device open underneath, and can be destroyed later.
+/// Remaining objects keep the device open underneath, and can be destroyed later.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_close_device(context: *mut abi::Context) -> c_int {
     // SAFETY: the program gives up its context.
@@ -255,11 +256,11 @@ fn import(cmd_fd: c_int) -> Result<*mut abi::Context> {
     if cmd_fd < 0 {
         return Err(Errno(libc::EBADF));
     }
-    // SAFETY: borrowed for this call only, in which it is asked what it is; if it is not open, that fails.
+    // SAFETY: borrowed only for this call, which queries its identity; if it is not open, that fails.
     let copy = unsafe { BorrowedFd::borrow_raw(cmd_fd) }.try_clone_to_owned().map_err(|_| Errno(libc::EBADF))?;
     let wanted = identity(copy.try_clone().map_err(|_| system_error())?)?;
     let open: Vec<Arc<Shared>> = open_devices().iter().filter_map(Weak::upgrade).collect();
-    // Only this process's devices: nothing of another process's can be taken over.
+    // Only this process's devices: nothing can be taken over from another process.
     let shared = open.into_iter().find(|shared| shared.command_file == wanted).ok_or(crate::error::UNSUPPORTED)?;
     let device = crate::device::device_called(shared.device.name())?;
     visible(device, shared, copy)

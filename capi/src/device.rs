@@ -1,4 +1,4 @@
-//! Devices: which there are, and what is known of them before they are opened.
+//! Devices: the list, and their properties before they are opened.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -14,11 +14,11 @@ use crate::object::{Object, Zeroed, make, own};
 use crate::settings::settings;
 use crate::version::exported;
 
-/// What is kept behind a device.
+/// The state behind a device.
 pub(crate) struct Device {
-    /// What the provider opens.
+    /// The name that the provider opens.
     pub(crate) provider_name: String,
-    /// Its own number, in host byte order.
+    /// Its GUID, in host byte order.
     pub(crate) guid: u64,
 }
 
@@ -31,13 +31,14 @@ impl Object for abi::Device {
 #[derive(Clone, Copy)]
 struct Known(*mut abi::Device);
 
-// SAFETY: a device does not change, and may be looked at by any thread.
+// SAFETY: a device does not change, and any thread may read it.
 unsafe impl Send for Known {}
 
-/// Every device by its name, whether it is still there or not: as many as there were ever names.
+/// Every device by its name, whether it still exists or not. It has as many entries as there were ever names.
 static KNOWN: Mutex<Option<HashMap<String, Known>>> = Mutex::new(None);
 
-/// Name in C, and name for the provider. Names have no colon: programs separate the port with one.
+/// Returns each device's name in C and its name for the provider. Names have no colon, because programs separate the
+/// port with one.
 fn names() -> Result<Vec<(String, String)>> {
     let settings = settings();
     if !settings.addresses.is_empty() {
@@ -47,14 +48,14 @@ fn names() -> Result<Vec<(String, String)>> {
         return Ok(settings.addresses.iter().map(name).collect());
     }
     let mut names = SoftProvider::new().device_names()?;
-    // The first one is what programs take that were not told. Another host can reach it, if there is such an interface,
-    // and so can this one.
+    // Programs that name no device take the first one. Another host can reach it, if there is such an interface, and so
+    // can this one.
     names.sort_by_key(|name| name == "soft_lo");
     Ok(names.into_iter().map(|name| (name.clone(), name)).collect())
 }
 
-/// What tells this machine from others. Containers may have no number of their own, or an empty one: then the kernel's
-/// of this boot.
+/// Returns bytes that identify this machine. In containers the machine's ID may be missing or empty: then the ID of the
+/// kernel's current boot is used.
 fn machine() -> Vec<u8> {
     let files = ["/etc/machine-id", "/proc/sys/kernel/random/boot_id"];
     files
@@ -64,9 +65,9 @@ fn machine() -> Vec<u8> {
         .unwrap_or_default()
 }
 
-/// The same number whenever the device is looked at, marked as administered locally. It comes from the machine, the
-/// device's name, in which the address is if it has one, and the interface's hardware address: containers made from one
-/// image are one machine, and call their interfaces the same.
+/// Returns a GUID that is the same whenever the device is listed, marked as locally administered. It is derived from
+/// the machine, the device's name, which contains its address if it has one, and the interface's hardware address,
+/// because containers made from one image are one machine and name their interfaces the same.
 fn guid(name: &str) -> u64 {
     let interface = name.strip_prefix("soft_").unwrap_or(name);
     let hardware = std::fs::read(format!("/sys/class/net/{interface}/address")).unwrap_or_default();
@@ -88,7 +89,7 @@ fn copy_text(to: &mut [c_char], text: &str) {
 
 fn new_device(name: &str, provider_name: String) -> Known {
     let mut visible = abi::Device::zeroed();
-    // A channel adapter of InfiniBand's kind, as all that speaks RoCE says.
+    // An InfiniBand channel adapter, as all RoCE devices report.
     (visible.node_type, visible.transport_type) = (1, 0);
     copy_text(&mut visible.name, name);
     copy_text(&mut visible.dev_name, name);
@@ -97,7 +98,7 @@ fn new_device(name: &str, provider_name: String) -> Known {
     Known(make(visible, Device { provider_name, guid: guid(name) }))
 }
 
-/// The devices that there are now, and a null pointer at the end.
+/// Returns the current devices, and a null pointer at the end.
 fn list() -> Result<Vec<*mut abi::Device>> {
     let names = names()?;
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -111,11 +112,11 @@ fn list() -> Result<Vec<*mut abi::Device>> {
     Ok(list)
 }
 
-/// The device that the provider calls so.
+/// Returns the device with this provider name.
 pub(crate) fn device_called(provider_name: &str) -> Result<*mut abi::Device> {
     let known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
     let mut devices = known.iter().flat_map(HashMap::values);
-    // SAFETY: devices are made by this library and never freed.
+    // SAFETY: devices are created by this library and never freed.
     let found = devices.find(|device| unsafe { own(device.0) }.provider_name == provider_name);
     found.map(|device| device.0).ok_or(Errno(libc::ENODEV))
 }
@@ -141,13 +142,13 @@ unsafe extern "C" fn ibv_free_device_list(list: *mut *mut abi::Device) {
     while unsafe { !(*list.add(length - 1)).is_null() } {
         length += 1;
     }
-    // SAFETY: as above; it was let go of as a boxed slice of so many entries, and is freed once.
+    // SAFETY: as above; it was released as a boxed slice of `length` entries, and is freed once.
     drop(unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(list, length)) });
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_get_device_name(device: *mut abi::Device) -> *const c_char {
-    // SAFETY: a device of this library, which is never freed; the place is computed and not read.
+    // SAFETY: a device of this library, which is never freed; the address is computed and not read.
     unsafe { &raw const (*device).name }.cast()
 }
 
@@ -157,19 +158,19 @@ unsafe extern "C" fn ibv_get_device_guid(device: *mut abi::Device) -> u64 {
     unsafe { own(device) }.guid.to_be()
 }
 
-/// The kernel's number of a device; these are unknown to it.
+/// Returns the kernel's index of a device; these devices have none.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_get_device_index(_device: *mut abi::Device) -> c_int {
     -1
 }
 
-/// Where the kernel would tell of devices.
+/// Returns the mount point at which the kernel would list devices.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_get_sysfs_path() -> *const c_char {
     c"/sys".as_ptr()
 }
 
-/// Reads a small file into `buffer`, without the line's end; how many bytes, or -1 and `errno`.
+/// Reads a small file into `buffer` as a C string, without the final line feed. Returns the number of bytes.
 fn read_file(path: &Path, buffer: &mut [u8]) -> Result<usize> {
     let failed = |error: std::io::Error| Errno(error.raw_os_error().unwrap_or(libc::EIO));
     let mut file = std::fs::File::open(path).map_err(failed)?;
@@ -204,7 +205,7 @@ unsafe extern "C" fn ibv_read_sysfs_file(
     match read_file(&path, &mut read) {
         Ok(length) => {
             let count = (length + 1).min(read.len());
-            // SAFETY: the program's buffer of `size` bytes, and not more are copied.
+            // SAFETY: the program's buffer of `size` bytes, and no more are copied.
             unsafe { std::ptr::copy_nonoverlapping(read.as_ptr().cast(), buffer, count) };
             length as c_int
         }
@@ -215,14 +216,14 @@ unsafe extern "C" fn ibv_read_sysfs_file(
     }
 }
 
-/// As above for a file of a device: there is none.
+/// Like [`ibv_read_sysfs_file`], for a file of a device: there is none.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_read_ibdev_sysfs_file(_buffer: *mut c_char, _size: usize, _device: *mut c_void) -> c_int {
     set_errno(Errno(libc::ENOENT));
     -1
 }
 
-/// For drivers of vendors, which resolve addresses of Ethernet by it.
+/// For vendors' drivers, which resolve Ethernet addresses with it.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_resolve_eth_l2_from_gid() -> c_int {
     set_errno(UNSUPPORTED);

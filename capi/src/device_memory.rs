@@ -17,7 +17,7 @@ use crate::version::exported;
 /// `IBV_DM_MASK_HANDLE`.
 const HAS_HANDLE: u32 = 1;
 
-/// What is kept behind device memory.
+/// The state behind device memory.
 pub(crate) struct DeviceMemory {
     shared: Arc<Shared>,
     memory: Arc<Memory>,
@@ -29,7 +29,7 @@ impl Object for abi::Dm {
     type Own = DeviceMemory;
 }
 
-/// What imported memory has in common with the original.
+/// The state that imported memory shares with the original.
 struct Memory(Arc<dyn provider::DeviceMemory>);
 
 fn visible(
@@ -67,7 +67,7 @@ pub(crate) unsafe extern "C" fn alloc_dm(context: *mut abi::Context, init: *mut 
 }
 
 pub(crate) unsafe extern "C" fn free_dm(dm: *mut abi::Dm) -> c_int {
-    // SAFETY: the program's memory; the number in front is this library's alone.
+    // SAFETY: the program's memory; only this library uses the handle in front.
     let (memory, handle) = unsafe { (own(dm), (*dm).handle) };
     let end = || {
         memory.shared.check_process("free_dm")?;
@@ -102,7 +102,7 @@ pub(crate) unsafe extern "C" fn reg_dm_mr(
     pointer(register())
 }
 
-/// Adapters copy words: what is no multiple of four is refused here as well.
+/// Returns whether the range is a multiple of four bytes. Others are refused, because adapters copy words.
 fn is_aligned(offset: u64, length: usize) -> bool {
     offset.is_multiple_of(4) && length.is_multiple_of(4)
 }
@@ -139,7 +139,7 @@ unsafe extern "C" fn ibv_import_dm(context: *mut abi::Context, handle: u32) -> *
     pointer(imported.map(|memory| visible(shared, context, memory, handle, true)))
 }
 
-/// Gives up what was imported; the original stays.
+/// Releases imported memory; the original stays.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_unimport_dm(dm: *mut abi::Dm) {
     // SAFETY: the program gives it up.

@@ -1,7 +1,7 @@
-//! Errors of verbs as C knows them.
+//! Errors of verbs in C.
 //!
-//! Functions answer in one of three ways: with the error number, with -1 and `errno`, or with a null pointer and
-//! `errno`. What is wrong in words goes to the log.
+//! Functions report errors in one of three ways: with the error number, with -1 and `errno`, or with a null pointer and
+//! `errno`. The text of an error goes to the log.
 
 use std::ffi::c_int;
 
@@ -14,9 +14,9 @@ pub(crate) struct Errno(pub(crate) c_int);
 
 /// A wrong argument.
 pub(crate) const INVALID: Errno = Errno(libc::EINVAL);
-/// What this library does not offer.
+/// An operation that this library does not offer.
 pub(crate) const UNSUPPORTED: Errno = Errno(libc::EOPNOTSUPP);
-/// The object is used by others.
+/// The object is in use.
 pub(crate) const BUSY: Errno = Errno(libc::EBUSY);
 
 pub(crate) type Result<T, E = Errno> = std::result::Result<T, E>;
@@ -34,7 +34,8 @@ impl From<Error> for Errno {
             ErrorKind::System | ErrorKind::Protocol => error.os_error().unwrap_or(libc::EIO),
             _ => error.os_error().unwrap_or(libc::EINVAL),
         };
-        // What a program can do nothing about is told where people look; the rest is told to who asks for it.
+        // Errors that a program cannot handle are logged at a level that is visible by default; the others only on
+        // request.
         match error.kind() {
             ErrorKind::AddressInUse | ErrorKind::PermissionDenied | ErrorKind::System => tracing::warn!("{error}"),
             ErrorKind::QueueFull => tracing::debug!("{error}"),
@@ -58,11 +59,11 @@ impl From<RefusedChange> for Errno {
 
 /// Sets `errno` of this thread.
 pub(crate) fn set_errno(error: Errno) {
-    // SAFETY: the C library's place of this thread's `errno`.
+    // SAFETY: the C library's location of this thread's `errno`.
     unsafe { *libc::__errno_location() = error.0 };
 }
 
-/// 0, or the error number.
+/// Returns 0, or the error number.
 #[inline]
 pub(crate) fn number(result: Result<()>) -> c_int {
     match result {
@@ -71,14 +72,14 @@ pub(crate) fn number(result: Result<()>) -> c_int {
     }
 }
 
-/// Programs look at `errno` even where the answer is the number.
+/// Sets `errno` as well: programs read it even where the result is the number.
 #[cold]
 fn failed_number(error: Errno) -> c_int {
     set_errno(error);
     error.0
 }
 
-/// 0, or -1 and `errno`.
+/// Returns 0, or -1 and sets `errno`.
 pub(crate) fn zero_or_minus_one(result: Result<()>) -> c_int {
     match result {
         Ok(()) => 0,
@@ -89,7 +90,7 @@ pub(crate) fn zero_or_minus_one(result: Result<()>) -> c_int {
     }
 }
 
-/// The pointer, or null and `errno`.
+/// Returns the pointer, or null and sets `errno`.
 pub(crate) fn pointer<T>(result: Result<*mut T>) -> *mut T {
     result.unwrap_or_else(|error| {
         set_errno(error);

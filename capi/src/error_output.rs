@@ -1,6 +1,6 @@
-//! The program's standard error output, of which a library is a guest: what cannot be written there at once is dropped.
-//! A pipe that nobody empties stops nobody, one that nobody reads ends no process, and once the program has given the
-//! number to something else, nothing is written there.
+//! The program's standard error output. The library is a guest there: text that cannot be written at once is dropped. A
+//! full pipe blocks no thread, one without a reader ends no process, and once the program has reused the descriptor's
+//! number, nothing is written there.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -8,15 +8,15 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What a pipe has room for if it says that it has room.
+/// Bytes that a pipe has room for if it reports any room.
 const MOST_BYTES: usize = 4096;
-/// How often a thread looks whether another one has written its line.
+/// How often a thread checks whether another one has written its line.
 const TRIES: usize = 100;
 
-/// A line is being written. Not a lock that is waited for: in a forked child it stays taken.
+/// Whether a line is being written. Not a lock to wait for: in a forked child it stays taken.
 static WRITING: AtomicBool = AtomicBool::new(false);
 
-/// The file that it is: file system and number.
+/// Identity of the output's file: device and inode number.
 static FILE: OnceLock<Option<(u64, u64)>> = OnceLock::new();
 
 /// Writes lines, each in one call.
@@ -24,7 +24,7 @@ static FILE: OnceLock<Option<(u64, u64)>> = OnceLock::new();
 pub(crate) struct ErrorOutput;
 
 impl ErrorOutput {
-    /// Before this library has any descriptor, which might have got the number.
+    /// Creates the output. Must be called before this library opens a descriptor, which might get the number.
     pub(crate) fn begin() -> Self {
         FILE.get_or_init(|| about().map(|about| (about.st_dev, about.st_ino)));
         Self
@@ -44,7 +44,7 @@ impl io::Write for ErrorOutput {
             }
             std::thread::yield_now();
         }
-        // Dropped or not, there is nothing to be done about it.
+        // Success even if the line was dropped: there is nothing to do about it.
         Ok(line.len())
     }
 
@@ -53,8 +53,8 @@ impl io::Write for ErrorOutput {
     }
 }
 
-/// Whether the descriptor still is the file that it was at the beginning, or another one that text is written to: not a
-/// descriptor of the program's or of this library's own that got the number after the output was closed.
+/// Returns whether the descriptor still is the initial file, or another one meant for text: not a descriptor of the
+/// program or of this library that got the number after the output was closed.
 fn is_open() -> bool {
     let Some(about) = about() else { return false };
     match about.st_mode & libc::S_IFMT {
@@ -66,29 +66,29 @@ fn is_open() -> bool {
 
 fn about() -> Option<libc::stat> {
     let mut about = MaybeUninit::<libc::stat>::zeroed();
-    // SAFETY: the kernel writes one structure, for which zero is valid as well.
+    // SAFETY: the kernel writes one structure, for which zero is also valid.
     unsafe { (libc::fstat(libc::STDERR_FILENO, about.as_mut_ptr()) == 0).then(|| about.assume_init()) }
 }
 
 fn is_terminal() -> bool {
-    // SAFETY: a call without memory.
+    // SAFETY: the call takes no pointers.
     unsafe { libc::isatty(libc::STDERR_FILENO) == 1 }
 }
 
 fn is_appended_to() -> bool {
-    // SAFETY: a call without memory.
+    // SAFETY: the call takes no pointers.
     unsafe { libc::fcntl(libc::STDERR_FILENO, libc::F_GETFL) & libc::O_APPEND != 0 }
 }
 
-/// Whether a line can be written without waiting, and somebody may read it.
+/// Returns whether a line can be written without waiting, and may be read.
 fn has_room() -> bool {
     let mut asked = libc::pollfd { fd: libc::STDERR_FILENO, events: libc::POLLOUT, revents: 0 };
-    // SAFETY: one structure of our own.
+    // SAFETY: one local structure.
     unsafe { libc::poll(&raw mut asked, 1, 0) == 1 && asked.revents == libc::POLLOUT }
 }
 
-/// The same terminal or pipe by a description of its own, which does not wait: what says that it has room may have less
-/// than a line needs. `None`: it is something else, or may not be opened.
+/// Opens the same terminal or pipe with a description of its own that does not block: one that reports room may have
+/// less than a line needs. `None` if it is something else, or may not be opened.
 fn without_waiting() -> Option<OwnedFd> {
     if !matches!(about()?.st_mode & libc::S_IFMT, libc::S_IFCHR | libc::S_IFIFO) {
         return None;
@@ -96,19 +96,19 @@ fn without_waiting() -> Option<OwnedFd> {
     let flags = libc::O_WRONLY | libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC;
     // SAFETY: the path lives until the call returns.
     let number = unsafe { libc::open(c"/proc/self/fd/2".as_ptr(), flags) };
-    // SAFETY: just opened, and nobody else's.
+    // SAFETY: just opened, with no other owner.
     (number >= 0).then(|| unsafe { OwnedFd::from_raw_fd(number) })
 }
 
-/// Writes, without the signal that a pipe without a reader raises.
+/// Writes a line without raising the signal of a pipe without a reader.
 fn write(line: &[u8]) {
     let own = without_waiting();
     let descriptor = own.as_ref().map_or(libc::STDERR_FILENO, AsRawFd::as_raw_fd);
     let mut pipe = MaybeUninit::<libc::sigset_t>::uninit();
     let mut mask = MaybeUninit::<libc::sigset_t>::uninit();
     let mut pending = MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: each set is written before it is read; the line lives until the call returns. The mask is put back as it
-    // was, and the signal taken back only if it was not there before.
+    // SAFETY: each set is written before it is read; the line lives until the call returns. The mask is restored, and
+    // the signal is consumed only if it was not pending before.
     unsafe {
         libc::sigemptyset(pipe.as_mut_ptr());
         libc::sigaddset(pipe.as_mut_ptr(), libc::SIGPIPE);

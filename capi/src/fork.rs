@@ -1,5 +1,5 @@
-//! Forking: nothing has to be prepared for it. Requests touch memory through this process's own mapping, so that no
-//! page must be kept from a child, and what a child inherits answers with errors.
+//! Forking needs no preparation. Requests access memory through this process's own mapping, so no page must be kept
+//! from a child, and verbs on inherited objects fail.
 
 use std::ffi::{c_int, c_void};
 
@@ -8,25 +8,25 @@ use crate::version::exported;
 /// `IBV_FORK_UNNEEDED`.
 const UNNEEDED: c_int = 2;
 
-/// Nothing to be done.
+/// Does nothing.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_fork_init() -> c_int {
     0
 }
 
-/// Whether programs may fork.
+/// Reports that programs may fork without preparation.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_is_fork_initialized() -> c_int {
     UNNEEDED
 }
 
-/// Nothing to be done.
+/// Does nothing.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_dontfork_range(_base: *mut c_void, _size: usize) -> c_int {
     0
 }
 
-/// Nothing to be done.
+/// Does nothing.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_dofork_range(_base: *mut c_void, _size: usize) -> c_int {
     0

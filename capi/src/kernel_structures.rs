@@ -1,5 +1,5 @@
-//! Structures of the kernel's interface, which connection managers translate: `ib_uverbs_qp_attr` and
-//! `ib_uverbs_ah_attr` of `rdma/ib_user_verbs.h`, `ib_user_path_rec` of `rdma/ib_user_sa.h`, and `ibv_sa_path_rec`.
+//! Structures of the kernel's interface that connection managers translate: `ib_uverbs_qp_attr` and `ib_uverbs_ah_attr`
+//! of `rdma/ib_user_verbs.h`, `ib_user_path_rec` of `rdma/ib_user_sa.h`, and `ibv_sa_path_rec`.
 
 use std::ffi::c_int;
 
@@ -122,7 +122,7 @@ fn address(from: &KernelAhAttr) -> AhAttr {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_copy_ah_attr_from_kern(to: *mut AhAttr, from: *const KernelAhAttr) {
-    // SAFETY: the program's structures, of which one may be read and the other written.
+    // SAFETY: the program's structures; one may be read and the other written.
     unsafe { to.write(address(&*from)) };
 }
 

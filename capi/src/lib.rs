@@ -1,29 +1,29 @@
-//! `libibverbs.so.1` for machines without adapters: unmodified verbs programs, in whatever language, on the software
-//! devices of `rdma_verbs`. `docs/drop-in.md` tells how it is installed and used.
+//! `libibverbs.so.1` for machines without adapters: unmodified verbs programs, in any language, on the software devices
+//! of `rdma_verbs`. `docs/drop-in.md` describes how to install and use it.
 //!
-//! It is thin: a file for each kind of object, which turns C structures into the provider tier's plain data and back.
-//! There is no protocol here, no second queue, and no allocation for a request.
+//! The library is thin: one file for each kind of object converts C structures into the provider tier's plain data and
+//! back. It has no protocol, no second queue, and allocates nothing for a request.
 //!
-//! # What makes it sound
+//! # Soundness
 //!
-//! C programs are trusted to do what the manual pages of libibverbs ask. Every `unsafe` block here stands on that, and
-//! names the promise it needs:
+//! C programs are trusted to do what the manual pages of libibverbs require. Every `unsafe` block here relies on that,
+//! and names the promise it needs:
 //!
-//! * **Pointers.** An object that is given was made by this library ([`object`]) and is not destroyed, nor destroyed
-//!   meanwhile by another thread. A structure that is given may be read, and written where the verb answers in it; a
+//! * **Pointers.** An object passed in was made by this library ([`object`]) and is not destroyed, neither before nor
+//!   meanwhile by another thread. A structure passed in may be read, and written if the verb returns results in it; a
 //!   list has as many entries as it says.
-//! * **Memory.** A registered range is the program's, who lets requests read and write it until it is deregistered.
+//! * **Memory.** A registered range is the program's, which lets requests read and write it until it is deregistered.
 //!   If it is unmapped all the same, requests that need it fail; nothing else happens.
 //!
-//! What this library promises in turn: objects are shared by reference, never by `&mut`, as all verbs are thread-safe;
-//! fields of the C structures are read and written through raw pointers only, because the program does so as well.
+//! In turn this library shares objects by reference, never by `&mut`, because all verbs are thread-safe, and accesses
+//! fields of the C structures through raw pointers only, because the program accesses them as well.
 //!
 //! # Panics
 //!
 //! A panic is a bug of this library, and aborts the process: `capi/install` builds it with `panic = "abort"` (the
-//! profile `drop-in`), which holds in the engine's threads as well. In other builds it never crosses the boundary
+//! profile `drop-in`), which also holds in the engine's threads. In other builds a panic never crosses the boundary
 //! either: every function that C can call is `extern "C"`, which aborts instead of unwinding into the caller. A program
-//! whose library has failed half-way through a verb must not go on as if it had not.
+//! must not continue after its library failed half-way through a verb.
 #![warn(missing_docs)]
 
 mod address_handle;

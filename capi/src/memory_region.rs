@@ -22,11 +22,11 @@ mod change {
     pub(super) const ACCESS: super::c_int = 1 << 2;
 }
 
-/// What `ibv_rereg_mr` answers when its arguments are wrong, and when the device refuses; the region is as it was.
+/// Results of `ibv_rereg_mr` if its arguments are wrong, and if the device refuses; the region is unchanged.
 const WRONG_INPUT: c_int = -1;
 const COMMAND_FAILED: c_int = -4;
 
-/// What is kept behind a memory region.
+/// The state behind a memory region.
 pub(crate) struct MemoryRegion {
     shared: Arc<Shared>,
     registration: Arc<Registration>,
@@ -38,16 +38,16 @@ impl Object for abi::Mr {
     type Own = MemoryRegion;
 }
 
-/// What a region uses, until it is registered anew.
+/// The objects that a region uses until it is re-registered.
 struct Uses {
     _domain: Use,
-    /// If that is what is registered.
+    /// Set if the region is of device memory.
     _device_memory: Option<Use>,
 }
 
-/// What an imported region has in common with the original.
+/// The state that an imported region shares with the original.
 pub(crate) struct Registration {
-    /// The region; another one after registering anew.
+    /// The region; re-registration replaces it.
     inner: Mutex<Arc<dyn provider::MemoryRegion>>,
     is_device_memory: bool,
 }
@@ -58,7 +58,7 @@ impl Registration {
     }
 }
 
-/// What the program sees of a region.
+/// Creates the region that the program sees.
 pub(crate) fn visible(
     domain: &ProtectionDomain,
     pd: *mut abi::Pd,
@@ -80,7 +80,7 @@ pub(crate) fn visible(
     make(visible, MemoryRegion { shared, registration, is_imported: false, uses: Mutex::new(uses) })
 }
 
-/// All of the address space, as on-demand registration names it.
+/// Returns whether this names the whole address space, as on-demand registration does.
 fn is_everything(addr: *mut c_void, length: usize, access: AccessFlags) -> bool {
     addr.is_null() && length == usize::MAX && access.contains(AccessFlags::ON_DEMAND)
 }
@@ -99,8 +99,7 @@ unsafe fn register(
     let domain = unsafe { domain_of(pd)? };
     let access = AccessFlags::from_bits_retain(access as u32);
     let backing = if is_everything(addr, length, access) {
-        // SAFETY: the program lets requests that name the region access whatever they name, as the crate's
-        // documentation has it.
+        // SAFETY: the program lets requests that name the region access whatever they name, as the crate documents.
         unsafe { Backing::address_space() }
     } else {
         // SAFETY: the program's memory, which it lets requests access until the region is deregistered.
@@ -168,7 +167,7 @@ unsafe extern "C" fn ibv_reg_dmabuf_mr(
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_dereg_mr(mr: *mut abi::Mr) -> c_int {
-    // SAFETY: the program's region; the number in front is this library's alone.
+    // SAFETY: the program's region; only this library uses the handle in front.
     let (region, handle) = unsafe { (own(mr), (*mr).handle) };
     let end = || {
         region.shared.check_process("dereg_mr")?;
@@ -183,7 +182,7 @@ unsafe extern "C" fn ibv_dereg_mr(mr: *mut abi::Mr) -> c_int {
     number(end())
 }
 
-/// What a change asks for, if it makes sense.
+/// Converts the arguments of a change, if they are valid.
 fn checked(
     flags: c_int,
     (addr, length): (*mut c_void, usize),
@@ -203,7 +202,7 @@ fn checked(
     let access = (flags & change::ACCESS != 0).then(|| AccessFlags::from_bits_retain(access as u32));
     // SAFETY: the program's memory, which it lets requests access until the region is deregistered.
     let backing = moves.then(|| unsafe { Backing::raw(addr.cast(), length) });
-    // Peers know the key: it stays for the same memory in the same domain.
+    // Peers know the key: it stays valid for the same memory in the same domain.
     Ok(Reregistration { backing, iova: None, access, keep_keys: flags == change::ACCESS })
 }
 
@@ -249,14 +248,14 @@ unsafe fn reregister(
     let (region, domain) = unsafe { (own(mr), domain_of(pd)?) };
     region.shared.check_process("rereg_mr")?;
     if region.registration.is_device_memory {
-        tracing::info!("rereg_mr: the region is of device memory, which is registered once; as Linux has it");
+        tracing::info!("rereg_mr: the region is device memory, which cannot be re-registered, as in Linux");
         return Err(INVALID);
     }
     let mut inner = region.registration.inner.lock().unwrap_or_else(PoisonError::into_inner);
     *inner = domain.domain.inner.rereg_mr(&inner, wanted)?;
     let mut uses = region.uses.lock().unwrap_or_else(PoisonError::into_inner);
     uses._domain = domain.users.begin();
-    // SAFETY: the program does not look at these fields while this verb changes them.
+    // SAFETY: the program does not read these fields while this verb changes them.
     unsafe {
         ((*mr).lkey, (*mr).rkey, (*mr).pd) = (inner.lkey().0, inner.rkey().0, pd);
         if let Some((addr, length)) = moved {
@@ -282,7 +281,7 @@ pub(crate) unsafe extern "C" fn advise_mr(
     if list.is_null() || count == 0 {
         return INVALID.0;
     }
-    // SAFETY: the program's list of so many entries, and its domain.
+    // SAFETY: the program's list of `count` entries, and its domain.
     let (list, domain) = unsafe { (std::slice::from_raw_parts(list, count as usize), domain_of(pd)) };
     let flags = AdviceFlags::from_bits_retain(flags);
     number(domain.and_then(|domain| Ok(domain.domain.inner.advise_mr(advice, flags, list)?)))
@@ -306,7 +305,7 @@ unsafe extern "C" fn ibv_import_mr(pd: *mut abi::Pd, handle: u32) -> *mut abi::M
     pointer(import())
 }
 
-/// Gives up what was imported; the original stays.
+/// Releases an imported region; the original stays.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_unimport_mr(mr: *mut abi::Mr) {
     // SAFETY: the program gives it up.

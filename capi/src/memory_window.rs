@@ -16,7 +16,7 @@ use crate::waiting::Uncancelled;
 /// The part of a key that the program chooses.
 const TAG: u32 = 0xff;
 
-/// What is kept behind a memory window.
+/// The state behind a memory window.
 pub(crate) struct MemoryWindow {
     shared: Arc<Shared>,
     inner: Arc<dyn provider::MemoryWindow>,
@@ -59,7 +59,7 @@ pub(crate) unsafe extern "C" fn dealloc_mw(mw: *mut abi::Mw) -> c_int {
     number(end())
 }
 
-/// The operation that binds a window.
+/// Returns the operation that binds a window.
 ///
 /// # Safety
 /// The region, if there is one, is the program's.
@@ -70,22 +70,22 @@ unsafe fn bind_operation(rkey: u32, info: &abi::MwBindInfo) -> Operation {
         // SAFETY: the caller's promise.
         unsafe { (*info.mr).lkey }
     };
-    // Programs name the region's own right, too, which no window has.
+    // Programs also pass the region's own access flag, which no window has.
     let access = AccessFlags::from_bits_retain(info.mw_access_flags).difference(AccessFlags::LOCAL_WRITE);
     Operation::BindMemoryWindow { rkey: Rkey(rkey), lkey: Lkey(lkey), addr: info.addr, length: info.length, access }
 }
 
-/// The operation that binds a window of type 2. The window is the one that is named; of the key only the tag counts, as
-/// with adapters.
+/// Returns the operation that binds a type 2 window. The window is the one that is named; only the tag of the key
+/// counts, as with adapters.
 ///
 /// # Safety
-/// The window and the region, if they are there, are the program's.
+/// The window and the region, if not null, are the program's.
 pub(crate) unsafe fn bind_operation_of_type_2(
     mw: *const abi::Mw,
     rkey: u32,
     info: &abi::MwBindInfo,
 ) -> Result<Operation> {
-    // SAFETY: the caller's promise; the kind never changes.
+    // SAFETY: the caller's promise; the type never changes.
     if mw.is_null() || unsafe { (*mw).kind } != 2 {
         return Err(INVALID);
     }
@@ -95,7 +95,7 @@ pub(crate) unsafe fn bind_operation_of_type_2(
     Ok(unsafe { bind_operation(key, info) })
 }
 
-/// Binds a window of type 1. Its new key is there when this returns, though the request may not be executed yet.
+/// Binds a type 1 window. Its new key is set when this returns, though the request may not be executed yet.
 ///
 /// # Safety
 /// All pointers are the program's.
@@ -103,7 +103,7 @@ unsafe fn bind(qp: *mut abi::Qp, mw: *mut abi::Mw, bind: &abi::MwBind) -> Result
     if bind.bind_info.length > 0 && bind.bind_info.mr.is_null() {
         return Err(INVALID);
     }
-    // SAFETY: the caller's promise; the key is changed by nothing but this verb.
+    // SAFETY: the caller's promise; only this verb changes the key.
     let (queue_pair, old) = unsafe { (own(qp.cast::<QueuePairShell>()), (*mw).rkey) };
     let key = old & !TAG | old.wrapping_add(1) & TAG;
     let request = SendRequest {

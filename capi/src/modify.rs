@@ -1,4 +1,4 @@
-//! State changes of queue pairs, and what they say of themselves.
+//! State changes and queries of queue pairs.
 
 use std::ffi::c_int;
 use std::sync::atomic::Ordering;
@@ -17,7 +17,7 @@ use crate::queue_pair_init::cap;
 use crate::settings::settings;
 use crate::version::exported;
 
-/// Two paths, other sizes, pacing (which `ibv_modify_qp_rate_limit` offers).
+/// Alternate paths, resizing, and pacing (which `ibv_modify_qp_rate_limit` offers).
 const NOT_OFFERED: u32 = mask::ALT_PATH | mask::PATH_MIG_STATE | mask::CAP | mask::RATE_LIMIT;
 const KNOWN: u32 = 0x001f_ffff | mask::RATE_LIMIT;
 
@@ -25,8 +25,8 @@ fn state(number: u32) -> Result<QueuePairState> {
     QueuePairState::ALL.get(number as usize).copied().ok_or(INVALID)
 }
 
-/// What counts for a queue pair of this kind: as the kernel has it, the halves of extended reliable connections ignore
-/// the attributes of the other half.
+/// Returns the attributes that apply to a queue pair of this type: as in the kernel, each half of an XRC connection
+/// ignores the attributes of the other half.
 fn own_bits(qp_type: QueuePairType, bits: u32) -> u32 {
     match qp_type {
         QueuePairType::XrcSend => bits & !(mask::MAX_DEST_RD_ATOMIC | mask::MIN_RNR_TIMER),
@@ -35,7 +35,7 @@ fn own_bits(qp_type: QueuePairType, bits: u32) -> u32 {
     }
 }
 
-/// What is given, as this library has it.
+/// Converts attributes to this library's form.
 fn attributes(from: &abi::QpAttr, bits: u32) -> Result<QueuePairAttributes> {
     if bits & !KNOWN != 0 {
         return Err(INVALID);
@@ -70,7 +70,7 @@ fn attributes(from: &abi::QpAttr, bits: u32) -> Result<QueuePairAttributes> {
     Ok(to)
 }
 
-/// What the environment says of the peer; it has the same software, and so the same abilities.
+/// Returns the capabilities of a peer that the environment names: it runs the same software, so they are the same.
 fn known_peer(queue_pair: &QueuePair, given: &QueuePairAttributes) -> Option<PeerCapabilities> {
     let peer = given.ah_attr?.dgid.to_ip();
     settings().peers.contains(&peer).then(|| queue_pair.shared.device.peer_capabilities())
@@ -85,7 +85,7 @@ unsafe fn modify(qp: *mut abi::Qp, from: &abi::QpAttr, bits: c_int) -> Result<()
     if let Some(vector) = &mut given.ah_attr
         && vector.hop_limit == 0
     {
-        // Programs leave it unset; a packet that may make no hop would not arrive anywhere.
+        // Programs leave it unset, and a packet with a hop limit of 0 would not arrive anywhere.
         vector.hop_limit = 64;
     }
     given.peer = known_peer(queue_pair, &given);
@@ -120,7 +120,7 @@ unsafe extern "C" fn ibv_modify_qp(qp: *mut abi::Qp, attributes: *mut abi::QpAtt
     number(unsafe { modify(qp, &*attributes, bits) })
 }
 
-/// What is known, as C has it; what was never set is zero.
+/// Converts the attributes to their C form; those never set are zero.
 fn answer(status: &QueuePairStatus, path: &Path) -> abi::QpAttr {
     let (from, mut to) = (&status.attributes, abi::QpAttr::zeroed());
     (to.qp_state, to.cur_qp_state) = (status.qp_state as u32, status.qp_state as u32);
@@ -156,7 +156,7 @@ unsafe fn query(qp: *mut abi::Qp, attributes: *mut abi::QpAttr, init: *mut abi::
     let queue_pair = unsafe { queue_pair_of(qp) };
     let status = queue_pair.inner.query()?;
     let found = answer(&status, &queue_pair.path);
-    // SAFETY: the caller's promise; the fields in front never change, but for the state, which only verbs change.
+    // SAFETY: the caller's promise; the visible fields never change, except the state, which only verbs change.
     unsafe {
         (*qp).state = found.qp_state;
         init.write(abi::QpInitAttr {
@@ -173,7 +173,7 @@ unsafe fn query(qp: *mut abi::Qp, attributes: *mut abi::QpAttr, init: *mut abi::
     Ok(())
 }
 
-/// All is answered, whatever is asked for.
+/// Returns all attributes, whatever the mask requests.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_query_qp(
     qp: *mut abi::Qp,

@@ -1,36 +1,36 @@
-//! C structures with what this library keeps behind them: the program sees the front, which is laid out as the headers
-//! say, and gives its address back.
+//! C structures with this library's state behind them: the program sees the front, which has the layout of the headers,
+//! and passes its address back.
 
 use std::cell::UnsafeCell;
 
 use rdma_verbs::provider::abi;
 
-/// A C structure of which this library makes objects.
+/// A C structure that objects of this library begin with.
 pub(crate) trait Object: Sized {
-    /// What is kept behind it.
+    /// The state behind it.
     type Own;
 }
 
 #[repr(C)]
 struct Whole<C: Object> {
-    /// Written by the program and by verbs, at any time.
+    /// Written by the program and by verbs at any time.
     visible: UnsafeCell<C>,
     own: C::Own,
 }
 
-/// Makes an object for the program.
+/// Creates an object for the program.
 pub(crate) fn make<C: Object>(visible: C, own: C::Own) -> *mut C {
     Box::into_raw(Box::new(Whole { visible: UnsafeCell::new(visible), own })).cast()
 }
 
-/// What is kept behind an object.
+/// Returns the state behind an object.
 ///
 /// # Safety
 /// `object` came from [`make`] of the same type, and is not [taken](take) before the reference ends.
 #[inline]
 pub(crate) unsafe fn own<'a, C: Object>(object: *const C) -> &'a C::Own {
-    // SAFETY: by the caller's promise there is a `Whole<C>`, whose first field is the visible part; the reference is
-    // to the other one, which nobody changes.
+    // SAFETY: by the caller's promise there is a `Whole<C>`, whose first field is the visible part; the reference is to
+    // the other field, which never changes.
     unsafe { &(*object.cast::<Whole<C>>()).own }
 }
 
@@ -39,16 +39,16 @@ pub(crate) unsafe fn own<'a, C: Object>(object: *const C) -> &'a C::Own {
 /// # Safety
 /// `object` came from [`make`] of the same type; nothing uses it afterwards.
 pub(crate) unsafe fn take<C: Object>(object: *mut C) -> C::Own {
-    // SAFETY: by the caller's promise this is the box that `make` let go of, and nobody else takes it.
+    // SAFETY: by the caller's promise this is the box that `make` released, and it is taken only once.
     unsafe { Box::from_raw(object.cast::<Whole<C>>()) }.own
 }
 
-/// A structure of which all bytes may be zero.
+/// A structure whose bytes may all be zero.
 ///
 /// # Safety
 /// Zero is a valid value of every field.
 pub(crate) unsafe trait Zeroed: Sized {
-    /// All zero.
+    /// Returns the structure with all bytes zero.
     fn zeroed() -> Self {
         // SAFETY: the implementer's promise.
         unsafe { std::mem::zeroed() }
@@ -69,5 +69,5 @@ zeroed! {
     Device VerbsContext DeviceAttrEx Pd Mr Mw Dm Ah CompChannel CqEx QpEx QpExWithFlush Srq AsyncEvent QpAttr
 }
 
-/// As the application sees a queue pair that was made for it.
+/// The visible part of every queue pair.
 pub(crate) type QueuePairShell = abi::QpExWithFlush;

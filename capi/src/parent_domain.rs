@@ -1,6 +1,6 @@
-//! Thread domains and parent domains. Neither changes anything here: posting takes one uncontended lock in any case,
-//! and the queues are this library's to allocate. So a parent domain is another name of its domain, and its allocators,
-//! which a library may use, are not called.
+//! Thread domains and parent domains. Neither has an effect here: posting takes one uncontended lock in any case, and
+//! this library allocates the queues. So a parent domain is an alias of its domain, and its allocators, which a library
+//! need not use, are not called.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -13,10 +13,10 @@ use crate::object::{Object, make, own, take};
 use crate::protection_domain::{domain_of, parent_of};
 use crate::usage::Users;
 
-/// Bits of `ibv_parent_domain_init_attr_mask`: allocators, and the program's number for them.
+/// Bits of `ibv_parent_domain_init_attr_mask`: allocators, and the program's context for them.
 const KNOWN: u32 = 3;
 
-/// What is kept behind a thread domain.
+/// The state behind a thread domain.
 pub(crate) struct ThreadDomain {
     _shared: Arc<Shared>,
     users: Users,
@@ -41,7 +41,7 @@ pub(crate) unsafe extern "C" fn dealloc_td(td: *mut abi::Td) -> c_int {
     number(unsafe { own(td) }.users.check_none().map(|()| drop(unsafe { take(td) })))
 }
 
-/// Makes the alias.
+/// Creates the alias.
 ///
 /// # Safety
 /// All pointers are the program's.

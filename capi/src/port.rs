@@ -1,4 +1,4 @@
-//! What a device and its ports say of themselves.
+//! Queries of a device and its ports.
 
 use std::ffi::{c_char, c_int};
 
@@ -10,12 +10,12 @@ use crate::error::{Errno, INVALID, Result, UNSUPPORTED, number, set_errno, zero_
 use crate::object::Zeroed;
 use crate::version::exported;
 
-/// Bytes of `ibv_port_attr` that the exported function may write: what it had in the beginning.
+/// Bytes of `ibv_port_attr` that the exported function may write: the size of its first version.
 const OLD_PORT_BYTES: usize = 48;
 /// `IBV_VALUES_MASK_RAW_CLOCK`.
 const RAW_CLOCK: u32 = 1;
 
-/// More than there can be.
+/// Converts a count; one that does not fit saturates.
 fn count(number: u32) -> c_int {
     c_int::try_from(number).unwrap_or(c_int::MAX)
 }
@@ -39,7 +39,7 @@ fn basic(from: &DeviceAttributes, guid: u64, to: &mut abi::DeviceAttr) {
     to.max_qp_rd_atom = from.max_qp_rd_atom.into();
     to.max_res_rd_atom = count(from.max_qp.saturating_mul(from.max_qp_rd_atom.into()));
     to.max_qp_init_rd_atom = from.max_qp_init_rd_atom.into();
-    // They are atomic against the processor's, too. But UCX uses the atomics of no device that says so.
+    // The atomics are atomic against the processor's, too, but UCX does not use the atomics of a device that says so.
     to.atomic_cap = (from.atomic_cap as u32).min(AtomicCapability::Device as u32);
     to.max_mcast_grp = count(from.max_mcast_grp);
     to.max_mcast_qp_attach = count(from.max_mcast_qp_attach);
@@ -52,7 +52,7 @@ fn basic(from: &DeviceAttributes, guid: u64, to: &mut abi::DeviceAttr) {
     to.phys_port_cnt = from.phys_port_cnt;
 }
 
-/// Kinds of queue pairs that send, a bit for the number of each: RC, UC, UD, XRC initiators.
+/// Queue pair types that send, one bit for the number of each: RC, UC, UD, XRC initiators.
 const PACED_KINDS: u32 = 1 << 2 | 1 << 3 | 1 << 4 | 1 << 9;
 
 fn extended(shared: &Shared) -> abi::DeviceAttrEx {
@@ -72,15 +72,15 @@ fn extended(shared: &Shared) -> abi::DeviceAttrEx {
     to
 }
 
-/// Copies the beginning of a structure into the program's of `size` bytes, which may be older or newer than ours: what
-/// is beyond ours becomes zero.
+/// Copies the beginning of a structure into the program's of `size` bytes, which may be older or newer than ours. Bytes
+/// beyond ours are zeroed.
 ///
 /// # Safety
 /// `to` may be written for `size` bytes.
 unsafe fn copy_out<T>(from: &T, to: *mut T, size: usize) {
     let known = size.min(size_of::<T>());
-    // SAFETY: not more than both have; what the program gave does not overlap what was just made. The caller promises
-    // the rest.
+    // SAFETY: no more than both have is copied; the program's structure does not overlap the one just made. The caller
+    // promises the rest.
     unsafe {
         std::ptr::from_ref(from).cast::<u8>().copy_to_nonoverlapping(to.cast(), known);
         to.cast::<u8>().add(known).write_bytes(0, size - known);
@@ -134,7 +134,7 @@ fn port(from: &PortAttributes) -> abi::PortAttrWithSpeed {
         },
         active_speed_ex: from.active_speed as u32,
     };
-    // The narrow field ends with NDR.
+    // The 8-bit field ends with NDR.
     to.base.active_speed = u8::try_from(from.active_speed as u16).unwrap_or(128);
     to
 }
@@ -156,7 +156,7 @@ pub(crate) unsafe extern "C" fn query_port(
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_query_port(context: *mut abi::Context, port_num: u8, to: *mut abi::PortAttr) -> c_int {
-    // SAFETY: as for `query_port`; the program's structure has at least so many bytes.
+    // SAFETY: as for `query_port`; the program's structure has at least `OLD_PORT_BYTES`.
     unsafe { query_port(context, port_num, to, OLD_PORT_BYTES) }
 }
 
@@ -178,7 +178,7 @@ fn gid_entry(from: &GidEntry, port_num: u32) -> abi::GidEntry {
     }
 }
 
-/// A number as a table's index, or an error.
+/// Converts a number to a table index.
 fn index(number: c_int) -> Result<u32> {
     u32::try_from(number).map_err(|_| INVALID)
 }
@@ -245,7 +245,7 @@ unsafe extern "C" fn _ibv_query_gid_table(
     table.len() as isize
 }
 
-/// The kernel's numbers: 0 for InfiniBand and RoCE v1, 1 for RoCE v2.
+/// Returns the kernel's number of a GID type: 0 for InfiniBand and RoCE v1, 1 for RoCE v2.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_query_gid_type(
     context: *mut abi::Context,
@@ -256,7 +256,7 @@ unsafe extern "C" fn ibv_query_gid_type(
     // SAFETY: the program's context.
     let found = match entry(unsafe { shared_of(context) }, port_num.into(), gid_index) {
         Ok(found) => Ok(u32::from(found.gid_type == GidType::RoceV2)),
-        // What is not there is of the kind that the kernel says of an empty place.
+        // An empty entry has the type that the kernel reports for one.
         Err(Errno(libc::ENODATA)) => Ok(0),
         Err(error) => Err(error),
     };
@@ -303,7 +303,7 @@ pub(crate) unsafe extern "C" fn query_rt_values(context: *mut abi::Context, valu
     // SAFETY: the program's context.
     let clock = unsafe { shared_of(context) }.device.query_clock();
     number(clock.map_err(Errno::from).map(|nanoseconds| {
-        // The device's clock counts nanoseconds, in both fields together as the manual page has it.
+        // The device's clock counts nanoseconds. Both fields together hold them, as the manual page says.
         values.raw_clock.tv_sec = 0;
         values.raw_clock.tv_nsec = nanoseconds as libc::c_long;
         values.comp_mask = RAW_CLOCK;

@@ -19,10 +19,10 @@ use crate::waiting::Uncancelled;
 const INLINE: u32 = 1 << 3;
 /// `IBV_SEND_IP_CSUM`: for raw packets.
 const IP_CHECKSUM: u32 = 1 << 4;
-/// Entries of a request at most; the device's limit, too.
+/// Largest number of SGEs of a request, which is also the device's limit.
 pub(crate) const MAX_SGE: usize = 32;
 
-/// The entries of a request.
+/// Returns the SGEs of a request.
 ///
 /// # Safety
 /// The list is the program's, with as many entries as it says.
@@ -36,13 +36,13 @@ pub(crate) unsafe fn entries<'a>(list: *const Sge, count: c_int) -> Result<&'a [
     }
 }
 
-/// What a request does.
+/// Returns the operation of a request.
 ///
 /// # Safety
 /// The request is the program's, and its opcode says which fields are set.
 #[inline]
 unsafe fn operation(request: &abi::SendWr) -> Result<Operation> {
-    // SAFETY: the caller's promise: the union holds what the opcode says; all of its bytes are set in any case, for
+    // SAFETY: the caller's promise: the union holds what the opcode says. All of its bytes are set in any case, because
     // they are plain numbers of the program's.
     let (rdma, atomic) = unsafe { (request.wr.rdma, request.wr.atomic) };
     let (remote_addr, rkey) = (rdma.remote_addr, Rkey(rdma.rkey));
@@ -74,7 +74,7 @@ unsafe fn operation(request: &abi::SendWr) -> Result<Operation> {
     })
 }
 
-/// Calls `post` with a request as this library has it.
+/// Calls `post` with a request in this library's form.
 ///
 /// # Safety
 /// The request is the program's, with its lists and its inline bytes.
@@ -104,7 +104,7 @@ unsafe fn with_request(
     Ok(post(&SendRequest { wr_id: request.wr_id, operation, flags, data })?)
 }
 
-/// Puts a request into the batch that is open.
+/// Adds a request to the open batch.
 ///
 /// # Safety
 /// As [`with_request`].
@@ -138,10 +138,10 @@ unsafe fn push(queue_pair: &QueuePair, request: &abi::SendWr) -> Result<()> {
     }
 }
 
-/// Says which request was refused. Programs that do not want to know give no place for it.
+/// Reports which request was refused. Programs that do not need that pass null.
 ///
 /// # Safety
-/// There is place for it, or none is given.
+/// `place` is null or may be written.
 #[inline]
 unsafe fn name_refused<T>(place: *mut *mut T, request: *mut T) {
     if !place.is_null() {
@@ -150,7 +150,7 @@ unsafe fn name_refused<T>(place: *mut *mut T, request: *mut T) {
     }
 }
 
-/// Posts a list; if a request is refused, those before it are posted, and it is named.
+/// Posts a list. If a request is refused, those before it are posted, and it is reported.
 ///
 /// # Safety
 /// The queue pair and the list are the program's.
@@ -177,7 +177,7 @@ unsafe fn post_sends(
         (outcome, request) = (Err(outcome.err().unwrap_or_else(|| error.into())), first);
     }
     if outcome.is_err() {
-        // SAFETY: the program's place for it, if there is one.
+        // SAFETY: the program's pointer for it, or null.
         unsafe { name_refused(refused, request) };
     }
     outcome
@@ -203,7 +203,7 @@ pub(crate) unsafe extern "C" fn post_send(
     }
 }
 
-/// What receives are posted to.
+/// A queue that receives are posted to.
 pub(crate) trait Receives {
     fn begin(&self);
     fn push(&self, request: &ReceiveRequest<'_>) -> Result<()>;
@@ -251,7 +251,7 @@ pub(crate) unsafe fn post_receives(
         (outcome, request) = (Err(outcome.err().unwrap_or(error)), first);
     }
     if outcome.is_err() {
-        // SAFETY: the program's place for it, if there is one.
+        // SAFETY: the program's pointer for it, or null.
         unsafe { name_refused(refused, request) };
     }
     number(outcome)

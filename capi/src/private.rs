@@ -1,8 +1,8 @@
-//! The private interface, version `IBVERBS_PRIVATE_34`: what the libraries of vendors call for their own devices.
+//! The private interface, version `IBVERBS_PRIVATE_34`, which vendors' libraries call for their own devices.
 //!
-//! Programs that link those libraries (perftest, UCX) need the symbols in order to be loaded; as this library has no
-//! device of a vendor, none of them is ever called with one. `verbs_register_driver_34`, which constructors call,
-//! forgets the driver; what asks for something answers `EOPNOTSUPP`.
+//! Programs that link those libraries (perftest, UCX) need the symbols in order to be loaded. This library has no
+//! vendor's device, so none of the symbols is ever called with one. `verbs_register_driver_34`, which constructors
+//! call, ignores the driver; operations return `EOPNOTSUPP`.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::AtomicBool;
@@ -38,7 +38,7 @@ macro_rules! nothing {
 macro_rules! no_object {
     ($($name:ident)+) => {
         $(
-            /// Makes no object.
+            /// Creates no object.
             #[unsafe(no_mangle)]
             extern "C" fn $name() -> *mut c_void {
                 set_errno(UNSUPPORTED);
@@ -64,18 +64,18 @@ unsupported! {
     ibv_cmd_reg_dmabuf_mr ibv_cmd_reg_mr ibv_cmd_req_notify_cq ibv_cmd_rereg_mr ibv_cmd_resize_cq verbs_init_cq
 }
 
-// `__verbs_log` takes a format and any number of arguments; who ignores them needs not know how many.
+// `__verbs_log` takes a format and any number of arguments, which can be ignored without knowing their number.
 nothing! { __verbs_log verbs_register_driver_34 verbs_set_ops verbs_uninit_context }
 
 no_object! { _verbs_init_and_alloc_context verbs_open_device }
 
-/// As many attributes as a command has: none.
+/// Returns the number of attributes of a command: none.
 #[unsafe(no_mangle)]
 extern "C" fn __ioctl_final_num_attrs(_attributes: u32, _buffer: *const c_void) -> u32 {
     0
 }
 
-/// Drivers look whether objects of a device that is gone may be destroyed.
+/// Drivers read whether objects of a device that is gone may be destroyed.
 #[unsafe(no_mangle)]
 static verbs_allow_disassociate_destroy: AtomicBool = AtomicBool::new(false);
 

@@ -11,14 +11,14 @@ use crate::object::{Object, Zeroed, make, own, take};
 use crate::usage::{Use, Users};
 use crate::version::exported;
 
-/// What is kept behind a protection domain.
+/// The state behind a protection domain.
 pub(crate) struct ProtectionDomain {
     pub(crate) shared: Arc<Shared>,
     pub(crate) domain: Arc<Domain>,
     pub(crate) users: Users,
     /// Whether it is a parent domain: the alias of another one.
     pub(crate) is_parent: bool,
-    /// Whether another handle of the domain was imported: it is not this one's to be deallocated.
+    /// Whether this handle was imported: it may not deallocate the domain.
     is_imported: bool,
     _uses: Vec<Use>,
 }
@@ -27,15 +27,15 @@ impl Object for abi::Pd {
     type Own = ProtectionDomain;
 }
 
-/// What an imported domain has in common with the original.
+/// The state that an imported domain shares with the original.
 pub(crate) struct Domain {
     pub(crate) inner: Arc<dyn provider::ProtectionDomain>,
 }
 
-/// What is kept behind a domain that is given.
+/// Returns the state behind a domain that the program passes.
 ///
 /// # Safety
-/// It is null, or the program's.
+/// `pd` is null or the program's.
 pub(crate) unsafe fn domain_of<'a>(pd: *mut abi::Pd) -> Result<&'a ProtectionDomain> {
     if pd.is_null() {
         return Err(INVALID);
@@ -44,7 +44,7 @@ pub(crate) unsafe fn domain_of<'a>(pd: *mut abi::Pd) -> Result<&'a ProtectionDom
     Ok(unsafe { own(pd) })
 }
 
-/// What the program sees of a domain.
+/// Creates the domain that the program sees.
 fn visible(
     shared: &Arc<Shared>,
     context: *mut abi::Context,
@@ -68,7 +68,7 @@ fn visible(
     )
 }
 
-/// The alias of a domain, in which everything is made that is made in the alias.
+/// Creates an alias of a domain. Objects created in the alias are created in the domain.
 pub(crate) fn parent_of(pd: &ProtectionDomain, context: *mut abi::Context, mut uses: Vec<Use>) -> *mut abi::Pd {
     let mut visible = abi::Pd::zeroed();
     (visible.context, visible.handle) = (context, pd.shared.next_handle());
@@ -102,7 +102,7 @@ unsafe extern "C" fn ibv_alloc_pd(context: *mut abi::Context) -> *mut abi::Pd {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_dealloc_pd(pd: *mut abi::Pd) -> c_int {
-    // SAFETY: the program's domain; the number in front is this library's alone.
+    // SAFETY: the program's domain; only this library uses the handle in front.
     let (domain, handle) = unsafe { (own(pd), (*pd).handle) };
     let end = || {
         domain.shared.check_process("dealloc_pd")?;
@@ -124,7 +124,7 @@ unsafe extern "C" fn ibv_import_pd(context: *mut abi::Context, handle: u32) -> *
     pointer(shared.import(handle).map(|domain| visible(shared, context, domain, handle, true)))
 }
 
-/// Gives up what was imported; the original stays.
+/// Releases an imported domain; the original stays.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_unimport_pd(pd: *mut abi::Pd) {
     // SAFETY: the program gives it up.

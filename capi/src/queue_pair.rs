@@ -1,4 +1,4 @@
-//! Queue pairs: what they are, and the verbs that are neither creation, nor change, nor posting.
+//! Queue pairs: their state, and the verbs other than creation, state changes and posting.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -14,18 +14,18 @@ use crate::queue_pair_ex::Stage;
 use crate::usage::Use;
 use crate::version::exported;
 
-/// What is kept behind a queue pair. In front is always the extended form.
+/// The state behind a queue pair. The visible part is always the extended form.
 pub(crate) struct QueuePair {
     pub(crate) shared: Arc<Shared>,
     pub(crate) inner: Arc<dyn provider::QueuePair>,
     pub(crate) qp_type: QueuePairType,
-    /// For extended posting, if it was created for that.
+    /// The stage of extended posting, if it was created for that.
     pub(crate) stage: Option<Stage>,
     pub(crate) path: Path,
     pub(crate) _uses: Vec<Use>,
 }
 
-/// What a program says of the path and Ethernet has no use for: it is only given back.
+/// Path attributes that Ethernet does not use: they are only returned by queries.
 #[derive(Default)]
 pub(crate) struct Path {
     pub(crate) static_rate: AtomicU8,
@@ -37,20 +37,20 @@ impl Object for QueuePairShell {
 }
 
 impl QueuePair {
-    /// Whether its requests name nothing but themselves.
+    /// Returns whether its requests name neither an address handle nor a shared receive queue.
     #[inline]
     pub(crate) fn is_plain(&self) -> bool {
         matches!(self.qp_type, QueuePairType::ReliableConnection | QueuePairType::UnreliableConnection)
     }
 }
 
-/// What is kept behind a queue pair that the program holds.
+/// Returns the state behind a queue pair that the program holds.
 ///
 /// # Safety
-/// It is the program's.
+/// `qp` is the program's.
 #[inline]
 pub(crate) unsafe fn queue_pair_of<'a>(qp: *mut abi::Qp) -> &'a QueuePair {
-    // SAFETY: every queue pair is made in this form; the caller promises the rest.
+    // SAFETY: every queue pair is created in this form; the caller promises the rest.
     unsafe { own(qp.cast::<QueuePairShell>()) }
 }
 
@@ -69,7 +69,7 @@ unsafe extern "C" fn ibv_destroy_qp(qp: *mut abi::Qp) -> c_int {
     number(end())
 }
 
-/// The extended form of a queue pair that was created with operations for it.
+/// Returns the extended form of a queue pair, if it was created with operations for it.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_qp_to_qp_ex(qp: *mut abi::Qp) -> *mut abi::QpEx {
     // SAFETY: the program's queue pair.
@@ -79,7 +79,8 @@ unsafe extern "C" fn ibv_qp_to_qp_ex(qp: *mut abi::Qp) -> *mut abi::QpEx {
     }
 }
 
-/// A WRITE's last byte is placed last, and never before those of an earlier one; nothing is promised of whole messages.
+/// Returns 0: a WRITE's last byte is written last, and never before those of an earlier one, but nothing is promised
+/// for whole messages.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_query_qp_data_in_order(_qp: *mut abi::Qp, _operation: u32, _flags: u32) -> c_int {
     0
@@ -99,13 +100,13 @@ unsafe extern "C" fn ibv_detach_mcast(qp: *mut abi::Qp, gid: *const abi::Gid, _l
     number(queue_pair.inner.detach_mcast(Gid::from_bytes(gid)).map_err(Errno::from))
 }
 
-/// Vendors' options of a connection: there are none.
+/// Vendors' connection options (ECE), which do not exist here.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_set_ece(_qp: *mut abi::Qp, _ece: *mut c_void) -> c_int {
     number(Err(UNSUPPORTED))
 }
 
-/// As above.
+/// Like [`ibv_set_ece`].
 #[unsafe(no_mangle)]
 extern "C" fn ibv_query_ece(_qp: *mut abi::Qp, _ece: *mut c_void) -> c_int {
     number(Err(UNSUPPORTED))

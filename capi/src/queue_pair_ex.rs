@@ -1,8 +1,7 @@
 //! Extended posting: builders and setters between `ibv_wr_start` and `ibv_wr_complete`.
 //!
-//! The provider's batch is open meanwhile, which keeps other threads out: so the stage is the posting thread's alone. A
-//! builder begins a request in the stage, setters complete it, and it goes into the batch when the next builder or the
-//! end comes.
+//! The provider's batch is open meanwhile, which keeps other threads out, so the stage belongs to the posting thread. A
+//! builder begins a request in the stage, setters complete it, and the next builder or the end adds it to the batch.
 
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
@@ -20,12 +19,12 @@ use crate::object::{QueuePairShell, own};
 use crate::queue_pair::QueuePair;
 use crate::waiting::Uncancelled;
 
-/// Where requests are built.
+/// Builds requests for the open batch.
 pub(crate) struct Stage(UnsafeCell<State>);
 
 struct State {
     pending: Option<Pending>,
-    /// What was wrong first; nothing of the batch is posted then.
+    /// The first error; nothing of the batch is posted then.
     error: Option<Errno>,
     sges: Box<[Sge]>,
     inline: Box<[u8]>,
@@ -40,14 +39,14 @@ struct Pending {
     target: Target,
 }
 
-/// How much of the stage's buffers the request uses.
+/// The used part of the stage's buffers.
 #[derive(Clone, Copy)]
 enum Payload {
     Sges(usize),
     Inline(usize),
 }
 
-/// Where it goes, as far as the queue pair does not say.
+/// The destination, as far as the queue pair does not determine it.
 #[derive(Clone, Copy)]
 enum Target {
     Connected,
@@ -56,7 +55,7 @@ enum Target {
 }
 
 impl Stage {
-    /// A stage for requests of a queue pair of this size.
+    /// Creates a stage for requests of a queue pair of this size.
     pub(crate) fn new(cap: &QueuePairCapabilities) -> Self {
         Self(UnsafeCell::new(State {
             pending: None,
@@ -72,7 +71,7 @@ impl State {
         self.error.get_or_insert(error);
     }
 
-    /// Puts the request that is complete into the batch.
+    /// Adds the complete request to the batch.
     fn flush(&mut self, queue_pair: &QueuePair) {
         let Some(pending) = self.pending.take() else { return };
         if self.error.is_none()
@@ -112,7 +111,7 @@ impl State {
         Ok(())
     }
 
-    /// The request that setters are for.
+    /// Returns the request that setters apply to.
     fn pending(&mut self) -> Option<&mut Pending> {
         if self.pending.is_none() {
             self.fail(INVALID);
@@ -126,7 +125,7 @@ impl State {
         }
     }
 
-    /// Copies the pieces behind one another.
+    /// Copies the segments one after another.
     fn set_inline<'a>(&mut self, pieces: impl Iterator<Item = &'a [u8]>) {
         let mut used = 0;
         for piece in pieces {
@@ -140,15 +139,15 @@ impl State {
     }
 }
 
-/// The queue pair, and its stage.
+/// Returns the queue pair and its stage.
 ///
 /// # Safety
-/// The queue pair is the program's, which calls this thread's builders between start and end only.
+/// The queue pair is the program's, which calls builders from this thread between start and end only.
 unsafe fn parts<'a>(qp: *mut abi::QpEx) -> Option<(&'a QueuePair, &'a mut State)> {
-    // SAFETY: every queue pair is made in this form; the caller promises the rest.
+    // SAFETY: every queue pair is created in this form; the caller promises the rest.
     let queue_pair = unsafe { own(qp.cast::<QueuePairShell>()) };
     let stage = queue_pair.stage.as_ref()?;
-    // SAFETY: the open batch is this thread's, so no other one uses the stage, and no reference of ours outlives a
+    // SAFETY: the open batch is this thread's, so no other thread uses the stage, and no reference of ours outlives a
     // builder.
     Some((queue_pair, unsafe { &mut *stage.0.get() }))
 }
@@ -204,7 +203,7 @@ unsafe extern "C" fn wr_abort(qp: *mut abi::QpEx) {
     // SAFETY: the program's queue pair, whose batch is open.
     let Some((queue_pair, state)) = (unsafe { parts(qp) }) else { return };
     state.pending = None;
-    // Nothing to be told to anybody: nothing is posted in any case.
+    // No error to report: nothing is posted in any case.
     let _ = queue_pair.inner.send_end(BatchEnd::Rollback);
 }
 
@@ -305,7 +304,7 @@ unsafe extern "C" fn wr_set_sge_list(qp: *mut abi::QpEx, count: usize, list: *co
     match state.sges.get_mut(..count) {
         Some([]) => state.set_payload(Payload::Sges(0)),
         Some(places) => {
-            // SAFETY: the program's list of so many entries.
+            // SAFETY: the program's list of `count` entries.
             places.copy_from_slice(unsafe { slice::from_raw_parts(list, count) });
             state.set_payload(Payload::Sges(count));
         }
@@ -313,7 +312,7 @@ unsafe extern "C" fn wr_set_sge_list(qp: *mut abi::QpEx, count: usize, list: *co
     }
 }
 
-/// The bytes of a piece.
+/// Returns the bytes of a segment.
 ///
 /// # Safety
 /// They are the program's.
@@ -335,7 +334,7 @@ unsafe extern "C" fn wr_set_inline_data(qp: *mut abi::QpEx, addr: *const c_void,
 }
 
 unsafe extern "C" fn wr_set_inline_data_list(qp: *mut abi::QpEx, count: usize, list: *const abi::DataBuf) {
-    // SAFETY: the program calls setters between start and end, with its list of so many pieces, and their bytes.
+    // SAFETY: the program calls setters between start and end, with its list of `count` segments, and their bytes.
     unsafe {
         if let Some((_, state)) = parts(qp) {
             state.set_inline((0..count).map(|place| bytes((*list.add(place)).addr, (*list.add(place)).length)));
@@ -343,7 +342,7 @@ unsafe extern "C" fn wr_set_inline_data_list(qp: *mut abi::QpEx, count: usize, l
     }
 }
 
-/// Fills in the functions. All are there, whichever operations were asked for.
+/// Sets the functions. All are present, whichever operations were requested.
 pub(crate) fn set_builders(shell: &mut QueuePairShell) {
     let table = &mut shell.base;
     table.wr_atomic_cmp_swp = Some(wr_atomic_cmp_swp);

@@ -16,7 +16,7 @@ use crate::queue_pair_ex::{Stage, set_builders};
 use crate::usage::Use;
 use crate::version::exported;
 
-/// Operations that extended posting has: all but segmentation of raw packets.
+/// Operations of extended posting: all but segmentation of raw packets.
 const OPERATIONS: u64 = create::WITH_RDMA_WRITE
     | create::WITH_RDMA_WRITE_WITH_IMM
     | create::WITH_SEND
@@ -30,10 +30,10 @@ const OPERATIONS: u64 = create::WITH_RDMA_WRITE
     | create::WITH_FLUSH
     | create::WITH_ATOMIC_WRITE;
 
-/// Bytes that an ATOMIC WRITE of extended posting brings with it, whatever was asked for.
+/// Inline bytes that an ATOMIC WRITE of extended posting needs, whatever was requested.
 const ATOMIC_WRITE_BYTES: u32 = 8;
 
-/// What a queue pair shall be, from either function.
+/// Options for creating a queue pair, from either function.
 struct Wanted {
     qp_context: *mut c_void,
     pd: *mut abi::Pd,
@@ -60,13 +60,13 @@ fn capabilities(from: abi::QpCap) -> QueuePairCapabilities {
 fn kind(number: u32) -> Result<QueuePairType> {
     match QueuePairType::ALL.into_iter().find(|kind| *kind as u32 == number) {
         Some(kind) => Ok(kind),
-        // Raw packets, and what drivers of vendors have.
+        // Raw packets and vendors' own types.
         None if matches!(number, 8 | 255) => Err(UNSUPPORTED),
         None => Err(INVALID),
     }
 }
 
-/// What a queue pair depends on.
+/// The objects that a queue pair depends on.
 struct Parts {
     pd: Arc<dyn provider::ProtectionDomain>,
     send_cq: Arc<dyn provider::CompletionQueue>,
@@ -76,7 +76,7 @@ struct Parts {
     uses: Vec<Use>,
 }
 
-/// The program's completion queue, or for a queue pair that completes nothing there a new one, which nobody sees.
+/// Returns the program's completion queue, or for a queue pair that completes nothing there a new, invisible one.
 ///
 /// # Safety
 /// The queue is null or the program's.
@@ -136,7 +136,7 @@ unsafe fn parts(shared: &Shared, wanted: &Wanted, qp_type: QueuePairType) -> Res
     }
 }
 
-/// Makes a queue pair, and tells its actual sizes.
+/// Creates a queue pair and returns it with its actual sizes.
 ///
 /// # Safety
 /// The context and all pointers in `wanted` are the program's.
@@ -212,7 +212,7 @@ unsafe extern "C" fn ibv_create_qp(pd: *mut abi::Pd, init: *mut abi::QpInitAttr)
 /// The context, the structure and all that it names are the program's.
 unsafe fn create_extended(context: *mut abi::Context, init: &mut abi::QpInitAttrEx) -> Result<*mut abi::Qp> {
     let has = |bit| init.comp_mask & bit != 0;
-    // Only what the mask names has a value. Flags may be named and be zero: that asks for nothing.
+    // Only fields that the mask names have a value. Flags may be named and be zero: that requests nothing.
     let known = create::PD | create::XRCD | create::SEND_OPS_FLAGS | CREATE_FLAGS;
     if init.comp_mask & !known != 0 || has(CREATE_FLAGS) && init.create_flags != 0 {
         return Err(UNSUPPORTED);

@@ -1,10 +1,10 @@
-//! `ibv_rate` as numbers: multiples of 2.5 Gbit/s, and Mbit/s.
+//! Conversion of `ibv_rate` to numbers: multiples of 2.5 Gbit/s, and Mbit/s.
 
 use std::ffi::c_int;
 
 use crate::version::exported;
 
-/// `ibv_rate`, the multiple (-1: it is none), and Mbit/s.
+/// `ibv_rate`, its multiple (-1 if it is none), and Mbit/s.
 const RATES: &[(c_int, c_int, c_int)] = &[
     (2, 1, 2_500),
     (5, 2, 5_000),
@@ -34,25 +34,25 @@ const RATES: &[(c_int, c_int, c_int)] = &[
 /// `IBV_RATE_MAX`.
 const MAX: c_int = 0;
 
-/// The multiple of 2.5 Gbit/s, or -1.
+/// Returns the multiple of 2.5 Gbit/s, or -1.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_rate_to_mult(rate: c_int) -> c_int {
     RATES.iter().find(|known| known.0 == rate).map_or(-1, |known| known.1)
 }
 
-/// The opposite.
+/// The inverse; `IBV_RATE_MAX` if there is none.
 #[unsafe(no_mangle)]
 extern "C" fn mult_to_ibv_rate(multiple: c_int) -> c_int {
     RATES.iter().find(|known| known.1 == multiple && multiple > 0).map_or(MAX, |known| known.0)
 }
 
-/// Mbit/s, or -1.
+/// Returns Mbit/s, or -1.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_rate_to_mbps(rate: c_int) -> c_int {
     RATES.iter().find(|known| known.0 == rate).map_or(-1, |known| known.2)
 }
 
-/// The opposite.
+/// The inverse; `IBV_RATE_MAX` if there is none.
 #[unsafe(no_mangle)]
 extern "C" fn mbps_to_ibv_rate(megabits: c_int) -> c_int {
     RATES.iter().find(|known| known.2 == megabits).map_or(MAX, |known| known.0)

@@ -1,4 +1,4 @@
-//! What the environment says. `docs/drop-in.md` describes the variables.
+//! Settings from the environment. `docs/drop-in.md` describes the variables.
 
 use std::fmt::Display;
 use std::net::IpAddr;
@@ -14,18 +14,18 @@ use crate::error_output::ErrorOutput;
 
 /// All settings; read once.
 pub(crate) struct Settings {
-    /// Devices that are listed: those of these addresses, or, if there are none, those of the interfaces.
+    /// Addresses of the listed devices. If there are none, the interfaces' devices are listed.
     pub(crate) addresses: Vec<IpAddr>,
-    /// Peers that run this software, though no registry says so.
+    /// Peers that run this software although no registry says so.
     pub(crate) peers: Vec<IpAddr>,
-    /// How devices are opened.
+    /// Configuration that devices are opened with.
     pub(crate) config: SoftConfig,
-    /// Whether pages that the program takes away are found by handlers of signals.
+    /// Whether signal handlers detect pages that the program unmaps.
     faults_by_signal: bool,
 }
 
 impl Settings {
-    /// What the process needs before the first device is open.
+    /// Prepares the process before the first device is opened.
     pub(crate) fn prepare_process(&self) {
         if !self.faults_by_signal {
             return;
@@ -36,7 +36,7 @@ impl Settings {
     }
 }
 
-/// The settings of this process.
+/// Returns the settings of this process.
 pub(crate) fn settings() -> &'static Settings {
     static SETTINGS: OnceLock<Settings> = OnceLock::new();
     SETTINGS.get_or_init(|| {
@@ -55,7 +55,7 @@ fn value(name: &str) -> Option<String> {
 }
 
 fn ignored(name: &str, value: &str, expected: impl Display) {
-    tracing::warn!("{name} is \"{value}\", which is ignored: expected is {expected}");
+    tracing::warn!("{name} is \"{value}\", which is ignored; expected {expected}");
 }
 
 fn list<T: FromStr>(name: &str) -> Vec<T> {
@@ -64,7 +64,7 @@ fn list<T: FromStr>(name: &str) -> Vec<T> {
     text.split(',').filter(|part| !part.trim().is_empty()).filter_map(parse).collect()
 }
 
-/// A number, with `0x` in front or without.
+/// Returns the value of a variable as a number, with or without a leading `0x`.
 fn number(name: &str) -> Option<u32> {
     let text = value(name)?;
     let parsed = match text.strip_prefix("0x") {
@@ -75,7 +75,7 @@ fn number(name: &str) -> Option<u32> {
 }
 
 fn config() -> SoftConfig {
-    // Programs in C tell each other numbers of queue pairs in INIT, and no capabilities.
+    // Programs in C exchange queue pair numbers in INIT, and no capabilities.
     let mut config = SoftConfig::new().present_from_init(true);
     if let Some(bytes) = number("RDMA_VERBS_MTU") {
         match Mtu::from_bytes(bytes) {
@@ -105,7 +105,7 @@ fn faults_by_signal() -> bool {
     }
 }
 
-/// Warnings and errors go to the standard error output, more or less if `RDMA_VERBS_LOG` says so.
+/// Starts logging to the standard error output: warnings and errors, or the level of `RDMA_VERBS_LOG`.
 fn start_log() {
     let asked = value("RDMA_VERBS_LOG");
     let level = asked.as_deref().map_or(Ok(LevelFilter::WARN), str::parse);
@@ -115,10 +115,11 @@ fn start_log() {
         .with_writer(move || output)
         .with_ansi(false)
         .without_time()
-        // Where nobody can be told, the program goes on: the default tells it where it just failed, and panics there.
+        // If a line cannot be written, the program continues. The default reports that to the same output, and panics
+        // there.
         .log_internal_errors(false)
         .finish();
-    // Fails only if there is a log already, which then serves.
+    // Fails only if a log exists already, which is then used.
     let _ = tracing::subscriber::set_global_default(subscriber);
     if let (Err(_), Some(asked)) = (level, asked) {
         ignored("RDMA_VERBS_LOG", &asked, "off, error, warn, info, debug or trace");

@@ -24,7 +24,7 @@ mod init {
     pub(super) const KNOWN: u32 = TYPE | PD | XRCD | CQ;
 }
 
-/// Kinds of `ibv_srq_type`.
+/// Values of `ibv_srq_type`.
 const BASIC: u32 = 0;
 const XRC: u32 = 1;
 
@@ -32,7 +32,7 @@ const XRC: u32 = 1;
 const MAX_WR: c_int = 1;
 const LIMIT: c_int = 1 << 1;
 
-/// What is kept behind a shared receive queue.
+/// The state behind a shared receive queue.
 pub(crate) struct SharedReceiveQueue {
     pub(crate) shared: Arc<Shared>,
     pub(crate) inner: Arc<dyn provider::SharedReceiveQueue>,
@@ -59,7 +59,7 @@ impl Receives for SharedReceiveQueue {
     }
 }
 
-/// Makes a queue, and tells its actual sizes.
+/// Creates a queue and returns its actual sizes in `attributes`.
 ///
 /// # Safety
 /// All pointers are the program's; those of `xrc` are not null.
@@ -80,7 +80,7 @@ unsafe fn create(
     let inner = domain.domain.inner.create_srq(&SharedReceiveQueueInit {
         max_wr: attributes.max_wr,
         max_sge: attributes.max_sge,
-        // The limit counts from a change on, as the manual page has it.
+        // The limit takes effect when it is modified, as the manual page says.
         srq_limit: 0,
         xrc: xrc.map(|(xrcd, cq)| XrcReceives { domain: &xrcd.inner.inner, cq: &cq.inner }),
     })?;

@@ -1,4 +1,4 @@
-//! Names of numbers.
+//! Strings for enumeration values.
 
 use std::ffi::{CStr, c_char, c_int};
 
@@ -72,25 +72,25 @@ fn name(names: &'static [&'static CStr], number: c_int) -> *const c_char {
     found.unwrap_or(&c"unknown").as_ptr()
 }
 
-/// Name of a kind of device.
+/// Returns the name of a node type.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_node_type_str(node_type: c_int) -> *const c_char {
     name(NODE_TYPES, node_type)
 }
 
-/// Name of a port's state.
+/// Returns the name of a port state.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_port_state_str(state: c_int) -> *const c_char {
     name(PORT_STATES, state)
 }
 
-/// Name of a kind of event.
+/// Returns the name of an event type.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_event_type_str(event: c_int) -> *const c_char {
     name(EVENT_TYPES, event)
 }
 
-/// Name of a completion's status.
+/// Returns the name of a completion status.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_wc_status_str(status: c_int) -> *const c_char {
     name(COMPLETION_STATUSES, status)

@@ -1,7 +1,7 @@
-//! Versions of symbols.
+//! Symbol versions.
 
-/// Exports functions that are defined here under their names with a version: `exported! { "IBVERBS_1.1": ibv_f; }`.
-/// Each must be `#[unsafe(no_mangle)]`. `tests/symbols.rs` compares what comes of it with the list.
+/// Exports functions defined here under their names with a version: `exported! { "IBVERBS_1.1": ibv_f; }`. Each must be
+/// `#[unsafe(no_mangle)]`. `tests/symbols.rs` compares the result with the list.
 macro_rules! exported {
     ($($node:literal: $($name:ident)+;)+) => {
         $($(

@@ -1,5 +1,5 @@
-//! Domains of extended reliable connections. A file names a domain within one open device: the handles that are opened
-//! with it share the domain. Other processes have domains of their own.
+//! XRC domains. A file names a domain within one open device: the handles opened with it share the domain. Other
+//! processes have domains of their own.
 
 use std::collections::HashMap;
 use std::ffi::c_int;
@@ -18,7 +18,7 @@ use crate::usage::Users;
 /// Bits of `ibv_xrcd_init_attr_mask`: both are required.
 const KNOWN: u32 = 3;
 
-/// What is kept behind a domain.
+/// The state behind a domain.
 pub(crate) struct Xrcd {
     shared: Arc<Shared>,
     pub(crate) inner: Arc<Domain>,
@@ -29,13 +29,13 @@ impl Object for abi::Xrcd {
     type Own = Xrcd;
 }
 
-/// What handles of one domain share.
+/// State shared by the handles of one domain.
 pub(crate) struct Domain {
     pub(crate) inner: Arc<dyn XrcDomain>,
-    /// The protection domain of its latest shared receive queue: C programs create targets without one, and peers reach
-    /// this one's memory through them.
+    /// The protection domain of its latest shared receive queue: C programs create targets without one, and peers
+    /// access this domain's memory through them.
     pub(crate) protection: Mutex<Option<Arc<dyn ProtectionDomain>>>,
-    /// The file that names it, open as long as it is there: another file does not get the number meanwhile.
+    /// The file that names the domain, open while the domain lives, so that no other file gets the inode number.
     _file: Option<File>,
 }
 
@@ -44,14 +44,14 @@ impl Domain {
         Ok(Arc::new(Self { inner: shared.device.open_xrcd()?, protection: Mutex::default(), _file: file }))
     }
 
-    /// The protection domain for a target that was given none.
+    /// Returns the protection domain for a target that was created without one.
     pub(crate) fn protection(&self, shared: &Shared) -> Result<Arc<dyn ProtectionDomain>> {
         let known = self.protection.lock().unwrap_or_else(PoisonError::into_inner).clone();
         known.map_or_else(|| Ok(shared.device.alloc_pd()?), Ok)
     }
 }
 
-/// Domains by the file that names them: device and number.
+/// Domains by the file that names them: device and inode number.
 #[derive(Default)]
 pub(crate) struct SharedDomains(Mutex<HashMap<(u64, u64), Weak<Domain>>>);
 
