@@ -195,7 +195,7 @@ unsafe extern "C" fn read_dlid_path_bits(_cq: *mut abi::CqEx) -> u8 {
 
 fn nanoseconds(clock: libc::clockid_t) -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: one structure of our own.
+    // SAFETY: one local structure.
     unsafe { libc::clock_gettime(clock, &raw mut now) };
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }

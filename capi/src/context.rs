@@ -155,7 +155,7 @@ fn system_error() -> Errno {
 
 /// Creates a file whose copies can be recognized. Nothing is ever written to it.
 fn new_command_file() -> Result<(OwnedFd, (u64, u64))> {
-    // SAFETY: a call without memory of ours but the name.
+    // SAFETY: the call reads only the name, which is static.
     let fd = unsafe { libc::memfd_create(c"rdma-verbs".as_ptr(), libc::MFD_CLOEXEC) };
     if fd < 0 {
         return Err(system_error());
@@ -216,7 +216,7 @@ fn set_operations(ops: &mut abi::ContextOps) {
     ops.post_recv = Some(post::post_recv);
 }
 
-/// The headers' own functions return `EOPNOTSUPP` for a missing operation.
+/// Sets the extended operations. The headers' own functions return `EOPNOTSUPP` for a missing one.
 fn set_extended_operations(table: &mut abi::VerbsContext) {
     table.query_port = Some(port::query_port);
     table.query_device_ex = Some(port::query_device_ex);
@@ -243,7 +243,7 @@ unsafe extern "C" fn ibv_open_device(device: *mut abi::Device) -> *mut abi::Cont
     pointer(open(device))
 }
 
-/// Remaining objects keep the device open underneath, and can be destroyed later.
+/// Closes the device. Remaining objects keep it open underneath, and can be destroyed later.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_close_device(context: *mut abi::Context) -> c_int {
     // SAFETY: the program gives up its context.

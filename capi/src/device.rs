@@ -216,14 +216,14 @@ unsafe extern "C" fn ibv_read_sysfs_file(
     }
 }
 
-/// Like [`ibv_read_sysfs_file`], for a file of a device: there is none.
+/// Fails: these devices have no files in sysfs.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_read_ibdev_sysfs_file(_buffer: *mut c_char, _size: usize, _device: *mut c_void) -> c_int {
     set_errno(Errno(libc::ENOENT));
     -1
 }
 
-/// For vendors' drivers, which resolve Ethernet addresses with it.
+/// Fails. It is for vendors' drivers, which resolve Ethernet addresses with it.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_resolve_eth_l2_from_gid() -> c_int {
     set_errno(UNSUPPORTED);

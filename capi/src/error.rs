@@ -12,7 +12,7 @@ use rdma_verbs::provider::{Error, ErrorKind, RefusedBacking, RefusedChange};
 #[repr(transparent)]
 pub(crate) struct Errno(pub(crate) c_int);
 
-/// A wrong argument.
+/// An invalid argument.
 pub(crate) const INVALID: Errno = Errno(libc::EINVAL);
 /// An operation that this library does not offer.
 pub(crate) const UNSUPPORTED: Errno = Errno(libc::EOPNOTSUPP);

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Bytes that a pipe has room for if it reports any room.
 const MOST_BYTES: usize = 4096;
-/// How often a thread checks whether another one has written its line.
+/// Number of times that a thread checks whether another one has written its line.
 const TRIES: usize = 100;
 
 /// Whether a line is being written. Not a lock to wait for: in a forked child it stays taken.

@@ -34,7 +34,7 @@ pub(crate) unsafe fn own<'a, C: Object>(object: *const C) -> &'a C::Own {
     unsafe { &(*object.cast::<Whole<C>>()).own }
 }
 
-/// Ends an object.
+/// Takes an object back from the program.
 ///
 /// # Safety
 /// `object` came from [`make`] of the same type; nothing uses it afterwards.

@@ -13,7 +13,7 @@ use crate::version::exported;
 macro_rules! unsupported {
     ($($name:ident)+) => {
         $(
-            /// Not offered.
+            /// Returns `EOPNOTSUPP`.
             #[unsafe(no_mangle)]
             extern "C" fn $name() -> c_int {
                 set_errno(UNSUPPORTED);

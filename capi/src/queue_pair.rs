@@ -100,13 +100,13 @@ unsafe extern "C" fn ibv_detach_mcast(qp: *mut abi::Qp, gid: *const abi::Gid, _l
     number(queue_pair.inner.detach_mcast(Gid::from_bytes(gid)).map_err(Errno::from))
 }
 
-/// Vendors' connection options (ECE), which do not exist here.
+/// Fails: there are no vendors' connection options (ECE).
 #[unsafe(no_mangle)]
 extern "C" fn ibv_set_ece(_qp: *mut abi::Qp, _ece: *mut c_void) -> c_int {
     number(Err(UNSUPPORTED))
 }
 
-/// Like [`ibv_set_ece`].
+/// Fails like [`ibv_set_ece`].
 #[unsafe(no_mangle)]
 extern "C" fn ibv_query_ece(_qp: *mut abi::Qp, _ece: *mut c_void) -> c_int {
     number(Err(UNSUPPORTED))

@@ -266,7 +266,7 @@ unsafe extern "C" fn wr_bind_mw(qp: *mut abi::QpEx, mw: *mut abi::Mw, rkey: u32,
     }
 }
 
-/// For raw packets.
+/// Refuses the batch: segmentation offload is for raw packets.
 unsafe extern "C" fn wr_send_tso(qp: *mut abi::QpEx, _header: *mut c_void, _header_bytes: u16, _segment: u16) {
     // SAFETY: the program calls builders between start and end.
     unsafe { refuse(qp, UNSUPPORTED) };

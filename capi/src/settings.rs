@@ -12,7 +12,7 @@ use tracing::level_filters::LevelFilter;
 
 use crate::error_output::ErrorOutput;
 
-/// All settings; read once.
+/// All settings, read once.
 pub(crate) struct Settings {
     /// Addresses of the listed devices. If there are none, the interfaces' devices are listed.
     pub(crate) addresses: Vec<IpAddr>,
