@@ -71,7 +71,7 @@ pub(super) fn start_with_device(engine: &Engine, device: &str, config: &SoftConf
     };
     let Some(wanted) = config.capture.as_ref().or(from_environment.as_ref()) else { return Ok(()) };
     match engine.start_capture(wanted, device) {
-        // The shards hold it.
+        // The shards keep it alive.
         Ok(_) => Ok(()),
         Err(mut error) => {
             if from_environment.is_some() {

@@ -41,7 +41,7 @@ pub struct SoftConfig {
 }
 
 impl SoftConfig {
-    /// The default settings.
+    /// Creates the default settings.
     pub const fn new() -> Self {
         Self {
             shards: 1,

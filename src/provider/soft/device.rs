@@ -47,7 +47,7 @@ const MAX_AH: u32 = 65_536;
 /// Largest number of captures started by `start_capture`.
 const MAX_CAPTURES: u32 = 16;
 
-/// How long an acknowledgement waits for the application's reply while a thread polls.
+/// Time that an acknowledgement waits for the application's reply while a thread polls.
 const ACK_HOLD: Duration = Duration::from_micros(50);
 /// Delay reported to peers: 4.096 µs × 2^8, 1.05 ms. When a poller turns to other work, the engine's thread takes over
 /// its acknowledgements within 0.4 ms, and then must get a processor.

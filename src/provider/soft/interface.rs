@@ -25,10 +25,10 @@ pub(super) struct Interface {
     reach: Reach,
 }
 
-/// Which of the interface's addresses are the device's.
+/// The part of the interface's addresses that is the device's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Reach {
-    /// All.
+    /// All of them.
     Whole,
     /// Only the one that the device is named after.
     Address,

@@ -16,7 +16,7 @@ use crate::types::{
 /// The kind of sockets that the queue pair's packets leave from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) enum PathKind {
-    /// It has no path yet.
+    /// No path yet.
     #[default]
     None,
     /// Sockets that send packets one by one.
