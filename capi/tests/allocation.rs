@@ -1,5 +1,5 @@
-//! The way of a request allocates nothing: neither in the verbs, nor in the library's threads. The process's allocator
-//! is this program's, which counts and passes on, so whatever the library asks of it is seen.
+//! Requests allocate nothing, neither in the verbs nor in the library's threads. This program provides the process's
+//! allocator, which counts and passes on, so that it sees every allocation of the library.
 
 mod library;
 
@@ -17,7 +17,7 @@ fn count() {
     ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
 }
 
-/// The functions of the C library, by names that a program cannot take from it.
+/// The C library's functions, under names that a program cannot override.
 mod system {
     use super::c_void;
 
@@ -60,7 +60,7 @@ extern "C" fn aligned_alloc(alignment: usize, size: usize) -> *mut c_void {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn posix_memalign(place: *mut *mut c_void, alignment: usize, size: usize) -> c_int {
     count();
-    // SAFETY: as above; the place is the caller's.
+    // SAFETY: as above; the pointer is the caller's.
     unsafe {
         let memory = system::__libc_memalign(alignment, size);
         place.write(memory);
@@ -68,7 +68,7 @@ unsafe extern "C" fn posix_memalign(place: *mut *mut c_void, alignment: usize, s
     }
 }
 
-/// How often `work` allocates in `REQUESTS` rounds, once everything has the size that it needs.
+/// Returns how often `work` allocates in `REQUESTS` rounds, after a warm-up in which everything gets its size.
 fn allocations(what: &str, mut work: impl FnMut(u64)) -> u64 {
     (0..REQUESTS / 10).for_each(&mut work);
     let before = ALLOCATIONS.load(Ordering::Relaxed);
@@ -78,10 +78,10 @@ fn allocations(what: &str, mut work: impl FnMut(u64)) -> u64 {
     found
 }
 
-/// Sends a message to itself by `ibv_wr_*`, and takes both completions by `ibv_start_poll`.
+/// Sends a message to itself with `ibv_wr_*`, and takes both completions with `ibv_start_poll`.
 fn exchange_extended(verbs: &Verbs, end: &End, number: u64) {
     end.post_recv(number);
-    // SAFETY: objects of the extended interface that are there; the functions belong to them.
+    // SAFETY: live objects of the extended interface; the functions belong to them.
     unsafe {
         let qp = (verbs.qp_to_qp_ex)(end.qp);
         (*qp).wr_start.expect("extended")(qp);

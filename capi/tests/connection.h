@@ -1,4 +1,4 @@
-// What the programs in C share: the device, and queue pairs that are connected to themselves or to each other.
+// Shared by the programs in C: the device, and queue pairs that are connected to themselves or to each other.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <infiniband/verbs.h>
@@ -66,7 +66,7 @@ static inline void connect_to_itself(struct ibv_qp *qp) {
     connect_to(qp, qp);
 }
 
-// The status of the next completion.
+// Returns the status of the next completion.
 static inline int complete(void) {
     struct ibv_wc wc;
     int found;

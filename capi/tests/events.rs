@@ -1,4 +1,4 @@
-//! Descriptors of events, as programs use them: readable while an event waits and only then, whoever waits how.
+//! Event descriptors as programs use them: readable only while an event is pending, however a program waits.
 
 mod library;
 
@@ -15,7 +15,7 @@ fn library() -> &'static Verbs {
     verbs(ADDRESS)
 }
 
-/// Ends within its time, or fails the test instead of hanging it.
+/// Runs `work`, and fails the test instead of hanging it if that takes too long.
 fn within_patience(work: impl FnOnce() + Send + 'static) {
     let (done, ended) = channel();
     let worker = std::thread::spawn(move || {
@@ -23,7 +23,7 @@ fn within_patience(work: impl FnOnce() + Send + 'static) {
         done.send(()).unwrap();
     });
     match ended.recv_timeout(PATIENCE) {
-        Err(std::sync::mpsc::RecvTimeoutError::Timeout) => panic!("it waits for ever"),
+        Err(std::sync::mpsc::RecvTimeoutError::Timeout) => panic!("it waits forever"),
         _ => worker.join().unwrap(),
     }
 }
@@ -38,11 +38,11 @@ fn packets_of_others_make_no_descriptor_readable() {
     let async_fd = unsafe { (*context).async_fd };
     for number in 0..2_000 {
         busy.exchange(number);
-        assert!(!is_readable(idle.fd(), NOW), "nothing came for it");
+        assert!(!is_readable(idle.fd(), NOW), "nothing arrived for it");
         assert!(!is_readable(busy.fd(), NOW), "it is not armed");
         assert!(!is_readable(async_fd, NOW), "nothing happened");
     }
-    // Packets that nobody polls for are served by the library's thread; they are no events either.
+    // Packets that no thread polls for are served by the library's thread; they are no events either.
     for number in 0..200 {
         busy.post_recv(number);
         busy.post_send(number, 0);
@@ -51,18 +51,18 @@ fn packets_of_others_make_no_descriptor_readable() {
     }
     idle.post_recv(7);
     idle.post_send(7, 0);
-    assert!(is_readable(idle.fd(), PATIENCE), "this came for it");
+    assert!(is_readable(idle.fd(), PATIENCE), "this arrived for it");
     assert!(!is_readable(busy.fd(), NOW));
     assert_eq!(idle.get_event(), 0);
     assert!(!is_readable(idle.fd(), NOW), "it was taken");
     idle.destroy();
     busy.destroy();
-    // SAFETY: nothing of it is left.
+    // SAFETY: all of its objects are destroyed.
     assert_eq!(unsafe { (verbs.close_device)(context) }, 0);
 }
 
-/// A message goes round all connections, and is sent on by whoever gets it: only one of the channels has an event at a
-/// time, and waiting for one on any other would last for ever.
+/// A message goes around all connections, each end sending it on: only one of the channels has an event at a time, and
+/// waiting for one on any other would last forever.
 #[test]
 fn one_thread_serves_many_channels_by_what_their_descriptors_promise() {
     const MESSAGES: u64 = 4_000;
@@ -78,11 +78,11 @@ fn one_thread_serves_many_channels_by_what_their_descriptors_promise() {
         while messages < MESSAGES {
             let mut asked: Vec<libc::pollfd> =
                 ends.iter().map(|end| libc::pollfd { fd: end.fd(), events: libc::POLLIN, revents: 0 }).collect();
-            // SAFETY: as many structures as it says.
+            // SAFETY: `asked` has eight structures.
             let ready = unsafe { libc::poll(asked.as_mut_ptr(), 8, PATIENCE.as_millis() as c_int) };
-            assert!(ready > 0, "no event comes any more, after {messages} messages");
+            assert!(ready > 0, "no more events after {messages} messages");
             for (place, end) in ends.iter().enumerate().filter(|(place, _)| asked[*place].revents != 0) {
-                // It waits, unless the descriptor's promise is kept.
+                // This blocks unless the descriptor's promise is kept.
                 assert_eq!(end.get_event(), 0);
                 end.arm();
                 while let Some(completion) = end.poll() {
@@ -103,17 +103,17 @@ fn whoever_sleeps_on_changes_of_the_descriptor_misses_none() {
         let end = End::looped(library(), open(library()));
         set_nonblocking(end.fd());
         assert_eq!(end.get_event(), libc::EAGAIN);
-        // SAFETY: a call without memory; the set is closed with the process.
+        // SAFETY: the call takes no pointers; the set is closed with the process.
         let set = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
         let mut event = libc::epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32, u64: 0 };
-        // SAFETY: one structure of our own.
+        // SAFETY: one local structure.
         assert_eq!(unsafe { libc::epoll_ctl(set, libc::EPOLL_CTL_ADD, end.fd(), &raw mut event) }, 0);
         let start = Instant::now();
         for number in 0..2_000 {
             end.arm();
             end.post_recv(number);
             end.post_send(number, 0);
-            // SAFETY: place for one structure.
+            // SAFETY: room for one structure.
             let ready = unsafe { libc::epoll_wait(set, &raw mut event, 1, PATIENCE.as_millis() as c_int) };
             assert_eq!(ready, 1, "message {number}");
             assert_eq!((end.get_event(), end.get_event()), (0, libc::EAGAIN));
@@ -132,7 +132,7 @@ fn send_later<'a>(scope: &'a std::thread::Scope<'a, '_>, end: &'a End, number: u
     });
 }
 
-/// A program may wait in the verb and on the descriptor by turns: the library expects either.
+/// A program may alternate between waiting in the verb and on the descriptor: the library supports both.
 #[test]
 fn both_ways_to_wait_can_follow_each_other() {
     within_patience(|| {
@@ -153,7 +153,7 @@ fn both_ways_to_wait_can_follow_each_other() {
     });
 }
 
-/// A program that polls keeps the library's thread from the sockets; then it goes to sleep on a descriptor.
+/// A program that polls keeps the library's thread from the sockets; then it blocks on a descriptor.
 #[test]
 fn whoever_polled_a_moment_ago_is_woken_all_the_same() {
     within_patience(|| {

@@ -1,12 +1,12 @@
-//! `rdma-verbs-run --nodes`: what programs look for before they ask the library.
+//! `rdma-verbs-run --nodes`: the files that programs look for before they call the library.
 
 use std::path::Path;
 use std::process::{Command, Output};
 
-/// The device's name is that of an address that no interface has: its files are not there before.
+/// The device is named after an address that no interface has, so that its files do not exist before.
 const ADDRESS: &str = "127.61.3.4";
-/// What UCX looks for; what Mooncake looks for, which goes up twice from where the link leads; and that the rest of the
-/// file system is as it was.
+/// Looks for the files that UCX needs, and those that Mooncake needs, which goes up twice from where the link leads,
+/// and checks that the rest of the file system is unchanged.
 const LOOKS: &str = "test -c /dev/infiniband/soft_127.61.3.4 && test -w /dev/null && test -d /dev/shm &&
     cat /sys/class/infiniband/soft_127.61.3.4/../../numa_node /sys/class/infiniband/soft_127.61.3.4/device/numa_node &&
     basename \"$(realpath /sys/class/infiniband/soft_127.61.3.4)\" && cat /sys/class/net/lo/ifindex && id -u";

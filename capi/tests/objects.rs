@@ -1,4 +1,4 @@
-//! What objects remember, and what they refuse.
+//! State that objects keep, and changes that they refuse.
 
 mod library;
 
@@ -22,7 +22,8 @@ fn device_memory_is_not_registered_anew() {
     let verbs = verbs("127.62.1.5");
     let context = open(verbs);
     let mut memory = [0u64; 8];
-    // SAFETY: the context's own functions; each object is made of those before it, and ends after those behind it.
+    // SAFETY: the context's own functions; each object is created from those before it, and destroyed after those
+    // behind it.
     unsafe {
         let table = table(context);
         let pd = (verbs.alloc_pd)(context);
@@ -54,7 +55,7 @@ fn queue_pair_gives_back_the_path_that_it_was_given() {
     let end = End::looped(verbs, context);
     let query = || {
         let (mut found, mut init) = (QpAttr::default(), std::mem::MaybeUninit::<QpInitAttr>::uninit());
-        // SAFETY: the queue pair and both structures are there.
+        // SAFETY: the queue pair and both structures are alive.
         assert_eq!(unsafe { (verbs.query_qp)(end.qp, &raw mut found, -1, init.as_mut_ptr()) }, 0);
         found.ah_attr
     };
@@ -65,7 +66,7 @@ fn queue_pair_gives_back_the_path_that_it_was_given() {
     end.modify(&init, qp_attr::STATE | qp_attr::PKEY_INDEX | qp_attr::PORT | qp_attr::ACCESS_FLAGS);
     assert_eq!(query().is_global, 0, "it has no path yet");
     let mut gid = Gid([0; 16]);
-    // SAFETY: the context is open, and there is place for the answer.
+    // SAFETY: the context is open, and there is room for the GID.
     assert_eq!(unsafe { (verbs.query_gid)(context, 1, 0, &raw mut gid) }, 0);
     let given = AhAttr {
         dgid: gid,
@@ -84,6 +85,6 @@ fn queue_pair_gives_back_the_path_that_it_was_given() {
     assert_eq!((found.static_rate, found.src_path_bits), (3, 5));
     assert_eq!((found.hop_limit, found.traffic_class, found.is_global), (17, 12, 1));
     end.destroy();
-    // SAFETY: nothing of it is left.
+    // SAFETY: all of its objects are destroyed.
     assert_eq!(unsafe { (verbs.close_device)(context) }, 0);
 }

@@ -1,11 +1,11 @@
-// What posting refuses, and which object a request is for: prints numbers, a line a case.
+// Shows what posting refuses, and which object a request is for. Prints numbers, a line for each case.
 #include "connection.h"
 
 #include <unistd.h>
 
 static char memory[16384];
 
-// Refused requests, without a place for the one that was refused.
+// Refused requests, without a pointer for the one that was refused.
 static void refused(void) {
     struct ibv_sge sge = {.addr = (uintptr_t)memory, .length = 8};
     struct ibv_send_wr second = {.sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND}, first = second;
@@ -32,7 +32,7 @@ static int write_by(struct ibv_qp *qp, struct ibv_mr *mr, uint32_t rkey) {
     return complete();
 }
 
-// Binds a window by a key that is of another one, or of none, but for its tag.
+// Binds a window by a key that belongs to another one, or to none, except for its tag.
 static void window(int extended) {
     struct ibv_mr *mr = registered(memory, sizeof memory);
     struct ibv_qp_init_attr_ex init = {.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC, .sq_sig_all = 1,
@@ -77,8 +77,8 @@ static void no_window(void) {
     printf(" %d\n", bad == &wr);
 }
 
-// A datagram that is longer than its path takes: the status of the post, of the completion, the state, and whether one
-// that fits still arrives after that.
+// A datagram longer than its path allows: the status of the post, of the completion, the state, and whether one that
+// fits still arrives after that.
 static void datagram(void) {
     struct ibv_mr *mr = registered(memory, sizeof memory);
     struct ibv_qp *qp = create(IBV_QPT_UD);
@@ -118,7 +118,7 @@ static void datagram(void) {
     printf(" %d\n", complete());
 }
 
-// A rate limit is taken, one with an unknown part is not, and 0 ends it.
+// A rate limit is accepted, one with an unknown part is not, and 0 removes it.
 static void rate_limit(void) {
     struct ibv_device_attr_ex device;
     NEED(!ibv_query_device_ex(context, NULL, &device));
@@ -135,7 +135,7 @@ static void rate_limit(void) {
 
 int main(int count, char **arguments) {
     NEED(count == 2);
-    // So that a completion that never comes ends the program.
+    // Ends the program if a completion never comes.
     alarm(60);
     open_device();
     const char *wanted = arguments[1];

@@ -1,11 +1,11 @@
-//! A program in C that posts what is refused, what fails, and what names one object twice.
+//! A program in C that posts requests that are refused, that fail, and that name one object twice.
 
 mod library;
 
 const EINVAL: &str = "22";
 
-/// What the program prints in this case, on an address of its own: a datagram may be lost while other processes come
-/// to its address and go.
+/// Returns the output of the program in this case, on an address of its own: a datagram may be lost while other
+/// processes start to use its address or stop.
 fn says(case: &str, address: &str) -> String {
     let mut program = library::program("posting");
     program.arg(case).env("RDMA_VERBS_ADDRESSES", address).env_remove("RDMA_VERBS_MTU");
@@ -14,7 +14,7 @@ fn says(case: &str, address: &str) -> String {
     String::from_utf8_lossy(&output.stdout).trim_end().replace('\n', "; ")
 }
 
-/// Many programs give no place for the refused request.
+/// Many programs pass no pointer for the refused request.
 #[test]
 fn a_refused_request_needs_no_place_for_its_name() {
     assert_eq!(says("refused", "127.61.3.2"), [EINVAL; 7].join(" "));
@@ -25,13 +25,13 @@ fn a_refused_request_needs_no_place_for_its_name() {
 fn a_bind_is_for_the_window_that_it_names() {
     for case in ["window", "extended window"] {
         // The bind, and a WRITE through the window that was named. Last a WRITE through the other window: the peer,
-        // which is the queue pair itself, refuses it and takes both ends to the error state, so it is flushed.
+        // which is the queue pair itself, refuses it and moves both ends to the error state, so it is flushed.
         assert_eq!(says(case, "127.61.3.5"), "0 0; 0 0; 5", "{case}");
     }
     assert_eq!(says("no window", "127.61.3.5"), format!("{EINVAL} 1"));
 }
 
-/// `IBV_WC_LOC_LEN_ERR`, as with adapters, and the send queue is in error until it is set up again.
+/// `IBV_WC_LOC_LEN_ERR`, as with adapters, and the send queue is in error until it is brought up again.
 #[test]
 fn a_datagram_longer_than_its_path_takes_fails_by_its_completion() {
     assert_eq!(says("datagram", "127.61.3.6"), "0 1 1 0 0");

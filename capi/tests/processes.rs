@@ -1,5 +1,5 @@
-//! What the library is to its process, and to other processes: loading, forking, dying, and an error output that nobody
-//! reads. Each scenario is a process of its own: this program again, with a role.
+//! The library's effects on its process and on other processes: loading, forking, dying, and an unread error output.
+//! Each scenario is a process of its own: this program again, with a role.
 
 mod library;
 
@@ -16,7 +16,7 @@ use rdma_verbs::provider::abi::{QpAttr, qp_attr};
 
 const ADDRESS: &str = "127.62.1.3";
 const ROLE: &str = "RDMA_VERBS_TEST_ROLE";
-/// When the process closes its error output: before or after it opened a device.
+/// Whether the process closes its error output before or after it opens a device.
 const CLOSES: &str = "RDMA_VERBS_TEST_CLOSES";
 
 fn library() -> &'static Verbs {
@@ -24,14 +24,14 @@ fn library() -> &'static Verbs {
 }
 
 fn role(name: &str) -> Command {
-    // Built here, not by each of the processes.
+    // Built here, not by each process.
     library::path();
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["part", "--exact", "--ignored", "--nocapture", "--test-threads=1", "--quiet"]).env(ROLE, name);
     command
 }
 
-/// Waits for a process; one that does not end is killed.
+/// Waits for a process, and kills it if it does not end.
 fn end_of(mut process: Child) -> ExitStatus {
     let end = Instant::now() + 2 * PATIENCE;
     loop {
@@ -52,7 +52,7 @@ fn assert_ends_well(command: &mut Command) {
     assert!(status.success(), "{command:?}: {status}");
 }
 
-/// Not a test: what the processes do that the others start.
+/// Not a test: the work of the processes that the tests start.
 #[test]
 #[ignore = "a part of the other tests"]
 fn part() {
@@ -73,7 +73,7 @@ fn names(folder: &str) -> BTreeSet<String> {
         let target = fs::read_link(entry.path()).map_or(String::new(), |target| target.display().to_string());
         format!("{} {target}", entry.file_name().display())
     });
-    // Of the listing itself.
+    // Without the descriptor of the listing itself.
     links.filter(|link| !link.contains("/proc/")).collect()
 }
 
@@ -81,7 +81,7 @@ fn threads_and_descriptors() -> [BTreeSet<String>; 2] {
     ["/proc/self/task", "/proc/self/fd"].map(names)
 }
 
-/// The kernel lists a thread that was joined for a moment longer.
+/// Waits for the threads to be as expected: the kernel lists a joined thread for a moment longer.
 fn wait_for_threads(expected: &BTreeSet<String>) {
     let deadline = Instant::now() + Duration::from_secs(5);
     while names("/proc/self/task") != *expected {
@@ -95,7 +95,7 @@ fn loads() {
     let handle = load(libc::RTLD_LAZY | libc::RTLD_LOCAL);
     assert_eq!(threads_and_descriptors(), before, "loading the library");
     let verbs = library();
-    // SAFETY: the list is there until it is freed.
+    // SAFETY: the list lives until it is freed.
     unsafe {
         let list = (verbs.get_device_list)(std::ptr::null_mut());
         assert!(!list.is_null() && !(*list).is_null());
@@ -106,14 +106,14 @@ fn loads() {
     assert_ne!(threads_and_descriptors(), before, "an open device has descriptors");
     let end = End::looped(verbs, context);
     (0..100).for_each(|number| end.exchange(number));
-    // Its threads may outlive it: unloading must not take their code away.
+    // Its threads may outlive it: unloading must not unmap their code.
     for _ in 0..2 {
         // SAFETY: opened twice.
         assert_eq!(unsafe { libc::dlclose(handle) }, 0);
     }
     (0..100).for_each(|number| end.exchange(number));
     end.destroy();
-    // SAFETY: nothing of it is left.
+    // SAFETY: all of its objects are destroyed.
     assert_eq!(unsafe { (verbs.close_device)(context) }, 0);
     wait_for_threads(&before[0]);
 }
@@ -123,7 +123,7 @@ fn only_open_devices_have_threads_and_descriptors() {
     assert_ends_well(&mut role("loads"));
 }
 
-/// How often each of the library's threads went to sleep, or had to let others go on.
+/// Returns how often each of the library's threads blocked or was preempted.
 fn switches() -> BTreeSet<String> {
     let threads = fs::read_dir("/proc/self/task").unwrap().map(|thread| thread.unwrap().path());
     let status = threads.map(|thread| fs::read_to_string(thread.join("status")).unwrap());
@@ -147,27 +147,28 @@ fn sleeps() {
     asked.push(libc::pollfd { fd: unsafe { (*context).async_fd }, events: libc::POLLIN, revents: 0 });
     let mut sleep = |milliseconds| {
         let before = switches();
-        // SAFETY: as many structures as it says.
+        // SAFETY: the pointer and the length are those of `asked`.
         let ready = unsafe { libc::poll(asked.as_mut_ptr(), asked.len() as libc::nfds_t, milliseconds) };
-        assert_eq!(ready, 0, "nothing is to be told");
+        assert_eq!(ready, 0, "there is no event");
         before == switches()
     };
     let end = Instant::now() + PATIENCE;
     while !sleep(300) {
-        assert!(Instant::now() < end, "its threads never rest");
+        assert!(Instant::now() < end, "its threads never block");
     }
-    assert!(switches().len() >= 2 && sleep(1_500), "somebody woke up: {:?}", switches());
+    assert!(switches().len() >= 2 && sleep(1_500), "a thread woke up: {:?}", switches());
 }
 
-/// Who sleeps on descriptors leaves the sockets to the library's thread, which sleeps there until a packet comes.
+/// A program that blocks on descriptors leaves the sockets to the library's thread, which blocks there until a packet
+/// arrives.
 #[test]
 fn nobody_wakes_up_while_a_program_sleeps_on_descriptors() {
     assert_ends_well(&mut role("sleeps"));
 }
 
-/// Traffic and refusals, all of which are logged.
+/// Exchanges messages and provokes refusals, all of which are logged.
 fn logs() {
-    // SAFETY: the signal is as in programs that are not in Rust.
+    // SAFETY: the signal gets the disposition that it has in programs not written in Rust.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
     let closes = std::env::var(CLOSES).unwrap_or_default();
     if closes == "before" {
@@ -182,28 +183,28 @@ fn logs() {
     for number in 0..100 {
         end.exchange(number);
         let mut attributes = QpAttr { qp_state: 77, ..QpAttr::default() };
-        // SAFETY: the queue pair and the structure are there.
+        // SAFETY: the queue pair and the structure are alive.
         let answer = unsafe { (library().modify_qp)(end.qp, &raw mut attributes, qp_attr::STATE as c_int) };
         assert_eq!(answer, libc::EINVAL);
-        // SAFETY: a domain of this library; the memory is none, which is what is wrong.
+        // SAFETY: a domain of this library; the memory is not mapped, which is the error to provoke.
         let region = unsafe { (library().reg_mr)(end.pd, std::ptr::without_provenance_mut(4096), 4096, 1) };
         assert!(region.is_null());
     }
     end.destroy();
     if let Some(file) = other_file {
         assert_eq!(file.as_raw_fd(), libc::STDERR_FILENO);
-        assert_eq!(file.metadata().unwrap().len(), 0, "it was written to");
+        assert_eq!(file.metadata().unwrap().len(), 0, "the other file was written to");
     }
 }
 
 fn close_error_output() {
-    // SAFETY: nothing here writes there any more, but for failed assertions, which the exit status tells of.
+    // SAFETY: nothing here writes there any more except failed assertions, which the exit status reports.
     assert_eq!(unsafe { libc::close(libc::STDERR_FILENO) }, 0);
 }
 
-/// A file, which gets the lowest number that is free.
+/// Creates a file, which gets the lowest free number.
 fn memfd() -> OwnedFd {
-    // SAFETY: a name with its zero; the descriptor is new.
+    // SAFETY: a name that ends with a zero; the descriptor is new.
     unsafe { OwnedFd::from_raw_fd(libc::memfd_create(c"other".as_ptr(), libc::MFD_CLOEXEC)) }
 }
 
@@ -214,7 +215,7 @@ fn nobody_needs_to_read_what_is_logged() {
         (OwnedFd::from(read), write)
     };
     let (_unread, mut full) = pipe();
-    // SAFETY: a call without memory.
+    // SAFETY: the call takes no pointers.
     unsafe { libc::fcntl(full.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) };
     while full.write(&[b'x'; 512]).is_ok() {}
     // SAFETY: as above; the process shares the open file.
@@ -224,7 +225,7 @@ fn nobody_needs_to_read_what_is_logged() {
     for output in [OwnedFd::from(full), OwnedFd::from(abandoned)] {
         for level in ["warn", "trace"] {
             let error_output = output.try_clone().unwrap();
-            // What is wrong here is told at either level.
+            // This error is logged at either level.
             let mut process = role("logs");
             process.env("RDMA_VERBS_MTU", "none").env("RDMA_VERBS_LOG", level);
             assert_ends_well(process.stderr(error_output));
@@ -232,7 +233,7 @@ fn nobody_needs_to_read_what_is_logged() {
     }
 }
 
-/// A closed output's number is given to the next descriptor, which may be one of the library's.
+/// The number of a closed output is reused by the next descriptor, which may be one of the library's.
 #[test]
 fn nothing_is_logged_into_other_files() {
     for level in ["warn", "trace"] {
@@ -249,9 +250,9 @@ fn what_is_logged_can_be_read() {
     assert!(output.status.success() && text.lines().filter(|line| line.contains("INFO")).count() >= 100, "{text}");
 }
 
-/// Runs `work` in a forked child. How it ended.
+/// Runs `work` in a forked child and returns its status.
 fn in_child(work: impl FnOnce()) -> c_int {
-    // SAFETY: the child uses this library, whose business it is, and the allocator, which takes care of itself.
+    // SAFETY: the child uses this library, which is under test, and the allocator, which supports forks.
     let child = unsafe { libc::fork() };
     assert!(child >= 0);
     if child == 0 {
@@ -265,10 +266,10 @@ fn in_child(work: impl FnOnce()) -> c_int {
     status
 }
 
-/// Verbs on objects of another process.
+/// Checks that verbs on another process's objects fail.
 fn check_inherited(end: &End) {
     let mut attributes = QpAttr::default();
-    // SAFETY: the objects are there, if only as copies.
+    // SAFETY: the objects exist, if only as copies.
     let answers = unsafe {
         [
             (library().modify_qp)(end.qp, &raw mut attributes, 0),
@@ -277,7 +278,7 @@ fn check_inherited(end: &End) {
         ]
     };
     assert_eq!(answers, [libc::EINVAL; 3]);
-    assert_eq!(end.get_event(), libc::EINVAL, "it neither waits nor is anything there");
+    assert_eq!(end.get_event(), libc::EINVAL, "it neither waits nor finds an event");
 }
 
 fn forks() {
@@ -288,7 +289,7 @@ fn forks() {
         let mut rounds = 0u32;
         while !worker.is_finished() && rounds < 20 {
             let status = in_child(|| {
-                // It has made objects in its own device before it forks, in every other round.
+                // In every other round it creates objects in its own device before it forks.
                 let own = rounds.is_multiple_of(2).then(|| End::looped(library(), context));
                 let status = in_child(|| {
                     check_inherited(&end);
@@ -319,7 +320,7 @@ fn child_of_a_child_starts_anew() {
     assert_ends_well(&mut role("forks"));
 }
 
-/// Works on the address of all until it is killed.
+/// Works on the shared address until it is killed.
 fn works() {
     let end = End::looped(library(), open(library()));
     for number in 0.. {

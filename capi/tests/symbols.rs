@@ -1,4 +1,4 @@
-//! Holds the built library to its list: every symbol with its version, nothing else, under the right name.
+//! Checks the built library against its list: every symbol with its version, nothing else, under the right name.
 
 mod library;
 
@@ -14,7 +14,7 @@ fn readelf(option: &str) -> String {
     String::from_utf8(output.stdout).expect("text")
 }
 
-/// Symbols that are defined for others, with their kinds: `name@@VERSION FUNC`.
+/// Returns the defined symbols with their kinds: `name@@VERSION FUNC`.
 fn exported() -> BTreeSet<String> {
     let lines = readelf("--dyn-syms");
     let mut found = BTreeSet::new();

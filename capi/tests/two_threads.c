@@ -1,7 +1,7 @@
-// Two threads of one core that guard the queues by a spin lock of their own, as UCX does: one polls without a pause,
-// the other one posts, and polls now and then. Prints "done" when it has posted as often as it wants, and "starves" when
-// the polling thread has slept too often during one of its rounds. A round takes some thousand sleeps: the kernel must
-// take the core from the polling thread at a moment when the lock is free.
+// Two threads on one core that guard the queues by a spin lock of their own, as UCX does: one polls without a pause,
+// the other one posts, and polls now and then. Prints "done" when all rounds are posted, and "starves" when the polling
+// thread has slept too often during one round. A round takes some thousand sleeps: the kernel must preempt the polling
+// thread at a moment when the lock is free.
 #include "connection.h"
 #include <pthread.h>
 #include <sched.h>
@@ -17,7 +17,7 @@ static pthread_spinlock_t lock;
 static int completions;
 static atomic_int rounds;
 
-// Finds completions; whether there were as many.
+// Polls once and returns whether `wanted` completions were found so far.
 static int poll_until(int wanted) {
     struct ibv_wc wc;
     pthread_spin_lock(&lock);

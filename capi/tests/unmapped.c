@@ -1,7 +1,7 @@
-// Memory that a program takes away while it is registered: prints the statuses of a WRITE between whole pages, of one
-// from pages that are gone, and of one to pages that are gone, and whether there is a handler of SIGSEGV. With the
-// argument "filter" the kernel makes no copies any more once memory is registered; with "fault" it makes a fault of its
-// own at the end.
+// Makes registered memory inaccessible. Prints the statuses of a WRITE between whole pages, of one from pages that are
+// gone, and of one to pages that are gone, and whether there is a handler of SIGSEGV. With the argument "filter" the
+// kernel makes no copies any more once memory is registered; with "fault" the program causes a fault of its own at the
+// end.
 #include "connection.h"
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -30,13 +30,13 @@ static struct ibv_mr *pages(int value) {
     return mr;
 }
 
-// The second half of the pages; what has no rights keeps their place.
+// Revokes access to the second half of the pages; an inaccessible mapping keeps their addresses.
 static void take_away(struct ibv_mr *mr) {
     char *half = (char *)mr->addr + LENGTH / 2;
     NEED(mmap(half, LENGTH / 2, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == half);
 }
 
-// In all threads.
+// Forbids the kernel's copies in all threads.
 static void forbid_copies(void) {
     struct sock_filter filter[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),

@@ -1,5 +1,5 @@
-//! A program in C whose registered memory goes away: its requests fail, by handlers of signals and by the kernel's
-//! copies, and its own faults end it as ever.
+//! A program in C whose registered memory becomes inaccessible: its requests fail, by signal handlers and by the
+//! kernel's copies, and its own faults end it as usual.
 
 mod library;
 
@@ -10,7 +10,7 @@ const ADDRESS: &str = "127.61.3.1";
 const SIGSEGV: i32 = 11;
 /// `IBV_WC_SUCCESS`, `IBV_WC_LOC_PROT_ERR`, `IBV_WC_REM_ACCESS_ERR`.
 const STATUSES: &str = "0 4 10";
-/// The same if nothing can be read.
+/// The same if no memory can be read.
 const NO_COPIES: &str = "4 4 4";
 
 fn run(faults: &str, arguments: &[&str]) -> Output {
@@ -27,7 +27,7 @@ fn requests_whose_memory_is_gone_fail() {
     }
 }
 
-/// Which way it is that serves a program.
+/// Shows which mechanism serves a program.
 #[test]
 fn only_without_the_handlers_the_kernel_is_asked_for_copies() {
     expect("signal", &["filter"], &format!("{STATUSES} handler\n"));
@@ -45,6 +45,6 @@ fn a_programs_own_fault_ends_it() {
     for faults in ["signal", "kernel"] {
         let output = run(faults, &["fault"]);
         assert_eq!(output.status.signal(), Some(SIGSEGV), "{faults}: {output:?}");
-        assert!(!output.stdout.is_empty(), "{faults}: it had come so far");
+        assert!(!output.stdout.is_empty(), "{faults}: it ran until the fault");
     }
 }

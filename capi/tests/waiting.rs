@@ -1,4 +1,4 @@
-//! What ends the waiting of a verb besides the event: signals, and the cancellation of its thread.
+//! Events that end a verb's waiting besides the expected one: signals, and the cancellation of its thread.
 
 mod library;
 
@@ -18,7 +18,7 @@ fn library() -> &'static Verbs {
     verbs(ADDRESS)
 }
 
-// As `libc` has them, if it has them, but for the unwinding.
+// As in `libc`, as far as it has them, except that they may unwind.
 unsafe extern "C-unwind" {
     fn pthread_create(
         thread: *mut libc::pthread_t,
@@ -30,12 +30,12 @@ unsafe extern "C-unwind" {
     fn pthread_testcancel();
 }
 
-/// A thread of the C library's, which unlike Rust's may be cancelled.
+/// A thread of the C library, which unlike Rust's may be cancelled.
 struct Thread(libc::pthread_t);
 
 impl Thread {
     /// # Safety
-    /// What `argument` leads to outlives the thread.
+    /// The referent of `argument` outlives the thread.
     unsafe fn start<T>(start: unsafe extern "C-unwind" fn(*mut c_void) -> *mut c_void, argument: &T) -> Self {
         let mut thread = 0;
         // SAFETY: the caller's promise; the thread's number is written to a local variable.
@@ -46,20 +46,20 @@ impl Thread {
     }
 
     fn cancel(&self) {
-        // SAFETY: the thread was not joined yet.
+        // SAFETY: the thread is not joined yet.
         assert_eq!(unsafe { pthread_cancel(self.0) }, 0);
     }
 
     fn signal(&self, signal: c_int) {
-        // SAFETY: the thread was not joined yet.
+        // SAFETY: the thread is not joined yet.
         assert_eq!(unsafe { libc::pthread_kill(self.0, signal) }, 0);
     }
 
-    /// Waits for its end. Whether it was cancelled.
+    /// Waits for the thread and returns whether it was cancelled.
     fn join(self) -> bool {
         let mut answer = null_mut();
         let mut end = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: local variables, and a thread that nobody else joins.
+        // SAFETY: local variables, and a thread that is joined only here.
         let joined = unsafe {
             libc::clock_gettime(libc::CLOCK_REALTIME, &raw mut end);
             end.tv_sec += PATIENCE.as_secs() as libc::time_t;
@@ -74,11 +74,11 @@ unsafe extern "C" {
     fn pthread_timedjoin_np(thread: libc::pthread_t, answer: *mut *mut c_void, end: *const libc::timespec) -> c_int;
 }
 
-/// What threads work on; their frames own nothing.
+/// The threads' shared state; their frames own nothing.
 struct Shared {
     end: End,
     verbs: &'static Verbs,
-    /// Answer and error number of a verb that has returned.
+    /// Result and error number of a verb that has returned.
     answer: AtomicI32,
     error: AtomicI32,
     begun: AtomicBool,
@@ -108,11 +108,11 @@ impl Shared {
         while !self.begun.load(Ordering::Acquire) {
             std::thread::yield_now();
         }
-        // It sleeps soon after; were it cancelled or interrupted before, that would be no mistake either.
+        // It blocks soon after; cancelling or interrupting it before would be valid as well.
         std::thread::sleep(Duration::from_millis(20));
     }
 
-    /// The channel works as if nobody had ever waited there.
+    /// Checks that the channel works as if no thread had ever waited there.
     fn check_channel(&self) {
         for number in 0..50 {
             self.end.arm();
@@ -125,10 +125,10 @@ impl Shared {
 
 unsafe extern "C-unwind" fn wait_for_completion(shared: *mut c_void) -> *mut c_void {
     let (mut cq, mut context) = (null_mut(), null_mut());
-    // SAFETY: as it was started; the channel is there.
+    // SAFETY: as it was started; the channel is alive.
     let shared: &Shared = unsafe { &*shared.cast() };
     shared.begun.store(true, Ordering::Release);
-    // SAFETY: places for both answers.
+    // SAFETY: pointers for both results.
     let answer = unsafe { (shared.verbs.get_cq_event)(shared.end.channel, &raw mut cq, &raw mut context) };
     shared.answered(answer);
     null_mut()
@@ -139,13 +139,13 @@ unsafe extern "C-unwind" fn wait_for_async_event(shared: *mut c_void) -> *mut c_
     // SAFETY: as it was started; the context is open.
     let shared: &Shared = unsafe { &*shared.cast() };
     shared.begun.store(true, Ordering::Release);
-    // SAFETY: place for the answer.
+    // SAFETY: room for the event.
     let answer = unsafe { (shared.verbs.get_async_event)(shared.end.context, event.as_mut_ptr()) };
     shared.answered(answer);
     null_mut()
 }
 
-/// Works until it is cancelled, wherever that is.
+/// Works until it is cancelled, wherever that happens.
 unsafe extern "C-unwind" fn work(shared: *mut c_void) -> *mut c_void {
     // SAFETY: as it was started.
     let shared: &Shared = unsafe { &*shared.cast() };
@@ -194,7 +194,7 @@ fn thread_that_works_is_cancelled_between_verbs() {
         thread.cancel();
         assert!(thread.join());
     }
-    // Of the last round, whose event nobody took.
+    // Events of the last round, which no thread took.
     while library::is_readable(shared.end.fd(), Duration::ZERO) {
         assert_eq!(shared.end.get_event(), 0);
     }
@@ -213,7 +213,7 @@ fn handle(signal: c_int, flags: c_int) {
     }
 }
 
-/// Handlers are the process's.
+/// Serializes the tests that install handlers, which belong to the process.
 static HANDLERS: Mutex<()> = Mutex::new(());
 
 #[test]
@@ -242,7 +242,7 @@ fn signals_end_the_waiting_as_their_handlers_were_installed() {
     }
 }
 
-/// A signal that comes while an event is there takes nothing away.
+/// A signal that arrives while an event is pending does not consume it.
 #[test]
 fn no_event_is_lost_to_a_signal() {
     let _handlers = HANDLERS.lock().unwrap_or_else(PoisonError::into_inner);

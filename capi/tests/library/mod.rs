@@ -1,4 +1,4 @@
-//! The built library as a program that loads it has it, and connections to try it with.
+//! The built library as loaded by a program, and connections to test it with.
 #![allow(dead_code, unreachable_pub, reason = "no test needs all of it")]
 
 use std::ffi::{CString, c_char, c_int, c_void};
@@ -16,23 +16,23 @@ use rdma_verbs::provider::abi::{
 };
 use rdma_verbs::types::Lkey;
 
-/// How long anything may take that must happen.
+/// Time limit for anything that must happen.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 const READABLE_AND_WRITABLE: c_int = 0xf;
 const RC: u32 = 2;
-/// Of a completion queue.
+/// Entries of a completion queue.
 const ENTRIES: c_int = 64;
 pub const SIGNALED: u32 = 2;
 const SOLICITED: u32 = 4;
-/// Of a send whose completion only makes room for further ones.
+/// `wr_id` of a send whose completion only frees slots for further ones.
 const MAKES_ROOM: u64 = u64::MAX;
-/// One of so many sends that nobody wants to see completed.
+/// One in this many unsignaled sends is signaled to free slots.
 const ROOM: u64 = 8;
-/// Bytes of a connection's memory.
+/// Size of a connection's memory in bytes.
 pub const BYTES: usize = 4096;
 
-/// The library, which `cargo test` does not build: nothing can link to it as a test does. An installed one, if
-/// `RDMA_VERBS_CAPI` names its folder.
+/// Returns the library, which `cargo test` does not build: nothing can link to it as a test does. An installed one is
+/// used if `RDMA_VERBS_CAPI` names its folder.
 pub fn path() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
     LIBRARY.get_or_init(|| {
@@ -48,7 +48,7 @@ pub fn path() -> &'static Path {
     })
 }
 
-/// A program in C of this folder, which finds the library as programs do.
+/// Builds a program in C of this folder, which finds the library as programs do.
 pub fn program(name: &str) -> Command {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("capi-{name}"));
     let program = folder.join(name);
@@ -89,7 +89,7 @@ macro_rules! functions {
                     let $name = unsafe { libc::dlsym(handle, name.as_ptr()) };
                     assert!(!$name.is_null(), "{name:?}");
                 )*
-                // SAFETY: each is the function of that name, which has the type that libibverbs' headers give it.
+                // SAFETY: each is the function of that name, with the type that libibverbs' headers give it.
                 unsafe { Self { $($name: std::mem::transmute::<*mut c_void, $kind>($name),)* } }
             }
         }
@@ -122,50 +122,50 @@ functions! {
     qp_to_qp_ex: unsafe extern "C" fn(*mut Qp) -> *mut QpEx;
 }
 
-/// Opens the library, without using it yet.
+/// Opens the library without using it yet.
 pub fn load(flags: c_int) -> *mut c_void {
     let path = CString::new(path().to_str().expect("text")).expect("no zero");
-    // SAFETY: the path ends with a zero; what the library does when it is loaded is what is tested.
+    // SAFETY: the path ends with a zero; the effects of loading the library are under test.
     let handle = unsafe { libc::dlopen(path.as_ptr(), flags) };
     assert!(!handle.is_null(), "{}", dl_error());
     handle
 }
 
 fn dl_error() -> String {
-    // SAFETY: asked right after a failure, so there is a text.
+    // SAFETY: called right after a failure, so there is a text.
     unsafe { std::ffi::CStr::from_ptr(libc::dlerror() as *const c_char) }.to_string_lossy().into_owned()
 }
 
-/// The library's functions, with a device for this address alone. All tests of a process have one address.
+/// Returns the library's functions, with a device for this address alone. All tests of a process share one address.
 pub fn verbs(address: &str) -> &'static Verbs {
     static VERBS: OnceLock<Verbs> = OnceLock::new();
     VERBS.get_or_init(|| {
-        // SAFETY: other threads of the test read no variables now: they wait here for the library as well.
+        // SAFETY: no other thread of the test reads variables now: they wait here for the library as well.
         unsafe { std::env::set_var("RDMA_VERBS_ADDRESSES", address) };
         Verbs::find(load(libc::RTLD_NOW | libc::RTLD_LOCAL))
     })
 }
 
-/// This thread's error number.
+/// Returns this thread's error number.
 pub fn errno() -> c_int {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
 }
 
-/// Whether a descriptor is readable within this time.
+/// Returns whether a descriptor becomes readable within this time.
 pub fn is_readable(fd: c_int, within: Duration) -> bool {
     let mut asked = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-    // SAFETY: one structure of our own.
+    // SAFETY: one local structure.
     unsafe { libc::poll(&raw mut asked, 1, within.as_millis() as c_int) > 0 }
 }
 
-/// Makes reading from a descriptor fail instead of wait.
+/// Makes reading from a descriptor fail instead of block.
 pub fn set_nonblocking(fd: c_int) {
-    // SAFETY: calls without memory.
+    // SAFETY: the calls take no pointers.
     let set = unsafe { libc::fcntl(fd, libc::F_SETFL, libc::fcntl(fd, libc::F_GETFL) | libc::O_NONBLOCK) };
     assert_eq!(set, 0);
 }
 
-/// The only device, open.
+/// Opens the only device.
 pub fn open(verbs: &Verbs) -> *mut Context {
     // SAFETY: the list has a device; the rest is how programs open one.
     unsafe {
@@ -192,12 +192,12 @@ pub struct End {
     sends: AtomicU64,
 }
 
-// SAFETY: verbs may be called from any thread; the memory is touched by requests only.
+// SAFETY: verbs may be called from any thread; only requests access the memory.
 unsafe impl Send for End {}
-// SAFETY: the same.
+// SAFETY: as for `Send`.
 unsafe impl Sync for End {}
 
-/// The functions that stand in front of a context.
+/// Returns the function table in front of a context.
 pub fn table(context: *mut Context) -> *mut VerbsContext {
     context.wrapping_byte_sub(std::mem::offset_of!(VerbsContext, context)).cast()
 }
@@ -207,14 +207,14 @@ impl End {
         Self::with(verbs, context, false)
     }
 
-    /// One for the extended interface: `ibv_wr_*` and `ibv_start_poll`.
+    /// Creates an end for the extended interface: `ibv_wr_*` and `ibv_start_poll`.
     pub fn extended(verbs: &'static Verbs, context: *mut Context) -> Self {
         Self::with(verbs, context, true)
     }
 
     fn with(verbs: &'static Verbs, context: *mut Context, is_extended: bool) -> Self {
         let mut memory = Box::new([0; BYTES]);
-        // SAFETY: each is made of those before it, and all live as long as they are used.
+        // SAFETY: each object is created from those before it, and all live as long as they are used.
         unsafe {
             let pd = (verbs.alloc_pd)(context);
             let channel = (verbs.create_comp_channel)(context);
@@ -246,7 +246,7 @@ impl End {
         }
     }
 
-    /// One that is connected to itself.
+    /// Creates an end that is connected to itself.
     pub fn looped(verbs: &'static Verbs, context: *mut Context) -> Self {
         let end = Self::new(verbs, context);
         end.connect(&end);
@@ -254,7 +254,7 @@ impl End {
     }
 
     pub fn connect(&self, peer: &Self) {
-        // SAFETY: the queue pairs are there.
+        // SAFETY: the queue pairs are alive.
         unsafe {
             let mut gid = Gid([0; 16]);
             assert_eq!((self.verbs.query_gid)(self.context, 1, 0, &raw mut gid), 0);
@@ -262,7 +262,7 @@ impl End {
         }
     }
 
-    /// To a queue pair of this number behind this address.
+    /// Connects to the queue pair with this number and address.
     pub fn connect_to(&self, number: u32, gid: Gid) {
         let mut attributes = QpAttr { qp_state: 1, port_num: 1, ..QpAttr::default() };
         attributes.qp_access_flags = READABLE_AND_WRITABLE as u32;
@@ -280,14 +280,14 @@ impl End {
 
     pub fn modify(&self, attributes: &QpAttr, bits: u32) {
         let mut attributes = *attributes;
-        // SAFETY: the queue pair is there; the structure is a copy.
+        // SAFETY: the queue pair is alive; the structure is a copy.
         let answer = unsafe { (self.verbs.modify_qp)(self.qp, &raw mut attributes, bits as c_int) };
         assert_eq!(answer, 0, "modify_qp");
     }
 
-    /// What is in its memory and of this length.
+    /// Returns an SGE of this length in its memory.
     fn entry(&self, length: usize) -> Sge {
-        // SAFETY: the region is there.
+        // SAFETY: the region is alive.
         let lkey = Lkey(unsafe { (*self.mr).lkey });
         Sge { addr: self.memory.as_ptr().expose_provenance() as u64, length: length as u32, lkey }
     }
@@ -296,7 +296,7 @@ impl End {
         let mut entry = self.entry(BYTES);
         let mut request = RecvWr { wr_id, next: null_mut(), sg_list: &raw mut entry, num_sge: 1 };
         let mut bad = null_mut();
-        // SAFETY: the context's own function; the queue pair and what the request names are there.
+        // SAFETY: the context's own function; the queue pair and the memory that the request names are alive.
         let posted = unsafe {
             let post = (*self.context).ops.post_recv.expect("always there");
             post(self.qp, &raw mut request, &raw mut bad)
@@ -304,12 +304,12 @@ impl End {
         assert_eq!(posted, 0, "post_recv");
     }
 
-    /// Posts a SEND of some bytes, which makes an event where it arrives.
+    /// Posts a SEND of some bytes, which causes an event where it arrives.
     pub fn post_send(&self, wr_id: u64, flags: u32) {
         let makes_room = flags == 0 && self.sends.fetch_add(1, Ordering::Relaxed).is_multiple_of(ROOM);
         let (wr_id, flags) = if makes_room { (MAKES_ROOM, SIGNALED) } else { (wr_id, flags) };
         let mut entry = self.entry(8);
-        // SAFETY: zero is valid for numbers and pointers, which is all that it has.
+        // SAFETY: zero is valid for numbers and pointers, its only kinds of fields.
         let mut request: SendWr = unsafe { std::mem::zeroed() };
         (request.wr_id, request.sg_list, request.num_sge) = (wr_id, &raw mut entry, 1);
         (request.opcode, request.send_flags) = (wr::SEND, flags | SOLICITED);
@@ -322,17 +322,17 @@ impl End {
         assert_eq!(posted, 0, "post_send");
     }
 
-    /// Asks for an event for the next message that arrives.
+    /// Requests an event for the next message that arrives.
     pub fn arm(&self) {
-        // SAFETY: the context's own function, and a queue that is there.
+        // SAFETY: the context's own function, and a live queue.
         let armed = unsafe { (*self.context).ops.req_notify_cq.expect("always there")(self.cq, 1) };
         assert_eq!(armed, 0, "req_notify_cq");
     }
 
-    /// A completion, if one waits.
+    /// Returns a completion, if one is queued.
     pub fn poll(&self) -> Option<Wc> {
         let mut completion = Wc::default();
-        // SAFETY: the context's own function, a queue that is there and place for one completion.
+        // SAFETY: the context's own function, a live queue and room for one completion.
         let found = unsafe { (*self.context).ops.poll_cq.expect("always there")(self.cq, 1, &raw mut completion) };
         assert!(found >= 0, "poll_cq");
         match completion.wr_id {
@@ -342,7 +342,7 @@ impl End {
         }
     }
 
-    /// The next completion, which must be a success.
+    /// Returns the next completion, which must be a success.
     pub fn complete(&self) -> Wc {
         let end = Instant::now() + PATIENCE;
         loop {
@@ -361,10 +361,10 @@ impl End {
         assert_eq!((self.complete().wr_id, self.complete().wr_id), (number, number));
     }
 
-    /// `ibv_get_cq_event`: 0, or the error number. What it gives is checked and acknowledged.
+    /// Calls `ibv_get_cq_event` and returns 0 or the error number. Checks and acknowledges the event.
     pub fn get_event(&self) -> c_int {
         let (mut cq, mut context) = (null_mut(), null_mut());
-        // SAFETY: the channel is there, and so are the places.
+        // SAFETY: the channel is alive, and so are the variables.
         let answer = unsafe { (self.verbs.get_cq_event)(self.channel, &raw mut cq, &raw mut context) };
         if answer != 0 {
             return errno();
@@ -375,15 +375,15 @@ impl End {
         0
     }
 
-    /// The channel's descriptor.
+    /// Returns the channel's descriptor.
     pub fn fd(&self) -> c_int {
-        // SAFETY: the channel is there.
+        // SAFETY: the channel is alive.
         unsafe { (*self.channel).fd }
     }
 
     /// Destroys everything but the device. Not in a child that only inherited it.
     pub fn destroy(self) {
-        // SAFETY: in this order nothing is used by others any more.
+        // SAFETY: in this order no object is in use any more.
         let answers = unsafe {
             [
                 (self.verbs.destroy_qp)(self.qp),
