@@ -5,7 +5,7 @@ fn main() {
     println!("cargo:rerun-if-changed=nodes.map");
     println!("cargo:rerun-if-changed=build.rs");
     // The compiler passes an anonymous version script of its own, which only lld combines with named versions. On
-    // x86-64 it is what links anyway.
+    // x86-64 lld is the default.
     if std::env::var("CARGO_CFG_TARGET_ARCH").as_deref() != Ok("x86_64") {
         println!("cargo:rustc-cdylib-link-arg=-fuse-ld=lld");
     }
