@@ -111,7 +111,7 @@ impl Device {
         self.found.get().copied()
     }
 
-    /// Returns the maximum number of inline bytes that a queue pair may ask for, if it is known.
+    /// Returns the maximum number of inline bytes of a queue pair, if it is known.
     pub(super) fn max_inline_data(&self) -> Option<u32> {
         self.found().map(|found| found.max_inline_data)
     }
@@ -261,7 +261,7 @@ pub(super) struct KnownLedgers {
 /// Capabilities that are probed by creating queue pairs.
 #[derive(Clone, Copy)]
 struct Found {
-    /// Maximum number of inline bytes that a queue pair may ask for.
+    /// Maximum number of inline bytes of a queue pair.
     max_inline_data: u32,
     can_flush: bool,
     can_atomic_write: bool,

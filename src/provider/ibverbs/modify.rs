@@ -12,7 +12,7 @@ use crate::types::{
     AccessFlags, Mtu, Psn, Qkey, Qpn, QueuePairAttributes, QueuePairState, QueuePairStatus, QueuePairType,
 };
 
-/// Attributes that a query asks for.
+/// Attributes that a query requests.
 const EVERYTHING: u32 = 0x001f_ffff & !mask::ALT_PATH & !mask::CAP;
 
 /// Number of attempts to modify a queue pair that drains, and the pause between them.

@@ -17,7 +17,7 @@ use crate::engine::Generation;
 pub(in super::super) struct DeviceInfo {
     /// Name, such as `mlx5_0`.
     pub(in super::super) name: String,
-    /// Its folder in sysfs.
+    /// Its directory in sysfs.
     pub(in super::super) ibdev_path: String,
     /// `ibv_transport_type`.
     pub(in super::super) transport_type: i32,

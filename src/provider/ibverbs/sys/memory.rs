@@ -129,7 +129,7 @@ impl DeviceMemory {
         let (mut piece, mut offset) = (Piece([0; size_of::<Piece>()]), offset);
         for data in data.chunks(piece.0.len()) {
             piece.0[..data.len()].copy_from_slice(data);
-            // SAFETY: the range lies in the device's memory, and so many bytes live here.
+            // SAFETY: the range lies in the device's memory, and `data.len()` bytes live here.
             check(unsafe { copy(self.raw.as_ptr(), offset, piece.0.as_ptr().cast(), data.len()) })?;
             offset += data.len() as u64;
         }
@@ -260,7 +260,7 @@ impl MemoryRegion {
     pub(in super::super) fn dereg(&self) -> io::Result<()> {
         let mut place = self.place.lock();
         let Some(raw) = *place else { return Ok(()) };
-        // SAFETY: registered, and nothing else uses the pointer while the place is locked. It is not used again if this
+        // SAFETY: registered, and nothing else uses the pointer while it is locked. It is not used again if this
         // succeeds; if it fails, the library has kept it.
         check(unsafe { (self.domain.context.functions.dereg_mr)(raw.as_ptr()) })?;
         *place = None;
@@ -335,7 +335,7 @@ impl MemoryWindow {
         let mut place = self.place.lock();
         let Some(raw) = *place else { return Ok(()) };
         let dealloc = self.domain.context.ops().dealloc_mw.ok_or_else(not_supported)?;
-        // SAFETY: allocated, and nothing else uses the pointer while the place is locked.
+        // SAFETY: allocated, and nothing else uses the pointer while it is locked.
         check(unsafe { dealloc(raw.as_ptr()) })?;
         *place = None;
         Ok(())

@@ -62,7 +62,7 @@ const RC_OPS: u64 = UC_OPS
     | create::WITH_BIND_MW
     | create::WITH_SEND_WITH_INV;
 
-/// Returns the sets of operations to ask for, the richest first; the last is classic posting.
+/// Returns the sets of operations to request, the richest first; the last is classic posting.
 fn offers(qp_type: u32) -> &'static [u64] {
     match qp_type {
         QPT_RC | QPT_XRC_SEND => &[
@@ -139,17 +139,17 @@ impl QueuePair {
         self.number
     }
 
-    /// Actual sizes.
+    /// Returns the actual sizes.
     pub(in super::super) fn cap(&self) -> abi::QpCap {
         self.cap
     }
 
-    /// Whether requests for ATOMIC WRITE can be built.
+    /// Returns whether requests for ATOMIC WRITE can be built.
     pub(in super::super) fn can_atomic_write(&self) -> bool {
         self.send_ops & create::WITH_ATOMIC_WRITE != 0
     }
 
-    /// Whether requests for FLUSH can be built.
+    /// Returns whether requests for FLUSH can be built.
     pub(in super::super) fn can_flush(&self) -> bool {
         self.send_ops & create::WITH_FLUSH != 0
     }
