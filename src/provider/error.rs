@@ -16,13 +16,13 @@ pub enum ErrorKind {
     QueueFull,
     /// A limit of the device is exhausted.
     ResourceLimit,
-    /// The object is still used by others; it is intact.
+    /// The object is still in use; it is unchanged.
     Busy,
     /// No such device, address, GID or port.
     NotFound,
-    /// Address or port is taken by somebody else.
+    /// The address or port is in use.
     AddressInUse,
-    /// The system refused for lack of rights.
+    /// The operating system denied permission.
     PermissionDenied,
     /// The provider or device cannot do this at all.
     Unsupported,
@@ -30,11 +30,11 @@ pub enum ErrorKind {
     System,
     /// Waiting took longer than allowed.
     TimedOut,
-    /// The other end broke the exchange's rules.
+    /// The other end violated the protocol of the exchange.
     Protocol,
 }
 
-/// Why a verb failed.
+/// The error of a failed verb.
 ///
 /// ```
 /// use rdma_verbs::provider::{Error, ErrorKind};
@@ -51,12 +51,12 @@ pub struct Error {
 }
 
 impl Error {
-    /// An error of `verb`; the message says what was asked, what is allowed and what to do.
+    /// Creates an error of `verb`; the message says what was asked, what is allowed and what to do.
     pub fn new(verb: &'static str, kind: ErrorKind, message: impl Into<String>) -> Self {
         Self { verb, kind, message: message.into(), source: None }
     }
 
-    /// The operating system's error `source`, met while doing what `message` says.
+    /// Creates an error from the operating system's `source`, which occurred while doing what `message` says.
     pub fn from_io(verb: &'static str, message: impl Into<String>, source: std::io::Error) -> Self {
         let kind = match source.kind() {
             std::io::ErrorKind::AddrInUse => ErrorKind::AddressInUse,
@@ -68,7 +68,7 @@ impl Error {
         Self::from_source(verb, kind, message, source)
     }
 
-    /// As [`Error::from_io`], where `source` means a kind of its own.
+    /// Creates an error like [`Error::from_io`], with an explicit kind.
     pub fn from_source(
         verb: &'static str,
         kind: ErrorKind,
@@ -78,17 +78,17 @@ impl Error {
         Self { verb, kind, message: message.into(), source: Some(source) }
     }
 
-    /// The verb that failed.
+    /// Returns the verb that failed.
     pub fn verb(&self) -> &'static str {
         self.verb
     }
 
-    /// What kind of failure it was.
+    /// Returns the kind of failure.
     pub fn kind(&self) -> ErrorKind {
         self.kind
     }
 
-    /// The operating system's error number, if it was its failure.
+    /// Returns the operating system's error number, if the system caused the failure.
     pub fn os_error(&self) -> Option<i32> {
         self.source.as_ref().and_then(std::io::Error::raw_os_error)
     }
@@ -119,7 +119,7 @@ impl From<RefusedBacking> for Error {
     }
 }
 
-/// A refused change of a region, with the memory that it should have got.
+/// A refused re-registration, with the memory that was given.
 #[derive(Debug)]
 pub struct RefusedChange {
     /// Why it was refused.

@@ -1,4 +1,4 @@
-//! Memory that is not the program's own: a device's, and that behind a descriptor.
+//! Memory outside the program: device memory, and memory behind a file descriptor.
 
 use std::any::Any;
 use std::os::fd::BorrowedFd;
@@ -6,41 +6,41 @@ use std::os::fd::BorrowedFd;
 use super::Result;
 use crate::types::AccessFlags;
 
-/// What new device memory shall be.
+/// Options for allocating device memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct DeviceMemoryInit {
-    /// Bytes.
+    /// Length in bytes.
     pub length: u64,
-    /// Its first address shall be a multiple of two to the power of this.
+    /// Binary logarithm of the alignment of its first address.
     pub log_align_req: u32,
 }
 
 /// Memory of a device.
 pub trait DeviceMemory: Send + Sync {
-    /// Number of bytes.
+    /// Returns the length in bytes.
     fn length(&self) -> u64;
 
-    /// Copies bytes to it.
+    /// Copies bytes to the memory.
     fn copy_in(&self, dm_offset: u64, data: &[u8]) -> Result<()>;
 
-    /// Copies bytes from it.
+    /// Copies bytes from the memory.
     fn copy_out(&self, dm_offset: u64, out: &mut [u8]) -> Result<()>;
 
-    /// For the provider that made it.
+    /// Returns the object for downcasting by the provider that created it.
     fn as_any(&self) -> &dyn Any;
 }
 
-/// Which memory behind a descriptor is registered, and how.
+/// Options for registering memory behind a file descriptor.
 #[derive(Clone, Copy, Debug)]
 pub struct DmaBufInit<'a> {
     /// The dma-buf.
     pub fd: BorrowedFd<'a>,
-    /// First byte in it.
+    /// Offset of the first byte.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u64,
-    /// First address by which requests name them; `None`: where they are mapped.
+    /// First address by which requests name them. `None`: the mapped address on software devices, `offset` on adapters.
     pub iova: Option<u64>,
-    /// Access rights.
+    /// Access flags.
     pub access: AccessFlags,
 }

@@ -1,9 +1,9 @@
-//! Provider tier: the traits a device must fulfil.
+//! Provider tier: the traits that a device implements.
 //!
 //! This is the contract between devices and everything that uses them: the safe verbs of [`crate::verbs`], and C
-//! programs. It hands raw numbers through untouched and promises little; safety is added above. Memory enters here as
-//! plain data ([`Sge`]): a provider resolves keys when it *uses* them, so a wrong or stale key is
-//! an error completion and never an access to memory that is not registered.
+//! programs. Raw numbers pass through untouched and few guarantees are made; the safe tier adds safety. Memory is plain
+//! data here ([`Sge`]): a provider resolves keys when it *uses* them, so a wrong or stale key ends in an error
+//! completion and never in an access to unregistered memory.
 //!
 //! All verbs may be called from several threads at once. Objects are reference counted: a queue pair keeps its
 //! completion queues and its protection domain alive.
@@ -38,15 +38,15 @@ use crate::types::{
     Rkey, SendRequest, Sge, SharedReceiveQueueNumber,
 };
 
-/// A kind of device: finds and opens devices by name.
+/// A kind of device: lists and opens devices by name.
 pub trait Provider: Send + Sync {
-    /// Name of the provider, the part before the colon of a device name such as `soft:192.0.2.1`.
+    /// Returns the provider's name, the part before the colon of a device name such as `soft:192.0.2.1`.
     fn name(&self) -> &'static str;
 
-    /// Names of the devices that exist now.
+    /// Returns the names of the devices that exist now.
     fn device_names(&self) -> Result<Vec<String>>;
 
-    /// Why the provider has no devices on this machine at all, if what all of them need is missing: what to install.
+    /// Returns why the provider can have no devices on this machine and what to install; `None` if nothing is missing.
     ///
     /// ```
     /// for provider in rdma_verbs::provider::providers() {
@@ -65,7 +65,7 @@ pub trait Provider: Send + Sync {
     fn open(&self, name: &str) -> Result<Arc<dyn Context>>;
 }
 
-/// The providers of this build.
+/// Returns the providers of this build.
 pub fn providers() -> &'static [&'static dyn Provider] {
     static SOFT: soft::SoftProvider = soft::SoftProvider::new();
     static ALL: &[&dyn Provider] = &[
@@ -78,38 +78,38 @@ pub fn providers() -> &'static [&'static dyn Provider] {
 
 /// An open device.
 pub trait Context: Send + Sync {
-    /// The device's name.
+    /// Returns the device's name.
     fn name(&self) -> &str;
 
-    /// Fails, as an error of `verb`, if this process only inherited the device in a fork. What stands above a provider
-    /// asks before it takes a lock of its own, which a thread of the parent may have held.
+    /// Fails with an error of `verb` if this process inherited the device through `fork`. The layers above a provider
+    /// call this before they take a lock of their own, which a thread of the parent may have held.
     fn check_process(&self, verb: &'static str) -> Result<()> {
         let _ = verb;
         Ok(())
     }
 
-    /// Limits and capabilities.
+    /// Returns the limits and capabilities.
     fn query_device(&self) -> DeviceAttributes;
 
-    /// State and sizes of a port (from 1).
+    /// Returns the state and sizes of a port, numbered from 1.
     fn query_port(&self, port_num: u8) -> Result<PortAttributes>;
 
-    /// An entry of the port's GID table; [`ErrorKind::NotFound`] if it is below the table's length and empty.
+    /// Returns an entry of the port's GID table; [`ErrorKind::NotFound`] if it is below the table's length and empty.
     fn query_gid(&self, port_num: u8, gid_index: u8) -> Result<GidEntry>;
 
-    /// An entry of the port's P_Key table, in host byte order.
+    /// Returns an entry of the port's P_Key table, in host byte order.
     fn query_pkey(&self, port_num: u8, pkey_index: u16) -> Result<u16>;
 
-    /// All used entries of the port's GID table.
+    /// Returns all used entries of the port's GID table.
     fn gid_table(&self, port_num: u8) -> Result<Vec<GidEntry>>;
 
-    /// The GID that a queue pair on this port uses if none is chosen.
+    /// Returns the index of the GID that a queue pair on this port uses by default.
     fn default_gid_index(&self, port_num: u8) -> Result<u8> {
         let _ = port_num;
         Ok(0)
     }
 
-    /// What peers should know of this device beyond the standard; part of the out-of-band exchange.
+    /// Returns the capabilities beyond the standard that peers learn in the out-of-band exchange.
     fn peer_capabilities(&self) -> PeerCapabilities;
 
     /// Creates a protection domain.
@@ -118,13 +118,13 @@ pub trait Context: Send + Sync {
     /// Creates a completion channel.
     fn create_comp_channel(&self) -> Result<Arc<dyn CompletionChannel>>;
 
-    /// Creates a completion channel whose descriptor is readable only while an event waits, as an adapter's is: for
-    /// programs that ask the descriptor, and then wait for the event that it promised.
+    /// Creates a completion channel whose descriptor is readable only while an event is pending, like an adapter's: for
+    /// programs that check the descriptor and then block for the event that it signals.
     fn create_exact_comp_channel(&self) -> Result<Arc<dyn CompletionChannel>> {
         self.create_comp_channel()
     }
 
-    /// Creates a completion queue of at least `cqe` entries. `cq_context` comes back from the channel.
+    /// Creates a completion queue of at least `cqe` entries. The channel's events return `cq_context`.
     fn create_cq(
         &self,
         cqe: u32,
@@ -137,15 +137,15 @@ pub trait Context: Send + Sync {
     /// Creates a completion queue, with all options.
     fn create_cq_with(&self, init: &CompletionQueueInit<'_>) -> Result<Arc<dyn CompletionQueue>>;
 
-    /// The clock that completions are stamped with, in nanoseconds. [`ErrorKind::Unsupported`] if the device has none.
+    /// Returns the time of the completion clock in nanoseconds. [`ErrorKind::Unsupported`] if the device has none.
     fn query_clock(&self) -> Result<u64> {
         let message = format!("{} has no clock for completions", self.name());
         Err(Error::new("query_clock", ErrorKind::Unsupported, message))
     }
 
-    /// How many objects of the device there are. [`ErrorKind::Unsupported`] if the provider cannot tell.
+    /// Returns the numbers of live objects. [`ErrorKind::Unsupported`] if the provider does not count them.
     fn live_objects(&self) -> Result<LiveObjects> {
-        let message = format!("{} does not tell how many objects it has", self.name());
+        let message = format!("{} does not count its objects", self.name());
         Err(Error::new("live_objects", ErrorKind::Unsupported, message))
     }
 
@@ -158,52 +158,52 @@ pub trait Context: Send + Sync {
         Err(Error::new("alloc_dm", ErrorKind::Unsupported, message))
     }
 
-    /// Opens a domain of extended reliable connections. [`ErrorKind::Unsupported`] if this kind of device has none.
+    /// Opens an XRC domain. [`ErrorKind::Unsupported`] if this kind of device has none.
     fn open_xrcd(&self) -> Result<Arc<dyn XrcDomain>> {
         let message = format!("{} has no extended reliable connections", self.name());
         Err(Error::new("open_xrcd", ErrorKind::Unsupported, message))
     }
 
-    /// The next asynchronous event, if there is one, acknowledged at once. Events of an object that was destroyed do
-    /// not come any more.
+    /// Returns the next asynchronous event, if any, and acknowledges it. Events of destroyed objects are dropped.
     fn poll_async_event(&self) -> Option<AsyncEvent>;
 
-    /// The next asynchronous event, if there is one; it must be acknowledged.
+    /// Returns the next asynchronous event, if there is one. The caller must acknowledge it.
     fn take_async_event(&self) -> Option<AsyncEvent> {
         self.poll_async_event()
     }
 
-    /// Acknowledges an event that [`Context::take_async_event`] handed out.
+    /// Acknowledges an event that [`Context::take_async_event`] returned.
     fn ack_async_event(&self, event: &AsyncEvent) {
         let _ = event;
     }
 
-    /// Waits up to `timeout` (`None`: for ever) until all events about an object that were handed out are acknowledged;
-    /// whether they are. No verb that destroys waits by itself: the destroying verbs of C, which have to, destroy and
-    /// then wait here.
+    /// Waits up to `timeout` (`None`: forever) until all events returned about an object are acknowledged, and returns
+    /// whether they are. Destroying verbs do not wait; those of the C interface, which must, destroy first and then
+    /// wait here.
     fn wait_events_acked(&self, object: EventObject, timeout: Option<Duration>) -> Result<bool> {
         let _ = (object, timeout);
         Ok(true)
     }
 
-    /// Readable while an asynchronous event may wait; it may be readable for nothing, until it is polled.
+    /// Returns a descriptor that is readable while an asynchronous event may be pending. It may be readable spuriously
+    /// until the events are polled.
     fn async_fd(&self) -> BorrowedFd<'_>;
 
-    /// Readable only while an asynchronous event waits, as an adapter's descriptor is. A software device starts a
-    /// thread for it, which listens to what the system says of its interface.
+    /// Returns a descriptor that is readable only while an asynchronous event is pending, like an adapter's. A software
+    /// device starts a thread for it, which listens to the system's notifications about its interface.
     fn exact_async_fd(&self) -> Result<BorrowedFd<'_>> {
         Ok(self.async_fd())
     }
 
-    /// Counters of the whole device.
+    /// Returns the counters of the whole device.
     fn counters(&self) -> Counters;
 
-    /// The paths that its queue pairs have. Empty if this kind of device does not say.
+    /// Returns reports on the paths of the device's queue pairs. Empty if this kind of device does not report them.
     fn path_reports(&self) -> Vec<PathReport> {
         Vec::new()
     }
 
-    /// Begins a capture of the device's packets. [`ErrorKind::Unsupported`] if this kind of device cannot capture.
+    /// Starts a capture of the device's packets. [`ErrorKind::Unsupported`] if this kind of device cannot capture.
     fn start_capture(&self, config: &CaptureConfig) -> Result<Box<dyn Capture>> {
         let message =
             format!("{} cannot capture {}: only software devices see packets", self.name(), config.path.display());
@@ -211,64 +211,64 @@ pub trait Context: Send + Sync {
     }
 }
 
-/// A capture of a device's packets into a file. It ends when it is dropped.
+/// A capture of a device's packets into a file. Dropping it ends the capture.
 pub trait Capture: Send + Sync {
-    /// The file.
+    /// Returns the path of the file.
     fn path(&self) -> &Path;
 
-    /// What it has come to so far.
+    /// Returns a summary of the capture so far.
     fn summary(&self) -> CaptureSummary;
 
-    /// Ends it. When it returns, the file is complete. Stopping again does nothing.
+    /// Ends the capture. The file is complete when this returns. Stopping again does nothing.
     fn stop(&self) -> Result<CaptureSummary>;
 }
 
-/// What a new completion queue shall be.
+/// Options for creating a completion queue.
 #[derive(Clone, Copy, Default)]
 pub struct CompletionQueueInit<'a> {
-    /// Entries at least; [`CompletionQueue::cqe`] tells how many there are.
+    /// Minimum number of entries; [`CompletionQueue::cqe`] returns the actual number.
     pub cqe: u32,
-    /// What the channel names the queue by.
+    /// Value that the channel's events return for the queue.
     pub cq_context: u64,
-    /// Where an armed queue announces completions.
+    /// Channel that an armed queue notifies of completions.
     pub channel: Option<&'a Arc<dyn CompletionChannel>>,
-    /// Which of the device's completion vectors serves the queue, from 0.
+    /// Completion vector of the device that serves the queue, numbered from 0.
     pub comp_vector: u32,
-    /// Whether completions bear the time of the device's clock.
+    /// Whether completions carry a timestamp of the device's clock.
     pub timestamps: bool,
 }
 
-/// What a new queue pair shall be.
+/// Options for creating a queue pair.
 pub struct QueuePairInit<'a> {
-    /// Its protection domain.
+    /// Protection domain of the queue pair.
     pub pd: &'a Arc<dyn ProtectionDomain>,
-    /// Where sends complete.
+    /// Completion queue of the sends.
     pub send_cq: &'a Arc<dyn CompletionQueue>,
-    /// Where receives complete.
+    /// Completion queue of the receives.
     pub recv_cq: &'a Arc<dyn CompletionQueue>,
-    /// The shared receive queue that it takes its receives from, instead of having a receive queue of its own.
+    /// Shared receive queue that supplies its receives, in place of a receive queue of its own.
     pub srq: Option<&'a Arc<dyn SharedReceiveQueue>>,
     /// For an XRC target: the domain whose shared receive queues its messages may name.
     pub xrc_domain: Option<&'a Arc<dyn XrcDomain>>,
-    /// Its transport service.
+    /// Transport service.
     pub qp_type: QueuePairType,
-    /// Sizes at least; the actual ones are reported by [`QueuePair::query`].
+    /// Minimum sizes; [`QueuePair::query`] returns the actual ones.
     pub cap: QueuePairCapabilities,
-    /// Every send request makes a completion, signaled or not.
+    /// Whether every send request generates a completion, signaled or not.
     pub sq_sig_all: bool,
 }
 
 /// A protection domain.
 pub trait ProtectionDomain: Send + Sync {
-    /// Its number.
+    /// Returns the domain's number.
     fn id(&self) -> DomainId;
 
-    /// Registers memory, with all options. A refusal gives the memory back.
+    /// Registers memory, with all options. A refusal returns the memory.
     fn reg_mr_with(&self, backing: Backing, options: &RegisterOptions)
     -> Result<Arc<dyn MemoryRegion>, RefusedBacking>;
 
-    /// Registers memory. Requests name its first byte by `iova`, or by its host address if that is `None`. A refusal
-    /// gives the memory back.
+    /// Registers memory. Requests address its first byte as `iova`, or by its host address if that is `None`. A refusal
+    /// returns the memory.
     fn reg_mr(
         &self,
         backing: Backing,
@@ -278,19 +278,19 @@ pub trait ProtectionDomain: Send + Sync {
         self.reg_mr_with(backing, &RegisterOptions { access, iova, ..RegisterOptions::default() })
     }
 
-    /// Registers a region anew in this domain, in one step. On success the old region is deregistered and a new one in
-    /// its place; when it returns, nothing accesses memory through the old one any more. A refusal leaves the region as
-    /// it was and gives the memory back; [`ErrorKind::Busy`] while memory windows are bound to it.
+    /// Re-registers a region in this domain, in one step. On success the old region is deregistered and replaced by the
+    /// returned one; nothing accesses memory through the old one after this returns. A refusal leaves the region as it
+    /// was and returns the memory; [`ErrorKind::Busy`] while memory windows are bound to it.
     fn rereg_mr(
         &self,
         _region: &Arc<dyn MemoryRegion>,
         change: Reregistration,
     ) -> Result<Arc<dyn MemoryRegion>, RefusedChange> {
-        let error = Error::new("rereg_mr", ErrorKind::Unsupported, "this kind of device cannot register regions anew");
+        let error = Error::new("rereg_mr", ErrorKind::Unsupported, "this kind of device cannot re-register regions");
         Err(RefusedChange { error, backing: change.backing })
     }
 
-    /// Registers a part of device memory; requests name its first byte by 0. The region keeps the memory.
+    /// Registers a part of device memory; requests address its first byte as 0. The region keeps the memory alive.
     /// [`ErrorKind::Unsupported`] if the device has none.
     fn reg_dm_mr(
         &self,
@@ -304,14 +304,14 @@ pub trait ProtectionDomain: Send + Sync {
         Err(Error::new("reg_dm_mr", ErrorKind::Unsupported, message))
     }
 
-    /// Registers memory behind a descriptor. [`ErrorKind::Unsupported`] if the device cannot access it.
+    /// Registers memory behind a file descriptor. [`ErrorKind::Unsupported`] if the device cannot access it.
     fn reg_dmabuf_mr(&self, init: &DmaBufInit<'_>) -> Result<Arc<dyn MemoryRegion>> {
         let message = format!("the device takes no memory by descriptor; fd is {:?}", init.fd);
         Err(Error::new("reg_dmabuf_mr", ErrorKind::Unsupported, message))
     }
 
-    /// Takes advice about ranges of on-demand regions. A failure names the range. [`ErrorKind::Unsupported`] if the
-    /// device takes none.
+    /// Advises the device about ranges of on-demand regions. A failure names the range. [`ErrorKind::Unsupported`] if
+    /// the device takes no advice.
     fn advise_mr(&self, advice: MemoryAdvice, flags: AdviceFlags, sg_list: &[Sge]) -> Result<()> {
         let message = format!("the device takes no advice; {advice:?}, {flags:?} for {} ranges given", sg_list.len());
         Err(Error::new("advise_mr", ErrorKind::Unsupported, message))
@@ -322,13 +322,13 @@ pub trait ProtectionDomain: Send + Sync {
         Err(Error::new("alloc_mw", ErrorKind::Unsupported, "max_mw is 0: the device has no memory windows"))
     }
 
-    /// Creates an address handle: a way to receivers of datagrams.
+    /// Creates an address handle: a path to receivers of datagrams.
     fn create_ah(&self, vector: &AddressVector) -> Result<Arc<dyn AddressHandle>> {
         let message = format!("this kind of device has no datagrams; dgid is {}", vector.dgid);
         Err(Error::new("create_ah", ErrorKind::Unsupported, message))
     }
 
-    /// Creates an address handle for answers to a received datagram, from its completion and its first 40 bytes.
+    /// Creates an address handle for replies to a received datagram, from its completion and its first 40 bytes.
     fn create_ah_from_completion(
         &self,
         completion: &RawCompletion,
@@ -342,69 +342,69 @@ pub trait ProtectionDomain: Send + Sync {
 
     /// Creates a shared receive queue. [`ErrorKind::Unsupported`] if this kind of device has none.
     fn create_srq(&self, init: &SharedReceiveQueueInit<'_>) -> Result<Arc<dyn SharedReceiveQueue>> {
-        let message = format!("the device has no shared receive queues; {} receives were asked for", init.max_wr);
+        let message = format!("the device has no shared receive queues; {} receives were requested", init.max_wr);
         Err(Error::new("create_srq", ErrorKind::Unsupported, message))
     }
 
-    /// For the provider that made it.
+    /// Returns the object for downcasting by the provider that created it.
     fn as_any(&self) -> &dyn Any;
 }
 
 /// An address handle.
 pub trait AddressHandle: Send + Sync {
-    /// What it was made with.
+    /// Returns the address vector that the handle was created with.
     fn address_vector(&self) -> AddressVector;
 
-    /// For the provider that made it.
+    /// Returns the object for downcasting by the provider that created it.
     fn as_any(&self) -> &dyn Any;
 }
 
-/// Where a datagram goes.
+/// Destination of a datagram.
 #[derive(Clone, Copy)]
 pub struct DatagramTarget<'a> {
-    /// The way there. The request keeps a copy of what it needs.
+    /// Path to the receiver. The request keeps a copy of what it needs.
     pub handle: &'a dyn AddressHandle,
     /// The receiving queue pair; [`Qpn::MULTICAST`] for a group.
     pub remote_qpn: Qpn,
-    /// Its Q_Key; with the highest bit set, the sending queue pair's own is sent instead.
+    /// Q_Key of the receiver. If its highest bit is set, the sending queue pair's own Q_Key is sent instead.
     pub remote_qkey: Qkey,
-    /// Whether a message that is longer than the path takes is posted all the same and fails when its turn comes, with
+    /// Whether a message longer than the path carries is still posted and fails when it is processed, with
     /// [`CompletionStatus::LocalLengthError`](crate::types::CompletionStatus), as with adapters. Otherwise it is
-    /// refused. A hint: providers of adapters refuse it always.
+    /// refused. A hint: providers of adapters always refuse it.
     pub long_fails_later: bool,
 }
 
-/// What a region shall be from now on.
+/// Changes that a re-registration makes to a region.
 #[derive(Debug, Default)]
 pub struct Reregistration {
-    /// Other memory; `None`: the same.
+    /// New memory; `None` keeps the current memory.
     pub backing: Option<Backing>,
-    /// First address; `None`: as it was for the same memory, the host address for other memory.
+    /// New first address; `None` keeps the current one, or uses the host address of new memory.
     pub iova: Option<u64>,
-    /// Other rights; `None`: the same.
+    /// New access flags; `None` keeps the current ones.
     pub access: Option<AccessFlags>,
-    /// The keys shall stay as they are, which C programs rely on. A provider whose devices choose the keys need not be
-    /// able to.
+    /// Whether the keys must stay the same, which C programs rely on. A provider whose devices choose the keys need not
+    /// support it.
     pub keep_keys: bool,
 }
 
 /// A memory region.
 pub trait MemoryRegion: Send + Sync {
-    /// The registered memory and its rights.
+    /// Returns the registered memory and its access flags.
     fn region(&self) -> &Arc<Region>;
 
-    /// Key for this host's scatter-gather entries.
+    /// Returns the key for this host's scatter-gather entries.
     fn lkey(&self) -> Lkey;
 
-    /// Key for peers.
+    /// Returns the key for peers.
     fn rkey(&self) -> Rkey;
 
-    /// Revokes the keys; when it returns, nothing accesses the memory any more through this region. Requests that
-    /// still name it end in a protection error. Doing so again does nothing. [`ErrorKind::Busy`], and nothing happens,
+    /// Invalidates the keys; nothing accesses the memory through this region after this returns. Requests that still
+    /// name it end in a protection error. Deregistering again does nothing. [`ErrorKind::Busy`], changing nothing,
     /// while memory windows are bound to it.
     fn dereg(&self) -> Result<()>;
 
-    /// As [`MemoryRegion::dereg`], but bound windows do not hinder it: they lead nowhere from then on.
+    /// Deregisters like [`MemoryRegion::dereg`], but also while windows are bound, which it invalidates.
     fn revoke(&self) -> Result<()> {
         self.dereg()
     }
@@ -412,84 +412,84 @@ pub trait MemoryRegion: Send + Sync {
 
 /// A memory window.
 pub trait MemoryWindow: Send + Sync {
-    /// Its kind.
+    /// Returns the window's type.
     fn kind(&self) -> MemoryWindowType;
 
-    /// Its key: that of the last binding that was executed, or the one that it was allocated with. The upper 24 bits
-    /// stay the same; a binding says the lower eight.
+    /// Returns the key of the last executed binding, or the one that the window was allocated with. The upper 24 bits
+    /// stay the same; a binding sets the lower eight.
     fn rkey(&self) -> Rkey;
 
-    /// Takes it out of the device, bound or not. When it returns, no peer reaches memory through it. Doing so again
+    /// Deallocates the window, bound or not. No peer accesses memory through it after this returns. Deallocating again
     /// does nothing.
     fn dealloc(&self) -> Result<()>;
 }
 
-/// Where completion queues announce completions.
+/// A completion channel, which armed completion queues notify of completions.
 pub trait CompletionChannel: Send + Sync {
-    /// Readable when an event may wait, edge or level triggered; it may be readable for nothing, unless the channel is
-    /// [exact](Context::create_exact_comp_channel).
+    /// Returns a descriptor that is readable when an event may be pending, edge or level triggered. It may be readable
+    /// spuriously unless the channel is [exact](Context::create_exact_comp_channel).
     fn fd(&self) -> BorrowedFd<'_>;
 
-    /// What a thread sleeps on, after it found no event, that does nothing else until there is one: readable when one
-    /// may wait, and for nothing. It wakes sooner than [`CompletionChannel::fd`] of an exact channel.
+    /// Returns the descriptor for a thread that found no event and only waits for one. It is readable when an event may
+    /// be pending, also spuriously, and wakes sooner than [`CompletionChannel::fd`] of an exact channel.
     fn waiting_fd(&self) -> BorrowedFd<'_> {
         self.fd()
     }
 
-    /// The next event: the `cq_context` of a queue that was armed and got a completion. Drives the device; `None`
-    /// if there is no event yet. Never blocks.
+    /// Returns the next event: the `cq_context` of a queue that was armed and got a completion, or `None` if there is
+    /// none yet. Drives the device. Never blocks.
     fn poll_event(&self) -> Option<u64>;
 
-    /// As [`CompletionChannel::poll_event`], waiting up to `timeout` (`None`: for ever).
+    /// Returns the next event like [`CompletionChannel::poll_event`], waiting up to `timeout` (`None`: forever).
     fn wait_event(&self, timeout: Option<Duration>) -> Result<Option<u64>>;
 
-    /// For the provider that made it.
+    /// Returns the object for downcasting by the provider that created it.
     fn as_any(&self) -> &dyn Any;
 }
 
 /// A completion queue.
 pub trait CompletionQueue: Send + Sync {
-    /// Takes up to `out.len()` completions, oldest first, and drives the device. Returns how many.
+    /// Takes up to `out.len()` completions, oldest first, and drives the device. Returns their number.
     ///
     /// A failure means that the queue overflowed: completions were lost and its queue pairs are in error.
     fn poll(&self, out: &mut [RawCompletion]) -> Result<usize>;
 
-    /// After a poll that found nothing: how many polls may be left out as long as
-    /// [`is_known_empty`](Self::is_known_empty), because they would find nothing either, as far as is known. What
-    /// arrives meanwhile is found some microseconds later.
+    /// Returns, after a poll that found nothing, how many further polls may be skipped while
+    /// [`is_known_empty`](Self::is_known_empty), because they are expected to find nothing either. Skipping delays
+    /// completions that arrive meanwhile by some microseconds.
     fn polls_to_skip(&self) -> u32 {
         0
     }
 
-    /// Whether no completion waits that was added before. `false` also where that takes a poll to know. Takes no lock.
+    /// Returns whether the queue is known to be empty; `false` also where only a poll can tell. Takes no lock.
     fn is_known_empty(&self) -> bool {
         false
     }
 
-    /// Arms the queue: the next completion that is added makes one event on the channel. Completions added before
-    /// do not count: poll again after arming.
+    /// Arms the queue: the next completion added generates one event on the channel. Completions already queued do not
+    /// trigger an event: poll again after arming.
     fn req_notify(&self, solicited_only: bool) -> Result<()>;
 
-    /// Entries that fit.
+    /// Returns the number of entries that fit.
     fn cqe(&self) -> u32;
 
-    /// Its number, which asynchronous events name it by.
+    /// Returns the number by which asynchronous events name the queue.
     fn number(&self) -> u32;
 
-    /// Events on the channel that were handed out for it, modulo 2^32. C programs acknowledge each of them before the
-    /// queue is destroyed; the safe tier need not, because its events are numbers.
+    /// Returns the number of channel events delivered for this queue, modulo 2^32. C programs acknowledge each of them
+    /// before the queue is destroyed; the safe tier need not, because its events are numbers.
     fn comp_events_reported(&self) -> u32 {
         0
     }
 
-    /// Lets an event on the channel wait until `cq_count` completions have come, or `cq_period` has passed since the
-    /// first of them; failed and solicited ones wait for nothing. 0 or 1, or no period, ends that.
+    /// Delays an event on the channel until `cq_count` completions have been added, or `cq_period` has passed since the
+    /// first of them; failed and solicited completions are not delayed. 0 or 1, or a zero period, disables it.
     fn moderate(&self, cq_count: u16, cq_period: Duration) -> Result<()>;
 
-    /// Changes the number of entries; refused if fewer than are waiting.
+    /// Changes the number of entries; refused if more completions than that are waiting.
     fn resize(&self, cqe: u32) -> Result<()>;
 
-    /// For the provider that made it.
+    /// Returns the object for downcasting by the provider that created it.
     fn as_any(&self) -> &dyn Any;
 }
 
@@ -500,16 +500,16 @@ pub trait CompletionQueue: Send + Sync {
 /// it with [`BatchEnd::Publish`] posts what was pushed before (as C programs expect), [`BatchEnd::Rollback`] posts
 /// nothing. No step allocates.
 pub trait QueuePair: Send + Sync {
-    /// Its number.
+    /// Returns the queue pair's number.
     fn qpn(&self) -> Qpn;
 
     /// Changes state and attributes, all or nothing.
     fn modify(&self, attributes: &QueuePairAttributes) -> Result<()>;
 
-    /// State and attributes as they are now.
+    /// Returns the current state and attributes.
     fn query(&self) -> Result<QueuePairStatus>;
 
-    /// Limits the rate of what it sends, or ends the limit.
+    /// Limits the send rate, or removes the limit.
     fn limit_rate(&self, limit: &RateLimit) -> Result<()> {
         let message = format!("this kind of device limits no queue pair's rate; {limit:?} was given");
         Err(Error::new("modify_qp_rate_limit", ErrorKind::Unsupported, message))
@@ -521,8 +521,8 @@ pub trait QueuePair: Send + Sync {
     /// Copies a request into the batch.
     fn send_push(&self, request: &SendRequest<'_>) -> Result<()>;
 
-    /// Copies a request of an XRC initiator into the batch, with the number of the peer's shared receive queue that it
-    /// is for. [`ErrorKind::InvalidArgument`] on queue pairs of other kinds.
+    /// Copies a request of an XRC initiator into the batch, with the number of the peer's shared receive queue that
+    /// receives it. [`ErrorKind::InvalidArgument`] on queue pairs of other types.
     fn send_push_to_srq(&self, request: &SendRequest<'_>, srq: SharedReceiveQueueNumber) -> Result<()> {
         let message = format!(
             "request {:#x} names shared receive queue {srq}; only the requests of an XRC initiator do",
@@ -538,13 +538,13 @@ pub trait QueuePair: Send + Sync {
         Err(Error::new("post_send", ErrorKind::Unsupported, message))
     }
 
-    /// Has it receive what is sent to a multicast group. Attaching again does nothing.
+    /// Attaches the queue pair to a multicast group, to receive its datagrams. Attaching again does nothing.
     fn attach_mcast(&self, gid: Gid) -> Result<()> {
         let message = format!("this kind of device has no multicast; gid is {gid}");
         Err(Error::new("attach_mcast", ErrorKind::Unsupported, message))
     }
 
-    /// The opposite; fails if it is not attached.
+    /// Detaches the queue pair from a multicast group; fails if it is not attached.
     fn detach_mcast(&self, gid: Gid) -> Result<()> {
         let message = format!("this kind of device has no multicast; gid is {gid}");
         Err(Error::new("detach_mcast", ErrorKind::Unsupported, message))
@@ -553,8 +553,7 @@ pub trait QueuePair: Send + Sync {
     /// Ends the batch.
     fn send_end(&self, end: BatchEnd) -> Result<()>;
 
-    /// Posts a request alone, as a batch of one: what can be done without the batch is faster so. Not to be called by a
-    /// thread that has a batch open.
+    /// Posts a request as a batch of one, on a faster path if there is one. The thread must not have a batch open.
     fn send_one(&self, request: &SendRequest<'_>) -> Result<()> {
         send_batch_of_one(self, request)
     }
@@ -568,29 +567,29 @@ pub trait QueuePair: Send + Sync {
     /// Ends the batch.
     fn recv_end(&self, end: BatchEnd) -> Result<()>;
 
-    /// Before RESET or destruction of a queue pair that takes its receives from a shared queue: it takes no more of
-    /// them, and what has completed can be polled before it is removed. Returns the `wr_id` of the receive that a
-    /// message had begun to fill, if there is one: it will not complete, and nobody accesses its memory any more. A
-    /// provider that cannot tell says that there is none; whoever posted it waits then for the end of the shared queue.
+    /// Stops taking receives from the shared queue, before a queue pair that uses one goes to RESET or is destroyed;
+    /// completions that exist can be polled before they are removed. Returns the `wr_id` of the receive that a message
+    /// had begun to fill, if there is one: it will not complete, and nothing accesses its memory any more. A provider
+    /// that cannot tell returns `None`; the receive's memory then stays in use until the shared queue is destroyed.
     fn stop_receiving(&self) -> Result<Option<u64>> {
         Ok(None)
     }
 
-    /// What its completions bear as their source: those of its sends, and those of its receives. A provider that does
-    /// not say lends itself to no tier that gives memory back by completions.
+    /// Returns the sources that completions carry: that of the sends, and that of the receives. Tiers that return
+    /// memory by completions cannot use a provider that does not set them.
     fn completion_sources(&self) -> [CompletionSource; 2] {
         [CompletionSource::NONE; 2]
     }
 
-    /// Takes the queue pair out of the device: nothing is sent or received for it any more, its completions are
-    /// removed from its queues. Later verbs on it fail. Destroying again does nothing.
+    /// Destroys the queue pair: nothing is sent or received for it any more, and its completions are removed from its
+    /// queues. Later verbs on it fail. Destroying again does nothing.
     fn destroy(&self) -> Result<()>;
 
-    /// Its counters.
+    /// Returns the queue pair's counters.
     fn counters(&self) -> Counters;
 
-    /// What it knows of itself and of its peer, for explanations. A provider that keeps no memory of it tells its state
-    /// and counters.
+    /// Returns what the queue pair knows of itself and of its peer, for explanations. A provider that keeps no such
+    /// records reports state and counters only.
     fn report(&self) -> Result<QueuePairReport> {
         Ok(QueuePairReport::new(self.query()?, self.counters()))
     }

@@ -1,4 +1,4 @@
-//! What every provider refuses, and says of errors of the layers below, in the same words.
+//! Checks that all providers share, and errors of the layers below, with the same texts everywhere.
 
 use std::ops::RangeInclusive;
 
@@ -27,18 +27,18 @@ pub(super) fn from_modify(error: &ModifyError) -> Error {
     Error::new("modify_qp", kind, error.to_string())
 }
 
-/// The device was opened before the process forked: what it consists of is the parent's.
+/// Returns the error for a device that was opened before the process forked: its resources belong to the parent.
 pub(super) fn inherited(verb: &'static str) -> Error {
-    let message = "the device belongs to the process that this one was forked from; open it anew in this process";
+    let message = "the device belongs to the process that this one was forked from; open it again in this process";
     Error::new(verb, ErrorKind::InvalidState, message)
 }
 
-/// An object of another device was given.
+/// Returns the error for an object of another device.
 pub(super) fn foreign(verb: &'static str, object: &str) -> Error {
     Error::new(verb, ErrorKind::InvalidArgument, format!("{object} belongs to another device"))
 }
 
-/// Refuses a value outside of what is allowed, naming the attribute.
+/// Refuses a value outside the allowed range, naming the attribute.
 pub(super) fn check_range(verb: &'static str, attribute: &str, given: u32, allowed: RangeInclusive<u32>) -> Result<()> {
     if allowed.contains(&given) {
         return Ok(());
@@ -74,8 +74,8 @@ pub(super) fn check_parts(init: &QueuePairInit<'_>) -> Result<()> {
     Err(Error::new("create_qp", ErrorKind::InvalidArgument, message))
 }
 
-/// Refuses a datagram over an address handle of another domain than the queue pair's, or longer than its port takes.
-/// `is_own` says whether the domains are the same: those of several devices may have the same number.
+/// Refuses a datagram whose address handle belongs to another domain than the queue pair, or that is longer than its
+/// port carries. `is_own` says whether the domains are the same: domains of different devices may have the same number.
 pub(super) fn check_datagram(is_own: bool, handle: DomainId, own: DomainId, length: u64, mtu_bytes: u32) -> Result<()> {
     let message = if !is_own {
         format!("the address handle belongs to protection domain {}, the queue pair to {}", handle.0, own.0)

@@ -1,4 +1,4 @@
-//! Shared receive queues and the domains of extended reliable connections, as providers offer them.
+//! Provider traits of shared receive queues and XRC domains.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -8,24 +8,24 @@ use crate::types::{
     BatchEnd, ReceiveRequest, SharedReceiveQueueAttributes, SharedReceiveQueueNumber, SharedReceiveQueueStatus,
 };
 
-/// What a new shared receive queue shall be.
+/// Options for creating a shared receive queue.
 pub struct SharedReceiveQueueInit<'a> {
-    /// Receives that it holds at least.
+    /// Minimum number of receives that it holds.
     pub max_wr: u32,
-    /// Scatter-gather entries of a receive at least.
+    /// Minimum number of scatter-gather entries of a receive.
     pub max_sge: u32,
-    /// The limit that is armed from the beginning; 0: none.
+    /// Limit that is armed at creation; 0: none.
     pub srq_limit: u32,
-    /// For messages of extended reliable connections.
+    /// XRC options, for messages of extended reliable connections.
     pub xrc: Option<XrcReceives<'a>>,
 }
 
-/// What a shared receive queue of an extended reliable connection needs besides.
+/// Further options of a shared receive queue for XRC.
 #[derive(Clone, Copy)]
 pub struct XrcReceives<'a> {
     /// The domain whose targets may use it.
     pub domain: &'a Arc<dyn XrcDomain>,
-    /// Where its receives complete.
+    /// Completion queue of its receives.
     pub cq: &'a Arc<dyn CompletionQueue>,
 }
 
@@ -33,13 +33,13 @@ pub struct XrcReceives<'a> {
 ///
 /// Receives are posted in batches as to a queue pair; see [`QueuePair`](super::QueuePair).
 pub trait SharedReceiveQueue: Send + Sync {
-    /// Its number.
+    /// Returns the queue's number.
     fn number(&self) -> SharedReceiveQueueNumber;
 
     /// Changes its size, its limit or both, all or nothing.
     fn modify(&self, attributes: &SharedReceiveQueueAttributes) -> Result<()>;
 
-    /// Its sizes and its limit as they are now.
+    /// Returns the current sizes and limit.
     fn query(&self) -> Result<SharedReceiveQueueStatus>;
 
     /// Begins a batch of receives.
@@ -51,16 +51,16 @@ pub trait SharedReceiveQueue: Send + Sync {
     /// Ends the batch.
     fn recv_end(&self, end: BatchEnd) -> Result<()>;
 
-    /// Takes it out of the device; what was posted is forgotten. [`ErrorKind::Busy`](super::ErrorKind::Busy) while
-    /// queue pairs take their receives from it. Destroying again does nothing.
+    /// Destroys the queue and drops its posted receives. [`ErrorKind::Busy`](super::ErrorKind::Busy) while queue pairs
+    /// take their receives from it. Destroying again does nothing.
     fn destroy(&self) -> Result<()>;
 
-    /// For the provider that made it.
+    /// Returns the object for downcasting by the provider that created it.
     fn as_any(&self) -> &dyn Any;
 }
 
-/// A domain of extended reliable connections: its targets use the shared receive queues that were created in it.
+/// An XRC domain: its XRC targets use the shared receive queues that were created in it.
 pub trait XrcDomain: Send + Sync {
-    /// For the provider that made it.
+    /// Returns the object for downcasting by the provider that created it.
     fn as_any(&self) -> &dyn Any;
 }

@@ -1,14 +1,14 @@
-//! The public structures of `infiniband/verbs.h`, as far as they are touched, field by field as there: for the provider
-//! over libibverbs, which reads them, and for `capi`, the library for C programs, which makes them.
+//! The public structures of `infiniband/verbs.h`, field by field, as far as this crate uses them: the provider over
+//! libibverbs reads them, and `capi`, the library for C programs, creates them.
 //!
-//! The layout has not changed since rdma-core 34 except by growth at the ends; `layout` holds these to the numbers.
-//! Enumerations are plain numbers: a newer library may hand out values that are not known here.
+//! Since rdma-core 34 the layout has only grown at the ends; `layout` asserts sizes and offsets. Enumerations are plain
+//! numbers: a newer library may return values that are unknown here.
 
 mod layout;
 
 use std::ffi::{c_char, c_int, c_void};
 
-/// A function slot of which only the place matters.
+/// A function slot whose signature does not matter, only its offset.
 pub type Slot = Option<unsafe extern "C" fn()>;
 
 #[repr(C)]
@@ -50,8 +50,8 @@ pub struct Context {
     pub abi_compat: *mut c_void,
 }
 
-/// What stands in memory before an `ibv_context`; as of rdma-core 34. Newer ones have more in front, and say so by
-/// `sz`.
+/// `verbs_context`, which precedes an `ibv_context` in memory; as of rdma-core 34. Newer versions have more slots in
+/// front, and report this in `sz`.
 #[repr(C)]
 pub struct VerbsContext {
     pub query_port: Option<unsafe extern "C" fn(*mut Context, u8, *mut PortAttr, usize) -> c_int>,
@@ -146,7 +146,7 @@ pub struct PacketPacingCaps {
     pub supported_qpts: u32,
 }
 
-/// What `rest` covers, from `tso_caps` on, and `more` is not looked at.
+/// `ibv_device_attr_ex`. The fields that `rest` (from `tso_caps` on) and `more` cover are not read.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct DeviceAttrEx {
@@ -195,7 +195,7 @@ pub struct PortAttr {
     pub port_cap_flags2: u16,
 }
 
-/// What rdma-core 60 and later have behind it; others leave it zero.
+/// `PortAttr` with the field that rdma-core 60 and later append; others leave it zero.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct PortAttrWithSpeed {
@@ -213,7 +213,7 @@ pub struct GidEntry {
     pub ndev_ifindex: u32,
 }
 
-/// Its address is aligned as `union ibv_gid`, which holds 64-bit words.
+/// Aligned like `union ibv_gid`, which holds 64-bit words.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Default)]
 pub struct Gid(pub [u8; 16]);
@@ -515,7 +515,7 @@ pub struct QpEx {
     pub wr_atomic_write: Option<unsafe extern "C" fn(*mut QpEx, u32, u64, *const c_void)>,
 }
 
-/// What rdma-core 47 and later have behind it: there only if a queue pair was created with
+/// `QpEx` with the field that rdma-core 47 and later append: present only if the queue pair was created with
 /// [`create::WITH_FLUSH`].
 #[repr(C)]
 pub struct QpExWithFlush {
@@ -567,7 +567,7 @@ pub struct XrcdInitAttr {
     pub oflags: c_int,
 }
 
-/// `ibv_sge` is laid out like this crate's own.
+/// `ibv_sge`, which has the layout of this crate's own type.
 pub type Sge = crate::types::Sge;
 
 #[repr(C)]

@@ -1,4 +1,4 @@
-//! Address handles: ways to receivers of datagrams.
+//! Address handles: paths to receivers of datagrams.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::types::{AddressVector, CompletionFlags, GidEntry, GlobalRouteHeader, 
 pub(super) struct IbverbsAddressHandle {
     sys: Arc<sys::AddressHandle>,
     vector: AddressVector,
-    /// Longest message that the port carried when this was made.
+    /// Longest message that the port carried when the handle was created.
     mtu_bytes: u32,
     domain: Arc<Domain>,
 }
@@ -24,14 +24,14 @@ impl IbverbsAddressHandle {
         let port = check_vector("create_ah", "", &domain.device, vector)?;
         let created = sys::AddressHandle::create(&domain.sys, &convert::address(vector));
         let sys = created.map_err(|error| {
-            let asked = format!("a way to {} from sgid_index {}", vector.dgid, vector.sgid_index);
+            let asked = format!("a path to {} from sgid_index {}", vector.dgid, vector.sgid_index);
             errors::from_errno("create_ah", asked, &error)
         })?;
         let mtu_bytes = port.active_mtu.bytes();
         Ok(Self { sys: Arc::new(sys), vector: *vector, mtu_bytes, domain: Arc::clone(domain) })
     }
 
-    /// The way back to where a datagram came from.
+    /// Creates the handle for replies to a received datagram.
     pub(super) fn answering(
         domain: &Arc<Domain>,
         completion: &RawCompletion,
@@ -63,13 +63,13 @@ impl IbverbsAddressHandle {
         }
         vector.port_num = port_num;
         if has_lids {
-            // Elsewhere these fields of a completion hold whatever the adapter likes.
+            // On other ports the adapter leaves these fields of a completion undefined.
             (vector.dlid, vector.sl) = (completion.source_lid, completion.sl);
         }
         Self::new(domain, &vector)
     }
 
-    /// The handle of a request, if a queue pair of this domain may use it for a message of this length.
+    /// Returns the handle of a request, if a queue pair of this domain may use it for a message of this length.
     pub(super) fn of_request(
         target: &DatagramTarget<'_>,
         domain: &Arc<Domain>,
@@ -84,8 +84,8 @@ impl IbverbsAddressHandle {
     }
 }
 
-/// The header in front of a datagram. What rxe delivers within the machine has an IPv4 header without a checksum; such
-/// a one is believed if it names an own address.
+/// Parses the header in front of a datagram. Datagrams that rxe loops back within the machine have an IPv4 header
+/// without a checksum; it is accepted if its destination is an own address or a multicast group.
 fn parse_header(device: &Device, port_num: u8, bytes: &[u8; GlobalRouteHeader::BYTES]) -> Option<GlobalRouteHeader> {
     const UDP: u8 = 17;
     let v4 = &bytes[20..];
@@ -109,7 +109,8 @@ fn parse_header(device: &Device, port_num: u8, bytes: &[u8; GlobalRouteHeader::B
     GlobalRouteHeader::from_bytes(bytes)
 }
 
-/// The entry that a message was sent to. What was sent to a group is answered from the first address of its kind.
+/// Returns the entry that a message was sent to; for a multicast, one of the sender's address family. The default GID
+/// is preferred where several match.
 fn own_entry(device: &Device, port_num: u8, header: &GlobalRouteHeader) -> Option<GidEntry> {
     let table = device.gid_table(port_num).ok()?;
     let default = super::gid::choose(device.port("create_ah", port_num).ok()?.link_layer, &table);
@@ -123,7 +124,7 @@ fn own_entry(device: &Device, port_num: u8, header: &GlobalRouteHeader) -> Optio
     preferred.or_else(|| found.next()).copied()
 }
 
-/// Checks a way; the port that it leaves by. `prefix` stands before the names of its parts in errors.
+/// Checks an address vector and returns its port. `prefix` precedes the names of its fields in errors.
 pub(super) fn check_vector(
     verb: &'static str,
     prefix: &str,
@@ -138,9 +139,7 @@ pub(super) fn check_vector(
     let refuse = |message: String| Err(Error::new(verb, ErrorKind::InvalidArgument, message));
     if device.has_lids(&port) && !port.grh_required && vector.dlid == 0 {
         let number = vector.port_num;
-        return refuse(format!(
-            "{prefix}dlid is 0; port {number} is one of InfiniBand, and needs the peer's LID there"
-        ));
+        return refuse(format!("{prefix}dlid is 0; port {number} is an InfiniBand port, which needs the peer's LID"));
     }
     if vector.dgid.is_zero() {
         if device.has_lids(&port) && !port.grh_required {

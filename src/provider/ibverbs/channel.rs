@@ -15,15 +15,15 @@ use crate::provider::{CompletionChannel, Error, Result};
 /// A completion channel of an adapter.
 pub(super) struct IbverbsChannel {
     sys: Arc<sys::Channel>,
-    /// Its completion queues, by their numbers.
+    /// Completion queues of the channel, by number.
     queues: Mutex<HashMap<u64, Arc<Announced>>>,
     device: Arc<Device>,
 }
 
-/// What the channel knows of a completion queue.
+/// A completion queue as its channel knows it.
 pub(super) struct Announced {
     pub(super) cq_context: u64,
-    /// Events that were handed out.
+    /// Number of events delivered.
     pub(super) count: AtomicU32,
 }
 
@@ -66,7 +66,7 @@ impl CompletionChannel for IbverbsChannel {
         }
         loop {
             let number = self.sys.next_event()?;
-            // The event of a queue that is being dropped is nobody's.
+            // Events of a queue that is being dropped are discarded.
             if let Some(queue) = self.queues().get(&number) {
                 queue.count.fetch_add(1, Ordering::Relaxed);
                 return Some(queue.cq_context);

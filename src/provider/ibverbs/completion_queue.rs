@@ -15,7 +15,7 @@ use crate::types::{Cause, CompletionFlags, CompletionOpcode, CompletionStatus, E
 
 /// The bit of `ibv_wc_opcode` that receives have.
 const RECEIVE: u32 = 128;
-/// Empty polls between two looks for events, which tell of an overflow.
+/// Number of empty polls between two checks for events, which report an overflow.
 const LOOK_EVERY: u32 = 1024;
 
 /// A completion queue of an adapter.
@@ -26,8 +26,8 @@ pub(super) struct IbverbsCompletionQueue {
     channel: Option<Arc<dyn CompletionChannel>>,
     overflowed: Arc<AtomicBool>,
     empty_polls: AtomicU32,
-    /// Completions are entered in the books in the order in which they were taken: a later one says that all before it
-    /// are finished, so their places are free for new requests. Whoever does so holds this.
+    /// Held while completions are taken and entered in the ledgers, so that both have the same order: a completion
+    /// finishes all requests before it, and frees their slots for new ones.
     order: Mutex<KnownLedgers>,
     device: Arc<Device>,
 }
@@ -83,7 +83,7 @@ impl IbverbsCompletionQueue {
         &self.sys
     }
 
-    /// After an overflow completions are missing.
+    /// Fails after an overflow, because completions are missing then.
     fn check_whole(&self) -> Result<()> {
         if self.empty_polls.fetch_add(1, Ordering::Relaxed) % LOOK_EVERY == LOOK_EVERY - 1 {
             self.device.events.pump(&self.device);
@@ -96,7 +96,7 @@ impl IbverbsCompletionQueue {
     }
 }
 
-/// The channel behind the trait, if it is of this device.
+/// Returns the channel behind the trait, if it belongs to this device.
 fn own_channel<'a>(device: &Arc<Device>, channel: &'a Arc<dyn CompletionChannel>) -> Result<&'a IbverbsChannel> {
     match channel.as_any().downcast_ref::<IbverbsChannel>() {
         Some(channel) if channel.is_of(device) => Ok(channel),
@@ -104,7 +104,7 @@ fn own_channel<'a>(device: &Arc<Device>, channel: &'a Arc<dyn CompletionChannel>
     }
 }
 
-/// The queue behind the trait, if it is of this device.
+/// Returns the queue behind the trait, if it belongs to this device.
 pub(super) fn own_queue<'a>(
     device: &Arc<Device>,
     queue: &'a Arc<dyn CompletionQueue>,
@@ -202,7 +202,7 @@ impl Drop for IbverbsCompletionQueue {
     }
 }
 
-/// The completion as this crate tells it; `None` if its queue pair is gone or was reset since.
+/// Converts a completion to this crate's form; `None` if its queue pair was destroyed or reset since.
 #[inline]
 fn translate(wc: &sys::Wc, timestamp: u64, device: &Device, known: &mut KnownLedgers) -> Option<RawCompletion> {
     let status = status(wc.status);
@@ -223,7 +223,7 @@ fn translate(wc: &sys::Wc, timestamp: u64, device: &Device, known: &mut KnownLed
     if !status.is_success() {
         return Some(RawCompletion { cause: cause(status), ..outcome });
     }
-    // rxe says of sends too that they carry something, and of messages of connections that they begin with a header.
+    // rxe sets flags of receives on sends too, and the flag of a route header on messages of connections.
     let is_receive = wc.opcode & RECEIVE != 0;
     let mut flags = CompletionFlags::from_bits_truncate(if is_receive { wc.wc_flags } else { 0 });
     if !datagrams {
@@ -265,7 +265,7 @@ fn status(number: u32) -> CompletionStatus {
     }
 }
 
-/// As much as the status alone says of the cause.
+/// Returns the cause as far as the status alone shows it.
 fn cause(status: CompletionStatus) -> Cause {
     match status {
         CompletionStatus::WorkRequestFlushedError => Cause::QueuePairInError,

@@ -1,4 +1,4 @@
-//! The adapter as the application holds it.
+//! The application's handle of an open adapter.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -31,7 +31,7 @@ impl IbverbsContext {
 }
 
 impl Device {
-    /// An entry of a port's GID table; `None` if it is not used, or beyond the table.
+    /// Returns an entry of a port's GID table; `None` if it is unused or beyond the table.
     pub(super) fn gid(&self, port_num: u8, index: u8) -> Result<Option<GidEntry>> {
         if u32::from(index) >= self.port("query_gid", port_num)?.gid_tbl_len {
             return Ok(None);
@@ -41,7 +41,7 @@ impl Device {
         Ok(found.map(|entry| convert::gid(&entry, index)))
     }
 
-    /// All used entries of a port's GID table.
+    /// Returns all used entries of a port's GID table.
     pub(super) fn gid_table(&self, port_num: u8) -> Result<Vec<GidEntry>> {
         let length = self.port("query_gid", port_num)?.gid_tbl_len.min(256);
         let entries = (0..length).filter_map(|index| {
@@ -105,7 +105,8 @@ impl Context for IbverbsContext {
         self.device.check_process("query_gid")?;
         let port = self.device.port("query_gid", port_num)?;
         gid::choose(port.link_layer, &self.device.gid_table(port_num)?).ok_or_else(|| {
-            let message = format!("port {port_num} of {} has no GID: has it an address?", self.device.name());
+            let message =
+                format!("port {port_num} of {} has no GID: does its interface have an address?", self.device.name());
             Error::new("query_gid", ErrorKind::NotFound, message)
         })
     }

@@ -1,4 +1,4 @@
-//! From the library's structures to this crate's, and back.
+//! Conversions between the library's structures and this crate's.
 
 use super::sys;
 use crate::types::{
@@ -7,7 +7,7 @@ use crate::types::{
     PortState, QueuePairCapabilities, Transport, VendorIdentity,
 };
 
-/// Counts that are no counts are none.
+/// Converts a count; a negative one becomes 0.
 fn count(number: i32) -> u32 {
     number.try_into().unwrap_or(0)
 }
@@ -105,7 +105,7 @@ fn on_demand(from: &sys::DeviceAttrEx) -> OnDemandCapabilities {
     }
 }
 
-/// What the wider field says, where there is one: the other ends with NDR.
+/// Returns the speed in the wider field, where there is one: the other ends with NDR.
 fn speed(from: &sys::PortAttrWithSpeed) -> LinkSpeed {
     let code = if from.active_speed_ex != 0 { from.active_speed_ex } else { from.base.active_speed.into() };
     LinkSpeed::ALL.into_iter().find(|speed| u32::from(*speed as u16) == code).unwrap_or(LinkSpeed::Sdr)
@@ -135,7 +135,7 @@ pub(super) fn port(answer: &sys::PortAttrWithSpeed) -> PortAttributes {
         link_layer: match from.link_layer {
             1 => LinkLayer::InfiniBand,
             2 => LinkLayer::Ethernet,
-            // Old kernels say nothing of the ports of InfiniBand adapters.
+            // Old kernels do not report the link layer of InfiniBand adapters' ports.
             _ if from.lid != 0 => LinkLayer::InfiniBand,
             _ => LinkLayer::Unspecified,
         },
@@ -170,7 +170,7 @@ pub(super) fn gid(from: &sys::GidEntry, gid_index: u8) -> GidEntry {
     }
 }
 
-/// A way, as the library takes it. Without a GID the packets have no global route header, which only LIDs allow.
+/// Converts an address vector. Without a GID the packets have no global route header, which only LIDs allow.
 pub(super) fn address(from: &AddressVector) -> sys::AhAttr {
     sys::AhAttr {
         dgid: sys::Gid(from.dgid.to_bytes()),

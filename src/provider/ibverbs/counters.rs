@@ -1,10 +1,10 @@
-//! Counters of the device: what its driver publishes, by the names that this crate has in common with it.
+//! Counters of the device: those that its driver publishes under names that this crate uses too.
 
 use std::path::Path;
 
 use crate::types::{Counter, Counters};
 
-/// The sum over all ports.
+/// Returns the sum over all ports.
 pub(super) fn read(ibdev_path: &str, ports: u8) -> Counters {
     let mut counters = Counters::default();
     for port in 1..=ports {

@@ -1,4 +1,4 @@
-//! An open adapter: what all its objects share.
+//! An open adapter: the state that all its objects share.
 
 use std::collections::HashMap;
 use std::io;
@@ -20,19 +20,19 @@ pub(super) struct Device {
     pub(super) sys: Arc<sys::Context>,
     pub(super) events: Events,
     attributes: DeviceAttributes,
-    /// Found out when somebody asks, by trying: the adapter does not report it.
+    /// Probed on first use, by trying: the adapter does not report it.
     found: OnceLock<Found>,
-    /// Work queues by the number in the upper half of their requests' numbers.
+    /// Ledgers by work queue number, which is the upper half of the `wr_id`s that the adapter gets.
     ledgers: RwLock<Ledgers>,
-    /// How often one of them was removed.
+    /// Number of ledgers removed so far.
     removed_ledgers: AtomicU64,
     /// Regions by local key, for binding windows and for inline atomics.
     regions: Mutex<HashMap<u32, Weak<sys::MemoryRegion>>>,
-    /// Windows by the upper part of their key.
+    /// Windows by the upper 24 bits of their key.
     windows: Mutex<HashMap<u32, Weak<Window>>>,
-    /// Numbers of shared receive queues, by what events name them by.
+    /// Numbers of shared receive queues, by the number that events name them by.
     pub(super) shared_receive_numbers: Mutex<HashMap<u64, SharedReceiveQueueNumber>>,
-    /// Completion queues by number: whether each overflowed.
+    /// Whether each completion queue overflowed, by its number.
     queues: Mutex<HashMap<u32, Arc<AtomicBool>>>,
     pub(super) memberships: Memberships,
     next_number: AtomicU32,
@@ -62,23 +62,23 @@ impl Device {
         &self.sys.info().name
     }
 
-    /// Whether this process only inherited the device.
+    /// Returns whether this process inherited the device through a fork.
     pub(super) fn is_inherited(&self) -> bool {
         self.sys.is_inherited()
     }
 
-    /// Every verb begins with this.
+    /// Fails if this process inherited the device. Every verb begins with this check.
     #[inline]
     pub(super) fn check_process(&self, verb: &'static str) -> Result<()> {
         if self.is_inherited() { Err(errors::inherited(verb)) } else { Ok(()) }
     }
 
-    /// Limits and capabilities, but for `max_inline_data`.
+    /// Returns the limits and capabilities, except `max_inline_data`.
     pub(super) fn limits(&self) -> &DeviceAttributes {
         &self.attributes
     }
 
-    /// Limits and capabilities. What the adapter has and the library has no requests for is not there.
+    /// Returns the limits and capabilities, without those of the adapter that the library has no requests for.
     pub(super) fn attributes(&self) -> DeviceAttributes {
         let mut attributes = self.attributes.clone();
         if let Some(found) = self.found() {
@@ -91,27 +91,27 @@ impl Device {
         attributes
     }
 
-    /// Ticks of the clock of completion timestamps, in nanoseconds.
+    /// Converts ticks of the completion timestamps' clock to nanoseconds.
     pub(super) fn nanoseconds(&self, ticks: u64) -> u64 {
         let DeviceAttributes { completion_timestamp_mask: mask, hca_core_clock_khz: khz, .. } = self.attributes;
         let ticks = if mask == 0 { ticks } else { ticks & mask };
         if khz == 0 { ticks } else { (u128::from(ticks) * 1_000_000 / u128::from(khz)) as u64 }
     }
 
-    /// What queue pairs can do; `None` if the adapter gives none to find out by.
+    /// Returns the probed capabilities of queue pairs; `None` if the adapter creates none to probe.
     fn found(&self) -> Option<Found> {
         if self.found.get().is_none() && !self.is_inherited() {
             match probe(&self.sys) {
                 Ok(found) => _ = self.found.set(found),
                 Err(error) => {
-                    tracing::info!(%error, device = self.name(), "what queue pairs can do could not be found out");
+                    tracing::info!(%error, device = self.name(), "the capabilities of queue pairs could not be probed");
                 }
             }
         }
         self.found.get().copied()
     }
 
-    /// Most inline bytes that a queue pair may ask for, if that is known.
+    /// Returns the maximum number of inline bytes of a queue pair, if it is known.
     pub(super) fn max_inline_data(&self) -> Option<u32> {
         self.found().map(|found| found.max_inline_data)
     }
@@ -128,7 +128,7 @@ impl Device {
         Ok(convert::port(&attributes))
     }
 
-    /// Whether a queue pair can be connected by its attributes.
+    /// Fails if queue pairs cannot be connected by their attributes.
     pub(super) fn check_connectable(&self) -> Result<()> {
         if self.attributes.transport == Transport::InfiniBand {
             return Ok(());
@@ -141,12 +141,12 @@ impl Device {
         Err(Error::new("modify_qp", ErrorKind::Unsupported, message))
     }
 
-    /// Whether packets of this port are addressed by LID.
+    /// Returns whether packets of this port are addressed by LID.
     pub(super) fn has_lids(&self, port: &PortAttributes) -> bool {
         port.link_layer == LinkLayer::InfiniBand
     }
 
-    /// A number that no other object of the device ever has.
+    /// Returns a number that no other object of the device ever has.
     pub(super) fn next_number(&self, verb: &'static str) -> Result<u32> {
         let next = |number: u32| number.checked_add(1);
         self.next_number.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).map_err(|_| {
@@ -160,14 +160,14 @@ impl Device {
         ledgers.insert(ledger.number(), Arc::clone(ledger));
     }
 
-    /// Its completions are dropped from now on.
+    /// Removes a ledger; its completions are dropped from now on.
     pub(super) fn remove_ledger(&self, ledger: &Ledger) {
         let mut ledgers = self.ledgers.write().unwrap_or_else(PoisonError::into_inner);
         ledgers.remove(&ledger.number());
         self.removed_ledgers.fetch_add(1, Ordering::Release);
     }
 
-    /// The work queue of this number; `known` has those that were looked for before.
+    /// Returns the ledger of this number; `known` caches those that were looked up before.
     #[inline]
     pub(super) fn ledger<'a>(&self, number: u32, known: &'a mut KnownLedgers) -> Option<&'a Arc<Ledger>> {
         let removed = self.removed_ledgers.load(Ordering::Acquire);
@@ -189,7 +189,8 @@ impl Device {
         self.regions().insert(region.lkey(), Arc::downgrade(region));
     }
 
-    /// To be called before it is deregistered: then the key may be another's, which stays.
+    /// Removes a region. Call this before it is deregistered: afterwards the key may belong to another region, which
+    /// stays.
     pub(super) fn remove_region(&self, region: &Arc<sys::MemoryRegion>) {
         let mut regions = self.regions();
         if regions.get(&region.lkey()).is_some_and(|found| found.as_ptr() == Arc::as_ptr(region)) {
@@ -213,19 +214,19 @@ impl Device {
         self.queues().remove(&number);
     }
 
-    /// An event says that the completion queue lost something. False if it is gone.
+    /// Notes an overflow event of a completion queue. Returns false if the queue is gone.
     pub(super) fn note_overflow(&self, number: u32) -> bool {
         let queues = self.queues();
         let found = queues.get(&number);
         found.inspect(|overflowed| overflowed.store(true, Ordering::Relaxed)).is_some()
     }
 
-    /// The number of the shared receive queue that events name so.
+    /// Returns the number of the shared receive queue that events name by `number`.
     pub(super) fn shared_receive_number(&self, number: u64) -> Option<SharedReceiveQueueNumber> {
         self.shared_receive_numbers.lock().unwrap_or_else(PoisonError::into_inner).get(&number).copied()
     }
 
-    /// As [`Device::remove_region`].
+    /// Removes a window; see [`Device::remove_region`].
     pub(super) fn remove_window(&self, window: &Arc<Window>) {
         let mut windows = self.windows();
         if windows.get(&window.index()).is_some_and(|found| found.as_ptr() == Arc::as_ptr(window)) {
@@ -233,7 +234,7 @@ impl Device {
         }
     }
 
-    /// Windows that were last bound to this region.
+    /// Returns the windows that were last bound to this region.
     pub(super) fn windows_of(&self, lkey: u32) -> Vec<Arc<Window>> {
         self.windows().values().filter_map(Weak::upgrade).filter(|window| window.bound_to() == lkey).collect()
     }
@@ -247,20 +248,20 @@ impl Device {
     }
 }
 
-/// Work queues that a completion queue remembers: for one or two queue pairs, whose queues have numbers in a row.
+/// Number of ledgers that a completion queue caches: for one or two queue pairs, whose queues have consecutive numbers.
 const KNOWN: usize = 4;
 
-/// Work queues that were found lately, until one of the device is removed.
+/// Ledgers that were looked up recently; dropped when the device removes a ledger.
 #[derive(Default)]
 pub(super) struct KnownLedgers {
     removed: u64,
     ledgers: [Option<Arc<Ledger>>; KNOWN],
 }
 
-/// What is found out by creating queue pairs.
+/// Capabilities that are probed by creating queue pairs.
 #[derive(Clone, Copy)]
 struct Found {
-    /// Most inline bytes that a queue pair may ask for.
+    /// Maximum number of inline bytes of a queue pair.
     max_inline_data: u32,
     can_flush: bool,
     can_atomic_write: bool,

@@ -1,4 +1,4 @@
-//! What the library's error numbers mean to those who called a verb.
+//! Errors of verbs, from the library's error numbers.
 
 use std::io;
 
@@ -8,7 +8,7 @@ pub(super) use crate::provider::refusal::{
 use crate::provider::{Error, ErrorKind};
 use crate::queue::QueueError;
 
-/// An error number of the library; `asked` says what was asked for.
+/// Converts an error number of the library; `asked` says what was asked for.
 pub(super) fn from_errno(verb: &'static str, asked: impl Into<String>, error: &io::Error) -> Error {
     let asked = asked.into();
     let kind = match error.raw_os_error() {
@@ -23,7 +23,7 @@ pub(super) fn from_errno(verb: &'static str, asked: impl Into<String>, error: &i
     Error::new(verb, kind, format!("{asked}: the adapter answers {error}"))
 }
 
-/// The device cannot be opened.
+/// Returns the error for a device that cannot be opened.
 pub(super) fn opening(name: &str, error: io::Error) -> Error {
     match error.raw_os_error() {
         Some(libc::EPERM | libc::EACCES) => {
@@ -34,13 +34,13 @@ pub(super) fn opening(name: &str, error: io::Error) -> Error {
     }
 }
 
-/// A queue pair's own queue is full.
+/// Returns the error for a full send or receive queue.
 pub(super) fn full(verb: &'static str, limit: u32) -> Error {
     if verb != "post_send" {
         return from_queue(verb, &QueueError::Full { limit });
     }
     let message = format!(
-        "max_send_wr is {limit}, and so many requests are outstanding: slots come back when the completion of a \
+        "max_send_wr is {limit}, and that many requests are outstanding: slots are freed when the completion of a \
          signaled request, or of a later one, is polled. Poll, and signal at least one request in {limit}; if none of \
          these is signaled, only RESET frees the queue"
     );

@@ -1,5 +1,5 @@
-//! Asynchronous events: taken from the library and acknowledged there at once, so that no destruction ever waits for a
-//! program; kept in a queue of this crate, which counts what the program has taken.
+//! Asynchronous events. They are taken from the library and acknowledged there at once, so that destroying an object
+//! never waits for the program, and kept in a queue of this crate, which counts those that the program has taken.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -11,15 +11,15 @@ use crate::engine::{Epoll, EventFd, Interest};
 use crate::queue::AsyncEventQueue;
 use crate::types::{AsyncEvent, EventObject, Qpn};
 
-/// Events that wait to be read; the kernel holds no more for a process that does not read.
+/// Maximum number of pending events; the kernel holds no more for a process that does not read.
 const MAX_EVENTS: u32 = 1 << 16;
 
-/// The device's asynchronous events, and the descriptor that tells of them.
+/// The device's asynchronous events, and the descriptor that signals them.
 pub(super) struct Events {
     queue: Arc<AsyncEventQueue>,
     /// Readable while events wait in the queue.
     waiting: EventFd,
-    /// That, or an event in the kernel.
+    /// Readable while `waiting` is, or while the kernel has an event.
     set: Epoll,
     /// One thread moves events at a time, so that they keep their order.
     moving: Mutex<()>,
@@ -33,7 +33,7 @@ impl Events {
         Ok(Self { queue: AsyncEventQueue::new(MAX_EVENTS, None), waiting, set, moving: Mutex::default() })
     }
 
-    /// Moves what the kernel has to the queue.
+    /// Moves the kernel's events to the queue.
     pub(super) fn pump(&self, device: &Device) {
         let _moving = self.moving();
         self.move_all(device);
@@ -48,7 +48,7 @@ impl Events {
         for _ in 0..MAX_EVENTS {
             let Some(event) = device.sys.next_event() else { return };
             if let Some(event) = translate(device, &event) {
-                // An event about a queue that is just being dropped is nobody's.
+                // Events of a queue that is being dropped are discarded.
                 if let AsyncEvent::CompletionQueueError(number) = event
                     && !device.note_overflow(number)
                 {
@@ -60,7 +60,7 @@ impl Events {
         }
     }
 
-    /// Takes an event by `take`, and makes the descriptor follow from what is left.
+    /// Takes an event by `take`, and clears the descriptor if none is left.
     pub(super) fn next(
         &self,
         device: &Device,
@@ -95,7 +95,7 @@ impl AsFd for Events {
     }
 }
 
-/// Numbers of `ibv_event_type`. `None` for what this crate has no event for.
+/// Numbers of `ibv_event_type`. `None` for events that this crate does not have.
 fn translate(device: &Device, event: &sys::Event) -> Option<AsyncEvent> {
     let port = |number: u32| u8::try_from(number).unwrap_or(0);
     match (event.event_type, &event.source) {
@@ -121,7 +121,7 @@ fn translate(device: &Device, event: &sys::Event) -> Option<AsyncEvent> {
             device.shared_receive_number(*number).map(AsyncEvent::SharedReceiveQueueLimitReached)
         }
         (other, _) => {
-            tracing::info!(event = other, device = device.name(), "an event that has no name here");
+            tracing::info!(event = other, device = device.name(), "unknown asynchronous event");
             None
         }
     }

@@ -1,11 +1,11 @@
-//! Which GID a queue pair uses if none is chosen.
+//! The GID that a queue pair uses by default.
 
 use std::net::IpAddr;
 
 use crate::types::{GidEntry, GidType, LinkLayer};
 
-/// The place of the best entry: on Ethernet the first of RoCE v2 with an IPv4 address, else with an IPv6 address that
-/// is not link-local; then, as nothing else is left, the first of RoCE v2, or any. Elsewhere the first.
+/// Returns the index of the best entry: on Ethernet the first RoCE v2 entry with an IPv4 address, else with an IPv6
+/// address, neither link-local; failing these, the first RoCE v2 entry, or else any. On other links the first entry.
 pub(super) fn choose(link_layer: LinkLayer, table: &[GidEntry]) -> Option<u8> {
     let best = match link_layer {
         LinkLayer::Ethernet => table.iter().min_by_key(|entry| rank(entry)),

@@ -1,9 +1,9 @@
-//! The work queues' books: which number of the program's belongs to which request of the adapter's, and which requests
-//! are finished.
+//! Ledgers of the work queues: they map the adapter's requests to the program's `wr_id`s, and record which requests are
+//! finished.
 //!
-//! Each work queue has a number among those of the device, each request its index in the queue, counted from 0 at the
-//! queue's creation, also over RESET. Both together are what the adapter gets as the request's number, so a completion
-//! leads back to the queue, whether it succeeded (then it says what it was) or not (then it does not).
+//! Each work queue has a number that is unique in the device, each request its index in the queue, counted from 0 at
+//! the queue's creation and on across RESET. The adapter gets both together as the request's `wr_id`, so a completion
+//! identifies its queue and its request, also if it failed and does not report its opcode.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasherDefault, Hasher};
@@ -14,19 +14,19 @@ use super::memory::Window;
 use super::sys;
 use crate::types::{CompletionSource, Qpn};
 
-/// Beside an index in `pending`.
+/// Marks an index in `pending`.
 const PENDING: u64 = 1 << 32;
 
-/// What a request of the send queue needs until it is finished.
+/// An object that a send request needs until it is finished.
 pub(super) enum Held {
-    /// The adapter may look at the address handle when it sends.
+    /// The adapter may read the address handle when it sends.
     AddressHandle(#[expect(dead_code, reason = "held, not looked at")] Arc<sys::AddressHandle>),
-    /// The window has its old key still, and leads where it led, if the bind fails or is not posted after all.
+    /// If the bind fails or is not posted, the window keeps its old key and its old binding.
     Bind { window: Arc<Window>, old_rkey: u32, old_lkey: u32 },
 }
 
 impl Held {
-    /// What it was needed for did not happen.
+    /// Undoes the preparation of a request that failed or was not posted.
     fn undo(self) {
         if let Self::Bind { window, old_rkey, old_lkey } = self {
             window.restore(old_rkey, old_lkey);
@@ -34,7 +34,7 @@ impl Held {
     }
 }
 
-/// A work queue's book.
+/// The ledger of a work queue.
 pub(super) enum Ledger {
     /// Of requests that finish in the order in which they were posted.
     Ordered(Ordered),
@@ -50,19 +50,19 @@ impl Ledger {
         }
     }
 
-    /// What completions of this queue bear as their source; those of a shared queue also say which queue pair took the
-    /// receive. No other queue ever has this number.
+    /// Returns the source that completions of this queue carry; that of a shared queue includes the queue pair that
+    /// took the receive. No other queue ever has this number.
     #[inline]
     pub(super) fn source(&self, qpn: Qpn) -> CompletionSource {
         CompletionSource::new(u64::from(self.number()) << 32 | u64::from(qpn.value()))
     }
 }
 
-/// Books by their number.
+/// Ledgers by number.
 pub(super) type Ledgers = HashMap<u32, Arc<Ledger>, BuildHasherDefault<CountedHasher>>;
 
-/// For numbers that were counted out here, which nobody can choose to collide: the lookup is on the way of every
-/// completion.
+/// A hasher for numbers that this crate assigns, so that no one can make them collide. It is cheap: each completion
+/// needs a lookup.
 #[derive(Default)]
 pub(super) struct CountedHasher(u64);
 
@@ -71,7 +71,7 @@ impl Hasher for CountedHasher {
         bytes.iter().for_each(|byte| self.write_u32(u32::from(*byte)));
     }
 
-    /// The map takes the place from the low bits and a tag from the high ones; the product has the number in both.
+    /// The map takes the bucket from the low bits and a tag from the high ones; the product has the number in both.
     fn write_u32(&mut self, number: u32) {
         self.0 = (self.0.rotate_left(8) ^ u64::from(number)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     }
@@ -81,28 +81,28 @@ impl Hasher for CountedHasher {
     }
 }
 
-/// The book of a send or receive queue.
+/// The ledger of a send or receive queue.
 pub(super) struct Ordered {
     number: u32,
     pub(super) qpn: Qpn,
-    /// Receives begin with a route header.
+    /// Whether receives begin with a route header.
     pub(super) datagrams: bool,
-    /// The program's numbers, each at its index modulo the length, which is a power of two.
+    /// The program's `wr_id`s, each in the slot of its index modulo the length, which is a power of two.
     wr_ids: Box<[AtomicU64]>,
-    /// At the same places, the index and [`PENDING`] while the request's completion has not come. An adapter that
-    /// tells of one twice is not believed the second time.
+    /// In the same slots, the index and [`PENDING`] until the request completes. A second completion of the same
+    /// request is ignored.
     pending: Box<[AtomicU64]>,
-    /// Outstanding requests, at most.
+    /// Maximum number of outstanding requests.
     limit: u32,
     /// Index of the next request to be posted.
     posted: AtomicU32,
-    /// All requests with an index below are finished.
+    /// All requests with a lower index are finished.
     retired: AtomicU32,
-    /// Completions of requests with an index below are forgotten: RESET came after them.
+    /// Completions of requests with a lower index are dropped: RESET came after them.
     floor: AtomicU32,
-    /// At the same places. Empty if no request of the queue holds anything.
+    /// Objects of requests, in the same slots. Empty if no request of the queue can hold any.
     held: Mutex<Box<[Option<Held>]>>,
-    /// Whether any request ever held something. Until then nobody looks, which most connections never have to.
+    /// Whether any request ever held an object. Until then `held` is not searched; most connections never set this.
     holds: AtomicBool,
 }
 
@@ -133,22 +133,22 @@ impl Ordered {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Most requests that may be outstanding.
+    /// Returns the maximum number of outstanding requests.
     pub(super) fn limit(&self) -> u32 {
         self.limit
     }
 
-    /// Requests that still fit, if so many are staged already.
+    /// Returns whether another request fits after `staged` staged ones.
     #[inline]
     pub(super) fn has_room(&self, staged: usize) -> bool {
         let (posted, retired) = (self.posted.load(Ordering::Relaxed), self.retired.load(Ordering::Acquire));
-        // A poller may be ahead of the poster that has not counted its requests yet.
+        // A poller may be ahead of a poster that has not counted its requests yet.
         let outstanding = (posted.wrapping_sub(retired) as i32).max(0) as usize;
         outstanding + staged < self.limit as usize
     }
 
-    /// Enters the request that is the `staged`-th of a batch; its number for the adapter. Only the thread that holds
-    /// the queue calls this.
+    /// Enters a request that follows `staged` others of its batch, and returns its `wr_id` for the adapter. Only the
+    /// thread that holds the queue calls this.
     #[inline]
     pub(super) fn enter(&self, staged: usize, wr_id: u64, held: Option<Held>) -> u64 {
         let index = self.posted.load(Ordering::Relaxed).wrapping_add(staged as u32);
@@ -165,13 +165,13 @@ impl Ordered {
         u64::from(self.number) << 32 | u64::from(index)
     }
 
-    /// So many requests of the batch were handed over.
+    /// Notes that `count` requests of the batch were posted.
     #[inline]
     pub(super) fn note_posted(&self, count: usize) {
         self.posted.fetch_add(count as u32, Ordering::Release);
     }
 
-    /// So many requests of the batch were entered and are not handed over.
+    /// Withdraws `count` requests of the batch, which were entered and not posted.
     pub(super) fn withdraw(&self, count: usize) {
         if !self.holds.load(Ordering::Relaxed) {
             return;
@@ -183,22 +183,22 @@ impl Ordered {
         }
     }
 
-    /// The request with this index has completed: the program's number for it, and the index below which all are
-    /// finished. `None` if it is to be forgotten. Only one thread at a time calls this: the completion queue, of which
-    /// there is one for all requests of this queue, sees to that.
+    /// Completes the request with this index; returns the program's `wr_id` and the index below which all requests are
+    /// finished. `None` if the completion must be dropped. Only one thread at a time calls this: all requests of this
+    /// queue complete on one completion queue, which ensures it.
     #[inline]
     pub(super) fn complete(&self, index: u32, succeeded: bool) -> Option<(u64, u32)> {
         if (index.wrapping_sub(self.floor.load(Ordering::Acquire)) as i32) < 0 {
             return None;
         }
-        // While a request waits for its completion, its place is not entered anew.
+        // While a request waits for its completion, its slot is not reused.
         let pending = &self.pending[self.place(index)];
         if pending.load(Ordering::Acquire) != PENDING | u64::from(index) {
             return None;
         }
         pending.store(0, Ordering::Release);
         let wr_id = self.wr_ids[self.place(index)].load(Ordering::Acquire);
-        // It was set before the request was entered, if this one holds something.
+        // If this request holds an object, the flag was set before the request was entered.
         if self.holds.load(Ordering::Relaxed)
             && let Some(held) = self.held().get_mut(self.place(index)).and_then(Option::take)
             && !succeeded
@@ -211,8 +211,8 @@ impl Ordered {
         Some((wr_id, retired))
     }
 
-    /// RESET, or the end: what was posted is finished, and its completions are forgotten. What is entered for a batch
-    /// that is open still is not.
+    /// Finishes all posted requests, at RESET or destruction, and drops their completions. Requests that were entered
+    /// for an open batch stay.
     pub(super) fn reset(&self) {
         let posted = self.posted.load(Ordering::Acquire);
         self.floor.store(posted, Ordering::Release);
@@ -227,10 +227,10 @@ impl Ordered {
     }
 }
 
-/// Receives in a shared queue, at most: more than any adapter has.
+/// Maximum number of receives in a shared queue: more than any adapter has.
 const MAX_SHARED: usize = 1 << 22;
 
-/// The book of a shared receive queue.
+/// The ledger of a shared receive queue.
 pub(super) struct Shared {
     number: u32,
     places: Mutex<Places>,
@@ -240,13 +240,13 @@ pub(super) struct Shared {
 
 #[derive(Default)]
 struct Places {
-    /// The program's numbers; empty where nothing is posted.
+    /// The program's `wr_id`s; `None` in free slots.
     wr_ids: Vec<Option<u64>>,
     free: Vec<u32>,
 }
 
 impl Places {
-    /// Frees a place. `None` if it is free: an adapter that tells of a receive twice is not believed the second time.
+    /// Frees a slot. `None` if it is free already: a second completion of the same receive is ignored.
     fn take(&mut self, place: u32) -> Option<u64> {
         let wr_id = self.wr_ids.get_mut(place as usize)?.take()?;
         self.free.push(place);
@@ -263,7 +263,7 @@ impl Shared {
         self.datagrams.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether receives of this queue pair begin with a route header.
+    /// Notes whether receives of this queue pair begin with a route header.
     pub(super) fn note_datagrams(&self, qpn: Qpn, takes: bool) {
         match takes {
             true => self.datagrams().insert(qpn),
@@ -279,7 +279,7 @@ impl Shared {
         self.places.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Enters a receive; its number for the adapter. `None` if there are too many of which nobody heard again.
+    /// Enters a receive and returns its `wr_id` for the adapter. `None` if too many receives are outstanding.
     pub(super) fn enter(&self, wr_id: u64) -> Option<u64> {
         let mut places = self.places();
         let place = match places.free.pop() {
@@ -294,18 +294,18 @@ impl Shared {
         Some(u64::from(self.number) << 32 | u64::from(place))
     }
 
-    /// Receives that were entered, and of which nobody heard again.
+    /// Returns the number of receives that were entered and have not completed.
     pub(super) fn outstanding(&self) -> usize {
         let places = self.places();
         places.wr_ids.len() - places.free.len()
     }
 
-    /// The receive with this number for the adapter was not posted after all.
+    /// Withdraws the receive with this `wr_id` for the adapter, which was not posted.
     pub(super) fn withdraw(&self, number: u64) {
         self.places().take(number as u32);
     }
 
-    /// The receive has completed: the program's number for it.
+    /// Completes a receive and returns the program's `wr_id`.
     pub(super) fn complete(&self, place: u32) -> Option<u64> {
         self.places().take(place)
     }
@@ -329,10 +329,10 @@ mod tests {
         assert_eq!(ledger.enter(0, 40, None) as u32, 3);
         ledger.note_posted(1);
         assert_eq!(ledger.complete(3, false), Some((40, 4)));
-        // A completion that was overtaken changes nothing.
+        // A completion that was overtaken does not move `retired` back.
         assert_eq!(ledger.complete(2, true), Some((30, 3)));
         assert!(ledger.has_room(2));
-        // Told twice.
+        // Reported twice.
         assert_eq!((ledger.complete(1, true), ledger.complete(3, true)), (None, None));
     }
 
@@ -386,7 +386,7 @@ mod tests {
         ledger.enter(10).unwrap();
         assert_eq!((ledger.complete(0), ledger.complete(0)), (Some(10), None));
         let places = [ledger.enter(20).unwrap(), ledger.enter(30).unwrap()];
-        assert_ne!(places[0], places[1], "two receives in one place");
+        assert_ne!(places[0], places[1], "two receives in one slot");
         assert_eq!(ledger.outstanding(), 2);
     }
 

@@ -23,7 +23,7 @@ pub(super) struct IbverbsProtectionDomain {
     shared: Arc<Domain>,
 }
 
-/// What the domain's objects keep alive.
+/// The part of a domain that its objects keep alive.
 pub(super) struct Domain {
     pub(super) device: Arc<Device>,
     pub(super) sys: Arc<sys::ProtectionDomain>,
@@ -48,7 +48,7 @@ impl IbverbsProtectionDomain {
 }
 
 impl Domain {
-    /// A region of one page. A window that is unbound must name a region all the same: rxe looks at it.
+    /// Returns a region of one page, which unbinding a window names: rxe reads the region even then.
     pub(super) fn spare_region(&self) -> Result<Arc<sys::MemoryRegion>> {
         if let Some(region) = self.spare.get() {
             return Ok(Arc::clone(region));
@@ -64,12 +64,12 @@ impl Domain {
     }
 }
 
-/// Flags that the adapter gets: where addresses count from is said by the iova, and invalidation is not asked for.
+/// Returns the access flags for the adapter: the iova says where addresses start, and invalidation is not requested.
 fn adapter_access(access: AccessFlags) -> u32 {
     access.difference(AccessFlags::ZERO_BASED).bits()
 }
 
-/// Why the adapter did not register this.
+/// Returns the error for memory that the adapter did not register.
 fn register_error(verb: &'static str, region: &Region, error: &std::io::Error) -> Error {
     let (length, access) = (region.len(), region.access());
     let asked = format!("{length} bytes with {access:?}");
@@ -102,7 +102,7 @@ fn same_offset(iova: u64, address: u64) -> bool {
     (iova ^ address) & 0xfff == 0
 }
 
-/// `None`: there is no limit.
+/// Returns RLIMIT_MEMLOCK in bytes; `None` if there is no limit, or it cannot be read.
 fn memlock_limit() -> Option<u64> {
     let limits = std::fs::read_to_string("/proc/self/limits").ok()?;
     let line = limits.lines().find_map(|line| line.strip_prefix("Max locked memory"))?;
@@ -143,12 +143,12 @@ impl ProtectionDomain for IbverbsProtectionDomain {
             Ok(registered) => Ok(Arc::new(registered)),
             Err(error) => match Region::into_backing(region) {
                 Ok(backing) => Err(RefusedBacking { error, backing }),
-                Err(_) => unreachable!("nobody else holds a region that was not registered"),
+                Err(_) => unreachable!("a region that was not registered has one holder"),
             },
         }
     }
 
-    /// The new registration is made before the old one is ended, so that a refusal leaves everything as it was.
+    /// Registers the new region before it deregisters the old one, so that a refusal leaves everything as it was.
     fn rereg_mr(
         &self,
         region: &Arc<dyn MemoryRegion>,
@@ -160,7 +160,7 @@ impl ProtectionDomain for IbverbsProtectionDomain {
             return refuse(error, change.backing);
         }
         if self.shared.device.region(region.lkey().0).is_none_or(|found| !Arc::ptr_eq(found.region(), old)) {
-            let message = "the memory region was deregistered, or is of another device";
+            let message = "the memory region was deregistered, or belongs to another device";
             return refuse(Error::new("rereg_mr", ErrorKind::InvalidState, message), change.backing);
         }
         let options = RegisterOptions {
@@ -183,7 +183,7 @@ impl ProtectionDomain for IbverbsProtectionDomain {
         match registered {
             Ok(registered) => Ok(Arc::new(registered)),
             Err(error) => {
-                // Memory that the old region still has does not come out here.
+                // Memory that the old region still holds is not returned here.
                 refuse(error, Region::into_backing(new).ok())
             }
         }
@@ -299,7 +299,7 @@ impl MemoryRegion for IbverbsMemoryRegion {
         self.deregister().map_err(|error| self.failed(&error))
     }
 
-    /// Windows that are bound to it are deallocated if the adapter would not let it go otherwise.
+    /// Deallocates the windows bound to the region if the adapter refuses to deregister it otherwise.
     fn revoke(&self) -> Result<()> {
         self.domain.device.check_process("dereg_mr")?;
         let Err(first) = self.deregister() else { return Ok(()) };
@@ -320,18 +320,18 @@ impl Drop for IbverbsMemoryRegion {
     }
 }
 
-/// A memory window of an adapter: what requests and completions know of it.
+/// A memory window of an adapter, as requests and completions know it.
 pub(super) struct Window {
     pub(super) sys: Arc<sys::MemoryWindow>,
     pub(super) kind: MemoryWindowType,
-    /// The upper part of its keys.
+    /// The upper 24 bits of its keys.
     index: u32,
-    /// The region that it was last bound to; 0: to none.
+    /// Key of the region that it was last bound to; 0: none.
     lkey: AtomicU32,
 }
 
 impl Window {
-    /// A bind to this region is being posted.
+    /// Notes that a bind to this region is being posted.
     pub(super) fn note_bound(&self, lkey: u32) {
         self.lkey.store(lkey, Ordering::Relaxed);
     }
@@ -340,7 +340,7 @@ impl Window {
         self.lkey.load(Ordering::Relaxed)
     }
 
-    /// The bind that was posted failed, or was not posted: the window is what it was before.
+    /// Restores key and region after a bind failed or was not posted.
     pub(super) fn restore(&self, rkey: u32, lkey: u32) {
         self.sys.restore_rkey(rkey);
         self.note_bound(lkey);

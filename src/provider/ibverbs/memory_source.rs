@@ -1,4 +1,4 @@
-//! Memory that this process does not reach: the adapter's own, and that behind a descriptor.
+//! Memory that this process does not access: the adapter's own, and memory behind a descriptor.
 
 use std::any::Any;
 use std::os::fd::AsRawFd;
@@ -12,10 +12,10 @@ use crate::memory::{Region, RegisterError, RegisterOptions};
 use crate::provider::{DeviceMemory, DeviceMemoryInit, DmaBufInit, Error, ErrorKind, Result};
 use crate::types::{AccessFlags, AdviceFlags, MemoryAdvice, Sge};
 
-/// What memory without pages of this process cannot have.
+/// Access flags that need pages of this process.
 const NOT_OF_DEVICES: AccessFlags = AccessFlags::ON_DEMAND.union(AccessFlags::HUGETLB);
 
-/// Memory of an adapter.
+/// Device memory of an adapter.
 pub(super) struct IbverbsDeviceMemory {
     sys: Arc<sys::DeviceMemory>,
     device: Arc<Device>,
@@ -92,7 +92,7 @@ fn refused(verb: &'static str, error: &RegisterError) -> Error {
     Error::new(verb, kind, error.to_string())
 }
 
-/// A region of `length` bytes that the adapter alone reaches.
+/// Creates a region of `length` bytes that only the adapter accesses.
 fn region(verb: &'static str, domain: &Domain, length: u64, options: &RegisterOptions) -> Result<Arc<Region>> {
     if options.access.intersects(NOT_OF_DEVICES) {
         let access = options.access;
@@ -148,7 +148,7 @@ pub(super) fn register_descriptor(domain: &Arc<Domain>, init: &DmaBufInit<'_>) -
     })
 }
 
-/// Passes advice on.
+/// Checks advice and passes it on.
 pub(super) fn advise(domain: &Domain, advice: MemoryAdvice, flags: AdviceFlags, sg_list: &[Sge]) -> Result<()> {
     let refuse = |message: String| Err(Error::new("advise_mr", ErrorKind::InvalidArgument, message));
     if !AdviceFlags::all().contains(flags) {

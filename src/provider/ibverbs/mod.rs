@@ -1,33 +1,32 @@
 //! Adapters of this machine, through rdma-core: every device that `ibv_devices` lists, under the same name (`mlx5_0`,
-//! `rxe0`). `ibverbs:NAME` names one as well, and says that no other kind of device is meant.
+//! `rxe0`). `ibverbs:NAME` names the same device and excludes other kinds of devices.
 //!
 //! # libibverbs
 //!
-//! The library is loaded when somebody first asks for devices; neither its headers nor itself need be there when the
-//! program is built. On a machine without it there are no such devices, and opening `ibverbs:NAME` says which
-//! package has it. Everything goes through the same tables as in a C program, so every version from rdma-core 34 on
-//! serves.
-//! Extended posting (`ibv_wr_*`) is used where a device has it, extended polling (`ibv_start_poll`) for timestamps.
+//! The library is loaded on first use; neither it nor its headers are needed to build a program. On a machine without
+//! it there are no such devices, and opening `ibverbs:NAME` says which package has it. Calls go through the same tables
+//! as in a C program, so every version from rdma-core 34 on works. Extended posting (`ibv_wr_*`) is used where a device
+//! has it, extended polling (`ibv_start_poll`) for timestamps.
 //!
 //! # What differs from software devices
 //!
-//! * Limits and capabilities are the adapter's. Errors that only the adapter can know name what was asked for, and
-//!   its answer.
+//! * Limits and capabilities are the adapter's. Errors that only the adapter can detect name what was asked for, and
+//!   its response.
 //! * Memory is pinned when it is registered, which counts against the process's `RLIMIT_MEMLOCK`. A region's `iova`
 //!   must lie at the same offset within a page as its memory, and its key cannot be invalidated.
-//! * On Ethernet ports a queue pair uses, unless another GID is chosen, the first RoCE v2 GID of an IPv4 address, or
-//!   else of an IPv6 address that is not link-local. On InfiniBand ports the first entry is used; the peer's LID must
-//!   be in its address vector. Devices of iWARP connect through a connection manager only.
-//! * Device memory and dma-bufs are reached by the adapter alone: the regions' own methods, and ATOMIC WRITE from them,
-//!   fail. Groups of an InfiniBand port are joined by a connection manager only.
-//! * A completion queue that overflowed says so as an asynchronous event first, and by polling soon after.
-//! * Captures, explanations of silence and counters of a queue pair are a software device's own; counters of the
-//!   device are those that the driver publishes.
+//! * On Ethernet ports a queue pair uses by default the first RoCE v2 GID of an IPv4 address, or else of an IPv6
+//!   address that is not link-local. On InfiniBand ports it uses the first entry; the peer's LID must be in its address
+//!   vector. iWARP devices connect through a connection manager only.
+//! * Only the adapter accesses device memory and dma-bufs: the regions' own methods, and ATOMIC WRITE from them, fail.
+//!   Multicast groups of an InfiniBand port are joined through a connection manager only.
+//! * The overflow of a completion queue is reported as an asynchronous event first, and by polling soon after.
+//! * Only software devices have captures, explanations of silence and counters of a queue pair. Counters of the device
+//!   are those that the driver publishes.
 //!
 //! # Devices and `fork`
 //!
-//! What a child inherits answers every verb with an error, and can be dropped; the parent notices nothing of it. Before
-//! Linux 5.12 a child does not have the pages that were registered.
+//! In a child, every verb on an inherited object fails. The object can be dropped without effect on the parent. Before
+//! Linux 5.12 a child does not have the registered pages.
 
 mod address_handle;
 mod channel;
@@ -56,7 +55,7 @@ use std::sync::Arc;
 
 use super::{Context, Error, ErrorKind, Provider, Result};
 
-/// Finds and opens adapters.
+/// Lists and opens adapters.
 ///
 /// ```
 /// use rdma_verbs::provider::{Provider, ibverbs::IbverbsProvider};
@@ -74,7 +73,7 @@ pub struct IbverbsProvider;
 
 const PREFIX: &str = "ibverbs:";
 
-/// What the list of devices answers on a machine whose kernel knows no such devices at all.
+/// Returns whether an error of the device list means that the kernel has no RDMA devices at all.
 fn means_none(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::ENOENT)) || error.kind() == io::ErrorKind::NotFound
 }

@@ -1,4 +1,4 @@
-//! State changes of a queue pair, and what it says of itself.
+//! State changes and queries of a queue pair.
 
 use std::time::Duration;
 
@@ -12,10 +12,10 @@ use crate::types::{
     AccessFlags, Mtu, Psn, Qkey, Qpn, QueuePairAttributes, QueuePairState, QueuePairStatus, QueuePairType,
 };
 
-/// All that is asked for.
+/// Attributes that a query requests.
 const EVERYTHING: u32 = 0x001f_ffff & !mask::ALT_PATH & !mask::CAP;
 
-/// How often a queue pair that drains is asked to go on, and the time in between.
+/// Number of attempts to modify a queue pair that drains, and the pause between them.
 const DRAIN_TRIES: u32 = 200;
 const DRAIN_PAUSE: Duration = Duration::from_millis(1);
 
@@ -23,7 +23,7 @@ fn state(number: u32) -> QueuePairState {
     QueuePairState::ALL.get(number as usize).copied().unwrap_or(QueuePairState::Error)
 }
 
-/// What is given, as the library takes it.
+/// Converts the given attributes to the library's, with their mask.
 fn lower(given: &QueuePairAttributes) -> (sys::QpAttr, u32) {
     let (mut to, mut bits) = (sys::QpAttr::default(), 0);
     macro_rules! set {
@@ -57,7 +57,7 @@ fn lower(given: &QueuePairAttributes) -> (sys::QpAttr, u32) {
     (to, bits)
 }
 
-/// Takes over what is given.
+/// Takes over the given attributes.
 fn merge(known: &mut QueuePairAttributes, given: &QueuePairAttributes) {
     macro_rules! take {
         ($($field:ident)*) => { $(if given.$field.is_some() { known.$field = given.$field; })* };
@@ -66,7 +66,7 @@ fn merge(known: &mut QueuePairAttributes, given: &QueuePairAttributes) {
         max_rd_atomic min_rnr_timer timeout retry_cnt rnr_retry en_sqd_async_notify peer);
 }
 
-/// Puts the adapter's values in the place of those that were set.
+/// Replaces the attributes that were set with the adapter's values.
 fn refresh(known: &mut QueuePairAttributes, now: &sys::QpAttr) {
     macro_rules! refresh {
         ($($field:ident => $value:expr;)*) => { $(if known.$field.is_some() { known.$field = Some($value); })* };
@@ -87,7 +87,8 @@ fn refresh(known: &mut QueuePairAttributes, now: &sys::QpAttr) {
     if let (Some(mtu), true) = (u8::try_from(now.path_mtu).ok().and_then(Mtu::from_code), known.path_mtu.is_some()) {
         known.path_mtu = Some(mtu);
     }
-    // The way stays as it was set: drivers forget parts of it. The numbers are those of now, or those that were set.
+    // The address vector stays as it was set: drivers lose parts of it. The PSNs are the current ones, or those that
+    // were set.
     known.rq_psn = known.rq_psn.map(|_| Psn::new(now.rq_psn));
     known.sq_psn = known.sq_psn.map(|_| Psn::new(now.sq_psn));
 }
@@ -123,8 +124,8 @@ impl IbverbsQueuePair {
             self.device.check_connectable()?;
         }
         let (attributes, bits) = lower(given);
-        // Posting threads look at the state: nothing more is posted from here on, and what a thread is just handing
-        // over is posted before, so that all of it is forgotten.
+        // Posting threads check the state: nothing more is posted from here on, and a batch that is being posted is
+        // finished first, so that all of it is forgotten.
         let _paused = (to == QueuePairState::Reset).then(|| {
             self.note_state(to);
             self.pause_posting()
@@ -145,7 +146,8 @@ impl IbverbsQueuePair {
         Ok(())
     }
 
-    /// rxe refuses every change in SQD while it drains, which takes a moment even if nothing is under way.
+    /// Modifies the queue pair, with retries while it drains: rxe refuses every change in SQD then, and draining takes
+    /// a moment even without outstanding requests.
     fn change(&self, from: QueuePairState, attributes: &sys::QpAttr, bits: u32) -> Result<std::io::Result<()>> {
         let mut tries = if from == QueuePairState::SendQueueDrained { DRAIN_TRIES } else { 1 };
         loop {
@@ -156,14 +158,14 @@ impl IbverbsQueuePair {
                 return Ok(modified);
             }
             match self.read("modify_qp")?.sq_draining {
-                // It may have drained since it was refused: the next answer counts.
+                // It may have drained since the refusal: the result of the next try counts.
                 0 => tries = 1,
                 _ => std::thread::sleep(DRAIN_PAUSE),
             }
         }
     }
 
-    /// Why the adapter did not take a change.
+    /// Returns the error for a change that the adapter refused.
     fn refused(
         &self,
         from: QueuePairState,
@@ -177,7 +179,7 @@ impl IbverbsQueuePair {
         if refusal.kind() != ErrorKind::InvalidArgument || from != QueuePairState::SendQueueDrained || !is_draining() {
             return refusal;
         }
-        let message = format!("{asked}: the send queue is draining still; wait until query_qp says that it is drained");
+        let message = format!("{asked}: the send queue is still draining; wait until query_qp reports it drained");
         Error::new("modify_qp", ErrorKind::InvalidState, message)
     }
 
@@ -197,7 +199,7 @@ impl IbverbsQueuePair {
         check_ranges(given, &limits).map_err(|error| errors::from_modify(&error))?;
         let Some(way) = &given.ah_attr else { return Ok(()) };
         if self.qp_type == QueuePairType::UnreliableDatagram {
-            let message = "ah_attr is given; datagrams have a way each, by their address handles";
+            let message = "ah_attr is given; datagrams take their paths from address handles";
             return Err(Error::new("modify_qp", ErrorKind::InvalidArgument, message));
         }
         check_vector("modify_qp", "ah_attr.", &self.device, way).map(drop)

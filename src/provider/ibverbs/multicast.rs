@@ -1,5 +1,5 @@
-//! Membership in IP's multicast groups. Adapters on Ethernet leave it to the host: without it no switch passes a
-//! group's packets on, and the kernel does not loop back those that its own software adapter sends.
+//! Membership in IP multicast groups. Ethernet adapters leave it to the host: without it no switch forwards a group's
+//! packets, and the kernel does not loop back those that its own software adapter sends.
 
 use std::collections::HashMap;
 use std::io;
@@ -12,18 +12,18 @@ use crate::types::{Gid, GidEntry};
 #[derive(Default)]
 pub(super) struct Memberships(Mutex<HashMap<Gid, Weak<UdpSocket>>>);
 
-/// A queue pair's share in a membership, which ends with the last one.
+/// A queue pair's share of a membership, which ends when the last share is dropped.
 pub(super) type Membership = Arc<UdpSocket>;
 
 impl Memberships {
-    /// Joins a group on the interface of a GID. `None` if their kinds of address differ: then there is nothing to join.
+    /// Joins a group on the interface of a GID. `None` if their address families differ: then there is nothing to join.
     pub(super) fn join(&self, group: Gid, own: &GidEntry) -> io::Result<Option<Membership>> {
         let mut groups = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(membership) = groups.get(&group).and_then(Weak::upgrade) {
             return Ok(Some(membership));
         }
         groups.retain(|_, membership| membership.strong_count() > 0);
-        // The socket is there to hold the membership; nobody sends to its port.
+        // The socket only holds the membership; its port receives nothing.
         let socket = match (group.to_ip(), own.gid.to_ip()) {
             (IpAddr::V4(group), IpAddr::V4(own)) => {
                 let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
@@ -65,6 +65,6 @@ mod tests {
         drop((first, second));
         memberships.join(entry("239.1.2.5").gid, &own).unwrap();
         assert!(!memberships.0.lock().unwrap().contains_key(&group), "the last one ends it");
-        assert!(memberships.join(entry("ff15::7").gid, &own).unwrap().is_none(), "another kind of address");
+        assert!(memberships.join(entry("ff15::7").gid, &own).unwrap().is_none(), "another address family");
     }
 }

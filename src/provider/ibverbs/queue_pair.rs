@@ -1,4 +1,4 @@
-//! Queue pairs: their life, and posting to them.
+//! Queue pairs: lifecycle and posting.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,7 +22,7 @@ use crate::types::{
     ReceiveRequest, SendRequest, SharedReceiveQueueNumber, Transport,
 };
 
-/// A state that no queue pair of the standard has.
+/// Marks a destroyed queue pair in `state`; not a state of the standard.
 const DESTROYED: u8 = u8::MAX;
 
 /// A queue pair of an adapter.
@@ -33,25 +33,25 @@ pub(super) struct IbverbsQueuePair {
     pub(super) sq_sig_all: bool,
     pub(super) cap: QueuePairCapabilities,
     pub(super) device: Arc<Device>,
-    /// What was set, and one state change at a time.
+    /// Attributes that were set. Locked during a state change, so that there is one at a time.
     known: Mutex<QueuePairAttributes>,
-    /// The state as the application last set it, for posting threads to look at: the adapter's own changes, which lead
-    /// to the error states only, make no difference to them.
+    /// The state as the application last set it, which posting threads check. The adapter's own changes lead to the
+    /// error states only, and make no difference to them.
     state: AtomicU8,
     send: Side<sys::SendStaging>,
     receive: Side<sys::ReceiveStaging>,
     shared: Mutex<Option<Use>>,
-    /// Number of that queue.
+    /// Number of the shared receive queue.
     srq: Option<SharedReceiveQueueNumber>,
     sources: [CompletionSource; 2],
-    /// Multicast groups that it is attached to, with its share in the host's membership.
+    /// Multicast groups that it is attached to, with its share of the host's membership.
     groups: Mutex<Vec<(Gid, Option<Membership>)>>,
     domain: Arc<Domain>,
     _queues: [Arc<dyn CompletionQueue>; 2],
     _xrc_domain: Option<Arc<dyn XrcDomain>>,
 }
 
-/// Checks the sizes; those that are zero become the smallest that a queue has.
+/// Checks the sizes; zero becomes the smallest size that a queue has.
 fn check_sizes(device: &Device, init: &QueuePairInit<'_>) -> Result<QueuePairCapabilities> {
     let (limits, asked) = (device.limits(), &init.cap);
     check_range("create_qp", "max_send_wr", asked.max_send_wr, 0..=limits.max_qp_wr)?;
@@ -75,7 +75,7 @@ fn check_sizes(device: &Device, init: &QueuePairInit<'_>) -> Result<QueuePairCap
     Ok(cap)
 }
 
-/// Whether the given parts fit together.
+/// Checks that the type fits the device, the shared receive queue and the XRC domain.
 fn check_parts(device: &Device, init: &QueuePairInit<'_>) -> Result<()> {
     let is_datagram = init.qp_type == QueuePairType::UnreliableDatagram;
     if is_datagram && device.limits().transport == Transport::Iwarp {
@@ -163,18 +163,18 @@ impl IbverbsQueuePair {
         Error::new(verb, ErrorKind::InvalidState, format!("queue pair {} is destroyed", self.qpn))
     }
 
-    /// Nobody posts while the guards live.
+    /// Blocks posting while the guards live.
     pub(super) fn pause_posting(&self) -> impl Sized + '_ {
         (self.send.pause(), self.receive.pause())
     }
 
-    /// RESET: what was posted is gone, and so are its completions.
+    /// Forgets the posted requests and their completions, at RESET or destruction.
     pub(super) fn forget_requests(&self) {
         self.send.book().reset();
         self.receive.book().reset();
     }
 
-    /// Posting is refused in states below `first`.
+    /// Refuses posting in states below `first`.
     #[inline]
     fn check_state(&self, verb: &'static str, first: QueuePairState) -> Result<()> {
         let state = self.state.load(Ordering::Relaxed);
@@ -199,7 +199,7 @@ impl IbverbsQueuePair {
         }
     }
 
-    /// The library wants the eight bytes themselves.
+    /// Pushes an ATOMIC WRITE. The library takes the eight bytes themselves.
     fn push_atomic_write(&self, request: &SendRequest<'_>, target: sys::Target) -> Result<()> {
         if !self.sys.can_atomic_write() {
             let message = format!("{} and its library have no ATOMIC WRITE", self.device.name());
@@ -254,37 +254,37 @@ impl IbverbsQueuePair {
         Ok(())
     }
 
-    /// Whether the queue pair takes such requests.
+    /// Checks that the queue pair takes the request.
     fn check_send(&self, request: &SendRequest<'_>) -> Result<()> {
         self.device.check_process("post_send")?;
         self.check_state("post_send", QueuePairState::ReadyToSend)?;
         errors::check_operation(self.qp_type, &request.operation)
     }
 
-    /// Destroys a queue pair of which nobody knows what was posted: afterwards, certainly nothing is under way.
+    /// Destroys the queue pair if it is unknown which requests were posted: after that, none is in flight.
     ///
-    /// An adapter that was taken out of the machine does not let it be destroyed either. Then the requests count as
-    /// posted: an error would say that the caller's buffers are his again, and nobody knows that. They stay with the
-    /// queue pair until it can be destroyed.
+    /// An adapter that was removed from the machine does not let it be destroyed either. The requests then count as
+    /// posted: an error would return the buffers to the caller, and it is unknown whether they are still in use. They
+    /// stay with the queue pair until it can be destroyed.
     fn settle(&self, book: &Ordered, outcome: Result<(), Trouble>) -> Result<()> {
         match outcome {
             Ok(()) => Ok(()),
             Err(Trouble::Refused(error)) => Err(error),
             Err(Trouble::Unknown(error, count)) => {
                 let Err(failure) = self.destroy() else { return Err(error) };
-                tracing::error!(qpn = %self.qpn, %error, %failure, "a queue pair that must go cannot be destroyed");
+                tracing::error!(qpn = %self.qpn, %error, %failure, "a broken queue pair cannot be destroyed");
                 book.note_posted(count);
                 Ok(())
             }
         }
     }
 
-    /// The host joins the group, too, where packets have IP addresses.
+    /// Joins the group on the host too, where packets have IP addresses.
     fn join_group(&self, gid: Gid, port_num: u8) -> Result<Option<Membership>> {
         let port = self.device.port("attach_mcast", port_num)?;
         if self.device.has_lids(&port) {
             let message = format!(
-                "gid is {gid}, and port {port_num} is one of InfiniBand: groups have LIDs there, which only the subnet \
+                "gid is {gid}, and port {port_num} is an InfiniBand port: its groups have LIDs, which only the subnet \
                  manager knows; joining one takes a connection manager"
             );
             return Err(Error::new("attach_mcast", ErrorKind::Unsupported, message));
@@ -315,8 +315,8 @@ impl IbverbsQueuePair {
     }
 }
 
-/// The sizes that the adapter gave; where it says nothing, those that were asked for. Books have `most` places at most,
-/// whatever it says.
+/// Returns the sizes that the adapter gave, or those that were asked for where it reports none. Numbers of requests are
+/// at most `most`, whatever it reports, which bounds the ledgers.
 fn actual(given: QueuePairCapabilities, asked: &QueuePairCapabilities, most: u32) -> QueuePairCapabilities {
     let requests = |given: u32, asked: u32| given.min(most).max(asked);
     QueuePairCapabilities {
@@ -422,7 +422,7 @@ impl QueuePair for IbverbsQueuePair {
 
     fn attach_mcast(&self, gid: Gid) -> Result<()> {
         self.check_group("attach_mcast", gid)?;
-        // Not with the groups locked: whoever destroys the queue pair locks them second.
+        // Read before the groups are locked, which is the order in which `destroy` locks both.
         let port_num = self.known().port_num.unwrap_or(1);
         let mut groups = self.groups();
         if groups.iter().any(|(group, _)| *group == gid) {
@@ -459,7 +459,7 @@ impl QueuePair for IbverbsQueuePair {
         self.settle(self.send.book(), self.send.end(end, &self.sys, allowed))
     }
 
-    /// The way of most requests of connections: neither a stage nor the locks around one.
+    /// The path of most requests of connections: they are posted without being staged.
     fn send_one(&self, request: &SendRequest<'_>) -> Result<()> {
         let is_connected =
             matches!(self.qp_type, QueuePairType::ReliableConnection | QueuePairType::UnreliableConnection);
@@ -501,10 +501,10 @@ impl QueuePair for IbverbsQueuePair {
         self.settle(self.receive.book(), self.receive.end(end, &self.sys, allowed))
     }
 
-    /// Through ERR, so that nothing begins any more while the adapter takes it apart.
+    /// Moves the queue pair to ERR first, so that nothing starts while the adapter destroys it.
     fn destroy(&self) -> Result<()> {
         self.device.check_process("destroy_qp")?;
-        // Whoever comes second returns when it is destroyed, and not before.
+        // A second caller returns only after the queue pair is destroyed.
         let _known = self.known();
         let before = self.state.swap(DESTROYED, Ordering::AcqRel);
         if before == DESTROYED {
@@ -536,7 +536,7 @@ impl QueuePair for IbverbsQueuePair {
         self.sources
     }
 
-    /// Adapters count for the device only.
+    /// Returns zeros: adapters count for the device only.
     fn counters(&self) -> Counters {
         Counters::default()
     }

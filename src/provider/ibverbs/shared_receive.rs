@@ -1,4 +1,4 @@
-//! Shared receive queues, and the domains of extended reliable connections.
+//! Shared receive queues and XRC domains.
 
 use std::any::Any;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -24,7 +24,7 @@ use crate::types::{
 const MAX_WR: i32 = 1;
 const LIMIT: i32 = 1 << 1;
 
-/// A domain of an adapter.
+/// An XRC domain of an adapter.
 pub(super) struct IbverbsXrcDomain {
     pub(super) sys: Arc<sys::XrcDomain>,
     device: Arc<Device>,
@@ -44,7 +44,7 @@ impl XrcDomain for IbverbsXrcDomain {
     }
 }
 
-/// The domain behind the trait, if it is of this device.
+/// Returns the domain behind the trait, if it belongs to this device.
 pub(super) fn own_xrc_domain<'a>(
     device: &Arc<Device>,
     domain: &'a Arc<dyn XrcDomain>,
@@ -60,16 +60,16 @@ pub(super) fn own_xrc_domain<'a>(
 pub(super) struct IbverbsSharedReceiveQueue {
     pub(super) sys: Arc<sys::SharedReceiveQueue>,
     number: SharedReceiveQueueNumber,
-    /// What events name it by.
+    /// Number that events name the queue by.
     event_number: u64,
     ledger: Arc<Ledger>,
     lock: ProducerLock,
     staging: Mutex<sys::ReceiveStaging>,
     max_sge: u32,
-    /// Receives that it holds for certain.
+    /// Number of receives that it holds for certain.
     max_wr: AtomicU32,
     is_xrc: bool,
-    /// Queue pairs that use it.
+    /// Number of queue pairs that use it.
     users: Mutex<u32>,
     domain: Arc<Domain>,
     _xrc: Option<(Arc<dyn XrcDomain>, Arc<dyn CompletionQueue>)>,
@@ -132,7 +132,7 @@ impl IbverbsSharedReceiveQueue {
             domain: Arc::clone(domain),
             _xrc: init.xrc.map(|xrc| (Arc::clone(xrc.domain), Arc::clone(xrc.cq))),
         };
-        // Libraries may leave it out of the answer to the creation.
+        // Libraries need not return the size on creation.
         queue.note_size("create_srq");
         if init.srq_limit > 0 {
             queue.modify(&SharedReceiveQueueAttributes { srq_limit: Some(init.srq_limit), max_wr: None })?;
@@ -140,7 +140,7 @@ impl IbverbsSharedReceiveQueue {
         Ok(queue)
     }
 
-    /// The queue is as large as the adapter says.
+    /// Takes over the size that the adapter reports.
     fn note_size(&self, verb: &'static str) {
         if let Ok(now) = self.status(verb) {
             self.max_wr.store(now.max_wr, Ordering::Relaxed);
@@ -162,8 +162,8 @@ impl IbverbsSharedReceiveQueue {
         }
     }
 
-    /// Hands a batch over, all of it or nothing. Receives that were taken and not polled count as outstanding for a
-    /// batch of several: the adapter could take a part of it. A single receive is tried.
+    /// Posts a batch, all or nothing. For a batch of several, receives that were taken and not polled count as
+    /// outstanding: the adapter could take a part of it. A single receive is tried.
     fn post(&self, staging: &mut sys::ReceiveStaging) -> Result<()> {
         let full = || errors::from_queue("post_srq_recv", &QueueError::Full { limit: self.max_wr() });
         if staging.len() > 1 && self.shared().outstanding() > self.max_wr() as usize {
@@ -177,7 +177,7 @@ impl IbverbsSharedReceiveQueue {
                 _ => Err(errors::from_errno("post_srq_recv", format!("{} receives", staging.len()), &failure.error)),
             },
             Some(Err(failure)) => {
-                // Who posted them keeps their memory until the queue goes, which is what is needed here.
+                // The poster keeps their memory until the queue is destroyed, which is what is needed here.
                 tracing::error!(error = %failure.error, queue = %self.number, "receives may have been posted in part");
                 Ok(())
             }
@@ -231,12 +231,12 @@ impl Use {
         self.0.number()
     }
 
-    /// What completions of the receives that this queue pair takes bear as their source.
+    /// Returns the source that completions of this queue pair's receives carry.
     pub(super) fn source(&self, qpn: Qpn) -> Option<CompletionSource> {
         self.0.as_any().downcast_ref::<IbverbsSharedReceiveQueue>().map(|queue| queue.ledger.source(qpn))
     }
 
-    /// Whether the queue pair of this number takes receives for datagrams.
+    /// Notes whether the queue pair of this number takes receives for datagrams.
     pub(super) fn note_datagrams(&self, qpn: Qpn, takes: bool) {
         if let Some(queue) = self.0.as_any().downcast_ref::<IbverbsSharedReceiveQueue>() {
             queue.shared().note_datagrams(qpn, takes);
@@ -278,7 +278,7 @@ impl SharedReceiveQueue for IbverbsSharedReceiveQueue {
         let outstanding = self.shared().outstanding();
         if attributes.max_wr.is_some_and(|max_wr| outstanding > max_wr as usize) {
             let max_wr = wanted.max_wr;
-            let message = format!("max_wr is {max_wr}, and {outstanding} receives wait, or their completions do");
+            let message = format!("max_wr is {max_wr}, and {outstanding} receives are posted or wait to be polled");
             return Err(Error::new("modify_srq", ErrorKind::InvalidArgument, message));
         }
         let modified = self.sys.modify(&wanted, mask).ok_or_else(|| self.destroyed("modify_srq"))?;
@@ -309,7 +309,7 @@ impl SharedReceiveQueue for IbverbsSharedReceiveQueue {
         let checked = check_receive(request.sges, self.max_sge);
         checked.map_err(|error| errors::from_queue("post_srq_recv", &error))?;
         let Some(number) = self.shared().enter(request.wr_id) else {
-            let message = "too many receives were taken by queue pairs that are gone; make another queue";
+            let message = "too many receives were taken by destroyed queue pairs; create another queue";
             return Err(Error::new("post_srq_recv", ErrorKind::ResourceLimit, message));
         };
         self.staging().push(number, request.sges);
@@ -368,7 +368,7 @@ impl SharedReceiveQueue for IbverbsSharedReceiveQueue {
 
 impl Drop for IbverbsSharedReceiveQueue {
     fn drop(&mut self) {
-        // Fails only in a process that inherited it, or where the adapter fails, which was logged.
+        // Fails only in a process that inherited the queue, or if the adapter fails, which the drop of `sys` reports.
         let _ = self.destroy();
     }
 }

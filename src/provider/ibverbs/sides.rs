@@ -1,4 +1,4 @@
-//! The send and the receive side of a queue pair: batches on their way to the adapter.
+//! The send and the receive side of a queue pair: batches, until the adapter has them.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -9,7 +9,7 @@ use crate::provider::{Error, ErrorKind, Result};
 use crate::queue::{ProducerLock, QueueError, check_request};
 use crate::types::{BatchEnd, ReceiveRequest, SendRequest, Sge};
 
-/// One side: its book, the batch that is open, and who holds it.
+/// One side: its ledger, the open batch, and the lock of the thread that holds it.
 pub(super) struct Side<S> {
     pub(super) ledger: Arc<Ledger>,
     lock: ProducerLock,
@@ -17,15 +17,16 @@ pub(super) struct Side<S> {
     pub(super) max_sge: u32,
 }
 
-/// What posting came to, if not to success.
+/// A failure to post.
 pub(super) enum Trouble {
     /// Nothing was posted.
     Refused(Error),
-    /// Nobody knows what of so many requests was posted: the queue pair must go, so that nothing of it is under way.
+    /// It is unknown which of this number of requests were posted: the queue pair must be destroyed, so that none is in
+    /// flight.
     Unknown(Error, usize),
 }
 
-/// Requests on their way to the adapter.
+/// Requests that are staged for the adapter.
 pub(super) trait Staging: Default {
     fn len(&self) -> usize;
     fn clear(&mut self);
@@ -68,13 +69,13 @@ impl<S: Staging> Side<S> {
         }
     }
 
-    /// Nobody posts while the guard lives.
+    /// Blocks posting while the guard lives.
     pub(super) fn pause(&self) -> impl Sized + '_ {
         self.staging()
     }
 
-    /// Ends the batch. The stage is locked while the adapter takes it, so that whoever pauses the side knows that
-    /// everything is either posted and counted, or will ask `allowed` afterwards.
+    /// Ends the batch. The stage is locked while the adapter takes it. After [`Side::pause`], each batch is therefore
+    /// either posted and counted, or has yet to ask `allowed`.
     fn finish(
         &self,
         verb: &'static str,
@@ -118,7 +119,7 @@ impl<S: Staging> Side<S> {
     }
 }
 
-/// The adapter did not take a batch.
+/// Converts the result of posting a batch.
 fn trouble(
     verb: &'static str,
     book: &Ordered,
@@ -137,7 +138,7 @@ fn trouble(
             _ => errors::from_errno(verb, format!("posting to queue pair {qpn}"), &failure.error),
         })),
         Some(Err(failure)) => {
-            let asked = format!("queue pair {qpn} is destroyed, because a batch was taken in part at most");
+            let asked = format!("queue pair {qpn} is destroyed, because a batch may have been posted in part");
             Err(Trouble::Unknown(errors::from_errno(verb, asked, &failure.error), count))
         }
     }
@@ -229,7 +230,7 @@ impl Side<sys::ReceiveStaging> {
     }
 }
 
-/// Whether a receive queue that takes so many entries takes these.
+/// Checks that a receive has at most `limit` entries.
 pub(super) fn check_receive(sges: &[Sge], limit: u32) -> Result<(), QueueError> {
     if sges.len() > limit as usize {
         return Err(QueueError::TooManySges { given: sges.len(), limit });

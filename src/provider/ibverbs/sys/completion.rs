@@ -43,8 +43,8 @@ impl Channel {
         unsafe { BorrowedFd::borrow_raw(self.number()) }
     }
 
-    /// Takes the next event, if there is one, and acknowledges it at once, so that nobody who destroys the queue waits.
-    /// Gives the context number of the completion queue.
+    /// Takes the next event, if there is one, and acknowledges it at once, so that destroying the queue does not wait.
+    /// Returns the context number of the completion queue.
     pub(in super::super) fn next_event(&self) -> Option<u64> {
         let (mut queue, mut number) = (ptr::null_mut(), ptr::null_mut());
         // SAFETY: the channel and the two variables live. The descriptor does not block.
@@ -53,7 +53,7 @@ impl Channel {
         if result != 0 {
             return None;
         }
-        // SAFETY: the event was just taken and is acknowledged once; who destroys the queue waits until then.
+        // SAFETY: the event was just taken and is acknowledged once; destroying the queue waits until then.
         unsafe { (self.context.functions.ack_cq_events)(queue, 1) };
         Some(number.addr() as u64)
     }
@@ -71,24 +71,24 @@ impl Drop for Channel {
     }
 }
 
-/// What a new completion queue shall be.
+/// Options for creating a completion queue.
 pub(in super::super) struct CompletionQueueInit<'a> {
     pub(in super::super) cqe: u32,
-    /// Comes back from the channel and with events.
+    /// Context number that the channel and events return.
     pub(in super::super) number: u64,
     pub(in super::super) channel: Option<&'a Arc<Channel>>,
     pub(in super::super) comp_vector: u32,
     pub(in super::super) timestamps: bool,
 }
 
-/// A completion as the device tells it.
+/// A completion as the device reports it.
 #[derive(Clone, Copy, Default)]
 struct Polled {
     wc: abi::Wc,
     timestamp: u64,
 }
 
-/// Completions that are taken with one call, at most.
+/// Maximum number of completions that are taken with one call.
 const CHUNK: usize = 16;
 
 const WITH_BYTE_LEN: u64 = 1;
@@ -99,7 +99,7 @@ const WITH_SLID: u64 = 1 << 4;
 const WITH_SL: u64 = 1 << 5;
 const WITH_TIMESTAMP: u64 = 1 << 7;
 
-/// Functions of extended polling; all of them are there in queues that were created so.
+/// Functions of extended polling; queues that were created for it have all of them.
 #[derive(Clone, Copy)]
 struct Extended {
     start: unsafe extern "C" fn(*mut abi::CqEx, *mut u32) -> c_int,
@@ -154,8 +154,8 @@ unsafe impl Send for CompletionQueue {}
 unsafe impl Sync for CompletionQueue {}
 
 impl CompletionQueue {
-    /// With extended polling only for timestamps, which are not to be had otherwise: ended before the queue is empty,
-    /// it makes rxe hand out completions twice (rdma-core up to 64 at least).
+    /// Creates a queue, with extended polling only for timestamps, which need it: ended before the queue is empty, it
+    /// makes rxe return completions twice (rdma-core up to 64 at least).
     pub(in super::super) fn create(context: &Arc<Context>, init: &CompletionQueueInit<'_>) -> io::Result<Arc<Self>> {
         let poll_cq = context.ops().poll_cq.ok_or_else(not_supported)?;
         let raw = match init.timestamps {
@@ -186,16 +186,16 @@ impl CompletionQueue {
         self.exclusive.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Entries that fit.
+    /// Returns the number of entries that fit.
     pub(in super::super) fn cqe(&self) -> u32 {
         let _locked = self.lock();
         // SAFETY: the queue lives. `resize` changes the number with the queue locked, as it is read here.
         unsafe { (&raw const (*self.raw()).cqe).read() }.try_into().unwrap_or(0)
     }
 
-    /// Takes up to `limit` completions, but no more than [`CHUNK`] at once, and shows them to `look` in their order;
-    /// how many there were. After a failure only `wr_id`, `status` and `vendor_err` mean something. The second number
-    /// is in ticks of the device's clock, and 0 without timestamps.
+    /// Takes up to `limit` completions, but no more than [`CHUNK`] at once, shows them to `look` in their order, and
+    /// returns their number. After a failure only `wr_id`, `status` and `vendor_err` are valid. The second argument is
+    /// in ticks of the device's clock, and 0 without timestamps.
     #[inline]
     pub(in super::super) fn poll(&self, limit: usize, look: impl FnMut(&abi::Wc, u64)) -> io::Result<usize> {
         match (limit, &self.extended) {
@@ -207,13 +207,13 @@ impl CompletionQueue {
 
     #[inline]
     fn poll_classic(&self, limit: usize, mut look: impl FnMut(&abi::Wc, u64)) -> io::Result<usize> {
-        // Only as many as are asked for are filled with zeros: most polls want one and find none.
+        // Only the requested entries are filled with zeros: most polls want one and find none.
         let mut room = [const { MaybeUninit::<abi::Wc>::uninit() }; CHUNK];
         let first = room.as_mut_ptr().cast::<abi::Wc>();
         room[..limit].iter_mut().for_each(|slot| _ = slot.write(abi::Wc::default()));
-        // SAFETY: the queue lives, and so many entries are there. The library locks the queue.
+        // SAFETY: the queue lives, and `limit` entries are there. The library locks the queue.
         let count = unsafe { (self.poll_cq)(self.raw(), limit as c_int, first) };
-        // Drivers return numbers of their own, which are no error numbers.
+        // Drivers return negative numbers of their own, which are not error numbers.
         let count = usize::try_from(count).map_err(|_| io::Error::from_raw_os_error(libc::EIO))?;
         for slot in &room[..count.min(limit)] {
             // SAFETY: all below `limit` were written before the call.
@@ -247,8 +247,8 @@ impl CompletionQueue {
         }
         let mut taken = 0;
         for slot in &mut *out {
-            // SAFETY: between a successful start (or next) and the end, as the functions demand. Next is called only
-            // for a slot that there is, since what it moved to would be lost otherwise.
+            // SAFETY: between a successful start (or next) and the end, as the functions demand. Next is called only if
+            // a slot is left, since the completion that it moves to would be lost otherwise.
             unsafe {
                 if taken > 0 && (functions.next)(queue) != 0 {
                     break;
@@ -277,7 +277,7 @@ impl CompletionQueue {
         check(unsafe { (self.context.functions.resize_cq)(self.raw(), cqe) })
     }
 
-    /// Lets events wait for so many completions or microseconds.
+    /// Delays events for `cq_count` completions or `cq_period` microseconds.
     pub(in super::super) fn moderate(&self, cq_count: u16, cq_period: u16) -> io::Result<()> {
         let modify = slot!(self.context, modify_cq).ok_or_else(not_supported)?;
         let mut attributes = abi::ModifyCqAttr { attr_mask: 1, cq_count, cq_period };
@@ -286,11 +286,11 @@ impl CompletionQueue {
     }
 }
 
-/// The completion that an extended queue stands at.
+/// Reads the completion at the cursor of an extended queue.
 ///
 /// # Safety
 ///
-/// The queue stands at one: `start` or `next` succeeded.
+/// The cursor is at a completion: `start` or `next` succeeded.
 unsafe fn read(functions: &Extended, queue: *mut abi::CqEx) -> Polled {
     // SAFETY: as the caller promises; the queue was created with the flags for all of these.
     unsafe {
@@ -342,7 +342,7 @@ fn create_classic(context: &Context, init: &CompletionQueueInit<'_>) -> io::Resu
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
         // SAFETY: its queue pairs hold it, so this is the last use. All its events are acknowledged as they are taken,
-        // so this waits for no one but a thread that is taking one right now.
+        // so this waits only for a thread that is taking one right now.
         if !self.context.is_inherited() && unsafe { (self.context.functions.destroy_cq)(self.raw()) } != 0 {
             tracing::warn!(device = self.context.info().name, "a completion queue could not be destroyed");
         }

@@ -1,4 +1,4 @@
-//! The list of devices, and open ones.
+//! The list of devices, and open devices.
 
 use std::ffi::c_char;
 use std::io;
@@ -13,11 +13,11 @@ use super::queue_pair::Accepted;
 use super::{check, not_supported};
 use crate::engine::Generation;
 
-/// What the list says of a device.
+/// A device as the list describes it.
 pub(in super::super) struct DeviceInfo {
     /// Name, such as `mlx5_0`.
     pub(in super::super) name: String,
-    /// Its folder in sysfs.
+    /// Its directory in sysfs.
     pub(in super::super) ibdev_path: String,
     /// `ibv_transport_type`.
     pub(in super::super) transport_type: i32,
@@ -42,7 +42,7 @@ impl List {
     }
 
     fn devices(&self) -> &[*mut abi::Device] {
-        // SAFETY: the library gave a list of so many pointers, which lives until it is freed in `drop`.
+        // SAFETY: the library gave a list of `count` pointers, which lives until it is freed in `drop`.
         unsafe { std::slice::from_raw_parts(self.first.as_ptr(), self.count) }
     }
 
@@ -75,7 +75,7 @@ fn loaded() -> io::Result<&'static Library> {
     library().map_err(|text| io::Error::new(io::ErrorKind::NotFound, text))
 }
 
-/// All devices.
+/// Returns all devices.
 pub(in super::super) fn device_list() -> io::Result<Vec<DeviceInfo>> {
     let list = List::get(loaded()?)?;
     Ok(list.devices().iter().map(|device| list.info(*device)).collect())
@@ -95,7 +95,7 @@ unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
 
-/// What an asynchronous event is about.
+/// The object of an asynchronous event.
 pub(in super::super) enum EventSource {
     /// The queue pair of this number.
     QueuePair(u32),
@@ -132,7 +132,7 @@ impl Context {
         Self::open_by(loaded()?, name)
     }
 
-    /// By this library.
+    /// Opens the device of this name with this library.
     pub(super) fn open_by(library: &'static Library, name: &str) -> io::Result<Option<Arc<Self>>> {
         let list = List::get(library)?;
         let Some((device, info)) =
@@ -154,12 +154,12 @@ impl Context {
         &self.info
     }
 
-    /// Whether this process only inherited the device: then nothing may be called.
+    /// Returns whether this process inherited the device through a fork: then nothing may be called.
     pub(in super::super) fn is_inherited(&self) -> bool {
         !self.generation.is_current()
     }
 
-    /// Which operations of extended posting the device was found to have.
+    /// Returns the operations of extended posting that the device was found to have.
     pub(super) fn accepted_operations(&self) -> &Accepted {
         &self.accepted
     }
@@ -189,8 +189,8 @@ impl Context {
         unsafe { BorrowedFd::borrow_raw(self.async_fd()) }
     }
 
-    /// The table in front of the context, if it reaches to the slot at `offset`. It grows to the front, so that is the
-    /// case if its size is at least the distance from that slot to its end.
+    /// Returns the table in front of the context, if it reaches to the slot at `offset`. It grows to the front, so it
+    /// does if its size is at least the distance from that slot to its end.
     pub(super) fn extended(&self, offset: usize) -> Option<*const VerbsContext> {
         // SAFETY: the context is open.
         let is_extended = unsafe { (*self.raw()).abi_compat }.addr() == usize::MAX;
@@ -202,12 +202,12 @@ impl Context {
         reaches.then_some(table)
     }
 
-    /// `ibv_query_device_ex`; what an older library does not tell is zero.
+    /// `ibv_query_device_ex`; fields that an older library does not report are zero.
     pub(in super::super) fn query_device(&self) -> io::Result<abi::DeviceAttrEx> {
-        // SAFETY: plain numbers, of which all zeros are valid.
+        // SAFETY: plain numbers, for which all zeros are valid.
         let mut attributes: abi::DeviceAttrEx = unsafe { MaybeUninit::zeroed().assume_init() };
         if let Some(query) = slot!(self, query_device_ex) {
-            // SAFETY: the attributes live and are as large as is said; no input is given.
+            // SAFETY: the attributes live and have the given size; no input is given.
             let result = unsafe { query(self.raw(), ptr::null(), &raw mut attributes, size_of::<abi::DeviceAttrEx>()) };
             match check(result) {
                 Ok(()) => return Ok(attributes),
@@ -225,7 +225,7 @@ impl Context {
     pub(in super::super) fn query_port(&self, port: u8) -> io::Result<abi::PortAttrWithSpeed> {
         let mut attributes = abi::PortAttrWithSpeed::default();
         let (query, first) = (slot!(self, query_port), (&raw mut attributes).cast());
-        // SAFETY: the attributes live and are as large as is said; the old function writes less of them.
+        // SAFETY: the attributes live and have the given size; the old function writes less of them.
         let result = unsafe {
             match query {
                 Some(query) => query(self.raw(), port, first, size_of::<abi::PortAttrWithSpeed>()),
@@ -235,11 +235,11 @@ impl Context {
         check(result).map(|()| attributes)
     }
 
-    /// An entry of the GID table; `None` if it is not used.
+    /// Returns an entry of the GID table; `None` if it is unused.
     pub(in super::super) fn query_gid(&self, port: u8, index: u32) -> io::Result<Option<abi::GidEntry>> {
         let mut entry = abi::GidEntry::default();
         let size = size_of::<abi::GidEntry>();
-        // SAFETY: the entry lives and is as large as is said.
+        // SAFETY: the entry lives and has the given size.
         let result = unsafe { (self.functions.query_gid_ex)(self.raw(), port.into(), index, &raw mut entry, 0, size) };
         match check(result) {
             Ok(()) => Ok((entry.gid.0 != [0; 16]).then_some(entry)),
@@ -248,7 +248,7 @@ impl Context {
         }
     }
 
-    /// An entry of the P_Key table.
+    /// Returns an entry of the P_Key table.
     pub(in super::super) fn query_pkey(&self, port: u8, index: u16) -> io::Result<u16> {
         let mut key = 0u16;
         // SAFETY: the key lives.
@@ -256,7 +256,7 @@ impl Context {
         Ok(u16::from_be(key))
     }
 
-    /// The device's clock, in its own ticks.
+    /// Returns the time of the device's clock, in its own ticks.
     pub(in super::super) fn query_clock(&self) -> io::Result<u64> {
         let query = slot!(self, query_rt_values).ok_or_else(not_supported)?;
         // SAFETY: plain numbers.
@@ -268,21 +268,21 @@ impl Context {
         Ok((clock.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(clock.tv_nsec as u64))
     }
 
-    /// Takes the next asynchronous event and acknowledges it at once, so that nobody who destroys its object waits.
+    /// Takes the next asynchronous event and acknowledges it at once, so that destroying its object does not wait.
     pub(in super::super) fn next_event(&self) -> Option<Event> {
         let mut event = abi::AsyncEvent { element: abi::EventElement { port_num: 0 }, event_type: 0 };
         // SAFETY: the event lives. The descriptor does not block.
         if unsafe { (self.functions.get_async_event)(self.raw(), &raw mut event) } != 0 {
             return None;
         }
-        // SAFETY: the element is of the kind that the type says. The object that it points to exists: whoever destroys
-        // it waits until this event is acknowledged, below.
+        // SAFETY: the element is of the kind that the type says. The object that it points to exists: destroying it
+        // waits until this event is acknowledged, below.
         let source = unsafe {
             match event.event_type {
                 0 => EventSource::CompletionQueue((*event.element.cq).cq_context.addr() as u64),
                 1..=7 | 16 => EventSource::QueuePair((*event.element.qp).qp_num),
                 14 | 15 => EventSource::SharedReceiveQueue((*event.element.srq).srq_context.addr() as u64),
-                19 => EventSource::Port(0), // a work queue's, of which there are none here
+                19 => EventSource::Port(0), // a work queue's; there are none here
                 _ => EventSource::Port(event.element.port_num.try_into().unwrap_or(0)),
             }
         };
@@ -303,19 +303,19 @@ impl Drop for Context {
     }
 }
 
-/// Before anything is registered: the library keeps registered pages of the parent in their place when the process
-/// forks. Kernels from 5.12 on do that by themselves, which younger libraries know.
+/// Makes the library keep the parent's registered pages in place when the process forks, before anything is registered.
+/// Kernels from 5.12 on do that by themselves, which newer libraries know.
 fn survive_forks(library: &Library) {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         // SAFETY: takes nothing.
         if let Err(error) = check(unsafe { (library.fork_init)() }) {
-            tracing::info!(%error, "registered memory may be torn apart if this process forks");
+            tracing::info!(%error, "registered memory is not protected if this process forks");
         }
     });
 }
 
-/// Makes reading a descriptor of the library's return at once.
+/// Makes a descriptor of the library non-blocking.
 pub(super) fn set_nonblocking(descriptor: RawFd) -> io::Result<()> {
     // SAFETY: takes no pointers.
     let flags = unsafe { libc::fcntl(descriptor, libc::F_GETFL) };

@@ -5,12 +5,12 @@ use std::sync::OnceLock;
 
 use super::abi::*;
 
-/// Its name for programs, the same since 2006.
+/// Name under which programs load it, the same since 2006.
 const SONAME: &str = "libibverbs.so.1";
 
 macro_rules! functions {
     ($($(#[$doc:meta])* $symbol:literal $name:ident: fn($($argument:ty),*) $(-> $result:ty)?;)*) => {
-        /// The library's functions. What is inline in the C headers is not here but in the tables of a context.
+        /// The library's functions. Those that are inline in the C headers are in the tables of a context instead.
         pub(super) struct Library {
             $($(#[$doc])* pub(super) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
             /// Keeps the code in memory.
@@ -41,7 +41,7 @@ functions! {
     "ibv_open_device" open_device: fn(*mut Device) -> *mut Context;
     "ibv_close_device" close_device: fn(*mut Context) -> c_int;
     "ibv_query_device" query_device: fn(*mut Context, *mut DeviceAttr) -> c_int;
-    /// Knows only the first 48 bytes of the attributes; for libraries whose table has no slot for it.
+    /// Writes only the first 48 bytes of the attributes; for libraries whose table has no slot for it.
     "ibv_query_port" query_port: fn(*mut Context, u8, *mut PortAttr) -> c_int;
     "_ibv_query_gid_ex" query_gid_ex: fn(*mut Context, u32, u32, *mut GidEntry, u32, usize) -> c_int;
     "ibv_query_pkey" query_pkey: fn(*mut Context, u8, c_int, *mut u16) -> c_int;
@@ -74,13 +74,13 @@ functions! {
     "ibv_qp_to_qp_ex" qp_to_qp_ex: fn(*mut Qp) -> *mut QpEx;
 }
 
-/// The library, loaded by whoever asks first; why not, if it cannot be.
+/// Returns the library, which is loaded on first use, or why it cannot be used.
 pub(super) fn library() -> Result<&'static Library, String> {
     static LIBRARY: OnceLock<Result<Library, String>> = OnceLock::new();
     LIBRARY.get_or_init(|| load(SONAME)).as_ref().map_err(Clone::clone)
 }
 
-/// Why the library cannot be used, if it cannot.
+/// Returns why the library cannot be used, if it cannot.
 pub(in super::super) fn unavailable() -> Option<String> {
     library().err()
 }

@@ -1,4 +1,4 @@
-//! Protection domains, and what is made in them without queues: memory regions, windows, address handles.
+//! Protection domains and objects in them without queues: memory regions, windows, address handles; device memory.
 
 use std::ffi::c_int;
 use std::io;
@@ -44,7 +44,7 @@ impl ProtectionDomain {
         let advise = slot!(self.context, advise_mr).ok_or_else(not_supported)?;
         let count = u32::try_from(ranges.len()).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
         let mut ranges = ranges.to_vec();
-        // SAFETY: the domain and so many ranges live. Advice changes nothing but when pages are looked up.
+        // SAFETY: the domain and `count` ranges live. Advice changes only when pages are looked up.
         check(unsafe { advise(self.raw(), advice, flags, ranges.as_mut_ptr(), count) })
     }
 }
@@ -58,7 +58,7 @@ impl Drop for ProtectionDomain {
     }
 }
 
-/// A pointer that is taken out when its object is destroyed. Held locked while it is used.
+/// A pointer that is taken out when its object is destroyed. Locked while it is used.
 struct Place<T>(Mutex<Option<NonNull<T>>>);
 
 impl<T> Place<T> {
@@ -78,17 +78,18 @@ pub(in super::super) struct DeviceMemory {
     context: Arc<Context>,
 }
 
-// SAFETY: see the module's documentation; the copies are those of memory that several may write at once.
+// SAFETY: see the module's documentation; the copies have the semantics of memory that several threads may write at
+// once.
 unsafe impl Send for DeviceMemory {}
 // SAFETY: as above.
 unsafe impl Sync for DeviceMemory {}
 
-/// Bytes that go to or from a device in one call. Drivers copy words, so they lie as words do.
+/// Bytes that are copied to or from a device in one call. Aligned like words, because drivers copy words.
 #[repr(C, align(8))]
 struct Piece([u8; 4096]);
 
 impl DeviceMemory {
-    /// Zeroed. Whole words are allocated, because some devices copy nothing else.
+    /// Allocates zeroed memory, in whole words, because some devices copy nothing else.
     pub(in super::super) fn alloc(context: &Arc<Context>, length: u64, log_align_req: u32) -> io::Result<Arc<Self>> {
         let alloc = slot!(context, alloc_dm).ok_or_else(not_supported)?;
         let whole = length.checked_next_multiple_of(8).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
@@ -115,7 +116,7 @@ impl DeviceMemory {
         self.length
     }
 
-    /// The library does not promise to look at the bounds.
+    /// Checks the bounds, which the library does not promise to do.
     fn check_bounds(&self, offset: u64, length: usize) -> io::Result<()> {
         let end = offset.checked_add(length as u64).filter(|end| *end <= self.length);
         end.map(drop).ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))
@@ -128,7 +129,7 @@ impl DeviceMemory {
         let (mut piece, mut offset) = (Piece([0; size_of::<Piece>()]), offset);
         for data in data.chunks(piece.0.len()) {
             piece.0[..data.len()].copy_from_slice(data);
-            // SAFETY: the range lies in the device's memory, and so many bytes live here.
+            // SAFETY: the range lies in the device's memory, and `data.len()` bytes live here.
             check(unsafe { copy(self.raw.as_ptr(), offset, piece.0.as_ptr().cast(), data.len()) })?;
             offset += data.len() as u64;
         }
@@ -169,7 +170,7 @@ pub(in super::super) struct MemoryRegion {
     region: Arc<Region>,
     lkey: u32,
     rkey: u32,
-    /// What it is a part of, if it is of device memory.
+    /// Device memory that it is a part of, if any.
     _device_memory: Option<Arc<DeviceMemory>>,
     domain: Arc<ProtectionDomain>,
 }
@@ -180,7 +181,7 @@ unsafe impl Send for MemoryRegion {}
 unsafe impl Sync for MemoryRegion {}
 
 impl MemoryRegion {
-    /// Registers the memory of `region`. The object, or whoever destroys it in vain, keeps it alive.
+    /// Registers the memory of `region`. The object keeps it alive, for ever if deregistration fails.
     pub(in super::super) fn register(
         domain: &Arc<ProtectionDomain>,
         region: &Arc<Region>,
@@ -189,13 +190,14 @@ impl MemoryRegion {
     ) -> io::Result<Self> {
         let length = usize::try_from(region.len()).map_err(|_| io::Error::from_raw_os_error(libc::ENOMEM))?;
         let register = domain.context.functions.reg_mr_iova2;
-        // SAFETY: the region owns so many bytes from there on, or its maker answers for them; it is held until they are
-        // deregistered. Whoever accesses them meanwhile does so in ways that a device may meet (`crate::memory`).
+        // SAFETY: the region owns `length` bytes from there on, or its creator vouches for them; it is held until they
+        // are deregistered. Code that accesses them meanwhile does so in ways that may race with a device
+        // (`crate::memory`).
         let raw = unsafe { register(domain.raw(), region.as_mut_ptr().cast(), length, iova, access) };
         Self::of(raw, domain, region, None)
     }
 
-    /// Registers a part of device memory; `region` says how much, and finds no bytes.
+    /// Registers a part of device memory; `region` gives the length and has no bytes of this process.
     pub(in super::super) fn register_device(
         domain: &Arc<ProtectionDomain>,
         region: &Arc<Region>,
@@ -211,7 +213,8 @@ impl MemoryRegion {
         Self::of(raw, domain, region, Some(Arc::clone(memory)))
     }
 
-    /// Registers memory behind a descriptor, which the kernel keeps; `region` says how much, and finds no bytes.
+    /// Registers memory behind a descriptor, which the kernel keeps; `region` gives the length and has no bytes of this
+    /// process.
     pub(in super::super) fn register_descriptor(
         domain: &Arc<ProtectionDomain>,
         region: &Arc<Region>,
@@ -226,7 +229,7 @@ impl MemoryRegion {
         Self::of(raw, domain, region, None)
     }
 
-    /// What a function that registers has given.
+    /// Wraps the result of a registering function.
     fn of(
         raw: *mut abi::Mr,
         domain: &Arc<ProtectionDomain>,
@@ -252,24 +255,24 @@ impl MemoryRegion {
         self.rkey
     }
 
-    /// Deregisters it: when this returns without an error, the device does not access the memory any more. Doing so
-    /// again does nothing.
+    /// Deregisters it: when this returns without an error, the device does not access the memory any more.
+    /// Deregistering again does nothing.
     pub(in super::super) fn dereg(&self) -> io::Result<()> {
         let mut place = self.place.lock();
         let Some(raw) = *place else { return Ok(()) };
-        // SAFETY: registered, and nobody else uses the pointer while the place is locked. It is not used again if this
+        // SAFETY: registered, and nothing else uses the pointer while it is locked. It is not used again if this
         // succeeds; if it fails, the library has kept it.
         check(unsafe { (self.domain.context.functions.dereg_mr)(raw.as_ptr()) })?;
         *place = None;
         Ok(())
     }
 
-    /// Whether it is registered still.
+    /// Returns whether it is still registered.
     pub(in super::super) fn is_registered(&self) -> bool {
         self.place.lock().is_some()
     }
 
-    /// Runs `use_it` with the pointer, if it is registered still.
+    /// Runs `use_it` with the pointer, if it is still registered.
     pub(super) fn with<R>(&self, use_it: impl FnOnce(*mut abi::Mr) -> R) -> Option<R> {
         let place = self.place.lock();
         (*place).map(|raw| use_it(raw.as_ptr()))
@@ -279,8 +282,8 @@ impl MemoryRegion {
 impl Drop for MemoryRegion {
     fn drop(&mut self) {
         if self.domain.context.is_inherited() {
-            // Kernels before 5.12 do not give registered pages to a child (`ibv_fork_init`), so it cannot free what
-            // lies in them.
+            // Kernels before 5.12 do not give registered pages to a child (`ibv_fork_init`), so it cannot free memory
+            // in them.
             std::mem::forget(Arc::clone(&self.region));
             return;
         }
@@ -315,30 +318,30 @@ impl MemoryWindow {
         Ok(Self { place: Place::new(raw), first_rkey, domain: Arc::clone(domain) })
     }
 
-    /// The key of the last binding that was posted, or the one that it was allocated with.
+    /// Returns the key of the last binding that was posted, or the one that it was allocated with.
     pub(in super::super) fn rkey(&self) -> u32 {
         // SAFETY: allocated, and locked.
         self.with(|raw| unsafe { (*raw).rkey }).unwrap_or(self.first_rkey)
     }
 
-    /// The binding that was posted failed: the window still has this key.
+    /// Restores the key after a posted binding failed.
     pub(in super::super) fn restore_rkey(&self, rkey: u32) {
-        // SAFETY: allocated, and locked. The library asks programs to do this.
+        // SAFETY: allocated, and locked. The library requires programs to do this.
         self.with(|raw| unsafe { (*raw).rkey = rkey });
     }
 
-    /// Deallocates it, bound or not. Doing so again does nothing.
+    /// Deallocates it, bound or not. Deallocating again does nothing.
     pub(in super::super) fn dealloc(&self) -> io::Result<()> {
         let mut place = self.place.lock();
         let Some(raw) = *place else { return Ok(()) };
         let dealloc = self.domain.context.ops().dealloc_mw.ok_or_else(not_supported)?;
-        // SAFETY: allocated, and nobody else uses the pointer while the place is locked.
+        // SAFETY: allocated, and nothing else uses the pointer while it is locked.
         check(unsafe { dealloc(raw.as_ptr()) })?;
         *place = None;
         Ok(())
     }
 
-    /// Runs `use_it` with the pointer, if it is allocated still.
+    /// Runs `use_it` with the pointer, if it is still allocated.
     pub(super) fn with<R>(&self, use_it: impl FnOnce(*mut abi::Mw) -> R) -> Option<R> {
         let place = self.place.lock();
         (*place).map(|raw| use_it(raw.as_ptr()))

@@ -1,19 +1,19 @@
-//! libibverbs as safe objects: the only place of this provider with `unsafe`.
+//! libibverbs as safe objects: the only module of this provider with `unsafe`.
 //!
-//! What makes a call into the C library sound, here for all of them:
+//! Calls into the C library are sound for these reasons:
 //!
-//! * **Pointers live.** Each object owns the C object that it was created with, and holds what that one depends on (a
-//!   queue pair its completion queues, everything its context) by `Arc`. It is destroyed once, by its drop or before by
-//!   a verb that takes it out under a lock that every use of the pointer holds for reading.
-//! * **Threads.** libibverbs documents every verb as thread-safe; where it asks for exclusion, it is given: between
-//!   `ibv_start_poll` and `ibv_end_poll` by a lock of the object, between `ibv_wr_start` and `ibv_wr_complete` by the
-//!   stage, of which each queue pair has one. So the objects are `Send` and `Sync`.
-//! * **Slots are there.** A function pointer of a table is `Option`, and slots beyond what `verbs_context.sz` says are
+//! * **Pointers live.** Each object owns its C object and holds what that depends on (a queue pair its completion
+//!   queues, everything its context) by `Arc`. The C object is destroyed once, on drop or earlier by a verb that takes
+//!   the pointer out under a lock that every use of the pointer holds too.
+//! * **Threads.** libibverbs documents every verb as thread-safe. Where it demands exclusion, this module provides it:
+//!   between `ibv_start_poll` and `ibv_end_poll` by a lock of the object, between `ibv_wr_start` and `ibv_wr_complete`
+//!   by the stage, one for each queue pair. So the objects are `Send` and `Sync`.
+//! * **Slots exist.** A function pointer of a table is `Option`, and slots beyond what `verbs_context.sz` says are
 //!   never read.
-//! * **Memory.** The device is only told of memory by keys and by registration. A registered [`Region`] is held until
-//!   `ibv_dereg_mr` returned without an error; if that fails for good, the memory is never freed.
+//! * **Memory.** The device learns of memory only by keys and by registration. A registered [`Region`] is held until
+//!   `ibv_dereg_mr` returns without an error; if that fails for good, the memory is never freed.
 //! * **Forks.** A child shares the parent's descriptors, so that destroying its copy of an object would destroy the
-//!   parent's. Whatever is dropped in a child is left alone.
+//!   parent's. Dropping an object in a child leaves the C object alone.
 //!
 //! [`Region`]: crate::memory::Region
 
@@ -40,7 +40,7 @@ pub(super) use post::{Alone, Bind, PostFailure, ReceiveStaging, SendStaging, Tar
 pub(super) use queue_pair::{QueuePair, QueuePairInit};
 pub(super) use shared_receive::{SharedReceiveQueue, XrcDomain};
 
-/// The outcome of a function that returns 0, or an error number, or -1 and `errno`, or a negated error number.
+/// Converts the result of a function that returns 0, or an error number, or -1 and `errno`, or a negated error number.
 fn check(result: c_int) -> io::Result<()> {
     match result {
         0 => Ok(()),
@@ -49,7 +49,7 @@ fn check(result: c_int) -> io::Result<()> {
     }
 }
 
-/// What a missing slot means.
+/// Returns the error for a missing slot.
 fn not_supported() -> io::Error {
     io::Error::from_raw_os_error(libc::EOPNOTSUPP)
 }

@@ -1,7 +1,8 @@
-//! Posting: requests are staged as plain data and handed over together.
+//! Posting: requests are staged as plain data and posted together.
 //!
-//! What the device copies while posting (scatter-gather entries, inline bytes, the list itself) lives in the stage;
-//! what it looks at later is named by keys, or held by the ledger of the queue pair until the request is finished.
+//! Data that the device copies while posting (scatter-gather entries, inline bytes, the list itself) lives in the
+//! stage; objects that it reads later are named by keys, or held by the ledger of the queue pair until the request is
+//! finished.
 
 use std::ffi::c_int;
 use std::io;
@@ -18,10 +19,10 @@ use crate::types::{Data, FlushFlags, MemoryWindowType, Operation, SendRequest, S
 
 const INLINE: u32 = 1 << 3;
 
-/// Posting failed.
+/// A failure to post.
 pub(in super::super) struct PostFailure {
     pub(in super::super) error: io::Error,
-    /// Certainly nothing was posted.
+    /// Whether it is certain that nothing was posted.
     pub(in super::super) nothing_posted: bool,
 }
 
@@ -31,7 +32,7 @@ impl PostFailure {
     }
 }
 
-/// Where a request goes, if not to the peer.
+/// Destination of a request.
 #[derive(Clone)]
 pub(in super::super) enum Target {
     Peer,
@@ -44,11 +45,11 @@ pub(in super::super) enum Target {
 pub(in super::super) struct Bind {
     pub(in super::super) window: Arc<MemoryWindow>,
     pub(in super::super) kind: MemoryWindowType,
-    /// Of the same protection domain, also where the window is unbound: some devices look at it all the same.
+    /// A region of the same protection domain, also to unbind the window: some devices read it even then.
     pub(in super::super) region: Arc<MemoryRegion>,
 }
 
-/// Entries of no bytes mean nothing; some adapters take them for 2^31 bytes, or stumble over them.
+/// Leaves out empty entries: they mean nothing, but some adapters take them for 2^31 bytes, or fail on them.
 fn without_empty(sges: &[Sge]) -> impl Iterator<Item = Sge> {
     sges.iter().copied().filter(|sge| sge.length > 0)
 }
@@ -65,7 +66,7 @@ struct Entry {
     operation: Operation,
     flags: u32,
     inline: bool,
-    /// Place and length in the bytes of the stage if inline, in its scatter-gather entries otherwise.
+    /// Offset and length in the bytes of the stage if inline, in its scatter-gather entries otherwise.
     first: usize,
     count: usize,
     target: Target,
@@ -81,7 +82,7 @@ enum Way {
     BindWindow,
 }
 
-/// Pointers into a stage, valid while it posts; made anew each time.
+/// Pointers into a stage, valid while it posts; rebuilt each time.
 struct Scratch<T>(Vec<T>);
 
 impl<T> Default for Scratch<T> {
@@ -93,7 +94,7 @@ impl<T> Default for Scratch<T> {
 // SAFETY: the pointers are used only by the thread that makes them, during one call.
 unsafe impl<T> Send for Scratch<T> {}
 
-/// Send requests on their way to be posted.
+/// Send requests that are staged for posting.
 #[derive(Default)]
 pub(in super::super) struct SendStaging {
     entries: Vec<Entry>,
@@ -108,7 +109,7 @@ impl SendStaging {
         self.entries.len()
     }
 
-    /// Adds a request under another number.
+    /// Adds a request under another `wr_id`.
     pub(in super::super) fn push(&mut self, wr_id: u64, request: &SendRequest<'_>, target: Target, bind: Option<Bind>) {
         let (inline, first) = match request.data {
             Data::Inline(pieces) => {
@@ -199,7 +200,7 @@ impl SendStaging {
             result.map_err(|error| PostFailure { error, nothing_posted: bad == first })
         };
         let Some(bind) = bind else { return call(first) };
-        // A bind stands alone; its objects are locked while their pointers are used.
+        // A bind is posted alone; its objects are locked while their pointers are used.
         self.with_bind_pointers(&bind, |stage, window, region| {
             let request = &mut stage.list.0[0];
             (request.bind_mw.mw, request.bind_mw.bind_info.mr) = (window, region);
@@ -245,7 +246,7 @@ impl SendStaging {
         unsafe { build_all(extended, entries, None) }
     }
 
-    /// Posts a request that needs no stage, under another number; nothing is staged meanwhile, since the stage is
+    /// Posts a request that needs no stage, under another `wr_id`; nothing is staged meanwhile, since the stage is
     /// borrowed. `None` if the queue pair is destroyed.
     pub(in super::super) fn post_alone(
         &mut self,
@@ -296,15 +297,15 @@ impl SendStaging {
 
 /// # Safety
 ///
-/// The queue pair lives and was created with all operations of these entries; so do the objects of a bind. The queue
+/// The queue pair lives and was created with all operations of these entries; the objects of a bind live too. The queue
 /// pair's only stage of sends is borrowed exclusively.
 unsafe fn build_all<'a>(
     raw: *mut abi::QpEx,
     entries: impl Iterator<Item = (&'a Entry, Pieces<'a>)>,
     bind: Option<(*mut abi::Mw, *mut abi::Mr)>,
 ) -> Result<(), PostFailure> {
-    // SAFETY: as the caller promises. Start, complete and abort come in the order that they demand, on one thread; no
-    // other is in between.
+    // SAFETY: as the caller promises. Start, complete and abort come in the required order, on one thread; no other
+    // thread comes in between.
     unsafe {
         let functions = || Some(((*raw).wr_start?, (*raw).wr_complete?, (*raw).wr_abort?));
         let Some((start, complete, abort)) = functions() else {
@@ -321,8 +322,8 @@ unsafe fn build_all<'a>(
             }
         }
         check(complete(raw)).map_err(|error| {
-            // By its contract nothing is posted if it fails; but rxe fails too when the kernel could not be told
-            // of what was posted.
+            // By its contract nothing is posted if it fails; but rxe also fails when it could not notify the kernel of
+            // what was posted.
             let nothing_posted = matches!(error.raw_os_error(), Some(libc::ENOMEM | libc::ENOSPC));
             PostFailure { error, nothing_posted }
         })
@@ -340,7 +341,7 @@ unsafe fn build(
     pieces: Pieces<'_>,
     bind: Option<(*mut abi::Mw, *mut abi::Mr)>,
 ) -> Option<()> {
-    // SAFETY: as the caller promises. What is pointed to lives and is copied by each call.
+    // SAFETY: as the caller promises. The data behind pointers lives and is copied by each call.
     unsafe {
         match entry.operation {
             Operation::Send => (*raw).wr_send?(raw),
@@ -395,7 +396,7 @@ unsafe fn build(
     }
 }
 
-/// A request to the peer that needs no stage: its data is one piece, and it names no other object.
+/// A request to the peer that needs no stage: its data is one segment, and it names no other object.
 pub(in super::super) struct Alone<'a> {
     operation: Operation,
     flags: u32,
@@ -427,7 +428,7 @@ impl<'a> Alone<'a> {
     }
 }
 
-/// Which operations of extended posting the entry takes.
+/// Returns the operation of extended posting that a request takes.
 fn needed(operation: &Operation) -> u64 {
     match operation {
         Operation::Send => create::WITH_SEND,
@@ -449,7 +450,7 @@ fn way_of(entry: &Entry, send_ops: u64) -> Way {
     if entry.bind.as_ref().is_some_and(|bind| bind.kind == MemoryWindowType::Type1) {
         Way::BindWindow
     } else if !entry.inline && entry.count > 1 {
-        // Extended posting counts the first entry of a list for all of them in rxe (rdma-core 44).
+        // rxe's extended posting counts the first entry of a list for all of them (rdma-core 44).
         Way::Classic
     } else if send_ops & needed(&entry.operation) != 0 {
         Way::Extended
@@ -458,9 +459,9 @@ fn way_of(entry: &Entry, send_ops: u64) -> Way {
     }
 }
 
-/// The entry as `ibv_post_send` takes it, without its data.
+/// Converts an entry to the form that `ibv_post_send` takes, without its data.
 fn classic(entry: &Entry) -> abi::SendWr {
-    // SAFETY: numbers and pointers, of which all zeros are valid.
+    // SAFETY: numbers and pointers, for which all zeros are valid.
     let mut request: abi::SendWr = unsafe { MaybeUninit::zeroed().assume_init() };
     request.wr_id = entry.wr_id;
     request.send_flags = entry.flags | if entry.inline && entry.count > 0 { INLINE } else { 0 };
@@ -493,7 +494,7 @@ fn classic(entry: &Entry) -> abi::SendWr {
         Operation::AtomicWrite { remote_addr, rkey } => {
             (request.opcode, request.wr) = (wr::ATOMIC_WRITE, rdma(remote_addr, rkey));
         }
-        // Refused before: classic posting has none.
+        // Refused before: classic posting has no FLUSH.
         Operation::Flush { remote_addr, rkey, .. } => {
             (request.opcode, request.wr) = (u32::MAX, rdma(remote_addr, rkey));
         }
@@ -515,10 +516,10 @@ fn classic(entry: &Entry) -> abi::SendWr {
     request
 }
 
-/// Receives on their way to be posted.
+/// Receives that are staged for posting.
 #[derive(Default)]
 pub(in super::super) struct ReceiveStaging {
-    /// Number, and place and length in the scatter-gather entries.
+    /// `wr_id`, and offset and length in the scatter-gather entries.
     entries: Vec<(u64, usize, usize)>,
     sges: Vec<Sge>,
     list: Scratch<abi::RecvWr>,
@@ -529,7 +530,7 @@ impl ReceiveStaging {
         self.entries.len()
     }
 
-    /// The numbers, in order.
+    /// Returns the `wr_id`s, in order.
     pub(in super::super) fn numbers(&self) -> impl Iterator<Item = u64> {
         self.entries.iter().map(|entry| entry.0)
     }
@@ -568,7 +569,7 @@ impl ReceiveStaging {
         self.run(first, |bad| queue_pair.with(|raw| check(unsafe { post(raw, first, bad) })))
     }
 
-    /// The same for a shared receive queue.
+    /// Posts all entries to a shared receive queue, in order. `None` if the queue is destroyed.
     pub(in super::super) fn post_shared(&mut self, queue: &SharedReceiveQueue) -> Option<Result<(), PostFailure>> {
         let first = self.link();
         let Some(post) = queue.context().ops().post_srq_recv else {

@@ -1,4 +1,4 @@
-//! Queue pairs: creation, attributes, end.
+//! Queue pairs: creation, attributes, destruction.
 
 use std::ffi::c_int;
 use std::io;
@@ -14,7 +14,7 @@ use super::shared_receive::{SharedReceiveQueue, XrcDomain};
 use super::{check, not_supported};
 use crate::types::RateLimit;
 
-/// What a new queue pair shall be.
+/// Options for creating a queue pair.
 pub(in super::super) struct QueuePairInit<'a> {
     pub(in super::super) pd: &'a Arc<ProtectionDomain>,
     pub(in super::super) send_cq: &'a Arc<CompletionQueue>,
@@ -62,7 +62,7 @@ const RC_OPS: u64 = UC_OPS
     | create::WITH_BIND_MW
     | create::WITH_SEND_WITH_INV;
 
-/// Sets of operations to be asked for, the richest first; the last is classic posting.
+/// Returns the sets of operations to request, the richest first; the last is classic posting.
 fn offers(qp_type: u32) -> &'static [u64] {
     match qp_type {
         QPT_RC | QPT_XRC_SEND => &[
@@ -78,7 +78,7 @@ fn offers(qp_type: u32) -> &'static [u64] {
     }
 }
 
-/// Which offers a device took, so that the others are not made again: a place for each type.
+/// The offer that a device took for each type, so that richer ones are not made again.
 pub(super) struct Accepted([AtomicU64; 16]);
 
 impl Accepted {
@@ -92,7 +92,7 @@ impl Accepted {
 }
 
 impl QueuePair {
-    /// With extended posting as far as the device has it.
+    /// Creates a queue pair, with extended posting as far as the device has it.
     pub(in super::super) fn create(init: &QueuePairInit<'_>) -> io::Result<Self> {
         let context = init.pd.context();
         let accepted = context.accepted_operations().of(init.qp_type);
@@ -112,7 +112,8 @@ impl QueuePair {
                     accepted.store(send_ops, Ordering::Relaxed);
                     break;
                 }
-                // What is too much in other ways is too much without extended posting too, and the last says so.
+                // Other errors are final. If the sizes are excessive, the attempt without extended posting fails too,
+                // and reports it.
                 Err(error) if !matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL)) => {
                     break;
                 }
@@ -138,17 +139,17 @@ impl QueuePair {
         self.number
     }
 
-    /// Actual sizes.
+    /// Returns the actual sizes.
     pub(in super::super) fn cap(&self) -> abi::QpCap {
         self.cap
     }
 
-    /// Whether requests for ATOMIC WRITE can be built.
+    /// Returns whether requests for ATOMIC WRITE can be built.
     pub(in super::super) fn can_atomic_write(&self) -> bool {
         self.send_ops & create::WITH_ATOMIC_WRITE != 0
     }
 
-    /// Whether requests for FLUSH can be built.
+    /// Returns whether requests for FLUSH can be built.
     pub(in super::super) fn can_flush(&self) -> bool {
         self.send_ops & create::WITH_FLUSH != 0
     }
@@ -224,8 +225,8 @@ impl QueuePair {
     pub(in super::super) fn destroy(&self) -> io::Result<bool> {
         let mut raw = self.raw.write().unwrap_or_else(PoisonError::into_inner);
         let Some(pointer) = *raw else { return Ok(false) };
-        // SAFETY: nobody else uses the pointer while the lock is held for writing. All its events are acknowledged as
-        // they are taken, so this waits for no one but a thread that is taking one right now.
+        // SAFETY: nothing else uses the pointer while the lock is held for writing. All its events are acknowledged as
+        // they are taken, so this waits only for a thread that is taking one right now.
         check(unsafe { (self.context().functions.destroy_qp)(pointer.as_ptr()) })?;
         *raw = None;
         Ok(true)
@@ -234,7 +235,8 @@ impl QueuePair {
 
 type Created = (NonNull<abi::Qp>, abi::QpCap);
 
-/// By the extended function, or if neither extended posting nor an XRC domain is wanted, by the classic one.
+/// Creates a queue pair by the extended function, or if neither extended posting nor an XRC domain is wanted, by the
+/// classic one.
 fn create_with(context: &Context, init: &QueuePairInit<'_>, srq: *mut abi::Srq, send_ops: u64) -> io::Result<Created> {
     let (send_cq, recv_cq) = (init.send_cq.raw(), init.recv_cq.raw());
     let is_target = init.qp_type == QPT_XRC_RECV;
@@ -277,8 +279,8 @@ fn create_with(context: &Context, init: &QueuePairInit<'_>, srq: *mut abi::Srq, 
     let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
     // SAFETY: just created.
     if send_ops != 0 && unsafe { (context.functions.qp_to_qp_ex)(raw.as_ptr()) }.is_null() {
-        // A driver that does not look at the flags has no such posting.
-        // SAFETY: just created, and nobody else knows it.
+        // A driver that ignores the flags has no such posting.
+        // SAFETY: just created, and nothing else uses it.
         check(unsafe { (context.functions.destroy_qp)(raw.as_ptr()) })?;
         return Err(not_supported());
     }

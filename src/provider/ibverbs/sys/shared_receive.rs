@@ -1,4 +1,4 @@
-//! Shared receive queues and the domains of extended reliable connections.
+//! Shared receive queues and XRC domains.
 
 use std::io;
 use std::ptr::{self, NonNull};
@@ -22,7 +22,7 @@ unsafe impl Send for XrcDomain {}
 unsafe impl Sync for XrcDomain {}
 
 impl XrcDomain {
-    /// A domain of this process alone.
+    /// Opens a domain of this process alone.
     pub(in super::super) fn open(context: &Arc<Context>) -> io::Result<Arc<Self>> {
         let open = slot!(context, open_xrcd).ok_or_else(not_supported)?;
         let mut attributes = abi::XrcdInitAttr { comp_mask: 3, fd: -1, oflags: libc::O_CREAT };
@@ -42,7 +42,7 @@ impl Drop for XrcDomain {
         if self.context.is_inherited() {
             return;
         }
-        // SAFETY: what was made in it holds it, so this is the last use.
+        // SAFETY: objects that were created in it hold it, so this is the last use.
         let closed = slot!(self.context, close_xrcd).map_or(0, |close| unsafe { close(self.raw()) });
         if closed != 0 {
             tracing::warn!(device = self.context.info().name, "an XRC domain could not be closed");
@@ -54,7 +54,7 @@ impl Drop for XrcDomain {
 pub(in super::super) struct SharedReceiveQueue {
     /// Empty once it is destroyed.
     raw: RwLock<Option<NonNull<abi::Srq>>>,
-    /// For queues of extended reliable connections.
+    /// XRC domain and completion queue, for XRC queues.
     _xrc: Option<(Arc<XrcDomain>, Arc<CompletionQueue>)>,
     domain: Arc<ProtectionDomain>,
 }
@@ -65,7 +65,7 @@ unsafe impl Send for SharedReceiveQueue {}
 unsafe impl Sync for SharedReceiveQueue {}
 
 impl SharedReceiveQueue {
-    /// `number` comes back with events. Gives the actual sizes too.
+    /// Creates a queue; events return `number`. Returns the actual sizes too.
     pub(in super::super) fn create(
         domain: &Arc<ProtectionDomain>,
         number: u64,
@@ -111,7 +111,7 @@ impl SharedReceiveQueue {
         self.domain.context()
     }
 
-    /// The number that peers name it by, if it has one.
+    /// Returns the number that peers name it by, if it has one.
     pub(in super::super) fn srq_num(&self) -> Option<u32> {
         let get = slot!(self.context(), get_srq_num)?;
         let mut number = 0;
@@ -140,7 +140,7 @@ impl SharedReceiveQueue {
     pub(in super::super) fn destroy(&self) -> io::Result<bool> {
         let mut raw = self.raw.write().unwrap_or_else(PoisonError::into_inner);
         let Some(pointer) = *raw else { return Ok(false) };
-        // SAFETY: nobody else uses the pointer while the lock is held for writing.
+        // SAFETY: nothing else uses the pointer while the lock is held for writing.
         check(unsafe { (self.context().functions.destroy_srq)(pointer.as_ptr()) })?;
         *raw = None;
         Ok(true)

@@ -1,4 +1,4 @@
-//! Events, and the ends of objects: nothing waits for ever, nothing is used after its end, nothing is left.
+//! Events, and destruction of objects: nothing waits for ever, is used after it is destroyed, or is left over.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -57,7 +57,7 @@ fn an_adapter_is_asked_for_a_rate_limit() {
     world.end();
 }
 
-/// rxe refuses while it drains, and may have drained by the time when it is asked.
+/// rxe refuses while it drains, and may have drained by the time it is queried.
 #[test]
 fn a_queue_pair_that_just_drained_leaves_sqd() {
     let world = World::new(Machine::default());
@@ -81,7 +81,7 @@ fn objects_outlive_those_that_use_them() {
     let window = world.pd.alloc_mw(crate::types::MemoryWindowType::Type1).unwrap();
     let handle = world.pd.create_ah(&AddressVector::new(PEER, 1)).unwrap();
     let fake = world.fake;
-    // Everything that they stand on goes first.
+    // Everything that they depend on is dropped first.
     drop((world.cq, world.pd, world.context));
     assert!(fake.live().iter().any(|(kind, _)| *kind == "context"));
     drop((mr, window, handle, srq));
@@ -113,7 +113,7 @@ fn events_name_their_objects() {
         (world.fake.port_event(17, 1), AsyncEvent::ClientReregister(1)),
         (world.fake.port_event(8, 0), AsyncEvent::DeviceFatal),
     ];
-    // Of those that have no name here, and of those that nobody knows yet.
+    // Types that this crate does not have, and types that do not exist yet.
     world.fake.queue_pair_event(6, 0);
     for event_type in [20, 99] {
         world.fake.port_event(event_type, 1);
@@ -143,10 +143,10 @@ fn destroying_does_not_wait_for_programs_that_took_events() {
     world.fake.queue_pair_event(3, 0);
     let event = world.context.take_async_event().expect("an event");
     let object = EventObject::QueuePair(qp.qpn());
-    // One more, which nobody takes.
+    // One more, which is never taken.
     world.fake.queue_pair_event(2, 0);
     qp.destroy().unwrap();
-    assert_eq!(world.context.poll_async_event(), None, "events of what is gone do not come");
+    assert_eq!(world.context.poll_async_event(), None, "events of a destroyed object are dropped");
     let now = Some(std::time::Duration::ZERO);
     assert!(!world.context.wait_events_acked(object, now).unwrap());
     world.context.ack_async_event(&event);
@@ -155,7 +155,7 @@ fn destroying_does_not_wait_for_programs_that_took_events() {
     world.end();
 }
 
-/// The event names an object by its address, and whoever destroys it waits while somebody looks at it.
+/// An event names its object by address, so destroying the object waits while the event is read.
 #[test]
 fn events_and_ends_may_meet() {
     let world = World::new(Machine::default());
@@ -253,7 +253,7 @@ fn extended_connections_are_asked_for_as_the_manual_says() {
     world.end();
 }
 
-/// Each verb that makes something, refused by the library: an error that names the verb, and nothing left behind.
+/// If the library refuses a verb that creates an object, the error names the verb and nothing is left behind.
 #[test]
 fn refusals_name_the_verb_and_leave_nothing() {
     type Make = fn(&World) -> Result<(), Error>;

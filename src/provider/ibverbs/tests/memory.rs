@@ -1,4 +1,4 @@
-//! Memory: what is registered stays until it is deregistered.
+//! Memory stays while it is registered.
 
 use std::os::fd::AsFd;
 
@@ -33,7 +33,7 @@ fn memory_is_kept_while_the_adapter_may_use_it() {
     world.fake.fail("dereg_mr", libc::EBUSY);
     refused(mr.dereg(), ErrorKind::Busy, &["region"]);
     drop(mr);
-    // This holder and the one that nobody drops.
+    // This holder and the one that is never dropped.
     assert_eq!(Arc::strong_count(&region), 2);
     let region = Region::into_backing(region).expect_err("held for ever");
     assert_eq!(region.write_at(0, &[1]), Ok(()));
@@ -81,7 +81,7 @@ fn a_bind_that_was_not_posted_leaves_the_window_as_it_was() {
     refused(bind(&*qp, &*mr, first.0 + 1), ErrorKind::QueueFull, &[]);
     assert_eq!(window.rkey(), first);
     world.fake.fail("bind_mw", 0);
-    // Nothing is bound to the region, so nothing is said of windows.
+    // Nothing is bound to the region, so the error does not mention windows.
     world.fake.fail("dereg_mr", libc::EBUSY);
     let text = mr.dereg().unwrap_err().to_string();
     assert!(!text.contains("bound"), "{text}");
@@ -94,7 +94,7 @@ fn a_bind_that_was_not_posted_leaves_the_window_as_it_was() {
 fn a_refused_reregistration_changes_nothing() {
     let world = World::new(Machine::default());
     let mr = world.region(AccessFlags::LOCAL_WRITE).unwrap();
-    // Either the new registration is refused, or it was made and the old one cannot be ended.
+    // Either the new registration fails, or it succeeds and the old region cannot be deregistered.
     for verb in ["reg_mr", "dereg_mr"] {
         world.fake.fail_once(verb, libc::EBUSY);
         let change = Reregistration { access: Some(AccessFlags::empty()), ..Reregistration::default() };
@@ -121,7 +121,7 @@ fn device_memory_is_cleared_copied_and_registered() {
     let mut bytes = vec![1; 6001];
     dm.copy_out(0, &mut bytes).unwrap();
     assert_eq!(bytes, [0; 6001]);
-    // Also from where words do not begin here, in more than one piece.
+    // Also from an unaligned source, in more than one chunk.
     let data: Vec<u8> = (0..5001).map(|index| index as u8).collect();
     dm.copy_in(4, &data[1..]).unwrap();
     dm.copy_out(0, &mut bytes[..5004]).unwrap();
@@ -136,7 +136,7 @@ fn device_memory_is_cleared_copied_and_registered() {
     assert_eq!(world.fake.log(), ["reg_dm_mr offset 64 length 128 access 0x21"]);
     assert_eq!((mr.region().iova(), mr.region().len()), (0, 128));
     let access = mr.region().read_at(0, &mut [0; 4]);
-    assert_eq!(access, Err(AccessError::Elsewhere), "not by way of this process");
+    assert_eq!(access, Err(AccessError::Elsewhere), "not through this process");
     assert_eq!(mr.region().write_at(0, &[0; 4]), Err(AccessError::Elsewhere));
     assert_eq!(mr.region().fetch_add_u64(0, 1), Err(AccessError::Elsewhere));
     // The region keeps the memory.
@@ -157,7 +157,7 @@ fn memory_behind_a_descriptor_is_the_adapters_to_reach() {
     assert_eq!(world.fake.log(), ["reg_dmabuf_mr offset 4096 length 8192 iova 0x7000 access 0x3"]);
     let mut bytes = [0; 8];
     assert_eq!(mr.region().read_at(0, &mut bytes), Err(AccessError::Elsewhere));
-    // An ATOMIC WRITE takes its word when it is posted, from where this process can read it.
+    // An ATOMIC WRITE takes its word when it is posted, from memory that this process can read.
     assert_eq!(register(4096, 8192, None, access).unwrap().region().iova(), 4096);
     refused(register(0, 0, None, access), ErrorKind::InvalidArgument, &["length"]);
     refused(register(1, u64::MAX, None, access), ErrorKind::InvalidArgument, &["sum"]);
@@ -165,7 +165,7 @@ fn memory_behind_a_descriptor_is_the_adapters_to_reach() {
     refused(register(0, 64, None, on_demand), ErrorKind::InvalidArgument, &["ON_DEMAND"]);
     world.fake.fail("reg_dmabuf_mr", libc::EOPNOTSUPP);
     refused(register(0, 64, None, access), ErrorKind::Unsupported, &["dma-bufs alone"]);
-    // What comes back cannot be registered as other memory.
+    // The returned backing cannot be registered as other memory.
     mr.dereg().unwrap();
     let region = Arc::clone(mr.region());
     drop(mr);
@@ -185,7 +185,7 @@ fn the_whole_address_space_is_asked_for_as_the_manual_says() {
     world.end();
 }
 
-/// The backing of a region of all memory.
+/// Returns the backing of a region of all memory.
 fn whole() -> Backing {
     crate::provider::ibverbs::sys::fake::address_space()
 }

@@ -1,4 +1,4 @@
-//! The provider on machines that nobody here has, and on libraries that fail: see `sys::fake`.
+//! The provider on adapters that are not available here, and on libraries that fail: see `sys::fake`.
 
 mod ends;
 mod memory;
@@ -86,7 +86,7 @@ impl World {
         found[..count].to_vec()
     }
 
-    /// All objects go, and none is left in the library.
+    /// Drops all objects, and checks that none is left in the library.
     fn end(self) {
         let fake = self.fake;
         drop((self.cq, self.pd, self.context));
@@ -140,7 +140,7 @@ fn request(wr_id: u64, operation: Operation, data: Data<'_>) -> SendRequest<'_> 
     SendRequest { wr_id, operation, flags: SendFlags::SIGNALED, data }
 }
 
-/// Posts SENDs of nothing, with these numbers, as one batch.
+/// Posts empty SENDs with these `wr_id`s as one batch.
 fn post(qp: &dyn QueuePair, wr_ids: &[u64]) -> Result<(), Error> {
     qp.send_begin();
     let pushed = wr_ids.iter().try_for_each(|wr_id| qp.send_push(&request(*wr_id, Operation::Send, Data::Sges(&[]))));
@@ -158,7 +158,7 @@ fn post_recv(qp: &dyn QueuePair, wr_ids: &[u64]) -> Result<(), Error> {
     qp.recv_end(BatchEnd::Publish)
 }
 
-/// Looks for all of these in the text.
+/// Checks the kind of a refusal, and that its text contains all parts.
 #[track_caller]
 fn refused<T>(outcome: Result<T, Error>, kind: ErrorKind, parts: &[&str]) {
     let error = outcome.err().expect("a refusal");

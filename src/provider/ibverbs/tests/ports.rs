@@ -1,4 +1,4 @@
-//! Ports and devices of other kinds, and libraries of other ages.
+//! Other kinds of ports and devices, and libraries of other versions.
 
 use super::*;
 use crate::provider::{CompletionQueueInit, DeviceMemoryInit};
@@ -146,7 +146,7 @@ fn sys_wc(wr_id: u64) -> crate::provider::ibverbs::sys::Wc {
     crate::provider::ibverbs::sys::Wc { wr_id, ..Default::default() }
 }
 
-/// As a program that was built when the table reached to `create_qp_ex` alone, or not at all.
+/// As with a library whose table reaches to `create_qp_ex` only, or that has no table.
 #[test]
 fn slots_beyond_the_table_are_not_looked_at() {
     // From `create_qp_ex` to the end.

@@ -1,4 +1,4 @@
-//! Posting and polling: both ways, and what becomes of requests when the library fails.
+//! Classic and extended posting and polling, and the fate of requests when the library fails.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -16,13 +16,13 @@ fn wc(wr_id: u64) -> Wc {
     Wc { wr_id, ..Wc::default() }
 }
 
-/// Posts one request; what the library was told.
+/// Posts one request, and returns the library's log.
 fn told(world: &World, qp: &dyn QueuePair, operation: Operation, data: Data<'_>) -> Vec<String> {
     world.fake.log();
     qp.send_begin();
     qp.send_push(&request(1, operation, data)).unwrap();
     qp.send_end(BatchEnd::Publish).unwrap();
-    // It is finished at once.
+    // It completes at once.
     world.fake.complete(0, wc(*world.fake.sent().last().unwrap()));
     assert_eq!(world.poll().len(), 1);
     world.fake.log()
@@ -99,7 +99,7 @@ fn a_window_of_type_2_is_bound_by_extended_posting() {
     let log = told(&world, &*qp, operation, Data::Sges(&[]));
     assert_eq!(log[1], format!("wr_bind_mw type 2 {:#x} 0x10 8 access 0x4 flags 2", rkey.0));
     assert_eq!(window.rkey(), rkey);
-    // One that is not posted is not bound.
+    // A bind that is not posted does not bind.
     world.fake.fail("wr_complete", libc::ENOMEM);
     let again = Operation::BindMemoryWindow {
         rkey: Rkey(rkey.0 + 1),
@@ -132,7 +132,7 @@ fn a_way_is_held_until_its_datagram_has_been_sent() {
         qp.send_push_to(&first, &target).unwrap();
         qp.send_end(BatchEnd::Publish).unwrap();
         drop(handle);
-        assert!(world.fake.live().contains(&("ah", 1)), "an adapter may look at it still");
+        assert!(world.fake.live().contains(&("ah", 1)), "an adapter may still read it");
         drop(qp);
         world.end();
     }
@@ -143,7 +143,7 @@ fn a_driver_without_the_extended_interface_gets_classic_posts() {
     let world = World::new(Machine { ignores_send_ops: true, ..extended() });
     let qp = world.connected();
     assert_eq!(told(&world, &*qp, Operation::Send, Data::Sges(&[]))[0], "post_send");
-    // Those that were made in vain are gone.
+    // The queue pairs of unsuccessful attempts are destroyed.
     assert!(world.fake.live().contains(&("qp", 1)));
 }
 
@@ -170,13 +170,13 @@ fn completions_lead_back_to_their_requests() {
     post(&*qp, &[10, 20]).unwrap();
     post_recv(&*qp, &[30]).unwrap();
     let (sent, received) = (world.fake.sent(), world.fake.received());
-    world.fake.complete(0, wc(u64::MAX)); // of nobody
+    world.fake.complete(0, wc(u64::MAX)); // of no request
     world.fake.complete(0, wc(sent[0]));
-    world.fake.complete(0, wc(sent[0])); // told twice
+    world.fake.complete(0, wc(sent[0])); // reported twice
     let (opcode, wc_flags, imm_data) = (128, 3, 0x01020304u32.to_be());
     let message = Wc { opcode, wc_flags, imm_data, byte_len: 9, src_qp: 77, qp_num: 0xffff_ffff, ..wc(received[0]) };
     world.fake.complete(0, message);
-    // After a failure nothing else means anything.
+    // The other fields of a failed completion are meaningless.
     world.fake.complete(0, Wc { status: 12, opcode: 128, byte_len: 5, ..wc(sent[1]) });
     let found = world.poll();
     assert_eq!(found.iter().map(|one| one.wr_id).collect::<Vec<_>>(), [10, 30, 20]);
@@ -226,7 +226,7 @@ fn a_list_that_is_refused_as_a_whole_was_not_posted() {
     assert_eq!(world.poll().iter().map(|one| (one.wr_id, one.retired)).collect::<Vec<_>>(), [(3, 1)]);
 }
 
-/// The machine asserts that the library's critical sections do not meet.
+/// The machine asserts that the library's critical sections do not overlap.
 #[test]
 fn threads_take_turns() {
     let (max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data) = (1024, 4, 4, 4, 16);
@@ -286,10 +286,10 @@ fn reset_and_posts_exclude_each_other() {
         })
         .map(|one| (one.wr_id, one.retired.into()))
         .collect();
-    assert_eq!(told, [(7, all.len() as u64)], "what was posted before RESET is forgotten");
+    assert_eq!(told, [(7, all.len() as u64)], "requests posted before RESET are forgotten");
 }
 
-/// Some of it may be under way, and the caller is about to have his buffers back.
+/// Some of it may be in flight, and the caller is about to get its buffers back.
 #[test]
 fn a_list_that_was_posted_in_part_takes_its_queue_pair_along() {
     for bad in [Some(1), None] {
@@ -307,7 +307,7 @@ fn a_list_that_was_posted_in_part_takes_its_queue_pair_along() {
     }
 }
 
-/// The adapter was pulled out of the machine: its queue pairs cannot be destroyed either.
+/// The adapter was removed from the machine: its queue pairs cannot be destroyed either.
 #[test]
 fn what_may_be_under_way_stays_with_a_queue_pair_that_cannot_go() {
     let world = World::new(Machine::default());
@@ -319,7 +319,7 @@ fn what_may_be_under_way_stays_with_a_queue_pair_that_cannot_go() {
         post(&*qp, &[1, 2]).unwrap();
         world.fake.fail(verb, 0);
     }
-    // Completions, if any come, are still told, and numbers go on.
+    // Completions, if any arrive, are still reported, and counting goes on.
     world.fake.complete(0, Wc { status: 5, ..wc(world.fake.sent()[1]) });
     world.fake.complete(0, Wc { status: 5, ..wc(world.fake.received()[1]) });
     assert_eq!(world.poll().iter().map(|one| (one.wr_id, one.retired)).collect::<Vec<_>>(), [(2, 2), (2, 2)]);

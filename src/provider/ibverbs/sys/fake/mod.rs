@@ -1,8 +1,8 @@
-//! A library without a machine, for tests: ports of InfiniBand, iWARP, extended posting, old libraries, and every
-//! failure on demand. It keeps a log of what it was asked for; nothing travels, the test says what completes.
+//! A fake library without a machine, for tests: InfiniBand ports, iWARP, extended posting, old libraries, and every
+//! failure on demand. It logs its calls. No data moves: the test decides what completes.
 //!
-//! It is as strict as the real one is loose: objects are freed when they are destroyed, and destroying waits for events
-//! that were taken and not acknowledged.
+//! It is stricter than the real one: objects are freed when they are destroyed, and destroying waits for events that
+//! were taken and not acknowledged.
 
 mod objects;
 mod posting;
@@ -21,20 +21,20 @@ use super::context::Context;
 use super::library::Library;
 use crate::memory::Backing;
 
-/// What the machine is like.
+/// Properties of the fake machine.
 pub(in super::super) struct Machine {
     pub(in super::super) transport_type: c_int,
     pub(in super::super) node_type: c_int,
     pub(in super::super) attributes: abi::DeviceAttrEx,
     pub(in super::super) port: abi::PortAttrWithSpeed,
     pub(in super::super) gids: Vec<abi::GidEntry>,
-    /// How much of the table in front of the context there is; `None`: nothing.
+    /// Size of the table in front of the context; `None`: no table.
     pub(in super::super) sz: Option<usize>,
     /// Operations of extended posting that queue pairs may have.
     pub(in super::super) send_ops: u64,
-    /// Takes the flags and gives no extended interface all the same.
+    /// Whether it takes the flags and still has no extended interface.
     pub(in super::super) ignores_send_ops: bool,
-    /// Sizes that it claims queue pairs to have.
+    /// Sizes that it reports for queue pairs.
     pub(in super::super) cap: Option<abi::QpCap>,
 }
 
@@ -43,9 +43,9 @@ const YOUNGER_SLOTS: usize = 6;
 pub(in super::super) const WHOLE_TABLE: usize = size_of::<VerbsContext>() + YOUNGER_SLOTS * size_of::<usize>();
 
 impl Default for Machine {
-    /// An adapter of RoCE with one port and two GIDs.
+    /// Returns a RoCE adapter with one port and two GIDs.
     fn default() -> Self {
-        // SAFETY: plain numbers, of which all zeros are valid.
+        // SAFETY: plain numbers, for which all zeros are valid.
         let mut attributes: abi::DeviceAttrEx = unsafe { MaybeUninit::zeroed().assume_init() };
         let basic = &mut attributes.orig_attr;
         (basic.max_mr_size, basic.page_size_cap) = (u64::MAX, 4096);
@@ -80,7 +80,7 @@ impl Default for Machine {
     }
 }
 
-/// What an event is about: a type, and an object by its address or a port.
+/// A pending event: its type, and its object by address, or its port.
 #[derive(Clone, Copy)]
 struct Pending {
     event_type: u32,
@@ -90,15 +90,15 @@ struct Pending {
 #[derive(Default)]
 struct State {
     log: Vec<String>,
-    /// Verbs that fail, the error number, and how often.
+    /// Verbs that fail, with the error number and the number of failures left.
     failing: HashMap<&'static str, (c_int, u32)>,
-    /// Posting takes its time.
+    /// Whether posting is slow.
     slow: bool,
-    /// Which request of a list is told to be the bad one; `None`: none is.
+    /// Index of the request that a failed list reports as the bad one; `None`: no request.
     bad: Option<usize>,
     live: HashMap<&'static str, i32>,
     next: u32,
-    /// Completion queues in the order of their creation: address, and what waits there, with its time.
+    /// Completion queues in the order of their creation: address, and waiting completions with their time.
     queues: Vec<(usize, VecDeque<(abi::Wc, u64)>)>,
     /// Addresses of queue pairs, shared queues and channels in the order of their creation.
     queue_pairs: Vec<usize>,
@@ -108,7 +108,7 @@ struct State {
     received: Vec<u64>,
     /// Requests since extended posting was started.
     building: Option<Vec<u64>>,
-    /// What extended polling stands at.
+    /// Completion at the cursor of extended polling.
     current: Option<(abi::Wc, u64)>,
     events: VecDeque<Pending>,
     announced: VecDeque<usize>,
@@ -129,13 +129,13 @@ impl State {
     }
 }
 
-/// All memory of this process. Nothing accesses it: there is no machine.
+/// Returns a backing of all memory of this process. Nothing accesses it: there is no machine.
 pub(in super::super) fn address_space() -> Backing {
-    // SAFETY: it is registered with a machine that is not there, and the tests do not touch its bytes.
+    // SAFETY: it is registered with a machine that does not exist, and the tests do not touch its bytes.
     unsafe { Backing::address_space() }
 }
 
-/// The machine as the test holds it.
+/// The test's handle of the machine.
 pub(in super::super) struct Fake {
     machine: Machine,
     state: Mutex<State>,
@@ -160,7 +160,7 @@ thread_local! {
     static LISTED: Cell<*mut FakeDevice> = const { Cell::new(ptr::null_mut()) };
 }
 
-/// A machine, and its device opened.
+/// Creates a machine and opens its device.
 pub(in super::super) fn open(machine: Machine) -> (Arc<Context>, &'static Fake) {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let (async_fd, channel_fd) = (counting_descriptor(), counting_descriptor());
@@ -168,7 +168,7 @@ pub(in super::super) fn open(machine: Machine) -> (Arc<Context>, &'static Fake) 
     let (transport_type, node_type) = (machine.transport_type, machine.node_type);
     let fake: &'static Fake = Box::leak(Box::new(Fake { machine, state, acknowledged, async_fd, channel_fd }));
     let name = format!("fake{}", NEXT.fetch_add(1, Ordering::Relaxed));
-    // SAFETY: numbers and slots, of which all zeros are valid.
+    // SAFETY: numbers and slots, for which all zeros are valid.
     let mut base: abi::Device = unsafe { MaybeUninit::zeroed().assume_init() };
     for (to, from) in base.name.iter_mut().zip(name.bytes()) {
         *to = from as c_char;
@@ -180,7 +180,7 @@ pub(in super::super) fn open(machine: Machine) -> (Arc<Context>, &'static Fake) 
     (context, fake)
 }
 
-/// Each write of 1 makes one read succeed. It blocks until it is told not to.
+/// Creates a descriptor where each write of 1 makes one read succeed. It blocks until it is made non-blocking.
 fn counting_descriptor() -> c_int {
     // SAFETY: takes no pointers.
     let descriptor = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_SEMAPHORE) };
@@ -196,7 +196,7 @@ fn raise(descriptor: c_int) {
 
 static ONE: u64 = 1;
 
-/// Whether something was raised. Blocks as the descriptor does.
+/// Returns whether the descriptor was raised, and takes that back. Blocks if the descriptor does.
 fn lowered(descriptor: c_int) -> bool {
     let mut count = 0u64;
     // SAFETY: the eight bytes live.
@@ -208,32 +208,32 @@ impl Fake {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From now on the verb fails with this error number; 0: no longer.
+    /// Makes the verb fail with this error number from now on; 0: no longer.
     pub(in super::super) fn fail(&self, verb: &'static str, errno: c_int) {
         self.state().failing.insert(verb, (errno, u32::MAX));
     }
 
-    /// The next call of the verb fails.
+    /// Makes the next call of the verb fail.
     pub(in super::super) fn fail_once(&self, verb: &'static str, errno: c_int) {
         self.state().failing.insert(verb, (errno, 1));
     }
 
-    /// Lists fail at this request, and those before it are posted; `None`: nobody knows where.
+    /// Makes lists fail at this request, with those before it posted; `None`: it is not reported where.
     pub(in super::super) fn fail_at(&self, bad: Option<usize>) {
         self.state().bad = bad;
     }
 
-    /// Whoever posts is held up before he hears that it is done.
+    /// Delays posting calls before they return.
     pub(in super::super) fn slow_down(&self) {
         self.state().slow = true;
     }
 
-    /// What was asked for since the last look.
+    /// Returns and clears the log of calls.
     pub(in super::super) fn log(&self) -> Vec<String> {
         std::mem::take(&mut self.state().log)
     }
 
-    /// Objects that exist, by kind.
+    /// Returns the numbers of existing objects, by kind.
     pub(in super::super) fn live(&self) -> Vec<(&'static str, i32)> {
         let mut live: Vec<_> = self.state().live.iter().map(|(kind, count)| (*kind, *count)).collect();
         live.retain(|(_, count)| *count != 0);
@@ -241,17 +241,17 @@ impl Fake {
         live
     }
 
-    /// Numbers of all send requests that were posted.
+    /// Returns the `wr_id`s of all send requests that were posted.
     pub(in super::super) fn sent(&self) -> Vec<u64> {
         self.state().sent.clone()
     }
 
-    /// Numbers of all receives that were posted.
+    /// Returns the `wr_id`s of all receives that were posted.
     pub(in super::super) fn received(&self) -> Vec<u64> {
         self.state().received.clone()
     }
 
-    /// Adds a completion to the queue that was created as this one.
+    /// Adds a completion to the queue with this position in the order of creation.
     pub(in super::super) fn complete(&self, queue: usize, wc: abi::Wc) {
         self.complete_at(queue, wc, 0);
     }
@@ -260,7 +260,7 @@ impl Fake {
         self.state().queues[queue].1.push_back((wc, ticks));
     }
 
-    /// The channel tells of the queue.
+    /// Raises an event of the queue on the channel.
     pub(in super::super) fn announce(&self, queue: usize) {
         let mut state = self.state();
         let address = state.queues[queue].0;
@@ -273,7 +273,7 @@ impl Fake {
         self.event(0, element);
     }
 
-    /// Of the queue pair that was created as this one, unless it is destroyed.
+    /// Raises an event of the queue pair with this position in the order of creation, unless it is destroyed.
     pub(in super::super) fn queue_pair_event(&self, event_type: u32, queue_pair: usize) {
         let mut state = self.state();
         let element = state.queue_pairs[queue_pair];
@@ -297,7 +297,7 @@ impl Fake {
         raise(self.async_fd);
     }
 
-    /// Notes a call, and says whether it shall fail.
+    /// Logs a call, and returns the error number if it is to fail, or 0.
     fn called(&self, verb: &'static str, detail: impl std::fmt::Display) -> c_int {
         let mut state = self.state();
         state.log.push(format!("{verb} {detail}").trim_end().to_owned());
@@ -314,8 +314,7 @@ impl Fake {
         state.next
     }
 
-    /// What destroying an object does with its events: those that wait are forgotten, those that were taken are waited
-    /// for.
+    /// Settles the events of an object that is destroyed: drops those that wait, and waits for those that were taken.
     fn settle_events(&self, element: usize) {
         let mut state = self.state();
         state.events.retain(|event| event.element != element);
@@ -335,7 +334,7 @@ impl Fake {
     }
 }
 
-/// The machine of an object's context.
+/// Returns the machine of an object's context.
 ///
 /// # Safety
 /// The context is one of this library's, and open.
@@ -344,7 +343,7 @@ unsafe fn of(context: *mut abi::Context) -> &'static Fake {
     unsafe { (*(*context).device.cast::<FakeDevice>()).fake }
 }
 
-/// A new object, zeroed but for what `fill` sets.
+/// Creates an object, zeroed except for what `fill` sets.
 ///
 /// # Safety
 /// All zeros are valid.
@@ -362,7 +361,7 @@ unsafe fn unmake<T>(object: *mut T) {
     drop(unsafe { Box::from_raw(object) });
 }
 
-/// What functions do that return a pointer and fail.
+/// Fails like a function that returns a pointer: sets `errno` and returns null.
 fn refuse<T>(errno: c_int) -> *mut T {
     // SAFETY: the thread's own error number.
     unsafe { *libc::__errno_location() = errno };

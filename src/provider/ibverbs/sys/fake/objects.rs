@@ -1,4 +1,4 @@
-//! The library's functions, but for posting.
+//! The library's functions, except posting.
 
 use std::ffi::{c_int, c_void};
 use std::mem::offset_of;
@@ -49,13 +49,13 @@ pub(super) const LIBRARY: Library = Library {
     _file: None,
 };
 
-/// Functions of the library: Rust's safety stands and falls with their callers, which keep what the C headers ask for.
+/// Functions of the library. They are sound if their callers follow the C headers.
 macro_rules! calls {
     ($($(#[$doc:meta])* fn $name:ident($($argument:ident: $type:ty),* $(,)?) $(-> $result:ty)? $body:block)*) => {
         $(
             $(#[$doc])*
             pub(super) unsafe extern "C" fn $name($($argument: $type),*) $(-> $result)? {
-                // SAFETY: the caller keeps what the C headers ask for: what is pointed to lives and is this library's.
+                // SAFETY: the caller follows the C headers: pointers are live and this library's.
                 unsafe { $body }
             }
         )*
@@ -63,7 +63,7 @@ macro_rules! calls {
 }
 pub(super) use calls;
 
-/// Ends a function that returns a number if it shall fail.
+/// Ends a function that returns a number if it is to fail.
 macro_rules! answer {
     ($fake:expr, $verb:literal, $($detail:tt)*) => {
         match $fake.called($verb, format_args!($($detail)*)) {
@@ -74,7 +74,7 @@ macro_rules! answer {
 }
 pub(super) use answer;
 
-/// The same for functions that return a pointer.
+/// Ends a function that returns a pointer if it is to fail.
 macro_rules! give {
     ($fake:expr, $verb:literal, $($detail:tt)*) => {
         match $fake.called($verb, format_args!($($detail)*)) {
@@ -137,7 +137,7 @@ calls! {
         0
     }
 
-    /// Knows the first 48 bytes only.
+    /// Writes the first 48 bytes only.
     fn query_port_of_old(context: *mut Context, port: u8, to: *mut PortAttr) -> c_int {
         answer!(of(context), "query_port", "{port} of old");
         ptr::copy_nonoverlapping((&raw const of(context).machine.port).cast::<u8>(), to.cast::<u8>(), 48);
@@ -177,7 +177,7 @@ calls! {
             return -1;
         }
         let mut state = fake.state();
-        // Those of objects that are gone were forgotten.
+        // Events of destroyed objects were dropped.
         let Some(Pending { event_type, element }) = state.events.pop_front() else { return -1 };
         (*event).event_type = event_type;
         match event_type {
@@ -260,7 +260,7 @@ calls! {
         let AllocDmAttr { length, log_align_req, comp_mask } = attributes.read();
         give!(fake, "alloc_dm", "{length} aligned {log_align_req} mask {comp_mask}");
         fake.count("dm", 1);
-        // What the last owner left.
+        // Bytes that the last owner left.
         fake.state().bytes = vec![0xee; length];
         make(|dm: &mut Dm| {
             dm.context = context;
@@ -461,7 +461,7 @@ calls! {
 
 const BEFORE_CONTEXT: usize = offset_of!(FakeContext, table) + offset_of!(VerbsContext, context);
 
-/// All slots, however large the table says that it is: one that is not to be looked at shows in the log.
+/// Fills all slots, however large the table says that it is: use of one beyond its size shows in the log.
 fn fill_table(table: &mut abi::VerbsContext) {
     table.query_port = Some(query_port);
     table.advise_mr = Some(advise_mr);

@@ -1,4 +1,4 @@
-//! Queue pairs, and what is inline in the C headers: posting and polling.
+//! Queue pairs, and functions that are inline in the C headers: posting and polling.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -60,9 +60,9 @@ fn fill_builders(qp: &mut QpExWithFlush, send_ops: u64) {
     qp.wr_flush = has(create::WITH_FLUSH).then_some(wr_flush as _);
 }
 
-/// Lengths of entries.
+/// Returns the lengths of entries.
 unsafe fn lengths(first: *const Sge, count: usize) -> Vec<u32> {
-    // SAFETY: the caller has so many.
+    // SAFETY: the caller has `count` entries.
     (0..count).map(|index| unsafe { (*first.add(index)).length }).collect()
 }
 
