@@ -1,15 +1,17 @@
 //! RDMA verbs for Rust, with or without the hardware.
 //!
-//! Open a device on an address of this machine, with no kernel module and no root, and move memory with verbs to any
-//! RoCEv2 peer: another process with this crate, Linux' Soft-RoCE (`rxe`), a real adapter.
+//! Opens a device on any address of this machine, without a kernel module or root, and exchanges memory with any RoCEv2
+//! peer: another process that uses this crate, Linux Soft-RoCE (`rxe`), or a hardware adapter.
 //!
 //! # Where to begin
 //!
 //! * [`verbs`] is the safe API: start with [`verbs::open`] and the table of names at the top of that module.
-//!   `examples/rdma_write.rs` is the shortest whole program.
-//! * [`owned`] is the same with buffers that move into requests and come back.
-//! * [`types`] is the vocabulary: numbers, attributes, counters, as plain data.
-//! * [`provider`] is what a device must fulfil: for those who write one, or bind another language.
+//!   `examples/rdma_write.rs` is the shortest complete program.
+//! * [`owned`] offers the same verbs with owned buffers, which move into requests and come back with their completions.
+//! * `asynchronous` (feature `tokio`) makes requests futures.
+//! * [`types`] holds the shared vocabulary as plain data: numbers, attributes, counters.
+//! * [`provider`] defines the traits that a device implements. Use it to write a provider, or bindings for another
+//!   language.
 //!
 //! # The life of a connection
 //!
@@ -23,7 +25,7 @@
 //! 5. Drop everything, in any order.
 #![warn(missing_docs)]
 
-// First, so that its macros are known below.
+// First, because the modules below use its macros.
 #[cfg(all(target_arch = "x86_64", target_pointer_width = "64", not(any(loom, miri, rdma_verbs_sanitize))))]
 #[macro_use]
 mod recoverable;
@@ -55,7 +57,7 @@ pub mod wire;
 #[doc(hidden)]
 pub use engine::capture_file;
 
-/// The program in the README compiles and runs.
+/// Compiles and runs the README's program as a doc test.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

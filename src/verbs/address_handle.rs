@@ -1,4 +1,4 @@
-//! Address handles: ways to receivers of datagrams.
+//! Address handles: paths to receivers of datagrams.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,9 +6,9 @@ use std::sync::Arc;
 use super::{AddressVector, Completion, Error, ErrorKind, GlobalRouteHeader, ProtectionDomain, Result};
 use crate::provider;
 
-/// A way to receivers of datagrams (`ibv_ah`), made by [`ProtectionDomain::create_ah`] or
-/// [`ProtectionDomain::create_ah_from_completion`]. Dropping it destroys it; requests that name it keep a copy of what
-/// they need, so it may be dropped as soon as they are posted.
+/// The path to a receiver of datagrams (`ibv_ah`), made by [`ProtectionDomain::create_ah`] or
+/// [`ProtectionDomain::create_ah_from_completion`]. Dropping it destroys it; requests copy it, so it may be dropped as
+/// soon as they are posted.
 ///
 /// ```
 /// use std::time::Duration;
@@ -20,7 +20,7 @@ use crate::provider;
 /// let qp = pd.create_qp(&cq, &cq).qp_type(QueuePairType::UnreliableDatagram).qkey(qkey).build()?;
 /// qp.activate()?;
 ///
-/// // Every datagram arrives behind 40 bytes that say where it came from.
+/// // Every datagram arrives behind 40 bytes that name its sender.
 /// let inbox = pd.alloc_mr(40 + 64, AccessFlags::LOCAL_WRITE)?;
 /// qp.post_recv(&[ReceiveRequest::new(&inbox)])?;
 /// let ah = pd.create_ah(&verbs::AddressVector::new(context.query_gid(1, 0)?.gid, 0))?; // to itself
@@ -32,7 +32,7 @@ use crate::provider;
 /// assert_eq!((done.byte_len, done.source_qpn), (45, qp.qpn()));
 /// assert_eq!(inbox.to_vec(40..45)?, b"hello");
 ///
-/// // The way back.
+/// // The path back.
 /// let ah = pd.create_ah_from_completion(&received, &inbox.to_vec(..40)?, 1)?;
 /// assert_eq!(ah.address_vector().dgid.to_string(), "::ffff:127.0.1.221");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -43,12 +43,12 @@ pub struct AddressHandle {
 }
 
 impl AddressHandle {
-    /// What it was made with.
+    /// Returns the address vector that it was created with.
     pub fn address_vector(&self) -> AddressVector {
         self.inner.address_vector()
     }
 
-    /// The protection domain that it belongs to; queue pairs of the same one may use it.
+    /// Returns the protection domain that the handle belongs to; only queue pairs of the same domain may use it.
     pub fn protection_domain(&self) -> &ProtectionDomain {
         &self.domain
     }
@@ -65,10 +65,10 @@ impl fmt::Debug for AddressHandle {
 }
 
 impl ProtectionDomain {
-    /// Creates an address handle (`ibv_create_ah`): the way to a receiver's GID or to a multicast group's.
+    /// Creates an address handle (`ibv_create_ah`): the path to the GID of a receiver or of a multicast group.
     ///
     /// # Errors
-    /// `port_num` or `sgid_index` does not exist; `dgid` is unset, or of another kind of address than the own GID;
+    /// `port_num` or `sgid_index` does not exist; `dgid` is unset, or of another IP version than the local GID;
     /// `flow_label` or `sl` is out of range; [`ErrorKind::ResourceLimit`] at the device's `max_ah`.
     ///
     /// ```
@@ -84,12 +84,13 @@ impl ProtectionDomain {
         Ok(AddressHandle { inner, domain: self.clone() })
     }
 
-    /// Creates an address handle for answers to a received datagram (`ibv_create_ah_from_wc`): from its completion, the
-    /// first 40 bytes of its message and the port that it came through.
+    /// Creates an address handle for replies to a received datagram (`ibv_create_ah_from_wc`) from its completion, the
+    /// first 40 bytes of its message and the port that received it. Replies to a multicast leave from the device's
+    /// first GID of the same IP version.
     ///
     /// # Errors
-    /// The completion is not a received datagram's; `grh` has less than 40 bytes, or is no route header, or names a
-    /// receiver that this device is not. A multicast is answered from the device's first GID of its kind.
+    /// The completion is not a received datagram's; `grh` has fewer than 40 bytes, is not a route header, or names a
+    /// receiver that is not this device.
     ///
     /// [`AddressHandle`] has an example.
     pub fn create_ah_from_completion(

@@ -4,21 +4,22 @@ use super::request::Regions;
 use super::{AdviceFlags, Error, ErrorKind, MemoryAdvice, ProtectionDomain, RegionList, RegionRange, Result};
 use crate::types::{MAX_MESSAGE_BYTES, Sge};
 
-/// No process has more memory: 128 TiB. A range is handed on in pieces, which are to be few.
+/// Longest range, 128 TiB: no process has more memory. A range is split into entries, whose number this bounds.
 const MOST_BYTES: u64 = 1 << 47;
 
 impl ProtectionDomain {
-    /// Says what will happen to ranges of on-demand regions (`ibv_advise_mr`), so that requests find their pages.
+    /// Advises the device of coming accesses to ranges of on-demand regions (`ibv_advise_mr`), so that requests find
+    /// their pages present.
     ///
     /// [`MemoryAdvice::Prefetch`] makes the pages present for reading, [`MemoryAdvice::PrefetchWrite`] for writing.
-    /// [`MemoryAdvice::PrefetchNoFault`] is about pages that are present already. With [`AdviceFlags::FLUSH`] the
-    /// advice was followed when this returns; on the software transport it always was.
+    /// [`MemoryAdvice::PrefetchNoFault`] covers only pages that are already present. With [`AdviceFlags::FLUSH`] the
+    /// advice has taken effect when this returns; on the software transport it always has.
     ///
     /// # Errors
     /// A range is not of a region of this domain with [`AccessFlags::ON_DEMAND`](super::AccessFlags::ON_DEMAND), or is
-    /// to be written and the region has no right to; part of a range is not mapped, or not writable. The error names
-    /// the range. If several ranges were given, the pages of others may be present now. A range has more than 128 TiB.
-    /// [`ErrorKind::InvalidState`] for a region that was deregistered.
+    /// to be written and the region's access flags forbid that; part of a range is not mapped, or not writable; a range
+    /// has more than 128 TiB; [`ErrorKind::InvalidState`] for a region that was deregistered. The error names the
+    /// range. If several ranges were given, pages of the others may be present now.
     ///
     /// ```
     /// use rdma_verbs::verbs::{self, AccessFlags, AdviceFlags, MemoryAdvice};
@@ -42,7 +43,7 @@ impl ProtectionDomain {
         self.inner().advise_mr(advice, flags, &entries)
     }
 
-    /// The range in pieces whose lengths entries can hold.
+    /// Splits the range into entries of at most the length that one can hold.
     fn add_entries(&self, range: &RegionRange<'_>, entries: &mut Vec<Sge>) -> Result<()> {
         let region = range.region();
         let refused = |kind, why: &str| {

@@ -1,17 +1,17 @@
-//! Asynchronous events that are acknowledged when they have been dealt with.
+//! Asynchronous events that are acknowledged after they are handled.
 
 use std::fmt;
 use std::ops::Deref;
 
 use super::{AsyncEvent, Context};
 
-/// An asynchronous event that is not acknowledged yet; made by [`Context::take_async_event`]. Dropping it acknowledges
-/// it (`ibv_ack_async_event`).
+/// An asynchronous event that is not acknowledged yet, returned by [`Context::take_async_event`]. Dropping it
+/// acknowledges it (`ibv_ack_async_event`).
 ///
-/// Nothing waits for acknowledgements by itself: destroying the object that the event is about returns at once, also
-/// while the event is held, because here an event is a number and leads to no object. Who wants to know that all
-/// others have dealt with their events of an object calls [`Context::wait_events_acked`]. Events of an object that were
-/// not taken when it is destroyed do not come any more.
+/// No verb waits for acknowledgements by itself: destroying the object of an event returns immediately even while the
+/// event is held, because an event is a number and holds no reference. Use [`Context::wait_events_acked`] to wait until
+/// all holders have acknowledged their events of an object. Events of an object that were not taken before it is
+/// destroyed are discarded.
 ///
 /// ```
 /// use std::time::Duration;

@@ -13,13 +13,13 @@ use super::{
 use crate::provider::DatagramTarget;
 use crate::types::{self, BatchEnd, Data, Sge};
 
-/// Most scatter-gather entries that are translated, on the stack. No device known takes more.
+/// Most scatter-gather entries of a request, translated on the stack. No known device takes more.
 const MAX_SGES: usize = 64;
-/// Entries up to this number take a shorter way.
+/// Requests with at most this many entries use a smaller array.
 const FEW_SGES: usize = 4;
 
-/// Which thread has an open batch of a queue. The provider makes other threads wait; the same thread would wait for
-/// itself, so it is refused.
+/// The thread that has an open batch of a queue. The provider makes other threads wait; the same thread would deadlock,
+/// so it is refused.
 #[derive(Default)]
 pub(super) struct Poster {
     owner: AtomicUsize,
@@ -28,7 +28,7 @@ pub(super) struct Poster {
 impl Poster {
     /// Begins a batch with `begin`, unless this thread has one open.
     ///
-    /// Relaxed is enough: only this thread stores its own token, and it removes it before others can see anything.
+    /// Relaxed suffices: only this thread stores its own token, and it clears the token before it releases the queue.
     pub(super) fn enter(&self, verb: &'static str, begin: impl FnOnce()) -> Result<()> {
         self.check_free(verb)?;
         begin();
@@ -50,13 +50,13 @@ fn already_open(verb: &'static str) -> Error {
     Error::new(verb, ErrorKind::InvalidState, "this thread has an open batch of this queue; post or drop it first")
 }
 
-/// Posts a request alone that names nothing beside its peer's memory.
+/// Posts one request without a batch. It must name no address handle and no remote shared receive queue.
 pub(super) fn send_one(queue_pair: &QueuePair, request: &SendRequest<'_>) -> Result<()> {
     queue_pair.sends().check_free("post_send")?;
     lowered(queue_pair, request, |request| queue_pair.inner().send_one(request))
 }
 
-/// Checks a request, and hands it to `push` as the provider takes it.
+/// Checks a request and passes it to `push` in the provider's form.
 fn lowered(
     queue_pair: &QueuePair,
     request: &SendRequest<'_>,
@@ -85,7 +85,7 @@ fn lowered(
     }
 }
 
-/// A number that no other living thread has, and never 0.
+/// Returns a number that no other live thread has, never 0.
 fn thread_token() -> usize {
     thread_local!(static TOKEN: u8 = const { 0 });
     TOKEN.with(|token| std::ptr::from_ref(token).addr())
@@ -93,11 +93,11 @@ fn thread_token() -> usize {
 
 /// An open batch of send requests.
 ///
-/// [`SendBatch::push`] adds requests, [`SendBatch::post`] hands them over together; equal small ones then share system
+/// [`SendBatch::push`] adds requests, and [`SendBatch::post`] posts them together; equal small ones then share system
 /// calls. A batch that is dropped posts nothing. Requests are copied while they are pushed.
 ///
-/// The thread that opened it holds the send queue, so it cannot be sent to another thread. A batch that is forgotten
-/// (`std::mem::forget`) holds it for ever.
+/// The thread that opened it holds the send queue, so the batch cannot be sent to another thread. A leaked batch
+/// (`std::mem::forget`) holds the queue forever.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -126,7 +126,7 @@ pub struct SendBatch<'a> {
     queue_pair: &'a QueuePair,
     len: usize,
     open: bool,
-    /// The queue is held by a thread, not by a value.
+    /// Makes the batch `!Send`: the thread holds the queue.
     thread_bound: PhantomData<*const ()>,
 }
 
@@ -139,7 +139,7 @@ impl<'a> SendBatch<'a> {
     /// Adds a request.
     ///
     /// # Errors
-    /// As [`QueuePair::post_send`]. The batch stays open with what it had: it may be posted without the request.
+    /// As [`QueuePair::post_send`]. The batch stays open and may be posted without the request.
     pub fn push(&mut self, request: &SendRequest<'_>) -> Result<&mut Self> {
         let inner = self.queue_pair.inner();
         lowered(self.queue_pair, request, |lowered| match (&request.target, request.remote_srq) {
@@ -151,20 +151,20 @@ impl<'a> SendBatch<'a> {
         Ok(self)
     }
 
-    /// Requests in the batch.
+    /// Returns the number of requests in the batch.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there is none.
+    /// Returns whether the batch is empty.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Hands all requests over, in order.
+    /// Posts all requests, in order.
     ///
     /// # Errors
-    /// As [`QueuePair::post_send`]; nothing was posted then.
+    /// As [`QueuePair::post_send`]; on failure nothing is posted.
     pub fn post(mut self) -> Result<()> {
         self.end(BatchEnd::Publish)
     }
@@ -179,7 +179,7 @@ impl<'a> SendBatch<'a> {
 impl Drop for SendBatch<'_> {
     fn drop(&mut self) {
         if self.open {
-            // Forgetting what was not posted cannot fail in a way that matters to the caller.
+            // Rolling back cannot fail in a way that matters to the caller.
             let _ = self.end(BatchEnd::Rollback);
         }
     }
@@ -212,7 +212,7 @@ pub struct ReceiveBatch<'a> {
     queue_pair: &'a QueuePair,
     len: usize,
     open: bool,
-    /// The queue is held by a thread, not by a value.
+    /// Makes the batch `!Send`: the thread holds the queue.
     thread_bound: PhantomData<*const ()>,
 }
 
@@ -225,7 +225,7 @@ impl<'a> ReceiveBatch<'a> {
     /// Adds a receive.
     ///
     /// # Errors
-    /// As [`QueuePair::post_recv`]. The batch stays open with what it had: it may be posted without the receive.
+    /// As [`QueuePair::post_recv`]. The batch stays open and may be posted without the receive.
     pub fn push(&mut self, request: &ReceiveRequest<'_>) -> Result<&mut Self> {
         let domain = self.queue_pair.protection_domain();
         let check = RangeCheck { verb: "post_recv", domain, need: AccessFlags::LOCAL_WRITE };
@@ -237,20 +237,20 @@ impl<'a> ReceiveBatch<'a> {
         Ok(self)
     }
 
-    /// Receives in the batch.
+    /// Returns the number of receives in the batch.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there is none.
+    /// Returns whether the batch is empty.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Hands all receives over, in order.
+    /// Posts all receives, in order.
     ///
     /// # Errors
-    /// As [`QueuePair::post_recv`]; nothing was posted then.
+    /// As [`QueuePair::post_recv`]; on failure nothing is posted.
     pub fn post(mut self) -> Result<()> {
         self.end(BatchEnd::Publish)
     }
@@ -265,7 +265,7 @@ impl<'a> ReceiveBatch<'a> {
 impl Drop for ReceiveBatch<'_> {
     fn drop(&mut self) {
         if self.open {
-            // Forgetting what was not posted cannot fail in a way that matters to the caller.
+            // Rolling back cannot fail in a way that matters to the caller.
             let _ = self.end(BatchEnd::Rollback);
         }
     }
@@ -282,7 +282,7 @@ fn lower<'a>(target: &Target<'a>) -> DatagramTarget<'a> {
     DatagramTarget { handle: target.handle.inner(), remote_qpn, remote_qkey, long_fails_later: false }
 }
 
-/// Whether the peer's memory has room for the request, as far as it is known here.
+/// Checks length, alignment and flags of the request against the peer's memory, as far as this end knows it.
 fn check_remote(request: &SendRequest<'_>) -> Result<()> {
     let invalid = |message| Err(Error::new("post_send", ErrorKind::InvalidArgument, message));
     let (len, room) = (request.data.len(), request.room);
@@ -314,7 +314,7 @@ fn check_flush(flags: FlushFlags, length: u32) -> Result<()> {
     Ok(())
 }
 
-/// What every range in a request must fulfil.
+/// The requirements on every range of a request.
 pub(super) struct RangeCheck<'a> {
     pub(super) verb: &'static str,
     pub(super) domain: &'a ProtectionDomain,
@@ -322,7 +322,7 @@ pub(super) struct RangeCheck<'a> {
 }
 
 impl RangeCheck<'_> {
-    /// Checks the ranges and hands them to `push` as scatter-gather entries.
+    /// Checks the ranges and passes them to `push` as scatter-gather entries.
     pub(super) fn with_sges(&self, list: &RegionList<'_>, push: impl FnOnce(&[Sge]) -> Result<()>) -> Result<()> {
         match &list.0 {
             Regions::One(range) => push(&[self.entry(range)?]),
@@ -346,7 +346,7 @@ impl RangeCheck<'_> {
         push(used)
     }
 
-    /// The range as a scatter-gather entry, if this queue pair may use it.
+    /// Returns the range as a scatter-gather entry, if this queue may use it.
     #[inline]
     fn entry(&self, range: &RegionRange<'_>) -> Result<Sge> {
         let region = range.region();

@@ -6,8 +6,8 @@ use std::path::Path;
 use super::{CaptureSummary, Result};
 use crate::provider;
 
-/// A capture under way, made by [`Context::start_capture`](super::Context::start_capture). It ends when it is stopped
-/// or dropped, and with the device.
+/// An in-progress capture, made by [`Context::start_capture`](super::Context::start_capture). It ends when it is
+/// stopped or dropped, or when the device is closed.
 ///
 /// ```
 /// use rdma_verbs::verbs::{self, CaptureConfig};
@@ -31,20 +31,20 @@ impl Capture {
         Self { inner }
     }
 
-    /// The file that is written.
+    /// Returns the path of the file.
     pub fn path(&self) -> &Path {
         self.inner.path()
     }
 
-    /// What it has come to so far.
+    /// Returns the totals so far.
     pub fn summary(&self) -> CaptureSummary {
         self.inner.summary()
     }
 
-    /// Ends the capture. When it returns, everything is in the file.
+    /// Ends the capture and returns its totals. All captured packets are then in the file.
     ///
     /// # Errors
-    /// The file could not be written to its end, for example because the disk is full.
+    /// The file could not be written completely, for example because the disk is full.
     pub fn stop(self) -> Result<CaptureSummary> {
         self.inner.stop()
     }

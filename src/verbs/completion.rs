@@ -7,7 +7,7 @@ use crate::types::{CompletionFlags, CompletionSource, RawCompletion};
 
 /// A completed request (`ibv_wc`).
 ///
-/// [`Completion::result`] says whether it succeeded, and gives what only a success or only a failure has.
+/// [`Completion::result`] says whether it succeeded, and returns the fields of a success or of a failure.
 ///
 /// ```
 /// # use rdma_verbs::verbs;
@@ -31,12 +31,12 @@ pub struct Completion {
 }
 
 impl Completion {
-    /// The number that the request was posted with.
+    /// Returns the number that the request was posted with.
     pub const fn wr_id(&self) -> u64 {
         self.raw.wr_id
     }
 
-    /// The queue pair of this host.
+    /// Returns the queue pair of this host.
     pub const fn qpn(&self) -> Qpn {
         self.raw.qpn
     }
@@ -45,32 +45,32 @@ impl Completion {
         &self.raw
     }
 
-    /// All requests of its queue with a number below this one are finished.
+    /// Returns a number: all requests of its queue with a lower number are finished.
     pub(crate) const fn retired(&self) -> u32 {
         self.raw.retired
     }
 
-    /// The work queue that added it. Unlike the number, the poster of the request has no say in it.
+    /// Returns the work queue that added it. Unlike the number, it is not chosen by the poster of the request.
     pub(crate) const fn source(&self) -> CompletionSource {
         self.raw.source
     }
 
-    /// The same with another number; the tiers above number requests for themselves.
+    /// Returns the completion with another number; the tiers above number requests themselves.
     pub(crate) const fn renumbered(self, wr_id: u64) -> Self {
         Self { raw: RawCompletion { wr_id, ..self.raw } }
     }
 
-    /// How it ended, as the standard has it.
+    /// Returns the standard's status.
     pub const fn status(&self) -> CompletionStatus {
         self.raw.status
     }
 
-    /// Why it failed, in more detail; [`Cause::None`] if it succeeded.
+    /// Returns the cause of a failure, in more detail than the status; [`Cause::None`] if it succeeded.
     pub const fn cause(&self) -> Cause {
         self.raw.cause
     }
 
-    /// When it was added to its queue, in nanoseconds of the device's clock
+    /// Returns the time at which it was added to its queue, in nanoseconds of the device's clock
     /// ([`Context::query_clock`](super::Context::query_clock)); `None` if the queue was created without
     /// [`timestamps`](super::CompletionQueueOptions::timestamps).
     pub const fn timestamp(&self) -> Option<u64> {
@@ -80,12 +80,12 @@ impl Completion {
         }
     }
 
-    /// Whether it succeeded.
+    /// Returns whether it succeeded.
     pub const fn is_success(&self) -> bool {
         self.raw.status.is_success()
     }
 
-    /// What came of it.
+    /// Returns the outcome of the request.
     ///
     /// # Errors
     /// The request failed. The queue pair is then in the error state (or SQE), and later requests are flushed.
@@ -119,23 +119,23 @@ impl fmt::Debug for Completion {
     }
 }
 
-/// What a successful completion carries.
+/// The result of a successful request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Success {
-    /// What was done.
+    /// The completed operation.
     pub opcode: CompletionOpcode,
-    /// Bytes received or read; for a received WRITE with immediate, bytes that were written. Undefined for SEND and
+    /// Number of bytes received or read; for a received WRITE with immediate, bytes written. Undefined for SEND and
     /// WRITE on the sending side.
     pub byte_len: u32,
     /// Immediate data that came with the message.
     pub immediate: Option<u32>,
-    /// The key that the sender invalidated.
+    /// The key that the sender's message invalidated.
     pub invalidated: Option<Rkey>,
     /// The queue pair that sent it.
     pub source_qpn: Qpn,
-    /// The first 40 bytes of the received message are its route header, which [`Success::byte_len`] counts: the
-    /// message is a datagram.
+    /// Whether the first 40 bytes of the received message are its route header, which [`Success::byte_len`] counts.
+    /// True for datagrams.
     pub global_route_header: bool,
 }
 
@@ -163,9 +163,9 @@ pub struct CompletionError {
     pub wr_id: u64,
     /// The queue pair of this host.
     pub qpn: Qpn,
-    /// How it ended, as the standard has it.
+    /// The standard's status.
     pub status: CompletionStatus,
-    /// Why, in more detail.
+    /// The cause, in more detail than the status.
     pub cause: Cause,
 }
 
@@ -182,13 +182,13 @@ impl fmt::Display for CompletionError {
 
 impl std::error::Error for CompletionError {}
 
-/// A status in words.
+/// Describes a status in words.
 const fn describe(status: CompletionStatus) -> &'static str {
     match status {
         CompletionStatus::Success => "done",
         CompletionStatus::LocalLengthError => "the message does not fit the posted receive, or is longer than allowed",
         CompletionStatus::LocalQueuePairOperationError => "the queue pair could not execute the request",
-        CompletionStatus::LocalProtectionError => "the request's own memory could not be accessed",
+        CompletionStatus::LocalProtectionError => "the request's local memory could not be accessed",
         CompletionStatus::WorkRequestFlushedError => "flushed, because the queue pair is in the error state",
         CompletionStatus::MemoryWindowBindError => "binding the memory window failed",
         CompletionStatus::BadResponseError => "the peer's answer broke the protocol",

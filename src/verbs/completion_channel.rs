@@ -8,11 +8,11 @@ use std::time::Duration;
 use super::{Context, Result};
 use crate::provider;
 
-/// A completion channel (`ibv_comp_channel`): where a thread sleeps until an armed completion queue has something.
+/// A completion channel (`ibv_comp_channel`): a thread sleeps on it until an armed completion queue has a completion.
 ///
-/// Its descriptor ([`AsFd`]) suits `poll`, `epoll` and asynchronous runtimes. It is readable when an event may wait,
-/// and may be readable for nothing: when it is, call [`CompletionChannel::poll_event`], which does the work that the
-/// wake-up was for, and sleep again if that has no event.
+/// Its descriptor ([`AsFd`]) works with `poll`, `epoll` and asynchronous runtimes. It is readable when an event may be
+/// pending, and may wake spuriously: call [`CompletionChannel::poll_event`], which does the work that the wake-up was
+/// for, and sleep again if that returns no event.
 ///
 /// A handle: clones name the same channel.
 ///
@@ -48,21 +48,21 @@ impl CompletionChannel {
         Self { context, inner }
     }
 
-    /// The device it belongs to.
+    /// Returns the device that the channel belongs to.
     pub fn context(&self) -> &Context {
         &self.context
     }
 
-    /// The next event, if there is one: the `cq_context` of a queue that was armed and has got a completion. Drives the
-    /// device, never blocks. The queue is no longer armed.
+    /// Returns the next event, if there is one: the `cq_context` of a queue that was armed and received a completion.
+    /// The queue is then no longer armed. Drives the device and never blocks.
     pub fn poll_event(&self) -> Option<u64> {
         self.inner.poll_event()
     }
 
-    /// Waits up to `timeout` (`None`: for ever) for the next event (`ibv_get_cq_event`); `None` if none came.
+    /// Waits up to `timeout` (`None`: forever) for the next event (`ibv_get_cq_event`). Returns `None` on timeout.
     ///
     /// # Errors
-    /// The system fails to wait.
+    /// The system call that waits fails.
     pub fn wait_event(&self, timeout: Option<Duration>) -> Result<Option<u64>> {
         self.inner.wait_event(timeout)
     }
@@ -72,14 +72,14 @@ impl CompletionChannel {
     }
 }
 
-/// Readable when an event may wait. It stays open as long as any handle of the channel.
+/// The descriptor that is readable when an event may be pending. It stays open as long as any handle of the channel.
 impl AsFd for CompletionChannel {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.inner.fd()
     }
 }
 
-/// The same descriptor, for interfaces that take numbers.
+/// The same descriptor as a raw number.
 impl AsRawFd for CompletionChannel {
     fn as_raw_fd(&self) -> RawFd {
         self.inner.fd().as_raw_fd()

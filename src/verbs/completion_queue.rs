@@ -9,23 +9,23 @@ use super::{Completion, CompletionChannel, Context, Error, ErrorKind, Polling, R
 use crate::provider;
 use crate::types::RawCompletion;
 
-/// Completions that are taken from the provider at once, into memory on the stack.
+/// Number of completions taken from the provider at once, into memory on the stack.
 const POLL_BATCH: usize = 8;
-/// How long [`CompletionQueue::wait`] polls without a pause.
+/// Time for which [`CompletionQueue::wait`] polls without a pause.
 const SPIN: Duration = Duration::from_millis(1);
-/// How long it pauses between polls afterwards.
+/// Pause between polls afterwards.
 const PAUSE: Duration = Duration::from_micros(100);
 
-/// Which completions make an armed queue announce itself.
+/// The completions that trigger an event of an armed queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Notify {
     /// Every completion.
     Any,
-    /// Failures, and receives of messages that were sent [`solicited`](super::SendRequest::solicited).
+    /// Failures, and receives of messages sent [`solicited`](super::SendRequest::solicited).
     SolicitedOnly,
 }
 
-/// A completion queue (`ibv_cq`): where finished requests of any number of queue pairs are picked up.
+/// A completion queue (`ibv_cq`): it collects the completions of any number of queue pairs.
 ///
 /// A handle: clones name the same queue. Several threads may poll it; each completion goes to one of them.
 #[derive(Clone)]
@@ -44,19 +44,19 @@ impl CompletionQueue {
         Self { context, inner, channel }
     }
 
-    /// The device it belongs to.
+    /// Returns the device that the queue belongs to.
     pub fn context(&self) -> &Context {
         &self.context
     }
 
-    /// Takes up to `out.len()` completions, oldest first, and returns how many (`ibv_poll_cq`). Never blocks, allocates
-    /// nothing.
+    /// Takes up to `out.len()` completions, oldest first, and returns their number (`ibv_poll_cq`). Never blocks and
+    /// allocates nothing.
     ///
-    /// Polling drives the device: what has arrived is processed on the caller's thread, which is the fastest way there
-    /// is. What a peer wrote before a completion is visible to whoever polled it.
+    /// Polling drives the device: packets that have arrived are processed on the caller's thread, which has the lowest
+    /// latency. A peer's writes that precede a completion are visible once it is polled.
     ///
     /// # Errors
-    /// The queue overflowed: completions were lost, and its queue pairs are in error.
+    /// The queue overflowed: completions were lost, and its queue pairs are in the error state.
     ///
     /// ```
     /// use rdma_verbs::verbs::{self, Completion};
@@ -77,7 +77,7 @@ impl CompletionQueue {
         for chunk in out.chunks_mut(POLL_BATCH) {
             let mut raw = [RawCompletion::default(); POLL_BATCH];
             let raw = &mut raw[..chunk.len()];
-            // After an overflow, completions that are in `out` already are handed over first.
+            // After an overflow, return the completions already in `out` first.
             let count = match self.inner.poll(raw) {
                 Err(_) if total > 0 => 0,
                 result => result?,
@@ -93,20 +93,19 @@ impl CompletionQueue {
         Ok(total)
     }
 
-    /// Begins a poll that takes completions one by one, without an array for them.
+    /// Starts a poll that takes completions one by one, without an array.
     ///
     /// [`Polling`] has an example.
     pub fn polling(&self) -> Polling<'_> {
         Polling::new(self)
     }
 
-    /// Lends each completion that waits to `look`, oldest first, until there is none, `look` breaks off, or as many
-    /// were taken as the queue has entries. Returns how many were taken; what is left stays in the queue. `look` may
-    /// post and poll.
+    /// Passes each queued completion to `look`, oldest first, until none is left, `look` breaks, or as many were taken
+    /// as the queue has entries. Returns the number taken; the rest stays in the queue. `look` may post and poll.
     ///
     /// # Errors
-    /// As [`CompletionQueue::poll`], if the queue overflowed and nothing was left in it. Completions that were lent
-    /// before are returned as their number; the next call fails.
+    /// As [`CompletionQueue::poll`], if the queue overflowed and is empty. If completions were taken before the
+    /// failure, it returns their number and the next call fails.
     ///
     /// ```
     /// use std::ops::ControlFlow;
@@ -140,12 +139,12 @@ impl CompletionQueue {
 
     /// Takes one completion, waiting up to `timeout` for it.
     ///
-    /// It polls for a millisecond and then ten thousand times a second, so it neither misses anything nor eats a
-    /// processor. Programs that live on latency poll themselves; programs that sleep much use a [`CompletionChannel`].
+    /// Spins for 1 ms, then polls every 100 µs. Programs that need the lowest latency call [`CompletionQueue::poll`]
+    /// themselves; programs that mostly sleep use a [`CompletionChannel`].
     ///
     /// # Errors
-    /// [`ErrorKind::TimedOut`] if nothing completed; otherwise as [`CompletionQueue::poll`]. A request that failed is
-    /// not an error here but in [`Completion::result`].
+    /// [`ErrorKind::TimedOut`] if nothing completed; otherwise as [`CompletionQueue::poll`]. A failed request is an
+    /// error of [`Completion::result`], not of this method.
     ///
     /// ```
     /// use std::time::Duration;
@@ -161,9 +160,10 @@ impl CompletionQueue {
         poll_until(timeout, || Ok((self.poll(&mut completion)? == 1).then_some(completion[0])))
     }
 
-    /// Arms the queue (`ibv_req_notify_cq`): the next completion of that sort makes one event on the queue's channel.
+    /// Arms the queue (`ibv_req_notify_cq`): the next completion that `notify` selects triggers one event on the
+    /// queue's channel.
     ///
-    /// Completions that are in the queue already make none, so poll once more after arming, before going to sleep.
+    /// Completions already queued do not trigger an event, so poll once more after arming, before going to sleep.
     ///
     /// # Errors
     /// The queue was created without a channel.
@@ -177,28 +177,29 @@ impl CompletionQueue {
         self.inner.req_notify(notify == Notify::SolicitedOnly)
     }
 
-    /// The channel it announces completions on.
+    /// Returns the channel that it notifies, if it has one.
     pub fn channel(&self) -> Option<&CompletionChannel> {
         self.channel.as_ref()
     }
 
-    /// Its number: what [`AsyncEvent::CompletionQueueError`](super::AsyncEvent::CompletionQueueError) names it by.
+    /// Returns the queue's number, by which
+    /// [`AsyncEvent::CompletionQueueError`](super::AsyncEvent::CompletionQueueError) names it.
     pub fn number(&self) -> u32 {
         self.inner.number()
     }
 
-    /// Completions that fit (at least what was asked for).
+    /// Returns the number of completions that fit, at least the number requested.
     pub fn cqe(&self) -> u32 {
         self.inner.cqe()
     }
 
-    /// Lets an event on the channel wait until `cq_count` completions have come since the queue was armed, or until
-    /// `cq_period` (at most 65,535 µs) has passed since the first of them (`ibv_modify_cq`). Fewer wake-ups for a
-    /// stream of completions, at the price of latency. Failed completions, and solicited ones where the queue is armed
-    /// for those only, wait for nothing. A count of 0 or 1, or no period, ends it. Polling does not change.
+    /// Delays the event on the channel until `cq_count` completions were added since the queue was armed, or until
+    /// `cq_period` (at most 65,535 µs) has passed since the first of them (`ibv_modify_cq`). This saves wake-ups for a
+    /// stream of completions at the cost of latency. Failed completions, and solicited ones if the queue is armed for
+    /// those only, are not delayed. Pass a count of 0 or 1, or a zero period, to disable. Polling is unaffected.
     ///
     /// # Errors
-    /// The period is longer.
+    /// `cq_period` is longer than 65,535 µs.
     ///
     /// ```
     /// use std::time::Duration;
@@ -213,10 +214,10 @@ impl CompletionQueue {
         self.inner.moderate(cq_count, cq_period)
     }
 
-    /// Changes how many completions fit (`ibv_resize_cq`). Waiting ones stay.
+    /// Changes the number of completions that fit (`ibv_resize_cq`). Queued completions stay.
     ///
     /// # Errors
-    /// `cqe` is 0, above the device's `max_cqe`, or below the number that waits.
+    /// `cqe` is 0, above the device's `max_cqe`, or below the number of queued completions.
     ///
     /// ```
     /// let cq = rdma_verbs::verbs::open("soft:127.0.1.72")?.create_cq(16)?;
@@ -233,7 +234,7 @@ impl CompletionQueue {
     }
 }
 
-/// Polls until there is something or the time is over: without a pause at first, then ten thousand times a second.
+/// Polls until there is a result or `timeout` has passed: spins for [`SPIN`], then pauses for [`PAUSE`] between polls.
 pub(crate) fn poll_until<T>(timeout: Duration, mut poll: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     let start = Instant::now();
     loop {

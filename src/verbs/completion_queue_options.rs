@@ -1,9 +1,9 @@
-//! What a new completion queue shall be.
+//! Options for creating a completion queue.
 
 use super::CompletionChannel;
 use crate::provider::CompletionQueueInit;
 
-/// What a new completion queue shall be; for [`Context::create_cq_with`](super::Context::create_cq_with).
+/// Options for creating a completion queue with [`Context::create_cq_with`](super::Context::create_cq_with).
 ///
 /// ```
 /// use std::time::Duration;
@@ -31,25 +31,26 @@ pub struct CompletionQueueOptions {
 }
 
 impl CompletionQueueOptions {
-    /// Room for at least `cqe` completions, and nothing else.
+    /// Returns options for a queue of at least `cqe` completions, with all other options at their defaults.
     pub fn new(cqe: u32) -> Self {
         Self { cqe, channel: None, comp_vector: 0, timestamps: false }
     }
 
-    /// Completions are announced on this channel. `cq_context` is any number of the caller's;
-    /// [`CompletionChannel::poll_event`] hands it out when the queue has something.
+    /// Sets the channel that the queue notifies. `cq_context` is a number of the caller's choice, which
+    /// [`CompletionChannel::poll_event`] returns when the queue has a completion.
     pub fn channel(mut self, channel: &CompletionChannel, cq_context: u64) -> Self {
         self.channel = Some((channel.clone(), cq_context));
         self
     }
 
-    /// Which of the device's `num_comp_vectors` completion vectors serves the queue, from 0.
+    /// Sets which of the device's `num_comp_vectors` completion vectors serves the queue, from 0; 0 by default.
     pub fn comp_vector(mut self, comp_vector: u32) -> Self {
         self.comp_vector = comp_vector;
         self
     }
 
-    /// Completions bear the time when they were added: [`Completion::timestamp`](super::Completion::timestamp).
+    /// Stamps completions with the time at which they are added:
+    /// [`Completion::timestamp`](super::Completion::timestamp).
     pub fn timestamps(mut self) -> Self {
         self.timestamps = true;
         self
@@ -59,7 +60,7 @@ impl CompletionQueueOptions {
         self.channel.as_ref()
     }
 
-    /// The same for the provider.
+    /// Returns the options in the provider's form.
     pub(super) fn lower(&self) -> CompletionQueueInit<'_> {
         CompletionQueueInit {
             cqe: self.cqe,

@@ -5,7 +5,7 @@ use super::{
     QueuePairType, Result,
 };
 
-/// Most READs and atomics outstanding at a time, unless something else is asked for.
+/// Default limit of outstanding READs and atomics.
 const DEFAULT_RD_ATOMIC: u8 = 16;
 
 /// Attributes of a connection; [`QueuePair::connect`] uses the defaults.
@@ -58,61 +58,66 @@ impl Default for ConnectOptions {
 }
 
 impl ConnectOptions {
-    /// Payload of a full packet; both ends must use the same. By default the smaller of what the two ends told.
+    /// Sets the path MTU, the payload of a full packet. Both ends must use the same; by default the smaller of the two
+    /// ends' values.
     pub fn path_mtu(mut self, path_mtu: Mtu) -> Self {
         self.path_mtu = Some(path_mtu);
         self
     }
 
-    /// Code (0 to 31) of the wait for an answer: 4.096 µs × 2^timeout; 0: for ever. 14 (67 ms) by default.
+    /// Sets the code (0 to 31) of the time to wait for a response: 4.096 µs × 2^timeout; 0 waits forever. 14 (67 ms) by
+    /// default.
     pub fn timeout(mut self, timeout: u8) -> Self {
         self.timeout = timeout;
         self
     }
 
-    /// How often a request is repeated without an answer, 0 to 7. 7 by default.
+    /// Sets how often a request is retried without a response, 0 to 7. 7 by default.
     pub fn retry_cnt(mut self, retry_cnt: u8) -> Self {
         self.retry_cnt = retry_cnt;
         self
     }
 
-    /// How often a request is repeated when the peer has no receive posted, 0 to 6; 7, the default: without end.
+    /// Sets how often a request is retried when the peer has no receive posted, 0 to 6; 7, the default, retries
+    /// forever.
     pub fn rnr_retry(mut self, rnr_retry: u8) -> Self {
         self.rnr_retry = rnr_retry;
         self
     }
 
-    /// Code (0 to 31) of the time that the peer waits when no receive is posted here. 12 (0.64 ms) by default.
+    /// Sets the code (0 to 31) of the time that the peer waits when no receive is posted here. 12 (0.64 ms) by default.
     pub fn min_rnr_timer(mut self, min_rnr_timer: u8) -> Self {
         self.min_rnr_timer = min_rnr_timer;
         self
     }
 
-    /// READs and atomics that this side may have outstanding. By default what the peer told that it takes.
+    /// Sets the number of READs and atomics that this end may have outstanding. By default the peer's
+    /// `max_dest_rd_atomic`, but no more than the device's `max_qp_init_rd_atom`.
     pub fn max_rd_atomic(mut self, max_rd_atomic: u8) -> Self {
         self.max_rd_atomic = Some(max_rd_atomic);
         self
     }
 
-    /// Type of service byte (DSCP and ECN) of the packets; 0 by default.
+    /// Sets the type of service byte (DSCP and ECN) of the packets; 0 by default.
     pub fn traffic_class(mut self, traffic_class: u8) -> Self {
         self.traffic_class = traffic_class;
         self
     }
 
-    /// Time to live of the packets; 64 by default.
+    /// Sets the time to live of the packets; 64 by default.
     pub fn hop_limit(mut self, hop_limit: u8) -> Self {
         self.hop_limit = hop_limit;
         self
     }
 
-    /// IPv6 flow label (20 bits) and entropy for the UDP source port; 0, the default: chosen by the device.
+    /// Sets the IPv6 flow label (20 bits), which is also the entropy of the UDP source port; with 0, the default, the
+    /// device chooses.
     pub fn flow_label(mut self, flow_label: u32) -> Self {
         self.flow_label = flow_label;
         self
     }
 
-    /// Service level (0 to 15); 0 by default.
+    /// Sets the service level (0 to 15); 0 by default.
     pub fn sl(mut self, sl: u8) -> Self {
         self.sl = sl;
         self
@@ -120,10 +125,10 @@ impl ConnectOptions {
 }
 
 impl QueuePair {
-    /// What a peer must know to connect to this queue pair.
+    /// Returns the data that a peer needs to connect to this queue pair.
     ///
     /// The PSN and the key share in it are random and belong to this queue pair until [`QueuePair::reset`]. Send them
-    /// to the peer alone.
+    /// only to the peer.
     ///
     /// # Errors
     /// The builder's port or GID index does not exist.
@@ -154,11 +159,11 @@ impl QueuePair {
         })
     }
 
-    /// The key of the connection to the queue pair that `remote` describes, for [`QueuePairAttributes::peer_key`] of a
-    /// program that changes the states itself. [`QueuePair::connect`] uses it. `None` if one of the two ends has no
-    /// share: adapters, datagrams, standard peers.
+    /// Returns the key of the connection to the queue pair that `remote` describes, for the
+    /// [`QueuePairAttributes::peer_key`] of programs that change the states themselves; [`QueuePair::connect`] sets it.
+    /// `None` if an end has no key share: adapters, datagrams, standard peers.
     ///
-    /// Both ends must use the key, or neither: packets without it do not pass where it is used.
+    /// Both ends must use the key, or neither: an end that uses it drops packets without it.
     ///
     /// ```
     /// use rdma_verbs::verbs::{self, QueuePairAttributes};
@@ -182,22 +187,22 @@ impl QueuePair {
     }
 
     /// Connects to the queue pair that `remote` describes: INIT (unless it is there), RTR, RTS, with attributes that
-    /// suit most programs. Both ends must do it, each with the other one's [`QueuePair::connection_info`] as it is now;
-    /// what one end sends before the other is ready is repeated.
+    /// suit most programs. Both ends must connect, each with the other's current [`QueuePair::connection_info`]. A
+    /// reliable connection retries what it sends before the other end is ready.
     ///
-    /// Nothing is sent, so nothing tells whether the peer exists.
+    /// Sends nothing, so success does not mean that the peer exists.
     ///
     /// # Errors
-    /// The queue pair is in another state than RESET and INIT; or `remote` cannot be reached from the own GID: another
-    /// transport service, another IP version, no address. A failure in the middle leaves it in INIT or RTR: `reset`
-    /// starts over.
+    /// The queue pair is in a state other than RESET and INIT; or `remote` cannot be reached from the local GID:
+    /// another transport service, another IP version, no address. A failure midway leaves the queue pair in INIT or
+    /// RTR; [`QueuePair::reset`] starts over.
     ///
     /// [`QueuePair`] has an example with two devices.
     pub fn connect(&self, remote: &ConnectionInfo) -> Result<()> {
         self.connect_with(remote, &ConnectOptions::default())
     }
 
-    /// As [`QueuePair::connect`], with other attributes.
+    /// Connects as [`QueuePair::connect`], with attributes of the caller's choice.
     ///
     /// # Errors
     /// As [`QueuePair::connect`]; also if an attribute is out of range.
@@ -273,7 +278,7 @@ impl QueuePair {
     }
 }
 
-/// What would otherwise only show as silence later.
+/// Refuses a peer that could never respond.
 fn check_reachable(local: &ConnectionInfo, remote: &ConnectionInfo) -> Result<()> {
     let (own, other) = (local.gid.to_ip(), remote.gid.to_ip());
     let counterpart = match local.qp_type {

@@ -1,4 +1,4 @@
-//! What two ends tell each other before they connect, and its form as bytes (`docs/wire.md`).
+//! The data that two ends exchange before they connect, and its encoding (`docs/wire.md`).
 
 use std::io::{self, Read, Write};
 
@@ -6,29 +6,29 @@ use super::{Error, ErrorKind, Gid, KeyShare, Mtu, PeerCapabilities, Psn, Qpn, Qu
 
 const MAGIC: [u8; 4] = *b"RDMV";
 const VERSION: u8 = 2;
-/// Magic number, version, a reserved byte, length of what follows.
+/// Size of the header: magic number, version, a reserved byte, length of the body.
 const HEADER_BYTES: usize = 8;
-/// The fields of version 1, which every version begins with.
+/// Size of the fields of version 1, which begin the body in every version.
 const BODY_BYTES: usize = 40;
-/// Type and length of a record.
+/// Size of a record's type and length.
 const RECORD_HEADER_BYTES: usize = 4;
-/// Fills space and says nothing.
+/// Record type of padding, whose value is ignored.
 const RECORD_PADDING: u16 = 0;
 const RECORD_KEY_SHARE: u16 = 1;
-/// A reader that does not know a record of this type or above refuses the message; it skips other unknown records.
+/// First mandatory record type: a reader refuses a message with an unknown record of this type or above, and skips
+/// other unknown records.
 const FIRST_MANDATORY_RECORD: u16 = 0x8000;
-/// Longest body that is read from later versions.
+/// Longest body accepted from later versions.
 const MAX_BODY_BYTES: usize = 1024;
-/// Bit in the flags byte: the peer's sockets take and make segmented datagrams.
+/// Bit in the flags byte: the peer's sockets send and receive segmented datagrams (GSO, GRO).
 const FLAG_SEGMENTATION: u8 = 1;
 
-/// What a peer must know to connect to a queue pair, as exchanged over any stream.
+/// The data that a peer needs to connect to a queue pair, exchanged over any stream.
 ///
-/// Keep it between the two ends: `psn` and `key` protect the connection against packets forged by those who do not see
-/// its traffic. It names no memory: a [`RemoteMemory`](super::RemoteMemory) is sent separately, by those who grant
-/// access.
+/// Keep it between the two ends: `psn` and `key` protect the connection against packets forged by hosts that do not see
+/// its traffic. It names no memory: to grant access, send a [`RemoteMemory`](super::RemoteMemory) separately.
 ///
-/// # Form
+/// # Encoding
 ///
 /// 68 bytes, numbers in network byte order:
 ///
@@ -64,27 +64,27 @@ pub struct ConnectionInfo {
     pub qpn: Qpn,
     /// Sequence number of the first packet that it sends.
     pub psn: Psn,
-    /// Where it is.
+    /// GID of its port.
     pub gid: Gid,
-    /// Largest path MTU that it takes.
+    /// Largest path MTU that it accepts.
     pub path_mtu: Mtu,
-    /// LID of its port, in a subnet of InfiniBand; 0 on Ethernet.
+    /// LID of its port in an InfiniBand subnet; 0 on Ethernet.
     pub lid: u16,
-    /// READs and atomics that the other end may have outstanding there.
+    /// Number of READs and atomics that the other end may have outstanding at it.
     pub max_dest_rd_atomic: u8,
-    /// What its device can do beyond the standard.
+    /// Capabilities of its device beyond the standard.
     pub peer: PeerCapabilities,
-    /// Its share of the connection's key, which authenticates the packets between native peers. Both ends must give
-    /// the other one's share to [`QueuePair::connect`](super::QueuePair::connect), or neither.
+    /// Its share of the connection's key, which authenticates the packets between native peers. Both ends must pass the
+    /// other's share to [`QueuePair::connect`](super::QueuePair::connect), or neither. `None`: no key.
     pub key: Option<KeyShare>,
 }
 
 impl ConnectionInfo {
-    /// Size of [`ConnectionInfo::to_bytes`].
+    /// Size of [`ConnectionInfo::to_bytes`], in bytes.
     pub const ENCODED_BYTES: usize = HEADER_BYTES + BODY_BYTES + RECORD_HEADER_BYTES + KeyShare::BYTES;
 
-    /// A peer learned about out of band that speaks only standard RoCEv2: a reliable connection with one outstanding
-    /// READ or atomic.
+    /// Describes a peer learned about out of band that speaks only standard RoCEv2: a reliable connection with one
+    /// outstanding READ or atomic.
     ///
     /// ```
     /// use std::net::Ipv4Addr;
@@ -100,7 +100,7 @@ impl ConnectionInfo {
         Self { qp_type, qpn, psn, gid, path_mtu, lid: 0, max_dest_rd_atomic: 1, peer, key: None }
     }
 
-    /// The bytes that the other end takes.
+    /// Encodes it for the other end.
     ///
     /// ```
     /// # use std::net::Ipv4Addr;
@@ -137,14 +137,13 @@ impl ConnectionInfo {
         bytes
     }
 
-    /// Reads the bytes that [`ConnectionInfo::to_bytes`] of any version wrote.
+    /// Decodes the bytes that [`ConnectionInfo::to_bytes`] of any version wrote.
     ///
     /// # Errors
-    /// [`ErrorKind::Protocol`]: `bytes` is not exactly one such message, or holds a value that does not exist. The text
-    /// names it.
+    /// [`ErrorKind::Protocol`]: `bytes` is not exactly one such message, or has an invalid value, which the text names.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let Some((header, rest)) = bytes.split_first_chunk::<HEADER_BYTES>() else {
-            return Err(protocol(format!("{} bytes came; the header alone has {HEADER_BYTES}", bytes.len())));
+            return Err(protocol(format!("the message has {} bytes; a header has {HEADER_BYTES}", bytes.len())));
         };
         let length = body_length(header)?;
         if rest.len() != length {
@@ -152,18 +151,18 @@ impl ConnectionInfo {
         }
         match rest.split_first_chunk::<BODY_BYTES>() {
             Some((body, records)) => parse_records(parse_body(body)?, records),
-            None => Err(protocol(format!("length is {length}; it is {BODY_BYTES} at least"))),
+            None => Err(protocol(format!("length is {length}; it must be at least {BODY_BYTES}"))),
         }
     }
 
-    /// Tells the other end about this queue pair and hears about its own, over any connected stream. Both ends call it.
-    /// Each writes first and then reads, exactly one message, so the stream can be used for more afterwards.
+    /// Exchanges connection data with the other end over any connected stream. Both ends call it. Each writes exactly
+    /// one message, then reads one, so the stream remains usable afterwards.
     ///
-    /// Set timeouts on the stream if the other end cannot be trusted to answer.
+    /// Set timeouts on the stream unless the other end is trusted to respond.
     ///
     /// # Errors
-    /// [`ErrorKind::Protocol`] if something else came than such a message, or the stream ended; [`ErrorKind::TimedOut`]
-    /// if the stream's timeout passed; otherwise what the stream met.
+    /// [`ErrorKind::Protocol`] if the other end sent anything else or closed the stream; [`ErrorKind::TimedOut`] if the
+    /// stream's timeout passed; otherwise the stream's error.
     ///
     /// ```
     /// # use std::net::Ipv4Addr;
@@ -190,7 +189,7 @@ impl ConnectionInfo {
     /// As [`ConnectionInfo::exchange`].
     pub fn write_to<S: Write>(&self, stream: &mut S) -> Result<()> {
         let written = stream.write_all(&self.to_bytes()).and_then(|()| stream.flush());
-        written.map_err(|error| stream_error("cannot tell the peer about the queue pair", error))
+        written.map_err(|error| stream_error("cannot send the connection data", error))
     }
 
     /// Reads exactly one message.
@@ -207,7 +206,7 @@ impl ConnectionInfo {
     }
 }
 
-/// Checks the header and returns how many bytes follow it, at most [`MAX_BODY_BYTES`].
+/// Checks the header and returns the length of the body, at most [`MAX_BODY_BYTES`].
 fn body_length(header: &[u8; HEADER_BYTES]) -> Result<usize> {
     let [magic @ .., version, _reserved, high, low] = header;
     if magic != &MAGIC {
@@ -228,7 +227,7 @@ fn body_length(header: &[u8; HEADER_BYTES]) -> Result<usize> {
     }
 }
 
-/// The fields that version 1 knows.
+/// Decodes the fields of version 1.
 fn parse_body(body: &[u8; BODY_BYTES]) -> Result<ConnectionInfo> {
     let number = |from: usize| u32::from_be_bytes(std::array::from_fn(|index| body[from + index]));
     let number_24_bits = |name: &str, from| match number(from) {
@@ -257,7 +256,7 @@ fn parse_body(body: &[u8; BODY_BYTES]) -> Result<ConnectionInfo> {
     })
 }
 
-/// Takes what the records add to the fields.
+/// Adds the contents of the records to the fields.
 fn parse_records(mut info: ConnectionInfo, mut records: &[u8]) -> Result<ConnectionInfo> {
     while !records.is_empty() {
         let Some(([kind @ .., _, _], rest)) = records.split_first_chunk::<RECORD_HEADER_BYTES>() else {
@@ -281,7 +280,7 @@ fn parse_records(mut info: ConnectionInfo, mut records: &[u8]) -> Result<Connect
                     "record {kind:#x} must be understood, and this version does not know it"
                 )));
             }
-            // Padding, and what later versions add.
+            // Padding, and records of later versions.
             _ => {}
         }
         records = rest;
@@ -297,12 +296,12 @@ fn parse_type(code: u8) -> Result<QueuePairType> {
 }
 
 fn read_exactly<S: Read>(stream: &mut S, buffer: &mut [u8]) -> Result<()> {
-    stream.read_exact(buffer).map_err(|error| stream_error("cannot hear about the peer's queue pair", error))
+    stream.read_exact(buffer).map_err(|error| stream_error("cannot receive the peer's connection data", error))
 }
 
 pub(super) fn stream_error(what: &str, error: io::Error) -> Error {
     match error.kind() {
-        // What a socket with a timeout says on Linux.
+        // The error of a socket with a timeout on Linux.
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
             Error::new("exchange", ErrorKind::TimedOut, format!("{what}: the stream's timeout passed"))
         }
@@ -396,7 +395,7 @@ mod tests {
 
     const FIELDS: &str = "00010203 00fedcba 00000000000000000000ffff0a000001 05 10 02 01 01 00 1234 00034000 80000001";
 
-    /// The form is a promise to other versions: these bytes never change.
+    /// The encoding is a contract with other versions: these bytes never change.
     #[test]
     fn form_of_version_1() {
         let bytes = bytes_of(&format!("52444d56 01 00 0028 {FIELDS}"));

@@ -1,4 +1,4 @@
-//! The exchange over TCP.
+//! The exchange of connection data over TCP.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -7,17 +7,17 @@ use std::time::{Duration, Instant};
 use super::connection_info::stream_error;
 use super::{ConnectionInfo, Error, ErrorKind, Result};
 
-/// Pause before the next attempt when nobody listens yet.
+/// Pause before the next attempt while the peer does not listen yet.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
 
 impl ConnectionInfo {
-    /// Connects to a peer that is in [`ConnectionInfo::accept_tcp`] and exchanges with it, all within `timeout`. While
-    /// nobody listens there it tries again, so the two ends may start in any order.
+    /// Connects to a peer that waits in [`ConnectionInfo::accept_tcp`] and exchanges connection data with it, all
+    /// within `timeout`. It retries while the peer does not listen yet, so the two ends may start in any order.
     ///
-    /// The stream comes back for whatever else the program has to say; its timeouts are off.
+    /// Returns the peer's data and the stream, with its timeouts off, for further use by the program.
     ///
     /// # Errors
-    /// [`ErrorKind::TimedOut`], [`ErrorKind::NotFound`] for a name that nobody knows, otherwise as
+    /// [`ErrorKind::TimedOut`] after `timeout`; [`ErrorKind::NotFound`] if the host name does not resolve; otherwise as
     /// [`ConnectionInfo::exchange`].
     ///
     /// ```
@@ -50,13 +50,14 @@ impl ConnectionInfo {
         self.exchange_until(stream, &deadline)
     }
 
-    /// Waits for one peer that is in [`ConnectionInfo::connect_tcp`] and exchanges with it, all within `timeout`.
+    /// Waits for one peer in [`ConnectionInfo::connect_tcp`] and exchanges connection data with it, all within
+    /// `timeout`.
     ///
-    /// The stream comes back for whatever else the program has to say; its timeouts are off. The listener stays open,
-    /// and must not be used by other threads meanwhile.
+    /// Returns the peer's data and the stream, with its timeouts off, for further use by the program. The listener
+    /// stays open; other threads must not use it meanwhile.
     ///
     /// # Errors
-    /// [`ErrorKind::TimedOut`], otherwise as [`ConnectionInfo::exchange`].
+    /// [`ErrorKind::TimedOut`] after `timeout`; otherwise as [`ConnectionInfo::exchange`].
     pub fn accept_tcp(&self, listener: &TcpListener, timeout: Duration) -> Result<(Self, TcpStream)> {
         let deadline = Deadline::after(timeout);
         let stream = accept(listener, &deadline)?;
@@ -77,7 +78,7 @@ fn connect(addresses: &[SocketAddr], deadline: &Deadline) -> Result<TcpStream> {
         for address in addresses {
             let Some(left) = deadline.left() else { break };
             match TcpStream::connect_timeout(address, left) {
-                // The messages are small and each waits for an answer.
+                // The messages are small, and each waits for a response.
                 Ok(stream) => return stream.set_nodelay(true).map(|()| stream).map_err(|e| stream_error("TCP", e)),
                 Err(error) => last = error,
             }
@@ -114,7 +115,7 @@ fn accept(listener: &TcpListener, deadline: &Deadline) -> Result<TcpStream> {
     socket.set_read_timeout(before).map_err(failed)?;
     let (stream, _) = accepted.map_err(|error: io::Error| match error.kind() {
         io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => {
-            Error::new("exchange", ErrorKind::TimedOut, format!("no peer came within {:?}", deadline.timeout))
+            Error::new("exchange", ErrorKind::TimedOut, format!("no peer connected within {:?}", deadline.timeout))
         }
         _ => failed(error),
     })?;
@@ -122,7 +123,7 @@ fn accept(listener: &TcpListener, deadline: &Deadline) -> Result<TcpStream> {
     Ok(stream)
 }
 
-/// A stream of which every single operation ends by the deadline: a peer that sends a byte a second gains nothing.
+/// A stream whose every operation ends by the deadline, so a peer that trickles bytes gains no time.
 struct Bounded<'a> {
     stream: &'a TcpStream,
     deadline: &'a Deadline,
@@ -146,7 +147,7 @@ impl io::Write for Bounded<'_> {
     }
 }
 
-/// A point in time by which something must be done.
+/// A point in time by which an operation must end.
 struct Deadline {
     start: Instant,
     timeout: Duration,
@@ -157,9 +158,9 @@ impl Deadline {
         Self { start: Instant::now(), timeout }
     }
 
-    /// Time that is left, never zero.
+    /// Returns the time left, never zero, or `None` after the deadline.
     fn left(&self) -> Option<Duration> {
-        // Sockets round what is under a microsecond down to zero, which means for ever.
+        // Sockets round less than a microsecond down to zero, which means forever.
         self.timeout.checked_sub(self.start.elapsed()).filter(|left| *left >= Duration::from_micros(1))
     }
 }

@@ -15,7 +15,7 @@ use crate::provider;
 /// An open device (`ibv_context`): everything else is made from it.
 ///
 /// A handle: clones name the same opening. The device is closed when the last handle and the last object made from it
-/// are gone.
+/// are dropped.
 ///
 /// ```
 /// use rdma_verbs::verbs;
@@ -28,22 +28,22 @@ use crate::provider;
 #[derive(Clone)]
 pub struct Context {
     inner: Arc<dyn provider::Context>,
-    /// Made by a provider of this crate. Code that is safe relies on what such a one promises about memory.
+    /// Whether a provider of this crate opened it. Safe code relies on such a provider's guarantees about memory.
     built_in: bool,
 }
 
 impl Context {
-    /// The device's name.
+    /// Returns the device's name.
     pub fn name(&self) -> &str {
         self.inner.name()
     }
 
-    /// Limits and capabilities of the device (`ibv_query_device`).
+    /// Returns the limits and capabilities of the device (`ibv_query_device`).
     pub fn query_device(&self) -> DeviceAttributes {
         self.inner.query_device()
     }
 
-    /// State and sizes of a port (`ibv_query_port`); ports count from 1.
+    /// Returns the state and sizes of a port (`ibv_query_port`); ports count from 1.
     ///
     /// # Errors
     /// The port does not exist.
@@ -60,11 +60,10 @@ impl Context {
         self.inner.query_port(port_num)
     }
 
-    /// One entry of a port's GID table (`ibv_query_gid`); entries count from 0.
+    /// Returns one entry of a port's GID table (`ibv_query_gid`); entries count from 0.
     ///
     /// # Errors
-    /// The port or the entry does not exist; [`ErrorKind::NotFound`] if the entry is below the table's length and
-    /// empty.
+    /// The port or the entry does not exist; [`ErrorKind::NotFound`] if the entry lies within the table and is empty.
     ///
     /// ```
     /// use rdma_verbs::verbs::{self, ErrorKind};
@@ -79,7 +78,7 @@ impl Context {
         self.inner.query_gid(port_num, gid_index)
     }
 
-    /// All used entries of a port's GID table.
+    /// Returns all used entries of a port's GID table.
     ///
     /// # Errors
     /// The port does not exist.
@@ -87,7 +86,7 @@ impl Context {
         self.inner.gid_table(port_num)
     }
 
-    /// One entry of a port's P_Key table (`ibv_query_pkey`), in host byte order; entries count from 0.
+    /// Returns one entry of a port's P_Key table (`ibv_query_pkey`), in host byte order; entries count from 0.
     ///
     /// # Errors
     /// The port or the entry does not exist.
@@ -102,7 +101,7 @@ impl Context {
         self.inner.query_pkey(port_num, pkey_index)
     }
 
-    /// The place of `gid` in a port's GID table, for [`gid_index`](super::QueuePairBuilder::gid_index).
+    /// Returns the index of `gid` in a port's GID table, for [`gid_index`](super::QueuePairBuilder::gid_index).
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`] if the port has no such GID.
@@ -124,8 +123,9 @@ impl Context {
         })
     }
 
-    /// The place of the GID that a queue pair on this port uses if none is chosen: of an adapter's on Ethernet the
-    /// first RoCE v2 entry of an IPv4 address, or else of an IPv6 address that is not link-local; otherwise the first.
+    /// Returns the index of the GID that a queue pair on this port uses if none is chosen. On an adapter's Ethernet
+    /// port this is the first RoCE v2 entry whose IPv4 address, or else IPv6 address, is not link-local, or else the
+    /// first RoCE v2 entry; otherwise it is the first entry.
     ///
     /// # Errors
     /// The port does not exist, or has no GID.
@@ -140,12 +140,11 @@ impl Context {
         self.inner.default_gid_index(port_num)
     }
 
-    /// How many objects of the device there are, made through this or any other handle of this opening. What was
-    /// dropped and lives only because something else uses it is counted until it is gone, so a program can look for
-    /// leaks.
+    /// Returns the number of live objects of each kind, made through any handle of this opening. A dropped object that
+    /// something else still uses counts until it is destroyed, so a program can look for leaks.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] if the provider cannot tell.
+    /// [`ErrorKind::Unsupported`] if the provider does not count them.
     ///
     /// ```
     /// use rdma_verbs::verbs::{self, AccessFlags};
@@ -163,7 +162,8 @@ impl Context {
         self.inner.live_objects()
     }
 
-    /// What peers should know of this device beyond the standard; part of a [`ConnectionInfo`](super::ConnectionInfo).
+    /// Returns the capabilities beyond the standard that this device advertises to its peers; part of a
+    /// [`ConnectionInfo`](super::ConnectionInfo).
     pub fn peer_capabilities(&self) -> PeerCapabilities {
         self.inner.peer_capabilities()
     }
@@ -176,18 +176,18 @@ impl Context {
         Ok(ProtectionDomain::new(self.clone(), self.inner.alloc_pd()?))
     }
 
-    /// Creates a completion channel (`ibv_create_comp_channel`), for threads that sleep until something completes.
+    /// Creates a completion channel (`ibv_create_comp_channel`), on which threads sleep until a request completes.
     ///
     /// # Errors
-    /// [`ErrorKind::System`] if the system gives no more descriptors.
+    /// [`ErrorKind::System`] if the system has no more descriptors.
     pub fn create_comp_channel(&self) -> Result<CompletionChannel> {
         Ok(CompletionChannel::new(self.clone(), self.inner.create_comp_channel()?))
     }
 
     /// Creates a completion queue for at least `cqe` completions (`ibv_create_cq`).
     ///
-    /// Give it room for every request that can be outstanding on the queue pairs that use it, sends and receives: a
-    /// completion that finds the queue full is lost, and the queue pairs go to error.
+    /// Give it room for every request, send or receive, that can be outstanding on the queue pairs that use it: a
+    /// completion that finds the queue full is lost, and the queue pairs go to the error state.
     ///
     /// # Errors
     /// `cqe` is 0 or above the device's `max_cqe`.
@@ -202,8 +202,8 @@ impl Context {
         self.create_cq_with(&CompletionQueueOptions::new(cqe))
     }
 
-    /// Creates a completion queue that announces completions on a channel. `cq_context` is any number of the caller's;
-    /// [`CompletionChannel::poll_event`] hands it out when the queue has something.
+    /// Creates a completion queue that notifies a channel. `cq_context` is a number of the caller's choice, which
+    /// [`CompletionChannel::poll_event`] returns when the queue has a completion.
     ///
     /// # Errors
     /// As [`Context::create_cq`]; also if the channel belongs to another opening of a device.
@@ -214,8 +214,8 @@ impl Context {
     /// Creates a completion queue with all options (`ibv_create_cq_ex`).
     ///
     /// # Errors
-    /// As [`Context::create_cq_on`]; also if the completion vector is not below the device's `num_comp_vectors`, or the
-    /// device has no clock for the timestamps that are wanted.
+    /// As [`Context::create_cq_on`]; also if the completion vector is not below the device's `num_comp_vectors`, or
+    /// timestamps are requested and the device has no clock for them.
     ///
     /// [`CompletionQueueOptions`] has an example.
     pub fn create_cq_with(&self, options: &CompletionQueueOptions) -> Result<CompletionQueue> {
@@ -230,8 +230,8 @@ impl Context {
         Ok(CompletionQueue::new(self.clone(), queue, channel.map(|(channel, _)| channel.clone())))
     }
 
-    /// The clock that completions are stamped with, in nanoseconds (`ibv_query_rt_values_ex`): the age of a completion
-    /// is the difference. For software devices it is the system's monotonic clock.
+    /// Returns the clock that stamps completions, in nanoseconds (`ibv_query_rt_values_ex`); its difference to a
+    /// completion's timestamp is the completion's age. Software devices use the system's monotonic clock.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] if the device has no such clock.
@@ -246,11 +246,11 @@ impl Context {
         self.inner.query_clock()
     }
 
-    /// The next asynchronous event, if there is one: something that happened to a queue pair, a completion queue or
-    /// a port without a request of its own. Never blocks. The event is acknowledged at once.
+    /// Returns the next asynchronous event, if there is one: a change of a queue pair, a completion queue or a port
+    /// that no completion reports. Never blocks. The event is acknowledged at once.
     ///
-    /// [`AsFd`] gives a descriptor that is readable while one may wait; it may be readable for nothing, until this is
-    /// called.
+    /// [`AsFd`] gives a descriptor that is readable while an event may be pending. It may wake spuriously, and then
+    /// stays readable until this is called.
     ///
     /// ```
     /// let context = rdma_verbs::verbs::open("soft:127.0.1.5")?;
@@ -261,14 +261,16 @@ impl Context {
         self.inner.poll_async_event()
     }
 
-    /// As [`Context::poll_async_event`], but the event is acknowledged only when it is dropped.
+    /// Returns the next asynchronous event as [`Context::poll_async_event`], but acknowledges it only when it is
+    /// dropped.
     ///
     /// [`UnacknowledgedEvent`] has an example.
     pub fn take_async_event(&self) -> Option<UnacknowledgedEvent> {
         self.inner.take_async_event().map(|event| UnacknowledgedEvent::new(self.clone(), event))
     }
 
-    /// Waits up to `timeout` until all events about `object` that were taken are acknowledged; whether they are.
+    /// Waits up to `timeout` until all events about `object` that were taken are acknowledged. Returns whether they
+    /// are.
     ///
     /// # Errors
     /// The process was forked since the device was opened.
@@ -276,9 +278,9 @@ impl Context {
         self.inner.wait_events_acked(object, Some(timeout))
     }
 
-    /// Waits up to `timeout` for the next asynchronous event (`ibv_get_async_event`); `None` if none came.
+    /// Waits up to `timeout` for the next asynchronous event (`ibv_get_async_event`). Returns `None` on timeout.
     ///
-    /// It looks once a millisecond. To await events among others, use the descriptor instead.
+    /// Polls once a millisecond. To wait for other events too, use the descriptor instead.
     pub fn get_async_event(&self, timeout: Duration) -> Option<AsyncEvent> {
         let start = Instant::now();
         loop {
@@ -291,7 +293,7 @@ impl Context {
         }
     }
 
-    /// Counters of the whole device: packets, bytes, retries, and every dropped packet by its reason.
+    /// Returns the counters of the whole device: packets, bytes, retries, and dropped packets by reason.
     ///
     /// ```
     /// use rdma_verbs::verbs::{self, Counter};
@@ -307,9 +309,9 @@ impl Context {
         self.inner.counters()
     }
 
-    /// The paths to peers that queue pairs of this device have, with what is seen there: round trips, window and rate,
-    /// lost packets and what they are taken for, and what packets wait for. As text, each one is a judgement of its
-    /// path. A path is in the list once for each shard that has it. Empty for adapters, which do not say.
+    /// Returns a report on each path to a peer that queue pairs of this device use: round trips, window and rate, lost
+    /// packets and their presumed cause, and where packets wait. Its `Display` text judges the path. A path appears
+    /// once for each shard that uses it. Empty for adapters, which do not report paths.
     ///
     /// ```
     /// use rdma_verbs::verbs;
@@ -331,13 +333,13 @@ impl Context {
         self.inner.path_reports()
     }
 
-    /// Begins a capture: what the device sends and receives from now on goes into a file in pcapng format, for
-    /// Wireshark and its like, until the [`Capture`] is stopped or dropped. Several captures may be under way.
+    /// Starts a capture: packets that the device sends and receives from now on are written to a pcapng file, for
+    /// Wireshark and similar tools, until the [`Capture`] is stopped or dropped. Several captures may run at a time.
     ///
-    /// Packets that were dropped say why, packets that were sent again say so.
+    /// Comments in the file mark dropped packets with the reason, and retransmitted packets.
     ///
     /// # Errors
-    /// The file cannot be made; the text says why and what to do. [`ErrorKind::Unsupported`] if the device is no
+    /// The file cannot be created; the text says why and what to do. [`ErrorKind::Unsupported`] if the device is not a
     /// software device.
     ///
     /// ```
@@ -356,12 +358,12 @@ impl Context {
         Ok(Capture::new(self.inner.start_capture(config)?))
     }
 
-    /// What a provider of this crate opened.
+    /// Wraps a device that a provider of this crate opened.
     pub(super) fn built_in(inner: Arc<dyn provider::Context>) -> Self {
         Self { inner, built_in: true }
     }
 
-    /// Whether a provider of this crate made it.
+    /// Returns whether a provider of this crate opened it.
     pub(crate) fn is_built_in(&self) -> bool {
         self.built_in
     }
@@ -376,20 +378,20 @@ impl Context {
         &self.inner
     }
 
-    /// Whether both are handles of one opening.
+    /// Returns whether both are handles of one opening.
     pub(super) fn is_same(&self, other: &Context) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 }
 
-/// From a device that was opened at the provider tier, for example with a configuration of its own.
+/// Wraps a device opened at the provider tier, for example with a custom configuration.
 impl From<Arc<dyn provider::Context>> for Context {
     fn from(inner: Arc<dyn provider::Context>) -> Self {
         Self { inner, built_in: false }
     }
 }
 
-/// The descriptor that is readable while an asynchronous event may wait.
+/// The descriptor that is readable while an asynchronous event may be pending.
 impl AsFd for Context {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.inner.async_fd()
@@ -408,7 +410,7 @@ impl fmt::Debug for Context {
     }
 }
 
-/// The device's name.
+/// Returns the device's name.
 impl fmt::Display for Context {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())

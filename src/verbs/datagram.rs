@@ -1,14 +1,13 @@
-//! What only datagram queue pairs have: the way to RTS without a peer, and multicast.
+//! Verbs of datagram queue pairs only: the transitions to RTS without a peer, and multicast.
 
 use super::{Error, ErrorKind, Gid, QueuePair, QueuePairAttributes, QueuePairState, QueuePairType, Result};
 
 impl QueuePair {
-    /// Takes a datagram queue pair to RTS: INIT (unless it is there), RTR, RTS, with the port and the Q_Key that the
-    /// builder was given and a random sequence number. It has no peer to connect to: whoever knows the Q_Key may send
-    /// to it.
+    /// Takes a datagram queue pair to RTS: INIT (unless it is there), RTR, RTS, with the builder's port and Q_Key and a
+    /// random sequence number. It has no peer to connect to: every sender that knows the Q_Key may send to it.
     ///
     /// # Errors
-    /// It is no datagram queue pair, or in another state than RESET and INIT.
+    /// It is not a datagram queue pair, or in a state other than RESET and INIT.
     ///
     /// ```
     /// use rdma_verbs::verbs::{self, Qkey, QueuePairState, QueuePairType};
@@ -46,16 +45,17 @@ impl QueuePair {
         })
     }
 
-    /// Has this datagram queue pair receive what is sent to a multicast group (`ibv_attach_mcast`): an IPv6 group, or
-    /// an IPv4 group mapped into IPv6. The device joins the group on its interface with the first attachment, and
-    /// leaves it with the last. Attaching again does nothing.
+    /// Attaches this datagram queue pair to a multicast group (`ibv_attach_mcast`), whose messages it then receives: an
+    /// IPv6 group, or an IPv4 group mapped into IPv6. The device joins the group on its interface with the first
+    /// attachment, and leaves it with the last. Attaching again does nothing.
     ///
-    /// Every attached queue pair gets a copy of a message whose Q_Key fits, those of the sender's own device included.
-    /// To send to a group, make an address handle with its GID and send to [`Qpn::MULTICAST`](super::Qpn::MULTICAST).
+    /// Every attached queue pair with a matching Q_Key receives a copy of a message, including those of the sender's
+    /// own device. To send to a group, make an address handle with its GID and send to
+    /// [`Qpn::MULTICAST`](super::Qpn::MULTICAST).
     ///
     /// # Errors
-    /// It is no datagram queue pair, or `gid` is no group's; [`ErrorKind::ResourceLimit`] at the device's
-    /// `max_mcast_grp` or `max_mcast_qp_attach`; the system refuses to join.
+    /// It is not a datagram queue pair, or `gid` is not that of a group; [`ErrorKind::ResourceLimit`] at the device's
+    /// `max_mcast_grp` or `max_mcast_qp_attach`; the system refuses to join the group.
     ///
     /// ```
     /// use std::net::Ipv4Addr;
@@ -85,7 +85,7 @@ impl QueuePair {
         self.inner().attach_mcast(gid)
     }
 
-    /// Ends what [`QueuePair::attach_mcast`] began (`ibv_detach_mcast`).
+    /// Detaches this queue pair from a multicast group (`ibv_detach_mcast`).
     ///
     /// # Errors
     /// The queue pair is not attached to the group.

@@ -7,9 +7,8 @@ use crate::provider::{self, Provider};
 
 /// A device that can be opened, of any provider.
 ///
-/// A software device exists for each network interface that is up: `soft_lo`, `soft_eth0`. Its GIDs are the
-/// interface's addresses. `soft:ADDRESS` names a device on one address of this machine, is always there and is never
-/// listed.
+/// A software device exists for each network interface that is up: `soft_lo`, `soft_eth0`. Its GIDs are the interface's
+/// addresses. `soft:ADDRESS` names a device on one address of this machine; it always exists and is never listed.
 #[derive(Clone)]
 pub struct Device {
     name: String,
@@ -17,20 +16,20 @@ pub struct Device {
 }
 
 impl Device {
-    /// The name that [`open`] takes.
+    /// Returns the name that [`open`] takes.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The kind of device, for example `soft`.
+    /// Returns the name of the device's provider, for example `soft`.
     pub fn provider_name(&self) -> &'static str {
         self.provider.name()
     }
 
-    /// Opens the device (`ibv_open_device`). A device may be open many times, each opening stands for itself.
+    /// Opens the device (`ibv_open_device`). A device may be opened many times; the openings are independent.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`] if it is gone in the meantime; otherwise what the provider meets.
+    /// [`ErrorKind::NotFound`] if the device no longer exists; otherwise any error of the provider.
     ///
     /// ```
     /// for device in rdma_verbs::verbs::devices()? {
@@ -50,10 +49,10 @@ impl fmt::Debug for Device {
     }
 }
 
-/// All devices of all providers that exist now (`ibv_get_device_list`).
+/// Returns all devices of all providers that exist now (`ibv_get_device_list`).
 ///
 /// # Errors
-/// Fails only if no provider could look for devices.
+/// The last provider's error, if providers failed to list their devices and no device was found.
 ///
 /// ```
 /// let devices = rdma_verbs::verbs::devices()?;
@@ -77,11 +76,11 @@ pub fn devices() -> Result<Vec<Device>> {
 
 /// Opens a device by name: one of [`devices`], or `soft:ADDRESS` for the software transport on one address.
 ///
-/// Nothing is bound and no thread is started for an address before it is used.
+/// No socket is bound and no thread is started for an address before it is used.
 ///
 /// # Errors
 /// [`ErrorKind::NotFound`] if no provider has a device of that name. The text lists the names that exist, and says what
-/// to install if it may be an adapter's and libibverbs is missing.
+/// to install if the name may be an adapter's and libibverbs is missing.
 ///
 /// ```
 /// use rdma_verbs::verbs;
@@ -107,7 +106,7 @@ pub fn open(name: &str) -> Result<Context> {
     Err(Error::new("open_device", ErrorKind::NotFound, message))
 }
 
-/// Why providers that could have such a device have none on this machine, as the end of a sentence.
+/// Says why providers that could have such a device are unavailable on this machine, as the end of a sentence.
 fn missing_for(name: &str) -> String {
     let providers = provider::providers();
     if providers.iter().any(|provider| name.starts_with(provider.name())) {
@@ -117,7 +116,7 @@ fn missing_for(name: &str) -> String {
     reasons.map(|reason| format!("; {reason}")).collect()
 }
 
-/// Whether the name says which provider is meant, as `soft:192.0.2.1` does; that provider's error is then the answer.
+/// Returns whether the name names its provider, as `soft:192.0.2.1` does; that provider's error is then final.
 fn is_for(name: &str, provider: &str) -> bool {
     name.split_once(':').is_some_and(|(before, _)| before == provider)
 }

@@ -8,13 +8,13 @@ use super::memory_region::resolve_in;
 use super::{AccessFlags, Context, MemoryRegion, ProtectionDomain, Result};
 use crate::provider;
 
-/// Memory of the device itself (`ibv_dm`). On the software transport it is this host's.
+/// Memory of the device itself (`ibv_dm`). The software transport uses host memory.
 ///
-/// This host copies bytes in and out; requests and peers reach what of it was registered with
+/// This host copies bytes in and out; requests and peers access the parts that are registered with
 /// [`ProtectionDomain::reg_dm_mr`].
 ///
-/// A handle: clones name the same memory. It is freed when the last handle and the last region of it are gone. (In the
-/// C API regions hinder freeing. Here a value cannot be kept from being dropped.)
+/// A handle: clones name the same memory. It is freed when the last handle and the last region of it are dropped. (In
+/// the C API, regions make freeing fail. In Rust, a drop cannot fail.)
 ///
 /// ```
 /// use rdma_verbs::verbs::{self, AccessFlags};
@@ -41,18 +41,19 @@ impl Context {
     /// Allocates zeroed device memory (`ibv_alloc_dm`).
     ///
     /// # Errors
-    /// `len` is 0; [`ErrorKind::ResourceLimit`](super::ErrorKind::ResourceLimit) if of the device's `max_dm_size` so
-    /// much is not left; [`ErrorKind::Unsupported`](super::ErrorKind::Unsupported) if the device has none.
+    /// `len` is 0; [`ErrorKind::ResourceLimit`](super::ErrorKind::ResourceLimit) if less than `len` of the device's
+    /// `max_dm_size` is left; [`ErrorKind::Unsupported`](super::ErrorKind::Unsupported) if the device has no such
+    /// memory.
     ///
     /// [`DeviceMemory`] has an example.
     pub fn alloc_dm(&self, len: usize) -> Result<DeviceMemory> {
         self.alloc_dm_aligned(len, 0)
     }
 
-    /// As [`Context::alloc_dm`]; its first address is a multiple of two to the power of `log_align_req`.
+    /// Allocates memory as [`Context::alloc_dm`], aligned to 2^`log_align_req` bytes.
     ///
     /// # Errors
-    /// As [`Context::alloc_dm`]; also if the device has no memory that is aligned so.
+    /// As [`Context::alloc_dm`]; also if the device does not support the alignment.
     ///
     /// ```
     /// use rdma_verbs::verbs;
@@ -70,22 +71,22 @@ impl Context {
 }
 
 impl DeviceMemory {
-    /// The device it belongs to.
+    /// Returns the device that the memory belongs to.
     pub fn context(&self) -> &Context {
         &self.context
     }
 
-    /// Size in bytes.
+    /// Returns the size in bytes.
     pub fn len(&self) -> usize {
         self.inner.length() as usize
     }
 
-    /// Always false: it has at least one byte.
+    /// Always returns false: it has at least one byte.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Copies bytes to it, from `offset` on (`ibv_memcpy_to_dm`), in no promised order.
+    /// Copies bytes to it, starting at `offset` (`ibv_memcpy_to_dm`), in unspecified order.
     ///
     /// # Errors
     /// The range does not lie within it.
@@ -102,8 +103,8 @@ impl DeviceMemory {
         self.inner.copy_in(offset as u64, data)
     }
 
-    /// Copies bytes from it, from `offset` on (`ibv_memcpy_from_dm`). Bytes that somebody changes at the same moment
-    /// may be old or new, each for itself.
+    /// Copies bytes from it, starting at `offset` (`ibv_memcpy_from_dm`). A byte that is written concurrently has its
+    /// old or its new value, independently of the others.
     ///
     /// # Errors
     /// The range does not lie within it.
@@ -116,13 +117,13 @@ impl ProtectionDomain {
     /// Registers a part of device memory (`ibv_reg_dm_mr`). Requests name its first byte by 0: the device adds
     /// [`AccessFlags::ZERO_BASED`] to `access`.
     ///
-    /// An adapter's memory is not this process's: the region's own methods cannot reach it, those of the memory can.
-    /// The region keeps the memory. Parts may overlap, and be of several domains. [`MemoryRegion::dereg`] gives the
-    /// part back as a [`Memory`](super::Memory), to be dropped.
+    /// An adapter's memory is not part of this process: only the methods of [`DeviceMemory`] can access it, not those
+    /// of the region. The region keeps the memory alive. Parts may overlap, and belong to several domains.
+    /// [`MemoryRegion::dereg`] returns the part as a [`Memory`](super::Memory), to be dropped.
     ///
     /// # Errors
     /// As [`ProtectionDomain::reg_mr`]; the range does not lie within the memory; `access` has
-    /// [`AccessFlags::ON_DEMAND`] or [`AccessFlags::HUGETLB`]; the memory is another device's.
+    /// [`AccessFlags::ON_DEMAND`] or [`AccessFlags::HUGETLB`]; the memory belongs to another device.
     ///
     /// [`DeviceMemory`](super::DeviceMemory) has an example.
     pub fn reg_dm_mr(

@@ -1,4 +1,4 @@
-//! Memory behind a descriptor.
+//! Memory behind a file descriptor.
 
 use std::os::fd::AsFd;
 
@@ -6,24 +6,24 @@ use super::{AccessFlags, MemoryRegion, ProtectionDomain, Result};
 use crate::provider::DmaBufInit;
 
 impl ProtectionDomain {
-    /// Registers memory behind a descriptor (`ibv_reg_dmabuf_mr`): `len` bytes of a dma-buf from `offset`. Requests
-    /// name the first one by `iova`, or by the address at which it is mapped if that is `None`.
+    /// Registers memory behind a file descriptor (`ibv_reg_dmabuf_mr`): `len` bytes of a dma-buf from `offset`.
+    /// Requests name its first byte by `iova`, or by its mapped address if that is `None`.
     ///
-    /// Adapters access a dma-buf without a mapping: the region's own methods cannot reach it, and without `iova`
+    /// Adapters access a dma-buf without a mapping: the region's own methods cannot access it, and without `iova`
     /// requests name its bytes by their offsets in the dma-buf.
     ///
-    /// The software transport maps it with `mmap`, for writing too if `access` has
-    /// [`AccessFlags::LOCAL_WRITE`], and has the kernel make all copies. So it takes whatever can be mapped so
-    /// and consists of ordinary pages, memfds and files included; memory of other devices, such as that of
-    /// graphics cards, is refused. The descriptor may be closed afterwards: the mapping belongs to the region,
-    /// and goes with it, or with the [`Memory`](super::Memory) that [`MemoryRegion::dereg`] gives back. If
-    /// memory behind it vanishes (a file is truncated), requests fail as those of
-    /// [`Memory::file`](super::Memory::file) do.
+    /// The software transport maps it with `mmap`, for writing too if `access` has [`AccessFlags::LOCAL_WRITE`], and
+    /// lets the kernel make all copies. So it accepts anything that can be mapped this way and consists of ordinary
+    /// pages, memfds and files included; memory of other devices, such as graphics cards, is refused. The descriptor
+    /// may be closed afterwards: the mapping belongs to the region, and ends with it or with the
+    /// [`Memory`](super::Memory) that [`MemoryRegion::dereg`] returns. If the memory behind it vanishes (a file is
+    /// truncated), requests fail as for [`Memory::file`](super::Memory::file).
     ///
     /// # Errors
     /// As [`ProtectionDomain::reg_mr`]; the range does not lie within the descriptor;
-    /// [`ErrorKind::Unsupported`](super::ErrorKind::Unsupported) if it cannot be mapped, or consists of other memory;
-    /// [`ErrorKind::PermissionDenied`](super::ErrorKind::PermissionDenied) if it is not open for what `access` needs.
+    /// [`ErrorKind::Unsupported`](super::ErrorKind::Unsupported) if it cannot be mapped, or does not consist of
+    /// ordinary pages; [`ErrorKind::PermissionDenied`](super::ErrorKind::PermissionDenied) if it is not opened with the
+    /// permissions that `access` needs.
     ///
     /// ```
     /// use rdma_verbs::verbs::{self, AccessFlags, ErrorKind};

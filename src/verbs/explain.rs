@@ -1,7 +1,7 @@
-//! Why a request failed, in two sentences: what happened and most likely why; what was last heard of the peer, and what
-//! to try. Where packets may have been lost on a path with a congestion controller, a third one judges the path.
+//! Explanations of failures in two sentences: what happened and most likely why; what was last heard from the peer, and
+//! what to try. If packets may have been lost on a path with a congestion controller, a third sentence judges the path.
 //!
-//! Everything is concluded from what this end knows. Where that cannot tell two causes apart, both are named, the
+//! All conclusions come from this end's records. If they cannot tell two causes apart, the text names both, the
 //! likelier one first. `docs/explanations.md` has the table.
 
 mod local;
@@ -33,10 +33,10 @@ impl Diagnosis {
     }
 }
 
-/// Why a request failed.
+/// Explains why a request failed.
 pub(super) fn explain(error: &CompletionError, report: Option<&QueuePairReport>) -> String {
     let Some(report) = report else {
-        return format!("{error}: the queue pair is gone, and with it what it knew");
+        return format!("{error}: the queue pair is gone, and its records with it");
     };
     let diagnosis = match report.ending {
         Some(ending) if error.status == CompletionStatus::WorkRequestFlushedError => flushed(&ending, report),
@@ -45,17 +45,17 @@ pub(super) fn explain(error: &CompletionError, report: Option<&QueuePairReport>)
         }
         Some(Ending::PeerRequest(refused)) if refused.wr_id == Some(error.wr_id) => local::refused(&refused, report),
         _ => Diagnosis::new(
-            "the queue pair has been reset or connected anew since, so what it knew is forgotten",
+            "the queue pair has been reset or reconnected since, which cleared its records",
             "explain a failure before the next reset",
         ),
     };
     compose(&error.to_string(), &diagnosis, report)
 }
 
-/// Why an asynchronous event of the queue pair came.
+/// Explains an asynchronous event of the queue pair.
 pub(super) fn explain_event(event: &AsyncEvent, report: Option<&QueuePairReport>) -> String {
     let Some(report) = report else {
-        return format!("{event:?}: the queue pair is gone, and with it what it knew");
+        return format!("{event:?}: the queue pair is gone, and its records with it");
     };
     let diagnosis = match event {
         AsyncEvent::QueuePairFatal(_)
@@ -74,15 +74,15 @@ pub(super) fn explain_event(event: &AsyncEvent, report: Option<&QueuePairReport>
             "change attributes now, then go back to RTS",
         ),
         AsyncEvent::DeviceFatal => Diagnosis::new(
-            "the device's engine has failed, which is an error of its own; all its queue pairs are out of use",
-            "open the device anew, and report what the log says",
+            "the device's engine has failed, independently of this queue pair; all its queue pairs are unusable",
+            "reopen the device, and report what the log says",
         ),
         _ => Diagnosis::new("the event concerns the port, not this queue pair", "look at the interface"),
     };
     compose(&format!("{event:?}"), &diagnosis, report)
 }
 
-/// The two sentences; where packets may have been lost, a third one on the path.
+/// Composes the two sentences and, if packets may have been lost, a third one on the path.
 fn compose(headline: &str, diagnosis: &Diagnosis, report: &QueuePairReport) -> String {
     let text = format!("{headline}: {}. {}; {}", diagnosis.cause, evidence(report), diagnosis.advice);
     match path::of_failure(report).filter(|_| is_unanswered(report)) {
@@ -91,12 +91,12 @@ fn compose(headline: &str, diagnosis: &Diagnosis, report: &QueuePairReport) -> S
     }
 }
 
-/// Whether the queue pair ended because no answer came, which losses on its path may be the reason of.
+/// Returns whether the queue pair ended because no response came, possibly because of losses on its path.
 fn is_unanswered(report: &QueuePairReport) -> bool {
     matches!(&report.ending, Some(Ending::Request(failed)) if failed.status == CompletionStatus::RetryExceededError)
 }
 
-/// Why a request of this side failed.
+/// Diagnoses a failed request of this end.
 fn diagnose(failed: &FailedRequest, report: &QueuePairReport) -> Diagnosis {
     match failed.status {
         CompletionStatus::RetryExceededError if failed.cause == Cause::SequenceErrorsExceeded => {
@@ -112,7 +112,7 @@ fn diagnose(failed: &FailedRequest, report: &QueuePairReport) -> Diagnosis {
     }
 }
 
-/// What ended the queue pair.
+/// Diagnoses what ended the queue pair.
 fn ended(ending: &Ending, report: &QueuePairReport) -> Diagnosis {
     match ending {
         Ending::Request(failed) => {
@@ -123,7 +123,7 @@ fn ended(ending: &Ending, report: &QueuePairReport) -> Diagnosis {
         Ending::PeerRequest(refused) => local::refused(refused, report),
         Ending::Application => Diagnosis::new(
             "the application moved the queue pair to ERR with modify, which flushes everything",
-            "nothing is wrong if that was meant; otherwise look for who calls modify",
+            "nothing is wrong if that was meant; otherwise find the caller of modify",
         ),
         Ending::CompletionQueueOverflow => local::overflow(report),
         Ending::Panic => Diagnosis::new(
@@ -133,7 +133,7 @@ fn ended(ending: &Ending, report: &QueuePairReport) -> Diagnosis {
     }
 }
 
-/// Flushed requests fail for the reason of the first failure.
+/// Diagnoses a flushed request, whose cause is that of the first failure.
 fn flushed(ending: &Ending, report: &QueuePairReport) -> Diagnosis {
     let Diagnosis { cause, advice } = ended(ending, report);
     match ending {
@@ -142,7 +142,7 @@ fn flushed(ending: &Ending, report: &QueuePairReport) -> Diagnosis {
     }
 }
 
-/// What was last heard of the peer, and what else was counted.
+/// Says what was last heard from the peer, and which counters matter.
 fn evidence(report: &QueuePairReport) -> String {
     let mut text = match (report.last_heard(), report.peer_address()) {
         (_, None) if unreliable::is_datagram(report) => "A datagram queue pair has no peer of its own".to_owned(),
@@ -184,7 +184,7 @@ fn details(report: &QueuePairReport) -> Vec<String> {
     details
 }
 
-/// What was tried when no usable answer came.
+/// Says how often a request was retried without a usable response.
 fn tries(failed: &FailedRequest, report: &QueuePairReport) -> String {
     let allowed = report.status.attributes.retry_cnt.unwrap_or(0);
     match report.status.attributes.timeout {
@@ -196,7 +196,7 @@ fn tries(failed: &FailedRequest, report: &QueuePairReport) -> String {
     }
 }
 
-/// A request in words.
+/// Describes a request in words.
 fn name(failed: &FailedRequest) -> String {
     format!("a {} of {} bytes", operation_name(&failed.operation), failed.length)
 }
@@ -214,7 +214,7 @@ fn operation_name(operation: &Operation) -> &'static str {
     }
 }
 
-/// A duration as people say it.
+/// Formats a duration in the unit that suits it.
 fn time(duration: Duration) -> String {
     match duration.as_micros() {
         0..1_000 => format!("{} µs", duration.as_micros()),

@@ -1,4 +1,4 @@
-//! A device that does nothing but remember what it was asked, to test the verbs tier alone.
+//! A device that only records its calls, to test the verbs tier alone.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -10,10 +10,10 @@ use crate::memory::{Backing, Region, RegionTable, RegisterOptions};
 use crate::provider::{self, CompletionQueueInit, Error, ErrorKind, QueuePairInit, Result};
 use crate::types::*;
 
-/// Requests that fit a queue of a fake queue pair.
+/// Number of requests that fit a queue of a fake queue pair.
 pub(super) const QUEUE_LIMIT: usize = 4;
 
-/// A posted request, with what it pointed to.
+/// A posted request, with copies of its SGEs and inline data.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Posted {
     pub(super) wr_id: u64,
@@ -22,7 +22,7 @@ pub(super) struct Posted {
     pub(super) inline: Vec<u8>,
 }
 
-/// What the fake remembers.
+/// The calls that the fake recorded, and the completions that it returns.
 #[derive(Default)]
 pub(super) struct Log {
     pub(super) posted: Vec<Posted>,
@@ -39,7 +39,7 @@ pub(super) struct Fake {
 }
 
 impl Fake {
-    /// A device at 10.0.0.`host`.
+    /// Opens a device at 10.0.0.`host`.
     pub(super) fn open(host: u8) -> (super::Context, Arc<Mutex<Log>>) {
         let log = Arc::default();
         let fake = Fake {

@@ -9,35 +9,36 @@ use super::{
 use crate::memory::Backing;
 
 /// All memory of this process as one region (an implicit on-demand region: `ibv_reg_mr` of address 0 and length
-/// `SIZE_MAX`). Requests name any memory without registering it first, memory that is allocated later included.
+/// `SIZE_MAX`). Requests may name any memory without registering it first, including memory allocated later.
 ///
-/// Pages are looked up when they are accessed. One that is not there, or must not be written, fails the request and
-/// never raises a signal: as for memory of [`ProtectionDomain::reg_mr_raw`].
+/// Pages are looked up on access. A page that is not mapped, or not writable, fails the request and never raises a
+/// signal, as for memory of [`ProtectionDomain::reg_mr_raw`].
 ///
 /// Dropping it deregisters it, and frees nothing.
 pub struct ImplicitMemoryRegion {
-    /// Of no length towards its own methods, which are safe: [`ImplicitMemoryRegion::slice`] is the way to the bytes.
+    /// Has length 0 for its own methods, which are safe: only [`ImplicitMemoryRegion::slice`] gives access to the
+    /// bytes.
     region: MemoryRegion,
 }
 
 impl ProtectionDomain {
     /// Registers all memory of this process, now and later, as one region; [`AccessFlags::ON_DEMAND`] is added to
-    /// `access`. The device says in [`DeviceAttributes::odp_caps`](super::DeviceAttributes::odp_caps) whether it can.
+    /// `access`. [`DeviceAttributes::odp_caps`](super::DeviceAttributes::odp_caps) says whether the device supports it.
     ///
-    /// With remote rights the region opens everything to whoever knows its key: each allocation, the stacks, the
-    /// program and this library's own state. Memory windows, bound to slices of a region without remote rights, give
-    /// peers just what they need.
+    /// With remote access flags the region exposes everything to every peer that knows its key: all allocations, the
+    /// stacks, the program and this library's own state. Memory windows, bound to slices of a region without remote
+    /// access flags, give peers just what they need.
     ///
     /// # Safety
-    /// Only remote rights in `access` ask for a promise; requests of this process name bytes by
+    /// Only remote access flags in `access` require a promise; requests of this process name bytes by
     /// [`ImplicitMemoryRegion::slice`], which has its own. The promise is that as long as the region exists, every
-    /// request that names its key from afar, of a peer or of a queue pair of this process, names only bytes for which
-    /// what [`ProtectionDomain::reg_mr_raw`] asks for holds while the request may access them, and which the program
-    /// took from [`ImplicitMemoryRegion::remote`] or exposed
+    /// request that uses its key as a remote key, from a peer or from a queue pair of this process, names only bytes
+    /// that meet the requirements of [`ProtectionDomain::reg_mr_raw`] while the request may access them, and that the
+    /// program took from [`ImplicitMemoryRegion::remote`] or exposed
     /// ([`expose_provenance`](https://doc.rust-lang.org/std/primitive.pointer.html#method.expose_provenance)).
     ///
     /// # Errors
-    /// As [`ProtectionDomain::reg_mr`]; [`ErrorKind::Unsupported`] on a device of a provider that is not this crate's.
+    /// As [`ProtectionDomain::reg_mr`]; [`ErrorKind::Unsupported`] on a device of a provider outside this crate.
     ///
     /// ```
     /// use std::time::Duration;
@@ -51,7 +52,7 @@ impl ProtectionDomain {
     /// // SAFETY: no peer can reach it.
     /// let all = unsafe { pd.reg_mr_implicit(AccessFlags::LOCAL_WRITE)? };
     /// let mut message = *b"never registered";
-    /// // SAFETY: nobody touches `message` until the request that names it has completed.
+    /// // SAFETY: `message` is not touched until the request that names it has completed.
     /// let piece = unsafe { all.slice(message.as_mut_ptr(), message.len())? };
     /// qp.post_send(&[SendRequest::write(piece, inbox.remote()).signaled()])?;
     /// cq.wait(Duration::from_secs(10))?.result()?;
@@ -68,10 +69,10 @@ impl ProtectionDomain {
             );
             return Err(Error::new("reg_mr", ErrorKind::Unsupported, message));
         }
-        // SAFETY: from afar the key names only what the caller promised. In this process the device's provider is this
-        // crate's, so nobody posts the key but the verbs tier, which takes ranges of regions alone: those of this one
-        // come from `slice`, whose callers promise the same, and so do windows bound to them. The region's own methods
-        // find no bytes.
+        // SAFETY: as a remote key, the key names only what the caller promised. In this process the device's provider
+        // is this crate's, so only the verbs tier posts the key, and it takes only ranges of regions: those of this
+        // region come from `slice`, whose callers promise the same, and so do windows bound to them. The region's own
+        // methods reach no bytes.
         let backing = unsafe { Backing::address_space() };
         let options = RegisterOptions { access: access | AccessFlags::ON_DEMAND, ..RegisterOptions::default() };
         Ok(ImplicitMemoryRegion { region: self.register(backing, &options)?.without_bytes() })
@@ -79,33 +80,33 @@ impl ProtectionDomain {
 }
 
 impl ImplicitMemoryRegion {
-    /// Access rights.
+    /// Returns the access flags.
     pub fn access(&self) -> AccessFlags {
         self.region.access()
     }
 
-    /// The protection domain it belongs to.
+    /// Returns the protection domain that the region belongs to.
     pub fn protection_domain(&self) -> &ProtectionDomain {
         self.region.protection_domain()
     }
 
-    /// The key by which peers name it.
+    /// Returns the key by which peers name the region.
     pub fn rkey(&self) -> Rkey {
         self.region.rkey()
     }
 
-    /// What a peer needs to reach `len` bytes from `addr`. Their provenance is exposed.
+    /// Returns what a peer needs to access `len` bytes from `addr`, and exposes their provenance.
     pub fn remote(&self, addr: *mut u8, len: usize) -> RemoteMemory {
         RemoteMemory::new(addr.expose_provenance() as u64, self.rkey(), len as u64)
     }
 
-    /// `len` bytes from `addr` for requests of this process, for windows, and for advice. Whether they are there is
-    /// found out when they are accessed.
+    /// Returns `len` bytes from `addr` as a range for requests of this process, for windows, and for advice. Whether
+    /// they are mapped is checked only on access.
     ///
     /// # Safety
-    /// Until every request that names the range has completed, and every window that was bound to it leads elsewhere
-    /// or nowhere, the bytes are as [`ProtectionDomain::reg_mr_raw`] asks for: others may read them at any time, and
-    /// change them, if the requests or windows do.
+    /// Until every request that names the range has completed, and every window bound to it is rebound or invalidated,
+    /// the bytes must meet the requirements of [`ProtectionDomain::reg_mr_raw`]: others may read them at any time, and
+    /// write them if the requests or windows do.
     ///
     /// # Errors
     /// The range passes the end of the address space.
@@ -122,15 +123,15 @@ impl ImplicitMemoryRegion {
     /// Deregisters the region and keeps the object; see [`MemoryRegion::revoke`].
     ///
     /// # Errors
-    /// What the provider meets; the software transport cannot fail here.
+    /// Any error of the provider; the software transport has none.
     pub fn revoke(&self) -> Result<()> {
         self.region.revoke()
     }
 
-    /// Deregisters the region (`ibv_dereg_mr`): when it returns, nothing accesses memory through it any more.
+    /// Deregisters the region (`ibv_dereg_mr`): once it returns, nothing accesses memory through it.
     ///
     /// # Errors
-    /// What the provider meets; the software transport cannot fail here.
+    /// Any error of the provider; the software transport has none.
     pub fn dereg(self) -> Result<()> {
         self.region.revoke()
     }

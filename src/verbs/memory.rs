@@ -9,28 +9,29 @@ use crate::memory::Backing;
 /// Memory that can be registered: allocated here, mapped from a file, or moved in.
 ///
 /// [`ProtectionDomain::reg_mr`](super::ProtectionDomain::reg_mr) takes it, and
-/// [`MemoryRegion::dereg`](super::MemoryRegion::dereg) gives it back, to be registered again, or unpacked if it was
-/// moved in. A raw range can be registered again only with
-/// [`ProtectionDomain::reg_mr_raw`](super::ProtectionDomain::reg_mr_raw), because what was promised for it has ended.
+/// [`MemoryRegion::dereg`](super::MemoryRegion::dereg) returns it, to be registered again, or unpacked if it was moved
+/// in. A raw range can be registered again only with
+/// [`ProtectionDomain::reg_mr_raw`](super::ProtectionDomain::reg_mr_raw), because its safety promise ended with its
+/// region.
 pub struct Memory {
     backing: Backing,
 }
 
 impl Memory {
-    /// `len` zeroed bytes of the library's own, page-aligned, not shared with other processes.
+    /// Allocates `len` zeroed bytes, page-aligned and not shared with other processes.
     ///
     /// # Errors
-    /// `len` is 0, or the system has not that much memory.
+    /// `len` is 0, or the system lacks the memory.
     pub fn anonymous(len: usize) -> Result<Self> {
         let backing = Backing::anonymous(len)
             .map_err(|error| Error::from_io("reg_mr", format!("cannot allocate {len} bytes"), error))?;
         Ok(Self { backing })
     }
 
-    /// `len` bytes of a file from `offset`, mapped shared: what is written to the region is written to the file.
+    /// Maps `len` bytes of a file from `offset`, shared: a write to the region is a write to the file.
     ///
     /// The file may change or shrink under the mapping. An access beyond its end then fails the request, not the
-    /// process. With `writable` false, the region cannot have any right to write.
+    /// process. If `writable` is false, the region cannot have access flags that permit writing.
     ///
     /// # Errors
     /// The range does not lie within the file, or the system refuses to map it.
@@ -58,28 +59,28 @@ impl Memory {
         Ok(Self { backing })
     }
 
-    /// The `Vec` that was moved in, with whatever was written to it since.
+    /// Returns the `Vec` that was moved in, with everything written to it since.
     ///
     /// # Errors
-    /// Gives the memory back if it is of another kind.
+    /// Returns the memory unchanged if it is of another kind.
     pub fn into_vec(self) -> Result<Vec<u8>, Self> {
         self.backing.into_vec().map_err(|backing| Self { backing })
     }
 
-    /// The box that was moved in, with whatever was written to it since.
+    /// Returns the box that was moved in, with everything written to it since.
     ///
     /// # Errors
-    /// Gives the memory back if it is of another kind.
+    /// Returns the memory unchanged if it is of another kind.
     pub fn into_boxed_slice(self) -> Result<Box<[u8]>, Self> {
         self.backing.into_boxed_slice().map_err(|backing| Self { backing })
     }
 
-    /// Size in bytes.
+    /// Returns the size in bytes.
     pub fn len(&self) -> usize {
         self.backing.len()
     }
 
-    /// Whether there are no bytes.
+    /// Returns whether the size is 0.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -88,8 +89,8 @@ impl Memory {
         Self { backing }
     }
 
-    /// For a registration that nobody promises anything for. What was promised for a raw range ended with its region:
-    /// by now its owner may look at the bytes, or others may lie there.
+    /// Returns the backing for a registration without a safety promise. The promise for a raw range ended with its
+    /// region: by now its owner may access the bytes, or other memory may be mapped there.
     pub(super) fn into_registrable(self, verb: &'static str) -> Result<Backing, RefusedMemory> {
         let message = match &self.backing {
             backing if backing.is_raw() => {
@@ -111,7 +112,7 @@ impl Memory {
 pub struct RefusedMemory {
     /// Why it was refused.
     pub error: Error,
-    /// The memory, as it was given.
+    /// The memory, unchanged.
     pub memory: Memory,
 }
 

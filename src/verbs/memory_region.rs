@@ -10,17 +10,17 @@ use crate::memory::{AccessError, Region};
 use crate::provider;
 use crate::types::Sge;
 
-/// Registered memory (`ibv_mr`): the device may access it, and peers too, as far as its access rights say.
+/// Registered memory (`ibv_mr`): the device may access it, and so may peers, as far as its access flags allow.
 ///
-/// Since others may change the bytes at any time, they are never handed out as a slice. Copies
-/// ([`MemoryRegion::read_at`], [`MemoryRegion::write_at`]) see or make changes byte by byte in no promised order.
-/// Whoever needs an order uses the atomics: what was written before a `store_release` is seen by whoever saw it through
-/// a `load_acquire`. A message of a peer is placed in ascending order, its last bytes last, so a program may also wait
-/// for the last aligned word of a WRITE with `load_acquire`.
+/// Others may change the bytes at any time, so they are never exposed as a slice. Copies ([`MemoryRegion::read_at`],
+/// [`MemoryRegion::write_at`]) read or write byte by byte in unspecified order. Use the atomics where ordering matters:
+/// a `load_acquire` that sees the value of a `store_release` also sees everything written before that store. A peer's
+/// message is placed in ascending address order, its last bytes last, so a program may also wait for the last aligned
+/// word of a WRITE with `load_acquire`.
 ///
-/// Dropping a region deregisters it and frees the memory. When that returns, nothing accesses the memory any more;
-/// requests that still name it end in a local protection error, and memory windows that are bound to it lead nowhere.
-/// (In the C API bound windows hinder deregistration. Here a value cannot be kept from being dropped.)
+/// Dropping a region deregisters it and frees the memory. Once that returns, nothing accesses the memory; requests that
+/// still name it complete with a local protection error, and memory windows bound to it are invalidated. (In the C API,
+/// bound windows make deregistration fail. In Rust, a drop cannot fail.)
 ///
 /// ```
 /// use rdma_verbs::verbs::{self, AccessFlags};
@@ -44,7 +44,7 @@ pub struct MemoryRegion {
     revoked: AtomicBool,
 }
 
-/// The provider's object; deregisters when it is dropped, whatever happens to the parts of [`MemoryRegion`].
+/// The provider's object. Dropping it deregisters, however [`MemoryRegion`] is taken apart.
 struct Registration(Arc<dyn provider::MemoryRegion>);
 
 impl Drop for Registration {
@@ -70,60 +70,62 @@ impl MemoryRegion {
         }
     }
 
-    /// The same, but its own methods find no bytes in it.
+    /// Returns the region with length 0, so that its own methods reach no bytes.
     pub(super) fn without_bytes(mut self) -> Self {
         self.len = 0;
         self
     }
 
-    /// The bytes, unless its methods must not find them.
+    /// Returns the bytes; out of bounds if its own methods must not reach them.
     #[inline]
     fn bytes(&self) -> Result<&Region, AccessError> {
         if self.len > 0 { Ok(&self.region) } else { Err(AccessError::OutOfBounds) }
     }
 
-    /// A part of a region that finds no bytes by itself; the caller answers for it.
+    /// Returns a range of a region whose own methods reach no bytes. The bounds are not checked; the caller guarantees
+    /// them.
     pub(super) fn range_unchecked(&self, offset: usize, len: usize) -> RegionRange<'_> {
         RegionRange { region: self, offset, len }
     }
 
-    /// Size in bytes.
+    /// Returns the size in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are no bytes.
+    /// Returns whether the size is 0.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Access rights.
+    /// Returns the access flags.
     pub fn access(&self) -> AccessFlags {
         self.access
     }
 
-    /// The protection domain it belongs to.
+    /// Returns the protection domain that the region belongs to.
     pub fn protection_domain(&self) -> &ProtectionDomain {
         &self.domain
     }
 
-    /// The address by which requests name the first byte.
+    /// Returns the address by which requests name the first byte.
     pub fn iova(&self) -> u64 {
         self.iova
     }
 
-    /// The key by which this host's requests name the region. [`RegionRange`] carries it; it is of interest only when
+    /// Returns the key by which this host's requests name the region. [`RegionRange`] carries it; it matters only when
     /// reading a capture.
     pub fn lkey(&self) -> Lkey {
         self.lkey
     }
 
-    /// The key by which peers name the region.
+    /// Returns the key by which peers name the region.
     pub fn rkey(&self) -> Rkey {
         self.registration.0.rkey()
     }
 
-    /// What a peer needs to reach the whole region: address, key and length. To be sent to it by any way.
+    /// Returns what a peer needs to access the whole region: address, key and length. Send it to the peer over any
+    /// channel.
     ///
     /// ```
     /// use rdma_verbs::verbs::{self, AccessFlags};
@@ -138,7 +140,8 @@ impl MemoryRegion {
         RemoteMemory::new(self.iova, self.rkey(), self.len as u64)
     }
 
-    /// A part of the region for a request. The range counts bytes from the region's start; `..` is all.
+    /// Returns a part of the region for a request. The range counts bytes from the region's start; `..` is the whole
+    /// region.
     ///
     /// # Errors
     /// The range does not lie within the region.
@@ -157,9 +160,9 @@ impl MemoryRegion {
         Ok(RegionRange { region: self, offset, len })
     }
 
-    /// Copies bytes out of the region, from `offset` on.
+    /// Copies bytes out of the region, starting at `offset`.
     ///
-    /// Bytes that somebody changes at the same moment may be old or new, each for itself.
+    /// A byte that is written concurrently has its old or its new value, independently of the others.
     ///
     /// # Errors
     /// The range does not lie within the region; or the memory behind the region is gone (raw and file memory only).
@@ -168,7 +171,8 @@ impl MemoryRegion {
         result.map_err(|error| self.access_error("read_at", offset, out.len(), error))
     }
 
-    /// Copies bytes into the region, from `offset` on. The region's access rights bind the device and peers, not this.
+    /// Copies bytes into the region, starting at `offset`. The region's access flags restrict the device and peers, not
+    /// this method.
     ///
     /// # Errors
     /// The range does not lie within the region; or the memory behind the region is gone (raw and file memory only).
@@ -196,8 +200,8 @@ impl MemoryRegion {
         Ok(bytes)
     }
 
-    /// Adds to the aligned 8-byte word at `offset` (host byte order, modulo 2^64) and returns the value before. Atomic
-    /// against peers' atomics too, on devices whose `atomic_cap` is global.
+    /// Adds to the aligned 8-byte word at `offset` (host byte order, modulo 2^64) and returns the previous value.
+    /// Acquires and releases. Also atomic with respect to peers' atomics on devices whose `atomic_cap` is global.
     ///
     /// # Errors
     /// As [`MemoryRegion::load_acquire_u64`].
@@ -206,8 +210,8 @@ impl MemoryRegion {
         result.map_err(|error| self.access_error("fetch_add_u64", offset, 8, error))
     }
 
-    /// Replaces the aligned 8-byte word at `offset` (host byte order) by `new` if it is `current`. Returns the value
-    /// before: it was replaced if that is `current`. Atomic as [`MemoryRegion::fetch_add_u64`].
+    /// Replaces the aligned 8-byte word at `offset` (host byte order) with `new` if it is `current`. Returns the
+    /// previous value: the word was replaced if that is `current`. Atomic as [`MemoryRegion::fetch_add_u64`].
     ///
     /// # Errors
     /// As [`MemoryRegion::load_acquire_u64`].
@@ -216,14 +220,14 @@ impl MemoryRegion {
         result.map_err(|error| self.access_error("compare_exchange_u64", offset, 8, error))
     }
 
-    /// Deregisters the region and keeps the object: the keys are revoked now, this host can still copy.
+    /// Deregisters the region and keeps the object: the keys are revoked, but this host can still copy.
     ///
-    /// When it returns, neither the device nor a peer accesses the memory any more. Requests that still name it end in
-    /// a local protection error, later ones are refused. For regions that several threads share; otherwise use
+    /// Once it returns, neither the device nor a peer accesses the memory. Requests that still name it complete with a
+    /// local protection error, later ones are refused. Use it for regions that several threads share; otherwise use
     /// [`MemoryRegion::dereg`]. Revoking again does nothing.
     ///
     /// # Errors
-    /// What the provider meets; the software transport cannot fail here.
+    /// Any error of the provider; the software transport has none.
     ///
     /// ```
     /// use rdma_verbs::verbs::{self, AccessFlags, ReceiveRequest};
@@ -244,14 +248,13 @@ impl MemoryRegion {
         Ok(())
     }
 
-    /// Deregisters the region (`ibv_dereg_mr`) and gives the memory back.
+    /// Deregisters the region (`ibv_dereg_mr`) and returns the memory.
     ///
-    /// It waits only until the device's pass in progress has ended, never for requests: those that still name the
-    /// region end in a local protection error.
+    /// It waits only for the device's pass in progress, never for requests: those that still name the region complete
+    /// with a local protection error.
     ///
     /// # Errors
-    /// What the provider meets; the memory is then freed as soon as that is safe. The software transport cannot fail
-    /// here.
+    /// Any error of the provider; the memory is then freed as soon as that is safe. The software transport has none.
     pub fn dereg(self) -> Result<Memory> {
         let region = Arc::clone(&self.region);
         self.registration.0.revoke()?;
@@ -261,7 +264,8 @@ impl MemoryRegion {
         })
     }
 
-    /// The first byte in this process. Whoever dereferences it takes part in the rules of [`crate::memory`].
+    /// Returns the address of the first byte in this process. Code that dereferences it must follow the rules of
+    /// [`crate::memory`].
     pub(crate) fn as_mut_ptr(&self) -> *mut u8 {
         self.region.as_mut_ptr()
     }
@@ -270,14 +274,14 @@ impl MemoryRegion {
         &self.registration.0
     }
 
-    /// The memory of a region whose keys are gone, if nobody else holds it.
+    /// Returns the memory of a region whose keys are invalid, if nothing else holds it.
     pub(super) fn into_memory(self) -> Option<Memory> {
         let region = Arc::clone(&self.region);
         drop(self);
         Region::into_backing(region).ok().map(Memory::from_backing)
     }
 
-    /// Whether its keys are gone: deregistered here, or invalidated.
+    /// Returns whether its keys are invalid: the region was deregistered here, or its key invalidated.
     pub(super) fn is_revoked(&self) -> bool {
         self.revoked.load(Ordering::Acquire) || !self.region.is_valid()
     }
@@ -304,8 +308,8 @@ macro_rules! ordered_access {
             $(
                 #[doc = concat!("Reads the aligned ", $bytes, "-byte word at `offset`, in host byte order.")]
                 ///
-                /// What its writer wrote before it is visible afterwards, whether the writer was a peer's WRITE or a
-                /// `store_release` of this host.
+                /// Acquires: everything that its writer wrote before it is visible afterwards, whether a peer's WRITE
+                /// or a `store_release` of this host wrote it.
                 ///
                 /// # Errors
                 /// The word does not lie within the region or is not aligned in memory; or the memory behind the
@@ -327,7 +331,7 @@ macro_rules! ordered_access {
 
                 #[doc = concat!("Writes the aligned ", $bytes, "-byte word at `offset`, in host byte order.")]
                 ///
-                /// Whoever sees it, through a READ or a `load_acquire`, also sees what was written before it.
+                /// Releases: a READ or a `load_acquire` that sees the word also sees everything written before it.
                 ///
                 /// # Errors
                 #[doc = concat!("As [`MemoryRegion::", stringify!($load), "`].")]
@@ -358,9 +362,9 @@ impl fmt::Debug for MemoryRegion {
     }
 }
 
-/// A part of a region, to be named in requests. Only [`MemoryRegion::slice`] makes one, so its bounds are right and
-/// the region exists; and [`ImplicitMemoryRegion::slice`](super::ImplicitMemoryRegion::slice), for which the caller
-/// answers.
+/// A part of a region, for use in requests. [`MemoryRegion::slice`] checks its bounds, and the borrow keeps the region
+/// alive. [`ImplicitMemoryRegion::slice`](super::ImplicitMemoryRegion::slice) also makes one; its caller guarantees the
+/// bytes.
 ///
 /// ```
 /// use rdma_verbs::verbs::{self, AccessFlags};
@@ -378,32 +382,32 @@ pub struct RegionRange<'a> {
 }
 
 impl<'a> RegionRange<'a> {
-    /// The region.
+    /// Returns the region.
     pub fn region(&self) -> &'a MemoryRegion {
         self.region
     }
 
-    /// Where in the region it starts, in bytes.
+    /// Returns the offset from the region's start, in bytes.
     pub fn offset(&self) -> usize {
         self.offset
     }
 
-    /// Size in bytes.
+    /// Returns the size in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are no bytes.
+    /// Returns whether the size is 0.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// First address, as the region knows it, and length.
+    /// Returns the first address, counted from the region's `iova`, and the length.
     pub(super) fn extent(&self) -> (u64, u64) {
         (self.region.iova.wrapping_add(self.offset as u64), self.len as u64)
     }
 
-    /// The scatter-gather entry, if `length` bytes can be counted in one.
+    /// Returns the scatter-gather entry, or `None` if its length does not fit 32 bits.
     pub(super) fn to_sge(self) -> Option<Sge> {
         let length = u32::try_from(self.len).ok()?;
         // The region ends below 2^64, so this is exact; the wrap is for an empty range at the very end.
@@ -412,7 +416,7 @@ impl<'a> RegionRange<'a> {
     }
 }
 
-/// The whole region.
+/// Names the whole region.
 impl<'a> From<&'a MemoryRegion> for RegionRange<'a> {
     fn from(region: &'a MemoryRegion) -> Self {
         Self { region, offset: 0, len: region.len }
@@ -426,13 +430,13 @@ impl fmt::Debug for RegionRange<'_> {
     }
 }
 
-/// Start and length of a range within a region of `len` bytes.
+/// Returns start and length of a range within a region of `len` bytes.
 #[inline]
 pub(super) fn resolve(verb: &'static str, range: &impl RangeBounds<usize>, len: usize) -> Result<(usize, usize)> {
     resolve_in(verb, range, len, "the region")
 }
 
-/// Start and length of a range within the `len` bytes of `what`.
+/// Returns start and length of a range within the `len` bytes of `what`.
 #[inline]
 pub(super) fn resolve_in(
     verb: &'static str,

@@ -11,23 +11,23 @@ use super::{
 use crate::provider;
 use crate::types::{Lkey, Operation, SendFlags};
 
-/// A memory window (`ibv_mw`): a key of its own that lets peers into a part of a region, until it is taken away again.
+/// A memory window (`ibv_mw`): a separate key that gives peers access to a part of a region until it is invalidated.
 ///
 /// A window of type 1 is bound by [`QueuePair::bind_mw`], which makes a new key each time. Peers reach it through every
 /// queue pair of its protection domain.
 ///
-/// A window of type 2 is bound by [`SendRequest::bind_mw`], under a key of which the program says the lower eight bits.
-/// Peers reach it only through the queue pair that bound it (the standard's type 2B). Before it can be bound again its
+/// A window of type 2 is bound by [`SendRequest::bind_mw`], under a key whose lower eight bits the program chooses.
+/// Peers reach it only through the queue pair that bound it (the standard's type 2B). Before it can be bound again, its
 /// key must be invalidated: by [`SendRequest::local_invalidate`], or by the peer's
 /// [`SendRequest::send_with_invalidate`].
 ///
 /// Both kinds are bound by the send queue, in order. A bind begins when all earlier requests of the queue pair are
-/// complete, and later ones begin after it; so a message that tells the peer the key may be posted right behind it. A
-/// bind that fails completes with [`CompletionStatus::MemoryWindowBindError`](super::CompletionStatus) and takes the
-/// queue pair to the error state. The region needs [`AccessFlags::MEMORY_WINDOW_BIND`], and
-/// [`AccessFlags::LOCAL_WRITE`] if peers may write; it needs no remote rights.
+/// complete, and later ones begin after it; so a message that sends the key to the peer may be posted immediately after
+/// it. A bind that fails completes with [`CompletionStatus::MemoryWindowBindError`](super::CompletionStatus) and takes
+/// the queue pair to the error state. The region needs [`AccessFlags::MEMORY_WINDOW_BIND`], and
+/// [`AccessFlags::LOCAL_WRITE`] if peers may write; it needs no remote access flags.
 ///
-/// Dropping a window takes its key away. When the region goes, its windows lead nowhere.
+/// Dropping a window invalidates its key; deregistering the region invalidates its windows.
 ///
 /// ```
 /// use std::time::Duration;
@@ -41,7 +41,7 @@ use crate::types::{Lkey, Operation, SendFlags};
 /// let window = pd.alloc_mw(MemoryWindowType::Type2)?;
 /// let bind = MemoryWindowBind::new(mr.slice(1024..2048)?, AccessFlags::REMOTE_WRITE);
 /// let key = window.rkey_with(1);
-/// // To the peer, which is this queue pair itself here: `remote` leads to that kilobyte and to nothing else.
+/// // For the peer, which is this queue pair itself: `remote` gives access to that kilobyte and nothing else.
 /// let remote = bind.remote(key);
 /// qp.post_send(&[
 ///     SendRequest::bind_mw(&window, 1, &bind)?,
@@ -55,7 +55,7 @@ use crate::types::{Lkey, Operation, SendFlags};
 pub struct MemoryWindow {
     inner: Arc<dyn provider::MemoryWindow>,
     domain: ProtectionDomain,
-    /// The key of the last bind that was posted (type 1), or the one that it was allocated with.
+    /// The key of the last posted bind (type 1), or the key it was allocated with.
     key: AtomicU32,
 }
 
@@ -65,18 +65,18 @@ impl MemoryWindow {
         Self { inner, domain, key }
     }
 
-    /// Its kind.
+    /// Returns the window's type.
     pub fn kind(&self) -> MemoryWindowType {
         self.inner.kind()
     }
 
-    /// The protection domain it belongs to.
+    /// Returns the protection domain that the window belongs to.
     pub fn protection_domain(&self) -> &ProtectionDomain {
         &self.domain
     }
 
-    /// The key by which peers name it: for type 1 that of the last bind that was posted, for type 2 that of the last
-    /// one that was executed.
+    /// Returns the key by which peers name the window: for type 1 that of the last posted bind, for type 2 that of the
+    /// last executed bind.
     pub fn rkey(&self) -> Rkey {
         match self.kind() {
             MemoryWindowType::Type1 => Rkey(self.key.load(Ordering::Acquire)),
@@ -84,7 +84,7 @@ impl MemoryWindow {
         }
     }
 
-    /// The key that a bind with `tag` gives it: its upper 24 bits, and the tag below.
+    /// Returns the key that a bind with `tag` gives the window: its upper 24 bits, with the tag as the lower eight.
     ///
     /// ```
     /// # use rdma_verbs::verbs::{self, MemoryWindowType};
@@ -96,11 +96,11 @@ impl MemoryWindow {
         Rkey(self.key.load(Ordering::Acquire) & !0xff | u32::from(tag))
     }
 
-    /// Takes it out of the device, bound or not (`ibv_dealloc_mw`): when it returns, no peer reaches memory through it.
-    /// Dropping it does the same.
+    /// Deallocates the window, bound or not (`ibv_dealloc_mw`): once it returns, no peer accesses memory through it.
+    /// Dropping the window does the same.
     ///
     /// # Errors
-    /// What the provider meets; the software transport cannot fail here.
+    /// Any error of the provider; the software transport has none.
     pub fn dealloc(self) -> Result<()> {
         self.inner.dealloc()
     }
@@ -120,7 +120,7 @@ impl fmt::Debug for MemoryWindow {
     }
 }
 
-/// What a window shall be bound to (`ibv_mw_bind_info`), and how the request is to be posted.
+/// The range and access flags of a bind (`ibv_mw_bind_info`), and the options of its request.
 #[derive(Clone, Copy, Debug)]
 pub struct MemoryWindowBind<'a> {
     range: Option<RegionRange<'a>>,
@@ -130,30 +130,30 @@ pub struct MemoryWindowBind<'a> {
 }
 
 impl<'a> MemoryWindowBind<'a> {
-    /// Lets peers into `range` with the rights of `access`: remote ones, and the flushing ones that the region has.
-    /// Peers name its bytes by the region's addresses, or, with [`AccessFlags::ZERO_BASED`] (type 2 only), from 0 on.
+    /// Gives peers access to `range` as `access` says: remote flags, and those flush flags that the region has. Peers
+    /// name its bytes by the region's addresses or, with [`AccessFlags::ZERO_BASED`] (type 2 only), by offsets from 0.
     pub fn new(range: impl Into<RegionRange<'a>>, access: AccessFlags) -> Self {
         Self { range: Some(range.into()), access, wr_id: 0, flags: SendFlags::empty() }
     }
 
-    /// Lets nobody in any more: for type 1. A window of type 2 is unbound by invalidating its key.
+    /// Unbinds a type 1 window. A window of type 2 is unbound by invalidating its key.
     pub fn unbind() -> Self {
         Self { range: None, access: AccessFlags::empty(), wr_id: 0, flags: SendFlags::empty() }
     }
 
-    /// A number of the caller's own; comes back in the completion.
+    /// Sets a number of the caller's choice, which the completion returns; 0 by default.
     pub fn wr_id(mut self, wr_id: u64) -> Self {
         self.wr_id = wr_id;
         self
     }
 
-    /// Make a completion on success too. Failures always make one.
+    /// Requests a completion on success too. Failures always complete.
     pub fn signaled(mut self) -> Self {
         self.flags |= SendFlags::SIGNALED;
         self
     }
 
-    /// What a peer needs to reach the window, bound under `rkey`: address, key and length.
+    /// Returns what a peer needs to access the window bound under `rkey`: address, key and length.
     pub fn remote(&self, rkey: Rkey) -> RemoteMemory {
         let (addr, length) = self.range.map_or((0, 0), |range| range.extent());
         let base = if self.access.contains(AccessFlags::ZERO_BASED) { 0 } else { addr };
@@ -175,8 +175,8 @@ impl<'a> MemoryWindowBind<'a> {
     }
 }
 
-/// Refuses a window, or a region to bind it to, of another device than the queue pair's: its key may be that of another
-/// object there.
+/// Refuses a window, or a region to bind it to, of another opened device than the queue pair's: there, its key may
+/// belong to another object.
 pub(super) fn check_device(queue_pair: &QueuePair, what: &str, domain: &ProtectionDomain) -> Result<()> {
     let own = queue_pair.protection_domain().context();
     if domain.context().is_same(own) {
@@ -198,8 +198,8 @@ fn check_kind(verb: &'static str, window: &MemoryWindow, allowed: MemoryWindowTy
 }
 
 impl<'a> SendRequest<'a> {
-    /// Binds a window of type 2; its new key is [`MemoryWindow::rkey_with`] `tag`. The `wr_id` and the flags of `bind`
-    /// are those of the request.
+    /// Binds a window of type 2; its new key is [`MemoryWindow::rkey_with`] `tag`. The request takes its `wr_id` and
+    /// flags from `bind`.
     ///
     /// # Errors
     /// The window is of type 1.
@@ -212,8 +212,8 @@ impl<'a> SendRequest<'a> {
 }
 
 impl QueuePair {
-    /// Posts a bind of a window of type 1 (`ibv_bind_mw`), and returns its new key; the old one ends when the request
-    /// is executed. It takes a place of the send queue, and completes there as
+    /// Posts a bind of a window of type 1 (`ibv_bind_mw`) and returns its new key; the old key becomes invalid when the
+    /// request is executed. The bind takes a slot of the send queue and completes there as
     /// [`CompletionOpcode::BindMemoryWindow`](super::CompletionOpcode::BindMemoryWindow).
     ///
     /// # Errors
@@ -238,8 +238,8 @@ impl QueuePair {
     /// ```
     pub fn bind_mw(&self, window: &MemoryWindow, bind: &MemoryWindowBind<'_>) -> Result<Rkey> {
         check_kind("bind_mw", window, MemoryWindowType::Type1, "SendRequest::bind_mw")?;
-        // While the batch is open no other thread posts to this queue; two queue pairs that bind one window at the same
-        // moment may choose the same key, and the later bind wins, as it would with two keys.
+        // While the batch is open, no other thread posts to this queue. Two queue pairs that bind one window
+        // concurrently may choose the same key; the later bind wins, as it would with two keys.
         let mut batch = self.send_batch()?;
         let old = window.key.load(Ordering::Acquire);
         let key = Rkey(old & !0xff | (old.wrapping_add(1) & 0xff));

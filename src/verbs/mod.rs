@@ -1,7 +1,7 @@
-//! Verbs tier: RDMA verbs as safe objects.
+//! The verbs tier: RDMA verbs as safe objects.
 //!
-//! The names are the standard's. The objects are those of the C API with their words spelled out, the verbs are called
-//! as there:
+//! Names follow the standard. Objects are those of the C API with their names spelled out, verbs have the C API's
+//! names:
 //!
 //! | here | C API | made by |
 //! |---|---|---|
@@ -22,39 +22,40 @@
 //! | [`Completion`] | `ibv_wc` | [`CompletionQueue::poll`] |
 //! | [`ConnectionInfo`] | every program's own struct | [`QueuePair::connection_info`] |
 //!
-//! # What is safe here, and how
+//! # Safety
 //!
-//! **Registered memory is never a slice.** A peer or this host's own device may change it at any time, so there is no
-//! way from a [`MemoryRegion`] to a `&[u8]`. [`MemoryRegion::read_at`] and [`MemoryRegion::write_at`] copy,
-//! [`MemoryRegion::load_acquire_u64`] and its like are atomics.
+//! **Registered memory is never a slice.** A peer or the local device may change it at any time, so a [`MemoryRegion`]
+//! never yields a `&[u8]`. [`MemoryRegion::read_at`] and [`MemoryRegion::write_at`] copy;
+//! [`MemoryRegion::load_acquire_u64`] and its siblings are atomic.
 //!
-//! **Requests name memory by ranges of regions**, [`RegionRange`], whose bounds were checked when they were made, or
-//! by inline bytes that are copied while posting. Local keys never appear.
+//! **Requests name memory by ranges of regions**, [`RegionRange`], whose bounds are checked on creation, or carry
+//! inline bytes, which are copied while posting. Local keys never appear.
 //!
-//! **Memory outlives every use of it.** The device looks keys up when it uses them. A region that is dropped or
-//! deregistered while requests still name it makes those requests end in
-//! [`CompletionStatus::LocalProtectionError`]; it never makes the device touch freed memory.
+//! **Memory outlives every use of it.** The device looks up a key on each use. If a region is dropped or deregistered
+//! while requests still name it, those requests complete with [`CompletionStatus::LocalProtectionError`]; the device
+//! never touches freed memory.
 //!
-//! **A request is whole from its first moment.** Each constructor of [`SendRequest`] takes everything its operation
-//! needs; what can be added is optional.
+//! **Requests are complete from construction.** Each constructor of [`SendRequest`] takes everything that its operation
+//! needs; the other methods only set options.
 //!
 //! # Threads
 //!
-//! Every object is `Send + Sync` (this is checked when the crate is compiled), every verb may be called from several
-//! threads at once. Whoever posts or polls also drives the transport a little. The one exception is an open batch
-//! ([`SendBatch`], [`ReceiveBatch`]), which belongs to the thread that opened it.
+//! Every object is `Send + Sync` (checked at compile time), and every verb may be called from several threads at once.
+//! Posting and polling also drive the transport. The exception is an open batch ([`SendBatch`], [`ReceiveBatch`],
+//! [`SharedReceiveBatch`]), which belongs to the thread that opened it.
 //!
-//! # Life times
+//! # Lifetimes
 //!
-//! [`Context`], [`ProtectionDomain`], [`CompletionQueue`], [`CompletionChannel`], [`SharedReceiveQueue`],
-//! [`XrcDomain`] and [`DeviceMemory`] are handles: cloning one is cheap and names the same object, which lives as long
-//! as anything needs it, queue pairs and regions included. They may be dropped in any order. [`QueuePair`],
-//! [`MemoryRegion`] and [`MemoryWindow`] are owned: dropping one destroys it.
+//! [`Context`], [`ProtectionDomain`], [`CompletionQueue`], [`CompletionChannel`], [`SharedReceiveQueue`], [`XrcDomain`]
+//! and [`DeviceMemory`] are handles: a clone is cheap and names the same object, which lives as long as anything uses
+//! it, queue pairs and regions included. Drop them in any order. [`QueuePair`], [`MemoryRegion`],
+//! [`ImplicitMemoryRegion`], [`MemoryWindow`] and [`AddressHandle`] are owned: dropping one destroys it.
 //!
 //! # Errors
 //!
-//! A verb that fails returns [`Error`]: which verb, what kind, and a sentence with what was asked and what is allowed.
-//! It has done nothing. A request that fails later is a [`Completion`] whose [`Completion::result`] is an error.
+//! A verb that fails returns an [`Error`]: the verb, the kind, and a sentence that says what was asked and what is
+//! allowed. Unless its documentation says otherwise, it has no effect. A request that fails later is a [`Completion`]
+//! whose [`Completion::result`] is an error.
 #![deny(unsafe_code)]
 
 mod address_handle;
@@ -135,7 +136,7 @@ pub use crate::types::{
     SharedReceiveQueueNumber, SharedReceiveQueueStatus, Transport,
 };
 
-/// The promise of the module's documentation, held by the compiler: these types may be shared between threads.
+/// Enforces at compile time that these types may be shared between threads, as the module's documentation promises.
 const _: () = {
     const fn send_and_sync<T: Send + Sync>() {}
     send_and_sync::<Device>();

@@ -1,17 +1,16 @@
-//! Polling one completion after the other, without an array.
+//! Polling completions one by one, without an array.
 
 use std::fmt;
 
 use super::{Completion, CompletionQueue, Result};
 use crate::types::RawCompletion;
 
-/// A poll of a completion queue under way (`ibv_start_poll`, `ibv_next_poll`, `ibv_end_poll`); made by
+/// An in-progress poll of a completion queue (`ibv_start_poll`, `ibv_next_poll`, `ibv_end_poll`), made by
 /// [`CompletionQueue::polling`].
 ///
-/// Each completion is taken from the queue when it is asked for, and lent until the next one is; its fields are read
-/// when they are looked at. What was not asked for when the poll ends, by dropping it, stays in the queue. Others may
-/// poll the same queue meanwhile, in whatever way; nothing is locked between completions, so posting and polling in
-/// between are fine.
+/// [`Polling::next`] takes a completion from the queue and lends it until the following call. Completions not taken
+/// when the poll is dropped stay in the queue. Other threads may poll the same queue meanwhile; nothing is locked
+/// between completions, so posting and polling in between are fine.
 ///
 /// ```
 /// use rdma_verbs::verbs;
@@ -36,7 +35,7 @@ impl<'a> Polling<'a> {
         Self { queue, current: Completion::default(), count: 0 }
     }
 
-    /// Takes the oldest completion; `None` if there is none now.
+    /// Takes the oldest completion. Returns `None` if there is none now.
     ///
     /// # Errors
     /// As [`CompletionQueue::poll`].
@@ -51,7 +50,7 @@ impl<'a> Polling<'a> {
         Ok(Some(&self.current))
     }
 
-    /// Completions taken so far.
+    /// Returns the number of completions taken so far.
     pub fn count(&self) -> usize {
         self.count
     }

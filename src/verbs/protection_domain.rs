@@ -11,10 +11,11 @@ use crate::memory::{Backing, RegisterOptions};
 use crate::provider::{self, RefusedBacking};
 use crate::types::{DomainId, MemoryWindowType};
 
-/// A protection domain (`ibv_pd`). A queue pair reaches only regions of its own domain, for requests of this host and
+/// A protection domain (`ibv_pd`). A queue pair accesses only regions of its own domain, for requests of this host and
 /// of the peer alike.
 ///
-/// A handle: clones name the same domain. It goes when the last handle and everything made from it are gone.
+/// A handle: clones name the same domain. It is deallocated when the last handle and the last object made from it are
+/// dropped.
 #[derive(Clone)]
 pub struct ProtectionDomain {
     context: Context,
@@ -26,18 +27,17 @@ impl ProtectionDomain {
         Self { context, inner }
     }
 
-    /// The device it belongs to.
+    /// Returns the device that the domain belongs to.
     pub fn context(&self) -> &Context {
         &self.context
     }
 
     /// Registers memory (`ibv_reg_mr`): a moved-in `Vec<u8>` or `Box<[u8]>`, or any [`Memory`].
     ///
-    /// The memory's contents stay. It comes back from [`MemoryRegion::dereg`]; when the region is dropped instead, it
-    /// is deregistered and freed. Requests name its bytes by their host addresses; [`ProtectionDomain::reg_mr_iova`]
-    /// changes that.
+    /// The memory keeps its contents. [`MemoryRegion::dereg`] returns it; dropping the region instead deregisters and
+    /// frees it. Requests name its bytes by their host addresses; [`ProtectionDomain::reg_mr_iova`] changes that.
     ///
-    /// `access` says who may do what; reading by this host's own requests is always allowed. `REMOTE_WRITE` and
+    /// `access` says which accesses are allowed; this host's own requests may always read. `REMOTE_WRITE` and
     /// `REMOTE_ATOMIC` need `LOCAL_WRITE`.
     ///
     /// # Errors
@@ -58,15 +58,15 @@ impl ProtectionDomain {
         Ok(self.register_safely(memory.into(), &options(access, None))?)
     }
 
-    /// As [`ProtectionDomain::reg_mr`], but a refusal gives the memory back.
+    /// Registers memory as [`ProtectionDomain::reg_mr`], but returns the memory on refusal.
     ///
     /// # Errors
-    /// As [`ProtectionDomain::reg_mr`], with the memory as it was given.
+    /// As [`ProtectionDomain::reg_mr`], with the memory unchanged.
     ///
     /// ```
     /// # use rdma_verbs::verbs::{self, AccessFlags};
     /// # let pd = verbs::open("soft:127.0.1.92")?.alloc_pd()?;
-    /// // Peers may change it, but this host may not: that is refused.
+    /// // REMOTE_WRITE without LOCAL_WRITE is refused.
     /// let refused = pd.try_reg_mr(vec![1, 2, 3], AccessFlags::REMOTE_WRITE).unwrap_err();
     /// let region = pd.reg_mr(refused.memory, AccessFlags::REMOTE_READ)?;
     /// assert_eq!(region.to_vec(..)?, [1, 2, 3]);
@@ -76,8 +76,8 @@ impl ProtectionDomain {
         self.register_safely(memory.into(), &options(access, None))
     }
 
-    /// As [`ProtectionDomain::reg_mr`], but requests name the region's first byte by `iova` instead of by its host
-    /// address: 0 makes remote addresses offsets.
+    /// Registers memory as [`ProtectionDomain::reg_mr`], but requests name the region's first byte by `iova` instead of
+    /// its host address: 0 makes remote addresses offsets.
     ///
     /// # Errors
     /// As [`ProtectionDomain::reg_mr`]; also if `iova` plus the length exceeds 2^64.
@@ -94,10 +94,11 @@ impl ProtectionDomain {
         Ok(self.register_safely(memory.into(), &options(access, Some(iova)))?)
     }
 
-    /// As [`ProtectionDomain::reg_mr`], with all options: the first address, and whether the key may be invalidated.
+    /// Registers memory as [`ProtectionDomain::reg_mr`], with all options: the first address, and whether the key may
+    /// be invalidated.
     ///
     /// # Errors
-    /// As [`ProtectionDomain::reg_mr`], with the memory as it was given.
+    /// As [`ProtectionDomain::reg_mr`], with the memory unchanged.
     ///
     /// ```
     /// use rdma_verbs::verbs::{self, AccessFlags, RegisterOptions};
@@ -117,8 +118,8 @@ impl ProtectionDomain {
         self.register_safely(memory.into(), options)
     }
 
-    /// Allocates a memory window (`ibv_alloc_mw`): a key that can be bound to a part of a region, and taken away again,
-    /// without registering anything. [`MemoryWindow`] has an example.
+    /// Allocates a memory window (`ibv_alloc_mw`): a key that can be bound to a part of a region, and invalidated
+    /// again, without registering anything. [`MemoryWindow`] has an example.
     ///
     /// # Errors
     /// [`ErrorKind::ResourceLimit`] at the device's `max_mw`, [`ErrorKind::Unsupported`] if it has none.
@@ -126,10 +127,10 @@ impl ProtectionDomain {
         Ok(MemoryWindow::new(self.clone(), self.inner.alloc_mw(kind)?))
     }
 
-    /// Allocates `len` zeroed bytes of the library's own, page-aligned, and registers them.
+    /// Allocates `len` zeroed bytes, page-aligned, and registers them.
     ///
     /// # Errors
-    /// As [`ProtectionDomain::reg_mr`]; also if the system has not that much memory.
+    /// As [`ProtectionDomain::reg_mr`]; also if the system lacks the memory.
     ///
     /// ```
     /// use rdma_verbs::verbs::{self, AccessFlags};
@@ -145,20 +146,20 @@ impl ProtectionDomain {
         self.reg_mr(Memory::anonymous(len)?, access)
     }
 
-    /// Registers memory that somebody else owns, by address. Requests name its first byte by `iova`, or by `addr` if
-    /// that is `None`.
+    /// Registers memory by address; the caller keeps its ownership. Requests name its first byte by `iova`, or by
+    /// `addr` if that is `None`.
     ///
-    /// All copies between packets and such a region survive that the memory vanishes: the request then ends in
+    /// All copies between packets and such a region tolerate the memory being unmapped: the request then completes with
     /// [`CompletionStatus::LocalProtectionError`](super::CompletionStatus::LocalProtectionError) with
-    /// [`Cause::LocalMemoryFault`](super::Cause::LocalMemoryFault), the peer's in a remote error.
+    /// [`Cause::LocalMemoryFault`](super::Cause::LocalMemoryFault), a peer's request with a remote error.
     ///
     /// # Safety
-    /// As long as the region exists, that is until [`MemoryRegion::dereg`] returned or the region was dropped, the
-    /// bytes `addr .. addr + len` must be memory of this process that Rust's rules allow others to change and to read
-    /// at any time: while the device, a peer or the region's own methods may write there, nobody may hold a `&[u8]` or
-    /// `&mut [u8]` of them, while these may read there, nobody may hold a `&mut [u8]`. The region's own methods may be
-    /// asked to write whatever its rights are, and [`MemoryRegion::rereg`] may widen these. If the bytes are unmapped,
-    /// nothing else may be mapped there.
+    /// As long as the region exists, that is until [`MemoryRegion::dereg`] returns or the region is dropped, the bytes
+    /// `addr .. addr + len` must be memory of this process that Rust's rules allow others to write and to read at any
+    /// time: while the device, a peer or the region's own methods may write there, no `&[u8]` or `&mut [u8]` of them
+    /// may exist; while these may read there, no `&mut [u8]` may exist. The region's own methods may write whatever its
+    /// access flags are, and [`MemoryRegion::rereg`] may widen the flags. If the bytes are unmapped, nothing else may
+    /// be mapped there.
     ///
     /// # Errors
     /// As [`ProtectionDomain::reg_mr`].
@@ -171,7 +172,7 @@ impl ProtectionDomain {
     /// // SAFETY: `storage` outlives the region and is not touched while the region exists.
     /// let mr = unsafe { pd.reg_mr_raw(storage.as_mut_ptr().cast(), 512, Some(0x1000), AccessFlags::LOCAL_WRITE)? };
     /// mr.write_at(0, &[1])?;
-    /// // What was promised ends here: without a new promise, nobody registers the range again.
+    /// // The promise ends here: registering the range again needs a new one.
     /// assert!(pd.reg_mr(mr.dereg()?, AccessFlags::LOCAL_WRITE).is_err());
     /// assert_eq!(storage[0].to_ne_bytes()[0], 1);
     /// # Ok::<(), verbs::Error>(())
@@ -184,9 +185,9 @@ impl ProtectionDomain {
         iova: Option<u64>,
         access: AccessFlags,
     ) -> Result<MemoryRegion> {
-        // SAFETY: the caller promises what `Backing::raw` asks for: the range stays this process's to change until
-        // the region, which owns the backing, is gone. What `dereg` gives back is not registered again without a new
-        // promise (`Memory::into_registrable`).
+        // SAFETY: the caller promises what `Backing::raw` requires: the range stays this process's to write until the
+        // region, which owns the backing, is gone. The memory that `dereg` returns is not registered again without a
+        // new promise (`Memory::into_registrable`).
         let backing = unsafe { Backing::raw(addr, len) };
         Ok(self.register(backing, &options(access, iova))?)
     }
@@ -207,8 +208,8 @@ impl ProtectionDomain {
         Ok(MemoryRegion::new(self.clone(), self.inner.reg_mr_with(backing, options)?))
     }
 
-    /// Describes a queue pair whose sends complete on `send_cq` and whose receives complete on `recv_cq`, which may be
-    /// the same (`ibv_create_qp`). [`QueuePairBuilder::build`] creates it.
+    /// Returns a builder for a queue pair whose sends complete on `send_cq` and whose receives complete on `recv_cq`,
+    /// which may be the same queue (`ibv_create_qp`). [`QueuePairBuilder::build`] creates it.
     ///
     /// ```
     /// use rdma_verbs::verbs;
@@ -223,7 +224,7 @@ impl ProtectionDomain {
         QueuePairBuilder::new(self, send_cq, recv_cq)
     }
 
-    /// Describes a shared receive queue that holds `max_wr` receives of up to `max_sge` memory ranges
+    /// Returns a builder for a shared receive queue that holds `max_wr` receives of up to `max_sge` memory ranges each
     /// (`ibv_create_srq`). [`SharedReceiveQueueBuilder::build`] creates it.
     ///
     /// [`SharedReceiveQueue`](super::SharedReceiveQueue) has an example.
@@ -239,7 +240,7 @@ impl ProtectionDomain {
         &self.inner
     }
 
-    /// Whether both are handles of one domain.
+    /// Returns whether both are handles of one domain.
     pub(super) fn is_same(&self, other: &ProtectionDomain) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
     }

@@ -13,7 +13,7 @@ use super::{
 use crate::provider;
 use crate::types::CompletionSource;
 
-/// What [`QueuePair::init`], [`QueuePair::connection_info`] and [`QueuePair::connect`] go by.
+/// The settings of [`QueuePair::init`], [`QueuePair::connection_info`] and [`QueuePair::connect`].
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Settings {
     pub(super) qp_type: QueuePairType,
@@ -37,7 +37,7 @@ impl Default for Settings {
     }
 }
 
-/// Where receives come from instead of a queue of its own.
+/// Sources of receives other than the queue pair's own queue.
 #[derive(Default)]
 pub(super) struct Sources {
     pub(super) srq: Option<SharedReceiveQueue>,
@@ -46,11 +46,11 @@ pub(super) struct Sources {
 
 /// A queue pair (`ibv_qp`): one end of a connection, with a send queue and a receive queue.
 ///
-/// It is created in RESET; [`QueuePair::connect`] takes it through INIT and RTR to RTS, [`QueuePair::modify`] does any
-/// single step with all attributes.
+/// It is created in RESET; [`QueuePair::connect`] takes it through INIT and RTR to RTS, and [`QueuePair::modify`] makes
+/// any single transition with all attributes.
 ///
-/// Dropping it destroys it: nothing is sent or received for it any more, and its completions vanish from its queues. To
-/// have them, go to [`QueuePairState::Error`] first and poll until all is flushed.
+/// Dropping it destroys it: it no longer sends or receives, and its completions are removed from its completion queues.
+/// To keep them, go to [`QueuePairState::Error`] first and poll until all requests are flushed.
 ///
 /// ```
 /// use std::time::Duration;
@@ -105,43 +105,43 @@ impl QueuePair {
         Ok(Self { inner, domain, send_cq, recv_cq, sources, settings, cap, identity, sends, receives })
     }
 
-    /// Its number, by which peers address it.
+    /// Returns the queue pair's number, by which peers address it.
     pub fn qpn(&self) -> Qpn {
         self.inner.qpn()
     }
 
-    /// Transport service.
+    /// Returns the transport service.
     pub fn qp_type(&self) -> QueuePairType {
         self.settings.qp_type
     }
 
-    /// Actual sizes of its queues, at least what was asked for.
+    /// Returns the actual sizes of its queues, at least those requested.
     pub fn cap(&self) -> QueuePairCapabilities {
         self.cap
     }
 
-    /// The protection domain it belongs to.
+    /// Returns the protection domain that the queue pair belongs to.
     pub fn protection_domain(&self) -> &ProtectionDomain {
         &self.domain
     }
 
-    /// The device it belongs to.
+    /// Returns the device that the queue pair belongs to.
     pub fn context(&self) -> &Context {
         self.domain.context()
     }
 
-    /// Where its send requests complete.
+    /// Returns the completion queue of its send requests.
     pub fn send_cq(&self) -> &CompletionQueue {
         &self.send_cq
     }
 
-    /// Where its receives complete.
+    /// Returns the completion queue of its receives.
     pub fn recv_cq(&self) -> &CompletionQueue {
         &self.recv_cq
     }
 
-    /// The shared receive queue that it takes its receives from; `None` if it has a queue of its own, or is part of an
-    /// extended reliable connection.
+    /// Returns the shared receive queue that it takes its receives from; `None` if it has a receive queue of its own,
+    /// or is part of an extended reliable connection.
     ///
     /// ```
     /// # use rdma_verbs::verbs;
@@ -156,7 +156,7 @@ impl QueuePair {
         self.sources.srq.as_ref()
     }
 
-    /// The domain whose shared receive queues its messages go to, if it is the target of an extended reliable
+    /// Returns the domain whose shared receive queues its messages go to, if it is the target of an extended reliable
     /// connection.
     ///
     /// ```
@@ -171,28 +171,30 @@ impl QueuePair {
         self.sources.xrc_domain.as_ref()
     }
 
-    /// Changes state and attributes, all or nothing (`ibv_modify_qp`).
+    /// Changes state and attributes, all or none (`ibv_modify_qp`).
     ///
-    /// Which attributes a transition requires and allows is the standard's table, as Linux has it. For
-    /// a reliable connection:
+    /// The standard's table, as implemented in Linux, says which attributes a transition requires and allows. For a
+    /// reliable connection:
     ///
     /// * RESET to INIT requires `pkey_index`, `port_num`, `qp_access_flags`; INIT to INIT allows them.
     /// * INIT to RTR requires `ah_attr`, `path_mtu`, `dest_qp_num`, `rq_psn`, `max_dest_rd_atomic`, `min_rnr_timer`,
     ///   and allows `pkey_index`, `qp_access_flags`.
     /// * RTR to RTS requires `timeout`, `retry_cnt`, `rnr_retry`, `sq_psn`, `max_rd_atomic`, and allows `cur_qp_state`,
     ///   `qp_access_flags`, `min_rnr_timer`; RTS to RTS and SQD to RTS allow the last three.
-    /// * RTS to SQD allows `en_sqd_async_notify`. Drained, SQD to SQD changes `ah_attr`, `timeout`, `retry_cnt`,
+    /// * RTS to SQD allows `en_sqd_async_notify`. Once drained, SQD to SQD changes `ah_attr`, `timeout`, `retry_cnt`,
     ///   `rnr_retry`, `max_rd_atomic`, `max_dest_rd_atomic`, `min_rnr_timer`, `qp_access_flags`, `pkey_index`,
     ///   `port_num`.
-    /// * Any state to RESET, and any but RESET to ERR, takes nothing more.
+    /// * Any state to RESET, and any but RESET to ERR, takes no other attributes.
     ///
     /// An unreliable connection has no `max_dest_rd_atomic`, `min_rnr_timer`, `timeout`, `retry_cnt`, `rnr_retry` and
-    /// `max_rd_atomic`; datagrams have a `qkey` instead of rights and a path. SQE to RTS is theirs.
+    /// `max_rd_atomic`; datagrams have a `qkey` instead of access flags and a path. SQE to RTS exists only for these
+    /// two services.
     ///
-    /// `peer` says what is known of the peer beyond the standard, at INIT to RTR; without it the peer is a stranger.
+    /// `peer` gives the peer's capabilities beyond the standard, at INIT to RTR; without it the peer is a standard
+    /// peer.
     ///
     /// # Errors
-    /// The transition does not exist, an attribute is missing, not allowed here or out of range: the text names it.
+    /// The transition does not exist, or an attribute is missing, not allowed here or out of range; the text names it.
     ///
     /// ```
     /// use rdma_verbs::verbs::{self, AccessFlags, QueuePairAttributes, QueuePairState};
@@ -217,15 +219,16 @@ impl QueuePair {
         self.inner.modify(attributes)
     }
 
-    /// Limits the rate at which it sends, or ends the limit (`ibv_modify_qp_rate_limit`), in any state; RESET ends it,
-    /// too. It counts what its requests send, headers included, and the responses that its READs ask for. Responses to
-    /// the peer are not limited. On a path to another host the pace of the path holds as well.
+    /// Limits the rate at which it sends, or removes the limit (`ibv_modify_qp_rate_limit`), in any state; RESET also
+    /// removes it. The limit counts the packets of its requests, headers included, and the responses that its READs
+    /// request. Responses to the peer are not limited. On a path to another host, the path's pacing applies as well.
     ///
-    /// What leaves in one burst is not spaced, but paid for before the next one. Waiting spends no try.
+    /// Packets within a burst are not spaced; the next burst waits until the limit covers the last. Waiting consumes no
+    /// retry.
     ///
     /// # Errors
-    /// The device limits no rates ([`ErrorKind::Unsupported`](crate::provider::ErrorKind::Unsupported)), or not to this
-    /// one.
+    /// [`ErrorKind::Unsupported`](crate::provider::ErrorKind::Unsupported) if the device has no rate limits; otherwise
+    /// it does not support this limit.
     ///
     /// ```
     /// use rdma_verbs::verbs::{self, RateLimit};
@@ -242,24 +245,24 @@ impl QueuePair {
         self.inner.limit_rate(limit)
     }
 
-    /// State and attributes as they are now (`ibv_query_qp`), changes by failures included.
+    /// Returns the current state and attributes (`ibv_query_qp`), including changes caused by failures.
     ///
     /// # Errors
-    /// What the provider meets.
+    /// Any error of the provider.
     pub fn query(&self) -> Result<QueuePairStatus> {
         self.inner.query()
     }
 
-    /// The state as it is now.
+    /// Returns the current state.
     ///
     /// # Errors
-    /// What the provider meets.
+    /// Any error of the provider.
     pub fn state(&self) -> Result<QueuePairState> {
         Ok(self.query()?.qp_state)
     }
 
-    /// RESET to INIT, with the port and the rights (for datagrams: the Q_Key) that the builder was given.
-    /// Receives can be posted from then on.
+    /// Takes it from RESET to INIT, with the builder's port and access flags (for datagrams: the Q_Key). Receives can
+    /// be posted from then on.
     ///
     /// [`QueuePair::connect`] does this too; it is for programs that post receives before the peer can send.
     ///
@@ -277,11 +280,11 @@ impl QueuePair {
         })
     }
 
-    /// Back to RESET: all requests and their completions vanish, the connection is forgotten, and the next one starts
-    /// from a new random sequence number. Tell the peer the new [`QueuePair::connection_info`].
+    /// Takes it back to RESET: discards all requests and their completions and the connection. The next connection
+    /// starts from a new random sequence number and key share: send the peer the new [`QueuePair::connection_info`].
     ///
     /// # Errors
-    /// What the provider meets.
+    /// Any error of the provider.
     pub fn reset(&self) -> Result<()> {
         let identity = Identity::random("modify_qp")?;
         let reset = QueuePairAttributes { qp_state: Some(QueuePairState::Reset), ..QueuePairAttributes::default() };
@@ -290,19 +293,20 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Posts send requests, all or none (`ibv_post_send`). Allocates nothing; as many packets as the transport wants to
-    /// send at once leave on the caller's thread.
+    /// Posts send requests, all or none (`ibv_post_send`). Allocates nothing; the packets that the transport may send
+    /// immediately leave on the caller's thread.
     ///
-    /// In the error state requests are accepted and flushed: each makes a completion that says so.
+    /// In the error state, requests are accepted and flushed: each completes with a flush error.
     ///
     /// # Errors
-    /// Nothing was posted if it fails:
+    /// On failure nothing is posted:
     /// * [`ErrorKind::QueueFull`]: poll completions first. Slots come back only when the completion of a signaled
     ///   request, or of a later one, is polled: unsignaled requests alone fill the queue until RESET;
     /// * [`ErrorKind::InvalidState`]: not in RTS (or a state beyond), a region was revoked, or this thread has an open
     ///   batch of this queue;
     /// * [`ErrorKind::InvalidArgument`]: too many ranges, too long inline or in all, a region of another protection
-    ///   domain or without the right to be written for a READ, memory of the peer that is too small or misaligned.
+    ///   domain or, for a READ or atomic, without [`AccessFlags::LOCAL_WRITE`], or memory of the peer that is too small
+    ///   or misaligned.
     ///
     /// ```
     /// # use rdma_verbs::verbs::{self, AccessFlags};
@@ -333,7 +337,7 @@ impl QueuePair {
         batch.post()
     }
 
-    /// Posts receives, all or none (`ibv_post_recv`). Possible from INIT on. Allocates nothing.
+    /// Posts receives, all or none (`ibv_post_recv`), in any state from INIT on. Allocates nothing.
     ///
     /// # Errors
     /// As [`QueuePair::post_send`]; the regions need [`AccessFlags::LOCAL_WRITE`].
@@ -345,8 +349,8 @@ impl QueuePair {
         batch.post()
     }
 
-    /// Opens a batch of send requests, which leave together when it is posted. Until then this thread holds the send
-    /// queue; other threads that post to it wait.
+    /// Opens a batch of send requests, which are posted together. Until then this thread holds the send queue; other
+    /// threads that post to it wait.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidState`] if this thread has an open batch of this queue already.
@@ -364,16 +368,16 @@ impl QueuePair {
         ReceiveBatch::open(self)
     }
 
-    /// Counters of this queue pair: packets, bytes, retries, and every dropped packet by its reason.
+    /// Returns the counters of this queue pair: packets, bytes, retries, and dropped packets by reason.
     pub fn counters(&self) -> Counters {
         self.inner.counters()
     }
 
-    /// What it knows of itself and of its peer since it was connected, as plain data: what [`QueuePair::explain`] makes
-    /// its sentences from.
+    /// Returns what it recorded about itself and its peer since it was connected, as plain data: the input of
+    /// [`QueuePair::explain`].
     ///
     /// # Errors
-    /// What the provider meets.
+    /// Any error of the provider.
     ///
     /// ```
     /// # use rdma_verbs::verbs;
@@ -389,11 +393,10 @@ impl QueuePair {
         self.inner.report()
     }
 
-    /// Why a request of this queue pair failed, in two sentences for people: what happened and most likely why; what
-    /// was last heard of the peer and when, and what to try. Where this end cannot tell two causes apart, both are
-    /// named, the likelier one first. If no answer came, and packets may have been lost on a path to another host, a
-    /// third sentence judges the path. Ask before the queue pair is reset: it is made from what the queue pair knows
-    /// now.
+    /// Explains in two sentences why a request of this queue pair failed: what happened and most likely why; what was
+    /// last heard from the peer and when, and what to try. If this end cannot tell two causes apart, the text names
+    /// both, the likelier one first. If no response came, and packets may have been lost on a path to another host, a
+    /// third sentence judges the path. Call it before the queue pair is reset, which clears its records.
     ///
     /// ```
     /// use std::time::Duration;
@@ -416,8 +419,8 @@ impl QueuePair {
         explain::explain(error, self.report().ok().as_ref())
     }
 
-    /// Why an asynchronous event of this queue pair, or of its completion queue, came: as [`QueuePair::explain`], for
-    /// the end whose own requests did not fail.
+    /// Explains an asynchronous event of this queue pair or of its completion queue, as [`QueuePair::explain`] does,
+    /// for the end whose own requests did not fail.
     ///
     /// ```
     /// use std::time::Duration;
@@ -439,8 +442,8 @@ impl QueuePair {
         explain::explain_event(event, self.report().ok().as_ref())
     }
 
-    /// How the connection stands, in two sentences: why nothing completes, or that nothing is wrong. For those who
-    /// wait, for example with a `timeout` of 0, which waits for ever.
+    /// Explains the state of the connection in two sentences: why nothing completes, or that nothing is wrong. For
+    /// programs that wait, for example with a `timeout` of 0, which waits forever.
     ///
     /// ```
     /// # use rdma_verbs::verbs;
@@ -454,17 +457,17 @@ impl QueuePair {
         explain::explain_state(self.qpn(), self.report().ok().as_ref())
     }
 
-    /// What its completions bear as their source: those of sends, and those of receives.
+    /// Returns the sources that its completions carry: for sends and for receives.
     pub(crate) fn completion_sources(&self) -> [CompletionSource; 2] {
         self.inner.completion_sources()
     }
 
-    /// Takes it out of the device while it is still borrowed: later verbs on it fail, nothing of it completes.
+    /// Destroys it while it is still borrowed: later verbs on it fail, and its requests no longer complete.
     pub(crate) fn destroy(&self) -> Result<()> {
         self.inner.destroy()
     }
 
-    /// Takes no more receives from a shared queue; see [`provider::QueuePair::stop_receiving`].
+    /// Stops taking receives from a shared queue; see [`provider::QueuePair::stop_receiving`].
     pub(crate) fn stop_receiving(&self) -> Result<Option<u64>> {
         self.inner.stop_receiving()
     }
@@ -477,12 +480,12 @@ impl QueuePair {
         &self.settings
     }
 
-    /// Sequence number of the first packet that this side sends.
+    /// Returns the sequence number of the first packet that this end sends.
     pub(super) fn first_psn(&self) -> Psn {
         self.lock_identity().psn
     }
 
-    /// This side's share of the key of its next connection; `None` where packets have no key: on adapters, for
+    /// Returns this end's share of its next connection's key; `None` if packets have no key: on adapters, for
     /// datagrams.
     pub(super) fn key_share(&self) -> Option<KeyShare> {
         let is_native = self.context().peer_capabilities().is_ours();
@@ -527,7 +530,7 @@ impl Identity {
     fn random(verb: &'static str) -> Result<Self> {
         let mut bits = [0; 4 + KeyShare::BYTES];
         getrandom::fill(&mut bits).map_err(|error| {
-            Error::new(verb, ErrorKind::System, format!("the system gives no random numbers: {error}"))
+            Error::new(verb, ErrorKind::System, format!("the system provides no random numbers: {error}"))
         })?;
         let [a, b, c, d, share @ ..] = bits;
         Ok(Self { psn: Psn::new(u32::from_be_bytes([a, b, c, d])), key_share: KeyShare::new(share) })

@@ -1,4 +1,4 @@
-//! What a new queue pair shall be.
+//! The builder of queue pairs.
 
 use super::queue_pair::{Settings, Sources};
 use super::{
@@ -7,12 +7,12 @@ use super::{
 };
 use crate::provider;
 
-/// Describes a queue pair; [`QueuePairBuilder::build`] creates it. Made by
-/// [`ProtectionDomain::create_qp`].
+/// A builder for a queue pair, made by [`ProtectionDomain::create_qp`]. [`QueuePairBuilder::build`] creates the queue
+/// pair.
 ///
-/// Everything has a default: a reliable connection, 128 requests in each queue, 4 scatter-gather entries a request,
-/// 64 bytes inline, the first port and GID of the device, all rights for the peer (each region still decides what it
-/// lets a peer do).
+/// Everything has a default: a reliable connection, 128 requests in each queue, 4 scatter-gather entries per request,
+/// 64 bytes inline, the first port and its [default GID](super::Context::default_gid_index), and
+/// [`AccessFlags::REMOTE`] for the peer (each region's own flags still apply).
 #[derive(Clone, Debug)]
 #[must_use = "build() creates the queue pair"]
 pub struct QueuePairBuilder<'a> {
@@ -33,13 +33,13 @@ impl<'a> QueuePairBuilder<'a> {
         Self { domain, send_cq, recv_cq, srq: None, xrc_domain: None, options: QueuePairOptions::default() }
     }
 
-    /// Sets all attributes at once, in place of those set before.
+    /// Sets all attributes at once, replacing those set before.
     pub fn options(mut self, options: QueuePairOptions) -> Self {
         self.options = options;
         self
     }
 
-    /// Transport service; a reliable connection by default.
+    /// Sets the transport service; a reliable connection by default.
     ///
     /// ```
     /// use std::time::Duration;
@@ -55,7 +55,7 @@ impl<'a> QueuePairBuilder<'a> {
     /// qp.post_send(&[SendRequest::send(Payload::inline(b"perhaps"))])?;
     /// assert_eq!(cq.wait(Duration::from_secs(10))?.result()?.byte_len, 7);
     ///
-    /// // There are no answers, so nothing can be read.
+    /// // There are no responses, so READs are impossible.
     /// let error = qp.post_send(&[SendRequest::read(&inbox, inbox.remote())]).unwrap_err();
     /// assert!(error.to_string().contains("opcode is RDMA READ"), "{error}");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -65,37 +65,38 @@ impl<'a> QueuePairBuilder<'a> {
         self
     }
 
-    /// Send requests that can be outstanding: posted, and no completion of theirs or of a later one polled.
+    /// Sets the number of send requests that can be outstanding: posted, with neither their completion nor a later one
+    /// polled; 128 by default.
     pub fn max_send_wr(mut self, max_send_wr: u32) -> Self {
         self.options = self.options.max_send_wr(max_send_wr);
         self
     }
 
-    /// Receives that can be posted at a time.
+    /// Sets the number of receives that can be posted at a time; 128 by default.
     pub fn max_recv_wr(mut self, max_recv_wr: u32) -> Self {
         self.options = self.options.max_recv_wr(max_recv_wr);
         self
     }
 
-    /// Memory ranges of a send request.
+    /// Sets the maximum number of memory ranges of a send request; 4 by default.
     pub fn max_send_sge(mut self, max_send_sge: u32) -> Self {
         self.options = self.options.max_send_sge(max_send_sge);
         self
     }
 
-    /// Memory ranges of a receive.
+    /// Sets the maximum number of memory ranges of a receive; 4 by default.
     pub fn max_recv_sge(mut self, max_recv_sge: u32) -> Self {
         self.options = self.options.max_recv_sge(max_recv_sge);
         self
     }
 
-    /// Bytes of a [`Payload::inline`](super::Payload::inline).
+    /// Sets the maximum size in bytes of a [`Payload::inline`](super::Payload::inline); 64 by default.
     pub fn max_inline_data(mut self, max_inline_data: u32) -> Self {
         self.options = self.options.max_inline_data(max_inline_data);
         self
     }
 
-    /// Receives come from this shared queue instead of a queue of its own: `max_recv_wr` and `max_recv_sge` are
+    /// Takes receives from this shared queue instead of a queue of its own: `max_recv_wr` and `max_recv_sge` are
     /// ignored, and receives cannot be posted to the queue pair itself. The queue may belong to another protection
     /// domain of the same device. For reliable and unreliable connections, and for datagrams:
     ///
@@ -124,7 +125,7 @@ impl<'a> QueuePairBuilder<'a> {
     }
 
     /// Makes it the target of an extended reliable connection: it has no queues, and its messages go to the shared
-    /// receive queues of the domain. Protection domain and completion queues are not used.
+    /// receive queues of `domain`. The protection domain and the completion queues are unused.
     ///
     /// [`XrcDomain`] has an example.
     pub fn xrc_target(mut self, domain: &'a XrcDomain) -> Self {
@@ -133,38 +134,41 @@ impl<'a> QueuePairBuilder<'a> {
         self
     }
 
-    /// Every send request makes a completion, as if it were signaled.
+    /// Makes every send request complete as if it were signaled.
     pub fn sq_sig_all(mut self) -> Self {
         self.options = self.options.sq_sig_all();
         self
     }
 
-    /// The port that [`QueuePair::init`] sets, from 1.
+    /// Sets the port for [`QueuePair::init`], from 1; 1 by default.
     pub fn port_num(mut self, port_num: u8) -> Self {
         self.options = self.options.port_num(port_num);
         self
     }
 
-    /// The own address that [`QueuePair::connection_info`] tells and [`QueuePair::connect`] uses: an index into the
-    /// port's GID table. [`Context::find_gid`](super::Context::find_gid) finds it.
+    /// Sets the local address for [`QueuePair::connection_info`] and [`QueuePair::connect`]: an index into the port's
+    /// GID table. [`Context::find_gid`](super::Context::find_gid) looks it up; by default
+    /// [`Context::default_gid_index`](super::Context::default_gid_index).
     pub fn gid_index(mut self, gid_index: u8) -> Self {
         self.options = self.options.gid_index(gid_index);
         self
     }
 
-    /// What the peer may do through this queue pair at most; [`QueuePair::init`] sets it.
+    /// Sets the access flags for [`QueuePair::init`], the most that the peer may do through this queue pair;
+    /// [`AccessFlags::REMOTE`] by default.
     pub fn access(mut self, access: AccessFlags) -> Self {
         self.options = self.options.access(access);
         self
     }
 
-    /// The Q_Key of a datagram queue pair, which senders must name; [`QueuePair::init`] sets it. 0 by default.
+    /// Sets the Q_Key of a datagram queue pair for [`QueuePair::init`], which senders must name; 0 by default.
     pub fn qkey(mut self, qkey: Qkey) -> Self {
         self.options = self.options.qkey(qkey);
         self
     }
 
-    /// READs and atomics that the peer may have outstanding here; by default what the device can, at most 16.
+    /// Sets the number of READs and atomics that the peer may have outstanding here; by default the device's
+    /// `max_qp_rd_atom`, at most 16.
     pub fn max_dest_rd_atomic(mut self, max_dest_rd_atomic: u8) -> Self {
         self.options = self.options.max_dest_rd_atomic(max_dest_rd_atomic);
         self
@@ -173,8 +177,8 @@ impl<'a> QueuePairBuilder<'a> {
     /// Creates the queue pair, in the RESET state.
     ///
     /// # Errors
-    /// A size is above the device's limit; a completion queue belongs to another device; the device does not know this
-    /// transport service; [`ErrorKind::ResourceLimit`] at the device's `max_qp`.
+    /// A size is above the device's limit; a queue or domain belongs to another opening of a device; the device does
+    /// not support this transport service; [`ErrorKind::ResourceLimit`] at the device's `max_qp`.
     ///
     /// ```
     /// use rdma_verbs::verbs::{self, ErrorKind};

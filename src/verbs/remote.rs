@@ -5,11 +5,11 @@ use std::ops::RangeBounds;
 use super::memory_region::resolve;
 use super::{Error, ErrorKind, Result, Rkey};
 
-/// Memory of a peer, as the peer described it: address, key and length.
+/// Memory of a peer: address, key and length.
 ///
-/// [`MemoryRegion::remote`](super::MemoryRegion::remote) makes it on the peer; [`RemoteMemory::to_bytes`] carries it
-/// over. Requests that reach beyond it are refused when they are posted. What the peer's region really allows is
-/// decided there, when the request arrives.
+/// The peer makes it with [`MemoryRegion::remote`](super::MemoryRegion::remote) and sends it as
+/// [`RemoteMemory::to_bytes`]. Requests that reach beyond it are refused when they are posted. The peer checks key,
+/// bounds and access flags when the request arrives.
 ///
 /// ```
 /// use rdma_verbs::verbs::{RemoteMemory, Rkey};
@@ -29,39 +29,39 @@ pub struct RemoteMemory {
 }
 
 impl RemoteMemory {
-    /// Size of [`RemoteMemory::to_bytes`].
+    /// Size of [`RemoteMemory::to_bytes`], in bytes.
     pub const ENCODED_BYTES: usize = 20;
 
-    /// `len` bytes from `addr` on, in the region (or window) that `rkey` names. Programs that know only address and
-    /// key can give `u64::MAX - addr` as the length and leave the check to the peer.
+    /// Describes `len` bytes from `addr`, in the region or window that `rkey` names. Programs that know only address
+    /// and key can pass `u64::MAX - addr` as the length and leave the check to the peer.
     pub const fn new(addr: u64, rkey: Rkey, len: u64) -> Self {
         Self { addr, rkey, len }
     }
 
-    /// The address by which the peer's region knows the first byte.
+    /// Returns the address of the first byte in the peer's region.
     pub const fn addr(&self) -> u64 {
         self.addr
     }
 
-    /// The key of the peer's region or window.
+    /// Returns the key of the peer's region or window.
     pub const fn rkey(&self) -> Rkey {
         self.rkey
     }
 
-    /// Size in bytes.
+    /// Returns the size in bytes.
     pub const fn len(&self) -> u64 {
         self.len
     }
 
-    /// Whether there are no bytes.
+    /// Returns whether the size is 0.
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// A part of it. The range counts bytes from its start.
+    /// Returns a part of it. The range counts bytes from its start.
     ///
     /// # Errors
-    /// The range does not lie within it.
+    /// The range does not lie within it, or its address exceeds 2^64.
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Self> {
         let (offset, len) = resolve("slice", &range, usize::try_from(self.len).unwrap_or(usize::MAX))?;
         let addr = self.addr.checked_add(offset as u64).ok_or_else(|| {
@@ -71,7 +71,7 @@ impl RemoteMemory {
         Ok(Self { addr, rkey: self.rkey, len: len as u64 })
     }
 
-    /// Address, key and length in network byte order, for any channel to the peer.
+    /// Encodes address, key and length in network byte order, to send over any channel.
     pub fn to_bytes(&self) -> [u8; Self::ENCODED_BYTES] {
         let mut bytes = [0; Self::ENCODED_BYTES];
         bytes[..8].copy_from_slice(&self.addr.to_be_bytes());
@@ -80,7 +80,7 @@ impl RemoteMemory {
         bytes
     }
 
-    /// What [`RemoteMemory::to_bytes`] encoded. Every value is accepted: whether it means something, the peer decides.
+    /// Decodes [`RemoteMemory::to_bytes`]. It accepts every value; the peer checks it when a request uses it.
     pub fn from_bytes(bytes: [u8; Self::ENCODED_BYTES]) -> Self {
         let word = |from: usize| u64::from_be_bytes(std::array::from_fn(|index| bytes[from + index]));
         let rkey = u32::from_be_bytes(std::array::from_fn(|index| bytes[8 + index]));

@@ -7,9 +7,9 @@ use super::{
 };
 use crate::types::{FlushFlags, Operation, SendFlags};
 
-/// Pieces of registered memory that a message is gathered from or scattered to, in order.
+/// Ranges of registered memory that a message is gathered from or scattered to, in order.
 ///
-/// Made from a region (all of it), a [`RegionRange`], or a slice or array of ranges.
+/// Made from a whole region, a [`RegionRange`], or a slice or array of ranges.
 #[derive(Clone, Copy, Debug)]
 pub struct RegionList<'a>(pub(super) Regions<'a>);
 
@@ -20,10 +20,10 @@ pub(super) enum Regions<'a> {
 }
 
 impl RegionList<'_> {
-    /// No memory at all: for messages without a payload.
+    /// The empty list, for messages without a payload.
     pub const EMPTY: RegionList<'static> = RegionList(Regions::Many(&[]));
 
-    /// Total size in bytes.
+    /// Returns the total size in bytes.
     pub fn len(&self) -> u64 {
         match &self.0 {
             Regions::One(range) => range.len() as u64,
@@ -31,7 +31,7 @@ impl RegionList<'_> {
         }
     }
 
-    /// Whether there are no bytes.
+    /// Returns whether the total size is 0.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -61,7 +61,7 @@ impl<'a, const N: usize> From<&'a [RegionRange<'a>; N]> for RegionList<'a> {
     }
 }
 
-/// What a SEND or WRITE carries: registered memory, or bytes that are copied while posting.
+/// The payload of a SEND or WRITE: registered memory, or inline bytes that are copied while posting.
 #[derive(Clone, Copy, Debug)]
 pub struct Payload<'a>(pub(super) Bytes<'a>);
 
@@ -72,16 +72,16 @@ pub(super) enum Bytes<'a> {
 }
 
 impl<'a> Payload<'a> {
-    /// Nothing: a message without a payload.
+    /// The empty payload.
     pub const EMPTY: Payload<'static> = Payload(Bytes::Regions(RegionList::EMPTY));
 
-    /// Bytes that are copied into the send queue while posting, at most `max_inline_data` of the queue pair. They need
-    /// not be registered and may be changed as soon as the post returned.
+    /// Returns a payload of bytes that are copied into the send queue while posting, at most the queue pair's
+    /// `max_inline_data`. They need not be registered and may be changed as soon as the post returns.
     pub const fn inline(bytes: &'a [u8]) -> Self {
         Self(Bytes::Inline(bytes))
     }
 
-    /// Total size in bytes.
+    /// Returns the total size in bytes.
     pub fn len(&self) -> u64 {
         match &self.0 {
             Bytes::Regions(list) => list.len(),
@@ -89,7 +89,7 @@ impl<'a> Payload<'a> {
         }
     }
 
-    /// Whether there are no bytes.
+    /// Returns whether the total size is 0.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -136,8 +136,8 @@ impl fmt::Debug for Bytes<'_> {
 
 /// A request for the send queue (`ibv_send_wr`).
 ///
-/// Each constructor takes all that its operation needs. What else can be said has defaults: `wr_id` 0, not signaled,
-/// no fence, not solicited. Requests of one queue pair are executed at the peer in the order in which they were posted.
+/// Each constructor takes everything that its operation needs. The options default to: `wr_id` 0, not signaled, no
+/// fence, not solicited. The peer executes the requests of one queue pair in the order in which they were posted.
 ///
 /// ```
 /// # use rdma_verbs::verbs::{self, AccessFlags};
@@ -167,19 +167,19 @@ pub struct SendRequest<'a> {
     pub(super) operation: Operation,
     pub(super) flags: SendFlags,
     pub(super) data: Payload<'a>,
-    /// Bytes that the peer's memory has for it.
+    /// Size of the remote memory in bytes; `u64::MAX` if the operation is not bounded by it.
     pub(super) room: u64,
-    /// The shared receive queue of the peer that it is for.
+    /// The peer's shared receive queue that the request is for (XRC).
     pub(super) remote_srq: Option<SharedReceiveQueueNumber>,
-    /// Where a datagram goes.
+    /// The destination of a datagram.
     pub(super) target: Option<Target<'a>>,
-    /// The window that it binds.
+    /// The window that the request binds.
     pub(super) window: Option<&'a MemoryWindow>,
     /// The region that the window is bound to.
     pub(super) bound_region: Option<&'a MemoryRegion>,
 }
 
-/// Where a datagram goes.
+/// The destination of a datagram.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Target<'a> {
     pub(super) handle: &'a AddressHandle,
@@ -188,25 +188,26 @@ pub(super) struct Target<'a> {
 }
 
 impl<'a> SendRequest<'a> {
-    /// SEND: fills the peer's next posted receive with `data`.
+    /// Returns a SEND: `data` goes to the peer's next posted receive.
     pub fn send(data: impl Into<Payload<'a>>) -> Self {
         Self::new(Operation::Send, data.into(), u64::MAX)
     }
 
-    /// SEND with immediate: also hands `immediate` to the receive's completion.
+    /// Returns a SEND with immediate: also delivers `immediate` in the receive's completion.
     pub fn send_with_immediate(data: impl Into<Payload<'a>>, immediate: u32) -> Self {
         Self::new(Operation::SendWithImmediate(immediate), data.into(), u64::MAX)
     }
 
-    /// SEND with invalidate: also revokes the peer's key `rkey`, as far as the peer allows.
+    /// Returns a SEND with invalidate: also invalidates the peer's key `rkey`, if the peer allows that.
     pub fn send_with_invalidate(data: impl Into<Payload<'a>>, rkey: Rkey) -> Self {
         Self::new(Operation::SendWithInvalidate(rkey), data.into(), u64::MAX)
     }
 
-    /// SEND of a datagram, which goes where `handle` leads, to queue pair `remote_qpn` there: at most the port's
+    /// Returns a SEND of a datagram to queue pair `remote_qpn` at the address of `handle`: at most the port's
     /// `active_mtu` long. It arrives behind 40 bytes of route header, or not at all.
     ///
-    /// `remote_qkey` must be the receiver's; with its highest bit set, the sending queue pair's own Q_Key is sent.
+    /// `remote_qkey` must be the receiver's; if its highest bit is set, the sending queue pair's own Q_Key is sent
+    /// instead.
     ///
     /// [`AddressHandle`] has an example.
     pub fn send_to(
@@ -219,7 +220,7 @@ impl<'a> SendRequest<'a> {
         Self { target, ..Self::send(data) }
     }
 
-    /// As [`SendRequest::send_to`], and hands `immediate` to the receive's completion.
+    /// Returns a request as [`SendRequest::send_to`] that also delivers `immediate` in the receive's completion.
     pub fn send_to_with_immediate(
         data: impl Into<Payload<'a>>,
         handle: &'a AddressHandle,
@@ -231,49 +232,50 @@ impl<'a> SendRequest<'a> {
         Self { target, ..Self::send_with_immediate(data, immediate) }
     }
 
-    /// WRITE: copies `data` to the start of the peer's memory `remote`. The peer's program does not notice.
+    /// Returns a WRITE: copies `data` to the start of the peer's memory `remote`. The peer's program is not notified.
     ///
-    /// Bytes are placed in ascending order, the last ones last. When the completion is polled, the peer's memory holds
-    /// them.
+    /// Bytes are placed in ascending address order, the last ones last. Once the completion is polled, the peer's
+    /// memory holds them.
     pub fn write(data: impl Into<Payload<'a>>, remote: RemoteMemory) -> Self {
         let operation = Operation::Write { remote_addr: remote.addr(), rkey: remote.rkey() };
         Self::new(operation, data.into(), remote.len())
     }
 
-    /// WRITE with immediate: copies as [`SendRequest::write`], then completes the peer's next posted receive with
-    /// `immediate`, without writing to that receive's memory.
+    /// Returns a WRITE with immediate: copies as [`SendRequest::write`], then completes the peer's next posted receive
+    /// with `immediate`, without writing to that receive's memory.
     pub fn write_with_immediate(data: impl Into<Payload<'a>>, remote: RemoteMemory, immediate: u32) -> Self {
         let (remote_addr, rkey) = (remote.addr(), remote.rkey());
         let operation = Operation::WriteWithImmediate { remote_addr, rkey, immediate };
         Self::new(operation, data.into(), remote.len())
     }
 
-    /// READ: copies from the start of the peer's memory `remote` until `into` is full. The bytes are there when the
-    /// completion is polled, not before.
+    /// Returns a READ: copies from the start of the peer's memory `remote` until `into` is full. The bytes are valid
+    /// once the completion is polled, not before.
     pub fn read(into: impl Into<RegionList<'a>>, remote: RemoteMemory) -> Self {
         let operation = Operation::Read { remote_addr: remote.addr(), rkey: remote.rkey() };
         Self::new(operation, Payload(Bytes::Regions(into.into())), remote.len())
     }
 
-    /// Compare-and-swap: replaces the first eight bytes of `remote` by `swap` if they are `compare`. The value before
-    /// goes to `result`, 8 bytes, in this host's byte order; it was replaced if that is `compare`. `remote` must be
-    /// aligned to 8. `compare` and `swap` are numbers: how the peer stores them is the peer's matter.
+    /// Returns a compare-and-swap: replaces the first eight bytes of `remote` with `swap` if they are `compare`. The
+    /// previous value goes to `result`, 8 bytes, in this host's byte order; the word was replaced if that is `compare`.
+    /// `remote` must be aligned to 8 bytes. `compare` and `swap` are numbers: the peer applies its own byte order.
     pub fn compare_and_swap(result: impl Into<RegionRange<'a>>, remote: RemoteMemory, compare: u64, swap: u64) -> Self {
         let (remote_addr, rkey) = (remote.addr(), remote.rkey());
         let operation = Operation::CompareAndSwap { remote_addr, rkey, compare, swap };
         Self::new(operation, result.into().into(), remote.len())
     }
 
-    /// Fetch-and-add: adds `add` to the first eight bytes of `remote`, modulo 2^64. The value before goes to `result`
-    /// as for [`SendRequest::compare_and_swap`].
+    /// Returns a fetch-and-add: adds `add` to the first eight bytes of `remote`, modulo 2^64. The previous value goes
+    /// to `result`, and `remote` must be aligned, as for [`SendRequest::compare_and_swap`].
     pub fn fetch_and_add(result: impl Into<RegionRange<'a>>, remote: RemoteMemory, add: u64) -> Self {
         let operation = Operation::FetchAndAdd { remote_addr: remote.addr(), rkey: remote.rkey(), add };
         Self::new(operation, result.into().into(), remote.len())
     }
 
-    /// ATOMIC WRITE: writes 8 bytes to the start of `remote`, which must be aligned to 8, in one store. Who reads the
-    /// word there sees the old one or the new one, and with the new one all that earlier requests of this queue pair
-    /// wrote. Not all devices can do it: [`DeviceCapabilities::ATOMIC_WRITE`](super::DeviceCapabilities::ATOMIC_WRITE).
+    /// Returns an ATOMIC WRITE: writes 8 bytes to the start of `remote`, which must be aligned to 8 bytes, in one
+    /// store. A reader sees the old or the new value; seeing the new one implies that all earlier writes of this queue
+    /// pair are visible. Not all devices support it:
+    /// [`DeviceCapabilities::ATOMIC_WRITE`](super::DeviceCapabilities::ATOMIC_WRITE).
     ///
     /// ```
     /// # use rdma_verbs::verbs::{self, AccessFlags, Payload, SendRequest};
@@ -293,10 +295,10 @@ impl<'a> SendRequest<'a> {
         Self::new(operation, data.into(), remote.len())
     }
 
-    /// FLUSH: completes when all that was written to `remote` before, by anybody, is visible to every party at the peer
-    /// ([`FlushFlags::GLOBAL`]), or survives a loss of power ([`FlushFlags::PERSISTENT`]). With
-    /// [`FlushFlags::WHOLE_REGION`] the region, or window, of `remote`'s key is flushed as a whole. The peer's region
-    /// and queue pair must grant it: [`AccessFlags::FLUSH_GLOBAL`](super::AccessFlags::FLUSH_GLOBAL),
+    /// Returns a FLUSH: completes when all earlier writes to `remote`, from any source, are globally visible at the
+    /// peer ([`FlushFlags::GLOBAL`]) or survive a loss of power ([`FlushFlags::PERSISTENT`]). With
+    /// [`FlushFlags::WHOLE_REGION`] the region or window of `remote`'s key is flushed as a whole. The peer's region and
+    /// queue pair must grant it: [`AccessFlags::FLUSH_GLOBAL`](super::AccessFlags::FLUSH_GLOBAL),
     /// [`AccessFlags::FLUSH_PERSISTENT`](super::AccessFlags::FLUSH_PERSISTENT).
     ///
     /// ```
@@ -321,9 +323,9 @@ impl<'a> SendRequest<'a> {
         Self::new(operation, Payload::EMPTY, u64::MAX)
     }
 
-    /// Local invalidation: revokes a key of this host, of a region that was registered as invalidatable or of a bound
-    /// type 2 window. Begins when all earlier requests of this queue pair are complete, as if it were fenced; later
-    /// ones begin after it.
+    /// Returns a local invalidate: invalidates a key of this host, of a region registered as invalidatable or of a
+    /// bound type 2 window. It begins when all earlier requests of this queue pair are complete; later ones begin after
+    /// it.
     ///
     /// ```
     /// # use rdma_verbs::verbs::{self, AccessFlags, CompletionOpcode, RegisterOptions, SendRequest};
@@ -348,35 +350,36 @@ impl<'a> SendRequest<'a> {
         Self { wr_id: 0, operation, flags, data, room, target, remote_srq, window, bound_region }
     }
 
-    /// A number of the caller's own; comes back in the completion.
+    /// Sets a number of the caller's choice, which the completion returns; 0 by default.
     pub fn wr_id(mut self, wr_id: u64) -> Self {
         self.wr_id = wr_id;
         self
     }
 
-    /// Make a completion on success too. Failures always make one.
+    /// Requests a completion on success too. Failures always complete.
     ///
-    /// A slot of the send queue is free again when the completion of its request or of a later signaled one was
-    /// polled: whoever never signals fills the queue.
+    /// A slot of the send queue becomes free when the completion of its request, or of a later signaled one, is polled.
+    /// A program that never signals fills the queue.
     pub fn signaled(mut self) -> Self {
         self.flags |= SendFlags::SIGNALED;
         self
     }
 
-    /// Begin only when all earlier READs and atomics of this queue pair are complete.
+    /// Delays the request until all earlier READs and atomics of this queue pair are complete.
     pub fn fence(mut self) -> Self {
         self.flags |= SendFlags::FENCE;
         self
     }
 
-    /// Wake the peer if its completion queue is armed for solicited events only.
+    /// Marks the message as solicited: it notifies the peer even if its completion queue is armed for solicited events
+    /// only.
     pub fn solicited(mut self) -> Self {
         self.flags |= SendFlags::SOLICITED;
         self
     }
 
-    /// The shared receive queue of the peer that the request is for, by its number. All requests of an XRC initiator
-    /// must say it, READ, WRITE and atomics too; those of other queue pairs must not.
+    /// Sets the peer's shared receive queue that the request is for, by its number. All requests of an XRC initiator
+    /// must set it, READ, WRITE and atomics included; requests of other queue pairs must not.
     ///
     /// [`XrcDomain`](super::XrcDomain) has an example.
     pub fn remote_srq(mut self, number: SharedReceiveQueueNumber) -> Self {
@@ -384,7 +387,7 @@ impl<'a> SendRequest<'a> {
         self
     }
 
-    /// Payload size in bytes.
+    /// Returns the payload size in bytes.
     pub fn byte_len(&self) -> u64 {
         self.data.len()
     }
@@ -392,8 +395,8 @@ impl<'a> SendRequest<'a> {
 
 /// A request for the receive queue (`ibv_recv_wr`): memory for one arriving message.
 ///
-/// Each SEND of the peer, with or without immediate, and each WRITE with immediate takes the oldest posted receive. A
-/// message that is longer than the memory fails on both sides.
+/// Each SEND of the peer, with or without immediate, and each WRITE with immediate consumes the oldest posted receive.
+/// A message longer than the memory fails on both sides.
 ///
 /// ```
 /// # use rdma_verbs::verbs::{self, AccessFlags};
@@ -416,12 +419,12 @@ pub struct ReceiveRequest<'a> {
 }
 
 impl<'a> ReceiveRequest<'a> {
-    /// A receive into `data`, filled in order.
+    /// Returns a receive into `data`, which is filled in order.
     pub fn new(data: impl Into<RegionList<'a>>) -> Self {
         Self { wr_id: 0, data: data.into() }
     }
 
-    /// A number of the caller's own; comes back in the completion.
+    /// Sets a number of the caller's choice, which the completion returns; 0 by default.
     pub fn wr_id(mut self, wr_id: u64) -> Self {
         self.wr_id = wr_id;
         self

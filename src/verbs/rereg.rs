@@ -1,11 +1,11 @@
-//! Registering a region anew.
+//! Re-registration of a region.
 
 use std::fmt;
 
 use super::{AccessFlags, Error, Memory, MemoryRegion, ProtectionDomain, RefusedMemory};
 use crate::provider;
 
-/// What [`MemoryRegion::rereg`] changes; whatever is not named stays (the flags of `ibv_rereg_mr`).
+/// The changes of [`MemoryRegion::rereg`] (the flags of `ibv_rereg_mr`). Everything else stays.
 #[derive(Debug, Default)]
 pub struct Reregistration<'a> {
     domain: Option<&'a ProtectionDomain>,
@@ -15,45 +15,46 @@ pub struct Reregistration<'a> {
 }
 
 impl<'a> Reregistration<'a> {
-    /// Changes nothing yet.
+    /// Returns a re-registration without changes.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Other memory (`IBV_REREG_MR_CHANGE_TRANSLATION`); the old one comes back.
+    /// Replaces the memory (`IBV_REREG_MR_CHANGE_TRANSLATION`); [`MemoryRegion::rereg`] returns the old memory.
     pub fn memory(mut self, memory: impl Into<Memory>) -> Self {
         self.memory = Some(memory.into());
         self
     }
 
-    /// Another first address. Without it, the same memory keeps its address, and other memory has its host address.
+    /// Changes the address by which requests name the first byte. By default unchanged memory keeps its address, and
+    /// new memory has its host address.
     pub fn iova(mut self, iova: u64) -> Self {
         self.iova = Some(iova);
         self
     }
 
-    /// Other rights (`IBV_REREG_MR_CHANGE_ACCESS`).
+    /// Changes the access flags (`IBV_REREG_MR_CHANGE_ACCESS`).
     pub fn access(mut self, access: AccessFlags) -> Self {
         self.access = Some(access);
         self
     }
 
-    /// Another protection domain of the same device (`IBV_REREG_MR_CHANGE_PD`).
+    /// Moves the region to another protection domain of the same device (`IBV_REREG_MR_CHANGE_PD`).
     pub fn protection_domain(mut self, domain: &'a ProtectionDomain) -> Self {
         self.domain = Some(domain);
         self
     }
 }
 
-/// A refused change. The region is as it was.
+/// A refused change. The region is unchanged.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct RefusedChange {
     /// Why it was refused.
     pub error: Error,
-    /// The region, as it was.
+    /// The region, unchanged.
     pub region: MemoryRegion,
-    /// The memory that it should have got.
+    /// The new memory, if one was given.
     pub memory: Option<Memory>,
 }
 
@@ -70,16 +71,16 @@ impl std::error::Error for RefusedChange {
 }
 
 impl MemoryRegion {
-    /// Registers it anew with other memory, rights or protection domain (`ibv_rereg_mr`), in one step. Returns the
-    /// region that it has become, and the old memory if that was changed.
+    /// Re-registers the region with other memory, access flags or protection domain (`ibv_rereg_mr`), in one step.
+    /// Returns the new region, and the old memory if it was replaced.
     ///
-    /// The keys are new ones. When it returns, nothing accesses memory under the old ones: requests that still name
-    /// them fail, here in a local protection error, of peers in a remote access error.
+    /// The region gets new keys. Once it returns, nothing accesses memory under the old keys: requests that still name
+    /// them fail, those of this host with a local protection error, those of peers with a remote access error.
     ///
     /// # Errors
     /// As [`ProtectionDomain::reg_mr`]; [`ErrorKind::Busy`](super::ErrorKind::Busy) while memory windows are bound to
     /// it, [`ErrorKind::InvalidState`](super::ErrorKind::InvalidState) after [`MemoryRegion::revoke`] or for a domain
-    /// of another device. The region comes back as it was.
+    /// of another device. The error returns the region unchanged.
     ///
     /// ```
     /// use rdma_verbs::verbs::{self, AccessFlags, Reregistration};
@@ -92,7 +93,7 @@ impl MemoryRegion {
     /// assert_eq!(old.and_then(|memory| memory.into_vec().ok()), Some(vec![1; 64]));
     /// # Ok::<(), verbs::Error>(())
     /// ```
-    #[allow(clippy::result_large_err)] // nothing of what was given may be lost, and this is no way of every packet
+    #[allow(clippy::result_large_err)] // the error returns everything given, and this is no hot path
     pub fn rereg(self, change: Reregistration<'_>) -> Result<(MemoryRegion, Option<Memory>), RefusedChange> {
         let Reregistration { domain, memory, iova, access } = change;
         let (domain, is_moved) = (domain.unwrap_or(self.protection_domain()).clone(), memory.is_some());

@@ -12,8 +12,8 @@ use super::{
 use crate::provider;
 use crate::types::{self, BatchEnd};
 
-/// Describes a shared receive queue; [`SharedReceiveQueueBuilder::build`] creates it. Made by
-/// [`ProtectionDomain::create_srq`].
+/// A builder for a shared receive queue, made by [`ProtectionDomain::create_srq`]. [`SharedReceiveQueueBuilder::build`]
+/// creates the queue.
 #[derive(Clone, Debug)]
 #[must_use = "build() creates the shared receive queue"]
 pub struct SharedReceiveQueueBuilder<'a> {
@@ -29,14 +29,14 @@ impl<'a> SharedReceiveQueueBuilder<'a> {
         Self { domain, max_wr, max_sge, srq_limit: 0, xrc: None }
     }
 
-    /// Arms the limit event from the beginning: it is raised once, when a receive is taken and fewer than this are
-    /// left. Without this none is raised before [`SharedReceiveQueue::modify`] arms it.
+    /// Arms the limit event from the beginning: it is raised once, when a receive is consumed and fewer than
+    /// `srq_limit` are left. By default no event is raised until [`SharedReceiveQueue::modify`] arms it.
     pub fn srq_limit(mut self, srq_limit: u32) -> Self {
         self.srq_limit = srq_limit;
         self
     }
 
-    /// For messages of extended reliable connections: XRC targets of this domain use the queue when a message names its
+    /// Makes it a queue for extended reliable connections: XRC targets of this domain use it when a message names its
     /// number. Its receives complete on `cq`.
     pub fn xrc(mut self, domain: &'a XrcDomain, cq: &'a CompletionQueue) -> Self {
         self.xrc = Some((domain, cq));
@@ -47,8 +47,8 @@ impl<'a> SharedReceiveQueueBuilder<'a> {
     ///
     /// # Errors
     /// A size is 0 or above the device's `max_srq_wr` or `max_srq_sge`; `srq_limit` is more than `max_wr`; an object
-    /// belongs to another device; [`ErrorKind::ResourceLimit`] at the device's `max_srq`; [`ErrorKind::Unsupported`] if
-    /// the device has none.
+    /// belongs to another opening of a device; [`ErrorKind::ResourceLimit`] at the device's `max_srq`;
+    /// [`ErrorKind::Unsupported`] if the device has no shared receive queues.
     ///
     /// ```
     /// use rdma_verbs::verbs::{self, ErrorKind};
@@ -84,21 +84,20 @@ impl<'a> SharedReceiveQueueBuilder<'a> {
     }
 }
 
-/// A shared receive queue (`ibv_srq`): receives for the messages of several queue pairs, each of which takes the oldest
-/// one when a message of its peer begins.
+/// A shared receive queue (`ibv_srq`): receives for the messages of several queue pairs. A queue pair takes the oldest
+/// receive when a message of its peer begins.
 ///
-/// Queue pairs are told to use it by [`QueuePairBuilder::srq`](super::QueuePairBuilder::srq). Completions appear on the
-/// queue pair's completion queue and name the queue pair; they need not come in the order in which the receives were
-/// posted, because messages end in any order. A queue pair that finds the queue empty tells its peer to try again; no
-/// message of a reliable connection is lost. Messages of unreliable connections and datagrams are, and nobody is told.
-/// A datagram that the oldest receive has no room for is dropped as well, and the receive stays
-/// (`drop_receive_too_small`).
+/// [`QueuePairBuilder::srq`](super::QueuePairBuilder::srq) attaches queue pairs to it. Completions appear on the queue
+/// pair's completion queue and name the queue pair; they need not appear in the order in which the receives were
+/// posted, because messages end in any order. A queue pair that finds the queue empty makes its peer retry (RNR NAK); a
+/// reliable connection loses no message. Messages of unreliable connections and datagrams are dropped silently. A
+/// datagram that does not fit the oldest receive is dropped as well, and the receive stays (`drop_receive_too_small`).
 ///
-/// The receives belong to the queue, not to queue pairs: they stay when a queue pair goes to the error state, to RESET,
+/// The receives belong to the queue, not to queue pairs: they stay when a queue pair goes to the error state or RESET,
 /// or is destroyed. Only a receive that a message has begun to fill ends with its queue pair.
 ///
-/// A handle: clones name the same queue. It goes when the last handle, and every queue pair that uses it, are gone;
-/// what is posted then is forgotten without completions.
+/// A handle: clones name the same queue. It is destroyed when the last handle and every queue pair that uses it are
+/// dropped; receives still posted then are discarded without completions.
 ///
 /// The owned tier has [shared receive queues](crate::owned::SharedReceiveQueue) of its own.
 ///
@@ -132,7 +131,7 @@ pub struct SharedReceiveQueue {
     shared: Arc<Shared>,
 }
 
-/// What all handles share.
+/// The state shared by all handles.
 struct Shared {
     inner: Arc<dyn provider::SharedReceiveQueue>,
     domain: ProtectionDomain,
@@ -140,17 +139,18 @@ struct Shared {
 }
 
 impl SharedReceiveQueue {
-    /// Its number. Requests of extended reliable connections name it by this.
+    /// Returns the queue's number, by which requests of extended reliable connections name it.
     pub fn number(&self) -> SharedReceiveQueueNumber {
         self.shared.inner.number()
     }
 
-    /// The protection domain that the memory of its receives belongs to. Queue pairs that use it may have another one.
+    /// Returns the protection domain that the memory of its receives belongs to. Queue pairs that use the queue may
+    /// have another one.
     pub fn protection_domain(&self) -> &ProtectionDomain {
         &self.shared.domain
     }
 
-    /// The device it belongs to.
+    /// Returns the device that the queue belongs to.
     pub fn context(&self) -> &Context {
         self.shared.domain.context()
     }
@@ -158,11 +158,11 @@ impl SharedReceiveQueue {
     /// Changes its size, arms the limit event, or both, all or nothing (`ibv_modify_srq`).
     ///
     /// A limit of n raises [`AsyncEvent::SharedReceiveQueueLimitReached`](super::AsyncEvent) once, when fewer than n
-    /// receives wait: at once, if it is so already. The limit is 0 then, until it is armed again. Receives that wait
-    /// are kept when the size changes.
+    /// receives are posted: immediately, if that is already so. The limit is then 0 until it is armed again. Posted
+    /// receives are kept when the size changes.
     ///
     /// # Errors
-    /// `max_wr` is less than the receives that wait, or above the device's `max_srq_wr`; the limit is more than
+    /// `max_wr` is less than the number of posted receives, or above the device's `max_srq_wr`; the limit is more than
     /// `max_wr`; [`ErrorKind::InvalidState`] if this thread has an open batch of this queue.
     ///
     /// ```
@@ -182,10 +182,10 @@ impl SharedReceiveQueue {
         self.shared.inner.modify(attributes)
     }
 
-    /// Its sizes, and the limit that is armed (`ibv_query_srq`).
+    /// Returns the queue's sizes and the armed limit (`ibv_query_srq`).
     ///
     /// # Errors
-    /// What the provider meets.
+    /// Any error of the provider.
     pub fn query(&self) -> Result<SharedReceiveQueueStatus> {
         self.shared.inner.query()
     }
@@ -203,8 +203,8 @@ impl SharedReceiveQueue {
         batch.post()
     }
 
-    /// Opens a batch of receives. Until it is posted this thread holds the queue for posting; other threads that post
-    /// wait. Queue pairs take what was posted before meanwhile.
+    /// Opens a batch of receives. Until the batch is posted, this thread holds the queue for posting; other threads
+    /// that post wait. Meanwhile queue pairs still take receives posted before.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidState`] if this thread has an open batch of this queue already.
@@ -213,7 +213,7 @@ impl SharedReceiveQueue {
         Ok(SharedReceiveBatch { queue: self, len: 0, open: true, thread_bound: PhantomData })
     }
 
-    /// Takes it out of the device while handles are left; see [`provider::SharedReceiveQueue::destroy`].
+    /// Destroys the queue while handles remain; see [`provider::SharedReceiveQueue::destroy`].
     pub(crate) fn destroy(&self) -> Result<()> {
         self.shared.inner.destroy()
     }
@@ -249,7 +249,7 @@ pub struct SharedReceiveBatch<'a> {
     queue: &'a SharedReceiveQueue,
     len: usize,
     open: bool,
-    /// The queue is held by a thread, not by a value.
+    /// Makes the batch `!Send`: the thread holds the queue.
     thread_bound: PhantomData<*const ()>,
 }
 
@@ -257,7 +257,7 @@ impl SharedReceiveBatch<'_> {
     /// Adds a receive.
     ///
     /// # Errors
-    /// As [`SharedReceiveQueue::post_recv`]. The batch stays open with what it had.
+    /// As [`SharedReceiveQueue::post_recv`]. The batch stays open and may be posted without the receive.
     pub fn push(&mut self, request: &ReceiveRequest<'_>) -> Result<&mut Self> {
         let shared = &self.queue.shared;
         let check = RangeCheck { verb: "post_srq_recv", domain: &shared.domain, need: AccessFlags::LOCAL_WRITE };
@@ -267,20 +267,20 @@ impl SharedReceiveBatch<'_> {
         Ok(self)
     }
 
-    /// Receives in the batch.
+    /// Returns the number of receives in the batch.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there is none.
+    /// Returns whether the batch is empty.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Hands all receives over, in order.
+    /// Posts all receives, in order.
     ///
     /// # Errors
-    /// As [`SharedReceiveQueue::post_recv`]; nothing was posted then.
+    /// As [`SharedReceiveQueue::post_recv`]; on failure nothing is posted.
     pub fn post(mut self) -> Result<()> {
         self.end(BatchEnd::Publish)
     }
@@ -295,7 +295,7 @@ impl SharedReceiveBatch<'_> {
 impl Drop for SharedReceiveBatch<'_> {
     fn drop(&mut self) {
         if self.open {
-            // Forgetting what was not posted cannot fail in a way that matters to the caller.
+            // Rolling back cannot fail in a way that matters to the caller.
             let _ = self.end(BatchEnd::Rollback);
         }
     }

@@ -1,4 +1,4 @@
-//! The verbs tier alone, on a device that only remembers.
+//! Tests of the verbs tier alone, on a device that only records its calls.
 
 use std::sync::{Arc, Mutex};
 

@@ -11,13 +11,13 @@ use crate::provider;
 /// With an extended reliable connection, one queue pair on each side serves many receivers of a process: each request
 /// names the shared receive queue that it is for. The sending end, the *initiator*
 /// ([`QueuePairType::XrcSend`](super::QueuePairType::XrcSend)), has no receive queue; the receiving end, the *target*
-/// ([`QueuePairType::XrcReceive`](super::QueuePairType::XrcReceive)), has no queue at all and only passes messages on
-/// to the shared receive queues of its domain. Those are created with
-/// [`SharedReceiveQueueBuilder::xrc`](super::SharedReceiveQueueBuilder::xrc) and say where their receives complete.
-/// What a request may access at the target's side is decided by the protection domain of the queue that it names.
+/// ([`QueuePairType::XrcReceive`](super::QueuePairType::XrcReceive)), has no queues and only passes messages on to the
+/// shared receive queues of its domain. Those are created with
+/// [`SharedReceiveQueueBuilder::xrc`](super::SharedReceiveQueueBuilder::xrc) and have their own completion queues. The
+/// protection domain of the queue that a request names decides which memory it may access at the target.
 ///
-/// A handle: clones name the same domain. It goes when the last handle and everything made in it are gone. It belongs
-/// to this opening of the device; [`Context::open_xrcd_shared`] says why.
+/// A handle: clones name the same domain. It is closed when the last handle and everything made in it are dropped. It
+/// belongs to this opening of the device; [`Context::open_xrcd_shared`] says why.
 ///
 /// ```
 /// use std::time::Duration;
@@ -47,7 +47,7 @@ pub struct XrcDomain {
 }
 
 impl XrcDomain {
-    /// The device it belongs to.
+    /// Returns the device that the domain belongs to.
     pub fn context(&self) -> &Context {
         &self.context
     }
@@ -75,9 +75,9 @@ impl Context {
         Ok(XrcDomain { context: self.clone(), inner: self.inner().open_xrcd()? })
     }
 
-    /// Opening a domain that processes share by the file behind a descriptor (`ibv_open_xrcd` with `fd`) is refused by
-    /// every provider of this crate: queue pairs and shared receive queues live in the process that made them, and no
-    /// other one could be told of a message.
+    /// Refuses to open a domain that processes share by the file behind a descriptor (`ibv_open_xrcd` with `fd`). No
+    /// provider of this crate supports it: queue pairs and shared receive queues live in the process that made them,
+    /// and a message cannot notify another process.
     ///
     /// # Errors
     /// Always [`ErrorKind::Unsupported`].

@@ -1,20 +1,20 @@
-//! Failures that lie at this end, and requests of the peer that this end refused.
+//! Failures of this end, and requests of the peer that this end refused.
 
 use super::{Diagnosis, name};
 use crate::types::{Cause, Counter, FailedRequest, PeerFault, QueuePairReport, RefusedRequest};
 
-/// A request's own memory, or anything else of this side.
+/// Diagnoses a failure of a request's local memory, or any other local failure.
 pub(super) fn request(failed: &FailedRequest) -> Diagnosis {
     let what = name(failed);
     match failed.cause {
         Cause::LocalKeyUnknown => Diagnosis::new(
             format!(
-                "the own memory of {what} was deregistered while the request was outstanding: its local key is unknown"
+                "the local memory of {what} was deregistered while the request was outstanding: its lkey is unknown"
             ),
             "deregister regions only after the requests that name them have completed",
         ),
         Cause::LocalKeyWrongDomain => Diagnosis::new(
-            format!("the own memory of {what} belongs to another protection domain than the queue pair"),
+            format!("the local memory of {what} belongs to another protection domain than the queue pair"),
             "register it in the queue pair's own protection domain",
         ),
         Cause::LocalOutOfBounds => Diagnosis::new(
@@ -22,7 +22,7 @@ pub(super) fn request(failed: &FailedRequest) -> Diagnosis {
             "compare addresses and lengths of the entries with the registered range",
         ),
         Cause::LocalNotWritable => Diagnosis::new(
-            format!("the own memory of {what} is not writable: its region was registered without LOCAL_WRITE"),
+            format!("the local memory of {what} is not writable: its region was registered without LOCAL_WRITE"),
             "register the memory that READs and atomics write to with LOCAL_WRITE",
         ),
         Cause::LocalMemoryFault => Diagnosis::new(
@@ -42,12 +42,12 @@ pub(super) fn request(failed: &FailedRequest) -> Diagnosis {
             "invalidate its key first, here or by the peer's SEND with invalidate",
         ),
         Cause::WindowArguments => Diagnosis::new(
-            "the window was given no byte, or an access right that windows of its type cannot have",
-            "bind at least one byte, with remote rights only; ZERO_BASED is for type 2",
+            "the window was given no bytes, or an access flag that its type does not allow",
+            "bind at least one byte, with remote access flags only; ZERO_BASED is for type 2",
         ),
         Cause::RegionNotBindable => Diagnosis::new(
             "the region lacks MEMORY_WINDOW_BIND, or LOCAL_WRITE for a window that peers may write",
-            "register the region with those rights",
+            "register the region with those access flags",
         ),
         cause => Diagnosis::new(
             format!("{what} could not be executed here ({cause:?})"),
@@ -56,7 +56,7 @@ pub(super) fn request(failed: &FailedRequest) -> Diagnosis {
     }
 }
 
-/// Completions were lost.
+/// Diagnoses lost completions.
 pub(super) fn overflow(report: &QueuePairReport) -> Diagnosis {
     let lost = report.counters.get(Counter::CompletionQueueOverflow);
     Diagnosis::new(
@@ -65,7 +65,7 @@ pub(super) fn overflow(report: &QueuePairReport) -> Diagnosis {
     )
 }
 
-/// A request of the peer that was refused here.
+/// Diagnoses a request of the peer that was refused here.
 pub(super) fn refused(refused: &RefusedRequest, report: &QueuePairReport) -> Diagnosis {
     let RefusedRequest { fault, operation, length, .. } = *refused;
     let attributes = &report.status.attributes;
@@ -82,7 +82,7 @@ pub(super) fn refused(refused: &RefusedRequest, report: &QueuePairReport) -> Dia
             (format!("{key} is of another protection domain"), "register the region in the queue pair's own domain")
         }
         PeerFault::OutOfBounds => {
-            (format!("the range leaves the region of {key}"), "tell the peer address and length of the region")
+            (format!("the range leaves the region of {key}"), "send the peer the address and length of the region")
         }
         PeerFault::NoPermission => {
             (format!("the region of {key} lacks the right for it"), "register it with REMOTE_WRITE, _READ or _ATOMIC")
@@ -94,11 +94,11 @@ pub(super) fn refused(refused: &RefusedRequest, report: &QueuePairReport) -> Dia
             (format!("{key} may not be invalidated by a peer"), "offer the peer only keys that may be")
         }
         PeerFault::UnknownSharedReceiveQueue => {
-            ("its XRC domain has no such shared receive queue".to_owned(), "tell the peer the number of a queue of it")
+            ("its XRC domain has no such shared receive queue".to_owned(), "send the peer one of its queues' numbers")
         }
         PeerFault::AccessNotGranted => (
             "the queue pair's qp_access_flags do not grant it".to_owned(),
-            "give the queue pair the right when it goes to INIT (access of the builder)",
+            "give the queue pair the access flag when it goes to INIT (access of the builder)",
         ),
         PeerFault::TooManyReads => (
             format!("more READs and atomics than max_dest_rd_atomic ({})", attributes.max_dest_rd_atomic.unwrap_or(0)),
@@ -125,7 +125,7 @@ pub(super) fn refused(refused: &RefusedRequest, report: &QueuePairReport) -> Dia
             "its length is not what it said, or too long".to_owned(),
             "the peer breaks the protocol: capture its packets",
         ),
-        PeerFault::FlushType => ("it asks for no kind of flush that exists".to_owned(), "the peer breaks the protocol"),
+        PeerFault::FlushType => ("it requests no known kind of flush".to_owned(), "the peer breaks the protocol"),
         PeerFault::WrongQueuePair => {
             (format!("{key} is a window that another queue pair bound"), "bind it through the peer's queue pair")
         }

@@ -1,4 +1,4 @@
-//! How a path does, in a sentence: what is lost on it, and whether a queue is the reason.
+//! The judgement of a path in a sentence: its losses, and whether a queue causes them.
 
 use std::fmt;
 use std::time::Duration;
@@ -6,16 +6,16 @@ use std::time::Duration;
 use super::time;
 use crate::types::{PacketCounts, PathReport, QueuePairReport};
 
-/// Of fewer packets nothing is said: one loss would be a share of more than the 2 % that the loss test of
+/// Fewest packets for a judgement: with fewer, one loss would exceed the 2 % that the loss test of
 /// `transport/congestion/loss_test.rs` allows, which counts over as many.
 const LEAST_PACKETS: u64 = 64;
-/// A queue is the reason if it was seen at this part of the loss events: the others come while it is filled again after
+/// Fraction of the loss events with a queue from which the queue is the cause: the others occur while it refills after
 /// a reduction, or by chance.
 const WITH_QUEUE: f64 = 0.5;
-/// Chance is the reason if the window is reduced at this part of the loss events at most. In virtual time it is reduced
-/// at less than 2 % of them where packets are lost at random, and at 13 % before a policer.
+/// Fraction of the loss events with a window reduction up to which chance is the cause. In virtual time the window is
+/// reduced at less than 2 % of them if packets are lost at random, and at 13 % before a policer.
 const REDUCED: f64 = 0.05;
-/// A wait of less than this part of the time explains nothing.
+/// Fraction of the time below which a wait explains nothing.
 const WORTH_TELLING: f64 = 0.01;
 
 impl fmt::Display for PathReport {
@@ -47,12 +47,12 @@ fn uncapitalized(name: &str) -> String {
     name.replacen("The", "the", 1)
 }
 
-/// The same of the path of a queue pair whose requests go unanswered, if enough has left for it.
+/// Judges the path of a queue pair whose requests get no response, if enough packets were sent.
 pub(super) fn of_failure(report: &QueuePairReport) -> Option<String> {
     report.path.as_ref().and_then(judgement)
 }
 
-/// What is lost, how long packets take, and what that comes from.
+/// Judges a path: its losses, its round trip, and their cause.
 fn judgement(path: &PathReport) -> Option<String> {
     let recent = &path.recent;
     if path.control.is_none() || recent.sent < LEAST_PACKETS {
@@ -101,13 +101,13 @@ fn cause(path: &PathReport, recent: &PacketCounts) -> String {
     "no queue is seen, but more are lost than by chance: a policer, or a queue too short to be seen".to_owned()
 }
 
-/// How long packets wait in a queue on the way, if the controller sees one now.
+/// Returns how long packets wait in a queue on the path, if the controller sees one now.
 fn queue(path: &PathReport) -> Option<Duration> {
     let measured = path.round_trip.filter(|_| path.control.is_some_and(|control| control.sees_queue == Some(true)))?;
     Some(measured.smoothed.saturating_sub(measured.shortest))
 }
 
-/// What packets waited for.
+/// Says what packets waited for.
 fn waits(path: &PathReport) -> Option<String> {
     let of = |wait: Duration| wait.as_secs_f64() / path.age.as_secs_f64().max(f64::MIN_POSITIVE);
     let waits = [(of(path.window_wait), "window"), (of(path.pace_wait), "pace")];

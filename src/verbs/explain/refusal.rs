@@ -1,9 +1,9 @@
-//! Why the peer refused a request.
+//! Diagnoses of requests that the peer refused.
 
 use super::{Diagnosis, name, operation_name};
 use crate::types::{Counter, FailedRequest, FlushFlags, Operation, QueuePairReport, RemoteAccess, Rkey};
 
-/// The peer has no receive posted.
+/// Diagnoses a peer without posted receives.
 pub(super) fn receiver_not_ready(failed: &FailedRequest, report: &QueuePairReport) -> Diagnosis {
     let allowed = report.status.attributes.rnr_retry.unwrap_or(0);
     let naks = report.counters.get(Counter::ReceivedRnr);
@@ -18,7 +18,7 @@ pub(super) fn receiver_not_ready(failed: &FailedRequest, report: &QueuePairRepor
     )
 }
 
-/// What a request names at the peer.
+/// Returns the remote address and key of a request.
 fn remote(operation: &Operation) -> Option<(u64, Rkey)> {
     match *operation {
         Operation::Write { remote_addr, rkey }
@@ -42,7 +42,7 @@ fn right(operation: &Operation) -> &'static str {
     }
 }
 
-/// What of the same kind, and what of other kinds, has worked.
+/// Returns the last success of the same kind of access, and of the other kinds.
 fn worked(operation: &Operation, report: &QueuePairReport) -> (Option<RemoteAccess>, [Option<RemoteAccess>; 2]) {
     let worked = &report.worked;
     match operation {
@@ -59,7 +59,7 @@ fn contains(outer: &RemoteAccess, addr: u64, length: u32) -> bool {
     addr >= outer.remote_addr && end(addr, length) <= end(outer.remote_addr, outer.length)
 }
 
-/// The peer refused key, bounds or right. It does not say which; what worked before tells.
+/// Diagnoses a refused key, range or access flag. The peer does not say which; earlier successes show it.
 pub(super) fn access(failed: &FailedRequest, report: &QueuePairReport) -> Diagnosis {
     if let Operation::SendWithInvalidate(rkey) = failed.operation {
         return Diagnosis::new(
@@ -98,7 +98,7 @@ pub(super) fn access(failed: &FailedRequest, report: &QueuePairReport) -> Diagno
                  {range} lie outside of it",
                 right(&failed.operation)
             ),
-            "register it there with that right",
+            "register it there with that access flag",
         ),
         None => Diagnosis::new(
             format!(
@@ -112,7 +112,7 @@ pub(super) fn access(failed: &FailedRequest, report: &QueuePairReport) -> Diagno
     }
 }
 
-/// The peer refused the request as invalid.
+/// Diagnoses a request that the peer refused as invalid.
 pub(super) fn invalid(failed: &FailedRequest, report: &QueuePairReport) -> Diagnosis {
     let (path_mtu, what) = (report.status.attributes.path_mtu.unwrap_or_default(), name(failed));
     let is_long = failed.length > path_mtu.bytes();
@@ -140,7 +140,7 @@ pub(super) fn invalid(failed: &FailedRequest, report: &QueuePairReport) -> Diagn
                 "too many READs and atomics at a time: max_rd_atomic here ({}) is more than max_dest_rd_atomic there",
                 report.status.attributes.max_rd_atomic.unwrap_or(0)
             ),
-            "connect with max_rd_atomic of what the peer told",
+            "connect with the peer's max_dest_rd_atomic as max_rd_atomic",
         ),
         (_, Some(_)) if same.is_some() && is_long => Diagnosis::new(
             format!("the ends use different path_mtu: short WRITEs worked, {what} in packets of {path_mtu} did not"),
@@ -152,12 +152,12 @@ pub(super) fn invalid(failed: &FailedRequest, report: &QueuePairReport) -> Diagn
                 right(operation),
                 if is_long { format!("; or its path_mtu is not {path_mtu}") } else { String::new() }
             ),
-            "give the peer's queue pair that right when it goes to INIT (access of the builder)",
+            "give the peer's queue pair that access flag when it goes to INIT (access of the builder)",
         ),
     }
 }
 
-/// The peer could not write its own receive.
+/// Diagnoses a peer that could not write its own receive.
 pub(super) fn operational() -> Diagnosis {
     Diagnosis::new(
         "the peer could not write the memory of its own receive: deregistered, without LOCAL_WRITE, or unmapped there",
@@ -165,13 +165,13 @@ pub(super) fn operational() -> Diagnosis {
     )
 }
 
-/// The peer's answer broke the protocol.
+/// Diagnoses a response that violates the protocol.
 pub(super) fn bad_response(report: &QueuePairReport) -> Diagnosis {
     let path_mtu = report.status.attributes.path_mtu.unwrap_or_default();
     Diagnosis::new(
         format!(
-            "the peer's answer does not have the form that the request asks for: its path_mtu is not {path_mtu}, or it \
-             does not speak the protocol"
+            "the peer's response does not have the form that the request requires: its path_mtu is not {path_mtu}, or \
+             it does not speak the protocol"
         ),
         "connect both ends with the same path_mtu; if they do, capture the packets and report the peer",
     )

@@ -1,4 +1,4 @@
-//! Why no usable answer came.
+//! Diagnoses of missing responses.
 
 use std::io;
 use std::net::IpAddr;
@@ -7,10 +7,10 @@ use std::time::Duration;
 use super::{Diagnosis, time};
 use crate::types::{Counter, DropReason, FailedRequest, Heard, LastHeard, Mtu, Operation, PathError, QueuePairReport};
 
-/// IPv4, UDP and the longest transport headers with the ICRC: what a packet has besides its payload.
+/// Size of a packet without its payload: IPv4, UDP and the longest transport headers with the ICRC.
 const OVERHEAD_BYTES: u32 = 64;
 
-/// Nothing that the peer said acknowledged the request.
+/// Diagnoses a request that the peer never acknowledged.
 pub(super) fn silence(failed: &FailedRequest, report: &QueuePairReport) -> Diagnosis {
     let Some(peer) = report.peer_address() else {
         return Diagnosis::new("the queue pair has no peer", "connect it first");
@@ -29,13 +29,13 @@ pub(super) fn silence(failed: &FailedRequest, report: &QueuePairReport) -> Diagn
         })
 }
 
-/// The wait between two tries.
+/// Returns the wait between two tries.
 fn wait(report: &QueuePairReport) -> Duration {
     let code = report.status.attributes.timeout.unwrap_or(0);
     if code == 0 { Duration::ZERO } else { Duration::from_nanos(4_096 << code.min(31)) }
 }
 
-/// The peer kept saying that packets are missing.
+/// Diagnoses a peer that kept reporting missing packets.
 pub(super) fn losses(failed: &FailedRequest, report: &QueuePairReport) -> Diagnosis {
     if let Some(diagnosis) = wrong_sequence(report).or_else(|| large_packets_vanish(failed, report)) {
         return diagnosis;
@@ -43,7 +43,7 @@ pub(super) fn losses(failed: &FailedRequest, report: &QueuePairReport) -> Diagno
     lost(report)
 }
 
-/// Losses to the end, although the last try ran out by the clock.
+/// Diagnoses losses up to the end, even if the last try ended by a timeout.
 fn kept_missing(report: &QueuePairReport) -> Option<Diagnosis> {
     let said_so = report.last_answer.is_some_and(|answer| answer.what == Heard::SequenceNak);
     (said_so && report.counters.get(Counter::ReceivedSequenceNak) > 0).then(|| lost(report))
@@ -59,10 +59,10 @@ fn lost(report: &QueuePairReport) -> Diagnosis {
     )
 }
 
-/// What system or network said, unless the peer answered after that.
+/// Diagnoses an error reported by the system or the network, unless the peer responded after it.
 fn path_error(peer: IpAddr, report: &QueuePairReport) -> Option<Diagnosis> {
     let error = report.path_error.as_ref()?;
-    // The last try would have met it again.
+    // The last try would have caused it again.
     let is_over = report.last_try.is_some_and(|tried| error.ago > tried);
     if is_over || report.last_answer.is_some_and(|answer| answer.ago < error.ago) {
         return None;
@@ -79,7 +79,7 @@ fn path_error(peer: IpAddr, report: &QueuePairReport) -> Option<Diagnosis> {
                 "the peer's process has ended or closed its device: UDP port 4791 of {peer} is closed now{reporter}, \
                  and it answered before"
             ),
-            "start the peer again, and connect anew",
+            "restart the peer, and reconnect",
         ),
         libc::ECONNREFUSED => Diagnosis::new(
             format!("nothing listens on UDP port 4791 of {peer}: its system answered \"port unreachable\"{reporter}"),
@@ -119,7 +119,7 @@ fn words(errno: i32) -> String {
     io::Error::from_raw_os_error(errno).to_string()
 }
 
-/// Whether this queue pair sends packets of the refused size.
+/// Returns whether this queue pair sends packets of the refused size.
 fn is_too_big(error: &PathError, report: &QueuePairReport) -> bool {
     let largest = report.status.attributes.path_mtu.unwrap_or_default().bytes() + OVERHEAD_BYTES;
     error.bytes.is_none_or(|bytes| bytes as u64 <= u64::from(largest))
@@ -139,7 +139,7 @@ fn too_big(peer: IpAddr, error: &PathError, report: &QueuePairReport) -> Diagnos
     Diagnosis::new(format!("packets of path_mtu {path_mtu} are too big for the path to {peer}{fits}"), advice)
 }
 
-/// Answers came when the request had failed.
+/// Diagnoses responses that came after the request had failed.
 fn too_late(report: &QueuePairReport) -> Option<Diagnosis> {
     let late = report.late_answers;
     (late > 0).then(|| {
@@ -150,7 +150,7 @@ fn too_late(report: &QueuePairReport) -> Option<Diagnosis> {
     })
 }
 
-/// Packets for this queue pair come from somebody else.
+/// Diagnoses packets for this queue pair that come from another address.
 fn wrong_address(peer: IpAddr, report: &QueuePairReport) -> Option<Diagnosis> {
     let source = report.wrong_source.filter(|_| report.last_heard().is_none())?;
     Some(Diagnosis::new(
@@ -159,7 +159,7 @@ fn wrong_address(peer: IpAddr, report: &QueuePairReport) -> Option<Diagnosis> {
     ))
 }
 
-/// The peer's packets come, but not the way they should.
+/// Diagnoses packets of the peer that arrive but are dropped here.
 pub(super) fn misdirected(peer: IpAddr, report: &QueuePairReport) -> Option<Diagnosis> {
     if report.last_heard().is_some() {
         return None;
@@ -220,7 +220,7 @@ fn stray(peer: IpAddr, report: &QueuePairReport) -> Option<Diagnosis> {
     })
 }
 
-/// Answers came whose sequence numbers belong to nothing that was sent.
+/// Diagnoses responses whose sequence numbers belong to no packet sent.
 fn wrong_sequence(report: &QueuePairReport) -> Option<Diagnosis> {
     let misfits = report.counters.get_drop(DropReason::BadPsn);
     if report.was_acknowledged || report.last_answer.is_none() || misfits == 0 {
@@ -232,11 +232,11 @@ fn wrong_sequence(report: &QueuePairReport) -> Option<Diagnosis> {
             "the two ends disagree about sequence numbers: {misfits} answers came for packets that were never sent, so \
              sq_psn here ({psn}) is not rq_psn there, or the peer still has an earlier connection"
         ),
-        "exchange the PSNs anew, and reset both queue pairs before they are connected again",
+        "exchange new PSNs, and reset both queue pairs before they are connected again",
     ))
 }
 
-/// Small messages arrived, and the first that fills whole packets did not.
+/// Diagnoses a path on which small messages arrived, but not the first one that fills whole packets.
 fn large_packets_vanish(failed: &FailedRequest, report: &QueuePairReport) -> Option<Diagnosis> {
     let path_mtu = report.status.attributes.path_mtu.unwrap_or_default();
     let (mtu, longest) = (path_mtu.bytes(), report.worked.longest);
@@ -246,20 +246,20 @@ fn large_packets_vanish(failed: &FailedRequest, report: &QueuePairReport) -> Opt
         Diagnosis::new(
             format!(
                 "large packets seem to vanish on the way: messages of up to {longest} bytes arrived, the first with \
-                 packets of path_mtu {path_mtu} did not, nor did anybody say why; or the peer went silent just then"
+                 packets of path_mtu {path_mtu} did not, and no error was reported; or the peer went silent just then"
             ),
             "connect both ends with a path_mtu of 1024, or raise the MTU of every link between them",
         )
     })
 }
 
-/// The peer's requests arrive while nothing answers.
+/// Diagnoses a path on which the peer's requests arrive while no responses do.
 fn one_way(peer: IpAddr, failed: &FailedRequest, report: &QueuePairReport) -> Option<Diagnosis> {
     let request = report.last_request?;
     // Timers run out late rather than early.
     let tried_for = wait(report) * (u32::from(failed.tries) + 2);
     let came_meanwhile = report.gave_up.is_none_or(|gave_up| request.ago <= gave_up + tried_for);
-    // Requests and answers that end together are those of a peer that went silent.
+    // If requests and responses end together, the peer went silent.
     let outlived = report.last_answer.is_none_or(|answer| request.ago + wait(report) < answer.ago);
     if !came_meanwhile || !outlived {
         return None;
@@ -279,11 +279,11 @@ fn one_way(peer: IpAddr, failed: &FailedRequest, report: &QueuePairReport) -> Op
     ))
 }
 
-/// It was heard once.
+/// Diagnoses a peer that was heard before.
 fn went_silent(peer: IpAddr, failed: &FailedRequest, heard: LastHeard, report: &QueuePairReport) -> Diagnosis {
     if report.status.attributes.retry_cnt == Some(0) && failed.tries == 0 {
         return Diagnosis::new(
-            "a single lost packet or answer ended the connection, because retry_cnt is 0; or the peer went silent",
+            "a single lost packet or response ended the connection, because retry_cnt is 0; or the peer went silent",
             "set retry_cnt to 7",
         );
     }
@@ -295,7 +295,7 @@ fn went_silent(peer: IpAddr, failed: &FailedRequest, heard: LastHeard, report: &
                  still answers other queue pairs (last {} ago)",
                 time(other.ago)
             ),
-            "look at the first failure and the asynchronous events of the peer, then connect anew",
+            "look at the first failure and the asynchronous events of the peer, then reconnect",
         );
     }
     if peer.is_loopback() {
@@ -316,7 +316,7 @@ fn went_silent(peer: IpAddr, failed: &FailedRequest, heard: LastHeard, report: &
     )
 }
 
-/// Whether the same host was heard on another queue pair after it was last heard on this one.
+/// Returns when the same host was last heard on another queue pair, if that is after it was last heard on this one.
 fn alive_elsewhere(report: &QueuePairReport) -> Option<LastHeard> {
     let other = report.heard_elsewhere?;
     let later = report.last_heard().is_none_or(|here| other.ago < here.ago);
@@ -336,12 +336,12 @@ fn never_heard(peer: IpAddr, report: &QueuePairReport) -> Diagnosis {
         return Diagnosis::new(no_queue_pair + &heard, advice);
     }
     if peer.is_loopback() {
-        return Diagnosis::new(no_queue_pair + "; its UDP port 4791 is open, for nobody refused the packets", advice);
+        return Diagnosis::new(no_queue_pair + "; its UDP port 4791 is open, since no packet was refused", advice);
     }
     Diagnosis::new(
         format!(
-            "{peer} never answered and nobody said why: the host is off, its GID is wrong, a firewall drops UDP port \
-             4791, or its queue pair {qpn} does not exist, is not in RTR or expects somebody else"
+            "{peer} never answered and no error was reported: the host is off, its GID is wrong, a firewall drops UDP \
+             port 4791, or its queue pair {qpn} does not exist, is not in RTR or expects another peer"
         ),
         "ping the host, check both ends' firewalls and routes, then compare GIDs and queue pair numbers of both ends",
     )

@@ -1,12 +1,12 @@
-//! How a connection stands, for those who wait for a completion that does not come.
+//! The state of a connection, for programs that wait for a completion that does not come.
 
 use super::{Diagnosis, compose, ended, operation_name, silence, unreliable};
 use crate::types::{Counter, Qpn, QueuePairReport, QueuePairState, QueuePairType};
 
-/// Why nothing completes, or that nothing is wrong.
+/// Explains why nothing completes, or that nothing is wrong.
 pub(crate) fn explain_state(qpn: Qpn, report: Option<&QueuePairReport>) -> String {
     let Some(report) = report else {
-        return format!("queue pair {qpn} is gone, and with it what it knew");
+        return format!("queue pair {qpn} is gone, and its records with it");
     };
     let state = report.status.qp_state;
     let diagnosis = match &report.ending {
@@ -73,7 +73,7 @@ fn standing(report: &QueuePairReport) -> Diagnosis {
     }
 }
 
-/// Nothing is asked of the peer.
+/// Diagnoses a queue pair without unfinished send requests.
 fn idle(report: &QueuePairReport) -> Diagnosis {
     if let Some(diagnosis) = unreliable::dropped(report) {
         return diagnosis;
@@ -88,7 +88,7 @@ fn idle(report: &QueuePairReport) -> Diagnosis {
                  ({psn}) is not sq_psn there",
                 early + repeated
             ),
-            "exchange the PSNs anew, and reset both queue pairs before they are connected again",
+            "exchange new PSNs, and reset both queue pairs before they are connected again",
         );
     }
     if let Some(diagnosis) = report.peer_address().and_then(|peer| silence::misdirected(peer, report)) {
@@ -100,16 +100,16 @@ fn idle(report: &QueuePairReport) -> Diagnosis {
     Diagnosis::new("nothing is wrong: no send request is unfinished", "look at the peer if something is missing")
 }
 
-/// The peer was told to wait, again and again.
+/// Diagnoses a peer that got only RNR NAKs.
 fn no_receive(report: &QueuePairReport) -> Diagnosis {
     match report.status.qp_type {
         QueuePairType::XrcReceive => Diagnosis::new(
             "the peer sends, but the shared receive queue that it names is empty",
-            "post receives to that queue, and arm its limit so that an event tells of it in time",
+            "post receives to that queue, and arm its limit so that an event reports it in time",
         ),
         _ if report.status.cap.max_recv_wr == 0 => Diagnosis::new(
             "the peer sends, but the shared receive queue of this queue pair is empty",
-            "post receives there, and arm its limit so that an event tells of it in time",
+            "post receives there, and arm its limit so that an event reports it in time",
         ),
         _ => Diagnosis::new("the peer sends, but no receive is posted here", "post receives"),
     }

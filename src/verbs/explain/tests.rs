@@ -41,7 +41,7 @@ fn ago(milliseconds: u64, what: Heard) -> Option<LastHeard> {
     Some(LastHeard { what, ago: Duration::from_millis(milliseconds) })
 }
 
-/// The explanation of a request that failed so.
+/// Returns the explanation of a failed request.
 fn of(failed: FailedRequest, mut report: QueuePairReport) -> String {
     report.ending = Some(Ending::Request(failed));
     explain(&error(failed.status, failed.cause), Some(&report))
@@ -83,7 +83,7 @@ fn what_the_network_said_comes_first() {
     let router = Some("10.0.0.254".parse().unwrap());
     let too_big = PathError { reporter: router, mtu: Some(1_500), ..path_error(libc::EMSGSIZE) };
     has(&with(too_big), &["path_mtu 4096 are too big", "1500 bytes", "a path_mtu of 1024"]);
-    // Somebody else's packets were refused: this queue pair's are smaller.
+    // Another queue pair's packets were refused: this one's are smaller.
     let longer = PathError { bytes: Some(9_000), ..path_error(libc::EMSGSIZE) };
     has(&with(longer), &["never answered"]);
 }
@@ -112,7 +112,7 @@ fn a_peer_that_sent_and_answered_until_it_died_went_silent() {
     has(&text, &["went silent 599.0 ms ago", "Last heard from 10.0.0.2 599.0 ms ago: a request of its own"]);
     dead.last_request = ago(20, Heard::Request);
     has(&of(NO_ANSWER, dead.clone()), &["one direction only", "something began to drop them"]);
-    // Before it was asked for anything.
+    // Before this end sent it a request.
     dead.was_acknowledged = false;
     dead.last_answer = None;
     dead.last_request = ago(60_000, Heard::Request);
@@ -187,7 +187,7 @@ fn flushed_requests_name_the_first_failure() {
 fn what_is_forgotten_is_not_guessed() {
     let failure = error(CompletionStatus::RetryExceededError, Cause::NoAnswer);
     has(&explain(&failure, None), &["request 3", "the queue pair is gone"]);
-    has(&explain(&failure, Some(&report("10.0.0.2"))), &["connected anew since"]);
+    has(&explain(&failure, Some(&report("10.0.0.2"))), &["reconnected since"]);
     let text = explain_event(&AsyncEvent::PortError(1), Some(&report("10.0.0.2")));
     has(&text, &["concerns the port"]);
 }

@@ -1,9 +1,9 @@
-//! Unreliable services drop without a word; what they count is all that tells why a message did not come.
+//! Diagnoses for unreliable services. They drop silently; only their counters show why a message did not come.
 
 use super::Diagnosis;
 use crate::types::{Counter, DropReason, GlobalRouteHeader, QueuePairReport, QueuePairType};
 
-/// Why messages of the peer did not come, if some were dropped here.
+/// Diagnoses missing messages of the peer, if some were dropped here.
 pub(super) fn dropped(report: &QueuePairReport) -> Option<Diagnosis> {
     if report.status.qp_type.is_reliable() {
         return None;
@@ -19,7 +19,7 @@ pub(super) fn dropped(report: &QueuePairReport) -> Option<Diagnosis> {
     } else if refused > 0 {
         Diagnosis::new(
             format!("{refused} packets of the peer were dropped, because key, bounds, rights or length forbid them"),
-            "compare the peer's remote address, rkey and length with the region, and its rights with qp_access_flags",
+            "compare the peer's remote address, rkey and length with the region, and its requests with qp_access_flags",
         )
     } else if torn > 0 {
         Diagnosis::new(
@@ -38,12 +38,12 @@ pub(super) fn is_datagram(report: &QueuePairReport) -> bool {
     report.status.qp_type == QueuePairType::UnreliableDatagram
 }
 
-/// Where receives are posted that this queue pair takes.
+/// Says where this queue pair's receives are posted.
 fn place(report: &QueuePairReport) -> &'static str {
     if report.status.cap.max_recv_wr == 0 { "to its shared receive queue" } else { "here" }
 }
 
-/// What only datagrams are dropped for; and what keeps them from coming at all.
+/// Diagnoses dropped datagrams, and datagrams that never arrive.
 fn datagrams(report: &QueuePairReport) -> Option<Diagnosis> {
     let count = |reason| report.counters.get_drop(reason);
     let (strange, long) = (count(DropReason::BadQkey), count(DropReason::ReceiveTooSmall));
@@ -74,7 +74,7 @@ fn datagrams(report: &QueuePairReport) -> Option<Diagnosis> {
     let sent = report.counters.get(Counter::SentPackets);
     Some(Diagnosis::new(
         format!("no datagram has come for it, {sent} have left; {groups}"),
-        "compare address, queue pair number and group with what the sender names; whoever drops a datagram says \
-         nothing, so ask explain_state at the receiving end",
+        "compare address, queue pair number and group with what the sender names; datagrams are dropped silently, \
+         so call explain_state at the receiving end",
     ))
 }
