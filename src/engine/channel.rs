@@ -1,4 +1,4 @@
-//! Completion channels: threads and asynchronous runtimes sleep on them until a completion queue has something.
+//! Completion channels: threads and asynchronous runtimes sleep on them until a completion queue has completions.
 //!
 //! A waiter sleeps on an epoll set of the shards' sockets and an eventfd. A packet wakes it directly; the waiter then
 //! drives the shards and checks whether that queued a notification. Deadlines stay with the shard's thread, which

@@ -5,8 +5,8 @@
 //!
 //! But among threads that compute, each yield gives away a whole round of time slices, many milliseconds: then
 //! connections time out although both ends are well. A thread that *sleeps* for a packet is scheduled first when it
-//! arrives. So a thread whose yields took long naps on the sockets for a while instead, and by the clock while another
-//! thread is to take the packets that have arrived.
+//! arrives. So after long yields a thread naps on the sockets for a while instead, and by the clock while the packets
+//! that have arrived are for another thread to take.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};

@@ -124,7 +124,7 @@ impl Inbound {
     }
 }
 
-/// A socket that packets arrive at.
+/// A receiving socket.
 pub(super) trait Source {
     fn descriptor(&self) -> BorrowedFd<'_>;
 

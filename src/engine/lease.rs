@@ -13,7 +13,7 @@ use crate::types::Time;
 /// Longest pause between two visits of a busy poller.
 pub(super) const LEASE: Duration = Duration::from_micros(400);
 /// Least time of polling before a lease. It doubles after each lease that ended without a poller and with packets
-/// waiting: a program that polls only for the completion of its own request and for the peer's writes to its memory has
+/// waiting: a program that polls for the completion of its own request, but only checks its memory for the peer's, has
 /// left when the lease begins, and waits for the shard's thread.
 const PROBATION: Duration = Duration::from_micros(100);
 const LONGEST_PROBATION: Duration = Duration::from_millis(100);

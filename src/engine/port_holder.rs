@@ -32,7 +32,7 @@ const MOST_LOOKS: usize = 4;
 pub(super) fn holders(address: IpAddr, port: u16) -> Vec<Holder> {
     let table = if address.is_ipv4() { "udp" } else { "udp6" };
     for _ in 0..MOST_LOOKS {
-        // The thread's namespace, which may not be the process's.
+        // The thread's namespace may differ from the process's.
         let Ok(text) = std::fs::read_to_string(format!("/proc/thread-self/net/{table}")) else { break };
         let found = holders_in(&text, address, port);
         if !found.is_empty() {

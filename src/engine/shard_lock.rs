@@ -10,7 +10,7 @@
 //!   lock, which pollers leave alone while a thread waits.
 //!
 //! A release fails while the word is rung; then the holder looks again. The number of looks is bounded: a holder that
-//! is rung too often releases all the same, and the result tells it that another look is needed
+//! is rung too often releases all the same, and the outcome says that another look is needed
 //! ([`DriveOutcome::HandOver`]).
 //!
 //! The models at the end check with every interleaving that no published work is missed.

@@ -3,9 +3,9 @@
 //! All sockets of one user that are bound to one address and port 4791 form a `SO_REUSEPORT` group. A classic BPF
 //! program picks the socket by the block of the packet's destination queue pair. A group of one needs none.
 //!
-//! QPNs of block 0 from 2,048 on belong to no queue pair: a packet with such a number goes to the socket with that
-//! index. With these the members of a group determine the order in which the kernel keeps their sockets, which it does
-//! not report.
+//! QPNs of block 0 from 2,048 on belong to no queue pair: a packet with such a number goes to the socket whose index it
+//! encodes. With these numbers the members of a group determine the order in which the kernel keeps their sockets,
+//! which it does not report.
 
 use super::registry::SLOTS;
 use super::sys::Instruction;

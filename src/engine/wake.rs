@@ -20,13 +20,14 @@ impl Wake {
         Ok(Self { event: EventFd::new()?, wakes_at: AtomicU64::new(0) })
     }
 
-    /// Called by the thread: it will make a pass at `time`, or when something that it watches is readable. Called while
-    /// it holds the shard, or with a time no earlier than the one by which another thread promised a pass.
+    /// Publishes that the thread will make a pass at `time`, or when something that it watches is readable. Called by
+    /// the thread while it holds the shard, or with a time no earlier than the one by which another thread promised a
+    /// pass.
     pub(super) fn sleeps_until(&self, time: Time) {
         self.wakes_at.store(time.as_nanos(), Ordering::SeqCst);
     }
 
-    /// Called by the thread: it was called and is awake. A pass after this handles all earlier calls.
+    /// Called by the thread when it was called and is awake. A pass after this handles all earlier calls.
     pub(super) fn is_awake(&self) {
         self.event.clear();
     }

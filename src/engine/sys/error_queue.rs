@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use super::message::read_address;
 
-/// Room for the control messages of one call; aligned as their headers need.
+/// Room for the control messages of one call; aligned for their headers.
 #[repr(C, align(8))]
 struct Control([u8; 256]);
 
@@ -31,7 +31,7 @@ pub(crate) struct QueuedError {
 pub(crate) fn receive_error(socket: BorrowedFd<'_>) -> io::Result<Option<QueuedError>> {
     let mut name = MaybeUninit::<libc::sockaddr_storage>::uninit();
     let mut control = MaybeUninit::<Control>::uninit();
-    // SAFETY: null pointers and zero lengths are values of all fields.
+    // SAFETY: null pointers and zero lengths are valid for all fields.
     let mut message: libc::msghdr = unsafe { zeroed() };
     message.msg_name = name.as_mut_ptr().cast();
     message.msg_namelen = size_of::<libc::sockaddr_storage>() as libc::socklen_t;

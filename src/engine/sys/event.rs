@@ -142,7 +142,7 @@ fn timespec(duration: Duration) -> libc::timespec {
 /// The condition that an epoll set watches a descriptor for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Interest {
-    /// Readable now.
+    /// The descriptor is readable.
     Readable,
 }
 

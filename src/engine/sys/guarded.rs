@@ -91,7 +91,7 @@ impl<T> Guarded<T> {
 }
 
 impl<'a, T> Guard<'a, T> {
-    /// Uses the value.
+    /// Runs `work` on the value.
     #[inline]
     pub(crate) fn with<R>(&mut self, work: impl FnOnce(&mut T) -> R) -> R {
         // SAFETY: this is the only guard of the value (see the type's description), and it is borrowed exclusively for

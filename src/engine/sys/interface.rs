@@ -36,7 +36,7 @@ pub(crate) fn link_megabits(name: &str) -> Option<u32> {
 }
 
 fn request_for(name: &str) -> io::Result<libc::ifreq> {
-    // SAFETY: all fields are numbers or arrays of numbers, for which zero is a value.
+    // SAFETY: all fields are numbers or arrays of numbers, for which zero is valid.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     // One byte stays zero: the terminator.
     if name.len() >= request.ifr_name.len() {

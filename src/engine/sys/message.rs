@@ -76,7 +76,7 @@ pub(crate) fn receive_several(
         prepared += 1;
     }
     let (first, timeout) = (messages.as_mut_ptr(), ptr::null_mut::<libc::timespec>());
-    // SAFETY: the first `prepared` messages describe names, controls, pieces and parts of the buffer that live until
+    // SAFETY: the first `prepared` messages describe names, controls, iovecs and parts of the buffer that live until
     // the call returns, with their lengths.
     let count =
         unsafe { libc::syscall(libc::SYS_recvmmsg, socket.as_raw_fd(), first, prepared, libc::MSG_DONTWAIT, timeout) };

@@ -11,7 +11,7 @@ const NORMAL: u32 = libc::SCHED_OTHER as u32;
 /// kernels ignore it. A thread in a scheduling class other than the normal one is left unchanged.
 pub(crate) fn ask_for_short_slices() -> io::Result<()> {
     let size = size_of::<libc::sched_attr>() as u32;
-    // SAFETY: zeros are values of all fields, which are numbers.
+    // SAFETY: zeros are valid for all fields, which are numbers.
     let mut attributes: libc::sched_attr = unsafe { std::mem::zeroed() };
     // SAFETY: the kernel writes at most `size` bytes into a live local variable. Thread 0 is the calling one.
     check(unsafe { libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attributes, size, 0) })?;
@@ -26,7 +26,7 @@ pub(crate) fn ask_for_short_slices() -> io::Result<()> {
 
 /// Returns how often this thread was preempted by another one.
 pub(crate) fn involuntary_switches() -> u64 {
-    // SAFETY: zeros are values of all fields, which are numbers.
+    // SAFETY: zeros are valid for all fields, which are numbers.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
     // SAFETY: the kernel writes one structure into a live local variable. It fails for wrong arguments only.
     unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
