@@ -1,7 +1,8 @@
-//! Whether the shard's thread must watch the sockets although somebody polls.
+//! Whether the shard's thread must watch the sockets although a thread polls.
 //!
-//! A lease lets the thread sleep without them. But a program that sleeps on an exact channel's descriptor sleeps until
-//! somebody has served the packet, and the poller may be that very program, a moment ago.
+//! A poller lease lets the thread sleep without watching them. But a program that sleeps on an edge-exact channel's
+//! descriptor sleeps until another thread has served the packet, and a moment ago the poller may have been that very
+//! program.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -9,46 +10,48 @@ use std::time::Duration;
 use super::lease::LEASE;
 use crate::types::Time;
 
-/// How long after a queue was armed the thread stays: until it is armed again, if that is done for each message.
-/// Otherwise the thread would have to be called for each.
+/// Time that the thread keeps watching after a queue was armed: until the next arming, if the program arms for each
+/// message. Otherwise each message would have to wake the thread.
 const STAY: Duration = LEASE.saturating_mul(2);
 
-/// Who needs the shard's thread at the sockets.
+/// The waiters on descriptors, which need the shard's thread to watch the sockets.
 #[derive(Default)]
 pub(super) struct Attendance {
-    /// Completion queues that are armed for somebody who sleeps on a descriptor.
+    /// Completion queues armed for threads that sleep on a descriptor.
     queues: AtomicU32,
     last_armed: AtomicU64,
-    /// The thread sleeps without the sockets.
+    /// The thread sleeps without watching the sockets.
     is_away: AtomicBool,
 }
 
 impl Attendance {
-    /// More queues are armed. Whether the thread must be called.
+    /// Notes that more queues are armed. Returns whether the thread must be woken.
     pub(super) fn need(&self, now: Time, queues: u32) -> bool {
         self.last_armed.store(now.as_nanos(), Ordering::Relaxed);
-        // Before the look at the thread, which looks the other way round: one of both sees the other.
+        // Before the thread's state is read. The thread writes its state before it reads the count, so at least one of
+        // the two sees the other.
         self.queues.fetch_add(queues, Ordering::SeqCst);
         self.is_away.load(Ordering::SeqCst) && self.is_away.swap(false, Ordering::SeqCst)
     }
 
-    /// They are not armed any more.
+    /// Notes that queues are no longer armed.
     pub(super) fn need_no_more(&self, queues: u32) {
         self.queues.fetch_sub(queues, Ordering::Relaxed);
     }
 
-    /// Whether the thread must stay.
+    /// Returns whether the thread must keep watching.
     pub(super) fn is_needed(&self, now: Time) -> bool {
         let last_armed = self.last_armed.load(Ordering::Relaxed);
         self.queues() > 0 || last_armed != 0 && now.saturating_since(Time::from_nanos(last_armed)) < STAY
     }
 
-    /// Queues that are armed.
+    /// Returns the number of armed queues.
     pub(super) fn queues(&self) -> u32 {
         self.queues.load(Ordering::SeqCst)
     }
 
-    /// The thread: it goes to sleep without the sockets, and is called if somebody needs it. False: somebody does.
+    /// Called by the thread before it sleeps without watching the sockets; a waiter that needs it wakes it. Returns
+    /// false if one needs it already.
     pub(super) fn leave(&self) -> bool {
         self.is_away.store(true, Ordering::SeqCst);
         let leaves = self.queues() == 0;
@@ -58,7 +61,7 @@ impl Attendance {
         leaves
     }
 
-    /// The thread: it is awake.
+    /// Called by the thread when it is awake.
     pub(super) fn come_back(&self) {
         self.is_away.store(false, Ordering::Relaxed);
     }

@@ -1,10 +1,12 @@
-//! Captures: what passes the link, written into pcapng files that Wireshark and its like read.
+//! Captures: records the packets that pass the link in pcapng files, which Wireshark and similar tools read.
 //!
-//! A link without a capture asks one question per datagram ([`Tap::is_idle`]). With one, whoever drives the shard
-//! rebuilds the headers and appends a block to a bounded buffer; a thread of the capture's own writes the buffer out.
-//! So a slow disk costs packets of the capture, which are counted and reported in the file, and never holds up traffic.
+//! A link without a capture makes one check per datagram ([`Tap::is_idle`]). With one, the thread that drives the shard
+//! rebuilds the headers and appends a block to a bounded buffer; the capture's own thread writes the buffer to the
+//! file. So a slow disk costs packets of the capture, which are counted and reported in the file, and never delays
+//! traffic.
 //!
-//! A file has a bound. When it is reached the capture ends: the file is completed and nothing more is recorded.
+//! The file's size is bounded. When it reaches the bound, the capture ends: the file is completed and no further
+//! packets are recorded.
 
 mod file;
 #[cfg(feature = "sim")]
@@ -31,13 +33,13 @@ use crate::types::{CaptureConfig, CaptureSummary, Qpn};
 pub use self::fuzz::capture_file;
 pub(super) use self::tap::{Arrival, Departure, Tap};
 
-/// Bytes that wait to be written, at most.
+/// Most bytes that wait to be written.
 const MOST_PENDING: usize = 4 << 20;
-/// As soon as so many wait, they are written.
+/// Number of waiting bytes that triggers a write.
 const MANY_PENDING: usize = 256 << 10;
-/// Otherwise they wait for others at most so long.
+/// Longest time that fewer bytes wait.
 const LONGEST_PENDING: Duration = Duration::from_millis(50);
-/// Room kept for the file's last block.
+/// Bytes reserved for the file's last block.
 const LAST_BLOCK_BYTES: u64 = 512;
 
 /// A packet as the link saw it.
@@ -46,29 +48,29 @@ struct PacketRecord<'a> {
     time: Timestamp,
     direction: Direction,
     addressing: Addressing,
-    /// Empty: none.
+    /// Comment on the packet; empty: none.
     comment: &'a str,
     /// From the base transport header to the ICRC.
     payload: &'a [u8],
 }
 
-/// A capture under way, or ended. It ends at the latest when it is dropped.
+/// A capture, in progress or ended. Dropping it ends it.
 pub(crate) struct Capture {
     shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
     path: PathBuf,
-    /// Sorted; empty: all.
+    /// Queue pairs to record, sorted; empty: all.
     queue_pairs: Vec<Qpn>,
-    /// The process that started it. A child made by `fork` has the file, but no thread.
+    /// The process that started it. A child made by `fork` has the file, but not the thread.
     generation: Generation,
 }
 
-/// What recording threads and the writing thread share.
+/// State shared by the recording threads and the writing thread.
 struct Shared {
     state: Mutex<State>,
-    /// There is something to write, or the capture shall end.
+    /// Signalled when there is something to write, or the capture is to end.
     work: Condvar,
-    /// Nothing more is recorded.
+    /// Set when recording has ended.
     ended: AtomicBool,
     device: String,
     max_bytes: u64,
@@ -78,18 +80,18 @@ struct Shared {
 struct State {
     /// Whole blocks.
     pending: Vec<u8>,
-    /// Of the file, with what is pending.
+    /// Size of the file, pending blocks included.
     bytes: u64,
     packets: u64,
     lost: u64,
-    /// Of these, since the last packet that was recorded.
+    /// Packets lost since the last one that was recorded.
     lost_lately: u64,
     first: Timestamp,
     last: Timestamp,
     end: Option<End>,
 }
 
-/// Why nothing more is recorded.
+/// Reason why recording ended.
 #[derive(Debug)]
 enum End {
     Stopped,
@@ -98,7 +100,7 @@ enum End {
 }
 
 impl Capture {
-    /// Begins a capture of what passes a device.
+    /// Starts a capture of the packets of a device.
     pub(crate) fn start(config: &CaptureConfig, device: &str) -> Result<Self, OpenError> {
         if config.max_bytes < CaptureConfig::LEAST_MAX_BYTES {
             let (given, least) = (config.max_bytes, CaptureConfig::LEAST_MAX_BYTES);
@@ -134,12 +136,12 @@ impl Capture {
         Ok(Self { shared, thread: Mutex::new(Some(thread)), path, queue_pairs, generation: Generation::now() })
     }
 
-    /// The file.
+    /// Returns the path of the file.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What it has come to so far.
+    /// Returns the counts so far.
     pub(crate) fn summary(&self) -> CaptureSummary {
         if !self.generation.is_current() {
             return CaptureSummary::default();
@@ -154,7 +156,7 @@ impl Capture {
         }
     }
 
-    /// Ends it, and waits until all is in the file. Fails if that could not be written.
+    /// Ends the capture and waits until everything is in the file. Fails if the file could not be written.
     pub(crate) fn finish(&self) -> io::Result<CaptureSummary> {
         if !self.generation.is_current() {
             return Err(io::Error::other("the capture belongs to the parent process"));
@@ -172,7 +174,7 @@ impl Capture {
         Ok(self.summary())
     }
 
-    /// Whether packets of this queue pair are recorded, if any are.
+    /// Returns whether packets of this queue pair are recorded now.
     fn wants(&self, qpn: Qpn) -> bool {
         let takes_more = !self.shared.ended.load(Ordering::Relaxed);
         takes_more && (self.queue_pairs.is_empty() || self.queue_pairs.binary_search(&qpn).is_ok())
@@ -189,10 +191,10 @@ impl Capture {
 impl Drop for Capture {
     fn drop(&mut self) {
         if self.generation.is_current() {
-            // Whoever wants to know calls `finish`; a failure was also reported when it happened.
+            // Callers that want the result use `finish`; a failure was also logged when it happened.
             let _ = self.finish();
         } else {
-            // Nor is the thread there, to be detached.
+            // The child has no such thread, so there is nothing to detach.
             std::mem::forget(self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take());
         }
     }
@@ -203,7 +205,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Nothing more is recorded, for this reason, unless there was another one before.
+    /// Ends recording for this reason, unless it has ended already.
     fn end(&self, state: &mut State, end: End) {
         if state.end.is_none() {
             state.end = Some(end);
@@ -248,7 +250,7 @@ impl Shared {
         }
     }
 
-    /// The writing thread.
+    /// Runs the writing thread.
     fn write(&self, mut file: File) {
         let (mut batch, mut written, mut is_last) = (Vec::new(), 0, false);
         while !is_last {
@@ -268,7 +270,7 @@ impl Shared {
         }
     }
 
-    /// Waits for something to write, and takes it in exchange for an empty buffer. Whether it is the last.
+    /// Waits for bytes to write and swaps them for an empty buffer. Returns whether they are the last.
     fn take(&self, batch: &mut Vec<u8>) -> bool {
         let recover = PoisonError::into_inner;
         let is_idle = |state: &mut State| state.pending.is_empty() && state.end.is_none();
@@ -292,12 +294,12 @@ impl Shared {
         true
     }
 
-    /// What the file says of its end.
+    /// Returns the comment of the file's last block.
     fn last_words(&self, end: &End, state: &State) -> String {
         let mut words = match end {
             End::ReachedMaxBytes => {
                 let max_bytes = self.max_bytes;
-                tracing::warn!(device = self.device, max_bytes, "the capture has reached its size and ends");
+                tracing::warn!(device = self.device, max_bytes, "the capture has reached its maximum size and ends");
                 format!("ended because the file reached its bound of {max_bytes} bytes: later packets are missing")
             }
             End::Stopped | End::Failed(_) => "ended by the program".to_owned(),

@@ -1,18 +1,19 @@
-//! Completion channels: where threads and asynchronous runtimes sleep until a completion queue has something.
+//! Completion channels: threads and asynchronous runtimes sleep on them until a completion queue has completions.
 //!
-//! What is slept on is the epoll set of the shards' sockets and an event. A packet wakes whoever sleeps on it directly;
-//! that thread then drives the shards and looks whether an event came of it. Deadlines stay with the shard's thread,
-//! which announces what comes of them through the event.
+//! A waiter sleeps on an epoll set of the shards' sockets and an eventfd. A packet wakes it directly; the waiter then
+//! drives the shards and checks whether that queued a notification. Deadlines stay with the shard's thread, which
+//! signals the resulting notifications through the eventfd.
 //!
-//! The event is readable while announcements wait and nobody is inside; so a thread that drives and finds its own
-//! event needs no system call for it.
+//! The eventfd is readable while notifications wait and no thread drives for the channel; so a thread that drives and
+//! finds its own notification needs no system call for it.
 //!
-//! An *exact* channel gives the event itself for its descriptor, which is readable only while announcements wait. Who
-//! sleeps on that sleeps until the shard's thread has served the packet; who waits within the library sleeps on the
-//! set. Which of both the program will do when it has armed a queue nobody says, so it is taken to do what it did last:
-//! a thread that waited will wait again, until many announcements in a row were there before anybody asked. Taken for
-//! the wrong one it is served all the same: a thread that sleeps on the descriptor when the lease or the nap of the
-//! shard's thread is over, one that waits by the packet, beside the shard's thread.
+//! An *edge-exact* channel exposes the eventfd itself, which is readable only while notifications wait. A thread that
+//! sleeps on that descriptor sleeps until the shard's thread has served the packet; one that waits within the library
+//! sleeps on the set. The program does not say which of the two it will do after arming a queue, so it is expected to
+//! do what it did last: a thread that waited is expected to wait again, until many notifications in a row were queued
+//! before they were polled for. A wrong guess only costs time: a thread that sleeps on the descriptor is served when
+//! the poller lease or the sleep of the shard's thread ends, one that waits in the library by the packet, beside the
+//! shard's thread.
 
 use std::collections::VecDeque;
 use std::io;
@@ -24,29 +25,29 @@ use std::time::{Duration, Instant};
 use super::shard::{ArmedFor, Shard};
 use super::sys::{Epoll, EventFd, Interest, wait_readable};
 
-/// Passes over the shards in one visit; what is left then keeps the descriptor readable.
+/// Passes over the shards in one call; the descriptor stays readable if there is more to do.
 const ROUNDS: usize = 8;
-/// Announcements of one completion queue that wait at most. Whoever arms a queue so often without ever taking an
-/// announcement needs no more of them to come and look.
+/// Most notifications of one completion queue that wait. A program that arms a queue this often without taking a
+/// notification needs no more of them to poll it.
 const MOST_WAITING: u32 = 64;
-/// After so many announcements that were there before anybody waited for one, nobody is expected to wait.
+/// After this many notifications consumed without waiting, the application is assumed to poll the descriptor.
 const PROMPT: u32 = 32;
 
-/// A completion queue, as its channel knows it. It changes under the channel's lock.
+/// The notification state of a completion queue. It changes under the channel's lock.
 pub(crate) struct Announcing {
     context: u64,
-    /// Its next completion is announced.
+    /// Whether its next completion causes a notification.
     armed: AtomicBool,
-    /// Announcements that nobody has taken.
+    /// Notifications not taken yet.
     waiting: AtomicU32,
-    /// Announcements that were taken, modulo 2^32.
+    /// Notifications taken, modulo 2^32.
     taken: AtomicU32,
-    /// The queue is gone: an announcement that was on its way comes too late.
+    /// The queue was destroyed: a late notification is discarded.
     gone: AtomicBool,
 }
 
 impl Announcing {
-    /// `context` is what the application knows the queue by.
+    /// `context` identifies the queue to the application.
     pub(crate) fn new(context: u64) -> Self {
         Self {
             context,
@@ -57,7 +58,7 @@ impl Announcing {
         }
     }
 
-    /// Announcements that were taken, modulo 2^32.
+    /// Notifications taken, modulo 2^32.
     pub(crate) fn taken(&self) -> u32 {
         self.taken.load(Ordering::Relaxed)
     }
@@ -85,26 +86,26 @@ pub(crate) struct Channel {
 }
 
 struct State {
-    /// The completion queues that announced something, a place for each announcement.
+    /// Completion queues with notifications, an entry for each notification.
     waiting: VecDeque<Arc<Announcing>>,
-    /// The event is readable.
+    /// Whether the eventfd is readable.
     signalled: bool,
-    /// Threads that drive right now, and look here afterwards.
+    /// Threads that drive at the moment, and check for notifications afterwards.
     inside: u32,
-    /// Completion queues that are armed, and whom the shards believe them to be armed for.
+    /// Number of armed completion queues, and the kind of waiter that the shards expect.
     armed: u32,
     armed_for: ArmedFor,
-    /// Announcements in a row that were there before anybody waited.
+    /// Notifications in a row that were queued before they were polled for.
     prompt: u32,
 }
 
 impl Channel {
-    /// A channel whose descriptor is the set: packets of these shards wake whoever sleeps on it.
+    /// Creates a channel whose descriptor is the set: packets of these shards wake the threads that sleep on it.
     pub(crate) fn new(shards: Vec<Arc<Shard>>) -> io::Result<Self> {
         Self::with_event(shards, EventFd::new()?, ArmedFor::Sleeper)
     }
 
-    /// A channel whose descriptor is readable only while announcements wait.
+    /// Creates a channel whose descriptor is readable only while notifications wait.
     pub(crate) fn exact(shards: Vec<Arc<Shard>>) -> io::Result<Self> {
         Ok(Self { is_exact: true, ..Self::with_event(shards, EventFd::for_programs()?, ArmedFor::Descriptor)? })
     }
@@ -120,7 +121,7 @@ impl Channel {
         Ok(Self { set, event, state: Mutex::new(state), shards, is_exact: false })
     }
 
-    /// A completion queue is about to be armed.
+    /// Notes that a completion queue is about to be armed.
     pub(crate) fn arm(&self, queue: &Announcing) {
         let mut state = self.state();
         if !queue.armed.swap(true, Ordering::Relaxed) {
@@ -136,7 +137,7 @@ impl Channel {
         }
     }
 
-    /// What is armed is armed for these from now on.
+    /// Changes the kind of waiter that queues are armed for, including those armed now.
     fn turn_to(&self, state: &mut State, armed_for: ArmedFor) {
         let before = std::mem::replace(&mut state.armed_for, armed_for);
         if before != armed_for {
@@ -147,7 +148,7 @@ impl Channel {
         }
     }
 
-    /// A completion queue has something, and is armed no more. May be called with a shard held.
+    /// Queues a notification of a completion queue, and disarms it. May be called with a shard held.
     pub(crate) fn announce(&self, queue: &Arc<Announcing>) {
         let mut state = self.state();
         self.disarm(&mut state, queue);
@@ -158,13 +159,14 @@ impl Channel {
             state.waiting.push_back(Arc::clone(queue));
         }
         if state.inside == 0 {
-            // Whoever sleeps on changes of an exact descriptor hears of each announcement, as from an adapter.
+            // A thread that waits for edges of an edge-exact descriptor gets one for each notification, as from an
+            // adapter.
             state.signalled &= !self.is_exact;
             self.signal(&mut state);
         }
     }
 
-    /// A completion queue goes away: what it announced and nobody took is forgotten, and nothing comes any more.
+    /// Removes a completion queue: discards its waiting notifications and all later ones.
     pub(crate) fn forget(&self, queue: &Arc<Announcing>) {
         let mut state = self.state();
         self.disarm(&mut state, queue);
@@ -173,7 +175,7 @@ impl Channel {
         self.settle(&mut state);
     }
 
-    /// The next announcement, after driving the shards if there is none.
+    /// Takes the next notification, after driving the shards if there is none.
     pub(crate) fn poll(&self) -> Option<u64> {
         {
             let mut state = self.state();
@@ -203,7 +205,7 @@ impl Channel {
         context
     }
 
-    /// Whoever sleeps on changes of the descriptor must not miss what is left in the sockets.
+    /// Makes sure that a thread which waits for edges of the descriptor does not miss packets left in the sockets.
     fn leave_rest(&self, state: &mut State) {
         if self.is_exact {
             for shard in &self.shards {
@@ -214,7 +216,7 @@ impl Channel {
         }
     }
 
-    /// An announcement was there before it was asked for.
+    /// Notes that a notification was queued before it was polled for.
     fn note_prompt(&self, state: &mut State) {
         state.prompt = (state.prompt + 1).min(PROMPT);
         if self.is_exact && state.prompt == PROMPT {
@@ -222,7 +224,7 @@ impl Channel {
         }
     }
 
-    /// What to sleep on for a thread that waits for an announcement, and will ask for it as soon as this is readable.
+    /// Returns the descriptor for a thread that waits for a notification, and polls as soon as it is readable.
     pub(crate) fn waiting_fd(&self) -> BorrowedFd<'_> {
         let mut state = self.state();
         state.prompt = 0;
@@ -230,7 +232,7 @@ impl Channel {
         self.set.as_fd()
     }
 
-    /// As [`Channel::poll`], waiting up to `timeout` for an announcement.
+    /// Takes the next notification like [`Channel::poll`], waiting up to `timeout` for one.
     pub(crate) fn wait(&self, timeout: Option<Duration>) -> io::Result<Option<u64>> {
         let start = Instant::now();
         loop {
@@ -262,7 +264,7 @@ impl Channel {
         }
     }
 
-    /// Makes the event's state follow from what waits.
+    /// Updates the eventfd to whether notifications wait.
     fn settle(&self, state: &mut State) {
         if !state.waiting.is_empty() && state.inside == 0 {
             self.signal(state);
@@ -276,7 +278,7 @@ impl Channel {
     }
 }
 
-/// Notes that a thread is inside no more, also if it panics.
+/// Notes on drop that a thread no longer drives, even if it panics.
 struct Leaving<'a>(&'a Channel);
 
 impl Drop for Leaving<'_> {
@@ -289,7 +291,7 @@ impl Drop for Leaving<'_> {
     }
 }
 
-/// The channel's descriptor.
+/// Returns the channel's descriptor.
 impl AsFd for Channel {
     fn as_fd(&self) -> BorrowedFd<'_> {
         if self.is_exact { self.event.as_fd() } else { self.set.as_fd() }
@@ -332,7 +334,7 @@ mod tests {
         assert_eq!(queues.map(|queue| queue.taken()), [1, 1, 0]);
     }
 
-    /// Armed queues of a channel, as its shard counts them: for those who sleep on packets, and for descriptors.
+    /// Returns the shard's counts of a channel's armed queues: for threads that sleep on packets, and on descriptors.
     fn armed(shard: &Shard) -> (u32, u32) {
         (shard.armed.load(Ordering::Relaxed), shard.attendance.queues())
     }
@@ -343,9 +345,9 @@ mod tests {
         let channel = Channel::exact(vec![Arc::clone(&shard)]).unwrap();
         let queues = [1, 2].map(|context| Arc::new(Announcing::new(context)));
         queues.iter().for_each(|queue| channel.arm(queue));
-        assert_eq!(armed(&shard), (0, 2), "nobody has waited yet");
+        assert_eq!(armed(&shard), (0, 2), "no thread has waited yet");
         assert_eq!(channel.wait(Some(Duration::from_millis(1))).unwrap(), None);
-        assert_eq!(armed(&shard), (2, 0), "somebody waits");
+        assert_eq!(armed(&shard), (2, 0), "a thread waits");
         for taken in 1..=PROMPT {
             channel.announce(&queues[0]);
             assert_eq!(channel.poll(), Some(1));
@@ -365,7 +367,7 @@ mod tests {
         let count = || {
             channel.announce(&queue);
             let mut count = [0; 8];
-            // What a program must not do: the channel gets over it.
+            // A program must not do this; the channel tolerates it.
             std::fs::File::from(channel.as_fd().try_clone_to_owned().unwrap()).read_exact(&mut count).unwrap();
             u64::from_ne_bytes(count)
         };

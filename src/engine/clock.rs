@@ -1,9 +1,9 @@
-//! The engine's clock: the only place that reads the time.
+//! The engine's clock: the only module that reads the time.
 
 use super::sys::monotonic_nanos;
 use crate::types::Time;
 
-/// A monotonic clock. Its times begin when it is made, at 1: zero may stand for "never".
+/// A monotonic clock. Its times start at 1 when it is created, so that zero may stand for "never".
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Clock {
     start: u64,
@@ -14,14 +14,14 @@ impl Clock {
         Self { start: monotonic_nanos() - 1 }
     }
 
-    /// The time now.
+    /// Returns the current time.
     #[inline]
     pub(crate) fn now(&self) -> Time {
         Time::from_nanos(monotonic_nanos() - self.start)
     }
 }
 
-/// Nanoseconds of the system's monotonic clock: what completions are stamped with.
+/// Returns the timestamp for completions: nanoseconds of the system's monotonic clock.
 #[inline]
 pub(crate) fn timestamp() -> u64 {
     monotonic_nanos()

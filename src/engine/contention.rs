@@ -1,51 +1,51 @@
-//! Whether the sleep of a polling thread may hold up another thread of the program.
+//! Whether the sleep of a polling thread may block another thread of the program.
 //!
-//! A program whose threads share queues often guards them by a lock of its own, and polls while it holds this lock: UCX
-//! does. A poller that sleeps only inside the poll then sleeps only with the lock held. On a core that both threads
+//! A program whose threads share queues often guards them by a lock of its own, and polls while it holds this lock, as
+//! UCX does. A poller that sleeps only inside the poll then sleeps only with the lock held. On a core that both threads
 //! share, the other one runs during these sleeps alone, and never finds the lock free: it starves for as long as the
 //! poller has nothing to do, which may be until the other thread posts.
 //!
-//! So a poller that sleeps does so for a while and then spins for a while. A spinning poller loses its core at moments
-//! that the kernel chooses, sometimes with the lock free. It then also looks at the sockets more rarely, so that the
-//! lock is free for a larger part of the time. Whether another thread waits cannot be seen: a thread that starves makes
-//! no calls. But one that used the shard until just now is more likely to, so the poller then spins more often; and the
-//! next call of another thread ends a spin.
+//! So a poller alternates between sleeping and spinning. A spinning poller loses its core at moments that the kernel
+//! chooses, sometimes with the lock free. It then also looks at the sockets more rarely, so that the lock is free for a
+//! larger part of the time. Whether another thread waits cannot be seen: a thread that starves makes no calls. But one
+//! that used the shard until just now is more likely to, so the poller then spins more often; and the next call of
+//! another thread ends a spin.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::types::Time;
 
-/// How long a poller sleeps, now and then, after another thread used the shard. As long as such threads come more often
-/// than this, none starves, and it does not spin.
+/// Period in which a poller may sleep, after another thread used the shard. As long as such threads come more often
+/// than this, none starves, and the poller does not spin.
 const SHORTEST_SLEEPS: Duration = Duration::from_millis(4);
-/// The same if none comes any more: a quarter longer each time. In the end spins take a thirteenth of the time, and a
-/// thread that waits all the same gets its chance nine times a second.
+/// The longest such period, reached if no thread comes any more: each is a quarter longer than the one before. In the
+/// end spins take a thirteenth of the time, and a thread that waits all the same gets its chance nine times a second.
 const LONGEST_SLEEPS: Duration = Duration::from_millis(100);
-/// How long it spins: the kernel takes the core from a thread that computes after one to four milliseconds.
+/// Length of a spin: the kernel takes the core from a thread that computes after one to four milliseconds.
 const SPIN: Duration = Duration::from_millis(8);
-/// Time between looks at the sockets while it spins, and the polls in between. A look takes about a microsecond.
+/// Time between looks at the sockets while it spins, and most polls in between. A look takes about a microsecond.
 const BETWEEN_LOOKS: Duration = Duration::from_micros(10);
 const MOST_SKIPS: u32 = 256;
 /// Token of no thread.
 const NONE: u64 = 0;
 
-/// Which threads use a shard, and what its poller does about it. All fields are hints: a value that is lost to a race
-/// makes a poller sleep or spin for one period longer.
+/// The threads that use a shard, and its poller's reaction to them. All fields are hints: a value lost to a race makes
+/// a poller sleep or spin for one period longer.
 pub(super) struct Contention {
     /// The thread that posted last, until the poller has seen it.
     poster: AtomicU64,
     /// The thread that polled last.
     poller: AtomicU64,
-    /// Another thread than the poller used it since the poller asked last.
+    /// A thread other than the poller has used the shard since the poller last checked.
     others_came: AtomicBool,
     spins: AtomicBool,
-    /// When the sleeps end, or the spin.
+    /// End of the current period of sleeps, or of the spin.
     end: AtomicU64,
-    /// Length of the sleeps, in nanoseconds.
+    /// Length of a period of sleeps, in nanoseconds.
     sleeps: AtomicU64,
     last_look: AtomicU64,
-    /// Polls without a look after each one with a look, and those that are left.
+    /// Polls without a look after each one with a look, and how many of them are left.
     skip_count: AtomicU32,
     skips: AtomicU32,
 }
@@ -67,7 +67,7 @@ impl Default for Contention {
 }
 
 impl Contention {
-    /// This thread posts.
+    /// Notes that this thread posts.
     #[inline]
     pub(super) fn note_post(&self, thread: u64) {
         if self.poster.load(Ordering::Relaxed) != thread {
@@ -75,7 +75,7 @@ impl Contention {
         }
     }
 
-    /// This thread polled and found nothing.
+    /// Notes that this thread polled and found nothing.
     #[inline]
     pub(super) fn note_poll(&self, thread: u64) {
         let (last, poster) = (self.poller.load(Ordering::Relaxed), self.poster.load(Ordering::Relaxed));
@@ -93,7 +93,7 @@ impl Contention {
         }
     }
 
-    /// Whether a poller that would sleep now may do so.
+    /// Returns whether a poller that would sleep now may do so.
     pub(super) fn allows_sleep(&self, now: Time) -> bool {
         let end = Time::from_nanos(self.end.load(Ordering::Relaxed));
         if self.others_came.swap(false, Ordering::Relaxed) {
@@ -118,14 +118,14 @@ impl Contention {
         true
     }
 
-    /// Whether the poller spins.
+    /// Returns whether the poller spins.
     #[inline]
     pub(super) fn spins(&self) -> bool {
         self.spins.load(Ordering::Relaxed)
     }
 
-    /// Whether this poll looks at the shard. One that does not costs next to nothing: it is the rest of the program's
-    /// loop in which the lock is free.
+    /// Returns whether this poll looks at the shard. One that does not costs next to nothing: the lock is free during
+    /// the rest of the program's loop.
     #[inline]
     pub(super) fn is_look_due(&self) -> bool {
         let left = self.skips.load(Ordering::Relaxed);
@@ -135,12 +135,14 @@ impl Contention {
         left == 0
     }
 
-    /// The polls that may be left out until the next look is due, for a caller that counts them itself.
+    /// Returns the number of polls that may be skipped before the next look is due, for a caller that counts them
+    /// itself.
     pub(super) fn take_skips(&self) -> u32 {
         self.skips.swap(0, Ordering::Relaxed)
     }
 
-    /// A look by a poller that spins: chooses how many polls do without the next one, by how long the last ones took.
+    /// Notes a look by a poller that spins: chooses the number of polls without a look from the time that the last ones
+    /// took.
     pub(super) fn note_look(&self, now: Time) {
         let last = Time::from_nanos(self.last_look.swap(now.as_nanos(), Ordering::Relaxed));
         let count = self.skip_count.load(Ordering::Relaxed);
@@ -157,7 +159,7 @@ mod tests {
 
     const STEP: Duration = Duration::from_micros(100);
 
-    /// How long a poller that only sleeps is kept from it within this time, and how often.
+    /// Returns how long a poller that only sleeps is kept from it within this time, and how often.
     fn spins(contention: &Contention, from: Time, length: Duration) -> (Duration, usize) {
         let (mut now, mut spun, mut count, mut slept) = (from, Duration::ZERO, 0, true);
         while now < from + length {

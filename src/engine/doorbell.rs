@@ -1,8 +1,8 @@
-//! Doorbells: how posting threads tell the shard which queue pairs have new work.
+//! Doorbells: posting threads report queue pairs with new work to the shard.
 //!
-//! A queue pair is in the queue at most once: its pending flag says so. The flag is lowered *before* the queue pair's
-//! queue is read, so work published after the read raises it again; and every access to the flag reads and writes it,
-//! so work published by someone who found the flag raised is seen by whoever lowers it.
+//! A queue pair is in the queue at most once, as its pending flag ensures. The flag is cleared *before* the queue
+//! pair's queue is read, so work published after the read sets it again; and every access to the flag reads and writes
+//! it, so work published by a thread that found the flag set is visible to the thread that clears it.
 
 use std::sync::Arc;
 
@@ -24,25 +24,25 @@ impl Doorbell {
         Arc::new(Self { qpn, pending: AtomicBool::new(false) })
     }
 
-    /// The queue pair.
+    /// Returns the QPN of the queue pair.
     pub(crate) fn qpn(&self) -> Qpn {
         self.qpn
     }
 }
 
-/// The doorbells of a shard that rang and were not answered yet.
+/// The doorbells of a shard that rang and were not handled yet.
 pub(super) struct DoorbellQueue {
     rung: queue::Bounded<Arc<Doorbell>>,
 }
 
 impl DoorbellQueue {
-    /// Room for `capacity` queue pairs.
+    /// Creates a queue with room for `capacity` queue pairs.
     pub(super) fn new(capacity: usize) -> Self {
         Self { rung: queue::Bounded::new(capacity) }
     }
 
-    /// Queues the doorbell, unless it is queued. False if there is no room: the caller must see to the queue pair's
-    /// work itself.
+    /// Queues the doorbell, unless it is queued. Returns false if there is no room: then the caller must handle the
+    /// queue pair's work itself.
     #[inline]
     pub(super) fn ring(&self, doorbell: &Arc<Doorbell>) -> bool {
         if doorbell.pending.swap(true, Ordering::AcqRel) {
@@ -55,10 +55,11 @@ impl DoorbellQueue {
         queued
     }
 
-    /// The next queue pair whose doorbell rang.
+    /// Takes the next queue pair whose doorbell rang.
     #[inline]
     pub(super) fn answer(&self) -> Option<Qpn> {
-        // Much cheaper than to take from an empty queue. Whoever queues a doorbell rings the shard's lock afterwards.
+        // Much cheaper than a pop from an empty queue. A thread that queues a doorbell rings the shard's lock
+        // afterwards.
         if self.rung.is_empty() {
             return None;
         }
@@ -70,7 +71,7 @@ impl DoorbellQueue {
 
 #[cfg(not(loom))]
 mod queue {
-    /// A bounded queue without locks.
+    /// A bounded lock-free queue.
     pub(super) struct Bounded<T>(crossbeam_queue::ArrayQueue<T>);
 
     impl<T> Bounded<T> {
@@ -95,7 +96,7 @@ mod queue {
     }
 }
 
-/// The model checker cannot look into the lock-free queue; this one stands for it.
+/// Stand-in for the lock-free queue, which the model checker cannot inspect.
 #[cfg(loom)]
 mod queue {
     use std::collections::VecDeque;
@@ -162,8 +163,8 @@ mod loom_models {
     use super::super::shard_lock::{DriveOutcome, ShardLock};
     use super::*;
 
-    /// Two threads post to one queue pair: publish, ring the doorbell, ring the lock. All that was published must have
-    /// been read by whoever answered the doorbell last.
+    /// Two threads post to one queue pair: publish, ring the doorbell, ring the lock. The thread that handled the
+    /// doorbell last must have read everything that was published.
     #[test]
     fn work_of_two_posters_to_one_queue_pair_is_seen() {
         loom::model(|| {

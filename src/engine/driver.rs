@@ -1,15 +1,15 @@
-//! The drivers: who drives a shard, and what each may do.
+//! The drivers of a shard, and what each may do.
 //!
 //! | driver | takes the lock | receives | sends | deadlines | acknowledgements |
 //! |---|---|---|---|---|---|
-//! | posting thread | if free, rings otherwise | no | a few | no | wait while somebody polls |
-//! | polling thread | if free | yes | yes | yes | wait if it has something to answer and comes back soon |
-//! | event waiter | waits | yes | yes | yes | the same |
-//! | control verb | waits | no | a few | no | wait while somebody polls |
+//! | posting thread | if free, rings otherwise | no | a few | no | wait while a thread polls |
+//! | polling thread | if free | yes | yes | yes | wait if it has something to respond to and comes back soon |
+//! | event waiter | waits | yes | yes | yes | leave at once |
+//! | control verb | waits | no | a few | no | wait while a thread polls |
 //! | shard's thread | waits | yes | yes | yes | leave at once |
 //!
-//! Nothing on the way of a message wakes a thread while an application thread polls. Whoever leaves the shard with work
-//! or a deadline that the shard's thread would miss calls it, and only then.
+//! No step of a message's path wakes a thread while an application thread polls. A driver that leaves the shard with
+//! work or a deadline that the shard's thread would miss wakes it, and only then.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,28 +22,28 @@ use crate::queue::thread_token;
 use crate::transport::Datagram;
 use crate::types::{Qpn, Time};
 
-/// Longest that a queue pair's end waits for its last acknowledgement to leave.
+/// Longest time that the destruction of a queue pair waits for its final acknowledgement to leave.
 const LONGEST_FAREWELL: Duration = Duration::from_millis(10);
-/// Looks that a driver takes on others' account before it hands over.
+/// Looks that a driver takes for others before it hands over.
 const LOOKS: usize = 16;
-/// A posting thread sends what it posted, and goes on.
+/// A posting thread sends its requests and returns.
 const POSTING: Plan = Plan { posted: None, receives: 0, send_calls: 16, deadlines: false, stops_for_answer: false };
 /// A datagram, or merged ones, are 64 KiB at most, so a batch is at most 2 MiB.
 const SERVING: Plan = Plan { posted: None, receives: 32, send_calls: 32, deadlines: true, stops_for_answer: false };
-/// The same for a thread that comes back soon, which gets what it waits for without delay.
+/// For a thread that comes back soon: it gets what it waits for without delay.
 const POLLING: Plan = Plan { stops_for_answer: true, ..SERVING };
 
-/// What a look by the shard's thread came to.
+/// Result of a pass by the shard's thread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Served {
     /// Something arrived or was sent.
     pub(super) worked: bool,
-    /// When the thread must look again at the latest; `None`: at once.
+    /// Latest time of its next pass; `None`: at once.
     pub(super) sleeps_until: Option<Time>,
 }
 
 impl Shard {
-    /// After requests were published: sends them on the caller's own stack, or leaves that to whoever drives.
+    /// Sends published requests on the caller's own stack, or leaves that to the current driver.
     pub(crate) fn post(&self, doorbell: &Arc<Doorbell>) {
         self.contention.note_post(thread_token());
         let outcome = self.lock.try_drive(LOOKS, |core, look| {
@@ -66,13 +66,13 @@ impl Shard {
         self.leave(&progress);
     }
 
-    /// A thread took completions and did not need to drive.
+    /// Notes that a thread took completions without driving.
     #[inline]
     pub(crate) fn note_taken(&self) {
         self.lease.note_taken();
     }
 
-    /// A visit of a thread that found its completion queue empty. Whether it looked.
+    /// A visit of a thread that found its completion queue empty. Returns whether it looked at the shard.
     #[inline]
     pub(crate) fn poll(self: &Arc<Self>, has_completions: impl Fn() -> bool) -> bool {
         let is_due = self.contention.is_look_due();
@@ -105,8 +105,8 @@ impl Shard {
         self.finish(outcome);
     }
 
-    /// Sends the acknowledgements that wait for the application's answer: this thread, which left them, turns to
-    /// another shard. If another thread drives this one, that thread comes back or sends them.
+    /// Sends the acknowledgements that wait for the application's response, because this thread, which left them, now
+    /// polls another shard. If another thread drives this one, that thread comes back or sends them.
     fn release_acknowledgements(&self) {
         let outcome = self.lock.try_drive(LOOKS, |core, look| {
             if look == Look::Again || core.endpoint.has_held_acknowledgements() {
@@ -117,14 +117,14 @@ impl Shard {
         self.finish(outcome);
     }
 
-    /// After a long pass of somebody who polls: it was here all the time.
+    /// Counts the time of a long pass as polling.
     fn note_long(&self, progress: &Progress) {
         if progress.was_long {
             self.lease.stay(self.clock.now());
         }
     }
 
-    /// Notes that a thread polls. Whether it comes back soon.
+    /// Notes that a thread polls. Returns whether it comes back soon.
     #[inline]
     fn visit(&self, now: Time) -> bool {
         self.crowd.note_visit(now.saturating_since(self.lease.last_visit()));
@@ -132,10 +132,10 @@ impl Shard {
     }
 
     /// A visit of a thread that a channel's descriptor woke. It waits for the lock, because it will sleep again on what
-    /// it leaves behind. Whether there is more to do.
+    /// it leaves behind. Returns whether there is more to do.
     ///
-    /// No acknowledgement waits for the application's answer: a program with one channel for all takes events in their
-    /// order, and knows from adapters that its send completes before the peer's answer to it arrives.
+    /// No acknowledgement waits for the application's response: a program with one channel for all queues takes events
+    /// in their order, and expects, as from adapters, that its send completes before the peer's response to it arrives.
     pub(crate) fn serve_channel(&self) -> bool {
         self.lease.visit(self.clock.now());
         let mut has_more = false;
@@ -148,14 +148,15 @@ impl Shard {
         has_more
     }
 
-    /// A packet for this shard that another process received and passed on.
+    /// Handles a packet for this shard that another process received and forwarded.
     pub(super) fn deliver(&self, datagram: &Datagram<'_>) {
         self.command(|core, now| {
             core.endpoint.handle_datagram(now, &self.memory.read(), datagram);
         });
     }
 
-    /// Changes the endpoint, and sends what that led to. False if the shard is out of use; then nothing was changed.
+    /// Changes the endpoint, and sends the resulting packets. Returns false if the shard has failed; then nothing was
+    /// changed.
     pub(crate) fn command(&self, change: impl FnOnce(&mut Core, Time)) -> bool {
         let (mut change, mut done) = (Some(change), false);
         let outcome = self.lock.drive(LOOKS, |core, look| {
@@ -170,8 +171,9 @@ impl Shard {
         done
     }
 
-    /// Sends the acknowledgements of a queue pair that wait for the application's answer: there will be none. Before it
-    /// goes away, so that its peer does not ask in vain for what arrived long ago. Waits a little if sockets are full.
+    /// Flushes the acknowledgements of a queue pair that wait for the application's response, because none will follow.
+    /// Called before the queue pair is destroyed, so that its peer does not retry requests that arrived long ago. Waits
+    /// a little if sockets are full.
     pub(crate) fn send_acknowledgements(&self, qpn: Qpn) {
         let end = self.clock.now() + LONGEST_FAREWELL;
         loop {
@@ -189,9 +191,9 @@ impl Shard {
         }
     }
 
-    /// A look by the shard's thread. Afterwards `rest` is asked, with the time and whether there was something to do,
-    /// until when it may sleep; `None`: it looks again. If it sleeps, it says so while it holds the shard, so that
-    /// nobody relies on it to be awake.
+    /// Makes a pass for the shard's thread. Afterwards `rest` gets the time and whether there was work, and returns
+    /// until when the thread may sleep; `None`: it looks again. If it sleeps, it publishes that while it holds the
+    /// shard, so that no other thread relies on it to be awake.
     pub(super) fn serve(&self, mut rest: impl FnMut(Time, bool) -> Option<Time>) -> Served {
         let mut served = Served { worked: false, sleeps_until: None };
         let outcome = self.lock.drive(LOOKS, |core, _| {
@@ -201,18 +203,19 @@ impl Shard {
             let latest = if progress.has_more { None } else { rest(now, progress.worked) };
             let deadline =
                 latest.map_or(Time::ZERO, |latest| progress.next_deadline.map_or(latest, |due| due.min(latest)));
-            // Said before the look at the moderations, which other shards add to: whoever adds one afterwards calls.
+            // Published before the moderations are checked, to which other shards add: a thread that adds one
+            // afterwards wakes this one.
             self.wake.sleeps_until(deadline);
             let until = deadline.min(self.end_moderations(now).unwrap_or(Time::NEVER));
             self.wake.sleeps_until(until);
-            // By the last look: whoever rang meanwhile changed what an earlier one came to.
+            // The last look counts: a ring between two looks invalidates the result of the earlier one.
             served.sleeps_until = latest.map(|_| until);
         });
         self.finish(outcome);
         served
     }
 
-    /// Before letting go of the lock: calls the shard's thread if it would be late for what is left. While a lease is
+    /// Before the lock is released: wakes the shard's thread if it would be late for what is left. While a lease is
     /// alive, its end is early enough: before, the poller comes back.
     fn leave(&self, progress: &Progress) {
         let due = if progress.has_more { Some(Time::ZERO) } else { progress.next_deadline };
@@ -235,7 +238,7 @@ mod tests {
     use super::super::tests::shard;
     use super::*;
 
-    /// Otherwise it sleeps while everybody takes it to be awake, and nobody calls.
+    /// Otherwise it sleeps while all other threads assume that it is awake, and none wakes it.
     #[test]
     fn thread_that_was_rung_sleeps_by_its_last_look() {
         let (shard, looks) = (shard(), Cell::new(0));

@@ -1,8 +1,8 @@
-//! Acknowledgements that a polling thread has left to wait for the application's answer.
+//! Acknowledgements that a polling thread has left to wait for the application's response.
 //!
-//! They leave with the answer, or when the thread polls there again, or when the lease ends. But a thread that stays at
-//! another shard may wait there for just what these acknowledgements lead to: a program whose one thread drives both
-//! ends of a connection does. A thread that polls another shard for the second time, and has not come back in between,
+//! They leave with the response, when the thread polls there again, or when the lease ends. But a thread that stays at
+//! another shard may wait there for the very effect of these acknowledgements: a program whose one thread drives both
+//! ends of a connection does. A thread that polls another shard for the second time, without coming back in between,
 //! stays there; one that polls several in turn comes back.
 
 use std::cell::RefCell;
@@ -11,9 +11,9 @@ use std::sync::{Arc, Weak};
 
 use super::shard::Shard;
 
-/// A shard that a thread has turned away from.
+/// The shard that a thread has left with waiting acknowledgements.
 struct Held {
-    /// Where acknowledgements wait for this thread.
+    /// The shard where acknowledgements wait for this thread.
     shard: Weak<Shard>,
     /// The shard that this thread polled next. Only compared.
     elsewhere: *const Shard,
@@ -23,10 +23,10 @@ thread_local! {
     static HELD: RefCell<Held> = const { RefCell::new(Held { shard: Weak::new(), elsewhere: ptr::null() }) };
 }
 
-/// This thread leaves acknowledgements waiting at the shard.
+/// Notes that this thread leaves acknowledgements waiting at the shard.
 #[inline]
 pub(super) fn note(shard: &Arc<Shard>) {
-    // A thread that is ending has no such place any more; the lease's end remains.
+    // A thread that is ending has no thread-local storage any more; the lease's end remains.
     let _ = HELD.try_with(|held| {
         let mut held = held.borrow_mut();
         held.elsewhere = ptr::null();
@@ -36,7 +36,8 @@ pub(super) fn note(shard: &Arc<Shard>) {
     });
 }
 
-/// This thread polls the shard. The other one where it has left acknowledgements, if it stays away from that one.
+/// Notes that this thread polls the shard. Returns the other one where it has left acknowledgements, if it stays away
+/// from that one.
 #[inline]
 pub(super) fn take_other(shard: &Arc<Shard>) -> Option<Arc<Shard>> {
     HELD.try_with(|held| held.borrow_mut().take_other(shard)).ok()?

@@ -1,12 +1,12 @@
-//! What a polling thread does after an empty look: looks again, or lets others have the processor.
+//! The back-off of a polling thread after an empty look: it looks again, or yields the processor.
 //!
-//! Alone on its core, a thread that yields goes on at once (0.3 µs), and a peer that shares the core gets its turn. So
-//! it yields often if somebody takes the turn, and now and then otherwise.
+//! Alone on its core, a thread that yields continues at once (0.3 µs), and a peer that shares the core gets its turn.
+//! So it yields often if another thread uses the yield, and now and then otherwise.
 //!
 //! But among threads that compute, each yield gives away a whole round of time slices, many milliseconds: then
-//! connections time out although both ends are well. A thread that *sleeps* for a packet is put first when it comes. So
-//! a thread that had to wait long after its yields naps on the sockets for a while instead, and by the clock while what
-//! has arrived is somebody else's to take.
+//! connections time out although both ends are well. A thread that *sleeps* for a packet is scheduled first when it
+//! arrives. So after long yields a thread naps on the sockets for a while instead, and by the clock while the packets
+//! that have arrived are for another thread to take.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -18,29 +18,29 @@ use super::sys::{involuntary_switches, wait_readable};
 use crate::queue::thread_token;
 use crate::types::Time;
 
-/// Empty looks between two yields that nobody made use of.
+/// Empty looks between two yields that no other thread used.
 const LOOKS: u32 = 32;
-/// A yield that took longer was made use of.
+/// A yield that took this long was used by another thread.
 pub(super) const USEFUL_YIELD: Duration = Duration::from_nanos(1_500);
-/// A yield that took longer went through others' time slices.
+/// A yield that took this long went through other threads' time slices.
 const LONG_YIELD: Duration = Duration::from_micros(500);
-/// How long after such yields a core counts as crowded. One alone proves nothing: the machine itself may have been
-/// away. After it the kernel is asked, for twice as long, whether another thread had the core.
+/// Time that a core counts as crowded after such yields. One alone proves nothing: the machine itself may have been
+/// paused. After it, the kernel is queried for twice as long whether another thread had the core.
 const CROWDED: Duration = Duration::from_millis(20);
-/// Longest nap: what comes other than by packet waits so long, and a packet that somebody else was about to take. Less
-/// than a lease, which a napping poller keeps.
+/// Longest nap. Everything but packets waits this long, and so does a packet that another thread was about to take.
+/// Less than the longest pause of a busy poller, so that a napping poller keeps its lease.
 const NAP: Duration = Duration::from_micros(50);
 
-/// Glances between two whole looks of a thread that polls without a pause.
+/// Quick polls between two full passes of a thread that polls without a pause.
 const GLANCES: u32 = 7;
-/// Looks that follow each other sooner than this are without a pause. Even with all glances in between, the next whole
-/// look comes before a lease ends.
+/// Looks that follow each other sooner than this are without a pause. Even with all quick polls in between, the next
+/// full pass comes before a lease ends.
 const WITHOUT_PAUSE: Duration = Duration::from_micros(30);
 
-/// Who else wants the core of a shard's pollers, and what these may leave out.
+/// The back-off state of a shard's pollers: whether others want the core, and which looks may be quick polls.
 #[derive(Default)]
 pub(super) struct Crowd {
-    /// Glances left before the next whole look.
+    /// Quick polls left before the next full pass.
     glances: AtomicU32,
     /// Empty looks left before the next yield.
     looks: AtomicU32,
@@ -49,13 +49,13 @@ pub(super) struct Crowd {
 }
 
 impl Crowd {
-    /// Whether threads had to wait long after their yields lately.
+    /// Returns whether yields took long lately.
     #[inline]
     fn is_present(&self, now: Time) -> bool {
         now.as_nanos() < self.until.load(Ordering::Relaxed)
     }
 
-    /// Whether a glance will do for this look.
+    /// Returns whether a quick poll is enough for this look.
     #[inline]
     pub(super) fn glances(&self) -> bool {
         let left = self.glances.load(Ordering::Relaxed);
@@ -63,13 +63,13 @@ impl Crowd {
         left > 0
     }
 
-    /// A whole look, so long after the one before.
+    /// Notes a full pass, and the time since the previous one.
     #[inline]
     pub(super) fn note_visit(&self, since_last: Duration) {
         self.glances.store(if since_last < WITHOUT_PAUSE { GLANCES } else { 0 }, Ordering::Relaxed);
     }
 
-    /// Whether this empty look is one after which to yield.
+    /// Returns whether to yield after this empty look.
     #[inline]
     fn takes_turn(&self) -> bool {
         let left = self.looks.load(Ordering::Relaxed);
@@ -77,14 +77,14 @@ impl Crowd {
         left == 0
     }
 
-    /// Whether a yield took long lately.
+    /// Returns whether a yield took long lately.
     #[inline]
     fn is_suspected(&self, now: Time) -> bool {
         let last = self.last_long_yield.load(Ordering::Relaxed);
         last != 0 && now.saturating_since(Time::from_nanos(last)) < 2 * CROWDED
     }
 
-    /// After a yield that ended now, in which another thread had the core as far as is known.
+    /// Notes a yield that ended now; `was_used`: another thread had the core, as far as is known.
     fn note_yield(&self, now: Time, took: Duration, was_used: bool) {
         self.looks.store(if took < USEFUL_YIELD { LOOKS } else { 0 }, Ordering::Relaxed);
         if took >= LONG_YIELD && was_used {
@@ -97,7 +97,7 @@ impl Crowd {
 }
 
 impl Shard {
-    /// After an empty look by a thread that polls.
+    /// Backs off after an empty look of a polling thread.
     #[inline]
     pub(crate) fn idle(&self) {
         self.contention.note_poll(thread_token());
@@ -109,10 +109,10 @@ impl Shard {
             }
         }
         if is_crowded {
-            // A failed nap is none; the next empty look tries again.
+            // A failed nap is skipped; the next empty look tries again.
             let is_readable = wait_readable([self.sockets.as_fd()], Some(NAP)).is_ok_and(|[is_readable]| is_readable);
-            // While somebody else drives, packets lie there that this thread must not take: naps on the sockets end at
-            // once, one after the other, and whoever drives or wants to may be waiting for this very core.
+            // While another thread drives, packets wait that this thread must not take: naps on the sockets end at
+            // once, one after the other, and the driver or a thread that waits to drive may need this very core.
             if is_readable && self.lock.is_taken() {
                 sleep(NAP);
             }
@@ -124,13 +124,13 @@ impl Shard {
         }
     }
 
-    /// After an idle poll: how many polls may be left out.
+    /// Returns how many polls may be skipped after an idle one.
     #[inline]
     pub(crate) fn polls_to_skip(&self) -> u32 {
         if self.contention.spins() { self.contention.take_skips() } else { 0 }
     }
 
-    /// Lets others have the processor. How long they had it.
+    /// Yields the processor. Returns for how long.
     pub(super) fn yield_processor(&self) -> Duration {
         let before = self.clock.now();
         yield_now();
@@ -150,7 +150,7 @@ mod tests {
         shard.crowd.note_yield(start, LONG_YIELD, true);
         assert!(shard.crowd.is_suspected(start) && !shard.crowd.is_present(start), "once proves nothing");
         shard.crowd.note_yield(start, LONG_YIELD, false);
-        assert!(!shard.crowd.is_present(start), "nobody had the core");
+        assert!(!shard.crowd.is_present(start), "no other thread had the core");
         shard.crowd.note_yield(start, LONG_YIELD, true);
         assert!(shard.crowd.is_present(start));
         shard.lease.visit(start);

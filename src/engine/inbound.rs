@@ -1,4 +1,4 @@
-//! Inbound datagrams: received by few system calls, and handed over one by one.
+//! Inbound datagrams: received with few system calls and delivered one by one.
 
 use std::io;
 use std::net::IpAddr;
@@ -12,22 +12,23 @@ use super::udp::ReceiveSocket;
 use crate::transport::{CheckField, Datagram, DatagramOutcome};
 use crate::types::{Counter, Counters};
 
-/// A packet for another socket. Its connection may have a key, which is not known here, so no capture may show it.
+/// The outcome of a packet for another socket. Its connection may have a key, which is not known here, so no capture
+/// may show its check field.
 const OF_ANOTHER_SOCKET: DatagramOutcome =
     DatagramOutcome { dropped: None, is_from_own_peer: false, ends_write: false, check_field: CheckField::Withheld };
 /// Room for one datagram, or for as many as the kernel merges.
 const PART_BYTES: usize = 65_536;
-/// After so many datagrams in a row that came alone, a call asks for several. Merged ones fill a call by themselves.
-/// Where each message is answered before the next comes, the second call finds nothing, and need not prepare eight
-/// places.
+/// Datagrams in a row that arrive singly before a call receives several. Merged ones fill a call by themselves. Where
+/// each message gets a response before the next arrives, the second call finds nothing, and need not prepare eight
+/// slots.
 const MOST_ALONE: usize = 2;
 
-/// The recipient of a batch of datagrams, with the counters and captures that hear of them.
+/// The recipient of a batch of datagrams, with counters and captures.
 pub(super) struct Delivery<'a, D> {
     counters: &'a mut Counters,
     tap: &'a Tap,
     deliver: D,
-    /// Datagrams in a row that came alone.
+    /// Datagrams in a row that arrived singly.
     alone: usize,
 }
 
@@ -41,15 +42,15 @@ impl<'a, D: FnMut(&Datagram<'_>) -> DatagramOutcome> Delivery<'a, D> {
 /// Counts of one system call.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Taken {
-    /// Merged ones counted once. 0: nothing waits.
+    /// Datagrams received, merged ones counted once. 0: none waits.
     pub(super) received: usize,
-    /// Merged ones counted singly, without those that do not fit a buffer.
+    /// Datagrams delivered, merged ones counted singly, without those that do not fit a buffer.
     pub(super) datagrams: usize,
 }
 
 /// The buffers of a shard's sockets.
 pub(super) struct Inbound {
-    /// Parts of [`PART_BYTES`]. One that nothing is received into is never backed by memory.
+    /// Parts of [`PART_BYTES`]. A part that nothing is received into is never backed by memory.
     buffer: Box<[u8]>,
 }
 
@@ -64,7 +65,7 @@ impl Inbound {
         receive(socket.descriptor(), &mut self.buffer[..PART_BYTES])
     }
 
-    /// Hands over the result of [`Inbound::find`]; returns how many datagrams there are.
+    /// Delivers the result of [`Inbound::find`]; returns how many datagrams there are.
     #[inline]
     pub(super) fn take_found(
         &self,
@@ -75,7 +76,7 @@ impl Inbound {
         split(socket, &self.buffer, found, delivery)
     }
 
-    /// Receives `most` at most by one system call, and hands them over.
+    /// Receives at most `most` datagrams with one system call, and delivers them.
     #[inline]
     pub(super) fn take(
         &mut self,
@@ -89,7 +90,7 @@ impl Inbound {
         let received = match self.find(socket) {
             Ok(Some(received)) => received,
             Ok(None) => return Taken { received: 0, datagrams: 0 },
-            // A signal, or an error that was stored in the socket and is gone by now.
+            // A signal, or an error that was pending on the socket and is now cleared.
             Err(_) => return Taken { received: 1, datagrams: 0 },
         };
         delivery.counters.add(Counter::ReceiveCalls, 1);
@@ -123,17 +124,17 @@ impl Inbound {
     }
 }
 
-/// A socket that packets arrive at.
+/// A receiving socket.
 pub(super) trait Source {
     fn descriptor(&self) -> BorrowedFd<'_>;
 
-    /// The address that its packets were sent to.
+    /// Returns the address that its packets were sent to.
     fn destination(&self) -> IpAddr;
 
-    /// Value of the kernel's count of dropped datagrams when it was last seen.
+    /// Returns the last seen value of the kernel's count of dropped datagrams.
     fn dropped(&mut self) -> &mut u32;
 
-    /// The process that the packet is for.
+    /// Determines the process that the packet is for, and forwards it if it is another one.
     fn route(&self, datagram: &Datagram<'_>) -> Route;
 }
 
@@ -178,7 +179,7 @@ impl Source for GroupSocket {
     }
 }
 
-/// Hands over one datagram, or merged ones one by one; returns how many.
+/// Delivers one datagram, or merged ones one by one; returns how many.
 #[inline]
 fn split(
     socket: &mut impl Source,

@@ -1,38 +1,37 @@
-//! The lease: how an application thread that polls keeps the shard's thread from serving the sockets beside it.
+//! The poller lease: it keeps the shard's thread from serving the sockets while an application thread polls.
 //!
-//! Were both to watch a socket, each packet would wake the shard's thread for nothing, on a core that may be the
-//! poller's. A poller that comes back soon after its last visit takes a lease; while it lasts, the shard's thread
-//! sleeps until its end. A single visit takes none: nobody knows whether another one follows. Nor do the few visits of
-//! a program that waits for its memory to change and polls in between only to take its own completions: for that one
-//! the shard's thread must be there.
+//! If both watched a socket, each packet would wake the shard's thread unnecessarily, on a core that may be the
+//! poller's. A poller that comes back soon after its last visit takes a lease; the shard's thread sleeps until it ends.
+//! A single visit takes none, since another one may never follow. Nor do the few visits of a program that waits for its
+//! memory to change and polls in between only to take its own completions: that program needs the shard's thread.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::types::Time;
 
-/// How soon a poller must come back to count as one that polls.
+/// Longest pause between two visits of a busy poller.
 pub(super) const LEASE: Duration = Duration::from_micros(400);
-/// How long somebody must have polled to get a lease, and twice as long after each one at whose end nobody polled and
-/// packets waited: a program that polls for the completion of its own request, and for the peer's looks at its memory
-/// only, has gone when the lease begins, and waits for the shard's thread.
+/// Least time of polling before a lease. It doubles after each lease that ended without a poller and with packets
+/// waiting: a program that polls for the completion of its own request, but only checks its memory for the peer's, has
+/// left when the lease begins, and waits for the shard's thread.
 const PROBATION: Duration = Duration::from_micros(100);
 const LONGEST_PROBATION: Duration = Duration::from_millis(100);
-/// How long a lease lasts at most. At each end the shard's thread wakes up to see whether the lease goes on, which
-/// takes the poller's core for some ten microseconds.
+/// Longest lease. At each end the shard's thread wakes up to see whether the lease goes on, which takes the poller's
+/// core for some ten microseconds.
 const LONGEST_LEASE: Duration = Duration::from_millis(4);
-/// Who has polled for some time gets a lease of this part of it.
+/// A lease lasts for the time of polling divided by this.
 const PART_OF_POLLING: u32 = 2;
 
-/// A shard's lease.
+/// A shard's poller lease.
 pub(super) struct Lease {
     end: AtomicU64,
     last_visit: AtomicU64,
-    /// When the first of the visits began that follow each other closely.
+    /// Time of the first in the current series of visits without long pauses.
     first_visit: AtomicU64,
-    /// How long somebody must have polled now, in nanoseconds.
+    /// Least time of polling before the next lease, in nanoseconds.
     probation: AtomicU64,
-    /// Completions were taken since the last visit: the poller is here, although it finds its queue never empty.
+    /// Completions were taken since the last visit: the poller is active, although it never finds its queue empty.
     taken: AtomicBool,
 }
 
@@ -49,9 +48,9 @@ impl Default for Lease {
 }
 
 impl Lease {
-    /// A poller is here. Whether it will come back soon.
+    /// Notes a visit of a poller. Returns whether it will come back soon.
     ///
-    /// Several pollers may race: whichever value remains is at most their distance in time off.
+    /// Several pollers may race: the value that remains is off by at most the time between them.
     #[inline]
     pub(super) fn visit(&self, now: Time) -> bool {
         let last = self.last_visit.load(Ordering::Relaxed);
@@ -68,7 +67,7 @@ impl Lease {
         comes_back
     }
 
-    /// How long somebody had polled at this time.
+    /// Returns how long the series of visits had lasted at this time.
     fn polled_until(&self, time: Time) -> Duration {
         time.saturating_since(Time::from_nanos(self.first_visit.load(Ordering::Relaxed)))
     }
@@ -77,8 +76,8 @@ impl Lease {
         Duration::from_nanos(self.probation.load(Ordering::Relaxed))
     }
 
-    /// The shard's thread stood back until what was a lease's end, and packets may have waited in vain. If so, who was
-    /// to take them begins anew, and polls for longer to get the next.
+    /// Notes that the shard's thread stood back until the end of a lease. If the poller has left and packets wait, the
+    /// series of visits starts again, and the next lease takes longer to get.
     pub(super) fn note_end(&self, now: Time, packets_wait: impl FnOnce() -> bool) {
         let next = if self.is_alive(now) {
             (self.probation() / 2).max(PROBATION)
@@ -91,7 +90,7 @@ impl Lease {
         self.probation.store(next.as_nanos() as u64, Ordering::Relaxed);
     }
 
-    /// Whoever visited last was here until now, driving the shard.
+    /// Extends the last visit until now: its poller was driving the shard.
     pub(super) fn stay(&self, now: Time) {
         if self.polled_until(self.last_visit()) >= self.probation() {
             self.last_visit.store(now.as_nanos(), Ordering::Relaxed);
@@ -99,7 +98,7 @@ impl Lease {
         }
     }
 
-    /// Completions were taken.
+    /// Notes that completions were taken.
     #[inline]
     pub(super) fn note_taken(&self) {
         if !self.taken.load(Ordering::Relaxed) {
@@ -107,8 +106,8 @@ impl Lease {
         }
     }
 
-    /// Somebody posts. If completions were taken since the last visit, it is one: a busy poller's queue may not be
-    /// empty for long.
+    /// Notes a post. If completions were taken since the last visit, it counts as a visit: a busy poller's queue may
+    /// not be empty for long.
     #[inline]
     pub(super) fn visit_if_taken(&self, now: Time) {
         if self.taken.load(Ordering::Relaxed) {
@@ -117,19 +116,19 @@ impl Lease {
         }
     }
 
-    /// When the last poller was here.
+    /// Returns the time of the last visit.
     #[inline]
     pub(super) fn last_visit(&self) -> Time {
         Time::from_nanos(self.last_visit.load(Ordering::Relaxed))
     }
 
-    /// When the lease ends or ended.
+    /// Returns when the lease ends or ended.
     #[inline]
     pub(super) fn end(&self) -> Time {
         Time::from_nanos(self.end.load(Ordering::Relaxed))
     }
 
-    /// Whether somebody polls and will do so again soon.
+    /// Returns whether a poller holds the lease.
     #[inline]
     pub(super) fn is_alive(&self, now: Time) -> bool {
         self.end() > now
@@ -140,7 +139,7 @@ impl Lease {
 mod tests {
     use super::*;
 
-    /// Visits without long pauses, for so long.
+    /// Visits without long pauses for `length`.
     fn poll(lease: &Lease, from: Time, length: Duration) -> Time {
         let (mut now, end) = (from, from + length);
         while now < end {
@@ -178,7 +177,7 @@ mod tests {
         let (lease, mut now) = (Lease::default(), Time::from_nanos(1_000));
         let mut given = 0;
         for _ in 0..1_000 {
-            // The looks at memory are shorter than a lease, so that the visits follow each other closely.
+            // The checks of memory are shorter than a lease, so that the visits follow each other closely.
             now = poll(&lease, now, PROBATION / 2) + PROBATION / 2;
             if lease.is_alive(now) {
                 given += 1;
@@ -190,11 +189,11 @@ mod tests {
         now = poll(&lease, now, LONGEST_PROBATION);
         assert!(lease.is_alive(now));
         let before = lease.probation();
-        lease.note_end(now, || unreachable!("somebody polls"));
+        lease.note_end(now, || unreachable!("a thread polls"));
         assert_eq!(lease.probation(), before / 2, "a lease was kept");
         now = lease.end();
         lease.note_end(now, || false);
-        assert_eq!(lease.probation(), before / 2, "nobody waited");
+        assert_eq!(lease.probation(), before / 2, "no packet waited");
     }
 
     #[test]

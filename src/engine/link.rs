@@ -1,7 +1,7 @@
-//! The link: the one place that every packet passes on its way in and out, with its counters.
+//! The link: every packet passes it on its way in and out, and it counts them.
 //!
-//! Captures listen here: [`Link::receive`] tells them each datagram that arrives and what became of it, [`Link::send`]
-//! each run of datagrams that leaves.
+//! Captures attach here: [`Link::receive`] reports each datagram that arrives and its outcome, [`Link::send`] each
+//! burst of datagrams that leaves.
 
 use std::io;
 use std::net::IpAddr;
@@ -17,27 +17,27 @@ use super::udp::{Checksums, DEFAULT_HOP_LIMIT, ReceiveSocket, ReportedFields, Se
 use crate::transport::{Datagram, DatagramOutcome, Transmit};
 use crate::types::{Counter, Counters, PathError, Time};
 
-/// Longest UDP payload over IPv4; as long as any that the kernel merges or segments.
+/// Longest UDP payload over IPv4, and the longest that the kernel merges or segments.
 pub(super) const MAX_SEND_BYTES: usize = 65_507;
 const MOST_BATCHES_WITHOUT_GROUPS: u32 = 8;
 
-/// What a bounded batch of receiving brought.
+/// Result of receiving a bounded batch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Batch {
-    /// Datagrams, merged ones counted singly.
+    /// Number of datagrams, merged ones counted singly.
     pub(super) datagrams: usize,
-    /// The bound was reached: there may be more.
+    /// Whether the bound was reached: there may be more.
     pub(super) is_full: bool,
 }
 
-/// What became of a send.
+/// Outcome of a send.
 #[derive(Debug)]
 pub(super) enum Sent {
-    /// The kernel has it.
+    /// The kernel accepted it.
     Accepted,
     /// The socket's send buffer is full: try again soon.
     Full,
-    /// The kernel refuses it. The transport repeats what matters.
+    /// The kernel refused it. The transport retransmits what matters.
     Refused,
 }
 
@@ -45,18 +45,18 @@ pub(super) enum Sent {
 pub(super) struct Link {
     receivers: Vec<ReceiveSocket>,
     groups: GroupSockets,
-    /// Whether hop limit and traffic class of what arrives are wanted, for datagrams.
+    /// Whether the kernel reports hop limit and traffic class of received packets, for datagrams.
     reports_headers: bool,
-    /// The same of the traffic class alone.
+    /// Whether the kernel reports the traffic class, for congestion marks.
     reports_marks: bool,
     senders: Vec<SendSocket>,
-    /// Where the next batch begins, so that no socket starves the others.
+    /// Index of the receiver where the next batch begins, so that no socket starves the others.
     next_receiver: usize,
-    /// Batches since the groups' sockets were looked at: they come last, and a busy shard shall hear them, too.
+    /// Batches since the groups' sockets were last polled: they come last, but a busy shard must not starve them.
     batches_without_groups: u32,
     last_sender: usize,
     inbound: Inbound,
-    /// The find of [`Link::is_quiet`], whose bytes `inbound` keeps, and the index of its socket.
+    /// The datagram found by [`Link::is_quiet`], whose bytes `inbound` keeps, and the index of its socket.
     found: Option<(usize, sys::Received)>,
     counters: Counters,
     errors: PathErrors,
@@ -104,14 +104,14 @@ impl Link {
         self.reports_marks
     }
 
-    /// Datagrams are told whether a queue on the way has marked them, from now on.
+    /// Enables reports of congestion marks that queues in the network set on packets.
     pub(super) fn report_marks(&mut self) {
         if !std::mem::replace(&mut self.reports_marks, true) {
             self.renew_reports();
         }
     }
 
-    /// Datagrams are told hop limit and traffic class from now on.
+    /// Enables reports of hop limit and traffic class for datagrams.
     pub(super) fn report_headers(&mut self) {
         if !std::mem::replace(&mut self.reports_headers, true) {
             self.renew_reports();
@@ -130,7 +130,7 @@ impl Link {
         self.groups.remove(group);
     }
 
-    /// Prepares a sender for multicasts.
+    /// Prepares a sending socket for multicasts.
     pub(super) fn allow_multicast(&self, address: IpAddr, port: u16, interface: u32) -> io::Result<()> {
         let fits = |socket: &&SendSocket| socket.port == port && socket.address.ip == address;
         self.senders.iter().find(fits).map_or(Ok(()), |socket| socket.allow_multicast(interface))
@@ -144,14 +144,14 @@ impl Link {
         &self.counters
     }
 
-    /// Takes in what the network has reported so far.
+    /// Takes the errors that the network has reported so far off the sockets.
     pub(super) fn take_errors(&mut self) {
         for socket in &self.senders {
             self.errors.take(socket.descriptor());
         }
     }
 
-    /// The last that system or network said about packets to an address, not earlier than `since`.
+    /// Returns the last error that system or network reported for packets to an address, not earlier than `since`.
     pub(super) fn path_error(&self, now: Time, destination: IpAddr, since: Time) -> Option<PathError> {
         self.errors.find(now, destination, since)
     }
@@ -166,11 +166,10 @@ impl Link {
         self.renew_reports();
     }
 
-    /// Hands the datagrams that wait to `deliver`, until there are no more or there were `most`, merged ones counted
-    /// once.
+    /// Passes waiting datagrams to `deliver`, until there are no more or there were `most`, merged ones counted once.
     ///
-    /// After each system call `is_enough` is asked whether to leave the rest to another batch. No waiting and no
-    /// question whether there is something: the call itself says so, at the same price.
+    /// After each system call `is_enough` decides whether to leave the rest to another batch. The receive call never
+    /// waits, and no poll precedes it: the call itself reports an empty socket at the same cost.
     pub(super) fn receive(
         &mut self,
         most: usize,
@@ -222,7 +221,7 @@ impl Link {
         batch
     }
 
-    /// Whether no datagram waits. One that does is kept for the next batch.
+    /// Returns whether no datagram waits. One that does is kept for the next batch.
     #[inline]
     pub(super) fn is_quiet(&mut self) -> bool {
         if self.found.is_some() {
@@ -243,7 +242,7 @@ impl Link {
         !self.groups.may_be_ready()
     }
 
-    /// Sends what the endpoint wrote.
+    /// Sends a packet or burst of the endpoint.
     pub(super) fn send(&mut self, transmit: &Transmit, bytes: &[u8]) -> Sent {
         // Before it leaves: within one machine it has arrived when the call returns.
         let time = self.tap.time();
@@ -256,13 +255,13 @@ impl Link {
         match departure {
             None => Sent::Full,
             Some(Departure::Refused) => Sent::Refused,
-            // A loss on the way as any other.
+            // A drop here is like any loss in the network.
             Some(Departure::Whole | Departure::Singly | Departure::Dropped) => Sent::Accepted,
         }
     }
 
-    /// `None`: the socket's send buffer is full. If the queue of the network interface is, the packets are lost as on
-    /// the way: trying until it has room would hold up all that comes behind them.
+    /// Returns `None` if the socket's send buffer is full. If the queue of the network interface is, the packets are
+    /// lost as in the network: retrying until it has room would hold up everything behind them.
     #[inline]
     fn depart(&mut self, transmit: &Transmit, bytes: &[u8]) -> Option<Departure> {
         let Some(index) = self.find_sender(transmit.source, transmit.source_port) else {
@@ -276,7 +275,7 @@ impl Link {
             hop_limit: Some(transmit.hop_limit).filter(|limit| !matches!(*limit, 0 | DEFAULT_HOP_LIMIT)),
         };
         let mut took_errors = false;
-        // Bounded: a signal interrupts a call that does not wait at most a few times.
+        // Bounded: signals interrupt a non-blocking call a few times at most.
         for _ in 0..8 {
             match socket.send(transmit.destination, bytes, options) {
                 Ok(()) => {
@@ -294,8 +293,8 @@ impl Link {
                     self.counters.add(Counter::SendCalls, sent);
                     return Some(Departure::Dropped);
                 }
-                // The way out cannot compute checksums, which segmenting needs. Or something else is wrong, perhaps
-                // with the segments' length; for a single datagram the kernel says what.
+                // The outgoing interface cannot compute checksums, which segmentation needs. Or something else is
+                // wrong, perhaps with the segments' length; the error of a single datagram shows it.
                 Err(error) if options.segment_size.is_some() && is_about_segments(&error) => {
                     let (sent, refused, last) = send_singly(socket, transmit, bytes, options);
                     self.counters.add(Counter::SendCalls, sent);
@@ -307,7 +306,7 @@ impl Link {
                         None => Departure::Singly,
                     });
                 }
-                // What the network reported of earlier packets, perhaps to others, fails this one: take it, try again.
+                // A pending error of earlier packets, perhaps to other hosts, fails this send: take it and try again.
                 Err(_) if !took_errors && self.errors.take(socket.descriptor()) => took_errors = true,
                 Err(error) => return Some(self.refused(transmit, &error)),
             }
@@ -331,20 +330,21 @@ impl Link {
     }
 }
 
-/// Whether the queue of the network interface has no room.
+/// Returns whether the queue of the network interface had no room.
 fn is_dropped(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::ENOBUFS)
 }
 
-/// Sends the packets of a run one by one, up to the first for which the queue of the network interface has no room: a
-/// run that is longer than the queue would never pass as a whole. The number of those sent.
+/// Sends the packets of a burst one by one, up to the first for which the queue of the network interface has no room: a
+/// burst longer than the queue would never pass as a whole. Returns the number of packets sent.
 #[cold]
 fn send_what_fits(socket: &SendSocket, transmit: &Transmit, bytes: &[u8], options: SendOptions) -> u64 {
     send_each(socket, transmit, bytes, options).take_while(io::Result::is_ok).count() as u64
 }
 
-/// Sends the segments of a run one by one, as far as the outcomes are taken. Each bears identification 0 where its ICRC
-/// has its place in the run; our own peers, who alone get runs, solve for such small numbers.
+/// Sends the segments of a burst one by one, while the caller takes the outcomes. Each leaves with identification 0,
+/// while its ICRC covers its index in the burst; native peers, the only ones that get bursts, solve for such small
+/// identifications.
 fn send_each<'a>(
     socket: &'a SendSocket,
     transmit: &'a Transmit,
@@ -356,7 +356,7 @@ fn send_each<'a>(
     bytes.chunks(size).map(move |segment| socket.send(transmit.destination, segment, single))
 }
 
-/// Whether the kernel may refuse a run of segments for being one.
+/// Returns whether the kernel may refuse a segmented send with this error because it is segmented.
 fn is_about_segments(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EIO | libc::EINVAL))
 }
@@ -387,7 +387,7 @@ fn receive_multicasts(
     }
 }
 
-/// Sends the segments of a run one by one: how many were sent, how many refused, and the last refusal.
+/// Sends the segments of a burst one by one; returns how many were sent, how many were refused, and the last error.
 fn send_singly(
     socket: &SendSocket,
     transmit: &Transmit,
@@ -417,7 +417,7 @@ mod tests {
 
     const SIZES: SocketSizes = SocketSizes { receive_bytes: 1 << 20, send_bytes: 1 << 20 };
 
-    /// A link on an address, with a sender of each kind, and their ports.
+    /// Returns a link on an address with a sending socket of each kind, and their ports.
     fn link(address: &str) -> (Link, LocalAddress, u16, u16) {
         let address = LocalAddress { ip: address.parse().unwrap(), scope: 0 };
         let newcomer = Newcomer { address, blocks: &[0, 7], capabilities: PeerCapabilities::STRANGER };
@@ -500,7 +500,7 @@ mod tests {
         };
         assert_eq!(link.receive(27, take, || false), Batch { datagrams: 27, is_full: true });
         assert_eq!(seen, sent[..27]);
-        // Two alone, three times eight, and the last by a call that may bring no more.
+        // Two singly, three times eight, and the last by a call that may receive no more.
         assert_eq!(link.counters.get(Counter::ReceiveCalls), 2 + 3 + 1);
         let take = |datagram: &Datagram<'_>| {
             seen.push(datagram.payload.to_vec());
@@ -544,7 +544,7 @@ mod tests {
             link.send(&transmit(address, plain, bytes.len(), None), &bytes);
         }
         let received = link.receive(10_000, |_| DatagramOutcome::default(), || false).datagrams as u64;
-        // The count of drops comes with the next datagram that is taken in.
+        // The count of drops comes with the next datagram that is received.
         link.send(&transmit(address, plain, 4, None), b"abcd");
         link.receive(1, |_| DatagramOutcome::default(), || false);
         assert_eq!(received + link.counters.get(Counter::SocketOverflow), 4_000);

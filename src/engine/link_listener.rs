@@ -1,4 +1,4 @@
-//! A thread that hears of changes to the machine's interfaces, for those who cannot listen themselves.
+//! A thread that watches for changes to the machine's interfaces, for callers that cannot wait themselves.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -9,10 +9,11 @@ use std::time::Duration;
 
 use super::sys::{EventFd, Generation, LinkWatch, wait_readable, with_signals_blocked};
 
-/// It calls a function and sleeps: its own frames are few, but an allocator's and a logger's are not its own.
+/// Stack size of the thread. It calls a function and sleeps: its own frames are few, but the function may run an
+/// allocator and a logger.
 const STACK_BYTES: usize = 256 << 10;
 
-/// The thread; it ends with this.
+/// The thread. Dropping this ends it.
 pub(crate) struct LinkListener {
     thread: Option<JoinHandle<()>>,
     end: Arc<End>,
@@ -25,7 +26,7 @@ struct End {
 }
 
 impl LinkListener {
-    /// Calls `look` whenever there is news, of which it takes notice by [`LinkWatch::has_changed`].
+    /// Calls `look` on every change; `look` consumes the changes with [`LinkWatch::has_changed`].
     pub(crate) fn start(name: &str, watch: Arc<LinkWatch>, look: impl Fn() + Send + 'static) -> io::Result<Self> {
         let end = Arc::new(End { is_now: AtomicBool::new(false), event: EventFd::new()? });
         let told = Arc::clone(&end);
@@ -42,8 +43,8 @@ fn listen(end: &End, watch: &LinkWatch, look: impl Fn()) {
             Ok([true, _]) => look(),
             Ok(_) => {}
             Err(error) => {
-                // Out of memory, at worst. Not to spin meanwhile:
-                tracing::warn!(%error, "nobody can wait for news of the interfaces");
+                // Probably out of memory. Do not spin meanwhile.
+                tracing::warn!(%error, "cannot wait for changes of the interfaces");
                 std::thread::sleep(Duration::from_millis(100));
             }
         }
@@ -54,7 +55,7 @@ impl Drop for LinkListener {
     fn drop(&mut self) {
         let Some(thread) = self.thread.take() else { return };
         if !self.generation.is_current() {
-            // It is the parent's.
+            // The thread is the parent's.
             return std::mem::forget(thread);
         }
         self.end.is_now.store(true, Ordering::Release);
@@ -77,6 +78,6 @@ mod tests {
         let listener = LinkListener::start("test", Arc::clone(&watch), look).unwrap();
         std::thread::sleep(Duration::from_millis(10));
         drop(listener);
-        assert_eq!(Arc::strong_count(&watch), 1, "the thread is gone, and what it held");
+        assert_eq!(Arc::strong_count(&watch), 1, "the thread has ended and dropped its reference");
     }
 }

@@ -1,17 +1,17 @@
-//! The engine: the only place that does I/O, reads the clock and runs threads.
+//! The engine: the only module that does I/O, reads the clock and runs threads.
 //!
-//! # Who drives
+//! # Drivers
 //!
-//! A [`Shard`] is a lock around one endpoint, its sockets and its deadlines. **Whoever holds the shard drives it**: a
-//! thread that posts, a thread that polls, a thread that a completion channel woke, a control verb, or the shard's own
-//! thread when nobody else comes. See `driver` for what each may do, `shard_lock` for the lock, `lease` and `thread`
-//! for how the shard's thread keeps out of the way, `idle` for what a poller does when there is nothing.
+//! A [`Shard`] is a lock around one endpoint, its sockets and its deadlines. **The thread that holds the shard drives
+//! it**: a thread that posts, a thread that polls, a thread that a completion channel woke, a control verb, or the
+//! shard's own thread if no other one does. See `driver` for what each may do, `shard_lock` for the lock, `lease` and
+//! `thread` for how the shard's thread keeps out of the way, `idle` for the back-off of an idle poller.
 //!
 //! # Locks
 //!
-//! In this order, each optional: the list of opened sockets, the shard, the registry of port groups or the region
-//! table's read side, a completion queue, a channel's state, a capture's buffer. No two shards are ever held by one
-//! thread. Nothing calls back into the application.
+//! Locks are taken in this order, each optional: the list of opened sockets, the shard, the registry of port groups or
+//! the region table's read side, a completion queue, a channel's state, a capture's buffer. No thread ever holds two
+//! shards. Nothing calls back into the application.
 
 mod attendance;
 mod capture;
@@ -79,30 +79,30 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    /// An engine at rest; `name` is for its threads.
+    /// Creates an engine without running threads; `name` names its threads.
     pub(crate) fn new(name: &str, shards: Vec<Shard>) -> Self {
         let shards = shards.into_iter().map(Arc::new).collect();
         Self { shards, threads: Mutex::default(), name: name.to_owned(), generation: Generation::now() }
     }
 
-    /// The shards.
+    /// Returns the shards.
     pub(crate) fn shards(&self) -> &[Arc<Shard>] {
         &self.shards
     }
 
-    /// Begins a capture of what passes all shards; `device` is the name that it is given.
+    /// Starts a capture of the packets of all shards; `device` is the device name in the file.
     pub(crate) fn start_capture(&self, config: &CaptureConfig, device: &str) -> Result<Arc<Capture>, OpenError> {
         let capture = Arc::new(Capture::start(config, device)?);
         self.shards.iter().for_each(|shard| shard.add_capture(&capture));
         Ok(capture)
     }
 
-    /// Lets nothing more pass to a capture. It has not ended yet.
+    /// Detaches a capture from all shards. This does not end it.
     pub(crate) fn detach_capture(&self, capture: &Arc<Capture>) {
         self.shards.iter().for_each(|shard| shard.remove_capture(capture));
     }
 
-    /// Starts the shards' threads, unless they run.
+    /// Starts the shards' threads that are not running.
     pub(crate) fn start(&self) -> io::Result<()> {
         let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
         for (index, shard) in self.shards.iter().enumerate().skip(threads.len()) {
@@ -114,18 +114,18 @@ impl Engine {
     }
 }
 
-/// Waits for the end of a thread that was told to end. One that could not be told sleeps on.
+/// Waits for a thread that was signalled to end. A thread that could not be signalled sleeps on.
 fn end_thread(thread: JoinHandle<()>, is_told: bool) {
     if is_told {
-        // A thread that panicked has said so; there is nothing to add.
+        // A thread that panicked has already reported it.
         let _ = thread.join();
     } else {
-        tracing::warn!("a thread stays: the program has closed the descriptor by which it is woken");
+        tracing::warn!("a thread keeps sleeping: the program has closed the descriptor that wakes it");
     }
 }
 
 impl Drop for Engine {
-    /// Ends the threads. Each is at most one bounded pass away from seeing that it shall end.
+    /// Ends the threads. Each is at most one bounded pass away from noticing it.
     fn drop(&mut self) {
         if !self.generation.is_current() {
             // The threads are the parent's.

@@ -1,5 +1,5 @@
-//! Multicast groups: a socket for each, bound to the group's address, so that the kernel hands a copy of each packet to
-//! every process of the machine that has joined, and the unicast sockets stay as they are.
+//! Multicast groups: a socket for each, bound to the group's address, so that the kernel delivers a copy of each packet
+//! to every process of the machine that has joined, and the unicast sockets are not affected.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
@@ -12,14 +12,14 @@ use super::sys::{Epoll, Interest, NotInherited, SocketOption, set_option, wait_r
 use super::udp::{OpenError, SocketSizes, udp_socket};
 use crate::types::ROCE_PORT;
 
-/// A group, and the way to it.
+/// A multicast group and the interface that leads to it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Group {
     /// The group's address.
     pub(crate) address: IpAddr,
-    /// The own address, of the same kind; it names the interface if its number is not known.
+    /// The local address, of the same family; it selects the interface if its index is not known.
     pub(crate) own: IpAddr,
-    /// Number of the interface; 0: unknown.
+    /// Index of the interface; 0: unknown.
     pub(crate) interface: u32,
 }
 
@@ -70,7 +70,7 @@ fn open_socket(group: &Group, sizes: &SocketSizes) -> io::Result<Socket> {
     for option in report {
         set_option(socket.as_fd(), option, true)?;
     }
-    // An older kernel (IPv6 before 4.20) also hands over what arrives on other interfaces.
+    // An older kernel (IPv6 before 4.20) also delivers packets that arrive on other interfaces.
     let _ = set_option(socket.as_fd(), only_joined, false);
     match (group.address, group.own) {
         (IpAddr::V4(address), IpAddr::V4(own)) => {
@@ -90,7 +90,7 @@ fn open_socket(group: &Group, sizes: &SocketSizes) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// A shard's group sockets. However many there are, an empty look at them is one system call.
+/// A shard's group sockets. Polling them while none is readable takes one system call, however many there are.
 #[derive(Default)]
 pub(super) struct GroupSockets {
     pub(super) sockets: Vec<GroupSocket>,
@@ -120,7 +120,7 @@ impl GroupSockets {
         self.sockets.iter().any(|socket| socket.group == group)
     }
 
-    /// Whether one of them may have something. Without groups this costs nothing.
+    /// Returns whether one of them may be readable. Without groups this costs nothing.
     #[inline]
     pub(super) fn may_be_ready(&self) -> bool {
         match &self.set {

@@ -1,8 +1,8 @@
-//! What system and network said about packets to each address: refused sends, and ICMP messages.
+//! Errors of system and network for packets to each address: refused sends, and ICMP messages.
 //!
-//! Nothing here decides anything: an ICMP message can be forged, and the transport tries until its own timers end it.
-//! It is kept for explanations. A pending ICMP error makes the next send of its socket fail, whoever it is for, so
-//! it is taken off the socket and the send is tried again.
+//! They are kept for explanations only and decide nothing: an ICMP message can be forged, and the transport tries until
+//! its own timers end it. A pending ICMP error makes the next send of its socket fail, whatever its destination, so it
+//! is taken off the socket and the send is tried again.
 
 use std::io;
 use std::net::IpAddr;
@@ -12,12 +12,12 @@ use super::clock::Clock;
 use super::sys::{QueuedError, receive_error};
 use crate::types::{PathError, Time};
 
-/// Addresses and kinds of errors that are remembered.
+/// Most pairs of address and error that are kept.
 const MOST_KNOWN: usize = 32;
-/// Entries that are taken off a socket at a time.
+/// Most entries taken off a socket at a time.
 const MOST_TAKEN: usize = 64;
 
-/// What is known.
+/// The errors of each address.
 pub(super) struct PathErrors {
     known: Vec<Known>,
     clock: Clock,
@@ -34,13 +34,13 @@ impl PathErrors {
         Self { known: Vec::new(), clock }
     }
 
-    /// The system refused to send a datagram of so many bytes.
+    /// Notes that the system refused to send a datagram of `bytes` bytes.
     pub(super) fn note_refused(&mut self, destination: IpAddr, error: &io::Error, bytes: usize) {
         let errno = error.raw_os_error().unwrap_or(libc::EADDRNOTAVAIL);
         self.note(destination, errno, None, None, Some(bytes));
     }
 
-    /// Takes what the network reported off a sending socket. Returns whether there was something.
+    /// Takes the network's reports off a sending socket. Returns whether any came from the network.
     pub(super) fn take(&mut self, socket: BorrowedFd<'_>) -> bool {
         let mut any = false;
         for _ in 0..MOST_TAKEN {
@@ -81,7 +81,7 @@ impl PathErrors {
         }
     }
 
-    /// The last that was said about an address, not earlier than `since`.
+    /// Returns the last error of an address, not earlier than `since`.
     pub(super) fn find(&self, now: Time, destination: IpAddr, since: Time) -> Option<PathError> {
         let fits = |known: &&Known| known.destination == destination && known.at >= since;
         let last = self.known.iter().filter(fits).max_by_key(|known| known.at)?;

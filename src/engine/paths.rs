@@ -1,4 +1,4 @@
-//! Which paths of a device have a congestion controller: those that leave this host.
+//! Choice of the paths with a congestion controller: those that leave this host.
 
 use std::net::IpAddr;
 use std::num::NonZeroU64;
@@ -7,7 +7,8 @@ use std::sync::Arc;
 use crate::transport::{Capped, CongestionControl, CongestionFactory, ConstantWindow, Cubic, PathFacts};
 use crate::types::CongestionAlgorithm;
 
-/// Builds what the paths of a device are controlled by; with a bound of the rate of each, if there is one.
+/// Returns the factory of the congestion controllers of a device's paths, with a limit on the rate of each if there is
+/// one.
 pub(super) fn congestion_of(
     algorithm: CongestionAlgorithm,
     max_bytes_per_second: Option<NonZeroU64>,
@@ -16,8 +17,8 @@ pub(super) fn congestion_of(
     is_controlled.then(|| Arc::new(PathsToOtherHosts { algorithm, max_bytes_per_second }) as _)
 }
 
-/// Controls paths to other hosts. Within a host nothing is lost but what a socket does not hold, so the window is what
-/// that takes.
+/// Builds controllers for paths to other hosts. Within a host packets are lost only when a socket is full, so the
+/// window is the socket's capacity.
 struct PathsToOtherHosts {
     algorithm: CongestionAlgorithm,
     max_bytes_per_second: Option<NonZeroU64>,
@@ -42,13 +43,13 @@ impl CongestionFactory for PathsToOtherHosts {
     }
 }
 
-/// Whether packets between these addresses leave this host.
+/// Returns whether packets between these addresses leave this host.
 pub(super) fn leaves_host(own: IpAddr, peer: IpAddr) -> bool {
     own != peer && !is_of_this_host(peer)
 }
 
-/// Whether this host has the address. One that is not listed passes for another host's: that costs speed and nothing
-/// else.
+/// Returns whether this host has the address. One that is not listed is treated as another host's, which only costs
+/// speed.
 fn is_of_this_host(address: IpAddr) -> bool {
     let is_listed = || if_addrs::get_if_addrs().is_ok_and(|all| all.iter().any(|own| own.ip() == address));
     address.to_canonical().is_loopback() || is_listed()

@@ -1,4 +1,4 @@
-//! Who else holds a UDP port: what an error message about a taken port can say.
+//! The holders of a UDP port, for the error message about a taken port.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -10,7 +10,7 @@ use std::os::unix::fs::MetadataExt;
 pub(super) struct Holder {
     pub(super) address: IpAddr,
     pub(super) user: u32,
-    /// The socket's inode; 0: the kernel's own.
+    /// Inode of the socket; 0: the kernel's own.
     pub(super) inode: u64,
 }
 
@@ -23,14 +23,16 @@ impl fmt::Display for Holder {
     }
 }
 
-/// The kernel's table is read in pieces: where sockets come and go meanwhile, a line may be missing, or appear twice.
+/// Most reads of the kernel's table. It is read in chunks: while sockets come and go, a line may be missing or appear
+/// twice.
 const MOST_LOOKS: usize = 4;
 
-/// Sockets that hold `port` on `address`, or on all addresses of its kind. Empty if the system does not tell.
+/// Returns the sockets that hold `port` on `address`, or on all addresses of its family. Empty if the system does not
+/// report them.
 pub(super) fn holders(address: IpAddr, port: u16) -> Vec<Holder> {
     let table = if address.is_ipv4() { "udp" } else { "udp6" };
     for _ in 0..MOST_LOOKS {
-        // The thread's namespace, which may not be the process's.
+        // The thread's namespace may differ from the process's.
         let Ok(text) = std::fs::read_to_string(format!("/proc/thread-self/net/{table}")) else { break };
         let found = holders_in(&text, address, port);
         if !found.is_empty() {
@@ -40,7 +42,7 @@ pub(super) fn holders(address: IpAddr, port: u16) -> Vec<Holder> {
     Vec::new()
 }
 
-/// The same of the kernel's table.
+/// Returns the holders in the text of the kernel's table.
 fn holders_in(table: &str, address: IpAddr, port: u16) -> Vec<Holder> {
     let mut found = Vec::new();
     for holder in table.lines().skip(1).filter_map(|line| parse_line(line, port)) {
@@ -52,18 +54,18 @@ fn holders_in(table: &str, address: IpAddr, port: u16) -> Vec<Holder> {
     found
 }
 
-/// The inode of a socket of this process, by which it is found among the holders.
+/// Returns the inode of a socket of this process, which identifies it among the holders.
 pub(super) fn inode(socket: BorrowedFd<'_>) -> Option<u64> {
     let path = format!("/proc/self/fd/{}", socket.as_raw_fd());
     std::fs::metadata(path).ok().map(|metadata| metadata.ino())
 }
 
-/// Whether the kernel's own software transport is loaded, which takes the port on all addresses.
+/// Returns whether the kernel's own software transport is loaded, which takes the port on all addresses.
 pub(super) fn is_kernel_transport_loaded() -> bool {
     std::path::Path::new("/sys/module/rdma_rxe").exists()
 }
 
-/// A line of the kernel's table: number, local address, remote address, state, queues, timer, retransmits, user,
+/// Parses a line of the kernel's table: number, local address, remote address, state, queues, timer, retransmits, user,
 /// timeout, inode, and more.
 fn parse_line(line: &str, wanted_port: u16) -> Option<Holder> {
     let mut words = line.split_ascii_whitespace();
@@ -76,7 +78,7 @@ fn parse_line(line: &str, wanted_port: u16) -> Option<Holder> {
     Some(Holder { address: parse_address(address)?, user, inode })
 }
 
-/// Words of eight hexadecimal digits, each in the processor's byte order.
+/// Parses words of eight hexadecimal digits, each in the processor's byte order.
 fn parse_address(digits: &str) -> Option<IpAddr> {
     let word = |index: usize| {
         let digits = digits.get(index * 8..index * 8 + 8)?;

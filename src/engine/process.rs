@@ -1,7 +1,7 @@
-//! What this process is to others: the state that all its devices share, begun anew after a fork.
+//! The state that all devices of this process share. A fork gets a fresh one.
 //!
-//! A child inherits copies of the parent's objects, also of locks that some thread of the parent held at the time and
-//! that nobody will ever release. So each generation has its own state, and what belongs to another one is not touched.
+//! A child inherits copies of the parent's objects, including locks that some thread of the parent held at the time and
+//! that will never be released. So each generation has its own state, and leaves that of others untouched.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -13,7 +13,7 @@ use super::registry::Registry;
 use super::sys::Generation;
 use crate::types::KeyShare;
 
-/// Generations that can use the engine: forks of forks.
+/// Most generations (forks of forks) that can use the engine.
 const MAX_GENERATIONS: usize = 64;
 
 static STATES: [OnceLock<State>; MAX_GENERATIONS] = [const { OnceLock::new() }; MAX_GENERATIONS];
@@ -28,29 +28,29 @@ pub(super) struct State {
     key_share: OnceLock<Option<KeyShare>>,
 }
 
-/// This generation's state; `None` after more forks than are counted.
+/// Returns this generation's state; `None` after too many forks.
 pub(super) fn state() -> Option<&'static State> {
     STATES.get(Generation::now().number()).map(|state| state.get_or_init(State::default))
 }
 
 impl State {
-    /// The groups of sockets that this process receives with, by address. Taken before a mailbox's locks.
+    /// Locks the groups of sockets that this process receives with, by address. Taken before a mailbox's locks.
     pub(super) fn groups(&self) -> MutexGuard<'_, BTreeMap<IpAddr, Group>> {
         self.groups.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Blocks of queue pair numbers in use by this process.
+    /// Locks the QPN blocks in use by this process.
     pub(super) fn leased(&self) -> MutexGuard<'_, BTreeSet<u32>> {
         self.leased.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Where other processes of this user are found; `None` if there is no place for it.
+    /// Returns the registry of this user's processes; `None` if no folder can be used for it.
     pub(super) fn registry(&self) -> Option<&Arc<Registry>> {
         self.registry.get_or_init(|| Registry::open().map(Arc::new)).as_ref()
     }
 
-    /// This process's share of the keys that it has with each other process of the user. `None` without randomness:
-    /// then its connections have no key.
+    /// Returns this process's share of the keys that it has with each other process of the user. `None` without
+    /// randomness: then its connections have no key.
     pub(super) fn key_share(&self) -> Option<KeyShare> {
         *self.key_share.get_or_init(|| {
             let mut bits = [0; KeyShare::BYTES];
@@ -58,7 +58,7 @@ impl State {
         })
     }
 
-    /// The mailbox in the registry's folder, which lives as long as there is a reference to it.
+    /// Returns the mailbox in the registry's folder, which lives as long as there is a reference to it.
     pub(super) fn mailbox(&self) -> Option<Arc<Mailbox>> {
         let mut place = self.mailbox.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(mailbox) = place.upgrade() {

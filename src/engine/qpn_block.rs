@@ -1,19 +1,20 @@
-//! Leasing blocks of queue pair numbers.
+//! Leases of QPN blocks.
 //!
-//! A block is 4,096 numbers with the same top 12 bits. Each is owned by one shard of one process (the registry holds
-//! this for all processes of a user); numbers inside are random. Blocks are random too, so that two lives of a process
-//! rarely meet, and so that a sender who knows one number of a process has to guess the blocks of its others.
+//! A block is 4,096 numbers with the same top 12 bits. Each is owned by one shard of one process, which the registry
+//! ensures among all processes of a user; numbers inside are random. Blocks are random too, so that two successive
+//! lives of a process rarely share one, and so that a sender that knows one number of a process has to guess the blocks
+//! of its others.
 
 use std::io;
 
 use super::process;
 use super::sys::Generation;
 
-/// Blocks that nobody may lease: the first has the reserved numbers 0 and 1, the last the multicast number.
+/// Blocks that cannot be leased: the first has the reserved numbers 0 and 1, the last the multicast number.
 const RESERVED: [u32; 2] = [0, 0xfff];
 const BLOCKS: usize = 4_096;
 
-/// Blocks of queue pair numbers, given back when dropped.
+/// Leased QPN blocks, released when dropped.
 #[derive(Debug)]
 pub(crate) struct QpnBlocks {
     blocks: Vec<u32>,
@@ -21,21 +22,21 @@ pub(crate) struct QpnBlocks {
 }
 
 impl QpnBlocks {
-    /// Leases `most` random blocks. While more than an eighth of those that it looks at are in use, it stops at
-    /// `least`: then blocks last for several times as many processes, and the steering program of a full group for
-    /// older kernels holds them all.
+    /// Leases `most` random blocks. While more than an eighth of the blocks that it tries are in use, it stops at
+    /// `least`: then blocks last for several times as many processes, and the steering program of a full group holds
+    /// them all on older kernels, too.
     ///
     /// # Errors
     ///
-    /// If not even `least` are left, or there is no randomness.
+    /// If fewer than `least` are left, or no randomness is available.
     pub(crate) fn lease(least: usize, most: usize) -> io::Result<Self> {
-        let state = process::state().ok_or_else(|| io::Error::other("too many forks of forks"))?;
+        let state = process::state().ok_or_else(|| io::Error::other("too many generations of forks"))?;
         let mut leased = state.leased();
         let start = (getrandom::u32().map_err(io::Error::other)? % BLOCKS as u32) as usize;
         let step = getrandom::u32().map_err(io::Error::other)? as usize | 1;
         // An odd step visits all 4,096 before it repeats, so enough free ones are found.
         let candidates = (0..BLOCKS).map(|turn| (start.wrapping_add(turn.wrapping_mul(step)) % BLOCKS) as u32);
-        // Without a registry, or if it cannot be asked, chance alone keeps processes apart.
+        // Without a registry, or if it cannot be queried, chance alone keeps processes apart.
         let is_free_elsewhere =
             |block: u32| state.registry().is_none_or(|registry| registry.lease_block(block).unwrap_or(true));
         let (mut blocks, mut in_use) = (Vec::new(), 0);
@@ -60,7 +61,7 @@ impl QpnBlocks {
         Ok(lease)
     }
 
-    /// The blocks.
+    /// Returns the blocks.
     pub(crate) fn blocks(&self) -> &[u32] {
         &self.blocks
     }
@@ -100,10 +101,10 @@ mod tests {
 
     #[test]
     fn scarce_blocks_are_left_to_others() {
-        // One that happens to look at many free blocks first takes a few more, and with an unlucky step of the many all
+        // A lease that happens to try many free blocks first takes a few more, and with an unlucky step of the many all
         // of a round do.
         let round = |_| -> usize {
-            // Other tests have some, too.
+            // Other tests lease some, too.
             let _many = QpnBlocks::lease(2_500, 2_500).unwrap();
             (0..50).map(|_| QpnBlocks::lease(5, 15).unwrap().blocks().len()).sum()
         };

@@ -1,7 +1,7 @@
-//! A shard: one endpoint with its sockets, and what the threads that drive it need to know of each other.
+//! A shard: one endpoint with its sockets, and the state that coordinates the threads that drive it.
 //!
-//! One look at it is a *pass*: take the view of registered memory, answer the doorbells, receive a bounded batch, see
-//! to deadlines, send a bounded batch. The drivers in [`super::driver`] differ in what their passes may do.
+//! Each look at it is a *pass*: take the view of registered memory, handle the doorbells, receive a bounded batch,
+//! handle deadlines, send a bounded batch. The drivers in [`super::driver`] differ in what their passes may do.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -35,84 +35,84 @@ use crate::types::{
     AsyncEvent, CongestionAlgorithm, Counters, PathReport, PeerCapabilities, Qpn, QueuePairReport, Stray, Time,
 };
 
-/// Sending sockets without checksums that an address has at most: the more, the better networks spread the flows.
+/// Most sending sockets without checksums per address: the more, the better networks spread the flows.
 const PLAIN_SENDERS: u32 = 4;
-/// The same for segmenting sockets: few, so that packets to one peer can leave together.
+/// Most segmenting sockets per address: few, so that packets to one peer can leave together.
 const SEGMENTING_SENDERS: u32 = 2;
-/// How long to wait after the kernel's send buffer was full.
+/// Delay before retrying after the kernel's send buffer was full.
 const SEND_RETRY: Duration = Duration::from_micros(100);
 
-/// A pass that takes in or sends as much may last longer than a poller's usual pause.
+/// A pass that receives or sends this much may last longer than a poller's usual pause.
 const LONG_PASS_DATAGRAMS: usize = 64;
 const LONG_PASS_SENDS: usize = 4;
-/// Doorbells answered in one pass.
+/// Most doorbells handled in one pass.
 const MAX_DOORBELLS: usize = 256;
 
-/// How a shard is set up.
+/// Configuration of a shard.
 pub(crate) struct ShardConfig {
     pub(crate) blocks: QpnBlocks,
-    /// What peers on this machine are told.
+    /// Capabilities advertised to peers on this machine.
     pub(crate) capabilities: PeerCapabilities,
     pub(crate) sizes: SocketSizes,
     pub(crate) max_queue_pairs: u32,
     /// Most datagrams in one segmented send.
     pub(crate) max_segments: usize,
-    /// How long an acknowledgement may wait for the application's answer.
+    /// Longest time that an acknowledgement may wait for the application's response.
     pub(crate) ack_hold: Duration,
-    /// What holds senders back on paths that leave this host.
+    /// Congestion control on paths that leave this host.
     pub(crate) congestion: CongestionAlgorithm,
-    /// Most bytes a second on each path to another host.
+    /// Most bytes per second on each path to another host.
     pub(crate) max_bytes_per_second: Option<NonZeroU64>,
-    /// What all shards of the device may keep of packets that came before their turn.
+    /// Memory of the reorder buffers, shared by all shards of the device.
     pub(crate) reorder_budget: Arc<ReorderBudget>,
-    /// Hears when the shard is out of use.
+    /// Receives an event when the shard fails.
     pub(crate) events: Arc<AsyncEventQueue>,
 }
 
-/// What a pass may do.
+/// Limits of a pass.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Plan {
-    /// A queue pair with new work, whose doorbell need not ring.
+    /// A queue pair with new work that is handled without its doorbell.
     pub(super) posted: Option<Qpn>,
-    /// Most datagrams to take in, merged ones counted once.
+    /// Most datagrams to receive, merged ones counted once.
     pub(super) receives: usize,
     /// Most send calls.
     pub(super) send_calls: usize,
-    /// Whether deadlines are looked at.
+    /// Whether due deadlines are handled.
     pub(super) deadlines: bool,
-    /// Stop receiving as soon as the application has something to answer: a call that finds nothing more would only
-    /// delay the answer.
+    /// Stop receiving as soon as the application has something to respond to: a call that finds no more datagrams would
+    /// only delay the response.
     pub(super) stops_for_answer: bool,
 }
 
-/// What a pass did and left.
+/// Result of a pass.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Progress {
-    /// Something arrived, was sent, or was due.
+    /// Whether something arrived or was sent.
     pub(super) worked: bool,
-    /// A bound was reached: there is more to do at once.
+    /// Whether a bound was reached: there is more to do at once.
     pub(super) has_more: bool,
-    /// It took long enough for the time to be looked at again.
+    /// Whether it may have taken long enough to make the time read before it stale.
     pub(super) was_long: bool,
-    /// When somebody must look again, for deadlines alone.
+    /// Time of the next pass that deadlines require.
     pub(super) next_deadline: Option<Time>,
 }
 
-/// What the lock guards.
+/// State guarded by the lock.
 pub(crate) struct Core {
     pub(crate) endpoint: Endpoint,
     link: Link,
     buffer: Box<[u8]>,
-    /// Written into the buffer, but the kernel's was full.
+    /// A packet or burst in the buffer that the kernel had no room for, and the time of the retry.
     unsent: Option<(Transmit, Time)>,
 }
 
-/// Whom a completion queue is armed for.
+/// The kind of waiter that a completion queue is armed for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ArmedFor {
-    /// Somebody who sleeps on the sockets, and drives when a packet comes.
+    /// A thread that sleeps on the sockets, and drives when a packet arrives.
     Sleeper,
-    /// Somebody who sleeps until an announcement makes a descriptor readable.
+    /// A thread that sleeps until a notification makes a descriptor readable.
     Descriptor,
 }
 
@@ -123,7 +123,7 @@ pub(super) struct Moderated {
     queue: Weak<CompletionQueue>,
 }
 
-/// A shard.
+/// One endpoint with its sockets, lock and poller lease.
 pub(crate) struct Shard {
     pub(super) lock: ShardLock<Core>,
     pub(super) doorbells: DoorbellQueue,
@@ -134,15 +134,15 @@ pub(crate) struct Shard {
     pub(super) clock: Clock,
     /// Readable while a packet waits.
     pub(super) sockets: Epoll,
-    /// Completion queues that are armed for somebody who sleeps on packets.
+    /// Number of completion queues armed for threads that sleep on packets.
     pub(super) armed: AtomicU32,
-    /// Those that are armed for somebody who sleeps on a descriptor, which only the shard's thread can make readable.
+    /// Completion queues armed for threads that sleep on a descriptor, which only the shard's thread can make readable.
     pub(super) attendance: Attendance,
-    /// Completion queues whose notifications wait, and until when.
+    /// Completion queues whose notifications are moderated, and until when.
     pub(super) moderated: Mutex<Vec<Moderated>>,
-    /// The shard's thread shall end.
+    /// Tells the shard's thread to end.
     pub(super) stop: AtomicBool,
-    /// A pass has panicked: nobody may use the endpoint any more.
+    /// A pass has panicked: the endpoint must not be used any more.
     failed: AtomicBool,
     events: Arc<AsyncEventQueue>,
     pub(super) memory: Arc<RegionTable>,
@@ -152,11 +152,11 @@ pub(crate) struct Shard {
     opened: Mutex<Opened>,
 }
 
-/// Which sockets there are, for those who open them.
+/// The opened sockets, for threads that open more.
 #[derive(Default)]
 struct Opened {
     receivers: Vec<IpAddr>,
-    /// Source ports by address, kind and place in the pool.
+    /// Source ports by address, kind and index in the pool.
     senders: HashMap<(IpAddr, Checksums, u32), u16>,
 }
 
@@ -197,12 +197,12 @@ impl Shard {
         })
     }
 
-    /// Whether a pass has panicked. Then the shard does nothing any more.
+    /// Returns whether a pass has panicked. After that the shard does nothing.
     pub(crate) fn has_failed(&self) -> bool {
         self.failed.load(Ordering::Acquire)
     }
 
-    /// Counters of the endpoint and the link.
+    /// Returns the counters of the endpoint and the link.
     pub(crate) fn counters(&self) -> Counters {
         let mut counters = Counters::default();
         self.command(|core, _| {
@@ -212,37 +212,37 @@ impl Shard {
         counters
     }
 
-    /// The paths that its queue pairs have.
+    /// Returns the paths of its queue pairs.
     pub(crate) fn path_reports(&self) -> Vec<PathReport> {
         let mut reports = Vec::new();
         self.command(|core, now| reports = core.endpoint.path_reports(now));
         reports
     }
 
-    /// Queue pairs of this shard.
+    /// Returns the number of queue pairs of this shard.
     pub(crate) fn queue_pairs(&self) -> usize {
         let mut count = 0;
         self.command(|core, _| count = core.endpoint.queue_pair_count());
         count
     }
 
-    /// What a queue pair knows of itself and of its peer, with what the sockets know of the way there; also when its
-    /// connection began, by this shard's clock.
+    /// Returns the report of a queue pair on itself and its peer, with the errors that the sockets know of its path;
+    /// and the start of its connection, by this shard's clock.
     pub(crate) fn queue_pair_report(&self, qpn: Qpn) -> Option<(QueuePairReport, Time)> {
         let mut answer = None;
         self.command(|core, now| answer = core.queue_pair_report(now, qpn));
         answer
     }
 
-    /// Packets from an address since then that belong to no queue pair.
+    /// Returns packets from an address since this time that match no queue pair.
     pub(crate) fn strays(&self, source: IpAddr, since: Time) -> Vec<Stray> {
         let mut found = Vec::new();
         self.command(|core, now| found = core.endpoint.strays(now, source, since));
         found
     }
 
-    /// Sees to it that packets to `address` are received, and names the source port that a queue pair's packets shall
-    /// have. Equal `entropy` gives equal ports. `segmenting`: the peer takes segmented sends.
+    /// Opens the sockets for packets to and from `address`, and returns the source port for a queue pair's packets.
+    /// Equal `entropy` gives equal ports. `segmenting`: the peer accepts segmented sends.
     pub(crate) fn open_path(
         self: &Arc<Self>,
         address: LocalAddress,
@@ -255,7 +255,7 @@ impl Shard {
             if segmenting { (Checksums::On, SEGMENTING_SENDERS) } else { (Checksums::Off, PLAIN_SENDERS) };
         let place = (address.ip, kind, entropy % pool);
         if let Some(port) = opened.senders.get(&place) {
-            // What was reported before belongs to earlier connections.
+            // Errors reported so far belong to earlier connections.
             self.command(|core, _| core.link.take_errors());
             return Ok(*port);
         }
@@ -266,7 +266,7 @@ impl Shard {
         Ok(port)
     }
 
-    /// Sees to it that packets to `address` are received.
+    /// Opens the receive socket of `address`, unless it is open.
     fn open_receiver(self: &Arc<Self>, opened: &mut Opened, address: LocalAddress) -> Result<(), OpenError> {
         if opened.receivers.contains(&address.ip) {
             return Ok(());
@@ -284,8 +284,8 @@ impl Shard {
         Ok(())
     }
 
-    /// Sees to it that packets to these addresses are received, and that other processes find this one there. An
-    /// address that cannot be had is left to the queue pair that needs it, which is refused then.
+    /// Opens the receive sockets of these addresses, so that other processes find this one there. An address that fails
+    /// is left to the queue pair that needs it, which then gets the error.
     pub(crate) fn receive_connected(self: &Arc<Self>, addresses: &[LocalAddress]) {
         let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
         for address in addresses {
@@ -296,31 +296,31 @@ impl Shard {
         }
     }
 
-    /// Sees to it that datagrams to these addresses are received, with what their headers say.
+    /// Opens the receive sockets of these addresses for datagrams, with their header fields reported.
     pub(crate) fn receive_datagrams(self: &Arc<Self>, addresses: &[LocalAddress]) -> Result<(), OpenError> {
         self.command(|core, _| core.link.report_headers());
         let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
         addresses.iter().try_for_each(|address| self.open_receiver(&mut opened, *address))
     }
 
-    /// There is a path between these addresses: queues on the way may mark packets.
+    /// Enables reports of congestion marks, which queues in the network may set, for a path between these addresses.
     pub(crate) fn receive_marks(&self, own: IpAddr, peer: IpAddr) {
         let mut reports = false;
         self.command(|core, _| reports = core.link.reports_marks());
-        // It asks the kernel for all addresses: not while others wait for the shard.
+        // `leaves_host` queries all addresses from the kernel: not while the shard is held.
         if !reports && leaves_host(own, peer) {
             self.command(|core, _| core.link.report_marks());
         }
     }
 
-    /// Lets the sender on this port send to groups.
+    /// Lets the sending socket on this port send to multicast groups.
     pub(crate) fn allow_multicast(&self, address: IpAddr, port: u16, interface: u32) -> io::Result<()> {
         let mut allowed = Ok(());
         self.command(|core, _| allowed = core.link.allow_multicast(address, port, interface));
         allowed
     }
 
-    /// Has the queue pair get what is sent to the group; joins it if need be. Only one call for a group at a time.
+    /// Attaches the queue pair to the group, and joins the group if need be. Calls for one group must not overlap.
     pub(crate) fn attach_multicast(&self, qpn: Qpn, group: &Group) -> Result<(), OpenError> {
         let mut has_joined = false;
         self.command(|core, _| has_joined = core.link.has_group(group.address));
@@ -335,7 +335,7 @@ impl Shard {
         Ok(())
     }
 
-    /// The opposite: leaves the group with its last member.
+    /// Detaches the queue pair from the group, and leaves the group with its last member.
     pub(crate) fn detach_multicast(&self, qpn: Qpn, group: IpAddr) {
         self.command(|core, _| {
             if !core.endpoint.detach_multicast(qpn, group) {
@@ -344,18 +344,18 @@ impl Shard {
         });
     }
 
-    /// What passes is recorded from now on.
+    /// Starts to record packets in a capture.
     pub(super) fn add_capture(&self, capture: &Arc<Capture>) {
         self.command(|core, _| core.link.add_capture(Arc::clone(capture)));
     }
 
-    /// What passes is not recorded any more.
+    /// Stops recording packets in a capture.
     pub(super) fn remove_capture(&self, capture: &Arc<Capture>) {
         self.command(|core, _| core.link.remove_capture(capture));
     }
 
-    /// Completion queues of a channel were armed: whoever sleeps on packets shall have them first; for whoever sleeps
-    /// on a descriptor the shard's thread shall be there.
+    /// Notes that completion queues of a channel were armed. Threads that sleep on packets get the next one first; for
+    /// those that sleep on a descriptor, the shard's thread watches the sockets.
     pub(crate) fn channel_armed(&self, armed_for: ArmedFor, queues: u32) {
         match armed_for {
             ArmedFor::Sleeper => {
@@ -370,7 +370,7 @@ impl Shard {
         }
     }
 
-    /// They are not armed any more.
+    /// Notes that completion queues of a channel are no longer armed.
     pub(crate) fn channel_disarmed(&self, armed_for: ArmedFor, queues: u32) {
         match armed_for {
             ArmedFor::Sleeper => {
@@ -380,7 +380,7 @@ impl Shard {
         }
     }
 
-    /// Has the shard's thread end the moderation of a completion queue's notification after this time.
+    /// Makes the shard's thread end the moderation of a completion queue's notification after this time.
     pub(crate) fn notify_within(&self, queue: &Weak<CompletionQueue>, period: Duration, gathering: u32) {
         let due = self.clock.now() + period;
         let moderated = Moderated { due, gathering, queue: Weak::clone(queue) };
@@ -388,13 +388,13 @@ impl Shard {
         self.wake.needed_by(due);
     }
 
-    /// Ends the moderations that are due; when the next one is.
+    /// Ends the moderations that are due; returns when the next one is.
     pub(super) fn end_moderations(&self, now: Time) -> Option<Time> {
         let mut moderated = self.moderated.lock().unwrap_or_else(PoisonError::into_inner);
         let due: Vec<Moderated> = moderated.extract_if(.., |entry| entry.due <= now).collect();
         let next = moderated.iter().map(|entry| entry.due).min();
         drop(moderated);
-        // An announcement takes the channel's lock, and so does whoever adds to the list.
+        // After the unlock: a notification takes the channel's lock, and so does a thread that adds to the list.
         for Moderated { queue, gathering, .. } in due {
             if let Some(queue) = queue.upgrade() {
                 queue.end_moderation(gathering);
@@ -403,16 +403,17 @@ impl Shard {
         next
     }
 
-    /// Queues a doorbell; if there is no room, answers all and this one at once.
+    /// Queues a doorbell; if there is no room, handles all queued ones and this one at once.
     pub(super) fn ring_doorbell(&self, doorbell: &Arc<Doorbell>) {
         if !self.doorbells.ring(doorbell) {
             self.command(|core, now| core.endpoint.handle_doorbell(now, doorbell.qpn()));
         }
     }
 
-    /// One look at the shard, by whoever holds it. `hold_acknowledgements` is asked after what arrived was handled:
-    /// whether the application has something to answer and will come back soon; it is told whether a WRITE ended, of
-    /// which no completion tells. Otherwise acknowledgements leave, after everything else.
+    /// Makes one pass over the shard, which the caller holds. After received packets were handled,
+    /// `hold_acknowledgements` decides whether acknowledgements wait, because the application has something to respond
+    /// to and will come back soon; its second argument is whether a WRITE without a completion ended. Otherwise
+    /// acknowledgements leave, after everything else.
     pub(super) fn pass(
         &self,
         core: &mut Core,
@@ -458,7 +459,7 @@ impl Shard {
         progress
     }
 
-    /// A pass or a change has panicked.
+    /// Marks the shard as failed after a panic of a pass or a change.
     #[cold]
     fn fail(&self) {
         if !self.failed.swap(true, Ordering::AcqRel) {
@@ -467,7 +468,8 @@ impl Shard {
         }
     }
 
-    /// Tells the endpoint which queue pairs have new work. Whether there may be more of them than one pass takes.
+    /// Reports queue pairs with new work to the endpoint. Returns whether there may be more of them than one pass
+    /// handles.
     #[inline]
     fn answer_doorbells(&self, core: &mut Core, now: Time) -> bool {
         for _ in 0..MAX_DOORBELLS {
@@ -477,7 +479,8 @@ impl Shard {
         true
     }
 
-    /// A change to the endpoint by a control verb: not a pass, but as careful. Returns whether it was carried out.
+    /// Changes the endpoint for a control verb: not a pass, but guarded against panics in the same way. Returns whether
+    /// the change was made.
     pub(super) fn change(&self, core: &mut Core, change: impl FnOnce(&mut Core, Time)) -> bool {
         if self.has_failed() {
             return false;
@@ -489,7 +492,7 @@ impl Shard {
     }
 }
 
-/// A pass or a change that has begun. Only a panic drops it, and what it leaves may not be used: the shard fails.
+/// A pass or a change in progress. Only a panic drops it, and leaves state that must not be used: the shard fails.
 struct Unfinished<'a>(&'a Shard);
 
 impl Drop for Unfinished<'_> {
@@ -499,7 +502,7 @@ impl Drop for Unfinished<'_> {
 }
 
 impl Core {
-    /// Sends until nothing is left, the bound is reached, or the kernel takes no more.
+    /// Sends until nothing is left, the bound is reached, or the kernel accepts no more.
     fn transmit(
         &mut self,
         now: Time,
@@ -541,14 +544,14 @@ impl Core {
         Some((report, since))
     }
 
-    /// A glance instead of a pass: whether there is nothing to send and nothing has arrived. Deadlines wait for the
-    /// next pass.
+    /// Makes a quick poll instead of a pass: returns whether there is nothing to send and nothing has arrived.
+    /// Deadlines wait for the next pass.
     #[inline]
     pub(super) fn is_quiet(&mut self) -> bool {
         self.unsent.is_none() && self.endpoint.has_nothing_to_send() && self.link.is_quiet()
     }
 
-    /// Whether something was written that the kernel has not taken yet.
+    /// Returns whether a written packet or burst still waits for room in the kernel.
     pub(super) fn has_unsent(&self) -> bool {
         self.unsent.is_some()
     }
@@ -563,8 +566,8 @@ fn cannot_watch(source: io::Error) -> OpenError {
     OpenError { message: "cannot watch the receive socket".to_owned(), source }
 }
 
-/// A random number for queue pair numbers. Without the system's randomness, which practically never fails once it
-/// worked, the process's own hash keys serve.
+/// Returns a random number for queue pair numbers. If the system's randomness fails, which it practically never does
+/// once it worked, the process's own hash keys replace it.
 fn random() -> u32 {
     use std::hash::{BuildHasher, RandomState};
     getrandom::u32().unwrap_or_else(|_| RandomState::new().hash_one(0) as u32)
@@ -582,7 +585,7 @@ mod tests {
         let shared = Arc::clone(&shard);
         let panicked = std::thread::spawn(move || shared.command(|_, _| panic!("on purpose"))).join();
         assert!(panicked.is_err());
-        // At once, not when another call finds it.
+        // At once, not when another call detects it.
         assert!(shard.has_failed());
         assert_eq!(shard.events.poll(), Some(AsyncEvent::DeviceFatal));
         (0..3).for_each(|_| assert!(!shard.command(|_, _| unreachable!("the endpoint is out of use"))));

@@ -1,18 +1,19 @@
-//! The shard's lock: whoever holds it drives.
+//! The shard's lock: the thread that holds it drives the shard.
 //!
-//! One atomic word says free, held, or held and rung. Three kinds of callers:
+//! One atomic word is free, held, or held and rung. There are three kinds of callers:
 //!
-//! - Whoever has something to announce (a *poster*) publishes it first and then calls [`ShardLock::ring`]: it drives if
-//!   the word was free, and otherwise rings whoever holds it. It never waits.
-//! - Whoever looks for news (a *poller*) calls [`ShardLock::try_drive`]: if somebody else drives, there is nothing to
-//!   do but to look at what that one delivers. It does not ring: two pollers would keep each other busy for ever.
-//! - Whoever needs the value itself (a *control verb*, the shard's thread) calls [`ShardLock::drive`] and waits its
-//!   turn, which pollers grant by standing back while somebody waits.
+//! - A *poster* has new work. It publishes the work first and then calls [`ShardLock::ring`]: it drives if the word was
+//!   free, and otherwise rings the holder. It never waits.
+//! - A *poller* looks for completions. It calls [`ShardLock::try_drive`]: if another thread drives, the poller only
+//!   takes what that thread delivers. It does not ring: two pollers would keep each other busy for ever.
+//! - A *control verb* or the shard's thread needs the value itself. It calls [`ShardLock::drive`] and waits for the
+//!   lock, which pollers leave alone while a thread waits.
 //!
-//! Letting go fails while the word is rung; then the holder looks again. The number of looks is bounded: a holder who
-//! was rung too often lets go all the same and is told that somebody else must look ([`DriveOutcome::HandOver`]).
+//! A release fails while the word is rung; then the holder looks again. The number of looks is bounded: a holder that
+//! is rung too often releases all the same, and the outcome says that another look is needed
+//! ([`DriveOutcome::HandOver`]).
 //!
-//! The models at the end check with every interleaving that nothing announced is missed.
+//! The models at the end check with every interleaving that no published work is missed.
 
 #[cfg(loom)]
 use loom::{
@@ -27,37 +28,37 @@ use std::{
 
 use super::sys::{Guard, Guarded};
 
-/// How often a waiting thread tries before it yields its processor.
+/// Attempts of a waiting thread before it yields its processor.
 #[cfg(not(loom))]
 const SPINS: u32 = 64;
 #[cfg(loom)]
 const SPINS: u32 = 0;
 
-/// Whether the holder looks on its own account or because it was rung.
+/// Reason for a look of the holder.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Look {
-    /// It just took the lock.
+    /// The holder just took the lock.
     First,
-    /// Somebody announced something meanwhile.
+    /// Another thread rang meanwhile.
     Again,
 }
 
-/// What came of an attempt to drive.
+/// Outcome of an attempt to drive.
 #[must_use]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum DriveOutcome {
-    /// This thread drove, and nothing announced before it let go was missed.
+    /// This thread drove, and saw everything published before the release.
     Drove,
-    /// Somebody else holds the lock. After ringing, that one looks once more.
+    /// Another thread holds the lock. If it was rung, it looks once more.
     Held,
-    /// This thread drove as long as it may. Somebody else must look, and the caller must see to that.
+    /// This thread drove as long as it may. Another look is needed, which the caller must arrange.
     HandOver,
 }
 
-/// A value that is driven by whoever holds it.
+/// A value that is driven by the thread that holds it.
 pub(super) struct ShardLock<T> {
     guarded: Guarded<T>,
-    /// Threads that wait for the lock; pollers stand back while there are any.
+    /// Number of threads that wait for the lock; pollers leave it to them.
     waiting: AtomicU32,
 }
 
@@ -66,7 +67,7 @@ impl<T> ShardLock<T> {
         Self { guarded: Guarded::new(value), waiting: AtomicU32::new(0) }
     }
 
-    /// For posters: drives, or rings whoever does.
+    /// For posters: drives, or rings the holder.
     #[inline]
     pub(super) fn ring(&self, looks: usize, work: impl FnMut(&mut T, Look)) -> DriveOutcome {
         match self.guarded.acquire_or_ring() {
@@ -75,7 +76,7 @@ impl<T> ShardLock<T> {
         }
     }
 
-    /// For pollers: drives if nobody else does or wants to.
+    /// For pollers: drives unless another thread does or waits to.
     #[inline]
     pub(super) fn try_drive(&self, looks: usize, work: impl FnMut(&mut T, Look)) -> DriveOutcome {
         if self.waiting.load(Ordering::Relaxed) > 0 {
@@ -87,13 +88,13 @@ impl<T> ShardLock<T> {
         }
     }
 
-    /// Whether somebody drives or waits to.
+    /// Returns whether a thread drives or waits to.
     pub(super) fn is_taken(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) > 0 || self.guarded.is_held()
     }
 
-    /// For control verbs and the shard's thread: waits until it can drive. Every holder's time is bounded, so the
-    /// wait is, too. Never [`DriveOutcome::Held`].
+    /// For control verbs and the shard's thread: waits for the lock and drives. Every holder's time is bounded, so the
+    /// wait is, too. Never returns [`DriveOutcome::Held`].
     pub(super) fn drive(&self, looks: usize, work: impl FnMut(&mut T, Look)) -> DriveOutcome {
         drive_guarded(self.wait(), looks, work)
     }
@@ -211,7 +212,7 @@ mod loom_models {
 
     use super::*;
 
-    /// What posters announce, and how often each announcement was seen.
+    /// Work that posters publish, and how often each was seen.
     struct Model {
         announced: [AtomicBool; 2],
         lock: ShardLock<[u32; 2]>,
@@ -225,7 +226,7 @@ mod loom_models {
 
         fn look(&self, seen: &mut [u32; 2]) {
             for (announced, seen) in self.announced.iter().zip(seen) {
-                // Relaxed on purpose: the lock's word alone must order an announcement before the look.
+                // Relaxed on purpose: the lock's word alone must order a publication before the look.
                 if announced.load(Ordering::Relaxed) {
                     announced.store(false, Ordering::Relaxed);
                     *seen += 1;

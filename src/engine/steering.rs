@@ -1,10 +1,11 @@
-//! Steering: which socket of an address a packet goes to.
+//! Steering: the choice of an address's socket for each packet.
 //!
 //! All sockets of one user that are bound to one address and port 4791 form a `SO_REUSEPORT` group. A classic BPF
 //! program picks the socket by the block of the packet's destination queue pair. A group of one needs none.
 //!
-//! Numbers of block 0 from 2,048 on belong to no queue pair: a packet with such a number goes to the socket that it
-//! counts. So the members of a group find out in which order the kernel keeps their sockets, which it tells nobody.
+//! QPNs of block 0 from 2,048 on belong to no queue pair: a packet with such a number goes to the socket whose index it
+//! encodes. With these numbers the members of a group determine the order in which the kernel keeps their sockets,
+//! which it does not report.
 
 use super::registry::SLOTS;
 use super::sys::Instruction;
@@ -16,28 +17,28 @@ const JUMP: u16 = (libc::BPF_JMP | libc::BPF_JA) as u16;
 const JUMP_IF_AT_LEAST: u16 = (libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K) as u16;
 const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
 const RETURN_ACCUMULATOR: u16 = (libc::BPF_RET | libc::BPF_A) as u16;
-/// No instruction: stands for a leaf while the program is built.
+/// Not an instruction: marks a leaf while the program is built.
 const LEAF: u16 = u16::MAX;
 
-/// Longest program that the kernel takes.
+/// Longest program that the kernel accepts.
 const MAX_INSTRUCTIONS: usize = 4_096;
-/// Blocks whose search fits into it: a leaf has one instruction, and so has a branch; but one with more than
-/// [`NEAR_BLOCKS`] on its lower side has two, which are fewer than one for each of these. Each socket has one, the rest
-/// are seven.
+/// Most blocks whose search fits into it. A leaf has one instruction, and so has a branch; but a branch with more than
+/// [`NEAR_BLOCKS`] on its lower side has two, and there are fewer of these than one per [`NEAR_BLOCKS`] blocks. Each
+/// socket has one instruction, the rest are seven.
 const MAX_BLOCKS: usize = (MAX_INSTRUCTIONS - 8 - SLOTS) * NEAR_BLOCKS / (2 * NEAR_BLOCKS + 1);
-/// Blocks whose search a conditional jump leaps over: 255 instructions.
+/// Most blocks whose search a conditional jump can skip: 255 instructions.
 const NEAR_BLOCKS: usize = 128;
 /// The second word of the base transport header: a reserved byte, then the destination queue pair.
 const DESTINATION_OFFSET: u32 = 4;
-/// The first number that counts a socket instead of naming a queue pair.
+/// The first QPN that stands for a socket index instead of a queue pair.
 const FIRST_PROBE: u32 = 0x800;
 
-/// The destination that leads to the socket of this number.
+/// Returns the destination QPN that is steered to the socket with this index.
 pub(super) fn probe_destination(index: u16) -> u32 {
     FIRST_PROBE | u32::from(index) & 0x7ff
 }
 
-/// The socket that a destination counts, if it names no queue pair.
+/// Returns the socket index of a destination QPN, if it is not one of a queue pair.
 pub(super) fn probed_index(destination: u32) -> Option<u16> {
     (FIRST_PROBE..0x1000).contains(&destination).then_some((destination & 0x7ff) as u16)
 }
@@ -46,8 +47,8 @@ fn plain(code: u16, value: u32) -> Instruction {
     Instruction { code, jump_true: 0, jump_false: 0, value }
 }
 
-/// The program that sends packets for the blocks of `members[i]` to socket `i`. Packets for blocks of no member go to
-/// any socket, where they are counted. So do those for blocks that do not fit into a program; they are passed on.
+/// Builds the program that sends packets for the blocks of `members[i]` to socket `i`. Packets for other blocks go to
+/// any socket, where they are counted. So do those for blocks that do not fit into a program; they are forwarded.
 pub(super) fn program(members: &[&[u16]]) -> Vec<Instruction> {
     let mut blocks: Vec<(u32, u32)> = members
         .iter()
@@ -70,8 +71,8 @@ pub(super) fn program(members: &[&[u16]]) -> Vec<Instruction> {
     program
 }
 
-/// Leaves jump to the one instruction that returns their socket's number. A return counts twice where Linux limits the
-/// size of programs (`net.core.optmem_max`; 20,480 bytes before 6.7), so leaves do not return by themselves.
+/// Resolves leaves to jumps to the one instruction that returns their socket's index. A return counts twice where Linux
+/// limits the size of programs (`net.core.optmem_max`; 20,480 bytes before 6.7), so leaves do not return by themselves.
 fn end_at_sockets(program: &mut Vec<Instruction>, sockets: usize) {
     let end = program.len();
     for (place, instruction) in program.iter_mut().enumerate().filter(|(_, instruction)| instruction.code == LEAF) {
@@ -80,7 +81,7 @@ fn end_at_sockets(program: &mut Vec<Instruction>, sockets: usize) {
     program.extend((0..sockets.max(1) as u32).map(|index| plain(RETURN, index)));
 }
 
-/// A binary search: as many steps as the number of blocks has bits. Leaves hold the number of their socket.
+/// Appends a binary search: as many steps as the number of blocks has bits. Leaves hold the index of their socket.
 fn search(program: &mut Vec<Instruction>, blocks: &[(u32, u32)]) {
     match blocks {
         [] => program.push(plain(LEAF, 0)),
@@ -110,7 +111,7 @@ fn search(program: &mut Vec<Instruction>, blocks: &[(u32, u32)]) {
 mod tests {
     use super::*;
 
-    /// What the kernel does with such a program.
+    /// Runs a program like the kernel.
     fn run(program: &[Instruction], packet: &[u8]) -> u32 {
         let (mut place, mut accumulator) = (0, 0u32);
         loop {
@@ -152,8 +153,8 @@ mod tests {
         }
     }
 
-    /// Bytes that the kernel counts: its own instructions have eight, a return is two of them, reading the packet a
-    /// few, and a program has a description.
+    /// Returns the size that the kernel counts: its own instructions have eight bytes, a return is two of them, reading
+    /// the packet several, and a program has a description.
     fn kernel_bytes(program: &[Instruction]) -> usize {
         let length = |instruction: &Instruction| match instruction.code {
             RETURN | RETURN_ACCUMULATOR => 2,
@@ -166,7 +167,7 @@ mod tests {
 
     #[test]
     fn a_full_group_is_steered_also_by_older_kernels() {
-        // As many as are leased: 15 each while an eighth of all blocks is not in use, then 5.
+        // As many as processes lease: 15 each while less than an eighth of all blocks is in use, then 5.
         let counts = (0..128).map(|member| if member < 35 { 15 } else { 5 });
         let mut next = (1..4_095u16).step_by(4);
         let blocks: Vec<Vec<u16>> = counts.map(|count| next.by_ref().take(count).collect()).collect();

@@ -1,8 +1,10 @@
-//! The shard's own thread: serves the peers' one-sided requests, deadlines and everything else when nobody polls.
+//! The shard's own thread: serves the peers' one-sided requests, deadlines and everything else while no application
+//! thread polls.
 //!
-//! It sleeps on the sockets and on its own event. While an application thread polls it sleeps until the lease ends,
-//! without watching the sockets, unless somebody sleeps on a descriptor that only it makes readable. While a completion
-//! queue is armed on a channel, it lets whoever sleeps there on packets have one first, for one lease.
+//! It sleeps on the sockets and on its own eventfd. While an application thread polls, it sleeps until the poller lease
+//! ends, without watching the sockets, unless a thread sleeps on a descriptor that only the shard's thread makes
+//! readable. While a completion queue is armed on a channel, it lets the threads that sleep there on packets have one
+//! first, for one lease.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -17,14 +19,15 @@ use super::shard::Shard;
 use super::sys::{Timer, ask_for_short_slices, involuntary_switches, wait_readable, with_signals_blocked};
 use crate::types::Time;
 
-/// How long it stays awake after it found something to do: a stream of requests need not wake it for each one.
+/// Time that it stays awake after it had work, so that a stream of requests need not wake it for each one.
 const LINGER: Duration = Duration::from_micros(50);
-/// It sleeps at once for so long after another thread wanted its core, and twice as long each time. A yield to a thread
-/// that computes takes a whole time slice, a thread that sleeps on a packet is put first when it comes.
+/// Back-off after another thread wanted its core: without work it sleeps at once for this long, and twice as long each
+/// time. A yield to a thread that computes takes a whole time slice, while a thread that sleeps on a packet is
+/// scheduled first when it arrives.
 const SHORTEST_COURTESY: Duration = Duration::from_millis(1);
 const LONGEST_COURTESY: Duration = Duration::from_secs(1);
-/// How long after its last work it sleeps without end at the earliest. Who posts a request needs it before the answer
-/// is overdue, which is later than this (2 ms at the earliest): so a busy connection's posts never call it.
+/// Least time after its last work before it sleeps without a time limit. A posted request needs the thread when its
+/// response is overdue, which is later than this (2 ms at the earliest): so a busy connection's posts never wake it.
 const LIGHT_SLEEP: Duration = Duration::from_millis(1);
 
 /// Starts the thread of a shard; signals stay with the application's threads.
@@ -33,15 +36,15 @@ pub(super) fn start(shard: Arc<Shard>, name: String) -> io::Result<JoinHandle<()
     with_signals_blocked(|| Builder::new().name(name).spawn(move || run(&shard, alarm)))
 }
 
-/// Whether the thread may stay awake without work.
+/// The back-off state: whether the thread may stay awake without work.
 struct Stay {
     until: Time,
-    /// When it may sleep without end.
+    /// Time from which it may sleep without a time limit.
     light_until: Time,
-    /// Not before, because others want the core.
+    /// It does not stay awake before this time, because others want the core.
     not_before: Time,
     courtesy: Duration,
-    /// How often others took the core.
+    /// Involuntary context switches so far.
     switches: u64,
 }
 
@@ -56,8 +59,8 @@ impl Stay {
         }
     }
 
-    /// After a look, with the time after it if there was something to do: until when the thread may sleep; `None`: it
-    /// stays awake.
+    /// Updates the state after a pass, with the time after it if there was work. Returns until when the thread may
+    /// sleep; `None`: it stays awake.
     fn rest(&mut self, now: Time, worked: bool) -> Option<Time> {
         if worked {
             self.until = now + LINGER;
@@ -69,8 +72,8 @@ impl Stay {
         Some(if now < self.light_until { self.light_until } else { Time::NEVER })
     }
 
-    /// It offered the core to others, and got it back after so long. Whether somebody took it the kernel knows: a
-    /// pause may also be an interrupt, or the machine's own.
+    /// Notes a yield and its length. The kernel's count shows whether another thread ran: a long pause may also be an
+    /// interrupt, or the machine's own.
     fn note_yield(&mut self, now: Time, took: Duration) {
         if took < USEFUL_YIELD {
             return;
@@ -86,7 +89,7 @@ impl Stay {
 }
 
 fn run(shard: &Shard, mut alarm: Alarm) {
-    // A container may forbid it; then a packet may wait for the end of a computing thread's time slice.
+    // A container may forbid this; then a packet may wait for the end of a computing thread's time slice.
     if let Err(error) = ask_for_short_slices() {
         tracing::debug!(%error, "the engine's thread keeps the usual time slices");
     }
@@ -109,7 +112,7 @@ fn run(shard: &Shard, mut alarm: Alarm) {
             }
             Some(until) => {
                 let by_packet = sleep(shard, &mut alarm, until, Watch::Sockets);
-                // Whoever sleeps on a descriptor is woken by this thread alone.
+                // Threads that sleep on a descriptor are woken by this thread alone.
                 let is_for_others = shard.armed.load(Ordering::Relaxed) > 0 && shard.attendance.queues() == 0;
                 if by_packet && is_for_others {
                     sleep(shard, &mut alarm, until.min(shard.clock.now() + LEASE), Watch::Event);
@@ -119,10 +122,10 @@ fn run(shard: &Shard, mut alarm: Alarm) {
     }
 }
 
-/// Leaves the sockets to whoever polls, until the lease ends.
+/// Leaves the sockets to the poller until the lease ends.
 fn stand_back(shard: &Shard, alarm: &mut Alarm, now: Time) {
     let lease_ends = shard.lease.end();
-    // Said before the look at the moderations: whoever adds one afterwards calls.
+    // Published before the moderations are checked: a thread that adds one afterwards wakes this thread.
     shard.wake.sleeps_until(lease_ends);
     let moderation_ends = shard.end_moderations(now).unwrap_or(Time::NEVER);
     if shard.attendance.leave() {
@@ -138,14 +141,14 @@ fn stand_back(shard: &Shard, alarm: &mut Alarm, now: Time) {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Watch {
-    /// Only calls.
+    /// Wake-up calls only.
     Event,
-    /// Calls and packets.
+    /// Wake-up calls and packets.
     Sockets,
 }
 
-/// The thread's alarm clock. To set it costs some microseconds on virtual machines, so it is not set anew for each
-/// sleep: one that rings early costs less.
+/// The thread's timer. Setting it costs some microseconds on virtual machines, so not every sleep sets it: one that
+/// fires early costs less.
 struct Alarm {
     timer: Timer,
     rings_at: Time,
@@ -156,7 +159,7 @@ impl Alarm {
         Ok(Self { timer: Timer::new()?, rings_at: Time::NEVER })
     }
 
-    /// Rings at this time, or earlier.
+    /// Makes the timer fire at this time or earlier.
     fn set(&mut self, now: Time, at: Time) -> io::Result<()> {
         if at < self.rings_at {
             self.timer.set(at.saturating_since(now))?;
@@ -171,11 +174,11 @@ impl Alarm {
     }
 }
 
-/// Sleeps until `until` at the latest, a call, or a packet if they are watched. Whether it was a packet that ended the
-/// sleep.
+/// Sleeps until `until` at the latest, a wake-up call, or a packet if packets are watched. Returns whether a packet
+/// ended the sleep.
 fn sleep(shard: &Shard, alarm: &mut Alarm, until: Time, watch: Watch) -> bool {
     if watch == Watch::Event {
-        // No later than what was promised: whoever drives needs the thread at this time at the earliest.
+        // No later than the time published before; drivers need the thread at this time at the earliest.
         shard.wake.sleeps_until(until);
     }
     let woken = alarm.set(shard.clock.now(), until).and_then(|()| match watch {
@@ -189,12 +192,12 @@ fn sleep(shard: &Shard, alarm: &mut Alarm, until: Time, watch: Watch) -> bool {
         }
     });
     let (called, rung, packet) = woken.unwrap_or_else(|error| {
-        // Out of memory, at worst. Not to spin meanwhile:
+        // Probably out of memory. Do not spin meanwhile.
         tracing::warn!(%error, "the engine's thread cannot wait");
         std::thread::sleep(Duration::from_millis(1));
         (false, false, false)
     });
-    // Before anything is looked at: who calls has made visible what for.
+    // Before anything is checked: a caller makes its work visible before it calls.
     if called {
         shard.wake.is_awake();
     }
@@ -210,7 +213,7 @@ mod tests {
     use super::super::tests::shard;
     use super::*;
 
-    /// Processor time of the calling thread's process is shared; a thread's own is in its `schedstat`.
+    /// Returns the voluntary context switches of a thread of this process.
     fn wake_ups(thread: &str) -> u64 {
         let tasks = std::fs::read_dir("/proc/self/task").unwrap();
         let mine = tasks
@@ -228,7 +231,7 @@ mod tests {
         std::thread::sleep(Duration::from_millis(50));
         let before = wake_ups("idle-test");
         std::thread::sleep(Duration::from_millis(200));
-        assert_eq!(wake_ups("idle-test"), before, "it wakes up for nothing");
+        assert_eq!(wake_ups("idle-test"), before, "a spurious wake-up");
         shard.stop.store(true, Ordering::Release);
         shard.wake.call();
         thread.join().unwrap();
@@ -241,10 +244,10 @@ mod tests {
             shard.poll(|| false);
         }
         let thread = start(Arc::clone(&shard), "attend-test".into()).unwrap();
-        // Whether it has left, or is about to: the answer is the same.
+        // It may have left or be about to: the result is the same.
         shard.channel_armed(ArmedFor::Descriptor, 1);
         let end = shard.clock.now() + Duration::from_secs(20);
-        // On the sockets it sleeps for good, without them until the lease ends, which goes on for ever.
+        // With the sockets it sleeps without a time limit, without them until the lease ends, which never happens here.
         while shard.wake.promised() != Time::NEVER {
             assert!(shard.clock.now() < end, "it does not watch the sockets");
             shard.lease.visit(shard.clock.now());
@@ -260,7 +263,7 @@ mod tests {
         let shard = Arc::new(shard());
         let thread = start(Arc::clone(&shard), "lease-test".into()).unwrap();
         std::thread::sleep(Duration::from_millis(20));
-        // Polls for longer than it takes to get a lease; a pause that the machine makes begins it anew.
+        // Polls for longer than it takes to get a lease; a pause of the machine restarts the series.
         while !shard.lease.is_alive(shard.clock.now()) {
             shard.poll(|| false);
         }

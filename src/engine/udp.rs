@@ -1,15 +1,15 @@
-//! The shard's UDP sockets: how they are made.
+//! The shard's UDP sockets and their options.
 //!
-//! Packets arrive on one socket per address, bound to port 4791. They leave from a small pool of others, because a
-//! sending socket must be of a special make:
+//! Packets arrive on one socket per address, bound to port 4791. They leave from a small pool of other sockets, because
+//! a sending socket needs special properties:
 //!
 //! - *Not connected, and probing the path MTU*: then the kernel sets the IPv4 identification to 0 (to 0, 1, 2, … within
-//!   a segmented send) and "don't fragment", which the ICRC covers. On a connected socket nobody could know them.
+//!   a segmented send) and "don't fragment", which the ICRC covers. On a connected socket they cannot be predicted.
 //! - *With or without UDP checksums*: single packets leave with checksum 0, as adapters and the kernel's transport send
 //!   them. Segmentation needs checksums: the kernel refuses it on a socket without. So there are two kinds of sockets.
 //! - *One source port per queue pair*: the ICRC covers the port, and networks spread flows by it, so a queue pair that
-//!   changed it would overtake itself. A queue pair therefore uses sockets of one kind only: with checksums towards a
-//!   peer that is known to take segmented sends, without towards everybody else.
+//!   changed it would reorder its own packets. A queue pair therefore uses sockets of one kind only: with checksums
+//!   towards a peer that is known to accept segmented sends, without towards all others.
 
 use std::fmt;
 use std::io;
@@ -24,29 +24,29 @@ use super::port_holder::{Holder, holders, inode, is_kernel_transport_loaded};
 use super::sys::{NotInherited, SendOptions, SocketOption, receive, send, set_option, set_traffic_class};
 use crate::types::ROCE_PORT;
 
-/// Hop limit of a socket; packets with another one say so themselves.
+/// Hop limit of a socket; packets with another one carry it as a send option.
 pub(super) const DEFAULT_HOP_LIMIT: u8 = 64;
-/// A traffic class that was asked for so many times becomes the socket's. Changing it is a system call.
+/// Sends with the same other traffic class after which it becomes the socket's. Changing it is a system call.
 const CLASS_RUN: u32 = 64;
-/// Ports for sending: those that the standard's convention uses.
+/// Source ports: those of the standard's convention.
 const SOURCE_PORTS: std::ops::RangeInclusive<u16> = 49_152..=65_535;
 /// Random ports that are tried before giving up.
 const PORT_TRIES: u32 = 64;
-/// How often and with which pauses a socket of nobody known is looked for again.
+/// Checks for unknown sockets in the group, and the pause between them.
 const FOREIGN_LOOKS: u32 = 20;
 const FOREIGN_PAUSE: Duration = Duration::from_millis(5);
 
-/// An own address with what the kernel needs besides.
+/// A local address, with the scope that the kernel needs.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct LocalAddress {
     /// The address.
     pub(crate) ip: IpAddr,
-    /// Number of the interface, if the address is only valid there (IPv6 link-local); otherwise 0.
+    /// Index of the interface, if the address is only valid there (IPv6 link-local); otherwise 0.
     pub(crate) scope: u32,
 }
 
 impl LocalAddress {
-    /// A socket address of the same scope.
+    /// Returns a socket address of the same scope.
     pub(super) fn socket_address(&self, ip: IpAddr, port: u16) -> SocketAddr {
         match ip {
             IpAddr::V6(ip) => SocketAddrV6::new(ip, port, 0, self.scope).into(),
@@ -55,7 +55,7 @@ impl LocalAddress {
     }
 }
 
-/// Sizes asked for; the kernel gives at most what its own limits allow.
+/// Requested buffer sizes; the kernel limits them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct SocketSizes {
     /// Receive buffer in bytes, as `SO_RCVBUF` takes it.
@@ -64,7 +64,7 @@ pub(crate) struct SocketSizes {
     pub(crate) send_bytes: usize,
 }
 
-/// Why a socket could not be opened: a text for people, and what the system said.
+/// Error of opening a socket: a message for users, and the system's error.
 #[derive(Debug)]
 pub(crate) struct OpenError {
     pub(crate) message: String,
@@ -83,14 +83,14 @@ impl OpenError {
     }
 }
 
-/// Header fields that the kernel reports of what arrives.
+/// Header fields of received packets that the kernel reports.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct ReportedFields {
     pub(super) hop_limit: bool,
     pub(super) traffic_class: bool,
 }
 
-/// A socket on port 4791 of an address.
+/// A receive socket on port 4791 of an address.
 pub(super) struct ReceiveSocket {
     pub(super) address: LocalAddress,
     pub(super) membership: Membership,
@@ -99,7 +99,7 @@ pub(super) struct ReceiveSocket {
 }
 
 impl ReceiveSocket {
-    /// Opens the socket; packets for queue pairs of `blocks` come to it.
+    /// Opens the socket; it receives the packets for queue pairs of the given blocks.
     pub(super) fn open(newcomer: Newcomer<'_>, sizes: &SocketSizes) -> Result<Self, OpenError> {
         let address = newcomer.address;
         let membership = Membership::join(newcomer, |known| {
@@ -110,8 +110,8 @@ impl ReceiveSocket {
         Ok(Self { address, membership, dropped: 0 })
     }
 
-    /// Has the kernel report these header fields of what arrives. If it cannot, captures show the usual ones, and marks
-    /// are not seen.
+    /// Makes the kernel report these header fields of received packets. If it cannot, captures show the default values,
+    /// and marks are not seen.
     pub(super) fn report(&self, fields: ReportedFields) {
         let [hop_limit, traffic_class] = match self.address.ip {
             IpAddr::V4(_) => [SocketOption::ReportHopLimit4, SocketOption::ReportTrafficClass4],
@@ -119,7 +119,7 @@ impl ReceiveSocket {
         };
         for (option, on) in [(hop_limit, fields.hop_limit), (traffic_class, fields.traffic_class)] {
             if let Err(error) = set_option(self.membership.descriptor(), option, on) {
-                tracing::debug!(?option, %error, "a header field of received packets stays unknown");
+                tracing::debug!(?option, %error, "the kernel does not report a header field of received packets");
             }
         }
     }
@@ -127,7 +127,7 @@ impl ReceiveSocket {
 
 fn bind_receiver(address: LocalAddress, sizes: &SocketSizes) -> io::Result<Socket> {
     let socket = udp_socket(address.ip)?;
-    // Larger than the kernel's limit is cut to it, silently.
+    // The kernel silently reduces a size above its limit.
     socket.set_recv_buffer_size(sizes.receive_bytes)?;
     set_option(socket.as_fd(), SocketOption::ReportOverflow, true)?;
     if address.ip.is_ipv6() {
@@ -140,8 +140,8 @@ fn bind_receiver(address: LocalAddress, sizes: &SocketSizes) -> io::Result<Socke
     Ok(socket)
 }
 
-/// Sharing the port with a process that the registry does not know would lose packets of both. One that was just killed
-/// may still have its socket for a moment.
+/// Refuses to share the port with a process that the registry does not know: both would lose packets. A process that
+/// was just killed may still have its socket for a moment.
 fn refuse_foreign_members(address: IpAddr, own: &Socket, known: &[u64]) -> Result<(), OpenError> {
     let Some(own) = inode(own.as_fd()) else { return Ok(()) };
     let is_foreign =
@@ -167,7 +167,7 @@ fn explain_bind_error(address: IpAddr, error: io::Error) -> OpenError {
     }
 }
 
-/// The port is taken: by whom, probably, and what to do.
+/// Builds the error of a taken port: its probable holder, and what to do.
 fn taken(address: IpAddr, holders: &[Holder], source: io::Error) -> OpenError {
     let names: Vec<String> = holders.iter().map(Holder::to_string).collect();
     let held = if names.is_empty() { "another socket".to_owned() } else { names.join(" and ") };
@@ -192,16 +192,16 @@ pub(super) enum Checksums {
     On,
 }
 
-/// A socket that packets leave from.
+/// A sending socket.
 pub(super) struct SendSocket {
     _not_inherited: NotInherited,
     socket: Socket,
     pub(super) address: LocalAddress,
     pub(super) port: u16,
     pub(super) checksums: Checksums,
-    /// The traffic class of packets that are sent without one.
+    /// Traffic class of packets that are sent without an explicit one.
     class: u8,
-    /// The last other one, and how often it was asked for since.
+    /// The last other traffic class, and how often it was used since.
     other_class: (u8, u32),
 }
 
@@ -235,7 +235,7 @@ impl SendSocket {
         Err(OpenError::new(message, last))
     }
 
-    /// Has multicasts leave through this interface (0: the one of the own address), with the usual hop limit.
+    /// Sends multicasts through this interface (0: the one of the local address), with the default hop limit.
     pub(super) fn allow_multicast(&self, interface: u32) -> io::Result<()> {
         match self.address.ip {
             // The kernel takes the interface that has the socket's own address.
@@ -247,8 +247,8 @@ impl SendSocket {
         }
     }
 
-    /// How a send says that its packets have this traffic class; `None`: the socket's packets have it. Most sends of a
-    /// socket have the same one, and a send that names none costs less.
+    /// Returns the traffic class option of a send; `None`: the socket's packets have this class. Most sends of a socket
+    /// have the same class, and a send without the option costs less.
     #[inline]
     pub(super) fn class_option(&mut self, class: u8) -> Option<u8> {
         if class == self.class { None } else { self.name_class(class) }
@@ -269,7 +269,7 @@ impl SendSocket {
         None
     }
 
-    /// For its error queue.
+    /// Returns the socket, for its error queue.
     pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
@@ -289,7 +289,7 @@ fn sender(address: IpAddr, checksums: Checksums, sizes: &SocketSizes) -> io::Res
         IpAddr::V4(_) => (SocketOption::ProbePathMtu4, SocketOption::NoChecksum4, SocketOption::ReportErrors4),
         IpAddr::V6(_) => (SocketOption::ProbePathMtu6, SocketOption::NoChecksum6, SocketOption::ReportErrors6),
     };
-    // Only explanations need it.
+    // Needed for explanations only.
     let _ = set_option(socket.as_fd(), report, true);
     set_option(socket.as_fd(), probe, true)?;
     set_option(socket.as_fd(), no_checksum, checksums == Checksums::Off)?;
@@ -312,28 +312,28 @@ pub(super) fn udp_socket(address: IpAddr) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// What the kernel gives sockets on an address.
+/// Capabilities of sockets on an address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Capabilities {
-    /// Most datagrams in one segmented send; `None`: segmenting or merging does not work.
+    /// Most datagrams in one segmented send; `None`: segmentation or merging does not work.
     pub(crate) max_segments: Option<usize>,
-    /// Bytes that a receive socket holds, as the kernel counts.
+    /// Capacity of a receive socket in bytes, as the kernel counts.
     pub(crate) receive_buffer_bytes: u32,
 }
 
-/// Finds out by trying. Fails if the address is not one of this machine.
+/// Determines the capabilities by trying. Fails if the address is not one of this machine.
 pub(crate) fn probe(address: LocalAddress, sizes: &SocketSizes) -> io::Result<Capabilities> {
     let receiver = udp_socket(address.ip)?;
     receiver.set_recv_buffer_size(sizes.receive_bytes)?;
     receiver.bind(&address.socket_address(address.ip, 0).into())?;
     let receive_buffer_bytes = u32::try_from(receiver.recv_buffer_size()?).unwrap_or(u32::MAX);
     let merges = set_option(receiver.as_fd(), SocketOption::MergeReceived, true).is_ok();
-    // Newer kernels take 128 datagrams a send, older ones 64.
+    // Newer kernels accept 128 datagrams per send, older ones 64.
     let max_segments = [128, 64].into_iter().find(|count| merges && segments_work(address, &receiver, *count));
     Ok(Capabilities { max_segments, receive_buffer_bytes })
 }
 
-/// Whether `count` datagrams sent as one arrive as one.
+/// Returns whether `count` datagrams sent as one arrive as one.
 fn segments_work(address: LocalAddress, receiver: &Socket, count: usize) -> bool {
     const SEGMENT: u16 = 8;
     let attempt = || -> io::Result<bool> {

@@ -1,4 +1,4 @@
-//! Waking the shard's thread, and knowing whether that is needed.
+//! Wake-ups of the shard's thread, only when they are needed.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -7,37 +7,38 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::sys::EventFd;
 use crate::types::Time;
 
-/// The shard's thread's alarm clock, as the others see it.
+/// The wake-up state of the shard's thread, as other threads see it.
 pub(super) struct Wake {
     event: EventFd,
-    /// When the thread will look by itself; zero: it is awake or was called.
+    /// Time of the thread's next pass by itself; zero: it is awake or was called.
     wakes_at: AtomicU64,
 }
 
 impl Wake {
-    /// Of a thread that was not started yet, and will look when it is.
+    /// Creates the state of a thread that has not started yet; it makes a pass when it starts.
     pub(super) fn new() -> io::Result<Self> {
         Ok(Self { event: EventFd::new()?, wakes_at: AtomicU64::new(0) })
     }
 
-    /// The thread: it will look at `time`, or when something arrives that it watches. Said while it holds the shard,
-    /// or when it looks no earlier than somebody else promised to.
+    /// Publishes that the thread will make a pass at `time`, or when something that it watches is readable. Called by
+    /// the thread while it holds the shard, or with a time no earlier than the one by which another thread promised a
+    /// pass.
     pub(super) fn sleeps_until(&self, time: Time) {
         self.wakes_at.store(time.as_nanos(), Ordering::SeqCst);
     }
 
-    /// The thread: it was called, and is awake. What was called out before is answered by looking after this.
+    /// Called by the thread when it was called and is awake. A pass after this handles all earlier calls.
     pub(super) fn is_awake(&self) {
         self.event.clear();
     }
 
-    /// When the thread said that it will look.
+    /// Returns the published time of the thread's next pass.
     #[cfg(all(test, not(loom)))]
     pub(super) fn promised(&self) -> Time {
         Time::from_nanos(self.wakes_at.load(Ordering::SeqCst))
     }
 
-    /// Anybody: somebody must look at `time` at the latest.
+    /// Calls the thread unless it makes a pass by `time` anyway. Any thread may use this.
     #[inline]
     pub(super) fn needed_by(&self, time: Time) {
         if self.wakes_at.load(Ordering::SeqCst) > time.as_nanos() {
@@ -45,7 +46,8 @@ impl Wake {
         }
     }
 
-    /// Anybody: the thread shall look now. False: it cannot hear that, and may sleep for ever.
+    /// Calls the thread to make a pass now. Any thread may use this. Returns false if the call cannot reach it, so that
+    /// it may sleep for ever.
     pub(super) fn call(&self) -> bool {
         self.wakes_at.store(0, Ordering::SeqCst);
         self.event.signal()

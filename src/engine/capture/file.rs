@@ -1,4 +1,4 @@
-//! The file of a capture: its name, and making it.
+//! The file of a capture: its name and its creation.
 
 use std::fs::{File, Metadata, OpenOptions, TryLockError};
 use std::io;
@@ -11,19 +11,19 @@ use super::super::sys::{own_group, own_user};
 use super::super::udp::OpenError;
 use crate::types::CaptureConfig;
 
-/// Name of a file in a folder that was named.
+/// File name used if the configured path is a folder.
 const NAME_IN_FOLDER: &str = "rdma-verbs-%d-%p.pcapng";
-/// Captures that may write to files of one name.
+/// Most captures that may use numbered files of one name.
 const MOST_NUMBERS: u32 = 1_000;
 /// Packets hold the application's data: only the user may read them.
 const PERMISSIONS: u32 = 0o600;
 
-/// Permissions of a folder: who may make and rename files there, and that each may rename only their own.
+/// Permission bits of a folder: its writers may create and rename files in it, with the sticky bit only their own.
 const WRITABLE_BY_ALL: u32 = 0o002;
 const WRITABLE_BY_GROUP: u32 = 0o020;
 const STICKY: u32 = 0o1000;
 
-/// Makes the file that the configuration names, empty.
+/// Creates the file that the configuration names, empty.
 pub(super) fn create(config: &CaptureConfig, device: &str) -> Result<(PathBuf, File), OpenError> {
     let path = expand(&config.path, device)?;
     for number in 1..=MOST_NUMBERS {
@@ -41,18 +41,18 @@ pub(super) fn create(config: &CaptureConfig, device: &str) -> Result<(PathBuf, F
     Err(OpenError { message, source: io::ErrorKind::AlreadyExists.into() })
 }
 
-/// Makes a file, or empties one that was there. `None` if the name is taken by a file that must stay as it is.
+/// Creates a file, or truncates an existing one. Returns `None` if the name belongs to a file that must stay unchanged.
 ///
-/// In a folder in which others write, a name proves nothing: they may have made a link to another file of this user, a
-/// file that they can read, or a device that waits. So what was there is used only if it is a regular file of this
-/// user with one name, and if no other user could have given it that name.
+/// In a folder that other users can write to, a name proves nothing: they may have created a link to another file of
+/// this user, a file that they can read, or a device that blocks. So an existing file is used only if it is a regular
+/// file of this user with a single name, and if no other user could have given it that name.
 fn open(path: &Path) -> io::Result<Option<File>> {
     let mut options = OpenOptions::new();
-    // Without waiting: a FIFO that another user made would hold the program up.
+    // Without blocking: a FIFO that another user created would hang the program.
     options.write(true).mode(PERMISSIONS).custom_flags(O_NOFOLLOW | O_NONBLOCK);
     match options.clone().create_new(true).open(path) {
         Ok(file) => {
-            // So that the next capture of this name finds it in use. Some file systems know no locks.
+            // The lock shows the next capture of this name that the file is in use. Some file systems have no locks.
             let _ = file.try_lock();
             return Ok(Some(file));
         }
@@ -67,15 +67,15 @@ fn open(path: &Path) -> io::Result<Option<File>> {
     check(&file.metadata()?)?;
     match file.try_lock() {
         Err(TryLockError::WouldBlock) => return Ok(None),
-        // Where there are no locks, the last one wins.
+        // Without locks, the last one wins.
         Ok(()) | Err(TryLockError::Error(_)) => {}
     }
     file.set_len(0)?;
     Ok(Some(file))
 }
 
-/// Whether other users may rename files of this user in the folder of this path. The user's own group counts as the
-/// user: on many systems it has no other members, and folders are writable by it.
+/// Returns whether other users may rename files of this user in the folder of this path. The user's own group counts as
+/// the user: on many systems it has no other members, and folders are writable by it.
 fn names_prove_nothing(path: &Path) -> bool {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let Ok(found) = folder.metadata() else { return true };
@@ -85,7 +85,7 @@ fn names_prove_nothing(path: &Path) -> bool {
     !is_ours || by_others && !may(STICKY)
 }
 
-/// Whether a capture may overwrite what this describes.
+/// Checks that a capture may overwrite the file with this metadata.
 fn check(found: &Metadata) -> io::Result<()> {
     check_kind(found)?;
     let refuse = |message: String| Err(io::Error::new(io::ErrorKind::PermissionDenied, message));
@@ -114,7 +114,7 @@ fn explain(path: &Path, source: io::Error) -> OpenError {
     OpenError { message, source }
 }
 
-/// Puts in what stands for device and process.
+/// Expands the placeholders for device and process.
 fn expand(path: &Path, device: &str) -> Result<PathBuf, OpenError> {
     let Some(text) = path.to_str().filter(|text| !text.is_empty()) else {
         return Err(invalid("the capture's path is empty or no UTF-8 text; name a file or a folder".to_owned()));
@@ -149,12 +149,12 @@ pub(super) fn invalid(message: String) -> OpenError {
     OpenError { message, source: io::ErrorKind::InvalidInput.into() }
 }
 
-/// What a name of a device may contribute to the name of a file.
+/// Replaces a character of a device name that does not belong in a file name.
 fn harmless(character: char) -> char {
     if character.is_ascii_alphanumeric() || "._-".contains(character) { character } else { '-' }
 }
 
-/// `file.pcapng`, `file-2.pcapng`, `file-3.pcapng`, …
+/// Returns `file.pcapng`, `file-2.pcapng`, `file-3.pcapng`, … for the numbers from 1 on.
 fn numbered(path: &Path, number: u32) -> PathBuf {
     if number == 1 {
         return path.to_owned();
@@ -171,7 +171,7 @@ fn numbered(path: &Path, number: u32) -> PathBuf {
 mod tests {
     use super::*;
 
-    /// A folder of the test's own.
+    /// Creates a folder for one test.
     fn folder(name: &str) -> PathBuf {
         let folder = std::env::temp_dir().join(format!("rdma-verbs-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();

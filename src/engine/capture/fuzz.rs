@@ -1,11 +1,11 @@
-//! The way into the writer for fuzzing, without a file and a thread.
+//! Entry point of the writer's fuzz target, without a file and a thread.
 
 use super::headers::{Addressing, WireHeaders};
 use super::pcapng::{self, Direction, PacketBlock, Statistics};
 use super::tap::solve;
 use crate::transport::Datagram;
 
-/// A file that holds one packet (none if no datagram could carry it), with any text wherever texts stand.
+/// Returns a file that holds one packet (none if no datagram could carry it), with any text in all text fields.
 pub fn capture_file(datagram: &Datagram<'_>, fields: [u8; 8], has_checksum: bool, text: &str) -> Vec<u8> {
     let time = u64::from_be_bytes(fields);
     let (identification, dont_fragment) = solve(datagram);

@@ -1,4 +1,4 @@
-//! IP and UDP headers as they are on the wire, rebuilt from what sockets and transport know.
+//! IP and UDP headers as on the wire, rebuilt from the data that sockets and transport have.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -10,21 +10,21 @@ const IPV4_HEADER_BYTES: usize = 20;
 const IPV6_HEADER_BYTES: usize = 40;
 const LARGEST_HEADERS: usize = IPV6_HEADER_BYTES + UDP_HEADER_BYTES;
 
-/// What the headers say. The destination port is always 4791.
+/// Contents of the headers. The destination port is always 4791.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Addressing {
     pub(crate) source: IpAddr,
     pub(crate) destination: IpAddr,
     pub(crate) source_port: u16,
-    /// Time to live.
+    /// Hop limit or time to live.
     pub(crate) hop_limit: u8,
-    /// Type of service.
+    /// Traffic class or type of service.
     pub(crate) traffic_class: u8,
-    /// IPv4 only.
+    /// Only in IPv4 headers.
     pub(crate) identification: u16,
-    /// IPv4 only.
+    /// Only in IPv4 headers.
     pub(crate) dont_fragment: bool,
-    /// The UDP checksum is computed; otherwise it is 0: "none".
+    /// Whether the UDP checksum is computed; otherwise it is 0, "none".
     pub(crate) has_checksum: bool,
 }
 
@@ -36,7 +36,7 @@ pub(super) struct WireHeaders {
 }
 
 impl WireHeaders {
-    /// The headers of a UDP payload; `None` if no datagram could carry so much.
+    /// Builds the headers of a UDP payload; returns `None` if it is too long for a datagram.
     pub(super) fn build(addressing: &Addressing, payload: &[u8]) -> Option<Self> {
         let udp_length = u16::try_from(UDP_HEADER_BYTES + payload.len()).ok()?;
         let mut headers = Self { bytes: [0; LARGEST_HEADERS], length: 0 };
@@ -64,7 +64,7 @@ impl WireHeaders {
             sum.add(&udp_length.to_be_bytes());
             sum.add(&headers.bytes[udp..headers.length]);
             sum.add(payload);
-            // 0 would mean that there is none.
+            // 0 means "no checksum".
             let checksum = if sum.folded() == 0 { 0xffff } else { sum.folded() };
             headers.bytes[udp + 6..udp + 8].copy_from_slice(&checksum.to_be_bytes());
         }
@@ -97,7 +97,7 @@ impl WireHeaders {
     }
 
     fn put_ipv6(&mut self, addressing: &Addressing, udp_length: u16, source: [u8; 16], destination: [u8; 16]) {
-        // Our sockets choose no flow labels, and do not show those of others.
+        // Flow label 0: our sockets set none, and do not report those of others.
         self.put(&(6 << 28 | u32::from(addressing.traffic_class) << 20).to_be_bytes());
         self.put(&udp_length.to_be_bytes());
         self.put(&[UDP, addressing.hop_limit]);
@@ -119,7 +119,7 @@ fn to_v6(address: IpAddr) -> Ipv6Addr {
     }
 }
 
-/// The internet checksum (RFC 1071) of pieces of which only the last may be of odd length.
+/// The internet checksum (RFC 1071) of slices, all but the last of even length.
 #[derive(Clone, Copy, Default)]
 struct Sum(u64);
 
@@ -155,7 +155,7 @@ mod tests {
         }
     }
 
-    /// The sum over everything that a checksum covers, itself included, is 0xffff.
+    /// Returns whether the sum over everything that a checksum covers, itself included, is 0xffff.
     fn is_consistent(bytes: &[u8]) -> bool {
         let mut sum = Sum::default();
         sum.add(bytes);

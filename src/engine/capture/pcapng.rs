@@ -1,8 +1,8 @@
-//! The blocks of a pcapng file (draft-ietf-opsawg-pcapng), as far as a capture needs them.
+//! The blocks of a pcapng file (draft-ietf-opsawg-pcapng) that a capture needs.
 //!
 //! Four kinds of blocks, appended to a buffer without an allocation of their own. The crates that write the format
-//! build each block out of owned options first, which a thread that drives a shard cannot afford; the tests read the
-//! blocks back with such a crate.
+//! first build each block out of owned options, which is too expensive for a thread that drives a shard; the tests read
+//! the blocks back with such a crate.
 
 const SECTION_HEADER: u32 = 0x0a0d_0d0a;
 const INTERFACE_DESCRIPTION: u32 = 1;
@@ -11,7 +11,7 @@ const ENHANCED_PACKET: u32 = 6;
 
 const BYTE_ORDER_MAGIC: u32 = 0x1a2b_3c4d;
 const SECTION_LENGTH_UNKNOWN: u64 = u64::MAX;
-/// Packets begin with an IPv4 or IPv6 header; the version tells which.
+/// Packets begin with an IPv4 or IPv6 header; the version field distinguishes them.
 const LINKTYPE_RAW: u16 = 101;
 /// The only interface of a file.
 const INTERFACE: u32 = 0;
@@ -29,26 +29,26 @@ const STATISTICS_END: u16 = 3;
 const STATISTICS_RECEIVED: u16 = 4;
 const STATISTICS_DROPPED: u16 = 5;
 
-/// Times are counted in units of 10 to the minus this.
+/// Time resolution: units of 10 to the minus this.
 const NANOSECONDS: u8 = 9;
-/// Longest text of an option; longer ones are cut.
+/// Longest text of an option; longer texts are truncated.
 const LONGEST_TEXT: usize = 1_024;
-/// A packet's block is longer than packet and comment by at most this.
+/// Most bytes of a packet's block besides packet and comment.
 pub(super) const PACKET_OVERHEAD: usize = 96;
 
 /// Nanoseconds since 1970.
 pub(super) type Timestamp = u64;
 
-/// Which way a packet went.
+/// Direction of a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Direction {
-    /// It arrived.
+    /// The packet arrived.
     Inbound = 1,
-    /// It left.
+    /// The packet left.
     Outbound = 2,
 }
 
-/// What is written of a packet.
+/// Contents of a packet's block.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PacketBlock<'a> {
     pub(super) time: Timestamp,
@@ -56,24 +56,24 @@ pub(super) struct PacketBlock<'a> {
     /// Rebuilt headers.
     pub(super) headers: &'a [u8],
     pub(super) payload: &'a [u8],
-    /// Packets lost to the capture since the one before.
+    /// Packets that the capture lost since the previous block.
     pub(super) lost: u64,
     pub(super) comment: Option<&'a str>,
 }
 
-/// What is written at the end.
+/// Contents of the last block.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Statistics<'a> {
     pub(super) start: Timestamp,
     pub(super) end: Timestamp,
     /// Packets that passed, lost ones included.
     pub(super) received: u64,
-    /// Packets that were lost to the capture.
+    /// Packets that the capture lost.
     pub(super) lost: u64,
     pub(super) comment: &'a str,
 }
 
-/// The file's first block: byte order, and which program wrote it.
+/// Appends the file's first block: byte order, and the program that wrote it.
 pub(super) fn section_header(out: &mut Vec<u8>, application: &str, comment: &str) {
     block(out, SECTION_HEADER, |out| {
         out.extend_from_slice(&BYTE_ORDER_MAGIC.to_le_bytes());
@@ -87,12 +87,12 @@ pub(super) fn section_header(out: &mut Vec<u8>, application: &str, comment: &str
     });
 }
 
-/// The second block: the device.
+/// Appends the second block: the device.
 pub(super) fn interface(out: &mut Vec<u8>, name: &str) {
     block(out, INTERFACE_DESCRIPTION, |out| {
         out.extend_from_slice(&LINKTYPE_RAW.to_le_bytes());
         out.extend_from_slice(&[0; 2]);
-        // No limit to the length of packets.
+        // Snap length: unlimited.
         out.extend_from_slice(&[0; 4]);
         text(out, INTERFACE_NAME, name);
         option(out, INTERFACE_TIME_RESOLUTION, &[NANOSECONDS]);
@@ -100,7 +100,7 @@ pub(super) fn interface(out: &mut Vec<u8>, name: &str) {
     });
 }
 
-/// A packet.
+/// Appends a packet.
 pub(super) fn packet(out: &mut Vec<u8>, packet: &PacketBlock<'_>) {
     block(out, ENHANCED_PACKET, |out| {
         let length = packet.headers.len() + packet.payload.len();
@@ -122,7 +122,7 @@ pub(super) fn packet(out: &mut Vec<u8>, packet: &PacketBlock<'_>) {
     });
 }
 
-/// The last block.
+/// Appends the last block.
 pub(super) fn statistics(out: &mut Vec<u8>, statistics: &Statistics<'_>) {
     block(out, INTERFACE_STATISTICS, |out| {
         out.extend_from_slice(&INTERFACE.to_le_bytes());
@@ -139,7 +139,7 @@ pub(super) fn statistics(out: &mut Vec<u8>, statistics: &Statistics<'_>) {
     });
 }
 
-/// A block's frame: its length stands at both ends.
+/// Appends a block with its frame, which holds the length at both ends.
 fn block(out: &mut Vec<u8>, kind: u32, body: impl FnOnce(&mut Vec<u8>)) {
     let start = out.len();
     out.extend_from_slice(&kind.to_le_bytes());
@@ -150,7 +150,7 @@ fn block(out: &mut Vec<u8>, kind: u32, body: impl FnOnce(&mut Vec<u8>)) {
     out.extend_from_slice(&length.to_le_bytes());
 }
 
-/// The upper half of a time comes first, whatever the byte order.
+/// Appends a time: the upper half comes first, whatever the byte order.
 fn time(out: &mut Vec<u8>, time: Timestamp) {
     out.extend_from_slice(&((time >> 32) as u32).to_le_bytes());
     out.extend_from_slice(&(time as u32).to_le_bytes());

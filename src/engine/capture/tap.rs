@@ -1,4 +1,4 @@
-//! What the link calls: tells the captures under way what passes.
+//! The tap: the link reports every packet to it, and it records them in the running captures.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -12,37 +12,37 @@ use crate::transport::{CheckField, Datagram, DatagramOutcome, Sending, Transmit}
 use crate::types::{DropReason, Qpn};
 use crate::wire::{BTH_BYTES, Flow, ICRC_BYTES, Opcode, icrc};
 
-/// Bytes of a base transport header up to the end of the destination's number.
+/// Bytes of a base transport header up to the end of the destination QPN.
 const DESTINATION_END: usize = 8;
 
-/// Payload, headers and ICRC: nothing longer is a packet of RoCE, and nothing is worth solving for.
+/// Payload, headers and ICRC: anything longer is not a RoCE packet, so its identification is not solved for.
 const LONGEST_PACKET: usize = 4_096 + 12 + 32 + 4;
 
-/// How a run of datagrams left.
+/// How a burst of datagrams left.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Departure {
-    /// As the endpoint made it.
+    /// As one segmented send, as the endpoint wrote it.
     Whole,
     /// One by one, because the kernel could not segment it.
     Singly,
-    /// The queue of the own network interface dropped all of it, or some.
+    /// The queue of the local network interface dropped all of it, or some.
     Dropped,
-    /// Not at all.
+    /// The kernel refused it, so it did not leave.
     Refused,
 }
 
-/// What the socket tells of a datagram besides its addresses.
+/// Metadata of a received datagram, besides its addresses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Arrival {
     time: Timestamp,
     hop_limit: u8,
     traffic_class: u8,
-    /// The kernel merged it with others, which it does only if they have checksums.
+    /// Whether the kernel merged it with others, which it does only if they have checksums.
     is_merged: bool,
 }
 
 impl Arrival {
-    /// An arrival now.
+    /// Returns an arrival with the current time.
     pub(crate) fn now(hop_limit: Option<u8>, traffic_class: Option<u8>, is_merged: bool) -> Self {
         Self {
             time: now(),
@@ -53,14 +53,14 @@ impl Arrival {
     }
 }
 
-/// The captures that see what passes a link.
+/// The running captures of a link.
 #[derive(Default)]
 pub(crate) struct Tap {
     captures: Vec<Arc<Capture>>,
 }
 
 impl Tap {
-    /// Whether nobody listens. Asked for every datagram.
+    /// Returns whether no capture runs. Called for every datagram.
     #[inline]
     pub(crate) fn is_idle(&self) -> bool {
         self.captures.is_empty()
@@ -74,13 +74,13 @@ impl Tap {
         self.captures.retain(|present| !Arc::ptr_eq(present, capture));
     }
 
-    /// The time, if somebody listens.
+    /// Returns the time, if a capture runs.
     #[inline]
     pub(crate) fn time(&self) -> Option<Timestamp> {
         (!self.is_idle()).then(now)
     }
 
-    /// A run of datagrams left at this time.
+    /// Records a burst of datagrams that left at this time.
     #[cold]
     pub(crate) fn sent(
         &self,
@@ -124,7 +124,7 @@ impl Tap {
         }
     }
 
-    /// A datagram arrived.
+    /// Records a datagram that arrived.
     #[cold]
     pub(crate) fn received(&self, datagram: &Datagram<'_>, arrival: &Arrival, outcome: DatagramOutcome) {
         let (identification, dont_fragment) = match outcome.check_field {
@@ -158,7 +158,7 @@ impl Tap {
     }
 }
 
-/// The packet as others may see it: a check field under the mask of its connection would give the mask away.
+/// Returns the packet without secrets: a check field under its connection's mask would reveal the mask.
 fn without_key<'a>(
     field: CheckField,
     addressing: &Addressing,
@@ -193,7 +193,8 @@ fn now() -> Timestamp {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as Timestamp)
 }
 
-/// Identification and "don't fragment" of a packet that arrived: the socket does not show them, the ICRC does.
+/// Returns identification and "don't fragment" of a packet that arrived: the socket does not report them, but the ICRC
+/// covers them.
 pub(super) fn solve(datagram: &Datagram<'_>) -> (u16, bool) {
     if datagram.payload.len() > LONGEST_PACKET {
         return (datagram.segment_index, true);
@@ -211,13 +212,13 @@ pub(super) fn solve(datagram: &Datagram<'_>) -> (u16, bool) {
     }
 }
 
-/// The queue pair that a packet is for; 0 if it is too short to say.
+/// Returns the destination QPN of a packet; 0 if it is too short to have one.
 fn destination(payload: &[u8]) -> Qpn {
     let number = payload.get(DESTINATION_END - 4..DESTINATION_END).and_then(|bytes| bytes.try_into().ok());
     Qpn::new(number.map_or(0, u32::from_be_bytes) & 0x00ff_ffff)
 }
 
-/// The reason as its counter is called, in words: "dropped: bad ICRC".
+/// Returns the counter name of a drop reason in words: "dropped: bad ICRC".
 fn drop_comment(reason: DropReason) -> String {
     let words = reason.name().trim_start_matches("drop_").split('_').map(|word| match word {
         "icrc" => "ICRC",

@@ -1,4 +1,4 @@
-//! Captures read back with a reader that is not ours.
+//! Captures read back with an independent reader.
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -9,7 +9,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// A file that was read back.
+/// Contents of a file that was read back.
 #[derive(Default)]
 struct ReadBack {
     device: String,
@@ -44,7 +44,7 @@ fn read_back(mut bytes: &[u8]) -> ReadBack {
     let mut found = ReadBack::default();
     let mut is_complete = false;
     while !bytes.is_empty() {
-        assert!(!is_complete, "nothing comes behind the statistics");
+        assert!(!is_complete, "no block follows the statistics");
         let (rest, block) = parse_block_le(bytes).expect("a whole block");
         match block {
             Block::SectionHeader(header) => {
@@ -83,7 +83,7 @@ const COMMENT: u16 = 1;
 const PACKET_FLAGS: u16 = 2;
 const PACKET_DROP_COUNT: u16 = 4;
 
-/// A configuration with a file of the test's own.
+/// Returns a configuration with a file for one test.
 fn config(name: &str) -> CaptureConfig {
     CaptureConfig::new(std::env::temp_dir().join(format!("rdma-verbs-unit-{name}-%p.pcapng")))
 }
@@ -142,7 +142,7 @@ fn file_stays_within_its_bound_and_says_so() {
     assert!(!capture.wants(Qpn::new(2)), "it has ended by itself");
     let (found, summary) = finish(&capture);
     assert!(summary.reached_max_bytes && summary.bytes <= 20_000, "{summary:?}");
-    // The room that is left is smaller than a packet and the last block.
+    // The remaining room is smaller than a packet and the last block.
     assert!(summary.bytes > 20_000 - 1_100 - LAST_BLOCK_BYTES, "{summary:?}");
     assert_eq!(found.packets.len() as u64, summary.packets);
     assert!(found.last_words.contains("its bound of 20000 bytes"), "{}", found.last_words);
@@ -151,7 +151,7 @@ fn file_stays_within_its_bound_and_says_so() {
 #[test]
 fn what_is_lost_is_counted() {
     let capture = Capture::start(&config("lost"), "soft_test").unwrap();
-    // Longer than any datagram: as good as a full buffer.
+    // Longer than any datagram, which has the same effect as a full buffer.
     let long = vec![0; 70_000];
     capture.record(&record("", &long));
     capture.record(&record("", &long));
@@ -165,7 +165,7 @@ fn what_is_lost_is_counted() {
 #[test]
 fn full_buffer_loses_packets_and_never_waits() {
     let capture = Capture::start(&config("full").max_bytes(1 << 30), "soft_test").unwrap();
-    // While this thread holds the buffer, nobody can empty it.
+    // While this thread holds the buffer, the writer cannot empty it.
     let mut state = capture.shared.lock();
     for _ in 0..200 {
         capture.shared.append(&mut state, &record("", &[0; 60_000]));
@@ -182,7 +182,7 @@ fn full_buffer_loses_packets_and_never_waits() {
 fn failure_of_the_file_ends_the_capture_only() {
     let path = std::env::temp_dir().join(format!("rdma-verbs-unit-failure-{}.pcapng", std::process::id()));
     fs::write(&path, "").unwrap();
-    // Open for reading: whatever is written fails.
+    // Open for reading only, so that every write fails.
     let file = File::open(&path).unwrap();
     let capture = Capture::into_file(&CaptureConfig::new(&path), "soft_test", path.clone(), file).unwrap();
     capture.record(&record("", b"12345"));
@@ -231,7 +231,7 @@ prop_compose! {
 }
 
 proptest! {
-    /// Whatever passes, and whatever is said about it, the file is read back as it was written.
+    /// The file reads back as written, for any packets and comments.
     #[test]
     fn any_packet_is_written_or_counted_as_lost(
         packets in proptest::collection::vec(
@@ -262,7 +262,7 @@ proptest! {
 }
 
 proptest! {
-    /// Any datagram that a stranger can send, with any fate.
+    /// Any datagram that any host can send, with any outcome.
     #[test]
     fn any_datagram_passes_the_tap(
         source in any_address(),

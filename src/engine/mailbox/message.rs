@@ -1,4 +1,4 @@
-//! The messages of an inbox, as bytes. `docs/wire.md` describes them.
+//! The messages of an inbox, as bytes. They are described in `docs/wire.md`.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -13,7 +13,7 @@ const VERSION: u8 = 1;
 const KIND_LOOK: u8 = 1;
 const KIND_PACKET: u8 = 2;
 
-/// What one process of a user tells another.
+/// A message between two processes of one user.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Message<'a> {
     /// The group of this address has changed.
@@ -23,7 +23,7 @@ pub(super) enum Message<'a> {
 }
 
 impl<'a> Message<'a> {
-    /// Writes it to the front of `buffer`; its length, or `None` if there is no room.
+    /// Writes the message to the front of `buffer`; returns its length, or `None` if there is no room.
     pub(super) fn write(&self, buffer: &mut [u8; MESSAGE_BYTES]) -> Option<usize> {
         let (header, rest) = buffer.split_first_chunk_mut::<HEADER_BYTES>()?;
         *header = [0; HEADER_BYTES];
@@ -46,11 +46,11 @@ impl<'a> Message<'a> {
         }
     }
 
-    /// `None` if it is none that this version knows: then it is ignored.
+    /// Parses a message; returns `None` if this version does not know it: then it is ignored.
     pub(super) fn parse(bytes: &'a [u8]) -> Option<Self> {
         let (header, payload) = bytes.split_first_chunk::<HEADER_BYTES>()?;
         let address = |from: usize| header[from..from + 16].try_into().map(from_v6).ok();
-        // The reserved bytes may come to change the meaning of the others.
+        // A later version may use the reserved bytes to change the meaning of the others.
         if header[0] != VERSION || header[6..8] != [0; 2] {
             return None;
         }
@@ -70,7 +70,7 @@ impl<'a> Message<'a> {
     }
 }
 
-/// The block that a packet's destination belongs to.
+/// Returns the block of a packet's destination QPN.
 pub(in crate::engine) fn destination_block(payload: &[u8]) -> Option<u16> {
     let word = payload.get(4..8)?;
     Some(u16::from(word[1]) << 4 | u16::from(word[2]) >> 4)
@@ -87,7 +87,8 @@ fn from_v6(bytes: [u8; 16]) -> IpAddr {
     IpAddr::V6(Ipv6Addr::from(bytes)).to_canonical()
 }
 
-/// For the fuzz target of the inbox: takes a message with any content. What can be read can be written again.
+/// Entry point of the inbox's fuzz target: parses a message with any content. A message that parses is written again as
+/// it was.
 #[cfg(feature = "sim")]
 pub fn inbox_message(bytes: &[u8]) {
     let bytes = &bytes[..bytes.len().min(MESSAGE_BYTES)];

@@ -1,11 +1,11 @@
-//! The mailbox: how processes of one user that share addresses speak to each other, and learn that one is gone.
+//! The mailbox: how processes of one user that share addresses communicate, and detect that one has ended.
 //!
 //! Each process has two Unix sockets in the registry's folder, which other users cannot enter: they can neither send
-//! there nor use up the room of what waits. One socket takes messages: packets that reached the wrong process, and
-//! calls to look at a group. The other takes connections and carries no bytes: a connection ends when either process
-//! ends, however it ends.
+//! there nor fill the queues. One socket receives messages: packets that reached the wrong process, and requests to
+//! check a group. The other accepts connections and carries no bytes: a connection ends when either process ends,
+//! however it ends.
 //!
-//! A thread sleeps until a message comes or a connection ends. It starts with the first socket on an address and ends
+//! A thread sleeps until a message arrives or a connection ends. It starts with the first socket on an address and ends
 //! with the last.
 
 mod message;
@@ -37,23 +37,23 @@ use super::sys::{
 };
 use crate::transport::Datagram;
 
-/// Messages that are taken at a time.
+/// Messages taken per iteration.
 const MESSAGES: usize = 64;
-/// Connections of others that may wait to be taken.
+/// Connections of other processes that may wait to be accepted.
 const BACKLOG: i32 = 4_096;
-/// How often strange packets may make a group be looked at.
+/// Least time between two group checks that misdirected packets trigger.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// A process's mailbox; its thread ends when it is dropped.
+/// A process's mailbox. Dropping it ends its thread.
 pub(super) struct Mailbox {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
     generation: Generation,
 }
 
-/// What the thread works with.
+/// State shared with the thread.
 struct Shared {
-    /// Goes first: the numbers of closed descriptors are given again.
+    /// Dropped first: the numbers of closed descriptors are reused.
     _not_inherited: [NotInherited; 2],
     name: Name,
     folder: PathBuf,
@@ -61,9 +61,9 @@ struct Shared {
     listener: Socket,
     wake: EventFd,
     stop: AtomicBool,
-    /// Whose queue pairs the blocks are, at each address of this process.
+    /// The shard of each block, by address of this process.
     shards: Mutex<HashMap<(IpAddr, u16), Weak<Shard>>>,
-    /// Addresses whose groups are to be looked at, and whether it is urgent.
+    /// Addresses whose groups are to be checked, and whether the check is urgent.
     looks: Mutex<BTreeMap<IpAddr, bool>>,
 }
 
@@ -72,7 +72,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Mailbox {
-    /// Opens it in the registry's folder and starts its thread.
+    /// Opens a mailbox in the registry's folder and starts its thread.
     pub(super) fn open(folder: &Path) -> io::Result<Arc<Self>> {
         let mut name = [0; NAME_BYTES];
         getrandom::fill(&mut name).map_err(io::Error::other)?;
@@ -83,7 +83,7 @@ impl Mailbox {
     fn open_sockets(folder: &Path, name: &Name) -> io::Result<(UnixDatagram, Socket)> {
         let inbox = UnixDatagram::unbound()?;
         inbox.set_nonblocking(true)?;
-        // Before messages can come.
+        // Before messages can arrive.
         SockRef::from(&inbox).set_passcred(true)?;
         place_socket(&inbox_path(folder, name), |path| SockRef::from(&inbox).bind(&SockAddr::unix(path)?))?;
         let listener = Socket::new(Domain::UNIX, Type::STREAM.nonblocking(), None)?;
@@ -113,34 +113,34 @@ impl Mailbox {
         Ok(Arc::new(Self { shared, thread: Some(thread), generation: Generation::now() }))
     }
 
-    /// What others find it by.
+    /// Returns the name by which other processes find it.
     pub(super) fn name(&self) -> Name {
         self.shared.name
     }
 
-    /// Packets to this address and these blocks that others pass on go to this shard.
+    /// Routes forwarded packets for this address and these blocks to the shard.
     pub(super) fn add_shard(&self, address: IpAddr, blocks: &[u32], shard: &Arc<Shard>) {
         let mut shards = lock(&self.shared.shards);
-        // Those of devices that were closed: at most as many stay as there are sockets and blocks for each.
+        // Entries of closed devices go first: at most as many stay as there are sockets and blocks for each.
         shards.retain(|_, shard| shard.strong_count() > 0);
         shards.extend(blocks.iter().map(|block| ((address, *block as u16), Arc::downgrade(shard))));
     }
 
-    /// Has the group of an address looked at soon. What is not urgent may wait a little, because strangers can ask for
-    /// it with packets.
+    /// Requests a check of an address's group. Without `urgent` it may be delayed, because any host can trigger it with
+    /// packets.
     pub(super) fn request_look(&self, address: IpAddr, urgent: bool) {
         self.shared.request_look(address, urgent);
     }
 
-    /// Has other processes look at the group of an address.
+    /// Requests that other processes check the group of an address.
     pub(super) fn call(&self, names: impl Iterator<Item = Name>, address: IpAddr) {
         names.filter(|name| *name != self.shared.name).for_each(|name| {
-            // A process that is gone needs no call.
+            // A process that has ended needs no request.
             let _ = self.send(&name, &Message::Look(address));
         });
     }
 
-    /// Passes a packet on to the process that it is for. False if that is not possible.
+    /// Forwards a packet to the process that it is for. Returns false if that is not possible.
     pub(super) fn forward(&self, name: &Name, datagram: &Datagram<'_>) -> bool {
         self.send(name, &Message::Packet(*datagram)).is_ok()
     }
@@ -166,14 +166,14 @@ impl Shared {
         }
     }
 
-    /// Takes up to [`MESSAGES`] messages; the rest wait for the next turn.
+    /// Handles up to [`MESSAGES`] messages; the rest wait for the next iteration.
     fn take_messages(&self) {
         let mut buffer = [0; MESSAGE_BYTES];
         for _ in 0..MESSAGES {
             match receive_with_user(self.inbox.as_fd(), &mut buffer) {
                 Ok(None) => return,
                 Ok(Some((length, Some(user)))) if user == own_user() => self.take_message(&buffer[..length]),
-                // Of another user, or cut: not for us.
+                // From another user, or truncated: ignored.
                 Ok(Some(_)) | Err(_) => {}
             }
         }
@@ -211,20 +211,20 @@ impl Drop for Mailbox {
     }
 }
 
-/// The mailbox's thread.
+/// Runs the mailbox's thread.
 fn run(shared: &Shared, mut neighbours: Neighbours) {
     let mut last_look: Option<Instant> = None;
     let mut pause = None;
     while !shared.stop.load(Ordering::Acquire) {
         let descriptors = [shared.wake.as_fd(), shared.inbox.as_fd(), neighbours.set.as_fd()];
         let ready = wait_readable(descriptors, pause.take());
-        // Before looking what was asked for: who asks signals afterwards.
+        // Before the requests are read: a thread that adds one signals afterwards.
         shared.wake.clear();
         let [_, has_messages, has_ends] = ready.unwrap_or([true; 3]);
         if has_messages {
             shared.take_messages();
         }
-        // After a change of a group, which calls this process, others may have connected.
+        // After a change of a group, which sends this process a request, others may have connected.
         neighbours.take_guests(&shared.listener);
         if has_ends {
             neighbours.bury().into_iter().for_each(|address| shared.request_look(address, true));
@@ -233,7 +233,7 @@ fn run(shared: &Shared, mut neighbours: Neighbours) {
         let asked = std::mem::take(&mut *lock(&shared.looks));
         let (looks, waiting): (BTreeMap<IpAddr, bool>, BTreeMap<IpAddr, bool>) =
             asked.into_iter().partition(|(_, urgent)| *urgent || rested);
-        // Urgent ones do not put the others off.
+        // Urgent checks do not delay the others.
         if looks.values().any(|urgent| !urgent) {
             last_look = Some(Instant::now());
         }
@@ -256,7 +256,7 @@ fn run(shared: &Shared, mut neighbours: Neighbours) {
 mod tests {
     use super::*;
 
-    /// A folder of a test, removed at its end.
+    /// The folder of one test, removed at its end.
     pub(super) struct Folder(pub(super) PathBuf);
 
     impl Folder {

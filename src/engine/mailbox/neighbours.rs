@@ -1,4 +1,4 @@
-//! Who is there: connections between processes that share addresses. Each ends with either process.
+//! The live processes: connections between processes that share addresses. A connection ends with either process.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
@@ -12,18 +12,18 @@ use socket2::{Domain, SockAddr, Socket, Type};
 use super::super::registry::{Name, life_path, remove_sockets};
 use super::super::sys::{Epoll, Interest, NotInherited, own_user, peer_user};
 
-/// Processes that may watch this one at a time, and whose connections are held open: many times as many as can share
-/// an address. Further ones wait in the listener's queue, which does them no harm.
+/// Most processes that may watch this one at a time with an accepted connection: many times as many as can share an
+/// address. Further ones stay in the listener's queue, which does not harm them.
 const MAX_GUESTS: usize = 4_096;
 
-/// Processes that are watched: the connection to one ends with it.
+/// The watched processes: the connection to a process ends with it.
 pub(super) struct Neighbours {
     folder: PathBuf,
-    /// Readable when a neighbour or a guest is gone.
+    /// Readable when a neighbour or a guest has ended.
     pub(super) set: Epoll,
     known: HashMap<Name, Neighbour>,
-    /// Connections of processes that watch this one. They are taken, so that those of processes that are gone do not
-    /// fill the listener's queue.
+    /// Connections of processes that watch this one. They are accepted so that those of dead processes do not fill the
+    /// listener's queue.
     guests: Vec<(NotInherited, Socket)>,
 }
 
@@ -34,13 +34,13 @@ struct Neighbour {
 }
 
 impl Neighbours {
-    /// None yet; their sockets are in `folder`.
+    /// Watches no process yet; the sockets are in `folder`.
     pub(super) fn new(folder: &Path) -> io::Result<Self> {
         Ok(Self { folder: folder.to_owned(), set: Epoll::new()?, known: HashMap::new(), guests: Vec::new() })
     }
 
-    /// Watches these processes on account of an address, and no others. False if one cannot be watched: it has probably
-    /// just ended.
+    /// Watches exactly these processes for an address. Returns false if one cannot be watched: it has probably just
+    /// ended.
     pub(super) fn watch(&mut self, address: IpAddr, names: &[Name]) -> bool {
         let mut all = true;
         for name in names {
@@ -76,7 +76,7 @@ impl Neighbours {
         Ok(connection)
     }
 
-    /// Takes the connections that wait. Without a descriptor to spare they go on waiting.
+    /// Accepts the connections that wait. Without a spare descriptor they stay in the queue.
     pub(super) fn take_guests(&mut self, listener: &Socket) {
         while self.guests.len() < MAX_GUESTS {
             let Ok((guest, _)) = listener.accept() else { return };
@@ -86,7 +86,7 @@ impl Neighbours {
         }
     }
 
-    /// Forgets those that are gone, and removes what they left; returns the addresses whose groups they were in.
+    /// Forgets processes that have ended and removes their sockets; returns the addresses of their groups.
     pub(super) fn bury(&mut self) -> BTreeSet<IpAddr> {
         let mut concerned = BTreeSet::new();
         self.guests.retain(|(_, guest)| lives(guest));
@@ -102,7 +102,8 @@ impl Neighbours {
     }
 }
 
-/// Nothing is ever written to these connections: all but "nothing yet" is the end.
+/// Returns whether the other process lives. Nothing is ever written to these connections: any result but "would block"
+/// is the end.
 fn lives(connection: &Socket) -> bool {
     let read = connection.recv(&mut [MaybeUninit::uninit(); 1]);
     matches!(read, Err(error) if error.kind() == io::ErrorKind::WouldBlock)

@@ -1,13 +1,13 @@
-//! Who receives on which address: the groups of sockets on port 4791.
+//! The receivers of each address: groups of sockets on port 4791.
 //!
 //! All sockets of a user's processes on one address form a group ([`super::steering`]). The kernel numbers a group's
-//! sockets in the order in which they joined; when one is closed, the last takes its place. So whoever joins or leaves
-//! properly knows the new order, under the lock of the address's registry file. When a process ends otherwise, the
-//! order is found out with probes: packets that are steered to each number in turn, and that the members answer in the
-//! file. A member that does not answer in time, because it is stopped, is given one of the numbers that are left.
+//! sockets in the order in which they joined; when one is closed, the last takes its index. So a process that joins or
+//! leaves properly knows the new order, under the lock of the address's registry file. When a process ends otherwise,
+//! the order is determined with probes: packets that are steered to each index in turn, and that the members answer in
+//! the file. A member that does not answer in time, because it is stopped, gets one of the remaining indices.
 //!
-//! A packet that reaches the wrong process all the same is passed on to the right one ([`super::mailbox`]), and makes
-//! the group be looked at.
+//! A packet that reaches the wrong process all the same is forwarded to the right one ([`super::mailbox`]), and
+//! triggers a check of the group.
 
 mod order;
 
@@ -32,14 +32,14 @@ use super::udp::LocalAddress;
 use crate::transport::Datagram;
 use crate::types::{PeerCapabilities, PeerKey};
 
-/// Tries to open a file that is removed by whoever leaves last.
+/// Attempts to open a file that the last member removes when it leaves.
 const OPENINGS: usize = 16;
 
-/// What a newcomer brings.
+/// Description of a joining socket.
 #[derive(Clone, Copy)]
 pub(super) struct Newcomer<'a> {
     pub(super) address: LocalAddress,
-    /// Blocks of queue pair numbers, whose packets it wants.
+    /// QPN blocks whose packets it receives.
     pub(super) blocks: &'a [u32],
     pub(super) capabilities: PeerCapabilities,
 }
@@ -53,7 +53,7 @@ impl Newcomer<'_> {
 /// The sockets of this process on one address.
 pub(super) struct Group {
     address: LocalAddress,
-    /// What the processes agree on; without a registry this process is alone.
+    /// State shared by the processes; without a registry this process is alone.
     file: Option<Arc<AddressFile>>,
     members: Vec<OwnMember>,
     routes: Arc<Routes>,
@@ -65,18 +65,18 @@ struct OwnMember {
     blocks: Vec<u16>,
 }
 
-/// Where packets for other processes on an address go.
+/// Destinations of packets for other processes on an address.
 struct Routes {
     address: IpAddr,
     mailbox: Option<Arc<Mailbox>>,
     by_block: RwLock<HashMap<u16, Name>>,
-    /// A packet for another process came here: the order of the group may be another one than it was taken for.
+    /// A packet for another process arrived here: the order of the group may be wrong.
     is_doubtful: AtomicBool,
-    /// A look was asked for on account of a packet, and has not begun: further packets need not ask.
+    /// A packet has requested a check that has not started: further packets need not request one.
     is_look_asked: AtomicBool,
 }
 
-/// A bound socket's place in its group; it is closed when this is dropped.
+/// A bound socket's membership in its group. Dropping it closes the socket.
 pub(super) struct Membership {
     not_inherited: Option<NotInherited>,
     address: IpAddr,
@@ -88,21 +88,21 @@ pub(super) struct Membership {
     generation: Generation,
 }
 
-/// What became of a packet that arrived.
+/// Outcome of routing a received packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Route {
-    /// It is for this socket, or for nobody that is known.
+    /// The packet is for this socket, or for no known one.
     Here,
-    /// It was for another socket, and is on its way there.
+    /// The packet was for another socket and was forwarded to it.
     Forwarded,
-    /// It was for another socket, which could not be reached.
+    /// The packet was for another socket, which could not be reached.
     Lost,
-    /// It was one of the group's own.
+    /// The packet was one of the group's probes.
     Probe,
 }
 
 impl Membership {
-    /// Has `bind` make a socket bound to the address, and steers packets for the newcomer's blocks to it.
+    /// Binds a socket to the address with `bind`, and steers packets for its blocks to it.
     ///
     /// `bind` gets the inodes of the sockets that are known to be in the group.
     pub(super) fn join<E: From<io::Error>>(
@@ -110,7 +110,7 @@ impl Membership {
         bind: impl FnOnce(&[u64]) -> Result<Socket, E>,
     ) -> Result<Self, E> {
         let Some(state) = process::state() else {
-            return Err(io::Error::other("this process is a fork of a fork, too many generations deep").into());
+            return Err(io::Error::other("this process has too many generations of forks before it").into());
         };
         let mut groups = state.groups();
         let group = groups.entry(newcomer.address.ip).or_insert_with(|| Group::new(newcomer.address, state));
@@ -119,18 +119,18 @@ impl Membership {
         result
     }
 
-    /// The socket.
+    /// Returns the socket.
     #[inline]
     pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
         self.socket.as_ref().expect("present until dropped").as_fd()
     }
 
-    /// The mailbox that takes packets for this process.
+    /// Returns the mailbox that receives packets for this process.
     pub(super) fn mailbox(&self) -> Option<&Arc<Mailbox>> {
         self.routes.mailbox.as_ref()
     }
 
-    /// Sees to a packet that arrived at this socket.
+    /// Routes a packet that arrived at this socket.
     #[inline]
     pub(super) fn route(&self, datagram: &Datagram<'_>) -> Route {
         match destination_block(datagram.payload) {
@@ -160,7 +160,7 @@ impl Membership {
         Route::Here
     }
 
-    /// Answers if this is a probe that somebody of the group sent; the number used once shows it.
+    /// Answers a probe of the group, which the nonce identifies. Returns whether the packet is one.
     fn answer_probe(&self, datagram: &Datagram<'_>) -> bool {
         if datagram.source != self.address {
             return false;
@@ -170,7 +170,7 @@ impl Membership {
         if nonce != header.nonce {
             return false;
         }
-        // Without an answer the prober takes this socket for stopped.
+        // Without an answer the prober assumes that this process is stopped.
         let _ = file.write_answer(self.slot, Answer { nonce, index });
         let is_late = header.is_settled && header.order.get(usize::from(index)) != Some(&self.slot);
         if let Some(mailbox) = self.routes.mailbox.as_ref().filter(|_| is_late) {
@@ -182,7 +182,7 @@ impl Membership {
 
 impl Drop for Membership {
     fn drop(&mut self) {
-        // Before the socket is closed, and another descriptor gets its number.
+        // Before the socket is closed and its number is reused.
         self.not_inherited = None;
         let Some(socket) = self.socket.take() else { return };
         if !self.generation.is_current() {
@@ -196,16 +196,16 @@ impl Drop for Membership {
     }
 }
 
-/// Lets go of the groups, and ends the group of an address if this process has nobody in it any more.
+/// Unlocks the groups, and removes the group of an address if this process has no members left in it.
 fn let_go(mut groups: MutexGuard<'_, BTreeMap<IpAddr, Group>>, address: IpAddr) {
     let is_over = groups.get(&address).is_some_and(|group| group.members.is_empty());
     let ended = if is_over { groups.remove(&address) } else { None };
     drop(groups);
-    // Not before: it may be the mailbox's last owner, and the mailbox's thread may wait for the groups.
+    // After the unlock: the group may be the mailbox's last owner, and the mailbox's thread may wait for the groups.
     drop(ended);
 }
 
-/// Looks at the group of an address: finds out its order if that is not known any more. Returns the names of the other
+/// Checks the group of an address and determines its order if it is no longer known. Returns the names of the other
 /// processes in it.
 pub(super) fn look(address: IpAddr) -> Vec<Name> {
     let Some(state) = process::state() else { return Vec::new() };
@@ -215,13 +215,13 @@ pub(super) fn look(address: IpAddr) -> Vec<Name> {
 /// The registry's entry for the process of this user that has a queue pair on an address of this machine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct RegisteredPeer {
-    /// What it can do beyond the standard.
+    /// Its capabilities beyond the standard.
     pub(crate) capabilities: PeerCapabilities,
-    /// The key of its connections with this process, which it may not have found yet.
+    /// The key of its connections with this process; the peer may not have found it yet.
     pub(crate) key: Option<PeerKey>,
 }
 
-/// The process of this user that has this queue pair on an address of this machine.
+/// Finds the process of this user that has this queue pair on an address of this machine.
 pub(crate) fn registered_peer(address: IpAddr, qpn: u32) -> Option<RegisteredPeer> {
     let state = process::state()?;
     let block = (qpn >> 12) as u16;
@@ -251,7 +251,7 @@ impl Group {
             is_look_asked: AtomicBool::default(),
         };
         let mut group = Self { address, file: None, members: Vec::new(), routes: Arc::new(routes) };
-        // Without a mailbox packets could not be passed on: then nothing is shared.
+        // Without a mailbox packets cannot be forwarded, so nothing is shared.
         if is_sharing {
             group.open_file();
         }
@@ -274,17 +274,17 @@ impl Group {
             match claimed {
                 Ok((Some(slot), change)) => return self.join_others(newcomer, &file, slot, change, bind),
                 Ok((None, _)) => {
-                    let message = "128 sockets of this user receive on the address, and no more can";
+                    let message = "128 sockets of this user already receive on the address, which is the maximum";
                     return Err(io::Error::new(io::ErrorKind::QuotaExceeded, message).into());
                 }
-                // This process is among others already, and must not lose packets of theirs.
+                // This process already shares the address, and must not lose the other processes' packets.
                 Err(error) if !own.is_empty() => return Err(error.into()),
-                // Removed by the process that left last: opened again.
+                // The last process that left removed the file: open it again.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => self.open_file(),
                 Err(error) => self.work_alone(&error, Some(&file)),
             }
         }
-        Err(io::Error::other("the registry's file is removed again and again").into())
+        Err(io::Error::other("the registry's file was removed on every attempt to open it").into())
     }
 
     fn open_file(&mut self) {
@@ -295,8 +295,8 @@ impl Group {
         }
     }
 
-    /// Does without the registry, for example because its file system is full. If there are other processes on the
-    /// address, binding the socket finds them and fails.
+    /// Falls back to working without the registry, for example because its file system is full. If there are other
+    /// processes on the address, binding the socket finds them and fails.
     fn work_alone(&mut self, error: &io::Error, file: Option<&AddressFile>) {
         let path = file.map_or(Path::new(""), AddressFile::path).display();
         tracing::warn!(
@@ -330,7 +330,7 @@ impl Group {
         Ok(membership)
     }
 
-    /// A bound socket, and its entry in the file.
+    /// Binds a socket and writes its entry to the file.
     fn bind_member<E: From<io::Error>>(
         &self,
         newcomer: Newcomer<'_>,
@@ -359,7 +359,7 @@ impl Group {
     ) -> Result<Membership, E> {
         let known: Vec<u64> = self.members.iter().filter_map(|member| inode(member.socket.as_fd())).collect();
         let socket = bind(&known)?;
-        // No file: a slot is only a name for the member.
+        // Without a file, a slot only identifies the member.
         let slot = (0..=u8::MAX).find(|slot| !self.slots().contains(slot)).unwrap_or_default();
         let membership = self.add(slot, socket, newcomer, None);
         self.steer_own();
@@ -385,11 +385,11 @@ impl Group {
         let Some(place) = self.members.iter().position(|member| member.slot == slot) else { return };
         let Some(file) = self.file.clone() else {
             drop(socket);
-            // The last reference: the socket is closed, and the kernel moves the last one into its place as well.
+            // This was the last reference: the socket is closed, and the kernel moves its last one to the same index.
             self.members.swap_remove(place);
             return self.steer_own();
         };
-        // Without the lock the others find out by themselves.
+        // Without the lock, the other processes detect the change by themselves.
         let change = file.change().ok();
         let mut header = file.header();
         let others: Vec<(u8, Member)> =
@@ -398,9 +398,10 @@ impl Group {
             Some(index) => drop(header.order.swap_remove(index)),
             None => header.is_settled = false,
         }
-        // What was answered before counts no more, because a socket moves. Should randomness fail, the group is probed.
+        // Earlier answers are invalid, because a socket moves. If no randomness is available, the group is probed.
         header.is_settled &= getrandom::fill(&mut header.nonce).is_ok();
-        // Before the socket is closed, because it takes one to do so. Meanwhile the one that moves may miss packets.
+        // Before the socket is closed, because attaching a program needs a socket. Until then the socket that moves may
+        // miss packets.
         self.steer(&header.order, &others);
         let _ = file.write_header(&header);
         drop(socket);
@@ -413,7 +414,7 @@ impl Group {
         self.call_all(&others);
     }
 
-    /// Finds out whether all is as it should be, and puts it right if not.
+    /// Checks the group and repairs it if necessary.
     fn look(&mut self) -> Vec<Name> {
         self.routes.is_look_asked.store(false, Ordering::Relaxed);
         let Some(file) = self.file.clone() else { return Vec::new() };
@@ -426,16 +427,17 @@ impl Group {
         self.refresh_routes(members)
     }
 
-    /// The names of the other processes in the group; from now on packets for its members are passed on.
+    /// Updates the routes, so that packets for other members are forwarded, and returns the names of the other
+    /// processes in the group.
     fn refresh_routes(&self, members: Vec<(u8, Member)>) -> Vec<Name> {
         let own = self.slots();
-        // This process's other sockets, too: a packet for one of them may come to another one.
+        // Including this process's other sockets: a packet for one of them may arrive at another one.
         let routes = members.iter().flat_map(|(_, member)| member.blocks.iter().map(|block| (*block, member.name)));
         *self.routes.by_block.write().unwrap_or_else(PoisonError::into_inner) = routes.collect();
         members.into_iter().filter(|(slot, _)| !own.contains(slot)).map(|(_, member)| member.name).collect()
     }
 
-    /// Has all processes of the group, this one too, look at it.
+    /// Requests that all processes of the group, including this one, check it.
     fn call_all(&self, members: &[(u8, Member)]) {
         let Some(mailbox) = &self.routes.mailbox else { return };
         let mut names: Vec<Name> = members.iter().map(|(_, member)| member.name).collect();
@@ -447,13 +449,13 @@ impl Group {
         }
     }
 
-    /// Steers for a process that is alone.
+    /// Attaches the program for a process that is alone.
     fn steer_own(&self) {
         let blocks: Vec<&[u16]> = self.members.iter().map(|member| member.blocks.as_slice()).collect();
         self.steer_blocks(&blocks);
     }
 
-    /// Steers for members in this order. Dead ones in between get no packets.
+    /// Attaches the program for members in this order. Dead ones in between get no packets.
     fn steer(&self, order: &[u8], members: &[(u8, Member)]) {
         let blocks_of = |slot: &u8| {
             let member = members.iter().find(|(present, _)| present == slot);
@@ -463,13 +465,13 @@ impl Group {
         self.steer_blocks(&blocks);
     }
 
-    /// Gives the group the program that sends packets for `blocks[i]` to its socket `i`. Any member's socket will do
+    /// Attaches the program that sends packets for `blocks[i]` to socket `i` of the group. Any member's socket serves
     /// for that.
     fn steer_blocks(&self, blocks: &[&[u16]]) {
         let Some(socket) = self.members.first().map(|member| member.socket.as_fd()) else { return };
         if blocks.len() <= 1 {
-            // All packets are its own; without a program they arrive a little sooner. If an older kernel keeps the last
-            // one, that does no harm: sockets that it names and that are gone stand for any.
+            // All packets are for the only socket; without a program they arrive a little sooner. If an older kernel
+            // keeps the last program, that does no harm: an index of a closed socket falls back to any socket.
             let _ = detach_steering(socket);
         } else if let Err(error) = attach_steering(socket, &steering::program(blocks)) {
             let (address, members) = (self.address.ip, blocks.len());

@@ -1,4 +1,4 @@
-//! In which order the kernel keeps a group's sockets: known from the changes, or found out with probes.
+//! The order in which the kernel keeps a group's sockets: known from the changes, or determined with probes.
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
@@ -11,20 +11,20 @@ use super::super::sys::receive;
 use super::{Group, Membership};
 use crate::transport::Datagram;
 
-/// How long members have to answer a round of probes.
+/// Time for members to answer a round of probes.
 const ANSWER_TIME: Duration = Duration::from_millis(30);
-/// How long the answer of a newcomer's own socket takes at most.
+/// Longest time for the answer of a new member's own socket.
 const OWN_ANSWER_TIME: Duration = Duration::from_millis(5);
 const ANSWER_PAUSE: Duration = Duration::from_micros(100);
 /// Rounds before the order is guessed.
 const ROUNDS: usize = 8;
-/// Packets taken between looks at the time.
+/// Packets taken between two checks of the time.
 const MOST_TAKEN: usize = 64;
 pub(super) const PROBE_BYTES: usize = 40;
 const PROBE_MAGIC: [u8; 8] = *b"RDMVPROB";
 
 impl Group {
-    /// Gives the group the program for its present members, if it has not got it.
+    /// Attaches the program for the group's present members, unless it is in place.
     pub(super) fn arrange(
         &self,
         file: &AddressFile,
@@ -34,7 +34,7 @@ impl Group {
     ) {
         let mut header = file.header();
         let is_there = |slot: &u8| members.iter().any(|(present, _)| present == slot);
-        // The member that had the newcomer's slot was killed, and no process has noticed yet.
+        // The previous member in the new one's slot was killed, and no process has noticed yet.
         let is_replaced = newcomer.is_some_and(|newcomer| header.order.contains(&newcomer.slot));
         let was_settled = header.is_settled && !is_replaced && header.order.iter().all(is_there);
         let is_doubtful = self.routes.is_doubtful.swap(false, Ordering::Relaxed);
@@ -66,8 +66,8 @@ impl Group {
         }
     }
 
-    /// Whether what the own members answered to the latest probes is what was made of it: somebody who was stopped then
-    /// may have been given a wrong number.
+    /// Returns whether the local members' answers to the latest probes fit the order: a member that was stopped then
+    /// may have got a wrong index.
     fn answers_fit(&self, file: &AddressFile, header: &Header) -> bool {
         self.members.iter().all(|member| {
             let answered = file.answer(member.slot, &header.nonce);
@@ -75,7 +75,7 @@ impl Group {
         })
     }
 
-    /// Whether the newcomer's socket is the last one, as it must be if the order was known.
+    /// Returns whether the new member's socket is the last one, as it must be if the order was known.
     fn is_last(
         &self,
         file: &AddressFile,
@@ -100,7 +100,7 @@ impl Group {
         false
     }
 
-    /// Finds out the order. Those that do not answer are taken to stand as the header has it.
+    /// Determines the order. Members that do not answer are assumed to keep their order from the header.
     fn probe_order(
         &self,
         file: &AddressFile,
@@ -110,7 +110,7 @@ impl Group {
     ) -> Vec<u8> {
         let mut found: Vec<Option<u8>> = vec![None; members.len()];
         if members.len() > 1 {
-            // Any order will do: probes go to the socket that they count.
+            // Any order works: a probe goes to the socket whose index it carries.
             self.steer(&header.order, members);
             for _ in 0..ROUNDS {
                 match self.probe_round(file, header, members, newcomer) {
@@ -118,7 +118,7 @@ impl Group {
                         found = answers;
                         break;
                     }
-                    // A socket is there that belongs to nobody alive: its process is about to close it.
+                    // A socket belongs to no live process: its process is about to close it.
                     Err(()) => std::thread::sleep(Duration::from_millis(2)),
                 }
             }
@@ -126,7 +126,8 @@ impl Group {
         fill_gaps(&found, &header.order)
     }
 
-    /// One probe to each number. What the members answered, by number; an error if that does not fit together.
+    /// Sends one probe to each index. Returns the members that answered, by index; an error if the answers contradict
+    /// each other.
     fn probe_round(
         &self,
         file: &AddressFile,
@@ -157,7 +158,7 @@ impl Group {
         }
     }
 
-    /// A socket to send probes from, and a new number for them in the file.
+    /// Opens a socket to send probes from, and writes a new nonce for them to the file.
     fn begin_probing(&self, file: &AddressFile, header: &mut Header) -> io::Result<UdpSocket> {
         getrandom::fill(&mut header.nonce).map_err(io::Error::other)?;
         file.write_header(&Header { is_settled: false, ..header.clone() })?;
@@ -173,8 +174,8 @@ impl Group {
         member.socket.local_addr()?.as_socket().ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
-    /// Receives for a socket that no shard has yet, and answers probes. Other packets that the kernel gave to it are
-    /// lost, or passed on if they fit.
+    /// Receives for a socket that no shard has yet, and answers probes. Other packets that the kernel delivers to it
+    /// are lost, or forwarded if they fit.
     fn take_probes(&self, newcomer: &Membership) {
         let mut buffer = [0; 256];
         for _ in 0..MOST_TAKEN {
@@ -196,7 +197,7 @@ impl Group {
     }
 }
 
-/// Those that did not answer get the numbers that are left, in the order in which they were before.
+/// Assigns the remaining indices to the members that did not answer, in their previous order.
 pub(super) fn fill_gaps(found: &[Option<u8>], before: &[u8]) -> Vec<u8> {
     let mut silent = before.iter().copied().filter(|slot| !found.contains(&Some(*slot)));
     found.iter().filter_map(|slot| slot.or_else(|| silent.next())).collect()
@@ -210,7 +211,7 @@ fn probe_packet(index: u16, nonce: &Nonce) -> [u8; PROBE_BYTES] {
     packet
 }
 
-/// The number that a probe was steered to, and its number used once.
+/// Returns the index that a probe was steered to, and its nonce.
 pub(super) fn parse_probe(packet: &[u8]) -> Option<(u16, Nonce)> {
     let packet: &[u8; PROBE_BYTES] = packet.try_into().ok()?;
     let index = probed_index(u32::from_be_bytes(packet[4..8].try_into().ok()?))?;

@@ -31,7 +31,7 @@ fn send_to_block(sender: &UdpSocket, address: IpAddr, block: u32) {
     sender.send_to(&packet, (address, PORT)).unwrap();
 }
 
-/// Packets that arrived, but for the group's own.
+/// Returns the number of packets that arrived, without probes.
 fn received(member: &Membership) -> usize {
     let mut buffer = [0; 64];
     let _ = wait_readable([member.descriptor()], Some(Duration::from_millis(1)));
@@ -45,7 +45,7 @@ fn members_get_their_blocks_also_after_another_has_left() {
     let sender = UdpSocket::bind("127.77.0.2:0").unwrap();
     let mut members: Vec<Membership> = (0..4u32).map(|index| join(address, &[0x100 + index, 0x200 + index])).collect();
     let mut present = vec![0, 1, 2, 3];
-    // The first leaves, then one in the middle, so that the kernel moves members around.
+    // The first leaves, then one in the middle, so that the kernel moves members.
     for leaver in [None, Some(0), Some(1)] {
         if let Some(index) = leaver {
             drop(members.remove(index));
@@ -95,7 +95,7 @@ fn a_lost_order_is_found_out() {
     assert_eq!(members.iter().map(received).collect::<Vec<_>>(), [1; 5]);
 }
 
-/// However the order became wrong, a packet that comes to the wrong process shows it.
+/// A packet that arrives at the wrong process reveals a wrong order, whatever its cause.
 #[test]
 fn a_packet_that_goes_astray_has_the_order_found_out() {
     let address: IpAddr = "127.77.0.6".parse().unwrap();
@@ -106,7 +106,7 @@ fn a_packet_that_goes_astray_has_the_order_found_out() {
     file.write_header(&wrong).unwrap();
     look(address);
     assert_eq!(file.header().order, wrong.order, "nothing shows it");
-    // Late answers would show it, too.
+    // Late answers would reveal it, too.
     assert_eq!(members.each_ref().map(received), [0, 0]);
     let mut packet = [0; 16];
     packet[5..8].copy_from_slice(&0x50_1123_u32.to_be_bytes()[1..]);
@@ -126,7 +126,7 @@ fn a_packet_that_goes_astray_has_the_order_found_out() {
     }
 }
 
-/// The others do not know yet, and the newcomer gets the slot of the one that was killed.
+/// The others have not noticed yet, and the new member gets the slot of the one that was killed.
 #[test]
 fn a_newcomer_in_the_slot_of_a_killed_member_is_found() {
     let address: IpAddr = "127.77.0.5".parse().unwrap();
@@ -143,7 +143,7 @@ fn a_newcomer_in_the_slot_of_a_killed_member_is_found() {
     assert_eq!([&other, &newcomer].map(received), [1, 1]);
 }
 
-/// What a shard does with what arrives.
+/// Handles the packets of a socket like a shard.
 fn answer_waiting(member: &Membership) {
     let mut buffer = [0; 256];
     while let Some(received) = receive(member.descriptor(), &mut buffer).unwrap() {

@@ -1,4 +1,4 @@
-//! The file of one address: a header, and a place for each member of its group.
+//! The file of one address: a header, and a slot for each member of its group.
 
 use std::fs::File;
 use std::io;
@@ -13,25 +13,26 @@ use super::super::sys::{
 use super::table::{ANSWER_BYTES, Answer, HEADER_BYTES, Header, MEMBER_BYTES, Member, Nonce, SLOTS};
 use super::{find_file, is_in_place, open_file};
 
-/// Where the bytes stand whose locks say who is there, and that somebody changes the group. Nothing is written there.
+/// Offsets of the bytes whose locks show that a member is present, and that the group is being changed. They are never
+/// written.
 const PRESENCE_OFFSET: u64 = 1 << 40;
 const CHANGE_OFFSET: u64 = 1 << 41;
-/// A process that waits longer for a change to end goes on without: its maker was stopped in the middle, and what it
-/// does later is found out and put right like a crash.
+/// Longest wait for another process's change to end. After it, the waiter proceeds: the other process was stopped in
+/// the middle, and its later writes are detected and repaired like those of a crash.
 const LONGEST_CHANGE: Duration = Duration::from_secs(2);
-/// Where many processes begin at once on few processors, others' changes end meanwhile. So many times the wait begins
-/// again for that: a minute.
+/// Most times that the wait restarts because other processes' changes ended meanwhile, as happens when many processes
+/// start at once on few processors: a minute in total.
 const MOST_WAITS: usize = 30;
 const RETRY: Duration = Duration::from_micros(200);
 
-/// An open file of an address.
+/// An open address file.
 pub(crate) struct AddressFile {
     _not_inherited: NotInherited,
     file: File,
     path: PathBuf,
 }
 
-/// Nobody else changes the group while this lives.
+/// Exclusive permission to change the group.
 pub(crate) struct Change<'a> {
     file: &'a AddressFile,
     locked: bool,
@@ -50,7 +51,7 @@ impl AddressFile {
         open_file(&path).map(|file| Self::of(path, file))
     }
 
-    /// The file if it is there.
+    /// Opens the file if it exists.
     pub(super) fn find(path: PathBuf) -> io::Result<Self> {
         find_file(&path).map(|file| Self::of(path, file))
     }
@@ -59,28 +60,28 @@ impl AddressFile {
         Self { _not_inherited: NotInherited::new(file.as_fd()), file, path }
     }
 
-    /// Where it is.
+    /// Returns the path of the file.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Begins a change of the group.
+    /// Starts a change of the group.
     ///
     /// # Errors
     ///
-    /// [`io::ErrorKind::NotFound`] if the file was removed meanwhile, because everybody had gone: open it again.
+    /// [`io::ErrorKind::NotFound`] if the file was removed meanwhile, because all members had left: open it again.
     pub(crate) fn change(&self) -> io::Result<Change<'_>> {
         let mut locked = try_lock_byte(self.file.as_fd(), CHANGE_OFFSET)?;
         for _ in 0..MOST_WAITS {
             let before = self.header();
             locked = locked || self.wait_for_change()?;
-            // Each change gives the group another header.
+            // Each change writes a different header.
             if locked || self.header() == before {
                 break;
             }
         }
         if !locked {
-            tracing::warn!(path = %self.path.display(), "a process was stopped while it changed the group: going on");
+            tracing::warn!(path = %self.path.display(), "a process was stopped while it changed the group; proceeding");
         }
         let change = Change { file: self, locked };
         if !is_in_place(&self.file, &self.path) {
@@ -89,7 +90,7 @@ impl AddressFile {
         Ok(change)
     }
 
-    /// Waits for a change to end. Whether this process may make one now.
+    /// Waits for a change to end. Returns whether this process now holds the lock for its own.
     fn wait_for_change(&self) -> io::Result<bool> {
         let end = Instant::now() + LONGEST_CHANGE;
         while Instant::now() < end {
@@ -111,7 +112,7 @@ impl AddressFile {
     }
 
     /// Removes the file if no process is in the group, and none changes it. A process that has it open and wants to
-    /// join takes the same lock, and finds that the file is not in place any more.
+    /// join takes the same lock and then finds that the file is no longer in place.
     pub(super) fn remove_unused(&self) -> io::Result<()> {
         if !try_lock_byte(self.file.as_fd(), CHANGE_OFFSET)? {
             return Ok(());
@@ -123,11 +124,11 @@ impl AddressFile {
         Ok(())
     }
 
-    /// Takes a free slot; `None` if there is none. `own` are slots that this process has.
+    /// Claims a free slot; returns `None` if there is none. `own` lists the slots of this process.
     pub(crate) fn claim(&self, own: &[u8]) -> io::Result<Option<u8>> {
         for slot in (0..SLOTS as u8).filter(|slot| !own.contains(slot)) {
             if try_lock_byte(self.file.as_fd(), PRESENCE_OFFSET + u64::from(slot))? {
-                // The first thing that fails where there is no room.
+                // The first write, so it fails if the file system is full.
                 let emptied = self.write(member_offset(slot), &[0; MEMBER_BYTES + ANSWER_BYTES]);
                 return emptied.map(|()| Some(slot)).inspect_err(|_| self.release(slot));
             }
@@ -135,20 +136,20 @@ impl AddressFile {
         Ok(None)
     }
 
-    /// Gives a slot back.
+    /// Releases a slot.
     pub(crate) fn release(&self, slot: u8) {
         let _ = self.write(member_offset(slot), &[0; MEMBER_BYTES + ANSWER_BYTES]);
         let _ = unlock_byte(self.file.as_fd(), PRESENCE_OFFSET + u64::from(slot));
     }
 
-    /// Whether the slot belongs to a living process.
+    /// Returns whether the slot belongs to a live process.
     fn is_present(&self, slot: u8, own: &[u8]) -> bool {
         let by_others = || is_byte_locked_by_others(self.file.as_fd(), PRESENCE_OFFSET + u64::from(slot));
-        // A member that cannot be asked about is rather kept than lost.
+        // If the lock cannot be queried, rather keep the member than lose it.
         own.contains(&slot) || by_others().unwrap_or(true)
     }
 
-    /// All living members.
+    /// Returns all live members.
     pub(crate) fn members(&self, own: &[u8]) -> Vec<(u8, Member)> {
         let present = (0..SLOTS as u8).filter(|slot| self.is_present(*slot, own));
         present.filter_map(|slot| self.member(slot).map(|member| (slot, member))).collect()
@@ -162,7 +163,7 @@ impl AddressFile {
         self.write(member_offset(slot), &member.to_bytes())
     }
 
-    /// What all agree on; nothing if there is nothing that can be read.
+    /// Returns the header; the default one if none can be read.
     pub(crate) fn header(&self) -> Header {
         self.read(0).and_then(|bytes| Header::parse(&bytes)).unwrap_or_default()
     }
@@ -175,7 +176,7 @@ impl AddressFile {
         self.write(member_offset(slot) + MEMBER_BYTES as u64, &answer.to_bytes())
     }
 
-    /// The index that a member's socket answered with, if it answered to these probes.
+    /// Returns the index that a member answered with, if it answered the probes with this nonce.
     pub(crate) fn answer(&self, slot: u8, nonce: &Nonce) -> Option<u16> {
         let answer = Answer::parse(&self.read(member_offset(slot) + MEMBER_BYTES as u64)?)?;
         (answer.nonce == *nonce).then_some(answer.index)
@@ -222,7 +223,7 @@ mod tests {
         let both = vec![(first, member(7)), (second, member(8))];
         assert_eq!(one.members(&[first]), both);
         assert_eq!(other.members(&[second]), both);
-        // Without a word, as a process that is killed.
+        // Without releasing its slot, like a killed process.
         drop(one);
         assert_eq!(other.members(&[second]), both[1..]);
         other.remove_if_unused(&other.change().unwrap());

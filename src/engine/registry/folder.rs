@@ -1,4 +1,4 @@
-//! Where the registry's folder is, and whether it can be trusted.
+//! The registry's folder: candidates, and the check that it can be trusted.
 
 use std::fs::DirBuilder;
 use std::io;
@@ -7,12 +7,13 @@ use std::path::{Path, PathBuf};
 
 use super::super::sys::{own_user, variable};
 
-/// Longest name of a folder: the address of a Unix socket holds 107 bytes, the longest name of a socket has 42.
+/// Longest path of the folder: the address of a Unix socket holds 107 bytes, and the longest socket name has 42.
 const LONGEST: usize = 64;
-/// Permissions for group and others.
+/// Permission bits for group and others.
 const OF_OTHERS: u32 = 0o077;
 
-/// Where the folder may be. The order is the same for all processes of the user; the environment is asked last.
+/// Returns the candidates for the folder. The order is the same for all processes of the user; the environment comes
+/// last.
 pub(super) fn candidates() -> impl Iterator<Item = PathBuf> {
     let user = own_user();
     let open_to_all = ["/dev/shm", "/tmp"].map(|place| Path::new(place).join(format!("rdma-verbs-{user}")));
@@ -22,7 +23,7 @@ pub(super) fn candidates() -> impl Iterator<Item = PathBuf> {
     open_to_all.into_iter().chain(private.map(|place| place.join("rdma-verbs")))
 }
 
-/// Whether only this user can make anything there.
+/// Returns whether only this user can create entries there.
 fn is_private(place: &Path) -> bool {
     place.is_absolute() && std::fs::symlink_metadata(place).is_ok_and(|found| belongs_to_this_user(&found))
 }
@@ -31,7 +32,7 @@ fn belongs_to_this_user(found: &std::fs::Metadata) -> bool {
     found.is_dir() && found.uid() == own_user() && found.mode() & OF_OTHERS == 0
 }
 
-/// Makes the folder, or takes the one that is there if it belongs to this user alone.
+/// Creates the folder, or accepts an existing one that belongs to this user alone.
 pub(super) fn prepare(folder: &Path) -> io::Result<()> {
     if folder.as_os_str().len() > LONGEST {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "its name is too long for sockets in it"));
@@ -52,11 +53,11 @@ pub(super) fn prepare(folder: &Path) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::PermissionDenied, message))
 }
 
-/// Says that another user, or a mistake, took the name of the folder. That a place does not exist, or cannot be
-/// written, is the same for all processes of the user, and no reason to worry.
+/// Warns if another user, or a mistake, occupies the folder's name. A candidate that does not exist or cannot be
+/// written is the same for all processes of the user, so it is not worth a warning.
 pub(super) fn warn_of_others(refused: &[(PathBuf, io::Error)], used: &Path) {
     for (folder, error) in refused {
-        // The system's own refusals have a number.
+        // Errors of the system have a number.
         if error.kind() == io::ErrorKind::PermissionDenied && error.raw_os_error().is_none() {
             let (folder, used) = (folder.display(), used.display());
             tracing::warn!(
@@ -69,7 +70,7 @@ pub(super) fn warn_of_others(refused: &[(PathBuf, io::Error)], used: &Path) {
     }
 }
 
-/// Says why addresses are not shared.
+/// Warns that addresses are not shared, with the reasons.
 pub(super) fn warn_of_none(refused: &[(PathBuf, io::Error)]) {
     let reasons: Vec<String> = refused.iter().map(|(folder, error)| format!("{}: {error}", folder.display())).collect();
     tracing::warn!(

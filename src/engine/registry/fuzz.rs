@@ -1,9 +1,9 @@
-//! For the fuzz target of the registry: a file with any content.
+//! Entry point of the registry's fuzz target: a file with any content.
 
 use super::table::{ANSWER_BYTES, Answer, HEADER_BYTES, Header, MEMBER_BYTES, Member, seal};
 
-/// Reads a file of an address as if another process had written these bytes, as they are and with fitting checksums.
-/// What can be read can be written again.
+/// Reads an address file as if another process had written these bytes, as they are and with valid checksums. Entries
+/// that parse are encoded and parsed again.
 pub fn registry_file(bytes: &[u8]) {
     check::<HEADER_BYTES>(bytes, |bytes| {
         let header = Header::parse(bytes)?;

@@ -1,18 +1,17 @@
-//! The registry: how the processes of one user that receive on one address know of each other.
+//! The registry: how processes of one user that receive on the same address find each other.
 //!
-//! A folder holds a file for each address of each network namespace, one for the blocks of queue pair numbers of each
-//! namespace, and the sockets of each process. A process that is there holds a lock on a byte of the file, which ends
-//! with the process, however that ends: so nothing in a file has to be believed that belongs to no living process. What
-//! no process uses any more is removed by the next one that starts.
+//! A folder holds a file for each address of each network namespace, one for the QPN blocks of each namespace, and the
+//! sockets of each process. A live process holds a lock on a byte of the file, which ends with the process, however it
+//! ends: so entries without a live process are ignored. The next process that starts removes everything unused.
 //!
 //! # Which folder
 //!
-//! All processes of a user must come to the same folder, or they cannot share an address. So the environment does not
+//! All processes of a user must use the same folder, or they cannot share an address. So the environment does not
 //! choose it: a login session has `XDG_RUNTIME_DIR`, a service or a scheduled job of the same user has none. The first
-//! choice is a name in `/dev/shm`, then in `/tmp`, which are there for all. Both are open to all users, and another
-//! user may have made the name first; that folder is not used. Then the private folder of the session serves
+//! choice is a name in `/dev/shm`, then in `/tmp`, which exist for all. Both are open to all users, and another user
+//! may have created the name first; such a folder is not used. The fallback is the private folder of the session
 //! (`/run/user/USER`, then `XDG_RUNTIME_DIR`), which no other user can enter. The folder is never removed, so that no
-//! other user can take the name later.
+//! other user can take its name later.
 
 mod blocks;
 mod file;
@@ -36,20 +35,20 @@ pub(crate) use self::socket::{inbox_path, life_path, place_socket, remove_socket
 pub(crate) use self::table::{Answer, Header, Member, NAME_BYTES, Name, Nonce, SLOTS};
 use super::sys::own_user;
 
-/// Ends the name of the file for the blocks of a namespace.
+/// Suffix of the file name for the blocks of a namespace.
 const BLOCKS: &str = "blocks";
-/// Entries of the folder that are looked at when a process starts. The folder is the user's own; this bounds the time.
+/// Most folder entries that a starting process examines. The folder is the user's own; this bounds the time.
 const MAX_SWEPT: usize = 8_192;
 
-/// The folder of this user.
+/// This user's registry folder.
 pub(super) struct Registry {
     folder: PathBuf,
     blocks: BlocksFile,
 }
 
 impl Registry {
-    /// Opens the folder, or makes it. `None`, with a warning, if there is no place for it: then addresses are not
-    /// shared.
+    /// Opens the folder, or creates it. Returns `None`, with a warning, if no folder can be used: then addresses are
+    /// not shared.
     pub(super) fn open() -> Option<Self> {
         let mut refused = Vec::new();
         for folder in folder::candidates() {
@@ -72,17 +71,17 @@ impl Registry {
         Ok(Self { folder: folder.to_owned(), blocks })
     }
 
-    /// Where files and sockets are.
+    /// Returns the folder of files and sockets.
     pub(super) fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Takes a block, unless another process has it.
+    /// Leases a block; returns false if another process has it.
     pub(super) fn lease_block(&self, block: u32) -> io::Result<bool> {
         self.blocks.lease(block)
     }
 
-    /// Gives a block back.
+    /// Releases a block.
     pub(super) fn release_block(&self, block: u32) {
         self.blocks.release(block);
     }
@@ -91,25 +90,25 @@ impl Registry {
         self.folder.join(format!("{}-{address}", namespace()))
     }
 
-    /// The file of an address.
+    /// Opens the file of an address.
     pub(super) fn address(&self, address: IpAddr) -> io::Result<AddressFile> {
         self.prepare()?;
         AddressFile::open(self.path_of(address))
     }
 
-    /// Makes the folder again if it was removed, as some systems do when the user's last session ends. Another user may
-    /// have taken its name since: then it cannot be used any more.
+    /// Creates the folder again if it was removed, as some systems do when the user's last session ends. Fails if
+    /// another user has taken its name since.
     pub(super) fn prepare(&self) -> io::Result<()> {
         folder::prepare(&self.folder)
     }
 
-    /// The file of an address, if a process has made it.
+    /// Opens the file of an address if it exists.
     pub(super) fn find_address(&self, address: IpAddr) -> Option<AddressFile> {
         AddressFile::find(self.path_of(address)).ok()
     }
 
-    /// Removes what processes left that are gone: files of namespaces and addresses, and sockets. What cannot be looked
-    /// at stays.
+    /// Removes leftovers of dead processes: files of namespaces and addresses, and sockets. Entries that cannot be
+    /// examined stay.
     fn sweep(&self) {
         let Ok(entries) = std::fs::read_dir(&self.folder) else { return };
         for entry in entries.take(MAX_SWEPT).flatten() {
@@ -130,7 +129,7 @@ impl Registry {
     }
 }
 
-/// The network namespace of this thread: addresses mean something only there.
+/// Returns the network namespace of this thread; addresses are only meaningful within it.
 fn namespace() -> u64 {
     std::fs::metadata("/proc/thread-self/ns/net").map_or(0, |metadata| metadata.ino())
 }
@@ -143,7 +142,7 @@ fn find_file(path: &Path) -> io::Result<File> {
     options().open(path).and_then(check_owner)
 }
 
-/// What another user made tells nothing of this user's processes, and is told nothing.
+/// Rejects files of other users: they are neither read nor written.
 fn check_owner(file: File) -> io::Result<File> {
     let owner = file.metadata()?.uid();
     if owner == own_user() {
@@ -158,7 +157,7 @@ fn options() -> OpenOptions {
     options
 }
 
-/// Whether the path still leads to this open file: another process may have removed it before a lock was taken.
+/// Returns whether the path still names this open file: another process may have removed it before a lock was taken.
 fn is_in_place(file: &File, path: &Path) -> bool {
     let identity = |found: std::fs::Metadata| (found.dev(), found.ino());
     let identities = (file.metadata().map(identity), std::fs::symlink_metadata(path).map(identity));

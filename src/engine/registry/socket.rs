@@ -1,4 +1,5 @@
-//! The sockets of a process in the registry's folder. Other users cannot enter it, so they cannot reach them.
+//! The sockets of a process in the registry's folder. Other users cannot enter the folder, so they cannot reach the
+//! sockets.
 
 use std::io;
 use std::os::unix::net::UnixDatagram;
@@ -9,9 +10,10 @@ use super::table::{NAME_BYTES, Name};
 
 const INBOX: &str = "inbox-";
 const LIFE: &str = "life-";
-/// In front of the name of a socket that does not work yet.
+/// Name prefix of a socket that does not work yet.
 const NEW: &str = "new-";
-/// A socket gets its proper name within microseconds, unless its process ended before. The time is generous.
+/// Age at which a socket with the prefix counts as abandoned. A socket gets its final name within microseconds, unless
+/// its process ended before; the limit is generous.
 const LONGEST_NEW: Duration = Duration::from_secs(60);
 
 fn path(folder: &Path, kind: &str, name: &Name) -> PathBuf {
@@ -19,18 +21,18 @@ fn path(folder: &Path, kind: &str, name: &Name) -> PathBuf {
     folder.join(format!("{kind}{hexadecimal}"))
 }
 
-/// Where a process takes messages.
+/// Returns the path where a process receives messages.
 pub(crate) fn inbox_path(folder: &Path, name: &Name) -> PathBuf {
     path(folder, INBOX, name)
 }
 
-/// Where others connect to hear of its end.
+/// Returns the path where other processes connect to detect its end.
 pub(crate) fn life_path(folder: &Path, name: &Name) -> PathBuf {
     path(folder, LIFE, name)
 }
 
-/// Has `bind` make a working socket, and gives it its name then: what has its name and refuses to be connected to
-/// belongs to no living process.
+/// Creates a working socket with `bind`, and only then gives it its name: a socket with its final name that refuses
+/// connections belongs to no live process.
 pub(crate) fn place_socket(path: &Path, bind: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let new = path.with_file_name(format!("{NEW}{name}"));
@@ -39,14 +41,14 @@ pub(crate) fn place_socket(path: &Path, bind: impl FnOnce(&Path) -> io::Result<(
     })
 }
 
-/// Removes the sockets of a process that is gone, or about to go.
+/// Removes the sockets of a process that is dead, or about to end.
 pub(crate) fn remove_sockets(folder: &Path, name: &Name) {
     let _ = std::fs::remove_file(life_path(folder, name));
-    // Last, because the other one is judged by it.
+    // Last, because `sweep` takes a process without an inbox for dead.
     let _ = std::fs::remove_file(inbox_path(folder, name));
 }
 
-/// Removes an entry of the folder if it is a socket of a process that is gone. False if it is no socket at all.
+/// Removes an entry of the folder if it is a socket of a dead process. Returns false if it is not a socket.
 pub(super) fn sweep(folder: &Path, entry: &str) -> bool {
     if entry.starts_with(NEW) {
         let made = std::fs::symlink_metadata(folder.join(entry)).and_then(|found| found.modified());
@@ -56,7 +58,7 @@ pub(super) fn sweep(folder: &Path, entry: &str) -> bool {
         return true;
     }
     let Some(name) = [INBOX, LIFE].into_iter().find_map(|kind| parse(entry.strip_prefix(kind)?)) else { return false };
-    // The inbox is there first and goes last.
+    // The inbox is created first and removed last.
     let is_gone = UnixDatagram::unbound().and_then(|socket| socket.connect(inbox_path(folder, &name)));
     if is_gone.is_err_and(|error| matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound)) {
         remove_sockets(folder, &name);

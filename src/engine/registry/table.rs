@@ -1,14 +1,14 @@
-//! What stands in a registry file, as bytes. Everything read may be nonsense: another process of the same user can
-//! write there what it likes, and a crash can leave half of it.
+//! The byte layout of a registry file. Everything read may be garbage: another process of the same user can write
+//! anything there, and a crash can leave entries half written.
 
 use crate::types::{KeyShare, PeerCapabilities};
 
-/// Most sockets that share an address.
+/// Most sockets on one address.
 pub(crate) const SLOTS: usize = 128;
 pub(crate) const HEADER_BYTES: usize = 256;
 pub(crate) const MEMBER_BYTES: usize = 128;
 pub(crate) const ANSWER_BYTES: usize = 32;
-/// Blocks that a member can have.
+/// Most blocks of a member.
 pub(crate) const MAX_BLOCKS: usize = 16;
 pub(crate) const NAME_BYTES: usize = 16;
 pub(crate) const NONCE_BYTES: usize = 16;
@@ -19,45 +19,45 @@ const VERSION: u8 = 1;
 /// Bits of a member's flags byte.
 const FLAG_SEGMENTATION: u8 = 1;
 const FLAG_KEY_SHARE: u8 = 2;
-/// Where a member's key share stands: the last field before the checksum.
+/// Offset of a member's key share: the last field before the checksum.
 const KEY_SHARE_OFFSET: usize = MEMBER_BYTES - 4 - KeyShare::BYTES;
 
-/// A random number that a probe bears, so that nobody else can answer or ask.
+/// A random number in each probe, so that no other process can forge probes or answers.
 pub(crate) type Nonce = [u8; NONCE_BYTES];
-/// Where a process takes messages of others: part of the names of its sockets.
+/// Identifies a process's mailbox: part of the names of its sockets.
 pub(crate) type Name = [u8; NAME_BYTES];
 
-/// What all members of a group agree on.
+/// State shared by all members of a group.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Header {
     /// Members' slots, in the order in which the kernel numbers their sockets.
     pub(crate) order: Vec<u8>,
-    /// The order was found out; otherwise somebody began to change it and did not end.
+    /// Whether the order is known; otherwise a process started to change it and did not finish.
     pub(crate) is_settled: bool,
-    /// Of the probes that are under way.
+    /// Nonce of the current probes.
     pub(crate) nonce: Nonce,
 }
 
 /// A member of a group: one socket.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Member {
-    /// For people only: it means nothing in another container.
+    /// Process ID, for diagnostics only: it means nothing in another container.
     pub(crate) process: u32,
-    /// The socket's.
+    /// Inode of the socket.
     pub(crate) inode: u64,
     pub(crate) name: Name,
     pub(crate) capabilities: PeerCapabilities,
-    /// The process's share of the keys that it has with each other one.
+    /// The process's share of the keys that it has with each other process.
     pub(crate) key_share: Option<KeyShare>,
     /// Blocks of queue pair numbers, at most [`MAX_BLOCKS`].
     pub(crate) blocks: Vec<u16>,
 }
 
-/// What a member says when a probe arrived at its socket.
+/// A member's answer to a probe that arrived at its socket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Answer {
     pub(crate) nonce: Nonce,
-    /// The number that the probe was steered to.
+    /// The socket index that the probe was steered to.
     pub(crate) index: u16,
 }
 
@@ -75,7 +75,7 @@ impl Header {
         bytes
     }
 
-    /// `None` if it is none: then nothing is known of the group.
+    /// Parses a header; returns `None` if it is invalid: then nothing is known of the group.
     pub(crate) fn parse(bytes: &[u8; HEADER_BYTES]) -> Option<Self> {
         if !is_sealed(bytes) || bytes[..8] != HEADER_MAGIC {
             return None;
@@ -118,7 +118,7 @@ impl Member {
         bytes
     }
 
-    /// `None` if it is none.
+    /// Parses a member; returns `None` if it is invalid.
     pub(crate) fn parse(bytes: &[u8; MEMBER_BYTES]) -> Option<Self> {
         if !is_sealed(bytes) || bytes[..4] != MEMBER_MAGIC || bytes[4] != VERSION {
             return None;
@@ -160,7 +160,7 @@ impl Answer {
     }
 }
 
-/// The last four bytes are a checksum: it shows what a crash left half written.
+/// Writes a checksum into the last four bytes: it detects entries that a crash left half written.
 pub(super) fn seal(bytes: &mut [u8]) {
     let Some((content, checksum)) = bytes.split_last_chunk_mut::<4>() else { return };
     *checksum = crc32fast::hash(content).to_le_bytes();

@@ -1,4 +1,4 @@
-//! The folder and what is swept out of it.
+//! The folder, and the removal of leftovers.
 
 use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;

@@ -1,4 +1,4 @@
-//! Unix sockets that say whose message it is.
+//! Unix socket messages with the sender's credentials.
 
 use std::io;
 use std::mem::{MaybeUninit, zeroed};
@@ -6,19 +6,19 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use socket2::SockAddr;
 
-/// The user that this process acts as.
+/// Returns the effective user ID of this process.
 pub(crate) fn own_user() -> u32 {
-    // SAFETY: takes nothing and cannot fail.
+    // SAFETY: takes no arguments and cannot fail.
     unsafe { libc::geteuid() }
 }
 
-/// The group that this process acts as.
+/// Returns the effective group ID of this process.
 pub(crate) fn own_group() -> u32 {
-    // SAFETY: takes nothing and cannot fail.
+    // SAFETY: takes no arguments and cannot fail.
     unsafe { libc::getegid() }
 }
 
-/// The user at the other end of a connected Unix socket, as it was when it connected or listened.
+/// Returns the user at the other end of a connected Unix socket, as it was when it connected or listened.
 pub(crate) fn peer_user(socket: BorrowedFd<'_>) -> io::Result<u32> {
     let mut credentials = MaybeUninit::<libc::ucred>::uninit();
     let mut length = size_of::<libc::ucred>() as libc::socklen_t;
@@ -33,23 +33,23 @@ pub(crate) fn peer_user(socket: BorrowedFd<'_>) -> io::Result<u32> {
 }
 
 /// Bytes of one control message with credentials.
-// SAFETY: arithmetic alone.
+// SAFETY: pure arithmetic.
 const CONTROL_BYTES: usize = unsafe { libc::CMSG_SPACE(size_of::<libc::ucred>() as u32) } as usize;
 
-/// Room for the credentials and nothing else; aligned as the header needs. Descriptors that a sender attaches find no
-/// room behind them, so the kernel discards them instead of installing them in this process.
+/// Room for the credentials and nothing else; aligned for the control message header. Descriptors that a sender
+/// attaches find no room behind them, so the kernel discards them instead of installing them in this process.
 #[repr(C, align(8))]
 struct Control([u8; CONTROL_BYTES]);
 
-/// Sends a message as the user that this process acts as: by itself the kernel names the user that started it, which
-/// is another one if the program is set-user-ID.
+/// Sends a message with the effective user of this process: by default the kernel reports the user that started it,
+/// which is a different one if the program is set-user-ID.
 pub(crate) fn send_as_user(socket: BorrowedFd<'_>, bytes: &[u8], to: &SockAddr) -> io::Result<()> {
-    // SAFETY: takes nothing and cannot fail.
+    // SAFETY: takes no arguments and cannot fail.
     let pid = unsafe { libc::getpid() };
     let credentials = libc::ucred { pid, uid: own_user(), gid: own_group() };
     let mut control = Control([0; CONTROL_BYTES]);
     let mut piece = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-    // SAFETY: null pointers and zero lengths are values of all fields.
+    // SAFETY: null pointers and zero lengths are valid for all fields.
     let mut message: libc::msghdr = unsafe { zeroed() };
     message.msg_name = to.as_ptr().cast_mut().cast();
     message.msg_namelen = to.len();
@@ -67,24 +67,24 @@ pub(crate) fn send_as_user(socket: BorrowedFd<'_>, bytes: &[u8], to: &SockAddr) 
         libc::CMSG_DATA(header).cast::<libc::ucred>().write_unaligned(credentials);
     }
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    // SAFETY: address, control, piece and bytes live until the call returns, which only reads them.
+    // SAFETY: address, control, iovec and bytes live until the call returns, which only reads them.
     let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, flags) };
     if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Receives a message without waiting, with the user that sent it (the socket must pass credentials); `None` if there
-/// is none. A message that was cut, or that carries descriptors, has no user.
+/// Receives a message without waiting, with the user that sent it (the socket must pass credentials); returns `None` if
+/// there is none. A message that was truncated, or that carries descriptors, has no user.
 pub(crate) fn receive_with_user(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Option<(usize, Option<u32>)>> {
     let mut control = MaybeUninit::<Control>::uninit();
     let mut piece = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
-    // SAFETY: null pointers and zero lengths are values of all fields.
+    // SAFETY: null pointers and zero lengths are valid for all fields.
     let mut message: libc::msghdr = unsafe { zeroed() };
     message.msg_iov = &raw mut piece;
     message.msg_iovlen = 1;
     message.msg_control = control.as_mut_ptr().cast();
     message.msg_controllen = size_of::<Control>() as _;
     let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
-    // SAFETY: control, piece and buffer live until the call returns, and the lengths are theirs.
+    // SAFETY: control, iovec and buffer live until the call returns, and the lengths are theirs.
     let length = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags) };
     let Ok(length) = usize::try_from(length) else {
         let error = io::Error::last_os_error();
@@ -96,7 +96,7 @@ pub(crate) fn receive_with_user(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io
     Ok(Some((length, user.filter(|_| is_whole))))
 }
 
-/// The user in the only control message, if it is one with credentials. Closes descriptors that came instead, which
+/// Returns the user in the only control message, if it carries credentials. Closes descriptors that came instead, which
 /// happens if the socket does not pass credentials.
 ///
 /// # Safety
@@ -109,7 +109,7 @@ unsafe fn read_user(message: &libc::msghdr) -> Option<u32> {
         return None;
     }
     // SAFETY: not null, so it points to a control message inside the buffer. Credentials and descriptors are plain
-    // numbers, and the reads are unaligned, because the data's position promises nothing. The descriptors were
+    // numbers, and the reads are unaligned, because nothing guarantees the data's alignment. The descriptors were
     // installed for this process by this call, so nothing else uses their numbers.
     unsafe {
         let data = libc::CMSG_DATA(header);
@@ -145,7 +145,7 @@ mod tests {
         assert_eq!(&buffer[..5], b"whose");
     }
 
-    /// A thread can act as another user than the rest of its process, as a set-user-ID program does.
+    /// A thread can have an effective user other than the rest of its process, like a set-user-ID program.
     #[test]
     fn the_user_is_the_one_that_the_process_acts_as() {
         let path = std::env::temp_dir().join(format!("rdma-verbs-credentials-{}", std::process::id()));
@@ -174,8 +174,8 @@ mod tests {
     fn send_descriptors(socket: &UnixDatagram) {
         let (mut control, mut bytes) = ([0u64; 8], *b"take");
         let mut piece = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
-        // SAFETY: zeros are a message without anything; piece, bytes and control outlive the call; the control message
-        // is written inside `control`, which has room for it and is aligned.
+        // SAFETY: zeros are an empty message; iovec, bytes and control outlive the call; the control message is written
+        // inside `control`, which has room for it and is aligned.
         unsafe {
             let mut message: libc::msghdr = zeroed();
             (message.msg_iov, message.msg_iovlen) = (&raw mut piece, 1);
@@ -190,7 +190,8 @@ mod tests {
         }
     }
 
-    /// Descriptors that lead to the same socket as this one. Other tests open others meanwhile.
+    /// Returns the number of descriptors of this process that refer to the same socket as this one. Other tests open
+    /// others meanwhile.
     fn copies_of(socket: &UnixDatagram) -> usize {
         let link = |number: i32| std::fs::read_link(format!("/proc/self/fd/{number}")).ok();
         let own = link(socket.as_raw_fd());

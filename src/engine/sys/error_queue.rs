@@ -1,5 +1,5 @@
-//! The error queue of a datagram socket: what the network reported of packets that were sent (ICMP), kept by the kernel
-//! for sockets that asked for it.
+//! The error queue of a datagram socket: the errors that the network reported about sent packets (ICMP). The kernel
+//! keeps it for sockets that enabled it.
 
 use std::io;
 use std::mem::{MaybeUninit, zeroed};
@@ -8,30 +8,30 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use super::message::read_address;
 
-/// Room for the control messages of one call; aligned as their headers need.
+/// Room for the control messages of one call; aligned for their headers.
 #[repr(C, align(8))]
 struct Control([u8; 256]);
 
 /// An entry of the queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct QueuedError {
-    /// Where the packet went.
+    /// Destination of the packet.
     pub(crate) destination: IpAddr,
-    /// The system's number for it.
+    /// The error number.
     pub(crate) errno: i32,
-    /// Who in the network reported it; `None`: this host.
+    /// Address of the host that reported it; `None`: this host.
     pub(crate) reporter: Option<IpAddr>,
-    /// A router reported it, or the destination; not this host's own stack.
+    /// Whether a router or the destination reported it, not this host's own stack.
     pub(crate) is_remote: bool,
     /// Largest IP packet that fits, if the packet was too big.
     pub(crate) mtu: Option<u32>,
 }
 
-/// Takes the next entry without waiting; `None` if there is none.
+/// Takes the next entry without waiting; returns `None` if there is none.
 pub(crate) fn receive_error(socket: BorrowedFd<'_>) -> io::Result<Option<QueuedError>> {
     let mut name = MaybeUninit::<libc::sockaddr_storage>::uninit();
     let mut control = MaybeUninit::<Control>::uninit();
-    // SAFETY: null pointers and zero lengths are values of all fields.
+    // SAFETY: null pointers and zero lengths are valid for all fields.
     let mut message: libc::msghdr = unsafe { zeroed() };
     message.msg_name = name.as_mut_ptr().cast();
     message.msg_namelen = size_of::<libc::sockaddr_storage>() as libc::socklen_t;
@@ -39,7 +39,7 @@ pub(crate) fn receive_error(socket: BorrowedFd<'_>) -> io::Result<Option<QueuedE
     message.msg_controllen = size_of::<Control>() as _;
     let flags = libc::MSG_ERRQUEUE | libc::MSG_DONTWAIT;
     // SAFETY: name and control live until the call returns, and the lengths are theirs; the packet's bytes are not
-    // asked for.
+    // requested.
     let length = unsafe { libc::syscall(libc::SYS_recvmsg, socket.as_raw_fd(), &raw mut message, flags) };
     if length < 0 {
         let error = io::Error::last_os_error();
@@ -61,8 +61,8 @@ unsafe fn read_entry(message: &libc::msghdr, destination: IpAddr) -> Option<Queu
     let mut header = unsafe { libc::CMSG_FIRSTHDR(message) };
     while !header.is_null() {
         // SAFETY: not null, so it points to a control message inside the buffer. Both kinds that are read carry an
-        // extended error, and behind it the address of who reported it, as far as `cmsg_len` reaches; unaligned reads,
-        // because the data's place promises nothing.
+        // extended error, and behind it the reporter's address, as far as `cmsg_len` reaches; the reads are unaligned,
+        // because nothing guarantees the data's alignment.
         unsafe {
             let kind = ((*header).cmsg_level, (*header).cmsg_type);
             if matches!(kind, (libc::SOL_IP, libc::IP_RECVERR) | (libc::SOL_IPV6, libc::IPV6_RECVERR)) {
@@ -114,7 +114,7 @@ mod tests {
         set_option(socket.as_fd(), option, true).unwrap();
         assert!(receive_error(socket.as_fd()).unwrap().is_none());
         send(socket.as_fd(), &destination, b"anybody there?", SendOptions::default()).unwrap();
-        let error = receive_error(socket.as_fd()).unwrap().expect("loopback answers before a send returns");
+        let error = receive_error(socket.as_fd()).unwrap().expect("loopback responds before a send returns");
         assert_eq!((error.destination, error.errno), (destination.ip(), libc::ECONNREFUSED));
         assert_eq!((error.reporter, error.is_remote, error.mtu), (Some(destination.ip()), true, None));
         assert!(receive_error(socket.as_fd()).unwrap().is_none());

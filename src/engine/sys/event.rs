@@ -1,4 +1,4 @@
-//! Descriptors that announce something: event counters, epoll sets, waiting with a time limit.
+//! Descriptors to wait on: event counters, timers, epoll sets; and waiting with a time limit.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use super::NotInherited;
 
-/// A counter that is readable while it is not zero.
+/// An event counter, readable while it is not zero.
 pub(crate) struct EventFd {
     _not_inherited: NotInherited,
     descriptor: OwnedFd,
-    /// Reading it may wait.
+    /// Whether reading it may block.
     blocks: bool,
 }
 
@@ -19,7 +19,8 @@ impl EventFd {
         Self::with_flags(libc::EFD_NONBLOCK)
     }
 
-    /// One for the hands of programs, to whom the descriptor's flags say whether to wait for what it announces.
+    /// Creates a blocking counter for a descriptor that programs get: its flags decide whether they block when they
+    /// wait for events.
     pub(crate) fn for_programs() -> io::Result<Self> {
         Ok(Self { blocks: true, ..Self::with_flags(0)? })
     }
@@ -30,8 +31,8 @@ impl EventFd {
         Ok(Self { _not_inherited, descriptor, blocks: false })
     }
 
-    /// Makes it readable; a full counter is so already. False: the program has closed the descriptor, as daemons close
-    /// all that is open, so nobody can be told.
+    /// Makes it readable; a full counter already is. Returns false if the program has closed the descriptor, as daemons
+    /// do with all open ones: then nothing can be signalled.
     pub(crate) fn signal(&self) -> bool {
         let one = 1u64;
         // SAFETY: the kernel reads eight bytes from a live local variable.
@@ -51,7 +52,7 @@ impl AsFd for EventFd {
     }
 }
 
-/// An alarm clock that is readable once its time has come.
+/// A timer that is readable once it has expired.
 pub(crate) struct Timer {
     _not_inherited: NotInherited,
     descriptor: OwnedFd,
@@ -65,19 +66,19 @@ impl Timer {
         Ok(Self { _not_inherited, descriptor })
     }
 
-    /// Readable after this time, and not before. What was set before is forgotten.
+    /// Sets the timer: it becomes readable after this time. The previous setting is replaced.
     pub(crate) fn set(&self, after: Duration) -> io::Result<()> {
-        // Zero would turn it off.
+        // Zero would disarm it.
         let after = after.max(Duration::from_nanos(1));
         let value = timespec(after);
         let interval = timespec(Duration::ZERO);
         let setting = libc::itimerspec { it_interval: interval, it_value: value };
         let descriptor = self.descriptor.as_raw_fd();
-        // SAFETY: the kernel reads one structure, which lives until the call returns; the old setting is not asked for.
+        // SAFETY: the kernel reads one structure, which lives until the call returns; the old setting is not requested.
         check(unsafe { libc::timerfd_settime(descriptor, 0, &raw const setting, std::ptr::null_mut()) }).map(drop)
     }
 
-    /// Makes it unreadable until its next time.
+    /// Makes it unreadable until it expires again.
     pub(crate) fn clear(&self) {
         clear(&self.descriptor);
     }
@@ -89,10 +90,10 @@ impl AsFd for Timer {
     }
 }
 
-/// What a call that opens a descriptor has made.
+/// Takes ownership of the result of a call that opens a descriptor.
 fn own(made: libc::c_int) -> io::Result<(OwnedFd, NotInherited)> {
     let descriptor = check(made)?;
-    // SAFETY: the kernel just made this descriptor for us; nobody else owns it.
+    // SAFETY: the kernel just created this descriptor for this call; it has no other owner.
     let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
     let not_inherited = NotInherited::new(descriptor.as_fd());
     Ok((descriptor, not_inherited))
@@ -105,14 +106,13 @@ fn clear(descriptor: &OwnedFd) {
     unsafe { libc::read(descriptor.as_raw_fd(), (&raw mut count).cast(), size_of::<u64>()) };
 }
 
-/// The same where the descriptor's flags say that reading waits, if there is something to read: a program may have read
-/// what was here.
+/// Makes a blocking event counter unreadable without blocking: the program may have read it already.
 fn clear_at_once(descriptor: &OwnedFd) {
     const NOWHERE: libc::c_long = -1;
     let mut count = 0u64;
     let into = libc::iovec { iov_base: (&raw mut count).cast(), iov_len: size_of::<u64>() };
-    // SAFETY: the kernel writes at most eight bytes into a live local variable, of which it is told by another. Both
-    // halves of the position say that there is none.
+    // SAFETY: the kernel writes at most eight bytes into a live local variable, which another one describes. Both
+    // halves of the position mean that there is none.
     let read = unsafe {
         libc::syscall(
             libc::SYS_preadv2,
@@ -124,8 +124,8 @@ fn clear_at_once(descriptor: &OwnedFd) {
             libc::RWF_NOWAIT,
         )
     };
-    // Kernels before 5.8 know it, but not for these. Between the look and the reading the program may be quicker; there
-    // it is this that waits.
+    // Kernels before 5.8 know the call, but not for event counters. Between the check and the read the program may be
+    // quicker; then this thread blocks.
     let is_known = read >= 0 || io::Error::last_os_error().raw_os_error() == Some(libc::EAGAIN);
     if !is_known && wait_readable([descriptor.as_fd()], Some(Duration::ZERO)).is_ok_and(|[is_readable]| is_readable) {
         clear(descriptor);
@@ -139,14 +139,14 @@ fn timespec(duration: Duration) -> libc::timespec {
     }
 }
 
-/// What an epoll set watches a descriptor for.
+/// The condition that an epoll set watches a descriptor for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Interest {
-    /// Readable now.
+    /// The descriptor is readable.
     Readable,
 }
 
-/// A set of descriptors that is itself readable while one of them is. Descriptors leave it when they are closed.
+/// A set of descriptors that is readable while one of its members is. Descriptors leave it when they are closed.
 pub(crate) struct Epoll {
     _not_inherited: NotInherited,
     descriptor: OwnedFd,
@@ -181,8 +181,8 @@ impl AsRawFd for Epoll {
     }
 }
 
-/// Waits until one of the descriptors is readable or the time is over (`None`: for ever); says which are readable.
-/// A signal ends the waiting early, with nothing readable.
+/// Waits until one of the descriptors is readable or the time is over (`None`: for ever); returns which are readable. A
+/// signal ends the wait early, with none readable.
 pub(crate) fn wait_readable<const N: usize>(
     descriptors: [BorrowedFd<'_>; N],
     timeout: Option<Duration>,
@@ -240,7 +240,7 @@ mod tests {
         let event = EventFd::for_programs().unwrap();
         let (come, gone) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let end = Instant::now() + Duration::from_secs(30);
-        // Without sleeping, or one of them would be late. A thread that waits in vain frees the other, so that both
+        // Without sleeping, or one of them would be late. A thread that waits too long wakes the other, so that both
         // end.
         let meet = |place: &AtomicUsize, round: usize| {
             place.fetch_add(1, Ordering::SeqCst);

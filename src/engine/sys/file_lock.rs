@@ -1,15 +1,16 @@
-//! Locks on bytes of a file, owned by the open file and not by the process: they end with its last descriptor, however
-//! the process ends, and they work between containers that do not see each other's processes.
+//! Locks on bytes of a file, owned by the open file description, not by the process (`F_OFD_SETLK`): they end with its
+//! last descriptor, however the process ends, and they work between containers that do not see each other's processes.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// Tries to lock the byte at `offset`, which need not exist. False if another open file has it.
+/// Tries to lock the byte at `offset`, which need not exist. Returns false if another open file holds it.
 pub(crate) fn try_lock_byte(file: BorrowedFd<'_>, offset: u64) -> io::Result<bool> {
     try_lock(file, libc::F_WRLCK, offset)
 }
 
-/// The same for a lock that any number of open files may have. False if another one has it alone.
+/// Tries to share-lock the byte at `offset`, which any number of open files may do. Returns false if another one holds
+/// it exclusively.
 pub(crate) fn try_share_byte(file: BorrowedFd<'_>, offset: u64) -> io::Result<bool> {
     try_lock(file, libc::F_RDLCK, offset)
 }
@@ -27,17 +28,17 @@ pub(crate) fn unlock_byte(file: BorrowedFd<'_>, offset: u64) -> io::Result<()> {
     control(file, libc::F_OFD_SETLK, libc::F_UNLCK, offset, 1).map(drop)
 }
 
-/// Whether another open file has a lock on the byte.
+/// Returns whether another open file has a lock on the byte.
 pub(crate) fn is_byte_locked_by_others(file: BorrowedFd<'_>, offset: u64) -> io::Result<bool> {
     is_range_locked_by_others(file, offset, 1)
 }
 
-/// Whether another open file has a lock on one of the `length` bytes.
+/// Returns whether another open file has a lock on any of the `length` bytes.
 pub(crate) fn is_range_locked_by_others(file: BorrowedFd<'_>, offset: u64, length: u64) -> io::Result<bool> {
     control(file, libc::F_OFD_GETLK, libc::F_WRLCK, offset, length).map(|kind| kind != libc::F_UNLCK)
 }
 
-/// Returns the kind of lock that the kernel left in the description.
+/// Issues a lock command; returns the lock type that the kernel left in the `flock`.
 fn control(
     file: BorrowedFd<'_>,
     command: libc::c_int,

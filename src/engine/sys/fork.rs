@@ -1,52 +1,53 @@
-//! What happens when the process forks: the child gets copies of all descriptors, but none of the engine's threads. Its
-//! copies must not keep sockets and locks of the parent alive, so each that the engine owns is replaced, in the child,
-//! by one that leads nowhere. The number stays taken: whoever closes it later closes nothing else.
+//! Handling of forks: a child gets copies of all descriptors, but none of the engine's threads. Its copies must not
+//! keep sockets and locks of the parent alive, so the child replaces each of the engine's descriptors with one for
+//! `/dev/null`. The number stays taken, so a later close of it closes nothing else.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Once;
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 
-/// Descriptors that can be replaced; of more, the child keeps its copies.
+/// Number of descriptors that can be replaced; the child keeps its copies of any further ones.
 const PLACES: usize = 8_192;
 const FREE: i32 = -1;
 
 /// Forks since the first process of this program that used the engine.
 static GENERATION: AtomicUsize = AtomicUsize::new(0);
 static DESCRIPTORS: [AtomicI32; PLACES] = [const { AtomicI32::new(FREE) }; PLACES];
-/// Places from here on were never used.
+/// Slots from this index on were never used.
 static USED: AtomicUsize = AtomicUsize::new(0);
 
-/// The process that something was made in: a forked child is another one, and what it inherits is not its own.
+/// The process that an object was created in: a forked child is a different one, and does not own the objects it
+/// inherits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Generation(usize);
 
 impl Generation {
-    /// This process.
+    /// Returns the generation of this process.
     #[inline]
     pub(crate) fn now() -> Self {
         Self(GENERATION.load(Ordering::Relaxed))
     }
 
-    /// Whether it is this process.
+    /// Returns whether this is the current process.
     #[inline]
     pub(crate) fn is_current(self) -> bool {
         self == Self::now()
     }
 
-    /// How often the processes before it forked.
+    /// Returns how many forks led to this process.
     pub(crate) fn number(self) -> usize {
         self.0
     }
 }
 
-/// Keeps a descriptor from living on in children, until dropped. It is dropped before the descriptor is closed.
+/// Keeps a descriptor from surviving in children, until dropped. Drop it before the descriptor is closed.
 pub(crate) struct NotInherited {
     place: Option<usize>,
     generation: Generation,
 }
 
 impl NotInherited {
-    /// For a descriptor that its owner closes after this was dropped.
+    /// Registers a descriptor that its owner closes after dropping this.
     pub(crate) fn new(descriptor: BorrowedFd<'_>) -> Self {
         static HANDLER: Once = Once::new();
         // SAFETY: the handler only makes calls that are allowed between fork and exec, and is never unloaded before
@@ -68,7 +69,7 @@ impl NotInherited {
 
 impl Drop for NotInherited {
     fn drop(&mut self) {
-        // In a child the place may be another descriptor's by now.
+        // In a child the slot may hold another descriptor by now.
         if let Some(place) = self.place
             && self.generation.is_current()
         {
@@ -77,28 +78,28 @@ impl Drop for NotInherited {
     }
 }
 
-/// Runs in the child, before fork returns there. Nothing but system calls and atomics.
+/// Runs in the child before `fork` returns there. Only system calls and atomics are allowed.
 extern "C" fn in_child() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
-    // SAFETY: a constant string with its zero; the call is allowed here.
+    // SAFETY: a constant string with its terminator; the call is allowed here.
     let nowhere = unsafe { libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC) };
     for place in &DESCRIPTORS[..USED.load(Ordering::Acquire)] {
         let descriptor = place.swap(FREE, Ordering::Relaxed);
         if descriptor == FREE {
             continue;
         }
-        // SAFETY: the descriptor is one of the engine's; nothing in the child uses it as what it was, because its
+        // SAFETY: the descriptor is one of the engine's; nothing in the child uses it in its old role, because its
         // owner belongs to another generation.
         unsafe {
             match nowhere {
                 0.. => libc::dup3(nowhere, descriptor, libc::O_CLOEXEC),
-                // Without a descriptor to spare the number becomes free; that is the lesser evil.
+                // Without a spare descriptor the number becomes free, which is the lesser evil.
                 _ => libc::close(descriptor),
             };
         }
     }
     if nowhere >= 0 {
-        // SAFETY: just opened here, and known to nobody else.
+        // SAFETY: just opened here, and not shared with any other code.
         unsafe { libc::close(nowhere) };
     }
 }

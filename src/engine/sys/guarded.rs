@@ -1,12 +1,12 @@
 //! A value behind one atomic word: {free, held, held and rung}.
 //!
-//! The word is the whole lock. Who finds it held may *ring* it instead of waiting: the holder's release is a
-//! compare-and-swap that fails when it was rung, and then the holder still has the value and looks again. So whoever
-//! announces work and then rings knows that somebody looks after the announcement: itself, if the word was free; the
-//! holder otherwise.
+//! The word is the whole lock. A thread that finds it held may *ring* it instead of waiting: the holder's release is a
+//! compare-and-swap that fails if the word was rung, and then the holder still has the value and looks again. So a
+//! thread that publishes work and then rings knows that a look follows the publication: its own, if the word was free;
+//! the holder's otherwise.
 //!
 //! Every operation on the word reads and writes it. That matters when the word is already rung: a second ringer that
-//! merely *saw* so would not be ordered before the holder's next look, and its announcement could be missed.
+//! merely *saw* so would not be ordered before the holder's next look, which could miss its work.
 
 #[cfg(loom)]
 use loom::{
@@ -42,15 +42,15 @@ pub(crate) struct Guarded<T> {
     value: UnsafeCell<T>,
 }
 
-// SAFETY: a `Guard` is the only way to the value, and at most one exists at a time (see `Guard`). So sharing a
-// `Guarded` moves exclusive access to the value from thread to thread, never shares it: `T: Send` suffices, as for a
+// SAFETY: a `Guard` is the only access to the value, and at most one exists at a time (see `Guard`). So sharing a
+// `Guarded` moves exclusive access to the value between threads and never shares it: `T: Send` suffices, as for a
 // mutex.
 unsafe impl<T: Send> Sync for Guarded<T> {}
 // SAFETY: the value moves along with its owner.
 unsafe impl<T: Send> Send for Guarded<T> {}
 
-/// Exclusive access to the value. Exists only while the word is held or rung, and only once: it is made by the one
-/// thread whose compare-and-swap took the word from free, and the word becomes free again only by consuming it.
+/// Exclusive access to the value. It exists only while the word is held or rung, and only once: it is created by the
+/// one thread whose compare-and-swap took the word from free, and the word becomes free again only by consuming it.
 pub(crate) struct Guard<'a, T> {
     guarded: &'a Guarded<T>,
 }
@@ -64,23 +64,23 @@ impl<T> Guarded<T> {
     #[inline]
     pub(crate) fn try_acquire(&self) -> Option<Guard<'_, T>> {
         let taken = self.word.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed);
-        // Made only if the word was taken: dropping a guard frees it.
+        // Created only if the word was taken: dropping a guard frees it.
         taken.is_ok().then(|| Guard { guarded: self })
     }
 
-    /// Whether somebody has the value at this moment, or had it just now.
+    /// Returns whether a thread holds the value now, or held it just now.
     pub(crate) fn is_held(&self) -> bool {
         self.word.load(Ordering::Relaxed) != FREE
     }
 
-    /// Takes the word if it is free, rings it otherwise. After `None`, the holder looks once more, and sees all that
-    /// this thread did before.
+    /// Takes the word if it is free, rings it otherwise. After `None`, the holder looks once more and sees everything
+    /// that this thread did before.
     #[inline]
     pub(crate) fn acquire_or_ring(&self) -> Option<Guard<'_, T>> {
         let mut expected = FREE;
         loop {
             let wanted = if expected == FREE { HELD } else { RUNG };
-            // A release on success too: the holder's acquiring release sees what was announced before the ring.
+            // A release on success too: the holder's acquiring release sees the work published before the ring.
             match self.word.compare_exchange_weak(expected, wanted, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(FREE) => return Some(Guard { guarded: self }),
                 Ok(_) => return None,
@@ -91,16 +91,16 @@ impl<T> Guarded<T> {
 }
 
 impl<'a, T> Guard<'a, T> {
-    /// Uses the value.
+    /// Runs `work` on the value.
     #[inline]
     pub(crate) fn with<R>(&mut self, work: impl FnOnce(&mut T) -> R) -> R {
-        // SAFETY: this is the only guard of the value (see the type's description), and it is borrowed exclusively
-        // for as long as the reference lives. The acquiring operation that made the guard orders this access after
-        // the release of the guard before.
+        // SAFETY: this is the only guard of the value (see the type's description), and it is borrowed exclusively for
+        // as long as the reference lives. The acquiring operation that made the guard orders this access after the
+        // release of the previous guard.
         self.guarded.value.with_mut(|value| work(unsafe { &mut *value }))
     }
 
-    /// Frees the word, unless it was rung: then the guard comes back, unrung, and its holder must look again.
+    /// Frees the word, unless it was rung: then it returns the guard, unrung, and its holder must look again.
     #[inline]
     pub(crate) fn release(self) -> Result<(), Guard<'a, T>> {
         let word = &self.guarded.word;
@@ -117,7 +117,7 @@ impl<'a, T> Guard<'a, T> {
         }
     }
 
-    /// Frees the word in any case. `true`: it was rung, and the caller must see to it that somebody looks again.
+    /// Frees the word in any case. Returns true if it was rung: the caller must make sure that another look follows.
     pub(crate) fn abandon(self) -> bool {
         let rung = self.guarded.word.swap(FREE, Ordering::AcqRel) == RUNG;
         std::mem::forget(self);
@@ -125,7 +125,7 @@ impl<'a, T> Guard<'a, T> {
     }
 }
 
-/// Only a panic ends a guard this way: the word becomes free, so that nobody waits for ever.
+/// Reached only by a panic: frees the word, so that no thread waits for ever.
 impl<T> Drop for Guard<'_, T> {
     fn drop(&mut self) {
         self.guarded.word.swap(FREE, Ordering::AcqRel);

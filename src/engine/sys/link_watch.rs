@@ -1,5 +1,5 @@
-//! Hearing of it when a network interface or an address of this machine comes, goes or changes: a routing socket of the
-//! kernel. What exactly happened is then asked for in other ways, so the messages themselves are not read.
+//! Notification when a network interface or an address of this machine appears, disappears or changes, from a routing
+//! socket of the kernel. The messages themselves are not read: callers query the new state by other means.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -9,10 +9,10 @@ use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
 use super::NotInherited;
 
-/// Messages that are taken at a time.
+/// Messages taken per call.
 const MESSAGES: usize = 256;
 
-/// Hears of changes to interfaces and addresses in its network namespace.
+/// A watch on the interfaces and addresses of its network namespace.
 pub(crate) struct LinkWatch {
     _not_inherited: NotInherited,
     socket: Socket,
@@ -27,9 +27,10 @@ impl LinkWatch {
         Ok(Self { _not_inherited: NotInherited::new(socket.as_fd()), socket })
     }
 
-    /// Whether anything changed since it was last asked. If there are very many messages, it remains readable.
+    /// Returns whether anything changed since the last call. If there are very many messages, the descriptor stays
+    /// readable.
     pub(crate) fn has_changed(&self) -> bool {
-        // Longer messages are cut, which is all the same.
+        // Longer messages are cut, which does not matter.
         let mut message = [MaybeUninit::uninit(); 64];
         let mut has_changed = false;
         for _ in 0..MESSAGES {
@@ -44,14 +45,14 @@ impl LinkWatch {
     }
 }
 
-/// Readable while there is news.
+/// Readable while changes are pending.
 impl AsFd for LinkWatch {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 }
 
-/// An address that subscribes to news of interfaces and of their addresses.
+/// Returns an address that subscribes to changes of interfaces and of their addresses.
 fn groups() -> io::Result<SockAddr> {
     let write = |storage: *mut socket2::SockAddrStorage, length: *mut libc::socklen_t| {
         let address = storage.cast::<libc::sockaddr_nl>();
@@ -76,7 +77,7 @@ mod tests {
     #[test]
     fn quiet_machine_has_no_news() {
         let watch = LinkWatch::open().unwrap();
-        // News of other programs may come at any time, but not without end.
+        // Other programs may cause changes at any time, but not without end.
         assert!((0..100).any(|_| !watch.has_changed()));
     }
 }

@@ -1,5 +1,5 @@
-//! Sending and receiving datagrams with what plain socket calls leave out: segmentation, merging, traffic class, hop
-//! limit, and the count of dropped datagrams.
+//! Sending and receiving of datagrams with the features that plain socket calls lack: segmentation, merging, traffic
+//! class, hop limit, and the count of dropped datagrams.
 
 use std::io;
 use std::mem::{MaybeUninit, zeroed};
@@ -7,22 +7,22 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
 
-/// Room for the control messages of one call; aligned as their headers need.
+/// Room for the control messages of one call; aligned for their headers.
 #[repr(C, align(8))]
 struct Control([u8; 128]);
 
-/// What a receive call brought.
+/// Result of a receive call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Received {
-    /// Bytes in the buffer.
+    /// Number of bytes in the buffer.
     pub(crate) length: usize,
-    /// Who sent them.
+    /// Address of the sender.
     pub(crate) source: SocketAddr,
-    /// The buffer holds several datagrams, each of this length but the last, which may be shorter.
+    /// Length of each of the merged datagrams in the buffer but the last, which may be shorter.
     pub(crate) segment_size: Option<usize>,
-    /// Datagrams that the socket dropped since it was opened, when the kernel says so (modulo 2^32).
+    /// Number of datagrams that the socket has dropped since it was opened, if the kernel reports it (modulo 2^32).
     pub(crate) dropped: Option<u32>,
-    /// The datagram was longer than the buffer: its end is lost.
+    /// Whether the datagram was longer than the buffer: its end is lost.
     pub(crate) truncated: bool,
     /// Time to live or hop limit, if the socket reports it.
     pub(crate) hop_limit: Option<u8>,
@@ -30,19 +30,19 @@ pub(crate) struct Received {
     pub(crate) traffic_class: Option<u8>,
 }
 
-/// Datagrams that one call of [`receive_several`] may bring. Discarding a packet takes 2.05 times a plain receiver's
-/// processor time with one, 1.85 with two, 1.65 with four, 1.52 with eight, 1.49 with sixteen (the example `garbage`,
-/// medians of 15).
+/// Most datagrams that one call of [`receive_several`] receives. Discarding a packet takes 2.05 times a plain
+/// receiver's processor time with one, 1.85 with two, 1.65 with four, 1.52 with eight, 1.49 with sixteen (the example
+/// `garbage`, medians of 15).
 pub(crate) const SEVERAL: usize = 8;
 
-/// Receives a datagram, or several merged ones, without waiting; `None` if there is none.
+/// Receives a datagram, or several merged ones, without waiting; returns `None` if there is none.
 #[inline]
 pub(crate) fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Option<Received>> {
     let mut name = MaybeUninit::<libc::sockaddr_storage>::uninit();
     let mut control = MaybeUninit::<Control>::uninit();
     let mut piece = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
     let mut message = header(&mut name, &mut control, &mut piece);
-    // SAFETY: name, control, piece and buffer live until the call returns, and the lengths are theirs.
+    // SAFETY: name, control, iovec and buffer live until the call returns, and the lengths are theirs.
     let length = unsafe { libc::syscall(libc::SYS_recvmsg, socket.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) };
     let Ok(length) = usize::try_from(length) else {
         return nothing_waits().map(|()| None);
@@ -51,8 +51,8 @@ pub(crate) fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<O
     unsafe { read_message(&message, length) }.map(Some)
 }
 
-/// Receives as many datagrams as `received` has places, at most [`SEVERAL`], without waiting: each, or several merged
-/// ones, into a part of the buffer of its own. A datagram whose sender's address cannot be read leaves its place empty.
+/// Receives as many datagrams as `received` has slots, at most [`SEVERAL`], without waiting: each, or several merged
+/// ones, into its own part of the buffer. A datagram whose sender's address cannot be read leaves its slot empty.
 /// Returns how many there were.
 pub(crate) fn receive_several(
     socket: BorrowedFd<'_>,
@@ -63,7 +63,7 @@ pub(crate) fn receive_several(
     let mut names = [const { MaybeUninit::<libc::sockaddr_storage>::uninit() }; SEVERAL];
     let mut controls = [const { MaybeUninit::<Control>::uninit() }; SEVERAL];
     let mut pieces = [libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 }; SEVERAL];
-    // SAFETY: null pointers and zero lengths are values of all fields.
+    // SAFETY: null pointers and zero lengths are valid for all fields.
     let mut messages: [libc::mmsghdr; SEVERAL] = unsafe { zeroed() };
     let places = received.len().min(SEVERAL);
     let parts = buffer.chunks_exact_mut(part_bytes).take(places);
@@ -76,7 +76,7 @@ pub(crate) fn receive_several(
         prepared += 1;
     }
     let (first, timeout) = (messages.as_mut_ptr(), ptr::null_mut::<libc::timespec>());
-    // SAFETY: the first `prepared` messages describe names, controls, pieces and parts of the buffer that live until
+    // SAFETY: the first `prepared` messages describe names, controls, iovecs and parts of the buffer that live until
     // the call returns, with their lengths.
     let count =
         unsafe { libc::syscall(libc::SYS_recvmmsg, socket.as_raw_fd(), first, prepared, libc::MSG_DONTWAIT, timeout) };
@@ -90,14 +90,14 @@ pub(crate) fn receive_several(
     Ok(count)
 }
 
-/// The header of a message to be received.
+/// Returns the header of a message to be received.
 #[inline]
 fn header(
     name: &mut MaybeUninit<libc::sockaddr_storage>,
     control: &mut MaybeUninit<Control>,
     piece: &mut libc::iovec,
 ) -> libc::msghdr {
-    // SAFETY: null pointers and zero lengths are values of all fields.
+    // SAFETY: null pointers and zero lengths are valid for all fields.
     let mut message: libc::msghdr = unsafe { zeroed() };
     message.msg_name = name.as_mut_ptr().cast();
     message.msg_namelen = size_of::<libc::sockaddr_storage>() as libc::socklen_t;
@@ -108,7 +108,7 @@ fn header(
     message
 }
 
-/// After a receive call failed: whether it was because no datagram waits.
+/// Maps the error of a failed receive call: `Ok` if no datagram waits.
 fn nothing_waits() -> io::Result<()> {
     let error = io::Error::last_os_error();
     if error.raw_os_error() == Some(libc::EAGAIN) { Ok(()) } else { Err(error) }
@@ -163,8 +163,8 @@ unsafe fn read_control(message: &libc::msghdr, received: &mut Received) {
     let mut header = unsafe { libc::CMSG_FIRSTHDR(message) };
     while !header.is_null() {
         // SAFETY: not null, so it points to a control message inside the buffer. The kinds that are read carry four
-        // bytes of data, but the type of service, which is one byte; unaligned reads, because the data's place promises
-        // nothing.
+        // bytes of data, except the type of service, which is one byte; the reads are unaligned, because nothing
+        // guarantees the data's alignment.
         unsafe {
             let data = libc::CMSG_DATA(header);
             match ((*header).cmsg_level, (*header).cmsg_type) {
@@ -189,14 +189,14 @@ unsafe fn read_control(message: &libc::msghdr, received: &mut Received) {
     }
 }
 
-/// How to send.
+/// Options of a send call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct SendOptions {
-    /// The bytes are several datagrams, each of this length but the last, which may be shorter.
+    /// Length of each of several datagrams but the last, which may be shorter; `None`: the bytes are one datagram.
     pub(crate) segment_size: Option<u16>,
-    /// Type of service or traffic class, unless it is the socket's.
+    /// Type of service or traffic class; `None`: the socket's.
     pub(crate) traffic_class: Option<u8>,
-    /// Time to live or hop limit, unless it is the socket's.
+    /// Time to live or hop limit; `None`: the socket's.
     pub(crate) hop_limit: Option<u8>,
 }
 
@@ -213,20 +213,20 @@ pub(crate) fn send(
     }
     let mut piece = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
     let mut control = Control([0; 128]);
-    // SAFETY: null pointers and zero lengths are values of all fields.
+    // SAFETY: null pointers and zero lengths are valid for all fields.
     let mut message: libc::msghdr = unsafe { zeroed() };
     message.msg_name = destination.as_ptr().cast_mut().cast();
     message.msg_namelen = destination.len();
     message.msg_iov = &raw mut piece;
     message.msg_iovlen = 1;
     write_control(&mut message, &mut control, destination.is_ipv6(), options);
-    // SAFETY: address, piece, bytes and control live until the call returns, and the lengths are theirs. The kernel
-    // only reads them: the casts to mutable pointers are the structure's fault.
+    // SAFETY: address, iovec, bytes and control live until the call returns, and the lengths are theirs. The kernel
+    // only reads them: the structure's fields force the casts to mutable pointers.
     let sent = unsafe { libc::syscall(libc::SYS_sendmsg, socket.as_raw_fd(), &raw const message, libc::MSG_DONTWAIT) };
     if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// The same without control messages, by the system call that has less to read.
+/// Sends one datagram without control messages, by the system call that has less to read.
 fn send_plain(socket: BorrowedFd<'_>, destination: &socket2::SockAddr, bytes: &[u8]) -> io::Result<()> {
     let (address, length) = (destination.as_ptr(), destination.len());
     // SAFETY: bytes and address live until the call returns, and the lengths are theirs.
@@ -265,15 +265,15 @@ fn write_control(message: &mut libc::msghdr, control: &mut Control, ipv6: bool, 
     }
 }
 
-/// Appends a control message by plain bytes: its header is a length, a level and a type, and its data follows at the
-/// next aligned place. Returns the number of bytes in use.
+/// Appends a control message as plain bytes: its header is a length, a level and a type, and its data follows at the
+/// next aligned offset. Returns the number of bytes in use.
 fn push_control(control: &mut Control, used: usize, level: libc::c_int, name: libc::c_int, data: &[u8]) -> usize {
-    // SAFETY: plain arithmetic.
+    // SAFETY: pure arithmetic.
     let (space, length) =
         unsafe { (libc::CMSG_SPACE(data.len() as u32) as usize, libc::CMSG_LEN(data.len() as u32) as usize) };
     // Three messages of at most four bytes: 3 * 24 bytes.
     let place = &mut control.0[used..used + space];
-    // SAFETY: null and zero are values of all fields.
+    // SAFETY: null and zero are valid for all fields.
     let mut header: libc::cmsghdr = unsafe { zeroed() };
     header.cmsg_len = length as _;
     header.cmsg_level = level;

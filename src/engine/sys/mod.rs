@@ -1,7 +1,7 @@
 //! The engine's unsafe island: system calls that no crate wraps, and the cell behind the shard's lock.
 //!
-//! Everything that leaves this module is safe to call in any order and from any thread. What is specific to Linux
-//! lives here, so that another platform can be added beside it.
+//! Every exported item is safe to call in any order and from any thread. Linux-specific code lives here, so that
+//! another platform can be added beside it.
 
 mod credentials;
 mod environment;

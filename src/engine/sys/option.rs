@@ -1,34 +1,34 @@
-//! Socket options that no crate names.
+//! Socket options that no crate exposes.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// An option that takes a number.
+/// A socket option with an integer value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum SocketOption {
-    /// Merge datagrams of one flow and say how long each was (UDP GRO).
+    /// Merge datagrams of one flow and report the length of each (UDP GRO).
     MergeReceived,
     /// Leave the UDP checksum of sent datagrams 0 (IPv4).
     NoChecksum4,
     /// Leave the UDP checksum of sent datagrams 0 (IPv6).
     NoChecksum6,
-    /// Take datagrams with UDP checksum 0 (IPv6).
+    /// Accept datagrams with UDP checksum 0 (IPv6).
     AcceptNoChecksum6,
     /// Report how many datagrams were dropped because the buffer was full.
     ReportOverflow,
-    /// Never fragment, ignore what routers say of the path MTU, identification 0 (IPv4).
+    /// Never fragment, ignore the path MTU that routers report, set identification 0 (IPv4).
     ProbePathMtu4,
-    /// Never fragment, ignore what routers say of the path MTU (IPv6).
+    /// Never fragment, ignore the path MTU that routers report (IPv6).
     ProbePathMtu6,
-    /// Queue what the network reports of packets that were sent (IPv4).
+    /// Queue the errors that the network reports about sent packets (IPv4).
     ReportErrors4,
-    /// Queue what the network reports of packets that were sent (IPv6).
+    /// Queue the errors that the network reports about sent packets (IPv6).
     ReportErrors6,
     /// Choose flow labels by hashing (IPv6).
     AutoFlowLabel,
-    /// Take datagrams to groups that only other sockets have joined (IPv4).
+    /// Deliver datagrams to groups that only other sockets have joined (IPv4).
     MulticastOfOthers4,
-    /// Take datagrams to groups that only other sockets have joined (IPv6).
+    /// Deliver datagrams to groups that only other sockets have joined (IPv6).
     MulticastOfOthers6,
     /// Report the time to live of received datagrams (IPv4).
     ReportHopLimit4,
@@ -72,12 +72,12 @@ impl SocketOption {
     }
 }
 
-/// Switches a socket option on or off.
+/// Turns a socket option on or off.
 pub(crate) fn set_option(socket: BorrowedFd<'_>, option: SocketOption, on: bool) -> io::Result<()> {
     set_number(socket, option.level_and_name(), option.value(on))
 }
 
-/// Sets the traffic class of packets that are sent without one.
+/// Sets the traffic class of packets that are sent without an explicit one.
 pub(crate) fn set_traffic_class(socket: BorrowedFd<'_>, is_ipv6: bool, class: u8) -> io::Result<()> {
     let option = if is_ipv6 { (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) } else { (libc::IPPROTO_IP, libc::IP_TOS) };
     set_number(socket, option, class.into())

@@ -1,17 +1,17 @@
-//! How the kernel's scheduler shall see a thread.
+//! Scheduler attributes of a thread.
 
 use std::io;
 
-/// The shortest that Linux takes.
+/// The shortest slice that Linux accepts.
 const SLICE_NANOSECONDS: u64 = 100_000;
 const NORMAL: u32 = libc::SCHED_OTHER as u32;
 
-/// Asks for short time slices for this thread: from Linux 6.12 on, a thread that wakes up goes before one that computes
-/// and has longer slices, on the same core. Its share of the processor stays what it is. Needs no privilege; older
-/// kernels ignore it. A thread of another class than the normal one keeps what it has.
+/// Requests short time slices for this thread: from Linux 6.12 on, a thread that wakes up goes before one that computes
+/// with longer slices on the same core. Its share of the processor stays the same. This needs no privilege; older
+/// kernels ignore it. A thread in a scheduling class other than the normal one is left unchanged.
 pub(crate) fn ask_for_short_slices() -> io::Result<()> {
     let size = size_of::<libc::sched_attr>() as u32;
-    // SAFETY: zeros are values of all fields, which are numbers.
+    // SAFETY: zeros are valid for all fields, which are numbers.
     let mut attributes: libc::sched_attr = unsafe { std::mem::zeroed() };
     // SAFETY: the kernel writes at most `size` bytes into a live local variable. Thread 0 is the calling one.
     check(unsafe { libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attributes, size, 0) })?;
@@ -24,9 +24,9 @@ pub(crate) fn ask_for_short_slices() -> io::Result<()> {
     check(unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) })
 }
 
-/// How often another thread took this one's core although it could have gone on.
+/// Returns how often this thread was preempted by another one.
 pub(crate) fn involuntary_switches() -> u64 {
-    // SAFETY: zeros are values of all fields, which are numbers.
+    // SAFETY: zeros are valid for all fields, which are numbers.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
     // SAFETY: the kernel writes one structure into a live local variable. It fails for wrong arguments only.
     unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };

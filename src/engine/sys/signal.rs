@@ -1,14 +1,15 @@
-//! Keeping signals away from the engine's threads: they belong to the application's. All but those of faults, which a
-//! thread raises itself: blocked, they would end the process, whatever handles them.
+//! Keeps signals away from the engine's threads: the application's threads handle them. The exceptions are fault
+//! signals, which a thread raises itself: blocked, they would end the process whatever handler is installed.
 
 use std::mem::MaybeUninit;
 
-/// Runs `work` with all other signals blocked for this thread; threads that it starts inherit that and keep it.
+/// Runs `work` with all signals but those of faults blocked for this thread; threads started inside inherit the mask
+/// and keep it.
 pub(crate) fn with_signals_blocked<R>(work: impl FnOnce() -> R) -> R {
     let mut all = MaybeUninit::<libc::sigset_t>::uninit();
     let mut before = MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: `sigfillset` initialises the set it is given, which the next two change. `pthread_sigmask` reads that set
-    // and writes the previous mask; both are live local variables.
+    // SAFETY: `sigfillset` initialises the set it is given, which the next two calls change. `pthread_sigmask` reads
+    // that set and writes the previous mask; both are live local variables.
     let blocked = unsafe {
         libc::sigfillset(all.as_mut_ptr());
         libc::sigdelset(all.as_mut_ptr(), libc::SIGSEGV);

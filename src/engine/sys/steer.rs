@@ -12,8 +12,8 @@ pub(crate) struct Instruction {
     pub(crate) value: u32,
 }
 
-/// Makes `program` pick the sockets of the group that `socket` belongs to: its result is a socket's index, in the
-/// order in which the sockets joined. It replaces the program before.
+/// Makes `program` pick the sockets of the group that `socket` belongs to: its result is a socket's index, in the order
+/// in which the sockets joined. It replaces the previous program.
 pub(crate) fn attach_steering(socket: BorrowedFd<'_>, program: &[Instruction]) -> io::Result<()> {
     let mut filter: Vec<libc::sock_filter> = program
         .iter()
@@ -30,7 +30,8 @@ pub(crate) fn attach_steering(socket: BorrowedFd<'_>, program: &[Instruction]) -
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Removes the program of the group that `socket` belongs to (Linux 5.3): the kernel picks by the packet's addresses.
+/// Removes the program of the group that `socket` belongs to (Linux 5.3); the kernel then picks by the packet's
+/// addresses.
 pub(crate) fn detach_steering(socket: BorrowedFd<'_>) -> io::Result<()> {
     let value: libc::c_int = 0;
     let (place, size) = ((&raw const value).cast(), size_of::<libc::c_int>() as libc::socklen_t);
