@@ -1,4 +1,4 @@
-//! Two endpoints on a perfect wire: every operation, and the rules that need no faults. Faults are the simulator's.
+//! Two endpoints on a perfect wire: every operation, and the rules that need no faults. The simulator covers faults.
 
 mod amplification;
 mod bursts;
@@ -45,11 +45,11 @@ struct End {
     completions: Arc<CompletionQueue>,
     events: Arc<AsyncEventQueue>,
     qpn: Qpn,
-    /// What it may keep of early packets.
+    /// Budget for the early packets that it keeps.
     budget: Arc<ReorderBudget>,
-    /// The transport timeout's code.
+    /// Code of the transport timeout.
     timeout: u8,
-    /// Of what it sends.
+    /// Traffic class of the packets that it sends.
     traffic_class: u8,
 }
 
@@ -58,7 +58,7 @@ impl End {
         Self::receiving(service, address, seed, None)
     }
 
-    /// One whose receives come from `source` instead of its own queue.
+    /// Creates an end whose receives come from `source` instead of its own queue.
     fn receiving(service: QueuePairType, address: &str, seed: u32, source: Option<ReceiveSource>) -> Self {
         Self::keeping(service, address, seed, source, Arc::default())
     }
@@ -116,7 +116,7 @@ impl End {
         self.connect_to(peer, None, QueuePairState::ReadyToSend);
     }
 
-    /// Connects, as far as to this state.
+    /// Connects, up to this state.
     fn connect_to(&mut self, peer: &Peer, key: Option<PeerKey>, last: QueuePairState) {
         let source = SourceAddress { address: self.address, source_port: 50_000 };
         let (access, reliable) = (AccessFlags::REMOTE, self.service.is_reliable());
@@ -182,7 +182,7 @@ impl End {
         Sge { addr: 0x10_0000 + offset, length, lkey: self.region.lkey() }
     }
 
-    /// The next burst of datagrams, while acknowledgements wait for the application's reply.
+    /// Returns the next burst of datagrams, while acknowledgements wait for the application's reply.
     fn transmit(&mut self, now: Time) -> Vec<Vec<u8>> {
         let mut buffer = vec![0; 65_536];
         let view = self.table.read();
@@ -229,7 +229,7 @@ impl Member {
         Self::notifying(endpoint, service, source, events, None)
     }
 
-    /// One whose completion queue notifies.
+    /// Creates a member whose completion queue notifies.
     fn notifying(
         endpoint: &mut Endpoint,
         service: QueuePairType,
@@ -273,7 +273,7 @@ struct Pair {
     /// Packets of each send of the first end, and the most that it had in flight.
     sends: Vec<(Qpn, usize)>,
     most_in_flight: u32,
-    /// A queue on the way marks what it may.
+    /// Whether a queue on the path marks the packets that may be marked.
     is_marking: bool,
 }
 
@@ -289,7 +289,7 @@ impl Pair {
         Self::connected([End::new(service, "192.0.2.1", 1), End::new(service, "192.0.2.2", 2)], capabilities)
     }
 
-    /// Standard peers that may keep so many bytes of early packets.
+    /// Connects standard peers that may keep this many bytes of early packets.
     fn with_budget(bytes: usize) -> Self {
         let service = QueuePairType::ReliableConnection;
         let end = |address, seed| End::keeping(service, address, seed, None, Arc::new(ReorderBudget::new(bytes)));
@@ -307,7 +307,7 @@ impl Pair {
         Self { ends, now, packets: 0, sends: Vec::new(), most_in_flight: 0, is_marking: false }
     }
 
-    /// Carries everything that one end has to say to the other. False if it was silent.
+    /// Carries everything that one end sends to the other. Returns false if it was silent.
     fn carry(&mut self, from: usize) -> bool {
         let mut buffer = vec![0; 65_536];
         let mut carried = false;
@@ -603,7 +603,7 @@ fn unsignaled_requests_that_follow_closely_ask_seldom_and_the_probe_asks_for_the
     assert_eq!(pair.ends[0].endpoint.counters().get(Counter::LocalAckTimeout), 0);
 }
 
-/// Found by the simulator: only packets beyond the last that had asked did so, and a full window of them was silent.
+/// Found by the simulator: only packets past the last acknowledgement request made one, so a full window was silent.
 #[test]
 fn packets_that_are_sent_again_ask_for_acknowledgement() {
     let mut pair = Pair::new(PeerCapabilities::STRANGER);
@@ -617,7 +617,7 @@ fn packets_that_are_sent_again_ask_for_acknowledgement() {
     assert_eq!(pair.ends[0].endpoint.counters().get(Counter::TailProbe), 0);
 }
 
-/// Found by the simulator: an acknowledgement that overtook the response before it was forgotten when that came.
+/// Found by the simulator: an acknowledgement that overtook the response before it was forgotten when that arrived.
 #[test]
 fn a_response_that_overtook_another_is_asked_for_again_soon() {
     let mut pair = Pair::new(NATIVE);
@@ -641,7 +641,7 @@ fn a_response_that_overtook_another_is_asked_for_again_soon() {
     assert_eq!(pair.ends[0].endpoint.counters().get(Counter::ReadRepair), 1);
 }
 
-/// Packets of an earlier connection under the same number, far ahead in the number space.
+/// Packets of an earlier connection of the same queue pair number, far ahead in the number space.
 #[test]
 fn packets_of_an_earlier_connection_are_not_kept() {
     let mut pair = Pair::new(NATIVE);
@@ -665,7 +665,7 @@ fn packets_of_an_earlier_connection_are_not_kept() {
     assert_eq!(naks, 1, "one packet was lost indeed");
 }
 
-/// Found by the simulator: the last packet before a drain did not ask, because another request was posted behind it.
+/// Found by the simulator: the last packet before a drain requested no response, as another request was behind it.
 #[test]
 fn a_drain_does_not_wait_for_the_probe() {
     let mut pair = Pair::new(PeerCapabilities::STRANGER);

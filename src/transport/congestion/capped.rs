@@ -5,15 +5,15 @@ use std::time::Duration;
 use super::{Acked, CongestionControl, CongestionEvent, Sent};
 use crate::types::ControlReport;
 
-/// Does what another controller says, at no more than so many bytes a second. That bound is always known, so what is
-/// never acknowledged keeps it, too.
+/// A controller that bounds the rate of another one, in bytes per second. The bound is always known, so it also holds
+/// for traffic that is never acknowledged.
 pub struct Capped {
     control: Box<dyn CongestionControl>,
     bytes_per_second: u64,
 }
 
 impl Capped {
-    /// This controller with this bound.
+    /// Bounds the rate of `control`.
     pub fn new(control: Box<dyn CongestionControl>, bytes_per_second: u64) -> Self {
         Self { control, bytes_per_second }
     }
@@ -88,9 +88,9 @@ mod tests {
         for (rate, capped) in [(None, 1_000), (Some(5_000), 1_000), (Some(300), 300)] {
             let control = Capped::new(Box::new(Fixed(rate)), 1_000);
             assert_eq!((control.pacing_rate(), control.window()), (Some(capped), 4_096));
-            assert_eq!(control.report(), control.control.report(), "the cap has nothing to say");
+            assert_eq!(control.report(), control.control.report(), "the report is the controller's");
             assert_eq!(control.known_rate(Some(Duration::ZERO)), Some(capped));
-            assert_eq!(control.known_rate(None), Some(1_000), "it holds for what has no rate of its own");
+            assert_eq!(control.known_rate(None), Some(1_000), "the cap is the rate where there is no other");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! CUBIC (RFC 9438) with HyStart++ (RFC 9406), as TCP has it: a path takes its share of a link beside others.
+//! CUBIC (RFC 9438) with HyStart++ (RFC 9406), as in TCP: a path gets its share of a link among other flows.
 
 use std::time::Duration;
 
@@ -8,32 +8,35 @@ use super::slow_start::SlowStart;
 use super::{Acked, CongestionControl, CongestionEvent, CongestionFactory, CongestionKind, PathFacts, Sent};
 use crate::types::{ControlReport, Time};
 
-/// The law counts in segments of TCP on Ethernet, whatever the path MTU: else a connection with large packets grows
-/// faster than the TCP beside it.
+/// Segment size of TCP on Ethernet, in which CUBIC counts whatever the path MTU: otherwise a connection with large
+/// packets grows faster than a TCP flow beside it.
 const SEGMENT_BYTES: f64 = 1_448.0;
-/// The first window, at most 16 packets.
+/// Initial window, at most 16 packets.
 const FIRST_WINDOW_BYTES: u64 = 64 << 10;
 const FIRST_WINDOW_PACKETS: u64 = 16;
-/// The least window, in packets. With less than one, a packet leaves only after as many round trips as make one: a
-/// hundred senders can share a queue that holds fewer packets (Swift: Kumar et al., SIGCOMM 2020, section 3.4).
+/// Minimum window, in packets. With a fraction of a packet, one leaves only after as many round trips as add up to a
+/// packet: a hundred senders can share a queue that holds fewer packets (Swift: Kumar et al., SIGCOMM 2020, section
+/// 3.4).
 const LEAST_WINDOW_PACKETS: f64 = 1.0 / 64.0;
-/// Below so many packets the rate holds back what the window cannot.
+/// Window in packets below which the pacing rate holds back what the window cannot.
 const SMALL_WINDOW_PACKETS: f64 = 2.0;
-/// A mark leaves this part of the window: the queue that marks is shorter than one that overflows (RFC 8511, 3.1).
+/// Fraction of the window that a mark leaves: a queue that marks is shorter than one that overflows (RFC 8511, 3.1).
 const MARKED: f64 = 0.85;
-/// Marks alone reduce the window to so many packets at least: a forged one costs no more.
+/// Minimum window in packets after reductions by marks alone: a forged mark costs no more.
 const LEAST_MARKED_PACKETS: f64 = 2.0;
-/// What is left after persistent congestion, in packets.
+/// Window after persistent congestion, in packets.
 const RESTART_PACKETS: f64 = 1.0;
-/// Packets leave so much faster than a window in a round trip, in slow start and later, so that the window stays the
-/// bound (Linux: `tcp_pacing_ss_ratio`, `tcp_pacing_ca_ratio`).
+/// Pacing rate in windows per round trip, in slow start and later. Above 1, so that the window stays the bound (Linux:
+/// `tcp_pacing_ss_ratio`, `tcp_pacing_ca_ratio`).
 const SLOW_START_PACE: f64 = 2.0;
 const PACE: f64 = 1.2;
-/// Below this round trip the acknowledgements space the packets well enough: a pause would take longer than intended.
+/// Shortest round trip that is paced. Below it, acknowledgements space the packets well enough, and a pause would take
+/// longer than intended.
 const SHORTEST_PACED: Duration = Duration::from_micros(200);
-/// A longer time is none of the path's: the process or the machine stood still. It would pace packets for hours.
+/// Longest time that counts as a round trip. A longer one means that the process or the machine stood still, and would
+/// pace packets for hours.
 const LONGEST_ROUND_TRIP: Duration = Duration::from_secs(1);
-/// A rate that was tried longer ago may be another one now.
+/// Age of acknowledged data beyond which the path's rate may have changed.
 const LONGEST_DATA_AGE: Duration = Duration::from_secs(1);
 
 /// Builds a [`Cubic`] for each path.
@@ -60,7 +63,7 @@ impl CongestionFactory for CubicFactory {
 /// The controller of a path: a window that losses reduce to 0.7 and that grows again along the cubic function.
 #[derive(Clone, Debug)]
 pub struct Cubic {
-    /// In segments, like all windows here.
+    /// The window, in segments like all windows here.
     window: f64,
     least_window: f64,
     threshold: f64,
@@ -69,31 +72,33 @@ pub struct Cubic {
     curve: Option<Curve>,
     slow_start: SlowStart,
     losses: LossTest,
-    /// The window and the threshold before a reduction that may turn out to be for nothing.
+    /// Window and threshold before a reduction that may prove unnecessary.
     before: (f64, f64),
-    /// Packets are lost by chance, and a larger window would make a queue: the window when that began. 0: it grows.
+    /// The window when growth stopped because packets are lost by chance and a larger window would build a queue. 0: it
+    /// grows.
     held_at: f64,
     /// Bytes of a packet.
     packet: u64,
     smoothed: Option<Duration>,
-    /// The most that was in flight in this round, in bytes.
+    /// Peak of the bytes in flight in this round.
     most_in_flight: u64,
-    /// Bytes to be acknowledged until the round is over.
+    /// Bytes left to acknowledge in this round.
     round_left: u64,
-    /// Bytes to be acknowledged until everything is that was in flight when losses were noticed: more losses among it
-    /// are the same event (RFC 9438, 4.6).
+    /// Bytes left to acknowledge of those in flight when a loss was noticed: further losses among them belong to the
+    /// same event (RFC 9438, 4.6).
     recovery_left: u64,
-    /// Nothing was acknowledged since the last persistent congestion.
+    /// Whether nothing was acknowledged since the last persistent congestion.
     is_silent: bool,
-    /// Until then another mark is of the same round trip as the last one: nothing may be in flight when it comes.
+    /// Until then, another mark belongs to the same round trip as the last one. A time, because possibly nothing is in
+    /// flight when a mark arrives.
     marked_until: Time,
-    /// Reductions, and those that were taken back.
+    /// Reductions, and those that were undone.
     events: u64,
     undone_events: u64,
 }
 
 impl Cubic {
-    /// At the beginning of a path.
+    /// Creates the controller of a new path.
     pub fn new(path: &PathFacts) -> Self {
         let packet = u64::from(path.mtu.bytes());
         let first = FIRST_WINDOW_BYTES.min(FIRST_WINDOW_PACKETS * packet);
@@ -124,7 +129,8 @@ impl Cubic {
         self.window < self.threshold
     }
 
-    /// A connection that used less than half of its window has not tried it (RFC 7661, 4.3).
+    /// Returns whether the window limits the connection: one that used less than half of it has not validated it (RFC
+    /// 7661, 4.3).
     fn is_limited_by_window(&self) -> bool {
         segments(self.most_in_flight) * 2.0 >= self.window
     }
@@ -153,7 +159,7 @@ impl Cubic {
         }
         let (window, plateau, prior) = (self.window, self.plateau, self.prior);
         let curve = self.curve.get_or_insert_with(|| Curve::new(now, window, plateau, prior));
-        // What is acknowledged is a round trip's at most, however small the window.
+        // An acknowledgement counts for one round trip's worth at most, however small the window.
         let acknowledged = acknowledged.min(window);
         curve.note_acknowledged(acknowledged, window);
         self.window = curve.window_after(now, acknowledged, window, self.smoothed.unwrap_or_default());
@@ -176,8 +182,8 @@ impl Cubic {
         }
     }
 
-    /// Where packets are lost by chance, the window stays below what makes a queue: with one, the next loss would be
-    /// taken for congestion.
+    /// Keeps the window below the size that builds a queue where packets are lost by chance: with a queue, the next
+    /// loss would be taken for congestion.
     fn hold(&mut self) {
         let Some(part) = self.losses.excess() else {
             self.held_at = 0.0;
@@ -191,7 +197,7 @@ impl Cubic {
         self.curve = None;
     }
 
-    /// The latest reduction was for nothing.
+    /// Undoes the latest reduction, which was unnecessary.
     fn take_back(&mut self) {
         let (window, threshold) = self.before;
         if window > self.window {
@@ -200,7 +206,7 @@ impl Cubic {
         }
     }
 
-    /// Leaves this part of the window.
+    /// Reduces the window to this fraction.
     fn reduce(&mut self, part: f64, in_flight: u64) {
         self.losses.note_reduced();
         self.events += 1;
@@ -231,8 +237,8 @@ impl CongestionControl for Cubic {
         if is_recovering && self.recovery_left == 0 {
             self.losses.begin_count();
         }
-        // After a long silence, slow start goes on while older packets are acknowledged (RFC 5681, 3.1): one packet in
-        // a round trip would take for ever.
+        // After a long silence, slow start continues while older packets are acknowledged (RFC 5681, 3.1): one packet
+        // per round trip would be far too slow.
         if (!is_recovering || self.is_in_slow_start()) && self.is_limited_by_window() {
             self.grow(ack.now, segments(ack.bytes));
         }
@@ -253,7 +259,7 @@ impl CongestionControl for Cubic {
             CongestionKind::Marked => {
                 self.losses.note_marked();
                 let least = segments(self.packet) * LEAST_MARKED_PACKETS;
-                // After a long silence, what is acknowledged may be old, but the mark is not.
+                // After a long silence, acknowledged packets may be old, but the mark is not.
                 let is_recovering = self.recovery_left > 0 && !self.is_in_slow_start();
                 let is_new = !is_recovering && event.now >= self.marked_until;
                 if is_new && self.window > least {
@@ -261,7 +267,7 @@ impl CongestionControl for Cubic {
                     self.reduce(MARKED.max(least / self.window), event.in_flight);
                 }
             }
-            // While it lasts, the threshold tells what the path took before (RFC 5681, 3.1).
+            // While it lasts, the threshold keeps what the path carried before (RFC 5681, 3.1).
             CongestionKind::Persistent if self.is_silent => {}
             CongestionKind::Persistent => {
                 self.is_silent = true;
@@ -295,8 +301,8 @@ impl CongestionControl for Cubic {
         }
     }
 
-    /// Before the first sign of the path's limit, and where the own data does not use the window, the rate only tells
-    /// how much was tried.
+    /// Returns `None` before the first sign of the path's limit, and where the local data does not use the window: the
+    /// rate then only shows how much was tried.
     fn known_rate(&self, data_age: Option<Duration>) -> Option<u64> {
         let is_recent = data_age.is_some_and(|age| age <= LONGEST_DATA_AGE);
         let is_measured = self.threshold.is_finite() && self.is_limited_by_window();
@@ -325,7 +331,7 @@ mod tests {
         Time::ZERO + Duration::from_secs_f64(seconds)
     }
 
-    /// A window is sent and acknowledged, packet by packet, within a round trip that ends then.
+    /// Sends and acknowledges a window, packet by packet, within a round trip that ends at `end`.
     fn round(cubic: &mut Cubic, end: f64, round_trip: Duration) {
         let packets = (cubic.window() / PACKET).max(1);
         cubic.on_sent(&sent(packets * PACKET));
@@ -342,7 +348,7 @@ mod tests {
         Sent { now: Time::ZERO, bytes, lost: 0, in_flight: bytes }
     }
 
-    /// A queue is seen, so a loss is taken for congestion.
+    /// Shows the controller a queue, so that a loss is taken for congestion.
     fn see_queue(cubic: &mut Cubic) {
         for _ in 0..2 {
             cubic.losses.note_round_trip(at(1.0), 2 * ROUND_TRIP);
@@ -512,7 +518,7 @@ mod tests {
         assert!(cubic.threshold < threshold, "the path was heard of in between");
     }
 
-    /// Stopped for an hour while a packet was measured.
+    /// The process stands still for an hour while a packet is measured.
     #[test]
     fn a_process_that_stood_still_paces_no_slower() {
         let mut cubic = cubic();

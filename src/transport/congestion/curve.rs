@@ -1,14 +1,14 @@
-//! How a window grows in congestion avoidance: CUBIC (RFC 9438). Windows are counted in segments.
+//! Window growth in congestion avoidance: CUBIC (RFC 9438). Windows are in segments.
 
 use std::time::Duration;
 
 use crate::types::Time;
 
-/// How fast the window grows, in segments for a second cubed (RFC 9438, 5.1).
+/// Speed of the window growth, in segments per second cubed (RFC 9438, 5.1).
 const C: f64 = 0.4;
 /// Share of the window that a reduction leaves (RFC 9438, 4.6).
 pub(crate) const BETA: f64 = 0.7;
-/// Growth of the Reno-friendly estimate for a window of acknowledged segments, until it reaches the window before the
+/// Growth of the Reno-friendly estimate per window of acknowledged segments, until it reaches the window before the
 /// reduction (RFC 9438, 4.3).
 const ALPHA: f64 = 3.0 * (1.0 - BETA) / (1.0 + BETA);
 
@@ -26,31 +26,31 @@ pub(crate) struct Curve {
 }
 
 impl Curve {
-    /// A stage that begins at this window. The plateau lies at the window, unless that was reduced from a greater one.
+    /// Begins a stage at this window. The plateau is the window itself, unless that was reduced from a larger one.
     pub(crate) fn new(began: Time, window: f64, plateau: f64, prior: f64) -> Self {
         let (k, plateau) = if window < plateau { (cube_root((plateau - window) / C), plateau) } else { (0.0, window) };
         Self { began, k, plateau, prior, reno: window }
     }
 
-    /// So many segments were acknowledged.
+    /// Adds acknowledged segments to the Reno-friendly estimate.
     pub(crate) fn note_acknowledged(&mut self, segments: f64, window: f64) {
         let alpha = if self.reno < self.prior { ALPHA } else { 1.0 };
         self.reno += alpha * segments / window;
     }
 
-    /// The window that Reno would have.
+    /// Returns the window that Reno would have.
     pub(crate) fn reno(&self) -> f64 {
         self.reno
     }
 
-    /// The cubic function (RFC 9438, figure 1), this long after now.
+    /// Returns the cubic function (RFC 9438, figure 1) at `later` after `now`.
     pub(crate) fn at(&self, now: Time, later: Duration) -> f64 {
         let seconds = (now.saturating_since(self.began) + later).as_secs_f64();
         let distance = seconds - self.k;
         C * distance * distance * distance + self.plateau
     }
 
-    /// The window after so many segments were acknowledged, and [`Curve::note_acknowledged`] was told of them.
+    /// Returns the window after these segments were acknowledged and passed to [`Curve::note_acknowledged`].
     pub(crate) fn window_after(&self, now: Time, segments: f64, window: f64, round_trip: Duration) -> f64 {
         if self.at(now, Duration::ZERO) < self.reno() {
             // The Reno-friendly region (RFC 9438, 4.3). The estimate begins at the window and may lag behind it.
@@ -62,13 +62,14 @@ impl Curve {
     }
 }
 
-/// The plateau after a reduction of this window, with the one before. Fast convergence (RFC 9438, 4.7): a shrinking
-/// share leaves room for a newcomer.
+/// Returns the plateau after a reduction of this window, given the previous plateau. Fast convergence (RFC 9438, 4.7):
+/// a shrinking share leaves room for a new flow.
 pub(crate) fn plateau_after(window: f64, plateau: f64) -> f64 {
     if window < plateau { window * (1.0 + BETA) / 2.0 } else { window }
 }
 
-/// By Newton's method: that of the system's library may differ from one system to the next, and so would the traces.
+/// Computes a cube root by Newton's method: the result of the system's library may differ between systems, and so would
+/// the traces.
 fn cube_root(value: f64) -> f64 {
     let mut root = value.sqrt().max(1.0);
     for _ in 0..40 {

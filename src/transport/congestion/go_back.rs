@@ -1,8 +1,8 @@
-//! The window towards a peer that drops what comes behind a missing packet, as standard peers may.
+//! The window towards a peer that drops packets behind a missing one, as standard peers may.
 //!
-//! All that is in flight behind a lost packet is sent again, and what waits in a queue of the path makes that more
-//! without making anything faster. So a loss takes the queue out of the window: it becomes what the path holds without
-//! one, by the shortest round trip (as TCP Westwood has it). Where nothing waits, the window stays as it is.
+//! Everything in flight behind a lost packet is sent again. Packets that wait in a queue of the path add to that
+//! without making anything faster. So a loss takes the queue out of the window: the window becomes what the path holds
+//! without a queue, by the shortest round trip (as in TCP Westwood). Where nothing waits, the window stays as it is.
 
 use std::time::Duration;
 
@@ -11,36 +11,36 @@ use crate::types::Time;
 
 /// Packets beyond what the path holds, so that it does not run dry between two responses.
 const SPARE_PACKETS: u64 = 8;
-/// The shortest round trip is believed for so long, and measured again with the next loss after that, so that a path
-/// which has become longer gets its window back (BBR believes it as long: draft-ietf-ccwg-bbr, `MinRTTFilterLen`). The
-/// window is no more than the spare packets meanwhile: otherwise its own queue would count as part of the path.
+/// How long the shortest round trip is trusted. The next loss after that measures it again, so that a path that has
+/// become longer gets its window back (BBR trusts it as long: draft-ietf-ccwg-bbr, `MinRTTFilterLen`). Meanwhile the
+/// window is no more than the spare packets: otherwise its own queue would count as part of the path.
 const BELIEVED: Duration = Duration::from_secs(10);
-/// The shortest of so many round trips is taken: one alone may have met a busy host.
+/// Number of round trips whose shortest is taken: one alone may have met a busy host.
 const MEASURES: u32 = 4;
-/// So many losses without a round trip that can be measured between them halve the window.
+/// Number of losses, without a measurable round trip between them, that halve the window.
 const LOSSES_UNMEASURED: u32 = 2;
 
-/// See the module.
+/// A window that a loss reduces to what the path holds without a queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::transport) struct GoBackWindow {
     bytes: u64,
-    /// What the peer's socket takes.
+    /// Upper bound: what the peer's socket holds.
     most: u64,
     packet: u64,
     /// The shortest round trip, and when it was measured.
     least: Option<(Duration, Time)>,
-    /// While that is measured again: the window before, and the round trips that are left to measure.
+    /// A new measurement of `least`, if one is in progress.
     measure: Option<Measure>,
-    /// The shortest one since the last loss, of packets that were sent again, too: what is longer in all of them is the
+    /// The shortest round trip since the last loss, of retransmitted packets, too: an excess in all of them is the
     /// queue, and not a delay of one packet.
     recent: Option<Duration>,
-    /// Losses since the latest round trip that was measured.
+    /// Losses since the latest measured round trip.
     unmeasured: u32,
-    /// Bytes that were acknowledged since the window grew last.
+    /// Bytes acknowledged since the window last grew.
     unused: u64,
 }
 
-/// The shortest round trip is measured again.
+/// A measurement of the shortest round trip: the window before it, and the round trips left to measure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Measure {
     window: u64,
@@ -49,7 +49,7 @@ struct Measure {
 }
 
 impl GoBackWindow {
-    /// At the beginning of a path.
+    /// Creates the window of a new path.
     pub(super) fn new(path: &PathFacts) -> Self {
         Self {
             bytes: path.socket_bytes,
@@ -63,14 +63,14 @@ impl GoBackWindow {
         }
     }
 
-    /// What the path holds of the window without a queue.
+    /// Returns the part of the window that the path holds without a queue, plus the spare packets.
     fn without_queue(&mut self, least: Duration, recent: Duration) -> u64 {
         self.unmeasured = 0;
         let held = u128::from(self.bytes) * least.as_nanos() / recent.max(least).as_nanos().max(1);
         u64::try_from(held).unwrap_or(self.most) + self.spare()
     }
 
-    /// Half of the window, but no less than can be measured, if no round trip passes without a loss.
+    /// Returns half of the window, but no less than can be measured, once no round trip passes without a loss.
     fn without_measure(&mut self) -> u64 {
         self.unmeasured += 1;
         if self.unmeasured < LOSSES_UNMEASURED {
@@ -80,7 +80,7 @@ impl GoBackWindow {
         (self.bytes / 2).max(2 * self.spare())
     }
 
-    /// A packet that was sent once took so long.
+    /// Records the round trip of a packet that was sent once.
     fn note_round_trip(&mut self, now: Time, measured: Duration) {
         if let Some(measure) = &mut self.measure {
             measure.shortest = measure.shortest.min(measured);
@@ -88,7 +88,7 @@ impl GoBackWindow {
             if measure.left > 0 {
                 return;
             }
-            // So few packets make no queue, so the next loss needs a round trip of the whole window.
+            // So few packets build no queue, so the next loss needs a round trip of the whole window.
             (self.least, self.recent) = (Some((measure.shortest, now)), None);
             self.bytes = measure.window;
             self.measure = None;
@@ -100,7 +100,7 @@ impl GoBackWindow {
         }
     }
 
-    /// Lets the queue run dry if the shortest round trip is to be measured again. Whether it is.
+    /// Drains the queue if the shortest round trip is due to be measured again. Returns whether it is.
     fn measures_again(&mut self, now: Time) -> bool {
         let is_old = self.least.is_some_and(|(_, at)| now.saturating_since(at) >= BELIEVED);
         if is_old && self.measure.is_none() {
@@ -113,7 +113,7 @@ impl GoBackWindow {
         measures
     }
 
-    /// The window, or what it will be again after the measure.
+    /// Returns the window, or the one that it returns to after the measurement.
     pub(super) fn usual(&self) -> u64 {
         self.measure.map_or(self.bytes, |measure| measure.window)
     }
@@ -122,7 +122,7 @@ impl GoBackWindow {
         SPARE_PACKETS * self.packet
     }
 
-    /// By one packet in each round trip.
+    /// Grows the window by one packet per round trip.
     fn grow(&mut self, acknowledged: u64) {
         self.unused += acknowledged;
         if self.unused >= self.bytes {
@@ -132,13 +132,13 @@ impl GoBackWindow {
     }
 }
 
-/// The shorter one.
+/// Returns the shorter round trip.
 fn shorter(known: Option<Duration>, measured: Duration) -> Option<Duration> {
     Some(known.map_or(measured, |known| known.min(measured)))
 }
 
 impl GoBackWindow {
-    /// Something was acknowledged.
+    /// Takes an acknowledgement.
     pub(super) fn note_acknowledged(&mut self, ack: &Acked) {
         let [once, again] = [ack.round_trip, ack.repetition].map(|measured| measured.filter(|time| !time.is_zero()));
         if once.is_some() || again.is_some() {
@@ -155,7 +155,7 @@ impl GoBackWindow {
         }
     }
 
-    /// Packets seem lost.
+    /// Reduces the window, because packets seem lost.
     pub(super) fn note_congestion(&mut self, event: &CongestionEvent) {
         self.unused = 0;
         if self.measures_again(event.now) {
@@ -169,7 +169,7 @@ impl GoBackWindow {
         self.bytes = self.bytes.min(reduced);
     }
 
-    /// Bytes that may be in flight.
+    /// Returns the bytes that may be in flight.
     pub(super) fn window(&self) -> u64 {
         self.bytes
     }
@@ -230,7 +230,7 @@ mod tests {
         assert_eq!(lose(&mut window), 64);
     }
 
-    /// A round trip on a path that takes a packet in 0.16 ms, with the window full.
+    /// Runs a round trip with the window full, on a path that takes 0.16 ms per packet.
     fn fill(window: &mut GoBackWindow, now: Time, base: Duration) {
         let packets = window.window() / PACKET;
         let queue = Duration::from_micros(160) * packets as u32;
@@ -258,7 +258,7 @@ mod tests {
         assert_eq!(window.window() / PACKET, 64);
     }
 
-    /// Where a busy host delays one of the round trips that are measured, and losses go on meanwhile.
+    /// A busy host delays one of the measured round trips, and losses continue meanwhile.
     #[test]
     fn the_shortest_round_trip_is_measured_with_few_packets_and_is_no_recent_one() {
         let mut window = window();
@@ -296,7 +296,7 @@ mod tests {
         assert!(now > Time::ZERO + 2 * BELIEVED);
     }
 
-    /// What seems shorter than a round trip was the response to something else.
+    /// A sample that seems shorter than a round trip is the response to another packet.
     #[test]
     fn repetitions_show_a_queue_and_not_the_shortest_round_trip() {
         let mut window = window();

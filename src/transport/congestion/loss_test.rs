@@ -1,77 +1,77 @@
-//! Whether lost packets tell of congestion, or were lost by chance: without that, CUBIC has a window of 12 packets on a
-//! path that loses 1 % of them, however fast the path is.
+//! The test whether losses show congestion or happen by chance. Without it, CUBIC has a window of 12 packets on a path
+//! that loses 1 % of them, however fast the path is.
 //!
-//! A queue that overflows shows itself in the round trip before it does. So losses are taken for chance while no queue
-//! is seen and they are few (the bound is BBRv2's: draft-cardwell-iccrg-bbr-congestion-control-02, `BBRLossThresh`).
-//! Where they are more, a trial decides: the window is reduced as for congestion, and if as many packets are lost then,
-//! the window was not the reason. That way a policer, which has no queue, is not taken for chance.
+//! A queue shows in the round trip before it overflows. So losses count as chance while no queue is seen and they are
+//! few (the bound is BBRv2's: draft-cardwell-iccrg-bbr-congestion-control-02, `BBRLossThresh`). If there are more, a
+//! trial decides: the window is reduced as for congestion, and if as many packets are lost then, the window was not the
+//! reason. This way, a policer, which has no queue, is not taken for chance.
 
 use std::time::Duration;
 
 use super::round_trips::ShortestRoundTrip;
 use crate::types::Time;
 
-/// A queue is seen when the shortest round trip of a round is longer than the path's by an eighth, and by this: hosts
+/// A queue is seen when the shortest round trip of a round exceeds the path's by an eighth, and by at least this: hosts
 /// that take turns on a processor add as much. With 100 µs, a stream over veth that loses 10 % of its packets gets 20
-/// MB/s, and 900 with this.
+/// MB/s; with this, 900.
 const LEAST_RISE: Duration = Duration::from_micros(250);
-/// Where packets are lost by chance, the window is large enough when half of such a queue is seen.
+/// Fraction of such a queue at which the window is large enough where packets are lost by chance.
 const FULL: f64 = 0.5;
-/// Share of the packets that may be lost by chance without a trial.
+/// Loss rate that may be chance without a trial.
 const TOLERATED: f64 = 0.02;
-/// Share that a trial can show to be chance. A queue that a first window overflows loses more.
+/// Highest loss rate that a trial can show to be chance. A queue that an initial window overflows loses more.
 const MOST_TOLERATED: f64 = 0.2;
-/// After a trial so many times the share is tolerated that it has shown: losses come in heaps.
+/// Multiple of the loss rate shown by a trial that is tolerated afterwards: losses come in bursts.
 const SPARE: f64 = 2.0;
-/// Chance is what loses at least this part as much with the reduced window.
+/// Least fraction of the loss rate that persists with the reduced window if losses are chance.
 const SAME: f64 = 0.5;
-/// Losses that are expected in a trial, for its outcome to be no accident itself.
+/// Expected losses in a trial, enough to make its outcome no accident itself.
 const LOSSES_OF_A_TRIAL: f64 = 8.0;
-/// What a trial has shown is believed so long on a path whose round trip is at most that. Where it is longer, a queue
-/// that never runs empty may pass for the path, and many that share it would each find that their windows change
+/// How long the result of a trial is trusted, on a path whose round trip is at most `NEAR`. On a longer path, a queue
+/// that never runs empty may pass for the path, and many flows that share it would each find that their windows change
 /// nothing.
 const BELIEVED: Duration = Duration::from_secs(10);
 const NEAR: Duration = Duration::from_millis(2);
-/// The share is counted over this many packets at least.
+/// Minimum number of packets over which the loss rate is computed.
 const LEAST_PACKETS: u64 = 64;
-/// So many losses more than the share are an accident.
+/// Losses beyond the tolerated rate that are an accident.
 const ACCIDENTS: f64 = 2.0;
-/// Losses that were taken for chance are judged lost until so many rounds are over: a queue that they came from is
-/// seen by then.
+/// Rounds during which losses that were taken for chance are judged again: a queue that caused them is seen by then.
 const DOUBTFUL_ROUNDS: u32 = 2;
-/// They keep a queue out of the window for so many rounds. The queue may be that of others, which would get all of the
-/// link: without an end, one of four streams had 2 of 118 MB/s.
+/// Rounds during which such losses keep a queue out of the window. The queue may be that of other flows, which would
+/// get all of the link: without an end, one of four streams had 2 of 118 MB/s.
 const HOLD_ROUNDS: u32 = 16;
 
-/// A mark says for this round and the next that there is a queue: losses are noticed a round trip later.
+/// Rounds for which a mark shows a queue, this one and the next: losses are noticed a round trip later.
 const MARKED_ROUNDS: u32 = 2;
 
-/// What became of a round.
+/// The judgment on a loss or a round.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Verdict {
     /// Nothing to do.
     Chance,
     Congestion,
-    /// The window was reduced for nothing.
+    /// The reduction of the window was unnecessary.
     Acquittal,
 }
 
-/// See the module.
+/// The loss test of a path, and the round trips and losses that it judges by.
 #[derive(Clone, Debug, Default)]
 pub(super) struct LossTest {
     shortest: ShortestRoundTrip,
     /// The shortest round trip of this round and of the one before.
     current: Option<Duration>,
     last: Option<Duration>,
-    /// Packets sent, and those of them that were lost before, since the count began.
+    /// Packets sent since the count began, and those of them that repeat a lost packet.
     sent: u64,
     lost: u64,
-    /// The same of the count before. What is lost in one round is sent again in the next, which may be a small one.
+    /// `sent` and `lost` of the previous count. A packet lost in one round is sent again in the next, which may be a
+    /// small one.
     before: (u64, u64),
     doubtful_rounds: u32,
-    /// The latest losses were taken for chance: rounds in which that keeps a queue out of the window.
+    /// Rounds left during which losses taken for chance keep a queue out of the window.
     hold_rounds: u32,
-    /// Rounds for which a mark tells of a queue.
+    /// Rounds left for which a mark shows a queue.
     marked_rounds: u32,
     trial: Trial,
 }
@@ -80,52 +80,53 @@ pub(super) struct LossTest {
 enum Trial {
     #[default]
     None,
-    /// The window is reduced because this share was lost.
+    /// The window is reduced because this fraction of the packets was lost.
     Runs { share: f64 },
-    /// This share is lost by chance, it was found then.
+    /// This fraction is lost by chance, as a trial showed at this time.
     Over { share: f64, at: Time },
 }
 
 impl LossTest {
-    /// A packet took so long.
+    /// Records a round trip.
     pub(super) fn note_round_trip(&mut self, now: Time, measured: Duration) {
         self.shortest.note(now, measured);
         self.current = Some(self.current.map_or(measured, |current| current.min(measured)));
     }
 
-    /// A queue has marked a packet.
+    /// Notes that a queue marked a packet.
     pub(super) fn note_marked(&mut self) {
         self.marked_rounds = MARKED_ROUNDS;
     }
 
-    /// So many packets have left, and this is how many of them were lost before.
+    /// Counts sent packets, and those of them that repeat a lost one.
     pub(super) fn note_sent(&mut self, packets: u64, lost: u64) {
         self.sent += packets;
         self.lost += lost;
     }
 
-    /// The shortest round trip of this round and of the one before.
+    /// Returns the shortest round trip of this round and of the one before.
     fn recent(&self) -> Option<Duration> {
         [self.current, self.last].into_iter().flatten().min()
     }
 
-    /// Whether a queue is seen that is longer than this part of what counts as one.
+    /// Returns whether a queue is seen that is longer than this fraction of the least one that counts.
     fn sees_queue_of(&self, part: f64) -> bool {
         self.marked_rounds > 0 || self.recent().is_none_or(|recent| self.has_queue(recent, part))
     }
 
-    /// The same of a packet that took so long.
+    /// Returns whether this round trip shows a queue longer than this fraction of the least one that counts.
     fn has_queue(&self, measured: Duration, part: f64) -> bool {
         let full = |shortest: Duration| shortest + (shortest / 8).max(LEAST_RISE).mul_f64(part);
         self.shortest.get().is_none_or(|shortest| measured > full(shortest))
     }
 
-    /// Whether a queue is seen, or nothing is known of the path.
+    /// Returns whether a queue is seen, or nothing is known of the path.
     pub(super) fn sees_queue(&self) -> bool {
         self.sees_queue_of(1.0)
     }
 
-    /// Part of the window that makes no queue which has the next loss taken for congestion. `None`: it makes none.
+    /// Returns the fraction of the window that builds no queue with which the next loss would be taken for congestion.
+    /// `None`: the window builds none.
     pub(super) fn excess(&self) -> Option<f64> {
         if self.hold_rounds == 0 || !self.sees_queue_of(FULL) {
             return None;
@@ -135,13 +136,13 @@ impl LossTest {
         Some((full.as_secs_f64() / recent.as_secs_f64()).min(1.0))
     }
 
-    /// Losses were taken for chance lately.
+    /// Returns whether losses were taken for chance recently.
     pub(super) fn is_in_doubt(&self) -> bool {
         self.doubtful_rounds > 0
     }
 
-    /// Packets were lost. Whether for congestion, as far as that is known now. A window that doubles may have filled a
-    /// queue in this round: then the round before tells nothing of it.
+    /// Judges a loss by what is known now. A window that doubles may have filled a queue in this round: then the
+    /// previous round does not show it.
     pub(super) fn judge(&mut self, is_doubling: bool) -> Verdict {
         let is_full_now = || self.current.is_some_and(|current| self.has_queue(current, 1.0));
         if self.sees_queue() || is_doubling && is_full_now() {
@@ -151,18 +152,18 @@ impl LossTest {
         Verdict::Chance
     }
 
-    /// The window was reduced, and what was in flight is acknowledged: from now on its packets are counted.
+    /// Restarts the count: the window was reduced, and all packets that were in flight then are acknowledged.
     pub(super) fn begin_count(&mut self) {
         (self.sent, self.lost, self.before) = (0, 0, (0, 0));
     }
 
-    /// The window was reduced, or began lost.
+    /// Notes that the window was reduced, or restarted.
     pub(super) fn note_reduced(&mut self) {
         (self.doubtful_rounds, self.hold_rounds) = (0, 0);
         self.begin_count();
     }
 
-    /// A round is over.
+    /// Judges a round, which is over.
     pub(super) fn end_round(&mut self, now: Time) -> Verdict {
         let is_congestion = self.is_in_doubt() && self.sees_queue();
         self.doubtful_rounds = self.doubtful_rounds.saturating_sub(1);
@@ -220,14 +221,14 @@ mod tests {
         Time::from_nanos(round * 400_000)
     }
 
-    /// A test that knows the path.
+    /// Returns a test that knows the path.
     fn begun() -> LossTest {
         let mut test = LossTest::default();
         round(&mut test, 1, ROUND_TRIP, (0, 0));
         test
     }
 
-    /// A round with this shortest round trip, and packets of which so many were lost.
+    /// Runs a round with this shortest round trip, these sent packets and these losses.
     fn round(test: &mut LossTest, number: u64, shortest: Duration, (sent, lost): (u64, u64)) -> Verdict {
         test.note_round_trip(at(number), shortest);
         test.note_sent(sent, lost);
@@ -278,8 +279,8 @@ mod tests {
         assert_eq!(round(&mut test, 4, ROUND_TRIP, (70, 7)), Verdict::Acquittal);
         let verdicts: Vec<_> = (5..50).map(|number| round(&mut test, number, ROUND_TRIP, (100, 15))).collect();
         assert!(verdicts.iter().all(|verdict| *verdict == Verdict::Chance));
-        assert_eq!(round(&mut test, 50, ROUND_TRIP, (100, 30)), Verdict::Congestion, "as much again may be");
-        // What a trial has shown is forgotten.
+        assert_eq!(round(&mut test, 50, ROUND_TRIP, (100, 30)), Verdict::Congestion, "twice as much is tolerated");
+        // The result of a trial expires.
         let later = at(100) + BELIEVED;
         test.trial = Trial::Over { share: 0.1, at: at(100) };
         test.note_round_trip(later, ROUND_TRIP);

@@ -1,11 +1,11 @@
-//! The congestion seam: how much may be in flight on a path, and how fast packets may leave.
+//! Congestion control: how much may be in flight on a path, and how fast packets may leave.
 //!
-//! The requesters of a path's queue pairs tell its controller what leaves, what is acknowledged and what seems lost,
-//! and ask it for two numbers, a window and a pacing rate, which are those of all of them together. All else stays with
-//! the requesters: what is sent again and when, what the peer's socket holds, and how they share the window.
+//! The requesters of a path's queue pairs report to its controller what leaves, what is acknowledged and what seems
+//! lost. They read two numbers from it, a window and a pacing rate, which hold for all of them together. The rest stays
+//! with the requesters: what is sent again and when, what the peer's socket holds, and how they share the window.
 //!
 //! All bytes are *bytes of the window*: a packet takes as many as the path MTU, however little it carries, and a READ
-//! request as many as the packets of its response. So what goes into a controller and what comes out have one measure.
+//! request as many as the packets of its response. So the inputs and outputs of a controller have one unit.
 
 mod capped;
 mod cubic;
@@ -25,52 +25,52 @@ pub use cubic::{Cubic, CubicFactory};
 use go_back::GoBackWindow;
 pub(super) use round_trips::ShortestRoundTrip;
 
-/// What is known of a path before anything is sent on it.
+/// Facts about a path that are known before anything is sent on it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct PathFacts {
-    /// The own address.
+    /// Local address.
     pub own: IpAddr,
     /// Address of the peer.
     pub peer: IpAddr,
     /// Path MTU.
     pub mtu: Mtu,
-    /// The peer is an endpoint of this crate.
+    /// Whether the peer is an endpoint of this crate.
     pub is_peer_native: bool,
-    /// What the peer's receive socket takes at a time, of all queue pairs with this peer together. No window is used
-    /// beyond it on a path that is shorter than a millisecond, nor towards a standard peer; on a longer path as much
-    /// for each millisecond of its shortest round trip, up to 16 MiB.
+    /// Bytes that the peer's receive socket holds at a time, for all queue pairs with this peer together. On a path
+    /// shorter than a millisecond, and towards a standard peer, no larger window is used. On a longer path, the limit
+    /// is this much per millisecond of its shortest round trip, up to 16 MiB.
     pub socket_bytes: u64,
 }
 
 impl PathFacts {
-    /// A path from the first address to the second.
+    /// Creates the facts of a path from the first address to the second.
     pub(crate) fn new([own, peer]: [IpAddr; 2], mtu: Mtu, is_peer_native: bool, socket_bytes: u64) -> Self {
         Self { own, peer, mtu, is_peer_native, socket_bytes }
     }
 
-    /// Packets that a window of so many bytes lets be in flight of what the peer's socket takes.
+    /// Returns the packets that a window in bytes allows in flight, within what the peer's socket holds.
     pub(super) fn packets_of(&self, window: u64) -> u32 {
         self.packets_within(window, self.socket_bytes)
     }
 
-    /// The same of so many bytes.
+    /// Returns the packets that a window in bytes allows in flight, within `most` bytes.
     pub(super) fn packets_within(&self, window: u64, most: u64) -> u32 {
         let packets = window.min(most) / u64::from(self.mtu.bytes());
         u32::try_from(packets).unwrap_or(u32::MAX).max(1)
     }
 }
 
-/// Packets that have left.
+/// Packets that were sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Sent {
     /// When they left.
     pub now: Time,
-    /// What they take of the window.
+    /// Bytes of the window that they take.
     pub bytes: u64,
-    /// Of that, what is sent again because it was lost. What is sent again with it, although it may have arrived, does
-    /// not count.
+    /// Bytes among them that repeat lost packets. Packets that are repeated with those, although they may have arrived,
+    /// do not count.
     pub lost: u64,
     /// Bytes sent on the path and not known to have arrived, these included.
     pub in_flight: u64,
@@ -82,40 +82,40 @@ pub struct Sent {
 pub struct Acked {
     /// When it arrived.
     pub now: Time,
-    /// What it shows to have arrived that was not known to have: what it acknowledges, and what has arrived while an
-    /// earlier packet is missing. 0: nothing, it only ends a round trip.
+    /// Bytes newly known to have arrived: acknowledged now, or arrived while an earlier packet is missing. 0: it only
+    /// ends a round trip.
     pub bytes: u64,
-    /// The shortest round trip that it ends: from a packet that asks for a response to the response. Some packets of a
+    /// The shortest round trip that it ends: from a packet that requests a response to the response. Some packets of a
     /// window are measured, none that was sent again.
     pub round_trip: Option<Duration>,
-    /// The same of a packet that was sent again because it was known to be missing. It waited behind what was sent in
-    /// vain. A short one may be the response to something else.
+    /// The shortest round trip of a packet that was sent again because it was known to be missing. That packet waited
+    /// behind others that were sent unnecessarily. A short one may belong to the response to another packet.
     pub repetition: Option<Duration>,
-    /// Bytes sent on the path and not known to have arrived now.
+    /// Bytes sent on the path and, after this, not known to have arrived.
     pub in_flight: u64,
 }
 
-/// What a congestion event is concluded from.
+/// The evidence for a congestion event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum CongestionKind {
-    /// The peer says that a packet is missing, or later responses came and an earlier one did not. Raised once for each
+    /// The peer reports a missing packet, or later responses arrived and an earlier one did not. Raised once for each
     /// oldest missing packet, so several times in a round trip that loses several.
     Loss,
-    /// The transport timer ran out: nothing was acknowledged for all of its time.
+    /// The transport timer expired: nothing was acknowledged while it ran.
     Persistent,
-    /// A queue on the way has marked a packet (ECN). Raised for each echo, so several times in a round trip. Nothing is
+    /// A queue on the path marked a packet (ECN). Raised for each echo, so several times in a round trip. Nothing is
     /// lost.
     Marked,
 }
 
-/// Packets seem lost, and those in flight are about to be sent again; or a queue has marked one.
+/// A congestion event: packets seem lost, and those in flight are about to be sent again; or a queue marked one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct CongestionEvent {
     /// When it was noticed.
     pub now: Time,
-    /// What it is concluded from.
+    /// The evidence for it.
     pub kind: CongestionKind,
     /// Bytes sent on the path and not known to have arrived, the lost packets of this connection included.
     pub in_flight: u64,
@@ -124,38 +124,38 @@ pub struct CongestionEvent {
 /// Decides how much may be in flight on a path and how fast packets may leave. Bytes are bytes of the window: a packet
 /// counts as a whole path MTU.
 ///
-/// All queue pairs of a device's shard with common addresses and DSCP share it: together they are one flow, as a
-/// connection of TCP is. It has no clock and does no I/O: time is an argument. It is called under the lock of a
-/// shard, so it must return soon. An unreliable connection tells it nothing, and uses the window as the length of a
-/// burst.
+/// All queue pairs of a device's shard with the same addresses and DSCP share it: together they are one flow, like a
+/// TCP connection. It has no clock and does no I/O: time is an argument. It is called under the lock of a shard, so it
+/// must return soon. An unreliable connection reports nothing to it, and uses the window as the length of a burst.
 pub trait CongestionControl: Send {
-    /// Packets have left, for the first time, again or as a probe.
+    /// Called when packets leave: for the first time, again or as a probe.
     fn on_sent(&mut self, sent: &Sent);
 
-    /// Something was acknowledged, or has arrived behind a gap. An arriving packet may tell of both, by two calls.
+    /// Called when something is acknowledged, or has arrived behind a gap. An arriving packet may report both, in two
+    /// calls.
     fn on_ack(&mut self, ack: &Acked);
 
-    /// Packets seem lost, or a queue fills.
+    /// Called when packets seem lost, or a queue fills.
     fn on_congestion(&mut self, event: &CongestionEvent);
 
-    /// Bytes that may be in flight; what is no whole packet does not count. It is used as far as the peer's socket
-    /// takes it. One packet, or one READ request, may be in flight however small it is. Asked for after each of the
-    /// above.
+    /// Returns the bytes that may be in flight; a fraction of a packet does not count. It is used as far as the peer's
+    /// socket holds it. One packet, or one READ request, may be in flight however small it is. Read after each of the
+    /// calls above.
     fn window(&self) -> u64;
 
-    /// Bytes a second (0 counts as 1); `None`: packets are not paced. What leaves in one send is not spaced, but paid
-    /// for before the next send. Asked for when packets leave.
+    /// Returns the pacing rate in bytes per second (0 counts as 1); `None`: packets are not paced. Packets of one send
+    /// are not spaced, but paid for before the next send. Read when packets leave.
     fn pacing_rate(&self) -> Option<u64>;
 
-    /// What it says of itself, for reports and explanations. Asked for when packets leave or seem lost, too.
+    /// Returns the controller's state, for reports and explanations. Read when packets leave or seem lost, too.
     fn report(&self) -> ControlReport {
         ControlReport::new("custom")
     }
 
-    /// The rate of what the controller hears nothing of because it is never acknowledged: READ responses, and what
-    /// unreliable queue pairs send. `None`: the pacing rate does not tell how much the path takes, and nothing of that
-    /// kind is held back. `data_age`: time since SENDs or WRITEs of this end were acknowledged last. It is `None`
-    /// before the first, and while READs tell of the direction from the peer instead.
+    /// Returns the rate of packets that the controller never sees because they are never acknowledged: READ responses,
+    /// and packets of unreliable queue pairs. `None`: the pacing rate does not show how much the path carries, and such
+    /// packets are not held back. `data_age`: time since SENDs or WRITEs of this end were last acknowledged. It is
+    /// `None` before the first, and while READs measure the direction from the peer instead.
     fn known_rate(&self, data_age: Option<Duration>) -> Option<u64> {
         let _ = data_age;
         self.pacing_rate()
@@ -164,19 +164,19 @@ pub trait CongestionControl: Send {
 
 /// Builds the controllers of an endpoint's paths.
 pub trait CongestionFactory: Send + Sync {
-    /// A controller for one path; `None`: the path needs none, which may depend on its addresses only. Called when
-    /// its first queue pair is connected, and when the peer turns out to be of another kind.
+    /// Builds a controller for one path; `None`: the path needs none, which may depend on its addresses only. Called
+    /// when its first queue pair is connected, and when the peer turns out to be of another kind.
     fn build(&self, path: &PathFacts) -> Option<Box<dyn CongestionControl>>;
 }
 
-/// As much as the peer's socket takes, whatever happens: no control.
+/// No control: a window that is always what the peer's socket holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ConstantWindow {
     bytes: u64,
 }
 
 impl ConstantWindow {
-    /// The window of this path.
+    /// Creates the window of this path.
     pub fn new(path: &PathFacts) -> Self {
         Self { bytes: path.socket_bytes }
     }
@@ -204,14 +204,14 @@ impl CongestionControl for ConstantWindow {
     }
 }
 
-/// What bounds a connection's window besides the controller of its path.
+/// The bound on a connection's window besides the controller of its path.
 pub(super) enum ConnectionWindow {
     Constant(ConstantWindow),
     GoBack(Box<GoBackWindow>),
 }
 
 impl Default for ConnectionWindow {
-    /// Of a connection without a path.
+    /// Returns the window of a connection without a path.
     fn default() -> Self {
         Self::Constant(ConstantWindow::default())
     }
@@ -225,13 +225,13 @@ impl ConnectionWindow {
         }
     }
 
-    /// Whether it takes no inputs and its output never changes.
+    /// Returns whether it takes no inputs and its output never changes.
     #[inline]
     pub(super) fn is_constant(&self) -> bool {
         matches!(self, Self::Constant(_))
     }
 
-    /// Packets that the connection may have in flight.
+    /// Returns the packets that the connection may have in flight.
     pub(super) fn packets(&self, path: &PathFacts) -> u32 {
         path.packets_of(match self {
             Self::Constant(constant) => constant.window(),
@@ -239,7 +239,8 @@ impl ConnectionWindow {
         })
     }
 
-    /// The same where it is not as small as that for a moment only: what is begun now lasts longer.
+    /// Returns the packets that the connection usually may have in flight, whatever a measurement of the path allows
+    /// now: requests that begin now last longer than that.
     pub(super) fn usual_packets(&self, path: &PathFacts) -> u32 {
         path.packets_of(match self {
             Self::Constant(constant) => constant.window(),

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use crate::types::Time;
 
-/// A round trip is believed to be the path's for this time, and at most for twice as long: after that the path may have
-/// become another one (BBR believes one for 10 s: draft-ietf-ccwg-bbr, `MinRTTFilterLen`).
+/// How long a round trip is trusted to be the path's, and at most twice as long: after that the path may have changed
+/// (BBR trusts one for 10 s: draft-ietf-ccwg-bbr, `MinRTTFilterLen`).
 const BELIEVED: Duration = Duration::from_secs(10);
 
 /// The shortest round trip of this period and of the one before.
@@ -17,7 +17,7 @@ pub(in crate::transport) struct ShortestRoundTrip {
 }
 
 impl ShortestRoundTrip {
-    /// A packet took so long.
+    /// Records a round trip.
     pub(in crate::transport) fn note(&mut self, now: Time, measured: Duration) {
         if now.saturating_since(self.began) >= BELIEVED {
             (self.before, self.current, self.began) = (self.current, None, now);
@@ -25,7 +25,7 @@ impl ShortestRoundTrip {
         self.current = Some(self.current.map_or(measured, |current| current.min(measured)));
     }
 
-    /// The shortest one.
+    /// Returns the shortest round trip.
     pub(in crate::transport) fn get(&self) -> Option<Duration> {
         [self.current, self.before].into_iter().flatten().min()
     }

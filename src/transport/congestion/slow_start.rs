@@ -1,26 +1,26 @@
-//! When slow start ends before a packet is lost: HyStart++ (RFC 9406), with thresholds for short paths.
+//! The end of slow start before a packet is lost: HyStart++ (RFC 9406), with thresholds for short paths.
 
 use std::time::Duration;
 
-/// A queue shows itself when the round trip has grown by an eighth of the shortest one, within these bounds. RFC 9406
-/// (4.3) has 4 ms as the least: at 1 Gbit/s that is a queue of 500 kB, more than many a switch has.
+/// Bounds of the rise that shows a queue, which is an eighth of the shortest round trip. RFC 9406 (4.3) has 4 ms as the
+/// least: at 1 Gbit/s that is a queue of 500 kB, more than many switches have.
 const LEAST_RISE: Duration = Duration::from_micros(100);
 const MOST_RISE: Duration = Duration::from_millis(16);
-/// Conservative slow start grows so much more slowly (RFC 9406, 4.3: `CSS_GROWTH_DIVISOR`).
+/// Factor by which conservative slow start grows more slowly (RFC 9406, 4.3: `CSS_GROWTH_DIVISOR`).
 const CONSERVATIVE_DIVISOR: f64 = 4.0;
-/// So many rounds of it end slow start (RFC 9406, 4.3: `CSS_ROUNDS`).
+/// Rounds of conservative slow start that end slow start (RFC 9406, 4.3: `CSS_ROUNDS`).
 const CONSERVATIVE_ROUNDS: u32 = 5;
 
-/// What is known of the round trips while the window grows fast.
+/// The round trips while the window grows fast.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct SlowStart {
-    /// The shortest of this round and of the one before.
+    /// The shortest round trip of this round and of the one before.
     current: Option<Duration>,
     last: Option<Duration>,
     conservative: Option<Conservative>,
 }
 
-/// Round trips have grown. It may have been chance.
+/// Conservative slow start: round trips have grown, perhaps by chance.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Conservative {
     /// The shortest round trip when it began. A shorter one shows that it was chance.
@@ -29,7 +29,7 @@ struct Conservative {
 }
 
 impl SlowStart {
-    /// A round trip was measured.
+    /// Records a round trip.
     pub(super) fn note_round_trip(&mut self, measured: Duration) {
         let current = self.current.map_or(measured, |current| current.min(measured));
         self.current = Some(current);
@@ -42,7 +42,7 @@ impl SlowStart {
         }
     }
 
-    /// A round is over: what was in flight at its beginning is acknowledged. Whether slow start ends.
+    /// Ends a round: everything in flight at its beginning is acknowledged. Returns whether slow start ends.
     pub(super) fn end_round(&mut self) -> bool {
         if let Some(current) = self.current.take() {
             self.last = Some(current);
@@ -52,13 +52,13 @@ impl SlowStart {
         conservative.rounds > CONSERVATIVE_ROUNDS
     }
 
-    /// Segments by which the window grows when so many are acknowledged, perhaps with care.
+    /// Returns the segments by which the window grows when `segments` are acknowledged, perhaps with care.
     pub(super) fn growth(&self, segments: f64, is_careful: bool) -> f64 {
         if is_careful || self.conservative.is_some() { segments / CONSERVATIVE_DIVISOR } else { segments }
     }
 }
 
-/// How much a round trip is longer where there is a queue.
+/// Returns how much longer a round trip is where there is a queue.
 fn rise(round_trip: Duration) -> Duration {
     (round_trip / 8).clamp(LEAST_RISE, MOST_RISE)
 }

@@ -9,7 +9,7 @@ use crate::types::{
     Cause, CompletionOpcode, CompletionStatus, Counter, Ending, FailedRequest, Operation, RawCompletion, SendFlags,
 };
 
-/// How the oldest request fails. The queue pair decides what that means for the others.
+/// The failure of the oldest request. The queue pair decides what that means for the others.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::transport) struct RequestFailure {
     pub(super) status: CompletionStatus,
@@ -31,7 +31,7 @@ impl From<AccessError> for RequestFailure {
 impl Requester {
     /// Completes all posted sends as flushed.
     pub(in crate::transport) fn flush(&mut self, common: &mut Common, cause: Cause) {
-        // Those that are there now: what other threads post meanwhile has a doorbell of its own.
+        // Only those that are posted by now: requests that other threads post meanwhile have their own doorbell.
         let end = self.send.published();
         let left = |send: &SendConsumer| end.wrapping_sub(send.retired()) as i32;
         let mut bound = LoopBound::new("flush", left(&self.send).max(0) as usize);
@@ -89,7 +89,7 @@ impl Requester {
         }
     }
 
-    /// Completes a request with an error, which is what ends the queue pair.
+    /// Completes a request with an error, which ends the queue pair.
     pub(super) fn fail(&mut self, common: &mut Common, index: u32, RequestFailure { status, cause }: RequestFailure) {
         let header = self.send.header(index);
         let (tries, rnr_tries) = self.recovery.spent();
@@ -105,9 +105,10 @@ impl Requester {
         self.complete(common, index, status, cause);
     }
 
-    /// The request's own memory failed: it ends when all before it have ended. An error if there are none.
+    /// Fails a request whose own memory failed, once all requests before it have ended. Returns the error if there are
+    /// none.
     pub(super) fn fail_when_oldest(&mut self, index: u32, error: AccessError) -> Result<(), RequestFailure> {
-        // If it was the probe, it cannot be sent: it must not be tried for ever.
+        // If it was the probe, it cannot be sent, and must not be tried forever.
         self.recovery.end_probe();
         let failure = RequestFailure::from(error);
         let distance = |index: u32| index.wrapping_sub(self.oldest);

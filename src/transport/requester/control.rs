@@ -1,4 +1,4 @@
-//! The requester's side of the congestion seam.
+//! The requester's side of congestion control.
 
 use std::time::Duration;
 
@@ -14,8 +14,8 @@ use crate::transport::path_measures::Blocked;
 use crate::types::{Counter, Psn, QueuePairState, RateLimit, Time};
 
 impl Requester {
-    /// The path is another one, or something else is known of the peer: control begins from the start, but for what the
-    /// path's queue pairs share.
+    /// Restarts congestion control, except for the state that the path's queue pairs share: the path is another one, or
+    /// something else is known about the peer.
     pub(in crate::transport) fn take_path(&mut self, path: &Path, factory: Option<&dyn CongestionFactory>) {
         let facts = path.facts();
         self.window = ConnectionWindow::new(&facts);
@@ -29,20 +29,20 @@ impl Requester {
         self.window_packets = self.window.packets(facts);
     }
 
-    /// Whether something wants to know what leaves: the path, or the queue pair's own rate.
+    /// Returns whether packets that leave must be paid for: on the path, or at the queue pair's own rate.
     #[inline]
     pub(super) fn pays(&self, common: &Common) -> bool {
         common.is_controlled() || self.limiter.is_some()
     }
 
-    /// The packet that leaves now, before anything is noted of it.
+    /// Returns the charge for the packet that leaves now. To be called before the packet is recorded.
     pub(super) fn left_of(&self, common: &Common, plan: &RequestPlan) -> Left {
         let response = if self.request(plan.index).is_read { plan.covers * common.mtu_bytes() } else { 0 };
         let bytes = plan.size as u64 + u64::from(response);
         Left { packets: plan.covers, lost: self.lost_packets_of(plan), bytes }
     }
 
-    /// Packets have left. They are paid for, on the path and at the queue pair's own rate.
+    /// Charges packets that have left to the path and to the queue pair's own rate.
     #[cold]
     pub(super) fn tell_sent(&mut self, common: &Common, now: Time, left: &Left) {
         let paid_on_path = common.controlled_path().and_then(|path| self.pay_on(common, path, now, left));
@@ -52,7 +52,7 @@ impl Requester {
         }
     }
 
-    /// When they are paid for on the path. `None`: they have no rate.
+    /// Charges packets to the path. Returns when they are paid for. `None`: they have no rate.
     fn pay_on(&self, common: &Common, path: &Path, now: Time, left: &Left) -> Option<Time> {
         let [bytes, lost] = [left.packets, left.lost].map(|packets| window_bytes(common, packets));
         let sent = Sent { now, bytes, lost, in_flight: self.in_flight_on(common, path) };
@@ -63,7 +63,7 @@ impl Requester {
         allowance_on(common, path, now).map(|(paid_at, _)| paid_at)
     }
 
-    /// Packets that are sent because they were lost, with this one. Going back, only the first of them is known to be.
+    /// Returns the packets of this plan that repeat lost ones. When going back, only the first one is known to be lost.
     pub(super) fn lost_packets_of(&self, plan: &RequestPlan) -> u32 {
         match plan.turn {
             Turn::Missing => plan.covers,
@@ -73,7 +73,7 @@ impl Requester {
         }
     }
 
-    /// The packets from this number on are acknowledged that were not before. `is_read`: the first is one of a READ.
+    /// Reports the packets from `before` on that are newly acknowledged. `is_read`: the first belongs to a READ.
     #[inline]
     pub(super) fn tell_acknowledged(&mut self, common: &Common, now: Time, before: Psn, is_read: bool) {
         if (common.is_controlled() || !self.window.is_constant())
@@ -101,24 +101,25 @@ impl Requester {
         path.window_share.tell(|control| control.note_acknowledged(&ack, is_read));
     }
 
-    /// Whether a packet asks for a response because that is measured: a small message, if no other one is.
+    /// Returns whether a packet requests a response in order to be measured: a small message, if no other one is.
     #[inline]
     pub(super) fn wants_delay(&self, common: &Common) -> bool {
         common.is_controlled() && self.delays.as_ref().is_none_or(|delays| delays.is_idle())
     }
 
-    /// The same of the first packet of several that leave now.
+    /// Returns whether the first of several packets that leave now requests a response in order to be measured.
     #[inline]
     pub(super) fn wants_delay_of_several(&self, common: &Common, now: Time) -> bool {
         common.is_controlled() && self.delays.as_ref().is_none_or(|delays| delays.wants(now))
     }
 
-    /// The response to this packet is measured, for the controller.
+    /// Begins to measure the response to this packet, for the controller.
     pub(super) fn begin_delay(&mut self, psn: Psn, now: Time) {
         self.delays.get_or_insert_default().begin(psn, now);
     }
 
-    /// Packets may have arrived behind a missing one, and the shortest round trip of those that were measured is this.
+    /// Reports packets that may have arrived behind a missing one, and the shortest round trip of those that were
+    /// measured.
     pub(super) fn tell_arrived(&mut self, common: &Common, now: Time, round_trip: Option<Duration>, is_read: bool) {
         let Some(path) = common.controlled_path() else { return };
         let bytes = window_bytes(common, self.packets_delivered(0));
@@ -128,26 +129,27 @@ impl Requester {
         }
     }
 
-    /// Packets that have arrived since this was asked last: so many that are acknowledged now, and those that are known
-    /// to have arrived behind a gap. Each counts once.
+    /// Returns the packets that have arrived since the last call: those that are acknowledged now, and those that are
+    /// known to have arrived behind a gap. Each counts once.
     fn packets_delivered(&mut self, acknowledged: u32) -> u32 {
         let arrived = self.packets_arrived();
         let before = std::mem::replace(&mut self.told_arrived, arrived);
         (acknowledged + arrived).saturating_sub(before)
     }
 
-    /// Packets that are known to have arrived behind a gap.
+    /// Returns the packets that are known to have arrived behind a gap.
     fn packets_arrived(&self) -> u32 {
         self.repair.as_ref().map_or(0, |repair| repair.arrived())
     }
 
-    /// Something is sent again: a response may belong to either copy (Karn's algorithm: RFC 6298, section 3).
+    /// Doubts the current samples, because something is sent again: a response may belong to either copy (Karn's
+    /// algorithm: RFC 6298, section 3).
     pub(super) fn doubt_samples(&mut self) {
         self.round_trip.doubt_sample();
         self.delays = None;
     }
 
-    /// Packets seem lost, and are about to be sent again.
+    /// Reports that packets seem lost, and are about to be sent again.
     #[cold]
     pub(super) fn tell_congestion(&mut self, common: &Common, now: Time, kind: CongestionKind) {
         let Some(path) = &common.path else { return };
@@ -160,7 +162,7 @@ impl Requester {
         path.window_share.tell(|control| control.note_congestion(&event));
     }
 
-    /// A queue on the way has marked a packet of the path: it will overflow soon.
+    /// Reports that a queue on the path marked a packet: it will overflow soon.
     #[cold]
     pub(in crate::transport) fn tell_marked(&self, common: &Common, now: Time) {
         let Some(path) = &common.path else { return };
@@ -168,12 +170,12 @@ impl Requester {
         path.window_share.tell(|control| control.note_congestion(&event));
     }
 
-    /// Whether packets of the path are in flight.
+    /// Returns whether packets of the path are in flight.
     pub(in crate::transport) fn has_in_flight(&self, common: &Common) -> bool {
         common.path.as_ref().is_some_and(|path| self.in_flight_on(common, path) > 0)
     }
 
-    /// Packets that were sent again had only been late, as far as that was found out just now.
+    /// Counts the packets that just turned out to be sent again unnecessarily, because they were only late.
     #[cold]
     pub(super) fn count_spurious(&mut self, common: &mut Common) {
         let packets = u64::from(self.reordering.take_spurious());
@@ -183,7 +185,7 @@ impl Requester {
         }
     }
 
-    /// What left is on its way. What keeps the rest from leaving, if the path does.
+    /// Ends a send: holds back the next packets until this send is paid for, and reports whether the path blocks them.
     #[inline]
     pub(in crate::transport) fn end_send(&mut self, common: &Common, now: Time) {
         self.hold_back(common, now);
@@ -209,22 +211,22 @@ impl Requester {
         share.tell(|control| control.note_blocked(now, blocked));
     }
 
-    /// Whether packets wait that have not left yet, or are to leave again.
+    /// Returns whether packets wait that have not left yet, or are to leave again.
     fn has_unsent(&self, common: &Common) -> bool {
         let has_new = self.next != self.send.published() && common.state == QueuePairState::ReadyToSend;
         self.cursor_request != self.next || has_new
     }
 
-    /// Bytes in flight on the path: of this queue pair all that is not known to have arrived, of the others what counts
-    /// against the common window.
+    /// Returns the bytes in flight on the path: of this queue pair everything that is not known to have arrived, of the
+    /// others what counts against the common window.
     fn in_flight_on(&self, common: &Common, path: &Path) -> u64 {
         let others = self.packets_of_others(&path.window_share);
         let own = self.packets_in_flight().saturating_sub(self.packets_arrived());
         window_bytes(common, others.saturating_add(own))
     }
 
-    /// Nothing leaves until what the path's queue pairs have sent is paid for, and what this one has sent at its own
-    /// rate.
+    /// Holds packets back until those that the path's queue pairs have sent are paid for, and those of this one at its
+    /// own rate.
     #[inline]
     pub(in crate::transport) fn hold_back(&mut self, common: &Common, now: Time) {
         if self.pays(common) {
@@ -232,7 +234,7 @@ impl Requester {
         }
     }
 
-    /// When that is, and how many packets may leave in one send then.
+    /// Returns when everything sent is paid for, and how many packets may leave in one send then.
     #[cold]
     fn allowance(&self, common: &Common, now: Time) -> (Time, u32) {
         let unlimited = (Time::ZERO, u32::MAX);
@@ -241,14 +243,14 @@ impl Requester {
         (on_path.0.max(own.0), on_path.1.min(own.1))
     }
 
-    /// The queue pair has another rate limit, or none. What was sent under the last one is paid for.
+    /// Sets or removes the queue pair's rate limit. Packets sent under the previous one count as paid for.
     pub(in crate::transport) fn limit_rate(&mut self, limit: &RateLimit) {
         self.limiter = Limiter::new(limit).map(Box::new);
         self.pace.forget_rate();
     }
 
-    /// A clock has run out, or the pause has, while the pace holds packets back. What is held back has no response, so
-    /// the clocks of the responses run from the end of the pause on, and spend nothing before.
+    /// Handles a clock, or the pause, that has run out while the pace holds packets back. Packets that are held back
+    /// have no response, so the clocks of the responses run from the end of the pause on, and spend nothing before.
     pub(super) fn handle_pause(&mut self, common: &Common, now: Time) {
         let (paid_at, _) = self.allowance(common, now);
         let resume = self.pace.end_pause(now, paid_at);
@@ -263,11 +265,11 @@ pub(super) struct Left {
     pub(super) packets: u32,
     /// Packets among them that were lost before.
     pub(super) lost: u32,
-    /// Their bytes, or those of the responses to READ requests.
+    /// Their bytes, plus those of the responses to READ requests.
     pub(super) bytes: u64,
 }
 
-/// When what was sent on the path is paid for, and how many packets may leave in one send. `None`: they have no rate.
+/// Returns when packets sent on the path are paid for, and how many may leave in one send. `None`: they have no rate.
 fn allowance_on(common: &Common, path: &Path, now: Time) -> Option<(Time, u32)> {
     match common.service.is_reliable() {
         true => Some(path.window_share.allowance(path.lot(common.qpn))),
@@ -275,7 +277,7 @@ fn allowance_on(common: &Common, path: &Path, now: Time) -> Option<(Time, u32)> 
     }
 }
 
-/// What so many packets take of the window.
+/// Returns the bytes of the window that `packets` take.
 fn window_bytes(common: &Common, packets: u32) -> u64 {
     u64::from(packets) * u64::from(common.mtu_bytes())
 }

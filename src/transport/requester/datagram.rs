@@ -1,4 +1,4 @@
-//! Unreliable datagrams, as they are sent: a message is one packet, and it is complete when it has left.
+//! Sending of unreliable datagrams: a message is one packet, and it is complete when it has left.
 
 use super::{Common, Pass, RequestFailure, Requester};
 use crate::transport::burst::{Burst, BurstWriter, Envelope, Sending};
@@ -12,14 +12,14 @@ use crate::types::{
 use crate::wire::icrc::Seed;
 use crate::wire::{Bth, Deth, Flow, Headers, Opcode};
 
-/// A datagram that may leave: its request, and where it goes.
+/// A datagram that may leave: its request and its destination.
 pub(in crate::transport) struct DatagramRequest {
     index: u32,
     destination: Destination,
 }
 
 impl DatagramRequest {
-    /// The envelope of its only packet.
+    /// Returns the envelope of its only packet.
     pub(in crate::transport) fn envelope(&self, qpn: Qpn) -> Envelope {
         let Destination { source, source_port, address, traffic_class, hop_limit, .. } = self.destination;
         let flow = Flow { source, destination: address, source_port };
@@ -37,14 +37,14 @@ impl DatagramRequest {
 }
 
 impl Requester {
-    /// Whether a datagram waits and may leave.
+    /// Returns whether a datagram waits and may leave.
     pub(in crate::transport) fn may_send_datagram(&self, common: &Common) -> bool {
         common.state == QueuePairState::ReadyToSend
             && self.send.retired() != self.send.published()
             && self.pace.is_free()
     }
 
-    /// The datagram that leaves next, if one may.
+    /// Returns the datagram that leaves next, if one may.
     pub(in crate::transport) fn next_datagram(&self, common: &Common) -> Option<DatagramRequest> {
         if !self.may_send_datagram(common) {
             return None;
@@ -53,13 +53,13 @@ impl Requester {
         Some(DatagramRequest { index, destination: self.send.destination(index)? })
     }
 
-    /// Where the datagram goes that leaves next.
+    /// Returns the destination of the datagram that leaves next.
     pub(in crate::transport) fn next_destination(&self, common: &Common) -> Option<Destination> {
         self.next_datagram(common).map(|request| request.destination)
     }
 
-    /// Whether the datagram that leaves next waits for the pace of the path that it takes or for the queue pair's own
-    /// rate, and all behind it with it.
+    /// Returns whether the datagram that leaves next, and all behind it, waits for the pace of its path or for the
+    /// queue pair's own rate.
     #[inline]
     pub(in crate::transport) fn holds_datagram_back(
         &mut self,
@@ -72,7 +72,7 @@ impl Requester {
 
     #[cold]
     fn hold_datagram_back(&mut self, qpn: Qpn, path: Option<&WindowShare>, now: Time) -> bool {
-        // Connections have the path, too.
+        // Connections use the path, too.
         let on_path = path.and_then(|path| path.datagram_waits_until(now, qpn.value()));
         let own = self.limiter.as_mut().and_then(|limiter| limiter.datagram_waits_until(now));
         let paid_at = on_path.max(own);
@@ -80,7 +80,7 @@ impl Requester {
         paid_at.is_some()
     }
 
-    /// Sends the datagram, and completes its request. An error: it cannot be sent.
+    /// Sends the datagram and completes its request. Returns an error if it cannot be sent.
     pub(in crate::transport) fn emit_datagram(
         &mut self,
         common: &mut Common,
@@ -105,12 +105,12 @@ impl Requester {
         self.cursor = next;
         self.limit = next;
         self.unacknowledged = next;
-        // It is out of the application's memory, and no response will ever say what became of it.
+        // It has left the application's memory, and no response will ever report its fate.
         self.complete(common, *index, CompletionStatus::Success, Cause::None);
         Ok(())
     }
 
-    /// The datagram that leaves next cannot be sent: its request fails.
+    /// Fails the request of the datagram that leaves next, which cannot be sent.
     pub(in crate::transport) fn fail_datagram(&mut self, common: &mut Common, failure: RequestFailure) {
         self.fail(common, self.send.retired(), failure);
     }
@@ -127,7 +127,7 @@ impl Requester {
             psn: self.cursor,
             ..Bth::with_payload(opcode, header.length)
         };
-        // The queue pair's own if the high bit is set (IBTA, Q_Keys; rxe does not have the rule).
+        // The queue pair's own if the high bit is set (IBTA, Q_Keys; rxe lacks this rule).
         let qkey = effective_qkey(destination.qkey, common.attributes.qkey.unwrap_or_default());
         Headers { bth, deth: Some(Deth { qkey, source: common.qpn }), immediate, ..Headers::default() }
     }

@@ -1,5 +1,5 @@
 //! Round trips of several packets at a time, for the congestion controller of the path: the shortest one in each round
-//! shows whether there is a queue, and one sample may have met a busy host.
+//! shows whether there is a queue, while a single sample may have met a busy host.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::gaps::Gaps;
 use crate::types::{Psn, Time};
 
-/// Most packets that are measured at a time (RFC 9406, 4.2: `N_RTT_SAMPLE`).
+/// Maximum number of packets that are measured at a time (RFC 9406, 4.2: `N_RTT_SAMPLE`).
 const MOST: usize = 8;
 
 /// The packets that are measured, in order, and when they left.
@@ -17,31 +17,32 @@ pub(super) struct Delays {
 }
 
 impl Delays {
-    /// The packet left that a response is due to, for the first time.
+    /// Begins to measure a packet that is sent for the first time and that a response is due to.
     pub(super) fn begin(&mut self, psn: Psn, now: Time) {
         if self.samples.len() < MOST && self.samples.back().is_none_or(|(last, _)| last.is_before(psn)) {
             self.samples.push_back((psn, now));
         }
     }
 
-    /// Whether no packet is measured.
+    /// Returns whether no packet is measured.
     pub(super) fn is_idle(&self) -> bool {
         self.samples.is_empty()
     }
 
-    /// Whether none of the packets that leave now is measured, and one may be. The first one of a send does not wait
-    /// for the others.
+    /// Returns whether to measure one of the packets that leave now: none of them is measured, and there is room. The
+    /// first one of a send does not wait for the others.
     pub(super) fn wants(&self, now: Time) -> bool {
         self.samples.len() < MOST && self.samples.back().is_none_or(|(_, sent)| *sent != now)
     }
 
-    /// The shortest round trip of the packets that have arrived: those before this number.
+    /// Ends the samples of the packets before this number, which have arrived. Returns the shortest round trip.
     pub(super) fn end_before(&mut self, unacknowledged: Psn, now: Time) -> Option<Duration> {
         let ended = self.samples.partition_point(|(psn, _)| psn.is_before(unacknowledged));
         self.samples.drain(..ended).map(|(_, sent)| now.saturating_since(sent)).min()
     }
 
-    /// The same of those that have arrived although an earlier one is missing. Missing ones are not measured any more.
+    /// Ends the samples of the packets that have arrived although an earlier one is missing. Returns the shortest round
+    /// trip. Missing packets are not measured any more.
     pub(super) fn end_arrived(&mut self, gaps: &Gaps, now: Time) -> Option<Duration> {
         let mut shortest = None;
         self.samples.retain(|(psn, sent)| {
@@ -83,7 +84,7 @@ mod tests {
         let mut gaps = Gaps::new(Psn::new(0));
         gaps.extend(Psn::new(10), [(Psn::new(0), 5)].into_iter());
         assert_eq!(delays.end_arrived(&gaps, at(100)), Some(Duration::from_micros(30)));
-        // The two that are missing are not measured, although an acknowledgement passes them.
+        // The two missing packets are not measured, although an acknowledgement passes them.
         assert_eq!(delays.end_before(Psn::new(12), at(200)), None);
         assert_eq!(delays.end_before(Psn::new(13), at(200)), Some(Duration::from_micros(80)));
     }

@@ -1,8 +1,8 @@
-//! The packets behind the oldest unacknowledged number, as far as something is known of them: which are missing, which
-//! of those were sent again, and how many lie in no queue.
+//! Knowledge about the packets behind the oldest unacknowledged number: which are missing, which of those were sent
+//! again, and how many are in no queue.
 //!
-//! Of requests, a native peer tells ([`super::scoreboard`]). Of responses, the requester sees itself what has come:
-//! responses leave in order, so one that comes shows that everything before it was executed, and that the responses
+//! A native peer reports it for requests ([`super::scoreboard`]). For responses, the requester sees itself which have
+//! arrived: they leave in order, so a response shows that everything before it was executed, and that the responses
 //! before it have left.
 
 use std::time::Duration;
@@ -10,24 +10,24 @@ use std::time::Duration;
 use super::missing::{LossDetection, Missing, MissingPackets, Range, Repetition};
 use crate::types::{Psn, Time};
 
-/// See the module.
+/// The packets behind the oldest unacknowledged number, of requests or of responses.
 #[derive(Debug)]
 pub(super) struct Gaps {
     missing: MissingPackets,
-    /// The oldest number that is not acknowledged.
+    /// The oldest unacknowledged number.
     begin: Psn,
-    /// Nothing is known from this number on. Every packet before it has arrived or is missing.
+    /// First number about which nothing is known. Every packet before it has arrived or is missing.
     end: Psn,
-    /// Requests before this number were executed. Of later ones before `end` that is not known.
+    /// Requests before this number were executed. For later ones before `end`, that is not known.
     executed: Psn,
-    /// Packets before `end` that lie in no queue: they have arrived, or are lost and not sent again yet.
+    /// Packets before `end` that are in no queue: they have arrived, or are lost and not sent again yet.
     absent: u32,
-    /// Losses before this number are one event of congestion.
+    /// Losses before this number belong to one congestion event.
     event_end: Psn,
 }
 
 impl Gaps {
-    /// Nothing is known from this number on.
+    /// Creates the gaps of a connection on which nothing is known from this number on.
     pub(super) fn new(begin: Psn) -> Self {
         let missing = MissingPackets::default();
         Self { missing, begin, end: begin, executed: begin, absent: 0, event_end: begin }
@@ -37,54 +37,54 @@ impl Gaps {
         self.begin
     }
 
-    /// Nothing is known from this number on.
+    /// Returns the first number about which nothing is known.
     pub(super) fn end(&self) -> Psn {
         self.end
     }
 
-    /// Requests before this number were executed.
+    /// Returns the number before which all requests were executed.
     pub(super) fn executed_before(&self) -> Psn {
         self.executed
     }
 
-    /// A response shows that the requests before this number were executed.
+    /// Notes that the requests before this number were executed, as a response shows.
     pub(super) fn note_executed_before(&mut self, psn: Psn) {
         if self.executed.is_before(psn) {
             self.executed = psn;
         }
     }
 
-    /// The missing packets.
+    /// Returns the missing packets.
     pub(super) fn missing(&self) -> &MissingPackets {
         &self.missing
     }
 
-    /// Whether a packet is missing, and not just unknown.
+    /// Returns whether a packet is missing, and not just unknown.
     pub(super) fn is_missing(&self, psn: Psn) -> bool {
         self.missing.contains(psn)
     }
 
-    /// Whether a packet has arrived.
+    /// Returns whether a packet has arrived.
     pub(super) fn has_arrived(&self, psn: Psn) -> bool {
         !psn.is_before(self.begin) && psn.is_before(self.end) && !self.missing.contains(psn)
     }
 
-    /// The number up to which everything has arrived.
+    /// Returns the number up to which everything has arrived.
     pub(super) fn complete_before(&self) -> Psn {
         self.missing.first().unwrap_or(self.end)
     }
 
-    /// Packets that have arrived.
+    /// Returns the number of packets that have arrived.
     pub(super) fn arrived(&self) -> u32 {
         self.end.packets_since(self.begin).saturating_sub(self.missing.packets())
     }
 
-    /// How many were sent again within this time, for the first time.
+    /// Returns how many packets were sent again within this time, for the first time.
     pub(super) fn sent_again_within(&self, time: Duration, now: Time) -> u32 {
         self.missing.sent_again_within(time, now)
     }
 
-    /// Packets before [`Gaps::end`] that lie in no queue.
+    /// Returns the packets before [`Gaps::end`] that are in no queue.
     #[inline]
     pub(super) fn absent(&self) -> u32 {
         self.absent
@@ -94,7 +94,7 @@ impl Gaps {
         self.absent = self.arrived() + self.missing.lost();
     }
 
-    /// The packets before `end` are known: of those that were not, these numbers, in order, are missing.
+    /// Extends the known packets to `end`. Of the new ones, these numbers, in order, are missing.
     pub(super) fn extend(&mut self, end: Psn, missing: impl Iterator<Item = (Psn, u32)>) {
         for (first, packets) in missing {
             self.missing.push(Range { first, packets, missing: Missing::Late });
@@ -103,23 +103,23 @@ impl Gaps {
         self.recount();
     }
 
-    /// The packets before `end` are known, and these are missing. Whether that is an event of congestion, which lasts
-    /// to `limit`.
+    /// Replaces the missing packets; those before `end` are known. Returns whether that is a congestion event, which
+    /// lasts to `limit`.
     pub(super) fn replace(&mut self, missing: MissingPackets, end: Psn, limit: Psn) -> bool {
         let lost_before = self.missing.lost();
         (self.missing, self.end) = (missing, end);
         self.note_losses(lost_before, limit)
     }
 
-    /// A packet has arrived. Its state, if it was missing.
+    /// Removes a packet that has arrived. Returns its state if it was missing.
     pub(super) fn remove(&mut self, psn: Psn) -> Option<Missing> {
         let was = self.missing.remove(psn);
         self.recount();
         was
     }
 
-    /// The packet before `end` has arrived, and packets leave in order: those that left much sooner are lost. Whether
-    /// that is an event of congestion, which lasts to `limit`.
+    /// Finds lost packets after the packet before `end` has arrived: packets leave in order, so those that left much
+    /// sooner are lost. Returns whether that is a congestion event, which lasts to `limit`.
     pub(super) fn judge(&mut self, end: Psn, limit: Psn, detection: LossDetection) -> bool {
         let lost_before = self.missing.lost();
         let is_lost_again = |repetition| detection.is_lost_again(repetition, end);
@@ -133,7 +133,7 @@ impl Gaps {
         self.note_losses(lost_before, limit)
     }
 
-    /// Whether more is lost than before, and nothing of that in an event of congestion that is known.
+    /// Returns whether more packets are lost than before, and none of them in a known congestion event.
     fn note_losses(&mut self, lost_before: u32, limit: Psn) -> bool {
         self.recount();
         let is_event = self.missing.lost() > lost_before && !self.begin.is_before(self.event_end);
@@ -143,20 +143,21 @@ impl Gaps {
         is_event
     }
 
-    /// Before `end`, a packet that may have been late is lost, and so is one that was sent again and is overdue.
+    /// Declares packets before `end` lost: those that may have been late, and those that were sent again and are
+    /// overdue.
     pub(super) fn give_up_before(&mut self, end: Psn, is_overdue: impl Fn(Repetition) -> bool) {
         let is_due = |range: &Range| range.first.is_before(end);
         self.missing.judge(|range| if is_due(range) { range.missing.still(true, &is_overdue) } else { range.missing });
         self.recount();
     }
 
-    /// The first packets of [`MissingPackets::first_lost`] were sent again, or asked for again.
+    /// Notes that the first packets of [`MissingPackets::first_lost`] were sent again, or requested again.
     pub(super) fn note_sent_again(&mut self, packets: u32, repetition: Repetition) {
         self.missing.note_sent_again(packets, repetition);
         self.recount();
     }
 
-    /// Everything before `psn` is acknowledged. Whether anything else is known.
+    /// Removes everything before `psn`, which is acknowledged. Returns whether anything else is known.
     pub(super) fn acknowledge_before(&mut self, psn: Psn) -> bool {
         self.begin = psn;
         self.missing.remove_before(psn);
@@ -185,7 +186,7 @@ mod tests {
             Self(Gaps::new(BEGIN))
         }
 
-        /// A response of one long READ comes.
+        /// Receives a response of one long READ.
         fn come(&mut self, place: u32, now: Time) -> bool {
             let (psn, from) = (BEGIN.plus(place), self.0.end());
             if from.is_before(psn.plus(1)) {
@@ -221,7 +222,7 @@ mod tests {
         assert!(!responses.come(9, at(1)) && !responses.come(1, at(2)));
         assert_eq!(responses.0.complete_before(), BEGIN);
         assert!(responses.0.has_arrived(BEGIN.plus(1)) && !responses.0.has_arrived(BEGIN.plus(8)));
-        // The one that was asked for again is lost again, the four before the last are late.
+        // The one that was requested again is lost again, the four before the last are late.
         responses.come(10, at(1_000));
         assert_eq!(responses.ask_again(at(1_000)), [(0, 1)]);
         responses.0.give_up_before(BEGIN.plus(6), |_| false);

@@ -1,11 +1,11 @@
-//! The rate limit of a queue pair, beside the pace of its path.
+//! The rate limit of a queue pair, besides the pace of its path.
 
 use std::time::Duration;
 
 use crate::transport::pacing::{self, Account, BURST};
 use crate::types::{RateLimit, Time};
 
-/// When what the queue pair has sent is paid for at its own rate.
+/// The account that shows when sent packets are paid for at the queue pair's own rate.
 pub(super) struct Limiter {
     bytes_per_second: u64,
     limit: RateLimit,
@@ -13,7 +13,7 @@ pub(super) struct Limiter {
 }
 
 impl Limiter {
-    /// `None`: there is no limit.
+    /// Creates the limiter. `None`: there is no limit.
     pub(super) fn new(limit: &RateLimit) -> Option<Self> {
         Some(Self { bytes_per_second: limit.bytes_per_second()?, limit: *limit, account: Account::default() })
     }
@@ -22,20 +22,20 @@ impl Limiter {
         pacing::cost(bytes, self.bytes_per_second)
     }
 
-    /// So many bytes leave, which are paid for at the time that is returned.
+    /// Charges bytes that leave. Returns when they are paid for.
     pub(super) fn pay(&mut self, now: Time, bytes: u64) -> Time {
         self.account.pay(now, self.cost(bytes));
         self.account.paid_at()
     }
 
-    /// Something waits until what has left is paid for. Lateness is not made up for if what leaves at once is bounded.
+    /// Notes that something waits until sent packets are paid for. Lateness is not made up for if bursts are bounded.
     pub(super) fn note_awaited(&mut self, now: Time) {
         if self.limit.max_burst_sz == 0 {
             self.account.note_awaited(now);
         }
     }
 
-    /// When the next packet may leave, and how many in one send.
+    /// Returns when the next packet may leave, and how many in one send.
     pub(super) fn allowance(&self, mtu: u32) -> (Time, u32) {
         let packet = match self.limit.typical_pkt_sz {
             0 => u64::from(mtu),
@@ -48,7 +48,7 @@ impl Limiter {
         (self.account.paid_at(), packets)
     }
 
-    /// Until when a datagram waits, if it does: until all is paid for, once a burst has left.
+    /// Returns until when a datagram waits, if it does: once a burst has left, until everything is paid for.
     pub(super) fn datagram_waits_until(&mut self, now: Time) -> Option<Time> {
         let burst = match self.limit.max_burst_sz {
             0 => BURST,

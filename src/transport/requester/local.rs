@@ -1,7 +1,7 @@
-//! Requests that no packet leaves for: binding a memory window, invalidating a key of this host.
+//! Requests without packets: binding a memory window, invalidating a key of this host.
 //!
-//! Such a request begins when all requests before it are complete, and is complete before the next one begins. So what
-//! is sent again of an earlier request still finds its key, and a failure needs no position among those in progress.
+//! Such a request begins when all requests before it are complete, and is complete before the next one begins. So a
+//! retransmission of an earlier request still finds its key, and a failure needs no position among those in progress.
 
 use super::{Common, Pass, RequestFailure, Requester};
 use crate::memory::{BindError, WindowBind};
@@ -9,7 +9,7 @@ use crate::transport::peer_fault::local_cause;
 use crate::types::{Accessor, Cause, CompletionStatus, Operation, QueuePairState};
 
 impl Requester {
-    /// Whether the next request is one, and its turn has come.
+    /// Returns whether the next request is a local one, and its turn has come.
     pub(in crate::transport) fn local_request_is_due(&self, common: &Common) -> bool {
         let index = self.next;
         self.is_idle()
@@ -18,7 +18,7 @@ impl Requester {
             && self.send.header(index).operation.is_local()
     }
 
-    /// Executes the next request if it is one and its turn has come. False if not.
+    /// Executes the next request if it is a local one and its turn has come. Returns whether it did.
     pub(in crate::transport) fn run_local_request(
         &mut self,
         common: &mut Common,

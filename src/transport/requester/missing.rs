@@ -1,17 +1,17 @@
-//! Packets that are missing on one side of a connection, and what was done about it.
+//! Packets that are missing on one side of a connection, and their state.
 
 use std::time::Duration;
 
 use crate::types::{Psn, Time};
 
-/// Most ranges. Beyond that, neighbors in different states share one; packets that arrive in between may still part
-/// them, at most once for two packets in flight.
+/// Maximum number of ranges. Beyond that, neighbors in different states share one; packets that arrive in between may
+/// still split them, at most once for two packets in flight.
 const MOST_RANGES: usize = 1_024;
 
 /// State of a missing packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Missing {
-    /// Few packets have come after it: it may be late.
+    /// Few later packets have arrived: it may be late.
     Late,
     /// It is lost, and to be sent again; `again`: not for the first time.
     Lost { again: bool },
@@ -19,7 +19,7 @@ pub(super) enum Missing {
     Sent { repetition: Repetition, again: bool },
 }
 
-/// When a packet was sent again.
+/// Time and position of a retransmission.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Repetition {
     pub(super) at: Time,
@@ -27,30 +27,30 @@ pub(super) struct Repetition {
     pub(super) later: Psn,
 }
 
-/// What tells packets that are lost from those that are late.
+/// Criteria that distinguish lost packets from late ones.
 #[derive(Clone, Copy)]
 pub(super) struct LossDetection {
     pub(super) now: Time,
-    /// So many packets that left later have arrived (RFC 9002, section 6.1.1).
+    /// Number of arrived packets that left later (RFC 9002, section 6.1.1).
     pub(super) packet_threshold: u32,
-    /// A packet that was sent again has arrived, and was told of, after this time (RFC 9002, section 6.1.2).
+    /// Time after which a packet that was sent again has arrived and been reported (RFC 9002, section 6.1.2).
     pub(super) time_threshold: Duration,
 }
 
 impl LossDetection {
-    /// Whether a packet that was sent again is lost once more. The one before `arrived` has arrived.
+    /// Returns whether a packet that was sent again is lost once more. The one before `arrived` has arrived.
     pub(super) fn is_lost_again(self, repetition: Repetition, arrived: Psn) -> bool {
         self.is_far_behind(repetition.later, arrived) || self.now.saturating_since(repetition.at) >= self.time_threshold
     }
 
-    /// Whether enough of the packets from `later` on have arrived. The one before `arrived` has.
+    /// Returns whether enough of the packets from `later` on have arrived. The one before `arrived` has.
     pub(super) fn is_far_behind(self, later: Psn, arrived: Psn) -> bool {
         arrived.distance_from(later) >= self.packet_threshold as i32
     }
 }
 
 impl Missing {
-    /// Its state while it still has not come: whether it is lost, and whether one that was sent again is.
+    /// Returns its state while it is still missing, given whether it is lost, and whether a retransmission is.
     pub(super) fn still(self, is_lost: bool, is_lost_again: impl Fn(Repetition) -> bool) -> Self {
         match self {
             Self::Sent { repetition, .. } if is_lost_again(repetition) => Self::Lost { again: true },
@@ -81,7 +81,7 @@ impl Range {
         psn.is_within(self.first, self.packets)
     }
 
-    /// The part before `psn`, and the part from there on.
+    /// Returns the part before `psn`, and the part from there on.
     fn split(self, psn: Psn) -> [Self; 2] {
         let before = psn.distance_from(self.first).clamp(0, self.packets as i32) as u32;
         let behind = Self { first: self.first.plus(before), packets: self.packets - before, ..self };
@@ -97,7 +97,7 @@ pub(super) struct MissingPackets {
     packets: u32,
     late: u32,
     lost: u32,
-    /// None was sent again before this. The one that was may have arrived since.
+    /// Lower bound: none was sent again before this. The packet that was may have arrived since.
     oldest_again: Option<Repetition>,
 }
 
@@ -121,7 +121,7 @@ impl MissingPackets {
         self.count(missing, range.packets);
     }
 
-    /// Adds packets behind all others that are not sent together with those.
+    /// Adds packets behind all others, as a range of their own because they are not sent together with those.
     pub(super) fn push_apart(&mut self, range: Range) {
         if self.ranges.len() < MOST_RANGES {
             self.ranges.push(range);
@@ -157,12 +157,12 @@ impl MissingPackets {
         self.ranges.iter()
     }
 
-    /// All of them.
+    /// Returns the number of all missing packets.
     pub(super) fn packets(&self) -> u32 {
         self.packets
     }
 
-    /// Those that are lost and not sent again.
+    /// Returns the number of packets that are lost and not sent again.
     pub(super) fn lost(&self) -> u32 {
         self.lost
     }
@@ -172,27 +172,27 @@ impl MissingPackets {
         ranges.iter().filter(|range| range.is_lost())
     }
 
-    /// The first packets that are to be sent again.
+    /// Returns the first packets that are to be sent again.
     pub(super) fn first_lost(&self) -> Option<Range> {
         self.all_lost().next().copied()
     }
 
-    /// Whether packets behind this one are to be sent again.
+    /// Returns whether packets behind this one are to be sent again.
     pub(super) fn has_lost_behind(&self, psn: Psn) -> bool {
         self.all_lost().any(|range| psn.plus(1).is_before(range.end()))
     }
 
-    /// When the first of those was sent again that were, or earlier.
+    /// Returns when the oldest retransmission left, or an earlier time.
     pub(super) fn oldest_again(&self) -> Option<Time> {
         Some(self.oldest_again?.at)
     }
 
-    /// Whether time or what arrives may show now that any of these is lost.
+    /// Returns whether time or an arrival may now show that any of these is lost.
     pub(super) fn may_be_lost(&self, is_lost_again: impl Fn(Repetition) -> bool) -> bool {
         self.late > 0 || self.oldest_again.is_some_and(is_lost_again)
     }
 
-    /// How many were sent again within this time, for the first time.
+    /// Returns how many packets were sent again within this time, for the first time.
     pub(super) fn sent_again_within(&self, time: Duration, now: Time) -> u32 {
         let is_recent = |range: &&Range| match range.missing {
             Missing::Sent { repetition, again: false } => now.saturating_since(repetition.at) < time,
@@ -209,19 +209,19 @@ impl MissingPackets {
         self.place_of(psn).is_ok()
     }
 
-    /// The place of the range with this number; an error: of the first one behind it.
+    /// Returns the index of the range with this number, or as an error that of the first range behind it.
     fn place_of(&self, psn: Psn) -> Result<usize, usize> {
         let place = self.ranges.partition_point(|range| !psn.is_before(range.end()));
         let is_missing = self.ranges.get(place).is_some_and(|range| range.contains(psn));
         if is_missing { Ok(place) } else { Err(place) }
     }
 
-    /// The first packet that is missing.
+    /// Returns the first missing packet.
     pub(super) fn first(&self) -> Option<Psn> {
         self.ranges.first().map(|range| range.first)
     }
 
-    /// Those before `psn` are missing no more.
+    /// Removes the packets before `psn`.
     pub(super) fn remove_before(&mut self, psn: Psn) {
         let place = match self.place_of(psn) {
             Ok(place) => {
@@ -239,7 +239,7 @@ impl MissingPackets {
         self.ranges.drain(..place);
     }
 
-    /// This packet is missing no more. Its state, if it was.
+    /// Removes a packet. Returns its state if it was missing.
     pub(super) fn remove(&mut self, psn: Psn) -> Option<Missing> {
         let place = self.place_of(psn).ok()?;
         let was = self.ranges[place].missing;
@@ -250,7 +250,7 @@ impl MissingPackets {
         Some(was)
     }
 
-    /// So many packets from the beginning of [`MissingPackets::first_lost`] on were sent again.
+    /// Notes that this many packets from the beginning of [`MissingPackets::first_lost`] on were sent again.
     pub(super) fn note_sent_again(&mut self, packets: u32, repetition: Repetition) {
         let Some(place) = self.ranges.iter().position(Range::is_lost) else { return };
         let was = self.ranges[place].missing;

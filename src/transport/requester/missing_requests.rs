@@ -1,8 +1,8 @@
 //! Request packets that a native peer misses while READs are in progress.
 //!
-//! A READ takes as many numbers as it has responses, of which its request packet has the first. What the peer reports
-//! is therefore read number by number only where a request packet begins. The packets listed here count as in flight:
-//! a READ whose request is missing has its place in the window until its responses have come.
+//! A READ takes as many numbers as it has response packets, and its request packet has the first of them. So of the
+//! peer's report, only the numbers count at which a request packet begins. The packets listed here count as in flight:
+//! a READ whose request is missing keeps its part of the window until its responses have arrived.
 
 use super::missing::{Missing, MissingPackets, Range, Repetition};
 use super::plan::Turn;
@@ -11,15 +11,15 @@ use crate::transport::congestion::CongestionKind;
 use crate::types::{Counter, DropReason, Psn, Time};
 use crate::wire::GapRuns;
 
-/// So many reports without news are signs of life. A packet that is lost as often, at 10 % loss once in 100,000,000
-/// times, spends tries; one that no path takes must not keep the connection for ever.
+/// Number of reports without news that are signs of life. A packet that is lost as often, at 10 % loss once in
+/// 100,000,000 times, spends tries; one that the path never carries must not keep the connection forever.
 const MOST_REPORTS_WITHOUT_NEWS: u32 = 8;
 
-/// See the module.
+/// The missing request packets, and how the peer's reports progress.
 #[derive(Default, Debug)]
 pub(super) struct MissingRequests {
     missing: MissingPackets,
-    /// The latest report with news: the first missing number, and how many packets are kept behind it.
+    /// The latest report with news: the first missing number, and how many packets the peer keeps behind it.
     first: Psn,
     kept: u32,
     /// Reports since the last one with news.
@@ -31,7 +31,7 @@ impl MissingRequests {
         &self.missing
     }
 
-    /// Notes a report. Whether it is a sign of life.
+    /// Notes a report. Returns whether it is a sign of life.
     fn note_report(&mut self, first: Psn, kept: u32) -> bool {
         let is_news = first != self.first || kept > self.kept;
         self.reports = if is_news { 0 } else { self.reports.saturating_add(1) };
@@ -41,17 +41,17 @@ impl MissingRequests {
         self.reports < MOST_REPORTS_WITHOUT_NEWS
     }
 
-    /// All is sent again. What was reported is no news later.
+    /// Forgets the missing packets, because all are sent again. Reports that were news before are none later.
     pub(super) fn forget(&mut self) {
         self.missing = MissingPackets::default();
     }
 
-    /// Those that may have been late are lost, and so are those that were sent again and are overdue.
+    /// Declares packets lost: those that may have been late, and those that were sent again and are overdue.
     pub(super) fn give_up(&mut self, is_overdue: impl Fn(Repetition) -> bool) {
         self.missing.judge(|range| range.missing.still(true, &is_overdue));
     }
 
-    /// Everything before this number was executed. Whether the latest report is of some use still.
+    /// Removes everything before this number, which was executed. Returns whether the latest report is still of use.
     fn remove_before(&mut self, psn: Psn) -> bool {
         self.missing.remove_before(psn);
         !self.first.is_before(psn) || self.missing.first().is_some()
@@ -59,7 +59,8 @@ impl MissingRequests {
 }
 
 impl Requester {
-    /// The peer has executed everything before `psn`, misses that packet, and tells which later ones it keeps.
+    /// Takes a report: the peer has executed everything before `psn`, misses that packet, and names the later ones that
+    /// it keeps.
     #[cold]
     pub(super) fn take_missing_requests(
         &mut self,
@@ -96,7 +97,7 @@ impl Requester {
         Ok(())
     }
 
-    /// The request packets that a report names, with what was known of them before.
+    /// Returns the request packets that a report names, with what was known of them before.
     fn missing_after(&self, known: &MissingPackets, now: Time, psn: Psn, runs: GapRuns<'_>) -> MissingPackets {
         let detection = self.loss_detection(now);
         let end = psn.plus(runs.packets());
@@ -122,7 +123,8 @@ impl Requester {
         missing
     }
 
-    /// The first numbers of the request packets that were sent, from this one on, and how many each takes.
+    /// Returns the first numbers of the request packets that were sent, from this one on, and how many numbers each
+    /// takes.
     fn request_packets_from(&self, psn: Psn) -> impl Iterator<Item = (Psn, u32)> + '_ {
         let later = self.in_progress().skip_while(move |(_, request)| !psn.is_before(request.end()));
         let packets = later.flat_map(move |(_, request)| {
@@ -136,8 +138,8 @@ impl Requester {
         packets.take_while(|(first, _)| first.is_before(self.cursor))
     }
 
-    /// Everything before this number was executed, and with a part of a READ's responses all that its request packet
-    /// asks for.
+    /// Removes everything before this number, which was executed. With some of a READ's responses, everything that its
+    /// request packet requests was executed.
     pub(super) fn trim_missing_requests(&mut self, psn: Psn) {
         if self.repair.as_ref().is_none_or(|repair| repair.requests.is_none()) {
             return;
@@ -148,14 +150,14 @@ impl Requester {
         }
     }
 
-    /// The number after those that the request packet takes to which this one belongs.
+    /// Returns the number after those of the request packet to which this one belongs.
     fn end_of_request_packet(&self, psn: Psn) -> Option<Psn> {
         let request = self.request(self.request_with(psn)?);
         let offset = psn.packets_since(request.first);
         Some(if request.is_read { request.first.plus(request.end_of_chunk(offset)) } else { psn.plus(1) })
     }
 
-    /// The first request packet that the peer misses.
+    /// Plans the first request packet that the peer misses.
     #[cold]
     pub(super) fn plan_missing_request(&self, common: &Common) -> Option<RequestPlan> {
         let lost = self.repair.as_ref()?.requests.as_ref()?.missing.first_lost()?;
@@ -163,7 +165,7 @@ impl Requester {
         self.plan_again(common, index, lost.first, Turn::Request)
     }
 
-    /// The packet of [`Requester::plan_missing_request`] has left.
+    /// Notes that the packet of [`Requester::plan_missing_request`] has left.
     pub(super) fn note_request_sent_again(&mut self, plan: &RequestPlan, now: Time) {
         let repetition = self.repetition(now);
         if let Some(requests) = self.repair.as_mut().and_then(|repair| repair.requests.as_mut()) {

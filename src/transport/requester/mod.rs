@@ -1,8 +1,8 @@
-//! The requester: cuts requests into packets, numbers them, and knows what is in flight.
+//! The requester: splits requests into packets, numbers them, and tracks what is in flight.
 //!
 //! Requests have indices (the send queue's count), packets have sequence numbers. The numbers of the requests in
 //! progress follow each other without gaps: `oldest.first ..= limit - 1`. `cursor` is the next number to transmit; it
-//! equals `limit` except while something is sent again. Going back is setting the cursor back.
+//! equals `limit` except while something is sent again. To go back is to set the cursor back.
 
 mod completion;
 mod control;
@@ -53,29 +53,29 @@ use share::FairShare;
 pub(in crate::transport) struct InProgress {
     /// Number of its first packet.
     first: Psn,
-    /// Numbers that it takes.
+    /// Sequence numbers that it takes.
     packets: u32,
-    /// For a READ: packets that one READ request packet asks for. Fixed for the request's life, because a repeated
+    /// For a READ: packets that one READ request packet requests. Fixed for the request's life, because a repeated
     /// request packet must lie within the original one.
     chunk: u32,
     is_read: bool,
     is_atomic: bool,
-    /// Its response is an empty READ response: ATOMIC WRITE and FLUSH.
+    /// Whether its response is an empty READ response: ATOMIC WRITE and FLUSH.
     is_ack_only: bool,
 }
 
 impl InProgress {
-    /// The number after its last.
+    /// Returns the number after its last.
     fn end(&self) -> Psn {
         self.first.plus(self.packets)
     }
 
-    /// For a READ: where the request packet that this packet of the response belongs to ends.
+    /// For a READ: returns the offset where the request packet ends that this packet of the response belongs to.
     fn end_of_chunk(&self, offset: u32) -> u32 {
         (offset / self.chunk.max(1) + 1).saturating_mul(self.chunk.max(1)).min(self.packets)
     }
 
-    /// Whether it needs a response of its own, which acknowledgements cannot stand for.
+    /// Returns whether it needs a response of its own, which acknowledgements cannot replace.
     fn needs_response(&self) -> bool {
         self.is_read || self.is_atomic || self.is_ack_only
     }
@@ -85,9 +85,9 @@ impl InProgress {
 pub(super) struct Requester {
     send: SendConsumer,
     completions: CompletionSink,
-    /// Every request makes a completion.
+    /// Whether every request generates a completion.
     signal_all: bool,
-    /// By index modulo its length: the requests `oldest..next`.
+    /// The requests `oldest..next`, by index modulo the length.
     requests: Box<[InProgress]>,
     oldest: u32,
     next: u32,
@@ -96,38 +96,38 @@ pub(super) struct Requester {
     unacknowledged: Psn,
     cursor: Psn,
     limit: Psn,
-    /// The last numbers of the READ request packets and atomics before whose end some response has not come, in order.
+    /// Last numbers, in order, of the READ request packets and atomics before whose end some response is outstanding.
     awaiting_response: VecDeque<Psn>,
-    /// READs and atomics among `oldest..next`.
+    /// Requests among `oldest..next` that need a response of their own.
     reads_in_progress: u32,
-    /// Last number sent with a request for acknowledgement.
+    /// Last number sent with an acknowledgement request.
     last_ack_request: Psn,
-    /// When that was.
+    /// When `last_ack_request` was sent.
     last_ack_request_at: Option<Time>,
-    /// Whether the last packet sent asks for a response.
+    /// Whether the last packet sent requests a response.
     has_asked: bool,
-    /// A request that cannot go on; it fails when it has become the oldest.
+    /// A request that cannot continue; it fails when it has become the oldest.
     failed: Option<(u32, RequestFailure)>,
     recovery: Recovery,
-    /// What is missing. `None`: nothing is.
+    /// The missing packets. `None`: there are none.
     repair: Option<Box<Repair>>,
-    /// Responses that come before their turn are placed: the peer is native and shares a key.
+    /// Whether responses that arrive early are placed: the peer is native and shares a key.
     places_early: bool,
     round_trip: RoundTrip,
-    /// On a path with a controller.
+    /// Round trips on a path with a controller.
     delays: Option<Box<Delays>>,
     reordering: Reordering,
     /// Packets that the window share counts for this queue pair.
     counted_in_flight: u32,
-    /// Packets behind a gap that the controller of the path knows to have arrived.
+    /// Packets behind a gap whose arrival was reported to the controller of the path.
     told_arrived: u32,
     fair_share: FairShare,
     drained_announced: bool,
     window: ConnectionWindow,
-    /// What it allows to be in flight, as far as the peer's socket takes it.
+    /// Packets that `window` allows in flight, as far as the peer's socket holds them.
     window_packets: u32,
     pace: Pace,
-    /// The application limits its rate.
+    /// The application's rate limit.
     limiter: Option<Box<Limiter>>,
 }
 
@@ -168,7 +168,7 @@ impl Requester {
         }
     }
 
-    /// Ready to send from `psn` on.
+    /// Makes the requester ready to send from `psn` on.
     pub(super) fn start(&mut self, psn: Psn) {
         self.unacknowledged = psn;
         self.cursor = psn;
@@ -208,7 +208,7 @@ impl Requester {
         queue.purge(*token);
     }
 
-    /// Nothing is in flight any more.
+    /// Forgets everything in flight.
     pub(super) fn forget_all(&mut self) {
         self.cursor = self.unacknowledged;
         self.limit = self.unacknowledged;
@@ -220,13 +220,13 @@ impl Requester {
         self.pace.release();
     }
 
-    /// No more packets: the queue pair is in error.
+    /// Stops sending: the queue pair is in error.
     pub(super) fn stop(&mut self) {
         self.forget_all();
         self.pace.stop();
     }
 
-    /// Forgets the requests in progress without a look at them: what is recorded of them may be wrong.
+    /// Forgets the requests in progress without looking at them: their record may be wrong.
     pub(super) fn abandon(&mut self) {
         self.requests.fill(InProgress::default());
         self.forget_all();
@@ -240,58 +240,58 @@ impl Requester {
         self.cursor_request = index;
     }
 
-    /// Whether no request is in progress.
+    /// Returns whether no request is in progress.
     pub(super) fn is_idle(&self) -> bool {
         self.oldest == self.next
     }
 
-    /// Whether a request in progress needs a response of its own.
+    /// Returns whether a request in progress needs a response of its own.
     fn awaits_data(&self) -> bool {
         self.reads_in_progress > 0
     }
 
-    /// The oldest number that is not acknowledged.
+    /// Returns the oldest unacknowledged number.
     #[inline]
     pub(super) fn unacknowledged(&self) -> Psn {
         self.unacknowledged
     }
 
-    /// Requests that are posted and not complete.
+    /// Returns the number of requests that are posted and not complete.
     pub(super) fn unfinished(&self) -> u32 {
         self.send.published().wrapping_sub(self.send.retired())
     }
 
-    /// The oldest request, if it has begun.
+    /// Returns the operation of the oldest request, if it has begun.
     pub(super) fn oldest_operation(&self) -> Option<Operation> {
         (!self.is_idle()).then(|| self.send.header(self.oldest).operation)
     }
 
-    /// Every request makes a completion.
+    /// Returns whether every request generates a completion.
     pub(super) fn signals_all(&self) -> bool {
         self.signal_all
     }
 
-    /// Whether the queue that requests complete into has overflowed.
+    /// Returns whether the completion queue of the requests has overflowed.
     pub(super) fn has_lost_completions(&self) -> bool {
         self.completions.0.overflowed()
     }
 
-    /// Whether the peer asked for a pause.
+    /// Returns whether the requester waits as the peer requested (RNR NAK).
     pub(super) fn waits_for_receiver(&self) -> bool {
         self.pace.halt() == Halt::Receiver
     }
 
-    /// Rounds of repetition since the last progress.
+    /// Returns the rounds of repetition since the last progress.
     pub(super) fn rounds(&self) -> u32 {
         self.recovery.rounds()
     }
 
-    /// The send queue drains from now on; its end is announced once.
+    /// Notes that the send queue drains from now on; its end is reported once.
     pub(super) fn note_draining(&mut self) {
         self.drained_announced = false;
     }
 
-    /// The send queue has drained.
+    /// Reports that the send queue has drained.
     pub(super) fn announce_drained(&mut self, common: &Common) {
         let is_asked = common.attributes.en_sqd_async_notify == Some(true);
         if is_asked && !self.drained_announced {
@@ -300,7 +300,7 @@ impl Requester {
         self.drained_announced = true;
     }
 
-    /// Changes how many packets the window share counts for this queue pair.
+    /// Updates the packets that the window share counts for this queue pair.
     #[inline]
     pub(super) fn note_in_flight(&mut self, common: &Common) {
         let now = self.packets_counted();
@@ -312,15 +312,15 @@ impl Requester {
         }
     }
 
-    /// Numbers sent and not acknowledged.
+    /// Returns how many numbers are sent and not acknowledged.
     #[inline]
     pub(super) fn packets_in_flight(&self) -> u32 {
         self.limit.packets_since(self.unacknowledged)
     }
 
-    /// The part of it that counts against the window of the peer's address, which all its queue pairs share. What is
-    /// behind the cursor is to be sent again and lies nowhere. Nor does it if the peer drops everything for a while, or
-    /// is silent: a peer that is gone must not keep others from theirs.
+    /// Returns the part of them that counts against the window of the peer's address, which all its queue pairs share.
+    /// Packets behind the cursor are to be sent again and are in no queue. Nor are any if the peer drops everything for
+    /// a while, or is silent: a peer that is gone must not keep others from their part.
     #[inline]
     fn packets_counted(&self) -> u32 {
         if self.waits_for_receiver() || self.is_peer_silent() {
@@ -329,18 +329,18 @@ impl Requester {
         if self.repeats_selectively() { self.packets_in_queues() } else { self.packets_before_cursor() }
     }
 
-    /// Packets from the oldest unacknowledged one to the cursor.
+    /// Returns the packets from the oldest unacknowledged one to the cursor.
     #[inline]
     fn packets_before_cursor(&self) -> u32 {
         self.cursor.packets_since(self.unacknowledged)
     }
 
-    /// Whether the peer did not even respond to a probe.
+    /// Returns whether the peer did not even respond to a probe.
     fn is_peer_silent(&self) -> bool {
         self.recovery.rounds() >= 2
     }
 
-    /// When a packet was sent last that asks for an acknowledgement.
+    /// Returns when a packet that requests an acknowledgement was last sent.
     pub(super) fn last_asked(&self) -> Option<Time> {
         self.last_ack_request_at
     }
@@ -349,7 +349,7 @@ impl Requester {
         &self.requests[index as usize & (self.requests.len() - 1)]
     }
 
-    /// The next request takes no packets and is finished; nothing else is in progress.
+    /// Finishes the next request, which takes no packets; nothing else is in progress.
     fn skip(&mut self) {
         debug_assert!(self.is_idle());
         self.restart_at(self.next.wrapping_add(1));
@@ -365,7 +365,7 @@ impl Requester {
         }
     }
 
-    /// The oldest request is finished.
+    /// Removes the oldest request, which is finished.
     fn pop_oldest(&mut self) {
         if self.request(self.oldest).needs_response() {
             self.reads_in_progress -= 1;
@@ -376,7 +376,7 @@ impl Requester {
         }
     }
 
-    /// Everything before `psn` is acknowledged.
+    /// Acknowledges everything before `psn`.
     fn move_unacknowledged(&mut self, common: &mut Common, now: Time, psn: Psn) {
         self.unacknowledged = psn;
         if self.repeats_selectively() {
@@ -384,7 +384,7 @@ impl Requester {
         }
         if self.cursor.is_before(psn) {
             self.cursor = psn;
-            // The peer has executed what it had no receive for.
+            // The peer has executed the packet that it had no receive for.
             if self.waits_for_receiver() {
                 self.pace.end_wait(now);
             }
@@ -395,7 +395,7 @@ impl Requester {
         self.find_cursor_request();
     }
 
-    /// Sends again from the oldest number that is not acknowledged.
+    /// Sends again from the oldest unacknowledged number.
     pub(super) fn go_back(&mut self) {
         self.forget_missing();
         self.go_back_to(self.unacknowledged);
@@ -410,14 +410,14 @@ impl Requester {
         while self.awaiting_response.back().is_some_and(|last| !last.is_before(psn)) {
             self.awaiting_response.pop_back();
         }
-        // Of what is sent again, too, some packets must ask: a window that is full of it would wait for ever.
+        // Some retransmissions, too, must request an acknowledgement: a window full of them would wait forever.
         self.last_ack_request = self.cursor.minus(1);
         self.recovery.forget_gap();
         self.find_cursor_request();
         self.doubt_samples();
     }
 
-    /// Everything before `end` was sent.
+    /// Notes that everything before `end` was sent.
     fn move_cursor(&mut self, end: Psn) {
         self.cursor = end;
         if self.limit.is_before(end) {
@@ -426,7 +426,7 @@ impl Requester {
         self.find_cursor_request();
     }
 
-    /// The requests in progress with their indices, from the oldest on.
+    /// Returns the requests in progress with their indices, from the oldest on.
     fn in_progress(&self) -> impl Iterator<Item = (u32, &InProgress)> {
         let mut bound = self.walk();
         (0..self.next.wrapping_sub(self.oldest)).map(move |position| {
@@ -436,7 +436,7 @@ impl Requester {
         })
     }
 
-    /// The bound of a walk over the requests in progress.
+    /// Returns the bound of a walk over the requests in progress.
     #[inline]
     fn walk(&self) -> LoopBound {
         LoopBound::new("requests in progress", self.requests.len())

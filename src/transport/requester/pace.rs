@@ -1,31 +1,31 @@
-//! What keeps the next packet from leaving at once: a wait that the peer asked for, a pause, or the end.
+//! Delays of the next packet: a wait that the peer requested, a pause, or the end.
 
 use std::time::Duration;
 
 use crate::types::Time;
 
-/// What keeps the sending half from sending, if anything does.
+/// The reason why the sending half does not send, if there is one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) enum Halt {
     #[default]
     None,
-    /// The peer asked for a wait: it drops what comes before.
+    /// The peer requested a wait: it drops packets that come before its end.
     Receiver,
-    /// What was sent is not paid for.
+    /// Sent packets are not paid for yet.
     Pace,
     /// The queue pair is in error.
     Stopped,
 }
 
-/// When the next packet may leave.
+/// The time when the next packet may leave.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pace {
     halt: Halt,
     /// Packets of an unreliable connection since `free_at`.
     burst: u32,
-    /// Packets that the rate lets leave in this send.
+    /// Packets that the rate allows in this send.
     allowed: u32,
-    /// When the halt ends, if it has an end. Without one: when what was sent is paid for, or when the burst began.
+    /// When the halt ends, if it has an end. Without one: when sent packets are paid for, or when the burst began.
     free_at: Time,
 }
 
@@ -46,18 +46,18 @@ impl Pace {
         self.halt == Halt::None
     }
 
-    /// When the halt ends, if it has an end.
+    /// Returns when the halt ends, if it has an end.
     #[inline]
     pub(super) fn halted_until(&self) -> Option<Time> {
         matches!(self.halt, Halt::Receiver | Halt::Pace).then_some(self.free_at)
     }
 
-    /// Nothing leaves any more.
+    /// Stops for good: nothing leaves any more.
     pub(super) fn stop(&mut self) {
         self.halt = Halt::Stopped;
     }
 
-    /// There is another rate, or none.
+    /// Forgets the previous rate: there is another one, or none.
     pub(super) fn forget_rate(&mut self) {
         self.allowed = u32::MAX;
         if self.halt == Halt::Pace {
@@ -65,25 +65,26 @@ impl Pace {
         }
     }
 
-    /// No halt any more, whatever it was.
+    /// Ends the halt, whatever it was.
     pub(super) fn release(&mut self) {
         self.halt = Halt::None;
     }
 
-    /// The peer asks for a wait.
+    /// Begins the wait that the peer requested.
     pub(super) fn wait_for_receiver(&mut self, ready: Time) {
         self.halt = Halt::Receiver;
         self.free_at = self.free_at.max(ready);
     }
 
-    /// The wait that the peer asked for is over, perhaps early.
+    /// Ends the wait that the peer requested, perhaps early.
     #[cold]
     pub(super) fn end_wait(&mut self, now: Time) {
         self.halt = Halt::None;
         self.free_at = self.free_at.min(now);
     }
 
-    /// Nothing leaves until all is paid for that has left on the path; then so many packets in one send.
+    /// Holds packets back until everything that has left on the path is paid for; then this many packets may leave in
+    /// one send.
     pub(super) fn hold_back(&mut self, now: Time, (paid_at, packets): (Time, u32)) {
         self.allowed = packets;
         if paid_at > now && self.halt == Halt::None {
@@ -91,13 +92,13 @@ impl Pace {
         }
     }
 
-    /// Packets that may leave before the next pause.
+    /// Returns the packets that may leave before the next pause.
     #[inline]
     pub(super) fn allowed(&self) -> u32 {
         self.allowed
     }
 
-    /// So many packets have left, which are paid for at this time.
+    /// Notes that packets have left, which are paid for at this time.
     pub(super) fn spend(&mut self, packets: u32, paid_at: Time) {
         self.allowed = self.allowed.saturating_sub(packets);
         if self.allowed == 0 && self.halt == Halt::None {
@@ -105,8 +106,8 @@ impl Pace {
         }
     }
 
-    /// Ends the pause if its time has come, and nothing has left on the path since that is not paid for. When it ends,
-    /// or now.
+    /// Ends the pause if its time has come, and nothing has left on the path since that is not paid for. Returns when
+    /// it ends, or now.
     pub(super) fn end_pause(&mut self, now: Time, paid_at: Time) -> Time {
         self.free_at = self.free_at.max(paid_at);
         if self.free_at <= now {
@@ -115,7 +116,7 @@ impl Pace {
         self.free_at.max(now)
     }
 
-    /// A packet of an unreliable connection leaves: after so many there is a pause.
+    /// Counts a packet of an unreliable connection: after `most` packets there is a pause.
     pub(super) fn note_unreliable(&mut self, now: Time, most: u32, pause: Duration) {
         if now.saturating_since(self.free_at) >= pause {
             (self.burst, self.free_at) = (0, now);

@@ -1,4 +1,4 @@
-//! Packets of requests, as they are written: headers, and the payload out of registered memory.
+//! The packets of requests: headers, and the payload from registered memory.
 
 use super::control::Left;
 use super::{Common, Pass, RequestFailure, RequestPlan, Requester};
@@ -11,8 +11,8 @@ use crate::types::{AccessFlags, DomainId, FlushFlags, Operation, SendFlags};
 use crate::wire::{AtomicEth, Bth, FlushEth, Headers, Reth};
 
 impl Requester {
-    /// Adds the planned packet, which fits, and moves on. If the request's own memory fails, nothing is added; an
-    /// error: it is the oldest, and ends the queue pair.
+    /// Adds the planned packet, which fits, and moves on. If the request's own memory fails, nothing is added. Returns
+    /// an error if that request is the oldest, which ends the queue pair.
     #[inline]
     pub(in crate::transport) fn emit_request(
         &mut self,
@@ -44,7 +44,7 @@ impl Requester {
     }
 
     /// Adds packets between the first and the last of a request, from the planned one on, that are sent for the first
-    /// time and lie in one entry of the scatter-gather list. Whether any were added.
+    /// time and lie in one SGE. Returns whether any were added.
     pub(in crate::transport) fn add_middle_requests(
         &mut self,
         common: &Common,
@@ -66,7 +66,7 @@ impl Requester {
             ack_requests,
             sending: Sending::First,
         };
-        // What does not fit or is not there is found out again, packet by packet.
+        // Packets that do not fit, or whose memory is missing, are found again one by one.
         let Ok(added @ 1..) = writer.add(&mut burst) else { return false };
         self.note_middles_asked(pass.now, first.psn, added, ack_requests);
         if common.is_controlled() && ack_requests.first < added {
@@ -82,15 +82,15 @@ impl Requester {
         true
     }
 
-    /// Packets between the first and the last of a request that the window has room for, from the planned one on, which
-    /// it has allowed; at most as many as fit.
+    /// Returns the packets between the first and the last of a request that the window has room for, from the planned
+    /// one on, which it has allowed; at most as many as fit.
     fn middles_allowed(&self, common: &Common, first: &RequestPlan, fit: usize) -> u32 {
         let left = self.request(first.index).packets - 1 - first.offset;
         let fit = u32::try_from(fit).unwrap_or(u32::MAX).min(self.pace.allowed());
         self.packets_allowed(common, first.psn, left.min(fit))
     }
 
-    /// The payloads of the packets from the planned one on that lie in the same entry of the scatter-gather list.
+    /// Returns the payloads of the packets from the planned one on that lie in the same SGE.
     fn middle_payloads<'a>(
         &self,
         common: &Common,
@@ -119,7 +119,7 @@ impl Requester {
         let may_solicit =
             !matches!(header.operation, Operation::Write { .. }) && !header.operation.has_explicit_response();
         let bth = Bth {
-            // Only on a message's last packet, if that takes a receive (`rxe_req.c`, `init_req_packet`).
+            // Only on a message's last packet, if that consumes a receive (`rxe_req.c`, `init_req_packet`).
             solicited: is_last && may_solicit && header.flags.contains(SendFlags::SOLICITED),
             destination: common.destination(),
             ack_request,
@@ -143,7 +143,7 @@ impl Requester {
                 headers.reth = Some(Reth { va: remote_addr, rkey, length: header.length });
             }
             Operation::Flush { remote_addr, rkey, length, flags } => {
-                // Means nothing for a whole region; but Linux refuses more than 2^31 bytes even then.
+                // Meaningless for a whole region; but Linux refuses more than 2^31 bytes even then.
                 let length = if flags.contains(FlushFlags::WHOLE_REGION) { 0 } else { length };
                 headers.reth = Some(Reth { va: remote_addr, rkey, length });
                 headers.flush = Some(flush_header(flags));
@@ -168,7 +168,7 @@ impl Requester {
         headers
     }
 
-    /// The request's bytes from `offset` on.
+    /// Returns the request's bytes from `offset` on.
     #[inline]
     pub(super) fn request_payload<'a>(
         &'a self,

@@ -1,4 +1,4 @@
-//! Which request packet leaves next, and whether it asks for an acknowledgement.
+//! The choice of the request packet that leaves next, and whether it requests an acknowledgement.
 
 use std::time::Duration;
 
@@ -9,23 +9,24 @@ use crate::transport::path::{Path, READ_LAPS};
 use crate::types::{Counter, Operation, Psn, QueuePairState, SendFlags, Time};
 use crate::wire::{Opcode, packet_bytes};
 
-/// Most packets without a request for acknowledgement.
+/// Maximum number of packets without an acknowledgement request.
 const MOST_UNASKED_PACKETS: u32 = 64;
-/// The same while other queue pairs have packets in flight on the same path: they may wait for the room.
+/// The maximum while other queue pairs have packets in flight on the same path: they may wait for the room.
 const MOST_UNASKED_AMONG_OTHERS: u32 = 16;
-/// The same on a path with a controller: a queue pair that finds no room, and has not asked with its last packet, does
-/// so by a probe, a round trip later. 64 queue pairs have 0.96 of the rate of one, with 8 packets 0.94, with 16 0.74.
+/// The maximum then on a path with a controller: a queue pair that finds no room, and whose last packet requested no
+/// acknowledgement, requests one by a probe, a round trip later. 64 queue pairs have 0.96 of the rate of one, with 8
+/// packets 0.94, with 16 0.74.
 const MOST_UNASKED_UNDER_CONTROL: u32 = 4;
-/// Most packets to a peer that did not respond to a probe. One, if other queue pairs have the same path: these
-/// packets are not counted, and a thousand queue pairs would fill the socket of a process that still lives there.
+/// Maximum number of packets to a peer that did not respond to a probe. One, if other queue pairs have the same path:
+/// these packets are not counted, and a thousand queue pairs would fill the socket of a process that still lives there.
 const PACKETS_INTO_SILENCE: u32 = 16;
-/// On a path with a controller and a window of so many packets, a READ is cut more finely, and into so many packets,
-/// unless the READs that may be outstanding would not fill the window then. The pieces grow with the window: the peer
-/// sends each at once, and a full queue drops most of a burst. With pieces of a paced send, whatever the window, one of
-/// four streams on a real link has 90 of 118 MB/s.
+/// Minimum window, in packets, for which a READ on a path with a controller is split more finely, and the size of these
+/// chunks, unless the READs that may be outstanding would not fill the window then. The chunks grow with the window:
+/// the peer sends each at once, and a full queue drops most of a burst. With chunks of a paced send, whatever the
+/// window, one of four streams on a real link has 90 of 118 MB/s.
 const FINE_READ_WINDOW: u32 = 64;
 const FINE_READ_PACKETS: u32 = 64;
-/// How often a busy application's unsignaled requests ask for acknowledgement at least.
+/// Maximum time between acknowledgement requests by a busy application's unsignaled requests.
 const ASK_EVERY: Duration = Duration::from_micros(400);
 /// A transport timeout below this (code 12) may expire before the response to a late probe.
 const SHORTEST_PATIENCE: Duration = Duration::from_micros(16_700);
@@ -37,7 +38,7 @@ pub(in crate::transport) struct RequestPlan {
     pub(super) psn: Psn,
     /// Position in the request, in packets.
     pub(super) offset: u32,
-    /// Numbers that it takes.
+    /// Sequence numbers that it takes.
     pub(super) covers: u32,
     /// Bytes from the base transport header to the ICRC.
     pub(in crate::transport) size: usize,
@@ -46,7 +47,7 @@ pub(in crate::transport) struct RequestPlan {
     pub(super) turn: Turn,
 }
 
-/// Why a packet is sent now.
+/// The reason why a packet is sent now.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Turn {
     /// It lies at the cursor.
@@ -55,21 +56,21 @@ pub(super) enum Turn {
     Missing,
     /// The peer misses it, and READs are in progress; it counts as in flight, and the cursor stays where it is.
     Request,
-    /// For its acknowledgement alone; the cursor stays where it is.
+    /// It is sent for its acknowledgement alone; the cursor stays where it is.
     Probe,
 }
 
 impl RequestPlan {
-    /// Whether others like it may follow: packets of SENDs and WRITEs between the first and the last.
+    /// Returns whether others like it may follow: packets of SENDs and WRITEs between the first and the last.
     pub(in crate::transport) fn is_middle(&self) -> bool {
         self.opcode.is_middle() && self.turn == Turn::Cursor
     }
 }
 
-/// A packet that goes first cannot leave now, so nothing does.
+/// The error that a packet that goes first cannot leave now, so nothing does.
 struct NoRoom;
 
-/// Opcode of a SEND or WRITE packet by its position in the message.
+/// Returns the opcode of a SEND or WRITE packet by its position in the message.
 fn data_opcode(operation: &Operation, is_first: bool, is_last: bool) -> Opcode {
     use Operation::{SendWithImmediate, SendWithInvalidate, Write, WriteWithImmediate};
     match (operation, is_first, is_last) {
@@ -93,7 +94,7 @@ fn data_opcode(operation: &Operation, is_first: bool, is_last: bool) -> Opcode {
 }
 
 impl Requester {
-    /// The next request packet that may leave now.
+    /// Returns the next request packet that may leave now.
     #[inline]
     pub(in crate::transport) fn plan_request(&mut self, common: &Common) -> Option<RequestPlan> {
         if !self.may_transmit(common) {
@@ -117,7 +118,7 @@ impl Requester {
         self.plan_at(common, self.cursor_request, self.cursor, Turn::Cursor)
     }
 
-    /// Whether [`Requester::plan_request`] would find something.
+    /// Returns whether [`Requester::plan_request`] would find something, or a local request is due.
     pub(in crate::transport) fn may_send_request(&mut self, common: &Common) -> bool {
         if !self.may_transmit(common) {
             return false;
@@ -140,7 +141,7 @@ impl Requester {
         state && self.pace.is_free()
     }
 
-    /// Makes sure that the cursor lies in a request that can be sent; begins the next one if need be.
+    /// Ensures that the cursor lies in a request that can be sent; begins the next one if necessary.
     #[inline]
     fn prepare_request(&mut self, common: &Common) -> bool {
         if self.cursor_request == self.next && !self.begin_next_request(common) {
@@ -149,7 +150,7 @@ impl Requester {
         self.failed.is_none_or(|failed| failed.0 != self.cursor_request)
     }
 
-    /// Gives the next posted request its numbers, if it may begin.
+    /// Numbers the next posted request, if it may begin.
     #[inline]
     fn begin_next_request(&mut self, common: &Common) -> bool {
         let index = self.next;
@@ -166,7 +167,7 @@ impl Requester {
         let is_read = matches!(header.operation, Operation::Read { .. });
         let is_atomic = header.operation.is_atomic();
         let packets = if is_atomic { 1 } else { header.length.div_ceil(common.mtu_bytes()).max(1) };
-        // Numbers in use stay within half the number space, for their order to be known (rxe's `psn_compare`).
+        // Numbers in use stay within half the number space, so that their order is known (rxe's `psn_compare`).
         let in_use = self.packets_in_flight();
         if in_use > 0 && in_use.saturating_add(packets) >= 1 << 23 {
             return false;
@@ -184,8 +185,8 @@ impl Requester {
         true
     }
 
-    /// Packets that a READ request packet asks for at most. Two of them are in flight at once, so that responses never
-    /// pause; on a path with a controller more of them, so that its window moves in smaller steps.
+    /// Returns the maximum number of packets that a READ request packet requests. Two of them are in flight at once, so
+    /// that responses never pause; on a path with a controller more, so that its window moves in smaller steps.
     fn read_chunk(&self, common: &Common) -> u32 {
         let Some(path) = &common.path else { return 1 };
         let window = match self.window.is_constant() {
@@ -257,9 +258,10 @@ impl Requester {
         Some(RequestPlan { index, psn, offset: 0, covers: 1, size, payload: 0, opcode, turn })
     }
 
-    /// At most `max_rd_atomic` are outstanding (`rxe_req.c`, `check_init_depth`; rxe does not count FLUSHes).
+    /// Returns whether fewer than `max_rd_atomic` are outstanding (`rxe_req.c`, `check_init_depth`; rxe does not count
+    /// FLUSHes).
     fn read_credit_left(&self, common: &Common, turn: Turn) -> bool {
-        // Packets that are sent again were counted.
+        // Packets that are sent again are counted already.
         if turn != Turn::Cursor {
             return true;
         }
@@ -268,10 +270,11 @@ impl Requester {
         all - answered < credits && (answered == 0 || all < credits * READ_LAPS)
     }
 
-    /// Whether `covers` packets from `psn` on fit the window, and what the peer's socket (for READs, the own) takes.
+    /// Returns whether `covers` packets from `psn` on fit the window, and what the peer's socket (for READs, the local
+    /// one) holds.
     pub(super) fn window_allows(&self, common: &Common, psn: Psn, covers: u32, turn: Turn) -> bool {
         let Some(path) = &common.path else { return false };
-        // It was counted already, and may be what all wait for.
+        // It is counted already, and all others may wait for it.
         if matches!(turn, Turn::Probe | Turn::Request) {
             return true;
         }
@@ -287,7 +290,7 @@ impl Requester {
         self.share_allows(&path.window_share, end, path.common_window())
     }
 
-    /// Packets that this queue pair may have in flight, whatever others have.
+    /// Returns the packets that this queue pair may have in flight, whatever others have.
     #[inline]
     fn own_window(&self, path: &Path) -> u32 {
         match self.is_peer_silent() {
@@ -297,7 +300,7 @@ impl Requester {
         }
     }
 
-    /// The same while the peer responds.
+    /// Returns the packets that this queue pair may have in flight while the peer responds.
     #[inline]
     pub(super) fn window_on(&self, path: &Path) -> u32 {
         match path.window_share.controlled_window() {
@@ -307,8 +310,8 @@ impl Requester {
         }
     }
 
-    /// Packets from `first` on for which the window has room, as [`Requester::window_allows`] has it: one, which it has
-    /// allowed, to `most`.
+    /// Returns the packets from `first` on for which the window has room, by the rules of [`Requester::window_allows`]:
+    /// from one, which it has allowed, to `most`.
     pub(super) fn packets_allowed(&self, common: &Common, first: Psn, most: u32) -> u32 {
         let Some(path) = &common.path else { return 1 };
         let in_front = self.packets_behind(first);
@@ -317,7 +320,7 @@ impl Requester {
         end.saturating_sub(in_front).min(most).max(1)
     }
 
-    /// Packets in flight when the one of this number leaves.
+    /// Returns the packets in flight when the one with this number leaves.
     fn packets_behind(&self, psn: Psn) -> u32 {
         match self.repeats_selectively() {
             false => psn.packets_since(self.unacknowledged),
@@ -325,9 +328,9 @@ impl Requester {
         }
     }
 
-    /// Whether the packet asks for an acknowledgement: because the application waits for the completion, because much
-    /// is unacknowledged, or because nothing that asks may follow. Of unsignaled requests that follow each other
-    /// closely only some ask; if the last one did not, the probe does so later.
+    /// Returns whether the packet requests an acknowledgement: because the application waits for the completion,
+    /// because much is unacknowledged, or because nothing that requests one may follow. Of unsignaled requests in close
+    /// succession only some request one; if the last one did not, the probe does so later.
     pub(super) fn wants_acknowledgement(&self, common: &Common, now: Time, plan: &RequestPlan) -> bool {
         if !common.service.is_reliable() {
             return false;
@@ -357,16 +360,16 @@ impl Requester {
             || (self.may_pause_after(plan.index) && (!self.asked_lately(common, now) || self.room_is_scarce(common)))
     }
 
-    /// Numbers since the last request for an acknowledgement.
+    /// Returns the numbers since the last acknowledgement request.
     #[inline]
     fn unasked_before(&self, psn: Psn) -> u32 {
         psn.packets_since(self.last_ack_request)
     }
 
-    /// Packets after which an acknowledgement is asked for in any case.
+    /// Returns the number of packets after which an acknowledgement is requested in any case.
     #[inline]
     fn most_unasked(&self, common: &Common) -> u32 {
-        // Into silence only few packets are sent, all of which ask for a response.
+        // A silent peer gets only few packets, and all of them request a response.
         if self.is_peer_silent() {
             return 0;
         }
@@ -379,14 +382,15 @@ impl Requester {
         (window / 4).clamp(1, most)
     }
 
-    /// Which packets between the first and the last of a request, from this number on, ask for an acknowledgement.
+    /// Returns which packets between the first and the last of a request, from this number on, request an
+    /// acknowledgement.
     pub(super) fn ack_requests(&self, common: &Common, first: Psn, now: Time) -> AckRequests {
         let most = self.most_unasked(common);
         let unasked = if self.wants_delay_of_several(common, now) { most } else { self.unasked_before(first) };
         AckRequests { first: most.saturating_sub(unasked), every: most.max(1) }
     }
 
-    /// Whether nothing may leave for a while after this request.
+    /// Returns whether nothing may leave for a while after this request.
     fn may_pause_after(&self, index: u32) -> bool {
         let following = index.wrapping_add(1);
         if following == self.send.published() {
@@ -398,21 +402,21 @@ impl Requester {
             || header.operation.is_local()
     }
 
-    /// Whether an acknowledgement was asked for so lately that the next request of a busy application will be early
-    /// enough to ask again. Never if the transport timer might not wait for the probe and its response.
+    /// Returns whether an acknowledgement was requested so recently that the next request of a busy application will be
+    /// early enough to request one again. Never if the transport timer might not wait for the probe and its response.
     fn asked_lately(&self, common: &Common, now: Time) -> bool {
         let lately = self.last_ack_request_at.is_some_and(|at| now.saturating_since(at) < ASK_EVERY);
         let timeout = self.transport_timeout(common);
         lately && timeout.is_none_or(|timeout| timeout >= SHORTEST_PATIENCE.max(4 * self.round_trip.probe_wait()))
     }
 
-    /// A probe for a lost tail: the last packet sent, once more.
+    /// Plans a probe, which repeats a packet that was sent.
     fn plan_probe(&mut self, common: &Common, psn: Psn) -> Option<RequestPlan> {
         let index = self.request_with(psn)?;
         self.plan_at(common, index, psn, Turn::Probe)
     }
 
-    /// The missing packet that leaves before anything else. An error: it has no room.
+    /// Plans the missing packet that leaves before anything else. Returns an error if it has no room.
     #[cold]
     fn plan_missing(&self, common: &Common) -> Option<Result<RequestPlan, NoRoom>> {
         if let Some(plan) = self.plan_missing_request(common) {
@@ -428,7 +432,7 @@ impl Requester {
         Some(plan.ok_or(NoRoom))
     }
 
-    /// A request packet that was sent before.
+    /// Plans a request packet that was sent before.
     pub(super) fn plan_again(&self, common: &Common, index: u32, psn: Psn, turn: Turn) -> Option<RequestPlan> {
         if self.failed.is_some_and(|(failed, _)| failed == index) {
             return None;
@@ -436,7 +440,7 @@ impl Requester {
         self.plan_at(common, index, psn, turn)
     }
 
-    /// The request in progress that the number belongs to.
+    /// Returns the request in progress that the number belongs to.
     pub(super) fn request_with(&self, psn: Psn) -> Option<u32> {
         let mut found = self.in_progress().filter(|(_, request)| psn.is_within(request.first, request.packets));
         found.next().map(|(index, _)| index)
@@ -480,7 +484,7 @@ impl Requester {
         self.arm_timers(common, now);
     }
 
-    /// Room for all that may wait, made with the first of them: many connections never read.
+    /// Reserves room for all outstanding responses with the first of them: many connections never read.
     #[inline]
     fn reserve_awaited(&mut self, common: &Common) {
         if self.awaiting_response.capacity() == 0 {
@@ -488,7 +492,7 @@ impl Requester {
         }
     }
 
-    /// Whether the packet is sent for the first time.
+    /// Returns whether the packet is sent for the first time, again or as a probe.
     #[inline]
     pub(super) fn sending(&self, plan: &RequestPlan) -> Sending {
         match plan.psn.is_before(self.limit) {
@@ -498,7 +502,7 @@ impl Requester {
         }
     }
 
-    /// Whether the packet that was just written asks for an acknowledgement.
+    /// Notes whether the packet that was just written requests an acknowledgement.
     #[inline]
     fn note_asked(&mut self, now: Time, plan: &RequestPlan, ack_request: bool, is_repeat: bool) {
         self.has_asked = ack_request;
@@ -514,7 +518,8 @@ impl Requester {
         }
     }
 
-    /// The same of so many packets between the first and the last of a request, sent for the first time.
+    /// Notes the acknowledgement requests of `count` packets between the first and the last of a request, sent for the
+    /// first time.
     pub(super) fn note_middles_asked(&mut self, now: Time, first: Psn, count: u32, asked: AckRequests) {
         self.has_asked = asked.contains(count - 1);
         if let Some(last) = asked.last_before(count) {

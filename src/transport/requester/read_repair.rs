@@ -1,4 +1,4 @@
-//! READs whose responses are lost: which are asked for again, and when.
+//! Repair of READs whose responses are lost: which are requested again, and when.
 
 use super::gaps::Gaps;
 use super::missing::{Missing, Range};
@@ -9,7 +9,7 @@ use crate::types::{Counter, Psn, Time};
 use crate::wire::{Opcode, packet_bytes};
 
 impl Requester {
-    /// Whether responses that come before their turn are placed.
+    /// Returns whether responses that arrive early are placed.
     pub(super) fn places_early(&self) -> bool {
         self.places_early
     }
@@ -22,17 +22,17 @@ impl Requester {
         self.repair.as_mut()?.early.as_mut()
     }
 
-    /// Whether a response shows that the request packet of this number was executed.
+    /// Returns whether a response shows that the request packet of this number was executed.
     pub(super) fn is_executed(&self, psn: Psn) -> bool {
         self.early().is_some_and(|early| psn.is_before(early.executed_before()))
     }
 
-    /// Whether the response of this number has come before its turn.
+    /// Returns whether the response of this number has arrived early.
     pub(super) fn has_come_early(&self, psn: Psn) -> bool {
         self.early().is_some_and(|early| early.has_arrived(psn))
     }
 
-    /// A response came before its turn, and its bytes are placed.
+    /// Notes a response that arrived early, and whose bytes are placed.
     pub(super) fn note_early_response(&mut self, common: &mut Common, now: Time, psn: Psn) {
         self.note_executed(psn.plus(1));
         self.remove_missing_response(common, now, psn);
@@ -40,7 +40,7 @@ impl Requester {
         self.judge_missing(common, now, psn.plus(1));
     }
 
-    /// The response of this number has come.
+    /// Removes the response of this number, which has arrived, from the missing ones.
     pub(super) fn remove_missing_response(&mut self, common: &mut Common, now: Time, psn: Psn) {
         let too_short = self.round_trip.too_short();
         let Some(early) = self.early_mut() else { return };
@@ -54,21 +54,21 @@ impl Requester {
         }
     }
 
-    /// READ request packets and atomics whose responses have all left the peer, although some have not come. They are
-    /// outstanding there no more.
+    /// Returns the number of READ request packets and atomics whose responses have all left the peer, although some
+    /// have not arrived. They are no longer outstanding there.
     #[inline]
     pub(super) fn reads_answered(&self) -> usize {
         let Some(early) = self.early() else { return 0 };
         self.awaiting_response.partition_point(|last| last.is_before(early.executed_before()))
     }
 
-    /// Everything before this number was executed, although not all of its responses have come.
+    /// Notes that everything before this number was executed, although not all of its responses have arrived.
     pub(super) fn note_executed_before(&mut self, common: &mut Common, now: Time, psn: Psn) {
         self.note_executed(psn);
         self.judge_missing(common, now, psn);
     }
 
-    /// A response shows that everything before this number was executed.
+    /// Notes that everything before this number was executed, as a response shows.
     fn note_executed(&mut self, psn: Psn) {
         self.trim_missing_requests(psn);
         self.expect_responses_before(psn);
@@ -77,8 +77,8 @@ impl Requester {
         }
     }
 
-    /// The responses to requests before this number are missing if they have not come. Those to requests that are to be
-    /// sent again come again.
+    /// Counts the responses to requests before this number as missing until they arrive. The responses to requests that
+    /// are to be sent again will come again.
     fn expect_responses_before(&mut self, end: Psn) {
         let begin = self.unacknowledged;
         let end = if self.cursor.is_before(end) { self.cursor } else { end };
@@ -114,7 +114,8 @@ impl Requester {
         self.note_in_flight(common);
     }
 
-    /// No response comes: the oldest request is made once more, a READ without what has come of its responses.
+    /// Gives up waiting for the oldest response: its request is made once more, a READ without the responses that have
+    /// arrived.
     pub(super) fn give_up_oldest_response(&mut self, now: Time) {
         let request = *self.request(self.oldest);
         let offset = self.unacknowledged.packets_since(request.first);
@@ -126,12 +127,12 @@ impl Requester {
         }
     }
 
-    /// The first responses that are missing.
+    /// Returns the first missing responses.
     pub(super) fn next_lost_response(&self) -> Option<Range> {
         self.early()?.missing().first_lost()
     }
 
-    /// The request for lost responses.
+    /// Plans the request for lost responses.
     #[cold]
     pub(super) fn plan_response_again(&self, common: &Common, lost: Range) -> Option<RequestPlan> {
         let psn = lost.first;

@@ -1,9 +1,9 @@
-//! Recovery when responses do not come: timers, probes, NAKs, and going back.
+//! Recovery when responses do not arrive: timers, probes, NAKs, and going back.
 //!
 //! Three clocks run for the sending half. The *transport timer* has the standard's meaning: each expiry without
 //! progress spends one of `retry_cnt`. The *probe timer* is shorter, follows the measured round trip and spends
-//! nothing: it repeats the last packet, and if no response comes to that either, goes back to the oldest unacknowledged
-//! one. The *receiver-not-ready timer* is the wait that the peer asked for.
+//! nothing: it repeats the last packet, and if that gets no response either, goes back to the oldest unacknowledged
+//! one. The *receiver-not-ready timer* is the wait that the peer requested.
 
 use std::time::Duration;
 
@@ -12,29 +12,29 @@ use crate::transport::common::LOSS_EVIDENCE;
 use crate::transport::congestion::CongestionKind;
 use crate::types::{Cause, CompletionStatus, Counter, Psn, RNR_TIMER_MICROSECONDS, Time};
 
-/// 7 in `rnr_retry` means without end (`rxe_comp.c`, `rxe_completer`).
+/// Value of `rnr_retry` for retries without end (`rxe_comp.c`, `rxe_completer`).
 const RNR_RETRY_FOREVER: u8 = 7;
 const LARGEST_BACKOFF: u32 = 10;
 /// A probe waits no longer than this part of the transport timeout, unless the round trip is as long: each try consists
-/// of some packets, which a full queue does not drop all.
+/// of several packets, and a full queue does not drop all of them.
 const PROBES_OF_A_TRY: u32 = 4;
-/// Where the round trip is as long, the transport timer waits for so many probes, as far as the standard lets it: an
-/// expiry after one packet, or before the response can come, says little of the peer.
+/// Number of probes that the transport timer waits for where the round trip is as long, as far as the standard allows:
+/// an expiry after one packet, or before the response can arrive, says little of the peer.
 const LEAST_PROBES_OF_A_TRY: u32 = 3;
-/// The timer may take so many times the timeout (IBTA 9.7.6.1.3).
+/// Multiple of the timeout that the timer may take (IBTA 9.7.6.1.3).
 const MOST_TIMEOUTS: u32 = 4;
-/// So often signs of life give the tries back before anything is acknowledged: what never arrives must not keep the
-/// connection for ever because something behind it does, each time that all is sent again.
+/// How often signs of life restore the tries before anything is acknowledged: a packet that never arrives must not keep
+/// the connection forever because one behind it does, each time that all is sent again.
 const MOST_RETURNS: u8 = 8;
 
-/// Where the sending half stands in recovering from a loss.
+/// State of the sending half's recovery from a loss.
 #[derive(Clone, Default)]
 pub(super) struct Recovery {
     retries_spent: u8,
-    /// How often they were given back since the last progress.
+    /// How often the tries were restored since the last progress.
     returns: u8,
     rnr_retries_spent: u8,
-    /// When the transport timer runs out.
+    /// When the transport timer expires.
     timeout_at: Option<Time>,
     probe_at: Option<Time>,
     /// Probes since the last sign of life; each doubles the wait.
@@ -42,49 +42,50 @@ pub(super) struct Recovery {
     /// When the last sign of life came.
     heard_at: Time,
     probe: Option<Psn>,
-    /// The oldest unacknowledged number when the requester last went back on a NAK or a gap: once is enough.
+    /// The oldest unacknowledged number when the requester last went back on a NAK or a gap: it goes back once for
+    /// each.
     went_back_at: Option<Psn>,
-    /// It went back on a NAK or a gap, and has not asked in silence since.
+    /// Whether it went back on a NAK or a gap, and has not probed in silence since.
     repeats_on_evidence: bool,
-    /// Responses that came before their turn since the last progress.
+    /// Responses that arrived early since the last progress.
     gap_evidence: u32,
-    /// The latest number that a response bore which came before its turn: it was not used and must be asked for.
+    /// The latest number of a response that arrived early and was not used: it must be requested again.
     early_response: Option<Psn>,
     repair_at: Option<Time>,
 }
 
 impl Recovery {
-    /// Whether a response is late by now.
+    /// Returns whether a response is late by now.
     pub(super) fn response_is_late(&self, now: Time) -> bool {
         [self.timeout_at, self.probe_at].into_iter().flatten().any(|time| time <= now)
     }
 
-    /// Responses are late at this time, not before; the transport timer runs again from then on.
+    /// Postpones the clocks: responses are late at this time, not before; the transport timer starts again then.
     pub(super) fn postpone_clocks(&mut self, look_again: Time) {
         (self.timeout_at, self.probe_at) = (None, Some(look_again));
     }
 
-    /// Tries spent since the last progress, without a response and after RNR NAKs.
+    /// Returns the tries spent since the last progress, without a response and after RNR NAKs.
     pub(super) fn spent(&self) -> (u8, u8) {
         (self.retries_spent, self.rnr_retries_spent)
     }
 
-    /// How often it was tried again since the last progress.
+    /// Returns the probes and tries since the last progress.
     pub(super) fn rounds(&self) -> u32 {
         self.probes + u32::from(self.retries_spent)
     }
 
-    /// Whether the requester went back on a NAK or a gap since the last progress, and not in silence.
+    /// Returns whether the requester went back on a NAK or a gap since the last progress, and not in silence.
     pub(super) fn went_back_on_evidence(&self) -> bool {
         self.repeats_on_evidence
     }
 
-    /// All is sent again without a NAK or a gap.
+    /// Notes that all is sent again without a NAK or a gap.
     fn forget_evidence(&mut self) {
         (self.went_back_at, self.repeats_on_evidence) = (None, false);
     }
 
-    /// The requester has gone back on a NAK or a gap, from this number on.
+    /// Notes that the requester has gone back on a NAK or a gap, from this number on.
     fn note_went_back(&mut self, psn: Psn) {
         (self.went_back_at, self.repeats_on_evidence) = (Some(psn), true);
     }
@@ -93,43 +94,43 @@ impl Recovery {
         self.probe
     }
 
-    /// Whether a response came before its turn that was not kept.
+    /// Returns whether a response arrived early that was not kept.
     pub(super) fn has_early_response(&self) -> bool {
         self.early_response.is_some()
     }
 
-    /// Sets when the missing packets are looked at.
+    /// Sets when the missing packets are checked.
     pub(super) fn arm_repair(&mut self, at: Option<Time>) {
         self.repair_at = at;
     }
 
-    /// When a sign of life came last.
+    /// Returns when the last sign of life came.
     pub(super) fn heard_at(&self) -> Time {
         self.heard_at
     }
 
-    /// Nothing that came shows a gap: all is sent again.
+    /// Forgets the evidence of a gap, because all is sent again.
     pub(super) fn forget_gap(&mut self) {
         (self.gap_evidence, self.early_response, self.repair_at) = (0, None, None);
     }
 
-    /// This packet is sent once more.
+    /// Makes this packet the next probe.
     pub(super) fn send_probe(&mut self, psn: Psn) {
         self.probe = Some(psn);
     }
 
-    /// The probe was sent, or cannot be.
+    /// Ends the probe, which was sent or cannot be.
     pub(super) fn end_probe(&mut self) {
         self.probe = None;
     }
 }
 
-/// The standard's transport timeout (IBTA 9.7.6.1.3): 4.096 µs × 2^code; code 0 is none.
+/// Returns the standard's transport timeout (IBTA 9.7.6.1.3): 4.096 µs × 2^code; code 0 is none.
 pub(in crate::transport) fn timeout_duration(code: u8) -> Option<Duration> {
     (code > 0).then(|| Duration::from_nanos(4_096 << code.min(31)))
 }
 
-/// How long the transport timer runs.
+/// Returns how long the transport timer runs.
 #[inline]
 fn wait_of_a_try(timeout: Duration, probe_wait: Duration) -> Duration {
     let wait = probe_wait * LEAST_PROBES_OF_A_TRY;
@@ -137,19 +138,19 @@ fn wait_of_a_try(timeout: Duration, probe_wait: Duration) -> Duration {
 }
 
 impl Requester {
-    /// How long a response may take; `None`: for ever.
+    /// Returns how long a response may take; `None`: forever.
     pub(super) fn transport_timeout(&self, common: &Common) -> Option<Duration> {
         timeout_duration(common.attributes.timeout.unwrap_or(0))
     }
 
-    /// When the sending half must be looked at again.
+    /// Returns when the sending half must be handled again.
     pub(in crate::transport) fn deadline(&self) -> Option<Time> {
         let recovery = &self.recovery;
         let clocks = Time::earliest([recovery.timeout_at, recovery.probe_at, recovery.repair_at]);
         if self.pace.is_free() { clocks } else { self.deadline_of_halt(clocks) }
     }
 
-    /// The deadline while nothing may leave. No clock runs while the peer is not ready.
+    /// Returns the deadline while nothing may leave. No clock runs while the peer is not ready.
     #[cold]
     fn deadline_of_halt(&self, clocks: Option<Time>) -> Option<Time> {
         let resume = self.pace.halted_until();
@@ -159,7 +160,7 @@ impl Requester {
         Time::earliest([resume, clocks])
     }
 
-    /// Something is in flight: the clocks run.
+    /// Starts the clocks, because something is in flight.
     pub(super) fn arm_timers(&mut self, common: &Common, now: Time) {
         let timeout = self.transport_timeout(common);
         let probe_wait = self.round_trip.probe_wait();
@@ -173,7 +174,7 @@ impl Requester {
         self.recovery.probe_at = Some(now + wait);
     }
 
-    /// The wait before a probe that is not the first, which waits so long.
+    /// Returns the wait before a probe other than the first one, which waits for `first`.
     #[cold]
     fn wait_for_later_probe(&self, common: &Common, first: Duration, timeout: Option<Duration>) -> Duration {
         let backoff = self.recovery.probes.min(LARGEST_BACKOFF);
@@ -181,15 +182,15 @@ impl Requester {
         self.spread(common, (first * (1 << backoff)).min(longest))
     }
 
-    /// Half of the time to one and a half, by the queue pair and the probe: senders that lost packets together would
-    /// probe together, and lose again.
+    /// Spreads a wait from half to one and a half times as long, by the queue pair and the probe: senders that lost
+    /// packets together would probe together, and lose again.
     fn spread(&self, common: &Common, wait: Duration) -> Duration {
         let seed = common.qpn.value() ^ self.recovery.rounds() << 24;
         let part = seed.wrapping_mul(0x9e37_79b1) >> 16;
         wait / 2 + wait.mul_f64(f64::from(part) / 65_536.0)
     }
 
-    /// Responses came: all timers restart, all tries are given back.
+    /// Notes progress, because responses arrived: all timers restart, all tries are restored.
     #[inline]
     pub(super) fn note_progress(&mut self, common: &Common, now: Time) {
         self.round_trip.end_sample(self.unacknowledged, now);
@@ -204,7 +205,7 @@ impl Requester {
         }
     }
 
-    /// The clocks of the sending half, as far as they have run out.
+    /// Handles the clocks of the sending half that have expired.
     pub(in crate::transport) fn handle_timeout(
         &mut self,
         common: &mut Common,
@@ -224,7 +225,8 @@ impl Requester {
             Halt::None | Halt::Stopped => {}
         }
         if self.waits_for_grant() && due(self.deadline()) {
-            // The others' packets are not the peer's silence: this spends nothing, and the clocks run from its turn on.
+            // The others' packets are not the peer's silence: this spends nothing, and the clocks run from its grant
+            // on.
             let look_again = now + self.round_trip.probe_wait();
             let recovery = &mut self.recovery;
             (recovery.repair_at, recovery.timeout_at, recovery.probe_at) = (None, None, Some(look_again));
@@ -244,7 +246,7 @@ impl Requester {
         Ok(())
     }
 
-    /// The peer has packets that it did not have before: its silence before this does not count.
+    /// Notes that the peer has packets that it did not have before: its earlier silence does not count.
     pub(super) fn note_sign_of_life(&mut self, common: &Common, now: Time) {
         let recovery = &mut self.recovery;
         (recovery.probes, recovery.heard_at) = (0, now);
@@ -260,7 +262,7 @@ impl Requester {
         self.arm_timers(common, now);
     }
 
-    /// Tries once more from the oldest unacknowledged number, if a try is left. 7 is seven tries; in rxe, no limit.
+    /// Tries once more from the oldest unacknowledged number, if a try is left. 7 means seven tries; in rxe, no limit.
     fn spend_retry(&mut self, common: &mut Common, now: Time, cause: Cause) -> Result<(), RequestFailure> {
         let allowed = common.attributes.retry_cnt.unwrap_or(0);
         if self.recovery.retries_spent >= allowed {
@@ -275,7 +277,7 @@ impl Requester {
         Ok(())
     }
 
-    /// The responses are late: asks for them, without spending a try.
+    /// Probes for late responses, without spending a try.
     fn probe(&mut self, common: &mut Common, now: Time) {
         common.count(Counter::TailProbe);
         self.recovery.probes += 1;
@@ -284,8 +286,8 @@ impl Requester {
         let first_probe = self.recovery.probes == 1;
         let last_sent = self.limit.minus(1);
         let tail = self.request_with(last_sent).map(|index| *self.request(index));
-        // A READ is repeated from its first missing packet to the end of its request packet: a shorter one would
-        // change what the peer remembers of it, and a later repetition would not be found.
+        // A READ is repeated from its first missing packet to the end of its request packet: a shorter repetition would
+        // change what the peer remembers of it, and a later one would not be found.
         match tail {
             Some(_) if self.is_selective() => {
                 self.recovery.send_probe(self.probe_in_turn(self.recovery.probes));
@@ -302,7 +304,7 @@ impl Requester {
         self.arm_timers(common, now);
     }
 
-    /// A response with the number `psn` came before its turn, or an acknowledgement passed an unfinished READ or
+    /// Notes that a response with the number `psn` arrived early, or an acknowledgement passed an unfinished READ or
     /// atomic: a response is missing, or late.
     pub(super) fn note_gap(&mut self, common: &mut Common, now: Time, psn: Psn) {
         let waits_for_receiver = self.waits_for_receiver();
@@ -321,7 +323,7 @@ impl Requester {
         }
     }
 
-    /// Asks again for what is missing, once for each oldest missing number.
+    /// Requests again what is missing, once for each oldest missing number.
     fn repair(&mut self, common: &mut Common, now: Time) {
         if self.packets_in_flight() == 0 {
             return;
@@ -333,7 +335,7 @@ impl Requester {
         self.arm_timers(common, now);
     }
 
-    /// The peer misses the packet that is now the oldest unacknowledged. One retry for each, as in rxe
+    /// Handles a NAK: the peer misses the packet that is now the oldest unacknowledged. One retry for each, as in rxe
     /// (`started_retry`).
     pub(super) fn sequence_nak(&mut self, common: &mut Common, now: Time) -> Result<(), RequestFailure> {
         common.count(Counter::ReceivedSequenceNak);
@@ -347,7 +349,8 @@ impl Requester {
         Ok(())
     }
 
-    /// The peer has no receive posted for this packet, and drops what follows. Before it, only responses are missing.
+    /// Handles an RNR NAK: the peer has no receive posted for this packet, and drops those behind it. Before it, only
+    /// responses are missing.
     pub(super) fn receiver_not_ready(
         &mut self,
         common: &mut Common,
@@ -369,7 +372,7 @@ impl Requester {
         self.pace.wait_for_receiver(now + wait);
         let recovery = &mut self.recovery;
         recovery.rnr_retries_spent = recovery.rnr_retries_spent.saturating_add(1);
-        // The peer lives: its silence before this does not count.
+        // The peer lives: its earlier silence does not count.
         recovery.retries_spent = 0;
         recovery.timeout_at = None;
         recovery.probe_at = None;

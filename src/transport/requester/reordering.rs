@@ -1,19 +1,20 @@
-//! How much the path reorders: how many later packets show that one is lost, and not late.
+//! How much the path reorders: how many later packets show that one is lost rather than late.
 //!
-//! It begins with a few. A packet that was sent again, and has come sooner than what is sent again can, was late: from
-//! then on it takes more, up to a quarter of what is in flight, which is a quarter of a round trip (RFC 8985, section
-//! 6.2, does so in time).
+//! The number starts small. A packet that was sent again, and has arrived sooner than the retransmission can, was late:
+//! from then on more later packets are needed, up to a quarter of those in flight, which is a quarter of a round trip
+//! (RFC 8985, section 6.2, does so in time).
 
 use crate::transport::common::LOSS_EVIDENCE;
 
-/// After so many events of loss with nothing sent again in vain, the path reorders no more (RFC 8985, section 6.2).
+/// Number of loss events without a spurious retransmission after which the path reorders no more (RFC 8985, section
+/// 6.2).
 const PERSISTENCE: u16 = 16;
 
-/// What is known of the path.
+/// State of a path's reordering.
 pub(super) struct Reordering {
     evidence: u32,
     events_left: u16,
-    /// Packets that were sent again in vain, and are not counted yet.
+    /// Spurious retransmissions that are not counted yet.
     spurious: u16,
 }
 
@@ -24,13 +25,13 @@ impl Default for Reordering {
 }
 
 impl Reordering {
-    /// Of what is in flight, so many later packets show that one is lost.
+    /// Returns how many later packets, of those in flight, show that one is lost.
     pub(super) fn evidence(&self, packets_in_flight: u32) -> u32 {
         self.evidence.min(packets_in_flight / 4).max(LOSS_EVIDENCE)
     }
 
-    /// Something is learned of missing packets. `recent` counts those that were sent again so lately that they cannot
-    /// have come: if there are fewer afterwards, they had been late.
+    /// Watches how missing packets change. `recent` counts those that were sent again so recently that the
+    /// retransmissions cannot have arrived: if there are fewer afterwards, the originals were late.
     pub(super) fn watch<S, T>(
         &mut self,
         missing: &mut S,
@@ -47,24 +48,24 @@ impl Reordering {
         learned
     }
 
-    /// A packet was sent again, and it had been late.
+    /// Notes that a packet that was sent again had been late.
     pub(super) fn note_late(&mut self) {
         self.note_false_repetition();
         self.spurious = self.spurious.saturating_add(1);
     }
 
-    /// Packets that were sent again in vain since this was asked last.
+    /// Takes the spurious retransmissions since the last call.
     pub(super) fn take_spurious(&mut self) -> u16 {
         std::mem::take(&mut self.spurious)
     }
 
-    /// Something was sent again that had been late.
+    /// Notes that something was sent again that had been late.
     fn note_false_repetition(&mut self) {
         self.evidence = self.evidence.saturating_mul(2);
         self.events_left = PERSISTENCE;
     }
 
-    /// Packets are lost.
+    /// Notes that packets are lost.
     pub(super) fn note_loss_event(&mut self) {
         self.events_left = self.events_left.saturating_sub(1);
         if self.events_left == 0 {

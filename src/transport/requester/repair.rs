@@ -1,4 +1,4 @@
-//! What is missing of the packets in flight, as long as something is.
+//! The missing packets among those in flight, as long as there are some.
 
 use super::gaps::Gaps;
 use super::missing::MissingPackets;
@@ -7,30 +7,30 @@ use super::scoreboard::Scoreboard;
 use super::selective::Patience;
 use crate::types::{Psn, Time};
 
-/// See the module.
+/// The missing packets of each kind.
 #[derive(Default)]
 pub(super) struct Repair {
-    /// The packets in flight that a native peer has reported missing. While there is one, nothing goes back.
+    /// The packets in flight that a native peer has reported missing. While there is a scoreboard, nothing goes back.
     pub(super) scoreboard: Option<Scoreboard>,
-    /// The responses behind the oldest unacknowledged number: which have come, and which are missing.
+    /// The responses behind the oldest unacknowledged number: which have arrived, and which are missing.
     pub(super) early: Option<Gaps>,
     /// The request packets that a native peer has reported missing while READs are in progress.
     pub(super) requests: Option<MissingRequests>,
 }
 
 impl Repair {
-    /// Whether nothing is known to be missing.
+    /// Returns whether nothing is known to be missing.
     pub(super) fn is_over(&self) -> bool {
         self.scoreboard.is_none() && self.early.is_none() && self.requests.is_none()
     }
 
-    /// All is sent again.
+    /// Forgets everything missing, because all is sent again.
     pub(super) fn forget(&mut self) {
         self.early = None;
         self.forget_requests();
     }
 
-    /// All requests that have not been executed are sent again.
+    /// Forgets the missing requests, because all that have not been executed are sent again.
     pub(super) fn forget_requests(&mut self) {
         self.scoreboard = None;
         if let Some(requests) = &mut self.requests {
@@ -38,7 +38,7 @@ impl Repair {
         }
     }
 
-    /// The missing packets of each kind.
+    /// Returns the missing packets of each kind.
     pub(super) fn missing(&self) -> impl Iterator<Item = &MissingPackets> {
         let kept = self.scoreboard.as_ref().map(|board| board.gaps().missing());
         let responses = self.early.as_ref().map(Gaps::missing);
@@ -46,7 +46,7 @@ impl Repair {
         [kept, responses, requests].into_iter().flatten()
     }
 
-    /// Packets before `limit` that were late are lost, and so are those that were sent again and are overdue.
+    /// Declares packets before `limit` lost: those that were late, and those that were sent again and are overdue.
     pub(super) fn give_up(&mut self, limit: Psn, patience: Patience, now: Time) {
         let requests = self.scoreboard.as_mut().map(Scoreboard::gaps_mut);
         for gaps in requests.into_iter().chain(&mut self.early) {
@@ -57,14 +57,14 @@ impl Repair {
         }
     }
 
-    /// Packets that have arrived behind a gap.
+    /// Returns the packets that have arrived behind a gap.
     pub(super) fn arrived(&self) -> u32 {
         let kept = self.scoreboard.as_ref().map_or(0, |board| board.gaps().arrived());
-        // Both begin at the oldest packet that is not acknowledged: a response shows the requests before it, too.
+        // Both begin at the oldest unacknowledged packet: a response shows the requests before it, too.
         kept.max(self.early.as_ref().map_or(0, Gaps::arrived))
     }
 
-    /// Packets that lie in no queue.
+    /// Returns the packets that are in no queue.
     pub(super) fn absent(&self) -> u32 {
         let kept = self.scoreboard.as_ref().map_or(0, |board| board.gaps().absent());
         kept + self.early.as_ref().map_or(0, Gaps::absent)

@@ -30,20 +30,20 @@ impl From<RequestFailure> for ResponseError {
     }
 }
 
-/// Where a response's number stands among the requests in progress.
+/// Position of a response's number among the requests in progress.
 enum Position {
-    /// It belongs to request `index`, and nothing before it is missing but what it acknowledges itself.
+    /// It belongs to request `index`, and nothing before it is missing except what it acknowledges itself.
     Expected(u32),
     /// An earlier READ or atomic, or an earlier part of this READ, has no response yet.
     BeforeItsTurn,
-    /// It came before.
+    /// The response has arrived before.
     Duplicate,
-    /// It was never sent.
+    /// The number was never sent.
     Unknown,
 }
 
 impl Requester {
-    /// A packet of the peer's responder. `is_keyed`: only the peer can have made it.
+    /// Handles a packet of the peer's responder. `is_keyed`: only the peer can have made it.
     #[inline]
     pub(in crate::transport) fn handle_response(
         &mut self,
@@ -90,7 +90,7 @@ impl Requester {
                 self.acknowledge_before(common, pass, psn.plus(1), psn)?;
             }
             Syndrome::ReceiverNotReady { timer } => {
-                // One that a later response has overtaken says nothing.
+                // An RNR NAK that a later response has overtaken is stale.
                 let is_news = !self.is_executed(psn);
                 if is_news && (self.acknowledge_before(common, pass, psn, psn)? || self.places_early()) {
                     self.receiver_not_ready(common, pass.now, psn, timer)?;
@@ -113,8 +113,8 @@ impl Requester {
         Ok(())
     }
 
-    /// The peer misses the packet `psn`. Native peers name all that they miss. `is_complete`: `psn` is the oldest
-    /// unacknowledged number.
+    /// Handles a NAK: the peer misses the packet `psn`. Native peers name all packets that they miss. `is_complete`:
+    /// `psn` is the oldest unacknowledged number.
     fn take_sequence_nak(
         &mut self,
         common: &mut Common,
@@ -134,9 +134,8 @@ impl Requester {
         Ok(())
     }
 
-    /// Everything before `psn` is acknowledged, except that READs and atomics need their responses. Returns whether
-    /// nothing held it up. `response` is the number of the packet that says so
-    /// (`rxe_comp.c`, `check_psn`).
+    /// Acknowledges everything before `psn`, except that READs and atomics need their responses. Returns whether
+    /// nothing held it up. `response` is the number of the packet that acknowledges (`rxe_comp.c`, `check_psn`).
     #[inline]
     pub(super) fn acknowledge_before(
         &mut self,
@@ -162,14 +161,14 @@ impl Requester {
         Ok(!is_held_up)
     }
 
-    /// First number of the oldest request before `psn` that needs a response of its own.
+    /// Returns the first number of the oldest request before `psn` that needs a response of its own.
     fn first_awaiting_data(&self, psn: Psn) -> Option<Psn> {
         let mut before = self.in_progress().take_while(|(_, request)| request.first.is_before(psn));
         before.find(|(_, request)| request.needs_response()).map(|(_, request)| request.first)
     }
 
-    /// Moves the oldest unacknowledged number and completes what lies before it. An error: the request that is the
-    /// oldest now cannot go on.
+    /// Moves the oldest unacknowledged number and completes what lies before it. Returns an error if the request that
+    /// is the oldest now cannot continue.
     #[inline]
     fn advance(&mut self, common: &mut Common, pass: &Pass<'_>, psn: Psn) -> Result<(), RequestFailure> {
         if !self.unacknowledged.is_before(psn) {
@@ -221,7 +220,7 @@ impl Requester {
         Position::Unknown
     }
 
-    /// The request that this response is for, if it is its turn.
+    /// Returns the request that this response is for, if it is its turn.
     fn request_in_turn(&mut self, common: &mut Common, pass: &Pass<'_>, psn: Psn) -> Result<u32, ResponseError> {
         match self.position_of(psn) {
             Position::Expected(index) => Ok(index),
@@ -247,7 +246,8 @@ impl Requester {
         let psn = packet.headers.bth.psn;
         let (index, is_early) = self.request_of_response(common, pass, psn, is_keyed)?;
         let request = *self.request(index);
-        // After a repetition any of FIRST, MIDDLE, LAST and ONLY may come; the length must fit. rxe checks their order.
+        // After a repetition any of FIRST, MIDDLE, LAST and ONLY may arrive; the length must fit. rxe checks their
+        // order.
         let mtu = common.mtu_bytes();
         let position = psn.packets_since(request.first);
         let total = if request.is_ack_only { 0 } else { self.send.header(index).length };
@@ -269,7 +269,7 @@ impl Requester {
         self.take_response(common, pass, psn, scattered)
     }
 
-    /// The request that this response is for, and whether it came before its turn.
+    /// Returns the request that this response is for, and whether it arrived early.
     fn request_of_response(
         &mut self,
         common: &mut Common,
@@ -282,7 +282,7 @@ impl Requester {
             return self.request_in_turn(common, pass, psn).map(|index| (index, false));
         }
         if !psn.is_before(self.cursor) {
-            // It is asked for again.
+            // It is requested again.
             self.note_sign_of_life(common, pass.now);
             return Err(DropReason::OutOfOrderResponse.into());
         }
@@ -294,7 +294,7 @@ impl Requester {
         index.map(|index| (index, true)).ok_or(DropReason::BadPsn.into())
     }
 
-    /// A response came before its turn. If its bytes cannot be stored, the request fails in its turn.
+    /// Takes a response that arrived early. If its bytes cannot be stored, the request fails once it is the oldest.
     fn take_early_response(
         &mut self,
         common: &mut Common,
@@ -343,8 +343,8 @@ impl Requester {
         scatter(pass.memory, self.send.sges(index), common.domain, offset, bytes)
     }
 
-    /// A response came in its turn. If its bytes cannot be stored, the request fails; those before it are acknowledged
-    /// in any case.
+    /// Takes a response that arrived in order. If its bytes cannot be stored, the request fails; those before it are
+    /// acknowledged in any case.
     fn take_response(
         &mut self,
         common: &mut Common,
@@ -357,7 +357,8 @@ impl Requester {
         scattered.map_err(|error| RequestFailure::from(error).into())
     }
 
-    /// The response of this number has come in its turn: the number up to which everything has come with it.
+    /// Notes that the response of this number has arrived in order. Returns the number up to which everything has
+    /// arrived with it.
     fn complete_from(&mut self, common: &mut Common, now: Time, psn: Psn) -> Psn {
         self.remove_missing_response(common, now, psn);
         let Some(early) = self.early() else { return psn.plus(1) };
@@ -365,8 +366,8 @@ impl Requester {
         if psn.is_before(complete) { complete } else { psn.plus(1) }
     }
 
-    /// The response breaks the protocol: the connection ends. Those before it are acknowledged, unless it came before
-    /// its turn: then some of them have no response yet.
+    /// Ends the connection, because the response breaks the protocol. Requests before it are acknowledged, unless it
+    /// arrived early: then some of them have no response yet.
     fn bad_response(
         &mut self,
         common: &mut Common,
@@ -381,7 +382,7 @@ impl Requester {
     }
 }
 
-/// The gaps that a NAK for a sequence error names. A standard one has none.
+/// Returns the gaps that a NAK for a sequence error names. A standard NAK names none.
 #[inline]
 fn gap_runs<'a>(common: &Common, payload: &'a [u8]) -> Result<Option<GapRuns<'a>>, DropReason> {
     if payload.is_empty() {
@@ -391,7 +392,7 @@ fn gap_runs<'a>(common: &Common, payload: &'a [u8]) -> Result<Option<GapRuns<'a>
     runs.ok_or(DropReason::BadLength).map(Some)
 }
 
-/// How the request ends that the peer refused (`rxe_comp.c`, `check_ack`).
+/// Returns the failure of a request that the peer refused (`rxe_comp.c`, `check_ack`).
 fn refusal(code: NakCode) -> RequestFailure {
     let (status, cause) = match code {
         NakCode::InvalidRequest => (CompletionStatus::RemoteInvalidRequestError, Cause::RefusedInvalid),

@@ -5,16 +5,16 @@ use std::time::Duration;
 use super::gaps::Gaps;
 use crate::types::{Psn, Time};
 
-/// First guess of the probe's wait, before any round trip was measured.
+/// The probe's wait before any round trip was measured.
 const INITIAL_PROBE: u64 = 10_000_000;
 /// Shortest wait for late responses before a READ is repaired.
 const SHORTEST_REORDER_WAIT: u64 = 100_000;
-/// A standard peer may hold its acknowledgements for 1 ms; and as long as that for the rest.
+/// Shortest wait of the probe. A standard peer may hold its acknowledgements for 1 ms; the rest may take as long.
 const SHORTEST_PROBE: u64 = 2_000_000;
-/// A doubtful sample makes the probe's wait longer by this factor at most: it may be a loss.
+/// Maximum factor by which a doubtful sample makes the probe's wait longer: it may be a loss.
 const LONGEST_DOUBT: u64 = 4;
 
-/// Which copy of the measured packet the response is to.
+/// The copy of the measured packet that the response belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 enum MeasuredCopy {
     #[default]
@@ -30,38 +30,38 @@ enum MeasuredCopy {
 pub(super) struct RoundTrip {
     /// 0: nothing was measured.
     smoothed: u64,
-    /// How much a sample differs from that on average, with a gain of 1/4 (RFC 6298, section 2).
+    /// Average difference of a sample from `smoothed`, with a gain of 1/4 (RFC 6298, section 2).
     variation: u64,
     /// The shortest sample; 0 if there is none.
     least: u64,
-    /// The packet that is measured, and when it left; [`Time::ZERO`]: none is.
+    /// The packet that is measured, and when it left; [`Time::ZERO`]: there is none.
     sample: (Psn, Time),
     copy: MeasuredCopy,
-    /// How long the round trip may be after doubtful samples. 0 as soon as another one ends.
+    /// Possible length of the round trip after doubtful samples. 0 as soon as another one ends.
     possible: u64,
-    /// How long the latest doubtful sample took; 0 if another one has ended since.
+    /// Duration of the latest doubtful sample; 0 if another one has ended since.
     last_doubtful: u64,
 }
 
 impl RoundTrip {
-    /// A packet left that asks for a response; only one at a time is measured. A doubtful sample goes on: where the
-    /// round trip has become longer, all are doubtful until one has ended.
+    /// Begins to measure a packet that requests a response; only one at a time is measured. A doubtful sample goes on:
+    /// where the round trip has become longer, all are doubtful until one has ended.
     pub(super) fn begin_sample(&mut self, psn: Psn, now: Time) {
         if self.sample.1 == Time::ZERO || self.copy == MeasuredCopy::Repetition {
             (self.sample, self.copy) = ((psn, now), MeasuredCopy::Only);
         }
     }
 
-    /// The same of a packet that is sent again because the peer misses it.
+    /// Begins to measure a packet that is sent again because the peer misses it.
     pub(super) fn begin_repetition(&mut self, psn: Psn, now: Time) {
         if self.sample.1 == Time::ZERO || self.copy == MeasuredCopy::Either {
             (self.sample, self.copy) = ((psn, now), MeasuredCopy::Repetition);
         }
     }
 
-    /// Something is sent again, so the next response may belong to either copy, and is no sample (Karn's algorithm: RFC
-    /// 6298, section 3). But the wait of the probe grows (section 5.5): else all probes might come too early. Of a
-    /// repetition nothing is left: its response may be to a copy that left sooner.
+    /// Doubts the sample, because something is sent again: the next response may belong to either copy, and is no
+    /// sample (Karn's algorithm: RFC 6298, section 3). But the wait of the probe grows (section 5.5): else all probes
+    /// might come too early. The sample of a repetition is forgotten: its response may be to a copy that left sooner.
     pub(super) fn doubt_sample(&mut self) {
         match self.copy {
             MeasuredCopy::Repetition => self.forget_sample(),
@@ -69,18 +69,18 @@ impl RoundTrip {
         }
     }
 
-    /// The measured packet has not arrived as it was sent.
+    /// Forgets the sample: the measured packet has not arrived as it was sent.
     pub(super) fn forget_sample(&mut self) {
         self.sample.1 = Time::ZERO;
     }
 
-    /// The packet that is measured, and when it left.
+    /// Returns the packet that is measured, and when it left.
     #[inline]
     fn sample(&self) -> Option<(Psn, Time)> {
         (self.sample.1 != Time::ZERO).then_some(self.sample)
     }
 
-    /// The sample ends if its packet has arrived. If that is missing, the sample is forgotten.
+    /// Ends the sample if its packet has arrived. If that is missing, the sample is forgotten.
     pub(super) fn note_gaps(&mut self, gaps: &Gaps, now: Time) {
         self.end_sample_if(now, |psn| gaps.has_arrived(psn));
         if self.sample().is_some_and(|(psn, _)| gaps.is_missing(psn)) {
@@ -88,13 +88,13 @@ impl RoundTrip {
         }
     }
 
-    /// Everything before this number is acknowledged.
+    /// Ends the sample if its packet is acknowledged: everything before this number is.
     #[inline]
     pub(super) fn end_sample(&mut self, unacknowledged: Psn, now: Time) {
         self.end_sample_if(now, |psn| psn.is_before(unacknowledged));
     }
 
-    /// The same if the measured packet has arrived.
+    /// Ends the sample if the measured packet has arrived.
     #[inline]
     fn end_sample_if(&mut self, now: Time, has_arrived: impl FnOnce(Psn) -> bool) {
         let Some((_, sent)) = self.sample().filter(|(psn, _)| has_arrived(*psn)) else { return };
@@ -113,7 +113,7 @@ impl RoundTrip {
         };
     }
 
-    /// A doubtful sample took so long: the round trip, and the wait for the probe if the first copy was lost. One that
+    /// Takes a doubtful sample: it is the round trip, plus the wait for the probe if the first copy was lost. One that
     /// takes longer than the one before is more likely of the second kind.
     fn note_doubtful(&mut self, measured: u64) {
         let before = std::mem::replace(&mut self.last_doubtful, measured);
@@ -121,7 +121,8 @@ impl RoundTrip {
         self.possible = shorter.min(LONGEST_DOUBT * self.probe_wait().as_nanos() as u64);
     }
 
-    /// The round trip of the measured packet, if it is acknowledged now and was sent once, or if it was sent again.
+    /// Returns the round trip of the measured packet, if it is acknowledged now: if it was sent once, and if it was
+    /// sent again.
     #[inline]
     pub(super) fn measured(&self, unacknowledged: Psn, now: Time) -> [Option<Duration>; 2] {
         let sample = self.sample().filter(|(psn, _)| psn.is_before(unacknowledged));
@@ -129,7 +130,7 @@ impl RoundTrip {
         [MeasuredCopy::Only, MeasuredCopy::Repetition].map(|copy| measured.filter(|_| self.copy == copy))
     }
 
-    /// How long the probe waits for a response.
+    /// Returns how long the probe waits for a response.
     #[inline]
     pub(super) fn probe_wait(&self) -> Duration {
         Duration::from_nanos(self.known_wait().max(self.possible * 2))
@@ -140,25 +141,26 @@ impl RoundTrip {
         if self.smoothed == 0 { INITIAL_PROBE } else { (self.smoothed * 2).max(SHORTEST_PROBE) }
     }
 
-    /// How long a response that was asked for takes about.
+    /// Returns about how long a requested response takes.
     pub(super) fn response_wait(&self) -> Duration {
         Duration::from_nanos(self.smoothed.max(SHORTEST_REORDER_WAIT))
     }
 
-    /// After this time a packet that was sent again has arrived, and the peer has told of it. With more than once the
-    /// variation, no fewer packets are sent again in vain, and those that are lost again wait longer.
+    /// Returns the time after which a packet that was sent again has arrived, and the peer has reported it. With more
+    /// than once the variation, there are no fewer spurious retransmissions, and packets that are lost again wait
+    /// longer.
     pub(super) fn repeat_wait(&self) -> Duration {
         let smoothed = if self.smoothed == 0 { INITIAL_PROBE } else { self.smoothed };
         Duration::from_nanos(smoothed + (smoothed / 4).max(self.variation).max(SHORTEST_REORDER_WAIT))
     }
 
-    /// What was sent again cannot have come, and been told of, in this time. Half of the shortest round trip: the
-    /// packet that is measured is the last of a burst, and waits for those before it.
+    /// Returns the time within which a retransmission cannot have arrived and been reported. Half of the shortest round
+    /// trip: the packet that is measured is the last of a burst, and waits for those before it.
     pub(super) fn too_short(&self) -> Duration {
         Duration::from_nanos(self.least / 2)
     }
 
-    /// How long a response may be late before it is taken for lost.
+    /// Returns how long a response may be late before it is taken for lost.
     pub(super) fn reorder_wait(&self) -> Duration {
         Duration::from_nanos((self.smoothed / 4).max(SHORTEST_REORDER_WAIT))
     }

@@ -1,7 +1,7 @@
 //! The packets that a native peer has reported missing, and whether they were sent again.
 //!
-//! While there is a scoreboard the requester does not go back: the peer keeps what comes behind a gap, and what is
-//! missing is sent again by itself. Of all packets in flight those are listed that the peer misses; the others before
+//! While there is a scoreboard, the requester does not go back: the peer keeps packets behind a gap, and each missing
+//! one is sent again by itself. Of all packets in flight, those are listed that the peer misses; the others before
 //! `end` are kept there.
 
 use super::gaps::Gaps;
@@ -9,11 +9,11 @@ use super::missing::{LossDetection, Missing, MissingPackets, Range};
 use crate::types::{Psn, Time};
 use crate::wire::GapRun;
 
-/// See the module.
+/// The packets that a native peer misses, and when it last reported them.
 #[derive(Debug)]
 pub(super) struct Scoreboard {
     gaps: Gaps,
-    /// When the peer told of its gaps last.
+    /// When the peer last reported its gaps.
     told_at: Time,
 }
 
@@ -22,12 +22,12 @@ pub(super) struct Scoreboard {
 pub(super) struct Learned {
     /// The peer keeps packets that it did not keep before.
     pub(super) has_delivered: bool,
-    /// Packets are lost that were not before, none of them in an event of congestion that is known.
+    /// More packets are lost than before, none of them in a known congestion event.
     pub(super) is_new_event: bool,
 }
 
 impl Scoreboard {
-    /// Of a peer that has told of no gap yet.
+    /// Creates the scoreboard of a peer that has reported no gap yet.
     pub(super) fn new(begin: Psn) -> Self {
         Self { gaps: Gaps::new(begin), told_at: Time::ZERO }
     }
@@ -40,8 +40,8 @@ impl Scoreboard {
         &mut self.gaps
     }
 
-    /// The peer tells of its gaps. A packet is lost if enough that left later are kept. `limit` is the number after the
-    /// last one sent.
+    /// Takes a report of the peer's gaps. A packet is lost if enough that left later are kept. `limit` is the number
+    /// after the last one sent.
     pub(super) fn take(
         &mut self,
         runs: impl Iterator<Item = GapRun> + Clone,
@@ -51,7 +51,8 @@ impl Scoreboard {
         let now = detection.now;
         let end = self.gaps.begin().plus(runs.clone().map(GapRun::packets).sum());
         let (missing, names_arrived) = self.missing_after(runs, end, detection);
-        // A report that a newer one has overtaken. If the peer has given up what it kept, it says so again later.
+        // A newer report has overtaken this one. If the peer has dropped packets that it kept, it reports that again
+        // later.
         let is_older = names_arrived || end.is_before(self.gaps.end());
         if is_older && now.saturating_since(self.told_at) < detection.time_threshold {
             return Learned::default();
@@ -62,8 +63,8 @@ impl Scoreboard {
         Learned { has_delivered: self.gaps.arrived() > arrived_before, is_new_event }
     }
 
-    /// The missing packets before `end` that a report names, with what was known of them before, and whether some of
-    /// them had arrived.
+    /// Returns the missing packets before `end` that a report names, with what was known of them before, and whether
+    /// some of them had arrived.
     fn missing_after(
         &self,
         runs: impl Iterator<Item = GapRun> + Clone,
@@ -123,7 +124,7 @@ mod tests {
             self.0.take(runs, LIMIT, detection)
         }
 
-        /// Sends all again that is lost. Their distances from the first number.
+        /// Sends all lost packets again. Returns their distances from the first number.
         fn send_again(&mut self, now: Time) -> Vec<i32> {
             let mut sent = Vec::new();
             while let Some(range) = self.0.gaps.missing().first_lost() {
@@ -193,7 +194,7 @@ mod tests {
         board.send_again(at(0));
         assert_eq!(board.take(&[(1, 5)], at(10)), Learned::default());
         assert!(board.0.gaps.has_arrived(BEGIN.plus(9)));
-        // The peer has forgotten what it kept.
+        // The peer has dropped the packets that it kept.
         board.take(&[(1, 5)], at(2_000));
         assert!(!board.0.gaps.has_arrived(BEGIN.plus(9)));
     }

@@ -7,20 +7,20 @@ use super::{Common, Pass, Requester};
 use crate::transport::path::Path;
 use crate::types::Psn;
 
-/// Between bursts to native peers, whose socket buffers are large: at most about 2 GB/s.
+/// Pause between bursts to native peers, whose socket buffers are large: at most about 2 GB/s.
 const NATIVE_PAUSE: Duration = Duration::from_micros(500);
-/// Between bursts to standard peers, as for READ responses.
+/// Pause between bursts to standard peers, as for READ responses.
 const STANDARD_PAUSE: Duration = Duration::from_micros(200);
 const STANDARD_BURST_PACKETS: u32 = 32;
 
 impl Requester {
-    /// A packet of an unreliable request has been written: it counts as sent and will not come again. Pauses keep a
-    /// long message, which no acknowledgement slows down, from overrunning the receiver's socket.
+    /// Notes that a packet of an unreliable request has been written: it counts as sent and is not sent again. Pauses
+    /// keep a long message, which no acknowledgement slows down, from overrunning the receiver's socket.
     pub(super) fn note_sent_unreliable(&mut self, common: &mut Common, pass: &Pass<'_>, end: Psn) {
         self.move_cursor(end);
         self.retire_before(common, pass, end);
         let Some(path) = &common.path else { return };
-        // A rate takes the place of the pauses.
+        // A rate replaces the pauses.
         let rate = |path: &Path| path.window_share.unacknowledged_allowance(pass.now, 0);
         if common.controlled_path().and_then(rate).is_some() {
             return;

@@ -1,6 +1,6 @@
 //! Responses to unsolicited packets never have more bytes than those packets.
 //!
-//! Bytes of UDP payloads are counted, where the relation is worse than with all headers.
+//! UDP payload bytes are counted, for which the ratio is worse than with all headers.
 
 use super::forged::{FIRST, Forged};
 use super::*;
@@ -10,7 +10,7 @@ use crate::wire::{Aeth, AtomicEth, FlushEth, Headers, Opcode, Reth, Syndrome};
 const DISTANCES: [i32; 10] = [-(1 << 22), -5_000, -40, -3, -2, -1, 1, 30, 5_000, 1 << 22];
 const COUNTS: [usize; 3] = [1, 2, 40];
 
-/// Headers with everything that an opcode may have.
+/// Sets all headers that an opcode may have.
 fn all_headers(headers: &mut Headers) {
     headers.reth = Some(Reth { va: 0x10_0000, rkey: Rkey(77), length: 1 << 30 });
     headers.atomic = Some(AtomicEth { va: 0x10_0000, rkey: Rkey(77), swap_or_add: 1, compare: 1 });
@@ -27,7 +27,7 @@ fn packets() -> impl Iterator<Item = (Opcode, usize)> {
     reliable.flat_map(|opcode| [0, 4].map(|payload| (opcode, payload)))
 }
 
-/// All bytes that the second end sends by itself, until it falls silent.
+/// Returns the number of bytes that the second end sends by itself, until it falls silent.
 fn sent_bytes(pair: &mut Pair) -> usize {
     let mut buffer = vec![0; 65_536];
     let mut bytes = 0;
@@ -74,7 +74,7 @@ fn connection(capabilities: PeerCapabilities, past: Past) -> Pair {
     pair
 }
 
-/// Bytes of the responses to so many copies of a packet, for each byte that they have.
+/// Returns the bytes of the responses to copies of a packet, for each byte of those copies.
 fn amplification(pair: &mut Pair, opcode: Opcode, payload: usize, distance: i32, count: usize) -> f64 {
     let end = &pair.ends[1];
     let expected = end.endpoint.find(end.qpn).unwrap().responder.expected();
@@ -105,7 +105,7 @@ fn responses_to_unsolicited_packets_have_no_more_bytes_than_they() {
     assert!(worst > 0.5, "there are responses, but at most {worst}");
 }
 
-/// Who knows the key and the address may ask again; but only so often.
+/// A sender that knows the key and the address may repeat a READ, but only this often.
 #[test]
 fn a_read_is_repeated_a_bounded_number_of_times() {
     let mut pair = Pair::new(PeerCapabilities::STRANGER);

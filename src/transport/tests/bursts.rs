@@ -81,7 +81,8 @@ impl Drop for PlainWriter<'_> {
     }
 }
 
-/// A pair whose first end has posted what bursts are made of: messages of one packet, of a few, and of many.
+/// Creates a pair whose first end has posted everything that bursts consist of: messages of one packet, of a few, and
+/// of many.
 fn posted() -> Pair {
     let mut pair = Pair::new(NATIVE);
     let rkey = Rkey(7);
@@ -104,7 +105,7 @@ fn posted() -> Pair {
     pair
 }
 
-/// What leaves by datagrams.
+/// Returns the packets that leave as datagrams.
 fn datagrams(pair: &mut Pair) -> Vec<(Headers, Vec<u8>)> {
     let mut buffer = vec![0; 65_536];
     let mut packets = Vec::new();
@@ -139,7 +140,7 @@ fn both_sinks_get_the_same_packets() {
     }
 }
 
-/// Adds a packet to a send, and does not finish it.
+/// Adds a packet to a send without finishing it.
 fn begin(sink: &mut impl BurstSink) {
     let flow = Flow { source: [192, 0, 2, 1].into(), destination: [192, 0, 2, 2].into(), source_port: 50_000 };
     let envelope = Envelope {

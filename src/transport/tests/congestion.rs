@@ -1,4 +1,4 @@
-//! Connections with a congestion controller of the test's own: what it says is done, and it hears what happens.
+//! Connections with a congestion controller of the test's own: its decisions are followed, and events reach it.
 
 use std::sync::Mutex;
 
@@ -7,7 +7,7 @@ use super::*;
 
 const MTU: u64 = 1_024;
 
-/// What a controller was told.
+/// An event that a controller received.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) enum Heard {
     Sent(Sent),
@@ -20,7 +20,7 @@ pub(super) enum Heard {
 pub(super) struct Script {
     window: u64,
     rate: Option<u64>,
-    /// The rate is what the path takes.
+    /// Whether the rate is what the path carries.
     is_known: bool,
     heard: Arc<Mutex<Vec<Heard>>>,
     built: Arc<Mutex<Vec<PathFacts>>>,
@@ -64,28 +64,28 @@ impl Script {
         Self { window, rate, is_known: true, heard: Arc::default(), built: Arc::default() }
     }
 
-    /// With a rate that does not tell what the path takes.
+    /// Creates a controller whose rate does not show what the path carries.
     pub(super) fn with_unknown_rate(window: u64, rate: u64) -> Self {
         Self { is_known: false, ..Self::new(window, Some(rate)) }
     }
 
-    /// An end with this controller.
+    /// Creates an end with this controller.
     pub(super) fn end(&self, service: QueuePairType) -> End {
         let config = EndpointConfig { congestion: Some(Arc::new(self.clone())), ..EndpointConfig::default() };
         End::configured(service, "192.0.2.1", 1, None, config)
     }
 
-    /// Two ends, of which the first one has this controller.
+    /// Creates two ends, the first with this controller.
     pub(super) fn ends(&self, service: QueuePairType) -> [End; 2] {
         [self.end(service), End::new(service, "192.0.2.2", 2)]
     }
 
-    /// A pair whose first end has this controller.
+    /// Connects a pair whose first end has this controller.
     pub(super) fn pair(&self, service: QueuePairType, capabilities: PeerCapabilities) -> Pair {
         Pair::connected(self.ends(service), capabilities)
     }
 
-    /// The same with so many queue pairs, and the one that a pair has.
+    /// Connects such a native pair with `count` queue pairs besides its own.
     fn crowd(&self, count: usize) -> Crowd {
         Crowd::of(self.reliable(NATIVE), count, NATIVE)
     }
@@ -98,7 +98,7 @@ impl Script {
         self.heard.lock().unwrap().clone()
     }
 
-    /// When packets left, and their bytes.
+    /// Returns when packets left, and their bytes.
     fn sends(&self) -> Vec<(Time, u64)> {
         let heard = self.heard().into_iter();
         heard
@@ -131,7 +131,7 @@ pub(super) fn read(pair: &mut Pair, bytes: u32) {
     pair.ends[0].post(now, Operation::Read { remote_addr: 0x10_0000, rkey }, &[sge]);
 }
 
-/// All requests have completed well, without a packet sent twice.
+/// Asserts that all requests have succeeded, without a packet sent twice.
 pub(super) fn expect_done(pair: &mut Pair, requests: usize) {
     let completions = pair.ends[0].poll();
     assert_eq!(completions.len(), requests);
@@ -264,7 +264,7 @@ fn a_lost_packet_is_a_congestion_event() {
     assert!(pair.ends[0].poll()[0].status.is_success());
     let events = script.events();
     assert_eq!(events.len(), 1, "{events:?}");
-    // Four packets are acknowledged by what says that the fifth is missing.
+    // The report that the fifth packet is missing acknowledges four.
     assert_eq!((events[0].kind, events[0].in_flight), (CongestionKind::Loss, 6 * MTU));
     assert_eq!(script.acknowledged().iter().map(|ack| ack.bytes).sum::<u64>(), 10 * MTU);
 }
@@ -304,7 +304,7 @@ fn a_transport_timeout_is_persistent_congestion() {
     assert_eq!(script.events().len(), 1);
     let event = script.events()[0];
     assert_eq!((event.now, event.kind, event.in_flight), (pair.now, kind, 10 * MTU));
-    // All leave again, and count again as sent; in flight they were already. Only the first is known to be lost.
+    // All leave again, and count again as sent; they were in flight already. Only the first is known to be lost.
     let before = script.heard().len();
     end.transmit(pair.now);
     let again = |lost| Heard::Sent(Sent { now: pair.now, bytes: MTU, lost, in_flight: 10 * MTU });
@@ -314,7 +314,7 @@ fn a_transport_timeout_is_persistent_congestion() {
     assert!(pair.ends[0].poll()[0].status.is_success());
 }
 
-/// With one flow's window and rate.
+/// They have one flow's window and rate.
 #[test]
 fn queue_pairs_with_a_common_peer_share_a_controller() {
     let script = Script::new(20 * MTU, Some(1_000 * MTU));

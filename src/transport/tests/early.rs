@@ -1,4 +1,4 @@
-//! Packets before their turn, of which some are forged.
+//! Early packets, some of them forged.
 
 use super::forged::{FIRST, Forged};
 use super::*;
@@ -7,17 +7,17 @@ use crate::wire::Opcode;
 const HONEST: [u8; 8] = *b"honestly";
 const FORGED: [u8; 8] = *b"forged!!";
 
-/// A forged SEND, so many numbers ahead of the expected one.
+/// Returns a forged SEND, `distance` numbers ahead of the expected one.
 fn ahead(distance: u32) -> Forged {
     Forged::new(Opcode::RC_SEND_ONLY, FIRST.plus(distance)).payload(&FORGED)
 }
 
-/// Sends so many honest messages, one after the other. What of them arrived.
+/// Sends honest messages, one after the other. Returns those that arrived.
 fn send_honestly(pair: &mut Pair, messages: u32) -> Vec<[u8; 8]> {
     let (local, into) = (pair.ends[0].sge(0, 8), pair.ends[1].sge(512, 8));
     pair.ends[0].region.write_at(0, &HONEST).unwrap();
     let mut arrived = Vec::new();
-    // For what is forged, too.
+    // Forged messages need receives, too.
     (0..4).for_each(|_| pair.ends[1].post_receive(&[into]));
     for _ in 0..messages {
         pair.ends[1].post_receive(&[into]);
@@ -82,7 +82,7 @@ fn a_packet_longer_than_the_mtu_is_not_kept() {
     assert_eq!(counter(&pair, Counter::ReorderedRequest), 0);
 }
 
-/// The peer would have repeated it long ago.
+/// The peer would have repeated it long before.
 #[test]
 fn a_packet_that_waits_long_is_forgotten() {
     let mut pair = Pair::new(PeerCapabilities::STRANGER);
@@ -96,7 +96,7 @@ fn a_packet_that_waits_long_is_forgotten() {
 /// A forger sends packets with all plausible numbers.
 #[test]
 fn what_a_peer_can_make_an_end_hold_is_bounded() {
-    // Window times MTU, with headers and what the ring takes.
+    // Window times MTU, plus headers and the ring.
     for (capabilities, most) in [(PeerCapabilities::STRANGER, 80_000), (NATIVE, 1_200_000)] {
         let mut pair = Pair::new(capabilities);
         for distance in (1..10_000).chain([1 << 20, 1 << 22]) {
@@ -121,7 +121,7 @@ fn all_queue_pairs_share_what_the_device_may_hold() {
     for distance in 1..64 {
         ahead(distance).payload(&[1; 1_000]).arrive(&mut pair, 1);
     }
-    // One alone may have half of it.
+    // One queue pair alone may have half of it.
     assert!((2_000..=4_000).contains(&pair.ends[1].budget.held()));
     assert_eq!(counter_of_drops(&pair, DropReason::OutOfOrder), 60);
 }
@@ -130,7 +130,7 @@ fn counter_of_drops(pair: &Pair, reason: DropReason) -> u64 {
     pair.ends[1].endpoint.counters().get_drop(reason)
 }
 
-/// What a blind sender can hit: never more than a standard peer's window.
+/// The range that a blind sender can hit is never more than a standard peer's window.
 #[test]
 fn a_standard_peer_never_has_more_than_64_packets_in_flight() {
     for length in [8, 1_000_000] {
@@ -176,7 +176,7 @@ fn responses_to_what_is_not_in_flight_change_nothing() {
     }
 }
 
-/// The peer would send again what is executed. An engine takes many packets before it sends.
+/// The peer would send executed packets again. An engine takes many packets before it sends.
 #[test]
 fn a_gap_that_closes_before_its_report_leaves_is_not_reported() {
     let gaps = PeerCapabilities { extensions: PeerCapabilities::GAP_RUNS, ..NATIVE };

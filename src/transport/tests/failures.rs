@@ -1,4 +1,4 @@
-//! Requests that fail in the middle of something: nothing of it may stay pending.
+//! Requests that fail midway: nothing of them may stay pending.
 
 use super::*;
 
@@ -58,7 +58,7 @@ fn a_read_that_is_refused_late_leaves_the_next_messages_receive_alone() {
     pair.ends[0].post(pair.now, read, &[pair.ends[0].sge(0, 8)]);
     pair.ends[0].post(pair.now, Operation::Send, &[local]);
     let source = pair.ends[0].address;
-    // The READ, and the SEND's first packet of several.
+    // The READ, and the first of several packets of the SEND.
     for _ in 0..2 {
         let packets = pair.ends[0].transmit(pair.now);
         pair.ends[1].handle(pair.now, source, &packets[..1]);

@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use super::*;
 
 const WRITE_BYTES: u32 = 64 << 10;
-/// A receive buffer that holds so many packets of 1 KiB twice.
+/// Returns native capabilities with a receive buffer that holds twice `window` packets of 1 KiB.
 const fn ours_with(window: u32) -> PeerCapabilities {
     PeerCapabilities { receive_buffer_bytes: window * 2 * (1_024 + 832), ..NATIVE }
 }
 
-/// A pair of ends with many queue pairs each. What the ends do is done by the member that was called last.
+/// A pair of ends with many queue pairs each. The member that was called last acts for its end.
 pub(super) struct Crowd {
     pub(super) pair: Pair,
     members: [Vec<Member>; 2],
@@ -21,14 +21,14 @@ impl Crowd {
         Self::of(Pair::new(capabilities), count, capabilities)
     }
 
-    /// So many queue pairs besides the pair's own.
+    /// Adds `count` queue pairs to the pair's own.
     pub(super) fn of(pair: Pair, count: usize, capabilities: PeerCapabilities) -> Self {
         let mut crowd = Self { pair, members: [Vec::new(), Vec::new()] };
         (0..count).for_each(|_| crowd.add(capabilities, [None, None]));
         crowd
     }
 
-    /// Another queue pair at each end, whose completion queues notify.
+    /// Adds a queue pair at each end, whose completion queues notify.
     pub(super) fn add(&mut self, capabilities: PeerCapabilities, notify: [Option<Arc<dyn Notify>>; 2]) {
         let member = self.members[0].len();
         for ((end, members), notify) in self.pair.ends.iter_mut().zip(&mut self.members).zip(notify) {
@@ -49,7 +49,7 @@ impl Crowd {
         end
     }
 
-    /// Requests for one queue pair, of which each `signaled`-th and the last make a completion.
+    /// Posts requests to one queue pair. Each `signaled`-th and the last generate a completion.
     pub(super) fn post(&mut self, member: usize, operation: Operation, bytes: u32, count: usize, signaled: usize) {
         let now = self.pair.now;
         let end = self.call(0, member);
@@ -93,7 +93,7 @@ impl Crowd {
         self.pair.ends[0].endpoint.counters().get(counter)
     }
 
-    /// Whether the last of so many requests has completed, and all before it well.
+    /// Returns whether the last of `count` requests has completed. Asserts that all before it have succeeded.
     fn is_done(&mut self, member: usize, count: usize) -> bool {
         let completions = self.call(0, member).poll();
         assert!(completions.iter().all(|completion| completion.status.is_success()), "{completions:?}");
@@ -106,7 +106,7 @@ impl Crowd {
         }
     }
 
-    /// All went well without a loss, and nothing is left behind.
+    /// Asserts that all went well without a loss, and that nothing is left behind.
     fn expect_peace(&mut self, window: u32) {
         assert_eq!(self.in_flight(), 0);
         assert!(self.pair.most_in_flight <= window, "{} in flight", self.pair.most_in_flight);
@@ -117,7 +117,8 @@ impl Crowd {
     }
 }
 
-/// All queue pairs had packets in flight, none had asked, and the packets that ask waited in the queue.
+/// All queue pairs had packets in flight, none had requested an acknowledgement, and the packets that do waited in the
+/// queue.
 #[test]
 fn many_queue_pairs_share_a_window_in_turns() {
     for (count, window) in [(10, 256), (40, 256), (10, 16), (40, 16), (100, 64)] {
@@ -152,13 +153,14 @@ fn turns_are_fair_and_full() {
             most_apart = most_apart.max(sent.values().max().unwrap() - sent.values().min().unwrap());
         }
     }
-    // Turns are as long as the room that there is: up to 64 packets, and most of what the luck of many adds up to.
+    // A turn is as long as the free room, up to 64 packets. Over many turns, luck adds up to several times that.
     assert!(most_apart <= 6 * 64, "one is {most_apart} packets ahead, and 64 leave at once");
     let (sends, packets) = (crowd.pair.sends.len(), crowd.pair.packets as usize);
     assert!(packets >= 16 * sends, "{sends} sends of {packets} packets");
 }
 
-/// A READ takes half of the window at once: who waits for more room than there is must not be let in for less.
+/// A READ takes half of the window at once: a queue pair that waits for more room than there is must not be granted
+/// less.
 #[test]
 fn readers_wait_for_the_room_that_they_need() {
     for window in [16, 64, 256] {
@@ -171,7 +173,8 @@ fn readers_wait_for_the_room_that_they_need() {
     }
 }
 
-/// Standard peers take no bursts, so each queue pair has sent one packet and asked for nothing when the window is full.
+/// Standard peers take no bursts, so when the window is full, each queue pair has sent one packet without an
+/// acknowledgement request.
 #[test]
 fn a_window_full_of_packets_that_do_not_ask_is_asked_about_soon() {
     let mut crowd = Crowd::new(64, PeerCapabilities::STRANGER);
@@ -182,7 +185,7 @@ fn a_window_full_of_packets_that_do_not_ask_is_asked_about_soon() {
     crowd.expect_peace(64);
 }
 
-/// Neither are left behind.
+/// Neither kind is left behind.
 #[test]
 fn small_and_large_requests_wait_for_each_other() {
     let mut crowd = Crowd::new(30, ours_with(32));
@@ -213,7 +216,7 @@ fn who_ends_in_line_or_in_flight_lets_the_others_go_on() {
     }
 }
 
-/// A process at the peer's address is gone, another one lives: those that talk to the first delay no other.
+/// A process at the peer's address is gone, another one lives: queue pairs of the first delay no other.
 #[test]
 fn a_silent_peer_delays_no_other() {
     let mut crowd = Crowd::new(16, ours_with(16));
@@ -267,7 +270,7 @@ fn waiting_in_line_spends_no_tries() {
     let qpn = crowd.members[0][0].qpn;
     let endpoint = &mut crowd.pair.ends[0].endpoint;
     let slot = endpoint.slot_of(qpn).unwrap();
-    // As if the peer had asked for the first packet; the other queue pair was first to take the room.
+    // The peer has requested the first packet again; the other queue pair was first to take the room.
     let queue_pair = endpoint.at(slot).unwrap();
     queue_pair.requester.go_back();
     queue_pair.requester.note_in_flight(&queue_pair.common);

@@ -1,4 +1,4 @@
-//! Packets that are taken because they are like the one before.
+//! Packets that are accepted because they resemble the previous one.
 
 use super::*;
 use crate::wire::icrc;
@@ -8,7 +8,7 @@ const MTU: usize = 1024;
 /// Two bits of the second byte of the base transport header.
 const PAD_OF_3: u8 = 3 << 4;
 
-/// A WRITE of four packets from the first end to the second, of which the first two have arrived.
+/// A WRITE of four packets from the first end to the second. The first two have arrived.
 struct Started {
     pair: Pair,
     packets: Vec<Vec<u8>>,
@@ -29,7 +29,7 @@ impl Started {
         started
     }
 
-    /// What this datagram is with other headers, and an ICRC that fits.
+    /// Returns this datagram with other headers and a matching ICRC.
     fn changed(&self, packet: usize, change: impl FnOnce(&mut [u8])) -> Vec<u8> {
         let mut bytes = self.packets[packet].clone();
         change(&mut bytes);
@@ -43,7 +43,7 @@ impl Started {
         self.arrive_together(&packets);
     }
 
-    /// What arrives together is settled together.
+    /// Delivers datagrams that arrive together, and settles them together.
     fn arrive_together(&mut self, packets: &[Vec<u8>]) {
         let [sender, receiver] = &mut self.pair.ends;
         for payload in packets {
@@ -61,7 +61,7 @@ impl Started {
         receiver.endpoint.settle_arrivals(self.pair.now);
     }
 
-    /// Bytes of the target that were written.
+    /// Returns the number of bytes of the target that were written.
     fn written(&self) -> usize {
         let mut bytes = [0; 4 * MTU];
         self.pair.ends[1].region.read_at(0, &mut bytes).unwrap();
@@ -83,7 +83,7 @@ fn packets_in_order_are_taken() {
     assert_eq!((started.written(), started.state()), (4 * MTU, QueuePairState::ReadyToSend));
 }
 
-/// A duplicate passes without a look at its length. What is like it must not.
+/// A duplicate passes without a check of its length. A packet that resembles it must not.
 #[test]
 fn what_follows_a_duplicate_is_looked_at() {
     let mut started = Started::new();

@@ -1,4 +1,4 @@
-//! Linux's ICRC of FLUSH: which packets leave with it, and which are taken.
+//! Linux's ICRC of FLUSH: which packets leave with it, and which are accepted.
 
 use super::*;
 use crate::wire::{Aeth, Bth, Flow, Headers, Opcode, Syndrome, icrc};
@@ -21,7 +21,7 @@ impl Wire {
         self.pair.ends[0].post(self.pair.now, operation, &[]);
     }
 
-    /// The FLUSH that leaves now, and whether its ICRC is Linux's.
+    /// Returns the FLUSH that leaves now, and whether its ICRC is Linux's.
     fn sent(&mut self) -> (Vec<u8>, bool) {
         let packets = self.pair.ends[0].transmit(self.pair.now);
         self.look_at(packets)
@@ -37,7 +37,7 @@ impl Wire {
         (packets[0].clone(), as_linux)
     }
 
-    /// The same, of the FLUSH that leaves when no response has come for a while.
+    /// Returns the FLUSH that leaves when no response has come for a while, and whether its ICRC is Linux's.
     fn sent_again(&mut self) -> (Vec<u8>, bool) {
         for _ in 0..10 {
             let end = &mut self.pair.ends[0];

@@ -7,7 +7,7 @@ use crate::wire::{Bth, Flow, Headers, Opcode, icrc, packet_bytes};
 pub(super) const FIRST: Psn = Psn::new(0xff_fff0);
 /// The port of the honest ends.
 const HONEST_PORT: u16 = 50_000;
-/// The identification and "don't fragment" of a peer that is no machine of ours.
+/// Identification and "don't fragment" that no honest end sends.
 const ODD: (u16, bool) = (0x1234, false);
 
 /// A packet that seems to come from an end's peer.
@@ -44,7 +44,7 @@ impl Forged {
         self
     }
 
-    /// Its bytes, for the end `to`.
+    /// Returns its bytes, addressed to the end `to`.
     pub(super) fn bytes(&self, pair: &Pair, to: usize) -> Vec<u8> {
         let mut headers = self.headers;
         headers.bth.destination = pair.ends[to].qpn;
@@ -57,7 +57,7 @@ impl Forged {
         bytes
     }
 
-    /// It arrives at the end `to`.
+    /// Delivers it to the end `to`.
     pub(super) fn arrive(&self, pair: &mut Pair, to: usize) -> DatagramOutcome {
         let bytes = self.bytes(pair, to);
         arrive(pair, to, self.source_port, &bytes)
@@ -82,7 +82,7 @@ pub(super) fn arrive(pair: &mut Pair, to: usize, source_port: u16, payload: &[u8
     end.endpoint.handle_datagram(pair.now, &end.table.read(), &datagram)
 }
 
-/// Packets from another port whose numbers are not plausible: far ahead, of the past, and responses to nothing.
+/// Returns packets from another port with implausible numbers: far ahead, in the past, and responses to nothing.
 fn implausible() -> Vec<Forged> {
     let forged = |opcode, psn| Forged::new(opcode, psn).port(1).identified((5, true));
     vec![
@@ -214,7 +214,8 @@ fn an_implausible_packet_establishes_no_communication() {
     }
 }
 
-/// Linux gives FLUSH an ICRC of its own; which kind the peer takes is not learned from a packet that may be anyone's.
+/// Linux gives FLUSH an ICRC of its own; which kind the peer uses is not learned from a packet that anyone may have
+/// sent.
 #[test]
 fn an_implausible_flush_teaches_nothing_of_linux() {
     let mut pair = Pair::new(PeerCapabilities::STRANGER);
@@ -245,7 +246,7 @@ fn a_packet_far_ahead_on_an_unreliable_connection_pins_no_port() {
     assert_eq!(counters.get_drop(DropReason::WrongSourcePort), before);
 }
 
-/// A packet before its turn does not pin the port; whose port it has shows when an earlier one was executed.
+/// An early packet does not pin the port; whether it has the peer's port shows once an earlier one is executed.
 #[test]
 fn an_early_packet_from_another_port_is_not_executed() {
     let mut pair = Pair::new(NATIVE);

@@ -33,7 +33,7 @@ pub(super) fn connect(mut ends: [End; 2], keys: [Option<PeerKey>; 2], capabiliti
 }
 
 impl Pair {
-    /// The first end sends eight bytes, and both complete.
+    /// Sends eight bytes from the end `from`, and asserts that both ends complete.
     fn exchange(&mut self, from: usize) {
         let into = self.ends[1 - from].sge(0, 64);
         self.ends[1 - from].post_receive(&[into]);
@@ -64,14 +64,14 @@ impl Pair {
         Flow { source: self.ends[0].address, destination: self.ends[1].address, source_port: 50_000 }
     }
 
-    /// Whether the second end delivers this packet of the first.
+    /// Returns whether the second end delivers this packet of the first.
     fn delivers(&mut self, packet: &[u8]) -> bool {
         let source = self.ends[0].address;
         self.ends[1].handle(self.now, source, &[packet.to_vec()]);
         !self.ends[1].poll().is_empty()
     }
 
-    /// What the check field of a packet of the first end and its ICRC differ by.
+    /// Returns the XOR of the check field of a packet of the first end and its ICRC.
     fn mask_of(&self, packet: &[u8]) -> u32 {
         let (covered, field) = packet.split_last_chunk::<4>().unwrap();
         icrc::compute(&self.flow(), 0, true, covered) ^ u32::from_le_bytes(*field)
@@ -199,8 +199,8 @@ fn queries_do_not_return_the_key() {
     assert_eq!(status.attributes.peer_key, None);
 }
 
-/// All values of 16 bits of the check field, the other 16 being right: one passes. The field is a XOR of a CRC and the
-/// mask, so the same holds for all 32 bits: each value of the field is right for exactly one mask.
+/// Of all values of 16 bits of the check field, the other 16 being right, one passes. The field is an XOR of a CRC and
+/// the mask, so the same holds for all 32 bits: each value of the field is right for exactly one mask.
 #[test]
 fn one_value_of_the_check_field_passes() {
     for shift in [0, 16] {
@@ -234,7 +234,8 @@ fn the_mask_is_that_of_the_sequence() {
     assert_eq!(pair.mask_of(&packet), masks.requests);
 }
 
-/// Until the switch, packets without the key pass. One that waits then for an earlier one must not be executed later.
+/// Until the switch, packets without the key pass. One that then waits for an earlier packet must not be executed
+/// later.
 #[test]
 fn what_was_kept_without_the_key_is_forgotten_at_the_switch() {
     let mut pair = pair_with(QueuePairType::ReliableConnection, discovered());

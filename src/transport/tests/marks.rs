@@ -1,14 +1,14 @@
-//! Marks of queues on the way: who may be marked, and who is told.
+//! ECN marks: which packets may be marked, and which end learns of a mark.
 
 use super::congestion::{Script, expect_done, read, write};
 use super::*;
 use crate::wire::{Bth, Flow, Headers, Opcode, icrc};
 
 const ECHOES: PeerCapabilities = PeerCapabilities { extensions: PeerCapabilities::MARKS, ..NATIVE };
-/// As the application sets it towards a standard peer that reports marks: DSCP 10 and ECT(0).
+/// Traffic class that the application sets towards a standard peer that reports marks: DSCP 10 and ECT(0).
 const MARKABLE: u8 = 10 << 2 | 0b10;
 
-/// The next send of an end.
+/// Returns the next send of an end.
 fn transmit(pair: &mut Pair, from: usize) -> Option<(Transmit, Vec<u8>)> {
     let (now, end, mut buffer) = (pair.now, &mut pair.ends[from], vec![0; 65_536]);
     let view = end.table.read();
@@ -17,14 +17,14 @@ fn transmit(pair: &mut Pair, from: usize) -> Option<(Transmit, Vec<u8>)> {
     Some((transmit, buffer))
 }
 
-/// Standard peers, of which the first has a controller and sends with this traffic class.
+/// Connects standard peers. The first has a controller and sends with this traffic class.
 fn standard(script: &Script, traffic_class: u8) -> Pair {
     let mut ends = script.ends(QueuePairType::ReliableConnection);
     ends[0].traffic_class = traffic_class;
     Pair::connected(ends, PeerCapabilities::STRANGER)
 }
 
-/// An end takes a datagram with this traffic class.
+/// Delivers a datagram with this traffic class to an end.
 fn deliver(pair: &mut Pair, to: usize, traffic_class: u8, payload: &[u8]) -> DatagramOutcome {
     let [source, destination] = [1 - to, to].map(|end| pair.ends[end].address);
     let (source_port, traffic_class) = (50_000, Some(traffic_class));
@@ -34,7 +34,7 @@ fn deliver(pair: &mut Pair, to: usize, traffic_class: u8, payload: &[u8]) -> Dat
     end.endpoint.handle_datagram(pair.now, &end.table.read(), &datagram)
 }
 
-/// A CNP for the first end, of the second one.
+/// Returns a CNP of the second end for the first one.
 fn notification(pair: &Pair) -> Vec<u8> {
     let bth =
         Bth { becn: true, psn: Psn::default(), destination: pair.ends[0].qpn, ..Bth::with_payload(Opcode::CNP, 16) };
@@ -91,7 +91,7 @@ fn a_native_peer_echoes_marks_of_requests_and_hears_those_of_responses() {
         let events = script.events();
         assert!(!events.is_empty() && events.iter().all(|event| event.kind == CongestionKind::Marked), "{events:?}");
         assert!(counted(&pair, hearer, Counter::EcnMarkedPackets) >= 20);
-        // What was told is told once.
+        // Each mark is reported once.
         pair.is_marking = false;
         ask(&mut pair, 20_000);
         pair.drive(Duration::from_millis(1));
@@ -196,7 +196,7 @@ fn a_path_that_loses_markable_packets_is_used_without_marks() {
     }
 }
 
-/// Both ends have controllers, and know of each other that they echo marks.
+/// Connects ends that both have controllers and know that the other echoes marks.
 fn both_controlled(script: &Script) -> Pair {
     let mut ends = script.ends(QueuePairType::ReliableConnection);
     let config = EndpointConfig { congestion: Some(Arc::new(script.clone())), ..EndpointConfig::default() };
@@ -243,7 +243,7 @@ fn the_echo_of_the_last_packet_in_flight_is_heard() {
 
 #[test]
 fn a_read_that_is_asked_for_again_as_a_whole_for_the_timeout_ends_marks_of_its_responses() {
-    // Repetitions that come sooner are probes: on a path with a long round trip they leave before a response can come.
+    // Earlier repetitions are probes: on a path with a long round trip they leave before a response can arrive.
     for (repeated, milliseconds, class) in [(10 * 1_024, 100, 0), (5 * 1_024, 100, 0b10), (10 * 1_024, 10, 0b10)] {
         let script = Script::new(u64::MAX, None);
         let mut pair = both_controlled(&script);

@@ -1,4 +1,4 @@
-//! What no acknowledgement paces: READ responses and unreliable packets, on paths whose controller has a rate.
+//! Pacing without acknowledgements: READ responses and unreliable packets, on paths whose controller has a rate.
 
 use super::congestion::Script;
 use super::*;
@@ -8,20 +8,20 @@ const MTU: u32 = 1_024;
 /// Bytes of a full packet between the first and the last of a READ's response or of a message.
 const FULL: u64 = 1_024 + 16;
 
-/// Two ends, and what the second one sends: when, the bytes and the operation code.
+/// Two ends, and the packets that the second one sends: departure, bytes and operation code.
 struct Watched {
     pair: Pair,
     departures: Vec<(Time, usize, Opcode)>,
 }
 
 impl Watched {
-    /// The second end has the controller.
+    /// Connects two ends, the second with a controller.
     fn new(script: &Script, service: QueuePairType, capabilities: PeerCapabilities) -> Self {
         let ends = [End::new(service, "192.0.2.2", 2), script.end(service)];
         Self { pair: Pair::connected(ends, capabilities), departures: Vec::new() }
     }
 
-    /// Neither end has a controller.
+    /// Connects two ends without a controller.
     fn uncontrolled(service: QueuePairType, capabilities: PeerCapabilities) -> Self {
         let ends = [End::new(service, "192.0.2.2", 2), End::new(service, "192.0.2.1", 1)];
         Self { pair: Pair::connected(ends, capabilities), departures: Vec::new() }
@@ -45,7 +45,7 @@ impl Watched {
         self.pair.ends[from].post(now, operation, &[sge]);
     }
 
-    /// The first end reads from the second one.
+    /// Posts a READ of the first end from the second one.
     fn read(&mut self, packets: u32) {
         self.post(0, |remote_addr, rkey| Operation::Read { remote_addr, rkey }, packets * MTU);
     }
@@ -54,7 +54,7 @@ impl Watched {
         self.post(from, |remote_addr, rkey| Operation::Write { remote_addr, rkey }, packets * MTU);
     }
 
-    /// Carries all that leaves now. False if that is nothing.
+    /// Carries everything that leaves now. Returns false if nothing does.
     fn carry(&mut self) -> bool {
         let mut has_carried = false;
         for from in [0, 1] {
@@ -75,7 +75,7 @@ impl Watched {
         has_carried
     }
 
-    /// Carries what leaves before this time.
+    /// Carries everything that leaves before this time.
     fn run(&mut self, until: Time) {
         for _ in 0..100_000 {
             if self.carry() {
@@ -96,7 +96,7 @@ impl Watched {
         self.run(self.pair.now + Duration::from_millis(milliseconds));
     }
 
-    /// Packets of each moment in which the second end sent some, from its beginning.
+    /// Returns each moment in which the second end sent packets, from the beginning, and their number.
     fn bursts(&self) -> Vec<(Time, usize)> {
         let mut bursts: Vec<(Time, usize)> = Vec::new();
         for (now, ..) in &self.departures {
@@ -119,7 +119,7 @@ impl Watched {
     }
 }
 
-/// What so many bytes cost at a rate.
+/// Returns the cost of these bytes at a rate.
 fn cost(bytes: u64, rate: u64) -> Duration {
     Duration::from_nanos(bytes * 1_000_000_000 / rate)
 }
@@ -304,7 +304,7 @@ impl Datagrams {
         self.end.endpoint.handle_doorbell(self.now, self.member.qpn);
     }
 
-    /// When datagrams leave, until all have.
+    /// Returns when datagrams leave, until all have.
     fn departures(&mut self) -> Vec<Time> {
         let mut departures = Vec::new();
         loop {
@@ -398,7 +398,7 @@ fn what_follows_read_responses_waits_for_them_no_longer_than_they_did() {
     assert!(write.0 <= start + Duration::from_millis(8), "after {:?}", write.0.saturating_since(start));
 }
 
-/// A megabyte a second, in kilobits.
+/// One megabyte per second, in kilobits.
 const MEGABYTE: u32 = 8_000;
 
 #[test]
@@ -426,7 +426,7 @@ fn a_rate_limit_holds_on_a_path_without_a_controller() {
 #[test]
 fn a_rate_limit_spends_no_try() {
     let mut watched = Watched::uncontrolled(QueuePairType::ReliableConnection, NATIVE);
-    // A packet in 80 ms, which is longer than the transport timer runs.
+    // One packet in 80 ms, which is longer than the transport timer runs.
     watched.limit(100, 1);
     watched.write(1, 10);
     watched.run_for(2_000);

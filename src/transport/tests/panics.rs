@@ -1,5 +1,5 @@
-//! A panic in the code of a queue pair costs that queue pair. The panics come from what it calls (the notification of a
-//! completion queue), or from a broken record of responses.
+//! A panic in the code of a queue pair costs only that queue pair. The panics come from code that it calls (the
+//! notification of a completion queue), or from a broken record of responses.
 
 use super::fair_queue::Crowd;
 use super::*;
@@ -7,7 +7,7 @@ use super::*;
 /// A completion queue's notification that panics.
 struct Panicking;
 
-/// A request that no packet leaves for: it completes while its queue pair's packets are asked for.
+/// A request without packets: it completes while its queue pair is polled for packets.
 const LOCAL: Operation = Operation::LocalInvalidate(Rkey(1));
 
 impl Notify for Panicking {
@@ -23,7 +23,7 @@ impl Notify for Panicking {
 const BYSTANDER: usize = 0;
 const VICTIM: usize = 1;
 
-/// A bystander, and a victim whose completion queue at this end panics, if it is named.
+/// Creates a bystander, and a victim whose completion queue at this end panics, if one is named.
 fn start(panicking: Option<usize>) -> Crowd {
     let mut crowd = Crowd::new(1, NATIVE);
     let notify = [0, 1].map(|at| (panicking == Some(at)).then(|| Arc::new(Panicking) as Arc<dyn Notify>));
@@ -39,7 +39,7 @@ fn start(panicking: Option<usize>) -> Crowd {
     crowd
 }
 
-/// The victim is in the error state at this end, and its requests, or receives, have ended with it.
+/// Asserts that the victim is in the error state at this end, and that its requests, or receives, have ended with it.
 fn check_victim(crowd: &mut Crowd, at: usize, succeeded: usize, flushed: usize) {
     let end = crowd.call(at, VICTIM);
     assert_eq!(end.endpoint.queue_pair_state(end.qpn), Some(QueuePairState::Error));
@@ -51,14 +51,14 @@ fn check_victim(crowd: &mut Crowd, at: usize, succeeded: usize, flushed: usize) 
     assert!(completions.iter().all(|completion| completion.status.is_success() || completion.cause == Cause::Panic));
 }
 
-/// The datagrams of one send that a queue pair makes at the first end.
+/// Returns the datagrams of one send that a queue pair makes at the first end.
 fn send_of(crowd: &mut Crowd, member: usize) -> Vec<Vec<u8>> {
     crowd.post(member, Operation::Send, 100, 1, 1);
     let now = crowd.pair.now;
     crowd.call(0, member).transmit(now)
 }
 
-/// The outcomes of datagrams that come together at the second end.
+/// Returns the outcomes of datagrams that arrive together at the second end.
 fn arrive(crowd: &mut Crowd, datagrams: &[Vec<u8>]) -> Vec<DatagramOutcome> {
     let now = crowd.pair.now;
     let [first, second] = &mut crowd.pair.ends;
@@ -74,7 +74,7 @@ fn arrive(crowd: &mut Crowd, datagrams: &[Vec<u8>]) -> Vec<DatagramOutcome> {
     outcomes
 }
 
-/// The other queue pair of the shard goes on.
+/// Asserts that the other queue pair of the shard continues.
 fn check_bystander(crowd: &mut Crowd) {
     let write = crowd.write();
     for _ in 0..20 {
@@ -115,7 +115,7 @@ fn a_panic_of_the_responder_costs_one_queue_pair() {
     crowd.post(VICTIM, Operation::Send, 100, 3, 1);
     crowd.pair.drive(Duration::from_secs(1));
     check_victim(&mut crowd, 1, 1, 3);
-    // The peer hears nothing more.
+    // The peer gets no more responses.
     let statuses: Vec<_> = crowd.call(0, VICTIM).poll().iter().map(|completion| completion.status).collect();
     assert_eq!(statuses[0], CompletionStatus::RetryExceededError);
     assert_eq!(statuses[1..], [CompletionStatus::WorkRequestFlushedError; 2 + 4]);

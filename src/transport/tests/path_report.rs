@@ -1,4 +1,4 @@
-//! What is seen of a path: its report, and the counters that belong to it.
+//! The report of a path, and the counters that belong to it.
 
 use super::fair_queue::Crowd;
 use super::keyed::{agreed, connect};
@@ -8,7 +8,7 @@ use super::*;
 const GAP_RUNS: PeerCapabilities = PeerCapabilities { extensions: PeerCapabilities::GAP_RUNS, ..NATIVE };
 const ROUND_TRIP: Duration = Duration::from_millis(1);
 
-/// Native peers, of which the first has a controller of this kind.
+/// Connects native peers. The first has a controller of this kind.
 fn controlled(factory: impl CongestionFactory + 'static) -> Pair {
     let service = QueuePairType::ReliableConnection;
     let config = EndpointConfig { congestion: Some(Arc::new(factory)), ..EndpointConfig::default() };
@@ -16,14 +16,14 @@ fn controlled(factory: impl CongestionFactory + 'static) -> Pair {
     connect([first, End::new(service, "192.0.2.2", 2)], agreed(), GAP_RUNS)
 }
 
-/// What the first end says of its only path.
+/// Returns the first end's report of its only path.
 fn path(pair: &Pair) -> PathReport {
     let mut reports = pair.ends[0].endpoint.path_reports(pair.now);
     assert_eq!(reports.len(), 1, "{reports:?}");
     reports.remove(0)
 }
 
-/// Lets both talk for this time, with a round trip between a packet and what comes back for it.
+/// Carries packets in both directions for this time, with a round trip between a packet and its response.
 fn run_far(pair: &mut Pair, time: Duration, mut is_lost: impl FnMut(&Sent) -> bool) {
     let end = pair.now + time;
     while pair.now < end {
@@ -94,7 +94,7 @@ fn packets_that_were_only_late_are_spurious() {
     assert_eq!(counter(&pair, Counter::SpuriousRetransmits), 1);
 }
 
-/// What keeps packets waiting is a window of 20 packets, or a packet a millisecond.
+/// Packets wait for a window of 20 packets, or for a pace of a packet a millisecond.
 #[test]
 fn waits_for_window_and_pace_are_reported() {
     let wait = |window: u64, rate: Option<u64>| {
@@ -105,7 +105,7 @@ fn waits_for_window_and_pace_are_reported() {
         assert!(window_wait <= age && pace_wait <= age);
         [window_wait, pace_wait].map(|wait| wait.as_millis())
     };
-    // Five windows leave something behind, and what acknowledges them comes after 3 ms, because it is held back.
+    // Five windows leave packets behind, whose acknowledgements come after 3 ms, because they are held back.
     assert_eq!(wait(20, None), [15, 0]);
     let [window, pace] = wait(1_000, Some(1_000 * u64::from(MTU)));
     assert!(window == 0 && pace >= 40, "{window} and {pace} ms");
@@ -166,7 +166,7 @@ fn queue_pairs_with_a_common_path_have_one_report() {
     assert_eq!(paths, [(0, 5), (46, 1)], "packets of another DSCP may wait in another queue");
 }
 
-/// The table of paths forgets those that no queue pair has any more.
+/// The table of paths forgets those that no queue pair uses any more.
 #[test]
 fn counters_of_a_device_keep_what_was_counted_on_paths_that_are_gone() {
     let pair = controlled(Steady { window: 20 * u64::from(MTU), rate: None });

@@ -1,4 +1,4 @@
-//! The fast path is an optimization of the general path: whatever arrives, both make the same of it.
+//! The fast path is an optimization of the general path: whatever arrives, both have the same result.
 
 use proptest::prelude::*;
 
@@ -7,7 +7,7 @@ use crate::wire::{BTH_BYTES, Flow, icrc};
 
 const MTU: u32 = 1024;
 
-/// What happens next on the wire.
+/// The next event on the wire.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     /// The next packet arrives.
@@ -16,13 +16,13 @@ enum Step {
     Lost,
     /// An earlier packet arrives again.
     Again(usize),
-    /// A later packet arrives before its turn.
+    /// A later packet arrives early.
     Early(usize),
     /// The next packet arrives with a broken bit.
     Broken(usize, u8),
     /// The next packet arrives with another bit in its base transport header, and an ICRC that fits.
     Forged(usize, u8),
-    /// What arrived together ends; responses leave, time passes.
+    /// The packets that arrive together end; responses leave, time passes.
     Pause(u64),
 }
 
@@ -38,13 +38,13 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A pair with the packets of several messages, of which none has arrived.
+/// Creates a pair and the packets of several messages, which have not arrived yet.
 fn start() -> (Pair, Vec<Vec<u8>>) {
     let mut pair = Pair::new(NATIVE);
     let [sender, receiver] = &mut pair.ends;
     sender.region.write_at(0, &pattern(64 << 10)).unwrap();
     for offset in 0..8 {
-        // In two segments, so that packets lie across them.
+        // In two segments, so that packets cross from one to the other.
         let offset = 0x4_0000 + offset * 0x4000;
         let sges = [receiver.sge(offset, 1_500), receiver.sge(offset + 2_000, 12_000)];
         receiver.post_receive(&sges);
@@ -75,7 +75,7 @@ fn start() -> (Pair, Vec<Vec<u8>>) {
     (pair, packets)
 }
 
-/// The datagrams of a step, and whether they end with a pause.
+/// Returns the datagram that arrives in a step, if one does.
 fn datagram(pair: &Pair, packets: &[Vec<u8>], next: &mut usize, step: Step) -> Option<Vec<u8>> {
     let index = match step {
         Step::Again(back) => next.checked_sub(back)?,
@@ -99,7 +99,7 @@ fn datagram(pair: &Pair, packets: &[Vec<u8>], next: &mut usize, step: Step) -> O
     (!matches!(step, Step::Lost)).then_some(bytes)
 }
 
-/// Everything that can be seen of the receiving end after the steps, and its memory.
+/// Returns everything that can be seen of the receiving end after the steps, and its memory.
 fn run(steps: &[Step], is_general: bool) -> (Vec<String>, Vec<u8>) {
     let (mut pair, packets) = start();
     let (mut next, mut seen) = (0, Vec::new());
@@ -113,7 +113,7 @@ fn run(steps: &[Step], is_general: bool) -> (Vec<String>, Vec<u8>) {
                 Datagram { source, destination, source_port, segment_index, hop_limit, traffic_class, payload };
             let outcome = receiver.endpoint.handle_arrival(pair.now, &receiver.table.read(), &datagram);
             seen.push(format!("{outcome:?}"));
-            // The general path takes a packet that follows none.
+            // A packet that follows no other takes the general path.
             if is_general {
                 receiver.endpoint.settle_arrivals(pair.now);
             }

@@ -7,7 +7,7 @@ use crate::wire::{Headers, Opcode, Packet};
 const FIRST: Psn = Psn::new(0xff_fff0);
 pub(super) const MTU: u32 = 1_024;
 const GAP_RUNS: PeerCapabilities = PeerCapabilities { extensions: PeerCapabilities::GAP_RUNS, ..NATIVE };
-/// What an attribute `timeout` of 14 stands for.
+/// Duration that an attribute `timeout` of 14 stands for.
 const TIMEOUT: Duration = Duration::from_nanos(4_096 << 14);
 
 /// A packet that an end has sent.
@@ -20,7 +20,7 @@ pub(super) struct Sent {
 }
 
 impl Sent {
-    /// How far its number is behind the first one.
+    /// Returns the distance of its number from the first one.
     pub(super) fn place(&self) -> i32 {
         self.headers.bth.psn.distance_from(FIRST)
     }
@@ -33,18 +33,18 @@ impl Sent {
         self.headers.bth.opcode.is_response() && self.headers.bth.opcode != Opcode::RC_ACKNOWLEDGE
     }
 
-    /// Numbers that it takes.
+    /// Returns how many sequence numbers it takes.
     pub(super) fn packets(&self) -> u32 {
         self.headers.reth.filter(|_| self.is_read_request()).map_or(1, |reth| reth.length.div_ceil(MTU))
     }
 }
 
-/// Native peers with a key, which tell each other of all gaps.
+/// Connects native peers with a key, which report all gaps to each other.
 pub(super) fn keyed() -> Pair {
     keyed_with_timeout(14)
 }
 
-/// The same with this code of the transport timeout.
+/// Connects such peers with this code of the transport timeout.
 pub(super) fn keyed_with_timeout(timeout: u8) -> Pair {
     let service = QueuePairType::ReliableConnection;
     let ends = [("192.0.2.1", 1), ("192.0.2.2", 2)].map(|(address, seed)| {
@@ -67,7 +67,7 @@ impl Pair {
         self.ends[0].post(now, Operation::Read { remote_addr: 0x10_0000, rkey }, &[local]);
     }
 
-    /// All that an end sends now, which does not arrive.
+    /// Returns everything that an end sends now, which does not arrive.
     pub(super) fn catch(&mut self, from: usize) -> Vec<Sent> {
         let mut caught = Vec::new();
         loop {
@@ -87,7 +87,7 @@ impl Pair {
         self.ends[1 - sent.from].handle(self.now, source, std::slice::from_ref(&sent.bytes));
     }
 
-    /// Runs for so long. All that was sent, of which `is_lost` has not arrived.
+    /// Runs for this time. Returns everything that was sent, including the packets that `is_lost` kept from arriving.
     pub(super) fn run(&mut self, time: Duration, mut is_lost: impl FnMut(&Sent) -> bool) -> Vec<Sent> {
         let (end, mut all) = (self.now + time, Vec::new());
         for _ in 0..1_000_000 {
@@ -138,7 +138,7 @@ fn what_has_no_room_to_be_asked_for_again_lets_no_read_past_its_limit() {
     assert!(sent.len() <= 3, "{} requests beside one of at most four", sent.len());
 }
 
-/// Its request was executed, and with it all before: the peer has no work with them any more.
+/// Its request was executed, and with it everything before: the peer has no more work with them.
 #[test]
 fn a_read_whose_response_is_lost_makes_room_for_another() {
     let mut pair = keyed();
@@ -193,7 +193,8 @@ fn repetitions_into_silence_become_fewer_and_end() {
     }
 }
 
-/// The first of 50 packets is lost again and again for this long: the packets that the requester sends after that.
+/// Loses the first of 50 packets again and again for this long. Returns the packets that the requester sends after
+/// that.
 fn sent_after_the_first_was_lost_for(length: Duration) -> Vec<Sent> {
     let mut pair = keyed_with_timeout(24);
     // The peer's first response shows that it has the key.
@@ -215,7 +216,7 @@ fn what_the_peer_keeps_for_seconds_is_not_sent_again() {
     assert!(sent.len() <= 2, "{} packets", sent.len());
 }
 
-/// The peer keeps what comes before its turn for 10 seconds.
+/// The peer keeps early packets for 10 seconds.
 #[test]
 fn what_the_peer_has_forgotten_is_sent_again_at_once() {
     let sent = sent_after_the_first_was_lost_for(Duration::from_millis(10_100));
@@ -224,7 +225,7 @@ fn what_the_peer_has_forgotten_is_sent_again_at_once() {
     assert!(took < Duration::from_millis(5), "{took:?} from the first to the last packet");
 }
 
-/// A path that does not take packets of this length.
+/// The path carries no packets of this length.
 #[test]
 fn a_packet_that_never_arrives_fails_although_a_read_behind_it_does() {
     let mut pair = keyed();
@@ -293,7 +294,7 @@ fn missing_responses_do_not_shorten_the_wait_for_a_receiver() {
     assert!(asked.is_empty() || asked == [1], "READ requests of {asked:?} packets for one that was lost");
 }
 
-/// No transport timer runs, so only the probe and what is seen of gaps can ask again.
+/// No transport timer runs, so only the probe and visible gaps can trigger a repetition.
 #[test]
 fn responses_of_atomics_that_come_early_after_going_back_stop_no_clock() {
     let mut pair = keyed_with_timeout(0);
@@ -315,8 +316,8 @@ fn responses_of_atomics_that_come_early_after_going_back_stop_no_clock() {
     assert_eq!(pair.statuses(), [CompletionStatus::Success; 3]);
 }
 
-/// The response may be to either copy (Karn's algorithm). If it is to the first one, the next probe must not come too
-/// early again.
+/// The response may belong to either copy (Karn's algorithm). If it belongs to the first one, the next probe must not
+/// come too early again.
 #[test]
 fn the_response_to_a_probe_is_no_sample_and_the_next_probe_waits_longer() {
     let mut pair = Pair::new(PeerCapabilities::STRANGER);
@@ -334,7 +335,7 @@ fn the_response_to_a_probe_is_no_sample_and_the_next_probe_waits_longer() {
     assert!(first_wait(&mut pair) < guess);
 }
 
-/// Not one after the other, and those that are lost again not by the probe.
+/// They do not wait for each other, and those that are lost again do not wait for the probe.
 #[test]
 fn requests_of_reads_that_are_lost_are_made_again_together() {
     let mut pair = keyed();

@@ -1,10 +1,10 @@
-//! Repair of what native peers miss: each packet that is lost is sent again once, and nothing else is.
+//! Repair of missing packets between native peers: each lost packet is sent again once, and nothing else is.
 
 use super::recovery::{MTU, Sent, keyed};
 use super::*;
 use crate::wire::Opcode;
 
-/// Native peers, of which the first knows that the other has the key: it has read the number 0.
+/// Connects native peers. The first knows that the other has the key: its READ, at offset 0, has a response.
 fn acquainted() -> Pair {
     let mut pair = keyed();
     pair.begin_read(8);
@@ -25,14 +25,14 @@ impl Pair {
         self.ends[0].post_flagged(now, write, &[local], SendFlags::empty());
     }
 
-    /// All that an end sends now, of which the packets at these places are lost.
+    /// Carries everything that an end sends now, except for the packets at these offsets, which are lost.
     fn carry_without(&mut self, from: usize, lost: &[i32]) {
         let sent = self.catch(from);
         sent.iter().filter(|sent| !lost.contains(&sent.place())).for_each(|sent| self.deliver(sent));
     }
 }
 
-/// The places of the requests among what was sent.
+/// Returns the offsets of the requests among the sent packets.
 fn requested(sent: &[Sent]) -> Vec<i32> {
     sent.iter().filter(|sent| sent.from == 0).map(Sent::place).collect()
 }
@@ -49,7 +49,7 @@ fn responses_of_atomics_behind_a_read_that_misses_some_are_kept() {
     assert_eq!(requested(&sent), [3]);
 }
 
-/// Those that are sent again at the same time are known as one range.
+/// Packets that are sent again at the same time form one range.
 #[test]
 fn reports_that_follow_repeat_nothing_that_was_just_sent_again() {
     let mut pair = acquainted();
@@ -108,7 +108,7 @@ fn what_follows_a_packet_without_a_receive_is_sent_again_once() {
     assert_eq!(pair.statuses(), [CompletionStatus::Success; 6]);
 }
 
-/// The acknowledgement stands in the queue before the READ's response, and reaches up to the READ.
+/// The acknowledgement is queued before the READ's response, and reaches up to the READ.
 #[test]
 fn a_read_behind_kept_packets_does_not_hold_up_their_acknowledgement() {
     let mut pair = acquainted();
@@ -129,7 +129,7 @@ fn a_read_behind_kept_packets_does_not_hold_up_their_acknowledgement() {
 }
 
 impl Pair {
-    /// How long a lost WRITE waits for its repetition.
+    /// Returns how long a lost WRITE waits for its repetition.
     fn probe_wait(&mut self) -> Duration {
         self.begin_write(1);
         let mut is_first = true;
@@ -158,7 +158,7 @@ fn a_wait_for_a_receiver_is_no_round_trip() {
     assert!(pair.probe_wait() < SOON);
 }
 
-/// The report may be of either copy (Karn's algorithm).
+/// The report may concern either copy (Karn's algorithm).
 #[test]
 fn a_probe_while_packets_are_missing_makes_no_long_sample() {
     let mut pair = acquainted();
@@ -194,7 +194,7 @@ fn the_response_of_a_read_that_is_asked_for_again_makes_no_long_sample() {
     assert!(pair.probe_wait() < SOON);
 }
 
-/// Its response is longer than the path takes. What comes behind it is no progress.
+/// Its response is longer than the path carries. Responses behind it are no progress.
 #[test]
 fn a_response_that_never_arrives_fails_although_one_behind_it_does() {
     let mut pair = acquainted();
@@ -208,7 +208,7 @@ fn a_response_that_never_arrives_fails_although_one_behind_it_does() {
     assert_eq!(statuses.first(), Some(&CompletionStatus::RetryExceededError), "after {sent} packets");
 }
 
-/// The peer reports it whenever a later packet asks. That is no news.
+/// The peer reports it whenever a later packet requests an acknowledgement. That is no news.
 #[test]
 fn a_request_that_never_arrives_fails_although_what_follows_it_does() {
     for is_read in [false, true] {

@@ -1,10 +1,10 @@
-//! Keys that are revoked: by a request that no packet leaves for, and while packets that name them are on their way.
+//! Keys that are invalidated: by a request without packets, and while packets that name them are on the wire.
 
 use super::*;
 use crate::memory::RegisterOptions;
 use crate::wire::{Flow, icrc};
 
-/// A region of the second end whose key may be invalidated.
+/// Registers a region of the second end whose key may be invalidated.
 fn revocable(end: &End) -> Arc<Region> {
     let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE;
     let options = RegisterOptions { access, iova: Some(0x20_0000), invalidatable: true };
@@ -22,7 +22,7 @@ fn a_local_request_is_not_forgotten_behind_an_acknowledgement() {
     pair.ends[1].handle(now, source, &sent);
     let key = revocable(&pair.ends[1]).rkey();
     pair.ends[1].post(now, Operation::LocalInvalidate(key), &[]);
-    // The acknowledgement leaves first. Nothing else happens any more that could remind of the request.
+    // The acknowledgement leaves first. No later event would trigger the request.
     assert!(pair.carry(1));
     let done: Vec<_> = pair.ends[1].poll().iter().map(|completion| (completion.opcode, completion.status)).collect();
     let success = CompletionStatus::Success;
@@ -42,7 +42,7 @@ fn a_late_repetition_of_a_read_does_not_end_the_connection() {
         pair.ends[1].handle(now, addresses[0], &asked);
         assert!(pair.carry(1));
         assert_eq!(pair.ends[0].poll()[0].status, CompletionStatus::Success);
-        // The peer is done with the key, and it is revoked. A copy of the request comes late.
+        // The peer is done with the key, and it is invalidated. A copy of the request arrives late.
         assert!(pair.ends[1].table.deregister(&region));
         pair.ends[1].handle(now, addresses[0], &asked);
         pair.drive(Duration::ZERO);
@@ -63,7 +63,7 @@ fn a_read_whose_response_was_lost_is_refused_when_its_key_is_gone() {
     (0..=3).for_each(refuse_lost_response);
 }
 
-/// The key goes after so many bursts of the response, all of which are lost.
+/// Invalidates the key after this many bursts of the response, which are all lost.
 fn refuse_lost_response(runs: u32) {
     let mut pair = Pair::new(NATIVE);
     let (now, source) = (pair.now, pair.ends[0].address);
@@ -80,7 +80,7 @@ fn refuse_lost_response(runs: u32) {
     assert_eq!(pair.ends[0].poll()[0].status, CompletionStatus::RemoteAccessError, "{runs}");
 }
 
-/// In the error state a peer may ask for what was refused from ever other packets on.
+/// In the error state, a peer may repeat what was refused, from a different packet each time.
 #[test]
 fn refusals_are_not_queued_without_bound() {
     let mut pair = Pair::new(NATIVE);

@@ -1,4 +1,4 @@
-//! Unreliable connections on a wire that loses, repeats and reorders what the test says.
+//! Unreliable connections on a wire that loses, repeats and reorders the packets that the test names.
 
 use super::*;
 use crate::wire::{Flow, icrc};
@@ -24,7 +24,7 @@ impl Lossy {
         }
     }
 
-    /// Sends a message of so many packets, all bytes of which are `fill`; its packets wait in `sent`.
+    /// Sends a message of `packets` packets, whose bytes are all `fill`; they wait in `sent`.
     fn send(&mut self, operation: Operation, packets: usize, fill: u8) {
         let length = packets * MTU;
         let now = self.pair.now;
@@ -57,7 +57,7 @@ impl Lossy {
         self.pair.ends[1].post_receive(&[sge]);
     }
 
-    /// Hands over the packets of these numbers, in this order.
+    /// Delivers the packets with these indices, in this order.
     fn arrive(&mut self, packets: impl IntoIterator<Item = usize>) {
         let source = self.pair.ends[0].address;
         for packet in packets {
@@ -67,7 +67,7 @@ impl Lossy {
         assert!(self.pair.ends[1].transmit(self.pair.now).is_empty(), "there is never a response");
     }
 
-    /// A copy of a packet, changed and with the right ICRC. Returns its number.
+    /// Adds a copy of a packet, changed and with a matching ICRC. Returns its index.
     fn forge(&mut self, packet: usize, change: impl FnOnce(&mut [u8])) -> usize {
         let mut forged = self.sent[packet].clone();
         change(&mut forged);
@@ -77,7 +77,7 @@ impl Lossy {
         self.sent.len() - 1
     }
 
-    /// Exactly these messages must have come: how many packets, and of which byte.
+    /// Asserts that exactly these messages have arrived: their packets and their bytes' value.
     fn received(&mut self, expected: &[(usize, u8)]) {
         let completions = self.pair.ends[1].poll();
         let come: Vec<_> =
@@ -86,7 +86,7 @@ impl Lossy {
         assert!(completions.iter().all(|come| come.status.is_success()), "{completions:?}");
     }
 
-    /// The `slot`-th receive must hold so many packets of this byte.
+    /// Asserts that the `slot`-th receive holds `packets` packets of this byte.
     fn holds(&self, slot: u64, packets: usize, fill: u8) {
         let bytes = contents(&self.pair.ends[1].region, INBOX + slot * 8 * MTU as u64, packets * MTU);
         assert!(bytes.iter().all(|byte| *byte == fill), "slot {slot}");
@@ -162,7 +162,7 @@ fn numbers_may_go_on_anywhere_after_a_long_outage() {
     // The sender's own numbers wrap within these messages.
     (0..20).for_each(|fill| wire.send_message(1, fill));
     wire.arrive([0, 19]);
-    // Later ones are as far ahead as numbers can be, and then seem to lie behind.
+    // Later ones are as far ahead as numbers can be, and then seem to be behind.
     let last = wire.sent[19].clone();
     for (far, is_taken) in [(0x7f_ffff, true), (0x80_0000, true), (0xff_fc00, true), (0xff_fc02, false)] {
         let before = Psn::new(u32::from_be_bytes([0, last[9], last[10], last[11]]));

@@ -1,4 +1,5 @@
-//! Extended reliable connections, packet by packet: what a repetition names, and what its response comes from.
+//! Extended reliable connections, packet by packet: which queue a repetition names, and which memory its response comes
+//! from.
 
 use super::*;
 use crate::queue::{SharedReceiveInit, SharedReceiveQueue, XrcDomain};
@@ -49,7 +50,7 @@ impl Extended {
         Self { pair, second, queues, domain, sent: Vec::new() }
     }
 
-    /// Posts a request that names a queue; its packets wait in `sent`. Returns the number of the first.
+    /// Posts a request that names a queue; its packets wait in `sent`. Returns the index of the first.
     fn post(&mut self, queue: usize, operation: Operation, sges: &[Sge]) -> usize {
         let now = self.pair.now;
         let end = &mut self.pair.ends[0];
@@ -67,7 +68,7 @@ impl Extended {
         self.pair.ends[0].sge(offset, length)
     }
 
-    /// Hands a packet of the initiator to the target. Returns its responses, as they left.
+    /// Delivers a packet of the initiator to the target. Returns its responses, as they left.
     fn arrive(&mut self, packet: usize) -> Vec<Vec<u8>> {
         let (source, payload) = (self.pair.ends[0].address, self.sent[packet].clone());
         self.pair.ends[1].handle(self.pair.now, source, &[payload]);
@@ -81,7 +82,7 @@ impl Extended {
         }
     }
 
-    /// A copy of a packet that names another queue, with the right ICRC.
+    /// Adds a copy of a packet that names another queue, with a matching ICRC. Returns its index.
     fn naming(&mut self, packet: usize, queue: usize) -> usize {
         let mut forged = self.sent[packet].clone();
         forged[12..16].copy_from_slice(&self.queues[queue].number().value().to_be_bytes());
@@ -101,7 +102,7 @@ impl Extended {
     }
 }
 
-/// The bytes that the responses of a READ bring.
+/// Returns the bytes that the responses of a READ carry.
 fn payload_of(responses: &[Vec<u8>]) -> Vec<u8> {
     let packets = responses.iter().map(|response| Packet::parse(response).unwrap());
     packets
@@ -136,7 +137,7 @@ fn what_names_another_queue_is_no_repetition() {
     for packet in [read, atomic] {
         assert_eq!(ends.arrive(packet).len(), 1);
     }
-    // The second queue's domain grants none of this, so the second queue must not be told what the first may see.
+    // The second queue's domain grants none of this, so a packet that names it must not get what the first queue's may.
     for (count, packet) in [(1, read), (2, atomic)] {
         let forged = ends.naming(packet, 1);
         assert_eq!(ends.arrive(forged), Vec::<Vec<u8>>::new());
