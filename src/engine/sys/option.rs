@@ -3,6 +3,9 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
+/// Hop limit of a socket; packets with another one say so themselves.
+pub(crate) const DEFAULT_HOP_LIMIT: u8 = 64;
+
 /// An option that takes a number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum SocketOption {
