@@ -1,7 +1,7 @@
 //! Decides when a polling thread yields, naps, or does with a quick poll.
 //!
-//! Alone on its core, a thread that yields continues at once (0.3 µs), and a peer that shares the core gets its turn. So
-//! a poller yields often if another thread uses that, and now and then otherwise.
+//! Alone on its core, a thread that yields continues at once (0.3 µs), and a peer that shares the core gets its turn.
+//! So a poller yields often if another thread uses that, and now and then otherwise.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
