@@ -126,7 +126,6 @@ fn first_word(path: &str) -> String {
     path.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect()
 }
 
-/// The parts of the transport, from the lowest to the highest.
 const TRANSPORT: &[&str] = &[
     "loop_bound",
     "segments",
@@ -150,30 +149,68 @@ const TRANSPORT: &[&str] = &[
     "endpoint",
 ];
 
+/// Folders with parts that import downward only, each with its parts from the lowest to the highest. Files of the
+/// folder that are no part: its root, and tests.
+const PARTS: &[(&str, &[&str])] = &[
+    ("transport", TRANSPORT),
+    ("engine", &["sys", "capture", "share", "net", "drive"]),
+    ("engine/share", &["registry", "key_share", "steering", "port_holder", "mailbox", "port_group", "qpn_block"]),
+    ("engine/net", &["path_errors", "paths", "link_listener", "udp", "multicast", "inbound", "link"]),
+    (
+        "engine/drive",
+        &[
+            "wake",
+            "lease",
+            "attendance",
+            "contention",
+            "poll_backoff",
+            "doorbell",
+            "shard_lock",
+            "shard",
+            "held",
+            "driver",
+            "idle",
+            "channel",
+            "thread",
+        ],
+    ),
+];
+
 #[test]
-fn parts_of_the_transport_import_downward_only() {
-    let mut problems = Vec::new();
-    let mut seen = 0;
-    for (file, text) in rust_files("src/transport") {
-        let parts: Vec<&str> = file.trim_start_matches("src/transport/").split('/').collect();
-        let Some(own) = TRANSPORT.iter().position(|part| *part == parts[0].trim_end_matches(".rs")) else {
-            assert!(matches!(parts[0], "mod.rs" | "sizes.rs" | "tests.rs" | "tests"), "{file} is in no list of parts");
-            continue;
-        };
-        seen += 1;
-        let parent = if parts.len() == 1 || parts[1] == "mod.rs" { "super::" } else { "super::super::" };
-        for (number, line) in text.lines().take_while(|line| !line.contains("#[cfg(test)]")).enumerate() {
-            let code = code_of(line);
-            for imported in code.split("crate::transport::").skip(1).chain(code.split(parent).skip(1)) {
-                let module = first_word(imported);
-                if TRANSPORT.iter().position(|part| *part == module).is_some_and(|other| other > own) {
-                    problems.push(format!("{file}:{}: {} imports {module}", number + 1, TRANSPORT[own]));
+fn parts_import_downward_only() {
+    let (mut problems, mut seen) = (Vec::new(), 0);
+    for (folder, order) in PARTS {
+        for (file, text) in rust_files(&format!("src/{folder}")) {
+            let below: Vec<&str> = file.trim_start_matches(&format!("src/{folder}/")).split('/').collect();
+            let Some(own) = order.iter().position(|part| *part == below[0].trim_end_matches(".rs")) else {
+                assert!(
+                    matches!(below[0], "mod.rs" | "sizes.rs" | "tests.rs" | "tests"),
+                    "{file} is in no list of parts"
+                );
+                continue;
+            };
+            seen += 1;
+            let parent = if below.len() == 1 || below[1] == "mod.rs" { "super::" } else { "super::super::" };
+            let absolute = format!("crate::{}::", folder.replace('/', "::"));
+            for (number, line) in production_lines(&text) {
+                let code = code_of(line);
+                for imported in code.split(&absolute).skip(1).chain(code.split(parent).skip(1)) {
+                    let module = first_word(imported);
+                    if order.iter().position(|part| *part == module).is_some_and(|other| other > own) {
+                        problems.push(format!("{file}:{number}: {} imports {module}", order[own]));
+                    }
                 }
             }
         }
     }
-    assert!(seen > 30, "{seen} files");
+    assert!(seen > 120, "{seen} files");
     report(problems);
+}
+
+/// The lines before a file's unit tests, which stand at its end, with their numbers.
+fn production_lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    let is_production = |line: &&str| !line.contains("#[cfg(test)]") && !line.contains("#[cfg(all(test");
+    (1..).zip(text.lines().take_while(is_production))
 }
 
 #[test]
@@ -298,12 +335,10 @@ fn only_the_engine_reads_clocks_and_starts_threads() {
     let pure = ["types", "wire", "memory", "queue", "transport", "sim"];
     let mut problems = Vec::new();
     for (file, text) in pure.iter().flat_map(|layer| rust_files(&format!("src/{layer}"))) {
-        // Tests stand at the end of a file and may start threads.
-        let code_lines =
-            text.lines().take_while(|line| !line.contains("#[cfg(test)]") && !line.contains("#[cfg(all(test"));
-        for (number, line) in code_lines.enumerate() {
+        // Tests may start threads.
+        for (number, line) in production_lines(&text) {
             if banned.iter().any(|word| code_of(line).contains(word)) && !is_test_file(&file) {
-                problems.push(format!("{file}:{}: {}", number + 1, line.trim()));
+                problems.push(format!("{file}:{number}: {}", line.trim()));
             }
         }
     }
@@ -318,12 +353,10 @@ fn one_place_reads_the_environment() {
     let banned = ["env::var", "env::vars", "env::temp_dir", "env::home_dir", "getenv", "environ"];
     let mut problems = Vec::new();
     for (file, text) in ["src", "capi/src"].into_iter().flat_map(rust_files) {
-        let code_lines =
-            text.lines().take_while(|line| !line.contains("#[cfg(test)]") && !line.contains("#[cfg(all(test"));
-        for (number, line) in code_lines.enumerate().filter(|_| file != place && !is_test_file(&file)) {
+        for (number, line) in production_lines(&text).filter(|_| file != place && !is_test_file(&file)) {
             let code = code_of(line).replace("environment", "");
             if banned.iter().any(|word| code.contains(word)) {
-                problems.push(format!("{file}:{}: {}", number + 1, line.trim()));
+                problems.push(format!("{file}:{number}: {}", line.trim()));
             }
         }
     }

@@ -5,7 +5,7 @@ use std::fmt;
 use super::notifier::Notifier;
 use crate::verbs::{Completion, CompletionQueue, Context, Notify, Result};
 
-/// Polls that find nothing before [`CompletionBatches::next`] sleeps.
+/// Number of empty polls before [`CompletionBatches::next`] sleeps.
 const POLLS: usize = 8;
 
 /// A completion queue of the verbs tier whose completions can be awaited.
@@ -39,7 +39,7 @@ pub struct CompletionBatches {
 }
 
 impl CompletionBatches {
-    /// A queue of `cqe` completions, on a channel of its own. To be called within a runtime.
+    /// Creates a queue of `cqe` completions, on a channel of its own. Must be called within a runtime.
     ///
     /// # Errors
     /// As [`Context::create_comp_channel`] and [`Context::create_cq`].
@@ -51,13 +51,13 @@ impl CompletionBatches {
         Ok(Self { cq: context.create_cq_on(notifier.channel(), cqe, 0)?, notifier })
     }
 
-    /// The queue, to create queue pairs with.
+    /// Returns the queue, to create queue pairs with.
     pub fn cq(&self) -> &CompletionQueue {
         &self.cq
     }
 
-    /// Waits for completions, and takes as many as there are and fit; returns how many, at least one unless `out` is
-    /// empty. A future that is dropped takes none.
+    /// Waits for completions and takes as many as are available and fit into `out`. Returns their number, at least 1
+    /// unless `out` is empty. Dropping the future takes none.
     ///
     /// # Errors
     /// As [`CompletionQueue::poll`].

@@ -1,8 +1,8 @@
-//! Where futures wait: a cell for each request that a queue can hold, made at the queue pair's creation.
+//! Cells in which futures wait: one for each request that a queue can hold, created with the queue pair.
 //!
 //! A cell is claimed before its request is posted, and is free again when the request is finished *and* its future has
-//! taken the result, or was dropped. So there is never more in flight than there are cells, and a buffer whose future
-//! is gone is dropped by whoever finishes the request: it returns to its pool.
+//! taken the result or was dropped. So there are never more requests in flight than cells. A buffer whose future is
+//! gone is dropped when its request is finished: it returns to its pool.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -16,9 +16,9 @@ use crate::owned::Finished;
 
 enum Cell {
     Free,
-    /// The request is posted, or will be at once; its future wants to hear.
+    /// The request is posted or about to be; its future waits.
     Waiting(Option<Waker>),
-    /// The request is posted, its future is gone.
+    /// The request is posted; its future is gone.
     Abandoned,
     Finished(Finished),
 }
@@ -26,7 +26,7 @@ enum Cell {
 /// The cells of one queue.
 pub(super) struct Cells {
     state: Mutex<State>,
-    /// As many permits as cells are free; those who wait for one get it in order.
+    /// One permit for each free cell; waiting futures get them in order.
     room: Semaphore,
     abandoned: AtomicU64,
 }
@@ -42,7 +42,7 @@ impl Cells {
         Arc::new(Self { state: Mutex::new(state), room: Semaphore::new(count as usize), abandoned: AtomicU64::new(0) })
     }
 
-    /// Waits for a free cell and claims it. Whoever drops the ticket before anything was posted frees it.
+    /// Waits for a free cell and claims it. Dropping the ticket before anything was posted frees the cell.
     pub(super) async fn claim(self: &Arc<Self>) -> Ticket {
         let permit = self.room.acquire().await.expect("it is never closed");
         permit.forget();
@@ -83,12 +83,12 @@ impl Cells {
         }
     }
 
-    /// Buffers that came back after their futures were dropped.
+    /// Returns the number of buffers that came back after their futures were dropped.
     pub(super) fn abandoned(&self) -> u64 {
         self.abandoned.load(Ordering::Relaxed)
     }
 
-    /// Frees a cell; what was in it is to be dropped without the lock.
+    /// Frees a cell and returns its contents, which must be dropped without the lock.
     fn free(&self, mut state: MutexGuard<'_, State>, index: u32) -> Cell {
         let old = std::mem::replace(&mut state.cells[index as usize], Cell::Free);
         state.free.push(index);
@@ -109,7 +109,7 @@ enum Progress {
     Taken,
 }
 
-/// The right to a cell, and the future of its request.
+/// A claimed cell, and the future of its request.
 pub(super) struct Ticket {
     cells: Arc<Cells>,
     index: u32,
@@ -121,7 +121,7 @@ impl Ticket {
         self.index
     }
 
-    /// To be called when the request was posted: from now on the cell is free only when it is finished.
+    /// Marks the request as posted: from now on, the cell is freed only when the request is finished.
     pub(super) fn posted(mut self) -> Self {
         self.progress = Progress::Posted;
         self

@@ -12,16 +12,16 @@ use super::queue_pair::Shared as QueuePairShared;
 use crate::owned::{self, Finished};
 use crate::verbs::{Context, Error, ErrorKind, Notify, Result};
 
-/// Polls that find nothing before the dispatcher sleeps; other tasks run between them.
+/// Number of empty polls before the dispatcher sleeps; other tasks run between them.
 const POLLS: usize = 8;
-/// Requests that are handed out before other tasks get their turn.
+/// Number of requests delivered before other tasks run.
 const BUDGET: usize = 64;
 
 /// A completion queue for asynchronous [`QueuePair`](super::QueuePair)s. Clones are the same queue.
 ///
-/// A task of its own polls it and wakes the futures of finished requests. It ends when the queue and its queue pairs
-/// are dropped. If it ends before, with the runtime or by an overflow, its queue pairs are destroyed: their requests
-/// fail, and their buffers come back.
+/// A task of its own polls it and wakes the futures of finished requests. The task ends when the queue and its queue
+/// pairs are dropped. If it ends earlier, with the runtime or because of an overflow, the queue pairs are destroyed:
+/// their requests fail, and their buffers come back.
 ///
 /// ```
 /// # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -48,7 +48,7 @@ pub struct CompletionQueue {
     handle: Arc<Handle>,
 }
 
-/// Ends the dispatcher when nobody is left.
+/// Ends the dispatcher when the last handle is dropped.
 struct Handle {
     core: Arc<Core>,
     dispatcher: AbortHandle,
@@ -66,7 +66,7 @@ struct Core {
     routes: Mutex<Routes>,
 }
 
-/// Whose a finished request is: the upper half of its `wr_id` is the route, the lower one the cell.
+/// Recipients of finished requests: the upper half of a `wr_id` is the route, the lower half the cell.
 #[derive(Default)]
 struct Routes {
     cells: HashMap<u32, (Arc<Cells>, Weak<QueuePairShared>)>,
@@ -75,7 +75,7 @@ struct Routes {
 }
 
 impl CompletionQueue {
-    /// A queue of `cqe` completions. To be called within a runtime, where its task will run.
+    /// Creates a queue of `cqe` completions. Must be called within a runtime, where its task will run.
     ///
     /// # Errors
     /// As [`Context::create_comp_channel`] and [`Context::create_cq`].
@@ -86,13 +86,13 @@ impl CompletionQueue {
         let notifier = Notifier::new(context)?;
         let cq = owned::CompletionQueue::on_channel(notifier.channel(), cqe, 0)?;
         let core = Arc::new(Core { cq, notifier, routes: Mutex::default() });
-        // Made here: a task that ends before it was ever polled closes as well.
+        // Created here, so that a task that ends before its first poll closes the queue as well.
         let closing = Closing(Arc::clone(&core));
         let dispatcher = tokio::spawn(dispatch(closing)).abort_handle();
         Ok(Self { handle: Arc::new(Handle { core, dispatcher }) })
     }
 
-    /// The open device it belongs to.
+    /// Returns the open device that it belongs to.
     pub fn context(&self) -> &Context {
         self.handle.core.cq.context()
     }
@@ -101,7 +101,7 @@ impl CompletionQueue {
         &self.handle.core.cq
     }
 
-    /// Numbers for two routes, the upper halves of their `wr_id`s. No number is given twice.
+    /// Reserves the numbers of two routes, the upper halves of their `wr_id`s. No number is assigned twice.
     pub(super) fn reserve_routes(&self) -> Result<[u32; 2]> {
         let mut routes = self.handle.core.routes();
         let first = routes.next;
@@ -112,8 +112,8 @@ impl CompletionQueue {
         Ok([first, first + 1])
     }
 
-    /// Delivers to the queue pair's cells from now on. It exists already, so that [`Core::close`] either finds it or
-    /// has been noticed here.
+    /// Delivers to the queue pair's cells from now on. The queue pair already exists, so that [`Core::close`] either
+    /// finds it or has been noticed here.
     ///
     /// # Errors
     /// The task has ended.
@@ -133,14 +133,14 @@ impl CompletionQueue {
     }
 }
 
-/// What is asked of a queue whose dispatcher has ended.
+/// Returns the error of a queue whose dispatcher has ended.
 fn closed() -> Error {
     let message = "the completion queue's task has ended, with its runtime or because the queue overflowed";
     Error::new("poll_cq", ErrorKind::InvalidState, message)
 }
 
 impl Core {
-    /// Hands finished requests to their futures, at most [`BUDGET`]; returns how many.
+    /// Delivers finished requests to their futures, at most [`BUDGET`]; returns their number.
     fn deliver(&self) -> Result<usize> {
         for count in 0..BUDGET {
             let Some(finished) = self.cq.poll()? else { return Ok(count) };
@@ -171,7 +171,7 @@ impl Core {
         }
     }
 
-    /// Destroys what is left, so that no future waits for ever.
+    /// Destroys the remaining queue pairs, so that no future waits forever.
     fn close(&self) {
         let queue_pairs: Vec<_> = {
             let mut routes = self.routes();
@@ -188,7 +188,7 @@ impl Core {
     }
 }
 
-/// Closes when the dispatcher ends, in whatever way.
+/// Closes the queue when the dispatcher ends, for whatever reason.
 struct Closing(Arc<Core>);
 
 impl Drop for Closing {

@@ -12,8 +12,8 @@ use tokio::io::unix::AsyncFd;
 use super::notifier::{failed, watch};
 use crate::verbs::{AsyncEvent, Context, Result};
 
-/// The asynchronous events of an open device, as a stream. Each event goes to one of those who ask, and is acknowledged
-/// at once. Changes to interfaces and addresses wake it as well.
+/// The asynchronous events of an open device, as a stream. Each event goes to one consumer and is acknowledged at once.
+/// Changes to interfaces and addresses wake it as well.
 ///
 /// ```
 /// # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -34,10 +34,10 @@ pub struct AsyncEvents {
 }
 
 impl AsyncEvents {
-    /// The events of `context`. To be called within a runtime.
+    /// Creates the stream of the events of `context`. Must be called within a runtime.
     ///
     /// # Errors
-    /// The system has no descriptors left.
+    /// No file descriptors are left.
     ///
     /// # Panics
     /// Outside a tokio runtime, or in one without I/O.
@@ -45,7 +45,7 @@ impl AsyncEvents {
         Ok(Self { descriptor: watch(context.as_fd(), "get_async_event")?, context: context.clone() })
     }
 
-    /// Waits for the next event. A future that is dropped takes none.
+    /// Waits for the next event. Dropping the future takes none.
     ///
     /// # Errors
     /// The runtime is shutting down.

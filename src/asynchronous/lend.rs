@@ -1,4 +1,4 @@
-//! What can move into a request and comes back as the same type.
+//! Memory that moves into a request and comes back as the same type.
 
 use crate::owned::{Buffer, FileBuffer, Loan};
 

@@ -20,16 +20,16 @@ use crate::verbs::{Error, ErrorKind, Result, Success};
 pub struct Message {
     /// Its bytes.
     pub buffer: Buffer,
-    /// What came with it.
+    /// Its immediate data and the other details of its completion.
     pub success: Success,
 }
 
 /// The messages that arrive on a queue pair, in order; made by [`QueuePair::messages`].
 ///
-/// A bounded number of receives is posted, each with a buffer of the pool; for each message that is taken, another one
-/// is posted. If the pool has none to give, fewer are posted until buffers come back. The stream ends after the first
-/// failure, such as the flush when the queue pair goes to the error state. When it is dropped, receives that are still
-/// posted stay so until they are filled or flushed.
+/// A bounded number of receives is posted, each with a buffer of the pool; each message that is taken is replaced by
+/// another receive. If the pool is exhausted, fewer are posted until buffers come back. The stream ends after the first
+/// failure, such as the flush when the queue pair goes to the error state. When the stream is dropped, posted receives
+/// stay posted until they are filled or flushed.
 ///
 /// ```
 /// # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -74,11 +74,11 @@ impl Messages {
         Ok(messages)
     }
 
-    /// Waits for the next message; `None` after a failure. A future that is dropped loses none.
+    /// Waits for the next message; `None` after a failure. Dropping the future loses no message.
     ///
     /// # Errors
-    /// The receive failed: see [`RequestError`]. [`ErrorKind::ResourceLimit`], after which it goes on, if no receive is
-    /// posted because the application holds all buffers that the pool may have.
+    /// The receive failed: see [`RequestError`]. [`ErrorKind::ResourceLimit`], after which the stream continues, if no
+    /// receive is posted because the application holds all buffers that the pool may have.
     pub async fn next(&mut self) -> Option<Result<Message, RequestError>> {
         poll_fn(|context| self.poll_message(context)).await
     }
@@ -99,15 +99,15 @@ impl Messages {
         self.posted.pop_front();
         self.is_over = result.is_err();
         if !self.is_over {
-            // While the application looks at the message, the peer's next ones find receives. What refuses a buffer now
-            // is reported when it is asked for again.
+            // While the application processes the message, receives are posted for the next ones. If no buffer can be
+            // posted now, the next poll reports it.
             let _ = self.top_up();
         }
         let buffer = loan.into_buffer().expect("a buffer was posted");
         Poll::Ready(Some(result.map(|success| Message { buffer, success })))
     }
 
-    /// Posts receives until there are as many as shall be, or as can be.
+    /// Posts receives until there are `depth`, or as many as possible.
     fn top_up(&mut self) -> Result<()> {
         while self.posted.len() < self.depth {
             let buffer = self.pool.take(self.len)?;

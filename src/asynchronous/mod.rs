@@ -2,19 +2,19 @@
 //!
 //! | | |
 //! |---|---|
-//! | [`QueuePair`] | requests are futures: `send(buffer).await` gives what came of it, and the buffer |
+//! | [`QueuePair`] | requests are futures: `send(buffer).await` returns the result and the buffer |
 //! | [`CompletionQueue`] | the task that wakes them |
 //! | [`Messages`] | received messages, as a stream |
 //! | [`AsyncEvents`] | a device's asynchronous events, as a stream |
 //! | [`CompletionBatches`] | completions of the [verbs tier](crate::verbs), a batch at a time |
 //!
-//! Buffers are those of the [owned tier](crate::owned). Whatever is dropped or cancelled, a buffer is given back, or
-//! freed, only when the device has ended with it. It works on current-thread and multi-thread runtimes; several tasks
-//! may share a queue pair, and a task may use several.
+//! Buffers are those of the [owned tier](crate::owned). Whatever is dropped or cancelled, a buffer is returned or freed
+//! only when the device has finished with it. The module works on current-thread and multi-thread runtimes; several
+//! tasks may share a queue pair, and a task may use several.
 //!
-//! A runtime does not survive a `fork`: its threads are the parent's, and so are the tasks that wake these futures. A
-//! child may make a runtime and open devices anew; objects of this module that it inherited it must neither use nor
-//! drop, as those of tokio.
+//! A runtime does not survive a `fork`: its threads, and so the tasks that wake these futures, exist only in the
+//! parent. A child may create a runtime and open devices itself; it must neither use nor drop inherited objects of this
+//! module, like those of tokio.
 //!
 //! ```
 //! # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -59,7 +59,7 @@ pub use queue_pair::QueuePair;
 
 use crate::verbs::{CompletionError, Error};
 
-/// Why a request came to nothing.
+/// Reason why a request did not succeed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RequestError {

@@ -1,4 +1,4 @@
-//! Sleeping until a completion queue may have something.
+//! Waiting for the completion events of a completion queue.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -13,7 +13,7 @@ pub(super) struct Notifier {
 }
 
 impl Notifier {
-    /// A channel of its own.
+    /// Creates a channel of its own.
     pub(super) fn new(context: &Context) -> Result<Self> {
         let channel = context.create_comp_channel()?;
         let descriptor = watch(channel.as_fd(), "create_comp_channel")?;
@@ -24,21 +24,21 @@ impl Notifier {
         &self.channel
     }
 
-    /// Waits until the armed queue has something, driving the transport whenever packets come.
+    /// Waits until the armed queue has a completion, driving the transport whenever packets arrive.
     pub(super) async fn announced(&self) -> Result<()> {
         while self.channel.poll_event().is_none() {
             let mut ready = self.descriptor.readable().await.map_err(|error| failed("get_cq_event", error))?;
-            // What came before the descriptor is marked as not ready is seen here, what comes after marks it again.
+            // The next `poll_event` sees the events before this; later ones mark the descriptor as ready again.
             ready.clear_ready();
         }
         Ok(())
     }
 }
 
-/// Puts a duplicate of the descriptor into the runtime.
+/// Registers a duplicate of the descriptor with the runtime.
 ///
-/// The runtime's newer versions deprecate this constructor, because a type may close its descriptor at any time; an
-/// `OwnedFd` does not. Their replacement does not exist in the oldest version that this crate works with.
+/// Newer versions of the runtime deprecate this constructor, because a type may close its descriptor at any time; an
+/// `OwnedFd` does not. Their replacement does not exist in the oldest version that this crate supports.
 #[allow(deprecated)]
 pub(super) fn watch(descriptor: std::os::fd::BorrowedFd<'_>, verb: &'static str) -> Result<AsyncFd<OwnedFd>> {
     let duplicate = descriptor.try_clone_to_owned().map_err(|error| failed(verb, error))?;

@@ -12,18 +12,18 @@ use crate::verbs::{
     QueuePairCapabilities, QueuePairOptions, QueuePairState, QueuePairStatus, RateLimit, RemoteMemory, Result, Success,
 };
 
-/// A queue pair whose requests are futures: a buffer goes in, and comes back with what came of it.
+/// A queue pair whose requests are futures: a buffer goes in, and comes back with the result.
 ///
-/// Clones are the same queue pair, so that several tasks can use it; it is destroyed with the last of them.
+/// Clones are the same queue pair, so that several tasks can use it; it is destroyed with the last clone.
 ///
-/// A request is posted when its future is first polled. If as many are in flight as the queue has slots, it waits for
-/// one, in order.
+/// A request is posted when its future is first polled. If the queue is full, it waits for a free slot, in order.
 ///
 /// # Cancellation
 ///
 /// A future may be dropped at any time. If its request was not posted yet, nothing happens, and the buffer is dropped.
-/// If it was, the request goes on; its buffer stays with the queue pair until it is finished or flushed, returns to its
-/// pool then, and is counted ([`QueuePair::abandoned`]). A message that arrives in an abandoned receive is lost.
+/// If it was, the request continues; its buffer stays with the queue pair until the request is finished or flushed,
+/// then returns to its pool and is counted ([`QueuePair::abandoned`]). A message that arrives in an abandoned receive
+/// is lost.
 ///
 /// ```
 /// # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -58,7 +58,7 @@ pub struct QueuePair {
     shared: Arc<Shared>,
 }
 
-/// What clones, and futures' cells, belong to.
+/// State shared by the clones of a queue pair.
 pub(super) struct Shared {
     qp: owned::QueuePair,
     cq: CompletionQueue,
@@ -66,7 +66,7 @@ pub(super) struct Shared {
     receives: Half,
 }
 
-/// One queue: where its futures wait, and the route there.
+/// One queue: the cells in which its futures wait, and the route to them.
 struct Half {
     cells: Arc<Cells>,
     route: u32,
@@ -79,7 +79,7 @@ impl Half {
 }
 
 impl Shared {
-    /// A queue pair that the completion queue's task does not know yet.
+    /// Creates a queue pair that the completion queue's task does not know yet.
     fn new(qp: owned::QueuePair, cq: &CompletionQueue) -> Result<Arc<Self>> {
         let (cap, [sends, receives]) = (qp.cap(), cq.reserve_routes()?);
         let half = |count, route| Half { cells: Cells::new(count), route };
@@ -87,7 +87,7 @@ impl Shared {
         Ok(Arc::new(Self { qp, cq: cq.clone(), sends, receives }))
     }
 
-    /// Its routes at the completion queue.
+    /// Returns its routes at the completion queue.
     pub(super) fn routes(&self) -> [(u32, &Arc<Cells>); 2] {
         [&self.sends, &self.receives].map(|half| (half.route, &half.cells))
     }
@@ -110,7 +110,7 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // Nobody waits any more; what is in flight comes back from the queue pair itself.
+        // No future waits any more; buffers in flight come back from the queue pair itself.
         for route in [self.sends.route, self.receives.route] {
             self.cq.remove_route(route);
         }
@@ -118,7 +118,7 @@ impl Drop for Shared {
 }
 
 impl QueuePair {
-    /// A queue pair with default attributes.
+    /// Creates a queue pair with default attributes.
     ///
     /// # Errors
     /// As [`verbs::QueuePairBuilder::build`](crate::verbs::QueuePairBuilder::build); the queue's task has ended.
@@ -126,7 +126,7 @@ impl QueuePair {
         Self::with(domain, cq, |options| options)
     }
 
-    /// A queue pair with attributes that `shape` sets.
+    /// Creates a queue pair with attributes that `shape` sets.
     ///
     /// # Errors
     /// As [`QueuePair::new`].
@@ -146,7 +146,7 @@ impl QueuePair {
         self.typed(Request::send(buffer)).await
     }
 
-    /// Receives the next message into the buffer; its length is then the message's.
+    /// Receives the next message into the buffer, whose length becomes the message's.
     pub async fn recv<B: Lend>(&self, buffer: B) -> (Result<Success, RequestError>, B) {
         let ticket = self.shared.receives.cells.claim().await;
         let (result, loan) = match self.post_recv(ticket, buffer.into()) {
@@ -166,7 +166,7 @@ impl QueuePair {
         self.typed(Request::read(buffer, remote)).await
     }
 
-    /// Compare-and-swap on the peer's memory; the value before goes into the buffer.
+    /// Executes a compare-and-swap on the peer's memory; the original value goes into the buffer.
     pub async fn compare_and_swap<B: Lend>(
         &self,
         buffer: B,
@@ -177,7 +177,7 @@ impl QueuePair {
         self.typed(Request::compare_and_swap(buffer, remote, compare, swap)).await
     }
 
-    /// Fetch-and-add on the peer's memory; the value before goes into the buffer.
+    /// Executes a fetch-and-add on the peer's memory; the original value goes into the buffer.
     pub async fn fetch_and_add<B: Lend>(
         &self,
         buffer: B,
@@ -187,8 +187,8 @@ impl QueuePair {
         self.typed(Request::fetch_and_add(buffer, remote, add)).await
     }
 
-    /// Executes any request of the owned tier: with immediate data, fenced, solicited. Its `wr_id` is not kept, and it
-    /// is signaled.
+    /// Executes any request of the owned tier, for instance with immediate data, fenced or solicited. Its `wr_id` is
+    /// replaced, and it is signaled.
     pub async fn execute(&self, request: Request) -> (Result<Success, RequestError>, Loan) {
         let sends = &self.shared.sends;
         let ticket = sends.cells.claim().await;
@@ -203,7 +203,7 @@ impl QueuePair {
         (result, B::from_loan(loan))
     }
 
-    /// Posts `depth` receives of `len` bytes each, and gives the messages that arrive, in order.
+    /// Posts `depth` receives of `len` bytes each, and returns the stream of the messages that arrive, in order.
     ///
     /// # Errors
     /// As [`owned::QueuePair::post_recv`] and [`BufferPool::take`].
@@ -225,17 +225,17 @@ impl QueuePair {
         Ok(ticket.posted())
     }
 
-    /// Buffers that came back, from sends and from receives, after their futures were dropped.
+    /// Returns the number of buffers, of sends and of receives, that came back after their futures were dropped.
     pub fn abandoned(&self) -> u64 {
         self.shared.sends.cells.abandoned() + self.shared.receives.cells.abandoned()
     }
 
-    /// Buffers in flight: in the send queue, and in the receive queue.
+    /// Returns the number of buffers in flight in the send queue and in the receive queue.
     pub fn in_flight(&self) -> (usize, usize) {
         self.shared.qp.in_flight()
     }
 
-    /// Back to the RESET state; the requests in flight fail with the cause
+    /// Moves to the RESET state; the requests in flight fail with the cause
     /// [`Cause::Destroyed`](crate::verbs::Cause::Destroyed).
     ///
     /// # Errors
@@ -261,7 +261,7 @@ impl QueuePair {
         self.shared.qp.limit_rate(limit)
     }
 
-    /// To the INIT state, in which receives can be posted before the peer is known.
+    /// Moves to the INIT state, in which receives can be posted before the peer is known.
     ///
     /// # Errors
     /// As [`verbs::QueuePair::init`](crate::verbs::QueuePair::init).
@@ -269,7 +269,7 @@ impl QueuePair {
         self.shared.qp.init()
     }
 
-    /// What the peer needs to connect; see
+    /// Returns what the peer needs to connect; see
     /// [`verbs::QueuePair::connection_info`](crate::verbs::QueuePair::connection_info).
     ///
     /// # Errors
@@ -286,7 +286,7 @@ impl QueuePair {
         self.shared.qp.connect(remote)
     }
 
-    /// The same, with options.
+    /// As [`QueuePair::connect`], with options.
     ///
     /// # Errors
     /// As [`QueuePair::connect`].
@@ -294,7 +294,7 @@ impl QueuePair {
         self.shared.qp.connect_with(remote, options)
     }
 
-    /// State and attributes as they are now.
+    /// Returns the current state and attributes.
     ///
     /// # Errors
     /// The queue pair is destroyed.
@@ -302,7 +302,7 @@ impl QueuePair {
         self.shared.qp.query()
     }
 
-    /// The state as it is now.
+    /// Returns the current state.
     ///
     /// # Errors
     /// As [`QueuePair::query`].
@@ -310,33 +310,33 @@ impl QueuePair {
         self.shared.qp.state()
     }
 
-    /// Its number.
+    /// Returns its number.
     pub fn qpn(&self) -> Qpn {
         self.shared.qp.qpn()
     }
 
-    /// Actual sizes of its queues.
+    /// Returns the actual sizes of its queues.
     pub fn cap(&self) -> QueuePairCapabilities {
         self.shared.qp.cap()
     }
 
-    /// Its protection domain: buffers must be registered there.
+    /// Returns its protection domain, in which buffers must be registered.
     pub fn protection_domain(&self) -> &ProtectionDomain {
         self.shared.qp.protection_domain()
     }
 
-    /// Its counters.
+    /// Returns its counters.
     pub fn counters(&self) -> Counters {
         self.shared.qp.counters()
     }
 
-    /// A failure in words; see [`verbs::QueuePair::explain`](crate::verbs::QueuePair::explain).
+    /// Explains a failure; see [`verbs::QueuePair::explain`](crate::verbs::QueuePair::explain).
     pub fn explain(&self, error: &CompletionError) -> String {
         self.shared.qp.explain(error)
     }
 }
 
-/// What a future gives for a finished request.
+/// Converts a finished request to the result of its future.
 pub(super) fn outcome(finished: Finished) -> (Result<Success, RequestError>, Loan) {
     let result = match finished.result() {
         Ok(Some(success)) => Ok(success),
@@ -357,8 +357,8 @@ mod tests {
     use super::*;
     use crate::verbs;
 
-    /// The queue's task ends before, during or after the making of a queue pair: it is never left behind, so no future
-    /// of it waits for ever.
+    /// The queue's task ends before, during or after the creation of a queue pair: the queue pair is never left behind,
+    /// so none of its futures waits forever.
     #[test]
     fn a_queue_pair_that_is_made_while_the_task_ends_is_destroyed() {
         for steps_before in 0..3 {

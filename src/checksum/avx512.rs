@@ -2,11 +2,11 @@
 //!
 //! The bytes are a polynomial over GF(2), the first bit that of the highest power. 64 bytes are four lanes of 128 bits;
 //! a lane is *folded* over a distance by multiplying its two words with x to the power of that distance, modulo the
-//! CRC's polynomial: the product stands for the same remainder, 128 bits wide, that much further on. Four registers
-//! are folded over 256 bytes as long as there are bytes, then onto each other and their lanes onto the last, all at
-//! once, and what remains is reduced to 32 bits (Gopal et al., "Fast CRC Computation for Generic Polynomials Using
-//! PCLMULQDQ Instruction"). Zeros before the first byte change nothing, so a length that is no multiple of 64 begins
-//! with a register that is filled from the right.
+//! CRC's polynomial: the product stands for the same remainder, 128 bits wide, that much further on. Four registers are
+//! folded over 256 bytes as long as there are bytes, then onto each other and their lanes onto the last, all at once,
+//! and what remains is reduced to 32 bits (Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ
+//! Instruction"). Zeros before the first byte change nothing, so a length that is not a multiple of 64 begins with a
+//! partial register, filled from the right.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -24,7 +24,7 @@ const POLYNOMIAL: u32 = 0x04c1_1db7;
 const REFLECTED: i64 = 0x1_db71_0641;
 const QUOTIENT: i64 = 0x1_f701_1641;
 
-/// x^power modulo the polynomial, reflected, as the multiplication of reflected words wants it: shifted by one.
+/// x^power modulo the polynomial, reflected, as the multiplication of reflected words requires: shifted by one.
 const fn power_of_x(power: usize) -> i64 {
     let mut value: u32 = 1;
     let mut done = 0;
@@ -39,12 +39,12 @@ const fn power_of_x(power: usize) -> i64 {
     (value.reverse_bits() as i64) << 1
 }
 
-/// What the two words of a lane are multiplied with to be folded over so many bytes.
+/// Returns the factors of the two words of a lane that fold it over this many bytes.
 const fn distance(bytes: usize) -> [i64; 2] {
     [power_of_x(8 * bytes + 32), power_of_x(8 * bytes - 32)]
 }
 
-/// The four lanes of a register folded onto the place of a lane that begins `bytes` behind the register's end.
+/// Returns the factors that fold the four lanes of a register onto a lane that begins `bytes` after the register's end.
 const fn lanes_onto(bytes: usize) -> [[i64; 2]; 4] {
     [distance(bytes + 64), distance(bytes + 48), distance(bytes + 32), distance(bytes + 16)]
 }
@@ -53,9 +53,9 @@ const ONE_REGISTER: [i64; 2] = distance(REGISTER);
 const TWO_REGISTERS: [i64; 2] = distance(2 * REGISTER);
 const THREE_REGISTERS: [i64; 2] = distance(3 * REGISTER);
 const FOUR_REGISTERS: [i64; 2] = distance(4 * REGISTER);
-/// Onto the last lane; that stays as it is.
+/// Folds onto the last lane, which stays as it is.
 const ONTO_LAST: [[i64; 2]; 4] = [distance(48), distance(32), distance(16), [0, 0]];
-/// A head's lanes onto the last lane of the payload behind it.
+/// Folds a head's lanes onto the last lane of the payload after it.
 const OVER_PAYLOAD: [[[i64; 2]; 4]; LENGTHS.len()] = [
     lanes_onto(LENGTHS[0] - 16),
     lanes_onto(LENGTHS[1] - 16),
@@ -67,7 +67,7 @@ const OVER_8_BYTES: i64 = distance(16)[1];
 const OVER_4_BYTES: i64 = power_of_x(64);
 
 fn is_supported() -> bool {
-    // One look for each packet instead of four.
+    // One check for each packet instead of four.
     static SUPPORTED: LazyLock<bool> = LazyLock::new(|| {
         is_x86_feature_detected!("avx512f")
             && is_x86_feature_detected!("vpclmulqdq")
@@ -87,18 +87,18 @@ pub(super) fn update(crc: u32, bytes: &[u8]) -> Option<u32> {
     Some(unsafe { sum_of(crc, bytes) })
 }
 
-/// [`super::Sum::after`]; who has a sum has the processor.
+/// [`super::Sum::after`]; a sum exists only on a processor with the features.
 #[inline]
 pub(super) fn after(sum: &Sum, crc: u32, head: &[u8]) -> u32 {
     debug_assert!(is_supported());
-    // SAFETY: sums are made by `copy` alone, which found out that the processor has what this was compiled for.
+    // SAFETY: sums are made by `copy` alone, which checked that the processor has what this was compiled for.
     unsafe { sum_after(sum, crc, head) }
 }
 
 /// [`super::copy`], or with `MAY_FAULT` [`super::try_copy`].
 ///
 /// # Safety
-/// As there.
+/// As [`super::copy`], or with `MAY_FAULT` as [`super::try_copy`].
 #[inline]
 pub(super) unsafe fn copy<const MAY_FAULT: bool>(
     source: *const u8,
@@ -126,7 +126,7 @@ fn of_lanes([a, b, c, d]: [[i64; 2]; 4]) -> __m512i {
     _mm512_set_epi64(d[1], d[0], c[1], c[0], b[1], b[0], a[1], a[0])
 }
 
-/// Folds each lane, and adds what lies where it comes to lie.
+/// Folds each lane, and adds the lane that it is folded onto.
 #[target_feature(enable = "avx512f,vpclmulqdq,pclmulqdq,sse4.1")]
 #[inline]
 fn fold(lanes: __m512i, over: __m512i, onto: __m512i) -> __m512i {
@@ -143,7 +143,7 @@ fn add_lanes(lanes: __m512i) -> __m128i {
     _mm_xor_si128(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1))
 }
 
-/// Four registers that follow each other become one lane.
+/// Folds four consecutive registers into one lane.
 #[target_feature(enable = "avx512f,vpclmulqdq,pclmulqdq,sse4.1")]
 #[inline]
 fn join([a, b, c, d]: [__m512i; 4]) -> __m128i {
@@ -159,7 +159,7 @@ fn join_lanes(lanes: __m512i) -> __m128i {
     add_lanes(fold(lanes, of_lanes(ONTO_LAST), _mm512_maskz_mov_epi64(LAST, lanes)))
 }
 
-/// The CRC that a lane stands for: 128 bits to 96, to 64, and to 32 by Barrett's way.
+/// Reduces a lane to its CRC: 128 bits to 96, to 64, and to 32 by Barrett reduction.
 #[target_feature(enable = "avx512f,vpclmulqdq,pclmulqdq,sse4.1")]
 #[inline]
 fn reduce(lane: __m128i) -> u32 {
@@ -174,7 +174,8 @@ fn reduce(lane: __m128i) -> u32 {
     !(_mm_extract_epi32(_mm_xor_si128(lane, product), 1) as u32)
 }
 
-/// The words of `bytes`, 4 to 64 bytes, at the end of a register, with what is before them in their first.
+/// Returns the words of `bytes`, 4 to 64 bytes, at the end of a register, with the CRC of the bytes before in the
+/// first.
 #[target_feature(enable = "avx512f,vpclmulqdq,pclmulqdq,sse4.1")]
 #[inline]
 fn at_the_end(crc: u32, bytes: &[u8]) -> __m512i {
@@ -235,7 +236,7 @@ fn sum_after(sum: &Sum, crc: u32, head: &[u8]) -> u32 {
     reduce(_mm_xor_si128(add_lanes(head), payload))
 }
 
-/// [`fold`] of a register in the block below, onto what was loaded.
+/// [`fold`] of a register in the block below, onto the loaded one.
 macro_rules! folded {
     ($register:literal, $loaded:literal) => {
         concat!(
@@ -256,7 +257,7 @@ macro_rules! folded {
     };
 }
 
-/// The lines of four registers, which are read later.
+/// Prefetches the lines of four registers that are read later.
 macro_rules! fetched {
     ($offset:literal) => {
         concat!(
@@ -287,9 +288,9 @@ unsafe fn copy_and_fold<const MAY_FAULT: bool>(
     let faulted: u64;
     // SAFETY: loads and stores 256 bytes at 0, 256, ... as long as the offset is below `target.len()`, a multiple of
     // 256 and not 0: so all bytes of both ranges and no others. The caller answers for `source`, `target` is writable,
-    // and they do not overlap. The block is opaque to the compiler, so other threads' accesses to `source` may meet
-    // its loads, of which there is one for each byte: what is stored is what is folded. It uses no stack. What is
-    // fetched ahead is never accessed, and may lie anywhere.
+    // and they do not overlap. The block is opaque to the compiler, so other threads' accesses to `source` may meet its
+    // loads, one for each byte: what is stored is what is folded. It uses no stack. Prefetched memory is never
+    // accessed, and may lie anywhere.
     unsafe {
         asm!(
             access_begins!(),

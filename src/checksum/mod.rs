@@ -1,8 +1,8 @@
-//! CRC-32 (IEEE 802.3), which the ICRC is made of, as fast as the processor can.
+//! CRC-32 (IEEE 802.3), the basis of the ICRC, as fast as the processor can.
 //!
-//! Packets are short: of 1 KiB, what is left when all is folded to a few words takes a general implementation as long
-//! as the bytes themselves. The one here is made for packets, and can copy bytes and sum them in one pass, which takes
-//! hardly longer than copying alone. Processors without AVX-512 have `crc32fast`.
+//! Packets are short: for 1 KiB, a general implementation takes as long to reduce the last few words as to fold the
+//! bytes themselves. The one here is made for packets, and can copy bytes and sum them in one pass, which takes hardly
+//! longer than copying alone. Processors without AVX-512 use `crc32fast`.
 
 #[cfg(all(target_arch = "x86_64", target_pointer_width = "64", not(any(loom, miri, rdma_verbs_sanitize))))]
 #[path = "avx512.rs"]
@@ -11,7 +11,7 @@ mod wide;
 #[path = "none.rs"]
 mod wide;
 
-/// The CRC of some bytes and `bytes` behind them, of which `crc` is that of the first (0 if there are none).
+/// Returns the CRC of some bytes followed by `bytes`, where `crc` is the CRC of the former (0 if there are none).
 #[inline]
 pub fn update(crc: u32, bytes: &[u8]) -> u32 {
     if let Some(crc) = wide::update(crc, bytes) {
@@ -22,7 +22,7 @@ pub fn update(crc: u32, bytes: &[u8]) -> u32 {
     hasher.finalize()
 }
 
-/// What bytes that were summed while they were copied contribute to a CRC.
+/// The contribution to a CRC of bytes that were summed while they were copied.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Sum {
     /// A polynomial that is congruent to that of the bytes.
@@ -31,18 +31,18 @@ pub struct Sum {
 }
 
 impl Sum {
-    /// Most bytes of a head.
+    /// Most bytes in a head.
     pub const LONGEST_HEAD: usize = 64;
 
-    /// How many bytes were summed.
+    /// Number of summed bytes.
     pub fn length(&self) -> usize {
         self.length
     }
 
-    /// The CRC of some bytes, `head`, and the summed bytes, of which `crc` is that of the first.
+    /// Returns the CRC of some bytes, `head`, and the summed bytes, where `crc` is the CRC of the first.
     ///
     /// # Panics
-    /// If `head` is empty, longer than [`Sum::LONGEST_HEAD`], or no multiple of 4 bytes.
+    /// If `head` is empty, longer than [`Sum::LONGEST_HEAD`], or not a multiple of 4 bytes.
     #[inline]
     pub fn after(&self, crc: u32, head: &[u8]) -> u32 {
         let fits = (4..=Self::LONGEST_HEAD).contains(&head.len()) && head.len().is_multiple_of(4);
@@ -51,19 +51,19 @@ impl Sum {
     }
 }
 
-/// A page of what was to be copied is missing.
+/// A page of the source is missing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Faulted;
 
 /// Copies `target.len()` bytes from `source`, in any order, and sums them; each is read once. `None`: nothing was
-/// copied, because this processor cannot, or not so many. Those that it can are the payloads of full packets.
+/// copied, because this processor cannot, or not this length. The lengths that it can are the payloads of full packets.
 ///
-/// The bytes that lie `ahead` bytes further on are fetched into the cache; 0 is for none. Memory of which megabytes are
-/// read once comes late otherwise: the processor itself looks ahead within a page only.
+/// Prefetches the bytes `ahead` bytes further on into the cache; 0 disables this. Without it, megabytes of memory that
+/// are read once arrive late: the processor itself looks ahead within a page only.
 ///
 /// # Safety
 /// The bytes from `source` on are mapped and readable, and do not overlap `target`. Others may change them meanwhile;
-/// then what was copied is what was summed.
+/// the bytes copied are still the bytes summed.
 #[inline]
 pub unsafe fn copy(source: *const u8, target: &mut [u8], ahead: usize) -> Option<Sum> {
     // SAFETY: the caller's promise is the same. Nothing faults.

@@ -1,4 +1,4 @@
-//! For processors that nothing is made for here, and where a checker must see the accesses.
+//! The fallback for processors without an implementation here, and where a checker must see the accesses.
 
 use super::{Faulted, Sum};
 

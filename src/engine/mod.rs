@@ -13,60 +13,30 @@
 //! the region table's read side, a completion queue, a channel's state, a capture's buffer. No thread ever holds two
 //! shards. Nothing calls back into the application.
 
-mod attendance;
 mod capture;
-mod channel;
-mod clock;
-mod contention;
-mod doorbell;
-mod driver;
-mod held;
-mod idle;
-mod inbound;
-mod lease;
-mod link;
-mod link_listener;
-mod mailbox;
-mod multicast;
-mod path_errors;
-mod paths;
-mod port_group;
-mod port_holder;
-mod process;
-mod qpn_block;
-mod registry;
-mod shard;
-mod shard_lock;
-mod steering;
+mod drive;
+mod net;
+mod share;
 mod sys;
-mod thread;
-mod udp;
-mod wake;
 
 use std::io;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 pub(crate) use capture::Capture;
 #[cfg(feature = "sim")]
 pub use capture::capture_file;
-pub(crate) use channel::{Announcing, Channel};
-pub(crate) use clock::timestamp;
-pub(crate) use doorbell::Doorbell;
-pub(crate) use link_listener::LinkListener;
+pub(crate) use drive::{Announcing, Channel, Doorbell, Shard, ShardConfig};
+pub(crate) use net::{Capabilities, Group, LinkListener, SocketSizes, probe};
+pub(crate) use share::{QpnBlocks, RegisteredPeer, registered_peer};
 #[cfg(feature = "sim")]
-pub use mailbox::inbox_message;
-pub(crate) use multicast::Group;
-pub(crate) use port_group::{RegisteredPeer, registered_peer};
-pub(crate) use qpn_block::QpnBlocks;
-#[cfg(feature = "sim")]
-pub use registry::registry_file;
-pub(crate) use shard::{Shard, ShardConfig};
+pub use share::{inbox_message, registry_file};
 #[cfg(any(test, feature = "ibverbs"))]
 pub(crate) use sys::wait_readable;
-pub(crate) use sys::{Epoll, EventFd, Generation, Interest, LinkState, LinkWatch, link_megabits, link_state, variable};
-pub(crate) use udp::{Capabilities, LocalAddress, OpenError, SocketSizes, probe};
+pub(crate) use sys::{
+    Epoll, EventFd, Generation, Interest, LinkState, LinkWatch, LocalAddress, OpenError, link_megabits, link_state,
+    timestamp, variable,
+};
 
 use crate::types::CaptureConfig;
 
@@ -108,19 +78,9 @@ impl Engine {
         for (index, shard) in self.shards.iter().enumerate().skip(threads.len()) {
             // The kernel shows the first 15 bytes.
             let name = format!("rdma{index}-{}", self.name);
-            threads.push(thread::start(Arc::clone(shard), name)?);
+            threads.push(drive::start_thread(Arc::clone(shard), name)?);
         }
         Ok(())
-    }
-}
-
-/// Waits for a thread that was signalled to end. A thread that could not be signalled sleeps on.
-fn end_thread(thread: JoinHandle<()>, is_told: bool) {
-    if is_told {
-        // A thread that panicked has already reported it.
-        let _ = thread.join();
-    } else {
-        tracing::warn!("a thread keeps sleeping: the program has closed the descriptor that wakes it");
     }
 }
 
@@ -131,41 +91,11 @@ impl Drop for Engine {
             // The threads are the parent's.
             return std::mem::forget(std::mem::take(&mut self.threads));
         }
-        let told = self.shards.iter().map(|shard| {
-            shard.stop.store(true, Ordering::Release);
-            shard.wake.call()
-        });
+        let told = self.shards.iter().map(|shard| drive::end_thread(shard));
         let told: Vec<bool> = told.collect();
         let threads = std::mem::take(self.threads.get_mut().unwrap_or_else(PoisonError::into_inner));
         for (thread, is_told) in threads.into_iter().zip(told) {
-            end_thread(thread, is_told);
+            sys::end_thread(thread, is_told);
         }
-    }
-}
-
-#[cfg(all(test, not(loom)))]
-pub(crate) mod tests {
-    use std::time::Duration;
-
-    use super::*;
-    use crate::memory::RegionTable;
-    use crate::queue::AsyncEventQueue;
-    use crate::types::{CongestionAlgorithm, PeerCapabilities};
-
-    /// A shard without queue pairs.
-    pub(super) fn shard() -> Shard {
-        let config = ShardConfig {
-            blocks: QpnBlocks::lease(1, 1).unwrap(),
-            capabilities: PeerCapabilities::STRANGER,
-            sizes: SocketSizes { receive_bytes: 1 << 20, send_bytes: 1 << 20 },
-            max_queue_pairs: 16,
-            max_segments: 64,
-            ack_hold: Duration::from_micros(50),
-            congestion: CongestionAlgorithm::default(),
-            max_bytes_per_second: None,
-            reorder_budget: Arc::default(),
-            events: AsyncEventQueue::new(16, None),
-        };
-        Shard::new(config, Arc::new(RegionTable::new(16))).unwrap()
     }
 }

@@ -1,4 +1,4 @@
-//! Advice about on-demand regions: pages that are made present before requests need them.
+//! Advice about on-demand regions: makes pages present before requests need them.
 
 use std::sync::Arc;
 
@@ -9,23 +9,23 @@ use super::table::{MemoryView, RegionTable};
 use super::{AccessError, AdviseError, Region};
 
 impl RegionTable {
-    /// Follows advice about ranges of on-demand regions, before it returns. Ranges are named as in local requests.
-    /// Nothing is touched unless all of them are found; accesses meanwhile go on as without advice.
+    /// Follows advice about ranges of on-demand regions before it returns. Ranges are named as in local requests. No
+    /// page is touched unless all ranges are found. Concurrent accesses are not affected.
     ///
     /// # Errors
-    /// [`AdviseError`] says what each means. Pages that are not there are an error, except of
-    /// [`MemoryAdvice::PrefetchNoFault`], which leaves them so.
+    /// See [`AdviseError`]. A page that cannot be made present is an error, except with
+    /// [`MemoryAdvice::PrefetchNoFault`], which makes none present.
     pub fn advise(&self, domain: DomainId, advice: MemoryAdvice, ranges: &[Sge]) -> Result<(), AdviseError> {
         let found: Vec<(Arc<Region>, usize)> = {
             let view = self.read();
             ranges.iter().map(|range| view.advisable(domain, advice, range)).collect::<Result<_, _>>()?
         };
-        // A copy finds present pages by itself, so there is nothing to be told about them.
+        // Copies find present pages by themselves, so there is nothing to do.
         if advice == MemoryAdvice::PrefetchNoFault {
             return Ok(());
         }
-        // Touching pages may take long. The table is free again, and the regions are held: what is deregistered
-        // meanwhile is made present for nothing.
+        // Touching pages may take long, so the table is unlocked and the regions are held. Pages of a region that is
+        // deregistered meanwhile are made present unnecessarily.
         let write = advice == MemoryAdvice::PrefetchWrite;
         for ((region, offset), &Sge { addr, length, .. }) in found.iter().zip(ranges) {
             region.memory().make_present(*offset, length as usize, write).map_err(|unusable| match unusable {
@@ -39,7 +39,7 @@ impl RegionTable {
 }
 
 impl MemoryView<'_> {
-    /// The region that advice is about, and the offset in it.
+    /// Returns the region that `range` names and the offset in it, if the advice is allowed.
     fn advisable(
         &self,
         domain: DomainId,

@@ -1,4 +1,4 @@
-//! Where the bytes of a region come from, and who frees them.
+//! The memory behind a region, and its ownership.
 
 use std::fs::File;
 use std::io;
@@ -11,44 +11,44 @@ use super::{DevicePart, OwnedBytes, RawRange};
 /// Memory that can be registered. It owns its bytes, except for a raw range, and frees them when it is dropped.
 #[derive(Debug)]
 pub enum Backing {
-    /// Zeroed pages of this process alone.
+    /// Zeroed pages, private to this process.
     Anonymous(Mapping),
-    /// Part of a file, shared with whoever else maps or writes it.
+    /// Part of a file, shared with all others that map or write it.
     File(Mapping),
-    /// A vector or boxed slice, which comes back as it went in.
+    /// A vector or boxed slice, given back with its original allocation.
     Owned(OwnedBytes),
-    /// Memory that the caller answers for.
+    /// Memory that the caller owns, and whose validity the caller guarantees.
     Raw(RawRange),
     /// Part of a device's memory.
     Device(DevicePart),
-    /// So many bytes that this process cannot reach: in an adapter, or behind a descriptor. They have no address here,
-    /// and every access of this library ends in [`super::AccessError::Elsewhere`].
+    /// Memory of this length that this process cannot reach: in an adapter, or behind a descriptor. It has no address
+    /// here, and every access by this library fails with [`super::AccessError::Elsewhere`].
     Elsewhere(usize),
 }
 
 impl Backing {
-    /// `len` zeroed bytes, starting at a page boundary.
+    /// Maps `len` zeroed bytes, starting at a page boundary.
     ///
     /// # Errors
-    /// `InvalidInput` if `len` is 0; otherwise what `mmap` answers, for want of memory or address space.
+    /// `InvalidInput` if `len` is 0; otherwise the error of `mmap`, for lack of memory or address space.
     pub fn anonymous(len: usize) -> io::Result<Self> {
         let map = MmapOptions::new().len(positive(len)?).map_anon()?;
         Ok(Backing::Anonymous(Mapping { map: map.into(), writable: true }))
     }
 
-    /// `len` bytes of `file` from `offset`, which need not be a multiple of the page size.
+    /// Maps `len` bytes of `file` from `offset`, which need not be a multiple of the page size.
     ///
-    /// What is written there reaches the file. Bytes past the file's end are refused at registration; if the file is
-    /// truncated later, accesses there end in [`super::AccessError::Fault`].
+    /// Writes reach the file. Registration refuses bytes past the end of the file; if the file is truncated later,
+    /// accesses past the new end fail with [`super::AccessError::Fault`].
     ///
     /// # Errors
-    /// `InvalidInput` if `len` is 0; otherwise what `mmap` answers, such as `PermissionDenied` for `writable` on a file
+    /// `InvalidInput` if `len` is 0; otherwise the error of `mmap`, such as `PermissionDenied` for `writable` on a file
     /// that is not open for writing.
     pub fn file(file: &File, offset: u64, len: usize, writable: bool) -> io::Result<Self> {
         Self::descriptor(file.as_fd(), offset, len, writable)
     }
 
-    /// As [`Backing::file`], of any descriptor that `mmap` takes.
+    /// As [`Backing::file`], for any descriptor that `mmap` accepts.
     ///
     /// # Errors
     /// As [`Backing::file`].
@@ -59,21 +59,21 @@ impl Backing {
         Ok(Backing::File(Mapping { map, writable }))
     }
 
-    /// The bytes of `bytes`; its spare capacity is kept but not registered.
+    /// Takes the bytes of a vector. Its spare capacity is kept but not registered.
     pub fn from_vec(bytes: Vec<u8>) -> Self {
         Backing::Owned(OwnedBytes::from(bytes))
     }
 
-    /// The bytes of `bytes`.
+    /// Takes the bytes of a boxed slice.
     pub fn from_boxed_slice(bytes: Box<[u8]>) -> Self {
         Self::from_vec(bytes.into_vec())
     }
 
-    /// The vector of [`Backing::from_vec`] or [`Backing::from_boxed_slice`], with its present content and without a
-    /// copy.
+    /// Returns the vector of [`Backing::from_vec`] or [`Backing::from_boxed_slice`] with its current contents, without
+    /// copying.
     ///
     /// # Errors
-    /// Gives back a backing of another kind.
+    /// Returns the backing if it is of another kind.
     pub fn into_vec(self) -> Result<Vec<u8>, Self> {
         match self {
             Backing::Owned(bytes) => Ok(bytes.into()),
@@ -81,10 +81,10 @@ impl Backing {
         }
     }
 
-    /// The boxed slice of [`Backing::from_boxed_slice`]. A vector's spare capacity is released.
+    /// Returns the boxed slice of [`Backing::from_boxed_slice`]. A vector's spare capacity is released.
     ///
     /// # Errors
-    /// Gives back a backing of another kind.
+    /// Returns the backing if it is of another kind.
     pub fn into_boxed_slice(self) -> Result<Box<[u8]>, Self> {
         self.into_vec().map(Vec::into_boxed_slice)
     }
@@ -105,7 +105,7 @@ impl Backing {
         self.len() == 0
     }
 
-    /// The first byte. Whoever dereferences it takes part in the rules of the module's documentation.
+    /// Returns a pointer to the first byte. Dereferencing it is subject to the rules in the module's documentation.
     pub fn as_mut_ptr(&self) -> *mut u8 {
         match self {
             Backing::Anonymous(mapping) | Backing::File(mapping) => mapping.map.as_mut_ptr(),
@@ -116,7 +116,7 @@ impl Backing {
         }
     }
 
-    /// Whether the bytes may be written at all. For a raw range this is found out when it is tried.
+    /// Whether the bytes may be written at all. A raw range counts as writable until an attempt fails.
     pub(super) fn is_writable(&self) -> bool {
         match self {
             Backing::Anonymous(mapping) | Backing::File(mapping) => mapping.writable,
@@ -124,7 +124,7 @@ impl Backing {
         }
     }
 
-    /// Whether somebody else owns the bytes, and answers for them.
+    /// Whether the caller owns the bytes and guarantees their validity.
     pub fn is_raw(&self) -> bool {
         matches!(self, Backing::Raw(_))
     }
@@ -134,12 +134,12 @@ impl Backing {
         matches!(self, Backing::File(mapping) if mapping.writable)
     }
 
-    /// Whether its pages need not be there when it is registered on demand.
+    /// Whether its pages may be absent when it is registered on demand.
     pub(super) fn may_be_absent(&self) -> bool {
         matches!(self, Backing::Raw(_))
     }
 
-    /// Whether others can take the pages away, or there are none, so that an access must not touch them directly.
+    /// Whether an access must not touch the pages directly, because others can unmap them or there are none.
     pub(super) fn can_fault(&self) -> bool {
         matches!(self, Backing::File(_) | Backing::Raw(_) | Backing::Elsewhere(_))
     }

@@ -1,5 +1,4 @@
-//! Memory of a device, which this host's memory stands for: allocated in bytes, copied in and out, and registered in
-//! parts.
+//! Device memory, emulated in host memory: allocated by the byte, copied in and out, and registered in parts.
 
 use std::fmt;
 use std::io;
@@ -9,50 +8,50 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::raw::Memory;
 use super::{AccessError, Backing};
 
-/// The memory that a device has, all allocations together.
+/// The memory of a device, shared by all its allocations.
 #[derive(Debug)]
 pub struct DeviceMemoryPool {
     used: Arc<AtomicU64>,
     limit: u64,
 }
 
-/// Why there is no device memory.
+/// Why device memory was not allocated.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceMemoryError {
     /// The length is 0.
     #[error("length: 0 given; at least 1 byte is needed")]
     Empty,
-    /// So much is not left.
+    /// Fewer bytes are left than requested.
     #[error("length: {length} given; max_dm_size is {limit}, and {used} of it are in use")]
     Exhausted {
-        /// Bytes asked for.
+        /// Bytes requested.
         length: u64,
         /// Bytes in use.
         used: u64,
-        /// Bytes in all.
+        /// Bytes in total.
         limit: u64,
     },
-    /// The system has not so much.
+    /// The system cannot allocate the bytes.
     #[error("length: the system cannot allocate {length} bytes")]
     System {
-        /// Bytes asked for.
+        /// Bytes requested.
         length: u64,
-        /// What it answered.
+        /// The system's error.
         source: io::Error,
     },
 }
 
 impl DeviceMemoryPool {
-    /// `limit` bytes.
+    /// Creates a pool of `limit` bytes.
     pub fn new(limit: u64) -> Self {
         Self { used: Arc::default(), limit }
     }
 
-    /// `length` zeroed bytes, starting at a page boundary.
+    /// Allocates `length` zeroed bytes, starting at a page boundary.
     ///
     /// # Errors
-    /// [`DeviceMemoryError`] says what each means.
+    /// See [`DeviceMemoryError`].
     pub fn alloc(&self, length: u64) -> Result<Arc<DeviceMemory>, DeviceMemoryError> {
         if length == 0 {
             return Err(DeviceMemoryError::Empty);
@@ -68,7 +67,7 @@ impl DeviceMemoryPool {
     }
 }
 
-/// What an allocation takes of the pool.
+/// An allocation's share of the pool.
 #[derive(Debug)]
 struct Share {
     used: Arc<AtomicU64>,
@@ -81,7 +80,7 @@ impl Drop for Share {
     }
 }
 
-/// An allocation. It goes with the last region of it.
+/// An allocation. It lives as long as a handle to it or a region of it.
 pub struct DeviceMemory {
     memory: Memory,
     _share: Share,
@@ -121,7 +120,7 @@ impl fmt::Debug for DeviceMemory {
     }
 }
 
-/// A part of an allocation, which it keeps.
+/// A part of an allocation, which it keeps alive.
 #[derive(Debug)]
 pub struct DevicePart {
     memory: Arc<DeviceMemory>,
@@ -140,7 +139,7 @@ impl DevicePart {
 }
 
 impl Backing {
-    /// `length` bytes of device memory from `offset`.
+    /// Backs a region with `length` bytes of device memory from `offset`.
     ///
     /// # Errors
     /// [`AccessError::OutOfBounds`].

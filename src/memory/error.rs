@@ -1,4 +1,4 @@
-//! What can go wrong with registered memory.
+//! Errors of registered memory.
 
 use crate::types::{AccessFlags, Lkey};
 
@@ -17,17 +17,17 @@ pub enum AccessError {
     /// The range reaches outside the region.
     #[error("the range reaches outside the memory region")]
     OutOfBounds,
-    /// The region was registered without the right that the access needs.
-    #[error("the memory region was registered without the needed access right")]
+    /// The region was registered without an access flag that the access needs.
+    #[error("the memory region was registered without the needed access flag")]
     NoPermission,
     /// A word is not aligned to its size in host memory.
     #[error("the word is not aligned to its size")]
     Misaligned,
-    /// The memory is no longer mapped, or not as it was. Part of a write may have been placed.
+    /// The memory is no longer mapped, or its protection changed. Part of a write may have been placed.
     #[error("the memory is no longer mapped")]
     Fault,
-    /// The key cannot be invalidated: the region was not registered so, windows are bound to it, or it is that of a
-    /// type 1 window.
+    /// The key cannot be invalidated: its region was not registered as invalidatable, windows are bound to the region,
+    /// or it is the key of a type 1 window.
     #[error("the key may not be invalidated")]
     NotInvalidatable,
     /// The window is bound to another queue pair.
@@ -48,14 +48,14 @@ pub enum BindError {
     /// A type 2 window must be invalidated before it is bound again.
     #[error("the memory window of type 2 is bound already")]
     AlreadyBound,
-    /// A right that windows cannot have, or a type 2 window of no byte.
-    #[error("a memory window cannot be bound with these access rights or this length")]
+    /// An access flag that windows cannot have, or a type 2 window of 0 bytes.
+    #[error("a memory window cannot be bound with these access flags or this length")]
     Arguments,
-    /// The region: its key, domain or bounds.
+    /// The region's key, domain or bounds are wrong.
     #[error("{0}")]
     Region(AccessError),
-    /// The region was registered without the right to bind, or without a right that the window needs.
-    #[error("the memory region does not let windows be bound, or not with these access rights")]
+    /// The region was registered without MEMORY_WINDOW_BIND, or without a flag that the window needs.
+    #[error("the memory region does not allow windows to be bound, or not with these access flags")]
     NotBindable,
 }
 
@@ -63,30 +63,30 @@ pub enum BindError {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AdviseError {
-    /// The range is not one of a region that may be used so.
+    /// The range does not lie in a region that may be used this way.
     #[error("sg_list: lkey {lkey}, addr {addr:#x} with length {length} given: {error}")]
     Range {
-        /// First address, as the region knows it.
+        /// First address, in the region's addresses.
         addr: u64,
         /// Number of bytes.
         length: u32,
         /// The region's key.
         lkey: Lkey,
-        /// What is wrong with it.
+        /// The reason.
         error: AccessError,
     },
-    /// The region was registered with its pages present.
+    /// The region was registered without ON_DEMAND, with its pages present.
     #[error("sg_list: lkey {lkey} given, whose access is {access:?}; advice is for regions with ON_DEMAND")]
     NotOnDemand {
         /// The region's key.
         lkey: Lkey,
-        /// Its access rights.
+        /// Its access flags.
         access: AccessFlags,
     },
     /// Part of the range is not mapped or not readable.
     #[error("sg_list: addr {addr:#x} with length {length} given, which is not all mapped and readable")]
     NotMapped {
-        /// First address, as the region knows it.
+        /// First address, in the region's addresses.
         addr: u64,
         /// Number of bytes.
         length: u32,
@@ -94,35 +94,35 @@ pub enum AdviseError {
     /// Part of the range is not writable.
     #[error("sg_list: addr {addr:#x} with length {length} given to be written, which is not all writable")]
     NotWritable {
-        /// First address, as the region knows it.
+        /// First address, in the region's addresses.
         addr: u64,
         /// Number of bytes.
         length: u32,
     },
-    /// The kernel refuses the calls that make access to memory of others safe from signals.
+    /// The kernel refuses the calls that access memory owned by others without raising signals.
     #[error("pages of on-demand regions need process_vm_readv, which this system refuses (errno {errno})")]
     NoFaultSafeCopy {
-        /// What the kernel answered.
+        /// The kernel's error number.
         errno: i32,
     },
 }
 
-/// Why faults are not recovered from: see [`super::recover_from_faults`].
+/// Why faults are not recovered from; see [`super::recover_from_faults`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RecoverError {
-    /// Not on this processor, or not in a program that a checker looks at.
-    #[error("faults are recovered from on x86-64 only, and not under Miri or a sanitizer; the kernel makes copies")]
+    /// Not available on this processor, or under Miri or a sanitizer.
+    #[error("fault recovery works on x86-64 only, and not under Miri or a sanitizer; the kernel makes copies")]
     Unsupported,
-    /// The kernel did not take the handler.
+    /// The kernel refused the handler.
     #[error("a handler of signal {signal} was refused (errno {errno}); the kernel makes copies")]
     Refused {
         /// The signal's number.
         signal: i32,
-        /// What the kernel answered.
+        /// The kernel's error number.
         errno: i32,
     },
-    /// Another handler was installed since.
+    /// The program installed another handler since.
     #[error("the handler of signal {signal} was replaced by the program; the kernel makes copies")]
     Replaced {
         /// The signal's number.
@@ -137,23 +137,23 @@ pub enum RegisterError {
     /// `access` holds flags that this device does not know or support.
     #[error("access: unsupported flags {unsupported:?} in {given:?}; allowed: {allowed:?}")]
     UnsupportedAccess {
-        /// What was asked for.
+        /// The requested flags.
         given: AccessFlags,
-        /// The flags among them that are refused.
+        /// The refused flags among them.
         unsupported: AccessFlags,
-        /// The flags that may be asked for.
+        /// The flags that may be requested.
         allowed: AccessFlags,
     },
-    /// `access` lets peers change memory that the local side may not.
+    /// `access` lets peers change memory that local requests may not.
     #[error("access: {given:?} lets peers change the memory; REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE")]
     MissingLocalWrite {
-        /// What was asked for.
+        /// The requested flags.
         given: AccessFlags,
     },
     /// The memory has no bytes.
     #[error("length: 0 given; a memory region has at least 1 byte")]
     Empty,
-    /// The addresses of the region pass the end of the 64-bit space.
+    /// The region's addresses exceed the 64-bit address space.
     #[error("iova: {iova:#x} with length {length} given; their sum must not exceed 2^64 - 1")]
     AddressOverflow {
         /// First address of the region.
@@ -169,7 +169,7 @@ pub enum RegisterError {
         /// Number of bytes.
         length: u64,
     },
-    /// LOCAL_WRITE was asked for memory that is not writable.
+    /// LOCAL_WRITE was requested for memory that is not writable.
     #[error("access: LOCAL_WRITE given for addr {address:#x} with length {length}, which is not all writable")]
     NotWritable {
         /// First byte in this process.
@@ -177,22 +177,22 @@ pub enum RegisterError {
         /// Number of bytes.
         length: u64,
     },
-    /// The kernel refuses the calls that make access to memory of others safe from signals.
+    /// The kernel refuses the calls that access memory owned by others without raising signals.
     #[error(
         "raw ranges and file mappings need process_vm_readv and process_vm_writev, which this system refuses \
-         (errno {errno}); memory of the library's own and vectors work without"
+         (errno {errno}); the library's own memory and vectors work without them"
     )]
     NoFaultSafeCopy {
-        /// What the kernel answered.
+        /// The kernel's error number.
         errno: i32,
     },
-    /// As many regions as the device holds are registered.
+    /// The device's limit of registered regions is reached.
     #[error("max_mr: {limit} memory regions are registered, and that is the limit")]
     TooManyRegions {
         /// The device's limit.
         limit: usize,
     },
-    /// As many windows as the device holds are allocated.
+    /// The device's limit of allocated windows is reached.
     #[error("max_mw: {limit} memory windows are allocated, and that is the limit")]
     TooManyWindows {
         /// The device's limit.
@@ -201,13 +201,13 @@ pub enum RegisterError {
     /// The region has bound windows.
     #[error("the memory region has {windows} bound memory windows; unbind or invalidate them first")]
     Bound {
-        /// Windows bound to it.
+        /// Number of windows bound to it.
         windows: u32,
     },
-    /// The region is not registered any more.
+    /// The region is no longer registered.
     #[error("the memory region was deregistered")]
     Deregistered,
-    /// FLUSH_PERSISTENT was asked for memory that no power loss survives.
+    /// FLUSH_PERSISTENT was requested for memory that does not survive a power loss.
     #[error("access: FLUSH_PERSISTENT needs a file mapping; other memory does not outlast the process")]
     NotPersistent,
     /// The system's source of randomness failed, so no key can be made that peers cannot guess.

@@ -1,16 +1,17 @@
-//! Keys of regions: unpredictable, unique among the living, and not given again soon.
+//! Region keys: unpredictable, unique among live regions, and not reused soon.
 
 use std::collections::{HashSet, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 
 use super::RegisterError;
 
-/// Indices that were freed most recently and are not given out again. A request that is still under way with the key
-/// of a region long gone must not meet another region.
+/// Number of the most recently freed indices that are not reused, so that a request still in flight with the key of a
+/// freed region does not reach another region.
 pub(super) const QUARANTINE: usize = 65_536;
-/// Regions that a table holds at most: half the indices, so that a free one is found in about two tries.
+/// Most regions that a table holds: half the indices, so that a free one is found in about two tries.
 pub(super) const MAX_REGIONS: usize = 1 << 23;
-/// Tries to find a free index; with at most half of them taken, 256 in a row fail never.
+/// Most attempts to find a free index. With at most half of them taken, 256 failures in a row do not happen in
+/// practice.
 const MAX_TRIES: usize = 256;
 /// Randomness is fetched in blocks: a system call for each key would cost more than the rest of a registration.
 const BLOCK_BYTES: usize = 1024;
@@ -20,7 +21,7 @@ pub(super) const fn index_of(key: u32) -> u32 {
     key >> 8
 }
 
-/// Makes keys.
+/// Generates keys, and quarantines the indices of revoked ones.
 pub(super) struct KeyGenerator {
     block: [u8; BLOCK_BYTES],
     used: usize,
@@ -33,7 +34,7 @@ impl KeyGenerator {
         Self { block: [0; BLOCK_BYTES], used: BLOCK_BYTES, retired: VecDeque::new(), retired_set: HashSet::default() }
     }
 
-    /// A random key whose index is neither 0, nor live, nor freed lately.
+    /// Returns a random key whose index is neither 0, nor live, nor in quarantine.
     pub(super) fn next(&mut self, is_live: impl Fn(u32) -> bool) -> Result<u32, RegisterError> {
         for _ in 0..MAX_TRIES {
             let key = self.random_u32()?;
@@ -45,7 +46,7 @@ impl KeyGenerator {
         Err(RegisterError::NoRandomness)
     }
 
-    /// Puts the index of a key that was revoked into quarantine.
+    /// Quarantines the index of a revoked key.
     pub(super) fn retire(&mut self, key: u32) {
         if self.retired.len() == QUARANTINE
             && let Some(oldest) = self.retired.pop_front()
@@ -63,15 +64,15 @@ impl KeyGenerator {
         }
         let taken = &mut self.block[self.used..self.used + 4];
         let value = u32::from_ne_bytes(taken.try_into().expect("four bytes"));
-        // A key is a secret towards other peers; do not leave a copy behind.
+        // Keys are secret from other peers; leave no copy behind.
         taken.fill(0);
         self.used += 4;
         Ok(value)
     }
 }
 
-/// Hasher for region indices. They are random already and chosen by us, never by a peer; one multiplication carries
-/// them into the upper bits, of which the hash map takes its tags.
+/// Hasher for region indices. They are already random and never chosen by a peer; one multiplication carries them into
+/// the upper bits, from which the hash map takes its tags.
 #[derive(Default)]
 pub(super) struct IndexHasher(u64);
 
@@ -129,7 +130,8 @@ mod tests {
         let keys: Vec<u32> = (0..4096).map(|_| keys.next(|_| false).unwrap()).collect();
         let tags: HashSet<u8> = keys.iter().map(|&key| key as u8).collect();
         let tops: HashSet<u32> = keys.iter().map(|&key| key >> 24).collect();
-        // All 256 values are missing one of 4,096 draws with a chance of 3e-5 each set; ten missing never happens.
+        // With 4,096 draws, one of the 256 values is missing with a probability of 3e-5 in each set; ten are never
+        // missing.
         assert!(tags.len() > 246, "{} tags", tags.len());
         assert!(tops.len() > 246, "{} index bytes", tops.len());
     }

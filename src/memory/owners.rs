@@ -1,7 +1,7 @@
-//! Whose the bound windows of type 2 are, so that they end with their queue pair.
+//! Owners of bound type 2 windows, so that bindings end with their queue pair.
 //!
-//! A binding names its queue pair by number, and numbers are given again. So a queue pair that goes takes its bindings
-//! with it: nobody else could end them, and the next queue pair of the number must not get them.
+//! A binding names its queue pair by number, and numbers are reused. Destroying a queue pair therefore ends its
+//! bindings: no other queue pair could end them, and the next one with the same number must not inherit them.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::PoisonError;
@@ -47,8 +47,8 @@ impl Owners {
 }
 
 impl RegionTable {
-    /// Ends the bindings of a queue pair that goes: its windows can be bound by others. To be called before its number
-    /// can be given again.
+    /// Ends the bindings of a queue pair that is being destroyed; others can bind its windows afterwards. Call it
+    /// before its number can be reused.
     pub fn end_windows_of(&self, queue_pair: Qpn) {
         let view = self.read();
         for index in view.owners().take(queue_pair) {
@@ -86,7 +86,7 @@ mod tests {
         table.end_windows_of(OWNER.queue_pair);
         assert_eq!((write(), region.windows()), (Err(AccessError::UnknownKey), 0));
 
-        // Ended by itself or bound by another one, it is none of the first any more.
+        // Once invalidated and bound by another queue pair, the window no longer belongs to the first.
         let other = Accessor { queue_pair: Qpn::new(0x12), ..OWNER };
         assert_eq!(table.read().bind_window(OWNER, &bind), Ok(()));
         assert_eq!(table.read().invalidate(bind.rkey.0, OWNER), Ok(()));

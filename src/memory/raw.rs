@@ -1,29 +1,31 @@
-//! The unsafe part of registered memory: who owns the bytes, and every access to them.
+//! The unsafe part of registered memory: the ownership of the bytes, and every access to them.
 //!
-//! [`Memory`] is the gate: it holds a backing and its address together, checks bounds, and picks one of two ways.
+//! [`Memory`] is the gate: it holds a backing and its address together, checks bounds, and picks one of two access
+//! methods.
 //!
-//! *Direct*, for memory of our own. On x86-64 every access, copies and atomics alike, is a machine instruction in an
-//! `asm!` block. Such an access is opaque to the compiler, which must assume that it reads and writes any memory it
-//! can reach; so it can meet the access of another thread, of whatever size, with no more consequence than the machine
-//! gives it. Elsewhere, and where a checker must see the accesses (loom, Miri, sanitizers with
-//! `--cfg rdma_verbs_sanitize`), they are relaxed atomics of bytes and words.
+//! *Direct*, for the library's own memory. On x86-64 every access, copies and atomics alike, is a machine instruction
+//! in an `asm!` block. Such an access is opaque to the compiler, which must assume that it reads and writes any memory
+//! it can reach; so when it overlaps the access of another thread, of any size, only the rules of the machine apply.
+//! Elsewhere, and where a checker must see the accesses (loom, Miri, sanitizers with `--cfg rdma_verbs_sanitize`), they
+//! are relaxed atomics of bytes and words.
 //!
-//! *Guarded*, for raw ranges and file mappings, whose pages others can take away. There are two ways again.
+//! *Guarded*, for raw ranges and file mappings, whose pages others can unmap. Again there are two methods.
 //!
-//! * If the program called [`recover_from_faults`], accesses are the direct ones, in blocks of their own: a handler of
-//!   signals knows their places, and ends one that meets a missing page with a note. That costs some nanoseconds.
-//! * Otherwise, and whenever a look finds that the handler is not in place or that the thread blocks its signals, the
+//! * If the program called [`recover_from_faults`], accesses are the direct ones, in blocks of their own: a signal
+//!   handler knows their addresses, and ends one that hits a missing page by setting a flag. That costs some
+//!   nanoseconds.
+//! * Otherwise, and whenever a check finds that the handler is not in place or that the thread blocks its signals, the
 //!   kernel makes the copy (`process_vm_readv` and `process_vm_writev` on this process), and reports a missing page as
-//!   an error. That costs 0.4 to 0.9 µs a copy out, and about 0.4 µs more a copy in, whose tail is a piece of its own.
-//!   Loads and stores of words go the same way.
+//!   an error. That costs 0.4 to 0.9 µs a copy out, and about 0.4 µs more a copy in, whose tail is a separate segment.
+//!   Loads and stores of words use the same calls.
 //!
-//! Read-modify-write atomics have no such call. Reading a word and writing it back through the kernel would not be
-//! atomic towards the processor or another process: it would lose updates silently, and a peer's atomics are promised
-//! to be host atomics. So without the handler a guarded atomic first has the kernel make the page present and
-//! writable, which reports [`AccessError::Fault`] if it cannot, and then executes the instruction. Only when the page
-//! is taken away between these two steps, nanoseconds apart unless the thread is interrupted just there, does the
-//! process get the signal. That is the smaller evil: it needs a program that unmaps or truncates memory in the very
-//! moment in which a peer changes it, and it is loud.
+//! There is no such call for read-modify-write atomics. Reading a word and writing it back through the kernel would not
+//! be atomic with respect to the processor or another process: it would lose updates silently, and a peer's atomics are
+//! promised to be host atomics. So without the handler a guarded atomic first has the kernel make the page present and
+//! writable, which reports [`AccessError::Fault`] if it cannot, and then executes the instruction. The process gets the
+//! signal only if the page is unmapped between these two steps, nanoseconds apart unless the thread is interrupted just
+//! there. That is the lesser evil: it takes a program that unmaps or truncates memory at the very moment in which a
+//! peer changes it, and it is loud.
 
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
@@ -55,55 +57,56 @@ mod tests;
 
 pub(super) use kernel::{Unusable, probe};
 
-/// How far behind what is read memory is fetched into the cache: time enough for it to come from anywhere.
+/// Distance in bytes between a read and the memory that it prefetches: enough time for the memory to arrive from
+/// anywhere.
 const FETCHED_AHEAD_BYTES: usize = 8_192;
 
 impl Backing {
-    /// `len` bytes from `addr`, which somebody else owns.
+    /// Wraps `len` bytes from `addr`, which the caller owns.
     ///
-    /// Accesses never raise a signal, even if the range is unmapped after all: they end in [`AccessError::Fault`]. The
-    /// kernel makes them, unless [`recover_from_faults`] was called, which makes them several times as fast. (A peer's
-    /// atomic that meets the unmapping within nanoseconds is the exception without that call, and with it where the
-    /// kernel makes the copies all the same.) Registration refuses a range that is not all mapped.
+    /// Accesses never raise a signal, even if the range is unmapped after all: they fail with [`AccessError::Fault`].
+    /// The kernel makes them, unless [`recover_from_faults`] was called, which makes them several times as fast. (The
+    /// exception is a peer's atomic within nanoseconds of the unmapping: without that call, and with it wherever the
+    /// kernel still makes the copies.) Registration refuses a range that is not fully mapped.
     ///
     /// # Safety
-    /// Until the backing is dropped; a region owns it while it is registered, and may give it back:
-    /// * the range belongs to the caller, who lets this library, and whoever the region's access rights let in, read
-    ///   it and, with `LOCAL_WRITE`, write it at any time;
+    /// Until the backing is dropped (a region owns it while it is registered, and may give it back):
+    /// * the range belongs to the caller, who lets this library, and every party that the region's access flags admit,
+    ///   read it and, with `LOCAL_WRITE`, write it at any time;
     /// * no `&mut` to any of these bytes is used, and with `LOCAL_WRITE` no `&` either, except to bytes in
     ///   `UnsafeCell`s or atomics; plain accesses through pointers must not race with this library's;
-    /// * nothing else is put at these addresses: if the memory is freed or unmapped, whatever comes to lie there would
-    ///   be read and overwritten in its stead.
+    /// * nothing else is placed at these addresses: if the memory is freed or unmapped, accesses would read and
+    ///   overwrite whatever lies there next.
     pub unsafe fn raw(addr: *mut u8, len: usize) -> Self {
         Backing::Raw(RawRange { address: addr, length: len })
     }
 
-    /// All memory of this process, now and later: from address 0, 2^64 - 1 bytes. To be registered with
-    /// [`AccessFlags::ON_DEMAND`](crate::types::AccessFlags::ON_DEMAND). Requests name its bytes by their addresses; a
-    /// page that is not there, or not writable, is an [`AccessError::Fault`].
+    /// Wraps all memory of this process, present and future: 2^64 - 1 bytes from address 0. Register it with
+    /// [`AccessFlags::ON_DEMAND`](crate::types::AccessFlags::ON_DEMAND). Requests name its bytes by their addresses;
+    /// accessing a page that is missing or not writable is an [`AccessError::Fault`].
     ///
-    /// Copies and atomics take their bytes by exposed provenance.
+    /// Copies and atomics access the bytes by exposed provenance.
     ///
     /// # Safety
-    /// From registration until the region was deregistered and dropped, whatever names bytes of it (requests of this
-    /// process and of peers by its keys, windows that are bound to it, the methods of [`Region`](super::Region)) names
-    /// only bytes for which all that [`Backing::raw`] asks for holds as long as the access may happen, and whose
-    /// provenance was exposed. Nothing of this process is out of reach: the stacks, the heap and this library's own
-    /// memory are not.
+    /// From registration until the region is deregistered and dropped, everything that names bytes of it (requests of
+    /// this process and of peers by its keys, windows that are bound to it, the methods of [`Region`](super::Region))
+    /// names only bytes for which the requirements of [`Backing::raw`] hold as long as the access may happen, and whose
+    /// provenance was exposed. Nothing in this process is out of reach: neither the stacks, nor the heap, nor this
+    /// library's own memory.
     pub unsafe fn address_space() -> Self {
         Backing::Raw(RawRange { address: std::ptr::null_mut(), length: usize::MAX })
     }
 }
 
-/// Memory that the caller of [`Backing::raw`] answers for.
+/// Memory whose validity the caller of [`Backing::raw`] guarantees.
 #[derive(Debug)]
 pub struct RawRange {
     address: *mut u8,
     length: usize,
 }
 
-// SAFETY: a `RawRange` only names memory. Whoever made it promised in `Backing::raw` that the library may access that
-// memory at any time; nothing in the promise depends on the thread.
+// SAFETY: a `RawRange` only names memory. The caller of `Backing::raw` promised that the library may access that memory
+// at any time; nothing in the promise depends on the thread.
 unsafe impl Send for RawRange {}
 // SAFETY: as for `Send`; and `&RawRange` allows nothing but reading the two numbers.
 unsafe impl Sync for RawRange {}
@@ -118,35 +121,34 @@ impl RawRange {
     }
 }
 
-/// Makes accesses to memory of others, [`Backing::raw`] and [`Backing::file`], as fast as those to memory of this
-/// library's own, by handlers of the signals SIGSEGV and SIGBUS. They end an access of this library that meets a
-/// missing page in [`AccessError::Fault`], and give all other signals to the handlers that were there before; where
-/// there was none, the process ends as it would have. They stay until the process ends; calling this again changes
+/// Makes accesses to memory owned by others, [`Backing::raw`] and [`Backing::file`], as fast as those to the library's
+/// own memory, by handlers of the signals SIGSEGV and SIGBUS. An access of this library that hits a missing page then
+/// fails with [`AccessError::Fault`]. All other signals go to the handlers that were installed before; where there was
+/// none, the process ends as it would have. The handlers stay until the process ends; calling this again changes
 /// nothing.
 ///
-/// The library never does so by itself, because a process has but one handler of each signal. Without it the kernel
-/// makes each copy, at half a microsecond and more. So it does as well, at any time later,
+/// The library never installs them by itself, because a process has only one handler of each signal. Without them the
+/// kernel makes each copy, at half a microsecond and more. It also does so at any later time
 ///
 /// * in a thread that blocks one of the two signals;
-/// * in all threads, if the program installed another handler, and for good: these are not installed a second time.
+/// * in all threads, and for good, if the program installed another handler: these are not installed a second time.
 ///
-/// There the exception for peers' atomics holds again that [`Backing::raw`] names.
+/// There the exception for peers' atomics that [`Backing::raw`] names applies again.
 ///
-/// Both are checked before an access: at first every 100 µs or so, and while nothing changes more and more rarely, up
-/// to some milliseconds. Between two checks, or during one access, a
-/// program that does one of the two *and* unmaps or truncates registered memory that is in use gets its own handler
-/// called, or is ended by the signal.
+/// Both are checked before an access: at first about every 100 µs, and ever more rarely while nothing changes, up to
+/// some milliseconds. If a program does one of the two *and* unmaps or truncates registered memory that is in use,
+/// between two checks or during one access, its own handler is called, or the signal ends the process.
 ///
-/// The handlers are code of the program or library that this crate is part of. A library that can be unloaded must not
-/// call this (or be linked with `-z nodelete`, as the library for C programs is). Where two of them in one process do,
-/// only the later one has its handlers in place.
+/// The handlers are code of the program or library that contains this crate. A library that can be unloaded must not
+/// call this, unless it is linked with `-z nodelete`, as the library for C programs is. If two libraries in one process
+/// call it, only the later one has its handlers in place.
 ///
 /// # Errors
 /// The kernel makes the copies as before:
 ///
-/// * [`RecoverError::Unsupported`] on other processors than x86-64, and under Miri and sanitizers;
-/// * [`RecoverError::Refused`] if the kernel does not take the handlers; the first, if it took that one, stays, and
-///   gives all signals to the handler that was there before. The call may be repeated;
+/// * [`RecoverError::Unsupported`] on processors other than x86-64, and under Miri and sanitizers;
+/// * [`RecoverError::Refused`] if the kernel refuses a handler; the first one stays if it was accepted, and passes all
+///   signals to the previous handler. The call may be repeated;
 /// * [`RecoverError::Replaced`] if another handler was installed since the first call.
 ///
 /// ```
@@ -173,8 +175,8 @@ pub fn recover_from_faults() -> Result<(), RecoverError> {
     recovery::install()
 }
 
-/// A vector taken apart. A `Vec` or `Box` asserts whenever it is moved that nobody else accesses its bytes, which is
-/// not so while they are registered; the parts assert nothing.
+/// The raw parts of a vector. Moving a `Vec` or `Box` asserts that nothing else accesses its bytes, which is not so
+/// while they are registered; the parts assert nothing.
 #[derive(Debug)]
 pub struct OwnedBytes {
     address: NonNull<u8>,
@@ -223,12 +225,12 @@ impl Drop for OwnedBytes {
 
 /// A backing together with the address of its bytes. All accesses of this library go through here.
 ///
-/// What every access relies on, the *invariant*: `base` and `length` name the bytes of `owner`, which stay allocated as
-/// long as any of its holders lives (a mapping is unmapped and a vector freed in its destructor, both types are private
-/// to this layer, neither shrinks, and a part of device memory holds the whole), except that the pages of a backing
-/// that `can_fault` may vanish; what is elsewhere has no bytes here, and no access gets past `exposed`. No reference to
-/// these bytes exists: `owner` holds pointers, and for a raw range the caller of [`Backing::raw`] promised it, for the
-/// whole address space that of [`Backing::address_space`], of the bytes that are accessed.
+/// Every access relies on the *invariant*: `base` and `length` name the bytes of `owner`, which stay allocated as long
+/// as any of its holders lives (a mapping is unmapped and a vector freed in its destructor, both types are private to
+/// this layer, neither shrinks, and a part of device memory holds the whole), except that the pages of a backing that
+/// `can_fault` may vanish; a backing elsewhere has no bytes here, and no access to it gets past `exposed`. No reference
+/// to these bytes exists: `owner` holds pointers; for a raw range the caller of [`Backing::raw`] promised it, and for
+/// the whole address space the caller of [`Backing::address_space`] did, for the bytes that are accessed.
 #[derive(Debug)]
 pub(super) struct Memory {
     base: *mut u8,
@@ -255,7 +257,7 @@ impl Memory {
         }
     }
 
-    /// The same bytes once more, kept by both.
+    /// Returns another handle to the same bytes, which both keep alive.
     pub(super) fn share(&self) -> Self {
         let owner = Arc::clone(&self.owner);
         Self { base: self.base, length: self.length, guarded: self.guarded, writable: self.writable, owner }
@@ -265,7 +267,7 @@ impl Memory {
         &self.owner
     }
 
-    /// The backing, unless the bytes are shared.
+    /// Returns the backing, unless the bytes are shared.
     pub(super) fn into_owner(self) -> Result<Backing, Self> {
         let Self { base, length, guarded, writable, owner } = self;
         Arc::try_unwrap(owner).map_err(|owner| Self { base, length, guarded, writable, owner })
@@ -286,7 +288,7 @@ impl Memory {
         if self.guarded {
             // SAFETY: `at` found the range in bounds of a raw range or file mapping. The caller of `Backing::raw`
             // promised that it may be read if it can be, and that nothing else lies there; a file mapping of ours is
-            // only ever unmapped by `owner`'s destructor. `out` is apart, because no reference to it exists.
+            // only ever unmapped by `owner`'s destructor. `out` does not overlap it, because no reference to it exists.
             return unsafe { guarded::read(self.exposed(source)?, out) };
         }
         // SAFETY: `at` found the range in bounds, so by the invariant it is mapped; `out` cannot overlap it, because
@@ -295,7 +297,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Copies out, and sums what it copies if that costs next to nothing. `goes_on`: what follows is read soon.
+    /// Copies out, and sums the bytes if that costs next to nothing. `goes_on`: the bytes that follow are read soon.
     #[inline]
     pub(super) fn read_summed(&self, offset: usize, out: &mut [u8], goes_on: bool) -> Result<Option<Sum>, AccessError> {
         let source = self.at(offset, out.len())?;
@@ -313,7 +315,7 @@ impl Memory {
         self.read(offset, out).map(|()| None)
     }
 
-    /// Copies in: body first, then the tail in naturally aligned pieces, the last byte in the last store.
+    /// Copies in: body first, then the tail in naturally aligned stores, the last byte in the last store.
     #[inline]
     pub(super) fn write(&self, offset: usize, data: &[u8]) -> Result<(), AccessError> {
         let target = self.at(offset, data.len())?;
@@ -327,7 +329,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Atomically replaces the word by `new` if it equals `current`; gives the value found.
+    /// Atomically replaces the word with `new` if it equals `current`; returns the previous value.
     pub(super) fn compare_exchange_u64(&self, offset: usize, current: u64, new: u64) -> Result<u64, AccessError> {
         let word = self.word_for_update(offset)?;
         if self.guarded {
@@ -339,7 +341,7 @@ impl Memory {
         Ok(unsafe { direct::compare_exchange_u64(word, current, new) })
     }
 
-    /// Atomically adds to the word, modulo 2^64; gives the value found.
+    /// Atomically adds to the word, modulo 2^64; returns the previous value.
     pub(super) fn fetch_add_u64(&self, offset: usize, add: u64) -> Result<u64, AccessError> {
         let word = self.word_for_update(offset)?;
         if self.guarded {
@@ -350,8 +352,8 @@ impl Memory {
         Ok(unsafe { direct::fetch_add_u64(word, add) })
     }
 
-    /// Stores the word in one piece, visible after everything stored before, and in place: never by the kernel's copy,
-    /// which may be cut.
+    /// Stores the word in place with a single store, visible after everything stored before. The kernel's copy, which
+    /// may be torn, is never used.
     pub(super) fn store_in_place_u64(&self, offset: usize, value: u64) -> Result<(), AccessError> {
         let word = self.word_for_update(offset)?;
         if self.guarded {
@@ -363,21 +365,21 @@ impl Memory {
         Ok(())
     }
 
-    /// Makes what was written visible to everybody, and, if the bytes are a file's, durable.
+    /// Makes earlier writes visible to everyone and, if `persist`, durable in the file.
     pub(super) fn flush(&self, offset: usize, length: usize, persist: bool) -> Result<(), AccessError> {
         let start = self.at(offset, length)?;
         fence(Ordering::SeqCst);
         if persist { kernel::synchronize(start, length) } else { Ok(()) }
     }
 
-    /// Makes the pages of a range present, writable ones if `write` says so.
+    /// Makes the pages of a range present, and writable if `write`.
     pub(super) fn make_present(&self, offset: usize, length: usize, write: bool) -> Result<(), Unusable> {
         let start = self.at(offset, length).map_err(|_| Unusable::NotMapped)?;
         if self.owner.is_elsewhere() {
             return Err(Unusable::NotMapped);
         }
         match probe(start, length, write) {
-            // Memory of our own is there without, only later.
+            // The library's own memory works without it: its pages become present on access.
             Err(Unusable::NoCopy { .. }) if !self.guarded => Ok(()),
             other => other,
         }
@@ -389,8 +391,8 @@ impl Memory {
         Ok(if self.guarded { self.exposed(word)? } else { word }.cast())
     }
 
-    /// The place by which memory of others is accessed. In the whole address space every allocation has its own
-    /// provenance, so there it is one that was exposed. What lies elsewhere has none.
+    /// Returns the pointer by which memory owned by others is accessed. In the whole address space every allocation has
+    /// its own provenance, so the pointer takes an exposed one. Memory elsewhere has none.
     fn exposed(&self, place: *mut u8) -> Result<*mut u8, AccessError> {
         if !self.base.is_null() {
             return Ok(place);
@@ -413,7 +415,7 @@ impl Memory {
         if self.writable { Ok(()) } else { Err(AccessError::NoPermission) }
     }
 
-    /// The address of the range, if it is in bounds.
+    /// Returns the address of the range, if it is in bounds.
     #[inline]
     fn at(&self, offset: usize, length: usize) -> Result<*mut u8, AccessError> {
         if offset > self.length || length > self.length - offset {
@@ -460,14 +462,14 @@ word_access! {
     u64, load_acquire_u64, store_release_u64;
 }
 
-/// How many bytes of a write to `address` come before its tail. The tail is what the write covers of the last aligned
-/// word of 8 bytes; `length` is not 0.
+/// Number of bytes of a write to `address` before its tail. The tail is the part of the write in the last aligned word
+/// of 8 bytes; `length` is not 0.
 const fn body_length(address: usize, length: usize) -> usize {
     let last_word = (address + (length - 1)) & !7;
     last_word.saturating_sub(address)
 }
 
-/// Size of the naturally aligned piece of a tail that starts at `address` with `remaining` bytes to go, at least 1.
+/// Size of the naturally aligned store at `address` in a tail with `remaining` bytes to go, at least 1.
 const fn piece_size(address: usize, remaining: usize) -> usize {
     let aligned = address.trailing_zeros();
     let fitting = remaining.ilog2();

@@ -1,4 +1,4 @@
-//! One registration: a backing, the addresses and rights under which it is known, and its keys.
+//! One registration: a backing, its addresses and access flags, and its keys.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,7 +13,8 @@ use super::sync::AtomicU32;
 use super::users::{Users, Using};
 use super::{AccessError, Backing, RegisterError};
 
-/// Flags that a registration may ask for. Huge pages need nothing special here, so that flag is accepted and ignored.
+/// Access flags that a registration may request. Huge pages need nothing special here, so that flag is accepted and
+/// ignored.
 pub(super) const SUPPORTED: AccessFlags = AccessFlags::REMOTE
     .union(AccessFlags::LOCAL_WRITE)
     .union(AccessFlags::MEMORY_WINDOW_BIND)
@@ -23,25 +24,25 @@ pub(super) const SUPPORTED: AccessFlags = AccessFlags::REMOTE
     .union(AccessFlags::ON_DEMAND)
     .union(AccessFlags::RELAXED_ORDERING);
 
-/// Bits 20 to 29 are hints by the standard: a device that does not know one ignores it.
+/// Bits 20 to 29 are hints by the standard: a device ignores those that it does not know.
 const OPTIONAL_BITS: u32 = 0x3ff0_0000;
 
-/// How a region is registered. Start from the default and set what differs.
+/// Options of a registration. Start from the default and set the fields that differ.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct RegisterOptions {
-    /// What local and remote parties may do with it. The default, no flag, lets local requests read it.
+    /// Access flags for local and remote requests. The default, no flag, lets local requests read the region.
     pub access: AccessFlags,
-    /// First address by which requests name it; `None`: its address in this process. With
-    /// [`AccessFlags::ZERO_BASED`] it is 0, whatever is given here.
+    /// First address of the region in requests; `None`: its address in this process. With [`AccessFlags::ZERO_BASED`]
+    /// it is 0, regardless of this field.
     pub iova: Option<u64>,
-    /// Whether a peer's SEND with invalidate, or a request of this host, may revoke its key.
+    /// Whether a peer's SEND with invalidate, or a local request, may revoke its key.
     pub invalidatable: bool,
 }
 
-/// Registered memory: the bytes, the addresses and rights under which requests reach them, and the keys.
+/// Registered memory: its bytes, addresses, access flags and keys.
 ///
-/// Offsets of the methods count from the first byte, whatever the addresses in requests are. They work for whoever
-/// holds the region, deregistered or not; the module's documentation says how they meet accesses of others.
+/// Methods take offsets from the first byte, independent of the addresses in requests. They work on any handle,
+/// registered or not; the module's documentation describes how they interact with concurrent accesses.
 pub struct Region {
     memory: Memory,
     iova: u64,
@@ -49,24 +50,24 @@ pub struct Region {
     key: u32,
     domain: DomainId,
     invalidatable: bool,
-    /// Windows bound to it, or `REVOKED`: in one word, because a region with windows is not revoked.
+    /// Number of windows bound to it, or `REVOKED`: in one word, because a region with windows is not revoked.
     bound: AtomicU32,
     /// Accesses in progress, if its key can be revoked meanwhile.
     users: Users,
-    /// Tells registrations apart that were given the same key one after the other.
+    /// Distinguishes registrations that had the same key one after the other.
     serial: u64,
 }
 
-/// The key was invalidated. No number of windows: there are never so many.
+/// Marks an invalidated key. Not a valid count: there are never that many windows.
 const REVOKED: u32 = u32::MAX;
 
 impl Region {
-    /// A region that passed [`check`].
+    /// Creates a region from options that passed [`check`].
     pub(super) fn new(domain: DomainId, backing: Backing, checked: Checked, key: (u32, u64)) -> Self {
         Self::of(domain, Memory::new(backing), checked, key)
     }
 
-    /// The same, of memory that another region holds as well.
+    /// As [`Region::new`], for memory that another region holds as well.
     pub(super) fn of(domain: DomainId, memory: Memory, checked: Checked, (key, serial): (u32, u64)) -> Self {
         Self {
             memory,
@@ -81,7 +82,7 @@ impl Region {
         }
     }
 
-    /// A region that no table knows: a device of its own finds the memory, by its own keys. Checked as one of a table.
+    /// Creates a region outside any table, for a device that resolves its own keys. It is checked like one in a table.
     #[cfg(feature = "ibverbs")]
     pub(crate) fn unlisted(
         domain: DomainId,
@@ -94,7 +95,7 @@ impl Region {
         }
     }
 
-    /// Such a region of `length` bytes that this process cannot reach.
+    /// Creates an unlisted region of `length` bytes that this process cannot reach.
     #[cfg(feature = "ibverbs")]
     pub(crate) fn elsewhere(
         domain: DomainId,
@@ -106,7 +107,7 @@ impl Region {
         Ok(Arc::new(Self::new(domain, backing, checked, (0, 0))))
     }
 
-    /// The same memory as this one's, in another such region.
+    /// Creates another unlisted region over the same memory.
     #[cfg(feature = "ibverbs")]
     pub(crate) fn unlisted_again(
         &self,
@@ -122,32 +123,33 @@ impl Region {
         self.memory.len() as u64
     }
 
-    /// False but for a region of no byte of device memory.
+    /// Whether it has no bytes, which only a region of device memory may have.
     pub fn is_empty(&self) -> bool {
         self.memory.len() == 0
     }
 
-    /// First address by which requests name it.
+    /// First address of the region in requests.
     pub fn iova(&self) -> u64 {
         self.iova
     }
 
-    /// The first byte in this process. Whoever dereferences it takes part in the rules of the module's documentation.
+    /// Returns a pointer to the first byte in this process. Dereferencing it is subject to the rules in the module's
+    /// documentation.
     pub fn as_mut_ptr(&self) -> *mut u8 {
         self.memory.base()
     }
 
-    /// Access rights, without the hints that were ignored.
+    /// Access flags, without the ignored hints.
     pub fn access(&self) -> AccessFlags {
         self.access
     }
 
-    /// The key by which local requests name it.
+    /// The key for local requests.
     pub fn lkey(&self) -> Lkey {
         Lkey(self.key)
     }
 
-    /// The key by which peers name it: the same number.
+    /// The key for peers: the same number as the local one.
     pub fn rkey(&self) -> Rkey {
         Rkey(self.key)
     }
@@ -162,21 +164,21 @@ impl Region {
         self.invalidatable
     }
 
-    /// Whether its key was not invalidated. Says nothing about deregistration.
+    /// Whether its key was not invalidated, regardless of deregistration.
     pub fn is_valid(&self) -> bool {
         self.bound.load(Ordering::SeqCst) != REVOKED
     }
 
-    /// Copies `out.len()` bytes from `offset` on out of the region, in no promised order.
+    /// Copies `out.len()` bytes out of the region, starting at `offset`, in unspecified order.
     ///
     /// # Errors
-    /// [`AccessError::OutOfBounds`], and [`AccessError::Fault`] for memory that others took away.
+    /// [`AccessError::OutOfBounds`], and [`AccessError::Fault`] for memory that others unmapped or truncated.
     #[inline]
     pub fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), AccessError> {
         self.memory.read(index(offset)?, out)
     }
 
-    /// Copies `data` into the region from `offset` on: the body first, in no promised order, the last byte last.
+    /// Copies `data` into the region, starting at `offset`: the body first, in unspecified order, the last byte last.
     ///
     /// # Errors
     /// As [`Region::read_at`]; [`AccessError::NoPermission`] for a file mapped read-only.
@@ -185,8 +187,8 @@ impl Region {
         self.memory.write(index(offset)?, data)
     }
 
-    /// Replaces the word at `offset` by `new` if it equals `current`, atomically towards every other atomic access,
-    /// those of peers included. Gives the value found: it was replaced if that is `current`.
+    /// Replaces the word at `offset` with `new` if it equals `current`, atomically with respect to every other atomic
+    /// access, including those of peers. Returns the previous value: the word was replaced if that is `current`.
     ///
     /// # Errors
     /// As [`Region::write_at`]; [`AccessError::Misaligned`] if the word's address in this process is not a multiple
@@ -195,8 +197,8 @@ impl Region {
         self.memory.compare_exchange_u64(index(offset)?, current, new)
     }
 
-    /// Adds to the word at `offset`, modulo 2^64, atomically as [`Region::compare_exchange_u64`]. Gives the value
-    /// found.
+    /// Adds to the word at `offset`, modulo 2^64, atomically as [`Region::compare_exchange_u64`]. Returns the previous
+    /// value.
     ///
     /// # Errors
     /// As [`Region::compare_exchange_u64`].
@@ -204,10 +206,10 @@ impl Region {
         self.memory.fetch_add_u64(index(offset)?, add)
     }
 
-    /// The memory of a region that was deregistered, with its present content.
+    /// Returns the memory of a deregistered region with its current contents.
     ///
     /// # Errors
-    /// Gives the region back while it is registered or somebody else holds it.
+    /// Returns the region while it is registered or another handle to it exists.
     pub fn into_backing(region: Arc<Region>) -> Result<Backing, Arc<Region>> {
         let region = Arc::try_unwrap(region)?;
         let Self { memory, iova, access, key, domain, invalidatable, bound, users, serial } = region;
@@ -224,7 +226,7 @@ impl Region {
         &self.memory
     }
 
-    /// Memory windows that are bound to it.
+    /// Number of memory windows bound to it.
     pub fn windows(&self) -> u32 {
         match self.bound.load(Ordering::SeqCst) {
             REVOKED => 0,
@@ -232,7 +234,7 @@ impl Region {
         }
     }
 
-    /// Counts a window. False if the key was revoked.
+    /// Counts a bound window. Returns false if the key was revoked.
     #[must_use]
     pub(super) fn note_bound(&self) -> bool {
         let one_more = |bound: u32| (bound != REVOKED).then_some(bound + 1);
@@ -243,7 +245,7 @@ impl Region {
         self.bound.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// An access through the key begins: it is counted if the key may be revoked before it ends.
+    /// Begins an access through the key. It is counted if the key may be revoked before it ends.
     #[inline]
     pub(super) fn enter(&self) -> Result<Option<Using<'_>>, AccessError> {
         if !self.invalidatable {
@@ -257,8 +259,8 @@ impl Region {
         self.serial
     }
 
-    /// Revokes the key, unless windows are bound to it or it was revoked already. Nobody reaches the memory through it
-    /// after this, on other shards neither.
+    /// Revokes the key, unless windows are bound to the region or the key is already revoked. When it returns, no shard
+    /// reaches the memory through the key any more.
     pub(super) fn invalidate(&self) -> Result<(), AccessError> {
         match self.bound.compare_exchange(0, REVOKED, Ordering::SeqCst, Ordering::SeqCst) {
             Ok(_) => {
@@ -270,7 +272,7 @@ impl Region {
         }
     }
 
-    /// The offset of `length` bytes that requests name by `addr`, if all of them lie in the region.
+    /// Returns the offset of `length` bytes at the request address `addr`, if all of them lie in the region.
     #[inline]
     pub(super) fn offset_of(&self, addr: u64, length: u64) -> Result<usize, AccessError> {
         offset_within(self.iova, self.len(), addr, length).ok_or(AccessError::OutOfBounds)
@@ -281,8 +283,8 @@ macro_rules! word_access {
     ($($word:ty, $load:ident, $store:ident;)*) => {
         impl Region {
             $(
-                /// Loads the aligned word at `offset`. Whoever sees a value this way also sees everything that its
-                /// writer stored before, so a program may wait for a message's last bytes by it.
+                /// Loads the aligned word at `offset`. Seeing a value implies seeing everything that its writer stored
+                /// before, so a program may poll the last bytes of a message with it.
                 ///
                 /// # Errors
                 /// As [`Region::read_at`]; [`AccessError::Misaligned`] if the word's address in this process is not a
@@ -323,7 +325,7 @@ impl fmt::Debug for Region {
     }
 }
 
-/// What a registration asks for, after [`check`].
+/// The options of a registration that passed [`check`].
 #[derive(Clone, Copy)]
 pub(super) struct Checked {
     iova: u64,
@@ -331,18 +333,18 @@ pub(super) struct Checked {
     invalidatable: bool,
 }
 
-/// Whether `backing` may be registered as `options` say.
+/// Checks that `backing` may be registered with `options`.
 pub(super) fn check(backing: &Backing, options: &RegisterOptions) -> Result<Checked, RegisterError> {
     let checked = check_terms(backing, options)?;
     check_memory(backing, checked.access)?;
     Ok(checked)
 }
 
-/// The same, whatever the memory itself is like.
+/// As [`check`], without looking at the memory itself.
 fn check_terms(backing: &Backing, options: &RegisterOptions) -> Result<Checked, RegisterError> {
     let access = check_access(options.access)?;
     let (address, length) = (backing.as_mut_ptr(), backing.len());
-    // C programs register no bytes of device memory, too; nothing can be done with them.
+    // C programs also register 0 bytes of device memory; such a region has no use.
     if length == 0 && !matches!(backing, Backing::Device(_)) {
         return Err(RegisterError::Empty);
     }
@@ -386,7 +388,7 @@ fn check_memory(backing: &Backing, access: AccessFlags) -> Result<(), RegisterEr
     if backing.is_elsewhere() {
         return Err(RegisterError::NotMapped { address, length });
     }
-    // Whether pages that are looked up on demand are there is found out by each access.
+    // Each access finds out whether the pages of an on-demand region are present.
     let is_on_demand = access.contains(AccessFlags::ON_DEMAND) && backing.may_be_absent();
     let length_now = if is_on_demand { 0 } else { backing.len() };
     raw::probe(backing.as_mut_ptr(), length_now, write).map_err(|unusable| match unusable {
@@ -396,13 +398,13 @@ fn check_memory(backing: &Backing, access: AccessFlags) -> Result<(), RegisterEr
     })
 }
 
-/// An offset as an index; what does not fit is out of bounds of any region.
+/// Converts an offset to an index; one that does not fit is out of bounds of any region.
 fn index(offset: u64) -> Result<usize, AccessError> {
     usize::try_from(offset).map_err(|_| AccessError::OutOfBounds)
 }
 
-/// Where `addr .. addr + length` lies in the region `iova .. iova + region_length`, if it does. No sum is formed that
-/// could pass the end of the number space.
+/// Returns the offset of `addr .. addr + length` in the region `iova .. iova + region_length`, if it lies inside. No
+/// sum is formed that could overflow.
 #[inline]
 pub(super) fn offset_within(iova: u64, region_length: u64, addr: u64, length: u64) -> Option<usize> {
     let offset = addr.checked_sub(iova)?;
@@ -487,7 +489,7 @@ mod tests {
         assert_eq!(refusal(&Backing::from_vec(Vec::new()), AccessFlags::empty()), Some(RegisterError::Empty));
     }
 
-    /// Numbers near the places where sums overflow.
+    /// Numbers near the points where sums overflow.
     fn edge() -> impl Strategy<Value = u64> {
         prop_oneof![
             any::<u64>(),

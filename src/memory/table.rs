@@ -1,4 +1,4 @@
-//! Finds regions by key, and ends their use.
+//! The table of regions and windows, by key.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -18,17 +18,17 @@ use super::{AccessError, Backing, RefusedBacking, RegisterError};
 
 /// The regions and memory windows of a device, by key.
 ///
-/// A lock for readers and writers guards it: every pass of the engine reads, registration and deregistration write.
-/// [`RegionTable::deregister`] gets its turn only when the passes before it are over, and that is what makes memory
-/// safe to free afterwards. A thread that holds a [`MemoryView`] must neither take another nor register or deregister:
-/// it would wait for itself.
+/// A reader-writer lock guards it: every pass of the engine reads; registration and deregistration write.
+/// [`RegionTable::deregister`] gets the lock only when the earlier passes have ended, which makes the memory safe to
+/// free afterwards. A thread that holds a [`MemoryView`] must neither take another nor register or deregister: it would
+/// deadlock.
 pub struct RegionTable {
     entries: RwLock<Entries>,
     limit: usize,
 }
 
 struct Entries {
-    /// By the index part of the key, so that a wrong tag is seen.
+    /// By the index part of the key, so that a wrong tag is detected.
     regions: HashMap<u32, Arc<Region>, BuildIndexHasher>,
     windows: HashMap<u32, Arc<Window>, BuildIndexHasher>,
     owners: Owners,
@@ -37,7 +37,7 @@ struct Entries {
 }
 
 impl RegionTable {
-    /// A table for up to `limit` regions, and no more than 2^23.
+    /// Creates a table for up to `limit` regions, at most 2^23.
     pub fn new(limit: usize) -> Self {
         let entries = Entries {
             regions: HashMap::default(),
@@ -49,11 +49,11 @@ impl RegionTable {
         Self { entries: RwLock::new(entries), limit: limit.min(MAX_REGIONS) }
     }
 
-    /// Registers `backing` in `domain`. Requests name its first byte by `iova`, or by its address in this process if
-    /// that is `None`, or by 0 with [`AccessFlags::ZERO_BASED`].
+    /// Registers `backing` in `domain`. In requests its first byte has the address `iova`, or its address in this
+    /// process if that is `None`, or 0 with [`AccessFlags::ZERO_BASED`].
     ///
     /// # Errors
-    /// [`RegisterError`] says what each means; the backing is dropped. [`RegionTable::register_with`] gives it back.
+    /// See [`RegisterError`]; the backing is dropped. [`RegionTable::register_with`] returns it.
     pub fn register(
         &self,
         domain: DomainId,
@@ -75,7 +75,7 @@ impl RegionTable {
         backing: Backing,
         options: &RegisterOptions,
     ) -> Result<Arc<Region>, RefusedBacking> {
-        // Looking at the memory may take long; it happens before the lock.
+        // Probing the memory may take long, so it happens before locking.
         let checked = match region::check(&backing, options) {
             Ok(checked) => checked,
             Err(error) => return Err(RefusedBacking { error, backing }),
@@ -90,7 +90,7 @@ impl RegionTable {
         Ok(region)
     }
 
-    /// A window of `domain`, not bound yet; at most `limit` of them.
+    /// Allocates an unbound window of `domain`; there are at most `limit` windows.
     ///
     /// # Errors
     /// [`RegisterError::TooManyWindows`], [`RegisterError::NoRandomness`].
@@ -110,7 +110,8 @@ impl RegionTable {
         Ok(window)
     }
 
-    /// Revokes the window's key and waits for the views that were taken before. False if that was done already.
+    /// Revokes the window's key and waits for the views that were taken before. Returns false if the window was already
+    /// deallocated.
     pub fn dealloc_window(&self, window: &Arc<Window>) -> bool {
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
         let key = window.rkey().0;
@@ -128,13 +129,13 @@ impl RegionTable {
         true
     }
 
-    /// Registers `old` anew, in one step: its keys are revoked, and the new ones lead to `backing`, or to the same
-    /// memory if that is `None`. Without an iova in `options` the same memory keeps its own. With `keep_keys` the new
-    /// keys are the old ones: what was told to peers goes on to hold.
+    /// Re-registers `old` in one step: revokes its keys and creates new ones for `backing`, or for the same memory if
+    /// that is `None`. The same memory keeps its iova if `options` has none. With `keep_keys` the new keys are the old
+    /// ones, so the keys that peers hold stay valid.
     ///
     /// # Errors
-    /// As [`RegionTable::register`]; [`RegisterError::Bound`]; [`RegisterError::Deregistered`]. The region is as it
-    /// was, and the backing comes back.
+    /// As [`RegionTable::register`]; [`RegisterError::Bound`]; [`RegisterError::Deregistered`]. The region is
+    /// unchanged, and the backing is returned.
     pub fn reregister(
         &self,
         old: &Arc<Region>,
@@ -156,9 +157,9 @@ impl RegionTable {
         let key = match entries.holds(old) {
             false => Err(RegisterError::Deregistered),
             true if windows > 0 => Err(RegisterError::Bound { windows }),
-            // A key that a peer has revoked stays dead.
+            // A key that a peer revoked stays invalid.
             true if keep_keys && old.is_valid() => Ok(entries.same_key(old)),
-            // The old one leaves its place to the new one.
+            // The new region replaces the old one, so the limit does not count it twice.
             true => entries.new_key(self.limit + 1),
         };
         let key = match key {
@@ -168,7 +169,7 @@ impl RegionTable {
         let memory = backing.map_or_else(|| old.memory().share(), Memory::new);
         let region = Arc::new(Region::of(domain, memory, checked, key));
         entries.regions.insert(index_of(key.0), Arc::clone(&region));
-        // If it has the same key, it was replaced already.
+        // With the same key, the insertion has already replaced it.
         entries.remove(old);
         Ok(region)
     }
@@ -176,9 +177,9 @@ impl RegionTable {
     /// As [`RegionTable::deregister`], unless windows are bound to the region.
     ///
     /// # Errors
-    /// [`RegisterError::Bound`]; the region is as it was.
+    /// [`RegisterError::Bound`]; the region is unchanged.
     pub fn deregister_unbound(&self, region: &Arc<Region>) -> Result<bool, RegisterError> {
-        // No window can be bound while the table is locked, nor after the region is out of it.
+        // No window can be bound while the table is locked, nor after the region is removed.
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
         let windows = region.windows();
         if windows > 0 && entries.holds(region) {
@@ -188,16 +189,16 @@ impl RegionTable {
     }
 
     /// Revokes the keys of `region` and waits for every [`MemoryView`] that was taken before. When it returns, no view
-    /// finds the region any more, and no access through a view is under way.
+    /// finds the region any more, and no access through a view is in progress.
     ///
-    /// False if the region is not, or no longer, registered here.
+    /// Returns false if the region is not, or no longer, registered here.
     pub fn deregister(&self, region: &Arc<Region>) -> bool {
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
         entries.remove(region)
     }
 
-    /// The regions as they are now, and as they stay until the view is dropped. Keep it for a bounded pass only:
-    /// whoever registers or deregisters waits for it.
+    /// Returns a view of the regions, which do not change until it is dropped. Keep it for a bounded pass only:
+    /// registration and deregistration wait for it.
     pub fn read(&self) -> MemoryView<'_> {
         MemoryView { entries: self.entries.read().unwrap_or_else(PoisonError::into_inner) }
     }
@@ -207,7 +208,7 @@ impl RegionTable {
         self.read().entries.regions.len()
     }
 
-    /// Windows allocated.
+    /// Number of allocated windows.
     pub fn windows(&self) -> usize {
         self.entries.read().unwrap_or_else(PoisonError::into_inner).windows.len()
     }
@@ -219,7 +220,7 @@ impl RegionTable {
 }
 
 impl Entries {
-    /// Key and serial number for a new region.
+    /// Returns a key and a serial number for a new region.
     fn new_key(&mut self, limit: usize) -> Result<(u32, u64), RegisterError> {
         if self.regions.len() >= limit {
             return Err(RegisterError::TooManyRegions { limit });
@@ -229,7 +230,7 @@ impl Entries {
         Ok((key, self.registrations))
     }
 
-    /// The key of a region for the one that takes its place, and a serial number of its own.
+    /// Returns the key of a region for the one that replaces it, with a new serial number.
     fn same_key(&mut self, old: &Arc<Region>) -> (u32, u64) {
         self.registrations += 1;
         (old.key(), self.registrations)
@@ -243,7 +244,7 @@ impl Entries {
         self.regions.get(&index_of(region.key())).is_some_and(|entry| Arc::ptr_eq(entry, region))
     }
 
-    /// Takes a region out; the caller holds it, so it does not end here.
+    /// Removes a region. The caller holds it, so it is not dropped here.
     fn remove(&mut self, region: &Arc<Region>) -> bool {
         if !self.holds(region) {
             return false;
@@ -260,14 +261,14 @@ impl fmt::Debug for RegionTable {
     }
 }
 
-/// Where an access leads. While it lives, the key that led there is not taken back.
+/// The target of an access. While it lives, the key that named it is not revoked.
 pub(super) struct Found<'a> {
     pub(super) region: &'a Region,
     pub(super) offset: usize,
     pub(super) _using: Option<Using<'a>>,
 }
 
-/// Memory that is read packet by packet.
+/// A range that is read packet by packet.
 pub(crate) struct Payloads<'a> {
     memory: &'a Memory,
     next: usize,
@@ -278,7 +279,7 @@ impl Payloads<'_> {
     /// Fills `out` with the next bytes, and sums them if that costs next to nothing.
     ///
     /// # Errors
-    /// [`AccessError::OutOfBounds`] behind the last, [`AccessError::Fault`].
+    /// [`AccessError::OutOfBounds`] past the end, and [`AccessError::Fault`].
     #[inline]
     pub(crate) fn read_next(&mut self, out: &mut [u8]) -> Result<Option<Sum>, AccessError> {
         if out.len() > self.end - self.next {
@@ -290,20 +291,21 @@ impl Payloads<'_> {
     }
 }
 
-/// Access to registered memory by key, for one pass of the engine. While it lives, no region that it finds can go.
+/// Access to registered memory by key, for one pass of the engine. While it lives, no region that it finds is
+/// deregistered.
 ///
-/// Every access checks, in this order: the key, tag and validity included; the protection domain; the rights; the
+/// Every access checks, in this order: the key, tag and validity included; the protection domain; the access flags; the
 /// bounds; the alignment of an atomic. Addresses are those of requests: they count from the region's `iova`.
 pub struct MemoryView<'a> {
     entries: RwLockReadGuard<'a, Entries>,
 }
 
 impl MemoryView<'_> {
-    /// Whether an access of `length` bytes at `addr` would be allowed. `need` holds the rights that it takes; reading
-    /// with a local key takes none.
+    /// Checks whether an access of `length` bytes at `addr` would be allowed. `need` holds the access flags that it
+    /// requires; reading with a local key requires none.
     ///
     /// # Errors
-    /// Every [`AccessError`] but `Misaligned`, `Fault` and `NotInvalidatable`.
+    /// Every [`AccessError`] except `Misaligned`, `Fault` and `NotInvalidatable`.
     pub fn check(
         &self,
         key: u32,
@@ -315,7 +317,7 @@ impl MemoryView<'_> {
         self.resolve(key, accessor.into(), addr, length, need).map(|_| ())
     }
 
-    /// Fills `out` from `addr` on.
+    /// Fills `out` with the bytes from `addr` on.
     ///
     /// # Errors
     /// As [`MemoryView::check`], and [`AccessError::Fault`].
@@ -332,7 +334,7 @@ impl MemoryView<'_> {
         found.region.memory().read(found.offset, out)
     }
 
-    /// Fills `out`, a packet's payload, and sums it if that costs next to nothing. `goes_on`: it is not the last one.
+    /// Fills `out`, a packet's payload, and sums it if that costs next to nothing. `goes_on`: more payloads follow.
     ///
     /// # Errors
     /// As [`MemoryView::read`].
@@ -350,8 +352,8 @@ impl MemoryView<'_> {
         found.region.memory().read_summed(found.offset, out, goes_on)
     }
 
-    /// The same for the payloads of several packets, which lie one behind the other from `addr` on. `None`: the access
-    /// is not allowed, or the key may be taken back by a peer, who shall wait for the copy of one packet and not of
+    /// As [`MemoryView::read_payload`], for the consecutive payloads of several packets from `addr` on. `None`: the
+    /// access is not allowed, or a peer may revoke the key, which must wait for the copy of one packet only, not of
     /// many.
     pub(crate) fn payloads(
         &self,
@@ -366,8 +368,8 @@ impl MemoryView<'_> {
         Some(Payloads { memory: region.memory(), next: offset, end: offset + length as usize })
     }
 
-    /// Places `data` from `addr` on: the body first, in no promised order, then the tail in naturally aligned pieces,
-    /// the last byte with the last of them. Takes [`AccessFlags::LOCAL_WRITE`] beside what `need` names.
+    /// Places `data` from `addr` on: the body first, in unspecified order, then the tail in naturally aligned stores,
+    /// the last byte with the last of them. Requires [`AccessFlags::LOCAL_WRITE`] in addition to `need`.
     ///
     /// # Errors
     /// As [`MemoryView::check`], and [`AccessError::Fault`], after which part of the data may have been placed.
@@ -385,11 +387,12 @@ impl MemoryView<'_> {
         found.region.memory().write(found.offset, data)
     }
 
-    /// A peer's compare and swap on the 8 bytes at `addr`, in this host's byte order: replaces them by `swap` if they
-    /// equal `compare`. Gives the value found. Atomic towards every other atomic access, the processor's included.
+    /// Executes a peer's compare and swap on the 8 bytes at `addr`, in this host's byte order: replaces them with
+    /// `swap` if they equal `compare`. Returns the previous value. Atomic with respect to every other atomic access,
+    /// including the processor's.
     ///
     /// # Errors
-    /// As [`MemoryView::write`]; the right it takes is [`AccessFlags::REMOTE_ATOMIC`]. [`AccessError::Misaligned`] if
+    /// As [`MemoryView::write`]; the required flag is [`AccessFlags::REMOTE_ATOMIC`]. [`AccessError::Misaligned`] if
     /// the word's address in this process is not a multiple of 8.
     pub fn compare_and_swap(
         &self,
@@ -403,7 +406,7 @@ impl MemoryView<'_> {
         found.region.memory().compare_exchange_u64(found.offset, compare, swap)
     }
 
-    /// A peer's fetch and add on the 8 bytes at `addr`, modulo 2^64. Gives the value found.
+    /// Executes a peer's fetch and add on the 8 bytes at `addr`, modulo 2^64. Returns the previous value.
     ///
     /// # Errors
     /// As [`MemoryView::compare_and_swap`].
@@ -418,12 +421,12 @@ impl MemoryView<'_> {
         found.region.memory().fetch_add_u64(found.offset, add)
     }
 
-    /// A SEND with invalidate of a peer, or a local invalidation: revokes `key`, for every access that starts
-    /// afterwards. A region stays registered, and its memory stays, until it is deregistered; a type 2 window can be
+    /// Revokes `key` for every access that starts afterwards, for a peer's SEND with invalidate or a local
+    /// invalidation. A region stays registered, and its memory stays, until it is deregistered; a type 2 window can be
     /// bound again.
     ///
     /// # Errors
-    /// [`AccessError::UnknownKey`], also when it was revoked before; [`AccessError::WrongDomain`];
+    /// [`AccessError::UnknownKey`], also if the key is already revoked; [`AccessError::WrongDomain`];
     /// [`AccessError::NotInvalidatable`]; [`AccessError::WrongQueuePair`].
     pub fn invalidate(&self, key: u32, accessor: impl Into<Accessor>) -> Result<(), AccessError> {
         let accessor = accessor.into();
@@ -437,7 +440,7 @@ impl MemoryView<'_> {
         region.invalidate()
     }
 
-    /// A peer's ATOMIC WRITE of the 8 bytes at `addr`, in one store.
+    /// Executes a peer's ATOMIC WRITE to the 8 bytes at `addr`, in one store.
     ///
     /// # Errors
     /// As [`MemoryView::compare_and_swap`].
@@ -453,7 +456,8 @@ impl MemoryView<'_> {
         found.region.memory().store_in_place_u64(found.offset, u64::from_ne_bytes(data))
     }
 
-    /// A peer's FLUSH. `range` counts from the region's or window's first address; `None` is all of it.
+    /// Executes a peer's FLUSH. `range` is a first address, in the region's or window's addresses, and a length; `None`
+    /// is all of it.
     ///
     /// # Errors
     /// As [`MemoryView::check`]; [`AccessError::Fault`] if the file's storage fails.
@@ -465,18 +469,18 @@ impl MemoryView<'_> {
         need: AccessFlags,
     ) -> Result<(), AccessError> {
         let (addr, length) = range.or_else(|| self.extent(key)).ok_or(AccessError::UnknownKey)?;
-        // It changes no byte and may last long, so nobody who takes the key back waits for it.
+        // A flush changes no byte and may take long, so revocation does not wait for it.
         let Found { region, offset, .. } = self.resolve(key, accessor.into(), addr, length, need)?;
         let length = usize::try_from(length).map_err(|_| AccessError::OutOfBounds)?;
         region.memory().flush(offset, length, need.contains(AccessFlags::FLUSH_PERSISTENT))
     }
 
-    /// The window with the key's index, whatever its tag.
+    /// The window with the key's index, regardless of the tag.
     pub(super) fn window(&self, key: u32) -> Option<&Arc<Window>> {
         self.entries.windows.get(&index_of(key))
     }
 
-    /// Whose the bound windows are.
+    /// The owners of the bound windows.
     pub(super) fn owners(&self) -> &Owners {
         &self.entries.owners
     }

@@ -1,17 +1,17 @@
-//! Who is in the middle of an access through a key that can be taken back while the table is only read.
+//! Accesses in progress through a key that can be revoked while the table is only read.
 //!
-//! A pass of another shard may have found the key valid and be copying while this one revokes it. Whoever revokes says
-//! so first and then waits until nobody who came before is left; whoever comes counts first and looks at the key then.
-//! So one of them sees the other, and after an invalidation has completed, nothing reaches the memory through its key.
+//! A pass of another shard may have found the key valid and be copying while this one revokes it. A revocation first
+//! marks the key and then waits for all earlier accesses to end; an access first counts itself and then checks the key.
+//! So one of them sees the other, and once an invalidation has completed, nothing reaches the memory through its key.
 
 use std::sync::atomic::Ordering;
 
 use super::sync::{AtomicU32, fence, pause};
 
-/// Accesses in progress.
+/// Number of accesses in progress.
 pub(super) struct Users(AtomicU32);
 
-/// One of them, until it is dropped.
+/// An access in progress, until it is dropped.
 pub(super) struct Using<'a>(&'a Users);
 
 impl Users {
@@ -19,17 +19,17 @@ impl Users {
         Self(AtomicU32::new(0))
     }
 
-    /// Counts an access. What it relies on is looked at afterwards.
+    /// Counts an access. The caller checks the key or the binding afterwards.
     #[inline]
     pub(super) fn enter(&self) -> Using<'_> {
         self.0.fetch_add(1, Ordering::Relaxed);
-        // With the one in `wait`: either the count is seen there, or what was taken back is seen here.
+        // Pairs with the fence in `wait`: either the count is seen there, or the revocation is seen here.
         fence(Ordering::SeqCst);
         Using(self)
     }
 
-    /// Waits for the accesses that began before something was taken back: for the copy of a packet each. Those that
-    /// come afterwards find it gone and leave at once.
+    /// Waits for the accesses that began before the revocation: each lasts for the copy of one packet. Later ones find
+    /// the key revoked and leave at once.
     pub(super) fn wait(&self) {
         fence(Ordering::SeqCst);
         while self.0.load(Ordering::Acquire) > 0 {
@@ -52,7 +52,7 @@ mod loom_models {
     use super::*;
     use loom::sync::atomic::AtomicBool;
 
-    /// A shard uses a key, another one takes it back and then owns what it led to.
+    /// One shard uses a key; another one revokes it and then owns the memory.
     #[test]
     fn nobody_is_inside_after_the_wait() {
         loom::model(|| {

@@ -1,8 +1,8 @@
-//! Memory windows: keys of their own to parts of regions, given and taken without the table's lock.
+//! Memory windows: separate keys to parts of regions, bound and unbound without the table's write lock.
 //!
-//! A window has an index in the table, like a region. What it is bound to changes within the engine's passes, which
-//! read the table: so it stands behind a lock of the window's own, for moments only. A binding names its region by key
-//! and serial number and does not hold it. When the region goes, the window leads nowhere.
+//! A window has an index in the table, like a region. Its binding changes during the engine's passes, which only read
+//! the table, so it has a lock of its own, held briefly. A binding names its region by key and serial number and does
+//! not hold it. Once the region is deregistered, accesses through the window fail.
 
 use std::fmt;
 use std::sync::PoisonError;
@@ -16,7 +16,7 @@ use super::table::{Found, MemoryView};
 use super::users::Users;
 use super::{AccessError, BindError};
 
-/// Rights that only peers use; an access that needs one of them came with a remote key.
+/// Access flags that only peers need; an access that needs one of them came with a remote key.
 const PEERS: AccessFlags = AccessFlags::REMOTE.union(AccessFlags::FLUSH);
 
 /// A memory window, bound or not.
@@ -33,33 +33,33 @@ struct State {
     binding: Option<Binding>,
 }
 
-/// What a window leads to.
+/// The range that a window is bound to.
 #[derive(Clone, Copy)]
 struct Binding {
     region: u32,
     serial: u64,
-    /// First address, as the region knows it.
+    /// First address, in the region's addresses.
     addr: u64,
-    /// First address, as peers know it.
+    /// First address in requests of peers.
     base: u64,
     length: u64,
     access: AccessFlags,
-    /// Who may use it; `None`: every queue pair of the domain.
+    /// The queue pair that may use it; `None`: every queue pair of the domain.
     queue_pair: Option<Qpn>,
 }
 
-/// What a window shall be bound to.
+/// A request to bind a window.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WindowBind {
     /// The window's new key: its index, with a new tag.
     pub rkey: Rkey,
     /// The region.
     pub lkey: Lkey,
-    /// First address, as the region knows it.
+    /// First address, in the region's addresses.
     pub addr: u64,
-    /// Bytes; 0 unbinds a type 1 window.
+    /// Length in bytes; 0 unbinds a type 1 window.
     pub length: u64,
-    /// What peers may do.
+    /// Access flags for peers.
     pub access: AccessFlags,
 }
 
@@ -68,7 +68,7 @@ impl Window {
         Self { kind, domain, state: Mutex::new(State { key, binding: None }), users: Users::new() }
     }
 
-    /// Its kind.
+    /// Its type.
     pub fn kind(&self) -> MemoryWindowType {
         self.kind
     }
@@ -86,7 +86,7 @@ impl Window {
         self.with(|state| if state.key == key { state.binding } else { None })
     }
 
-    /// Takes the binding away for good. The region hears of it in [`Unbound::settle`].
+    /// Removes the binding for good. [`Unbound::settle`] reports it to the region.
     pub(super) fn unbind(&self) -> Unbound {
         Unbound(self.with(|state| state.binding.take()))
     }
@@ -104,17 +104,17 @@ impl fmt::Debug for Window {
 pub(super) struct Unbound(Option<Binding>);
 
 impl Unbound {
-    /// Key of the region that it led to.
+    /// Key of the region that it named.
     pub(super) fn region_key(&self) -> Option<u32> {
         self.0.map(|binding| binding.region)
     }
 
-    /// The queue pair that it belonged to, if it belonged to one.
+    /// The queue pair that it belonged to, if any.
     pub(super) fn owner(&self) -> Option<Qpn> {
         self.0.and_then(|binding| binding.queue_pair)
     }
 
-    /// Tells the region with that key, if it is still the same.
+    /// Reports the end of the binding to `region`, the one with that key, if it is still the same.
     pub(super) fn settle(self, region: Option<&Region>) {
         if let (Some(binding), Some(region)) = (self.0, region)
             && region.serial() == binding.serial
@@ -125,7 +125,7 @@ impl Unbound {
 }
 
 impl MemoryView<'_> {
-    /// Where an access through a window's key leads.
+    /// Resolves an access through a window's key.
     #[cold]
     pub(super) fn resolve_window(
         &self,
@@ -150,12 +150,12 @@ impl MemoryView<'_> {
         }
         let region = self.region_of(&binding).ok_or(AccessError::UnknownKey)?;
         let offset = offset_within(binding.base, binding.length, addr, length).ok_or(AccessError::OutOfBounds)?;
-        // Binding found the whole window in the region, so this sum does not overflow.
+        // Binding checked that the whole window lies in the region, so this sum does not overflow.
         let offset = region.offset_of(binding.addr + offset as u64, length)?;
         Ok(Found { region, offset, _using: using })
     }
 
-    /// The bytes that a key gives access to, as the region's or window's addresses name them.
+    /// Returns the first address and the length of the range behind a key, in the region's or window's addresses.
     pub(super) fn extent(&self, key: u32) -> Option<(u64, u64)> {
         if let Some(region) = self.find(key) {
             return Some((region.iova(), region.len()));
@@ -168,11 +168,11 @@ impl MemoryView<'_> {
         self.find(binding.region).map(|region| &**region).filter(|region| region.serial() == binding.serial)
     }
 
-    /// Binds a window for a queue pair: from now on its new key leads to the range, and its old one nowhere. The
-    /// region's key must exist as long as the window shall lead anywhere.
+    /// Binds a window for a queue pair: its new key becomes valid for the range, and its old one invalid. The window
+    /// works only as long as the region's key exists.
     ///
     /// # Errors
-    /// [`BindError`]; the window is as it was.
+    /// [`BindError`]; the window is unchanged.
     pub fn bind_window(&self, accessor: impl Into<Accessor>, bind: &WindowBind) -> Result<(), BindError> {
         let accessor = accessor.into();
         let window = self.window(bind.rkey.0).filter(|window| window.domain == accessor.domain);
@@ -253,14 +253,14 @@ impl MemoryView<'_> {
         Ok(())
     }
 
-    /// Ends the binding of the window with this index, if it is one of this queue pair.
+    /// Ends the binding of the window with this index, if it belongs to this queue pair.
     pub(super) fn end_window_of(&self, queue_pair: Qpn, index: u32) {
         let Some(window) = self.window(index << 8) else { return };
         let is_its = |binding: &mut Binding| binding.queue_pair == Some(queue_pair);
         self.settle(Unbound(window.with(|state| state.binding.take_if(is_its))));
     }
 
-    /// A binding of the window with this key has ended: its region and its owner hear of it.
+    /// Reports an ended binding of the window with this key to its region and its owner.
     fn end(&self, ended: Unbound, key: u32) {
         if let Some(owner) = ended.owner() {
             self.owners().forget(owner, index_of(key));
@@ -274,7 +274,7 @@ impl MemoryView<'_> {
     }
 }
 
-/// What a region must have been registered with for a window of these rights.
+/// Returns the access flags that a region needs for a window with these flags.
 fn needed_of_region(access: AccessFlags) -> AccessFlags {
     let mut needed = AccessFlags::MEMORY_WINDOW_BIND | access & AccessFlags::FLUSH;
     if access.intersects(AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC) {
@@ -341,7 +341,7 @@ mod tests {
         assert_eq!(table.read().invalidate(windows[1].rkey().0, DOMAIN), Err(AccessError::WrongQueuePair));
         assert!(table.dealloc_window(&windows[1]) && !table.dealloc_window(&windows[1]));
         assert_eq!(region.windows(), 1);
-        // Without asking: the last window leads nowhere then, and may be bound to another region.
+        // Deregistration without a check: the last window becomes invalid, and may be bound to another region.
         assert!(table.deregister(&region));
         let key = windows[2].rkey().0;
         let found = table.read().check(key, OWNER, 0x1000, 8, AccessFlags::REMOTE_WRITE);

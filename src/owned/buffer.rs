@@ -9,10 +9,10 @@ use super::exclusive::{Exclusive, check_device};
 use super::pool::{Pool, PooledBytes};
 use crate::verbs::{AccessFlags, Error, Memory, MemoryRegion, ProtectionDomain, RegionRange, Result};
 
-/// Registered memory that one owner has: the application, or a request that it moved into.
+/// Registered memory with one owner: the application, or a request that it moved into.
 ///
-/// A buffer has a fixed capacity, and a length that says how much of it is filled, as a `Vec` has. It reads and writes
-/// like a slice of its length: while the application holds it, nobody else can touch it. It comes from a
+/// A buffer has a fixed capacity, and a length like a `Vec`: the number of filled bytes. It dereferences to a slice of
+/// this length: while the application holds it, nothing else can access it. It comes from a
 /// [`BufferPool`](super::BufferPool), or from memory that moves in and can be taken out again.
 ///
 /// ```
@@ -54,15 +54,15 @@ impl Storage {
     }
 }
 
-/// Memory that could not be registered, and comes back.
+/// An error that returns the refused value: memory that could not be registered, or a request that could not be posted.
 #[derive(thiserror::Error)]
 #[error("{error}")]
 #[non_exhaustive]
 pub struct Refused<T> {
-    /// Why it was refused.
+    /// Reason for the refusal.
     #[source]
     pub error: Error,
-    /// What was given.
+    /// The refused value.
     pub given: T,
 }
 
@@ -89,7 +89,7 @@ impl Buffer {
         Self { storage: Storage::Pooled(PooledBytes::new(bytes, pool)), len: 0 }
     }
 
-    /// Registers a vector's bytes. Its capacity beyond its length is kept, but is no part of the buffer.
+    /// Registers a vector's bytes. Its spare capacity is kept, but is not part of the buffer.
     ///
     /// # Errors
     /// The vector is empty; the device is of a provider outside this crate; otherwise as
@@ -139,8 +139,8 @@ impl Buffer {
             .map_err(|Refused { error, given }| Refused::new(error, bytes::Bytes::from(given).into()))
     }
 
-    /// The bytes as a vector, cut to the buffer's length. Memory that moved in is deregistered and comes back as it is;
-    /// a pool's buffer is copied, and returns to its pool.
+    /// Returns the bytes as a vector, truncated to the buffer's length. Memory that moved in is deregistered and comes
+    /// back without a copy; a pool's buffer is copied, and returns to its pool.
     ///
     /// # Errors
     /// Deregistration failed; a soft device never fails.
@@ -155,12 +155,12 @@ impl Buffer {
         }
     }
 
-    /// Bytes that fit.
+    /// Returns the capacity in bytes.
     pub fn capacity(&self) -> usize {
         self.storage.bytes().len()
     }
 
-    /// Sets how much is filled. What comes to light is what was there last, at first zeros.
+    /// Sets the number of filled bytes. Newly exposed bytes keep their old contents (initially zero).
     ///
     /// # Panics
     /// If `len` exceeds the capacity.
@@ -197,19 +197,19 @@ impl Buffer {
         self[start..].copy_from_slice(bytes);
     }
 
-    /// All bytes up to the capacity, filled or not.
+    /// Returns all bytes up to the capacity, filled or not.
     pub fn capacity_mut(&mut self) -> &mut [u8] {
         self.storage.bytes_mut().as_mut_slice()
     }
 
-    /// The first eight bytes as a number in host byte order: what an atomic gives back.
+    /// Returns the first eight bytes as a number in host byte order, such as the original value of an atomic.
     ///
     /// `None` if the length is less.
     pub fn to_u64(&self) -> Option<u64> {
         Some(u64::from_ne_bytes(*self.first_chunk()?))
     }
 
-    /// The domain it is registered in.
+    /// Returns the domain that it is registered in.
     pub fn protection_domain(&self) -> &ProtectionDomain {
         self.storage.bytes().domain()
     }
@@ -274,8 +274,8 @@ pub struct FileBuffer {
 }
 
 impl FileBuffer {
-    /// Maps and registers `len` bytes of `file` from `offset` on. Without `writable` it can be sent, but not received
-    /// or read into.
+    /// Maps and registers `len` bytes of `file` from `offset` on. Without `writable`, the memory can be sent, but not
+    /// used for receives or READs.
     ///
     /// # Errors
     /// As [`Memory::file`] and [`ProtectionDomain::reg_mr`].
@@ -286,22 +286,22 @@ impl FileBuffer {
         Ok(Self { len: region.len(), region: Box::new(region) })
     }
 
-    /// Bytes that fit.
+    /// Returns the capacity in bytes.
     pub fn capacity(&self) -> usize {
         self.region.len()
     }
 
-    /// Bytes that count as filled: all at first, then what was received or read.
+    /// Returns the number of filled bytes: initially all, later those that were received or read.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether no byte counts as filled.
+    /// Returns whether no byte is filled.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Sets how much counts as filled.
+    /// Sets the number of filled bytes.
     ///
     /// # Panics
     /// If `len` exceeds the capacity.
@@ -322,7 +322,7 @@ impl FileBuffer {
     /// Copies bytes in; see [`MemoryRegion::write_at`].
     ///
     /// # Errors
-    /// As [`FileBuffer::read_at`], or the file is mapped to read only.
+    /// As [`FileBuffer::read_at`], or the file is mapped read-only.
     pub fn write_at(&mut self, offset: usize, data: &[u8]) -> Result<()> {
         self.region.write_at(offset, data)
     }

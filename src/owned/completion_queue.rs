@@ -1,4 +1,4 @@
-//! Completion queues that give buffers back.
+//! Completion queues that return buffers.
 
 use std::collections::VecDeque;
 use std::collections::hash_map::{Entry, HashMap};
@@ -11,13 +11,13 @@ use super::in_flight::{Posted, PostedReceives, Side};
 use crate::types::CompletionSource;
 use crate::verbs::{self, Completion, CompletionChannel, Context, Error, ErrorKind, Notify, Result, poll_until};
 
-/// Completions taken from the device at a time.
+/// Number of completions taken from the device at a time.
 const BATCH: usize = 16;
 
-/// A completion queue that gives the memory of finished requests back. Clones are the same queue.
+/// A completion queue that returns the memory of finished requests. Clones are the same queue.
 ///
-/// It serves any number of [`QueuePair`](super::QueuePair)s of this tier. Requests of one queue come back in the order
-/// in which they were posted, whatever became of them.
+/// It serves any number of [`QueuePair`](super::QueuePair)s of this tier. Requests of one queue come back in posting
+/// order, whatever their result.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -49,45 +49,46 @@ struct Shared {
     state: Mutex<State>,
 }
 
-/// Changed by one thread at a time, so that requests come back in order whoever polls.
+/// Changed by one thread at a time, so that requests come back in order no matter which thread polls.
 struct State {
     polled: [Completion; BATCH],
     at: usize,
     count: usize,
-    /// By the name that the device gave the work queue, which says who added a completion. Nothing is matched by a
-    /// value that the poster of a request chooses. No name comes twice, so a completion never meets a queue pair that
-    /// it does not belong to, as it might by the queue pair's number.
+    /// Owners by the source that the device assigned to each work queue, which identifies the queue that added a
+    /// completion. Values that the poster of a request chooses are not used for matching. No source is assigned twice,
+    /// so a completion never reaches a queue pair that it does not belong to; queue pair numbers would not guarantee
+    /// this.
     attached: HashMap<CompletionSource, Attached>,
-    /// Completions that were taken from the device before it would have removed them, older than `polled`.
+    /// Completions taken from the device before it would have removed them, older than `polled`.
     kept: VecDeque<Kept>,
 }
 
-/// Whose requests a work queue completes.
+/// Owner of the requests that a work queue completes.
 enum Attached {
     Queue(Arc<Posted>, Side),
     /// The shared receive queue that a queue pair takes its receives from.
     Shared(Weak<PostedReceives>),
 }
 
-/// A completion that was taken early.
+/// A completion taken early.
 struct Kept {
     completion: Completion,
-    /// The shared receive queue that it is of, because the queue pair that added it may be gone.
+    /// The shared receive queue of its receive, because the queue pair that added it may be gone.
     shared: Option<Weak<PostedReceives>>,
 }
 
 impl State {
-    /// The request that this completion finishes, and whether it may finish more and must be looked at again. `None` if
-    /// all that it finishes has come back.
+    /// Returns the request that this completion finishes, and whether it may finish more and must be checked again.
+    /// `None` if all requests that it finishes have come back.
     fn finish_one(&self, completion: &Completion) -> Option<(Finished, bool)> {
-        // Without one, it is no completion of this tier, or the queue pair is gone, and its buffers with it.
+        // Without an owner, it is not a completion of this tier, or the queue pair is gone together with its buffers.
         match self.attached.get(&completion.source())? {
             Attached::Queue(posted, side) => Some((posted.finish_one(*side, completion)?, true)),
             Attached::Shared(posted) => Some((posted.upgrade()?.finish(completion)?, false)),
         }
     }
 
-    /// What the next completion finishes, of those that were taken from the device.
+    /// Returns the request that the next completion taken from the device finishes.
     fn next(&mut self) -> Option<Finished> {
         loop {
             let found = match self.kept.front() {
@@ -120,7 +121,7 @@ impl State {
 }
 
 impl CompletionQueue {
-    /// A queue of `cqe` completions, to be polled.
+    /// Creates a queue of `cqe` completions, to be polled.
     ///
     /// # Errors
     /// As [`Context::create_cq`].
@@ -128,7 +129,7 @@ impl CompletionQueue {
         Ok(Self::over(context.create_cq(cqe)?))
     }
 
-    /// A queue that announces completions on `channel`, with `cq_context`.
+    /// Creates a queue that notifies `channel` of completions, with `cq_context`.
     ///
     /// # Errors
     /// As [`Context::create_cq_on`].
@@ -153,10 +154,10 @@ impl CompletionQueue {
         Self { shared: Arc::new(Shared { queue, state: Mutex::new(state) }) }
     }
 
-    /// The oldest request that is finished; `None` if there is none yet. Drives the transport if nothing waits.
+    /// Returns the oldest finished request; `None` if there is none yet. Drives the transport if no completion waits.
     ///
     /// # Errors
-    /// The queue overflowed: completions were lost, and its queue pairs are in error. What is in flight comes back when
+    /// The queue overflowed: completions were lost, and its queue pairs are in error. Buffers in flight come back when
     /// they are reset or destroyed.
     pub fn poll(&self) -> Result<Option<Finished>> {
         self.context().check_process("poll_cq")?;
@@ -169,10 +170,10 @@ impl CompletionQueue {
         }
     }
 
-    /// Takes everything from the device, to be polled later: it is about to remove the completions of a queue pair, and
-    /// with them would go those of its receives, which came from a shared queue. The requests of `ending`, the queue
-    /// pair's send queue, come back otherwise. What is kept is bounded by what is in flight: nothing is kept of what is
-    /// gone.
+    /// Takes all completions from the device, to be polled later. The device is about to remove the completions of a
+    /// queue pair, and with them those of its receives from a shared queue. The requests of `ending`, the queue pair's
+    /// send queue, come back from RESET or destruction itself. The kept completions are bounded by the requests in
+    /// flight: none is kept of a queue that is gone.
     pub(super) fn keep_completions(&self, ending: CompletionSource) {
         let mut state = self.state();
         let State { attached, kept, .. } = &mut *state;
@@ -190,24 +191,24 @@ impl CompletionQueue {
                 };
                 Some(Kept { completion: *completion, shared })
             }));
-            // An overflowed queue gives no more: the buffers come back with the shared queue.
+            // An overflowed queue returns no more: the buffers come back with the shared queue.
             if !matches!(state.poll(&self.shared.queue), Ok(1..)) {
                 break;
             }
         }
     }
 
-    /// The oldest request that is finished, waiting up to `timeout` for it; see [`verbs::CompletionQueue::wait`].
+    /// Waits up to `timeout` for the oldest finished request and returns it; see [`verbs::CompletionQueue::wait`].
     ///
     /// # Errors
-    /// As [`CompletionQueue::poll`]; [`ErrorKind::TimedOut`](verbs::ErrorKind::TimedOut) if nothing was finished in
+    /// As [`CompletionQueue::poll`]; [`ErrorKind::TimedOut`](verbs::ErrorKind::TimedOut) if no request finished in
     /// time.
     pub fn wait(&self, timeout: Duration) -> Result<Finished> {
         poll_until(timeout, || self.poll())
     }
 
-    /// Arms the queue for its channel; see [`verbs::CompletionQueue::req_notify`]. Poll until there is nothing after
-    /// arming.
+    /// Arms the queue for its channel; see [`verbs::CompletionQueue::req_notify`]. After arming, poll until the queue
+    /// is empty.
     ///
     /// # Errors
     /// The queue has no channel.
@@ -215,12 +216,12 @@ impl CompletionQueue {
         self.shared.queue.req_notify(notify)
     }
 
-    /// The open device it belongs to.
+    /// Returns the open device that the queue belongs to.
     pub fn context(&self) -> &Context {
         self.shared.queue.context()
     }
 
-    /// Completions that fit.
+    /// Returns the capacity in completions.
     pub fn cqe(&self) -> u32 {
         self.shared.queue.cqe()
     }
@@ -233,10 +234,10 @@ impl CompletionQueue {
         &self.shared.queue
     }
 
-    /// Takes the completions of a queue from now on.
+    /// Takes the completions of a work queue from now on.
     ///
     /// # Errors
-    /// The device gave the queue no name of its own.
+    /// The device assigned no source of its own to the work queue.
     pub(super) fn attach(&self, posted: &Arc<Posted>, side: Side) -> Result<()> {
         let source = posted.source(side);
         let owner = match (side, posted.shared()) {
@@ -250,7 +251,7 @@ impl CompletionQueue {
             }
             _ => {
                 let message = format!(
-                    "{} does not tell its work queues apart in their completions ({source:?}), which buffers need",
+                    "{} does not distinguish its work queues in their completions ({source:?}); buffers need that",
                     self.context()
                 );
                 Err(Error::new("create_qp", ErrorKind::Unsupported, message))
@@ -258,13 +259,13 @@ impl CompletionQueue {
         }
     }
 
-    /// And no longer.
+    /// Takes the completions of a work queue no longer.
     pub(super) fn detach(&self, source: CompletionSource) {
         if self.context().check_process("destroy_qp").is_err() {
             return;
         }
         let attached = self.state().attached.remove(&source);
-        // It may be the last reference to the queue pair, which is not to be dropped under the lock.
+        // It may be the last reference to the queue pair, which must not be dropped under the lock.
         drop(attached);
     }
 

@@ -1,11 +1,11 @@
-//! Requests that came back.
+//! Finished requests, with their memory.
 
 use super::buffer::Buffer;
 use super::in_flight::Side;
 use super::request::Loan;
 use crate::verbs::{Completion, CompletionError, Qpn, Success};
 
-/// A request that is finished, with its memory.
+/// A finished request, with its memory.
 ///
 /// An unsignaled request that succeeded has no completion of its own: it comes back with the next one of its queue.
 #[derive(Debug)]
@@ -22,28 +22,28 @@ impl Finished {
         Self { side, wr_id, qpn, loan, completion }
     }
 
-    /// The number that the request was posted with.
+    /// Returns the `wr_id` that the request was posted with.
     pub fn wr_id(&self) -> u64 {
         self.wr_id
     }
 
-    /// The queue pair.
+    /// Returns the number of the queue pair.
     pub fn qpn(&self) -> Qpn {
         self.qpn
     }
 
-    /// Whether it was a receive.
+    /// Returns whether it was a receive.
     pub fn is_receive(&self) -> bool {
         self.side == Side::Receive
     }
 
-    /// Its own completion; `None` for an unsignaled request, which succeeded. After RESET and destruction, flushed with
-    /// the cause [`Cause::Destroyed`](crate::verbs::Cause::Destroyed).
+    /// Returns its own completion; `None` for an unsignaled request, which succeeded. After RESET and destruction, a
+    /// flush with the cause [`Cause::Destroyed`](crate::verbs::Cause::Destroyed).
     pub fn completion(&self) -> Option<&Completion> {
         self.completion.as_ref()
     }
 
-    /// What came of it; `None` for an unsignaled request that succeeded.
+    /// Returns the result; `None` for an unsignaled request that succeeded.
     ///
     /// # Errors
     /// The request failed.
@@ -51,28 +51,28 @@ impl Finished {
         self.completion.as_ref().map(Completion::result).transpose()
     }
 
-    /// The memory.
+    /// Returns the memory.
     pub fn loan(&self) -> &Loan {
         &self.loan
     }
 
-    /// Takes the memory out.
+    /// Returns the memory by value.
     pub fn into_loan(self) -> Loan {
         self.loan
     }
 
-    /// The buffer, if the request succeeded.
+    /// Returns the buffer, if the request succeeded.
     ///
     /// # Errors
-    /// The request failed; its buffer is dropped. So is a [`FileBuffer`](super::FileBuffer), which
-    /// [`Finished::into_loan`] gives back.
+    /// The request failed, or its memory is a [`FileBuffer`](super::FileBuffer). In both cases the memory is dropped;
+    /// [`Finished::into_loan`] returns it instead.
     pub fn into_buffer(self) -> Result<Buffer, NoBuffer> {
         self.result().map_err(NoBuffer::Failed)?;
         self.loan.into_buffer().ok_or(NoBuffer::File)
     }
 }
 
-/// Why a finished request has no filled buffer.
+/// Reason why a finished request has no filled buffer.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NoBuffer {

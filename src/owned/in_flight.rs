@@ -1,28 +1,28 @@
-//! The unsafe part of the owned tier, second half: memory in flight, and the moment in which it comes back.
+//! The unsafe part of the owned tier, second half: memory in flight, and when it comes back.
 //!
 //! [`Posted`] is a queue pair whose requests own their memory. It is the only user of that queue pair: it is built from
-//! plain options, and its verbs handle never leaves this module. Each of its two queues has a ledger of what is in
-//! flight, in the order of posting ([`super::ledger`]). Memory goes into the ledger before the device hears of the
-//! request, and is taken out at one of these moments only:
+//! plain options, and its verbs handle never leaves this module. Each of its two queues has a ledger of the memory in
+//! flight, in posting order ([`super::ledger`]). Memory enters the ledger before the device gets the request, and
+//! leaves it in one of these cases only:
 //!
-//! * a completion says that the request is finished ([`Posted::finish_one`]). It must come from this work queue: it
-//!   bears the source that the device gave the queue, which no other queue of the completion queue ever has, so
-//!   completions of other queue pairs fit nothing, whatever `wr_id` their owners choose. It must name a request in
-//!   flight: requests have the numbers by which the device counts them (from 0, also over RESET), and a completion's
-//!   `retired` says below which number all are finished. What a provider of this crate reports as finished it does not
-//!   access any more: its endpoints retire a request before they complete it, and cannot name a retired request's
-//!   memory;
-//! * RESET or destruction returned ([`Posted::reset`], [`Posted::destroy`]): the device waits for the pass in progress,
-//!   forgets everything posted, and counts on;
-//! * posting failed: then the device has nothing.
+//! * a completion reports that the request is finished ([`Posted::finish_one`]). It must come from this work queue: it
+//!   carries the source that the device assigned to the queue, which no other queue of the completion queue ever has,
+//!   so completions of other queue pairs match nothing, whatever `wr_id` their owners choose. It must name a request in
+//!   flight: requests have the numbers by which the device counts them (from 0, continuing across RESET), and a
+//!   completion's `retired` gives the number below which all are finished. A provider of this crate does not access the
+//!   memory of requests that it reports as finished: its endpoints retire a request before they complete it, and cannot
+//!   name a retired request's memory;
+//! * RESET or destruction has returned ([`Posted::reset`], [`Posted::destroy`]): the device waits for the pass in
+//!   progress, forgets everything posted, and continues to count;
+//! * posting failed: the device then has nothing.
 //!
-//! [`PostedReceives`] is the same for a shared receive queue, of which any number of queue pairs take. Its receives end
-//! in any order, so each has a slot of its own instead of a number, and leaves it when its completion comes, from the
-//! receive queue of whichever queue pair took it; when the queue pair that had begun to fill it stops receiving, and
-//! says so; or when the queue is destroyed, which no device does while queue pairs use it.
+//! [`PostedReceives`] is the same for a shared receive queue, which serves any number of queue pairs. Its receives
+//! finish in any order, so each has a slot of its own instead of a number. It leaves the slot when its completion
+//! comes, from the receive queue of the queue pair that took it; when the queue pair that had begun to fill it stops
+//! receiving, and reports it; or when the queue is destroyed, which no device does while queue pairs use it.
 //!
-//! Until then the memory is an [`InFlight`], which has no access to the bytes, and which leaks them if it is dropped.
-//! So a panic between post and completion, or a handle that is forgotten, leaks at most.
+//! Until then the memory is an [`InFlight`], which gives no access to the bytes and leaks them if it is dropped. The
+//! worst case of a panic between post and completion, or of a forgotten handle, is therefore a leak.
 
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -46,12 +46,12 @@ impl InFlight {
         Self(ManuallyDrop::new(loan))
     }
 
-    /// What the request names. Nothing else can be had from memory in flight.
+    /// Returns the memory for the request to name. Nothing else is accessible in flight.
     fn loan(&self) -> &Loan {
         &self.0
     }
 
-    /// The memory, to be used again.
+    /// Returns the memory, to be used again.
     ///
     /// # Safety
     /// No device uses the memory, and none will for the request that it was in flight for.
@@ -66,7 +66,7 @@ struct Entry {
     outcome: CompletedLength,
 }
 
-/// A queue of a queue pair.
+/// One of the two queues of a queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Side {
     Send,
@@ -76,7 +76,7 @@ pub(super) enum Side {
 /// A queue pair whose requests own their memory.
 pub(super) struct Posted {
     qp: QueuePair,
-    /// Where its receives come from, if they are not its own. It outlives the queue pair in the device.
+    /// The shared queue that its receives come from, if any. It outlives the queue pair in the device.
     shared: Option<Arc<PostedReceives>>,
     send: Mutex<OrderedLedger<Entry>>,
     receive: Mutex<OrderedLedger<Entry>>,
@@ -87,7 +87,7 @@ pub(super) struct Posted {
 }
 
 impl Posted {
-    /// Takes over a queue pair that was just made: nothing was ever posted to it.
+    /// Takes over a new queue pair: nothing was ever posted to it.
     pub(super) fn new(qp: QueuePair, shared: Option<Arc<PostedReceives>>) -> Self {
         let (cap, sources) = (qp.cap(), qp.completion_sources());
         let ledger = |source, limit| Mutex::new(OrderedLedger::new(source, limit));
@@ -95,7 +95,7 @@ impl Posted {
         Self { qp, shared, send, receive, sources, begun: Mutex::new(None), destroyed: AtomicBool::new(false) }
     }
 
-    /// What the completions of a queue bear as their source.
+    /// Returns the source that the completions of a queue carry.
     pub(super) fn source(&self, side: Side) -> CompletionSource {
         match side {
             Side::Send => self.sources[0],
@@ -103,17 +103,17 @@ impl Posted {
         }
     }
 
-    /// Where its receives come from, if they are not its own.
+    /// Returns the shared queue that its receives come from, if any.
     pub(super) fn shared(&self) -> Option<&Arc<PostedReceives>> {
         self.shared.as_ref()
     }
 
-    /// For everything but posting, RESET and destruction.
+    /// Returns the queue pair, for everything but posting, RESET and destruction.
     pub(super) fn qp(&self) -> &QueuePair {
         &self.qp
     }
 
-    /// Posts a request. The open batch keeps other threads out, so that numbers and requests stay in one order. The
+    /// Posts a request. The open batch excludes other threads, so that numbers and requests have the same order. The
     /// device sees the request's number as its `wr_id`.
     #[expect(clippy::result_large_err, reason = "the request comes back by value, as it went in")]
     pub(super) fn post_send(&self, request: Request) -> Result<(), Refused<Request>> {
@@ -160,25 +160,25 @@ impl Posted {
         result.map_err(|(error, loan)| Refused::new(error, loan))
     }
 
-    /// Takes the oldest request that `completion`, just polled from the device, says to be finished. Called until it
-    /// gives nothing, it gives those before the completed one as well, in order.
+    /// Takes the oldest request that `completion`, just polled from the device, finishes. Repeated calls until `None`
+    /// also return the requests before the completed one, in order.
     pub(super) fn finish_one(&self, side: Side, completion: &Completion) -> Option<Finished> {
         let (source, wr_id, retired) = (completion.source(), completion.wr_id(), completion.retired());
         let (entry, is_own) = lock(self.ledger(side)).finish(source, wr_id, retired)?;
         let own = is_own.then(|| completion.renumbered(entry.wr_id));
-        // SAFETY: the device completed a request of this very queue, and says that it is finished with all requests
-        // before number `retired`, of which this is one; see the module's documentation.
+        // SAFETY: the device completed a request of this very queue, and reports that it is finished with all requests
+        // below number `retired`, and this is one of them; see the module's documentation.
         let loan = unsafe { entry.memory.reclaim() };
         Some(Finished::new(side, entry.wr_id, self.qp.qpn(), filled(loan, entry.outcome, own.as_ref()), own))
     }
 
-    /// Back to the RESET state. Everything in flight comes back, in order, sends first.
+    /// Moves to the RESET state. Returns everything in flight, in order, sends first.
     ///
-    /// `keep` is called in between if receives come from a shared queue: what has completed is to be polled then,
-    /// before the device removes it.
+    /// If receives come from a shared queue, `keep` is called in between, to poll completions before the device removes
+    /// them.
     pub(super) fn reset(&self, keep: impl FnOnce()) -> Result<Vec<Finished>> {
         self.check_alive("modify_qp")?;
-        // While these batches are open nobody posts.
+        // While these batches are open, no thread can post.
         let batches = (self.qp.send_batch()?, self.qp.recv_batch()?);
         self.stop_receiving(keep)?;
         self.qp.reset()?;
@@ -197,8 +197,8 @@ impl Posted {
         Ok(())
     }
 
-    /// Takes the queue pair out of the device. Everything in flight comes back, in order, sends first. Destroying again
-    /// gives nothing. `keep` as in [`Posted::reset`].
+    /// Destroys the queue pair in the device. Returns everything in flight, in order, sends first; nothing if it was
+    /// already destroyed. `keep` is as in [`Posted::reset`].
     pub(super) fn destroy(&self, keep: impl FnOnce()) -> Result<Vec<Finished>> {
         self.qp.context().check_process("destroy_qp")?;
         let batches = (self.qp.send_batch()?, self.qp.recv_batch()?);
@@ -213,7 +213,7 @@ impl Posted {
         Ok(returned)
     }
 
-    /// Takes everything in flight, a receive that was begun last; after RESET or destruction only, with nobody posting.
+    /// Takes everything in flight, a begun receive last. Only after RESET or destruction, while no thread can post.
     fn return_all(&self) -> Vec<Finished> {
         let mut returned = Vec::new();
         for side in [Side::Send, Side::Receive] {
@@ -231,7 +231,7 @@ impl Posted {
         returned
     }
 
-    /// Buffers in flight on a queue; none in a process that only inherited it.
+    /// Returns the number of buffers in flight on a queue; 0 in a process that inherited it.
     pub(super) fn in_flight(&self, side: Side) -> usize {
         match self.qp.context().check_process("query_qp") {
             Ok(()) => lock(self.ledger(side)).in_flight(),
@@ -264,14 +264,14 @@ pub(super) struct PostedReceives {
 }
 
 impl PostedReceives {
-    /// Creates the queue: nobody else ever has a handle of it.
+    /// Creates the queue, to which no other handle ever exists.
     pub(super) fn new(builder: &SharedReceiveQueueBuilder<'_>) -> Result<Self> {
         let srq = builder.build()?;
         let ledger = Mutex::new(UnorderedLedger::new(srq.query()?.max_wr));
         Ok(Self { srq, ledger, destroyed: AtomicBool::new(false) })
     }
 
-    /// For everything but posting, changes of size and destruction.
+    /// Returns the queue, for everything but posting, changes of size and destruction.
     pub(super) fn queue(&self) -> &SharedReceiveQueue {
         &self.srq
     }
@@ -290,7 +290,7 @@ impl PostedReceives {
         })();
         let result = match opened {
             Ok((mut ledger, number, batch)) => {
-                // As in `enter_then_post`: there before it is posted, and locked meanwhile.
+                // As in `enter_then_post`: entered before it is posted, and locked meanwhile.
                 ledger.enter(Entry { memory, wr_id, outcome: CompletedLength::Received });
                 batch.post().map_err(|error| {
                     let entry = ledger.take(number).expect("put there just now");
@@ -304,24 +304,24 @@ impl PostedReceives {
         result.map_err(|(error, loan)| Refused::new(error, loan))
     }
 
-    /// Takes the receive that `completion`, just polled from the device, says to be finished. Its source must be the
-    /// receive queue of a queue pair that takes its receives from here.
+    /// Takes the receive that `completion`, just polled from the device, finishes. Its source must be the receive queue
+    /// of a queue pair that takes its receives from here.
     pub(super) fn finish(&self, completion: &Completion) -> Option<Finished> {
         let entry = lock(&self.ledger).take(completion.wr_id())?;
         let own = completion.renumbered(entry.wr_id);
-        // SAFETY: a receive completes once, after the device has ended with its memory, and this is its completion: its
-        // source completes no receives but this queue's, and its number is the one that the slot's memory has.
+        // SAFETY: a receive completes once, after the device has finished with its memory, and this is its completion:
+        // its source completes only receives of this queue, and its number is that of the memory in the slot.
         let loan = unsafe { entry.memory.reclaim() };
         let loan = filled(loan, entry.outcome, Some(&own));
         Some(Finished::new(Side::Receive, entry.wr_id, completion.qpn(), loan, Some(own)))
     }
 
-    /// Takes the receive that a queue pair had begun to fill when it stopped receiving: the one of this `wr_id` of the
-    /// device's.
+    /// Takes the receive that a queue pair had begun to fill when it stopped receiving. `wr_id` is the device's.
     fn give_up(&self, wr_id: u64, qpn: Qpn) -> Option<Finished> {
         let entry = lock(&self.ledger).take(wr_id)?;
         let own = destroyed(entry.wr_id, qpn);
-        // SAFETY: the device says that it does not access the memory any more, and that the receive does not complete.
+        // SAFETY: the device reports that it does not access the memory any more, and that the receive does not
+        // complete.
         let loan = unsafe { entry.memory.reclaim() };
         let loan = filled(loan, entry.outcome, Some(&own));
         Some(Finished::new(Side::Receive, entry.wr_id, qpn, loan, Some(own)))
@@ -331,16 +331,17 @@ impl PostedReceives {
     pub(super) fn modify(&self, attributes: &SharedReceiveQueueAttributes) -> Result<()> {
         self.check_alive("modify_srq")?;
         self.srq.modify(attributes)?;
-        // Two changes at once end with what the device has in the end.
+        // After concurrent changes, the ledger has the size that the device ended up with.
         let mut ledger = lock(&self.ledger);
         ledger.resize(self.srq.query()?.max_wr);
         Ok(())
     }
 
-    /// Takes the queue out of the device. Everything in flight comes back, in no order. Destroying again gives nothing.
+    /// Destroys the queue in the device. Returns everything in flight, in no order; nothing if it was already
+    /// destroyed.
     pub(super) fn destroy(&self) -> Result<Vec<Finished>> {
         self.srq.context().check_process("destroy_srq")?;
-        // While the batch is open nobody posts.
+        // While the batch is open, no thread can post.
         let batch = self.srq.recv_batch()?;
         self.srq.destroy()?;
         self.destroyed.store(true, Ordering::Release);
@@ -358,7 +359,7 @@ impl PostedReceives {
         Ok(returned)
     }
 
-    /// Buffers in flight; none in a process that only inherited it.
+    /// Returns the number of buffers in flight; 0 in a process that inherited it.
     pub(super) fn in_flight(&self) -> usize {
         match self.srq.context().check_process("query_srq") {
             Ok(()) => lock(&self.ledger).in_flight(),
@@ -379,7 +380,7 @@ impl PostedReceives {
 impl Drop for PostedReceives {
     fn drop(&mut self) {
         if let Err(error) = self.destroy() {
-            tracing::warn!(srq = %self.srq.number(), %error, "a dropped shared receive queue's buffers are lost");
+            tracing::warn!(srq = %self.srq.number(), %error, "the buffers of a dropped shared receive queue leak");
         }
     }
 }
@@ -389,13 +390,13 @@ fn check_room(verb: &'static str, ledger: &OrderedLedger<Entry>) -> Result<()> {
 }
 
 fn full(verb: &'static str, limit: usize) -> Error {
-    let message = format!("{limit} buffers are in flight, and that is the queue's size; poll completions");
+    let message = format!("{limit} buffers are in flight, as many as the queue holds; poll completions first");
     Error::new(verb, ErrorKind::QueueFull, message)
 }
 
-/// Enters memory into the ledger, then posts the batch that it is in. The ledger stays locked: a completion that comes
-/// meanwhile is looked at afterwards, and an entry whose posting failed is still the newest. If posting panics, the
-/// entry stays: whether the device has the request or not, no later completion gives it back too early.
+/// Enters memory into the ledger, then posts its batch. The ledger stays locked: a completion that arrives meanwhile is
+/// processed afterwards, and an entry whose posting failed is still the newest. If posting panics, the entry stays:
+/// whether or not the device has the request, no later completion returns it too early.
 fn enter_then_post(
     mut ledger: MutexGuard<'_, OrderedLedger<Entry>>,
     entry: Entry,
@@ -408,13 +409,13 @@ fn enter_then_post(
     Err((error, unsafe { entry.memory.reclaim() }))
 }
 
-/// What a request gets that RESET or destruction took from the device.
+/// Returns the completion of a request that RESET or destruction removed from the device.
 fn destroyed(wr_id: u64, qpn: Qpn) -> Completion {
     let (status, cause) = (CompletionStatus::WorkRequestFlushedError, Cause::Destroyed);
     Completion::from(RawCompletion { wr_id, qpn, status, cause, ..RawCompletion::default() })
 }
 
-/// The memory, with its length set to what the request made of it. Without a completion it succeeded.
+/// Returns the memory, with its length set to the request's result. A request without a completion succeeded.
 fn filled(mut loan: Loan, outcome: CompletedLength, own: Option<&Completion>) -> Loan {
     let result = own.map(Completion::result).transpose();
     let len = match (outcome, result) {

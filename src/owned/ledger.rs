@@ -1,9 +1,9 @@
-//! Which memory is in flight, and which completion gives it back.
+//! Ledgers of the memory in flight, and of the completions that return it.
 //!
-//! The rules stand here, in safe code, for any kind of memory; [`super::in_flight`] keeps registered memory by them.
-//! A completion gives memory back only if it comes from the work queue that the memory was posted to, and names the
-//! slot that the memory is in. Both are checked against what this tier recorded itself: nothing that other users of a
-//! completion queue choose is believed. A completion that fits nothing gives nothing.
+//! The rules are here, in safe code, for any kind of memory; [`super::in_flight`] applies them to registered memory. A
+//! completion returns memory only if it comes from the work queue that the memory was posted to, and names the slot
+//! that holds the memory. Both are checked against the records of this tier itself: values that other users of a
+//! completion queue choose are not trusted. A completion that matches nothing returns nothing.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(feature = "sim"), allow(unreachable_pub, reason = "fuzzing drives the ledgers alone"))]
 
@@ -11,39 +11,40 @@ use std::collections::VecDeque;
 
 use crate::types::CompletionSource;
 
-/// Memory in flight on a queue whose requests finish in the order of posting.
+/// Memory in flight on a queue whose requests finish in posting order.
 ///
-/// Requests are numbered from 0 for the life of the queue, also over RESET, and the device sees the number as `wr_id`.
+/// Requests are numbered from 0 for the life of the queue, even across RESET, and the device sees the number as
+/// `wr_id`.
 pub struct OrderedLedger<T> {
     source: CompletionSource,
     entries: VecDeque<T>,
     limit: usize,
-    /// Number of the oldest.
+    /// Number of the oldest request.
     first: u64,
 }
 
 impl<T> OrderedLedger<T> {
-    /// A ledger for at most `limit` requests of the work queue `source`. Nothing in it allocates later.
+    /// Creates a ledger for at most `limit` requests of the work queue `source`. Nothing in it allocates later.
     pub fn new(source: CompletionSource, limit: u32) -> Self {
         Self { source, entries: VecDeque::with_capacity(limit as usize), limit: limit as usize, first: 0 }
     }
 
-    /// The `wr_id` of the next request.
+    /// Returns the `wr_id` of the next request.
     pub fn next_wr_id(&self) -> u64 {
         self.first + self.entries.len() as u64
     }
 
-    /// Whether one more may be posted.
+    /// Returns whether another request may be posted.
     pub fn has_room(&self) -> bool {
         self.entries.len() < self.limit
     }
 
-    /// Requests in flight, at most.
+    /// Returns the maximum number of requests in flight.
     pub fn limit(&self) -> usize {
         self.limit
     }
 
-    /// Requests in flight.
+    /// Returns the number of requests in flight.
     pub fn in_flight(&self) -> usize {
         self.entries.len()
     }
@@ -58,16 +59,16 @@ impl<T> OrderedLedger<T> {
         self.entries.pop_back()
     }
 
-    /// Takes out the oldest request that a completion finishes, and says whether the completion is that request's own.
-    /// Called until it gives nothing, it gives the requests before the completed one as well, in order.
+    /// Takes out the oldest request that a completion finishes, and returns whether the completion is that request's
+    /// own. Repeated calls until `None` also return the requests before the completed one, in order.
     ///
-    /// `retired` is the device's count, modulo 2^32, of requests that it does not access any more. It never exceeds the
-    /// completed one's: a completion that says otherwise gives nothing.
+    /// `retired` is the device's count, modulo 2^32, of requests that it does not access any more. It never includes
+    /// requests after the completed one: a completion that claims this finishes nothing.
     pub fn finish(&mut self, source: CompletionSource, wr_id: u64, retired: u32) -> Option<(T, bool)> {
         if source != self.source || source == CompletionSource::NONE {
             return None;
         }
-        // What RESET gave back has a number below the first.
+        // Requests that RESET returned have numbers below the first.
         let completed = wr_id.checked_sub(self.first).filter(|&ahead| ahead < self.entries.len() as u64)?;
         let finished = u64::from(retired.wrapping_sub(self.first as u32));
         if !(1..=completed + 1).contains(&finished) {
@@ -76,7 +77,7 @@ impl<T> OrderedLedger<T> {
         Some((self.take_oldest()?, completed == 0))
     }
 
-    /// Takes out the oldest request, when the device has forgotten all of them.
+    /// Takes out the oldest request, after the device has forgotten all of them.
     pub fn take_oldest(&mut self) -> Option<T> {
         let memory = self.entries.pop_front()?;
         self.first += 1;
@@ -84,30 +85,31 @@ impl<T> OrderedLedger<T> {
     }
 }
 
-/// Memory in flight on a shared queue, whose requests finish in any order: each is in a slot of its own.
+/// Memory in flight on a shared queue, whose requests finish in any order: each has a slot of its own.
 pub struct UnorderedLedger<T> {
     slots: Vec<Slot<T>>,
     free: Vec<u32>,
-    /// Requests in flight at most; there may be more slots after the queue was made smaller.
+    /// Maximum number of requests in flight; there may be more slots after the queue was made smaller.
     limit: usize,
 }
 
 struct Slot<T> {
     /// Counts the slot's uses, modulo 2^32. In the upper half of the `wr_id`, so that a completion of an earlier use
-    /// does not fit.
+    /// does not match.
     uses: u32,
     memory: Option<T>,
 }
 
 impl<T> UnorderedLedger<T> {
-    /// A ledger for at most `limit` requests. Nothing in it allocates later, but [`UnorderedLedger::resize`].
+    /// Creates a ledger for at most `limit` requests. Nothing in it allocates later, except
+    /// [`UnorderedLedger::resize`].
     pub fn new(limit: u32) -> Self {
         let mut ledger = Self { slots: Vec::new(), free: Vec::new(), limit: 0 };
         ledger.resize(limit);
         ledger
     }
 
-    /// Allows another number of requests; those in flight stay.
+    /// Changes the maximum number of requests; those in flight stay.
     pub fn resize(&mut self, limit: u32) {
         self.limit = limit as usize;
         let before = self.slots.len();
@@ -119,17 +121,17 @@ impl<T> UnorderedLedger<T> {
         }
     }
 
-    /// Requests in flight.
+    /// Returns the number of requests in flight.
     pub fn in_flight(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    /// Requests in flight, at most.
+    /// Returns the maximum number of requests in flight.
     pub fn limit(&self) -> usize {
         self.limit
     }
 
-    /// The `wr_id` of the next request; `None` if there is no room.
+    /// Returns the `wr_id` of the next request; `None` if there is no room.
     pub fn next_wr_id(&self) -> Option<u64> {
         let &slot = self.free.last().filter(|_| self.in_flight() < self.limit)?;
         Some(u64::from(self.slots[slot as usize].uses) << 32 | u64::from(slot))
@@ -156,7 +158,7 @@ impl<T> UnorderedLedger<T> {
         Some(memory)
     }
 
-    /// Takes out all requests, in no order, when the device has forgotten them.
+    /// Takes out all requests, in no order, after the device has forgotten them.
     pub fn take_all(&mut self) -> Vec<T> {
         let wr_ids = |(slot, Slot { uses, .. }): (usize, &Slot<T>)| u64::from(*uses) << 32 | slot as u64;
         let wr_ids: Vec<u64> = self.slots.iter().enumerate().map(wr_ids).collect();
@@ -200,11 +202,11 @@ mod tests {
     #[test]
     fn a_completion_that_names_no_slot_in_flight_finishes_nothing() {
         let mut ledger = filled(2);
-        // Never posted, a number that was never given, retired beyond what completes, retired nothing.
+        // Never posted, a number never assigned, retired beyond the completed request, nothing retired.
         for (wr_id, retired) in [(2, 1), (1 << 32, 1), (u64::MAX, 1), (0, 2), (1, 3), (0, 0), (0, u32::MAX)] {
             assert_eq!(ledger.finish(QUEUE, wr_id, retired), None, "wr_id {wr_id}, retired {retired}");
         }
-        // RESET gave both back.
+        // RESET returned both.
         assert_eq!((ledger.take_oldest(), ledger.take_oldest(), ledger.take_oldest()), (Some(0), Some(1), None));
         ledger.enter(2);
         assert_eq!((ledger.finish(QUEUE, 0, 1), ledger.finish(QUEUE, 1, 2)), (None, None));
@@ -217,7 +219,7 @@ mod tests {
         ledger.first = u64::from(u32::MAX);
         ledger.enter(0);
         ledger.enter(1);
-        // The same as the device counts, 2^32 requests before.
+        // Numbers that the device, which counts modulo 2^32, used 2^32 requests before.
         assert_eq!((ledger.finish(QUEUE, 0, 1), ledger.finish(QUEUE, u64::from(u32::MAX), 1)), (None, None));
         assert_eq!(ledger.finish(QUEUE, 1 << 32, 1), Some((0, false)));
         assert_eq!(ledger.finish(QUEUE, 1 << 32, 1), Some((1, true)));

@@ -1,29 +1,28 @@
 //! Owned tier: registered buffers that move into requests and come back with their completions.
 //!
-//! It is a thin layer over [`verbs`](crate::verbs). There, memory is shared with the device and with peers, so it is
-//! never a slice. Here, a [`Buffer`] has one owner at a time: in the application's hand it reads and writes like a
-//! `&mut [u8]`, without a copy; posted, it is out of reach until the request is finished.
+//! A thin layer over [`verbs`](crate::verbs). There, memory is shared with the device and with peers, so it is never a
+//! slice. Here, a [`Buffer`] has one owner at a time: the application reads and writes it like a `&mut [u8]`, without a
+//! copy; once posted, it is inaccessible until the request is finished.
 //!
 //! | | |
 //! |---|---|
-//! | [`BufferPool`] | registered buffers in size classes; they return to it when they are dropped |
+//! | [`BufferPool`] | registered buffers in size classes; dropped buffers return to it |
 //! | [`Buffer`] | one of them, or a `Vec<u8>`, `Box<[u8]>` or `BytesMut` that moved in |
 //! | [`FileBuffer`] | part of a file; bytes are copied in and out |
 //! | [`Request`] | an operation and its buffer |
 //! | [`QueuePair`] | posts requests and receives |
 //! | [`SharedReceiveQueue`] | receives for the messages of several queue pairs |
-//! | [`CompletionQueue`] | gives [`Finished`] requests back, with their buffers |
+//! | [`CompletionQueue`] | returns [`Finished`] requests, with their buffers |
 //!
-//! # What is promised
+//! # Guarantees
 //!
-//! Buffers of one queue come back in the order in which they were posted: with their completion; with the completion of
-//! a later request, if they were unsignaled; with errors and flushes; from [`QueuePair::reset`] and
-//! [`QueuePair::destroy`]. Those of a [`SharedReceiveQueue`] come back in any order, from the completion queue of
-//! whichever queue pair took them. A queue pair that is dropped drops its buffers. Memory is given back, or freed, only
-//! when the device has ended with it, whatever is dropped, forgotten or panics in between: what goes wrong leaks at
-//! most. Posting and polling allocate nothing.
+//! Buffers of one queue come back in posting order: with their completion; with the completion of a later request, if
+//! they were unsignaled; with errors and flushes; from [`QueuePair::reset`] and [`QueuePair::destroy`]. Those of a
+//! [`SharedReceiveQueue`] come back in any order, from the completion queue of the queue pair that took them. Dropping
+//! a queue pair drops its buffers. Memory is returned or freed only when the device has finished with it, even on panic
+//! or `mem::forget`; the worst case is a leak. Posting and polling allocate nothing.
 //!
-//! Peers have no access to buffers. Memory that peers shall read and write is a
+//! Peers cannot access buffers. For memory that peers read and write, use a
 //! [`MemoryRegion`](crate::verbs::MemoryRegion).
 //!
 //! ```

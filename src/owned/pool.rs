@@ -14,11 +14,11 @@ const CLASSES: usize = 26;
 /// Small buffers are registered this many bytes at a time.
 const SLAB_BYTES: usize = 64 * 1024;
 
-/// Registered buffers to take and give back, in sizes that are powers of two from 64 bytes to 2 GiB.
+/// A pool of registered buffers, in sizes that are powers of two from 64 bytes to 2 GiB.
 ///
-/// Memory is registered as it is needed, small buffers many at a time, and stays registered; a buffer that is dropped
-/// returns to the pool. The pool never registers more than its limit: when that is reached, it first releases what lies
-/// idle in other sizes, then refuses. Clones are the same pool.
+/// Memory is registered when it is needed, small buffers many at a time, and stays registered; a dropped buffer returns
+/// to the pool. The pool never registers more than its limit: when that is reached, it first releases idle buffers of
+/// other sizes, then refuses. Clones are the same pool.
 ///
 /// ```
 /// # use rdma_verbs::verbs;
@@ -40,23 +40,23 @@ pub struct BufferPool {
     shared: Arc<Pool>,
 }
 
-/// What a [`BufferPool`] has and gave out.
+/// Statistics of a [`BufferPool`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct PoolStats {
-    /// Bytes registered.
+    /// Number of registered bytes.
     pub registered_bytes: usize,
-    /// Buffers that wait to be taken.
+    /// Number of idle buffers.
     pub idle: usize,
-    /// Buffers that were taken and have not come back.
+    /// Number of buffers taken and not yet returned.
     pub outstanding: usize,
-    /// Buffers taken since the pool was made.
+    /// Number of buffers taken since the pool was created.
     pub taken: u64,
-    /// Buffers that came back since then.
+    /// Number of buffers returned since then.
     pub returned: u64,
 }
 
-/// What pool and buffers share.
+/// State shared by a pool and its buffers.
 pub(super) struct Pool {
     domain: ProtectionDomain,
     max_bytes: usize,
@@ -65,9 +65,9 @@ pub(super) struct Pool {
 
 #[derive(Default)]
 struct State {
-    /// By size class: buffers that wait. Each has room for all buffers of its class.
+    /// Idle buffers by size class. Each vector has room for all buffers of its class.
     idle: [Vec<Exclusive>; CLASSES],
-    /// By size class: buffers that exist.
+    /// Number of existing buffers by size class.
     existing: [usize; CLASSES],
     registered: usize,
     taken: u64,
@@ -75,7 +75,7 @@ struct State {
 }
 
 impl BufferPool {
-    /// A pool that registers up to `max_bytes` in `domain`. Nothing is registered yet.
+    /// Creates a pool that registers up to `max_bytes` in `domain`. Nothing is registered yet.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] if the device is of a provider outside this crate.
@@ -88,8 +88,8 @@ impl BufferPool {
     /// Takes an empty buffer with room for `len` bytes or more.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] if no message is as long as `len`; [`ErrorKind::ResourceLimit`] if it would need
-    /// more memory than the pool may register; otherwise as [`ProtectionDomain::alloc_mr`].
+    /// [`ErrorKind::InvalidArgument`] if `len` exceeds the longest message; [`ErrorKind::ResourceLimit`] if the buffer
+    /// would need more memory than the pool may register; otherwise as [`ProtectionDomain::alloc_mr`].
     pub fn take(&self, len: usize) -> Result<Buffer> {
         self.shared.check_process("take")?;
         let class = class_of(len)?;
@@ -119,7 +119,7 @@ impl BufferPool {
         Ok(buffer)
     }
 
-    /// What the pool has and gave out; nothing in a process that only inherited it.
+    /// Returns the pool's statistics; all zero in a process that inherited it.
     pub fn stats(&self) -> PoolStats {
         if self.shared.check_process("stats").is_err() {
             return PoolStats::default();
@@ -134,7 +134,7 @@ impl BufferPool {
         }
     }
 
-    /// The domain that its buffers are registered in.
+    /// Returns the domain that its buffers are registered in.
     pub fn protection_domain(&self) -> &ProtectionDomain {
         &self.shared.domain
     }
@@ -161,7 +161,7 @@ fn class_of_exact(bytes: usize) -> usize {
 }
 
 impl Pool {
-    /// Before the lock: in a forked child it may be held by a thread that exists in the parent only.
+    /// To be called before locking: in a forked child, the lock may be held by a thread that exists only in the parent.
     fn check_process(&self, verb: &'static str) -> Result<()> {
         self.domain.context().check_process(verb)
     }
@@ -187,7 +187,7 @@ impl Pool {
         state.idle[class_of_exact(bytes.len())].push(bytes);
     }
 
-    /// Registers more buffers of a class. The lock is not held meanwhile: registration waits for the engine.
+    /// Registers more buffers of a class, without the lock: registration waits for the engine.
     fn grow(&self, class: usize) -> Result<()> {
         let size = MIN_CLASS_BYTES << class;
         let (count, released) = self.reserve(class, size)?;
@@ -209,7 +209,8 @@ impl Pool {
         }
     }
 
-    /// Counts the bytes for more buffers of a class as registered: how many buffers, and what was released for them.
+    /// Counts the bytes for more buffers of a class as registered. Returns the number of buffers, and the memory
+    /// released for them.
     fn reserve(&self, class: usize, size: usize) -> Result<(usize, Vec<Exclusive>)> {
         let mut state = self.state();
         let mut released = Vec::new();
@@ -220,7 +221,7 @@ impl Pool {
         if size > room {
             let (limit, used) = (self.max_bytes, state.registered);
             drop(state);
-            // The lock must not be held while what was released is deregistered.
+            // The lock must not be held while the released memory is deregistered.
             drop(released);
             let message = format!(
                 "a buffer of {size} bytes was asked for; the pool may register {limit} bytes, {used} are registered \
@@ -235,7 +236,7 @@ impl Pool {
 }
 
 impl State {
-    /// Moves all regions none of whose buffers are in use into `released`, but for those of the class `keep`.
+    /// Moves all regions without a buffer in use into `released`, except those of the class `keep`.
     fn release_idle(&mut self, keep: usize, released: &mut Vec<Exclusive>) {
         for class in (0..CLASSES).filter(|class| *class != keep) {
             let mut rest = std::mem::take(&mut self.idle[class]);
@@ -258,7 +259,7 @@ impl State {
     }
 }
 
-/// Bytes of a pool's buffer; they return to it when they are dropped.
+/// Bytes of a pool's buffer, which return to the pool when they are dropped.
 pub(super) struct PooledBytes {
     /// Present until dropped.
     bytes: Option<Exclusive>,

@@ -17,9 +17,9 @@ use crate::verbs::{
 
 /// A queue pair whose requests own their memory.
 ///
-/// A [`Buffer`](super::Buffer) that is posted moves into the request; the [`CompletionQueue`] gives it back when the
-/// request is finished. [`QueuePair::reset`] and [`QueuePair::destroy`] give back what was in flight; dropping the
-/// queue pair destroys it, and its buffers return to their pools.
+/// A posted [`Buffer`](super::Buffer) moves into the request; the [`CompletionQueue`] returns it when the request is
+/// finished. [`QueuePair::reset`] and [`QueuePair::destroy`] return the buffers in flight; dropping the queue pair
+/// destroys it, and its buffers return to their pools.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -46,7 +46,7 @@ pub struct QueuePair {
 }
 
 impl QueuePair {
-    /// A queue pair with default attributes.
+    /// Creates a queue pair with default attributes.
     ///
     /// # Errors
     /// As [`verbs::QueuePairBuilder::build`](crate::verbs::QueuePairBuilder::build).
@@ -54,10 +54,10 @@ impl QueuePair {
         Self::with(domain, send_cq, recv_cq, |options| options)
     }
 
-    /// A queue pair with attributes that `shape` sets.
+    /// Creates a queue pair with attributes that `shape` sets.
     ///
-    /// `max_send_wr` and `max_recv_wr` are also how many buffers it holds at most. The options are plain values: only
-    /// this constructor makes queue pairs on the completion queues of this tier.
+    /// `max_send_wr` and `max_recv_wr` also limit the number of buffers that it holds. The options are plain values:
+    /// only this constructor makes queue pairs on the completion queues of this tier.
     ///
     /// # Errors
     /// As [`verbs::QueuePairBuilder::build`](crate::verbs::QueuePairBuilder::build).
@@ -72,8 +72,8 @@ impl QueuePair {
         Self::over(Posted::new(builder.build()?, None), send_cq, recv_cq)
     }
 
-    /// A queue pair whose receives come from a shared queue; `shape` may be `|options| options`. Receives are posted to
-    /// `srq`; their buffers come back from `recv_cq`.
+    /// Creates a queue pair whose receives come from a shared queue; `shape` may be `|options| options`. Receives are
+    /// posted to `srq`; their buffers come back from `recv_cq`.
     ///
     /// # Errors
     /// As [`verbs::QueuePairBuilder::build`](crate::verbs::QueuePairBuilder::build).
@@ -112,7 +112,7 @@ impl QueuePair {
         self.posted.post_send(request)
     }
 
-    /// Posts memory for one arriving message; all its capacity counts. `wr_id` comes back with it.
+    /// Posts memory for one arriving message, which may use its whole capacity. `wr_id` comes back with it.
     ///
     /// # Errors
     /// As [`verbs::QueuePair::post_recv`](crate::verbs::QueuePair::post_recv), with the memory.
@@ -133,14 +133,13 @@ impl QueuePair {
         }
     }
 
-    /// Buffers in flight: in the send queue, and in the receive queue.
+    /// Returns the number of buffers in flight in the send queue and in the receive queue.
     pub fn in_flight(&self) -> (usize, usize) {
         (self.posted.in_flight(Side::Send), self.posted.in_flight(Side::Receive))
     }
 
-    /// Back to the RESET state; see [`verbs::QueuePair::reset`](crate::verbs::QueuePair::reset). Gives back all that
-    /// was in flight, in order, sends first; of a shared receive queue only the buffer that a message had begun to
-    /// fill.
+    /// Moves to the RESET state; see [`verbs::QueuePair::reset`](crate::verbs::QueuePair::reset). Returns the buffers
+    /// in flight, in order, sends first; of a shared receive queue only the buffer that a message had begun to fill.
     ///
     /// # Errors
     /// The queue pair is destroyed.
@@ -163,10 +162,10 @@ impl QueuePair {
         self.posted.reset(|| self.keep_completions())
     }
 
-    /// Takes the queue pair out of the device. Gives back all that was in flight, as [`QueuePair::reset`].
+    /// Destroys the queue pair in the device. Returns the buffers in flight, as [`QueuePair::reset`].
     ///
     /// # Errors
-    /// As [`verbs::Error`](crate::verbs::Error) says; a soft device never refuses.
+    /// The device refuses, for the reason in [`verbs::Error`](crate::verbs::Error); a soft device never does.
     pub fn destroy(self) -> Result<Vec<Finished>> {
         self.end()
     }
@@ -175,15 +174,15 @@ impl QueuePair {
         self.posted.destroy(|| self.keep_completions())
     }
 
-    /// Receives of a shared queue that have completed are polled from the device before it removes them.
+    /// Polls completed receives of a shared queue from the device, before it removes their completions.
     fn keep_completions(&self) {
-        // Sources are those of one completion queue.
+        // Sources are comparable only within one completion queue.
         let completes_sends = self.send_cq.is_same(&self.recv_cq);
         let ending = if completes_sends { self.posted.source(Side::Send) } else { CompletionSource::NONE };
         self.recv_cq.keep_completions(ending);
     }
 
-    /// As [`QueuePair::destroy`], while others still use it: what they do next fails.
+    /// As [`QueuePair::destroy`], while others still use the queue pair: their later calls fail.
     #[cfg(all(feature = "tokio", not(loom)))]
     pub(crate) fn shut_down(&self) -> Result<Vec<Finished>> {
         self.end()
@@ -192,10 +191,10 @@ impl QueuePair {
     /// Changes state and attributes; see [`verbs::QueuePair::modify`](crate::verbs::QueuePair::modify).
     ///
     /// # Errors
-    /// As there; and RESET is refused, because buffers come back from it: call [`QueuePair::reset`].
+    /// As there; RESET is refused, because it returns buffers: call [`QueuePair::reset`].
     pub fn modify(&self, attributes: &QueuePairAttributes) -> Result<()> {
         if attributes.qp_state == Some(QueuePairState::Reset) {
-            let message = "qp_state is RESET, from which buffers come back; call reset() instead";
+            let message = "qp_state is RESET, which returns buffers; call reset() instead";
             return Err(Error::new("modify_qp", ErrorKind::InvalidArgument, message));
         }
         self.posted.qp().modify(attributes)
@@ -209,7 +208,7 @@ impl QueuePair {
         self.posted.qp().limit_rate(limit)
     }
 
-    /// To the INIT state; see [`verbs::QueuePair::init`](crate::verbs::QueuePair::init).
+    /// Moves to the INIT state; see [`verbs::QueuePair::init`](crate::verbs::QueuePair::init).
     ///
     /// # Errors
     /// As there.
@@ -217,7 +216,7 @@ impl QueuePair {
         self.posted.qp().init()
     }
 
-    /// What the peer needs to connect; see
+    /// Returns what the peer needs to connect; see
     /// [`verbs::QueuePair::connection_info`](crate::verbs::QueuePair::connection_info).
     ///
     /// # Errors
@@ -234,7 +233,7 @@ impl QueuePair {
         self.posted.qp().connect(remote)
     }
 
-    /// The same, with options.
+    /// As [`QueuePair::connect`], with options.
     ///
     /// # Errors
     /// As [`QueuePair::connect`].
@@ -242,7 +241,7 @@ impl QueuePair {
         self.posted.qp().connect_with(remote, options)
     }
 
-    /// State and attributes as they are now.
+    /// Returns the current state and attributes.
     ///
     /// # Errors
     /// The queue pair is destroyed.
@@ -250,7 +249,7 @@ impl QueuePair {
         self.posted.qp().query()
     }
 
-    /// The state as it is now.
+    /// Returns the current state.
     ///
     /// # Errors
     /// As [`QueuePair::query`].
@@ -258,32 +257,32 @@ impl QueuePair {
         self.posted.qp().state()
     }
 
-    /// Its number.
+    /// Returns its number.
     pub fn qpn(&self) -> Qpn {
         self.posted.qp().qpn()
     }
 
-    /// Actual sizes of its queues.
+    /// Returns the actual sizes of its queues.
     pub fn cap(&self) -> QueuePairCapabilities {
         self.posted.qp().cap()
     }
 
-    /// Its protection domain: buffers must be registered there.
+    /// Returns its protection domain, in which buffers must be registered.
     pub fn protection_domain(&self) -> &ProtectionDomain {
         self.posted.qp().protection_domain()
     }
 
-    /// The open device it belongs to.
+    /// Returns the open device that it belongs to.
     pub fn context(&self) -> &Context {
         self.posted.qp().context()
     }
 
-    /// Its counters.
+    /// Returns its counters.
     pub fn counters(&self) -> Counters {
         self.posted.qp().counters()
     }
 
-    /// A failure in words; see [`verbs::QueuePair::explain`](crate::verbs::QueuePair::explain).
+    /// Explains a failure; see [`verbs::QueuePair::explain`](crate::verbs::QueuePair::explain).
     pub fn explain(&self, error: &CompletionError) -> String {
         self.posted.qp().explain(error)
     }
@@ -292,7 +291,7 @@ impl QueuePair {
 impl Drop for QueuePair {
     fn drop(&mut self) {
         if let Err(error) = self.end() {
-            tracing::warn!(qpn = %self.qpn(), %error, "a dropped queue pair's buffers are lost");
+            tracing::warn!(qpn = %self.qpn(), %error, "the buffers of a dropped queue pair leak");
         }
         self.send_cq.detach(self.posted.source(Side::Send));
         self.recv_cq.detach(self.posted.source(Side::Receive));

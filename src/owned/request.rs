@@ -1,4 +1,4 @@
-//! What moves into a request, and requests themselves.
+//! Requests that own their memory, and the memory that moves into them.
 
 use super::buffer::{Buffer, FileBuffer};
 use crate::verbs::{self, RegionRange, RemoteMemory, Result, Rkey};
@@ -14,7 +14,7 @@ pub enum Loan {
 }
 
 impl Loan {
-    /// The buffer, if it is one.
+    /// Returns the buffer, if it is one.
     pub fn into_buffer(self) -> Option<Buffer> {
         match self {
             Loan::Buffer(buffer) => Some(buffer),
@@ -22,7 +22,7 @@ impl Loan {
         }
     }
 
-    /// The part of a file, if it is one.
+    /// Returns the part of a file, if it is one.
     pub fn into_file(self) -> Option<FileBuffer> {
         match self {
             Loan::File(file) => Some(file),
@@ -30,7 +30,7 @@ impl Loan {
         }
     }
 
-    /// Bytes that count as filled.
+    /// Returns the number of filled bytes.
     pub fn len(&self) -> usize {
         match self {
             Loan::Buffer(buffer) => buffer.len(),
@@ -38,12 +38,12 @@ impl Loan {
         }
     }
 
-    /// Whether no byte counts as filled.
+    /// Returns whether no byte is filled.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Bytes that fit.
+    /// Returns the capacity in bytes.
     pub fn capacity(&self) -> usize {
         match self {
             Loan::Buffer(buffer) => buffer.capacity(),
@@ -58,7 +58,7 @@ impl Loan {
         }
     }
 
-    /// Names the first `len` bytes; for [`super::in_flight`] alone.
+    /// Returns the first `len` bytes as a range; for [`super::in_flight`] alone.
     pub(super) fn range(&self, len: usize) -> Result<RegionRange<'_>> {
         match self {
             Loan::Buffer(buffer) => buffer.range(len),
@@ -91,21 +91,21 @@ enum Operation {
     FetchAndAdd(RemoteMemory, u64),
 }
 
-/// How long a buffer is filled when its request is finished.
+/// Length of a buffer when its request is finished.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum CompletedLength {
-    /// As before: it was only read.
+    /// As before: the buffer was only read.
     Unchanged,
     /// This many bytes, if the request succeeded.
     Filled(usize),
-    /// What the completion says, if a message was received.
+    /// The length in the completion, if a message was received.
     Received,
 }
 
 /// A request for the send queue that owns its memory.
 ///
-/// SEND and WRITE take the buffer's filled part. READ fills it with as many bytes as the peer's memory has, atomics
-/// with the 8 bytes of the value before; after a failure the length is 0.
+/// SEND and WRITE use the buffer's filled part. READ fills it with as many bytes as the peer's memory has, atomics with
+/// the original eight-byte value; if either fails, the length is 0.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -120,7 +120,7 @@ pub(super) enum CompletedLength {
 /// # let remote = region.remote();
 /// let pool = BufferPool::new(&pd, 1 << 20)?;
 ///
-/// // The first write comes back with the completion of the read behind it.
+/// // The buffer of the write comes back with the completion of the read that follows.
 /// qp.post_send(Request::write(pool.copy_from(b"some bytes")?, remote).wr_id(1))?;
 /// qp.post_send(Request::read(pool.take(10)?, remote.slice(..10)?).wr_id(2).signaled())?;
 ///
@@ -147,12 +147,12 @@ pub(super) struct Settings {
 }
 
 impl Request {
-    /// Fills the peer's next posted receive.
+    /// Creates a SEND, which fills the peer's next posted receive.
     pub fn send(buffer: impl Into<Loan>) -> Self {
         Self::new(Operation::Send, buffer)
     }
 
-    /// The same, and hands four bytes to its completion.
+    /// As [`Request::send`], and delivers four bytes of immediate data with the peer's completion.
     pub fn send_with_immediate(buffer: impl Into<Loan>, immediate: u32) -> Self {
         Self::new(Operation::SendWithImmediate(immediate), buffer)
     }
@@ -162,28 +162,28 @@ impl Request {
         Self::new(Operation::SendWithInvalidate(rkey), buffer)
     }
 
-    /// Writes the peer's memory.
+    /// Creates a WRITE to the peer's memory.
     pub fn write(buffer: impl Into<Loan>, remote: RemoteMemory) -> Self {
         Self::new(Operation::Write(remote), buffer)
     }
 
-    /// The same, then completes the peer's next posted receive with four bytes.
+    /// As [`Request::write`], then completes the peer's next posted receive with four bytes of immediate data.
     pub fn write_with_immediate(buffer: impl Into<Loan>, remote: RemoteMemory, immediate: u32) -> Self {
         Self::new(Operation::WriteWithImmediate(remote, immediate), buffer)
     }
 
-    /// Reads all of `remote` into the buffer, which must have room for it.
+    /// Creates a READ of all of `remote` into the buffer, which must have room for it.
     pub fn read(buffer: impl Into<Loan>, remote: RemoteMemory) -> Self {
         Self::new(Operation::Read(remote), buffer)
     }
 
-    /// Compare-and-swap; see [`verbs::SendRequest::compare_and_swap`]. The value before goes into the buffer;
-    /// [`Buffer::to_u64`] reads it.
+    /// Creates a compare-and-swap; see [`verbs::SendRequest::compare_and_swap`]. The original value goes into the
+    /// buffer; [`Buffer::to_u64`] reads it.
     pub fn compare_and_swap(buffer: impl Into<Loan>, remote: RemoteMemory, compare: u64, swap: u64) -> Self {
         Self::new(Operation::CompareAndSwap(remote, compare, swap), buffer)
     }
 
-    /// Fetch-and-add; see [`verbs::SendRequest::fetch_and_add`]. The value before goes into the buffer.
+    /// Creates a fetch-and-add; see [`verbs::SendRequest::fetch_and_add`]. The original value goes into the buffer.
     pub fn fetch_and_add(buffer: impl Into<Loan>, remote: RemoteMemory, add: u64) -> Self {
         Self::new(Operation::FetchAndAdd(remote, add), buffer)
     }
@@ -193,39 +193,39 @@ impl Request {
         Self { loan: buffer.into(), settings }
     }
 
-    /// A number of the caller's own; comes back with the buffer.
+    /// Sets a number of the caller's choice, which comes back with the buffer.
     pub fn wr_id(mut self, wr_id: u64) -> Self {
         self.settings.wr_id = wr_id;
         self
     }
 
-    /// Make a completion on success too. The buffers of earlier requests come back with it; whoever never signals gets
-    /// none back before a failure, RESET or the end of the queue pair.
+    /// Requests a completion on success too. The buffers of earlier requests come back with it. Without any signaled
+    /// request, none comes back before a failure, RESET or the end of the queue pair.
     pub fn signaled(mut self) -> Self {
         self.settings.signaled = true;
         self
     }
 
-    /// Begin only when all earlier READs and atomics of this queue pair are complete.
+    /// Starts the request only when all earlier READs and atomics of this queue pair are complete.
     pub fn fence(mut self) -> Self {
         self.settings.fence = true;
         self
     }
 
-    /// Wake the peer if its completion queue is armed for solicited events only.
+    /// Wakes the peer if its completion queue is armed for solicited events only.
     pub fn solicited(mut self) -> Self {
         self.settings.solicited = true;
         self
     }
 
-    /// Takes the memory out again.
+    /// Returns the memory.
     pub fn into_loan(self) -> Loan {
         self.loan
     }
 }
 
 impl Settings {
-    /// The request as the verbs tier takes it, with the memory `loan` and the number `wr_id`.
+    /// Converts to a request of the verbs tier, with the memory `loan` and the number `wr_id`.
     pub(super) fn lower<'a>(&self, loan: &'a Loan, wr_id: u64) -> Result<verbs::SendRequest<'a>> {
         use verbs::SendRequest;
 
@@ -257,7 +257,7 @@ impl Settings {
         Ok(request)
     }
 
-    /// Bytes of the memory that the request names.
+    /// Returns the number of bytes that the request names.
     fn bytes_of(&self, loan: &Loan) -> usize {
         match self.operation {
             Operation::Read(remote) => usize::try_from(remote.len()).unwrap_or(usize::MAX),

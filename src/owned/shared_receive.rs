@@ -30,11 +30,11 @@ impl SharedReceiveQueueOptions {
 /// A shared receive queue whose receives own their memory: buffers for the messages of several
 /// [`QueuePair`](super::QueuePair)s, made with [`QueuePair::with_srq`](super::QueuePair::with_srq).
 ///
-/// A buffer that is posted moves into the queue. It comes back from the receive completion queue of whichever queue
-/// pair a message came to, and [`Finished::qpn`] names that queue pair; not in the order of posting, because messages
-/// end in any order. A queue pair that is reset or destroyed gives back the buffer that a message had begun to fill;
-/// those that wait stay for the others. [`SharedReceiveQueue::destroy`] gives back all that is left, and so does
-/// dropping the last handle and the last queue pair that uses it: then the buffers return to their pools.
+/// A posted buffer moves into the queue. It comes back from the receive completion queue of the queue pair that took it
+/// for a message, which [`Finished::qpn`] names. Buffers do not come back in posting order, because messages end in any
+/// order. A queue pair that is reset or destroyed returns the buffer that a message had begun to fill; waiting buffers
+/// stay for the others. [`SharedReceiveQueue::destroy`] returns the remaining buffers. Dropping the last handle and the
+/// last queue pair that uses it returns them to their pools.
 ///
 /// Clones are the same queue. Posting allocates nothing.
 ///
@@ -71,16 +71,16 @@ pub struct SharedReceiveQueue {
 }
 
 impl SharedReceiveQueue {
-    /// A queue that holds `max_wr` buffers at most.
+    /// Creates a queue that holds at most `max_wr` buffers.
     ///
     /// # Errors
-    /// As [`verbs::SharedReceiveQueueBuilder::build`](crate::verbs::SharedReceiveQueueBuilder::build); the device is
-    /// not one of this crate's own.
+    /// As [`verbs::SharedReceiveQueueBuilder::build`](crate::verbs::SharedReceiveQueueBuilder::build); the device is of
+    /// a provider outside this crate.
     pub fn new(domain: &ProtectionDomain, max_wr: u32) -> Result<Self> {
         Self::with(domain, max_wr, |options| options)
     }
 
-    /// The same, with attributes that `shape` sets.
+    /// As [`SharedReceiveQueue::new`], with attributes that `shape` sets.
     ///
     /// # Errors
     /// As [`SharedReceiveQueue::new`].
@@ -95,7 +95,7 @@ impl SharedReceiveQueue {
         Ok(Self { posted: Arc::new(PostedReceives::new(&builder)?) })
     }
 
-    /// Posts memory for one arriving message; all its capacity counts. `wr_id` comes back with it.
+    /// Posts memory for one arriving message, which may use its whole capacity. `wr_id` comes back with it.
     ///
     /// # Errors
     /// As [`verbs::SharedReceiveQueue::post_recv`](crate::verbs::SharedReceiveQueue::post_recv), with the memory.
@@ -105,8 +105,7 @@ impl SharedReceiveQueue {
         self.posted.post(buffer.into(), wr_id)
     }
 
-    /// Buffers in flight: those that wait, those that a message is being written into, and those that are filled and
-    /// not polled.
+    /// Returns the number of buffers in flight: waiting, being filled by a message, or filled and not yet polled.
     pub fn in_flight(&self) -> usize {
         self.posted.in_flight()
     }
@@ -120,9 +119,9 @@ impl SharedReceiveQueue {
         self.posted.modify(attributes)
     }
 
-    /// Takes the queue out of the device. Gives back every buffer in flight, flushed with the cause
-    /// [`Cause::Destroyed`](crate::verbs::Cause::Destroyed) and without a queue pair ([`Finished::qpn`] is 0), in no
-    /// order; also those that messages filled and nobody polled. Destroying again gives nothing.
+    /// Destroys the queue in the device. Returns every buffer in flight in no order, filled and unpolled ones included,
+    /// flushed with the cause [`Cause::Destroyed`](crate::verbs::Cause::Destroyed) and without a queue pair
+    /// ([`Finished::qpn`] is 0). Destroying it again returns nothing.
     ///
     /// # Errors
     /// [`ErrorKind::Busy`](crate::verbs::ErrorKind::Busy) while queue pairs use it;
@@ -131,7 +130,7 @@ impl SharedReceiveQueue {
         self.posted.destroy()
     }
 
-    /// Its sizes, and the limit that is armed.
+    /// Returns its sizes and the armed limit.
     ///
     /// # Errors
     /// It is destroyed.
@@ -139,17 +138,17 @@ impl SharedReceiveQueue {
         self.posted.queue().query()
     }
 
-    /// Its number, by which its events name it.
+    /// Returns its number, by which events name it.
     pub fn number(&self) -> SharedReceiveQueueNumber {
         self.posted.queue().number()
     }
 
-    /// Its protection domain: buffers must be registered there.
+    /// Returns its protection domain, in which buffers must be registered.
     pub fn protection_domain(&self) -> &ProtectionDomain {
         self.posted.queue().protection_domain()
     }
 
-    /// The open device it belongs to.
+    /// Returns the open device that it belongs to.
     pub fn context(&self) -> &Context {
         self.posted.queue().context()
     }

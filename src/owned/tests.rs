@@ -1,7 +1,7 @@
-//! Completions that other users of a completion queue make up.
+//! Forged completions from other users of a completion queue.
 //!
 //! No safe program outside this crate can make a queue pair on a completion queue of this tier. These tests can, and
-//! show that it would gain nothing: what another queue pair completes gives no memory back, whatever its `wr_id`.
+//! show that nothing is gained by it: completions of another queue pair return no memory, whatever their `wr_id`.
 #![forbid(unsafe_code)]
 
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::verbs::{self, Completion, Context, Payload, ProtectionDomain, Receive
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Every number that a request of this tier might have: slots, and slots below any upper half.
+/// Every number that a request of this tier might have: slots with different upper halves.
 fn numbers() -> Vec<u64> {
     let halves = [0, 1, 2, 3, 1 << 31, u64::from(u32::MAX)];
     halves.into_iter().flat_map(|half| [0, 1].map(|slot| half << 32 | slot)).collect()
@@ -40,7 +40,8 @@ impl World {
         qp
     }
 
-    /// Completes receives with all numbers on the completion queue, then sends. Returns what that gave back.
+    /// Completes receives with all numbers on the completion queue, then sends. Returns the requests that this
+    /// finished.
     fn forge(&self) -> Vec<Finished> {
         let own = self.context.create_cq(256).unwrap();
         let [receives, sends] = [(&own, self.cq.queue()), (self.cq.queue(), &own)].map(|(send_cq, recv_cq)| {
@@ -86,7 +87,7 @@ fn completions_of_other_queue_pairs_give_no_buffer_back() {
     let given = world.forge();
     assert!(given.is_empty(), "forged completions gave {given:?} back");
     assert_eq!(qp.in_flight(), (0, 2));
-    // They are where the device writes, and nowhere else.
+    // The device still writes to them.
     qp.post_send(Request::send(world.pool.copy_from(b"genuine").unwrap())).unwrap();
     let received = world.cq.wait(PATIENCE).unwrap();
     assert_eq!((received.wr_id(), qp.in_flight()), (1, (1, 1)));
@@ -97,7 +98,7 @@ fn completions_of_other_queue_pairs_give_no_buffer_back() {
 fn completions_of_other_queue_pairs_finish_no_send() {
     let world = World::open(2);
     let qp = world.queue_pair();
-    // Without a receive it waits, and is sent again and again from its buffer.
+    // Without a receive it waits, and is retransmitted from its buffer.
     qp.post_send(Request::send(world.pool.copy_from(b"waits").unwrap()).wr_id(3).signaled()).unwrap();
     let given = world.forge();
     assert!(given.is_empty(), "forged completions gave {given:?} back");
@@ -130,7 +131,7 @@ fn completions_of_other_queue_pairs_take_nothing_from_a_shared_queue() {
     assert_eq!(srq.destroy().unwrap().len(), 1);
 }
 
-/// A shared queue's completions outlive the queue pair that added them, and its place may be another's by then.
+/// A shared queue's completions outlive the queue pair that added them, whose slot may belong to another by then.
 #[test]
 fn kept_completions_belong_to_the_shared_queue_that_they_came_from() {
     let world = World::open(4);

@@ -13,25 +13,25 @@ use super::sync::{AtomicBool, AtomicU32, CachePadded, Mutex, lock};
 use super::{Notify, SendQueue};
 use crate::types::{CompletionOpcode, RawCompletion};
 
-/// The completion queue had no room: completions were lost, and the queue is of no more use.
+/// The completion queue had no room: completions were lost, and the queue is unusable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 #[error("the completion queue overflowed: more completions than its entries were waiting to be polled")]
 pub struct Overflow {
-    /// Nothing was lost before: the queue has just become useless.
+    /// Whether this is the first loss: the queue has just become unusable.
     pub is_first: bool,
 }
 
-/// A completion queue cannot shrink below what waits in it.
+/// A completion queue cannot shrink below the number of completions that wait in it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 #[error("{asked} entries are too few: {waiting} completions wait")]
 pub struct TooSmall {
-    /// Entries asked for.
+    /// Entries requested.
     pub asked: u32,
     /// Completions in the queue.
     pub waiting: u32,
 }
 
-/// Which completion makes the next notification.
+/// Which completion triggers the next notification.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Arm {
     Disarmed,
@@ -40,12 +40,12 @@ enum Arm {
     Solicited,
 }
 
-/// What a push leads to.
+/// The notification that a push causes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Due {
     Nothing,
     Notification,
-    /// A notification, when this time is over, if the gathering with this number still goes on.
+    /// A notification after this time, if the gathering with this number is still open.
     Within(Duration, u32),
 }
 
@@ -55,11 +55,11 @@ struct State {
     capacity: usize,
     sources: Sources,
     arm: Arm,
-    /// Completions that a notification may wait for, and how long; at most one: for none.
+    /// Completions that a notification may wait for, and how long; a count of 0 or 1 disables moderation.
     moderation: (u32, Duration),
-    /// Completions since the queue was armed that wait for more.
+    /// Completions gathered since the queue was armed, which wait for more.
     gathered: u32,
-    /// Number of this gathering: it ends when a notification is due.
+    /// Number of the current gathering, which ends when a notification is due.
     gathering: u32,
 }
 
@@ -70,7 +70,7 @@ impl State {
         self.gathering = self.gathering.wrapping_add(1);
     }
 
-    /// A completion came that the queue is armed for.
+    /// Counts a completion that the queue is armed for.
     #[inline]
     fn gather(&mut self, may_wait: bool) -> Due {
         let (count, period) = self.moderation;
@@ -85,12 +85,12 @@ impl State {
 
 /// A completion queue: bounded, for any number of pushing and polling threads.
 ///
-/// Each queue pair's side that completes here is attached as a *source*; its token goes with its completions, so they
-/// can be purged when it is reset or destroyed.
+/// Each send or receive side of a queue pair that completes here is attached as a *source*. Completions carry its
+/// token, so they can be purged when the queue pair is reset or destroyed.
 pub struct CompletionQueue {
     id: u32,
     notify: Option<Arc<dyn Notify>>,
-    /// Stamps completions.
+    /// The clock for the timestamps of completions.
     clock: Option<fn() -> u64>,
     state: Mutex<State>,
     /// Number of entries; changed under the lock, read without it to find an empty queue cheaply.
@@ -99,12 +99,13 @@ pub struct CompletionQueue {
 }
 
 impl CompletionQueue {
-    /// A queue of `capacity` entries. `notify` hears `id` when the queue was armed and got a completion.
+    /// Creates a queue of `capacity` entries. `notify` is called with `id` when the queue was armed and gets a
+    /// completion.
     pub fn new(id: u32, capacity: u32, notify: Option<Arc<dyn Notify>>) -> Arc<Self> {
         Arc::new(Self::unshared(id, capacity, notify))
     }
 
-    /// The same, for whoever shares it in a way of its own.
+    /// As [`CompletionQueue::new`], without the `Arc`.
     pub fn unshared(id: u32, capacity: u32, notify: Option<Arc<dyn Notify>>) -> Self {
         let state = State {
             entries: VecDeque::with_capacity(capacity as usize),
@@ -125,7 +126,7 @@ impl CompletionQueue {
         }
     }
 
-    /// Completions bear the time of this clock from now on.
+    /// Stamps completions with the time of this clock.
     #[must_use]
     pub fn stamped(mut self, clock: fn() -> u64) -> Self {
         self.clock = Some(clock);
@@ -148,23 +149,22 @@ impl CompletionQueue {
         self.purge_locked(&mut state, token);
         let send_queue = state.sources.detach(token);
         drop(state);
-        // Here, because it may be the last reference: freeing a queue need not keep the others waiting.
+        // Dropped without the lock: it may be the last reference, and freeing a queue must not keep other threads
+        // waiting.
         drop(send_queue);
     }
 
-    /// Removes all entries of a source, for a reset: they will never be polled, so the slots of all its send requests
-    /// that are finished are released.
+    /// Removes all entries of a source, for a reset. They will never be polled, so its retired send slots are released.
     pub fn purge(&self, token: SourceToken) {
         self.purge_locked(&mut lock(&self.state), token);
     }
 
-    /// Adds a completion and notifies if the queue is armed for it. Of a source that was detached it is dropped: nobody
-    /// waits for it.
+    /// Adds a completion and notifies if the queue is armed for it. A completion of a detached source is dropped.
     ///
     /// # Errors
     ///
-    /// [`Overflow`] if there is no room, and ever after. The first one notifies an armed queue of any kind, so that
-    /// whoever sleeps comes to see it.
+    /// [`Overflow`] if there is no room, and for every later completion. The first one notifies an armed queue
+    /// regardless of the kind of arming, so that a sleeping thread sees it.
     #[inline]
     pub fn push(&self, token: SourceToken, completion: RawCompletion, solicited: bool) -> Result<(), Overflow> {
         let (result, due) = self.push_locked(token, &completion, solicited);
@@ -184,7 +184,7 @@ impl CompletionQueue {
         let mut state = lock(&self.state);
         let State { entries, sources, .. } = &mut *state;
         let count = out.len().min(entries.len());
-        // A source's later completion finishes all that its earlier ones do: of a run only the last one counts.
+        // A source's later completion covers its earlier ones: of consecutive completions only the last one counts.
         let mut finished: Option<(SourceToken, u32)> = None;
         for (place, entry) in out.iter_mut().zip(entries.drain(..count)) {
             *place = entry;
@@ -205,9 +205,9 @@ impl CompletionQueue {
         count
     }
 
-    /// Arms the queue: the next completion that is added makes one notification, after which it is not armed. What was
-    /// added before does not count: poll again after arming. With `solicited_only` only solicited and failed
-    /// completions count, unless the queue is already armed for all.
+    /// Arms the queue: the next completion added triggers one notification and disarms it. Completions already queued
+    /// do not trigger one: poll again after arming. With `solicited_only`, only solicited and failed completions count,
+    /// unless the queue is already armed for all.
     pub fn req_notify(&self, solicited_only: bool) {
         let mut state = lock(&self.state);
         if !solicited_only {
@@ -217,15 +217,15 @@ impl CompletionQueue {
         }
     }
 
-    /// Lets a notification wait until `count` successful completions have gathered since the queue was armed, or until
-    /// `period` has passed since the first of them. Failed ones, and solicited ones where only those count, wait for
-    /// nothing. A `count` of 0 or 1, or no `period`, ends that.
+    /// Delays a notification until `count` successful completions have gathered since the queue was armed, or until
+    /// `period` has passed since the first of them. Failed ones, and solicited ones if only those count, are not
+    /// delayed. A `count` of 0 or 1, or a zero `period`, disables moderation.
     pub fn moderate(&self, count: u32, period: Duration) {
         let count = if period.is_zero() { 0 } else { count };
         lock(&self.state).moderation = (count, period);
     }
 
-    /// The period of a gathering is over: notifies if its completions still wait for more.
+    /// Ends the period of a gathering: notifies if its completions still wait for more.
     pub fn end_moderation(&self, gathering: u32) {
         let mut state = lock(&self.state);
         let is_due = state.gathering == gathering && state.gathered > 0 && state.arm != Arm::Disarmed;
@@ -238,20 +238,20 @@ impl CompletionQueue {
         }
     }
 
-    /// Whether nothing waits. Takes no lock. After [`req_notify`](Self::req_notify), `true` means that the next
+    /// Whether no completion waits. Takes no lock. After [`req_notify`](Self::req_notify), `true` means that the next
     /// completion will notify.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Completions that wait. Takes no lock.
+    /// Number of waiting completions. Takes no lock.
     #[inline]
     pub fn len(&self) -> usize {
         self.length.0.load(Acquire) as usize
     }
 
-    /// Entries that fit.
+    /// Number of entries that fit.
     pub fn capacity(&self) -> u32 {
         lock(&self.state).capacity as u32
     }
@@ -262,7 +262,7 @@ impl CompletionQueue {
         self.overflowed.load(Acquire)
     }
 
-    /// Changes the number of entries; what waits is kept. A queue that has overflowed remains so.
+    /// Changes the capacity and keeps waiting completions. An overflowed queue remains so.
     ///
     /// # Errors
     ///
@@ -283,7 +283,7 @@ impl CompletionQueue {
         Ok(())
     }
 
-    /// The part of a push under the lock. Also says what is due: a notification once an arming.
+    /// The part of a push under the lock. Also returns the notification that is due, at most one per arming.
     fn push_locked(
         &self,
         token: SourceToken,
@@ -328,14 +328,14 @@ impl CompletionQueue {
         }
     }
 
-    /// Shows the number of entries to those who do not take the lock.
+    /// Publishes the number of entries for readers that do not take the lock.
     #[inline]
     fn store_length(&self, state: &State) {
         self.length.0.store(state.entries.len() as u32, Release);
     }
 }
 
-/// Whether the completion ends a send request. The opcode tells, also after a failure.
+/// Whether the completion ends a send request. The opcode shows it, also after a failure.
 #[inline]
 fn is_of_send_queue(completion: &RawCompletion) -> bool {
     (completion.opcode as u32) < CompletionOpcode::Receive as u32
@@ -365,7 +365,7 @@ mod tests {
         rung: Counter,
         promised: Counter,
         gathering: Counter,
-        /// A queue to look into when rung, which would hang if its lock were held.
+        /// A queue whose lock is taken on a notification; the test would hang if the lock were held.
         queue: OnceLock<Arc<CompletionQueue>>,
     }
 
@@ -570,7 +570,7 @@ mod tests {
         assert_eq!((bell.rung(), promised()), (1, 1), "the period is over");
         queue.req_notify(false);
         push(RawCompletion { status: CompletionStatus::WorkRequestFlushedError, ..received(6) });
-        assert_eq!((bell.rung(), promised()), (1, 0), "a failure waits for nothing");
+        assert_eq!((bell.rung(), promised()), (1, 0), "a failure is not delayed");
         queue.moderate(3, Duration::ZERO);
         queue.req_notify(false);
         push(received(7));
@@ -584,7 +584,7 @@ mod tests {
         push(0);
         assert_eq!(bell.rung(), 0, "not armed");
         queue.req_notify(false);
-        assert_eq!(bell.rung(), 0, "what waits already counts not");
+        assert_eq!(bell.rung(), 0, "completions already queued do not count");
         push(1);
         push(2);
         assert_eq!(bell.rung(), 1);

@@ -9,30 +9,31 @@ use super::Notify;
 use super::sync::{Condvar, Mutex, lock};
 use crate::types::{AsyncEvent, EventObject};
 
-/// Room for this many events is there from the beginning. Events are rare; more room is made when they are not.
+/// Number of events with preallocated room. Events are rare; the queue grows when they are not.
 const FIRST_EVENTS: usize = 64;
 
 struct State {
     events: VecDeque<AsyncEvent>,
     capacity: usize,
     lost: u64,
-    /// Events that were handed out and not acknowledged, by what they are about.
+    /// Number of events handed out and not acknowledged, by object.
     handed_out: HashMap<EventObject, u32>,
 }
 
-/// The asynchronous events of a device that nobody has read yet: bounded, oldest first.
+/// The unread asynchronous events of a device: bounded, oldest first.
 pub struct AsyncEventQueue {
     state: Mutex<State>,
-    /// Something was acknowledged.
+    /// Signaled when the last event of an object is acknowledged.
     acknowledged: Condvar,
     notify: Option<Arc<dyn Notify>>,
 }
 
 impl AsyncEventQueue {
-    /// What [`Notify::notify`] is called with for events, in place of a completion queue's number.
+    /// The number that [`Notify::notify`] is called with for events, instead of a completion queue's.
     pub const NOTIFY_ID: u32 = u32::MAX;
 
-    /// A queue for `capacity` events. `notify` hears [`AsyncEventQueue::NOTIFY_ID`] for every event added.
+    /// Creates a queue for `capacity` events. `notify` is called with [`AsyncEventQueue::NOTIFY_ID`] for every event
+    /// added.
     pub fn new(capacity: u32, notify: Option<Arc<dyn Notify>>) -> Arc<Self> {
         let capacity = capacity as usize;
         let events = VecDeque::with_capacity(capacity.min(FIRST_EVENTS));
@@ -55,12 +56,12 @@ impl AsyncEventQueue {
         true
     }
 
-    /// Takes the oldest event, acknowledged at once.
+    /// Takes the oldest event and acknowledges it at once.
     pub fn poll(&self) -> Option<AsyncEvent> {
         lock(&self.state).events.pop_front()
     }
 
-    /// Takes the oldest event, which is to be [acknowledged](Self::acknowledge).
+    /// Takes the oldest event, which the caller must [acknowledge](Self::acknowledge).
     pub fn take(&self) -> Option<AsyncEvent> {
         let mut state = lock(&self.state);
         let event = state.events.pop_front()?;
@@ -68,7 +69,7 @@ impl AsyncEventQueue {
         Some(event)
     }
 
-    /// Whoever took an event has dealt with it. Acknowledging more often than was taken does nothing.
+    /// Acknowledges an event that was taken. Acknowledging more events than were taken does nothing.
     pub fn acknowledge(&self, event: &AsyncEvent) {
         let mut state = lock(&self.state);
         let object = event.object();
@@ -76,13 +77,13 @@ impl AsyncEventQueue {
         *count -= 1;
         if *count == 0 {
             state.handed_out.remove(&object);
-            // With the queue locked: whoever waits may let go of it as soon as it is not.
+            // With the queue locked: a waiter may drop the queue as soon as it is unlocked.
             self.acknowledged.notify_all();
         }
     }
 
-    /// Whether no event about `object` is handed out; if one is, waits up to `limit` (`None`: for ever) for anything to
-    /// be acknowledged first.
+    /// Whether no event about `object` is unacknowledged. If one is, first waits up to `limit` (`None`: forever) until
+    /// the last event of some object is acknowledged.
     pub fn wait_acknowledged(&self, object: EventObject, limit: Option<Duration>) -> bool {
         let mut state = lock(&self.state);
         if state.handed_out.contains_key(&object) {
@@ -94,8 +95,8 @@ impl AsyncEventQueue {
         !state.handed_out.contains_key(&object)
     }
 
-    /// Removes the events for which `is_stale` holds, because their object is going away; returns how many. It is
-    /// called with the queue locked.
+    /// Removes the events for which `is_stale` holds, because their object is being destroyed; returns how many.
+    /// `is_stale` is called with the queue locked.
     pub fn discard(&self, mut is_stale: impl FnMut(&AsyncEvent) -> bool) -> usize {
         let mut state = lock(&self.state);
         let before = state.events.len();
@@ -103,7 +104,7 @@ impl AsyncEventQueue {
         before - state.events.len()
     }
 
-    /// Events that wait.
+    /// Number of waiting events.
     pub fn len(&self) -> usize {
         lock(&self.state).events.len()
     }
@@ -113,7 +114,7 @@ impl AsyncEventQueue {
         self.len() == 0
     }
 
-    /// Events lost because the queue was full.
+    /// Number of events lost because the queue was full.
     pub fn lost(&self) -> u64 {
         lock(&self.state).lost
     }

@@ -102,8 +102,8 @@ fn ring_wraps() {
     });
 }
 
-/// Two other threads ask for release, one of them for more than was retired: the slot is written again only after the
-/// consumer's reads.
+/// Two other threads release, one of them more than was retired: the slot is written again only after the consumer's
+/// reads.
 #[test]
 fn third_threads_release() {
     loom::model(|| {
@@ -129,7 +129,8 @@ fn third_threads_release() {
     });
 }
 
-/// Who knows that a request is retired frees it, though another thread releases an earlier one at the same time.
+/// A thread that knows that a request is retired frees it, even if another thread releases an earlier one at the same
+/// time.
 #[test]
 fn no_release_is_lost() {
     loom::model(|| {
@@ -154,7 +155,7 @@ fn no_release_is_lost() {
     });
 }
 
-/// Receives are taken while others are posted, their slots being used again.
+/// Receives are taken while others are posted and reuse their slots.
 #[test]
 fn receives_are_taken_while_posted() {
     loom::model(|| {
@@ -184,7 +185,7 @@ fn receives_are_taken_while_posted() {
     });
 }
 
-/// Batches of two threads do not mix, and a batch of neither gets lost.
+/// Batches of two threads do not mix, and no batch is lost.
 #[test]
 fn producer_lock_excludes() {
     loom::model(|| {
@@ -207,7 +208,7 @@ fn producer_lock_excludes() {
     });
 }
 
-/// Who arms and then finds nothing is notified; nobody is notified twice for one arming.
+/// A thread that arms and then finds the queue empty is notified, and only once for one arming.
 #[test]
 fn arming_loses_no_wake_up() {
     loom::model(|| {
@@ -330,8 +331,8 @@ fn polling_releases_slots() {
     });
 }
 
-/// A receive is posted while the queue pair goes to the error state: either the endpoint takes it then, or whoever
-/// posted is told that the endpoint must be called.
+/// A receive is posted while the queue pair goes to the error state: either the endpoint takes it then, or the posting
+/// thread learns that it must call the endpoint.
 #[test]
 fn a_receive_is_not_forgotten_when_flushing_begins() {
     loom::model(|| {
@@ -350,7 +351,7 @@ fn a_receive_is_not_forgotten_when_flushing_begins() {
     });
 }
 
-/// The end of a period meets a push and an arming: whatever the order, what was added after the arming is announced
+/// The end of a period races with a push after an arming: in any order, a completion added after the arming is notified
 /// once the period has ended after it.
 #[test]
 fn moderation_loses_no_wake_up() {

@@ -1,5 +1,5 @@
 //! Models of the shared receive queue for loom: several threads post, the endpoints of several shards take, while the
-//! queue is resized, its limit armed, and while it goes. `RUSTFLAGS="--cfg loom" cargo test --lib loom_shared`.
+//! queue is resized, its limit is armed, and it is closed. `RUSTFLAGS="--cfg loom" cargo test --lib loom_shared`.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
@@ -46,7 +46,7 @@ fn take_with_room(queue: &SharedReceiveQueue, needed: u64) -> Result<u64, NotTak
     Ok(wr_id)
 }
 
-/// Everything that is left.
+/// Takes everything that is left.
 fn drain(queue: &SharedReceiveQueue) -> Vec<u64> {
     let left = std::iter::from_fn(|| take(queue)).collect();
     assert_eq!(queue.available(), 0);
@@ -59,13 +59,13 @@ fn limit_events(events: &AsyncEventQueue) -> usize {
     all.len()
 }
 
-/// All of them, each once.
+/// Asserts that all were found, each once.
 fn each_once(mut found: Vec<u64>, expected: &[u64]) {
     found.sort_unstable();
     assert_eq!(found, expected);
 }
 
-/// Two threads post and two queue pairs take: every request comes to exactly one of them.
+/// Two threads post and two queue pairs take: every request goes to exactly one of them.
 #[test]
 fn every_request_is_taken_once() {
     loom::model(|| {
@@ -82,7 +82,7 @@ fn every_request_is_taken_once() {
     });
 }
 
-/// A full queue: a slot is free when its request was taken, and not before.
+/// A full queue: a slot is free once its request is taken, and not before.
 #[test]
 fn a_slot_is_used_again_after_it_was_read() {
     loom::model(|| {
@@ -101,7 +101,7 @@ fn a_slot_is_used_again_after_it_was_read() {
     });
 }
 
-/// What is seen waiting before a request is taken may be gone; what was published before is seen.
+/// A request seen waiting may be gone before it is taken; one published before is seen.
 #[test]
 fn what_waits_is_seen() {
     loom::model(|| {
@@ -111,12 +111,12 @@ fn what_waits_is_seen() {
         let other = thread::spawn(move || (other.available() > 0, take(&other)));
         let taken = take(&queue);
         let (seen, found) = other.join().unwrap();
-        assert!(seen || taken == Some(1), "it was there, and nobody had taken it");
+        assert!(seen || taken == Some(1), "it was there and not yet taken");
         each_once(taken.into_iter().chain(found).collect(), &[1]);
     });
 }
 
-/// A batch that is forgotten never comes to a queue pair, not even in part.
+/// A discarded batch never reaches a queue pair, not even in part.
 #[test]
 fn a_batch_that_is_dropped_is_never_taken() {
     loom::model(|| {
@@ -132,7 +132,7 @@ fn a_batch_that_is_dropped_is_never_taken() {
     });
 }
 
-/// The queue is resized while one thread posts and a queue pair takes: what waits moves along, in order.
+/// The queue is resized while one thread posts and a queue pair takes: waiting requests move along, in order.
 #[test]
 fn resizing_loses_nothing() {
     loom::model(|| {
@@ -155,7 +155,7 @@ fn resizing_loses_nothing() {
     });
 }
 
-/// Two queue pairs take; the limit lies between. It is announced once, whoever takes first.
+/// Two queue pairs take requests across the limit. The event is raised once, whichever takes first.
 #[test]
 fn the_limit_is_announced_once() {
     loom::model(|| {
@@ -187,7 +187,7 @@ fn arming_misses_no_limit() {
     });
 }
 
-/// Each arming is announced at most once, and the last one for certain, because the queue is empty in the end.
+/// Each arming raises at most one event, and the last one certainly does, because the queue is empty in the end.
 #[test]
 fn armed_again_while_taken() {
     loom::model(|| {
@@ -204,7 +204,7 @@ fn armed_again_while_taken() {
     });
 }
 
-/// The queue goes while one thread posts and a queue pair takes: nothing is taken afterwards, whatever was posted.
+/// The queue is closed while one thread posts and a queue pair takes: nothing is taken afterwards, whatever was posted.
 #[test]
 fn nothing_is_taken_from_a_queue_that_went() {
     loom::model(|| {
@@ -222,7 +222,7 @@ fn nothing_is_taken_from_a_queue_that_went() {
     });
 }
 
-/// A datagram that needs more room than the oldest request has leaves it to others; looking and taking are one step.
+/// A datagram that needs more room than the oldest request has leaves it to others; checking and taking are one step.
 #[test]
 fn a_datagram_takes_what_it_fits_into() {
     loom::model(|| {

@@ -1,12 +1,12 @@
-//! Queues: the place where the application and the engine meet.
+//! Queues: where the application and the engine meet.
 //!
 //! Posting threads put requests into a [`SendQueue`] or [`ReceiveQueue`]; the queue pair's endpoint holds the other end
 //! ([`SendConsumer`], [`ReceiveConsumer`]) and puts its results into a [`CompletionQueue`], which polling threads read.
 //! Everything is allocated at creation: posting, taking, completing and polling never allocate.
 //!
-//! # The life of a slot
+//! # Lifecycle of a slot
 //!
-//! Requests are numbered from the creation of their queue. Four numbers, each of which only grows, cut the ring:
+//! Requests are numbered from the creation of their queue. Four numbers that only grow divide the ring:
 //!
 //! ```text
 //!  free | finished, completion not polled | at the endpoint | batch being posted | free
@@ -20,11 +20,11 @@
 //!
 //! # Locks
 //!
-//! The producer lock of a queue is held by the posting thread between `begin` and `end`, across calls. Beneath it no
-//! other lock is taken. A completion queue's mutex is a leaf: releasing slots takes no lock, and [`Notify::notify`] is
-//! called after the mutex was given back. So is the mutex of a [`SharedReceiveQueue`], from which queue pairs of
-//! several shards take: it is held for copying one request, and the limit event is raised after it was given back. The
-//! mutex of an [`XrcDomain`] guards its table alone.
+//! The producer lock of a queue is held by the posting thread between `begin` and `end`, across calls. The only lock
+//! taken under it is the mutex of a [`SharedReceiveQueue`]. A completion queue's mutex is a leaf: releasing slots takes
+//! no lock, and [`Notify::notify`] is called after the mutex is released. So is the mutex of a [`SharedReceiveQueue`],
+//! from which queue pairs of several shards take: it is held for copying one request, and the limit event is raised
+//! after it is released. The mutex of an [`XrcDomain`] guards its table alone.
 //!
 //! Only `ring.rs` contains `unsafe`; whatever callers do with numbers and calls of this module, no slot is written
 //! while it can be read.
@@ -71,15 +71,15 @@ pub const MAX_DEPTH: u32 = 1 << 24;
 /// Most scatter-gather entries that the requests of a queue may be created for.
 pub const MAX_SGES: u32 = u8::MAX as u32;
 
-/// Whoever wants to hear that a completion queue or the event queue has something new.
+/// Receives notifications that a completion queue or the event queue has a new entry.
 pub trait Notify: Send + Sync {
-    /// The queue with this number has something new. Called once per arming, by the thread that added it, with no lock
-    /// of this module held.
+    /// Notifies that the queue with this number has a new entry. Called once per arming, by the thread that added it,
+    /// with no lock of this module held.
     fn notify(&self, completion_queue: u32);
 
-    /// The completion queue with this number has something that may wait for more, but no longer than this: then its
-    /// [`CompletionQueue::end_moderation`] is to be called with the number of this gathering. Called as
-    /// [`Notify::notify`], once for each gathering.
+    /// Notifies that the completion queue with this number has completions that may wait for more, but no longer than
+    /// `period`: then call its [`CompletionQueue::end_moderation`] with the number of this gathering. Called as
+    /// [`Notify::notify`], once per gathering.
     fn notify_within(&self, completion_queue: u32, period: Duration, gathering: u32);
 }
 
@@ -90,10 +90,10 @@ pub enum QueueError {
     /// The calling thread has no batch open on this queue.
     #[error("no batch was begun by this thread")]
     NotBegun,
-    /// All slots are in use, those included whose completions were not polled yet.
+    /// All slots are in use, including those whose completions were not polled yet.
     #[error("the queue is full: all {limit} requests are outstanding; poll completions first")]
     Full {
-        /// Requests that fit.
+        /// Number of requests that fit.
         limit: u32,
     },
     /// The scatter-gather list is too long.
@@ -112,7 +112,7 @@ pub enum QueueError {
         /// Bytes allowed.
         limit: u32,
     },
-    /// The message is longer than the protocol can say.
+    /// The message is longer than the protocol allows.
     #[error("a message of {given} bytes; at most {limit} are allowed")]
     MessageTooLong {
         /// Bytes given.
@@ -126,13 +126,13 @@ pub enum QueueError {
     /// Only datagrams have a destination of their own.
     #[error("an address handle was given, but the queue pair is connected: its requests go to its one peer")]
     DestinationNotAllowed,
-    /// READ and atomics bring data home and need registered memory for it.
+    /// READ and atomics return data and need registered memory for it.
     #[error("READ and atomic requests cannot be inline")]
     InlineNotAllowed,
     /// An atomic's scatter-gather list must hold exactly eight bytes.
     #[error("an atomic request needs room for exactly 8 bytes")]
     BadAtomicLength,
-    /// A FLUSH or a request that stays on this host was given a message.
+    /// A FLUSH or a local operation was given a message.
     #[error("length is {given} bytes; this operation carries none")]
     DataNotAllowed {
         /// Length of the message.

@@ -38,7 +38,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What a request looks like; everything follows from its number, so that mixed-up parts show.
+/// The expected contents of a request; everything follows from its number, so that mixed-up parts show.
 #[derive(Clone, Debug, PartialEq)]
 struct Image {
     wr_id: u64,
@@ -76,7 +76,7 @@ fn read(consumer: &SendConsumer, index: u32) -> Image {
 struct Model {
     batch: Vec<Image>,
     published: VecDeque<Image>,
-    /// Requests retired whose slots are taken.
+    /// Retired requests whose slots are not free yet.
     finished: u32,
 }
 

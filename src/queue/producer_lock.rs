@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use super::sync::{AtomicU64, SPINS, thread_local, yield_now};
 
-/// Token of no thread.
+/// The owner of a free lock, which is no thread's token.
 const FREE: u64 = 0;
 
 // A plain number without a destructor, so that it can be read at any moment of a thread's life.
@@ -23,8 +23,8 @@ thread_local! {
 
 /// A lock that is held by a thread across calls.
 ///
-/// A thread that ends while it holds the lock leaves it locked for ever. Tokens are never given out twice, so no later
-/// thread is mistaken for the owner.
+/// A thread that ends while it holds the lock leaves it locked forever. Tokens are never reused, so no later thread is
+/// mistaken for the owner.
 pub(crate) struct ProducerLock {
     owner: AtomicU64,
 }
@@ -44,7 +44,7 @@ impl ProducerLock {
                 Err(owner) if owner == token => return false,
                 Err(_) => {}
             }
-            // A batch is short, unless its thread lost the processor: then only yielding helps.
+            // A batch is short, unless its thread was preempted: then only yielding helps.
             while self.owner.load(Relaxed) != FREE && tries < SPINS {
                 tries += 1;
                 hint::spin_loop();
@@ -58,11 +58,11 @@ impl ProducerLock {
     /// Whether this thread holds the lock.
     #[inline]
     pub(crate) fn is_held(&self) -> bool {
-        // Relaxed: only this thread ever stores this thread's token, so it reads its own store or somebody else's.
+        // Relaxed: only this thread ever stores this thread's token, so it reads its own store or another thread's.
         self.owner.load(Relaxed) == thread_token()
     }
 
-    /// Gives the lock back; `false` if this thread does not hold it.
+    /// Releases the lock; `false` if this thread does not hold it.
     #[inline]
     pub(crate) fn release(&self) -> bool {
         let held = self.is_held();
@@ -73,7 +73,7 @@ impl ProducerLock {
     }
 }
 
-/// The number of this thread, never 0 and never that of another thread, also not of one that has ended.
+/// Returns the token of this thread: never 0, and never that of another thread, not even of one that has ended.
 #[inline]
 pub(crate) fn thread_token() -> u64 {
     TOKEN.with(|own| match own.get() {
@@ -88,7 +88,7 @@ pub(crate) fn thread_token() -> u64 {
 
 #[cold]
 fn next_token() -> u64 {
-    // Always the standard library's: the numbers order nothing, and loom's models start their statics anew.
+    // Always the standard library's: the numbers order nothing, and loom reinitializes its statics for each model.
     static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(FREE + 1);
     NEXT.fetch_add(1, Relaxed)
 }

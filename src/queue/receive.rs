@@ -1,4 +1,4 @@
-//! The receive queue: memory waiting for messages.
+//! The receive queue: buffers waiting for messages.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
@@ -10,15 +10,15 @@ use crate::types::{BatchEnd, ReceiveRequest, Sge};
 
 /// The receive queue of a queue pair, as posting threads see it.
 ///
-/// Requests are posted in batches as in the [`SendQueue`](super::SendQueue). A slot is free again when the endpoint
-/// took the request.
+/// Requests are posted in batches as in the [`SendQueue`](super::SendQueue). A slot is free again once the endpoint has
+/// taken its request.
 pub struct ReceiveQueue {
     ring: Arc<Ring<u64>>,
     flushes: Arc<AtomicBool>,
 }
 
 impl ReceiveQueue {
-    /// A queue for `max_wr` requests of up to `max_sge` entries.
+    /// Creates a queue for `max_wr` requests of up to `max_sge` entries.
     ///
     /// # Panics
     ///
@@ -27,7 +27,7 @@ impl ReceiveQueue {
         Self::starting_at(0, max_wr, max_sge)
     }
 
-    /// A queue whose first request has the number `start`.
+    /// Creates a queue whose first request has the number `start`.
     fn starting_at(start: u64, max_wr: u32, max_sge: u32) -> Arc<Self> {
         let ring = Ring::new(Layout { limit: max_wr, max_sge, max_inline: 0, start });
         Arc::new(Self { ring, flushes: Arc::default() })
@@ -35,12 +35,13 @@ impl ReceiveQueue {
 
     /// Begins a batch. Waits while another thread has one open: spins briefly, then yields the processor.
     ///
-    /// A thread that begins again before it ended goes on with its open batch; a single end ends it.
+    /// Beginning again continues the open batch of this thread; a single end ends it.
     pub fn begin(&self) {
         self.ring.begin();
     }
 
-    /// Copies a request into the batch. Memory longer than the longest message is allowed: it is never filled.
+    /// Copies a request into the batch. More memory than the longest message needs is allowed: the rest is never
+    /// filled.
     ///
     /// # Errors
     ///
@@ -55,7 +56,7 @@ impl ReceiveQueue {
         self.ring.push(request.wr_id, request.sges, &[])
     }
 
-    /// Ends the batch: hands it to the endpoint or forgets it. Returns how many requests were handed over.
+    /// Ends the batch: hands it to the endpoint or discards it. Returns how many requests were handed over.
     ///
     /// # Errors
     ///
@@ -65,27 +66,28 @@ impl ReceiveQueue {
         self.ring.end(end)
     }
 
-    /// The endpoint's end of the queue; `None` if it was given out already.
+    /// Returns the endpoint's end of the queue; `None` if it was already taken.
     pub fn consumer(self: &Arc<Self>) -> Option<ReceiveConsumer> {
         self.ring.consumer().map(|ring| ReceiveConsumer { ring, flushes: Arc::clone(&self.flushes) })
     }
 
-    /// Whether the endpoint must be told of what was just published, because it completes every request as flushed.
+    /// Whether the endpoint must be notified of the requests just published, because it completes every request as
+    /// flushed.
     ///
-    /// Asked after publishing: then either this says so, or [`ReceiveConsumer::set_flushes`] was not called yet, and
-    /// whoever calls it sees the requests.
+    /// Call it after publishing: then either it returns true, or [`ReceiveConsumer::set_flushes`] was not called yet,
+    /// and the caller of that sees the requests.
     #[inline]
     pub fn flushes(&self) -> bool {
         fence(Ordering::SeqCst);
         self.flushes.load(Ordering::Relaxed)
     }
 
-    /// Requests published that the endpoint has not taken.
+    /// Number of published requests that the endpoint has not taken.
     pub fn pending(&self) -> u32 {
         self.ring.outstanding()
     }
 
-    /// Requests that fit.
+    /// Number of requests that fit.
     pub fn max_wr(&self) -> u32 {
         self.ring.layout().limit
     }
@@ -109,14 +111,14 @@ impl ReceiveConsumer {
         })
     }
 
-    /// Says whether requests are completed as flushed from now on, so that posting threads tell of new ones. After
-    /// this, those that were published without telling can be taken.
+    /// Sets whether requests are completed as flushed from now on, so that posting threads notify the endpoint of new
+    /// ones. After this, those that were published without a notification can be taken.
     pub fn set_flushes(&mut self, flushes: bool) {
         self.flushes.store(flushes, Ordering::Relaxed);
         fence(Ordering::SeqCst);
     }
 
-    /// Bytes that the next request to be taken has room for; `None` if there is none.
+    /// Returns the number of bytes that the next request to be taken has room for; `None` if there is none.
     pub fn next_room(&self) -> Option<u64> {
         if self.ring.available() == 0 {
             return None;
@@ -124,7 +126,7 @@ impl ReceiveConsumer {
         Some(self.ring.sges(self.ring.retired()).iter().map(|sge| u64::from(sge.length)).sum())
     }
 
-    /// Requests that can be taken.
+    /// Number of requests that can be taken.
     #[inline]
     pub fn available(&self) -> u32 {
         self.ring.available()
@@ -136,7 +138,7 @@ impl ReceiveConsumer {
         self.ring.retired()
     }
 
-    /// Forgets everything published, freeing its slots; returns the number of the next request.
+    /// Discards everything published and frees its slots; returns the number of the next request.
     pub fn reset(&mut self) -> u32 {
         self.ring.reset()
     }

@@ -3,20 +3,19 @@
 //!
 //! # Why it is sound
 //!
-//! Four counters say who may touch a slot (see [`super`]): `released <= retired <= published <= tail` and
-//! `tail - released <= capacity`. They are 64 bits wide inside, so none ever comes round to an old value; callers see
-//! the low 32 bits.
+//! Four counters determine which thread may touch a slot (see [`super`]): `released <= retired <= published <= tail`
+//! and `tail - released <= capacity`. They are 64 bits wide internally, so none ever returns to an old value; callers
+//! see the low 32 bits.
 //!
-//! * Slots in `[published, tail]` belong to the producer, that is the thread that holds the producer lock. `tail` and
-//!   `published` are changed by it alone. It writes a slot only after it saw, by an acquiring load, that
-//!   `tail - released < capacity`.
-//! * Slots in `[retired, published)` are read by the consumer, of which there is one ([`Ring::consumer`]). It learns of
-//!   them by an acquiring load of `published`, and it alone changes `retired`, by releasing stores through `&mut self`:
-//!   references that it handed out borrow it and have ended by then.
-//! * Anybody may ask for slots to be released. [`Ring::release`] moves `released` forward only, and never beyond a
-//!   value of `retired` that it read by an acquiring load; its own change is releasing. The consumer itself stores its
-//!   `retired` ([`RingConsumer::take_oldest`]), beyond which nobody else's change gets. So a producer that sees a slot
-//!   released sees also that the consumer's reads are over.
+//! * Slots in `[published, tail]` belong to the producer, the thread that holds the producer lock. It alone changes
+//!   `tail` and `published`. It writes a slot only after an acquire load has shown that `tail - released < capacity`.
+//! * Slots in `[retired, published)` are read by the only consumer ([`Ring::consumer`]). It learns of them by an
+//!   acquire load of `published`, and it alone changes `retired`, by release stores through `&mut self`: references
+//!   that it handed out borrow it and have ended by then.
+//! * Any thread may release slots. [`Ring::release`] only moves `released` forward, and never beyond a value of
+//!   `retired` that it read by an acquire load; its own change is a release. The consumer itself stores its `retired`
+//!   ([`RingConsumer::take_oldest`]), which no other thread's change exceeds. So a producer that sees a slot released
+//!   also sees that the consumer's reads are over.
 
 use std::cell::UnsafeCell;
 use std::sync::Arc;
@@ -34,7 +33,7 @@ pub(super) struct Layout {
     pub(super) limit: u32,
     pub(super) max_sge: u32,
     pub(super) max_inline: u32,
-    /// Number of the first request; not 0 only to test what happens when the numbers wrap.
+    /// Number of the first request; not 0 only to test numbers that wrap.
     pub(super) start: u64,
 }
 
@@ -46,12 +45,12 @@ struct Slot<H> {
     inline_length: u32,
 }
 
-/// What the thread that holds the producer lock knows. Atomics only so that the lock can be shared; all accesses but
-/// the lock's are by its holder and need no order.
+/// State of the thread that holds the producer lock. Atomics only so that the ring can be shared; all accesses but the
+/// lock's are by its holder and need no order.
 struct Producer {
     lock: ProducerLock,
     tail: AtomicU64,
-    /// A value that `released` had; saves reading the pollers' cache line on most pushes.
+    /// A past value of `released`; saves reading the pollers' cache line on most pushes.
     released_seen: AtomicU64,
 }
 
@@ -69,13 +68,13 @@ pub(super) struct Ring<H> {
     released: CachePadded<AtomicU64>,
 }
 
-// SAFETY: all that is not `Sync` by itself are the cells (and the witnesses, which stand for them). The module's
+// SAFETY: only the cells (and the witnesses, which stand for them) are not `Sync` by themselves. The module's
 // documentation says why accesses to one slot by several threads exclude each other and are ordered; values are copied
 // in by one thread and read in another, hence `H: Send`, and may be read through a shared consumer, hence `H: Sync`.
 unsafe impl<H: Send + Sync> Sync for Ring<H> {}
 
 impl<H: Copy + Default> Ring<H> {
-    /// A ring with these sizes, empty.
+    /// Creates an empty ring of these sizes.
     ///
     /// # Panics
     ///
@@ -103,7 +102,7 @@ impl<H: Copy + Default> Ring<H> {
         })
     }
 
-    /// The consuming end; `None` if it was given out already.
+    /// Returns the consuming end; `None` if it was already taken.
     pub(super) fn consumer(self: &Arc<Self>) -> Option<RingConsumer<H>> {
         if self.has_consumer.swap(true, Relaxed) {
             return None;
@@ -127,7 +126,7 @@ impl<H: Copy + Default> Ring<H> {
         if self.producer.0.lock.is_held() { Ok(()) } else { Err(QueueError::NotBegun) }
     }
 
-    /// Copies a request into the batch; `inline` is joined.
+    /// Copies a request into the batch; the slices of `inline` are concatenated.
     ///
     /// # Panics
     ///
@@ -137,7 +136,7 @@ impl<H: Copy + Default> Ring<H> {
         self.push_pieces(header, sges, inline.iter().copied())
     }
 
-    /// As [`Ring::push`], with the inline bytes from anywhere.
+    /// As [`Ring::push`], with the inline bytes from an iterator.
     #[inline]
     pub(super) fn push_pieces<'a>(
         &self,
@@ -150,7 +149,7 @@ impl<H: Copy + Default> Ring<H> {
         let tail = producer.tail.load(Relaxed);
         let limit = u64::from(self.layout.limit);
         if tail - producer.released_seen.load(Relaxed) >= limit {
-            // Acquire: what the consumer read of the slots that are free now happened before they are written.
+            // Acquire: the consumer's reads of the slots that are now free happened before they are written.
             let released = self.released.0.load(Acquire);
             producer.released_seen.store(released, Relaxed);
             if tail - released >= limit {
@@ -171,7 +170,7 @@ impl<H: Copy + Default> Ring<H> {
         let published = self.published.0.load(Relaxed);
         let count = match end {
             BatchEnd::Publish => {
-                // Release: the slots' contents go with it.
+                // Release: publishes the slots' contents.
                 self.published.0.store(tail, Release);
                 (tail - published) as u32
             }
@@ -184,15 +183,15 @@ impl<H: Copy + Default> Ring<H> {
         Ok(count)
     }
 
-    /// Frees the slots of requests before number `up_to`, as far as the consumer has retired them. Numbers that were
-    /// released before do nothing.
+    /// Frees the slots of requests before number `up_to`, as far as the consumer has retired them. Numbers already
+    /// released do nothing.
     pub(super) fn release(&self, up_to: u32) {
         // Relaxed: the exchange checks it, and nothing is concluded from it alone.
         let mut released = self.released.0.load(Relaxed);
         loop {
-            // Acquire: the consumer's reads of what it retired happened before the release below. A caller that knows
-            // of a retirement (from a completion) sees at least that one here; an older value, even one behind
-            // `released`, only releases less.
+            // Acquire: the consumer's reads of retired slots happened before the release below. A caller that knows of
+            // a retirement (from a completion) sees at least that one here; an older value, even one behind `released`,
+            // only releases less.
             let retired = self.retired.0.load(Acquire);
             let wanted = up_to.wrapping_sub(released as u32) as i32;
             let step = u64::try_from(wanted).unwrap_or(0).min(retired.saturating_sub(released));
@@ -211,14 +210,14 @@ impl<H: Copy + Default> Ring<H> {
         self.release(self.retired.0.load(Relaxed) as u32);
     }
 
-    /// Requests published whose slots are not free yet.
+    /// Number of published requests whose slots are not free yet.
     pub(super) fn occupied(&self) -> u32 {
-        // Published is read last and seen at least as far as what was released, so the difference is not negative.
+        // `published` is read last and seen at least as far as what was released, so the difference is not negative.
         let released = self.released.0.load(Acquire);
         (self.published.0.load(Acquire) - released) as u32
     }
 
-    /// Requests published that the consumer has not retired.
+    /// Number of published requests that the consumer has not retired.
     pub(super) fn outstanding(&self) -> u32 {
         let retired = self.retired.0.load(Acquire);
         (self.published.0.load(Acquire) - retired) as u32
@@ -229,7 +228,7 @@ impl<H: Copy + Default> Ring<H> {
         number as usize & (self.slots.len() - 1)
     }
 
-    /// Writes a slot. To be called only with a free slot and by the holder of the producer lock.
+    /// Writes a slot. Only the holder of the producer lock may call it, and only with a free slot.
     #[inline]
     fn write<'a>(&self, slot: usize, header: H, sges: &[Sge], inline: impl Iterator<Item = &'a [u8]>) {
         self.witnesses[slot].write();
@@ -237,8 +236,8 @@ impl<H: Copy + Default> Ring<H> {
         for piece in inline {
             let room = &part(&self.inline, slot, self.layout.max_inline)[inline_length..][..piece.len()];
             // SAFETY: `room` has exactly as many bytes as `piece`; its cells may be written through a shared reference.
-            // The slot is in [published, tail] and free, so nobody else accesses it. `piece` does not overlap it: no
-            // reference to a slot outside [retired, published) exists.
+            // The slot is in [published, tail] and free, so no other thread accesses it. `piece` does not overlap it:
+            // no reference to a slot outside [retired, published) exists.
             unsafe { std::ptr::copy_nonoverlapping(piece.as_ptr(), room.as_ptr() as *mut u8, piece.len()) };
             inline_length += piece.len();
         }
@@ -246,7 +245,7 @@ impl<H: Copy + Default> Ring<H> {
         // SAFETY: as above; the room is as long as `sges`, and `UnsafeCell<Sge>` is laid out like `Sge`.
         unsafe { std::ptr::copy_nonoverlapping(sges.as_ptr(), room.as_ptr() as *mut Sge, sges.len()) };
         let fixed = Slot { header, sge_count: sges.len() as u32, inline_length: inline_length as u32 };
-        // SAFETY: the pointer is the cell's own, and nobody else accesses the slot, as above.
+        // SAFETY: the pointer is the cell's own, and no other thread accesses the slot, as above.
         unsafe { self.slots[slot].get().write(fixed) };
     }
 }
@@ -271,7 +270,7 @@ impl<H: Copy + Default> RingConsumer<H> {
         self.retired as u32
     }
 
-    /// Requests published and not retired.
+    /// Number of requests published and not retired.
     #[inline]
     pub(super) fn available(&self) -> u32 {
         (self.ring.published.0.load(Acquire) - self.retired) as u32
@@ -290,7 +289,7 @@ impl<H: Copy + Default> RingConsumer<H> {
     }
 
     /// Hands the oldest request's number, header and entries to `take`, then retires it and frees its slot; `None` if
-    /// there is none. Without a look at what others free: they never get beyond what is retired.
+    /// there is none. It need not check what others free: that never exceeds what is retired.
     #[inline]
     pub(super) fn take_oldest<R>(&mut self, take: impl FnOnce(u32, &H, &[Sge]) -> R) -> Option<R> {
         if self.available() == 0 {
@@ -299,7 +298,7 @@ impl<H: Copy + Default> RingConsumer<H> {
         let slot = self.ring.slot_of(self.retired);
         let taken = take(self.retired as u32, &self.fixed(slot).header, self.sges_at(slot));
         self.retired += 1;
-        // Release, both: what was read of the slot happened before.
+        // Release, both: the reads of the slot happened before.
         self.ring.retired.0.store(self.retired, Release);
         self.ring.released.0.store(self.retired, Release);
         Some(taken)
@@ -311,7 +310,7 @@ impl<H: Copy + Default> RingConsumer<H> {
         let count = self.fixed(slot).sge_count as usize;
         let used = &part(&self.ring.sges, slot, self.ring.layout.max_sge)[..count];
         // SAFETY: the slot is in [retired, published): the producer does not write it before it is retired, which needs
-        // `&mut self`, and the reference borrows `self`. The entries were initialised at creation, and their cells are
+        // `&mut self`, and the reference borrows `self`. The entries were initialized at creation, and their cells are
         // laid out like `Sge`.
         unsafe { std::slice::from_raw_parts(used.as_ptr() as *const Sge, used.len()) }
     }
@@ -337,7 +336,7 @@ impl<H: Copy + Default> RingConsumer<H> {
         let available = self.available();
         assert!(count <= available, "retire({up_to}): {available} requests from {} are there", self.retired as u32);
         self.retired += u64::from(count);
-        // Release: what was read of the slots happened before.
+        // Release: the reads of the slots happened before.
         self.ring.retired.0.store(self.retired, Release);
     }
 
@@ -367,18 +366,18 @@ impl<H: Copy + Default> RingConsumer<H> {
     #[inline]
     fn fixed(&self, slot: usize) -> &Slot<H> {
         self.ring.witnesses[slot].read();
-        // SAFETY: the slot was written before it was published, which was seen by an acquiring load, and is not written
+        // SAFETY: the slot was written before it was published, which was seen by an acquire load, and is not written
         // before it is retired, which needs `&mut self`, while the reference borrows `self`.
         unsafe { &*self.ring.slots[slot].get() }
     }
 }
 
-/// As many default values in cells.
+/// Returns `count` default values in cells.
 fn cells<T: Copy + Default>(count: usize) -> Box<[UnsafeCell<T>]> {
     (0..count).map(|_| UnsafeCell::new(T::default())).collect()
 }
 
-/// The part of an array with `each` elements a slot that belongs to `slot`.
+/// The part of an array that belongs to `slot`, with `each` elements per slot.
 #[inline]
 fn part<T>(array: &[UnsafeCell<T>], slot: usize, each: u32) -> &[UnsafeCell<T>] {
     let each = each as usize;

@@ -14,11 +14,11 @@ use crate::types::{
 pub struct SendHeader {
     /// The caller's own number.
     pub wr_id: u64,
-    /// What to do.
+    /// The operation.
     pub operation: Operation,
-    /// How.
+    /// Its flags.
     pub flags: SendFlags,
-    /// Bytes of the whole message.
+    /// Length of the whole message in bytes.
     pub length: u32,
     /// Scatter-gather entries; 0 if inline.
     pub sge_count: u8,
@@ -28,7 +28,7 @@ pub struct SendHeader {
     srq: u32,
 }
 
-/// No number of a shared receive queue.
+/// Stands for no shared receive queue.
 const NO_QUEUE: u32 = u32::MAX;
 
 impl SendHeader {
@@ -65,7 +65,7 @@ pub struct SendQueue {
 }
 
 impl SendQueue {
-    /// A queue for `max_wr` requests of up to `max_sge` entries or `max_inline` bytes inline.
+    /// Creates a queue for `max_wr` requests of up to `max_sge` entries or `max_inline` bytes inline.
     ///
     /// # Panics
     ///
@@ -74,12 +74,12 @@ impl SendQueue {
         Self::starting_at(0, max_wr, max_sge, max_inline)
     }
 
-    /// A queue whose first request has the number `start`.
+    /// Creates a queue whose first request has the number `start`.
     pub(super) fn starting_at(start: u64, max_wr: u32, max_sge: u32, max_inline: u32) -> Arc<Self> {
         Arc::new(Self { ring: Ring::new(Layout { limit: max_wr, max_sge, max_inline, start }), prefix: 0 })
     }
 
-    /// A queue for datagrams, whose requests each say where they go. Only such a queue has room for that.
+    /// Creates a queue for datagrams, whose requests each carry a destination. Only such a queue has room for it.
     ///
     /// # Panics
     ///
@@ -92,7 +92,7 @@ impl SendQueue {
 
     /// Begins a batch. Waits while another thread has one open: spins briefly, then yields the processor.
     ///
-    /// A thread that begins again before it ended goes on with its open batch; a single end ends it.
+    /// Beginning again continues the open batch of this thread; a single end ends it.
     pub fn begin(&self) {
         self.ring.begin();
     }
@@ -101,8 +101,8 @@ impl SendQueue {
     ///
     /// # Errors
     ///
-    /// [`QueueError::NotBegun`] first, then what is wrong with the request itself, [`QueueError::Full`] last: a request
-    /// that can never be posted is not reported as one to try again.
+    /// [`QueueError::NotBegun`] first, then errors of the request itself, [`QueueError::Full`] last: a request that can
+    /// never be posted is not reported as one to retry.
     #[inline]
     pub fn push(&self, request: &SendRequest<'_>) -> Result<(), QueueError> {
         self.push_with(request, NO_QUEUE)
@@ -164,7 +164,7 @@ impl SendQueue {
         }
     }
 
-    /// Ends the batch: hands it to the endpoint or forgets it. Returns how many requests were handed over.
+    /// Ends the batch: hands it to the endpoint or discards it. Returns how many requests were handed over.
     ///
     /// # Errors
     ///
@@ -174,8 +174,8 @@ impl SendQueue {
         self.ring.end(end)
     }
 
-    /// Frees the slots of requests before number `up_to` (wrapping). What the endpoint has not retired stays taken, and
-    /// what was released before stays free, whatever the number.
+    /// Frees the slots of requests before number `up_to` (wrapping). Slots that the endpoint has not retired stay
+    /// taken, and slots already released stay free, whatever the number.
     #[inline]
     pub fn release(&self, up_to: u32) {
         self.ring.release(up_to);
@@ -186,41 +186,41 @@ impl SendQueue {
         self.ring.release_retired();
     }
 
-    /// The endpoint's end of the queue; `None` if it was given out already.
+    /// Returns the endpoint's end of the queue; `None` if it was already taken.
     pub fn consumer(self: &Arc<Self>) -> Option<SendConsumer> {
         self.ring.consumer().map(|ring| SendConsumer { ring, prefix: self.prefix })
     }
 
-    /// Requests published whose slots are not free yet: their completions, or later ones, were not polled.
+    /// Number of published requests whose slots are not free yet: their completions, or later ones, were not polled.
     pub fn pending(&self) -> u32 {
         self.ring.occupied()
     }
 
-    /// Requests published that the endpoint has not retired.
+    /// Number of published requests that the endpoint has not retired.
     pub fn outstanding(&self) -> u32 {
         self.ring.outstanding()
     }
 
-    /// Requests that fit.
+    /// Number of requests that fit.
     pub fn max_wr(&self) -> u32 {
         self.ring.layout().limit
     }
 
-    /// Length of the message that the entries describe.
+    /// Returns the length of the message that the entries describe.
     #[inline]
     fn check_sges(&self, operation: &Operation, sges: &[Sge]) -> Result<u32, QueueError> {
         check_sges(operation, sges, self.ring.layout().max_sge)
     }
 
-    /// Length of the message that the pieces make.
+    /// Returns the length of the message in the inline slices.
     #[inline]
     fn check_inline(&self, operation: &Operation, pieces: &[&[u8]]) -> Result<u32, QueueError> {
         check_inline(operation, pieces, self.ring.layout().max_inline - self.prefix as u32)
     }
 }
 
-/// Length of the request's message, if a queue that takes so many entries and so many inline bytes takes it. For queues
-/// that are not [`SendQueue`]s.
+/// Returns the length of the request's message, if it fits a queue with these limits. For queues that are not
+/// [`SendQueue`]s.
 #[cfg(feature = "ibverbs")]
 pub(crate) fn check_request(request: &SendRequest<'_>, max_sge: u32, max_inline: u32) -> Result<u32, QueueError> {
     match request.data {
@@ -281,7 +281,7 @@ fn check_length(given: u64) -> Result<u32, QueueError> {
 /// The endpoint's end of a send queue.
 ///
 /// Requests are read by their numbers, any number of times, until they are retired. Numbers count from the creation of
-/// the queue and wrap; one outside `[retired, published)` is an error of the endpoint itself and panics.
+/// the queue and wrap; one outside `[retired, published)` is a bug of the endpoint itself and panics.
 pub struct SendConsumer {
     ring: RingConsumer<SendHeader>,
     prefix: usize,
@@ -312,7 +312,7 @@ impl SendConsumer {
         self.ring.inline_data(index).get(self.prefix..).unwrap_or_default()
     }
 
-    /// Where a datagram goes; `None` in a queue of a connection.
+    /// The destination of a datagram; `None` in the queue of a connection.
     pub fn destination(&self, index: u32) -> Option<Destination> {
         if self.prefix == 0 {
             return None;
@@ -332,8 +332,8 @@ impl SendConsumer {
         self.ring.retired()
     }
 
-    /// Forgets everything published, freeing its slots; returns the number of the next request. A batch that is open
-    /// meanwhile is not touched.
+    /// Discards everything published and frees its slots; returns the number of the next request. An open batch is not
+    /// touched.
     pub fn reset(&mut self) -> u32 {
         self.ring.reset()
     }

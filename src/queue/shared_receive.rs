@@ -1,4 +1,4 @@
-//! The shared receive queue: memory waiting for the messages of several queue pairs.
+//! The shared receive queue: buffers waiting for the messages of several queue pairs.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
@@ -20,7 +20,7 @@ pub enum ChangeError {
     /// More receives wait than would fit.
     #[error("max_wr is {asked}, but {waiting} receives wait; allowed are {waiting} and more")]
     TooSmall {
-        /// Receives asked for.
+        /// Receives requested.
         asked: u32,
         /// Receives that wait.
         waiting: u32,
@@ -28,7 +28,7 @@ pub enum ChangeError {
     /// The limit is more than the queue holds.
     #[error("srq_limit is {limit}; allowed are 0 to {max_wr}, the receives that the queue holds")]
     LimitTooLarge {
-        /// The limit that is asked for, or armed.
+        /// The requested or armed limit.
         limit: u32,
         /// Receives that the queue holds, or would hold.
         max_wr: u32,
@@ -47,7 +47,7 @@ pub enum NotTaken {
     TooSmall,
 }
 
-/// What a shared receive queue is made of.
+/// Parameters of a new shared receive queue.
 pub struct SharedReceiveInit {
     /// Its number.
     pub number: SharedReceiveQueueNumber,
@@ -57,11 +57,11 @@ pub struct SharedReceiveInit {
     pub max_wr: u32,
     /// Scatter-gather entries of a receive.
     pub max_sge: u32,
-    /// The limit that is armed from the beginning.
+    /// The limit that is armed initially.
     pub srq_limit: u32,
-    /// Where its events go.
+    /// The queue for its events.
     pub events: Arc<AsyncEventQueue>,
-    /// Where its receives complete, if the queue decides that and not the queue pair that takes them.
+    /// The completion queue of its receives, if the shared queue determines it and not the queue pair that takes them.
     pub completions: Option<(Arc<CompletionQueue>, SourceToken)>,
 }
 
@@ -101,10 +101,10 @@ impl State {
     }
 }
 
-/// A shared receive queue: bounded, for any number of posting threads and of queue pairs, on any shards, that take.
+/// A shared receive queue: bounded, for any number of posting threads and of consuming queue pairs, on any shards.
 ///
 /// Requests are posted in batches as in the [`ReceiveQueue`](super::ReceiveQueue), and taken in the order in which they
-/// were posted. A slot is free again when its request was taken.
+/// were posted. A slot is free again once its request is taken.
 pub struct SharedReceiveQueue {
     number: SharedReceiveQueueNumber,
     domain: DomainId,
@@ -113,12 +113,12 @@ pub struct SharedReceiveQueue {
     completions: Option<(Arc<CompletionQueue>, SourceToken)>,
     producer: ProducerLock,
     state: Mutex<State>,
-    /// Requests that wait; changed under the lock, read without it to find an empty queue cheaply.
+    /// Number of waiting requests; changed under the lock, read without it to find an empty queue cheaply.
     waiting: CachePadded<AtomicU32>,
 }
 
 impl SharedReceiveQueue {
-    /// An empty queue.
+    /// Creates an empty queue.
     ///
     /// # Panics
     ///
@@ -156,14 +156,14 @@ impl SharedReceiveQueue {
         self.max_sge
     }
 
-    /// Where its requests complete, if the queue decides that.
+    /// The completion queue of its requests, if the shared queue determines it.
     pub fn completions(&self) -> Option<&(Arc<CompletionQueue>, SourceToken)> {
         self.completions.as_ref()
     }
 
     /// Begins a batch. Waits while another thread has one open: spins briefly, then yields the processor.
     ///
-    /// A thread that begins again before it ended goes on with its open batch; a single end ends it.
+    /// Beginning again continues the open batch of this thread; a single end ends it.
     pub fn begin(&self) {
         self.producer.acquire();
     }
@@ -191,7 +191,7 @@ impl SharedReceiveQueue {
         Ok(())
     }
 
-    /// Ends the batch: hands it over or forgets it. Returns how many requests were handed over.
+    /// Ends the batch: hands it over or discards it. Returns how many requests were handed over.
     ///
     /// # Errors
     ///
@@ -224,11 +224,12 @@ impl SharedReceiveQueue {
         self.take_with_room(0, sges).ok()
     }
 
-    /// The same, if the oldest request has room for so many bytes. Looking and taking are one step: others take too.
+    /// As [`SharedReceiveQueue::take`], if the oldest request has room for `needed` bytes. Checking and taking are one
+    /// step: others take too.
     ///
     /// # Errors
     ///
-    /// Why nothing was taken.
+    /// [`NotTaken`], if nothing was taken.
     pub fn take_with_room(&self, needed: u64, sges: &mut Vec<Sge>) -> Result<(u64, u32), NotTaken> {
         let mut state = lock(&self.state);
         if state.waiting() == 0 || state.closed {
@@ -251,13 +252,13 @@ impl SharedReceiveQueue {
         Ok((wr_id, number as u32))
     }
 
-    /// Requests that wait. Takes no lock; others may take them meanwhile.
+    /// Number of waiting requests. Takes no lock; others may take them meanwhile.
     #[inline]
     pub fn available(&self) -> u32 {
         self.waiting.0.load(Acquire)
     }
 
-    /// The sizes now, and the limit that is armed.
+    /// The current sizes, and the armed limit.
     pub fn status(&self) -> SharedReceiveQueueStatus {
         let state = lock(&self.state);
         let max_wr = state.slots.len() as u32;
@@ -324,14 +325,14 @@ impl SharedReceiveQueue {
         std::mem::swap(&mut state.slots, &mut slots);
         std::mem::swap(&mut state.sges, &mut sges);
         state.srq_limit = limit;
-        // A limit that was armed before stays so: nothing was taken.
+        // A limit that was armed before stays armed: nothing was taken.
         let is_due = arms && state.falls_below_limit();
         drop(state);
         self.raise_limit_if(is_due);
         Ok(())
     }
 
-    /// Nothing is taken any more.
+    /// Closes the queue: no request is taken any more.
     pub fn close(&self) {
         let mut state = lock(&self.state);
         state.closed = true;
@@ -343,7 +344,8 @@ impl SharedReceiveQueue {
         lock(&self.state).closed
     }
 
-    /// Without the lock: whoever hears of the event may ask for the queue's status.
+    /// Raises the limit event if it is due. Called without the lock: the receiver of the event may ask for the queue's
+    /// status.
     fn raise_limit_if(&self, is_due: bool) {
         if is_due {
             self.events.push(AsyncEvent::SharedReceiveQueueLimitReached(self.number));
@@ -356,7 +358,7 @@ impl SharedReceiveQueue {
     }
 }
 
-/// Room for as many requests.
+/// Allocates room for `max_wr` requests.
 fn storage(max_wr: u32, max_sge: u32) -> (Box<[Slot]>, Box<[Sge]>) {
     let sges = max_wr as usize * max_sge as usize;
     (vec![Slot::default(); max_wr as usize].into(), vec![Sge::default(); sges].into())

@@ -1,4 +1,4 @@
-//! The sources of a completion queue: the queue pairs' sides that put completions into it.
+//! The sources of a completion queue: the sides of queue pairs that put completions into it.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
@@ -6,8 +6,8 @@ use std::sync::Arc;
 use super::send::SendQueue;
 use crate::types::{CompletionSource, RawCompletion};
 
-/// Names a source of a completion queue. Worthless after it was detached, also when its place is used again: a
-/// completion queue never gives one token twice.
+/// Names a source of a completion queue. It is invalid once the source is detached, even if its slot is reused: a
+/// completion queue never issues a token twice.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct SourceToken {
     index: u32,
@@ -30,14 +30,14 @@ impl SourceToken {
     }
 }
 
-/// One place of the table.
+/// A slot of the table.
 struct Place {
     generation: u32,
     attached: bool,
     send_queue: Option<Arc<SendQueue>>,
 }
 
-/// Generation of the first source of a place.
+/// Generation of the first source of a slot.
 const FIRST_GENERATION: u32 = 1;
 
 /// All sources of a completion queue.
@@ -60,14 +60,14 @@ impl Sources {
         SourceToken { index, generation: place.generation }
     }
 
-    /// Removes a source. Its send queue is returned, for the caller to drop where it likes.
+    /// Removes a source. Returns its send queue, so that the caller decides where to drop it.
     pub(super) fn detach(&mut self, token: SourceToken) -> Option<Arc<SendQueue>> {
         let place = self.places.get_mut(token.index as usize)?;
         if !place.attached || place.generation != token.generation {
             return None;
         }
         place.attached = false;
-        // A place that has used up its generations is not used again, so that no token comes twice.
+        // A slot that has used up its generations is not reused, so that no token is issued twice.
         if let Some(next) = place.generation.checked_add(1) {
             place.generation = next;
             self.free.push(token.index);
@@ -125,7 +125,7 @@ mod tests {
         assert_eq!((last.index, last.generation), (0, u32::MAX));
         sources.detach(last);
         let next = sources.attach(None);
-        assert_ne!(next.index, 0, "a place without generations left was used again");
+        assert_ne!(next.index, 0, "a slot without generations left was reused");
         assert!(sources.contains(next) && !sources.contains(first) && !sources.contains(last));
     }
 

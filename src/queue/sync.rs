@@ -1,4 +1,4 @@
-//! The synchronisation primitives of this module: the standard library's, or loom's when its models run.
+//! The synchronization primitives of this module: the standard library's, or loom's when its models run.
 //!
 //! `Arc` is always the standard library's: reference counting is not what the models check, and the types of this
 //! module's interface must not change with the configuration.
@@ -13,10 +13,10 @@ mod primitive {
     pub(crate) use std::thread::yield_now;
     pub(crate) use std::thread_local;
 
-    /// How often a waiting thread looks again before it yields its processor.
+    /// Number of checks by a waiting thread before it yields its processor.
     pub(crate) const SPINS: u32 = 64;
 
-    /// Stands for the accesses to one slot; loom's variant checks that they are ordered. Here it is nothing.
+    /// Stands for the accesses to one slot; loom's variant checks that they are ordered. Here it is empty.
     pub(crate) struct Witness;
 
     impl Witness {
@@ -24,11 +24,11 @@ mod primitive {
             Self
         }
 
-        /// The slot is read now.
+        /// Records a read of the slot.
         #[inline]
         pub(crate) fn read(&self) {}
 
-        /// The slot is written now.
+        /// Records a write of the slot.
         #[inline]
         pub(crate) fn write(&self) {}
     }
@@ -41,7 +41,7 @@ mod primitive {
     pub(crate) use loom::thread::yield_now;
     pub(crate) use loom::thread_local;
 
-    /// Looking again without yielding would only multiply the interleavings.
+    /// Checking again without yielding would only multiply the interleavings.
     pub(crate) const SPINS: u32 = 0;
 
     /// Stands for the accesses to one slot: a cell without content, whose accesses loom checks for their order. The
@@ -53,12 +53,12 @@ mod primitive {
             Self(loom::cell::UnsafeCell::new(()))
         }
 
-        /// The slot is read now: fails the model unless every write happened before.
+        /// Records a read of the slot: fails the model unless every write happened before.
         pub(crate) fn read(&self) {
             self.0.with(|_| ());
         }
 
-        /// The slot is written now: fails the model unless every other access happened before.
+        /// Records a write of the slot: fails the model unless every other access happened before.
         pub(crate) fn write(&self) {
             self.0.with_mut(|_| ());
         }
@@ -69,11 +69,12 @@ pub(crate) use std::sync::atomic::Ordering;
 
 pub(crate) use primitive::*;
 
-/// Locks, also after a panic of another holder: no critical section of this module leaves its data half changed.
+/// Locks the mutex, also after a panic of another holder: no critical section of this module leaves its data half
+/// changed.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A value on cache lines of its own (two: processors fetch them in pairs).
+/// A value on cache lines of its own (two, because processors fetch them in pairs).
 #[repr(align(128))]
 pub(crate) struct CachePadded<T>(pub(crate) T);

@@ -8,26 +8,26 @@ use super::SharedReceiveQueue;
 use super::sync::{Mutex, lock};
 use crate::types::SharedReceiveQueueNumber;
 
-/// The shared receive queues that the targets of a domain may be told to use.
+/// The shared receive queues that messages to the targets of a domain may name.
 pub struct XrcDomain {
     queues: Mutex<HashMap<SharedReceiveQueueNumber, Arc<SharedReceiveQueue>>>,
 }
 
 impl XrcDomain {
-    /// A domain without queues.
+    /// Creates a domain without queues.
     pub fn new() -> Arc<Self> {
         Arc::new(Self { queues: Mutex::new(HashMap::new()) })
     }
 
-    /// Messages may name the queue from now on.
+    /// Adds a queue, which messages may name from now on.
     pub fn add(&self, queue: &Arc<SharedReceiveQueue>) {
         lock(&self.queues).insert(queue.number(), Arc::clone(queue));
     }
 
-    /// And no longer.
+    /// Removes a queue, which messages may no longer name.
     pub fn remove(&self, number: SharedReceiveQueueNumber) {
         let removed = lock(&self.queues).remove(&number);
-        // Here, without the lock, because it may be the last reference.
+        // Dropped without the lock, because it may be the last reference.
         drop(removed);
     }
 

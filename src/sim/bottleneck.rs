@@ -1,57 +1,56 @@
-//! A link that several senders share: it sends their packets one after the other, at its rate, and drops what it has no
-//! room for.
+//! A link that several senders share: it sends their packets one after the other at its rate and drops those that do
+//! not fit.
 
 use std::time::Duration;
 
 use super::{Delays, Random};
 use crate::types::Time;
 
-/// Bytes of a packet in front of the base transport header, as queueing disciplines of Linux count them: Ethernet, IPv4
-/// and UDP headers.
+/// Bytes before the base transport header, as Linux queueing disciplines count them: Ethernet, IPv4 and UDP headers.
 const HEADER_BYTES: u64 = 14 + 20 + 8;
 const SECOND_PICOSECONDS: u128 = 1_000_000_000_000;
 const NANOSECOND_PICOSECONDS: u128 = 1_000;
 
-/// What becomes of packets that come faster than the link sends them.
+/// The handling of packets that arrive faster than the link sends them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Discipline {
-    /// They wait. A packet that does not fit into the queue is dropped.
+    /// Packets wait. One that does not fit into the queue is dropped.
     TailDrop {
         /// Bytes that the queue holds; one packet always fits.
         queue_bytes: u64,
     },
     /// None waits. A packet that is ahead of the rate by more than a burst is dropped (a token bucket without a queue).
     Policer {
-        /// Bytes that pass at once; one packet always does.
+        /// Bytes that pass at once; one packet always passes.
         burst_bytes: u64,
     },
-    /// They wait. A packet that finds a longer queue than this is marked if its sender knows marks (RFC 3168); one that
-    /// does not fit is dropped.
+    /// Packets wait. One that finds more than `mark_bytes` queued is marked if its sender supports ECN (RFC 3168); one
+    /// that does not fit is dropped.
     Step {
         /// Bytes that the queue holds; one packet always fits.
         queue_bytes: u64,
-        /// Bytes from which on packets are marked.
+        /// Queue length in bytes above which packets are marked.
         mark_bytes: u64,
     },
-    /// Random early detection, by the queue as it is and not by its mean, as switches are configured: the longer the
-    /// queue, the more packets are marked, or dropped.
+    /// Random early detection by the instantaneous queue, not its mean, as switches are configured: the longer the
+    /// queue, the more packets are marked or dropped.
     Red {
         /// Bytes that the queue holds; one packet always fits.
         queue_bytes: u64,
-        /// Bytes up to which no packet is chosen.
+        /// Queue length in bytes up to which no packet is chosen.
         least_bytes: u64,
-        /// Bytes from which on every packet is chosen.
+        /// Queue length in bytes from which every packet is chosen.
         most_bytes: u64,
-        /// Packets of a thousand that are chosen just below that.
+        /// Permille of packets chosen just below `most_bytes`.
         permille: u32,
-        /// Whether chosen packets are marked, if their sender knows marks. Else they are dropped.
+        /// Whether chosen packets are marked if their sender supports ECN. Else they are dropped.
         marks: bool,
     },
 }
 
 impl Discipline {
-    /// The bytes that a packet may find, itself included.
+    /// Returns the limit of the queue in bytes, the new packet included.
     fn room(&self) -> u64 {
         match *self {
             Self::TailDrop { queue_bytes } | Self::Step { queue_bytes, .. } | Self::Red { queue_bytes, .. } => {
@@ -61,7 +60,7 @@ impl Discipline {
         }
     }
 
-    /// Whether a packet that finds so long a queue is chosen.
+    /// Whether a packet that finds `backlog` bytes queued is chosen.
     fn chooses(&self, backlog: u64, random: &mut Random) -> bool {
         match *self {
             Self::TailDrop { .. } | Self::Policer { .. } => false,
@@ -79,22 +78,22 @@ impl Discipline {
     }
 }
 
-/// What becomes of a packet that a link takes.
+/// Delay and mark of a packet that passes a bottleneck.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Passage {
-    /// Until it is sent.
+    /// Time until it is sent.
     pub(super) wait: Duration,
     pub(super) is_marked: bool,
 }
 
-/// A link with a rate.
+/// A link with a rate and a queueing discipline.
 #[derive(Clone, Debug)]
 pub struct Bottleneck {
     bytes_per_second: u64,
     discipline: Discipline,
-    /// When all that it has taken is sent, in picoseconds: a packet of 1 KiB takes 86,560 of them at 100 Gbit/s.
+    /// When all accepted packets are sent, in picoseconds: a packet of 1 KiB takes 86,560 of them at 100 Gbit/s.
     free_at: u128,
-    /// What waited when the rate changed: until when it is sent, and at which rate.
+    /// The backlog at the last rate change: when it is sent, and at which rate.
     earlier: (u128, u64),
     passed_bytes: u64,
     passed_packets: u64,
@@ -104,7 +103,7 @@ pub struct Bottleneck {
 }
 
 impl Bottleneck {
-    /// An empty link.
+    /// Creates an empty link.
     pub fn new(bytes_per_second: u64, discipline: Discipline) -> Self {
         Self {
             bytes_per_second: bytes_per_second.max(1),
@@ -119,44 +118,44 @@ impl Bottleneck {
         }
     }
 
-    /// Bytes that have passed, headers included.
+    /// Returns the bytes that have passed, headers included.
     pub fn passed_bytes(&self) -> u64 {
         self.passed_bytes
     }
 
-    /// Packets that have passed.
+    /// Returns the number of packets that have passed.
     pub fn passed_packets(&self) -> u64 {
         self.passed_packets
     }
 
-    /// Packets that were dropped.
+    /// Returns the number of packets dropped.
     pub fn dropped_packets(&self) -> u64 {
         self.dropped_packets
     }
 
-    /// Packets that were marked.
+    /// Returns the number of packets marked.
     pub fn marked_packets(&self) -> u64 {
         self.marked_packets
     }
 
-    /// How long the packets waited for those before them.
+    /// Returns the queueing delays of the packets.
     pub fn delays(&self) -> &Delays {
         &self.delays
     }
 
-    /// Forgets how long packets waited.
+    /// Resets the queueing delays.
     pub fn forget_delays(&mut self) {
         self.delays = Delays::default();
     }
 
-    /// The link is faster or slower from now on. What waits already is still sent at the rate before.
+    /// Changes the rate from now on. Packets already queued are still sent at the previous rate.
     pub fn set_rate(&mut self, now: Time, bytes_per_second: u64) {
-        // Of two changes before the queue has emptied the second one's rate counts for what is left of both.
+        // If the rate changes twice before the queue empties, the rate between the two applies to all that is left.
         self.earlier = (self.free_at.max(picoseconds(now)), self.bytes_per_second);
         self.bytes_per_second = bytes_per_second.max(1);
     }
 
-    /// Bytes that are not sent yet.
+    /// Returns the bytes not sent yet.
     pub fn backlog_bytes(&self, now: Time) -> u64 {
         let (now, (changed_at, rate)) = (picoseconds(now), self.earlier);
         let earlier = changed_at.saturating_sub(now) * u128::from(rate);
@@ -164,7 +163,7 @@ impl Bottleneck {
         (earlier + later).div_ceil(SECOND_PICOSECONDS) as u64
     }
 
-    /// What becomes of a packet of so many bytes, from the Ethernet header on. `None`: it is dropped.
+    /// Accepts a packet of `bytes` bytes, counted from the Ethernet header. Returns `None` if it is dropped.
     pub(super) fn pass(&mut self, now: Time, bytes: u64, knows_marks: bool, random: &mut Random) -> Option<Passage> {
         let backlog = self.backlog_bytes(now);
         let is_full = backlog > 0 && backlog + bytes > self.discipline.room();
@@ -189,7 +188,7 @@ impl Bottleneck {
     }
 }
 
-/// Bytes from the Ethernet header on of a packet that has so many from the base transport header on.
+/// Converts a length from the base transport header on to one from the Ethernet header on.
 pub(super) fn frame_bytes(bytes: usize) -> u64 {
     bytes as u64 + HEADER_BYTES
 }
@@ -203,10 +202,10 @@ mod tests {
     use super::*;
 
     const GIGABIT: u64 = 125_000_000;
-    /// With its headers 1,000 bytes: 8 µs at 1 Gbit/s.
+    /// 1,000 bytes with its headers: 8 µs at 1 Gbit/s.
     const PACKET: usize = 1_000 - HEADER_BYTES as usize;
 
-    /// How long a packet that knows no marks waits.
+    /// Returns how long a packet without ECN support waits.
     fn wait(link: &mut Bottleneck, now: Time) -> Option<Duration> {
         link.pass(now, frame_bytes(PACKET), false, &mut Random::new(1)).map(|passage| passage.wait)
     }
@@ -223,7 +222,7 @@ mod tests {
         }
         assert_eq!(link.backlog_bytes(at(100)), 10_000);
         assert_eq!(link.backlog_bytes(at(140)), 5_000);
-        // It idles, and saves nothing up.
+        // An idle link accumulates no credit.
         assert_eq!(wait(&mut link, at(500)), Some(Duration::from_micros(8)));
         assert_eq!((link.passed_bytes(), link.dropped_packets()), (11_000, 0));
     }
@@ -246,12 +245,12 @@ mod tests {
         let mut link = Bottleneck::new(GIGABIT, Discipline::Policer { burst_bytes: 64_000 });
         let passed = (0..100).filter(|_| wait(&mut link, at(0)) == Some(Duration::ZERO)).count();
         assert_eq!(passed, 64);
-        // In each 8 µs one more.
+        // One more every 8 µs.
         let passed = (1..=1_000).filter(|packet| wait(&mut link, at(packet * 2)).is_some()).count();
         assert_eq!(passed, 250);
     }
 
-    /// Packets of a thousand that arrive while so many bytes wait, and are marked and dropped.
+    /// Returns how many of 1,000 packets that find `backlog` bytes queued are marked, and how many are dropped.
     fn chosen(discipline: Discipline, backlog: u64, knows_marks: bool) -> (u64, u64) {
         let mut random = Random::new(1);
         let (mut marked, mut dropped) = (0, 0);
@@ -287,7 +286,7 @@ mod tests {
         let (marked, _) = chosen(red(true), 29_000, true);
         assert!((160..220).contains(&marked), "{marked}");
         assert_eq!(chosen(red(true), 30_000, true), (1_000, 0));
-        // Where nothing is marked, or the sender does not know marks, they are dropped.
+        // Without marking, or without ECN support of the sender, they are dropped.
         for (marks, knows_marks) in [(false, true), (true, false)] {
             let (marked, dropped) = chosen(red(marks), 20_000, knows_marks);
             assert!(marked == 0 && (80..120).contains(&dropped), "{marked}, {dropped}");
@@ -295,7 +294,7 @@ mod tests {
         }
     }
 
-    /// What waits at a change leaves as it would have, so that nothing is overtaken.
+    /// Packets queued at a change leave as they would have, so that nothing is overtaken.
     #[test]
     fn a_rate_changes_for_what_comes_later() {
         for (rate, expected) in [(GIGABIT / 10, 80 + 80), (GIGABIT * 8, 80 + 1)] {

@@ -1,8 +1,8 @@
-//! How long packets waited, as a histogram: of each duration about 3 % are unknown.
+//! A histogram of queueing delays with a resolution of about 3 %.
 
 use std::time::Duration;
 
-/// Buckets of a doubling, as a power of two.
+/// Number of buckets for each doubling, as a power of two.
 const BITS: u32 = 5;
 const BUCKETS: usize = ((u64::BITS - BITS + 1) << BITS) as usize;
 
@@ -20,12 +20,12 @@ impl Default for Delays {
 }
 
 impl Delays {
-    /// Durations that were recorded.
+    /// Returns the number of recorded durations.
     pub fn total(&self) -> u64 {
         self.total
     }
 
-    /// The least duration that this part of all do not exceed; zero if there are none.
+    /// Returns the least duration that the fraction `part` of all do not exceed; zero if there are none.
     pub fn quantile(&self, part: f64) -> Duration {
         let wanted = (part * self.total as f64).ceil().max(1.0) as u64;
         let mut seen = 0;
@@ -42,7 +42,7 @@ impl Delays {
     }
 }
 
-/// Of nanoseconds: one bucket for each below a power of two, then so many for each doubling.
+/// One bucket for each nanosecond below `2 << BITS`, then `1 << BITS` for each doubling.
 fn bucket_of(nanoseconds: u64) -> usize {
     let shift = (u64::BITS - nanoseconds.leading_zeros()).saturating_sub(BITS + 1);
     (u64::from(shift) << BITS) as usize + (nanoseconds >> shift) as usize

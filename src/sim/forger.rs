@@ -1,4 +1,4 @@
-//! Packets that the receiver must not take: imitations by strangers, and answers that break the protocol.
+//! Packets that the receiver must reject: forgeries, and responses that violate the protocol.
 
 use std::net::IpAddr;
 
@@ -11,8 +11,8 @@ const PSN_BYTES: std::ops::Range<usize> = 9..12;
 const QPN_BYTES: std::ops::Range<usize> = 5..8;
 const PKEY_BYTES: std::ops::Range<usize> = 2..4;
 
-/// An imitation of a packet that has arrived: its number a little later, its payload another, its ICRC valid, and one
-/// thing that gives it away.
+/// Forges a packet from one that has arrived: a PSN 0 to 2 later, another payload, a valid ICRC, and one wrong field
+/// that the receiver must notice.
 pub(super) fn forge(real: &Flight, destination: IpAddr, pins_ports: bool, random: &mut Random) -> Option<Flight> {
     let packet = Packet::parse(&real.bytes).ok()?;
     let bth = packet.headers.bth;
@@ -35,7 +35,8 @@ pub(super) fn forge(real: &Flight, destination: IpAddr, pins_ports: bool, random
     Some(forged)
 }
 
-/// Makes the last packet of a READ answer four bytes too short. False if it is none, or too short for that.
+/// Makes the last packet of a READ response four bytes too short. False if the packet is none, or has less than 8 bytes
+/// of payload.
 pub(super) fn shorten_answer(flight: &mut Flight, destination: IpAddr) -> bool {
     let Ok(packet) = Packet::parse(&flight.bytes) else { return false };
     let opcode = packet.headers.bth.opcode;
@@ -50,14 +51,14 @@ pub(super) fn shorten_answer(flight: &mut Flight, destination: IpAddr) -> bool {
     true
 }
 
-/// Writes the ICRC that a packet from these addresses has.
+/// Appends the valid ICRC of a packet between these addresses.
 fn seal(flight: &mut Flight, destination: IpAddr) {
     debug_assert!(flight.bytes.len() > BTH_BYTES);
     let flow = Flow { source: flight.source, destination, source_port: flight.source_port };
     icrc::append(&flow, 0, &mut flight.bytes);
 }
 
-/// An address that no host has.
+/// Returns an address that no host has.
 fn stranger_of(address: IpAddr) -> IpAddr {
     match address {
         IpAddr::V4(_) => IpAddr::from([203, 0, 113, 7]),

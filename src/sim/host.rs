@@ -29,21 +29,21 @@ pub struct Host {
 
 /// A queue pair of a host, as an application holds it.
 pub struct Port {
-    /// Its number.
+    /// Its queue pair number.
     pub qpn: Qpn,
-    /// Where sends are posted.
+    /// Its send queue.
     pub send: Arc<SendQueue>,
-    /// Where receives are posted, if they do not come from elsewhere.
+    /// Its own receive queue, unused if `PortInit::receives` is given.
     pub receive: Arc<ReceiveQueue>,
-    /// Where both complete.
+    /// The completion queue of both.
     pub completions: Arc<CompletionQueue>,
-    /// What happens besides.
+    /// Its asynchronous events.
     pub events: Arc<AsyncEventQueue>,
-    /// Hears the notifications of `completions`.
+    /// Counts the notifications of `completions`.
     pub bell: Arc<Bell>,
 }
 
-/// What a queue pair is made of.
+/// Options for creating a queue pair.
 pub struct PortInit {
     /// Transport service.
     pub service: QueuePairType,
@@ -51,7 +51,7 @@ pub struct PortInit {
     pub domain: DomainId,
     /// Sizes of its queues.
     pub cap: QueuePairCapabilities,
-    /// Where receives come from, if not from the port's own queue.
+    /// Source of receives; `None`: the port's own queue.
     pub receives: Option<ReceiveSource>,
 }
 
@@ -60,14 +60,14 @@ pub struct PortInit {
 pub struct Bell(AtomicU32);
 
 impl Bell {
-    /// How often it rang since it was asked last.
+    /// Returns the notifications since the last call.
     pub fn rung(&self) -> u32 {
         self.0.swap(0, Ordering::Relaxed)
     }
 }
 
 impl Notify for Bell {
-    /// The simulator's queues are not moderated.
+    /// Notifies at once: the simulator's queues are not moderated.
     fn notify_within(&self, completion_queue: u32, _: Duration, _: u32) {
         self.notify(completion_queue);
     }
@@ -77,34 +77,34 @@ impl Notify for Bell {
     }
 }
 
-/// The terms of a connection, as one end sees it.
+/// Parameters of one end of a connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Connection {
     /// The other end's address.
     pub peer_address: IpAddr,
     /// The other end's queue pair.
     pub peer_qpn: Qpn,
-    /// What is known of the other end.
+    /// The other end's capabilities.
     pub peer: PeerCapabilities,
-    /// The key that this end has for the connection.
+    /// This end's key for the connection.
     pub key: Option<PeerKey>,
     /// Payload of a full packet.
     pub path_mtu: Mtu,
-    /// First number sent.
+    /// First packet sequence number sent.
     pub sq_psn: Psn,
-    /// First number received.
+    /// First packet sequence number expected.
     pub rq_psn: Psn,
-    /// What the other end may do.
+    /// The other end's access flags.
     pub access: AccessFlags,
     /// READs and atomics outstanding, in both directions.
     pub rd_atomic: u8,
     /// Code of the transport timeout.
     pub timeout: u8,
-    /// Tries without an answer.
+    /// Retries without a response.
     pub retry_cnt: u8,
-    /// Tries without a receive.
+    /// Retries after an RNR NAK.
     pub rnr_retry: u8,
-    /// Code of the wait asked of the other end.
+    /// Code of the wait requested in RNR NAKs.
     pub min_rnr_timer: u8,
 }
 
@@ -113,12 +113,12 @@ const LIMITS: ModifyLimits =
 const SOURCE_PORT: u16 = 50_000;
 
 impl Host {
-    /// A host with nothing on it.
+    /// Creates a host without queue pairs.
     pub fn new(address: IpAddr, seed: u64) -> Self {
         Self::with_congestion(address, seed, None)
     }
 
-    /// The same with a congestion control of its connections.
+    /// Creates a host with a congestion controller for its connections.
     pub fn with_congestion(address: IpAddr, seed: u64, congestion: Option<Arc<dyn CongestionFactory>>) -> Self {
         let mut random = Random::new(seed);
         let numbers = Box::new(move || random.number() as u32);
@@ -127,17 +127,17 @@ impl Host {
         Self { address, endpoint: Endpoint::new(config), memory: RegionTable::new(1_024) }
     }
 
-    /// A new queue pair of a reliable connection, in protection domain 1.
+    /// Creates a reliable connection's queue pair in protection domain 1.
     pub fn create_queue_pair(&mut self, cap: QueuePairCapabilities) -> Port {
         self.create_queue_pair_of(QueuePairType::ReliableConnection, cap)
     }
 
-    /// A new queue pair in protection domain 1.
+    /// Creates a queue pair in protection domain 1.
     pub fn create_queue_pair_of(&mut self, service: QueuePairType, cap: QueuePairCapabilities) -> Port {
         self.create_port(PortInit { service, domain: DomainId(1), cap, receives: None })
     }
 
-    /// A new queue pair.
+    /// Creates a queue pair.
     pub fn create_port(&mut self, init: PortInit) -> Port {
         let PortInit { service, domain, cap, receives } = init;
         let create = match service {
@@ -165,19 +165,19 @@ impl Host {
         Port { qpn, send, receive, completions, events, bell }
     }
 
-    /// Changes the state of a queue pair.
+    /// Modifies a queue pair.
     pub fn modify(&mut self, now: Time, qpn: Qpn, attributes: &QueuePairAttributes) {
         let source = SourceAddress { address: self.address, source_port: SOURCE_PORT };
         let modified = self.endpoint.modify_queue_pair(now, qpn, attributes, Some(source), &LIMITS);
         modified.expect("a transition that the standard has");
     }
 
-    /// Changes the state and nothing else.
+    /// Changes only the state.
     pub fn go_to(&mut self, now: Time, qpn: Qpn, state: QueuePairState) {
         self.modify(now, qpn, &QueuePairAttributes { qp_state: Some(state), ..QueuePairAttributes::default() });
     }
 
-    /// RESET to RTS.
+    /// Moves a queue pair from RESET to RTS.
     pub fn connect(&mut self, now: Time, qpn: Qpn, terms: &Connection) {
         let service = self.endpoint.query_queue_pair(qpn).expect("a queue pair of this host").qp_type;
         let reliable = service.is_reliable();
@@ -225,7 +225,7 @@ impl Host {
         );
     }
 
-    /// RESET to RTS, for datagrams.
+    /// Moves a datagram queue pair from RESET to RTS.
     pub fn start_datagrams(&mut self, now: Time, qpn: Qpn, qkey: Qkey, sq_psn: Psn) {
         self.modify(
             now,
@@ -250,7 +250,7 @@ impl Host {
         self.post_by(now, port, |queue| queue.push(request))
     }
 
-    /// Posts a send request for the peer's shared receive queue of this number. False if the queue is full.
+    /// Posts a send request to the peer's shared receive queue `srq`. False if the queue is full.
     pub fn post_send_to_srq(
         &mut self,
         now: Time,
@@ -274,12 +274,12 @@ impl Host {
         pushed
     }
 
-    /// The port of the own socket that sends.
+    /// Returns the source port of sent packets.
     pub const fn source_port() -> u16 {
         SOURCE_PORT
     }
 
-    /// Posts a receive for all queue pairs of the queue. False if the queue is full.
+    /// Posts a receive to a shared receive queue. False if the queue is full.
     pub fn post_shared_receive(queue: &SharedReceiveQueue, request: &ReceiveRequest<'_>) -> bool {
         queue.begin();
         let pushed = queue.push(request).is_ok();
@@ -298,7 +298,7 @@ impl Host {
 }
 
 impl Port {
-    /// Takes all completions.
+    /// Polls all completions into `out`.
     pub fn poll(&self, out: &mut Vec<RawCompletion>) {
         let mut some = [RawCompletion::default(); 32];
         loop {
@@ -310,7 +310,7 @@ impl Port {
         }
     }
 
-    /// The next event.
+    /// Returns the next event.
     pub fn poll_event(&self) -> Option<AsyncEvent> {
         self.events.poll()
     }

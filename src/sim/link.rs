@@ -1,42 +1,42 @@
-//! What may happen to packets on their way, for one direction.
+//! Faults of packets in flight, for one direction.
 
 use std::time::Duration;
 
 use super::Random;
 use crate::types::Time;
 
-/// Faults of one direction of a link. Rates are in permille of the packets, if nothing else is said.
+/// Faults of one direction of a link. Rates are in permille of the packets unless stated otherwise.
 #[derive(Clone, Debug, Default)]
 pub struct Faults {
-    /// Packets that vanish.
+    /// Packets lost.
     pub loss: u32,
-    /// The same in parts per million.
+    /// Packets lost, in parts per million.
     pub rare_loss: u32,
-    /// Packets with which a burst of losses begins, and those with which it ends.
+    /// Rates at which a burst of losses begins and ends.
     pub bursts: Option<(u32, u32)>,
-    /// Packets that arrive twice.
+    /// Packets duplicated.
     pub duplication: u32,
-    /// Packets of which 1 to 64 bits flip.
+    /// Packets with 1 to 64 flipped bits.
     pub corruption: u32,
     /// Packets that later ones overtake.
     pub reordering: u32,
-    /// How long a packet travels.
+    /// One-way delay.
     pub delay: Duration,
-    /// By how much the overtaken are late, at most.
+    /// Maximum extra delay of an overtaken packet.
     pub lateness: Duration,
-    /// From when until when nothing passes.
+    /// Intervals in which nothing passes.
     pub partitions: Vec<(Time, Time)>,
-    /// In each period, for how long nothing passes at its end.
+    /// A period, and the length of the outage at its end.
     pub blackouts: Option<(Duration, Duration)>,
-    /// Packets that a stranger, or another socket of the sender's host, imitates once they have arrived.
+    /// Packets that another host, or another socket of the sender's host, imitates once they have arrived.
     pub forgery: u32,
     /// Whether the receiver knows the sender's port, so that a packet from another one is a forgery.
     pub pins_ports: bool,
-    /// Last packets of READ answers that are too short, with a valid ICRC: the sender breaks the protocol.
+    /// Last packets of READ responses that are too short, with a valid ICRC: the sender violates the protocol.
     pub short_answers: u32,
 }
 
-/// What became of a packet.
+/// The fate of a packet on a link.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub(super) enum Fate {
     Lost,
@@ -52,14 +52,14 @@ impl Faults {
         is_black || self.partitions.iter().any(|(from, until)| (*from..*until).contains(&now))
     }
 
-    /// The fate of a packet, and that of its double if it has one. `in_burst` is the link's state.
+    /// Decides the fate of a packet, and of its duplicate if it has one. `in_burst` is the link's state.
     pub(super) fn decide(&self, now: Time, in_burst: &mut bool, random: &mut Random) -> [Option<Fate>; 2] {
         let first = self.decide_one(now, in_burst, random);
         let doubled = random.chance(self.duplication);
         [Some(first), doubled.then(|| self.decide_one(now, in_burst, random))]
     }
 
-    /// Draws no number where there are no such losses.
+    /// Draws no random number if the rate is 0.
     fn is_rare_loss(&self, random: &mut Random) -> bool {
         self.rare_loss > 0 && random.below(1_000_000) < u64::from(self.rare_loss)
     }
@@ -80,10 +80,10 @@ impl Faults {
     }
 }
 
-/// Of the base transport header; holds the bits that routers may change, so the ICRC does not cover it.
+/// Offset in the base transport header of the byte that routers may change, so the ICRC does not cover it.
 const UNCOVERED_BYTE: usize = 4;
 
-/// Flips 1 to 64 bits. False if all that the ICRC covers is as before: bits that were flipped twice, for example.
+/// Flips 1 to 64 bits. False if no byte that the ICRC covers has changed, for example because bits were flipped twice.
 pub(super) fn corrupt(bytes: &mut [u8], random: &mut Random) -> bool {
     let before = bytes.to_vec();
     for _ in 0..random.between(1, 64) {

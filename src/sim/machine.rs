@@ -1,4 +1,4 @@
-//! What the machine under a host does to it: its clock jumps, it stops for a while, its socket holds few packets.
+//! Faults of the machine under a host: clock jumps, pauses and a small socket buffer.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -7,34 +7,34 @@ use super::Random;
 use super::network::Flight;
 use crate::types::Time;
 
-/// A socket's receive buffer, and how long its reader takes to come for what lies in it.
+/// A socket's receive buffer and its reader's delay.
 #[derive(Clone, Copy, Debug)]
 pub struct Socket {
-    /// Packets that it holds; more are lost.
+    /// Its capacity in packets; more are lost.
     pub packets: usize,
-    /// From the first packet in the buffer until the reader comes: this on average, from half of it to one and a half.
-    /// Without that, senders that share a queue keep step, and the same ones find it full each time.
+    /// Mean time from the first packet in the buffer to the read; the actual time is uniform from half to one and a
+    /// half of it. Without that jitter, senders that share a queue stay in step and the same ones always find it full.
     pub wake: Duration,
 }
 
-/// What a stopped host's socket holds, if nothing else is said: a default receive buffer of small packets.
+/// Capacity of a stopped host's socket if none is configured: a default receive buffer of small packets.
 const PACKETS_WHILE_STOPPED: usize = 200;
 
 /// The machine of one host.
 #[derive(Default)]
 pub(super) struct Machine {
-    /// How much more has passed on its clock than on the simulation's.
+    /// How far its clock is ahead of the simulation's.
     pub(super) ahead: Duration,
-    /// Until then it does nothing.
+    /// End of its pause.
     stopped_until: Time,
     pub(super) socket: Option<Socket>,
-    /// What lies in the socket's buffer.
+    /// Packets in the socket's buffer.
     pub(super) waiting: VecDeque<Flight>,
-    /// When the reader comes for it.
+    /// Time of the next read.
     pub(super) reads_at: Option<Time>,
-    /// Its timers go off at multiples of this. Zero: when they are due, and it looks at all times for what to send.
+    /// Its timers expire at multiples of this. Zero: exactly when due, and it may send at any time.
     pub(super) timer_period: Duration,
-    /// When it did something last.
+    /// Time of its last activity.
     pub(super) active_at: Time,
 }
 
@@ -43,18 +43,18 @@ impl Machine {
         now < self.stopped_until
     }
 
-    /// It does nothing until then; what its reader was to come for waits too, or time would stand still.
+    /// Pauses until then. A due read is postponed too, or time would stand still.
     pub(super) fn stop(&mut self, until: Time) {
         self.stopped_until = until;
         self.reads_at = self.reads_at.map(|at| at.max(until));
     }
 
-    /// The host's own time.
+    /// Returns the host's own time.
     pub(super) fn clock(&self, now: Time) -> Time {
         now + self.ahead
     }
 
-    /// When a deadline of the host comes, in the simulation's time.
+    /// Converts a deadline of the host to the simulation's time.
     pub(super) fn due(&self, deadline: Time) -> Time {
         let ahead = self.ahead.as_nanos() as u64;
         let due = deadline.as_nanos().saturating_sub(ahead);
@@ -62,12 +62,12 @@ impl Machine {
         Time::from_nanos(due.next_multiple_of(period)).max(self.stopped_until)
     }
 
-    /// Whether it looks for what to send: it does something now, or always.
+    /// Whether it may send now: it is active now, or its timers are exact.
     pub(super) fn may_send(&self, now: Time) -> bool {
         self.timer_period.is_zero() || self.active_at == Time::ZERO || self.active_at == now
     }
 
-    /// Puts an arriving packet into the buffer. Gives it back if it can be read at once; `Err` if there is no room.
+    /// Puts an arriving packet into the buffer. Returns it if it can be read at once; `Err` if the buffer is full.
     pub(super) fn arrive(&mut self, now: Time, flight: Flight, random: &mut Random) -> Result<Option<Flight>, ()> {
         let wake = self.socket.map_or(Duration::ZERO, |socket| socket.wake);
         let wake = wake / 2 + Duration::from_nanos(random.below(wake.as_nanos() as u64 + 1));
@@ -104,7 +104,7 @@ mod tests {
         assert!(exact.due(at(51)) == at(51) && exact.may_send(at(51)));
     }
 
-    /// Seed 52,788 of the long campaign stood still: the reader of a socket was due and its host stopped.
+    /// Seed 52,788 of the long campaign hung: the reader of a socket was due while its host was stopped.
     #[test]
     fn a_stopped_host_reads_its_socket_when_it_goes_on() {
         let socket = Socket { packets: 25, wake: Duration::from_micros(10) };

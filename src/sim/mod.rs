@@ -1,7 +1,7 @@
-//! Endpoints on a virtual clock, joined by links that lose, repeat, reorder, delay and corrupt packets.
+//! Endpoints on a virtual clock, joined by links that lose, duplicate, reorder, delay and corrupt packets.
 //!
 //! Everything follows from one seed: no clock is read, no thread is started, and random numbers come from [`Random`]
-//! alone (but for the keys of memory regions, on which no decision depends).
+//! alone (except the keys of memory regions, on which no decision depends).
 #![forbid(unsafe_code)]
 
 mod bottleneck;

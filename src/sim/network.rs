@@ -1,4 +1,4 @@
-//! The network: hosts, links between them, and one queue of what will happen when.
+//! The network: hosts, links between them, and one queue of packets in flight.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -16,13 +16,13 @@ use crate::transport::{AckRelease, Datagram, Transmit};
 use crate::types::{Psn, Time};
 use crate::wire::{GapRun, GapRuns, Headers, Opcode, Packet};
 
-/// More packets than this at one moment from one host are an endless loop.
+/// Bound of the packets that one host sends at one moment; more are an endless loop.
 const MOST_PACKETS_AT_ONCE: u64 = 100_000;
 
-/// The bits of a traffic class that say that a packet was marked (RFC 3168).
+/// ECN bits of the traffic class of a marked packet (RFC 3168: CE).
 const MARKED: u8 = 0b11;
 
-/// A packet on its way.
+/// A packet in flight.
 #[derive(Clone)]
 pub(super) struct Flight {
     pub(super) from: usize,
@@ -36,16 +36,16 @@ pub(super) struct Flight {
     pub(super) is_forged: bool,
 }
 
-/// What the trace is made of.
+/// One packet in the trace.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub struct Record {
-    /// When it was sent.
+    /// Time of sending.
     pub at: Time,
-    /// Who sent it.
+    /// Index of the sending host.
     pub from: usize,
-    /// What it is.
+    /// Its opcode.
     pub opcode: Opcode,
-    /// Its number.
+    /// Its packet sequence number.
     pub psn: Psn,
     /// Its length in bytes.
     pub length: usize,
@@ -53,20 +53,20 @@ pub struct Record {
     pub harmed: bool,
 }
 
-/// A packet that was seen: when it left, or when it arrived undamaged.
+/// An observed packet: on departure, or on undamaged arrival.
 #[derive(Clone, Debug)]
 pub struct Sighting {
-    /// When.
+    /// Time of departure or arrival.
     pub at: Time,
-    /// Who sent it.
+    /// Index of the sending host.
     pub from: usize,
-    /// Whom it is for.
+    /// Index of the receiving host.
     pub to: usize,
-    /// Whether it has arrived.
+    /// Whether this is its arrival.
     pub arrived: bool,
-    /// What it is.
+    /// Its headers.
     pub headers: Headers,
-    /// The gaps that it names, if it is a NAK that does.
+    /// The gaps that a NAK lists; else empty.
     pub gap_runs: Vec<GapRun>,
 }
 
@@ -85,41 +85,41 @@ impl Sighting {
     }
 }
 
-/// Hosts, and a link from each to every other with the faults of its sender.
+/// Hosts and a link between each pair, with the sender's faults.
 pub struct Network {
     /// The hosts.
     pub hosts: Vec<Host>,
-    /// Faults of what each host sends.
+    /// Faults of the packets that each host sends.
     pub faults: Vec<Faults>,
-    /// The time now.
+    /// The current time.
     pub now: Time,
     /// Packets sent.
     pub packets: u64,
-    /// Is told of each packet in a line of text.
+    /// Receives a line of text for each packet.
     pub observer: Option<fn(&str)>,
-    /// What was seen, for whoever takes it out; grows only if it is there.
+    /// Observed packets, recorded only if `Some`. The caller takes them out.
     pub sightings: Option<Vec<Sighting>>,
-    /// In how many of a thousand moments held acknowledgements are released.
+    /// Probability in permille that a transmission releases held acknowledgements.
     pub release: u32,
-    /// How often a sender's numbers wrapped.
+    /// How often a sender's packet sequence numbers wrapped.
     pub wraps: u64,
-    /// Forged packets that were delivered.
+    /// Forged packets delivered.
     pub forged: u64,
-    /// Answers that were made too short.
+    /// READ responses that were truncated.
     pub shortened: u64,
     pub(super) random: Random,
     pub(super) streams: Streams,
     machines: Vec<Machine>,
     pub(super) in_burst: Vec<bool>,
-    /// Packets from each host to each that were lost, damaged or held up.
+    /// Packets lost, damaged or held up, by sender and receiver.
     harmed: Vec<u64>,
-    /// Packets from each host to each that later ones could overtake.
+    /// Packets that later ones could overtake, by sender and receiver.
     late: Vec<u64>,
     bottlenecks: Vec<Bottleneck>,
-    /// The bottleneck between each host and each, if there is one.
+    /// Index of the bottleneck, by sender and receiver.
     routes: Vec<Option<usize>>,
     flights: BinaryHeap<Reverse<(Time, u64)>>,
-    /// What is in flight, by its order number.
+    /// Packets in flight, by order number.
     cargo: HashMap<u64, Flight>,
     order: u64,
     trace: DefaultHasher,
@@ -128,7 +128,7 @@ pub struct Network {
 }
 
 impl Network {
-    /// A network of these hosts.
+    /// Creates a network of these hosts.
     pub fn new(hosts: Vec<Host>, faults: Vec<Faults>, seed: u64) -> Self {
         let count = hosts.len();
         Self {
@@ -159,29 +159,29 @@ impl Network {
         }
     }
 
-    /// A number that depends on everything that was sent, when, and what became of it.
+    /// Returns a hash of every packet sent, its time and its fate.
     pub fn trace_hash(&self) -> u64 {
         self.trace.clone().finish()
     }
 
-    /// Packets on their way.
+    /// Number of packets in flight.
     pub fn in_flight(&self) -> usize {
         self.cargo.len() + self.machines.iter().map(|machine| machine.waiting.len()).sum::<usize>()
     }
 
-    /// Packets between two hosts that were lost, damaged or held up, and jumps of their clocks.
+    /// Returns the packets between two hosts that were lost, damaged or held up, plus jumps of their clocks.
     pub fn harmed_between(&self, one: usize, other: usize) -> u64 {
         let count = self.hosts.len();
         self.harmed[one * count + other] + self.harmed[other * count + one]
     }
 
-    /// Packets between two hosts that later ones could overtake.
+    /// Returns the packets between two hosts that later ones could overtake.
     pub fn late_between(&self, one: usize, other: usize) -> u64 {
         let count = self.hosts.len();
         self.late[one * count + other] + self.late[other * count + one]
     }
 
-    /// What a host's clock shows.
+    /// Returns the time on a host's clock.
     pub fn time_at(&self, host: usize) -> Time {
         self.machines[host].clock(self.now)
     }
@@ -196,7 +196,7 @@ impl Network {
         self.machines[host].socket = Some(socket);
     }
 
-    /// Has all packets of these pairs of hosts, from the first to the second, pass a bottleneck that they share.
+    /// Sends all packets of these pairs of hosts, from the first to the second, through one shared bottleneck.
     pub fn share(&mut self, bottleneck: Bottleneck, pairs: &[(usize, usize)]) {
         for (from, to) in pairs {
             self.routes[from * self.hosts.len() + to] = Some(self.bottlenecks.len());
@@ -204,18 +204,18 @@ impl Network {
         self.bottlenecks.push(bottleneck);
     }
 
-    /// The bottleneck that packets of one host to another pass.
+    /// Returns the bottleneck on the path from one host to another.
     pub fn bottleneck(&self, from: usize, to: usize) -> Option<&Bottleneck> {
         self.routes[from * self.hosts.len() + to].map(|index| &self.bottlenecks[index])
     }
 
-    /// The same, to change it.
+    /// Returns the bottleneck on the path from one host to another, mutably.
     pub fn bottleneck_mut(&mut self, from: usize, to: usize) -> Option<&mut Bottleneck> {
         self.routes[from * self.hosts.len() + to].map(|index| &mut self.bottlenecks[index])
     }
 
-    /// What becomes of a packet of so many bytes, from the Ethernet header on, at the bottleneck between two hosts.
-    /// `None`: it drops it.
+    /// Sends a packet through the bottleneck between two hosts. `bytes` counts from the Ethernet header. Returns `None`
+    /// if the packet is dropped.
     pub(super) fn pass(&mut self, from: usize, to: usize, bytes: u64, knows_marks: bool) -> Option<Passage> {
         match self.routes[from * self.hosts.len() + to] {
             Some(index) => self.bottlenecks[index].pass(self.now, bytes, knows_marks, &mut self.random),
@@ -223,19 +223,19 @@ impl Network {
         }
     }
 
-    /// Has a host's timers go off at multiples of this only. The host sends when one does or when a packet comes, not
-    /// whenever the simulation goes on.
+    /// Makes a host's timers expire only at multiples of `period`. The host then sends when one expires or a packet
+    /// arrives, not at every step of the simulation.
     pub fn set_timer_period(&mut self, host: usize, period: Duration) {
         self.machines[host].timer_period = period;
     }
 
-    /// A host's clock jumps ahead.
+    /// Makes a host's clock jump ahead.
     pub fn jump(&mut self, host: usize, by: Duration) {
         self.machines[host].ahead += by;
         (0..self.hosts.len()).for_each(|other| self.note_harm(host, other));
     }
 
-    /// A host does nothing for a while: it neither sends nor receives, and its timers go off late.
+    /// Stops a host for a while: it neither sends nor receives, and its timers expire late.
     pub fn stop(&mut self, host: usize, length: Duration) {
         self.machines[host].stop(self.now + length);
         (0..self.hosts.len()).for_each(|other| self.note_harm(host, other));
@@ -245,7 +245,7 @@ impl Network {
         self.harmed[from * self.hosts.len() + to] += 1;
     }
 
-    /// Puts everything on the wire that the hosts have to say now.
+    /// Sends everything that the hosts have to send now.
     pub fn transmit(&mut self) {
         for from in 0..self.hosts.len() {
             if self.is_stopped(from) || !self.machines[from].may_send(self.now) {
@@ -268,7 +268,7 @@ impl Network {
 
     fn send(&mut self, from: usize, transmit: &Transmit) {
         let Some(to) = self.hosts.iter().position(|host| host.address == transmit.destination) else { return };
-        // Some kernels hand a run over as it is, others one by one: then the place in the run is not known.
+        // Some kernels deliver a burst as a whole (GRO), others one by one: then the index in the burst is unknown.
         let is_merged = self.random.chance(500);
         let size = transmit.segment_size.unwrap_or(transmit.length);
         let run = self.buffer[..transmit.length].to_vec();
@@ -343,7 +343,7 @@ impl Network {
         }
     }
 
-    /// When something happens next by itself.
+    /// Returns the time of the next arrival, read or timeout.
     fn next_event(&self) -> Option<Time> {
         let arrival = self.flights.peek().map(|Reverse((at, _))| *at);
         let read = self.machines.iter().filter_map(|machine| machine.reads_at).min();
@@ -352,7 +352,7 @@ impl Network {
         [arrival, read, timeout, self.streams.next_event()].into_iter().flatten().min()
     }
 
-    /// Goes to the next arrival or deadline, at most by `limit`, and lets it happen. Packets that answer it are sent.
+    /// Advances to the next arrival or deadline, by at most `limit`, processes it and sends the packets that follow.
     ///
     /// # Panics
     /// If a queue pair has panicked, which the endpoint catches.
@@ -398,7 +398,7 @@ impl Network {
         }
     }
 
-    /// The reader of a host's socket comes, if it is time.
+    /// Reads a host's socket if its reader is due.
     fn read_socket(&mut self, at: usize) {
         let machine = &mut self.machines[at];
         if machine.reads_at.is_none_or(|time| time > self.now) || machine.is_stopped(self.now) {
@@ -431,7 +431,7 @@ impl Network {
             traffic_class: Some(flight.traffic_class),
             payload: &flight.bytes,
         };
-        // What follows is seen to when all that arrives now was taken, as by an engine.
+        // As in an engine, the follow-up work is done after all current arrivals are taken.
         host.endpoint.handle_arrival(now, &host.memory.read(), &datagram);
         self.forged += u64::from(flight.is_forged);
         let faults = &self.faults[flight.from];

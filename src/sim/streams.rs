@@ -1,5 +1,5 @@
-//! TCP streams between hosts. Their segments have the faults of the sending host and pass the bottlenecks, as RoCE
-//! packets do; sockets, stops and clocks of hosts do not touch them, and the trace does not contain them.
+//! TCP streams between hosts. Their segments are subject to the sending host's faults and the bottlenecks, as RoCE
+//! packets are. Sockets, pauses and clocks of hosts do not affect them, and the trace does not contain them.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use super::link::Fate;
 use super::tcp::{Ack, Receiver, Sender, TcpConfig};
 use crate::types::Time;
 
-/// A stream of a network.
+/// Identifies a stream of a network.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct StreamId(usize);
 
@@ -29,37 +29,37 @@ impl Stream {
         Self { from, to, config, sender, receiver, segments: 0 }
     }
 
-    /// Bytes that the receiving application has.
+    /// Returns the bytes delivered to the receiving application.
     pub fn delivered_bytes(&self) -> u64 {
         self.receiver.delivered() * u64::from(self.config.segment_bytes)
     }
 
-    /// Data segments sent, also those that were sent again.
+    /// Returns the data segments sent, retransmissions included.
     pub fn sent_segments(&self) -> u64 {
         self.segments
     }
 
-    /// Data segments sent again.
+    /// Returns the data segments retransmitted.
     pub fn retransmitted_segments(&self) -> u64 {
         self.sender.retransmissions()
     }
 
-    /// Data segments that arrived more than once.
+    /// Returns the duplicate data segments received.
     pub fn duplicate_segments(&self) -> u64 {
         self.receiver.duplicates()
     }
 
-    /// How often the retransmission timer went off.
+    /// Returns how often the retransmission timer expired.
     pub fn timeouts(&self) -> u64 {
         self.sender.timeouts()
     }
 
-    /// Tail loss probes sent.
+    /// Returns the tail loss probes sent.
     pub fn probes(&self) -> u64 {
         self.sender.probes()
     }
 
-    /// The congestion window in segments.
+    /// Returns the congestion window in segments.
     pub fn window_segments(&self) -> f64 {
         self.sender.window()
     }
@@ -69,7 +69,7 @@ impl Stream {
     }
 }
 
-/// What travels.
+/// A data segment or an acknowledgement in flight.
 #[derive(Clone, Debug)]
 enum Cargo {
     Segment(u64),
@@ -80,20 +80,20 @@ enum Cargo {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Streams {
     streams: Vec<Stream>,
-    /// Segments and acknowledgements in flight, by arrival and order of sending, with the stream's index.
+    /// Segments and acknowledgements in flight by arrival and order of sending, with the stream's index.
     flights: BTreeMap<(Time, u64), (usize, Cargo)>,
     order: u64,
 }
 
 impl Streams {
-    /// When something arrives or is due.
+    /// Returns the time of the next arrival or timeout.
     pub(super) fn next_event(&self) -> Option<Time> {
         let arrival = self.flights.first_key_value().map(|((at, _), _)| *at);
         let timeout = self.streams.iter().filter_map(Stream::next_timeout).min();
         Time::earliest([arrival, timeout])
     }
 
-    /// Takes what arrives first, if it has arrived by now.
+    /// Takes the earliest arrival if it is due by now.
     fn take_arrival(&mut self, now: Time) -> Option<(usize, Cargo)> {
         let entry = self.flights.first_entry().filter(|entry| entry.key().0 <= now)?;
         Some(entry.remove())
@@ -101,7 +101,7 @@ impl Streams {
 }
 
 impl Network {
-    /// Starts a TCP stream. Packets in both directions have the faults of the host that sends them.
+    /// Starts a TCP stream. Packets of both directions are subject to their sending host's faults.
     ///
     /// # Panics
     /// If there is no such host.
@@ -113,15 +113,15 @@ impl Network {
         StreamId(index)
     }
 
-    /// A stream.
+    /// Returns a stream.
     ///
     /// # Panics
-    /// If it is another network's.
+    /// If `id` is another network's.
     pub fn stream(&self, id: StreamId) -> &Stream {
         &self.streams.streams[id.0]
     }
 
-    /// Lets all happen that is due by now.
+    /// Processes all arrivals and timeouts due by now.
     pub(super) fn step_streams(&mut self) {
         while let Some((index, cargo)) = self.streams.take_arrival(self.now) {
             let (now, stream) = (self.now, &mut self.streams.streams[index]);
@@ -148,7 +148,7 @@ impl Network {
         }
     }
 
-    /// Sends all that the windows allow.
+    /// Sends all segments that the windows allow.
     fn send_segments(&mut self, index: usize) {
         let now = self.now;
         while let Some(sequence) = self.streams.streams[index].sender.poll_transmit(now) {
@@ -165,13 +165,13 @@ impl Network {
         self.carry((to, from), ack.wire_bytes(), index, &Cargo::Ack(ack));
     }
 
-    /// Puts a packet of so many bytes from Ethernet on onto a link.
+    /// Sends a packet over a link. `bytes` counts from the Ethernet header.
     fn carry(&mut self, (from, to): (usize, usize), bytes: usize, index: usize, cargo: &Cargo) {
         let fates = self.faults[from].decide(self.now, &mut self.in_burst[from], &mut self.random);
         for fate in fates.into_iter().flatten() {
             let Fate::Arrives { at, corrupt: is_corrupt } = fate else { continue };
             let Some(passage) = self.pass(from, to, bytes as u64, false) else { continue };
-            // The checksum finds damage.
+            // TCP's checksum detects corruption.
             if !is_corrupt {
                 self.streams.order += 1;
                 self.streams.flights.insert((at + passage.wait, self.streams.order), (index, cargo.clone()));
@@ -190,7 +190,7 @@ mod tests {
     /// Share of a link's rate that is payload of full segments: 1,448 of 1,514 bytes.
     const PAYLOAD: f64 = 1_448.0 / 1_514.0;
 
-    /// Two hosts. The link has this rate in Mbit/s, and a queue in parts of the product of rate and round trip.
+    /// Creates two hosts. `rate` is in Mbit/s, `queue` in bandwidth-delay products.
     fn network(rate: u64, queue: f64, faults: Faults, seed: u64) -> Network {
         let hosts = [1, 2].map(|number| Host::new([192, 0, 2, number].into(), number.into()));
         let bytes = rate as f64 * 125_000.0 * 2.0 * faults.delay.as_secs_f64();
@@ -213,7 +213,7 @@ mod tests {
         }
     }
 
-    /// Mbit/s of streams while so many seconds pass.
+    /// Runs for `seconds` and returns the rates of the streams in Mbit/s.
     fn rates<const COUNT: usize>(network: &mut Network, ids: [StreamId; COUNT], seconds: u64) -> [f64; COUNT] {
         let before = ids.map(|id| network.stream(id).delivered_bytes());
         run(network, seconds);

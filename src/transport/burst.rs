@@ -1,9 +1,8 @@
-//! Bursts: consecutive packets of one message as a value, the payloads they carry, and the sinks that write them on a
-//! medium.
+//! Bursts: consecutive packets of one message as a value, their payloads, and the sinks that write them to a medium.
 //!
 //! A queue pair opens a sink with the [`Envelope`] that the packets of a send have in common, adds bursts while they
-//! fit, and finishes the send. What a burst becomes is the sink's business: UDP datagrams with an ICRC
-//! ([`super::udp_sink::UdpSink`]), or records of another link.
+//! fit, and finishes the send. The sink decides the format: UDP datagrams with an ICRC ([`super::udp_sink::UdpSink`]),
+//! or records of another link.
 
 use super::packet_check::Departing;
 use crate::checksum::Sum;
@@ -15,67 +14,67 @@ use crate::wire::{Flow, Headers, packet_bytes};
 /// Whether packets are sent for the first time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sending {
-    /// They are.
+    /// For the first time.
     First,
-    /// They were sent before and are not, or seem not, to have arrived.
+    /// Retransmitted: they were lost, or seem to be.
     Again,
-    /// The last packet once more, to find out whether it arrived.
+    /// The last packet is repeated to find out whether it arrived.
     Probe,
 }
 
-/// Which packets of a burst ask for an acknowledgement. The headers of the first say it for themselves.
+/// Which packets of a burst request an acknowledgement. The first packet's own headers decide for it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct AckRequests {
-    /// The index of the first that does.
+    /// Index of the first that does.
     pub first: u32,
-    /// From there on each packet at this distance; 0: none does.
+    /// Distance between packets that do, from there on; 0: none does.
     pub every: u32,
 }
 
 impl AckRequests {
-    /// Whether the packet at this index of the burst asks.
+    /// Whether the packet at this index of the burst requests an acknowledgement.
     #[inline]
     pub fn contains(self, index: u32) -> bool {
         index >= self.first && (index - self.first).checked_rem(self.every) == Some(0)
     }
 
-    /// The last packet that asks among the first `count` of the burst.
+    /// Returns the index of the last requesting packet among the first `count` of the burst.
     pub fn last_before(self, count: u32) -> Option<u32> {
         let behind_first = count.checked_sub(1)?.checked_sub(self.first)?;
         Some(self.first + behind_first - behind_first.checked_rem(self.every)?)
     }
 }
 
-/// Packets of one message with consecutive PSNs and payloads of equal size. Nothing of them is written yet.
+/// Packets of one message with consecutive PSNs and payloads of equal size, not written yet.
 pub struct Burst<'a, P> {
-    /// Of the first packet. Those of the others differ in their PSN and their request for an acknowledgement.
+    /// Headers of the first packet. The others differ in their PSN and their acknowledgement request.
     pub headers: &'a mut Headers,
-    /// Packets, at least one.
+    /// Number of packets, at least one.
     pub count: u32,
-    /// Bytes of payload in each.
+    /// Payload bytes in each packet.
     pub payload_bytes: u32,
     /// The payloads, in order.
     pub payload: P,
-    /// Which of the packets behind the first ask for an acknowledgement.
+    /// Which of the packets after the first request an acknowledgement.
     pub ack_requests: AckRequests,
     /// Whether they are sent for the first time.
     pub sending: Sending,
 }
 
 impl<'a, P> Burst<'a, P> {
-    /// A burst of one packet.
+    /// Builds a burst of one packet.
     #[inline]
     pub(super) fn single(headers: &'a mut Headers, payload_bytes: u32, payload: P, sending: Sending) -> Self {
         Self { headers, count: 1, payload_bytes, payload, ack_requests: AckRequests::default(), sending }
     }
 
-    /// Bytes of each packet, from the base transport header to the ICRC.
+    /// Returns the bytes of each packet, from the base transport header to the ICRC.
     #[inline]
     pub fn packet_bytes(&self) -> usize {
         packet_bytes(self.headers.bth.opcode, self.payload_bytes)
     }
 
-    /// Goes on to the packet at this index of the burst.
+    /// Advances the headers to the packet at this index of the burst.
     #[inline]
     pub fn advance(&mut self, index: u32) {
         self.headers.bth.psn = self.headers.bth.psn.plus(1);
@@ -83,16 +82,16 @@ impl<'a, P> Burst<'a, P> {
     }
 }
 
-/// Where the payloads of a burst come from.
+/// Source of the payloads of a burst.
 pub trait PayloadSource {
-    /// Fills `out` with the next payload, and sums it if that costs next to nothing.
+    /// Fills `out` with the next payload, and returns its checksum if that is nearly free.
     ///
     /// # Errors
-    /// The memory cannot be read.
+    /// If the memory cannot be read.
     fn read_next(&mut self, out: &mut [u8]) -> Result<Option<Sum>, AccessError>;
 }
 
-/// The packets carry none.
+/// The source of packets without payload.
 pub(super) struct NoPayload;
 
 impl PayloadSource for NoPayload {
@@ -109,28 +108,28 @@ impl PayloadSource for Payloads<'_> {
     }
 }
 
-/// What the packets of a send have in common beside their headers.
+/// Common properties of the packets of a send, besides their headers.
 pub struct Envelope {
-    /// The addresses that packets leave from and go to.
+    /// Source and destination addresses.
     pub flow: Flow,
     /// Type of service byte.
     pub traffic_class: u8,
     /// Time to live.
     pub hop_limit: u8,
-    /// The queue pair that sends.
+    /// The sending queue pair.
     pub qpn: Qpn,
-    /// The peer takes datagrams that were cut out of one send.
+    /// Whether the peer accepts datagrams that the kernel cuts from one send.
     pub segmentation_offload: bool,
     /// The start of the ICRCs.
     pub(super) seed: Seed,
-    /// FLUSH packets have the ICRC that Linux gives to them.
+    /// Whether FLUSH packets have Linux's ICRC.
     pub(super) flushes_as_linux: bool,
     pub(super) check: Departing,
 }
 
-/// A medium that packets are sent on.
+/// A medium that sends packets.
 pub trait BurstSink {
-    /// Writes a send.
+    /// Writer of one send.
     type Writer<'a>: BurstWriter
     where
         Self: 'a;
@@ -139,32 +138,32 @@ pub trait BurstSink {
     fn open<'a>(&'a mut self, envelope: &'a Envelope) -> Self::Writer<'a>;
 }
 
-/// A send that has begun: the packets so far. One that is dropped without [`BurstWriter::finish`], because its queue
-/// pair has panicked, is not sent.
+/// A send in progress. If it is dropped without [`BurstWriter::finish`] because its queue pair panicked, nothing is
+/// sent.
 pub trait BurstWriter {
-    /// Packets that it takes in all.
+    /// Returns the maximum number of packets.
     fn capacity(&self) -> usize;
 
-    /// Packets so far.
+    /// Returns the number of packets so far.
     fn packets(&self) -> usize;
 
-    /// Their bytes, from the base transport headers to the ICRCs.
+    /// Returns their bytes, from the base transport headers to the ICRCs.
     fn bytes(&self) -> usize;
 
-    /// Whether nothing can follow.
+    /// Whether no further packet can follow.
     fn is_full(&self) -> bool;
 
     /// Whether a packet of this size fits behind the others.
     fn fits(&self, size: usize) -> bool;
 
-    /// Adds the packets of the burst, of which the first fits, in order, as far as they fit and their payloads can be
-    /// read. How many.
+    /// Adds the packets of the burst in order, as far as they fit and their payloads can be read; the first must fit.
+    /// Returns their number.
     ///
     /// # Errors
-    /// The payload of the first cannot be read; nothing was added.
+    /// If the payload of the first cannot be read; nothing was added.
     fn add<P: PayloadSource>(&mut self, burst: &mut Burst<'_, P>) -> Result<u32, AccessError>;
 
-    /// The send is complete. It may have no packets.
+    /// Completes the send, which may have no packets.
     fn finish(self);
 }
 

@@ -1,5 +1,5 @@
-//! The part of a queue pair that both halves use: its identity, its attributes, its path, and where its counts,
-//! completions and events go.
+//! The part of a queue pair that both halves use: identity, attributes, path, counters, and the sinks of completions
+//! and events.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -15,20 +15,20 @@ use crate::types::{
 };
 use crate::wire::{Opcode, Service};
 
-/// A packet is lost, and not just late, when so many later ones have come (RFC 9002, section 6.1.1).
+/// Number of later packets after which a missing one counts as lost, and not just late (RFC 9002, section 6.1.1).
 pub(super) const LOSS_EVIDENCE: u32 = 3;
 
-/// One call into the endpoint: the time, and the registered memory as it is now.
+/// The context of one call into the endpoint: the time, and the registered memory as it is now.
 pub(super) struct Pass<'a> {
     pub(super) now: Time,
     pub(super) memory: &'a MemoryView<'a>,
     pub(super) ack_hold: std::time::Duration,
 }
 
-/// A completion queue, and the queue pair's token at it.
+/// A completion queue, and the queue pair's token for it.
 pub(super) type CompletionSink = (Arc<CompletionQueue>, SourceToken);
 
-/// See the module.
+/// The state that requester and responder share.
 pub(super) struct Common {
     pub(super) qpn: Qpn,
     pub(super) service: QueuePairType,
@@ -36,13 +36,13 @@ pub(super) struct Common {
     pub(super) state: QueuePairState,
     pub(super) attributes: QueuePairAttributes,
     pub(super) path: Option<Path>,
-    /// Whether the path has a controller: asked for several times for each packet.
+    /// Whether the path has a controller. Cached: it is read several times for each packet.
     is_controlled: bool,
     pub(super) counters: Counters,
     pub(super) history: History,
     pub(super) arrived_marks: ArrivedMarks,
     events: Arc<AsyncEventQueue>,
-    /// A completion was lost, and the queue pair has not ended yet.
+    /// A completion was lost, and the queue pair is not in the error state yet.
     overflowed: bool,
 }
 
@@ -73,7 +73,7 @@ impl Common {
         self.overflowed = false;
     }
 
-    /// The service that its packets' operation codes name.
+    /// Returns the service in its packets' opcodes.
     pub(super) fn wire_service(&self) -> Service {
         match self.service {
             QueuePairType::UnreliableConnection => Service::UnreliableConnection,
@@ -93,8 +93,8 @@ impl Common {
         matches!(self.service, QueuePairType::XrcSend | QueuePairType::XrcReceive)
     }
 
-    /// Whether packets of this kind are for queue pairs of this service (`rxe_recv.c`, `check_type_state`): an XRC
-    /// initiator takes responses only, a target only requests (IBTA, annex Extended Reliable Connected).
+    /// Whether packets with this opcode are valid for queue pairs of this service (`rxe_recv.c`, `check_type_state`):
+    /// an XRC initiator takes only responses, a target only requests (IBTA, annex Extended Reliable Connected).
     #[inline]
     pub(super) fn speaks(&self, opcode: Opcode) -> bool {
         let is_wrong_direction = match self.service {
@@ -110,7 +110,7 @@ impl Common {
         self.path.as_ref().map_or(Mtu::default().bytes(), |path| path.mtu.bytes())
     }
 
-    /// The address of the peer, once it is known.
+    /// Returns the address of the peer, once it is known.
     pub(super) fn peer_address(&self) -> Option<IpAddr> {
         self.path.as_ref().map(|path| path.peer_address)
     }
@@ -121,12 +121,12 @@ impl Common {
         self.controlled_path().is_some_and(|path| path.traffic_class.get().marking() != Marking::Off)
     }
 
-    /// What queue pairs have in common that share a window.
+    /// Returns the key of the queue pairs that share its window.
     pub(super) fn path_key(&self) -> Option<PathKey> {
         self.path.as_ref().map(Path::key)
     }
 
-    /// The path has a controller, or has none.
+    /// Updates whether the path has a controller.
     pub(super) fn note_control(&mut self) {
         self.is_controlled = self.path.as_ref().is_some_and(|path| path.window_share.is_controlled());
     }
@@ -137,13 +137,13 @@ impl Common {
         self.is_controlled
     }
 
-    /// The path, if it has a controller.
+    /// Returns the path if it has a controller.
     #[inline]
     pub(super) fn controlled_path(&self) -> Option<&Path> {
         if self.is_controlled { self.path.as_ref() } else { None }
     }
 
-    /// The peer's queue pair.
+    /// Returns the number of the peer's queue pair.
     pub(super) fn destination(&self) -> Qpn {
         self.path.as_ref().map_or(Qpn::default(), |path| path.destination)
     }
@@ -152,35 +152,35 @@ impl Common {
         self.path.as_ref().is_some_and(|path| path.peer.is_ours())
     }
 
-    /// How many times the READs that may be outstanding are remembered.
+    /// Returns the multiple of the outstanding READs that is remembered.
     pub(super) fn read_laps(&self) -> usize {
         self.path.as_ref().map_or(1, Path::read_laps)
     }
 
-    /// Whether the peer is told of all gaps at once.
+    /// Whether NAKs to the peer list all gaps.
     pub(super) fn tells_gap_runs(&self) -> bool {
         self.path.as_ref().is_some_and(|path| path.takes_gap_runs() && path.is_known_to_peer)
     }
 
-    /// Whether the peer has the extension to tell of all gaps at once.
+    /// Whether the peer supports NAKs that list all gaps.
     pub(super) fn takes_gap_runs(&self) -> bool {
         self.path.as_ref().is_some_and(Path::takes_gap_runs)
     }
 
-    /// Whether packets of this peer belong to the connection: both addresses fit (`rxe_recv.c`, `check_addr`).
+    /// Whether both addresses are those of the connection (`rxe_recv.c`, `check_addr`).
     pub(super) fn is_from_peer(&self, source: IpAddr, destination: IpAddr) -> bool {
         self.path.as_ref().is_some_and(|path| path.peer_address == source && path.source.address == destination)
     }
 
-    /// Whether requests of the peer are executed in this state (`rxe_recv.c`, `check_type_state`; rxe lets those in ERR
-    /// pass, and drops them later).
+    /// Whether requests of the peer are executed in this state (`rxe_recv.c`, `check_type_state`; rxe accepts those in
+    /// ERR here and drops them later).
     pub(super) fn takes_requests(&self) -> bool {
         use QueuePairState::{ReadyToReceive, ReadyToSend, SendQueueDrained, SendQueueError};
         matches!(self.state, ReadyToReceive | ReadyToSend | SendQueueDrained | SendQueueError)
     }
 
-    /// Whether responses of the peer are expected in this state (`rxe_recv.c`, `check_type_state`; rxe also lets those
-    /// in SQE and ERR pass).
+    /// Whether responses of the peer are expected in this state (`rxe_recv.c`, `check_type_state`; rxe also accepts
+    /// those in SQE and ERR).
     pub(super) fn takes_responses(&self) -> bool {
         matches!(self.state, QueuePairState::ReadyToSend | QueuePairState::SendQueueDrained)
     }
@@ -193,15 +193,16 @@ impl Common {
         self.events.push(event);
     }
 
-    /// The response of a FLUSH came in this round. If it was for an earlier one, the next FLUSH needs one round more.
+    /// Handles the response to a FLUSH in this retry round. If it was for an earlier round, the next FLUSH needs one
+    /// more round.
     pub(super) fn note_flush_taken(&mut self, round: u32) {
         if let Some(path) = &mut self.path {
             path.flush_as_linux = path.flushes_as_linux(round);
         }
     }
 
-    /// Adds a completion to a queue. If the queue is full, the queue pair ends when it is settled (IBTA, completion
-    /// queue errors).
+    /// Adds a completion to a queue. If the queue is full, `settle` takes the queue pair to the error state (IBTA,
+    /// completion queue errors).
     #[inline]
     pub(super) fn complete(&mut self, (queue, token): &CompletionSink, completion: RawCompletion, solicited: bool) {
         if let Err(overflow) = queue.push(*token, completion, solicited) {

@@ -6,31 +6,31 @@ use super::burst::Sending;
 use crate::types::{DropReason, Mtu, Qpn};
 use crate::wire::Flow;
 
-/// Longest datagram that any port carries.
+/// Longest payload of an unreliable datagram that any port carries.
 pub(super) const LONGEST_DATAGRAM: u32 = Mtu::Mtu4096.bytes();
 
 /// A datagram that arrived on port 4791 (`ib_verbs.h`, `ROCE_V2_UDP_DPORT`).
 #[derive(Clone, Copy, Debug)]
 pub struct Datagram<'a> {
-    /// Who sent it.
+    /// The sender's address.
     pub source: IpAddr,
-    /// The own address that it was sent to.
+    /// The local address that it was sent to.
     pub destination: IpAddr,
     /// The sender's UDP port.
     pub source_port: u16,
-    /// Its index among the datagrams that the kernel merged into one; 0 if it came alone. Such datagrams carry this
-    /// number as their IPv4 identification.
+    /// Its index among the datagrams that the kernel merged into one (GRO); 0 if it came alone. Such datagrams carry
+    /// this number as their IPv4 identification.
     pub segment_index: u16,
     /// Time to live or hop limit, if known.
     pub hop_limit: Option<u8>,
     /// Type of service or traffic class, if known.
     pub traffic_class: Option<u8>,
-    /// From the base transport header to the ICRC.
+    /// The UDP payload, from the base transport header to the ICRC.
     pub payload: &'a [u8],
 }
 
 impl Datagram<'_> {
-    /// The addresses that its ICRC covers.
+    /// Returns the addresses that its ICRC covers.
     pub(super) fn flow(&self) -> Flow {
         Flow { source: self.source, destination: self.destination, source_port: self.source_port }
     }
@@ -42,9 +42,9 @@ pub enum CheckField {
     /// The standard's ICRC, right or wrong.
     #[default]
     Icrc,
-    /// The ICRC under the mask of the connection, which it would give away.
+    /// The ICRC under the mask of the connection. A capture must not show it: it would reveal the mask.
     Keyed,
-    /// Perhaps the ICRC of a damaged packet under the mask of the connection.
+    /// Possibly the ICRC of a damaged packet under the mask of the connection.
     Withheld,
 }
 
@@ -53,22 +53,22 @@ pub enum CheckField {
 pub struct DatagramOutcome {
     /// Why it was dropped without a response, if it was.
     pub dropped: Option<DropReason>,
-    /// It belongs to a connection with a peer that is known to be a native one.
+    /// Whether it belongs to a connection with a native peer.
     pub is_from_own_peer: bool,
-    /// It ended a WRITE that makes no completion: a thread that polls the memory may find what it waits for.
+    /// It ended a WRITE without a completion: a thread that polls the memory may find its data.
     pub ends_write: bool,
     /// The contents of its check field.
     pub check_field: CheckField,
 }
 
 impl DatagramOutcome {
-    /// Dropped before its connection was found.
+    /// Returns the outcome of a datagram dropped before its connection was found.
     pub(super) fn dropped(reason: DropReason) -> Self {
         Self { dropped: Some(reason), ..Self::default() }
     }
 }
 
-/// Which datagrams of a send were sent before.
+/// Which datagrams of a send are retransmissions or probes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Repeats {
     again: u128,
@@ -76,7 +76,7 @@ pub struct Repeats {
 }
 
 impl Repeats {
-    /// Notes how the datagram at this index of the send is sent. No send has more than 128.
+    /// Records how the datagram at this index of the send is sent. No send has more than 128.
     #[inline]
     pub fn note(&mut self, index: usize, sending: Sending) {
         let bit = Self::bit(index);
@@ -87,7 +87,7 @@ impl Repeats {
         }
     }
 
-    /// How the datagram at this index of the send is sent.
+    /// Returns how the datagram at this index of the send is sent.
     pub fn get(&self, index: usize) -> Sending {
         let bit = Self::bit(index);
         if self.again & bit != 0 {
@@ -107,30 +107,30 @@ impl Repeats {
 /// Datagrams to be sent: one, or several of equal size (the last may be shorter) to one destination.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Transmit {
-    /// The own address to send from.
+    /// The local address to send from.
     pub source: IpAddr,
     /// The UDP port to send from; the ICRC covers it.
     pub source_port: u16,
-    /// Where to; always to port 4791.
+    /// The destination address; the port is always 4791.
     pub destination: IpAddr,
     /// Bytes in the buffer.
     pub length: usize,
-    /// Of several: the size of each datagram but the last. Identifications are 0, 1, 2, … (`inet_gso_segment`).
+    /// Size of each datagram but the last, if there are several. Identifications are 0, 1, 2, … (`inet_gso_segment`).
     pub segment_size: Option<usize>,
     /// Type of service byte.
     pub traffic_class: u8,
     /// Time to live.
     pub hop_limit: u8,
-    /// The queue pair that sends them.
+    /// The sending queue pair.
     pub qpn: Qpn,
-    /// Which of them were sent before.
+    /// Which of them are retransmissions or probes.
     pub repeats: Repeats,
     /// Whether their check fields are under the mask of the connection.
     pub is_keyed: bool,
 }
 
 impl Transmit {
-    /// Datagrams in the send.
+    /// Returns the number of datagrams in the send.
     pub fn segments(&self) -> usize {
         self.segment_size.map_or(1, |size| self.length.div_ceil(size.max(1)))
     }
@@ -139,16 +139,16 @@ impl Transmit {
 /// Whether acknowledgements leave now or wait for the application's reply.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AckRelease {
-    /// Keep them back for the application's reply, except those that have waited too long.
+    /// Hold them for the application's reply, except those that have waited too long.
     Hold,
-    /// The application does not respond soon: send them.
+    /// Send them: the application will not reply soon.
     Now,
 }
 
-/// The own end of a path: which socket its packets leave from.
+/// The local end of a path: the socket that sends its packets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SourceAddress {
-    /// Own address.
+    /// Local address.
     pub address: IpAddr,
     /// UDP port of the sending socket.
     pub source_port: u16,
@@ -157,15 +157,15 @@ pub struct SourceAddress {
 /// Limits of the device for a state change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ModifyLimits {
-    /// Most READs and atomics that a queue pair may have outstanding.
+    /// Maximum number of READs and atomics that a queue pair may have outstanding.
     pub max_rd_atomic: u8,
-    /// Most READs and atomics that peers may have outstanding at a queue pair.
+    /// Maximum number of READs and atomics that the peer may have outstanding at a queue pair.
     pub max_dest_rd_atomic: u8,
-    /// Largest path MTU of the port now.
+    /// Current maximum path MTU of the port.
     pub active_mtu: Mtu,
-    /// Entries of the port's P_Key table.
+    /// Number of entries in the port's P_Key table.
     pub pkey_tbl_len: u16,
-    /// Ports of the device.
+    /// Number of ports of the device.
     pub ports: u8,
 }
 

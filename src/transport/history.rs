@@ -1,6 +1,7 @@
-//! The history of a queue pair, for explanations: when the peer was last heard, the last successes, and the end.
+//! The history of a queue pair, for explanations: the peer's last packets, the last successes, and the reason for the
+//! end.
 //!
-//! On the path of every packet this costs one store of a few words; everything else happens on rare paths.
+//! Each packet costs one store of a few words; everything else happens on rare paths.
 
 use std::net::IpAddr;
 
@@ -10,10 +11,10 @@ use crate::types::{
 };
 use crate::wire::{Aeth, Bth, Headers, NakCode, Opcode, Packet, Syndrome};
 
-/// Kinds of stray packets that are remembered.
+/// Maximum number of kinds of stray packets remembered.
 const MOST_STRAYS: usize = 16;
 
-/// A valid packet of the peer, as it came.
+/// A valid packet of the peer.
 #[derive(Clone, Copy)]
 pub(super) struct HeardPacket {
     pub(super) at: Time,
@@ -43,7 +44,7 @@ impl HeardPacket {
 #[derive(Default)]
 pub(super) struct History {
     connected_at: Time,
-    /// The counters when the connection began, unless it is the first.
+    /// The counters at the beginning of the connection, unless they were zero.
     base: Option<Box<Counters>>,
     /// The last response and the last request of the peer.
     heard: [Option<HeardPacket>; 2],
@@ -56,13 +57,13 @@ pub(super) struct History {
 }
 
 impl History {
-    /// A connection begins.
+    /// Begins the history of a connection.
     pub(super) fn connect(&mut self, now: Time, counters: &Counters) {
         let base = (*counters != Counters::default()).then(|| Box::new(counters.clone()));
         *self = Self { connected_at: now, base, ..Self::default() };
     }
 
-    /// A valid packet of the peer.
+    /// Records a valid packet of the peer.
     #[inline]
     pub(super) fn note_heard(&mut self, now: Time, headers: &Headers) {
         let opcode = headers.bth.opcode;
@@ -70,7 +71,7 @@ impl History {
         self.heard[half] = Some(HeardPacket { at: now, opcode, aeth: headers.aeth });
     }
 
-    /// Another request of the peer like the last one.
+    /// Records another request of the peer like the last one.
     #[inline]
     pub(super) fn note_heard_again(&mut self, now: Time) {
         if let Some(heard) = &mut self.heard[usize::from(true)] {
@@ -78,7 +79,7 @@ impl History {
         }
     }
 
-    /// A request of this side succeeded.
+    /// Records the success of a request of this end.
     #[inline]
     pub(super) fn note_done(&mut self, operation: &Operation, length: u32) {
         let done = |remote_addr, rkey| Some(RemoteAccess { remote_addr, rkey, length });
@@ -99,27 +100,27 @@ impl History {
         self.worked.longest = self.worked.longest.max(length);
     }
 
-    /// The reason for the error state; the first one counts.
+    /// Records the reason for the error state; the first one counts.
     pub(super) fn note_ending(&mut self, ending: Ending) {
         self.ending.get_or_insert(ending);
     }
 
-    /// It goes on after that.
+    /// Clears the reason when the queue pair leaves the error state.
     pub(super) fn forget_ending(&mut self) {
         self.ending = None;
     }
 
-    /// When the connection began.
+    /// Returns when the connection began.
     pub(super) fn connected_at(&self) -> Time {
         self.connected_at
     }
 
-    /// Valid packets of the peer since the connection began: the last response and the last request.
+    /// Returns the last valid response and request of the peer since the connection began.
     pub(super) fn heard(&self) -> impl Iterator<Item = HeardPacket> {
         self.heard.into_iter().flatten()
     }
 
-    /// The history as a report, which the queue pair completes with its present state.
+    /// Returns the history as a report, which the queue pair completes with its current state.
     pub(super) fn report(&self, now: Time, status: QueuePairStatus, counters: &Counters) -> QueuePairReport {
         let counters = match &self.base {
             Some(base) => counters.since(base),
@@ -136,12 +137,12 @@ impl History {
         report
     }
 
-    /// The tries of a request have run out.
+    /// Records that the retries of a request are exhausted.
     pub(super) fn note_gave_up(&mut self, now: Time) {
         self.gave_up_at.get_or_insert(now);
     }
 
-    /// Notes that a request of the peer is refused.
+    /// Records that a request of the peer is refused.
     pub(super) fn note_refusal(&mut self, fault: PeerFault, packet: Option<&Packet<'_>>, wr_id: Option<u64>) {
         let mut refused = RefusedRequest { wr_id, ..RefusedRequest::new(fault) };
         if let Some(Packet { headers, payload, .. }) = packet {
@@ -166,7 +167,7 @@ impl History {
         self.note_ending(Ending::PeerRequest(refused));
     }
 
-    /// A packet for this queue pair was dropped.
+    /// Records a dropped packet of this queue pair.
     pub(super) fn note_drop(&mut self, reason: DropReason, state: QueuePairState, source: IpAddr, bth: &Bth) {
         match reason {
             DropReason::WrongAddress => self.wrong_source = Some(source),
@@ -179,7 +180,7 @@ impl History {
     }
 }
 
-/// Packets that belong to no queue pair, by where they came from and what was wrong.
+/// Packets that belong to no queue pair, by source and drop reason.
 #[derive(Default)]
 pub(super) struct Strays(Vec<StrayPacket>);
 
@@ -192,7 +193,7 @@ struct StrayPacket {
 }
 
 impl Strays {
-    /// Packets from `source` since `since`.
+    /// Returns the packets from `source` since `since`.
     pub(super) fn report(&self, now: Time, source: IpAddr, since: Time) -> Vec<Stray> {
         let fits = |stray: &&StrayPacket| stray.source == source && stray.at >= since;
         let report = |stray: &StrayPacket| Stray {
@@ -204,7 +205,7 @@ impl Strays {
         self.0.iter().filter(fits).map(report).collect()
     }
 
-    /// One more. The kind that was seen longest ago makes room for a new one.
+    /// Counts a packet. A new kind replaces the one seen longest ago.
     pub(super) fn note(&mut self, now: Time, source: IpAddr, qpn: Option<Qpn>, reason: DropReason) {
         let same = |stray: &&mut StrayPacket| (stray.source, stray.qpn, stray.reason) == (source, qpn, reason);
         if let Some(stray) = self.0.iter_mut().find(same) {

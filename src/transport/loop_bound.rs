@@ -1,25 +1,25 @@
-//! Bounds of the loops that run under the shard's lock. Each has an argued one; debug builds check it,
-//! because a loop that does not end hangs the whole device.
+//! Bounds of the loops that run under the shard's lock. Each loop states why its bound holds; debug builds check it,
+//! because an endless loop hangs the whole device.
 
 const IS_CHECKED: bool = cfg!(debug_assertions);
 
-/// Counts the rounds of a loop. Costs nothing where it is not checked.
+/// Counts the rounds of a loop. Free in builds without the check.
 pub(super) struct LoopBound {
     name: &'static str,
     rounds_left: usize,
 }
 
 impl LoopBound {
-    /// A loop that takes at most so many rounds.
+    /// Creates the bound of a loop that takes at most `rounds` rounds.
     #[inline]
     pub(super) fn new(name: &'static str, rounds: usize) -> Self {
         Self { name, rounds_left: if IS_CHECKED { rounds } else { 0 } }
     }
 
-    /// A round begins.
+    /// Counts a round.
     ///
     /// # Panics
-    /// In builds that check it, if it is one too many.
+    /// If the bound is exceeded, in builds with the check.
     #[inline]
     pub(super) fn step(&mut self) {
         if IS_CHECKED {

@@ -1,53 +1,52 @@
-//! Explicit congestion notification (ECN, RFC 3168): a queue on the way marks packets of connections that understand
-//! it, instead of dropping them.
+//! Explicit congestion notification (ECN, RFC 3168): a queue on the path marks packets of connections that support it,
+//! instead of dropping them.
 //!
-//! Packets of reliable connections on a path with a controller say that they do, as ECT(0), which adapters send. A
-//! native peer echoes a mark by the BECN bit of its next acknowledgement; a standard peer sends a congestion
-//! notification packet (CNP, IBTA A17.9.3), and gets one for its marked packets. Linux does neither, so packets to a
-//! standard peer are ECT only if the application says so: by the lower two bits of `traffic_class`, which are the
-//! device's otherwise.
+//! Packets of reliable connections on a path with a controller are sent as ECT(0), as adapters do. A native peer echoes
+//! a mark in the BECN bit of its next acknowledgement; a standard peer sends a congestion notification packet (CNP,
+//! IBTA A17.9.3), and gets one for its marked packets. Linux does neither, so packets to a standard peer are ECT only
+//! if the application requests it in the lower two bits of `traffic_class`, which the device controls otherwise.
 
 use std::time::Duration;
 
 use super::datagram::Datagram;
 use crate::types::{PeerCapabilities, Time};
 
-/// The lower two bits of the traffic class.
+/// Mask of the ECN field, the lower two bits of the traffic class.
 const FIELD: u8 = 0b11;
 const ECT0: u8 = 0b10;
 const MARKED: u8 = 0b11;
-/// A queue pair sends one CNP in so long at most (`N`: Zhu et al., SIGCOMM 2015, section 3.1).
+/// Minimum interval between CNPs of a queue pair (`N`: Zhu et al., SIGCOMM 2015, section 3.1).
 const NOTIFICATION_INTERVAL: Duration = Duration::from_micros(50);
 /// The traffic class of CNPs: DSCP 48, the default of adapters (`CNP_DSCP`).
 pub(super) const NOTIFICATION_CLASS: u8 = 48 << 2;
 /// Reserved bytes of a CNP.
 pub(super) const NOTIFICATION_BYTES: u32 = 16;
 
-/// The traffic class without the bits that say what a queue may do with the packet.
+/// Returns the traffic class with the ECN field cleared.
 pub(super) fn without_ecn(traffic_class: u8) -> u8 {
     traffic_class & !FIELD
 }
 
 impl Datagram<'_> {
-    /// Whether a queue on the way has marked it.
+    /// Whether a queue on the path has marked it.
     #[inline]
     pub(super) fn is_marked(&self) -> bool {
         self.traffic_class.is_some_and(|class| class & FIELD == MARKED)
     }
 }
 
-/// The traffic class of a path's packets: its DSCP, and what queues may do with the packets. Without the lowest bit
-/// it is the byte of packets that leave.
+/// The traffic class of a path's packets: DSCP and [`Marking`]. With the lowest bit cleared, it is the byte of outgoing
+/// packets.
 #[derive(Clone, Copy, Default)]
 pub(super) struct TrafficClass(u8);
 
 impl TrafficClass {
-    /// Packets of this DSCP, the upper six bits, are not marked.
+    /// Keeps the DSCP, the upper six bits, and forbids marking.
     pub(super) fn unmarked(traffic_class: u8) -> Self {
         Self(without_ecn(traffic_class))
     }
 
-    /// Differentiated services code point.
+    /// Returns the differentiated services code point.
     pub(super) fn dscp(self) -> u8 {
         self.0 >> 2
     }
@@ -61,12 +60,12 @@ impl TrafficClass {
         }
     }
 
-    /// The same DSCP, but packets may be marked so.
+    /// Returns the same DSCP with another marking.
     pub(super) fn with(self, marking: Marking) -> Self {
         Self(without_ecn(self.0) | marking as u8)
     }
 
-    /// The byte of packets that leave.
+    /// Returns the traffic class of outgoing packets.
     #[inline]
     pub(super) fn departing(self) -> u8 {
         self.0 & !1
@@ -76,17 +75,18 @@ impl TrafficClass {
 /// Whether packets of a path may be marked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) enum Marking {
-    /// They are dropped instead.
+    /// They may not; queues drop them instead.
     #[default]
     Off = 0b00,
-    /// They may be, and pass.
+    /// They may, and such packets pass.
     On = ECT0 as isize,
-    /// They may be, and none has been acknowledged yet: there are paths on which such packets are lost.
+    /// They may, but none has been acknowledged yet: some paths lose such packets.
     Untested = 0b11,
 }
 
 impl Marking {
-    /// At the beginning of a path with a controller. What the application wants matters towards a standard peer.
+    /// Returns the initial state on a path with a controller. The application's choice matters only for a standard
+    /// peer.
     pub(super) fn begin(peer: &PeerCapabilities, traffic_class: u8) -> Self {
         let is_reported = match peer.is_ours() {
             true => peer.has_extension(PeerCapabilities::MARKS),
@@ -95,18 +95,18 @@ impl Marking {
         if is_reported { Self::Untested } else { Self::Off }
     }
 
-    /// Packets were acknowledged.
+    /// Handles an acknowledgement of packets.
     pub(super) fn note_progress(self) -> Self {
         if self == Self::Untested { Self::On } else { self }
     }
 
-    /// Nothing was acknowledged for the transport timeout.
+    /// Handles a transport timeout without acknowledgement.
     pub(super) fn note_silence(self) -> Self {
         if self == Self::Untested { Self::Off } else { self }
     }
 }
 
-/// The marks that have arrived, as far as the peer is to be told.
+/// Marks that have arrived and are still to be reported to the peer.
 #[derive(Clone, Copy, Default)]
 pub(super) struct ArrivedMarks {
     is_due: bool,
@@ -115,12 +115,12 @@ pub(super) struct ArrivedMarks {
 }
 
 impl ArrivedMarks {
-    /// A packet of the peer was marked. The next acknowledgement says so.
+    /// Handles a marked packet of a native peer: the next acknowledgement echoes it.
     pub(super) fn owe_echo(&mut self) {
         self.is_due = true;
     }
 
-    /// The same for a peer that is told by a CNP, unless it was told just now.
+    /// Handles a marked packet of a standard peer: a CNP is due, unless one was sent just now.
     pub(super) fn owe_notification(&mut self, now: Time) {
         if now >= self.next_notification {
             self.is_due = true;
@@ -128,13 +128,13 @@ impl ArrivedMarks {
         }
     }
 
-    /// Whether the peer is to be told.
+    /// Whether a mark is to be reported to the peer.
     #[inline]
     pub(super) fn is_due(&self) -> bool {
         self.is_due
     }
 
-    /// The same, and from now on it is not.
+    /// Takes the mark to be reported.
     #[inline]
     pub(super) fn take(&mut self) -> bool {
         std::mem::take(&mut self.is_due)

@@ -1,48 +1,49 @@
-//! Pacing, the same for a path and for a queue pair with a rate of its own: how long bytes take, how many packets leave
-//! in one send, and when the next send may leave.
+//! Pacing of a path, or of a queue pair with its own rate: how long bytes take, how many packets leave in one send, and
+//! when the next send may leave.
 
 use std::time::Duration;
 
 use crate::types::Time;
 
 const SECOND_NANOSECONDS: u64 = 1_000_000_000;
-/// What leaves in one send takes this long at the rate at most (7 kB at 1 Gbit/s). A full queue drops more of what
-/// comes together: beside TCP, a stream has 0.73 of its fair share of a long queue with 250 µs, and 0.89 with 60 µs.
+/// Maximum duration of one send at the rate (7 kB at 1 Gbit/s). A full queue drops more of a longer burst: beside TCP,
+/// a stream gets 0.73 of its fair share of a long queue with 250 µs, and 0.89 with 60 µs.
 pub(super) const BURST: Duration = Duration::from_micros(60);
-/// Lateness that is made up for, by sends that follow each other (31 kB at 1 Gbit/s together): a thread that sleeps
-/// wakes up later than intended. With timers of 1 ms a stream has 0.95 of the rate, and 0.25 without.
+/// Maximum lateness that back-to-back sends make up for (31 kB at 1 Gbit/s together): a sleeping thread wakes up later
+/// than intended. With timers of 1 ms a stream gets 0.95 of the rate, and 0.25 without.
 const MOST_MADE_UP: Duration = Duration::from_micros(250);
-/// A longer delay is no lateness: there was nothing to send.
+/// Longest delay that counts as lateness; after a longer one there was nothing to send.
 const LONGEST_LATENESS: Duration = Duration::from_millis(20);
-/// A send may have so many packets, whatever the rate.
+/// Number of packets that a send may have at any rate.
 const LEAST_BURST_PACKETS: u32 = 2;
 
-/// How long so many bytes take; a rate of 0 counts as 1.
+/// Returns the duration of `bytes` at the rate; a rate of 0 counts as 1.
 pub(super) fn cost(bytes: u64, bytes_per_second: u64) -> Duration {
     Duration::from_nanos(bytes.saturating_mul(SECOND_NANOSECONDS) / bytes_per_second.max(1))
 }
 
-/// Packets of this size that leave in one send.
+/// Returns the number of packets of this size that may leave in one send.
 pub(super) fn burst_packets(bytes_per_second: u64, packet_bytes: u64) -> u32 {
     let bytes = u128::from(bytes_per_second) * BURST.as_nanos() / u128::from(SECOND_NANOSECONDS);
     u32::try_from(bytes / u128::from(packet_bytes)).unwrap_or(u32::MAX).max(LEAST_BURST_PACKETS)
 }
 
-/// When what has left is paid for.
+/// An account of the time that sent bytes take at the rate.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Account {
     paid_at: Time,
-    /// Something waits until all is paid for. What leaves later than that was late: others follow without a pause.
+    /// Something waits until all is paid for. If it leaves later than that, it was late, and further sends follow
+    /// without a pause.
     is_awaited: bool,
 }
 
 impl Account {
-    /// When all is paid for.
+    /// Returns when all is paid for.
     pub(super) fn paid_at(&self) -> Time {
         self.paid_at
     }
 
-    /// Something leaves that takes so long. Time in which nothing waited is not saved up.
+    /// Charges a send of this duration. Time in which nothing waited accumulates no credit.
     pub(super) fn pay(&mut self, now: Time, cost: Duration) {
         let late = now.saturating_since(self.paid_at);
         let is_lateness = self.is_awaited && late <= LONGEST_LATENESS;
@@ -51,17 +52,17 @@ impl Account {
         self.is_awaited = is_lateness && self.paid_at < now;
     }
 
-    /// Something waits. If all is paid for already, it waits for something else.
+    /// Notes that something waits. If all is paid for already, it waits for another reason.
     pub(super) fn note_awaited(&mut self, now: Time) {
         self.is_awaited |= self.paid_at > now;
     }
 
-    /// Nothing waits for that any more.
+    /// Notes that nothing waits for the pace any more.
     pub(super) fn forget_awaited(&mut self) {
         self.is_awaited = false;
     }
 
-    /// All is paid for at this time at the latest.
+    /// Forgives all debt after this time.
     pub(super) fn forgive_after(&mut self, time: Time) {
         self.paid_at = self.paid_at.min(time);
     }
@@ -95,11 +96,11 @@ mod tests {
         // Due at 60: three sends leave at 200, and the next one when it would have left without the lateness.
         (0..3).for_each(|_| account.pay(at(200), COST));
         assert_eq!(account.paid_at(), at(240));
-        // No more than 250 µs of it.
+        // At most 250 µs of lateness.
         account.note_awaited(at(200));
         account.pay(at(9_000), COST);
         assert_eq!(account.paid_at(), at(9_000 - 250 + 60));
-        // The account was paid for, and what waited had another reason. Later there was nothing to send.
+        // All was paid for, so the wait had another reason. Later there was nothing to send.
         account.forget_awaited();
         account.note_awaited(at(9_000));
         account.pay(at(9_100), COST);

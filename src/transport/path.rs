@@ -1,8 +1,8 @@
-//! The path of a connection: where its packets go, and what is known of the peer there.
+//! The path of a connection: addresses, MTU and window, and the facts learned about the peer.
 //!
-//! Linux gives FLUSH an ICRC of its own (`icrc::append_as_linux`), and drops one with the standard's. Native peers
-//! never get it. A standard peer gets the standard's first and, while it does not respond, both in turns; the one that
-//! it responded to is what the next FLUSH begins with.
+//! Linux computes a nonstandard ICRC for FLUSH (`icrc::append_as_linux`), and drops a FLUSH with the standard's. Native
+//! peers never get Linux's. A standard peer gets the standard's first and, while it does not respond, both alternately;
+//! the next FLUSH begins with the one that it responded to.
 
 use std::cell::Cell;
 use std::net::IpAddr;
@@ -19,41 +19,42 @@ use crate::wire::icrc::{self, Match, Seed};
 use crate::wire::{BTH_BYTES, Flow, ICRC_BYTES, Opcode};
 
 const STANDARD_WINDOW_BYTES: u32 = 64 << 10;
-/// Packets of a standard peer that are kept. Linux has up to 128 in flight, and sends all of them again after a loss
-/// (`rxe_param.h`, `RXE_MAX_UNACKED_PSNS`; `rxe_req.c`, `req_retry`).
+/// Reorder window in packets for a standard peer. Linux has up to 128 in flight, and sends all of them again after a
+/// loss (`rxe_param.h`, `RXE_MAX_UNACKED_PSNS`; `rxe_req.c`, `req_retry`).
 const STANDARD_REORDER_PACKETS: u32 = 64;
-/// Bytes that the kernel charges for a packet besides its payload.
+/// Bytes that the kernel charges to the socket for a packet besides its payload.
 const PACKET_CHARGE_BYTES: u32 = 832;
-/// More than this in flight leaves the cache and gains nothing.
+/// Window of a native peer. More in flight would leave the cache without any gain.
 const NATIVE_WINDOW_BYTES: u32 = 1 << 20;
-/// A native peer that is told of all gaps goes on while the first one is repaired: with one window, two losses in a row
-/// of the same packet would stop it for a round trip.
+/// Reorder window, in windows, for a native peer that gets reports of all gaps. It keeps sending while the first gap is
+/// repaired: with one window, two consecutive losses of the same packet would stop it for a round trip.
 const WINDOWS_AHEAD: u32 = 4;
-/// A READ request packet whose responses have all left makes room for another one, although some of them are lost. The
-/// responder remembers so many times the READs that may be outstanding.
+/// Multiple of the outstanding READs that the responder remembers. A READ request whose responses have all been sent
+/// makes room for another one, although some responses may be lost.
 pub(super) const READ_LAPS: usize = 4;
-/// Plausible packets in a row with other hidden fields than the usual ones that are taken for damaged. A peer that
-/// really changes its identification repeats them, and the next one is believed.
+/// Number of consecutive plausible packets with unusual hidden fields that are treated as damaged. A peer that really
+/// changes its identification sends more of them, and the next one is accepted.
 pub(super) const MOST_DOUBTS: u8 = 3;
-/// Executed packets in a row with the usual hidden fields until nothing else is expected.
+/// Number of consecutive executed packets with the usual hidden fields after which nothing else is expected.
 const USUAL_IN_A_ROW: u8 = 16;
 
-/// The IPv4 header fields of a standard peer that its ICRCs cover and that a socket does not show: identification and
-/// "don't fragment" (`rxe_net.c`, `prepare_ipv4_hdr`). Where several values are allowed, the ICRC misses some bits that
-/// flip: 1 or 2 of those of a longer packet. So they are narrowed down as far as the peer's packets permit.
+/// The IPv4 header fields of a standard peer that its ICRCs cover and a socket does not report: identification and
+/// "don't fragment" (`rxe_net.c`, `prepare_ipv4_hdr`). If several values are allowed, the ICRC misses some flipped
+/// bits: 1 or 2 of those of a longer packet. So the values are narrowed down as far as the peer's packets permit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) enum HiddenFields {
-    /// No packet was executed yet: any values.
+    /// No packet was executed yet: any values are allowed.
     #[default]
     Unknown,
-    /// The usual ones: identification 0 and "don't fragment". Plausible packets in a row that have others.
+    /// Identification 0 and "don't fragment". `doubts` counts consecutive plausible packets with others.
     Usual { doubts: u8 },
-    /// Any identification. Executed packets in a row that had the usual fields nevertheless.
+    /// Any identification. `usual` counts consecutive executed packets that had the usual fields nevertheless.
     Changing { dont_fragment: bool, usual: u8 },
 }
 
 impl HiddenFields {
-    /// A packet was executed whose ICRC stands for these: `None` for the usual ones.
+    /// Learns from an executed packet whose ICRC implies this "don't fragment" and an unusual identification; `None`
+    /// for the usual fields.
     pub(super) fn learn(&mut self, dont_fragment: Option<bool>) {
         *self = match (dont_fragment, *self) {
             (None, Self::Changing { dont_fragment, usual }) if usual < USUAL_IN_A_ROW => {
@@ -64,7 +65,7 @@ impl HiddenFields {
         };
     }
 
-    /// The only value that "don't fragment" may have, if that is known.
+    /// Returns the only allowed value of "don't fragment", if it is known.
     pub(super) fn dont_fragment(self) -> Option<bool> {
         match self {
             Self::Changing { dont_fragment, .. } => Some(dont_fragment),
@@ -73,85 +74,85 @@ impl HiddenFields {
     }
 }
 
-/// A packet whose ICRC fits says this of the peer. It is learned when the packet was accepted.
+/// Facts about the peer from a packet whose ICRC fits. They are learned once the packet is accepted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Evidence {
-    /// It came from this port.
+    /// Source port of the packet.
     pub(super) source_port: u16,
-    /// The packet had another identification than the usual one, and this "don't fragment".
+    /// "Don't fragment" of a packet whose identification is unusual; `None` for the usual fields.
     pub(super) dont_fragment: Option<bool>,
-    /// It is a FLUSH with the ICRC that Linux gives to it.
+    /// It is a FLUSH with Linux's ICRC.
     pub(super) as_linux: bool,
     /// Its sender has the key of the connection.
     pub(super) offers_key: bool,
 }
 
-/// What the packets of queue pairs have in common that share a window and a controller.
+/// Identifies a path whose queue pairs share a window and a controller.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct PathKey {
-    /// Own address.
+    /// Local address.
     pub(super) own: IpAddr,
     /// Address of the peer.
     pub(super) peer: IpAddr,
-    /// Differentiated services code point: packets of different ones may wait in different queues.
+    /// Differentiated services code point: packets with different ones may wait in different queues.
     pub(super) dscp: u8,
 }
 
 impl PathKey {
-    /// Of packets from one address to another, with this traffic class.
+    /// Builds the key of packets from one address to another with this traffic class.
     pub(super) fn new(own: IpAddr, peer: IpAddr, traffic_class: TrafficClass) -> Self {
         Self { own, peer, dscp: traffic_class.dscp() }
     }
 }
 
-/// The connection's path.
+/// The path of one connection, with the state learned about its peer.
 pub(super) struct Path {
     pub(super) source: SourceAddress,
     pub(super) peer_address: IpAddr,
     pub(super) destination: Qpn,
     pub(super) mtu: Mtu,
     pub(super) peer: PeerCapabilities,
-    /// The peer knows this end's capabilities, too. Peers that find each other by themselves learn it from each other.
+    /// Whether the peer knows this end's capabilities, too. Peers that discover each other learn it from each other.
     pub(super) is_known_to_peer: bool,
-    /// Whether queues may mark packets changes with what is acknowledged.
+    /// Its ECN bits change with what is acknowledged.
     pub(super) traffic_class: Cell<TrafficClass>,
     pub(super) hop_limit: u8,
     /// The peer's UDP port; learned from the first accepted packet of a native peer.
     pub(super) peer_port: Option<u16>,
     /// The start of the ICRCs of outgoing packets.
     pub(super) seed: Seed,
-    /// The same of packets that come from this port, the last one.
+    /// The latest source port of the peer's packets, and the start of their ICRCs.
     pub(super) peer_seed: Option<(u16, Seed)>,
-    /// How a standard peer fills the IPv4 fields that its ICRC covers and a socket does not show.
+    /// How a standard peer fills the IPv4 fields that its ICRC covers and a socket does not report.
     pub(super) hidden_fields: HiddenFields,
-    /// Whether a standard peer took FLUSH last with the ICRC that Linux gives to it, or sent one like that.
+    /// Whether a standard peer last accepted or sent a FLUSH with Linux's ICRC.
     pub(super) flush_as_linux: bool,
-    /// Packets that may be in flight to the peer, for all queue pairs together: what its receive socket holds. Small
-    /// packets are not more, although there would be room: who waits sends fuller (8-byte WRITEs in batches of 16 go
-    /// from 2.5 to 6.5 million a second).
+    /// Packets that may be in flight to the peer, for all queue pairs together: the capacity of its receive socket in
+    /// full packets. Small packets get no larger count, although there would be room: queue pairs that wait send fuller
+    /// bursts (8-byte WRITEs in batches of 16 go from 2.5 to 6.5 million a second).
     pub(super) socket_packets: u32,
-    /// With the other queue pairs of this path.
+    /// The window shared with the other queue pairs of this path.
     pub(super) window_share: Arc<WindowShare>,
 }
 
 impl Path {
-    /// The addresses of outgoing packets.
+    /// Returns the addresses of outgoing packets.
     pub(super) fn flow(&self) -> Flow {
         Flow { source: self.source.address, destination: self.peer_address, source_port: self.source.source_port }
     }
 
-    /// Something tells whether packets that may be marked pass.
+    /// Updates whether packets may be marked.
     pub(super) fn note_marking(&self, next: impl FnOnce(Marking) -> Marking) {
         let class = self.traffic_class.get();
         self.traffic_class.set(class.with(next(class.marking())));
     }
 
-    /// With which other queue pairs it shares its window.
+    /// Returns the key of the queue pairs that share its window.
     pub(super) fn key(&self) -> PathKey {
         PathKey::new(self.source.address, self.peer_address, self.traffic_class.get())
     }
 
-    /// The start of the ICRCs of packets from this port of the peer.
+    /// Returns the start of the ICRCs of packets from the datagram's source port.
     #[inline]
     pub(super) fn arriving_seed(&mut self, datagram: &Datagram<'_>) -> Seed {
         match self.peer_seed {
@@ -167,7 +168,7 @@ impl Path {
         seed
     }
 
-    /// The number with which a queue pair draws for its turn among those that wait for the pace; 0: there are no
+    /// Returns the number with which a queue pair draws its order among those that wait for the pace; 0 if there are no
     /// others.
     pub(super) fn lot(&self, qpn: Qpn) -> u32 {
         if self.is_shared() || self.window_share.carries_datagrams() { qpn.value() } else { 0 }
@@ -178,27 +179,27 @@ impl Path {
         Arc::strong_count(&self.window_share) > 2
     }
 
-    /// Whether a packet whose ICRC is wrong may be right by Linux's rule.
+    /// Whether a packet with a wrong ICRC may be a FLUSH with Linux's ICRC.
     pub(super) fn may_be_flush_of_linux(&self, udp_payload: &[u8]) -> bool {
         !self.peer.is_ours() && udp_payload.first() == Some(&Opcode::RC_FLUSH.0)
     }
 
-    /// Whether a FLUSH that leaves in this round of repetitions has Linux's ICRC.
+    /// Whether a FLUSH sent in this retry round has Linux's ICRC.
     pub(super) fn flushes_as_linux(&self, round: u32) -> bool {
         let in_turn = round % 2 == 1;
         !self.peer.is_ours() && self.flush_as_linux != in_turn
     }
 
-    /// Packets that may be in flight to the peer, of all queue pairs together: what the path's controller allows, or
-    /// what the peer's socket holds.
+    /// Returns the packets that may be in flight to the peer, of all queue pairs together: the window of the path's
+    /// controller, or the capacity of the peer's socket.
     #[inline]
     pub(super) fn common_window(&self) -> u32 {
         self.window_share.controlled_window().unwrap_or(self.socket_packets)
     }
 
-    /// How far ahead of the expected packet another one of the peer may be: as many as it has in flight at most. The
-    /// peer knows how much this end's socket holds and how long the path is, and this end does not; but no native peer
-    /// goes beyond `MOST_IN_FLIGHT`.
+    /// Returns how far a packet may be ahead of the expected one: as many packets as the peer has in flight at most.
+    /// Only the peer knows the capacity of this end's socket and the length of the path; but no native peer exceeds
+    /// `MOST_IN_FLIGHT`.
     pub(super) fn reorder_window(&self) -> u32 {
         let packets_of = |bytes: u32| (bytes / self.mtu.bytes()).max(16);
         match self.peer.is_ours() {
@@ -208,29 +209,29 @@ impl Path {
         }
     }
 
-    /// How many times the READs that may be outstanding are remembered.
+    /// Returns the multiple of the outstanding READs that is remembered.
     pub(super) fn read_laps(&self) -> usize {
         if self.takes_gap_runs() { READ_LAPS } else { 1 }
     }
 
-    /// Whether the peer is told of all gaps at once, if it knows that this end does so.
+    /// Whether the peer takes NAKs that list all gaps, provided that it knows that this end sends them.
     pub(super) fn takes_gap_runs(&self) -> bool {
         self.peer.has_extension(PeerCapabilities::GAP_RUNS)
     }
 
-    /// What a congestion controller is built from.
+    /// Returns the facts that a congestion controller is built from.
     pub(super) fn facts(&self) -> PathFacts {
         let socket_bytes = u64::from(self.socket_packets) * u64::from(self.mtu.bytes());
         PathFacts::new([self.source.address, self.peer_address], self.mtu, self.peer.is_ours(), socket_bytes)
     }
 
-    /// The report on it.
+    /// Returns a report on the path.
     pub(super) fn report(&self, now: Time) -> PathReport {
         let bytes_of = |packets: u32| u64::from(packets) * u64::from(self.mtu.bytes());
         let PathKey { own, peer, dscp } = self.key();
         let mut report = PathReport::new(own, peer);
         report.dscp = dscp;
-        // Without the endpoint's table.
+        // Excludes the reference of the endpoint's table.
         report.queue_pairs = Arc::strong_count(&self.window_share) as u32 - 1;
         report.window = bytes_of(self.common_window());
         report.in_flight = bytes_of(self.window_share.in_flight());
@@ -238,7 +239,7 @@ impl Path {
         report
     }
 
-    /// The path MTU or what is known of the peer has changed.
+    /// Handles a change of the path MTU or the peer's capabilities.
     pub(super) fn note_peer(&mut self) {
         let mtu = self.mtu.bytes();
         self.socket_packets = if self.peer.is_ours() && self.peer.receive_buffer_bytes > 0 {
@@ -253,7 +254,8 @@ impl Path {
 }
 
 impl Path {
-    /// The ICRC of a packet whose identification is not the expected one.
+    /// Verifies the ICRC of a packet whose identification is not the expected one. The second result says that Linux's
+    /// ICRC was tried.
     pub(super) fn verify(&mut self, datagram: &Datagram<'_>) -> (Match, bool) {
         let flow = datagram.flow();
         let expected_df = self.hidden_fields.dont_fragment().unwrap_or(true);
@@ -267,14 +269,15 @@ impl Path {
 }
 
 impl Path {
-    /// The difference between the check field of a packet and its ICRC, with identification 0 and "don't fragment" as
-    /// all keyed packets have it: these two are no part of what keyed peers check.
+    /// Returns the difference between the check field of a packet and its ICRC with identification 0 and "don't
+    /// fragment", as all keyed packets have it: keyed peers do not check these two.
     #[inline]
     pub(super) fn icrc_difference(&mut self, datagram: &Datagram<'_>) -> Option<u32> {
         self.arriving_seed(datagram).difference(|| datagram.flow(), datagram.payload)
     }
 
-    /// Why a packet that is not keyed does not pass: it has the ICRC of a native peer without the key, or a wrong one.
+    /// Returns why an unkeyed packet is dropped: it has the valid ICRC of a native peer without the key, or a wrong
+    /// one.
     #[cold]
     pub(super) fn reason_without_key(&self, datagram: &Datagram<'_>, difference: u32) -> DropReason {
         let is_plain = match difference {

@@ -1,5 +1,5 @@
-//! The congestion controller of a path, and its pace. All queue pairs of an endpoint with common addresses and DSCP
-//! share it: together they are one flow, as a connection of TCP is.
+//! The congestion controller of a path, and its pacing. All queue pairs of an endpoint with common addresses and DSCP
+//! share it: together they are one flow, like a TCP connection.
 
 use std::time::Duration;
 
@@ -10,37 +10,37 @@ use super::pacing::{self, Account, BURST};
 use super::path_measures::{Blocked, PathMeasures};
 use crate::types::{Counters, PathReport, Time};
 
-/// So long after READs of this end the controller's rate is not taken for that of the direction to the peer.
+/// Time after READs of this end during which the controller's rate does not count as that of the direction to the peer.
 const READ_AGE: Duration = Duration::from_secs(1);
-/// READ responses wait for the pace no longer than this, and others no longer for them: a clock of the peer runs
-/// meanwhile, and sends a probe after 2 ms at the earliest (`Requester`).
+/// READ responses wait for the pace no longer than this, and other packets no longer for them: meanwhile the peer's
+/// timer runs, which sends a probe after 2 ms at the earliest (`Requester`).
 pub(super) const LONGEST_DEBT: Duration = Duration::from_millis(2);
-/// Queue pairs that wait for the same time are spread over this part of the latest send's.
+/// Divisor of the latest send's cost, over which queue pairs that wait for the same time are spread.
 const PARTS_OF_A_DRAW: u32 = 8;
 
-/// What a native peer's socket takes, it reads in this time at the latest, so that as much may come again. A peer that
-/// takes longer loses packets, and gets fewer.
+/// Time in which a native peer empties its full socket, so that as much may arrive again. A peer that takes longer
+/// loses packets, and gets fewer.
 const READ_TIME: Duration = Duration::from_millis(1);
-/// Most bytes in flight to a native peer, which keeps four times as many that come behind a gap.
+/// Maximum number of bytes in flight to a native peer, whose reorder buffer keeps four times as many behind a gap.
 pub(super) const MOST_IN_FLIGHT: u64 = 16 << 20;
 
-/// See the module.
+/// A path's controller with its pacing account and measurements.
 pub(super) struct PathControl {
     controller: Box<dyn CongestionControl>,
-    /// The path as the queue pair knows it that was connected last.
+    /// The path as the latest connected queue pair knows it.
     facts: PathFacts,
     shortest: ShortestRoundTrip,
     account: Account,
-    /// What the latest send cost.
+    /// Duration of the latest send at its rate.
     cost: Duration,
     measures: PathMeasures,
-    /// When SENDs or WRITEs of this end were acknowledged last, and when READs were.
+    /// When SENDs or WRITEs of this end were last acknowledged; `reads_at`: READs.
     data_at: Option<Time>,
     reads_at: Option<Time>,
 }
 
 impl PathControl {
-    /// `None`: the path needs no control.
+    /// Returns `None` if the path needs no control.
     pub(super) fn new(facts: &PathFacts, factory: &dyn CongestionFactory) -> Option<Self> {
         Some(Self {
             controller: factory.build(facts)?,
@@ -54,8 +54,8 @@ impl PathControl {
         })
     }
 
-    /// Another queue pair has the path. Whether its controller goes on: not if the peer turns out to be of another
-    /// kind.
+    /// Handles another queue pair on the path. Returns whether the controller goes on: not if the peer turns out to be
+    /// of another kind.
     pub(super) fn goes_on(&mut self, facts: &PathFacts) -> bool {
         let goes_on = facts.is_peer_native == self.facts.is_peer_native;
         if goes_on {
@@ -64,12 +64,12 @@ impl PathControl {
         goes_on
     }
 
-    /// Packets that may be in flight, of all queue pairs together.
+    /// Returns the packets that may be in flight, of all queue pairs together.
     pub(super) fn window_packets(&self) -> u32 {
         self.facts.packets_within(self.controller.window(), self.most_in_flight())
     }
 
-    /// Bytes that the peer's socket takes while they travel.
+    /// Returns the bytes that the peer's socket can take within a round trip.
     fn most_in_flight(&self) -> u64 {
         let socket = self.facts.socket_bytes;
         if !self.facts.is_peer_native {
@@ -79,7 +79,7 @@ impl PathControl {
         socket.saturating_mul(reads).min(MOST_IN_FLIGHT).max(socket)
     }
 
-    /// Packets have left. What leaves in one send is not spaced, but paid for before the next one.
+    /// Handles sent packets. Those of one send are not spaced, but delay the next send.
     pub(super) fn note_sent(&mut self, sent: &Sent) {
         if self.measures.is_period_over(sent.now) {
             self.measures.begin_period(sent.now, &self.controller.report());
@@ -96,30 +96,30 @@ impl PathControl {
         self.account.pay(now, self.cost);
     }
 
-    /// What is never acknowledged has left: so many bytes.
+    /// Charges sent bytes that are never acknowledged.
     pub(super) fn charge(&mut self, now: Time, bytes: u64) {
         if let Some(rate) = self.known_rate(now) {
             self.pay(now, bytes, rate);
         }
     }
 
-    /// The same of READ responses. They leave after a while in any case; what is not paid for then is forgotten, so
-    /// that others need not wait for it.
+    /// Charges sent READ responses. They leave after a while in any case; debt beyond that is forgiven, so that other
+    /// packets need not wait for it.
     pub(super) fn charge_responses(&mut self, now: Time, bytes: u64) {
         let most = self.account.paid_at().max(now + LONGEST_DEBT);
         self.charge(now, bytes);
         self.account.forgive_after(most);
     }
 
-    /// The rate of what is never acknowledged.
+    /// Returns the rate for packets that are never acknowledged.
     fn known_rate(&self, now: Time) -> Option<u64> {
         let age_of = |at: Option<Time>| at.map(|at| now.saturating_since(at));
-        // READs travel the other way: what they tell is not said of what leaves here.
+        // READ data travels in the opposite direction: its rate says nothing about packets sent here.
         let has_read = age_of(self.reads_at).is_some_and(|age| age < READ_AGE);
         self.controller.known_rate(age_of(self.data_at).filter(|_| !has_read))
     }
 
-    /// `is_read`: what it acknowledges are responses of READs.
+    /// Handles an acknowledgement. `is_read`: it is for READ responses.
     pub(super) fn note_acknowledged(&mut self, ack: &Acked, is_read: bool) {
         if ack.bytes > 0 {
             let at = if is_read { &mut self.reads_at } else { &mut self.data_at };
@@ -138,7 +138,7 @@ impl PathControl {
         self.measures.note_congestion(event.kind, &before, &self.controller.report());
     }
 
-    /// Packets that may leave in one send.
+    /// Returns the packets that may leave in one send.
     pub(super) fn burst_packets(&self) -> u32 {
         self.controller.pacing_rate().map_or(u32::MAX, |rate| self.packets_in_a_burst(rate))
     }
@@ -147,8 +147,8 @@ impl PathControl {
         pacing::burst_packets(rate, self.facts.mtu.bytes().into()).min(self.window_packets())
     }
 
-    /// When the next packet may leave, of a queue pair with this lot. Queue pairs that wait for one time draw for who
-    /// is first: without that it is always the same one. 0 waits no longer than all do.
+    /// Returns when a queue pair with this lot may send the next packet. Queue pairs that wait for the same time draw
+    /// their order: otherwise the same one would always be first. Lot 0 adds no wait.
     pub(super) fn turn(&self, lot: u32) -> Time {
         let paid_at = self.account.paid_at();
         if lot == 0 {
@@ -159,13 +159,13 @@ impl PathControl {
         paid_at + Duration::from_nanos(most.saturating_mul(drawn) >> 16)
     }
 
-    /// When the next packet that is never acknowledged may leave, and how many in one send; `None`: there is no rate
-    /// for them.
+    /// Returns when the next packet that is never acknowledged may leave, and how many may leave in one send; `None` if
+    /// there is no rate for them.
     pub(super) fn unacknowledged_allowance(&self, now: Time, lot: u32) -> Option<(Time, u32)> {
         self.known_rate(now).map(|rate| (self.turn(lot), self.packets_in_a_burst(rate)))
     }
 
-    /// Until when a datagram waits, if it does: until all is paid for, once more has left than one send may have.
+    /// Returns until when a datagram waits, if it does: until all is paid for, once the debt exceeds one send's.
     pub(super) fn datagram_waits_until(&mut self, now: Time, lot: u32) -> Option<Time> {
         let waits = self.known_rate(now).is_some() && self.account.paid_at() > now + BURST;
         waits.then(|| {
@@ -174,15 +174,15 @@ impl PathControl {
         })
     }
 
-    /// Something waits until all is paid for.
+    /// Notes that something waits until all is paid for.
     pub(super) fn note_awaited(&mut self, now: Time) {
         self.account.note_awaited(now);
     }
 }
 
-/// What is seen of the path.
+/// Measurements of the path.
 impl PathControl {
-    /// Goes on with what was measured under the path's controller before this one.
+    /// Takes over the measurements of the path's previous controller.
     pub(super) fn after(mut self, before: Option<Self>) -> Self {
         if let Some(Self { controller, measures, .. }) = before {
             self.measures = measures;
@@ -191,12 +191,12 @@ impl PathControl {
         self
     }
 
-    /// Packets that were sent again had only been late.
+    /// Counts retransmitted packets that had only been late.
     pub(super) fn note_spurious(&mut self, packets: u64) {
         self.measures.note_spurious(packets);
     }
 
-    /// A queue pair has something to send that waits.
+    /// Handles a queue pair that must wait to send.
     pub(super) fn note_blocked(&mut self, now: Time, blocked: Blocked) {
         match blocked {
             Blocked::Window => self.account.forget_awaited(),
@@ -205,7 +205,7 @@ impl PathControl {
         self.measures.note_blocked(now, blocked);
     }
 
-    /// Fills in what the controller says and what is measured.
+    /// Fills in the controller's report and the measurements.
     pub(super) fn report(&self, now: Time, report: &mut PathReport) {
         let control = self.controller.report();
         report.control = Some(control);
@@ -213,7 +213,7 @@ impl PathControl {
         self.measures.report(now, &control, self.shortest.get(), report);
     }
 
-    /// Adds what the counters of a device have of a path.
+    /// Adds the path's share of a device's counters.
     pub(super) fn add_to(&self, counters: &mut Counters) {
         self.measures.add_to(&self.controller.report(), counters);
     }
@@ -226,7 +226,7 @@ mod tests {
 
     const PACKET: u64 = 1_024;
 
-    /// A controller whose window is counted from what it is made with, and builds itself.
+    /// A controller, and its own factory, whose window counts down and up from its initial value.
     #[derive(Clone, Copy)]
     struct Fixed {
         window: u64,
@@ -284,7 +284,7 @@ mod tests {
         control.note_sent(&sent(0, PACKET));
         control.note_sent(&sent(0, PACKET / 2));
         assert_eq!(control.turn(0), at(15));
-        // Time without packets saves nothing up.
+        // Idle time accumulates no credit.
         control.note_sent(&sent(100, PACKET));
         assert_eq!(control.turn(0), at(110));
     }

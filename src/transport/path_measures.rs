@@ -1,40 +1,40 @@
-//! What is seen on a path that has a controller: its round trips, what became of its packets, and what they waited for.
+//! Measurements on a path with a controller: round trips, fates of packets, and waiting times.
 
 use std::time::Duration;
 
 use super::congestion::{Acked, CongestionKind, Sent};
 use crate::types::{ControlReport, Counter, Counters, PacketCounts, PathReport, RoundTripReport, Time};
 
-/// Counts of the last 10 to 20 seconds are of two periods, as the shortest round trip is.
+/// Recent counts cover two periods, 10 to 20 seconds, as the shortest round trip does.
 const PERIOD: Duration = Duration::from_secs(10);
 
-/// What keeps packets from leaving that a queue pair has to send.
+/// The reason why a queue pair with packets to send must wait.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Blocked {
     /// All of the window is in flight.
     Window,
-    /// What has left is paid for at this time.
+    /// The pace allows the next packet at this time.
     Pace(Time),
 }
 
-/// See the module.
+/// The measurements of one path.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PathMeasures {
-    /// When the first packet left.
+    /// When the first packet was sent.
     began: Option<Time>,
-    /// Smoothed, and variation (RFC 6298, section 2).
+    /// Smoothed round trip and variation (RFC 6298, section 2).
     round_trip: Option<(Duration, Duration)>,
-    /// Before the two periods that follow.
+    /// Counts before the last two periods.
     older: PacketCounts,
     last: PacketCounts,
     current: PacketCounts,
     period_began: Time,
-    /// Congestion events of the controller that are counted.
+    /// Congestion events of the controller already counted.
     counted_events: u64,
-    /// The latest losses were taken for chance.
+    /// Whether the controller took the latest losses for random.
     is_chance: bool,
     pace_wait: Duration,
-    /// Waits for the pace are counted up to there.
+    /// End of the waits for the pace counted so far.
     paced_until: Time,
     window_wait: Duration,
     window_full_since: Option<Time>,
@@ -64,7 +64,7 @@ impl PathMeasures {
         });
     }
 
-    /// Packets were lost, or marked: what the controller says before and after it has heard of it.
+    /// Counts a loss or a mark, given the controller's reports before and after it handled the event.
     pub(super) fn note_congestion(&mut self, kind: CongestionKind, before: &ControlReport, after: &ControlReport) {
         if kind == CongestionKind::Marked {
             self.current.marks += 1;
@@ -85,7 +85,7 @@ impl PathMeasures {
         self.current.spurious += packets;
     }
 
-    /// A queue pair has something to send that waits. Several that wait at a time wait once.
+    /// Counts the wait of a queue pair. Simultaneous waits count once.
     pub(super) fn note_blocked(&mut self, now: Time, blocked: Blocked) {
         match blocked {
             Blocked::Window => _ = self.window_full_since.get_or_insert(now),
@@ -96,7 +96,7 @@ impl PathMeasures {
         }
     }
 
-    /// Its controller makes place for another one.
+    /// Handles the replacement of its controller.
     pub(super) fn end_controller(&mut self, control: &ControlReport) {
         self.count_events(control);
         self.counted_events = 0;
@@ -121,7 +121,7 @@ impl PathMeasures {
         self.older.plus(self.last).plus(self.current)
     }
 
-    /// Fills in all that is measured.
+    /// Fills in the measurements.
     pub(super) fn report(
         &self,
         now: Time,
@@ -142,13 +142,13 @@ impl PathMeasures {
             shortest: shortest.unwrap_or(smoothed),
         });
         report.age = self.began.map_or(Duration::ZERO, |began| now.saturating_since(began));
-        // What is paid for later has not been waited for yet.
+        // Waits beyond now have not happened yet.
         report.pace_wait = self.pace_wait.saturating_sub(self.paced_until.saturating_since(now));
         let full_for = self.window_full_since.map_or(Duration::ZERO, |since| now.saturating_since(since));
         report.window_wait = self.window_wait + full_for;
     }
 
-    /// Adds what the counters of a device have of a path.
+    /// Adds the path's share of a device's counters.
     pub(super) fn add_to(&self, control: &ControlReport, counters: &mut Counters) {
         let PacketCounts { congestion_events, lost_by_chance, .. } = self.total();
         let uncounted = control.congestion_events.saturating_sub(self.counted_events);
@@ -229,7 +229,7 @@ mod tests {
         let PacketCounts { lost, lost_by_chance, loss_events, loss_events_with_queue, .. } = path.recent;
         assert_eq!((lost, lost_by_chance, loss_events, loss_events_with_queue), (6, 3, 3, 1));
         assert_eq!((path.recent.congestion_events, path.recent.marks), (2, 1));
-        // Another controller counts from 0.
+        // A new controller counts from 0.
         measures.end_controller(&control(2, true));
         let mut counters = Counters::default();
         measures.add_to(&control(5, true), &mut counters);

@@ -1,12 +1,12 @@
-//! Faults of the peer's requests, and the one place that maps them to the NAK on the wire, the completion of a receive
-//! in progress, and the event.
+//! Faults of the peer's requests, and their mapping to the NAK on the wire, the completion of a receive in progress,
+//! and the event.
 
 use crate::memory::AccessError;
 use crate::types::{AsyncEvent, Cause, CompletionStatus, PeerFault, Qpn};
 use crate::wire::NakCode;
 
 impl From<AccessError> for PeerFault {
-    /// The fault of a request whose access to registered memory failed.
+    /// Returns the fault of a request whose access to registered memory failed.
     fn from(error: AccessError) -> Self {
         match error {
             AccessError::Misaligned => Self::Misaligned,
@@ -21,7 +21,7 @@ impl From<AccessError> for PeerFault {
 }
 
 impl PeerFault {
-    /// The fault of a request whose receive cannot be written.
+    /// Returns the fault of a request whose receive buffer cannot be written.
     pub(super) fn of_receive(error: AccessError) -> Self {
         Self::ReceiveMemory(local_cause(error))
     }
@@ -32,7 +32,7 @@ impl PeerFault {
         matches!(self, UnknownKey | WrongDomain | OutOfBounds | NoPermission | MemoryFault | WrongQueuePair)
     }
 
-    /// The NAK to the peer: that of rxe (`rxe_resp.c`, `do_class_ac_error`) unless noted.
+    /// Returns the NAK to the peer: that of rxe (`rxe_resp.c`, `do_class_ac_error`) unless noted.
     pub(super) fn nak(self) -> NakCode {
         match self {
             Self::OpcodeSequence
@@ -46,7 +46,8 @@ impl PeerFault {
             | Self::ReceiveTooSmall
             | Self::UnknownSharedReceiveQueue => NakCode::InvalidRequest,
             Self::ReceiveMemory(_) => NakCode::RemoteOperational,
-            // rxe acknowledges a SEND whose key to invalidate is wrong, and ends its own connection.
+            // rxe acknowledges a SEND whose key to invalidate is wrong, and moves its own queue pair to the error
+            // state.
             Self::Invalidate
             | Self::UnknownKey
             | Self::WrongDomain
@@ -57,7 +58,7 @@ impl PeerFault {
         }
     }
 
-    /// How a receive ends that the request had begun to fill.
+    /// Returns the status of a receive that the request had begun to fill.
     pub(super) fn receive_status(self) -> (CompletionStatus, Cause) {
         match self {
             Self::ReceiveTooSmall => (CompletionStatus::LocalLengthError, Cause::ReceiveTooSmall),
@@ -70,7 +71,7 @@ impl PeerFault {
         }
     }
 
-    /// The event for the application (ibv_get_async_event(3)).
+    /// Returns the event for the application (ibv_get_async_event(3)).
     pub(super) fn event(self, qpn: Qpn) -> AsyncEvent {
         match self {
             Self::ReceiveMemory(_) => AsyncEvent::QueuePairFatal(qpn),
@@ -80,7 +81,7 @@ impl PeerFault {
     }
 }
 
-/// The cause that a failed access to local memory has.
+/// Returns the cause of a failed access to local memory.
 pub(super) fn local_cause(error: AccessError) -> Cause {
     match error {
         AccessError::WrongDomain => Cause::LocalKeyWrongDomain,

@@ -1,9 +1,9 @@
-//! Scatter-gather lists.
+//! Access to memory through scatter-gather lists.
 
 use crate::memory::{AccessError, MemoryView};
 use crate::types::{AccessFlags, DomainId, Sge};
 
-/// Writes bytes of a message, from `offset` on, into the memory of a scatter list.
+/// Writes bytes of a message, starting at `offset`, to the memory of a scatter list.
 pub(super) fn scatter(
     memory: &MemoryView<'_>,
     sges: &[Sge],
@@ -19,8 +19,8 @@ pub(super) fn scatter(
     })
 }
 
-/// Walks over the segments of a scatter-gather list that hold bytes `offset .. offset + length` of the message: the
-/// entry, the address in it, and the range of the packet's payload.
+/// Calls `access` for each segment of a scatter-gather list that holds bytes `offset .. offset + length` of the
+/// message, with the entry, the address in it, and the range of the packet's payload.
 pub(super) fn for_each_segment(
     sges: &[Sge],
     mut offset: u64,

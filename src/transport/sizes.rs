@@ -1,6 +1,6 @@
-//! Sizes of what every packet touches. A structure that grows takes cache lines from everything beside it, and there is
-//! one of many of them for each queue pair: a thousand busy ones stay in the cache of a core. A change that makes one
-//! larger says here why; a change that makes one smaller lowers its bound.
+//! Sizes of the structures that every packet touches. A structure that grows takes cache lines from everything else,
+//! and many of them exist once for each queue pair: a thousand busy ones stay in the cache of a core. A change that
+//! makes one larger says here why; a change that makes one smaller lowers its bound.
 
 use super::path::Path;
 use super::queue_pair::QueuePair;
@@ -13,10 +13,10 @@ use crate::types::{RawCompletion, Sge};
 use crate::wire::icrc::Seed;
 use crate::wire::{Bth, Headers, Packet};
 
-/// Name, bytes now, bytes at most.
+/// Name, current bytes, maximum bytes.
 type Bound = (&'static str, usize, usize);
 
-/// The name, the size and the bound of each type.
+/// Lists the name, the size and the bound of each type.
 macro_rules! bounds {
     ($($type:ty: $most:expr,)*) => { [$((stringify!($type), size_of::<$type>(), $most),)*] };
 }
@@ -24,7 +24,7 @@ macro_rules! bounds {
 #[test]
 fn hot_structures_stay_small() {
     let bounds: Vec<Bound> = [
-        // Made for each packet that is sent or received: larger ones are cleared and copied more slowly.
+        // Created for each packet that is sent or received: larger ones are cleared and copied more slowly.
         &bounds! {
             Bth: 20,
             Headers: 152,
@@ -47,14 +47,14 @@ fn hot_structures_stay_small() {
         &bounds! {
             Seed: 8,
             Path: 96,
-            // With the consuming end of the send queue, its share of the window, and the pointers to the samples that a
-            // controller wants and to a rate limit.
+            // With the consuming end of the send queue, its share of the window, and the pointers to a controller's
+            // samples and to a rate limit.
             Requester: 408,
             // With the pointer to the pace of READ responses on a path with a controller.
             ResponseQueue: 160,
-            // With the receives and the scatter list of the one in progress, and the pointer to a READ that came again.
+            // With the receives and the scatter list of the one in progress, and the pointer to a repeated READ.
             Responder: 376,
-            // With the marks that have arrived and three counters of them, and six counters of losses and waits.
+            // With the arrived marks and three counters of them, and six counters of losses and waits.
             QueuePair: 1_696,
         }[..],
         // One for each region, behind the table's pointer.

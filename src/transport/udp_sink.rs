@@ -1,6 +1,7 @@
-//! UDP datagrams: the packets of a send behind each other in one buffer, with the checksum fused into the copy.
+//! UDP datagrams: the packets of a send, contiguous in one buffer, with the checksum fused into the copy.
 //!
-//! They are of equal size, and only the last may be shorter: so the kernel cuts a send into packets.
+//! They are of equal size, and only the last may be shorter, because the kernel cuts a send into packets that way
+//! (GSO).
 
 use super::burst::{Burst, BurstSink, BurstWriter, Envelope, PayloadSource};
 use super::datagram::{Repeats, Transmit};
@@ -9,10 +10,10 @@ use crate::checksum::Sum;
 use crate::memory::AccessError;
 use crate::wire::{Opcode, icrc};
 
-/// A send of segments carries at most this (an IPv6 datagram's 65,535 less headers).
+/// Maximum bytes of a segmented send (an IPv6 datagram's 65,535 less headers).
 const LARGEST_SEND_BYTES: usize = 65_000;
 
-/// A buffer for one send, and what was sent.
+/// A buffer for one send, and its description.
 pub struct UdpSink<'a> {
     buffer: &'a mut [u8],
     max_segments: usize,
@@ -20,8 +21,8 @@ pub struct UdpSink<'a> {
 }
 
 impl<'a> UdpSink<'a> {
-    /// A sink that writes into `buffer` (at least 4,200 bytes) a send of at most `max_segments` datagrams, and says in
-    /// `sent` what the buffer holds then.
+    /// Creates a sink that writes a send of at most `max_segments` datagrams to `buffer` (at least 4,200 bytes), and
+    /// describes it in `sent`.
     pub fn new(buffer: &'a mut [u8], max_segments: usize, sent: &'a mut Option<Transmit>) -> Self {
         Self { buffer, max_segments, sent }
     }
@@ -59,16 +60,16 @@ pub struct UdpWriter<'a> {
     most: usize,
     count: usize,
     length: usize,
-    /// Size of the first, which all have but the last.
+    /// Size of all datagrams but the last.
     segment: usize,
     repeats: Repeats,
-    /// The last one, which has no ICRC yet: a processor reads late what it has just stored in parts. The sum of its
-    /// payload, if it was summed as it was copied.
+    /// Size of the last datagram, and the checksum of its payload if the copy computed it. Its ICRC is appended later:
+    /// a processor stalls on reading what it has just stored in parts.
     last: Option<(usize, Option<Sum>)>,
 }
 
 impl UdpWriter<'_> {
-    /// Writes the next packet of the burst, which fits.
+    /// Writes the next packet of the burst, which must fit.
     #[inline(always)]
     fn add_packet<P: PayloadSource>(&mut self, size: usize, burst: &mut Burst<'_, P>) -> Result<(), AccessError> {
         let out = &mut self.buffer[self.length..self.length + size];

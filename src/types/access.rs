@@ -1,10 +1,10 @@
-//! What local and remote parties may do with registered memory and with a queue pair.
+//! Access flags of registered memory and queue pairs.
 
 bitflags::bitflags! {
-    /// Access rights of a memory region, a memory window or a queue pair. The bits are those of `ibv_access_flags`.
+    /// Access flags of a memory region, a memory window or a queue pair. The bits are those of `ibv_access_flags`.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
     pub struct AccessFlags: u32 {
-        /// This host's own receives and READ responses may be written there.
+        /// Local receives and READ responses may be written there.
         const LOCAL_WRITE = 1;
         /// A peer's WRITE requests may change it. Needs [`AccessFlags::LOCAL_WRITE`] on a region.
         const REMOTE_WRITE = 1 << 1;
@@ -30,9 +30,9 @@ bitflags::bitflags! {
 }
 
 impl AccessFlags {
-    /// The rights that let a peer in.
+    /// The flags that allow a peer's WRITEs, READs and atomics.
     pub const REMOTE: AccessFlags =
         AccessFlags::REMOTE_WRITE.union(AccessFlags::REMOTE_READ).union(AccessFlags::REMOTE_ATOMIC);
-    /// The rights that let a peer flush.
+    /// The flags that allow a peer's FLUSHes.
     pub const FLUSH: AccessFlags = AccessFlags::FLUSH_GLOBAL.union(AccessFlags::FLUSH_PERSISTENT);
 }

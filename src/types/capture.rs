@@ -1,14 +1,14 @@
-//! Captures of packets: what to capture, and what became of it.
+//! Packet captures: their configuration and summary.
 
 use std::path::PathBuf;
 
 use super::Qpn;
 
-/// What to capture, and where to.
+/// Configuration of a packet capture: which packets, and which file.
 ///
-/// The path may contain `%d` for the name of the device, `%p` for the process's number, and `%%` for a percent sign. If
-/// it names a folder, the file in it is called `rdma-verbs-%d-%p.pcapng`. A file that is there is overwritten, unless
-/// another capture is writing it: then a number is added to the name (`file-2.pcapng`).
+/// The path may contain `%d` for the name of the device, `%p` for the process ID, and `%%` for a percent sign. If it
+/// names a directory, the file in it is called `rdma-verbs-%d-%p.pcapng`. An existing file is overwritten, unless
+/// another capture is writing it: then a number is appended to the name (`file-2.pcapng`).
 ///
 /// ```
 /// use rdma_verbs::types::{CaptureConfig, Qpn};
@@ -19,33 +19,33 @@ use super::Qpn;
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct CaptureConfig {
-    /// The file to write, or a folder for it.
+    /// The file to write, or a directory for it.
     pub path: PathBuf,
-    /// Most bytes of the file. When they are reached the capture ends and says so in the file.
+    /// Maximum size of the file in bytes. When it is reached, the capture ends and notes this in the file.
     pub max_bytes: u64,
-    /// Only packets of these queue pairs; of all if there are none here.
+    /// The queue pairs to capture; all if empty.
     pub queue_pairs: Vec<Qpn>,
 }
 
 impl CaptureConfig {
-    /// Most bytes of a file unless something else is said: 64 MiB.
+    /// Default maximum size of a file: 64 MiB.
     pub const DEFAULT_MAX_BYTES: u64 = 64 << 20;
-    /// Fewest bytes that a file may be limited to.
+    /// Smallest maximum size of a file in bytes.
     pub const LEAST_MAX_BYTES: u64 = 8 << 10;
 
-    /// Captures everything into this file, or a new one in this folder, up to 64 MiB.
+    /// Creates a configuration that captures everything into this file, or a new one in this directory, up to 64 MiB.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into(), max_bytes: Self::DEFAULT_MAX_BYTES, queue_pairs: Vec::new() }
     }
 
-    /// Most bytes of the file, at least 8 KiB.
+    /// Sets the maximum size of the file in bytes, at least 8 KiB.
     #[must_use]
     pub fn max_bytes(mut self, max_bytes: u64) -> Self {
         self.max_bytes = max_bytes;
         self
     }
 
-    /// Captures only this queue pair and others that are named so.
+    /// Restricts the capture to this queue pair and others added by this method.
     #[must_use]
     pub fn queue_pair(mut self, qpn: Qpn) -> Self {
         self.queue_pairs.push(qpn);
@@ -53,16 +53,16 @@ impl CaptureConfig {
     }
 }
 
-/// What a capture has come to.
+/// Summary of a capture.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct CaptureSummary {
-    /// Packets in the file, or on their way into it.
+    /// Number of packets in the file or queued for it.
     pub packets: u64,
-    /// Packets that are not in the file because writing was too slow.
+    /// Number of packets missing from the file because writing was too slow.
     pub lost: u64,
-    /// Bytes of the file.
+    /// Size of the file in bytes.
     pub bytes: u64,
-    /// It ended by itself, because the file was as large as it may be.
+    /// Whether the capture ended because the file reached its maximum size.
     pub reached_max_bytes: bool,
 }

@@ -14,25 +14,25 @@ pub enum CompletionStatus {
     LocalLengthError = 1,
     /// The local queue pair could not execute the request.
     LocalQueuePairOperationError = 2,
-    /// A scatter-gather entry's key, bounds or rights were wrong when the memory was accessed.
+    /// The key, bounds or access flags of a scatter-gather entry were wrong when the memory was accessed.
     LocalProtectionError = 4,
     /// The queue pair was in or went to the error state before the request was executed.
     WorkRequestFlushedError = 5,
     /// Binding a memory window failed.
     MemoryWindowBindError = 6,
-    /// The peer answered with something that the protocol does not allow.
+    /// The peer's response violated the protocol.
     BadResponseError = 7,
-    /// A protection error while writing an arriving immediate message's memory.
+    /// The memory that an arriving WRITE with immediate data names failed the access check.
     LocalAccessError = 8,
     /// The peer refused the request as invalid.
     RemoteInvalidRequestError = 9,
-    /// The peer refused the key, the bounds or the right.
+    /// The peer refused the key, the bounds or the access.
     RemoteAccessError = 10,
     /// The peer could not execute the request.
     RemoteOperationError = 11,
-    /// No answer after all tries that `timeout` and `retry_cnt` allow.
+    /// No response after all retries that `timeout` and `retry_cnt` allow.
     RetryExceededError = 12,
-    /// The peer had no receive posted after all tries that `rnr_retry` allows.
+    /// The peer had no receive posted after all retries that `rnr_retry` allows.
     ReceiverNotReadyRetryExceededError = 13,
     /// The peer closed the connection.
     RemoteAbortedError = 16,
@@ -43,13 +43,13 @@ pub enum CompletionStatus {
 }
 
 impl CompletionStatus {
-    /// Whether it is [`CompletionStatus::Success`].
+    /// Returns whether the status is [`CompletionStatus::Success`].
     pub const fn is_success(self) -> bool {
         matches!(self, Self::Success)
     }
 }
 
-/// What was completed. The numbers are those of `ibv_wc_opcode`.
+/// Operation that was completed. The numbers are those of `ibv_wc_opcode`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[repr(u32)]
 #[non_exhaustive]
@@ -80,7 +80,7 @@ pub enum CompletionOpcode {
 }
 
 bitflags::bitflags! {
-    /// What else a completion carries. The bits are those of `ibv_wc_flags`.
+    /// Additional contents of a completion. The bits are those of `ibv_wc_flags`.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
     pub struct CompletionFlags: u32 {
         /// The first 40 bytes of the receive are the global route header.
@@ -92,7 +92,7 @@ bitflags::bitflags! {
     }
 }
 
-/// Why a request failed, in more detail than the standard's status has.
+/// Cause of a failed request, in more detail than the standard's status.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[repr(u8)]
 #[non_exhaustive]
@@ -102,19 +102,19 @@ pub enum Cause {
     None,
     /// The queue pair was already in the error state.
     QueuePairInError,
-    /// An earlier request failed and took this one with it.
+    /// An earlier request failed, and this one was flushed.
     EarlierFailure,
-    /// No answer came in time.
+    /// No response arrived in time.
     NoAnswer,
-    /// The peer kept saying that packets before this one are missing.
+    /// The peer kept reporting that packets before this one are missing.
     SequenceErrorsExceeded,
-    /// The peer kept saying that it has no receive posted.
+    /// The peer kept reporting that it has no receive posted.
     ReceiverNotReady,
-    /// The peer said: invalid request.
+    /// The peer sent a NAK: invalid request.
     RefusedInvalid,
-    /// The peer said: access error.
+    /// The peer sent a NAK: remote access error.
     RefusedAccess,
-    /// The peer said: operational error.
+    /// The peer sent a NAK: remote operational error.
     RefusedOperational,
     /// The local key names no region.
     LocalKeyUnknown,
@@ -128,13 +128,13 @@ pub enum Cause {
     LocalMemoryFault,
     /// The message was longer than the posted receive.
     ReceiveTooSmall,
-    /// The peer's request broke the protocol; see the queue pair's counters.
+    /// The peer's request violated the protocol; see the queue pair's counters.
     PeerViolation,
-    /// The peer's answer broke the protocol.
+    /// The peer's response violated the protocol.
     BadResponse,
-    /// The key that the peer, or the request, wanted to invalidate cannot be.
+    /// The key that the peer or the request asked to invalidate cannot be invalidated.
     InvalidateRefused,
-    /// The peer asked for what the queue pair or the region does not allow.
+    /// The peer requested access that the queue pair or the region does not allow.
     PeerAccessRefused,
     /// The completion queue overflowed.
     CompletionQueueOverflow,
@@ -142,21 +142,22 @@ pub enum Cause {
     Destroyed,
     /// No memory window of the queue pair's protection domain has the key.
     WindowUnknown,
-    /// The memory window of type 2 is bound already; invalidate its key first.
+    /// The type 2 memory window is already bound; invalidate its key first.
     WindowBound,
-    /// The memory window cannot be bound so: an access right that windows do not have, or a type 2 without a byte.
+    /// The memory window cannot be bound with these arguments: an access flag that windows do not have, or a type 2
+    /// window without a byte.
     WindowArguments,
-    /// The memory region lacks the right to bind windows to it, or a right that the window needs.
+    /// The memory region lacks the access flag to bind windows to it, or one that the window needs.
     RegionNotBindable,
     /// A panic in this library, a bug, ended the queue pair; its message is in the log.
     Panic,
 }
 
-/// The work queue that added a completion to its completion queue: the provider's own name for it, unlike `wr_id`,
-/// which the poster of a request chooses.
+/// The work queue that added a completion to its completion queue. The provider assigns the name, unlike `wr_id`, which
+/// the poster of a request chooses.
 ///
-/// A completion queue never gives the name of one work queue to another, also not after the first is destroyed, unless
-/// both take their receives from the same shared queue. Names of different completion queues are not comparable.
+/// A completion queue never reuses the name of a work queue for another, even after the first is destroyed, unless both
+/// take their receives from the same shared queue. Names of different completion queues are not comparable.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct CompletionSource(u64);
 
@@ -164,34 +165,34 @@ impl CompletionSource {
     /// No work queue. A provider that does not name its work queues gives all completions this source.
     pub const NONE: Self = Self(0);
 
-    /// A work queue by its number; 0 is [`CompletionSource::NONE`].
+    /// Creates the source with this number; 0 is [`CompletionSource::NONE`].
     pub const fn new(number: u64) -> Self {
         Self(number)
     }
 
-    /// Its number.
+    /// Returns its number.
     pub const fn number(self) -> u64 {
         self.0
     }
 }
 
-/// A completion as the provider tier hands it out.
+/// A completion as the provider tier returns it.
 ///
-/// After a failure only `wr_id`, `source`, `status`, `cause`, `qpn` and `retired` mean something.
+/// After a failure, only `wr_id`, `source`, `status`, `cause`, `qpn` and `retired` are valid.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct RawCompletion {
-    /// The number that the request was posted with.
+    /// `wr_id` of the request.
     pub wr_id: u64,
-    /// How it ended.
+    /// Status of the request.
     pub status: CompletionStatus,
-    /// What ended.
+    /// Operation that was completed.
     pub opcode: CompletionOpcode,
-    /// What else is carried.
+    /// Which additional contents the completion carries.
     pub flags: CompletionFlags,
-    /// Why it failed.
+    /// Cause of a failure.
     pub cause: Cause,
-    /// Bytes received or read. For a received WRITE with immediate data, bytes written.
+    /// Number of bytes received or read. For a received WRITE with immediate data, bytes written.
     pub byte_len: u32,
     /// Immediate data, or the invalidated key; see `flags`.
     pub immediate_or_key: u32,
@@ -199,16 +200,16 @@ pub struct RawCompletion {
     pub qpn: Qpn,
     /// The sender's queue pair (datagrams only; otherwise the connected peer's).
     pub source_qpn: Qpn,
-    /// For a send: all requests of the send queue with an index below this one are finished (modulo 2^32): nothing
-    /// accesses their memory any more. For a receive: the same for the receive queue. Indices count the requests that
-    /// were handed over, from 0 at the creation of the queue pair; RESET does not start them over.
+    /// All requests of the same queue, send or receive, with an index below this one (modulo 2^32) are finished:
+    /// nothing accesses their memory any more. Indices count the posted requests from 0 at the creation of the queue
+    /// pair; RESET does not restart them.
     pub retired: u32,
     /// The sender's LID (datagrams in a subnet of InfiniBand only).
     pub source_lid: u16,
-    /// The service level that it came by. A datagram of RoCEv2 has none; this then says what its network header is, in
-    /// the numbers of adapters: 10 for IPv4, 9 for IPv6.
+    /// Service level of the message. A RoCEv2 datagram has none; the field then gives the type of its network header,
+    /// as adapters number it: 10 for IPv4, 9 for IPv6.
     pub sl: u8,
-    /// When it was added to the queue, in nanoseconds of the device's clock; 0 if the queue was created without
+    /// Time when it was added to the queue, in nanoseconds of the device's clock; 0 if the queue was created without
     /// timestamps.
     pub timestamp: u64,
     /// The work queue that added it, as

@@ -1,12 +1,12 @@
-//! How a software device shares the network with others.
+//! The congestion control of a software device.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// How a software device finds out how fast it may send to another host.
+/// Algorithm by which a software device determines its sending rate to another host.
 ///
-/// Queue pairs of one device and one peer address share a window and a rate: together they are one flow, as a
-/// connection of TCP is. Towards addresses of the own host nothing is controlled, whatever is chosen here.
+/// Queue pairs of one device and one peer address share a window and a rate: together they are one flow, like a TCP
+/// connection. Traffic to addresses of the local host is never controlled.
 ///
 /// ```
 /// use rdma_verbs::types::CongestionAlgorithm;
@@ -17,20 +17,20 @@ use std::str::FromStr;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum CongestionAlgorithm {
-    /// CUBIC (RFC 9438), as TCP has it, with paced packets: takes its share of a link beside others. Unlike TCP, it
-    /// does not slow down for packets that are lost by chance.
+    /// CUBIC (RFC 9438), as in TCP, with paced packets: takes its share of a link among other flows. Unlike TCP, it
+    /// does not slow down for packets lost by chance.
     #[default]
     Cubic,
-    /// As much as the peer's socket takes, whatever happens; towards standard peers less after a loss. For networks
-    /// that nothing else uses: where several senders share a link, most of what they send is lost.
+    /// A constant window, as large as the peer's socket allows; smaller after a loss towards a standard peer. For
+    /// dedicated networks: where several senders share a link, most of their packets are lost.
     Constant,
 }
 
 impl CongestionAlgorithm {
-    /// All of them.
+    /// All algorithms.
     pub const ALL: [Self; 2] = [Self::Cubic, Self::Constant];
 
-    /// Its name, as in the environment variable `RDMA_VERBS_CONGESTION`.
+    /// Returns its name, as in the environment variable `RDMA_VERBS_CONGESTION`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Cubic => "cubic",
@@ -45,9 +45,9 @@ impl fmt::Display for CongestionAlgorithm {
     }
 }
 
-/// There is no algorithm of this name.
+/// Error for an unknown algorithm name.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("\"{0}\" is no congestion control; there are cubic and constant")]
+#[error("\"{0}\" is not a congestion control algorithm; use cubic or constant")]
 pub struct UnknownAlgorithm(String);
 
 impl FromStr for CongestionAlgorithm {
@@ -69,6 +69,6 @@ mod tests {
             assert_eq!(algorithm.to_string().parse(), Ok(algorithm));
         }
         let error = "Cubic".parse::<CongestionAlgorithm>().unwrap_err();
-        assert_eq!(error.to_string(), "\"Cubic\" is no congestion control; there are cubic and constant");
+        assert_eq!(error.to_string(), "\"Cubic\" is not a congestion control algorithm; use cubic or constant");
     }
 }

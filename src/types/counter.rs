@@ -1,4 +1,4 @@
-//! Counters: what a device and each queue pair count, by the names that rxe and mlx5 use where they exist.
+//! Counters of devices and queue pairs, with the names of rxe and mlx5 where they exist.
 
 macro_rules! counters {
     ($(#[$doc:meta])* $name:ident { $($(#[$item_doc:meta])* $variant:ident = $label:literal,)* }) => {
@@ -9,10 +9,10 @@ macro_rules! counters {
         pub enum $name { $($(#[$item_doc])* $variant,)* }
 
         impl $name {
-            /// All of them, in the order of their numbers.
+            /// All variants, in the order of their numbers.
             pub const ALL: &'static [$name] = &[$($name::$variant,)*];
 
-            /// The name under which it is reported.
+            /// Returns the name under which it is reported.
             pub const fn name(self) -> &'static str {
                 match self { $($name::$variant => $label,)* }
             }
@@ -21,7 +21,7 @@ macro_rules! counters {
 }
 
 counters! {
-    /// What is counted.
+    /// A counter of a device or queue pair.
     Counter {
         /// Packets sent.
         SentPackets = "sent_pkts",
@@ -31,11 +31,11 @@ counters! {
         ReceivedPackets = "rcvd_pkts",
         /// Bytes of those packets, from the base transport header to the ICRC.
         ReceivedBytes = "rcvd_bytes",
-        /// Request packets that had been executed before.
+        /// Request packets that were already executed.
         DuplicateRequest = "duplicate_request",
-        /// Request packets that came before their turn.
+        /// Request packets that arrived out of order.
         OutOfSequenceRequest = "out_of_seq_request",
-        /// Request packets kept until their turn.
+        /// Request packets kept in the reorder buffer.
         ReorderedRequest = "reordered_request",
         /// RNR NAKs received.
         ReceivedRnr = "rcvd_rnr_err",
@@ -55,19 +55,19 @@ counters! {
         LocalAckTimeout = "local_ack_timeout_err",
         /// Probes for a lost tail.
         TailProbe = "tail_probe",
-        /// Packets sent again.
+        /// Packets retransmitted.
         RetransmittedPackets = "retransmitted_pkts",
         /// READs requested again from the first missing byte.
         ReadRepair = "read_repair",
-        /// Answers for packets that are not outstanding.
+        /// Responses to packets that are not outstanding.
         DuplicateResponse = "duplicate_response",
-        /// Packets that a queue on the way had marked (ECN).
+        /// Packets that a queue on the path had marked (ECN).
         EcnMarkedPackets = "np_ecn_marked_roce_packets",
         /// Congestion notifications sent.
         CnpSent = "np_cnp_sent",
-        /// Congestion notifications that were heeded.
+        /// Congestion notifications handled.
         CnpHandled = "rp_cnp_handled",
-        /// Requests that failed because no answer came.
+        /// Requests that failed because no response arrived.
         RetryExceeded = "retry_exceeded_err",
         /// Requests that failed because the peer had no receive posted.
         RnrRetryExceeded = "retry_rnr_exceeded_err",
@@ -77,43 +77,44 @@ counters! {
         Flushed = "flushed_wr",
         /// System calls that sent packets.
         SendCalls = "send_calls",
-        /// Packets that arrived here, but were for another process of this user, and were passed on.
+        /// Packets for another process of this user that arrived here and were forwarded.
         ForwardedPackets = "forwarded_pkts",
         /// System calls that received packets.
         ReceiveCalls = "receive_calls",
         /// Sends that the kernel refused.
         SendErrors = "send_err",
-        /// Sends of which the queue of the own network interface dropped packets.
+        /// Sends from which the queue of the local network interface dropped packets.
         SendQueueDrops = "send_queue_drop",
         /// Datagrams that the kernel dropped because the socket's buffer was full.
         SocketOverflow = "socket_overflow",
-        /// Packets sent again because they were missing. When a requester goes back, only the first one is known to be.
+        /// Packets retransmitted because they were missing. When a requester goes back, only the first one is known
+        /// to be missing.
         LostPackets = "lost_pkts",
-        /// Packets sent again that had only been late. A standard peer does not tell of them.
+        /// Packets retransmitted that were only late. A standard peer does not report them.
         SpuriousRetransmits = "spurious_retransmits",
-        /// Reductions of a window because a network is congested. Of a device, because its queue pairs share windows.
+        /// Window reductions because a network is congested. Counted per device, because its queue pairs share windows.
         CongestionEvents = "congestion_events",
-        /// Lost packets that were taken for losses by chance, so that no window was reduced. Of a device.
+        /// Lost packets attributed to chance, so that no window was reduced. Counted per device.
         ChanceLosses = "chance_losses",
-        /// Microseconds in which a path had something to send and waited for its pace. Of a device.
+        /// Microseconds in which a path had packets to send and waited for its pacer. Counted per device.
         PaceWait = "pace_wait_us",
-        /// Microseconds in which a path had something to send and its window was full. Of a device.
+        /// Microseconds in which a path had packets to send and its window was full. Counted per device.
         WindowWait = "window_wait_us",
     }
 }
 
 counters! {
-    /// Why a packet was dropped without an answer.
+    /// Reason why a packet was dropped without a response.
     DropReason {
         /// Shorter than its headers.
         Truncated = "drop_truncated",
         /// Length not a multiple of four, or more padding than payload.
         BadLength = "drop_bad_length",
-        /// An operation code that nobody knows.
+        /// Unknown opcode.
         UnknownOpcode = "drop_unknown_opcode",
         /// Transport header version other than 0.
         BadVersion = "drop_bad_version",
-        /// The invariant CRC does not fit.
+        /// The invariant CRC does not match.
         BadIcrc = "drop_bad_icrc",
         /// The check value is that of a packet without the connection's key: from a peer that does not have the key, or
         /// forged.
@@ -128,31 +129,33 @@ counters! {
         WrongState = "drop_wrong_state",
         /// The addresses are not those of the connection.
         WrongAddress = "drop_wrong_address",
-        /// The UDP source port of one of our own peers is not the connection's.
+        /// The UDP source port of a native peer is not the connection's.
         WrongSourcePort = "drop_wrong_source_port",
         /// No receive was posted for an unreliable message.
         NoReceive = "drop_no_receive",
         /// An unreliable message was longer than the receive that was posted for it, which stays posted.
         ReceiveTooSmall = "drop_receive_too_small",
-        /// An unreliable request that its length, key or rights forbid, or that does not fit the receive posted for it.
+        /// An unreliable request refused for its length, key or access flags, or because it does not fit the posted
+        /// receive.
         Refused = "drop_refused",
-        /// The Q_Key does not fit.
+        /// The Q_Key does not match.
         BadQkey = "drop_bad_qkey",
-        /// The sequence number is in no window.
+        /// The sequence number is outside every window.
         BadPsn = "drop_bad_psn",
-        /// A duplicate READ or atomic whose resources are gone.
+        /// A duplicate READ or atomic whose responder resources are gone.
         StaleDuplicate = "drop_stale_duplicate",
-        /// Came before its turn, and the device holds as many such packets as it may, or is waiting for a receive.
+        /// Arrived out of order, and the reorder buffers of the device are full or the queue pair waits for a receive.
+        /// On an unreliable connection: an earlier packet of its message was lost.
         OutOfOrder = "drop_out_of_order",
-        /// Lies further ahead of the expected packet than packets of this peer are kept: 64 packets, or 1 MiB of a
-        /// native peer's.
+        /// Lies further ahead of the expected packet than the reorder window: 64 packets of a standard peer, 1 MiB of a
+        /// native peer, or 64 MiB if it has [`PeerCapabilities::GAP_RUNS`](super::PeerCapabilities::GAP_RUNS).
         FarAhead = "drop_far_ahead",
-        /// A READ or atomic answer that came before its turn.
+        /// A READ or atomic response that arrived out of order.
         OutOfOrderResponse = "drop_out_of_order_response",
-        /// A congestion notification of a peer that has no reason to send one: a native one, or no packet that may be
-        /// marked is in flight to it.
+        /// A congestion notification that is malformed, or from a peer without a reason to send one: it is native, or
+        /// no packet that may be marked is in flight to it.
         CongestionNotification = "drop_cnp",
-        /// Something arrived that this kind of queue pair never expects.
+        /// A packet that this type of queue pair never expects.
         Unexpected = "drop_unexpected",
     }
 }
@@ -161,7 +164,7 @@ counters! {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Counters {
     counts: [u64; Counter::ALL.len()],
-    /// Since the first drop: most queue pairs have none.
+    /// Allocated at the first drop: most queue pairs have none.
     drops: Option<Box<Drops>>,
 }
 
@@ -189,7 +192,7 @@ impl Counters {
         self.drops.get_or_insert_with(|| Box::new([0; DropReason::ALL.len()]))
     }
 
-    /// Adds all of another set.
+    /// Adds all counts of another set.
     pub fn merge(&mut self, other: &Counters) {
         for (mine, theirs) in self.counts.iter_mut().zip(&other.counts) {
             *mine = mine.wrapping_add(*theirs);
@@ -201,7 +204,7 @@ impl Counters {
         }
     }
 
-    /// What was counted since `earlier`, which is an older copy of the same set.
+    /// Returns the counts since `earlier`, an older copy of the same set.
     #[must_use]
     pub fn since(&self, earlier: &Counters) -> Counters {
         let mut since = self.clone();
@@ -216,22 +219,22 @@ impl Counters {
         since
     }
 
-    /// A counter's value.
+    /// Returns a counter's value.
     pub fn get(&self, counter: Counter) -> u64 {
         self.counts[counter as usize]
     }
 
-    /// How many packets were dropped for this reason.
+    /// Returns the number of packets dropped for this reason.
     pub fn get_drop(&self, reason: DropReason) -> u64 {
         self.drops.as_ref().map_or(0, |drops| drops[reason as usize])
     }
 
-    /// Packets dropped for any reason.
+    /// Returns the number of packets dropped for any reason.
     pub fn total_drops(&self) -> u64 {
         self.drops.iter().flat_map(|drops| drops.iter()).sum()
     }
 
-    /// All names and values, drops included, zeros too.
+    /// Returns all names and values, drops and zeros included.
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
         let counts = Counter::ALL.iter().map(|counter| (counter.name(), self.get(*counter)));
         counts.chain(DropReason::ALL.iter().map(|reason| (reason.name(), self.get_drop(*reason))))

@@ -1,22 +1,22 @@
-//! Where a datagram goes.
+//! The destination of a datagram.
 
 use std::net::IpAddr;
 
 use super::{Gid, Qkey, Qpn};
 
-/// Beside the number of the queue pair.
+/// Flag beside the 24-bit number of the queue pair.
 const TOO_LONG: u32 = 1 << 31;
 
-/// The way of one datagram: what an address handle and a request say together, as the send queue keeps it.
+/// The path of one datagram, from its address handle and its request, as the send queue keeps it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Destination {
-    /// The own address.
+    /// Local address.
     pub source: IpAddr,
     /// UDP port of the sending socket.
     pub source_port: u16,
     /// The receiver's address, or a group's.
     pub address: IpAddr,
-    /// Type of service byte; a soft device leaves its lower two bits out.
+    /// Type of service byte; a soft device ignores its lower two bits.
     pub traffic_class: u8,
     /// Time to live.
     pub hop_limit: u8,
@@ -24,15 +24,15 @@ pub struct Destination {
     pub qpn: Qpn,
     /// Its Q_Key; with the highest bit set, the sending queue pair's own is sent instead.
     pub qkey: Qkey,
-    /// The message is longer than the path takes: it fails when its turn comes.
+    /// Whether the message is longer than the path allows: it then fails when its turn comes.
     pub is_too_long: bool,
 }
 
 impl Destination {
-    /// Bytes of [`Destination::to_bytes`].
+    /// Number of bytes of [`Destination::to_bytes`].
     pub const BYTES: usize = 44;
 
-    /// As plain bytes, for a slot of the send queue.
+    /// Encodes the destination for a slot of the send queue.
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
         bytes[..16].copy_from_slice(&Gid::from(self.source).to_bytes());
@@ -46,7 +46,7 @@ impl Destination {
         bytes
     }
 
-    /// What [`Destination::to_bytes`] wrote.
+    /// Decodes the result of [`Destination::to_bytes`].
     pub fn from_bytes(bytes: &[u8; Self::BYTES]) -> Self {
         let gid = |at: usize| {
             let mut octets = [0; 16];
@@ -67,7 +67,7 @@ impl Destination {
     }
 }
 
-/// The Q_Key that goes onto the wire: the request's, or, if its highest bit is set, the sending queue pair's own.
+/// Returns the Q_Key to send: the request's, or the sending queue pair's own if the request's highest bit is set.
 pub const fn effective_qkey(requested: Qkey, own: Qkey) -> Qkey {
     if requested.0 >> 31 == 1 { own } else { requested }
 }

@@ -1,11 +1,11 @@
-//! What a device can do.
+//! Attributes and capabilities of a device.
 
 use super::{AccessFlags, OnDemandCapabilities};
 
-/// Identity that a device reports; settable on software devices, because some programs choose their ways by it.
+/// Identity that a device reports; settable on software devices, because some programs choose code paths by it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct VendorIdentity {
-    /// IEEE organisation number.
+    /// IEEE organization number.
     pub vendor_id: u32,
     /// The vendor's part number.
     pub vendor_part_id: u32,
@@ -19,15 +19,15 @@ impl Default for VendorIdentity {
     }
 }
 
-/// How atomics of peers relate to other accesses. The numbers are those of `ibv_atomic_cap`.
+/// Atomicity of peers' atomics with respect to other accesses. The numbers are those of `ibv_atomic_cap`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub enum AtomicCapability {
     /// No atomics.
     None = 0,
-    /// Atomic among the atomics of this device.
+    /// Atomic with respect to the atomics of this device.
     Device = 1,
-    /// Atomic against every access, the processor's included.
+    /// Atomic with respect to every access, the processor's included.
     Global = 2,
 }
 
@@ -59,99 +59,99 @@ bitflags::bitflags! {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceAttributes {
-    /// How it reaches its peers.
+    /// Transport protocol.
     pub transport: Transport,
     /// Version of the device's software.
     pub fw_ver: String,
-    /// Identifier of this device among all.
+    /// Globally unique identifier of the device.
     pub node_guid: u64,
     /// Identifier of the system that the device is part of.
     pub sys_image_guid: u64,
-    /// Who made it.
+    /// Vendor and hardware revision.
     pub vendor: VendorIdentity,
     /// Largest memory region, in bytes.
     pub max_mr_size: u64,
-    /// Supported page sizes, a bit each.
+    /// Supported page sizes, one bit each.
     pub page_size_cap: u64,
-    /// Queue pairs.
+    /// Maximum number of queue pairs.
     pub max_qp: u32,
-    /// Requests in a send or receive queue.
+    /// Maximum number of requests in a send or receive queue.
     pub max_qp_wr: u32,
-    /// Scatter-gather entries of a request.
+    /// Maximum number of scatter-gather entries of a request.
     pub max_sge: u32,
-    /// Scatter-gather entries of a READ.
+    /// Maximum number of scatter-gather entries of a READ.
     pub max_sge_rd: u32,
-    /// Bytes of a request that may be inline.
+    /// Maximum number of inline bytes of a request.
     pub max_inline_data: u32,
-    /// Completion queues.
+    /// Maximum number of completion queues.
     pub max_cq: u32,
-    /// Entries of a completion queue.
+    /// Maximum number of entries of a completion queue.
     pub max_cqe: u32,
-    /// Memory regions.
+    /// Maximum number of memory regions.
     pub max_mr: u32,
-    /// Memory windows; 0: none.
+    /// Maximum number of memory windows; 0: none.
     pub max_mw: u32,
     /// Optional features.
     pub device_cap_flags: DeviceCapabilities,
-    /// Protection domains.
+    /// Maximum number of protection domains.
     pub max_pd: u32,
-    /// Shared receive queues; 0: none.
+    /// Maximum number of shared receive queues; 0: none.
     pub max_srq: u32,
-    /// Receives in a shared receive queue.
+    /// Maximum number of receives in a shared receive queue.
     pub max_srq_wr: u32,
-    /// Scatter-gather entries of a receive in a shared receive queue.
+    /// Maximum number of scatter-gather entries of a receive in a shared receive queue.
     pub max_srq_sge: u32,
-    /// Address handles.
+    /// Maximum number of address handles.
     pub max_ah: u32,
-    /// Multicast groups that queue pairs may be attached to; 0: none.
+    /// Maximum number of multicast groups with attached queue pairs; 0: none.
     pub max_mcast_grp: u32,
-    /// Queue pairs attached to one group.
+    /// Maximum number of queue pairs attached to one group.
     pub max_mcast_qp_attach: u32,
-    /// Attachments of all queue pairs to all groups.
+    /// Maximum number of attachments of all queue pairs to all groups.
     pub max_total_mcast_qp_attach: u32,
-    /// READs and atomics that peers may have outstanding at a queue pair.
+    /// Maximum number of READs and atomics that peers may have outstanding at a queue pair.
     pub max_qp_rd_atom: u8,
-    /// READs and atomics that a queue pair may have outstanding.
+    /// Maximum number of READs and atomics that a queue pair may have outstanding.
     pub max_qp_init_rd_atom: u8,
-    /// Kind of the atomics.
+    /// Atomicity of atomics.
     pub atomic_cap: AtomicCapability,
-    /// P_Key table length.
+    /// Number of entries of the P_Key table.
     pub max_pkeys: u16,
-    /// How long the device may hold an acknowledgement: 4.096 µs × 2^code.
+    /// Longest time for which the device holds an acknowledgement: 4.096 µs × 2^code.
     pub local_ca_ack_delay: u8,
-    /// Ports; numbered from 1.
+    /// Number of ports, which are numbered from 1.
     pub phys_port_cnt: u8,
     /// Access flags that regions may have.
     pub supported_access: AccessFlags,
     /// On-demand paging.
     pub odp_caps: OnDemandCapabilities,
-    /// Device memory in bytes, all allocations together; 0: none.
+    /// Total device memory in bytes, for all allocations; 0: none.
     pub max_dm_size: u64,
-    /// Whether `reg_dmabuf_mr` takes any descriptor that can be mapped; otherwise dma-bufs alone.
+    /// Whether `reg_dmabuf_mr` accepts any descriptor that can be mapped; otherwise only dma-bufs.
     pub maps_descriptors: bool,
-    /// Completion vectors.
+    /// Number of completion vectors.
     pub num_comp_vectors: u32,
-    /// Bits of completion timestamps that mean something; 0: there are none.
+    /// Valid bits of completion timestamps; 0: no timestamps.
     pub completion_timestamp_mask: u64,
-    /// Ticks of the clock behind completion timestamps, per millisecond: how fine they are. The timestamps themselves
-    /// are in nanoseconds.
+    /// Frequency in kHz of the clock behind completion timestamps: their resolution. The timestamps themselves are in
+    /// nanoseconds.
     pub hca_core_clock_khz: u64,
-    /// Completions that an event can be made to wait for; 0: events do not wait.
+    /// Maximum number of completions for which an event can be delayed; 0: events are not delayed.
     pub max_cq_count: u16,
-    /// Microseconds that it can be made to wait.
+    /// Maximum delay of an event in microseconds.
     pub max_cq_period: u16,
     /// Whether regions can be registered so that their keys may be invalidated.
     pub invalidatable_regions: bool,
-    /// Whether packets are counted for each queue pair, and those that are dropped by their reason.
+    /// Whether packets are counted per queue pair, and dropped packets by reason.
     pub packet_counters: bool,
-    /// Whether failures come with their cause, besides their status, and can be explained by what led to them.
+    /// Whether failures carry a cause besides their status, and the events that led to them can be explained.
     pub failure_causes: bool,
-    /// Whether a region's iova may lie elsewhere within its page than the memory does.
+    /// Whether a region's iova may have another offset within its page than the memory.
     pub any_iova: bool,
 }
 
 impl DeviceAttributes {
-    /// All limits at zero, to be filled in by a provider.
+    /// Creates attributes with all limits at zero, to be filled in by a provider.
     pub fn empty() -> Self {
         Self {
             transport: Transport::InfiniBand,
@@ -202,11 +202,11 @@ impl DeviceAttributes {
     }
 }
 
-/// How a device reaches its peers.
+/// Transport protocol of a device.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum Transport {
-    /// InfiniBand's transport, over whatever link: RoCE too.
+    /// The InfiniBand transport over any link, RoCE included.
     #[default]
     InfiniBand,
     /// iWARP: the same verbs over TCP. Such devices connect through a connection manager only, and have no datagrams.
@@ -216,7 +216,7 @@ pub enum Transport {
 }
 
 impl Transport {
-    /// Its name.
+    /// Returns its name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::InfiniBand => "InfiniBand",

@@ -2,24 +2,24 @@
 
 use super::{Qpn, SharedReceiveQueueNumber};
 
-/// Something that happened without a request of its own. Names are those of `ibv_event_type`.
+/// An asynchronous event, independent of any request. Names are those of `ibv_event_type`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[non_exhaustive]
 pub enum AsyncEvent {
-    /// The queue pair went to the error state through a fault of its own completion queue or memory.
+    /// The queue pair went to the error state because of a fault in its own completion queue or memory.
     QueuePairFatal(Qpn),
-    /// A peer's request broke the protocol.
+    /// A peer's request violated the protocol.
     QueuePairRequestError(Qpn),
-    /// A peer's request was refused for its key, bounds or rights.
+    /// A peer's request was refused for its key, bounds or access.
     QueuePairAccessError(Qpn),
     /// The first packet arrived on a queue pair that is ready to receive but not yet to send.
     CommunicationEstablished(Qpn),
     /// The send queue has drained.
     SendQueueDrained(Qpn),
-    /// A queue pair that takes its receives from a shared receive queue went to the error state: it takes no more, and
-    /// all that it took have completed.
+    /// A queue pair with a shared receive queue went to the error state: it takes no more receives, and all that it
+    /// took have completed.
     LastWorkQueueElementReached(Qpn),
-    /// Fewer receives wait in the shared receive queue than the limit that was armed. The limit is disarmed now.
+    /// Fewer receives wait in the shared receive queue than the armed limit. The limit is now disarmed.
     SharedReceiveQueueLimitReached(SharedReceiveQueueNumber),
     /// The shared receive queue failed: no queue pair takes receives from it any more.
     SharedReceiveQueueError(SharedReceiveQueueNumber),
@@ -37,13 +37,13 @@ pub enum AsyncEvent {
     PkeyChange(u8),
     /// Another subnet manager took over (InfiniBand).
     SubnetManagerChange(u8),
-    /// The subnet manager asks for all registrations anew (InfiniBand).
+    /// The subnet manager requests all registrations again (InfiniBand).
     ClientReregister(u8),
-    /// The device works no longer: an error of its own. All its queue pairs are out of use.
+    /// The device failed because of an internal error. All its queue pairs are unusable.
     DeviceFatal,
 }
 
-/// What an event is about.
+/// The object that an event concerns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[non_exhaustive]
 pub enum EventObject {
@@ -60,7 +60,7 @@ pub enum EventObject {
 }
 
 impl AsyncEvent {
-    /// What it is about.
+    /// Returns the object that the event concerns.
     ///
     /// ```
     /// use rdma_verbs::types::{AsyncEvent, EventObject, Qpn};

@@ -1,4 +1,4 @@
-//! Numbers with a meaning: queue pair numbers, packet sequence numbers, keys, GIDs.
+//! Identifiers: queue pair numbers, packet sequence numbers, keys, GIDs.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -16,17 +16,17 @@ impl Qpn {
     /// Destination of multicast datagrams.
     pub const MULTICAST: Qpn = Qpn(MASK_24);
 
-    /// The queue pair number with the low 24 bits of `value`.
+    /// Creates the queue pair number with the low 24 bits of `value`.
     pub const fn new(value: u32) -> Self {
         Self(value & MASK_24)
     }
 
-    /// The number, at most 24 bits.
+    /// Returns the number, at most 24 bits.
     pub const fn value(self) -> u32 {
         self.0
     }
 
-    /// The block of 4,096 numbers that this one belongs to: its top 12 bits.
+    /// Returns the block of 4,096 numbers that this one belongs to: its top 12 bits.
     pub const fn block(self) -> u32 {
         self.0 >> 12
     }
@@ -46,52 +46,51 @@ impl fmt::Display for Qpn {
 
 /// Packet sequence number: 24 bits, arithmetic modulo 2^24.
 ///
-/// Deliberately not `Ord`: whether a number lies before another is a question about a window, answered by
-/// [`Psn::distance_from`].
+/// Deliberately not `Ord`: whether a number precedes another depends on a window; see [`Psn::distance_from`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[repr(transparent)]
 pub struct Psn(u32);
 
 impl Psn {
-    /// The sequence number with the low 24 bits of `value`.
+    /// Creates the sequence number with the low 24 bits of `value`.
     pub const fn new(value: u32) -> Self {
         Self(value & MASK_24)
     }
 
-    /// The number, at most 24 bits.
+    /// Returns the number, at most 24 bits.
     pub const fn value(self) -> u32 {
         self.0
     }
 
-    /// The number `count` packets later.
+    /// Returns the number `count` packets later.
     #[must_use]
     pub const fn plus(self, count: u32) -> Self {
         Self(self.0.wrapping_add(count) & MASK_24)
     }
 
-    /// The number `count` packets earlier.
+    /// Returns the number `count` packets earlier.
     #[must_use]
     pub const fn minus(self, count: u32) -> Self {
         Self(self.0.wrapping_sub(count) & MASK_24)
     }
 
-    /// Signed distance in packets from `earlier` to this number, in -2^23 ..= 2^23 - 1.
+    /// Returns the signed distance in packets from `earlier` to this number, in -2^23 ..= 2^23 - 1.
     pub const fn distance_from(self, earlier: Psn) -> i32 {
         ((self.0.wrapping_sub(earlier.0) << 8) as i32) >> 8
     }
 
-    /// Packets from `earlier` to the one before this number; none if this number is the earlier one.
+    /// Returns the number of packets from `earlier` to the one before this number; 0 if this number is the earlier one.
     pub(crate) const fn packets_since(self, earlier: Psn) -> u32 {
         let distance = self.distance_from(earlier);
         if distance < 0 { 0 } else { distance as u32 }
     }
 
-    /// Whether this number lies in the window of `count` packets that starts at `first`.
+    /// Returns whether this number lies in the window of `count` packets that starts at `first`.
     pub const fn is_within(self, first: Psn, count: u32) -> bool {
         self.0.wrapping_sub(first.0) & MASK_24 < count
     }
 
-    /// Whether this number comes before `other`, within half the number space.
+    /// Returns whether this number comes before `other`, within half the number space.
     pub const fn is_before(self, other: Psn) -> bool {
         self.distance_from(other) < 0
     }
@@ -147,14 +146,14 @@ key! {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct DomainId(pub u32);
 
-/// Who accesses memory by a key: a queue pair, in its protection domain.
+/// The party that accesses memory by a key: a queue pair, in its protection domain.
 ///
-/// A domain alone converts into an accessor that is no queue pair; it reaches all that is not bound to one.
+/// A domain alone converts into an accessor without a queue pair, which reaches all memory not bound to one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Accessor {
     /// The protection domain.
     pub domain: DomainId,
-    /// The queue pair; 0, which no queue pair has that regions are used with: none.
+    /// The queue pair, or 0 for none.
     pub queue_pair: Qpn,
 }
 
@@ -173,17 +172,17 @@ impl Gid {
     /// The unset GID, all zero.
     pub const ZERO: Gid = Gid([0; 16]);
 
-    /// The GID with these bytes, in network order.
+    /// Creates the GID with these bytes, in network order.
     pub const fn from_bytes(bytes: [u8; 16]) -> Self {
         Self(bytes)
     }
 
-    /// The 16 bytes in network order.
+    /// Returns the 16 bytes in network order.
     pub const fn to_bytes(self) -> [u8; 16] {
         self.0
     }
 
-    /// The IP address that the GID stands for.
+    /// Returns the IP address that the GID stands for.
     pub fn to_ip(self) -> IpAddr {
         let address = Ipv6Addr::from(self.0);
         match address.to_ipv4_mapped() {
@@ -192,12 +191,12 @@ impl Gid {
         }
     }
 
-    /// Whether it names a multicast group: `ff00::/8`, or one of IPv4's (224.0.0.0/4) mapped.
+    /// Returns whether it names a multicast group: `ff00::/8`, or one of IPv4's (224.0.0.0/4) mapped.
     pub fn is_multicast(self) -> bool {
         self.to_ip().is_multicast()
     }
 
-    /// Whether no address is set.
+    /// Returns whether no address is set.
     pub fn is_zero(self) -> bool {
         self == Self::ZERO
     }

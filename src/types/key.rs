@@ -1,23 +1,23 @@
-//! Secrets that native peers share, and that authenticate the packets of their connection.
+//! Secrets that native peers share to authenticate the packets of their connection.
 
 use std::fmt;
 
-/// One peer's contribution to the key of a connection: 128 random bits, told to the other peer alone.
+/// One peer's contribution to the key of a connection: 128 random bits, disclosed to the other peer alone.
 ///
 /// `Debug` does not show the bits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct KeyShare([u8; Self::BYTES]);
 
 impl KeyShare {
-    /// Size of a share.
+    /// Size of a share in bytes.
     pub const BYTES: usize = 16;
 
-    /// A share of these bits, which must come from a cryptographic source of random numbers.
+    /// Creates a share from these bits, which must come from a cryptographic random number generator.
     pub const fn new(bits: [u8; Self::BYTES]) -> Self {
         Self(bits)
     }
 
-    /// The bits, for the message that tells the peer.
+    /// Returns the bits, for the message to the peer.
     pub const fn to_bytes(self) -> [u8; Self::BYTES] {
         self.0
     }
@@ -36,8 +36,8 @@ pub struct PeerKey {
     pub local: KeyShare,
     /// The other end's share.
     pub remote: KeyShare,
-    /// Whether the other end is known to have both shares. Then only keyed packets pass, from the first on. Otherwise
-    /// the two ends begin without the key, tell each other that they have it, and switch once.
+    /// Whether the other end is known to have both shares. Then only keyed packets are accepted, from the first on.
+    /// Otherwise both ends start without the key, confirm to each other that they have it, and switch once.
     pub is_agreed: bool,
 }
 

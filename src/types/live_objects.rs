@@ -1,6 +1,6 @@
-//! How many objects of a device there are.
+//! Counts of the objects of a device.
 
-/// Objects that are alive in one opening of a device: what `rdma resource show` counts.
+/// Counts of the live objects of one opened device, as shown by `rdma resource show`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct LiveObjects {
@@ -23,7 +23,7 @@ pub struct LiveObjects {
 }
 
 impl LiveObjects {
-    /// All together.
+    /// Returns the sum of all counts.
     pub const fn total(&self) -> u32 {
         self.queue_pairs
             + self.completion_queues

@@ -10,12 +10,12 @@ pub enum Mtu {
     Mtu256 = 1,
     /// 512 bytes.
     Mtu512 = 2,
-    /// 1,024 bytes: what an Ethernet link of 1,500 bytes carries.
+    /// 1,024 bytes: the largest that an Ethernet link of 1,500 bytes carries.
     #[default]
     Mtu1024 = 3,
     /// 2,048 bytes.
     Mtu2048 = 4,
-    /// 4,096 bytes: the most that RoCE knows.
+    /// 4,096 bytes: the maximum of RoCE.
     Mtu4096 = 5,
 }
 
@@ -23,23 +23,23 @@ impl Mtu {
     /// All values, ascending.
     pub const ALL: [Mtu; 5] = [Mtu::Mtu256, Mtu::Mtu512, Mtu::Mtu1024, Mtu::Mtu2048, Mtu::Mtu4096];
 
-    /// Size in bytes.
+    /// Returns the size in bytes.
     pub const fn bytes(self) -> u32 {
         128 << self as u8
     }
 
-    /// The MTU of exactly this many bytes.
+    /// Returns the MTU of exactly this many bytes.
     pub fn from_bytes(bytes: u32) -> Option<Self> {
         Self::ALL.into_iter().find(|mtu| mtu.bytes() == bytes)
     }
 
-    /// The MTU with the standard's code, 1 to 5.
+    /// Returns the MTU with the standard's code, 1 to 5.
     pub fn from_code(code: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|mtu| *mtu as u8 == code)
     }
 
-    /// The largest MTU whose packets, with `overhead_bytes` of headers, fit a link of `link_mtu_bytes`; never less
-    /// than 256.
+    /// Returns the largest MTU whose packets, with `overhead_bytes` of headers, fit a link of `link_mtu_bytes`; never
+    /// less than 256.
     pub fn largest_within(link_mtu_bytes: u32, overhead_bytes: u32) -> Self {
         let room = link_mtu_bytes.saturating_sub(overhead_bytes);
         Self::ALL.into_iter().rev().find(|mtu| mtu.bytes() <= room).unwrap_or(Mtu::Mtu256)

@@ -1,7 +1,7 @@
-//! On-demand paging: what a device can do with pages that are looked up when they are accessed, and advice about them.
+//! On-demand paging (ODP), where pages are looked up at access: capabilities of devices, and advice about pages.
 
 bitflags::bitflags! {
-    /// What on-demand paging a device has at all. The bits are those of `ibv_odp_general_caps`.
+    /// Kinds of on-demand regions that a device supports. The bits are those of `ibv_odp_general_caps`.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
     pub struct OnDemandSupport: u64 {
         /// Ranges of memory can be registered on demand.
@@ -35,44 +35,44 @@ bitflags::bitflags! {
 }
 
 impl OnDemandOperations {
-    /// What unreliable datagrams can do.
+    /// The operations that unreliable datagrams support.
     pub const OF_DATAGRAMS: Self = Self::SEND.union(Self::RECEIVE).union(Self::SHARED_RECEIVE);
-    /// What unreliable connections can do.
+    /// The operations that unreliable connections support.
     pub const OF_UNRELIABLE: Self = Self::OF_DATAGRAMS.union(Self::WRITE);
 }
 
-/// On-demand paging of a device (`ibv_odp_caps`): what it has at all, and what each transport service can do with it.
+/// On-demand paging capabilities of a device (`ibv_odp_caps`): in general, and for each transport service.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct OnDemandCapabilities {
-    /// What it has at all; nothing: on-demand regions are refused.
+    /// Supported kinds of regions; if empty, on-demand regions are refused.
     pub general: OnDemandSupport,
-    /// Of reliable connections.
+    /// Operations of reliable connections.
     pub rc: OnDemandOperations,
-    /// Of unreliable connections.
+    /// Operations of unreliable connections.
     pub uc: OnDemandOperations,
-    /// Of unreliable datagrams.
+    /// Operations of unreliable datagrams.
     pub ud: OnDemandOperations,
-    /// Of extended reliable connections.
+    /// Operations of extended reliable connections.
     pub xrc: OnDemandOperations,
 }
 
-/// What will happen to ranges of on-demand regions. The numbers are those of `ib_uverbs_advise_mr_advice`.
+/// Advice about the expected use of on-demand regions. The numbers are those of `ib_uverbs_advise_mr_advice`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u32)]
 pub enum MemoryAdvice {
-    /// They will be read: their pages shall be made present.
+    /// The ranges will be read: makes their pages present.
     Prefetch = 0,
-    /// They will be written: their pages shall be made present and writable.
+    /// The ranges will be written: makes their pages present and writable.
     PrefetchWrite = 1,
-    /// They will be accessed: what is present shall be made known to the device, and nothing else.
+    /// The ranges will be accessed: maps pages that are present into the device, without faulting in others.
     PrefetchNoFault = 2,
 }
 
 bitflags::bitflags! {
-    /// How advice is taken. The bits are those of `ib_uverbs_advise_mr_flag`.
+    /// Flags of an advice. The bits are those of `ib_uverbs_advise_mr_flag`.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
     pub struct AdviceFlags: u32 {
-        /// The verb returns when the advice was followed.
+        /// The verb returns only after the advice was followed.
         const FLUSH = 1;
     }
 }

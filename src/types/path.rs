@@ -1,28 +1,28 @@
-//! What is seen of a path, as plain data.
+//! Reports on paths, as plain data.
 
 use std::net::IpAddr;
 use std::time::Duration;
 
-/// What a congestion controller says of itself.
+/// State of a congestion controller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct ControlReport {
-    /// Its name.
+    /// Name of the algorithm.
     pub algorithm: &'static str,
-    /// It has not found the limit of the path yet.
+    /// Whether it has not found the limit of the path yet.
     pub is_in_slow_start: bool,
-    /// Times that it has reduced its window because of congestion.
+    /// Number of window reductions because of congestion.
     pub congestion_events: u64,
-    /// Times that such a reduction turned out to be for nothing, and was taken back.
+    /// Number of reductions that turned out to be spurious and were undone.
     pub undone_events: u64,
-    /// A loss that is noticed now may be taken for chance. Otherwise it belongs to a congestion event.
+    /// Whether a loss detected now may be attributed to chance. Otherwise it belongs to a congestion event.
     pub tolerates_losses: bool,
-    /// Whether the round trips of the last two windows show a queue. `None`: it does not look at them.
+    /// Whether the round trips of the last two windows show a queue. `None` if the controller does not check this.
     pub sees_queue: Option<bool>,
 }
 
 impl ControlReport {
-    /// Of a controller that says no more than its name.
+    /// Creates the report of a controller that reports only its name.
     pub const fn new(algorithm: &'static str) -> Self {
         Self {
             algorithm,
@@ -35,42 +35,41 @@ impl ControlReport {
     }
 }
 
-/// Round trips of a path: from a packet that asks for a response to the response.
+/// Round-trip times of a path, from a packet that requests a response to the response.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RoundTripReport {
-    /// Smoothed with a gain of 1/8.
+    /// Smoothed round-trip time, with a gain of 1/8.
     pub smoothed: Duration,
-    /// How much one differs from that on average, with a gain of 1/4.
+    /// Mean deviation from the smoothed time, with a gain of 1/4.
     pub variation: Duration,
-    /// The shortest one of the last 10 to 20 seconds: that of the path without a queue.
+    /// Shortest round trip of the last 10 to 20 seconds: that of the path without a queue.
     pub shortest: Duration,
 }
 
-/// What became of packets.
+/// Counts of packets, losses and congestion events on a path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct PacketCounts {
-    /// Packets that have left, those that were sent again included. A READ request counts as the packets of its
-    /// response.
+    /// Packets sent, retransmissions included. A READ request counts as the packets of its response.
     pub sent: u64,
-    /// Packets sent again because they were missing.
+    /// Packets retransmitted because they were missing.
     pub lost: u64,
-    /// Of these, the ones that were taken for losses by chance when they were noticed.
+    /// Of these, the ones that were attributed to chance when the loss was detected.
     pub lost_by_chance: u64,
-    /// Packets sent again that had only been late.
+    /// Packets retransmitted that were only late.
     pub spurious: u64,
-    /// Times that losses were noticed: once for each oldest missing packet.
+    /// Number of times that losses were detected: once for each oldest missing packet.
     pub loss_events: u64,
-    /// Of these, the ones at which a queue was seen.
+    /// Of these, the ones at which a queue was observed.
     pub loss_events_with_queue: u64,
-    /// Times that the window was reduced because of congestion.
+    /// Number of window reductions because of congestion.
     pub congestion_events: u64,
-    /// Marks of a queue on the way (ECN) that the peer has told of. One echo may stand for several marked packets.
+    /// ECN marks by queues on the path that the peer has echoed. One echo may stand for several marked packets.
     pub marks: u64,
 }
 
 impl PacketCounts {
-    /// Both together.
+    /// Returns the sum of both.
     #[must_use]
     pub(crate) fn plus(self, other: Self) -> Self {
         Self {
@@ -85,16 +84,16 @@ impl PacketCounts {
         }
     }
 
-    /// Lost packets, of those sent.
+    /// Returns the fraction of sent packets that were lost.
     pub fn loss(&self) -> f64 {
         if self.sent == 0 { 0.0 } else { self.lost as f64 / self.sent as f64 }
     }
 }
 
-/// A path, and what all queue pairs that have it see there together: they share a window and a rate. A device with
-/// several shards has one path in each of them.
+/// A path, with the totals of all queue pairs on it, which share a window and a rate. A device with several shards has
+/// a separate path in each of them.
 ///
-/// As text it is a sentence on how the path does: how many packets are lost, and what that comes from.
+/// Its `Display` output is a sentence on the path's health: how many packets are lost, and why.
 ///
 /// ```
 /// use std::net::Ipv4Addr;
@@ -107,39 +106,39 @@ impl PacketCounts {
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct PathReport {
-    /// The own address.
+    /// Local address.
     pub own: IpAddr,
     /// Address of the peer.
     pub peer: IpAddr,
     /// Differentiated services code point of its packets: the upper six bits of the traffic class.
     pub dscp: u8,
-    /// Queue pairs that have it.
+    /// Number of queue pairs on the path.
     pub queue_pairs: u32,
     /// Bytes that may be in flight. Each packet counts as a whole path MTU.
     pub window: u64,
     /// Bytes in flight.
     pub in_flight: u64,
-    /// What its congestion controller says. `None`: it has none, because it does not leave the host, or by
-    /// [`CongestionAlgorithm::Constant`](super::CongestionAlgorithm::Constant). Then nothing of what follows is known.
+    /// State of its congestion controller. `None` if it has none: the path does not leave the host, or the algorithm is
+    /// [`CongestionAlgorithm::Constant`](super::CongestionAlgorithm::Constant). The following fields are then unknown.
     pub control: Option<ControlReport>,
-    /// Bytes a second at which packets leave. `None`: they are not paced.
+    /// Pacing rate in bytes per second. `None` if packets are not paced.
     pub pacing_rate: Option<u64>,
-    /// `None`: nothing was measured yet.
+    /// Round-trip times. `None` if nothing was measured yet.
     pub round_trip: Option<RoundTripReport>,
-    /// Since the first packet.
+    /// Counts since the first packet.
     pub total: PacketCounts,
-    /// In the last 10 to 20 seconds.
+    /// Counts of the last 10 to 20 seconds.
     pub recent: PacketCounts,
-    /// How long ago the first packet left.
+    /// Time since the first packet was sent.
     pub age: Duration,
-    /// Of that, how long something to send waited for the pace.
+    /// Of that, the time in which packets to send waited for the pacer.
     pub pace_wait: Duration,
-    /// Of that, how long something to send waited because the window was full.
+    /// Of that, the time in which packets to send waited because the window was full.
     pub window_wait: Duration,
 }
 
 impl PathReport {
-    /// A path of which nothing is known.
+    /// Creates the report of a path about which nothing is known.
     pub fn new(own: IpAddr, peer: IpAddr) -> Self {
         Self {
             own,

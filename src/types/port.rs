@@ -1,4 +1,4 @@
-//! What a port is and can do.
+//! State, attributes and GID table of a port.
 
 use super::{Gid, Mtu};
 
@@ -22,7 +22,7 @@ pub enum PortState {
 }
 
 impl PortState {
-    /// The name that the standard uses.
+    /// Returns the standard's name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Unknown => "PORT_NOP",
@@ -55,7 +55,7 @@ impl LinkWidth {
     /// All widths.
     pub const ALL: [LinkWidth; 5] = [Self::X1, Self::X4, Self::X8, Self::X12, Self::X2];
 
-    /// How many lanes.
+    /// Returns the number of lanes.
     pub const fn lanes(self) -> u32 {
         match self {
             Self::X1 => 1,
@@ -96,7 +96,7 @@ impl LinkSpeed {
     pub const ALL: [LinkSpeed; 9] =
         [Self::Sdr, Self::Ddr, Self::Qdr, Self::Fdr10, Self::Fdr, Self::Edr, Self::Hdr, Self::Ndr, Self::Xdr];
 
-    /// Megabits per second of a lane.
+    /// Returns the speed of a lane in megabits per second.
     pub const fn megabits(self) -> u32 {
         match self {
             Self::Sdr => 2_500,
@@ -111,7 +111,7 @@ impl LinkSpeed {
     }
 }
 
-/// What a port's packets travel on. The numbers are those of `link_layer` in `ibv_port_attr`.
+/// Link layer of a port. The numbers are those of `link_layer` in `ibv_port_attr`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 #[non_exhaustive]
@@ -125,7 +125,7 @@ pub enum LinkLayer {
 }
 
 impl LinkLayer {
-    /// Its name.
+    /// Returns its name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Unspecified => "unspecified",
@@ -138,48 +138,48 @@ impl LinkLayer {
 /// Attributes of a port; names are those of `ibv_port_attr`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortAttributes {
-    /// Whether it works now.
+    /// Current state.
     pub state: PortState,
-    /// Largest path MTU that the device knows.
+    /// Largest path MTU that the device supports.
     pub max_mtu: Mtu,
     /// Largest path MTU that the link carries.
     pub active_mtu: Mtu,
-    /// Entries of the GID table, the unused ones included.
+    /// Number of entries of the GID table, unused ones included.
     pub gid_tbl_len: u32,
     /// Longest message in bytes.
     pub max_msg_sz: u32,
-    /// Entries of the P_Key table.
+    /// Number of entries of the P_Key table.
     pub pkey_tbl_len: u16,
-    /// What it is connected to.
+    /// Link layer.
     pub link_layer: LinkLayer,
     /// Local identifier of an InfiniBand port; 0 on Ethernet.
     pub lid: u16,
-    /// Lanes of the link as it runs now.
+    /// Current width of the link.
     pub active_width: LinkWidth,
-    /// Speed of each of them.
+    /// Current speed of each lane.
     pub active_speed: LinkSpeed,
-    /// How many of the lower bits of its LID the port takes for itself.
+    /// LID mask control: the number of low LID bits that belong to the port itself.
     pub lmc: u8,
-    /// The subnet manager's address.
+    /// LID of the subnet manager.
     pub sm_lid: u16,
-    /// Service level to it.
+    /// Service level of packets to the subnet manager.
     pub sm_sl: u8,
-    /// Every packet needs a global route header.
+    /// Whether every packet needs a global route header.
     pub grh_required: bool,
     /// Capabilities: the bits of `ibv_port_cap_flags`.
     pub port_cap_flags: u32,
-    /// Virtual lanes, as the standard codes them.
+    /// Number of virtual lanes, in the standard's encoding.
     pub max_vl_num: u8,
-    /// State of the link below, as the standard codes it: 5 is up.
+    /// Physical state of the link, in the standard's encoding: 5 is up.
     pub phys_state: u8,
-    /// Packets with a wrong P_Key.
+    /// Number of packets with a wrong P_Key.
     pub bad_pkey_cntr: u32,
-    /// Packets with a wrong Q_Key.
+    /// Number of packets with a wrong Q_Key.
     pub qkey_viol_cntr: u32,
 }
 
 impl PortAttributes {
-    /// An Ethernet port without any room, to be filled in by a provider.
+    /// Creates the attributes of an Ethernet port with minimal limits, to be filled in by a provider.
     pub const fn ethernet(state: PortState) -> Self {
         Self {
             state,
@@ -213,20 +213,20 @@ impl PortAttributes {
 pub struct GidEntry {
     /// The GID.
     pub gid: Gid,
-    /// Its place in the table.
+    /// Its index in the table.
     pub gid_index: u8,
-    /// Which packets it stands for.
+    /// Type of the packets that use it.
     pub gid_type: GidType,
-    /// Number of the network interface; 0: unknown.
+    /// Index of the network interface; 0: unknown.
     pub ndev_ifindex: u32,
 }
 
-/// Which packets an entry of the GID table stands for. The numbers are those of `ibv_gid_type`.
+/// Type of the packets that use an entry of the GID table. The numbers are those of `ibv_gid_type`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[repr(u32)]
 #[non_exhaustive]
 pub enum GidType {
-    /// InfiniBand's own.
+    /// InfiniBand packets.
     InfiniBand = 0,
     /// Ethernet frames without IP, which no router forwards.
     RoceV1 = 1,
@@ -236,7 +236,7 @@ pub enum GidType {
 }
 
 impl GidType {
-    /// Its name.
+    /// Returns its name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::InfiniBand => "InfiniBand",

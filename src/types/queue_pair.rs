@@ -15,8 +15,8 @@ pub enum QueuePairType {
     UnreliableDatagram = 4,
     /// The sending end of an extended reliable connection (XRC initiator): it has no receive queue.
     XrcSend = 9,
-    /// The receiving end of an extended reliable connection (XRC target): it has no queues, its messages go to shared
-    /// receive queues.
+    /// The receiving end of an extended reliable connection (XRC target): it has no queues, and its messages go to
+    /// shared receive queues.
     XrcReceive = 10,
 }
 
@@ -30,7 +30,7 @@ impl QueuePairType {
         Self::XrcReceive,
     ];
 
-    /// The name that the standard uses.
+    /// Returns the standard's name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::ReliableConnection => "RC",
@@ -41,12 +41,12 @@ impl QueuePairType {
         }
     }
 
-    /// Whether it belongs to one peer. Datagrams go to a peer each.
+    /// Returns whether the queue pair has one peer. Datagrams each name their own.
     pub const fn is_connected(self) -> bool {
         !matches!(self, Self::UnreliableDatagram)
     }
 
-    /// Whether the peer acknowledges, and what is lost is sent again.
+    /// Returns whether the peer acknowledges and lost packets are retransmitted.
     pub const fn is_reliable(self) -> bool {
         matches!(self, Self::ReliableConnection | Self::XrcSend | Self::XrcReceive)
     }
@@ -63,9 +63,9 @@ pub enum QueuePairState {
     Init = 1,
     /// Ready to receive: requests of the peer are executed.
     ReadyToReceive = 2,
-    /// Ready to send: own requests are sent too.
+    /// Ready to send: local requests are sent too.
     ReadyToSend = 3,
-    /// Send queue drained: the requests that were begun are finished, no new ones are begun.
+    /// Send queue drained: requests that have started are finished, no new ones start.
     SendQueueDrained = 4,
     /// Send queue error: a send failed, receives go on (unreliable services only).
     SendQueueError = 5,
@@ -85,7 +85,7 @@ impl QueuePairState {
         Self::Error,
     ];
 
-    /// The name that the standard uses.
+    /// Returns the standard's name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Reset => "RESET",
@@ -102,15 +102,15 @@ impl QueuePairState {
 /// Sizes of a queue pair's queues.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct QueuePairCapabilities {
-    /// Requests that the send queue holds.
+    /// Number of requests that the send queue holds.
     pub max_send_wr: u32,
-    /// Requests that the receive queue holds.
+    /// Number of requests that the receive queue holds.
     pub max_recv_wr: u32,
-    /// Scatter-gather entries of a send request.
+    /// Maximum number of scatter-gather entries of a send request.
     pub max_send_sge: u32,
-    /// Scatter-gather entries of a receive request.
+    /// Maximum number of scatter-gather entries of a receive request.
     pub max_recv_sge: u32,
-    /// Bytes of a send request that may be given inline.
+    /// Maximum number of inline bytes of a send request.
     pub max_inline_data: u32,
 }
 
@@ -120,99 +120,99 @@ impl Default for QueuePairCapabilities {
     }
 }
 
-/// The way to a peer.
+/// The path to a peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AddressVector {
     /// The peer's GID.
     pub dgid: Gid,
-    /// Index of the own GID in the port's table.
+    /// Index of the local GID in the port's table.
     pub sgid_index: u8,
     /// IPv6 flow label (20 bits) and entropy for the UDP source port; 0: derived from the queue pair numbers.
     pub flow_label: u32,
     /// Time to live of the packets; 0 means the default of 64.
     pub hop_limit: u8,
-    /// Type of service byte of the packets: the upper six bits are their DSCP. The lower two are a soft device's: 2
-    /// (ECT(0)) tells it that a standard peer reports marks of queues on the way (ECN).
+    /// Type of service byte of the packets. The upper six bits are their DSCP. A soft device interprets the lower two:
+    /// 2 (ECT(0)) means that a standard peer reports ECN marks by queues on the path.
     pub traffic_class: u8,
-    /// Service level (0 to 15); has no meaning on Ethernet without priorities.
+    /// Service level (0 to 15); meaningless on Ethernet without priorities.
     pub sl: u8,
-    /// The peer's LID, in a subnet of InfiniBand; without meaning on Ethernet.
+    /// The peer's LID, in an InfiniBand subnet; meaningless on Ethernet.
     pub dlid: u16,
     /// Port of the device, from 1.
     pub port_num: u8,
 }
 
 impl AddressVector {
-    /// The way from the own GID at `sgid_index` to `dgid`, on port 1, with default settings.
+    /// Creates the path from the local GID at `sgid_index` to `dgid`, on port 1, with default settings.
     pub const fn new(dgid: Gid, sgid_index: u8) -> Self {
         Self { dgid, sgid_index, flow_label: 0, hop_limit: 64, traffic_class: 0, sl: 0, dlid: 0, port_num: 1 }
     }
 }
 
-/// Attributes for a state change: what is `None` is not given. Names and units are those of `ibv_qp_attr`.
+/// Attributes for a state change; those that are `None` are not given. Names and units are those of `ibv_qp_attr`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct QueuePairAttributes {
-    /// The state to go to.
+    /// The new state.
     pub qp_state: Option<QueuePairState>,
-    /// The state that the caller believes it to be in; refused if wrong.
+    /// The current state as the caller assumes it; the change is refused if this is wrong.
     pub cur_qp_state: Option<QueuePairState>,
     /// Index into the P_Key table; only 0 exists.
     pub pkey_index: Option<u16>,
     /// Port, from 1.
     pub port_num: Option<u8>,
-    /// What the peer may do through this queue pair.
+    /// Access that this queue pair grants to the peer.
     pub qp_access_flags: Option<AccessFlags>,
     /// Q_Key (datagrams).
     pub qkey: Option<Qkey>,
-    /// The way to the peer.
+    /// The path to the peer.
     pub ah_attr: Option<AddressVector>,
     /// Payload of a full packet; both ends must use the same.
     pub path_mtu: Option<Mtu>,
-    /// The peer's queue pair.
+    /// Number of the peer's queue pair.
     pub dest_qp_num: Option<Qpn>,
     /// Sequence number of the first packet to be received.
     pub rq_psn: Option<Psn>,
     /// Sequence number of the first packet to be sent.
     pub sq_psn: Option<Psn>,
-    /// READs and atomics that the peer may have outstanding here.
+    /// Maximum number of READs and atomics that the peer may have outstanding here.
     pub max_dest_rd_atomic: Option<u8>,
-    /// READs and atomics that this side may have outstanding there.
+    /// Maximum number of READs and atomics that this side may have outstanding at the peer.
     pub max_rd_atomic: Option<u8>,
     /// Code (0 to 31) of the time that a peer waits when no receive is posted here.
     pub min_rnr_timer: Option<u8>,
     /// Code (0 to 31) of the time to wait for a response: 4.096 µs × 2^timeout, up to four times as long on a path
-    /// whose round trip takes more than a sixth of it; 0: for ever.
+    /// whose round trip takes more than a sixth of it; 0: forever.
     pub timeout: Option<u8>,
-    /// How often a request is repeated without an answer, 0 to 7. 7 means seven.
+    /// Number of retries without a response, 0 to 7. 7 means seven.
     pub retry_cnt: Option<u8>,
-    /// How often a request is repeated when the peer has no receive posted, 0 to 6; 7: without end.
+    /// Number of retries when the peer has no receive posted, 0 to 6; 7: unlimited.
     pub rnr_retry: Option<u8>,
-    /// Raise an event when the send queue has drained.
+    /// Whether an event is raised when the send queue has drained.
     pub en_sqd_async_notify: Option<bool>,
-    /// What is known of the peer beyond the standard. Nothing by default: a stranger.
+    /// Capabilities of the peer beyond the standard. None by default: a standard peer.
     pub peer: Option<PeerCapabilities>,
     /// The key that this end and a native peer share, for INIT to RTR. No query returns it.
     pub peer_key: Option<PeerKey>,
 }
 
-/// The state and all attributes of a queue pair, as set or as they are by default.
+/// The state and all attributes of a queue pair, as set or defaulted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct QueuePairStatus {
     /// Transport service, as created.
     pub qp_type: QueuePairType,
-    /// Whether every send request makes a completion, as created.
+    /// Whether every send request generates a completion, as created.
     pub sq_sig_all: bool,
-    /// The state now, asynchronous changes included.
+    /// Current state, asynchronous changes included.
     pub qp_state: QueuePairState,
-    /// Whether requests that were begun before SQD are still unfinished.
+    /// Whether requests that started before SQD are still unfinished.
     pub sq_draining: bool,
-    /// All attributes, each `Some` once it was set.
+    /// All attributes, each `Some` once set.
     pub attributes: QueuePairAttributes,
     /// Actual sizes of the queues.
     pub cap: QueuePairCapabilities,
 }
 
-/// The standard's wait after an RNR NAK, by its 5-bit code, in microseconds.
+/// The standard's delay after an RNR NAK, by its 5-bit code, in microseconds.
 pub const RNR_TIMER_MICROSECONDS: [u32; 32] = [
     655_360, 10, 20, 30, 40, 60, 80, 120, 160, 240, 320, 480, 640, 960, 1_280, 1_920, 2_560, 3_840, 5_120, 7_680,
     10_240, 15_360, 20_480, 30_720, 40_960, 61_440, 81_920, 122_880, 163_840, 245_760, 327_680, 491_520,

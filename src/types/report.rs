@@ -1,32 +1,32 @@
-//! What a queue pair knows of itself and of its peer, as plain data: what explanations are made from.
+//! Reports on a queue pair, its peer and their path, as plain data: the input of explanations.
 
 use std::net::IpAddr;
 use std::time::Duration;
 
 use super::{Cause, CompletionStatus, Counters, DropReason, Gid, Operation, PathReport, Qpn, QueuePairStatus, Rkey};
 
-/// What kind of packet came from the peer.
+/// Kind of a packet received from the peer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum Heard {
     /// An acknowledgement.
     Acknowledgement,
-    /// Data of a READ.
+    /// A READ response.
     ReadAnswer,
-    /// The result of an atomic.
+    /// An atomic response.
     AtomicAnswer,
-    /// "A packet is missing."
+    /// A sequence error NAK: a packet is missing.
     SequenceNak,
-    /// "No receive is posted."
+    /// An RNR NAK: no receive is posted.
     ReceiverNotReadyNak,
-    /// Any other refusal.
+    /// Any other NAK.
     RefusalNak,
-    /// A request of its own.
+    /// A request from the peer.
     Request,
 }
 
 impl Heard {
-    /// In words.
+    /// Returns a description in words.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Acknowledgement => "an acknowledgement",
@@ -40,16 +40,16 @@ impl Heard {
     }
 }
 
-/// The last valid packet of the peer.
+/// The last valid packet of a kind from the peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LastHeard {
-    /// What it was.
+    /// Kind of the packet.
     pub what: Heard,
-    /// How long ago.
+    /// Time since it arrived.
     pub ago: Duration,
 }
 
-/// Why a request of the peer is refused, which ends the connection.
+/// Reason why a request of the peer is refused, which ends the connection.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum PeerFault {
@@ -59,11 +59,11 @@ pub enum PeerFault {
     AccessNotGranted,
     /// More READs and atomics outstanding than `max_dest_rd_atomic`.
     TooManyReads,
-    /// A packet's payload does not have the length that its position in the message demands.
+    /// The length of a packet's payload does not fit its position in the message.
     PacketLength,
-    /// The message is longer than allowed, or than it said.
+    /// The message is longer than allowed, or its length differs from that in its header.
     MessageLength,
-    /// An atomic on an address that is no multiple of eight.
+    /// An atomic on an address that is not a multiple of eight.
     Misaligned,
     /// No valid region has the key.
     UnknownKey,
@@ -79,11 +79,11 @@ pub enum PeerFault {
     ReceiveTooSmall,
     /// The posted receive names memory that cannot be written; the cause says why.
     ReceiveMemory(Cause),
-    /// The key that the peer wanted to invalidate cannot be.
+    /// The key that the peer asked to invalidate cannot be invalidated.
     Invalidate,
-    /// The domain has no shared receive queue of the number that the message names.
+    /// The domain has no shared receive queue with the number in the message.
     UnknownSharedReceiveQueue,
-    /// A FLUSH to nowhere, or of reserved kinds.
+    /// A FLUSH without a placement type, or with reserved values.
     FlushType,
     /// The memory window was bound by another queue pair.
     WrongQueuePair,
@@ -93,173 +93,172 @@ pub enum PeerFault {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct RefusedRequest {
-    /// What was wrong.
+    /// Reason for the refusal.
     pub fault: PeerFault,
-    /// What the peer asked for: `SEND`, `WRITE`, `READ`, `ATOMIC WRITE`, `FLUSH`, `atomic`.
+    /// Operation of the request: `SEND`, `WRITE`, `READ`, `ATOMIC WRITE`, `FLUSH`, `atomic`, or `request` if unknown.
     pub operation: &'static str,
-    /// Address and key of the memory that it named, if the packet named any.
+    /// Remote address and key, if the packet carries them. The address is 0 for a key to invalidate.
     pub remote: Option<(u64, Rkey)>,
-    /// Bytes: of the whole access if the packet named them, else of the packet.
+    /// Length in bytes: of the whole access if the packet carries it, otherwise of the packet's payload.
     pub length: u32,
-    /// The receive that it had begun to fill.
+    /// `wr_id` of the receive that the request had begun to fill.
     pub wr_id: Option<u64>,
 }
 
 impl RefusedRequest {
-    /// A request of which only the fault is known.
+    /// Creates a report with the fault alone.
     pub const fn new(fault: PeerFault) -> Self {
         Self { fault, operation: "request", remote: None, length: 0, wr_id: None }
     }
 }
 
-/// A request of this side that failed, with the state at that moment.
+/// A local request that failed, with the retries spent on it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FailedRequest {
-    /// The number that it was posted with.
+    /// `wr_id` of the request.
     pub wr_id: u64,
-    /// How it ended.
+    /// Status of its completion.
     pub status: CompletionStatus,
-    /// Why.
+    /// Cause of the failure.
     pub cause: Cause,
-    /// What it was.
+    /// Operation of the request.
     pub operation: Operation,
-    /// Bytes of its message.
+    /// Length of its message in bytes.
     pub length: u32,
-    /// Repetitions spent since the last progress, of `retry_cnt`.
+    /// Retries since the last progress, out of `retry_cnt`.
     pub tries: u8,
-    /// Repetitions spent after RNR NAKs since the last progress, of `rnr_retry`.
+    /// Retries after RNR NAKs since the last progress, out of `rnr_retry`.
     pub rnr_tries: u8,
 }
 
-/// What took the queue pair to the error state.
+/// Event that moved the queue pair to the error state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Ending {
-    /// A request of this side failed.
+    /// A local request failed.
     Request(FailedRequest),
     /// A request of the peer was refused.
     PeerRequest(RefusedRequest),
-    /// The application asked for it.
+    /// The application requested it.
     Application,
-    /// A completion queue had no room.
+    /// A completion queue overflowed.
     CompletionQueueOverflow,
     /// A panic in this library, which is a bug.
     Panic,
 }
 
-/// What the system or the network said about packets to the peer's address.
+/// An error that the kernel or the network reported for packets to the peer's address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PathError {
-    /// The system's number, for example `ECONNREFUSED` after "port unreachable".
+    /// The kernel's error number, for example `ECONNREFUSED` after "port unreachable".
     pub errno: i32,
-    /// Who in the network said so; `None`: this host.
+    /// Address of the network node that reported it; `None` for this host.
     pub reporter: Option<IpAddr>,
-    /// Largest IP packet that fits the path, if that was told.
+    /// Size in bytes of the largest IP packet that fits the path, if it was reported.
     pub mtu: Option<u32>,
-    /// Bytes of the shortest datagram that this host refused to send.
+    /// Length in bytes of the shortest datagram that this host refused to send.
     pub bytes: Option<usize>,
-    /// How often.
+    /// Number of occurrences.
     pub count: u64,
-    /// How long ago the last one was seen.
+    /// Time since the last occurrence.
     pub ago: Duration,
 }
 
 /// Packets from the peer's address that belong to no queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Stray {
-    /// The queue pair that they name, if they could be read that far.
+    /// Destination queue pair, if the packet could be parsed that far.
     pub qpn: Option<Qpn>,
-    /// Why they were dropped.
+    /// Reason for the drop.
     pub reason: DropReason,
-    /// How many.
+    /// Number of packets.
     pub count: u64,
-    /// How long ago the last one came.
+    /// Time since the last one arrived.
     pub ago: Duration,
 }
 
 /// A remote access that succeeded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct RemoteAccess {
-    /// First address.
+    /// Start address.
     pub remote_addr: u64,
-    /// Key.
+    /// Remote key.
     pub rkey: Rkey,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u32,
 }
 
-/// The last of each kind of remote access that succeeded on this connection.
+/// The last successful remote access of each kind on this connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Worked {
-    /// READ.
+    /// The last READ.
     pub read: Option<RemoteAccess>,
-    /// WRITE, with or without immediate data.
+    /// The last WRITE, with or without immediate data.
     pub write: Option<RemoteAccess>,
-    /// Either atomic.
+    /// The last atomic of either kind.
     pub atomic: Option<RemoteAccess>,
-    /// Bytes of the longest SEND or WRITE that was acknowledged.
+    /// Length in bytes of the longest SEND or WRITE that was acknowledged.
     pub longest: u32,
 }
 
-/// What a queue pair knows of itself and of its peer. All counts and memories begin with the connection, that is, when
-/// the queue pair went to RTR.
+/// A report on a queue pair and its peer. All counts and records begin with the connection, at the transition to RTR.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct QueuePairReport {
-    /// State and attributes.
+    /// State and attributes of the queue pair.
     pub status: QueuePairStatus,
     /// Counters of the connection.
     pub counters: Counters,
     /// Counters of the whole device, since it was opened.
     pub device: Counters,
-    /// The last answer of the peer to a request of this side.
+    /// The peer's last response to a local request.
     pub last_answer: Option<LastHeard>,
-    /// The last request of the peer.
+    /// The peer's last request.
     pub last_request: Option<LastHeard>,
-    /// The last valid packet of the peer's address for any other queue pair of the device, since this one was
+    /// The last valid packet from the peer's address to any other queue pair of the device, since this one was
     /// connected.
     pub heard_elsewhere: Option<LastHeard>,
-    /// Whether any packet of this side was ever acknowledged.
+    /// Whether the peer ever acknowledged a packet.
     pub was_acknowledged: bool,
     /// Whether any request of the peer was executed.
     pub was_requested: bool,
-    /// What ended it.
+    /// Event that moved the queue pair to the error state, if any.
     pub ending: Option<Ending>,
-    /// Remote accesses that succeeded.
+    /// The last successful remote accesses.
     pub worked: Worked,
-    /// How long ago a packet that asks for an acknowledgement was sent last.
+    /// Time since the last packet that requests an acknowledgement was sent.
     pub last_try: Option<Duration>,
-    /// How long ago the last try of a request without an answer ran out.
+    /// Time since a request first exhausted its retries without a response.
     pub gave_up: Option<Duration>,
-    /// Answers that came when nothing was waited for any more.
+    /// Number of responses that arrived too late, in the error state.
     pub late_answers: u32,
-    /// Where packets for this queue pair came from that is not its peer.
+    /// Source address of the last packet for this queue pair that did not come from its peer.
     pub wrong_source: Option<IpAddr>,
-    /// The partition key of packets that were dropped for it.
+    /// Partition key of the last packet that was dropped because of it.
     pub wrong_pkey: Option<u16>,
-    /// What system and network said about the way to the peer.
+    /// Error that the kernel or the network reported for the path to the peer.
     pub path_error: Option<PathError>,
     /// Packets from the peer's address that belong to no queue pair.
     pub strays: Vec<Stray>,
-    /// Send requests that are not finished.
+    /// Number of unfinished send requests.
     pub unfinished: u32,
-    /// The oldest of them that has been begun.
+    /// The oldest of them that has started.
     pub oldest: Option<Operation>,
-    /// Packets sent and not acknowledged.
+    /// Number of packets sent and not yet acknowledged.
     pub in_flight: u32,
-    /// The peer said that it has no receive posted, and the time that it asked for is not over.
+    /// Whether the peer reported that it has no receive posted, and the delay that it requested is still running.
     pub waits_for_receiver: bool,
-    /// Receives that are posted and not used.
+    /// Number of posted, unused receives.
     pub receives: u32,
     /// Multicast groups that it is attached to.
     pub groups: Vec<Gid>,
-    /// The path to the peer, with what all queue pairs on it have sent. `None`: it has no path, or its device does not
-    /// say.
+    /// The path to the peer, with the totals of all queue pairs on it. `None` if the queue pair has no path, or its
+    /// device does not report it.
     pub path: Option<PathReport>,
 }
 
 impl QueuePairReport {
-    /// A report of a provider that knows no more than this.
+    /// Creates the report of a provider that has only the status and the counters.
     pub fn new(status: QueuePairStatus, counters: Counters) -> Self {
         Self {
             status,
@@ -289,12 +288,12 @@ impl QueuePairReport {
         }
     }
 
-    /// The address of the peer, once there is one.
+    /// Returns the peer's address, once it is set.
     pub fn peer_address(&self) -> Option<IpAddr> {
         self.status.attributes.ah_attr.map(|way| way.dgid.to_ip())
     }
 
-    /// The last valid packet of the peer for this queue pair.
+    /// Returns the last valid packet from the peer to this queue pair.
     pub fn last_heard(&self) -> Option<LastHeard> {
         self.last_answer.into_iter().chain(self.last_request).min_by_key(|heard| heard.ago)
     }

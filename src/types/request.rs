@@ -1,138 +1,138 @@
-//! Work requests as the provider tier passes them on: plain data, the caller's `wr_id` untouched.
+//! Work requests as the provider tier passes them on: plain data, with the caller's `wr_id` unchanged.
 
 use super::{AccessFlags, Lkey, QueuePairType, Rkey};
 
-/// Scatter-gather entry: a piece of registered memory. Laid out like `ibv_sge`.
+/// Scatter-gather entry (SGE): a range of registered memory. Laid out like `ibv_sge`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
 pub struct Sge {
-    /// Address as the region knows it (its `iova` range).
+    /// Start address, in the region's `iova` range.
     pub addr: u64,
-    /// Length in bytes. 0 means nothing, not 2^31.
+    /// Length in bytes. 0 means no bytes, not 2^31.
     pub length: u32,
-    /// Key of the region.
+    /// Local key of the region.
     pub lkey: Lkey,
 }
 
 const _: () = assert!(size_of::<Sge>() == 16 && align_of::<Sge>() == 8);
 
 bitflags::bitflags! {
-    /// Flags of a send request. The bits are those of `ibv_send_flags`, less the inline flag, which
-    /// [`Data::Inline`] says.
+    /// Flags of a send request. The bits are those of `ibv_send_flags`, without the inline flag, which [`Data::Inline`]
+    /// replaces.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
     pub struct SendFlags: u32 {
-        /// Wait for all earlier READs and atomics of this queue pair.
+        /// Waits for all earlier READs and atomics of this queue pair.
         const FENCE = 1;
-        /// Make a completion on success too (failures always make one).
+        /// Generates a completion on success too (failures always generate one).
         const SIGNALED = 2;
-        /// The peer's receive completion shall wake a channel that is armed for solicited events only.
+        /// Makes the peer's receive completion wake a channel that is armed for solicited events only.
         const SOLICITED = 4;
     }
 }
 
-/// What a send request does.
+/// Operation of a send request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Operation {
-    /// Fill the peer's next posted receive.
+    /// Fills the peer's next posted receive.
     Send,
-    /// The same, and hand four bytes of immediate data to its completion.
+    /// As `Send`, and delivers four bytes of immediate data with the peer's completion.
     SendWithImmediate(u32),
-    /// The same, and invalidate a key at the peer.
+    /// As `Send`, and invalidates a key at the peer.
     SendWithInvalidate(Rkey),
-    /// Write the peer's memory.
+    /// Writes the peer's memory.
     Write {
-        /// First address, as the peer's region knows it.
+        /// Start address, in the address range of the peer's region.
         remote_addr: u64,
         /// Key of the peer's region or window.
         rkey: Rkey,
     },
-    /// Write the peer's memory, then complete its next posted receive with four bytes of immediate data.
+    /// Writes the peer's memory, then completes its next posted receive with four bytes of immediate data.
     WriteWithImmediate {
-        /// First address, as the peer's region knows it.
+        /// Start address, in the address range of the peer's region.
         remote_addr: u64,
         /// Key of the peer's region or window.
         rkey: Rkey,
-        /// The immediate data; on the wire in network order.
+        /// The immediate data, in network byte order on the wire.
         immediate: u32,
     },
-    /// Read the peer's memory into the scatter-gather list.
+    /// Reads the peer's memory into the scatter-gather list.
     Read {
-        /// First address, as the peer's region knows it.
+        /// Start address, in the address range of the peer's region.
         remote_addr: u64,
         /// Key of the peer's region or window.
         rkey: Rkey,
     },
-    /// Replace eight bytes at the peer if they equal `compare`; the value before goes into the 8-byte entry.
+    /// Replaces eight bytes at the peer if they equal `compare`. The original value goes into the 8-byte SGE.
     CompareAndSwap {
         /// Address, a multiple of eight.
         remote_addr: u64,
         /// Key of the peer's region or window.
         rkey: Rkey,
-        /// Expected value, in the peer's own byte order.
+        /// Expected value; the peer applies its own byte order.
         compare: u64,
         /// New value.
         swap: u64,
     },
-    /// Add to eight bytes at the peer; the value before goes into the 8-byte entry.
+    /// Adds to eight bytes at the peer. The original value goes into the 8-byte SGE.
     FetchAndAdd {
         /// Address, a multiple of eight.
         remote_addr: u64,
         /// Key of the peer's region or window.
         rkey: Rkey,
-        /// What to add, modulo 2^64.
+        /// Addend, modulo 2^64.
         add: u64,
     },
-    /// Write eight bytes at the peer in one piece.
+    /// Writes eight bytes at the peer atomically.
     AtomicWrite {
         /// Address, a multiple of eight.
         remote_addr: u64,
         /// Key of the peer's region or window.
         rkey: Rkey,
     },
-    /// Make sure that what was written to the peer's memory is visible there, or persistent.
+    /// Makes earlier writes to the peer's memory globally visible or persistent.
     Flush {
-        /// First address, as the peer's region knows it; without meaning if the whole region is flushed.
+        /// Start address, in the address range of the peer's region; meaningless if the whole region is flushed.
         remote_addr: u64,
         /// Key of the peer's region or window.
         rkey: Rkey,
-        /// Bytes to flush; without meaning if the whole region is flushed.
+        /// Number of bytes to flush; meaningless if the whole region is flushed.
         length: u32,
-        /// What is asked for.
+        /// Placement type and selectivity.
         flags: FlushFlags,
     },
-    /// Revoke a key of this host: of a region that may be invalidated, or of a bound type 2 window.
+    /// Invalidates a local key: that of an invalidatable region, or of a bound type 2 window.
     LocalInvalidate(Rkey),
-    /// Bind a memory window of this host to a part of a region.
+    /// Binds a local memory window to a range of a region.
     BindMemoryWindow {
-        /// The window's new key: its index in the upper 24 bits, the new tag below.
+        /// The window's new key: its index in the upper 24 bits, the new tag in the lower eight.
         rkey: Rkey,
-        /// The region.
+        /// Local key of the region.
         lkey: Lkey,
-        /// First address, as the region knows it.
+        /// Start address, in the region's `iova` range.
         addr: u64,
-        /// Bytes; 0 unbinds a type 1 window.
+        /// Length in bytes; 0 unbinds a type 1 window.
         length: u64,
-        /// What peers may do through the window, and whether its addresses count from 0.
+        /// Access that the window grants to peers, and whether its addresses count from 0.
         access: AccessFlags,
     },
 }
 
 bitflags::bitflags! {
-    /// What a FLUSH asks for. The lower bits are those of `ibv_placement_type`.
+    /// Placement type and selectivity of a FLUSH. The lower bits are those of `ibv_placement_type`.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
     pub struct FlushFlags: u8 {
-        /// What was written is visible to every party at the peer.
+        /// Makes earlier writes visible to every observer at the peer.
         const GLOBAL = 1;
-        /// What was written survives a loss of power.
+        /// Makes earlier writes survive a loss of power.
         const PERSISTENT = 1 << 1;
-        /// The whole region instead of a range.
+        /// Flushes the whole region instead of a range.
         const WHOLE_REGION = 1 << 4;
     }
 }
 
 impl Operation {
-    /// The name that the standard uses.
+    /// Returns the standard's name.
     pub const fn name(&self) -> &'static str {
         match self {
             Self::Send => "SEND",
@@ -150,7 +150,7 @@ impl Operation {
         }
     }
 
-    /// Whether a queue pair of this type carries it.
+    /// Returns whether a queue pair of this type supports the operation.
     pub const fn is_possible_on(&self, qp_type: QueuePairType) -> bool {
         match qp_type {
             QueuePairType::UnreliableDatagram => matches!(self, Self::Send | Self::SendWithImmediate(_)),
@@ -161,58 +161,59 @@ impl Operation {
         }
     }
 
-    /// Whether the response carries data: READ and atomics, which `max_rd_atomic` limits.
+    /// Returns whether the response carries data: READ and atomics, which `max_rd_atomic` limits.
     pub const fn is_read_or_atomic(&self) -> bool {
         matches!(self, Self::Read { .. } | Self::CompareAndSwap { .. } | Self::FetchAndAdd { .. })
     }
 
-    /// Whether it has a response of its own instead of an acknowledgement; `max_rd_atomic` limits these.
+    /// Returns whether the operation has a response of its own instead of an acknowledgement; `max_rd_atomic` limits
+    /// these.
     pub const fn has_explicit_response(&self) -> bool {
         self.is_read_or_atomic() || self.is_ack_only()
     }
 
-    /// Whether its response is an empty READ response: ATOMIC WRITE and FLUSH.
+    /// Returns whether the response is an empty READ response: ATOMIC WRITE and FLUSH.
     pub const fn is_ack_only(&self) -> bool {
         matches!(self, Self::AtomicWrite { .. } | Self::Flush { .. })
     }
 
-    /// Whether no packet leaves for it.
+    /// Returns whether the operation sends no packet.
     pub const fn is_local(&self) -> bool {
         matches!(self, Self::LocalInvalidate(_) | Self::BindMemoryWindow { .. })
     }
 
-    /// Whether it is a compare-and-swap or a fetch-and-add.
+    /// Returns whether the operation is a compare-and-swap or a fetch-and-add.
     pub const fn is_atomic(&self) -> bool {
         matches!(self, Self::CompareAndSwap { .. } | Self::FetchAndAdd { .. })
     }
 }
 
-/// Where a send request's bytes come from (or go to, for READ and atomics).
+/// Source of a send request's bytes, or their destination for READ and atomics.
 #[derive(Clone, Copy, Debug)]
 pub enum Data<'a> {
-    /// Pieces of registered memory, in order.
+    /// Ranges of registered memory, in order.
     Sges(&'a [Sge]),
-    /// Bytes that are copied while posting; joined in order. Not for READ and atomics.
+    /// Bytes that are copied while posting, concatenated in order. Not for READ and atomics.
     Inline(&'a [&'a [u8]]),
 }
 
 /// A request for the send queue.
 #[derive(Clone, Copy, Debug)]
 pub struct SendRequest<'a> {
-    /// The caller's own number; comes back in the completion.
+    /// A number of the caller's choice, returned in the completion.
     pub wr_id: u64,
-    /// What to do.
+    /// Operation to execute.
     pub operation: Operation,
-    /// How.
+    /// Flags of the request.
     pub flags: SendFlags,
-    /// The bytes.
+    /// Memory that the request reads or writes.
     pub data: Data<'a>,
 }
 
 /// A request for the receive queue.
 #[derive(Clone, Copy, Debug)]
 pub struct ReceiveRequest<'a> {
-    /// The caller's own number; comes back in the completion.
+    /// A number of the caller's choice, returned in the completion.
     pub wr_id: u64,
     /// Memory for the message, filled in order.
     pub sges: &'a [Sge],
@@ -221,8 +222,8 @@ pub struct ReceiveRequest<'a> {
 /// How a batch of requests ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BatchEnd {
-    /// Hand over all that was pushed since the batch began.
+    /// Posts all requests pushed since the batch began.
     Publish,
-    /// Forget all that was pushed since the batch began.
+    /// Discards all requests pushed since the batch began.
     Rollback,
 }

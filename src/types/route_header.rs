@@ -1,8 +1,8 @@
-//! The route header in front of a received datagram: who sent it, and by which address it came.
+//! The global route header in front of a received datagram: its source and its destination.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// What the first 40 bytes of a received datagram say (`ibv_grh`).
+/// The first 40 bytes of a received datagram (`ibv_grh`).
 ///
 /// Over IPv4 they are 20 zero bytes and an IPv4 header, over IPv6 an IPv6 header.
 ///
@@ -26,9 +26,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GlobalRouteHeader {
-    /// Who sent it.
+    /// Address of the sender.
     pub source: IpAddr,
-    /// The address that it was sent to; a group's, if it was a multicast.
+    /// Destination address: a group's for a multicast.
     pub destination: IpAddr,
     /// Type of service (IPv4) or traffic class.
     pub traffic_class: u8,
@@ -49,10 +49,10 @@ const UDP: u8 = 17;
 const DONT_FRAGMENT: u16 = 0x4000;
 
 impl GlobalRouteHeader {
-    /// Bytes in front of every received datagram.
+    /// Number of bytes in front of every received datagram.
     pub const BYTES: usize = 40;
 
-    /// As it stands in front of a datagram.
+    /// Returns the header as it precedes a datagram.
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
         match (self.source, self.destination) {
@@ -83,8 +83,8 @@ impl GlobalRouteHeader {
         bytes
     }
 
-    /// Reads the 40 bytes; `None` if they are neither kind of header. An IPv4 header is known by its right checksum,
-    /// as the first 20 bytes may hold anything then.
+    /// Parses the 40 bytes; `None` if they hold neither kind of header. An IPv4 header is recognized by its correct
+    /// checksum, because the 20 bytes in front of it may hold anything.
     pub fn from_bytes(bytes: &[u8; Self::BYTES]) -> Option<Self> {
         let (_, v4) = bytes.split_at(V4_BYTES);
         if v4[0] == 0x45 && sum_of(v4) == 0xffff {
@@ -135,7 +135,7 @@ fn to_v6(address: IpAddr) -> Ipv6Addr {
     }
 }
 
-/// One's complement sum of the 16-bit words; all ones over a header with a right checksum.
+/// Returns the one's complement sum of the 16-bit words: all ones over a header with a correct checksum.
 fn sum_of(header: &[u8]) -> u16 {
     let mut sum: u32 = header.chunks_exact(2).map(|word| u32::from(u16::from_be_bytes([word[0], word[1]]))).sum();
     while sum > 0xffff {
@@ -190,7 +190,7 @@ mod tests {
         let mut bytes = header("10.0.0.1", "10.0.0.2").to_bytes();
         bytes[33] ^= 1;
         assert_eq!(GlobalRouteHeader::from_bytes(&bytes), None);
-        // What stands in front of an IPv4 header does not matter, even if it looks like the other kind.
+        // The bytes in front of an IPv4 header do not matter, even if they look like an IPv6 header.
         let mut bytes = header("10.0.0.1", "10.0.0.2").to_bytes();
         bytes[0] = 0x60;
         assert!(GlobalRouteHeader::from_bytes(&bytes).unwrap().source.is_ipv4());

@@ -9,12 +9,12 @@ use std::fmt;
 pub struct SharedReceiveQueueNumber(u32);
 
 impl SharedReceiveQueueNumber {
-    /// The number with the low 24 bits of `value`.
+    /// Creates the number with the low 24 bits of `value`.
     pub const fn new(value: u32) -> Self {
         Self(value & 0x00ff_ffff)
     }
 
-    /// The number, at most 24 bits.
+    /// Returns the number, at most 24 bits.
     pub const fn value(self) -> u32 {
         self.0
     }
@@ -32,7 +32,7 @@ impl fmt::Display for SharedReceiveQueueNumber {
     }
 }
 
-/// What to change of a shared receive queue; what is `None` stays. Names are those of `ibv_srq_attr`.
+/// Changes to a shared receive queue; attributes that are `None` stay. Names are those of `ibv_srq_attr`.
 ///
 /// ```
 /// use rdma_verbs::types::SharedReceiveQueueAttributes;
@@ -42,19 +42,19 @@ impl fmt::Display for SharedReceiveQueueNumber {
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SharedReceiveQueueAttributes {
-    /// Receives that it holds; not fewer than wait in it, and not fewer than the limit that is armed.
+    /// Number of receives that it holds: at least those that wait in it, and at least the armed limit.
     pub max_wr: Option<u32>,
     /// Arms the limit event: it is raised once, when fewer receives than this wait. 0 disarms it.
     pub srq_limit: Option<u32>,
 }
 
-/// A shared receive queue as it is now. Names are those of `ibv_srq_attr`.
+/// Current attributes of a shared receive queue. Names are those of `ibv_srq_attr`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SharedReceiveQueueStatus {
-    /// Receives that it holds.
+    /// Number of receives that it holds.
     pub max_wr: u32,
-    /// Scatter-gather entries of a receive.
+    /// Maximum number of scatter-gather entries of a receive.
     pub max_sge: u32,
-    /// The limit that is armed; 0: none, or its event was raised.
+    /// The armed limit; 0: none, or its event was raised.
     pub srq_limit: u32,
 }

@@ -3,34 +3,35 @@
 use std::ops::{Add, Sub};
 use std::time::Duration;
 
-/// Nanoseconds since a moment that the engine (or the simulator) chose. Never runs backwards within one engine.
+/// A point in time: nanoseconds since an epoch that the engine (or the simulator) chose. Never runs backwards within
+/// one engine.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Time(u64);
 
 impl Time {
-    /// The chosen moment itself.
+    /// The epoch itself.
     pub const ZERO: Time = Time(0);
     /// Later than any time that is reached (584 years).
     pub const NEVER: Time = Time(u64::MAX);
 
-    /// The time `nanoseconds` after [`Time::ZERO`].
+    /// Returns the time `nanoseconds` after [`Time::ZERO`].
     pub const fn from_nanos(nanoseconds: u64) -> Self {
         Self(nanoseconds)
     }
 
-    /// Nanoseconds since [`Time::ZERO`].
+    /// Returns the nanoseconds since [`Time::ZERO`].
     pub const fn as_nanos(self) -> u64 {
         self.0
     }
 
-    /// The earliest of those that are there.
+    /// Returns the earliest of the times that are `Some`.
     #[inline]
     pub fn earliest<const COUNT: usize>(times: [Option<Time>; COUNT]) -> Option<Time> {
         let earliest = times.into_iter().fold(Time::NEVER, |earliest, time| earliest.min(time.unwrap_or(Time::NEVER)));
         (earliest != Time::NEVER).then_some(earliest)
     }
 
-    /// How long after `earlier` this is; zero if it is not later.
+    /// Returns the time elapsed since `earlier`; zero if this is not later.
     pub const fn saturating_since(self, earlier: Time) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }

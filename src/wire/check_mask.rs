@@ -1,11 +1,11 @@
 //! The check field of native peers: the ICRC, XOR a mask that only the two ends of the connection can compute.
 //!
-//! The standard's ICRC is a checksum that everybody can compute; a packet is authenticated by nothing but its numbers.
-//! A constant XORed to a CRC keeps all that the CRC detects, because the CRC of an error pattern does not depend on it.
-//! To a sender that does not know the mask each of the 2^32 values of the field is equally likely to be right.
+//! The standard's ICRC is a checksum that anyone can compute; only its numbers authenticate a packet. A constant XORed
+//! to a CRC keeps all that the CRC detects, because the CRC of an error pattern does not depend on it. To a sender that
+//! does not know the mask, each of the 2^32 values of the field is equally likely to be right.
 //!
-//! The mask is constant for a sequence of PSNs and a direction. So a sender on the path, which sees one packet, knows
-//! it: this protects against senders that do not see the traffic.
+//! The mask is constant for a sequence of PSNs and a direction. So a sender on the path that sees one packet knows it:
+//! the mask protects against senders that do not see the traffic.
 
 use std::hash::Hasher;
 
@@ -29,7 +29,7 @@ pub struct PsnSequence {
     pub is_local: bool,
 }
 
-/// The masks of the two kinds of packets that bear the PSNs of a sequence.
+/// The masks of the two kinds of packets that carry the PSNs of a sequence.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct CheckMasks {
     /// For requests.
@@ -39,11 +39,11 @@ pub struct CheckMasks {
 }
 
 impl CheckMasks {
-    /// The masks of a sequence of PSNs. Both ends get the same.
+    /// Computes the masks of a sequence of PSNs. Both ends compute the same ones.
     pub fn new(key: &PeerKey, sequence: &PsnSequence) -> Self {
         let (requester, responder) = if sequence.is_local { (key.local, key.remote) } else { (key.remote, key.local) };
-        // Each end's share masks by itself: together they are unpredictable as long as one of them is, even if both
-        // ends belong to one process and have the same.
+        // Each end's share yields a mask of its own: together they are unpredictable as long as one of them is, even if
+        // both ends belong to one process and have the same share.
         let mask = |kind: u8| half_mask(requester, sequence, kind) ^ half_mask(responder, sequence, kind | 0x80);
         Self { requests: mask(0), responses: mask(1) }
     }
@@ -55,7 +55,8 @@ impl std::fmt::Debug for CheckMasks {
     }
 }
 
-/// What one share contributes: SipHash-2-4, a keyed pseudorandom function, of all that tells sequences apart.
+/// The contribution of one share: SipHash-2-4, a keyed pseudorandom function, of everything that distinguishes
+/// sequences.
 fn half_mask(share: KeyShare, sequence: &PsnSequence, kind: u8) -> u32 {
     let mut hasher = SipHasher24::new_with_key(&share.to_bytes());
     let mut message = [0; 21];
@@ -90,7 +91,7 @@ mod tests {
         assert_eq!(here, there);
     }
 
-    /// The form is a promise to other versions: these values never change.
+    /// The format is a promise to other versions: these values never change.
     #[test]
     fn masks_of_version_1() {
         let masks = CheckMasks::new(&key(1, 2), &SEQUENCE);

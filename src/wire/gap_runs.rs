@@ -1,21 +1,21 @@
 //! Gaps in a sequence of packets: the payload with which a native responder extends a NAK for a sequence error, if the
-//! peer takes it ([`crate::types::PeerCapabilities::GAP_RUNS`]).
+//! peer supports it ([`crate::types::PeerCapabilities::GAP_RUNS`]).
 //!
 //! A list of runs, each of two big-endian counts of 16 bits: packets that are missing, then packets that are kept. The
-//! first run begins at the PSN of the NAK, which is missing, and each other one where the one before ends. What lies
-//! behind the last run has not arrived, or did not fit.
+//! first run begins at the PSN of the NAK, which is missing, and each other one where the previous one ends. Packets
+//! after the last run have not arrived, or did not fit.
 
 /// Bytes of a run.
 const RUN_BYTES: usize = 4;
 /// Most runs in one NAK, if the path MTU has room for them: at 10 % loss they describe 2,500 packets.
 const MOST_RUNS: usize = 256;
 
-/// Packets that are missing, and those behind them that are kept.
+/// A run: packets that are missing, and the kept ones after them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GapRun {
     /// Packets that are missing, at least one.
     pub missing: u16,
-    /// Packets behind them that are kept, at least one.
+    /// Packets after them that are kept, at least one.
     pub kept: u16,
 }
 
@@ -25,13 +25,13 @@ impl GapRun {
     /// Bytes of a run.
     pub const BYTES: usize = RUN_BYTES;
 
-    /// As it stands in the packet.
+    /// Returns the run as encoded in a packet.
     pub fn to_bytes(self) -> [u8; RUN_BYTES] {
         let ([a, b], [c, d]) = (self.missing.to_be_bytes(), self.kept.to_be_bytes());
         [a, b, c, d]
     }
 
-    /// Packets that it describes.
+    /// Number of packets that it describes.
     pub fn packets(self) -> u32 {
         u32::from(self.missing) + u32::from(self.kept)
     }
@@ -42,7 +42,8 @@ impl GapRun {
 pub struct GapRuns<'a>(&'a [[u8; RUN_BYTES]]);
 
 impl<'a> GapRuns<'a> {
-    /// The runs in a payload. `None`: it is not made of runs, or one of them is empty.
+    /// Parses the runs in a payload. `None`: it is not made of 1 to [`GapRun::MOST`] runs, or one of them has an empty
+    /// part.
     pub fn parse(payload: &'a [u8]) -> Option<Self> {
         let (chunks, rest) = payload.as_chunks();
         let runs = Self(chunks);
@@ -50,14 +51,14 @@ impl<'a> GapRuns<'a> {
         (is_whole && runs.iter().all(|run| run.missing > 0 && run.kept > 0)).then_some(runs)
     }
 
-    /// Each run, in order.
+    /// Iterates over the runs, in order.
     pub fn iter(self) -> impl Iterator<Item = GapRun> + Clone + 'a {
         self.0
             .iter()
             .map(|[a, b, c, d]| GapRun { missing: u16::from_be_bytes([*a, *b]), kept: u16::from_be_bytes([*c, *d]) })
     }
 
-    /// Packets that all of them describe.
+    /// Number of packets that all runs describe.
     pub fn packets(self) -> u32 {
         self.iter().map(GapRun::packets).sum()
     }

@@ -10,7 +10,7 @@ pub const BTH_BYTES: usize = 12;
 /// Base transport header (`rxe_bth`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Bth {
-    /// What packet this is.
+    /// The operation code.
     pub opcode: Opcode,
     /// The receiver's completion counts as solicited.
     pub solicited: bool,
@@ -25,9 +25,9 @@ pub struct Bth {
     pub fecn: bool,
     /// Backward congestion mark; set in congestion notifications (IBTA A17.9.3).
     pub becn: bool,
-    /// Queue pair that it goes to.
+    /// Destination queue pair.
     pub destination: Qpn,
-    /// The sender wants an acknowledgement.
+    /// The sender requests an acknowledgement.
     pub ack_request: bool,
     /// Sequence number.
     pub psn: Psn,
@@ -86,7 +86,7 @@ impl Bth {
     }
 }
 
-/// RDMA extended transport header (`rxe_reth`): where a WRITE or READ goes.
+/// RDMA extended transport header (`rxe_reth`): the target of a WRITE or READ.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Reth {
     /// First address.
@@ -137,7 +137,7 @@ pub struct AtomicEth {
     pub rkey: Rkey,
     /// New value of a compare-and-swap, summand of a fetch-and-add.
     pub swap_or_add: u64,
-    /// Expected value of a compare-and-swap; without meaning otherwise.
+    /// Expected value of a compare-and-swap; unused otherwise.
     pub compare: u64,
 }
 
@@ -161,10 +161,10 @@ impl AtomicEth {
     }
 }
 
-/// What an acknowledgement says (`enum aeth_syndrome`).
+/// The syndrome of an acknowledgement (`enum aeth_syndrome`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Syndrome {
-    /// Acknowledged, with a code for the receives that are posted (31, `AETH_ACK_UNLIMITED`: not told).
+    /// Acknowledged, with a credit code for the posted receives (31, `AETH_ACK_UNLIMITED`: not reported).
     Ack {
         /// Credit code, 0 to 31.
         credit: u8,
@@ -238,7 +238,7 @@ impl Syndrome {
 /// Acknowledgement extended transport header (`rxe_aeth`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Aeth {
-    /// What it says.
+    /// The syndrome.
     pub syndrome: Syndrome,
     /// Messages that the responder completed, modulo 2^24.
     pub msn: u32,
@@ -261,7 +261,7 @@ impl Aeth {
 pub struct Deth {
     /// Queue key of the receiving queue pair.
     pub qkey: Qkey,
-    /// Queue pair that it comes from.
+    /// Source queue pair.
     pub source: Qpn,
 }
 

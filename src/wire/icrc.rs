@@ -1,8 +1,8 @@
 //! The invariant CRC: CRC-32 over the packet without the fields that routers may change (IBTA A17.3.3; `rxe_icrc.c`).
 //!
 //! It covers the IPv4 identification, which a UDP socket does not show. Because a CRC is linear, the identification can
-//! be solved for: the difference between the CRC received and the one for identification 0 must be what 16 bits at that
-//! place can cause, which 1 in 65,536 wrong packets fulfils as well.
+//! be solved for: the difference between the received CRC and the one for identification 0 must be one that 16 bits at
+//! that offset can cause. 1 in 65,536 wrong packets passes as well.
 
 use std::net::IpAddr;
 use std::sync::OnceLock;
@@ -25,18 +25,18 @@ pub struct Flow {
     pub source_port: u16,
 }
 
-/// How to verify.
+/// How an ICRC is verified.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Verify {
     /// The identification that is compared exactly.
     pub first_identification: u16,
     /// Whether to solve for the identification if that does not fit (IPv4 only).
     pub solve: bool,
-    /// Whether the sender is believed to set "don't fragment"; the other value is tried second.
+    /// Whether the sender is expected to set "don't fragment"; the other value is tried second.
     pub expected_df: bool,
 }
 
-/// What the ICRC showed.
+/// The result of verifying an ICRC.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Match {
     /// It fits exactly.
@@ -110,8 +110,8 @@ fn to_v6(address: IpAddr) -> [u8; 16] {
     }
 }
 
-/// The ICRC of a packet, given from its base transport header to the end of its padding. On the wire it stands with
-/// its least significant byte first (`rxe_icrc_generate`).
+/// Computes the ICRC of a packet, given from its base transport header to the end of its padding. On the wire the least
+/// significant byte comes first (`rxe_icrc_generate`).
 ///
 /// # Panics
 /// If the packet is shorter than a base transport header.
@@ -149,7 +149,7 @@ pub fn verify(flow: &Flow, options: &Verify, udp_payload: &[u8]) -> Match {
     if !is_v4 || !options.solve {
         return Match::Wrong;
     }
-    // The bytes from the identification to the end: everything behind the first four of the IP header.
+    // The bytes from the identification to the end: everything after the first four of the IP header.
     let covered = udp_payload.len() + 20;
     for dont_fragment in [options.expected_df, !options.expected_df] {
         let zero = compute(flow, 0, dont_fragment, packet);
@@ -160,7 +160,7 @@ pub fn verify(flow: &Flow, options: &Verify, udp_payload: &[u8]) -> Match {
     Match::Wrong
 }
 
-/// The identification that explains the difference between two ICRCs, `covered` bytes before the end.
+/// Solves for the identification that explains the difference between two ICRCs, `covered` bytes before the end.
 fn solve(difference: u32, covered: usize) -> Option<u16> {
     let register = multiply(difference, backward(covered));
     (register >> 16 == 0).then(|| (register as u16).swap_bytes())
@@ -168,7 +168,7 @@ fn solve(difference: u32, covered: usize) -> Option<u16> {
 
 /// The reflected polynomial of CRC-32 (IEEE 802.3).
 const POLYNOMIAL: u32 = 0xedb8_8320;
-/// x^-8 modulo the polynomial: takes a register one zero byte back.
+/// x^-8 modulo the polynomial: moves a register back by one zero byte.
 const BACK_ONE_BYTE: u32 = 0x6567_cb95;
 /// x^0.
 const ONE: u32 = 0x8000_0000;
@@ -196,7 +196,7 @@ fn backward(bytes: usize) -> u32 {
     table.get(bytes / 4).copied().unwrap_or_else(|| backward_words(bytes / 4))
 }
 
-/// x^(-32 × words) modulo the polynomial, by squaring: anybody may send a packet that is longer than any should be.
+/// x^(-32 × words) modulo the polynomial, by squaring: a peer may send a packet that is longer than any valid one.
 fn backward_words(mut words: usize) -> u32 {
     let mut square = multiply(multiply(BACK_ONE_BYTE, BACK_ONE_BYTE), multiply(BACK_ONE_BYTE, BACK_ONE_BYTE));
     let mut power = ONE;

@@ -1,8 +1,8 @@
 //! The wire format of RoCEv2: bytes to values and back, and the invariant CRC.
 //!
-//! Source: InfiniBand specification volume 1 (IBTA), chapter 9 and annex A17. All fields are in network order. Beside
-//! the fields stand the names that they have in Linux: `ib_pack.h` has the operation codes, `rxe_hdr.h` (as in 6.12)
-//! the headers.
+//! Source: InfiniBand specification volume 1 (IBTA), chapter 9 and annex A17. All fields are in network order. The
+//! comments on fields give their names in Linux: `ib_pack.h` has the operation codes, `rxe_hdr.h` (as in 6.12) the
+//! headers.
 #![forbid(unsafe_code)]
 
 mod check_mask;

@@ -1,4 +1,4 @@
-//! Operation codes: one row per code, which says what packet it is and which headers it carries (`rxe_opcode.c`).
+//! Operation codes: one row per code, with the kind of packet and the headers that it carries (`rxe_opcode.c`).
 //!
 //! The codes of RC, UC and UD are those of `ib_pack.h`. Those of XRC are the codes of RC under another prefix, and its
 //! requests have one header more (IBTA, annex Extended Reliable Connected).
@@ -24,12 +24,12 @@ pub enum Service {
     UnreliableDatagram = 0x60,
     /// Extended reliable connection.
     ExtendedReliableConnection = 0xa0,
-    /// Congestion notification, which belongs to none.
+    /// Congestion notification, which belongs to no service.
     CongestionNotification = 0x80,
 }
 
 bitflags::bitflags! {
-    /// What a packet of some operation code is and carries.
+    /// The kind of packet of an operation code, and the headers that it carries.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     pub(super) struct Traits: u32 {
         const FIRST = 1;
@@ -63,7 +63,7 @@ macro_rules! opcodes {
         impl Opcode {
             $($(#[$doc])* pub const $name: Opcode = Opcode($code);)*
 
-            /// All operation codes that are understood.
+            /// All known operation codes.
             pub const ALL: &'static [Opcode] = &[$(Opcode::$name,)*];
         }
 
@@ -100,17 +100,17 @@ opcodes! {
     RC_WRITE_ONLY_IMMEDIATE = 0x0b, "RC WRITE_ONLY_IMM", [ONLY | WRITE | PAYLOAD | RETH | IMMEDIATE];
     /// Request to READ.
     RC_READ_REQUEST = 0x0c, "RC READ_REQUEST", [ONLY | RETH];
-    /// First packet of a READ's answer.
+    /// First packet of a READ response.
     RC_READ_RESPONSE_FIRST = 0x0d, "RC READ_RESPONSE_FIRST", [FIRST | RESPONSE | PAYLOAD | AETH];
-    /// Packet inside a READ's answer.
+    /// Packet inside a READ response.
     RC_READ_RESPONSE_MIDDLE = 0x0e, "RC READ_RESPONSE_MIDDLE", [MIDDLE | RESPONSE | PAYLOAD];
-    /// Last packet of a READ's answer.
+    /// Last packet of a READ response.
     RC_READ_RESPONSE_LAST = 0x0f, "RC READ_RESPONSE_LAST", [LAST | RESPONSE | PAYLOAD | AETH];
-    /// A READ's answer of one packet.
+    /// A READ response of one packet.
     RC_READ_RESPONSE_ONLY = 0x10, "RC READ_RESPONSE_ONLY", [ONLY | RESPONSE | PAYLOAD | AETH];
     /// Acknowledgement or NAK.
     RC_ACKNOWLEDGE = 0x11, "RC ACKNOWLEDGE", [ONLY | RESPONSE | AETH | PAYLOAD];
-    /// Answer to an atomic.
+    /// Response to an atomic.
     RC_ATOMIC_ACKNOWLEDGE = 0x12, "RC ATOMIC_ACKNOWLEDGE", [ONLY | RESPONSE | AETH | ATOMIC_ACK];
     /// Compare-and-swap.
     RC_COMPARE_SWAP = 0x13, "RC COMPARE_SWAP", [ONLY | ATOMIC];
@@ -178,17 +178,17 @@ opcodes! {
     XRC_WRITE_ONLY_IMMEDIATE = 0xab, "XRC WRITE_ONLY_IMM", [ONLY | WRITE | PAYLOAD | RETH | IMMEDIATE | XRC];
     /// Request to READ over an extended connection.
     XRC_READ_REQUEST = 0xac, "XRC READ_REQUEST", [ONLY | RETH | XRC];
-    /// First packet of an extended READ's answer.
+    /// First packet of an extended READ response.
     XRC_READ_RESPONSE_FIRST = 0xad, "XRC READ_RESPONSE_FIRST", [FIRST | RESPONSE | PAYLOAD | AETH];
-    /// Packet inside an extended READ's answer.
+    /// Packet inside an extended READ response.
     XRC_READ_RESPONSE_MIDDLE = 0xae, "XRC READ_RESPONSE_MIDDLE", [MIDDLE | RESPONSE | PAYLOAD];
-    /// Last packet of an extended READ's answer.
+    /// Last packet of an extended READ response.
     XRC_READ_RESPONSE_LAST = 0xaf, "XRC READ_RESPONSE_LAST", [LAST | RESPONSE | PAYLOAD | AETH];
-    /// An extended READ's answer of one packet.
+    /// An extended READ response of one packet.
     XRC_READ_RESPONSE_ONLY = 0xb0, "XRC READ_RESPONSE_ONLY", [ONLY | RESPONSE | PAYLOAD | AETH];
     /// Acknowledgement or NAK of an extended connection.
     XRC_ACKNOWLEDGE = 0xb1, "XRC ACKNOWLEDGE", [ONLY | RESPONSE | AETH | PAYLOAD];
-    /// Answer to an extended atomic.
+    /// Response to an extended atomic.
     XRC_ATOMIC_ACKNOWLEDGE = 0xb2, "XRC ATOMIC_ACKNOWLEDGE", [ONLY | RESPONSE | AETH | ATOMIC_ACK];
     /// Compare-and-swap over an extended connection.
     XRC_COMPARE_SWAP = 0xb3, "XRC COMPARE_SWAP", [ONLY | ATOMIC | XRC];
@@ -206,7 +206,7 @@ opcodes! {
     CNP = 0x81, "CNP", [ONLY | PAYLOAD];
 }
 
-/// By code: 1 + the place of its row; 0 if unknown.
+/// By code: 1 + the index of its row; 0 if unknown.
 const PLACES: [u8; 256] = {
     let mut places = [0; 256];
     let mut place = 0;
@@ -217,7 +217,7 @@ const PLACES: [u8; 256] = {
     places
 };
 
-/// By code: its traits, and bytes of its extended headers. Every packet asks for them several times.
+/// By code: its traits, and the bytes of its extended headers. Every packet needs them several times.
 static BY_CODE: [(Traits, u8); 256] = {
     let mut table = [(Traits::empty(), 0); 256];
     let mut place = 0;
@@ -264,10 +264,10 @@ impl Opcode {
         BY_CODE[usize::from(self.0)].0
     }
 
-    /// Whether the code is understood.
+    /// Whether the code is known.
     #[inline]
     pub fn is_known(self) -> bool {
-        // Every packet is something.
+        // Every known code has traits.
         !self.traits().is_empty()
     }
 
@@ -330,7 +330,7 @@ impl Opcode {
         self.traits().contains(Traits::ONLY)
     }
 
-    /// Whether it ends a WRITE of which the receiver's application hears nothing.
+    /// Whether it ends a WRITE that the receiver's application is not notified of.
     pub fn ends_silent_write(self) -> bool {
         let traits = self.traits();
         let ends = traits.intersects(Traits::LAST.union(Traits::ONLY));

@@ -12,7 +12,7 @@ pub const ICRC_BYTES: usize = 4;
 /// Bytes of an acknowledgement's extended header.
 const AETH_BYTES: usize = 4;
 
-/// The headers of one packet. Which ones it has follows from the opcode; the others are ignored when it is emitted.
+/// The headers of one packet. The opcode determines which ones it has; the others are ignored when it is emitted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Headers {
     /// Base transport header.
@@ -21,9 +21,9 @@ pub struct Headers {
     pub xrc_srq: Option<SharedReceiveQueueNumber>,
     /// Datagram header.
     pub deth: Option<Deth>,
-    /// What a FLUSH asks for.
+    /// The parameters of a FLUSH.
     pub flush: Option<FlushEth>,
-    /// Where a WRITE or READ goes.
+    /// The target of a WRITE or READ.
     pub reth: Option<Reth>,
     /// An atomic's operands.
     pub atomic: Option<AtomicEth>,
@@ -50,7 +50,7 @@ pub struct Packet<'a> {
 struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
-    /// The payload behind so many bytes of extended headers, without padding.
+    /// Returns the payload after `extended` bytes of extended headers, without padding.
     #[inline]
     fn payload(&self, extended: usize, bth: &Bth, traits: Traits) -> Result<&'a [u8], DropReason> {
         let rest = self.0.get(extended..).ok_or(DropReason::Truncated)?;
@@ -78,7 +78,7 @@ impl<'a> Reader<'a> {
 
 impl<'a> Packet<'a> {
     /// Parses a datagram's payload, from the base transport header to the ICRC. Checks lengths, version and opcode
-    /// (`rxe_recv.c`, `rxe_rcv` and `hdr_check`), not the ICRC; says why a packet must be dropped.
+    /// (`rxe_recv.c`, `rxe_rcv` and `hdr_check`), not the ICRC; the error says why a packet must be dropped.
     pub fn parse(udp_payload: &'a [u8]) -> Result<Self, DropReason> {
         if udp_payload.len() < BTH_BYTES + ICRC_BYTES {
             return Err(DropReason::Truncated);
@@ -100,7 +100,7 @@ impl<'a> Packet<'a> {
         let payload = reader.payload(extended, &bth, traits)?;
         let aeth = match extended {
             0 => None,
-            // Of most packets that have one at all it is the only one.
+            // Most packets with extended headers have only this one.
             AETH_BYTES if traits.contains(Traits::AETH) => Some(Aeth::parse(reader.take()?)),
             _ => return Self::parse_extended(bth, traits, reader, payload),
         };
@@ -127,7 +127,7 @@ impl<'a> Packet<'a> {
     }
 }
 
-/// Puts headers one behind the other.
+/// Writes headers one after the other.
 struct Writer<'a> {
     out: &'a mut [u8],
     length: usize,

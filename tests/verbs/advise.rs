@@ -127,7 +127,7 @@ fn without_the_right(world: &World) {
     let region = register(&end, &pages, AccessFlags::REMOTE_READ);
     advise(&end, MemoryAdvice::Prefetch, &region);
     let refusal = end.pd.advise_mr(MemoryAdvice::PrefetchWrite, FLUSH, &region);
-    refused(refusal, INVALID, &["advise_mr", "sg_list", "right"]);
+    refused(refusal, INVALID, &["advise_mr", "sg_list", "access flag"]);
 }
 
 fn other_domain(world: &World) {

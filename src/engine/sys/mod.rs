@@ -3,6 +3,7 @@
 //! Every exported item is safe to call in any order and from any thread. Linux-specific code lives here, so that
 //! another platform can be added beside it.
 
+mod clock;
 mod credentials;
 mod environment;
 mod error_queue;
@@ -12,13 +13,18 @@ mod fork;
 mod guarded;
 mod interface;
 mod link_watch;
+mod local_address;
 mod message;
+mod open_error;
 mod option;
+mod per_generation;
 mod schedule;
 mod signal;
 mod steer;
+mod thread_end;
 mod time;
 
+pub(crate) use clock::{Clock, timestamp};
 pub(crate) use credentials::{own_group, own_user, peer_user, receive_with_user, send_as_user};
 pub(crate) use environment::variable;
 pub(crate) use error_queue::{QueuedError, receive_error};
@@ -30,9 +36,12 @@ pub(crate) use fork::{Generation, NotInherited};
 pub(crate) use guarded::{Guard, Guarded};
 pub(crate) use interface::{LinkState, link_megabits, link_state};
 pub(crate) use link_watch::LinkWatch;
+pub(crate) use local_address::LocalAddress;
 pub(crate) use message::{Received, SEVERAL, SendOptions, receive, receive_several, send};
-pub(crate) use option::{SocketOption, set_option, set_traffic_class};
+pub(crate) use open_error::OpenError;
+pub(crate) use option::{DEFAULT_HOP_LIMIT, SocketOption, set_option, set_traffic_class};
+pub(crate) use per_generation::PerGeneration;
 pub(crate) use schedule::{ask_for_short_slices, involuntary_switches};
 pub(crate) use signal::with_signals_blocked;
 pub(crate) use steer::{Instruction, attach_steering, detach_steering};
-pub(crate) use time::monotonic_nanos;
+pub(crate) use thread_end::end_thread;

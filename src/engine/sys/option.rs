@@ -3,6 +3,9 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
+/// Hop limit of a socket; packets with another one carry it as a send option.
+pub(crate) const DEFAULT_HOP_LIMIT: u8 = 64;
+
 /// A socket option with an integer value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum SocketOption {

@@ -1,8 +1,8 @@
 //! Direct accesses as atomics: for processors other than x86-64, and where a checker must see them.
 //!
-//! Copies use relaxed atomics of bytes up to the first aligned word and after the last, and of words between. Two
-//! accesses of different size may meet; the language's model leaves that open, and every compiler for the machines
-//! that Rust supports translates each into one load or store.
+//! Copies use relaxed atomics of bytes up to the first aligned word and after the last, and of words between. Accesses
+//! of different sizes may overlap; the language's model leaves that open, and every compiler for the machines that Rust
+//! supports translates each into one load or store.
 
 use std::ptr;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
@@ -20,8 +20,8 @@ pub(super) unsafe fn copy_out(source: *const u8, out: &mut [u8]) {
     let (head, rest) = out.split_at_mut(head);
     let (words, tail) = rest.as_chunks_mut::<WORD>();
     let mut source = source.cast_mut();
-    // SAFETY: the three parts are `out` cut in order, and `source` moves along by the size of each piece, so every
-    // access is within the range the caller answers for. After the head it is aligned to words, if any follow.
+    // SAFETY: the three parts are `out` cut in order, and `source` advances by the size of each load, so every access
+    // is within the range the caller answers for. After the head it is aligned to words, if any follow.
     unsafe {
         for byte in head {
             *byte = AtomicU8::from_ptr(source).load(Ordering::Relaxed);
@@ -38,7 +38,7 @@ pub(super) unsafe fn copy_out(source: *const u8, out: &mut [u8]) {
     }
 }
 
-/// Copies `data` into registered memory: the body in any order, then the tail in naturally aligned pieces.
+/// Copies `data` into registered memory: the body in any order, then the tail in naturally aligned stores.
 ///
 /// # Safety
 /// `data.len()` bytes from `target` on are mapped and writable, and do not overlap `data`.
@@ -49,9 +49,9 @@ pub(super) unsafe fn copy_in(target: *mut u8, data: &[u8]) {
     let (body, mut tail) = data.split_at(body_length(target.addr(), data.len()));
     let (head, words) = body.split_at(target.align_offset(WORD).min(body.len()));
     let mut target = target;
-    // SAFETY: head, words and tail are `data` cut in order, and `target` moves along by the size of each piece, so
-    // every access is within the range the caller answers for. After the head it is aligned to words; the words come
-    // out even, because the body ends at an aligned word unless it is empty. `piece_size` aligns the tail's pieces.
+    // SAFETY: head, words and tail are `data` cut in order, and `target` advances by the size of each store, so every
+    // access is within the range the caller answers for. After the head it is aligned to words; the words come out
+    // even, because the body ends at an aligned word unless it is empty. `piece_size` aligns the stores of the tail.
     unsafe {
         for byte in head {
             AtomicU8::from_ptr(target).store(*byte, Ordering::Relaxed);

@@ -1,5 +1,5 @@
-//! Accesses to memory whose pages can vanish: directly where the handler of faults would end what meets a missing
-//! page, and by the kernel otherwise.
+//! Accesses to memory whose pages can vanish: direct where the fault handler would end those that hit a missing page,
+//! and by the kernel otherwise.
 
 use super::{AccessError, direct, kernel, recovery};
 use crate::checksum::Sum;
@@ -16,7 +16,7 @@ pub(super) unsafe fn read(source: *const u8, out: &mut [u8]) -> Result<(), Acces
     }
 }
 
-/// Copies out, and sums what it copies if that costs next to nothing; else it copies nothing, and gives `None`.
+/// Copies out, and sums the bytes if that costs next to nothing; otherwise copies nothing and returns `None`.
 ///
 /// # Safety
 /// As [`read`].
@@ -28,20 +28,21 @@ pub(super) unsafe fn read_summed(source: *const u8, out: &mut [u8], ahead: usize
     }
 }
 
-/// Copies in: the body, then the tail in naturally aligned pieces. After an error, some of it may have been placed.
+/// Copies in: the body, then the tail in naturally aligned stores. After an error, some of it may have been placed.
 ///
 /// # Safety
 /// If the range from `target` on is mapped and writable, then writing `data.len()` bytes there is allowed.
 pub(super) unsafe fn write(target: *mut u8, data: &[u8]) -> Result<(), AccessError> {
     match recovery::ready() {
-        // SAFETY: the caller's promise is the same; no reference to registered bytes exists, so `data` is apart.
+        // SAFETY: the caller's promise is the same; no reference to registered bytes exists, so `data` does not
+        // overlap.
         Some(recovery) => unsafe { recovery.write(target, data) },
         // SAFETY: as above.
         None => unsafe { kernel::write(target, data) },
     }
 }
 
-/// Replaces the word by `new` if it equals `current`; gives the value found.
+/// Replaces the word with `new` if it equals `current`; returns the previous value.
 ///
 /// # Safety
 /// The word is aligned, and if it is mapped and writable, then changing it is allowed.
@@ -55,7 +56,7 @@ pub(super) unsafe fn compare_exchange_u64(word: *mut u64, current: u64, new: u64
     Ok(unsafe { direct::compare_exchange_u64(word, current, new) })
 }
 
-/// Adds to the word; gives the value found.
+/// Adds to the word; returns the previous value.
 ///
 /// # Safety
 /// As [`compare_exchange_u64`].
@@ -69,7 +70,7 @@ pub(super) unsafe fn fetch_add_u64(word: *mut u64, add: u64) -> Result<u64, Acce
     Ok(unsafe { direct::fetch_add_u64(word, add) })
 }
 
-/// Stores the word in one piece and in place: never by the kernel's copy, which may be cut.
+/// Stores the word in place with a single store, never by the kernel's copy, which may be torn.
 ///
 /// # Safety
 /// As [`compare_exchange_u64`].

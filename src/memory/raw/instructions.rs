@@ -5,19 +5,20 @@
 //! them. Only within one string instruction may stores become visible in any order (9.2.4); those of the instruction
 //! before are all visible first. Hence the body may use `rep movsb`, and the tail must not.
 //!
-//! Each comes twice. With `MAY_FAULT` false it is for memory whose pages are there. With true, in the functions called
-//! `try_…`, a page may be missing, as long as the handler of faults is there to end the instruction: see `recoverable`.
+//! Each access exists twice. With `MAY_FAULT` false it is for memory whose pages are present. With true, in the
+//! functions called `try_…`, a page may be missing, as long as the fault handler is there to end the instruction: see
+//! `recoverable`.
 
 use std::arch::asm;
 use std::ptr;
 
 use super::{AccessError, body_length, piece_size};
 
-/// From about this size on, `rep movsb` beats a loop of four 16-byte moves: its start costs 9 ns, and 20 if source and
-/// target lie unluckily in their pages. Measured on a Zen 5.
+/// From about this size on, `rep movsb` beats a loop of four 16-byte moves: its start costs 9 ns, and 20 if the
+/// positions of source and target within their pages are unlucky. Measured on a Zen 5.
 const STRING_INSTRUCTION_FROM: usize = 1280;
 
-/// What the note behind a block says. Nobody looks at it where no page can be missing.
+/// The result of a block, from the flag that the handler sets. The flag is not checked where no page can be missing.
 #[inline]
 fn outcome<const MAY_FAULT: bool>(faulted: u64) -> Result<(), AccessError> {
     if MAY_FAULT && faulted != 0 { Err(AccessError::Fault) } else { Ok(()) }
@@ -42,7 +43,7 @@ pub(super) unsafe fn try_copy_out(source: *const u8, out: &mut [u8]) -> Result<(
     unsafe { move_bytes::<true>(out.as_mut_ptr(), source, out.len()) }
 }
 
-/// Copies `data` into registered memory: the body in any order, then the tail in naturally aligned pieces.
+/// Copies `data` into registered memory: the body in any order, then the tail in naturally aligned stores.
 ///
 /// # Safety
 /// `data.len()` bytes from `target` on are mapped and writable, and do not overlap `data`.
@@ -52,7 +53,7 @@ pub(super) unsafe fn copy_in(target: *mut u8, data: &[u8]) {
     let _ = unsafe { place::<false>(target, data) };
 }
 
-/// [`copy_in`]; after a fault, some of it may have been placed, and nothing behind the fault.
+/// [`copy_in`]; after a fault, some of it may have been placed, but nothing past the fault.
 ///
 /// # Safety
 /// As [`copy_in`], except that pages may be missing or read-only while the handler is there.
@@ -85,7 +86,7 @@ unsafe fn store_tail<const MAY_FAULT: bool>(mut target: *mut u8, mut tail: &[u8]
         let size = piece_size(target.addr(), tail.len());
         let piece = tail.as_ptr();
         // SAFETY: `size` is 1, 2, 4 or 8 and at most `tail.len()`, so load and store stay in bounds, and `piece_size`
-        // made the store aligned. The pointer moves to the end of the piece, at most to the end of the range.
+        // made the store aligned. The pointer moves to the end of the store, at most to the end of the range.
         unsafe {
             match size {
                 8 => put_u64::<MAY_FAULT>(target.cast(), ptr::read_unaligned(piece.cast()))?,
@@ -131,7 +132,7 @@ unsafe fn move_bytes<const MAY_FAULT: bool>(
 unsafe fn move_up_to_3<const MAY_FAULT: bool>(target: *mut u8, source: *const u8, count: usize) -> u64 {
     let faulted;
     // SAFETY: touches the bytes 0, `count / 2` and `count - 1`, which are all of 1, 2 or 3 bytes and no others. The
-    // block uses no stack; flags it leaves alone.
+    // block uses no stack and leaves the flags alone.
     unsafe {
         asm!(
             access_begins!(),
@@ -198,7 +199,7 @@ unsafe fn move_by_16<const MAY_FAULT: bool>(target: *mut u8, source: *const u8, 
     let faulted;
     // SAFETY: the loop moves 16 bytes at 0, 16, ... as long as the offset is below `count - 16`, so it ends within the
     // range; the last move covers the final 16 bytes. Together they touch every byte and none outside. The final bytes
-    // are loaded first, which matters to nobody, as the ranges do not overlap.
+    // are loaded first, which does not matter, as the ranges do not overlap.
     unsafe {
         asm!(
             access_begins!(),
@@ -330,7 +331,8 @@ macro_rules! word_access {
             }
 
             /// # Safety
-            /// The word is aligned, and readable if its page is there, which it need not be while the handler is.
+            /// The word is aligned, and readable if its page is present, which it need not be while the handler is
+            /// there.
             pub(super) unsafe fn $try_load(word: *const $word) -> Result<$word, AccessError> {
                 // SAFETY: the caller's promise is the same.
                 unsafe { $get::<true>(word) }
@@ -366,8 +368,8 @@ macro_rules! word_access {
             }
 
             /// # Safety
-            /// The word is aligned, and may be written if its page can be, which need not be while the handler is
-            /// there.
+            /// The word is aligned, and may be written if its page is writable, which it need not be while the handler
+            /// is there.
             pub(super) unsafe fn $try_store(word: *mut $word, value: $word) -> Result<(), AccessError> {
                 // SAFETY: the caller's promise is the same.
                 unsafe { $put::<true>(word, value) }
@@ -438,7 +440,7 @@ pub(super) unsafe fn compare_exchange_u64(word: *mut u64, current: u64, new: u64
 }
 
 /// # Safety
-/// The word is aligned, and may be changed if its page can be, which need not be while the handler is there.
+/// The word is aligned, and may be changed if its page is writable, which it need not be while the handler is there.
 pub(super) unsafe fn try_compare_exchange_u64(word: *mut u64, current: u64, new: u64) -> Result<u64, AccessError> {
     // SAFETY: the caller's promise is the same.
     unsafe { exchange::<true>(word, current, new) }

@@ -1,8 +1,8 @@
 //! Copies made by the kernel, for memory whose pages can vanish.
 //!
-//! `process_vm_readv` and `process_vm_writev` on this process copy between two of its ranges and answer with an error
-//! where a plain access would raise a signal. They take the pages as the process may access them, so what is mapped
-//! read-only is not written. A call costs 0.4 to 0.9 µs up to a page, and every further piece of the target 0.4 µs.
+//! `process_vm_readv` and `process_vm_writev` on this process copy between two of its ranges, and return an error where
+//! a plain access would raise a signal. They respect the protection of the pages, so read-only mappings are not
+//! written. A call costs 0.4 to 0.9 µs up to a page, and every further segment of the target 0.4 µs.
 
 use std::io;
 use std::sync::OnceLock;
@@ -12,13 +12,13 @@ use libc::{c_int, c_void, iovec, pid_t};
 
 use super::{AccessError, body_length, piece_size};
 
-/// A call copies at most 2^31 - 4096 bytes; a power of two below.
+/// Most bytes of a call. The kernel copies at most 2^31 - 4096; this is the next lower power of two.
 const MAX_CALL_BYTES: usize = 1 << 30;
-/// Pieces of a tail: at most 1, 2, 2 and 1 bytes.
+/// Most segments of a tail: 1, 2, 2 and 1 bytes.
 const MAX_PIECES: usize = 4;
-/// How often an interrupted `madvise` is tried again.
+/// Most attempts of an interrupted `madvise`.
 const MAX_TRIES: usize = 64;
-/// Places probed by one call.
+/// Addresses probed by one call.
 const PROBES_PER_CALL: usize = 512;
 
 /// Why a range cannot be registered.
@@ -45,7 +45,7 @@ pub(super) fn read(source: *const u8, out: &mut [u8]) -> Result<(), AccessError>
     Ok(())
 }
 
-/// Copies in: the body, then the tail in naturally aligned pieces. After an error, some of it may have been placed.
+/// Copies in: the body, then the tail in naturally aligned segments. After an error, some of it may have been placed.
 ///
 /// # Safety
 /// If the range from `target` on is mapped and writable, then writing `data.len()` bytes there is allowed.
@@ -54,13 +54,13 @@ pub(super) unsafe fn write(target: *mut u8, data: &[u8]) -> Result<(), AccessErr
         return Ok(());
     }
     let body = body_length(target.addr(), data.len());
-    // All but the last chunk of a long body go first; for the rest a single call does, as the kernel goes through
-    // the pieces in order.
+    // A body that is too long for one call goes first, in chunks. For the rest a single call suffices, as the kernel
+    // processes the segments in order.
     let ahead = if body > MAX_CALL_BYTES { body } else { 0 };
     let (first, rest) = data.split_at(ahead);
     let mut place = target;
     for chunk in first.chunks(MAX_CALL_BYTES) {
-        // SAFETY: the caller answers for the range, of which this is a part.
+        // SAFETY: the caller answers for the range, and this is a part of it.
         unsafe { write_pieces(&[span(place, chunk.len())], chunk) }?;
         place = place.wrapping_add(chunk.len());
     }
@@ -69,7 +69,7 @@ pub(super) unsafe fn write(target: *mut u8, data: &[u8]) -> Result<(), AccessErr
         // SAFETY: as above.
         return unsafe { write_pieces(pieces(place, body, rest.len()).as_slice(), rest) };
     }
-    // Elsewhere the kernel's stores may pass one another; the fence keeps the body's before the tail's.
+    // On other processors the kernel's stores may pass one another; the fence keeps the body's before the tail's.
     let (body, tail) = rest.split_at(body);
     if !body.is_empty() {
         // SAFETY: as above.
@@ -81,16 +81,16 @@ pub(super) unsafe fn write(target: *mut u8, data: &[u8]) -> Result<(), AccessErr
     unsafe { write_pieces(pieces(place, 0, tail.len()).as_slice(), tail) }
 }
 
-/// Makes sure that a word can be written in place, at this moment.
+/// Ensures that a word can be written in place at this moment.
 pub(super) fn make_writable(word: *mut u8, size: usize) -> Result<(), AccessError> {
     if populate_is_known() {
         return populate(word, size, libc::MADV_POPULATE_WRITE).map_err(|_| AccessError::Fault);
     }
-    // Before Linux 5.14: mapped is all that can be found out without changing the word.
+    // Before Linux 5.14, only whether the word is mapped can be checked without changing it.
     read(word, &mut [0; 8][..size])
 }
 
-/// Whether a range can be registered: all of it mapped, and writable if it has to be.
+/// Checks that a range can be registered: all of it mapped, and writable if `write`.
 ///
 /// Makes the pages present, as pinning them for an adapter does.
 pub(crate) fn probe(address: *mut u8, length: usize, write: bool) -> Result<(), Unusable> {
@@ -111,8 +111,8 @@ pub(crate) fn probe(address: *mut u8, length: usize, write: bool) -> Result<(), 
     if write { Err(Unusable::NotWritable) } else { Ok(()) }
 }
 
-/// Reads a byte of each page. Before Linux 5.14 there is no way to try a write without changing anything, so that is
-/// left to the first write, which the kernel refuses then.
+/// Reads a byte of each page. Before Linux 5.14 there is no way to try a write without changing anything, so the first
+/// write finds out: the kernel refuses it.
 fn probe_by_reading(address: *mut u8, length: usize) -> Result<(), Unusable> {
     let page = page_size();
     let lead = address.addr() % page;
@@ -133,7 +133,7 @@ fn probe_by_reading(address: *mut u8, length: usize) -> Result<(), Unusable> {
     Ok(())
 }
 
-/// The body and the pieces of the tail of a write.
+/// The segments of a write: its body and its tail.
 struct Pieces {
     spans: [iovec; 1 + MAX_PIECES],
     count: usize,
@@ -176,19 +176,20 @@ fn span(address: *mut u8, length: usize) -> iovec {
     iovec { iov_base: address.cast(), iov_len: length }
 }
 
-/// Asked anew each time: after a fork, a remembered number would name the parent's memory.
+/// Queried each time: after a fork, a cached number would name the parent's memory.
 fn own_process() -> pid_t {
     // SAFETY: has no preconditions.
     unsafe { libc::getpid() }
 }
 
-/// Whether the kernel copies for us, or the error number with which it refuses (a seccomp filter, a small kernel).
+/// Checks that the kernel copies for this process; otherwise returns the error number with which it refuses (a seccomp
+/// filter, a small kernel).
 fn copy_is_allowed() -> Result<(), i32> {
     static ALLOWED: OnceLock<Result<(), i32>> = OnceLock::new();
     *ALLOWED.get_or_init(|| {
         let (mut source, mut target) = (0x5au8, 0u8);
         let (remote, local) = (span(&raw mut source, 1), span(&raw mut target, 1));
-        // SAFETY: both ranges are a byte on this stack, accessed by nobody else.
+        // SAFETY: both ranges are a byte on this stack, which nothing else accesses.
         let read = unsafe { libc::process_vm_readv(own_process(), &local, 1, &remote, 1, 0) };
         // SAFETY: as above.
         if read == 1 && unsafe { libc::process_vm_writev(own_process(), &local, 1, &remote, 1, 0) } == 1 {
@@ -212,7 +213,7 @@ fn populate(address: *mut u8, length: usize, advice: c_int) -> Result<(), i32> {
     let lead = address.addr() % page_size();
     let start: *mut c_void = address.wrapping_sub(lead).cast();
     for _ in 0..MAX_TRIES {
-        // SAFETY: populating changes no byte and takes no page away, wherever it is done.
+        // SAFETY: populating changes no byte and unmaps no page, whatever the range.
         if unsafe { libc::madvise(start, lead + length, advice) } == 0 {
             return Ok(());
         }
@@ -231,7 +232,7 @@ pub(super) fn synchronize(address: *mut u8, length: usize) -> Result<(), AccessE
     }
     let lead = address.addr() % page_size();
     let start: *mut c_void = address.wrapping_sub(lead).cast();
-    // SAFETY: synchronizing changes no byte and takes no page away, wherever it is done.
+    // SAFETY: synchronizing changes no byte and unmaps no page, whatever the range.
     let result = unsafe { libc::msync(start, lead + length, libc::MS_SYNC) };
     if result == 0 { Ok(()) } else { Err(AccessError::Fault) }
 }

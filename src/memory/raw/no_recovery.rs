@@ -1,10 +1,10 @@
-//! Where faults are not recovered from: other processors, and checkers that must see the accesses. The kernel makes
+//! The absence of fault recovery: on other processors, and under checkers that must see the accesses. The kernel makes
 //! every copy of memory whose pages can vanish.
 
 use super::{AccessError, RecoverError};
 use crate::checksum::Sum;
 
-/// There is none.
+/// Has no value: faults are never recovered from.
 #[derive(Clone, Copy)]
 pub(super) enum Recovery {}
 

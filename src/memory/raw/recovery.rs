@@ -1,10 +1,10 @@
-//! Direct accesses to memory whose pages can vanish, where the handler of faults ends those that meet a missing page.
+//! Direct accesses to memory whose pages can vanish, where the fault handler ends those that hit a missing page.
 //!
-//! The handler can be replaced by the program at any time, and any thread can block its signals. So that it would be
-//! called is found out before an access, by three system calls. What was found serves the thread's accesses for
-//! [`SHORTEST`], and each time that nothing has changed for twice as long, up to [`LONGEST`]. So a change is seen
-//! within the time for which there had been none, or within some milliseconds if that is less: programs install
-//! handlers when they start, or never.
+//! The program can replace the handler at any time, and any thread can block its signals. Three system calls before an
+//! access check that the handler would be called. The result serves the thread's accesses for [`SHORTEST`], and each
+//! time that nothing has changed for twice as long, up to [`LONGEST`]. So a change is noticed within the time for which
+//! there had been none, or within some milliseconds if that is less: programs install handlers when they start, or
+//! never.
 
 use std::arch::x86_64::_rdtsc;
 use std::cell::Cell;
@@ -12,23 +12,23 @@ use std::cell::Cell;
 use super::{AccessError, RecoverError, direct, handler};
 use crate::checksum::{self, Sum};
 
-/// How long what was found holds at first and after a change, in ticks of the time stamp counter: 90 µs at 3 GHz.
+/// Lifetime of a result at first and after a change, in ticks of the time stamp counter: 90 µs at 3 GHz.
 const SHORTEST: u64 = 1 << 18;
-/// How long at most: 5.6 ms at 3 GHz. A look takes a third of a microsecond, so a busy thread spends less
-/// than a ten-thousandth of its time on looks.
+/// Longest lifetime of a result: 5.6 ms at 3 GHz. A check takes a third of a microsecond, so a busy thread spends less
+/// than a ten-thousandth of its time on checks.
 const LONGEST: u64 = 1 << 24;
 
-/// What a thread found when it looked last.
+/// The result of a thread's last check.
 #[derive(Clone, Copy)]
 struct Look {
     at: u64,
-    /// How long it holds.
+    /// Its lifetime.
     ticks: u64,
     ready: bool,
 }
 
 impl Look {
-    /// The state at this time, after this look.
+    /// Returns the state after a check at this time.
     fn next(last: Option<Self>, at: u64, ready: bool) -> Self {
         let unchanged = last.filter(|last| last.ready == ready);
         Self { at, ticks: unchanged.map_or(SHORTEST, |last| (last.ticks * 2).min(LONGEST)), ready }
@@ -46,12 +46,12 @@ pub(super) fn install() -> Result<(), RecoverError> {
     installed
 }
 
-/// Says that the handler ends what faults in this thread, now and within the next microseconds, if the program does not
-/// replace it meanwhile.
+/// Proof that the handler ends faulting accesses of this thread, now and within the next microseconds, if the program
+/// does not replace it meanwhile.
 #[derive(Clone, Copy)]
 pub(super) struct Recovery(());
 
-/// Whether the calling thread may access pages that are missing.
+/// Returns the proof if the calling thread may access missing pages.
 #[inline]
 pub(super) fn ready() -> Option<Recovery> {
     if !handler::was_installed() {
@@ -61,7 +61,7 @@ pub(super) fn ready() -> Option<Recovery> {
     // (PR_SET_TSC) gets the signal that it asked for.
     let now = unsafe { _rdtsc() };
     let ready = match LAST_LOOK.get() {
-        // Counters of different processors may differ: a look in the future is an old one.
+        // Counters of different processors may differ: a check in the future counts as an old one.
         Some(look) if now.wrapping_sub(look.at) < look.ticks => look.ready,
         last => look_again(last, now),
     };
@@ -129,7 +129,7 @@ macro_rules! words {
         impl Recovery {
             $(
                 /// # Safety
-                /// The word may be read, if its page is there, and is aligned.
+                /// The word may be read, if its page is present, and is aligned.
                 pub(super) unsafe fn $load(self, word: *const $word) -> Result<$word, AccessError> {
                     // SAFETY: the caller's promise; the handler is there.
                     unsafe { direct::$try_load(word) }

@@ -1,5 +1,5 @@
-//! The handler of faults: what it ends, what it passes on, and when it is not relied on. What changes a whole process
-//! runs in a child, which is this program with the name of what it shall do.
+//! The fault handler: the accesses that it ends, the faults that it passes on, and when it is not relied on. Cases that
+//! change the whole process run in a child, which is this program with the name of the case.
 
 use std::os::fd::AsRawFd;
 use std::os::unix::process::ExitStatusExt;
@@ -14,10 +14,10 @@ use libc::{c_int, c_void, siginfo_t};
 use super::tests::{Pages, READ_WRITE, block_faults, both_ways, page, pattern, temporary_file};
 use super::*;
 
-/// Around each way of copying.
+/// Lengths around the thresholds between the copy methods.
 const LENGTHS: [usize; 24] =
     [2, 3, 4, 7, 8, 9, 15, 16, 17, 31, 63, 64, 65, 100, 256, 512, 1024, 1279, 1280, 1281, 2048, 4000, 4096, 8000];
-/// How a child says that it found what it should.
+/// The exit code of a child whose case passed.
 const WELL: i32 = 42;
 const CHILD: &str = "RDMA_VERBS_FAULT_CHILD";
 
@@ -85,11 +85,11 @@ fn words_and_atomics_end_at_a_missing_page() {
     });
 }
 
-/// Half of the numbers are no address at all, which the processor reports in another way than a missing page.
+/// Half of the numbers are not canonical addresses, which the processor reports differently from a missing page.
 #[test]
 fn what_is_no_address_is_a_fault() {
     both_ways(|| {
-        // SAFETY: nothing is named but what cannot be memory of a process.
+        // SAFETY: only addresses that cannot be memory of a process are named.
         let memory = Memory::new(unsafe { Backing::address_space() });
         for place in [8, 1 << 63, 0xffff_8000_0000_0000, 1 << 48] {
             assert_eq!(memory.read(place, &mut [0; 100]), Err(AccessError::Fault), "{place:#x}");
@@ -152,7 +152,7 @@ fn a_thread_that_blocks_the_signals_uses_the_kernel() {
             scope.spawn(|| {
                 assert!(recovery::ready().is_some());
                 block_faults(libc::SIG_BLOCK, &[signal]);
-                // What was found before holds for a while.
+                // The earlier result holds for a while.
                 thread::sleep(Duration::from_millis(5));
                 assert!(recovery::ready().is_none());
                 assert_eq!(memory.read(0, &mut [0; 8]), Err(AccessError::Fault));
@@ -192,7 +192,8 @@ fn ends_well_in(case: &str) {
     assert_eq!(output.status.code(), Some(WELL), "{case}: {output:?}");
 }
 
-/// Rust's own handler says what happened. It can only because it runs on another stack, and so does the one before it.
+/// Rust's own handler reports the overflow. It can only because it runs on another stack, and so does the handler
+/// before it.
 #[test]
 fn an_overflow_of_a_stack_is_reported_as_ever() {
     let output = run_child("overflow");
@@ -222,19 +223,19 @@ fn a_handler_that_comes_later_ends_recovery() {
     }
 }
 
-/// What the cases do in a process of their own.
+/// Runs a case in a process of its own.
 #[test]
 #[ignore = "run by the others"]
 fn child() {
     let Ok(case) = std::env::var(CHILD) else { return };
-    // SAFETY: no core is to be written.
+    // SAFETY: only reads its argument; no core dump is to be written.
     unsafe { libc::setrlimit(libc::RLIMIT_CORE, &libc::rlimit { rlim_cur: 0, rlim_max: 0 }) };
     let three = ends_well as *const () as usize;
     let (handler, flags, then): (usize, c_int, fn()) = match &*case {
         "previous" => (three, libc::SA_SIGINFO, fault),
         "previous, one argument" => (ends_well_of_one as *const () as usize, 0, fault),
         "previous, once" => (three, libc::SA_SIGINFO | libc::SA_RESETHAND, fault),
-        // The instruction faults again, and then nobody is left.
+        // The instruction faults again, and then no handler is left.
         "previous, twice" => (returns as *const () as usize, libc::SA_RESETHAND, fault),
         "sent to previous" => (three, libc::SA_SIGINFO, send),
         "previous, unwinds" => (unwinds as *const () as usize, 0, caught),
@@ -256,7 +257,7 @@ fn child() {
         "overflow" => (0, 0, overflow),
         other => panic!("no case {other}"),
     };
-    // Of an overflow Rust's own handler tells.
+    // Rust's own handler reports an overflow.
     if case != "overflow" {
         set_handler(if case == "previous, of a file" { libc::SIGBUS } else { libc::SIGSEGV }, handler, flags);
     }
@@ -294,7 +295,7 @@ fn replaced(signals: &[c_int]) {
     std::process::exit(WELL);
 }
 
-/// A handler that comes later and calls the library's: the kernel makes the copies, and a fault of others is passed on
+/// A later handler that calls the library's: the kernel makes the copies, and a fault outside the library is passed on
 /// once.
 fn chained() {
     let pages = Pages::new(1, READ_WRITE);
@@ -310,7 +311,7 @@ fn chained() {
     fault();
 }
 
-/// The second handler is refused, so the call is repeated; the first one is in already, and stays as it is.
+/// The second handler is refused, so the call is repeated; the first one is already installed, and stays as it is.
 fn refused_and_chained() {
     refuse_handlers(libc::SIGBUS);
     let refused = Err(RecoverError::Refused { signal: libc::SIGBUS, errno: libc::EPERM });
@@ -319,20 +320,20 @@ fn refused_and_chained() {
     chained();
 }
 
-/// The kernel takes no more handlers of this signal from this thread.
+/// Makes the kernel refuse further handlers of this signal from this thread.
 fn refuse_handlers(signal: c_int) {
     let statement = |code: u32, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
     let load = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
-    // Goes on if it is equal, and over so many otherwise.
+    // Continues if it is equal, and otherwise skips `jf` instructions.
     let equal = |k: u32, jf: u8| libc::sock_filter { jf, ..statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, k) };
-    // Of `seccomp_data`: the number, then at 16 the arguments of 8 bytes each.
+    // The fields of `seccomp_data`: the number, then at 16 the arguments of 8 bytes each.
     let mut filter = [
         statement(load, 0),
         equal(libc::SYS_rt_sigaction as u32, 5),
         statement(load, 16),
         equal(signal as u32, 3),
         statement(load, 24),
-        // No new action is given.
+        // A call without a new action only queries, and is allowed.
         libc::sock_filter { jt: 1, ..equal(0, 0) },
         statement(libc::BPF_RET, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
         statement(libc::BPF_RET, libc::SECCOMP_RET_ALLOW),
@@ -346,9 +347,9 @@ fn refuse_handlers(signal: c_int) {
     }
 }
 
-/// Gives the handler that was there before.
+/// Returns the previous handler.
 fn set_handler(signal: c_int, handler: usize, flags: c_int) -> usize {
-    // SAFETY: the handlers are the functions below, which only end the process, return or call the one before.
+    // SAFETY: the handlers are the functions below, which only end the process, return or call the previous one.
     unsafe {
         let (mut action, mut before): (libc::sigaction, libc::sigaction) = (std::mem::zeroed(), std::mem::zeroed());
         (action.sa_sigaction, action.sa_flags) = (handler, flags);
@@ -357,8 +358,8 @@ fn set_handler(signal: c_int, handler: usize, flags: c_int) -> usize {
     }
 }
 
-/// A fault that the handler before makes an exception of, as runtimes do. `fault` has nothing to clean up, so nothing
-/// is looked for at the instruction that faulted; and the compiler must not know that no call in it can end so.
+/// A fault that the previous handler turns into an exception, as runtimes do. `fault` has nothing to clean up, so
+/// nothing is looked up at the instruction that faulted; and the compiler must not know that no call in it can unwind.
 fn caught() {
     let fault: fn() = std::hint::black_box(fault);
     if std::panic::catch_unwind(fault).is_err() {
@@ -366,17 +367,17 @@ fn caught() {
     }
 }
 
-/// An access that is none of this library's.
+/// An access outside this library.
 fn fault() {
     let nothing: *const u64 = ptr::without_provenance(std::hint::black_box(64));
-    // SAFETY: it is not there, which ends the process or calls its handler.
+    // SAFETY: the address is not mapped, which ends the process or calls its handler.
     std::hint::black_box(unsafe { nothing.read_volatile() });
 }
 
-/// An access to a mapped page that its file has no more.
+/// An access to a mapped page that its file no longer has.
 fn fault_of_a_file() {
     let file = temporary_file(page());
-    // SAFETY: a new mapping, which is accessed here alone; its page is not there any more, which calls the handler.
+    // SAFETY: a new mapping, which is accessed only here; its page is gone, which calls the handler.
     unsafe {
         let descriptor = file.as_raw_fd();
         let address = libc::mmap(ptr::null_mut(), page(), libc::PROT_READ, libc::MAP_SHARED, descriptor, 0);
@@ -394,9 +395,9 @@ fn overflow() {
     thread::Builder::new().stack_size(1 << 17).spawn(|| deeper(1)).unwrap().join().unwrap();
 }
 
-/// An access to memory of our own, whose pages are always there.
+/// An access as to the library's own memory, whose pages are always present.
 fn fault_of_our_own() {
-    // SAFETY: it is not there, which ends the process.
+    // SAFETY: the address is not mapped, which ends the process.
     unsafe { direct::copy_out(ptr::without_provenance(8), &mut [0; 100]) };
 }
 
@@ -411,7 +412,7 @@ fn send_and_end() {
     std::process::exit(WELL);
 }
 
-/// What [`chains`] calls, and how often it was called.
+/// The handler that [`chains`] calls; [`CHAINED`] counts the calls of `chains`.
 static CHAINED_TO: AtomicUsize = AtomicUsize::new(0);
 static CHAINED: AtomicUsize = AtomicUsize::new(0);
 
@@ -429,7 +430,7 @@ extern "C" fn chains(signal: c_int, info: *mut siginfo_t, context: *mut c_void) 
 }
 
 extern "C" fn ends_well(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
-    // SAFETY: what happened is passed to a handler with three arguments.
+    // SAFETY: the kernel passes the signal's information to a handler with three arguments.
     let well = !context.is_null() && unsafe { (*info).si_signo } == signal;
     // SAFETY: ends the process at once, which is allowed everywhere.
     unsafe { libc::_exit(if well { WELL } else { 1 }) };

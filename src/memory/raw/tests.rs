@@ -1,4 +1,4 @@
-//! Copies and words against plain slices, and memory that goes away.
+//! Copies and words against plain slices, and vanishing memory.
 
 use std::fs::{self, File};
 use std::ptr;
@@ -12,7 +12,7 @@ use crate::types::{AccessFlags, DomainId};
 const DOMAIN: DomainId = DomainId(1);
 const ALL: AccessFlags = AccessFlags::REMOTE.union(AccessFlags::LOCAL_WRITE);
 
-/// Pages of a test's own, which it may take away early.
+/// Pages owned by a test, which may unmap them early.
 pub(super) struct Pages {
     pub(super) address: *mut u8,
     pub(super) length: usize,
@@ -29,12 +29,12 @@ impl Pages {
     }
 
     pub(super) fn backing(&self) -> Backing {
-        // SAFETY: the tests access these pages through the region alone. They do take pages away; nothing else is
-        // mapped there meanwhile, because they put an inaccessible mapping in their place.
+        // SAFETY: the tests access these pages through the region alone. They do unmap pages; nothing else is mapped
+        // there meanwhile, because an inaccessible mapping replaces them.
         unsafe { Backing::raw(self.address, self.length) }
     }
 
-    /// Takes pages away. An inaccessible mapping keeps the place, so that no other thread's memory comes to lie there.
+    /// Unmaps pages. An inaccessible mapping replaces them, so that no other thread's memory is mapped there.
     pub(super) fn take_away(&self, first: usize, count: usize) {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
         let address = self.address.wrapping_add(first * page()).cast();
@@ -66,7 +66,7 @@ pub(super) fn pattern(length: usize, seed: usize) -> Vec<u8> {
     (0..length).map(|index| (index * 31 + seed * 17 + 1) as u8).collect()
 }
 
-/// Runs a test twice: with the kernel's copies, and, where there is one, with the handler of faults.
+/// Runs a test twice: with the kernel's copies, and, where there is one, with the fault handler.
 pub(super) fn both_ways(test: impl Fn() + Sync) {
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -87,7 +87,7 @@ pub(super) fn both_ways(test: impl Fn() + Sync) {
 
 /// Changes which signals the calling thread blocks.
 pub(super) fn block_faults(how: i32, signals: &[i32]) {
-    // SAFETY: `sigemptyset` initialises the set that the other calls change and read.
+    // SAFETY: `sigemptyset` initializes the set that the other calls change and read.
     unsafe {
         let mut set = std::mem::zeroed();
         libc::sigemptyset(&mut set);
@@ -98,7 +98,7 @@ pub(super) fn block_faults(how: i32, signals: &[i32]) {
     }
 }
 
-/// Every length and alignment around the places where the way of copying changes; nothing around it is touched.
+/// Tests every length and alignment around the thresholds between the copy methods; no byte outside is touched.
 fn copies_agree_with_slices(make: impl Fn(usize) -> Backing, lengths: &[usize]) {
     const MARGIN: usize = 24;
     let room = lengths.iter().max().unwrap() + 2 * MARGIN;
@@ -211,7 +211,7 @@ fn tails_are_naturally_aligned_and_end_the_write() {
     assert_eq!((body_length(64, 16), piece_size(72, 8)), (8, 8));
 }
 
-/// Aligned words are never seen half written, by whoever looks with a plain processor load.
+/// A plain processor load never sees an aligned word half written.
 fn words_do_not_tear(memory: &Memory, offset: usize, rounds: usize) {
     let stop = AtomicBool::new(false);
     let word = memory.at(offset, 8).unwrap().addr();
@@ -338,7 +338,7 @@ fn a_range_that_was_unmapped_is_a_fault() {
 }
 
 fn range_unmapped() {
-    // Far larger than what another thread of the tests may map meanwhile, which would come to lie at its upper end.
+    // Far larger than anything that another test thread may map meanwhile, which would lie at its upper end.
     let pages = Pages::new(4096, libc::PROT_READ);
     let region = register(pages.backing(), AccessFlags::REMOTE_READ).unwrap();
     pages.unmap();
@@ -346,7 +346,7 @@ fn range_unmapped() {
     assert_eq!(region.load_acquire_u8(0), Err(AccessError::Fault));
 }
 
-/// A file that is deleted at once and lives as long as it is open.
+/// Creates a file that is deleted at once and lives as long as it is open.
 pub(super) fn temporary_file(length: usize) -> File {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);

@@ -12,8 +12,8 @@ fn registered(table: &RegionTable, invalidatable: bool) -> Arc<Region> {
     table.register_with(DOMAIN, Backing::from_vec(vec![1; 8]), &options).unwrap()
 }
 
-/// A view that found a region finds it until its end, with the bytes that were there; once deregistration returned,
-/// nobody touches the memory, so that it is free to change or to be freed.
+/// A view that found a region keeps finding it, with the same bytes. Once deregistration has returned, nothing touches
+/// the memory, so it may be changed or freed.
 fn use_region(table: &RegionTable, key: u32) {
     let view = table.read();
     let mut out = [0; 8];
@@ -42,7 +42,7 @@ fn deregistration_against_views() {
             })
             .collect();
         assert!(table.deregister(&region));
-        let mut bytes = Region::into_backing(region).expect("nobody else holds it").into_vec().unwrap();
+        let mut bytes = Region::into_backing(region).expect("there is no other handle").into_vec().unwrap();
         bytes.fill(2);
         thread::yield_now();
         assert_eq!(bytes, [2; 8]);

@@ -1,4 +1,4 @@
-//! Regions by key: checks, life and concurrency.
+//! Regions by key: checks, lifetime and concurrency.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -119,7 +119,7 @@ fn a_region_registered_anew_may_keep_its_keys() {
     assert_eq!((new.rkey(), table.len()), (old.rkey(), 1));
     let write = AccessFlags::REMOTE_WRITE;
     assert_eq!(table.read().check(new.rkey().0, DOMAIN, 0x1000, 1, write), Err(AccessError::NoPermission));
-    assert!(!table.deregister(&old), "its place is the new one's");
+    assert!(!table.deregister(&old), "the new region replaced it");
     let other = table.reregister(&new, DOMAIN, None, &options, false).unwrap();
     assert_ne!(other.rkey(), new.rkey());
     assert_eq!(table.read().check(new.rkey().0, DOMAIN, 0x1000, 1, write), Err(AccessError::UnknownKey));
@@ -210,7 +210,7 @@ fn deregistration_waits_for_a_view() {
     assert!(done.load(Ordering::SeqCst));
 }
 
-/// Once the last byte of a message is seen, all of it is there.
+/// Once the last byte of a message is visible, all of it is.
 fn last_byte_is_last(backing: Backing, rounds: u64) {
     let length = backing.len();
     let table = RegionTable::new(1);
@@ -239,7 +239,7 @@ fn last_byte_is_last(backing: Backing, rounds: u64) {
     });
 }
 
-/// Looks without pause for a while, so that the moment is caught, then lets others run.
+/// Spins for a while to catch the moment, then yields.
 fn wait_until(done: impl Fn() -> bool) {
     while !(0..200).any(|_| done()) {
         thread::yield_now();
@@ -268,7 +268,7 @@ fn the_last_byte_of_a_message_is_last() {
 #[cfg_attr(miri, ignore = "needs process_vm_readv")]
 fn the_last_byte_of_a_message_is_last_in_raw_memory() {
     let mut bytes = vec![0u8; 3000];
-    // SAFETY: `bytes` lives until the region of `last_byte_is_last` is gone, and nobody else uses it.
+    // SAFETY: `bytes` lives until the region of `last_byte_is_last` is gone, and nothing else uses it.
     last_byte_is_last(unsafe { Backing::raw(bytes.as_mut_ptr(), bytes.len()) }, 20_000);
 }
 
@@ -366,7 +366,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What the table should hold: plain vectors and the rules in plain words.
+/// The expected contents of the table: plain vectors and the rules in plain code.
 #[derive(Default)]
 struct Model {
     regions: HashMap<u32, (DomainId, u64, AccessFlags, Vec<u8>)>,

@@ -116,7 +116,7 @@ fn closed_queue_gives_nothing() {
     assert_eq!((take(&queue), queue.available(), queue.is_closed()), (None, 0, true));
 }
 
-/// Four threads take what two post: each request once, and what each taker sees is ascending for each poster.
+/// Four threads take what two post: each request once, and each taker sees each poster's requests in ascending order.
 #[test]
 fn every_request_is_taken_once() {
     const EACH: u64 = 5_000;

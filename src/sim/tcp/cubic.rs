@@ -8,16 +8,17 @@ use crate::types::Time;
 
 /// The initial window (RFC 6928).
 const INITIAL_WINDOW: f64 = 10.0;
-/// The least slow start threshold (RFC 5681, equation 4).
+/// Minimum slow start threshold (RFC 5681, equation 4).
 const LEAST_THRESHOLD: f64 = 2.0;
 /// How long Linux keeps a rate of growth while the window does not change: more than a 32nd of a second, in ticks.
 const LINUX_INTERVAL: Duration = Duration::from_millis(32);
-/// The most segments that Linux adds for one that is delivered, the least in windows, and the least after a timeout.
+/// Linux's bounds of the growth for each delivered segment: the maximum, the minimum times the window, and the minimum
+/// after a timeout, in segments.
 const LINUX_MOST: f64 = 0.5;
 const LINUX_LEAST: f64 = 0.01;
 const LINUX_LEAST_AT_FIRST: f64 = 0.05;
 
-/// Linux' rate of growth, for one segment, and when and at which window it was computed.
+/// Linux's rate of growth for one segment, and the time and window of its computation.
 #[derive(Clone, Debug, Default)]
 struct LinuxRate {
     rate: f64,
@@ -30,7 +31,8 @@ pub(super) struct Cubic {
     growth: Growth,
     window: f64,
     threshold: f64,
-    /// Window before the latest reduction, reduced more if it shrinks from one reduction to the next.
+    /// W_max: the window before the latest reduction, reduced further if it shrinks from one reduction to the next
+    /// (fast convergence).
     plateau: f64,
     /// Window before the latest reduction.
     prior_window: f64,
@@ -53,12 +55,12 @@ impl Cubic {
         self.threshold
     }
 
-    /// During recovery another rule sets the window (RFC 6937).
+    /// Sets the window during recovery, which another rule controls (RFC 6937).
     pub(super) fn set_window(&mut self, window: f64) {
         self.window = window.max(1.0);
     }
 
-    /// So many segments were newly delivered while the window was the limit.
+    /// Grows the window by newly delivered segments while the window is the limit.
     pub(super) fn on_delivered(&mut self, now: Time, segments: u64, round_trip: Duration) {
         let mut segments = segments as f64;
         if self.window < self.threshold {
@@ -83,7 +85,7 @@ impl Cubic {
         }
     }
 
-    /// Segments were lost, for the first time in a window (RFC 9438, 4.6). The window itself is left to the recovery.
+    /// Handles the first loss in a window (RFC 9438, 4.6). The recovery sets the window itself.
     pub(super) fn on_congestion(&mut self) {
         self.plateau = plateau_after(self.window, self.plateau);
         self.prior_window = self.window;
@@ -92,12 +94,12 @@ impl Cubic {
         self.end_stage();
     }
 
-    /// The next acknowledgement begins another stage of congestion avoidance.
+    /// Makes the next acknowledgement begin a new stage of congestion avoidance.
     fn end_stage(&mut self) {
         (self.curve, self.linux) = (None, LinuxRate::default());
     }
 
-    /// The retransmission timer went off (RFC 9438, 4.8). `is_first`: for this segment (RFC 5681, 3.1).
+    /// Handles an expiry of the retransmission timer (RFC 9438, 4.8). `is_first`: for this segment (RFC 5681, 3.1).
     pub(super) fn on_timeout(&mut self, is_first: bool) {
         if is_first {
             self.on_congestion();
@@ -110,7 +112,7 @@ impl Cubic {
 }
 
 impl LinuxRate {
-    /// The rate at which the window comes to the target in a round trip, if it is time for another.
+    /// Recomputes, if due, the rate at which the window reaches the target in a round trip.
     fn compute(&mut self, now: Time, window: f64, target: f64, is_first: bool) {
         let is_old = |at: Time| now.saturating_since(at) >= LINUX_INTERVAL;
         if self.computed.is_some_and(|(at, before)| before == window as u64 && !is_old(at)) {
@@ -141,7 +143,7 @@ mod tests {
         now
     }
 
-    /// After a reduction from 1,000 segments at the beginning of time.
+    /// Returns a state after a reduction from 1,000 segments at time 0.
     fn reduced() -> Cubic {
         let mut cubic = Cubic { window: 1_000.0, ..Cubic::new(Growth::Continuous) };
         cubic.on_congestion();

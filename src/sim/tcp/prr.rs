@@ -4,7 +4,7 @@
 /// Progress of a recovery since it began.
 #[derive(Clone, Debug)]
 pub(super) struct Prr {
-    /// In flight when it began (RecoverFS).
+    /// Segments in flight when it began (RecoverFS).
     in_flight: u64,
     delivered: u64,
     sent: u64,
@@ -19,8 +19,9 @@ impl Prr {
         self.sent += 1;
     }
 
-    /// The window after an acknowledgement that delivered so many segments (RFC 6937, section 3). `is_good`: it moved
-    /// the left edge, and no more losses were found. As in Linux, such ones allow slow start, others conserve packets.
+    /// Returns the window after an acknowledgement that delivered `delivered` segments (RFC 6937, section 3).
+    /// `is_good`: it moved the left edge, and no more losses were found. As in Linux, good ones allow slow start,
+    /// others conserve packets.
     pub(super) fn window(&mut self, delivered: u64, in_flight: u64, threshold: f64, is_good: bool) -> f64 {
         self.delivered += delivered;
         let threshold = threshold as u64;
@@ -43,7 +44,7 @@ impl Prr {
 mod tests {
     use super::*;
 
-    /// The example of RFC 6937, section 4, with another factor: of 20 segments one is lost, the threshold is 14. For
+    /// The example of RFC 6937, section 4, with another factor: one of 20 segments is lost, the threshold is 14. During
     /// 19 acknowledgements 14 segments leave, evenly spread.
     #[test]
     fn the_reduction_is_spread_over_the_round() {
@@ -62,7 +63,7 @@ mod tests {
         assert!(sent.windows(2).all(|pair| pair[1] - pair[0] <= 3), "{sent:?}");
     }
 
-    /// After heavy losses the window grows back to the threshold, by one more than was delivered.
+    /// After heavy losses the window grows back to the threshold by one segment more than was delivered.
     #[test]
     fn heavy_losses_are_made_up_for_by_slow_start() {
         let mut prr = Prr::new(20);

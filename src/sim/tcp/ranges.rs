@@ -11,7 +11,7 @@ pub(super) struct Ranges {
 }
 
 impl Ranges {
-    /// Adds a range. Returns the parts of it that are new, in ascending order.
+    /// Adds a range. Returns its new parts in ascending order.
     pub(super) fn insert(&mut self, range: Range<u64>) -> Vec<Range<u64>> {
         let mut added = Vec::new();
         if range.is_empty() {
@@ -35,13 +35,13 @@ impl Ranges {
         added
     }
 
-    /// The range that holds a sequence number.
+    /// Returns the range that contains a sequence number.
     pub(super) fn around(&self, sequence: u64) -> Option<Range<u64>> {
         let (start, end) = self.ends.range(..=sequence).next_back()?;
         (sequence < *end).then_some(*start..*end)
     }
 
-    /// Forgets what lies before a sequence number.
+    /// Removes everything before a sequence number.
     pub(super) fn remove_before(&mut self, sequence: u64) {
         while let Some(entry) = self.ends.first_entry().filter(|entry| *entry.key() < sequence) {
             let end = entry.remove();
@@ -51,7 +51,7 @@ impl Ranges {
         }
     }
 
-    /// Removes the range that begins here. Returns its end.
+    /// Removes the range that begins at `start`. Returns its end.
     pub(super) fn take_from(&mut self, start: u64) -> Option<u64> {
         self.ends.remove(&start)
     }

@@ -1,4 +1,4 @@
-//! The receiver: acknowledges every other segment, and at once what is out of order.
+//! The receiver: acknowledges every other segment, and out-of-order segments at once.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -8,20 +8,20 @@ use super::Ack;
 use super::ranges::Ranges;
 use crate::types::Time;
 
-/// An acknowledgement is delayed by so long at most (Linux' least; RFC 5681, 4.2 allows 500 ms).
+/// Maximum delay of an acknowledgement (Linux's minimum; RFC 5681, 4.2 allows 500 ms).
 const DELAY: Duration = Duration::from_millis(40);
 
-/// Ranges that can be reported again, as in Linux.
+/// Number of ranges that can be reported again, as in Linux.
 const REMEMBERED: usize = 4;
 
-/// The receiving end.
+/// The receiving end of a stream.
 #[derive(Clone, Debug, Default)]
 pub(in crate::sim) struct Receiver {
-    /// All before it has arrived.
+    /// The next segment expected: all before it have arrived.
     next: u64,
-    /// What has arrived beyond.
+    /// Segments that arrived beyond it.
     early: Ranges,
-    /// A segment of each range that was reported, the latest first.
+    /// A segment of each reported range, the latest first.
     recent: VecDeque<u64>,
     /// Segments that arrived since the last acknowledgement.
     unacknowledged: u32,
@@ -30,17 +30,17 @@ pub(in crate::sim) struct Receiver {
 }
 
 impl Receiver {
-    /// Segments that the application has.
+    /// Returns the segments delivered to the application.
     pub(in crate::sim) fn delivered(&self) -> u64 {
         self.next
     }
 
-    /// Segments that came more than once.
+    /// Returns the duplicate segments received.
     pub(in crate::sim) fn duplicates(&self) -> u64 {
         self.duplicates
     }
 
-    /// When a delayed acknowledgement is due.
+    /// Returns when a delayed acknowledgement is due.
     pub(in crate::sim) fn next_timeout(&self) -> Option<Time> {
         self.deadline
     }
@@ -49,7 +49,7 @@ impl Receiver {
         self.deadline.is_some_and(|deadline| deadline <= now).then(|| self.acknowledge(None))
     }
 
-    /// A segment has arrived.
+    /// Handles a segment. Returns an acknowledgement to send at once.
     pub(in crate::sim) fn handle_segment(&mut self, now: Time, sequence: u64) -> Option<Ack> {
         if sequence < self.next || self.early.around(sequence).is_some() {
             self.duplicates += 1;
@@ -62,7 +62,7 @@ impl Receiver {
             return Some(self.acknowledge(None));
         }
         self.next += 1;
-        // One that fills a gap or a part of it is acknowledged at once (RFC 5681, 4.2).
+        // A segment that fills a gap or a part of it is acknowledged at once (RFC 5681, 4.2).
         let had_gap = !self.early.is_empty();
         if let Some(end) = self.early.take_from(self.next) {
             self.next = end;
@@ -74,8 +74,8 @@ impl Receiver {
         None
     }
 
-    /// The first block is the duplicate if there is one, else the range with the latest segment; ranges that were
-    /// reported before follow (RFC 2018, section 4, and RFC 2883, section 4).
+    /// Builds an acknowledgement. The first block is the duplicate if there is one, else the range with the latest
+    /// segment; ranges reported before follow (RFC 2018, section 4, and RFC 2883, section 4).
     fn acknowledge(&mut self, duplicate: Option<u64>) -> Ack {
         (self.unacknowledged, self.deadline) = (0, None);
         let mut ranges: Vec<Range<u64>> = Vec::new();
@@ -103,7 +103,7 @@ mod tests {
 
     const NOW: Time = Time::ZERO;
 
-    /// The left edge and the blocks.
+    /// Returns the left edge and the blocks.
     fn blocks(ack: Option<Ack>) -> (u64, Vec<(u64, u64)>) {
         let ack = ack.expect("an acknowledgement");
         (ack.cumulative, ack.blocks().map(|block| (block.start, block.end)).collect())

@@ -2,32 +2,32 @@
 
 use std::time::Duration;
 
-/// Before the first sample (RFC 6298, 2.1).
+/// Timeout before the first sample (RFC 6298, 2.1).
 const INITIAL_TIMEOUT: Duration = Duration::from_secs(1);
-/// The least that the variation adds to the smoothed round trip: 200 ms in Linux, where RFC 6298 (2.4) has 1 s for the
-/// whole.
+/// Minimum that the variation adds to the smoothed round trip: 200 ms in Linux, whereas RFC 6298 (2.4) sets a minimum
+/// of 1 s for the whole timeout.
 const LEAST_MARGIN: Duration = Duration::from_millis(200);
-/// The most, after all doubling (RFC 6298, 2.5; Linux' figure).
+/// Maximum timeout, backoff included (RFC 6298, 2.5; Linux's value).
 const MOST: Duration = Duration::from_secs(120);
 
-/// What is known of the round trip.
+/// Estimates of the round trip time.
 #[derive(Clone, Debug, Default)]
 pub(super) struct RoundTrip {
     smoothed: Option<Duration>,
     variation: Duration,
     least: Option<Duration>,
-    /// How often the timeout has doubled.
+    /// Number of times that the timeout has doubled.
     backoff: u32,
 }
 
 impl RoundTrip {
-    /// A segment that was sent once has arrived. The least round trip takes all of them, since the last ones that an
-    /// acknowledgement covers did not wait for it.
+    /// Updates the minimum round trip with a segment that was sent once. All such segments count, since the last ones
+    /// that an acknowledgement covers did not wait for it.
     pub(super) fn note_least(&mut self, sample: Duration) {
         self.least = Some(self.least.map_or(sample, |least| least.min(sample)));
     }
 
-    /// A sample of an acknowledgement (RFC 6298, 2.2 and 2.3).
+    /// Updates the estimate with an acknowledgement's sample (RFC 6298, 2.2 and 2.3).
     pub(super) fn sample(&mut self, sample: Duration) {
         let Some(smoothed) = self.smoothed else {
             (self.smoothed, self.variation) = (Some(sample), sample / 2);
@@ -45,25 +45,25 @@ impl RoundTrip {
         self.least
     }
 
-    /// The retransmission timeout, backoff included.
+    /// Returns the retransmission timeout, backoff included.
     pub(super) fn timeout(&self) -> Duration {
         let single =
             self.smoothed.map_or(INITIAL_TIMEOUT, |smoothed| smoothed + (self.variation * 4).max(LEAST_MARGIN));
         single.saturating_mul(1 << self.backoff.min(20)).min(MOST)
     }
 
-    /// The left edge has moved. With timestamps every such acknowledgement gives a sample, and that ends the backoff
-    /// (RFC 6298, section 5).
+    /// Ends the backoff when the left edge moves: with timestamps, every such acknowledgement yields a sample (RFC
+    /// 6298, section 5).
     pub(super) fn reset_backoff(&mut self) {
         self.backoff = 0;
     }
 
-    /// Whether the timeout has passed since the left edge moved.
+    /// Whether the timer has expired since the left edge moved.
     pub(super) fn has_backed_off(&self) -> bool {
         self.backoff > 0
     }
 
-    /// The timeout has passed (RFC 6298, 5.5).
+    /// Doubles the timeout after an expiry (RFC 6298, 5.5).
     pub(super) fn back_off(&mut self) {
         self.backoff += 1;
     }

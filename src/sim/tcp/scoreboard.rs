@@ -1,5 +1,4 @@
-//! The sender's scoreboard: what became of each segment between the left edge and the next new one (RFC 6675, section
-//! 3).
+//! The sender's scoreboard: the state of each segment between the left edge and the next new one (RFC 6675, section 3).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -10,7 +9,7 @@ use crate::types::Time;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
     InFlight,
-    /// And not sent again since.
+    /// Lost and not yet retransmitted.
     Lost,
     /// Selectively acknowledged.
     Kept,
@@ -19,13 +18,13 @@ enum State {
 #[derive(Clone, Copy, Debug)]
 struct Segment {
     sent_at: Time,
-    /// Number of its latest transmission: the order in time.
+    /// Number of its latest transmission, in order of time.
     transmission: u64,
     was_retransmitted: bool,
     state: State,
 }
 
-/// A segment of which an acknowledgement says for the first time that it has arrived.
+/// A segment that an acknowledgement reports as arrived for the first time.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Delivered {
     pub(super) sequence: u64,
@@ -34,10 +33,10 @@ pub(super) struct Delivered {
     pub(super) was_retransmitted: bool,
 }
 
-/// The scoreboard.
+/// State of all segments not cumulatively acknowledged.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Scoreboard {
-    /// The left edge: the oldest segment that is not acknowledged.
+    /// The left edge: the oldest unacknowledged segment.
     first: u64,
     segments: VecDeque<Segment>,
     /// Sequence numbers, by transmission.
@@ -50,12 +49,12 @@ pub(super) struct Scoreboard {
 }
 
 impl Scoreboard {
-    /// The left edge.
+    /// Returns the left edge.
     pub(super) fn first(&self) -> u64 {
         self.first
     }
 
-    /// The next new segment.
+    /// Returns the sequence number of the next new segment.
     pub(super) fn next(&self) -> u64 {
         self.first + self.segments.len() as u64
     }
@@ -64,7 +63,7 @@ impl Scoreboard {
         self.in_flight.len() as u64
     }
 
-    /// Segments that are selectively acknowledged.
+    /// Returns the number of selectively acknowledged segments.
     pub(super) fn kept(&self) -> u64 {
         self.kept_count
     }
@@ -73,12 +72,12 @@ impl Scoreboard {
         self.retransmissions
     }
 
-    /// The first segment that is lost and not sent again.
+    /// Returns the first segment that is lost and not yet retransmitted.
     pub(super) fn first_lost(&self) -> Option<u64> {
         self.lost.first().copied()
     }
 
-    /// Sends a new segment. Returns its number.
+    /// Records a new segment as sent. Returns its sequence number.
     pub(super) fn send_new(&mut self, now: Time) -> u64 {
         let sequence = self.next();
         let transmission = self.number_transmission(sequence);
@@ -87,7 +86,7 @@ impl Scoreboard {
         sequence
     }
 
-    /// Sends a segment again.
+    /// Records a retransmission.
     pub(super) fn retransmit(&mut self, now: Time, sequence: u64) {
         let Some(before) = self.segment(sequence) else { return };
         self.in_flight.remove(&before.transmission);
@@ -114,14 +113,14 @@ impl Scoreboard {
         }
     }
 
-    /// Segments in flight in the order of their latest transmissions, those before this one: when they were sent, and
-    /// their numbers.
+    /// Returns the segments in flight transmitted before `transmission`, in order of their latest transmissions: when
+    /// they were sent, and their sequence numbers.
     pub(super) fn sent_before(&self, transmission: u64) -> impl Iterator<Item = (Time, u64)> {
         let sequences = self.in_flight.range(..transmission).map(|(_, sequence)| *sequence);
         sequences.filter_map(|sequence| Some((self.segment(sequence)?.sent_at, sequence)))
     }
 
-    /// A segment in flight is lost.
+    /// Marks a segment in flight as lost.
     pub(super) fn mark_lost(&mut self, sequence: u64) {
         let Some(segment) = self.segment(sequence).filter(|segment| segment.state == State::InFlight) else { return };
         self.in_flight.remove(&segment.transmission);
@@ -129,7 +128,7 @@ impl Scoreboard {
         self.replace(sequence, Segment { state: State::Lost, ..segment });
     }
 
-    /// Takes an acknowledgement. Returns what it newly says has arrived, in ascending order.
+    /// Processes an acknowledgement. Returns the newly delivered segments in ascending order.
     pub(super) fn acknowledge(&mut self, ack: &Ack) -> Vec<Delivered> {
         let mut delivered = Vec::new();
         let (edge, next) = (ack.cumulative.clamp(self.first, self.next()), self.next());

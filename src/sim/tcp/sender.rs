@@ -1,4 +1,4 @@
-//! The sender: when to send what.
+//! The sending end: transmissions, recovery and timers.
 
 use std::time::Duration;
 
@@ -10,30 +10,30 @@ use super::scoreboard::{Delivered, Scoreboard};
 use super::{Ack, TcpConfig};
 use crate::types::Time;
 
-/// How long the probe of a single segment waits for a delayed acknowledgement (RFC 8985, 7.2; Linux' figure).
+/// How long the probe of a single segment waits for a delayed acknowledgement (RFC 8985, 7.2; Linux's value).
 const LONGEST_ACK_DELAY: Duration = Duration::from_millis(200);
-/// The time of a probe before the first round trip is known (RFC 8985, 7.2).
+/// Timeout of a probe before the first round trip is known (RFC 8985, 7.2).
 const INITIAL_PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Whether losses are being repaired. A recovery ends when all is acknowledged that was sent before it.
+/// Whether losses are being repaired. A recovery ends when everything sent before it is acknowledged.
 #[derive(Clone, Debug)]
 enum Phase {
     Open,
-    /// After a loss that an acknowledgement has shown.
+    /// After a loss that an acknowledgement indicated.
     Fast {
         end: u64,
         prr: Prr,
     },
-    /// After the retransmission timer.
+    /// After an expiry of the retransmission timer.
     Timeout {
         end: u64,
     },
 }
 
-/// A tail loss probe that is not acknowledged (RFC 8985, section 7).
+/// An unacknowledged tail loss probe (RFC 8985, section 7).
 #[derive(Clone, Copy, Debug)]
 struct Probe {
-    /// What follows the probe.
+    /// The sequence number after the probe.
     end: u64,
     is_retransmission: bool,
 }
@@ -42,22 +42,22 @@ struct Probe {
 #[derive(Clone, Debug)]
 pub(in crate::sim) struct Sender {
     window_segments: u64,
-    /// Of all that the application sends.
+    /// Number of segments that the application sends.
     most_segments: u64,
     board: Scoreboard,
     cubic: Cubic,
     rack: Rack,
     round_trip: RoundTrip,
     phase: Phase,
-    /// The congestion window, and nothing else, kept the latest segment back.
+    /// Only the congestion window held the latest segment back.
     is_window_limited: bool,
-    /// When the left edge moved, or the first segment was sent again: the retransmission timer runs from here.
+    /// When the left edge moved, or the first segment was retransmitted: the start of the retransmission timer.
     progress_at: Time,
-    /// When a new segment left or something was delivered: the probe's timer runs from here.
+    /// When a new segment was sent or something was delivered: the start of the probe's timer.
     active_at: Time,
     reordering_timer: Option<Time>,
     probe: Option<Probe>,
-    /// A probe leaves next, whatever the window.
+    /// A probe is sent next, regardless of the window.
     owes_probe: bool,
     timeouts: u64,
     probes: u64,
@@ -84,27 +84,27 @@ impl Sender {
         }
     }
 
-    /// The congestion window in segments.
+    /// Returns the congestion window in segments.
     pub(in crate::sim) fn window(&self) -> f64 {
         self.cubic.window()
     }
 
-    /// Segments that were sent again.
+    /// Returns the number of retransmissions.
     pub(in crate::sim) fn retransmissions(&self) -> u64 {
         self.board.retransmissions()
     }
 
-    /// How often the retransmission timer went off.
+    /// Returns how often the retransmission timer expired.
     pub(in crate::sim) fn timeouts(&self) -> u64 {
         self.timeouts
     }
 
-    /// Tail loss probes.
+    /// Returns the tail loss probes sent.
     pub(in crate::sim) fn probes(&self) -> u64 {
         self.probes
     }
 
-    /// The number of the next segment to send.
+    /// Returns the sequence number of the next segment to send.
     pub(in crate::sim) fn poll_transmit(&mut self, now: Time) -> Option<u64> {
         if std::mem::take(&mut self.owes_probe) {
             return Some(self.send_probe(now));
@@ -130,7 +130,7 @@ impl Sender {
         Some(sequence)
     }
 
-    /// Whether there is a new segment and the receive window takes it.
+    /// Whether there is a new segment that fits into the receive window.
     fn has_room(&self) -> bool {
         self.board.next() < self.most_segments && self.board.next() - self.board.first() < self.window_segments
     }
@@ -150,8 +150,8 @@ impl Sender {
         self.board.retransmit(now, sequence);
     }
 
-    /// New data if the receiver takes it, else the last segment again (RFC 8985, 7.3). The retransmission timer starts
-    /// again.
+    /// Sends new data if the receive window allows it, else the last segment again (RFC 8985, 7.3). Restarts the
+    /// retransmission timer.
     fn send_probe(&mut self, now: Time) -> u64 {
         self.probes += 1;
         self.progress_at = now;
@@ -164,7 +164,7 @@ impl Sender {
         sequence
     }
 
-    /// An acknowledgement has arrived.
+    /// Handles an acknowledgement.
     pub(in crate::sim) fn handle_ack(&mut self, now: Time, ack: &Ack) {
         let first = self.board.first();
         let delivered = self.board.acknowledge(ack);
@@ -186,7 +186,7 @@ impl Sender {
         let lost = self.detect_losses(now);
         let delivered = delivered.len() as u64;
         match &mut self.phase {
-            // As in Linux: an acknowledgement that says nothing new leaves the window as it is.
+            // As in Linux: an acknowledgement without news leaves the window as it is.
             Phase::Fast { prr, .. } if delivered > 0 || lost > 0 => {
                 let (in_flight, threshold) = (self.board.in_flight(), self.cubic.threshold());
                 let window = prr.window(delivered, in_flight, threshold, has_moved && lost == 0);
@@ -200,8 +200,8 @@ impl Sender {
         }
     }
 
-    /// Takes samples only of segments that were sent once (Karn's rule, RFC 6298, section 3): the first that the left
-    /// edge has passed, as it includes the acknowledgement's delay, or else the first that was kept.
+    /// Samples only segments that were sent once (Karn's algorithm, RFC 6298, section 3): the first that the left edge
+    /// has passed, as it includes the acknowledgement's delay, or else the first that was selectively acknowledged.
     fn measure(&mut self, now: Time, delivered: &[Delivered], has_moved: bool) {
         let mut sample = None;
         for segment in delivered {
@@ -229,8 +229,8 @@ impl Sender {
         self.phase = Phase::Open;
     }
 
-    /// All up to a probe is acknowledged. If the probe was a segment sent again, and the receiver did not get it
-    /// twice, it has repaired a loss (RFC 8985, 7.4.2).
+    /// Ends a probe once everything up to it is acknowledged. If it was a retransmission that the receiver did not
+    /// report as a duplicate, it has repaired a loss (RFC 8985, 7.4.2).
     fn end_probe(&mut self, is_duplicate: bool) {
         let Some(probe) = self.probe.filter(|probe| self.board.first() >= probe.end) else { return };
         self.probe = None;
@@ -239,7 +239,7 @@ impl Sender {
         }
     }
 
-    /// Finds losses; the first ones begin a recovery. Returns their number.
+    /// Finds losses, and begins a recovery on the first ones. Returns the number of new losses.
     fn detect_losses(&mut self, now: Time) -> u64 {
         let is_recovering = !matches!(self.phase, Phase::Open);
         let found = self.rack.detect(now, &mut self.board, is_recovering, &self.round_trip);
@@ -257,7 +257,7 @@ impl Sender {
         self.phase = Phase::Fast { end, prr: Prr::new(end - self.board.first()) };
     }
 
-    /// When to call `handle_timeout`.
+    /// Returns when to call `handle_timeout`.
     pub(in crate::sim) fn next_timeout(&self) -> Option<Time> {
         Time::earliest([self.reordering_timer, self.retransmission_timer(), self.probe_timer()])
     }
@@ -267,7 +267,8 @@ impl Sender {
         is_waiting.then(|| self.progress_at + self.round_trip.timeout())
     }
 
-    /// RFC 8985, 7.2. One probe at a time, and none while losses are being repaired or shown.
+    /// Returns when to probe (RFC 8985, 7.2): one probe at a time, and none while losses are indicated or being
+    /// repaired.
     fn probe_timer(&self) -> Option<Time> {
         let is_quiet = matches!(self.phase, Phase::Open) && self.board.kept() == 0;
         if !is_quiet || self.probe.is_some() || self.owes_probe || self.board.in_flight() == 0 {
@@ -278,7 +279,7 @@ impl Sender {
         Some(self.active_at + wait)
     }
 
-    /// A time that `next_timeout` gave has come.
+    /// Handles the timers that have expired.
     pub(in crate::sim) fn handle_timeout(&mut self, now: Time) {
         let is_due = |timer: Option<Time>| timer.is_some_and(|at| at <= now);
         if is_due(self.retransmission_timer()) {

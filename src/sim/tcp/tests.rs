@@ -10,7 +10,7 @@ const MS: Duration = Duration::from_millis(1);
 const ROUND_TRIP: Duration = Duration::from_millis(10);
 const SEGMENT_BYTES: u32 = 1_000;
 
-/// A transmission: when, of what, and the how manyth of it.
+/// A transmission of a segment; `number` counts its retransmissions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Sent {
     at: Time,
@@ -18,7 +18,7 @@ struct Sent {
     number: usize,
 }
 
-/// By how much a transmission is late; `None`: it is lost.
+/// Returns the extra delay of a transmission; `None`: it is lost.
 type Fault = fn(&Sent) -> Option<Duration>;
 
 #[derive(Debug)]
@@ -89,7 +89,7 @@ impl Link {
         }
     }
 
-    /// The transmissions of segments that were sent again, without the first ones.
+    /// Returns all retransmissions.
     fn again(&self) -> Vec<Sent> {
         self.sent.iter().filter(|sent| sent.number > 0).copied().collect()
     }
@@ -153,7 +153,7 @@ fn a_reduction_happens_once_for_losses_of_one_window() {
 
 #[test]
 fn a_retransmission_that_is_lost_is_sent_again_without_a_timeout() {
-    // The receive window leaves room for new segments, which show the loss.
+    // The receive window leaves room for new segments, which reveal the loss.
     let mut link = Link::new(1_000, |sent| if sent.sequence == 100 && sent.number < 3 { None } else { ON_TIME });
     link.run(20 * ROUND_TRIP);
     let again = link.again();
@@ -168,7 +168,7 @@ fn a_retransmission_that_is_lost_is_sent_again_without_a_timeout() {
     assert_eq!(link.sender.timeouts(), 0);
 }
 
-/// All of a window is lost from segment 1,000 on: no acknowledgement tells of it.
+/// A whole window is lost from segment 1,000 on: no acknowledgement reports it.
 #[test]
 fn a_lost_tail_is_found_by_a_probe() {
     let mut link =
@@ -194,7 +194,7 @@ fn a_loss_that_the_probe_repairs_reduces_the_window() {
     let at = |milliseconds: u32| Time::ZERO + MS * milliseconds;
     sender.handle_ack(at(10), &Ack { cumulative: 9, ..Ack::default() });
     let mut twin = sender.clone();
-    // The receive window takes nine more; the receiver gets them as if they had left before.
+    // The receive window has room for nine more; acknowledged, they count as if sent before.
     for (sender, is_lost) in [(&mut sender, true), (&mut twin, false)] {
         assert_eq!(std::iter::from_fn(|| sender.poll_transmit(at(10))).last(), Some(18));
         let due = sender.next_timeout().expect("a timer");
@@ -210,7 +210,7 @@ fn a_loss_that_the_probe_repairs_reduces_the_window() {
     }
 }
 
-/// Nothing passes for 10 s: a probe, then the timer after 200 ms and more, which doubles.
+/// Nothing passes for 10 s: a probe, then the timer after at least 200 ms, which doubles.
 #[test]
 fn the_retransmission_timer_doubles() {
     let dark = |sent: &Sent| {

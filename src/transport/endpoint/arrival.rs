@@ -1,4 +1,4 @@
-//! The path of a datagram into the endpoint: to the queue pair that it names, or to the members of a group.
+//! The receive path of the endpoint: to the queue pair that a datagram names, or to the members of a group.
 
 use super::Endpoint;
 use crate::memory::MemoryView;
@@ -8,7 +8,7 @@ use crate::transport::queue_pair::{HeaderTemplate, QueuePair};
 use crate::types::{DropReason, Qpn, Time};
 use crate::wire::Packet;
 
-/// The queue pair that the last datagram was for, and the template of those that the fast path takes.
+/// The destination of the last datagram, and the template of those that the fast path takes.
 pub(super) struct Arrivals {
     qpn: Qpn,
     slot: u32,
@@ -16,15 +16,16 @@ pub(super) struct Arrivals {
 }
 
 impl Endpoint {
-    /// A datagram arrived on port 4791.
+    /// Handles a datagram that arrived on port 4791.
     pub fn handle_datagram(&mut self, now: Time, memory: &MemoryView<'_>, datagram: &Datagram<'_>) -> DatagramOutcome {
         let outcome = self.handle_arrival(now, memory, datagram);
         self.settle_arrivals(now);
         outcome
     }
 
-    /// The same for one of several datagrams that came together: what follows from those to one queue pair is seen to
-    /// once, when one to another comes. [`Endpoint::settle_arrivals`] must follow the last one, before anything else.
+    /// Handles one of several datagrams that arrived together. Follow-up work for consecutive datagrams to one queue
+    /// pair is done once, when one to another arrives. [`Endpoint::settle_arrivals`] must follow the last one, before
+    /// any other call.
     #[inline]
     pub fn handle_arrival(&mut self, now: Time, memory: &MemoryView<'_>, datagram: &Datagram<'_>) -> DatagramOutcome {
         match self.guard(now, |endpoint| endpoint.take_arrival(now, memory, datagram)) {
@@ -75,7 +76,7 @@ impl Endpoint {
         if (datagram.is_marked() || bth.becn) && outcome.dropped.is_none() {
             queue_pair.note_marks(now, datagram, bth.opcode, bth.becn);
         }
-        // Not of a duplicate, which was not looked at closely.
+        // Not from a duplicate, which is not fully checked.
         let is_executed = queue_pair.responder.expected() != expected;
         let template = if is_executed { queue_pair.header_template(datagram, bth) } else { None };
         let has_overflowed = queue_pair.common.has_overflowed();
@@ -86,7 +87,7 @@ impl Endpoint {
         outcome
     }
 
-    /// Sees to what follows from the datagrams that [`Endpoint::handle_arrival`] took.
+    /// Does the follow-up work for the datagrams that [`Endpoint::handle_arrival`] took.
     #[inline]
     pub fn settle_arrivals(&mut self, now: Time) {
         if let Some(Arrivals { slot, .. }) = self.arrivals.take() {
@@ -94,7 +95,7 @@ impl Endpoint {
         }
     }
 
-    /// Hands a packet to a queue pair, and sees to what follows.
+    /// Hands a packet to a queue pair and does the follow-up work.
     #[inline]
     pub(super) fn deliver(
         &mut self,
@@ -117,7 +118,8 @@ impl Endpoint {
         }
     }
 
-    /// A datagram at which its queue pair panicked, and ended. It may bear what a capture must not show.
+    /// Drops a datagram on which its queue pair panicked. Its check field may contain the mask, which a capture must
+    /// not show.
     #[cold]
     fn drop_after_panic(&mut self) -> DatagramOutcome {
         let reason = DropReason::WrongState;
@@ -130,7 +132,7 @@ impl Endpoint {
         DatagramOutcome::dropped(reason)
     }
 
-    /// A datagram that belongs to no queue pair.
+    /// Drops a datagram that belongs to no queue pair.
     pub(super) fn drop_stray(
         &mut self,
         now: Time,

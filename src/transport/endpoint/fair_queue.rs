@@ -1,8 +1,8 @@
-//! The fair queue: queue pairs with a common path share its window.
+//! The fair queue: queue pairs on a common path share its window.
 //!
 //! As long as all of their packets fit, each sends at any time. A queue pair that finds no room waits, and from then on
 //! each gets a grant for one send in turn: none starves, and each send is as full as the queue pair can make it.
-//! Without grants a thousand queue pairs take whatever room they find and all send single packets.
+//! Without grants, a thousand queue pairs would take whatever room they find and all send single packets.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
@@ -14,13 +14,13 @@ use crate::transport::path::PathKey;
 use crate::transport::window_share::WindowShare;
 use crate::types::{Counters, Destination, Time};
 
-/// The queue pairs' paths.
+/// The paths of all queue pairs, by key.
 #[derive(Default)]
 pub(in crate::transport) struct Paths {
     by_key: HashMap<PathKey, PathUsers>,
-    /// Queue pairs that wait, of all paths.
+    /// Number of waiting queue pairs of all paths.
     waiting: usize,
-    /// The counters of paths that are forgotten.
+    /// Counters of forgotten paths.
     counters: Counters,
     /// Some path has had a controller.
     has_controlled: bool,
@@ -29,7 +29,7 @@ pub(in crate::transport) struct Paths {
 #[derive(Default)]
 struct PathUsers {
     window_share: Arc<WindowShare>,
-    /// Slots of the queue pairs that wait, each once.
+    /// Slots of the waiting queue pairs, each once.
     waiters: VecDeque<u32>,
 }
 
@@ -38,12 +38,12 @@ impl Paths {
         Arc::clone(&self.by_key.entry(key).or_default().window_share)
     }
 
-    /// A queue pair has this path.
+    /// Notes that a queue pair uses this path.
     pub(in crate::transport) fn note_path(&mut self, path: &WindowShare) {
         self.has_controlled |= path.is_controlled();
     }
 
-    /// The path to this destination, if queue pairs have it and a controller holds them back.
+    /// Returns the path to this destination, if connected queue pairs use it and it has a controller.
     fn controlled(&self, destination: &Destination) -> Option<Arc<WindowShare>> {
         let Destination { source, address, traffic_class, .. } = *destination;
         let key = PathKey::new(source, address, TrafficClass::unmarked(traffic_class));
@@ -56,23 +56,23 @@ impl Paths {
         to_peer.map(|(_, path)| path.window_share.in_flight()).sum()
     }
 
-    /// Forgets paths that no queue pair has any more, if they are many.
+    /// Forgets unused paths if there are many.
     pub(in crate::transport) fn tidy(&mut self, queue_pairs: usize) {
         if self.by_key.len() > 2 * queue_pairs + 16 {
-            // A queue pair that waits holds a reference.
+            // A waiting queue pair holds a reference.
             for (_, forgotten) in self.by_key.extract_if(|_, path| Arc::strong_count(&path.window_share) == 1) {
                 forgotten.window_share.add_to(&mut self.counters);
             }
         }
     }
 
-    /// Adds what the counters of a device have of paths.
+    /// Adds the paths' share of a device's counters.
     pub(in crate::transport) fn add_to(&self, counters: &mut Counters) {
         counters.merge(&self.counters);
         self.by_key.values().for_each(|path| path.window_share.add_to(counters));
     }
 
-    /// In front: a queue pair whose grant is not used up.
+    /// Adds a waiter. `in_front`: its grant is not used up.
     fn enqueue(&mut self, key: PathKey, slot: u32, in_front: bool) {
         let path = self.by_key.entry(key).or_default();
         if in_front {
@@ -88,7 +88,7 @@ impl Paths {
         self.by_key.get(key)?.waiters.front().copied()
     }
 
-    /// The queue pair has its grant, is destroyed, or has another path: it does not wait any more.
+    /// Removes a waiter: it gets its grant, is destroyed, or has another path.
     pub(in crate::transport) fn remove(&mut self, key: &PathKey, slot: u32) {
         let Some(path) = self.by_key.get_mut(key) else { return };
         let before = path.waiters.len();
@@ -103,7 +103,7 @@ impl Paths {
 }
 
 impl Endpoint {
-    /// The path that the next datagram of the queue pair takes, if it has a controller.
+    /// Returns the path of the queue pair's next datagram, if it has a controller.
     #[inline]
     pub(super) fn datagram_path(&mut self, slot: u32) -> Option<Arc<WindowShare>> {
         if self.paths.has_controlled { self.find_datagram_path(slot) } else { None }
@@ -116,7 +116,7 @@ impl Endpoint {
         self.paths.controlled(&destination)
     }
 
-    /// After each change to a queue pair: grants others with the same path the room that there is now.
+    /// Follows up each change of a queue pair: enqueues it if it waits, and grants the room of its path to a waiter.
     #[inline]
     pub(in crate::transport) fn serve_fair_queue(&mut self, now: Time, slot: u32) {
         let Some(queue_pair) = self.enter(slot) else { return };
@@ -144,7 +144,7 @@ impl Endpoint {
         }
     }
 
-    /// Grants the first that waits its send, if there is room. That send leads to the next grant.
+    /// Grants the first waiter a send, if there is room. That send leads to the next grant.
     pub(in crate::transport) fn grant(&mut self, key: &PathKey) {
         let Some(slot) = self.paths.first(key) else { return };
         let Some(queue_pair) = self.enter(slot) else { return };

@@ -41,16 +41,16 @@ pub struct EndpointConfig {
     pub qpn_blocks: Vec<u32>,
     /// Source of random numbers; the engine's is cryptographic, the simulator's is seeded.
     pub random: Box<dyn FnMut() -> u32 + Send>,
-    /// Most queue pairs.
+    /// Maximum number of queue pairs.
     pub max_queue_pairs: u32,
     /// How long an acknowledgement may wait for the application's reply.
     pub ack_hold: Duration,
-    /// Limits what the queue pairs keep of early packets; all shards of a device share it.
+    /// Budget of the reorder buffers; all shards of a device share it.
     pub reorder_budget: Arc<ReorderBudget>,
-    /// Most datagrams in one segmented send (Linux: 64 before 6.3, then 128).
+    /// Maximum number of datagrams in one segmented send (Linux: 64 before 6.3, then 128).
     pub max_segments: usize,
-    /// Builds the paths' congestion controllers. Without it each connection has as much in flight as its peer's
-    /// socket takes; towards a standard peer, less after a loss.
+    /// Builds the paths' congestion controllers. Without it each connection may have as much in flight as its peer's
+    /// socket holds; to a standard peer, less after a loss.
     pub congestion: Option<Arc<dyn CongestionFactory>>,
 }
 
@@ -75,7 +75,7 @@ pub enum CreateError {
     /// All numbers are in use.
     #[error("all {limit} queue pairs of the device are in use")]
     TooMany {
-        /// How many there may be.
+        /// Maximum number of queue pairs.
         limit: u32,
     },
     /// This transport service is not supported.
@@ -83,7 +83,7 @@ pub enum CreateError {
     Unsupported(QueuePairType),
 }
 
-/// Queue pair numbers are random, so their low bits make a good hash.
+/// Hasher for queue pair numbers, which are random, so their low bits make a good hash.
 #[derive(Default)]
 pub(super) struct QpnHasher(u64);
 
@@ -120,22 +120,22 @@ pub struct Endpoint {
     held: Vec<u32>,
     timers: Timers,
     pub(super) paths: Paths,
-    /// The queue pair whose code runs, or ran last, under the guard; none outside.
+    /// The queue pair whose code runs, or ran last, under the guard; `None` outside.
     running: Option<u32>,
-    /// Queue pairs that a panic has ended.
+    /// Number of queue pairs that a panic has ended.
     panics: u64,
-    /// [`Endpoint::fail_queue_pairs_of_overflowed`] is at work.
+    /// [`Endpoint::fail_queue_pairs_of_overflowed`] is running.
     fails_overflowed: bool,
-    /// Of the last datagram's queue pair, until it is settled.
+    /// Arrivals of the last datagram's queue pair, until they are settled.
     arrivals: Option<Arrivals>,
-    /// Of packets without a queue pair, and of queue pairs that are gone.
+    /// Counters of packets without a queue pair, and of destroyed queue pairs.
     counters: Counters,
     strays: Strays,
     pub(super) groups: Groups,
 }
 
 impl Endpoint {
-    /// An endpoint without queue pairs.
+    /// Creates an endpoint without queue pairs.
     pub fn new(config: EndpointConfig) -> Self {
         Self {
             config,
@@ -159,7 +159,7 @@ impl Endpoint {
 
     // ---- commands ----
 
-    /// Creates a queue pair in RESET, under a random number from the endpoint's blocks.
+    /// Creates a queue pair in RESET, with a random number from the endpoint's blocks.
     pub fn create_queue_pair(&mut self, init: QueuePairInit) -> Result<Qpn, CreateError> {
         if !QueuePair::is_supported(init.service) {
             return Err(CreateError::Unsupported(init.service));
@@ -176,7 +176,7 @@ impl Endpoint {
         });
         self.queue_pairs[slot as usize] = Some(queue_pair);
         self.by_number.insert(qpn, slot);
-        // Each is listed once at most, so that listing allocates nothing.
+        // Each is listed at most once, so listing never allocates.
         self.ready.reserve(self.by_number.len().saturating_sub(self.ready.len()));
         self.held.reserve(self.by_number.len().saturating_sub(self.held.len()));
         Ok(qpn)
@@ -186,8 +186,8 @@ impl Endpoint {
         self.config.max_queue_pairs.min(self.config.qpn_blocks.len() as u32 * 4_000)
     }
 
-    /// At most 4,000 of a block's 4,096 numbers are used, and half of the others in quarantine, so a free one is found
-    /// soon.
+    /// Draws a free number. At most 4,000 of a block's 4,096 numbers are used, and half of the others are in
+    /// quarantine, so a free one is found soon.
     fn free_number(&mut self) -> Qpn {
         loop {
             let random = (self.config.random)();
@@ -200,7 +200,7 @@ impl Endpoint {
         }
     }
 
-    /// Changes state and attributes, all or nothing. `source` is the own end of the path that `ah_attr` names.
+    /// Changes state and attributes, all or nothing. `source` is the local end of the path that `ah_attr` names.
     pub fn modify_queue_pair(
         &mut self,
         now: Time,
@@ -240,7 +240,7 @@ impl Endpoint {
         queue_pair.check_modify(attributes, limits).map(drop)
     }
 
-    /// Limits the rate of what the queue pair sends, or ends the limit. It lasts until RESET.
+    /// Sets or removes a limit of the queue pair's send rate. It lasts until RESET.
     pub fn limit_rate(&mut self, now: Time, qpn: Qpn, limit: &RateLimit) -> Result<(), ModifyError> {
         let slot = self.slot_of(qpn).ok_or(ModifyError::UnknownQueuePair)?;
         let queue_pair = self.at(slot).ok_or(ModifyError::UnknownQueuePair)?;
@@ -250,17 +250,17 @@ impl Endpoint {
         Ok(())
     }
 
-    /// State and attributes now.
+    /// Returns the current state and attributes.
     pub fn query_queue_pair(&self, qpn: Qpn) -> Option<QueuePairStatus> {
         self.find(qpn).map(QueuePair::status)
     }
 
-    /// The state now.
+    /// Returns the current state.
     pub fn queue_pair_state(&self, qpn: Qpn) -> Option<QueuePairState> {
         self.find(qpn).map(|queue_pair| queue_pair.common.state)
     }
 
-    /// Removes a queue pair without completions for what is outstanding. False if there is none of that number.
+    /// Removes a queue pair without completions for outstanding requests. False if there is none with that number.
     pub fn destroy_queue_pair(&mut self, qpn: Qpn) -> bool {
         let Some(slot) = self.by_number.remove(&qpn) else { return false };
         let Some(mut queue_pair) = self.queue_pairs[slot as usize].take() else { return false };
@@ -284,9 +284,9 @@ impl Endpoint {
         true
     }
 
-    /// A queue pair that takes its receives from a shared queue and is about to go, or to be reset, takes no more of
-    /// them; returns the `wr_id` of the one that a message had begun to fill, which never completes. What has completed
-    /// can be polled before it is purged.
+    /// Stops a queue pair that is about to be destroyed or reset from taking more receives of its shared queue. Returns
+    /// the `wr_id` of the one that a message had begun to fill, which never completes. Existing completions can be
+    /// polled before they are purged.
     pub fn stop_receiving(&mut self, qpn: Qpn) -> Option<u64> {
         let slot = self.slot_of(qpn)?;
         self.at(slot)?.stop_receiving()
@@ -294,7 +294,7 @@ impl Endpoint {
 
     // ---- getters ----
 
-    /// Counters of the whole endpoint, queue pairs included.
+    /// Returns the counters of the whole endpoint, queue pairs included.
     pub fn counters(&self) -> Counters {
         let mut sum = self.counters.clone();
         self.queue_pairs.iter().flatten().for_each(|queue_pair| sum.merge(&queue_pair.common.counters));
@@ -302,12 +302,12 @@ impl Endpoint {
         sum
     }
 
-    /// Counters that belong to no queue pair, for the engine to add to.
+    /// Returns the counters that belong to no queue pair, for the engine to add to.
     pub fn counters_mut(&mut self) -> &mut Counters {
         &mut self.counters
     }
 
-    /// Counters of a queue pair.
+    /// Returns the counters of a queue pair.
     pub fn queue_pair_counters(&self, qpn: Qpn) -> Option<&Counters> {
         self.find(qpn).map(|queue_pair| &queue_pair.common.counters)
     }
@@ -317,17 +317,17 @@ impl Endpoint {
         self.find(qpn).is_some_and(|queue_pair| queue_pair.responder.owes_acknowledgement())
     }
 
-    /// Bytes that the device keeps of packets that came before their turn.
+    /// Returns the bytes in the device's reorder buffers.
     pub fn reorder_bytes(&self) -> usize {
         self.config.reorder_budget.held()
     }
 
-    /// Packets that all queue pairs together have in flight to an address.
+    /// Returns the packets that all queue pairs together have in flight to an address.
     pub fn packets_in_flight(&self, peer: IpAddr) -> u32 {
         self.paths.packets_in_flight(peer)
     }
 
-    /// Queue pairs that exist.
+    /// Returns the number of queue pairs.
     pub fn queue_pair_count(&self) -> usize {
         self.by_number.len()
     }
@@ -345,18 +345,18 @@ impl Endpoint {
         self.by_number.get(&qpn).copied()
     }
 
-    /// The slots of the queue pairs for which `holds` is true.
+    /// Returns the slots of the queue pairs for which `holds` is true.
     pub(super) fn slots_where(&self, holds: impl Fn(&QueuePair) -> bool) -> Vec<u32> {
         let all = (0..).zip(&self.queue_pairs);
         all.filter(|(_, queue_pair)| queue_pair.as_deref().is_some_and(&holds)).map(|(slot, _)| slot).collect()
     }
 
-    /// The queue pair of this slot.
+    /// Returns the queue pair in this slot.
     pub(super) fn at(&mut self, slot: u32) -> Option<&mut QueuePair> {
         self.queue_pairs.get_mut(slot as usize)?.as_deref_mut()
     }
 
-    /// The queue pair of this slot, whose code runs next: the guard ends it if that panics.
+    /// Returns the queue pair in this slot, whose code runs next: the guard ends it if that panics.
     #[inline]
     pub(super) fn enter(&mut self, slot: u32) -> Option<&mut QueuePair> {
         self.running = Some(slot);
@@ -369,7 +369,7 @@ impl Endpoint {
 
     // ---- inputs ----
 
-    /// The queue pair's send queue (or, in the error state, its receive queue) has new entries.
+    /// Handles new entries in the queue pair's send queue (or, in the error state, its receive queue).
     pub fn handle_doorbell(&mut self, now: Time, qpn: Qpn) {
         let Some(slot) = self.by_number.get(&qpn).copied() else { return };
         let Some(queue_pair) = self.at(slot) else { return };
@@ -382,7 +382,7 @@ impl Endpoint {
             }
             _ => {}
         }
-        // What can be sent of it is found out when it is its turn.
+        // `poll_transmit` finds out what can be sent.
         self.list(slot);
     }
 
@@ -394,9 +394,9 @@ impl Endpoint {
         });
     }
 
-    /// Some deadline has come.
+    /// Handles expired deadlines.
     pub fn handle_timeout(&mut self, now: Time) {
-        // As many deadlines as there are queue pairs, at most; what is due again then waits for the next call.
+        // At most as many deadlines as there are queue pairs; those due again by then wait for the next call.
         for _ in 0..self.queue_pairs.len() {
             let Some(slot) = self.timers.pop_expired(now) else { break };
             self.guard(now, |endpoint| {
@@ -408,14 +408,14 @@ impl Endpoint {
         }
     }
 
-    /// After each change: deadlines, and the list of those that have something to send.
+    /// Follows up each change of a queue pair: deadlines, the list of those with something to send, and the fair queue.
     fn settle(&mut self, now: Time, slot: u32) {
         self.settle_deadlines(now, slot);
         self.list_sender(now, slot);
         self.serve_fair_queue(now, slot);
     }
 
-    /// Puts a queue pair among those with something to send.
+    /// Adds a queue pair to the list of those with something to send.
     #[inline]
     pub(super) fn list(&mut self, slot: u32) {
         if let Some(queue_pair) = self.at(slot)
@@ -439,7 +439,7 @@ impl Endpoint {
         }
     }
 
-    /// Whether a completion queue overflowed.
+    /// Updates a queue pair's deadline and held acknowledgement. Returns whether a completion queue overflowed.
     pub(super) fn settle_one(&mut self, now: Time, slot: u32) -> bool {
         let Some(queue_pair) = self.enter(slot) else { return false };
         let overflowed = queue_pair.settle();

@@ -1,4 +1,4 @@
-//! Multicast: which queue pairs are attached to which groups, and the copies that each of them gets.
+//! Multicast: the queue pairs attached to each group, and the delivery of copies to them.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -17,7 +17,7 @@ pub(in crate::transport) struct Groups {
 }
 
 impl Groups {
-    /// The queue pair is gone.
+    /// Removes a destroyed queue pair from all groups.
     pub(in crate::transport) fn forget(&mut self, qpn: Qpn) {
         if self.members.is_empty() {
             return;
@@ -30,7 +30,7 @@ impl Groups {
 }
 
 impl Endpoint {
-    /// Has a queue pair get a copy of what is sent to a group. Attaching it again does nothing.
+    /// Attaches a queue pair to a group: it gets a copy of each packet sent there. Attaching it again does nothing.
     pub fn attach_multicast(&mut self, qpn: Qpn, group: IpAddr) {
         let members = self.groups.members.entry(group).or_default();
         if !members.contains(&qpn) {
@@ -38,7 +38,7 @@ impl Endpoint {
         }
     }
 
-    /// The opposite. Whether the group has members left.
+    /// Detaches a queue pair from a group. Returns whether the group has members left.
     pub fn detach_multicast(&mut self, qpn: Qpn, group: IpAddr) -> bool {
         let Some(members) = self.groups.members.get_mut(&group) else { return false };
         members.retain(|member| *member != qpn);
@@ -49,7 +49,7 @@ impl Endpoint {
         remain
     }
 
-    /// The groups that a queue pair is attached to, in order.
+    /// Returns the groups that a queue pair is attached to, in order.
     pub(in crate::transport) fn groups_of(&self, qpn: Qpn) -> Vec<Gid> {
         let attached = self.groups.members.iter().filter(|(_, members)| members.contains(&qpn));
         let mut groups: Vec<IpAddr> = attached.map(|(group, _)| *group).collect();
@@ -57,7 +57,7 @@ impl Endpoint {
         groups.into_iter().map(Gid::from).collect()
     }
 
-    /// A packet for all members of a group: each takes it or drops it (`rxe_recv.c`, `rxe_rcv_mcast_pkt`).
+    /// Delivers a packet to all members of a group: each takes it or drops it (`rxe_recv.c`, `rxe_rcv_mcast_pkt`).
     pub(in crate::transport) fn handle_multicast(
         &mut self,
         now: Time,

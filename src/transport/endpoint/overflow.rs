@@ -1,5 +1,5 @@
-//! The overflow of a completion queue: one event names the queue, one each of its queue pairs, and these go to the
-//! error state, because their completions would be lost (IBTA, completion queue errors).
+//! The overflow of a completion queue: one event names the queue, and one more each of its queue pairs. The queue pairs
+//! go to the error state, because their completions would be lost (IBTA, completion queue errors).
 
 use super::Endpoint;
 use crate::transport::loop_bound::LoopBound;
@@ -7,10 +7,10 @@ use crate::transport::queue_pair::QueuePair;
 use crate::types::Time;
 
 impl Endpoint {
-    /// Takes every queue pair to the error state that completes into a queue which has overflowed, also those that had
-    /// nothing to complete.
+    /// Moves every queue pair that completes into an overflowed queue to the error state, even if it has nothing to
+    /// complete.
     pub fn fail_queue_pairs_of_overflowed(&mut self, now: Time) {
-        // The next round of the same loop finds the consequences of this one.
+        // A nested call returns: the next round of the outer loop finds its consequences.
         if std::mem::replace(&mut self.fails_overflowed, true) {
             return;
         }
@@ -19,7 +19,7 @@ impl Endpoint {
     }
 
     fn fail_until_none_is_left(&mut self, now: Time) {
-        // Flushing one may make another queue overflow. Each round leaves fewer queue pairs that work.
+        // Flushing one may make another queue overflow. Each round leaves fewer working queue pairs.
         let mut bound = LoopBound::new("overflowed completion queues", self.queue_pair_count() + 1);
         loop {
             bound.step();

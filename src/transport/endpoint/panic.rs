@@ -1,4 +1,4 @@
-//! A panic in the code of a queue pair, a bug, costs that queue pair: it goes to the error state, its requests are
+//! A panic in the code of a queue pair, a bug, ends only that queue pair: it goes to the error state, its requests are
 //! flushed, and the others of the shard go on.
 
 use std::any::Any;
@@ -8,12 +8,12 @@ use super::Endpoint;
 use crate::types::Time;
 
 impl Endpoint {
-    /// Runs an input or an output of the endpoint. `None`: a queue pair panicked, and has ended.
+    /// Runs an input or an output of the endpoint. Returns `None` if a queue pair panicked; it is in the error state.
     ///
     /// Each queue pair is noted in [`Endpoint::running`] before its code runs. The endpoint's own lists change only
-    /// between such calls, so they are whole when one of them panics; the queue pair's records may not be, and are
-    /// forgotten. Guards may be nested; the inner one catches the panic. Commands and getters have none: their panic
-    /// ends the shard.
+    /// between such calls, so they are consistent when one of them panics; the queue pair's records may not be, and are
+    /// discarded. Guards may be nested; the inner one catches the panic. Commands and getters have no guard: their
+    /// panic ends the shard.
     #[inline]
     pub(super) fn guard<R>(&mut self, now: Time, code: impl FnOnce(&mut Self) -> R) -> Option<R> {
         let result = match catch_unwind(AssertUnwindSafe(|| code(self))) {
@@ -27,8 +27,8 @@ impl Endpoint {
         result
     }
 
-    /// Ends the queue pair whose code panicked. The panic goes on, and ends the shard, if no queue pair's code ran, or
-    /// if that queue pair has panicked before.
+    /// Ends the queue pair whose code panicked. Resumes the panic, which ends the shard, if no queue pair's code ran,
+    /// or if that queue pair has panicked before.
     #[cold]
     fn end_running(&mut self, now: Time, panic: Box<dyn Any + Send>) {
         let text = panic.downcast_ref::<&str>().copied();
@@ -45,7 +45,7 @@ impl Endpoint {
         self.guard(now, |endpoint| endpoint.settle(now, slot));
     }
 
-    /// Queue pairs that a panic has ended.
+    /// Returns the number of queue pairs that a panic has ended.
     pub fn panics(&self) -> u64 {
         self.panics
     }

@@ -1,5 +1,5 @@
-//! Numbers of queue pairs that were destroyed lately. They are not given again for a while: packets of the old queue
-//! pair's peer may still be under way, and a sender may have learned the number.
+//! Numbers of recently destroyed queue pairs. They are not reused for a while: packets of the old queue pair's peer may
+//! still be in flight, and a sender may have learned the number.
 
 use std::collections::{HashSet, VecDeque};
 use std::hash::BuildHasherDefault;
@@ -7,10 +7,10 @@ use std::hash::BuildHasherDefault;
 use super::QpnHasher;
 use crate::types::Qpn;
 
-/// Numbers that are kept at most.
+/// Maximum number of numbers kept.
 const MOST: usize = 8_192;
 
-/// The latest numbers, oldest first.
+/// The most recently destroyed numbers, oldest first.
 #[derive(Default)]
 pub(in crate::transport) struct Quarantine {
     order: VecDeque<Qpn>,
@@ -22,8 +22,8 @@ impl Quarantine {
         self.numbers.contains(&qpn)
     }
 
-    /// Adds a number. At most half of the `spare` ones that can never be in use at a time stay: among the others chance
-    /// finds a free one.
+    /// Adds a number. At most half of the `spare` numbers, those beyond the limit of queue pairs, stay in quarantine,
+    /// so that a random draw soon finds a free number.
     pub(in crate::transport) fn add(&mut self, qpn: Qpn, spare: usize) {
         self.numbers.insert(qpn);
         self.order.push_back(qpn);

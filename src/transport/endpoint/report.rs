@@ -1,4 +1,4 @@
-//! Reports for explanations.
+//! Reports on queue pairs, paths and stray packets, for explanations.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -7,7 +7,7 @@ use super::Endpoint;
 use crate::types::{PathReport, Qpn, QueuePairReport, Stray, Time};
 
 impl Endpoint {
-    /// A queue pair's report on itself and its peer, and when its connection began.
+    /// Returns a queue pair's report on itself and its peer, and when its connection began.
     pub fn queue_pair_report(&self, now: Time, qpn: Qpn) -> Option<(QueuePairReport, Time)> {
         let queue_pair = self.find(qpn)?;
         let mut report = queue_pair.report(now);
@@ -25,7 +25,7 @@ impl Endpoint {
         Some((report, since))
     }
 
-    /// The paths that queue pairs have, each once, by address.
+    /// Returns a report on each path in use, sorted by address.
     pub fn path_reports(&self, now: Time) -> Vec<PathReport> {
         let paths = self.all().filter_map(|queue_pair| queue_pair.common.path.as_ref());
         let by_key: HashMap<_, _> = paths.map(|path| (path.key(), path)).collect();
@@ -34,7 +34,7 @@ impl Endpoint {
         reports
     }
 
-    /// Packets from `source` since `since` that belong to no queue pair.
+    /// Returns the packets from `source` since `since` that belong to no queue pair.
     pub fn strays(&self, now: Time, source: IpAddr, since: Time) -> Vec<Stray> {
         self.strays.report(now, source, since)
     }

@@ -1,4 +1,4 @@
-//! Deadlines of many queue pairs: a binary heap that knows where each one's entry stands.
+//! Deadlines of many queue pairs: a binary heap with the position of each one's entry.
 //!
 //! A queue pair has at most one entry, so the heap never outgrows the queue pairs, and changing a deadline costs no
 //! allocation once the tables have grown.
@@ -7,11 +7,11 @@ use crate::types::Time;
 
 const ABSENT: u32 = u32::MAX;
 
-/// The earliest deadline of each owner (a small dense number), and the earliest of all.
+/// The deadline of each owner (a small dense number), and the earliest of all.
 #[derive(Default)]
 pub(in crate::transport) struct Timers {
     heap: Vec<(Time, u32)>,
-    /// Where an owner's entry stands in the heap.
+    /// Position of each owner's entry in the heap.
     positions: Vec<u32>,
 }
 
@@ -41,7 +41,7 @@ impl Timers {
         }
     }
 
-    /// The earliest deadline.
+    /// Returns the earliest deadline.
     pub(in crate::transport) fn next(&self) -> Option<Time> {
         self.heap.first().map(|entry| entry.0)
     }
@@ -108,7 +108,7 @@ impl Timers {
     }
 }
 
-/// The same, for benches.
+/// The deadline heap, for benches.
 #[cfg(feature = "sim")]
 #[derive(Default)]
 pub struct Deadlines(Timers);

@@ -1,4 +1,4 @@
-//! The path of packets out of the endpoint: the queue pairs that have something to send, one after the other.
+//! The transmit path of the endpoint: queue pairs with something to send, one after the other.
 
 use super::Endpoint;
 use crate::memory::MemoryView;
@@ -8,11 +8,11 @@ use crate::transport::loop_bound::LoopBound;
 use crate::transport::udp_sink::UdpSink;
 use crate::types::Time;
 
-/// Requests that no packet leaves for, executed in one go at most.
+/// Maximum number of local requests, for which no packet is sent, in one call.
 const MOST_LOCAL_REQUESTS: usize = 1_024;
 
 impl Endpoint {
-    /// When [`Endpoint::handle_timeout`] must be called.
+    /// Returns when [`Endpoint::handle_timeout`] must be called.
     pub fn next_timeout(&self) -> Option<Time> {
         self.timers.next()
     }
@@ -22,14 +22,14 @@ impl Endpoint {
         !self.held.is_empty()
     }
 
-    /// Whether nothing waits to be sent, not even for its time. Only a datagram, a command, a doorbell or a deadline
-    /// changes that.
+    /// Whether nothing waits to be sent, held acknowledgements included. Only a datagram, a command, a doorbell or a
+    /// deadline changes that.
     pub fn has_nothing_to_send(&self) -> bool {
         self.ready.is_empty() && self.held.is_empty()
     }
 
-    /// Whether [`Endpoint::poll_transmit`] returned `None` although it may find more: it had executed many requests
-    /// that no packet leaves for, which other threads may post as fast.
+    /// Whether [`Endpoint::poll_transmit`] returned `None` although it may find more: it had executed many local
+    /// requests, which other threads may post as fast.
     pub fn has_more_to_send(&self) -> bool {
         !self.ready.is_empty()
     }
@@ -62,11 +62,11 @@ impl Endpoint {
         self.has_ready(now, release) && self.transmit(now, memory, sink)
     }
 
-    /// Whether queue pairs have something to send, perhaps.
+    /// Whether queue pairs may have something to send.
     #[inline]
     fn has_ready(&mut self, now: Time, release: AckRelease) -> bool {
         if release == AckRelease::Now {
-            // A panic of one of them is no reason to hold those of the others.
+            // A panic of one queue pair must not hold the acknowledgements of the others.
             while !self.held.is_empty() {
                 self.guard(now, Self::release_held);
             }
@@ -77,7 +77,7 @@ impl Endpoint {
     fn transmit(&mut self, now: Time, memory: &MemoryView<'_>, sink: &mut impl BurstSink) -> bool {
         // Each panic ends a queue pair.
         let mut bound = LoopBound::new("panics", self.queue_pairs.len());
-        // A send stands, also if a panic follows it.
+        // A send counts even if a panic follows it.
         let mut has_sent = false;
         while !has_sent && !self.ready.is_empty() {
             let is_done =
@@ -93,8 +93,8 @@ impl Endpoint {
     fn transmit_ready(&mut self, now: Time, memory: &MemoryView<'_>, sink: &mut impl BurstSink, has_sent: &mut bool) {
         let pass = self.pass(now, memory);
         let mut local_left = MOST_LOCAL_REQUESTS;
-        // A queue pair that has nothing to send is listed again once at most: when its grant has come, or when a
-        // completion queue has overflowed. One that has executed a local request counts by that.
+        // A queue pair with nothing to send is listed again at most once: when it gets a grant, or when a completion
+        // queue has overflowed. One that executes a local request counts against `MOST_LOCAL_REQUESTS`.
         let mut bound = LoopBound::new("transmit", 4 * self.queue_pairs.len() + MOST_LOCAL_REQUESTS);
         while let Some(slot) = self.ready.pop_front() {
             bound.step();
@@ -120,7 +120,7 @@ impl Endpoint {
     }
 
     fn release_held(&mut self) {
-        // Each is in the list once at most, and none is added here.
+        // Each is listed at most once, and none is added here.
         let mut bound = LoopBound::new("release", self.held.len());
         while let Some(slot) = self.held.pop() {
             bound.step();

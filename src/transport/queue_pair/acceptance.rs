@@ -1,9 +1,8 @@
-//! Which packets belong to the connection, and what they teach of the peer.
+//! Which packets belong to the connection, and the facts about the peer learned from them.
 //!
-//! A packet is checked first, and nothing is learned from it: anyone who knows the addresses and the queue pair number
-//! can send one with any sequence number. It teaches only when it was accepted: a request when it was executed in its
-//! turn, a response when it belongs to what is in flight, a packet of an unreliable connection when it lies close
-//! ahead.
+//! Checks alone teach nothing: anyone who knows the addresses and the queue pair number can send a packet with any
+//! sequence number. The endpoint learns only from accepted packets: a request when it was executed in order, a response
+//! when it belongs to a packet in flight, a packet of an unreliable connection when it lies close ahead.
 
 use super::QueuePair;
 use crate::transport::datagram::{CheckField, Datagram};
@@ -13,11 +12,11 @@ use crate::types::{DropReason, Psn, QueuePairState};
 use crate::wire::icrc::Match;
 use crate::wire::{Bth, Opcode};
 
-/// Packets of an unreliable connection that lie at most this far ahead are plausible: as many as a burst may lose.
+/// How far ahead a packet of an unreliable connection is plausible: as many packets as a burst of losses may have.
 const PLAUSIBLE_LOSS: i32 = 1 << 10;
 impl QueuePair {
-    /// The invariant CRC covers the IPv4 identification (IBTA A17.3.3), which the socket does not show: native peers
-    /// send small ones; those of standard peers are solved for unless they are known.
+    /// Checks the ICRC. It covers the IPv4 identification (IBTA A17.3.3), which the socket does not report: native
+    /// peers send small ones; those of standard peers are solved for unless they are known.
     #[inline]
     pub(in crate::transport) fn check_icrc(&mut self, datagram: &Datagram<'_>) -> Result<Evidence, DropReason> {
         match self.check_packet_key(datagram) {
@@ -32,7 +31,7 @@ impl QueuePair {
         let usual = Evidence { source_port, offers_key: offers_key(datagram.payload), ..Evidence::default() };
         let (verified, as_linux) = match path.arriving_seed(datagram).identification_of(expected, datagram.payload) {
             Some(identification) if identification == expected => return Ok(usual),
-            // A segment that came by itself, or a standard peer's packet.
+            // A segment that arrived alone, or a standard peer's packet.
             Some(identification) if path.hidden_fields.dont_fragment() != Some(false) => {
                 (Match::Solved { identification, dont_fragment: true }, false)
             }
@@ -52,7 +51,7 @@ impl QueuePair {
         }
     }
 
-    /// A standard peer's packet with another identification than the usual one, or damaged.
+    /// Checks a standard peer's packet with an unusual identification, which may be a damaged packet.
     fn check_unusual(&mut self, datagram: &Datagram<'_>, evidence: Evidence) -> Result<Evidence, DropReason> {
         let is_plausible = self.may_be_due(datagram.payload);
         let Some(path) = &mut self.common.path else { return Err(DropReason::WrongState) };
@@ -61,7 +60,7 @@ impl QueuePair {
             HiddenFields::Changing { dont_fragment, .. } if evidence.dont_fragment == Some(*dont_fragment) => {
                 Ok(evidence)
             }
-            // If it is executed, that is learned.
+            // Its fields are learned if it is executed.
             HiddenFields::Usual { doubts } if is_plausible && *doubts == MOST_DOUBTS => Ok(evidence),
             HiddenFields::Usual { doubts } if is_plausible => {
                 *doubts += 1;
@@ -71,7 +70,7 @@ impl QueuePair {
         }
     }
 
-    /// The partition key, the membership bit aside (`rxe_recv.c`, `check_keys`), and the addresses.
+    /// Checks the partition key without its membership bit (`rxe_recv.c`, `check_keys`), and the addresses.
     #[inline]
     pub(in crate::transport) fn check_addressing(&self, datagram: &Datagram<'_>, bth: &Bth) -> Result<(), DropReason> {
         if bth.pkey & 0x7fff != 0x7fff {
@@ -83,7 +82,7 @@ impl QueuePair {
         Ok(())
     }
 
-    /// A native peer keeps its port; a standard peer may use many.
+    /// Checks the source port: a native peer keeps its port; a standard peer may use many.
     pub(in crate::transport) fn check_source_port(&self, port: u16) -> Result<(), DropReason> {
         let Some(path) = &self.common.path else { return Err(DropReason::WrongState) };
         if path.peer.is_ours() && path.peer_port.is_some_and(|pinned| pinned != port) {
@@ -92,7 +91,7 @@ impl QueuePair {
         Ok(())
     }
 
-    /// The packet was accepted, so it is the peer's.
+    /// Learns from an accepted packet, which is the peer's.
     #[inline]
     pub(in crate::transport) fn learn(&mut self, evidence: Evidence) {
         let Some(path) = &mut self.common.path else { return };
@@ -108,8 +107,8 @@ impl QueuePair {
         }
     }
 
-    /// Whether a packet of this number may be the peer's next one, or closely follow it. Of responses: whether it
-    /// belongs to what is in flight.
+    /// Whether a request with this PSN may be the peer's next one or closely follow it, or a response belongs to a
+    /// packet in flight.
     #[inline]
     pub(in crate::transport) fn is_due(&self, is_request: bool, psn: Psn) -> bool {
         match is_request {
@@ -124,21 +123,21 @@ impl QueuePair {
         (0..most).contains(&psn.distance_from(self.responder.expected()))
     }
 
-    /// The same of a packet that was not parsed yet.
+    /// Calls [`QueuePair::is_due`] for a packet not parsed yet.
     fn may_be_due(&self, udp_payload: &[u8]) -> bool {
         let Some([opcode, .., high, middle, low]) = udp_payload.first_chunk::<12>() else { return false };
         let psn = Psn::new(u32::from_be_bytes([0, *high, *middle, *low]));
         self.is_due(Opcode(*opcode).is_request(), psn)
     }
 
-    /// Whether the number was sent and is not acknowledged.
+    /// Whether a packet with this PSN was sent and is not acknowledged.
     #[inline]
     pub(in crate::transport) fn is_in_flight(&self, psn: Psn) -> bool {
         psn.is_within(self.requester.unacknowledged(), self.requester.packets_in_flight())
     }
 
-    /// Whether a packet of this number, which is not due, may be of the peer all the same: a repetition, or, after a
-    /// failure, a response to what was in flight before.
+    /// Whether a packet with this PSN, which is not due, may still be the peer's: a repetition, or, after a failure, a
+    /// response to a packet that was in flight before.
     #[cold]
     pub(in crate::transport) fn is_recent(&self, is_request: bool, psn: Psn) -> bool {
         let near = self.near();
@@ -149,13 +148,13 @@ impl QueuePair {
         (-near..ahead).contains(&psn.distance_from(self.requester.unacknowledged()))
     }
 
-    /// Packets that are in flight together at most.
+    /// Returns the maximum number of packets in flight.
     fn near(&self) -> i32 {
         self.common.path.as_ref().map_or(0, |path| path.reorder_window() as i32)
     }
 
-    /// The verdict of the connection's key on a packet. `None`: there is no key, or the peer may not have it yet, and
-    /// the packet is not keyed.
+    /// Checks a packet with the connection's key. Returns `None` if there is no key, or if the packet is not keyed and
+    /// the peer may not have the key yet.
     #[inline]
     pub(in crate::transport) fn check_packet_key(&mut self, datagram: &Datagram<'_>) -> Option<Result<(), DropReason>> {
         let opcode = Opcode(*datagram.payload.first()?);
@@ -164,13 +163,13 @@ impl QueuePair {
             return self.packet_check.requires_key().then_some(Err(DropReason::WrongState));
         };
         let path = self.common.path.as_mut()?;
-        // Too short to have a check field: as wrong as any other.
+        // A packet too short for a check field counts as wrong.
         let difference = path.icrc_difference(datagram).unwrap_or(!mask);
         if difference == mask {
             if !self.packet_check.requires_key() {
                 self.packet_check.note_keyed();
                 path.is_known_to_peer = true;
-                // The packets that are kept came without the key. The peer sends them again.
+                // The kept packets came without the key. The peer sends them again.
                 self.responder.forget_early();
             }
             return Some(Ok(()));
@@ -178,7 +177,7 @@ impl QueuePair {
         self.packet_check.requires_key().then(|| Err(path.reason_without_key(datagram, difference)))
     }
 
-    /// How a capture shows the check field of a packet that arrived.
+    /// Returns how a capture shows the check field of an arrived packet.
     #[inline]
     pub(in crate::transport) fn check_field(&self, dropped: Option<DropReason>) -> CheckField {
         match dropped {

@@ -1,5 +1,5 @@
-//! The fast path: packets between the first and the last of a message. Their headers differ in the PSN and the request
-//! for an acknowledgement only, so the rest is checked once for all of them.
+//! The fast path: packets between the first and the last of a message. Their headers differ only in the PSN and the
+//! acknowledgement request, so the rest is checked once for all of them.
 
 use std::net::IpAddr;
 
@@ -9,7 +9,7 @@ use crate::transport::datagram::{Datagram, DatagramOutcome};
 use crate::types::{Counter, Psn};
 use crate::wire::{BTH_BYTES, Bth, ICRC_BYTES, Opcode};
 
-/// Bytes of the base transport header before the sequence number and what asks for an acknowledgement.
+/// Bytes of the base transport header before the acknowledgement request and the PSN.
 const COMMON_BYTES: usize = 8;
 
 /// The common part of the packets of a message between the first and the last.
@@ -29,7 +29,7 @@ impl HeaderTemplate {
         Some(Self { source, destination, source_port, length: payload.len(), header })
     }
 
-    /// Whether the datagram differs in nothing but sequence number, payload and whether it asks for an acknowledgement.
+    /// Whether the datagram differs only in PSN, payload and acknowledgement request.
     #[inline]
     pub(in crate::transport) fn fits(&self, datagram: &Datagram<'_>) -> bool {
         datagram.payload.first_chunk() == Some(&self.header)
@@ -45,8 +45,8 @@ impl HeaderTemplate {
 }
 
 impl QueuePair {
-    /// The template of the packets after one that was just executed. `None`: the fast path does not take them. It takes
-    /// full packets between the first and the last of a SEND or WRITE.
+    /// Returns the template of the packets after one that was just executed; `None` if the fast path does not take
+    /// them. It takes full packets between the first and the last of a SEND or WRITE.
     pub(in crate::transport) fn header_template(&self, datagram: &Datagram<'_>, bth: &Bth) -> Option<HeaderTemplate> {
         let is_between = bth.opcode.is_middle() && bth.opcode.is_request();
         let is_plain = self.common.service.is_reliable() && !self.common.is_extended() && bth.pad_count == 0;
@@ -54,8 +54,8 @@ impl QueuePair {
         if is_between && is_plain && is_full { HeaderTemplate::of(datagram) } else { None }
     }
 
-    /// Takes a packet that fits the template. `None`: it is not the expected one, or something is wrong with it. Then
-    /// the general path takes it, and makes the same changes again.
+    /// Takes a packet that fits the template. Returns `None` if it is not the expected one, or is invalid. Then the
+    /// general path takes it, and makes the same changes again.
     #[inline]
     pub(in crate::transport) fn take_by_template(
         &mut self,

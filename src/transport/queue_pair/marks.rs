@@ -1,4 +1,4 @@
-//! Marks of queues on the way: those of arriving packets, their echoes, and congestion notifications.
+//! ECN marks of arriving packets, their echoes, and congestion notifications.
 
 use super::QueuePair;
 use super::transmit_path::Filled;
@@ -11,7 +11,7 @@ use crate::types::{Counter, DropReason, PeerCapabilities, Psn, Time};
 use crate::wire::{Bth, Headers, Opcode, Packet};
 
 impl QueuePair {
-    /// An accepted packet was marked on its way, or echoes the mark of one of this end's.
+    /// Handles an accepted packet that was marked, or echoes the mark of one of this end's packets.
     #[cold]
     pub(in crate::transport) fn note_marks(&mut self, now: Time, datagram: &Datagram<'_>, opcode: Opcode, becn: bool) {
         let Some(path) = self.common.path.as_ref().filter(|_| self.common.service.is_reliable()) else { return };
@@ -20,23 +20,23 @@ impl QueuePair {
         if datagram.is_marked() {
             self.common.count(Counter::EcnMarkedPackets);
             if opcode.is_read_response() {
-                // Its queue is the one that READs fill, which this end asks for.
+                // READs of this end fill the queue that marked it.
                 self.requester.tell_marked(&self.common, now);
             } else if opcode.is_request() && echoes {
                 self.common.arrived_marks.owe_echo();
             } else if opcode.is_request() && !peer.is_ours() {
                 self.common.arrived_marks.owe_notification(now);
             }
-            // The queue of an acknowledgement is the peer's.
+            // A marked acknowledgement is ignored: the peer's packets fill its queue.
         }
-        // It may acknowledge the last packet in flight, which was checked.
+        // Nothing may be in flight any more: the accepted response may have acknowledged the last packet.
         if becn && echoes && opcode.is_response() && self.common.is_markable() {
             self.requester.tell_marked(&self.common, now);
         }
     }
 
-    /// A CNP of a standard peer: its adapter has received marked packets of this end's (IBTA A17.9.3). Its PSN means
-    /// nothing, and it teaches nothing of the peer.
+    /// Handles a CNP of a standard peer: its adapter has received marked packets of this end (IBTA A17.9.3). Its PSN
+    /// has no meaning, and nothing is learned from it.
     #[cold]
     pub(in crate::transport) fn handle_notification(
         &mut self,
@@ -57,7 +57,7 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Whether a CNP is to be sent.
+    /// Whether a CNP is due.
     #[inline]
     pub(super) fn owes_notification(&self) -> bool {
         self.common.arrived_marks.is_due() && !self.common.is_peer_native()

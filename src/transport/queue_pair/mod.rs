@@ -1,4 +1,4 @@
-//! A queue pair as the endpoint holds it: its state, its path, its two halves, and the transition to the error state.
+//! A queue pair as the endpoint holds it: state, path, the two halves, and the transition to the error state.
 
 mod acceptance;
 mod fast_path;
@@ -35,30 +35,30 @@ pub struct QueuePairInit {
     pub domain: DomainId,
     /// Consuming end of the send queue.
     pub send: SendConsumer,
-    /// Where its receives come from.
+    /// Source of its receives.
     pub receive: ReceiveSource,
-    /// Where sends complete.
+    /// Completion queue of sends, and the token for it.
     pub send_completions: (Arc<CompletionQueue>, SourceToken),
-    /// Where receives complete.
+    /// Completion queue of receives, and the token for it.
     pub receive_completions: (Arc<CompletionQueue>, SourceToken),
-    /// Every send makes a completion.
+    /// Whether every send generates a completion.
     pub signal_all: bool,
     /// Actual sizes of the queues.
     pub cap: QueuePairCapabilities,
-    /// Where events go.
+    /// Queue of its asynchronous events.
     pub events: Arc<AsyncEventQueue>,
 }
 
-/// A queue pair.
+/// A queue pair with its requester and responder.
 pub(super) struct QueuePair {
     pub(super) common: Common,
     pub(super) cap: QueuePairCapabilities,
     pub(super) packet_check: PacketCheck,
     pub(super) requester: Requester,
     pub(super) responder: Responder,
-    /// Whether the endpoint's list of queue pairs with something to send has it.
+    /// Whether it is in the endpoint's list of queue pairs with something to send.
     pub(super) listed: bool,
-    /// Whether the endpoint's list of held acknowledgements has it.
+    /// Whether it is in the endpoint's list of held acknowledgements.
     pub(super) held: bool,
     /// Alternates between responses and requests when both wait.
     pub(super) responses_first: bool,
@@ -82,7 +82,7 @@ impl QueuePair {
         }
     }
 
-    /// The queue pair as registered memory sees it.
+    /// Returns the accessor for the checks of registered memory.
     pub(super) fn accessor(&self) -> Accessor {
         self.responder.accessor(&self.common)
     }
@@ -102,7 +102,7 @@ impl QueuePair {
         }
     }
 
-    /// Back to RESET: everything posted is forgotten without a completion, completions not yet polled are removed.
+    /// Returns to RESET: drops everything posted without a completion, and removes completions not yet polled.
     pub(super) fn reset(&mut self) {
         self.requester.forget_all();
         self.requester.note_in_flight(&self.common);
@@ -117,14 +117,14 @@ impl QueuePair {
         self.has_panicked = false;
     }
 
-    /// Forgets what was posted and not begun.
+    /// Drops requests that are posted but not begun.
     pub(super) fn forget_posted(&mut self) {
         self.requester.reset();
         self.responder.forget_posted();
     }
 
-    /// To the error state, on the application's word or after a failure: flushes all that is outstanding, in order
-    /// (IBTA, queue pair states).
+    /// Enters the error state, at the application's request or after a failure: flushes everything outstanding, in
+    /// order (IBTA, queue pair states).
     pub(super) fn enter_error(&mut self, cause: Cause) {
         if self.common.state == QueuePairState::Reset {
             return;
@@ -141,7 +141,7 @@ impl QueuePair {
         }
     }
 
-    /// Completes the requests that are posted as flushed.
+    /// Completes the posted sends as flushed.
     pub(super) fn flush_sends(&mut self, cause: Cause) {
         self.requester.flush(&mut self.common, cause);
     }
@@ -153,7 +153,7 @@ impl QueuePair {
         self.responder.flush_posted(&mut self.common, cause);
     }
 
-    /// Fails the oldest request and takes the queue pair to the error state, or, if it is unreliable, its send queue.
+    /// Fails the oldest request and moves the queue pair to the error state, or to SQE if it is unreliable.
     pub(super) fn fail(&mut self, failure: RequestFailure) {
         self.requester.fail_oldest(&mut self.common, failure);
         if self.common.service.is_reliable() {
@@ -163,8 +163,8 @@ impl QueuePair {
         }
     }
 
-    /// A local error of an unreliable service ends the send queue alone: what is left in it is flushed, receives go on
-    /// (IBTA, queue pair states: SQE).
+    /// Enters SQE: a local error of an unreliable service ends only the send queue. The rest of it is flushed, receives
+    /// go on (IBTA, queue pair states: SQE).
     pub(super) fn enter_send_queue_error(&mut self) {
         self.common.state = QueuePairState::SendQueueError;
         self.requester.forget_all();
@@ -172,7 +172,7 @@ impl QueuePair {
         self.requester.flush(&mut self.common, Cause::EarlierFailure);
     }
 
-    /// The clocks of both halves, as far as they have run out.
+    /// Handles expired timers of both halves.
     pub(super) fn handle_timeout(&mut self, now: Time) {
         if let Err(failure) = self.requester.handle_timeout(&mut self.common, now) {
             self.fail(failure);
@@ -180,12 +180,12 @@ impl QueuePair {
         self.responder.handle_timeout(&mut self.common, now);
     }
 
-    /// The earliest time at which something must happen by itself.
+    /// Returns the earliest deadline of both halves.
     pub(super) fn next_deadline(&self) -> Option<Time> {
         Time::earliest([self.requester.deadline(), self.responder.deadline()])
     }
 
-    /// After each input: the consequences that no single step carries out. Whether a completion queue overflowed.
+    /// Does the follow-up work of each input that no single step does. Returns whether a completion queue overflowed.
     #[inline]
     pub(super) fn settle(&mut self) -> bool {
         let overflowed = self.end_by_overflow();
@@ -198,8 +198,8 @@ impl QueuePair {
 }
 
 impl QueuePair {
-    /// Goes to the error state if a completion was lost since the last time (IBTA, completion queue errors); whether
-    /// that was so.
+    /// Enters the error state if a completion was lost since the last call (IBTA, completion queue errors). Returns
+    /// whether one was.
     #[inline]
     pub(super) fn end_by_overflow(&mut self) -> bool {
         let overflowed = self.common.take_overflow();
@@ -220,8 +220,8 @@ impl QueuePair {
         self.enter_error(Cause::CompletionQueueOverflow);
     }
 
-    /// After a panic in its code: nothing of its connection is used again, and everything posted is flushed. False if
-    /// that was done since the last RESET.
+    /// Ends the queue pair after a panic in its code: discards all state of its connection and flushes everything
+    /// posted. False if that was already done since the last RESET.
     pub(super) fn end_by_panic(&mut self) -> bool {
         if std::mem::replace(&mut self.has_panicked, true) {
             return false;
@@ -246,8 +246,8 @@ impl QueuePair {
         if !self.responder.has_shared_receives() || !self.common.takes_requests() {
             return None;
         }
-        // As in INIT nothing of the peer is taken, and nothing posted is sent, nor flushed: sends that are outstanding
-        // come back without completions, for which their queue may have no room.
+        // As in INIT, no packet of the peer is accepted, and nothing posted is sent or flushed: outstanding sends are
+        // returned without completions, for which their queue may have no room.
         self.common.state = QueuePairState::Init;
         self.requester.stop();
         self.responder.stop();
@@ -255,8 +255,8 @@ impl QueuePair {
         self.responder.take_begun_receive()
     }
 
-    /// The last receive of a queue pair that is in error now has completed; said only of one with a shared receive
-    /// queue (ibv_get_async_event(3)).
+    /// Reports that the last receive of a queue pair in the error state has completed, if it has a shared receive queue
+    /// (ibv_get_async_event(3)).
     fn announce_last_receive(&self) {
         if self.responder.has_shared_receives() {
             self.common.announce(AsyncEvent::LastWorkQueueElementReached(self.common.qpn));
@@ -264,7 +264,7 @@ impl QueuePair {
     }
 }
 
-/// The address that a GID stands for, for the checks of arriving packets.
+/// Returns the address of a GID, for the checks of arriving packets.
 pub(super) fn address_of(gid: Gid) -> IpAddr {
     gid.to_ip()
 }

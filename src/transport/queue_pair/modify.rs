@@ -1,5 +1,5 @@
-//! State changes on the application's word: checked as a whole first, then carried out, so that a refused one changes
-//! nothing (ibv_modify_qp(3)).
+//! State changes at the application's request: checked as a whole first, then carried out, so that a refused one
+//! changes nothing (ibv_modify_qp(3)).
 
 use std::sync::Arc;
 
@@ -18,61 +18,61 @@ use crate::wire::icrc::Seed;
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModifyError {
-    /// No such queue pair.
+    /// There is no such queue pair.
     #[error("the queue pair does not exist any more")]
     UnknownQueuePair,
     /// The table has no such transition.
     #[error("there is no transition from {from} to {to}", from = from.name(), to = to.name())]
     NoTransition {
-        /// State now.
+        /// Current state.
         from: QueuePairState,
-        /// State asked for.
+        /// Requested state.
         to: QueuePairState,
     },
     /// Attributes that the transition needs are missing.
     #[error("{from} to {to} needs {names} as well", from = from.name(), to = to.name())]
     Missing {
-        /// State now.
+        /// Current state.
         from: QueuePairState,
-        /// State asked for.
+        /// Requested state.
         to: QueuePairState,
-        /// Their names.
+        /// Names of the attributes.
         names: String,
     },
     /// Attributes were given that the transition does not take.
     #[error("{from} to {to} does not take {names}", from = from.name(), to = to.name())]
     NotAllowed {
-        /// State now.
+        /// Current state.
         from: QueuePairState,
-        /// State asked for.
+        /// Requested state.
         to: QueuePairState,
-        /// Their names.
+        /// Names of the attributes.
         names: String,
     },
-    /// Both at once.
+    /// Some attributes are missing, and others are not allowed.
     #[error("{from} to {to} needs {missing} as well and does not take {extra}", from = from.name(), to = to.name())]
     MissingAndNotAllowed {
-        /// State now.
+        /// Current state.
         from: QueuePairState,
-        /// State asked for.
+        /// Requested state.
         to: QueuePairState,
-        /// Names of those that are needed.
+        /// Names of the missing attributes.
         missing: String,
-        /// Names of those that are not taken.
+        /// Names of the attributes that are not allowed.
         extra: String,
     },
-    /// In SQD the attributes may change when the send queue has drained, not before.
-    #[error("the send queue is still draining; change {names} when SQ_DRAINED has come or query_qp says so")]
+    /// In SQD, attributes may change only after the send queue has drained.
+    #[error("the send queue is still draining; change {names} after SQ_DRAINED or when query_qp shows it drained")]
     StillDraining {
         /// The attributes given.
         names: String,
     },
-    /// `cur_qp_state` is not the state.
+    /// `cur_qp_state` is not the current state.
     #[error("cur_qp_state says {said}, but the queue pair is in {actual}", said = said.name(), actual = actual.name())]
     WrongCurrentState {
         /// The state that the caller gave.
         said: QueuePairState,
-        /// The state now.
+        /// The current state.
         actual: QueuePairState,
     },
     /// A value is outside its range.
@@ -88,7 +88,7 @@ pub enum ModifyError {
 }
 
 impl QueuePair {
-    /// Checks everything; changes nothing.
+    /// Checks a state change without changing anything. Returns the new state.
     pub(in crate::transport) fn check_modify(
         &self,
         given: &QueuePairAttributes,
@@ -104,7 +104,7 @@ impl QueuePair {
         Ok(to)
     }
 
-    /// Carries out what [`QueuePair::check_modify`] allowed.
+    /// Carries out a change that [`QueuePair::check_modify`] allowed.
     pub(in crate::transport) fn apply_modify(
         &mut self,
         to: QueuePairState,
@@ -125,7 +125,7 @@ impl QueuePair {
         merge(&mut self.common.attributes, given);
         use QueuePairState::{Init, ReadyToReceive, ReadyToSend, Reset, SendQueueDrained, SendQueueError};
         match (from, to) {
-            // What was being posted while the queue pair was reset belongs to the connection before.
+            // Requests posted during the reset belong to the previous connection.
             (Reset, Init) => self.forget_posted(),
             (Init, ReadyToReceive) => {
                 self.set_path(source, window_share);
@@ -141,7 +141,7 @@ impl QueuePair {
             }
             (ReadyToReceive, ReadyToSend) => {
                 let first = self.common.attributes.sq_psn.unwrap_or_default();
-                // From here on the masks are enough.
+                // From here on the masks suffice.
                 if let (Some(key), Some(path)) = (self.common.attributes.peer_key.take(), &self.common.path) {
                     self.packet_check.start_sending(&key, self.common.qpn, path.destination, first);
                 }
@@ -150,7 +150,7 @@ impl QueuePair {
             (SendQueueError, ReadyToSend) => self.common.history.forget_ending(),
             (SendQueueDrained, SendQueueDrained) => self.apply_drained(given, source, window_share),
             (_, SendQueueDrained) => {
-                // Each transition asks for it again.
+                // Each transition requests it again.
                 self.common.attributes.en_sqd_async_notify = Some(given.en_sqd_async_notify.unwrap_or(false));
                 self.requester.note_draining();
             }
@@ -162,7 +162,7 @@ impl QueuePair {
         self.common.state = to;
     }
 
-    /// The path may be another one, and something else known of the peer.
+    /// Handles a change of the path or the peer's capabilities.
     fn note_path(&mut self, given: &QueuePairAttributes, congestion: Option<&dyn CongestionFactory>) {
         let Some(path) = &mut self.common.path else { return };
         if let Some(peer) = given.peer {
@@ -177,7 +177,7 @@ impl QueuePair {
         self.common.note_control();
     }
 
-    /// Nothing is in flight, so the path may change as well.
+    /// Applies changes in SQD. Nothing is in flight, so the path may change as well.
     fn apply_drained(
         &mut self,
         given: &QueuePairAttributes,
@@ -228,8 +228,7 @@ impl QueuePair {
     }
 }
 
-/// Whether a queue pair in this state may be changed so, as far as the standard's table says (`ib_modify_qp_is_ok`);
-/// the state it goes to.
+/// Checks a change from this state against the standard's table (`ib_modify_qp_is_ok`). Returns the new state.
 pub(crate) fn check_transition(
     from: QueuePairState,
     service: QueuePairType,
@@ -252,7 +251,7 @@ pub(crate) fn check_transition(
     Ok(to)
 }
 
-/// Whether all values are possible.
+/// Checks that all values are in range.
 pub(crate) fn check_ranges(given: &QueuePairAttributes, limits: &ModifyLimits) -> Result<(), ModifyError> {
     let at_most = |name, value: Option<u64>, limit: u64| match value {
         Some(value) if value > limit => {
@@ -278,7 +277,7 @@ pub(crate) fn check_ranges(given: &QueuePairAttributes, limits: &ModifyLimits) -
     Ok(())
 }
 
-/// Takes over what is given.
+/// Copies the given attributes.
 fn merge(attributes: &mut QueuePairAttributes, given: &QueuePairAttributes) {
     macro_rules! take {
         ($($field:ident)*) => { $(if given.$field.is_some() { attributes.$field = given.$field; })* };

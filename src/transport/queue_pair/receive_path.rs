@@ -1,5 +1,5 @@
-//! The receive path of a queue pair: the checks that every packet passes, then the half that takes it. A packet that
-//! fails one of them is dropped without a response (`rxe_recv.c`, `hdr_check`).
+//! The receive path of a queue pair: the checks of every packet, then the half that takes it. A packet that fails a
+//! check is dropped without a response (`rxe_recv.c`, `hdr_check`).
 
 use super::QueuePair;
 use crate::transport::common::Pass;
@@ -12,7 +12,7 @@ use crate::types::{AsyncEvent, Cause, Counter, DropReason, PeerFault};
 use crate::wire::{Opcode, Packet, Service};
 
 impl QueuePair {
-    /// Takes a packet, or notes why it was dropped.
+    /// Takes a packet, or records why it was dropped.
     #[inline]
     pub(in crate::transport) fn take(
         &mut self,
@@ -30,7 +30,7 @@ impl QueuePair {
         DatagramOutcome { dropped, is_from_own_peer, ends_write, check_field: self.check_field(dropped) }
     }
 
-    /// The checks that every packet passes before it may change anything.
+    /// Checks a packet before it may change anything, then hands it to its half.
     pub(in crate::transport) fn handle_packet(
         &mut self,
         pass: &Pass<'_>,
@@ -71,7 +71,7 @@ impl QueuePair {
         let taken = if !self.common.service.is_reliable() {
             self.handle_unreliable(pass, packet)
         } else if is_request {
-            // What comes in its turn is learned from before what was kept for later is executed.
+            // A packet in order is learned from before the kept packets are executed.
             return self.handle_request(pass, packet, datagram.payload, evidence);
         } else {
             self.handle_response(pass, packet)
@@ -82,7 +82,7 @@ impl QueuePair {
         taken
     }
 
-    /// A packet of the peer's requester. `bytes` is the whole packet, kept if it came before its turn.
+    /// Handles a packet of the peer's requester. `bytes` is the whole packet, kept if it is early.
     fn handle_request(
         &mut self,
         pass: &Pass<'_>,
@@ -113,7 +113,7 @@ impl QueuePair {
         Ok(())
     }
 
-    /// A packet of the peer's responder.
+    /// Handles a packet of the peer's responder.
     #[inline]
     fn handle_response(&mut self, pass: &Pass<'_>, packet: &Packet<'_>) -> Result<(), DropReason> {
         let is_keyed = self.packet_check.requires_key();
@@ -140,7 +140,7 @@ impl QueuePair {
         }
     }
 
-    /// The gap is filled: executes the packets that were kept, up to the next gap.
+    /// Executes the kept packets up to the next gap, now that one is filled.
     fn execute_kept(&mut self, pass: &Pass<'_>) {
         let kept = self.responder.kept();
         if kept == 0 {
@@ -160,7 +160,7 @@ impl QueuePair {
         self.responder.end_kept(&self.common, pass.now);
     }
 
-    /// A packet of an unreliable connection.
+    /// Handles a packet of an unreliable connection.
     fn handle_unreliable(&mut self, pass: &Pass<'_>, packet: &Packet<'_>) -> Result<(), DropReason> {
         if !self.common.takes_requests() {
             return Err(DropReason::WrongState);
@@ -178,7 +178,7 @@ impl QueuePair {
         }
     }
 
-    /// A datagram that was sent to this queue pair alone.
+    /// Handles a datagram that was sent to this queue pair alone.
     fn handle_unreliable_datagram(
         &mut self,
         pass: &Pass<'_>,
@@ -193,7 +193,7 @@ impl QueuePair {
         self.take_datagram(pass, datagram, packet, identified)
     }
 
-    /// A datagram for this queue pair, by itself or by its group, whose ICRC fits.
+    /// Takes a datagram with a valid ICRC, sent to this queue pair or to its group.
     pub(in crate::transport) fn take_datagram(
         &mut self,
         pass: &Pass<'_>,
@@ -214,8 +214,8 @@ impl QueuePair {
         }
     }
 
-    /// Ends the connection because a request of the peer was wrong; the NAK is already due. Without the packet it is an
-    /// earlier READ that is refused, and a receive belongs to another message.
+    /// Ends the connection because a request of the peer was invalid; the NAK is already due. Without the packet, an
+    /// earlier READ is refused, and a begun receive belongs to another message.
     pub(in crate::transport) fn refuse(&mut self, fault: PeerFault, packet: Option<&Packet<'_>>) {
         let (status, cause) = fault.receive_status();
         let wr_id = packet.and_then(|_| self.responder.begun_receive());
@@ -228,8 +228,8 @@ impl QueuePair {
     }
 }
 
-/// The packet with the operation code of a reliable connection: on the wire extended reliable connections have codes of
-/// their own, inside they have these.
+/// Returns the packet with the opcode of a reliable connection: extended reliable connections have their own opcodes
+/// only on the wire.
 fn as_reliable<'a>(packet: &Packet<'a>) -> Packet<'a> {
     let mut packet = *packet;
     packet.headers.bth.opcode = packet.headers.bth.opcode.of(Service::ReliableConnection);

@@ -1,4 +1,4 @@
-//! The queue pair's states: one table of transitions, each with the attributes that it needs and those that it takes.
+//! The states of a queue pair: one table of transitions, each with its required and optional attributes.
 //!
 //! ```text
 //!            +--------------------- any state ---------------------+
@@ -7,9 +7,9 @@
 //!            (again)        (again)  SQE -> RTS (unreliable services)
 //! ```
 //!
-//! Source: the table of the InfiniBand specification as the Linux kernel reads it (`verbs.c`, `ib_modify_qp_is_ok`;
-//! ibv_modify_qp(3) has the attributes that are needed), less what belongs to alternate paths: there is no path
-//! migration. RESET to ERR is no transition.
+//! Source: the table of the InfiniBand specification as Linux implements it (`verbs.c`, `ib_modify_qp_is_ok`;
+//! ibv_modify_qp(3) lists the required attributes), without alternate paths: there is no path migration. RESET to ERR
+//! is no transition.
 
 use crate::types::{QueuePairAttributes, QueuePairState, QueuePairType};
 
@@ -42,7 +42,7 @@ bitflags::bitflags! {
 }
 
 impl Mask {
-    /// The attributes that are given.
+    /// Returns the mask of the given attributes.
     pub(in crate::transport) fn of(attributes: &QueuePairAttributes) -> Self {
         let given = [
             (Self::CUR_QP_STATE, attributes.cur_qp_state.is_some()),
@@ -68,7 +68,7 @@ impl Mask {
         given.into_iter().filter(|entry| entry.1).fold(Self::empty(), |mask, entry| mask | entry.0)
     }
 
-    /// The names of the attributes, as `ibv_qp_attr` has them.
+    /// Returns the names of the attributes, as in `ibv_qp_attr`.
     pub(in crate::transport) fn names(self) -> String {
         let name = |flag: &str| match flag {
             "ACCESS_FLAGS" => "qp_access_flags".to_owned(),
@@ -127,20 +127,20 @@ const TIMEOUT: u32 = Mask::TIMEOUT.bits();
 const RETRY: u32 = Mask::RETRY_CNT.bits();
 const RNR_RETRY: u32 = Mask::RNR_RETRY.bits();
 const NOTIFY: u32 = Mask::SQD_NOTIFY.bits();
-/// Not of the standard: goes where the path goes.
+/// Not in the standard: allowed with the path, and from RTR to RTS.
 const PEER: u32 = Mask::PEER.bits();
-/// Not of the standard: the peer's side of it is used from the first packet on.
+/// Not in the standard: the peer's side of it is used from the first packet on.
 const KEY: u32 = Mask::PEER_KEY.bits();
 
 const CONNECTED_START: u32 = PKEY | PORT | ACCESS;
 const DATAGRAM_START: u32 = PKEY | PORT | QKEY;
 /// The attributes that name the peer of every connected service.
 const CONNECTION: u32 = PATH | MTU | DEST | RQ_PSN;
-/// Attributes of the end that responds, and of the end that requests.
+/// Attributes of the responder and of the requester.
 const RESPONDING: u32 = DEST_RD | RNR_TIMER;
 const REQUESTING: u32 = TIMEOUT | RETRY | RNR_RETRY | RD;
 
-/// All transitions but those to RESET and ERR, which every state has (RESET to ERR excepted) without attributes.
+/// All transitions except those to RESET and ERR, which every state has without attributes (except RESET to ERR).
 const TRANSITIONS: &[Transition] = &[
     row(Reset, Init, RC, CONNECTED_START, 0),
     row(Reset, Init, UC, CONNECTED_START, 0),
@@ -186,7 +186,7 @@ const TRANSITIONS: &[Transition] = &[
     row(SendQueueDrained, SendQueueDrained, XRC_RECEIVE, 0, PORT | PATH | TIMEOUT | RESPONDING | ACCESS | PKEY | PEER),
 ];
 
-/// Why a transition is refused; the text names the attributes.
+/// Why a transition is refused, with the offending attributes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(in crate::transport) enum TransitionError {
     NoTransition,
@@ -195,7 +195,7 @@ pub(in crate::transport) enum TransitionError {
     MissingAndNotAllowed { missing: Mask, extra: Mask },
 }
 
-/// Whether a queue pair of this service may go from one state to another with these attributes.
+/// Checks whether a queue pair of this service may go from one state to another with these attributes.
 pub(in crate::transport) fn check(
     from: QueuePairState,
     to: QueuePairState,
@@ -224,7 +224,7 @@ pub(in crate::transport) fn check(
 mod tests {
     use super::*;
 
-    /// The whole grid as text; a changed transition shows as a changed line.
+    /// Returns the whole table as text; a changed transition shows as a changed line.
     fn picture() -> String {
         let mut text = String::new();
         for service in [RC, UC, UD, XRC_SEND, XRC_RECEIVE] {

@@ -1,4 +1,4 @@
-//! The transmit path of a queue pair: packets of both halves, as many as may leave together.
+//! The transmit path of a queue pair: packets of both halves, as many as fit into a send.
 
 use super::QueuePair;
 use crate::transport::burst::{BurstSink, BurstWriter, Envelope};
@@ -14,7 +14,7 @@ use crate::wire::{Opcode, packet_bytes};
 /// The outcome of filling a send.
 pub(in crate::transport) struct Filled {
     pub(in crate::transport) has_sent: bool,
-    /// There is nothing more to send.
+    /// Whether there is nothing more to send.
     pub(in crate::transport) is_exhausted: bool,
 }
 
@@ -22,7 +22,7 @@ impl Filled {
     const NOTHING: Self = Self { has_sent: false, is_exhausted: true };
 }
 
-/// The packet that leaves next.
+/// The next packet to send.
 #[derive(Clone, Copy)]
 enum Plan {
     Response(ResponsePlan),
@@ -30,7 +30,7 @@ enum Plan {
 }
 
 impl Plan {
-    /// Bytes from the base transport header to the ICRC.
+    /// Returns the bytes from the base transport header to the ICRC.
     #[inline]
     fn size(&self) -> usize {
         match self {
@@ -41,7 +41,7 @@ impl Plan {
 }
 
 impl QueuePair {
-    /// Gives the sink as many packets as may leave together. `path`: the controlled path of the next datagram.
+    /// Fills one send of the sink. `path`: the controlled path of the next datagram.
     pub(in crate::transport) fn fill<S: BurstSink>(
         &mut self,
         pass: &Pass<'_>,
@@ -64,8 +64,8 @@ impl QueuePair {
         }
         let mut writer = sink.open(&envelope);
         let (mut is_exhausted, mut has_sent_requests) = (false, false);
-        // Each round adds a packet, but where memory is gone: once of a request and once of its probe, which then end,
-        // and of READs, which are refused instead in the next round.
+        // Each round adds a packet, unless its memory is gone: once for a request and once for its probe, which then
+        // end, and for READs, which are refused in the next round.
         let mut bound = LoopBound::new("fill", writer.capacity().saturating_mul(2).saturating_add(8));
         while !writer.is_full() {
             bound.step();
@@ -74,7 +74,7 @@ impl QueuePair {
                 if writer.packets() == 0 && self.run_local_request(pass) {
                     return Filled { is_exhausted: false, ..Filled::NOTHING };
                 }
-                // Whatever left just now stood before a request that no packet leaves for.
+                // The packets added were posted before a local request.
                 is_exhausted = !self.requester.local_request_is_due(&self.common);
                 break;
             };
@@ -93,8 +93,8 @@ impl QueuePair {
         Filled { has_sent: self.finish(writer), is_exhausted }
     }
 
-    /// Whether what leaves next is more than an acknowledgement. Queues must not mark those that leave alone, since
-    /// nothing is told of it (RFC 3168, 6.1.4).
+    /// Whether the next packet is more than an acknowledgement. Queues must not mark acknowledgements sent alone, since
+    /// nothing reports such marks (RFC 3168, 6.1.4).
     #[cold]
     fn begins_with_data(&mut self, now: Time) -> bool {
         match self.next_plan(now) {
@@ -103,15 +103,15 @@ impl QueuePair {
         }
     }
 
-    /// What carries payload waits until all is paid for that has left on the path.
+    /// Holds packets with payload back until all sent on the path is paid for.
     #[inline]
     fn hold_back(&mut self, now: Time) {
         self.requester.hold_back(&self.common, now);
         self.responder.hold_back(&self.common, now);
     }
 
-    /// Adds the packets between the first and the last of a message, as far as the plan is one of them and they can be
-    /// made in one go. Whether any were added.
+    /// Adds the packets between the first and the last of a message in one go, if the plan is one of them. Returns
+    /// whether any were added.
     #[inline]
     fn add_middles(&mut self, pass: &Pass<'_>, plan: &Plan, writer: &mut impl BurstWriter) -> bool {
         match plan {
@@ -125,7 +125,7 @@ impl QueuePair {
         }
     }
 
-    /// Executes the next request if no packet leaves for it and its turn has come. False if not.
+    /// Executes the next request if it is a local one and due. False if not.
     fn run_local_request(&mut self, pass: &Pass<'_>) -> bool {
         let accessor = self.accessor();
         match self.requester.run_local_request(&mut self.common, pass, accessor) {
@@ -137,7 +137,7 @@ impl QueuePair {
         }
     }
 
-    /// What the packets that leave now have in common. `None`: there is no connection.
+    /// Returns the common properties of outgoing packets; `None` if there is no connection.
     #[inline]
     fn envelope(&self) -> Option<Envelope> {
         let path = self.common.path.as_ref()?;
@@ -170,7 +170,7 @@ impl QueuePair {
                 Filled { has_sent, is_exhausted: !self.requester.may_send_datagram(&self.common) }
             }
             Err(failure) => {
-                // It fails, those behind it are flushed, receives go on.
+                // It fails, those after it are flushed, receives go on.
                 self.requester.fail_datagram(&mut self.common, failure);
                 self.enter_send_queue_error();
                 Filled::NOTHING
@@ -178,7 +178,7 @@ impl QueuePair {
         }
     }
 
-    /// Adds the planned packet. What is wrong with it ends the connection.
+    /// Adds the planned packet. A failure ends the connection.
     #[inline]
     fn emit(&mut self, pass: &Pass<'_>, plan: &Plan, writer: &mut impl BurstWriter) {
         match plan {
@@ -195,7 +195,7 @@ impl QueuePair {
         }
     }
 
-    /// Whether [`QueuePair::fill`] would find something.
+    /// Whether [`QueuePair::fill`] may find something to send.
     pub(in crate::transport) fn wants_to_send(&mut self, now: Time) -> bool {
         if self.common.is_datagram() {
             return self.requester.may_send_datagram(&self.common);
@@ -205,7 +205,7 @@ impl QueuePair {
         self.common.path.is_some() && (may_send() || self.requester.may_send_request(&self.common))
     }
 
-    /// Ends the send; whether it has packets.
+    /// Ends the send. Returns whether it has packets.
     #[inline]
     pub(super) fn finish(&mut self, writer: impl BurstWriter) -> bool {
         let (packets, bytes) = (writer.packets(), writer.bytes());
@@ -215,8 +215,8 @@ impl QueuePair {
         packets > 0
     }
 
-    /// An acknowledgement that waits for the application's reply leaves behind it, as the last and shorter datagram
-    /// of its send: a send call less for us, a receive call less for the peer. If it does not fit it stays held.
+    /// Plans a held acknowledgement as the last and shorter datagram of a send that carries the application's reply: it
+    /// saves a send call here and a receive call at the peer. If it does not fit, it stays held.
     fn riding_acknowledgement(&mut self, now: Time, writer: &impl BurstWriter) -> Option<Plan> {
         let rides = writer.packets() > 0 && self.responder.holds_acknowledgement(now);
         if !rides || !writer.fits(packet_bytes(Opcode::RC_ACKNOWLEDGE, 0)) {
@@ -226,7 +226,7 @@ impl QueuePair {
         self.responder.plan_response(&self.common, now).map(Plan::Response)
     }
 
-    /// The packet that leaves next. Acknowledgements leave after requests, other responses take turns with them.
+    /// Returns the next packet to send. Acknowledgements leave after requests, other responses alternate with them.
     #[inline]
     fn next_plan(&mut self, now: Time) -> Option<Plan> {
         let response = self.responder.plan_response(&self.common, now);

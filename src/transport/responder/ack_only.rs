@@ -1,8 +1,7 @@
-//! ATOMIC WRITE and FLUSH: executed in their turn, with an empty READ response (`rxe_resp.c`,
-//! `send_read_response_ack`).
+//! ATOMIC WRITE and FLUSH: executed in order, with an empty READ response (`rxe_resp.c`, `send_read_response_ack`).
 //!
-//! Their responses say nothing but that they were executed. So a repetition needs no memory of them: its number alone
-//! shows that it was executed before, and it gets the same response.
+//! Their responses only confirm execution. So nothing is stored for a repetition: its PSN alone shows that it was
+//! executed before, and it gets the same response.
 
 use super::{Common, Pass, Responder};
 use crate::types::{AccessFlags, PeerFault};
@@ -13,7 +12,7 @@ const TO_VISIBILITY: u8 = 1;
 const TO_PERSISTENCE: u8 = 2;
 const WHOLE_REGION: u8 = 1;
 
-/// The access flags that a FLUSH needs, if it asks for what exists.
+/// Returns the access flags that a FLUSH needs, if its selectivity and placement are valid.
 pub(super) fn flush_access(packet: &Packet<'_>) -> Result<AccessFlags, PeerFault> {
     let FlushEth { selectivity, placement } = packet.headers.flush.ok_or(PeerFault::FlushType)?;
     if selectivity > WHOLE_REGION || placement == 0 || placement & !(TO_VISIBILITY | TO_PERSISTENCE) != 0 {
@@ -49,7 +48,8 @@ impl Responder {
         Ok(())
     }
 
-    /// A flush to persistence waits for the file's storage, and everything that this thread drives with it.
+    /// Flushes memory. A flush to persistence waits for the file's storage, which blocks everything that this thread
+    /// drives.
     fn flush_memory(&self, common: &Common, pass: &Pass<'_>, packet: &Packet<'_>, reth: Reth) -> Result<(), PeerFault> {
         let need = flush_access(packet)?;
         let is_whole = packet.headers.flush.is_some_and(|flush| flush.selectivity == WHOLE_REGION);

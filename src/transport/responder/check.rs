@@ -1,12 +1,11 @@
-//! The checks of a request packet, in the order in which the chain makes them. Their functions are those of
-//! `rxe_resp.c`.
+//! The checks of a request packet, in order. The functions named are those of `rxe_resp.c`.
 
 use super::{Common, Message, Pass, Responder, WriteInProgress, ack_only, has_explicit_response, needs_receive};
 use crate::types::{AccessFlags, MAX_MESSAGE_BYTES, PeerFault, Rkey};
 use crate::wire::{Opcode, Packet};
 
 impl Responder {
-    /// Does the opcode continue the message in progress, or begin one when there is none (`check_op_seq`)?
+    /// Checks that the opcode continues the message in progress, or begins one if there is none (`check_op_seq`).
     pub(super) fn check_sequence(&self, packet: &Packet<'_>) -> Result<(), PeerFault> {
         let opcode = packet.headers.bth.opcode;
         let continues = opcode.is_middle() || opcode.is_last();
@@ -18,7 +17,7 @@ impl Responder {
         if fits { Ok(()) } else { Err(PeerFault::OpcodeSequence) }
     }
 
-    /// Does the queue pair grant such requests at all (`check_op_valid`)?
+    /// Checks that the queue pair allows such requests at all (`check_op_valid`).
     pub(super) fn check_operation(&self, common: &Common, packet: &Packet<'_>) -> Result<(), PeerFault> {
         let opcode = packet.headers.bth.opcode;
         let granted = common.attributes.qp_access_flags.unwrap_or_default();
@@ -36,8 +35,8 @@ impl Responder {
         self.check_room(opcode)
     }
 
-    /// Can another response be owed, if the packet needs one (`check_resource`)? rxe refuses only if the peer may have
-    /// none outstanding. A FLUSH takes no resource: Linux counts none for it.
+    /// Checks that there is room for an explicit response, if the packet needs one (`check_resource`). rxe refuses only
+    /// if the peer may have none outstanding. A FLUSH takes no resource: Linux counts none for it.
     fn check_room(&self, opcode: Opcode) -> Result<(), PeerFault> {
         let responses = &self.responses;
         let has_room = match opcode {
@@ -48,13 +47,13 @@ impl Responder {
         if has_room { Ok(()) } else { Err(PeerFault::TooManyReads) }
     }
 
-    /// Is a receive posted, if the packet needs one (`check_resource`)?
+    /// Whether a receive is posted, if the packet needs one (`check_resource`).
     pub(super) fn has_receive(&self, packet: &Packet<'_>) -> bool {
         !needs_receive(packet.headers.bth.opcode) || self.receives.available() > 0 || self.receives.begun().is_some()
     }
 
-    /// Does the payload have the length that its position in the message demands (`rxe_resp_check_length`), and that of
-    /// a WRITE the length that is left of it (`check_rkey`)?
+    /// Checks the payload's length against its position in the message (`rxe_resp_check_length`), and that of a WRITE
+    /// against its remaining length (`check_rkey`).
     pub(super) fn check_length(&self, common: &Common, packet: &Packet<'_>) -> Result<(), PeerFault> {
         let opcode = packet.headers.bth.opcode;
         let mtu = common.mtu_bytes() as usize;
@@ -87,8 +86,8 @@ impl Responder {
         Ok(())
     }
 
-    /// Do key, bounds and access flags allow the access (`check_rkey`)? For a WRITE of several packets, all of it at
-    /// once. An atomic needs an address that 8 divides (`atomic_reply`, `atomic_write_reply`).
+    /// Checks key, bounds and access flags (`check_rkey`), for a WRITE of several packets all at once. An atomic needs
+    /// an address that is a multiple of 8 (`atomic_reply`, `atomic_write_reply`).
     pub(super) fn check_key(&self, common: &Common, pass: &Pass<'_>, packet: &Packet<'_>) -> Result<(), PeerFault> {
         if let Some(atomic) = packet.headers.atomic {
             if !atomic.va.is_multiple_of(8) {

@@ -1,5 +1,5 @@
-//! Unreliable datagrams, as they are received: each fills a receive, behind the 40 bytes of its network header
-//! (`rxe_resp.c`, `execute`).
+//! Reception of unreliable datagrams: each fills a receive, after the 40 bytes of its network header (`rxe_resp.c`,
+//! `execute`).
 
 use super::{Common, Pass, ReceiveError, Responder};
 use crate::transport::datagram::Datagram;
@@ -20,8 +20,8 @@ pub(in crate::transport) struct Identified {
     dont_fragment: bool,
 }
 
-/// Checks the ICRC. Standard peers' identifications are solved for, packet by packet, with either value of
-/// "don't fragment": nothing is known of the sender.
+/// Checks the ICRC. Standard peers' identifications are solved for in each packet, with either value of "don't
+/// fragment": nothing is known about the sender.
 pub(in crate::transport) fn identify(datagram: &Datagram<'_>) -> Result<Identified, DropReason> {
     let flow = Flow { source: datagram.source, destination: datagram.destination, source_port: datagram.source_port };
     let first_identification = datagram.segment_index;
@@ -33,7 +33,8 @@ pub(in crate::transport) fn identify(datagram: &Datagram<'_>) -> Result<Identifi
     }
 }
 
-/// The checks that need no ICRC: the partition but for its membership bit, and the Q_Key (`rxe_recv.c`, `check_keys`).
+/// Makes the checks that need no ICRC: the partition key without its membership bit, and the Q_Key (`rxe_recv.c`,
+/// `check_keys`).
 pub(in crate::transport) fn check_datagram(common: &Common, packet: &Packet<'_>) -> Result<Deth, DropReason> {
     let Some(deth) = packet.headers.deth else { return Err(DropReason::WrongService) };
     if !common.takes_requests() {
@@ -52,7 +53,7 @@ pub(in crate::transport) fn check_datagram(common: &Common, packet: &Packet<'_>)
 }
 
 impl Responder {
-    /// A datagram for this queue pair, by itself or by its group, whose ICRC fits.
+    /// Receives a datagram with a valid ICRC, sent to this queue pair or to its group.
     pub(in crate::transport) fn receive_datagram(
         &mut self,
         common: &mut Common,
@@ -88,8 +89,8 @@ impl Responder {
     }
 }
 
-/// The 40 bytes in front of the message: an IPv6 header, or an IPv4 header in the last 20. Fields that the socket does
-/// not show have the usual values, and the checksum is right: the kernel tells the two apart by it
+/// Builds the 40 bytes before the message: an IPv6 header, or an IPv4 header in the last 20. Fields that the socket
+/// does not report have the usual values, and the checksum is right: the kernel distinguishes the two by it
 /// (`ib_get_rdma_header_version`).
 fn route_header(datagram: &Datagram<'_>, identified: Identified) -> [u8; GlobalRouteHeader::BYTES] {
     GlobalRouteHeader {

@@ -1,4 +1,4 @@
-//! Request packets that were executed, or refused, before.
+//! Request packets that were already executed or refused.
 
 use std::time::Duration;
 
@@ -9,21 +9,21 @@ use crate::transport::requester::timeout_duration;
 use crate::types::{Counter, DropReason, Psn, QueuePairState, Time};
 use crate::wire::{Opcode, Packet, Syndrome};
 
-/// The transport timeout of code 14, which is the usual one, for ends that have none because they only respond.
+/// The usual transport timeout, code 14, for ends that have none because they only respond.
 const USUAL_TIMEOUT: Duration = Duration::from_nanos(4_096 << 14);
 
-/// A READ that came again, of whose response nothing had arrived.
+/// A READ that was repeated because nothing of its response had arrived.
 #[derive(Clone, Copy)]
 pub(super) struct RepeatedRead {
     psn: Psn,
-    /// When it came again first, and last.
+    /// When it was first repeated; `last`: when last.
     first: Time,
     last: Time,
 }
 
 impl Responder {
-    /// A packet that was executed before: a SEND or WRITE is acknowledged, a READ is read again, an atomic gets its
-    /// first result (`rxe_resp.c`, `duplicate_request`).
+    /// Handles a packet that was already executed: a SEND or WRITE is acknowledged, a READ is read again, an atomic
+    /// gets its first result (`rxe_resp.c`, `duplicate_request`).
     pub(in crate::transport) fn handle_duplicate(
         &mut self,
         common: &mut Common,
@@ -50,7 +50,7 @@ impl Responder {
                 self.responses.repeat_empty(psn, self.message_count);
                 true
             }
-            // It acknowledges as much.
+            // The NAK acknowledges as much.
             _ if self.has_gap() && common.tells_gap_runs() => {
                 self.report_gap(common);
                 true
@@ -63,9 +63,9 @@ impl Responder {
         if found { Ok(()) } else { Err(DropReason::StaleDuplicate) }
     }
 
-    /// Nothing of the response to a READ has arrived, so it came again. If that is so for the transport timeout,
-    /// packets that may be marked seem to be lost. Sooner it is a probe, which may leave before a response can arrive.
-    /// Of several READs one is watched, as long as it keeps coming.
+    /// Notes a READ repeated because nothing of its response has arrived. If that lasts for the transport timeout, the
+    /// path seems to lose ECT packets. A sooner repetition is a probe, which may leave before a response can arrive.
+    /// Only one of several READs is watched, as long as it is repeated.
     #[cold]
     fn note_unheard(&mut self, common: &Common, psn: Psn, now: Time) {
         let Some(path) = common.path.as_ref().filter(|path| path.traffic_class.get().marking() == Marking::Untested)
@@ -85,8 +85,9 @@ impl Responder {
         }
     }
 
-    /// In the error state only the packet that was refused gets a response: the same one. A READ whose response broke
-    /// off may be asked for again from an earlier packet, which the peer lacks: then it is that one that is refused.
+    /// Repeats the refusal. In the error state only the refused packet gets a response, the same one as before. A READ
+    /// whose response broke off may be requested again from an earlier packet that the peer lacks: then that packet is
+    /// refused.
     pub(in crate::transport) fn repeat_refusal(
         &mut self,
         common: &Common,
@@ -99,7 +100,7 @@ impl Responder {
         match self.refused {
             Some((refused, code)) if !refused.is_before(psn) && common.state == QueuePairState::Error => {
                 let refused = if refused.is_within(psn, asked_for) { psn } else { refused };
-                // A peer that asks faster than responses leave does not get one each time.
+                // A peer that repeats faster than responses leave does not get one each time.
                 self.responses.earn(bytes);
                 if self.responses.takes_empty() && self.responses.spend(SHORT_RESPONSE_BYTES) {
                     self.responses.push_nak(refused, Syndrome::Nak(code), self.message_count);

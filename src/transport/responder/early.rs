@@ -1,5 +1,4 @@
-//! Packets that come before their turn: kept in the reorder buffer. A NAK reports a gap that is more likely a
-//! loss than a delay.
+//! Early packets, kept in the reorder buffer. A NAK reports a gap that is more likely a loss than a delay.
 
 use std::time::Duration;
 
@@ -10,16 +9,16 @@ use crate::transport::common::LOSS_EVIDENCE;
 use crate::types::{Counter, DropReason, Psn, Time};
 use crate::wire::{GapRun, Packet};
 
-/// How long a gap may stay before it is reported, when few packets follow.
+/// How long a gap with few packets behind it may stay before it is reported.
 const REORDER_WAIT: Duration = Duration::from_micros(100);
 
 /// The gap before the early packets, and whether it was reported.
 #[derive(Default)]
 pub(super) struct Gap {
-    /// Packets that came while the expected one was missing.
+    /// Packets that arrived while the expected one was missing.
     evidence: u32,
-    /// Early packets that came, less the gaps that were reported: what lies in the reorder buffer shows a gap before
-    /// each packet that is executed, but is no more evidence than it was when it came.
+    /// Early packets that arrived, less the gaps that were reported: kept packets show a gap again after each one that
+    /// is executed, but are no more evidence than when they arrived.
     reports_left: u32,
     is_reported: bool,
     report_at: Option<Time>,
@@ -30,7 +29,7 @@ impl Gap {
         self.report_at
     }
 
-    /// The expected packet came. Reports are left only for packets that are still kept.
+    /// Closes the gap when the expected packet arrives. Reports are left only for packets still kept.
     fn close(&mut self, is_anything_kept: bool) {
         let reports_left = if is_anything_kept { self.reports_left } else { 0 };
         *self = Self { reports_left, ..Self::default() };
@@ -43,8 +42,8 @@ impl Gap {
 }
 
 impl Responder {
-    /// Keeps a packet that came before its turn. What the peer cannot have sent is neither kept nor taken for the sign
-    /// of a gap: what lies further ahead than it has packets in flight, and what is longer than the MTU.
+    /// Keeps an early packet. A packet that the peer cannot have sent, because it is further ahead than the peer has
+    /// packets in flight or longer than the MTU, is neither kept nor evidence of a gap.
     pub(in crate::transport) fn keep(
         &mut self,
         common: &mut Common,
@@ -78,7 +77,8 @@ impl Responder {
         if kept == Kept::NoRoom { Err(DropReason::OutOfOrder) } else { Ok(()) }
     }
 
-    /// A peer that is told of all gaps hears of each new one, and how it stands whenever it asks.
+    /// Reports each new gap to a peer that gets all gaps, and the current state whenever it requests an
+    /// acknowledgement.
     fn note_more(&mut self, common: &Common, asks: bool, opens_gap: bool) {
         if asks {
             return self.report_gap(common);
@@ -88,7 +88,7 @@ impl Responder {
         }
     }
 
-    /// Bytes of the runs that a NAK for this number has behind it.
+    /// Returns the bytes of the gap list in a NAK for this PSN.
     pub(super) fn gap_bytes(&self, common: &Common, psn: Psn) -> u32 {
         let most = common.mtu_bytes() as usize / GapRun::BYTES;
         let has_runs = common.tells_gap_runs() && psn == self.expected;
@@ -96,7 +96,7 @@ impl Responder {
         (runs * GapRun::BYTES) as u32
     }
 
-    /// The gaps that a NAK names: as many as it has room for.
+    /// Returns the gaps that a NAK lists: as many as fit.
     pub(super) fn gap_runs(&self) -> impl Iterator<Item = GapRun> + '_ {
         self.reorder.gap_runs(self.expected).take(GapRun::MOST)
     }
@@ -106,17 +106,17 @@ impl Responder {
         !self.reorder.is_empty()
     }
 
-    /// Packets that are kept.
+    /// Returns the number of packets kept.
     pub(in crate::transport) fn kept(&self) -> usize {
         self.reorder.len()
     }
 
-    /// Takes the expected packet out of the reorder buffer, if it is there.
+    /// Takes the expected packet from the reorder buffer, if it is there.
     pub(in crate::transport) fn take_kept(&mut self) -> Option<Early> {
         if self.waits_for_retry { None } else { self.reorder.take(self.expected) }
     }
 
-    /// The kept packets are executed up to the next gap.
+    /// Finishes the execution of kept packets up to the next gap.
     pub(in crate::transport) fn end_kept(&mut self, common: &Common, now: Time) {
         self.reorder.advance(self.expected);
         if self.waits_for_retry {
@@ -128,12 +128,12 @@ impl Responder {
         self.judge_gap(common, now);
     }
 
-    /// Forgets the packets that came before their turn. The gap before them stays, and is not reported again.
+    /// Drops the early packets. The gap before them stays, and is not reported again.
     pub(in crate::transport) fn forget_early(&mut self) {
         self.reorder.clear();
     }
 
-    /// The expected packet was executed, and none waits for it.
+    /// Closes the gap: the expected packet was executed, and none waits for it.
     #[inline]
     pub(in crate::transport) fn close_gap(&mut self) {
         self.gap.close(!self.reorder.is_empty());
@@ -155,10 +155,11 @@ impl Responder {
         }
     }
 
-    /// The NAK has the number of the packet that is missing (`rxe_resp.c`, `RESPST_ERR_PSN_OUT_OF_SEQ`).
+    /// Queues a NAK with the PSN of the missing packet (`rxe_resp.c`, `RESPST_ERR_PSN_OUT_OF_SEQ`).
     pub(super) fn report_gap(&mut self, common: &Common) {
         self.gap.report_at = None;
-        // The NAK that is due will say how it stands when it leaves: an early packet adds less to it than it earns.
+        // The NAK already due will contain the state at the time of sending: an early packet adds fewer bytes to it
+        // than it earns.
         if self.responses.owes_sequence_nak() {
             self.gap.is_reported = true;
             return;

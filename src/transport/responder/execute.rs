@@ -1,4 +1,4 @@
-//! Execution of the expected request packet, once its turn has come.
+//! Execution of the expected request packet.
 
 use super::response_queue::ReadRequest;
 use super::{Common, Message, Pass, Responder, WriteInProgress, has_explicit_response, needs_receive};
@@ -6,8 +6,8 @@ use crate::types::{AccessFlags, CompletionFlags, CompletionOpcode, Counter, Peer
 use crate::wire::{AtomicEth, Opcode, Packet, Reth, Syndrome};
 
 impl Responder {
-    /// The chain, in the order of rxe (`rxe_resp.c`): each step refuses by a fault, which ends the connection, or lets
-    /// the packet pass. A packet that finds no receive is asked for again.
+    /// Checks and executes the expected packet, in the order of rxe (`rxe_resp.c`): each step passes the packet or
+    /// refuses it with a fault, which ends the connection. A packet without a receive gets an RNR NAK.
     pub(in crate::transport) fn execute_expected(
         &mut self,
         common: &mut Common,
@@ -37,8 +37,8 @@ impl Responder {
     }
 
     /// Executes a packet between the first and the last of a message that fits the template of the fast path: its
-    /// header is that of the packet before. `None`: it does not fit the message, and nothing has changed, or its memory
-    /// cannot be accessed. Then the general path finds out more.
+    /// header is that of the previous packet. Returns `None` if it does not fit the message, and nothing has changed,
+    /// or if its memory cannot be accessed. Then the general path decides.
     #[inline]
     pub(in crate::transport) fn execute_middle(
         &mut self,
@@ -60,13 +60,13 @@ impl Responder {
         }
     }
 
-    /// Whether the fast path may execute this packet: it is the expected one, and none waits for it.
+    /// Whether the fast path may execute this packet: it is the expected one, and no early packet waits for it.
     #[inline]
     pub(in crate::transport) fn may_execute_middle(&self, psn: Psn) -> bool {
         psn == self.expected && self.reorder.is_empty()
     }
 
-    /// The fast path executed this packet.
+    /// Notes a packet that the fast path executed.
     #[inline]
     pub(in crate::transport) fn note_middle(&mut self, common: &Common, pass: &Pass<'_>, psn: Psn, asks: bool) {
         self.waits_for_retry = false;
@@ -75,7 +75,7 @@ impl Responder {
         self.note_executed(common, pass, psn, asks);
     }
 
-    /// A request without an explicit response was executed.
+    /// Notes an executed request without an explicit response.
     #[inline]
     fn note_executed(&mut self, common: &Common, pass: &Pass<'_>, psn: Psn, asks: bool) {
         self.responses.note_executed(psn);
@@ -84,7 +84,8 @@ impl Responder {
         }
     }
 
-    /// An RNR NAK for this packet, which is expected again after `min_rnr_timer` (`rxe_resp.c`, `RESPST_ERR_RNR`).
+    /// Queues an RNR NAK for this packet, which is expected again after `min_rnr_timer` (`rxe_resp.c`,
+    /// `RESPST_ERR_RNR`).
     fn send_receiver_not_ready(&mut self, common: &mut Common, psn: Psn) {
         common.count(Counter::SentRnr);
         self.waits_for_retry = true;
@@ -94,8 +95,8 @@ impl Responder {
         self.responses.push_nak(psn, Syndrome::ReceiverNotReady { timer }, self.message_count);
     }
 
-    /// Takes the next posted receive, if the packet needs one. There was one, but another queue pair may have taken it
-    /// meanwhile if the queue is shared. One that a dropped message left comes first.
+    /// Takes the next posted receive, if the packet needs one. The check found one, but another queue pair may have
+    /// taken it meanwhile if the queue is shared. One left by a dropped message is used first.
     pub(super) fn claim_receive(&mut self, opcode: Opcode) -> bool {
         !needs_receive(opcode) || self.receives.begin()
     }
@@ -125,8 +126,8 @@ impl Responder {
         Ok(())
     }
 
-    /// A READ takes a number for each packet of its response, at least one (`rxe_resp.c`, `rxe_prepare_res`), and
-    /// counts as a message when it is accepted (`execute`).
+    /// Accepts a READ. It takes a PSN for each packet of its response, at least one (`rxe_resp.c`, `rxe_prepare_res`),
+    /// and counts as a message when it is accepted (`execute`).
     fn execute_read(&mut self, common: &Common, packet: &Packet<'_>) -> Result<(), PeerFault> {
         let reth = packet.headers.reth.ok_or(PeerFault::OpcodeSequence)?;
         let psn = packet.headers.bth.psn;
@@ -138,7 +139,7 @@ impl Responder {
         Ok(())
     }
 
-    /// The result is kept for repetitions (`rxe_resp.c`, `atomic_reply`).
+    /// Executes an atomic and keeps its result for repetitions (`rxe_resp.c`, `atomic_reply`).
     fn execute_atomic(
         &mut self,
         common: &Common,
@@ -160,13 +161,13 @@ impl Responder {
         Ok(())
     }
 
-    /// A message with a response of its own.
+    /// Counts a message with an explicit response.
     pub(super) fn count_response(&mut self) {
         self.responses.complete_acknowledgement(self.message_count);
         self.count_message();
     }
 
-    /// The MSN: SENDs and WRITEs count at their last packet (`rxe_resp.c`, `execute`).
+    /// Increments the MSN: SENDs and WRITEs count at their last packet (`rxe_resp.c`, `execute`).
     fn count_message(&mut self) {
         self.message_count = (self.message_count + 1) & 0x00ff_ffff;
     }

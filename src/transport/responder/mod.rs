@@ -1,10 +1,10 @@
 //! The responder: executes the peer's requests, exactly once and in order.
 //!
-//! A request packet with the expected PSN passes a visible chain of checks (opcode sequence, operation, resources,
-//! length, key), is executed, completed and acknowledged. A packet with a later PSN waits in the reorder buffer, one
-//! with an earlier PSN is a duplicate: SENDs and WRITEs are acknowledged again, READs are read again, atomics get the
-//! stored result again (`rxe_resp.c`, `check_psn` and `duplicate_request`; rxe keeps no later packet). Unreliable
-//! connections use the same checks, but drop what a reliable one refuses.
+//! A request packet with the expected PSN passes a chain of checks (opcode sequence, operation, resources, length,
+//! key), is executed, completed and acknowledged. A packet with a later PSN waits in the reorder buffer, one with an
+//! earlier PSN is a duplicate: SENDs and WRITEs are acknowledged again, READs are read again, atomics get the stored
+//! result again (`rxe_resp.c`, `check_psn` and `duplicate_request`; rxe keeps no later packet). Unreliable connections
+//! use the same checks, but drop packets that a reliable one refuses.
 
 mod ack_only;
 mod check;
@@ -48,7 +48,7 @@ enum Message {
     Write(WriteInProgress),
 }
 
-/// A WRITE whose packets are arriving: where the next byte goes, and what is left.
+/// A WRITE whose packets are arriving: the address of the next byte, and the remaining length.
 #[derive(Clone, Copy)]
 struct WriteInProgress {
     va: u64,
@@ -58,7 +58,7 @@ struct WriteInProgress {
 }
 
 impl WriteInProgress {
-    /// The same after a packet that is not the last.
+    /// Returns the state after a packet that is not the last.
     #[inline]
     fn after(self, length: u32) -> Self {
         let va = self.va.wrapping_add(u64::from(length));
@@ -77,11 +77,11 @@ pub(super) struct Responder {
     responses: ResponseQueue,
     reorder: ReorderBuffer,
     gap: Gap,
-    /// An RNR NAK was sent for the expected packet: nothing is kept until it comes again.
+    /// An RNR NAK was sent for the expected packet: no early packet is kept until it is retried.
     waits_for_retry: bool,
-    /// The refusal that ended the connection; repeated when the refused packet comes again.
+    /// The refusal that ended the connection; sent again when the refused packet is.
     refused: Option<(Psn, NakCode)>,
-    /// Watched while it is not known whether packets that may be marked pass.
+    /// A READ watched while it is unknown whether ECT packets pass the path.
     repeated_read: Option<Box<RepeatedRead>>,
 }
 
@@ -101,13 +101,13 @@ impl Responder {
         }
     }
 
-    /// Ready to receive from `psn` on. So many times the READs that may be outstanding are remembered.
+    /// Starts receiving at `psn`. READs and atomics are remembered for `laps` times the number that may be outstanding.
     pub(super) fn start(&mut self, psn: Psn, max_dest_rd_atomic: u8, laps: usize) {
         self.expected = psn;
         self.responses.start(psn.minus(1), max_dest_rd_atomic, laps);
     }
 
-    /// Lets the peer have this many READs and atomics outstanding.
+    /// Raises the number of READs and atomics that the peer may have outstanding.
     pub(super) fn make_room(&mut self, max_dest_rd_atomic: u8, laps: usize) {
         self.responses.make_room(max_dest_rd_atomic, laps);
     }
@@ -121,7 +121,7 @@ impl Responder {
         self.responses.clear();
     }
 
-    /// Nothing more is accepted. Responses that are already due still leave.
+    /// Stops accepting packets. Responses that are already due are still sent.
     pub(super) fn stop(&mut self) {
         self.message = Message::None;
         self.reorder.clear();
@@ -130,71 +130,71 @@ impl Responder {
         self.responses.stop();
     }
 
-    /// Forgets the responses that are due without a look at them: what is recorded of them may be wrong.
+    /// Drops due responses without inspecting them: their records may be inconsistent.
     pub(super) fn abandon(&mut self) {
         self.responses.clear();
     }
 
-    /// Forgets the receives that were posted and not begun.
+    /// Drops receives that are posted but not begun.
     pub(super) fn forget_posted(&mut self) {
         self.receives.reset();
     }
 
-    /// Removes completions that were not polled yet.
+    /// Removes completions not yet polled.
     pub(super) fn purge_completions(&self) {
         self.receives.purge_completions();
     }
 
-    /// PSN of the next packet to execute.
+    /// Returns the PSN of the next packet to execute.
     #[inline]
     pub(super) fn expected(&self) -> Psn {
         self.expected
     }
 
-    /// How far a packet lies ahead of the expected one; negative: it is a duplicate.
+    /// Returns how far a packet is ahead of the expected one; negative for a duplicate.
     pub(super) fn distance(&self, psn: Psn) -> i32 {
         psn.distance_from(self.expected)
     }
 
-    /// Messages of the peer that were executed.
+    /// Returns the number of executed messages of the peer (MSN).
     pub(super) fn message_count(&self) -> u32 {
         self.message_count
     }
 
-    /// Receives that wait for a message.
+    /// Returns the number of available receives.
     pub(super) fn available_receives(&self) -> u32 {
         self.receives.available()
     }
 
-    /// Whether receives come from a queue that others take from too.
+    /// Whether receives come from a queue that other queue pairs use too.
     pub(super) fn has_shared_receives(&self) -> bool {
         self.receives.is_shared()
     }
 
-    /// Whether the queue that receives complete into has overflowed.
+    /// Whether the completion queue of receives has overflowed.
     pub(super) fn has_lost_completions(&self) -> bool {
         self.receives.completions().0.overflowed()
     }
 
-    /// The peer as registered memory sees it.
+    /// Returns the accessor for the peer's accesses to registered memory.
     pub(super) fn accessor(&self, common: &Common) -> Accessor {
         Accessor { domain: self.remote_domain(common), queue_pair: common.qpn }
     }
 
-    /// The protection domain for what the peer accesses.
+    /// Returns the protection domain of the peer's accesses.
     #[inline]
     fn remote_domain(&self, common: &Common) -> DomainId {
         self.receives.remote_domain(common.domain)
     }
 
-    /// The first packet of the connection has come.
+    /// Reports the first packet of the connection.
     pub(super) fn note_established(&mut self, common: &Common) {
         if common.state == QueuePairState::ReadyToReceive && self.responses.first_packet() {
             common.announce(AsyncEvent::CommunicationEstablished(common.qpn));
         }
     }
 
-    /// A packet is refused, which ends the connection: queues the NAK (`rxe_resp.c`, `do_class_ac_error`).
+    /// Refuses a packet, which ends the connection: queues the NAK (`rxe_resp.c`, `do_class_ac_error`).
     pub(super) fn refuse(&mut self, common: &mut Common, packet: &Packet<'_>, fault: PeerFault) {
         let psn = packet.headers.bth.psn;
         common.count(Counter::SentNak);
@@ -203,17 +203,17 @@ impl Responder {
         self.refused = Some((psn, code));
         self.responses.push_nak(psn, Syndrome::Nak(code), self.message_count);
         if fault.is_access() {
-            // A WRITE with immediate data takes its receive even if it may not write.
+            // A WRITE with immediate data takes its receive even if its access is refused.
             self.claim_receive(packet.headers.bth.opcode);
         }
     }
 
-    /// `wr_id` of the receive that a message is being written into.
+    /// Returns the `wr_id` of the receive that a message is being written into.
     pub(super) fn begun_receive(&self) -> Option<u64> {
         self.receives.begun()
     }
 
-    /// Takes the receive that a message is being written into back, without a completion.
+    /// Takes back the receive that a message is being written into, without a completion.
     pub(super) fn take_begun_receive(&mut self) -> Option<u64> {
         self.receives.take_begun()
     }
@@ -223,7 +223,7 @@ impl Responder {
         self.receives.fail_begun(common, status, cause);
     }
 
-    /// Says whether receives that are posted complete as flushed.
+    /// Sets whether posted receives complete as flushed.
     pub(super) fn set_flushes(&mut self, flushes: bool) {
         self.receives.set_flushes(flushes);
     }
@@ -233,19 +233,19 @@ impl Responder {
         self.fail_receive(common, CompletionStatus::WorkRequestFlushedError, cause);
     }
 
-    /// Completes the receives that are posted as flushed.
+    /// Completes the posted receives as flushed.
     pub(super) fn flush_posted(&mut self, common: &mut Common, cause: Cause) {
         self.receives.flush(common, cause);
     }
 
-    /// When the responder must be looked at again.
+    /// Returns when [`Responder::handle_timeout`] must be called.
     pub(super) fn deadline(&self) -> Option<Time> {
         let deadline = Time::earliest([self.gap.report_at(), self.responses.deadline()]);
         // Most of the time nothing is kept.
         if self.reorder.is_empty() { deadline } else { Time::earliest([deadline, self.reorder.deadline()]) }
     }
 
-    /// The clocks of the responder, as far as they have run out.
+    /// Handles expired timers.
     pub(super) fn handle_timeout(&mut self, common: &mut Common, now: Time) {
         if self.gap.report_at().is_some_and(|time| time <= now) {
             self.report_gap(common);
@@ -261,7 +261,7 @@ fn needs_receive(opcode: Opcode) -> bool {
     begins_send || (opcode.is_write() && opcode.has_immediate())
 }
 
-/// Whether the request has a response of its own instead of an acknowledgement (`rxe_resp.c`, `acknowledge`).
+/// Whether the request has an explicit response instead of an acknowledgement (`rxe_resp.c`, `acknowledge`).
 fn has_explicit_response(opcode: Opcode) -> bool {
     matches!(
         opcode,

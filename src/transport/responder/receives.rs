@@ -1,5 +1,5 @@
-//! The receives of a queue pair: where they come from (its own queue, a shared one, or the one that each message
-//! names), the one that a message is being written into, and where they complete.
+//! The receives of a queue pair: their source (its own queue, a shared one, or the one that each message names), the
+//! one that a message is being written into, and their completions.
 
 use std::sync::Arc;
 
@@ -13,14 +13,14 @@ use crate::types::{
 };
 use crate::wire::Packet;
 
-/// Most scatter-gather entries of a receive in a queue that is not known yet.
+/// Maximum number of SGEs of a receive in a queue that is not known yet.
 const MOST_ENTRIES: usize = crate::queue::MAX_SGES as usize;
 
-/// Where receives come from.
+/// Source of receives.
 pub enum ReceiveSource {
     /// The queue pair's own queue.
     Own(ReceiveConsumer),
-    /// A queue from which other queue pairs, also on other shards, take too.
+    /// A queue shared with other queue pairs, also on other shards.
     Shared(Arc<SharedReceiveQueue>),
     /// An XRC target: each message names a queue of the domain.
     Named(Arc<XrcDomain>),
@@ -32,9 +32,9 @@ pub enum ReceiveSource {
 #[derive(Clone, Copy)]
 struct Begun {
     wr_id: u64,
-    /// Its number in its queue.
+    /// Its index in its queue.
     index: u32,
-    /// Bytes written.
+    /// Bytes written so far.
     filled: u32,
 }
 
@@ -49,13 +49,13 @@ impl Begun {
     }
 }
 
-/// See the module.
+/// The source of receives, and the receive in progress.
 pub(in crate::transport) struct Receives {
     source: ReceiveSource,
-    /// Of an XRC target: the queue that the message in progress, or the last one, names.
+    /// The queue that the current or last message of an XRC target names.
     named: Option<Arc<SharedReceiveQueue>>,
     begun: Option<Begun>,
-    /// Scatter list of the receive that was taken last.
+    /// Scatter list of the last receive taken.
     entries: Vec<Sge>,
     completions: CompletionSink,
 }
@@ -67,7 +67,7 @@ impl Receives {
         receives
     }
 
-    /// Scatter-gather entries of a receive at most.
+    /// Returns the maximum number of SGEs of a receive.
     fn max_sge(&self, own: u32) -> u32 {
         match &self.source {
             ReceiveSource::Own(_) => own,
@@ -77,7 +77,8 @@ impl Receives {
         }
     }
 
-    /// Receives that wait. Those of a queue that is not the own one may be gone when they are to be taken.
+    /// Returns the number of available receives. Those of a shared or named queue may be gone when they are to be
+    /// taken.
     #[inline]
     pub(super) fn available(&self) -> u32 {
         match &self.source {
@@ -88,7 +89,7 @@ impl Receives {
         }
     }
 
-    /// Takes the oldest receive, whose entries replace the scatter list.
+    /// Takes the oldest receive, whose SGEs replace the scatter list.
     #[inline]
     fn take(&mut self) -> Option<Begun> {
         let entries = &mut self.entries;
@@ -101,7 +102,7 @@ impl Receives {
         taken.map(|(wr_id, index)| Begun { wr_id, index, filled: 0 })
     }
 
-    /// Begins the oldest receive, if none is begun. False: none is posted.
+    /// Begins the oldest receive, if none is begun. False if none is posted.
     #[inline]
     pub(super) fn begin(&mut self) -> bool {
         if self.begun.is_none() {
@@ -110,8 +111,7 @@ impl Receives {
         self.begun.is_some()
     }
 
-    /// Begins the oldest receive if a datagram of so many bytes fits into it: one that does not must not cost the
-    /// receive.
+    /// Begins the oldest receive if `needed` bytes fit into it: a datagram that does not fit must not consume it.
     pub(super) fn begin_with_room(&mut self, needed: u64) -> Result<(), DropReason> {
         let entries = &mut self.entries;
         let taken = match &mut self.source {
@@ -132,13 +132,13 @@ impl Receives {
         Ok(())
     }
 
-    /// `wr_id` of the receive that is begun.
+    /// Returns the `wr_id` of the begun receive.
     #[inline]
     pub(super) fn begun(&self) -> Option<u64> {
         self.begun.map(|begun| begun.wr_id)
     }
 
-    /// Takes the begun receive back, without a completion.
+    /// Takes back the begun receive, without a completion.
     pub(super) fn take_begun(&mut self) -> Option<u64> {
         self.begun.take().map(|begun| begun.wr_id)
     }
@@ -147,19 +147,19 @@ impl Receives {
         self.begun = None;
     }
 
-    /// The message was dropped: the begun receive serves the next one, from its first byte on.
+    /// Rewinds the begun receive of a dropped message for the next message.
     pub(super) fn restart(&mut self) {
         if let Some(begun) = &mut self.begun {
             begun.filled = 0;
         }
     }
 
-    /// Bytes in the begun receive.
+    /// Returns the bytes in the begun receive.
     pub(super) fn filled(&self) -> u32 {
         self.begun.map_or(0, |begun| begun.filled)
     }
 
-    /// Writes the payload behind the bytes that the begun receive has.
+    /// Appends the payload to the begun receive.
     #[inline]
     pub(super) fn fill(&mut self, common: &Common, pass: &Pass<'_>, payload: &[u8]) -> Result<(), PeerFault> {
         if payload.is_empty() {
@@ -179,7 +179,7 @@ impl Receives {
         Ok(())
     }
 
-    /// Writes bytes to this offset of the begun receive.
+    /// Writes bytes at this offset of the begun receive.
     pub(super) fn scatter(
         &self,
         common: &Common,
@@ -190,7 +190,7 @@ impl Receives {
         scatter(pass.memory, &self.entries, self.domain(common.domain), offset, bytes)
     }
 
-    /// Completes the begun receive: `completion` has all but what it shares with every other one of the queue pair.
+    /// Completes the begun receive. `completion` lacks only the fields common to all receives of the queue pair.
     #[inline]
     pub(super) fn finish(&mut self, common: &mut Common, mut completion: RawCompletion, solicited: bool) {
         let Some(begun) = self.begun.take() else { return };
@@ -206,8 +206,8 @@ impl Receives {
         }
     }
 
-    /// Completes the receives of the own queue as flushed. Those of a shared one are for the other queue pairs (IBTA,
-    /// queue pair states).
+    /// Completes the receives of its own queue as flushed. Those of a shared one remain for the other queue pairs
+    /// (IBTA, queue pair states).
     pub(super) fn flush(&mut self, common: &mut Common, cause: Cause) {
         let ReceiveSource::Own(queue) = &self.source else { return };
         // Those that are there now: what other threads post meanwhile has a doorbell of its own.
@@ -229,20 +229,20 @@ impl Receives {
         common.complete(self.completions(), completion, solicited);
     }
 
-    /// Removes the completions of the queue pair that were not polled yet.
+    /// Removes the queue pair's completions not yet polled.
     pub(super) fn purge_completions(&self) {
         let (queue, token) = &self.completions;
         queue.purge(*token);
     }
 
-    /// Says whether receives are completed as flushed from now on; see [`ReceiveConsumer::set_flushes`].
+    /// Sets whether receives complete as flushed from now on; see [`ReceiveConsumer::set_flushes`].
     pub(super) fn set_flushes(&mut self, flushes: bool) {
         if let ReceiveSource::Own(queue) = &mut self.source {
             queue.set_flushes(flushes);
         }
     }
 
-    /// Forgets what waits in the own queue, and which queue was in use.
+    /// Drops the receives in its own queue, and forgets the named queue.
     pub(super) fn reset(&mut self) {
         self.named = None;
         if let ReceiveSource::Own(queue) = &mut self.source {
@@ -250,18 +250,18 @@ impl Receives {
         }
     }
 
-    /// Whether receives come from a queue that others take from too.
+    /// Whether receives come from a queue that other queue pairs use too.
     pub(super) fn is_shared(&self) -> bool {
         matches!(self.source, ReceiveSource::Shared(_) | ReceiveSource::Named(_))
     }
 
-    /// Where receives complete: the named queue may have a completion queue of its own.
+    /// Returns the completion queue of receives: the named queue may have its own.
     #[inline]
     pub(super) fn completions(&self) -> &CompletionSink {
         self.named.as_ref().and_then(|queue| queue.completions()).unwrap_or(&self.completions)
     }
 
-    /// The protection domain of the receives' memory.
+    /// Returns the protection domain of the receives' memory.
     #[inline]
     fn domain(&self, own: DomainId) -> DomainId {
         match &self.source {
@@ -271,18 +271,18 @@ impl Receives {
         }
     }
 
-    /// The protection domain for what the peer accesses: an XRC target has none of its own, but those of the queues.
+    /// Returns the protection domain of the peer's accesses: an XRC target uses that of the named queue.
     #[inline]
     pub(super) fn remote_domain(&self, own: DomainId) -> DomainId {
         self.named.as_ref().map_or(own, |queue| queue.domain())
     }
 
-    /// The queue that the message in progress, or the last one, names.
+    /// Returns the number of the queue that the current or last message names.
     pub(super) fn named_number(&self) -> Option<SharedReceiveQueueNumber> {
         self.named.as_ref().map(|queue| queue.number())
     }
 
-    /// Finds the queue that the packet names, if it names one.
+    /// Selects the queue that the packet names, if it names one.
     #[inline]
     pub(super) fn select(&mut self, packet: &Packet<'_>) -> Result<(), PeerFault> {
         let Some(number) = packet.headers.xrc_srq else { return Ok(()) };
@@ -290,7 +290,7 @@ impl Receives {
         self.select_number(number, opcode.is_first() || opcode.is_only())
     }
 
-    /// A message names its queue in each of its packets (IBTA, annex Extended Reliable Connected).
+    /// Selects a message's queue, which each of its packets names (IBTA, annex Extended Reliable Connected).
     fn select_number(&mut self, number: SharedReceiveQueueNumber, begins: bool) -> Result<(), PeerFault> {
         let ReceiveSource::Named(domain) = &self.source else { return Ok(()) };
         if begins {

@@ -1,8 +1,8 @@
-//! The reorder buffer: request packets that came before their turn, until the gap before them is filled.
+//! The reorder buffer: early request packets, kept until the gap before them is filled.
 //!
-//! A ring indexed by sequence number. It reaches as far ahead as the peer may have packets in flight, grows with the
-//! distance that is needed, and holds no memory while it is empty: a queue pair may be idle for long, and there may be
-//! many of them. All queue pairs of a device share one budget of bytes.
+//! A ring indexed by PSN. It reaches as far ahead as the peer may have packets in flight, grows with the distance
+//! needed, and holds no memory while it is empty: a queue pair may be idle for long, and there may be many. All queue
+//! pairs of a device share one budget of bytes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,16 +13,16 @@ use crate::wire::GapRun;
 
 /// Default limit of a device. One peer may have half of it.
 const DEFAULT_BUDGET_BYTES: usize = 64 << 20;
-/// Bytes that the allocator takes for a packet besides its own, about.
+/// Approximate overhead of the allocator for a packet, in bytes.
 const OVERHEAD_BYTES: usize = 32;
 const SMALLEST_RING: usize = 16;
 const WORD_BITS: usize = u64::BITS as usize;
-/// A packet that waited longer is dropped at the next sweep, at most a quarter of this time later. In this time a peer
-/// has sent it again, unless it was forged: with the usual transport timeout (code 14), one to four times.
+/// How long a packet is kept; it is dropped at the next sweep, at most a quarter of this time later. In this time a
+/// peer has sent it again, unless it was forged: with the usual transport timeout (code 14), one to four times.
 const KEPT_FOR: Duration = Duration::from_millis(270);
-/// The same where only the peer can have sent it. Until all of a window is repaired may take many round trips, and
-/// a peer must send again what is dropped here: at 10 Mbit/s with a queue of 500 kB they take 500 ms each. Not once a
-/// quarter of the budget is taken: a peer could keep it from others with little effort.
+/// How long a packet is kept if only the peer can have sent it. Repairing a whole window may take many round trips, of
+/// 500 ms each at 10 Mbit/s with a queue of 500 kB, and a peer must send dropped packets again. Does not apply once a
+/// quarter of the budget is taken: a peer could occupy it with little effort.
 const KEPT_FOR_KEYED: Duration = Duration::from_secs(10);
 
 /// Bytes that the reorder buffers of a device may hold together.
@@ -39,18 +39,18 @@ impl Default for ReorderBudget {
 }
 
 impl ReorderBudget {
-    /// A budget of so many bytes.
+    /// Creates a budget of `limit` bytes.
     pub const fn new(limit: usize) -> Self {
         Self { limit, held: AtomicUsize::new(0) }
     }
 
-    /// Bytes held now.
+    /// Returns the bytes held now.
     pub fn held(&self) -> usize {
         self.held.load(Ordering::Relaxed)
     }
 
-    /// Takes some for a buffer that has `own` already. It gets no more than it leaves to others: one peer cannot keep
-    /// the packets of all others out.
+    /// Takes bytes for a buffer that has `own` already. A buffer gets no more than it leaves to others, so one peer
+    /// cannot block the packets of all others.
     fn take(&self, bytes: usize, own: usize) -> bool {
         let before = self.held.fetch_add(bytes, Ordering::Relaxed);
         let left = self.limit.saturating_sub(before).saturating_sub(bytes);
@@ -66,11 +66,11 @@ impl ReorderBudget {
     }
 }
 
-/// A packet that came before its turn.
+/// An early packet.
 #[derive(Debug, PartialEq, Eq)]
 pub(in crate::transport) struct Early {
     pub(in crate::transport) bytes: Box<[u8]>,
-    /// The peer's port is known for sure when an earlier packet was executed.
+    /// Checked again on execution: the peer's port is known for certain only after an earlier packet was executed.
     pub(in crate::transport) source_port: u16,
     forget_at: Time,
 }
@@ -81,12 +81,12 @@ impl Early {
     }
 }
 
-/// A packet as it comes.
+/// An arriving packet.
 #[derive(Clone, Copy)]
 pub(in crate::transport) struct Arrived<'a> {
     pub(in crate::transport) bytes: &'a [u8],
     pub(in crate::transport) source_port: u16,
-    /// Only the peer can have made it.
+    /// Only the peer can have sent it.
     pub(in crate::transport) is_keyed: bool,
 }
 
@@ -95,25 +95,25 @@ pub(in crate::transport) struct Arrived<'a> {
 pub(super) enum Kept {
     /// It is kept.
     New,
-    /// Its number was there already.
+    /// A packet with its PSN is already kept.
     Again,
-    /// The device holds as much as it may.
+    /// The device's budget is exhausted.
     NoRoom,
 }
 
-/// Packets by number, all of them after `base` and less than the ring's length ahead of it.
+/// Packets by PSN, all of them after `base` and less than the ring's length ahead of it.
 struct Ring {
-    /// A power of two of them; a number's slot is its remainder.
+    /// A power of two of slots; a PSN's slot is its remainder.
     slots: Vec<Option<Early>>,
     /// A bit for each slot that holds a packet. A report of gaps reads these words instead of all slots.
     kept: Vec<u64>,
     base: Psn,
-    /// The number after the last packet that was kept.
+    /// The PSN after the last packet kept.
     end: Psn,
     packets: usize,
-    /// Charged to the budget, slots included.
+    /// Bytes charged to the budget, slots included.
     charged: usize,
-    /// When it must be looked at for packets that waited too long.
+    /// Time of the next sweep for packets that waited too long.
     forget_at: Time,
 }
 
@@ -122,7 +122,7 @@ impl Ring {
         psn.value() as usize & (self.slots.len() - 1)
     }
 
-    /// How many numbers from this one on, of at most so many, are kept, or are not.
+    /// Returns the length of the run of kept (or missing) packets from `psn` on, at most `most`.
     fn run(&self, psn: Psn, most: u32, is_kept: bool) -> u32 {
         let mut run = 0;
         while run < most {
@@ -138,7 +138,7 @@ impl Ring {
         run.min(most)
     }
 
-    /// Gives the ring so many slots, more than it had.
+    /// Grows the ring to `slots` slots.
     fn grow(&mut self, slots: usize) {
         let mut before = std::mem::take(&mut self.slots);
         self.slots.resize_with(slots, || None);
@@ -157,7 +157,7 @@ impl Ring {
         self.kept[slot / WORD_BITS] |= 1 << (slot % WORD_BITS);
     }
 
-    /// Takes a packet out, and gives back what it was charged for.
+    /// Removes a packet and returns its charge to the budget.
     fn remove(&mut self, slot: usize, budget: &ReorderBudget) -> Option<Early> {
         let early = self.slots[slot].take()?;
         self.kept[slot / WORD_BITS] &= !(1 << (slot % WORD_BITS));
@@ -168,7 +168,7 @@ impl Ring {
     }
 }
 
-/// The packets of one queue pair that came before their turn.
+/// The early packets of one queue pair.
 pub(super) struct ReorderBuffer {
     ring: Option<Box<Ring>>,
     budget: Arc<ReorderBudget>,
@@ -179,18 +179,18 @@ impl ReorderBuffer {
         Self { ring: None, budget }
     }
 
-    /// Whether it keeps nothing, and holds no memory.
+    /// Whether it keeps no packet, and holds no memory.
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
         self.ring.is_none()
     }
 
-    /// Packets kept.
+    /// Returns the number of packets kept.
     pub(super) fn len(&self) -> usize {
         self.ring.as_ref().map_or(0, |ring| ring.packets)
     }
 
-    /// Keeps a packet that comes after `expected`. The caller bounds how far it is ahead, and its length.
+    /// Keeps a packet that is ahead of `expected`. The caller bounds its distance and length.
     pub(super) fn insert(&mut self, expected: Psn, psn: Psn, packet: Arrived<'_>, now: Time) -> Kept {
         self.advance(expected);
         let charge = packet.bytes.len() + OVERHEAD_BYTES;
@@ -216,7 +216,7 @@ impl ReorderBuffer {
         Kept::New
     }
 
-    /// Lets the ring reach up to `psn`.
+    /// Grows the ring to reach `psn`.
     fn make_room(&mut self, expected: Psn, psn: Psn, forget_at: Time) -> bool {
         let distance = psn.distance_from(expected).max(0) as usize;
         let needed = (distance + 1).next_power_of_two().max(SMALLEST_RING);
@@ -238,13 +238,12 @@ impl ReorderBuffer {
         true
     }
 
-    /// Whether a packet of this number has a gap of its own in front: it comes after the last one that is kept, and not
-    /// right behind it.
+    /// Whether a packet with this PSN opens a new gap: it comes after the last kept packet, but not right after it.
     pub(super) fn opens_gap(&self, psn: Psn) -> bool {
         self.ring.as_ref().is_some_and(|ring| ring.end.is_before(psn))
     }
 
-    /// The gaps from `expected` on, which is missing, and the packets kept behind each.
+    /// Returns the gaps from `expected` on, which is missing, and the number of packets kept behind each.
     pub(super) fn gap_runs(&self, expected: Psn) -> impl Iterator<Item = GapRun> + '_ {
         let mut psn = expected;
         let mut next = move |ring: &Ring, is_kept: bool| {
@@ -259,7 +258,7 @@ impl ReorderBuffer {
         })
     }
 
-    /// Takes the packet of this number out, which is expected now.
+    /// Takes the packet that is expected now.
     pub(super) fn take(&mut self, expected: Psn) -> Option<Early> {
         self.advance(expected);
         let ring = self.ring.as_mut()?;
@@ -268,10 +267,10 @@ impl ReorderBuffer {
         Some(early)
     }
 
-    /// Forgets packets before `expected`: they were executed in another form.
+    /// Drops packets before `expected`: other copies of them were executed.
     pub(super) fn advance(&mut self, expected: Psn) {
         let Some(ring) = &mut self.ring else { return };
-        // A READ may have so many responses that the next number seems to lie before the last one.
+        // A READ may have so many responses that the next PSN seems to lie before the last one.
         let passed = match expected.distance_from(ring.base) {
             passed @ 0.. => passed as usize,
             _ => ring.slots.len(),
@@ -284,12 +283,12 @@ impl ReorderBuffer {
         self.clear_if_empty();
     }
 
-    /// When [`ReorderBuffer::handle_timeout`] must be called.
+    /// Returns when [`ReorderBuffer::handle_timeout`] must be called.
     pub(super) fn deadline(&self) -> Option<Time> {
         self.ring.as_ref().map(|ring| ring.forget_at)
     }
 
-    /// Forgets packets that waited too long.
+    /// Drops packets that waited too long.
     pub(super) fn handle_timeout(&mut self, now: Time) {
         let Some(ring) = self.ring.as_mut().filter(|ring| ring.forget_at <= now) else { return };
         let mut next = Time::NEVER;
@@ -300,7 +299,7 @@ impl ReorderBuffer {
                 None => {}
             }
         }
-        // Not for each packet by itself: that would be a look at the whole ring each time.
+        // Not for each packet: that would scan the whole ring each time.
         ring.forget_at = next.max(now + KEPT_FOR / 4);
         self.clear_if_empty();
     }
@@ -311,7 +310,7 @@ impl ReorderBuffer {
         }
     }
 
-    /// Forgets everything and gives the memory back.
+    /// Drops everything and frees the memory.
     pub(super) fn clear(&mut self) {
         if let Some(ring) = self.ring.take() {
             self.budget.give_back(ring.charged);
@@ -372,7 +371,7 @@ mod tests {
         assert_eq!(buffer.budget.held(), 0);
     }
 
-    /// Around the end of a word, of the ring, and of all numbers.
+    /// Around the end of a word, of the ring, and of the PSN space.
     #[test]
     fn gap_runs_tell_what_is_kept() {
         for (expected, kept) in [
@@ -397,7 +396,7 @@ mod tests {
         }
     }
 
-    /// The responses of a READ of 2 GiB with an MTU of 256 take half of all numbers.
+    /// The responses of a READ of 2 GiB with an MTU of 256 take half of all PSNs.
     #[test]
     fn half_of_all_numbers_may_be_passed_at_once() {
         let mut buffer = Buffer::new(1 << 20);

@@ -1,25 +1,25 @@
-//! READ responses leave at the pace of the path. They are never acknowledged, so they have no part in its window: they
-//! wait until all is paid for that has left on the path, and are paid for themselves. Acknowledgements, NAKs and
-//! results of atomics cost nothing and wait for nothing but the READ responses before them.
+//! READ responses leave at the pace of the path. They are never acknowledged, so they do not count in its window: they
+//! wait until all sent on the path is paid for, and are charged themselves. Acknowledgements, NAKs and results of
+//! atomics cost nothing and wait only for the READ responses before them.
 
 use super::{Common, Responder};
 use crate::transport::path::Path;
 use crate::transport::path_control::LONGEST_DEBT;
 use crate::types::{Qpn, Time};
 
-/// What READ responses may take of the path's pace.
+/// The READ responses' use of the path's pace.
 #[derive(Clone, Copy, Default)]
 pub(super) struct ResponsePace {
     /// Packets that may leave before all must be paid for. A burst is one send to a native peer, and several to others.
     allowed: u32,
-    /// Bytes that have left in this send.
+    /// Bytes in this send, not yet charged.
     unpaid: u64,
-    /// Since when responses wait.
+    /// When responses began to wait.
     waits_since: Option<Time>,
 }
 
 impl ResponsePace {
-    /// Packets that may leave now.
+    /// Returns the number of packets that may leave now.
     #[inline]
     pub(super) fn allowed(&self) -> u32 {
         self.allowed
@@ -30,14 +30,14 @@ impl ResponsePace {
         self.allowed == 0 && self.waits_since.is_none()
     }
 
-    /// So many packets leave, each with so many bytes.
+    /// Counts sent packets against the burst.
     #[inline]
     pub(super) fn spend(&mut self, packets: u32, packet_bytes: usize) {
         self.allowed = self.allowed.saturating_sub(packets);
         self.unpaid += u64::from(packets) * packet_bytes as u64;
     }
 
-    /// Until when responses wait, if a burst is over; else as many may leave as a burst has.
+    /// Returns until when responses wait, if a burst is over; else a new burst may leave.
     fn wait_until(&mut self, now: Time, paid_at: Time, burst: u32) -> Option<Time> {
         if paid_at > now && self.allowed > 0 {
             return None;
@@ -53,7 +53,7 @@ impl ResponsePace {
 }
 
 impl Responder {
-    /// READ responses wait until what has left on the path is paid for.
+    /// Holds READ responses back until all sent on the path is paid for.
     #[inline]
     pub(in crate::transport) fn hold_back(&mut self, common: &Common, now: Time) {
         if let Some(path) = common.controlled_path() {
@@ -78,7 +78,7 @@ impl Responder {
         }
     }
 
-    /// The send is complete: the path is charged for the READ responses in it, and those that follow wait.
+    /// Charges the path for the READ responses in a completed send, and holds the following ones back.
     #[inline]
     pub(in crate::transport) fn pay(&mut self, common: &Common, now: Time) {
         let bytes = self.responses.pace.as_mut().map_or(0, |pace| std::mem::take(&mut pace.unpaid));

@@ -1,4 +1,4 @@
-//! Packets of responses, as they are written: headers, and the payload of READ responses out of registered memory.
+//! Emission of response packets: headers, and the payload of READ responses from registered memory.
 
 use super::response_queue::{Resource, ResourceKind, Response};
 use super::{Common, Pass, Responder};
@@ -32,7 +32,7 @@ impl ResponsePlan {
         matches!(self.response, Response::Resource(_) | Response::Empty { .. })
     }
 
-    /// Whether others like it may follow: packets of a READ's response between the first and the last.
+    /// Whether it is a packet between the first and the last of a READ response, so that others like it may follow.
     pub(in crate::transport) fn is_middle(&self) -> bool {
         self.opcode == Opcode::RC_READ_RESPONSE_MIDDLE
     }
@@ -45,7 +45,7 @@ impl ResponsePlan {
 }
 
 impl Responder {
-    /// Whether an acknowledgement or a NAK has not left yet.
+    /// Whether an acknowledgement or a NAK is due.
     pub(in crate::transport) fn owes_acknowledgement(&self) -> bool {
         self.responses.owes_acknowledgement()
     }
@@ -56,12 +56,12 @@ impl Responder {
         self.responses.is_held(now)
     }
 
-    /// Lets a held acknowledgement go.
+    /// Releases a held acknowledgement.
     pub(in crate::transport) fn release_acknowledgement(&mut self) {
         self.responses.release();
     }
 
-    /// The next response packet that may leave now.
+    /// Returns the next response packet that may leave now.
     #[inline]
     pub(in crate::transport) fn plan_response(&self, common: &Common, now: Time) -> Option<ResponsePlan> {
         let response = self.responses.front()?;
@@ -83,7 +83,7 @@ impl Responder {
             return None;
         }
         let mtu = common.mtu_bytes();
-        // Only the READ's own first packet is a FIRST: Linux takes nothing but MIDDLE and LAST later (`rxe_comp.c`,
+        // Only the READ's own first packet is a FIRST: Linux accepts only MIDDLE and LAST later (`rxe_comp.c`,
         // `check_ack`), and sends the same (`rxe_resp.c`, `duplicate_request`).
         let opcode = match (next == 0, next + 1 == end) {
             (true, true) => Opcode::RC_READ_RESPONSE_ONLY,
@@ -95,8 +95,8 @@ impl Responder {
         Some(ResponsePlan::new(opcode, payload, response))
     }
 
-    /// Adds the planned packet, which fits, and moves on. If the memory of a repeated READ is gone, nothing is added;
-    /// an error: that of a READ is gone, which ends the connection.
+    /// Adds the planned packet, which must fit, and advances. If the memory of a repeated READ is gone, nothing is
+    /// added. Fails if that of a READ is gone, which ends the connection.
     #[inline]
     pub(in crate::transport) fn emit_response(
         &mut self,
@@ -136,7 +136,7 @@ impl Responder {
         Ok(())
     }
 
-    /// A NAK, with all gaps if it is for a sequence error and the peer takes them.
+    /// Plans a NAK, with all gaps if it is for a sequence error and the peer supports them.
     #[cold]
     fn plan_nak(&self, common: &Common, response: Response) -> ResponsePlan {
         let bytes = match response {
@@ -146,7 +146,7 @@ impl Responder {
         ResponsePlan::new(Opcode::RC_ACKNOWLEDGE, bytes, response)
     }
 
-    /// Adds a NAK that names all gaps.
+    /// Adds a NAK that lists all gaps.
     #[cold]
     fn emit_gaps(
         &mut self,
@@ -201,8 +201,8 @@ impl Responder {
         Ok(())
     }
 
-    /// Adds packets between the first and the last of a READ's response, from the planned one on, that are sent for the
-    /// first time. Standard peers get theirs one by one, with pauses. Whether any were added.
+    /// Adds packets between the first and the last of a READ response, from the planned one on, that are sent for the
+    /// first time. Standard peers get theirs one by one, with pauses. Returns whether any were added.
     pub(in crate::transport) fn add_middle_responses(
         &mut self,
         common: &Common,
@@ -236,9 +236,9 @@ impl Responder {
         true
     }
 
-    /// The region went away between the READ's request and its response (`rxe_resp.c`, `rxe_recheck_mr`). A repetition
-    /// may be a late one, whose READ the peer has completed long ago, before the key was revoked: then the refusal is
-    /// nothing to the peer, and it must be nothing here.
+    /// Refuses a READ whose region was deregistered between request and response (`rxe_resp.c`, `rxe_recheck_mr`). A
+    /// repetition may be a late one, whose READ the peer completed long ago, before the key was revoked: then the peer
+    /// ignores the refusal, and it must not end the connection here either.
     fn refuse_read(&mut self, common: &mut Common, resource: &Resource, next: u32) -> Result<(), PeerFault> {
         common.count(Counter::SentNak);
         let (psn, code) = (resource.first.plus(next), NakCode::RemoteAccess);
@@ -252,7 +252,7 @@ impl Responder {
     }
 }
 
-/// The gaps behind a NAK.
+/// The list of gaps after a NAK's headers.
 struct GapPayload<I>(I);
 
 impl<I: Iterator<Item = GapRun>> PayloadSource for GapPayload<I> {
@@ -264,7 +264,7 @@ impl<I: Iterator<Item = GapRun>> PayloadSource for GapPayload<I> {
     }
 }
 
-/// The payload of one packet of a READ's response.
+/// The payload of one packet of a READ response.
 struct ReadPayload<'a> {
     memory: &'a MemoryView<'a>,
     key: Rkey,

@@ -1,9 +1,8 @@
-//! Responses that the receiving half owes the peer, in order: acknowledgements, READ responses, results of atomics,
-//! NAKs.
+//! Responses due to the peer, in order: acknowledgements, READ responses, results of atomics, NAKs.
 //!
-//! No acknowledgement passes a READ or atomic without its response, because the peer would conclude that it is lost
-//! (`rxe_comp.c`, `check_psn`).
-//! READs and atomics live in a ring of *resources* as long as a repetition may come.
+//! No acknowledgement overtakes the response of an earlier READ or atomic, because the peer would conclude that the
+//! response is lost (`rxe_comp.c`, `check_psn`). READs and atomics stay in a ring of *resources* as long as a
+//! repetition may come.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -16,28 +15,28 @@ use crate::wire::{NakCode, Reth, Syndrome};
 const STANDARD_BURST_PACKETS: u32 = 32;
 const STANDARD_PAUSE: Duration = Duration::from_micros(200);
 
-/// So many packets executed and not acknowledged, an acknowledgement is held no longer: the window would be full, and
-/// both ends would wait for each other in turns.
+/// Number of executed, unacknowledged packets from which an acknowledgement is not held any more: otherwise the window
+/// would fill, and both ends would wait for each other.
 const MOST_HELD_PACKETS: i32 = 64;
 
-/// Empty responses that may wait beside the others. Linux counts no FLUSH against what it may have outstanding, but
-/// sends at most 128 packets without a response (`rxe_param.h`, `RXE_MAX_UNACKED_PSNS`).
+/// Maximum number of empty responses that may wait beside the others. Linux does not count a FLUSH against its
+/// outstanding requests, but sends at most 128 packets without a response (`rxe_param.h`, `RXE_MAX_UNACKED_PSNS`).
 const MOST_EMPTY_RESPONSES: usize = 256;
 
 /// Bytes of an acknowledgement, a NAK or an empty READ response, headers and ICRC included.
 pub(super) const SHORT_RESPONSE_BYTES: usize = 20;
-/// The same of the result of an atomic.
+/// Bytes of the result of an atomic, headers and ICRC included.
 const ATOMIC_RESPONSE_BYTES: usize = 28;
 
 const SEQUENCE_ERROR: Syndrome = Syndrome::Nak(NakCode::SequenceError);
 
-/// Parts of READs that wait: as many as a NAK names gaps.
+/// Maximum number of parts of READs that wait: as many as a NAK lists gaps.
 const MOST_PARTS: usize = 256;
 
-/// Repetitions of a READ that bring it no further than the one before and get a response at once: behind a READ that
-/// loses much, others are repeated each time. Then each needs a pause, which doubles after so many more. A READ's
-/// request is short and its response is long, so its repetitions are the only packets whose response can have more
-/// bytes than they have. One that fits gives key and address of the memory, so it is no blind one.
+/// Number of repetitions of a READ without progress that get a response at once: behind a READ with many losses, others
+/// are repeated each time. Further ones need a pause, which doubles every `REPEATS_OF_A_PAUSE`. A READ's request is
+/// short and its response is long, so its repetitions are the only packets that can trigger responses longer than
+/// themselves. A valid one contains key and address of the memory, so it is not a blind forgery.
 const MOST_REPEATS: u8 = 64;
 const REPEATS_OF_A_PAUSE: u8 = 16;
 const REPEAT_PAUSE: Duration = Duration::from_millis(1);
@@ -54,13 +53,13 @@ pub(super) enum Response {
         syndrome: Syndrome,
         message_count: u32,
     },
-    /// The empty response to an ATOMIC WRITE or a FLUSH. Nothing needs to be kept for a repetition: what was executed
-    /// once gets the same response again.
+    /// The empty response to an ATOMIC WRITE or a FLUSH. Nothing is kept for a repetition: any executed request gets
+    /// the same response again.
     Empty {
         psn: Psn,
         message_count: u32,
     },
-    /// The resource in this slot.
+    /// The response of the resource in this slot.
     Resource(usize),
 }
 
@@ -76,12 +75,12 @@ pub(super) struct Resource {
     pub(super) first: Psn,
     packets: u32,
     pub(super) message_count: u32,
-    /// The shared receive queue that the request names, if it names one: a repetition names the same.
+    /// The shared receive queue that the request names, if any: a repetition names the same.
     named: Option<SharedReceiveQueueNumber>,
     pub(super) kind: ResourceKind,
     /// Whether its response waits in the queue.
     queued: bool,
-    /// Whether its response was sent in full before, so that what waits is a repetition.
+    /// Whether its response was sent in full before, so that a queued one is a repetition.
     pub(super) was_sent: bool,
 }
 
@@ -91,10 +90,10 @@ pub(super) enum ResourceKind {
         reth: Reth,
         /// Protection domain of the memory.
         domain: DomainId,
-        /// Next packet of the response, and the one after its last, counted from the first.
+        /// Next packet of the response, counted from the first; `end`: the one after its last.
         next: u32,
         end: u32,
-        /// Packets of the response, from its first, that have left at least once.
+        /// Number of packets of the response, from its first, that were sent at least once.
         sent: u32,
         repeats: Repeats,
     },
@@ -103,17 +102,17 @@ pub(super) enum ResourceKind {
     },
 }
 
-/// How often a READ came again.
+/// Repetitions of a READ without progress.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Repeats {
     count: u8,
-    /// Where the last one began, counted from the READ's first packet.
+    /// First packet of the last repetition, counted from the READ's first packet.
     from: u32,
     at: Time,
 }
 
 impl Repeats {
-    /// Whether one more may get a response, from this packet on.
+    /// Whether another repetition, from this packet on, may get a response.
     fn allow(&mut self, now: Time, from: u32) -> bool {
         let goes_on = from > self.from;
         let pause = match self.count.checked_sub(MOST_REPEATS) {
@@ -140,18 +139,18 @@ struct Part {
 #[derive(Default)]
 pub(in crate::transport) struct ResponseQueue {
     queue: VecDeque<Response>,
-    /// Empty before the first READ or atomic of the connection: many never see one.
+    /// Empty before the first READ or atomic of the connection, since many connections never have one.
     resources: Vec<Option<Resource>>,
-    /// READs and atomics that are kept, at most.
+    /// Maximum number of READs and atomics kept.
     slots: usize,
     next_resource: usize,
-    /// Parts of READs that native peers ask for once more, while another part of the same READ is queued.
+    /// Parts of READs that native peers request again while another part of the same READ is queued.
     parts: Vec<Part>,
-    /// Number of the last SEND or WRITE packet executed.
+    /// PSN of the last SEND or WRITE packet executed.
     last_executed: Psn,
-    /// Number that the last acknowledgement reached up to.
+    /// PSN of the last acknowledgement sent.
     acknowledged: Psn,
-    /// Since when an acknowledgement waits for the application's reply, and until when it may.
+    /// Until when an acknowledgement waits for the application's reply.
     held_until: Option<Time>,
     /// Whether a NAK for a sequence error is queued; there is never more than one.
     owes_sequence_nak: bool,
@@ -159,14 +158,14 @@ pub(in crate::transport) struct ResponseQueue {
     stopped: bool,
     burst: u32,
     pause_until: Option<Time>,
-    /// On a path with a rate for READ responses.
+    /// Pace of READ responses, on a path with a rate for them.
     pub(super) pace: Option<Box<ResponsePace>>,
-    /// Bytes of repeated and early packets that came, less those of the responses to them. A sender that forges
-    /// the peer's address cannot make this end send more bytes there than it sent itself.
+    /// Bytes of repeated and early packets received, less those of the responses to them. A sender that forges the
+    /// peer's address cannot make this end send more bytes there than it sent itself.
     credit: usize,
 }
 
-/// A READ that a response is due for.
+/// A READ whose response is due.
 #[derive(Clone, Copy)]
 pub(super) struct ReadRequest {
     pub(super) reth: Reth,
@@ -188,7 +187,8 @@ impl ResponseQueue {
         self.acknowledged = last_executed;
     }
 
-    /// Lets the peer have this many READs and atomics outstanding. Never fewer than before: what it has begun goes on.
+    /// Raises the number of READs and atomics that the peer may have outstanding. It never shrinks: begun requests go
+    /// on.
     pub(super) fn make_room(&mut self, max_dest_rd_atomic: u8, laps: usize) {
         if max_dest_rd_atomic == 0 {
             return;
@@ -199,7 +199,7 @@ impl ResponseQueue {
         }
         self.slots = slots;
         if before == 0 {
-            // The room itself is made with the first READ or atomic.
+            // The first READ or atomic allocates the slots.
             return;
         }
         // The oldest comes first, so that the slots after the newest are free.
@@ -228,25 +228,25 @@ impl ResponseQueue {
         };
     }
 
-    /// Responses that are due still leave; none is held.
+    /// Stops holding acknowledgements. Due responses are still sent.
     pub(super) fn stop(&mut self) {
         self.held_until = None;
         self.stopped = true;
     }
 
-    /// A packet came again, or before its turn.
+    /// Adds the bytes of a repeated or early packet to the credit.
     pub(super) fn earn(&mut self, bytes: usize) {
         self.credit = self.credit.saturating_add(bytes);
     }
 
-    /// Whether responses to such packets may have so many bytes more.
+    /// Spends credit for a response to such a packet. False if there is not enough.
     pub(super) fn spend(&mut self, bytes: usize) -> bool {
         let left = self.credit.checked_sub(bytes);
         self.credit = left.unwrap_or(self.credit);
         left.is_some()
     }
 
-    /// True for the first packet of the connection.
+    /// Returns true for the first packet of the connection.
     pub(super) fn first_packet(&mut self) -> bool {
         !std::mem::replace(&mut self.established, true)
     }
@@ -267,7 +267,7 @@ impl ResponseQueue {
         let slot = self.next_resource;
         self.next_resource = (slot + 1) % self.slots.max(1);
         if self.resources[slot].is_some_and(|old| old.queued) {
-            // The peer does not wait for this repetition: without the response it would not have gone on.
+            // This repetition is unnecessary: the peer would not have gone on without the response.
             self.queue.retain(|response| *response != Response::Resource(slot));
         }
         self.parts.retain(|part| part.slot != slot);
@@ -293,7 +293,7 @@ impl ResponseQueue {
         self.push_resource(Resource { first, packets, message_count, named, kind, queued: true, was_sent: false });
     }
 
-    /// Whether an empty response may be owed as well: so many wait only if the peer asks for more than it may.
+    /// Whether another empty response may wait. More than this wait only if the peer exceeds its limits.
     pub(super) fn takes_empty(&self) -> bool {
         self.queue.len() < 2 * self.slots + MOST_EMPTY_RESPONSES
     }
@@ -308,7 +308,7 @@ impl ResponseQueue {
         self.queue.push_back(Response::Empty { psn, message_count });
     }
 
-    /// An ATOMIC WRITE or a FLUSH came again.
+    /// Responds to a repeated ATOMIC WRITE or FLUSH.
     pub(super) fn repeat_empty(&mut self, psn: Psn, message_count: u32) {
         let is_queued =
             self.queue.iter().any(|response| matches!(response, Response::Empty { psn: queued, .. } if *queued == psn));
@@ -317,12 +317,12 @@ impl ResponseQueue {
         }
     }
 
-    /// A SEND or WRITE packet was executed: acknowledgements reach up to it from now on.
+    /// Notes an executed SEND or WRITE packet: acknowledgements cover it from now on.
     pub(super) fn note_executed(&mut self, psn: Psn) {
         self.last_executed = psn;
     }
 
-    /// Acknowledges what was executed, holding it for the application's reply.
+    /// Acknowledges the executed packets, holding the acknowledgement for the application's reply.
     pub(super) fn acknowledge(&mut self, message_count: u32, now: Time, hold: Duration) {
         self.push_acknowledge(self.last_executed, message_count);
         if self.last_executed.distance_from(self.acknowledged) < MOST_HELD_PACKETS {
@@ -350,16 +350,16 @@ impl ResponseQueue {
         self.queue.push_back(Response::Acknowledge { psn, message_count });
     }
 
-    /// The acknowledgement that is due reaches up to the last executed packet. The peer may know that the packets
-    /// before it were kept, and concludes from less that they are gone. An acknowledgement cannot be
-    /// extended once another response is queued behind it.
+    /// Extends the due acknowledgement to the last executed packet. The peer may know that the packets before it were
+    /// kept, and concludes from a shorter one that they are lost. An acknowledgement cannot be extended once another
+    /// response is queued behind it.
     pub(super) fn complete_acknowledgement(&mut self, message_count: u32) {
         if let Some(last @ Response::Acknowledge { .. }) = self.queue.back_mut() {
             *last = Response::Acknowledge { psn: self.last_executed, message_count };
         }
     }
 
-    /// Whether so much is due that what the peer will ask for again need not be queued.
+    /// Whether so much is due that responses which the peer will request again need not be queued.
     fn is_crowded(&self) -> bool {
         self.queue.len() >= 2 * self.slots + 8
     }
@@ -376,8 +376,8 @@ impl ResponseQueue {
         }
     }
 
-    /// Reports a gap before all that has arrived, if no report is due and there is room. The NAK says how it stands
-    /// when it leaves.
+    /// Queues a report of the gap before the early packets. The caller checks that no report is due and that there is
+    /// room. The NAK contains the state at the time of sending.
     pub(super) fn push_sequence_nak(&mut self, psn: Psn, message_count: u32) {
         debug_assert!(!self.owes_sequence_nak && self.takes_empty());
         self.owes_sequence_nak = true;
@@ -390,7 +390,7 @@ impl ResponseQueue {
         self.owes_sequence_nak
     }
 
-    /// The gap is closed before its report has left: the peer would send again what is executed.
+    /// Withdraws the report of a gap that has closed: the peer would retransmit executed packets.
     #[cold]
     pub(super) fn withdraw_sequence_nak(&mut self) {
         self.owes_sequence_nak = false;
@@ -400,9 +400,9 @@ impl ResponseQueue {
         }
     }
 
-    /// A READ request came again: responds from its first packet on. `in_parts`: and with nothing else, if it is a part
-    /// of the original one. False if the READ is not known (any more), or if
-    /// the request reaches beyond it (`rxe_resp.c`, `duplicate_request`).
+    /// Responds to a repeated READ request from its first packet on. `in_parts`: and with exactly the part that it
+    /// requests. False if the READ is unknown (any more), if the request reaches beyond it (`rxe_resp.c`,
+    /// `duplicate_request`), or if it repeats too soon.
     pub(super) fn repeat_read(
         &mut self,
         now: Time,
@@ -435,7 +435,7 @@ impl ResponseQueue {
             return true;
         }
         if resource.queued {
-            // Its response is still queued; it must not end sooner, nor begin later, than was asked for.
+            // Its response is still queued; it must not begin later or end sooner than requested.
             *next = (*next).min(from);
             *end = (*end).max(to);
             return true;
@@ -446,7 +446,7 @@ impl ResponseQueue {
         true
     }
 
-    /// Whether it is all of a READ that is asked for again: nothing of its response has arrived.
+    /// Whether the repeated request is for a whole READ: nothing of its response has arrived.
     pub(super) fn is_whole_read(&self, psn: Psn, reth: &Reth, named: Option<SharedReceiveQueueNumber>) -> bool {
         let read = self.find(psn, named).and_then(|slot| self.resources[slot]);
         read.is_some_and(|read| {
@@ -455,8 +455,8 @@ impl ResponseQueue {
         })
     }
 
-    /// An atomic came again: responds with the stored result (`rxe_resp.c`, `duplicate_request`). False if it is not
-    /// known (any more).
+    /// Responds to a repeated atomic with the stored result (`rxe_resp.c`, `duplicate_request`). False if it is unknown
+    /// (any more).
     pub(super) fn repeat_atomic(&mut self, psn: Psn, named: Option<SharedReceiveQueueNumber>) -> bool {
         let found = self.find(psn, named);
         let Some((slot, Some(resource))) = found.map(|slot| (slot, self.resources[slot].as_mut())) else {
@@ -466,20 +466,20 @@ impl ResponseQueue {
             return false;
         }
         if !std::mem::replace(&mut resource.queued, true) {
-            // Its request is longer.
+            // Cannot fail: its request is longer.
             self.spend(ATOMIC_RESPONSE_BYTES);
             self.queue.push_back(Response::Resource(slot));
         }
         true
     }
 
-    /// The request that this is the repetition of. One that names another queue is something else.
+    /// Finds the request that this one repeats. One that names another queue does not match.
     fn find(&self, psn: Psn, named: Option<SharedReceiveQueueNumber>) -> Option<usize> {
         let matches = |resource: &Option<Resource>| {
             let covers = |resource: &Resource| psn.is_within(resource.first, resource.packets);
             resource.is_some_and(|resource| covers(&resource) && resource.named == named)
         };
-        // The newest first: after 2^24 packets an old one may bear the same number.
+        // The newest first: after 2^24 packets an old one may have the same PSN.
         let count = self.resources.len();
         let newest_first = (1..=count).map(|back| (self.next_resource + count - back) % count);
         newest_first.into_iter().find(|slot| matches(&self.resources[*slot]))
@@ -491,17 +491,17 @@ impl ResponseQueue {
         alone && self.held_until.is_some_and(|time| now < time)
     }
 
-    /// Whether an acknowledgement or a NAK has not left yet.
+    /// Whether an acknowledgement or a NAK is due.
     pub(super) fn owes_acknowledgement(&self) -> bool {
         self.queue.iter().any(|response| !matches!(response, Response::Resource(_)))
     }
 
-    /// Lets held acknowledgements go.
+    /// Releases held acknowledgements.
     pub(super) fn release(&mut self) {
         self.held_until = None;
     }
 
-    /// When something must happen by itself.
+    /// Returns when [`ResponseQueue::handle_timeout`] must be called.
     pub(super) fn deadline(&self) -> Option<Time> {
         let held = if self.queue.is_empty() { None } else { self.held_until };
         Time::earliest([held, self.pause_until])
@@ -517,7 +517,7 @@ impl ResponseQueue {
         }
     }
 
-    /// The response that leaves next.
+    /// Returns the next response to send.
     pub(super) fn front(&self) -> Option<Response> {
         self.queue.front().copied()
     }
@@ -531,13 +531,13 @@ impl ResponseQueue {
         self.pause_until.is_some() || self.pace.as_ref().is_some_and(|pace| pace.is_spent())
     }
 
-    /// Packets of READ responses that may leave now.
+    /// Returns the number of READ response packets that may leave now.
     #[inline]
     pub(super) fn packets_allowed(&self) -> u32 {
         self.pace.as_ref().map_or(u32::MAX, |pace| pace.allowed())
     }
 
-    /// So many packets of a READ's response leave, each with so many bytes.
+    /// Charges sent packets of a READ response to the pace.
     #[inline]
     pub(super) fn note_packets(&mut self, packets: u32, packet_bytes: usize) {
         if let Some(pace) = &mut self.pace {
@@ -545,12 +545,12 @@ impl ResponseQueue {
         }
     }
 
-    /// No response of a READ leaves before this time.
+    /// Holds READ responses back until this time.
     pub(super) fn pause(&mut self, until: Time) {
         self.pause_until = self.pause_until.max(Some(until));
     }
 
-    /// Whether the response of a READ is due, or a part of it.
+    /// Whether the response of a READ, or a part of it, is due.
     pub(super) fn owes_read(&self) -> bool {
         let is_read = |slot: usize| {
             self.resources[slot].is_some_and(|resource| matches!(resource.kind, ResourceKind::Read { .. }))
@@ -558,12 +558,12 @@ impl ResponseQueue {
         self.queue.iter().any(|response| matches!(response, Response::Resource(slot) if is_read(*slot)))
     }
 
-    /// An acknowledgement up to this number leaves.
+    /// Notes a sent acknowledgement up to this PSN.
     pub(super) fn note_acknowledged(&mut self, psn: Psn) {
         self.acknowledged = psn;
     }
 
-    /// Packets of a READ's response left, up to the one before `next`. `is_paced`: pauses follow bursts of them.
+    /// Notes sent packets of a READ response, up to the one before `next`. `is_paced`: pauses follow bursts of them.
     pub(super) fn note_read_sent(&mut self, now: Time, slot: usize, next: u32, end: u32, is_paced: bool) {
         if let Some(Resource { kind: ResourceKind::Read { next: stored, sent, .. }, .. }) = &mut self.resources[slot] {
             *stored = next;
@@ -580,7 +580,7 @@ impl ResponseQueue {
         }
     }
 
-    /// The READ that leaves now is refused, and with it everything that is due after it.
+    /// Refuses the READ whose response is next, and drops everything due after it.
     pub(super) fn refuse_read(&mut self, psn: Psn, code: NakCode, message_count: u32) {
         self.queue.clear();
         self.owes_sequence_nak = false;
@@ -591,14 +591,14 @@ impl ResponseQueue {
         self.push_nak(psn, Syndrome::Nak(code), message_count);
     }
 
-    /// The same of a repetition: what is due after it still leaves.
+    /// Refuses a repeated READ whose response is next; everything due after it is still sent.
     pub(super) fn refuse_repeated_read(&mut self, psn: Psn, code: NakCode, message_count: u32) {
         self.pop();
         self.queue.push_front(Response::Nak { psn, syndrome: Syndrome::Nak(code), message_count });
     }
 
-    /// A part of this READ has left. The next one that waits is queued before all that was asked for later: if that
-    /// came first, this would be taken for lost.
+    /// Queues the next waiting part of this READ after one was sent. It goes before responses to later requests: if
+    /// they arrived first, the peer would take this part for lost.
     #[cold]
     fn queue_part(&mut self, slot: usize) {
         let Some(place) = self.parts.iter().position(|part| part.slot == slot) else { return };
@@ -618,7 +618,7 @@ impl ResponseQueue {
         }
     }
 
-    /// The front has left.
+    /// Removes the sent response at the front.
     #[inline]
     pub(super) fn pop(&mut self) {
         match self.queue.pop_front() {
@@ -643,7 +643,7 @@ mod tests {
         responses
     }
 
-    /// Begins READs from this number on, as many as there is room for.
+    /// Begins READs from this PSN on, as many as there is room for. Returns their number.
     fn begin(responses: &mut ResponseQueue, first: u32) -> u32 {
         let mut begun = 0;
         while responses.has_room() && begun < 100 {
@@ -727,7 +727,7 @@ mod tests {
     }
 
     impl super::super::Responder {
-        /// Breaks the record of what is due.
+        /// Corrupts the record of due responses.
         pub(in crate::transport) fn break_responses(&mut self) {
             self.responses.queue.push_back(Response::Resource(1_000));
         }

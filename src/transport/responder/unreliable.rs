@@ -1,23 +1,23 @@
 //! Requests of an unreliable connection: a message counts only as a whole. A gap, or a packet that does not continue
-//! the one before it, drops the message in progress, and the next first (or only) packet starts clean (`rxe_resp.c`,
-//! `check_psn`, `check_op_seq`, `do_class_d1e_error`). What a dropped WRITE has written stays; a receive that a dropped
-//! SEND had begun to fill serves the next message. rxe differs in two points: it completes such a receive of a shared
-//! queue with an error, and takes each first packet however far back its number lies.
+//! the previous one, drops the message in progress, and the next first (or only) packet starts clean (`rxe_resp.c`,
+//! `check_psn`, `check_op_seq`, `do_class_d1e_error`). Data that a dropped WRITE has written stays; a receive that a
+//! dropped SEND had begun to fill is used for the next message. rxe differs in two points: it completes such a receive
+//! of a shared queue with an error, and takes each first packet however far back its PSN lies.
 
 use super::{Common, Message, Pass, Responder};
 use crate::types::{Counter, DropReason, PeerFault};
 use crate::wire::Packet;
 
-/// Packets that lie at most this far back are late or repeated ones: as many as a fast sender's network may hold.
-/// Further back, the peer has begun from the start, or the number expected came from a stray packet.
+/// How far back a packet counts as late or repeated: as many packets as a fast sender's network may hold. Further back,
+/// the peer has started over, or the expected PSN came from a stray packet.
 const STALE_PACKETS: i32 = 1 << 10;
 
 /// Why a packet of an unreliable service was not executed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::transport) enum ReceiveError {
-    /// It is dropped.
+    /// The packet is dropped.
     Dropped(DropReason),
-    /// The receive that it was for is wrong, which ends the queue pair.
+    /// Its receive is invalid, which ends the queue pair.
     Failed(PeerFault),
 }
 
@@ -59,8 +59,8 @@ impl Responder {
         executed
     }
 
-    /// The chain of checks. What the peer did wrong drops its message; what is wrong with the own receive ends the
-    /// queue pair (IBTA, queue pair states: a local error of a receive is fatal).
+    /// Checks and executes a packet. A fault of the peer drops its message; an invalid receive ends the queue pair
+    /// (IBTA, queue pair states: a local error of a receive is fatal).
     fn check_and_execute(
         &mut self,
         common: &mut Common,
@@ -85,14 +85,14 @@ impl Responder {
         })
     }
 
-    /// Forgets the message in progress. The receive that it had begun to fill serves the next one.
+    /// Drops the message in progress. The receive that it had begun to fill is used for the next one.
     fn drop_message(&mut self) {
         self.message = Message::None;
         self.receives.restart();
     }
 }
 
-/// Whether it is the own receive that is wrong.
+/// Whether the fault lies in the local receive.
 fn is_local(fault: PeerFault) -> bool {
     matches!(fault, PeerFault::ReceiveTooSmall | PeerFault::ReceiveMemory(_))
 }

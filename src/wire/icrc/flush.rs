@@ -1,13 +1,13 @@
-//! The ICRC that Linux's Soft-RoCE gives to FLUSH.
+//! The ICRC of FLUSH as Linux's Soft-RoCE computes it.
 //!
-//! Its table of opcodes (`rxe_opcode.c`, seen in Linux 6.12) lacks the place where the payload of FLUSH begins, and so
-//! says that it begins at the base transport header. The ICRC covers the transport headers twice: once as every ICRC
-//! does, and once more as they are, behind themselves. Nothing else on the wire differs.
+//! Its table of opcodes (`rxe_opcode.c`, seen in Linux 6.12) lacks the payload offset of FLUSH, so the payload appears
+//! to begin at the base transport header. The ICRC therefore covers the transport headers twice: once as every ICRC
+//! does, and once more unmasked, after themselves. Nothing else on the wire differs.
 
 use super::{BTH_BYTES, Flow, ICRC_BYTES, Match, Verify, prefix, solve};
 use crate::checksum;
 
-/// The ICRC of a FLUSH as Linux computes it: [`super::compute`] with the packet once more behind itself.
+/// Computes the ICRC of a FLUSH as Linux does: [`super::compute`] with the packet appended once more.
 fn compute(flow: &Flow, identification: u16, dont_fragment: bool, packet: &[u8]) -> u32 {
     let (bth, rest) = packet.split_at(BTH_BYTES);
     let (bytes, length) = prefix(flow, identification, dont_fragment, packet.len(), bth);

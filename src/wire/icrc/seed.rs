@@ -1,8 +1,8 @@
-//! What the ICRCs of all packets between two ports begin with.
+//! The start of the ICRC that all packets between two ports share.
 //!
-//! Of the headers before the transport's own, only the two lengths and the identification differ between the packets
-//! of a flow. They always stand equally far from where these headers end, and a CRC is linear: what they change in it
-//! depends on nothing else and is looked up.
+//! Of the headers before the base transport header, only the two lengths and the identification differ between the
+//! packets of a flow. They are always equally far from the end of these headers, and a CRC is linear: their effect on
+//! it depends on nothing else and is looked up.
 
 use std::sync::OnceLock;
 
@@ -11,23 +11,23 @@ use crate::checksum::{self, Sum};
 
 /// Identifications of segments of one send are below this.
 const IDENTIFICATIONS: u16 = 128;
-/// The byte of a packet that is masked, which is zero in nearly all of them.
+/// Offset of the masked byte of a packet, which is zero in nearly all of them.
 const MASKED: usize = 4;
-/// Packets are no longer, or are treated as any packet is.
+/// Longest packet in the tables; longer ones take the general path.
 const LARGEST_PACKET: usize = 4_096 + 12 + 64;
 
-/// The CRC of a flow's masked headers up to the base transport header, as if the packet were empty, its identification
-/// 0, and "don't fragment" set. What the mask of the base transport header does to the CRC is in it already, so the
-/// bytes of a packet are taken as they are.
+/// The CRC of a flow's masked headers up to the base transport header, for an empty packet with identification 0 and
+/// "don't fragment" set. It includes the effect of the base transport header's mask, so the bytes of a packet are used
+/// as they are.
 #[derive(Clone, Copy, Debug)]
 pub struct Seed {
     sum: u32,
     is_v4: bool,
 }
 
-/// What differs from a seed.
+/// The differences from a seed.
 struct Changes {
-    /// By the packet's bytes without its ICRC, in words; for IPv6 and for IPv4.
+    /// By the packet's length without its ICRC, in words; for IPv6 and for IPv4.
     lengths: [Box<[u32]>; 2],
     /// By the identification, for IPv4.
     identifications: Box<[u32]>,
@@ -42,7 +42,7 @@ fn headers_sum(flow: &Flow, identification: u16, packet_bytes: usize) -> u32 {
 fn changes() -> &'static Changes {
     static CHANGES: OnceLock<Changes> = OnceLock::new();
     CHANGES.get_or_init(|| {
-        // Any flow will do: the addresses make no difference to what a length changes.
+        // Any flow will do: the effect of a length does not depend on the addresses.
         let flows = ["::", "0.0.0.0"].map(|address: &str| {
             let address = address.parse().unwrap_or(std::net::Ipv4Addr::UNSPECIFIED.into());
             Flow { source: address, destination: address, source_port: 0 }
@@ -58,23 +58,24 @@ fn changes() -> &'static Changes {
 }
 
 impl Seed {
-    /// The seed of a flow.
+    /// Computes the seed of a flow.
     pub fn new(flow: &Flow) -> Self {
         let is_v4 = flow.source.is_ipv4() && flow.destination.is_ipv4();
-        // Ones in place of zeros, four bytes further on, do to the CRC what they do here, taken back by four bytes.
+        // Ones instead of zeros four bytes further on have the effect on the CRC that they have here, moved back by
+        // four bytes.
         let mask = multiply(0xff, backward_words(MASKED / 4));
         Self { sum: headers_sum(flow, 0, 0) ^ mask, is_v4 }
     }
 
-    /// The ICRC of a packet, given from its base transport header to the end of its padding, with "don't fragment".
-    /// `None`: the packet is one that only [`super::compute`] takes.
+    /// Computes the ICRC of a packet, given from its base transport header to the end of its padding, with "don't
+    /// fragment". `None`: only [`super::compute`] takes the packet.
     #[inline]
     fn compute(&self, identification: u16, packet: &[u8]) -> Option<u32> {
         let headers = self.headers(identification, packet)?;
         Some(checksum::update(headers, packet))
     }
 
-    /// The CRC of what comes before the packet.
+    /// Returns the CRC of the headers before the packet.
     #[inline]
     fn headers(&self, identification: u16, packet: &[u8]) -> Option<u32> {
         if !packet.len().is_multiple_of(4) || *packet.get(MASKED)? != 0 {
@@ -117,8 +118,9 @@ impl Seed {
         self.identification_of(identification, udp_payload) == Some(identification)
     }
 
-    /// What the last four bytes of a datagram's payload and the ICRC of the rest differ by, with identification 0 and
-    /// "don't fragment". `None`: it is too short to be a packet. The flow is asked for only if the seed does not do.
+    /// Returns the difference between the last four bytes of a datagram's payload and the ICRC of the rest, with
+    /// identification 0 and "don't fragment". `None`: it is too short to be a packet. `flow` is called only if the seed
+    /// does not suffice.
     #[inline]
     pub fn difference(&self, flow: impl FnOnce() -> Flow, udp_payload: &[u8]) -> Option<u32> {
         let (packet, received) = udp_payload.split_last_chunk::<ICRC_BYTES>()?;
@@ -130,14 +132,15 @@ impl Seed {
         Some(icrc ^ u32::from_le_bytes(*received))
     }
 
-    /// The IPv4 identification that explains a difference found by [`Seed::difference`] for so long a payload.
+    /// Returns the IPv4 identification that explains a difference found by [`Seed::difference`] for a payload of this
+    /// length.
     pub fn identification_behind(difference: u32, payload_bytes: usize) -> Option<u16> {
         solve(difference, payload_bytes + 20)
     }
 
-    /// The identification, with "don't fragment", that the ICRC at the end of a datagram's payload stands for, found
-    /// from an expected one without a second look at the packet. `None`: only [`super::verify`] can tell. Over IPv6,
-    /// which has none, the expected one.
+    /// Returns the identification, with "don't fragment", that the ICRC at the end of a datagram's payload implies,
+    /// found from an expected one without a second pass over the packet. `None`: only [`super::verify`] can decide.
+    /// Over IPv6, which has none, the expected one.
     #[inline]
     pub fn identification_of(&self, expected: u16, udp_payload: &[u8]) -> Option<u16> {
         let (packet, received) = udp_payload.split_last_chunk::<ICRC_BYTES>()?;
@@ -145,7 +148,7 @@ impl Seed {
         if difference == 0 {
             return Some(expected);
         }
-        // What the expected one and the real one differ by: a CRC is linear.
+        // A CRC is linear, so this is the difference between the expected identification and the real one.
         self.is_v4.then(|| solve(difference, udp_payload.len() + 20))?.map(|differs| expected ^ differs)
     }
 }

@@ -140,7 +140,7 @@ proptest! {
         let options = Verify { first_identification: 0, solve: true, expected_df: true };
         let found = verify(&flow, &options, &payload);
         let exact = identification == 0 && df;
-        // With the wrong belief about "don't fragment", 1 of 65,536 packets fits as well.
+        // With a wrong expectation of "don't fragment", 1 of 65,536 packets fits as well.
         let fits = match found {
             Match::Exact { identification } => exact && identification == 0,
             Match::Solved { identification: id, dont_fragment } => (id, dont_fragment) == (identification, df) || !df,

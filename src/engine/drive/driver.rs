@@ -1,0 +1,257 @@
+//! The drivers of a shard, and what each may do.
+//!
+//! | driver | takes the lock | receives | sends | deadlines | acknowledgements |
+//! |---|---|---|---|---|---|
+//! | posting thread | if free, rings otherwise | no | a few | no | wait while a thread polls |
+//! | polling thread | if free | yes | yes | yes | wait if it has something to respond to and comes back soon |
+//! | event waiter | waits | yes | yes | yes | leave at once |
+//! | control verb | waits | no | a few | no | wait while a thread polls |
+//! | shard's thread | waits | yes | yes | yes | leave at once |
+//!
+//! No step of a message's path wakes a thread while an application thread polls. A driver that leaves the shard with
+//! work or a deadline that the shard's thread would miss wakes it, and only then.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::doorbell::Doorbell;
+use super::held;
+use super::shard::{Core, Plan, Progress, Shard};
+use super::shard_lock::{DriveOutcome, Look};
+use crate::engine::share::Recipient;
+use crate::queue::thread_token;
+use crate::transport::Datagram;
+use crate::types::{Qpn, Time};
+
+/// Longest time that the destruction of a queue pair waits for its final acknowledgement to leave.
+const LONGEST_FAREWELL: Duration = Duration::from_millis(10);
+/// Looks that a driver takes for others before it hands over.
+const LOOKS: usize = 16;
+/// A posting thread sends its requests and returns.
+const POSTING: Plan = Plan { posted: None, receives: 0, send_calls: 16, deadlines: false, stops_for_answer: false };
+/// A datagram, or merged ones, are 64 KiB at most, so a batch is at most 2 MiB.
+const SERVING: Plan = Plan { posted: None, receives: 32, send_calls: 32, deadlines: true, stops_for_answer: false };
+/// For a thread that comes back soon: it gets what it waits for without delay.
+const POLLING: Plan = Plan { stops_for_answer: true, ..SERVING };
+
+/// Result of a pass by the shard's thread.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Served {
+    /// Something arrived or was sent.
+    pub(super) worked: bool,
+    /// Latest time of its next pass; `None`: at once.
+    pub(super) sleeps_until: Option<Time>,
+}
+
+impl Shard {
+    /// Sends published requests on the caller's own stack, or leaves that to the current driver.
+    pub(crate) fn post(&self, doorbell: &Arc<Doorbell>) {
+        self.contention.note_post(thread_token());
+        let outcome = self.lock.try_drive(LOOKS, |core, look| {
+            let posted = (look == Look::First).then_some(doorbell.qpn());
+            self.send_posted(core, Plan { posted, ..POSTING });
+        });
+        if outcome != DriveOutcome::Held {
+            return self.finish(outcome);
+        }
+        self.ring_doorbell(doorbell);
+        let outcome = self.lock.ring(LOOKS, |core, _| self.send_posted(core, POSTING));
+        self.finish(outcome);
+    }
+
+    fn send_posted(&self, core: &mut Core, plan: Plan) {
+        let now = self.clock.now();
+        self.lease.visit_if_taken(now);
+        let progress = self.pass(core, plan, now, |now, _| self.lease.is_alive(now));
+        self.note_long(&progress);
+        self.leave(&progress);
+    }
+
+    /// Notes that a thread took completions without driving.
+    #[inline]
+    pub(crate) fn note_taken(&self) {
+        self.lease.note_taken();
+    }
+
+    /// A visit of a thread that found its completion queue empty. Returns whether it looked at the shard.
+    #[inline]
+    pub(crate) fn poll(self: &Arc<Self>, has_completions: impl Fn() -> bool) -> bool {
+        let is_due = self.contention.is_look_due();
+        if is_due {
+            self.look(has_completions);
+        }
+        is_due
+    }
+
+    fn look(self: &Arc<Self>, has_completions: impl Fn() -> bool) {
+        if let Some(other) = held::take_other(self) {
+            other.release_acknowledgements();
+        }
+        let outcome = self.lock.try_drive(LOOKS, |core, look| {
+            if look == Look::First && self.poll_backoff.glances() && core.is_quiet() {
+                return;
+            }
+            let now = self.clock.now();
+            let comes_back = self.visit(now);
+            let progress = self.pass(core, POLLING, now, |_, wrote| comes_back && (wrote || has_completions()));
+            if core.endpoint.has_held_acknowledgements() {
+                held::note(self);
+            }
+            self.note_long(&progress);
+            self.leave(&progress);
+        });
+        if outcome == DriveOutcome::Held {
+            self.visit(self.clock.now());
+        }
+        self.finish(outcome);
+    }
+
+    /// Sends the acknowledgements that wait for the application's response, because this thread, which left them, now
+    /// polls another shard. If another thread drives this one, that thread comes back or sends them.
+    fn release_acknowledgements(&self) {
+        let outcome = self.lock.try_drive(LOOKS, |core, look| {
+            if look == Look::Again || core.endpoint.has_held_acknowledgements() {
+                let progress = self.pass(core, POSTING, self.clock.now(), |_, _| false);
+                self.leave(&progress);
+            }
+        });
+        self.finish(outcome);
+    }
+
+    /// Counts the time of a long pass as polling.
+    fn note_long(&self, progress: &Progress) {
+        if progress.was_long {
+            self.lease.stay(self.clock.now());
+        }
+    }
+
+    /// Notes that a thread polls. Returns whether it comes back soon.
+    #[inline]
+    fn visit(&self, now: Time) -> bool {
+        self.poll_backoff.note_visit(now.saturating_since(self.lease.last_visit()));
+        self.lease.visit(now)
+    }
+
+    /// A visit of a thread that a channel's descriptor woke. It waits for the lock, because it will sleep again on what
+    /// it leaves behind. Returns whether there is more to do.
+    ///
+    /// No acknowledgement waits for the application's response: a program with one channel for all queues takes events
+    /// in their order, and expects, as from adapters, that its send completes before the peer's response to it arrives.
+    pub(crate) fn serve_channel(&self) -> bool {
+        self.lease.visit(self.clock.now());
+        let mut has_more = false;
+        let outcome = self.lock.drive(LOOKS, |core, _| {
+            let progress = self.pass(core, SERVING, self.clock.now(), |_, _| false);
+            has_more = progress.has_more;
+            self.leave(&progress);
+        });
+        self.finish(outcome);
+        has_more
+    }
+
+    /// Changes the endpoint, and sends the resulting packets. Returns false if the shard has failed; then nothing was
+    /// changed.
+    pub(crate) fn command(&self, change: impl FnOnce(&mut Core, Time)) -> bool {
+        let (mut change, mut done) = (Some(change), false);
+        let outcome = self.lock.drive(LOOKS, |core, look| {
+            if look == Look::First
+                && let Some(change) = change.take()
+            {
+                done = self.change(core, change);
+            }
+            self.send_posted(core, POSTING);
+        });
+        self.finish(outcome);
+        done
+    }
+
+    /// Flushes the acknowledgements of a queue pair that wait for the application's response, because none will follow.
+    /// Called before the queue pair is destroyed, so that its peer does not retry requests that arrived long ago. Waits
+    /// a little if sockets are full.
+    pub(crate) fn send_acknowledgements(&self, qpn: Qpn) {
+        let end = self.clock.now() + LONGEST_FAREWELL;
+        loop {
+            let mut owes = false;
+            let outcome = self.lock.drive(LOOKS, |core, _| {
+                let progress = self.pass(core, POSTING, self.clock.now(), |_, _| false);
+                owes = core.endpoint.owes_acknowledgement(qpn) || core.has_unsent();
+                self.leave(&progress);
+            });
+            self.finish(outcome);
+            if !owes || self.has_failed() || self.clock.now() >= end {
+                return;
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    /// Makes a pass for the shard's thread. Afterwards `rest` gets the time and whether there was work, and returns
+    /// until when the thread may sleep; `None`: it looks again. If it sleeps, it publishes that while it holds the
+    /// shard, so that no other thread relies on it to be awake.
+    pub(super) fn serve(&self, mut rest: impl FnMut(Time, bool) -> Option<Time>) -> Served {
+        let mut served = Served { worked: false, sleeps_until: None };
+        let outcome = self.lock.drive(LOOKS, |core, _| {
+            let now = self.clock.now();
+            let progress = self.pass(core, SERVING, now, |_, _| false);
+            served.worked |= progress.worked;
+            let latest = if progress.has_more { None } else { rest(now, progress.worked) };
+            let deadline =
+                latest.map_or(Time::ZERO, |latest| progress.next_deadline.map_or(latest, |due| due.min(latest)));
+            // Published before the moderations are checked, to which other shards add: a thread that adds one
+            // afterwards wakes this one.
+            self.wake.sleeps_until(deadline);
+            let until = deadline.min(self.end_moderations(now).unwrap_or(Time::NEVER));
+            self.wake.sleeps_until(until);
+            // The last look counts: a ring between two looks invalidates the result of the earlier one.
+            served.sleeps_until = latest.map(|_| until);
+        });
+        self.finish(outcome);
+        served
+    }
+
+    /// Before the lock is released: wakes the shard's thread if it would be late for what is left. While a lease is
+    /// alive, its end is early enough: before, the poller comes back.
+    fn leave(&self, progress: &Progress) {
+        let due = if progress.has_more { Some(Time::ZERO) } else { progress.next_deadline };
+        if let Some(due) = due {
+            self.wake.needed_by(due.max(self.lease.end()));
+        }
+    }
+
+    fn finish(&self, outcome: DriveOutcome) {
+        if outcome == DriveOutcome::HandOver {
+            self.wake.call();
+        }
+    }
+}
+
+impl Recipient for Shard {
+    fn deliver(&self, datagram: &Datagram<'_>) {
+        self.command(|core, now| {
+            core.endpoint.handle_datagram(now, &self.memory.read(), datagram);
+        });
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::cell::Cell;
+
+    use super::super::tests::shard;
+    use super::*;
+
+    /// Otherwise it sleeps while all other threads assume that it is awake, and none wakes it.
+    #[test]
+    fn thread_that_was_rung_sleeps_by_its_last_look() {
+        let (shard, looks) = (shard(), Cell::new(0));
+        let served = shard.serve(|_, _| {
+            looks.set(looks.get() + 1);
+            if looks.get() == 1 {
+                assert_eq!(shard.lock.ring(LOOKS, |_, _| unreachable!("it is held")), DriveOutcome::Held);
+                return Some(Time::NEVER);
+            }
+            None
+        });
+        assert_eq!((looks.get(), served.sleeps_until), (2, None));
+    }
+}

@@ -1,0 +1,53 @@
+//! Driving: who works on a shard's endpoint and sockets, and when.
+//!
+//! See `driver` for what each driver may do, `shard_lock` for the lock, `lease` and `thread` for how the shard's thread
+//! keeps out of the way, `idle` and `poll_backoff` for the back-off of pollers.
+
+mod attendance;
+mod channel;
+mod contention;
+mod doorbell;
+mod driver;
+mod held;
+mod idle;
+mod lease;
+mod poll_backoff;
+mod shard;
+mod shard_lock;
+mod thread;
+mod wake;
+
+pub(crate) use channel::{Announcing, Channel};
+pub(crate) use doorbell::Doorbell;
+pub(crate) use shard::{Shard, ShardConfig};
+pub(super) use thread::{end as end_thread, start as start_thread};
+
+#[cfg(all(test, not(loom)))]
+pub(super) mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::engine::net::SocketSizes;
+    use crate::engine::share::QpnBlocks;
+    use crate::memory::RegionTable;
+    use crate::queue::AsyncEventQueue;
+    use crate::types::{CongestionAlgorithm, PeerCapabilities};
+
+    /// A shard without queue pairs.
+    pub(super) fn shard() -> Shard {
+        let config = ShardConfig {
+            blocks: QpnBlocks::lease(1, 1).unwrap(),
+            capabilities: PeerCapabilities::STRANGER,
+            sizes: SocketSizes { receive_bytes: 1 << 20, send_bytes: 1 << 20 },
+            max_queue_pairs: 16,
+            max_segments: 64,
+            ack_hold: Duration::from_micros(50),
+            congestion: CongestionAlgorithm::default(),
+            max_bytes_per_second: None,
+            reorder_budget: Arc::default(),
+            events: AsyncEventQueue::new(16, None),
+        };
+        Shard::new(config, Arc::new(RegionTable::new(16))).unwrap()
+    }
+}

@@ -1,0 +1,104 @@
+//! Decides when a polling thread yields, naps, or does with a quick poll.
+//!
+//! Alone on its core, a thread that yields continues at once (0.3 µs), and a peer that shares the core gets its turn.
+//! So a poller yields often if another thread uses that, and now and then otherwise.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::types::Time;
+
+/// Empty looks between two yields that no other thread used.
+const LOOKS: u32 = 32;
+/// A yield that took this long was used by another thread.
+pub(super) const USEFUL_YIELD: Duration = Duration::from_nanos(1_500);
+/// A yield that took this long went through other threads' time slices.
+pub(super) const LONG_YIELD: Duration = Duration::from_micros(500);
+/// Time that a core counts as crowded after such yields. One alone proves nothing: the machine itself may have been
+/// paused. After it, the kernel is queried for twice as long whether another thread had the core.
+pub(super) const CROWDED: Duration = Duration::from_millis(20);
+/// Longest nap. Everything but packets waits this long, and so does a packet that another thread was about to take.
+/// Less than the longest pause of a busy poller, so that a napping poller keeps its lease.
+pub(super) const NAP: Duration = Duration::from_micros(50);
+
+/// Quick polls between two full passes of a thread that polls without a pause.
+const GLANCES: u32 = 7;
+/// Looks that follow each other sooner than this are without a pause. Even with all quick polls in between, the next
+/// full pass comes before a lease ends.
+const WITHOUT_PAUSE: Duration = Duration::from_micros(30);
+
+/// How the pollers of a shard share their core, and which passes they may skip.
+#[derive(Default)]
+pub(super) struct PollBackoff {
+    /// Quick polls left before the next full pass.
+    glances: AtomicU32,
+    /// Empty looks left before the next yield.
+    looks: AtomicU32,
+    last_long_yield: AtomicU64,
+    until: AtomicU64,
+}
+
+impl PollBackoff {
+    /// Returns whether yields took long lately.
+    #[inline]
+    pub(super) fn is_present(&self, now: Time) -> bool {
+        now.as_nanos() < self.until.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether a quick poll is enough for this look.
+    #[inline]
+    pub(super) fn glances(&self) -> bool {
+        let left = self.glances.load(Ordering::Relaxed);
+        self.glances.store(left.saturating_sub(1), Ordering::Relaxed);
+        left > 0
+    }
+
+    /// Notes a full pass, and the time since the previous one.
+    #[inline]
+    pub(super) fn note_visit(&self, since_last: Duration) {
+        self.glances.store(if since_last < WITHOUT_PAUSE { GLANCES } else { 0 }, Ordering::Relaxed);
+    }
+
+    /// Returns whether to yield after this empty look.
+    #[inline]
+    pub(super) fn takes_turn(&self) -> bool {
+        let left = self.looks.load(Ordering::Relaxed);
+        self.looks.store(left.saturating_sub(1), Ordering::Relaxed);
+        left == 0
+    }
+
+    /// Returns whether a yield took long lately.
+    #[inline]
+    pub(super) fn is_suspected(&self, now: Time) -> bool {
+        let last = self.last_long_yield.load(Ordering::Relaxed);
+        last != 0 && now.saturating_since(Time::from_nanos(last)) < 2 * CROWDED
+    }
+
+    /// Notes a yield that ended now; `was_used`: another thread had the core, as far as is known.
+    pub(super) fn note_yield(&self, now: Time, took: Duration, was_used: bool) {
+        self.looks.store(if took < USEFUL_YIELD { LOOKS } else { 0 }, Ordering::Relaxed);
+        if took >= LONG_YIELD && was_used {
+            if self.is_suspected(now) {
+                self.until.store((now + CROWDED).as_nanos(), Ordering::Relaxed);
+            }
+            self.last_long_yield.store(now.as_nanos(), Ordering::Relaxed);
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn yields_that_nobody_uses_become_rare() {
+        let backoff = PollBackoff::default();
+        let turns = |looks: u32| (0..looks).filter(|_| backoff.takes_turn()).count();
+        assert_eq!(turns(5), 5);
+        backoff.note_yield(Time::from_nanos(1), Duration::ZERO, true);
+        assert_eq!(turns(LOOKS), 0);
+        assert_eq!(turns(1), 1);
+        backoff.note_yield(Time::from_nanos(2), USEFUL_YIELD, true);
+        assert_eq!(turns(1), 1);
+    }
+}

@@ -1,0 +1,590 @@
+//! A shard: one endpoint with its sockets, and the state that coordinates the threads that drive it.
+//!
+//! Each look at it is a *pass*: take the view of registered memory, handle the doorbells, receive a bounded batch,
+//! handle deadlines, send a bounded batch. The drivers in [`super::driver`] differ in what their passes may do.
+
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::io;
+use std::net::IpAddr;
+use std::num::NonZeroU64;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use super::attendance::Attendance;
+use super::contention::Contention;
+use super::doorbell::{Doorbell, DoorbellQueue};
+use super::lease::Lease;
+use super::poll_backoff::PollBackoff;
+use super::shard_lock::ShardLock;
+use super::wake::Wake;
+use crate::engine::capture::Capture;
+use crate::engine::net::{
+    Checksums, Group, GroupSocket, Link, MAX_SEND_BYTES, ReceiveSocket, SendSocket, Sent, SocketSizes, congestion_of,
+    leaves_host,
+};
+use crate::engine::share::{Newcomer, QpnBlocks};
+use crate::engine::sys::{Clock, Epoll, Interest, LocalAddress, OpenError};
+use crate::memory::{MemoryView, RegionTable};
+use crate::queue::{AsyncEventQueue, CompletionQueue};
+use crate::transport::{AckRelease, Endpoint, EndpointConfig, ReorderBudget, Transmit};
+use crate::types::{
+    AsyncEvent, CongestionAlgorithm, Counters, PathReport, PeerCapabilities, Qpn, QueuePairReport, Stray, Time,
+};
+
+/// Most sending sockets without checksums per address: the more, the better networks spread the flows.
+const PLAIN_SENDERS: u32 = 4;
+/// Most segmenting sockets per address: few, so that packets to one peer can leave together.
+const SEGMENTING_SENDERS: u32 = 2;
+/// Delay before retrying after the kernel's send buffer was full.
+const SEND_RETRY: Duration = Duration::from_micros(100);
+
+/// A pass that receives or sends this much may last longer than a poller's usual pause.
+const LONG_PASS_DATAGRAMS: usize = 64;
+const LONG_PASS_SENDS: usize = 4;
+/// Most doorbells handled in one pass.
+const MAX_DOORBELLS: usize = 256;
+
+/// Configuration of a shard.
+pub(crate) struct ShardConfig {
+    pub(crate) blocks: QpnBlocks,
+    /// Capabilities advertised to peers on this machine.
+    pub(crate) capabilities: PeerCapabilities,
+    pub(crate) sizes: SocketSizes,
+    pub(crate) max_queue_pairs: u32,
+    /// Most datagrams in one segmented send.
+    pub(crate) max_segments: usize,
+    /// Longest time that an acknowledgement may wait for the application's response.
+    pub(crate) ack_hold: Duration,
+    /// Congestion control on paths that leave this host.
+    pub(crate) congestion: CongestionAlgorithm,
+    /// Most bytes per second on each path to another host.
+    pub(crate) max_bytes_per_second: Option<NonZeroU64>,
+    /// Memory of the reorder buffers, shared by all shards of the device.
+    pub(crate) reorder_budget: Arc<ReorderBudget>,
+    /// Receives an event when the shard fails.
+    pub(crate) events: Arc<AsyncEventQueue>,
+}
+
+/// Limits of a pass.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Plan {
+    /// A queue pair with new work that is handled without its doorbell.
+    pub(super) posted: Option<Qpn>,
+    /// Most datagrams to receive, merged ones counted once.
+    pub(super) receives: usize,
+    /// Most send calls.
+    pub(super) send_calls: usize,
+    /// Whether due deadlines are handled.
+    pub(super) deadlines: bool,
+    /// Stop receiving as soon as the application has something to respond to: a call that finds no more datagrams would
+    /// only delay the response.
+    pub(super) stops_for_answer: bool,
+}
+
+/// Result of a pass.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Progress {
+    /// Whether something arrived or was sent.
+    pub(super) worked: bool,
+    /// Whether a bound was reached: there is more to do at once.
+    pub(super) has_more: bool,
+    /// Whether it may have taken long enough to make the time read before it stale.
+    pub(super) was_long: bool,
+    /// Time of the next pass that deadlines require.
+    pub(super) next_deadline: Option<Time>,
+}
+
+/// State guarded by the lock.
+pub(crate) struct Core {
+    pub(crate) endpoint: Endpoint,
+    link: Link,
+    buffer: Box<[u8]>,
+    /// A packet or burst in the buffer that the kernel had no room for, and the time of the retry.
+    unsent: Option<(Transmit, Time)>,
+}
+
+/// The kind of waiter that a completion queue is armed for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum ArmedFor {
+    /// A thread that sleeps on the sockets, and drives when a packet arrives.
+    Sleeper,
+    /// A thread that sleeps until a notification makes a descriptor readable.
+    Descriptor,
+}
+
+/// A completion queue whose notification waits for more completions.
+pub(super) struct Moderated {
+    due: Time,
+    gathering: u32,
+    queue: Weak<CompletionQueue>,
+}
+
+/// One endpoint with its sockets, lock and poller lease.
+pub(crate) struct Shard {
+    pub(super) lock: ShardLock<Core>,
+    pub(super) doorbells: DoorbellQueue,
+    pub(super) lease: Lease,
+    pub(super) poll_backoff: PollBackoff,
+    pub(super) contention: Contention,
+    pub(super) wake: Wake,
+    pub(super) clock: Clock,
+    /// Readable while a packet waits.
+    pub(super) sockets: Epoll,
+    /// Number of completion queues armed for threads that sleep on packets.
+    pub(super) armed: AtomicU32,
+    /// Completion queues armed for threads that sleep on a descriptor, which only the shard's thread can make readable.
+    pub(super) attendance: Attendance,
+    /// Completion queues whose notifications are moderated, and until when.
+    pub(super) moderated: Mutex<Vec<Moderated>>,
+    /// Tells the shard's thread to end.
+    pub(super) stop: AtomicBool,
+    /// A pass has panicked: the endpoint must not be used any more.
+    failed: AtomicBool,
+    events: Arc<AsyncEventQueue>,
+    pub(super) memory: Arc<RegionTable>,
+    blocks: QpnBlocks,
+    capabilities: PeerCapabilities,
+    sizes: SocketSizes,
+    opened: Mutex<Opened>,
+}
+
+/// The opened sockets, for threads that open more.
+#[derive(Default)]
+struct Opened {
+    receivers: Vec<IpAddr>,
+    /// Source ports by address, kind and index in the pool.
+    senders: HashMap<(IpAddr, Checksums, u32), u16>,
+}
+
+impl Shard {
+    pub(crate) fn new(config: ShardConfig, memory: Arc<RegionTable>) -> io::Result<Self> {
+        let endpoint = Endpoint::new(EndpointConfig {
+            qpn_blocks: config.blocks.blocks().to_vec(),
+            random: Box::new(random),
+            max_queue_pairs: config.max_queue_pairs,
+            ack_hold: config.ack_hold,
+            max_segments: config.max_segments,
+            reorder_budget: config.reorder_budget,
+            congestion: congestion_of(config.congestion, config.max_bytes_per_second),
+        });
+        let buffer = vec![0; MAX_SEND_BYTES].into();
+        let clock = Clock::new();
+        let core = Core { endpoint, link: Link::new(clock), buffer, unsent: None };
+        Ok(Self {
+            lock: ShardLock::new(core),
+            doorbells: DoorbellQueue::new(config.max_queue_pairs as usize),
+            lease: Lease::default(),
+            poll_backoff: PollBackoff::default(),
+            contention: Contention::default(),
+            wake: Wake::new()?,
+            clock,
+            sockets: Epoll::new()?,
+            armed: AtomicU32::new(0),
+            attendance: Attendance::default(),
+            moderated: Mutex::default(),
+            stop: AtomicBool::new(false),
+            failed: AtomicBool::new(false),
+            events: config.events,
+            memory,
+            blocks: config.blocks,
+            capabilities: config.capabilities,
+            sizes: config.sizes,
+            opened: Mutex::default(),
+        })
+    }
+
+    /// Returns whether a pass has panicked. After that the shard does nothing.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Acquire)
+    }
+
+    /// Returns the counters of the endpoint and the link.
+    pub(crate) fn counters(&self) -> Counters {
+        let mut counters = Counters::default();
+        self.command(|core, _| {
+            counters = core.endpoint.counters();
+            counters.merge(core.link.counters());
+        });
+        counters
+    }
+
+    /// Returns the paths of its queue pairs.
+    pub(crate) fn path_reports(&self) -> Vec<PathReport> {
+        let mut reports = Vec::new();
+        self.command(|core, now| reports = core.endpoint.path_reports(now));
+        reports
+    }
+
+    /// Returns the number of queue pairs of this shard.
+    pub(crate) fn queue_pairs(&self) -> usize {
+        let mut count = 0;
+        self.command(|core, _| count = core.endpoint.queue_pair_count());
+        count
+    }
+
+    /// Returns the report of a queue pair on itself and its peer, with the errors that the sockets know of its path;
+    /// and the start of its connection, by this shard's clock.
+    pub(crate) fn queue_pair_report(&self, qpn: Qpn) -> Option<(QueuePairReport, Time)> {
+        let mut answer = None;
+        self.command(|core, now| answer = core.queue_pair_report(now, qpn));
+        answer
+    }
+
+    /// Returns packets from an address since this time that match no queue pair.
+    pub(crate) fn strays(&self, source: IpAddr, since: Time) -> Vec<Stray> {
+        let mut found = Vec::new();
+        self.command(|core, now| found = core.endpoint.strays(now, source, since));
+        found
+    }
+
+    /// Opens the sockets for packets to and from `address`, and returns the source port for a queue pair's packets.
+    /// Equal `entropy` gives equal ports. `segmenting`: the peer accepts segmented sends.
+    pub(crate) fn open_path(
+        self: &Arc<Self>,
+        address: LocalAddress,
+        segmenting: bool,
+        entropy: u32,
+    ) -> Result<u16, OpenError> {
+        let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
+        self.open_receiver(&mut opened, address)?;
+        let (kind, pool) =
+            if segmenting { (Checksums::On, SEGMENTING_SENDERS) } else { (Checksums::Off, PLAIN_SENDERS) };
+        let place = (address.ip, kind, entropy % pool);
+        if let Some(port) = opened.senders.get(&place) {
+            // Errors reported so far belong to earlier connections.
+            self.command(|core, _| core.link.take_errors());
+            return Ok(*port);
+        }
+        let socket = SendSocket::open(address, kind, &self.sizes)?;
+        let port = socket.port;
+        self.command(|core, _| core.link.add_sender(socket));
+        opened.senders.insert(place, port);
+        Ok(port)
+    }
+
+    /// Opens the receive socket of `address`, unless it is open.
+    fn open_receiver(self: &Arc<Self>, opened: &mut Opened, address: LocalAddress) -> Result<(), OpenError> {
+        if opened.receivers.contains(&address.ip) {
+            return Ok(());
+        }
+        let blocks = self.blocks.blocks();
+        let newcomer = Newcomer { address, blocks, capabilities: self.capabilities };
+        let socket = ReceiveSocket::open(newcomer, &self.sizes)?;
+        socket.membership.add_recipient(blocks, self);
+        let watched = self.sockets.add(socket.membership.descriptor(), Interest::Readable);
+        watched.map_err(cannot_watch)?;
+        self.command(|core, _| core.link.add_receiver(socket));
+        opened.receivers.push(address.ip);
+        Ok(())
+    }
+
+    /// Opens the receive sockets of these addresses, so that other processes find this one there. An address that fails
+    /// is left to the queue pair that needs it, which then gets the error.
+    pub(crate) fn receive_connected(self: &Arc<Self>, addresses: &[LocalAddress]) {
+        let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
+        for address in addresses {
+            if let Err(error) = self.open_receiver(&mut opened, *address) {
+                let OpenError { message, source } = error;
+                tracing::debug!(address = %address.ip, message, error = %source, "not found there before RTR");
+            }
+        }
+    }
+
+    /// Opens the receive sockets of these addresses for datagrams, with their header fields reported.
+    pub(crate) fn receive_datagrams(self: &Arc<Self>, addresses: &[LocalAddress]) -> Result<(), OpenError> {
+        self.command(|core, _| core.link.report_headers());
+        let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
+        addresses.iter().try_for_each(|address| self.open_receiver(&mut opened, *address))
+    }
+
+    /// Enables reports of congestion marks, which queues in the network may set, for a path between these addresses.
+    pub(crate) fn receive_marks(&self, own: IpAddr, peer: IpAddr) {
+        let mut reports = false;
+        self.command(|core, _| reports = core.link.reports_marks());
+        // `leaves_host` queries all addresses from the kernel: not while the shard is held.
+        if !reports && leaves_host(own, peer) {
+            self.command(|core, _| core.link.report_marks());
+        }
+    }
+
+    /// Lets the sending socket on this port send to multicast groups.
+    pub(crate) fn allow_multicast(&self, address: IpAddr, port: u16, interface: u32) -> io::Result<()> {
+        let mut allowed = Ok(());
+        self.command(|core, _| allowed = core.link.allow_multicast(address, port, interface));
+        allowed
+    }
+
+    /// Attaches the queue pair to the group, and joins the group if need be. Calls for one group must not overlap.
+    pub(crate) fn attach_multicast(&self, qpn: Qpn, group: &Group) -> Result<(), OpenError> {
+        let mut has_joined = false;
+        self.command(|core, _| has_joined = core.link.has_group(group.address));
+        if !has_joined {
+            let socket = GroupSocket::open(group, &self.sizes)?;
+            self.sockets.add(socket.descriptor(), Interest::Readable).map_err(cannot_watch)?;
+            let mut added = Ok(());
+            self.command(|core, _| added = core.link.add_group(socket));
+            added.map_err(cannot_watch)?;
+        }
+        self.command(|core, _| core.endpoint.attach_multicast(qpn, group.address));
+        Ok(())
+    }
+
+    /// Detaches the queue pair from the group, and leaves the group with its last member.
+    pub(crate) fn detach_multicast(&self, qpn: Qpn, group: IpAddr) {
+        self.command(|core, _| {
+            if !core.endpoint.detach_multicast(qpn, group) {
+                core.link.remove_group(group);
+            }
+        });
+    }
+
+    /// Starts to record packets in a capture.
+    pub(crate) fn add_capture(&self, capture: &Arc<Capture>) {
+        self.command(|core, _| core.link.add_capture(Arc::clone(capture)));
+    }
+
+    /// Stops recording packets in a capture.
+    pub(crate) fn remove_capture(&self, capture: &Arc<Capture>) {
+        self.command(|core, _| core.link.remove_capture(capture));
+    }
+
+    /// Notes that completion queues of a channel were armed. Threads that sleep on packets get the next one first; for
+    /// those that sleep on a descriptor, the shard's thread watches the sockets.
+    pub(crate) fn channel_armed(&self, armed_for: ArmedFor, queues: u32) {
+        match armed_for {
+            ArmedFor::Sleeper => {
+                self.armed.fetch_add(queues, Ordering::Relaxed);
+            }
+            ArmedFor::Descriptor if queues == 0 => {}
+            ArmedFor::Descriptor => {
+                if self.attendance.need(self.clock.now(), queues) {
+                    self.wake.call();
+                }
+            }
+        }
+    }
+
+    /// Notes that completion queues of a channel are no longer armed.
+    pub(crate) fn channel_disarmed(&self, armed_for: ArmedFor, queues: u32) {
+        match armed_for {
+            ArmedFor::Sleeper => {
+                self.armed.fetch_sub(queues, Ordering::Relaxed);
+            }
+            ArmedFor::Descriptor => self.attendance.need_no_more(queues),
+        }
+    }
+
+    /// Makes the shard's thread end the moderation of a completion queue's notification after this time.
+    pub(crate) fn notify_within(&self, queue: &Weak<CompletionQueue>, period: Duration, gathering: u32) {
+        let due = self.clock.now() + period;
+        let moderated = Moderated { due, gathering, queue: Weak::clone(queue) };
+        self.moderated.lock().unwrap_or_else(PoisonError::into_inner).push(moderated);
+        self.wake.needed_by(due);
+    }
+
+    /// Ends the moderations that are due; returns when the next one is.
+    pub(super) fn end_moderations(&self, now: Time) -> Option<Time> {
+        let mut moderated = self.moderated.lock().unwrap_or_else(PoisonError::into_inner);
+        let due: Vec<Moderated> = moderated.extract_if(.., |entry| entry.due <= now).collect();
+        let next = moderated.iter().map(|entry| entry.due).min();
+        drop(moderated);
+        // After the unlock: a notification takes the channel's lock, and so does a thread that adds to the list.
+        for Moderated { queue, gathering, .. } in due {
+            if let Some(queue) = queue.upgrade() {
+                queue.end_moderation(gathering);
+            }
+        }
+        next
+    }
+
+    /// Queues a doorbell; if there is no room, handles all queued ones and this one at once.
+    pub(super) fn ring_doorbell(&self, doorbell: &Arc<Doorbell>) {
+        if !self.doorbells.ring(doorbell) {
+            self.command(|core, now| core.endpoint.handle_doorbell(now, doorbell.qpn()));
+        }
+    }
+
+    /// Makes one pass over the shard, which the caller holds. After received packets were handled,
+    /// `hold_acknowledgements` decides whether acknowledgements wait, because the application has something to respond
+    /// to and will come back soon; its second argument is whether a WRITE without a completion ended. Otherwise
+    /// acknowledgements leave, after everything else.
+    pub(super) fn pass(
+        &self,
+        core: &mut Core,
+        plan: Plan,
+        now: Time,
+        hold_acknowledgements: impl Fn(Time, bool) -> bool,
+    ) -> Progress {
+        if self.has_failed() {
+            return Progress::default();
+        }
+        let unfinished = Unfinished(self);
+        let memory = self.memory.read();
+        let (mut progress, wrote) = (Progress::default(), Cell::new(false));
+        if let Some(qpn) = plan.posted {
+            core.endpoint.handle_doorbell(now, qpn);
+        }
+        progress.has_more |= self.answer_doorbells(core, now);
+        if plan.receives > 0 {
+            let Core { endpoint, link, .. } = core;
+            let batch = link.receive(
+                plan.receives,
+                |datagram| {
+                    let outcome = endpoint.handle_arrival(now, &memory, datagram);
+                    wrote.set(wrote.get() | outcome.ends_write);
+                    outcome
+                },
+                || plan.stops_for_answer && hold_acknowledgements(now, wrote.get()),
+            );
+            endpoint.settle_arrivals(now);
+            progress.worked |= batch.datagrams > 0;
+            progress.has_more |= batch.is_full;
+            progress.was_long |= batch.datagrams >= LONG_PASS_DATAGRAMS;
+        }
+        if plan.deadlines && core.endpoint.next_timeout().is_some_and(|deadline| deadline <= now) {
+            core.endpoint.handle_timeout(now);
+        }
+        core.transmit(now, &memory, plan.send_calls, AckRelease::Hold, &mut progress);
+        if core.endpoint.has_held_acknowledgements() && !hold_acknowledgements(now, wrote.get()) {
+            core.transmit(now, &memory, plan.send_calls, AckRelease::Now, &mut progress);
+        }
+        progress.next_deadline = core.next_deadline();
+        std::mem::forget(unfinished);
+        progress
+    }
+
+    /// Marks the shard as failed after a panic of a pass or a change.
+    #[cold]
+    fn fail(&self) {
+        if !self.failed.swap(true, Ordering::AcqRel) {
+            tracing::error!("the shard has panicked; its queue pairs are out of use; please report it");
+            self.events.push(AsyncEvent::DeviceFatal);
+        }
+    }
+
+    /// Reports queue pairs with new work to the endpoint. Returns whether there may be more of them than one pass
+    /// handles.
+    #[inline]
+    fn answer_doorbells(&self, core: &mut Core, now: Time) -> bool {
+        for _ in 0..MAX_DOORBELLS {
+            let Some(qpn) = self.doorbells.answer() else { return false };
+            core.endpoint.handle_doorbell(now, qpn);
+        }
+        true
+    }
+
+    /// Changes the endpoint for a control verb: not a pass, but guarded against panics in the same way. Returns whether
+    /// the change was made.
+    pub(super) fn change(&self, core: &mut Core, change: impl FnOnce(&mut Core, Time)) -> bool {
+        if self.has_failed() {
+            return false;
+        }
+        let unfinished = Unfinished(self);
+        change(core, self.clock.now());
+        std::mem::forget(unfinished);
+        true
+    }
+}
+
+/// A pass or a change in progress. Only a panic drops it, and leaves state that must not be used: the shard fails.
+struct Unfinished<'a>(&'a Shard);
+
+impl Drop for Unfinished<'_> {
+    fn drop(&mut self) {
+        self.0.fail();
+    }
+}
+
+impl Core {
+    /// Sends until nothing is left, the bound is reached, or the kernel accepts no more.
+    fn transmit(
+        &mut self,
+        now: Time,
+        memory: &MemoryView<'_>,
+        max_calls: usize,
+        release: AckRelease,
+        progress: &mut Progress,
+    ) {
+        for calls in 0..max_calls {
+            progress.was_long |= calls >= LONG_PASS_SENDS;
+            let transmit = match self.unsent {
+                Some((_, retry_at)) if retry_at > now => return,
+                Some((transmit, _)) => transmit,
+                None => match self.endpoint.poll_transmit(now, memory, &mut self.buffer, release) {
+                    Some(transmit) => transmit,
+                    None => {
+                        progress.has_more |= self.endpoint.has_more_to_send();
+                        return;
+                    }
+                },
+            };
+            self.unsent = None;
+            match self.link.send(&transmit, &self.buffer[..transmit.length]) {
+                Sent::Full => {
+                    self.unsent = Some((transmit, now + SEND_RETRY));
+                    return;
+                }
+                Sent::Accepted | Sent::Refused => progress.worked = true,
+            }
+        }
+        progress.has_more = true;
+    }
+
+    fn queue_pair_report(&mut self, now: Time, qpn: Qpn) -> Option<(QueuePairReport, Time)> {
+        let (mut report, since) = self.endpoint.queue_pair_report(now, qpn)?;
+        self.link.take_errors();
+        report.device.merge(self.link.counters());
+        report.path_error = report.peer_address().and_then(|peer| self.link.path_error(now, peer, since));
+        Some((report, since))
+    }
+
+    /// Makes a quick poll instead of a pass: returns whether there is nothing to send and nothing has arrived.
+    /// Deadlines wait for the next pass.
+    #[inline]
+    pub(super) fn is_quiet(&mut self) -> bool {
+        self.unsent.is_none() && self.endpoint.has_nothing_to_send() && self.link.is_quiet()
+    }
+
+    /// Returns whether a written packet or burst still waits for room in the kernel.
+    pub(super) fn has_unsent(&self) -> bool {
+        self.unsent.is_some()
+    }
+
+    fn next_deadline(&self) -> Option<Time> {
+        let retry = self.unsent.as_ref().map(|(_, retry_at)| *retry_at);
+        self.endpoint.next_timeout().into_iter().chain(retry).min()
+    }
+}
+
+fn cannot_watch(source: io::Error) -> OpenError {
+    OpenError { message: "cannot watch the receive socket".to_owned(), source }
+}
+
+/// Returns a random number for queue pair numbers. If the system's randomness fails, which it practically never does
+/// once it worked, the process's own hash keys replace it.
+fn random() -> u32 {
+    use std::hash::{BuildHasher, RandomState};
+    getrandom::u32().unwrap_or_else(|_| RandomState::new().hash_one(0) as u32)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::super::tests::shard;
+    use super::*;
+
+    #[test]
+    fn a_panic_is_the_end_of_the_device_and_is_told_once() {
+        let shard = Arc::new(shard());
+        assert!(shard.command(|_, _| {}) && !shard.has_failed());
+        let shared = Arc::clone(&shard);
+        let panicked = std::thread::spawn(move || shared.command(|_, _| panic!("on purpose"))).join();
+        assert!(panicked.is_err());
+        // At once, not when another call detects it.
+        assert!(shard.has_failed());
+        assert_eq!(shard.events.poll(), Some(AsyncEvent::DeviceFatal));
+        (0..3).for_each(|_| assert!(!shard.command(|_, _| unreachable!("the endpoint is out of use"))));
+        assert_eq!(shard.events.poll(), None);
+    }
+}

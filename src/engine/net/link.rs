@@ -1,0 +1,553 @@
+//! The link: every packet passes it on its way in and out, and it counts them.
+//!
+//! Captures attach here: [`Link::receive`] reports each datagram that arrives and its outcome, [`Link::send`] each
+//! burst of datagrams that leaves.
+
+use std::io;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use super::inbound::{Delivery, Inbound};
+use super::multicast::{GroupSocket, GroupSockets};
+use super::path_errors::PathErrors;
+use super::udp::{Checksums, ReceiveSocket, ReportedFields, SendSocket};
+use crate::engine::capture::{Capture, Departure, Tap};
+use crate::engine::sys::Clock;
+use crate::engine::sys::{self, DEFAULT_HOP_LIMIT, SendOptions};
+use crate::transport::{Datagram, DatagramOutcome, Transmit};
+use crate::types::{Counter, Counters, PathError, Time};
+
+/// Longest UDP payload over IPv4, and the longest that the kernel merges or segments.
+pub(crate) const MAX_SEND_BYTES: usize = 65_507;
+const MOST_BATCHES_WITHOUT_GROUPS: u32 = 8;
+
+/// Result of receiving a bounded batch.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Batch {
+    /// Number of datagrams, merged ones counted singly.
+    pub(crate) datagrams: usize,
+    /// Whether the bound was reached: there may be more.
+    pub(crate) is_full: bool,
+}
+
+/// Outcome of a send.
+#[derive(Debug)]
+pub(crate) enum Sent {
+    /// The kernel accepted it.
+    Accepted,
+    /// The socket's send buffer is full: try again soon.
+    Full,
+    /// The kernel refused it. The transport retransmits what matters.
+    Refused,
+}
+
+/// A shard's sockets.
+pub(crate) struct Link {
+    receivers: Vec<ReceiveSocket>,
+    groups: GroupSockets,
+    /// Whether the kernel reports hop limit and traffic class of received packets, for datagrams.
+    reports_headers: bool,
+    /// Whether the kernel reports the traffic class, for congestion marks.
+    reports_marks: bool,
+    senders: Vec<SendSocket>,
+    /// Index of the receiver where the next batch begins, so that no socket starves the others.
+    next_receiver: usize,
+    /// Batches since the groups' sockets were last polled: they come last, but a busy shard must not starve them.
+    batches_without_groups: u32,
+    last_sender: usize,
+    inbound: Inbound,
+    /// The datagram found by [`Link::is_quiet`], whose bytes `inbound` keeps, and the index of its socket.
+    found: Option<(usize, sys::Received)>,
+    counters: Counters,
+    errors: PathErrors,
+    tap: Tap,
+}
+
+impl Link {
+    pub(crate) fn new(clock: Clock) -> Self {
+        Self {
+            receivers: Vec::new(),
+            groups: GroupSockets::default(),
+            reports_headers: false,
+            reports_marks: false,
+            senders: Vec::new(),
+            next_receiver: 0,
+            batches_without_groups: 0,
+            last_sender: 0,
+            inbound: Inbound::new(),
+            found: None,
+            counters: Counters::default(),
+            errors: PathErrors::new(clock),
+            tap: Tap::default(),
+        }
+    }
+
+    pub(crate) fn add_receiver(&mut self, socket: ReceiveSocket) {
+        let fields = self.reported_fields();
+        if fields != ReportedFields::default() {
+            socket.report(fields);
+        }
+        self.receivers.push(socket);
+    }
+
+    fn reported_fields(&self) -> ReportedFields {
+        let headers = self.reports_headers || !self.tap.is_idle();
+        ReportedFields { hop_limit: headers, traffic_class: headers || self.reports_marks }
+    }
+
+    fn renew_reports(&self) {
+        let fields = self.reported_fields();
+        self.receivers.iter().for_each(|socket| socket.report(fields));
+    }
+
+    pub(crate) fn reports_marks(&self) -> bool {
+        self.reports_marks
+    }
+
+    /// Enables reports of congestion marks that queues in the network set on packets.
+    pub(crate) fn report_marks(&mut self) {
+        if !std::mem::replace(&mut self.reports_marks, true) {
+            self.renew_reports();
+        }
+    }
+
+    /// Enables reports of hop limit and traffic class for datagrams.
+    pub(crate) fn report_headers(&mut self) {
+        if !std::mem::replace(&mut self.reports_headers, true) {
+            self.renew_reports();
+        }
+    }
+
+    pub(crate) fn has_group(&self, group: IpAddr) -> bool {
+        self.groups.contains(group)
+    }
+
+    pub(crate) fn add_group(&mut self, socket: GroupSocket) -> io::Result<()> {
+        self.groups.add(socket)
+    }
+
+    pub(crate) fn remove_group(&mut self, group: IpAddr) {
+        self.groups.remove(group);
+    }
+
+    /// Prepares a sending socket for multicasts.
+    pub(crate) fn allow_multicast(&self, address: IpAddr, port: u16, interface: u32) -> io::Result<()> {
+        let fits = |socket: &&SendSocket| socket.port == port && socket.address.ip == address;
+        self.senders.iter().find(fits).map_or(Ok(()), |socket| socket.allow_multicast(interface))
+    }
+
+    pub(crate) fn add_sender(&mut self, socket: SendSocket) {
+        self.senders.push(socket);
+    }
+
+    pub(crate) fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// Takes the errors that the network has reported so far off the sockets.
+    pub(crate) fn take_errors(&mut self) {
+        for socket in &self.senders {
+            self.errors.take(socket.descriptor());
+        }
+    }
+
+    /// Returns the last error that system or network reported for packets to an address, not earlier than `since`.
+    pub(crate) fn path_error(&self, now: Time, destination: IpAddr, since: Time) -> Option<PathError> {
+        self.errors.find(now, destination, since)
+    }
+
+    pub(crate) fn add_capture(&mut self, capture: Arc<Capture>) {
+        self.tap.add(capture);
+        self.renew_reports();
+    }
+
+    pub(crate) fn remove_capture(&mut self, capture: &Arc<Capture>) {
+        self.tap.remove(capture);
+        self.renew_reports();
+    }
+
+    /// Passes waiting datagrams to `deliver`, until there are no more or there were `most`, merged ones counted once.
+    ///
+    /// After each system call `is_enough` decides whether to leave the rest to another batch. The receive call never
+    /// waits, and no poll precedes it: the call itself reports an empty socket at the same cost.
+    pub(crate) fn receive(
+        &mut self,
+        most: usize,
+        deliver: impl FnMut(&Datagram<'_>) -> DatagramOutcome,
+        is_enough: impl Fn() -> bool,
+    ) -> Batch {
+        let mut batch = Batch::default();
+        let Self { receivers, groups, inbound, counters, tap, .. } = self;
+        let mut delivery = Delivery::new(counters, tap, deliver);
+        if self.batches_without_groups >= MOST_BATCHES_WITHOUT_GROUPS {
+            self.batches_without_groups = 0;
+            if groups.may_be_ready() {
+                receive_multicasts(groups, inbound, most.div_ceil(4), &mut delivery, &mut batch);
+            }
+        }
+        self.batches_without_groups += 1;
+        if let Some((index, found)) = self.found.take() {
+            batch.datagrams += inbound.take_found(&mut receivers[index], &found, &mut delivery);
+            if is_enough() {
+                return batch;
+            }
+        }
+        let mut left = most;
+        for turn in 0..receivers.len() {
+            let index = self.next_receiver.wrapping_add(turn) % receivers.len();
+            loop {
+                if left == 0 {
+                    self.next_receiver = index;
+                    batch.is_full = true;
+                    return batch;
+                }
+                let taken = inbound.take(&mut receivers[index], left, &mut delivery);
+                if taken.received == 0 {
+                    break;
+                }
+                left -= taken.received;
+                batch.datagrams += taken.datagrams;
+                if taken.datagrams > 0 && is_enough() {
+                    self.next_receiver = index + 1;
+                    return batch;
+                }
+            }
+        }
+        self.next_receiver = self.next_receiver.wrapping_add(1);
+        self.batches_without_groups = 0;
+        if groups.may_be_ready() {
+            receive_multicasts(groups, inbound, left, &mut delivery, &mut batch);
+        }
+        batch
+    }
+
+    /// Returns whether no datagram waits. One that does is kept for the next batch.
+    #[inline]
+    pub(crate) fn is_quiet(&mut self) -> bool {
+        if self.found.is_some() {
+            return false;
+        }
+        for (index, socket) in self.receivers.iter().enumerate() {
+            match self.inbound.find(socket) {
+                Ok(Some(found)) => {
+                    self.counters.add(Counter::ReceiveCalls, 1);
+                    self.found = Some((index, found));
+                    return false;
+                }
+                Ok(None) => {}
+                // The next batch tries again.
+                Err(_) => return false,
+            }
+        }
+        !self.groups.may_be_ready()
+    }
+
+    /// Sends a packet or burst of the endpoint.
+    pub(crate) fn send(&mut self, transmit: &Transmit, bytes: &[u8]) -> Sent {
+        // Before it leaves: within one machine it has arrived when the call returns.
+        let time = self.tap.time();
+        let departure = self.depart(transmit, bytes);
+        if let (Some(time), Some(departure)) = (time, departure) {
+            let socket = self.find_sender(transmit.source, transmit.source_port);
+            let has_checksum = socket.is_some_and(|index| self.senders[index].checksums == Checksums::On);
+            self.tap.sent(time, transmit, bytes, has_checksum, departure);
+        }
+        match departure {
+            None => Sent::Full,
+            Some(Departure::Refused) => Sent::Refused,
+            // A drop here is like any loss in the network.
+            Some(Departure::Whole | Departure::Singly | Departure::Dropped) => Sent::Accepted,
+        }
+    }
+
+    /// Returns `None` if the socket's send buffer is full. If the queue of the network interface is, the packets are
+    /// lost as in the network: retrying until it has room would hold up everything behind them.
+    #[inline]
+    fn depart(&mut self, transmit: &Transmit, bytes: &[u8]) -> Option<Departure> {
+        let Some(index) = self.find_sender(transmit.source, transmit.source_port) else {
+            return Some(self.refused(transmit, &io::ErrorKind::AddrNotAvailable.into()));
+        };
+        let socket = &mut self.senders[index];
+        debug_assert!(transmit.segment_size.is_none() || socket.checksums == Checksums::On);
+        let options = SendOptions {
+            segment_size: transmit.segment_size.map(|size| size as u16),
+            traffic_class: socket.class_option(transmit.traffic_class),
+            hop_limit: Some(transmit.hop_limit).filter(|limit| !matches!(*limit, 0 | DEFAULT_HOP_LIMIT)),
+        };
+        let mut took_errors = false;
+        // Bounded: signals interrupt a non-blocking call a few times at most.
+        for _ in 0..8 {
+            match socket.send(transmit.destination, bytes, options) {
+                Ok(()) => {
+                    self.counters.add(Counter::SendCalls, 1);
+                    return Some(Departure::Whole);
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return None,
+                Err(error) if is_dropped(&error) => {
+                    self.counters.add(Counter::SendQueueDrops, 1);
+                    let sent = match options.segment_size {
+                        Some(_) => send_what_fits(socket, transmit, bytes, options),
+                        None => 0,
+                    };
+                    self.counters.add(Counter::SendCalls, sent);
+                    return Some(Departure::Dropped);
+                }
+                // The outgoing interface cannot compute checksums, which segmentation needs. Or something else is
+                // wrong, perhaps with the segments' length; the error of a single datagram shows it.
+                Err(error) if options.segment_size.is_some() && is_about_segments(&error) => {
+                    let (sent, refused, last) = send_singly(socket, transmit, bytes, options);
+                    self.counters.add(Counter::SendCalls, sent);
+                    return Some(match last {
+                        Some(error) => {
+                            self.counters.add(Counter::SendErrors, refused - 1);
+                            self.refused(transmit, &error)
+                        }
+                        None => Departure::Singly,
+                    });
+                }
+                // A pending error of earlier packets, perhaps to other hosts, fails this send: take it and try again.
+                Err(_) if !took_errors && self.errors.take(socket.descriptor()) => took_errors = true,
+                Err(error) => return Some(self.refused(transmit, &error)),
+            }
+        }
+        None
+    }
+
+    fn refused(&mut self, transmit: &Transmit, error: &io::Error) -> Departure {
+        self.counters.add(Counter::SendErrors, 1);
+        self.errors.note_refused(transmit.destination, error, transmit.segment_size.unwrap_or(transmit.length));
+        tracing::debug!(source = %transmit.source, destination = %transmit.destination, %error, "send refused");
+        Departure::Refused
+    }
+
+    fn find_sender(&mut self, address: IpAddr, port: u16) -> Option<usize> {
+        let fits = |socket: &SendSocket| socket.port == port && socket.address.ip == address;
+        if !self.senders.get(self.last_sender).is_some_and(fits) {
+            self.last_sender = self.senders.iter().position(fits)?;
+        }
+        Some(self.last_sender)
+    }
+}
+
+/// Returns whether the queue of the network interface had no room.
+fn is_dropped(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::ENOBUFS)
+}
+
+/// Sends the packets of a burst one by one, up to the first for which the queue of the network interface has no room: a
+/// burst longer than the queue would never pass as a whole. Returns the number of packets sent.
+#[cold]
+fn send_what_fits(socket: &SendSocket, transmit: &Transmit, bytes: &[u8], options: SendOptions) -> u64 {
+    send_each(socket, transmit, bytes, options).take_while(io::Result::is_ok).count() as u64
+}
+
+/// Sends the segments of a burst one by one, while the caller takes the outcomes. Each leaves with identification 0,
+/// while its ICRC covers its index in the burst; native peers, the only ones that get bursts, solve for such small
+/// identifications.
+fn send_each<'a>(
+    socket: &'a SendSocket,
+    transmit: &'a Transmit,
+    bytes: &'a [u8],
+    options: SendOptions,
+) -> impl Iterator<Item = io::Result<()>> + 'a {
+    let single = SendOptions { segment_size: None, ..options };
+    let size = transmit.segment_size.unwrap_or(bytes.len()).max(1);
+    bytes.chunks(size).map(move |segment| socket.send(transmit.destination, segment, single))
+}
+
+/// Returns whether the kernel may refuse a segmented send with this error because it is segmented.
+fn is_about_segments(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EIO | libc::EINVAL))
+}
+
+#[cold]
+fn receive_multicasts(
+    groups: &mut GroupSockets,
+    inbound: &mut Inbound,
+    most: usize,
+    delivery: &mut Delivery<'_, impl FnMut(&Datagram<'_>) -> DatagramOutcome>,
+    batch: &mut Batch,
+) {
+    let mut left = most;
+    for socket in &mut groups.sockets {
+        while left > 0 {
+            let taken = inbound.take(socket, left, delivery);
+            if taken.received == 0 {
+                break;
+            }
+            left -= taken.received;
+            batch.datagrams += taken.datagrams;
+        }
+    }
+    if left == 0 {
+        // The next batch begins with another socket, so that the last ones get their turn.
+        batch.is_full = true;
+        groups.sockets.rotate_left(1);
+    }
+}
+
+/// Sends the segments of a burst one by one; returns how many were sent, how many were refused, and the last error.
+fn send_singly(
+    socket: &SendSocket,
+    transmit: &Transmit,
+    bytes: &[u8],
+    options: SendOptions,
+) -> (u64, u64, Option<io::Error>) {
+    let (mut sent, mut refused, mut last) = (0, 0, None);
+    for outcome in send_each(socket, transmit, bytes, options) {
+        match outcome {
+            Ok(()) => sent += 1,
+            Err(error) => {
+                refused += 1;
+                last = Some(error);
+            }
+        }
+    }
+    (sent, refused, last)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::super::udp::SocketSizes;
+    use super::*;
+    use crate::engine::share::Newcomer;
+    use crate::engine::sys::LocalAddress;
+    use crate::transport::Repeats;
+    use crate::types::{PeerCapabilities, Qpn};
+
+    const SIZES: SocketSizes = SocketSizes { receive_bytes: 1 << 20, send_bytes: 1 << 20 };
+
+    /// Returns a link on an address with a sending socket of each kind, and their ports.
+    fn link(address: &str) -> (Link, LocalAddress, u16, u16) {
+        let address = LocalAddress { ip: address.parse().unwrap(), scope: 0 };
+        let newcomer = Newcomer { address, blocks: &[0, 7], capabilities: PeerCapabilities::STRANGER };
+        let mut link = Link::new(Clock::new());
+        link.add_receiver(ReceiveSocket::open(newcomer, &SIZES).unwrap());
+        let plain = SendSocket::open(address, Checksums::Off, &SIZES).unwrap();
+        let segmenting = SendSocket::open(address, Checksums::On, &SIZES).unwrap();
+        let ports = (plain.port, segmenting.port);
+        link.add_sender(plain);
+        link.add_sender(segmenting);
+        (link, address, ports.0, ports.1)
+    }
+
+    fn transmit(address: LocalAddress, port: u16, length: usize, segment_size: Option<usize>) -> Transmit {
+        Transmit {
+            source: address.ip,
+            source_port: port,
+            destination: address.ip,
+            length,
+            segment_size,
+            traffic_class: 0,
+            hop_limit: 64,
+            qpn: Qpn::new(0x11),
+            repeats: Repeats::default(),
+            is_keyed: false,
+        }
+    }
+
+    #[test]
+    fn packets_pass_and_are_counted() {
+        let (mut link, address, plain, segmenting) = link("127.77.3.1");
+        let bytes: Vec<u8> = (0..250).collect();
+        let accepted = link.send(&transmit(address, segmenting, 250, Some(100)), &bytes);
+        assert!(matches!(accepted, Sent::Accepted));
+        assert!(matches!(link.send(&transmit(address, plain, 250, None), &bytes), Sent::Accepted));
+        let mut seen = Vec::new();
+        let batch = link.receive(
+            16,
+            |datagram| {
+                assert_eq!((datagram.source, datagram.destination), (address.ip, address.ip));
+                seen.push((datagram.source_port, datagram.segment_index, datagram.payload.to_vec()));
+                DatagramOutcome::default()
+            },
+            || false,
+        );
+        assert_eq!(batch, Batch { datagrams: 4, is_full: false });
+        let expected = [
+            (segmenting, 0, bytes[..100].to_vec()),
+            (segmenting, 1, bytes[100..200].to_vec()),
+            (segmenting, 2, bytes[200..].to_vec()),
+            (plain, 0, bytes.clone()),
+        ];
+        assert_eq!(seen, expected);
+        assert_eq!((link.counters.get(Counter::SendCalls), link.counters.get(Counter::ReceiveCalls)), (2, 2));
+    }
+
+    #[test]
+    fn batch_is_bounded() {
+        let (mut link, address, plain, _) = link("127.77.3.2");
+        for _ in 0..5 {
+            link.send(&transmit(address, plain, 4, None), b"abcd");
+        }
+        let take = |_: &Datagram<'_>| DatagramOutcome::default();
+        assert_eq!(link.receive(3, take, || false), Batch { datagrams: 3, is_full: true });
+        assert_eq!(link.receive(3, take, || true), Batch { datagrams: 1, is_full: false });
+        assert_eq!(link.receive(3, take, || false), Batch { datagrams: 1, is_full: false });
+    }
+
+    #[test]
+    fn datagrams_that_come_alone_are_received_by_few_calls() {
+        let (mut link, address, plain, _) = link("127.77.3.7");
+        let sent: Vec<Vec<u8>> = (0..30_u8).map(|number| vec![number; 4 + usize::from(number) * 300]).collect();
+        for bytes in &sent {
+            link.send(&transmit(address, plain, bytes.len(), None), bytes);
+        }
+        let mut seen = Vec::new();
+        let take = |datagram: &Datagram<'_>| {
+            seen.push(datagram.payload.to_vec());
+            DatagramOutcome::default()
+        };
+        assert_eq!(link.receive(27, take, || false), Batch { datagrams: 27, is_full: true });
+        assert_eq!(seen, sent[..27]);
+        // Two singly, three times eight, and the last by a call that may receive no more.
+        assert_eq!(link.counters.get(Counter::ReceiveCalls), 2 + 3 + 1);
+        let take = |datagram: &Datagram<'_>| {
+            seen.push(datagram.payload.to_vec());
+            DatagramOutcome::default()
+        };
+        assert_eq!(link.receive(27, take, || false), Batch { datagrams: 3, is_full: false });
+        assert_eq!(seen, sent);
+    }
+
+    #[test]
+    fn refused_sends_are_counted() {
+        let (mut link, address, plain, _) = link("127.77.3.3");
+        assert!(matches!(link.send(&transmit(address, plain ^ 1, 4, None), b"abcd"), Sent::Refused));
+        let mut unreachable = transmit(address, plain, 4, None);
+        unreachable.destination = "255.255.255.255".parse().unwrap();
+        assert!(matches!(link.send(&unreachable, b"abcd"), Sent::Refused));
+        assert_eq!(link.counters.get(Counter::SendErrors), 2);
+    }
+
+    #[test]
+    fn errors_of_one_address_cost_others_nothing() {
+        let (mut link, address, plain, _) = link("127.77.3.5");
+        let mut closed = transmit(address, plain, 4, None);
+        closed.destination = "127.77.3.6".parse().unwrap();
+        for _ in 0..3 {
+            assert!(matches!(link.send(&closed, b"abcd"), Sent::Accepted));
+            assert!(matches!(link.send(&transmit(address, plain, 4, None), b"abcd"), Sent::Accepted));
+        }
+        assert_eq!(link.receive(16, |_| DatagramOutcome::default(), || false).datagrams, 3);
+        assert_eq!(link.counters.get(Counter::SendErrors), 0);
+        let error = link.path_error(Time::NEVER, closed.destination, Time::ZERO).unwrap();
+        assert_eq!((error.errno, error.count), (libc::ECONNREFUSED, 3));
+        assert_eq!(link.path_error(Time::NEVER, address.ip, Time::ZERO), None);
+    }
+
+    #[test]
+    fn overflow_of_the_socket_is_counted() {
+        let (mut link, address, plain, _) = link("127.77.3.4");
+        let bytes = [0; 4_000];
+        for _ in 0..4_000 {
+            link.send(&transmit(address, plain, bytes.len(), None), &bytes);
+        }
+        let received = link.receive(10_000, |_| DatagramOutcome::default(), || false).datagrams as u64;
+        // The count of drops comes with the next datagram that is received.
+        link.send(&transmit(address, plain, 4, None), b"abcd");
+        link.receive(1, |_| DatagramOutcome::default(), || false);
+        assert_eq!(received + link.counters.get(Counter::SocketOverflow), 4_000);
+    }
+}

@@ -1,0 +1,17 @@
+//! The network side of a shard: its sockets, and the link through which every packet passes.
+
+mod inbound;
+mod link;
+mod link_listener;
+mod multicast;
+mod path_errors;
+mod paths;
+mod udp;
+
+pub(super) use link::{Link, MAX_SEND_BYTES, Sent};
+pub(crate) use link_listener::LinkListener;
+pub(crate) use multicast::Group;
+pub(super) use multicast::GroupSocket;
+pub(super) use paths::{congestion_of, leaves_host};
+pub(crate) use udp::{Capabilities, SocketSizes, probe};
+pub(super) use udp::{Checksums, ReceiveSocket, SendSocket};

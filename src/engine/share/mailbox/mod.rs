@@ -1,0 +1,349 @@
+//! The mailbox: how processes of one user that share addresses communicate, and detect that one has ended.
+//!
+//! Each process has two Unix sockets in the registry's folder, which other users cannot enter: they can neither send
+//! there nor fill the queues. One socket receives messages: packets that reached the wrong process, and requests to
+//! check a group. The other accepts connections and carries no bytes: a connection ends when either process ends,
+//! however it ends.
+//!
+//! A thread sleeps until a message arrives or a connection ends. It starts with the first socket on an address and ends
+//! with the last.
+
+mod message;
+mod neighbours;
+
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use socket2::{Domain, SockAddr, SockRef, Socket, Type};
+
+pub(super) use self::message::destination_block;
+#[cfg(feature = "sim")]
+pub use self::message::inbox_message;
+use self::message::{MESSAGE_BYTES, Message};
+use self::neighbours::Neighbours;
+use super::registry::{NAME_BYTES, Name, Registry, inbox_path, life_path, place_socket, remove_sockets};
+use crate::engine::sys::{
+    EventFd, Generation, NotInherited, PerGeneration, own_user, receive_with_user, send_as_user, wait_readable,
+    with_signals_blocked,
+};
+use crate::transport::Datagram;
+
+/// Messages taken per iteration.
+const MESSAGES: usize = 64;
+/// Connections of other processes that may wait to be accepted.
+const BACKLOG: i32 = 4_096;
+/// Least time between two group checks that misdirected packets trigger.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// Takes the packets for a socket of this process that another process received and passed on.
+pub(crate) trait Recipient: Send + Sync {
+    /// Handles the packet as if it had arrived at the socket.
+    fn deliver(&self, datagram: &Datagram<'_>);
+}
+
+/// Looks at the group of an address, and returns the names of the other processes in it.
+pub(super) type LookAtGroup = fn(IpAddr) -> Vec<Name>;
+
+static MAILBOX: PerGeneration<Mutex<Weak<Mailbox>>> = PerGeneration::new();
+
+/// A process's mailbox. Dropping it ends its thread.
+pub(super) struct Mailbox {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+    generation: Generation,
+}
+
+/// State shared with the thread.
+struct Shared {
+    /// Dropped first: the numbers of closed descriptors are reused.
+    _not_inherited: [NotInherited; 2],
+    name: Name,
+    folder: PathBuf,
+    inbox: UnixDatagram,
+    listener: Socket,
+    wake: EventFd,
+    stop: AtomicBool,
+    /// The recipient of each block, by address of this process.
+    recipients: Mutex<HashMap<(IpAddr, u16), Weak<dyn Recipient>>>,
+    /// Addresses whose groups are to be checked, and whether the check is urgent.
+    looks: Mutex<BTreeMap<IpAddr, bool>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Mailbox {
+    /// Returns the mailbox of this process, which lives as long as there is a reference to it.
+    pub(super) fn of_process(registry: &Registry, look: LookAtGroup) -> Option<Arc<Self>> {
+        let mut current = lock(MAILBOX.get()?);
+        if let Some(mailbox) = current.upgrade() {
+            return Some(mailbox);
+        }
+        match registry.prepare().and_then(|()| Self::open(registry.folder(), look)) {
+            Ok(mailbox) => {
+                *current = Arc::downgrade(&mailbox);
+                Some(mailbox)
+            }
+            Err(error) => {
+                tracing::warn!(%error, "no mailbox for other processes of this user: addresses are not shared");
+                None
+            }
+        }
+    }
+
+    /// Opens a mailbox in the registry's folder and starts its thread.
+    fn open(folder: &Path, look: LookAtGroup) -> io::Result<Arc<Self>> {
+        let mut name = [0; NAME_BYTES];
+        getrandom::fill(&mut name).map_err(io::Error::other)?;
+        let opened = Self::open_sockets(folder, &name).and_then(|sockets| Self::start(folder, name, sockets, look));
+        opened.inspect_err(|_| remove_sockets(folder, &name))
+    }
+
+    fn open_sockets(folder: &Path, name: &Name) -> io::Result<(UnixDatagram, Socket)> {
+        let inbox = UnixDatagram::unbound()?;
+        inbox.set_nonblocking(true)?;
+        // Before messages can arrive.
+        SockRef::from(&inbox).set_passcred(true)?;
+        place_socket(&inbox_path(folder, name), |path| SockRef::from(&inbox).bind(&SockAddr::unix(path)?))?;
+        let listener = Socket::new(Domain::UNIX, Type::STREAM.nonblocking(), None)?;
+        place_socket(&life_path(folder, name), |path| {
+            listener.bind(&SockAddr::unix(path)?)?;
+            listener.listen(BACKLOG)
+        })?;
+        Ok((inbox, listener))
+    }
+
+    fn start(
+        folder: &Path,
+        name: Name,
+        (inbox, listener): (UnixDatagram, Socket),
+        look: LookAtGroup,
+    ) -> io::Result<Arc<Self>> {
+        let shared = Arc::new(Shared {
+            name,
+            folder: folder.to_owned(),
+            wake: EventFd::new()?,
+            stop: AtomicBool::new(false),
+            recipients: Mutex::default(),
+            looks: Mutex::default(),
+            _not_inherited: [NotInherited::new(inbox.as_fd()), NotInherited::new(listener.as_fd())],
+            inbox,
+            listener,
+        });
+        let neighbours = Neighbours::new(folder)?;
+        let mine = Arc::clone(&shared);
+        let builder = std::thread::Builder::new().name("rdma-mailbox".to_owned());
+        let thread = with_signals_blocked(|| builder.spawn(move || run(&mine, neighbours, look)))?;
+        Ok(Arc::new(Self { shared, thread: Some(thread), generation: Generation::now() }))
+    }
+
+    /// Returns the name by which other processes find it.
+    pub(super) fn name(&self) -> Name {
+        self.shared.name
+    }
+
+    /// Packets to this address and these blocks that others pass on go to this recipient.
+    pub(super) fn add_recipient(&self, address: IpAddr, blocks: &[u32], recipient: &Arc<impl Recipient + 'static>) {
+        let mut recipients = lock(&self.shared.recipients);
+        // Those of devices that were closed: at most as many stay as there are sockets and blocks for each.
+        recipients.retain(|_, recipient| recipient.strong_count() > 0);
+        let recipient: Weak<dyn Recipient> = Arc::downgrade(recipient) as _;
+        recipients.extend(blocks.iter().map(|block| ((address, *block as u16), Weak::clone(&recipient))));
+    }
+
+    /// Requests a check of an address's group. Without `urgent` it may be delayed, because any host can trigger it with
+    /// packets.
+    pub(super) fn request_look(&self, address: IpAddr, urgent: bool) {
+        self.shared.request_look(address, urgent);
+    }
+
+    /// Requests that other processes check the group of an address.
+    pub(super) fn call(&self, names: impl Iterator<Item = Name>, address: IpAddr) {
+        names.filter(|name| *name != self.shared.name).for_each(|name| {
+            // A process that has ended needs no request.
+            let _ = self.send(&name, &Message::Look(address));
+        });
+    }
+
+    /// Forwards a packet to the process that it is for. Returns false if that is not possible.
+    pub(super) fn forward(&self, name: &Name, datagram: &Datagram<'_>) -> bool {
+        self.send(name, &Message::Packet(*datagram)).is_ok()
+    }
+
+    fn send(&self, name: &Name, message: &Message<'_>) -> io::Result<()> {
+        let mut buffer = [0; MESSAGE_BYTES];
+        let length = message.write(&mut buffer).ok_or(io::ErrorKind::InvalidInput)?;
+        let to = SockAddr::unix(inbox_path(&self.shared.folder, name))?;
+        send_as_user(self.shared.inbox.as_fd(), &buffer[..length], &to)
+    }
+}
+
+impl Shared {
+    fn request_look(&self, address: IpAddr, urgent: bool) {
+        let mut looks = lock(&self.looks);
+        let is_new = !looks.contains_key(&address);
+        let before = looks.entry(address).or_default();
+        let is_more = urgent && !*before;
+        *before |= urgent;
+        drop(looks);
+        if is_new || is_more {
+            self.wake.signal();
+        }
+    }
+
+    /// Handles up to [`MESSAGES`] messages; the rest wait for the next iteration.
+    fn take_messages(&self) {
+        let mut buffer = [0; MESSAGE_BYTES];
+        for _ in 0..MESSAGES {
+            match receive_with_user(self.inbox.as_fd(), &mut buffer) {
+                Ok(None) => return,
+                Ok(Some((length, Some(user)))) if user == own_user() => self.take_message(&buffer[..length]),
+                // From another user, or truncated: ignored.
+                Ok(Some(_)) | Err(_) => {}
+            }
+        }
+    }
+
+    fn take_message(&self, bytes: &[u8]) {
+        match Message::parse(bytes) {
+            Some(Message::Look(address)) => self.request_look(address, true),
+            Some(Message::Packet(datagram)) => {
+                let Some(block) = destination_block(datagram.payload) else { return };
+                let recipient = lock(&self.recipients).get(&(datagram.destination, block)).and_then(Weak::upgrade);
+                if let Some(recipient) = recipient {
+                    recipient.deliver(&datagram);
+                }
+            }
+            None => {}
+        }
+    }
+}
+
+impl Drop for Mailbox {
+    fn drop(&mut self) {
+        let Some(thread) = self.thread.take() else { return };
+        if !self.generation.is_current() {
+            // The thread is the parent's.
+            std::mem::forget(thread);
+            return;
+        }
+        remove_sockets(&self.shared.folder, &self.shared.name);
+        self.shared.stop.store(true, Ordering::Release);
+        let is_told = self.shared.wake.signal();
+        if thread.thread().id() != std::thread::current().id() {
+            crate::engine::sys::end_thread(thread, is_told);
+        }
+    }
+}
+
+/// The mailbox's thread.
+fn run(shared: &Shared, mut neighbours: Neighbours, look: LookAtGroup) {
+    let mut last_look: Option<Instant> = None;
+    let mut pause = None;
+    while !shared.stop.load(Ordering::Acquire) {
+        let descriptors = [shared.wake.as_fd(), shared.inbox.as_fd(), neighbours.set.as_fd()];
+        let ready = wait_readable(descriptors, pause.take());
+        // Before the requests are read: a thread that adds one signals afterwards.
+        shared.wake.clear();
+        let [_, has_messages, has_ends] = ready.unwrap_or([true; 3]);
+        if has_messages {
+            shared.take_messages();
+        }
+        // After a change of a group, which sends this process a request, others may have connected.
+        neighbours.take_guests(&shared.listener);
+        if has_ends {
+            neighbours.bury().into_iter().for_each(|address| shared.request_look(address, true));
+        }
+        let rested = last_look.is_none_or(|last| last.elapsed() >= LOOK_EVERY);
+        let asked = std::mem::take(&mut *lock(&shared.looks));
+        let (looks, waiting): (BTreeMap<IpAddr, bool>, BTreeMap<IpAddr, bool>) =
+            asked.into_iter().partition(|(_, urgent)| *urgent || rested);
+        // Urgent checks do not delay the others.
+        if looks.values().any(|urgent| !urgent) {
+            last_look = Some(Instant::now());
+        }
+        for address in looks.into_keys() {
+            if !neighbours.watch(address, &look(address)) {
+                shared.request_look(address, false);
+            }
+        }
+        if !waiting.is_empty() {
+            pause = Some(LOOK_EVERY);
+            let mut looks = lock(&shared.looks);
+            waiting.into_keys().for_each(|address| {
+                looks.entry(address).or_insert(false);
+            });
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// The folder of one test, removed at its end.
+    pub(super) struct Folder(pub(super) PathBuf);
+
+    impl Folder {
+        pub(super) fn new(name: &str) -> Self {
+            let path = std::env::temp_dir().join(format!("rdma-verbs-{name}-{}", std::process::id()));
+            std::fs::create_dir(&path).unwrap();
+            Self(path)
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    pub(super) fn mailbox(folder: &Folder) -> Arc<Mailbox> {
+        Mailbox::open(&folder.0, |_| Vec::new()).unwrap()
+    }
+
+    #[test]
+    fn nonsense_in_the_inbox_is_ignored() {
+        let folder = Folder::new("inbox");
+        let mailbox = mailbox(&folder);
+        for length in [0, 1, 39, 40, 47, 5_000] {
+            for filling in [0, 1, 2, 0xff] {
+                let mut message = vec![filling; length];
+                if let Some(start) = message.get_mut(..2) {
+                    start.copy_from_slice(&[1, 2]);
+                }
+                mailbox.shared.take_message(&message);
+            }
+        }
+    }
+
+    #[test]
+    fn packets_go_to_addresses_and_blocks_of_this_process_alone() {
+        let folder = Folder::new("routes");
+        let mailbox = mailbox(&folder);
+        struct Nothing;
+        impl Recipient for Nothing {
+            fn deliver(&self, _: &Datagram<'_>) {}
+        }
+        let recipient = Arc::new(Nothing);
+        let address: IpAddr = "127.77.9.3".parse().unwrap();
+        mailbox.add_recipient(address, &[5], &recipient);
+        let find = |address: &str, block| {
+            lock(&mailbox.shared.recipients).get(&(address.parse().unwrap(), block)).and_then(Weak::upgrade).is_some()
+        };
+        assert!(find("127.77.9.3", 5));
+        assert!(!find("127.77.9.3", 6) && !find("127.77.9.4", 5));
+        drop(recipient);
+        mailbox.add_recipient(address, &[], &Arc::new(Nothing));
+        assert!(lock(&mailbox.shared.recipients).is_empty());
+    }
+}

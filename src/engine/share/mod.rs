@@ -1,0 +1,22 @@
+//! How the processes of one user share addresses and queue pair numbers.
+//!
+//! All of them receive on one UDP port of an address. The registry says which process has which numbers, the kernel
+//! steers each packet to its process, and a process that gets another one's packet passes it on.
+
+mod key_share;
+mod mailbox;
+mod port_group;
+mod port_holder;
+mod qpn_block;
+mod registry;
+mod steering;
+
+pub(super) use mailbox::Recipient;
+#[cfg(feature = "sim")]
+pub use mailbox::inbox_message;
+pub(super) use port_group::{Membership, Newcomer, Route};
+pub(crate) use port_group::{RegisteredPeer, registered_peer};
+pub(super) use port_holder::{Holder, holders, inode, is_kernel_transport_loaded};
+pub(crate) use qpn_block::QpnBlocks;
+#[cfg(feature = "sim")]
+pub use registry::registry_file;

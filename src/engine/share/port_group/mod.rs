@@ -1,0 +1,487 @@
+//! The receivers of each address: groups of sockets on port 4791.
+//!
+//! All sockets of a user's processes on one address form a group ([`super::steering`]). The kernel numbers a group's
+//! sockets in the order in which they joined; when one is closed, the last takes its index. So a process that joins or
+//! leaves properly knows the new order, under the lock of the address's registry file. When a process ends otherwise,
+//! the order is determined with probes: packets that are steered to each index in turn, and that the members answer in
+//! the file. A member that does not answer in time, because it is stopped, gets one of the remaining indices.
+//!
+//! A packet that reaches the wrong process all the same is forwarded to the right one ([`super::mailbox`]), and
+//! triggers a check of the group.
+
+mod order;
+
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+use socket2::Socket;
+
+use self::order::parse_probe;
+use super::key_share::key_share;
+use super::mailbox::{Mailbox, Recipient, destination_block};
+use super::port_holder::inode;
+use super::registry::{AddressFile, Answer, Change, Member, Name, Registry};
+use super::steering;
+use crate::engine::sys::{Generation, LocalAddress, NotInherited, PerGeneration, attach_steering, detach_steering};
+use crate::transport::Datagram;
+use crate::types::{PeerCapabilities, PeerKey};
+
+/// Attempts to open a file that the last member removes when it leaves.
+const OPENINGS: usize = 16;
+
+/// The groups of sockets that this process receives with, by address. Locked before a mailbox's locks.
+static GROUPS: PerGeneration<Mutex<BTreeMap<IpAddr, Group>>> = PerGeneration::new();
+
+fn groups() -> Option<MutexGuard<'static, BTreeMap<IpAddr, Group>>> {
+    Some(GROUPS.get()?.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// Description of a joining socket.
+#[derive(Clone, Copy)]
+pub(crate) struct Newcomer<'a> {
+    pub(crate) address: LocalAddress,
+    /// QPN blocks whose packets it receives.
+    pub(crate) blocks: &'a [u32],
+    pub(crate) capabilities: PeerCapabilities,
+}
+
+impl Newcomer<'_> {
+    fn blocks(&self) -> Vec<u16> {
+        self.blocks.iter().map(|block| *block as u16).collect()
+    }
+}
+
+/// The sockets of this process on one address.
+pub(super) struct Group {
+    address: LocalAddress,
+    /// State shared by the processes; without a registry this process is alone.
+    file: Option<Arc<AddressFile>>,
+    members: Vec<OwnMember>,
+    routes: Arc<Routes>,
+}
+
+struct OwnMember {
+    slot: u8,
+    socket: Arc<Socket>,
+    blocks: Vec<u16>,
+}
+
+/// Destinations of packets for other processes on an address.
+struct Routes {
+    address: IpAddr,
+    mailbox: Option<Arc<Mailbox>>,
+    by_block: RwLock<HashMap<u16, Name>>,
+    /// A packet for another process arrived here: the order of the group may be wrong.
+    is_doubtful: AtomicBool,
+    /// A packet has requested a check that has not started: further packets need not request one.
+    is_look_asked: AtomicBool,
+}
+
+/// A bound socket's membership in its group. Dropping it closes the socket.
+pub(crate) struct Membership {
+    not_inherited: Option<NotInherited>,
+    address: IpAddr,
+    socket: Option<Arc<Socket>>,
+    blocks: Vec<u16>,
+    slot: u8,
+    file: Option<Arc<AddressFile>>,
+    routes: Arc<Routes>,
+    generation: Generation,
+}
+
+/// Outcome of routing a received packet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Route {
+    /// The packet is for this socket, or for no known one.
+    Here,
+    /// The packet was for another socket and was forwarded to it.
+    Forwarded,
+    /// The packet was for another socket, which could not be reached.
+    Lost,
+    /// The packet was one of the group's probes.
+    Probe,
+}
+
+impl Membership {
+    /// Binds a socket to the address with `bind`, and steers packets for its blocks to it.
+    ///
+    /// `bind` gets the inodes of the sockets that are known to be in the group.
+    pub(crate) fn join<E: From<io::Error>>(
+        newcomer: Newcomer<'_>,
+        bind: impl FnOnce(&[u64]) -> Result<Socket, E>,
+    ) -> Result<Self, E> {
+        let Some(mut groups) = groups() else {
+            return Err(io::Error::other("this process is a fork of a fork, too many generations deep").into());
+        };
+        let group = groups.entry(newcomer.address.ip).or_insert_with(|| Group::new(newcomer.address));
+        let result = group.join(newcomer, bind);
+        let_go(groups, newcomer.address.ip);
+        result
+    }
+
+    /// Returns the socket.
+    #[inline]
+    pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.socket.as_ref().expect("present until dropped").as_fd()
+    }
+
+    /// Packets for this socket that other processes receive and pass on go to this recipient.
+    pub(crate) fn add_recipient(&self, blocks: &[u32], recipient: &Arc<impl Recipient + 'static>) {
+        if let Some(mailbox) = &self.routes.mailbox {
+            mailbox.add_recipient(self.address, blocks, recipient);
+        }
+    }
+
+    /// Routes a packet that arrived at this socket.
+    #[inline]
+    pub(crate) fn route(&self, datagram: &Datagram<'_>) -> Route {
+        match destination_block(datagram.payload) {
+            Some(block) if !self.blocks.contains(&block) => self.route_elsewhere(block, datagram),
+            _ => Route::Here,
+        }
+    }
+
+    #[cold]
+    fn route_elsewhere(&self, block: u16, datagram: &Datagram<'_>) -> Route {
+        if block == 0 {
+            return if self.answer_probe(datagram) { Route::Probe } else { Route::Here };
+        }
+        let routes = &self.routes;
+        let name = routes.by_block.read().unwrap_or_else(PoisonError::into_inner).get(&block).copied();
+        if let Some(mailbox) = &routes.mailbox {
+            if name.is_some() {
+                routes.is_doubtful.store(true, Ordering::Relaxed);
+            }
+            if !routes.is_look_asked.swap(true, Ordering::Relaxed) {
+                mailbox.request_look(routes.address, false);
+            }
+            if let Some(name) = name {
+                return if mailbox.forward(&name, datagram) { Route::Forwarded } else { Route::Lost };
+            }
+        }
+        Route::Here
+    }
+
+    /// Answers a probe of the group, which the nonce identifies. Returns whether the packet is one.
+    fn answer_probe(&self, datagram: &Datagram<'_>) -> bool {
+        if datagram.source != self.address {
+            return false;
+        }
+        let (Some(file), Some((index, nonce))) = (&self.file, parse_probe(datagram.payload)) else { return false };
+        let header = file.header();
+        if nonce != header.nonce {
+            return false;
+        }
+        // Without an answer the prober assumes that this process is stopped.
+        let _ = file.write_answer(self.slot, Answer { nonce, index });
+        let is_late = header.is_settled && header.order.get(usize::from(index)) != Some(&self.slot);
+        if let Some(mailbox) = self.routes.mailbox.as_ref().filter(|_| is_late) {
+            mailbox.request_look(self.address, true);
+        }
+        true
+    }
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        // Before the socket is closed and its number is reused.
+        self.not_inherited = None;
+        let Some(socket) = self.socket.take() else { return };
+        if !self.generation.is_current() {
+            return;
+        }
+        let Some(mut groups) = groups() else { return };
+        let Some(group) = groups.get_mut(&self.address) else { return };
+        group.leave(self.slot, socket);
+        let_go(groups, self.address);
+    }
+}
+
+/// Unlocks the groups, and removes the group of an address if this process has no members left in it.
+fn let_go(mut groups: MutexGuard<'_, BTreeMap<IpAddr, Group>>, address: IpAddr) {
+    let is_over = groups.get(&address).is_some_and(|group| group.members.is_empty());
+    let ended = if is_over { groups.remove(&address) } else { None };
+    drop(groups);
+    // After the unlock: the group may be the mailbox's last owner, and the mailbox's thread may wait for the groups.
+    drop(ended);
+}
+
+/// Checks the group of an address and determines its order if it is no longer known. Returns the names of the other
+/// processes in it.
+fn look(address: IpAddr) -> Vec<Name> {
+    groups().and_then(|mut groups| Some(groups.get_mut(&address)?.look())).unwrap_or_default()
+}
+
+/// The registry's entry for the process of this user that has a queue pair on an address of this machine.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct RegisteredPeer {
+    /// Its capabilities beyond the standard.
+    pub(crate) capabilities: PeerCapabilities,
+    /// The key of its connections with this process; the peer may not have found it yet.
+    pub(crate) key: Option<PeerKey>,
+}
+
+/// Finds the process of this user that has this queue pair on an address of this machine.
+pub(crate) fn registered_peer(address: IpAddr, qpn: u32) -> Option<RegisteredPeer> {
+    let block = (qpn >> 12) as u16;
+    let of = |members: Vec<(u8, Member)>| {
+        let (_, member) = members.into_iter().find(|(_, member)| member.blocks.contains(&block))?;
+        let key = key_share().zip(member.key_share);
+        let key = key.map(|(local, remote)| PeerKey { local, remote, is_agreed: false });
+        Some(RegisteredPeer { capabilities: member.capabilities, key })
+    };
+    if let Some(group) = groups()?.get(&address) {
+        let file = group.file.as_ref()?;
+        return of(file.members(&group.slots()));
+    }
+    of(Registry::of_process()?.find_address(address)?.members(&[]))
+}
+
+impl Group {
+    fn new(address: LocalAddress) -> Self {
+        let mailbox = Registry::of_process().and_then(|registry| Mailbox::of_process(registry, look));
+        let is_sharing = mailbox.is_some();
+        let routes = Routes {
+            address: address.ip,
+            mailbox,
+            by_block: RwLock::default(),
+            is_doubtful: AtomicBool::default(),
+            is_look_asked: AtomicBool::default(),
+        };
+        let mut group = Self { address, file: None, members: Vec::new(), routes: Arc::new(routes) };
+        // Without a mailbox packets cannot be forwarded, so nothing is shared.
+        if is_sharing {
+            group.open_file();
+        }
+        group
+    }
+
+    fn slots(&self) -> Vec<u8> {
+        self.members.iter().map(|member| member.slot).collect()
+    }
+
+    fn join<E: From<io::Error>>(
+        &mut self,
+        newcomer: Newcomer<'_>,
+        bind: impl FnOnce(&[u64]) -> Result<Socket, E>,
+    ) -> Result<Membership, E> {
+        let own = self.slots();
+        for _ in 0..OPENINGS {
+            let Some(file) = self.file.clone() else { return self.join_alone(newcomer, bind) };
+            let claimed = file.change().and_then(|change| Ok((file.claim(&own)?, change)));
+            match claimed {
+                Ok((Some(slot), change)) => return self.join_others(newcomer, &file, slot, change, bind),
+                Ok((None, _)) => {
+                    let message = "128 sockets of this user already receive on the address, which is the maximum";
+                    return Err(io::Error::new(io::ErrorKind::QuotaExceeded, message).into());
+                }
+                // This process already shares the address, and must not lose the other processes' packets.
+                Err(error) if !own.is_empty() => return Err(error.into()),
+                // The last process that left removed the file: open it again.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => self.open_file(),
+                Err(error) => self.work_alone(&error, Some(&file)),
+            }
+        }
+        Err(io::Error::other("the registry's file was removed on every attempt to open it").into())
+    }
+
+    fn open_file(&mut self) {
+        let Some(registry) = Registry::of_process() else { return self.file = None };
+        match registry.address(self.address.ip) {
+            Ok(file) => self.file = Some(Arc::new(file)),
+            Err(error) => self.work_alone(&error, None),
+        }
+    }
+
+    /// Falls back to working without the registry, for example because its file system is full. If there are other
+    /// processes on the address, binding the socket finds them and fails.
+    fn work_alone(&mut self, error: &io::Error, file: Option<&AddressFile>) {
+        let path = file.map_or(Path::new(""), AddressFile::path).display();
+        tracing::warn!(
+            address = %self.address.ip, %path, %error,
+            "the registry cannot be used: until this process has closed the address, no other process can share it"
+        );
+        self.file = None;
+    }
+
+    fn join_others<E: From<io::Error>>(
+        &mut self,
+        newcomer: Newcomer<'_>,
+        file: &Arc<AddressFile>,
+        slot: u8,
+        change: Change<'_>,
+        bind: impl FnOnce(&[u64]) -> Result<Socket, E>,
+    ) -> Result<Membership, E> {
+        let own = self.slots();
+        let bound = self.bind_member(newcomer, file, slot, bind);
+        let socket = bound.inspect_err(|_| {
+            file.release(slot);
+            if own.is_empty() {
+                file.remove_if_unused(&change);
+            }
+        })?;
+        let membership = self.add(slot, socket, newcomer, Some(Arc::clone(file)));
+        let members = file.members(&self.slots());
+        self.arrange(file, &change, &members, Some(&membership));
+        drop(change);
+        self.call_all(&members);
+        Ok(membership)
+    }
+
+    /// Binds a socket and writes its entry to the file.
+    fn bind_member<E: From<io::Error>>(
+        &self,
+        newcomer: Newcomer<'_>,
+        file: &AddressFile,
+        slot: u8,
+        bind: impl FnOnce(&[u64]) -> Result<Socket, E>,
+    ) -> Result<Socket, E> {
+        let known: Vec<u64> = file.members(&self.slots()).iter().map(|(_, member)| member.inode).collect();
+        let socket = bind(&known)?;
+        let member = Member {
+            process: std::process::id(),
+            inode: inode(socket.as_fd()).unwrap_or_default(),
+            name: self.routes.mailbox.as_ref().map_or_else(Name::default, |mailbox| mailbox.name()),
+            capabilities: newcomer.capabilities,
+            key_share: key_share(),
+            blocks: newcomer.blocks(),
+        };
+        file.write_member(slot, &member)?;
+        Ok(socket)
+    }
+
+    fn join_alone<E: From<io::Error>>(
+        &mut self,
+        newcomer: Newcomer<'_>,
+        bind: impl FnOnce(&[u64]) -> Result<Socket, E>,
+    ) -> Result<Membership, E> {
+        let known: Vec<u64> = self.members.iter().filter_map(|member| inode(member.socket.as_fd())).collect();
+        let socket = bind(&known)?;
+        // Without a file, a slot only identifies the member.
+        let slot = (0..=u8::MAX).find(|slot| !self.slots().contains(slot)).unwrap_or_default();
+        let membership = self.add(slot, socket, newcomer, None);
+        self.steer_own();
+        Ok(membership)
+    }
+
+    fn add(&mut self, slot: u8, socket: Socket, newcomer: Newcomer<'_>, file: Option<Arc<AddressFile>>) -> Membership {
+        let (socket, blocks) = (Arc::new(socket), newcomer.blocks());
+        self.members.push(OwnMember { slot, socket: Arc::clone(&socket), blocks: blocks.clone() });
+        Membership {
+            not_inherited: Some(NotInherited::new(socket.as_fd())),
+            address: self.address.ip,
+            socket: Some(socket),
+            blocks,
+            slot,
+            file,
+            routes: Arc::clone(&self.routes),
+            generation: Generation::now(),
+        }
+    }
+
+    fn leave(&mut self, slot: u8, socket: Arc<Socket>) {
+        let Some(place) = self.members.iter().position(|member| member.slot == slot) else { return };
+        let Some(file) = self.file.clone() else {
+            drop(socket);
+            // This was the last reference: the socket is closed, and the kernel moves its last one to the same index.
+            self.members.swap_remove(place);
+            return self.steer_own();
+        };
+        // Without the lock, the other processes detect the change by themselves.
+        let change = file.change().ok();
+        let mut header = file.header();
+        let others: Vec<(u8, Member)> =
+            file.members(&self.slots()).into_iter().filter(|(present, _)| *present != slot).collect();
+        match header.order.iter().position(|present| *present == slot) {
+            Some(index) => drop(header.order.swap_remove(index)),
+            None => header.is_settled = false,
+        }
+        // Earlier answers are invalid, because a socket moves. If no randomness is available, the group is probed.
+        header.is_settled &= getrandom::fill(&mut header.nonce).is_ok();
+        // Before the socket is closed, because attaching a program needs a socket. Until then the socket that moves may
+        // miss packets.
+        self.steer(&header.order, &others);
+        let _ = file.write_header(&header);
+        drop(socket);
+        self.members.swap_remove(place);
+        file.release(slot);
+        if let Some(change) = change.as_ref().filter(|_| self.members.is_empty()) {
+            file.remove_if_unused(change);
+        }
+        drop(change);
+        self.call_all(&others);
+    }
+
+    /// Checks the group and repairs it if necessary.
+    fn look(&mut self) -> Vec<Name> {
+        self.routes.is_look_asked.store(false, Ordering::Relaxed);
+        let Some(file) = self.file.clone() else { return Vec::new() };
+        let change = file.change();
+        let members = file.members(&self.slots());
+        if let Ok(change) = &change {
+            self.arrange(&file, change, &members, None);
+        }
+        drop(change);
+        self.refresh_routes(members)
+    }
+
+    /// Updates the routes, so that packets for other members are forwarded, and returns the names of the other
+    /// processes in the group.
+    fn refresh_routes(&self, members: Vec<(u8, Member)>) -> Vec<Name> {
+        let own = self.slots();
+        // Including this process's other sockets: a packet for one of them may arrive at another one.
+        let routes = members.iter().flat_map(|(_, member)| member.blocks.iter().map(|block| (*block, member.name)));
+        *self.routes.by_block.write().unwrap_or_else(PoisonError::into_inner) = routes.collect();
+        members.into_iter().filter(|(slot, _)| !own.contains(slot)).map(|(_, member)| member.name).collect()
+    }
+
+    /// Requests that all processes of the group, including this one, check it.
+    fn call_all(&self, members: &[(u8, Member)]) {
+        let Some(mailbox) = &self.routes.mailbox else { return };
+        let mut names: Vec<Name> = members.iter().map(|(_, member)| member.name).collect();
+        names.sort_unstable();
+        names.dedup();
+        mailbox.call(names.into_iter(), self.address.ip);
+        if !self.members.is_empty() {
+            mailbox.request_look(self.address.ip, true);
+        }
+    }
+
+    /// Attaches the program for a process that is alone.
+    fn steer_own(&self) {
+        let blocks: Vec<&[u16]> = self.members.iter().map(|member| member.blocks.as_slice()).collect();
+        self.steer_blocks(&blocks);
+    }
+
+    /// Attaches the program for members in this order. Dead ones in between get no packets.
+    fn steer(&self, order: &[u8], members: &[(u8, Member)]) {
+        let blocks_of = |slot: &u8| {
+            let member = members.iter().find(|(present, _)| present == slot);
+            member.map_or(&[][..], |(_, member)| member.blocks.as_slice())
+        };
+        let blocks: Vec<&[u16]> = order.iter().map(blocks_of).collect();
+        self.steer_blocks(&blocks);
+    }
+
+    /// Attaches the program that sends packets for `blocks[i]` to socket `i` of the group. Any member's socket serves
+    /// for that.
+    fn steer_blocks(&self, blocks: &[&[u16]]) {
+        let Some(socket) = self.members.first().map(|member| member.socket.as_fd()) else { return };
+        if blocks.len() <= 1 {
+            // All packets are for the only socket; without a program they arrive a little sooner. If an older kernel
+            // keeps the last program, that does no harm: an index of a closed socket falls back to any socket.
+            let _ = detach_steering(socket);
+        } else if let Err(error) = attach_steering(socket, &steering::program(blocks)) {
+            let (address, members) = (self.address.ip, blocks.len());
+            tracing::warn!(%address, %error, members, "the kernel refused the steering program");
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests;

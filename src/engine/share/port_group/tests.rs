@@ -1,0 +1,168 @@
+//! Groups of sockets within one process.
+
+use std::net::{SocketAddr, UdpSocket};
+use std::time::{Duration, Instant};
+
+use socket2::{Domain, Type};
+
+use super::super::registry::Header;
+use super::order::{PROBE_BYTES, fill_gaps};
+use super::*;
+use crate::engine::sys::{receive, wait_readable};
+
+const PORT: u16 = 24_791;
+
+fn bind(address: IpAddr) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::IPV4, Type::DGRAM.nonblocking(), None)?;
+    socket.set_reuse_port(true)?;
+    socket.bind(&SocketAddr::new(address, PORT).into())?;
+    Ok(socket)
+}
+
+fn join(address: IpAddr, blocks: &[u32]) -> Membership {
+    let address = LocalAddress { ip: address, scope: 0 };
+    let newcomer = Newcomer { address, blocks, capabilities: PeerCapabilities::STRANGER };
+    Membership::join(newcomer, |_| bind(address.ip)).unwrap()
+}
+
+fn send_to_block(sender: &UdpSocket, address: IpAddr, block: u32) {
+    let mut packet = [0u8; 16];
+    packet[5..8].copy_from_slice(&(block << 12 | 0x123).to_be_bytes()[1..]);
+    sender.send_to(&packet, (address, PORT)).unwrap();
+}
+
+/// Returns the number of packets that arrived, without probes.
+fn received(member: &Membership) -> usize {
+    let mut buffer = [0; 64];
+    let _ = wait_readable([member.descriptor()], Some(Duration::from_millis(1)));
+    let lengths = std::iter::from_fn(|| Some(receive(member.descriptor(), &mut buffer).unwrap()?.length));
+    lengths.filter(|length| *length != PROBE_BYTES).count()
+}
+
+#[test]
+fn members_get_their_blocks_also_after_another_has_left() {
+    let address: IpAddr = "127.77.0.1".parse().unwrap();
+    let sender = UdpSocket::bind("127.77.0.2:0").unwrap();
+    let mut members: Vec<Membership> = (0..4u32).map(|index| join(address, &[0x100 + index, 0x200 + index])).collect();
+    let mut present = vec![0, 1, 2, 3];
+    // The first leaves, then one in the middle, so that the kernel moves members.
+    for leaver in [None, Some(0), Some(1)] {
+        if let Some(index) = leaver {
+            drop(members.remove(index));
+            present.remove(index);
+        }
+        for block in &present {
+            (0..10).for_each(|_| send_to_block(&sender, address, 0x100 + block));
+            send_to_block(&sender, address, 0x200 + block);
+        }
+        let counts: Vec<usize> = members.iter().map(received).collect();
+        assert!(counts.iter().all(|count| *count == 11), "after {leaver:?}: {counts:?}");
+    }
+}
+
+#[test]
+fn failed_binding_leaves_no_trace() {
+    let address = LocalAddress { ip: "127.77.0.3".parse().unwrap(), scope: 0 };
+    let newcomer = Newcomer { address, blocks: &[1], capabilities: PeerCapabilities::STRANGER };
+    let failed = Membership::join(newcomer, |known| {
+        assert!(known.is_empty());
+        Err::<Socket, io::Error>(io::ErrorKind::AddrInUse.into())
+    });
+    assert_eq!(failed.err().map(|error| error.kind()), Some(io::ErrorKind::AddrInUse));
+    assert!(!groups().unwrap().contains_key(&address.ip));
+}
+
+#[test]
+fn a_lost_order_is_found_out() {
+    let address: IpAddr = "127.77.0.4".parse().unwrap();
+    let sender = UdpSocket::bind("127.77.0.2:0").unwrap();
+    let members: Vec<Membership> = (0..5u32).map(|index| join(address, &[0x300 + index])).collect();
+    let file = members[0].file.clone().unwrap();
+    // As after several members were killed at once.
+    file.write_header(&Header::default()).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| look(address));
+        let end = Instant::now() + Duration::from_secs(5);
+        while !file.header().is_settled {
+            assert!(Instant::now() < end, "the order was not found");
+            let groups = &members;
+            groups.iter().for_each(answer_waiting);
+        }
+    });
+    assert_eq!(file.header().order.len(), 5);
+    members.iter().for_each(answer_waiting);
+    (0..5).for_each(|block| send_to_block(&sender, address, 0x300 + block));
+    assert_eq!(members.iter().map(received).collect::<Vec<_>>(), [1; 5]);
+}
+
+/// A packet that arrives at the wrong process reveals a wrong order, whatever its cause.
+#[test]
+fn a_packet_that_goes_astray_has_the_order_found_out() {
+    let address: IpAddr = "127.77.0.6".parse().unwrap();
+    let members = [join(address, &[0x500]), join(address, &[0x501])];
+    let file = members[0].file.clone().unwrap();
+    let right = file.header();
+    let wrong = Header { order: right.order.iter().rev().copied().collect(), ..right.clone() };
+    file.write_header(&wrong).unwrap();
+    look(address);
+    assert_eq!(file.header().order, wrong.order, "nothing shows it");
+    // Late answers would reveal it, too.
+    assert_eq!(members.each_ref().map(received), [0, 0]);
+    let mut packet = [0; 16];
+    packet[5..8].copy_from_slice(&0x50_1123_u32.to_be_bytes()[1..]);
+    members[0].route(&Datagram {
+        source: address,
+        destination: address,
+        source_port: 1,
+        segment_index: 0,
+        hop_limit: None,
+        traffic_class: None,
+        payload: &packet,
+    });
+    let end = Instant::now() + Duration::from_secs(5);
+    while file.header().order != right.order {
+        assert!(Instant::now() < end, "the order was not found");
+        members.iter().for_each(answer_waiting);
+    }
+}
+
+/// The others have not noticed yet, and the new member gets the slot of the one that was killed.
+#[test]
+fn a_newcomer_in_the_slot_of_a_killed_member_is_found() {
+    let address: IpAddr = "127.77.0.5".parse().unwrap();
+    let sender = UdpSocket::bind("127.77.0.2:0").unwrap();
+    let (mut killed, other) = (join(address, &[0x400]), join(address, &[0x401]));
+    groups().unwrap().get_mut(&address).unwrap().members.remove(0);
+    drop(killed.socket.take());
+    let file = other.file.clone().unwrap();
+    file.release(killed.slot);
+    let newcomer = join(address, &[0x402]);
+    assert_eq!(newcomer.slot, killed.slot);
+    assert_eq!(file.header().order, [other.slot, newcomer.slot]);
+    [0x401, 0x402].iter().for_each(|block| send_to_block(&sender, address, *block));
+    assert_eq!([&other, &newcomer].map(received), [1, 1]);
+}
+
+/// Handles the packets of a socket like a shard.
+fn answer_waiting(member: &Membership) {
+    let mut buffer = [0; 256];
+    while let Some(received) = receive(member.descriptor(), &mut buffer).unwrap() {
+        let datagram = Datagram {
+            source: received.source.ip(),
+            destination: member.address,
+            source_port: received.source.port(),
+            segment_index: 0,
+            hop_limit: None,
+            traffic_class: None,
+            payload: &buffer[..received.length],
+        };
+        member.route(&datagram);
+    }
+}
+
+#[test]
+fn gaps_are_filled_with_the_silent() {
+    assert_eq!(fill_gaps(&[None, Some(5), None], &[2, 5, 7]), [2, 5, 7]);
+    assert_eq!(fill_gaps(&[None, Some(5), None], &[7, 5, 2]), [7, 5, 2]);
+    assert_eq!(fill_gaps(&[Some(7), Some(2), Some(5)], &[2, 5, 7]), [7, 2, 5]);
+}

@@ -1,0 +1,213 @@
+//! Steering: the choice of an address's socket for each packet.
+//!
+//! All sockets of one user that are bound to one address and port 4791 form a `SO_REUSEPORT` group. A classic BPF
+//! program picks the socket by the block of the packet's destination queue pair. A group of one needs none.
+//!
+//! QPNs of block 0 from 2,048 on belong to no queue pair: a packet with such a number goes to the socket whose index it
+//! encodes. With these numbers the members of a group determine the order in which the kernel keeps their sockets,
+//! which it does not report.
+
+use super::registry::SLOTS;
+use crate::engine::sys::Instruction;
+
+const LOAD_WORD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+const SHIFT_RIGHT: u16 = (libc::BPF_ALU | libc::BPF_RSH | libc::BPF_K) as u16;
+const AND: u16 = (libc::BPF_ALU | libc::BPF_AND | libc::BPF_K) as u16;
+const JUMP: u16 = (libc::BPF_JMP | libc::BPF_JA) as u16;
+const JUMP_IF_AT_LEAST: u16 = (libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K) as u16;
+const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
+const RETURN_ACCUMULATOR: u16 = (libc::BPF_RET | libc::BPF_A) as u16;
+/// Not an instruction: marks a leaf while the program is built.
+const LEAF: u16 = u16::MAX;
+
+/// Longest program that the kernel accepts.
+const MAX_INSTRUCTIONS: usize = 4_096;
+/// Most blocks whose search fits into it. A leaf has one instruction, and so has a branch; but a branch with more than
+/// [`NEAR_BLOCKS`] on its lower side has two, and there are fewer of these than one per [`NEAR_BLOCKS`] blocks. Each
+/// socket has one instruction, the rest are seven.
+const MAX_BLOCKS: usize = (MAX_INSTRUCTIONS - 8 - SLOTS) * NEAR_BLOCKS / (2 * NEAR_BLOCKS + 1);
+/// Most blocks whose search a conditional jump can skip: 255 instructions.
+const NEAR_BLOCKS: usize = 128;
+/// The second word of the base transport header: a reserved byte, then the destination queue pair.
+const DESTINATION_OFFSET: u32 = 4;
+/// The first QPN that stands for a socket index instead of a queue pair.
+const FIRST_PROBE: u32 = 0x800;
+
+/// Returns the destination QPN that is steered to the socket with this index.
+pub(super) fn probe_destination(index: u16) -> u32 {
+    FIRST_PROBE | u32::from(index) & 0x7ff
+}
+
+/// Returns the socket index of a destination QPN, if it is not one of a queue pair.
+pub(super) fn probed_index(destination: u32) -> Option<u16> {
+    (FIRST_PROBE..0x1000).contains(&destination).then_some((destination & 0x7ff) as u16)
+}
+
+fn plain(code: u16, value: u32) -> Instruction {
+    Instruction { code, jump_true: 0, jump_false: 0, value }
+}
+
+/// Builds the program that sends packets for the blocks of `members[i]` to socket `i`. Packets for other blocks go to
+/// any socket, where they are counted. So do those for blocks that do not fit into a program; they are forwarded.
+pub(super) fn program(members: &[&[u16]]) -> Vec<Instruction> {
+    let mut blocks: Vec<(u32, u32)> = members
+        .iter()
+        .enumerate()
+        .flat_map(|(index, blocks)| blocks.iter().map(move |block| (u32::from(*block), index as u32)))
+        .take(MAX_BLOCKS)
+        .collect();
+    blocks.sort_unstable();
+    let mut program = vec![
+        plain(LOAD_WORD, DESTINATION_OFFSET),
+        plain(AND, 0xff_ffff),
+        Instruction { code: JUMP_IF_AT_LEAST, jump_true: 3, jump_false: 0, value: 0x1000 },
+        Instruction { code: JUMP_IF_AT_LEAST, jump_true: 0, jump_false: 2, value: FIRST_PROBE },
+        plain(AND, 0x7ff),
+        plain(RETURN_ACCUMULATOR, 0),
+        plain(SHIFT_RIGHT, 12),
+    ];
+    search(&mut program, &blocks);
+    end_at_sockets(&mut program, members.len());
+    program
+}
+
+/// Resolves leaves to jumps to the one instruction that returns their socket's index. A return counts twice where Linux
+/// limits the size of programs (`net.core.optmem_max`; 20,480 bytes before 6.7), so leaves do not return by themselves.
+fn end_at_sockets(program: &mut Vec<Instruction>, sockets: usize) {
+    let end = program.len();
+    for (place, instruction) in program.iter_mut().enumerate().filter(|(_, instruction)| instruction.code == LEAF) {
+        *instruction = plain(JUMP, (end - place - 1) as u32 + instruction.value);
+    }
+    program.extend((0..sockets.max(1) as u32).map(|index| plain(RETURN, index)));
+}
+
+/// Appends a binary search: as many steps as the number of blocks has bits. Leaves hold the index of their socket.
+fn search(program: &mut Vec<Instruction>, blocks: &[(u32, u32)]) {
+    match blocks {
+        [] => program.push(plain(LEAF, 0)),
+        [(_, index)] => program.push(plain(LEAF, *index)),
+        _ => {
+            let (lower, upper) = blocks.split_at(blocks.len() / 2);
+            let (branch, is_near) = (program.len(), lower.len() <= NEAR_BLOCKS);
+            program.push(Instruction { code: JUMP_IF_AT_LEAST, jump_true: 0, jump_false: 0, value: upper[0].0 });
+            if !is_near {
+                program[branch].jump_false = 1;
+                program.push(plain(JUMP, 0));
+            }
+            let start = program.len();
+            search(program, lower);
+            let length = program.len() - start;
+            if is_near {
+                program[branch].jump_true = length as u8;
+            } else {
+                program[branch + 1].value = length as u32;
+            }
+            search(program, upper);
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// Runs a program like the kernel.
+    fn run(program: &[Instruction], packet: &[u8]) -> u32 {
+        let (mut place, mut accumulator) = (0, 0u32);
+        loop {
+            let instruction = program[place];
+            place += 1;
+            let mut branch = |taken: bool| {
+                place += usize::from(if taken { instruction.jump_true } else { instruction.jump_false });
+            };
+            match instruction.code {
+                LOAD_WORD => {
+                    let offset = instruction.value as usize;
+                    accumulator = u32::from_be_bytes(packet[offset..offset + 4].try_into().unwrap());
+                }
+                SHIFT_RIGHT => accumulator >>= instruction.value,
+                AND => accumulator &= instruction.value,
+                JUMP => place += instruction.value as usize,
+                JUMP_IF_AT_LEAST => branch(accumulator >= instruction.value),
+                RETURN => return instruction.value,
+                RETURN_ACCUMULATOR => return accumulator,
+                other => panic!("unknown instruction {other:#x}"),
+            }
+        }
+    }
+
+    fn packet_for(qpn: u32) -> [u8; 12] {
+        let mut packet = [0xa5; 12];
+        packet[5..8].copy_from_slice(&qpn.to_be_bytes()[1..]);
+        packet
+    }
+
+    #[test]
+    fn packets_go_to_the_owner_of_their_block() {
+        let program = program(&[&[0x111], &[0x222, 0x333], &[0x444]]);
+        for (qpn, index) in [(0x11_1005, 0), (0x22_2000, 1), (0x33_3fff, 1), (0x44_4001, 2)] {
+            assert_eq!(run(&program, &packet_for(qpn)), index, "{qpn:#x}");
+        }
+        for qpn in [0x55_5123, 0x00_1000, 1, 0xff_ffff] {
+            assert!(run(&program, &packet_for(qpn)) < 3, "{qpn:#x}");
+        }
+    }
+
+    /// Returns the size that the kernel counts: its own instructions have eight bytes, a return is two of them, reading
+    /// the packet several, and a program has a description.
+    fn kernel_bytes(program: &[Instruction]) -> usize {
+        let length = |instruction: &Instruction| match instruction.code {
+            RETURN | RETURN_ACCUMULATOR => 2,
+            LOAD_WORD => 16,
+            _ if instruction.jump_true > 0 && instruction.jump_false > 0 => 2,
+            _ => 1,
+        };
+        256 + 8 * program.iter().map(length).sum::<usize>()
+    }
+
+    #[test]
+    fn a_full_group_is_steered_also_by_older_kernels() {
+        // As many as processes lease: 15 each while less than an eighth of all blocks is in use, then 5.
+        let counts = (0..128).map(|member| if member < 35 { 15 } else { 5 });
+        let mut next = (1..4_095u16).step_by(4);
+        let blocks: Vec<Vec<u16>> = counts.map(|count| next.by_ref().take(count).collect()).collect();
+        let members: Vec<&[u16]> = blocks.iter().map(Vec::as_slice).collect();
+        let program = program(&members);
+        assert!(kernel_bytes(&program) <= 20_480, "{} instructions", program.len());
+        for (index, blocks) in blocks.iter().enumerate() {
+            for block in blocks {
+                assert_eq!(run(&program, &packet_for(u32::from(*block) << 12)), index as u32, "{block}");
+            }
+        }
+    }
+
+    #[test]
+    fn group_of_one_takes_everything() {
+        let program = program(&[&[0x111]]);
+        assert_eq!(run(&program, &packet_for(0x77_7777)), 0);
+        assert_eq!(run(&program, &packet_for(1)), 0);
+    }
+
+    #[test]
+    fn probes_go_to_the_socket_that_they_count() {
+        let program = program(&[&[0x111], &[0x222]]);
+        for index in [0, 1, 77, 0x7ff] {
+            let destination = probe_destination(index);
+            assert_eq!(run(&program, &packet_for(destination)), index.into());
+            assert_eq!(probed_index(destination), Some(index));
+        }
+        assert_eq!([probed_index(1), probed_index(0x1000), probed_index(0x22_2800)], [None; 3]);
+    }
+
+    #[test]
+    fn program_stays_within_the_kernels_limit() {
+        let blocks: Vec<u16> = (1..0xfff).collect();
+        let mut members: Vec<&[u16]> = vec![&[]; SLOTS];
+        members[1] = &blocks;
+        let program = program(&members);
+        assert!(program.len() <= MAX_INSTRUCTIONS, "{}", program.len());
+        for block in 1..=MAX_BLOCKS as u32 {
+            assert_eq!(run(&program, &packet_for(block << 12)), 1, "{block}");
+        }
+    }
+}
